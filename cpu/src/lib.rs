@@ -1,0 +1,7 @@
+//! The virtual processor's facilities as pure state machines: no KVM, no I/O, no threads.
+//!
+//! Every model here is plain data with methods. It answers what the guest asked for (a value, or a
+//! fault) and says what must follow (an effect); it never calls KVM and never injects. Hence all of
+//! it is tested without `/dev/kvm`, and the same models stand behind both ways of running.
+
+pub mod state;

@@ -1,0 +1,2 @@
+//! The `hindsight` command.
+fn main() {}
