@@ -7,6 +7,8 @@
 
 pub mod bus;
 pub mod hooks;
+pub mod serial;
 
 pub use bus::{BusError, Device, MmioBus, PortBus, SharedDevice};
 pub use hooks::{IrqLine, MachineRequest, NanoClock, Requests};
+pub use serial::{Serial, SerialError, SerialState};
