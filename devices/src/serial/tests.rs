@@ -284,11 +284,15 @@ fn restore_of_a_bad_state_is_refused_and_changes_nothing() {
     let mut bench = used();
     let before = bench.serial.save();
     let mut bad = before.clone();
-    bad.input = vec![0; FIFO_MAX + BACKLOG_MAX + 1];
-    assert_eq!(
-        bench.serial.restore(&bad),
-        Err(SerialError::TooMuchInput(4161))
-    );
+    bad.fifo = vec![0; FIFO_MAX + 1];
+    let error = SerialError::TooMuchInput {
+        fifo: FIFO_MAX + 1,
+        backlog: 36,
+    };
+    assert_eq!(bench.serial.restore(&bad), Err(error));
+    let mut bad = before.clone();
+    bad.backlog = vec![0; BACKLOG_MAX + 1];
+    assert!(bench.serial.restore(&bad).is_err());
     let mut bad = before.clone();
     bad.interrupt_enable = 0x10;
     assert_eq!(
