@@ -90,3 +90,21 @@ impl fmt::Debug for NanoClock {
         f.write_str("NanoClock")
     }
 }
+
+#[cfg(test)]
+pub(crate) mod test {
+    //! A recording end for the hooks.
+
+    use std::mem;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// A request handle, and a function that takes what was sent so far.
+    pub fn recorder() -> (Requests, impl Fn() -> Vec<MachineRequest>) {
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        let record = Arc::clone(&sent);
+        let requests = Requests::new(move |request| record.lock().unwrap().push(request));
+        (requests, move || mem::take(&mut *sent.lock().unwrap()))
+    }
+}

@@ -5,10 +5,16 @@
 //! with its own lock held, and may take the locks of the interrupt controllers inside a callback;
 //! a callback must never access the bus.
 
+pub mod acpi_pm;
 pub mod bus;
+pub mod debug_exit;
+pub mod debugcon;
 pub mod hooks;
+pub mod i8042;
+pub mod legacy;
+pub mod pci;
 pub mod serial;
+pub mod test_device;
 
 pub use bus::{BusError, Device, MmioBus, PortBus, SharedDevice};
 pub use hooks::{IrqLine, MachineRequest, NanoClock, Requests};
-pub use serial::{Serial, SerialError, SerialState};
