@@ -9,6 +9,7 @@ pub mod acpi_pm;
 pub mod bus;
 pub mod debug_exit;
 pub mod debugcon;
+pub mod fw_cfg;
 pub mod hooks;
 pub mod i8042;
 pub mod legacy;
