@@ -1,1 +1,4 @@
-//! stub
+//! The virtual machine monitor behind the `hindsight` command.
+
+pub mod boot;
+pub mod layout;
