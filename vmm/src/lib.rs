@@ -1,1 +1,4 @@
 //! stub
+
+pub mod doctor;
+pub mod kvm;
