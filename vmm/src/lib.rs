@@ -1,4 +1,6 @@
 //! The virtual machine monitor behind the `hindsight` command.
 
 pub mod boot;
+pub mod doctor;
+pub mod kvm;
 pub mod layout;
