@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::bus::Device;
+use crate::debugcon::{DEBUGCON_PORT, DebugCon};
 
 /// First port of the 32-bit latch.
 pub const LATCH_PORT: u16 = 0xe0;
@@ -42,6 +43,39 @@ impl Device for Latch {
 
     fn write(&mut self, offset: u64, data: &[u8]) {
         copy_in(&mut self.0, offset, data);
+    }
+}
+
+/// The four byte latches with the debug console in their midst: a byte written to port 0xe9 alone
+/// also goes to the console, and until the first such write the port reads as 0xe9, by which guests
+/// find the console.
+#[derive(Debug)]
+pub struct ByteLatches {
+    latch: Latch,
+    console: DebugCon,
+}
+
+impl ByteLatches {
+    /// Latches at zero but for the console's.
+    pub fn new(console: DebugCon) -> Self {
+        let mut latch = Latch::default();
+        latch.0[CONSOLE_OFFSET] = DEBUGCON_PORT.to_le_bytes()[0];
+        Self { latch, console }
+    }
+}
+
+const CONSOLE_OFFSET: usize = (DEBUGCON_PORT - BYTE_LATCH_PORT) as usize;
+
+impl Device for ByteLatches {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        self.latch.read(offset, data);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        self.latch.write(offset, data);
+        if offset == CONSOLE_OFFSET as u64 && data.len() == 1 {
+            self.console.write(0, data);
+        }
     }
 }
 
