@@ -5,6 +5,7 @@
 //! with its own lock held, and may take the locks of the interrupt controllers inside a callback;
 //! a callback must never access the bus.
 
+pub mod acpi;
 pub mod acpi_pm;
 pub mod bus;
 pub mod debug_exit;
