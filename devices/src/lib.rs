@@ -20,3 +20,6 @@ pub mod test_device;
 
 pub use bus::{BusError, Device, MmioBus, PortBus, SharedDevice};
 pub use hooks::{IrqLine, MachineRequest, NanoClock, Requests};
+
+#[cfg(test)]
+mod bus_fuzz;
