@@ -3,7 +3,7 @@
 //! | Where | What |
 //! | --- | --- |
 //! | ports 0xe0-0xe3 | a 32-bit latch, in bytes, words or as a whole |
-//! | ports 0xe8-0xeb | four byte latches |
+//! | ports 0xe8, 0xea, 0xeb | byte latches; the debug console has 0xe9 |
 //! | ports 0x2000 + line | a write of n drives the interrupt line to n: zero is low, else high |
 //! | 0xff00_0000 | 64 KiB of memory behind MMIO exits |
 
@@ -17,10 +17,11 @@ use crate::debugcon::{DEBUGCON_PORT, DebugCon};
 
 /// First port of the 32-bit latch.
 pub const LATCH_PORT: u16 = 0xe0;
-/// First port of the byte latches.
-pub const BYTE_LATCH_PORT: u16 = 0xe8;
-/// Ports of either latch.
+/// Ports of the 32-bit latch.
 pub const LATCH_PORTS: u16 = 4;
+/// The byte latches, as first port, number of ports and first offset: one [`Latch`] around the
+/// debug console's port.
+pub const BYTE_LATCH_RANGES: [(u16, u16, u16); 2] = [(0xe8, 1, 0), (0xea, 2, 2)];
 /// The port of interrupt line 0.
 pub const LINE_PORT: u16 = 0x2000;
 /// Interrupt lines.
@@ -32,7 +33,7 @@ pub const TEST_MEMORY_LEN: u64 = 0x1_0000;
 
 /// Four ports that read back what was last written to each.
 ///
-/// Serves as the 32-bit latch and as the four byte latches.
+/// Serves as the 32-bit latch and as the byte latches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Latch(pub [u8; 4]);
 
