@@ -6,7 +6,10 @@ use super::*;
 #[test]
 fn kernel_is_entered_at_its_preferred_address_with_boot_parameters() {
     let file = bzimage();
-    let layout = Layout::new(128 * MIB).unwrap().with_rsdp(0xe_0010).unwrap();
+    let layout = Layout::new(128 * MIB)
+        .unwrap()
+        .with_acpi(0xe_0000..0xe_2000, 0xe_0010)
+        .unwrap();
     let plan = Plan {
         initrd: Some(&[7; 0x1234]),
         cmdline: b"console=ttyS0".to_vec(),

@@ -239,15 +239,18 @@ fn options_that_the_protocol_does_not_take_are_refused() {
 
 #[test]
 fn acpi_area_is_kept_free_and_its_rsdp_is_handed_on() {
-    let layout = Layout::new(MIB).unwrap().with_rsdp(0xe_0000).unwrap();
+    let layout = Layout::new(MIB)
+        .unwrap()
+        .with_acpi(0xe_0000..0xe_2000, 0xe_0000)
+        .unwrap();
     let plan = Plan {
-        load_address: Some(0xf_0000),
+        load_address: Some(0xe_1fff),
         ..image(&[0xf4])
     };
     let error = boot_in(&layout, &plan).err().unwrap();
     assert_eq!(
         error.to_string(),
-        "image at 0xf0000-0xf0000 overlaps the ACPI tables at 0xe0000-0xfffff"
+        "image at 0xe1fff-0xe1fff overlaps the ACPI tables at 0xe0000-0xe1fff"
     );
     let pvh = images::ElfImage::pvh(true, 0x2_0000, &[0xf4]).build();
     let guest = boot_in(&layout, &image(&pvh)).unwrap();

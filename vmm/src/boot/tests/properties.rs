@@ -7,12 +7,16 @@ use proptest::sample::{Index, select};
 
 use super::images::{ElfImage, Load, bzimage, multiboot_by_addresses, multiboot_header};
 use super::*;
-use crate::layout::ACPI_AREA;
+
+const ACPI: std::ops::Range<u64> = 0xe_0000..0xe_2000;
 
 /// Loads into `mib` MiB with ACPI tables. What comes out lies within RAM, off the ACPI tables, and
 /// apart from each other; nothing else is written; and the entry is within a part.
 fn check(mib: u64, plan: &Plan<'_>) {
-    let layout = Layout::new(mib * MIB).unwrap().with_rsdp(0xe_0000).unwrap();
+    let layout = Layout::new(mib * MIB)
+        .unwrap()
+        .with_acpi(ACPI, 0xe_0000)
+        .unwrap();
     let memory = GuestMemoryMmap::from_ranges(&layout.ram()).unwrap();
     let result = load(&memory, &layout, plan);
     let mut bytes = vec![0; usize::try_from(layout.memory()).unwrap()];
@@ -30,7 +34,7 @@ fn check(mib: u64, plan: &Plan<'_>) {
         end = part.range.end;
     }
     assert_zero(&bytes, end..layout.memory());
-    assert_zero(&bytes, ACPI_AREA);
+    assert_zero(&bytes, ACPI);
     if let Ok(loaded) = &result {
         let entry = loaded.state.seg[seg::CS].base + loaded.state.rip;
         assert!(
