@@ -131,7 +131,7 @@ fetch_package() {
         rm -rf "$dir"
         mkdir -p "$cache"
         work=$(mktemp -d "$cache/.fetch.XXXXXX")
-        # apt's unprivileged download user cannot write below a private folder; it falls back by itself.
+        # As the caller: apt's own download user may not be able to write to the cache.
         say "downloading $name"
         if (cd "$work" && apt-get -qq -o APT::Sandbox::User=root download "$name" >&2 ||
             { apt_update && cd "$work" && apt-get -qq -o APT::Sandbox::User=root download "$name" >&2; }) &&
@@ -145,6 +145,21 @@ fetch_package() {
         return 1
     }
     printf '%s\n' "$dir"
+}
+
+# Fetches busybox, statically linked, and prints the path of the program. The package is not installed: it would
+# replace the usual busybox.
+fetch_busybox() {
+    local root program
+    need_apt
+    package_known busybox-static || apt_update || return 1
+    root=$(fetch_package busybox-static) || return 1
+    program=$(find "$root" -path '*/bin/busybox' -type f -print -quit)
+    [ -n "$program" ] || {
+        say "the package busybox-static holds no busybox"
+        return 1
+    }
+    printf '%s\n' "$program"
 }
 
 # fetch_kernel: makes the cached folder kernel/ with vmlinuz, version and the four modules, and prints it.
@@ -178,6 +193,7 @@ fetch_kernel() {
             path=$(find "$root" -name "$module.ko*" -print -quit)
             [ -z "$path" ] || unpack_module "$path" "$work/$module.ko" || return 1
         done
+        rm -rf "$root"
     done
     for path in vmlinuz irqbypass.ko kvm.ko kvm-amd.ko kvm-intel.ko; do
         # irqbypass is built into some kernels.
@@ -205,4 +221,23 @@ unpack_module() {
     if command -v objcopy >/dev/null; then
         objcopy --strip-debug --remove-section .BTF "$2"
     fi
+}
+
+# The place in an initramfs of an argument FILE[:GUEST].
+guest_path() {
+    case $1 in
+        *:*) printf '%s\n' "${1#*:}" ;;
+        *) printf 'files/%s\n' "$(basename "$1")" ;;
+    esac
+}
+
+# add_file FROM ROOT PLACE: copies a file into the folder of an initramfs.
+add_file() {
+    mkdir -p "$2/$(dirname "$3")"
+    cp "$1" "$2/$3"
+}
+
+# Packs a folder as an initramfs, to standard output, not compressed.
+pack_initramfs() {
+    (cd "$1" && find . -print0 | sort -z | cpio --null -o -H newc --quiet -R 0:0)
 }
