@@ -1,1 +1,3 @@
-//! stub
+//! The virtual machine monitor as a library.
+
+pub mod harness;
