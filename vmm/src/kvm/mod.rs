@@ -1,0 +1,3 @@
+//! KVM: the only module with ioctls.
+
+pub mod ioctls;
