@@ -138,7 +138,10 @@ pub fn run(args: TestArgs) -> Result<ExitCode> {
     let mut out = io::stdout().lock();
     let columns = out.is_terminal().then(|| {
         let size = rustix::termios::tcgetwinsize(&out).ok();
-        size.map_or(80, |size| usize::from(size.ws_col))
+        // A terminal that does not know its size says 0.
+        size.map(|size| usize::from(size.ws_col))
+            .filter(|columns| *columns > 0)
+            .unwrap_or(80)
     });
     let status = run_with(
         &args,
