@@ -4,6 +4,7 @@ pub mod acpi;
 pub mod boot;
 pub mod cli;
 pub mod doctor;
+pub mod harness;
 pub mod host_clock;
 pub mod kvm;
 pub mod layout;

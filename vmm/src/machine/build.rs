@@ -57,6 +57,9 @@ pub enum MachineError {
     /// The size of memory is impossible.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// The ACPI tables cannot be placed.
+    #[error(transparent)]
+    Acpi(#[from] acpi::PlaceError),
     /// Memory could not be had.
     #[error(transparent)]
     Memory(#[from] MemoryError),
