@@ -366,13 +366,15 @@ impl Pit {
         pit
     }
 
-    /// As the firmware leaves it after RESET: channel 1 refreshes; the others are not programmed.
+    /// RESET, after which the clock may have been set back: no channel is programmed, and all
+    /// outputs are high.
     pub fn reset(&mut self) {
         self.s.channels = [true, true, false].map(ChannelState::new);
         for channel in &mut self.s.channels {
             channel.mode = 3;
         }
         self.s.speaker = 0;
+        self.s.seen = 0;
     }
 
     /// The state, to be saved.

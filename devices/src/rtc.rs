@@ -147,6 +147,9 @@ impl Rtc {
     /// Moves on to a time: sets the flags of what happened.
     pub fn advance(&mut self, now: Ticks) {
         let (from, to) = (self.s.seen, self.rate.count(now));
+        if to < from {
+            self.set_back(to);
+        }
         if to <= from {
             return;
         }
@@ -169,6 +172,16 @@ impl Rtc {
             }
         }
         self.s.registers[usize::from(REG_C)] |= flags;
+    }
+
+    /// The machine's clock was set back, by a RESET: the time of day goes on.
+    fn set_back(&mut self, clock: u64) {
+        let (second, into_second) = self.time(self.s.seen);
+        // So early, the rest of the second may not fit before the clock's beginning.
+        let began = clock.checked_sub(into_second);
+        self.s.second = second;
+        self.s.second_began = began.unwrap_or(0);
+        self.s.seen = clock;
     }
 
     /// Whether the alarm's time is one of these seconds.
@@ -577,6 +590,17 @@ mod tests {
         set(&mut rtc, 0x80 | 0x40, 0xa5);
         assert_eq!(get(&mut rtc, 0x40), 0xa5);
         assert_eq!(get(&mut rtc, REG_D), 0x80);
+    }
+
+    #[test]
+    fn clock_set_back_leaves_the_time_of_day() {
+        let mut rtc = rtc();
+        rtc.advance(3600 * RTC_HZ);
+        let before = time(&mut rtc);
+        rtc.advance(10);
+        assert_eq!(time(&mut rtc), before);
+        rtc.advance(10 + RTC_HZ);
+        assert_eq!(get(&mut rtc, 0), 0x59);
     }
 
     proptest! {

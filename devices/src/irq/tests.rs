@@ -98,6 +98,28 @@ fn reset_leaves_nothing_pending_and_nothing_to_come() {
 }
 
 #[test]
+fn reset_with_the_clock_set_back_lets_timers_run_again() {
+    let rig = Rig::new(1);
+    rig.run_to(1 << 40);
+    rig.write(0, 0x320, 0x2_0050);
+    rig.write(0, 0x380, 1000);
+    rig.interrupts.port_write(0x43, 0x34);
+    rig.clock.set(0);
+    rig.interrupts.reset();
+    assert_eq!(rig.interrupts.next_event(), None);
+    rig.interrupts.port_write(0x43, 0x34);
+    rig.interrupts.port_write(0x40, 0x10);
+    rig.interrupts.port_write(0x40, 0x00);
+    assert!(rig.interrupts.next_event().unwrap() < 1000);
+}
+
+#[test]
+fn state_is_plain_data() {
+    fn assert_plain<T: serde::Serialize + serde::de::DeserializeOwned>(_: &T) {}
+    assert_plain(&Rig::new(1).interrupts.save());
+}
+
+#[test]
 fn fixed_ipi_wakes_its_destination_once() {
     let rig = Rig::new(2);
     rig.write(0, 0x310, 0x0100_0000);

@@ -2,7 +2,7 @@
 //!
 //! SDM Vol. 3A, "Advanced Programmable Interrupt Controller (APIC)". Not modelled: CMCI (the version
 //! register says so), remote read, arbitration. Deviation: delivery takes no time, so that no
-//! delivery-status bit is ever seen set.
+//! delivery-status bit is ever seen set, and no interrupt turns spurious on its way.
 
 mod deliver;
 pub mod regs;
@@ -24,11 +24,11 @@ pub const CRYSTAL_HZ: u64 = 25_000_000;
 /// What CPUID says about the local APIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LapicFeatures {
-    /// CPUID.1:ECX[21].
+    /// `CPUID.1:ECX[21]`.
     pub x2apic: bool,
-    /// CPUID.1:ECX[24].
+    /// `CPUID.1:ECX[24]`.
     pub tsc_deadline: bool,
-    /// CPUID.80000008H:EAX[7:0].
+    /// `CPUID.80000008H:EAX[7:0]`.
     pub physical_address_bits: u8,
 }
 
