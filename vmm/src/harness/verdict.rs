@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::child::{End, Finished};
 use super::select::Job;
-use super::serial::{Assertion, Report};
+use super::serial::{Assertion, Report, Transcript};
 
 /// Status of the VMM when the guest wrote code 0.
 const STATUS_PASS: i32 = 1;
@@ -74,9 +74,9 @@ pub struct CaseResult {
     pub verdict: Verdict,
     /// How long it ran.
     pub elapsed: Duration,
-    /// The last lines of the guest, printable.
+    /// The last lines of a guest that failed, printable.
     pub output: Vec<String>,
-    /// The last lines of the VMM, printable.
+    /// The last lines of its VMM, printable.
     pub stderr: Vec<String>,
 }
 
@@ -95,11 +95,21 @@ impl CaseResult {
 
     /// The result of a child that has ended.
     pub fn judged(job: Job, limit: Duration, finished: &Finished) -> Self {
+        let verdict = judge(&job, limit, finished);
+        // Nobody asks what a guest said that passed.
+        let failed = matches!(verdict, Verdict::Fail(_));
+        let tail = |transcript: &Transcript| {
+            if failed {
+                transcript.tail()
+            } else {
+                Vec::new()
+            }
+        };
         Self {
-            verdict: judge(&job, limit, finished),
+            output: tail(&finished.output),
+            stderr: tail(&finished.stderr),
             elapsed: finished.elapsed,
-            output: finished.output.tail(),
-            stderr: finished.stderr.tail(),
+            verdict,
             job,
         }
     }
@@ -201,7 +211,6 @@ mod tests {
     use super::super::image::Image;
     use super::super::select::jobs;
     use super::super::select::tests::jobs_of;
-    use super::super::serial::Transcript;
     use super::*;
     use std::sync::Arc;
 
