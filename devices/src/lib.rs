@@ -5,6 +5,7 @@
 //! with its own lock held, and may take the locks of the interrupt controllers inside a callback;
 //! a callback must never access the bus.
 
+pub mod acpi;
 pub mod acpi_pm;
 pub mod bus;
 pub mod clock;
@@ -23,3 +24,6 @@ pub mod test_device;
 
 pub use bus::{BusError, Device, MmioBus, PortBus, SharedDevice};
 pub use hooks::{IrqLine, MachineRequest, NanoClock, Requests};
+
+#[cfg(test)]
+mod bus_fuzz;

@@ -38,9 +38,19 @@ pub enum LayoutError {
     /// Not whole pages.
     #[error("{0:#x} bytes of guest memory are not a multiple of 0x1000 (a page)")]
     NotPages(u64),
-    /// The RSDP is outside [`ACPI_AREA`] or not on a 16-byte boundary.
-    #[error("an RSDP at {0:#x} is not a multiple of 0x10 within 0xe0000-0xfffff")]
-    Rsdp(u64),
+    /// The ACPI tables are not within [`ACPI_AREA`], or the RSDP is not on a 16-byte boundary in them.
+    #[error(
+        "ACPI tables at {start:#x} up to {end:#x} with the RSDP at {rsdp:#x} are not within \
+         0xe0000-0xfffff, or the RSDP is not a multiple of 0x10 within them"
+    )]
+    Acpi {
+        /// First address of the tables.
+        start: u64,
+        /// The address behind them.
+        end: u64,
+        /// Address of the RSDP.
+        rsdp: u64,
+    },
 }
 
 /// Address range types. ACPI Specification, "Address Range Types".
@@ -68,7 +78,15 @@ pub struct MemoryMapEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     memory: u64,
-    rsdp: Option<u64>,
+    acpi: Option<Acpi>,
+}
+
+/// What [`Layout::with_acpi`] was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Acpi {
+    start: u64,
+    end: u64,
+    rsdp: u64,
 }
 
 impl Layout {
@@ -87,26 +105,41 @@ impl Layout {
         if !memory.is_multiple_of(PAGE_SIZE) {
             return Err(LayoutError::NotPages(memory));
         }
-        Ok(Self { memory, rsdp: None })
+        Ok(Self { memory, acpi: None })
     }
 
-    /// Says that the ACPI tables fill [`ACPI_AREA`], with the RSDP at `rsdp`. The loaders pass the
-    /// address on and keep images out of the area.
+    /// Says that `tables`, a part of [`ACPI_AREA`], holds the ACPI tables, with the RSDP at `rsdp`.
+    /// The loaders pass that address on and keep images off the tables.
     ///
     /// # Errors
     ///
-    /// [`LayoutError::Rsdp`]: not a multiple of 16 within the area.
-    pub const fn with_rsdp(mut self, rsdp: u64) -> Result<Self, LayoutError> {
-        if rsdp < ACPI_AREA.start || rsdp >= ACPI_AREA.end || !rsdp.is_multiple_of(16) {
-            return Err(LayoutError::Rsdp(rsdp));
+    /// [`LayoutError::Acpi`]: the tables are not within the area, or the RSDP is not at a multiple of
+    /// 16 within the tables.
+    pub fn with_acpi(mut self, tables: Range<u64>, rsdp: u64) -> Result<Self, LayoutError> {
+        let within = ACPI_AREA.start <= tables.start && tables.end <= ACPI_AREA.end;
+        if !within || !tables.contains(&rsdp) || !rsdp.is_multiple_of(16) {
+            return Err(LayoutError::Acpi {
+                start: tables.start,
+                end: tables.end,
+                rsdp,
+            });
         }
-        self.rsdp = Some(rsdp);
+        self.acpi = Some(Acpi {
+            start: tables.start,
+            end: tables.end,
+            rsdp,
+        });
         Ok(self)
     }
 
+    /// Where the ACPI tables are, if there are any.
+    pub fn acpi(&self) -> Option<Range<u64>> {
+        self.acpi.map(|acpi| acpi.start..acpi.end)
+    }
+
     /// Address of the RSDP, if there are ACPI tables.
-    pub const fn rsdp(&self) -> Option<u64> {
-        self.rsdp
+    pub fn rsdp(&self) -> Option<u64> {
+        self.acpi.map(|acpi| acpi.rsdp)
     }
 
     /// Bytes of RAM.
@@ -226,11 +259,25 @@ mod tests {
     }
 
     #[test]
-    fn rsdp_outside_of_its_area_is_refused() {
+    fn acpi_tables_outside_of_their_area_are_refused() {
         let layout = Layout::new(GIB).unwrap();
-        assert_eq!(layout.with_rsdp(0xe_0000).unwrap().rsdp(), Some(0xe_0000));
-        for rsdp in [0, 0xd_fff0, 0xe_0008, 0x10_0000, u64::MAX] {
-            assert_eq!(layout.with_rsdp(rsdp), Err(LayoutError::Rsdp(rsdp)));
+        let good = layout.with_acpi(0xe_0000..0xe_1000, 0xe_0ff0).unwrap();
+        assert_eq!(
+            (good.rsdp(), good.acpi()),
+            (Some(0xe_0ff0), Some(0xe_0000..0xe_1000))
+        );
+        let rows = [
+            (0xd_fff0..0xe_1000, 0xe_0000),
+            (0xe_0000..0x10_0010, 0xe_0000),
+            (0xe_0000..0xe_1000, 0xe_0008),
+            (0xe_0000..0xe_1000, 0xe_1000),
+            (0xe_0000..0xe_0000, 0xe_0000),
+        ];
+        for (tables, rsdp) in rows {
+            assert!(
+                layout.with_acpi(tables.clone(), rsdp).is_err(),
+                "{tables:x?}"
+            );
         }
     }
 }

@@ -82,7 +82,7 @@ pub(super) fn real(places: &mut Places<'_>, entry: u64) -> Result<CpuState, Boot
     let mut state = CpuState::reset();
     let selector = if entry <= 0xffff { 0 } else { entry >> 4 };
     let Ok(selector) = u16::try_from(selector) else {
-        return Err(BootError::EntryOutside { entry });
+        return Err(BootError::EntryReal { entry });
     };
     let data = Segment {
         limit: 0xffff,

@@ -67,6 +67,8 @@ pub enum BootError {
     },
     #[error("the entry point {entry:#x} is outside of what the image loads")]
     EntryOutside { entry: u64 },
+    #[error("the entry point {entry:#x} is not one that real mode reaches: that ends at 0xfffff")]
+    EntryReal { entry: u64 },
 
     #[error("the image is not ELF: it does not start with 7f 45 4c 46")]
     NotElf,

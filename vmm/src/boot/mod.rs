@@ -21,6 +21,9 @@ mod place;
 pub mod plan;
 mod pvh;
 
+#[cfg(test)]
+mod tests;
+
 pub use error::BootError;
 pub use place::Placed;
 pub use plan::{Loaded, Mode, Module, Plan, Protocol, detect, load};

@@ -10,7 +10,7 @@ use std::ops::Range;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::BootError;
-use crate::layout::{ACPI_AREA, CONVENTIONAL_END, Layout};
+use crate::layout::{CONVENTIONAL_END, Layout};
 
 /// A part of the guest's memory that a loader filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,13 +45,13 @@ impl<'a> Places<'a> {
     /// Nothing but the ACPI tables, if there are any.
     pub(super) fn new(layout: &Layout) -> Self {
         let mut parts = BTreeMap::new();
-        if layout.rsdp().is_some() {
+        if let Some(tables) = layout.acpi() {
             let acpi = Part {
                 name: "the ACPI tables".to_owned(),
-                end: ACPI_AREA.end,
+                end: tables.end,
                 data: Cow::Borrowed(&[][..]),
             };
-            parts.insert(ACPI_AREA.start, acpi);
+            parts.insert(tables.start, acpi);
         }
         Self {
             ram_end: layout.low_end(),
