@@ -12,7 +12,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 /// Most cases an image may hold.
-pub const CASES_MAX: usize = 4096;
+pub const CASES_MAX: usize = 1024;
 /// Longest name of a case, in bytes.
 pub const NAME_BYTES_MAX: usize = 120;
 /// Most vCPUs a case may ask for.
@@ -181,7 +181,7 @@ fn parse_record(record: &str, line: usize) -> Result<Case, CaseError> {
 fn set_field(case: &mut Case, key: &str, value: &str) -> Result<(), CaseError> {
     let bad = |name: &str| CaseError::BadValue {
         name: name.to_owned(),
-        key: escape_short(key).clone(),
+        key: escape_short(key),
     };
     match key {
         "cpl" => case.cpls = parse_cpls(value).ok_or_else(|| bad(&case.name))?,

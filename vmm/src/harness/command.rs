@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -53,9 +53,10 @@ pub struct TestArgs {
     /// Run only part I of N of the cases
     #[arg(long, value_name = "I/N")]
     pub shard: Option<Shard>,
-    /// Run everything N times
-    #[arg(long, value_name = "N")]
-    pub repeat: Option<NonZeroU32>,
+    /// Run everything N times, at most 1000
+    #[arg(long, value_name = "N", default_value = "1", hide_default_value = true)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeat: u32,
     /// List the cases and run none
     #[arg(long, conflicts_with_all = ["tap", "junit"])]
     pub list: bool,
@@ -261,7 +262,7 @@ fn prepare(
             .for_each(|job| job.skip = Some(problem.to_owned())),
         None => mark_unmet(&mut jobs, capabilities),
     }
-    Ok(repeat(jobs, args.repeat.map_or(1, NonZeroU32::get)))
+    Ok(repeat(jobs, args.repeat))
 }
 
 fn list(out: &mut dyn Write, jobs: &[Job]) -> io::Result<()> {

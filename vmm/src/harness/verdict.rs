@@ -7,12 +7,16 @@ use std::time::Duration;
 
 use super::child::{End, Finished};
 use super::select::Job;
-use super::serial::{Assertion, Report};
+use super::serial::{Assertion, Report, Transcript};
 
 /// Status of the VMM when the guest wrote code 0.
 const STATUS_PASS: i32 = 1;
 /// Status of the VMM when it does not take the command line or the image.
 const STATUS_USAGE: i32 = 2;
+/// Status of the VMM when the guest crashed, as by a triple fault.
+const STATUS_GUEST_CRASH: i32 = 4;
+/// Status of the VMM when the guest asked for a reset.
+const STATUS_RESET: i32 = 8;
 /// Status of the VMM when `--timeout` ended the guest.
 const STATUS_TIMEOUT: i32 = 124;
 /// Status of a Rust program that panicked, which also is what a guest's code 50 looks like.
@@ -45,6 +49,8 @@ pub struct Failure {
 pub enum FailureKind {
     /// Assertions failed, or the guest wrote another code than 0.
     Guest,
+    /// The guest crashed or reset its machine.
+    Crash,
     /// The guest passed without a word on the case.
     NoReport,
     /// Time was over.
@@ -58,6 +64,7 @@ impl FailureKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Guest => "guest",
+            Self::Crash => "crash",
             Self::NoReport => "no-report",
             Self::Timeout => "timeout",
             Self::Vmm => "vmm",
@@ -74,9 +81,9 @@ pub struct CaseResult {
     pub verdict: Verdict,
     /// How long it ran.
     pub elapsed: Duration,
-    /// The last lines of the guest, printable.
+    /// The last lines of a guest that failed, printable.
     pub output: Vec<String>,
-    /// The last lines of the VMM, printable.
+    /// The last lines of its VMM, printable.
     pub stderr: Vec<String>,
 }
 
@@ -95,11 +102,21 @@ impl CaseResult {
 
     /// The result of a child that has ended.
     pub fn judged(job: Job, limit: Duration, finished: &Finished) -> Self {
+        let verdict = judge(&job, limit, finished);
+        // Nobody asks what a guest said that passed.
+        let failed = matches!(verdict, Verdict::Fail(_));
+        let tail = |transcript: &Transcript| {
+            if failed {
+                transcript.tail()
+            } else {
+                Vec::new()
+            }
+        };
         Self {
-            verdict: judge(&job, limit, finished),
+            output: tail(&finished.output),
+            stderr: tail(&finished.stderr),
             elapsed: finished.elapsed,
-            output: finished.output.tail(),
-            stderr: finished.stderr.tail(),
+            verdict,
             job,
         }
     }
@@ -124,6 +141,10 @@ fn judge(job: &Job, limit: Duration, finished: &Finished) -> Verdict {
             FailureKind::Vmm,
             "the VMM refused the image or its options".to_owned(),
         ),
+        End::Status(STATUS_GUEST_CRASH) => fail(FailureKind::Crash, "the guest crashed".to_owned()),
+        End::Status(STATUS_RESET) => {
+            fail(FailureKind::Crash, "the guest asked for a reset".to_owned())
+        }
         End::Status(STATUS_TIMEOUT) => fail(FailureKind::Timeout, timed_out(limit)),
         End::Status(STATUS_PANIC) if panicked(finished) => {
             fail(FailureKind::Vmm, "the VMM panicked".to_owned())
@@ -201,7 +222,6 @@ mod tests {
     use super::super::image::Image;
     use super::super::select::jobs;
     use super::super::select::tests::jobs_of;
-    use super::super::serial::Transcript;
     use super::*;
     use std::sync::Arc;
 
@@ -234,7 +254,7 @@ mod tests {
     fn end_and_report_give_the_verdict() {
         let job = &jobs_of("exc", "case int3 cpl=3\n")[0];
         let failed = "fail int3 cpl=3 a.rs:1 x expected=1 found=2\n";
-        let rows: [(End, &str, &str, &str); 17] = [
+        let rows: [(End, &str, &str, &str); 20] = [
             (End::Status(1), "ok int3 cpl=3\n", "pass", ""),
             (
                 End::Status(1),
@@ -278,6 +298,14 @@ mod tests {
                 "timeout",
                 "timed out after 2 s",
             ),
+            (
+                End::Status(4),
+                "ok int3 cpl=3\n",
+                "crash",
+                "the guest crashed",
+            ),
+            (End::Status(6), "", "vmm", "status 6"),
+            (End::Status(8), "", "crash", "reset"),
             (End::Status(0), "ok int3 cpl=3\n", "vmm", "status 0"),
             (End::Signal(11), "ok int3 cpl=3\n", "vmm", "signal 11"),
             (
