@@ -8,13 +8,17 @@
 pub mod acpi;
 pub mod acpi_pm;
 pub mod bus;
+pub mod clock;
 pub mod debug_exit;
 pub mod debugcon;
 pub mod fw_cfg;
 pub mod hooks;
 pub mod i8042;
+pub mod irq;
 pub mod legacy;
 pub mod pci;
+pub mod pit;
+pub mod rtc;
 pub mod serial;
 pub mod test_device;
 

@@ -3,7 +3,7 @@
 //! | Where | What |
 //! | --- | --- |
 //! | ports 0xe0-0xe3 | a 32-bit latch, in bytes, words or as a whole |
-//! | ports 0xe8, 0xea, 0xeb | byte latches; the debug console has 0xe9 |
+//! | ports 0xe8-0xeb | four byte latches; 0xe9 is the debug console as well |
 //! | ports 0x2000 + line | a write of n drives the interrupt line to n: zero is low, else high |
 //! | 0xff00_0000 | 64 KiB of memory behind MMIO exits |
 
@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::bus::Device;
+use crate::debugcon::{DEBUGCON_PORT, DebugCon};
 
 /// First port of the 32-bit latch.
 pub const LATCH_PORT: u16 = 0xe0;
-/// Ports of the 32-bit latch.
+/// Ports of either latch.
 pub const LATCH_PORTS: u16 = 4;
-/// The byte latches, as first port, number of ports and first offset: one [`Latch`] around the
-/// debug console's port.
-pub const BYTE_LATCH_RANGES: [(u16, u16, u16); 2] = [(0xe8, 1, 0), (0xea, 2, 2)];
+/// First port of the byte latches.
+pub const BYTE_LATCH_PORT: u16 = 0xe8;
 /// The port of interrupt line 0.
 pub const LINE_PORT: u16 = 0x2000;
 /// Interrupt lines.
@@ -43,6 +43,39 @@ impl Device for Latch {
 
     fn write(&mut self, offset: u64, data: &[u8]) {
         copy_in(&mut self.0, offset, data);
+    }
+}
+
+/// The four byte latches with the debug console in their midst: a byte written to port 0xe9 alone
+/// also goes to the console, and until the first such write the port reads as 0xe9, by which guests
+/// find the console.
+#[derive(Debug)]
+pub struct ByteLatches {
+    latch: Latch,
+    console: DebugCon,
+}
+
+impl ByteLatches {
+    /// Latches at zero but for the console's.
+    pub fn new(console: DebugCon) -> Self {
+        let mut latch = Latch::default();
+        latch.0[CONSOLE_OFFSET] = DEBUGCON_PORT.to_le_bytes()[0];
+        Self { latch, console }
+    }
+}
+
+const CONSOLE_OFFSET: usize = (DEBUGCON_PORT - BYTE_LATCH_PORT) as usize;
+
+impl Device for ByteLatches {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        self.latch.read(offset, data);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        self.latch.write(offset, data);
+        if offset == CONSOLE_OFFSET as u64 && data.len() == 1 {
+            self.console.write(0, data);
+        }
     }
 }
 
