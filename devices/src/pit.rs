@@ -581,13 +581,13 @@ mod tests {
         let mut pit = pit();
         program(&mut pit, 0, 0x4, 100);
         pit.advance(50);
-        for byte in [20, 0] {
+        for byte in [30, 0] {
             pit.write(0x40, byte);
         }
         assert_eq!(read_word(&mut pit, 0x40), 51);
         assert_eq!(pit.due(), Some(101));
         pit.advance(101);
-        assert_eq!(pit.due(), Some(121));
+        assert_eq!(pit.due(), Some(131));
     }
 
     #[test]

@@ -134,6 +134,17 @@ fn fixed_ipi_wakes_its_destination_once() {
 }
 
 #[test]
+fn taking_one_event_does_not_announce_the_other_again() {
+    let rig = Rig::new(1);
+    rig.write(0, 0x300, 0x4_4041);
+    rig.interrupts.inject_nmi(0);
+    assert_eq!(rig.woken(), [0, 0]);
+    assert!(rig.interrupts.take_nmi(0));
+    assert!(rig.interrupts.pending(0).interrupt);
+    assert_eq!(rig.woken(), []);
+}
+
+#[test]
 fn self_ipi_in_x2apic_mode_is_pending_at_once() {
     let rig = Rig::new(1);
     let base = rig.interrupts.apic_base(0);
