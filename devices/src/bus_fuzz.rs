@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex};
 
 use crate::acpi_pm::{AcpiPm, AcpiPmState, PM_PORT, PM_PORTS};
 use crate::debug_exit::{DEBUG_EXIT_PORT, DEBUG_EXIT_PORTS, DebugExit};
-use crate::debugcon::{DEBUGCON_PORT, DebugCon};
+use crate::debugcon::DebugCon;
 use crate::fw_cfg::{FW_CFG_PORT, FW_CFG_PORTS, FwCfg, FwCfgState};
 use crate::i8042::{I8042, I8042_COMMAND_OFFSET, I8042_COMMAND_PORT, I8042_DATA_PORT, I8042State};
 use crate::legacy::{CONTROL_A_PORT, ControlA, POST_CODE_PORT, PostCode};
 use crate::pci::{PCI_PORT, PCI_PORTS, PciConfig, PciState};
 use crate::serial::{COM1_PORT, Serial, SerialState, UART_PORTS};
 use crate::test_device::{
-    BYTE_LATCH_RANGES, LATCH_PORT, LATCH_PORTS, LINE_PORT, LINES, Latch, LinePorts,
+    BYTE_LATCH_PORT, ByteLatches, LATCH_PORT, LATCH_PORTS, LINE_PORT, LINES, Latch, LinePorts,
     TEST_MEMORY_BASE, TEST_MEMORY_LEN, TestMemory,
 };
 use crate::{IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice};
@@ -68,7 +68,11 @@ impl Machine {
             (POST_CODE_PORT, 1, shared(PostCode::default())),
             (CONTROL_A_PORT, 1, control_a.clone()),
             (LATCH_PORT, LATCH_PORTS, shared(Latch::default())),
-            (DEBUGCON_PORT, 1, shared(DebugCon::new(io::sink()))),
+            (
+                BYTE_LATCH_PORT,
+                LATCH_PORTS,
+                shared(ByteLatches::new(DebugCon::new(io::sink()))),
+            ),
             (
                 DEBUG_EXIT_PORT,
                 DEBUG_EXIT_PORTS,
@@ -86,10 +90,6 @@ impl Machine {
         ports
             .map_at(I8042_COMMAND_PORT, 1, I8042_COMMAND_OFFSET, i8042.clone())
             .unwrap();
-        let bytes = shared(Latch::default());
-        for (base, len, offset) in BYTE_LATCH_RANGES {
-            ports.map_at(base, len, offset, bytes.clone()).unwrap();
-        }
         let mut mmio = MmioBus::new();
         mmio.map(TEST_MEMORY_BASE, TEST_MEMORY_LEN, memory.clone())
             .unwrap();

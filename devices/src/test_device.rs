@@ -3,7 +3,7 @@
 //! | Where | What |
 //! | --- | --- |
 //! | ports 0xe0-0xe3 | a 32-bit latch, in bytes, words or as a whole |
-//! | ports 0xe8, 0xea, 0xeb | byte latches; the debug console has 0xe9 |
+//! | ports 0xe8-0xeb | four byte latches; 0xe9 is the debug console as well |
 //! | ports 0x2000 + line | a write of n drives the interrupt line to n: zero is low, else high |
 //! | 0xff00_0000 | 64 KiB of memory behind MMIO exits |
 
@@ -17,11 +17,10 @@ use crate::debugcon::{DEBUGCON_PORT, DebugCon};
 
 /// First port of the 32-bit latch.
 pub const LATCH_PORT: u16 = 0xe0;
-/// Ports of the 32-bit latch.
+/// Ports of either latch.
 pub const LATCH_PORTS: u16 = 4;
-/// The byte latches, as first port, number of ports and first offset: one [`Latch`] around the
-/// debug console's port.
-pub const BYTE_LATCH_RANGES: [(u16, u16, u16); 2] = [(0xe8, 1, 0), (0xea, 2, 2)];
+/// First port of the byte latches.
+pub const BYTE_LATCH_PORT: u16 = 0xe8;
 /// The port of interrupt line 0.
 pub const LINE_PORT: u16 = 0x2000;
 /// Interrupt lines.

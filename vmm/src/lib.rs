@@ -3,7 +3,9 @@
 pub mod acpi;
 pub mod boot;
 pub mod cli;
+pub mod console;
 pub mod doctor;
+pub mod harness;
 pub mod host_clock;
 pub mod kvm;
 pub mod layout;

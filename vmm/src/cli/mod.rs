@@ -11,6 +11,8 @@ use clap::{Parser, Subcommand};
 
 pub use exit::Status;
 
+use crate::harness;
+
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
 /// whatever the host has.
 #[derive(Debug, Parser)]
@@ -24,6 +26,8 @@ struct Cli {
 enum Command {
     /// Boot a guest image.
     Run(Box<run::RunArgs>),
+    /// Run payloads that assert what the processor does, and judge them.
+    Test(Box<harness::TestArgs>),
 }
 
 /// The whole command: parses the arguments, does what they say, and gives the exit status.
@@ -42,10 +46,11 @@ pub fn main() -> ExitCode {
         }
     };
     let result = match cli.command {
-        Command::Run(args) => run::run(*args),
+        Command::Run(args) => run::run(*args).map(ExitCode::from),
+        Command::Test(args) => harness::run(*args),
     };
     match result {
-        Ok(status) => status.into(),
+        Ok(status) => status,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "hindsight: {error:#}");
             Status::Usage.into()

@@ -37,7 +37,10 @@ impl TimerBell {
         let rung = lock(&self.rung);
         let quiet = |rung: &mut bool| !*rung;
         let mut rung = match limit {
-            None => self.wake.wait_while(rung, quiet).unwrap_or_else(PoisonError::into_inner),
+            None => self
+                .wake
+                .wait_while(rung, quiet)
+                .unwrap_or_else(PoisonError::into_inner),
             Some(limit) => {
                 let waited = self.wake.wait_timeout_while(rung, limit, quiet);
                 waited.unwrap_or_else(PoisonError::into_inner).0
