@@ -97,3 +97,24 @@ global_asm!(
     // Where the linker script places the stubs.
     stubs = const 0x10_0000,
 );
+
+unsafe extern "C" {
+    static mut hindsight_idt: [[u8; 16]; 256];
+}
+
+/// Byte of a gate that holds its type and DPL.
+const GATE_ATTRIBUTES: usize = 5;
+
+/// Sets the DPL of the gate of `vector` and returns the old one.
+pub fn set_gate_dpl(vector: u8, dpl: u8) -> u8 {
+    // SAFETY: the index is inside the IDT; the processor reads the byte at the next event.
+    unsafe {
+        let gate = (&raw mut hindsight_idt)
+            .cast::<[u8; 16]>()
+            .add(usize::from(vector));
+        let byte = gate.cast::<u8>().add(GATE_ATTRIBUTES);
+        let old = byte.read_volatile();
+        byte.write_volatile(old & !0x60 | (dpl & 3) << 5);
+        old >> 5 & 3
+    }
+}
