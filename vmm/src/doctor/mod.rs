@@ -1,0 +1,1 @@
+//! `hindsight doctor`: what this host's KVM really does, measured with tiny guests.
