@@ -147,6 +147,9 @@ impl Rtc {
     /// Moves on to a time: sets the flags of what happened.
     pub fn advance(&mut self, now: Ticks) {
         let (from, to) = (self.s.seen, self.rate.count(now));
+        if to < from {
+            self.set_back(to);
+        }
         if to <= from {
             return;
         }
@@ -171,20 +174,33 @@ impl Rtc {
         self.s.registers[usize::from(REG_C)] |= flags;
     }
 
+    /// The machine's clock was set back, by a RESET: the time of day goes on.
+    fn set_back(&mut self, clock: u64) {
+        let (second, into_second) = self.time(self.s.seen);
+        // So early, the rest of the second may not fit before the clock's beginning.
+        let began = clock.checked_sub(into_second);
+        self.s.second = second;
+        self.s.second_began = began.unwrap_or(0);
+        self.s.seen = clock;
+    }
+
     /// Whether the alarm's time is one of these seconds.
     fn alarm_in(&self, first: i64, last: i64) -> bool {
-        // After a day it comes again.
-        let last = last.min(first + SECONDS_PER_DAY);
         let matches = |register: u8, value: u8| {
             let alarm = self.register(register);
             alarm >= 0xc0 || alarm == value
         };
-        (first..=last).any(|second| {
-            let day_second = second.rem_euclid(SECONDS_PER_DAY);
-            matches(1, self.encode(day_second % 60))
-                && matches(3, self.encode(day_second / 60 % 60))
-                && matches(5, self.encode_hour(day_second / 3600))
-        })
+        let second = |value| matches(1, self.encode(value));
+        let minute = |value| matches(3, self.encode(value));
+        let hour = |value| matches(5, self.encode_hour(value));
+        let possible = (0..60).any(second) && (0..60).any(minute) && (0..24).any(hour);
+        let whole_day = last - first >= SECONDS_PER_DAY - 1;
+        possible
+            && (whole_day
+                || (first..=last).any(|time| {
+                    let time = time.rem_euclid(SECONDS_PER_DAY);
+                    second(time % 60) && minute(time / 60 % 60) && hour(time / 3600)
+                }))
     }
 
     /// The level of IRQ 8.
@@ -270,22 +286,19 @@ impl Rtc {
         if !stood_still {
             self.store_time();
         }
-        let old_mode = self.register(REG_B);
         self.s.registers[usize::from(index)] = match index {
             REG_A => value & 0x7f,
             // SET stops update-ended interrupts.
             _ if value & B_SET != 0 => value & !UPDATE,
             _ => value,
         };
-        match (stood_still, self.stands_still()) {
-            (true, false) if divider_was_held => self.load_time(RTC_HZ / 2),
-            (true, false) => self.load_time(into_second),
-            // The registers keep the time while it stands still.
-            (false, true) => {}
-            (false, false) if old_mode != self.register(REG_B) => {
-                // Another format of the same time: it is shown from the seconds.
-            }
-            _ => {}
+        if stood_still && !self.stands_still() {
+            // The first update comes half a second after the divider is let go.
+            self.load_time(if divider_was_held {
+                RTC_HZ / 2
+            } else {
+                into_second
+            });
         }
     }
 
@@ -414,4 +427,214 @@ fn civil_from_days(days: i64) -> (i64, i64, i64) {
         shifted - 9
     };
     (era * 400 + year_of_era + i64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// 2024-02-28 23:59:58, a Wednesday.
+    const EPOCH: i64 = 1_709_164_798;
+
+    /// One tick is one oscillator clock.
+    fn rtc() -> Rtc {
+        let config = RtcConfig {
+            epoch_seconds: EPOCH,
+            memory_below_4g: 128 << 20,
+            memory_above_4g: 1 << 30,
+        };
+        Rtc::new(&config, &Clock::new_virtual(RTC_HZ))
+    }
+
+    fn get(rtc: &mut Rtc, index: u8) -> u8 {
+        rtc.write(0x70, index);
+        rtc.read(0x71)
+    }
+
+    fn set(rtc: &mut Rtc, index: u8, value: u8) {
+        rtc.write(0x70, index);
+        rtc.write(0x71, value);
+    }
+
+    /// Century, year, month, day, hour, minute, second, day of the week.
+    fn time(rtc: &mut Rtc) -> [u8; 8] {
+        [0x32, 9, 8, 7, 4, 2, 0, 6].map(|index| get(rtc, index))
+    }
+
+    #[test]
+    fn time_in_bcd_passes_a_leap_day() {
+        let mut rtc = rtc();
+        assert_eq!(
+            time(&mut rtc),
+            [0x20, 0x24, 0x02, 0x28, 0x23, 0x59, 0x58, 4]
+        );
+        rtc.advance(2 * RTC_HZ);
+        assert_eq!(
+            time(&mut rtc),
+            [0x20, 0x24, 0x02, 0x29, 0x00, 0x00, 0x00, 5]
+        );
+        rtc.advance((2 + 86_400) * RTC_HZ);
+        assert_eq!(
+            time(&mut rtc),
+            [0x20, 0x24, 0x03, 0x01, 0x00, 0x00, 0x00, 6]
+        );
+    }
+
+    #[test]
+    fn time_in_binary_and_twelve_hours() {
+        let mut rtc = rtc();
+        set(&mut rtc, REG_B, B_BINARY);
+        assert_eq!(time(&mut rtc), [20, 24, 2, 28, 0x80 | 11, 59, 58, 4]);
+        rtc.advance(2 * RTC_HZ);
+        assert_eq!(get(&mut rtc, 4), 12);
+    }
+
+    #[test]
+    fn time_set_under_the_set_bit_runs_on_from_there() {
+        let mut rtc = rtc();
+        set(&mut rtc, REG_B, B_SET | B_24H);
+        let date = [0x32, 9, 8, 7, 4, 2, 0, 6]
+            .into_iter()
+            .zip([0x19, 0x99, 0x12, 0x31, 0x23, 0x59, 0x59, 6]);
+        for (index, value) in date {
+            set(&mut rtc, index, value);
+        }
+        rtc.advance(10 * RTC_HZ);
+        assert_eq!(get(&mut rtc, 0), 0x59);
+        set(&mut rtc, REG_B, B_24H);
+        rtc.advance(11 * RTC_HZ);
+        assert_eq!(
+            time(&mut rtc),
+            [0x20, 0x00, 0x01, 0x01, 0x00, 0x00, 0x00, 7]
+        );
+    }
+
+    #[test]
+    fn divider_let_go_updates_after_half_a_second() {
+        let mut rtc = rtc();
+        set(&mut rtc, REG_A, 0x76);
+        rtc.advance(5 * RTC_HZ);
+        assert_eq!(get(&mut rtc, 0), 0x58);
+        set(&mut rtc, REG_A, 0x26);
+        rtc.advance(5 * RTC_HZ + RTC_HZ / 2 - 1);
+        assert_eq!(get(&mut rtc, 0), 0x58);
+        rtc.advance(5 * RTC_HZ + RTC_HZ / 2);
+        assert_eq!(get(&mut rtc, 0), 0x59);
+    }
+
+    #[test]
+    fn update_in_progress_precedes_the_update() {
+        let mut rtc = rtc();
+        rtc.advance(RTC_HZ - 74);
+        assert_eq!(get(&mut rtc, REG_A), 0x26);
+        rtc.advance(RTC_HZ - 1);
+        assert_eq!(get(&mut rtc, REG_A), 0xa6);
+        rtc.advance(RTC_HZ);
+        assert_eq!(get(&mut rtc, REG_A), 0x26);
+    }
+
+    #[test]
+    fn periodic_interrupt_comes_at_its_rate_once_register_c_is_read() {
+        let mut rtc = rtc();
+        set(&mut rtc, REG_B, B_24H | PERIODIC);
+        assert_eq!(rtc.due(), Some(32));
+        rtc.advance(31);
+        assert!(!rtc.irq());
+        rtc.advance(32);
+        assert!(rtc.irq());
+        assert_eq!(rtc.due(), None);
+        assert_eq!(get(&mut rtc, REG_C), 0xc0);
+        assert!(!rtc.irq());
+        assert_eq!(get(&mut rtc, REG_C), 0);
+        assert_eq!(rtc.due(), Some(64));
+    }
+
+    #[test]
+    fn alarm_with_dont_care_hours_comes_at_its_minute_and_second() {
+        let mut rtc = rtc();
+        for (index, value) in [(1, 0x05), (3, 0x01), (5, 0xff)] {
+            set(&mut rtc, index, value);
+        }
+        set(&mut rtc, REG_B, B_24H | ALARM);
+        rtc.advance(66 * RTC_HZ);
+        assert!(!rtc.irq());
+        rtc.advance(67 * RTC_HZ);
+        assert!(rtc.irq());
+        assert_eq!(get(&mut rtc, REG_C), 0x80 | ALARM | UPDATE | PERIODIC);
+    }
+
+    #[test]
+    fn update_interrupt_comes_each_second() {
+        let mut rtc = rtc();
+        rtc.advance(100);
+        set(&mut rtc, REG_B, B_24H | UPDATE);
+        assert_eq!(rtc.due(), Some(RTC_HZ));
+        rtc.advance(RTC_HZ);
+        assert!(rtc.irq());
+    }
+
+    #[test]
+    fn memory_size_is_in_the_bytes_of_the_firmware() {
+        let mut rtc = rtc();
+        let mut word = |index| u16::from_le_bytes([get(&mut rtc, index), get(&mut rtc, index + 1)]);
+        assert_eq!(word(0x15), 640);
+        assert_eq!(word(0x17), 0xffff);
+        assert_eq!(word(0x34), 112 * 16);
+        assert_eq!(word(0x5b), 1 << 14);
+    }
+
+    #[test]
+    fn memory_byte_and_index_with_the_nmi_bit() {
+        let mut rtc = rtc();
+        set(&mut rtc, 0x80 | 0x40, 0xa5);
+        assert_eq!(get(&mut rtc, 0x40), 0xa5);
+        assert_eq!(get(&mut rtc, REG_D), 0x80);
+    }
+
+    #[test]
+    fn clock_set_back_leaves_the_time_of_day() {
+        let mut rtc = rtc();
+        rtc.advance(3600 * RTC_HZ);
+        let before = time(&mut rtc);
+        rtc.advance(10);
+        assert_eq!(time(&mut rtc), before);
+        rtc.advance(10 + RTC_HZ);
+        assert_eq!(get(&mut rtc, 0), 0x59);
+    }
+
+    proptest! {
+        #[test]
+        fn civil_date_and_days_are_inverse(days in -800_000_i64..3_000_000) {
+            let (year, month, day) = civil_from_days(days);
+            prop_assert!((1..=12).contains(&month) && (1..=31).contains(&day));
+            prop_assert_eq!(days_from_civil(year, month, day), days);
+        }
+
+        #[test]
+        fn any_accesses_leave_a_valid_state(
+            steps in prop::collection::vec(
+                (prop_oneof![0_u8..14, any::<u8>()], any::<u8>(), any::<bool>(),
+                 prop_oneof![4 => 0_u64..100_000, 1 => 0_u64..1 << 55]), 1..60),
+        ) {
+            let clock = Clock::new_virtual(100_000);
+            let mut rtc = Rtc::new(&RtcConfig::default(), &clock);
+            let mut now: u64 = 0;
+            for (index, value, read, elapsed) in steps {
+                now = now.saturating_add(elapsed);
+                rtc.advance(now);
+                if read {
+                    get(&mut rtc, index);
+                } else {
+                    set(&mut rtc, index, value);
+                }
+                prop_assert!(rtc.due().is_none_or(|due| due > now));
+                let state = rtc.save();
+                prop_assert!(Rtc::accepts_state(&state), "{state:?}");
+                let mut copy = Rtc::new(&RtcConfig::default(), &clock);
+                copy.restore(&state);
+                prop_assert_eq!(copy.save(), state);
+            }
+        }
+    }
 }

@@ -3,6 +3,7 @@
 pub mod acpi;
 pub mod boot;
 pub mod cli;
+pub mod console;
 pub mod doctor;
 pub mod harness;
 pub mod host_clock;

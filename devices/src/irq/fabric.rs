@@ -275,7 +275,7 @@ impl Chips {
 ///
 /// Shared by all its threads. There is one lock, over all chips, held for one access; nothing else
 /// is locked and [`Wake`] is not called while it is held. [`Interrupts::pending`],
-/// [`Interrupts::cr8`] and [`Interrupts::next_event`] take no lock. Virtual processors and lines
+/// [`Interrupts::cr8`], [`Interrupts::apic_base`] and [`Interrupts::next_event`] take no lock. Virtual processors and lines
 /// that do not exist have no state and take no effect.
 pub struct Interrupts {
     clock: Arc<Clock>,
@@ -285,6 +285,8 @@ pub struct Interrupts {
     pending: Vec<AtomicU32>,
     /// The task-priority registers. Written under the lock.
     tprs: Vec<AtomicU8>,
+    /// IA32_APIC_BASE. Written under the lock.
+    bases: Vec<AtomicU64>,
     /// The time of the next event, or `u64::MAX`. Written under the lock.
     next_event: AtomicU64,
 }
@@ -316,9 +318,10 @@ impl Interrupts {
             chips: Mutex::new(chips),
             pending: (0..n_vcpus).map(|_| AtomicU32::new(0)).collect(),
             tprs: (0..n_vcpus).map(|_| AtomicU8::new(0)).collect(),
+            bases: (0..n_vcpus).map(|_| AtomicU64::new(0)).collect(),
             next_event: AtomicU64::new(u64::MAX),
         };
-        this.with(|chips, now| chips.advance(now));
+        this.reset();
         this
     }
 
@@ -347,6 +350,7 @@ impl Interrupts {
                 }
             }
             self.tprs[vcpu].store(lapic.tpr(), Ordering::Relaxed);
+            self.bases[vcpu].store(lapic.apic_base(), Ordering::Relaxed);
         }
         let due = chips.due().unwrap_or(u64::MAX);
         let earlier = due < self.next_event.swap(due, Ordering::AcqRel);
@@ -641,15 +645,24 @@ impl Interrupts {
     /// RESET of the machine. Lines that devices drive keep their levels; the RTC keeps its time.
     pub fn reset(&self) {
         self.with(|chips, now| {
-            chips.ioapic.reset();
-            chips.pic.reset();
             chips.pit.reset();
             chips.rtc.reset();
+            chips.ioapic.reset();
             for lapic in &mut chips.lapics {
                 lapic.reset();
             }
             chips.advance(now);
+            // Last: the levels that its lines have now are not edges.
+            chips.pic.reset();
+            chips.update_pic_output();
         });
+    }
+
+    /// Puts the bootstrap processor's APIC into virtual-wire mode, as firmware does for systems
+    /// that know only the 8259 pair: enabled, LINT0 as ExtINT, LINT1 as NMI. MultiProcessor
+    /// Specification, "Virtual Wire Mode".
+    pub fn set_virtual_wire(&self) {
+        self.with_lapic(0, |lapic, _| lapic.set_virtual_wire());
     }
 
     /// The state, to be saved.

@@ -223,3 +223,174 @@ fn message(entry: u64) -> Option<Message> {
         level: is_level(entry),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// An I/O APIC and what it sent.
+    #[derive(Default)]
+    struct Rig {
+        ioapic: Ioapic,
+        sent: Vec<Message>,
+        refuse: bool,
+    }
+
+    impl Rig {
+        fn write(&mut self, offset: u64, data: &[u8]) {
+            let Self {
+                ioapic,
+                sent,
+                refuse,
+            } = self;
+            ioapic.write(offset, data, &mut |message| {
+                sent.push(*message);
+                !*refuse
+            });
+        }
+
+        fn set_register(&mut self, register: u8, value: u32) {
+            self.write(0x00, &[register]);
+            self.write(0x10, &value.to_le_bytes());
+        }
+
+        fn register(&mut self, register: u8) -> u32 {
+            self.write(0x00, &[register]);
+            let mut data = [0; 4];
+            self.ioapic.read(0x10, &mut data);
+            u32::from_le_bytes(data)
+        }
+
+        fn set_pin(&mut self, pin: usize, level: bool) {
+            let Self {
+                ioapic,
+                sent,
+                refuse,
+            } = self;
+            ioapic.set_pin(pin, level, &mut |message| {
+                sent.push(*message);
+                !*refuse
+            });
+        }
+
+        fn eoi(&mut self, vector: u8) {
+            let Self { ioapic, sent, .. } = self;
+            ioapic.eoi(vector, &mut |message| {
+                sent.push(*message);
+                true
+            });
+        }
+    }
+
+    #[test]
+    fn registers_after_reset_have_the_data_sheets_values() {
+        let mut rig = Rig::default();
+        assert_eq!(rig.register(0), 0);
+        assert_eq!(rig.register(1), 0x0017_0020);
+        assert_eq!(rig.register(0x10), 0x1_0000);
+        assert_eq!(rig.register(0x3f), 0);
+        assert_eq!(rig.register(0x40), 0);
+    }
+
+    #[test]
+    fn window_written_by_bytes_keeps_the_other_bytes() {
+        let mut rig = Rig::default();
+        rig.set_register(0x12, 0x1_a5ff);
+        rig.write(0x10, &[0x31]);
+        assert_eq!(rig.register(0x12), 0x1_a531);
+        let mut byte = [0];
+        rig.ioapic.read(0x11, &mut byte);
+        assert_eq!(byte, [0xa5]);
+    }
+
+    #[test]
+    fn edge_pin_sends_at_each_rise_and_loses_a_masked_one() {
+        let mut rig = Rig::default();
+        rig.set_register(0x13, 0x0200_0000);
+        rig.set_pin(1, true);
+        rig.set_pin(1, false);
+        rig.set_register(0x12, 0x0931);
+        assert_eq!(rig.sent, []);
+        rig.set_pin(1, true);
+        rig.set_pin(1, true);
+        let message = Message {
+            destination: Destination::Logical(Address::Narrow(2)),
+            delivery: Delivery::LowestPriority,
+            vector: 0x31,
+            level: false,
+        };
+        assert_eq!(rig.sent, [message]);
+        assert_eq!(rig.register(0x12), 0x0931);
+    }
+
+    #[test]
+    fn level_pin_waits_for_the_eoi_and_comes_again_while_asserted() {
+        let mut rig = Rig::default();
+        rig.set_register(0x12, 0x8031);
+        rig.set_pin(1, true);
+        assert_eq!(rig.register(0x12), 0xc031);
+        rig.set_pin(1, false);
+        rig.set_pin(1, true);
+        assert_eq!(rig.sent.len(), 1);
+        rig.eoi(0x32);
+        assert_eq!(rig.sent.len(), 1);
+        rig.eoi(0x31);
+        assert_eq!(rig.sent.len(), 2);
+        rig.set_pin(1, false);
+        rig.write(0x40, &0x31_u32.to_le_bytes());
+        assert_eq!(rig.register(0x12), 0x8031);
+        assert_eq!(rig.sent.len(), 2);
+    }
+
+    #[test]
+    fn level_pin_unmasked_while_asserted_sends() {
+        let mut rig = Rig::default();
+        rig.set_register(0x12, 0x1_8031);
+        rig.set_pin(1, true);
+        assert_eq!(rig.sent, []);
+        rig.set_register(0x12, 0x8031);
+        assert_eq!(rig.sent.len(), 1);
+    }
+
+    #[test]
+    fn level_message_that_nobody_accepts_leaves_remote_irr_clear() {
+        let mut rig = Rig {
+            refuse: true,
+            ..Rig::default()
+        };
+        rig.set_register(0x12, 0x8031);
+        rig.set_pin(1, true);
+        assert_eq!(rig.register(0x12), 0x8031);
+    }
+
+    #[test]
+    fn entry_made_edge_triggered_clears_remote_irr() {
+        let mut rig = Rig::default();
+        rig.set_register(0x12, 0x8031);
+        rig.set_pin(1, true);
+        rig.set_register(0x12, 0x0031);
+        assert_eq!(rig.register(0x12), 0x0031);
+    }
+
+    proptest! {
+        #[test]
+        fn any_accesses_leave_a_valid_state(
+            steps in prop::collection::vec(
+                (any::<u8>(), 0_u64..0x50, any::<u64>(), 0_usize..9, any::<bool>()), 1..60),
+        ) {
+            let mut rig = Rig::default();
+            for (select, offset, value, len, level) in steps {
+                rig.write(0, &[select & 0x3f]);
+                rig.write(offset, &value.to_le_bytes()[..len]);
+                rig.ioapic.read(offset, &mut value.to_le_bytes()[..len]);
+                rig.set_pin(usize::from(select & 0x1f), level);
+                let state = rig.ioapic.save();
+                prop_assert!(Ioapic::accepts_state(&state));
+                let mut copy = Ioapic::new();
+                copy.restore(&state);
+                prop_assert_eq!(copy.save(), state);
+            }
+        }
+    }
+}

@@ -6,6 +6,8 @@ pub mod ioapic;
 pub mod lapic;
 pub mod message;
 pub mod pic;
+#[cfg(test)]
+mod tests;
 
 pub use fabric::{Config, Interrupts, InterruptsError, InterruptsState, PORTS, Pending, Wake};
 

@@ -57,8 +57,8 @@ pub const fn record<const N: usize>(text: &str) -> [u8; N] {
 /// Registers a case. See the crate's example; the fields come in this order:
 ///
 /// - `name`, `cpl` (levels it runs at), `rules` (identifiers it asserts), `needs` (probes that must
-///   hold), and optionally `needs_cpl3` (more of them, for CPL 3 only), `vcpus` (default 1),
-///   `timeout_ms` (default 2000), then `about`;
+///   hold), and optionally `needs_cpl0` and `needs_cpl3` (more of them, for one level only), `vcpus`
+///   (default 1), `timeout_ms` (default 2000), then `about`;
 /// - `fn body(ctx) { .. }`.
 ///
 /// It also puts one line of text into the ELF section `.hindsight.cases`.
@@ -68,6 +68,7 @@ macro_rules! case {
         name: $name:literal, cpl: [$cpl0:literal $(, $cpl:literal)*],
         rules: [$($rule0:literal $(, $rule:literal)* $(,)?)?],
         needs: [$($need0:literal $(, $need:literal)* $(,)?)?],
+        $(needs_cpl0: [$kernel0:literal $(, $kernel:literal)* $(,)?],)?
         $(needs_cpl3: [$user0:literal $(, $user:literal)* $(,)?],)?
         $(vcpus: $vcpus:literal,)?
         $(timeout_ms: $timeout:literal,)?
@@ -80,6 +81,7 @@ macro_rules! case {
                 " cpl=", $cpl0 $(, ",", $cpl)*,
                 " rules=" $(, $rule0 $(, ",", $rule)*)?,
                 " needs=" $(, $need0 $(, ",", $need)*)?,
+                $(" needs_cpl0=", $kernel0 $(, ",", $kernel)*,)?
                 $(" needs_cpl3=", $user0 $(, ",", $user)*,)?
                 " vcpus=", $crate::case!(@or 1 $($vcpus)?),
                 " timeout_ms=", $crate::case!(@or 2000 $($timeout)?),

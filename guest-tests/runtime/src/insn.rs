@@ -75,6 +75,16 @@ plain! {
     lfence: "lfence";
 }
 
+/// Writes DR0 to DR3; `slot` is taken modulo 4.
+pub fn write_dr(slot: u8, address: u64) {
+    match slot & 3 {
+        0 => write_dr0(address),
+        1 => write_dr1(address),
+        2 => write_dr2(address),
+        _ => write_dr3(address),
+    }
+}
+
 /// Reads RFLAGS.
 pub fn rflags() -> u64 {
     let value;

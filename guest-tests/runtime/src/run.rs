@@ -9,10 +9,12 @@
 //! ok CASE cpl=N
 //! fail CASE cpl=N FILE:LINE MESSAGE [expected=.. found=..]
 //! skip CASE cpl=N REASON
+//! note CASE cpl=N KEY=VALUE
 //! end passed=P failed=F skipped=S
 //! ```
 //!
-//! A case has one `ok` or `skip`, or one or more `fail`. Then the exit code is 0, or 1 if any case
+//! A case has one `ok` or `skip`, or one or more `fail`. A `note` tells a measurement.
+//! Then the exit code is 0, or 1 if any case
 //! failed, or the one named does not exist. Cases run in no promised order.
 
 use core::cell::UnsafeCell;
@@ -149,6 +151,20 @@ fn clean_up() {
     trap::clear_handlers();
     insn::write_dr7(Dr7::RESET.0);
     insn::write_dr6(Dr6::RESET);
+    (0..4).for_each(|slot| insn::write_dr(slot, 0));
+}
+
+/// Writes `note CASE cpl=N KEY=VALUE`, a line that tells something and judges nothing.
+pub fn note(key: &str, value: u64) {
+    serial::locked(|| {
+        let out = &mut serial::Serial;
+        out.put("note ");
+        put_current(out);
+        out.put(key);
+        out.put("=");
+        decimal(value, out);
+        out.put("\n");
+    });
 }
 
 fn cpl_text(cpl: u8) -> &'static str {
@@ -167,6 +183,10 @@ fn line(parts: &[&str]) {
 /// Starts a `fail` line of the running case.
 pub(crate) fn start_failure_line(out: &mut dyn Sink) {
     out.put("fail ");
+    put_current(out);
+}
+
+fn put_current(out: &mut dyn Sink) {
     // SAFETY: only `run_case` stores here, references to statics.
     match unsafe { CURRENT.load(Ordering::Relaxed).as_ref() } {
         Some(case) => out.put(case.name),

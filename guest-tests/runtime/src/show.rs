@@ -163,3 +163,16 @@ impl<A: Show, B: Show> Show for (A, B) {
         self.1.show(out);
     }
 }
+
+impl<T: Show, const N: usize> Show for [T; N] {
+    fn show(&self, out: &mut dyn Sink) {
+        out.put("[");
+        for (n, value) in self.iter().enumerate() {
+            if n != 0 {
+                out.put(",");
+            }
+            value.show(out);
+        }
+        out.put("]");
+    }
+}

@@ -11,6 +11,7 @@ use hindsight_cpu::cpuid::CpuModel;
 
 use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
+use crate::console::{self, Backend, Console};
 use crate::kvm;
 use crate::machine::{Config, Machine, Outcome, Sinks};
 
@@ -59,6 +60,12 @@ pub(super) struct RunArgs {
     /// The processor the guest sees
     #[arg(long, value_enum, default_value_t = CpuArg::SkylakeServer)]
     cpu: CpuArg,
+    /// COM1: stdio (Ctrl-A x quits, Ctrl-A h helps), none, file:PATH or unix:PATH
+    #[arg(long, value_name = "WHERE", default_value = "stdio")]
+    serial: Backend,
+    /// The debug console, port 0xe9: where its output goes
+    #[arg(long, value_name = "WHERE", default_value = "none")]
+    debugcon: Backend,
     /// End the run after so many seconds, with exit status 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
@@ -209,15 +216,27 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             CpuArg::Host => CpuModel::Host,
         },
     };
+    let mut serial = Console::open(&args.serial).context("--serial")?;
+    let debugcon = Console::open(&args.debugcon).context("--debugcon")?;
     let sinks = Sinks {
-        serial: Box::new(io::stdout()),
-        debugcon: Box::new(io::stderr()),
+        serial: serial.output(),
+        debugcon: debugcon.output(),
     };
     let image = args.image.display();
     let machine = Machine::new(&host, &config, &files.plan(&args), sinks)
         .with_context(|| image.to_string())?;
     drop(files);
-    let outcome = machine.run(args.timeout)?;
+    let (quit, signalled) = (machine.board().clone(), machine.board().clone());
+    console::watch_signals(move |_| signalled.finish(Outcome::Quit)).context("signals")?;
+    serial
+        .start_input(machine.serial_input(), move || quit.finish(Outcome::Quit))
+        .context("--serial")?;
+    let outcome = machine.run(args.timeout, || {
+        serial.release();
+        debugcon.release();
+    })?;
+    // All output is out, and the terminal as it was, before we say anything.
+    drop((serial, debugcon));
     Ok(report(outcome))
 }
 

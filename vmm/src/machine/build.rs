@@ -14,7 +14,7 @@ use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::{self, Interrupts};
 use hindsight_devices::rtc::RtcConfig;
 use hindsight_devices::serial::Serial;
-use hindsight_devices::{BusError, NanoClock, Requests, bus};
+use hindsight_devices::{BusError, NanoClock, Requests};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
@@ -22,6 +22,7 @@ use super::board::{Board, Finish, Outcome, Waker};
 use super::devices::{self, Sinks, Wiring};
 use super::timer::{self, TimerBell};
 use crate::boot::{self, BootError, Loaded, Plan};
+use crate::console::Deliver;
 use crate::kvm::vcpu::KvmVcpu;
 use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
@@ -141,18 +142,28 @@ impl Machine {
         &self.loaded
     }
 
-    /// Where bytes for the guest's COM1 go. It takes as many as it has room for, and says how many.
-    pub fn serial_input(&self) -> impl Fn(&[u8]) -> usize + Send + Sync + use<> {
+    /// Where bytes for the guest's COM1 go. It takes as many as it has room for, none while the port
+    /// is busy, and says how many.
+    pub fn serial_input(&self) -> Deliver {
         let serial = self.serial.clone();
-        move |bytes| bus::lock(&serial).input(bytes)
+        Box::new(move |bytes| {
+            serial
+                .try_lock()
+                .map_or(0, |mut serial| serial.input(bytes))
+        })
     }
 
-    /// Runs the machine to its end, `limit` at most.
+    /// Runs the machine to its end, `limit` at most. `release` is called before the threads are
+    /// joined: nothing may make them wait any more.
     ///
     /// # Errors
     ///
     /// When a thread cannot be started.
-    pub fn run(self, limit: Option<Duration>) -> Result<Outcome, MachineError> {
+    pub fn run(
+        self,
+        limit: Option<Duration>,
+        release: impl FnOnce(),
+    ) -> Result<Outcome, MachineError> {
         let Self { board, vcpus, .. } = self;
         let limit = limit.map(|limit| Instant::now() + limit);
         let mut threads = Vec::new();
@@ -167,6 +178,7 @@ impl Machine {
         let outcome = started.map(|()| board.finish.wait(limit).unwrap_or(Outcome::Timeout));
         board.control.stop();
         board.timer.ring();
+        release();
         for thread in threads {
             // A panic in there has been printed; the outcome stands.
             let _ = thread.join();

@@ -71,7 +71,7 @@ pub mod lvt {
     pub const REMOTE_IRR: u32 = 1 << 14;
     /// Delivery status, read-only; always 0 here, as delivery takes no time.
     pub const DELIVERY_STATUS: u32 = 1 << 12;
-    /// Timer mode, bit 18: TSC-deadline. Reserved without CPUID.1:ECX[24].
+    /// Timer mode, bit 18: TSC-deadline. Reserved without `CPUID.1:ECX[24]`.
     pub const TIMER_DEADLINE: u32 = 1 << 18;
 
     /// What software may write, by index.

@@ -84,7 +84,7 @@ impl Lapic {
                 };
                 let period = u64::from(self.s.initial_count) * self.divisor();
                 self.s.zero_at = (mode == Mode::Periodic && period != 0)
-                    .then(|| (count - zero) / period + 1)
+                    .then(|| ((count - zero) / period).saturating_add(1))
                     .and_then(|periods| zero.checked_add(periods.checked_mul(period)?));
                 self.fire();
             }
