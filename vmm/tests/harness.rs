@@ -132,9 +132,6 @@ fail img/bad cpl=3: 1 assertion failed
     src/bad.rs:3: RIP
         expected 0x1
         found    0x2
-    the guest's last lines:
-    | run bad cpl=3
-    | fail bad cpl=3 src/bad.rs:3 RIP expected=0x1 found=0x2
 skip img/absent cpl=0: guest: no such unit
 skip img/smi cpl=0: this KVM: smi: ENOTTY
 2 passed, 1 failed, 2 skipped

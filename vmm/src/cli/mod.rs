@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 
 pub use exit::Status;
 
-use crate::harness;
+use crate::{doctor, harness};
 
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
 /// whatever the host has.
@@ -26,6 +26,8 @@ struct Cli {
 enum Command {
     /// Boot a guest image.
     Run(Box<run::RunArgs>),
+    /// Measure what this host's KVM really does.
+    Doctor(doctor::DoctorArgs),
     /// Run payloads that assert what the processor does, and judge them.
     Test(Box<harness::TestArgs>),
 }
@@ -47,6 +49,7 @@ pub fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Run(args) => run::run(*args).map(ExitCode::from),
+        Command::Doctor(args) => doctor::run(args),
         Command::Test(args) => harness::run(*args),
     };
     match result {

@@ -67,15 +67,18 @@ impl Runner {
             .case
             .as_ref()
             .map(|case| format!("case={} cpl={}", case.name, job.cpl));
-        // Whole seconds, and never less than asked for.
-        let seconds = limit.as_secs() + u64::from(limit.subsec_nanos() > 0);
         match self {
             Self::Hindsight { program, options } => {
                 let mut command = Command::new(program);
                 let protocol = if job.case.is_some() { "pvh" } else { "auto" };
                 command.args(["run", "--protocol", protocol]);
                 command.args(["--cpus", &job.vcpus().to_string(), "--memory", memory]);
-                command.args(["--serial", "stdio", "--timeout", &seconds.to_string()]);
+                command.args([
+                    "--serial",
+                    "stdio",
+                    "--timeout",
+                    &limit.as_secs_f64().to_string(),
+                ]);
                 if let Some(cmdline) = &cmdline {
                     command.args(["--cmdline", cmdline]);
                 }
@@ -83,6 +86,8 @@ impl Runner {
                 command
             }
             Self::Template(words) => {
+                // Whole seconds, and never less than asked for: other monitors may want that.
+                let seconds = limit.as_secs() + u64::from(limit.subsec_nanos() > 0);
                 let values = [
                     ("{image}", job.image.path.as_os_str()),
                     ("{cmdline}", OsStr::new(cmdline.as_deref().unwrap_or(""))),
@@ -140,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn hindsight_gets_the_case_its_vcpus_and_whole_seconds() {
+    fn hindsight_gets_the_case_its_vcpus_and_its_time() {
         let runner = Runner::Hindsight {
             program: "/bin/h".into(),
             options: vec!["--engine=kvm".into()],
@@ -149,7 +154,7 @@ mod tests {
         let command = runner.command(job, "64M", Duration::from_millis(1500));
         let image = job.image.path.to_string_lossy();
         let expected = format!(
-            "/bin/h run --protocol pvh --cpus 2 --memory 64M --serial stdio --timeout 2 \
+            "/bin/h run --protocol pvh --cpus 2 --memory 64M --serial stdio --timeout 1.5 \
              --cmdline|case=int3 cpl=3|--engine=kvm -- {image}"
         );
         assert_eq!(words(&command).join(" "), expected.replace('|', " "));

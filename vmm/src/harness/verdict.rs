@@ -134,17 +134,20 @@ fn judge(job: &Job, limit: Duration, finished: &Finished) -> Verdict {
             assertions: assertions.clone(),
         })
     };
+    // The VMM's own first words tell more than its status.
+    let why = |what: &str| match vmm_words(finished) {
+        Some(words) => format!("{what}: {words}"),
+        None => what.to_owned(),
+    };
     match finished.end {
         End::Status(STATUS_PASS) if job.case.is_none() => Verdict::Pass,
         End::Status(STATUS_PASS) => judge_passed(job, report, fail),
         End::Status(STATUS_USAGE) => fail(
             FailureKind::Vmm,
-            "the VMM refused the image or its options".to_owned(),
+            why("the VMM refused the image or its options"),
         ),
-        End::Status(STATUS_GUEST_CRASH) => fail(FailureKind::Crash, "the guest crashed".to_owned()),
-        End::Status(STATUS_RESET) => {
-            fail(FailureKind::Crash, "the guest asked for a reset".to_owned())
-        }
+        End::Status(STATUS_GUEST_CRASH) => fail(FailureKind::Crash, why("the guest crashed")),
+        End::Status(STATUS_RESET) => fail(FailureKind::Crash, why("the guest asked for a reset")),
         End::Status(STATUS_TIMEOUT) => fail(FailureKind::Timeout, timed_out(limit)),
         End::Status(STATUS_PANIC) if panicked(finished) => {
             fail(FailureKind::Vmm, "the VMM panicked".to_owned())
@@ -159,7 +162,9 @@ fn judge(job: &Job, limit: Duration, finished: &Finished) -> Verdict {
         }
         End::Status(status) => fail(
             FailureKind::Vmm,
-            format!("the VMM ended with status {status} and no verdict"),
+            why(&format!(
+                "the VMM ended with status {status} and no verdict"
+            )),
         ),
         End::Signal(signal) => fail(FailureKind::Vmm, format!("the VMM died of signal {signal}")),
         End::Overdue => {
@@ -207,6 +212,15 @@ fn mine<'a, T>(
 
 fn timed_out(limit: Duration) -> String {
     format!("timed out after {} s", limit.as_secs_f64())
+}
+
+/// What the VMM says of the end: the first line with its name.
+fn vmm_words(finished: &Finished) -> Option<String> {
+    let lines = finished.stderr.tail();
+    lines
+        .iter()
+        .find_map(|line| line.strip_prefix("hindsight: "))
+        .map(str::to_owned)
 }
 
 fn panicked(finished: &Finished) -> bool {
@@ -333,6 +347,17 @@ mod tests {
         let stderr = "thread 'main' panicked at src/x.rs:1:1:";
         assert_eq!(verdict(job, End::Status(101), "", stderr).0, "vmm");
         assert!(verdict(job, End::Status(101), "", "").1.contains("code 50"));
+    }
+
+    #[test]
+    fn words_of_the_vmm_are_in_the_message() {
+        let job = &jobs_of("exc", "case int3 cpl=3\n")[0];
+        let stderr = "warning\nhindsight: cpu 0: triple fault\n  rax=0\n";
+        let found = verdict(job, End::Status(4), "", stderr);
+        assert_eq!(
+            found,
+            ("crash", "the guest crashed: cpu 0: triple fault".to_owned())
+        );
     }
 
     #[test]

@@ -10,26 +10,27 @@ use std::os::fd::FromRawFd;
 
 use kvm_bindings::{
     KVM_EXIT_INTERNAL_ERROR, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr,
-    kvm_interrupt, kvm_run,
+    kvm_interrupt, kvm_pre_fault_memory, kvm_run,
 };
 use kvm_ioctls::VcpuFd;
-use vmm_sys_util::ioctl::{ioctl, ioctl_with_ref};
+use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ref, ioctl_with_ref};
 
 use nr::{
-    KVM_GET_DEVICE_ATTR, KVM_GET_STATS_FD, KVM_HAS_DEVICE_ATTR, KVM_INTERRUPT, KVM_SET_DEVICE_ATTR,
-    KVM_SET_SIGNAL_MASK,
+    KVM_GET_DEVICE_ATTR, KVM_GET_STATS_FD, KVM_HAS_DEVICE_ATTR, KVM_INTERRUPT,
+    KVM_PRE_FAULT_MEMORY, KVM_SET_DEVICE_ATTR, KVM_SET_SIGNAL_MASK,
 };
 
 /// Ioctl numbers.
 mod nr {
-    use kvm_bindings::{KVMIO, kvm_device_attr, kvm_interrupt};
-    use vmm_sys_util::{ioctl_io_nr, ioctl_iow_nr};
+    use kvm_bindings::{KVMIO, kvm_device_attr, kvm_interrupt, kvm_pre_fault_memory};
+    use vmm_sys_util::{ioctl_io_nr, ioctl_iow_nr, ioctl_iowr_nr};
 
     use super::SignalMaskHead;
 
     ioctl_iow_nr!(KVM_INTERRUPT, KVMIO, 0x86, kvm_interrupt);
     ioctl_iow_nr!(KVM_SET_SIGNAL_MASK, KVMIO, 0x8b, SignalMaskHead);
     ioctl_io_nr!(KVM_GET_STATS_FD, KVMIO, 0xce);
+    ioctl_iowr_nr!(KVM_PRE_FAULT_MEMORY, KVMIO, 0xd5, kvm_pre_fault_memory);
     ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
     ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
     ioctl_iow_nr!(KVM_HAS_DEVICE_ATTR, KVMIO, 0xe3, kvm_device_attr);
@@ -154,6 +155,23 @@ pub fn stats_fd(vcpu: &VcpuFd) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
+/// KVM_PRE_FAULT_MEMORY: maps guest-physical memory before the guest touches it. Returns the bytes
+/// that are left to do.
+///
+/// # Errors
+///
+/// ENOTTY where this KVM does not have it.
+pub fn pre_fault_memory(vcpu: &VcpuFd, address: u64, size: u64) -> io::Result<u64> {
+    let mut range = kvm_pre_fault_memory {
+        gpa: address,
+        size,
+        ..Default::default()
+    };
+    // SAFETY: a vCPU fd, and a structure of the type the ioctl reads and writes.
+    check(unsafe { ioctl_with_mut_ref(vcpu, KVM_PRE_FAULT_MEMORY(), &mut range) })?;
+    Ok(range.size)
+}
+
 /// What KVM_EXIT_INTERNAL_ERROR says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InternalError {
@@ -222,6 +240,7 @@ mod tests {
         assert_eq!(KVM_INTERRUPT(), 0x4004_ae86);
         assert_eq!(KVM_SET_SIGNAL_MASK(), 0x4004_ae8b);
         assert_eq!(KVM_GET_STATS_FD(), 0xaece);
+        assert_eq!(KVM_PRE_FAULT_MEMORY(), 0xc040_aed5);
         assert_eq!(KVM_SET_DEVICE_ATTR(), 0x4018_aee1);
         assert_eq!(KVM_GET_DEVICE_ATTR(), 0x4018_aee2);
         assert_eq!(KVM_HAS_DEVICE_ATTR(), 0x4018_aee3);

@@ -9,6 +9,7 @@ pub mod ioctls;
 pub mod kick;
 mod run;
 mod state;
+pub mod tiny;
 pub mod vcpu;
 pub mod vm;
 
@@ -62,6 +63,20 @@ pub(crate) fn ioctl(call: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Kvm
     }
 }
 
+/// Opens `/dev/kvm`.
+///
+/// # Errors
+///
+/// Says whether it is missing, not permitted or busy.
+pub fn open_device() -> Result<Kvm, KvmError> {
+    Kvm::new().map_err(|error| match error.errno() {
+        libc::ENOENT | libc::ENODEV | libc::ENXIO => KvmError::Missing,
+        libc::EACCES | libc::EPERM => KvmError::NotPermitted,
+        libc::EBUSY => KvmError::Busy,
+        code => KvmError::Open(io::Error::from_raw_os_error(code)),
+    })
+}
+
 /// The host's KVM.
 #[derive(Debug)]
 pub struct Host {
@@ -76,12 +91,7 @@ impl Host {
     ///
     /// Says whether it is missing, not permitted or busy, and which capability is lacking.
     pub fn open() -> Result<Self, KvmError> {
-        let kvm = Kvm::new().map_err(|error| match error.errno() {
-            libc::ENOENT | libc::ENODEV | libc::ENXIO => KvmError::Missing,
-            libc::EACCES | libc::EPERM => KvmError::NotPermitted,
-            libc::EBUSY => KvmError::Busy,
-            code => KvmError::Open(io::Error::from_raw_os_error(code)),
-        })?;
+        let kvm = open_device()?;
         for (cap, name) in [
             (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
             (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),

@@ -83,7 +83,7 @@ mod tests {
             r#"<failure message="1 assertion failed" type="guest">"#,
             "found    0x10 &lt;&amp;",
             r#"<skipped message="this KVM: gd: no"/>"#,
-            "<system-out>run int3</system-out>",
+            "<system-out>run int3 cpl=3\nnote rip=5</system-out>",
         ] {
             assert!(xml.contains(part), "{part} is not in {xml}");
         }

@@ -71,7 +71,7 @@ pub(crate) mod tests {
                 job,
                 verdict,
                 elapsed: Duration::from_micros(12_345),
-                output: vec!["run int3".to_owned()],
+                output: vec!["run int3 cpl=3".to_owned(), "note rip=5".to_owned()],
                 stderr: Vec::new(),
             })
             .collect()

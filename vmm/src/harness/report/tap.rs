@@ -121,7 +121,8 @@ not ok 2 - exc/int3 cpl=3
       expected: "0x11"
       found: "0x10 <&"
   output:
-    - "run int3"
+    - "run int3 cpl=3"
+    - "note rip=5"
   ...
 ok 3 - exc/ud cpl=0 # SKIP this KVM: gd: no
 Bail out! interrupted

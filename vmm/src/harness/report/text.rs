@@ -25,8 +25,24 @@ pub fn write_result(out: &mut dyn Write, result: &CaseResult) -> io::Result<()> 
     for assertion in &failure.assertions {
         write_assertion(out, assertion)?;
     }
-    write_lines(out, "the guest's last lines", &result.output)?;
-    write_lines(out, "the VMM says", &result.stderr)
+    // With the assertions told, their lines and those around them say nothing new.
+    let told = !failure.assertions.is_empty();
+    let output: Vec<&String> = result
+        .output
+        .iter()
+        .filter(|line| !told || !is_report_line(line))
+        .collect();
+    write_lines(out, "the guest's last lines", &output)?;
+    let stderr: Vec<&String> = result.stderr.iter().collect();
+    write_lines(out, "the VMM says", &stderr)
+}
+
+/// Whether a line of the guest belongs to the reporting of its cases.
+fn is_report_line(line: &str) -> bool {
+    line.is_empty()
+        || ["payload ", "run ", "ok ", "fail ", "skip ", "end "]
+            .iter()
+            .any(|word| line.starts_with(word))
 }
 
 fn write_assertion(out: &mut dyn Write, assertion: &Assertion) -> io::Result<()> {
@@ -43,7 +59,7 @@ fn write_assertion(out: &mut dyn Write, assertion: &Assertion) -> io::Result<()>
     Ok(())
 }
 
-fn write_lines(out: &mut dyn Write, title: &str, lines: &[String]) -> io::Result<()> {
+fn write_lines(out: &mut dyn Write, title: &str, lines: &[&String]) -> io::Result<()> {
     if lines.is_empty() {
         return Ok(());
     }
@@ -130,7 +146,7 @@ fail exc/int3 cpl=3 (12 ms): 1 assertion failed
         expected 0x11
         found    0x10 <&
     the guest's last lines:
-    | run int3
+    | note rip=5
 ";
         assert_eq!(failure_text(&fail), expected);
     }
