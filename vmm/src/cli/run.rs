@@ -217,7 +217,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         },
     };
     let mut serial = Console::open(&args.serial).context("--serial")?;
-    let debugcon = Console::open(&args.debugcon).context("--debugcon")?;
+    let mut debugcon = Console::open(&args.debugcon).context("--debugcon")?;
     let sinks = Sinks {
         serial: serial.output(),
         debugcon: debugcon.output(),
@@ -231,6 +231,12 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     serial
         .start_input(machine.serial_input(), move || quit.finish(Outcome::Quit))
         .context("--serial")?;
+    if matches!(args.debugcon, Backend::Unix(_)) {
+        // Its client is accepted, and what it sends is dropped.
+        debugcon
+            .start_input(Box::new(<[u8]>::len), || {})
+            .context("--debugcon")?;
+    }
     let outcome = machine.run(args.timeout, || {
         serial.release();
         debugcon.release();

@@ -21,7 +21,7 @@ use vm_memory::GuestMemoryMmap;
 use super::board::{Board, Finish, Outcome, Waker};
 use super::devices::{self, Sinks, Wiring};
 use super::timer::{self, TimerBell};
-use crate::boot::{self, BootError, Loaded, Plan};
+use crate::boot::{self, BootError, Loaded, Plan, Protocol};
 use crate::console::Deliver;
 use crate::kvm::vcpu::KvmVcpu;
 use crate::kvm::vm::KvmVm;
@@ -115,6 +115,10 @@ impl Machine {
             .collect::<Result<Vec<KvmVcpu>, KvmError>>()?;
         let tsc_hz = host_clock::tsc_hz(vcpus.first().and_then(KvmVcpu::tsc_khz));
         let (board, serial) = board(host, config, &layout, memory, tsc_hz, sinks)?;
+        if !matches!(loaded.protocol, Protocol::Pvh | Protocol::Elf) {
+            // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
+            board.irq.set_virtual_wire();
+        }
         let facilities = Facilities::NATIVE;
         let mut ready = Vec::new();
         for (id, (kvm, wide)) in vcpus.drain(..).zip(0..).enumerate() {

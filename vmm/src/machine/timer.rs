@@ -10,6 +10,10 @@ use crate::vcpu::control::lock;
 /// How often a processor that waits for an interrupt window is looked at.
 const WINDOW_POLL: Duration = Duration::from_millis(1);
 
+/// The shortest sleep: a guest that programs timers of nanoseconds must not keep a host processor
+/// busy. Periods that pass meanwhile merge, as on a slow processor.
+const SLEEP_MIN: Duration = Duration::from_micros(20);
+
 /// Wakes the timer thread.
 #[derive(Debug, Default)]
 pub(super) struct TimerBell {
@@ -74,6 +78,6 @@ pub(super) fn thread(board: &Board) {
         if long && board.windows.load(Ordering::SeqCst) != windows {
             continue;
         }
-        board.timer.sleep(limit);
+        board.timer.sleep(limit.map(|limit| limit.max(SLEEP_MIN)));
     }
 }
