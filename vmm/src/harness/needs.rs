@@ -3,76 +3,20 @@
 use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
+use std::sync::{Mutex, PoisonError};
+
+use crate::doctor::{self, Finding, Verdict};
 
 /// Answers which needs of the cases this host meets.
 pub trait Capabilities {
     /// Whether `need` is the name of something that can be measured.
     fn is_known(&self, need: &str) -> bool {
-        PROBES.contains(&need)
+        doctor::probes().any(|probe| probe.name == need)
     }
 
     /// Why `need` is not met here; `None` when it is.
     fn unmet(&self, need: &str) -> Option<String>;
 }
-
-/// The names of doctor's probes.
-pub const PROBES: &[&str] = &[
-    "msr-exit",
-    "rdpmc",
-    "step-cpl0",
-    "step-cpl3",
-    "step-hides-tf",
-    "hostbp-exec-cpl0",
-    "hostbp-exec-cpl3",
-    "hostbp-data",
-    "hostbp-io",
-    "guestbp-exec-cpl0",
-    "guestbp-exec-cpl3",
-    "guestbp-data",
-    "guestbp-io",
-    "gd",
-    "tf-cpl0",
-    "tf-cpl3",
-    "host-int3-cpl0",
-    "host-int3-cpl3",
-    "int3-cpl0",
-    "int1-cpl0",
-    "intn-cpl0",
-    "int3-cpl3",
-    "intn-cpl3",
-    "syscall-cpl3",
-    "iretq-cpl3",
-    "exceptions",
-    "inject-db",
-    "inject-bp",
-    "events-db",
-    "events-pf",
-    "events-gp",
-    "nmi",
-    "interrupt",
-    "irq-window-cpl0",
-    "irq-window-cpl3",
-    "tsc-offset",
-    "tsc-msr",
-    "tsd-cpl3",
-    "tsc-aux",
-    "rdtscp-cpl0",
-    "tsc-deadline-exit",
-    "sse-cpl0",
-    "avx-cpl0",
-    "bmi-cpl0",
-    "popcnt-cpl0",
-    "xsave-cpl0",
-    "hlt-exit",
-    "io-exit",
-    "mmio-exit",
-    "cpuid",
-    "smi",
-    "prefault",
-    "sync-regs",
-    "speed-cpl0",
-    "speed-cpl3",
-];
 
 /// Capabilities where nothing was measured: every need counts as met.
 #[derive(Clone, Copy, Debug, Default)]
@@ -84,14 +28,26 @@ impl Capabilities for Unmeasured {
     }
 }
 
-/// The host's KVM.
+/// The host's KVM, as doctor's probes find it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostKvm;
 
+/// Probes are timed, so they run one at a time, whatever the threads that ask.
+static MEASURING: Mutex<()> = Mutex::new(());
+
 impl Capabilities for HostKvm {
-    fn unmet(&self, _need: &str) -> Option<String> {
-        None
+    fn unmet(&self, need: &str) -> Option<String> {
+        let _one = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+        match doctor::findings([need]) {
+            Ok(findings) => findings.get(need).and_then(unconfirmed),
+            Err(error) => Some(error.to_string()),
+        }
     }
+}
+
+/// Why a finding is not what a case can rely on. One that differs from the architecture is not.
+fn unconfirmed(finding: &Finding) -> Option<String> {
+    (finding.verdict != Verdict::Works).then(|| finding.detail.clone())
 }
 
 /// Why this host's KVM cannot be used at all; `None` when it can.
@@ -163,6 +119,19 @@ mod tests {
         assert_eq!(first.as_deref(), Some("this KVM: gd: no #DB"));
         assert_eq!(cache.first_unmet(needs.into_iter()), first);
         assert_eq!(host.0.get(), 2);
+    }
+
+    #[test]
+    fn only_a_finding_that_works_confirms_a_need() {
+        let finding = |verdict| Finding {
+            verdict,
+            detail: "internal error".to_owned(),
+        };
+        assert_eq!(unconfirmed(&finding(Verdict::Works)), None);
+        let reason = Some("internal error".to_owned());
+        assert_eq!(unconfirmed(&finding(Verdict::Broken)), reason);
+        assert_eq!(unconfirmed(&finding(Verdict::Differs)), reason);
+        assert_eq!(unconfirmed(&finding(Verdict::Absent)), reason);
     }
 
     #[test]
