@@ -1,4 +1,4 @@
-//! Links payloads with the runtime's linker script, at the address it names.
+//! Links with the runtime's linker script, at the address it names.
 
 fn main() {
     println!("cargo::rustc-link-arg-bins=-Thindsight-guest.ld");

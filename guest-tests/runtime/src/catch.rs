@@ -95,6 +95,7 @@ pub(crate) struct Slot {
 global_asm!(
     ".pushsection .text.hindsight.catch, \"ax\"",
     // extern "C" fn(call, data, &mut slot.rsp) -> 0, or 1 after an exception
+    ".global hindsight_enter_kernel, hindsight_enter_user",
     "hindsight_enter_kernel:",
     "push rbp",
     "push rbx",

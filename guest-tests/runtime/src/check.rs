@@ -84,7 +84,7 @@ macro_rules! require_some {
 /// Ends the case as skipped.
 #[macro_export]
 macro_rules! skip {
-    ($ctx:expr, $reason:expr) => {{
+    ($ctx:expr, $reason:expr $(,)?) => {{
         $ctx.skip($reason);
         return;
     }};

@@ -17,6 +17,7 @@ const START_PAGE: u8 = 0x08;
 
 global_asm!(
     ".pushsection .rodata.hindsight.ap, \"a\"",
+    ".global hindsight_ap_begin, hindsight_ap_end, hindsight_ap_stack",
     ".code16",
     "hindsight_ap_begin:",
     "cli",

@@ -9,7 +9,8 @@ use hindsight_guest::prelude::*;
 payload!("my-payload");
 
 case! {
-    name: "ud2_raises_invalid_opcode", cpl: [0, 3], rules: [], needs: [],
+    name: "ud2_raises_invalid_opcode", cpl: [0, 3], rules: [], needs: ["exceptions"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "UD2 raises exception 6 without an error code, at both levels",
     fn body(ctx) {
         let fault = ctx.run(insn::ud2);

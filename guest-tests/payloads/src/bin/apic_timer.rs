@@ -16,6 +16,9 @@ use hindsight_payloads::clock::{ticks, wait, wait_until};
 
 payload!("apic_timer");
 
+// A deadline is compared with the TSC of the model: cases that take it from RDTSC need a host where
+// that is the same counter, hence "tsc-offset".
+
 const VECTOR: u32 = 0x63;
 /// Divide configuration: by 1.
 const BY_1: u32 = 0b1011;
@@ -136,7 +139,7 @@ case! {
 
 case! {
     name: "deadline_fires", cpl: [0], rules: ["TDL-01", "TDL-02", "TDL-09"],
-    needs: ["tsc-deadline-exit", "interrupt"],
+    needs: ["tsc-deadline-exit", "tsc-offset", "interrupt"],
     about: "the interrupt comes at the deadline and not before; the MSR is then 0",
     fn body(ctx) {
         need_feature!(ctx, TSC_DEADLINE);
@@ -170,7 +173,7 @@ case! {
 
 case! {
     name: "deadline_disarmed_and_replaced", cpl: [0], rules: ["TDL-04"],
-    needs: ["tsc-deadline-exit", "interrupt"],
+    needs: ["tsc-deadline-exit", "tsc-offset", "interrupt"],
     about: "a write of 0 disarms; a second write replaces the first",
     fn body(ctx) {
         need_feature!(ctx, TSC_DEADLINE);
@@ -219,7 +222,7 @@ case! {
 
 case! {
     name: "deadline_mode_change", cpl: [0], rules: ["TDL-07"],
-    needs: ["tsc-deadline-exit", "interrupt"],
+    needs: ["tsc-deadline-exit", "tsc-offset", "interrupt"],
     about: "a change between deadline mode and another disarms the timer",
     fn body(ctx) {
         need_feature!(ctx, TSC_DEADLINE);
@@ -235,7 +238,7 @@ case! {
 }
 
 case! {
-    name: "deadline_masked", cpl: [0], rules: ["TDL-08"], needs: ["tsc-deadline-exit", "interrupt"],
+    name: "deadline_masked", cpl: [0], rules: ["TDL-08"], needs: ["tsc-deadline-exit", "tsc-offset", "interrupt"],
     about: "a masked timer raises nothing; the MSR is still cleared at expiry",
     fn body(ctx) {
         need_feature!(ctx, TSC_DEADLINE);

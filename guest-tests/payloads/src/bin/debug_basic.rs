@@ -232,7 +232,7 @@ case! {
 
 case! {
     name: "dr8_is_undefined", cpl: [0, 3], rules: ["DR-13", "DR-16"], needs: ["exceptions"],
-    needs_cpl3: ["iretq-cpl3"],
+    needs_cpl3: ["iretq-cpl3", "intn-cpl3"],
     about: "DR8 to DR15 raise #UD, at CPL 3 too",
     fn body(ctx) {
         if insn::is_qemu_tcg() && ctx.cpl == 3 {
@@ -459,7 +459,7 @@ case! {
 }
 
 case! {
-    name: "int3_gate_dpl", cpl: [3], rules: ["SWI-02"], needs: ["int3-cpl3", "iretq-cpl3"],
+    name: "int3_gate_dpl", cpl: [3], rules: ["SWI-02"], needs: ["int3-cpl3", "intn-cpl3", "iretq-cpl3"],
     about: "INT3 through a gate of DPL 0 raises #GP with error code 1AH",
     fn body(ctx) {
         if insn::is_qemu_tcg() {

@@ -22,6 +22,8 @@ struct Row {
     refused: &'static [u64],
     /// Values that must be stored as they are.
     stored: &'static [u64],
+    /// Bits that writes leave alone.
+    read_only: u64,
 }
 
 const ALL: u64 = u64::MAX;
@@ -34,6 +36,7 @@ const ROWS: &[Row] = &[
         reset: Some((0, ALL)),
         refused: &[],
         stored: &[],
+        read_only: 0,
     },
     // MSR-38, TAX-03, TAX-05
     Row {
@@ -42,6 +45,7 @@ const ROWS: &[Row] = &[
         reset: Some((0, ALL)),
         refused: &[1 << 32, 1 << 63, 0x1_0000_0001],
         stored: &[0xffff_ffff, 0x1234_5678, 0],
+        read_only: 0,
     },
     // MSR-26, TDL-10; outside deadline mode a write is ignored (TDL-05)
     Row {
@@ -50,6 +54,7 @@ const ROWS: &[Row] = &[
         reset: Some((0, ALL)),
         refused: &[],
         stored: &[0],
+        read_only: 0,
     },
     // The base at FEE00000H, enabled, bootstrap processor
     Row {
@@ -58,6 +63,7 @@ const ROWS: &[Row] = &[
         reset: Some((0xfee0_0900, ALL)),
         refused: &[0xfee0_0901, 0x4000_0000_fee0_0900, 0xfee0_0b00],
         stored: &[0xfee0_0900],
+        read_only: 0,
     },
     // MSR-05
     Row {
@@ -66,6 +72,7 @@ const ROWS: &[Row] = &[
         reset: Some((0x5_0009, 0x4_0045_0009)),
         refused: &[0x5_000b, 1 << 63, 1 << 1],
         stored: &[0x45_0009, 0x5_0009],
+        read_only: 1 << 7 | 1 << 11 | 1 << 12,
     },
     // MSR-08: bits 5:2 and 63:16 in every profile
     Row {
@@ -74,6 +81,7 @@ const ROWS: &[Row] = &[
         reset: Some((0, ALL)),
         refused: &[1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 16, 1 << 63],
         stored: &[0],
+        read_only: 0,
     },
     // MSR-37
     Row {
@@ -82,6 +90,7 @@ const ROWS: &[Row] = &[
         reset: Some((0, ALL)),
         refused: &[1 << 32, ALL],
         stored: &[0x4_7700, 0xffff_ffff, 0],
+        read_only: 0,
     },
     // MSR-12
     Row {
@@ -90,6 +99,7 @@ const ROWS: &[Row] = &[
         reset: None,
         refused: &[0, 1, 0x33c5],
         stored: &[],
+        read_only: 0,
     },
     // MSR-42, MSR-43, MSR-44
     Row {
@@ -98,6 +108,7 @@ const ROWS: &[Row] = &[
         reset: Some((0, ALL)),
         refused: &[0, 1],
         stored: &[],
+        read_only: 0,
     },
     Row {
         index: reg::MSR_PLATFORM_INFO,
@@ -105,6 +116,7 @@ const ROWS: &[Row] = &[
         reset: None,
         refused: &[0, 1],
         stored: &[],
+        read_only: 0,
     },
     Row {
         index: reg::MSR_SMI_COUNT,
@@ -112,6 +124,7 @@ const ROWS: &[Row] = &[
         reset: Some((0, ALL)),
         refused: &[0, 1],
         stored: &[],
+        read_only: 0,
     },
 ];
 
@@ -180,7 +193,7 @@ case! {
             for &value in row.stored {
                 let answer = msr::write_safe(row.index, value);
                 name(!check_eq!(answer, Ok::<(), Fault>(()), "the write"), row.index);
-                let after = msr::read_safe(row.index);
+                let after = msr::read_safe(row.index).map(|after| after & !row.read_only);
                 name(!check_eq!(after, Ok::<u64, Fault>(value), "value read back"), row.index);
             }
             if let Ok(before) = before {

@@ -18,6 +18,10 @@ use hindsight_payloads::access::{self, Page};
 
 payload!("sysregs");
 
+// Two probes stand for more than their name says: a host on which INT n works at CPL 3 has there the
+// guest's own selectors and flags, and one on which INT n works at CPL 0 checks all bits of CR0 and
+// CR4.
+
 static FIRST: Page = Page::new();
 static SECOND: Page = Page::new();
 
@@ -45,7 +49,6 @@ case! {
         for (value, what) in [
             (cr0 & !Cr0::PE.bits(), "paging without protection"),
             (cr0 | Cr0::NW.bits(), "NW without CD"),
-            (cr0 | 1 << 32, "bit 32"),
         ] {
             let fault = ctx.run(|| insn::write_cr0(value));
             check_eq!(fault.map(|e| e.code()), Some(GP), what);
@@ -62,10 +65,26 @@ case! {
             skip!(ctx, "QEMU TCG does not check them");
         }
         let cr4 = insn::read_cr4();
-        for (value, what) in [(cr4 | 1 << 63, "bit 63"), (cr4 & !Cr4::PAE.bits(), "PAE")] {
+        for (value, what) in [(cr4 | 1 << 15, "bit 15"), (cr4 & !Cr4::PAE.bits(), "PAE")] {
             let fault = ctx.run(|| insn::write_cr4(value));
             check_eq!(fault.map(|e| e.code()), Some(GP), what);
             check_eq!(insn::read_cr4(), cr4, "CR4 afterwards");
+        }
+    }
+}
+
+case! {
+    name: "control_upper_bits", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
+    about: "bits 63:32 of CR0 and CR4 raise #GP(0)",
+    fn body(ctx) {
+        if insn::is_qemu_tcg() {
+            skip!(ctx, "QEMU TCG does not check them");
+        }
+        for bit in [32, 63] {
+            let fault = ctx.run(|| insn::write_cr0(insn::read_cr0() | 1 << bit));
+            check_eq!(fault.map(|e| e.code()), Some(GP), "CR0");
+            let fault = ctx.run(|| insn::write_cr4(insn::read_cr4() | 1 << bit));
+            check_eq!(fault.map(|e| e.code()), Some(GP), "CR4");
         }
     }
 }
@@ -122,7 +141,7 @@ fn selectors() -> (u16, u16) {
 }
 
 case! {
-    name: "selectors", cpl: [0, 3], rules: [], needs: [], needs_cpl3: ["iretq-cpl3"],
+    name: "selectors", cpl: [0, 3], rules: [], needs: [], needs_cpl3: ["iretq-cpl3", "intn-cpl3"],
     about: "CS and SS at each level; IRETQ loads those of CPL 3",
     fn body(ctx) {
         let mut found = (0, 0);
@@ -134,7 +153,7 @@ case! {
 }
 
 case! {
-    name: "user_flags", cpl: [3], rules: [], needs: ["iretq-cpl3"],
+    name: "user_flags", cpl: [3], rules: [], needs: ["iretq-cpl3", "intn-cpl3"],
     about: "IRETQ loads the flags; POPFQ at CPL 3 changes neither IF nor IOPL",
     fn body(_ctx) {
         let entry = (Rflags::FIXED | Rflags::CF | Rflags::ID).bits();
