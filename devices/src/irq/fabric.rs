@@ -55,6 +55,9 @@ pub struct Pending {
     pub sipi: Option<u8>,
     /// A maskable interrupt that the task priority lets through.
     pub interrupt: bool,
+    /// A maskable interrupt that the task priority alone holds back. Nothing to take; but where the
+    /// processor can lower CR8 unseen, it must be looked at now and then.
+    pub held: bool,
 }
 
 impl Pending {
@@ -68,6 +71,7 @@ impl Pending {
     const INIT: u32 = 1 << 2;
     const INTERRUPT: u32 = 1 << 3;
     const SIPI: u32 = 1 << 4;
+    const HELD: u32 = 1 << 5;
 
     fn from_word(word: u32) -> Self {
         Self {
@@ -75,6 +79,7 @@ impl Pending {
             smi: word & Self::SMI != 0,
             init: word & Self::INIT != 0,
             interrupt: word & Self::INTERRUPT != 0,
+            held: word & Self::HELD != 0,
             sipi: (word & Self::SIPI != 0).then_some(((word >> 8) & 0xff) as u8),
         }
     }
@@ -86,6 +91,7 @@ impl Pending {
             | bit(s.smi, Self::SMI)
             | bit(s.init, Self::INIT)
             | bit(lapic.has_interrupt(), Self::INTERRUPT)
+            | bit(lapic.has_held_interrupt(), Self::HELD)
             | s.sipi
                 .map_or(0, |vector| Self::SIPI | u32::from(vector) << 8)
     }

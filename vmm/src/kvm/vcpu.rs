@@ -111,19 +111,22 @@ impl KvmVcpu {
             .map_err(ioctl("KVM_SET_CPUID2"))
     }
 
-    /// Runs the guest until something needs us.
+    /// Runs the guest until something needs us. Gives CR8 as the guest left it as well: whoever
+    /// serves the exit must know it first, for it is the APIC's task priority.
     ///
     /// # Errors
     ///
     /// When KVM_RUN fails other than by a signal.
-    pub fn run(&mut self) -> Result<Exit<'_>, KvmError> {
+    pub fn run(&mut self) -> Result<(u64, Exit<'_>), KvmError> {
         self.in_guest.store(true, Ordering::SeqCst);
         let result = self.fd.run().map(|_| ());
         self.in_guest.store(false, Ordering::SeqCst);
         self.pending = false;
+        let run = self.fd.get_kvm_run();
+        let cr8 = run.cr8;
         match result {
             Ok(()) => {
-                let exit = run::decode(self.fd.get_kvm_run());
+                let exit = run::decode(run);
                 self.pending = matches!(
                     exit,
                     Exit::Io { .. }
@@ -132,16 +135,13 @@ impl KvmVcpu {
                         | Exit::Rdmsr { .. }
                         | Exit::Wrmsr { .. }
                 );
-                Ok(exit)
+                Ok((cr8, exit))
             }
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => Ok(Exit::Kicked),
-            Err(error) => {
-                let run = self.fd.get_kvm_run();
-                if run.exit_reason == KVM_EXIT_MEMORY_FAULT {
-                    return Ok(run::memory_fault(run));
-                }
-                Err(ioctl("KVM_RUN")(error))
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+                Ok((cr8, Exit::Kicked))
             }
+            Err(_) if run.exit_reason == KVM_EXIT_MEMORY_FAULT => Ok((cr8, run::memory_fault(run))),
+            Err(error) => Err(ioctl("KVM_RUN")(error)),
         }
     }
 

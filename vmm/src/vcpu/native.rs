@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hindsight_cpu::msr::Effect;
 use hindsight_cpu::state::{Activity, CpuState, Segment, seg};
+use hindsight_devices::irq::Pending;
 use hindsight_regs::msr as regs;
 
 use super::control::{Checkpoint, Doorbell};
@@ -102,11 +103,14 @@ impl NativeVcpu {
         if !self.prepare()? {
             return Ok(Turn::Sleep);
         }
-        let exit = self.kvm.run()?;
+        let (cr8, exit) = self.kvm.run()?;
+        if cr8 != self.cr8 {
+            self.cr8 = cr8;
+            self.models.board.irq.set_cr8(self.models.id, cr8);
+        }
         tracing::trace!(target: "exit", "cpu {} {exit:x?}", self.models.id);
         let next = dispatch::serve(exit, &mut self.models);
         self.injected = false;
-        self.sync_cr8();
         match next {
             Next::Run => {}
             Next::Look => {
@@ -122,15 +126,6 @@ impl NativeVcpu {
             Next::Crash(cause) => return Ok(Turn::Crash(cause)),
         }
         Ok(Turn::Again)
-    }
-
-    /// Takes over a CR8 that the guest wrote.
-    fn sync_cr8(&mut self) {
-        let cr8 = self.kvm.cr8();
-        if cr8 != self.cr8 {
-            self.cr8 = cr8;
-            self.models.board.irq.set_cr8(self.models.id, cr8);
-        }
     }
 
     /// Brings events to the processor. `false`: it has nothing to run and sleeps.
@@ -153,7 +148,7 @@ impl NativeVcpu {
             self.kvm.nmi()?;
             self.activity = Activity::Running;
         }
-        self.offer_interrupt(pending.interrupt, &board)?;
+        self.offer_interrupt(pending, &board)?;
         let cr8 = irq.cr8(id);
         if cr8 != self.cr8 {
             self.cr8 = cr8;
@@ -162,8 +157,8 @@ impl NativeVcpu {
         Ok(self.activity == Activity::Running)
     }
 
-    fn offer_interrupt(&mut self, waiting: bool, board: &Board) -> Result<(), KvmError> {
-        let id = self.models.id;
+    fn offer_interrupt(&mut self, pending: Pending, board: &Board) -> Result<(), KvmError> {
+        let (id, waiting) = (self.models.id, pending.interrupt);
         let mut window = false;
         if waiting && !self.injected && self.kvm.ready_for_interrupt() {
             if let Some(vector) = board.irq.acknowledge(id) {
@@ -177,7 +172,8 @@ impl NativeVcpu {
             window = true;
         }
         self.kvm.request_interrupt_window(window);
-        board.window_wanted(id, window);
+        // Some KVMs do not tell when CR8 is lowered either.
+        board.window_wanted(id, window || pending.held);
         Ok(())
     }
 

@@ -419,6 +419,13 @@ impl Lapic {
         (self.is_enabled() && vector & 0xf0 > self.ppr() & 0xf0).then_some(vector)
     }
 
+    /// Whether only the task priority keeps an interrupt from the processor.
+    pub fn has_held_interrupt(&self) -> bool {
+        let in_service = highest(&self.s.isr).unwrap_or(0) & 0xf0;
+        let class = highest(&self.s.irr).map_or(0, |vector| vector & 0xf0);
+        self.is_enabled() && class > in_service && class <= self.s.tpr & 0xf0
+    }
+
     fn ext_int(&self) -> bool {
         let lint0 = self.s.lvt[lvt::LINT0];
         let through = !self.is_enabled()
