@@ -188,6 +188,9 @@ case! {
         check_eq!(ioapic::entry(HIGH_LINE) & REMOTE_IRR, 0, "remote IRR after the EOI");
         prepare_ioapic(stay_asserted, LEVEL);
         drive(HIGH_LINE, 1);
+        insn::sti();
+        wait_until(500, || taken() >= 3);
+        insn::cli();
         open();
         check_eq!(taken(), 3, "again after each EOI while the line is high");
         ioapic::set_entry(HIGH_LINE, MASKED);
