@@ -21,7 +21,9 @@ use super::code::code;
 use crate::kvm::tiny::{Alarm, TinyVm, thread_time};
 use crate::kvm::{KvmError, ioctl, ioctls};
 
-/// Size of guest memory in bytes: enough for the SMM handler's place at 0x38000.
+/// Where the processor enters system-management mode: SMBASE after reset, and 0x8000.
+const SMM_HANDLER: u64 = 0x3_8000;
+/// Size of guest memory in bytes: room for the SMM state save area.
 pub(super) const MEMORY: usize = 0x4_0000;
 const GDT: u64 = 0x1000;
 const IDT: u64 = 0x2000;
@@ -32,6 +34,7 @@ const PD: u64 = 0x6000;
 const STUBS: u64 = 0x7000;
 /// A page for the guest's data; R9 at the start.
 pub(super) const DATA: u64 = 0x8000;
+const DATA_START: usize = 0x8000;
 /// Top of the stack that exceptions use.
 const HANDLER_STACK: u64 = 0xa000;
 /// Top of the stack: RSP at the start.
@@ -267,7 +270,8 @@ impl fmt::Display for Stop {
 pub(super) struct Bench {
     pub(super) kvm: Kvm,
     pub(super) cpuid: CpuId,
-    pub(super) alarm: Alarm,
+    alarm: Alarm,
+    image: Vec<u8>,
 }
 
 impl Bench {
@@ -286,7 +290,12 @@ impl Bench {
             call: "timer_create",
             source,
         })?;
-        Ok(Self { kvm, cpuid, alarm })
+        Ok(Self {
+            kvm,
+            cpuid,
+            alarm,
+            image: image(),
+        })
     }
 
     /// One register (EAX, EBX, ECX, EDX as 0 to 3) of what KVM offers; 0 where there is nothing.
@@ -311,7 +320,9 @@ impl Bench {
         setup: impl FnOnce(&VmFd) -> Result<(), kvm_ioctls::Error>,
     ) -> Result<Guest<'_>, Refused> {
         let tiny = TinyVm::new(&self.kvm, MEMORY, setup).named("creating a VM")?;
-        write_tables(&tiny)?;
+        tiny.write(0, &self.image).named("guest memory")?;
+        tiny.write(SMM_HANDLER, smm_handler().bytes())
+            .named("guest memory")?;
         tiny.write(CODE, code.bytes()).named("guest memory")?;
         tiny.vcpu.set_cpuid2(&self.cpuid).named("KVM_SET_CPUID2")?;
         let mut sregs = tiny.vcpu.get_sregs().named("KVM_GET_SREGS")?;
@@ -338,55 +349,55 @@ impl Bench {
     }
 }
 
-fn write_tables(tiny: &TinyVm) -> Result<(), Refused> {
+/// What every guest finds in memory from 0 on: tables and handlers.
+fn image() -> Vec<u8> {
     const PRESENT_WRITE_USER: u64 = 0b111;
     const LARGE_PAGE: u64 = 1 << 7;
-    let put = |address: u64, words: &[u64]| {
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        tiny.write(address, &bytes).named("guest memory")
+    let mut image = vec![0; DATA_START];
+    let mut put = |address: u64, bytes: &[u8]| {
+        let at = usize::try_from(address).expect("an address below DATA fits");
+        image[at..at + bytes.len()].copy_from_slice(bytes);
     };
-    put(PML4, &[PDPT | PRESENT_WRITE_USER])?;
-    put(PDPT, &[PD | PRESENT_WRITE_USER])?;
-    put(PD, &[LARGE_PAGE | PRESENT_WRITE_USER])?;
+    let bytes = |words: &[u64]| {
+        words
+            .iter()
+            .flat_map(|w| w.to_le_bytes())
+            .collect::<Vec<u8>>()
+    };
+    put(PML4, &bytes(&[PDPT | PRESENT_WRITE_USER]));
+    put(PDPT, &bytes(&[PD | PRESENT_WRITE_USER]));
+    put(PD, &bytes(&[LARGE_PAGE | PRESENT_WRITE_USER]));
     // Null, code and data at 0, data and code at 3, TSS: access bytes 0x9b 0x93 0xf3 0xfb 0x8b.
-    put(
-        GDT,
-        &[
-            0,
-            0x00af_9b00_0000_ffff,
-            0x00cf_9300_0000_ffff,
-            0x00cf_f300_0000_ffff,
-            0x00af_fb00_0000_ffff,
-            0x0000_8b00_0000_0000 | (TSS << 16) | TSS_LIMIT as u64,
-            0,
-        ],
-    )?;
+    let gdt = [
+        0,
+        0x00af_9b00_0000_ffff,
+        0x00cf_9300_0000_ffff,
+        0x00cf_f300_0000_ffff,
+        0x00af_fb00_0000_ffff,
+        0x0000_8b00_0000_0000 | (TSS << 16) | u64::from(TSS_LIMIT),
+        0,
+    ];
+    put(GDT, &bytes(&gdt));
     // RSP0 at 4, IST1 at 36, the I/O map base at 102; the map allows every port it covers.
-    tiny.write(TSS + 4, &STACK.to_le_bytes())
-        .named("guest memory")?;
-    tiny.write(TSS + 36, &HANDLER_STACK.to_le_bytes())
-        .named("guest memory")?;
-    tiny.write(TSS + 102, &0x68_u16.to_le_bytes())
-        .named("guest memory")?;
-    // Interrupt gates that INT n may use from CPL3, all on IST1.
-    let gates: Vec<u64> = (0..256_u64)
-        .flat_map(|vector| {
-            let handler = STUBS + vector * 16;
-            [handler | (u64::from(KERNEL_CS) << 16) | (0xee01 << 32), 0]
-        })
-        .collect();
-    put(IDT, &gates)?;
+    put(TSS + 4, &STACK.to_le_bytes());
+    put(TSS + 36, &HANDLER_STACK.to_le_bytes());
+    put(TSS + 102, &0x68_u16.to_le_bytes());
+    put(TSS + u64::from(TSS_LIMIT), &[0xff]);
     for vector in 0..256 {
         let code = if has_error_code(vector) {
             handler_with_error()
         } else {
             handler()
         };
-        tiny.write(STUBS + vector * 16, code.bytes())
-            .named("guest memory")?;
+        let handler = STUBS + vector * 16;
+        put(handler, code.bytes());
+        // An interrupt gate that INT n may use from CPL3, on IST1.
+        put(
+            IDT + vector * 16,
+            &bytes(&[handler | (u64::from(KERNEL_CS) << 16) | (0xee01 << 32)]),
+        );
     }
-    tiny.write(0x3_8000, smm_handler().bytes())
-        .named("guest memory")
+    image
 }
 
 fn segment(selector: u16, kind: u8) -> kvm_segment {

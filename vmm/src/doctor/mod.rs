@@ -73,6 +73,18 @@ pub fn findings<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Findings
     Ok(wanted)
 }
 
+/// Why this host does not do what the named probe measures; `None` when it does.
+///
+/// # Errors
+///
+/// As [`findings`].
+pub fn unmet(name: &str) -> Result<Option<String>, DoctorError> {
+    let finding = findings([name])?.remove(name);
+    Ok(finding
+        .filter(|f| f.verdict != Verdict::Works)
+        .map(|f| f.detail))
+}
+
 /// Keeps findings where that is possible; where not, they are measured again next time.
 fn keep(cache: Option<&Cache>, measured: &Findings) {
     if measured.is_empty() {
@@ -80,5 +92,40 @@ fn keep(cache: Option<&Cache>, measured: &Findings) {
     }
     if let Some(Err(error)) = cache.map(|cache| cache.store(measured)) {
         tracing::debug!(%error, "findings are not kept");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The chapter with a row for each probe.
+    const DOCUMENT: &str = include_str!("../../../docs/doctor.md");
+
+    #[test]
+    fn probe_names_are_unique_and_kebab_case() {
+        let names: BTreeSet<_> = probes().map(|probe| probe.name).collect();
+        assert_eq!(names.len(), probes().count());
+        for name in names {
+            let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+            assert!(name.chars().all(fits), "{name}");
+            assert!(name.len() <= 18, "{name} breaks the table");
+        }
+    }
+
+    #[test]
+    fn probe_names_and_meanings_are_documented() {
+        for probe in probes() {
+            let row = format!("| `{}` | {} |", probe.name, probe.about);
+            assert!(DOCUMENT.contains(&row), "docs/doctor.md lacks: {row}");
+        }
+    }
+
+    #[test]
+    fn unknown_probe_is_refused() {
+        let error = findings(["no-such-probe"]).unwrap_err();
+        assert!(matches!(error, DoctorError::Unknown(name) if name == "no-such-probe"));
     }
 }

@@ -64,12 +64,13 @@ pub(in crate::doctor) const PROBES: &[Probe] = &[
         }
         Ok(each(start, ROUNDS))
     }),
-    Probe::new("cost-create", "one VM with a vCPU", |b| {
+    Probe::new("cost-create", "making one VM with a vCPU", |b| {
         const VMS: u32 = 4;
+        let mut made = Vec::new();
         let start = Instant::now();
         for _ in 0..VMS {
             let vm = b.kvm.create_vm().named("KVM_CREATE_VM")?;
-            vm.create_vcpu(0).named("KVM_CREATE_VCPU")?;
+            made.push((vm.create_vcpu(0).named("KVM_CREATE_VCPU")?, vm));
         }
         Ok(each(start, VMS))
     }),

@@ -3,7 +3,7 @@
 use kvm_bindings::kvm_xcrs;
 
 use super::super::code::{Code, code};
-use super::super::guest::{Bench, Guest, Level, Named, Refused, Stop, Trap};
+use super::super::guest::{Bench, Guest, Level, Named, Refused, Stop};
 use super::super::probe::{Finding, Probe, Verdict};
 
 const CR4_OSXSAVE: u64 = 1 << 18;
@@ -37,69 +37,108 @@ code! {
     fn vpxor { "vpxor xmm0, xmm1, xmm2", "out 0xd1, al" }
     fn vpaddd { "vpaddd ymm0, ymm1, ymm2", "out 0xd1, al" }
     fn vpaddd_512 { "vpaddd zmm0, zmm1, zmm2", "out 0xd1, al" }
-    fn andn { "andn eax, ecx, edx", "out 0xd1, al" }
-    fn blsr { "blsr eax, ecx", "out 0xd1, al" }
-    fn tzcnt { "mov ecx, 8", "tzcnt eax, ecx", "out 0xd1, al" }
-    fn shlx { "shlx eax, ecx, edx", "out 0xd1, al" }
-    fn pdep { "pdep eax, ecx, edx", "out 0xd1, al" }
+    fn andn { "mov ecx, 0xf0", "mov edx, 0xff", "andn eax, ecx, edx", "out 0xd1, al" }
+    fn blsr { "mov ecx, 0xc", "blsr eax, ecx", "out 0xd1, al" }
+    /// Where TZCNT is taken for BSF, a source of 0 shows it.
+    fn tzcnt { "xor ecx, ecx", "mov eax, 7", "tzcnt eax, ecx", "out 0xd1, al" }
+    fn shlx { "mov ecx, 3", "mov edx, 4", "shlx eax, ecx, edx", "out 0xd1, al" }
+    fn pdep { "mov ecx, 3", "mov edx, 0x81", "pdep eax, ecx, edx", "out 0xd1, al" }
     fn popcnt { "mov ecx, 0xff", "popcnt eax, ecx", "out 0xd1, al" }
     fn xgetbv { "xor ecx, ecx", "xgetbv", "out 0xd1, al" }
     fn xsave { "mov eax, 3", "xor edx, edx", "xsave [r9]", "out 0xd1, al" }
     fn xrstor { "mov eax, 3", "xor edx, edx", "xrstor [r9]", "out 0xd1, al" }
 }
 
-/// A name and the code that runs it.
-type Row = (&'static str, fn() -> Code);
+/// One instruction to try.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    name: &'static str,
+    code: fn() -> Code,
+    /// What it must leave in RAX.
+    rax: Option<u64>,
+}
+
+const fn row(name: &'static str, code: fn() -> Code) -> Row {
+    Row {
+        name,
+        code,
+        rax: None,
+    }
+}
+
+const fn gives(name: &'static str, code: fn() -> Code, rax: u64) -> Row {
+    Row {
+        name,
+        code,
+        rax: Some(rax),
+    }
+}
+
+/// A way to fail, and who does.
+#[derive(Debug)]
+struct Failure {
+    how: String,
+    is_undefined: bool,
+    names: Vec<&'static str>,
+}
 
 /// The rows of this file. What CPUID does not offer is tried all the same: some KVMs run it.
 pub(in crate::doctor) const PROBES: &[Probe] = &[
     Probe::new("sse-cpl0", "SSE and SSE2 instructions at CPL0", |b| {
         let rows: &[Row] = &[
-            ("MOVDQA load and store", movdqa),
-            ("MOVDQU load and store", movdqu),
-            ("MOVDQA between registers", movdqa_registers),
-            ("MOVAPS", movaps),
-            ("MOVUPS", movups),
-            ("MOVQ", movq),
-            ("PXOR", pxor),
-            ("PADDD", paddd),
-            ("ADDSD", addsd),
-            ("CVTSI2SD", cvtsi2sd),
-            ("LDMXCSR", ldmxcsr),
-            ("FXSAVE, FXRSTOR", fxsave),
+            row("MOVDQA load and store", movdqa),
+            row("MOVDQU load and store", movdqu),
+            row("MOVDQA between registers", movdqa_registers),
+            row("MOVAPS", movaps),
+            row("MOVUPS", movups),
+            row("MOVQ", movq),
+            row("PXOR", pxor),
+            row("PADDD", paddd),
+            row("ADDSD", addsd),
+            row("CVTSI2SD", cvtsi2sd),
+            row("LDMXCSR", ldmxcsr),
+            row("FXSAVE, FXRSTOR", fxsave),
         ];
         run(b, rows, 0, true)
     }),
     Probe::new("avx-cpl0", "AVX and AVX2 instructions at CPL0", |b| {
         let offered = b.offered(1, 0, 2) & AVX != 0 && b.offered(7, 0, 1) & AVX2 != 0;
-        let rows: &[Row] = &[("VPXOR", vpxor), ("VMOVDQU", vmovdqu), ("VPADDD", vpaddd)];
+        let rows: &[Row] = &[
+            row("VPXOR", vpxor),
+            row("VMOVDQU", vmovdqu),
+            row("VPADDD", vpaddd),
+        ];
         run(b, rows, XCR0_AVX, offered)
     }),
     Probe::new("avx512-cpl0", "an AVX-512 instruction at CPL0", |b| {
         let offered = b.offered(7, 0, 1) & AVX512F != 0;
-        run(b, &[("VPADDD zmm", vpaddd_512)], XCR0_AVX512, offered)
+        run(b, &[row("VPADDD zmm", vpaddd_512)], XCR0_AVX512, offered)
     }),
     Probe::new("bmi-cpl0", "BMI1 and BMI2 instructions at CPL0", |b| {
         let offered = b.offered(7, 0, 1) & (BMI1 | BMI2) == BMI1 | BMI2;
         let rows: &[Row] = &[
-            ("ANDN", andn),
-            ("BLSR", blsr),
-            ("TZCNT", tzcnt),
-            ("SHLX", shlx),
-            ("PDEP", pdep),
+            gives("ANDN", andn, 0xf),
+            gives("BLSR", blsr, 8),
+            gives("TZCNT", tzcnt, 32),
+            gives("SHLX", shlx, 48),
+            gives("PDEP", pdep, 0x81),
         ];
         run(b, rows, 0, offered)
     }),
     Probe::new("popcnt-cpl0", "POPCNT at CPL0", |b| {
         run(
             b,
-            &[("POPCNT", popcnt)],
+            &[gives("POPCNT", popcnt, 8)],
             0,
             b.offered(1, 0, 2) & POPCNT != 0,
         )
     }),
     Probe::new("xsave-cpl0", "XGETBV, XSAVE and XRSTOR at CPL0", |b| {
-        let rows: &[Row] = &[("XGETBV", xgetbv), ("XSAVE", xsave), ("XRSTOR", xrstor)];
+        let rows: &[Row] = &[
+            gives("XGETBV", xgetbv, 3),
+            row("XSAVE", xsave),
+            row("XRSTOR", xrstor),
+        ];
         run(b, rows, 0b11, b.offered(1, 0, 2) & XSAVE != 0)
     }),
 ];
@@ -107,38 +146,45 @@ pub(in crate::doctor) const PROBES: &[Probe] = &[
 /// Runs each row in a guest of its own; `xcr0` other than 0 enables XSAVE with that state.
 fn run(bench: &Bench, rows: &[Row], xcr0: u64, offered: bool) -> Result<Finding, Refused> {
     let mut works = Vec::new();
-    let mut fails: Vec<(Stop, Vec<&str>)> = Vec::new();
-    for &(name, code) in rows {
-        let mut guest = bench.guest(Level::Kernel, code())?;
+    let mut failures: Vec<Failure> = Vec::new();
+    for row in rows {
+        let mut guest = bench.guest(Level::Kernel, (row.code)())?;
         if xcr0 != 0 {
             let enabled = enable_xsave(&guest, xcr0);
             if offered {
                 enabled?;
             }
         }
-        let stop = match guest.run() {
-            Stop::Done => {
-                works.push(name);
+        let stop = guest.run();
+        let how = match &stop {
+            Stop::Done
+                if row
+                    .rax
+                    .is_none_or(|rax| guest.regs().is_ok_and(|r| r.rax == rax)) =>
+            {
+                works.push(row.name);
                 continue;
             }
+            Stop::Done => "wrong result".to_owned(),
             // Which instruction is the row's name already.
             Stop::Internal { suberror, .. } => Stop::Internal {
-                suberror,
+                suberror: *suberror,
                 instruction: String::new(),
-            },
-            // Only the vector tells failures apart.
-            Stop::Trap(trap) => Stop::Trap(Trap {
-                vector: trap.vector,
-                ..Trap::default()
-            }),
-            stop => stop,
+            }
+            .to_string(),
+            stop => stop.to_string(),
         };
-        match fails.iter_mut().find(|(other, _)| *other == stop) {
-            Some((_, names)) => names.push(name),
-            None => fails.push((stop, vec![name])),
+        let is_undefined = matches!(stop, Stop::Trap(trap) if trap.vector == 6);
+        match failures.iter_mut().find(|failure| failure.how == how) {
+            Some(failure) => failure.names.push(row.name),
+            None => failures.push(Failure {
+                how,
+                is_undefined,
+                names: vec![row.name],
+            }),
         }
     }
-    Ok(judge(&works, &fails, offered))
+    Ok(judge(&works, &failures, offered))
 }
 
 fn enable_xsave(guest: &Guest<'_>, xcr0: u64) -> Result<(), Refused> {
@@ -151,23 +197,21 @@ fn enable_xsave(guest: &Guest<'_>, xcr0: u64) -> Result<(), Refused> {
     guest.tiny.vcpu.set_xcrs(&xcrs).named("KVM_SET_XCRS")
 }
 
-fn judge(works: &[&str], fails: &[(Stop, Vec<&str>)], offered: bool) -> Finding {
+fn judge(works: &[&str], failures: &[Failure], offered: bool) -> Finding {
     let mut facts = Vec::new();
     if !offered {
         facts.push("not offered".to_owned());
     }
     facts.extend(
-        fails
+        failures
             .iter()
-            .map(|(stop, names)| format!("{stop}: {}", names.join(", "))),
+            .map(|f| format!("{}: {}", f.how, f.names.join(", "))),
     );
     if !works.is_empty() {
         facts.push(format!("runs: {}", works.join(", ")));
     }
-    let refused = fails
-        .iter()
-        .all(|(stop, _)| matches!(stop, Stop::Trap(t) if t.vector == 6));
-    let verdict = match (fails.is_empty(), offered) {
+    let refused = failures.iter().all(|failure| failure.is_undefined);
+    let verdict = match (failures.is_empty(), offered) {
         (true, true) => Verdict::Works,
         (true, false) => Verdict::Differs,
         (false, false) if refused => Verdict::Absent,
@@ -180,13 +224,17 @@ fn judge(works: &[&str], fails: &[(Stop, Vec<&str>)], offered: bool) -> Finding 
 mod tests {
     use super::*;
 
+    fn failure(how: &str, is_undefined: bool, name: &'static str) -> Failure {
+        Failure {
+            how: how.to_owned(),
+            is_undefined,
+            names: vec![name],
+        }
+    }
+
     #[test]
     fn instructions_not_offered_that_fault_are_absent() {
-        let undefined = Stop::Trap(Trap {
-            vector: 6,
-            ..Trap::default()
-        });
-        let finding = judge(&[], &[(undefined, vec!["VPXOR"])], false);
+        let finding = judge(&[], &[failure("guest gets #UD", true, "VPXOR")], false);
         assert_eq!(
             finding,
             Finding::absent("not offered; guest gets #UD: VPXOR")
@@ -195,7 +243,7 @@ mod tests {
 
     #[test]
     fn one_failing_instruction_breaks_the_row() {
-        let finding = judge(&["MOVAPS"], &[(Stop::Shutdown, vec!["PXOR"])], true);
+        let finding = judge(&["MOVAPS"], &[failure("triple fault", false, "PXOR")], true);
         assert_eq!(finding, Finding::broken("triple fault: PXOR; runs: MOVAPS"));
     }
 }
