@@ -202,8 +202,9 @@ fn cr8_holds_back_an_interrupt_of_its_class() {
     rig.interrupts.set_cr8(0, 4);
     assert_eq!(rig.read(0, 0x80), 0x40);
     rig.write(0, 0x300, 0x4_4041);
-    assert!(!rig.interrupts.pending(0).interrupt);
-    assert_eq!(rig.woken(), []);
+    let pending = rig.interrupts.pending(0);
+    assert!(pending.held && !pending.interrupt);
+    assert_eq!(rig.woken(), [0], "it must watch its CR8");
     rig.interrupts.set_cr8(0, 3);
     assert!(rig.interrupts.pending(0).interrupt);
     assert_eq!(rig.woken(), [0]);
