@@ -38,7 +38,7 @@ fn restore(adjust: u64) {
 }
 
 case! {
-    name: "announced", cpl: [0], rules: ["TSC-01", "TSC-07"], needs: ["cpuid"],
+    name: "announced", cpl: [0], rules: ["TSC-01", "TSC-07"], needs: [],
     about: "CPUID announces the TSC, and that it is invariant",
     fn body(ctx) {
         check!(insn::has(Feature::TSC), "CPUID.1:EDX[4]");
