@@ -359,18 +359,25 @@ impl Core {
         if self.wr.find(lin, 16, self.set).is_none() {
             self.probe_write(lin, 16)?;
         }
-        let join = |p: (u64, u64)| u128::from(p.0) | u128::from(p.1) << 64;
         if let Some(host) = self.wr.find(lin, 16, self.set)
             && std::arch::is_x86_feature_detected!("cmpxchg16b")
         {
-            let ptr = with_exposed_provenance_mut::<u128>(host as usize);
-            let order = Ordering::SeqCst;
-            // SAFETY: the host has the instruction; the pointer is to a writable page of guest
-            // memory and aligned to 16 as `lin` is.
-            let old = unsafe {
-                std::arch::x86_64::cmpxchg16b(ptr, join(expected), join(new), order, order)
-            };
-            return Ok((old as u64, (old >> 64) as u64));
+            let (mut lo, mut hi) = expected;
+            // SAFETY: the host has the instruction; the address is that of 16 bytes in a writable
+            // page of guest memory, aligned to 16 as `lin` is. RBX is given back.
+            unsafe {
+                std::arch::asm!(
+                    "xchg rbx, {new_lo}",
+                    "lock cmpxchg16b [{host}]",
+                    "mov rbx, {new_lo}",
+                    new_lo = inout(reg) new.0 => _,
+                    host = in(reg) host,
+                    inout("rax") lo,
+                    inout("rdx") hi,
+                    in("rcx") new.1,
+                );
+            }
+            return Ok((lo, hi));
         }
         let old = (self.read(lin)?, self.read(lin + 8)?);
         let store = if old == expected { new } else { old };
