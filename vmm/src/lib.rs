@@ -1,1 +1,15 @@
-//! stub
+//! The virtual machine monitor behind the `hindsight` command.
+
+pub mod acpi;
+pub mod boot;
+pub mod cli;
+pub mod console;
+pub mod doctor;
+pub mod harness;
+pub mod host_clock;
+pub mod kvm;
+pub mod layout;
+pub mod machine;
+pub mod memory;
+pub mod translate;
+pub mod vcpu;

@@ -1,2 +1,7 @@
 //! The `hindsight` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    hindsight_vmm::cli::main()
+}

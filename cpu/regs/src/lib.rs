@@ -7,4 +7,9 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod apic;
+pub mod cpuid;
+pub mod cr;
+pub mod dr;
 pub mod msr;
+pub mod rflags;

@@ -1,0 +1,563 @@
+//! CPUID of the virtual processor. SDM Vol. 2A, "CPUID—CPU Identification".
+//!
+//! A [`CpuModel`] says what the guest should see; what the host (or the interpreter) cannot execute
+//! and what [`Facilities`] does not hold is left out, so that nothing is shown that is not there.
+
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::facility::Facilities;
+
+/// EAX, EBX, ECX, EDX.
+pub type Regs = [u32; 4];
+
+/// A processor that a guest can be given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CpuModel {
+    /// First-generation Xeon Scalable, family 6 model 55H stepping 4.
+    #[default]
+    SkylakeServer,
+    /// Whatever the host has, with our own facilities in place of the host's.
+    Host,
+}
+
+impl fmt::Display for CpuModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SkylakeServer => "skylake-server",
+            Self::Host => "host",
+        })
+    }
+}
+
+/// One answer of CPUID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leaf {
+    /// EAX on input.
+    pub leaf: u32,
+    /// ECX on input; `None` where it does not matter.
+    pub subleaf: Option<u32>,
+    /// The answer.
+    pub regs: Regs,
+}
+
+/// What decides the table besides the model.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Which processor.
+    pub model: CpuModel,
+    /// What it has.
+    pub facilities: Facilities,
+    /// Processors in the machine, 1 to 64.
+    pub cpus: u32,
+    /// Frequency of the TSC in Hz.
+    pub tsc_hz: u64,
+}
+
+/// The CPUID table of a machine. All processors have the same but for their APIC ids.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuidTable {
+    /// By leaf, then sub-leaf.
+    leaves: Vec<Leaf>,
+    max_basic: u32,
+    max_extended: u32,
+}
+
+/// Frequency of the always-running timer in Hz (parameter `CRYSTAL_HZ`).
+pub const CRYSTAL_HZ: u32 = 25_000_000;
+
+const MAX_BASIC: u32 = 0x16;
+const MAX_EXTENDED: u32 = 0x8000_0008;
+/// The hypervisor leaves name this monitor, so that guests can tell.
+const HYPERVISOR: u32 = 0x4000_0000;
+const SIGNATURE_SKYLAKE: u32 = 0x0005_0654;
+
+// CPUID.1:ECX
+const ECX1_X2APIC: u32 = 1 << 21;
+const ECX1_TSC_DEADLINE: u32 = 1 << 24;
+const ECX1_OSXSAVE: u32 = 1 << 27;
+const ECX1_XSAVE: u32 = 1 << 26;
+const ECX1_HYPERVISOR: u32 = 1 << 31;
+const ECX1_PDCM: u32 = 1 << 15;
+const ECX1_DS: u32 = 1 << 2 | 1 << 4;
+/// MONITOR, VMX, SMX, TM2, CNXT-ID, SDBG, xTPR, DCA: never shown.
+const ECX1_NEVER: u32 = 1 << 3 | 0b11 << 5 | 1 << 8 | 0b11 << 10 | 1 << 14 | 1 << 18;
+/// SSE3, PCLMULQDQ, SSSE3, FMA, CX16, PCID, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, XSAVE, AVX, F16C,
+/// RDRAND.
+const ECX1_SKYLAKE: u32 =
+    1 | 1 << 1 | 1 << 9 | 0b11 << 12 | 1 << 17 | 0b11 << 19 | 0b11 << 22 | 0b11 << 25 | 0b111 << 28;
+// CPUID.1:EDX
+const EDX1_DS: u32 = 1 << 21;
+/// FPU to MMX and FXSR to SS without DS, ACPI, PSN: 0, 1 ... 17, 19, 23 to 27.
+const EDX1_SKYLAKE: u32 = 0x0f8b_fbff;
+/// PSN, DS, ACPI, HTT, TM, PBE: ours to decide or never shown.
+const EDX1_NEVER: u32 = 1 << 18 | 1 << 21 | 1 << 22 | 1 << 28 | 1 << 29 | 1 << 31;
+// CPUID.7.0:EBX
+const EBX7_TSC_ADJUST: u32 = 1 << 1;
+const EBX7_RDT: u32 = 1 << 12 | 1 << 15;
+const EBX7_RTM: u32 = 1 << 4 | 1 << 11;
+/// SGX, MPX, PT: never shown.
+const EBX7_NEVER: u32 = 1 << 2 | 1 << 14 | 1 << 25;
+/// FSGSBASE, BMI1, AVX2, FDP_EXCPTN_ONLY, SMEP, BMI2, ERMS, INVPCID, FCS/FDS deprecation, AVX512F,
+/// AVX512DQ, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB, AVX512CD, AVX512BW, AVX512VL.
+const EBX7_SKYLAKE: u32 = 1
+    | 1 << 3
+    | 0b111 << 5
+    | 0b111 << 8
+    | 1 << 13
+    | 0b11 << 16
+    | 0b111 << 18
+    | 0b11 << 23
+    | 1 << 28
+    | 0b11 << 30;
+// CPUID.7.0:ECX: UMIP, PKU.
+const ECX7_SKYLAKE: u32 = 1 << 2 | 1 << 3;
+const ECX7_OSPKE: u32 = 1 << 4;
+/// RDPID, and what changes how guests see interrupts or memory: WAITPKG, LA57, bus-lock detection.
+const ECX7_NEVER: u32 = 1 << 5 | 1 << 7 | 1 << 16 | 1 << 22 | 1 << 24;
+// CPUID.7.0:EDX: IA32_ARCH_CAPABILITIES.
+const EDX7_ARCH_CAPABILITIES: u32 = 1 << 29;
+// CPUID.80000001H
+const EDX_EXT_RDTSCP: u32 = 1 << 27;
+/// SYSCALL, NX, 1-GiB pages, long mode.
+const EDX_EXT_SKYLAKE: u32 = 1 << 11 | 1 << 20 | 1 << 26 | 1 << 29;
+/// LAHF/SAHF, LZCNT, PREFETCHW.
+const ECX_EXT_SKYLAKE: u32 = 1 | 1 << 5 | 1 << 8;
+/// x87, SSE, AVX, AVX-512 (three), PKRU.
+const XCR0_SKYLAKE: u32 = 0b111 | 0b111 << 5 | 1 << 9;
+
+impl CpuidTable {
+    /// Builds the table. `supported` answers what the host under KVM, or the interpreter, can
+    /// execute, in CPUID's own form.
+    pub fn new(config: &Config, supported: impl Fn(u32, u32) -> Regs) -> Self {
+        let mut leaves = Vec::new();
+        let builder = Builder {
+            config,
+            supported: &supported,
+        };
+        builder.basic(&mut leaves);
+        builder.extended(&mut leaves);
+        leaves.push(Leaf {
+            leaf: HYPERVISOR,
+            subleaf: None,
+            regs: [HYPERVISOR, text(b"Hind"), text(b"sigh"), text(b"tVMM")],
+        });
+        leaves.sort_by_key(|l| (l.leaf, l.subleaf));
+        Self {
+            leaves,
+            max_basic: MAX_BASIC,
+            max_extended: MAX_EXTENDED,
+        }
+    }
+
+    /// The table as processor `apic_id` sees it, without the bits that follow control registers.
+    pub fn for_cpu(&self, apic_id: u32) -> impl Iterator<Item = Leaf> + '_ {
+        self.leaves.iter().map(move |leaf| Leaf {
+            regs: with_apic_id(leaf, apic_id),
+            ..*leaf
+        })
+    }
+
+    /// CPUID as processor `apic_id` executes it. A leaf above the highest answers as the highest
+    /// basic leaf, as on Intel processors; `cr4` decides OSXSAVE and OSPKE, `xcr0` the size in
+    /// leaf 0DH.
+    pub fn query(&self, leaf: u32, subleaf: u32, apic_id: u32, cr4: u64, xcr0: u64) -> Regs {
+        let found = self.find(leaf, subleaf).or_else(|| {
+            let basic = leaf > self.max_basic && leaf < HYPERVISOR;
+            let hypervisor = leaf > HYPERVISOR && leaf < 0x8000_0000;
+            let extended = leaf > self.max_extended;
+            if basic || hypervisor || extended {
+                self.find(self.max_basic, subleaf)
+            } else {
+                None
+            }
+        });
+        let Some(found) = found else { return [0; 4] };
+        let mut regs = with_apic_id(found, apic_id);
+        match (leaf, subleaf) {
+            (1, _) if cr4 & 1 << 18 != 0 => regs[2] |= ECX1_OSXSAVE,
+            (7, 0) if cr4 & 1 << 22 != 0 => regs[2] |= ECX7_OSPKE,
+            (0xd, 0) => regs[1] = self.xsave_size(xcr0),
+            (0xd, 1) if regs[0] & 0b10 != 0 => regs[1] = self.xsave_size(xcr0),
+            _ => {}
+        }
+        regs
+    }
+
+    /// Bytes of the standard-format XSAVE area for the components in `xcr0`.
+    fn xsave_size(&self, xcr0: u64) -> u32 {
+        (2..63)
+            .filter(|&i| xcr0 & 1 << i != 0)
+            .filter_map(|i| self.find(0xd, i))
+            .map(|l| l.regs[0].saturating_add(l.regs[1]))
+            .fold(576, u32::max)
+    }
+
+    fn find(&self, leaf: u32, subleaf: u32) -> Option<&Leaf> {
+        let start = self.leaves.partition_point(|l| l.leaf < leaf);
+        self.leaves[start..]
+            .iter()
+            .take_while(|l| l.leaf == leaf)
+            .find(|l| l.subleaf.is_none_or(|s| s == subleaf))
+    }
+}
+
+/// Four bytes of an identification string, as CPUID gives them in a register.
+const fn text(bytes: &[u8; 4]) -> u32 {
+    u32::from_le_bytes(*bytes)
+}
+
+fn with_apic_id(leaf: &Leaf, apic_id: u32) -> Regs {
+    let mut regs = leaf.regs;
+    match leaf.leaf {
+        1 => regs[1] = (regs[1] & 0x00ff_ffff) | (apic_id & 0xff) << 24,
+        0xb => regs[3] = apic_id,
+        _ => {}
+    }
+    regs
+}
+
+struct Builder<'a, F> {
+    config: &'a Config,
+    supported: &'a F,
+}
+
+impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
+    fn has(&self, facility: Facilities) -> bool {
+        self.config.facilities.contains(facility)
+    }
+
+    /// `wanted` of the model, or all that the host offers, less what the host lacks.
+    fn offered(&self, supported: u32, wanted: u32, never: u32) -> u32 {
+        match self.config.model {
+            CpuModel::SkylakeServer => supported & wanted,
+            CpuModel::Host => supported & !never,
+        }
+    }
+
+    fn basic(&self, out: &mut Vec<Leaf>) {
+        let host = |leaf| (self.supported)(leaf, 0);
+        let skylake = self.config.model == CpuModel::SkylakeServer;
+        let vendor = if skylake {
+            [text(b"Genu"), text(b"ntel"), text(b"ineI")]
+        } else {
+            let h = host(0);
+            [h[1], h[2], h[3]]
+        };
+        push(out, 0, [MAX_BASIC, vendor[0], vendor[1], vendor[2]]);
+        push(out, 1, self.leaf_1());
+        push(out, 2, [0x7603_6301, 0x00f0_b5ff, 0, 0x00c3_0000]);
+        self.caches(out);
+        push(out, 5, [0; 4]);
+        push(out, 6, [1 << 2, 0, 0, 0]);
+        push_sub(out, 7, 0, self.leaf_7());
+        self.topology(out);
+        self.xsave(out);
+        push(out, 0x15, self.leaf_15());
+        let mhz = u32::try_from((self.config.tsc_hz + 500_000) / 1_000_000).unwrap_or(u32::MAX);
+        push(out, 0x16, [mhz, mhz, 100, 0]);
+    }
+
+    fn leaf_1(&self) -> Regs {
+        let host = (self.supported)(1, 0);
+        let skylake = self.config.model == CpuModel::SkylakeServer;
+        let ours = ECX1_X2APIC | ECX1_TSC_DEADLINE | ECX1_PDCM | ECX1_DS | ECX1_OSXSAVE;
+        let mut ecx = self.offered(host[2], ECX1_SKYLAKE, ECX1_NEVER | ours) | ECX1_HYPERVISOR;
+        let mut edx = self.offered(host[3], EDX1_SKYLAKE, EDX1_NEVER | EDX1_DS);
+        for (facility, bit) in [
+            (Facilities::X2APIC, ECX1_X2APIC),
+            (Facilities::TSC_DEADLINE, ECX1_TSC_DEADLINE),
+            (Facilities::BTS, ECX1_DS),
+        ] {
+            if self.has(facility) {
+                ecx |= bit;
+            }
+        }
+        if self.config.facilities.perf_capabilities().is_some() {
+            ecx |= ECX1_PDCM;
+        }
+        if self.has(Facilities::BTS) {
+            edx |= EDX1_DS;
+        }
+        // APIC: always there, in user space. HTT: more than one logical processor in the package.
+        edx |= 1 << 9;
+        if self.config.cpus > 1 {
+            edx |= 1 << 28;
+        }
+        let signature = if skylake { SIGNATURE_SKYLAKE } else { host[0] };
+        let ids = self.config.cpus.next_power_of_two().min(0xff);
+        // CLFLUSH line of 8 quadwords; the APIC id is filled in for each processor.
+        [signature, ids << 16 | 8 << 8, ecx, edx]
+    }
+
+    fn leaf_7(&self) -> Regs {
+        let host = (self.supported)(7, 0);
+        let ours = EBX7_TSC_ADJUST | EBX7_RDT | EBX7_RTM;
+        let mut ebx = self.offered(host[1], EBX7_SKYLAKE, EBX7_NEVER | ours);
+        for (facility, bits) in [
+            (Facilities::TSC_ADJUST, EBX7_TSC_ADJUST),
+            (Facilities::RDT, EBX7_RDT),
+            (Facilities::RTM, EBX7_RTM),
+        ] {
+            if self.has(facility) {
+                ebx |= bits;
+            }
+        }
+        let ecx = self.offered(host[2], ECX7_SKYLAKE, ECX7_NEVER | ECX7_OSPKE);
+        [0, ebx, ecx, EDX7_ARCH_CAPABILITIES]
+    }
+
+    /// Leaf 4: 32 KiB L1 data and instruction, 1 MiB L2, 24.75 MiB shared L3 of 11 ways
+    /// (rule CPU-24).
+    fn caches(&self, out: &mut Vec<Leaf>) {
+        let cores = (self.config.cpus.next_power_of_two().min(64) - 1) << 26;
+        let cache = |kind: u32, level: u32, shared: u32, ways: u32, sets: u32, edx: u32| {
+            [
+                kind | level << 5 | 1 << 8 | shared << 14 | cores,
+                (ways - 1) << 22 | 63,
+                sets - 1,
+                edx,
+            ]
+        };
+        let all = self.config.cpus.next_power_of_two() - 1;
+        push_sub(out, 4, 0, cache(1, 1, 0, 8, 64, 0));
+        push_sub(out, 4, 1, cache(2, 1, 0, 8, 64, 0));
+        push_sub(out, 4, 2, cache(3, 2, 0, 16, 1024, 0));
+        push_sub(out, 4, 3, cache(3, 3, all, 11, 36864, 0b100));
+        push_sub(out, 4, 4, [0; 4]);
+    }
+
+    /// Leaf 0BH: one thread per core, all cores in one package.
+    fn topology(&self, out: &mut Vec<Leaf>) {
+        let bits = self.config.cpus.next_power_of_two().trailing_zeros();
+        push_sub(out, 0xb, 0, [0, 1, 1 << 8, 0]);
+        push_sub(out, 0xb, 1, [bits, self.config.cpus, 2 << 8 | 1, 0]);
+        push_sub(out, 0xb, 2, [0, 0, 2, 0]);
+    }
+
+    /// Leaf 0DH: sizes and offsets are the host's own, because XSAVE runs natively.
+    fn xsave(&self, out: &mut Vec<Leaf>) {
+        let host = (self.supported)(0xd, 0);
+        if (self.supported)(1, 0)[2] & ECX1_XSAVE == 0 || host[0] & 0b11 != 0b11 {
+            push_sub(out, 0xd, 0, [0; 4]);
+            return;
+        }
+        let mut mask = host[0] & XCR0_SKYLAKE;
+        if mask & 0b100 == 0 || mask & 0b111 << 5 != 0b111 << 5 {
+            mask &= !(0b111 << 5);
+        }
+        let mut size = 576;
+        for component in (2..32).filter(|i| mask & 1 << i != 0) {
+            let [len, offset, ..] = (self.supported)(0xd, component);
+            size = size.max(len.saturating_add(offset));
+            push_sub(out, 0xd, component, [len, offset, 0, 0]);
+        }
+        push_sub(out, 0xd, 0, [mask, 576, size, 0]);
+        // XSAVEOPT and XGETBV with ECX = 1; no compacted format.
+        push_sub(out, 0xd, 1, [(self.supported)(0xd, 1)[0] & 0b101, 0, 0, 0]);
+    }
+
+    /// Leaf 15H: the TSC as a ratio of the crystal, within 1 ppm (rule ART-03).
+    fn leaf_15(&self) -> Regs {
+        let (denominator, numerator) = crystal_ratio(self.config.tsc_hz);
+        [denominator, numerator, CRYSTAL_HZ, 0]
+    }
+
+    fn extended(&self, out: &mut Vec<Leaf>) {
+        let host = |leaf| (self.supported)(leaf, 0);
+        push(out, 0x8000_0000, [MAX_EXTENDED, 0, 0, 0]);
+        let ext = host(0x8000_0001);
+        let mut edx = self.offered(ext[3], EDX_EXT_SKYLAKE, EDX_EXT_RDTSCP);
+        if self.has(Facilities::RDTSCP) {
+            edx |= EDX_EXT_RDTSCP;
+        }
+        // Of the host's own ECX bits, SVM, IBS, performance counters and the like are not ours.
+        let ecx = ext[2] & ECX_EXT_SKYLAKE;
+        push(out, 0x8000_0001, [0, 0, ecx, edx]);
+        let brand = *b"Intel(R) Xeon(R) Gold 6140 CPU (Hindsight)\0\0\0\0\0\0";
+        for (i, part) in brand.chunks_exact(16).enumerate() {
+            let word =
+                |n: usize| u32::from_le_bytes([part[n], part[n + 1], part[n + 2], part[n + 3]]);
+            let leaf = 0x8000_0002 + u32::try_from(i).unwrap_or(0);
+            let ours = [word(0), word(4), word(8), word(12)];
+            let skylake = self.config.model == CpuModel::SkylakeServer;
+            push(out, leaf, if skylake { ours } else { host(leaf) });
+        }
+        push(out, 0x8000_0006, [0, 0, 0x0100_6040, 0]);
+        push(out, 0x8000_0007, [0, 0, 0, 1 << 8]);
+        let physical = host(0x8000_0008)[0] & 0xff;
+        push(
+            out,
+            0x8000_0008,
+            [48 << 8 | physical.clamp(36, 52), 0, 0, 0],
+        );
+    }
+}
+
+fn push(out: &mut Vec<Leaf>, leaf: u32, regs: Regs) {
+    out.push(Leaf {
+        leaf,
+        subleaf: None,
+        regs,
+    });
+}
+
+fn push_sub(out: &mut Vec<Leaf>, leaf: u32, subleaf: u32, regs: Regs) {
+    out.push(Leaf {
+        leaf,
+        subleaf: Some(subleaf),
+        regs,
+    });
+}
+
+/// The (EAX, EBX) of leaf 15H: the best ratio EBX / EAX of `tsc_hz` to the crystal with
+/// EBX at most 171798, which keeps kHz * EBX below 2^32 (rule ART-03).
+fn crystal_ratio(tsc_hz: u64) -> (u32, u32) {
+    const NUMERATOR_MAX: u64 = 171_798;
+    // Convergents of the continued fraction tsc_hz / CRYSTAL_HZ, then the last semiconvergent.
+    let (mut a, mut b) = (tsc_hz, u64::from(CRYSTAL_HZ));
+    let (mut p0, mut q0, mut p1, mut q1) = (0_u64, 1_u64, 1_u64, 0_u64);
+    while b != 0 {
+        let digit = a / b;
+        let room = (NUMERATOR_MAX - p0) / p1.max(1);
+        let used = digit.min(room);
+        (p0, q0, p1, q1) = (p1, q1, used * p1 + p0, used * q1 + q0);
+        if used < digit {
+            let better = |p: u64, q: u64| {
+                let exact = u128::from(tsc_hz) * u128::from(q);
+                let got = u128::from(CRYSTAL_HZ) * u128::from(p);
+                // Error relative to q, compared by cross-multiplication below.
+                (exact.abs_diff(got), q)
+            };
+            let (new, old) = (better(p1, q1), better(p0, q0));
+            if q1 == 0 || (q0 != 0 && old.0 * u128::from(new.1) < new.0 * u128::from(old.1)) {
+                (p1, q1) = (p0, q0);
+            }
+            break;
+        }
+        (a, b) = (b, a % b);
+    }
+    let narrow = |v: u64| u32::try_from(v.max(1)).unwrap_or(u32::MAX);
+    (narrow(q1), narrow(p1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(facilities: Facilities) -> Config {
+        Config {
+            model: CpuModel::SkylakeServer,
+            facilities,
+            cpus: 2,
+            tsc_hz: 2_599_998_123,
+        }
+    }
+
+    fn table(facilities: Facilities) -> CpuidTable {
+        CpuidTable::new(&config(facilities), |leaf, subleaf| match (leaf, subleaf) {
+            (0xd, 0) => [0x2e7, 0, 0, 0],
+            (0xd, 2) => [256, 576, 0, 0],
+            (0xd, 9) => [8, 2688, 0, 0],
+            _ => [u32::MAX; 4],
+        })
+    }
+
+    #[test]
+    fn model_is_skylake_server_with_all_features_of_the_host() {
+        let t = table(Facilities::NATIVE);
+        let [eax, ebx, ecx, edx] = t.query(1, 0, 1, 0, 0);
+        assert_eq!(eax, 0x0005_0654);
+        assert_eq!(ebx >> 24, 1, "the APIC id");
+        assert_eq!(
+            ecx & (1 << 21 | 1 << 24 | 1 << 31),
+            1 << 21 | 1 << 24 | 1 << 31
+        );
+        assert_eq!(
+            ecx & (1 << 2 | 1 << 3 | 1 << 4 | 1 << 11 | 1 << 15),
+            0,
+            "hidden"
+        );
+        assert_eq!(
+            edx & (1 << 2 | 1 << 4 | 1 << 5 | 1 << 9),
+            1 << 2 | 1 << 4 | 1 << 5 | 1 << 9
+        );
+        assert_eq!(edx & 1 << 21, 0, "no DS");
+    }
+
+    #[test]
+    fn pmu_and_rdt_leaves_are_empty_without_the_facility() {
+        let t = table(Facilities::NATIVE);
+        for leaf in [0xa, 0xf, 0x10, 0x14] {
+            assert_eq!(t.query(leaf, 0, 0, 0, 0), [0; 4], "{leaf:#x}");
+        }
+        assert_eq!(
+            t.query(7, 0, 0, 0, 0)[1] & (1 << 12 | 1 << 15 | 1 << 25 | 1 << 11),
+            0
+        );
+    }
+
+    #[test]
+    fn osxsave_follows_cr4() {
+        let t = table(Facilities::NATIVE);
+        assert_eq!(t.query(1, 0, 0, 0, 0)[2] & 1 << 27, 0);
+        assert_ne!(t.query(1, 0, 0, 1 << 18, 0)[2] & 1 << 27, 0);
+    }
+
+    #[test]
+    fn leaf_beyond_the_highest_answers_as_the_highest_basic_leaf() {
+        let t = table(Facilities::NATIVE);
+        assert_eq!(t.query(0x17, 0, 0, 0, 0), t.query(0x16, 0, 0, 0, 0));
+        assert_eq!(t.query(0x8000_0009, 0, 0, 0, 0), t.query(0x16, 0, 0, 0, 0));
+        assert_eq!(
+            t.query(3, 0, 0, 0, 0),
+            [0; 4],
+            "inside the range but undefined"
+        );
+    }
+
+    #[test]
+    fn host_without_a_feature_hides_it() {
+        let t = CpuidTable::new(&config(Facilities::NATIVE), |_, _| [0; 4]);
+        assert_eq!(t.query(1, 0, 0, 0, 0)[2] & ECX1_XSAVE, 0);
+        assert_eq!(t.query(0xd, 0, 0, 0, 7), [0, 576, 0, 0]);
+    }
+
+    #[test]
+    fn xsave_size_follows_xcr0() {
+        let t = table(Facilities::NATIVE);
+        assert_eq!(t.query(0xd, 0, 0, 0, 3)[1], 576);
+        assert_eq!(t.query(0xd, 0, 0, 0, 7)[1], 832);
+        assert_eq!(t.query(0xd, 0, 0, 0, 0x207)[1], 2696);
+    }
+
+    #[test]
+    fn crystal_ratio_is_within_one_ppm_and_fits_linux() {
+        let odd = [
+            1_000_000_000,
+            2_000_000_000,
+            2_599_998_123,
+            2_445_406_001,
+            3_700_000_019,
+            50_000_001,
+        ];
+        for hz in odd {
+            let (eax, ebx) = crystal_ratio(hz);
+            assert!(ebx <= 171_798, "{hz}");
+            let got = u128::from(CRYSTAL_HZ) * u128::from(ebx) / u128::from(eax);
+            assert!(
+                got.abs_diff(u128::from(hz)) * 1_000_000 <= u128::from(hz),
+                "{hz}: {eax} {ebx}"
+            );
+        }
+    }
+
+    #[test]
+    fn l3_is_sized_as_the_monitoring_leaf_implies() {
+        let [_, ebx, ecx, _] = table(Facilities::NATIVE).query(4, 3, 0, 0, 0);
+        let bytes = ((ebx >> 22) + 1) * ((ebx & 0xfff) + 1) * (ecx + 1);
+        assert_eq!(bytes, 73_728 * 352);
+        assert_eq!((ebx >> 22) + 1, 11);
+    }
+}

@@ -1,0 +1,300 @@
+//! The table of the processor's MSRs. SDM Vol. 4, "Model-Specific Registers (MSRs)".
+//!
+//! A row may cover a run of consecutive MSRs that behave alike. An MSR in no row does not exist
+//! (rules MSR-39, MSR-48 and MSR-49): every access raises #GP(0).
+
+use hindsight_regs::msr as regs;
+
+use super::MsrConfig;
+use crate::facility::Facilities;
+use crate::state::PAT_RESET;
+
+/// Who models an MSR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// [`crate::tsc::Tsc`].
+    Tsc,
+    /// The local APIC, in the devices.
+    Apic,
+    /// The processor state itself, which both ways of running hold ([`crate::state::CpuState`]).
+    Processor,
+    /// A value with no behaviour beyond what the row says.
+    Stored,
+    /// Always the reset value; a write is either refused or dropped, as the row says.
+    Constant,
+}
+
+/// How KVM takes part when the guest runs natively.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnKvm {
+    /// The access exits; the model alone answers.
+    Filtered,
+    /// The access exits, and an accepted write must also reach KVM, because the value acts natively.
+    Mirrored,
+    /// The guest accesses KVM's own register with no exit.
+    Passthrough,
+}
+
+/// One row: an MSR, or a run of alike ones.
+#[derive(Clone, Copy, Debug)]
+pub struct MsrSpec {
+    /// First MSR number.
+    pub index: u32,
+    /// How many consecutive MSRs the row covers.
+    pub count: u32,
+    /// The manual's name.
+    pub name: &'static str,
+    /// Who models it.
+    pub owner: Owner,
+    /// Facilities without which it does not exist.
+    pub needs: Facilities,
+    /// Value after RESET, where the configuration does not decide it.
+    pub reset: u64,
+    /// Setting any of these raises #GP(0), where the configuration does not decide it.
+    pub reserved: u64,
+    /// Writes to these are dropped; the old value stays. They are not checked as reserved.
+    pub read_only: u64,
+    /// How KVM takes part.
+    pub on_kvm: OnKvm,
+}
+
+impl MsrSpec {
+    const fn new(index: u32, name: &'static str, owner: Owner) -> Self {
+        Self {
+            index,
+            count: 1,
+            name,
+            owner,
+            needs: Facilities::empty(),
+            reset: 0,
+            reserved: 0,
+            read_only: 0,
+            on_kvm: OnKvm::Filtered,
+        }
+    }
+
+    const fn run(self, count: u32) -> Self {
+        Self { count, ..self }
+    }
+
+    const fn needs(self, needs: Facilities) -> Self {
+        Self { needs, ..self }
+    }
+
+    const fn reset(self, reset: u64) -> Self {
+        Self { reset, ..self }
+    }
+
+    /// Only these bits may be written as 1.
+    const fn writable(self, mask: u64) -> Self {
+        Self {
+            reserved: !mask,
+            ..self
+        }
+    }
+
+    /// Every write raises #GP(0).
+    const fn no_write(self) -> Self {
+        Self {
+            on_kvm: OnKvm::Filtered,
+            reserved: u64::MAX,
+            read_only: 0,
+            ..self
+        }
+    }
+
+    const fn read_only(self, read_only: u64) -> Self {
+        Self { read_only, ..self }
+    }
+
+    const fn kvm(self, on_kvm: OnKvm) -> Self {
+        Self { on_kvm, ..self }
+    }
+
+    /// Whether the row covers `index`.
+    pub const fn covers(&self, index: u32) -> bool {
+        index >= self.index && index - self.index < self.count
+    }
+
+    /// Whether a processor of this configuration has the MSR.
+    pub const fn present(&self, config: &MsrConfig) -> bool {
+        if self.index == regs::IA32_PERF_CAPABILITIES {
+            return config.facilities.perf_capabilities().is_some();
+        }
+        config.facilities.contains(self.needs)
+    }
+
+    /// Value of MSR `index` after RESET.
+    pub const fn reset_value(&self, index: u32, config: &MsrConfig) -> u64 {
+        let facilities = config.facilities;
+        match index {
+            regs::IA32_PERF_CAPABILITIES => match facilities.perf_capabilities() {
+                Some(value) => value,
+                None => 0,
+            },
+            regs::MSR_PLATFORM_INFO => ((config.tsc_hz / 100_000_000) & 0xff) << 8,
+            regs::IA32_MISC_ENABLE => {
+                let available = if facilities.contains(Facilities::PMU) {
+                    PMU_AVAILABLE
+                } else {
+                    0
+                };
+                let no_bts = if facilities.contains(Facilities::BTS) {
+                    0
+                } else {
+                    BTS_UNAVAILABLE
+                };
+                let no_pebs = if facilities.contains(Facilities::PEBS) {
+                    0
+                } else {
+                    PEBS_UNAVAILABLE
+                };
+                self.reset | available | no_bts | no_pebs
+            }
+            _ => self.reset,
+        }
+    }
+
+    /// Bits that raise #GP(0) when written as 1, in this configuration.
+    pub const fn reserved_bits(&self, config: &MsrConfig) -> u64 {
+        match self.index {
+            regs::IA32_DEBUGCTL => !config.facilities.debugctl_mask(),
+            _ => self.reserved,
+        }
+    }
+
+    /// Whether a write of `value` passes the generic checks. A register that refuses every write
+    /// refuses 0 as well.
+    pub const fn accepts(&self, value: u64, config: &MsrConfig) -> bool {
+        let reserved = self.reserved_bits(config);
+        if matches!(self.owner, Owner::Constant) && reserved == u64::MAX {
+            return false;
+        }
+        value & reserved & !self.read_only == 0
+    }
+}
+
+/// Bits of IA32_MISC_ENABLE that only the configuration decides.
+const PMU_AVAILABLE: u64 = 1 << 7;
+const BTS_UNAVAILABLE: u64 = 1 << 11;
+const PEBS_UNAVAILABLE: u64 = 1 << 12;
+
+/// IA32_ARCH_CAPABILITIES: RDCL_NO, SKIP_L1DFL_VMENTRY, SSB_NO, MDS_NO, PSCHANGE_MC_NO, TAA_NO,
+/// SBDR_SSDP_NO, FBSDP_NO, PSDP_NO, BHI_NO, PBRSB_NO, GDS_NO, RFDS_NO, ITS_NO. Guests then leave
+/// page-table isolation and the other software mitigations off (rule MSR-47).
+const ARCH_CAPABILITIES: u64 = 1
+    | 1 << 3
+    | 1 << 4
+    | 1 << 5
+    | 1 << 6
+    | 1 << 8
+    | 0b111 << 13
+    | 1 << 20
+    | 1 << 24
+    | 1 << 26
+    | 1 << 27
+    | 1 << 62;
+
+/// Microcode revision 0200005EH (rule MSR-41: at least 02000014H).
+const MICROCODE: u64 = 0x0200_005e << 32;
+
+/// IA32_MTRRCAP: eight variable ranges, fixed ranges, write-combining.
+const MTRRCAP: u64 = 0x508;
+
+/// All rows, by index.
+pub const TABLE: &[MsrSpec] = {
+    use MsrSpec as M;
+    use OnKvm::{Mirrored, Passthrough};
+    use Owner::{Apic, Constant, Processor, Stored, Tsc};
+    &[
+        M::new(
+            regs::IA32_TIME_STAMP_COUNTER,
+            "IA32_TIME_STAMP_COUNTER",
+            Tsc,
+        ),
+        M::new(regs::IA32_PLATFORM_ID, "IA32_PLATFORM_ID", Constant).no_write(),
+        M::new(regs::IA32_APIC_BASE, "IA32_APIC_BASE", Apic).kvm(Mirrored),
+        M::new(regs::MSR_SMI_COUNT, "MSR_SMI_COUNT", Constant).no_write(),
+        M::new(regs::IA32_TSC_ADJUST, "IA32_TSC_ADJUST", Tsc).needs(Facilities::TSC_ADJUST),
+        M::new(regs::IA32_BIOS_SIGN_ID, "IA32_BIOS_SIGN_ID", Constant)
+            .reset(MICROCODE)
+            .read_only(u64::MAX),
+        M::new(regs::MSR_PLATFORM_INFO, "MSR_PLATFORM_INFO", Constant).no_write(),
+        M::new(regs::IA32_MTRRCAP, "IA32_MTRRCAP", Constant)
+            .reset(MTRRCAP)
+            .no_write(),
+        M::new(
+            regs::IA32_ARCH_CAPABILITIES,
+            "IA32_ARCH_CAPABILITIES",
+            Constant,
+        )
+        .reset(ARCH_CAPABILITIES)
+        .no_write(),
+        M::new(regs::IA32_SYSENTER_CS, "IA32_SYSENTER_CS", Processor).kvm(Passthrough),
+        M::new(regs::IA32_SYSENTER_ESP, "IA32_SYSENTER_ESP", Processor).kvm(Passthrough),
+        M::new(regs::IA32_SYSENTER_EIP, "IA32_SYSENTER_EIP", Processor).kvm(Passthrough),
+        // No machine-check banks.
+        M::new(regs::IA32_MCG_CAP, "IA32_MCG_CAP", Constant).no_write(),
+        M::new(regs::IA32_MCG_STATUS, "IA32_MCG_STATUS", Stored).writable(0b111),
+        M::new(regs::IA32_MISC_ENABLE, "IA32_MISC_ENABLE", Stored)
+            .reset(1 | 1 << 3 | 1 << 16 | 1 << 18)
+            .writable(0x40_00c5_0009 | 1 << 34)
+            .read_only(PMU_AVAILABLE | BTS_UNAVAILABLE | PEBS_UNAVAILABLE)
+            .kvm(Mirrored),
+        M::new(regs::IA32_DEBUGCTL, "IA32_DEBUGCTL", Stored),
+        M::new(regs::IA32_MTRR_PHYSBASE0, "IA32_MTRR_PHYSBASE/MASK", Stored).run(16),
+        M::new(
+            regs::IA32_MTRR_FIX64K_00000,
+            "IA32_MTRR_FIX64K_00000",
+            Stored,
+        ),
+        M::new(regs::IA32_MTRR_FIX16K_80000, "IA32_MTRR_FIX16K", Stored).run(2),
+        M::new(regs::IA32_MTRR_FIX4K_C0000, "IA32_MTRR_FIX4K", Stored).run(8),
+        M::new(regs::IA32_PAT, "IA32_PAT", Processor)
+            .reset(PAT_RESET)
+            .kvm(Passthrough),
+        M::new(regs::IA32_MTRR_DEF_TYPE, "IA32_MTRR_DEF_TYPE", Stored).writable(0xcff),
+        M::new(
+            regs::IA32_PERF_CAPABILITIES,
+            "IA32_PERF_CAPABILITIES",
+            Constant,
+        )
+        .no_write(),
+        M::new(regs::IA32_TSC_DEADLINE, "IA32_TSC_DEADLINE", Apic).needs(Facilities::TSC_DEADLINE),
+        M::new(regs::IA32_X2APIC_BASE, "x2APIC", Apic)
+            .run(0x100)
+            .needs(Facilities::X2APIC),
+        M::new(regs::IA32_XSS, "IA32_XSS", Stored)
+            .writable(0)
+            .kvm(Mirrored),
+        M::new(regs::IA32_EFER, "IA32_EFER", Processor).kvm(Passthrough),
+        M::new(regs::IA32_STAR, "IA32_STAR", Processor).kvm(Passthrough),
+        M::new(regs::IA32_LSTAR, "IA32_LSTAR", Processor).kvm(Passthrough),
+        M::new(regs::IA32_CSTAR, "IA32_CSTAR", Processor).kvm(Passthrough),
+        M::new(regs::IA32_FMASK, "IA32_FMASK", Stored)
+            .writable(0xffff_ffff)
+            .kvm(Mirrored),
+        M::new(regs::IA32_FS_BASE, "IA32_FS_BASE", Processor).kvm(Passthrough),
+        M::new(regs::IA32_GS_BASE, "IA32_GS_BASE", Processor).kvm(Passthrough),
+        M::new(regs::IA32_KERNEL_GS_BASE, "IA32_KERNEL_GS_BASE", Processor).kvm(Passthrough),
+        M::new(regs::IA32_TSC_AUX, "IA32_TSC_AUX", Tsc)
+            .needs(Facilities::RDTSCP)
+            .writable(0xffff_ffff)
+            .kvm(Mirrored),
+    ]
+};
+
+/// The row that covers `index`.
+pub fn find(index: u32) -> Option<&'static MsrSpec> {
+    let after = TABLE.partition_point(|spec| spec.index <= index);
+    let spec = TABLE.get(after.checked_sub(1)?)?;
+    spec.covers(index).then_some(spec)
+}
+
+/// Every (row, MSR number) whose value the table's owner stores, by index.
+pub(super) fn stored_indices() -> impl Iterator<Item = (&'static MsrSpec, u32)> {
+    TABLE
+        .iter()
+        .filter(|spec| spec.owner == Owner::Stored)
+        .flat_map(|spec| (spec.index..spec.index + spec.count).map(move |index| (spec, index)))
+}

@@ -1,0 +1,71 @@
+//! The DSDT: ACPI 6.3, "Differentiated System Description Table (DSDT)".
+
+use acpi_tables::aml::{Device, EISAName, IO, Name, Package, Path, ResourceTemplate, Scope};
+use acpi_tables::{Aml, AmlSink};
+
+use super::{bytes, sdt};
+use crate::acpi_pm::SLEEP_TYPE_S5;
+use crate::serial::{COM1_IRQ, COM1_PORT};
+
+/// Names have three hexadecimal digits for the number of a processor.
+pub const CPUS_MAX: usize = 0x1000;
+
+/// Integers of 64 bits.
+const REVISION: u8 = 2;
+const RTC_PORT: u16 = 0x70;
+const RTC_IRQ: u8 = 8;
+
+pub fn build(cpus: usize) -> Vec<u8> {
+    let com1 = isa_device("COM1", "PNP0501", 0, [COM1_PORT, 8], COM1_IRQ);
+    let rtc = isa_device("RTC0", "PNP0B00", 0, [RTC_PORT, 2], RTC_IRQ);
+    let cpus: Vec<Encoded> = (0..cpus).map(processor).collect();
+    let mut devices: Vec<&dyn Aml> = cpus.iter().map(|cpu| cpu as &dyn Aml).collect();
+    devices.extend([&com1 as &dyn Aml, &rtc]);
+    let sleep_type = SLEEP_TYPE_S5;
+    let s5 = Package::new(vec![&sleep_type, &sleep_type, &0_u8, &0_u8]);
+    let mut table = sdt(*b"DSDT", REVISION);
+    table.append_slice(&bytes(&Name::new(Path::new("\\_S5_"), &s5)));
+    table.append_slice(&bytes(&Scope::new(Path::new("\\_SB_"), devices)));
+    bytes(&table)
+}
+
+/// An object already in its byte form.
+struct Encoded(Vec<u8>);
+
+impl Aml for Encoded {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.vec(&self.0);
+    }
+}
+
+/// An interrupt that is edge-triggered, active high and not shared: the short IRQ descriptor
+/// without flags, which every guest understands.
+struct IsaIrq(u8);
+
+impl Aml for IsaIrq {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.byte(0x22);
+        sink.word(1 << self.0);
+    }
+}
+
+fn processor(number: usize) -> Encoded {
+    let uid = Name::new(Path::new("_UID"), &number);
+    let hid = Name::new(Path::new("_HID"), &"ACPI0007");
+    let path = Path::new(&format!("C{number:03X}"));
+    Encoded(bytes(&Device::new(path, vec![&hid, &uid])))
+}
+
+/// A device with one range of ports (`[first, count]`) and one interrupt.
+fn isa_device(name: &str, id: &str, uid: u8, ports: [u16; 2], irq: u8) -> Encoded {
+    let [first, count] = ports;
+    let hid = Name::new(Path::new("_HID"), &EISAName::new(id));
+    let uid = Name::new(Path::new("_UID"), &uid);
+    let io = IO::new(first, first, 0, count.to_le_bytes()[0]);
+    let irq = IsaIrq(irq);
+    let resources = Name::new(Path::new("_CRS"), &ResourceTemplate::new(vec![&io, &irq]));
+    Encoded(bytes(&Device::new(
+        Path::new(name),
+        vec![&hid, &uid, &resources],
+    )))
+}

@@ -1,0 +1,284 @@
+//! QEMU's firmware configuration device, by its port interface without DMA.
+//!
+//! Follows QEMU's "QEMU Firmware Configuration (fw_cfg) Device". A guest selects an item by its key
+//! and reads it byte by byte; named files get their keys from a directory. Numbers are little
+//! endian, but those in the directory are big endian.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::bus::Device;
+
+/// First port: the selector; the data port is the next.
+pub const FW_CFG_PORT: u16 = 0x510;
+/// Number of ports.
+pub const FW_CFG_PORTS: u16 = 2;
+/// Most files the directory holds.
+pub const FILES_MAX: usize = 256;
+
+const KEY_SIGNATURE: u16 = 0x00;
+const KEY_ID: u16 = 0x01;
+const KEY_RAM_SIZE: u16 = 0x03;
+const KEY_NB_CPUS: u16 = 0x05;
+const KEY_MAX_CPUS: u16 = 0x0f;
+const KEY_FILE_DIRECTORY: u16 = 0x19;
+const KEY_FIRST_FILE: u16 = 0x20;
+/// Bit 14 of a key used to select writing, which no longer exists.
+const KEY_WRITE: u16 = 1 << 14;
+/// The traditional interface; bit 1, DMA, is clear.
+const ID: u32 = 1 << 0;
+const NAME_SIZE: usize = 56;
+
+/// Why a file is refused.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum FwCfgError {
+    /// The name is empty, too long, or not printable ASCII.
+    #[error("fw_cfg file name {0:?} is not 1 to 55 printable ASCII characters")]
+    BadName(String),
+    /// There is a file of this name.
+    #[error("fw_cfg file {0:?} is there already")]
+    Duplicate(String),
+    /// No more than [`FILES_MAX`] files.
+    #[error("fw_cfg holds {FILES_MAX} files, no more")]
+    TooManyFiles,
+    /// The size does not fit into 32 bits.
+    #[error("fw_cfg file {0:?} is too large")]
+    TooLarge(String),
+}
+
+/// Where the guest is reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FwCfgState {
+    /// The selected key.
+    pub key: u16,
+    /// Offset of the next byte; at or past the end of the item, zeros are read.
+    pub offset: u32,
+}
+
+/// The device with its items.
+#[derive(Debug)]
+pub struct FwCfg {
+    cpus: [u8; 2],
+    ram_size: [u8; 8],
+    directory: Vec<u8>,
+    /// By name; a file's index gives its key.
+    files: Vec<(String, Vec<u8>)>,
+    state: FwCfgState,
+}
+
+impl FwCfg {
+    /// A device that knows the number of vCPUs and the bytes of RAM, and has no files.
+    pub fn new(cpus: u16, ram_size: u64) -> Self {
+        let mut device = Self {
+            cpus: cpus.to_le_bytes(),
+            ram_size: ram_size.to_le_bytes(),
+            directory: Vec::new(),
+            files: Vec::new(),
+            state: FwCfgState::default(),
+        };
+        device.build_directory();
+        device
+    }
+
+    /// Adds a file; keys of other files may change, so all files are added before the guest runs.
+    ///
+    /// # Errors
+    /// A name that is bad or taken, too many files, or a file of 4 GiB or more.
+    pub fn add_file(&mut self, name: &str, contents: Vec<u8>) -> Result<(), FwCfgError> {
+        let printable = name
+            .bytes()
+            .all(|byte| byte.is_ascii_graphic() || byte == b' ');
+        if name.is_empty() || name.len() >= NAME_SIZE || !printable {
+            return Err(FwCfgError::BadName(name.to_owned()));
+        }
+        if u32::try_from(contents.len()).is_err() {
+            return Err(FwCfgError::TooLarge(name.to_owned()));
+        }
+        if self.files.len() == FILES_MAX {
+            return Err(FwCfgError::TooManyFiles);
+        }
+        match self
+            .files
+            .binary_search_by(|(other, _)| other.as_str().cmp(name))
+        {
+            Ok(_) => return Err(FwCfgError::Duplicate(name.to_owned())),
+            Err(index) => self.files.insert(index, (name.to_owned(), contents)),
+        }
+        self.build_directory();
+        Ok(())
+    }
+
+    /// What the guest has selected and how far it has read; the items are configuration.
+    pub fn save(&self) -> FwCfgState {
+        self.state
+    }
+
+    /// Takes a saved state over; each of its values is possible.
+    pub fn restore(&mut self, state: &FwCfgState) {
+        self.state = *state;
+    }
+
+    fn build_directory(&mut self) {
+        let count = u32::try_from(self.files.len()).expect("at most 256 files");
+        self.directory.clear();
+        self.directory.extend(count.to_be_bytes());
+        for ((name, contents), key) in self.files.iter().zip(KEY_FIRST_FILE..) {
+            let size = u32::try_from(contents.len()).expect("checked when the file was added");
+            self.directory.extend(size.to_be_bytes());
+            self.directory.extend(key.to_be_bytes());
+            self.directory.extend([0; 2]);
+            let mut field = [0; NAME_SIZE];
+            field[..name.len()].copy_from_slice(name.as_bytes());
+            self.directory.extend(field);
+        }
+    }
+
+    fn item(&self) -> &[u8] {
+        match self.state.key & !KEY_WRITE {
+            KEY_SIGNATURE => b"QEMU",
+            KEY_ID => &const { ID.to_le_bytes() },
+            KEY_RAM_SIZE => &self.ram_size,
+            KEY_NB_CPUS | KEY_MAX_CPUS => &self.cpus,
+            KEY_FILE_DIRECTORY => &self.directory,
+            key => {
+                let index = key.checked_sub(KEY_FIRST_FILE).map(usize::from);
+                let file = index.and_then(|index| self.files.get(index));
+                file.map_or(&[], |(_, contents)| contents)
+            }
+        }
+    }
+
+    fn next_byte(&mut self) -> u8 {
+        let offset = usize::try_from(self.state.offset).unwrap_or(usize::MAX);
+        let byte = self.item().get(offset).copied().unwrap_or(0);
+        self.state.offset = self.state.offset.saturating_add(1);
+        byte
+    }
+}
+
+impl Device for FwCfg {
+    fn read(&mut self, _offset: u64, data: &mut [u8]) {
+        for byte in data {
+            *byte = self.next_byte();
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        // Only a word write selects; bytes written to the data port change nothing.
+        if let (0, &[low, high]) = (offset, data) {
+            self.state = FwCfgState {
+                key: u16::from_le_bytes([low, high]),
+                offset: 0,
+            };
+        }
+    }
+}
+
+/// The contents of `etc/e820`: base, length and type of each range of the memory map.
+pub fn e820_file(ranges: impl IntoIterator<Item = (u64, u64, u32)>) -> Vec<u8> {
+    let mut file = Vec::new();
+    for (base, len, kind) in ranges {
+        file.extend(base.to_le_bytes());
+        file.extend(len.to_le_bytes());
+        file.extend(kind.to_le_bytes());
+    }
+    file
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(device: &mut FwCfg, key: u16, len: usize) -> Vec<u8> {
+        device.write(0, &key.to_le_bytes());
+        let mut byte = [0];
+        let mut next = || {
+            device.read(1, &mut byte);
+            byte[0]
+        };
+        (0..len).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn fixed_items_read_as_defined_and_then_zeros() {
+        let mut device = FwCfg::new(4, 0x1_2345_6000);
+        assert_eq!(read(&mut device, 0x00, 5), b"QEMU\0");
+        assert_eq!(read(&mut device, 0x01, 4), [1, 0, 0, 0]);
+        assert_eq!(read(&mut device, 0x03, 8), 0x1_2345_6000_u64.to_le_bytes());
+        assert_eq!(read(&mut device, 0x05, 2), [4, 0]);
+        assert_eq!(read(&mut device, 0x0f, 2), [4, 0]);
+        assert_eq!(read(&mut device, 0x4000, 4), b"QEMU");
+        assert_eq!(read(&mut device, 0x02, 2), [0, 0]);
+        assert_eq!(read(&mut device, 0x8003, 2), [0, 0]);
+        assert_eq!(read(&mut device, 0xffff, 2), [0, 0]);
+    }
+
+    #[test]
+    fn files_are_found_by_the_directory_in_order_of_name() {
+        let mut device = FwCfg::new(1, 0);
+        device.add_file("opt/z", b"last".to_vec()).unwrap();
+        device
+            .add_file("etc/e820", e820_file([(0, 0xa_0000, 1)]))
+            .unwrap();
+        let directory = read(&mut device, 0x19, 4 + 2 * 64);
+        assert_eq!(directory[..4], [0, 0, 0, 2]);
+        assert_eq!(directory[4..12], [0, 0, 0, 20, 0, 0x20, 0, 0]);
+        assert_eq!(directory[12..21], *b"etc/e820\0");
+        assert_eq!(directory[68..76], [0, 0, 0, 4, 0, 0x21, 0, 0]);
+        assert_eq!(read(&mut device, 0x21, 5), b"last\0");
+        let e820 = read(&mut device, 0x20, 20);
+        assert_eq!(
+            e820,
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xa, 0, 0, 0, 0, 0, 1, 0, 0, 0]
+        );
+    }
+
+    #[test]
+    fn bad_files_are_refused() {
+        let mut device = FwCfg::new(1, 0);
+        for name in ["", "tab\t", "é", &"x".repeat(56)] {
+            let error = FwCfgError::BadName(name.to_owned());
+            assert_eq!(device.add_file(name, vec![]), Err(error), "{name:?}");
+        }
+        device.add_file(&"x".repeat(55), vec![]).unwrap();
+        let taken = device.add_file(&"x".repeat(55), vec![]);
+        assert!(matches!(taken, Err(FwCfgError::Duplicate(_))));
+        for index in 1..FILES_MAX {
+            device.add_file(&index.to_string(), vec![]).unwrap();
+        }
+        assert_eq!(
+            device.add_file("one more", vec![]),
+            Err(FwCfgError::TooManyFiles)
+        );
+    }
+
+    #[test]
+    fn byte_writes_do_not_select() {
+        let mut device = FwCfg::new(1, 0);
+        read(&mut device, 0, 2);
+        device.write(0, &[5]);
+        device.write(1, &[5]);
+        let mut byte = [0];
+        device.read(1, &mut byte);
+        assert_eq!(byte, *b"M");
+    }
+
+    #[test]
+    fn restore_continues_where_the_guest_was_reading() {
+        let mut device = FwCfg::new(1, 0);
+        read(&mut device, 0, 2);
+        let saved = device.save();
+        let mut other = FwCfg::new(1, 0);
+        assert_ne!(other.save(), saved);
+        other.restore(&saved);
+        let mut bytes = [0; 2];
+        other.read(1, &mut bytes);
+        assert_eq!(bytes, *b"MU");
+        other.restore(&FwCfgState {
+            key: 0,
+            offset: u32::MAX,
+        });
+        other.read(1, &mut bytes);
+        assert_eq!(bytes, [0, 0]);
+    }
+}

@@ -1,0 +1,303 @@
+use std::sync::{Arc, Mutex};
+
+use super::*;
+
+const LSR: u8 = 5;
+const MSR: u8 = 6;
+const SCR: u8 = 7;
+
+/// A UART with everything that left it.
+struct Bench {
+    serial: Serial,
+    sent: Arc<Mutex<Vec<u8>>>,
+    levels: Arc<Mutex<Vec<bool>>>,
+}
+
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (sent, levels) = (Arc::default(), Arc::new(Mutex::new(Vec::new())));
+        let record = Arc::clone(&levels);
+        let irq = IrqLine::new(move |level| record.lock().unwrap().push(level));
+        let serial = Serial::new(irq, Shared(Arc::clone(&sent)));
+        Self {
+            serial,
+            sent,
+            levels,
+        }
+    }
+
+    fn get(&mut self, register: u8) -> u8 {
+        let mut data = [0];
+        self.serial.read(register.into(), &mut data);
+        data[0]
+    }
+
+    fn set(&mut self, register: u8, value: u8) {
+        self.serial.write(register.into(), &[value]);
+    }
+
+    fn levels(&self) -> Vec<bool> {
+        mem::take(&mut *self.levels.lock().unwrap())
+    }
+}
+
+#[test]
+fn bytes_written_to_the_data_register_are_sent() {
+    let mut bench = Bench::new();
+    bench.set(DATA, b'h');
+    bench.set(DATA, b'i');
+    assert_eq!(*bench.sent.lock().unwrap(), b"hi");
+    assert_eq!(bench.get(LSR), LSR_IDLE);
+    assert!(bench.levels().is_empty());
+}
+
+#[test]
+fn divisor_latch_hides_data_and_interrupt_enable() {
+    let mut bench = Bench::new();
+    bench.set(LCR, 0x83);
+    bench.set(DATA, 1);
+    bench.set(IER, 0x0f);
+    assert_eq!((bench.get(DATA), bench.get(IER)), (1, 0x0f));
+    bench.set(LCR, 0x03);
+    assert_eq!(bench.get(IER), 0);
+    assert!(bench.sent.lock().unwrap().is_empty());
+    assert!(bench.levels().is_empty());
+}
+
+#[test]
+fn fifo_bits_of_iir_follow_fcr() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.get(IIR_FCR), IIR_NONE);
+    bench.set(IIR_FCR, FCR_ENABLE);
+    assert_eq!(bench.get(IIR_FCR), IIR_NONE | IIR_FIFO);
+}
+
+/// The probes of a driver that tells an 8250, 16450, 16550A and later parts apart.
+#[test]
+fn driver_probes_find_a_16550a() {
+    let mut bench = Bench::new();
+    bench.set(IER, 0);
+    assert_eq!(bench.get(IER), 0);
+    bench.set(IER, 0x0f);
+    assert_eq!(bench.get(IER), 0x0f);
+    bench.set(IER, 0xff);
+    assert_eq!(bench.get(IER), 0x0f, "no sleep mode, no DMA bits");
+    bench.set(IER, 0);
+    bench.set(MCR, 0x1a);
+    assert_eq!(bench.get(MSR) & 0xf0, 0x90, "loopback of RTS and OUT2");
+    bench.set(MCR, 0);
+    bench.set(IIR_FCR, FCR_ENABLE);
+    assert_eq!(bench.get(IIR_FCR) >> 6, 3);
+    bench.set(LCR, 0xbf);
+    assert_ne!(bench.get(IIR_FCR), 0, "no enhanced feature register");
+    bench.set(LCR, 0);
+    bench.set(IIR_FCR, 0x21);
+    assert_eq!(bench.get(IIR_FCR) >> 5, 6, "no 64-byte FIFO");
+    bench.set(SCR, 0x5a);
+    assert_eq!(bench.get(SCR), 0x5a);
+}
+
+#[test]
+fn transmitter_interrupt_is_raised_on_enable_and_acknowledged_by_iir() {
+    let mut bench = Bench::new();
+    bench.set(IER, IER_THR_EMPTY);
+    assert_eq!(bench.levels(), [true]);
+    assert_eq!(bench.get(IIR_FCR), IIR_THR_EMPTY);
+    assert_eq!(bench.levels(), [false]);
+    assert_eq!(bench.get(IIR_FCR), IIR_NONE);
+    bench.set(IER, IER_THR_EMPTY);
+    assert!(bench.levels().is_empty(), "already enabled");
+    bench.set(IER, 0);
+    bench.set(IER, IER_THR_EMPTY);
+    assert_eq!(bench.levels(), [true]);
+}
+
+#[test]
+fn each_byte_sent_makes_a_new_edge() {
+    let mut bench = Bench::new();
+    bench.set(IER, IER_THR_EMPTY);
+    bench.levels();
+    bench.set(DATA, b'a');
+    bench.set(DATA, b'b');
+    assert_eq!(bench.levels(), [false, true, false, true]);
+}
+
+#[test]
+fn received_interrupt_stays_until_the_fifo_is_empty() {
+    let mut bench = Bench::new();
+    bench.set(IER, IER_RECEIVED);
+    assert_eq!(bench.serial.input(b"ab"), 2);
+    assert_eq!(bench.levels(), [true]);
+    assert_eq!(bench.get(LSR), LSR_IDLE | LSR_DATA_READY);
+    assert_eq!(bench.get(IIR_FCR), IIR_RECEIVED);
+    assert_eq!(bench.get(DATA), b'a');
+    assert_eq!(bench.get(IIR_FCR), IIR_RECEIVED);
+    assert!(bench.levels().is_empty());
+    assert_eq!(bench.get(DATA), b'b');
+    assert_eq!(bench.levels(), [false]);
+    assert_eq!((bench.get(IIR_FCR), bench.get(LSR)), (IIR_NONE, LSR_IDLE));
+}
+
+#[test]
+fn received_data_comes_before_an_empty_transmitter_and_loses_neither() {
+    let mut bench = Bench::new();
+    bench.serial.input(b"x");
+    bench.set(IER, IER_RECEIVED | IER_THR_EMPTY);
+    assert_eq!(bench.get(IIR_FCR), IIR_RECEIVED);
+    assert_eq!(bench.get(DATA), b'x');
+    assert_eq!(bench.levels(), [true]);
+    assert_eq!(bench.get(IIR_FCR), IIR_THR_EMPTY);
+    assert_eq!(bench.levels(), [false]);
+}
+
+#[test]
+fn masking_and_unmasking_with_data_waiting_makes_a_new_edge() {
+    let mut bench = Bench::new();
+    bench.set(IER, IER_RECEIVED);
+    bench.serial.input(b"x");
+    bench.set(IER, 0);
+    bench.set(IER, IER_RECEIVED);
+    assert_eq!(bench.levels(), [true, false, true]);
+}
+
+#[test]
+fn interrupt_is_gated_by_out2() {
+    let mut bench = Bench::new();
+    bench.set(MCR, 0);
+    bench.set(IER, IER_THR_EMPTY);
+    assert!(bench.levels().is_empty());
+    bench.set(MCR, MCR_OUT2);
+    assert_eq!(bench.levels(), [true]);
+}
+
+#[test]
+fn input_flood_is_bounded_and_keeps_its_order() {
+    let mut bench = Bench::new();
+    let flood: Vec<u8> = (0..=255).cycle().take(3 * BACKLOG_MAX).collect();
+    assert_eq!(bench.serial.input(&flood), BACKLOG_MAX);
+    assert_eq!(bench.serial.input(&flood[BACKLOG_MAX..]), FIFO_MAX);
+    assert_eq!(bench.serial.input(&flood), 0);
+    let read: Vec<u8> = (0..BACKLOG_MAX + FIFO_MAX)
+        .map(|_| bench.get(DATA))
+        .collect();
+    assert_eq!(read, flood[..BACKLOG_MAX + FIFO_MAX]);
+    assert_eq!(bench.get(LSR), LSR_IDLE);
+}
+
+#[test]
+fn clearing_the_receiver_drops_the_fifo_even_behind_the_divisor_latch() {
+    let mut bench = Bench::new();
+    bench.serial.input(b"stale");
+    bench.set(LCR, LCR_DLAB);
+    bench.set(IIR_FCR, FCR_ENABLE | FCR_CLEAR_RECEIVER);
+    assert_eq!(bench.get(LCR), LCR_DLAB);
+    assert_eq!(bench.get(LSR), LSR_IDLE);
+}
+
+#[test]
+fn loopback_returns_what_is_sent_and_holds_outside_input_back() {
+    let mut bench = Bench::new();
+    bench.set(MCR, MCR_LOOP);
+    bench.serial.input(b"x");
+    bench.set(DATA, b'l');
+    assert_eq!(bench.get(DATA), b'l');
+    assert_eq!(bench.get(LSR), LSR_IDLE);
+    assert!(bench.sent.lock().unwrap().is_empty());
+    bench.set(MCR, 0);
+    bench.serial.input(b"y");
+    assert_eq!((bench.get(DATA), bench.get(DATA)), (b'x', b'y'));
+}
+
+#[test]
+fn wide_access_touches_successive_registers() {
+    let mut bench = Bench::new();
+    bench.serial.write(3, &[0x1b, 0x03]);
+    let mut data = [0; 2];
+    bench.serial.read(3, &mut data);
+    assert_eq!(data, [0x1b, 0x03]);
+}
+
+struct Broken;
+
+impl Write for Broken {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn output_that_fails_is_dropped() {
+    let mut serial = Serial::new(IrqLine::unconnected(), Broken);
+    serial.write(0, b"a");
+    serial.write(0, b"b");
+    let mut data = [0];
+    serial.read(LSR.into(), &mut data);
+    assert_eq!(data, [LSR_IDLE]);
+}
+
+/// A UART in a state with nothing at its default.
+fn used() -> Bench {
+    let mut bench = Bench::new();
+    bench.set(LCR, LCR_DLAB);
+    bench.set(DATA, 1);
+    bench.set(IER, 2);
+    bench.set(LCR, 0x1b);
+    bench.set(SCR, 7);
+    bench.set(IIR_FCR, FCR_ENABLE);
+    bench.set(MCR, 0x0b);
+    bench.set(IER, IER_RECEIVED | IER_THR_EMPTY);
+    bench.serial.input(&[0x41; 100]);
+    bench
+}
+
+#[test]
+fn restore_of_a_saved_state_is_the_identity() {
+    let saved = used().serial.save();
+    let mut bench = Bench::new();
+    assert_ne!(bench.serial.save(), saved);
+    bench.serial.restore(&saved).unwrap();
+    assert_eq!(bench.serial.save(), saved);
+    assert_eq!(bench.levels(), [true]);
+    assert_eq!(bench.get(IIR_FCR), IIR_FIFO | IIR_RECEIVED);
+    bench.set(DATA, b'!');
+    assert_eq!(*bench.sent.lock().unwrap(), b"!", "the output is kept");
+}
+
+#[test]
+fn restore_of_a_bad_state_is_refused_and_changes_nothing() {
+    let mut bench = used();
+    let before = bench.serial.save();
+    let mut bad = before.clone();
+    bad.fifo = vec![0; FIFO_MAX + 1];
+    let error = SerialError::TooMuchInput {
+        fifo: FIFO_MAX + 1,
+        backlog: 36,
+    };
+    assert_eq!(bench.serial.restore(&bad), Err(error));
+    let mut bad = before.clone();
+    bad.backlog = vec![0; BACKLOG_MAX + 1];
+    assert!(bench.serial.restore(&bad).is_err());
+    let mut bad = before.clone();
+    bad.interrupt_enable = 0x10;
+    assert_eq!(
+        bench.serial.restore(&bad),
+        Err(SerialError::InterruptEnable(0x10))
+    );
+    assert_eq!(bench.serial.save(), before);
+}

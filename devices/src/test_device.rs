@@ -1,0 +1,232 @@
+//! The test device: latches, interrupt lines and memory for payloads to play with.
+//!
+//! | Where | What |
+//! | --- | --- |
+//! | ports 0xe0-0xe3 | a 32-bit latch, in bytes, words or as a whole |
+//! | ports 0xe8-0xeb | four byte latches; 0xe9 is the debug console as well |
+//! | ports 0x2000 + line | a write of n drives the interrupt line to n: zero is low, else high |
+//! | 0xff00_0000 | 64 KiB of memory behind MMIO exits |
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::bus::Device;
+use crate::debugcon::{DEBUGCON_PORT, DebugCon};
+
+/// First port of the 32-bit latch.
+pub const LATCH_PORT: u16 = 0xe0;
+/// Ports of either latch.
+pub const LATCH_PORTS: u16 = 4;
+/// First port of the byte latches.
+pub const BYTE_LATCH_PORT: u16 = 0xe8;
+/// The port of interrupt line 0.
+pub const LINE_PORT: u16 = 0x2000;
+/// Interrupt lines.
+pub const LINES: u16 = 24;
+/// Guest-physical address of the memory.
+pub const TEST_MEMORY_BASE: u64 = 0xff00_0000;
+/// Bytes of memory.
+pub const TEST_MEMORY_LEN: u64 = 0x1_0000;
+
+/// Four ports that read back what was last written to each.
+///
+/// Serves as the 32-bit latch and as the byte latches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Latch(pub [u8; 4]);
+
+impl Device for Latch {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        copy_out(&self.0, offset, data);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        copy_in(&mut self.0, offset, data);
+    }
+}
+
+/// The four byte latches with the debug console in their midst: a byte written to port 0xe9 alone
+/// also goes to the console, and until the first such write the port reads as 0xe9, by which guests
+/// find the console.
+#[derive(Debug)]
+pub struct ByteLatches {
+    latch: Latch,
+    console: DebugCon,
+}
+
+impl ByteLatches {
+    /// Latches at zero but for the console's.
+    pub fn new(console: DebugCon) -> Self {
+        let mut latch = Latch::default();
+        latch.0[CONSOLE_OFFSET] = DEBUGCON_PORT.to_le_bytes()[0];
+        Self { latch, console }
+    }
+}
+
+const CONSOLE_OFFSET: usize = (DEBUGCON_PORT - BYTE_LATCH_PORT) as usize;
+
+impl Device for ByteLatches {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        self.latch.read(offset, data);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        self.latch.write(offset, data);
+        if offset == CONSOLE_OFFSET as u64 && data.len() == 1 {
+            self.console.write(0, data);
+        }
+    }
+}
+
+/// The ports that drive interrupt lines; they read as zero.
+pub struct LinePorts {
+    set: Box<dyn Fn(u8, bool) + Send>,
+}
+
+impl LinePorts {
+    /// Ports that call `set` with a line, 0 to 23, and its level.
+    pub fn new(set: impl Fn(u8, bool) + Send + 'static) -> Self {
+        Self { set: Box::new(set) }
+    }
+}
+
+impl Device for LinePorts {
+    fn read(&mut self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        if let Ok(line) = u8::try_from(offset)
+            && u16::from(line) < LINES
+        {
+            (self.set)(line, data.iter().any(|&byte| byte != 0));
+        }
+    }
+}
+
+impl fmt::Debug for LinePorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LinePorts")
+    }
+}
+
+/// A saved memory of the wrong size.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("the saved test memory has {0:#x} bytes instead of {TEST_MEMORY_LEN:#x}")]
+pub struct TestMemoryError(usize);
+
+/// The memory at [`TEST_MEMORY_BASE`].
+#[derive(Debug)]
+pub struct TestMemory(Box<[u8]>);
+
+impl Default for TestMemory {
+    fn default() -> Self {
+        Self(vec![0; 0x1_0000].into())
+    }
+}
+
+impl TestMemory {
+    /// The bytes.
+    pub fn save(&self) -> Vec<u8> {
+        self.0.to_vec()
+    }
+
+    /// Takes the bytes over.
+    ///
+    /// # Errors
+    /// Not exactly 64 KiB; the memory is left as it was.
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<(), TestMemoryError> {
+        if bytes.len() != self.0.len() {
+            return Err(TestMemoryError(bytes.len()));
+        }
+        self.0.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+impl Device for TestMemory {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        copy_out(&self.0, offset, data);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        copy_in(&mut self.0, offset, data);
+    }
+}
+
+/// Fills `data` from `bytes` at `offset`; what lies past the end reads as ones.
+pub(crate) fn copy_out(bytes: &[u8], offset: u64, data: &mut [u8]) {
+    let from = usize::try_from(offset)
+        .ok()
+        .and_then(|at| bytes.get(at..))
+        .unwrap_or_default();
+    data.fill(0xff);
+    for (to, from) in data.iter_mut().zip(from) {
+        *to = *from;
+    }
+}
+
+/// Puts `data` into `bytes` at `offset`; what lies past the end is dropped.
+pub(crate) fn copy_in(bytes: &mut [u8], offset: u64, data: &[u8]) {
+    let to = usize::try_from(offset)
+        .ok()
+        .and_then(|at| bytes.get_mut(at..))
+        .unwrap_or_default();
+    for (to, from) in to.iter_mut().zip(data) {
+        *to = *from;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn latch_reads_back_in_any_size() {
+        let mut latch = Latch::default();
+        latch.write(0, &[1, 2, 3, 4]);
+        latch.write(2, &[9]);
+        let mut data = [0; 2];
+        latch.read(1, &mut data);
+        assert_eq!(data, [2, 9]);
+        assert_eq!(latch, Latch([1, 2, 9, 4]));
+    }
+
+    #[test]
+    fn line_ports_set_the_line_of_the_port() {
+        let (sender, levels) = mpsc::channel();
+        let mut ports = LinePorts::new(move |line, level| sender.send((line, level)).unwrap());
+        ports.write(5, &[1]);
+        ports.write(5, &[0]);
+        ports.write(23, &[0, 1]);
+        ports.write(24, &[1]);
+        assert_eq!(
+            levels.try_iter().collect::<Vec<_>>(),
+            [(5, true), (5, false), (23, true)]
+        );
+    }
+
+    #[test]
+    fn memory_keeps_what_is_written_to_its_end() {
+        let mut memory = TestMemory::default();
+        memory.write(0xfff8, &[7; 8]);
+        let mut data = [0; 8];
+        memory.read(0xfffc, &mut data);
+        assert_eq!(data, [7, 7, 7, 7, 0xff, 0xff, 0xff, 0xff]);
+        memory.write(u64::MAX, &[1]);
+    }
+
+    #[test]
+    fn memory_is_restored_or_refused_by_size() {
+        let mut memory = TestMemory::default();
+        memory.write(3, &[7]);
+        let saved = memory.save();
+        let mut other = TestMemory::default();
+        other.restore(&saved).unwrap();
+        assert_eq!(other.save(), saved);
+        assert_eq!(other.restore(&[0]), Err(TestMemoryError(1)));
+        assert_eq!(other.save(), saved);
+    }
+}

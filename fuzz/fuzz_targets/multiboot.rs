@@ -1,0 +1,20 @@
+//! Multiboot images, of ELF and with addresses in the header, with modules.
+#![no_main]
+
+use hindsight_fuzz::check;
+use hindsight_vmm::boot::{Module, Plan, Protocol};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|image: &[u8]| {
+    let module = |data| Module {
+        data,
+        args: b"name=value".to_vec(),
+    };
+    check(&Plan {
+        image,
+        protocol: Some(Protocol::Multiboot),
+        modules: vec![module(&[1; 3]), module(&[2; 0x1001])],
+        cmdline: b"quiet".to_vec(),
+        ..Plan::default()
+    });
+});

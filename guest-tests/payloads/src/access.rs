@@ -1,0 +1,57 @@
+//! Single memory accesses, to addresses that may fault.
+
+use core::arch::asm;
+
+/// Loads one byte.
+pub fn load(address: u64) -> u8 {
+    let value;
+    // SAFETY: a load changes nothing; the caller catches the exception.
+    unsafe { asm!("mov {}, [{}]", out(reg_byte) value, in(reg) address, options(nostack)) };
+    value
+}
+
+/// Stores one byte.
+pub fn store(address: u64, value: u8) {
+    // SAFETY: the caller names memory that nothing else uses, or an address that faults.
+    unsafe { asm!("mov [{}], {}", in(reg) address, in(reg_byte) value, options(nostack)) };
+}
+
+/// Loads one byte through the stack segment.
+pub fn load_stack(address: u64) -> u8 {
+    let value;
+    // SAFETY: as for `load`.
+    unsafe { asm!("mov {}, ss:[{}]", out(reg_byte) value, in(reg) address, options(nostack)) };
+    value
+}
+
+/// Calls `address`, which returns or faults.
+pub fn call(address: u64) {
+    // SAFETY: the caller names code that keeps the C rules, or an address that faults.
+    unsafe { asm!("call {}", in(reg) address, clobber_abi("C")) };
+}
+
+/// A page of memory to play with.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Page(core::cell::UnsafeCell<[u8; 4096]>);
+
+// SAFETY: payloads use it by address, with volatile accesses.
+unsafe impl Sync for Page {}
+
+impl Page {
+    /// A page of zeros.
+    pub const fn new() -> Self {
+        Self(core::cell::UnsafeCell::new([0; 4096]))
+    }
+
+    /// Its address.
+    pub fn address(&self) -> u64 {
+        self.0.get() as u64
+    }
+}
+
+impl Default for Page {
+    fn default() -> Self {
+        Self::new()
+    }
+}

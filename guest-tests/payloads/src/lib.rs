@@ -1,0 +1,6 @@
+//! What several payloads share.
+
+#![no_std]
+
+pub mod access;
+pub mod clock;

@@ -1,0 +1,213 @@
+//! Application processors: starting them, and giving them work.
+//!
+//! APIC IDs are taken to be 0 to n - 1. A started processor halts, with interrupts on, until [`run`]
+//! sends it work.
+
+use core::arch::global_asm;
+use core::ptr;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use crate::boot::KERNEL_CODE32;
+use crate::cpu::{self, MAX_CPUS};
+use crate::{apic, info, insn, port};
+use hindsight_regs::apic::ICR_ASSERT;
+
+/// Where the start-up code is copied: a page below 1 MiB that nothing else uses.
+const START_PAGE: u8 = 0x08;
+
+global_asm!(
+    ".pushsection .rodata.hindsight.ap, \"a\"",
+    ".global hindsight_ap_begin, hindsight_ap_end, hindsight_ap_stack",
+    ".code16",
+    "hindsight_ap_begin:",
+    "cli",
+    "xorw %ax, %ax",
+    "movw %ax, %ds",
+    "lgdtl 0x8000 + (2f - hindsight_ap_begin)",
+    "movl $1, %eax",
+    "movl %eax, %cr0",
+    "ljmpl ${code32}, $hindsight_ap32",
+    ".balign 8",
+    "2:",
+    ".word {gdt_limit}",
+    ".long hindsight_gdt",
+    "hindsight_ap_end:",
+    ".popsection",
+    ".pushsection .text.hindsight.ap, \"ax\"",
+    ".code32",
+    "hindsight_ap32:",
+    "movl $0x10, %eax",
+    "movl %eax, %ds",
+    "movl %eax, %ss",
+    "movl $0x20, %eax", // CR4.PAE
+    "movl %eax, %cr4",
+    "movl $hindsight_pml4, %eax",
+    "movl %eax, %cr3",
+    "movl $0xc0000080, %ecx", // EFER: LME, NXE
+    "xorl %edx, %edx",
+    "movl $0x900, %eax",
+    "wrmsr",
+    "movl $0x80010031, %eax", // CR0: PG, WP, NE, ET, PE
+    "movl %eax, %cr0",
+    "movl hindsight_ap_stack, %esp",
+    "pushl $8",
+    "pushl $hindsight_ap64",
+    "lretl",
+    ".code64",
+    "hindsight_ap64:",
+    "xorl %eax, %eax",
+    "movl %eax, %ds",
+    "movl %eax, %es",
+    "movl %eax, %fs",
+    "movl %eax, %gs",
+    "movq hindsight_ap_stack(%rip), %rsp",
+    "xorl %ebp, %ebp",
+    "call hindsight_ap_main",
+    "ud2",
+    ".popsection",
+    ".pushsection .data.hindsight.ap, \"aw\"",
+    ".balign 8",
+    "hindsight_ap_stack:",
+    ".quad 0",
+    ".popsection",
+    code32 = const KERNEL_CODE32,
+    gdt_limit = const 8 * (8 + 2 * MAX_CPUS) - 1,
+    options(att_syntax),
+);
+
+unsafe extern "C" {
+    static hindsight_ap_begin: u8;
+    static hindsight_ap_end: u8;
+    static mut hindsight_ap_stack: u64;
+}
+
+const FW_CFG_SELECTOR: u16 = 0x510;
+const FW_CFG_DATA: u16 = 0x511;
+const FW_CFG_SIGNATURE: u16 = 0x00;
+const FW_CFG_CPU_COUNT: u16 = 0x05;
+
+/// Processors that run: the bootstrap processor, and those that reached `hindsight_ap_main`.
+static STARTED: AtomicUsize = AtomicUsize::new(1);
+static COUNT: AtomicU32 = AtomicU32::new(0);
+/// The function each processor is to run, 0 while it is idle.
+static WORK: [AtomicUsize; MAX_CPUS] = [const { AtomicUsize::new(0) }; MAX_CPUS];
+
+/// Work for a processor; it is given its number.
+pub type Work = fn(usize);
+
+/// How many processors the machine has: the option `cpus=`, else what fw_cfg says, else 1.
+pub fn count() -> u32 {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        let found = info::option("cpus")
+            .and_then(|n| n.parse().ok())
+            .unwrap_or_else(fw_cfg_count);
+        COUNT.store(found, Ordering::Relaxed);
+    }
+    COUNT.load(Ordering::Relaxed)
+}
+
+fn fw_cfg_count() -> u32 {
+    port::outw(FW_CFG_SELECTOR, FW_CFG_SIGNATURE);
+    if [0; 4].map(|_| port::inb(FW_CFG_DATA)) != *b"QEMU" {
+        return 1;
+    }
+    port::outw(FW_CFG_SELECTOR, FW_CFG_CPU_COUNT);
+    u32::from(u16::from_le_bytes([0; 2].map(|_| port::inb(FW_CFG_DATA))))
+}
+
+/// Makes sure that `cpus` processors run, this one included. False if one does not start.
+pub fn start(cpus: usize) -> bool {
+    apic::enable();
+    while STARTED.load(Ordering::Acquire) < cpus {
+        if !start_next() {
+            return false;
+        }
+    }
+    true
+}
+
+fn start_next() -> bool {
+    let index = STARTED.load(Ordering::Acquire);
+    let Ok(id) = u32::try_from(index) else {
+        return false;
+    };
+    place_start_code(index);
+    apic::send_init(id);
+    for _ in 0..200 {
+        wait_a_little();
+        apic::send_startup(id, START_PAGE);
+        for _ in 0..20 {
+            wait_a_little();
+            if STARTED.load(Ordering::Acquire) > index {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// Copies the real-mode code below 1 MiB, and sets the stack that processor `index` starts on.
+fn place_start_code(index: usize) {
+    // SAFETY: the page is free (the command line was copied), and the processor that will use the
+    // area does not run yet.
+    unsafe {
+        let begin = &raw const hindsight_ap_begin;
+        let length = (&raw const hindsight_ap_end).offset_from_unsigned(begin);
+        ptr::copy_nonoverlapping(begin, (usize::from(START_PAGE) << 12) as *mut u8, length);
+        (&raw mut hindsight_ap_stack).write_volatile((*cpu::area(index)).main_stack.top());
+    }
+}
+
+fn wait_a_little() {
+    for _ in 0..500 {
+        insn::pause();
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hindsight_ap_main() -> ! {
+    let index = STARTED.load(Ordering::Acquire);
+    cpu::init(index);
+    apic::enable();
+    STARTED.store(index + 1, Ordering::Release);
+    loop {
+        insn::cli();
+        let work = WORK[index].load(Ordering::Acquire);
+        if work == 0 {
+            insn::sti_hlt();
+            continue;
+        }
+        // SAFETY: only `run` stores here, and it stores a function of this type.
+        let work = unsafe { core::mem::transmute::<usize, Work>(work) };
+        work(index);
+        WORK[index].store(0, Ordering::Release);
+    }
+}
+
+/// Gives `work` to processor `index`, which was started and is idle, and does not wait for it. The
+/// work begins with interrupts off.
+pub fn run(index: usize, work: Work) {
+    WORK[index].store(work as usize, Ordering::Release);
+    apic::send(
+        u32::try_from(index).unwrap_or(0),
+        ICR_ASSERT | u32::from(apic::WAKE_VECTOR),
+    );
+}
+
+/// Whether processor `index` has finished its work.
+pub fn idle(index: usize) -> bool {
+    WORK[index].load(Ordering::Acquire) == 0
+}
+
+/// Waits until processor `index` has finished its work.
+pub fn wait(index: usize) {
+    while !idle(index) {
+        insn::pause();
+    }
+}
+
+/// Gives `work` to the started processors 1 to `cpus` - 1 and waits until all have finished.
+pub fn run_all(cpus: usize, work: Work) {
+    (1..cpus).for_each(|index| run(index, work));
+    (1..cpus).for_each(wait);
+}

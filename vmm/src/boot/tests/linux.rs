@@ -1,0 +1,216 @@
+//! Linux bzImage.
+
+use super::images::bzimage;
+use super::*;
+
+#[test]
+fn kernel_is_entered_at_its_preferred_address_with_boot_parameters() {
+    let file = bzimage();
+    let layout = Layout::new(128 * MIB)
+        .unwrap()
+        .with_acpi(0xe_0000..0xe_2000, 0xe_0010)
+        .unwrap();
+    let plan = Plan {
+        initrd: Some(&[7; 0x1234]),
+        cmdline: b"console=ttyS0".to_vec(),
+        ..image(&file)
+    };
+    let guest = boot_in(&layout, &plan).unwrap();
+    assert_eq!(guest.loaded.protocol, Protocol::Linux);
+    assert_long(&guest);
+    assert_eq!(guest.state().rip, 0x100_0200);
+    assert_eq!(guest.bytes(0x100_0000, 0x1000), file[0x600..]);
+    assert_eq!(guest.placed("kernel"), 0x100_0000..0x120_0000);
+    let params = guest.state().gpr[gpr::RSI];
+    let field = |offset| u64::from(guest.u32(params + offset));
+    assert_eq!(guest.string(field(0x228)), "console=ttyS0");
+    assert_eq!((field(0x218), field(0x21c)), (0x7ff_e000, 0x1234));
+    assert_eq!(guest.bytes(0x7ff_e000, 0x1234), [7; 0x1234]);
+    assert_eq!(guest.u64(params + 0x70), 0xe_0010);
+    assert_eq!(guest.bytes(params + 0x202, 4), b"HdrS");
+    // Loader type, and the flags without CAN_USE_HEAP.
+    assert_eq!(guest.bytes(params + 0x210, 2), [0xff, 1]);
+    assert_eq!((field(0x214), guest.u64(params + 0x250)), (0x100_0000, 0));
+    assert_eq!(guest.bytes(params + 0x1e8, 1), [3]);
+    let e820 = |index: u64| {
+        let at = params + 0x2d0 + 20 * index;
+        (guest.u64(at), guest.u64(at + 8), guest.u32(at + 16))
+    };
+    assert_eq!(e820(0), (0, 0x9_fc00, 1));
+    assert_eq!(e820(1), (0x9_fc00, 0x6_0400, 2));
+    assert_eq!(e820(2), (0x10_0000, 127 * MIB, 1));
+}
+
+#[test]
+fn header_ends_where_its_jump_goes() {
+    let mut file = bzimage();
+    file[0x268..0x290].fill(0xaa);
+    let guest = boot(&image(&file));
+    let params = guest.state().gpr[gpr::RSI];
+    assert_eq!(
+        guest.bytes(params + 0x268, 8),
+        [0xaa, 0xaa, 0xaa, 0xaa, 0, 0, 0, 0]
+    );
+    // A jump over more than the boot parameters have room for.
+    file[0x201] = 0xff;
+    let guest = boot(&image(&file));
+    assert_eq!(
+        guest.bytes(params + 0x28c, 8),
+        [0xaa, 0xaa, 0xaa, 0xaa, 0, 0, 0, 0]
+    );
+}
+
+#[test]
+fn initrd_stays_below_the_limit_of_the_kernel() {
+    let mut file = bzimage();
+    file[0x22c..0x230].copy_from_slice(&0x3ff_ffff_u32.to_le_bytes());
+    let guest = boot(&Plan {
+        initrd: Some(&[7; 0x800]),
+        ..image(&file)
+    });
+    assert_eq!(guest.placed("initrd"), 0x3ff_f000..0x3ff_f800);
+}
+
+#[test]
+fn preferred_address_is_rounded_up_for_a_relocatable_kernel() {
+    let mut file = bzimage();
+    file[0x258..0x260].copy_from_slice(&0x123_4567_u64.to_le_bytes());
+    assert_eq!(boot(&image(&file)).state().rip, 0x140_0200);
+    file[0x258..0x260].fill(0);
+    assert_eq!(boot(&image(&file)).state().rip, 0x20_0200);
+    file[0x234] = 0;
+    assert_eq!(
+        refusal(&image(&file)),
+        "the Linux image wants to be at 0x0, which is below 1 MiB"
+    );
+}
+
+#[test]
+fn trailing_signature_is_not_loaded() {
+    let mut file = bzimage();
+    file[0x1f4..0x1f8].copy_from_slice(&0xff_u32.to_le_bytes());
+    let guest = boot(&image(&file));
+    assert_eq!(guest.bytes(0x100_0ff0, 16), [0; 16]);
+}
+
+/// A row of the table of bad images: offset, new bytes, message.
+type Row = (usize, &'static [u8], &'static str);
+
+#[test]
+fn bad_headers_are_refused_with_a_reason() {
+    let rows: [Row; 9] = [
+        (
+            0x1fe,
+            &[0],
+            "the Linux image has no boot header: its boot flag and magic (HdrS) are missing",
+        ),
+        (
+            0x206,
+            &[11],
+            "the Linux image has no 64-bit entry point: its boot protocol is 2.11, and that came with 2.12",
+        ),
+        (
+            0x236,
+            &[0x7e],
+            "the Linux image has no 64-bit entry point: XLF_KERNEL_64 is not set in its flags 0x7e",
+        ),
+        (
+            0x211,
+            &[0],
+            "the Linux image is a zImage, to be loaded below 1 MiB: only bzImage is supported",
+        ),
+        (
+            0x1f4,
+            &[2, 1],
+            "the Linux image is cut off: it needs 0x1611 bytes and has 0x1600",
+        ),
+        (
+            0x1f1,
+            &[0xff],
+            "the Linux image is cut off: it needs 0x20ff1 bytes and has 0x1600",
+        ),
+        (
+            0x230,
+            &[1],
+            "the Linux image's kernel alignment 0x200001 is not a power of two of at least 0x1000",
+        ),
+        (
+            0x260,
+            &[0, 0, 0, 0xff],
+            "no room for the 0xff000000 bytes of kernel in 0x1000000-0x7ffffff",
+        ),
+        (
+            0x258,
+            &[0xff; 8],
+            "no room for the 0x200000 bytes of kernel in 0xffffffffffffffff-0x7ffffff",
+        ),
+    ];
+    for (at, bytes, message) in rows {
+        let mut file = bzimage();
+        file[at..at + bytes.len()].copy_from_slice(bytes);
+        let plan = Plan {
+            protocol: Some(Protocol::Linux),
+            ..image(&file)
+        };
+        assert_eq!(refusal(&plan), message);
+    }
+}
+
+#[test]
+fn too_long_command_line_is_refused() {
+    let file = bzimage();
+    let plan = |len| Plan {
+        cmdline: vec![b'a'; len],
+        ..image(&file)
+    };
+    boot(&plan(0x7ff));
+    assert_eq!(
+        refusal(&plan(0x800)),
+        "the command line has 0x800 bytes, more than the 0x7ff that this kernel takes"
+    );
+    assert_eq!(
+        refusal(&Plan {
+            cmdline: b"a\0b".to_vec(),
+            ..image(&file)
+        }),
+        "the command line has a NUL byte at 0x1, where it would end"
+    );
+}
+
+#[test]
+fn truncation_anywhere_is_refused() {
+    let file = bzimage();
+    for len in 0x206..file.len() - 15 {
+        refusal(&image(&file[..len]));
+    }
+}
+
+#[test]
+fn initrd_that_does_not_fit_or_is_empty_is_refused() {
+    let file = bzimage();
+    let plan = Plan {
+        initrd: Some(&[7; 0x20_0000]),
+        ..image(&file)
+    };
+    let layout = Layout::new(19 * MIB).unwrap();
+    // The kernel has 16 to 18 MiB, so that the initrd goes below it.
+    assert_eq!(
+        boot_in(&layout, &plan).unwrap().placed("initrd").start,
+        0xe0_0000
+    );
+    let plan = Plan {
+        initrd: Some(&[7; 0xf0_1000]),
+        ..image(&file)
+    };
+    assert_eq!(
+        boot_in(&layout, &plan).err().unwrap().to_string(),
+        "no room for the 0xf01000 bytes of initrd in 0x100000-0x12fffff"
+    );
+    assert_eq!(
+        refusal(&Plan {
+            initrd: Some(&[]),
+            ..image(&file)
+        }),
+        "initrd is empty"
+    );
+}

@@ -1,0 +1,48 @@
+//! Exit statuses of the `hindsight` command.
+
+use std::process::ExitCode;
+
+/// How the process ends. Odd statuses belong to guests; ours are even, but for a time limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// 0: done, or the guest switched its machine off.
+    Success,
+    /// 2: bad arguments, a bad image, or a host that lacks what it takes.
+    Usage,
+    /// 4: the guest crashed: a triple fault, or something this KVM cannot run.
+    GuestCrash,
+    /// 6: the monitor itself failed.
+    Internal,
+    /// 8: the guest asked for a reset.
+    Reset,
+    /// 124: the time limit passed, as with timeout(1).
+    Timeout,
+    /// `(code << 1) | 1`, cut to 8 bits: the guest wrote `code` to the debug exit port, as with
+    /// QEMU's isa-debug-exit.
+    Guest(u32),
+}
+
+impl From<Status> for ExitCode {
+    fn from(status: Status) -> Self {
+        Self::from(match status {
+            Status::Success => 0,
+            Status::Usage => 2,
+            Status::GuestCrash => 4,
+            Status::Internal => 6,
+            Status::Reset => 8,
+            Status::Timeout => 124,
+            Status::Guest(code) => code.to_le_bytes()[0] << 1 | 1,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_code_follows_isa_debug_exit() {
+        assert_eq!(ExitCode::from(Status::Guest(0)), ExitCode::from(1));
+        assert_eq!(ExitCode::from(Status::Guest(0x10)), ExitCode::from(0x21));
+    }
+}

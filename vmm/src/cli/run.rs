@@ -1,0 +1,288 @@
+//! `hindsight run`.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use hindsight_cpu::cpuid::CpuModel;
+
+use super::{Status, trace};
+use crate::boot::{Mode, Module, Plan, Protocol};
+use crate::console::{self, Backend, Console};
+use crate::kvm;
+use crate::machine::{Config, Machine, Outcome, Sinks};
+
+/// The largest image, initrd or module that is read, in bytes.
+const FILE_MAX: u64 = 4 << 30;
+
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    /// The guest image
+    image: PathBuf,
+    /// How to boot it; found by looking at it unless given
+    #[arg(long, value_enum, default_value_t = ProtocolArg::Auto)]
+    protocol: ProtocolArg,
+    /// Initial RAM disk
+    #[arg(long, value_name = "FILE")]
+    initrd: Option<PathBuf>,
+    /// Kernel command line
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    cmdline: String,
+    /// A module for PVH and multiboot images, with its command line; may be repeated
+    #[arg(long = "module", value_name = "FILE[=ARGS]")]
+    modules: Vec<String>,
+    /// Where to load a flat image
+    #[arg(long, value_name = "ADDRESS", value_parser = number)]
+    load_address: Option<u64>,
+    /// Where to enter a flat image [default: the load address]
+    #[arg(long, value_name = "ADDRESS", value_parser = number)]
+    entry: Option<u64>,
+    /// The mode in which to enter a flat image
+    #[arg(long, value_enum)]
+    mode: Option<ModeArg>,
+    /// Memory, in bytes or with a suffix K, M, G, T
+    #[arg(long, short, value_name = "SIZE", default_value = "128M", value_parser = size)]
+    memory: u64,
+    /// Back memory by huge pages
+    #[arg(long)]
+    hugepages: bool,
+    /// Processors, 1 to 64
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    cpus: usize,
+    /// The processor the guest sees
+    #[arg(long, value_enum, default_value_t = CpuArg::SkylakeServer)]
+    cpu: CpuArg,
+    /// COM1: stdio (Ctrl-A x quits, Ctrl-A h helps), none, file:PATH or unix:PATH
+    #[arg(long, value_name = "WHERE", default_value = "stdio")]
+    serial: Backend,
+    /// The debug console, port 0xe9: where its output goes
+    #[arg(long, value_name = "WHERE", default_value = "none")]
+    debugcon: Backend,
+    /// End the run after so many seconds, with exit status 124
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+    #[arg(long, value_name = "KINDS", help = trace::help())]
+    trace: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ProtocolArg {
+    Auto,
+    Flat,
+    Pvh,
+    Elf,
+    Multiboot,
+    Linux,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ModeArg {
+    Real,
+    Protected,
+    Long,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum CpuArg {
+    SkylakeServer,
+    Host,
+}
+
+/// A number in decimal, or in hexadecimal with 0x.
+fn number(text: &str) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| "not a number (decimal, or hexadecimal with 0x)".to_owned())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.chars().last().map(|c| c.to_ascii_uppercase()) {
+        Some('K') => (&text[..text.len() - 1], 10),
+        Some('M') => (&text[..text.len() - 1], 20),
+        Some('G') => (&text[..text.len() - 1], 30),
+        Some('T') => (&text[..text.len() - 1], 40),
+        _ => (text, 0),
+    };
+    let value = number(digits).map_err(|_| "not a size such as 128M, 1G or 0x8000000")?;
+    value
+        .checked_mul(1 << shift)
+        .ok_or_else(|| "more than 2^64 bytes".to_owned())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number of seconds")?;
+    Duration::try_from_secs_f64(value).map_err(|_| "not a possible number of seconds".to_owned())
+}
+
+/// Reads a whole file of at most [`FILE_MAX`] bytes.
+fn read(what: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
+    let name = path.display();
+    let mut file = File::open(path).with_context(|| format!("{what} {name} cannot be opened"))?;
+    let metadata = file
+        .metadata()
+        .with_context(|| format!("{what} {name} cannot be read"))?;
+    if metadata.is_dir() {
+        bail!("{what} {name} is a directory");
+    }
+    let mut bytes = Vec::new();
+    let limited = Read::by_ref(&mut file).take(FILE_MAX + 1);
+    let read = { limited }.read_to_end(&mut bytes);
+    read.with_context(|| format!("{what} {name} cannot be read"))?;
+    if bytes.len() as u64 > FILE_MAX {
+        bail!("{what} {name} is larger than {FILE_MAX} bytes");
+    }
+    Ok(bytes)
+}
+
+/// The files of a run, read before anything is built.
+struct Files {
+    image: Vec<u8>,
+    initrd: Option<Vec<u8>>,
+    modules: Vec<(Vec<u8>, String)>,
+}
+
+impl Files {
+    fn read(args: &RunArgs) -> anyhow::Result<Self> {
+        let image = read("image", &args.image)?;
+        let initrd = args
+            .initrd
+            .as_deref()
+            .map(|path| read("initrd", path))
+            .transpose()?;
+        let modules = args.modules.iter().map(|module| {
+            let (path, line) = module.split_once('=').unwrap_or((module, ""));
+            Ok((read("module", Path::new(path))?, line.to_owned()))
+        });
+        Ok(Self {
+            image,
+            initrd,
+            modules: modules.collect::<anyhow::Result<_>>()?,
+        })
+    }
+
+    fn plan<'a>(&'a self, args: &RunArgs) -> Plan<'a> {
+        Plan {
+            image: &self.image,
+            protocol: match args.protocol {
+                ProtocolArg::Auto => None,
+                ProtocolArg::Flat => Some(Protocol::Flat),
+                ProtocolArg::Pvh => Some(Protocol::Pvh),
+                ProtocolArg::Elf => Some(Protocol::Elf),
+                ProtocolArg::Multiboot => Some(Protocol::Multiboot),
+                ProtocolArg::Linux => Some(Protocol::Linux),
+            },
+            initrd: self.initrd.as_deref(),
+            modules: self
+                .modules
+                .iter()
+                .map(|(data, line)| Module {
+                    data,
+                    args: line.clone().into_bytes(),
+                })
+                .collect(),
+            cmdline: args.cmdline.clone().into_bytes(),
+            load_address: args.load_address,
+            entry: args.entry,
+            mode: args.mode.map(|mode| match mode {
+                ModeArg::Real => Mode::Real,
+                ModeArg::Protected => Mode::Protected,
+                ModeArg::Long => Mode::Long,
+            }),
+        }
+    }
+}
+
+/// Runs a guest to its end.
+pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
+    trace::start(args.trace.as_deref())?;
+    let files = Files::read(&args)?;
+    let host = kvm::Host::open()?;
+    let config = Config {
+        memory: args.memory,
+        huge_pages: args.hugepages,
+        cpus: args.cpus,
+        model: match args.cpu {
+            CpuArg::SkylakeServer => CpuModel::SkylakeServer,
+            CpuArg::Host => CpuModel::Host,
+        },
+    };
+    let mut serial = Console::open(&args.serial).context("--serial")?;
+    let mut debugcon = Console::open(&args.debugcon).context("--debugcon")?;
+    let sinks = Sinks {
+        serial: serial.output(),
+        debugcon: debugcon.output(),
+    };
+    let image = args.image.display();
+    let machine = Machine::new(&host, &config, &files.plan(&args), sinks)
+        .with_context(|| image.to_string())?;
+    drop(files);
+    let (quit, signalled) = (machine.board().clone(), machine.board().clone());
+    console::watch_signals(move |_| signalled.finish(Outcome::Quit)).context("signals")?;
+    serial
+        .start_input(machine.serial_input(), move || quit.finish(Outcome::Quit))
+        .context("--serial")?;
+    if matches!(args.debugcon, Backend::Unix(_)) {
+        // Its client is accepted, and what it sends is dropped.
+        debugcon
+            .start_input(Box::new(<[u8]>::len), || {})
+            .context("--debugcon")?;
+    }
+    let outcome = machine.run(args.timeout, || {
+        serial.release();
+        debugcon.release();
+    })?;
+    // All output is out, and the terminal as it was, before we say anything.
+    drop((serial, debugcon));
+    Ok(report(outcome))
+}
+
+/// Tells the user how it ended, where the guest has not.
+fn report(outcome: Outcome) -> Status {
+    let (status, text) = match outcome {
+        Outcome::Exit(code) => (Status::Guest(code), None),
+        Outcome::PowerOff | Outcome::Quit => (Status::Success, None),
+        Outcome::Reset => (
+            Status::Reset,
+            Some("the guest asked for a reset".to_owned()),
+        ),
+        Outcome::Timeout => (Status::Timeout, Some("the time limit passed".to_owned())),
+        Outcome::Crash(crash) => (Status::GuestCrash, Some(crash.to_string())),
+        Outcome::Failed(error) => {
+            let error = anyhow::Error::from(*error);
+            (Status::Internal, Some(format!("{error:#}")))
+        }
+    };
+    if let Some(text) = text {
+        let _ = writeln!(io::stderr(), "hindsight: {}", text.trim_end());
+    }
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_suffixes_and_limits() {
+        assert_eq!(size("128M"), Ok(128 << 20));
+        assert_eq!(size("0x1000"), Ok(0x1000));
+        assert_eq!(size("1g"), Ok(1 << 30));
+        assert!(size("").is_err() && size("M").is_err() && size("99999999T").is_err());
+    }
+
+    #[test]
+    fn seconds_refuse_what_is_no_duration() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert!(seconds("-1").is_err() && seconds("nan").is_err() && seconds("x").is_err());
+    }
+}

@@ -1,0 +1,125 @@
+//! The terminal in raw mode, and every way back.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic;
+use std::sync::{Mutex, Once, PoisonError};
+
+use rustix::termios::{
+    ControlModes, InputModes, LocalModes, OptionalActions, OutputModes, SpecialCodeIndex, Termios,
+    tcgetattr, tcsetattr,
+};
+
+/// The terminal that is raw now, and how it was.
+static RAW: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
+static PANIC_HOOK: Once = Once::new();
+
+/// Puts the terminal back as it was; does nothing if it is not raw. Any thread may call it, any
+/// number of times; a call of `std::process::exit` must come after it.
+pub fn restore_terminal() {
+    let raw = RAW.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some((terminal, before)) = raw {
+        let _ = tcsetattr(&terminal, OptionalActions::Now, &before);
+    }
+}
+
+/// A terminal in raw mode until dropped.
+#[derive(Debug)]
+pub struct RawTerminal(());
+
+impl RawTerminal {
+    /// Makes `terminal` raw: every key reaches the guest, also those that make signals. Output is
+    /// still processed, so that our own messages look right. From the first call on, a panic of
+    /// any thread restores the terminal before its message.
+    pub fn enter(terminal: &OwnedFd) -> io::Result<Self> {
+        PANIC_HOOK.call_once(|| {
+            let next = panic::take_hook();
+            panic::set_hook(Box::new(move |info| {
+                restore_terminal();
+                next(info);
+            }));
+        });
+        restore_terminal();
+        let before = tcgetattr(terminal)?;
+        let mut raw = before.clone();
+        raw.input_modes -= InputModes::IGNBRK
+            | InputModes::BRKINT
+            | InputModes::PARMRK
+            | InputModes::ISTRIP
+            | InputModes::INLCR
+            | InputModes::IGNCR
+            | InputModes::ICRNL
+            | InputModes::IXON;
+        raw.output_modes |= OutputModes::OPOST;
+        raw.local_modes -= LocalModes::ECHO
+            | LocalModes::ECHONL
+            | LocalModes::ICANON
+            | LocalModes::IEXTEN
+            | LocalModes::ISIG;
+        raw.control_modes -= ControlModes::CSIZE | ControlModes::PARENB;
+        raw.control_modes |= ControlModes::CS8;
+        raw.special_codes[SpecialCodeIndex::VMIN] = 1;
+        raw.special_codes[SpecialCodeIndex::VTIME] = 0;
+        let copy = terminal.try_clone()?;
+        // Noted first: a signal between the two lines restores what was not changed yet.
+        *RAW.lock().unwrap_or_else(PoisonError::into_inner) = Some((copy, before));
+        tcsetattr(terminal, OptionalActions::Now, &raw).inspect_err(|_| restore_terminal())?;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        restore_terminal();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::console::tests::{TERMINAL, pseudo_terminal};
+
+    /// What tells a raw terminal from one in line mode.
+    fn modes(terminal: &OwnedFd) -> (InputModes, OutputModes, LocalModes) {
+        let now = tcgetattr(terminal).unwrap();
+        (now.input_modes, now.output_modes, now.local_modes)
+    }
+
+    #[test]
+    fn terminal_is_raw_until_dropped() {
+        let _alone = TERMINAL.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_control, terminal) = pseudo_terminal();
+        let before = modes(&terminal);
+        let raw = RawTerminal::enter(&terminal).unwrap();
+        let (input, output, local) = modes(&terminal);
+        assert!(!local.intersects(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG));
+        assert!(!input.intersects(InputModes::ICRNL | InputModes::IXON));
+        assert!(output.contains(OutputModes::OPOST));
+        drop(raw);
+        assert_eq!(modes(&terminal), before);
+    }
+
+    #[test]
+    fn terminal_is_restored_by_a_panic_of_another_thread() {
+        let _alone = TERMINAL.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_control, terminal) = pseudo_terminal();
+        let before = modes(&terminal);
+        let raw = RawTerminal::enter(&terminal).unwrap();
+        assert_ne!(modes(&terminal), before);
+        std::thread::spawn(|| panic!("expected by the test"))
+            .join()
+            .unwrap_err();
+        assert_eq!(modes(&terminal), before);
+        drop(raw);
+    }
+
+    #[test]
+    fn restore_works_before_an_exit_without_drop() {
+        let _alone = TERMINAL.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_control, terminal) = pseudo_terminal();
+        let before = modes(&terminal);
+        std::mem::forget(RawTerminal::enter(&terminal).unwrap());
+        restore_terminal();
+        assert_eq!(modes(&terminal), before);
+    }
+}

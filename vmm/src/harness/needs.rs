@@ -1,0 +1,142 @@
+//! What a case needs of the host, and whether it is there.
+
+use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
+use std::sync::{Mutex, PoisonError};
+
+use crate::doctor::{self, Finding, Verdict};
+
+/// Answers which needs of the cases this host meets.
+pub trait Capabilities {
+    /// Whether `need` is the name of something that can be measured.
+    fn is_known(&self, need: &str) -> bool {
+        doctor::probes().any(|probe| probe.name == need)
+    }
+
+    /// Why `need` is not met here; `None` when it is.
+    fn unmet(&self, need: &str) -> Option<String>;
+}
+
+/// Capabilities where nothing was measured: every need counts as met.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unmeasured;
+
+impl Capabilities for Unmeasured {
+    fn unmet(&self, _need: &str) -> Option<String> {
+        None
+    }
+}
+
+/// The host's KVM, as doctor's probes find it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostKvm;
+
+/// Probes are timed, so they run one at a time, whatever the threads that ask.
+static MEASURING: Mutex<()> = Mutex::new(());
+
+impl Capabilities for HostKvm {
+    fn unmet(&self, need: &str) -> Option<String> {
+        let _one = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+        match doctor::findings([need]) {
+            Ok(findings) => findings.get(need).and_then(unconfirmed),
+            Err(error) => Some(error.to_string()),
+        }
+    }
+}
+
+/// Why a finding is not what a case can rely on. One that differs from the architecture is not.
+fn unconfirmed(finding: &Finding) -> Option<String> {
+    (finding.verdict != Verdict::Works).then(|| finding.detail.clone())
+}
+
+/// Why this host's KVM cannot be used at all; `None` when it can.
+pub fn kvm_problem() -> Option<String> {
+    let error = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .err()?;
+    Some(match error.kind() {
+        ErrorKind::NotFound => "/dev/kvm is missing".to_owned(),
+        ErrorKind::PermissionDenied => "no permission to open /dev/kvm".to_owned(),
+        _ => format!("cannot open /dev/kvm: {error}"),
+    })
+}
+
+/// The reason why needs are unmet, each asked only once.
+pub(super) struct NeedCache<'a> {
+    capabilities: &'a dyn Capabilities,
+    answers: HashMap<String, Option<String>>,
+}
+
+impl<'a> NeedCache<'a> {
+    pub(super) fn new(capabilities: &'a dyn Capabilities) -> Self {
+        Self {
+            capabilities,
+            answers: HashMap::new(),
+        }
+    }
+
+    /// The first of `needs` that is not met, with its reason.
+    pub(super) fn first_unmet<'n>(
+        &mut self,
+        needs: impl Iterator<Item = &'n str>,
+    ) -> Option<String> {
+        for need in needs {
+            if !self.answers.contains_key(need) {
+                self.answers
+                    .insert(need.to_owned(), self.capabilities.unmet(need));
+            }
+            if let Some(Some(reason)) = self.answers.get(need) {
+                return Some(format!("this KVM: {need}: {reason}"));
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    struct Counting(Cell<u32>);
+
+    impl Capabilities for Counting {
+        fn unmet(&self, need: &str) -> Option<String> {
+            self.0.set(self.0.get() + 1);
+            (need == "gd").then(|| "no #DB".to_owned())
+        }
+    }
+
+    #[test]
+    fn unmet_need_is_named_with_its_reason_and_asked_once() {
+        let host = Counting(Cell::new(0));
+        let mut cache = NeedCache::new(&host);
+        let needs = ["nmi", "gd", "smi"];
+        let first = cache.first_unmet(needs.into_iter());
+        assert_eq!(first.as_deref(), Some("this KVM: gd: no #DB"));
+        assert_eq!(cache.first_unmet(needs.into_iter()), first);
+        assert_eq!(host.0.get(), 2);
+    }
+
+    #[test]
+    fn only_a_finding_that_works_confirms_a_need() {
+        let finding = |verdict| Finding {
+            verdict,
+            detail: "internal error".to_owned(),
+        };
+        assert_eq!(unconfirmed(&finding(Verdict::Works)), None);
+        let reason = Some("internal error".to_owned());
+        assert_eq!(unconfirmed(&finding(Verdict::Broken)), reason);
+        assert_eq!(unconfirmed(&finding(Verdict::Differs)), reason);
+        assert_eq!(unconfirmed(&finding(Verdict::Absent)), reason);
+    }
+
+    #[test]
+    fn need_that_no_probe_measures_is_unknown() {
+        assert!(Unmeasured.is_known("int3-cpl0"));
+        assert!(!Unmeasured.is_known("int3-cpl1"));
+    }
+}

@@ -1,0 +1,91 @@
+//! JUnit XML: a suite for each payload, a test case for each case and level.
+//!
+//! The rules a case asserts are in its property `rules`; what ran the cases is in the property
+//! `runner` of each suite.
+
+use std::time::Duration;
+
+use quick_junit::{NonSuccessKind, Property, Report, SerializeError, TestCase, TestCaseStatus};
+use quick_junit::{TestSuite, XmlString};
+
+use super::super::verdict::{CaseResult, Verdict};
+use super::text::failure_text;
+
+/// The report of all results, as XML.
+///
+/// # Errors
+///
+/// When the XML cannot be written.
+pub fn to_xml(
+    results: &[CaseResult],
+    runner: &str,
+    elapsed: Duration,
+) -> Result<String, SerializeError> {
+    let mut report = Report::new("hindsight");
+    report.set_time(elapsed);
+    for payload in results.chunk_by(|a, b| a.job.image.name == b.job.image.name) {
+        let mut suite = TestSuite::new(payload[0].job.image.name.as_str());
+        suite.add_property(Property::new("runner", runner));
+        suite.set_time(payload.iter().map(|result| result.elapsed).sum());
+        suite.add_test_cases(payload.iter().map(test_case));
+        report.add_test_suite(suite);
+    }
+    report.to_string()
+}
+
+fn test_case(result: &CaseResult) -> TestCase {
+    let status = match &result.verdict {
+        Verdict::Pass => TestCaseStatus::success(),
+        Verdict::Skip(reason) => {
+            let mut status = TestCaseStatus::skipped();
+            status.set_message(reason.as_str());
+            status
+        }
+        Verdict::Fail(failure) => {
+            let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
+            status.set_message(failure.message.as_str());
+            status.set_type(failure.kind.as_str());
+            status.set_description(failure_text(result));
+            status
+        }
+    };
+    let mut case = TestCase::new(result.job.id(), status);
+    case.set_classname(result.job.image.name.as_str());
+    case.set_time(result.elapsed);
+    if !result.job.rules().is_empty() {
+        case.add_property(Property::new("rules", result.job.rules().join(",")));
+    }
+    if matches!(result.verdict, Verdict::Fail(_)) {
+        case.set_system_out(lines(&result.output));
+        case.set_system_err(lines(&result.stderr));
+    }
+    case
+}
+
+fn lines(lines: &[String]) -> XmlString {
+    XmlString::new(lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::three_results;
+    use super::*;
+
+    #[test]
+    fn results_are_written_as_junit() {
+        let xml = to_xml(&three_results(), "kvm", Duration::from_secs(1)).unwrap();
+        for part in [
+            r#"<testsuites name="hindsight" tests="3" skipped="1" failures="1" errors="0""#,
+            r#"<testsuite name="exc" tests="3" skipped="1" errors="0" failures="1""#,
+            r#"<property name="runner" value="kvm"/>"#,
+            r#"<testcase name="exc/int3 cpl=0" classname="exc" time="0.012">"#,
+            r#"<property name="rules" value="EXC-01"/>"#,
+            r#"<failure message="1 assertion failed" type="guest">"#,
+            "found    0x10 &lt;&amp;",
+            r#"<skipped message="this KVM: gd: no"/>"#,
+            "<system-out>run int3 cpl=3\nnote rip=5</system-out>",
+        ] {
+            assert!(xml.contains(part), "{part} is not in {xml}");
+        }
+    }
+}

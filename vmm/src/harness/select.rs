@@ -1,0 +1,377 @@
+//! From images to jobs: every case at every level, less what the user left out.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::case::{Case, TIMEOUT_DEFAULT};
+use super::image::Image;
+use super::needs::{Capabilities, NeedCache};
+
+/// One run of one case at one level.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The image.
+    pub image: Arc<Image>,
+    /// The case; `None` when the image as a whole is the case.
+    pub case: Option<Case>,
+    /// Privilege level the case runs at.
+    pub cpl: u8,
+    /// Number of this run and of all runs, with `--repeat`.
+    pub repeat: Option<(u32, u32)>,
+    /// Why it is not run here.
+    pub skip: Option<String>,
+}
+
+impl Job {
+    /// `PAYLOAD/CASE`, or the image's name when it is one case.
+    pub fn name(&self) -> String {
+        match &self.case {
+            None => self.image.name.clone(),
+            Some(case) if is_below(&case.name, &self.image.name) => case.name.clone(),
+            Some(case) => format!("{}/{}", self.image.name, case.name),
+        }
+    }
+
+    /// The name with the level, as reports show it: `exceptions/int3 cpl=0`.
+    pub fn id(&self) -> String {
+        let mut id = self.name();
+        if self.case.is_some() {
+            id.push_str(&format!(" cpl={}", self.cpl));
+        }
+        if let Some((number, count)) = self.repeat {
+            id.push_str(&format!(" run {number}/{count}"));
+        }
+        id
+    }
+
+    /// Rules the case asserts.
+    pub fn rules(&self) -> &[String] {
+        self.case.as_ref().map_or(&[], |case| &case.rules)
+    }
+
+    /// Number of vCPUs the case wants.
+    pub fn vcpus(&self) -> u32 {
+        self.case.as_ref().map_or(1, |case| case.vcpus)
+    }
+
+    /// The case's own time limit.
+    pub fn timeout(&self) -> Duration {
+        self.case
+            .as_ref()
+            .map_or(TIMEOUT_DEFAULT, |case| case.timeout)
+    }
+}
+
+fn is_below(name: &str, payload: &str) -> bool {
+    name.strip_prefix(payload)
+        .is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// Every case of the images at every level, in the order of the images and their records.
+pub fn jobs(images: &[Arc<Image>]) -> Vec<Job> {
+    let mut jobs = Vec::new();
+    for image in images {
+        let job = |case: Option<&Case>, cpl| Job {
+            image: Arc::clone(image),
+            case: case.cloned(),
+            cpl,
+            repeat: None,
+            skip: None,
+        };
+        match &image.cases {
+            None => jobs.push(job(None, 0)),
+            Some(cases) => {
+                let runs = cases
+                    .iter()
+                    .flat_map(|case| case.cpls.iter().map(move |l| (case, *l)));
+                jobs.extend(runs.map(|(case, cpl)| job(Some(case), cpl)));
+            }
+        }
+    }
+    jobs
+}
+
+/// A pattern on names: with `*` or `?` a glob for the whole name, else a part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern(pub String);
+
+impl Pattern {
+    /// Whether the pattern has wildcards.
+    fn is_glob(&self) -> bool {
+        self.0.contains(['*', '?'])
+    }
+
+    /// Whether `job` is meant: by its name or by its name with the level.
+    pub fn matches(&self, job: &Job) -> bool {
+        if self.is_glob() {
+            glob(self.0.as_bytes(), job.name().as_bytes())
+                || glob(self.0.as_bytes(), job.id().as_bytes())
+        } else {
+            job.id().contains(&self.0)
+        }
+    }
+
+    /// Whether one of the rules of `job` is meant: the whole name, or a glob.
+    pub fn matches_rules(&self, job: &Job) -> bool {
+        job.rules()
+            .iter()
+            .any(|rule| glob(self.0.as_bytes(), rule.as_bytes()))
+    }
+}
+
+/// Matches `*` (any bytes) and `?` (one byte) in time linear in the pattern for each byte.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut retry = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                retry = Some((p + 1, t));
+                p += 1;
+            }
+            Some(c) if *c == b'?' || *c == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => {
+                let Some((after, from)) = retry else {
+                    return false;
+                };
+                retry = Some((after, from + 1));
+                p = after;
+                t = from + 1;
+            }
+        }
+    }
+    pattern[p..].iter().all(|c| *c == b'*')
+}
+
+/// Part `index` of `count` of the jobs, counted from 1: `--shard 1/4`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    index: usize,
+    count: usize,
+}
+
+/// A shard that is no `i/n` with 1 <= i <= n.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("a shard is i/n with 1 <= i <= n, such as 1/4")]
+pub struct ShardError;
+
+impl FromStr for Shard {
+    type Err = ShardError;
+
+    fn from_str(text: &str) -> Result<Self, ShardError> {
+        let (index, count) = text.split_once('/').ok_or(ShardError)?;
+        let index = index.parse().map_err(|_| ShardError)?;
+        let count = count.parse().map_err(|_| ShardError)?;
+        if (1..=count).contains(&index) {
+            Ok(Self { index, count })
+        } else {
+            Err(ShardError)
+        }
+    }
+}
+
+impl Shard {
+    /// Keeps the jobs of this shard: every n-th, so that neighbours of alike cost spread out.
+    pub fn keep(self, jobs: Vec<Job>) -> Vec<Job> {
+        jobs.into_iter()
+            .enumerate()
+            .filter(|(at, _)| at % self.count == self.index - 1)
+            .map(|(_, job)| job)
+            .collect()
+    }
+}
+
+/// Keeps the jobs that one of `filters` and one of `rules` mean; an empty list means all.
+pub fn filter(jobs: Vec<Job>, filters: &[Pattern], rules: &[Pattern]) -> Vec<Job> {
+    jobs.into_iter()
+        .filter(|job| filters.is_empty() || filters.iter().any(|f| f.matches(job)))
+        .filter(|job| rules.is_empty() || rules.iter().any(|r| r.matches_rules(job)))
+        .collect()
+}
+
+/// Repeats the whole list `count` times.
+pub fn repeat(jobs: Vec<Job>, count: u32) -> Vec<Job> {
+    if count == 1 {
+        return jobs;
+    }
+    let round = |number| {
+        jobs.iter().map(move |job| Job {
+            repeat: Some((number, count)),
+            ..job.clone()
+        })
+    };
+    (1..=count).flat_map(round).collect()
+}
+
+/// A need that no probe measures.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("case {case}: unknown need `{need}`")]
+pub struct UnknownNeed {
+    /// Name of the case.
+    pub case: String,
+    /// The need.
+    pub need: String,
+}
+
+/// Checks that every need of every case is known.
+///
+/// # Errors
+///
+/// The first need that is not.
+pub fn check_needs(jobs: &[Job], capabilities: &dyn Capabilities) -> Result<(), UnknownNeed> {
+    for job in jobs {
+        let mut needs = job.case.iter().flat_map(|case| case.needs_at(job.cpl));
+        if let Some(need) = needs.find(|need| !capabilities.is_known(need)) {
+            return Err(UnknownNeed {
+                case: job.name(),
+                need: need.to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Marks the jobs whose needs this host does not meet.
+pub fn mark_unmet(jobs: &mut [Job], capabilities: &dyn Capabilities) {
+    let mut cache = NeedCache::new(capabilities);
+    for job in jobs {
+        if let (None, Some(case)) = (&job.skip, &job.case) {
+            job.skip = cache.first_unmet(case.needs_at(job.cpl));
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::image::tests::elf_with_cases;
+    use super::super::needs::Unmeasured;
+    use super::*;
+
+    pub(crate) fn jobs_of(name: &str, records: &str) -> Vec<Job> {
+        let image = Image::builtin(name, &elf_with_cases(records.as_bytes())).unwrap();
+        jobs(&[Arc::new(image)])
+    }
+
+    fn ids(jobs: &[Job]) -> Vec<String> {
+        jobs.iter().map(Job::id).collect()
+    }
+
+    const RECORDS: &str = "case int3 cpl=0,3 rules=EXC-01 needs=exceptions needs_cpl0=int3-cpl0\n\
+        case exc/ud cpl=3 rules=EXC-02,DBG-1\ncase zz\n";
+
+    #[test]
+    fn every_case_at_every_level_becomes_a_job_in_order() {
+        let jobs = jobs_of("exc", RECORDS);
+        assert_eq!(
+            ids(&jobs),
+            [
+                "exc/int3 cpl=0",
+                "exc/int3 cpl=3",
+                "exc/ud cpl=3",
+                "exc/zz cpl=0"
+            ]
+        );
+    }
+
+    #[test]
+    fn image_without_cases_is_one_job() {
+        let image = Image::builtin("flat.bin", b"rubbish").unwrap();
+        assert_eq!(ids(&jobs(&[Arc::new(image)])), ["flat.bin"]);
+    }
+
+    #[test]
+    fn filters_match_parts_globs_and_rules() {
+        let rows: [(&[&str], &[&str], usize); 9] = [
+            (&[], &[], 4),
+            (&["int3"], &[], 2),
+            (&["int3", "zz"], &[], 3),
+            (&["cpl=3"], &[], 2),
+            (&["exc/*t3"], &[], 2),
+            (&["*cpl=0"], &[], 2),
+            (&["int*"], &[], 0),
+            (&[], &["EXC-01"], 2),
+            (&["cpl=3"], &["EXC-*"], 2),
+        ];
+        for (filters, rules, count) in rows {
+            let pattern = |p: &&str| Pattern((*p).to_owned());
+            let filters: Vec<_> = filters.iter().map(pattern).collect();
+            let rules: Vec<_> = rules.iter().map(pattern).collect();
+            let kept = filter(jobs_of("exc", RECORDS), &filters, &rules);
+            assert_eq!(kept.len(), count, "row {filters:?} {rules:?}");
+        }
+    }
+
+    #[test]
+    fn glob_with_many_stars_ends_soon() {
+        assert!(glob(b"a*b?c*", b"aXXbbXcYY"));
+        assert!(!glob(b"a*b", b"ab "));
+        assert!(glob(b"**", b""));
+        let text = vec![b'a'; 10_000];
+        assert!(!glob(b"*a*a*a*a*a*a*a*a*b", &text));
+    }
+
+    #[test]
+    fn shards_are_disjoint_and_complete() {
+        let mut all: Vec<String> = (1..=3)
+            .flat_map(|i| ids(&Shard { index: i, count: 3 }.keep(jobs_of("exc", RECORDS))))
+            .collect();
+        all.sort();
+        let mut expected = ids(&jobs_of("exc", RECORDS));
+        expected.sort();
+        assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn shard_text_is_checked() {
+        assert_eq!("2/3".parse(), Ok(Shard { index: 2, count: 3 }));
+        for bad in ["", "1", "0/3", "4/3", "1/0", "-1/2", "a/b", "1/2/3"] {
+            assert_eq!(bad.parse::<Shard>(), Err(ShardError), "row {bad}");
+        }
+    }
+
+    #[test]
+    fn repeated_jobs_have_ids_of_their_own() {
+        let jobs = repeat(jobs_of("exc", "case a\ncase b\n"), 2);
+        assert_eq!(
+            ids(&jobs),
+            [
+                "exc/a cpl=0 run 1/2",
+                "exc/b cpl=0 run 1/2",
+                "exc/a cpl=0 run 2/2",
+                "exc/b cpl=0 run 2/2"
+            ]
+        );
+    }
+
+    struct NoInt3;
+
+    impl Capabilities for NoInt3 {
+        fn unmet(&self, need: &str) -> Option<String> {
+            (need == "int3-cpl0").then(|| "internal error".to_owned())
+        }
+    }
+
+    #[test]
+    fn job_with_an_unmet_need_is_marked_at_that_level_only() {
+        let mut jobs = jobs_of("exc", RECORDS);
+        mark_unmet(&mut jobs, &NoInt3);
+        assert_eq!(
+            jobs[0].skip.as_deref(),
+            Some("this KVM: int3-cpl0: internal error")
+        );
+        assert_eq!(jobs[1].skip, None);
+    }
+
+    #[test]
+    fn unknown_need_is_an_error() {
+        let jobs = jobs_of("exc", "case a needs=nmi,magic\n");
+        let error = check_needs(&jobs, &Unmeasured).unwrap_err();
+        assert_eq!(error.to_string(), "case exc/a: unknown need `magic`");
+    }
+}

@@ -1,0 +1,397 @@
+//! One virtual processor in KVM.
+
+#![expect(
+    unsafe_code,
+    reason = "other threads set immediate_exit in the kvm_run page"
+)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use hindsight_cpu::cpuid::{CpuidTable, Leaf};
+use hindsight_cpu::state::CpuState;
+use hindsight_regs::msr as regs;
+use kvm_bindings::{
+    CpuId, KVM_EXIT_MEMORY_FAULT, KVM_SYNC_X86_EVENTS, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs,
+    kvm_cpuid_entry2, kvm_debugregs, kvm_msr_entry, kvm_sync_regs, kvm_xcr, kvm_xcrs, kvm_xsave,
+};
+use kvm_ioctls::VcpuFd;
+
+use super::state::{self, XsaveLayout};
+use super::vm::KvmVm;
+use super::{KvmError, ioctl, ioctls, run};
+use crate::vcpu::exit::Exit;
+
+/// MSRs that both ways of running hold in [`CpuState::msrs`], in its order, less FMASK, which the
+/// MSR table owns.
+const NATIVE: [u32; 8] = [
+    regs::IA32_STAR,
+    regs::IA32_LSTAR,
+    regs::IA32_CSTAR,
+    regs::IA32_KERNEL_GS_BASE,
+    regs::IA32_SYSENTER_CS,
+    regs::IA32_SYSENTER_ESP,
+    regs::IA32_SYSENTER_EIP,
+    regs::IA32_PAT,
+];
+
+/// A virtual processor in KVM, run by one thread.
+#[derive(Debug)]
+pub struct KvmVcpu {
+    fd: VcpuFd,
+    xsave_layout: XsaveLayout,
+    /// An instruction waits for KVM_RUN to complete it.
+    pending: bool,
+    /// The thread is inside of KVM_RUN, or about to be.
+    in_guest: Arc<AtomicBool>,
+    /// After `fd`: the machine's memory outlives its processors.
+    vm: Arc<KvmVm>,
+}
+
+/// Makes a running [`KvmVcpu`] leave KVM_RUN, from any thread.
+#[derive(Debug)]
+pub struct ImmediateExit(*const AtomicU8);
+
+// SAFETY: the byte is only accessed atomically, and whoever holds this also keeps the mapping
+// alive (see `KvmVcpu::immediate_exit`).
+unsafe impl Send for ImmediateExit {}
+// SAFETY: as for Send.
+unsafe impl Sync for ImmediateExit {}
+
+impl ImmediateExit {
+    /// The next, or the current, KVM_RUN returns at once until [`ImmediateExit::clear`]. A thread
+    /// that is inside KVM_RUN also needs a signal.
+    pub fn set(&self) {
+        // SAFETY: the kvm_run page is mapped as long as `self` exists.
+        unsafe { &*self.0 }.store(1, Ordering::SeqCst);
+    }
+
+    /// KVM_RUN runs again.
+    pub fn clear(&self) {
+        // SAFETY: the kvm_run page is mapped as long as `self` exists.
+        unsafe { &*self.0 }.store(0, Ordering::SeqCst);
+    }
+}
+
+impl KvmVcpu {
+    pub(super) fn new(mut fd: VcpuFd, vm: Arc<KvmVm>, xsave_layout: XsaveLayout) -> Self {
+        let valid = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS | KVM_SYNC_X86_EVENTS;
+        fd.get_kvm_run().kvm_valid_regs = u64::from(valid);
+        Self {
+            fd,
+            xsave_layout,
+            pending: false,
+            in_guest: Arc::default(),
+            vm,
+        }
+    }
+
+    /// The handle for other threads. The caller drops it, or stops using it, before this processor.
+    pub fn immediate_exit(&mut self) -> ImmediateExit {
+        let byte = &raw mut self.fd.get_kvm_run().immediate_exit;
+        ImmediateExit(byte.cast::<AtomicU8>())
+    }
+
+    /// Whether the thread is inside of KVM_RUN, for [`super::kick::Kicker`].
+    pub(super) fn in_guest(&self) -> Arc<AtomicBool> {
+        self.in_guest.clone()
+    }
+
+    /// Gives processor `id` its CPUID.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn set_cpuid(&self, id: u32, cpuid: &CpuidTable) -> Result<(), KvmError> {
+        let entries: Vec<_> = cpuid.for_cpu(id).map(entry).collect();
+        let entries = CpuId::from_entries(&entries)
+            .map_err(|_| KvmError::Lacks("room for our CPUID leaves"))?;
+        self.fd
+            .set_cpuid2(&entries)
+            .map_err(ioctl("KVM_SET_CPUID2"))
+    }
+
+    /// Runs the guest until something needs us. Gives CR8 as the guest left it as well: whoever
+    /// serves the exit must know it first, for it is the APIC's task priority.
+    ///
+    /// # Errors
+    ///
+    /// When KVM_RUN fails other than by a signal.
+    pub fn run(&mut self) -> Result<(u64, Exit<'_>), KvmError> {
+        self.in_guest.store(true, Ordering::SeqCst);
+        let result = self.fd.run().map(|_| ());
+        self.in_guest.store(false, Ordering::SeqCst);
+        self.pending = false;
+        let run = self.fd.get_kvm_run();
+        let cr8 = run.cr8;
+        match result {
+            Ok(()) => {
+                let exit = run::decode(run);
+                self.pending = matches!(
+                    exit,
+                    Exit::Io { .. }
+                        | Exit::MmioRead { .. }
+                        | Exit::MmioWrite { .. }
+                        | Exit::Rdmsr { .. }
+                        | Exit::Wrmsr { .. }
+                );
+                Ok((cr8, exit))
+            }
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+                Ok((cr8, Exit::Kicked))
+            }
+            Err(_) if run.exit_reason == KVM_EXIT_MEMORY_FAULT => Ok((cr8, run::memory_fault(run))),
+            Err(error) => Err(ioctl("KVM_RUN")(error)),
+        }
+    }
+
+    /// Completes an instruction that an exit left half done, without running the next one.
+    /// `Some` is a further exit of the same instruction, to be served like any other.
+    ///
+    /// # Errors
+    ///
+    /// When KVM_RUN fails.
+    pub fn complete(&mut self) -> Result<Option<Exit<'_>>, KvmError> {
+        if !self.pending {
+            return Ok(None);
+        }
+        self.fd.set_kvm_immediate_exit(1);
+        let result = self.fd.run().map(|_| ());
+        self.fd.set_kvm_immediate_exit(0);
+        self.pending = false;
+        match result {
+            Ok(()) => {
+                self.pending = true;
+                Ok(Some(run::decode(self.fd.get_kvm_run())))
+            }
+            Err(error) if error.errno() == libc::EINTR => Ok(None),
+            Err(error) => Err(ioctl("KVM_RUN")(error)),
+        }
+    }
+
+    /// General, segment and control registers as they were at the last exit, at no cost. At an exit
+    /// that left an instruction half done, RIP is still on it.
+    pub fn at_exit(&self) -> kvm_sync_regs {
+        self.fd.sync_regs()
+    }
+
+    /// Whether KVM takes an interrupt now: IF set, no shadow, none injected yet.
+    pub fn ready_for_interrupt(&mut self) -> bool {
+        self.fd.get_kvm_run().ready_for_interrupt_injection != 0
+    }
+
+    /// Asks for [`Exit::InterruptWindow`], or no longer.
+    pub fn request_interrupt_window(&mut self, wanted: bool) {
+        self.fd.get_kvm_run().request_interrupt_window = u8::from(wanted);
+    }
+
+    /// Injects an external interrupt.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses, for example because one waits already.
+    pub fn interrupt(&self, vector: u8) -> Result<(), KvmError> {
+        ioctls::interrupt(&self.fd, vector).map_err(|source| KvmError::Ioctl {
+            call: "KVM_INTERRUPT",
+            source,
+        })
+    }
+
+    /// Injects an NMI.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn nmi(&self) -> Result<(), KvmError> {
+        self.fd.nmi().map_err(ioctl("KVM_NMI"))
+    }
+
+    /// CR8 as the guest last wrote it.
+    pub fn cr8(&mut self) -> u64 {
+        self.fd.get_kvm_run().cr8
+    }
+
+    /// CR8 as the guest will read it.
+    pub fn set_cr8(&mut self, cr8: u64) {
+        self.fd.get_kvm_run().cr8 = cr8;
+    }
+
+    /// The machine's TSC minus the host's, modulo 2^64.
+    ///
+    /// # Errors
+    ///
+    /// When this KVM has no such attribute.
+    pub fn set_tsc_offset(&self, offset: u64) -> Result<(), KvmError> {
+        ioctls::set_tsc_offset(&self.fd, offset).map_err(|source| KvmError::Ioctl {
+            call: "KVM_SET_DEVICE_ATTR (TSC offset)",
+            source,
+        })
+    }
+
+    /// Frequency of the guest's TSC in kHz as KVM states it.
+    pub fn tsc_khz(&self) -> Option<u32> {
+        self.fd.get_tsc_khz().ok().filter(|khz| *khz > 0)
+    }
+
+    /// Sets one MSR in KVM. `false`: KVM does not take it.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl itself fails.
+    pub fn set_msr(&self, index: u32, data: u64) -> Result<bool, KvmError> {
+        let entry = kvm_msr_entry {
+            index,
+            data,
+            ..Default::default()
+        };
+        let msrs = Msrs::from_entries(&[entry]).expect("one entry always fits");
+        let done = self.fd.set_msrs(&msrs).map_err(ioctl("KVM_SET_MSRS"))?;
+        Ok(done == 1)
+    }
+
+    fn get_msr(&self, index: u32) -> Result<u64, KvmError> {
+        let entry = kvm_msr_entry {
+            index,
+            ..Default::default()
+        };
+        let mut msrs = Msrs::from_entries(&[entry]).expect("one entry always fits");
+        self.fd.get_msrs(&mut msrs).map_err(ioctl("KVM_GET_MSRS"))?;
+        Ok(msrs.as_slice()[0].data)
+    }
+
+    /// Gives KVM the whole state. `apic_base` is the local APIC's.
+    ///
+    /// The order matters: SREGS before REGS (mode before RIP and flags), XCR0 before the XSAVE
+    /// image that it governs, events last because the calls before may clear them.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses the state.
+    pub fn load(&mut self, state: &CpuState, apic_base: u64) -> Result<(), KvmError> {
+        debug_assert!(!self.pending, "complete the instruction first");
+        let fd = &self.fd;
+        fd.set_sregs(&state::export_sregs(state, apic_base))
+            .map_err(ioctl("KVM_SET_SREGS"))?;
+        if state.xcr0 != 1 {
+            let mut xcrs = kvm_xcrs {
+                nr_xcrs: 1,
+                ..Default::default()
+            };
+            xcrs.xcrs[0] = kvm_xcr {
+                xcr: 0,
+                reserved: 0,
+                value: state.xcr0,
+            };
+            fd.set_xcrs(&xcrs).map_err(ioctl("KVM_SET_XCRS"))?;
+        }
+        self.load_xsave(state)?;
+        let m = &state.msrs;
+        let values = [
+            m.star,
+            m.lstar,
+            m.cstar,
+            m.kernel_gs_base,
+            m.sysenter_cs,
+            m.sysenter_esp,
+            m.sysenter_eip,
+            m.pat,
+        ];
+        for (index, value) in NATIVE.into_iter().zip(values) {
+            if !self.set_msr(index, value)? && value != 0 {
+                return Err(KvmError::Lacks("an MSR of the base architecture"));
+            }
+        }
+        let dr = kvm_debugregs {
+            db: state.dr,
+            dr6: state.dr6,
+            dr7: state.dr7,
+            ..Default::default()
+        };
+        self.fd
+            .set_debug_regs(&dr)
+            .map_err(ioctl("KVM_SET_DEBUGREGS"))?;
+        self.fd
+            .set_regs(&state::export_regs(state))
+            .map_err(ioctl("KVM_SET_REGS"))?;
+        self.fd
+            .set_vcpu_events(&state::export_events(state, false))
+            .map_err(ioctl("KVM_SET_VCPU_EVENTS"))
+    }
+
+    fn load_xsave(&self, state: &CpuState) -> Result<(), KvmError> {
+        let bytes = self.xsave_layout.export(&state.xsave);
+        let mut xsave = kvm_xsave::default();
+        for (word, bytes) in xsave.region.iter_mut().zip(bytes.chunks_exact(4)) {
+            *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        // SAFETY: without dynamically enabled components KVM reads only the fixed 4 KiB.
+        unsafe { self.fd.set_xsave(&xsave) }.map_err(ioctl("KVM_SET_XSAVE"))
+    }
+
+    /// Takes the whole state out of KVM. The instruction under way must be complete.
+    ///
+    /// # Errors
+    ///
+    /// When an ioctl fails.
+    pub fn store(&self, state: &mut CpuState) -> Result<(), KvmError> {
+        debug_assert!(!self.pending, "complete the instruction first");
+        let fd = &self.fd;
+        state::import_regs(&fd.get_regs().map_err(ioctl("KVM_GET_REGS"))?, state);
+        state::import_sregs(&fd.get_sregs().map_err(ioctl("KVM_GET_SREGS"))?, state);
+        let xsave = fd.get_xsave().map_err(ioctl("KVM_GET_XSAVE"))?;
+        let mut bytes = [0; 4096];
+        for (to, word) in bytes.chunks_exact_mut(4).zip(xsave.region) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        self.xsave_layout.import(&bytes, &mut state.xsave);
+        if let Ok(xcrs) = fd.get_xcrs() {
+            let count = (xcrs.nr_xcrs as usize).min(xcrs.xcrs.len());
+            if let Some(x) = xcrs.xcrs[..count].iter().find(|x| x.xcr == 0) {
+                state.xcr0 = x.value;
+            }
+        }
+        let m = &mut state.msrs;
+        let values = [
+            &mut m.star,
+            &mut m.lstar,
+            &mut m.cstar,
+            &mut m.kernel_gs_base,
+            &mut m.sysenter_cs,
+            &mut m.sysenter_esp,
+            &mut m.sysenter_eip,
+            &mut m.pat,
+        ];
+        for (index, value) in NATIVE.into_iter().zip(values) {
+            *value = self.get_msr(index)?;
+        }
+        let dr = fd.get_debug_regs().map_err(ioctl("KVM_GET_DEBUGREGS"))?;
+        (state.dr, state.dr6, state.dr7) = (dr.db, dr.dr6, dr.dr7);
+        let events = fd.get_vcpu_events().map_err(ioctl("KVM_GET_VCPU_EVENTS"))?;
+        state::import_events(&events, state);
+        Ok(())
+    }
+
+    /// The machine this processor belongs to.
+    pub const fn vm(&self) -> &Arc<KvmVm> {
+        &self.vm
+    }
+}
+
+fn entry(leaf: Leaf) -> kvm_cpuid_entry2 {
+    const SIGNIFICANT_INDEX: u32 = 1;
+    let [eax, ebx, ecx, edx] = leaf.regs;
+    kvm_cpuid_entry2 {
+        function: leaf.leaf,
+        index: leaf.subleaf.unwrap_or(0),
+        flags: if leaf.subleaf.is_some() {
+            SIGNIFICANT_INDEX
+        } else {
+            0
+        },
+        eax,
+        ebx,
+        ecx,
+        edx,
+        ..Default::default()
+    }
+}

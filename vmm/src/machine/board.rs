@@ -1,0 +1,166 @@
+//! What all threads of a machine share.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+use hindsight_cpu::cpuid::CpuidTable;
+use hindsight_devices::clock::Clock;
+use hindsight_devices::irq::{Interrupts, Wake};
+use hindsight_devices::{MachineRequest, MmioBus, PortBus};
+use vm_memory::GuestMemoryMmap;
+
+use super::MachineError;
+use super::timer::TimerBell;
+use crate::kvm::KvmError;
+use crate::vcpu::control::{Control, lock};
+use crate::vcpu::report::Crash;
+
+/// How a run ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// A value was written to the debug exit port.
+    Exit(u32),
+    /// The guest switched the machine off.
+    PowerOff,
+    /// The guest asked for a reset.
+    Reset,
+    /// The guest cannot go on.
+    Crash(Box<Crash>),
+    /// The time limit passed.
+    Timeout,
+    /// The user asked for the end.
+    Quit,
+    /// The monitor itself failed.
+    Failed(Box<MachineError>),
+}
+
+impl Outcome {
+    pub(crate) fn failed(error: KvmError) -> Self {
+        Self::Failed(Box::new(error.into()))
+    }
+}
+
+/// The end of a run: set once, waited for.
+#[derive(Debug, Default)]
+pub(super) struct Finish {
+    outcome: Mutex<Option<Outcome>>,
+    set: Condvar,
+}
+
+/// What all threads of a machine share.
+///
+/// Lock order: a device on a bus, then the interrupt controllers (which lock themselves and call
+/// nothing), then a doorbell.
+pub struct Board {
+    /// All guest-visible time.
+    pub clock: Arc<Clock>,
+    /// The interrupt controllers and timers.
+    pub irq: Arc<Interrupts>,
+    /// The I/O ports.
+    pub ports: PortBus,
+    /// Devices in memory space.
+    pub mmio: MmioBus,
+    /// CPUID of all processors.
+    pub cpuid: CpuidTable,
+    /// Pause, resume, stop, kick.
+    pub control: Arc<Control>,
+    /// Guest memory.
+    pub memory: GuestMemoryMmap,
+    pub(super) finish: Arc<Finish>,
+    pub(super) timer: Arc<TimerBell>,
+    /// Processors that wait for KVM to open an interrupt window.
+    pub(super) windows: AtomicU64,
+}
+
+impl fmt::Debug for Board {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Board")
+            .field("clock", &self.clock)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Finish {
+    /// Ends the machine; the first outcome counts.
+    pub(super) fn set(&self, control: &Control, outcome: Outcome) {
+        lock(&self.outcome).get_or_insert(outcome);
+        self.set.notify_all();
+        control.stop();
+    }
+
+    /// What a device asked of the machine.
+    pub(super) fn request(&self, control: &Control, request: MachineRequest) {
+        let outcome = match request {
+            MachineRequest::Exit(code) => Outcome::Exit(code),
+            MachineRequest::Reset => Outcome::Reset,
+            MachineRequest::PowerOff => Outcome::PowerOff,
+        };
+        self.set(control, outcome);
+    }
+
+    /// Waits for the end, or until `limit`.
+    pub(super) fn wait(&self, limit: Option<Instant>) -> Option<Outcome> {
+        let mut outcome = lock(&self.outcome);
+        loop {
+            if outcome.is_some() {
+                return outcome.take();
+            }
+            outcome = match limit {
+                None => self
+                    .set
+                    .wait(outcome)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(limit) => {
+                    let left = limit.checked_duration_since(Instant::now())?;
+                    self.set
+                        .wait_timeout(outcome, left)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                }
+            };
+        }
+    }
+}
+
+impl Board {
+    /// Ends the machine; the first outcome counts.
+    pub fn finish(&self, outcome: Outcome) {
+        self.finish.set(&self.control, outcome);
+        self.timer.ring();
+    }
+
+    /// Processor `id` waits, or waits no more, for KVM to say that it takes an interrupt. Some KVMs
+    /// say so late or never: the timer thread then throws the processor out of KVM_RUN now and
+    /// then, which shows whether it can be interrupted.
+    pub fn window_wanted(&self, id: usize, wanted: bool) {
+        let bit = 1 << id;
+        let had = self.windows.load(Ordering::Relaxed) & bit != 0;
+        if had != wanted {
+            if wanted {
+                self.windows.fetch_or(bit, Ordering::SeqCst);
+                self.timer.ring_if_long();
+            } else {
+                self.windows.fetch_and(!bit, Ordering::SeqCst);
+            }
+        }
+    }
+}
+
+/// Passes what the interrupt controllers have to say to the threads.
+#[derive(Debug)]
+pub(super) struct Waker {
+    pub(super) control: Arc<Control>,
+    pub(super) timer: Arc<TimerBell>,
+}
+
+impl Wake for Waker {
+    fn wake(&self, vcpu: usize) {
+        self.control.doorbell(vcpu).ring();
+    }
+
+    fn timer_changed(&self) {
+        self.timer.ring();
+    }
+}

@@ -1,0 +1,302 @@
+//! Putting a machine together, and running it to its end.
+
+use std::io;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use hindsight_cpu::cpuid::{self, CpuModel, CpuidTable};
+use hindsight_cpu::facility::Facilities;
+use hindsight_cpu::msr::MsrConfig;
+use hindsight_cpu::state::{Activity, CpuState, gpr};
+use hindsight_devices::clock::Clock;
+use hindsight_devices::irq::{self, Interrupts};
+use hindsight_devices::rtc::RtcConfig;
+use hindsight_devices::serial::Serial;
+use hindsight_devices::{BusError, NanoClock, Requests};
+use thiserror::Error;
+use vm_memory::GuestMemoryMmap;
+
+use super::board::{Board, Finish, Outcome, Waker};
+use super::devices::{self, Sinks, Wiring};
+use super::timer::{self, TimerBell};
+use crate::boot::{self, BootError, Loaded, Plan, Protocol};
+use crate::console::Deliver;
+use crate::kvm::vcpu::KvmVcpu;
+use crate::kvm::vm::KvmVm;
+use crate::kvm::{self, KvmError};
+use crate::layout::{Layout, LayoutError};
+use crate::memory::{self, MemoryError};
+use crate::vcpu::control::Control;
+use crate::vcpu::models::Models;
+use crate::vcpu::native::NativeVcpu;
+use crate::{acpi, host_clock};
+
+/// Most processors a machine may have.
+pub const CPUS_MAX: usize = 64;
+
+/// What a machine is made of.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Back memory by huge pages.
+    pub huge_pages: bool,
+    /// Processors, 1 to [`CPUS_MAX`].
+    pub cpus: usize,
+    /// Which processor.
+    pub model: CpuModel,
+}
+
+/// Why a machine could not be built, or failed.
+#[derive(Debug, Error)]
+pub enum MachineError {
+    /// KVM refused.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The size of memory is impossible.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The ACPI tables cannot be placed.
+    #[error(transparent)]
+    Acpi(#[from] acpi::PlaceError),
+    /// Memory could not be had.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The image cannot be booted.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// Two devices at one address: a flaw of ours.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+    /// The number of processors is impossible.
+    #[error("a machine has 1 to {CPUS_MAX} processors, not {0}")]
+    Cpus(usize),
+    /// A thread could not be started.
+    #[error("a thread cannot be started")]
+    Thread(#[source] io::Error),
+}
+
+/// A machine that is ready to run.
+#[derive(Debug)]
+pub struct Machine {
+    board: Arc<Board>,
+    serial: Arc<Mutex<Serial>>,
+    vcpus: Vec<NativeVcpu>,
+    loaded: Loaded,
+}
+
+impl Machine {
+    /// Builds a machine of `config` with the image of `plan` in its memory.
+    ///
+    /// # Errors
+    ///
+    /// When the configuration is impossible, the host has not got what it takes, or the image
+    /// cannot be booted.
+    pub fn new(
+        host: &kvm::Host,
+        config: &Config,
+        plan: &Plan<'_>,
+        sinks: Sinks,
+    ) -> Result<Self, MachineError> {
+        if !(1..=CPUS_MAX).contains(&config.cpus) {
+            return Err(MachineError::Cpus(config.cpus));
+        }
+        let layout = Layout::new(config.memory)?;
+        let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
+        let layout = acpi::place(&memory, layout, config.cpus)?;
+        let loaded = boot::load(&memory, &layout, plan)?;
+
+        let vm = KvmVm::new(host, &memory)?;
+        let ids = (0_u32..).take(config.cpus);
+        let mut vcpus = ids
+            .map(|id| vm.create_vcpu(id))
+            .collect::<Result<Vec<KvmVcpu>, KvmError>>()?;
+        let tsc_hz = host_clock::tsc_hz(vcpus.first().and_then(KvmVcpu::tsc_khz));
+        let (board, serial) = board(host, config, &layout, memory, tsc_hz, sinks)?;
+        if !matches!(loaded.protocol, Protocol::Pvh | Protocol::Elf) {
+            // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
+            board.irq.set_virtual_wire();
+        }
+        let facilities = Facilities::NATIVE;
+        let mut ready = Vec::new();
+        for (id, (kvm, wide)) in vcpus.drain(..).zip(0..).enumerate() {
+            kvm.set_cpuid(wide, &board.cpuid)?;
+            let models = Models::new(id, MsrConfig { facilities, tsc_hz }, board.clone());
+            let state = first_state(id, &loaded, &board.cpuid);
+            board.irq.set_wait_for_sipi(id, id != 0);
+            ready.push(NativeVcpu::new(kvm, models, &state)?);
+        }
+        Ok(Self {
+            board,
+            serial,
+            vcpus: ready,
+            loaded,
+        })
+    }
+
+    /// What all threads share: for consoles, debuggers and the like.
+    pub const fn board(&self) -> &Arc<Board> {
+        &self.board
+    }
+
+    /// What was put where in guest memory.
+    pub const fn loaded(&self) -> &Loaded {
+        &self.loaded
+    }
+
+    /// Where bytes for the guest's COM1 go. It takes as many as it has room for, none while the port
+    /// is busy, and says how many.
+    pub fn serial_input(&self) -> Deliver {
+        let serial = self.serial.clone();
+        Box::new(move |bytes| {
+            serial
+                .try_lock()
+                .map_or(0, |mut serial| serial.input(bytes))
+        })
+    }
+
+    /// Runs the machine to its end, `limit` at most. `release` is called before the threads are
+    /// joined: nothing may make them wait any more.
+    ///
+    /// # Errors
+    ///
+    /// When a thread cannot be started.
+    pub fn run(
+        self,
+        limit: Option<Duration>,
+        release: impl FnOnce(),
+    ) -> Result<Outcome, MachineError> {
+        let Self { board, vcpus, .. } = self;
+        let limit = limit.map(|limit| Instant::now() + limit);
+        let mut threads = Vec::new();
+        let started = spawn_all(&board, vcpus, &mut threads);
+        if started.is_ok() {
+            board.clock.resume();
+            board.control.resume();
+        } else {
+            board.control.stop();
+            board.timer.ring();
+        }
+        let outcome = started.map(|()| board.finish.wait(limit).unwrap_or(Outcome::Timeout));
+        board.control.stop();
+        board.timer.ring();
+        release();
+        for thread in threads {
+            // A panic in there has been printed; the outcome stands.
+            let _ = thread.join();
+        }
+        outcome
+    }
+}
+
+fn spawn_all(
+    board: &Arc<Board>,
+    vcpus: Vec<NativeVcpu>,
+    threads: &mut Vec<JoinHandle<()>>,
+) -> Result<(), MachineError> {
+    let timer_board = board.clone();
+    let timer = thread::Builder::new().name("timer".to_owned());
+    let timer = timer
+        .spawn(move || timer::thread(&timer_board))
+        .map_err(MachineError::Thread)?;
+    threads.push(timer);
+    for (id, vcpu) in vcpus.into_iter().enumerate() {
+        let thread_board = board.clone();
+        let builder = thread::Builder::new().name(format!("vcpu{id}"));
+        board.control.enter();
+        let thread = builder
+            .spawn(move || vcpu.thread(&thread_board))
+            .map_err(|error| {
+                board.control.leave();
+                MachineError::Thread(error)
+            })?;
+        threads.push(thread);
+    }
+    Ok(())
+}
+
+fn board(
+    host: &kvm::Host,
+    config: &Config,
+    layout: &Layout,
+    memory: GuestMemoryMmap,
+    tsc_hz: u64,
+    sinks: Sinks,
+) -> Result<(Arc<Board>, Arc<Mutex<Serial>>), MachineError> {
+    let clock = Arc::new(Clock::host(tsc_hz, host_clock::read_tsc));
+    clock.pause();
+    let cpus = u32::try_from(config.cpus).unwrap_or(u32::MAX);
+    let facilities = Facilities::NATIVE;
+    let cpuid_config = cpuid::Config {
+        model: config.model,
+        facilities,
+        cpus,
+        tsc_hz,
+    };
+    let cpuid = CpuidTable::new(&cpuid_config, |leaf, sub| host.supported_cpuid(leaf, sub));
+    let control = Arc::new(Control::new(config.cpus));
+    let timer = Arc::new(TimerBell::default());
+    let finish = Arc::new(Finish::default());
+    let waker = Arc::new(Waker {
+        control: control.clone(),
+        timer: timer.clone(),
+    });
+    let irq_config = irq::Config {
+        rtc: rtc_config(layout),
+        ..irq::Config::default()
+    };
+    let irq = Arc::new(Interrupts::new(
+        config.cpus,
+        clock.clone(),
+        irq_config,
+        waker,
+    ));
+    let nano_clock = clock.clone();
+    let (to_control, to_finish) = (control.clone(), finish.clone());
+    let wiring = Wiring {
+        irq: &irq,
+        nanos: NanoClock::new(move || nano_clock.ns_from_ticks(nano_clock.now())),
+        requests: Requests::new(move |request| to_finish.request(&to_control, request)),
+        layout,
+        cpus: u16::try_from(config.cpus).unwrap_or(u16::MAX),
+    };
+    let (ports, mmio, serial) = devices::build(&wiring, sinks)?;
+    let windows = AtomicU64::new(0);
+    let board = Board {
+        clock,
+        irq,
+        ports,
+        mmio,
+        cpuid,
+        control,
+        memory,
+        finish,
+        timer,
+        windows,
+    };
+    Ok((Arc::new(board), serial))
+}
+
+fn rtc_config(layout: &Layout) -> RtcConfig {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    RtcConfig {
+        epoch_seconds: i64::try_from(since.as_secs()).unwrap_or(0),
+        memory_below_4g: layout.low_end(),
+        memory_above_4g: layout.memory() - layout.low_end(),
+    }
+}
+
+/// The boot processor starts as the protocol says, the others wait.
+fn first_state(id: usize, loaded: &Loaded, cpuid: &CpuidTable) -> CpuState {
+    if id == 0 {
+        return loaded.state.clone();
+    }
+    let mut state = CpuState::reset();
+    state.gpr[gpr::RDX] = u64::from(cpuid.query(1, 0, 0, 0, 0)[0]);
+    state.activity = Activity::WaitForSipi;
+    state
+}

@@ -1,0 +1,11 @@
+//! The virtual machine: what all its threads share ([`Board`]), how it is put together
+//! ([`Machine`]), and how it ends ([`Outcome`]).
+
+mod board;
+mod build;
+mod devices;
+mod timer;
+
+pub use board::{Board, Outcome};
+pub use build::{Config, Machine, MachineError};
+pub use devices::Sinks;

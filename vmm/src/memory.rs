@@ -1,0 +1,108 @@
+//! Guest memory: one memfd, mapped in as many regions as the layout has below and above the PCI
+//! hole.
+
+use std::io;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use thiserror::Error;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+
+/// Why guest memory could not be had.
+#[derive(Debug, Error)]
+pub enum MemoryError {
+    /// The memfd could not be made or sized.
+    #[error("{bytes} bytes of guest memory cannot be reserved{}", if *.huge { " in huge pages" } else { "" })]
+    Reserve {
+        /// How much was asked for.
+        bytes: u64,
+        /// Whether huge pages were.
+        huge: bool,
+        /// What the kernel answered.
+        #[source]
+        source: io::Error,
+    },
+    /// A region could not be mapped.
+    #[error("guest memory at {address:#x} cannot be mapped: {reason}")]
+    Map {
+        /// Guest physical address.
+        address: u64,
+        /// What was wrong.
+        reason: String,
+    },
+}
+
+/// Bytes of one huge page.
+pub const HUGE_PAGE: u64 = 2 << 20;
+
+/// Maps memory for `ranges` (first address and bytes of each, ascending, none overlapping), as
+/// [`crate::layout::Layout::ram`] gives them.
+///
+/// # Errors
+///
+/// When the host has not that much, or no huge pages left where they are asked for.
+pub fn allocate(
+    ranges: &[(GuestAddress, usize)],
+    huge: bool,
+) -> Result<GuestMemoryMmap, MemoryError> {
+    let bytes = ranges.iter().map(|&(_, len)| len as u64).sum::<u64>();
+    let flags = if huge {
+        MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB
+    } else {
+        MemfdFlags::CLOEXEC
+    };
+    let reserve = |source: rustix::io::Errno| MemoryError::Reserve {
+        bytes,
+        huge,
+        source: source.into(),
+    };
+    let fd = memfd_create("guest-memory", flags).map_err(reserve)?;
+    ftruncate(&fd, bytes).map_err(reserve)?;
+    let file = Arc::new(std::fs::File::from(fd));
+    let mut regions = Vec::new();
+    let mut offset = 0;
+    for &(address, len) in ranges {
+        let map = |reason: String| MemoryError::Map {
+            address: address.0,
+            reason,
+        };
+        let from = FileOffset::from_arc(file.clone(), offset);
+        let mapping = MmapRegion::from_file(from, len).map_err(|e| map(e.to_string()))?;
+        let region = GuestRegionMmap::new(mapping, address)
+            .ok_or_else(|| map("it would leave the address space".to_owned()))?;
+        regions.push(region);
+        offset += len as u64;
+    }
+    GuestMemoryMmap::from_regions(regions).map_err(|e| MemoryError::Map {
+        address: ranges.first().map_or(0, |r| r.0.0),
+        reason: e.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::{Bytes, GuestMemoryBackend};
+
+    #[test]
+    fn ranges_on_both_sides_of_the_hole_are_distinct_memory() {
+        let memory = allocate(
+            &[
+                (GuestAddress(0), 0x10_0000),
+                (GuestAddress(1 << 32), 0x2000),
+            ],
+            false,
+        )
+        .unwrap();
+        memory.write_obj(1_u8, GuestAddress(0)).unwrap();
+        memory.write_obj(2_u8, GuestAddress(1 << 32)).unwrap();
+        assert_eq!(memory.read_obj::<u8>(GuestAddress(0)).unwrap(), 1);
+        assert!(memory.write_obj(3_u8, GuestAddress(0x10_0000)).is_err());
+        assert_eq!(memory.last_addr(), GuestAddress((1 << 32) + 0x1fff));
+    }
+
+    #[test]
+    fn more_than_any_host_has_is_refused() {
+        assert!(allocate(&[(GuestAddress(0), 1 << 62)], false).is_err());
+    }
+}

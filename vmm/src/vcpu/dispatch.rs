@@ -1,0 +1,137 @@
+//! From an exit to the model that answers it: one match, one short arm per kind.
+
+use hindsight_cpu::msr::Effect;
+
+use super::exit::{Exit, InternalError, Port};
+use super::models::{Gp, Models};
+
+/// What the run loop does after an exit was served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Next {
+    /// Runs on.
+    Run,
+    /// Brings KVM in line with a model, then runs on.
+    Apply {
+        /// MSR number that was written.
+        index: u32,
+        /// What must follow.
+        effect: Effect,
+    },
+    /// Sleeps until an interrupt.
+    Halt,
+    /// Looks for work first: kicked, or a window opened.
+    Look,
+    /// The guest cannot go on.
+    Crash(CrashCause),
+}
+
+/// Why a guest cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CrashCause {
+    /// A triple fault.
+    TripleFault,
+    /// KVM met what it cannot do.
+    Internal(InternalError),
+    /// The hardware refused to enter the guest: KVM's reason.
+    FailEntry(u64),
+    /// KVM could not resolve an access to this guest physical address.
+    MemoryFault(u64),
+    /// An exit reason that no machine of ours should produce.
+    Unexpected(u32),
+    /// HLT with interrupts off on the only processor, or the like: nothing can wake the machine.
+    Asleep,
+}
+
+/// Serves one exit.
+pub fn serve(exit: Exit<'_>, cpu: &mut Models) -> Next {
+    match exit {
+        Exit::Io { port, size, data } => io(cpu, port, size, data),
+        Exit::MmioRead { address, data } => cpu.mmio_read(address, data),
+        Exit::MmioWrite { address, data } => cpu.mmio_write(address, data),
+        Exit::Rdmsr { index, reply } => {
+            let answer = cpu.rdmsr(index);
+            tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {}", cpu.id, Shown(answer));
+            match answer {
+                Ok(Some(value)) => reply.value(value),
+                // KVM itself refused an access to one of its own.
+                Ok(None) | Err(Gp) => reply.fault(),
+            }
+        }
+        Exit::Wrmsr {
+            index,
+            value,
+            reply,
+        } => {
+            let answer = cpu.wrmsr(index, value);
+            let refused = if matches!(answer, Ok(Some(_))) {
+                ""
+            } else {
+                ": #GP(0)"
+            };
+            tracing::trace!(target: "msr", "cpu {} wrmsr {index:#x} = {value:#x}{refused}", cpu.id);
+            match answer {
+                Ok(Some(effect)) => {
+                    reply.done();
+                    if effect != Effect::None {
+                        return Next::Apply { index, effect };
+                    }
+                }
+                Ok(None) | Err(Gp) => reply.fault(),
+            }
+        }
+        Exit::Halt => return Next::Halt,
+        Exit::InterruptWindow | Exit::Kicked | Exit::TprLowered => return Next::Look,
+        Exit::Shutdown => return Next::Crash(CrashCause::TripleFault),
+        Exit::InternalError(error) => return Next::Crash(CrashCause::Internal(error)),
+        Exit::FailEntry { reason } => return Next::Crash(CrashCause::FailEntry(reason)),
+        Exit::MemoryFault { address } => return Next::Crash(CrashCause::MemoryFault(address)),
+        Exit::Unexpected { reason } => return Next::Crash(CrashCause::Unexpected(reason)),
+        // Nothing arms host debug events yet; one that comes all the same changes nothing.
+        Exit::Debug { .. } => {}
+    }
+    Next::Run
+}
+
+fn io(cpu: &Models, port: u16, size: usize, data: Port<'_>) {
+    let board = &cpu.board;
+    match data {
+        Port::In(data) => {
+            for element in data.chunks_mut(size) {
+                board.ports.read(port, element);
+                tracing::trace!(target: "io", "cpu {} in {port:#x} = {}", cpu.id, Bytes(element));
+            }
+        }
+        Port::Out(data) => {
+            for element in data.chunks(size) {
+                tracing::trace!(target: "io", "cpu {} out {port:#x} = {}", cpu.id, Bytes(element));
+                board.ports.write(port, element);
+            }
+        }
+    }
+}
+
+/// Shows little-endian bytes as a number.
+pub(crate) struct Bytes<'a>(pub(crate) &'a [u8]);
+
+impl std::fmt::Display for Bytes<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let value = self
+            .0
+            .iter()
+            .rev()
+            .fold(0_u64, |value, &byte| value << 8 | u64::from(byte));
+        write!(f, "{value:#0width$x}", width = 2 + 2 * self.0.len())
+    }
+}
+
+struct Shown(Result<Option<u64>, Gp>);
+
+impl std::fmt::Display for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Ok(Some(value)) => write!(f, "{value:#x}"),
+            Ok(None) | Err(Gp) => f.write_str("#GP(0)"),
+        }
+    }
+}

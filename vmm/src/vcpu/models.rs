@@ -1,0 +1,156 @@
+//! One processor's models, and the MSR path: the table first, then the owner.
+
+use std::sync::Arc;
+
+use hindsight_cpu::msr::{Effect, MsrConfig, Msrs, Now, RdmsrOutcome, WrmsrOutcome};
+use hindsight_regs::msr as regs;
+
+use super::dispatch::Bytes;
+use crate::machine::Board;
+
+/// The guest asked for #GP(0).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gp;
+
+/// What one processor has besides its plain state: the MSR models, and the board it sits on.
+#[derive(Debug)]
+pub struct Models {
+    /// Which processor; also its APIC id.
+    pub id: usize,
+    /// The MSRs.
+    pub msrs: Msrs,
+    /// The rest of the machine.
+    pub board: Arc<Board>,
+    /// Where this processor sees its local APIC, while that has a page.
+    apic_page: Option<u64>,
+}
+
+/// The page of a local APIC in xAPIC mode. SDM Vol. 3A, "Local APIC Status and Location".
+fn apic_page(apic_base: u64) -> Option<u64> {
+    const ENABLE: u64 = 1 << 11;
+    const X2APIC: u64 = 1 << 10;
+    (apic_base & (ENABLE | X2APIC) == ENABLE).then_some(apic_base & !0xfff)
+}
+
+impl Models {
+    /// The models of processor `id` after RESET.
+    pub fn new(id: usize, config: MsrConfig, board: Arc<Board>) -> Self {
+        let apic_page = apic_page(board.irq.apic_base(id));
+        Self {
+            id,
+            msrs: Msrs::new(config),
+            board,
+            apic_page,
+        }
+    }
+
+    /// A read where there is no memory.
+    pub fn mmio_read(&self, address: u64, data: &mut [u8]) {
+        match self.in_apic_page(address) {
+            Some(offset) => self.board.irq.lapic_read(self.id, offset, data),
+            None => self.board.mmio.read(address, data),
+        }
+        let shown = Bytes(data);
+        tracing::trace!(target: "io", "cpu {} read {address:#x} = {shown}", self.id);
+    }
+
+    /// A write where there is no memory.
+    pub fn mmio_write(&self, address: u64, data: &[u8]) {
+        let shown = Bytes(data);
+        tracing::trace!(target: "io", "cpu {} write {address:#x} = {shown}", self.id);
+        match self.in_apic_page(address) {
+            Some(offset) => self.board.irq.lapic_write(self.id, offset, data),
+            None => self.board.mmio.write(address, data),
+        }
+    }
+
+    fn in_apic_page(&self, address: u64) -> Option<u64> {
+        address
+            .checked_sub(self.apic_page?)
+            .filter(|&offset| offset < 0x1000)
+    }
+
+    fn now(&self) -> Now {
+        Now {
+            ticks: self.board.clock.now(),
+        }
+    }
+
+    /// RDMSR, whichever way the guest runs. `None`: part of the processor state, not ours.
+    ///
+    /// # Errors
+    ///
+    /// [`Gp`] where the guest gets #GP(0).
+    pub fn rdmsr(&mut self, index: u32) -> Result<Option<u64>, Gp> {
+        match self.msrs.read(index, self.now()) {
+            RdmsrOutcome::Value(value) => Ok(Some(value)),
+            RdmsrOutcome::Apic => self.rdmsr_apic(index).map(Some),
+            RdmsrOutcome::Processor => Ok(None),
+            RdmsrOutcome::Fault => Err(Gp),
+            RdmsrOutcome::Unclaimed => {
+                self.unclaimed("rdmsr", index);
+                Err(Gp)
+            }
+        }
+    }
+
+    /// WRMSR, whichever way the guest runs. `None`: part of the processor state, not ours.
+    ///
+    /// # Errors
+    ///
+    /// [`Gp`] where the guest gets #GP(0).
+    pub fn wrmsr(&mut self, index: u32, value: u64) -> Result<Option<Effect>, Gp> {
+        match self.msrs.write(index, value, self.now()) {
+            WrmsrOutcome::Done(effect) => {
+                if effect == Effect::TscMoved {
+                    self.board
+                        .irq
+                        .tsc_offset_changed(self.id, self.msrs.tsc().offset());
+                }
+                Ok(Some(effect))
+            }
+            WrmsrOutcome::Apic => self.wrmsr_apic(index, value).map(Some),
+            WrmsrOutcome::Processor => Ok(None),
+            WrmsrOutcome::Fault => Err(Gp),
+            WrmsrOutcome::Unclaimed => {
+                self.unclaimed("wrmsr", index);
+                Err(Gp)
+            }
+        }
+    }
+
+    fn rdmsr_apic(&self, index: u32) -> Result<u64, Gp> {
+        let irq = &self.board.irq;
+        match index {
+            regs::IA32_APIC_BASE => Ok(irq.apic_base(self.id)),
+            regs::IA32_TSC_DEADLINE => Ok(irq.tsc_deadline(self.id)),
+            _ => irq.x2apic_read(self.id, index).map_err(|_| Gp),
+        }
+    }
+
+    fn wrmsr_apic(&mut self, index: u32, value: u64) -> Result<Effect, Gp> {
+        let irq = &self.board.irq;
+        let effect = match index {
+            regs::IA32_APIC_BASE => {
+                irq.set_apic_base(self.id, value).map_err(|_| Gp)?;
+                self.apic_page = apic_page(value);
+                Effect::Mirror(value)
+            }
+            regs::IA32_TSC_DEADLINE => {
+                irq.set_tsc_deadline(self.id, value, self.msrs.tsc().offset());
+                Effect::None
+            }
+            _ => {
+                irq.x2apic_write(self.id, index, value).map_err(|_| Gp)?;
+                Effect::None
+            }
+        };
+        Ok(effect)
+    }
+
+    /// The one policy for MSRs that no row claims: #GP(0), as the processor does, and a line in the
+    /// trace.
+    fn unclaimed(&self, access: &'static str, index: u32) {
+        tracing::debug!(target: "msr", "cpu {} {access} {index:#x}: no such MSR, #GP(0)", self.id);
+    }
+}

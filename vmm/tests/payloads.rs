@@ -1,0 +1,63 @@
+//! The built-in payloads, each case at each level one test: `cargo test --test payloads int3`.
+//!
+//! A case that this host's KVM cannot run is reported as ignored, with the reason.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use hindsight_vmm::harness::command::{builtin_jobs, run_job};
+use hindsight_vmm::harness::needs::{HostKvm, kvm_problem};
+use hindsight_vmm::harness::report::text::failure_text;
+use hindsight_vmm::harness::runner::Runner;
+use hindsight_vmm::harness::select::{Job, check_needs, mark_unmet};
+use hindsight_vmm::harness::verdict::Verdict;
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+/// Guest memory of every case.
+const MEMORY: &str = "64M";
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let jobs = match builtin_jobs() {
+        Ok(jobs) => jobs,
+        Err(error) => {
+            eprintln!("cannot prepare the payloads: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let runner = Arc::new(Runner::Hindsight {
+        program: env!("CARGO_BIN_EXE_hindsight").into(),
+        options: Vec::new(),
+    });
+    let trials = jobs
+        .into_iter()
+        .map(|job| trial(job, Arc::clone(&runner)))
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn trial(job: Job, runner: Arc<Runner>) -> Trial {
+    let name = match &job.case {
+        Some(_) => format!("{}/cpl{}", job.name(), job.cpl),
+        None => job.name(),
+    };
+    Trial::ignorable_test(name, move || run(job, &runner))
+}
+
+fn run(job: Job, runner: &Runner) -> Result<Completion, Failed> {
+    if let Some(problem) = kvm_problem() {
+        return Ok(Completion::ignored_with(problem));
+    }
+    // Measured when the test runs, so that listing the tests costs nothing.
+    let mut jobs = [job];
+    check_needs(&jobs, &HostKvm)?;
+    mark_unmet(&mut jobs, &HostKvm);
+    let result = run_job(&jobs[0], runner, MEMORY, None, &AtomicBool::new(false))
+        .map_err(|error| Failed::from(format!("{error:#}")))?;
+    match &result.verdict {
+        Verdict::Pass => Ok(Completion::Completed),
+        Verdict::Skip(reason) => Ok(Completion::ignored_with(reason)),
+        Verdict::Fail(_) => Err(failure_text(&result).into()),
+    }
+}
