@@ -36,7 +36,9 @@ impl Core {
     /// Writes through the TLB only; false on a miss.
     #[inline(always)]
     pub(crate) fn fast_write<T: Word>(&self, lin: u64, v: T) -> bool {
-        let Some(host) = self.wr.find(lin, T::SIZE as u64, self.set) else { return false };
+        let Some(host) = self.wr.find(lin, T::SIZE as u64, self.set) else {
+            return false;
+        };
         // SAFETY: as in `fast_read`; only writable pages are in this TLB.
         unsafe { with_exposed_provenance_mut::<T>(host as usize).write_unaligned(v) };
         true
@@ -57,7 +59,11 @@ impl Core {
     }
 
     pub(crate) fn write<T: Word>(&mut self, lin: u64, v: T) -> Result<(), Fault> {
-        if self.fast_write(lin, v) { Ok(()) } else { self.write_slow(lin, v, self.explicit()) }
+        if self.fast_write(lin, v) {
+            Ok(())
+        } else {
+            self.write_slow(lin, v, self.explicit())
+        }
     }
 
     /// A read by the processor itself, with supervisor rights.
@@ -131,7 +137,8 @@ impl Core {
 
     /// Raises what a write of these bytes would raise, and nothing else.
     pub(crate) fn probe_write(&mut self, lin: u64, len: usize) -> Result<(), Fault> {
-        self.pieces(lin, len, Want::Write, self.explicit()).map(|_| ())
+        self.pieces(lin, len, Want::Write, self.explicit())
+            .map(|_| ())
     }
 
     /// As [`Core::probe_write`] with other rights.
@@ -200,7 +207,8 @@ impl Core {
         unsafe {
             match *data {
                 [a, b, c, d, e, f, g, h] => {
-                    host.cast::<[u8; 8]>().write_unaligned([a, b, c, d, e, f, g, h]);
+                    host.cast::<[u8; 8]>()
+                        .write_unaligned([a, b, c, d, e, f, g, h]);
                 }
                 [a, b, c, d] => host.cast::<[u8; 4]>().write_unaligned([a, b, c, d]),
                 [a, b] => host.cast::<[u8; 2]>().write_unaligned([a, b]),
@@ -267,7 +275,10 @@ impl Core {
             return Ok(unsafe { atomic_modify(ptr, f) });
         }
         let memory = std::sync::Arc::clone(&self.memory);
-        let _guard = memory.split_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _guard = memory
+            .split_lock
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let old: T = self.read_for_write(lin)?;
         self.write(lin, f(old))?;
         Ok(old)
@@ -334,7 +345,11 @@ fn mmio_chunks(gpa: u64, len: usize) -> impl Iterator<Item = (u64, std::ops::Ran
         }
         let at = gpa + done as u64;
         let rest = len - done;
-        let mut size = if at == 0 { 8 } else { 1 << at.trailing_zeros().min(3) };
+        let mut size = if at == 0 {
+            8
+        } else {
+            1 << at.trailing_zeros().min(3)
+        };
         // A single access of an odd alignment stays whole: the device sees what the CPU did.
         if done == 0 && matches!(len, 1 | 2 | 4 | 8) {
             size = len;
@@ -394,11 +409,15 @@ impl Core {
             Some(host) => host,
             None => {
                 self.pieces(from, 1, Want::Read, self.explicit())?;
-                let Some(host) = self.rd.find(from, len, self.set) else { return Ok(false) };
+                let Some(host) = self.rd.find(from, len, self.set) else {
+                    return Ok(false);
+                };
                 host
             }
         };
-        let Some(target) = self.writable(to, len)? else { return Ok(false) };
+        let Some(target) = self.writable(to, len)? else {
+            return Ok(false);
+        };
         // SAFETY: both are TLB hits for all `len` bytes; guest pages may overlap, so `copy`.
         unsafe {
             std::ptr::copy(
@@ -420,7 +439,9 @@ impl Core {
 
     /// Stores the accumulator `n` times within one page; false if that is not plain memory.
     pub(crate) fn fill<T: Word>(&mut self, to: u64, n: u64) -> Result<bool, Fault> {
-        let Some(host) = self.writable(to, n * T::SIZE as u64)? else { return Ok(false) };
+        let Some(host) = self.writable(to, n * T::SIZE as u64)? else {
+            return Ok(false);
+        };
         let v = self.get::<T>(0);
         let place = with_exposed_provenance_mut::<T>(host as usize);
         for i in 0..n as usize {

@@ -4,8 +4,14 @@
 //! Blocks are only freed all at once, between blocks; one whose code changed is marked dead, so
 //! that every link into it fails at its entry.
 
-#![expect(unsafe_code, reason = "blocks are entered through raw pointers to their operations")]
-#![expect(clippy::cast_possible_truncation, reason = "hash and page offsets are cut on purpose")]
+#![expect(
+    unsafe_code,
+    reason = "blocks are entered through raw pointers to their operations"
+)]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "hash and page offsets are cut on purpose"
+)]
 
 use crate::memory::PAGE;
 use crate::op::{DEAD, Next, Op};
@@ -32,7 +38,9 @@ impl Hasher for AddressHasher {
         }
     }
     fn write_u64(&mut self, v: u64) {
-        self.0 = (self.0.rotate_left(5) ^ v).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
+        self.0 = (self.0.rotate_left(5) ^ v)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(26);
     }
 }
 
@@ -91,7 +99,11 @@ pub(crate) struct Cache {
 
 impl Cache {
     pub(crate) fn new() -> Self {
-        let none = Jump { rip: 0, ctx: 0, op: std::ptr::null() };
+        let none = Jump {
+            rip: 0,
+            ctx: 0,
+            op: std::ptr::null(),
+        };
         Self {
             blocks: Vec::new(),
             by_id: Map::default(),
@@ -127,7 +139,9 @@ impl Cache {
 
     /// The block at a guest-physical address.
     pub(crate) fn find(&self, gpa: u64, key: u8) -> Option<&Block> {
-        self.by_id.get(&Self::id(gpa, key)).map(|&i| &self.blocks[i as usize])
+        self.by_id
+            .get(&Self::id(gpa, key))
+            .map(|&i| &self.blocks[i as usize])
     }
 
     /// Keeps a new block; answers its first operation.
@@ -143,14 +157,20 @@ impl Cache {
         let index = self.blocks.len() as u32;
         let id = Self::id(gpa, key);
         self.ops += ops.len();
-        let block = Block { ops: ops.into_boxed_slice(), id, second, len };
+        let block = Block {
+            ops: ops.into_boxed_slice(),
+            id,
+            second,
+            len,
+        };
         let first = block.first();
         self.blocks.push(block);
         self.by_id.insert(id, index);
         let offset = gpa % PAGE;
         self.page(gpa, index).mark(offset, len.into());
         if let Some(other) = second {
-            self.page(other, index).mark(0, (offset + u64::from(len)).saturating_sub(PAGE));
+            self.page(other, index)
+                .mark(0, (offset + u64::from(len)).saturating_sub(PAGE));
         }
         first
     }
@@ -159,7 +179,10 @@ impl Cache {
         let page = self
             .pages
             .entry(gpa & !(PAGE - 1))
-            .or_insert_with(|| CodePage { blocks: Vec::new(), covered: [0; 64] });
+            .or_insert_with(|| CodePage {
+                blocks: Vec::new(),
+                covered: [0; 64],
+            });
         page.blocks.push(block);
         page
     }
@@ -168,14 +191,16 @@ impl Cache {
     pub(crate) fn covers(&self, gpa: u64, len: usize) -> Option<bool> {
         let page = self.pages.get(&(gpa & !(PAGE - 1)))?;
         let from = gpa % PAGE;
-        let hit =
-            (from..from + len as u64).any(|a| page.covered[(a / 64) as usize & 63] >> (a % 64) & 1 != 0);
+        let hit = (from..from + len as u64)
+            .any(|a| page.covered[(a / 64) as usize & 63] >> (a % 64) & 1 != 0);
         Some(hit)
     }
 
     /// Kills all blocks of a page.
     pub(crate) fn drop_page(&mut self, gpa: u64) {
-        let Some(page) = self.pages.remove(&(gpa & !(PAGE - 1))) else { return };
+        let Some(page) = self.pages.remove(&(gpa & !(PAGE - 1))) else {
+            return;
+        };
         for index in page.blocks {
             let block = &self.blocks[index as usize];
             if let Some(op) = block.ops.first() {
@@ -201,7 +226,11 @@ impl Cache {
     pub(crate) fn tidy(&mut self) {
         if self.stale || self.ops > CAPACITY {
             let (epoch, decoded) = (self.epoch, self.decoded);
-            *self = Self { epoch: epoch + 1, decoded, ..Self::new() };
+            *self = Self {
+                epoch: epoch + 1,
+                decoded,
+                ..Self::new()
+            };
         }
     }
 }

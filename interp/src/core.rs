@@ -1,14 +1,20 @@
 //! The live state of one virtual processor, and the small things every handler uses.
 
-#![expect(unsafe_code, reason = "the platform is reached through a pointer that outlives the run")]
-#![expect(clippy::cast_possible_truncation, reason = "registers are cut to the operand width")]
+#![expect(
+    unsafe_code,
+    reason = "the platform is reached through a pointer that outlives the run"
+)]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "registers are cut to the operand width"
+)]
 
 use crate::block::Cache;
+use crate::decode::Features;
 use crate::flags::{AC, ARITH, Flags, IF, RF, TF, VM};
 use crate::memory::Memory;
 use crate::op::{HIGH, Next, Op, slot};
 use crate::platform::{Branch, BranchClass, Observe, Platform};
-use crate::decode::Features;
 use crate::thunk::{Thunks, Vectors};
 use crate::tlb::{Set, Tlb};
 use crate::word::Word;
@@ -185,7 +191,9 @@ unsafe impl Send for Core {}
 
 impl std::fmt::Debug for Core {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Core").field("rip", &self.rip).finish_non_exhaustive()
+        f.debug_struct("Core")
+            .field("rip", &self.rip)
+            .finish_non_exhaustive()
     }
 }
 
@@ -513,7 +521,13 @@ impl Core {
     pub(crate) fn record(&mut self, from: u64, to: u64, class: BranchClass) {
         if self.observe.branches {
             let cpl = self.cpl;
-            self.record_full(Branch { from, to, class, cpl, to_cpl: cpl });
+            self.record_full(Branch {
+                from,
+                to,
+                class,
+                cpl,
+                to_cpl: cpl,
+            });
         }
     }
 

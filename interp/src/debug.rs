@@ -114,7 +114,12 @@ impl Core {
         let bits = std::mem::take(&mut self.trap);
         self.trap_pending = false;
         self.debug_bits(bits);
-        self.deliver(Event { vector: DB, cause: Cause::Exception, code: None, rf: false })
+        self.deliver(Event {
+            vector: DB,
+            cause: Cause::Exception,
+            code: None,
+            rf: false,
+        })
     }
 
     /// After an instruction that started with `tf` completed: what traps.

@@ -1,6 +1,9 @@
 //! From bytes to blocks of operations.
 
-#![expect(clippy::cast_possible_truncation, reason = "lengths and offsets of a block are small")]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "lengths and offsets of a block are small"
+)]
 
 mod cpuid;
 mod select;
@@ -33,7 +36,11 @@ struct Code {
 impl Core {
     /// Guest-physical address of code, with fetch rights checked.
     pub(crate) fn translate_code(&mut self, lin: u64) -> Result<u64, Fault> {
-        let set = if self.cpl == 3 { Set::User } else { Set::Supervisor };
+        let set = if self.cpl == 3 {
+            Set::User
+        } else {
+            Set::Supervisor
+        };
         if self.code == 8 && !crate::seg::canonical(lin) {
             return Err(GP0);
         }
@@ -42,7 +49,11 @@ impl Core {
 
     /// Linear address of an offset in the code segment.
     pub(crate) fn code_lin(&self, rip: u64) -> u64 {
-        if self.code == 8 { rip } else { self.cs().base.wrapping_add(rip) & 0xffff_ffff }
+        if self.code == 8 {
+            rip
+        } else {
+            self.cs().base.wrapping_add(rip) & 0xffff_ffff
+        }
     }
 
     /// Decodes the block at RIP and keeps it; answers its first operation.
@@ -58,7 +69,9 @@ impl Core {
             second = code.second;
             made = self.decode_bytes(rip, &code, 1)?;
         }
-        let Some((ops, len)) = made else { return Err(GP0) };
+        let Some((ops, len)) = made else {
+            return Err(GP0);
+        };
         let key = self.block_key() | if exact { EXACT } else { 0 };
         self.memory.mark_code(gpa);
         if let Some(other) = second {
@@ -74,7 +87,11 @@ impl Core {
         let mut bytes = vec![0; len];
         self.read_phys(gpa, &mut bytes);
         self.leave = false;
-        Code { bytes, gpa, second: None }
+        Code {
+            bytes,
+            gpa,
+            second: None,
+        }
     }
 
     fn across(&mut self, lin: u64, mut code: Code) -> Result<Code, Fault> {
@@ -97,9 +114,15 @@ impl Core {
         code: &Code,
         most: usize,
     ) -> Result<Option<(Vec<Op>, u16)>, Fault> {
-        debug_assert!(code.gpa % 0x1000 + code.bytes.len() as u64 <= 0x1000 || code.second.is_some());
+        debug_assert!(
+            code.gpa % 0x1000 + code.bytes.len() as u64 <= 0x1000 || code.second.is_some()
+        );
         let bits = u32::from(self.code) * 8;
-        let limit = if self.code == 8 { u64::MAX } else { self.st.seg[seg::CS].limit.into() };
+        let limit = if self.code == 8 {
+            u64::MAX
+        } else {
+            self.st.seg[seg::CS].limit.into()
+        };
         let mut decoder = Decoder::with_ip(bits, &code.bytes, rip, DecoderOptions::NONE);
         let mut insn = Instruction::default();
         let mut ops: Vec<Op> = Vec::with_capacity(8);
@@ -148,7 +171,11 @@ impl Core {
     fn fall(&self, rip: u64, len: u16) -> Op {
         let lin = self.code_lin(rip);
         let link = self.may_link() && (lin ^ lin.wrapping_add(len.into())) >> 12 == 0;
-        let mut op = Op::new(if link { branch::fall::<true> } else { branch::fall::<false> });
+        let mut op = Op::new(if link {
+            branch::fall::<true>
+        } else {
+            branch::fall::<false>
+        });
         op.imm = len.into();
         op.at = len;
         op
@@ -163,5 +190,8 @@ impl Core {
 /// The instruction ends a block, but may go on after it.
 fn falls_through(insn: &Instruction) -> bool {
     use FlowControl::{ConditionalBranch, Interrupt, XbeginXabortXend};
-    matches!(insn.flow_control(), ConditionalBranch | Interrupt | XbeginXabortXend | FlowControl::Call)
+    matches!(
+        insn.flow_control(),
+        ConditionalBranch | Interrupt | XbeginXabortXend | FlowControl::Call
+    )
 }

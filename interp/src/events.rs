@@ -1,11 +1,12 @@
 //! Delivery of exceptions, interrupts and software interrupts, and IRET.
 //! SDM Vol. 3A, "Interrupt and Exception Handling".
 
-#![expect(clippy::cast_possible_truncation, reason = "stack images are cut to their width")]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "stack images are cut to their width"
+)]
 
-use crate::core::{
-    BP, CR4_VME, Core, DB, DE, DF, Fault, GP, GP0, NP, OFV, PF, SS, TS, UD,
-};
+use crate::core::{BP, CR4_VME, Core, DB, DE, DF, Fault, GP, GP0, NP, OFV, PF, SS, TS, UD};
 use crate::flags::{AC, ARITH, DF as DIR, ID, IF, IOPL, NT, RF, TF, VIF, VIP, VM};
 use crate::platform::{Branch, BranchClass};
 use crate::seg::{Descriptor, canonical, code_of, gp};
@@ -77,7 +78,12 @@ impl Core {
             self.debug_bits(bits);
         }
         let rf = !matches!(vector, DF);
-        self.deliver(Event { vector, cause: Cause::Exception, code, rf })
+        self.deliver(Event {
+            vector,
+            cause: Cause::Exception,
+            code,
+            rf,
+        })
     }
 
     /// Delivers an event; faults on the way become what the tables of the manual say.
@@ -105,8 +111,11 @@ impl Core {
                 code = code.map(|c| c | 1);
             }
             // An interrupt or a software interrupt counts as benign whatever its vector.
-            let first =
-                if event.cause == Cause::Exception { class(event.vector) } else { Class::Benign };
+            let first = if event.cause == Cause::Exception {
+                class(event.vector)
+            } else {
+                Class::Benign
+            };
             let second = class(vector);
             let double = match (first, second) {
                 (Class::Double, Class::Contributory | Class::Page) => return Err(Shutdown),
@@ -115,9 +124,19 @@ impl Core {
                 _ => false,
             };
             event = if double {
-                Event { vector: DF, cause: Cause::Exception, code: Some(0), rf: false }
+                Event {
+                    vector: DF,
+                    cause: Cause::Exception,
+                    code: Some(0),
+                    rf: false,
+                }
             } else {
-                Event { vector, cause: Cause::Exception, code, rf: true }
+                Event {
+                    vector,
+                    cause: Cause::Exception,
+                    code,
+                    rf: true,
+                }
             };
         }
     }
@@ -131,7 +150,13 @@ impl Core {
                 Cause::External => BranchClass::Interrupt,
                 Cause::Software | Cause::Icebp => BranchClass::Far,
             };
-            let branch = Branch { from, to: self.rip, class, cpl, to_cpl: self.cpl };
+            let branch = Branch {
+                from,
+                to: self.rip,
+                class,
+                cpl,
+                to_cpl: self.cpl,
+            };
             self.record_full(branch);
         }
     }
@@ -140,7 +165,11 @@ impl Core {
         if !self.cr0(crate::core::CR0_PE) {
             return self.deliver_real(e.vector);
         }
-        if self.lma() { self.deliver_long(e) } else { self.deliver_protected(e) }
+        if self.lma() {
+            self.deliver_long(e)
+        } else {
+            self.deliver_protected(e)
+        }
     }
 
     fn image(&self, e: &Event) -> u64 {
@@ -181,8 +210,15 @@ impl Core {
             return Err(bad);
         }
         let at = self.wrap(self.st.idtr.base.wrapping_add(at));
-        let gate = Descriptor { raw: self.read_sys(at)?, at };
-        let high = if wide { self.read_sys::<u32>(at + 8)? } else { 0 };
+        let gate = Descriptor {
+            raw: self.read_sys(at)?,
+            at,
+        };
+        let high = if wide {
+            self.read_sys::<u32>(at + 8)?
+        } else {
+            0
+        };
         let kind_ok = match gate.system() {
             Some(0xe | 0xf) => true,
             Some(5 | 6 | 7) => !wide,
@@ -289,13 +325,21 @@ impl Core {
     pub(crate) fn inner_stack(&mut self, cpl: u8) -> Result<(Segment, u64), Fault> {
         let level = u64::from(cpl);
         let (sp, selector) = if self.st.tr.access & 8 != 0 {
-            (self.tss_pointer(4 + level * 8, 4)?, self.tss_pointer(8 + level * 8, 2)?)
+            (
+                self.tss_pointer(4 + level * 8, 4)?,
+                self.tss_pointer(8 + level * 8, 2)?,
+            )
         } else {
-            (self.tss_pointer(2 + level * 4, 2)?, self.tss_pointer(4 + level * 4, 2)?)
+            (
+                self.tss_pointer(2 + level * 4, 2)?,
+                self.tss_pointer(4 + level * 4, 2)?,
+            )
         };
         let selector = selector as u16;
         let bad = Fault::Code(TS, code_of(selector));
-        let Some(mut d) = self.descriptor(selector)? else { return Err(bad) };
+        let Some(mut d) = self.descriptor(selector)? else {
+            return Err(bad);
+        };
         if selector & 3 != cpl.into() || d.dpl() != cpl || !d.writable() {
             return Err(bad);
         }
@@ -348,7 +392,13 @@ impl Core {
         if target.is_some() {
             if v86 {
                 for i in [seg::GS, seg::FS, seg::DS, seg::ES] {
-                    self.put_segment(i, Segment { unusable: true, ..Segment::default() });
+                    self.put_segment(
+                        i,
+                        Segment {
+                            unusable: true,
+                            ..Segment::default()
+                        },
+                    );
                 }
             }
             self.put_segment(seg::SS, ss);
@@ -367,16 +417,31 @@ impl Core {
         frame: &[u64],
         cpl: u8,
     ) -> Result<u64, Fault> {
-        let mask = if ss.default_big() { 0xffff_ffff } else { 0xffff };
+        let mask = if ss.default_big() {
+            0xffff_ffff
+        } else {
+            0xffff
+        };
         let mut at = sp & mask;
-        let bad = Fault::Code(SS, if cpl < self.cpl { code_of(ss.selector) } else { 0 });
+        let bad = Fault::Code(
+            SS,
+            if cpl < self.cpl {
+                code_of(ss.selector)
+            } else {
+                0
+            },
+        );
         let down = ss.access & 4 != 0;
         let mut places = Vec::with_capacity(frame.len());
         for &v in frame {
             at = at.wrapping_sub(size.into()) & mask;
             let last = at + u64::from(size) - 1;
             let limit = u64::from(ss.limit);
-            let ok = if down { at > limit && last <= mask } else { last <= limit };
+            let ok = if down {
+                at > limit && last <= mask
+            } else {
+                last <= limit
+            };
             if !ok {
                 return Err(bad);
             }
@@ -401,7 +466,11 @@ impl Core {
         } else if self.v86() {
             self.iret_v86(size)
         } else if self.flag(NT) {
-            if self.lma() { Err(GP0) } else { self.task_return() }
+            if self.lma() {
+                Err(GP0)
+            } else {
+                self.task_return()
+            }
         } else {
             self.iret_protected(size)
         };
@@ -413,7 +482,11 @@ impl Core {
 
     fn iret_real(&mut self, size: u8) -> Result<(), Fault> {
         let s = u64::from(size);
-        let (ip, cs, flags) = (self.peek(size, 0)?, self.peek(size, s)?, self.peek(size, 2 * s)?);
+        let (ip, cs, flags) = (
+            self.peek(size, 0)?,
+            self.peek(size, s)?,
+            self.peek(size, 2 * s)?,
+        );
         if ip > self.cs().limit.into() {
             return Err(GP0);
         }
@@ -435,7 +508,11 @@ impl Core {
             return Err(GP0);
         }
         let s = u64::from(size);
-        let (ip, cs, flags) = (self.peek(size, 0)?, self.peek(size, s)?, self.peek(size, 2 * s)?);
+        let (ip, cs, flags) = (
+            self.peek(size, 0)?,
+            self.peek(size, s)?,
+            self.peek(size, 2 * s)?,
+        );
         if ip > 0xffff {
             return Err(GP0);
         }
@@ -463,8 +540,11 @@ impl Core {
 
     fn iret_protected(&mut self, size: u8) -> Result<(), Fault> {
         let s = u64::from(size);
-        let (rip, cs_sel, flags) =
-            (self.peek(size, 0)?, self.peek(size, s)? as u16, self.peek(size, 2 * s)?);
+        let (rip, cs_sel, flags) = (
+            self.peek(size, 0)?,
+            self.peek(size, s)? as u16,
+            self.peek(size, 2 * s)?,
+        );
         if size == 4 && flags & VM != 0 && self.cpl == 0 && !self.lma() {
             return self.iret_to_v86(rip, cs_sel, flags);
         }
@@ -535,7 +615,11 @@ impl Core {
         }
         let d = self.need_descriptor(selector)?;
         let rpl = (selector & 3) as u8;
-        let dpl_ok = if d.conforming() { d.dpl() <= rpl } else { d.dpl() == rpl };
+        let dpl_ok = if d.conforming() {
+            d.dpl() <= rpl
+        } else {
+            d.dpl() == rpl
+        };
         if !d.is_code() || rpl < self.cpl || !dpl_ok || (self.lma() && d.long() && d.big()) {
             return Err(gp(selector));
         }
@@ -546,13 +630,24 @@ impl Core {
     }
 
     /// The stack segment of a return to `rpl`, checked.
-    pub(crate) fn return_ss(&mut self, selector: u16, rpl: u8, long: bool) -> Result<Segment, Fault> {
+    pub(crate) fn return_ss(
+        &mut self,
+        selector: u16,
+        rpl: u8,
+        long: bool,
+    ) -> Result<Segment, Fault> {
         if selector & 0xfffc == 0 {
             if !(self.lma() && long) || rpl == 3 {
                 return Err(GP0);
             }
             let access = u16::from(rpl) << 5;
-            return Ok(Segment { selector, base: 0, limit: 0, access, unusable: true });
+            return Ok(Segment {
+                selector,
+                base: 0,
+                limit: 0,
+                access,
+                unusable: true,
+            });
         }
         let mut d = self.need_descriptor(selector)?;
         if selector & 3 != rpl.into() || !d.writable() || d.dpl() != rpl {
@@ -571,9 +666,19 @@ impl Core {
             let s = self.st.seg[i];
             let data = s.access & 8 == 0 || s.access & 4 == 0;
             if s.unusable || (data && s.dpl() < self.cpl) {
-                let base = if i >= seg::FS && s.unusable { s.base } else { 0 };
+                let base = if i >= seg::FS && s.unusable {
+                    s.base
+                } else {
+                    0
+                };
                 let access = u16::from(self.cpl) << 5;
-                let null = Segment { selector: 0, base, limit: 0, access, unusable: true };
+                let null = Segment {
+                    selector: 0,
+                    base,
+                    limit: 0,
+                    access,
+                    unusable: true,
+                };
                 self.put_segment(i, null);
             }
         }
@@ -623,6 +728,11 @@ impl Core {
             _ => Cause::Software,
         };
         debug_assert!(kind != crate::core::SoftKind::Trap || matches!(vector, BP | OFV));
-        Event { vector, cause, code: None, rf: false }
+        Event {
+            vector,
+            cause,
+            code: None,
+            rf: false,
+        }
     }
 }

@@ -2,7 +2,10 @@
 //!
 //! Operands are stored sign-extended, so that one formula serves every width.
 
-#![expect(clippy::cast_possible_truncation, reason = "parity looks at the low byte")]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "parity looks at the low byte"
+)]
 
 use crate::word::Word;
 
@@ -62,25 +65,45 @@ impl Flags {
     /// From the bits of RFLAGS.
     #[inline(always)]
     pub(crate) const fn explicit(bits: u64) -> Self {
-        Self { kind: Kind::Explicit, a: bits & ARITH, b: 0, r: 0 }
+        Self {
+            kind: Kind::Explicit,
+            a: bits & ARITH,
+            b: 0,
+            r: 0,
+        }
     }
 
     /// After an addition with or without carry.
     #[inline(always)]
     pub(crate) fn add<T: Word>(a: T, b: T, r: T) -> Self {
-        Self { kind: Kind::Add, a: a.sext(), b: b.sext(), r: r.sext() }
+        Self {
+            kind: Kind::Add,
+            a: a.sext(),
+            b: b.sext(),
+            r: r.sext(),
+        }
     }
 
     /// After a subtraction with or without borrow.
     #[inline(always)]
     pub(crate) fn sub<T: Word>(a: T, b: T, r: T) -> Self {
-        Self { kind: Kind::Sub, a: a.sext(), b: b.sext(), r: r.sext() }
+        Self {
+            kind: Kind::Sub,
+            a: a.sext(),
+            b: b.sext(),
+            r: r.sext(),
+        }
     }
 
     /// SF, ZF, PF from a result; `rest` holds CF, OF and AF.
     #[inline(always)]
     pub(crate) fn result<T: Word>(r: T, rest: u64) -> Self {
-        Self { kind: Kind::Result, a: rest, b: 0, r: r.sext() }
+        Self {
+            kind: Kind::Result,
+            a: rest,
+            b: 0,
+            r: r.sext(),
+        }
     }
 
     #[inline(always)]

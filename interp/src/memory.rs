@@ -2,7 +2,10 @@
 //! what is known of each page.
 
 #![expect(unsafe_code, reason = "guest memory is reached through host pointers")]
-#![expect(clippy::cast_possible_truncation, reason = "the host is 64-bit: usize holds a u64")]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "the host is 64-bit: usize holds a u64"
+)]
 
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -138,12 +141,19 @@ impl Memory {
 
     /// The page that holds a guest-physical address, if it is RAM or ROM.
     pub(crate) fn page(&self, gpa: u64) -> Option<Page<'_>> {
-        let region = self.regions.iter().find(|r| gpa.wrapping_sub(r.gpa) < r.len)?;
+        let region = self
+            .regions
+            .iter()
+            .find(|r| gpa.wrapping_sub(r.gpa) < r.len)?;
         let offset = (gpa - region.gpa) & !(PAGE - 1);
         // SAFETY: `offset` is below the region's length, so the result lies in the mapped range.
         let host = unsafe { region.host.add(offset as usize) };
         let flags = &region.pages[(offset / PAGE) as usize];
-        Some(Page { host, writable: region.writable, flags })
+        Some(Page {
+            host,
+            writable: region.writable,
+            flags,
+        })
     }
 
     /// A host pointer to `len` bytes at `gpa`, all within one page of RAM or ROM.
@@ -160,7 +170,9 @@ impl Memory {
         while done < data.len() {
             let at = gpa.wrapping_add(done as u64);
             let chunk = (data.len() - done).min((PAGE - at % PAGE) as usize);
-            let Some(host) = self.bytes(at, chunk) else { return false };
+            let Some(host) = self.bytes(at, chunk) else {
+                return false;
+            };
             // SAFETY: `host` is valid for `chunk` bytes; guest memory never overlaps `data`.
             unsafe {
                 std::ptr::copy_nonoverlapping(host.as_ptr(), data[done..].as_mut_ptr(), chunk);
@@ -177,7 +189,9 @@ impl Memory {
         while done < data.len() {
             let at = gpa.wrapping_add(done as u64);
             let chunk = (data.len() - done).min((PAGE - at % PAGE) as usize);
-            let Some(host) = self.bytes(at, chunk) else { return false };
+            let Some(host) = self.bytes(at, chunk) else {
+                return false;
+            };
             // SAFETY: as in `read`; ROM too is mapped writable for loaders only if the owner says
             // so, hence the check below.
             if !self.page(at).is_some_and(|p| p.writable) {
@@ -206,7 +220,9 @@ impl Memory {
                     self.code_written(at);
                 }
             }
-            let Some(next) = at.checked_add(PAGE) else { break };
+            let Some(next) = at.checked_add(PAGE) else {
+                break;
+            };
             at = next;
         }
     }
@@ -225,7 +241,9 @@ impl Memory {
     /// Marks a page as holding decoded code; true if it was not before, so that write TLBs must
     /// be emptied.
     pub(crate) fn mark_code(&self, gpa: u64) -> bool {
-        let Some(page) = self.page(gpa) else { return false };
+        let Some(page) = self.page(gpa) else {
+            return false;
+        };
         let fresh = page.flags.fetch_or(CODE, Ordering::AcqRel) & CODE == 0;
         if fresh {
             self.code_epoch.fetch_add(1, Ordering::AcqRel);
@@ -241,7 +259,10 @@ impl Memory {
     pub(crate) fn code_written(&self, gpa: u64) {
         let Some(page) = self.page(gpa) else { return };
         page.flags.fetch_and(!CODE, Ordering::AcqRel);
-        let mut log = self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut log = self
+            .log
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         if log.1.len() >= 4096 {
             log.0 += log.1.len() as u64;
             log.1.clear();
@@ -256,7 +277,10 @@ impl Memory {
 
     /// Pages logged since entry `seen`, or None if some were forgotten.
     pub(crate) fn log_since(&self, seen: u64) -> Option<Vec<u64>> {
-        let log = self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let log = self
+            .log
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let from = seen.checked_sub(log.0)?;
         log.1.get(from as usize..).map(<[u64]>::to_vec)
     }
@@ -264,21 +288,29 @@ impl Memory {
     /// A page-table entry of 8 or 4 bytes; all ones where there is no memory.
     pub(crate) fn read_entry(&self, gpa: u64, wide: bool) -> u64 {
         let len = if wide { 8 } else { 4 };
-        let Some(host) = self.bytes(gpa, len) else { return u64::MAX };
+        let Some(host) = self.bytes(gpa, len) else {
+            return u64::MAX;
+        };
         // SAFETY: `host` is valid for `len` bytes and aligned to `len` (entries are).
         unsafe {
             if wide {
                 AtomicU64::from_ptr(host.as_ptr().cast()).load(Ordering::Relaxed)
             } else {
-                AtomicU32::from_ptr(host.as_ptr().cast()).load(Ordering::Relaxed).into()
+                AtomicU32::from_ptr(host.as_ptr().cast())
+                    .load(Ordering::Relaxed)
+                    .into()
             }
         }
     }
 
     /// Sets accessed and dirty bits in an entry if it still holds `old`; false if it changed.
     pub(crate) fn mark_entry(&self, gpa: u64, wide: bool, old: u64, set: u64) -> bool {
-        let Some(host) = self.bytes(gpa, if wide { 8 } else { 4 }) else { return true };
-        let Some(page) = self.page(gpa).filter(|p| p.writable) else { return true };
+        let Some(host) = self.bytes(gpa, if wide { 8 } else { 4 }) else {
+            return true;
+        };
+        let Some(page) = self.page(gpa).filter(|p| p.writable) else {
+            return true;
+        };
         page.set_dirty();
         let new = old | set;
         // SAFETY: `host` is valid, writable and aligned to the entry's size.
@@ -304,7 +336,12 @@ mod tests {
     fn regions_that_overlap_are_refused() {
         let mut ram = vec![0_u8; 0x4000];
         let host = ram.as_mut_ptr().map_addr(|a| (a + 0xfff) & !0xfff);
-        let spec = |gpa| RegionSpec { gpa, len: 0x2000, host, writable: true };
+        let spec = |gpa| RegionSpec {
+            gpa,
+            len: 0x2000,
+            host,
+            writable: true,
+        };
         // SAFETY: refused, so never used.
         let result = unsafe { Memory::new(&[spec(0x1000), spec(0x2000)]) };
         assert_eq!(result.err(), Some(MemoryError::Overlap(0x2000)));
@@ -314,7 +351,12 @@ mod tests {
     fn write_to_code_page_reaches_the_log() {
         let mut ram = vec![0_u8; 0x3000];
         let host = ram.as_mut_ptr().map_addr(|a| (a + 0xfff) & !0xfff);
-        let spec = RegionSpec { gpa: 0, len: 0x2000, host, writable: true };
+        let spec = RegionSpec {
+            gpa: 0,
+            len: 0x2000,
+            host,
+            writable: true,
+        };
         // SAFETY: `ram` outlives `memory` and is not touched meanwhile.
         let memory = unsafe { Memory::new(&[spec]) }.unwrap();
         assert!(memory.mark_code(0x1000));

@@ -3,7 +3,10 @@
 //! 4-level, PAE and 32-bit paging with accessed and dirty bits, WP, NX, SMEP, SMAP and protection
 //! keys. Not modelled: 5-level paging, global pages (a flush takes all).
 
-#![expect(clippy::cast_possible_truncation, reason = "page-table indices are cut on purpose")]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "page-table indices are cut on purpose"
+)]
 
 use crate::core::{
     CR0_PG, CR0_WP, CR4_PAE, CR4_PKE, CR4_PSE, CR4_SMAP, CR4_SMEP, Core, EFER_NXE, Fault, GP0,
@@ -60,7 +63,8 @@ impl Core {
                 Ok(None) => return Err(Fault::Page(code, lin)),
                 Err(()) => return Err(Fault::Page(code | 9, lin)),
             };
-            self.check(&walk, want, set, user).map_err(|c| Fault::Page(code | c, lin))?;
+            self.check(&walk, want, set, user)
+                .map_err(|c| Fault::Page(code | c, lin))?;
             let (at, entry) = walk.leaf;
             let set_bits = if want == Want::Write { A | D } else { A };
             if entry & set_bits != set_bits
@@ -217,7 +221,9 @@ impl Core {
     /// Enters a translated page into a TLB if plain accesses of this kind need no further look.
     pub(crate) fn enter(&mut self, lin: u64, gpa: u64, want: Want, set: Set) {
         self.tlb_fills += 1;
-        let Some(page) = self.memory.page(gpa) else { return };
+        let Some(page) = self.memory.page(gpa) else {
+            return;
+        };
         let host = page.host.as_ptr().expose_provenance() as u64;
         match want {
             Want::Fetch => self.ex.insert(lin, set, host),

@@ -96,7 +96,7 @@ pub trait Platform {
     /// The time-stamp counter as RDTSC shows it.
     fn tsc(&mut self) -> u64;
     /// IA32_TSC_AUX.
-    fn tsc_aux(&self) -> u32;
+    fn tsc_aux(&mut self) -> u32;
     /// 64 random bits for RDRAND and RDSEED.
     fn random(&mut self) -> u64;
     /// The task priority: TPR bits `[7:4]` of the local APIC.

@@ -77,7 +77,11 @@ pub struct Vcpu {
 impl Vcpu {
     /// A processor in its state after RESET.
     pub fn new(memory: Arc<Memory>) -> Self {
-        Self { core: Box::new(Core::new(memory)), kicker: Kicker::default(), prepared: false }
+        Self {
+            core: Box::new(Core::new(memory)),
+            kicker: Kicker::default(),
+            prepared: false,
+        }
     }
 
     /// Takes over a state.
@@ -188,7 +192,12 @@ impl Core {
         }
         self.st.activity = Activity::Running;
         let rf = !matches!(e.vector, 1 | 3 | 4 | 8);
-        self.deliver(Event { vector: e.vector, cause: Cause::Exception, code: e.error_code, rf })
+        self.deliver(Event {
+            vector: e.vector,
+            cause: Cause::Exception,
+            code: e.error_code,
+            rf,
+        })
     }
 
     /// What happens between instructions: traps, NMI, interrupts, halts.
@@ -220,7 +229,12 @@ impl Core {
                 }
                 self.st.activity = Activity::Running;
                 self.st.events.nmi_blocked = true;
-                self.deliver(Event { vector: 2, cause: Cause::External, code: None, rf: self.flag(RF) })?;
+                self.deliver(Event {
+                    vector: 2,
+                    cause: Cause::External,
+                    code: None,
+                    rf: self.flag(RF),
+                })?;
                 continue;
             }
             let open = self.interrupts_on() && !e.mov_ss_shadow && !e.sti_shadow;
@@ -237,11 +251,18 @@ impl Core {
 
     fn interrupt(&mut self, vector: u8) -> Result<(), Shutdown> {
         self.st.activity = Activity::Running;
-        self.deliver(Event { vector, cause: Cause::External, code: None, rf: self.flag(RF) })
+        self.deliver(Event {
+            vector,
+            cause: Cause::External,
+            code: None,
+            rf: self.flag(RF),
+        })
     }
 
     /// Runs until the budget of the slice is used up or the boundary must be looked at.
     fn slice(&mut self) -> Outcome {
+        // An event since the last block went elsewhere than the branch that ended it.
+        self.link_from = std::ptr::null();
         while self.budget > 0 {
             if self.needs_exact() {
                 return self.step();
@@ -286,7 +307,12 @@ impl Core {
             if bits != 0 {
                 self.why = Leave::Poll;
                 self.debug_bits(bits);
-                self.deliver(Event { vector: crate::core::DB, cause: Cause::Exception, code: None, rf: false })?;
+                self.deliver(Event {
+                    vector: crate::core::DB,
+                    cause: Cause::Exception,
+                    code: None,
+                    rf: false,
+                })?;
                 return Ok(None);
             }
         }
@@ -300,8 +326,7 @@ impl Core {
         self.st.events.sti_shadow = false;
         self.repeat = self.flag(RF);
         self.fl &= !RF;
-        branch::start(self, first);
-        self.dispatch(first);
+        self.dispatch_one(first);
         if had_ss_shadow {
             self.st.events.mov_ss_shadow = false;
         }
@@ -324,6 +349,20 @@ impl Core {
                 }
                 Ok(None)
             }
+        }
+    }
+
+    /// Executes a block of one instruction, and does not follow it into the next block.
+    fn dispatch_one(&mut self, first: Next) {
+        let (budget, slice) = (self.budget, self.slice);
+        self.slice = slice - budget + 1;
+        self.budget = 1;
+        branch::start(self, first);
+        self.dispatch(first);
+        self.budget += budget - 1;
+        self.slice = slice;
+        if matches!(self.why, Leave::Lookup | Leave::Budget) {
+            self.link_from = std::ptr::null();
         }
     }
 
@@ -356,7 +395,10 @@ impl Core {
             self.read_phys(gpa, &mut bytes[..len]);
             self.leave = false;
         }
-        Exit::Missing { bytes, rip: self.rip }
+        Exit::Missing {
+            bytes,
+            rip: self.rip,
+        }
     }
 
     /// The block at RIP, from the cache or decoded.
@@ -371,7 +413,10 @@ impl Core {
         }
         let gpa = self.translate_code(lin)?;
         let key = self.block_key() | if exact { EXACT } else { 0 };
-        let known = self.cache.find(gpa, key).map(|b| (b.first(), b.second, b.len));
+        let known = self
+            .cache
+            .find(gpa, key)
+            .map(|b| (b.first(), b.second, b.len));
         let mut first = None;
         if let Some((op, second, len)) = known {
             let end = rip.wrapping_add(u64::from(len) - 1);

@@ -1,7 +1,10 @@
 //! Segmentation: address checks, descriptors, and loads of segment registers.
 //! SDM Vol. 3A, "Protected-Mode Memory Management" and "Protection".
 
-#![expect(clippy::cast_possible_truncation, reason = "descriptor fields are cut on purpose")]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "descriptor fields are cut on purpose"
+)]
 
 use crate::core::{Core, Fault, GP, GP0, NP, SS};
 use hindsight_cpu::state::{Segment, seg};
@@ -39,7 +42,11 @@ impl Descriptor {
     }
     pub(crate) fn limit(self) -> u32 {
         let limit = (self.raw & 0xffff) as u32 | (self.raw >> 32 & 0xf_0000) as u32;
-        if self.access() & 1 << 15 != 0 { limit << 12 | 0xfff } else { limit }
+        if self.access() & 1 << 15 != 0 {
+            limit << 12 | 0xfff
+        } else {
+            limit
+        }
     }
     pub(crate) fn dpl(self) -> u8 {
         (self.raw >> 45 & 3) as u8
@@ -109,13 +116,25 @@ impl Core {
             if canonical(lin) && canonical(lin.wrapping_add(size.saturating_sub(1))) {
                 return Ok(lin);
             }
-            return Err(if seg == seg::SS { Fault::Code(SS, 0) } else { GP0 });
+            return Err(if seg == seg::SS {
+                Fault::Code(SS, 0)
+            } else {
+                GP0
+            });
         }
         let s = &self.st.seg[seg];
-        let bad = if seg == seg::SS { Fault::Code(SS, 0) } else { GP0 };
+        let bad = if seg == seg::SS {
+            Fault::Code(SS, 0)
+        } else {
+            GP0
+        };
         if self.prot {
             let kind = s.access & (CODE | READ_WRITE);
-            let wrong = if write { kind != READ_WRITE } else { kind == CODE };
+            let wrong = if write {
+                kind != READ_WRITE
+            } else {
+                kind == CODE
+            };
             if s.unusable || wrong {
                 return Err(if s.unusable { bad } else { GP0 });
             }
@@ -127,7 +146,11 @@ impl Core {
         } else {
             last <= s.limit.into() && last >= ea
         };
-        if ok { Ok(s.base.wrapping_add(ea) & 0xffff_ffff) } else { Err(bad) }
+        if ok {
+            Ok(s.base.wrapping_add(ea) & 0xffff_ffff)
+        } else {
+            Err(bad)
+        }
     }
 
     /// The descriptor that a selector names; None outside its table or for the null selector.
@@ -148,7 +171,10 @@ impl Core {
             return Ok(None);
         }
         let at = self.wrap(base.wrapping_add(index.into()));
-        Ok(Some(Descriptor { raw: self.read_sys(at)?, at }))
+        Ok(Some(Descriptor {
+            raw: self.read_sys(at)?,
+            at,
+        }))
     }
 
     /// A linear address as wide as the mode has them.
@@ -163,7 +189,11 @@ impl Core {
 
     /// The upper half of a 16-byte system descriptor in IA-32e mode: bits 63:32 of the base.
     pub(crate) fn descriptor_high(&mut self, d: Descriptor, selector: u16) -> Result<u64, Fault> {
-        let table = if selector & 4 == 0 { u32::from(self.st.gdtr.limit) } else { self.st.ldtr.limit };
+        let table = if selector & 4 == 0 {
+            u32::from(self.st.gdtr.limit)
+        } else {
+            self.st.ldtr.limit
+        };
         if u32::from(selector & 0xfff8) + 15 > table {
             return Err(gp(selector));
         }
@@ -225,8 +255,21 @@ impl Core {
             }
         }
         let dpl = u16::from(self.cpl) << 5;
-        let base = if index >= seg::FS { 0 } else { self.st.seg[index].base };
-        self.put_segment(index, Segment { selector, base, limit: 0, access: dpl, unusable: true });
+        let base = if index >= seg::FS {
+            0
+        } else {
+            self.st.seg[index].base
+        };
+        self.put_segment(
+            index,
+            Segment {
+                selector,
+                base,
+                limit: 0,
+                access: dpl,
+                unusable: true,
+            },
+        );
         Ok(())
     }
 
@@ -258,7 +301,12 @@ impl Core {
     /// Loads LDTR.
     pub(crate) fn load_ldtr(&mut self, selector: u16) -> Result<(), Fault> {
         if selector & 0xfffc == 0 {
-            self.st.ldtr = Segment { selector, access: 0x82, unusable: true, ..Segment::default() };
+            self.st.ldtr = Segment {
+                selector,
+                access: 0x82,
+                unusable: true,
+                ..Segment::default()
+            };
             return Ok(());
         }
         if selector & 4 != 0 {
@@ -271,7 +319,11 @@ impl Core {
         if !d.present() {
             return Err(np(selector));
         }
-        let high = if self.lma() { self.descriptor_high(d, selector)? } else { 0 };
+        let high = if self.lma() {
+            self.descriptor_high(d, selector)?
+        } else {
+            0
+        };
         let mut s = d.segment(selector);
         s.base |= high;
         self.st.ldtr = s;
@@ -294,7 +346,11 @@ impl Core {
         if !d.present() {
             return Err(np(selector));
         }
-        let high = if self.lma() { self.descriptor_high(d, selector)? } else { 0 };
+        let high = if self.lma() {
+            self.descriptor_high(d, selector)?
+        } else {
+            0
+        };
         d.raw |= 1 << 41;
         let byte = (d.raw >> 40) as u8;
         self.write_sys(d.at + 5, byte)?;
@@ -312,7 +368,11 @@ impl Core {
 
     /// Checks that a new CS:RIP can be executed; the error is #GP(0).
     pub(crate) fn check_rip(&self, rip: u64, cs: &Segment) -> Result<(), Fault> {
-        let ok = if self.lma() && cs.long() { canonical(rip) } else { rip <= cs.limit.into() };
+        let ok = if self.lma() && cs.long() {
+            canonical(rip)
+        } else {
+            rip <= cs.limit.into()
+        };
         if ok { Ok(()) } else { Err(GP0) }
     }
 
@@ -326,7 +386,13 @@ impl Core {
 
     /// Sets CS and CPL outside a checked load (SYSCALL, real mode).
     pub(crate) fn set_flat_cs(&mut self, selector: u16, access: u16, cpl: u8) {
-        let cs = Segment { selector, base: 0, limit: u32::MAX, access, unusable: false };
+        let cs = Segment {
+            selector,
+            base: 0,
+            limit: u32::MAX,
+            access,
+            unusable: false,
+        };
         self.cpl = cpl;
         self.put_segment(seg::CS, cs);
     }
@@ -335,13 +401,21 @@ impl Core {
     pub(crate) fn null_ss(&mut self, cpl: u8) {
         let access = u16::from(cpl) << 5;
         let selector = u16::from(cpl);
-        let s = Segment { selector, base: 0, limit: 0, access, unusable: true };
+        let s = Segment {
+            selector,
+            base: 0,
+            limit: 0,
+            access,
+            unusable: true,
+        };
         self.put_segment(seg::SS, s);
     }
 
     /// The selector, as LAR, LSL, VERR and VERW look at it: None where they clear ZF.
     pub(crate) fn inspect(&mut self, selector: u16) -> Result<Option<Descriptor>, Fault> {
-        let Some(d) = self.descriptor(selector)? else { return Ok(None) };
+        let Some(d) = self.descriptor(selector)? else {
+            return Ok(None);
+        };
         let rpl = (selector & 3) as u8;
         let private = !d.conforming() && (self.cpl > d.dpl() || rpl > d.dpl());
         Ok((!private).then_some(d))

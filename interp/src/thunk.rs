@@ -44,7 +44,9 @@ pub(crate) fn support(i: &Instruction) -> Support {
         return Support::No;
     }
     match i.mnemonic() {
-        M::Maskmovdqu | M::Vmaskmovdqu | M::Maskmovq | M::Tpause | M::Umwait | M::Umonitor => Support::No,
+        M::Maskmovdqu | M::Vmaskmovdqu | M::Maskmovq | M::Tpause | M::Umwait | M::Umonitor => {
+            Support::No
+        }
         M::Rdpru | M::Rdsspd | M::Rdsspq | M::Ptwrite | M::Clzero => Support::No,
         M::Cldemote => Support::Nop,
         M::Fnop => Support::Yes,
@@ -56,7 +58,9 @@ pub(crate) fn support(i: &Instruction) -> Support {
 /// Runs the instruction of an operation on the host.
 pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
     let insn = c.cache.insns[o.insn as usize];
-    let Some(thunk) = lookup(c, o.insn, &insn) else { return Err(Fault::Missing) };
+    let Some(thunk) = lookup(c, o.insn, &insn) else {
+        return Err(Fault::Missing);
+    };
     check(c, &insn, &thunk)?;
     if matches!(insn.mnemonic(), M::Vzeroupper | M::Vzeroall) {
         c.vec.zero_upper(insn.mnemonic() == M::Vzeroall);
@@ -188,6 +192,10 @@ fn commit(c: &mut Core, o: &Op, t: &Thunk) {
 impl Core {
     /// #MF of an earlier x87 instruction.
     pub(crate) fn check_x87_pending(&self) -> Done {
-        if self.vec.x87_pending() { Err(Fault::Plain(MF)) } else { Ok(()) }
+        if self.vec.x87_pending() {
+            Err(Fault::Plain(MF))
+        } else {
+            Ok(())
+        }
     }
 }

@@ -40,7 +40,10 @@ pub(crate) struct Tlb {
 
 impl Tlb {
     pub(crate) fn new() -> Self {
-        Self { entries: Box::new([Entry::default(); ENTRIES * SETS]), generation: 1 }
+        Self {
+            entries: Box::new([Entry::default(); ENTRIES * SETS]),
+            generation: 1,
+        }
     }
 
     #[inline(always)]
@@ -63,8 +66,10 @@ impl Tlb {
             return;
         }
         let page = lin & !0xfff;
-        self.entries[Self::index(lin, set as usize)] =
-            Entry { tag: page | self.generation, add: host_page.wrapping_sub(page) };
+        self.entries[Self::index(lin, set as usize)] = Entry {
+            tag: page | self.generation,
+            add: host_page.wrapping_sub(page),
+        };
     }
 
     /// Forgets one page in all sets.

@@ -120,7 +120,12 @@ fn integer_program_gives_the_hosts_result() {
     let mut cpu = vcpu(&ram, &st);
     let exit = cpu.run(&mut Machine::default(), 100_000_000);
     let st = state(&mut cpu);
-    assert_eq!((exit, st.gpr[0]), (Exit::Halted, native()), "rip {:#x}", st.rip);
+    assert_eq!(
+        (exit, st.gpr[0]),
+        (Exit::Halted, native()),
+        "rip {:#x}",
+        st.rip
+    );
 }
 
 #[test]
@@ -170,7 +175,10 @@ fn page_fault_reaches_its_handler_with_code_and_address() {
     let mut cpu = vcpu(&ram, &st);
     let exit = cpu.run(&mut Machine::default(), 100);
     let st = state(&mut cpu);
-    assert_eq!((exit, st.rip, st.cr2), (Exit::Halted, CODE as u64 + 0x101, 0x4000_0000));
+    assert_eq!(
+        (exit, st.rip, st.cr2),
+        (Exit::Halted, CODE as u64 + 0x101, 0x4000_0000)
+    );
     let frame = st.gpr[4] as usize;
     assert_eq!(ram.read_u64(frame), 2);
     assert_eq!(ram.read_u64(frame + 8), CODE as u64);
@@ -194,10 +202,16 @@ fn code_that_changes_itself_runs_as_changed() {
     let st = long_mode(&ram, 0);
     // mov byte [rip+1], 0x90 over the next instruction's INC (ff c0): inc eax; hlt -> nop; ...
     // c6 05 00 00 00 00 f4: writes HLT over the instruction that follows.
-    ram.write(CODE, &[0xc6, 0x05, 0, 0, 0, 0, 0xf4, 0xff, 0xc0, 0xff, 0xc0, 0xf4]);
+    ram.write(
+        CODE,
+        &[0xc6, 0x05, 0, 0, 0, 0, 0xf4, 0xff, 0xc0, 0xff, 0xc0, 0xf4],
+    );
     let mut cpu = vcpu(&ram, &st);
     assert_eq!(cpu.run(&mut Machine::default(), 100), Exit::Halted);
-    assert_eq!((state(&mut cpu).gpr[0], state(&mut cpu).rip), (0, CODE as u64 + 8));
+    assert_eq!(
+        (state(&mut cpu).gpr[0], state(&mut cpu).rip),
+        (0, CODE as u64 + 8)
+    );
 }
 
 #[test]
@@ -212,7 +226,12 @@ fn single_step_traps_after_each_instruction() {
     let mut cpu = vcpu(&ram, &st);
     let exit = cpu.run(&mut Machine::default(), 8);
     let st = state(&mut cpu);
-    assert_eq!((exit, st.gpr[3], st.dr6), (Exit::Budget, 3, 0xffff_4ff0), "rip {:#x}", st.rip);
+    assert_eq!(
+        (exit, st.gpr[3], st.dr6),
+        (Exit::Budget, 3, 0xffff_4ff0),
+        "rip {:#x}",
+        st.rip
+    );
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Which instructions the guest's CPUID shows.
 
-#![expect(clippy::cast_possible_truncation, reason = "feature numbers are below 256")]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "feature numbers are below 256"
+)]
 
 use crate::platform::Platform;
 use iced_x86::CpuidFeature as F;

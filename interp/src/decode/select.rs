@@ -1,10 +1,16 @@
 //! Chooses the operation for an instruction and fills in its operands.
 
-#![expect(clippy::cast_possible_truncation, reason = "register numbers and sizes are small")]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "register numbers and sizes are small"
+)]
 
 use crate::core::Core;
 use crate::op::{HIGH, Handler, LOCK, MEM, Op, REP, REPNE, slot};
-use crate::ops::{alu, bits, branch, by_size, cr, ending, far, fast, general, io, mov, msr, muldiv, plain, shift, stack, string, system, xsave};
+use crate::ops::{
+    alu, bits, branch, by_size, cr, ending, far, fast, general, io, mov, msr, muldiv, plain, shift,
+    stack, string, system, xsave,
+};
 use crate::thunk;
 use iced_x86::{Code, CpuidFeature, Instruction, Mnemonic as M, OpKind, Register};
 
@@ -60,7 +66,11 @@ fn gpr(r: Register) -> bool {
 
 /// Numbers of segment, control and debug registers too.
 fn number(r: Register) -> u8 {
-    if gpr(r) { register(r) } else { r.number() as u8 & 15 }
+    if gpr(r) {
+        register(r)
+    } else {
+        r.number() as u8 & 15
+    }
 }
 
 fn memory_kind(kind: OpKind) -> bool {
@@ -101,7 +111,13 @@ fn operand_size(i: &Instruction, code: u8) -> u8 {
             OpKind::NearBranch16 => 2,
             OpKind::NearBranch32 => 4,
             OpKind::NearBranch64 => 8,
-            _ if matches!(i.mnemonic(), M::Push | M::Pop | M::Pushf | M::Pushfd | M::Pushfq | M::Popf | M::Popfd | M::Popfq) => by_stack as u8,
+            _ if matches!(
+                i.mnemonic(),
+                M::Push | M::Pop | M::Pushf | M::Pushfd | M::Pushfq | M::Popf | M::Popfd | M::Popfq
+            ) =>
+            {
+                by_stack as u8
+            }
             OpKind::Register if gpr(i.op0_register()) => i.op0_register().size() as u8,
             OpKind::Register if gpr(i.op1_register()) => i.op1_register().size() as u8,
             _ if i.op_count() > 0 => (i.memory_size().size() as u8).max(1),
@@ -203,7 +219,10 @@ impl Core {
                 _ => {}
             }
         }
-        if matches!(i.mnemonic(), M::Loop | M::Loope | M::Loopne | M::Jcxz | M::Jecxz | M::Jrcxz) {
+        if matches!(
+            i.mnemonic(),
+            M::Loop | M::Loope | M::Loopne | M::Jcxz | M::Jecxz | M::Jrcxz
+        ) {
             op.asz = match i.op_code().address_size() {
                 16 => 2,
                 32 => 4,
@@ -262,7 +281,10 @@ impl Pick<'_> {
     }
 
     fn handler(&self, o: &mut Op) -> Option<Handler> {
-        self.integer(o).or_else(|| self.flow(o)).or_else(|| self.system(o)).or_else(|| xsave::handler(self.i))
+        self.integer(o)
+            .or_else(|| self.flow(o))
+            .or_else(|| self.system(o))
+            .or_else(|| xsave::handler(self.i))
     }
 
     fn alu<O: alu::Alu>(&self, o: &mut Op) -> Handler {
@@ -332,8 +354,11 @@ impl Pick<'_> {
 
     fn extend<const SIGN: bool>(&self) -> Handler {
         let mem = self.mem(1);
-        let from =
-            if mem { self.i.memory_size().size() } else { self.i.op1_register().size() } as u8;
+        let from = if mem {
+            self.i.memory_size().size()
+        } else {
+            self.i.op1_register().size()
+        } as u8;
         match (mem, from, self.size) {
             (true, 1, 4) if self.fast => plain!(fast::extend_rm::<u8, u32, SIGN>),
             (true, 1, 8) if self.fast => plain!(fast::extend_rm::<u8, u64, SIGN>),
@@ -361,7 +386,12 @@ impl Pick<'_> {
         macro_rules! all {
             ($wrap:ident, $f:path) => {{
                 use $f as f;
-                [$wrap!(f::<u8>), $wrap!(f::<u16>), $wrap!(f::<u32>), $wrap!(f::<u64>)]
+                [
+                    $wrap!(f::<u8>),
+                    $wrap!(f::<u16>),
+                    $wrap!(f::<u32>),
+                    $wrap!(f::<u64>),
+                ]
             }};
         }
         let size = self.size;
@@ -378,7 +408,9 @@ impl Pick<'_> {
             M::Test => self.alu::<alu::Test>(o),
             M::Mov => self.mov(o),
             M::Movzx => self.extend::<false>(),
-            M::Movsx | M::Movsxd if self.i.op0_register().size() == self.i.op1_register().size() && self.reg(1) => {
+            M::Movsx | M::Movsxd
+                if self.i.op0_register().size() == self.i.op1_register().size() && self.reg(1) =>
+            {
                 sized!(size, plain, mov::rr)
             }
             M::Movsxd if size < 8 && self.mem(1) => sized!(size, general, mov::rm),
@@ -416,7 +448,11 @@ impl Pick<'_> {
             M::Lzcnt => sized!(size, general, bits::count, true),
             M::Popcnt => sized!(size, general, bits::popcnt),
             M::Crc32 => {
-                let from = if self.mem(1) { self.i.memory_size().size() } else { self.i.op1_register().size() };
+                let from = if self.mem(1) {
+                    self.i.memory_size().size()
+                } else {
+                    self.i.op1_register().size()
+                };
                 sized!(from, general, bits::crc32)
             }
             M::Mul => sized!(size, general, muldiv::mul),
@@ -457,8 +493,13 @@ impl Pick<'_> {
             M::Cwd | M::Cdq | M::Cqo => plain!(mov::sign_acc),
             M::Xlatb => general!(mov::xlat),
             M::Nop | M::Pause | M::Endbr32 | M::Endbr64 | M::Reservednop => plain!(mov::nop),
-            M::Prefetch | M::Prefetchw | M::Prefetchwt1 | M::Prefetchnta | M::Prefetcht0
-            | M::Prefetcht1 | M::Prefetcht2 => plain!(mov::nop),
+            M::Prefetch
+            | M::Prefetchw
+            | M::Prefetchwt1
+            | M::Prefetchnta
+            | M::Prefetcht0
+            | M::Prefetcht1
+            | M::Prefetcht2 => plain!(mov::nop),
             M::Mfence | M::Lfence | M::Sfence => plain!(mov::fence),
             M::Clflush | M::Clflushopt | M::Clwb => general!(mov::flush),
             M::Cld => plain!(system::cld),
@@ -479,7 +520,10 @@ impl Pick<'_> {
     }
 
     fn is_cmov(&self) -> bool {
-        self.i.op_count() == 2 && self.reg(0) && gpr(self.i.op0_register()) && !self.i.is_jcc_short_or_near()
+        self.i.op_count() == 2
+            && self.reg(0)
+            && gpr(self.i.op0_register())
+            && !self.i.is_jcc_short_or_near()
     }
 
     fn is_setcc(&self) -> bool {

@@ -50,8 +50,20 @@ fn logical<T: Word>(_: T, _: T, r: T) -> Flags {
 
 alu!(Add, true, false, |a, b, _c| a.wrapping_add(b), added);
 alu!(Or, true, false, |a, b, _c| a | b, logical);
-alu!(Adc, true, true, |a, b, c| a.wrapping_add(b).wrapping_add(c), added);
-alu!(Sbb, true, true, |a, b, c| a.wrapping_sub(b).wrapping_sub(c), subtracted);
+alu!(
+    Adc,
+    true,
+    true,
+    |a, b, c| a.wrapping_add(b).wrapping_add(c),
+    added
+);
+alu!(
+    Sbb,
+    true,
+    true,
+    |a, b, c| a.wrapping_sub(b).wrapping_sub(c),
+    subtracted
+);
 alu!(And, true, false, |a, b, _c| a & b, logical);
 alu!(Sub, true, false, |a, b, _c| a.wrapping_sub(b), subtracted);
 alu!(Xor, true, false, |a, b, _c| a ^ b, logical);
@@ -101,7 +113,11 @@ pub(crate) fn rm<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Done {
 fn memory<O: Alu, T: Word>(c: &mut Core, o: &Op, b: T) -> Done {
     let carry = if O::CARRY { c.cc.cf().into() } else { 0 };
     let f = |a: T| T::from_u64(O::eval(a.zext(), b.zext(), carry));
-    let a = if O::WRITES { modify(c, o, f)? } else { load(c, o)? };
+    let a = if O::WRITES {
+        modify(c, o, f)?
+    } else {
+        load(c, o)?
+    };
     c.cc = O::flags(a, b, f(a));
     Ok(())
 }
@@ -122,13 +138,21 @@ pub(crate) fn mi<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn step_flags<T: Word, const DEC: bool>(c: &Core, a: T, r: T) -> Flags {
     let cf = if c.cc.cf() { CF } else { 0 };
     let half = 1_u64 << (T::BITS - 1);
-    let of = if r.zext() == if DEC { half - 1 } else { half } { OF } else { 0 };
+    let of = if r.zext() == if DEC { half - 1 } else { half } {
+        OF
+    } else {
+        0
+    };
     Flags::result(r, cf | of | ((a.zext() ^ r.zext()) & 0x10))
 }
 
 #[inline(always)]
 pub(crate) fn step<T: Word, const DEC: bool>(a: T) -> T {
-    T::from_u64(if DEC { a.zext().wrapping_sub(1) } else { a.zext().wrapping_add(1) })
+    T::from_u64(if DEC {
+        a.zext().wrapping_sub(1)
+    } else {
+        a.zext().wrapping_add(1)
+    })
 }
 
 pub(crate) fn inc_r<T: Word>(c: &mut Core, o: &Op) -> Next {
@@ -195,7 +219,11 @@ pub(crate) fn not_m<T: Word>(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn xadd<T: Word>(c: &mut Core, o: &Op) -> Done {
     let b = c.get::<T>(o.s);
     let sum = |a: T| T::from_u64(a.zext().wrapping_add(b.zext()));
-    let a = if super::is_mem(o) { modify(c, o, sum)? } else { c.get(o.d) };
+    let a = if super::is_mem(o) {
+        modify(c, o, sum)?
+    } else {
+        c.get(o.d)
+    };
     c.put(o.s, a);
     if !super::is_mem(o) {
         c.put(o.d, sum(a));
@@ -233,7 +261,10 @@ pub(crate) fn cmpxchg_pair<T: Word>(c: &mut Core, o: &Op) -> Done {
         return Err(crate::core::GP0);
     }
     let memory = std::sync::Arc::clone(&c.memory);
-    let _guard = memory.split_lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _guard = memory
+        .split_lock
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     let expected = (c.get::<T>(0), c.get::<T>(2));
     let new = (c.get::<T>(3), c.get::<T>(1));
     let equal = exchange_pair(c, lin, expected, new)?;
@@ -260,7 +291,11 @@ fn exchange_pair<T: Word>(
         let pair = (T::from_u64(old), T::from_u64(old >> 32));
         return Ok((old != want).then_some(pair));
     }
-    let old = c.modify_pair(lin, (expected.0.zext(), expected.1.zext()), (new.0.zext(), new.1.zext()))?;
+    let old = c.modify_pair(
+        lin,
+        (expected.0.zext(), expected.1.zext()),
+        (new.0.zext(), new.1.zext()),
+    )?;
     let pair = (T::from_u64(old.0), T::from_u64(old.1));
     Ok((pair != expected).then_some(pair))
 }
@@ -295,7 +330,14 @@ pub(crate) fn movbe_store<T: Word>(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn bswap<T: Word>(c: &mut Core, o: &Op) -> Next {
     // With a 16-bit operand the result is undefined; processors give 0.
     let v = c.get::<T>(o.d);
-    c.put(o.d, if T::SIZE == 2 { T::from_u64(0) } else { swapped(v) });
+    c.put(
+        o.d,
+        if T::SIZE == 2 {
+            T::from_u64(0)
+        } else {
+            swapped(v)
+        },
+    );
     o.next()
 }
 
@@ -307,8 +349,12 @@ fn swapped<T: Word>(v: T) -> T {
 pub(crate) fn adx<T: Word, const FLAG: u64>(c: &mut Core, o: &Op) -> Done {
     let b = read_rm::<T>(c, o, o.s)?;
     let bits = c.cc.bits();
-    let sum = u128::from(c.get::<T>(o.d).zext()) + u128::from(b.zext()) + u128::from(bits & FLAG != 0);
-    #[expect(clippy::cast_possible_truncation, reason = "the low half is the result")]
+    let sum =
+        u128::from(c.get::<T>(o.d).zext()) + u128::from(b.zext()) + u128::from(bits & FLAG != 0);
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the low half is the result"
+    )]
     c.put(o.d, T::from_u64(sum as u64));
     let carry = if sum >> T::BITS != 0 { FLAG } else { 0 };
     c.cc = Flags::explicit((bits & !FLAG) | carry);

@@ -33,7 +33,9 @@ pub(crate) fn imm<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn reg<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Done {
     let n = c.get::<T>(o.s);
     let words = n.sext().cast_signed() >> T::BITS.trailing_zeros();
-    let bytes = words.wrapping_mul(T::SIZE.cast_signed() as i64).cast_unsigned();
+    let bytes = words
+        .wrapping_mul(T::SIZE.cast_signed() as i64)
+        .cast_unsigned();
     let offset = cut(c.offset(o).wrapping_add(bytes), o.asz);
     test::<T, OP>(c, o, n.zext(), offset)
 }
@@ -64,7 +66,11 @@ pub(crate) fn scan<T: Word, const REVERSE: bool>(c: &mut Core, o: &Op) -> Done {
         c.cc = Flags::explicit(ZF | crate::flags::PF);
         return Ok(());
     }
-    let n = if REVERSE { 63 - v.leading_zeros() } else { v.trailing_zeros() };
+    let n = if REVERSE {
+        63 - v.leading_zeros()
+    } else {
+        v.trailing_zeros()
+    };
     c.put(o.d, T::from_u64(n.into()));
     c.cc = Flags::result(1_u8, 0);
     Ok(())

@@ -47,7 +47,11 @@ fn linked(c: &mut Core, o: &Op, rip: u64) -> Next {
 
 #[inline(always)]
 fn go<const LINK: bool>(c: &mut Core, o: &Op, rip: u64) -> Next {
-    if LINK { linked(c, o, rip) } else { jump(c, rip) }
+    if LINK {
+        linked(c, o, rip)
+    } else {
+        jump(c, rip)
+    }
 }
 
 /// The target of a direct branch in 64-bit mode.
@@ -58,7 +62,11 @@ fn target64(c: &Core, o: &Op) -> u64 {
 
 /// Checks the target of a near branch.
 fn near(c: &Core, rip: u64) -> Result<u64, Fault> {
-    let ok = if c.code == 8 { canonical(rip) } else { rip <= c.st.seg[seg::CS].limit.into() };
+    let ok = if c.code == 8 {
+        canonical(rip)
+    } else {
+        rip <= c.st.seg[seg::CS].limit.into()
+    };
     if ok { Ok(rip) } else { Err(GP0) }
 }
 
@@ -101,7 +109,11 @@ pub(crate) fn jmp(c: &mut Core, o: &Op) -> Next {
 }
 
 pub(crate) fn jcc64<const CC: u8, const LINK: bool>(c: &mut Core, o: &Op) -> Next {
-    if c.cc.condition::<CC>() { taken64::<LINK>(c, o) } else { o.next() }
+    if c.cc.condition::<CC>() {
+        taken64::<LINK>(c, o)
+    } else {
+        o.next()
+    }
 }
 
 /// A conditional branch that is taken, in 64-bit mode.
@@ -113,7 +125,11 @@ pub(crate) fn taken64<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
 }
 
 pub(crate) fn jcc<const CC: u8>(c: &mut Core, o: &Op) -> Next {
-    if c.cc.condition::<CC>() { taken(c, o) } else { o.next() }
+    if c.cc.condition::<CC>() {
+        taken(c, o)
+    } else {
+        o.next()
+    }
 }
 
 fn taken(c: &mut Core, o: &Op) -> Next {
@@ -126,7 +142,11 @@ fn taken(c: &mut Core, o: &Op) -> Next {
 
 /// JCXZ, JECXZ, JRCXZ.
 pub(crate) fn jcxz(c: &mut Core, o: &Op) -> Next {
-    if cut(c.reg(1), o.asz) == 0 { taken(c, o) } else { o.next() }
+    if cut(c.reg(1), o.asz) == 0 {
+        taken(c, o)
+    } else {
+        o.next()
+    }
 }
 
 /// LOOP (`KIND` 0), LOOPE (1), LOOPNE (2).
@@ -226,7 +246,11 @@ pub(crate) fn ret64(c: &mut Core, o: &Op) -> Next {
 
 /// JMP through a register or memory in 64-bit mode.
 pub(crate) fn jmp_rm64(c: &mut Core, o: &Op) -> Next {
-    let rip = if is_mem(o) { c.fast_read::<u64>(c.ea64(o)) } else { Some(c.reg(o.d)) };
+    let rip = if is_mem(o) {
+        c.fast_read::<u64>(c.ea64(o))
+    } else {
+        Some(c.reg(o.d))
+    };
     match rip {
         Some(rip) if canonical(rip) => {
             c.record(c.rip_of(o), rip, BranchClass::IndirectJump);
@@ -238,7 +262,11 @@ pub(crate) fn jmp_rm64(c: &mut Core, o: &Op) -> Next {
 
 /// CALL through a register or memory in 64-bit mode.
 pub(crate) fn call_rm64(c: &mut Core, o: &Op) -> Next {
-    let rip = if is_mem(o) { c.fast_read::<u64>(c.ea64(o)) } else { Some(c.reg(o.d)) };
+    let rip = if is_mem(o) {
+        c.fast_read::<u64>(c.ea64(o))
+    } else {
+        Some(c.reg(o.d))
+    };
     let sp = c.regs[4].wrapping_sub(8);
     match rip {
         Some(rip) if canonical(rip) && c.fast_write(sp, c.rip_after(o)) => {

@@ -48,7 +48,9 @@ pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
         3 => c.write_cr3(v)?,
         4 => c.write_cr4(v)?,
         8 => {
-            let Ok(priority) = u8::try_from(v) else { return Err(GP0) };
+            let Ok(priority) = u8::try_from(v) else {
+                return Err(GP0);
+            };
             if priority > 15 {
                 return Err(GP0);
             }
@@ -151,7 +153,11 @@ impl Core {
             return Err(GP0);
         }
         let changed = v ^ old;
-        if self.cr0(CR0_PG) && !self.lma() && v & CR4_PAE != 0 && changed & (CR4_PAE | CR4_PGE | CR4_PSE) != 0 {
+        if self.cr0(CR0_PG)
+            && !self.lma()
+            && v & CR4_PAE != 0
+            && changed & (CR4_PAE | CR4_PGE | CR4_PSE) != 0
+        {
             self.load_pdptrs(self.st.cr3)?;
         }
         self.st.cr4 = v;
@@ -193,7 +199,11 @@ pub(crate) fn lmsw(c: &mut Core, o: &Op) -> Done {
 }
 
 fn umip(c: &Core) -> Done {
-    if c.cr4(CR4_UMIP) && c.cpl > 0 { Err(GP0) } else { Ok(()) }
+    if c.cr4(CR4_UMIP) && c.cpl > 0 {
+        Err(GP0)
+    } else {
+        Ok(())
+    }
 }
 
 /// SMSW.
@@ -252,11 +262,22 @@ fn read_table(c: &mut Core, o: &Op) -> Result<(u16, u64), Fault> {
     let wide = c.code == 8;
     let lin = super::src(c, o, if wide { 10 } else { 6 })?;
     let limit: u16 = c.read(lin)?;
-    let base = if wide { c.read::<u64>(lin + 2)? } else { c.read::<u32>(lin + 2)?.into() };
+    let base = if wide {
+        c.read::<u64>(lin + 2)?
+    } else {
+        c.read::<u32>(lin + 2)?.into()
+    };
     if wide && !crate::seg::canonical(base) {
         return Err(GP0);
     }
-    Ok((limit, if o.size == 2 && !wide { base & 0xff_ffff } else { base }))
+    Ok((
+        limit,
+        if o.size == 2 && !wide {
+            base & 0xff_ffff
+        } else {
+            base
+        },
+    ))
 }
 
 pub(crate) fn lgdt(c: &mut Core, o: &Op) -> Done {

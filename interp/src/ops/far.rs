@@ -16,7 +16,13 @@ fn noted(c: &mut Core, o: &Op, f: impl FnOnce(&mut Core, &Op) -> Done) -> Done {
         c.regs[4] = old_sp;
     } else if c.observe.branches {
         let (to, to_cpl) = (c.rip, c.cpl);
-        c.record_full(Branch { from, to, class: BranchClass::Far, cpl, to_cpl });
+        c.record_full(Branch {
+            from,
+            to,
+            class: BranchClass::Far,
+            cpl,
+            to_cpl,
+        });
     }
     done
 }
@@ -29,7 +35,10 @@ fn pointer(c: &mut Core, o: &Op) -> Result<(u16, u64), Fault> {
     Ok((selector, offset))
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the selector was decoded from 16 bits")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the selector was decoded from 16 bits"
+)]
 fn immediate(o: &Op) -> (u16, u64) {
     (o.disp as u16, o.imm)
 }
@@ -67,12 +76,19 @@ fn real_target(c: &mut Core, selector: u16, offset: u64) -> Done {
 fn direct_cs(c: &Core, d: Descriptor, selector: u16) -> Done {
     #[expect(clippy::cast_possible_truncation, reason = "two bits")]
     let rpl = (selector & 3) as u8;
-    let allowed =
-        if d.conforming() { d.dpl() <= c.cpl } else { rpl <= c.cpl && d.dpl() == c.cpl };
+    let allowed = if d.conforming() {
+        d.dpl() <= c.cpl
+    } else {
+        rpl <= c.cpl && d.dpl() == c.cpl
+    };
     if !d.is_code() || !allowed || (c.lma() && d.long() && d.big()) {
         return Err(gp(selector));
     }
-    if d.present() { Ok(()) } else { Err(np(selector)) }
+    if d.present() {
+        Ok(())
+    } else {
+        Err(np(selector))
+    }
 }
 
 fn jmp(c: &mut Core, o: &Op, selector: u16, offset: u64) -> Done {
@@ -190,7 +206,10 @@ fn call(c: &mut Core, o: &Op, selector: u16, offset: u64) -> Done {
     Ok(())
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the parameter count has five bits")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the parameter count has five bits"
+)]
 fn call_gate(c: &mut Core, d: Descriptor, selector: u16, after: u64) -> Done {
     let (target, mut code, offset) = gate(c, d, selector)?;
     let old_cs = c.cs().selector;
@@ -233,8 +252,16 @@ fn call_gate_long(
 ) -> Done {
     let old = (c.cs().selector, c.st.seg[seg::SS].selector, c.regs[4]);
     let inner = cpl < c.cpl;
-    let sp = if inner { c.tss_pointer(4 + u64::from(cpl) * 8, 8)? } else { c.regs[4] };
-    let mut frame = if inner { vec![old.1.into(), old.2] } else { vec![] };
+    let sp = if inner {
+        c.tss_pointer(4 + u64::from(cpl) * 8, 8)?
+    } else {
+        c.regs[4]
+    };
+    let mut frame = if inner {
+        vec![old.1.into(), old.2]
+    } else {
+        vec![]
+    };
     frame.extend([u64::from(old.0), after]);
     let mut at = sp;
     for v in &frame {
@@ -306,7 +333,13 @@ const RING3: u16 = 3 << 5;
 
 fn flat_ss(c: &mut Core, selector: u16, cpl: u8) {
     let access = DATA | u16::from(cpl) << 5;
-    let s = Segment { selector, base: 0, limit: u32::MAX, access, unusable: false };
+    let s = Segment {
+        selector,
+        base: 0,
+        limit: u32::MAX,
+        access,
+        unusable: false,
+    };
     c.put_segment(seg::SS, s);
 }
 
@@ -341,18 +374,29 @@ pub(crate) fn sysret(c: &mut Core, o: &Op) -> Done {
     noted(c, o, |c, o| {
         let base = (c.st.msrs.star >> 48) as u16;
         let wide = o.size == 8;
-        c.rip = if wide { c.regs[1] } else { c.regs[1] & 0xffff_ffff };
+        c.rip = if wide {
+            c.regs[1]
+        } else {
+            c.regs[1] & 0xffff_ffff
+        };
         c.set_rflags((c.regs[11] & 0x3c_7fd7) | 2);
         c.fl &= !(RF | VM);
         c.cpl = 3;
         flat_ss(c, base.wrapping_add(8) | 3, 3);
-        let (selector, access) = if wide { (base.wrapping_add(16), CODE64) } else { (base, CODE32) };
+        let (selector, access) = if wide {
+            (base.wrapping_add(16), CODE64)
+        } else {
+            (base, CODE32)
+        };
         c.set_flat_cs(selector | 3, access | RING3, 3);
         Ok(())
     })
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "IA32_SYSENTER_CS holds a selector")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "IA32_SYSENTER_CS holds a selector"
+)]
 pub(crate) fn sysenter(c: &mut Core, o: &Op) -> Done {
     let m = c.st.msrs;
     let selector = m.sysenter_cs as u16 & 0xfffc;
@@ -371,14 +415,20 @@ pub(crate) fn sysenter(c: &mut Core, o: &Op) -> Done {
     })
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "IA32_SYSENTER_CS holds a selector")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "IA32_SYSENTER_CS holds a selector"
+)]
 pub(crate) fn sysexit(c: &mut Core, o: &Op) -> Done {
     let selector = c.st.msrs.sysenter_cs as u16 & 0xfffc;
     if c.cpl != 0 || selector == 0 || !c.prot {
         return Err(GP0);
     }
     let wide = o.size == 8;
-    let (rip, sp) = (cut(c.regs[2], if wide { 8 } else { 4 }), cut(c.regs[1], if wide { 8 } else { 4 }));
+    let (rip, sp) = (
+        cut(c.regs[2], if wide { 8 } else { 4 }),
+        cut(c.regs[1], if wide { 8 } else { 4 }),
+    );
     if wide && (!canonical(rip) || !canonical(sp)) {
         return Err(GP0);
     }

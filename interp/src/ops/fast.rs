@@ -24,11 +24,15 @@ pub(crate) fn alu_rm<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
 fn alu_memory<O: Alu, T: Word>(c: &mut Core, o: &Op, b: T) -> bool {
     let lin = c.ea64(o);
     if !O::WRITES {
-        let Some(a) = c.fast_read::<T>(lin) else { return false };
+        let Some(a) = c.fast_read::<T>(lin) else {
+            return false;
+        };
         c.cc = O::flags(a, b, eval::<O, T>(c, a, b));
         return true;
     }
-    let Some(place) = c.fast_modify::<T>(lin) else { return false };
+    let Some(place) = c.fast_modify::<T>(lin) else {
+        return false;
+    };
     let a = place.get();
     let r = eval::<O, T>(c, a, b);
     place.set(r);
@@ -38,12 +42,20 @@ fn alu_memory<O: Alu, T: Word>(c: &mut Core, o: &Op, b: T) -> bool {
 
 pub(crate) fn alu_mr<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     let b = c.get::<T>(o.s);
-    if alu_memory::<O, T>(c, o, b) { o.next() } else { (general!(alu::mr::<O, T>))(c, o) }
+    if alu_memory::<O, T>(c, o, b) {
+        o.next()
+    } else {
+        (general!(alu::mr::<O, T>))(c, o)
+    }
 }
 
 pub(crate) fn alu_mi<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     let b = T::from_u64(o.imm);
-    if alu_memory::<O, T>(c, o, b) { o.next() } else { (general!(alu::mi::<O, T>))(c, o) }
+    if alu_memory::<O, T>(c, o, b) {
+        o.next()
+    } else {
+        (general!(alu::mi::<O, T>))(c, o)
+    }
 }
 
 pub(crate) fn mov_rm<T: Word>(c: &mut Core, o: &Op) -> Next {

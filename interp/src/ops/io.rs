@@ -29,7 +29,8 @@ impl Core {
 
     pub(crate) fn port_in(&mut self, port: u16, size: u8) -> u64 {
         let mut data = [0; 8];
-        self.platform().port_read(port, &mut data[..usize::from(size & 7)]);
+        self.platform()
+            .port_read(port, &mut data[..usize::from(size & 7)]);
         self.note_port(port, size.into());
         self.leave = true;
         u64::from_le_bytes(data)
@@ -37,7 +38,8 @@ impl Core {
 
     pub(crate) fn port_out(&mut self, port: u16, size: u8, v: u64) {
         let data = v.to_le_bytes();
-        self.platform().port_write(port, &data[..usize::from(size & 7)]);
+        self.platform()
+            .port_write(port, &data[..usize::from(size & 7)]);
         self.note_port(port, size.into());
         self.leave = true;
     }
@@ -45,7 +47,11 @@ impl Core {
 
 #[expect(clippy::cast_possible_truncation, reason = "port numbers have 16 bits")]
 fn port(c: &Core, o: &Op) -> u16 {
-    if o.s == crate::op::slot::ZERO { o.imm as u16 & 0xff } else { c.get(2) }
+    if o.s == crate::op::slot::ZERO {
+        o.imm as u16 & 0xff
+    } else {
+        c.get(2)
+    }
 }
 
 /// IN; the port is an immediate or DX (`o.s`).

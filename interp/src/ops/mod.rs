@@ -105,18 +105,18 @@ pub(crate) fn store<T: Word>(c: &mut Core, o: &Op, v: T) -> Done {
 }
 
 /// Reads, computes and writes the memory operand; answers the old value.
-pub(crate) fn modify<T: Word>(
-    c: &mut Core,
-    o: &Op,
-    f: impl FnMut(T) -> T,
-) -> Result<T, Fault> {
+pub(crate) fn modify<T: Word>(c: &mut Core, o: &Op, f: impl FnMut(T) -> T) -> Result<T, Fault> {
     let lin = dst(c, o, T::SIZE)?;
     c.modify(lin, o.lock(), f)
 }
 
 /// An operand that is a register or memory, as [`Op::base`] tells: see [`is_mem`].
 pub(crate) fn read_rm<T: Word>(c: &mut Core, o: &Op, reg: u8) -> Result<T, Fault> {
-    if is_mem(o) { load(c, o) } else { Ok(c.get(reg)) }
+    if is_mem(o) {
+        load(c, o)
+    } else {
+        Ok(c.get(reg))
+    }
 }
 
 pub(crate) fn write_rm<T: Word>(c: &mut Core, o: &Op, reg: u8, v: T) -> Done {
@@ -154,7 +154,10 @@ pub(crate) fn load_sized(c: &mut Core, lin: u64, size: u8) -> Result<u64, Fault>
 }
 
 /// Writes memory of `size` bytes.
-#[expect(clippy::cast_possible_truncation, reason = "the value is cut to the size")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the value is cut to the size"
+)]
 pub(crate) fn store_sized(c: &mut Core, lin: u64, size: u8, v: u64) -> Done {
     match size {
         1 => c.write(lin, v as u8),

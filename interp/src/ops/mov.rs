@@ -86,7 +86,11 @@ pub(crate) fn sign_acc(c: &mut Core, o: &Op) -> Next {
 /// CMOVcc: the source is read in any case, and a 32-bit destination zero-extended.
 pub(crate) fn cmov<T: Word, const CC: u8>(c: &mut Core, o: &Op) -> Done {
     let v = read_rm::<T>(c, o, o.s)?;
-    let v = if c.cc.condition::<CC>() { v } else { c.get(o.d) };
+    let v = if c.cc.condition::<CC>() {
+        v
+    } else {
+        c.get(o.d)
+    };
     c.put(o.d, v);
     Ok(())
 }

@@ -48,7 +48,12 @@ impl Core {
     fn write_msr(&mut self, index: u32, v: u64) -> Done {
         let address = matches!(
             index,
-            LSTAR | CSTAR | FS_BASE | GS_BASE | KERNEL_GS_BASE | msr::IA32_SYSENTER_ESP
+            LSTAR
+                | CSTAR
+                | FS_BASE
+                | GS_BASE
+                | KERNEL_GS_BASE
+                | msr::IA32_SYSENTER_ESP
                 | msr::IA32_SYSENTER_EIP
         );
         if address && !canonical(v) {

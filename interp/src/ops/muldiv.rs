@@ -95,7 +95,9 @@ pub(crate) fn idiv<T: Word>(c: &mut Core, o: &Op) -> Done {
     let b = i128::from(read_rm::<T>(c, o, o.d)?.sext().cast_signed());
     let shift = 128 - 2 * T::BITS;
     let a = (dividend::<T>(c) << shift).cast_signed() >> shift;
-    let (Some(q), Some(r)) = (a.checked_div(b), a.checked_rem(b)) else { return Err(DIVIDE) };
+    let (Some(q), Some(r)) = (a.checked_div(b), a.checked_rem(b)) else {
+        return Err(DIVIDE);
+    };
     let half = 1_i128 << (T::BITS - 1);
     if q < -half || q >= half {
         return Err(DIVIDE);

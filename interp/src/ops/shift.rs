@@ -56,14 +56,21 @@ fn rotate<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags) {
     if OP >= RCL && m == 0 {
         return (a, cc);
     }
-    let wide = if OP >= RCL { v | u128::from(cc.cf()) << bits } else { v };
+    let wide = if OP >= RCL {
+        v | u128::from(cc.cf()) << bits
+    } else {
+        v
+    };
     let mask = (1_u128 << width) - 1;
     let turned = match OP {
         ROL | RCL => wide << m | wide >> (width - m) % 128,
         _ => wide >> m | wide << (width - m),
     };
     let turned = if m == 0 { wide } else { turned } & mask;
-    #[expect(clippy::cast_possible_truncation, reason = "the low bits are the result")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the low bits are the result"
+    )]
     let r = T::from_u64(turned as u64);
     let msb = r.zext() >> top & 1 != 0;
     let second = r.zext() >> (top - 1) & 1 != 0;
@@ -76,7 +83,10 @@ fn rotate<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags) {
         }
         _ => (turned >> bits & 1 != 0, msb != second),
     };
-    (r, Flags::explicit((cc.bits() & !(CF | OF)) | bit(cf, CF) | bit(of, OF)))
+    (
+        r,
+        Flags::explicit((cc.bits() & !(CF | OF)) | bit(cf, CF) | bit(of, OF)),
+    )
 }
 
 #[inline(always)]
@@ -157,8 +167,15 @@ fn double_eval<T: Word, const RIGHT: bool>(cc: Flags, a: T, b: T, n: u32) -> (T,
     // A 16-bit count beyond 16 is undefined; the operands repeat then.
     let (hi, lo) = if RIGHT { (b, a) } else { (a, b) };
     let wide = u128::from(hi.zext()) << bits | u128::from(lo.zext());
-    let wide = if bits == 16 { wide | wide << 32 | wide << 64 } else { wide };
-    #[expect(clippy::cast_possible_truncation, reason = "the low bits are the result")]
+    let wide = if bits == 16 {
+        wide | wide << 32 | wide << 64
+    } else {
+        wide
+    };
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the low bits are the result"
+    )]
     let (r, cf) = if RIGHT {
         (T::from_u64((wide >> n) as u64), wide >> (n - 1) & 1 != 0)
     } else {

@@ -12,7 +12,11 @@ const ES: u8 = 0;
 const CHUNK: u64 = 0x4000;
 
 fn step(c: &Core, size: u64) -> u64 {
-    if c.flag(DF) { size.wrapping_neg() } else { size }
+    if c.flag(DF) {
+        size.wrapping_neg()
+    } else {
+        size
+    }
 }
 
 fn advance(c: &mut Core, reg: u8, asz: u8, by: u64) {

@@ -190,7 +190,11 @@ pub(crate) fn int1(c: &mut Core, o: &Op) -> Next {
 }
 
 pub(crate) fn into(c: &mut Core, o: &Op) -> Next {
-    if c.cc.condition::<0>() { software(c, o, OFV, SoftKind::Trap) } else { o.next() }
+    if c.cc.condition::<0>() {
+        software(c, o, OFV, SoftKind::Trap)
+    } else {
+        o.next()
+    }
 }
 
 fn set_zf(c: &mut Core, on: bool) {
@@ -204,7 +208,11 @@ pub(crate) fn verify<const WRITE: bool>(c: &mut Core, o: &Op) -> Done {
     }
     let selector: u16 = read_rm(c, o, o.d)?;
     let ok = c.inspect(selector)?.is_some_and(|d| {
-        if WRITE { d.writable() } else { d.ordinary() && (!d.is_code() || d.access() & 2 != 0) }
+        if WRITE {
+            d.writable()
+        } else {
+            d.ordinary() && (!d.is_code() || d.access() & 2 != 0)
+        }
     });
     set_zf(c, ok);
     Ok(())
@@ -256,7 +264,11 @@ pub(crate) fn arpl(c: &mut Core, o: &Op) -> Done {
     }
     let rpl = c.get::<u16>(o.s) & 3;
     let raise = |a: u16| if a & 3 < rpl { (a & !3) | rpl } else { a };
-    let old: u16 = if super::is_mem(o) { super::modify(c, o, raise)? } else { c.get(o.d) };
+    let old: u16 = if super::is_mem(o) {
+        super::modify(c, o, raise)?
+    } else {
+        c.get(o.d)
+    };
     if !super::is_mem(o) {
         c.put(o.d, raise(old));
     }
@@ -268,12 +280,20 @@ pub(crate) fn arpl(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn bound(c: &mut Core, o: &Op) -> Done {
     let lin = super::src(c, o, 2 * usize::from(o.size))?;
     let signed = |v: u64| {
-        if o.size == 2 { i64::from((v & 0xffff) as u16 as i16) } else { i64::from((v & 0xffff_ffff) as u32 as i32) }
+        if o.size == 2 {
+            i64::from((v & 0xffff) as u16 as i16)
+        } else {
+            i64::from((v & 0xffff_ffff) as u32 as i32)
+        }
     };
     let low = super::load_sized(c, lin, o.size)?;
     let high = super::load_sized(c, lin.wrapping_add(o.size.into()), o.size)?;
     let v = signed(c.reg(o.d));
-    if v < signed(low) || v > signed(high) { Err(Fault::Plain(BR)) } else { Ok(()) }
+    if v < signed(low) || v > signed(high) {
+        Err(Fault::Plain(BR))
+    } else {
+        Ok(())
+    }
 }
 
 /// FWAIT.
@@ -336,4 +356,3 @@ pub(crate) fn pkru<const WRITE: bool>(c: &mut Core, _: &Op) -> Done {
     }
     Ok(())
 }
-

@@ -4,9 +4,7 @@
 #![expect(clippy::cast_possible_truncation, reason = "fields of the areas")]
 
 use super::{Done, general, is_mem, load, store};
-use crate::core::{
-    CR0_EM, CR0_TS, CR4_OSFXSR, CR4_OSXSAVE, Core, Fault, GP0, NM, UD_,
-};
+use crate::core::{CR0_EM, CR0_TS, CR4_OSFXSR, CR4_OSXSAVE, Core, Fault, GP0, NM, UD_};
 use crate::op::{Handler, Op};
 use iced_x86::{Code, Instruction, Mnemonic as M};
 
@@ -87,8 +85,15 @@ fn fxsave<const WIDE: bool>(c: &mut Core, o: &Op) -> Done {
 }
 
 fn read_mxcsr(area: &[u8]) -> Result<u32, Fault> {
-    let v = area.get(24..28).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes);
-    if v & !MXCSR_MASK != 0 { Err(GP0) } else { Ok(v) }
+    let v = area
+        .get(24..28)
+        .and_then(|b| b.try_into().ok())
+        .map_or(0, u32::from_le_bytes);
+    if v & !MXCSR_MASK != 0 {
+        Err(GP0)
+    } else {
+        Ok(v)
+    }
 }
 
 fn fxrstor<const WIDE: bool>(c: &mut Core, o: &Op) -> Done {
@@ -198,7 +203,12 @@ fn xsave<const COMPACTED: bool>(c: &mut Core, o: &Op) -> Done {
     let mask = c.rfbm();
     let used = c.vec.in_use();
     let parts = c.layout(mask, COMPACTED.then_some(mask));
-    let end = parts.iter().map(|p| p.1 + p.2).max().unwrap_or(576).max(576);
+    let end = parts
+        .iter()
+        .map(|p| p.1 + p.2)
+        .max()
+        .unwrap_or(576)
+        .max(576);
     // All pages must be writable before anything is written.
     let mut at = lin;
     while at < lin + end as u64 {
@@ -234,7 +244,11 @@ fn xsave<const COMPACTED: bool>(c: &mut Core, o: &Op) -> Done {
         }
     }
     let mut header: u64 = c.read(lin + 512)?;
-    header = if COMPACTED { used & mask } else { (header & !mask) | (used & mask) };
+    header = if COMPACTED {
+        used & mask
+    } else {
+        (header & !mask) | (used & mask)
+    };
     c.write(lin + 512, header)?;
     if COMPACTED {
         c.write(lin + 520, COMPACT | mask)?;
@@ -263,12 +277,24 @@ fn xrstor(c: &mut Core, o: &Op) -> Done {
     } else {
         compact != 0 || area[528..536].iter().any(|&b| b != 0)
     };
-    let known = if compacted { compact & !COMPACT } else { c.st.xcr0 };
+    let known = if compacted {
+        compact & !COMPACT
+    } else {
+        c.st.xcr0
+    };
     if reserved || present & !known != 0 || (compacted && known & !c.st.xcr0 != 0) {
         return Err(GP0);
     }
-    let loads_mxcsr = if compacted { mask & present & SSE != 0 } else { mask & 6 != 0 };
-    let mxcsr = if loads_mxcsr { read_mxcsr(&area)? } else { c.vec.mxcsr };
+    let loads_mxcsr = if compacted {
+        mask & present & SSE != 0
+    } else {
+        mask & 6 != 0
+    };
+    let mxcsr = if loads_mxcsr {
+        read_mxcsr(&area)?
+    } else {
+        c.vec.mxcsr
+    };
     let parts = c.layout(mask & present, compacted.then_some(known));
     let mut data = Vec::new();
     for (bit, offset, len) in parts {
@@ -283,7 +309,11 @@ fn xrstor(c: &mut Core, o: &Op) -> Done {
             c.vec.init_component(bit);
         }
     }
-    c.vec.mxcsr = if compacted && mask & SSE != 0 && present & SSE == 0 { 0x1f80 } else { mxcsr };
+    c.vec.mxcsr = if compacted && mask & SSE != 0 && present & SSE == 0 {
+        0x1f80
+    } else {
+        mxcsr
+    };
     if mask & present & X87 != 0 {
         c.vec.read_x87(&area);
     }
@@ -300,7 +330,11 @@ fn sse_check(c: &Core) -> Done {
     if c.cr0(CR0_EM) || !c.cr4(CR4_OSFXSR) {
         return Err(UD_);
     }
-    if c.cr0(CR0_TS) { Err(Fault::Plain(NM)) } else { Ok(()) }
+    if c.cr0(CR0_TS) {
+        Err(Fault::Plain(NM))
+    } else {
+        Ok(())
+    }
 }
 
 fn ldmxcsr(c: &mut Core, o: &Op) -> Done {
@@ -320,7 +354,11 @@ fn stmxcsr(c: &mut Core, o: &Op) -> Done {
 }
 
 fn x87_check(c: &Core) -> Done {
-    if c.cr0(CR0_EM | CR0_TS) { Err(Fault::Plain(NM)) } else { Ok(()) }
+    if c.cr0(CR0_EM | CR0_TS) {
+        Err(Fault::Plain(NM))
+    } else {
+        Ok(())
+    }
 }
 
 fn fninit(c: &mut Core, _: &Op) -> Done {
@@ -412,7 +450,10 @@ fn fnstenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
         u32::from_le_bytes([fx[16], fx[17], fx[18], fx[19]]),
         0xffff_0000,
     ];
-    let mut data: Vec<u8> = fields.iter().flat_map(|f| f.to_le_bytes()[..W].to_vec()).collect();
+    let mut data: Vec<u8> = fields
+        .iter()
+        .flat_map(|f| f.to_le_bytes()[..W].to_vec())
+        .collect();
     if ALL {
         for n in 0..8 {
             data.extend_from_slice(&fx[32 + 16 * n..42 + 16 * n]);

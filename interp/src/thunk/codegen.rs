@@ -1,7 +1,10 @@
 //! Generation of thunks.
 
 #![expect(unsafe_code, reason = "generated code is mapped and called")]
-#![expect(clippy::cast_possible_truncation, reason = "register numbers and offsets are small")]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "register numbers and offsets are small"
+)]
 
 use super::vectors::Vectors;
 use iced_x86::{
@@ -79,7 +82,10 @@ const SCRATCH: [Register; 12] = [
 fn used(insn: &Instruction) -> Vec<(Register, OpAccess)> {
     let mut factory = InstructionInfoFactory::new();
     let info = factory.info_options(insn, InstructionInfoOptions::NO_MEMORY_USAGE);
-    info.used_registers().iter().map(|u| (u.register(), u.access())).collect()
+    info.used_registers()
+        .iter()
+        .map(|u| (u.register(), u.access()))
+        .collect()
 }
 
 /// Moves the memory operand to a buffer and RSP out of the way; answers the bytes to execute.
@@ -121,7 +127,15 @@ pub(super) fn redirect(original: &Instruction) -> Option<(Vec<u8>, Plan)> {
     let mut encoder = Encoder::new(64);
     encoder.encode(&insn, 0).ok()?;
     let bytes = encoder.take_buffer();
-    Some((bytes, Plan { insn, context, base, for_rsp }))
+    Some((
+        bytes,
+        Plan {
+            insn,
+            context,
+            base,
+            for_rsp,
+        },
+    ))
 }
 
 fn resize(r: Register, size: usize) -> Option<Register> {
@@ -170,7 +184,10 @@ struct Uses {
 }
 
 fn writes(a: OpAccess) -> bool {
-    matches!(a, OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite)
+    matches!(
+        a,
+        OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite
+    )
 }
 
 fn uses(plan: &Plan) -> Uses {
@@ -235,7 +252,11 @@ pub(super) fn build(
         return None;
     }
     let name = |r: Register| {
-        if Some(r) == plan.for_rsp { 4 } else { r.number() as u8 }
+        if Some(r) == plan.for_rsp {
+            4
+        } else {
+            r.number() as u8
+        }
     };
     Some(Thunk {
         entry: bank.add(&e.0)?,
@@ -244,7 +265,12 @@ pub(super) fn build(
         vector,
         flags: plan.insn.rflags_modified() != 0,
         gpr_read: u.gpr.iter().map(|g| name(g.0)).collect(),
-        gpr_write: u.gpr.iter().filter(|g| g.1).map(|g| (name(g.0), g.2)).collect(),
+        gpr_write: u
+            .gpr
+            .iter()
+            .filter(|g| g.1)
+            .map(|g| (name(g.0), g.2))
+            .collect(),
         vec_write: u.vec.iter().filter(|v| v.1).map(|v| v.0).take(4).collect(),
         memory,
     })
@@ -256,7 +282,10 @@ fn access(i: &Instruction, operand: u32) -> Access {
     let how = info.op_access(operand);
     Access {
         size: i.memory_size().size(),
-        read: !matches!(how, OpAccess::Write | OpAccess::NoMemAccess | OpAccess::None),
+        read: !matches!(
+            how,
+            OpAccess::Write | OpAccess::NoMemAccess | OpAccess::None
+        ),
         write: writes(how),
     }
 }
@@ -266,16 +295,28 @@ fn zmm_offset(n: u8) -> usize {
 }
 
 fn gpr_offset(plan: &Plan, r: Register) -> usize {
-    let n = if Some(r) == plan.for_rsp { 4 } else { r.number() };
+    let n = if Some(r) == plan.for_rsp {
+        4
+    } else {
+        r.number()
+    };
     offset_of!(Vectors, gpr) + n * 8
 }
 
 /// The widest move that the host has for saving a whole register.
 fn wide_moves() -> (Code, Code, Register) {
     if std::arch::is_x86_feature_detected!("avx512f") {
-        (Code::EVEX_Vmovups_zmm_k1z_zmmm512, Code::EVEX_Vmovups_zmmm512_k1z_zmm, Register::ZMM0)
+        (
+            Code::EVEX_Vmovups_zmm_k1z_zmmm512,
+            Code::EVEX_Vmovups_zmmm512_k1z_zmm,
+            Register::ZMM0,
+        )
     } else {
-        (Code::VEX_Vmovups_ymm_ymmm256, Code::VEX_Vmovups_ymmm256_ymm, Register::YMM0)
+        (
+            Code::VEX_Vmovups_ymm_ymmm256,
+            Code::VEX_Vmovups_ymmm256_ymm,
+            Register::YMM0,
+        )
     }
 }
 
@@ -307,12 +348,22 @@ fn prologue(e: &mut Emit, plan: &Plan, u: &Uses, class: Class, vector: bool, wid
             let (load, _, first) = wide_moves();
             e.load(load, first + u32::from(n), c, zmm_offset(n));
         } else {
-            e.load(Code::Movups_xmm_xmmm128, Register::XMM0 + u32::from(n), c, zmm_offset(n));
+            e.load(
+                Code::Movups_xmm_xmmm128,
+                Register::XMM0 + u32::from(n),
+                c,
+                zmm_offset(n),
+            );
         }
     }
     for &(n, _) in &u.k {
         let offset = offset_of!(Vectors, k) + usize::from(n) * 8;
-        e.load(Code::VEX_Kmovq_kr_km64, Register::K0 + u32::from(n), c, offset);
+        e.load(
+            Code::VEX_Kmovq_kr_km64,
+            Register::K0 + u32::from(n),
+            c,
+            offset,
+        );
     }
     e.memory(Code::Push_rm64, c, offset_of!(Vectors, flags));
     e.add(Ok(Instruction::with(Code::Popfq)));
@@ -347,13 +398,23 @@ fn epilogue(
             let (_, store, first) = wide_moves();
             e.store(store, c, zmm_offset(n), first + u32::from(n));
         } else if w {
-            e.store(Code::Movups_xmmm128_xmm, c, zmm_offset(n), Register::XMM0 + u32::from(n));
+            e.store(
+                Code::Movups_xmmm128_xmm,
+                c,
+                zmm_offset(n),
+                Register::XMM0 + u32::from(n),
+            );
         }
     }
     for &(n, w) in &u.k {
         if w {
             let offset = offset_of!(Vectors, k) + usize::from(n) * 8;
-            e.store(Code::VEX_Kmovq_m64_kr, c, offset, Register::K0 + u32::from(n));
+            e.store(
+                Code::VEX_Kmovq_m64_kr,
+                c,
+                offset,
+                Register::K0 + u32::from(n),
+            );
         }
     }
     if class == Class::X87 {
@@ -384,7 +445,10 @@ fn epilogue(
 impl Bank {
     /// Copies code into executable memory; answers its address.
     fn add(&mut self, code: &[u8]) -> Option<usize> {
-        let fits = self.pages.last().is_some_and(|&(_, used)| used + code.len() <= BANK);
+        let fits = self
+            .pages
+            .last()
+            .is_some_and(|&(_, used)| used + code.len() <= BANK);
         if !fits {
             // SAFETY: an anonymous private mapping that nothing else uses.
             let base = unsafe {

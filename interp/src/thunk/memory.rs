@@ -19,11 +19,30 @@ pub(super) struct Place {
 /// The operand must be aligned to its size.
 fn aligned(i: &Instruction, size: usize) -> bool {
     match i.mnemonic() {
-        M::Movups | M::Movupd | M::Movdqu | M::Lddqu | M::Pcmpestri | M::Pcmpestrm
-        | M::Pcmpistri | M::Pcmpistrm => false,
-        M::Movaps | M::Movapd | M::Movdqa | M::Movntdq | M::Movntdqa | M::Movntps | M::Movntpd
-        | M::Vmovaps | M::Vmovapd | M::Vmovdqa | M::Vmovdqa32 | M::Vmovdqa64 | M::Vmovntdq
-        | M::Vmovntdqa | M::Vmovntps | M::Vmovntpd => true,
+        M::Movups
+        | M::Movupd
+        | M::Movdqu
+        | M::Lddqu
+        | M::Pcmpestri
+        | M::Pcmpestrm
+        | M::Pcmpistri
+        | M::Pcmpistrm => false,
+        M::Movaps
+        | M::Movapd
+        | M::Movdqa
+        | M::Movntdq
+        | M::Movntdqa
+        | M::Movntps
+        | M::Movntpd
+        | M::Vmovaps
+        | M::Vmovapd
+        | M::Vmovdqa
+        | M::Vmovdqa32
+        | M::Vmovdqa64
+        | M::Vmovntdq
+        | M::Vmovntdqa
+        | M::Vmovntps
+        | M::Vmovntpd => true,
         _ => size == 16 && i.encoding() == EncodingKind::Legacy,
     }
 }
@@ -33,8 +52,11 @@ fn mask(c: &Core, i: &Instruction, size: usize) -> Option<(u64, usize)> {
     let element = i.memory_size().element_size().max(1);
     let from_vector = |r: Register| {
         let reg = &c.vec.zmm[r.number() & 31];
-        let tops = reg[..size].chunks(element).map(|e| e.last().is_some_and(|b| b & 0x80 != 0));
-        tops.enumerate().fold(0, |m, (n, on)| m | u64::from(on) << n)
+        let tops = reg[..size]
+            .chunks(element)
+            .map(|e| e.last().is_some_and(|b| b & 0x80 != 0));
+        tops.enumerate()
+            .fold(0, |m, (n, on)| m | u64::from(on) << n)
     };
     match i.mnemonic() {
         M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq => {
@@ -70,7 +92,12 @@ pub(super) fn prepare(
     }
     let mask = mask(c, i, m.size);
     c.vec.buffer.fill(0);
-    let place = Place { lin, size: m.size, write: m.write, mask };
+    let place = Place {
+        lin,
+        size: m.size,
+        write: m.write,
+        mask,
+    };
     let mut bytes = [0; 64];
     if m.read {
         for (at, len) in place.parts() {

@@ -59,7 +59,10 @@ impl Default for Vectors {
 }
 
 fn word(bytes: &[u8], at: usize) -> u16 {
-    bytes.get(at..at + 2).and_then(|b| b.try_into().ok()).map_or(0, u16::from_le_bytes)
+    bytes
+        .get(at..at + 2)
+        .and_then(|b| b.try_into().ok())
+        .map_or(0, u16::from_le_bytes)
 }
 
 fn put(bytes: &mut [u8], at: usize, v: &[u8]) {
@@ -165,7 +168,8 @@ impl Vectors {
         x87[..24].copy_from_slice(&self.fx[..24]);
         x87[32..].copy_from_slice(&self.fx[32..160]);
         let any = |regs: &[[u8; 64]], range: std::ops::Range<usize>| {
-            regs.iter().any(|r| r[range.clone()].iter().any(|&b| b != 0))
+            regs.iter()
+                .any(|r| r[range.clone()].iter().any(|&b| b != 0))
         };
         let mut mask = 0;
         let mut add = |on: bool, bit: u64| mask |= if on { bit } else { 0 };
@@ -196,7 +200,10 @@ impl Vectors {
                 }
             }
             PKRU => {
-                self.pkru = bytes.get(..4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes);
+                self.pkru = bytes
+                    .get(..4)
+                    .and_then(|b| b.try_into().ok())
+                    .map_or(0, u32::from_le_bytes);
             }
             _ => {}
         }
@@ -260,13 +267,23 @@ impl Vectors {
 
     /// XMM registers from the legacy region.
     pub(crate) fn read_xmm(&mut self, area: &[u8], count: usize) {
-        for (reg, part) in self.zmm.iter_mut().take(count).zip(area[160..416].chunks_exact(16)) {
+        for (reg, part) in self
+            .zmm
+            .iter_mut()
+            .take(count)
+            .zip(area[160..416].chunks_exact(16))
+        {
             reg[..16].copy_from_slice(part);
         }
     }
 
     pub(crate) fn write_xmm(&self, area: &mut [u8], count: usize) {
-        for (reg, part) in self.zmm.iter().take(count).zip(area[160..416].chunks_exact_mut(16)) {
+        for (reg, part) in self
+            .zmm
+            .iter()
+            .take(count)
+            .zip(area[160..416].chunks_exact_mut(16))
+        {
             part.copy_from_slice(&reg[..16]);
         }
     }
@@ -275,8 +292,14 @@ impl Vectors {
     pub(crate) fn load(&mut self, area: &XsaveArea) {
         let a = &area.0;
         *self = Self::default();
-        let present = a.get(512..520).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
-        let mxcsr = a.get(24..28).and_then(|b| b.try_into().ok()).map_or(0x1f80, u32::from_le_bytes);
+        let present = a
+            .get(512..520)
+            .and_then(|b| b.try_into().ok())
+            .map_or(0, u64::from_le_bytes);
+        let mxcsr = a
+            .get(24..28)
+            .and_then(|b| b.try_into().ok())
+            .map_or(0x1f80, u32::from_le_bytes);
         self.mxcsr = mxcsr & 0xffff;
         if present & X87 != 0 {
             self.read_x87(a);
@@ -330,7 +353,10 @@ mod tests {
         v.store(&mut area);
         let mut w = Vectors::default();
         w.load(&area);
-        assert_eq!((w.zmm, w.k, w.mxcsr, w.fcw()), (v.zmm, v.k, v.mxcsr, 0x27f | 0x40));
+        assert_eq!(
+            (w.zmm, w.k, w.mxcsr, w.fcw()),
+            (v.zmm, v.k, v.mxcsr, 0x27f | 0x40)
+        );
     }
 
     #[test]

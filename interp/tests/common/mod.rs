@@ -1,6 +1,14 @@
 //! A machine for the interpreter's tests: RAM, and a platform that answers from a table.
-#![allow(dead_code, clippy::allow_attributes, reason = "each test uses a part of it")]
-#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "test values are small")]
+#![allow(
+    dead_code,
+    clippy::allow_attributes,
+    reason = "each test uses a part of it"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "test values are small"
+)]
 #![allow(unsafe_code, reason = "guest memory is a raw allocation")]
 
 use hindsight_cpu::state::{CpuState, Segment, seg};
@@ -18,11 +26,19 @@ impl Ram {
     pub fn new(len: usize) -> Self {
         let layout = Layout::from_size_align(len, 4096).unwrap();
         // SAFETY: the length is not zero.
-        Self { host: unsafe { alloc_zeroed(layout) }, len }
+        Self {
+            host: unsafe { alloc_zeroed(layout) },
+            len,
+        }
     }
 
     pub fn spec(&self, gpa: u64) -> RegionSpec {
-        RegionSpec { gpa, len: self.len as u64, host: self.host, writable: true }
+        RegionSpec {
+            gpa,
+            len: self.len as u64,
+            host: self.host,
+            writable: true,
+        }
     }
 
     pub fn write(&self, at: usize, bytes: &[u8]) {
@@ -97,7 +113,7 @@ impl Platform for Machine {
     fn tsc(&mut self) -> u64 {
         self.retired
     }
-    fn tsc_aux(&self) -> u32 {
+    fn tsc_aux(&mut self) -> u32 {
         7
     }
     fn random(&mut self) -> u64 {
@@ -108,7 +124,11 @@ impl Platform for Machine {
     }
     fn set_cr8(&mut self, _: u8) {}
     fn pending(&mut self) -> Pending {
-        Pending { interrupt: !self.interrupts.is_empty(), nmi: self.nmi, leave: false }
+        Pending {
+            interrupt: !self.interrupts.is_empty(),
+            nmi: self.nmi,
+            leave: false,
+        }
     }
     fn acknowledge(&mut self) -> Option<u8> {
         self.interrupts.pop()
@@ -133,7 +153,13 @@ pub const CODE: usize = 0x10000;
 pub const STACK: usize = 0x80000;
 
 pub fn segment(selector: u16, access: u16) -> Segment {
-    Segment { selector, base: 0, limit: 0xffff_ffff, access, unusable: false }
+    Segment {
+        selector,
+        base: 0,
+        limit: 0xffff_ffff,
+        access,
+        unusable: false,
+    }
 }
 
 /// Memory identity-mapped with 2 MiB pages (user and supervisor), a GDT, an IDT whose gates are
@@ -171,7 +197,13 @@ pub fn long_mode(ram: &Ram, cpl: u8) -> CpuState {
     let (cs, ss) = if cpl == 0 { (8, 16) } else { (0x2b, 0x23) };
     st.seg = [segment(ss, 0xc093 | ring); 6];
     st.seg[seg::CS] = segment(cs, 0xa09b | ring);
-    st.tr = Segment { selector: 0x30, base: TSS as u64, limit: 0x67, access: 0x8b, unusable: false };
+    st.tr = Segment {
+        selector: 0x30,
+        base: TSS as u64,
+        limit: 0x67,
+        access: 0x8b,
+        unusable: false,
+    };
     st.ldtr.unusable = true;
     st.gdtr.base = GDT as u64;
     st.gdtr.limit = 63;
@@ -184,7 +216,8 @@ pub fn long_mode(ram: &Ram, cpl: u8) -> CpuState {
 
 /// Installs a 64-bit interrupt gate.
 pub fn gate(ram: &Ram, vector: usize, target: u64, dpl: u64) {
-    let low = (target & 0xffff) | 8 << 16 | (0x8e00 | dpl << 13) << 32 | (target & 0xffff_0000) << 32;
+    let low =
+        (target & 0xffff) | 8 << 16 | (0x8e00 | dpl << 13) << 32 | (target & 0xffff_0000) << 32;
     ram.write_u64(IDT + vector * 16, low);
     ram.write_u64(IDT + vector * 16 + 8, target >> 32);
 }
