@@ -215,20 +215,30 @@ impl Core {
                 _ => std::ptr::copy_nonoverlapping(data.as_ptr(), host, data.len()),
             }
         }
-        if code {
-            self.code_written(gpa, data.len());
+        if code != 0 {
+            self.code_written(gpa, data.len(), code & !self.who);
         }
     }
 
     /// A store went to a page that holds decoded code.
-    pub(crate) fn code_written(&mut self, gpa: u64, len: usize) {
-        let hit = self.cache.covers(gpa, len);
-        if hit != Some(false) {
-            // Our own code, or that of another processor.
-            self.memory.code_written(gpa);
-            self.catch_up();
-            self.leave = true;
+    fn code_written(&mut self, gpa: u64, len: usize, others: u64) {
+        match self.cache.covers(gpa, len) {
+            Some(true) => {
+                self.drop_code(gpa);
+                self.leave = true;
+            }
+            Some(false) => {}
+            None => self.memory.unmark_code(gpa, self.who),
         }
+        if others != 0 {
+            self.memory.code_written(gpa, len);
+        }
+    }
+
+    /// Gives up the code of a page.
+    fn drop_code(&mut self, gpa: u64) {
+        self.cache.drop_page(gpa);
+        self.memory.unmark_code(gpa, self.who);
     }
 
     /// Follows what others did to code pages.
@@ -241,9 +251,11 @@ impl Core {
         let len = self.memory.log_len();
         if len != self.seen_log {
             match self.memory.log_since(self.seen_log) {
-                Some(pages) => {
-                    for gpa in pages {
-                        self.cache.drop_page(gpa);
+                Some(changes) => {
+                    for (gpa, len) in changes {
+                        if self.cache.covers(gpa, len) == Some(true) {
+                            self.drop_code(gpa);
+                        }
                     }
                 }
                 None => self.cache.drop_all(),

@@ -177,12 +177,13 @@ pub(crate) struct Core {
     pub(crate) slice: i64,
     pub(crate) phys_mask: u64,
     pub(crate) generation: u64,
+    /// Our bit in [`Memory`]'s page marks.
+    pub(crate) who: u64,
     pub(crate) seen_log: u64,
     pub(crate) seen_epoch: u64,
     /// Counts of slow events, for statistics.
     pub(crate) tlb_fills: u64,
     pub(crate) platform: Option<NonNull<dyn Platform>>,
-    pub(crate) missing: [u8; 15],
 }
 
 // SAFETY: the raw pointers inside (blocks, exit operation) point to memory the value owns; the
@@ -241,12 +242,12 @@ impl Core {
             slice: 0,
             phys_mask: (1 << 46) - 1,
             generation: 1,
+            who: memory.join(),
             seen_log: memory.log_len(),
             seen_epoch: memory.code_epoch(),
             tlb_fills: 0,
             memory,
             platform: None,
-            missing: [0; 15],
         };
         core.load(&CpuState::reset());
         core

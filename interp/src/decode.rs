@@ -73,9 +73,9 @@ impl Core {
             return Err(GP0);
         };
         let key = self.block_key() | if exact { EXACT } else { 0 };
-        self.memory.mark_code(gpa);
+        self.memory.mark_code(gpa, self.who);
         if let Some(other) = second {
-            self.memory.mark_code(other);
+            self.memory.mark_code(other, self.who);
         }
         // Entering the page made it a code page: our write TLB must not know it any more.
         self.catch_up();

@@ -14,8 +14,6 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 /// Bytes in a page.
 pub(crate) const PAGE: u64 = 0x1000;
 
-/// A processor has decoded code of this page: writes must be seen.
-const CODE: u8 = 1;
 /// The page was written.
 const DIRTY: u8 = 2;
 
@@ -46,13 +44,20 @@ pub enum MemoryError {
     Null(u64),
 }
 
+#[derive(Debug, Default)]
+struct PageState {
+    /// One bit for each processor that has decoded code of this page: writes must be seen.
+    code: AtomicU64,
+    flags: AtomicU8,
+}
+
 #[derive(Debug)]
 struct Region {
     gpa: u64,
     len: u64,
     host: NonNull<u8>,
     writable: bool,
-    pages: Box<[AtomicU8]>,
+    pages: Box<[PageState]>,
 }
 
 /// One page of RAM or ROM.
@@ -61,18 +66,18 @@ pub(crate) struct Page<'a> {
     /// The page's first byte in our address space.
     pub(crate) host: NonNull<u8>,
     pub(crate) writable: bool,
-    flags: &'a AtomicU8,
+    state: &'a PageState,
 }
 
 impl Page<'_> {
-    /// Code of the page is cached somewhere.
-    pub(crate) fn code(&self) -> bool {
-        self.flags.load(Ordering::Acquire) & CODE != 0
+    /// The processors that cache code of the page.
+    pub(crate) fn code(&self) -> u64 {
+        self.state.code.load(Ordering::Acquire)
     }
 
     pub(crate) fn set_dirty(&self) {
-        if self.flags.load(Ordering::Relaxed) & DIRTY == 0 {
-            self.flags.fetch_or(DIRTY, Ordering::Relaxed);
+        if self.state.flags.load(Ordering::Relaxed) & DIRTY == 0 {
+            self.state.flags.fetch_or(DIRTY, Ordering::Relaxed);
         }
     }
 }
@@ -83,10 +88,12 @@ pub struct Memory {
     regions: Vec<Region>,
     /// Counts pages that became code pages: write TLBs must be emptied.
     code_epoch: AtomicU64,
-    /// Pages whose code changed, in order, since `log.0`.
-    log: Mutex<(u64, Vec<u64>)>,
+    /// Bytes of code pages that changed, in order, since `log.0`.
+    log: Mutex<(u64, Vec<(u64, usize)>)>,
     /// Entries ever put into the log.
     log_len: AtomicU64,
+    /// Processors made so far.
+    processors: AtomicU64,
     /// Taken by locked accesses that cross a cache line.
     pub(crate) split_lock: Mutex<()>,
 }
@@ -123,7 +130,7 @@ impl Memory {
                 len: spec.len,
                 host,
                 writable: spec.writable,
-                pages: (0..spec.len / PAGE).map(|_| AtomicU8::new(0)).collect(),
+                pages: (0..spec.len / PAGE).map(|_| PageState::default()).collect(),
             });
         }
         regions.sort_by_key(|r| r.gpa);
@@ -135,6 +142,7 @@ impl Memory {
             code_epoch: AtomicU64::new(0),
             log: Mutex::new((0, Vec::new())),
             log_len: AtomicU64::new(0),
+            processors: AtomicU64::new(0),
             split_lock: Mutex::new(()),
         })
     }
@@ -148,11 +156,11 @@ impl Memory {
         let offset = (gpa - region.gpa) & !(PAGE - 1);
         // SAFETY: `offset` is below the region's length, so the result lies in the mapped range.
         let host = unsafe { region.host.add(offset as usize) };
-        let flags = &region.pages[(offset / PAGE) as usize];
+        let state = &region.pages[(offset / PAGE) as usize];
         Some(Page {
             host,
             writable: region.writable,
-            flags,
+            state,
         })
     }
 
@@ -216,8 +224,8 @@ impl Memory {
         while at < end {
             if let Some(page) = self.page(at) {
                 page.set_dirty();
-                if page.code() {
-                    self.code_written(at);
+                if page.code() != 0 {
+                    self.code_written(at, PAGE as usize);
                 }
             }
             let Some(next) = at.checked_add(PAGE) else {
@@ -230,44 +238,49 @@ impl Memory {
     /// Reads and clears the dirty marks; calls `f` with the address of every written page.
     pub fn take_dirty(&self, mut f: impl FnMut(u64)) {
         for region in &self.regions {
-            for (gpa, flags) in (region.gpa..).step_by(PAGE as usize).zip(&region.pages) {
-                if flags.fetch_and(!DIRTY, Ordering::Relaxed) & DIRTY != 0 {
+            for (gpa, page) in (region.gpa..).step_by(PAGE as usize).zip(&region.pages) {
+                if page.flags.fetch_and(!DIRTY, Ordering::Relaxed) & DIRTY != 0 {
                     f(gpa);
                 }
             }
         }
     }
 
-    /// Marks a page as holding decoded code; true if it was not before, so that write TLBs must
-    /// be emptied.
-    pub(crate) fn mark_code(&self, gpa: u64) -> bool {
-        let Some(page) = self.page(gpa) else {
-            return false;
-        };
-        let fresh = page.flags.fetch_or(CODE, Ordering::AcqRel) & CODE == 0;
-        if fresh {
+    /// The bit of a new processor. Beyond 63 they share one, which is never taken off a page.
+    pub(crate) fn join(&self) -> u64 {
+        1 << self.processors.fetch_add(1, Ordering::Relaxed).min(63)
+    }
+
+    /// Marks a page as holding code that processor `who` decoded. If it is the first, all write
+    /// TLBs must be emptied.
+    pub(crate) fn mark_code(&self, gpa: u64, who: u64) {
+        let Some(page) = self.page(gpa) else { return };
+        if page.state.code.fetch_or(who, Ordering::AcqRel) == 0 {
             self.code_epoch.fetch_add(1, Ordering::AcqRel);
         }
-        fresh
+    }
+
+    /// Processor `who` has no code of the page any more.
+    pub(crate) fn unmark_code(&self, gpa: u64, who: u64) {
+        if who != 1 << 63
+            && let Some(page) = self.page(gpa)
+        {
+            page.state.code.fetch_and(!who, Ordering::AcqRel);
+        }
     }
 
     pub(crate) fn code_epoch(&self) -> u64 {
         self.code_epoch.load(Ordering::Acquire)
     }
 
-    /// Code of the page at `gpa` changed: takes the mark off and tells all processors.
-    pub(crate) fn code_written(&self, gpa: u64) {
-        let Some(page) = self.page(gpa) else { return };
-        page.flags.fetch_and(!CODE, Ordering::AcqRel);
-        let mut log = self
-            .log
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+    /// Bytes of a code page changed: tells all processors.
+    pub(crate) fn code_written(&self, gpa: u64, len: usize) {
+        let mut log = self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if log.1.len() >= 4096 {
             log.0 += log.1.len() as u64;
             log.1.clear();
         }
-        log.1.push(gpa & !(PAGE - 1));
+        log.1.push((gpa, len));
         self.log_len.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -275,14 +288,14 @@ impl Memory {
         self.log_len.load(Ordering::Acquire)
     }
 
-    /// Pages logged since entry `seen`, or None if some were forgotten.
-    pub(crate) fn log_since(&self, seen: u64) -> Option<Vec<u64>> {
+    /// Changes logged since entry `seen`, or None if some were forgotten.
+    pub(crate) fn log_since(&self, seen: u64) -> Option<Vec<(u64, usize)>> {
         let log = self
             .log
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         let from = seen.checked_sub(log.0)?;
-        log.1.get(from as usize..).map(<[u64]>::to_vec)
+        log.1.get(from as usize..).map(<[_]>::to_vec)
     }
 
     /// A page-table entry of 8 or 4 bytes; all ones where there is no memory.
@@ -359,9 +372,13 @@ mod tests {
         };
         // SAFETY: `ram` outlives `memory` and is not touched meanwhile.
         let memory = unsafe { Memory::new(&[spec]) }.unwrap();
-        assert!(memory.mark_code(0x1000));
+        let who = memory.join();
+        memory.mark_code(0x1000, who);
         assert!(memory.write(0xfff, &[1, 2]));
-        assert_eq!(memory.log_since(0), Some(vec![0x1000]));
+        assert_eq!(memory.log_since(0), Some(vec![(0x1000, 0x1000)]));
+        memory.unmark_code(0x1000, who);
+        assert!(memory.write(0xfff, &[1, 2]));
+        assert_eq!(memory.log_len(), 1);
         assert!(!memory.write(0x1fff, &[1, 2]));
     }
 }

@@ -228,7 +228,7 @@ impl Core {
         match want {
             Want::Fetch => self.ex.insert(lin, set, host),
             Want::Read if !self.watched_page(lin) => self.rd.insert(lin, set, host),
-            Want::Write if page.writable && !page.code() => {
+            Want::Write if page.writable && page.code() == 0 => {
                 page.set_dirty();
                 if !self.watched_page(lin) {
                     self.wr.insert(lin, set, host);
