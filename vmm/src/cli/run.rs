@@ -13,7 +13,7 @@ use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console};
 use crate::kvm;
-use crate::machine::{Config, Machine, Outcome, Sinks};
+use crate::machine::{Config, Engine, Machine, Outcome, Sinks};
 
 /// The largest image, initrd or module that is read, in bytes.
 const FILE_MAX: u64 = 4 << 30;
@@ -60,6 +60,9 @@ pub(super) struct RunArgs {
     /// The processor the guest sees
     #[arg(long, value_enum, default_value_t = CpuArg::SkylakeServer)]
     cpu: CpuArg,
+    /// What executes the guest's code: KVM, or the interpreter
+    #[arg(long, value_enum, default_value_t = EngineArg::Kvm)]
+    engine: EngineArg,
     /// COM1: stdio (Ctrl-A x quits, Ctrl-A h helps), none, file:PATH or unix:PATH
     #[arg(long, value_name = "WHERE", default_value = "stdio")]
     serial: Backend,
@@ -88,6 +91,12 @@ enum ModeArg {
     Real,
     Protected,
     Long,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum EngineArg {
+    Kvm,
+    Interp,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -214,6 +223,10 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         model: match args.cpu {
             CpuArg::SkylakeServer => CpuModel::SkylakeServer,
             CpuArg::Host => CpuModel::Host,
+        },
+        engine: match args.engine {
+            EngineArg::Kvm => Engine::Kvm,
+            EngineArg::Interp => Engine::Interp,
         },
     };
     let mut serial = Console::open(&args.serial).context("--serial")?;

@@ -8,4 +8,5 @@ pub mod dispatch;
 pub mod exit;
 pub mod models;
 pub mod native;
+pub mod observed;
 pub mod report;
