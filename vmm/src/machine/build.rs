@@ -31,6 +31,7 @@ use crate::memory::{self, MemoryError};
 use crate::vcpu::control::Control;
 use crate::vcpu::models::Models;
 use crate::vcpu::native::NativeVcpu;
+use crate::vcpu::record::Recorder;
 use crate::{acpi, host_clock};
 
 /// Most processors a machine may have.
@@ -155,6 +156,15 @@ impl Machine {
                 .try_lock()
                 .map_or(0, |mut serial| serial.input(bytes))
         })
+    }
+
+    /// Has what happens to its processors kept from now on.
+    pub fn record(&mut self) -> Arc<Recorder> {
+        let recorder = Arc::new(Recorder::new(self.board.clock.clone()));
+        for vcpu in &mut self.vcpus {
+            vcpu.set_recorder(recorder.clone());
+        }
+        recorder
     }
 
     /// Runs the machine to its end, `limit` at most. `release` is called before the threads are
