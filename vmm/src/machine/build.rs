@@ -32,6 +32,7 @@ use crate::vcpu::control::Control;
 use crate::vcpu::models::Models;
 use crate::vcpu::native::NativeVcpu;
 use crate::vcpu::observed::ObservedVcpu;
+use crate::vcpu::record::Recorder;
 use crate::{acpi, host_clock};
 
 /// Most processors a machine may have.
@@ -102,6 +103,13 @@ impl AnyVcpu {
         match self {
             Self::Native(vcpu) => vcpu.thread(board),
             Self::Observed(vcpu) => vcpu.thread(board),
+        }
+    }
+
+    fn set_recorder(&mut self, recorder: Arc<Recorder>) {
+        match self {
+            Self::Native(vcpu) => vcpu.set_recorder(recorder),
+            Self::Observed(vcpu) => vcpu.set_recorder(recorder),
         }
     }
 }
@@ -191,6 +199,15 @@ impl Machine {
                 .try_lock()
                 .map_or(0, |mut serial| serial.input(bytes))
         })
+    }
+
+    /// Has what happens to its processors kept from now on.
+    pub fn record(&mut self) -> Arc<Recorder> {
+        let recorder = Arc::new(Recorder::new(self.board.clock.clone()));
+        for vcpu in &mut self.vcpus {
+            vcpu.set_recorder(recorder.clone());
+        }
+        recorder
     }
 
     /// Runs the machine to its end, `limit` at most. `release` is called before the threads are

@@ -11,6 +11,7 @@ use hindsight_regs::msr as regs;
 use super::control::{Checkpoint, Doorbell};
 use super::dispatch::{self, CrashCause, Next};
 use super::models::Models;
+use super::record::{Recorder, What};
 use super::report::Crash;
 use crate::kvm::KvmError;
 use crate::kvm::kick::Kicker;
@@ -62,6 +63,11 @@ impl NativeVcpu {
         })
     }
 
+    /// Has everything that happens to this processor kept.
+    pub fn set_recorder(&mut self, recorder: Arc<Recorder>) {
+        self.models.recorder = Some(recorder);
+    }
+
     /// Runs until the machine stops.
     pub fn thread(mut self, board: &Arc<Board>) {
         let doorbell = board.control.doorbell(self.models.id);
@@ -103,7 +109,9 @@ impl NativeVcpu {
         if !self.prepare()? {
             return Ok(Turn::Sleep);
         }
+        self.models.record(What::Enter);
         let (cr8, exit) = self.kvm.run()?;
+        self.models.record(What::Exit((&exit).into()));
         if cr8 != self.cr8 {
             self.cr8 = cr8;
             self.models.board.irq.set_cr8(self.models.id, cr8);
@@ -163,6 +171,7 @@ impl NativeVcpu {
         if waiting && !self.injected && self.kvm.ready_for_interrupt() {
             if let Some(vector) = board.irq.acknowledge(id) {
                 tracing::trace!(target: "irq", "cpu {id} interrupt {vector:#x}");
+                self.models.record(What::Interrupt { vector });
                 self.kvm.interrupt(vector)?;
                 self.injected = true;
                 self.activity = Activity::Running;

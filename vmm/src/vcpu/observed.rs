@@ -11,6 +11,7 @@ use super::control::{Checkpoint, Doorbell};
 use super::dispatch::{Bytes, CrashCause};
 use super::exit::InternalError;
 use super::models::Models;
+use super::record::Recorder;
 use super::report::Crash;
 use crate::machine::{Board, Outcome};
 
@@ -130,6 +131,11 @@ impl ObservedVcpu {
             vcpu,
             around: Around { models, random },
         }
+    }
+
+    /// Has what the models of this processor answer kept.
+    pub fn set_recorder(&mut self, recorder: Arc<Recorder>) {
+        self.around.models.recorder = Some(recorder);
     }
 
     /// Runs until the machine stops.
