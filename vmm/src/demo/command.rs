@@ -120,10 +120,8 @@ fn facts_of_the_host(host: &Host) -> Vec<Fact> {
 
 fn facts_of_the_guest(story: &Story, image_len: usize) -> Vec<Fact> {
     let mut facts = vec![
-        (
-            "machine",
-            format!("skylake-server, 1 CPU, {} MiB", guest::MEMORY >> 20),
-        ),
+        ("machine", "skylake-server".to_owned()),
+        ("memory", format!("{} MiB", guest::MEMORY >> 20)),
         (
             "guest",
             format!("ELF by PVH, {} KiB", image_len.div_ceil(1024)),
@@ -131,17 +129,14 @@ fn facts_of_the_guest(story: &Story, image_len: usize) -> Vec<Fact> {
         ("ran", draw::time(nanoseconds(story.end, story.hz))),
     ];
     if let Some(picture) = &story.picture {
-        facts.push((
-            "picture",
-            format!("by ring 3, {} samples a pixel", picture.samples),
-        ));
+        facts.push(("picture", format!("{} samples a pixel", picture.samples)));
     }
     for (name, value) in &story.results {
         let name = match name.split_once(',') {
             Some((short, _)) => short,
             None => name,
         };
-        let fact = ("found", format!("{value}: {name}"));
+        let fact = ("found", format!("{value} {name}"));
         if !facts.contains(&fact) {
             facts.push(fact);
         }

@@ -86,8 +86,8 @@ pub fn run() -> Result<Run, DemoError> {
     let recorder = machine.record();
     let outcome = machine.run(Some(LIMIT), || {})?;
     let symbols = Symbols::of(image);
-    let log = symbols.address("hindsight_demo_log");
-    let picture = symbols.address("hindsight_demo_picture");
+    let log = symbols.address("demo_log");
+    let picture = symbols.address("demo_picture");
     Ok(Run {
         problem: problem(&outcome),
         events: recorder.take().0,
