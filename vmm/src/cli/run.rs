@@ -13,7 +13,7 @@ use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console};
 use crate::kvm;
-use crate::machine::{Config, Machine, Outcome, Sinks};
+use crate::machine::{Config, Engine, Machine, Outcome, Sinks};
 
 /// The largest image, initrd or module that is read, in bytes.
 const FILE_MAX: u64 = 4 << 30;
@@ -60,6 +60,9 @@ pub(super) struct RunArgs {
     /// The processor the guest sees
     #[arg(long, value_enum, default_value_t = CpuArg::SkylakeServer)]
     cpu: CpuArg,
+    /// What executes the guest's code: KVM, or the interpreter
+    #[arg(long, value_enum, default_value_t = EngineArg::Kvm)]
+    engine: EngineArg,
     /// COM1: stdio (Ctrl-A x quits, Ctrl-A h helps), none, file:PATH or unix:PATH
     #[arg(long, value_name = "WHERE", default_value = "stdio")]
     serial: Backend,
@@ -91,9 +94,24 @@ enum ModeArg {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum EngineArg {
+    Kvm,
+    Interp,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum CpuArg {
     SkylakeServer,
     Host,
+}
+
+impl From<EngineArg> for Engine {
+    fn from(engine: EngineArg) -> Self {
+        match engine {
+            EngineArg::Kvm => Self::Kvm,
+            EngineArg::Interp => Self::Interp,
+        }
+    }
 }
 
 /// A number in decimal, or in hexadecimal with 0x.
@@ -215,6 +233,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             CpuArg::SkylakeServer => CpuModel::SkylakeServer,
             CpuArg::Host => CpuModel::Host,
         },
+        engine: args.engine.into(),
     };
     let mut serial = Console::open(&args.serial).context("--serial")?;
     let mut debugcon = Console::open(&args.debugcon).context("--debugcon")?;

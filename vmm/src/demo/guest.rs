@@ -13,7 +13,7 @@ use super::symbols::Symbols;
 use crate::boot::Plan;
 use crate::harness::BUILTIN_PAYLOADS;
 use crate::kvm::{self, KvmError};
-use crate::machine::{Config, Machine, MachineError, Outcome, Sinks};
+use crate::machine::{Config, Engine, Machine, MachineError, Outcome, Sinks};
 use crate::vcpu::record::Event;
 
 /// The payload that is run.
@@ -61,7 +61,7 @@ pub struct Run {
 /// # Errors
 ///
 /// When KVM cannot be used, or the machine not be built.
-pub fn run() -> Result<Run, DemoError> {
+pub fn run(engine: Engine) -> Result<Run, DemoError> {
     let host = kvm::Host::open()?;
     let (_, image) = BUILTIN_PAYLOADS
         .iter()
@@ -72,6 +72,7 @@ pub fn run() -> Result<Run, DemoError> {
         huge_pages: false,
         cpus: 1,
         model: CpuModel::SkylakeServer,
+        engine,
     };
     let plan = Plan {
         image,

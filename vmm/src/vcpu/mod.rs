@@ -9,5 +9,6 @@ pub mod dispatch;
 pub mod exit;
 pub mod models;
 pub mod native;
+pub mod observed;
 pub mod record;
 pub mod report;
