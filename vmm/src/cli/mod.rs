@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 pub use exit::Status;
+pub(crate) use run::EngineArg;
 
 use crate::{demo, doctor, harness};
 

@@ -94,7 +94,7 @@ enum ModeArg {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum EngineArg {
+pub(crate) enum EngineArg {
     Kvm,
     Interp,
 }
@@ -103,6 +103,15 @@ enum EngineArg {
 enum CpuArg {
     SkylakeServer,
     Host,
+}
+
+impl From<EngineArg> for Engine {
+    fn from(engine: EngineArg) -> Self {
+        match engine {
+            EngineArg::Kvm => Self::Kvm,
+            EngineArg::Interp => Self::Interp,
+        }
+    }
 }
 
 /// A number in decimal, or in hexadecimal with 0x.
@@ -224,10 +233,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             CpuArg::SkylakeServer => CpuModel::SkylakeServer,
             CpuArg::Host => CpuModel::Host,
         },
-        engine: match args.engine {
-            EngineArg::Kvm => Engine::Kvm,
-            EngineArg::Interp => Engine::Interp,
-        },
+        engine: args.engine.into(),
     };
     let mut serial = Console::open(&args.serial).context("--serial")?;
     let mut debugcon = Console::open(&args.debugcon).context("--debugcon")?;

@@ -6,8 +6,9 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use super::draw::{self, Fact, Look};
 use super::guest::{self, DemoError};
 use super::story::{Story, nanoseconds};
-use crate::cli::Status;
+use crate::cli::{EngineArg, Status};
 use crate::doctor::Host;
+use crate::machine::Engine;
 
 /// Columns where nobody says how many there are.
 const WIDTH: usize = 80;
@@ -20,6 +21,9 @@ pub struct DemoArgs {
     /// No colours, and ASCII only
     #[arg(long)]
     plain: bool,
+    /// What executes the guest's code
+    #[arg(long, value_enum, default_value_t = EngineArg::Kvm)]
+    engine: EngineArg,
 }
 
 /// Runs the command.
@@ -28,7 +32,7 @@ pub struct DemoArgs {
 ///
 /// When KVM cannot be used or standard output not be written.
 pub fn run(args: &DemoArgs) -> anyhow::Result<Status> {
-    let run = match guest::run() {
+    let run = match guest::run(args.engine.into()) {
         Ok(run) => run,
         Err(error @ DemoError::Machine(_)) => {
             let _ = writeln!(io::stderr(), "hindsight: {:#}", anyhow::Error::from(error));
@@ -46,7 +50,7 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<Status> {
     let story = Story::of(run);
     let facts: Vec<Fact> = host
         .into_iter()
-        .chain(facts_of_the_guest(&story, image_len))
+        .chain(facts_of_the_guest(&story, image_len, args.engine.into()))
         .collect();
     match print(&draw_lines(&story, &facts, args.plain)) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -118,12 +122,15 @@ fn facts_of_the_host(host: &Host) -> Vec<Fact> {
     ]
 }
 
-fn facts_of_the_guest(story: &Story, image_len: usize) -> Vec<Fact> {
+fn facts_of_the_guest(story: &Story, image_len: usize, engine: Engine) -> Vec<Fact> {
+    let engine = match engine {
+        Engine::Kvm => "KVM",
+        Engine::Interp => "the interpreter",
+    };
     let mut facts = vec![
-        (
-            "machine",
-            format!("skylake-server, 1 CPU, {} MiB", guest::MEMORY >> 20),
-        ),
+        ("runs by", engine.to_owned()),
+        ("machine", "skylake-server".to_owned()),
+        ("memory", format!("{} MiB", guest::MEMORY >> 20)),
         (
             "guest",
             format!("ELF by PVH, {} KiB", image_len.div_ceil(1024)),
@@ -131,17 +138,14 @@ fn facts_of_the_guest(story: &Story, image_len: usize) -> Vec<Fact> {
         ("ran", draw::time(nanoseconds(story.end, story.hz))),
     ];
     if let Some(picture) = &story.picture {
-        facts.push((
-            "picture",
-            format!("by ring 3, {} samples a pixel", picture.samples),
-        ));
+        facts.push(("picture", format!("{} samples a pixel", picture.samples)));
     }
     for (name, value) in &story.results {
         let name = match name.split_once(',') {
             Some((short, _)) => short,
             None => name,
         };
-        let fact = ("found", format!("{value}: {name}"));
+        let fact = ("found", format!("{value} {name}"));
         if !facts.contains(&fact) {
             facts.push(fact);
         }
@@ -185,7 +189,7 @@ mod tests {
             ],
             ..Story::default()
         };
-        let facts = facts_of_the_guest(&story, 1);
+        let facts = facts_of_the_guest(&story, 1, Engine::Kvm);
         assert_eq!(facts.iter().filter(|fact| fact.0 == "found").count(), 1);
     }
 }

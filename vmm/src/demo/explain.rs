@@ -31,10 +31,10 @@ pub fn msr_name(index: u32) -> String {
 /// Why an access was answered as it was.
 pub fn msr(access: &MsrAccess, config: &MsrConfig) -> String {
     let Some(spec) = find(access.index) else {
-        return "this processor has no such MSR".to_owned();
+        return "no such MSR".to_owned();
     };
     if !spec.present(config) {
-        return "absent, as CPUID says".to_owned();
+        return "absent, says CPUID".to_owned();
     }
     if access.answer.is_some() {
         return answered(spec, access.written.is_some());
@@ -44,7 +44,7 @@ pub fn msr(access: &MsrAccess, config: &MsrConfig) -> String {
     });
     match (spec.owner, reserved) {
         (Owner::Constant, _) => "read-only".to_owned(),
-        (Owner::Apic, 0) => "the local APIC: a reserved bit".to_owned(),
+        (Owner::Apic, 0) => "local APIC: reserved bit".to_owned(),
         (_, 0) => "refused by its owner".to_owned(),
         (_, bits) => reserved_bits(bits),
     }
@@ -52,7 +52,7 @@ pub fn msr(access: &MsrAccess, config: &MsrConfig) -> String {
 
 fn answered(spec: &MsrSpec, write: bool) -> String {
     let owner = match (spec.owner, spec.index) {
-        (Owner::Tsc, regs::IA32_TSC_ADJUST) if write => "TSC model: the TSC moves along",
+        (Owner::Tsc, regs::IA32_TSC_ADJUST) if write => "TSC model; TSC moves too",
         (Owner::Tsc, _) => "TSC model",
         (Owner::Apic, _) => "local APIC",
         (Owner::Processor, _) => "processor state",
@@ -157,15 +157,15 @@ mod tests {
     #[test]
     fn msr_answers_are_explained_by_the_table() {
         let rows = [
-            (0x680, None, None, "this processor has no such MSR"),
-            (0x345, None, None, "absent, as CPUID says"),
+            (0x680, None, None, "no such MSR"),
+            (0x345, None, None, "absent, says CPUID"),
             (0xce, Some(1), None, "read-only"),
             (0x1d9, Some(1 << 2), None, "bit 2 is reserved"),
             (0xc000_0084, Some(3 << 33), None, "bits 33, 34 are reserved"),
-            (0x1b, Some(1), None, "the local APIC: a reserved bit"),
+            (0x1b, Some(1), None, "local APIC: reserved bit"),
             (0x1b, Some(0xfee0_0900), Some(0), "local APIC, and to KVM"),
             (0x3b, None, Some(0), "TSC model"),
-            (0x3b, Some(1), Some(0), "TSC model: the TSC moves along"),
+            (0x3b, Some(1), Some(0), "TSC model; TSC moves too"),
         ];
         for (index, written, answer, expected) in rows {
             let access = MsrAccess {

@@ -61,7 +61,7 @@ pub struct Run {
 /// # Errors
 ///
 /// When KVM cannot be used, or the machine not be built.
-pub fn run() -> Result<Run, DemoError> {
+pub fn run(engine: Engine) -> Result<Run, DemoError> {
     let host = kvm::Host::open()?;
     let (_, image) = BUILTIN_PAYLOADS
         .iter()
@@ -72,7 +72,7 @@ pub fn run() -> Result<Run, DemoError> {
         huge_pages: false,
         cpus: 1,
         model: CpuModel::SkylakeServer,
-        engine: Engine::Kvm,
+        engine,
     };
     let plan = Plan {
         image,
@@ -87,8 +87,8 @@ pub fn run() -> Result<Run, DemoError> {
     let recorder = machine.record();
     let outcome = machine.run(Some(LIMIT), || {})?;
     let symbols = Symbols::of(image);
-    let log = symbols.address("hindsight_demo_log");
-    let picture = symbols.address("hindsight_demo_picture");
+    let log = symbols.address("demo_log");
+    let picture = symbols.address("demo_picture");
     Ok(Run {
         problem: problem(&outcome),
         events: recorder.take().0,

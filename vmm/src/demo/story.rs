@@ -46,6 +46,8 @@ pub struct Story {
     pub kinds: Vec<KindRow>,
     /// Where samples found the guest.
     pub profiles: Vec<Profile>,
+    /// How many times longer ring 0 takes than ring 3 to do the same.
+    pub ring0_slower: Option<u64>,
 }
 
 /// A part of the guest's run.
@@ -173,6 +175,9 @@ impl Story {
         story.phases.retain(|phase| phase.name != "end");
         let profile = Profile::new("its timer's interrupts", &hits, &run.symbols);
         story.profiles.extend((!hits.is_empty()).then_some(profile));
+        let mut sieve = |name| costs.remove(name).and_then(|mut times| median(&mut times));
+        let (ring0, ring3) = (sieve("sieve, ring 0"), sieve("sieve, ring 3"));
+        story.ring0_slower = ring0.zip(ring3).map(|(slow, fast)| slow / fast.max(1));
         story.see(&run.events, costs);
         for row in &mut story.msrs {
             row.why = explain::msr(&row.access, &run.msrs);
@@ -316,7 +321,7 @@ fn class(kind: Kind) -> &'static str {
         Kind::Wrmsr(_) => "WRMSR",
         Kind::Halt => HALT,
         Kind::Window => "interrupt window",
-        Kind::Kicked => "called",
+        Kind::Kicked => "kick (interrupt)",
         Kind::Other => "other",
     }
 }
@@ -347,10 +352,11 @@ mod tests {
             let name = name.to_owned();
             record(tsc, Entry::Phase { name, cpl })
         };
-        let cost = |ticks| Entry::Cost {
-            name: "RDMSR".to_owned(),
+        let sieve = |name: &str, ticks| Entry::Cost {
+            name: name.to_owned(),
             ticks,
         };
+        let cost = |ticks| sieve("RDMSR", ticks);
         Run {
             problem: None,
             events: vec![
@@ -379,6 +385,8 @@ mod tests {
                 record(1250, cost(30)),
                 record(1251, cost(10)),
                 record(1252, cost(20)),
+                record(1253, sieve("sieve, ring 0", 100)),
+                record(1254, sieve("sieve, ring 3", 5)),
                 phase(1299, "end", 0),
             ],
             picture: None,
@@ -416,6 +424,8 @@ mod tests {
         let reads = &story.kinds[1];
         assert_eq!((reads.name.as_str(), reads.guest_ns), ("RDMSR", Some(20)));
         assert_eq!(story.exits.len(), 5);
+        assert_eq!(story.kinds.len(), 2, "the sieve is no exit");
+        assert_eq!(story.ring0_slower, Some(20));
     }
 
     #[test]

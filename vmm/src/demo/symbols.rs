@@ -2,7 +2,7 @@
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter, Instruction};
 use object::read::elf::ElfFile64;
-use object::{Object, ObjectSegment, ObjectSymbol, SymbolKind};
+use object::{Object, ObjectSegment, ObjectSymbol, SymbolKind, SymbolSection};
 
 /// A function or a variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,9 +30,9 @@ impl Symbols {
         let named = |symbol: &object::read::elf::ElfSymbol64<'_, '_, object::LittleEndian>| {
             let wanted = matches!(
                 symbol.kind(),
-                SymbolKind::Text | SymbolKind::Data | SymbolKind::Unknown
+                SymbolKind::Text | SymbolKind::Data | SymbolKind::Label | SymbolKind::Unknown
             );
-            wanted && symbol.is_definition()
+            wanted && matches!(symbol.section(), SymbolSection::Section(_))
         };
         let mut symbols: Vec<_> = file
             .symbols()
@@ -46,6 +46,7 @@ impl Symbols {
             })
             .collect();
         symbols.sort_by_key(|symbol| symbol.address);
+        reach_to_the_next(&mut symbols);
         let segments = file
             .segments()
             .filter_map(|segment| Some((segment.address(), segment.data().ok()?.to_vec())))
@@ -89,6 +90,17 @@ impl Symbols {
     }
 }
 
+/// Labels of assembly have no size: they reach as far as the next symbol.
+fn reach_to_the_next(symbols: &mut [Symbol]) {
+    let mut next = None;
+    for symbol in symbols.iter_mut().rev() {
+        if let (0, Some(next)) = (symbol.size, next) {
+            symbol.size = next - symbol.address;
+        }
+        next = Some(symbol.address);
+    }
+}
+
 /// An instruction as AT&T text, as everywhere in this program.
 pub fn disassemble(instruction: &Instruction) -> String {
     let mut text = String::new();
@@ -96,10 +108,12 @@ pub fn disassemble(instruction: &Instruction) -> String {
     text
 }
 
-/// The last part of a Rust path, without its hash; other names as they are.
+/// The last part of a Rust path, without its hash; other names without the prefix by which the
+/// guest's runtime keeps its own apart.
 fn short(name: &str) -> String {
     let plain = format!("{:#}", rustc_demangle::demangle(name));
     let last = plain.rsplit("::").next().unwrap_or(&plain);
+    let last = last.strip_prefix("hindsight_").unwrap_or(last);
     let printable = |c: &char| c.is_ascii_graphic();
     last.chars().filter(printable).collect()
 }
@@ -131,6 +145,15 @@ mod tests {
     }
 
     #[test]
+    fn labels_reach_to_the_next_symbol() {
+        let mut symbols = symbols();
+        symbols.symbols[0].size = 0;
+        reach_to_the_next(&mut symbols.symbols);
+        assert_eq!(symbols.place(0x11f), "one+0x1f");
+        assert_eq!(symbols.place(0x124), "0x124");
+    }
+
+    #[test]
     fn instruction_is_read_from_the_image() {
         let symbols = symbols();
         let text = |address| symbols.instruction(address).as_ref().map(disassemble);
@@ -142,7 +165,8 @@ mod tests {
     #[test]
     fn rust_names_are_cut_to_their_last_part() {
         assert_eq!(short("_ZN4demo6escape17h0123456789abcdefE"), "escape");
-        assert_eq!(short("hindsight_demo_log"), "hindsight_demo_log");
+        assert_eq!(short("hindsight_land"), "land");
+        assert_eq!(short("main"), "main");
     }
 
     #[test]

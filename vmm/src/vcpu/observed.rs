@@ -11,7 +11,7 @@ use super::control::{Checkpoint, Doorbell};
 use super::dispatch::{Bytes, CrashCause};
 use super::exit::InternalError;
 use super::models::Models;
-use super::record::Recorder;
+use super::record::{Kind, Recorder, What};
 use super::report::Crash;
 use crate::machine::{Board, Outcome};
 
@@ -32,33 +32,56 @@ struct Around {
     random: u64,
 }
 
+impl Around {
+    /// Serves what would be an exit under KVM, and tells the recorder so.
+    fn served<T>(&mut self, kind: Kind, serve: impl FnOnce(&mut Models) -> T) -> T {
+        self.models.record(What::Exit(kind));
+        let answer = serve(&mut self.models);
+        self.models.record(What::Enter);
+        answer
+    }
+}
+
 impl Platform for Around {
     fn port_read(&mut self, port: u16, data: &mut [u8]) {
-        self.models.board.ports.read(port, data);
+        self.served(Kind::PortRead(port), |models| {
+            models.board.ports.read(port, data);
+        });
         tracing::trace!(target: "io", "cpu {} in {port:#x} = {}", self.models.id, Bytes(data));
     }
 
     fn port_write(&mut self, port: u16, data: &[u8]) {
         tracing::trace!(target: "io", "cpu {} out {port:#x} = {}", self.models.id, Bytes(data));
-        self.models.board.ports.write(port, data);
+        self.served(Kind::PortWrite(port), |models| {
+            models.board.ports.write(port, data);
+        });
     }
 
     fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
-        self.models.mmio_read(gpa, data);
+        self.served(Kind::MmioRead(gpa), |models| models.mmio_read(gpa, data));
     }
 
     fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
-        self.models.mmio_write(gpa, data);
+        self.served(Kind::MmioWrite(gpa), |models| models.mmio_write(gpa, data));
     }
 
     fn rdmsr(&mut self, _: &mut CpuState, index: u32) -> Result<u64, Gp> {
-        let answer = self.models.rdmsr(index);
+        let answer = self.served(Kind::Rdmsr(index), |models| models.rdmsr(index));
+        self.models.record(What::Rdmsr {
+            index,
+            answer: answer.ok().flatten(),
+        });
         tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {answer:x?}", self.models.id);
         answer.ok().flatten().ok_or(Gp)
     }
 
     fn wrmsr(&mut self, _: &mut CpuState, index: u32, value: u64) -> Result<(), Gp> {
-        let answer = self.models.wrmsr(index, value);
+        let answer = self.served(Kind::Wrmsr(index), |models| models.wrmsr(index, value));
+        self.models.record(What::Wrmsr {
+            index,
+            value,
+            accepted: matches!(answer, Ok(Some(_))),
+        });
         let id = self.models.id;
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
         answer.ok().flatten().map(|_| ()).ok_or(Gp)
@@ -113,6 +136,9 @@ impl Platform for Around {
     fn acknowledge(&mut self) -> Option<u8> {
         let vector = self.models.board.irq.acknowledge(self.models.id);
         tracing::trace!(target: "irq", "cpu {} interrupt {vector:x?}", self.models.id);
+        if let Some(vector) = vector {
+            self.models.record(What::Interrupt { vector });
+        }
         vector
     }
 
@@ -133,7 +159,7 @@ impl ObservedVcpu {
         }
     }
 
-    /// Has what the models of this processor answer kept.
+    /// Has everything that happens to this processor kept.
     pub fn set_recorder(&mut self, recorder: Arc<Recorder>) {
         self.around.models.recorder = Some(recorder);
     }
@@ -152,7 +178,9 @@ impl ObservedVcpu {
             self.start_signals();
             match self.vcpu.run(&mut self.around, BUDGET) {
                 Exit::Budget | Exit::Kicked | Exit::Leave => {}
-                Exit::Halted => doorbell.sleep(Duration::from_secs(3600)),
+                Exit::Halted => self.around.served(Kind::Halt, |_| {
+                    doorbell.sleep(Duration::from_secs(3600));
+                }),
                 Exit::Shutdown => return self.crash(board, CrashCause::TripleFault),
                 Exit::Missing { bytes, .. } => {
                     let error = InternalError {

@@ -27,7 +27,7 @@ pub struct Event {
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// The processor stopped running the guest.
+    /// The processor stopped running the guest. The interpreter tells what would be an exit.
     Exit(Kind),
     /// It runs the guest again: what the exit took here is over.
     Enter,

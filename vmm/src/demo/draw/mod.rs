@@ -16,43 +16,48 @@ pub type Fact = (&'static str, String);
 /// Everything, from top to bottom. `facts` stand beside the picture.
 pub fn draw(story: &Story, facts: &[Fact], look: Look) -> Vec<Line> {
     let mut lines = head(story, facts, look);
-    let mut panel = |title: &str, about: &str, content: Vec<Line>| {
+    let mut panel = |title: &str, about: Line, content: Vec<Line>| {
         if !content.is_empty() {
             lines.push(Line::new());
             lines.push(heading(title, about));
             lines.extend(content);
         }
     };
-    let rings = format!(
-        "{} ring 0  {} ring 3; below, when things happened",
-        look.pick('▒', '='),
-        look.pick('█', '#')
-    );
-    panel("TIME", &rings, timeline::draw(story, look));
+    let dim = |text: &str| Line::new().with(text, Paint::Dim);
+    let rings = dim("its phases, at ")
+        .with(format!("{} ring 0", look.pick('▒', '=')), Paint::Ring0)
+        .with(" and ", Paint::Dim)
+        .with(format!("{} ring 3", look.pick('█', '#')), Paint::Ring3)
+        .with(", and when things happened", Paint::Dim);
+    panel("TIME", rings, timeline::draw(story, look));
     for profile in &story.profiles {
         let about = format!("where {} of {} found it", profile.total(), profile.source);
-        panel("PROFILE", &about, tables::profile(profile, look));
+        panel("PROFILE", dim(&about), tables::profile(profile, look));
     }
     panel(
         "EXCEPTIONS",
-        "that the guest raised, as its handlers saw them; no exit to Hindsight",
+        dim("as the guest's own handlers saw them; none needs an exit"),
         tables::exceptions(story, look),
     );
     panel(
         "MSRs",
-        "that it touched: what Hindsight answered, and why",
+        dim("what the guest asked for, what it got, and why"),
         tables::msrs(story, look),
     );
-    panel("EXITS", "and what they cost", tables::exits(story, look));
+    let share = dim("and the median time of one; ")
+        .with(look.pick('█', '#').to_string(), Paint::Strong)
+        .with(" is Hindsight's share of it", Paint::Dim);
+    panel("EXITS", share, tables::exits(story, look));
     lines.extend(closing(story));
     lines.into_iter().map(|line| line.fit(look.width)).collect()
 }
 
-fn heading(title: &str, about: &str) -> Line {
-    Line::new()
+fn heading(title: &str, about: Line) -> Line {
+    let mut line = Line::new()
         .with(title, Paint::Title)
-        .with("  ", Paint::Plain)
-        .with(about, Paint::Dim)
+        .with("  ", Paint::Plain);
+    line.append(about);
+    line
 }
 
 /// The picture, and the facts beside it, or below where there is no room.
@@ -61,12 +66,14 @@ fn head(story: &Story, facts: &[Fact], look: Look) -> Vec<Line> {
     let mut right = vec![
         Line::new()
             .with("hindsight demo", Paint::Title)
-            .with(": a guest, seen whole", Paint::Plain),
+            .with(concat!(" ", env!("CARGO_PKG_VERSION")), Paint::Dim),
         Line::new(),
     ];
+    let mut before = "";
     right.extend(facts.iter().map(|(name, fact)| {
+        let same = std::mem::replace(&mut before, name) == *name;
         Line::new()
-            .column(name, 8, Paint::Dim)
+            .column(if same { "" } else { name }, 8, Paint::Dim)
             .with(fact.clone(), Paint::Plain)
     }));
     let Some(picture) = &story.picture else {
@@ -97,7 +104,7 @@ fn closing(story: &Story) -> Vec<Line> {
         lines.push(line.with(problem.clone(), Paint::Plain));
         lines.push(Line::new());
     }
-    lines.push(heading("NEXT", "what to try"));
+    lines.push(heading("NEXT", Line::new().with("what to try", Paint::Dim)));
     for (command, about) in [
         ("hindsight doctor", "what this host's KVM really does"),
         ("hindsight test", "assert the processor's rules, one by one"),

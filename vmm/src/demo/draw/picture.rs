@@ -82,7 +82,7 @@ mod tests {
         };
         let lines = draw(&picture(), look);
         let text: Vec<_> = lines.iter().map(|l| l.show(look).to_string()).collect();
-        assert_eq!(text, [" O@", "   "]);
+        assert_eq!(text, [" #@", "   "]);
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub fn profile(profile: &Profile, look: Look) -> Vec<Line> {
 
 /// What each exception was.
 pub fn exceptions(story: &Story, look: Look) -> Vec<Line> {
-    let place = if look.width >= 100 { 30 } else { 24 };
+    let place = if look.width >= 100 { 30 } else { 22 };
     let rows = story.exceptions.iter().map(|row| {
         Line::new()
             .with(" ", Paint::Plain)
@@ -86,7 +86,7 @@ pub fn msrs(story: &Story, _look: Look) -> Vec<Line> {
         Line::new()
             .with(" ", Paint::Plain)
             .column(kind, 5, Paint::Plain)
-            .right(&format!("{:x}", access.index), 3, Paint::Dim)
+            .right(&format!("{:x}", access.index), 8, Paint::Dim)
             .column(name, 18, Paint::Symbol)
             .column(arrow, 2, Paint::Dim)
             .column(&value, 12, Paint::Strong)
@@ -103,10 +103,7 @@ pub fn exits(story: &Story, look: Look) -> Vec<Line> {
         .column("", 16, Paint::Dim)
         .right("count", 6, Paint::Dim)
         .right("Hindsight", 10, Paint::Dim)
-        .right("the guest", 10, Paint::Dim)
-        .with("  median of one, of which ", Paint::Dim)
-        .with(look.pick('█', '#').to_string(), Paint::Strong)
-        .with(" is Hindsight", Paint::Dim);
+        .right("the guest", 10, Paint::Dim);
     let most = story
         .kinds
         .iter()
@@ -174,7 +171,7 @@ mod tests {
         assert_eq!(lines.len(), PROFILE_ROWS + 1);
         assert_eq!(
             lines[0],
-            " f0                  #######################   19 %     10"
+            " f0                  #######################  19 %     10"
         );
         assert!(lines[6].starts_with(" others "), "{}", lines[6]);
     }
@@ -194,7 +191,7 @@ mod tests {
         };
         assert_eq!(
             text(&exceptions(&story, LOOK)),
-            [" ring 3 #UD f+0x2                    ud2             invalid"]
+            [" ring 3 #UD f+0x2                  ud2             invalid o"]
         );
     }
 
@@ -215,7 +212,7 @@ mod tests {
         };
         assert_eq!(
             text(&msrs(&story, LOOK)),
-            [" WRMSR 1d9 DEBUGCTL           <- 0x4          #GP bit 2"]
+            [" WRMSR      1d9 DEBUGCTL           <- 0x4          #GP bit 2"]
         );
     }
 

@@ -49,7 +49,27 @@ pub fn draw(story: &Story, look: Look) -> Vec<Line> {
     ] {
         lines.push(density(name, times, axis, look, paint));
     }
+    lines.extend(emulated(story));
     lines
+}
+
+/// Why ring 0 is slow, where it is: the guest does the same at both rings, first at ring 0, where
+/// cold memory may cost a factor of ten and no more.
+fn emulated(story: &Story) -> Option<Line> {
+    const SLOW: u64 = 50;
+    let ratio = story.ring0_slower.filter(|ratio| *ratio >= SLOW)?;
+    // Two digits are all that a load on the host leaves.
+    let unit = 10_u64.pow(ratio.ilog10() - 1);
+    let line = Line::new()
+        .with(" ", Paint::Plain)
+        .with("Ring 0", Paint::Ring0)
+        .with(
+            format!(" takes {} times as long as ", ratio / unit * unit),
+            Paint::Plain,
+        )
+        .with("ring 3", Paint::Ring3)
+        .with(" for these primes: KVM emulates it.", Paint::Plain);
+    Some(line)
 }
 
 fn bar(phase: &Phase, hz: u64, axis: Axis, look: Look) -> Line {
@@ -100,7 +120,7 @@ fn density(name: &str, times: &[Ticks], axis: Axis, look: Look, paint: Paint) ->
     let glyph = |count: usize| match count {
         0 => ' ',
         _ if most == 1 => look.pick('▌', '|'),
-        _ => steps[(count * 7).div_ceil(most).min(7)],
+        _ => steps[((count * 8).div_ceil(most) - 1).min(7)],
     };
     let mut line = Line::new()
         .with(" ", Paint::Plain)
@@ -132,7 +152,7 @@ mod tests {
             time,
         };
         Story {
-            hz: 1_000_000,
+            hz: 1000,
             end: 1000,
             phases: vec![
                 phase("boot", 0, 0..500),
@@ -150,11 +170,11 @@ mod tests {
         let lines = text(&draw(&story(), LOOK));
         assert_eq!(
             lines[0],
-            " boot                ==========            500 ms"
+            " boot                ==========             500 ms"
         );
         assert_eq!(
             lines[1],
-            " compute                       #########   499 ms"
+            " compute                       #########    499 ms"
         );
         assert_eq!(
             lines[2],
@@ -176,6 +196,27 @@ mod tests {
         assert_eq!(
             lines[7],
             " exits                         |                 1"
+        );
+    }
+
+    #[test]
+    fn slow_ring_0_is_explained_and_a_fast_one_is_not() {
+        let lines = |ratio| {
+            let ring0_slower = Some(ratio);
+            text(&draw(
+                &Story {
+                    ring0_slower,
+                    ..story()
+                },
+                LOOK,
+            ))
+        };
+        assert_eq!(lines(49).len(), 8);
+        let slow = lines(14_724);
+        assert!(
+            slow[8].starts_with(" Ring 0 takes 14000 times as"),
+            "{}",
+            slow[8]
         );
     }
 
