@@ -87,7 +87,9 @@ pub(super) fn start(spec: Option<&str>) -> anyhow::Result<()> {
     let base = tracing_subscriber::registry().with(targets);
     let layer = tracing_subscriber::fmt::layer()
         .event_format(Line)
-        .with_ansi(false);
+        .with_ansi(false)
+        // It would report lost lines by a macro that panics when standard error is closed.
+        .log_internal_errors(false);
     match writer {
         None => base.with(layer.with_writer(io::stderr)).init(),
         Some(writer) => base.with(layer.with_writer(writer)).init(),
