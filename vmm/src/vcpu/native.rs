@@ -103,6 +103,12 @@ impl NativeVcpu {
         if !self.prepare()? {
             return Ok(Turn::Sleep);
         }
+        if doorbell.is_rung() {
+            // A ring that came before the kicker was in place, or whose `immediate_exit` the
+            // completion of an instruction has cleared, throws nobody out; and later rings are
+            // silent until this one is answered.
+            return Ok(Turn::Again);
+        }
         let (cr8, exit) = self.kvm.run()?;
         if cr8 != self.cr8 {
             self.cr8 = cr8;
