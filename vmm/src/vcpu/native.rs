@@ -167,6 +167,11 @@ impl NativeVcpu {
         let (id, waiting) = (self.models.id, pending.interrupt);
         let mut window = false;
         if waiting && !self.injected && self.kvm.ready_for_interrupt() {
+            // An instruction that is half done may still fault, and its handler may run with
+            // interrupts off: complete it, which also tells anew whether KVM takes an interrupt.
+            self.complete()?;
+        }
+        if waiting && !self.injected && self.kvm.ready_for_interrupt() {
             if let Some(vector) = board.irq.acknowledge(id) {
                 tracing::trace!(target: "irq", "cpu {id} interrupt {vector:#x}");
                 self.kvm.interrupt(vector)?;
