@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console};
 use crate::kvm;
 use crate::machine::{Config, Machine, Outcome, Sinks};
+use crate::vcpu::report::LastState;
 
 /// The largest image, initrd or module that is read, in bytes.
 const FILE_MAX: u64 = 4 << 30;
@@ -131,8 +133,13 @@ fn read(what: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
     let metadata = file
         .metadata()
         .with_context(|| format!("{what} {name} cannot be read"))?;
-    if metadata.is_dir() {
+    let kind = metadata.file_type();
+    if kind.is_dir() {
         bail!("{what} {name} is a directory");
+    }
+    // A pipe ends; a device such as /dev/zero does not.
+    if !kind.is_file() && !kind.is_fifo() {
+        bail!("{what} {name} is not a file");
     }
     let mut bytes = Vec::new();
     let limited = Read::by_ref(&mut file).take(FILE_MAX + 1);
@@ -246,6 +253,15 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     Ok(report(outcome))
 }
 
+fn timeout(last: &[LastState]) -> String {
+    let mut text = "the time limit passed".to_owned();
+    for state in last {
+        text.push('\n');
+        text.push_str(state.to_string().trim_end());
+    }
+    text
+}
+
 /// Tells the user how it ended, where the guest has not.
 fn report(outcome: Outcome) -> Status {
     let (status, text) = match outcome {
@@ -255,7 +271,7 @@ fn report(outcome: Outcome) -> Status {
             Status::Reset,
             Some("the guest asked for a reset".to_owned()),
         ),
-        Outcome::Timeout => (Status::Timeout, Some("the time limit passed".to_owned())),
+        Outcome::Timeout(last) => (Status::Timeout, Some(timeout(&last))),
         Outcome::Crash(crash) => (Status::GuestCrash, Some(crash.to_string())),
         Outcome::Failed(error) => {
             let error = anyhow::Error::from(*error);

@@ -1,7 +1,7 @@
 //! Putting a machine together, and running it to its end.
 
 use std::io;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -31,6 +31,7 @@ use crate::memory::{self, MemoryError};
 use crate::vcpu::control::Control;
 use crate::vcpu::models::Models;
 use crate::vcpu::native::NativeVcpu;
+use crate::vcpu::report::LastState;
 use crate::{acpi, host_clock};
 
 /// Most processors a machine may have.
@@ -73,6 +74,9 @@ pub enum MachineError {
     /// The number of processors is impossible.
     #[error("a machine has 1 to {CPUS_MAX} processors, not {0}")]
     Cpus(usize),
+    /// A thread of ours panicked; it has said why.
+    #[error("a thread of the monitor panicked: this is a bug in hindsight")]
+    Panicked,
     /// A thread could not be started.
     #[error("a thread cannot be started")]
     Thread(#[source] io::Error),
@@ -169,37 +173,38 @@ impl Machine {
         release: impl FnOnce(),
     ) -> Result<Outcome, MachineError> {
         let Self { board, vcpus, .. } = self;
-        let limit = limit.map(|limit| Instant::now() + limit);
+        // A limit beyond the end of time is none.
+        let limit = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut threads = Vec::new();
         let started = spawn_all(&board, vcpus, &mut threads);
         if started.is_ok() {
-            board.clock.resume();
-            board.control.resume();
-        } else {
-            board.control.stop();
-            board.timer.ring();
+            board.resume();
         }
-        let outcome = started.map(|()| board.finish.wait(limit).unwrap_or(Outcome::Timeout));
+        let outcome = started.map(|()| board.finish.wait(limit));
+        let timed_out = matches!(outcome, Ok(None));
+        board.last_states.store(timed_out, Ordering::SeqCst);
         board.control.stop();
         board.timer.ring();
         release();
-        for thread in threads {
-            // A panic in there has been printed; the outcome stands.
-            let _ = thread.join();
-        }
-        outcome
+        // A panic in there has been printed; the outcome stands.
+        let last = threads.into_iter().filter_map(|thread| thread.join().ok());
+        let last: Vec<_> = last.flatten().collect();
+        Ok(outcome?.unwrap_or(Outcome::Timeout(last)))
     }
 }
 
 fn spawn_all(
     board: &Arc<Board>,
     vcpus: Vec<NativeVcpu>,
-    threads: &mut Vec<JoinHandle<()>>,
+    threads: &mut Vec<JoinHandle<Option<LastState>>>,
 ) -> Result<(), MachineError> {
     let timer_board = board.clone();
     let timer = thread::Builder::new().name("timer".to_owned());
     let timer = timer
-        .spawn(move || timer::thread(&timer_board))
+        .spawn(move || {
+            timer::thread(&timer_board);
+            None
+        })
         .map_err(MachineError::Thread)?;
     threads.push(timer);
     for (id, vcpu) in vcpus.into_iter().enumerate() {
@@ -275,6 +280,7 @@ fn board(
         finish,
         timer,
         windows,
+        last_states: AtomicBool::new(false),
     };
     Ok((Arc::new(board), serial))
 }

@@ -11,11 +11,11 @@ use hindsight_regs::msr as regs;
 use super::control::{Checkpoint, Doorbell};
 use super::dispatch::{self, CrashCause, Next};
 use super::models::Models;
-use super::report::Crash;
+use super::report::{Crash, LastState};
 use crate::kvm::KvmError;
 use crate::kvm::kick::Kicker;
 use crate::kvm::vcpu::KvmVcpu;
-use crate::machine::{Board, Outcome};
+use crate::machine::{Board, MachineError, Outcome};
 
 /// A processor that runs under KVM.
 #[derive(Debug)]
@@ -37,6 +37,24 @@ enum Turn {
     /// Sleeps first, with nothing locked.
     Sleep,
     Crash(CrashCause),
+}
+
+/// Leaves the run loop in order, whichever way it ends. A panic in there would be a flaw of ours;
+/// it ends the machine instead of leaving the other threads to wait for this one.
+struct LoopGuard<'a> {
+    id: usize,
+    board: &'a Arc<Board>,
+}
+
+impl Drop for LoopGuard<'_> {
+    fn drop(&mut self) {
+        self.board.control.doorbell(self.id).set_kicker(None);
+        self.board.control.leave();
+        if std::thread::panicking() {
+            let error = Box::new(MachineError::Panicked);
+            self.board.finish(Outcome::Failed(error));
+        }
+    }
 }
 
 impl NativeVcpu {
@@ -62,15 +80,27 @@ impl NativeVcpu {
         })
     }
 
-    /// Runs until the machine stops.
-    pub fn thread(mut self, board: &Arc<Board>) {
+    /// Runs until the machine stops. Gives the state it stopped in where the board asks for it.
+    pub fn thread(mut self, board: &Arc<Board>) -> Option<LastState> {
+        // Dropped before `self`: the kicker points into it.
+        let guard = LoopGuard {
+            id: self.models.id,
+            board,
+        };
         let doorbell = board.control.doorbell(self.models.id);
         doorbell.set_kicker(Some(Kicker::of_this_thread(&mut self.kvm)));
         if board.control.checkpoint() == Checkpoint::Run {
             self.run(board, doorbell);
         }
-        doorbell.set_kicker(None);
-        board.control.leave();
+        drop(guard);
+        board.wants_last_state().then(|| self.last_state())
+    }
+
+    /// What a user wants to know of a guest that did not end by itself.
+    fn last_state(&mut self) -> LastState {
+        let id = self.models.id;
+        let state = self.state().unwrap_or_else(|_| CpuState::reset());
+        LastState::new(id, state, &self.models.board.memory)
     }
 
     fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) {
@@ -147,6 +177,7 @@ impl NativeVcpu {
             self.start_up(vector)?;
         }
         if self.activity == Activity::WaitForSipi {
+            board.window_wanted(id, false);
             return Ok(false);
         }
         if pending.nmi && irq.take_nmi(id) {
@@ -182,9 +213,11 @@ impl NativeVcpu {
         } else if waiting {
             window = true;
         }
-        self.kvm.request_interrupt_window(window);
+        // A halted processor opens no window: where it cannot be interrupted now, it never can.
+        let runs = self.activity == Activity::Running;
+        self.kvm.request_interrupt_window(window && runs);
         // Some KVMs do not tell when CR8 is lowered either.
-        board.window_wanted(id, window || pending.held);
+        board.window_wanted(id, runs && (window || pending.held));
         Ok(())
     }
 
