@@ -105,6 +105,13 @@ impl AnyVcpu {
             Self::Observed(vcpu) => vcpu.thread(board),
         }
     }
+
+    fn set_recorder(&mut self, recorder: Arc<Recorder>) {
+        match self {
+            Self::Native(vcpu) => vcpu.set_recorder(recorder),
+            Self::Observed(vcpu) => vcpu.set_recorder(recorder),
+        }
+    }
 }
 
 /// A machine that is ready to run.
