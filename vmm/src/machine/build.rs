@@ -205,10 +205,7 @@ impl Machine {
     pub fn record(&mut self) -> Arc<Recorder> {
         let recorder = Arc::new(Recorder::new(self.board.clock.clone()));
         for vcpu in &mut self.vcpus {
-            match vcpu {
-                AnyVcpu::Native(vcpu) => vcpu.set_recorder(recorder.clone()),
-                AnyVcpu::Observed(vcpu) => vcpu.set_recorder(recorder.clone()),
-            }
+            vcpu.set_recorder(recorder.clone());
         }
         recorder
     }
