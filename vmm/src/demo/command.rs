@@ -139,7 +139,11 @@ fn facts_of_the_guest(story: &Story, image_len: usize, engine: Engine) -> Vec<Fa
         ("ran", draw::time(nanoseconds(story.end, story.hz))),
     ];
     if let Some(picture) = &story.picture {
-        facts.push(("picture", format!("{} samples a pixel", picture.samples)));
+        let samples = match picture.samples {
+            1 => "1 sample a pixel".to_owned(),
+            samples => format!("{samples} samples a pixel"),
+        };
+        facts.push(("picture", samples));
     }
     for (name, value) in &story.results {
         let name = match name.split_once(',') {
