@@ -275,7 +275,10 @@ impl Memory {
 
     /// Bytes of a code page changed: tells all processors.
     pub(crate) fn code_written(&self, gpa: u64, len: usize) {
-        let mut log = self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut log = self
+            .log
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         if log.1.len() >= 4096 {
             log.0 += log.1.len() as u64;
             log.1.clear();
