@@ -1,7 +1,5 @@
 //! What the host's processor can execute for the interpreter, in CPUID's own form.
 
-#![expect(unsafe_code, reason = "the CPUID intrinsic")]
-
 use std::arch::is_x86_feature_detected;
 
 use hindsight_cpu::cpuid::Regs;
