@@ -15,7 +15,7 @@ pub fn supported(leaf: u32, subleaf: u32) -> Regs {
         unused_unsafe,
         reason = "safe in newer versions of the standard library"
     )]
-    let host = unsafe { core::arch::x86_64::__cpuid_count(leaf, subleaf) };
+    let host = core::arch::x86_64::__cpuid_count(leaf, subleaf);
     let mut regs = [host.eax, host.ebx, host.ecx, host.edx];
     match (leaf, subleaf) {
         (1, _) if !is_x86_feature_detected!("avx") => {
