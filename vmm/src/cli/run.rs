@@ -14,7 +14,7 @@ use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console};
 use crate::kvm;
-use crate::machine::{Config, Machine, Outcome, Sinks};
+use crate::machine::{Config, Outcome, Prepared, Sinks};
 use crate::vcpu::report::LastState;
 
 /// The largest image, initrd or module that is read, in bytes.
@@ -211,9 +211,7 @@ impl Files {
 
 /// Runs a guest to its end.
 pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
-    trace::start(args.trace.as_deref())?;
     let files = Files::read(&args)?;
-    let host = kvm::Host::open()?;
     let config = Config {
         memory: args.memory,
         huge_pages: args.hugepages,
@@ -223,16 +221,19 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             CpuArg::Host => CpuModel::Host,
         },
     };
+    let image = args.image.display();
+    let prepared = Prepared::new(&config, &files.plan(&args)).with_context(|| image.to_string())?;
+    drop(files);
+    let host = kvm::Host::open()?;
+    // Only now: what a failure above left behind would be files and sockets of no use.
+    trace::start(args.trace.as_deref())?;
     let mut serial = Console::open(&args.serial).context("--serial")?;
     let mut debugcon = Console::open(&args.debugcon).context("--debugcon")?;
     let sinks = Sinks {
         serial: serial.output(),
         debugcon: debugcon.output(),
     };
-    let image = args.image.display();
-    let machine = Machine::new(&host, &config, &files.plan(&args), sinks)
-        .with_context(|| image.to_string())?;
-    drop(files);
+    let machine = prepared.build(&host, sinks)?;
     let (quit, signalled) = (machine.board().clone(), machine.board().clone());
     console::watch_signals(move |_| signalled.finish(Outcome::Quit)).context("signals")?;
     serial

@@ -91,19 +91,24 @@ pub struct Machine {
     loaded: Loaded,
 }
 
-impl Machine {
-    /// Builds a machine of `config` with the image of `plan` in its memory.
+/// Guest memory with an image in it, and no machine round it yet: what can be wrong with the image
+/// and the configuration has shown.
+#[derive(Debug)]
+pub struct Prepared {
+    config: Config,
+    layout: Layout,
+    memory: GuestMemoryMmap,
+    loaded: Loaded,
+}
+
+impl Prepared {
+    /// Puts the image of `plan` into the memory of `config`.
     ///
     /// # Errors
     ///
-    /// When the configuration is impossible, the host has not got what it takes, or the image
-    /// cannot be booted.
-    pub fn new(
-        host: &kvm::Host,
-        config: &Config,
-        plan: &Plan<'_>,
-        sinks: Sinks,
-    ) -> Result<Self, MachineError> {
+    /// When the configuration is impossible, the host has not got the memory, or the image cannot
+    /// be booted.
+    pub fn new(config: &Config, plan: &Plan<'_>) -> Result<Self, MachineError> {
         if !(1..=CPUS_MAX).contains(&config.cpus) {
             return Err(MachineError::Cpus(config.cpus));
         }
@@ -111,14 +116,33 @@ impl Machine {
         let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
         let layout = acpi::place(&memory, layout, config.cpus)?;
         let loaded = boot::load(&memory, &layout, plan)?;
+        Ok(Self {
+            config: config.clone(),
+            layout,
+            memory,
+            loaded,
+        })
+    }
 
+    /// Builds the machine.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn build(self, host: &kvm::Host, sinks: Sinks) -> Result<Machine, MachineError> {
+        let Self {
+            config,
+            layout,
+            memory,
+            loaded,
+        } = self;
         let vm = KvmVm::new(host, &memory)?;
         let ids = (0_u32..).take(config.cpus);
         let mut vcpus = ids
             .map(|id| vm.create_vcpu(id))
             .collect::<Result<Vec<KvmVcpu>, KvmError>>()?;
         let tsc_hz = host_clock::tsc_hz(vcpus.first().and_then(KvmVcpu::tsc_khz));
-        let (board, serial) = board(host, config, &layout, memory, tsc_hz, sinks)?;
+        let (board, serial) = board(host, &config, &layout, memory, tsc_hz, sinks)?;
         if !matches!(loaded.protocol, Protocol::Pvh | Protocol::Elf) {
             // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
             board.irq.set_virtual_wire();
@@ -132,12 +156,29 @@ impl Machine {
             board.irq.set_wait_for_sipi(id, id != 0);
             ready.push(NativeVcpu::new(kvm, models, &state)?);
         }
-        Ok(Self {
+        Ok(Machine {
             board,
             serial,
             vcpus: ready,
             loaded,
         })
+    }
+}
+
+impl Machine {
+    /// Builds a machine of `config` with the image of `plan` in its memory.
+    ///
+    /// # Errors
+    ///
+    /// When the configuration is impossible, the host has not got what it takes, or the image
+    /// cannot be booted.
+    pub fn new(
+        host: &kvm::Host,
+        config: &Config,
+        plan: &Plan<'_>,
+        sinks: Sinks,
+    ) -> Result<Self, MachineError> {
+        Prepared::new(config, plan)?.build(host, sinks)
     }
 
     /// What all threads share: for consoles, debuggers and the like.
