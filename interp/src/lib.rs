@@ -1,1 +1,29 @@
-//! stub
+//! The interpreter: the second way to run the virtual processor.
+//!
+//! It executes guest code instruction by instruction, with the architecture's exact results, on
+//! any host. `decode` turns code into blocks of small pre-resolved operations, `block` caches
+//! them, `run` dispatches them, `mmu` and `access` translate and reach guest memory, `events`
+//! delivers exceptions and interrupts. What surrounds the processor is behind [`Platform`].
+
+mod access;
+mod block;
+mod core;
+mod debug;
+mod decode;
+mod events;
+mod flags;
+mod memory;
+mod mmu;
+mod op;
+mod ops;
+mod platform;
+mod run;
+mod seg;
+mod task;
+mod thunk;
+mod tlb;
+mod word;
+
+pub use memory::{Memory, MemoryError, RegionSpec};
+pub use platform::{Branch, BranchClass, Gp, Observe, Pending, Platform};
+pub use run::{Exit, Kicker, Stats, Vcpu};

@@ -4,6 +4,7 @@ pub mod acpi;
 pub mod boot;
 pub mod cli;
 pub mod console;
+pub mod demo;
 pub mod doctor;
 pub mod harness;
 pub mod host_clock;

@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use thiserror::Error;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion, mmap};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap, MmapRegion, mmap,
+};
 
 /// Why guest memory could not be had.
 #[derive(Debug, Error)]
@@ -53,6 +56,9 @@ pub enum MemoryError {
         #[source]
         source: io::Error,
     },
+    /// The interpreter cannot use the memory.
+    #[error(transparent)]
+    Interpreter(#[from] hindsight_interp::MemoryError),
     /// A region could not be mapped.
     #[error("guest memory at {address:#x} cannot be mapped: {reason}")]
     Map {
@@ -148,6 +154,31 @@ fn host_memory() -> Option<u64> {
         line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()
     };
     Some((kib("MemTotal:")? + kib("SwapTotal:").unwrap_or(0)) << 10)
+}
+
+/// Guest memory as the interpreter reaches it. `memory` must outlive what is returned: both belong
+/// to the machine's board, or to what holds it.
+///
+/// # Errors
+///
+/// When the regions overlap or are not page-aligned.
+#[expect(
+    unsafe_code,
+    reason = "the interpreter reaches guest memory through host pointers"
+)]
+pub fn for_interpreter(memory: &GuestMemoryMmap) -> Result<hindsight_interp::Memory, MemoryError> {
+    let specs: Vec<_> = memory
+        .iter()
+        .map(|region| hindsight_interp::RegionSpec {
+            gpa: region.start_addr().0,
+            len: region.len(),
+            host: region.as_ptr(),
+            writable: true,
+        })
+        .collect();
+    // SAFETY: the regions are mapped readable and writable, and stay mapped as long as a clone of
+    // `memory` lives: the interpreter's processors hold the board, which holds one.
+    Ok(unsafe { hindsight_interp::Memory::new(&specs) }?)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::{fs, io};
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::{self, Host};
-use hindsight_vmm::machine::{Config, Machine, Outcome, Sinks};
+use hindsight_vmm::machine::{Config, Engine, Machine, Outcome, Sinks};
 use iced_x86::code_asm::{CodeAssembler, al};
 
 fn entries(folder: &str) -> usize {
@@ -37,6 +37,7 @@ fn fifty_machines_leave_nothing_behind() {
             huge_pages: false,
             cpus: 2,
             model: CpuModel::SkylakeServer,
+            engine: Engine::Kvm,
         };
         let plan = Plan {
             image: &image,

@@ -10,8 +10,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 pub use exit::Status;
+pub(crate) use run::EngineArg;
 
-use crate::{doctor, harness};
+use crate::{demo, doctor, harness};
 
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
 /// whatever the host has.
@@ -30,6 +31,8 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Run payloads that assert what the processor does, and judge them.
     Test(Box<harness::TestArgs>),
+    /// Run a built-in guest, and show what it did.
+    Demo(demo::DemoArgs),
 }
 
 /// The whole command: parses the arguments, does what they say, and gives the exit status.
@@ -58,6 +61,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(*args).map(ExitCode::from),
         Command::Doctor(args) => doctor::run(args),
         Command::Test(args) => harness::run(*args),
+        Command::Demo(args) => demo::run(&args).map(ExitCode::from),
     };
     match result {
         Ok(status) => status,

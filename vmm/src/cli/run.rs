@@ -14,7 +14,7 @@ use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console};
 use crate::kvm;
-use crate::machine::{Config, Outcome, Prepared, Sinks};
+use crate::machine::{Config, Engine, Outcome, Prepared, Sinks};
 use crate::vcpu::report::LastState;
 
 /// The largest image, initrd or module that is read, in bytes.
@@ -62,6 +62,9 @@ pub(super) struct RunArgs {
     /// The processor the guest sees
     #[arg(long, value_enum, default_value_t = CpuArg::SkylakeServer)]
     cpu: CpuArg,
+    /// What executes the guest's code: KVM, or the interpreter
+    #[arg(long, value_enum, default_value_t = EngineArg::Kvm)]
+    engine: EngineArg,
     /// COM1: stdio (Ctrl-A x quits, Ctrl-A h helps), none, file:PATH or unix:PATH
     #[arg(long, value_name = "WHERE", default_value = "stdio")]
     serial: Backend,
@@ -93,9 +96,24 @@ enum ModeArg {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum EngineArg {
+    Kvm,
+    Interp,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum CpuArg {
     SkylakeServer,
     Host,
+}
+
+impl From<EngineArg> for Engine {
+    fn from(engine: EngineArg) -> Self {
+        match engine {
+            EngineArg::Kvm => Self::Kvm,
+            EngineArg::Interp => Self::Interp,
+        }
+    }
 }
 
 /// A number in decimal, or in hexadecimal with 0x.
@@ -220,6 +238,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             CpuArg::SkylakeServer => CpuModel::SkylakeServer,
             CpuArg::Host => CpuModel::Host,
         },
+        engine: args.engine.into(),
     };
     let image = args.image.display();
     let prepared = Prepared::new(&config, &files.plan(&args)).with_context(|| image.to_string())?;

@@ -8,9 +8,11 @@ mod cache;
 mod code;
 mod command;
 mod guest;
+mod image;
 mod probe;
 mod probes;
 mod report;
+mod stop;
 
 pub use cache::Findings;
 pub use command::{DoctorArgs, run};

@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::time::Duration;
 
-use kvm_bindings::kvm_userspace_memory_region;
+use kvm_bindings::{KVM_CAP_MULTI_ADDRESS_SPACE, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vm_memory::{GuestMemoryError, MemoryRegionAddress};
@@ -48,16 +48,21 @@ impl TinyVm {
             let host = region
                 .get_host_address(MemoryRegionAddress(0))
                 .map_err(|error| io::Error::other(error.to_string()))?;
-            let slot = kvm_userspace_memory_region {
-                slot: 0,
-                flags: 0,
-                guest_phys_addr: 0,
-                memory_size: region.len(),
-                userspace_addr: host.addr() as u64,
-            };
-            // SAFETY: the range is a mapping that `memory` owns; it lives as long as `vm`, and is
-            // reached only through vm-memory's volatile accesses.
-            unsafe { vm.set_user_memory_region(slot) }?;
+            // Slots from here on are what system-management mode sees.
+            const SMM: u32 = 1 << 16;
+            let spaces = vm.check_extension_raw(u64::from(KVM_CAP_MULTI_ADDRESS_SPACE));
+            for slot in if spaces > 1 { &[0, SMM][..] } else { &[0][..] } {
+                let slot = kvm_userspace_memory_region {
+                    slot: *slot,
+                    flags: 0,
+                    guest_phys_addr: 0,
+                    memory_size: region.len(),
+                    userspace_addr: host.addr() as u64,
+                };
+                // SAFETY: the range is a mapping that `memory` owns; it lives as long as `vm`, and
+                // is reached only through vm-memory's volatile accesses.
+                unsafe { vm.set_user_memory_region(slot) }?;
+            }
         }
         setup(&vm)?;
         let vcpu = vm.create_vcpu(0)?;

@@ -31,11 +31,22 @@ use crate::memory::{self, MemoryError};
 use crate::vcpu::control::Control;
 use crate::vcpu::models::Models;
 use crate::vcpu::native::NativeVcpu;
+use crate::vcpu::observed::ObservedVcpu;
+use crate::vcpu::record::Recorder;
 use crate::vcpu::report::LastState;
 use crate::{acpi, host_clock};
 
 /// Most processors a machine may have.
 pub const CPUS_MAX: usize = 64;
+
+/// What executes the guest's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// KVM.
+    Kvm,
+    /// The interpreter.
+    Interp,
+}
 
 /// What a machine is made of.
 #[derive(Clone, Debug)]
@@ -48,6 +59,8 @@ pub struct Config {
     pub cpus: usize,
     /// Which processor.
     pub model: CpuModel,
+    /// What executes its code.
+    pub engine: Engine,
 }
 
 /// Why a machine could not be built, or failed.
@@ -82,12 +95,35 @@ pub enum MachineError {
     Thread(#[source] io::Error),
 }
 
+/// A processor of either way to run.
+#[derive(Debug)]
+enum AnyVcpu {
+    Native(Box<NativeVcpu>),
+    Observed(Box<ObservedVcpu>),
+}
+
+impl AnyVcpu {
+    fn thread(self, board: &Arc<Board>) -> Option<LastState> {
+        match self {
+            Self::Native(vcpu) => vcpu.thread(board),
+            Self::Observed(vcpu) => vcpu.thread(board),
+        }
+    }
+
+    fn set_recorder(&mut self, recorder: Arc<Recorder>) {
+        match self {
+            Self::Native(vcpu) => vcpu.set_recorder(recorder),
+            Self::Observed(vcpu) => vcpu.set_recorder(recorder),
+        }
+    }
+}
+
 /// A machine that is ready to run.
 #[derive(Debug)]
 pub struct Machine {
     board: Arc<Board>,
     serial: Arc<Mutex<Serial>>,
-    vcpus: Vec<NativeVcpu>,
+    vcpus: Vec<AnyVcpu>,
     loaded: Loaded,
 }
 
@@ -147,6 +183,7 @@ impl Prepared {
             // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
             board.irq.set_virtual_wire();
         }
+        let interp_memory = Arc::new(memory::for_interpreter(&board.memory)?);
         let facilities = Facilities::NATIVE;
         let mut ready = Vec::new();
         for (id, (kvm, wide)) in vcpus.drain(..).zip(0..).enumerate() {
@@ -154,7 +191,14 @@ impl Prepared {
             let models = Models::new(id, MsrConfig { facilities, tsc_hz }, board.clone());
             let state = first_state(id, &loaded, &board.cpuid);
             board.irq.set_wait_for_sipi(id, id != 0);
-            ready.push(NativeVcpu::new(kvm, models, &state)?);
+            ready.push(match config.engine {
+                Engine::Kvm => AnyVcpu::Native(Box::new(NativeVcpu::new(kvm, models, &state)?)),
+                Engine::Interp => AnyVcpu::Observed(Box::new(ObservedVcpu::new(
+                    interp_memory.clone(),
+                    models,
+                    &state,
+                ))),
+            });
         }
         Ok(Machine {
             board,
@@ -202,6 +246,15 @@ impl Machine {
         })
     }
 
+    /// Has what happens to its processors kept from now on.
+    pub fn record(&mut self) -> Arc<Recorder> {
+        let recorder = Arc::new(Recorder::new(self.board.clock.clone()));
+        for vcpu in &mut self.vcpus {
+            vcpu.set_recorder(recorder.clone());
+        }
+        recorder
+    }
+
     /// Runs the machine to its end, `limit` at most. `release` is called before the threads are
     /// joined: nothing may make them wait any more.
     ///
@@ -236,7 +289,7 @@ impl Machine {
 
 fn spawn_all(
     board: &Arc<Board>,
-    vcpus: Vec<NativeVcpu>,
+    vcpus: Vec<AnyVcpu>,
     threads: &mut Vec<JoinHandle<Option<LastState>>>,
 ) -> Result<(), MachineError> {
     let timer_board = board.clone();

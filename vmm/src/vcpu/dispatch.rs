@@ -4,6 +4,7 @@ use hindsight_cpu::msr::Effect;
 
 use super::exit::{Exit, InternalError, Port};
 use super::models::{Gp, Models};
+use super::record::What;
 
 /// What the run loop does after an exit was served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +53,10 @@ pub fn serve(exit: Exit<'_>, cpu: &mut Models) -> Next {
         Exit::Rdmsr { index, reply } => {
             let answer = cpu.rdmsr(index);
             tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {}", cpu.id, Shown(answer));
+            cpu.record(What::Rdmsr {
+                index,
+                answer: answer.ok().flatten(),
+            });
             match answer {
                 Ok(Some(value)) => reply.value(value),
                 // KVM itself refused an access to one of its own.
@@ -70,6 +75,11 @@ pub fn serve(exit: Exit<'_>, cpu: &mut Models) -> Next {
                 ": #GP(0)"
             };
             tracing::trace!(target: "msr", "cpu {} wrmsr {index:#x} = {value:#x}{refused}", cpu.id);
+            cpu.record(What::Wrmsr {
+                index,
+                value,
+                accepted: matches!(answer, Ok(Some(_))),
+            });
             match answer {
                 Ok(Some(effect)) => {
                     reply.done();

@@ -1,11 +1,14 @@
 //! A virtual processor: its thread, its two ways of running, and the path from an exit to a model.
 //!
 //! Read [`exit`] (why it stopped), [`dispatch`] (the one match), [`models`] (the MSR path), then
-//! [`native`] (the loop round KVM_RUN) and [`control`] (pause, resume, stop, kick).
+//! [`native`] (the loop round KVM_RUN) and [`control`] (pause, resume, stop, kick). [`record`] keeps
+//! what happened, for those who ask for it.
 
 pub mod control;
 pub mod dispatch;
 pub mod exit;
 pub mod models;
 pub mod native;
+pub mod observed;
+pub mod record;
 pub mod report;

@@ -6,6 +6,7 @@ use hindsight_cpu::msr::{Effect, MsrConfig, Msrs, Now, RdmsrOutcome, WrmsrOutcom
 use hindsight_regs::msr as regs;
 
 use super::dispatch::Bytes;
+use super::record::{Recorder, What};
 use crate::machine::Board;
 
 /// The guest asked for #GP(0).
@@ -21,6 +22,8 @@ pub struct Models {
     pub msrs: Msrs,
     /// The rest of the machine.
     pub board: Arc<Board>,
+    /// Keeps what happens to this processor, if somebody wants to know.
+    pub recorder: Option<Arc<Recorder>>,
     /// Where this processor sees its local APIC, while that has a page.
     apic_page: Option<u64>,
 }
@@ -40,7 +43,15 @@ impl Models {
             id,
             msrs: Msrs::new(config),
             board,
+            recorder: None,
             apic_page,
+        }
+    }
+
+    /// Tells the recorder, if there is one.
+    pub fn record(&self, what: What) {
+        if let Some(recorder) = &self.recorder {
+            recorder.record(self.id, what);
         }
     }
 

@@ -11,6 +11,7 @@ use hindsight_regs::msr as regs;
 use super::control::{Checkpoint, Doorbell};
 use super::dispatch::{self, CrashCause, Next};
 use super::models::Models;
+use super::record::{Recorder, What};
 use super::report::{Crash, LastState};
 use crate::kvm::KvmError;
 use crate::kvm::kick::Kicker;
@@ -41,9 +42,9 @@ enum Turn {
 
 /// Leaves the run loop in order, whichever way it ends. A panic in there would be a flaw of ours;
 /// it ends the machine instead of leaving the other threads to wait for this one.
-struct LoopGuard<'a> {
-    id: usize,
-    board: &'a Arc<Board>,
+pub(super) struct LoopGuard<'a> {
+    pub(super) id: usize,
+    pub(super) board: &'a Arc<Board>,
 }
 
 impl Drop for LoopGuard<'_> {
@@ -78,6 +79,11 @@ impl NativeVcpu {
             injected: false,
             tsc_base: None,
         })
+    }
+
+    /// Has everything that happens to this processor kept.
+    pub fn set_recorder(&mut self, recorder: Arc<Recorder>) {
+        self.models.recorder = Some(recorder);
     }
 
     /// Runs until the machine stops. Gives the state it stopped in where the board asks for it.
@@ -139,7 +145,9 @@ impl NativeVcpu {
             // silent until this one is answered.
             return Ok(Turn::Again);
         }
+        self.models.record(What::Enter);
         let (cr8, exit) = self.kvm.run()?;
+        self.models.record(What::Exit((&exit).into()));
         if cr8 != self.cr8 {
             self.cr8 = cr8;
             self.models.board.irq.set_cr8(self.models.id, cr8);
@@ -205,6 +213,7 @@ impl NativeVcpu {
         if waiting && !self.injected && self.kvm.ready_for_interrupt() {
             if let Some(vector) = board.irq.acknowledge(id) {
                 tracing::trace!(target: "irq", "cpu {id} interrupt {vector:#x}");
+                self.models.record(What::Interrupt { vector });
                 self.kvm.interrupt(vector)?;
                 self.injected = true;
                 self.activity = Activity::Running;

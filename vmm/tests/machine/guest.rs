@@ -8,7 +8,7 @@ use std::time::Duration;
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::{self, Host};
-use hindsight_vmm::machine::{Board, Config, Machine, Outcome, Sinks};
+use hindsight_vmm::machine::{Board, Config, Engine, Machine, Outcome, Sinks};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
@@ -117,6 +117,7 @@ pub fn machine(image: &[u8], mode: Mode, cpus: usize) -> Machine {
         huge_pages: false,
         cpus,
         model: CpuModel::SkylakeServer,
+        engine: Engine::Kvm,
     };
     let plan = Plan {
         image,

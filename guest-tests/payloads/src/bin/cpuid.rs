@@ -24,7 +24,7 @@ fn leaf(leaf: u32, subleaf: u32) -> [u32; 4] {
 }
 
 case! {
-    name: "model", cpl: [0], rules: ["CPU-01", "CPU-02"], needs: ["cpuid"],
+    name: "model", cpl: [0], rules: ["CPU-01", "CPU-02"], needs: [],
     about: "the signature, and a highest leaf that covers the frequency leaves",
     fn body(ctx) {
         if !is_skylake_server() {
@@ -35,11 +35,9 @@ case! {
     }
 }
 
-// The probe of CR4.TSD stands for a host that controls what CPL 3 sees; one that lets code at CPL 3
-// run as it is shows it the host's own CPUID.
 case! {
     name: "same_for_users", cpl: [3], rules: ["CPU-01", "CPU-02"],
-    needs: ["cpuid", "iretq-cpl3", "tsd-cpl3"],
+    needs: ["cpuid", "iretq-cpl3"],
     about: "CPUID at CPL 3 gives what it gives at CPL 0",
     fn body(ctx) {
         for number in [0, 1, 7, 0xa, LEAF_TSC, LEAF_HYPERVISOR, 0x8000_0001, 0x8000_0007] {
@@ -54,7 +52,7 @@ case! {
 
 case! {
     name: "base_features", cpl: [0], rules: ["CPU-03", "CPU-04", "CPU-05", "CPU-19", "CPU-20"],
-    needs: ["cpuid"],
+    needs: [],
     about: "features of the foundation are announced",
     fn body(ctx) {
         if !is_skylake_server() {
@@ -78,7 +76,7 @@ case! {
 }
 
 case! {
-    name: "absent_features", cpl: [0], rules: ["CPU-06", "CPU-07", "CPU-21", "CPU-23"], needs: ["cpuid"],
+    name: "absent_features", cpl: [0], rules: ["CPU-06", "CPU-07", "CPU-21", "CPU-23"], needs: [],
     about: "features that this model lacks are not announced",
     fn body(ctx) {
         if !is_skylake_server() {
@@ -100,7 +98,7 @@ case! {
 
 case! {
     name: "monitoring_is_all_or_nothing", cpl: [0],
-    rules: ["CPU-03", "CPU-04", "CPU-08", "CPU-09", "CPU-10"], needs: ["cpuid"],
+    rules: ["CPU-03", "CPU-04", "CPU-08", "CPU-09", "CPU-10"], needs: [],
     about: "debug store, PDCM and leaf 0AH agree with each other",
     fn body(ctx) {
         if !is_skylake_server() {
@@ -120,7 +118,7 @@ case! {
 case! {
     name: "resource_director", cpl: [0],
     rules: ["CPU-05", "CPU-11", "CPU-12", "CPU-13", "CPU-14", "CPU-15", "CPU-16", "CPU-22"],
-    needs: ["cpuid"],
+    needs: [],
     about: "leaves 0FH and 10H are as specified, or zero where not announced",
     fn body(ctx) {
         if !is_skylake_server() {
@@ -150,7 +148,7 @@ case! {
 
 case! {
     name: "frequencies", cpl: [0], rules: ["CPU-17", "CPU-18", "ART-01", "ART-03", "ART-06"],
-    needs: ["cpuid"],
+    needs: [],
     about: "leaves 15H and 16H give the frequency of the TSC, in numbers that Linux can multiply",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
@@ -169,7 +167,7 @@ case! {
 }
 
 case! {
-    name: "hypervisor", cpl: [0], rules: ["CPU-25"], needs: ["cpuid"],
+    name: "hypervisor", cpl: [0], rules: ["CPU-25"], needs: [],
     about: "a hypervisor is announced, and has a leaf with its signature",
     fn body(_ctx) {
         if check!(has(Feature::HYPERVISOR), "CPUID.1:ECX[31]") {
@@ -181,7 +179,7 @@ case! {
 }
 
 case! {
-    name: "rax_upper_half", cpl: [0, 3], rules: [], needs: ["cpuid"],
+    name: "rax_upper_half", cpl: [0, 3], rules: [], needs: [], needs_cpl3: ["iretq-cpl3"],
     about: "CPUID clears bits 63:32 of RAX, RBX, RCX and RDX",
     fn body(ctx) {
         let mut upper = u64::MAX;
@@ -209,7 +207,7 @@ case! {
 }
 
 case! {
-    name: "apic_id", cpl: [0], rules: [], needs: ["cpuid"],
+    name: "apic_id", cpl: [0], rules: [], needs: [],
     about: "the initial APIC ID is that of the local APIC",
     fn body(_ctx) {
         check_eq!(leaf(1, 0)[1] >> 24, hindsight_guest::apic::id(), "CPUID.1:EBX[31:24]");

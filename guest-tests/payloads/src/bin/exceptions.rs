@@ -170,7 +170,7 @@ case! {
 }
 
 case! {
-    name: "ss_non_canonical", cpl: [0, 3], rules: [], needs: ["exceptions"], needs_cpl3: ["iretq-cpl3"],
+    name: "ss_non_canonical", cpl: [0, 3], rules: [], needs: ["exceptions", "gd"], needs_cpl3: ["iretq-cpl3"],
     about: "the same through a stack reference raises #SS(0)",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
@@ -274,7 +274,7 @@ case! {
 }
 
 case! {
-    name: "int_n_gate_dpl", cpl: [3], rules: ["SWI-02"], needs: ["intn-cpl3", "iretq-cpl3"],
+    name: "int_n_gate_dpl", cpl: [3], rules: ["SWI-02"], needs: ["intn-cpl3", "iretq-cpl3", "gd"],
     about: "INT 20H through a gate of DPL 0 raises #GP with the vector in its error code",
     fn body(ctx) {
         if insn::is_qemu_tcg() {

@@ -287,8 +287,7 @@ case! {
 }
 
 case! {
-    name: "absent_by_cpuid", cpl: [0], rules: ["MSR-45", "MSR-46", "TAX-01"],
-    needs: ["msr-exit", "cpuid"],
+    name: "absent_by_cpuid", cpl: [0], rules: ["MSR-45", "MSR-46", "TAX-01"], needs: ["msr-exit", "cpuid"],
     about: "registers whose CPUID bit is clear raise #GP(0)",
     fn body(ctx) {
         if insn::is_qemu_tcg() {

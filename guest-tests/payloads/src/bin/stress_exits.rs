@@ -88,7 +88,7 @@ case! {
 }
 
 case! {
-    name: "cpuid", cpl: [0, 3], rules: [], needs: ["cpuid"], needs_cpl3: ["iretq-cpl3"], timeout_ms: 20000,
+    name: "cpuid", cpl: [0, 3], rules: [], needs: [], needs_cpl3: ["iretq-cpl3"], timeout_ms: 20000,
     about: "CPUID, which KVM answers itself",
     fn body(ctx) {
         if ctx.cpl == 0 {

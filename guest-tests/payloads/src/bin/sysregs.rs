@@ -74,7 +74,7 @@ case! {
 }
 
 case! {
-    name: "control_upper_bits", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
+    name: "control_upper_bits", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0", "gd"],
     about: "bits 63:32 of CR0 and CR4 raise #GP(0)",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
@@ -209,7 +209,7 @@ case! {
 }
 
 case! {
-    name: "bases_are_canonical", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "bases_are_canonical", cpl: [0], rules: [], needs: ["exceptions", "gd"],
     about: "a non-canonical value of FS_BASE or KERNEL_GS_BASE raises #GP(0)",
     fn body(ctx) {
         if insn::is_qemu_tcg() {

@@ -229,9 +229,16 @@ fn host_software(bench: &Bench, level: Level) -> Result<Finding, Refused> {
     })
 }
 
-/// Runs code that sets a breakpoint for itself. RF in the frame passes an execution breakpoint.
+/// Runs code that sets a breakpoint for itself, and clears it again.
 fn own(bench: &Bench, code: Code) -> Result<Seen, Refused> {
     let mut guest = bench.guest(Level::Kernel, code)?;
+    let seen = own_trap(&mut guest);
+    guest.disarm()?;
+    seen
+}
+
+/// RF in the frame passes an execution breakpoint.
+fn own_trap(guest: &mut Guest<'_>) -> Result<Seen, Refused> {
     let mut stop = guest.run();
     while matches!(stop, Stop::Out { .. }) {
         stop = guest.run();
@@ -262,7 +269,7 @@ fn own(bench: &Bench, code: Code) -> Result<Seen, Refused> {
 
 fn general_detect_guest(bench: &Bench) -> Result<Finding, Refused> {
     let mut guest = bench.guest(Level::Kernel, general_detect())?;
-    Ok(match guest.run() {
+    let finding = match guest.run() {
         Stop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
             let dr6 = guest.dr6()?;
             if dr6 & DR6_BD != 0 {
@@ -273,5 +280,7 @@ fn general_detect_guest(bench: &Bench) -> Result<Finding, Refused> {
         }
         Stop::Done => Finding::broken("no #DB"),
         stop => Finding::broken(stop),
-    })
+    };
+    guest.disarm()?;
+    Ok(finding)
 }

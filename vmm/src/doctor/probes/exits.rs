@@ -369,8 +369,7 @@ fn prefault(bench: &Bench) -> Result<Finding, Refused> {
         match ioctls::pre_fault_memory(&guest.tiny.vcpu, 0, 0x1000) {
             Ok(0) => Finding::works("works"),
             Ok(left) => Finding::differs(format!("leaves {left:#x} bytes")),
-            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => Finding::absent("ENOTTY"),
-            Err(error) => Finding::absent(error.to_string()),
+            Err(error) => Finding::absent(format!("KVM refuses: {error}")),
         },
     )
 }

@@ -95,7 +95,13 @@ fn step(bench: &Bench, level: Level, code: Code) -> Result<Finding, Refused> {
                 }
             }
             Stop::Out { .. } => {}
-            Stop::Halt => halts += 1,
+            // The exit is the stop behind HLT.
+            Stop::Halt => {
+                halts += 1;
+                if let Some(place) = places.iter_mut().find(|p| p.mnemonic == Mnemonic::Hlt) {
+                    place.stops += 1;
+                }
+            }
             _ => break,
         }
     }

@@ -1,0 +1,251 @@
+//! The cache of decoded blocks.
+//!
+//! Blocks are found by guest-physical address and mode; a jump cache in front of that goes by RIP.
+//! Blocks are only freed all at once, between blocks; one whose code changed is marked dead, so
+//! that every link into it fails at its entry.
+
+#![expect(
+    unsafe_code,
+    reason = "blocks are entered through raw pointers to their operations"
+)]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "hash and page offsets are cut on purpose"
+)]
+
+use crate::memory::PAGE;
+use crate::op::{DEAD, Next, Op};
+use iced_x86::Instruction;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Entries of the jump cache, a power of two.
+const JUMPS: usize = 4096;
+/// Operations after which the whole cache is given up.
+const CAPACITY: usize = 1 << 20;
+
+/// A multiplicative hash for addresses.
+#[derive(Default)]
+pub(crate) struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &b in bytes {
+            self.write_u64(b.into());
+        }
+    }
+    fn write_u64(&mut self, v: u64) {
+        self.0 = (self.0.rotate_left(5) ^ v)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(26);
+    }
+}
+
+type Map<V> = HashMap<u64, V, BuildHasherDefault<AddressHasher>>;
+
+#[derive(Clone, Copy, Debug)]
+struct Jump {
+    rip: u64,
+    ctx: u64,
+    op: Next,
+}
+
+/// What a finished block needs to be found again.
+#[derive(Debug)]
+pub(crate) struct Block {
+    ops: Box<[Op]>,
+    /// Address and mode: see [`Cache::id`].
+    id: u64,
+    /// The second page, if the last instruction reaches into it.
+    pub(crate) second: Option<u64>,
+    /// Bytes of code.
+    pub(crate) len: u16,
+}
+
+#[derive(Debug)]
+struct CodePage {
+    blocks: Vec<u32>,
+    /// One bit for each byte that was decoded.
+    covered: [u64; 64],
+}
+
+impl CodePage {
+    fn mark(&mut self, from: u64, len: u64) {
+        for at in from..(from + len).min(PAGE) {
+            self.covered[(at / 64) as usize] |= 1 << (at % 64);
+        }
+    }
+}
+
+/// All decoded blocks of one processor.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    blocks: Vec<Block>,
+    by_id: Map<u32>,
+    pages: Map<CodePage>,
+    jumps: Box<[Jump; JUMPS]>,
+    pub(crate) insns: Vec<Instruction>,
+    ops: usize,
+    /// Everything must be dropped before the next block is entered.
+    stale: bool,
+    /// Counts how often everything was dropped.
+    pub(crate) epoch: u64,
+    /// Blocks decoded, for statistics.
+    pub(crate) decoded: u64,
+}
+
+impl Cache {
+    pub(crate) fn new() -> Self {
+        let none = Jump {
+            rip: 0,
+            ctx: 0,
+            op: std::ptr::null(),
+        };
+        Self {
+            blocks: Vec::new(),
+            by_id: Map::default(),
+            pages: Map::default(),
+            jumps: Box::new([none; JUMPS]),
+            insns: Vec::new(),
+            ops: 0,
+            stale: false,
+            epoch: 0,
+            decoded: 0,
+        }
+    }
+
+    fn id(gpa: u64, key: u8) -> u64 {
+        gpa | u64::from(key) << 56
+    }
+
+    #[inline(always)]
+    fn jump_index(rip: u64) -> usize {
+        (rip ^ (rip >> 12)) as usize & (JUMPS - 1)
+    }
+
+    /// The block at a RIP, if the jump cache knows it in this context.
+    #[inline(always)]
+    pub(crate) fn jump(&self, rip: u64, ctx: u64) -> Option<Next> {
+        let e = &self.jumps[Self::jump_index(rip)];
+        (e.rip == rip && e.ctx == ctx).then_some(e.op)
+    }
+
+    pub(crate) fn set_jump(&mut self, rip: u64, ctx: u64, op: Next) {
+        self.jumps[Self::jump_index(rip)] = Jump { rip, ctx, op };
+    }
+
+    /// The block at a guest-physical address.
+    pub(crate) fn find(&self, gpa: u64, key: u8) -> Option<&Block> {
+        self.by_id
+            .get(&Self::id(gpa, key))
+            .map(|&i| &self.blocks[i as usize])
+    }
+
+    /// Keeps a new block; answers its first operation.
+    pub(crate) fn insert(
+        &mut self,
+        gpa: u64,
+        key: u8,
+        len: u16,
+        second: Option<u64>,
+        ops: Vec<Op>,
+    ) -> Next {
+        self.decoded += 1;
+        let index = self.blocks.len() as u32;
+        let id = Self::id(gpa, key);
+        self.ops += ops.len();
+        let block = Block {
+            ops: ops.into_boxed_slice(),
+            id,
+            second,
+            len,
+        };
+        let first = block.first();
+        self.blocks.push(block);
+        self.by_id.insert(id, index);
+        let offset = gpa % PAGE;
+        self.page(gpa, index).mark(offset, len.into());
+        if let Some(other) = second {
+            self.page(other, index)
+                .mark(0, (offset + u64::from(len)).saturating_sub(PAGE));
+        }
+        first
+    }
+
+    fn page(&mut self, gpa: u64, block: u32) -> &mut CodePage {
+        let page = self
+            .pages
+            .entry(gpa & !(PAGE - 1))
+            .or_insert_with(|| CodePage {
+                blocks: Vec::new(),
+                covered: [0; 64],
+            });
+        page.blocks.push(block);
+        page
+    }
+
+    /// Whether any of these bytes was decoded; None if nothing of the page was.
+    pub(crate) fn covers(&self, gpa: u64, len: usize) -> Option<bool> {
+        let page = self.pages.get(&(gpa & !(PAGE - 1)))?;
+        let from = gpa % PAGE;
+        let hit = (from..from + len as u64)
+            .any(|a| page.covered[(a / 64) as usize & 63] >> (a % 64) & 1 != 0);
+        Some(hit)
+    }
+
+    /// Kills all blocks of a page.
+    pub(crate) fn drop_page(&mut self, gpa: u64) {
+        let Some(page) = self.pages.remove(&(gpa & !(PAGE - 1))) else {
+            return;
+        };
+        for index in page.blocks {
+            let block = &self.blocks[index as usize];
+            if let Some(op) = block.ops.first() {
+                op.count.set(DEAD);
+            }
+            if self.by_id.get(&block.id) == Some(&index) {
+                self.by_id.remove(&block.id);
+            }
+        }
+    }
+
+    /// Gives up everything at the next [`Cache::tidy`].
+    pub(crate) fn drop_all(&mut self) {
+        for block in &self.blocks {
+            if let Some(op) = block.ops.first() {
+                op.count.set(DEAD);
+            }
+        }
+        self.stale = true;
+    }
+
+    /// Frees what must go. Only between blocks: pointers to operations become invalid.
+    pub(crate) fn tidy(&mut self) {
+        if self.stale || self.ops > CAPACITY {
+            let (epoch, decoded) = (self.epoch, self.decoded);
+            *self = Self {
+                epoch: epoch + 1,
+                decoded,
+                ..Self::new()
+            };
+        }
+    }
+}
+
+impl Block {
+    /// The operation to start with.
+    pub(crate) fn first(&self) -> Next {
+        self.ops.as_ptr()
+    }
+}
+
+/// Instructions in the block that starts with `first`, or [`DEAD`].
+#[inline(always)]
+pub(crate) fn count(first: Next) -> u32 {
+    // SAFETY: links and the jump cache only hold first operations of blocks, and blocks are freed
+    // only by `tidy`, which also drops all links and the jump cache.
+    unsafe { (*first).count.get() }
+}

@@ -1,0 +1,197 @@
+//! From bytes to blocks of operations.
+
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "lengths and offsets of a block are small"
+)]
+
+mod cpuid;
+mod select;
+
+pub(crate) use cpuid::Features;
+
+use crate::core::{Core, Fault, GP0};
+use crate::mmu::Want;
+use crate::op::{Next, Op};
+use crate::ops::branch;
+use crate::tlb::Set;
+use hindsight_cpu::state::seg;
+use iced_x86::{Decoder, DecoderError, DecoderOptions, FlowControl, Instruction};
+
+/// Most instructions in a block.
+const MOST: usize = 32;
+/// Longest instruction.
+const LONGEST: usize = 15;
+/// In a block key: one instruction, for exact stepping.
+pub(crate) const EXACT: u8 = 0x40;
+
+/// Bytes of code to decode from.
+struct Code {
+    bytes: Vec<u8>,
+    gpa: u64,
+    /// The next page, if the bytes reach into it.
+    second: Option<u64>,
+}
+
+impl Core {
+    /// Guest-physical address of code, with fetch rights checked.
+    pub(crate) fn translate_code(&mut self, lin: u64) -> Result<u64, Fault> {
+        let set = if self.cpl == 3 {
+            Set::User
+        } else {
+            Set::Supervisor
+        };
+        if self.code == 8 && !crate::seg::canonical(lin) {
+            return Err(GP0);
+        }
+        self.translate(lin, Want::Fetch, set)
+    }
+
+    /// Linear address of an offset in the code segment.
+    pub(crate) fn code_lin(&self, rip: u64) -> u64 {
+        if self.code == 8 {
+            rip
+        } else {
+            self.cs().base.wrapping_add(rip) & 0xffff_ffff
+        }
+    }
+
+    /// Decodes the block at RIP and keeps it; answers its first operation.
+    pub(crate) fn decode(&mut self, rip: u64, gpa: u64, exact: bool) -> Result<Next, Fault> {
+        let lin = self.code_lin(rip);
+        let most = if exact { 1 } else { MOST };
+        let code = self.code_bytes(lin, gpa, most * LONGEST);
+        let mut made = self.decode_bytes(rip, &code, most)?;
+        let mut second = None;
+        if made.is_none() {
+            // The first instruction goes on in the next page.
+            let code = self.across(lin, code)?;
+            second = code.second;
+            made = self.decode_bytes(rip, &code, 1)?;
+        }
+        let Some((ops, len)) = made else {
+            return Err(GP0);
+        };
+        let key = self.block_key() | if exact { EXACT } else { 0 };
+        self.memory.mark_code(gpa, self.who);
+        if let Some(other) = second {
+            self.memory.mark_code(other, self.who);
+        }
+        // Entering the page made it a code page: our write TLB must not know it any more.
+        self.catch_up();
+        Ok(self.cache.insert(gpa, key, len, second, ops))
+    }
+
+    fn code_bytes(&mut self, lin: u64, gpa: u64, most: usize) -> Code {
+        let len = Self::page_rest(lin).min(most);
+        let mut bytes = vec![0; len];
+        self.read_phys(gpa, &mut bytes);
+        self.leave = false;
+        Code {
+            bytes,
+            gpa,
+            second: None,
+        }
+    }
+
+    fn across(&mut self, lin: u64, mut code: Code) -> Result<Code, Fault> {
+        let rest = Self::page_rest(lin);
+        let next = lin.wrapping_add(rest as u64) & self.ip_mask;
+        let gpa = self.translate_code(next)?;
+        code.bytes.resize(rest, 0);
+        code.bytes.resize(rest + LONGEST, 0);
+        let (_, tail) = code.bytes.split_at_mut(rest);
+        self.read_phys(gpa, tail);
+        self.leave = false;
+        code.second = Some(gpa);
+        Ok(code)
+    }
+
+    /// Decodes at most `most` instructions. None if the first one needs more bytes.
+    fn decode_bytes(
+        &mut self,
+        rip: u64,
+        code: &Code,
+        most: usize,
+    ) -> Result<Option<(Vec<Op>, u16)>, Fault> {
+        debug_assert!(
+            code.gpa % 0x1000 + code.bytes.len() as u64 <= 0x1000 || code.second.is_some()
+        );
+        let bits = u32::from(self.code) * 8;
+        let limit = if self.code == 8 {
+            u64::MAX
+        } else {
+            self.st.seg[seg::CS].limit.into()
+        };
+        let mut decoder = Decoder::with_ip(bits, &code.bytes, rip, DecoderOptions::NONE);
+        let mut insn = Instruction::default();
+        let mut ops: Vec<Op> = Vec::with_capacity(8);
+        let mut ended = false;
+        let mut count = 0;
+        let mut len = 0;
+        while count < most && decoder.can_decode() && !ended {
+            let at = decoder.position();
+            decoder.decode_out(&mut insn);
+            let short = decoder.last_error() == DecoderError::NoMoreBytes;
+            if short && code.bytes.len() - at < LONGEST {
+                if count == 0 {
+                    return Ok(None);
+                }
+                break;
+            }
+            if rip.wrapping_add(at as u64 + insn.len().max(1) as u64 - 1) > limit {
+                if count == 0 {
+                    return Err(GP0);
+                }
+                break;
+            }
+            let mut op = self.select(&insn, rip, short);
+            op.at = at as u16;
+            op.left = count as u8;
+            ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
+            len = (at + insn.len().max(1)) as u16;
+            op.len = insn.len() as u8;
+            ops.push(op);
+            count += 1;
+        }
+        let needs_fall = !ended || falls_through(&insn);
+        for op in &mut ops {
+            op.left = count as u8 - op.left;
+        }
+        if needs_fall {
+            ops.push(self.fall(rip, len));
+        }
+        if let Some(first) = ops.first() {
+            first.count.set(count as u32);
+        }
+        Ok(Some((ops, len)))
+    }
+
+    /// The operation after a block's last instruction.
+    fn fall(&self, rip: u64, len: u16) -> Op {
+        let lin = self.code_lin(rip);
+        let link = self.may_link() && (lin ^ lin.wrapping_add(len.into())) >> 12 == 0;
+        let mut op = Op::new(if link {
+            branch::fall::<true>
+        } else {
+            branch::fall::<false>
+        });
+        op.imm = len.into();
+        op.at = len;
+        op
+    }
+
+    /// Direct branches may remember blocks: no segment limit has to be looked at.
+    fn may_link(&self) -> bool {
+        self.block_key() & 0x10 == 0
+    }
+}
+
+/// The instruction ends a block, but may go on after it.
+fn falls_through(insn: &Instruction) -> bool {
+    use FlowControl::{ConditionalBranch, Interrupt, XbeginXabortXend};
+    matches!(
+        insn.flow_control(),
+        ConditionalBranch | Interrupt | XbeginXabortXend | FlowControl::Call
+    )
+}

@@ -1,0 +1,711 @@
+//! Chooses the operation for an instruction and fills in its operands.
+
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "register numbers and sizes are small"
+)]
+
+use crate::core::Core;
+use crate::op::{HIGH, Handler, LOCK, MEM, Op, REP, REPNE, slot};
+use crate::ops::{
+    alu, bits, branch, by_size, cr, ending, far, fast, general, io, mov, msr, muldiv, plain, shift,
+    stack, string, system, xsave,
+};
+use crate::thunk;
+use iced_x86::{Code, CpuidFeature, Instruction, Mnemonic as M, OpKind, Register};
+
+/// An instruction with what its choice of operation depends on.
+struct Pick<'a> {
+    i: &'a Instruction,
+    /// 64-bit mode with 64-bit addresses: the fast forms serve.
+    fast: bool,
+    /// Code size in bytes.
+    code: u8,
+    /// A direct branch within the page.
+    link: bool,
+    size: u8,
+}
+
+/// Picks a condition by its code.
+macro_rules! by_condition {
+    ($cc:expr, $wrap:ident, $($f:ident)::+ $(, $t:tt)*) => {
+        match $cc {
+            0 => $wrap!($($f)::+::<$($t,)* 0>), 1 => $wrap!($($f)::+::<$($t,)* 1>),
+            2 => $wrap!($($f)::+::<$($t,)* 2>), 3 => $wrap!($($f)::+::<$($t,)* 3>),
+            4 => $wrap!($($f)::+::<$($t,)* 4>), 5 => $wrap!($($f)::+::<$($t,)* 5>),
+            6 => $wrap!($($f)::+::<$($t,)* 6>), 7 => $wrap!($($f)::+::<$($t,)* 7>),
+            8 => $wrap!($($f)::+::<$($t,)* 8>), 9 => $wrap!($($f)::+::<$($t,)* 9>),
+            10 => $wrap!($($f)::+::<$($t,)* 10>), 11 => $wrap!($($f)::+::<$($t,)* 11>),
+            12 => $wrap!($($f)::+::<$($t,)* 12>), 13 => $wrap!($($f)::+::<$($t,)* 13>),
+            14 => $wrap!($($f)::+::<$($t,)* 14>), _ => $wrap!($($f)::+::<$($t,)* 15>),
+        }
+    };
+}
+
+/// Picks a width for `f::<T, C>` with a constant after the width.
+macro_rules! sized {
+    ($size:expr, $wrap:ident, $($f:ident)::+ $(, $c:tt)?) => {
+        match $size {
+            1 => $wrap!($($f)::+::<u8 $(, $c)?>),
+            2 => $wrap!($($f)::+::<u16 $(, $c)?>),
+            4 => $wrap!($($f)::+::<u32 $(, $c)?>),
+            _ => $wrap!($($f)::+::<u64 $(, $c)?>),
+        }
+    };
+}
+
+fn register(r: Register) -> u8 {
+    let n = r.full_register().number() as u8 & 15;
+    let high = matches!(r, Register::AH | Register::CH | Register::DH | Register::BH);
+    if high { n | HIGH } else { n }
+}
+
+fn gpr(r: Register) -> bool {
+    r.is_gpr()
+}
+
+/// Numbers of segment, control and debug registers too.
+fn number(r: Register) -> u8 {
+    if gpr(r) {
+        register(r)
+    } else {
+        r.number() as u8 & 15
+    }
+}
+
+fn memory_kind(kind: OpKind) -> bool {
+    kind == OpKind::Memory
+}
+
+fn string_address_size(kind: OpKind) -> Option<u8> {
+    Some(match kind {
+        OpKind::MemorySegSI | OpKind::MemorySegDI | OpKind::MemoryESDI => 2,
+        OpKind::MemorySegESI | OpKind::MemorySegEDI | OpKind::MemoryESEDI => 4,
+        OpKind::MemorySegRSI | OpKind::MemorySegRDI | OpKind::MemoryESRDI => 8,
+        _ => return None,
+    })
+}
+
+/// Operand size in bytes.
+fn operand_size(i: &Instruction, code: u8) -> u8 {
+    let by_stack = i.stack_pointer_increment().unsigned_abs();
+    match i.code() {
+        Code::Retnw | Code::Retnw_imm16 | Code::Retfw | Code::Retfw_imm16 | Code::Iretw => 2,
+        Code::Retnd | Code::Retnd_imm16 | Code::Retfd | Code::Retfd_imm16 | Code::Iretd => 4,
+        Code::Retnq | Code::Retnq_imm16 | Code::Retfq | Code::Retfq_imm16 | Code::Iretq => 8,
+        Code::Enterw_imm16_imm8 | Code::Leavew => 2,
+        Code::Enterd_imm16_imm8 | Code::Leaved => 4,
+        Code::Enterq_imm16_imm8 | Code::Leaveq => 8,
+        Code::Pushaw | Code::Popaw => 2,
+        Code::Pushad | Code::Popad => 4,
+        Code::Cbw | Code::Cwd => 2,
+        Code::Cwde | Code::Cdq => 4,
+        Code::Cdqe | Code::Cqo => 8,
+        Code::Sysretq | Code::Sysexitq => 8,
+        Code::Sysretd | Code::Sysexitd => 4,
+        Code::Lgdt_m1632_16 | Code::Lidt_m1632_16 => 2,
+        Code::Jmp_m1616 | Code::Call_m1616 | Code::Jmp_ptr1616 | Code::Call_ptr1616 => 2,
+        Code::Jmp_m1632 | Code::Call_m1632 | Code::Jmp_ptr1632 | Code::Call_ptr1632 => 4,
+        Code::Jmp_m1664 | Code::Call_m1664 => 8,
+        _ => match i.op0_kind() {
+            OpKind::NearBranch16 => 2,
+            OpKind::NearBranch32 => 4,
+            OpKind::NearBranch64 => 8,
+            _ if matches!(
+                i.mnemonic(),
+                M::Push | M::Pop | M::Pushf | M::Pushfd | M::Pushfq | M::Popf | M::Popfd | M::Popfq
+            ) =>
+            {
+                by_stack as u8
+            }
+            OpKind::Register if gpr(i.op0_register()) => i.op0_register().size() as u8,
+            OpKind::Register if gpr(i.op1_register()) => i.op1_register().size() as u8,
+            _ if i.op_count() > 0 => (i.memory_size().size() as u8).max(1),
+            _ => code,
+        },
+    }
+}
+
+impl Core {
+    /// Makes the operation for an instruction; `short` if its bytes ran out at 15.
+    pub(super) fn select(&mut self, i: &Instruction, rip: u64, short: bool) -> Op {
+        let mut op = Op::new(general!(system::ud));
+        if i.is_invalid() {
+            if short {
+                op.h = general!(system::too_long);
+            }
+            return op;
+        }
+        self.operands(i, rip, &mut op);
+        let lin = self.code_lin(rip);
+        let target = self.code_lin(rip.wrapping_add(op.imm));
+        let pick = Pick {
+            i,
+            fast: self.code == 8 && op.asz == 8,
+            code: self.code,
+            link: self.may_link() && (lin ^ target) >> 12 == 0,
+            size: op.size,
+        };
+        if let Some(&lacking) = i.cpuid_features().iter().find(|f| !self.features.has(**f)) {
+            // Without BMI1 and LZCNT the prefix is ignored.
+            let old = match (i.mnemonic(), lacking) {
+                (M::Tzcnt, CpuidFeature::BMI1) => sized!(op.size, general, bits::scan, false),
+                (M::Lzcnt, CpuidFeature::LZCNT) => sized!(op.size, general, bits::scan, true),
+                _ => op.h,
+            };
+            op.h = old;
+            return op;
+        }
+        if let Some(handler) = pick.handler(&mut op) {
+            op.h = handler;
+        } else {
+            op.insn = self.cache.insns.len() as u32;
+            self.cache.insns.push(*i);
+            op.h = match thunk::support(i) {
+                thunk::Support::Yes => general!(thunk::run),
+                thunk::Support::Nop => plain!(mov::nop),
+                thunk::Support::No => general!(system::missing),
+            };
+        }
+        op
+    }
+
+    fn operands(&self, i: &Instruction, rip: u64, op: &mut Op) {
+        op.size = operand_size(i, self.code);
+        op.asz = self.code;
+        if i.has_lock_prefix() {
+            op.prefix |= LOCK;
+        }
+        if i.has_repne_prefix() {
+            op.prefix |= REPNE;
+        }
+        if i.has_rep_prefix() {
+            op.prefix |= REP;
+        }
+        for n in 0..i.op_count().min(2) {
+            let kind = i.op_kind(n);
+            if kind == OpKind::Register {
+                let r = number(i.op_register(n));
+                if n == 0 {
+                    op.d = r;
+                } else {
+                    op.s = r;
+                }
+            } else if let Some(asz) = string_address_size(kind) {
+                op.asz = asz;
+            }
+        }
+        for n in 0..i.op_count() {
+            match i.op_kind(n) {
+                OpKind::Memory => self.memory_operand(i, rip, op),
+                OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64 => {
+                    op.imm = i.near_branch_target().wrapping_sub(rip);
+                }
+                OpKind::Immediate8
+                | OpKind::Immediate16
+                | OpKind::Immediate32
+                | OpKind::Immediate64
+                | OpKind::Immediate8to16
+                | OpKind::Immediate8to32
+                | OpKind::Immediate8to64
+                | OpKind::Immediate32to64 => op.imm = i.immediate(n),
+                OpKind::Immediate8_2nd => op.disp = i.immediate(n),
+                OpKind::FarBranch16 => {
+                    (op.imm, op.disp) = (i.far_branch16().into(), i.far_branch_selector().into());
+                }
+                OpKind::FarBranch32 => {
+                    (op.imm, op.disp) = (i.far_branch32().into(), i.far_branch_selector().into());
+                }
+                _ => {}
+            }
+        }
+        if matches!(
+            i.mnemonic(),
+            M::Loop | M::Loope | M::Loopne | M::Jcxz | M::Jecxz | M::Jrcxz
+        ) {
+            op.asz = match i.op_code().address_size() {
+                16 => 2,
+                32 => 4,
+                64 => 8,
+                _ => self.code,
+            };
+        }
+        if i.op_count() > 0 && string_address_size(i.op0_kind()).is_some()
+            || i.op_count() > 1 && string_address_size(i.op1_kind()).is_some()
+        {
+            op.seg = i.memory_segment().number() as u8 & 7;
+            op.size = (i.memory_size().size() as u8).max(1);
+        }
+    }
+
+    fn memory_operand(&self, i: &Instruction, rip: u64, op: &mut Op) {
+        op.prefix |= MEM;
+        op.seg = i.memory_segment().number() as u8 & 7;
+        op.disp = i.memory_displacement64();
+        let (base, index) = (i.memory_base(), i.memory_index());
+        op.asz = match (base, index) {
+            (Register::RIP, _) => 8,
+            (Register::EIP, _) => 4,
+            (Register::None, Register::None) => match i.memory_displ_size() {
+                2 => 2,
+                4 => 4,
+                8 => 8,
+                _ => self.code,
+            },
+            (Register::None, r) if gpr(r) => r.size() as u8,
+            (Register::None, _) => self.code,
+            (r, _) => r.size() as u8,
+        };
+        match base {
+            Register::None => {}
+            Register::RIP | Register::EIP => {
+                op.base = slot::BLOCK_RIP;
+                op.disp = op.disp.wrapping_sub(rip);
+            }
+            r => op.base = register(r),
+        }
+        if gpr(index) && i.mnemonic() != M::Xlatb {
+            op.index = register(index);
+            op.scale = i.memory_index_scale().trailing_zeros() as u8;
+        }
+    }
+}
+
+impl Pick<'_> {
+    fn mem(&self, n: u32) -> bool {
+        self.i.op_count() > n && memory_kind(self.i.op_kind(n))
+    }
+
+    fn reg(&self, n: u32) -> bool {
+        self.i.op_count() > n && self.i.op_kind(n) == OpKind::Register
+    }
+
+    fn handler(&self, o: &mut Op) -> Option<Handler> {
+        self.integer(o)
+            .or_else(|| self.flow(o))
+            .or_else(|| self.system(o))
+            .or_else(|| xsave::handler(self.i))
+    }
+
+    fn alu<O: alu::Alu>(&self, o: &mut Op) -> Handler {
+        use alu::{mi, mr, ri, rm, rr};
+        use fast::{alu_mi, alu_mr, alu_rm};
+        let fast = self.fast && !o.lock();
+        match (self.mem(0), self.mem(1), self.reg(1)) {
+            (true, _, true) if fast => by_size!(self.size, plain, alu_mr, O),
+            (true, _, true) => by_size!(self.size, general, mr, O),
+            (true, ..) if fast => by_size!(self.size, plain, alu_mi, O),
+            (true, ..) => by_size!(self.size, general, mi, O),
+            (_, true, _) if fast => by_size!(self.size, plain, alu_rm, O),
+            (_, true, _) => by_size!(self.size, general, rm, O),
+            (_, _, true) => by_size!(self.size, plain, rr, O),
+            _ => by_size!(self.size, plain, ri, O),
+        }
+    }
+
+    fn shift<const OP: u8>(&self) -> Handler {
+        let by_cl = self.reg(1);
+        match (self.mem(0), by_cl) {
+            (true, true) => sized!(self.size, general, shift::m_cl, OP),
+            (true, false) => sized!(self.size, general, shift::m_imm, OP),
+            (false, true) => sized!(self.size, plain, shift::r_cl, OP),
+            (false, false) => sized!(self.size, plain, shift::r_imm, OP),
+        }
+    }
+
+    fn bit<const OP: u8>(&self) -> Handler {
+        if self.reg(1) {
+            sized!(self.size, general, bits::reg, OP)
+        } else {
+            sized!(self.size, general, bits::imm, OP)
+        }
+    }
+
+    fn mov(&self, o: &mut Op) -> Handler {
+        let (a, b) = (self.i.op0_register(), self.i.op1_register());
+        if self.reg(0) && !gpr(a) {
+            return match () {
+                () if a.is_segment_register() => general!(system::mov_to_seg),
+                () if a.is_cr() => general!(cr::write),
+                () if a.is_dr() => general!(cr::write_dr),
+                () => general!(system::ud),
+            };
+        }
+        if self.reg(1) && !gpr(b) {
+            return match () {
+                () if b.is_segment_register() => general!(system::mov_from_seg),
+                () if b.is_cr() => general!(cr::read),
+                () if b.is_dr() => general!(cr::read_dr),
+                () => general!(system::ud),
+            };
+        }
+        let _ = o;
+        match (self.mem(0), self.mem(1), self.reg(1)) {
+            (true, _, true) if self.fast => sized!(self.size, plain, fast::mov_mr),
+            (true, _, true) => sized!(self.size, general, mov::mr),
+            (true, ..) if self.fast => sized!(self.size, plain, fast::mov_mi),
+            (true, ..) => sized!(self.size, general, mov::mi),
+            (_, true, _) if self.fast => sized!(self.size, plain, fast::mov_rm),
+            (_, true, _) => sized!(self.size, general, mov::rm),
+            (_, _, true) => sized!(self.size, plain, mov::rr),
+            _ => sized!(self.size, plain, mov::ri),
+        }
+    }
+
+    fn extend<const SIGN: bool>(&self) -> Handler {
+        let mem = self.mem(1);
+        let from = if mem {
+            self.i.memory_size().size()
+        } else {
+            self.i.op1_register().size()
+        } as u8;
+        match (mem, from, self.size) {
+            (true, 1, 4) if self.fast => plain!(fast::extend_rm::<u8, u32, SIGN>),
+            (true, 1, 8) if self.fast => plain!(fast::extend_rm::<u8, u64, SIGN>),
+            (true, 2, 4) if self.fast => plain!(fast::extend_rm::<u16, u32, SIGN>),
+            (true, 2, 8) if self.fast => plain!(fast::extend_rm::<u16, u64, SIGN>),
+            (true, 4, 8) if self.fast => plain!(fast::extend_rm::<u32, u64, SIGN>),
+            (false, 1, 4) => plain!(mov::extend_rr::<u8, u32, SIGN>),
+            (false, 1, 8) => plain!(mov::extend_rr::<u8, u64, SIGN>),
+            (false, 2, 4) => plain!(mov::extend_rr::<u16, u32, SIGN>),
+            (false, 2, 8) => plain!(mov::extend_rr::<u16, u64, SIGN>),
+            (false, 4, 8) => plain!(mov::extend_rr::<u32, u64, SIGN>),
+            (_, 1, _) => general!(mov::extend::<u8, SIGN>),
+            (_, 2, _) => general!(mov::extend::<u16, SIGN>),
+            _ => general!(mov::extend::<u32, SIGN>),
+        }
+    }
+
+    fn unary(&self, r: [Handler; 4], m: [Handler; 4]) -> Handler {
+        let n = self.size.trailing_zeros().min(3) as usize;
+        if self.mem(0) { m[n] } else { r[n] }
+    }
+
+    #[expect(clippy::too_many_lines, reason = "one flat table")]
+    fn integer(&self, o: &mut Op) -> Option<Handler> {
+        macro_rules! all {
+            ($wrap:ident, $f:path) => {{
+                use $f as f;
+                [
+                    $wrap!(f::<u8>),
+                    $wrap!(f::<u16>),
+                    $wrap!(f::<u32>),
+                    $wrap!(f::<u64>),
+                ]
+            }};
+        }
+        let size = self.size;
+        let cc = self.i.condition_code() as u8;
+        Some(match self.i.mnemonic() {
+            M::Add => self.alu::<alu::Add>(o),
+            M::Or => self.alu::<alu::Or>(o),
+            M::Adc => self.alu::<alu::Adc>(o),
+            M::Sbb => self.alu::<alu::Sbb>(o),
+            M::And => self.alu::<alu::And>(o),
+            M::Sub => self.alu::<alu::Sub>(o),
+            M::Xor => self.alu::<alu::Xor>(o),
+            M::Cmp => self.alu::<alu::Cmp>(o),
+            M::Test => self.alu::<alu::Test>(o),
+            M::Mov => self.mov(o),
+            M::Movzx => self.extend::<false>(),
+            M::Movsx | M::Movsxd
+                if self.i.op0_register().size() == self.i.op1_register().size() && self.reg(1) =>
+            {
+                sized!(size, plain, mov::rr)
+            }
+            M::Movsxd if size < 8 && self.mem(1) => sized!(size, general, mov::rm),
+            M::Movsx | M::Movsxd => self.extend::<true>(),
+            M::Lea if self.fast && size == 8 => plain!(mov::lea64),
+            M::Lea => plain!(mov::lea),
+            M::Inc => self.unary(all!(plain, alu::inc_r), all!(general, alu::inc_m)),
+            M::Dec => self.unary(all!(plain, alu::dec_r), all!(general, alu::dec_m)),
+            M::Neg => self.unary(all!(plain, alu::neg_r), all!(general, alu::neg_m)),
+            M::Not => self.unary(all!(plain, alu::not_r), all!(general, alu::not_m)),
+            M::Shl | M::Sal => self.shift::<{ shift::SHL }>(),
+            M::Shr => self.shift::<{ shift::SHR }>(),
+            M::Sar => self.shift::<{ shift::SAR }>(),
+            M::Rol => self.shift::<{ shift::ROL }>(),
+            M::Ror => self.shift::<{ shift::ROR }>(),
+            M::Rcl => self.shift::<{ shift::RCL }>(),
+            M::Rcr => self.shift::<{ shift::RCR }>(),
+            M::Shld | M::Shrd => {
+                if self.i.op2_kind() == OpKind::Register {
+                    o.imm = u64::MAX;
+                }
+                if self.i.mnemonic() == M::Shld {
+                    sized!(size, general, shift::double, false)
+                } else {
+                    sized!(size, general, shift::double, true)
+                }
+            }
+            M::Bt => self.bit::<{ bits::BT }>(),
+            M::Bts => self.bit::<{ bits::BTS }>(),
+            M::Btr => self.bit::<{ bits::BTR }>(),
+            M::Btc => self.bit::<{ bits::BTC }>(),
+            M::Bsf => sized!(size, general, bits::scan, false),
+            M::Bsr => sized!(size, general, bits::scan, true),
+            M::Tzcnt => sized!(size, general, bits::count, false),
+            M::Lzcnt => sized!(size, general, bits::count, true),
+            M::Popcnt => sized!(size, general, bits::popcnt),
+            M::Crc32 => {
+                let from = if self.mem(1) {
+                    self.i.memory_size().size()
+                } else {
+                    self.i.op1_register().size()
+                };
+                sized!(from, general, bits::crc32)
+            }
+            M::Mul => sized!(size, general, muldiv::mul),
+            M::Imul => match self.i.op_count() {
+                1 => sized!(size, general, muldiv::imul1),
+                2 => sized!(size, general, muldiv::imul2),
+                _ => sized!(size, general, muldiv::imul3),
+            },
+            M::Div => sized!(size, general, muldiv::div),
+            M::Idiv => sized!(size, general, muldiv::idiv),
+            M::Aaa => general!(muldiv::aaa),
+            M::Aas => general!(muldiv::aas),
+            M::Aad => general!(muldiv::aad),
+            M::Aam => general!(muldiv::aam),
+            M::Daa => general!(muldiv::daa),
+            M::Das => general!(muldiv::das),
+            M::Lahf => general!(muldiv::lahf),
+            M::Sahf => general!(muldiv::sahf),
+            M::Xadd => sized!(size, general, alu::xadd),
+            M::Cmpxchg => sized!(size, general, alu::cmpxchg),
+            M::Cmpxchg8b => general!(alu::cmpxchg_pair::<u32>),
+            M::Cmpxchg16b => general!(alu::cmpxchg_pair::<u64>),
+            M::Xchg => {
+                if self.mem(1) {
+                    // XCHG reg, mem is shown with its operands in either order.
+                    o.s = o.d;
+                }
+                sized!(size, general, alu::xchg)
+            }
+            M::Movbe if self.mem(1) => sized!(size, general, alu::movbe_load),
+            M::Movbe => sized!(size, general, alu::movbe_store),
+            M::Bswap => sized!(size, plain, alu::bswap),
+            M::Adcx if size == 8 => general!(alu::adx::<u64, { crate::flags::CF }>),
+            M::Adcx => general!(alu::adx::<u32, { crate::flags::CF }>),
+            M::Adox if size == 8 => general!(alu::adx::<u64, { crate::flags::OF }>),
+            M::Adox => general!(alu::adx::<u32, { crate::flags::OF }>),
+            M::Cbw | M::Cwde | M::Cdqe => plain!(mov::widen_acc),
+            M::Cwd | M::Cdq | M::Cqo => plain!(mov::sign_acc),
+            M::Xlatb => general!(mov::xlat),
+            M::Nop | M::Pause | M::Endbr32 | M::Endbr64 | M::Reservednop => plain!(mov::nop),
+            M::Prefetch
+            | M::Prefetchw
+            | M::Prefetchwt1
+            | M::Prefetchnta
+            | M::Prefetcht0
+            | M::Prefetcht1
+            | M::Prefetcht2 => plain!(mov::nop),
+            M::Mfence | M::Lfence | M::Sfence => plain!(mov::fence),
+            M::Clflush | M::Clflushopt | M::Clwb => general!(mov::flush),
+            M::Cld => plain!(system::cld),
+            M::Std => plain!(system::std),
+            M::Clc => plain!(system::carry::<0>),
+            M::Stc => plain!(system::carry::<1>),
+            M::Cmc => plain!(system::carry::<2>),
+            M::Salc => plain!(system::salc),
+            M::Movnti => sized!(size, general, mov::mr),
+            _ if cc != 0 && self.is_cmov() => match size {
+                2 => by_condition!(cc - 1, general, mov::cmov, u16),
+                4 => by_condition!(cc - 1, general, mov::cmov, u32),
+                _ => by_condition!(cc - 1, general, mov::cmov, u64),
+            },
+            _ if cc != 0 && self.is_setcc() => by_condition!(cc - 1, general, mov::setcc),
+            _ => return self.stack_or_string(o),
+        })
+    }
+
+    fn is_cmov(&self) -> bool {
+        self.i.op_count() == 2
+            && self.reg(0)
+            && gpr(self.i.op0_register())
+            && !self.i.is_jcc_short_or_near()
+    }
+
+    fn is_setcc(&self) -> bool {
+        self.i.op_count() == 1 && !self.i.is_jcc_short_or_near() && !self.i.is_loopcc()
+    }
+
+    fn stack_or_string(&self, o: &mut Op) -> Option<Handler> {
+        let size = o.size;
+        let quad = self.code == 8 && size == 8;
+        Some(match self.i.mnemonic() {
+            M::Push if self.reg(0) && self.i.op0_register().is_segment_register() => {
+                o.s = o.d;
+                general!(stack::push_seg)
+            }
+            M::Push if self.reg(0) && quad => plain!(stack::push_r64),
+            M::Push if self.reg(0) || self.mem(0) => general!(stack::push),
+            M::Push => general!(stack::push_imm),
+            M::Pop if self.reg(0) && self.i.op0_register().is_segment_register() => {
+                general!(stack::pop_seg)
+            }
+            M::Pop if self.reg(0) && quad => plain!(stack::pop_r64),
+            M::Pop => general!(stack::pop),
+            M::Pusha | M::Pushad => general!(stack::pusha),
+            M::Popa | M::Popad => general!(stack::popa),
+            M::Pushf | M::Pushfd | M::Pushfq => general!(stack::pushf),
+            M::Popf | M::Popfd | M::Popfq => general!(stack::popf),
+            M::Enter => general!(stack::enter),
+            M::Leave if quad => plain!(stack::leave64),
+            M::Leave => general!(stack::leave),
+            M::Movsb | M::Movsw | M::Movsq => sized!(size, general, string::movs),
+            M::Movsd if self.i.is_string_instruction() => general!(string::movs::<u32>),
+            M::Stosb | M::Stosw | M::Stosd | M::Stosq => sized!(size, general, string::stos),
+            M::Lodsb | M::Lodsw | M::Lodsd | M::Lodsq => sized!(size, general, string::lods),
+            M::Scasb | M::Scasw | M::Scasd | M::Scasq => sized!(size, general, string::scas),
+            M::Cmpsb | M::Cmpsw | M::Cmpsq => sized!(size, general, string::cmps),
+            M::Cmpsd if self.i.is_string_instruction() => general!(string::cmps::<u32>),
+            M::Insb | M::Insw | M::Insd => general!(string::ins),
+            M::Outsb | M::Outsw | M::Outsd => general!(string::outs),
+            M::In => {
+                if !self.reg(1) {
+                    o.s = slot::ZERO;
+                }
+                general!(io::input)
+            }
+            M::Out => {
+                o.size = self.i.op1_register().size() as u8;
+                o.s = if self.reg(0) { 2 } else { slot::ZERO };
+                general!(io::output)
+            }
+            _ => return None,
+        })
+    }
+
+    fn flow(&self, o: &mut Op) -> Option<Handler> {
+        let wide = self.code == 8 && self.size == 8;
+        let cc = self.i.condition_code() as u8;
+        Some(match self.i.mnemonic() {
+            _ if self.i.is_jcc_short_or_near() => match (wide, self.link) {
+                (true, true) => jcc_linked(cc - 1),
+                (true, false) => jcc_far(cc - 1),
+                _ => by_condition!(cc - 1, plain, branch::jcc),
+            },
+            M::Jmp if self.i.is_jmp_short_or_near() => match (wide, self.link) {
+                (true, true) => plain!(branch::jmp64::<true>),
+                (true, false) => plain!(branch::jmp64::<false>),
+                _ => plain!(branch::jmp),
+            },
+            M::Jmp if self.i.is_jmp_far() => ending!(far::jmp_imm),
+            M::Jmp if self.i.is_jmp_far_indirect() => ending!(far::jmp_mem),
+            M::Jmp if wide && self.fast => plain!(branch::jmp_rm64),
+            M::Jmp => plain!(branch::jmp_rm),
+            M::Call if self.i.is_call_near() => match (wide, self.link) {
+                (true, true) => plain!(branch::call64::<true>),
+                (true, false) => plain!(branch::call64::<false>),
+                _ => plain!(branch::call),
+            },
+            M::Call if self.i.is_call_far() => ending!(far::call_imm),
+            M::Call if self.i.is_call_far_indirect() => ending!(far::call_mem),
+            M::Call if wide && self.fast => plain!(branch::call_rm64),
+            M::Call => plain!(branch::call_rm),
+            M::Ret if wide => plain!(branch::ret64),
+            M::Ret => plain!(branch::ret),
+            M::Retf => ending!(far::retf),
+            M::Iret | M::Iretd | M::Iretq => ending!(far::iret),
+            M::Jcxz | M::Jecxz | M::Jrcxz => plain!(branch::jcxz),
+            M::Loop => plain!(branch::loopcc::<0>),
+            M::Loope => plain!(branch::loopcc::<1>),
+            M::Loopne => plain!(branch::loopcc::<2>),
+            M::Syscall => ending!(far::syscall),
+            M::Sysret | M::Sysretq => ending!(far::sysret),
+            M::Sysenter => ending!(far::sysenter),
+            M::Sysexit | M::Sysexitq => ending!(far::sysexit),
+            M::Int => plain!(system::int_n),
+            M::Int3 => plain!(system::int3),
+            M::Int1 => plain!(system::int1),
+            M::Into => plain!(system::into),
+            M::Ud0 | M::Ud1 | M::Ud2 => general!(system::ud),
+            M::Lds | M::Les | M::Lfs | M::Lgs | M::Lss => {
+                o.s = match self.i.mnemonic() {
+                    M::Les => 0,
+                    M::Lss => 2,
+                    M::Lds => 3,
+                    M::Lfs => 4,
+                    _ => 5,
+                };
+                general!(far::load_far)
+            }
+            _ => return None,
+        })
+    }
+
+    fn system(&self, o: &mut Op) -> Option<Handler> {
+        let random_size = self.size;
+        Some(match self.i.mnemonic() {
+            M::Hlt => general!(system::hlt),
+            M::Cli => general!(system::cli),
+            M::Sti => general!(system::sti),
+            M::Clac => general!(system::smap_ac::<false>),
+            M::Stac => general!(system::smap_ac::<true>),
+            M::Clts => general!(cr::clts),
+            M::Lmsw => general!(cr::lmsw),
+            M::Smsw => general!(cr::smsw),
+            M::Sldt => general!(cr::sldt),
+            M::Str => general!(cr::str),
+            M::Lldt => general!(cr::lldt),
+            M::Ltr => general!(cr::ltr),
+            M::Lgdt => general!(cr::lgdt),
+            M::Lidt => general!(cr::lidt),
+            M::Sgdt => general!(cr::sgdt),
+            M::Sidt => general!(cr::sidt),
+            M::Invlpg => general!(cr::invlpg),
+            M::Invpcid => general!(cr::invpcid),
+            M::Wbinvd | M::Invd | M::Wbnoinvd => general!(cr::wbinvd),
+            M::Rdmsr => general!(msr::rdmsr),
+            M::Wrmsr => general!(msr::wrmsr),
+            M::Rdpmc => general!(msr::rdpmc),
+            M::Rdtsc => general!(msr::rdtsc::<false>),
+            M::Rdtscp => general!(msr::rdtsc::<true>),
+            M::Rdpid => general!(msr::rdpid),
+            M::Cpuid => general!(msr::cpuid),
+            M::Rdrand | M::Rdseed => sized!(random_size, general, msr::random),
+            M::Rdfsbase | M::Rdgsbase | M::Wrfsbase | M::Wrgsbase => {
+                let fs = matches!(self.i.mnemonic(), M::Rdfsbase | M::Wrfsbase);
+                o.s = if fs { 4 } else { 5 };
+                if matches!(self.i.mnemonic(), M::Rdfsbase | M::Rdgsbase) {
+                    general!(msr::read_base)
+                } else {
+                    general!(msr::write_base)
+                }
+            }
+            M::Swapgs => general!(msr::swapgs),
+            M::Verr => general!(system::verify::<false>),
+            M::Verw => general!(system::verify::<true>),
+            M::Lar => general!(system::lar),
+            M::Lsl => general!(system::lsl),
+            M::Arpl => general!(system::arpl),
+            M::Bound => general!(system::bound),
+            M::Wait => general!(system::wait),
+            M::Monitor | M::Mwait => general!(system::monitor),
+            M::Xgetbv => general!(system::xgetbv),
+            M::Xsetbv => general!(system::xsetbv),
+            M::Rdpkru => general!(system::pkru::<false>),
+            M::Wrpkru => general!(system::pkru::<true>),
+            _ => return None,
+        })
+    }
+}
+
+fn jcc_linked(cc: u8) -> Handler {
+    macro_rules! pick {
+        ($($n:literal)*) => {
+            match cc { $($n => plain!(branch::jcc64::<$n, true>),)* _ => plain!(branch::jcc64::<15, true>) }
+        };
+    }
+    pick!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+}
+
+fn jcc_far(cc: u8) -> Handler {
+    macro_rules! pick {
+        ($($n:literal)*) => {
+            match cc { $($n => plain!(branch::jcc64::<$n, false>),)* _ => plain!(branch::jcc64::<15, false>) }
+        };
+    }
+    pick!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+}

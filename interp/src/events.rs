@@ -1,0 +1,738 @@
+//! Delivery of exceptions, interrupts and software interrupts, and IRET.
+//! SDM Vol. 3A, "Interrupt and Exception Handling".
+
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "stack images are cut to their width"
+)]
+
+use crate::core::{BP, CR4_VME, Core, DB, DE, DF, Fault, GP, GP0, NP, OFV, PF, SS, TS, UD};
+use crate::flags::{AC, ARITH, DF as DIR, ID, IF, IOPL, NT, RF, TF, VIF, VIP, VM};
+use crate::platform::{Branch, BranchClass};
+use crate::seg::{Descriptor, canonical, code_of, gp};
+use hindsight_cpu::state::{Segment, seg};
+
+/// What is delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// A fault or trap of the processor.
+    Exception,
+    /// A maskable interrupt or NMI.
+    External,
+    /// INT n, INT3, INTO: the gate's DPL counts.
+    Software,
+    /// INT1: like software, but the DPL does not count.
+    Icebp,
+}
+
+/// An event under delivery.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event {
+    pub(crate) vector: u8,
+    pub(crate) cause: Cause,
+    pub(crate) code: Option<u32>,
+    /// RF in the pushed image.
+    pub(crate) rf: bool,
+}
+
+/// A triple fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shutdown;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Benign,
+    Contributory,
+    Page,
+    Double,
+}
+
+fn class(vector: u8) -> Class {
+    match vector {
+        DE | TS | NP | SS | GP => Class::Contributory,
+        PF => Class::Page,
+        DF => Class::Double,
+        _ => Class::Benign,
+    }
+}
+
+/// Vector and error code of a fault.
+fn parts(fault: Fault) -> (u8, Option<u32>) {
+    match fault {
+        Fault::Plain(v) => (v, None),
+        Fault::Code(v, code) => (v, Some(code)),
+        Fault::Page(code, _) => (PF, Some(code)),
+        Fault::Debug(_) => (DB, None),
+        Fault::Missing | Fault::Repeat => (UD, None),
+    }
+}
+
+impl Core {
+    /// Delivers a fault of the instruction at RIP.
+    pub(crate) fn deliver_fault(&mut self, fault: Fault) -> Result<(), Shutdown> {
+        let (vector, code) = parts(fault);
+        if let Fault::Page(_, lin) = fault {
+            self.st.cr2 = lin;
+        }
+        if let Fault::Debug(bits) = fault {
+            self.debug_bits(bits);
+        }
+        let rf = !matches!(vector, DF);
+        self.deliver(Event {
+            vector,
+            cause: Cause::Exception,
+            code,
+            rf,
+        })
+    }
+
+    /// Delivers an event; faults on the way become what the tables of the manual say.
+    pub(crate) fn deliver(&mut self, event: Event) -> Result<(), Shutdown> {
+        let mut event = event;
+        if event.vector == DB && event.cause != Cause::Software && event.cause != Cause::External {
+            self.enter_debug();
+        }
+        loop {
+            let from = self.rip;
+            let cpl = self.cpl;
+            let fault = match self.try_deliver(&event) {
+                Ok(()) => {
+                    self.note_delivery(&event, from, cpl);
+                    return Ok(());
+                }
+                Err(fault) => fault,
+            };
+            let (vector, mut code) = parts(fault);
+            if let Fault::Page(_, lin) = fault {
+                self.st.cr2 = lin;
+            }
+            let external = event.cause != Cause::Software;
+            if external && matches!(vector, TS | NP | SS | GP) {
+                code = code.map(|c| c | 1);
+            }
+            // An interrupt or a software interrupt counts as benign whatever its vector.
+            let first = if event.cause == Cause::Exception {
+                class(event.vector)
+            } else {
+                Class::Benign
+            };
+            let second = class(vector);
+            let double = match (first, second) {
+                (Class::Double, Class::Contributory | Class::Page) => return Err(Shutdown),
+                (Class::Contributory, Class::Contributory) => true,
+                (Class::Page, Class::Contributory | Class::Page) => true,
+                _ => false,
+            };
+            event = if double {
+                Event {
+                    vector: DF,
+                    cause: Cause::Exception,
+                    code: Some(0),
+                    rf: false,
+                }
+            } else {
+                Event {
+                    vector,
+                    cause: Cause::Exception,
+                    code,
+                    rf: true,
+                }
+            };
+        }
+    }
+
+    fn note_delivery(&mut self, event: &Event, from: u64, cpl: u8) {
+        self.st.events.mov_ss_shadow = false;
+        self.st.events.sti_shadow = false;
+        if self.observe.branches {
+            let class = match event.cause {
+                Cause::Exception => BranchClass::Exception,
+                Cause::External => BranchClass::Interrupt,
+                Cause::Software | Cause::Icebp => BranchClass::Far,
+            };
+            let branch = Branch {
+                from,
+                to: self.rip,
+                class,
+                cpl,
+                to_cpl: self.cpl,
+            };
+            self.record_full(branch);
+        }
+    }
+
+    fn try_deliver(&mut self, e: &Event) -> Result<(), Fault> {
+        if !self.cr0(crate::core::CR0_PE) {
+            return self.deliver_real(e.vector);
+        }
+        if self.lma() {
+            self.deliver_long(e)
+        } else {
+            self.deliver_protected(e)
+        }
+    }
+
+    fn image(&self, e: &Event) -> u64 {
+        let flags = self.rflags();
+        if e.rf { flags | RF } else { flags }
+    }
+
+    /// Through the interrupt vector table.
+    fn deliver_real(&mut self, vector: u8) -> Result<(), Fault> {
+        let at = u64::from(vector) * 4;
+        if at + 3 > self.st.idtr.limit.into() {
+            return Err(GP0);
+        }
+        let base = self.st.idtr.base.wrapping_add(at) & 0xffff_ffff;
+        let entry: u32 = self.read_sys(base)?;
+        let old = self.regs[4];
+        let (flags, cs, ip) = (self.rflags(), self.cs().selector, self.rip);
+        let pushed = self
+            .push(2, flags & 0xffff)
+            .and_then(|()| self.push(2, cs.into()))
+            .and_then(|()| self.push(2, ip & 0xffff));
+        if let Err(fault) = pushed {
+            self.regs[4] = old;
+            return Err(fault);
+        }
+        self.set_rflags(self.rflags() & !(IF | TF | AC | RF));
+        self.load_segment_real(seg::CS, (entry >> 16) as u16);
+        self.rip = (entry & 0xffff).into();
+        Ok(())
+    }
+
+    /// Reads the gate; `wide` gates have 16 bytes.
+    fn gate(&mut self, e: &Event, wide: bool) -> Result<(Descriptor, u64), Fault> {
+        let size = if wide { 16 } else { 8 };
+        let at = u64::from(e.vector) * size;
+        let bad = Fault::Code(GP, u32::from(e.vector) * 8 + 2);
+        if at + size - 1 > self.st.idtr.limit.into() {
+            return Err(bad);
+        }
+        let at = self.wrap(self.st.idtr.base.wrapping_add(at));
+        let gate = Descriptor {
+            raw: self.read_sys(at)?,
+            at,
+        };
+        let high = if wide {
+            self.read_sys::<u32>(at + 8)?
+        } else {
+            0
+        };
+        let kind_ok = match gate.system() {
+            Some(0xe | 0xf) => true,
+            Some(5 | 6 | 7) => !wide,
+            _ => false,
+        };
+        if !kind_ok || (e.cause == Cause::Software && gate.dpl() < self.cpl) {
+            return Err(bad);
+        }
+        if !gate.present() {
+            return Err(Fault::Code(NP, u32::from(e.vector) * 8 + 2));
+        }
+        Ok((gate, u64::from(high) << 32))
+    }
+
+    /// The code segment of a gate; answers it and the privilege level of the handler.
+    fn handler_cs(&mut self, selector: u16) -> Result<(Descriptor, u8), Fault> {
+        if selector & 0xfffc == 0 {
+            return Err(GP0);
+        }
+        let d = self.need_descriptor(selector)?;
+        if !d.is_code() || d.dpl() > self.cpl {
+            return Err(gp(selector));
+        }
+        if self.lma() && (!d.long() || d.big()) {
+            return Err(gp(selector));
+        }
+        if !d.present() {
+            return Err(crate::seg::np(selector));
+        }
+        let cpl = if d.conforming() { self.cpl } else { d.dpl() };
+        Ok((d, cpl))
+    }
+
+    fn deliver_long(&mut self, e: &Event) -> Result<(), Fault> {
+        let (gate, high) = self.gate(e, true)?;
+        let (selector, offset) = gate.gate();
+        let rip = offset | high;
+        let ist = gate.raw >> 32 & 7;
+        let (mut cs, cpl) = self.handler_cs(selector)?;
+        let inner = cpl < self.cpl;
+        let mut sp = if ist != 0 {
+            self.tss_pointer(0x24 + (ist - 1) * 8, 8)?
+        } else if inner {
+            self.tss_pointer(4 + u64::from(cpl) * 8, 8)?
+        } else {
+            self.regs[4]
+        };
+        if !canonical(rip) {
+            return Err(GP0);
+        }
+        sp &= !15;
+        let mut frame = vec![
+            self.st.seg[seg::SS].selector.into(),
+            self.regs[4],
+            self.image(e),
+            self.cs().selector.into(),
+            self.rip,
+        ];
+        frame.extend(e.code.map(u64::from));
+        let bytes: Vec<u8> = frame.iter().rev().flat_map(|v| v.to_le_bytes()).collect();
+        let sp = sp.wrapping_sub(bytes.len() as u64);
+        if !canonical(sp) || !canonical(sp.wrapping_add(bytes.len() as u64 - 1)) {
+            return Err(Fault::Code(SS, 0));
+        }
+        self.write_bytes_cpl(sp, &bytes, cpl)?;
+        self.mark_accessed(&mut cs)?;
+        self.cpl = cpl;
+        self.clear_for_handler(gate, TF | NT | RF | VM);
+        if inner {
+            self.null_ss(cpl);
+        }
+        self.set_cs(cs.segment(selector), cpl, rip);
+        self.regs[4] = sp;
+        Ok(())
+    }
+
+    fn clear_for_handler(&mut self, gate: Descriptor, mut mask: u64) {
+        if gate.access() & 1 == 0 {
+            mask |= IF;
+        }
+        self.set_rflags(self.rflags() & !mask);
+        self.update_mode();
+    }
+
+    /// A stack pointer or selector in the current TSS.
+    pub(crate) fn tss_pointer(&mut self, offset: u64, size: u64) -> Result<u64, Fault> {
+        let tr = self.st.tr;
+        if offset + size - 1 > tr.limit.into() {
+            return Err(Fault::Code(TS, code_of(tr.selector)));
+        }
+        let at = self.wrap(tr.base.wrapping_add(offset));
+        let v = match size {
+            2 => self.read_sys::<u16>(at)?.into(),
+            4 => self.read_sys::<u32>(at)?.into(),
+            _ => self.read_sys::<u64>(at)?,
+        };
+        if size == 8 && !canonical(v) {
+            return Err(Fault::Code(SS, 0));
+        }
+        Ok(v)
+    }
+
+    /// SS:ESP for an inner privilege level from the TSS, SS checked.
+    pub(crate) fn inner_stack(&mut self, cpl: u8) -> Result<(Segment, u64), Fault> {
+        let level = u64::from(cpl);
+        let (sp, selector) = if self.st.tr.access & 8 != 0 {
+            (
+                self.tss_pointer(4 + level * 8, 4)?,
+                self.tss_pointer(8 + level * 8, 2)?,
+            )
+        } else {
+            (
+                self.tss_pointer(2 + level * 4, 2)?,
+                self.tss_pointer(4 + level * 4, 2)?,
+            )
+        };
+        let selector = selector as u16;
+        let bad = Fault::Code(TS, code_of(selector));
+        let Some(mut d) = self.descriptor(selector)? else {
+            return Err(bad);
+        };
+        if selector & 3 != cpl.into() || d.dpl() != cpl || !d.writable() {
+            return Err(bad);
+        }
+        if !d.present() {
+            return Err(Fault::Code(SS, code_of(selector)));
+        }
+        self.mark_accessed(&mut d)?;
+        Ok((d.segment(selector), sp))
+    }
+
+    fn deliver_protected(&mut self, e: &Event) -> Result<(), Fault> {
+        let (gate, _) = self.gate(e, false)?;
+        let (selector, mut rip) = gate.gate();
+        if gate.system() == Some(5) {
+            return self.task_gate_event(selector, e.code, e.rf);
+        }
+        let wide = gate.access() & 8 != 0;
+        let size: u8 = if wide { 4 } else { 2 };
+        if !wide {
+            rip &= 0xffff;
+        }
+        let v86 = self.v86();
+        let (mut cs, cpl) = self.handler_cs(selector)?;
+        if v86 && cpl != 0 {
+            return Err(gp(selector));
+        }
+        let image = self.image(e);
+        let mut frame: Vec<u64> = Vec::with_capacity(10);
+        let old = (self.st.seg[seg::SS], self.regs[4]);
+        let mut target = None;
+        if cpl < self.cpl {
+            let (ss, sp) = self.inner_stack(cpl)?;
+            if v86 {
+                for i in [seg::GS, seg::FS, seg::DS, seg::ES] {
+                    frame.push(self.st.seg[i].selector.into());
+                }
+            }
+            frame.push(old.0.selector.into());
+            frame.push(old.1);
+            target = Some((ss, sp));
+        }
+        frame.extend([image, self.cs().selector.into(), self.rip]);
+        frame.extend(e.code.map(u64::from));
+        self.check_rip(rip, &cs.segment(selector))?;
+        let (ss, sp) = target.unwrap_or((old.0, self.sp()));
+        let sp = self.write_frame(&ss, sp, size, &frame, cpl)?;
+        self.mark_accessed(&mut cs)?;
+        self.cpl = cpl;
+        self.clear_for_handler(gate, TF | NT | RF | VM);
+        if target.is_some() {
+            if v86 {
+                for i in [seg::GS, seg::FS, seg::DS, seg::ES] {
+                    self.put_segment(
+                        i,
+                        Segment {
+                            unusable: true,
+                            ..Segment::default()
+                        },
+                    );
+                }
+            }
+            self.put_segment(seg::SS, ss);
+        }
+        self.set_cs(cs.segment(selector), cpl, rip);
+        self.set_sp(sp);
+        Ok(())
+    }
+
+    /// Writes values downwards from `sp` in a stack segment; answers the new stack pointer.
+    pub(crate) fn write_frame(
+        &mut self,
+        ss: &Segment,
+        sp: u64,
+        size: u8,
+        frame: &[u64],
+        cpl: u8,
+    ) -> Result<u64, Fault> {
+        let mask = if ss.default_big() {
+            0xffff_ffff
+        } else {
+            0xffff
+        };
+        let mut at = sp & mask;
+        let bad = Fault::Code(
+            SS,
+            if cpl < self.cpl {
+                code_of(ss.selector)
+            } else {
+                0
+            },
+        );
+        let down = ss.access & 4 != 0;
+        let mut places = Vec::with_capacity(frame.len());
+        for &v in frame {
+            at = at.wrapping_sub(size.into()) & mask;
+            let last = at + u64::from(size) - 1;
+            let limit = u64::from(ss.limit);
+            let ok = if down {
+                at > limit && last <= mask
+            } else {
+                last <= limit
+            };
+            if !ok {
+                return Err(bad);
+            }
+            let lin = ss.base.wrapping_add(at) & 0xffff_ffff;
+            self.probe_write_as(lin, size.into(), cpl)?;
+            places.push((lin, v));
+        }
+        for (lin, v) in places {
+            if size == 4 {
+                self.write_as(lin, v as u32, cpl)?;
+            } else {
+                self.write_as(lin, v as u16, cpl)?;
+            }
+        }
+        Ok(at)
+    }
+
+    /// IRET of `size` bytes; sets RIP.
+    pub(crate) fn iret(&mut self, size: u8) -> Result<(), Fault> {
+        let result = if !self.cr0(crate::core::CR0_PE) {
+            self.iret_real(size)
+        } else if self.v86() {
+            self.iret_v86(size)
+        } else if self.flag(NT) {
+            if self.lma() {
+                Err(GP0)
+            } else {
+                self.task_return()
+            }
+        } else {
+            self.iret_protected(size)
+        };
+        if result.is_ok() {
+            self.st.events.nmi_blocked = false;
+        }
+        result
+    }
+
+    fn iret_real(&mut self, size: u8) -> Result<(), Fault> {
+        let s = u64::from(size);
+        let (ip, cs, flags) = (
+            self.peek(size, 0)?,
+            self.peek(size, s)?,
+            self.peek(size, 2 * s)?,
+        );
+        if ip > self.cs().limit.into() {
+            return Err(GP0);
+        }
+        self.set_sp(self.sp().wrapping_add(3 * s));
+        self.load_segment_real(seg::CS, cs as u16);
+        self.rip = ip;
+        let mut mask = ARITH | TF | IF | DIR | IOPL | NT;
+        if size == 4 {
+            mask |= RF | AC | ID;
+        }
+        self.set_rflags((self.rflags() & !mask) | (flags & mask));
+        self.update_mode();
+        Ok(())
+    }
+
+    fn iret_v86(&mut self, size: u8) -> Result<(), Fault> {
+        let vme = self.iopl() < 3;
+        if vme && (size != 2 || !self.cr4(CR4_VME)) {
+            return Err(GP0);
+        }
+        let s = u64::from(size);
+        let (ip, cs, flags) = (
+            self.peek(size, 0)?,
+            self.peek(size, s)?,
+            self.peek(size, 2 * s)?,
+        );
+        if ip > 0xffff {
+            return Err(GP0);
+        }
+        let mut mask = ARITH | TF | DIR | NT;
+        let mut flags = flags;
+        if vme {
+            if flags & TF != 0 || (flags & IF != 0 && self.flag(VIP)) {
+                return Err(GP0);
+            }
+            flags = (flags & !VIF) | if flags & IF != 0 { VIF } else { 0 };
+            mask |= VIF;
+        } else {
+            mask |= IF;
+            if size == 4 {
+                mask |= RF | AC | ID;
+            }
+        }
+        self.set_sp(self.sp().wrapping_add(3 * s));
+        self.load_segment_real(seg::CS, cs as u16);
+        self.rip = ip;
+        self.set_rflags((self.rflags() & !mask) | (flags & mask));
+        self.update_mode();
+        Ok(())
+    }
+
+    fn iret_protected(&mut self, size: u8) -> Result<(), Fault> {
+        let s = u64::from(size);
+        let (rip, cs_sel, flags) = (
+            self.peek(size, 0)?,
+            self.peek(size, s)? as u16,
+            self.peek(size, 2 * s)?,
+        );
+        if size == 4 && flags & VM != 0 && self.cpl == 0 && !self.lma() {
+            return self.iret_to_v86(rip, cs_sel, flags);
+        }
+        let rpl = (cs_sel & 3) as u8;
+        let mut cs = self.return_cs(cs_sel)?;
+        let outer = rpl > self.cpl;
+        // 64-bit code always pops SS:RSP.
+        let stack = if outer || self.code == 8 {
+            let (sp, ss_sel) = (self.peek(size, 3 * s)?, self.peek(size, 4 * s)? as u16);
+            Some((sp, ss_sel, self.return_ss(ss_sel, rpl, cs.long())?))
+        } else {
+            None
+        };
+        self.check_rip(rip, &cs.segment(cs_sel))?;
+        self.mark_accessed(&mut cs)?;
+        let mask = self.iret_mask(size);
+        let old_sp = self.sp().wrapping_add(3 * s);
+        self.set_rflags((self.rflags() & !mask) | (flags & mask));
+        match stack {
+            Some((sp, _, ss)) => {
+                self.cpl = rpl;
+                self.put_segment(seg::SS, ss);
+                self.set_cs(cs.segment(cs_sel), rpl, rip);
+                self.set_popped_sp(sp, size);
+            }
+            None => {
+                self.set_sp(old_sp);
+                self.set_cs(cs.segment(cs_sel), rpl, rip);
+            }
+        }
+        if outer {
+            self.drop_private_segments();
+        }
+        Ok(())
+    }
+
+    /// RSP popped by IRET or a far return to an outer level.
+    pub(crate) fn set_popped_sp(&mut self, sp: u64, size: u8) {
+        if size == 8 || self.code == 8 {
+            self.regs[4] = sp;
+        } else {
+            self.set_sp(sp);
+        }
+    }
+
+    /// What IRET may change in RFLAGS.
+    fn iret_mask(&self, size: u8) -> u64 {
+        let mut mask = ARITH | TF | DIR | NT;
+        if size != 2 {
+            mask |= RF | AC | ID;
+        }
+        if self.cpl <= self.iopl() {
+            mask |= IF;
+        }
+        if self.cpl == 0 {
+            mask |= IOPL;
+            if size != 2 {
+                mask |= VIF | VIP;
+            }
+        }
+        mask
+    }
+
+    /// The code segment of a return, checked.
+    pub(crate) fn return_cs(&mut self, selector: u16) -> Result<Descriptor, Fault> {
+        if selector & 0xfffc == 0 {
+            return Err(GP0);
+        }
+        let d = self.need_descriptor(selector)?;
+        let rpl = (selector & 3) as u8;
+        let dpl_ok = if d.conforming() {
+            d.dpl() <= rpl
+        } else {
+            d.dpl() == rpl
+        };
+        if !d.is_code() || rpl < self.cpl || !dpl_ok || (self.lma() && d.long() && d.big()) {
+            return Err(gp(selector));
+        }
+        if !d.present() {
+            return Err(crate::seg::np(selector));
+        }
+        Ok(d)
+    }
+
+    /// The stack segment of a return to `rpl`, checked.
+    pub(crate) fn return_ss(
+        &mut self,
+        selector: u16,
+        rpl: u8,
+        long: bool,
+    ) -> Result<Segment, Fault> {
+        if selector & 0xfffc == 0 {
+            if !(self.lma() && long) || rpl == 3 {
+                return Err(GP0);
+            }
+            let access = u16::from(rpl) << 5;
+            return Ok(Segment {
+                selector,
+                base: 0,
+                limit: 0,
+                access,
+                unusable: true,
+            });
+        }
+        let mut d = self.need_descriptor(selector)?;
+        if selector & 3 != rpl.into() || !d.writable() || d.dpl() != rpl {
+            return Err(gp(selector));
+        }
+        if !d.present() {
+            return Err(Fault::Code(SS, code_of(selector)));
+        }
+        self.mark_accessed(&mut d)?;
+        Ok(d.segment(selector))
+    }
+
+    /// After a return to an outer level: data segments it may not see become null.
+    pub(crate) fn drop_private_segments(&mut self) {
+        for i in [seg::ES, seg::DS, seg::FS, seg::GS] {
+            let s = self.st.seg[i];
+            let data = s.access & 8 == 0 || s.access & 4 == 0;
+            if s.unusable || (data && s.dpl() < self.cpl) {
+                let base = if i >= seg::FS && s.unusable {
+                    s.base
+                } else {
+                    0
+                };
+                let access = u16::from(self.cpl) << 5;
+                let null = Segment {
+                    selector: 0,
+                    base,
+                    limit: 0,
+                    access,
+                    unusable: true,
+                };
+                self.put_segment(i, null);
+            }
+        }
+    }
+
+    fn iret_to_v86(&mut self, rip: u64, cs: u16, flags: u64) -> Result<(), Fault> {
+        let mut v = [0_u64; 6];
+        for (i, slot) in (3_u64..).zip(&mut v) {
+            *slot = self.peek(4, 4 * i)?;
+        }
+        if rip > 0xffff {
+            return Err(GP0);
+        }
+        let mask = ARITH | TF | DIR | NT | RF | AC | ID | IF | IOPL | VIF | VIP | VM;
+        self.set_rflags((self.rflags() & !mask) | (flags & mask));
+        self.cpl = 3;
+        let [sp, ss, es, ds, fs, gs] = v;
+        for (i, sel) in [
+            (seg::CS, u64::from(cs)),
+            (seg::SS, ss),
+            (seg::ES, es),
+            (seg::DS, ds),
+            (seg::FS, fs),
+            (seg::GS, gs),
+        ] {
+            self.load_segment_real(i, sel as u16);
+        }
+        self.rip = rip;
+        self.update_mode();
+        self.regs[4] = sp & 0xffff_ffff;
+        Ok(())
+    }
+
+    fn write_bytes_cpl(&mut self, lin: u64, bytes: &[u8], cpl: u8) -> Result<(), Fault> {
+        self.probe_write_as(lin, bytes.len(), cpl)?;
+        for (i, chunk) in (0_u64..).step_by(8).zip(bytes.chunks(8)) {
+            let v = chunk.try_into().map_or(0, u64::from_le_bytes);
+            self.write_as(lin.wrapping_add(i), v, cpl)?;
+        }
+        Ok(())
+    }
+
+    /// Vectors of software interrupts that are exceptions by name.
+    pub(crate) fn soft_event(vector: u8, kind: crate::core::SoftKind) -> Event {
+        let cause = match kind {
+            crate::core::SoftKind::Icebp => Cause::Icebp,
+            _ => Cause::Software,
+        };
+        debug_assert!(kind != crate::core::SoftKind::Trap || matches!(vector, BP | OFV));
+        Event {
+            vector,
+            cause,
+            code: None,
+            rf: false,
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Addition, subtraction, logic, and what works like them.
+
+use super::{Done, dst, load, modify, read_rm, store};
+use crate::core::{Core, Fault};
+use crate::flags::{CF, Flags, OF};
+use crate::op::{Next, Op};
+use crate::word::Word;
+
+/// A two-operand operation.
+pub(crate) trait Alu: 'static {
+    /// The destination is written.
+    const WRITES: bool = true;
+    /// CF is an input.
+    const CARRY: bool = false;
+    fn eval(a: u64, b: u64, cf: u64) -> u64;
+    fn flags<T: Word>(a: T, b: T, r: T) -> Flags;
+}
+
+macro_rules! alu {
+    ($name:ident, $writes:expr, $carry:expr, |$a:ident, $b:ident, $c:ident| $eval:expr, $flags:ident) => {
+        #[derive(Debug)]
+        pub(crate) struct $name;
+        impl Alu for $name {
+            const WRITES: bool = $writes;
+            const CARRY: bool = $carry;
+            #[inline(always)]
+            fn eval($a: u64, $b: u64, $c: u64) -> u64 {
+                $eval
+            }
+            #[inline(always)]
+            fn flags<T: Word>(a: T, b: T, r: T) -> Flags {
+                $flags(a, b, r)
+            }
+        }
+    };
+}
+
+#[inline(always)]
+fn added<T: Word>(a: T, b: T, r: T) -> Flags {
+    Flags::add(a, b, r)
+}
+#[inline(always)]
+fn subtracted<T: Word>(a: T, b: T, r: T) -> Flags {
+    Flags::sub(a, b, r)
+}
+#[inline(always)]
+fn logical<T: Word>(_: T, _: T, r: T) -> Flags {
+    Flags::result(r, 0)
+}
+
+alu!(Add, true, false, |a, b, _c| a.wrapping_add(b), added);
+alu!(Or, true, false, |a, b, _c| a | b, logical);
+alu!(
+    Adc,
+    true,
+    true,
+    |a, b, c| a.wrapping_add(b).wrapping_add(c),
+    added
+);
+alu!(
+    Sbb,
+    true,
+    true,
+    |a, b, c| a.wrapping_sub(b).wrapping_sub(c),
+    subtracted
+);
+alu!(And, true, false, |a, b, _c| a & b, logical);
+alu!(Sub, true, false, |a, b, _c| a.wrapping_sub(b), subtracted);
+alu!(Xor, true, false, |a, b, _c| a ^ b, logical);
+alu!(Cmp, false, false, |a, b, _c| a.wrapping_sub(b), subtracted);
+alu!(Test, false, false, |a, b, _c| a & b, logical);
+
+#[inline(always)]
+pub(crate) fn eval<O: Alu, T: Word>(c: &Core, a: T, b: T) -> T {
+    let carry = if O::CARRY { c.cc.cf().into() } else { 0 };
+    T::from_u64(O::eval(a.zext(), b.zext(), carry))
+}
+
+/// Register, register.
+pub(crate) fn rr<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
+    let (a, b) = (c.get::<T>(o.d), c.get::<T>(o.s));
+    let r = eval::<O, T>(c, a, b);
+    c.cc = O::flags(a, b, r);
+    if O::WRITES {
+        c.put(o.d, r);
+    }
+    o.next()
+}
+
+/// Register, immediate.
+pub(crate) fn ri<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
+    let (a, b) = (c.get::<T>(o.d), T::from_u64(o.imm));
+    let r = eval::<O, T>(c, a, b);
+    c.cc = O::flags(a, b, r);
+    if O::WRITES {
+        c.put(o.d, r);
+    }
+    o.next()
+}
+
+/// Register, memory.
+pub(crate) fn rm<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Done {
+    let b: T = load(c, o)?;
+    let a = c.get::<T>(o.d);
+    let r = eval::<O, T>(c, a, b);
+    c.cc = O::flags(a, b, r);
+    if O::WRITES {
+        c.put(o.d, r);
+    }
+    Ok(())
+}
+
+fn memory<O: Alu, T: Word>(c: &mut Core, o: &Op, b: T) -> Done {
+    let carry = if O::CARRY { c.cc.cf().into() } else { 0 };
+    let f = |a: T| T::from_u64(O::eval(a.zext(), b.zext(), carry));
+    let a = if O::WRITES {
+        modify(c, o, f)?
+    } else {
+        load(c, o)?
+    };
+    c.cc = O::flags(a, b, f(a));
+    Ok(())
+}
+
+/// Memory, register.
+pub(crate) fn mr<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Done {
+    let b = c.get::<T>(o.s);
+    memory::<O, T>(c, o, b)
+}
+
+/// Memory, immediate.
+pub(crate) fn mi<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Done {
+    memory::<O, T>(c, o, T::from_u64(o.imm))
+}
+
+/// INC and DEC keep CF.
+#[inline(always)]
+pub(crate) fn step_flags<T: Word, const DEC: bool>(c: &Core, a: T, r: T) -> Flags {
+    let cf = if c.cc.cf() { CF } else { 0 };
+    let half = 1_u64 << (T::BITS - 1);
+    let of = if r.zext() == if DEC { half - 1 } else { half } {
+        OF
+    } else {
+        0
+    };
+    Flags::result(r, cf | of | ((a.zext() ^ r.zext()) & 0x10))
+}
+
+#[inline(always)]
+pub(crate) fn step<T: Word, const DEC: bool>(a: T) -> T {
+    T::from_u64(if DEC {
+        a.zext().wrapping_sub(1)
+    } else {
+        a.zext().wrapping_add(1)
+    })
+}
+
+pub(crate) fn inc_r<T: Word>(c: &mut Core, o: &Op) -> Next {
+    step_r::<T, false>(c, o)
+}
+
+pub(crate) fn dec_r<T: Word>(c: &mut Core, o: &Op) -> Next {
+    step_r::<T, true>(c, o)
+}
+
+#[inline(always)]
+fn step_r<T: Word, const DEC: bool>(c: &mut Core, o: &Op) -> Next {
+    let a = c.get::<T>(o.d);
+    let r = step::<T, DEC>(a);
+    c.cc = step_flags::<T, DEC>(c, a, r);
+    c.put(o.d, r);
+    o.next()
+}
+
+pub(crate) fn inc_m<T: Word>(c: &mut Core, o: &Op) -> Done {
+    let a: T = modify(c, o, step::<T, false>)?;
+    c.cc = step_flags::<T, false>(c, a, step::<T, false>(a));
+    Ok(())
+}
+
+pub(crate) fn dec_m<T: Word>(c: &mut Core, o: &Op) -> Done {
+    let a: T = modify(c, o, step::<T, true>)?;
+    c.cc = step_flags::<T, true>(c, a, step::<T, true>(a));
+    Ok(())
+}
+
+fn negated<T: Word>(a: T) -> T {
+    T::from_u64(a.zext().wrapping_neg())
+}
+
+fn inverted<T: Word>(a: T) -> T {
+    T::from_u64(!a.zext())
+}
+
+pub(crate) fn neg_r<T: Word>(c: &mut Core, o: &Op) -> Next {
+    let a = c.get::<T>(o.d);
+    c.cc = Flags::sub(T::from_u64(0), a, negated(a));
+    c.put(o.d, negated(a));
+    o.next()
+}
+
+pub(crate) fn neg_m<T: Word>(c: &mut Core, o: &Op) -> Done {
+    let a: T = modify(c, o, negated)?;
+    c.cc = Flags::sub(T::from_u64(0), a, negated(a));
+    Ok(())
+}
+
+pub(crate) fn not_r<T: Word>(c: &mut Core, o: &Op) -> Next {
+    let a = c.get::<T>(o.d);
+    c.put(o.d, inverted(a));
+    o.next()
+}
+
+pub(crate) fn not_m<T: Word>(c: &mut Core, o: &Op) -> Done {
+    modify::<T>(c, o, inverted).map(|_| ())
+}
+
+/// XADD with a register or memory.
+pub(crate) fn xadd<T: Word>(c: &mut Core, o: &Op) -> Done {
+    let b = c.get::<T>(o.s);
+    let sum = |a: T| T::from_u64(a.zext().wrapping_add(b.zext()));
+    let a = if super::is_mem(o) {
+        modify(c, o, sum)?
+    } else {
+        c.get(o.d)
+    };
+    c.put(o.s, a);
+    if !super::is_mem(o) {
+        c.put(o.d, sum(a));
+    }
+    c.cc = Flags::add(a, b, sum(a));
+    Ok(())
+}
+
+/// CMPXCHG: always writes its destination.
+pub(crate) fn cmpxchg<T: Word>(c: &mut Core, o: &Op) -> Done {
+    let acc = c.get::<T>(0);
+    let new = c.get::<T>(o.s);
+    let mem = super::is_mem(o);
+    let old = if mem {
+        modify(c, o, |a: T| if a == acc { new } else { a })?
+    } else {
+        c.get(o.d)
+    };
+    let r = T::from_u64(acc.zext().wrapping_sub(old.zext()));
+    c.cc = Flags::sub(acc, old, r);
+    if old == acc {
+        if !mem {
+            c.put(o.d, new);
+        }
+    } else {
+        c.put(0, old);
+    }
+    Ok(())
+}
+
+/// CMPXCHG8B and, with `T` = u64, CMPXCHG16B.
+pub(crate) fn cmpxchg_pair<T: Word>(c: &mut Core, o: &Op) -> Done {
+    let lin = dst(c, o, 2 * T::SIZE)?;
+    if T::SIZE == 8 && lin & 15 != 0 {
+        return Err(crate::core::GP0);
+    }
+    let memory = std::sync::Arc::clone(&c.memory);
+    let _guard = memory
+        .split_lock
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let expected = (c.get::<T>(0), c.get::<T>(2));
+    let new = (c.get::<T>(3), c.get::<T>(1));
+    let equal = exchange_pair(c, lin, expected, new)?;
+    let zf = crate::flags::ZF;
+    c.cc = Flags::explicit((c.cc.bits() & !zf) | if equal.is_none() { zf } else { 0 });
+    if let Some((lo, hi)) = equal {
+        c.put(0, lo);
+        c.put(2, hi);
+    }
+    Ok(())
+}
+
+/// Compares and writes; answers the old pair if it differed.
+fn exchange_pair<T: Word>(
+    c: &mut Core,
+    lin: u64,
+    expected: (T, T),
+    new: (T, T),
+) -> Result<Option<(T, T)>, Fault> {
+    if T::SIZE == 4 {
+        let join = |p: (T, T)| p.0.zext() | p.1.zext() << 32;
+        let want = join(expected);
+        let old = c.modify::<u64>(lin, lin & 7 == 0, |v| if v == want { join(new) } else { v })?;
+        let pair = (T::from_u64(old), T::from_u64(old >> 32));
+        return Ok((old != want).then_some(pair));
+    }
+    let old = c.modify_pair(
+        lin,
+        (expected.0.zext(), expected.1.zext()),
+        (new.0.zext(), new.1.zext()),
+    )?;
+    let pair = (T::from_u64(old.0), T::from_u64(old.1));
+    Ok((pair != expected).then_some(pair))
+}
+
+/// XCHG with a register or memory; memory is always locked.
+pub(crate) fn xchg<T: Word>(c: &mut Core, o: &Op) -> Done {
+    let b = c.get::<T>(o.s);
+    if super::is_mem(o) {
+        let lin = dst(c, o, T::SIZE)?;
+        let a = c.modify(lin, true, |_| b)?;
+        c.put(o.s, a);
+    } else {
+        let a = c.get::<T>(o.d);
+        c.put(o.d, b);
+        c.put(o.s, a);
+    }
+    Ok(())
+}
+
+/// MOVBE and BSWAP differ only in where the value is.
+pub(crate) fn movbe_load<T: Word>(c: &mut Core, o: &Op) -> Done {
+    let v: T = load(c, o)?;
+    c.put(o.d, swapped(v));
+    Ok(())
+}
+
+pub(crate) fn movbe_store<T: Word>(c: &mut Core, o: &Op) -> Done {
+    let v = c.get::<T>(o.s);
+    store(c, o, swapped(v))
+}
+
+pub(crate) fn bswap<T: Word>(c: &mut Core, o: &Op) -> Next {
+    // With a 16-bit operand the result is undefined; processors give 0.
+    let v = c.get::<T>(o.d);
+    c.put(
+        o.d,
+        if T::SIZE == 2 {
+            T::from_u64(0)
+        } else {
+            swapped(v)
+        },
+    );
+    o.next()
+}
+
+fn swapped<T: Word>(v: T) -> T {
+    T::from_u64(v.zext().swap_bytes() >> (64 - T::BITS))
+}
+
+/// ADCX and ADOX: `FLAG` is carried.
+pub(crate) fn adx<T: Word, const FLAG: u64>(c: &mut Core, o: &Op) -> Done {
+    let b = read_rm::<T>(c, o, o.s)?;
+    let bits = c.cc.bits();
+    let sum =
+        u128::from(c.get::<T>(o.d).zext()) + u128::from(b.zext()) + u128::from(bits & FLAG != 0);
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the low half is the result"
+    )]
+    c.put(o.d, T::from_u64(sum as u64));
+    let carry = if sum >> T::BITS != 0 { FLAG } else { 0 };
+    c.cc = Flags::explicit((bits & !FLAG) | carry);
+    Ok(())
+}

@@ -1,0 +1,285 @@
+//! Near branches, and how blocks lead to each other.
+
+use super::{is_mem, load_sized, poll, read_sized};
+use crate::block::count;
+use crate::core::{Core, Fault, GP0, Leave, cut};
+use crate::op::{Next, Op, slot};
+use crate::platform::BranchClass;
+use crate::seg::canonical;
+use hindsight_cpu::state::seg;
+
+/// Starts the block that begins with `first` at `rip`, if the budget covers all of it.
+#[inline(always)]
+fn enter(c: &mut Core, first: Next, rip: u64) -> Next {
+    let budget = c.budget - i64::from(count(first));
+    if budget < 0 {
+        c.rip = rip;
+        return c.exit(Leave::Budget);
+    }
+    c.budget = budget;
+    c.regs[slot::BLOCK_RIP as usize] = rip;
+    first
+}
+
+/// Goes to any RIP.
+#[inline(always)]
+pub(crate) fn jump(c: &mut Core, rip: u64) -> Next {
+    match c.cache.jump(rip, c.ctx) {
+        Some(first) => enter(c, first, rip),
+        None => {
+            c.rip = rip;
+            c.exit(Leave::Lookup)
+        }
+    }
+}
+
+/// Goes to a RIP in the page of the branch: the block found there is remembered in `o`.
+#[inline(always)]
+fn linked(c: &mut Core, o: &Op, rip: u64) -> Next {
+    let first = o.link.get();
+    if first.is_null() {
+        c.link_from = o;
+        c.rip = rip;
+        return c.exit(Leave::Lookup);
+    }
+    enter(c, first, rip)
+}
+
+#[inline(always)]
+fn go<const LINK: bool>(c: &mut Core, o: &Op, rip: u64) -> Next {
+    if LINK {
+        linked(c, o, rip)
+    } else {
+        jump(c, rip)
+    }
+}
+
+/// The target of a direct branch in 64-bit mode.
+#[inline(always)]
+fn target64(c: &Core, o: &Op) -> u64 {
+    c.reg(slot::BLOCK_RIP).wrapping_add(o.imm)
+}
+
+/// Checks the target of a near branch.
+fn near(c: &Core, rip: u64) -> Result<u64, Fault> {
+    let ok = if c.code == 8 {
+        canonical(rip)
+    } else {
+        rip <= c.st.seg[seg::CS].limit.into()
+    };
+    if ok { Ok(rip) } else { Err(GP0) }
+}
+
+/// The target of a direct branch in any mode.
+fn target(c: &Core, o: &Op) -> Result<u64, Fault> {
+    near(c, cut(target64(c, o), o.size) & c.ip_mask)
+}
+
+/// Ends a block by a jump, or by its fault.
+#[inline(always)]
+pub(crate) fn leap(c: &mut Core, o: &Op, to: Result<u64, Fault>) -> Next {
+    match to {
+        Ok(rip) if !c.leave => jump(c, rip),
+        Ok(rip) => {
+            c.rip = rip;
+            poll(c)
+        }
+        Err(fault) => c.fault_at(o, fault),
+    }
+}
+
+/// After the last operation of a block that does not branch.
+pub(crate) fn fall<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
+    let rip = target64(c, o) & c.ip_mask;
+    go::<LINK>(c, o, rip)
+}
+
+pub(crate) fn jmp64<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
+    let rip = target64(c, o);
+    c.record(c.rip_of(o), rip, BranchClass::DirectJump);
+    go::<LINK>(c, o, rip)
+}
+
+pub(crate) fn jmp(c: &mut Core, o: &Op) -> Next {
+    let to = target(c, o);
+    if let Ok(rip) = to {
+        c.record(c.rip_of(o), rip, BranchClass::DirectJump);
+    }
+    leap(c, o, to)
+}
+
+pub(crate) fn jcc64<const CC: u8, const LINK: bool>(c: &mut Core, o: &Op) -> Next {
+    if c.cc.condition::<CC>() {
+        taken64::<LINK>(c, o)
+    } else {
+        o.next()
+    }
+}
+
+/// A conditional branch that is taken, in 64-bit mode.
+#[inline(always)]
+pub(crate) fn taken64<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
+    let rip = target64(c, o);
+    c.record(c.rip_of(o), rip, BranchClass::Conditional);
+    go::<LINK>(c, o, rip)
+}
+
+pub(crate) fn jcc<const CC: u8>(c: &mut Core, o: &Op) -> Next {
+    if c.cc.condition::<CC>() {
+        taken(c, o)
+    } else {
+        o.next()
+    }
+}
+
+fn taken(c: &mut Core, o: &Op) -> Next {
+    let to = target(c, o);
+    if let Ok(rip) = to {
+        c.record(c.rip_of(o), rip, BranchClass::Conditional);
+    }
+    leap(c, o, to)
+}
+
+/// JCXZ, JECXZ, JRCXZ.
+pub(crate) fn jcxz(c: &mut Core, o: &Op) -> Next {
+    if cut(c.reg(1), o.asz) == 0 {
+        taken(c, o)
+    } else {
+        o.next()
+    }
+}
+
+/// LOOP (`KIND` 0), LOOPE (1), LOOPNE (2).
+pub(crate) fn loopcc<const KIND: u8>(c: &mut Core, o: &Op) -> Next {
+    let n = cut(c.reg(1).wrapping_sub(1), o.asz);
+    let go = n != 0
+        && match KIND {
+            0 => true,
+            1 => c.cc.zf(),
+            _ => !c.cc.zf(),
+        };
+    if go && let Err(fault) = target(c, o) {
+        return c.fault_at(o, fault);
+    }
+    c.put_sized(1, o.asz, n);
+    if go { taken(c, o) } else { o.next() }
+}
+
+/// Reads a near target from a register or memory.
+fn indirect_target(c: &mut Core, o: &Op) -> Result<u64, Fault> {
+    let v = read_sized(c, o, o.d, o.size)?;
+    near(c, v)
+}
+
+pub(crate) fn jmp_rm(c: &mut Core, o: &Op) -> Next {
+    c.left = o.left;
+    let to = indirect_target(c, o);
+    if let Ok(rip) = to {
+        c.record(c.rip_of(o), rip, BranchClass::IndirectJump);
+    }
+    leap(c, o, to)
+}
+
+fn do_call(c: &mut Core, o: &Op, to: Result<u64, Fault>, class: BranchClass) -> Next {
+    let to = to.and_then(|rip| {
+        c.push(o.size, c.rip_after(o))?;
+        Ok(rip)
+    });
+    if let Ok(rip) = to {
+        c.record(c.rip_of(o), rip, class);
+    }
+    leap(c, o, to)
+}
+
+pub(crate) fn call(c: &mut Core, o: &Op) -> Next {
+    c.left = o.left;
+    let to = target(c, o);
+    do_call(c, o, to, BranchClass::DirectCall)
+}
+
+pub(crate) fn call64<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
+    let sp = c.regs[4].wrapping_sub(8);
+    if !c.fast_write(sp, c.rip_after(o)) {
+        return call(c, o);
+    }
+    c.regs[4] = sp;
+    let rip = target64(c, o);
+    c.record(c.rip_of(o), rip, BranchClass::DirectCall);
+    go::<LINK>(c, o, rip)
+}
+
+pub(crate) fn call_rm(c: &mut Core, o: &Op) -> Next {
+    c.left = o.left;
+    let to = indirect_target(c, o);
+    do_call(c, o, to, BranchClass::IndirectCall)
+}
+
+/// Near RET; `o.imm` more bytes are popped.
+pub(crate) fn ret(c: &mut Core, o: &Op) -> Next {
+    c.left = o.left;
+    let to = ret_target(c, o);
+    if let Ok(rip) = to {
+        let sp = c.sp().wrapping_add(u64::from(o.size)).wrapping_add(o.imm);
+        c.set_sp(sp);
+        c.record(c.rip_of(o), rip, BranchClass::Return);
+    }
+    leap(c, o, to)
+}
+
+fn ret_target(c: &mut Core, o: &Op) -> Result<u64, Fault> {
+    let lin = c.linear(seg::SS as u8, c.sp(), o.size.into(), false)?;
+    let v = load_sized(c, lin, o.size)?;
+    near(c, v)
+}
+
+pub(crate) fn ret64(c: &mut Core, o: &Op) -> Next {
+    let sp = c.regs[4];
+    match c.fast_read::<u64>(sp) {
+        Some(rip) if canonical(rip) => {
+            c.regs[4] = sp.wrapping_add(8).wrapping_add(o.imm);
+            c.record(c.rip_of(o), rip, BranchClass::Return);
+            jump(c, rip)
+        }
+        _ => ret(c, o),
+    }
+}
+
+/// JMP through a register or memory in 64-bit mode.
+pub(crate) fn jmp_rm64(c: &mut Core, o: &Op) -> Next {
+    let rip = if is_mem(o) {
+        c.fast_read::<u64>(c.ea64(o))
+    } else {
+        Some(c.reg(o.d))
+    };
+    match rip {
+        Some(rip) if canonical(rip) => {
+            c.record(c.rip_of(o), rip, BranchClass::IndirectJump);
+            jump(c, rip)
+        }
+        _ => jmp_rm(c, o),
+    }
+}
+
+/// CALL through a register or memory in 64-bit mode.
+pub(crate) fn call_rm64(c: &mut Core, o: &Op) -> Next {
+    let rip = if is_mem(o) {
+        c.fast_read::<u64>(c.ea64(o))
+    } else {
+        Some(c.reg(o.d))
+    };
+    let sp = c.regs[4].wrapping_sub(8);
+    match rip {
+        Some(rip) if canonical(rip) && c.fast_write(sp, c.rip_after(o)) => {
+            c.regs[4] = sp;
+            c.record(c.rip_of(o), rip, BranchClass::IndirectCall);
+            jump(c, rip)
+        }
+        _ => call_rm(c, o),
+    }
+}
+
+/// Starts the block at RIP; its instructions fit the budget.
+pub(crate) fn start(c: &mut Core, first: Next) {
+    c.budget -= i64::from(count(first));
+    c.regs[slot::BLOCK_RIP as usize] = c.rip;
+}

@@ -1,0 +1,349 @@
+//! Control and debug registers. SDM Vol. 3A, "Control Registers".
+
+use super::Done;
+use crate::core::*;
+use crate::op::Op;
+use hindsight_cpu::state::seg;
+
+const CR0_KNOWN: u64 = CR0_PE
+    | CR0_MP
+    | CR0_EM
+    | CR0_TS
+    | CR0_ET
+    | CR0_NE
+    | CR0_WP
+    | CR0_AM
+    | CR0_NW
+    | CR0_CD
+    | CR0_PG;
+
+fn privileged(c: &Core) -> Done {
+    if c.cpl == 0 { Ok(()) } else { Err(GP0) }
+}
+
+/// MOV from CRn: register in `o.d`, n in `o.s`.
+pub(crate) fn read(c: &mut Core, o: &Op) -> Done {
+    privileged(c)?;
+    let v = match o.s {
+        0 => c.st.cr0,
+        2 => c.st.cr2,
+        3 => c.st.cr3,
+        4 => c.st.cr4,
+        8 => c.platform().cr8().into(),
+        _ => return Err(UD_),
+    };
+    let size = if c.code == 8 { 8 } else { 4 };
+    c.put_sized(o.d, size, v);
+    Ok(())
+}
+
+/// MOV to CRn: n in `o.d`, register in `o.s`.
+pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
+    privileged(c)?;
+    let size = if c.code == 8 { 8 } else { 4 };
+    let v = cut(c.reg(o.s), size);
+    match o.d {
+        0 => c.write_cr0(v)?,
+        2 => c.st.cr2 = v,
+        3 => c.write_cr3(v)?,
+        4 => c.write_cr4(v)?,
+        8 => {
+            let Ok(priority) = u8::try_from(v) else {
+                return Err(GP0);
+            };
+            if priority > 15 {
+                return Err(GP0);
+            }
+            c.st.cr8 = v;
+            c.platform().set_cr8(priority);
+        }
+        _ => return Err(UD_),
+    }
+    c.leave = true;
+    Ok(())
+}
+
+impl Core {
+    fn write_cr0(&mut self, v: u64) -> Done {
+        let bad = v & !0xffff_ffff != 0
+            || (v & CR0_PG != 0 && v & CR0_PE == 0)
+            || (v & CR0_NW != 0 && v & CR0_CD == 0);
+        if bad {
+            return Err(GP0);
+        }
+        let v = (v & CR0_KNOWN) | CR0_ET;
+        let old = self.st.cr0;
+        let paging = (v ^ old) & CR0_PG != 0;
+        if paging && v & CR0_PG != 0 {
+            if self.st.efer & EFER_LME != 0 {
+                if !self.cr4(CR4_PAE) || self.cs().long() || self.st.tr.access & 8 == 0 {
+                    return Err(GP0);
+                }
+                self.st.efer |= EFER_LMA;
+            } else if self.cr4(CR4_PAE) {
+                self.load_pdptrs(self.st.cr3)?;
+            }
+        } else if paging {
+            if self.code == 8 || self.cr4(CR4_PCIDE) {
+                return Err(GP0);
+            }
+            self.st.efer &= !EFER_LMA;
+        }
+        self.st.cr0 = v;
+        if (v ^ old) & (CR0_PG | CR0_WP | CR0_PE) != 0 {
+            self.flush_tlb();
+        }
+        if (v ^ old) & CR0_PE != 0 {
+            // The privilege level of real-address mode is 0 whatever SS says.
+            self.cpl = 0;
+            self.st.seg[seg::SS].access &= !(3 << 5);
+        }
+        self.update_mode();
+        Ok(())
+    }
+
+    fn write_cr3(&mut self, v: u64) -> Done {
+        let mut v = v;
+        if self.lma() {
+            if self.cr4(CR4_PCIDE) {
+                v &= !(1 << 63);
+            }
+            if v & !self.phys_mask != 0 {
+                return Err(GP0);
+            }
+        } else if self.cr4(CR4_PAE) && self.cr0(CR0_PG) {
+            self.load_pdptrs(v)?;
+        }
+        self.st.cr3 = v;
+        self.flush_tlb();
+        Ok(())
+    }
+
+    /// The bits of CR4 that CPUID allows.
+    fn cr4_allowed(&mut self) -> u64 {
+        let mut allowed = CR4_VME | CR4_PVI | CR4_TSD | CR4_DE | CR4_PSE | CR4_PAE;
+        allowed |= 1 << 6 | CR4_PGE | CR4_PCE | CR4_OSFXSR | 1 << 10;
+        let one = self.platform().cpuid(1, 0);
+        let seven = self.platform().cpuid(7, 0);
+        let mut add = |on: bool, bit: u64| {
+            if on {
+                allowed |= bit;
+            }
+        };
+        add(one[2] & 1 << 17 != 0, CR4_PCIDE);
+        add(one[2] & 1 << 26 != 0, CR4_OSXSAVE);
+        add(seven[1] & 1 != 0, CR4_FSGSBASE);
+        add(seven[1] & 1 << 7 != 0, CR4_SMEP);
+        add(seven[1] & 1 << 20 != 0, CR4_SMAP);
+        add(seven[2] & 1 << 2 != 0, CR4_UMIP);
+        add(seven[2] & 1 << 3 != 0, CR4_PKE);
+        allowed
+    }
+
+    fn write_cr4(&mut self, v: u64) -> Done {
+        let old = self.st.cr4;
+        if v & !self.cr4_allowed() != 0 {
+            return Err(GP0);
+        }
+        if self.lma() && v & CR4_PAE == 0 {
+            return Err(GP0);
+        }
+        let pcid_on = v & CR4_PCIDE != 0 && old & CR4_PCIDE == 0;
+        if pcid_on && (!self.lma() || self.st.cr3 & 0xfff != 0) {
+            return Err(GP0);
+        }
+        let changed = v ^ old;
+        if self.cr0(CR0_PG)
+            && !self.lma()
+            && v & CR4_PAE != 0
+            && changed & (CR4_PAE | CR4_PGE | CR4_PSE) != 0
+        {
+            self.load_pdptrs(self.st.cr3)?;
+        }
+        self.st.cr4 = v;
+        self.flush_tlb();
+        self.update_mode();
+        Ok(())
+    }
+}
+
+/// MOV from DRn.
+pub(crate) fn read_dr(c: &mut Core, o: &Op) -> Done {
+    let v = c.read_dr(o.s)?;
+    let size = if c.code == 8 { 8 } else { 4 };
+    c.put_sized(o.d, size, v);
+    Ok(())
+}
+
+/// MOV to DRn.
+pub(crate) fn write_dr(c: &mut Core, o: &Op) -> Done {
+    c.write_dr(o.d, c.reg(o.s))
+}
+
+pub(crate) fn clts(c: &mut Core, _: &Op) -> Done {
+    privileged(c)?;
+    c.st.cr0 &= !CR0_TS;
+    c.leave = true;
+    Ok(())
+}
+
+/// LMSW: can set PE, never clear it.
+pub(crate) fn lmsw(c: &mut Core, o: &Op) -> Done {
+    privileged(c)?;
+    let v: u16 = super::read_rm(c, o, o.d)?;
+    let v = u64::from(v) & 0xf;
+    let keep = c.st.cr0 & !0xe;
+    c.write_cr0(keep | v)?;
+    c.leave = true;
+    Ok(())
+}
+
+fn umip(c: &Core) -> Done {
+    if c.cr4(CR4_UMIP) && c.cpl > 0 {
+        Err(GP0)
+    } else {
+        Ok(())
+    }
+}
+
+/// SMSW.
+pub(crate) fn smsw(c: &mut Core, o: &Op) -> Done {
+    umip(c)?;
+    let v = c.st.cr0;
+    store_word(c, o, v)
+}
+
+/// Writes 16 bits to memory or the operand size to a register.
+fn store_word(c: &mut Core, o: &Op, v: u64) -> Done {
+    if super::is_mem(o) {
+        #[expect(clippy::cast_possible_truncation, reason = "a word is stored")]
+        return super::store(c, o, v as u16);
+    }
+    c.put_sized(o.d, o.size, v);
+    Ok(())
+}
+
+pub(crate) fn sldt(c: &mut Core, o: &Op) -> Done {
+    if !c.prot {
+        return Err(UD_);
+    }
+    umip(c)?;
+    store_word(c, o, c.st.ldtr.selector.into())
+}
+
+pub(crate) fn str(c: &mut Core, o: &Op) -> Done {
+    if !c.prot {
+        return Err(UD_);
+    }
+    umip(c)?;
+    store_word(c, o, c.st.tr.selector.into())
+}
+
+pub(crate) fn lldt(c: &mut Core, o: &Op) -> Done {
+    if !c.prot {
+        return Err(UD_);
+    }
+    privileged(c)?;
+    let v: u16 = super::read_rm(c, o, o.d)?;
+    c.load_ldtr(v)
+}
+
+pub(crate) fn ltr(c: &mut Core, o: &Op) -> Done {
+    if !c.prot {
+        return Err(UD_);
+    }
+    privileged(c)?;
+    let v: u16 = super::read_rm(c, o, o.d)?;
+    c.load_tr(v)
+}
+
+fn read_table(c: &mut Core, o: &Op) -> Result<(u16, u64), Fault> {
+    privileged(c)?;
+    let wide = c.code == 8;
+    let lin = super::src(c, o, if wide { 10 } else { 6 })?;
+    let limit: u16 = c.read(lin)?;
+    let base = if wide {
+        c.read::<u64>(lin + 2)?
+    } else {
+        c.read::<u32>(lin + 2)?.into()
+    };
+    if wide && !crate::seg::canonical(base) {
+        return Err(GP0);
+    }
+    Ok((
+        limit,
+        if o.size == 2 && !wide {
+            base & 0xff_ffff
+        } else {
+            base
+        },
+    ))
+}
+
+pub(crate) fn lgdt(c: &mut Core, o: &Op) -> Done {
+    let (limit, base) = read_table(c, o)?;
+    c.st.gdtr = hindsight_cpu::state::DescriptorTable { base, limit };
+    Ok(())
+}
+
+pub(crate) fn lidt(c: &mut Core, o: &Op) -> Done {
+    let (limit, base) = read_table(c, o)?;
+    c.st.idtr = hindsight_cpu::state::DescriptorTable { base, limit };
+    Ok(())
+}
+
+fn store_table(c: &mut Core, o: &Op, table: hindsight_cpu::state::DescriptorTable) -> Done {
+    umip(c)?;
+    let len = if c.code == 8 { 10 } else { 6 };
+    let lin = super::dst(c, o, len)?;
+    let mut data = [0; 10];
+    data[..2].copy_from_slice(&table.limit.to_le_bytes());
+    data[2..].copy_from_slice(&table.base.to_le_bytes());
+    c.write_bytes(lin, &data[..len])
+}
+
+pub(crate) fn sgdt(c: &mut Core, o: &Op) -> Done {
+    store_table(c, o, c.st.gdtr)
+}
+
+pub(crate) fn sidt(c: &mut Core, o: &Op) -> Done {
+    store_table(c, o, c.st.idtr)
+}
+
+pub(crate) fn invlpg(c: &mut Core, o: &Op) -> Done {
+    privileged(c)?;
+    let ea = c.offset(o);
+    let lin = if c.code == 8 {
+        c.ea64(o)
+    } else {
+        c.st.seg[usize::from(o.seg) % 6].base.wrapping_add(ea) & 0xffff_ffff
+    };
+    if c.code == 8 && !crate::seg::canonical(lin) {
+        return Ok(());
+    }
+    c.invalidate_page(lin);
+    c.leave = true;
+    Ok(())
+}
+
+/// INVPCID: every type flushes all.
+pub(crate) fn invpcid(c: &mut Core, o: &Op) -> Done {
+    privileged(c)?;
+    let lin = super::src(c, o, 16)?;
+    let pcid: u64 = c.read(lin)?;
+    let address: u64 = c.read(lin + 8)?;
+    let kind = c.reg(o.d);
+    let bad_pcid = pcid & !0xfff != 0 && kind < 2;
+    let no_pcid = !c.cr4(CR4_PCIDE) && kind < 2 && pcid & 0xfff != 0;
+    if kind > 3 || bad_pcid || no_pcid || (kind == 0 && !crate::seg::canonical(address)) {
+        return Err(GP0);
+    }
+    c.flush_tlb();
+    c.leave = true;
+    Ok(())
+}
+
+/// WBINVD, INVD: caches are not modelled.
+pub(crate) fn wbinvd(c: &mut Core, _: &Op) -> Done {
+    privileged(c)
+}

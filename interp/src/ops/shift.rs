@@ -1,0 +1,188 @@
+//! Shifts and rotates.
+
+use super::{Done, dst, is_mem};
+use crate::core::Core;
+use crate::flags::{CF, Flags, OF};
+use crate::op::{Next, Op};
+use crate::word::Word;
+
+/// Which operation: the reg field of the opcode.
+pub(crate) const ROL: u8 = 0;
+pub(crate) const ROR: u8 = 1;
+pub(crate) const RCL: u8 = 2;
+pub(crate) const RCR: u8 = 3;
+pub(crate) const SHL: u8 = 4;
+pub(crate) const SHR: u8 = 5;
+pub(crate) const SAR: u8 = 7;
+
+fn bit(on: bool, mask: u64) -> u64 {
+    if on { mask } else { 0 }
+}
+
+/// Shifts `a` by `n`, which is not 0 and already masked; answers result and flags.
+#[inline(always)]
+pub(crate) fn eval<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags) {
+    let bits = T::BITS;
+    let (v, top) = (a.zext(), T::BITS - 1);
+    match OP {
+        SHL => {
+            let r = T::from_u64(if n < 64 { v << n } else { 0 });
+            let cf = n <= bits && v >> (bits - n) & 1 != 0;
+            let of = (r.zext() >> top & 1 != 0) != cf;
+            (r, Flags::result(r, bit(cf, CF) | bit(of, OF)))
+        }
+        SHR => {
+            let r = T::from_u64(v.checked_shr(n).unwrap_or(0));
+            let cf = v.checked_shr(n - 1).unwrap_or(0) & 1 != 0;
+            let of = n == 1 && v >> top & 1 != 0;
+            (r, Flags::result(r, bit(cf, CF) | bit(of, OF)))
+        }
+        SAR => {
+            let s = a.sext().cast_signed();
+            let r = T::from_u64((s >> n.min(63)).cast_unsigned());
+            let cf = s >> (n - 1).min(63) & 1 != 0;
+            (r, Flags::result(r, bit(cf, CF)))
+        }
+        _ => rotate::<T, OP>(cc, a, n),
+    }
+}
+
+fn rotate<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags) {
+    let bits = T::BITS;
+    let (v, top) = (u128::from(a.zext()), T::BITS - 1);
+    // RCL and RCR rotate through CF: one bit wider.
+    let width = if OP >= RCL { bits + 1 } else { bits };
+    let m = n % width;
+    if OP >= RCL && m == 0 {
+        return (a, cc);
+    }
+    let wide = if OP >= RCL {
+        v | u128::from(cc.cf()) << bits
+    } else {
+        v
+    };
+    let mask = (1_u128 << width) - 1;
+    let turned = match OP {
+        ROL | RCL => wide << m | wide >> (width - m) % 128,
+        _ => wide >> m | wide << (width - m),
+    };
+    let turned = if m == 0 { wide } else { turned } & mask;
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the low bits are the result"
+    )]
+    let r = T::from_u64(turned as u64);
+    let msb = r.zext() >> top & 1 != 0;
+    let second = r.zext() >> (top - 1) & 1 != 0;
+    let (cf, of) = match OP {
+        ROL => (r.zext() & 1 != 0, msb != (r.zext() & 1 != 0)),
+        ROR => (msb, msb != second),
+        RCL => {
+            let cf = turned >> bits & 1 != 0;
+            (cf, msb != cf)
+        }
+        _ => (turned >> bits & 1 != 0, msb != second),
+    };
+    (
+        r,
+        Flags::explicit((cc.bits() & !(CF | OF)) | bit(cf, CF) | bit(of, OF)),
+    )
+}
+
+#[inline(always)]
+fn count<T: Word>(n: u64) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "masked to six bits")]
+    let n = (n & if T::SIZE == 8 { 63 } else { 31 }) as u32;
+    n
+}
+
+#[inline(always)]
+fn reg<T: Word, const OP: u8>(c: &mut Core, o: &Op, n: u64) -> Next {
+    let n = count::<T>(n);
+    let a = c.get::<T>(o.d);
+    if n != 0 {
+        let (r, cc) = eval::<T, OP>(c.cc, a, n);
+        c.cc = cc;
+        c.put(o.d, r);
+    } else {
+        // A 32-bit destination is zero-extended even by a shift of nothing.
+        c.put(o.d, a);
+    }
+    o.next()
+}
+
+fn mem<T: Word, const OP: u8>(c: &mut Core, o: &Op, n: u64) -> Done {
+    let n = count::<T>(n);
+    let lin = dst(c, o, T::SIZE)?;
+    let cc = c.cc;
+    if n == 0 {
+        return c.modify::<T>(lin, false, |a| a).map(|_| ());
+    }
+    let a = c.modify::<T>(lin, false, |a| eval::<T, OP>(cc, a, n).0)?;
+    c.cc = eval::<T, OP>(cc, a, n).1;
+    Ok(())
+}
+
+pub(crate) fn r_imm<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {
+    reg::<T, OP>(c, o, o.imm)
+}
+
+pub(crate) fn r_cl<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {
+    let n = c.reg(1);
+    reg::<T, OP>(c, o, n)
+}
+
+pub(crate) fn m_imm<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Done {
+    mem::<T, OP>(c, o, o.imm)
+}
+
+pub(crate) fn m_cl<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Done {
+    let n = c.reg(1);
+    mem::<T, OP>(c, o, n)
+}
+
+/// SHLD and SHRD (`RIGHT`); the count is in `o.imm`, or in CL if that is all ones.
+pub(crate) fn double<T: Word, const RIGHT: bool>(c: &mut Core, o: &Op) -> Done {
+    let n = count::<T>(if o.imm == u64::MAX { c.reg(1) } else { o.imm });
+    let b = c.get::<T>(o.s);
+    let cc = c.cc;
+    let f = |a: T| double_eval::<T, RIGHT>(cc, a, b, n);
+    let a = if is_mem(o) {
+        let lin = dst(c, o, T::SIZE)?;
+        c.modify::<T>(lin, false, |a| f(a).0)?
+    } else {
+        let a = c.get::<T>(o.d);
+        c.put(o.d, f(a).0);
+        a
+    };
+    c.cc = f(a).1;
+    Ok(())
+}
+
+fn double_eval<T: Word, const RIGHT: bool>(cc: Flags, a: T, b: T, n: u32) -> (T, Flags) {
+    if n == 0 {
+        return (a, cc);
+    }
+    let bits = T::BITS;
+    // A 16-bit count beyond 16 is undefined; the operands repeat then.
+    let (hi, lo) = if RIGHT { (b, a) } else { (a, b) };
+    let wide = u128::from(hi.zext()) << bits | u128::from(lo.zext());
+    let wide = if bits == 16 {
+        wide | wide << 32 | wide << 64
+    } else {
+        wide
+    };
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the low bits are the result"
+    )]
+    let (r, cf) = if RIGHT {
+        (T::from_u64((wide >> n) as u64), wide >> (n - 1) & 1 != 0)
+    } else {
+        let total = if bits == 16 { 64 } else { 2 * bits };
+        let out = wide >> (total - n) & 1 != 0;
+        (T::from_u64((wide >> (total - bits - n)) as u64), out)
+    };
+    let of = (r.zext() ^ a.zext()) >> (bits - 1) & 1 != 0;
+    (r, Flags::result(r, bit(cf, CF) | bit(of, OF)))
+}

@@ -1,0 +1,118 @@
+//! What the interpreter needs from the machine around the processor.
+
+use hindsight_cpu::state::CpuState;
+
+/// The access raises #GP(0).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gp;
+
+/// What waits for the processor at an instruction boundary.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    /// A maskable interrupt whose priority is above the processor's.
+    pub interrupt: bool,
+    /// A non-maskable interrupt. [`Platform::acknowledge_nmi`] takes it.
+    pub nmi: bool,
+    /// Anything that the caller of [`crate::Vcpu::run`] must see to: INIT, start-up IPI, a stop.
+    pub leave: bool,
+}
+
+/// The kind of a change of the instruction flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BranchClass {
+    /// A taken Jcc, LOOPcc or JCXZ.
+    Conditional,
+    /// JMP rel.
+    DirectJump,
+    /// JMP reg or mem.
+    IndirectJump,
+    /// CALL rel.
+    DirectCall,
+    /// CALL reg or mem.
+    IndirectCall,
+    /// Near RET.
+    Return,
+    /// Far JMP, CALL, RET; IRET, SYSCALL, SYSRET, SYSENTER, SYSEXIT; INT n.
+    Far,
+    /// Delivery of an exception.
+    Exception,
+    /// Delivery of an external interrupt or NMI.
+    Interrupt,
+}
+
+/// One taken branch, interrupt or exception.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Branch {
+    /// RIP of the branch; of the interrupted instruction for exceptions and interrupts.
+    pub from: u64,
+    /// RIP of the target.
+    pub to: u64,
+    /// What kind of branch.
+    pub class: BranchClass,
+    /// Privilege level before the branch.
+    pub cpl: u8,
+    /// Privilege level after it.
+    pub to_cpl: u8,
+}
+
+/// What is reported; see [`crate::Vcpu::observe`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Observe {
+    /// Taken branches, interrupts and exceptions, to [`Platform::branches`].
+    pub branches: bool,
+}
+
+/// The machine around one virtual processor.
+///
+/// Every call that may depend on time is preceded by [`Platform::retired`].
+pub trait Platform {
+    /// IN and INS: 1, 2 or 4 bytes from a port.
+    fn port_read(&mut self, port: u16, data: &mut [u8]);
+    /// OUT and OUTS: 1, 2 or 4 bytes to a port.
+    fn port_write(&mut self, port: u16, data: &[u8]);
+    /// A read of guest-physical memory that is not RAM: 1 to 8 bytes.
+    fn mmio_read(&mut self, gpa: u64, data: &mut [u8]);
+    /// A write to guest-physical memory that is not writable RAM: 1 to 8 bytes.
+    fn mmio_write(&mut self, gpa: u64, data: &[u8]);
+    /// RDMSR of an MSR that the interpreter does not hold itself.
+    ///
+    /// # Errors
+    /// [`Gp`] where the processor raises #GP(0).
+    fn rdmsr(&mut self, state: &mut CpuState, index: u32) -> Result<u64, Gp>;
+    /// WRMSR of an MSR that the interpreter does not hold itself.
+    ///
+    /// # Errors
+    /// [`Gp`] where the processor raises #GP(0).
+    fn wrmsr(&mut self, state: &mut CpuState, index: u32, value: u64) -> Result<(), Gp>;
+    /// RDPMC; the default has no counters.
+    ///
+    /// # Errors
+    /// [`Gp`] where the processor raises #GP(0).
+    fn rdpmc(&mut self, _index: u32) -> Result<u64, Gp> {
+        Err(Gp)
+    }
+    /// CPUID: EAX, EBX, ECX, EDX. The bits that follow CR4 and XCR0 are put in by the interpreter.
+    fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4];
+    /// The time-stamp counter as RDTSC shows it.
+    fn tsc(&mut self) -> u64;
+    /// IA32_TSC_AUX.
+    fn tsc_aux(&mut self) -> u32;
+    /// 64 random bits for RDRAND and RDSEED.
+    fn random(&mut self) -> u64;
+    /// The task priority: TPR bits `[7:4]` of the local APIC.
+    fn cr8(&mut self) -> u8;
+    /// MOV to CR8.
+    fn set_cr8(&mut self, priority: u8);
+    /// What waits. Polled at block boundaries at a bounded interval, and after anything that may
+    /// change it.
+    fn pending(&mut self) -> Pending;
+    /// Acknowledges the interrupt controller's highest interrupt.
+    fn acknowledge(&mut self) -> Option<u8>;
+    /// Takes the pending NMI.
+    fn acknowledge_nmi(&mut self) {}
+    /// Retired instructions since [`crate::Vcpu::new`], before a call that may depend on time.
+    fn retired(&mut self, _count: u64) {}
+    /// Taken branches in order, when [`Observe::branches`] is on: before a full buffer is reused
+    /// and at the end of every run.
+    fn branches(&mut self, _branches: &[Branch]) {}
+}

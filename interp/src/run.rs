@@ -1,0 +1,476 @@
+//! The run loop: dispatch, boundaries, exact stepping.
+
+#![expect(unsafe_code, reason = "operations are reached through raw pointers")]
+
+use crate::core::{Core, Fault, Leave};
+use crate::decode::{EXACT, Features};
+use crate::events::{Cause, Event, Shutdown};
+use crate::flags::RF;
+use crate::memory::Memory;
+use crate::op::{Next, slot};
+use crate::ops::branch;
+use crate::platform::{Observe, Platform};
+use hindsight_cpu::state::{Activity, CpuState};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Instructions between two looks at pending interrupts.
+const SLICE: i64 = 4096;
+
+/// Why [`Vcpu::run`] came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// The budget is used up, to the instruction.
+    Budget,
+    /// HLT, and nothing pends that would wake the processor. Running again is allowed at any time.
+    Halted,
+    /// A triple fault; the state is that before the last delivery.
+    Shutdown,
+    /// [`Kicker::kick`] was called.
+    Kicked,
+    /// [`crate::Pending::leave`] was set.
+    Leave,
+    /// An instruction that the interpreter lacks: its bytes (the unused ones are 0) and RIP.
+    Missing {
+        /// The instruction's bytes.
+        bytes: [u8; 15],
+        /// Where it stands.
+        rip: u64,
+    },
+}
+
+/// Makes a [`Vcpu::run`] on another thread return soon.
+#[derive(Clone, Debug, Default)]
+pub struct Kicker(Arc<AtomicBool>);
+
+impl Kicker {
+    /// The run in progress, or the next one, returns [`Exit::Kicked`] within some microseconds.
+    pub fn kick(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn take(&self) -> bool {
+        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Acquire)
+    }
+}
+
+/// Figures about the work done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Retired instructions; a repeated string instruction counts once.
+    pub retired: u64,
+    /// Blocks decoded.
+    pub blocks: u64,
+    /// Entries made in the TLBs.
+    pub tlb_fills: u64,
+}
+
+/// One virtual processor, run by the interpreter.
+#[derive(Debug)]
+pub struct Vcpu {
+    core: Box<Core>,
+    kicker: Kicker,
+    prepared: bool,
+}
+
+impl Vcpu {
+    /// A processor in its state after RESET.
+    pub fn new(memory: Arc<Memory>) -> Self {
+        Self {
+            core: Box::new(Core::new(memory)),
+            kicker: Kicker::default(),
+            prepared: false,
+        }
+    }
+
+    /// Takes over a state.
+    pub fn load(&mut self, state: &CpuState) {
+        self.core.load(state);
+    }
+
+    /// Gives the state.
+    pub fn store(&mut self, state: &mut CpuState) {
+        self.core.store(state);
+    }
+
+    /// What is reported to the platform from now on.
+    pub fn observe(&mut self, observe: Observe) {
+        self.core.observe = observe;
+        self.core.new_context();
+    }
+
+    /// For stopping a run from another thread.
+    pub fn kicker(&self) -> Kicker {
+        self.kicker.clone()
+    }
+
+    /// Work done so far.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            retired: self.core.retired_base,
+            blocks: self.core.cache.decoded,
+            tlb_fills: self.core.tlb_fills,
+        }
+    }
+
+    /// Runs until something stops it, at most `budget` instructions.
+    pub fn run<P: Platform>(&mut self, platform: &mut P, budget: u64) -> Exit {
+        if !self.prepared {
+            self.prepared = true;
+            self.core.features = Features::of(platform);
+            let width = platform.cpuid(0x8000_0008, 0)[0] & 0xff;
+            if (32..=52).contains(&width) {
+                self.core.phys_mask = (1 << width) - 1;
+            }
+        }
+        let platform: &mut dyn Platform = platform;
+        // SAFETY: only the lifetime is erased; the pointer is taken away again below, before the
+        // reference it came from ends. A panic in between leaves it in a value that is not run
+        // again without setting it anew.
+        let erased: NonNull<dyn Platform + 'static> =
+            unsafe { std::mem::transmute(NonNull::from(platform)) };
+        self.core.platform = Some(erased);
+        let exit = self.run_inner(budget);
+        self.core.tell_branches();
+        self.core.platform = None;
+        exit
+    }
+
+    fn run_inner(&mut self, budget: u64) -> Exit {
+        let core = &mut *self.core;
+        core.catch_up();
+        if let Some(e) = core.st.events.exception.take()
+            && core.deliver_saved(e).is_err()
+        {
+            return core.shutdown();
+        }
+        let mut rest = i64::try_from(budget).unwrap_or(i64::MAX);
+        loop {
+            if self.kicker.take() {
+                return Exit::Kicked;
+            }
+            core.catch_up();
+            match core.boundary() {
+                Ok(None) => {}
+                Ok(Some(exit)) => return exit,
+                Err(Shutdown) => return core.shutdown(),
+            }
+            if rest <= 0 {
+                return Exit::Budget;
+            }
+            core.slice = rest.min(SLICE);
+            core.budget = core.slice;
+            let outcome = core.slice();
+            let used = core.slice - core.budget;
+            core.retired_base = core.retired_base.wrapping_add(used.max(0).cast_unsigned());
+            core.slice = 0;
+            core.budget = 0;
+            rest -= used;
+            match outcome {
+                Ok(None) => {}
+                Ok(Some(exit)) => return exit,
+                Err(Shutdown) => return core.shutdown(),
+            }
+        }
+    }
+}
+
+type Outcome = Result<Option<Exit>, Shutdown>;
+
+impl Core {
+    fn shutdown(&mut self) -> Exit {
+        self.st.activity = Activity::Shutdown;
+        Exit::Shutdown
+    }
+
+    fn deliver_saved(&mut self, e: hindsight_cpu::state::Exception) -> Result<(), Shutdown> {
+        match (e.vector, e.payload) {
+            (crate::core::PF, Some(cr2)) => self.st.cr2 = cr2,
+            (crate::core::DB, Some(bits)) => self.debug_bits(bits),
+            _ => {}
+        }
+        self.st.activity = Activity::Running;
+        let rf = !matches!(e.vector, 1 | 3 | 4 | 8);
+        self.deliver(Event {
+            vector: e.vector,
+            cause: Cause::Exception,
+            code: e.error_code,
+            rf,
+        })
+    }
+
+    /// What happens between instructions: traps, NMI, interrupts, halts.
+    fn boundary(&mut self) -> Outcome {
+        loop {
+            if matches!(self.st.activity, Activity::WaitForSipi | Activity::Shutdown) {
+                return Ok(Some(Exit::Halted));
+            }
+            if self.trap_pending {
+                self.st.activity = Activity::Running;
+                self.deliver_trap()?;
+                continue;
+            }
+            if let Some(vector) = self.st.events.interrupt.take() {
+                self.interrupt(vector)?;
+                continue;
+            }
+            let e = self.st.events;
+            let nmi_open = !e.nmi_blocked && !e.mov_ss_shadow && !e.sti_shadow;
+            let pending = self.platform().pending();
+            if pending.leave {
+                return Ok(Some(Exit::Leave));
+            }
+            if nmi_open && (pending.nmi || e.nmi_pending) {
+                if e.nmi_pending {
+                    self.st.events.nmi_pending = false;
+                } else {
+                    self.platform().acknowledge_nmi();
+                }
+                self.st.activity = Activity::Running;
+                self.st.events.nmi_blocked = true;
+                self.deliver(Event {
+                    vector: 2,
+                    cause: Cause::External,
+                    code: None,
+                    rf: self.flag(RF),
+                })?;
+                continue;
+            }
+            let open = self.interrupts_on() && !e.mov_ss_shadow && !e.sti_shadow;
+            if pending.interrupt
+                && open
+                && let Some(vector) = self.platform().acknowledge()
+            {
+                self.interrupt(vector)?;
+                continue;
+            }
+            return Ok((self.st.activity == Activity::Halted).then_some(Exit::Halted));
+        }
+    }
+
+    fn interrupt(&mut self, vector: u8) -> Result<(), Shutdown> {
+        self.st.activity = Activity::Running;
+        self.deliver(Event {
+            vector,
+            cause: Cause::External,
+            code: None,
+            rf: self.flag(RF),
+        })
+    }
+
+    /// Runs until the budget of the slice is used up or the boundary must be looked at.
+    fn slice(&mut self) -> Outcome {
+        // An event since the last block went elsewhere than the branch that ended it.
+        self.link_from = std::ptr::null();
+        while self.budget > 0 {
+            if self.needs_exact() {
+                return self.step();
+            }
+            let first = match self.find(false) {
+                Ok(first) => first,
+                Err(fault) => return self.fault(fault),
+            };
+            if i64::from(crate::block::count(first)) > self.budget {
+                // The deadline lies inside the block.
+                let outcome = self.step()?;
+                if outcome.is_some() || self.why == Leave::Poll {
+                    return Ok(outcome);
+                }
+                continue;
+            }
+            branch::start(self, first);
+            self.dispatch(first);
+            match self.why {
+                Leave::Lookup | Leave::Budget => {}
+                Leave::Poll => {
+                    self.after_instruction(false);
+                    return Ok(None);
+                }
+                Leave::Fault => return self.fault(self.fault),
+                Leave::SoftInt(vector, kind) => {
+                    self.deliver(Self::soft_event(vector, kind))?;
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Executes exactly one instruction, with all that may happen around it.
+    fn step(&mut self) -> Outcome {
+        self.why = Leave::Lookup;
+        let lin = self.code_lin(self.rip);
+        let e = &self.st.events;
+        if !self.flag(RF) && !e.mov_ss_shadow {
+            let bits = self.exec_hits(lin);
+            if bits != 0 {
+                self.why = Leave::Poll;
+                self.debug_bits(bits);
+                self.deliver(Event {
+                    vector: crate::core::DB,
+                    cause: Cause::Exception,
+                    code: None,
+                    rf: false,
+                })?;
+                return Ok(None);
+            }
+        }
+        let first = match self.find(true) {
+            Ok(first) => first,
+            Err(fault) => return self.fault(fault),
+        };
+        let had_ss_shadow = self.st.events.mov_ss_shadow;
+        let tf = self.tf();
+        self.st.events.mov_ss_shadow = false;
+        self.st.events.sti_shadow = false;
+        self.repeat = self.flag(RF);
+        self.fl &= !RF;
+        self.dispatch_one(first);
+        if had_ss_shadow {
+            self.st.events.mov_ss_shadow = false;
+        }
+        match self.why {
+            Leave::Fault => self.fault(self.fault),
+            Leave::SoftInt(vector, kind) => {
+                let deferred = std::mem::take(&mut self.st.events.deferred_db);
+                self.deliver(Self::soft_event(vector, kind))?;
+                if deferred != 0 {
+                    self.trap |= deferred;
+                    self.trap_pending = true;
+                }
+                Ok(None)
+            }
+            _ => {
+                // SYSCALL with TF masked does not trap; SYSRET that sets TF does.
+                self.after_instruction(tf);
+                if tf || self.trap_pending {
+                    self.why = Leave::Poll;
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Executes a block of one instruction, and does not follow it into the next block.
+    fn dispatch_one(&mut self, first: Next) {
+        let (budget, slice) = (self.budget, self.slice);
+        self.slice = slice - budget + 1;
+        self.budget = 1;
+        branch::start(self, first);
+        self.dispatch(first);
+        self.budget += budget - 1;
+        self.slice = slice;
+        if matches!(self.why, Leave::Lookup | Leave::Budget) {
+            self.link_from = std::ptr::null();
+        }
+    }
+
+    /// Delivers a fault, or turns it into an exit.
+    fn fault(&mut self, fault: Fault) -> Outcome {
+        self.leave = false;
+        self.why = Leave::Poll;
+        match fault {
+            Fault::Missing => return Ok(Some(self.missing())),
+            Fault::Repeat => {
+                // Not retired: it goes on after whatever pends was seen to.
+                self.fl |= RF;
+                let tf = self.tf();
+                self.after_instruction(tf);
+                return Ok(None);
+            }
+            _ => {}
+        }
+        self.hits = 0;
+        self.st.events.deferred_db = 0;
+        self.deliver_fault(fault)?;
+        Ok(None)
+    }
+
+    fn missing(&mut self) -> Exit {
+        let mut bytes = [0; 15];
+        let lin = self.code_lin(self.rip);
+        if let Ok(gpa) = self.translate_code(lin) {
+            let len = Self::page_rest(lin).min(15);
+            self.read_phys(gpa, &mut bytes[..len]);
+            self.leave = false;
+        }
+        Exit::Missing {
+            bytes,
+            rip: self.rip,
+        }
+    }
+
+    /// The block at RIP, from the cache or decoded.
+    fn find(&mut self, exact: bool) -> Result<Next, Fault> {
+        let rip = self.rip;
+        let from = std::mem::replace(&mut self.link_from, std::ptr::null());
+        let epoch = self.cache.epoch;
+        self.cache.tidy();
+        let lin = self.code_lin(rip);
+        if self.code != 8 && rip > self.cs().limit.into() {
+            return Err(crate::core::GP0);
+        }
+        let gpa = self.translate_code(lin)?;
+        let key = self.block_key() | if exact { EXACT } else { 0 };
+        let known = self
+            .cache
+            .find(gpa, key)
+            .map(|b| (b.first(), b.second, b.len));
+        let mut first = None;
+        if let Some((op, second, len)) = known {
+            let end = rip.wrapping_add(u64::from(len) - 1);
+            let within = self.code == 8 || end <= self.cs().limit.into();
+            let same = match second {
+                None => true,
+                Some(page) => {
+                    let next = lin.wrapping_add(Self::page_rest(lin) as u64) & self.ip_mask;
+                    self.translate_code(next)? == page
+                }
+            };
+            if within && same {
+                first = Some(op);
+            }
+        }
+        let first = match first {
+            Some(first) => first,
+            None => self.decode(rip, gpa, exact)?,
+        };
+        if !exact {
+            let limited = self.code != 8 && self.cs().limit != u32::MAX;
+            if !limited {
+                self.cache.set_jump(rip, self.ctx, first);
+            }
+            if !from.is_null() && epoch == self.cache.epoch {
+                // SAFETY: the branch is in a block that was not freed: the epoch is the same.
+                unsafe { (*from).link.set(first) };
+            }
+        }
+        Ok(first)
+    }
+
+    /// Executes operations until one leaves. [`slot::BLOCK_RIP`] and the budget are set.
+    fn dispatch(&mut self, first: Next) {
+        let exit: Next = std::ptr::from_ref(&*self.exit_op);
+        self.leave = false;
+        let mut op = first;
+        debug_assert_eq!(self.reg(slot::BLOCK_RIP), self.rip);
+        while op != exit {
+            // SAFETY: `op` is the first operation of a live block, or what a handler answered:
+            // the next one of the block (every block ends in an operation that leads elsewhere),
+            // the first one of another live block, or the exit operation. Blocks are freed only
+            // in `find`, between dispatches. Eight steps are taken per test; the exit operation
+            // answers itself.
+            unsafe {
+                op = ((*op).h)(self, &*op);
+                op = ((*op).h)(self, &*op);
+                op = ((*op).h)(self, &*op);
+                op = ((*op).h)(self, &*op);
+                op = ((*op).h)(self, &*op);
+                op = ((*op).h)(self, &*op);
+                op = ((*op).h)(self, &*op);
+                op = ((*op).h)(self, &*op);
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Host thunks: vector, x87 and rare integer instructions are executed by the host's processor on
+//! the guest's register values, with the memory operand redirected to a buffer.
+//!
+//! Floating-point exceptions are masked while the host executes. If the sticky flags then show one
+//! that the guest has unmasked, the result is discarded and the guest's exception raised.
+
+mod codegen;
+mod memory;
+mod vectors;
+
+pub(crate) use vectors::Vectors;
+
+use crate::core::{CR0_EM, CR0_TS, CR4_OSFXSR, CR4_OSXSAVE, Core, Fault, MF, NM, UD_, XM};
+use crate::flags::{ARITH, Flags};
+use crate::op::Op;
+use crate::ops::Done;
+use codegen::{Bank, Class, Thunk};
+use iced_x86::{EncodingKind, FlowControl, Instruction, Mnemonic as M};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// How the host can help with an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Support {
+    /// It can execute it.
+    Yes,
+    /// The instruction has no effect that is modelled.
+    Nop,
+    /// It must not.
+    No,
+}
+
+/// Generated thunks of one processor.
+#[derive(Debug, Default)]
+pub(crate) struct Thunks {
+    bank: Bank,
+    known: HashMap<Vec<u8>, Option<Rc<Thunk>>>,
+    by_insn: HashMap<u32, Option<Rc<Thunk>>>,
+    epoch: u64,
+}
+
+pub(crate) fn support(i: &Instruction) -> Support {
+    if i.is_privileged() || i.flow_control() != FlowControl::Next || i.is_stack_instruction() {
+        return Support::No;
+    }
+    match i.mnemonic() {
+        M::Maskmovdqu | M::Vmaskmovdqu | M::Maskmovq | M::Tpause | M::Umwait | M::Umonitor => {
+            Support::No
+        }
+        M::Rdpru | M::Rdsspd | M::Rdsspq | M::Ptwrite | M::Clzero => Support::No,
+        M::Cldemote => Support::Nop,
+        M::Fnop => Support::Yes,
+        _ if i.is_vsib() => Support::No,
+        _ => Support::Yes,
+    }
+}
+
+/// Runs the instruction of an operation on the host.
+pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
+    let insn = c.cache.insns[o.insn as usize];
+    let Some(thunk) = lookup(c, o.insn, &insn) else {
+        return Err(Fault::Missing);
+    };
+    check(c, &insn, &thunk)?;
+    if matches!(insn.mnemonic(), M::Vzeroupper | M::Vzeroall) {
+        c.vec.zero_upper(insn.mnemonic() == M::Vzeroall);
+        return Ok(());
+    }
+    let place = memory::prepare(c, o, &insn, &thunk)?;
+    execute(c, o, &thunk, place.as_ref())?;
+    if let Some(place) = place {
+        // The write was probed: nothing of the result may be kept if it faulted.
+        memory::finish(c, &place)?;
+    }
+    commit(c, o, &thunk);
+    Ok(())
+}
+
+fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Rc<Thunk>> {
+    if c.thunks.epoch != c.cache.epoch {
+        c.thunks.by_insn.clear();
+        c.thunks.epoch = c.cache.epoch;
+    }
+    if let Some(known) = c.thunks.by_insn.get(&index) {
+        return known.clone();
+    }
+    let thunk = match codegen::redirect(insn) {
+        Some((bytes, plan)) => match c.thunks.known.get(&bytes) {
+            Some(thunk) => thunk.clone(),
+            None => {
+                let thunk = codegen::build(&mut c.thunks.bank, insn, &bytes, plan).map(Rc::new);
+                c.thunks.known.insert(bytes, thunk.clone());
+                thunk
+            }
+        },
+        None => None,
+    };
+    c.thunks.by_insn.insert(index, thunk.clone());
+    thunk
+}
+
+/// What the control registers say about the instruction.
+fn check(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
+    let vex = i.encoding() != EncodingKind::Legacy;
+    if vex && !c.prot {
+        return Err(UD_);
+    }
+    if t.class == Class::Integer {
+        return Ok(());
+    }
+    if t.mmx && c.cr0(CR0_EM) {
+        return Err(UD_);
+    }
+    if t.class == Class::X87 && !t.mmx {
+        if c.cr0(CR0_EM | CR0_TS) {
+            return Err(Fault::Plain(NM));
+        }
+        return c.check_x87_pending();
+    }
+    if t.vector {
+        let need = match i.encoding() {
+            EncodingKind::Legacy => 0,
+            EncodingKind::EVEX => 0xe6,
+            _ => 6,
+        };
+        let off = if need == 0 {
+            c.cr0(CR0_EM) || !c.cr4(CR4_OSFXSR)
+        } else {
+            !c.cr4(CR4_OSXSAVE) || c.st.xcr0 & need != need
+        };
+        if off {
+            return Err(UD_);
+        }
+    }
+    if c.cr0(CR0_TS) {
+        return Err(Fault::Plain(NM));
+    }
+    if t.mmx { c.check_x87_pending() } else { Ok(()) }
+}
+
+/// Runs the thunk on the context; results stay there until [`commit`].
+fn execute(c: &mut Core, _o: &Op, t: &Thunk, _place: Option<&memory::Place>) -> Done {
+    for &reg in &t.gpr_read {
+        c.vec.gpr[usize::from(reg & 15)] = c.reg(reg & 15);
+    }
+    c.vec.flags = c.cc.bits();
+    let guest = c.vec.mxcsr;
+    c.vec.run_mxcsr = guest | 0x1f80;
+    if guest & 0x3f != 0 {
+        c.vec.run_mxcsr &= !0x3f;
+    }
+    let vec = &mut *c.vec;
+    vec.backup(t);
+    let fcw = vec.fcw();
+    if t.class == Class::X87 {
+        vec.mask_x87();
+    }
+    t.call(vec);
+    let raised = vec.run_mxcsr & 0x3f;
+    if t.class == Class::X87 {
+        let fresh = vec.unmask_x87(fcw);
+        if fresh {
+            vec.restore_x87_results(t);
+        }
+    }
+    let unmasked = raised & !(guest >> 7) & 0x3f;
+    if t.vector {
+        vec.mxcsr = guest | raised;
+        if unmasked != 0 {
+            vec.restore(t);
+            let xm = c.cr4(1 << 10);
+            return Err(if xm { Fault::Plain(XM) } else { UD_ });
+        }
+    }
+    Ok(())
+}
+
+fn commit(c: &mut Core, o: &Op, t: &Thunk) {
+    for &(reg, size) in &t.gpr_write {
+        let v = c.vec.gpr[usize::from(reg & 15)];
+        c.put_sized(reg & 15, size, v);
+    }
+    if t.flags {
+        c.cc = Flags::explicit(c.vec.flags & ARITH);
+    }
+    if t.class == Class::X87 && !t.mmx {
+        let rip = c.rip_of(o);
+        c.vec.set_fip(rip);
+    }
+}
+
+impl Core {
+    /// #MF of an earlier x87 instruction.
+    pub(crate) fn check_x87_pending(&self) -> Done {
+        if self.vec.x87_pending() {
+            Err(Fault::Plain(MF))
+        } else {
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! The vector and x87 registers, laid out for the thunks.
+
+#![expect(clippy::cast_possible_truncation, reason = "fields of the XSAVE area")]
+
+use super::codegen::Thunk;
+use hindsight_cpu::state::XsaveArea;
+
+/// State components of XCR0.
+pub(crate) const X87: u64 = 1;
+pub(crate) const SSE: u64 = 2;
+pub(crate) const AVX: u64 = 4;
+pub(crate) const OPMASK: u64 = 1 << 5;
+pub(crate) const ZMM_HI: u64 = 1 << 6;
+pub(crate) const HI16: u64 = 1 << 7;
+pub(crate) const PKRU: u64 = 1 << 9;
+
+/// Registers, and the buffers that thunks work on.
+#[derive(Clone, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Vectors {
+    pub(crate) zmm: [[u8; 64]; 32],
+    pub(crate) k: [u64; 8],
+    /// x87 state as FXSAVE64 stores it; the SSE part is not used.
+    pub(crate) fx: [u8; 512],
+    /// The memory operand.
+    pub(crate) buffer: [u8; 64],
+    pub(crate) gpr: [u64; 16],
+    pub(crate) flags: u64,
+    pub(crate) run_mxcsr: u32,
+    pub(crate) mxcsr: u32,
+    pub(crate) pkru: u32,
+    /// The host's MXCSR, for the thunk's end.
+    pub(super) saved_mxcsr: u32,
+    saved: [[u8; 64]; 4],
+    saved_k: [u64; 8],
+    saved_fx: [u8; 160],
+}
+
+impl Default for Vectors {
+    fn default() -> Self {
+        let mut v = Self {
+            zmm: [[0; 64]; 32],
+            k: [0; 8],
+            fx: [0; 512],
+            buffer: [0; 64],
+            gpr: [0; 16],
+            flags: 0,
+            run_mxcsr: 0x1f80,
+            mxcsr: 0x1f80,
+            pkru: 0,
+            saved_mxcsr: 0x1f80,
+            saved: [[0; 64]; 4],
+            saved_k: [0; 8],
+            saved_fx: [0; 160],
+        };
+        v.init_x87();
+        v
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u16 {
+    bytes
+        .get(at..at + 2)
+        .and_then(|b| b.try_into().ok())
+        .map_or(0, u16::from_le_bytes)
+}
+
+fn put(bytes: &mut [u8], at: usize, v: &[u8]) {
+    if let Some(place) = bytes.get_mut(at..at + v.len()) {
+        place.copy_from_slice(v);
+    }
+}
+
+impl Vectors {
+    /// As FNINIT, with empty registers.
+    pub(crate) fn init_x87(&mut self) {
+        self.fx = [0; 512];
+        put(&mut self.fx, 0, &0x37f_u16.to_le_bytes());
+        put(&mut self.fx, 24, &0x1f80_u32.to_le_bytes());
+    }
+
+    pub(crate) fn fcw(&self) -> u16 {
+        word(&self.fx, 0)
+    }
+
+    pub(crate) fn fsw(&self) -> u16 {
+        word(&self.fx, 2)
+    }
+
+    pub(crate) fn set_fcw(&mut self, v: u16) {
+        put(&mut self.fx, 0, &(v & 0x1f7f | 0x40).to_le_bytes());
+        self.update_summary();
+    }
+
+    pub(crate) fn set_fsw(&mut self, v: u16) {
+        put(&mut self.fx, 2, &v.to_le_bytes());
+        self.update_summary();
+    }
+
+    pub(crate) fn set_fip(&mut self, rip: u64) {
+        put(&mut self.fx, 8, &rip.to_le_bytes());
+    }
+
+    /// Sets ES and B if an unmasked exception is flagged, else clears them.
+    fn update_summary(&mut self) {
+        let pending = self.fsw() & !self.fcw() & 0x3f != 0;
+        let v = (self.fsw() & !0x8080) | if pending { 0x8080 } else { 0 };
+        put(&mut self.fx, 2, &v.to_le_bytes());
+    }
+
+    pub(crate) fn x87_pending(&self) -> bool {
+        self.fsw() & 0x80 != 0
+    }
+
+    /// Masks everything for a run on the host.
+    pub(super) fn mask_x87(&mut self) {
+        self.saved_fx.copy_from_slice(&self.fx[..160]);
+        let (fcw, fsw) = (self.fcw() | 0x3f, self.fsw() & !0x80bf);
+        put(&mut self.fx, 0, &fcw.to_le_bytes());
+        put(&mut self.fx, 2, &fsw.to_le_bytes());
+    }
+
+    /// Undoes [`Vectors::mask_x87`]; true if an unmasked exception came up.
+    pub(super) fn unmask_x87(&mut self, fcw: u16) -> bool {
+        let before = word(&self.saved_fx, 2) & 0x3f;
+        let raised = self.fsw() & 0x3f;
+        put(&mut self.fx, 0, &fcw.to_le_bytes());
+        let fsw = self.fsw() | before;
+        put(&mut self.fx, 2, &fsw.to_le_bytes());
+        self.update_summary();
+        raised & !fcw & 0x3f != 0
+    }
+
+    /// After an unmasked exception: the registers stay, only the flags are kept.
+    pub(super) fn restore_x87_results(&mut self, _: &Thunk) {
+        let fsw = self.fsw();
+        self.fx[..160].copy_from_slice(&self.saved_fx);
+        let top = self.fsw() & 0x3800;
+        self.set_fsw((fsw & !0x3800) | top);
+    }
+
+    pub(super) fn backup(&mut self, t: &Thunk) {
+        for (place, &reg) in self.saved.iter_mut().zip(&t.vec_write) {
+            *place = self.zmm[usize::from(reg & 31)];
+        }
+        self.saved_k = self.k;
+    }
+
+    pub(super) fn restore(&mut self, t: &Thunk) {
+        for (place, &reg) in self.saved.iter().zip(&t.vec_write) {
+            self.zmm[usize::from(reg & 31)] = *place;
+        }
+        self.k = self.saved_k;
+    }
+
+    /// VZEROUPPER, and with `all` VZEROALL.
+    pub(crate) fn zero_upper(&mut self, all: bool) {
+        for reg in &mut self.zmm[..16] {
+            reg[if all { 0 } else { 16 }..].fill(0);
+        }
+    }
+
+    /// Components that are not in their initial state.
+    pub(crate) fn in_use(&self) -> u64 {
+        let mut fresh = [0; 160];
+        put(&mut fresh, 0, &0x37f_u16.to_le_bytes());
+        let mut x87 = [0; 160];
+        x87[..24].copy_from_slice(&self.fx[..24]);
+        x87[32..].copy_from_slice(&self.fx[32..160]);
+        let any = |regs: &[[u8; 64]], range: std::ops::Range<usize>| {
+            regs.iter()
+                .any(|r| r[range.clone()].iter().any(|&b| b != 0))
+        };
+        let mut mask = 0;
+        let mut add = |on: bool, bit: u64| mask |= if on { bit } else { 0 };
+        add(x87 != fresh, X87);
+        add(any(&self.zmm[..16], 0..16) || self.mxcsr != 0x1f80, SSE);
+        add(any(&self.zmm[..16], 16..32), AVX);
+        add(self.k != [0; 8], OPMASK);
+        add(any(&self.zmm[..16], 32..64), ZMM_HI);
+        add(any(&self.zmm[16..], 0..64), HI16);
+        add(self.pkru != 0, PKRU);
+        mask
+    }
+
+    /// Reads one component from its bytes in an XSAVE area.
+    pub(crate) fn read_component(&mut self, bit: u64, bytes: &[u8]) {
+        let spread = |regs: &mut [[u8; 64]], at: usize, len: usize| {
+            for (reg, part) in regs.iter_mut().zip(bytes.chunks_exact(len)) {
+                reg[at..at + len].copy_from_slice(part);
+            }
+        };
+        match bit {
+            AVX => spread(&mut self.zmm[..16], 16, 16),
+            ZMM_HI => spread(&mut self.zmm[..16], 32, 32),
+            HI16 => spread(&mut self.zmm[16..], 0, 64),
+            OPMASK => {
+                for (k, part) in self.k.iter_mut().zip(bytes.chunks_exact(8)) {
+                    *k = part.try_into().map_or(0, u64::from_le_bytes);
+                }
+            }
+            PKRU => {
+                self.pkru = bytes
+                    .get(..4)
+                    .and_then(|b| b.try_into().ok())
+                    .map_or(0, u32::from_le_bytes);
+            }
+            _ => {}
+        }
+    }
+
+    /// Writes one component into its place in an XSAVE area.
+    pub(crate) fn write_component(&self, bit: u64, bytes: &mut [u8]) {
+        let gather = |regs: &[[u8; 64]], at: usize, len: usize, bytes: &mut [u8]| {
+            for (reg, part) in regs.iter().zip(bytes.chunks_exact_mut(len)) {
+                part.copy_from_slice(&reg[at..at + len]);
+            }
+        };
+        match bit {
+            AVX => gather(&self.zmm[..16], 16, 16, bytes),
+            ZMM_HI => gather(&self.zmm[..16], 32, 32, bytes),
+            HI16 => gather(&self.zmm[16..], 0, 64, bytes),
+            OPMASK => {
+                for (k, part) in self.k.iter().zip(bytes.chunks_exact_mut(8)) {
+                    part.copy_from_slice(&k.to_le_bytes());
+                }
+            }
+            PKRU => put(bytes, 0, &self.pkru.to_le_bytes()),
+            _ => {}
+        }
+    }
+
+    /// Puts one component into its initial state.
+    pub(crate) fn init_component(&mut self, bit: u64) {
+        let clear = |regs: &mut [[u8; 64]], range: std::ops::Range<usize>| {
+            for reg in regs {
+                reg[range.clone()].fill(0);
+            }
+        };
+        match bit {
+            X87 => self.init_x87(),
+            SSE => clear(&mut self.zmm[..16], 0..16),
+            AVX => clear(&mut self.zmm[..16], 16..32),
+            ZMM_HI => clear(&mut self.zmm[..16], 32..64),
+            HI16 => clear(&mut self.zmm[16..], 0..64),
+            OPMASK => self.k = [0; 8],
+            PKRU => self.pkru = 0,
+            _ => {}
+        }
+    }
+
+    /// x87 from the legacy region.
+    pub(crate) fn read_x87(&mut self, area: &[u8]) {
+        if let Some(part) = area.get(..24) {
+            self.fx[..24].copy_from_slice(part);
+        }
+        if let Some(part) = area.get(32..160) {
+            self.fx[32..160].copy_from_slice(part);
+        }
+        self.set_fcw(self.fcw());
+    }
+
+    pub(crate) fn write_x87(&self, area: &mut [u8]) {
+        put(area, 0, &self.fx[..24]);
+        put(area, 32, &self.fx[32..160]);
+    }
+
+    /// XMM registers from the legacy region.
+    pub(crate) fn read_xmm(&mut self, area: &[u8], count: usize) {
+        for (reg, part) in self
+            .zmm
+            .iter_mut()
+            .take(count)
+            .zip(area[160..416].chunks_exact(16))
+        {
+            reg[..16].copy_from_slice(part);
+        }
+    }
+
+    pub(crate) fn write_xmm(&self, area: &mut [u8], count: usize) {
+        for (reg, part) in self
+            .zmm
+            .iter()
+            .take(count)
+            .zip(area[160..416].chunks_exact_mut(16))
+        {
+            part.copy_from_slice(&reg[..16]);
+        }
+    }
+
+    /// From the standard format of Intel processors.
+    pub(crate) fn load(&mut self, area: &XsaveArea) {
+        let a = &area.0;
+        *self = Self::default();
+        let present = a
+            .get(512..520)
+            .and_then(|b| b.try_into().ok())
+            .map_or(0, u64::from_le_bytes);
+        let mxcsr = a
+            .get(24..28)
+            .and_then(|b| b.try_into().ok())
+            .map_or(0x1f80, u32::from_le_bytes);
+        self.mxcsr = mxcsr & 0xffff;
+        if present & X87 != 0 {
+            self.read_x87(a);
+        }
+        if present & SSE != 0 {
+            self.read_xmm(a, 16);
+        }
+        for (bit, at, len) in STANDARD {
+            if present & bit != 0 {
+                self.read_component(bit, &a[at..at + len]);
+            }
+        }
+    }
+
+    pub(crate) fn store(&self, area: &mut XsaveArea) {
+        let a = &mut area.0;
+        a.fill(0);
+        let present = self.in_use();
+        self.write_x87(a);
+        put(a, 24, &self.mxcsr.to_le_bytes());
+        self.write_xmm(a, 16);
+        put(a, 512, &present.to_le_bytes());
+        for (bit, at, len) in STANDARD {
+            self.write_component(bit, &mut a[at..at + len]);
+        }
+    }
+}
+
+/// Components beyond the legacy region: bit, offset, length.
+const STANDARD: [(u64, usize, usize); 5] = [
+    (AVX, 576, 256),
+    (OPMASK, 1088, 64),
+    (ZMM_HI, 1152, 512),
+    (HI16, 1664, 1024),
+    (PKRU, 2688, 8),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_survives_store_and_load() {
+        let mut v = Vectors::default();
+        v.zmm[3] = [7; 64];
+        v.zmm[20] = [9; 64];
+        v.k[2] = 5;
+        v.mxcsr = 0x1fa0;
+        v.set_fcw(0x27f);
+        let mut area = XsaveArea::default();
+        v.store(&mut area);
+        let mut w = Vectors::default();
+        w.load(&area);
+        assert_eq!(
+            (w.zmm, w.k, w.mxcsr, w.fcw()),
+            (v.zmm, v.k, v.mxcsr, 0x27f | 0x40)
+        );
+    }
+
+    #[test]
+    fn initial_state_is_not_in_use() {
+        assert_eq!(Vectors::default().in_use(), 0);
+    }
+}

@@ -1,0 +1,55 @@
+//! Operand widths.
+
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "registers are cut to the operand width on purpose"
+)]
+
+/// An operand width: 8, 16, 32 or 64 bits.
+pub(crate) trait Word: Copy + Eq + 'static {
+    /// Width in bits.
+    const BITS: u32;
+    /// Width in bytes.
+    const SIZE: usize;
+    /// The low bits of `v`.
+    fn from_u64(v: u64) -> Self;
+    /// Zero extension.
+    fn zext(self) -> u64;
+    /// Sign extension.
+    fn sext(self) -> u64;
+    /// Puts the value into a 64-bit register; 32-bit writes clear the upper half, narrower writes
+    /// keep the rest.
+    fn merge(self, old: u64) -> u64;
+}
+
+macro_rules! word {
+    ($t:ty, $i:ty, $merge:expr) => {
+        impl Word for $t {
+            const BITS: u32 = <$t>::BITS;
+            const SIZE: usize = size_of::<$t>();
+            #[inline(always)]
+            fn from_u64(v: u64) -> Self {
+                v as $t
+            }
+            #[inline(always)]
+            fn zext(self) -> u64 {
+                u64::from(self)
+            }
+            #[inline(always)]
+            fn sext(self) -> u64 {
+                (self as $i) as i64 as u64
+            }
+            #[inline(always)]
+            fn merge(self, old: u64) -> u64 {
+                let f: fn(u64, u64) -> u64 = $merge;
+                f(old, u64::from(self))
+            }
+        }
+    };
+}
+
+word!(u8, i8, |old, v| (old & !0xff) | v);
+word!(u16, i16, |old, v| (old & !0xffff) | v);
+word!(u32, i32, |_, v| v);
+word!(u64, i64, |_, v| v);

@@ -1,0 +1,281 @@
+//! Whole programs in the interpreter, against the same code on the host.
+#![allow(unsafe_code, reason = "the programs are assembly")]
+
+mod common;
+
+use common::{CODE, IDT, Machine, Ram, STACK, between, gate, long_mode, state, vcpu};
+use hindsight_interp::{Exit, Observe};
+
+// rdi: scratch memory of 1 MiB; returns a checksum in rax.
+std::arch::global_asm!(
+    ".global hs_work, hs_work_end",
+    "hs_work:",
+    "push rbx",
+    "push rbp",
+    "push r12",
+    "mov r12, rdi",
+    // Fill 4096 words with a generator.
+    "mov ecx, 4096",
+    "mov eax, 12345",
+    "2:",
+    "imul eax, eax, 1103515245",
+    "add eax, 12345",
+    "mov [r12 + rcx*4 - 4], eax",
+    "dec ecx",
+    "jnz 2b",
+    // Insertion sort of the first 256.
+    "mov ecx, 1",
+    "3:",
+    "mov eax, [r12 + rcx*4]",
+    "mov edx, ecx",
+    "4:",
+    "cmp [r12 + rdx*4 - 4], eax",
+    "jbe 5f",
+    "mov ebx, [r12 + rdx*4 - 4]",
+    "mov [r12 + rdx*4], ebx",
+    "sub edx, 1",
+    "jnz 4b",
+    "5:",
+    "mov [r12 + rdx*4], eax",
+    "inc ecx",
+    "cmp ecx, 256",
+    "jb 3b",
+    // CRC over all of it.
+    "xor ebx, ebx",
+    "not ebx",
+    "xor ecx, ecx",
+    "6:",
+    "movzx eax, byte ptr [r12 + rcx]",
+    "xor bl, al",
+    "mov edx, 8",
+    "7:",
+    "shr ebx, 1",
+    "jnc 8f",
+    "xor ebx, 0xedb88320",
+    "8:",
+    "dec edx",
+    "jnz 7b",
+    "add rcx, 1",
+    "cmp rcx, 16384",
+    "jne 6b",
+    "mov edi, 18",
+    "call 9f",
+    "shl rax, 32",
+    "or rax, rbx",
+    "pop r12",
+    "pop rbp",
+    "pop rbx",
+    "ret",
+    // Recursive Fibonacci.
+    "9:",
+    "cmp edi, 2",
+    "jae 10f",
+    "mov eax, edi",
+    "ret",
+    "10:",
+    "push rdi",
+    "sub edi, 1",
+    "call 9b",
+    "pop rdi",
+    "push rax",
+    "sub edi, 2",
+    "call 9b",
+    "pop rdi",
+    "add rax, rdi",
+    "ret",
+    "hs_work_end:",
+);
+
+unsafe extern "C" {
+    fn hs_work(scratch: *mut u8) -> u64;
+    static hs_work_end: u8;
+}
+
+fn program() -> &'static [u8] {
+    // SAFETY: labels of one section.
+    unsafe { between((hs_work as *const ()).cast(), &raw const hs_work_end) }
+}
+
+fn setup() -> (Ram, hindsight_cpu::state::CpuState) {
+    let ram = Ram::new(4 << 20);
+    let mut st = long_mode(&ram, 0);
+    ram.write(CODE, program());
+    // Returns to a HLT.
+    ram.write(CODE - 16, &[0xf4]);
+    st.gpr[4] -= 8;
+    ram.write_u64(STACK - 8, CODE as u64 - 16);
+    st.gpr[7] = 0x20_0000;
+    (ram, st)
+}
+
+fn native() -> u64 {
+    let mut scratch = vec![0_u8; 1 << 20];
+    // SAFETY: the program stays within 16 KiB of the scratch memory.
+    unsafe { hs_work(scratch.as_mut_ptr()) }
+}
+
+#[test]
+fn integer_program_gives_the_hosts_result() {
+    let (ram, st) = setup();
+    let mut cpu = vcpu(&ram, &st);
+    let exit = cpu.run(&mut Machine::default(), 100_000_000);
+    let st = state(&mut cpu);
+    assert_eq!(
+        (exit, st.gpr[0]),
+        (Exit::Halted, native()),
+        "rip {:#x}",
+        st.rip
+    );
+}
+
+#[test]
+fn budget_of_any_size_stops_exactly() {
+    let (ram, st) = setup();
+    let mut cpu = vcpu(&ram, &st);
+    let mut machine = Machine::default();
+    cpu.run(&mut machine, 100_000_000);
+    let total = cpu.stats().retired;
+    let (ram, st) = setup();
+    let mut cpu = vcpu(&ram, &st);
+    let mut steps = 0;
+    for n in (1..).map(|n: u64| n % 97 + 1) {
+        let before = cpu.stats().retired;
+        let exit = cpu.run(&mut machine, n);
+        steps += cpu.stats().retired - before;
+        if exit == Exit::Halted {
+            break;
+        }
+        assert_eq!((exit, cpu.stats().retired - before), (Exit::Budget, n));
+    }
+    assert_eq!(steps, total);
+    assert_eq!(state(&mut cpu).gpr[0], native());
+}
+
+#[test]
+fn branches_are_told_in_order() {
+    let (ram, st) = setup();
+    let mut cpu = vcpu(&ram, &st);
+    let mut machine = Machine::default();
+    cpu.observe(Observe { branches: true });
+    assert_eq!(cpu.run(&mut machine, 100_000_000), Exit::Halted);
+    assert_eq!(state(&mut cpu).gpr[0], native());
+    let last = machine.branches.last().unwrap();
+    assert_eq!(last.to, CODE as u64 - 16);
+    assert!(machine.branches.len() > 10_000);
+}
+
+#[test]
+fn page_fault_reaches_its_handler_with_code_and_address() {
+    let ram = Ram::new(4 << 20);
+    let st = long_mode(&ram, 0);
+    // mov [0x40000000], eax; handler: hlt.
+    ram.write(CODE, &[0x89, 0x04, 0x25, 0, 0, 0, 0x40]);
+    ram.write(CODE + 0x100, &[0xf4]);
+    gate(&ram, 14, CODE as u64 + 0x100, 0);
+    let mut cpu = vcpu(&ram, &st);
+    let exit = cpu.run(&mut Machine::default(), 100);
+    let st = state(&mut cpu);
+    assert_eq!(
+        (exit, st.rip, st.cr2),
+        (Exit::Halted, CODE as u64 + 0x101, 0x4000_0000)
+    );
+    let frame = st.gpr[4] as usize;
+    assert_eq!(ram.read_u64(frame), 2);
+    assert_eq!(ram.read_u64(frame + 8), CODE as u64);
+    assert_eq!(ram.read_u64(frame + 24) & 1 << 16, 1 << 16);
+}
+
+#[test]
+fn fault_without_handlers_is_a_triple_fault() {
+    let ram = Ram::new(4 << 20);
+    let st = long_mode(&ram, 0);
+    ram.write(CODE, &[0x0f, 0x0b]);
+    let mut cpu = vcpu(&ram, &st);
+    assert_eq!(cpu.run(&mut Machine::default(), 100), Exit::Shutdown);
+    assert_eq!(state(&mut cpu).rip, CODE as u64);
+    let _ = IDT;
+}
+
+#[test]
+fn code_that_changes_itself_runs_as_changed() {
+    let ram = Ram::new(4 << 20);
+    let st = long_mode(&ram, 0);
+    // mov byte [rip+1], 0x90 over the next instruction's INC (ff c0): inc eax; hlt -> nop; ...
+    // c6 05 00 00 00 00 f4: writes HLT over the instruction that follows.
+    ram.write(
+        CODE,
+        &[0xc6, 0x05, 0, 0, 0, 0, 0xf4, 0xff, 0xc0, 0xff, 0xc0, 0xf4],
+    );
+    let mut cpu = vcpu(&ram, &st);
+    assert_eq!(cpu.run(&mut Machine::default(), 100), Exit::Halted);
+    assert_eq!(
+        (state(&mut cpu).gpr[0], state(&mut cpu).rip),
+        (0, CODE as u64 + 8)
+    );
+}
+
+#[test]
+fn single_step_traps_after_each_instruction() {
+    let ram = Ram::new(4 << 20);
+    let mut st = long_mode(&ram, 0);
+    st.rflags |= 1 << 8;
+    // nop; nop; hlt. Handler of #DB: inc ebx; iretq.
+    ram.write(CODE, &[0x90, 0x90, 0xf4]);
+    ram.write(CODE + 0x100, &[0xff, 0xc3, 0x48, 0xcf]);
+    gate(&ram, 1, CODE as u64 + 0x100, 0);
+    let mut cpu = vcpu(&ram, &st);
+    let exit = cpu.run(&mut Machine::default(), 8);
+    let st = state(&mut cpu);
+    assert_eq!(
+        (exit, st.gpr[3], st.dr6),
+        (Exit::Budget, 3, 0xffff_4ff0),
+        "rip {:#x}",
+        st.rip
+    );
+}
+
+#[test]
+fn interrupt_wakes_a_halted_processor() {
+    let ram = Ram::new(4 << 20);
+    let mut st = long_mode(&ram, 0);
+    ram.write(CODE, &[0xfb, 0xf4, 0xf4]);
+    ram.write(CODE + 0x100, &[0xff, 0xc3, 0x48, 0xcf]);
+    gate(&ram, 0x40, CODE as u64 + 0x100, 0);
+    st.rflags &= !(1 << 9);
+    let mut cpu = vcpu(&ram, &st);
+    let mut machine = Machine::default();
+    assert_eq!(cpu.run(&mut machine, 100), Exit::Halted);
+    machine.interrupts.push(0x40);
+    assert_eq!(cpu.run(&mut machine, 100), Exit::Halted);
+    let st = state(&mut cpu);
+    assert_eq!((st.gpr[3], st.rip), (1, CODE as u64 + 3));
+}
+
+/// Prints the speed; run with `--ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn speed() {
+    let (ram, st) = setup();
+    for branches in [false, true] {
+        let mut cpu = vcpu(&ram, &st);
+        cpu.observe(Observe { branches });
+        let mut machine = Machine::default();
+        cpu.run(&mut machine, 100_000_000);
+        let start = std::time::Instant::now();
+        let before = cpu.stats().retired;
+        for _ in 0..40 {
+            ram.write_u64(STACK - 8, CODE as u64 - 16);
+            cpu.load(&st);
+            cpu.run(&mut machine, 100_000_000);
+            machine.branches.clear();
+        }
+        let n = cpu.stats().retired - before;
+        let mips = n as f64 / start.elapsed().as_secs_f64() / 1e6;
+        println!("branches {branches}: {mips:.0} MIPS, {n} instructions");
+    }
+    let start = std::time::Instant::now();
+    for _ in 0..40 {
+        native();
+    }
+    println!("native: {:?}", start.elapsed());
+}

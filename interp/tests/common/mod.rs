@@ -1,0 +1,246 @@
+//! A machine for the interpreter's tests: RAM, and a platform that answers from a table.
+#![allow(
+    dead_code,
+    clippy::allow_attributes,
+    reason = "each test uses a part of it"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "test values are small"
+)]
+#![allow(unsafe_code, reason = "guest memory is a raw allocation")]
+
+use hindsight_cpu::state::{CpuState, Segment, seg};
+use hindsight_interp::{Branch, Gp, Memory, Pending, Platform, RegionSpec, Vcpu};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::sync::Arc;
+
+/// Page-aligned guest memory.
+pub struct Ram {
+    host: *mut u8,
+    len: usize,
+}
+
+impl Ram {
+    pub fn new(len: usize) -> Self {
+        let layout = Layout::from_size_align(len, 4096).unwrap();
+        // SAFETY: the length is not zero.
+        Self {
+            host: unsafe { alloc_zeroed(layout) },
+            len,
+        }
+    }
+
+    pub fn spec(&self, gpa: u64) -> RegionSpec {
+        RegionSpec {
+            gpa,
+            len: self.len as u64,
+            host: self.host,
+            writable: true,
+        }
+    }
+
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        // SAFETY: in bounds, as just checked.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.host.add(at), bytes.len()) };
+    }
+
+    pub fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(at + len <= self.len);
+        let mut bytes = vec![0; len];
+        // SAFETY: in bounds, as just checked.
+        unsafe { std::ptr::copy_nonoverlapping(self.host.add(at), bytes.as_mut_ptr(), len) };
+        bytes
+    }
+
+    pub fn write_u64(&self, at: usize, v: u64) {
+        self.write(at, &v.to_le_bytes());
+    }
+
+    pub fn read_u64(&self, at: usize) -> u64 {
+        u64::from_le_bytes(self.read(at, 8).try_into().unwrap())
+    }
+}
+
+impl Drop for Ram {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.host, Layout::from_size_align(self.len, 4096).unwrap()) };
+    }
+}
+
+/// Collects what the guest does.
+#[derive(Default)]
+pub struct Machine {
+    pub out: Vec<(u16, Vec<u8>)>,
+    pub mmio: Vec<(u64, Vec<u8>)>,
+    pub branches: Vec<Branch>,
+    pub retired: u64,
+    pub interrupts: Vec<u8>,
+    pub nmi: bool,
+    pub cpuid: Option<fn(u32, u32) -> [u32; 4]>,
+}
+
+pub fn host_cpuid(leaf: u32, sub: u32) -> [u32; 4] {
+    let r = std::arch::x86_64::__cpuid_count(leaf, sub);
+    [r.eax, r.ebx, r.ecx, r.edx]
+}
+
+impl Platform for Machine {
+    fn port_read(&mut self, port: u16, data: &mut [u8]) {
+        data.fill(port as u8);
+    }
+    fn port_write(&mut self, port: u16, data: &[u8]) {
+        self.out.push((port, data.to_vec()));
+    }
+    fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
+        data.fill(gpa as u8);
+    }
+    fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
+        self.mmio.push((gpa, data.to_vec()));
+    }
+    fn rdmsr(&mut self, _: &mut CpuState, _: u32) -> Result<u64, Gp> {
+        Err(Gp)
+    }
+    fn wrmsr(&mut self, _: &mut CpuState, _: u32, _: u64) -> Result<(), Gp> {
+        Err(Gp)
+    }
+    fn cpuid(&self, leaf: u32, sub: u32) -> [u32; 4] {
+        self.cpuid.unwrap_or(host_cpuid)(leaf, sub)
+    }
+    fn tsc(&mut self) -> u64 {
+        self.retired
+    }
+    fn tsc_aux(&mut self) -> u32 {
+        7
+    }
+    fn random(&mut self) -> u64 {
+        0x1234_5678_9abc_def0
+    }
+    fn cr8(&mut self) -> u8 {
+        0
+    }
+    fn set_cr8(&mut self, _: u8) {}
+    fn pending(&mut self) -> Pending {
+        Pending {
+            interrupt: !self.interrupts.is_empty(),
+            nmi: self.nmi,
+            leave: false,
+        }
+    }
+    fn acknowledge(&mut self) -> Option<u8> {
+        self.interrupts.pop()
+    }
+    fn acknowledge_nmi(&mut self) {
+        self.nmi = false;
+    }
+    fn retired(&mut self, count: u64) {
+        self.retired = count;
+    }
+    fn branches(&mut self, branches: &[Branch]) {
+        self.branches.extend_from_slice(branches);
+    }
+}
+
+/// Where [`long_mode`] puts things.
+pub const TABLES: usize = 0x1000;
+pub const GDT: usize = 0x8000;
+pub const IDT: usize = 0x9000;
+pub const TSS: usize = 0xa000;
+pub const CODE: usize = 0x10000;
+pub const STACK: usize = 0x80000;
+
+pub fn segment(selector: u16, access: u16) -> Segment {
+    Segment {
+        selector,
+        base: 0,
+        limit: 0xffff_ffff,
+        access,
+        unusable: false,
+    }
+}
+
+/// Memory identity-mapped with 2 MiB pages (user and supervisor), a GDT, an IDT whose gates are
+/// empty, a TSS; the processor in 64-bit mode at CPL `cpl`.
+pub fn long_mode(ram: &Ram, cpl: u8) -> CpuState {
+    ram.write_u64(TABLES, (TABLES as u64 + 0x1000) | 7);
+    ram.write_u64(TABLES + 0x1000, (TABLES as u64 + 0x2000) | 7);
+    for i in 0..512 {
+        ram.write_u64(TABLES + 0x2000 + i * 8, (i as u64) << 21 | 0x87);
+    }
+    let gdt: [u64; 8] = [
+        0,
+        0x00af_9b00_0000_ffff,
+        0x00cf_9300_0000_ffff,
+        0x00cf_fb00_0000_ffff,
+        0x00cf_f300_0000_ffff,
+        0x00af_fb00_0000_ffff,
+        0x0000_8b00_0000_0067 | (TSS as u64) << 16,
+        0,
+    ];
+    for (i, d) in gdt.iter().enumerate() {
+        ram.write_u64(GDT + i * 8, *d);
+    }
+    ram.write_u64(TSS + 4, STACK as u64 - 0x8000);
+    let mut st = CpuState::reset();
+    st.cr0 = 0x8005_0033;
+    st.cr3 = TABLES as u64;
+    st.cr4 = 0x6b0;
+    st.efer = 0xd01;
+    if host_cpuid(1, 0)[2] & 1 << 26 != 0 {
+        st.cr4 |= 1 << 18;
+        st.xcr0 = u64::from(host_cpuid(0xd, 0)[0]) & 0xe7;
+    }
+    let ring = u16::from(cpl) << 5;
+    let (cs, ss) = if cpl == 0 { (8, 16) } else { (0x2b, 0x23) };
+    st.seg = [segment(ss, 0xc093 | ring); 6];
+    st.seg[seg::CS] = segment(cs, 0xa09b | ring);
+    st.tr = Segment {
+        selector: 0x30,
+        base: TSS as u64,
+        limit: 0x67,
+        access: 0x8b,
+        unusable: false,
+    };
+    st.ldtr.unusable = true;
+    st.gdtr.base = GDT as u64;
+    st.gdtr.limit = 63;
+    st.idtr.base = IDT as u64;
+    st.idtr.limit = 0xfff;
+    st.rip = CODE as u64;
+    st.gpr[4] = STACK as u64;
+    st
+}
+
+/// Installs a 64-bit interrupt gate.
+pub fn gate(ram: &Ram, vector: usize, target: u64, dpl: u64) {
+    let low =
+        (target & 0xffff) | 8 << 16 | (0x8e00 | dpl << 13) << 32 | (target & 0xffff_0000) << 32;
+    ram.write_u64(IDT + vector * 16, low);
+    ram.write_u64(IDT + vector * 16 + 8, target >> 32);
+}
+
+pub fn vcpu(ram: &Ram, st: &CpuState) -> Vcpu {
+    // SAFETY: every test keeps the RAM longer than the processor.
+    let memory = unsafe { Memory::new(&[ram.spec(0)]) }.unwrap();
+    let mut vcpu = Vcpu::new(Arc::new(memory));
+    vcpu.load(st);
+    vcpu
+}
+
+pub fn state(vcpu: &mut Vcpu) -> CpuState {
+    let mut st = CpuState::reset();
+    vcpu.store(&mut st);
+    st
+}
+
+/// Bytes between two labels of `global_asm!`.
+///
+/// # Safety
+/// Both must be labels of the same section, in order.
+pub unsafe fn between(from: *const u8, to: *const u8) -> &'static [u8] {
+    // SAFETY: by the contract.
+    unsafe { std::slice::from_raw_parts(from, to.offset_from(from) as usize) }
+}

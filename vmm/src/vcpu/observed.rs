@@ -1,0 +1,249 @@
+//! The observed way to run: the loop round the interpreter.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hindsight_cpu::state::{Activity, CpuState, Segment, seg};
+use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Vcpu};
+use hindsight_regs::msr as regs;
+
+use super::control::{Checkpoint, Doorbell};
+use super::dispatch::{Bytes, CrashCause};
+use super::exit::InternalError;
+use super::models::Models;
+use super::native::LoopGuard;
+use super::record::{Kind, Recorder, What};
+use super::report::{Crash, LastState};
+use crate::machine::{Board, Outcome};
+
+/// Instructions between two looks at the doorbell by the run loop itself.
+const BUDGET: u64 = 1 << 24;
+
+/// A processor that runs in the interpreter.
+#[derive(Debug)]
+pub struct ObservedVcpu {
+    vcpu: Vcpu,
+    around: Around,
+}
+
+/// The machine around the processor, as the interpreter sees it.
+#[derive(Debug)]
+struct Around {
+    models: Models,
+    random: u64,
+}
+
+impl Around {
+    /// Serves what would be an exit under KVM, and tells the recorder so.
+    fn served<T>(&mut self, kind: Kind, serve: impl FnOnce(&mut Models) -> T) -> T {
+        self.models.record(What::Exit(kind));
+        let answer = serve(&mut self.models);
+        self.models.record(What::Enter);
+        answer
+    }
+}
+
+impl Platform for Around {
+    fn port_read(&mut self, port: u16, data: &mut [u8]) {
+        self.served(Kind::PortRead(port), |models| {
+            models.board.ports.read(port, data);
+        });
+        tracing::trace!(target: "io", "cpu {} in {port:#x} = {}", self.models.id, Bytes(data));
+    }
+
+    fn port_write(&mut self, port: u16, data: &[u8]) {
+        tracing::trace!(target: "io", "cpu {} out {port:#x} = {}", self.models.id, Bytes(data));
+        self.served(Kind::PortWrite(port), |models| {
+            models.board.ports.write(port, data);
+        });
+    }
+
+    fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
+        self.served(Kind::MmioRead(gpa), |models| models.mmio_read(gpa, data));
+    }
+
+    fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
+        self.served(Kind::MmioWrite(gpa), |models| models.mmio_write(gpa, data));
+    }
+
+    fn rdmsr(&mut self, _: &mut CpuState, index: u32) -> Result<u64, Gp> {
+        let answer = self.served(Kind::Rdmsr(index), |models| models.rdmsr(index));
+        self.models.record(What::Rdmsr {
+            index,
+            answer: answer.ok().flatten(),
+        });
+        tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {answer:x?}", self.models.id);
+        answer.ok().flatten().ok_or(Gp)
+    }
+
+    fn wrmsr(&mut self, _: &mut CpuState, index: u32, value: u64) -> Result<(), Gp> {
+        let answer = self.served(Kind::Wrmsr(index), |models| models.wrmsr(index, value));
+        self.models.record(What::Wrmsr {
+            index,
+            value,
+            accepted: matches!(answer, Ok(Some(_))),
+        });
+        let id = self.models.id;
+        tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
+        answer.ok().flatten().map(|_| ()).ok_or(Gp)
+    }
+
+    fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
+        let id = u32::try_from(self.models.id).unwrap_or(0);
+        self.models.board.cpuid.query(leaf, subleaf, id, 0, 0)
+    }
+
+    fn tsc(&mut self) -> u64 {
+        let answer = self.models.rdmsr(regs::IA32_TIME_STAMP_COUNTER);
+        answer.ok().flatten().unwrap_or(0)
+    }
+
+    fn tsc_aux(&mut self) -> u32 {
+        let answer = self.models.rdmsr(regs::IA32_TSC_AUX);
+        let value = answer.ok().flatten().unwrap_or(0);
+        u32::try_from(value & 0xffff_ffff).unwrap_or(0)
+    }
+
+    fn random(&mut self) -> u64 {
+        // An LCG step mixed with the time: enough for a guest whose host is trusted anyway.
+        self.random = self
+            .random
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(self.models.board.clock.now() | 1);
+        self.random ^ self.random >> 29
+    }
+
+    fn cr8(&mut self) -> u8 {
+        u8::try_from(self.models.board.irq.cr8(self.models.id)).unwrap_or(0)
+    }
+
+    fn set_cr8(&mut self, priority: u8) {
+        self.models
+            .board
+            .irq
+            .set_cr8(self.models.id, priority.into());
+    }
+
+    fn pending(&mut self) -> Pending {
+        let (id, board) = (self.models.id, &self.models.board);
+        let pending = board.irq.pending(id);
+        Pending {
+            interrupt: pending.interrupt,
+            nmi: pending.nmi,
+            leave: pending.init || pending.sipi.is_some() || board.control.doorbell(id).is_rung(),
+        }
+    }
+
+    fn acknowledge(&mut self) -> Option<u8> {
+        let vector = self.models.board.irq.acknowledge(self.models.id);
+        tracing::trace!(target: "irq", "cpu {} interrupt {vector:x?}", self.models.id);
+        if let Some(vector) = vector {
+            self.models.record(What::Interrupt { vector });
+        }
+        vector
+    }
+
+    fn acknowledge_nmi(&mut self) {
+        self.models.board.irq.take_nmi(self.models.id);
+    }
+}
+
+impl ObservedVcpu {
+    /// A processor in `state`.
+    pub fn new(memory: Arc<Memory>, models: Models, state: &CpuState) -> Self {
+        let mut vcpu = Vcpu::new(memory);
+        vcpu.load(state);
+        let random = models.board.clock.now() ^ 0x9e37_79b9_7f4a_7c15;
+        Self {
+            vcpu,
+            around: Around { models, random },
+        }
+    }
+
+    /// Has everything that happens to this processor kept.
+    pub fn set_recorder(&mut self, recorder: Arc<Recorder>) {
+        self.around.models.recorder = Some(recorder);
+    }
+
+    /// Runs until the machine stops. Gives the state it stopped in where the board asks for it.
+    pub fn thread(mut self, board: &Arc<Board>) -> Option<LastState> {
+        let id = self.around.models.id;
+        let guard = LoopGuard { id, board };
+        let doorbell = board.control.doorbell(id);
+        if board.control.checkpoint() == Checkpoint::Run {
+            self.run(board, doorbell);
+        }
+        drop(guard);
+        board
+            .wants_last_state()
+            .then(|| LastState::new(id, self.state(), &board.memory))
+    }
+
+    fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) {
+        loop {
+            self.start_signals();
+            match self.vcpu.run(&mut self.around, BUDGET) {
+                Exit::Budget | Exit::Kicked | Exit::Leave => {}
+                Exit::Halted => self.around.served(Kind::Halt, |_| {
+                    doorbell.sleep(Duration::from_secs(3600));
+                }),
+                Exit::Shutdown => return self.crash(board, CrashCause::TripleFault),
+                Exit::Missing { bytes, .. } => {
+                    let error = InternalError {
+                        suberror: 1,
+                        bytes: bytes.to_vec(),
+                    };
+                    return self.crash(board, CrashCause::Internal(error));
+                }
+            }
+            if doorbell.is_rung() {
+                doorbell.answer();
+                if board.control.wants_checkpoint()
+                    && board.control.checkpoint() == Checkpoint::Stop
+                {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// INIT and start-up IPIs.
+    fn start_signals(&mut self) {
+        let (id, board) = (self.around.models.id, self.around.models.board.clone());
+        let pending = board.irq.pending(id);
+        if pending.init && board.irq.take_init(id) {
+            let mut state = self.state();
+            state.init();
+            if id != 0 {
+                state.activity = Activity::WaitForSipi;
+            }
+            self.around.models.msrs.init();
+            self.vcpu.load(&state);
+        }
+        if let Some(vector) = pending.sipi.and_then(|_| board.irq.take_sipi(id)) {
+            let mut state = self.state();
+            if state.activity == Activity::WaitForSipi {
+                state.seg[seg::CS] = Segment {
+                    selector: u16::from(vector) << 8,
+                    base: u64::from(vector) << 12,
+                    ..state.seg[seg::CS]
+                };
+                state.rip = 0;
+                state.activity = Activity::Running;
+                self.vcpu.load(&state);
+            }
+        }
+    }
+
+    fn state(&mut self) -> CpuState {
+        let mut state = CpuState::reset();
+        self.vcpu.store(&mut state);
+        state
+    }
+
+    fn crash(&mut self, board: &Arc<Board>, cause: CrashCause) {
+        let state = self.state();
+        let crash = Crash::new(self.around.models.id, cause, state, &board.memory);
+        board.finish(Outcome::Crash(Box::new(crash)));
+    }
+}
