@@ -13,7 +13,7 @@ use hindsight_cpu::cpuid::CpuModel;
 use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console};
-use crate::machine::{Config, Machine, Outcome, Sinks};
+use crate::machine::{Config, Outcome, Prepared, Sinks};
 use crate::vcpu::mode::{self, Engine, Wanted};
 use crate::vcpu::report::LastState;
 
@@ -231,7 +231,6 @@ impl Files {
 
 /// Runs a guest to its end.
 pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
-    trace::start(args.trace.as_deref())?;
     let files = Files::read(&args)?;
     let (choice, host) = mode::decide(args.engine.into())?;
     let config = Config {
@@ -244,16 +243,19 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         },
         engine: choice.engine,
     };
+    let image = args.image.display();
+    let prepared = Prepared::new(&config, &files.plan(&args)).with_context(|| image.to_string())?;
+    drop(files);
+    // Only now: what a failure above left behind would be files and sockets of no use.
+    trace::start(args.trace.as_deref())?;
+    tracing::trace!(target: "mode", "{}: {}", choice.engine, choice.because);
     let mut serial = Console::open(&args.serial).context("--serial")?;
     let mut debugcon = Console::open(&args.debugcon).context("--debugcon")?;
     let sinks = Sinks {
         serial: serial.output(),
         debugcon: debugcon.output(),
     };
-    let image = args.image.display();
-    let machine = Machine::new(host.as_ref(), &config, &files.plan(&args), sinks)
-        .with_context(|| image.to_string())?;
-    drop(files);
+    let machine = prepared.build(host.as_ref(), sinks)?;
     if let (EngineArg::Auto, Engine::Interp) = (args.engine, choice.engine) {
         let _ = writeln!(
             io::stderr(),

@@ -120,20 +120,24 @@ pub struct Machine {
     loaded: Loaded,
 }
 
-impl Machine {
-    /// Builds a machine of `config` with the image of `plan` in its memory. Only
-    /// [`Engine::Interp`] does without `host`.
+/// Guest memory with an image in it, and no machine round it yet: what can be wrong with the image
+/// and the configuration has shown.
+#[derive(Debug)]
+pub struct Prepared {
+    config: Config,
+    layout: Layout,
+    memory: GuestMemoryMmap,
+    loaded: Loaded,
+}
+
+impl Prepared {
+    /// Puts the image of `plan` into the memory of `config`.
     ///
     /// # Errors
     ///
-    /// When the configuration is impossible, the host has not got what it takes, or the image
-    /// cannot be booted.
-    pub fn new(
-        host: Option<&kvm::Host>,
-        config: &Config,
-        plan: &Plan<'_>,
-        sinks: Sinks,
-    ) -> Result<Self, MachineError> {
+    /// When the configuration is impossible, the host has not got the memory, or the image cannot
+    /// be booted.
+    pub fn new(config: &Config, plan: &Plan<'_>) -> Result<Self, MachineError> {
         if !(1..=CPUS_MAX).contains(&config.cpus) {
             return Err(MachineError::Cpus(config.cpus));
         }
@@ -141,7 +145,26 @@ impl Machine {
         let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
         let layout = acpi::place(&memory, layout, config.cpus)?;
         let loaded = boot::load(&memory, &layout, plan)?;
+        Ok(Self {
+            config: config.clone(),
+            layout,
+            memory,
+            loaded,
+        })
+    }
 
+    /// Builds the machine. Only [`Engine::Interp`] does without `host`.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn build(self, host: Option<&kvm::Host>, sinks: Sinks) -> Result<Machine, MachineError> {
+        let Self {
+            config,
+            layout,
+            memory,
+            loaded,
+        } = self;
         let kvm = match (config.engine, host) {
             (Engine::Kvm, Some(host)) => Some(KvmParts::new(host, &memory, config.cpus)?),
             (Engine::Kvm, None) => return Err(KvmError::Missing.into()),
@@ -158,7 +181,7 @@ impl Machine {
             tsc_hz,
             supported: &supported,
         };
-        let (board, serial) = board(config, &layout, memory, &processor, sinks)?;
+        let (board, serial) = board(&config, &layout, memory, &processor, sinks)?;
         if !matches!(loaded.protocol, Protocol::Pvh | Protocol::Elf) {
             // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
             board.irq.set_virtual_wire();
@@ -172,12 +195,29 @@ impl Machine {
         for id in 1..config.cpus {
             board.irq.set_wait_for_sipi(id, true);
         }
-        Ok(Self {
+        Ok(Machine {
             board,
             serial,
             vcpus: ready,
             loaded,
         })
+    }
+}
+
+impl Machine {
+    /// Builds a machine of `config` with the image of `plan` in its memory.
+    ///
+    /// # Errors
+    ///
+    /// When the configuration is impossible, the host has not got what it takes, or the image
+    /// cannot be booted.
+    pub fn new(
+        host: Option<&kvm::Host>,
+        config: &Config,
+        plan: &Plan<'_>,
+        sinks: Sinks,
+    ) -> Result<Self, MachineError> {
+        Prepared::new(config, plan)?.build(host, sinks)
     }
 
     /// What all threads share: for consoles, debuggers and the like.

@@ -108,7 +108,6 @@ pub fn decide(wanted: Wanted) -> Result<(Choice, Option<kvm::Host>), KvmError> {
         Engine::Kvm => Some(kvm::Host::open()?),
         Engine::Interp => None,
     };
-    tracing::trace!(target: "mode", "{}: {}", choice.engine, choice.because);
     Ok((choice, host))
 }
 

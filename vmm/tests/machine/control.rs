@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::guest::{COUNTERS, Running, assemble, exit, has_kvm, long, machine, wrmsr};
 use hindsight_vmm::boot::Mode;
 use hindsight_vmm::machine::Outcome;
+use hindsight_vmm::vcpu::mode::Engine;
 use iced_x86::code_asm::*;
 
 /// Counts in memory for ever, with no exit.
@@ -36,18 +37,20 @@ fn paused_guest_stands_still_and_goes_on_a_thousand_times() {
     if !has_kvm("paused_guest_stands_still_and_goes_on_a_thousand_times") {
         return;
     }
-    let guest = Running::start(&counting(), 1);
-    guest.wait_for(COUNTERS, 1);
-    for _ in 0..1000 {
-        assert!(guest.board.pause());
-        let before = guest.word(COUNTERS);
-        thread::yield_now();
-        assert_eq!(guest.word(COUNTERS), before);
-        guest.board.resume();
+    for engine in [Engine::Kvm, Engine::Interp] {
+        let guest = Running::start(engine, &counting(), 1);
+        guest.wait_for(COUNTERS, 1);
+        for _ in 0..1000 {
+            assert!(guest.board.pause());
+            let before = guest.word(COUNTERS);
+            thread::yield_now();
+            assert_eq!(guest.word(COUNTERS), before);
+            guest.board.resume();
+        }
+        guest.wait_for(COUNTERS, guest.word(COUNTERS) + 1);
+        guest.board.finish(Outcome::Quit);
+        assert!(matches!(guest.end(), Outcome::Quit));
     }
-    guest.wait_for(COUNTERS, guest.word(COUNTERS) + 1);
-    guest.board.finish(Outcome::Quit);
-    assert!(matches!(guest.end(), Outcome::Quit));
 }
 
 #[test]
@@ -55,16 +58,18 @@ fn halted_guest_pauses_and_resumes_at_once() {
     if !has_kvm("halted_guest_pauses_and_resumes_at_once") {
         return;
     }
-    let guest = Running::start(&halted(), 2);
-    guest.wait_for(COUNTERS, 1);
-    let start = Instant::now();
-    for _ in 0..1000 {
-        assert!(guest.board.pause());
-        guest.board.resume();
+    for engine in [Engine::Kvm, Engine::Interp] {
+        let guest = Running::start(engine, &halted(), 2);
+        guest.wait_for(COUNTERS, 1);
+        let start = Instant::now();
+        for _ in 0..1000 {
+            assert!(guest.board.pause());
+            guest.board.resume();
+        }
+        assert!(start.elapsed() < Duration::from_secs(20));
+        guest.board.finish(Outcome::Quit);
+        assert!(matches!(guest.end(), Outcome::Quit));
     }
-    assert!(start.elapsed() < Duration::from_secs(20));
-    guest.board.finish(Outcome::Quit);
-    assert!(matches!(guest.end(), Outcome::Quit));
 }
 
 #[test]
@@ -72,22 +77,24 @@ fn guest_makes_progress_while_it_is_kicked() {
     if !has_kvm("guest_makes_progress_while_it_is_kicked") {
         return;
     }
-    let guest = Running::start(&counting(), 1);
-    guest.wait_for(COUNTERS, 1);
-    thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                for _ in 0..20_000 {
-                    guest.board.control.doorbell(0).ring();
-                }
-            });
-        }
-    });
-    guest.wait_for(COUNTERS, guest.word(COUNTERS) + 1000);
-    assert!(guest.board.pause());
-    guest.board.control.stop();
-    guest.board.finish(Outcome::Quit);
-    assert!(matches!(guest.end(), Outcome::Quit));
+    for engine in [Engine::Kvm, Engine::Interp] {
+        let guest = Running::start(engine, &counting(), 1);
+        guest.wait_for(COUNTERS, 1);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        guest.board.control.doorbell(0).ring();
+                    }
+                });
+            }
+        });
+        guest.wait_for(COUNTERS, guest.word(COUNTERS) + 1000);
+        assert!(guest.board.pause());
+        guest.board.control.stop();
+        guest.board.finish(Outcome::Quit);
+        assert!(matches!(guest.end(), Outcome::Quit));
+    }
 }
 
 #[test]
@@ -95,11 +102,13 @@ fn paused_machine_can_be_stopped() {
     if !has_kvm("paused_machine_can_be_stopped") {
         return;
     }
-    let guest = Running::start(&counting(), 2);
-    guest.wait_for(COUNTERS, 1);
-    assert!(guest.board.pause());
-    guest.board.finish(Outcome::Quit);
-    assert!(matches!(guest.end(), Outcome::Quit));
+    for engine in [Engine::Kvm, Engine::Interp] {
+        let guest = Running::start(engine, &counting(), 2);
+        guest.wait_for(COUNTERS, 1);
+        assert!(guest.board.pause());
+        guest.board.finish(Outcome::Quit);
+        assert!(matches!(guest.end(), Outcome::Quit));
+    }
 }
 
 /// A ring that nobody heard must not make all later ones silent.
@@ -123,7 +132,7 @@ fn paused_time_stands_still_for_the_guests_timers() {
     if !has_kvm("paused_time_stands_still_for_the_guests_timers") {
         return;
     }
-    let guest = Running::start(&halted(), 1);
+    let guest = Running::start(Engine::Kvm, &halted(), 1);
     guest.wait_for(COUNTERS, 1);
     assert!(guest.board.pause());
     let before = guest.board.clock.now();

@@ -1,6 +1,7 @@
 //! What tests of whole machines share: guests assembled on the spot, and a machine to run them.
 
 use std::io::{self, Write};
+use std::mem;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -111,14 +112,19 @@ pub fn with_idt(
     image
 }
 
-/// A machine of `cpus` processors with a flat image.
+/// A machine of `cpus` processors with a flat image, under KVM.
 pub fn machine(image: &[u8], mode: Mode, cpus: usize) -> Machine {
+    machine_on(Engine::Kvm, image, mode, cpus)
+}
+
+/// As [`machine`], with either way to run.
+pub fn machine_on(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Machine {
     let config = Config {
         memory: MEMORY,
         huge_pages: false,
         cpus,
         model: CpuModel::SkylakeServer,
-        engine: Engine::Kvm,
+        engine,
     };
     let plan = Plan {
         image,
@@ -133,10 +139,23 @@ pub fn machine(image: &[u8], mode: Mode, cpus: usize) -> Machine {
     Machine::new(Some(&Host::open().unwrap()), &config, &plan, sinks).unwrap()
 }
 
-/// Runs a 64-bit image on one processor for at most `seconds`.
+/// Runs a 64-bit image on one processor for at most `seconds`: in the interpreter and under KVM,
+/// which must end in the same way. Gives KVM's outcome.
 pub fn run(image: &[u8], seconds: f64) -> Outcome {
+    let observed = run_on(Engine::Interp, image, seconds);
+    let native = run_on(Engine::Kvm, image, seconds);
+    let same = match (&observed, &native) {
+        (Outcome::Exit(a), Outcome::Exit(b)) => a == b,
+        (a, b) => mem::discriminant(a) == mem::discriminant(b),
+    };
+    assert!(same, "interpreter: {observed:?}, KVM: {native:?}");
+    native
+}
+
+/// Runs a 64-bit image on one processor for at most `seconds`.
+pub fn run_on(engine: Engine, image: &[u8], seconds: f64) -> Outcome {
     let limit = Duration::from_secs_f64(seconds);
-    let machine = machine(image, Mode::Long, 1);
+    let machine = machine_on(engine, image, Mode::Long, 1);
     machine.run(Some(limit), || {}).unwrap()
 }
 
@@ -147,8 +166,8 @@ pub struct Running {
 }
 
 impl Running {
-    pub fn start(image: &[u8], cpus: usize) -> Self {
-        let machine = machine(image, Mode::Long, cpus);
+    pub fn start(engine: Engine, image: &[u8], cpus: usize) -> Self {
+        let machine = machine_on(engine, image, Mode::Long, cpus);
         let board = machine.board().clone();
         let limit = Some(Duration::from_secs(60));
         let thread = thread::spawn(move || machine.run(limit, || {}).unwrap());
