@@ -10,11 +10,6 @@ const XCR0_AVX512: u32 = 0b111 << 5;
 
 /// CPUID of the host, less what its operating system does not let programs use.
 pub fn supported(leaf: u32, subleaf: u32) -> Regs {
-    // SAFETY: every x86-64 processor has CPUID.
-    #[expect(
-        unused_unsafe,
-        reason = "safe in newer versions of the standard library"
-    )]
     let host = core::arch::x86_64::__cpuid_count(leaf, subleaf);
     let mut regs = [host.eax, host.ebx, host.ecx, host.edx];
     match (leaf, subleaf) {
