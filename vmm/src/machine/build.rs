@@ -271,7 +271,10 @@ fn board(
         cpus,
         tsc_hz,
     };
-    let cpuid = CpuidTable::new(&cpuid_config, |leaf, sub| host.supported_cpuid(leaf, sub));
+    let cpuid = CpuidTable::new(&cpuid_config, |leaf, sub| match config.engine {
+        Engine::Kvm => host.supported_cpuid(leaf, sub),
+        Engine::Interp => hindsight_interp::supported_cpuid(leaf, sub),
+    });
     let control = Arc::new(Control::new(config.cpus));
     let timer = Arc::new(TimerBell::default());
     let finish = Arc::new(Finish::default());
