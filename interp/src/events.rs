@@ -102,6 +102,11 @@ impl Core {
                 }
                 Err(fault) => fault,
             };
+            if matches!(event.cause, Cause::Software | Cause::Icebp) {
+                // The instruction itself faults: it is not retired.
+                self.rip = self.soft_rip;
+                self.budget += 1;
+            }
             let (vector, mut code) = parts(fault);
             if let Fault::Page(_, lin) = fault {
                 self.st.cr2 = lin;

@@ -75,7 +75,7 @@ fn flood(a: &mut CodeAssembler, count: Option<u32>) -> Result<(), IcedError> {
 fn hindsight(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hindsight"));
     command
-        .arg("run")
+        .args(["run", "--engine", "kvm"])
         .args(arguments)
         .current_dir(folder)
         .env_remove("RUST_BACKTRACE")

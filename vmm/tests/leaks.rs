@@ -6,7 +6,8 @@ use std::{fs, io};
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::{self, Host};
-use hindsight_vmm::machine::{Config, Engine, Machine, Outcome, Sinks};
+use hindsight_vmm::machine::{Config, Machine, Outcome, Sinks};
+use hindsight_vmm::vcpu::mode::Engine;
 use iced_x86::code_asm::{CodeAssembler, al};
 
 fn entries(folder: &str) -> usize {
@@ -49,7 +50,7 @@ fn fifty_machines_leave_nothing_behind() {
             serial: Box::new(io::sink()),
             debugcon: Box::new(io::sink()),
         };
-        let machine = Machine::new(&Host::open().unwrap(), &config, &plan, sinks).unwrap();
+        let machine = Machine::new(Some(&Host::open().unwrap()), &config, &plan, sinks).unwrap();
         let outcome = machine.run(Some(Duration::from_secs(20)), || {}).unwrap();
         assert!(matches!(outcome, Outcome::Exit(3)), "{outcome:?}");
     };

@@ -93,6 +93,8 @@ const ALWAYS: &[F] = &[
     F::RDPMC,
     F::PREFETCHW,
     F::CET_IBT,
+    F::PREFETCHWT1,
+    F::PREFETCHITI,
 ];
 
 impl Features {

@@ -13,8 +13,8 @@ use hindsight_cpu::cpuid::CpuModel;
 use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console};
-use crate::kvm;
-use crate::machine::{Config, Engine, Outcome, Prepared, Sinks};
+use crate::machine::{Config, Outcome, Prepared, Sinks};
+use crate::vcpu::mode::{self, Engine, Wanted};
 use crate::vcpu::report::LastState;
 
 /// The largest image, initrd or module that is read, in bytes.
@@ -62,8 +62,8 @@ pub(super) struct RunArgs {
     /// The processor the guest sees
     #[arg(long, value_enum, default_value_t = CpuArg::SkylakeServer)]
     cpu: CpuArg,
-    /// What executes the guest's code: KVM, or the interpreter
-    #[arg(long, value_enum, default_value_t = EngineArg::Kvm)]
+    /// What executes the guest's code: KVM, the interpreter, or the better one for this host
+    #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
     engine: EngineArg,
     /// COM1: stdio (Ctrl-A x quits, Ctrl-A h helps), none, file:PATH or unix:PATH
     #[arg(long, value_name = "WHERE", default_value = "stdio")]
@@ -97,6 +97,7 @@ enum ModeArg {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum EngineArg {
+    Auto,
     Kvm,
     Interp,
 }
@@ -107,11 +108,12 @@ enum CpuArg {
     Host,
 }
 
-impl From<EngineArg> for Engine {
+impl From<EngineArg> for Wanted {
     fn from(engine: EngineArg) -> Self {
         match engine {
-            EngineArg::Kvm => Self::Kvm,
-            EngineArg::Interp => Self::Interp,
+            EngineArg::Auto => Self::Auto,
+            EngineArg::Kvm => Self::Only(Engine::Kvm),
+            EngineArg::Interp => Self::Only(Engine::Interp),
         }
     }
 }
@@ -230,6 +232,7 @@ impl Files {
 /// Runs a guest to its end.
 pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     let files = Files::read(&args)?;
+    let (choice, host) = mode::decide(args.engine.into())?;
     let config = Config {
         memory: args.memory,
         huge_pages: args.hugepages,
@@ -238,12 +241,11 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             CpuArg::SkylakeServer => CpuModel::SkylakeServer,
             CpuArg::Host => CpuModel::Host,
         },
-        engine: args.engine.into(),
+        engine: choice.engine,
     };
     let image = args.image.display();
     let prepared = Prepared::new(&config, &files.plan(&args)).with_context(|| image.to_string())?;
     drop(files);
-    let host = kvm::Host::open()?;
     // Only now: what a failure above left behind would be files and sockets of no use.
     trace::start(args.trace.as_deref())?;
     let mut serial = Console::open(&args.serial).context("--serial")?;
@@ -252,7 +254,14 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         serial: serial.output(),
         debugcon: debugcon.output(),
     };
-    let machine = prepared.build(&host, sinks)?;
+    let machine = prepared.build(host.as_ref(), sinks)?;
+    if let (EngineArg::Auto, Engine::Interp) = (args.engine, choice.engine) {
+        let _ = writeln!(
+            io::stderr(),
+            "hindsight: in the interpreter: {}",
+            choice.because
+        );
+    }
     let (quit, signalled) = (machine.board().clone(), machine.board().clone());
     console::watch_signals(move |_| signalled.finish(Outcome::Quit)).context("signals")?;
     serial

@@ -15,7 +15,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// What can be traced.
-const KINDS: [(&str, &str); 4] = [
+const KINDS: [(&str, &str); 5] = [
     ("exit", "every stop of a processor"),
     ("msr", "RDMSR and WRMSR"),
     (
@@ -23,6 +23,7 @@ const KINDS: [(&str, &str); 4] = [
         "interrupts, NMIs, INIT and start-up IPIs as they are taken",
     ),
     ("io", "port and MMIO accesses"),
+    ("mode", "which way the guest runs, and why"),
 ];
 
 /// One line: the kind, then the text.

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use hindsight_cpu::cpuid::{self, CpuModel, CpuidTable};
+use hindsight_cpu::cpuid::{self, CpuModel, CpuidTable, Regs};
 use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::msr::MsrConfig;
 use hindsight_cpu::state::{Activity, CpuState, gpr};
 use hindsight_devices::clock::Clock;
+use hindsight_devices::irq::lapic::LapicFeatures;
 use hindsight_devices::irq::{self, Interrupts};
 use hindsight_devices::rtc::RtcConfig;
 use hindsight_devices::serial::Serial;
@@ -29,24 +30,16 @@ use crate::kvm::{self, KvmError};
 use crate::layout::{Layout, LayoutError};
 use crate::memory::{self, MemoryError};
 use crate::vcpu::control::Control;
+use crate::vcpu::mode::Engine;
 use crate::vcpu::models::Models;
 use crate::vcpu::native::NativeVcpu;
 use crate::vcpu::observed::ObservedVcpu;
 use crate::vcpu::record::Recorder;
 use crate::vcpu::report::LastState;
-use crate::{acpi, host_clock};
+use crate::{acpi, doctor, host_clock, host_cpu};
 
 /// Most processors a machine may have.
 pub const CPUS_MAX: usize = 64;
-
-/// What executes the guest's code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
-    /// KVM.
-    Kvm,
-    /// The interpreter.
-    Interp,
-}
 
 /// What a machine is made of.
 #[derive(Clone, Debug)]
@@ -160,45 +153,47 @@ impl Prepared {
         })
     }
 
-    /// Builds the machine.
+    /// Builds the machine. Only [`Engine::Interp`] does without `host`.
     ///
     /// # Errors
     ///
     /// When KVM refuses.
-    pub fn build(self, host: &kvm::Host, sinks: Sinks) -> Result<Machine, MachineError> {
+    pub fn build(self, host: Option<&kvm::Host>, sinks: Sinks) -> Result<Machine, MachineError> {
         let Self {
             config,
             layout,
             memory,
             loaded,
         } = self;
-        let vm = KvmVm::new(host, &memory)?;
-        let ids = (0_u32..).take(config.cpus);
-        let mut vcpus = ids
-            .map(|id| vm.create_vcpu(id))
-            .collect::<Result<Vec<KvmVcpu>, KvmError>>()?;
-        let tsc_hz = host_clock::tsc_hz(vcpus.first().and_then(KvmVcpu::tsc_khz));
-        let (board, serial) = board(host, &config, &layout, memory, tsc_hz, sinks)?;
+        let kvm = match (config.engine, host) {
+            (Engine::Kvm, Some(host)) => Some(KvmParts::new(host, &memory, config.cpus)?),
+            (Engine::Kvm, None) => return Err(KvmError::Missing.into()),
+            (Engine::Interp, _) => None,
+        };
+        let facilities = facilities(config.engine);
+        let tsc_hz = host_clock::tsc_hz(kvm.as_ref().and_then(KvmParts::tsc_khz));
+        let supported = |leaf, subleaf| match (&kvm, host) {
+            (Some(_), Some(host)) => host.supported_cpuid(leaf, subleaf),
+            _ => host_cpu::supported(leaf, subleaf),
+        };
+        let processor = Processor {
+            facilities,
+            tsc_hz,
+            supported: &supported,
+        };
+        let (board, serial) = board(&config, &layout, memory, &processor, sinks)?;
         if !matches!(loaded.protocol, Protocol::Pvh | Protocol::Elf) {
             // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
             board.irq.set_virtual_wire();
         }
-        let interp_memory = Arc::new(memory::for_interpreter(&board.memory)?);
-        let facilities = Facilities::NATIVE;
-        let mut ready = Vec::new();
-        for (id, (kvm, wide)) in vcpus.drain(..).zip(0..).enumerate() {
-            kvm.set_cpuid(wide, &board.cpuid)?;
-            let models = Models::new(id, MsrConfig { facilities, tsc_hz }, board.clone());
-            let state = first_state(id, &loaded, &board.cpuid);
-            board.irq.set_wait_for_sipi(id, id != 0);
-            ready.push(match config.engine {
-                Engine::Kvm => AnyVcpu::Native(Box::new(NativeVcpu::new(kvm, models, &state)?)),
-                Engine::Interp => AnyVcpu::Observed(Box::new(ObservedVcpu::new(
-                    interp_memory.clone(),
-                    models,
-                    &state,
-                ))),
-            });
+        let msrs = MsrConfig { facilities, tsc_hz };
+        let models = |id| Models::new(id, msrs, board.clone());
+        let ready = match kvm {
+            Some(parts) => parts.into_vcpus(&board, &loaded, models)?,
+            None => observed_vcpus(config.cpus, &board, &loaded, models)?,
+        };
+        for id in 1..config.cpus {
+            board.irq.set_wait_for_sipi(id, true);
         }
         Ok(Machine {
             board,
@@ -210,14 +205,15 @@ impl Prepared {
 }
 
 impl Machine {
-    /// Builds a machine of `config` with the image of `plan` in its memory.
+    /// Builds a machine of `config` with the image of `plan` in its memory. Only
+    /// [`Engine::Interp`] does without `host`.
     ///
     /// # Errors
     ///
     /// When the configuration is impossible, the host has not got what it takes, or the image
     /// cannot be booted.
     pub fn new(
-        host: &kvm::Host,
+        host: Option<&kvm::Host>,
         config: &Config,
         plan: &Plan<'_>,
         sinks: Sinks,
@@ -316,25 +312,104 @@ fn spawn_all(
     Ok(())
 }
 
+/// What decides the processor that guests see.
+struct Processor<'a> {
+    facilities: Facilities,
+    tsc_hz: u64,
+    /// What the engine can execute, in CPUID's own form.
+    supported: &'a dyn Fn(u32, u32) -> Regs,
+}
+
+/// What works in an engine on this host.
+fn facilities(engine: Engine) -> Facilities {
+    // Without an in-kernel APIC, some KVMs swallow writes of the deadline.
+    let lost = engine == Engine::Kvm && !matches!(doctor::unmet("tsc-deadline-exit"), Ok(None));
+    if lost {
+        Facilities::NATIVE.difference(Facilities::TSC_DEADLINE)
+    } else {
+        Facilities::NATIVE
+    }
+}
+
+/// The KVM side of a machine under construction.
+struct KvmParts {
+    vcpus: Vec<KvmVcpu>,
+}
+
+impl KvmParts {
+    fn new(host: &kvm::Host, memory: &GuestMemoryMmap, cpus: usize) -> Result<Self, KvmError> {
+        let vm = KvmVm::new(host, memory)?;
+        let vcpus = (0_u32..).take(cpus).map(|id| vm.create_vcpu(id));
+        Ok(Self {
+            vcpus: vcpus.collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn tsc_khz(&self) -> Option<u32> {
+        self.vcpus.first().and_then(KvmVcpu::tsc_khz)
+    }
+
+    fn into_vcpus(
+        self,
+        board: &Board,
+        loaded: &Loaded,
+        models: impl Fn(usize) -> Models,
+    ) -> Result<Vec<AnyVcpu>, MachineError> {
+        let vcpus = self.vcpus.into_iter().zip(0_u32..).enumerate();
+        vcpus
+            .map(|(id, (kvm, wide))| {
+                kvm.set_cpuid(wide, &board.cpuid)?;
+                let state = first_state(id, loaded, &board.cpuid);
+                Ok(AnyVcpu::Native(Box::new(NativeVcpu::new(
+                    kvm,
+                    models(id),
+                    &state,
+                )?)))
+            })
+            .collect()
+    }
+}
+
+fn observed_vcpus(
+    cpus: usize,
+    board: &Board,
+    loaded: &Loaded,
+    models: impl Fn(usize) -> Models,
+) -> Result<Vec<AnyVcpu>, MachineError> {
+    let memory = Arc::new(memory::for_interpreter(&board.memory)?);
+    let vcpus = (0..cpus).map(|id| {
+        let state = first_state(id, loaded, &board.cpuid);
+        AnyVcpu::Observed(Box::new(ObservedVcpu::new(
+            memory.clone(),
+            models(id),
+            &state,
+        )))
+    });
+    Ok(vcpus.collect())
+}
+
 fn board(
-    host: &kvm::Host,
     config: &Config,
     layout: &Layout,
     memory: GuestMemoryMmap,
-    tsc_hz: u64,
+    processor: &Processor<'_>,
     sinks: Sinks,
 ) -> Result<(Arc<Board>, Arc<Mutex<Serial>>), MachineError> {
-    let clock = Arc::new(Clock::host(tsc_hz, host_clock::read_tsc));
+    let clock = Arc::new(Clock::host(processor.tsc_hz, host_clock::read_tsc));
     clock.pause();
     let cpus = u32::try_from(config.cpus).unwrap_or(u32::MAX);
-    let facilities = Facilities::NATIVE;
+    let &Processor {
+        facilities,
+        tsc_hz,
+        supported,
+    } = processor;
     let cpuid_config = cpuid::Config {
         model: config.model,
         facilities,
         cpus,
         tsc_hz,
     };
-    let cpuid = CpuidTable::new(&cpuid_config, |leaf, sub| host.supported_cpuid(leaf, sub));
+    let cpuid = CpuidTable::new(&cpuid_config, supported);
     let control = Arc::new(Control::new(config.cpus));
     let timer = Arc::new(TimerBell::default());
     let finish = Arc::new(Finish::default());
@@ -344,7 +419,11 @@ fn board(
     });
     let irq_config = irq::Config {
         rtc: rtc_config(layout),
-        ..irq::Config::default()
+        lapic: LapicFeatures {
+            x2apic: facilities.contains(Facilities::X2APIC),
+            tsc_deadline: facilities.contains(Facilities::TSC_DEADLINE),
+            ..LapicFeatures::default()
+        },
     };
     let irq = Arc::new(Interrupts::new(
         config.cpus,

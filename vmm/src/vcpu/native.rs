@@ -10,13 +10,14 @@ use hindsight_regs::msr as regs;
 
 use super::control::{Checkpoint, Doorbell};
 use super::dispatch::{self, CrashCause, Next};
+use super::guard::LoopGuard;
 use super::models::Models;
 use super::record::{Recorder, What};
 use super::report::{Crash, LastState};
 use crate::kvm::KvmError;
 use crate::kvm::kick::Kicker;
 use crate::kvm::vcpu::KvmVcpu;
-use crate::machine::{Board, MachineError, Outcome};
+use crate::machine::{Board, Outcome};
 
 /// A processor that runs under KVM.
 #[derive(Debug)]
@@ -38,24 +39,6 @@ enum Turn {
     /// Sleeps first, with nothing locked.
     Sleep,
     Crash(CrashCause),
-}
-
-/// Leaves the run loop in order, whichever way it ends. A panic in there would be a flaw of ours;
-/// it ends the machine instead of leaving the other threads to wait for this one.
-pub(super) struct LoopGuard<'a> {
-    pub(super) id: usize,
-    pub(super) board: &'a Arc<Board>,
-}
-
-impl Drop for LoopGuard<'_> {
-    fn drop(&mut self) {
-        self.board.control.doorbell(self.id).set_kicker(None);
-        self.board.control.leave();
-        if std::thread::panicking() {
-            let error = Box::new(MachineError::Panicked);
-            self.board.finish(Outcome::Failed(error));
-        }
-    }
 }
 
 impl NativeVcpu {

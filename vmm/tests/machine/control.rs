@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::guest::{COUNTERS, Running, assemble, exit, has_kvm, long, machine, wrmsr};
 use hindsight_vmm::boot::Mode;
-use hindsight_vmm::machine::{Engine, Outcome};
+use hindsight_vmm::machine::Outcome;
+use hindsight_vmm::vcpu::mode::Engine;
 use iced_x86::code_asm::*;
 
 /// Counts in memory for ever, with no exit.

@@ -9,7 +9,8 @@ use std::time::Duration;
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::{self, Host};
-use hindsight_vmm::machine::{Board, Config, Engine, Machine, Outcome, Sinks};
+use hindsight_vmm::machine::{Board, Config, Machine, Outcome, Sinks};
+use hindsight_vmm::vcpu::mode::Engine;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
@@ -135,7 +136,7 @@ pub fn machine_on(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Mach
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()) as Box<dyn Write + Send>,
     };
-    Machine::new(&Host::open().unwrap(), &config, &plan, sinks).unwrap()
+    Machine::new(Some(&Host::open().unwrap()), &config, &plan, sinks).unwrap()
 }
 
 /// Runs a 64-bit image on one processor for at most `seconds`: in the interpreter and under KVM,
