@@ -226,7 +226,7 @@ impl Core {
         };
         let kind_ok = match gate.system() {
             Some(0xe | 0xf) => true,
-            Some(5 | 6 | 7) => !wide,
+            Some(5..=7) => !wide,
             _ => false,
         };
         if !kind_ok || (e.cause == Cause::Software && gate.dpl() < self.cpl) {

@@ -4,6 +4,11 @@
 //! replays one case with all its state. A mismatch prints its own seed.
 #![allow(unsafe_code, reason = "instructions are executed on the host")]
 #![allow(
+    clippy::unwrap_used,
+    clippy::allow_attributes,
+    reason = "a test may panic"
+)]
+#![allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "random values"
@@ -31,6 +36,7 @@ const HANDLERS: usize = 0x4_0000;
 
 /// What became of an instruction, on either side.
 #[derive(Debug, PartialEq, Eq, Clone)]
+#[allow(missing_docs, reason = "the names say all")]
 pub struct Result {
     /// Vector of the exception, and CR2 for #PF.
     pub fault: Option<(u8, u64)>,

@@ -1,7 +1,5 @@
 //! What the host's processor can execute for the interpreter, in CPUID's own form.
 
-#![expect(unsafe_code, reason = "the CPUID intrinsic")]
-
 use std::arch::is_x86_feature_detected;
 
 use hindsight_cpu::cpuid::Regs;
@@ -12,12 +10,7 @@ const XCR0_AVX512: u32 = 0b111 << 5;
 
 /// CPUID of the host, less what its operating system does not let programs use.
 pub fn supported(leaf: u32, subleaf: u32) -> Regs {
-    // SAFETY: every x86-64 processor has CPUID.
-    #[expect(
-        unused_unsafe,
-        reason = "safe in newer versions of the standard library"
-    )]
-    let host = unsafe { core::arch::x86_64::__cpuid_count(leaf, subleaf) };
+    let host = core::arch::x86_64::__cpuid_count(leaf, subleaf);
     let mut regs = [host.eax, host.ebx, host.ecx, host.edx];
     match (leaf, subleaf) {
         (1, _) if !is_x86_feature_detected!("avx") => {

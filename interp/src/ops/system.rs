@@ -176,7 +176,6 @@ fn int_v86(c: &mut Core, o: &Op, vector: u8) -> Done {
         return Err(fault);
     }
     c.fl &= !(VIF | crate::flags::TF);
-    #[expect(clippy::cast_possible_truncation, reason = "the high half")]
     c.load_segment_real(seg::CS, (entry >> 16) as u16);
     c.rip = (entry & 0xffff).into();
     Ok(())

@@ -426,10 +426,8 @@ fn epilogue(
         e.memory(Code::Fxsave64_m512byte, c, offset_of!(Vectors, fx));
         e.add(Ok(Instruction::with(Code::Fninit)));
     }
-    if vector {
-        if wide {
-            e.add(Ok(Instruction::with(Code::VEX_Vzeroupper)));
-        }
+    if vector && wide {
+        e.add(Ok(Instruction::with(Code::VEX_Vzeroupper)));
     }
     if vector || class == Class::X87 {
         // The host's own MXCSR is the default one.

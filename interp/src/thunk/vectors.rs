@@ -1,7 +1,5 @@
 //! The vector and x87 registers, laid out for the thunks.
 
-#![expect(clippy::cast_possible_truncation, reason = "fields of the XSAVE area")]
-
 use super::codegen::Thunk;
 use hindsight_cpu::state::XsaveArea;
 

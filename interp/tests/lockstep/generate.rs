@@ -128,7 +128,7 @@ impl Case {
             let n = insn.op1_register().full_register().number();
             let base = insn.memory_base();
             if !base.is_gpr() || base.full_register().number() != n {
-                gpr[n] = gpr[n] % 1024;
+                gpr[n] %= 1024;
             }
         }
         if insn.is_string_instruction()
@@ -170,7 +170,7 @@ impl Case {
         for reg in x87[32..].chunks_mut(16) {
             let v = r.next() | 1 << 63;
             reg[..8].copy_from_slice(&v.to_le_bytes());
-            let e = 0x3fff - 20 + r.below(40) as u16 | (r.byte() as u16 & 1) << 15;
+            let e = (0x3fff - 20 + r.below(40) as u16) | ((r.byte() as u16 & 1) << 15);
             reg[8..10].copy_from_slice(&e.to_le_bytes());
         }
         Self {
@@ -234,7 +234,7 @@ fn raw(r: &mut Rng) -> Vec<u8> {
             b.clear();
             b.extend([
                 0xc4,
-                (r.byte() & 0xe0) | 1 + r.below(3) as u8,
+                (r.byte() & 0xe0) | (1 + r.below(3) as u8),
                 r.byte(),
                 r.byte(),
             ]);
@@ -244,7 +244,7 @@ fn raw(r: &mut Rng) -> Vec<u8> {
             b.clear();
             b.extend([
                 0x62,
-                (r.byte() & 0xf0) | 1 + r.below(3) as u8,
+                (r.byte() & 0xf0) | (1 + r.below(3) as u8),
                 r.byte() | 4,
                 r.byte(),
                 r.byte(),

@@ -1,5 +1,7 @@
 //! The host's side: executes one instruction on a whole register state, and survives its faults.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use super::Result;
 use super::common::host_cpuid;
 use super::generate::{Case, DATA, PAGES};

@@ -76,6 +76,13 @@ pub struct Choice {
     pub because: String,
 }
 
+impl Choice {
+    /// Says it in the trace.
+    pub fn trace(&self) {
+        tracing::trace!(target: "mode", "{}: {}", self.engine, self.because);
+    }
+}
+
 /// The rule.
 pub fn choose(wanted: Wanted, host: &HostKvm) -> Choice {
     let (engine, because) = match (wanted, host) {
@@ -108,7 +115,6 @@ pub fn decide(wanted: Wanted) -> Result<(Choice, Option<kvm::Host>), KvmError> {
         Engine::Kvm => Some(kvm::Host::open()?),
         Engine::Interp => None,
     };
-    tracing::trace!(target: "mode", "{}: {}", choice.engine, choice.because);
     Ok((choice, host))
 }
 
