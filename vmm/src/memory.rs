@@ -25,9 +25,6 @@ pub enum MemoryError {
         #[source]
         source: io::Error,
     },
-    /// The interpreter cannot use the memory.
-    #[error(transparent)]
-    Interpreter(#[from] hindsight_interp::MemoryError),
     /// More than there is.
     #[error("{bytes:#x} bytes of guest memory are more than the {host:#x} that this host has")]
     BeyondHost {
@@ -59,6 +56,9 @@ pub enum MemoryError {
         #[source]
         source: io::Error,
     },
+    /// The interpreter cannot use the memory.
+    #[error(transparent)]
+    Interpreter(#[from] hindsight_interp::MemoryError),
     /// A region could not be mapped.
     #[error("guest memory at {address:#x} cannot be mapped: {reason}")]
     Map {
@@ -134,6 +134,28 @@ pub fn allocate(
     })
 }
 
+const PROTECTION: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+/// Ordinary pages come when they are touched. Huge pages are reserved when they are mapped: one that
+/// is missing later would end the process by SIGBUS.
+const fn map_flags(huge: bool) -> i32 {
+    if huge {
+        libc::MAP_SHARED
+    } else {
+        libc::MAP_SHARED | libc::MAP_NORESERVE
+    }
+}
+
+/// Bytes of memory and swap of this host; `None` where it does not say.
+fn host_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()
+    };
+    Some((kib("MemTotal:")? + kib("SwapTotal:").unwrap_or(0)) << 10)
+}
+
 /// Guest memory as the interpreter reaches it. `memory` must outlive what is returned: both belong
 /// to the machine's board, or to what holds it.
 ///
@@ -157,28 +179,6 @@ pub fn for_interpreter(memory: &GuestMemoryMmap) -> Result<hindsight_interp::Mem
     // SAFETY: the regions are mapped readable and writable, and stay mapped as long as a clone of
     // `memory` lives: the interpreter's processors hold the board, which holds one.
     Ok(unsafe { hindsight_interp::Memory::new(&specs) }?)
-}
-
-const PROTECTION: i32 = libc::PROT_READ | libc::PROT_WRITE;
-
-/// Ordinary pages come when they are touched. Huge pages are reserved when they are mapped: one that
-/// is missing later would end the process by SIGBUS.
-const fn map_flags(huge: bool) -> i32 {
-    if huge {
-        libc::MAP_SHARED
-    } else {
-        libc::MAP_SHARED | libc::MAP_NORESERVE
-    }
-}
-
-/// Bytes of memory and swap of this host; `None` where it does not say.
-fn host_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let kib = |name: &str| {
-        let line = text.lines().find(|line| line.starts_with(name))?;
-        line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()
-    };
-    Some((kib("MemTotal:")? + kib("SwapTotal:").unwrap_or(0)) << 10)
 }
 
 #[cfg(test)]

@@ -324,7 +324,11 @@ fn bad_consoles_and_traces_are_one_line_and_leave_nothing() {
             "unix:socket",
             "another process is listening there",
         ),
-        ("--trace", "bogus", "is not one of exit, msr, irq, io, mode, all"),
+        (
+            "--trace",
+            "bogus",
+            "is not one of exit, msr, irq, io, mode, all",
+        ),
         ("--trace", "exit=nowhere/file", "cannot be written"),
     ];
     for (option, value, expected) in rows {

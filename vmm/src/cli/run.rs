@@ -248,7 +248,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     drop(files);
     // Only now: what a failure above left behind would be files and sockets of no use.
     trace::start(args.trace.as_deref())?;
-    choice.trace();
+    tracing::trace!(target: "mode", "{}: {}", choice.engine, choice.because);
     let mut serial = Console::open(&args.serial).context("--serial")?;
     let mut debugcon = Console::open(&args.debugcon).context("--debugcon")?;
     let sinks = Sinks {

@@ -76,13 +76,6 @@ pub struct Choice {
     pub because: String,
 }
 
-impl Choice {
-    /// Says it in the trace.
-    pub fn trace(&self) {
-        tracing::trace!(target: "mode", "{}: {}", self.engine, self.because);
-    }
-}
-
 /// The rule.
 pub fn choose(wanted: Wanted, host: &HostKvm) -> Choice {
     let (engine, because) = match (wanted, host) {

@@ -9,9 +9,9 @@ use hindsight_regs::msr as regs;
 
 use super::control::{Checkpoint, Doorbell};
 use super::dispatch::{Bytes, CrashCause};
-use super::exit::InternalError;
 use super::guard::LoopGuard;
 use super::models::Models;
+
 use super::record::{Kind, Recorder, What};
 use super::report::{Crash, LastState};
 use crate::machine::{Board, Outcome};
@@ -189,11 +189,7 @@ impl ObservedVcpu {
                 }),
                 Exit::Shutdown => return self.crash(board, CrashCause::TripleFault),
                 Exit::Missing { bytes, .. } => {
-                    let error = InternalError {
-                        suberror: 1,
-                        bytes: bytes.to_vec(),
-                    };
-                    return self.crash(board, CrashCause::Internal(error));
+                    return self.crash(board, CrashCause::Missing(bytes.to_vec()));
                 }
             }
             if doorbell.is_rung() {

@@ -25,6 +25,7 @@ impl Crash {
     pub fn new(cpu: usize, cause: CrashCause, state: CpuState, memory: &GuestMemoryMmap) -> Self {
         let mut code = match &cause {
             CrashCause::Internal(error) => error.bytes.clone(),
+            CrashCause::Missing(bytes) => bytes.clone(),
             _ => Vec::new(),
         };
         if code.is_empty() {
@@ -58,6 +59,7 @@ impl Crash {
             CrashCause::Internal(error) => {
                 format!("this host's KVM cannot run the guest on: {error} ({at})")
             }
+            CrashCause::Missing(_) => format!("the interpreter lacks the instruction {at}"),
             CrashCause::FailEntry(reason) => {
                 format!("the processor refused to enter the guest (reason {reason:#x}) {at}")
             }
