@@ -205,7 +205,8 @@ impl Prepared {
 }
 
 impl Machine {
-    /// Builds a machine of `config` with the image of `plan` in its memory.
+    /// Builds a machine of `config` with the image of `plan` in its memory. Only
+    /// [`Engine::Interp`] does without `host`.
     ///
     /// # Errors
     ///
