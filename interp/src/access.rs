@@ -76,11 +76,7 @@ impl Core {
         self.write_slow(lin, v, Set::Supervisor)
     }
 
-    /// A read or write with the rights of another privilege level.
-    pub(crate) fn read_as<T: Word>(&mut self, lin: u64, cpl: u8) -> Result<T, Fault> {
-        self.read_slow(lin, if cpl == 3 { Set::User } else { Set::Supervisor })
-    }
-
+    /// A write with the rights of another privilege level.
     pub(crate) fn write_as<T: Word>(&mut self, lin: u64, v: T, cpl: u8) -> Result<(), Fault> {
         self.write_slow(lin, v, if cpl == 3 { Set::User } else { Set::Supervisor })
     }

@@ -169,6 +169,8 @@ pub(crate) struct Core {
     /// A trap waits even if `trap` is 0.
     pub(crate) trap_pending: bool,
     pub(crate) watching: bool,
+    /// RIP of the last software interrupt.
+    pub(crate) soft_rip: u64,
     /// The REP instruction stopped between iterations.
     pub(crate) repeat: bool,
     /// Retired instructions before the current slice.
@@ -237,6 +239,7 @@ impl Core {
             trap: 0,
             trap_pending: false,
             watching: false,
+            soft_rip: 0,
             repeat: false,
             retired_base: 0,
             slice: 0,

@@ -102,6 +102,11 @@ impl Core {
                 }
                 Err(fault) => fault,
             };
+            if matches!(event.cause, Cause::Software | Cause::Icebp) {
+                // The instruction itself faults: it is not retired.
+                self.rip = self.soft_rip;
+                self.budget += 1;
+            }
             let (vector, mut code) = parts(fault);
             if let Fault::Page(_, lin) = fault {
                 self.st.cr2 = lin;
@@ -221,7 +226,7 @@ impl Core {
         };
         let kind_ok = match gate.system() {
             Some(0xe | 0xf) => true,
-            Some(5 | 6 | 7) => !wide,
+            Some(5..=7) => !wide,
             _ => false,
         };
         if !kind_ok || (e.cause == Cause::Software && gate.dpl() < self.cpl) {

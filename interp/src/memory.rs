@@ -118,7 +118,7 @@ impl Memory {
         for spec in specs {
             let end = spec.gpa.checked_add(spec.len);
             let host = spec.host.addr() as u64;
-            if (spec.gpa | spec.len | host) % PAGE != 0 || end.is_none() {
+            if !(spec.gpa | spec.len | host).is_multiple_of(PAGE) || end.is_none() {
                 return Err(MemoryError::Unaligned(spec.gpa));
             }
             let host = NonNull::new(spec.host).ok_or(MemoryError::Null(spec.gpa))?;

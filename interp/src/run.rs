@@ -100,6 +100,11 @@ impl Vcpu {
         self.core.new_context();
     }
 
+    /// Tells that something other than a processor wrote guest memory.
+    pub fn code_changed(&mut self, gpa: u64, len: u64) {
+        self.core.memory.changed(gpa, len);
+    }
+
     /// For stopping a run from another thread.
     pub fn kicker(&self) -> Kicker {
         self.kicker.clone()

@@ -23,7 +23,6 @@ pub(crate) const CODE: u16 = 1 << 3;
 pub(crate) const CONFORMING: u16 = 1 << 2;
 /// Code: readable. Data: writable.
 pub(crate) const READ_WRITE: u16 = 1 << 1;
-pub(crate) const ACCESSED: u16 = 1;
 
 /// A descriptor as it stands in its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

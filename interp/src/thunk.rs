@@ -34,7 +34,7 @@ pub(crate) enum Support {
 #[derive(Debug, Default)]
 pub(crate) struct Thunks {
     bank: Bank,
-    known: HashMap<Vec<u8>, Option<Rc<Thunk>>>,
+    known: HashMap<(Vec<u8>, bool), Option<Rc<Thunk>>>,
     by_insn: HashMap<u32, Option<Rc<Thunk>>>,
     epoch: u64,
 }
@@ -85,14 +85,17 @@ fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Rc<Thunk>> {
         return known.clone();
     }
     let thunk = match codegen::redirect(insn) {
-        Some((bytes, plan)) => match c.thunks.known.get(&bytes) {
-            Some(thunk) => thunk.clone(),
-            None => {
-                let thunk = codegen::build(&mut c.thunks.bank, insn, &bytes, plan).map(Rc::new);
-                c.thunks.known.insert(bytes, thunk.clone());
-                thunk
+        Some((bytes, plan)) => {
+            let key = (bytes, plan.renamed);
+            match c.thunks.known.get(&key) {
+                Some(thunk) => thunk.clone(),
+                None => {
+                    let made = codegen::build(&mut c.thunks.bank, insn, &key.0, plan).map(Rc::new);
+                    c.thunks.known.insert(key, made.clone());
+                    made
+                }
             }
-        },
+        }
         None => None,
     };
     c.thunks.by_insn.insert(index, thunk.clone());

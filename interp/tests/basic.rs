@@ -179,7 +179,7 @@ fn page_fault_reaches_its_handler_with_code_and_address() {
         (exit, st.rip, st.cr2),
         (Exit::Halted, CODE as u64 + 0x101, 0x4000_0000)
     );
-    let frame = st.gpr[4] as usize;
+    let frame = usize::try_from(st.gpr[4]).unwrap();
     assert_eq!(ram.read_u64(frame), 2);
     assert_eq!(ram.read_u64(frame + 8), CODE as u64);
     assert_eq!(ram.read_u64(frame + 24) & 1 << 16, 1 << 16);

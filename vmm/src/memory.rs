@@ -8,7 +8,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use thiserror::Error;
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, MmapRegion,
+    GuestRegionMmap, MmapRegion, mmap,
 };
 
 /// Why guest memory could not be had.
@@ -21,6 +21,37 @@ pub enum MemoryError {
         bytes: u64,
         /// Whether huge pages were.
         huge: bool,
+        /// What the kernel answered.
+        #[source]
+        source: io::Error,
+    },
+    /// More than there is.
+    #[error("{bytes:#x} bytes of guest memory are more than the {host:#x} that this host has")]
+    BeyondHost {
+        /// How much was asked for.
+        bytes: u64,
+        /// The host's memory and swap.
+        host: u64,
+    },
+    /// A region is no whole number of huge pages.
+    #[error(
+        "guest memory at {address:#x} with {bytes:#x} bytes is not a multiple of 0x200000 (a huge \
+         page)"
+    )]
+    NotHugePages {
+        /// Guest physical address.
+        address: u64,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The kernel has not as many huge pages as are asked for.
+    #[error(
+        "{bytes:#x} bytes of guest memory cannot be had in huge pages: the host has too few free \
+         ones (see vm.nr_hugepages)"
+    )]
+    NoHugePages {
+        /// How much was asked for.
+        bytes: u64,
         /// What the kernel answered.
         #[source]
         source: io::Error,
@@ -52,6 +83,18 @@ pub fn allocate(
     huge: bool,
 ) -> Result<GuestMemoryMmap, MemoryError> {
     let bytes = ranges.iter().map(|&(_, len)| len as u64).sum::<u64>();
+    if let Some(host) = host_memory().filter(|&host| bytes > host) {
+        return Err(MemoryError::BeyondHost { bytes, host });
+    }
+    if let Some(&(address, len)) = ranges
+        .iter()
+        .find(|&&(_, len)| huge && !(len as u64).is_multiple_of(HUGE_PAGE))
+    {
+        return Err(MemoryError::NotHugePages {
+            address: address.0,
+            bytes: len as u64,
+        });
+    }
     let flags = if huge {
         MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB
     } else {
@@ -73,7 +116,13 @@ pub fn allocate(
             reason,
         };
         let from = FileOffset::from_arc(file.clone(), offset);
-        let mapping = MmapRegion::from_file(from, len).map_err(|e| map(e.to_string()))?;
+        let mapping = MmapRegion::build(Some(from), len, PROTECTION, map_flags(huge));
+        let mapping = mapping.map_err(|error| match error {
+            mmap::MmapRegionError::Mmap(source) if huge => {
+                MemoryError::NoHugePages { bytes, source }
+            }
+            error => map(error.to_string()),
+        })?;
         let region = GuestRegionMmap::new(mapping, address)
             .ok_or_else(|| map("it would leave the address space".to_owned()))?;
         regions.push(region);
@@ -83,6 +132,28 @@ pub fn allocate(
         address: ranges.first().map_or(0, |r| r.0.0),
         reason: e.to_string(),
     })
+}
+
+const PROTECTION: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+/// Ordinary pages come when they are touched. Huge pages are reserved when they are mapped: one that
+/// is missing later would end the process by SIGBUS.
+const fn map_flags(huge: bool) -> i32 {
+    if huge {
+        libc::MAP_SHARED
+    } else {
+        libc::MAP_SHARED | libc::MAP_NORESERVE
+    }
+}
+
+/// Bytes of memory and swap of this host; `None` where it does not say.
+fn host_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()
+    };
+    Some((kib("MemTotal:")? + kib("SwapTotal:").unwrap_or(0)) << 10)
 }
 
 /// Guest memory as the interpreter reaches it. `memory` must outlive what is returned: both belong
@@ -133,7 +204,20 @@ mod tests {
     }
 
     #[test]
-    fn more_than_any_host_has_is_refused() {
-        assert!(allocate(&[(GuestAddress(0), 1 << 62)], false).is_err());
+    fn more_than_the_host_has_is_refused() {
+        for bytes in [1 << 45, 1 << 62] {
+            let error = allocate(&[(GuestAddress(0), bytes)], false).unwrap_err();
+            assert!(matches!(error, MemoryError::BeyondHost { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn huge_pages_that_are_not_there_are_refused_not_touched() {
+        // More than any host keeps as huge pages, less than it has in all.
+        let bytes = host_memory().unwrap() & !(HUGE_PAGE - 1);
+        let bytes = usize::try_from(bytes).unwrap();
+        assert!(allocate(&[(GuestAddress(0), bytes)], true).is_err());
+        let error = allocate(&[(GuestAddress(0), 0x10_0000)], true).unwrap_err();
+        assert!(matches!(error, MemoryError::NotHugePages { .. }), "{error}");
     }
 }

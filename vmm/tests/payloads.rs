@@ -1,6 +1,7 @@
 //! The built-in payloads, each case at each level one test: `cargo test --test payloads int3`.
 //!
-//! A case that this host's KVM cannot run is reported as ignored, with the reason.
+//! Every case runs under KVM and in the interpreter. One that this host's KVM cannot run is reported
+//! as ignored there, with the reason; the interpreter has no such excuse.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -26,33 +27,36 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let runner = Arc::new(Runner::Hindsight {
-        program: env!("CARGO_BIN_EXE_hindsight").into(),
-        options: Vec::new(),
-    });
-    let trials = jobs
-        .into_iter()
-        .map(|job| trial(job, Arc::clone(&runner)))
-        .collect();
+    let mut trials = Vec::new();
+    for engine in ["kvm", "interp"] {
+        let runner = Arc::new(Runner::Hindsight {
+            program: env!("CARGO_BIN_EXE_hindsight").into(),
+            options: vec![format!("--engine={engine}")],
+        });
+        let jobs = jobs.iter().cloned();
+        trials.extend(jobs.map(|job| trial(job, engine, Arc::clone(&runner))));
+    }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-fn trial(job: Job, runner: Arc<Runner>) -> Trial {
+fn trial(job: Job, engine: &'static str, runner: Arc<Runner>) -> Trial {
     let name = match &job.case {
-        Some(_) => format!("{}/cpl{}", job.name(), job.cpl),
-        None => job.name(),
+        Some(_) => format!("{engine}/{}/cpl{}", job.name(), job.cpl),
+        None => format!("{engine}/{}", job.name()),
     };
-    Trial::ignorable_test(name, move || run(job, &runner))
+    Trial::ignorable_test(name, move || run(job, engine, &runner))
 }
 
-fn run(job: Job, runner: &Runner) -> Result<Completion, Failed> {
-    if let Some(problem) = kvm_problem() {
-        return Ok(Completion::ignored_with(problem));
-    }
-    // Measured when the test runs, so that listing the tests costs nothing.
+fn run(job: Job, engine: &str, runner: &Runner) -> Result<Completion, Failed> {
     let mut jobs = [job];
-    check_needs(&jobs, &HostKvm)?;
-    mark_unmet(&mut jobs, &HostKvm);
+    if engine == "kvm" {
+        if let Some(problem) = kvm_problem() {
+            return Ok(Completion::ignored_with(problem));
+        }
+        // Measured when the test runs, so that listing the tests costs nothing.
+        check_needs(&jobs, &HostKvm)?;
+        mark_unmet(&mut jobs, &HostKvm);
+    }
     let result = run_job(&jobs[0], runner, MEMORY, None, &AtomicBool::new(false))
         .map_err(|error| Failed::from(format!("{error:#}")))?;
     match &result.verdict {

@@ -1,10 +1,5 @@
 //! Which instructions the guest's CPUID shows.
 
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "feature numbers are below 256"
-)]
-
 use crate::platform::Platform;
 use iced_x86::CpuidFeature as F;
 
@@ -93,6 +88,8 @@ const ALWAYS: &[F] = &[
     F::RDPMC,
     F::PREFETCHW,
     F::CET_IBT,
+    F::PREFETCHWT1,
+    F::PREFETCHITI,
 ];
 
 impl Features {
@@ -117,7 +114,7 @@ impl Features {
 
     fn add(&mut self, f: F) {
         let n = f as usize;
-        self.0[n / 64 & 3] |= 1 << (n % 64);
+        self.0[(n / 64) & 3] |= 1 << (n % 64);
     }
 
     pub(crate) fn has(&self, f: F) -> bool {

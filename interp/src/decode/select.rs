@@ -492,7 +492,13 @@ impl Pick<'_> {
             M::Cbw | M::Cwde | M::Cdqe => plain!(mov::widen_acc),
             M::Cwd | M::Cdq | M::Cqo => plain!(mov::sign_acc),
             M::Xlatb => general!(mov::xlat),
-            M::Nop | M::Pause | M::Endbr32 | M::Endbr64 | M::Reservednop => plain!(mov::nop),
+            M::Prefetchit0
+            | M::Prefetchit1
+            | M::Nop
+            | M::Pause
+            | M::Endbr32
+            | M::Endbr64
+            | M::Reservednop => plain!(mov::nop),
             M::Prefetch
             | M::Prefetchw
             | M::Prefetchwt1

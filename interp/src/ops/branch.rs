@@ -227,7 +227,7 @@ pub(crate) fn ret(c: &mut Core, o: &Op) -> Next {
 }
 
 fn ret_target(c: &mut Core, o: &Op) -> Result<u64, Fault> {
-    let lin = c.linear(seg::SS as u8, c.sp(), o.size.into(), false)?;
+    let lin = c.linear(2, c.sp(), o.size.into(), false)?;
     let v = load_sized(c, lin, o.size)?;
     near(c, v)
 }

@@ -74,7 +74,6 @@ fn real_target(c: &mut Core, selector: u16, offset: u64) -> Done {
 
 /// Checks a code segment for a jump or call that keeps the privilege level.
 fn direct_cs(c: &Core, d: Descriptor, selector: u16) -> Done {
-    #[expect(clippy::cast_possible_truncation, reason = "two bits")]
     let rpl = (selector & 3) as u8;
     let allowed = if d.conforming() {
         d.dpl() <= c.cpl
@@ -149,7 +148,6 @@ fn task(c: &mut Core, o: &Op, d: Descriptor, selector: u16, call: bool) -> Done 
 
 /// A call gate: the selector, code segment and offset it leads to.
 fn gate(c: &mut Core, d: Descriptor, selector: u16) -> Result<(u16, Descriptor, u64), Fault> {
-    #[expect(clippy::cast_possible_truncation, reason = "two bits")]
     let rpl = (selector & 3) as u8;
     let long = c.lma();
     if d.dpl() < c.cpl || d.dpl() < rpl || (long && d.system() != Some(12)) {
@@ -206,10 +204,6 @@ fn call(c: &mut Core, o: &Op, selector: u16, offset: u64) -> Done {
     Ok(())
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the parameter count has five bits"
-)]
 fn call_gate(c: &mut Core, d: Descriptor, selector: u16, after: u64) -> Done {
     let (target, mut code, offset) = gate(c, d, selector)?;
     let old_cs = c.cs().selector;
@@ -363,7 +357,6 @@ pub(crate) fn syscall(c: &mut Core, o: &Op) -> Done {
     })
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "fields of STAR")]
 pub(crate) fn sysret(c: &mut Core, o: &Op) -> Done {
     if c.st.efer & EFER_SCE == 0 || c.code != 8 {
         return Err(UD_);

@@ -63,7 +63,7 @@ fn rotate<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags) {
     };
     let mask = (1_u128 << width) - 1;
     let turned = match OP {
-        ROL | RCL => wide << m | wide >> (width - m) % 128,
+        ROL | RCL => wide << m | wide >> ((width - m) % 128),
         _ => wide >> m | wide << (width - m),
     };
     let turned = if m == 0 { wide } else { turned } & mask;

@@ -119,7 +119,7 @@ pub(crate) fn pusha(c: &mut Core, o: &Op) -> Done {
     let at = |i: u64| sp.wrapping_sub(size * (i + 1));
     for i in 0..8 {
         let lin = c.linear(SS, at(i) & c.stack_mask, size, true)?;
-        c.probe_write(lin, size as usize)?;
+        c.probe_write(lin, o.size.into())?;
     }
     for (i, reg) in (0..8).zip(0_u8..) {
         let v = if reg == 4 { sp } else { c.reg(reg) };

@@ -120,6 +120,7 @@ pub(crate) fn mov_to_seg(c: &mut Core, o: &Op) -> Done {
 }
 
 fn software(c: &mut Core, o: &Op, vector: u8, kind: SoftKind) -> Next {
+    c.soft_rip = c.rip_of(o);
     c.rip = c.rip_after(o);
     c.left = 0;
     c.exit(Leave::SoftInt(vector, kind))
@@ -175,7 +176,6 @@ fn int_v86(c: &mut Core, o: &Op, vector: u8) -> Done {
         return Err(fault);
     }
     c.fl &= !(VIF | crate::flags::TF);
-    #[expect(clippy::cast_possible_truncation, reason = "the high half")]
     c.load_segment_real(seg::CS, (entry >> 16) as u16);
     c.rip = (entry & 0xffff).into();
     Ok(())

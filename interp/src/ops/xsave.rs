@@ -363,6 +363,7 @@ fn x87_check(c: &Core) -> Done {
 
 fn fninit(c: &mut Core, _: &Op) -> Done {
     x87_check(c)?;
+    c.vec.set_top(0);
     let registers = c.vec.fx;
     c.vec.init_x87();
     // The registers keep their contents; only their tags become empty.
@@ -409,6 +410,7 @@ fn emms(c: &mut Core, _: &Op) -> Done {
         return Err(Fault::Plain(NM));
     }
     c.check_x87_pending()?;
+    c.vec.set_top(0);
     c.vec.fx[4] = 0;
     Ok(())
 }
@@ -494,6 +496,9 @@ fn fldenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
             let from = 7 * W + 10 * n;
             c.vec.fx[32 + 16 * n..42 + 16 * n].copy_from_slice(&data[from..from + 10]);
         }
+    }
+    if !ALL {
+        c.vec.set_top(fsw >> 11);
     }
     c.vec.set_fsw(fsw);
     c.vec.set_fcw(fcw);

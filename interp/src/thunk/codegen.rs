@@ -49,6 +49,8 @@ pub(super) struct Thunk {
 /// Registers chosen for a redirected instruction.
 #[derive(Debug)]
 pub(super) struct Plan {
+    /// What besides the bytes tells thunks apart.
+    pub(super) renamed: bool,
     insn: Instruction,
     context: Register,
     base: Register,
@@ -134,6 +136,7 @@ pub(super) fn redirect(original: &Instruction) -> Option<(Vec<u8>, Plan)> {
             context,
             base,
             for_rsp,
+            renamed: for_rsp.is_some(),
         },
     ))
 }
@@ -230,7 +233,9 @@ pub(super) fn build(
         matches!(f, F::FPU | F::FPU287 | F::FPU387)
     });
     let x87 = u.x87 || fpu;
-    let vector = !u.vec.is_empty() || !u.k.is_empty();
+    let name = format!("{:?}", plan.insn.mnemonic());
+    let converts = name.starts_with("Cvt") || name.starts_with("Vcvt");
+    let vector = !u.vec.is_empty() || !u.k.is_empty() || converts;
     let wide = plan.insn.encoding() != EncodingKind::Legacy;
     let class = match (x87 || u.mmx, vector) {
         (true, _) => Class::X87,
@@ -421,10 +426,8 @@ fn epilogue(
         e.memory(Code::Fxsave64_m512byte, c, offset_of!(Vectors, fx));
         e.add(Ok(Instruction::with(Code::Fninit)));
     }
-    if vector {
-        if wide {
-            e.add(Ok(Instruction::with(Code::VEX_Vzeroupper)));
-        }
+    if vector && wide {
+        e.add(Ok(Instruction::with(Code::VEX_Vzeroupper)));
     }
     if vector || class == Class::X87 {
         // The host's own MXCSR is the default one.

@@ -1,15 +1,17 @@
 //! The memory operand of a thunk: fetched into the buffer before, written from it after.
 
 use super::codegen::Thunk;
-use crate::core::{ACV, Core, Fault, GP0};
+use crate::core::{ACV, Core, Fault, GP0, cut};
 use crate::op::Op;
 use crate::ops::Done;
-use iced_x86::{EncodingKind, Instruction, MemorySize, Mnemonic as M, Register};
+use iced_x86::{EncodingKind, Instruction, Mnemonic as M};
 
 /// Where the result goes.
 #[derive(Debug)]
 pub(super) struct Place {
-    lin: u64,
+    seg: u8,
+    offset: u64,
+    asz: u8,
     size: usize,
     write: bool,
     /// One bit for each element that is accessed, and the size of an element.
@@ -26,7 +28,9 @@ fn aligned(i: &Instruction, size: usize) -> bool {
         | M::Pcmpestri
         | M::Pcmpestrm
         | M::Pcmpistri
-        | M::Pcmpistrm => false,
+        | M::Pcmpistrm
+        | M::Pcmpestri64
+        | M::Pcmpestrm64 => false,
         M::Movaps
         | M::Movapd
         | M::Movdqa
@@ -47,31 +51,64 @@ fn aligned(i: &Instruction, size: usize) -> bool {
     }
 }
 
+/// A masked instruction that reads its whole operand all the same: the manual's exception classes
+/// with "NF", no fault suppression.
+fn reads_all(i: &Instruction) -> bool {
+    const NO_SUPPRESSION: [&str; 9] = [
+        "Vpunpck",
+        "Vunpck",
+        "Vpack",
+        "Vperm",
+        "Valign",
+        "Vpalign",
+        "Vdbpsadbw",
+        "Vpshuf",
+        "Vshuf",
+    ];
+    let name = format!("{:?}", i.mnemonic());
+    NO_SUPPRESSION.iter().any(|p| name.starts_with(p))
+}
+
 /// The elements that a masked access touches.
 fn mask(c: &Core, i: &Instruction, size: usize) -> Option<(u64, usize)> {
     let element = i.memory_size().element_size().max(1);
-    let from_vector = |r: Register| {
-        let reg = &c.vec.zmm[r.number() & 31];
-        let tops = reg[..size]
-            .chunks(element)
-            .map(|e| e.last().is_some_and(|b| b & 0x80 != 0));
-        tops.enumerate()
-            .fold(0, |m, (n, on)| m | u64::from(on) << n)
-    };
+    let k = c.vec.k[i.op_mask().number() & 7];
     match i.mnemonic() {
         M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq => {
             // The mask is the second operand, for loads and for stores.
-            Some((from_vector(i.op1_register()), element))
+            let reg = &c.vec.zmm[i.op1_register().number() & 31];
+            let tops = reg[..size]
+                .chunks(element)
+                .map(|e| e.last().is_some_and(|b| b & 0x80 != 0));
+            let bits = tops
+                .enumerate()
+                .fold(0, |m, (n, on)| m | u64::from(on) << n);
+            Some((bits, element))
         }
-        _ if i.has_op_mask() => {
-            let k = c.vec.k[i.op_mask().number() & 7];
-            if i.is_broadcast() || i.memory_size() == MemorySize::Unknown {
-                None
-            } else {
-                Some((k, element))
-            }
+        _ if !i.has_op_mask() => None,
+        M::Vcompressps
+        | M::Vcompresspd
+        | M::Vpcompressb
+        | M::Vpcompressw
+        | M::Vpcompressd
+        | M::Vpcompressq
+        | M::Vexpandps
+        | M::Vexpandpd
+        | M::Vpexpandb
+        | M::Vpexpandw
+        | M::Vpexpandd
+        | M::Vpexpandq => {
+            let all = (1_u64 << (size / element).min(63)) - 1;
+            let all = if size / element >= 64 { u64::MAX } else { all };
+            let n = (k & all).count_ones();
+            Some((if n >= 64 { u64::MAX } else { (1 << n) - 1 }, element))
         }
-        _ => None,
+        _ if i.is_broadcast() => {
+            let lanes = i.op0_register().size() / element;
+            let any = lanes >= 64 || k & ((1 << lanes) - 1) != 0;
+            Some((u64::from(any), size))
+        }
+        _ => Some((k, element)),
     }
 }
 
@@ -83,31 +120,46 @@ pub(super) fn prepare(
     t: &Thunk,
 ) -> Result<Option<Place>, Fault> {
     let Some(m) = t.memory else { return Ok(None) };
-    let lin = c.linear(o.seg, c.offset(o), m.size as u64, m.write)?;
-    if aligned(i, m.size) && lin & (m.size as u64 - 1) != 0 {
-        return Err(GP0);
-    }
-    if c.set == crate::tlb::Set::Never as usize && m.size < 16 && lin & (m.size as u64 - 1) != 0 {
-        return Err(Fault::Code(ACV, 0));
-    }
-    let mask = mask(c, i, m.size);
-    c.vec.buffer.fill(0);
-    let place = Place {
-        lin,
+    let offset = c.offset(o);
+    let mut place = Place {
+        seg: o.seg,
+        offset,
+        asz: o.asz,
         size: m.size,
         write: m.write,
-        mask,
+        mask: None,
     };
-    let mut bytes = [0; 64];
-    if m.read {
-        for (at, len) in place.parts() {
-            c.read_bytes(lin.wrapping_add(at as u64), &mut bytes[at..at + len])?;
+    c.vec.buffer.fill(0);
+    if aligned(i, m.size) {
+        let lin = c.linear(o.seg, offset, m.size as u64, m.write)?;
+        if lin & (m.size as u64 - 1) != 0 {
+            return Err(GP0);
         }
-        c.vec.buffer = bytes;
     }
+    let mut bytes = [0; 64];
+    if m.read && !m.write {
+        // Masks may be finer or coarser than the operand's elements: they only count if the whole
+        // cannot be read.
+        let whole = place.read(c, &mut bytes);
+        if let Err(fault) = whole {
+            place.mask = mask(c, i, m.size);
+            if place.mask.is_none() || reads_all(i) {
+                return Err(fault);
+            }
+            bytes = [0; 64];
+            place.read(c, &mut bytes)?;
+        }
+    } else {
+        place.mask = mask(c, i, m.size);
+        if m.read {
+            place.read(c, &mut bytes)?;
+        }
+    }
+    c.vec.buffer = bytes;
     if m.write {
         for (at, len) in place.parts() {
-            c.probe_write(lin.wrapping_add(at as u64), len)?;
+            let lin = place.linear(c, at, len)?;
+            c.probe_write(lin, len)?;
         }
     }
     Ok(Some(place))
@@ -118,13 +170,30 @@ pub(super) fn finish(c: &mut Core, place: &Place) -> Done {
     if place.write {
         let bytes = c.vec.buffer;
         for (at, len) in place.parts() {
-            c.write_bytes(place.lin.wrapping_add(at as u64), &bytes[at..at + len])?;
+            let lin = place.linear(c, at, len)?;
+            c.write_bytes(lin, &bytes[at..at + len])?;
         }
     }
     Ok(())
 }
 
 impl Place {
+    fn linear(&self, c: &Core, at: usize, len: usize) -> Result<u64, Fault> {
+        let offset = cut(self.offset.wrapping_add(at as u64), self.asz);
+        c.linear(self.seg, offset, len as u64, self.write)
+    }
+
+    fn read(&self, c: &mut Core, bytes: &mut [u8; 64]) -> Done {
+        for (at, len) in self.parts() {
+            let lin = self.linear(c, at, len)?;
+            if c.set == crate::tlb::Set::Never as usize && len < 16 && lin & (len as u64 - 1) != 0 {
+                return Err(Fault::Code(ACV, 0));
+            }
+            c.read_bytes(lin, &mut bytes[at..at + len])?;
+        }
+        Ok(())
+    }
+
     /// The parts that are accessed: offset and length.
     fn parts(&self) -> Vec<(usize, usize)> {
         match self.mask {

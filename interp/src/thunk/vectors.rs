@@ -1,7 +1,5 @@
 //! The vector and x87 registers, laid out for the thunks.
 
-#![expect(clippy::cast_possible_truncation, reason = "fields of the XSAVE area")]
-
 use super::codegen::Thunk;
 use hindsight_cpu::state::XsaveArea;
 
@@ -95,6 +93,16 @@ impl Vectors {
     pub(crate) fn set_fsw(&mut self, v: u16) {
         put(&mut self.fx, 2, &v.to_le_bytes());
         self.update_summary();
+    }
+
+    /// Changes TOP; the physical registers keep their contents, so the stack turns.
+    pub(crate) fn set_top(&mut self, top: u16) {
+        let old = usize::from(self.fsw() >> 11 & 7);
+        let new = usize::from(top & 7);
+        let regs = &mut self.fx[32..160];
+        regs.rotate_left(16 * ((new + 8 - old) % 8));
+        let fsw = (self.fsw() & !0x3800) | (top & 7) << 11;
+        put(&mut self.fx, 2, &fsw.to_le_bytes());
     }
 
     pub(crate) fn set_fip(&mut self, rip: u64) {

@@ -9,6 +9,7 @@
     clippy::cast_sign_loss,
     reason = "test values are small"
 )]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "guest memory is a raw allocation")]
 
 use hindsight_cpu::state::{CpuState, Segment, seg};
@@ -26,10 +27,8 @@ impl Ram {
     pub fn new(len: usize) -> Self {
         let layout = Layout::from_size_align(len, 4096).unwrap();
         // SAFETY: the length is not zero.
-        Self {
-            host: unsafe { alloc_zeroed(layout) },
-            len,
-        }
+        let host = unsafe { alloc_zeroed(layout) };
+        Self { host, len }
     }
 
     pub fn spec(&self, gpa: u64) -> RegionSpec {

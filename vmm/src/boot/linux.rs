@@ -12,7 +12,7 @@ use super::place::{Places, Take};
 use super::{BootError, Plan, entry};
 use crate::layout::{EXTENDED_START, Layout, to_usize};
 
-/// Offsets in the file and, from [`HEADER`] on, in the boot parameters.
+/// Offsets in the file and, from `HEADER` on, in the boot parameters.
 mod offset {
     pub(super) const ACPI_RSDP_ADDR: usize = 0x070;
     pub(super) const E820_ENTRIES: usize = 0x1e8;

@@ -40,6 +40,26 @@ impl From<Status> for ExitCode {
 mod tests {
     use super::*;
 
+    /// The chapter with a row for each status.
+    const DOCUMENT: &str = include_str!("../../../docs/exit-status.md");
+
+    #[test]
+    fn statuses_are_documented() {
+        for status in [
+            Status::Success,
+            Status::Usage,
+            Status::GuestCrash,
+            Status::Internal,
+            Status::Reset,
+            Status::Timeout,
+        ] {
+            let code = ExitCode::from(status);
+            let row = (0..=u8::MAX).find(|&number| ExitCode::from(number) == code);
+            let row = format!("| {} | ", row.unwrap());
+            assert!(DOCUMENT.contains(&row), "{status:?}: {row}");
+        }
+    }
+
     #[test]
     fn guest_code_follows_isa_debug_exit() {
         assert_eq!(ExitCode::from(Status::Guest(0)), ExitCode::from(1));

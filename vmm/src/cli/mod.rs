@@ -46,7 +46,14 @@ pub fn main() -> ExitCode {
             } else {
                 Status::Success
             };
-            let _ = error.print();
+            match one_line(&error) {
+                Some(line) => {
+                    let _ = writeln!(std::io::stderr(), "hindsight: {line}");
+                }
+                None => {
+                    let _ = error.print();
+                }
+            }
             return status.into();
         }
     };
@@ -62,5 +69,56 @@ pub fn main() -> ExitCode {
             let _ = writeln!(std::io::stderr(), "hindsight: {error:#}");
             Status::Usage.into()
         }
+    }
+}
+
+/// What is wrong with the arguments, in one line; `None` for help and the like.
+fn one_line(error: &clap::Error) -> Option<String> {
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ")?;
+    let mut parts = text.split("\n\n").map(|part| {
+        let words: Vec<_> = part.split_whitespace().collect();
+        words.join(" ")
+    });
+    let what = parts.next()?;
+    let mut hint = String::new();
+    for part in parts {
+        if let Some(tip) = part.strip_prefix("tip: ") {
+            hint.push_str("; ");
+            hint.push_str(tip);
+        } else if let Some(usage) = part.strip_prefix("Usage: ") {
+            hint.push_str("; usage: ");
+            hint.push_str(usage);
+        }
+    }
+    Some(format!("{what}{hint}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_arguments_become_one_line() {
+        let rows: [(&[&str], &str); 4] = [
+            (
+                &["run", "x", "--bogus"],
+                "unexpected argument '--bogus' found",
+            ),
+            (&["run"], "were not provided: <IMAGE>; usage: hindsight run"),
+            (
+                &["run", "x", "--mode", "q"],
+                "[possible values: real, protected, long]",
+            ),
+            (&["run", "x", "--memroy", "1G"], "'--memory'"),
+        ];
+        for (args, expected) in rows {
+            let args = ["hindsight"].iter().chain(args);
+            let line = one_line(&Cli::try_parse_from(args).unwrap_err()).unwrap();
+            assert!(line.contains(expected), "{line}");
+            assert!(!line.contains('\n'), "{line}");
+        }
+        let help = Cli::try_parse_from(["hindsight", "--help"]).unwrap_err();
+        assert_eq!(one_line(&help), None);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,8 +13,9 @@ use hindsight_cpu::cpuid::CpuModel;
 use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console};
-use crate::kvm;
-use crate::machine::{Config, Engine, Machine, Outcome, Sinks};
+use crate::machine::{Config, Outcome, Prepared, Sinks};
+use crate::vcpu::mode::{self, Engine, Wanted};
+use crate::vcpu::report::LastState;
 
 /// The largest image, initrd or module that is read, in bytes.
 const FILE_MAX: u64 = 4 << 30;
@@ -60,8 +62,8 @@ pub(super) struct RunArgs {
     /// The processor the guest sees
     #[arg(long, value_enum, default_value_t = CpuArg::SkylakeServer)]
     cpu: CpuArg,
-    /// What executes the guest's code: KVM, or the interpreter
-    #[arg(long, value_enum, default_value_t = EngineArg::Kvm)]
+    /// What executes the guest's code: KVM, the interpreter, or the better one for this host
+    #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
     engine: EngineArg,
     /// COM1: stdio (Ctrl-A x quits, Ctrl-A h helps), none, file:PATH or unix:PATH
     #[arg(long, value_name = "WHERE", default_value = "stdio")]
@@ -95,6 +97,7 @@ enum ModeArg {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum EngineArg {
+    Auto,
     Kvm,
     Interp,
 }
@@ -105,11 +108,12 @@ enum CpuArg {
     Host,
 }
 
-impl From<EngineArg> for Engine {
+impl From<EngineArg> for Wanted {
     fn from(engine: EngineArg) -> Self {
         match engine {
-            EngineArg::Kvm => Self::Kvm,
-            EngineArg::Interp => Self::Interp,
+            EngineArg::Auto => Self::Auto,
+            EngineArg::Kvm => Self::Only(Engine::Kvm),
+            EngineArg::Interp => Self::Only(Engine::Interp),
         }
     }
 }
@@ -149,8 +153,13 @@ fn read(what: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
     let metadata = file
         .metadata()
         .with_context(|| format!("{what} {name} cannot be read"))?;
-    if metadata.is_dir() {
+    let kind = metadata.file_type();
+    if kind.is_dir() {
         bail!("{what} {name} is a directory");
+    }
+    // A pipe ends; a device such as /dev/zero does not.
+    if !kind.is_file() && !kind.is_fifo() {
+        bail!("{what} {name} is not a file");
     }
     let mut bytes = Vec::new();
     let limited = Read::by_ref(&mut file).take(FILE_MAX + 1);
@@ -222,9 +231,8 @@ impl Files {
 
 /// Runs a guest to its end.
 pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
-    trace::start(args.trace.as_deref())?;
     let files = Files::read(&args)?;
-    let host = kvm::Host::open()?;
+    let (choice, host) = mode::decide(args.engine.into())?;
     let config = Config {
         memory: args.memory,
         huge_pages: args.hugepages,
@@ -233,18 +241,28 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             CpuArg::SkylakeServer => CpuModel::SkylakeServer,
             CpuArg::Host => CpuModel::Host,
         },
-        engine: args.engine.into(),
+        engine: choice.engine,
     };
+    let image = args.image.display();
+    let prepared = Prepared::new(&config, &files.plan(&args)).with_context(|| image.to_string())?;
+    drop(files);
+    // Only now: what a failure above left behind would be files and sockets of no use.
+    trace::start(args.trace.as_deref())?;
+    tracing::trace!(target: "mode", "{}: {}", choice.engine, choice.because);
     let mut serial = Console::open(&args.serial).context("--serial")?;
     let mut debugcon = Console::open(&args.debugcon).context("--debugcon")?;
     let sinks = Sinks {
         serial: serial.output(),
         debugcon: debugcon.output(),
     };
-    let image = args.image.display();
-    let machine = Machine::new(&host, &config, &files.plan(&args), sinks)
-        .with_context(|| image.to_string())?;
-    drop(files);
+    let machine = prepared.build(host.as_ref(), sinks)?;
+    if let (EngineArg::Auto, Engine::Interp) = (args.engine, choice.engine) {
+        let _ = writeln!(
+            io::stderr(),
+            "hindsight: in the interpreter: {}",
+            choice.because
+        );
+    }
     let (quit, signalled) = (machine.board().clone(), machine.board().clone());
     console::watch_signals(move |_| signalled.finish(Outcome::Quit)).context("signals")?;
     serial
@@ -265,6 +283,15 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     Ok(report(outcome))
 }
 
+fn timeout(last: &[LastState]) -> String {
+    let mut text = "the time limit passed".to_owned();
+    for state in last {
+        text.push('\n');
+        text.push_str(state.to_string().trim_end());
+    }
+    text
+}
+
 /// Tells the user how it ended, where the guest has not.
 fn report(outcome: Outcome) -> Status {
     let (status, text) = match outcome {
@@ -274,7 +301,7 @@ fn report(outcome: Outcome) -> Status {
             Status::Reset,
             Some("the guest asked for a reset".to_owned()),
         ),
-        Outcome::Timeout => (Status::Timeout, Some("the time limit passed".to_owned())),
+        Outcome::Timeout(last) => (Status::Timeout, Some(timeout(&last))),
         Outcome::Crash(crash) => (Status::GuestCrash, Some(crash.to_string())),
         Outcome::Failed(error) => {
             let error = anyhow::Error::from(*error);

@@ -15,7 +15,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// What can be traced.
-const KINDS: [(&str, &str); 4] = [
+const KINDS: [(&str, &str); 5] = [
     ("exit", "every stop of a processor"),
     ("msr", "RDMSR and WRMSR"),
     (
@@ -23,6 +23,7 @@ const KINDS: [(&str, &str); 4] = [
         "interrupts, NMIs, INIT and start-up IPIs as they are taken",
     ),
     ("io", "port and MMIO accesses"),
+    ("mode", "which way the guest runs, and why"),
 ];
 
 /// One line: the kind, then the text.
@@ -87,7 +88,9 @@ pub(super) fn start(spec: Option<&str>) -> anyhow::Result<()> {
     let base = tracing_subscriber::registry().with(targets);
     let layer = tracing_subscriber::fmt::layer()
         .event_format(Line)
-        .with_ansi(false);
+        .with_ansi(false)
+        // It would report lost lines by a macro that panics when standard error is closed.
+        .log_internal_errors(false);
     match writer {
         None => base.with(layer.with_writer(io::stderr)).init(),
         Some(writer) => base.with(layer.with_writer(writer)).init(),

@@ -8,7 +8,7 @@ use super::guest::{self, DemoError};
 use super::story::{Story, nanoseconds};
 use crate::cli::{EngineArg, Status};
 use crate::doctor::Host;
-use crate::machine::Engine;
+use crate::vcpu::mode::{self, Engine};
 
 /// Columns where nobody says how many there are.
 const WIDTH: usize = 80;
@@ -22,7 +22,7 @@ pub struct DemoArgs {
     #[arg(long)]
     plain: bool,
     /// What executes the guest's code
-    #[arg(long, value_enum, default_value_t = EngineArg::Kvm)]
+    #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
     engine: EngineArg,
 }
 
@@ -32,7 +32,8 @@ pub struct DemoArgs {
 ///
 /// When KVM cannot be used or standard output not be written.
 pub fn run(args: &DemoArgs) -> anyhow::Result<Status> {
-    let run = match guest::run(args.engine.into()) {
+    let (choice, kvm) = mode::decide(args.engine.into())?;
+    let run = match guest::run(choice.engine, kvm.as_ref()) {
         Ok(run) => run,
         Err(error @ DemoError::Machine(_)) => {
             let _ = writeln!(io::stderr(), "hindsight: {:#}", anyhow::Error::from(error));
@@ -50,7 +51,7 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<Status> {
     let story = Story::of(run);
     let facts: Vec<Fact> = host
         .into_iter()
-        .chain(facts_of_the_guest(&story, image_len, args.engine.into()))
+        .chain(facts_of_the_guest(&story, image_len, choice.engine))
         .collect();
     match print(&draw_lines(&story, &facts, args.plain)) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -138,7 +139,11 @@ fn facts_of_the_guest(story: &Story, image_len: usize, engine: Engine) -> Vec<Fa
         ("ran", draw::time(nanoseconds(story.end, story.hz))),
     ];
     if let Some(picture) = &story.picture {
-        facts.push(("picture", format!("{} samples a pixel", picture.samples)));
+        let samples = match picture.samples {
+            1 => "1 sample a pixel".to_owned(),
+            samples => format!("{samples} samples a pixel"),
+        };
+        facts.push(("picture", samples));
     }
     for (name, value) in &story.results {
         let name = match name.split_once(',') {

@@ -13,7 +13,8 @@ use super::symbols::Symbols;
 use crate::boot::Plan;
 use crate::harness::BUILTIN_PAYLOADS;
 use crate::kvm::{self, KvmError};
-use crate::machine::{Config, Engine, Machine, MachineError, Outcome, Sinks};
+use crate::machine::{Config, Machine, MachineError, Outcome, Sinks};
+use crate::vcpu::mode::Engine;
 use crate::vcpu::record::Event;
 
 /// The payload that is run.
@@ -61,8 +62,7 @@ pub struct Run {
 /// # Errors
 ///
 /// When KVM cannot be used, or the machine not be built.
-pub fn run(engine: Engine) -> Result<Run, DemoError> {
-    let host = kvm::Host::open()?;
+pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
     let (_, image) = BUILTIN_PAYLOADS
         .iter()
         .find(|(name, _)| *name == PAYLOAD)
@@ -82,7 +82,7 @@ pub fn run(engine: Engine) -> Result<Run, DemoError> {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()),
     };
-    let mut machine = Machine::new(&host, &config, &plan, sinks)?;
+    let mut machine = Machine::new(host, &config, &plan, sinks)?;
     let board = machine.board().clone();
     let recorder = machine.record();
     let outcome = machine.run(Some(LIMIT), || {})?;
@@ -108,7 +108,7 @@ fn problem(outcome: &Outcome) -> Option<String> {
         Outcome::Exit(0) => return None,
         Outcome::Exit(code) => format!("the guest ended with code {code}"),
         Outcome::Crash(crash) => crash.summary(),
-        Outcome::Timeout => format!("the guest did not end in {} seconds", LIMIT.as_secs()),
+        Outcome::Timeout(_) => format!("the guest did not end in {} seconds", LIMIT.as_secs()),
         Outcome::Failed(error) => {
             let mut text = error.to_string();
             let mut source = std::error::Error::source(error);

@@ -1,6 +1,6 @@
 //! `hindsight doctor`: what this host's KVM really does, measured with tiny guests.
 //!
-//! Nothing is taken from version numbers. Each [`Probe`] runs guests of its own ([`guest`]), so one
+//! Nothing is taken from version numbers. Each [`Probe`] runs guests of its own (`guest`), so one
 //! that dies costs only its row; a guest that hangs is kicked after 50 ms. [`findings`] measures
 //! only what is asked for, and keeps it for this boot of the host.
 

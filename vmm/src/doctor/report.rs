@@ -66,7 +66,7 @@ pub struct Row {
 /// A whole report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`FORMAT`].
+    /// `FORMAT`.
     pub format: u32,
     /// Version of this program.
     pub hindsight: String,

@@ -23,7 +23,7 @@ pub(super) struct Trap {
 /// Why a guest stopped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// It wrote to [`PORT_DONE`].
+    /// It wrote to `PORT_DONE`.
     Done,
     /// Its handler reports an exception or interrupt.
     Trap(Trap),

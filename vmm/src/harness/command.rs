@@ -66,8 +66,9 @@ pub struct TestArgs {
     /// Write a JUnit report to FILE
     #[arg(long, value_name = "FILE")]
     pub junit: Option<PathBuf>,
-    /// Engine that runs the cases, passed on to `run`
-    #[arg(long, value_name = "NAME")]
+    /// What runs the cases: kvm, or interp, which needs nothing of the host [default: kvm where
+    /// /dev/kvm is usable, else interp]
+    #[arg(long, value_name = "ENGINE", value_parser = ["kvm", "interp"])]
     pub engine: Option<String>,
     /// Guest memory, passed on to `run`
     #[arg(long, value_name = "SIZE", default_value = "64M")]
@@ -124,13 +125,16 @@ impl fmt::Debug for Host<'_> {
 /// # Errors
 ///
 /// Bad usage and bad images, for which the caller is to end with status 2; host errors.
-pub fn run(args: TestArgs) -> Result<ExitCode> {
-    let needs_kvm = args.runner.is_none()
-        && args
-            .engine
-            .as_deref()
-            .is_none_or(|engine| ["kvm", "native", "auto"].contains(&engine));
-    let needs_kvm = needs_kvm && !args.ignore_needs;
+pub fn run(mut args: TestArgs) -> Result<ExitCode> {
+    if args.runner.is_none() {
+        let engine = if kvm_problem().is_some() {
+            "interp"
+        } else {
+            "kvm"
+        };
+        args.engine.get_or_insert_with(|| engine.to_owned());
+    }
+    let needs_kvm = args.engine.as_deref() == Some("kvm") && !args.ignore_needs;
     let interrupt = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         // Only sets the flag: the children are ended and the reports are written before the end.

@@ -1,7 +1,7 @@
 //! What all threads of a machine share.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use super::MachineError;
 use super::timer::TimerBell;
 use crate::kvm::KvmError;
 use crate::vcpu::control::{Control, lock};
-use crate::vcpu::report::Crash;
+use crate::vcpu::report::{Crash, LastState};
 
 /// How a run ended.
 #[derive(Debug)]
@@ -28,8 +28,8 @@ pub enum Outcome {
     Reset,
     /// The guest cannot go on.
     Crash(Box<Crash>),
-    /// The time limit passed.
-    Timeout,
+    /// The time limit passed: where each processor was then.
+    Timeout(Vec<LastState>),
     /// The user asked for the end.
     Quit,
     /// The monitor itself failed.
@@ -72,6 +72,8 @@ pub struct Board {
     pub(super) timer: Arc<TimerBell>,
     /// Processors that wait for KVM to open an interrupt window.
     pub(super) windows: AtomicU64,
+    /// The processors' threads give the state they stop in.
+    pub(super) last_states: AtomicBool,
 }
 
 impl fmt::Debug for Board {
@@ -128,6 +130,28 @@ impl Board {
     /// Ends the machine; the first outcome counts.
     pub fn finish(&self, outcome: Outcome) {
         self.finish.set(&self.control, outcome);
+        self.timer.ring();
+    }
+
+    /// Whether a processor's thread gives the state it stops in.
+    pub(crate) fn wants_last_state(&self) -> bool {
+        self.last_states.load(Ordering::SeqCst)
+    }
+
+    /// Holds the machine and its time; returns when no processor runs any more. `false`: it is
+    /// stopped.
+    pub fn pause(&self) -> bool {
+        let paused = self.control.pause();
+        if paused {
+            self.clock.pause();
+        }
+        paused
+    }
+
+    /// Lets time and processors go on.
+    pub fn resume(&self) {
+        self.clock.resume();
+        self.control.resume();
         self.timer.ring();
     }
 

@@ -1,16 +1,17 @@
 //! Putting a machine together, and running it to its end.
 
 use std::io;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use hindsight_cpu::cpuid::{self, CpuModel, CpuidTable};
+use hindsight_cpu::cpuid::{self, CpuModel, CpuidTable, Regs};
 use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::msr::MsrConfig;
 use hindsight_cpu::state::{Activity, CpuState, gpr};
 use hindsight_devices::clock::Clock;
+use hindsight_devices::irq::lapic::LapicFeatures;
 use hindsight_devices::irq::{self, Interrupts};
 use hindsight_devices::rtc::RtcConfig;
 use hindsight_devices::serial::Serial;
@@ -29,23 +30,16 @@ use crate::kvm::{self, KvmError};
 use crate::layout::{Layout, LayoutError};
 use crate::memory::{self, MemoryError};
 use crate::vcpu::control::Control;
+use crate::vcpu::mode::Engine;
 use crate::vcpu::models::Models;
 use crate::vcpu::native::NativeVcpu;
 use crate::vcpu::observed::ObservedVcpu;
 use crate::vcpu::record::Recorder;
-use crate::{acpi, host_clock};
+use crate::vcpu::report::LastState;
+use crate::{acpi, doctor, host_clock, host_cpu};
 
 /// Most processors a machine may have.
 pub const CPUS_MAX: usize = 64;
-
-/// What executes the guest's code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
-    /// KVM.
-    Kvm,
-    /// The interpreter.
-    Interp,
-}
 
 /// What a machine is made of.
 #[derive(Clone, Debug)]
@@ -86,6 +80,9 @@ pub enum MachineError {
     /// The number of processors is impossible.
     #[error("a machine has 1 to {CPUS_MAX} processors, not {0}")]
     Cpus(usize),
+    /// A thread of ours panicked; it has said why.
+    #[error("a thread of the monitor panicked: this is a bug in hindsight")]
+    Panicked,
     /// A thread could not be started.
     #[error("a thread cannot be started")]
     Thread(#[source] io::Error),
@@ -99,7 +96,7 @@ enum AnyVcpu {
 }
 
 impl AnyVcpu {
-    fn thread(self, board: &Arc<Board>) {
+    fn thread(self, board: &Arc<Board>) -> Option<LastState> {
         match self {
             Self::Native(vcpu) => vcpu.thread(board),
             Self::Observed(vcpu) => vcpu.thread(board),
@@ -123,6 +120,90 @@ pub struct Machine {
     loaded: Loaded,
 }
 
+/// Guest memory with an image in it, and no machine round it yet: what can be wrong with the image
+/// and the configuration has shown.
+#[derive(Debug)]
+pub struct Prepared {
+    config: Config,
+    layout: Layout,
+    memory: GuestMemoryMmap,
+    loaded: Loaded,
+}
+
+impl Prepared {
+    /// Puts the image of `plan` into the memory of `config`.
+    ///
+    /// # Errors
+    ///
+    /// When the configuration is impossible, the host has not got the memory, or the image cannot
+    /// be booted.
+    pub fn new(config: &Config, plan: &Plan<'_>) -> Result<Self, MachineError> {
+        if !(1..=CPUS_MAX).contains(&config.cpus) {
+            return Err(MachineError::Cpus(config.cpus));
+        }
+        let layout = Layout::new(config.memory)?;
+        let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
+        let layout = acpi::place(&memory, layout, config.cpus)?;
+        let loaded = boot::load(&memory, &layout, plan)?;
+        Ok(Self {
+            config: config.clone(),
+            layout,
+            memory,
+            loaded,
+        })
+    }
+
+    /// Builds the machine. Only [`Engine::Interp`] does without `host`.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn build(self, host: Option<&kvm::Host>, sinks: Sinks) -> Result<Machine, MachineError> {
+        let Self {
+            config,
+            layout,
+            memory,
+            loaded,
+        } = self;
+        let kvm = match (config.engine, host) {
+            (Engine::Kvm, Some(host)) => Some(KvmParts::new(host, &memory, config.cpus)?),
+            (Engine::Kvm, None) => return Err(KvmError::Missing.into()),
+            (Engine::Interp, _) => None,
+        };
+        let facilities = facilities(config.engine);
+        let tsc_hz = host_clock::tsc_hz(kvm.as_ref().and_then(KvmParts::tsc_khz));
+        let supported = |leaf, subleaf| match (&kvm, host) {
+            (Some(_), Some(host)) => host.supported_cpuid(leaf, subleaf),
+            _ => host_cpu::supported(leaf, subleaf),
+        };
+        let processor = Processor {
+            facilities,
+            tsc_hz,
+            supported: &supported,
+        };
+        let (board, serial) = board(&config, &layout, memory, &processor, sinks)?;
+        if !matches!(loaded.protocol, Protocol::Pvh | Protocol::Elf) {
+            // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
+            board.irq.set_virtual_wire();
+        }
+        let msrs = MsrConfig { facilities, tsc_hz };
+        let models = |id| Models::new(id, msrs, board.clone());
+        let ready = match kvm {
+            Some(parts) => parts.into_vcpus(&board, &loaded, models)?,
+            None => observed_vcpus(config.cpus, &board, &loaded, models)?,
+        };
+        for id in 1..config.cpus {
+            board.irq.set_wait_for_sipi(id, true);
+        }
+        Ok(Machine {
+            board,
+            serial,
+            vcpus: ready,
+            loaded,
+        })
+    }
+}
+
 impl Machine {
     /// Builds a machine of `config` with the image of `plan` in its memory.
     ///
@@ -131,53 +212,12 @@ impl Machine {
     /// When the configuration is impossible, the host has not got what it takes, or the image
     /// cannot be booted.
     pub fn new(
-        host: &kvm::Host,
+        host: Option<&kvm::Host>,
         config: &Config,
         plan: &Plan<'_>,
         sinks: Sinks,
     ) -> Result<Self, MachineError> {
-        if !(1..=CPUS_MAX).contains(&config.cpus) {
-            return Err(MachineError::Cpus(config.cpus));
-        }
-        let layout = Layout::new(config.memory)?;
-        let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
-        let layout = acpi::place(&memory, layout, config.cpus)?;
-        let loaded = boot::load(&memory, &layout, plan)?;
-
-        let vm = KvmVm::new(host, &memory)?;
-        let ids = (0_u32..).take(config.cpus);
-        let mut vcpus = ids
-            .map(|id| vm.create_vcpu(id))
-            .collect::<Result<Vec<KvmVcpu>, KvmError>>()?;
-        let tsc_hz = host_clock::tsc_hz(vcpus.first().and_then(KvmVcpu::tsc_khz));
-        let (board, serial) = board(host, config, &layout, memory, tsc_hz, sinks)?;
-        if !matches!(loaded.protocol, Protocol::Pvh | Protocol::Elf) {
-            // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
-            board.irq.set_virtual_wire();
-        }
-        let interp_memory = Arc::new(memory::for_interpreter(&board.memory)?);
-        let facilities = Facilities::NATIVE;
-        let mut ready = Vec::new();
-        for (id, (kvm, wide)) in vcpus.drain(..).zip(0..).enumerate() {
-            kvm.set_cpuid(wide, &board.cpuid)?;
-            let models = Models::new(id, MsrConfig { facilities, tsc_hz }, board.clone());
-            let state = first_state(id, &loaded, &board.cpuid);
-            board.irq.set_wait_for_sipi(id, id != 0);
-            ready.push(match config.engine {
-                Engine::Kvm => AnyVcpu::Native(Box::new(NativeVcpu::new(kvm, models, &state)?)),
-                Engine::Interp => AnyVcpu::Observed(Box::new(ObservedVcpu::new(
-                    interp_memory.clone(),
-                    models,
-                    &state,
-                ))),
-            });
-        }
-        Ok(Self {
-            board,
-            serial,
-            vcpus: ready,
-            loaded,
-        })
+        Prepared::new(config, plan)?.build(host, sinks)
     }
 
     /// What all threads share: for consoles, debuggers and the like.
@@ -205,10 +245,7 @@ impl Machine {
     pub fn record(&mut self) -> Arc<Recorder> {
         let recorder = Arc::new(Recorder::new(self.board.clock.clone()));
         for vcpu in &mut self.vcpus {
-            match vcpu {
-                AnyVcpu::Native(vcpu) => vcpu.set_recorder(recorder.clone()),
-                AnyVcpu::Observed(vcpu) => vcpu.set_recorder(recorder.clone()),
-            }
+            vcpu.set_recorder(recorder.clone());
         }
         recorder
     }
@@ -225,37 +262,38 @@ impl Machine {
         release: impl FnOnce(),
     ) -> Result<Outcome, MachineError> {
         let Self { board, vcpus, .. } = self;
-        let limit = limit.map(|limit| Instant::now() + limit);
+        // A limit beyond the end of time is none.
+        let limit = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut threads = Vec::new();
         let started = spawn_all(&board, vcpus, &mut threads);
         if started.is_ok() {
-            board.clock.resume();
-            board.control.resume();
-        } else {
-            board.control.stop();
-            board.timer.ring();
+            board.resume();
         }
-        let outcome = started.map(|()| board.finish.wait(limit).unwrap_or(Outcome::Timeout));
+        let outcome = started.map(|()| board.finish.wait(limit));
+        let timed_out = matches!(outcome, Ok(None));
+        board.last_states.store(timed_out, Ordering::SeqCst);
         board.control.stop();
         board.timer.ring();
         release();
-        for thread in threads {
-            // A panic in there has been printed; the outcome stands.
-            let _ = thread.join();
-        }
-        outcome
+        // A panic in there has been printed; the outcome stands.
+        let last = threads.into_iter().filter_map(|thread| thread.join().ok());
+        let last: Vec<_> = last.flatten().collect();
+        Ok(outcome?.unwrap_or(Outcome::Timeout(last)))
     }
 }
 
 fn spawn_all(
     board: &Arc<Board>,
     vcpus: Vec<AnyVcpu>,
-    threads: &mut Vec<JoinHandle<()>>,
+    threads: &mut Vec<JoinHandle<Option<LastState>>>,
 ) -> Result<(), MachineError> {
     let timer_board = board.clone();
     let timer = thread::Builder::new().name("timer".to_owned());
     let timer = timer
-        .spawn(move || timer::thread(&timer_board))
+        .spawn(move || {
+            timer::thread(&timer_board);
+            None
+        })
         .map_err(MachineError::Thread)?;
     threads.push(timer);
     for (id, vcpu) in vcpus.into_iter().enumerate() {
@@ -273,25 +311,104 @@ fn spawn_all(
     Ok(())
 }
 
+/// What decides the processor that guests see.
+struct Processor<'a> {
+    facilities: Facilities,
+    tsc_hz: u64,
+    /// What the engine can execute, in CPUID's own form.
+    supported: &'a dyn Fn(u32, u32) -> Regs,
+}
+
+/// What works in an engine on this host.
+fn facilities(engine: Engine) -> Facilities {
+    // Without an in-kernel APIC, some KVMs swallow writes of the deadline.
+    let lost = engine == Engine::Kvm && !matches!(doctor::unmet("tsc-deadline-exit"), Ok(None));
+    if lost {
+        Facilities::NATIVE.difference(Facilities::TSC_DEADLINE)
+    } else {
+        Facilities::NATIVE
+    }
+}
+
+/// The KVM side of a machine under construction.
+struct KvmParts {
+    vcpus: Vec<KvmVcpu>,
+}
+
+impl KvmParts {
+    fn new(host: &kvm::Host, memory: &GuestMemoryMmap, cpus: usize) -> Result<Self, KvmError> {
+        let vm = KvmVm::new(host, memory)?;
+        let vcpus = (0_u32..).take(cpus).map(|id| vm.create_vcpu(id));
+        Ok(Self {
+            vcpus: vcpus.collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn tsc_khz(&self) -> Option<u32> {
+        self.vcpus.first().and_then(KvmVcpu::tsc_khz)
+    }
+
+    fn into_vcpus(
+        self,
+        board: &Board,
+        loaded: &Loaded,
+        models: impl Fn(usize) -> Models,
+    ) -> Result<Vec<AnyVcpu>, MachineError> {
+        let vcpus = self.vcpus.into_iter().zip(0_u32..).enumerate();
+        vcpus
+            .map(|(id, (kvm, wide))| {
+                kvm.set_cpuid(wide, &board.cpuid)?;
+                let state = first_state(id, loaded, &board.cpuid);
+                Ok(AnyVcpu::Native(Box::new(NativeVcpu::new(
+                    kvm,
+                    models(id),
+                    &state,
+                )?)))
+            })
+            .collect()
+    }
+}
+
+fn observed_vcpus(
+    cpus: usize,
+    board: &Board,
+    loaded: &Loaded,
+    models: impl Fn(usize) -> Models,
+) -> Result<Vec<AnyVcpu>, MachineError> {
+    let memory = Arc::new(memory::for_interpreter(&board.memory)?);
+    let vcpus = (0..cpus).map(|id| {
+        let state = first_state(id, loaded, &board.cpuid);
+        AnyVcpu::Observed(Box::new(ObservedVcpu::new(
+            memory.clone(),
+            models(id),
+            &state,
+        )))
+    });
+    Ok(vcpus.collect())
+}
+
 fn board(
-    host: &kvm::Host,
     config: &Config,
     layout: &Layout,
     memory: GuestMemoryMmap,
-    tsc_hz: u64,
+    processor: &Processor<'_>,
     sinks: Sinks,
 ) -> Result<(Arc<Board>, Arc<Mutex<Serial>>), MachineError> {
-    let clock = Arc::new(Clock::host(tsc_hz, host_clock::read_tsc));
+    let clock = Arc::new(Clock::host(processor.tsc_hz, host_clock::read_tsc));
     clock.pause();
     let cpus = u32::try_from(config.cpus).unwrap_or(u32::MAX);
-    let facilities = Facilities::NATIVE;
+    let &Processor {
+        facilities,
+        tsc_hz,
+        supported,
+    } = processor;
     let cpuid_config = cpuid::Config {
         model: config.model,
         facilities,
         cpus,
         tsc_hz,
     };
-    let cpuid = CpuidTable::new(&cpuid_config, |leaf, sub| host.supported_cpuid(leaf, sub));
+    let cpuid = CpuidTable::new(&cpuid_config, supported);
     let control = Arc::new(Control::new(config.cpus));
     let timer = Arc::new(TimerBell::default());
     let finish = Arc::new(Finish::default());
@@ -301,7 +418,11 @@ fn board(
     });
     let irq_config = irq::Config {
         rtc: rtc_config(layout),
-        ..irq::Config::default()
+        lapic: LapicFeatures {
+            x2apic: facilities.contains(Facilities::X2APIC),
+            tsc_deadline: facilities.contains(Facilities::TSC_DEADLINE),
+            ..LapicFeatures::default()
+        },
     };
     let irq = Arc::new(Interrupts::new(
         config.cpus,
@@ -331,6 +452,7 @@ fn board(
         finish,
         timer,
         windows,
+        last_states: AtomicBool::new(false),
     };
     Ok((Arc::new(board), serial))
 }

@@ -7,5 +7,5 @@ mod devices;
 mod timer;
 
 pub use board::{Board, Outcome};
-pub use build::{Config, Engine, Machine, MachineError};
+pub use build::{CPUS_MAX, Config, Machine, MachineError, Prepared};
 pub use devices::Sinks;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::Board;
+use super::{Board, MachineError, Outcome};
 use crate::vcpu::control::lock;
 
 /// How often a processor that waits for an interrupt window is looked at.
@@ -54,8 +54,22 @@ impl TimerBell {
     }
 }
 
+/// Ends the machine if the timer thread panics, which would be a flaw of ours: a guest without
+/// time hangs.
+struct Guard<'a>(&'a Board);
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let error = Box::new(MachineError::Panicked);
+            self.0.finish(Outcome::Failed(error));
+        }
+    }
+}
+
 /// Fires what is due until the machine stops.
 pub(super) fn thread(board: &Board) {
+    let _guard = Guard(board);
     while !board.control.is_stopped() {
         let now = board.clock.now();
         board.irq.advance(now);
@@ -64,7 +78,8 @@ pub(super) fn thread(board: &Board) {
             board.control.doorbell(id).ring();
         }
         // A paused clock does not move: nothing becomes due until somebody resumes it and rings.
-        let until = board.irq.next_event().map(|due| {
+        let next_event = board.irq.next_event().filter(|_| !board.clock.is_paused());
+        let until = next_event.map(|due| {
             Duration::from_nanos(
                 board
                     .clock

@@ -34,6 +34,8 @@ pub enum CrashCause {
     TripleFault,
     /// KVM met what it cannot do.
     Internal(InternalError),
+    /// The interpreter lacks the instruction with these bytes.
+    Missing(Vec<u8>),
     /// The hardware refused to enter the guest: KVM's reason.
     FailEntry(u64),
     /// KVM could not resolve an access to this guest physical address.

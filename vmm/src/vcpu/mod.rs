@@ -7,6 +7,8 @@
 pub mod control;
 pub mod dispatch;
 pub mod exit;
+mod guard;
+pub mod mode;
 pub mod models;
 pub mod native;
 pub mod observed;

@@ -10,9 +10,10 @@ use hindsight_regs::msr as regs;
 
 use super::control::{Checkpoint, Doorbell};
 use super::dispatch::{self, CrashCause, Next};
+use super::guard::LoopGuard;
 use super::models::Models;
 use super::record::{Recorder, What};
-use super::report::Crash;
+use super::report::{Crash, LastState};
 use crate::kvm::KvmError;
 use crate::kvm::kick::Kicker;
 use crate::kvm::vcpu::KvmVcpu;
@@ -68,15 +69,27 @@ impl NativeVcpu {
         self.models.recorder = Some(recorder);
     }
 
-    /// Runs until the machine stops.
-    pub fn thread(mut self, board: &Arc<Board>) {
+    /// Runs until the machine stops. Gives the state it stopped in where the board asks for it.
+    pub fn thread(mut self, board: &Arc<Board>) -> Option<LastState> {
+        // Dropped before `self`: the kicker points into it.
+        let guard = LoopGuard {
+            id: self.models.id,
+            board,
+        };
         let doorbell = board.control.doorbell(self.models.id);
         doorbell.set_kicker(Some(Kicker::of_this_thread(&mut self.kvm)));
         if board.control.checkpoint() == Checkpoint::Run {
             self.run(board, doorbell);
         }
-        doorbell.set_kicker(None);
-        board.control.leave();
+        drop(guard);
+        board.wants_last_state().then(|| self.last_state())
+    }
+
+    /// What a user wants to know of a guest that did not end by itself.
+    fn last_state(&mut self) -> LastState {
+        let id = self.models.id;
+        let state = self.state().unwrap_or_else(|_| CpuState::reset());
+        LastState::new(id, state, &self.models.board.memory)
     }
 
     fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) {
@@ -108,6 +121,12 @@ impl NativeVcpu {
     fn turn(&mut self, doorbell: &Doorbell) -> Result<Turn, KvmError> {
         if !self.prepare()? {
             return Ok(Turn::Sleep);
+        }
+        if doorbell.is_rung() {
+            // A ring that came before the kicker was in place, or whose `immediate_exit` the
+            // completion of an instruction has cleared, throws nobody out; and later rings are
+            // silent until this one is answered.
+            return Ok(Turn::Again);
         }
         self.models.record(What::Enter);
         let (cr8, exit) = self.kvm.run()?;
@@ -149,6 +168,7 @@ impl NativeVcpu {
             self.start_up(vector)?;
         }
         if self.activity == Activity::WaitForSipi {
+            board.window_wanted(id, false);
             return Ok(false);
         }
         if pending.nmi && irq.take_nmi(id) {
@@ -169,6 +189,11 @@ impl NativeVcpu {
         let (id, waiting) = (self.models.id, pending.interrupt);
         let mut window = false;
         if waiting && !self.injected && self.kvm.ready_for_interrupt() {
+            // An instruction that is half done may still fault, and its handler may run with
+            // interrupts off: complete it, which also tells anew whether KVM takes an interrupt.
+            self.complete()?;
+        }
+        if waiting && !self.injected && self.kvm.ready_for_interrupt() {
             if let Some(vector) = board.irq.acknowledge(id) {
                 tracing::trace!(target: "irq", "cpu {id} interrupt {vector:#x}");
                 self.models.record(What::Interrupt { vector });
@@ -180,9 +205,11 @@ impl NativeVcpu {
         } else if waiting {
             window = true;
         }
-        self.kvm.request_interrupt_window(window);
+        // A halted processor opens no window: where it cannot be interrupted now, it never can.
+        let runs = self.activity == Activity::Running;
+        self.kvm.request_interrupt_window(window && runs);
         // Some KVMs do not tell when CR8 is lowered either.
-        board.window_wanted(id, window || pending.held);
+        board.window_wanted(id, runs && (window || pending.held));
         Ok(())
     }
 

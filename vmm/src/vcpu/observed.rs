@@ -9,10 +9,11 @@ use hindsight_regs::msr as regs;
 
 use super::control::{Checkpoint, Doorbell};
 use super::dispatch::{Bytes, CrashCause};
-use super::exit::InternalError;
+use super::guard::LoopGuard;
 use super::models::Models;
+
 use super::record::{Kind, Recorder, What};
-use super::report::Crash;
+use super::report::{Crash, LastState};
 use crate::machine::{Board, Outcome};
 
 /// Instructions between two looks at the doorbell by the run loop itself.
@@ -164,13 +165,18 @@ impl ObservedVcpu {
         self.around.models.recorder = Some(recorder);
     }
 
-    /// Runs until the machine stops.
-    pub fn thread(mut self, board: &Arc<Board>) {
-        let doorbell = board.control.doorbell(self.around.models.id);
+    /// Runs until the machine stops. Gives the state it stopped in where the board asks for it.
+    pub fn thread(mut self, board: &Arc<Board>) -> Option<LastState> {
+        let id = self.around.models.id;
+        let guard = LoopGuard { id, board };
+        let doorbell = board.control.doorbell(id);
         if board.control.checkpoint() == Checkpoint::Run {
             self.run(board, doorbell);
         }
-        board.control.leave();
+        drop(guard);
+        board
+            .wants_last_state()
+            .then(|| LastState::new(id, self.state(), &board.memory))
     }
 
     fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) {
@@ -183,11 +189,7 @@ impl ObservedVcpu {
                 }),
                 Exit::Shutdown => return self.crash(board, CrashCause::TripleFault),
                 Exit::Missing { bytes, .. } => {
-                    let error = InternalError {
-                        suberror: 1,
-                        bytes: bytes.to_vec(),
-                    };
-                    return self.crash(board, CrashCause::Internal(error));
+                    return self.crash(board, CrashCause::Missing(bytes.to_vec()));
                 }
             }
             if doorbell.is_rung() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hindsight_cpu::state::{CpuState, seg};
+use hindsight_cpu::state::{Activity, CpuState, seg};
 use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter, Instruction};
 use vm_memory::GuestMemoryMmap;
 
@@ -25,6 +25,7 @@ impl Crash {
     pub fn new(cpu: usize, cause: CrashCause, state: CpuState, memory: &GuestMemoryMmap) -> Self {
         let mut code = match &cause {
             CrashCause::Internal(error) => error.bytes.clone(),
+            CrashCause::Missing(bytes) => bytes.clone(),
             _ => Vec::new(),
         };
         if code.is_empty() {
@@ -39,18 +40,26 @@ impl Crash {
         }
     }
 
+    /// Why it cannot go on.
+    pub const fn cause(&self) -> &CrashCause {
+        &self.cause
+    }
+
+    /// The processor's state then.
+    pub const fn state(&self) -> &CpuState {
+        &self.state
+    }
+
     /// One line: what happened, where.
     pub fn summary(&self) -> String {
         let rip = self.state.rip;
-        let at = match self.instruction() {
-            Some(text) => format!("at {rip:#x}: {text}"),
-            None => format!("at {rip:#x}"),
-        };
+        let at = place(rip, instruction(&self.state, &self.code));
         match &self.cause {
             CrashCause::TripleFault => format!("the guest triple-faulted {at}"),
             CrashCause::Internal(error) => {
                 format!("this host's KVM cannot run the guest on: {error} ({at})")
             }
+            CrashCause::Missing(_) => format!("the interpreter lacks the instruction {at}"),
             CrashCause::FailEntry(reason) => {
                 format!("the processor refused to enter the guest (reason {reason:#x}) {at}")
             }
@@ -63,19 +72,66 @@ impl Crash {
             CrashCause::Asleep => format!("the guest halted with nothing left to wake it {at}"),
         }
     }
+}
 
-    /// The instruction at RIP, as AT&T text with its bytes.
-    fn instruction(&self) -> Option<String> {
-        let mut text = String::new();
-        let instruction = decode(&self.state, &self.code)?;
-        GasFormatter::new().format(&instruction, &mut text);
-        let bytes: Vec<_> = self
-            .code
-            .iter()
-            .take(instruction.len())
-            .map(|b| format!("{b:02x}"))
-            .collect();
-        Some(format!("{text} [{}]", bytes.join(" ")))
+/// Where a processor is, in words.
+fn place(rip: u64, instruction: Option<String>) -> String {
+    match instruction {
+        Some(text) => format!("at {rip:#x}: {text}"),
+        None => format!("at {rip:#x}"),
+    }
+}
+
+/// The instruction at RIP, as AT&T text with its bytes.
+fn instruction(state: &CpuState, code: &[u8]) -> Option<String> {
+    let mut text = String::new();
+    let instruction = decode(state, code)?;
+    GasFormatter::new().format(&instruction, &mut text);
+    let bytes: Vec<_> = code
+        .iter()
+        .take(instruction.len())
+        .map(|b| format!("{b:02x}"))
+        .collect();
+    Some(format!("{text} [{}]", bytes.join(" ")))
+}
+
+/// Where a processor was when the machine was stopped from outside.
+#[derive(Debug)]
+pub struct LastState {
+    cpu: usize,
+    state: Box<CpuState>,
+    code: Vec<u8>,
+}
+
+impl LastState {
+    /// Takes what is needed to tell where processor `cpu` was.
+    pub fn new(cpu: usize, state: CpuState, memory: &GuestMemoryMmap) -> Self {
+        let linear = state.seg[seg::CS].base.wrapping_add(state.rip);
+        let code = translate::read_linear(memory, &state, linear, 15);
+        Self {
+            cpu,
+            state: Box::new(state),
+            code,
+        }
+    }
+
+    /// The processor's state.
+    pub const fn state(&self) -> &CpuState {
+        &self.state
+    }
+}
+
+impl fmt::Display for LastState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (cpu, state) = (self.cpu, &self.state);
+        let what = match state.activity {
+            Activity::WaitForSipi => return write!(f, "cpu {cpu}: waits for a start-up IPI"),
+            Activity::Halted => "halted before",
+            _ => "ran",
+        };
+        let at = place(state.rip, instruction(state, &self.code));
+        writeln!(f, "cpu {cpu}: {what} {at}")?;
+        Registers(state).fmt(f)
     }
 }
 

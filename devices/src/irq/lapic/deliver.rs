@@ -256,8 +256,12 @@ impl Lapic {
         taken
     }
 
-    /// The processor takes a start-up IPI and waits no more.
+    /// The processor takes a start-up IPI and waits no more. None while an INIT waits, which comes
+    /// first: or else that would undo the start.
     pub fn take_sipi(&mut self) -> Option<u8> {
+        if self.s.init {
+            return None;
+        }
         let vector = self.s.sipi.take()?;
         self.s.wait_for_sipi = false;
         Some(vector)

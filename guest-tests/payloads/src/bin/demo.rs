@@ -315,7 +315,6 @@ fn compute() {
     (picture.width, picture.height) = (WIDTH as u64, HEIGHT as u64);
     picture.limit = u64::from(LIMIT);
     let limit = ticks(DRAW_MS);
-    start_timer(2000);
     phase("mandelbrot", 3);
     interruptible(|| mandelbrot(limit));
     phase("collatz", 3);
@@ -335,7 +334,7 @@ const VECTOR: u8 = 0x40;
 
 /// The most interrupts of one [`start_timer`]: the log has room for them, and a host on which one
 /// takes longer than the timer's period comes to an end all the same.
-const TICKS_MAX: u64 = 400;
+const TICKS_MAX: u64 = 150;
 static TICKS_LEFT: AtomicU64 = AtomicU64::new(0);
 
 fn tick(frame: &mut Frame) {
@@ -358,11 +357,13 @@ fn start_timer(hz: u64) {
     write(Register::TIMER_INITIAL, (count & 0xffff_ffff) as u32);
 }
 
-/// Runs `f` at CPL 3 with interrupts on.
+/// Runs `f` at CPL 3 with the timer's interrupts on.
 fn interruptible(f: impl FnOnce()) {
+    start_timer(2000);
     insn::sti();
     user(f);
     insn::cli();
+    write(Register::TIMER_INITIAL, 0);
 }
 
 fn idle() {

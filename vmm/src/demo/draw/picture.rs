@@ -48,11 +48,14 @@ pub fn draw(picture: &Picture, look: Look) -> Vec<Line> {
         .map(|(above, below)| {
             let mut line = Line::new();
             for (&a, &b) in above.iter().zip(below) {
-                if look.colour && look.unicode {
-                    line.push("▀", Paint::Pixels(colour(a), colour(b)));
-                } else {
-                    let shade = RAMP[step(a.midpoint(b), RAMP.len())];
-                    line.push(char::from(shade), Paint::Plain);
+                let mean = a.midpoint(b);
+                match (look.colour, look.unicode) {
+                    (true, true) => line.push("▀", Paint::Pixels(colour(a), colour(b))),
+                    (true, false) => line.push(" ", Paint::Pixels(INSIDE, colour(mean))),
+                    _ => {
+                        let shade = RAMP[step(mean, RAMP.len())];
+                        line.push(char::from(shade), Paint::Plain);
+                    }
                 }
             }
             line
@@ -95,6 +98,18 @@ mod tests {
         let line = draw(&picture(), look)[0].show(look).to_string();
         assert_eq!(line.matches('▀').count(), 3);
         assert!(line.contains("\x1b[38;5;16m\x1b[48;5;16m▀"), "{line:?}");
+    }
+
+    #[test]
+    fn coloured_ascii_picture_is_made_of_backgrounds() {
+        let look = Look {
+            colour: true,
+            unicode: false,
+            width: 80,
+        };
+        let line = draw(&picture(), look)[0].clone().fit(80);
+        assert_eq!(line.width(), 3, "not cut as spaces at the end are");
+        assert!(line.show(look).to_string().is_ascii());
     }
 
     #[test]

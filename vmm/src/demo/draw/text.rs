@@ -128,7 +128,7 @@ impl Line {
         self.0.iter().map(|(text, _)| text.chars().count()).sum()
     }
 
-    /// Cut to `columns`, with no space at its end.
+    /// Cut to `columns`, with no blanks at its end.
     pub fn fit(mut self, columns: usize) -> Self {
         let mut room = columns;
         for (text, _) in &mut self.0 {
@@ -136,8 +136,10 @@ impl Line {
             room -= kept.chars().count();
             *text = kept;
         }
-        while let Some((text, _)) = self.0.last_mut() {
-            text.truncate(text.trim_end().len());
+        while let Some((text, paint)) = self.0.last_mut() {
+            if !matches!(paint, Paint::Pixels(..)) {
+                text.truncate(text.trim_end().len());
+            }
             if !text.is_empty() {
                 break;
             }

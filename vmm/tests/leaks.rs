@@ -1,0 +1,67 @@
+//! Machines that come and go leave no threads and no descriptors. Alone in its process.
+
+use std::time::Duration;
+use std::{fs, io};
+
+use hindsight_cpu::cpuid::CpuModel;
+use hindsight_vmm::boot::{Mode, Plan, Protocol};
+use hindsight_vmm::kvm::{self, Host};
+use hindsight_vmm::machine::{Config, Machine, Outcome, Sinks};
+use hindsight_vmm::vcpu::mode::Engine;
+use iced_x86::code_asm::{CodeAssembler, al};
+
+fn entries(folder: &str) -> usize {
+    fs::read_dir(folder).map_or(0, Iterator::count)
+}
+
+fn resident_kib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|l| l.starts_with("VmRSS:"));
+    let word = line.and_then(|l| l.split_whitespace().nth(1));
+    word.and_then(|word| word.parse().ok())
+        .expect("the kernel says how much is resident")
+}
+
+#[test]
+fn fifty_machines_leave_nothing_behind() {
+    if kvm::open_device().is_err() {
+        eprintln!("skipped: fifty_machines_leave_nothing_behind: /dev/kvm cannot be used here");
+        return;
+    }
+    let mut code = CodeAssembler::new(64).unwrap();
+    code.mov(al, 3).unwrap();
+    code.out(0xf4, al).unwrap();
+    let image = code.assemble(0x10_0000).unwrap();
+    let run = || {
+        let config = Config {
+            memory: 4 << 20,
+            huge_pages: false,
+            cpus: 2,
+            model: CpuModel::SkylakeServer,
+            engine: Engine::Kvm,
+        };
+        let plan = Plan {
+            image: &image,
+            protocol: Some(Protocol::Flat),
+            mode: Some(Mode::Long),
+            ..Plan::default()
+        };
+        let sinks = Sinks {
+            serial: Box::new(io::sink()),
+            debugcon: Box::new(io::sink()),
+        };
+        let machine = Machine::new(Some(&Host::open().unwrap()), &config, &plan, sinks).unwrap();
+        let outcome = machine.run(Some(Duration::from_secs(20)), || {}).unwrap();
+        assert!(matches!(outcome, Outcome::Exit(3)), "{outcome:?}");
+    };
+    run();
+    let before = (entries("/proc/self/task"), entries("/proc/self/fd"));
+    let resident = resident_kib();
+    for _ in 0..50 {
+        run();
+    }
+    let after = (entries("/proc/self/task"), entries("/proc/self/fd"));
+    assert_eq!(after, before, "threads, descriptors");
+    let grown = resident_kib().saturating_sub(resident);
+    assert!(grown < 8 << 10, "resident memory grew by {grown} KiB");
+}

@@ -1,0 +1,198 @@
+//! What tests of whole machines share: guests assembled on the spot, and a machine to run them.
+
+use std::io::{self, Write};
+use std::mem;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use hindsight_cpu::cpuid::CpuModel;
+use hindsight_vmm::boot::{Mode, Plan, Protocol};
+use hindsight_vmm::kvm::{self, Host};
+use hindsight_vmm::machine::{Board, Config, Machine, Outcome, Sinks};
+use hindsight_vmm::vcpu::mode::Engine;
+use iced_x86::IcedError;
+use iced_x86::code_asm::*;
+
+/// Where images in 64-bit mode are loaded and entered.
+pub const LONG: u64 = 0x10_0000;
+/// Where images in real mode are loaded and entered.
+pub const REAL: u64 = 0x7c00;
+/// A byte count of guest memory that all guests here can do with.
+pub const MEMORY: u64 = 8 << 20;
+/// Words that guests count in.
+pub const COUNTERS: u64 = 0x20_0000;
+/// The debug exit port.
+pub const EXIT: u32 = 0xf4;
+
+/// Whether KVM can be used here; says so when not.
+pub fn has_kvm(test: &str) -> bool {
+    let usable = kvm::open_device().is_ok_and(|kvm| kvm.create_vm().is_ok());
+    if !usable {
+        eprintln!("skipped: {test}: /dev/kvm cannot be used here");
+    }
+    usable
+}
+
+/// Assembles code of `bits` that runs at `origin`.
+pub fn assemble(
+    bits: u32,
+    origin: u64,
+    code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> Vec<u8> {
+    let mut assembler = CodeAssembler::new(bits).unwrap();
+    code(&mut assembler).unwrap();
+    assembler.assemble(origin).unwrap()
+}
+
+/// 64-bit code for [`LONG`].
+pub fn long(code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Vec<u8> {
+    assemble(64, LONG, code)
+}
+
+/// Writes `code` to the debug exit port.
+pub fn exit(a: &mut CodeAssembler, code: u32) -> Result<(), IcedError> {
+    a.mov(eax, code)?;
+    a.out(EXIT, eax)
+}
+
+/// Writes an MSR.
+pub fn wrmsr(a: &mut CodeAssembler, index: u32, value: u64) -> Result<(), IcedError> {
+    a.mov(ecx, index)?;
+    a.mov(eax, u32::try_from(value & 0xffff_ffff).unwrap())?;
+    a.mov(edx, u32::try_from(value >> 32).unwrap())?;
+    a.wrmsr()
+}
+
+/// A 64-bit image with an IDT: every exception and interrupt goes to its handler, `#GP` to one that
+/// skips the two bytes of RDMSR or WRMSR. `interrupt` is the code of the handler for vectors from 32
+/// on, which ends in IRETQ and keeps what it changes.
+pub fn with_idt(
+    interrupt: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+    code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> Vec<u8> {
+    const GP: u64 = LONG + 0x800;
+    const INTERRUPT: u64 = LONG + 0x900;
+    const FATAL: u64 = LONG + 0xc00;
+    const IDTR: u64 = LONG + 0xff0;
+    const IDT: u64 = LONG + 0x1000;
+    let mut image = vec![0; 0x2000];
+    let mut put = |at: u64, bytes: &[u8], limit: usize| {
+        assert!(bytes.len() <= limit, "code is too long");
+        let at = usize::try_from(at - LONG).unwrap();
+        image[at..at + bytes.len()].copy_from_slice(bytes);
+    };
+    let main = long(|a| {
+        a.mov(rax, IDTR)?;
+        a.lidt(ptr(rax))?;
+        code(a)
+    });
+    put(LONG, &main, 0x800);
+    let gp = assemble(64, GP, |a| {
+        a.add(rsp, 8)?;
+        a.add(qword_ptr(rsp), 2)?;
+        a.iretq()
+    });
+    put(GP, &gp, 0x100);
+    put(INTERRUPT, &assemble(64, INTERRUPT, interrupt), 0x300);
+    put(FATAL, &assemble(64, FATAL, |a| exit(a, 0x77)), 0x100);
+    let limit_and_base = [&0xfff_u16.to_le_bytes()[..], &IDT.to_le_bytes()].concat();
+    put(IDTR, &limit_and_base, 10);
+    for vector in 0..256 {
+        let handler = match vector {
+            13 => GP,
+            0..32 => FATAL,
+            _ => INTERRUPT,
+        };
+        // A 64-bit interrupt gate to selector 0x10.
+        let low = (handler & 0xffff) | 0x10 << 16 | 0x8e00 << 32 | (handler >> 16) << 48;
+        let gate = u128::from(low) | u128::from(handler >> 32) << 64;
+        put(IDT + vector * 16, &gate.to_le_bytes(), 16);
+    }
+    image
+}
+
+/// A machine of `cpus` processors with a flat image, under KVM.
+pub fn machine(image: &[u8], mode: Mode, cpus: usize) -> Machine {
+    machine_on(Engine::Kvm, image, mode, cpus)
+}
+
+/// As [`machine`], with either way to run.
+pub fn machine_on(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Machine {
+    let config = Config {
+        memory: MEMORY,
+        huge_pages: false,
+        cpus,
+        model: CpuModel::SkylakeServer,
+        engine,
+    };
+    let plan = Plan {
+        image,
+        protocol: Some(Protocol::Flat),
+        mode: Some(mode),
+        ..Plan::default()
+    };
+    let sinks = Sinks {
+        serial: Box::new(io::sink()),
+        debugcon: Box::new(io::sink()) as Box<dyn Write + Send>,
+    };
+    Machine::new(Some(&Host::open().unwrap()), &config, &plan, sinks).unwrap()
+}
+
+/// Runs a 64-bit image on one processor for at most `seconds`: in the interpreter and under KVM,
+/// which must end in the same way. Gives KVM's outcome.
+pub fn run(image: &[u8], seconds: f64) -> Outcome {
+    let observed = run_on(Engine::Interp, image, seconds);
+    let native = run_on(Engine::Kvm, image, seconds);
+    let same = match (&observed, &native) {
+        (Outcome::Exit(a), Outcome::Exit(b)) => a == b,
+        (a, b) => mem::discriminant(a) == mem::discriminant(b),
+    };
+    assert!(same, "interpreter: {observed:?}, KVM: {native:?}");
+    native
+}
+
+/// Runs a 64-bit image on one processor for at most `seconds`.
+pub fn run_on(engine: Engine, image: &[u8], seconds: f64) -> Outcome {
+    let limit = Duration::from_secs_f64(seconds);
+    let machine = machine_on(engine, image, Mode::Long, 1);
+    machine.run(Some(limit), || {}).unwrap()
+}
+
+/// A machine that runs on a thread of its own, for at most a minute.
+pub struct Running {
+    pub board: Arc<Board>,
+    thread: JoinHandle<Outcome>,
+}
+
+impl Running {
+    pub fn start(engine: Engine, image: &[u8], cpus: usize) -> Self {
+        let machine = machine_on(engine, image, Mode::Long, cpus);
+        let board = machine.board().clone();
+        let limit = Some(Duration::from_secs(60));
+        let thread = thread::spawn(move || machine.run(limit, || {}).unwrap());
+        Self { board, thread }
+    }
+
+    /// Waits for the end.
+    pub fn end(self) -> Outcome {
+        self.thread.join().unwrap()
+    }
+
+    /// The 64-bit word at `address`.
+    pub fn word(&self, address: u64) -> u64 {
+        use vm_memory::{Bytes, GuestAddress};
+        self.board.memory.read_obj(GuestAddress(address)).unwrap()
+    }
+
+    /// Waits until the word at `address` is at least `value`.
+    pub fn wait_for(&self, address: u64, value: u64) {
+        for _ in 0..10_000 {
+            if self.word(address) >= value {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        panic!("the guest does not get there: {:#x}", self.word(address));
+    }
+}
