@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
@@ -13,9 +13,10 @@ use hindsight_cpu::cpuid::CpuModel;
 use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console};
-use crate::machine::{Config, Outcome, Prepared, Sinks};
+use crate::machine::{Board, Config, Outcome, Prepared, Sinks};
 use crate::vcpu::mode::{self, Engine, Wanted};
 use crate::vcpu::report::LastState;
+use crate::vcpu::stats::Report;
 
 /// The largest image, initrd or module that is read, in bytes.
 const FILE_MAX: u64 = 4 << 30;
@@ -74,6 +75,9 @@ pub(super) struct RunArgs {
     /// End the run after so many seconds, with exit status 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
+    /// Print figures about the run to standard error at its end
+    #[arg(long)]
+    stats: bool,
     #[arg(long, value_name = "KINDS", help = trace::help())]
     trace: Option<String>,
 }
@@ -274,13 +278,27 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             .start_input(Box::new(<[u8]>::len), || {})
             .context("--debugcon")?;
     }
+    let board = machine.board().clone();
+    let start = Instant::now();
     let outcome = machine.run(args.timeout, || {
         serial.release();
         debugcon.release();
     })?;
+    let host_time = start.elapsed();
     // All output is out, and the terminal as it was, before we say anything.
     drop((serial, debugcon));
+    if args.stats {
+        print_stats(&board, host_time);
+    }
     Ok(report(outcome))
+}
+
+fn print_stats(board: &Board, host_time: Duration) {
+    let vcpus = board.stats();
+    let report = Report { vcpus, host_time }.to_string();
+    for line in report.lines() {
+        let _ = writeln!(io::stderr(), "hindsight: {line}");
+    }
 }
 
 fn timeout(last: &[LastState]) -> String {

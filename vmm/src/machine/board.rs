@@ -16,6 +16,7 @@ use super::timer::TimerBell;
 use crate::kvm::KvmError;
 use crate::vcpu::control::{Control, lock};
 use crate::vcpu::report::{Crash, LastState};
+use crate::vcpu::stats::VcpuStats;
 
 /// How a run ended.
 #[derive(Debug)]
@@ -74,6 +75,8 @@ pub struct Board {
     pub(super) windows: AtomicU64,
     /// The processors' threads give the state they stop in.
     pub(super) last_states: AtomicBool,
+    /// What the processors' threads counted, once they ended.
+    pub(super) stats: Mutex<Vec<VcpuStats>>,
 }
 
 impl fmt::Debug for Board {
@@ -131,6 +134,18 @@ impl Board {
     pub fn finish(&self, outcome: Outcome) {
         self.finish.set(&self.control, outcome);
         self.timer.ring();
+    }
+
+    /// A processor's thread ends, and leaves its figures.
+    pub(crate) fn add_stats(&self, stats: VcpuStats) {
+        lock(&self.stats).push(stats);
+    }
+
+    /// What the processors did, in their order: complete when the run is over.
+    pub fn stats(&self) -> Vec<VcpuStats> {
+        let mut stats = lock(&self.stats).clone();
+        stats.sort_by_key(|stats| stats.cpu);
+        stats
     }
 
     /// Whether a processor's thread gives the state it stops in.

@@ -454,6 +454,7 @@ fn board(
         timer,
         windows,
         last_states: AtomicBool::new(false),
+        stats: Mutex::default(),
     };
     Ok((Arc::new(board), serial))
 }

@@ -15,6 +15,7 @@ use super::models::Models;
 
 use super::record::{Kind, Recorder, What};
 use super::report::{Crash, LastState};
+use super::stats::VcpuStats;
 use crate::machine::{Board, Outcome};
 
 /// Instructions between two looks at the doorbell by the run loop itself.
@@ -180,6 +181,7 @@ impl ObservedVcpu {
             self.run(board, doorbell);
         }
         drop(guard);
+        board.add_stats(self.stats());
         board
             .wants_last_state()
             .then(|| LastState::new(id, self.state(), &board.memory))
@@ -206,6 +208,14 @@ impl ObservedVcpu {
                     return;
                 }
             }
+        }
+    }
+
+    fn stats(&self) -> VcpuStats {
+        VcpuStats {
+            cpu: self.around.models.id,
+            exits: self.around.models.exits,
+            interpreter: Some(self.vcpu.stats()),
         }
     }
 
