@@ -5,6 +5,7 @@
 //! what happened, for those who ask for it, and [`stats`] counts it.
 
 pub mod control;
+pub mod determined;
 pub mod dispatch;
 pub mod exit;
 mod guard;
