@@ -278,7 +278,9 @@ pub(crate) fn arpl(c: &mut Core, o: &Op) -> Done {
 
 /// BOUND.
 pub(crate) fn bound(c: &mut Core, o: &Op) -> Done {
-    let lin = super::src(c, o, 2 * usize::from(o.size))?;
+    let lin = super::src(c, o, o.size.into())?;
+    let above = cut(c.offset(o).wrapping_add(o.size.into()), o.asz);
+    let above = c.linear(o.seg, above, o.size.into(), false)?;
     let signed = |v: u64| {
         if o.size == 2 {
             i64::from((v & 0xffff) as u16 as i16)
@@ -287,7 +289,7 @@ pub(crate) fn bound(c: &mut Core, o: &Op) -> Done {
         }
     };
     let low = super::load_sized(c, lin, o.size)?;
-    let high = super::load_sized(c, lin.wrapping_add(o.size.into()), o.size)?;
+    let high = super::load_sized(c, above, o.size)?;
     let v = signed(c.reg(o.d));
     if v < signed(low) || v > signed(high) {
         Err(Fault::Plain(BR))
