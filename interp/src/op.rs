@@ -1,5 +1,7 @@
 //! The pre-resolved operation: what the decoder makes of one instruction.
 
+#![expect(unsafe_code, reason = "operations are reached through raw pointers")]
+
 use crate::core::Core;
 use std::cell::Cell;
 
@@ -60,6 +62,17 @@ pub(crate) struct Op {
     pub(crate) prefix: u8,
 }
 
+/// Executes an operation, as the last thing a handler does: compiled to a jump, so that handlers
+/// follow each other without a loop. Where the compiler makes it a call, the depth is bounded by the
+/// instructions of a slice.
+#[inline(always)]
+pub(crate) fn run(c: &mut Core, op: Next) -> Next {
+    // SAFETY: `op` is the operation after a handler's own one (every block ends in an operation
+    // that leads elsewhere), or the first one of a live block. Blocks are only freed between
+    // dispatches.
+    unsafe { ((*op).h)(c, &*op) }
+}
+
 /// In [`Op::count`]: more than any budget.
 pub(crate) const DEAD: u32 = u32::MAX;
 
@@ -94,10 +107,10 @@ impl Op {
         }
     }
 
-    /// The operation after this one.
+    /// Goes on to the operation after this one.
     #[inline(always)]
-    pub(crate) fn next(&self) -> Next {
-        std::ptr::from_ref(self).wrapping_add(1)
+    pub(crate) fn go(&self, c: &mut Core) -> Next {
+        run(c, std::ptr::from_ref(self).wrapping_add(1))
     }
 
     pub(crate) fn lock(&self) -> bool {

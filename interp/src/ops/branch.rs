@@ -3,7 +3,7 @@
 use super::{is_mem, load_sized, poll, read_sized};
 use crate::block::count;
 use crate::core::{Core, Fault, GP0, Leave, cut};
-use crate::op::{Next, Op, slot};
+use crate::op::{Next, Op, run, slot};
 use crate::platform::BranchClass;
 use crate::seg::canonical;
 use hindsight_cpu::state::seg;
@@ -18,7 +18,7 @@ fn enter(c: &mut Core, first: Next, rip: u64) -> Next {
     }
     c.budget = budget;
     c.regs[slot::BLOCK_RIP as usize] = rip;
-    first
+    run(c, first)
 }
 
 /// Goes to any RIP.
@@ -112,7 +112,7 @@ pub(crate) fn jcc64<const CC: u8, const LINK: bool>(c: &mut Core, o: &Op) -> Nex
     if c.cc.condition::<CC>() {
         taken64::<LINK>(c, o)
     } else {
-        o.next()
+        o.go(c)
     }
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn jcc<const CC: u8>(c: &mut Core, o: &Op) -> Next {
     if c.cc.condition::<CC>() {
         taken(c, o)
     } else {
-        o.next()
+        o.go(c)
     }
 }
 
@@ -145,7 +145,7 @@ pub(crate) fn jcxz(c: &mut Core, o: &Op) -> Next {
     if cut(c.reg(1), o.asz) == 0 {
         taken(c, o)
     } else {
-        o.next()
+        o.go(c)
     }
 }
 
@@ -162,7 +162,7 @@ pub(crate) fn loopcc<const KIND: u8>(c: &mut Core, o: &Op) -> Next {
         return c.fault_at(o, fault);
     }
     c.put_sized(1, o.asz, n);
-    if go { taken(c, o) } else { o.next() }
+    if go { taken(c, o) } else { o.go(c) }
 }
 
 /// Reads a near target from a register or memory.

@@ -71,7 +71,7 @@ pub(crate) use {by_size, ending, general, plain};
 #[inline(always)]
 pub(crate) fn finish(c: &mut Core, o: &Op, done: Done) -> Next {
     match done {
-        Ok(()) if !c.leave => o.next(),
+        Ok(()) if !c.leave => o.go(c),
         Ok(()) => c.leave_after(o),
         Err(fault) => c.fault_at(o, fault),
     }

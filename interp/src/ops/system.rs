@@ -62,12 +62,12 @@ pub(crate) fn sti(c: &mut Core, _: &Op) -> Done {
 
 pub(crate) fn cld(c: &mut Core, o: &Op) -> Next {
     c.fl &= !DIR;
-    o.next()
+    o.go(c)
 }
 
 pub(crate) fn std(c: &mut Core, o: &Op) -> Next {
     c.fl |= DIR;
-    o.next()
+    o.go(c)
 }
 
 /// CLC (`HOW` 0), STC (1), CMC (2).
@@ -78,14 +78,14 @@ pub(crate) fn carry<const HOW: u8>(c: &mut Core, o: &Op) -> Next {
         1 => bits | CF,
         _ => bits ^ CF,
     });
-    o.next()
+    o.go(c)
 }
 
 /// SALC: AL is 0 or FFH by CF.
 pub(crate) fn salc(c: &mut Core, o: &Op) -> Next {
     let v = if c.cc.cf() { 0xff_u8 } else { 0 };
     c.put(0, v);
-    o.next()
+    o.go(c)
 }
 
 /// CLAC and STAC (`SET`).
@@ -193,7 +193,7 @@ pub(crate) fn into(c: &mut Core, o: &Op) -> Next {
     if c.cc.condition::<0>() {
         software(c, o, OFV, SoftKind::Trap)
     } else {
-        o.next()
+        o.go(c)
     }
 }
 
