@@ -60,6 +60,8 @@ pub(crate) struct Op {
     pub(crate) at: u16,
     /// Prefixes, see [`LOCK`], [`REP`], [`REPNE`].
     pub(crate) prefix: u8,
+    /// How it can be fused with a conditional branch after it.
+    pub(crate) fuse: u8,
 }
 
 /// Executes an operation, as the last thing a handler does: compiled to a jump, so that handlers
@@ -81,6 +83,8 @@ pub(crate) const REP: u8 = 2;
 pub(crate) const REPNE: u8 = 4;
 /// There is a memory operand.
 pub(crate) const MEM: u8 = 8;
+/// A fused branch may remember the block it leads to.
+pub(crate) const LINKABLE: u8 = 16;
 
 impl Op {
     /// An operation that only leaves the block.
@@ -104,6 +108,7 @@ impl Op {
             left: 0,
             at: 0,
             prefix: 0,
+            fuse: 0,
         }
     }
 
@@ -111,6 +116,14 @@ impl Op {
     #[inline(always)]
     pub(crate) fn go(&self, c: &mut Core) -> Next {
         run(c, std::ptr::from_ref(self).wrapping_add(1))
+    }
+
+    /// Link and distance of the operation after this one.
+    #[inline(always)]
+    pub(crate) fn after(&self) -> (Next, u64) {
+        let next = std::ptr::from_ref(self).wrapping_add(1);
+        // SAFETY: only asked by conditional branches, which have an operation after them.
+        unsafe { ((*next).link.get(), (*next).imm) }
     }
 
     pub(crate) fn lock(&self) -> bool {

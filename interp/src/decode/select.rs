@@ -6,10 +6,10 @@
 )]
 
 use crate::core::Core;
-use crate::op::{HIGH, Handler, LOCK, MEM, Op, REP, REPNE, slot};
+use crate::op::{HIGH, Handler, LINKABLE, LOCK, MEM, Op, REP, REPNE, slot};
 use crate::ops::{
-    alu, bits, branch, by_size, cr, ending, far, fast, general, io, mov, msr, muldiv, plain, shift,
-    stack, string, system, xsave,
+    alu, bits, branch, by_size, cr, ending, far, fast, fused, general, io, mov, msr, muldiv, plain,
+    shift, stack, string, system, xsave,
 };
 use crate::thunk;
 use iced_x86::{Code, CpuidFeature, Instruction, Mnemonic as M, OpKind, Register};
@@ -155,6 +155,9 @@ impl Core {
             };
             op.h = old;
             return op;
+        }
+        if pick.link {
+            op.prefix |= LINKABLE;
         }
         if let Some(handler) = pick.handler(&mut op) {
             op.h = handler;
@@ -303,6 +306,14 @@ impl Pick<'_> {
         }
     }
 
+    fn fusable(&self, reg: u8, imm: u8) -> u8 {
+        match (self.code, self.mem(0) || self.mem(1), self.reg(1)) {
+            (8, false, true) => reg,
+            (8, false, false) => imm,
+            _ => 0,
+        }
+    }
+
     fn shift<const OP: u8>(&self) -> Handler {
         let by_cl = self.reg(1);
         match (self.mem(0), by_cl) {
@@ -404,8 +415,14 @@ impl Pick<'_> {
             M::And => self.alu::<alu::And>(o),
             M::Sub => self.alu::<alu::Sub>(o),
             M::Xor => self.alu::<alu::Xor>(o),
-            M::Cmp => self.alu::<alu::Cmp>(o),
-            M::Test => self.alu::<alu::Test>(o),
+            M::Cmp => {
+                o.fuse = self.fusable(fused::CMP_REG, fused::CMP_IMM);
+                self.alu::<alu::Cmp>(o)
+            }
+            M::Test => {
+                o.fuse = self.fusable(fused::TEST_REG, fused::TEST_IMM);
+                self.alu::<alu::Test>(o)
+            }
             M::Mov => self.mov(o),
             M::Movzx => self.extend::<false>(),
             M::Movsx | M::Movsxd

@@ -10,7 +10,7 @@ use hindsight_cpu::state::seg;
 
 /// Starts the block that begins with `first` at `rip`, if the budget covers all of it.
 #[inline(always)]
-fn enter(c: &mut Core, first: Next, rip: u64) -> Next {
+pub(crate) fn enter(c: &mut Core, first: Next, rip: u64) -> Next {
     let budget = c.budget - i64::from(count(first));
     if budget < 0 {
         c.rip = rip;
@@ -75,6 +75,19 @@ fn target(c: &Core, o: &Op) -> Result<u64, Fault> {
     near(c, cut(target64(c, o), o.size) & c.ip_mask)
 }
 
+impl Op {
+    /// From a conditional branch that is not taken: what [`fall`], the operation after it, does.
+    #[inline(always)]
+    pub(crate) fn fall(&self, c: &mut Core) -> Next {
+        let (first, distance) = self.after();
+        if first.is_null() {
+            return self.go(c);
+        }
+        let rip = c.reg(slot::BLOCK_RIP).wrapping_add(distance);
+        enter(c, first, rip)
+    }
+}
+
 /// Ends a block by a jump, or by its fault.
 #[inline(always)]
 pub(crate) fn leap(c: &mut Core, o: &Op, to: Result<u64, Fault>) -> Next {
@@ -112,7 +125,7 @@ pub(crate) fn jcc64<const CC: u8, const LINK: bool>(c: &mut Core, o: &Op) -> Nex
     if c.cc.condition::<CC>() {
         taken64::<LINK>(c, o)
     } else {
-        o.go(c)
+        o.fall(c)
     }
 }
 

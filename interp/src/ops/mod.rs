@@ -7,6 +7,7 @@ pub(crate) mod branch;
 pub(crate) mod cr;
 pub(crate) mod far;
 pub(crate) mod fast;
+pub(crate) mod fused;
 pub(crate) mod io;
 pub(crate) mod mov;
 pub(crate) mod msr;
