@@ -151,7 +151,7 @@ impl Core {
             ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
             len = (at + insn.len().max(1)) as u16;
             op.len = insn.len() as u8;
-            match fuse(&insn, ops.last(), &op) {
+            match fuse(&insn, ops.last(), &op, self.observe.branches) {
                 Some(both) => {
                     ops.pop();
                     ops.push(both);
@@ -194,13 +194,18 @@ impl Core {
 }
 
 /// The operation that does a comparison and the conditional branch after it.
-fn fuse(insn: &Instruction, first: Option<&Op>, branch: &Op) -> Option<Op> {
+fn fuse(insn: &Instruction, first: Option<&Op>, branch: &Op, record: bool) -> Option<Op> {
     let first = first?;
     if first.fuse == 0 || branch.size != 8 || !insn.is_jcc_short_or_near() {
         return None;
     }
     let cc = (insn.condition_code() as u8).wrapping_sub(1);
-    let mut both = Op::new(fused::handler(first.fuse, first.size, cc)?);
+    let handler = if record {
+        fused::handler::<true>
+    } else {
+        fused::handler::<false>
+    };
+    let mut both = Op::new(handler(first.fuse, first.size, cc)?);
     (both.imm, both.d, both.s, both.size) = (first.imm, first.d, first.s, first.size);
     both.disp = branch.imm;
     both.prefix = branch.prefix & LINKABLE;

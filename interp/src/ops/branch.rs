@@ -101,15 +101,29 @@ pub(crate) fn leap(c: &mut Core, o: &Op, to: Result<u64, Fault>) -> Next {
     }
 }
 
+/// Tells the branches noted so far, then starts the operation again.
+#[cold]
+#[inline(never)]
+pub(crate) fn make_room(c: &mut Core, o: &Op) -> Next {
+    c.left = o.left;
+    c.tell_branches();
+    run(c, o)
+}
+
 /// After the last operation of a block that does not branch.
 pub(crate) fn fall<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
     let rip = target64(c, o) & c.ip_mask;
     go::<LINK>(c, o, rip)
 }
 
-pub(crate) fn jmp64<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn jmp64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
     let rip = target64(c, o);
-    c.record(c.rip_of(o), rip, BranchClass::DirectJump);
+    if REC {
+        c.record_fast(c.rip_of(o), rip, BranchClass::DirectJump);
+    }
     go::<LINK>(c, o, rip)
 }
 
@@ -121,9 +135,9 @@ pub(crate) fn jmp(c: &mut Core, o: &Op) -> Next {
     leap(c, o, to)
 }
 
-pub(crate) fn jcc64<const CC: u8, const LINK: bool>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn jcc64<const CC: u8, const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
     if c.cc.condition::<CC>() {
-        taken64::<LINK>(c, o)
+        taken64::<LINK, REC>(c, o)
     } else {
         o.fall(c)
     }
@@ -131,9 +145,14 @@ pub(crate) fn jcc64<const CC: u8, const LINK: bool>(c: &mut Core, o: &Op) -> Nex
 
 /// A conditional branch that is taken, in 64-bit mode.
 #[inline(always)]
-pub(crate) fn taken64<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn taken64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
     let rip = target64(c, o);
-    c.record(c.rip_of(o), rip, BranchClass::Conditional);
+    if REC {
+        c.record_fast(c.rip_of(o), rip, BranchClass::Conditional);
+    }
     go::<LINK>(c, o, rip)
 }
 
@@ -210,14 +229,19 @@ pub(crate) fn call(c: &mut Core, o: &Op) -> Next {
     do_call(c, o, to, BranchClass::DirectCall)
 }
 
-pub(crate) fn call64<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn call64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
     let sp = c.regs[4].wrapping_sub(8);
     if !c.fast_write(sp, c.rip_after(o)) {
         return call(c, o);
     }
     c.regs[4] = sp;
     let rip = target64(c, o);
-    c.record(c.rip_of(o), rip, BranchClass::DirectCall);
+    if REC {
+        c.record_fast(c.rip_of(o), rip, BranchClass::DirectCall);
+    }
     go::<LINK>(c, o, rip)
 }
 
@@ -245,12 +269,17 @@ fn ret_target(c: &mut Core, o: &Op) -> Result<u64, Fault> {
     near(c, v)
 }
 
-pub(crate) fn ret64(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn ret64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
     let sp = c.regs[4];
     match c.fast_read::<u64>(sp) {
         Some(rip) if canonical(rip) => {
             c.regs[4] = sp.wrapping_add(8).wrapping_add(o.imm);
-            c.record(c.rip_of(o), rip, BranchClass::Return);
+            if REC {
+                c.record_fast(c.rip_of(o), rip, BranchClass::Return);
+            }
             jump(c, rip)
         }
         _ => ret(c, o),
@@ -258,7 +287,10 @@ pub(crate) fn ret64(c: &mut Core, o: &Op) -> Next {
 }
 
 /// JMP through a register or memory in 64-bit mode.
-pub(crate) fn jmp_rm64(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn jmp_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
     let rip = if is_mem(o) {
         c.fast_read::<u64>(c.ea64(o))
     } else {
@@ -266,7 +298,9 @@ pub(crate) fn jmp_rm64(c: &mut Core, o: &Op) -> Next {
     };
     match rip {
         Some(rip) if canonical(rip) => {
-            c.record(c.rip_of(o), rip, BranchClass::IndirectJump);
+            if REC {
+                c.record_fast(c.rip_of(o), rip, BranchClass::IndirectJump);
+            }
             jump(c, rip)
         }
         _ => jmp_rm(c, o),
@@ -274,7 +308,10 @@ pub(crate) fn jmp_rm64(c: &mut Core, o: &Op) -> Next {
 }
 
 /// CALL through a register or memory in 64-bit mode.
-pub(crate) fn call_rm64(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn call_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
     let rip = if is_mem(o) {
         c.fast_read::<u64>(c.ea64(o))
     } else {
@@ -284,7 +321,9 @@ pub(crate) fn call_rm64(c: &mut Core, o: &Op) -> Next {
     match rip {
         Some(rip) if canonical(rip) && c.fast_write(sp, c.rip_after(o)) => {
             c.regs[4] = sp;
-            c.record(c.rip_of(o), rip, BranchClass::IndirectCall);
+            if REC {
+                c.record_fast(c.rip_of(o), rip, BranchClass::IndirectCall);
+            }
             jump(c, rip)
         }
         _ => call_rm(c, o),

@@ -4,7 +4,7 @@
 //! length of the first instruction in `o.asz`.
 
 use super::alu::{Alu, Cmp, Test, eval};
-use super::branch::{enter, jump};
+use super::branch::{enter, jump, make_room};
 use crate::core::{Core, Leave};
 use crate::op::{Handler, LINKABLE, Next, Op, slot};
 use crate::platform::BranchClass;
@@ -48,7 +48,13 @@ impl Compare for Test {
     }
 }
 
-fn fused<O: Compare, T: Word, const IMM: bool, const CC: u8>(c: &mut Core, o: &Op) -> Next {
+fn fused<O: Compare, T: Word, const IMM: bool, const CC: u8, const REC: bool>(
+    c: &mut Core,
+    o: &Op,
+) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
     let a = c.get::<T>(o.d);
     let b = if IMM {
         T::from_u64(o.imm)
@@ -61,11 +67,13 @@ fn fused<O: Compare, T: Word, const IMM: bool, const CC: u8>(c: &mut Core, o: &O
         return o.fall(c);
     }
     let rip = c.reg(slot::BLOCK_RIP).wrapping_add(o.disp);
-    c.record(
-        c.rip_of(o).wrapping_add(o.asz.into()),
-        rip,
-        BranchClass::Conditional,
-    );
+    if REC {
+        c.record_fast(
+            c.rip_of(o).wrapping_add(o.asz.into()),
+            rip,
+            BranchClass::Conditional,
+        );
+    }
     let first = o.link.get();
     if !first.is_null() {
         return enter(c, first, rip);
@@ -85,29 +93,29 @@ pub(crate) const TEST_REG: u8 = 3;
 pub(crate) const TEST_IMM: u8 = 4;
 
 /// The fused handler for a comparison and a condition.
-pub(crate) fn handler(kind: u8, size: u8, cc: u8) -> Option<Handler> {
+pub(crate) fn handler<const REC: bool>(kind: u8, size: u8, cc: u8) -> Option<Handler> {
     Some(match kind {
-        CMP_REG => by_width::<Cmp, false>(size, cc),
-        CMP_IMM => by_width::<Cmp, true>(size, cc),
-        TEST_REG => by_width::<Test, false>(size, cc),
-        TEST_IMM => by_width::<Test, true>(size, cc),
+        CMP_REG => by_width::<Cmp, false, REC>(size, cc),
+        CMP_IMM => by_width::<Cmp, true, REC>(size, cc),
+        TEST_REG => by_width::<Test, false, REC>(size, cc),
+        TEST_IMM => by_width::<Test, true, REC>(size, cc),
         _ => return None,
     })
 }
 
-fn by_width<O: Compare, const IMM: bool>(size: u8, cc: u8) -> Handler {
+fn by_width<O: Compare, const IMM: bool, const REC: bool>(size: u8, cc: u8) -> Handler {
     match size {
-        1 => by_condition::<O, u8, IMM>(cc),
-        2 => by_condition::<O, u16, IMM>(cc),
-        4 => by_condition::<O, u32, IMM>(cc),
-        _ => by_condition::<O, u64, IMM>(cc),
+        1 => by_condition::<O, u8, IMM, REC>(cc),
+        2 => by_condition::<O, u16, IMM, REC>(cc),
+        4 => by_condition::<O, u32, IMM, REC>(cc),
+        _ => by_condition::<O, u64, IMM, REC>(cc),
     }
 }
 
-fn by_condition<O: Compare, T: Word, const IMM: bool>(cc: u8) -> Handler {
+fn by_condition<O: Compare, T: Word, const IMM: bool, const REC: bool>(cc: u8) -> Handler {
     macro_rules! pick {
         ($($n:literal)*) => {
-            match cc { $($n => fused::<O, T, IMM, $n>,)* _ => fused::<O, T, IMM, 15> }
+            match cc { $($n => fused::<O, T, IMM, $n, REC>,)* _ => fused::<O, T, IMM, 15, REC> }
         };
     }
     pick!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
