@@ -106,7 +106,7 @@ enum ModeArg {
     Long,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EngineArg {
     Auto,
     Kvm,
@@ -272,7 +272,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         debugcon: debugcon.output(),
     };
     let machine = prepared.build(host.as_ref(), sinks)?;
-    if let (EngineArg::Auto, Engine::Interp) = (args.engine, choice.engine) {
+    if !args.deterministic && (args.engine, choice.engine) == (EngineArg::Auto, Engine::Interp) {
         let _ = writeln!(
             io::stderr(),
             "hindsight: in the interpreter: {}",
