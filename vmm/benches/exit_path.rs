@@ -23,7 +23,8 @@ use hindsight_regs::msr::IA32_SYSENTER_CS;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::Host;
 use hindsight_vmm::kvm::tiny::TinyVm;
-use hindsight_vmm::machine::{Config, Engine, Machine, Outcome, Sinks};
+use hindsight_vmm::machine::{Config, Machine, Outcome, Sinks};
+use hindsight_vmm::vcpu::mode::Engine;
 use kvm_bindings::{
     KVM_MAX_CPUID_ENTRIES, KVM_SYNC_X86_EVENTS, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS,
     kvm_enable_cap, kvm_segment,
@@ -156,7 +157,7 @@ fn whole_path(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
         serial: Box::new(io::sink()),
         debugcon: Box::new(Marks(marks.clone())),
     };
-    let machine = Machine::new(host, &config, &plan, sinks)?;
+    let machine = Machine::new(Some(host), &config, &plan, sinks)?;
     match machine.run(Some(Duration::from_secs(60)), || {})? {
         Outcome::Exit(0) => {}
         other => bail!("the guest ended by {other:?}"),

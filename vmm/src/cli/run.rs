@@ -161,7 +161,9 @@ fn read(what: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
     if !kind.is_file() && !kind.is_fifo() {
         bail!("{what} {name} is not a file");
     }
-    let mut bytes = Vec::new();
+    // One byte more than a file has, so that reading finds its end without growing.
+    let expected = usize::try_from(metadata.len().min(FILE_MAX)).unwrap_or(0);
+    let mut bytes = Vec::with_capacity(expected + 1);
     let limited = Read::by_ref(&mut file).take(FILE_MAX + 1);
     let read = { limited }.read_to_end(&mut bytes);
     read.with_context(|| format!("{what} {name} cannot be read"))?;
