@@ -117,6 +117,16 @@ pub(crate) enum SoftKind {
     Icebp,
 }
 
+/// Branches kept before they are told, a power of two.
+const BRANCHES: usize = 1024;
+const NO_BRANCH: Branch = Branch {
+    from: 0,
+    to: 0,
+    class: BranchClass::Far,
+    cpl: 0,
+    to_cpl: 0,
+};
+
 /// One virtual processor.
 pub(crate) struct Core {
     /// General registers, then [`slot`]s.
@@ -154,7 +164,9 @@ pub(crate) struct Core {
     pub(crate) exit_op: Box<Op>,
     pub(crate) cache: Cache,
     /// Branches not yet told.
-    pub(crate) branches: Vec<Branch>,
+    pub(crate) branches: Box<[Branch; BRANCHES]>,
+    /// How many; at most [`BRANCHES`].
+    pub(crate) branch_count: usize,
     pub(crate) observe: Observe,
     /// Everything that is not above; the fields above overrule it while running.
     pub(crate) st: CpuState,
@@ -229,7 +241,8 @@ impl Core {
             link_from: std::ptr::null(),
             exit_op: Box::new(Op::new(exit_op)),
             cache: Cache::new(),
-            branches: Vec::new(),
+            branches: Box::new([NO_BRANCH; BRANCHES]),
+            branch_count: 0,
             observe: Observe::default(),
             st: CpuState::reset(),
             vec: Box::default(),
@@ -521,7 +534,6 @@ impl Core {
     }
 
     /// Notes a taken branch if branches are observed.
-    #[inline(always)]
     pub(crate) fn record(&mut self, from: u64, to: u64, class: BranchClass) {
         if self.observe.branches {
             let cpl = self.cpl;
@@ -535,20 +547,49 @@ impl Core {
         }
     }
 
+    /// There may be no room for one more branch: [`Core::tell_branches`] first.
+    #[inline(always)]
+    pub(crate) fn branches_full(&self) -> bool {
+        self.branch_count >= BRANCHES
+    }
+
+    /// Notes a taken branch; there is room.
+    #[inline(always)]
+    pub(crate) fn record_fast(&mut self, from: u64, to: u64, class: BranchClass) {
+        let cpl = self.cpl;
+        let i = self.branch_count;
+        self.branches[i & (BRANCHES - 1)] = Branch {
+            from,
+            to,
+            class,
+            cpl,
+            to_cpl: cpl,
+        };
+        self.branch_count = i + 1;
+    }
+
+    #[cold]
+    #[inline(never)]
     pub(crate) fn record_full(&mut self, branch: Branch) {
-        if self.branches.len() >= 1024 {
+        if self.branches_full() {
             self.tell_branches();
         }
-        self.branches.push(branch);
+        self.branches[self.branch_count & (BRANCHES - 1)] = branch;
+        self.branch_count += 1;
     }
 
     #[cold]
     pub(crate) fn tell_branches(&mut self) {
-        if self.platform.is_some() && !self.branches.is_empty() {
-            let mut list = std::mem::take(&mut self.branches);
-            self.platform().branches(&list);
-            list.clear();
-            self.branches = list;
+        let n = std::mem::take(&mut self.branch_count).min(BRANCHES);
+        let Some(mut platform) = self.platform else {
+            return;
+        };
+        if n > 0 {
+            let count = self.retired();
+            // SAFETY: as in `Core::platform`.
+            let platform = unsafe { platform.as_mut() };
+            platform.retired(count);
+            platform.branches(&self.branches[..n]);
         }
     }
 

@@ -12,8 +12,8 @@ pub(crate) use cpuid::Features;
 
 use crate::core::{Core, Fault, GP0};
 use crate::mmu::Want;
-use crate::op::{Next, Op};
-use crate::ops::branch;
+use crate::op::{LINKABLE, Next, Op};
+use crate::ops::{branch, fused};
 use crate::tlb::Set;
 use hindsight_cpu::state::seg;
 use iced_x86::{Decoder, DecoderError, DecoderOptions, FlowControl, Instruction};
@@ -151,7 +151,13 @@ impl Core {
             ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
             len = (at + insn.len().max(1)) as u16;
             op.len = insn.len() as u8;
-            ops.push(op);
+            match fuse(&insn, ops.last(), &op, self.observe.branches) {
+                Some(both) => {
+                    ops.pop();
+                    ops.push(both);
+                }
+                None => ops.push(op),
+            }
             count += 1;
         }
         let needs_fall = !ended || falls_through(&insn);
@@ -185,6 +191,29 @@ impl Core {
     fn may_link(&self) -> bool {
         self.block_key() & 0x10 == 0
     }
+}
+
+/// The operation that does a comparison and the conditional branch after it.
+fn fuse(insn: &Instruction, first: Option<&Op>, branch: &Op, record: bool) -> Option<Op> {
+    let first = first?;
+    if first.fuse == 0 || branch.size != 8 || !insn.is_jcc_short_or_near() {
+        return None;
+    }
+    let cc = (insn.condition_code() as u8).wrapping_sub(1);
+    let handler = if record {
+        fused::handler::<true>
+    } else {
+        fused::handler::<false>
+    };
+    let mut both = Op::new(handler(first.fuse, first.size, cc)?);
+    (both.imm, both.d, both.s, both.size) = (first.imm, first.d, first.s, first.size);
+    both.disp = branch.imm;
+    both.prefix = branch.prefix & LINKABLE;
+    both.at = first.at;
+    both.asz = first.len;
+    both.len = first.len + branch.len;
+    both.left = first.left;
+    Some(both)
 }
 
 /// The instruction ends a block, but may go on after it.

@@ -1,5 +1,7 @@
 //! The pre-resolved operation: what the decoder makes of one instruction.
 
+#![expect(unsafe_code, reason = "operations are reached through raw pointers")]
+
 use crate::core::Core;
 use std::cell::Cell;
 
@@ -58,6 +60,19 @@ pub(crate) struct Op {
     pub(crate) at: u16,
     /// Prefixes, see [`LOCK`], [`REP`], [`REPNE`].
     pub(crate) prefix: u8,
+    /// How it can be fused with a conditional branch after it.
+    pub(crate) fuse: u8,
+}
+
+/// Executes an operation, as the last thing a handler does: compiled to a jump, so that handlers
+/// follow each other without a loop. Where the compiler makes it a call, the depth is bounded by the
+/// instructions of a slice.
+#[inline(always)]
+pub(crate) fn run(c: &mut Core, op: Next) -> Next {
+    // SAFETY: `op` is the operation after a handler's own one (every block ends in an operation
+    // that leads elsewhere), or the first one of a live block. Blocks are only freed between
+    // dispatches.
+    unsafe { ((*op).h)(c, &*op) }
 }
 
 /// In [`Op::count`]: more than any budget.
@@ -68,6 +83,8 @@ pub(crate) const REP: u8 = 2;
 pub(crate) const REPNE: u8 = 4;
 /// There is a memory operand.
 pub(crate) const MEM: u8 = 8;
+/// A fused branch may remember the block it leads to.
+pub(crate) const LINKABLE: u8 = 16;
 
 impl Op {
     /// An operation that only leaves the block.
@@ -91,13 +108,22 @@ impl Op {
             left: 0,
             at: 0,
             prefix: 0,
+            fuse: 0,
         }
     }
 
-    /// The operation after this one.
+    /// Goes on to the operation after this one.
     #[inline(always)]
-    pub(crate) fn next(&self) -> Next {
-        std::ptr::from_ref(self).wrapping_add(1)
+    pub(crate) fn go(&self, c: &mut Core) -> Next {
+        run(c, std::ptr::from_ref(self).wrapping_add(1))
+    }
+
+    /// Link and distance of the operation after this one.
+    #[inline(always)]
+    pub(crate) fn after(&self) -> (Next, u64) {
+        let next = std::ptr::from_ref(self).wrapping_add(1);
+        // SAFETY: only asked by conditional branches, which have an operation after them.
+        unsafe { ((*next).link.get(), (*next).imm) }
     }
 
     pub(crate) fn lock(&self) -> bool {

@@ -1,6 +1,9 @@
 //! The run loop: dispatch, boundaries, exact stepping.
 
-#![expect(unsafe_code, reason = "operations are reached through raw pointers")]
+#![expect(
+    unsafe_code,
+    reason = "links are set and the platform is kept through raw pointers"
+)]
 
 use crate::core::{Core, Fault, Leave};
 use crate::decode::{EXACT, Features};
@@ -18,6 +21,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Instructions between two looks at pending interrupts.
 const SLICE: i64 = 4096;
 
+/// Events without a retired instruction after which the caller may look around.
+const STUCK: u32 = 1000;
+
 /// Why [`Vcpu::run`] came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -29,7 +35,8 @@ pub enum Exit {
     Shutdown,
     /// [`Kicker::kick`] was called.
     Kicked,
-    /// [`crate::Pending::leave`] was set.
+    /// [`crate::Pending::leave`] was set, or the guest does nothing but fault: an exception whose
+    /// handler raises the next one before its first instruction retires.
     Leave,
     /// An instruction that the interpreter lacks: its bytes (the unused ones are 0) and RIP.
     Missing {
@@ -150,6 +157,7 @@ impl Vcpu {
         {
             return core.shutdown();
         }
+        let mut stuck = 0;
         let mut rest = i64::try_from(budget).unwrap_or(i64::MAX);
         loop {
             if self.kicker.take() {
@@ -172,6 +180,10 @@ impl Vcpu {
             core.slice = 0;
             core.budget = 0;
             rest -= used;
+            stuck = if used == 0 { stuck + 1 } else { 0 };
+            if stuck > STUCK {
+                return Exit::Leave;
+            }
             match outcome {
                 Ok(None) => {}
                 Ok(Some(exit)) => return exit,
@@ -461,21 +473,8 @@ impl Core {
         let mut op = first;
         debug_assert_eq!(self.reg(slot::BLOCK_RIP), self.rip);
         while op != exit {
-            // SAFETY: `op` is the first operation of a live block, or what a handler answered:
-            // the next one of the block (every block ends in an operation that leads elsewhere),
-            // the first one of another live block, or the exit operation. Blocks are freed only
-            // in `find`, between dispatches. Eight steps are taken per test; the exit operation
-            // answers itself.
-            unsafe {
-                op = ((*op).h)(self, &*op);
-                op = ((*op).h)(self, &*op);
-                op = ((*op).h)(self, &*op);
-                op = ((*op).h)(self, &*op);
-                op = ((*op).h)(self, &*op);
-                op = ((*op).h)(self, &*op);
-                op = ((*op).h)(self, &*op);
-                op = ((*op).h)(self, &*op);
-            }
+            // Handlers follow each other by themselves: mostly, one call gets to the end.
+            op = crate::op::run(self, op);
         }
     }
 }

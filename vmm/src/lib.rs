@@ -8,7 +8,6 @@ pub mod demo;
 pub mod doctor;
 pub mod harness;
 pub mod host_clock;
-pub mod host_cpu;
 pub mod kvm;
 pub mod layout;
 pub mod machine;

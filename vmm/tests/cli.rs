@@ -75,7 +75,7 @@ fn flood(a: &mut CodeAssembler, count: Option<u32>) -> Result<(), IcedError> {
 fn hindsight(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hindsight"));
     command
-        .arg("run")
+        .args(["run", "--engine", "kvm"])
         .args(arguments)
         .current_dir(folder)
         .env_remove("RUST_BACKTRACE")
@@ -345,14 +345,7 @@ fn bad_consoles_and_traces_are_one_line_and_leave_nothing() {
 fn ends(code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> (Option<i32>, String) {
     let folder = tempfile::tempdir().expect("a folder");
     real(&folder.path().join("image"), code);
-    let arguments = [
-        "image",
-        "--engine=kvm",
-        "--mode",
-        "real",
-        "--timeout",
-        "0.4",
-    ];
+    let arguments = ["image", "--mode", "real", "--timeout", "0.4"];
     let output = output(folder.path(), &arguments);
     (output.status.code(), text(&output))
 }
@@ -436,10 +429,7 @@ fn memory_of_every_possible_size_runs() {
         a.out(0xf4, al)
     });
     for size in ["1M", "1028K", "128M", "3G", "3073M", "5G"] {
-        let output = output(
-            folder.path(),
-            &["image", "--engine=kvm", "--mode", "real", "-m", size],
-        );
+        let output = output(folder.path(), &["image", "--mode", "real", "-m", size]);
         let stderr = text(&output);
         let small_host = stderr.contains("more than the") && output.status.code() == Some(2);
         let runs = output.status.code() == Some(3) && stderr.is_empty();

@@ -6,10 +6,10 @@
 )]
 
 use crate::core::Core;
-use crate::op::{HIGH, Handler, LOCK, MEM, Op, REP, REPNE, slot};
+use crate::op::{HIGH, Handler, LINKABLE, LOCK, MEM, Op, REP, REPNE, slot};
 use crate::ops::{
-    alu, bits, branch, by_size, cr, ending, far, fast, general, io, mov, msr, muldiv, plain, shift,
-    stack, string, system, xsave,
+    alu, bits, branch, by_size, cr, ending, far, fast, fused, general, io, mov, msr, muldiv, plain,
+    shift, stack, string, system, xsave,
 };
 use crate::thunk;
 use iced_x86::{Code, CpuidFeature, Instruction, Mnemonic as M, OpKind, Register};
@@ -23,6 +23,8 @@ struct Pick<'a> {
     code: u8,
     /// A direct branch within the page.
     link: bool,
+    /// Taken branches are observed.
+    record: bool,
     size: u8,
 }
 
@@ -145,6 +147,7 @@ impl Core {
             code: self.code,
             link: self.may_link() && (lin ^ target) >> 12 == 0,
             size: op.size,
+            record: self.observe.branches,
         };
         if let Some(&lacking) = i.cpuid_features().iter().find(|f| !self.features.has(**f)) {
             // Without BMI1 and LZCNT the prefix is ignored.
@@ -155,6 +158,9 @@ impl Core {
             };
             op.h = old;
             return op;
+        }
+        if pick.link {
+            op.prefix |= LINKABLE;
         }
         if let Some(handler) = pick.handler(&mut op) {
             op.h = handler;
@@ -303,6 +309,14 @@ impl Pick<'_> {
         }
     }
 
+    fn fusable(&self, reg: u8, imm: u8) -> u8 {
+        match (self.code, self.mem(0) || self.mem(1), self.reg(1)) {
+            (8, false, true) => reg,
+            (8, false, false) => imm,
+            _ => 0,
+        }
+    }
+
     fn shift<const OP: u8>(&self) -> Handler {
         let by_cl = self.reg(1);
         match (self.mem(0), by_cl) {
@@ -404,8 +418,14 @@ impl Pick<'_> {
             M::And => self.alu::<alu::And>(o),
             M::Sub => self.alu::<alu::Sub>(o),
             M::Xor => self.alu::<alu::Xor>(o),
-            M::Cmp => self.alu::<alu::Cmp>(o),
-            M::Test => self.alu::<alu::Test>(o),
+            M::Cmp => {
+                o.fuse = self.fusable(fused::CMP_REG, fused::CMP_IMM);
+                self.alu::<alu::Cmp>(o)
+            }
+            M::Test => {
+                o.fuse = self.fusable(fused::TEST_REG, fused::TEST_IMM);
+                self.alu::<alu::Test>(o)
+            }
             M::Mov => self.mov(o),
             M::Movzx => self.extend::<false>(),
             M::Movsx | M::Movsxd
@@ -587,30 +607,40 @@ impl Pick<'_> {
         let wide = self.code == 8 && self.size == 8;
         let cc = self.i.condition_code() as u8;
         Some(match self.i.mnemonic() {
-            _ if self.i.is_jcc_short_or_near() => match (wide, self.link) {
-                (true, true) => jcc_linked(cc - 1),
-                (true, false) => jcc_far(cc - 1),
+            _ if self.i.is_jcc_short_or_near() => match (wide, self.link, self.record) {
+                (true, true, false) => jcc::<true, false>(cc - 1),
+                (true, false, false) => jcc::<false, false>(cc - 1),
+                (true, true, true) => jcc::<true, true>(cc - 1),
+                (true, false, true) => jcc::<false, true>(cc - 1),
                 _ => by_condition!(cc - 1, plain, branch::jcc),
             },
-            M::Jmp if self.i.is_jmp_short_or_near() => match (wide, self.link) {
-                (true, true) => plain!(branch::jmp64::<true>),
-                (true, false) => plain!(branch::jmp64::<false>),
-                _ => plain!(branch::jmp),
-            },
+            M::Jmp if self.i.is_jmp_short_or_near() => self.linked(
+                wide,
+                [branch::jmp64::<false, false>, branch::jmp64::<true, false>],
+                [branch::jmp64::<false, true>, branch::jmp64::<true, true>],
+                branch::jmp,
+            ),
             M::Jmp if self.i.is_jmp_far() => ending!(far::jmp_imm),
             M::Jmp if self.i.is_jmp_far_indirect() => ending!(far::jmp_mem),
-            M::Jmp if wide && self.fast => plain!(branch::jmp_rm64),
+            M::Jmp if wide && self.fast && self.record => plain!(branch::jmp_rm64::<true>),
+            M::Jmp if wide && self.fast => plain!(branch::jmp_rm64::<false>),
             M::Jmp => plain!(branch::jmp_rm),
-            M::Call if self.i.is_call_near() => match (wide, self.link) {
-                (true, true) => plain!(branch::call64::<true>),
-                (true, false) => plain!(branch::call64::<false>),
-                _ => plain!(branch::call),
-            },
+            M::Call if self.i.is_call_near() => self.linked(
+                wide,
+                [
+                    branch::call64::<false, false>,
+                    branch::call64::<true, false>,
+                ],
+                [branch::call64::<false, true>, branch::call64::<true, true>],
+                branch::call,
+            ),
             M::Call if self.i.is_call_far() => ending!(far::call_imm),
             M::Call if self.i.is_call_far_indirect() => ending!(far::call_mem),
-            M::Call if wide && self.fast => plain!(branch::call_rm64),
+            M::Call if wide && self.fast && self.record => plain!(branch::call_rm64::<true>),
+            M::Call if wide && self.fast => plain!(branch::call_rm64::<false>),
             M::Call => plain!(branch::call_rm),
-            M::Ret if wide => plain!(branch::ret64),
+            M::Ret if wide && self.record => plain!(branch::ret64::<true>),
+            M::Ret if wide => plain!(branch::ret64::<false>),
             M::Ret => plain!(branch::ret),
             M::Retf => ending!(far::retf),
             M::Iret | M::Iretd | M::Iretq => ending!(far::iret),
@@ -639,6 +669,15 @@ impl Pick<'_> {
             }
             _ => return None,
         })
+    }
+
+    /// A direct branch: in 64-bit mode the form for links and recording.
+    fn linked(&self, wide: bool, off: [Handler; 2], on: [Handler; 2], other: Handler) -> Handler {
+        match (wide, self.record) {
+            (true, false) => off[usize::from(self.link)],
+            (true, true) => on[usize::from(self.link)],
+            _ => other,
+        }
     }
 
     fn system(&self, o: &mut Op) -> Option<Handler> {
@@ -698,19 +737,13 @@ impl Pick<'_> {
     }
 }
 
-fn jcc_linked(cc: u8) -> Handler {
+fn jcc<const LINK: bool, const REC: bool>(cc: u8) -> Handler {
     macro_rules! pick {
         ($($n:literal)*) => {
-            match cc { $($n => plain!(branch::jcc64::<$n, true>),)* _ => plain!(branch::jcc64::<15, true>) }
-        };
-    }
-    pick!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
-}
-
-fn jcc_far(cc: u8) -> Handler {
-    macro_rules! pick {
-        ($($n:literal)*) => {
-            match cc { $($n => plain!(branch::jcc64::<$n, false>),)* _ => plain!(branch::jcc64::<15, false>) }
+            match cc {
+                $($n => plain!(branch::jcc64::<$n, LINK, REC>),)*
+                _ => plain!(branch::jcc64::<15, LINK, REC>),
+            }
         };
     }
     pick!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14)

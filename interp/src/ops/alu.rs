@@ -84,7 +84,7 @@ pub(crate) fn rr<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     if O::WRITES {
         c.put(o.d, r);
     }
-    o.next()
+    o.go(c)
 }
 
 /// Register, immediate.
@@ -95,7 +95,7 @@ pub(crate) fn ri<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     if O::WRITES {
         c.put(o.d, r);
     }
-    o.next()
+    o.go(c)
 }
 
 /// Register, memory.
@@ -169,7 +169,7 @@ fn step_r<T: Word, const DEC: bool>(c: &mut Core, o: &Op) -> Next {
     let r = step::<T, DEC>(a);
     c.cc = step_flags::<T, DEC>(c, a, r);
     c.put(o.d, r);
-    o.next()
+    o.go(c)
 }
 
 pub(crate) fn inc_m<T: Word>(c: &mut Core, o: &Op) -> Done {
@@ -196,7 +196,7 @@ pub(crate) fn neg_r<T: Word>(c: &mut Core, o: &Op) -> Next {
     let a = c.get::<T>(o.d);
     c.cc = Flags::sub(T::from_u64(0), a, negated(a));
     c.put(o.d, negated(a));
-    o.next()
+    o.go(c)
 }
 
 pub(crate) fn neg_m<T: Word>(c: &mut Core, o: &Op) -> Done {
@@ -208,7 +208,7 @@ pub(crate) fn neg_m<T: Word>(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn not_r<T: Word>(c: &mut Core, o: &Op) -> Next {
     let a = c.get::<T>(o.d);
     c.put(o.d, inverted(a));
-    o.next()
+    o.go(c)
 }
 
 pub(crate) fn not_m<T: Word>(c: &mut Core, o: &Op) -> Done {
@@ -338,7 +338,7 @@ pub(crate) fn bswap<T: Word>(c: &mut Core, o: &Op) -> Next {
             swapped(v)
         },
     );
-    o.next()
+    o.go(c)
 }
 
 fn swapped<T: Word>(v: T) -> T {

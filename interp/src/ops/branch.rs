@@ -3,14 +3,14 @@
 use super::{is_mem, load_sized, poll, read_sized};
 use crate::block::count;
 use crate::core::{Core, Fault, GP0, Leave, cut};
-use crate::op::{Next, Op, slot};
+use crate::op::{Next, Op, run, slot};
 use crate::platform::BranchClass;
 use crate::seg::canonical;
 use hindsight_cpu::state::seg;
 
 /// Starts the block that begins with `first` at `rip`, if the budget covers all of it.
 #[inline(always)]
-fn enter(c: &mut Core, first: Next, rip: u64) -> Next {
+pub(crate) fn enter(c: &mut Core, first: Next, rip: u64) -> Next {
     let budget = c.budget - i64::from(count(first));
     if budget < 0 {
         c.rip = rip;
@@ -18,7 +18,7 @@ fn enter(c: &mut Core, first: Next, rip: u64) -> Next {
     }
     c.budget = budget;
     c.regs[slot::BLOCK_RIP as usize] = rip;
-    first
+    run(c, first)
 }
 
 /// Goes to any RIP.
@@ -75,6 +75,19 @@ fn target(c: &Core, o: &Op) -> Result<u64, Fault> {
     near(c, cut(target64(c, o), o.size) & c.ip_mask)
 }
 
+impl Op {
+    /// From a conditional branch that is not taken: what [`fall`], the operation after it, does.
+    #[inline(always)]
+    pub(crate) fn fall(&self, c: &mut Core) -> Next {
+        let (first, distance) = self.after();
+        if first.is_null() {
+            return self.go(c);
+        }
+        let rip = c.reg(slot::BLOCK_RIP).wrapping_add(distance);
+        enter(c, first, rip)
+    }
+}
+
 /// Ends a block by a jump, or by its fault.
 #[inline(always)]
 pub(crate) fn leap(c: &mut Core, o: &Op, to: Result<u64, Fault>) -> Next {
@@ -88,15 +101,29 @@ pub(crate) fn leap(c: &mut Core, o: &Op, to: Result<u64, Fault>) -> Next {
     }
 }
 
+/// Tells the branches noted so far, then starts the operation again.
+#[cold]
+#[inline(never)]
+pub(crate) fn make_room(c: &mut Core, o: &Op) -> Next {
+    c.left = o.left;
+    c.tell_branches();
+    run(c, o)
+}
+
 /// After the last operation of a block that does not branch.
 pub(crate) fn fall<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
     let rip = target64(c, o) & c.ip_mask;
     go::<LINK>(c, o, rip)
 }
 
-pub(crate) fn jmp64<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn jmp64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
     let rip = target64(c, o);
-    c.record(c.rip_of(o), rip, BranchClass::DirectJump);
+    if REC {
+        c.record_fast(c.rip_of(o), rip, BranchClass::DirectJump);
+    }
     go::<LINK>(c, o, rip)
 }
 
@@ -108,19 +135,24 @@ pub(crate) fn jmp(c: &mut Core, o: &Op) -> Next {
     leap(c, o, to)
 }
 
-pub(crate) fn jcc64<const CC: u8, const LINK: bool>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn jcc64<const CC: u8, const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
     if c.cc.condition::<CC>() {
-        taken64::<LINK>(c, o)
+        taken64::<LINK, REC>(c, o)
     } else {
-        o.next()
+        o.fall(c)
     }
 }
 
 /// A conditional branch that is taken, in 64-bit mode.
 #[inline(always)]
-pub(crate) fn taken64<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn taken64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
     let rip = target64(c, o);
-    c.record(c.rip_of(o), rip, BranchClass::Conditional);
+    if REC {
+        c.record_fast(c.rip_of(o), rip, BranchClass::Conditional);
+    }
     go::<LINK>(c, o, rip)
 }
 
@@ -128,7 +160,7 @@ pub(crate) fn jcc<const CC: u8>(c: &mut Core, o: &Op) -> Next {
     if c.cc.condition::<CC>() {
         taken(c, o)
     } else {
-        o.next()
+        o.go(c)
     }
 }
 
@@ -145,7 +177,7 @@ pub(crate) fn jcxz(c: &mut Core, o: &Op) -> Next {
     if cut(c.reg(1), o.asz) == 0 {
         taken(c, o)
     } else {
-        o.next()
+        o.go(c)
     }
 }
 
@@ -162,7 +194,7 @@ pub(crate) fn loopcc<const KIND: u8>(c: &mut Core, o: &Op) -> Next {
         return c.fault_at(o, fault);
     }
     c.put_sized(1, o.asz, n);
-    if go { taken(c, o) } else { o.next() }
+    if go { taken(c, o) } else { o.go(c) }
 }
 
 /// Reads a near target from a register or memory.
@@ -197,14 +229,19 @@ pub(crate) fn call(c: &mut Core, o: &Op) -> Next {
     do_call(c, o, to, BranchClass::DirectCall)
 }
 
-pub(crate) fn call64<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn call64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
     let sp = c.regs[4].wrapping_sub(8);
     if !c.fast_write(sp, c.rip_after(o)) {
         return call(c, o);
     }
     c.regs[4] = sp;
     let rip = target64(c, o);
-    c.record(c.rip_of(o), rip, BranchClass::DirectCall);
+    if REC {
+        c.record_fast(c.rip_of(o), rip, BranchClass::DirectCall);
+    }
     go::<LINK>(c, o, rip)
 }
 
@@ -232,12 +269,17 @@ fn ret_target(c: &mut Core, o: &Op) -> Result<u64, Fault> {
     near(c, v)
 }
 
-pub(crate) fn ret64(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn ret64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
     let sp = c.regs[4];
     match c.fast_read::<u64>(sp) {
         Some(rip) if canonical(rip) => {
             c.regs[4] = sp.wrapping_add(8).wrapping_add(o.imm);
-            c.record(c.rip_of(o), rip, BranchClass::Return);
+            if REC {
+                c.record_fast(c.rip_of(o), rip, BranchClass::Return);
+            }
             jump(c, rip)
         }
         _ => ret(c, o),
@@ -245,7 +287,10 @@ pub(crate) fn ret64(c: &mut Core, o: &Op) -> Next {
 }
 
 /// JMP through a register or memory in 64-bit mode.
-pub(crate) fn jmp_rm64(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn jmp_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
     let rip = if is_mem(o) {
         c.fast_read::<u64>(c.ea64(o))
     } else {
@@ -253,7 +298,9 @@ pub(crate) fn jmp_rm64(c: &mut Core, o: &Op) -> Next {
     };
     match rip {
         Some(rip) if canonical(rip) => {
-            c.record(c.rip_of(o), rip, BranchClass::IndirectJump);
+            if REC {
+                c.record_fast(c.rip_of(o), rip, BranchClass::IndirectJump);
+            }
             jump(c, rip)
         }
         _ => jmp_rm(c, o),
@@ -261,7 +308,10 @@ pub(crate) fn jmp_rm64(c: &mut Core, o: &Op) -> Next {
 }
 
 /// CALL through a register or memory in 64-bit mode.
-pub(crate) fn call_rm64(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn call_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
     let rip = if is_mem(o) {
         c.fast_read::<u64>(c.ea64(o))
     } else {
@@ -271,7 +321,9 @@ pub(crate) fn call_rm64(c: &mut Core, o: &Op) -> Next {
     match rip {
         Some(rip) if canonical(rip) && c.fast_write(sp, c.rip_after(o)) => {
             c.regs[4] = sp;
-            c.record(c.rip_of(o), rip, BranchClass::IndirectCall);
+            if REC {
+                c.record_fast(c.rip_of(o), rip, BranchClass::IndirectCall);
+            }
             jump(c, rip)
         }
         _ => call_rm(c, o),

@@ -17,7 +17,7 @@ pub(crate) fn alu_rm<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     if O::WRITES {
         c.put(o.d, r);
     }
-    o.next()
+    o.go(c)
 }
 
 #[inline(always)]
@@ -43,7 +43,7 @@ fn alu_memory<O: Alu, T: Word>(c: &mut Core, o: &Op, b: T) -> bool {
 pub(crate) fn alu_mr<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     let b = c.get::<T>(o.s);
     if alu_memory::<O, T>(c, o, b) {
-        o.next()
+        o.go(c)
     } else {
         (general!(alu::mr::<O, T>))(c, o)
     }
@@ -52,7 +52,7 @@ pub(crate) fn alu_mr<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
 pub(crate) fn alu_mi<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     let b = T::from_u64(o.imm);
     if alu_memory::<O, T>(c, o, b) {
-        o.next()
+        o.go(c)
     } else {
         (general!(alu::mi::<O, T>))(c, o)
     }
@@ -62,7 +62,7 @@ pub(crate) fn mov_rm<T: Word>(c: &mut Core, o: &Op) -> Next {
     match c.fast_read::<T>(c.ea64(o)) {
         Some(v) => {
             c.put(o.d, v);
-            o.next()
+            o.go(c)
         }
         None => (general!(mov::rm::<T>))(c, o),
     }
@@ -70,7 +70,7 @@ pub(crate) fn mov_rm<T: Word>(c: &mut Core, o: &Op) -> Next {
 
 pub(crate) fn mov_mr<T: Word>(c: &mut Core, o: &Op) -> Next {
     if c.fast_write(c.ea64(o), c.get::<T>(o.s)) {
-        o.next()
+        o.go(c)
     } else {
         (general!(mov::mr::<T>))(c, o)
     }
@@ -78,7 +78,7 @@ pub(crate) fn mov_mr<T: Word>(c: &mut Core, o: &Op) -> Next {
 
 pub(crate) fn mov_mi<T: Word>(c: &mut Core, o: &Op) -> Next {
     if c.fast_write(c.ea64(o), T::from_u64(o.imm)) {
-        o.next()
+        o.go(c)
     } else {
         (general!(mov::mi::<T>))(c, o)
     }
@@ -89,7 +89,7 @@ pub(crate) fn extend_rm<S: Word, D: Word, const SIGN: bool>(c: &mut Core, o: &Op
     match c.fast_read::<S>(c.ea64(o)) {
         Some(v) => {
             c.put(o.d, D::from_u64(if SIGN { v.sext() } else { v.zext() }));
-            o.next()
+            o.go(c)
         }
         None => (general!(mov::extend::<S, SIGN>))(c, o),
     }

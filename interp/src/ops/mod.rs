@@ -7,6 +7,7 @@ pub(crate) mod branch;
 pub(crate) mod cr;
 pub(crate) mod far;
 pub(crate) mod fast;
+pub(crate) mod fused;
 pub(crate) mod io;
 pub(crate) mod mov;
 pub(crate) mod msr;
@@ -71,7 +72,7 @@ pub(crate) use {by_size, ending, general, plain};
 #[inline(always)]
 pub(crate) fn finish(c: &mut Core, o: &Op, done: Done) -> Next {
     match done {
-        Ok(()) if !c.leave => o.next(),
+        Ok(()) if !c.leave => o.go(c),
         Ok(()) => c.leave_after(o),
         Err(fault) => c.fault_at(o, fault),
     }

@@ -8,12 +8,12 @@ use crate::word::Word;
 pub(crate) fn rr<T: Word>(c: &mut Core, o: &Op) -> Next {
     let v = c.get::<T>(o.s);
     c.put(o.d, v);
-    o.next()
+    o.go(c)
 }
 
 pub(crate) fn ri<T: Word>(c: &mut Core, o: &Op) -> Next {
     c.put(o.d, T::from_u64(o.imm));
-    o.next()
+    o.go(c)
 }
 
 pub(crate) fn rm<T: Word>(c: &mut Core, o: &Op) -> Done {
@@ -42,7 +42,7 @@ pub(crate) fn extend<S: Word, const SIGN: bool>(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn extend_rr<S: Word, D: Word, const SIGN: bool>(c: &mut Core, o: &Op) -> Next {
     let v = c.get::<S>(o.s);
     c.put(o.d, D::from_u64(if SIGN { v.sext() } else { v.zext() }));
-    o.next()
+    o.go(c)
 }
 
 /// LEA with 64-bit operand and address.
@@ -52,13 +52,13 @@ pub(crate) fn lea64(c: &mut Core, o: &Op) -> Next {
         .wrapping_add(c.reg(o.index) << (o.scale & 3))
         .wrapping_add(o.disp);
     c.set_reg(o.d, v);
-    o.next()
+    o.go(c)
 }
 
 pub(crate) fn lea(c: &mut Core, o: &Op) -> Next {
     let v = c.offset(o);
     c.put_sized(o.d, o.size, v);
-    o.next()
+    o.go(c)
 }
 
 /// CBW, CWDE, CDQE.
@@ -68,7 +68,7 @@ pub(crate) fn widen_acc(c: &mut Core, o: &Op) -> Next {
         4 => c.put(0, u32::from_u64(c.get::<u16>(0).sext())),
         _ => c.set_reg(0, c.get::<u32>(0).sext()),
     }
-    o.next()
+    o.go(c)
 }
 
 /// CWD, CDQ, CQO.
@@ -80,7 +80,7 @@ pub(crate) fn sign_acc(c: &mut Core, o: &Op) -> Next {
         _ => sign(c.reg(0)),
     };
     c.put_sized(2, o.size, v);
-    o.next()
+    o.go(c)
 }
 
 /// CMOVcc: the source is read in any case, and a 32-bit destination zero-extended.
@@ -110,14 +110,14 @@ pub(crate) fn xlat(c: &mut Core, o: &Op) -> Done {
 }
 
 /// NOP, PREFETCH, fences, CLFLUSH without effect.
-pub(crate) fn nop(_: &mut Core, o: &Op) -> Next {
-    o.next()
+pub(crate) fn nop(c: &mut Core, o: &Op) -> Next {
+    o.go(c)
 }
 
 /// Fences order our own accesses against other processors.
-pub(crate) fn fence(_: &mut Core, o: &Op) -> Next {
+pub(crate) fn fence(c: &mut Core, o: &Op) -> Next {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-    o.next()
+    o.go(c)
 }
 
 /// CLFLUSH, CLWB: checked like a read.

@@ -14,7 +14,6 @@ const EFER: u32 = 0xc000_0080;
 const STAR: u32 = 0xc000_0081;
 const LSTAR: u32 = 0xc000_0082;
 const CSTAR: u32 = 0xc000_0083;
-const FMASK: u32 = 0xc000_0084;
 const FS_BASE: u32 = 0xc000_0100;
 const GS_BASE: u32 = 0xc000_0101;
 const KERNEL_GS_BASE: u32 = 0xc000_0102;
@@ -28,7 +27,6 @@ impl Core {
             STAR => m.star,
             LSTAR => m.lstar,
             CSTAR => m.cstar,
-            FMASK => m.fmask,
             FS_BASE => self.st.seg[seg::FS].base,
             GS_BASE => self.st.seg[seg::GS].base,
             KERNEL_GS_BASE => m.kernel_gs_base,
@@ -65,8 +63,6 @@ impl Core {
             STAR => m.star = v,
             LSTAR => m.lstar = v,
             CSTAR => m.cstar = v,
-            FMASK if v >> 32 != 0 => return Err(GP0),
-            FMASK => m.fmask = v,
             FS_BASE => self.set_base(seg::FS, v),
             GS_BASE => self.set_base(seg::GS, v),
             KERNEL_GS_BASE => m.kernel_gs_base = v,

@@ -108,7 +108,7 @@ fn reg<T: Word, const OP: u8>(c: &mut Core, o: &Op, n: u64) -> Next {
         // A 32-bit destination is zero-extended even by a shift of nothing.
         c.put(o.d, a);
     }
-    o.next()
+    o.go(c)
 }
 
 fn mem<T: Word, const OP: u8>(c: &mut Core, o: &Op, n: u64) -> Done {

@@ -37,7 +37,7 @@ pub(crate) fn push_r64(c: &mut Core, o: &Op) -> Next {
     let sp = c.regs[4].wrapping_sub(8);
     if c.fast_write(sp, c.reg(o.d)) {
         c.regs[4] = sp;
-        return o.next();
+        return o.go(c);
     }
     c.left = o.left;
     let done = push(c, o);
@@ -49,7 +49,7 @@ pub(crate) fn pop_r64(c: &mut Core, o: &Op) -> Next {
     if let Some(v) = c.fast_read::<u64>(sp) {
         c.regs[4] = sp.wrapping_add(8);
         c.set_reg(o.d, v);
-        return o.next();
+        return o.go(c);
     }
     c.left = o.left;
     let done = pop(c, o);
@@ -196,7 +196,7 @@ pub(crate) fn leave64(c: &mut Core, o: &Op) -> Next {
     if let Some(v) = c.fast_read::<u64>(bp) {
         c.regs[4] = bp.wrapping_add(8);
         c.regs[5] = v;
-        return o.next();
+        return o.go(c);
     }
     c.left = o.left;
     let done = leave(c, o);

@@ -62,12 +62,12 @@ pub(crate) fn sti(c: &mut Core, _: &Op) -> Done {
 
 pub(crate) fn cld(c: &mut Core, o: &Op) -> Next {
     c.fl &= !DIR;
-    o.next()
+    o.go(c)
 }
 
 pub(crate) fn std(c: &mut Core, o: &Op) -> Next {
     c.fl |= DIR;
-    o.next()
+    o.go(c)
 }
 
 /// CLC (`HOW` 0), STC (1), CMC (2).
@@ -78,14 +78,14 @@ pub(crate) fn carry<const HOW: u8>(c: &mut Core, o: &Op) -> Next {
         1 => bits | CF,
         _ => bits ^ CF,
     });
-    o.next()
+    o.go(c)
 }
 
 /// SALC: AL is 0 or FFH by CF.
 pub(crate) fn salc(c: &mut Core, o: &Op) -> Next {
     let v = if c.cc.cf() { 0xff_u8 } else { 0 };
     c.put(0, v);
-    o.next()
+    o.go(c)
 }
 
 /// CLAC and STAC (`SET`).
@@ -193,7 +193,7 @@ pub(crate) fn into(c: &mut Core, o: &Op) -> Next {
     if c.cc.condition::<0>() {
         software(c, o, OFV, SoftKind::Trap)
     } else {
-        o.next()
+        o.go(c)
     }
 }
 
@@ -278,7 +278,9 @@ pub(crate) fn arpl(c: &mut Core, o: &Op) -> Done {
 
 /// BOUND.
 pub(crate) fn bound(c: &mut Core, o: &Op) -> Done {
-    let lin = super::src(c, o, 2 * usize::from(o.size))?;
+    let lin = super::src(c, o, o.size.into())?;
+    let above = cut(c.offset(o).wrapping_add(o.size.into()), o.asz);
+    let above = c.linear(o.seg, above, o.size.into(), false)?;
     let signed = |v: u64| {
         if o.size == 2 {
             i64::from((v & 0xffff) as u16 as i16)
@@ -287,7 +289,7 @@ pub(crate) fn bound(c: &mut Core, o: &Op) -> Done {
         }
     };
     let low = super::load_sized(c, lin, o.size)?;
-    let high = super::load_sized(c, lin.wrapping_add(o.size.into()), o.size)?;
+    let high = super::load_sized(c, above, o.size)?;
     let v = signed(c.reg(o.d));
     if v < signed(low) || v > signed(high) {
         Err(Fault::Plain(BR))

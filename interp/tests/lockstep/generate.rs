@@ -31,6 +31,8 @@ impl Rng {
 /// One instruction with the state it starts from.
 pub struct Case {
     pub seed: u64,
+    /// 64, or 32 for compatibility mode.
+    pub bits: u32,
     pub insn: Instruction,
     pub bytes: Vec<u8>,
     pub gpr: [u64; 16],
@@ -89,10 +91,10 @@ fn float(r: &mut Rng, out: &mut [u8]) {
 }
 
 impl Case {
-    pub fn new(seed: u64) -> Self {
+    pub fn new(seed: u64, bits: u32) -> Self {
         let mut r = Rng(seed | 1);
         r.next();
-        let (insn, bytes) = instruction(&mut r);
+        let (insn, bytes) = instruction(&mut r, bits);
         let mut gpr = [0; 16];
         for g in &mut gpr {
             *g = value(&mut r);
@@ -144,6 +146,12 @@ impl Case {
         if insn.mnemonic() == M::Leave || insn.mnemonic() == M::Enter {
             gpr[5] = address(&mut r);
         }
+        if bits == 32 {
+            for g in &mut gpr {
+                *g &= 0xffff_ffff;
+            }
+            gpr[8..].fill(0);
+        }
         let flags = 0x202 | (r.next() & 0x8d5) | if r.below(4) == 0 { 0x400 } else { 0 };
         let mut memory = vec![0; PAGES * 0x1000];
         for chunk in memory.chunks_mut(8) {
@@ -175,6 +183,7 @@ impl Case {
         }
         Self {
             seed,
+            bits,
             insn,
             bytes,
             gpr,
@@ -199,10 +208,10 @@ fn bit_index(i: &Instruction) -> bool {
     matches!(i.mnemonic(), M::Bt | M::Bts | M::Btr | M::Btc) && i.op1_kind() == OpKind::Register
 }
 
-fn instruction(r: &mut Rng) -> (Instruction, Vec<u8>) {
+fn instruction(r: &mut Rng, bits: u32) -> (Instruction, Vec<u8>) {
     loop {
-        let bytes = raw(r);
-        let mut d = Decoder::with_ip(64, &bytes, super::RIP, DecoderOptions::NONE);
+        let bytes = raw(r, bits);
+        let mut d = Decoder::with_ip(bits, &bytes, super::RIP, DecoderOptions::NONE);
         let insn = d.decode();
         if insn.is_invalid() || !wanted(&insn) {
             continue;
@@ -211,7 +220,7 @@ fn instruction(r: &mut Rng) -> (Instruction, Vec<u8>) {
     }
 }
 
-fn raw(r: &mut Rng) -> Vec<u8> {
+fn raw(r: &mut Rng, bits: u32) -> Vec<u8> {
     let mut b = Vec::new();
     if r.below(8) == 0 {
         b.push(0xf0);
@@ -251,7 +260,7 @@ fn raw(r: &mut Rng) -> Vec<u8> {
             ]);
         }
         _ => {
-            if r.below(2) == 0 {
+            if bits == 64 && r.below(2) == 0 {
                 b.push(0x40 | (r.byte() & 15));
             }
             match kind {
@@ -317,6 +326,8 @@ fn wanted(i: &Instruction) -> bool {
             | M::Outsw
             | M::Outsd
             | M::Lss
+            | M::Lds
+            | M::Les
             | M::Lfs
             | M::Lgs
             | M::Monitor

@@ -117,13 +117,21 @@ extern "C" fn on_fault(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_vo
         let c = &mut *CONTEXT.0.get();
         c.fault = regs[libc::REG_TRAPNO as usize] as u64 + 1;
         c.cr2 = regs[libc::REG_CR2 as usize] as u64;
+        // Back to 64-bit code, whatever ran.
+        let cs = regs[libc::REG_CSGSFS as usize];
+        regs[libc::REG_CSGSFS as usize] = (cs & !0xffff) | 0x33;
         regs[libc::REG_RIP as usize] = (hs_resume as *const ()).addr() as i64;
     }
 }
 
+/// Where code for compatibility mode goes.
+const LOW: u64 = 0x5000_0000;
+
 /// The host's processor.
 pub struct Native {
     code: *mut u8,
+    /// Code for compatibility mode, below 4 GiB.
+    low: *mut u8,
     data: *mut u8,
 }
 
@@ -154,6 +162,7 @@ impl Native {
         let rw = libc::PROT_READ | libc::PROT_WRITE;
         let data = map(DATA, PAGES * 0x1000, rw);
         let code = map(0, 0x1000, rw | libc::PROT_EXEC);
+        let low = map(LOW, 0x1000, rw | libc::PROT_EXEC);
         let stack = map(0, 0x10000, rw);
         // SAFETY: the handler is async-signal-safe: it only edits the context.
         unsafe {
@@ -179,22 +188,46 @@ impl Native {
                 );
             }
         }
-        Self { code, data }
+        Self { code, low, data }
+    }
+
+    /// The code to jump to, and where it goes.
+    fn code(&self, case: &Case) -> (Vec<u8>, *mut u8) {
+        let resume = ((hs_resume as *const ()).addr() as u64).to_le_bytes();
+        if case.bits == 64 {
+            let mut code = case.bytes.clone();
+            code.extend([0xff, 0x25, 0, 0, 0, 0]);
+            code.extend(resume);
+            return (code, self.code);
+        }
+        // At 0: mov ds, [at 32]; mov es, [at 32]; jmp far [at 24]. At 18: jmp [at 40]. At 64 the
+        // instruction, then a far jump to 18.
+        let mut code = vec![0x8e, 0x1d, 26, 0, 0, 0, 0x8e, 0x05, 20, 0, 0, 0];
+        code.extend([0xff, 0x2d, 6, 0, 0, 0]);
+        code.extend([0xff, 0x25, 16, 0, 0, 0]);
+        code.extend((LOW as u32 + 64).to_le_bytes());
+        code.extend([0x23, 0, 0, 0]);
+        code.extend([0x2b, 0, 0, 0, 0, 0, 0, 0]);
+        code.extend(resume);
+        code.resize(64, 0);
+        code.extend(&case.bytes);
+        code.push(0xea);
+        code.extend((LOW as u32 + 18).to_le_bytes());
+        code.extend([0x33, 0]);
+        (code, self.low)
     }
 
     pub fn run(&mut self, case: &Case) -> Result {
-        let mut code = case.bytes.clone();
-        code.extend([0xff, 0x25, 0, 0, 0, 0]);
-        code.extend(((hs_resume as *const ()).addr() as u64).to_le_bytes());
+        let (code, at) = self.code(case);
         // SAFETY: the mappings are ours; the instruction only reaches the data page or faults, as
         // the generator made sure of; faults lead to `hs_resume`.
         unsafe {
-            std::ptr::copy_nonoverlapping(code.as_ptr(), self.code, code.len());
+            std::ptr::copy_nonoverlapping(code.as_ptr(), at, code.len());
             std::ptr::copy_nonoverlapping(case.memory.as_ptr(), self.data, case.memory.len());
             let c = &mut *CONTEXT.0.get();
             c.gpr = case.gpr;
             c.flags = case.flags;
-            c.target = self.code.addr() as u64;
+            c.target = at.addr() as u64;
             c.fault = 0;
             to_host(case, &mut c.xsave);
             hs_enter();

@@ -36,7 +36,7 @@ use crate::vcpu::native::NativeVcpu;
 use crate::vcpu::observed::ObservedVcpu;
 use crate::vcpu::record::Recorder;
 use crate::vcpu::report::LastState;
-use crate::{acpi, doctor, host_clock, host_cpu};
+use crate::{acpi, doctor, host_clock};
 
 /// Most processors a machine may have.
 pub const CPUS_MAX: usize = 64;
@@ -174,7 +174,7 @@ impl Prepared {
         let tsc_hz = host_clock::tsc_hz(kvm.as_ref().and_then(KvmParts::tsc_khz));
         let supported = |leaf, subleaf| match (&kvm, host) {
             (Some(_), Some(host)) => host.supported_cpuid(leaf, subleaf),
-            _ => host_cpu::supported(leaf, subleaf),
+            _ => hindsight_interp::supported_cpuid(leaf, subleaf),
         };
         let processor = Processor {
             facilities,
@@ -205,7 +205,8 @@ impl Prepared {
 }
 
 impl Machine {
-    /// Builds a machine of `config` with the image of `plan` in its memory.
+    /// Builds a machine of `config` with the image of `plan` in its memory. Only
+    /// [`Engine::Interp`] does without `host`.
     ///
     /// # Errors
     ///

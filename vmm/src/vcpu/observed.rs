@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hindsight_cpu::msr::Effect;
 use hindsight_cpu::state::{Activity, CpuState, Segment, seg};
 use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Vcpu};
 use hindsight_regs::msr as regs;
@@ -76,7 +77,7 @@ impl Platform for Around {
         answer.ok().flatten().ok_or(Gp)
     }
 
-    fn wrmsr(&mut self, _: &mut CpuState, index: u32, value: u64) -> Result<(), Gp> {
+    fn wrmsr(&mut self, state: &mut CpuState, index: u32, value: u64) -> Result<(), Gp> {
         let answer = self.served(Kind::Wrmsr(index), |models| models.wrmsr(index, value));
         self.models.record(What::Wrmsr {
             index,
@@ -85,7 +86,12 @@ impl Platform for Around {
         });
         let id = self.models.id;
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
-        answer.ok().flatten().map(|_| ()).ok_or(Gp)
+        let effect = answer.ok().flatten().ok_or(Gp)?;
+        if let (regs::IA32_FMASK, Effect::Mirror(mask)) = (index, effect) {
+            // What a mirrored MSR is to KVM: SYSCALL uses it.
+            state.msrs.fmask = mask;
+        }
+        Ok(())
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {

@@ -299,7 +299,6 @@ case! {
             (Feature::SDBG, 0xc80),
             (Feature::RDTSCP, reg::IA32_TSC_AUX),
             (Feature::TSC_ADJUST, reg::IA32_TSC_ADJUST),
-            (Feature::TSC_DEADLINE, reg::IA32_TSC_DEADLINE),
             (Feature::PDCM, reg::IA32_PERF_CAPABILITIES),
             (Feature::DS, reg::IA32_DS_AREA),
             (Feature::RDT_M, reg::IA32_QM_EVTSEL),
@@ -310,6 +309,16 @@ case! {
             if !insn::has(feature) {
                 check_absent(index);
             }
+        }
+    }
+}
+
+case! {
+    name: "absent_deadline", cpl: [0], rules: ["MSR-26"], needs: ["msr-exit", "cpuid", "tsc-deadline-exit"],
+    about: "IA32_TSC_DEADLINE without its CPUID bit raises #GP(0); some KVMs swallow the write",
+    fn body(_ctx) {
+        if !insn::has(Feature::TSC_DEADLINE) {
+            check_absent(reg::IA32_TSC_DEADLINE);
         }
     }
 }

@@ -1,0 +1,122 @@
+//! CMP or TEST of registers and immediates, fused with the conditional branch after it.
+//!
+//! The two count as two instructions; neither can fault. The branch's distance is in `o.disp`, the
+//! length of the first instruction in `o.asz`.
+
+use super::alu::{Alu, Cmp, Test, eval};
+use super::branch::{enter, jump, make_room};
+use crate::core::{Core, Leave};
+use crate::op::{Handler, LINKABLE, Next, Op, slot};
+use crate::platform::BranchClass;
+use crate::word::Word;
+
+/// A comparison: its condition straight from the operands.
+trait Compare: Alu {
+    fn holds<T: Word, const CC: u8>(a: T, b: T, r: T) -> bool;
+}
+
+impl Compare for Cmp {
+    #[inline(always)]
+    fn holds<T: Word, const CC: u8>(a: T, b: T, r: T) -> bool {
+        let (x, y) = (a.sext().cast_signed(), b.sext().cast_signed());
+        let yes = match CC >> 1 {
+            0 => Self::flags(a, b, r).condition::<0>(),
+            1 => a.zext() < b.zext(),
+            2 => a.zext() == b.zext(),
+            3 => a.zext() <= b.zext(),
+            4 => r.sext() >> 63 != 0,
+            5 => Self::flags(a, b, r).condition::<10>(),
+            6 => x < y,
+            _ => x <= y,
+        };
+        yes ^ (CC & 1 != 0)
+    }
+}
+
+impl Compare for Test {
+    #[inline(always)]
+    fn holds<T: Word, const CC: u8>(a: T, b: T, r: T) -> bool {
+        let negative = r.sext() >> 63 != 0;
+        let yes = match CC >> 1 {
+            0 | 1 => false,
+            2 | 3 => r.zext() == 0,
+            4 | 6 => negative,
+            5 => Self::flags(a, b, r).condition::<10>(),
+            _ => negative || r.zext() == 0,
+        };
+        yes ^ (CC & 1 != 0)
+    }
+}
+
+fn fused<O: Compare, T: Word, const IMM: bool, const CC: u8, const REC: bool>(
+    c: &mut Core,
+    o: &Op,
+) -> Next {
+    if REC && c.branches_full() {
+        return make_room(c, o);
+    }
+    let a = c.get::<T>(o.d);
+    let b = if IMM {
+        T::from_u64(o.imm)
+    } else {
+        c.get::<T>(o.s)
+    };
+    let r = eval::<O, T>(c, a, b);
+    c.cc = O::flags(a, b, r);
+    if !O::holds::<T, CC>(a, b, r) {
+        return o.fall(c);
+    }
+    let rip = c.reg(slot::BLOCK_RIP).wrapping_add(o.disp);
+    if REC {
+        c.record_fast(
+            c.rip_of(o).wrapping_add(o.asz.into()),
+            rip,
+            BranchClass::Conditional,
+        );
+    }
+    let first = o.link.get();
+    if !first.is_null() {
+        return enter(c, first, rip);
+    }
+    if o.prefix & LINKABLE == 0 {
+        return jump(c, rip);
+    }
+    c.link_from = o;
+    c.rip = rip;
+    c.exit(Leave::Lookup)
+}
+
+/// What may be fused with a branch: in [`Op::fuse`].
+pub(crate) const CMP_REG: u8 = 1;
+pub(crate) const CMP_IMM: u8 = 2;
+pub(crate) const TEST_REG: u8 = 3;
+pub(crate) const TEST_IMM: u8 = 4;
+
+/// The fused handler for a comparison and a condition.
+pub(crate) fn handler<const REC: bool>(kind: u8, size: u8, cc: u8) -> Option<Handler> {
+    Some(match kind {
+        CMP_REG => by_width::<Cmp, false, REC>(size, cc),
+        CMP_IMM => by_width::<Cmp, true, REC>(size, cc),
+        TEST_REG => by_width::<Test, false, REC>(size, cc),
+        TEST_IMM => by_width::<Test, true, REC>(size, cc),
+        _ => return None,
+    })
+}
+
+fn by_width<O: Compare, const IMM: bool, const REC: bool>(size: u8, cc: u8) -> Handler {
+    match size {
+        1 => by_condition::<O, u8, IMM, REC>(cc),
+        2 => by_condition::<O, u16, IMM, REC>(cc),
+        4 => by_condition::<O, u32, IMM, REC>(cc),
+        _ => by_condition::<O, u64, IMM, REC>(cc),
+    }
+}
+
+fn by_condition<O: Compare, T: Word, const IMM: bool, const REC: bool>(cc: u8) -> Handler {
+    macro_rules! pick {
+        ($($n:literal)*) => {
+            match cc { $($n => fused::<O, T, IMM, $n, REC>,)* _ => fused::<O, T, IMM, 15, REC> }
+        };
+    }
+    pick!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+}

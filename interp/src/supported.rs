@@ -1,0 +1,117 @@
+//! What the interpreter can execute, in CPUID's own form.
+
+use std::arch::is_x86_feature_detected as host_has;
+
+fn bits(list: &[u32]) -> u32 {
+    list.iter().fold(0, |mask, bit| mask | 1 << bit)
+}
+
+/// The bits of the list whose extension the host has.
+fn thunked(list: &[(bool, u32)]) -> u32 {
+    list.iter()
+        .filter(|(on, _)| *on)
+        .fold(0, |mask, (_, bit)| mask | 1 << bit)
+}
+
+/// Lengths and offsets of the XSAVE components of Intel processors.
+const COMPONENTS: [(u32, u32, u32); 5] = [
+    (2, 256, 576),
+    (5, 64, 1088),
+    (6, 512, 1152),
+    (7, 1024, 1664),
+    (9, 8, 2688),
+];
+
+/// EAX, EBX, ECX, EDX of a CPUID leaf as far as the interpreter on this host supports it: integer
+/// and system instructions always, vector and similar ones where the host's processor has them.
+/// Leaves that only describe (vendor, brand, family) are the host's own.
+pub fn supported_cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
+    match (leaf, subleaf) {
+        (1, _) => [raw(1, 0)[0], 0, leaf_1_ecx(), leaf_1_edx()],
+        (7, 0) => [0, leaf_7_ebx(), leaf_7_ecx(), 0],
+        (0xd, 0) => [xcr0(), 576, 2696, 0],
+        // XSAVEOPT, XSAVEC, XGETBV with ECX = 1.
+        (0xd, 1) => [0b111, 0, 0, 0],
+        (0xd, n) => COMPONENTS
+            .iter()
+            .find(|c| c.0 == n && xcr0() >> n & 1 != 0)
+            .map_or([0; 4], |c| [c.1, c.2, 0, 0]),
+        // LAHF, LZCNT, PREFETCHW; SYSCALL, NX, 1-GiB pages, RDTSCP, long mode.
+        (0x8000_0001, _) => [0, 0, bits(&[0, 5, 8]), bits(&[11, 20, 26, 27, 29])],
+        // 46 physical and 48 linear address bits.
+        (0x8000_0008, _) => [48 << 8 | 46, 0, 0, 0],
+        (0 | 0x8000_0000 | 0x8000_0002..=0x8000_0004, _) => raw(leaf, subleaf),
+        _ => [0; 4],
+    }
+}
+
+fn raw(leaf: u32, subleaf: u32) -> [u32; 4] {
+    let r = std::arch::x86_64::__cpuid_count(leaf, subleaf);
+    [r.eax, r.ebx, r.ecx, r.edx]
+}
+
+fn avx512() -> bool {
+    // Saving opmask registers needs BW.
+    host_has!("avx512f") && host_has!("avx512bw")
+}
+
+fn xcr0() -> u32 {
+    let avx = if host_has!("avx") { 0b100 } else { 0 };
+    0b11 | 1 << 9 | avx | if avx512() { 0xe0 } else { 0 }
+}
+
+fn leaf_1_ecx() -> u32 {
+    // CX16, PCID, x2APIC, MOVBE, POPCNT, TSC deadline, XSAVE, RDRAND.
+    bits(&[13, 17, 21, 22, 23, 24, 26, 30])
+        | thunked(&[
+            (host_has!("sse3"), 0),
+            (host_has!("pclmulqdq"), 1),
+            (host_has!("ssse3"), 9),
+            (host_has!("fma"), 12),
+            (host_has!("sse4.1"), 19),
+            (host_has!("sse4.2"), 20),
+            (host_has!("aes"), 25),
+            (host_has!("avx"), 28),
+            (host_has!("f16c"), 29),
+        ])
+}
+
+fn leaf_1_edx() -> u32 {
+    // FPU, VME, DE, PSE, TSC, MSR, PAE, MCE, CX8, APIC, SEP, MTRR, PGE, MCA, CMOV, PAT, PSE-36,
+    // CLFSH, MMX, FXSR, SSE, SSE2, SS.
+    bits(&[
+        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15, 16, 17, 19, 23, 24, 25, 26, 27,
+    ])
+}
+
+fn leaf_7_ebx() -> u32 {
+    let wide = |on: bool| on && avx512();
+    // FSGSBASE, TSC_ADJUST, SMEP, ERMS, INVPCID, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB.
+    bits(&[0, 1, 7, 9, 10, 18, 19, 20, 23, 24])
+        | thunked(&[
+            (host_has!("bmi1"), 3),
+            (host_has!("avx2"), 5),
+            (host_has!("bmi2"), 8),
+            (avx512(), 16),
+            (wide(host_has!("avx512dq")), 17),
+            (wide(host_has!("avx512cd")), 28),
+            (host_has!("sha"), 29),
+            (avx512(), 30),
+            (wide(host_has!("avx512vl")), 31),
+        ])
+}
+
+fn leaf_7_ecx() -> u32 {
+    // UMIP, PKU, RDPID.
+    bits(&[2, 3, 22])
+        | thunked(&[
+            (avx512() && host_has!("avx512vbmi"), 1),
+            (avx512() && host_has!("avx512vbmi2"), 6),
+            (host_has!("gfni"), 8),
+            (host_has!("vaes"), 9),
+            (host_has!("vpclmulqdq"), 10),
+            (avx512() && host_has!("avx512vnni"), 11),
+            (avx512() && host_has!("avx512bitalg"), 12),
+            (avx512() && host_has!("avx512vpopcntdq"), 14),
+        ])
+}
