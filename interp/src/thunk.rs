@@ -63,7 +63,8 @@ pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
     };
     check(c, &insn, &thunk)?;
     if matches!(insn.mnemonic(), M::Vzeroupper | M::Vzeroall) {
-        c.vec.zero_upper(insn.mnemonic() == M::Vzeroall);
+        let count = if c.code == 8 { 16 } else { 8 };
+        c.vec.zero_upper(insn.mnemonic() == M::Vzeroall, count);
         return Ok(());
     }
     let place = memory::prepare(c, o, &insn, &thunk)?;

@@ -264,13 +264,10 @@ pub(crate) fn arpl(c: &mut Core, o: &Op) -> Done {
     }
     let rpl = c.get::<u16>(o.s) & 3;
     let raise = |a: u16| if a & 3 < rpl { (a & !3) | rpl } else { a };
-    let old: u16 = if super::is_mem(o) {
-        super::modify(c, o, raise)?
-    } else {
-        c.get(o.d)
-    };
-    if !super::is_mem(o) {
-        c.put(o.d, raise(old));
+    // Without a change there is no write.
+    let old: u16 = read_rm(c, o, o.d)?;
+    if raise(old) != old {
+        super::write_rm(c, o, o.d, raise(old))?;
     }
     set_zf(c, raise(old) != old);
     Ok(())

@@ -54,7 +54,7 @@ fn aligned(i: &Instruction, size: usize) -> bool {
 /// A masked instruction that reads its whole operand all the same: the manual's exception classes
 /// with "NF", no fault suppression.
 fn reads_all(i: &Instruction) -> bool {
-    const NO_SUPPRESSION: [&str; 9] = [
+    const NO_SUPPRESSION: [&str; 13] = [
         "Vpunpck",
         "Vunpck",
         "Vpack",
@@ -64,9 +64,19 @@ fn reads_all(i: &Instruction) -> bool {
         "Vdbpsadbw",
         "Vpshuf",
         "Vshuf",
+        "Vinserti",
+        "Vinsertf",
+        "Vpmultishift",
+        "Vpsadbw",
     ];
     let name = format!("{:?}", i.mnemonic());
-    NO_SUPPRESSION.iter().any(|p| name.starts_with(p))
+    // Shifts whose count, not their data, is in memory.
+    let count = ["Vpsll", "Vpsrl", "Vpsra"]
+        .iter()
+        .any(|p| name.starts_with(p))
+        && !["lv", "av"].iter().any(|v| name.contains(v))
+        && i.op2_kind() == iced_x86::OpKind::Memory;
+    count || NO_SUPPRESSION.iter().any(|p| name.starts_with(p))
 }
 
 /// The elements that a masked access touches.

@@ -164,9 +164,9 @@ impl Vectors {
         self.k = self.saved_k;
     }
 
-    /// VZEROUPPER, and with `all` VZEROALL.
-    pub(crate) fn zero_upper(&mut self, all: bool) {
-        for reg in &mut self.zmm[..16] {
+    /// VZEROUPPER, and with `all` VZEROALL, of the `count` registers the mode has.
+    pub(crate) fn zero_upper(&mut self, all: bool, count: usize) {
+        for reg in self.zmm.iter_mut().take(count) {
             reg[if all { 0 } else { 16 }..].fill(0);
         }
     }

@@ -1,0 +1,139 @@
+//! The workload of `ci/bench`: integer code as programs have it. Quicksort, CRC-32, a sieve and a
+//! recursive Fibonacci, about one taken branch in six instructions, with no exit but at the end.
+//!
+//! The ticks of the TSC that the timed run took are left on the debug console: on an emulator whose
+//! TSC counts instructions (QEMU with `-icount shift=0`) that is how many it has.
+//!
+//! With an empty command line it works [`ROUNDS`] rounds and leaves by the exit port: 0 when the
+//! checksum is [`EXPECTED`], 1 else. With a command line it asserts the checksum of
+//! one small round, for hosts that are slow at CPL 0.
+
+#![no_std]
+#![no_main]
+
+use core::hint::black_box;
+
+use hindsight_guest::info::StartInfo;
+use hindsight_guest::prelude::*;
+use hindsight_guest::{exit, insn, port, run};
+
+entry!(start);
+
+/// Port of the debug console.
+const DEBUG_CONSOLE: u16 = 0xe9;
+/// Rounds of the timed run.
+const ROUNDS: u32 = 30;
+/// Checksum of one round.
+const EXPECTED: u32 = 0x17c1_6d4f;
+/// Checksum of a small round.
+const EXPECTED_SMALL: u32 = 0x2016_5935;
+const NUMBERS: usize = 1 << 16;
+const SIEVE: usize = 1 << 18;
+/// Array elements of a small round.
+const NUMBERS_SMALL: usize = 256;
+const SIEVE_SMALL: usize = 1024;
+
+static mut KEYS: [u32; NUMBERS] = [0; NUMBERS];
+static mut COMPOSITE: [u8; SIEVE] = [0; SIEVE];
+
+fn start(info: StartInfo) -> ! {
+    if info.has_command_line() {
+        run::run("workload", info);
+    }
+    let before = insn::rdtsc();
+    let good = (0..ROUNDS).all(|_| round(NUMBERS, SIEVE, 24) == EXPECTED);
+    let ticks = insn::rdtsc().wrapping_sub(before);
+    // Sixteen hexadecimal digits.
+    for shift in (0..64).step_by(4).rev() {
+        let digit = usize::try_from(ticks >> shift & 0xf).unwrap_or(0);
+        port::outb(DEBUG_CONSOLE, b"0123456789abcdef"[digit]);
+    }
+    exit::exit(u32::from(!good));
+}
+
+case! {
+    name: "workload", cpl: [0], rules: [], needs: [],
+    about: "quicksort, CRC-32, sieve and recursion give the right checksum",
+    fn body(_ctx) {
+        let sum = round(NUMBERS_SMALL, SIEVE_SMALL, 10);
+        check_eq!(sum, EXPECTED_SMALL, "the checksum");
+    }
+}
+
+/// The checksum of all four programs: `numbers` keys, primes below `limit`, the `n`th Fibonacci number.
+fn round(numbers: usize, limit: usize, n: u32) -> u32 {
+    let (keys, composite) = (&raw mut KEYS, &raw mut COMPOSITE);
+    // SAFETY: one processor runs, and nothing else uses the arrays.
+    let (keys, composite) = unsafe { (&mut *keys, &mut *composite) };
+    let (keys, composite) = (&mut keys[..numbers], &mut composite[..limit]);
+    let mut seed = 0x1234_5678_u32;
+    for key in keys.iter_mut() {
+        // Marsaglia's xorshift.
+        seed ^= seed << 13;
+        seed ^= seed >> 17;
+        seed ^= seed << 5;
+        *key = seed;
+    }
+    quicksort(keys);
+    let mut sum = keys.iter().fold(!0, |crc, &key| crc32(crc, key));
+    sum = crc32(sum, sieve(composite));
+    !crc32(sum, fibonacci(black_box(n)))
+}
+
+fn quicksort(keys: &mut [u32]) {
+    let Some(last) = keys.len().checked_sub(1).filter(|&last| last > 0) else {
+        return;
+    };
+    keys.swap(last / 2, last);
+    let pivot = keys[last];
+    let mut small = 0;
+    for at in 0..last {
+        if keys[at] < pivot {
+            keys.swap(at, small);
+            small += 1;
+        }
+    }
+    keys.swap(small, last);
+    let (left, right) = keys.split_at_mut(small);
+    quicksort(left);
+    quicksort(&mut right[1..]);
+}
+
+/// CRC-32 (IEEE 802.3), bit by bit.
+fn crc32(mut crc: u32, word: u32) -> u32 {
+    crc ^= word;
+    for _ in 0..32 {
+        crc = if crc & 1 == 0 {
+            crc >> 1
+        } else {
+            crc >> 1 ^ 0xedb8_8320
+        };
+    }
+    crc
+}
+
+/// How many primes there are below the length.
+fn sieve(composite: &mut [u8]) -> u32 {
+    composite.fill(0);
+    let mut primes = 0;
+    for number in 2..composite.len() {
+        if composite[number] == 0 {
+            primes += 1;
+            let mut multiple = number * number;
+            while multiple < composite.len() {
+                composite[multiple] = 1;
+                multiple += number;
+            }
+        }
+    }
+    primes
+}
+
+#[inline(never)]
+fn fibonacci(n: u32) -> u32 {
+    if n < 2 {
+        n
+    } else {
+        fibonacci(n - 1) + fibonacci(n - 2)
+    }
+}
