@@ -18,6 +18,9 @@ pub enum CpuModel {
     /// First-generation Xeon Scalable, family 6 model 55H stepping 4.
     #[default]
     SkylakeServer,
+    /// What the interpreter executes with the same results on every host: x86-64 with SSE2 and no
+    /// XSAVE, and integer and system extensions. Frozen: a change is another profile.
+    PortableV1,
     /// Whatever the host has, with our own facilities in place of the host's.
     Host,
 }
@@ -26,6 +29,7 @@ impl fmt::Display for CpuModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::SkylakeServer => "skylake-server",
+            Self::PortableV1 => "portable-v1",
             Self::Host => "host",
         })
     }
@@ -87,6 +91,8 @@ const ECX1_NEVER: u32 = 1 << 3 | 0b11 << 5 | 1 << 8 | 0b11 << 10 | 1 << 14 | 1 <
 /// RDRAND.
 const ECX1_SKYLAKE: u32 =
     1 | 1 << 1 | 1 << 9 | 0b11 << 12 | 1 << 17 | 0b11 << 19 | 0b11 << 22 | 0b11 << 25 | 0b111 << 28;
+/// CX16, PCID, MOVBE, POPCNT, RDRAND.
+const ECX1_PORTABLE: u32 = 1 << 13 | 1 << 17 | 0b11 << 22 | 1 << 30;
 // CPUID.1:EDX
 const EDX1_DS: u32 = 1 << 21;
 /// FPU to MMX and FXSR to SS without DS, ACPI, PSN: 0, 1 ... 17, 19, 23 to 27.
@@ -111,6 +117,10 @@ const EBX7_SKYLAKE: u32 = 1
     | 0b11 << 23
     | 1 << 28
     | 0b11 << 30;
+/// FSGSBASE, SMEP, ERMS, INVPCID, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB.
+const EBX7_PORTABLE: u32 = 1 | 1 << 7 | 0b11 << 9 | 0b111 << 18 | 0b11 << 23;
+/// CPUID.7.0:ECX: UMIP.
+const ECX7_PORTABLE: u32 = 1 << 2;
 // CPUID.7.0:ECX: UMIP, PKU.
 const ECX7_SKYLAKE: u32 = 1 << 2 | 1 << 3;
 const ECX7_OSPKE: u32 = 1 << 4;
@@ -218,6 +228,21 @@ fn with_apic_id(leaf: &Leaf, apic_id: u32) -> Regs {
     regs
 }
 
+/// The bits of one register, by model.
+#[derive(Clone, Copy)]
+struct Wanted {
+    skylake: u32,
+    portable: u32,
+}
+
+/// The same bits in all models that do not ask the host.
+const fn both(bits: u32) -> Wanted {
+    Wanted {
+        skylake: bits,
+        portable: bits,
+    }
+}
+
 struct Builder<'a, F> {
     config: &'a Config,
     supported: &'a F,
@@ -228,18 +253,23 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
         self.config.facilities.contains(facility)
     }
 
+    /// Whether the model says itself who it is.
+    fn is_frozen(&self) -> bool {
+        self.config.model != CpuModel::Host
+    }
+
     /// `wanted` of the model, or all that the host offers, less what the host lacks.
-    fn offered(&self, supported: u32, wanted: u32, never: u32) -> u32 {
+    fn offered(&self, supported: u32, wanted: Wanted, never: u32) -> u32 {
         match self.config.model {
-            CpuModel::SkylakeServer => supported & wanted,
+            CpuModel::SkylakeServer => supported & wanted.skylake,
+            CpuModel::PortableV1 => supported & wanted.portable,
             CpuModel::Host => supported & !never,
         }
     }
 
     fn basic(&self, out: &mut Vec<Leaf>) {
         let host = |leaf| (self.supported)(leaf, 0);
-        let skylake = self.config.model == CpuModel::SkylakeServer;
-        let vendor = if skylake {
+        let vendor = if self.is_frozen() {
             [text(b"Genu"), text(b"ntel"), text(b"ineI")]
         } else {
             let h = host(0);
@@ -261,10 +291,13 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
 
     fn leaf_1(&self) -> Regs {
         let host = (self.supported)(1, 0);
-        let skylake = self.config.model == CpuModel::SkylakeServer;
         let ours = ECX1_X2APIC | ECX1_TSC_DEADLINE | ECX1_PDCM | ECX1_DS | ECX1_OSXSAVE;
-        let mut ecx = self.offered(host[2], ECX1_SKYLAKE, ECX1_NEVER | ours) | ECX1_HYPERVISOR;
-        let mut edx = self.offered(host[3], EDX1_SKYLAKE, EDX1_NEVER | EDX1_DS);
+        let wanted = Wanted {
+            skylake: ECX1_SKYLAKE,
+            portable: ECX1_PORTABLE,
+        };
+        let mut ecx = self.offered(host[2], wanted, ECX1_NEVER | ours) | ECX1_HYPERVISOR;
+        let mut edx = self.offered(host[3], both(EDX1_SKYLAKE), EDX1_NEVER | EDX1_DS);
         for (facility, bit) in [
             (Facilities::X2APIC, ECX1_X2APIC),
             (Facilities::TSC_DEADLINE, ECX1_TSC_DEADLINE),
@@ -285,7 +318,11 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
         if self.config.cpus > 1 {
             edx |= 1 << 28;
         }
-        let signature = if skylake { SIGNATURE_SKYLAKE } else { host[0] };
+        let signature = if self.is_frozen() {
+            SIGNATURE_SKYLAKE
+        } else {
+            host[0]
+        };
         let ids = self.config.cpus.next_power_of_two().min(0xff);
         // CLFLUSH line of 8 quadwords; the APIC id is filled in for each processor.
         [signature, ids << 16 | 8 << 8, ecx, edx]
@@ -294,7 +331,11 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
     fn leaf_7(&self) -> Regs {
         let host = (self.supported)(7, 0);
         let ours = EBX7_TSC_ADJUST | EBX7_RDT | EBX7_RTM;
-        let mut ebx = self.offered(host[1], EBX7_SKYLAKE, EBX7_NEVER | ours);
+        let wanted = Wanted {
+            skylake: EBX7_SKYLAKE,
+            portable: EBX7_PORTABLE,
+        };
+        let mut ebx = self.offered(host[1], wanted, EBX7_NEVER | ours);
         for (facility, bits) in [
             (Facilities::TSC_ADJUST, EBX7_TSC_ADJUST),
             (Facilities::RDT, EBX7_RDT),
@@ -304,7 +345,11 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
                 ebx |= bits;
             }
         }
-        let ecx = self.offered(host[2], ECX7_SKYLAKE, ECX7_NEVER | ECX7_OSPKE);
+        let wanted = Wanted {
+            skylake: ECX7_SKYLAKE,
+            portable: ECX7_PORTABLE,
+        };
+        let ecx = self.offered(host[2], wanted, ECX7_NEVER | ECX7_OSPKE);
         [0, ebx, ecx, EDX7_ARCH_CAPABILITIES]
     }
 
@@ -339,7 +384,8 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
     /// Leaf 0DH: sizes and offsets are the host's own, because XSAVE runs natively.
     fn xsave(&self, out: &mut Vec<Leaf>) {
         let host = (self.supported)(0xd, 0);
-        if (self.supported)(1, 0)[2] & ECX1_XSAVE == 0 || host[0] & 0b11 != 0b11 {
+        let portable = self.config.model == CpuModel::PortableV1;
+        if portable || (self.supported)(1, 0)[2] & ECX1_XSAVE == 0 || host[0] & 0b11 != 0b11 {
             push_sub(out, 0xd, 0, [0; 4]);
             return;
         }
@@ -368,21 +414,25 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
         let host = |leaf| (self.supported)(leaf, 0);
         push(out, 0x8000_0000, [MAX_EXTENDED, 0, 0, 0]);
         let ext = host(0x8000_0001);
-        let mut edx = self.offered(ext[3], EDX_EXT_SKYLAKE, EDX_EXT_RDTSCP);
+        let mut edx = self.offered(ext[3], both(EDX_EXT_SKYLAKE), EDX_EXT_RDTSCP);
         if self.has(Facilities::RDTSCP) {
             edx |= EDX_EXT_RDTSCP;
         }
         // Of the host's own ECX bits, SVM, IBS, performance counters and the like are not ours.
         let ecx = ext[2] & ECX_EXT_SKYLAKE;
         push(out, 0x8000_0001, [0, 0, ecx, edx]);
-        let brand = *b"Intel(R) Xeon(R) Gold 6140 CPU (Hindsight)\0\0\0\0\0\0";
+        let brand = match self.config.model {
+            CpuModel::PortableV1 => {
+                *b"Hindsight portable-v1 processor\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
+            }
+            _ => *b"Intel(R) Xeon(R) Gold 6140 CPU (Hindsight)\0\0\0\0\0\0",
+        };
         for (i, part) in brand.chunks_exact(16).enumerate() {
             let word =
                 |n: usize| u32::from_le_bytes([part[n], part[n + 1], part[n + 2], part[n + 3]]);
             let leaf = 0x8000_0002 + u32::try_from(i).unwrap_or(0);
             let ours = [word(0), word(4), word(8), word(12)];
-            let skylake = self.config.model == CpuModel::SkylakeServer;
-            push(out, leaf, if skylake { ours } else { host(leaf) });
+            push(out, leaf, if self.is_frozen() { ours } else { host(leaf) });
         }
         push(out, 0x8000_0006, [0, 0, 0x0100_6040, 0]);
         push(out, 0x8000_0007, [0, 0, 0, 1 << 8]);
@@ -484,6 +534,30 @@ mod tests {
             1 << 2 | 1 << 4 | 1 << 5 | 1 << 9
         );
         assert_eq!(edx & 1 << 21, 0, "no DS");
+    }
+
+    #[test]
+    fn portable_profile_is_the_same_on_a_host_with_everything_and_one_with_only_its_features() {
+        let config = Config {
+            model: CpuModel::PortableV1,
+            ..config(Facilities::NATIVE)
+        };
+        let rich = CpuidTable::new(&config, |leaf, _| match leaf {
+            0x8000_0008 => [48 << 8 | 46, 0, 0, 0],
+            _ => [u32::MAX; 4],
+        });
+        let poor = CpuidTable::new(&config, |leaf, subleaf| match (leaf, subleaf) {
+            (1, _) => [0, 0, ECX1_PORTABLE, EDX1_SKYLAKE],
+            (7, 0) => [0, EBX7_PORTABLE, ECX7_PORTABLE, 0],
+            (0x8000_0001, _) => [0, 0, ECX_EXT_SKYLAKE, EDX_EXT_SKYLAKE],
+            (0x8000_0008, _) => [48 << 8 | 46, 0, 0, 0],
+            _ => [0; 4],
+        });
+        assert_eq!(rich, poor);
+        let [.., ecx, edx] = rich.query(1, 0, 0, 0, 0);
+        assert_eq!(ecx & (1 << 26 | 1 << 28 | 1), 0, "no XSAVE, AVX, SSE3");
+        assert_eq!(edx & 1 << 26, 1 << 26, "SSE2");
+        assert_eq!(rich.query(0xd, 0, 0, 0, 0)[0], 0, "no XCR0");
     }
 
     #[test]

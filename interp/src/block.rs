@@ -95,6 +95,8 @@ pub(crate) struct Cache {
     pub(crate) epoch: u64,
     /// Blocks decoded, for statistics.
     pub(crate) decoded: u64,
+    /// Blocks looked up here instead of through a link or a jump, for statistics.
+    pub(crate) lookups: u64,
 }
 
 impl Cache {
@@ -114,6 +116,7 @@ impl Cache {
             stale: false,
             epoch: 0,
             decoded: 0,
+            lookups: 0,
         }
     }
 

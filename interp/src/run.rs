@@ -69,6 +69,10 @@ pub struct Stats {
     pub retired: u64,
     /// Blocks decoded.
     pub blocks: u64,
+    /// Blocks looked up because neither a link nor the jump cache led to them.
+    pub lookups: u64,
+    /// Times all blocks were dropped.
+    pub drops: u64,
     /// Entries made in the TLBs.
     pub tlb_fills: u64,
 }
@@ -122,6 +126,8 @@ impl Vcpu {
         Stats {
             retired: self.core.retired_base,
             blocks: self.core.cache.decoded,
+            lookups: self.core.cache.lookups,
+            drops: self.core.cache.epoch,
             tlb_fills: self.core.tlb_fills,
         }
     }
@@ -423,6 +429,7 @@ impl Core {
         let rip = self.rip;
         let from = std::mem::replace(&mut self.link_from, std::ptr::null());
         let epoch = self.cache.epoch;
+        self.cache.lookups += 1;
         self.cache.tidy();
         let lin = self.code_lin(rip);
         if self.code != 8 && rip > self.cs().limit.into() {

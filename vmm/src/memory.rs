@@ -2,9 +2,11 @@
 //! hole.
 
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SeekFrom, ftruncate, memfd_create, seek};
+use rustix::io::Errno;
 use thiserror::Error;
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
@@ -67,6 +69,41 @@ pub enum MemoryError {
         /// What was wrong.
         reason: String,
     },
+}
+
+/// Calls `each` for every 4-KiB page of guest memory that is not all zero, in order, with its place
+/// in the memory file. Untouched memory is not read. Processors must not run.
+///
+/// # Errors
+///
+/// When the memory file cannot be read.
+pub fn nonzero_pages(memory: &GuestMemoryMmap, mut each: impl FnMut(u64, &[u8])) -> io::Result<()> {
+    const PAGE: usize = 4096;
+    let Some(file) = memory.iter().find_map(|region| region.file_offset()) else {
+        return Ok(());
+    };
+    let file = file.file();
+    let mut buffer = vec![0; 256 * PAGE];
+    let mut at = 0;
+    loop {
+        at = match seek(file, SeekFrom::Data(at)) {
+            Ok(data) => data / PAGE as u64 * PAGE as u64,
+            // No data behind this place.
+            Err(Errno::NXIO) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let hole = seek(file, SeekFrom::Hole(at))?;
+        while at < hole {
+            let wanted = usize::try_from(hole - at).map_or(buffer.len(), |n| n.min(buffer.len()));
+            file.read_exact_at(&mut buffer[..wanted], at)?;
+            for page in buffer[..wanted].chunks(PAGE) {
+                if page.iter().any(|&byte| byte != 0) {
+                    each(at, page);
+                }
+                at += page.len() as u64;
+            }
+        }
+    }
 }
 
 /// Bytes of one huge page.

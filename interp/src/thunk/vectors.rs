@@ -105,8 +105,11 @@ impl Vectors {
         put(&mut self.fx, 2, &fsw.to_le_bytes());
     }
 
+    /// Sets the instruction pointer. The data pointer is cleared: the host has put the address of its
+    /// own copy of the operand there, which is not the guest's to see.
     pub(crate) fn set_fip(&mut self, rip: u64) {
         put(&mut self.fx, 8, &rip.to_le_bytes());
+        put(&mut self.fx, 16, &[0; 8]);
     }
 
     /// Sets ES and B if an unmasked exception is flagged, else clears them.

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
@@ -12,10 +13,11 @@ use hindsight_cpu::cpuid::CpuModel;
 
 use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
-use crate::console::{self, Backend, Console};
-use crate::machine::{Config, Outcome, Prepared, Sinks};
+use crate::console::{self, Backend, Console, Deliver};
+use crate::machine::{Board, Config, MachineError, Outcome, Prepared, Sinks};
 use crate::vcpu::mode::{self, Engine, Wanted};
 use crate::vcpu::report::LastState;
+use crate::vcpu::stats::Report;
 
 /// The largest image, initrd or module that is read, in bytes.
 const FILE_MAX: u64 = 4 << 30;
@@ -59,9 +61,9 @@ pub(super) struct RunArgs {
     /// Processors, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 1)]
     cpus: usize,
-    /// The processor the guest sees
-    #[arg(long, value_enum, default_value_t = CpuArg::SkylakeServer)]
-    cpu: CpuArg,
+    /// The processor the guest sees [default: skylake-server, or portable-v1 if deterministic]
+    #[arg(long, value_enum)]
+    cpu: Option<CpuArg>,
     /// What executes the guest's code: KVM, the interpreter, or the better one for this host
     #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
     engine: EngineArg,
@@ -74,6 +76,15 @@ pub(super) struct RunArgs {
     /// End the run after so many seconds, with exit status 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
+    /// Run the same way every time: virtual time, one thread, no input, in the interpreter
+    #[arg(long)]
+    deterministic: bool,
+    /// What RDRAND and RDSEED give in deterministic mode
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number, requires = "deterministic")]
+    seed: u64,
+    /// Print figures about the run to standard error at its end
+    #[arg(long)]
+    stats: bool,
     #[arg(long, value_name = "KINDS", help = trace::help())]
     trace: Option<String>,
 }
@@ -95,7 +106,7 @@ enum ModeArg {
     Long,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EngineArg {
     Auto,
     Kvm,
@@ -105,6 +116,7 @@ pub(crate) enum EngineArg {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum CpuArg {
     SkylakeServer,
+    PortableV1,
     Host,
 }
 
@@ -234,19 +246,21 @@ impl Files {
 /// Runs a guest to its end.
 pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     let files = Files::read(&args)?;
-    let (choice, host) = mode::decide(args.engine.into())?;
+    let (choice, host) = mode::decide(wanted_engine(&args)?)?;
     let config = Config {
         memory: args.memory,
         huge_pages: args.hugepages,
         cpus: args.cpus,
-        model: match args.cpu {
-            CpuArg::SkylakeServer => CpuModel::SkylakeServer,
-            CpuArg::Host => CpuModel::Host,
-        },
+        model: model(&args)?,
         engine: choice.engine,
     };
     let image = args.image.display();
     let prepared = Prepared::new(&config, &files.plan(&args)).with_context(|| image.to_string())?;
+    let prepared = if args.deterministic {
+        prepared.deterministic(args.seed)
+    } else {
+        prepared
+    };
     drop(files);
     // Only now: what a failure above left behind would be files and sockets of no use.
     trace::start(args.trace.as_deref())?;
@@ -258,7 +272,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         debugcon: debugcon.output(),
     };
     let machine = prepared.build(host.as_ref(), sinks)?;
-    if let (EngineArg::Auto, Engine::Interp) = (args.engine, choice.engine) {
+    if !args.deterministic && (args.engine, choice.engine) == (EngineArg::Auto, Engine::Interp) {
         let _ = writeln!(
             io::stderr(),
             "hindsight: in the interpreter: {}",
@@ -267,8 +281,13 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     }
     let (quit, signalled) = (machine.board().clone(), machine.board().clone());
     console::watch_signals(move |_| signalled.finish(Outcome::Quit)).context("signals")?;
+    let input = if args.deterministic {
+        no_input()
+    } else {
+        machine.serial_input()
+    };
     serial
-        .start_input(machine.serial_input(), move || quit.finish(Outcome::Quit))
+        .start_input(input, move || quit.finish(Outcome::Quit))
         .context("--serial")?;
     if matches!(args.debugcon, Backend::Unix(_)) {
         // Its client is accepted, and what it sends is dropped.
@@ -276,13 +295,71 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             .start_input(Box::new(<[u8]>::len), || {})
             .context("--debugcon")?;
     }
+    let board = machine.board().clone();
+    let start = Instant::now();
     let outcome = machine.run(args.timeout, || {
         serial.release();
         debugcon.release();
     })?;
+    let host_time = start.elapsed();
     // All output is out, and the terminal as it was, before we say anything.
     drop((serial, debugcon));
+    if args.stats {
+        print_stats(&board, host_time, &outcome);
+    }
     Ok(report(outcome))
+}
+
+/// Takes what is typed and drops it: input at the host's time would make every run another one.
+fn no_input() -> Deliver {
+    let said = AtomicBool::new(false);
+    Box::new(move |bytes| {
+        if !bytes.is_empty() && !said.swap(true, Ordering::Relaxed) {
+            let _ = write!(
+                io::stderr(),
+                "hindsight: deterministic mode takes no input\r\n"
+            );
+        }
+        bytes.len()
+    })
+}
+
+/// Deterministic mode is for the interpreter.
+fn wanted_engine(args: &RunArgs) -> anyhow::Result<Wanted> {
+    match (args.deterministic, args.engine) {
+        (true, EngineArg::Kvm) => Err(MachineError::Deterministic.into()),
+        (true, _) => Ok(Wanted::Only(Engine::Interp)),
+        (false, engine) => Ok(engine.into()),
+    }
+}
+
+fn model(args: &RunArgs) -> anyhow::Result<CpuModel> {
+    match (args.cpu, args.deterministic) {
+        (None | Some(CpuArg::PortableV1), true) | (Some(CpuArg::PortableV1), false) => {
+            Ok(CpuModel::PortableV1)
+        }
+        (Some(_), true) => {
+            bail!("--deterministic needs --cpu portable-v1: other processors depend on the host's")
+        }
+        (None | Some(CpuArg::SkylakeServer), false) => Ok(CpuModel::SkylakeServer),
+        (Some(CpuArg::Host), false) => Ok(CpuModel::Host),
+    }
+}
+
+fn print_stats(board: &Board, host_time: Duration, outcome: &Outcome) {
+    let vcpus = board.stats();
+    let report = Report { vcpus, host_time }.to_string();
+    for line in report.lines() {
+        let _ = writeln!(io::stderr(), "hindsight: {line}");
+    }
+    // What ended from outside ended at a place that no other run ends at.
+    let from_outside = matches!(
+        outcome,
+        Outcome::Timeout(_) | Outcome::Quit | Outcome::Failed(_)
+    );
+    if let Some(hash) = board.run_hash().filter(|_| !from_outside) {
+        let _ = writeln!(io::stderr(), "hindsight: hash {hash:032x}");
+    }
 }
 
 fn timeout(last: &[LastState]) -> String {

@@ -10,12 +10,15 @@ use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::{Interrupts, Wake};
 use hindsight_devices::{MachineRequest, MmioBus, PortBus};
 use vm_memory::GuestMemoryMmap;
+use xxhash_rust::xxh3::Xxh3;
 
 use super::MachineError;
 use super::timer::TimerBell;
 use crate::kvm::KvmError;
+use crate::memory;
 use crate::vcpu::control::{Control, lock};
 use crate::vcpu::report::{Crash, LastState};
+use crate::vcpu::stats::VcpuStats;
 
 /// How a run ended.
 #[derive(Debug)]
@@ -74,6 +77,10 @@ pub struct Board {
     pub(super) windows: AtomicU64,
     /// The processors' threads give the state they stop in.
     pub(super) last_states: AtomicBool,
+    /// What the processors' threads counted, once they ended.
+    pub(super) stats: Mutex<Vec<VcpuStats>>,
+    /// The hash of what happened, after a run in deterministic mode.
+    pub(super) trace_hash: Mutex<Option<u128>>,
 }
 
 impl fmt::Debug for Board {
@@ -131,6 +138,36 @@ impl Board {
     pub fn finish(&self, outcome: Outcome) {
         self.finish.set(&self.control, outcome);
         self.timer.ring();
+    }
+
+    /// A processor's thread ends, and leaves its figures.
+    pub(crate) fn add_stats(&self, stats: VcpuStats) {
+        lock(&self.stats).push(stats);
+    }
+
+    /// What the processors did, in their order: complete when the run is over.
+    pub fn stats(&self) -> Vec<VcpuStats> {
+        let mut stats = lock(&self.stats).clone();
+        stats.sort_by_key(|stats| stats.cpu);
+        stats
+    }
+
+    pub(crate) fn set_trace_hash(&self, hash: u128) {
+        *lock(&self.trace_hash) = Some(hash);
+    }
+
+    /// The hash of a run in deterministic mode that is over: all that happened, and what is in
+    /// memory now. Two runs of the same machine give the same, unless they were stopped from
+    /// outside. `None` in other modes, and if memory cannot be read.
+    pub fn run_hash(&self) -> Option<u128> {
+        let trace = (*lock(&self.trace_hash))?;
+        let mut hash = Xxh3::new();
+        hash.update(&trace.to_le_bytes());
+        let read = memory::nonzero_pages(&self.memory, |at, bytes| {
+            hash.update(&at.to_le_bytes());
+            hash.update(bytes);
+        });
+        read.ok().map(|()| hash.digest128())
     }
 
     /// Whether a processor's thread gives the state it stops in.

@@ -30,6 +30,7 @@ use crate::kvm::{self, KvmError};
 use crate::layout::{Layout, LayoutError};
 use crate::memory::{self, MemoryError};
 use crate::vcpu::control::Control;
+use crate::vcpu::determined;
 use crate::vcpu::mode::Engine;
 use crate::vcpu::models::Models;
 use crate::vcpu::native::NativeVcpu;
@@ -80,6 +81,9 @@ pub enum MachineError {
     /// The number of processors is impossible.
     #[error("a machine has 1 to {CPUS_MAX} processors, not {0}")]
     Cpus(usize),
+    /// Deterministic mode is for the interpreter.
+    #[error("deterministic mode needs the interpreter: KVM cannot count instructions")]
+    Deterministic,
     /// A thread of ours panicked; it has said why.
     #[error("a thread of the monitor panicked: this is a bug in hindsight")]
     Panicked,
@@ -117,6 +121,7 @@ pub struct Machine {
     board: Arc<Board>,
     serial: Arc<Mutex<Serial>>,
     vcpus: Vec<AnyVcpu>,
+    deterministic: bool,
     loaded: Loaded,
 }
 
@@ -128,9 +133,18 @@ pub struct Prepared {
     layout: Layout,
     memory: GuestMemoryMmap,
     loaded: Loaded,
+    seed: Option<u64>,
 }
 
 impl Prepared {
+    /// Makes the machine deterministic: see [`crate::vcpu::determined`]. The seed is that of RDRAND
+    /// and RDSEED.
+    #[must_use]
+    pub fn deterministic(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
     /// Puts the image of `plan` into the memory of `config`.
     ///
     /// # Errors
@@ -150,6 +164,7 @@ impl Prepared {
             layout,
             memory,
             loaded,
+            seed: None,
         })
     }
 
@@ -157,21 +172,28 @@ impl Prepared {
     ///
     /// # Errors
     ///
-    /// When KVM refuses.
+    /// When KVM refuses, or is to be deterministic.
     pub fn build(self, host: Option<&kvm::Host>, sinks: Sinks) -> Result<Machine, MachineError> {
         let Self {
             config,
             layout,
             memory,
             loaded,
+            seed,
         } = self;
+        if seed.is_some() && config.engine != Engine::Interp {
+            return Err(MachineError::Deterministic);
+        }
         let kvm = match (config.engine, host) {
             (Engine::Kvm, Some(host)) => Some(KvmParts::new(host, &memory, config.cpus)?),
             (Engine::Kvm, None) => return Err(KvmError::Missing.into()),
             (Engine::Interp, _) => None,
         };
         let facilities = facilities(config.engine);
-        let tsc_hz = host_clock::tsc_hz(kvm.as_ref().and_then(KvmParts::tsc_khz));
+        let tsc_hz = match seed {
+            Some(_) => determined::TSC_HZ,
+            None => host_clock::tsc_hz(kvm.as_ref().and_then(KvmParts::tsc_khz)),
+        };
         let supported = |leaf, subleaf| match (&kvm, host) {
             (Some(_), Some(host)) => host.supported_cpuid(leaf, subleaf),
             _ => hindsight_interp::supported_cpuid(leaf, subleaf),
@@ -180,6 +202,7 @@ impl Prepared {
             facilities,
             tsc_hz,
             supported: &supported,
+            deterministic: seed.is_some(),
         };
         let (board, serial) = board(&config, &layout, memory, &processor, sinks)?;
         if !matches!(loaded.protocol, Protocol::Pvh | Protocol::Elf) {
@@ -190,7 +213,7 @@ impl Prepared {
         let models = |id| Models::new(id, msrs, board.clone());
         let ready = match kvm {
             Some(parts) => parts.into_vcpus(&board, &loaded, models)?,
-            None => observed_vcpus(config.cpus, &board, &loaded, models)?,
+            None => observed_vcpus(config.cpus, &board, &loaded, seed, models)?,
         };
         for id in 1..config.cpus {
             board.irq.set_wait_for_sipi(id, true);
@@ -199,6 +222,7 @@ impl Prepared {
             board,
             serial,
             vcpus: ready,
+            deterministic: seed.is_some(),
             loaded,
         })
     }
@@ -262,11 +286,20 @@ impl Machine {
         limit: Option<Duration>,
         release: impl FnOnce(),
     ) -> Result<Outcome, MachineError> {
-        let Self { board, vcpus, .. } = self;
+        let Self {
+            board,
+            vcpus,
+            deterministic,
+            ..
+        } = self;
         // A limit beyond the end of time is none.
         let limit = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut threads = Vec::new();
-        let started = spawn_all(&board, vcpus, &mut threads);
+        let started = if deterministic {
+            spawn_one(&board, vcpus, &mut threads)
+        } else {
+            spawn_all(&board, vcpus, &mut threads)
+        };
         if started.is_ok() {
             board.resume();
         }
@@ -286,14 +319,14 @@ impl Machine {
 fn spawn_all(
     board: &Arc<Board>,
     vcpus: Vec<AnyVcpu>,
-    threads: &mut Vec<JoinHandle<Option<LastState>>>,
+    threads: &mut Vec<JoinHandle<Vec<LastState>>>,
 ) -> Result<(), MachineError> {
     let timer_board = board.clone();
     let timer = thread::Builder::new().name("timer".to_owned());
     let timer = timer
         .spawn(move || {
             timer::thread(&timer_board);
-            None
+            Vec::new()
         })
         .map_err(MachineError::Thread)?;
     threads.push(timer);
@@ -302,7 +335,7 @@ fn spawn_all(
         let builder = thread::Builder::new().name(format!("vcpu{id}"));
         board.control.enter();
         let thread = builder
-            .spawn(move || vcpu.thread(&thread_board))
+            .spawn(move || vcpu.thread(&thread_board).into_iter().collect())
             .map_err(|error| {
                 board.control.leave();
                 MachineError::Thread(error)
@@ -312,12 +345,38 @@ fn spawn_all(
     Ok(())
 }
 
+/// Deterministic mode: one thread for all processors, and none for time.
+fn spawn_one(
+    board: &Arc<Board>,
+    vcpus: Vec<AnyVcpu>,
+    threads: &mut Vec<JoinHandle<Vec<LastState>>>,
+) -> Result<(), MachineError> {
+    let vcpus = vcpus.into_iter().map(|vcpu| match vcpu {
+        AnyVcpu::Observed(vcpu) => Ok(*vcpu),
+        AnyVcpu::Native(_) => Err(MachineError::Deterministic),
+    });
+    let vcpus = vcpus.collect::<Result<_, _>>()?;
+    let thread_board = board.clone();
+    board.control.enter();
+    let thread = thread::Builder::new()
+        .name("vcpus".to_owned())
+        .spawn(move || determined::thread(vcpus, &thread_board))
+        .map_err(|error| {
+            board.control.leave();
+            MachineError::Thread(error)
+        })?;
+    threads.push(thread);
+    Ok(())
+}
+
 /// What decides the processor that guests see.
 struct Processor<'a> {
     facilities: Facilities,
     tsc_hz: u64,
     /// What the engine can execute, in CPUID's own form.
     supported: &'a dyn Fn(u32, u32) -> Regs,
+    /// Its time is virtual.
+    deterministic: bool,
 }
 
 /// What works in an engine on this host.
@@ -374,16 +433,17 @@ fn observed_vcpus(
     cpus: usize,
     board: &Board,
     loaded: &Loaded,
+    seed: Option<u64>,
     models: impl Fn(usize) -> Models,
 ) -> Result<Vec<AnyVcpu>, MachineError> {
     let memory = Arc::new(memory::for_interpreter(&board.memory)?);
     let vcpus = (0..cpus).map(|id| {
         let state = first_state(id, loaded, &board.cpuid);
-        AnyVcpu::Observed(Box::new(ObservedVcpu::new(
-            memory.clone(),
-            models(id),
-            &state,
-        )))
+        let mut vcpu = ObservedVcpu::new(memory.clone(), models(id), &state);
+        if let Some(seed) = seed {
+            vcpu.determine(seed);
+        }
+        AnyVcpu::Observed(Box::new(vcpu))
     });
     Ok(vcpus.collect())
 }
@@ -395,13 +455,18 @@ fn board(
     processor: &Processor<'_>,
     sinks: Sinks,
 ) -> Result<(Arc<Board>, Arc<Mutex<Serial>>), MachineError> {
-    let clock = Arc::new(Clock::host(processor.tsc_hz, host_clock::read_tsc));
+    let clock = Arc::new(if processor.deterministic {
+        Clock::new_virtual(processor.tsc_hz)
+    } else {
+        Clock::host(processor.tsc_hz, host_clock::read_tsc)
+    });
     clock.pause();
     let cpus = u32::try_from(config.cpus).unwrap_or(u32::MAX);
     let &Processor {
         facilities,
         tsc_hz,
         supported,
+        deterministic,
     } = processor;
     let cpuid_config = cpuid::Config {
         model: config.model,
@@ -418,7 +483,7 @@ fn board(
         timer: timer.clone(),
     });
     let irq_config = irq::Config {
-        rtc: rtc_config(layout),
+        rtc: rtc_config(layout, deterministic),
         lapic: LapicFeatures {
             x2apic: facilities.contains(Facilities::X2APIC),
             tsc_deadline: facilities.contains(Facilities::TSC_DEADLINE),
@@ -454,16 +519,23 @@ fn board(
         timer,
         windows,
         last_states: AtomicBool::new(false),
+        stats: Mutex::default(),
+        trace_hash: Mutex::default(),
     };
     Ok((Arc::new(board), serial))
 }
 
-fn rtc_config(layout: &Layout) -> RtcConfig {
+fn rtc_config(layout: &Layout, deterministic: bool) -> RtcConfig {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
+    let host = i64::try_from(since.as_secs()).unwrap_or(0);
     RtcConfig {
-        epoch_seconds: i64::try_from(since.as_secs()).unwrap_or(0),
+        epoch_seconds: if deterministic {
+            determined::RTC_EPOCH
+        } else {
+            host
+        },
         memory_below_4g: layout.low_end(),
         memory_above_4g: layout.memory() - layout.low_end(),
     }

@@ -2,9 +2,10 @@
 //!
 //! Read [`exit`] (why it stopped), [`dispatch`] (the one match), [`models`] (the MSR path), then
 //! [`native`] (the loop round KVM_RUN) and [`control`] (pause, resume, stop, kick). [`record`] keeps
-//! what happened, for those who ask for it.
+//! what happened, for those who ask for it, and [`stats`] counts it.
 
 pub mod control;
+pub mod determined;
 pub mod dispatch;
 pub mod exit;
 mod guard;
@@ -14,3 +15,4 @@ pub mod native;
 pub mod observed;
 pub mod record;
 pub mod report;
+pub mod stats;

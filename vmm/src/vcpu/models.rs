@@ -7,6 +7,7 @@ use hindsight_regs::msr as regs;
 
 use super::dispatch::Bytes;
 use super::record::{Recorder, What};
+use super::stats::ExitCounts;
 use crate::machine::Board;
 
 /// The guest asked for #GP(0).
@@ -24,6 +25,8 @@ pub struct Models {
     pub board: Arc<Board>,
     /// Keeps what happens to this processor, if somebody wants to know.
     pub recorder: Option<Arc<Recorder>>,
+    /// How often it stopped running the guest, and why.
+    pub exits: ExitCounts,
     /// Where this processor sees its local APIC, while that has a page.
     apic_page: Option<u64>,
 }
@@ -44,12 +47,16 @@ impl Models {
             msrs: Msrs::new(config),
             board,
             recorder: None,
+            exits: ExitCounts::default(),
             apic_page,
         }
     }
 
-    /// Tells the recorder, if there is one.
-    pub fn record(&self, what: What) {
+    /// Counts an exit, and tells the recorder, if there is one.
+    pub fn record(&mut self, what: What) {
+        if let What::Exit(kind) = what {
+            self.exits.count(kind);
+        }
         if let Some(recorder) = &self.recorder {
             recorder.record(self.id, what);
         }

@@ -14,6 +14,7 @@ use super::guard::LoopGuard;
 use super::models::Models;
 use super::record::{Recorder, What};
 use super::report::{Crash, LastState};
+use super::stats::VcpuStats;
 use crate::kvm::KvmError;
 use crate::kvm::kick::Kicker;
 use crate::kvm::vcpu::KvmVcpu;
@@ -82,6 +83,11 @@ impl NativeVcpu {
             self.run(board, doorbell);
         }
         drop(guard);
+        board.add_stats(VcpuStats {
+            cpu: self.models.id,
+            exits: self.models.exits,
+            interpreter: None,
+        });
         board.wants_last_state().then(|| self.last_state())
     }
 

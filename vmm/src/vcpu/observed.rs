@@ -9,12 +9,14 @@ use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Vcpu};
 use hindsight_regs::msr as regs;
 
 use super::control::{Checkpoint, Doorbell};
+use super::determined::{Noted, Track, Turn};
 use super::dispatch::{Bytes, CrashCause};
 use super::guard::LoopGuard;
 use super::models::Models;
 
 use super::record::{Kind, Recorder, What};
 use super::report::{Crash, LastState};
+use super::stats::VcpuStats;
 use crate::machine::{Board, Outcome};
 
 /// Instructions between two looks at the doorbell by the run loop itself.
@@ -32,6 +34,8 @@ pub struct ObservedVcpu {
 struct Around {
     models: Models,
     random: u64,
+    /// There in deterministic mode.
+    track: Option<Track>,
 }
 
 impl Around {
@@ -42,6 +46,25 @@ impl Around {
         self.models.record(What::Enter);
         answer
     }
+
+    /// Puts an event into the hash of deterministic mode.
+    fn note(&mut self, noted: Noted, place: u64, data: &[u8]) {
+        if let Some(track) = &mut self.track {
+            track.note(noted, self.models.board.clock.now(), place, data);
+        }
+    }
+
+    /// The run must end: a timer became due before its end, in deterministic mode.
+    fn timer_is_earlier(&self) -> bool {
+        let until = self.track.as_ref().map_or(0, |track| track.until);
+        until != 0
+            && self
+                .models
+                .board
+                .irq
+                .next_event()
+                .is_some_and(|due| due < until)
+    }
 }
 
 impl Platform for Around {
@@ -49,11 +72,13 @@ impl Platform for Around {
         self.served(Kind::PortRead(port), |models| {
             models.board.ports.read(port, data);
         });
+        self.note(Noted::PortRead, port.into(), data);
         tracing::trace!(target: "io", "cpu {} in {port:#x} = {}", self.models.id, Bytes(data));
     }
 
     fn port_write(&mut self, port: u16, data: &[u8]) {
         tracing::trace!(target: "io", "cpu {} out {port:#x} = {}", self.models.id, Bytes(data));
+        self.note(Noted::PortWrite, port.into(), data);
         self.served(Kind::PortWrite(port), |models| {
             models.board.ports.write(port, data);
         });
@@ -61,9 +86,11 @@ impl Platform for Around {
 
     fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
         self.served(Kind::MmioRead(gpa), |models| models.mmio_read(gpa, data));
+        self.note(Noted::MmioRead, gpa, data);
     }
 
     fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
+        self.note(Noted::MmioWrite, gpa, data);
         self.served(Kind::MmioWrite(gpa), |models| models.mmio_write(gpa, data));
     }
 
@@ -74,10 +101,13 @@ impl Platform for Around {
             answer: answer.ok().flatten(),
         });
         tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {answer:x?}", self.models.id);
+        let shown = answer.ok().flatten().unwrap_or(0);
+        self.note(Noted::Rdmsr, index.into(), &shown.to_le_bytes());
         answer.ok().flatten().ok_or(Gp)
     }
 
     fn wrmsr(&mut self, state: &mut CpuState, index: u32, value: u64) -> Result<(), Gp> {
+        self.note(Noted::Wrmsr, index.into(), &value.to_le_bytes());
         let answer = self.served(Kind::Wrmsr(index), |models| models.wrmsr(index, value));
         self.models.record(What::Wrmsr {
             index,
@@ -111,6 +141,11 @@ impl Platform for Around {
     }
 
     fn random(&mut self) -> u64 {
+        if let Some(track) = &mut self.track {
+            let value = track.random();
+            self.note(Noted::Random, value, &[]);
+            return value;
+        }
         // An LCG step mixed with the time: enough for a guest whose host is trusted anyway.
         self.random = self
             .random
@@ -136,7 +171,10 @@ impl Platform for Around {
         Pending {
             interrupt: pending.interrupt,
             nmi: pending.nmi,
-            leave: pending.init || pending.sipi.is_some() || board.control.doorbell(id).is_rung(),
+            leave: pending.init
+                || pending.sipi.is_some()
+                || board.control.doorbell(id).is_rung()
+                || self.timer_is_earlier(),
         }
     }
 
@@ -145,12 +183,24 @@ impl Platform for Around {
         tracing::trace!(target: "irq", "cpu {} interrupt {vector:x?}", self.models.id);
         if let Some(vector) = vector {
             self.models.record(What::Interrupt { vector });
+            self.note(Noted::Interrupt, vector.into(), &[]);
         }
         vector
     }
 
     fn acknowledge_nmi(&mut self) {
         self.models.board.irq.take_nmi(self.models.id);
+        self.note(Noted::Nmi, 2, &[]);
+    }
+
+    fn retired(&mut self, count: u64) {
+        if let Some(track) = &mut self.track {
+            let new = count.saturating_sub(track.retired);
+            if new != 0 {
+                track.retired = count;
+                self.models.board.clock.advance(new);
+            }
+        }
     }
 }
 
@@ -162,8 +212,17 @@ impl ObservedVcpu {
         let random = models.board.clock.now() ^ 0x9e37_79b9_7f4a_7c15;
         Self {
             vcpu,
-            around: Around { models, random },
+            around: Around {
+                models,
+                random,
+                track: None,
+            },
         }
+    }
+
+    /// Makes this a processor of deterministic mode, see [`super::determined`].
+    pub fn determine(&mut self, seed: u64) {
+        self.around.track = Some(Track::new(seed, self.around.models.id));
     }
 
     /// Has everything that happens to this processor kept.
@@ -180,9 +239,8 @@ impl ObservedVcpu {
             self.run(board, doorbell);
         }
         drop(guard);
-        board
-            .wants_last_state()
-            .then(|| LastState::new(id, self.state(), &board.memory))
+        board.add_stats(self.stats());
+        board.wants_last_state().then(|| self.last_state(board))
     }
 
     fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) {
@@ -206,6 +264,82 @@ impl ObservedVcpu {
                     return;
                 }
             }
+        }
+    }
+
+    /// One turn of deterministic mode: `quantum` instructions, fewer if the processor halts.
+    pub(super) fn turn(&mut self, board: &Arc<Board>, quantum: u64) -> Turn {
+        let doorbell = board.control.doorbell(self.around.models.id);
+        let start = self.vcpu.stats().retired;
+        loop {
+            if doorbell.answer()
+                && board.control.wants_checkpoint()
+                && board.control.checkpoint() == Checkpoint::Stop
+            {
+                return Turn::Stop;
+            }
+            let now = board.clock.now();
+            board.irq.advance(now);
+            self.start_signals();
+            let used = self.vcpu.stats().retired.wrapping_sub(start);
+            let Some(left) = quantum.checked_sub(used).filter(|&left| left != 0) else {
+                return Turn::Ran;
+            };
+            let due = board.irq.next_event().unwrap_or(u64::MAX);
+            let budget = left.min(due.saturating_sub(now)).max(1);
+            if let Some(track) = &mut self.around.track {
+                track.until = if due > now {
+                    now.saturating_add(budget)
+                } else {
+                    0
+                };
+            }
+            let exit = self.vcpu.run(&mut self.around, budget);
+            let retired = self.vcpu.stats().retired;
+            self.around.retired(retired);
+            match exit {
+                Exit::Budget => self.note_boundary(),
+                Exit::Kicked | Exit::Leave => {}
+                Exit::Halted if retired == start => return Turn::Idle,
+                Exit::Halted => {
+                    self.note_boundary();
+                    return Turn::Ran;
+                }
+                Exit::Shutdown => {
+                    self.crash(board, CrashCause::TripleFault);
+                    return Turn::Stop;
+                }
+                Exit::Missing { bytes, .. } => {
+                    self.crash(board, CrashCause::Missing(bytes.to_vec()));
+                    return Turn::Stop;
+                }
+            }
+        }
+    }
+
+    fn note_boundary(&mut self) {
+        if let Some(track) = &mut self.around.track {
+            self.vcpu.store(&mut track.scratch);
+            track.note_boundary(self.around.models.board.clock.now());
+        }
+    }
+
+    /// The hash of all that this processor did; 0 outside of deterministic mode.
+    pub(super) fn close_track(&mut self) -> u128 {
+        self.note_boundary();
+        self.around.track.as_ref().map_or(0, Track::digest)
+    }
+
+    pub(super) fn last_state(&mut self, board: &Board) -> LastState {
+        let state = self.state();
+        LastState::new(self.around.models.id, state, &board.memory)
+    }
+
+    pub(super) fn stats(&self) -> VcpuStats {
+        VcpuStats {
+            cpu: self.around.models.id,
+            exits: self.around.models.exits,
+            interpreter: Some(self.vcpu.stats()),
         }
     }
 
@@ -243,7 +377,7 @@ impl ObservedVcpu {
         state
     }
 
-    fn crash(&mut self, board: &Arc<Board>, cause: CrashCause) {
+    pub(super) fn crash(&mut self, board: &Arc<Board>, cause: CrashCause) {
         let state = self.state();
         let crash = Crash::new(self.around.models.id, cause, state, &board.memory);
         board.finish(Outcome::Crash(Box::new(crash)));

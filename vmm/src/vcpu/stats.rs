@@ -1,0 +1,161 @@
+//! Figures about a run: what `--stats` prints.
+
+use std::fmt;
+use std::time::Duration;
+
+use hindsight_interp::Stats;
+
+use super::record::Kind;
+
+/// Kinds of exits, in the order they are counted and shown.
+const KINDS: [&str; 10] = [
+    "port reads",
+    "port writes",
+    "MMIO reads",
+    "MMIO writes",
+    "RDMSR",
+    "WRMSR",
+    "halts",
+    "windows",
+    "kicks",
+    "other",
+];
+
+/// How often a processor stopped running its guest, by kind. The interpreter counts what would be
+/// an exit under KVM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExitCounts([u64; KINDS.len()]);
+
+impl ExitCounts {
+    /// Counts one.
+    pub fn count(&mut self, kind: Kind) {
+        let index = match kind {
+            Kind::PortRead(_) => 0,
+            Kind::PortWrite(_) => 1,
+            Kind::MmioRead(_) => 2,
+            Kind::MmioWrite(_) => 3,
+            Kind::Rdmsr(_) => 4,
+            Kind::Wrmsr(_) => 5,
+            Kind::Halt => 6,
+            Kind::Window => 7,
+            Kind::Kicked => 8,
+            Kind::Other => 9,
+        };
+        self.0[index] += 1;
+    }
+
+    fn add(&mut self, other: &Self) {
+        for (sum, count) in self.0.iter_mut().zip(other.0) {
+            *sum += count;
+        }
+    }
+}
+
+impl fmt::Display for ExitCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.iter().sum::<u64>())?;
+        let counted = self.0.iter().zip(KINDS).filter(|(count, _)| **count != 0);
+        for (index, (count, name)) in counted.enumerate() {
+            let before = if index == 0 { ": " } else { ", " };
+            write!(f, "{before}{name} {count}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What one processor did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VcpuStats {
+    /// Which processor.
+    pub cpu: usize,
+    /// Its exits.
+    pub exits: ExitCounts,
+    /// The interpreter's figures. KVM has none: it does not count instructions.
+    pub interpreter: Option<Stats>,
+}
+
+/// The figures of a whole run, as text of several lines.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Every processor's figures.
+    pub vcpus: Vec<VcpuStats>,
+    /// How long it took.
+    pub host_time: Duration,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.host_time.as_secs_f64();
+        writeln!(f, "host time {seconds:.3} s")?;
+        let mut exits = ExitCounts::default();
+        let mut total = Stats::default();
+        let mut interpreted = false;
+        for vcpu in &self.vcpus {
+            exits.add(&vcpu.exits);
+            if let Some(stats) = vcpu.interpreter {
+                interpreted = true;
+                total.retired += stats.retired;
+                total.blocks += stats.blocks;
+                total.lookups += stats.lookups;
+                total.drops += stats.drops;
+                total.tlb_fills += stats.tlb_fills;
+                writeln!(f, "cpu {} retired {}", vcpu.cpu, stats.retired)?;
+            }
+        }
+        if interpreted {
+            let ratio = |part: u64, whole: f64| precise(part) / whole.max(f64::MIN_POSITIVE);
+            let speed = ratio(total.retired, seconds * 1e6);
+            writeln!(f, "retired {} instructions, {speed:.1} MIPS", total.retired)?;
+            let per_million = |count| ratio(count, precise(total.retired.max(1)) / 1e6);
+            writeln!(
+                f,
+                "block cache: {} decoded, {} looked up ({:.1} in a million instructions), dropped {} times",
+                total.blocks,
+                total.lookups,
+                per_million(total.lookups),
+                total.drops,
+            )?;
+            writeln!(
+                f,
+                "TLB: {} fills ({:.1} in a million instructions)",
+                total.tlb_fills,
+                per_million(total.tlb_fills),
+            )?;
+        } else {
+            writeln!(f, "retired: KVM does not count instructions")?;
+        }
+        writeln!(f, "exits {exits}")
+    }
+}
+
+/// A count as a number to divide; counts beyond 2^53 lose their last digits.
+fn precise(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_sums_all_processors_and_names_the_exits_that_were() {
+        let mut exits = ExitCounts::default();
+        exits.count(Kind::PortWrite(0xf4));
+        let vcpus = [0, 1].map(|cpu| VcpuStats {
+            cpu,
+            exits,
+            interpreter: Some(Stats {
+                retired: 3_000_000,
+                ..Stats::default()
+            }),
+        });
+        let report = Report {
+            vcpus: vcpus.to_vec(),
+            host_time: Duration::from_secs(2),
+        };
+        let text = report.to_string();
+        assert!(text.contains("cpu 1 retired 3000000\n"), "{text}");
+        assert!(text.contains("6000000 instructions, 3.0 MIPS"), "{text}");
+        assert!(text.ends_with("exits 2: port writes 2\n"), "{text}");
+    }
+}
