@@ -387,14 +387,15 @@ impl Core {
         {
             let (mut lo, mut hi) = expected;
             // SAFETY: the host has the instruction; the address is that of 16 bytes in a writable
-            // page of guest memory, aligned to 16 as `lin` is. RBX is given back.
+            // page of guest memory, aligned to 16 as `lin` is. RBX is given back; the registers are
+            // named because a free choice may fall on RBX.
             unsafe {
                 std::arch::asm!(
-                    "xchg rbx, {new_lo}",
-                    "lock cmpxchg16b [{host}]",
-                    "mov rbx, {new_lo}",
-                    new_lo = inout(reg) new.0 => _,
-                    host = in(reg) host,
+                    "xchg rbx, rsi",
+                    "lock cmpxchg16b [rdi]",
+                    "mov rbx, rsi",
+                    inout("rsi") new.0 => _,
+                    in("rdi") host,
                     inout("rax") lo,
                     inout("rdx") hi,
                     in("rcx") new.1,
