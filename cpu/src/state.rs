@@ -282,6 +282,15 @@ impl CpuState {
         self.xcr0 = old.xcr0;
     }
 
+    /// Applies a start-up IPI to a processor that waits for one. SDM Vol. 3A, "MP Initialization
+    /// Protocol Algorithm for MP Systems".
+    pub fn start_up(&mut self, vector: u8) {
+        let cs = &mut self.seg[seg::CS];
+        (cs.selector, cs.base) = (u16::from(vector) << 8, u64::from(vector) << 12);
+        self.rip = 0;
+        self.activity = Activity::Running;
+    }
+
     /// Current privilege level: the DPL of SS.
     pub const fn cpl(&self) -> u8 {
         self.seg[seg::SS].dpl()
@@ -297,6 +306,16 @@ mod tests {
         let state = CpuState::reset();
         let json = serde_json::to_string(&state).unwrap();
         assert_eq!(serde_json::from_str::<CpuState>(&json).unwrap(), state);
+    }
+
+    #[test]
+    fn start_up_enters_the_page_of_its_vector() {
+        let mut state = CpuState::reset();
+        state.activity = Activity::WaitForSipi;
+        state.start_up(0x9a);
+        let cs = state.seg[seg::CS];
+        assert_eq!((cs.selector, cs.base, state.rip), (0x9a00, 0x9a000, 0));
+        assert_eq!(state.activity, Activity::Running);
     }
 
     #[test]

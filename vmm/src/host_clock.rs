@@ -3,13 +3,8 @@
 use std::time::{Duration, Instant};
 
 /// Reads the host's TSC.
-pub fn read_tsc() -> u64 {
-    // SAFETY note: RDTSC has no effect but its result; the intrinsic is safe where `sse2` exists.
-    rdtsc()
-}
-
 #[expect(unsafe_code, reason = "the RDTSC intrinsic")]
-fn rdtsc() -> u64 {
+pub fn read_tsc() -> u64 {
     // SAFETY: every x86-64 processor has RDTSC, and Linux leaves CR4.TSD clear.
     unsafe { core::arch::x86_64::_rdtsc() }
 }

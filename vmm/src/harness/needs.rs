@@ -1,11 +1,10 @@
 //! What a case needs of the host, and whether it is there.
 
 use std::collections::HashMap;
-use std::fs::OpenOptions;
-use std::io::ErrorKind;
 use std::sync::{Mutex, PoisonError};
 
 use crate::doctor::{self, Finding, Verdict};
+use crate::kvm;
 
 /// Answers which needs of the cases this host meets.
 pub trait Capabilities {
@@ -52,16 +51,7 @@ fn unconfirmed(finding: &Finding) -> Option<String> {
 
 /// Why this host's KVM cannot be used at all; `None` when it can.
 pub fn kvm_problem() -> Option<String> {
-    let error = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-        .err()?;
-    Some(match error.kind() {
-        ErrorKind::NotFound => "/dev/kvm is missing".to_owned(),
-        ErrorKind::PermissionDenied => "no permission to open /dev/kvm".to_owned(),
-        _ => format!("cannot open /dev/kvm: {error}"),
-    })
+    kvm::open_device().err().map(|error| error.to_string())
 }
 
 /// The reason why needs are unmet, each asked only once.

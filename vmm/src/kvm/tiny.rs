@@ -172,9 +172,3 @@ pub fn thread_time() -> Duration {
     let part = |value: i64| u64::try_from(value).unwrap_or(0);
     Duration::from_secs(part(time.tv_sec)) + Duration::from_nanos(part(time.tv_nsec))
 }
-
-/// This host's time-stamp counter, in ticks.
-pub fn host_tsc() -> u64 {
-    // SAFETY: RDTSC is in every x86-64 processor and touches no memory.
-    unsafe { core::arch::x86_64::_rdtsc() }
-}

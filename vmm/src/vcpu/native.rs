@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hindsight_cpu::msr::Effect;
-use hindsight_cpu::state::{Activity, CpuState, Segment, seg};
+use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_devices::irq::Pending;
 use hindsight_regs::msr as regs;
 
@@ -102,7 +102,7 @@ impl NativeVcpu {
         loop {
             match self.turn(doorbell) {
                 Ok(Turn::Again) => {}
-                Ok(Turn::Sleep) => doorbell.sleep(Duration::MAX.min(Duration::from_secs(3600))),
+                Ok(Turn::Sleep) => doorbell.sleep(Duration::from_secs(3600)),
                 Ok(Turn::Crash(cause)) => {
                     let crash = self.crash(cause);
                     return board.finish(Outcome::Crash(Box::new(crash)));
@@ -307,14 +307,7 @@ impl NativeVcpu {
         }
         tracing::trace!(target: "irq", "cpu {} SIPI {vector:#x}", self.models.id);
         let mut state = self.state()?;
-        let (selector, base) = (u16::from(vector) << 8, u64::from(vector) << 12);
-        state.seg[seg::CS] = Segment {
-            selector,
-            base,
-            ..state.seg[seg::CS]
-        };
-        state.rip = 0;
-        state.activity = Activity::Running;
+        state.start_up(vector);
         self.set_state(&state)
     }
 

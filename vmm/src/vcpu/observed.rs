@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hindsight_cpu::msr::Effect;
-use hindsight_cpu::state::{Activity, CpuState, Segment, seg};
+use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Vcpu};
 use hindsight_regs::msr as regs;
 
@@ -359,13 +359,7 @@ impl ObservedVcpu {
         if let Some(vector) = pending.sipi.and_then(|_| board.irq.take_sipi(id)) {
             let mut state = self.state();
             if state.activity == Activity::WaitForSipi {
-                state.seg[seg::CS] = Segment {
-                    selector: u16::from(vector) << 8,
-                    base: u64::from(vector) << 12,
-                    ..state.seg[seg::CS]
-                };
-                state.rip = 0;
-                state.activity = Activity::Running;
+                state.start_up(vector);
                 self.vcpu.load(&state);
             }
         }

@@ -4,8 +4,8 @@ use super::super::code::code;
 use super::super::guest::*;
 use super::super::probe::{Finding, Probe};
 use super::exits::filtered;
+use crate::host_clock::read_tsc;
 use crate::kvm::ioctls;
-use crate::kvm::tiny::host_tsc;
 
 const IA32_TSC: u32 = 0x10;
 const IA32_TSC_DEADLINE: u32 = 0x6e0;
@@ -71,7 +71,7 @@ fn tsc_offset(bench: &Bench) -> Result<Finding, Refused> {
     let offset = ioctls::tsc_offset(&guest.tiny.vcpu).named("KVM_GET_DEVICE_ATTR")?;
     ioctls::set_tsc_offset(&guest.tiny.vcpu, offset.wrapping_add(JUMP))
         .named("KVM_SET_DEVICE_ATTR")?;
-    let host = host_tsc();
+    let host = read_tsc();
     Ok(match rdtsc(&mut guest)? {
         Ok(tsc) if tsc.wrapping_sub(before).wrapping_sub(JUMP) < NEAR => {
             Finding::works("moves RDTSC")
@@ -87,7 +87,7 @@ fn tsc_offset(bench: &Bench) -> Result<Finding, Refused> {
 fn tsc_msr(bench: &Bench) -> Result<Finding, Refused> {
     let mut guest = bench.guest(Level::Kernel, reads_tsc())?;
     guest.set_msr(IA32_TSC, JUMP)?;
-    let host = host_tsc();
+    let host = read_tsc();
     Ok(match rdtsc(&mut guest)? {
         Ok(tsc) if tsc.wrapping_sub(JUMP) < NEAR => Finding::works("moves RDTSC"),
         Ok(tsc) if tsc.wrapping_sub(host) < NEAR => {
