@@ -11,6 +11,7 @@ use thiserror::Error;
 
 pub use table::{MsrSpec, OnKvm, Owner, find};
 
+use crate::branch::{Branch, BranchState, BranchStateError, BranchUnit, Observe};
 use crate::facility::Facilities;
 use crate::tsc::{Tsc, TscState};
 
@@ -53,6 +54,8 @@ pub enum Effect {
     None,
     /// The TSC moved against the clock: the native offset and the deadline timer follow.
     TscMoved,
+    /// What an engine must observe may have changed: [`Msrs::observe`].
+    Observe,
     /// The value acts natively: it must also reach KVM.
     Mirror(u64),
 }
@@ -78,6 +81,8 @@ pub struct MsrConfig {
 pub struct MsrsState {
     /// The time-stamp counter.
     pub tsc: TscState,
+    /// Branch recording.
+    pub branch: BranchState,
     /// (index, value) of every stored MSR, in table order.
     pub stored: Vec<(u32, u64)>,
 }
@@ -93,6 +98,9 @@ pub enum MsrError {
         /// Values in the saved state.
         found: usize,
     },
+    /// Branch recording in an impossible state.
+    #[error(transparent)]
+    Branch(#[from] BranchStateError),
     /// A value that no write could have left there.
     #[error("saved MSR {index:#x} holds an impossible value {value:#x}")]
     Value {
@@ -108,6 +116,7 @@ pub enum MsrError {
 pub struct Msrs {
     config: MsrConfig,
     tsc: Tsc,
+    branch: BranchUnit,
     /// Values of the stored MSRs, in table order.
     stored: Vec<(u32, u64)>,
 }
@@ -121,6 +130,7 @@ impl Msrs {
         Self {
             config,
             tsc: Tsc::default(),
+            branch: BranchUnit::new(config.facilities),
             stored,
         }
     }
@@ -128,6 +138,26 @@ impl Msrs {
     /// The time-stamp counter.
     pub const fn tsc(&self) -> &Tsc {
         &self.tsc
+    }
+
+    /// Branch recording.
+    pub const fn branch(&self) -> &BranchUnit {
+        &self.branch
+    }
+
+    /// What an engine must report and do.
+    pub fn observe(&self) -> Observe {
+        self.branch.observe()
+    }
+
+    /// Takes what an engine observed, in order.
+    pub fn branches(&mut self, branches: &[Branch]) {
+        self.branch.record(branches);
+    }
+
+    /// A #DB is about to be delivered: IA32_DEBUGCTL.LBR and .BTF are cleared (rule DCTL-06).
+    pub fn debug_exception(&mut self) {
+        self.branch.debug_exception();
     }
 
     /// RDMSR. SDM Vol. 2B, "RDMSR—Read From Model Specific Register".
@@ -140,6 +170,7 @@ impl Msrs {
         }
         match spec.owner {
             Owner::Tsc => RdmsrOutcome::Value(self.read_tsc(index, now)),
+            Owner::Branch => RdmsrOutcome::Value(self.branch.read(index)),
             Owner::Constant => RdmsrOutcome::Value(spec.reset_value(index, &self.config)),
             Owner::Stored => RdmsrOutcome::Value(self.stored[self.slot(index)].1),
             Owner::Apic => RdmsrOutcome::Apic,
@@ -157,6 +188,8 @@ impl Msrs {
         }
         match spec.owner {
             Owner::Tsc => WrmsrOutcome::Done(self.write_tsc(index, value, now)),
+            Owner::Branch if self.branch.write(index, value) => WrmsrOutcome::Done(Effect::Observe),
+            Owner::Branch => WrmsrOutcome::Fault,
             Owner::Constant => WrmsrOutcome::Done(Effect::None),
             Owner::Stored => WrmsrOutcome::Done(self.write_stored(spec, index, value)),
             Owner::Apic => WrmsrOutcome::Apic,
@@ -204,8 +237,7 @@ impl Msrs {
 
     /// Applies INIT: IA32_DEBUGCTL is cleared (rule DCTL-11), all else stays.
     pub fn init(&mut self) {
-        let slot = self.slot(regs::IA32_DEBUGCTL);
-        self.stored[slot].1 = 0;
+        self.branch.init();
     }
 
     /// Every value that acts natively, to be set in KVM before the processor first runs.
@@ -221,6 +253,7 @@ impl Msrs {
     pub fn save(&self) -> MsrsState {
         MsrsState {
             tsc: self.tsc.save(),
+            branch: self.branch.save(),
             stored: self.stored.clone(),
         }
     }
@@ -247,6 +280,7 @@ impl Msrs {
                 return Err(MsrError::Value { index, value });
             }
         }
+        self.branch.restore(&state.branch)?;
         self.tsc.restore(&state.tsc);
         self.stored.clone_from(&state.stored);
         Ok(())

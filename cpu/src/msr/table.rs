@@ -14,6 +14,8 @@ use crate::state::PAT_RESET;
 pub enum Owner {
     /// [`crate::tsc::Tsc`].
     Tsc,
+    /// [`crate::branch::BranchUnit`].
+    Branch,
     /// The local APIC, in the devices.
     Apic,
     /// The processor state itself, which both ways of running hold ([`crate::state::CpuState`]).
@@ -121,6 +123,10 @@ impl MsrSpec {
         if self.index == regs::IA32_PERF_CAPABILITIES {
             return config.facilities.perf_capabilities().is_some();
         }
+        if self.index == regs::IA32_DS_AREA {
+            let users = Facilities::BTS.union(Facilities::PEBS);
+            return config.facilities.intersects(users);
+        }
         config.facilities.contains(self.needs)
     }
 
@@ -205,7 +211,7 @@ const MTRRCAP: u64 = 0x508;
 pub const TABLE: &[MsrSpec] = {
     use MsrSpec as M;
     use OnKvm::{Mirrored, Passthrough};
-    use Owner::{Apic, Constant, Processor, Stored, Tsc};
+    use Owner::{Apic, Branch, Constant, Processor, Stored, Tsc};
     &[
         M::new(
             regs::IA32_TIME_STAMP_COUNTER,
@@ -241,7 +247,15 @@ pub const TABLE: &[MsrSpec] = {
             .writable(0x40_00c5_0009 | 1 << 34)
             .read_only(PMU_AVAILABLE | BTS_UNAVAILABLE | PEBS_UNAVAILABLE)
             .kvm(Mirrored),
-        M::new(regs::IA32_DEBUGCTL, "IA32_DEBUGCTL", Stored),
+        M::new(regs::MSR_LBR_SELECT, "MSR_LBR_SELECT", Branch)
+            .needs(Facilities::LBR)
+            .writable(0x3ff),
+        M::new(regs::MSR_LASTBRANCH_TOS, "MSR_LASTBRANCH_TOS", Branch)
+            .needs(Facilities::LBR)
+            .writable(0x1f),
+        M::new(regs::IA32_DEBUGCTL, "IA32_DEBUGCTL", Branch),
+        M::new(regs::MSR_LER_FROM_LIP, "MSR_LER_FROM_LIP", Branch).needs(Facilities::LBR),
+        M::new(regs::MSR_LER_TO_LIP, "MSR_LER_TO_LIP", Branch).needs(Facilities::LBR),
         M::new(regs::IA32_MTRR_PHYSBASE0, "IA32_MTRR_PHYSBASE/MASK", Stored).run(16),
         M::new(
             regs::IA32_MTRR_FIX64K_00000,
@@ -260,6 +274,21 @@ pub const TABLE: &[MsrSpec] = {
             Constant,
         )
         .no_write(),
+        M::new(regs::IA32_DS_AREA, "IA32_DS_AREA", Branch),
+        M::new(
+            regs::MSR_LASTBRANCH_0_FROM_IP,
+            "MSR_LASTBRANCH_x_FROM_IP",
+            Branch,
+        )
+        .run(32)
+        .needs(Facilities::LBR),
+        M::new(
+            regs::MSR_LASTBRANCH_0_TO_IP,
+            "MSR_LASTBRANCH_x_TO_IP",
+            Branch,
+        )
+        .run(32)
+        .needs(Facilities::LBR),
         M::new(regs::IA32_TSC_DEADLINE, "IA32_TSC_DEADLINE", Apic).needs(Facilities::TSC_DEADLINE),
         M::new(regs::IA32_X2APIC_BASE, "x2APIC", Apic)
             .run(0x100)
@@ -267,6 +296,10 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_XSS, "IA32_XSS", Stored)
             .writable(0)
             .kvm(Mirrored),
+        M::new(regs::MSR_LBR_INFO_0, "MSR_LBR_INFO_x", Branch)
+            .run(32)
+            .needs(Facilities::LBR)
+            .writable(0xe000_0000_0000_ffff),
         M::new(regs::IA32_EFER, "IA32_EFER", Processor).kvm(Passthrough),
         M::new(regs::IA32_STAR, "IA32_STAR", Processor).kvm(Passthrough),
         M::new(regs::IA32_LSTAR, "IA32_LSTAR", Processor).kvm(Passthrough),

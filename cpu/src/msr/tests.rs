@@ -75,7 +75,7 @@ fn wrmsr_debugctl_without_facilities_faults() {
     assert_eq!(msrs.write(regs::IA32_DEBUGCTL, 1, NOW), WrmsrOutcome::Fault);
     assert_eq!(
         msrs.write(regs::IA32_DEBUGCTL, 0, NOW),
-        WrmsrOutcome::Done(Effect::None)
+        WrmsrOutcome::Done(Effect::Observe)
     );
 }
 
