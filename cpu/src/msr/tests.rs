@@ -75,7 +75,7 @@ fn wrmsr_debugctl_without_facilities_faults() {
     assert_eq!(msrs.write(regs::IA32_DEBUGCTL, 1, NOW), WrmsrOutcome::Fault);
     assert_eq!(
         msrs.write(regs::IA32_DEBUGCTL, 0, NOW),
-        WrmsrOutcome::Done(Effect::Observe)
+        WrmsrOutcome::Done(Effect::None)
     );
 }
 
@@ -148,17 +148,20 @@ fn restore_refuses_reserved_bits_and_keeps_the_old_state() {
     let mut msrs = msrs();
     let before = msrs.save();
     let mut bad = before.clone();
-    let debugctl = bad
+    let status = bad
         .stored
         .iter_mut()
-        .find(|(i, _)| *i == regs::IA32_DEBUGCTL)
+        .find(|(i, _)| *i == regs::IA32_MCG_STATUS)
         .unwrap();
-    debugctl.1 = 1 << 40;
+    status.1 = 1 << 40;
     let error = MsrError::Value {
-        index: regs::IA32_DEBUGCTL,
+        index: regs::IA32_MCG_STATUS,
         value: 1 << 40,
     };
     assert_eq!(msrs.restore(&bad), Err(error));
+    let mut bad = before.clone();
+    bad.branch.debugctl = 1 << 40;
+    assert!(matches!(msrs.restore(&bad), Err(MsrError::Branch(_))));
     assert_eq!(msrs.save(), before);
 }
 
@@ -176,4 +179,33 @@ proptest! {
         prop_assert_eq!(other.restore(&msrs.save()), Ok(()));
         prop_assert_eq!(other.save(), msrs.save());
     }
+}
+
+#[test]
+fn only_a_write_that_changes_what_is_armed_says_so() {
+    let mut msrs = Msrs::new(MsrConfig {
+        facilities: Facilities::all(),
+        tsc_hz: 2_500_000_000,
+    });
+    let debugctl = regs::IA32_DEBUGCTL;
+    let steps = [
+        (debugctl, 0, Effect::None, Armed::empty()),
+        (debugctl, 1, Effect::Armed, Armed::LBR),
+        (debugctl, 1, Effect::None, Armed::LBR),
+        // FREEZE_LBRS_ON_PMI arms nothing more.
+        (debugctl, 1 | 1 << 11, Effect::None, Armed::LBR),
+        (regs::IA32_MCG_STATUS, 1, Effect::None, Armed::LBR),
+        (debugctl, 0b11 << 6, Effect::Armed, Armed::BTS),
+        (debugctl, 0, Effect::Armed, Armed::empty()),
+    ];
+    for (index, value, effect, armed) in steps {
+        assert_eq!(
+            msrs.write(index, value, NOW),
+            WrmsrOutcome::Done(effect),
+            "{index:#x} {value:#x}"
+        );
+        assert_eq!(msrs.armed(), armed);
+    }
+    assert_eq!(msrs.write(debugctl, 1 << 2, NOW), WrmsrOutcome::Fault);
+    assert_eq!(msrs.armed(), Armed::empty());
 }
