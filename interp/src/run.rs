@@ -12,7 +12,7 @@ use crate::flags::RF;
 use crate::memory::Memory;
 use crate::op::{Next, slot};
 use crate::ops::branch;
-use crate::platform::{Observe, Platform};
+use crate::platform::Platform;
 use hindsight_cpu::state::{Activity, CpuState};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -105,12 +105,6 @@ impl Vcpu {
         self.core.store(state);
     }
 
-    /// What is reported to the platform from now on.
-    pub fn observe(&mut self, observe: Observe) {
-        self.core.observe = observe;
-        self.core.new_context();
-    }
-
     /// Tells that something other than a processor wrote guest memory.
     pub fn code_changed(&mut self, gpa: u64, len: u64) {
         self.core.memory.changed(gpa, len);
@@ -158,6 +152,7 @@ impl Vcpu {
     fn run_inner(&mut self, budget: u64) -> Exit {
         let core = &mut *self.core;
         core.catch_up();
+        core.reobserve();
         if let Some(e) = core.st.events.exception.take()
             && core.deliver_saved(e).is_err()
         {
@@ -226,6 +221,7 @@ impl Core {
     /// What happens between instructions: traps, NMI, interrupts, halts.
     fn boundary(&mut self) -> Outcome {
         loop {
+            self.tell_if_due();
             if matches!(self.st.activity, Activity::WaitForSipi | Activity::Shutdown) {
                 return Ok(Some(Exit::Halted));
             }
@@ -345,6 +341,8 @@ impl Core {
         };
         let had_ss_shadow = self.st.events.mov_ss_shadow;
         let tf = self.tf();
+        // What BTF is when the instruction starts counts (rule BTF-12).
+        let (on_branch, taken) = (self.rec.observe.step_on_branch, self.rec.taken());
         self.st.events.mov_ss_shadow = false;
         self.st.events.sti_shadow = false;
         self.repeat = self.flag(RF);
@@ -365,6 +363,7 @@ impl Core {
                 Ok(None)
             }
             _ => {
+                let tf = tf && (!on_branch || self.rec.taken() != taken);
                 // SYSCALL with TF masked does not trap; SYSRET that sets TF does.
                 self.after_instruction(tf);
                 if tf || self.trap_pending {
@@ -398,7 +397,8 @@ impl Core {
             Fault::Repeat => {
                 // Not retired: it goes on after whatever pends was seen to.
                 self.fl |= RF;
-                let tf = self.tf();
+                // An iteration is no branch (rule BTF-11).
+                let tf = self.tf() && !self.rec.observe.step_on_branch;
                 self.after_instruction(tf);
                 return Ok(None);
             }
