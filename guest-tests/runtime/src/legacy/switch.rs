@@ -481,7 +481,7 @@ pub(super) fn protected_stubs() -> u32 {
 
 /// The real-mode vectors 0 to 255.
 pub(super) fn real_stubs() -> impl Iterator<Item = u32> {
-    (0_u32..).map(|vector| LOW_CODE >> 4 << 16 | vector * REAL_STUB)
+    (0_u32..).map(|vector| ((LOW_CODE >> 4) << 16) | (vector * REAL_STUB))
 }
 
 /// Physical address of the four page directories of 64-bit mode, which PAE paging can use.
