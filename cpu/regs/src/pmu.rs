@@ -127,7 +127,7 @@ pub mod pebs {
     /// Offset of the reset value of counter 0; counter `n` has `RESET + 8 * n`.
     pub const RESET: u64 = 0x40;
     /// Bytes of a record.
-    pub const RECORD: u64 = 200;
+    pub const RECORD: usize = 200;
     /// In IA32_PEBS_ENABLE: load latency of counter 0.
     pub const LOAD_LATENCY: u32 = 32;
 
@@ -169,7 +169,10 @@ mod tests {
         assert!(!select.has(EventSelect::OS));
         // Precise cycles, as perf programs them: INV, CMASK of 16.
         let cycles = EventSelect(0x10d3_01c0);
-        assert_eq!((cycles.event(), cycles.umask(), cycles.cmask()), (0xc0, 1, 16));
+        assert_eq!(
+            (cycles.event(), cycles.umask(), cycles.cmask()),
+            (0xc0, 1, 16)
+        );
         assert!(cycles.has(EventSelect::INVERT));
     }
 
@@ -190,6 +193,6 @@ mod tests {
 
     #[test]
     fn record_ends_behind_the_tsc() {
-        assert_eq!(pebs::record::TSC as u64 + 8, pebs::RECORD);
+        assert_eq!(pebs::record::TSC + 8, pebs::RECORD);
     }
 }

@@ -90,12 +90,8 @@ impl Kinds {
     /// Conditional branches, taken or not.
     pub const CONDITIONAL: Self = Self::of(&[Kind::TakenConditional, Kind::NotTaken]);
     /// Near branches that are taken.
-    pub const NEAR_TAKEN: Self = Self::of(&[
-        Kind::TakenConditional,
-        Kind::Jump,
-        Kind::Call,
-        Kind::Return,
-    ]);
+    pub const NEAR_TAKEN: Self =
+        Self::of(&[Kind::TakenConditional, Kind::Jump, Kind::Call, Kind::Return]);
     /// All branch instructions.
     pub const BRANCHES: Self =
         Self(Self::CONDITIONAL.0 | Self::NEAR_TAKEN.0 | Self::of(&[Kind::Far]).0);
@@ -204,7 +200,11 @@ const EVENTS: &[Row] = {
     &[
         (0x3c, 0x00, Event::plain(Kinds::CYCLES)),
         (0x3c, 0x01, CRYSTAL),
-        (0xc0, 0x00, Event::precise(Kinds::INSTRUCTIONS, Precise::Next)),
+        (
+            0xc0,
+            0x00,
+            Event::precise(Kinds::INSTRUCTIONS, Precise::Next),
+        ),
         branch(0x00, Kinds::BRANCHES),
         branch(0x01, Kinds::CONDITIONAL),
         branch(0x02, Kinds::of(&[Kind::Call])),
@@ -213,8 +213,16 @@ const EVENTS: &[Row] = {
         branch(0x10, Kinds::of(&[Kind::NotTaken])),
         branch(0x20, Kinds::NEAR_TAKEN),
         branch(0x40, Kinds::of(&[Kind::Far])),
-        (0xd0, 0x81, Event::precise(Kinds::of(&[Kind::Load]), Precise::Next)),
-        (0xd0, 0x82, Event::precise(Kinds::of(&[Kind::Store]), Precise::Next)),
+        (
+            0xd0,
+            0x81,
+            Event::precise(Kinds::of(&[Kind::Load]), Precise::Next),
+        ),
+        (
+            0xd0,
+            0x82,
+            Event::precise(Kinds::of(&[Kind::Store]), Precise::Next),
+        ),
     ]
 };
 

@@ -5,8 +5,7 @@ use hindsight_regs::pmu::{COUNTER_MASK, pebs as layout};
 
 use super::counter::{Freeze, GP, Occurred, Pmu, bit};
 
-/// Bytes of a record.
-pub const RECORD: usize = layout::RECORD as usize;
+pub use hindsight_regs::pmu::pebs::RECORD;
 
 /// A store to the DS area would fault: the record is dropped (rule DS-06).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +85,8 @@ struct Buffer {
 
 impl Buffer {
     fn read(memory: &mut impl DsMemory, area: u64) -> Result<Self, Unmapped> {
-        let mut bytes = [0; (layout::RESET - layout::BASE) as usize + 8 * GP];
+        // Base, index, maximum, threshold, and the reset values.
+        let mut bytes = [0; 8 * (4 + GP)];
         memory.read(area.wrapping_add(layout::BASE), &mut bytes)?;
         let (fields, _) = bytes.as_chunks::<8>();
         let field = |offset: u64| {
@@ -108,7 +108,7 @@ impl Buffer {
         area: u64,
         record: &[u8; RECORD],
     ) -> Result<Stored, Unmapped> {
-        let Some(next) = self.index.checked_add(layout::RECORD) else {
+        let Some(next) = self.index.checked_add(RECORD as u64) else {
             return Ok(Stored::Full);
         };
         if next > self.maximum {

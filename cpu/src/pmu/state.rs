@@ -1,6 +1,6 @@
 //! Saved state of the unit.
 
-use hindsight_regs::pmu::{COUNTER_MASK, global};
+use hindsight_regs::pmu::{COUNTER_MASK, EventSelect, global};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -81,7 +81,8 @@ impl Pmu {
             fits("counter", value, COUNTER_MASK)?;
         }
         for value in state.selects {
-            fits("event selection", value, SELECT)?;
+            let transactions = EventSelect::IN_TX | EventSelect::IN_TXCP;
+            fits("event selection", value, SELECT | transactions)?;
         }
         let waiting = state.pebs_enable & pebs & 0b1111;
         fits("fixed counter control", state.fixed_control, FIXED_CONTROL)?;
@@ -90,7 +91,11 @@ impl Pmu {
         fits("PEBS enable", state.pebs_enable, pebs)?;
         fits("load latency threshold", state.latency_threshold, LATENCY)?;
         fits("PEBS front end", state.frontend, FRONTEND)?;
-        fits("set of overflowed PEBS counters", state.armed.into(), waiting)?;
+        fits(
+            "set of overflowed PEBS counters",
+            state.armed.into(),
+            waiting,
+        )?;
         fits("set of due PEBS counters", state.due.into(), waiting)
     }
 
