@@ -110,6 +110,11 @@ impl Vcpu {
         self.core.store(state);
     }
 
+    /// RIP, between two runs.
+    pub fn rip(&self) -> u64 {
+        self.core.rip
+    }
+
     /// What is reported to the platform from now on.
     pub fn observe(&mut self, observe: Observe) {
         self.core.observe = observe;
