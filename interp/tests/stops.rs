@@ -110,10 +110,11 @@ fn breakpoints_are_many_and_go_by_linear_address() {
 #[test]
 fn watches_stop_behind_the_access_and_are_more_than_four() {
     let mut rig = Rig::new(&LOOP, |_, _| {});
-    let mut stops = Stops::default();
-    stops.watch = (0..100)
-        .map(|i| watch(0x6_0000 + i * 8, 8, true, true))
-        .collect();
+    let many = (0..100).map(|i| watch(0x6_0000 + i * 8, 8, true, true));
+    let mut stops = Stops {
+        watch: many.collect(),
+        ..Stops::default()
+    };
     stops.watch.push(watch(DATA, 4, true, false));
     rig.vcpu.set_stops(&stops);
     assert_eq!(rig.run(1000), Exit::Budget, "written, not read");
