@@ -9,5 +9,6 @@ pub mod branch;
 pub mod cpuid;
 pub mod facility;
 pub mod msr;
+pub mod pmu;
 pub mod state;
 pub mod tsc;

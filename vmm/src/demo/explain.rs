@@ -58,6 +58,7 @@ fn answered(spec: &MsrSpec, write: bool) -> String {
             "branch model; what is observed may change"
         }
         (Owner::Branch, _) => "branch model",
+        (Owner::Pmu, _) => "performance monitor",
         (Owner::Apic, _) => "local APIC",
         (Owner::Processor, _) => "processor state",
         (Owner::Stored, _) => "stored",
