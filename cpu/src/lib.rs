@@ -4,8 +4,11 @@
 //! fault) and says what must follow (an effect); it never calls KVM and never injects. Hence all of
 //! it is tested without `/dev/kvm`, and the same models stand behind both ways of running.
 
+pub mod armed;
+pub mod branch;
 pub mod cpuid;
 pub mod facility;
 pub mod msr;
+pub mod pmu;
 pub mod state;
 pub mod tsc;
