@@ -15,7 +15,7 @@ use crate::flags::{ARITH, Flags};
 use crate::op::Op;
 use crate::ops::Done;
 use codegen::{Bank, Class, Thunk};
-use iced_x86::{EncodingKind, FlowControl, Instruction, Mnemonic as M};
+use iced_x86::{EncodingKind, FlowControl, Instruction, Mnemonic as M, Register};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -30,11 +30,14 @@ pub(crate) enum Support {
     No,
 }
 
+/// Bytes of the redirected instruction, and the register that stands for RSP.
+type Key = (Vec<u8>, Option<Register>);
+
 /// Generated thunks of one processor.
 #[derive(Debug, Default)]
 pub(crate) struct Thunks {
     bank: Bank,
-    known: HashMap<(Vec<u8>, bool), Option<Rc<Thunk>>>,
+    known: HashMap<Key, Option<Rc<Thunk>>>,
     by_insn: HashMap<u32, Option<Rc<Thunk>>>,
     epoch: u64,
 }
@@ -68,7 +71,7 @@ pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
         return Ok(());
     }
     let place = memory::prepare(c, o, &insn, &thunk)?;
-    execute(c, o, &thunk, place.as_ref())?;
+    execute(c, &thunk)?;
     if let Some(place) = place {
         // The write was probed: nothing of the result may be kept if it faulted.
         memory::finish(c, &place)?;
@@ -87,7 +90,7 @@ fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Rc<Thunk>> {
     }
     let thunk = match codegen::redirect(insn) {
         Some((bytes, plan)) => {
-            let key = (bytes, plan.renamed);
+            let key = (bytes, plan.for_rsp);
             match c.thunks.known.get(&key) {
                 Some(thunk) => thunk.clone(),
                 None => {
@@ -142,41 +145,55 @@ fn check(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     if t.mmx { c.check_x87_pending() } else { Ok(()) }
 }
 
+/// Invalid operation, denormal operand and division by zero: found before anything is computed.
+const BEFORE: u32 = 0b111;
+const UNDERFLOW: u32 = 1 << 4;
+const FLUSH_TO_ZERO: u32 = 1 << 15;
+
 /// Runs the thunk on the context; results stay there until [`commit`].
-fn execute(c: &mut Core, _o: &Op, t: &Thunk, _place: Option<&memory::Place>) -> Done {
+fn execute(c: &mut Core, t: &Thunk) -> Done {
     for &reg in &t.gpr_read {
         c.vec.gpr[usize::from(reg & 15)] = c.reg(reg & 15);
     }
     c.vec.flags = c.cc.bits();
+    if !t.vector {
+        // The x87 raises #MF only at the next instruction that waits: it runs with the guest's
+        // masks, which decide what an exception leaves in the registers.
+        t.call(&mut c.vec);
+        return Ok(());
+    }
     let guest = c.vec.mxcsr;
-    c.vec.run_mxcsr = guest | 0x1f80;
-    if guest & 0x3f != 0 {
-        c.vec.run_mxcsr &= !0x3f;
+    let open = !(guest >> 7) & 0x3f;
+    c.vec.backup(t);
+    let mut run = (guest | 0x1f80) & !0x3f;
+    if open & UNDERFLOW != 0 {
+        // Unmasked, a tiny result raises the exception even if it is exact; masked, the processor
+        // tells of an exact one only when it flushes it to zero.
+        run |= FLUSH_TO_ZERO;
     }
-    let vec = &mut *c.vec;
-    vec.backup(t);
-    let fcw = vec.fcw();
-    if t.class == Class::X87 {
-        vec.mask_x87();
+    let mut raised = run_masked(c, t, run);
+    if raised & open & UNDERFLOW != 0 && raised & open & BEFORE == 0 {
+        // What flushing to zero adds does not count.
+        c.vec.restore(t);
+        raised = UNDERFLOW | run_masked(c, t, run & !FLUSH_TO_ZERO);
     }
-    t.call(vec);
-    let raised = vec.run_mxcsr & 0x3f;
-    if t.class == Class::X87 {
-        let fresh = vec.unmask_x87(fcw);
-        if fresh {
-            vec.restore_x87_results(t);
-        }
+    if raised & open & BEFORE != 0 {
+        raised &= BEFORE;
     }
-    let unmasked = raised & !(guest >> 7) & 0x3f;
-    if t.vector {
-        vec.mxcsr = guest | raised;
-        if unmasked != 0 {
-            vec.restore(t);
-            let xm = c.cr4(1 << 10);
-            return Err(if xm { Fault::Plain(XM) } else { UD_ });
-        }
+    c.vec.mxcsr = guest | raised;
+    if raised & open != 0 {
+        c.vec.restore(t);
+        let xm = c.cr4(1 << 10);
+        return Err(if xm { Fault::Plain(XM) } else { UD_ });
     }
     Ok(())
+}
+
+/// Runs a vector instruction with this MXCSR; answers the exceptions it flagged.
+fn run_masked(c: &mut Core, t: &Thunk, mxcsr: u32) -> u32 {
+    c.vec.run_mxcsr = mxcsr;
+    t.call(&mut c.vec);
+    c.vec.run_mxcsr & 0x3f
 }
 
 fn commit(c: &mut Core, o: &Op, t: &Thunk) {

@@ -129,7 +129,7 @@ impl Batch {
         self.fill_start(&mut rng, region);
         for &(cell, value) in &self.values {
             let (before, here) = region.split_at_mut(cell as usize);
-            let here = &mut here[..value.len() as usize];
+            let here = &mut here[..value.size() as usize];
             value.fill(&mut rng, self.base, here, |at| word(before, at));
         }
         region[FAULTS as usize..][..SLOTS * FAULT_LEN as usize].fill(0);
@@ -141,7 +141,14 @@ impl Batch {
         };
         for i in 0..16 {
             let v = rng.value();
-            put(START + i * 8, if self.class.bits() == 32 { v & 0xffff_ffff } else { v });
+            put(
+                START + i * 8,
+                if self.class.bits() == 32 {
+                    v & 0xffff_ffff
+                } else {
+                    v
+                },
+            );
         }
         let direction = if rng.one_in(4) { 0x400 } else { 0 };
         let align = if self.alignment_checks { 0x4_0000 } else { 0 };

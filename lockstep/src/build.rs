@@ -6,7 +6,7 @@
 )]
 
 use crate::batch::{Batch, Note, Slot, What, epilogue, prologue, vector_len};
-use crate::class::{Class, reads, undefined_flags, writes};
+use crate::class::{Class, Kind, kind, reads, undefined_flags, writes};
 use crate::emit::Asm;
 use crate::layout::*;
 use crate::native::gs_base;
@@ -14,8 +14,9 @@ use crate::rng::Rng;
 use crate::stems::Stems;
 use crate::values::{Address, Value};
 use iced_x86::{
-    Code, Decoder, DecoderOptions, Encoder, FlowControl, Instruction, InstructionInfo,
-    InstructionInfoFactory, MemoryOperand, Mnemonic as M, OpKind, Register, UsedMemory,
+    Code, CpuidFeature, Decoder, DecoderOptions, Encoder, FlowControl, Instruction,
+    InstructionInfo, InstructionInfoFactory, MemoryOperand, Mnemonic as M, OpKind, Register,
+    UsedMemory,
 };
 
 /// Room that a slot may take, in code, cells and notes.
@@ -37,6 +38,10 @@ struct Builder<'a> {
     /// Registers that the slot under construction has loaded, as bits.
     loaded: u32,
     notes: Vec<Note>,
+    /// Where the memory operand must be, if not in the data.
+    operand: Option<u32>,
+    /// An address of this slot may be one that faults.
+    was_wild: bool,
     factory: InstructionInfoFactory,
 }
 
@@ -62,11 +67,18 @@ pub fn build(stems: &Stems, class: Class, seed: u64, base: u32, count: usize) ->
         slots: Vec::new(),
         loaded: 0,
         notes: Vec::new(),
+        operand: None,
+        was_wild: false,
         factory: InstructionInfoFactory::new(),
     };
     prologue(&mut b.asm, class);
     while b.slots.len() < count.min(SLOTS) && b.room() {
         let (insn, bytes) = stems.generate(b.rng);
+        // Processors differ in whether wide operands are checked for alignment.
+        let checked = |k: Kind| k.integer() && k != Kind::String;
+        if alignment_checks && !kind(&insn).is_some_and(checked) {
+            continue;
+        }
         b.slot(insn, &bytes);
     }
     b.asm.set(CURRENT, SLOTS as u32 - 1);
@@ -110,7 +122,7 @@ impl Builder<'_> {
     fn cell(&mut self, value: Value) -> u32 {
         let align = value.align();
         let at = (self.values_end + align - 1) & !(align - 1);
-        self.values_end = at + value.len();
+        self.values_end = at + value.size();
         self.values.push((at, value));
         at
     }
@@ -137,11 +149,13 @@ impl Builder<'_> {
     fn slot(&mut self, mut insn: Instruction, bytes: &[u8]) {
         self.loaded = 0;
         self.notes.clear();
+        self.operand = None;
+        self.was_wild = false;
         let index = self.slots.len() as u32;
         self.asm.set(CURRENT, index);
         let info = self.factory.info(&insn).clone();
-        self.extended_state();
-        if insn.flow_control() != FlowControl::Next && crate::class::kind(&insn) == Some(crate::class::Kind::Branch) {
+        self.extended_state(&insn);
+        if insn.flow_control() != FlowControl::Next && kind(&insn) == Some(Kind::Branch) {
             self.branch(insn);
             return;
         }
@@ -154,7 +168,8 @@ impl Builder<'_> {
         let rip = self.asm.here();
         let mut bytes = bytes.to_vec();
         self.fix_displacement(&mut bytes, rip);
-        let mut decoder = Decoder::with_ip(self.class.bits(), &bytes, rip.into(), DecoderOptions::NONE);
+        let mut decoder =
+            Decoder::with_ip(self.class.bits(), &bytes, rip.into(), DecoderOptions::NONE);
         decoder.decode_out(&mut insn);
         self.asm.bytes.extend(&bytes);
         self.finish(insn, rip, &info);
@@ -169,7 +184,7 @@ impl Builder<'_> {
     }
 
     /// Random x87 state or MXCSR, where the class is about them.
-    fn extended_state(&mut self) {
+    fn extended_state(&mut self, insn: &Instruction) {
         if self.class.has_x87() {
             let cell = self.cell(Value::Fx);
             self.asm.fxrstor(cell);
@@ -178,8 +193,10 @@ impl Builder<'_> {
             self.class,
             Class::Sse | Class::Avx | Class::Avx2 | Class::Avx512 | Class::Fault
         );
-        if vector && self.rng.one_in(2) {
-            let cell = self.cell(Value::Mxcsr);
+        // A dot product is several steps, and one that faults keeps the others from happening.
+        let steps = matches!(insn.mnemonic(), M::Dpps | M::Dppd | M::Vdpps | M::Vdppd);
+        if steps || vector && self.rng.one_in(2) {
+            let cell = self.cell(if steps { Value::Masked } else { Value::Mxcsr });
             self.asm.ldmxcsr(cell);
         }
         if self.class == Class::Xsave && vector_len(self.class) >= 32 {
@@ -199,7 +216,12 @@ impl Builder<'_> {
             plus: memory.displacement(),
             index: None,
             times: 1,
-            align: if size >= 16 { 64 } else { size.next_power_of_two() },
+            align: if size >= 16 {
+                64
+            } else {
+                size.next_power_of_two()
+            },
+            strict: insn.cpuid_features().contains(&CpuidFeature::SHA),
             wild: self.wild(),
             narrow,
             to,
@@ -207,10 +229,14 @@ impl Builder<'_> {
         if memory.segment() == Register::GS && self.class == Class::Address && gs_base() {
             address.plus = address.plus.wrapping_add(GS_BASE);
         }
-        let scale = u64::from(memory.scale() as u32);
+        let scale = u64::from(memory.scale());
         if index.is_vector_register() {
             let element = insn.memory_size().size().clamp(4, 8);
-            let element = if index_width(insn) == 8 { 8 } else { element.min(4) };
+            let element = if index_width(insn) == 8 {
+                8
+            } else {
+                element.min(4)
+            };
             let cell = self.cell(Value::Indices(element));
             let len = vector_len(self.class);
             self.asm.vector(false, index.number() as u8, len, cell);
@@ -222,11 +248,8 @@ impl Builder<'_> {
             } else {
                 Value::Small(0x80)
             };
-            if let Some(cell) = self.load(number(index), value) {
-                if index.size() > 1 {
-                    address.index = Some((cell, scale));
-                }
-            }
+            let cell = self.load(number(index), value).filter(|_| index.size() > 1);
+            address.index = cell.map(|cell| (cell, scale));
         }
         if base.is_gpr() {
             if index.full_register() == base.full_register() {
@@ -236,8 +259,12 @@ impl Builder<'_> {
         }
     }
 
-    /// How often an address is one that faults.
+    /// How often an address is one that faults: one of an instruction, as the order in which two
+    /// are accessed is not defined.
     fn wild(&mut self) -> u64 {
+        if std::mem::replace(&mut self.was_wild, true) {
+            return 0;
+        }
         match self.class {
             Class::Fault => 2,
             Class::Branch | Class::Xsave => 0,
@@ -297,7 +324,10 @@ impl Builder<'_> {
             }
             _ => return,
         }
-        if matches!(insn.mnemonic(), M::Xsave | M::Xsave64 | M::Xsavec | M::Xsavec64 | M::Xrstor | M::Xrstor64) {
+        if matches!(
+            insn.mnemonic(),
+            M::Xsave | M::Xsave64 | M::Xsavec | M::Xsavec64 | M::Xrstor | M::Xrstor64
+        ) {
             self.load(0, Value::Components);
             self.load(2, Value::Fixed(0));
         }
@@ -306,20 +336,28 @@ impl Builder<'_> {
             None if to_note > 0 => self.note(What::Memory, to_note),
             None => return,
         };
-        self.ignored.extend(ignore.iter().map(|&(at, len)| (to + at, len)));
+        self.ignored
+            .extend(ignore.iter().map(|&(at, len)| (to + at, len)));
         let info = self.factory.info(insn).clone();
         let Some(memory) = info.used_memory().first() else {
             return;
         };
+        self.operand = Some(to);
+        if !memory.base().is_gpr() && memory.index().is_gpr() {
+            self.load(number(memory.index()), Value::Fixed(0));
+        }
         self.address(insn, memory, Some(to));
     }
 
     /// CMPXCHG compares equal half of the time: loads the accumulator from the operand.
     fn equal_operand(&mut self, insn: &Instruction) {
         let wide = matches!(insn.mnemonic(), M::Cmpxchg8b | M::Cmpxchg16b);
-        let plain = insn.memory_base().is_gpr() && insn.memory_base().size() == self.class.bits() as usize / 8;
+        let plain = insn.memory_base().is_gpr()
+            && insn.memory_base().size() == self.class.bits() as usize / 8;
         let uses = [insn.memory_base(), insn.memory_index()];
-        let clash = uses.iter().any(|r| r.is_gpr() && matches!(number(*r), 0 | 2));
+        let clash = uses
+            .iter()
+            .any(|r| r.is_gpr() && matches!(number(*r), 0 | 2));
         if !(wide || insn.mnemonic() == M::Cmpxchg) || self.class == Class::Fault {
             return;
         }
@@ -338,7 +376,9 @@ impl Builder<'_> {
                 insn.memory_base(),
                 insn.memory_index(),
                 insn.memory_index_scale(),
-                insn.memory_displacement64().wrapping_add(plus.cast_unsigned()).cast_signed(),
+                insn.memory_displacement64()
+                    .wrapping_add(plus.cast_unsigned())
+                    .cast_signed(),
                 4,
                 false,
                 insn.segment_prefix(),
@@ -361,7 +401,8 @@ impl Builder<'_> {
 
     /// Absolute and RIP-relative operands lead to the data.
     fn fix_displacement(&mut self, bytes: &mut [u8], rip: u32) {
-        let mut decoder = Decoder::with_ip(self.class.bits(), bytes, rip.into(), DecoderOptions::NONE);
+        let mut decoder =
+            Decoder::with_ip(self.class.bits(), bytes, rip.into(), DecoderOptions::NONE);
         let insn = decoder.decode();
         let offsets = decoder.get_constant_offsets(&insn);
         let no_base = insn.memory_base() == Register::None;
@@ -370,12 +411,16 @@ impl Builder<'_> {
             return;
         }
         let mut to = u64::from(self.base + DATA) + 0x400 + (self.rng.below(0x1800) & !63);
-        if self.wild() == 2 && self.rng.one_in(2) {
+        if self.class == Class::Fault && self.rng.one_in(2) {
             to = u64::from(self.base + DATA + DATA_LEN) - 8 + self.rng.below(16);
+        }
+        if let Some(at) = self.operand {
+            to = (self.base + at).into();
         }
         let v = if relative {
             to.wrapping_sub(insn.next_ip())
-        } else if insn.segment_prefix() == Register::GS && self.class == Class::Address && gs_base() {
+        } else if insn.segment_prefix() == Register::GS && self.class == Class::Address && gs_base()
+        {
             to - GS_BASE
         } else {
             to
@@ -410,7 +455,10 @@ impl Builder<'_> {
             let at = self.note(What::Flags, 4);
             self.asm.note_flags(at, 0x8d5 & !undefined);
         }
-        let vector = matches!(self.class, Class::Sse | Class::Avx | Class::Avx2 | Class::Avx512);
+        let vector = matches!(
+            self.class,
+            Class::Sse | Class::Avx | Class::Avx2 | Class::Avx512
+        );
         if vector && self.rng.one_in(2) {
             let at = self.note(What::Mxcsr, 4);
             self.asm.stmxcsr(at);
@@ -418,7 +466,8 @@ impl Builder<'_> {
         if self.class.has_x87() {
             let at = self.note(What::Fx, 512);
             self.asm.fxsave(at);
-            self.ignored.extend(FX_IGNORED.iter().map(|&(from, len)| (at + from, len)));
+            self.ignored
+                .extend(FX_IGNORED.iter().map(|&(from, len)| (at + from, len)));
         }
     }
 
@@ -443,7 +492,10 @@ impl Builder<'_> {
                 self.address(&insn, memory, None);
             }
         }
-        if matches!(insn.mnemonic(), M::Loop | M::Loope | M::Loopne | M::Jcxz | M::Jecxz | M::Jrcxz) {
+        if matches!(
+            insn.mnemonic(),
+            M::Loop | M::Loope | M::Loopne | M::Jcxz | M::Jecxz | M::Jrcxz
+        ) {
             self.load(1, Value::Small(3));
         }
         if register {
@@ -517,7 +569,11 @@ fn direct(insn: &Instruction) -> bool {
 /// Bytes of a gather's index.
 fn index_width(insn: &Instruction) -> usize {
     let name = format!("{:?}", insn.mnemonic()).to_lowercase();
-    if name.contains("gatherq") || name.contains("scatterq") { 8 } else { 4 }
+    if name.contains("gatherq") || name.contains("scatterq") {
+        8
+    } else {
+        4
+    }
 }
 
 /// The register is the index vector of the instruction.

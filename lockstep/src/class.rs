@@ -1,6 +1,8 @@
 //! Classes of instructions: what is compared together, and counted.
 
-use iced_x86::{CpuidFeature as F, EncodingKind, FlowControl, Instruction, Mnemonic as M, OpKind};
+use iced_x86::{
+    CodeSize, CpuidFeature as F, EncodingKind, FlowControl, Instruction, Mnemonic as M, OpKind,
+};
 use iced_x86::{OpAccess, Register};
 use std::arch::is_x86_feature_detected as host_has;
 
@@ -120,7 +122,8 @@ impl Class {
             }
             Self::Lock => memory && locked(i),
             Self::Fault => {
-                let other = matches!(of, K::Xsave | K::Branch);
+                // The x87's registers are not set up here.
+                let other = matches!(of, K::Xsave | K::Branch | K::X87 | K::Mmx);
                 of == K::Trap || (memory || of == K::Stack || of == K::String) && !other
             }
             Self::Compat => of.integer() && of != K::Xsave,
@@ -194,7 +197,8 @@ impl Kind {
         })
     }
 
-    fn integer(self) -> bool {
+    /// Works on general registers, or on the whole extended state.
+    pub fn integer(self) -> bool {
         matches!(
             self,
             Self::Alu
@@ -304,7 +308,14 @@ fn by_feature(i: &Instruction) -> Kind {
     if has(&avx512) || i.encoding() == EncodingKind::EVEX {
         return Kind::Avx512;
     }
-    if has(&[F::AES, F::PCLMULQDQ, F::SHA, F::VAES, F::VPCLMULQDQ, F::GFNI]) {
+    if has(&[
+        F::AES,
+        F::PCLMULQDQ,
+        F::SHA,
+        F::VAES,
+        F::VPCLMULQDQ,
+        F::GFNI,
+    ]) {
         return Kind::Crypto;
     }
     if has(&[F::BMI1, F::BMI2, F::ADX]) {
@@ -400,7 +411,21 @@ fn excluded(i: &Instruction) -> bool {
     let word = i.mnemonic() == M::Bswap && i.op0_register().size() == 2
         || matches!(i.mnemonic(), M::Shld | M::Shrd)
             && (i.op0_register().size() == 2 || i.memory_size().size() == 2);
-    name || segment || stack_pointer || word
+    name || segment || stack_pointer || word || vendors_differ(i)
+}
+
+/// Encodings that Intel's and AMD's processors take differently.
+fn vendors_differ(i: &Instruction) -> bool {
+    // AMD's take a repeat prefix of LOOPcc for its condition.
+    let repeated = i.has_rep_prefix() || i.has_repne_prefix();
+    let loops = repeated && matches!(i.mnemonic(), M::Loope | M::Loopne);
+    // Intel's ignore VEX.W outside 64-bit mode, AMD's raise #UD.
+    // Intel's want operands of SHA aligned, AMD's do not; the generator can only align a base.
+    let sha = i.cpuid_features().contains(&F::SHA)
+        && i.op_kinds().any(|k| k == OpKind::Memory)
+        && (i.memory_index() != Register::None || !i.memory_base().is_gpr());
+    let moves = matches!(i.mnemonic(), M::Vpextrd | M::Vpinsrd | M::Vmovd);
+    loops || sha || moves && i.encoding() == EncodingKind::VEX && i.code_size() == CodeSize::Code32
 }
 
 /// Whether an operand access writes.

@@ -12,9 +12,7 @@ use crate::layout::*;
 use crate::map::Map;
 use anyhow::{Result, anyhow};
 use hindsight_cpu::state::{CpuState, Segment, seg};
-use hindsight_interp::{
-    Exit, Gp, Memory, Pending, Platform, RegionSpec, Vcpu, supported_cpuid,
-};
+use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, RegionSpec, Vcpu, supported_cpuid};
 use std::sync::Arc;
 
 /// Guest-physical address of the region.
@@ -118,10 +116,10 @@ impl Platform for Around {
         data.fill(0xff);
     }
     fn mmio_write(&mut self, _: u64, _: &[u8]) {}
-    fn rdmsr(&mut self, _: &mut CpuState, _: u32) -> Result<u64, Gp> {
+    fn rdmsr(&mut self, _: u32) -> Result<u64, Gp> {
         Err(Gp)
     }
-    fn wrmsr(&mut self, _: &mut CpuState, _: u32, _: u64) -> Result<(), Gp> {
+    fn wrmsr(&mut self, _: u32, _: u64) -> Result<(), Gp> {
         Err(Gp)
     }
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
@@ -232,8 +230,16 @@ fn put(ram: &mut [u8], at: usize, v: u64) {
 fn install(ram: &mut [u8], base: u32) {
     let at = base as usize;
     put(ram, TABLES, TABLES as u64 + 0x1007);
-    put(ram, TABLES + 0x1000 + (at >> 30) * 8, TABLES as u64 + 0x2007);
-    put(ram, TABLES + 0x2000 + (at >> 21 & 511) * 8, TABLES as u64 + 0x3007);
+    put(
+        ram,
+        TABLES + 0x1000 + (at >> 30) * 8,
+        TABLES as u64 + 0x2007,
+    );
+    put(
+        ram,
+        TABLES + 0x2000 + (at >> 21 & 511) * 8,
+        TABLES as u64 + 0x3007,
+    );
     for (part, len, rights) in [
         (DATA, DATA_LEN, NX | 7),
         (READ_ONLY, 0x1000, NX | 5),

@@ -77,7 +77,13 @@ impl Judge {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn batch(&mut self, stems: &Stems, class: Class, seed: u64, tally: &mut Tally) -> Result<()> {
+    pub fn batch(
+        &mut self,
+        stems: &Stems,
+        class: Class,
+        seed: u64,
+        tally: &mut Tally,
+    ) -> Result<()> {
         self.batches += 1;
         if self.batches.is_multiple_of(RENEW) {
             self.guest.renew()?;
@@ -228,8 +234,16 @@ impl Judge {
         }
         for (from, to) in batch.compared() {
             if host[from..to] != guest[from..to] {
-                let part = if from == DATA as usize { "data" } else { "notes" };
-                let _ = write!(text, "{part}: {}; ", unequal(&host[from..to], &guest[from..to]));
+                let part = if from == DATA as usize {
+                    "data"
+                } else {
+                    "notes"
+                };
+                let _ = write!(
+                    text,
+                    "{part}: {}; ",
+                    unequal(&host[from..to], &guest[from..to])
+                );
             }
         }
         text

@@ -55,7 +55,10 @@ fn fresh() -> u64 {
 fn one(class: Class, seed: u64) -> Result<bool> {
     let text = Judge::new(0)?.replay(&Stems::of(class), class, seed)?;
     print!("{text}");
-    Ok(!text.contains(": equal") || text.lines().any(|l| l.starts_with("run ") && !l.ends_with(": equal")))
+    Ok(!text.contains(": equal")
+        || text
+            .lines()
+            .any(|l| l.starts_with("run ") && !l.ends_with(": equal")))
 }
 
 fn go(arguments: &Arguments) -> Result<bool> {
@@ -78,7 +81,11 @@ fn go(arguments: &Arguments) -> Result<bool> {
     println!("seed {seed:#x}");
     let jobs = match arguments.jobs {
         Some(n) => n,
-        None => u32::try_from(std::thread::available_parallelism().context("no processor")?.get())?,
+        None => u32::try_from(
+            std::thread::available_parallelism()
+                .context("no processor")?
+                .get(),
+        )?,
     };
     let plan = Plan {
         cases: arguments.cases,

@@ -18,7 +18,11 @@ impl Map {
     /// # Errors
     /// What mmap says.
     pub fn new(at: usize, len: usize, prot: i32, file: Option<(i32, usize)>) -> Result<Self> {
-        let fixed = if at == 0 { 0 } else { libc::MAP_FIXED_NOREPLACE };
+        let fixed = if at == 0 {
+            0
+        } else {
+            libc::MAP_FIXED_NOREPLACE
+        };
         let kind = match file {
             // Present from the start: an error code tells whether a page is.
             Some(_) => libc::MAP_SHARED | libc::MAP_POPULATE,
@@ -31,7 +35,10 @@ impl Map {
             libc::mmap(hint, len, prot, kind | fixed, fd, i64::try_from(offset)?)
         };
         if p == libc::MAP_FAILED {
-            bail!("cannot map {len:#x} bytes at {at:#x}: {}", io::Error::last_os_error());
+            bail!(
+                "cannot map {len:#x} bytes at {at:#x}: {}",
+                io::Error::last_os_error()
+            );
         }
         Ok(Self { at: p.cast(), len })
     }

@@ -61,11 +61,18 @@ extern "C" fn on_fault(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_vo
         let regs = &mut uc.uc_mcontext.gregs;
         let slot = cell(CURRENT as usize).cast::<u32>().read() as usize % SLOTS;
         let vector = regs[libc::REG_TRAPNO as usize].cast_unsigned();
-        let cr2 = if vector == 14 { regs[libc::REG_CR2 as usize] } else { 0 };
+        let cr2 = if vector == 14 {
+            regs[libc::REG_CR2 as usize]
+        } else {
+            0
+        };
         let record = cell(FAULTS as usize + slot * FAULT_LEN as usize).cast::<u64>();
-        record.write((vector + 1) & 0xffff_ffff | regs[libc::REG_ERR as usize].cast_unsigned() << 32);
+        record
+            .write((vector + 1) & 0xffff_ffff | regs[libc::REG_ERR as usize].cast_unsigned() << 32);
         record.add(1).write(cr2.cast_unsigned());
-        record.add(2).write(regs[libc::REG_RIP as usize].cast_unsigned());
+        record
+            .add(2)
+            .write(regs[libc::REG_RIP as usize].cast_unsigned());
         let post = cell(POST as usize + slot * 4).cast::<u32>().read();
         regs[libc::REG_RIP as usize] = i64::from(post);
     }
@@ -126,7 +133,12 @@ impl Native {
             let file = Some((file.as_raw_fd(), at as usize));
             parts.push(Map::new((base + at) as usize, len as usize, prot, file)?);
         }
-        let stack = Map::new((base + SIGNAL_STACK) as usize, SIGNAL_STACK_LEN as usize, r | w, None)?;
+        let stack = Map::new(
+            (base + SIGNAL_STACK) as usize,
+            SIGNAL_STACK_LEN as usize,
+            r | w,
+            None,
+        )?;
         let mut previous = libc::stack_t {
             ss_sp: std::ptr::null_mut(),
             ss_flags: libc::SS_DISABLE,

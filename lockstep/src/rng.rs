@@ -82,7 +82,7 @@ impl Rng {
         const BOTH: u64 = 0x1_0000_0001;
         match self.below(8) {
             0 => small(self.bits()).to_bits(),
-            1 => u64::from((small(self.bits()) as f32 * 0.37).to_bits()) * BOTH,
+            1 => u64::from(small_float(self.bits()).to_bits()) * BOTH,
             2 => *self.pick(&DOUBLES),
             3 => *self.pick(&FLOATS) | *self.pick(&FLOATS) << 32,
             4 => self.value(),
@@ -95,6 +95,12 @@ impl Rng {
 fn small(bits: u64) -> f64 {
     let n = i32::from_le_bytes([bits.to_le_bytes()[2], bits.to_le_bytes()[3], 0, 0]);
     f64::from(n - 0x8000) / 64.0
+}
+
+/// The same as a float, with a part of any size.
+fn small_float(bits: u64) -> f32 {
+    let [low, high, ..] = bits.to_le_bytes();
+    f32::from(i16::from_le_bytes([low, high])) * 0.37
 }
 
 /// SplitMix64's finalizer: unrelated outputs for neighbouring inputs.

@@ -73,21 +73,33 @@ fn part(class: Class, plan: &Plan, slice: Duration, state: &mut State) -> Result
             if index >= last {
                 break;
             }
-            judge.batch(&stems, class, batch_seed(class, plan.seed, index), &mut tally)?;
+            judge.batch(
+                &stems,
+                class,
+                batch_seed(class, plan.seed, index),
+                &mut tally,
+            )?;
         }
         judge.tell(&mut tally);
         Ok(tally)
     };
     let tallies = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..plan.jobs).map(|n| scope.spawn(move || work(n))).collect();
+        let workers: Vec<_> = (0..plan.jobs)
+            .map(|n| scope.spawn(move || work(n)))
+            .collect();
         workers
             .into_iter()
-            .map(|w| w.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a job died"))))
+            .map(|w| {
+                w.join()
+                    .unwrap_or_else(|_| Err(anyhow::anyhow!("a job died")))
+            })
             .collect::<Result<Vec<_>>>()
     })?;
     record.seconds += start.elapsed().as_secs_f64() * f64::from(plan.jobs);
     // Jobs stop only after a batch, so that all below were done.
-    record.seeds.insert(plan.seed, next.load(Ordering::Relaxed).min(last));
+    record
+        .seeds
+        .insert(plan.seed, next.load(Ordering::Relaxed).min(last));
     for tally in tallies {
         record.add(tally);
     }
@@ -97,7 +109,12 @@ fn part(class: Class, plan: &Plan, slice: Duration, state: &mut State) -> Result
     }
     if !finished && std::io::stderr().is_terminal() {
         let record = &state.classes[&class.name()];
-        eprintln!("{:14} {} of {} cases", class.name(), record.cases, plan.cases);
+        eprintln!(
+            "{:14} {} of {} cases",
+            class.name(),
+            record.cases,
+            plan.cases
+        );
     }
     Ok(finished)
 }

@@ -73,6 +73,7 @@ impl Record {
         }
         self.mismatched += tally.mismatches.len() as u64;
         let room = KEPT.saturating_sub(self.mismatches.len());
-        self.mismatches.extend(tally.mismatches.into_iter().take(room));
+        self.mismatches
+            .extend(tally.mismatches.into_iter().take(room));
     }
 }

@@ -146,20 +146,17 @@ fn each(bits: u32, mut tell: impl FnMut(Stem, &Instruction, Kind)) {
     }
 }
 
-fn opcode_forms(
-    space: Space,
-    map: u8,
-    opcode: u8,
-    pp: u8,
-    bits: u32,
-    one: &mut impl FnMut(Stem),
-) {
+fn opcode_forms(space: Space, map: u8, opcode: u8, pp: u8, bits: u32, one: &mut impl FnMut(Stem)) {
     let lengths = match space {
         Space::Legacy => 1,
         Space::Vex => 2,
         Space::Evex => 3,
     };
-    let widths: u8 = if space == Space::Legacy && bits == 32 { 1 } else { 2 };
+    let widths: u8 = if space == Space::Legacy && bits == 32 {
+        1
+    } else {
+        2
+    };
     for (wide, ll) in (0..widths).flat_map(|w| (0..lengths).map(move |l| (w != 0, l))) {
         let stem = Stem {
             space,

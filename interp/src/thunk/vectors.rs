@@ -123,38 +123,14 @@ impl Vectors {
         self.fsw() & 0x80 != 0
     }
 
-    /// Masks everything for a run on the host.
-    pub(super) fn mask_x87(&mut self) {
-        self.saved_fx.copy_from_slice(&self.fx[..160]);
-        let (fcw, fsw) = (self.fcw() | 0x3f, self.fsw() & !0x80bf);
-        put(&mut self.fx, 0, &fcw.to_le_bytes());
-        put(&mut self.fx, 2, &fsw.to_le_bytes());
-    }
-
-    /// Undoes [`Vectors::mask_x87`]; true if an unmasked exception came up.
-    pub(super) fn unmask_x87(&mut self, fcw: u16) -> bool {
-        let before = word(&self.saved_fx, 2) & 0x3f;
-        let raised = self.fsw() & 0x3f;
-        put(&mut self.fx, 0, &fcw.to_le_bytes());
-        let fsw = self.fsw() | before;
-        put(&mut self.fx, 2, &fsw.to_le_bytes());
-        self.update_summary();
-        raised & !fcw & 0x3f != 0
-    }
-
-    /// After an unmasked exception: the registers stay, only the flags are kept.
-    pub(super) fn restore_x87_results(&mut self, _: &Thunk) {
-        let fsw = self.fsw();
-        self.fx[..160].copy_from_slice(&self.saved_fx);
-        let top = self.fsw() & 0x3800;
-        self.set_fsw((fsw & !0x3800) | top);
-    }
-
     pub(super) fn backup(&mut self, t: &Thunk) {
         for (place, &reg) in self.saved.iter_mut().zip(&t.vec_write) {
             *place = self.zmm[usize::from(reg & 31)];
         }
         self.saved_k = self.k;
+        if t.mmx {
+            self.saved_fx.copy_from_slice(&self.fx[..160]);
+        }
     }
 
     pub(super) fn restore(&mut self, t: &Thunk) {
@@ -162,6 +138,20 @@ impl Vectors {
             self.zmm[usize::from(reg & 31)] = *place;
         }
         self.k = self.saved_k;
+        if t.mmx {
+            self.restore_mmx();
+        }
+    }
+
+    /// Undoes what an MMX instruction that raised #XM did to the registers. The x87 stack has become
+    /// the MMX registers all the same: TOP is 0, so that ST(i) lies where MMi does.
+    fn restore_mmx(&mut self) {
+        if self.fsw() & 0x3800 != 0 {
+            return;
+        }
+        let top = usize::from(word(&self.saved_fx, 2) >> 11 & 7);
+        self.fx[32..160].copy_from_slice(&self.saved_fx[32..160]);
+        self.fx[32..160].rotate_right(16 * top);
     }
 
     /// VZEROUPPER, and with `all` VZEROALL, of the `count` registers the mode has.
