@@ -465,6 +465,12 @@ impl Core {
         self.reg(slot::BLOCK_RIP).wrapping_add(u64::from(op.at)) & self.ip_mask
     }
 
+    /// RIP of an operation in 64-bit mode.
+    #[inline(always)]
+    pub(crate) fn rip64_of(&self, op: &Op) -> u64 {
+        self.reg(slot::BLOCK_RIP).wrapping_add(u64::from(op.at))
+    }
+
     /// RIP of the instruction after an operation.
     #[inline(always)]
     pub(crate) fn rip_after(&self, op: &Op) -> u64 {

@@ -34,7 +34,7 @@ const NO_BRANCH: Branch = Branch {
 /// Branches on their way to the platform.
 pub(crate) struct Recording {
     pub(crate) observe: Observe,
-    buffer: Box<[Branch; BRANCHES]>,
+    buffer: [Branch; BRANCHES],
     /// Branches in the buffer.
     count: usize,
     /// Count at which [`Core::branches_due`] must be asked.
@@ -43,6 +43,8 @@ pub(crate) struct Recording {
     full: usize,
     /// Branches told so far.
     told: u64,
+    /// Retired instructions at the end of the slice, modulo 2^32.
+    stamp: u32,
     /// Of all noted ones, those that were not taken.
     not_taken: u64,
 }
@@ -51,7 +53,8 @@ impl Recording {
     pub(crate) fn new() -> Self {
         Self {
             observe: Observe::default(),
-            buffer: Box::new([NO_BRANCH; BRANCHES]),
+            buffer: [NO_BRANCH; BRANCHES],
+            stamp: 0,
             count: 0,
             due: BRANCHES,
             full: BRANCHES,
@@ -101,7 +104,7 @@ impl Core {
         self.regs[usize::from(slot::SEG_BASE) + seg::CS]
     }
 
-    /// Notes a near branch; answers whether the block must be left for [`Core::boundary`].
+    /// Notes a near branch; answers whether [`Core::branches_due`] must be asked.
     #[inline(always)]
     pub(crate) fn note(&mut self, from: u64, to: u64, class: BranchClass) -> bool {
         let cpl = self.cpl;
@@ -116,18 +119,24 @@ impl Core {
         let i = self.rec.count;
         self.rec.buffer[i & (BRANCHES - 1)] = branch;
         self.rec.count = i + 1;
-        i + 1 >= self.rec.due && self.branches_due()
+        i + 1 >= self.rec.due
     }
 
     /// Retired instructions with the block that ends here.
+    #[inline(always)]
     fn now(&self) -> u32 {
-        let used = (self.slice - self.budget).cast_unsigned();
-        (self.retired_base as u32).wrapping_add(used as u32)
+        self.rec.stamp.wrapping_sub(self.budget as u32)
+    }
+
+    /// The slice or the count of retired instructions changed.
+    pub(crate) fn update_stamp(&mut self) {
+        let end = self.retired_base.wrapping_add(self.slice.cast_unsigned());
+        self.rec.stamp = end as u32;
     }
 
     /// Notes a near branch in a handler that looks at [`Core::leave`].
     pub(crate) fn record(&mut self, from: u64, to: u64, class: BranchClass) {
-        if self.rec.observe.branches && self.note(from, to, class) {
+        if self.rec.observe.branches && self.note(from, to, class) && self.branches_due() {
             self.leave = true;
         }
     }
@@ -137,7 +146,7 @@ impl Core {
     #[inline(never)]
     pub(crate) fn note_not_taken(&mut self, from: u64, to: u64) -> bool {
         self.rec.not_taken += 1;
-        self.note(from, to, BranchClass::NotTaken)
+        self.note(from, to, BranchClass::NotTaken) && self.branches_due()
     }
 
     /// Conditional branches that are not taken are wanted too.
@@ -186,7 +195,7 @@ impl Core {
     /// The branch noted last was one to look at: stores it, and answers whether the models must be
     /// asked before the next instruction.
     #[inline(never)]
-    fn branches_due(&mut self) -> bool {
+    pub(crate) fn branches_due(&mut self) -> bool {
         if self.rec.observe.store.is_none() {
             return true;
         }
