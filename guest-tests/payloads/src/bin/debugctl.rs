@@ -1,0 +1,5 @@
+//! x
+#![no_std]
+#![no_main]
+use hindsight_guest::prelude::*;
+payload!("debugctl");
