@@ -153,12 +153,29 @@ impl Store {
     /// that nothing else changed in the area or the buffer, and that all flags are 0.
     pub fn check_stored(&self, before: &Area, expected: &[Transfer]) -> bool {
         let end = before.index + expected.len() as u64 * RECORD_BYTES;
-        let after = Area { index: end, ..*before };
-        let mut good = check_eq!(self.area().index.wrapping_sub(before.base), end - before.base, "the index, from the base");
-        good &= check!(Area { index: end, ..self.area() } == after, "all other fields are as before");
+        let after = Area {
+            index: end,
+            ..*before
+        };
+        let mut good = check_eq!(
+            self.area().index.wrapping_sub(before.base),
+            end - before.base,
+            "the index, from the base"
+        );
+        good &= check!(
+            Area {
+                index: end,
+                ..self.area()
+            } == after,
+            "all other fields are as before"
+        );
         for (n, expected) in expected.iter().enumerate() {
             let found = self.record(before.index + n as u64 * RECORD_BYTES);
-            good &= check_eq!((n as u64, (found.from, found.to)), (n as u64, expected.pair()), "a record: number, from, to");
+            good &= check_eq!(
+                (n as u64, (found.from, found.to)),
+                (n as u64, expected.pair()),
+                "a record: number, from, to"
+            );
             good &= check_eq!(found.flags, 0, "flags of a record");
         }
         let first = usize::try_from(before.index - self.buffer_address()).unwrap_or(0);

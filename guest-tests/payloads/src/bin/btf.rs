@@ -126,7 +126,10 @@ fn stepped(level: u8, sequence: &Sequence, debugctl: u64, rearm: u64) -> Option<
         (&raw mut btf_log.rearm).write_volatile(rearm);
     }
     insn::write_dr6(Dr6::RESET);
-    run_checked(Run { handlers: HANDLERS, ..Run::new(level, sequence, debugctl) })?;
+    run_checked(Run {
+        handlers: HANDLERS,
+        ..Run::new(level, sequence, debugctl)
+    })?;
     // SAFETY: the run is over.
     Some(unsafe { (&raw const btf_log).read_volatile() })
 }
@@ -137,7 +140,11 @@ fn check_steps(log: &Log, sequence: &Sequence) {
     let expected = sequence.records();
     check_eq!(log.count, expected.len(), "#DBs");
     for (n, (step, record)) in (0_u64..).zip(log.steps().iter().zip(expected)) {
-        check_eq!((n, step.rip), (n, record.to), "number of the #DB, saved RIP");
+        check_eq!(
+            (n, step.rip),
+            (n, record.to),
+            "number of the #DB, saved RIP"
+        );
         check_eq!(step.dr6 & 0xe00f, Dr6::BS.bits(), "DR6");
         check_eq!(step.debugctl & (BTF | LBR), 0, "BTF and LBR in the handler");
     }

@@ -3,11 +3,11 @@
 #![no_std]
 #![no_main]
 
+use hindsight_guest::insn;
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::dr::Dr6;
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
-use hindsight_guest::insn;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{BTS, BTS_OFF_OS, BTS_OFF_USR, LBR, TR, run_sequence};
 use hindsight_payloads::ds::Store;

@@ -6,11 +6,11 @@
 #![no_main]
 
 use hindsight_guest::prelude::*;
+use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF};
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::dr::Dr6;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::{apic, insn, msr, paging};
-use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF};
 use hindsight_payloads::branch::recorder::IRQ_VECTOR;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
@@ -31,7 +31,9 @@ fn check_stored(level: u8, sequence: &Sequence, bits: u64) -> bool {
     if run_sequence(level, sequence, debugctl).is_none() {
         return false;
     }
-    let expected = sequence.all(level).filtered(|item| item.is_stored(debugctl, level));
+    let expected = sequence
+        .all(level)
+        .filtered(|item| item.is_stored(debugctl, level));
     STORE.check_stored(&area, expected.items())
 }
 
@@ -212,18 +214,32 @@ case! {
 /// Checks what a circular buffer of `count` records holds after `expected`.
 fn check_circular(area: &Area, count: u64, expected: &List) {
     let total = expected.items().len() as u64;
-    check_eq!(STORE.area().index.wrapping_sub(area.base), total % count * RECORD_BYTES, "the index, from the base");
+    check_eq!(
+        STORE.area().index.wrapping_sub(area.base),
+        total % count * RECORD_BYTES,
+        "the index, from the base"
+    );
     for (n, item) in (0..total).zip(expected.items()) {
         if n + count >= total {
             let found = STORE.record(area.base + n % count * RECORD_BYTES);
-            check_eq!((n % count, (found.from, found.to)), (n % count, item.pair()), "an entry: number, from, to");
+            check_eq!(
+                (n % count, (found.from, found.to)),
+                (n % count, item.pair()),
+                "an entry: number, from, to"
+            );
             check_eq!(found.flags, 0, "flags");
         }
     }
     let end = usize::try_from(count * RECORD_BYTES).unwrap_or(0);
     let beyond = (end..ds::BUFFER).all(|n| STORE.byte(n) == ds::FILL);
     check!(beyond, "nothing at or above the maximum is written");
-    check!(Area { index: 0, ..STORE.area() } == Area { index: 0, ..*area }, "the other fields");
+    check!(
+        Area {
+            index: 0,
+            ..STORE.area()
+        } == Area { index: 0, ..*area },
+        "the other fields"
+    );
 }
 
 case! {

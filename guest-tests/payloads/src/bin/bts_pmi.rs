@@ -125,14 +125,25 @@ fn check_delivery(level: u8, lvt: u32, handler: u64, back: u64, flags: u64, sequ
         }
         apic::write(Apic::LVT_PMC, lvt);
         let area = arm(50, at as u64);
-        let what = Run { flags, ..Run::new(level, sequence, TR | BTS | BTINT) };
+        let what = Run {
+            flags,
+            ..Run::new(level, sequence, TR | BTS | BTINT)
+        };
         let Some(seen) = run_checked(what) else {
             return;
         };
         check_eq!(seen.irqs, 1, "interrupts");
-        check_eq!(seen.irq_rip, all.items()[at - 1].to, "saved RIP: the boundary after the branch");
+        check_eq!(
+            seen.irq_rip,
+            all.items()[at - 1].to,
+            "saved RIP: the boundary after the branch"
+        );
         STORE.check_stored(&area, interrupted(&all, at, handler, back).items());
-        check_eq!(apic::read(Apic::LVT_PMC), lvt | LVT_MASKED, "the LVT entry is masked");
+        check_eq!(
+            apic::read(Apic::LVT_PMC),
+            lvt | LVT_MASKED,
+            "the LVT entry is masked"
+        );
     }
 }
 

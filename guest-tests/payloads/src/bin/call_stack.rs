@@ -283,8 +283,9 @@ extern "C" fn probe() {
     let tos = msr::read(MSR_LASTBRANCH_TOS);
     let stack = Stack::read();
     check_eq!(stack.tos, tos, "TOS");
+    let found = &raw mut PROBE;
     // SAFETY: one processor runs, and no handler uses it.
-    let found = unsafe { &mut *(&raw mut PROBE) };
+    let found = unsafe { &mut *found };
     found.count = 0;
     // The WRMSR may be in a function of its own: begin below the call of this one.
     let own = probe as *const () as u64;
@@ -364,8 +365,9 @@ case! {
         let value = parse(&mut text);
         msr::write(IA32_DEBUGCTL, 0);
         check_eq!(value, 1 + 2 * (3 + 20 + (12 + 7) * 2) + 1, "the value of the expression");
+        let found = &raw const PROBE;
         // SAFETY: the probe is done.
-        let found = unsafe { &*(&raw const PROBE) };
+        let found = unsafe { &*found };
         let place = |f: extern "C" fn(&mut Text) -> u32| f as *const () as u64;
         let (sum, product, atom) = (place(sum), place(product), place(atom));
         let names = [sum, product, atom];

@@ -4,13 +4,13 @@
 #![no_main]
 
 use hindsight_guest::catch::logged;
+use hindsight_guest::insn;
 use hindsight_guest::msr::{self, GP};
 use hindsight_guest::paging::{self, A, D, P, PAGE, RW, US};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr0;
 use hindsight_guest::regs::dr::{Condition, Dr7, Length, Slot};
 use hindsight_guest::regs::msr::IA32_DS_AREA;
-use hindsight_guest::insn;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{BTINT, BTS, TR, run_sequence};
 use hindsight_payloads::ds::{self, Area, RECORD_BYTES, Store};
@@ -129,7 +129,13 @@ fn arm_high(area_flags: u64, buffer_flags: u64) -> Area {
     paging::map(HIGH + 2 * PAGE, buffer + PAGE, buffer_flags);
     let area = STORE.arm(100);
     let high = HIGH + PAGE;
-    let area = Area { base: high, index: high, maximum: high + 100 * RECORD_BYTES, threshold: u64::MAX, ..area };
+    let area = Area {
+        base: high,
+        index: high,
+        maximum: high + 100 * RECORD_BYTES,
+        threshold: u64::MAX,
+        ..area
+    };
     STORE.set_area(area);
     msr::write(IA32_DS_AREA, HIGH);
     area
@@ -142,7 +148,11 @@ fn check_high(level: u8, area: &Area) {
     check_eq!(STORE.area().index, end, "the index");
     for (n, item) in (0..).zip(all.items()) {
         let found = STORE.record(STORE.buffer_address() + n * RECORD_BYTES);
-        check_eq!((n, (found.from, found.to)), (n, item.pair()), "a record: number, from, to");
+        check_eq!(
+            (n, (found.from, found.to)),
+            (n, item.pair()),
+            "a record: number, from, to"
+        );
     }
 }
 

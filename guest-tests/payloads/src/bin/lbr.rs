@@ -339,4 +339,3 @@ case! {
         lbr::check_sequence(ctx.cpl, seq::one_of_each());
     }
 }
-

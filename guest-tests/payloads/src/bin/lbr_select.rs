@@ -23,7 +23,9 @@ fn check_filtered(level: u8, sequence: &Sequence, select: u64) -> bool {
     if run_sequence(level, sequence, LBR).is_none() {
         return false;
     }
-    let expected = sequence.all(level).filtered(|item| item.passes(select, level));
+    let expected = sequence
+        .all(level)
+        .filtered(|item| item.passes(select, level));
     lbr::check_list(&expected)
 }
 

@@ -22,17 +22,30 @@ payload!("ler");
 const BEFORE: (u64, u64) = (0x1111_0000, 0x2222_0000);
 
 /// Runs the sequence with `handlers`, one of which ends it.
-fn run_to(level: u8, sequence: &Sequence, debugctl: u64, handlers: &'static [(u8, Handler)]) -> bool {
+fn run_to(
+    level: u8,
+    sequence: &Sequence,
+    debugctl: u64,
+    handlers: &'static [(u8, Handler)],
+) -> bool {
     msr::write(MSR_LER_FROM_LIP, BEFORE.0);
     msr::write(MSR_LER_TO_LIP, BEFORE.1);
-    run_checked(Run { handlers, ..Run::new(level, sequence, debugctl) }).is_some()
+    run_checked(Run {
+        handlers,
+        ..Run::new(level, sequence, debugctl)
+    })
+    .is_some()
 }
 
 /// Checks LER and the newest two records of the LBR stack: the branch before, then the exception.
 fn check_ler(branch: (u64, u64), source: u64) {
     check_eq!(lbr::ler(), branch, "LER: the last branch before");
     let stack = Stack::read();
-    check_eq!(stack.entry(0).0, source, "source of the newest LBR record, the exception");
+    check_eq!(
+        stack.entry(0).0,
+        source,
+        "source of the newest LBR record, the exception"
+    );
     check_eq!(stack.entry(1), branch, "the record before it");
 }
 

@@ -4,7 +4,7 @@ use core::arch::global_asm;
 use core::cell::UnsafeCell;
 
 use hindsight_guest::boot::{USER_CODE, USER_DATA};
-use hindsight_guest::catch::{Exception, catch};
+use hindsight_guest::catch::catch;
 use hindsight_guest::check_eq;
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
 use hindsight_guest::vectors::{restore_gate, set_gate};
@@ -188,6 +188,15 @@ unsafe impl Sync for UserStack {}
 
 static USER_STACK: UserStack = UserStack(UnsafeCell::new([0; 4096]));
 
+/// The exception that ended a run, because no handler takes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Stopped {
+    /// Vector and error code.
+    pub code: (u8, u64),
+    /// Saved RIP.
+    pub rip: u64,
+}
+
 /// One run of a piece of code.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
@@ -261,7 +270,7 @@ const GATES: [(u8, u8, Handler); 12] = [
 /// Runs the code, and returns what the handlers saw, or the exception that none of them takes.
 ///
 /// Interrupts are off at the start, unless a run at CPL 3 says otherwise. IA32_DEBUGCTL is 0 after.
-pub fn run(run: Run) -> Result<Seen, Exception> {
+pub fn run(run: Run) -> Result<Seen, Stopped> {
     // SAFETY: no run is going on.
     unsafe { (&raw mut recorder_seen).write_volatile(Seen::default()) };
     let stack = if run.level == 3 {
@@ -285,7 +294,10 @@ pub fn run(run: Run) -> Result<Seen, Exception> {
     match fault {
         Some(exception) => {
             msr::write(IA32_DEBUGCTL, 0);
-            Err(exception)
+            Err(Stopped {
+                code: exception.code(),
+                rip: exception.rip,
+            })
         }
         // SAFETY: the handlers are done.
         None => Ok(unsafe { (&raw const recorder_seen).read_volatile() }),
@@ -305,9 +317,13 @@ pub fn run_sequence(level: u8, sequence: &Sequence, debugctl: u64) -> Option<See
 pub fn run_checked(what: Run) -> Option<Seen> {
     match run(what) {
         Ok(seen) => Some(seen),
-        Err(exception) => {
-            let found = Some((exception.code(), exception.rip));
-            check_eq!(found, None, "an exception ended the run: vector, error, RIP");
+        Err(stopped) => {
+            let found = Some((stopped.code, stopped.rip));
+            check_eq!(
+                found,
+                None,
+                "an exception ended the run: vector, error, RIP"
+            );
             None
         }
     }

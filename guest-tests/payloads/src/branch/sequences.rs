@@ -278,7 +278,10 @@ pub fn set_fast_calls() {
     msr::write(reg::IA32_SYSENTER_CS, 8);
     // Nothing is pushed there.
     msr::write(reg::IA32_SYSENTER_ESP, UNMAPPED);
-    msr::write(reg::IA32_SYSENTER_EIP, hindsight_sysexit as *const () as u64);
+    msr::write(
+        reg::IA32_SYSENTER_EIP,
+        hindsight_sysexit as *const () as u64,
+    );
 }
 
 /// IA32_EFER: SYSCALL and SYSRET.

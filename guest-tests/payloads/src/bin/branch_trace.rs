@@ -1,5 +1,0 @@
-//! x
-#![no_std]
-#![no_main]
-use hindsight_guest::prelude::*;
-payload!("branch_trace");
