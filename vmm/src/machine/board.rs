@@ -16,6 +16,7 @@ use super::MachineError;
 use super::timer::TimerBell;
 use crate::kvm::KvmError;
 use crate::memory;
+use crate::vcpu::attend::Reports;
 use crate::vcpu::control::{Control, lock};
 use crate::vcpu::report::{Crash, LastState};
 use crate::vcpu::stats::VcpuStats;
@@ -69,6 +70,8 @@ pub struct Board {
     pub cpuid: CpuidTable,
     /// Pause, resume, stop, kick.
     pub control: Arc<Control>,
+    /// Where processors tell a debugger that they stopped.
+    pub reports: Reports,
     /// Guest memory.
     pub memory: GuestMemoryMmap,
     pub(super) finish: Arc<Finish>,
