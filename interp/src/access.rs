@@ -58,6 +58,11 @@ impl Core {
         Some(unsafe { with_exposed_provenance_mut::<u64>(host as usize).read_unaligned() })
     }
 
+    /// Whether eight bytes can be written by the DS mechanism, as far as the TLB knows.
+    pub(crate) fn ds_can_write(&self, lin: u64) -> bool {
+        self.wr.find(lin, 8, Set::SupervisorAc as usize).is_some()
+    }
+
     /// A write of the DS mechanism, through the TLB only; false on a miss.
     pub(crate) fn ds_fast_write(&self, lin: u64, words: &[u64]) -> bool {
         let len = std::mem::size_of_val(words) as u64;

@@ -304,6 +304,10 @@ impl DsMemory for Core {
         Some(u64::from_le_bytes(bytes))
     }
 
+    fn writable(&mut self, linear: u64) -> bool {
+        self.ds_can_write(linear) || self.ds_pieces(linear, 8, Want::Write).is_some()
+    }
+
     fn write(&mut self, linear: u64, words: &[u64]) -> bool {
         if self.ds_fast_write(linear, words) {
             return true;
