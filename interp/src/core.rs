@@ -372,7 +372,7 @@ impl Core {
     /// What besides its bytes decides how code is decoded.
     pub(crate) fn block_key(&self) -> u8 {
         let limited = self.code != 8 && self.st.seg[seg::CS].limit != u32::MAX;
-        self.code | u8::from(limited) << 4 | u8::from(self.rec.observe.branches) << 5
+        self.code | u8::from(limited) << 4 | u8::from(self.rec.observe.notices()) << 5
     }
 
     /// Forgets all translations.

@@ -40,10 +40,12 @@ pub enum Stored {
 
 /// Stores one record; addresses are linear. Whether the privilege level wants it
 /// ([`Store::wants`]) was asked before.
+#[inline]
 pub fn store(memory: &mut impl DsMemory, how: &Store, from: u64, to: u64) -> Stored {
     try_store(memory, how, from, to).unwrap_or(Stored::Dropped)
 }
 
+#[inline]
 fn try_store(memory: &mut impl DsMemory, how: &Store, from: u64, to: u64) -> Option<Stored> {
     let at = |offset: u64| how.area.wrapping_add(offset);
     let base = memory.read(at(field::BASE))?;
