@@ -80,7 +80,11 @@ fn start(info: StartInfo) -> ! {
         Some("bts") => store_branches(),
         Some("watch") => {
             insn::write_dr0(UNTOUCHED.address());
-            insn::write_dr7(Dr7::RESET.with(Slot(0), Condition::ReadWrite, Length::Eight).0);
+            insn::write_dr7(
+                Dr7::RESET
+                    .with(Slot(0), Condition::ReadWrite, Length::Eight)
+                    .0,
+            );
         }
         _ => {}
     }
