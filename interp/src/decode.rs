@@ -7,6 +7,8 @@
 
 mod cpuid;
 mod select;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use cpuid::Features;
 
