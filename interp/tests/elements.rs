@@ -74,8 +74,8 @@ fn machine() -> (Ram, CpuState) {
     ram.write(CODE, unsafe {
         between(entry as *const u8, &raw const el_end)
     });
-    for i in 0..1024_u64 {
-        ram.write_u64(DATA + 8 * i as usize, i << 32 | (i + 7000));
+    for (i, place) in (0_u64..1024).zip((DATA..).step_by(8)) {
+        ram.write_u64(place, i << 32 | (i + 7000));
     }
     st.cr4 |= 1 << 18;
     st.xcr0 = 0xe7;

@@ -99,8 +99,8 @@ fn leads(bits: u32) -> Vec<Vec<u8>> {
                     }
                 }
                 for l in [0, 0x20, 0x40, 0x10, 0x30] {
-                    for (v, k) in [(0x7c, 0), (0x7c, 1), (0x6c, 0), (0x6c, 1)] {
-                        leads.push(vec![0x62, 0xf0 | map, w | v | pp, 0x08 | l | k]);
+                    for k in [0, 1] {
+                        leads.push(vec![0x62, 0xf0 | map, w | 0x7c | pp, 0x08 | l | k]);
                     }
                 }
             }
@@ -110,7 +110,7 @@ fn leads(bits: u32) -> Vec<Vec<u8>> {
         // Vector indices need addresses of 32 bits.
         let vex: Vec<_> = leads
             .iter()
-            .filter(|l| matches!(l.first(), Some(0xc4 | 0x62)))
+            .filter(|l| matches!(l[..], [0xc4, 0xe2, ..] | [0x62, 0xf2, ..]))
             .cloned()
             .collect();
         leads.extend(vex.into_iter().map(|l| [&[0x67][..], &l].concat()));

@@ -3,11 +3,6 @@
 //!
 //! SDM Vol. 2, "VSIB Memory Addressing", "VPGATHERDD", "VPSCATTERDD", "MASKMOVDQU".
 
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "register numbers, sizes and elements are small"
-)]
-
 use super::check_state;
 use crate::core::{Core, Fault, UD_, cut};
 use crate::op::Op;
