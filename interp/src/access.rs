@@ -27,7 +27,7 @@ impl NearDs<'_> {
     #[inline(always)]
     fn field(&self, linear: u64) -> Option<*mut u64> {
         let offset = linear.wrapping_sub(self.area);
-        (offset < DS_FIELDS && offset % 8 == 0)
+        (offset < DS_FIELDS && offset.is_multiple_of(8))
             .then(|| self.host.wrapping_byte_add(offset as usize))
     }
 }

@@ -126,7 +126,9 @@ impl Core {
     /// Retired instructions with the block that ends here.
     #[inline(always)]
     fn now(&self) -> u32 {
-        self.rec.stamp.wrapping_sub(self.budget as u32)
+        self.rec
+            .stamp
+            .wrapping_sub(self.budget.cast_unsigned() as u32)
     }
 
     /// The slice or the count of retired instructions changed.
