@@ -9,4 +9,5 @@ pub mod cpuid;
 pub mod facility;
 pub mod msr;
 pub mod state;
+mod state_check;
 pub mod tsc;
