@@ -1,0 +1,205 @@
+//! What deterministic mode keeps of one processor: its hash, its place, its random numbers.
+//!
+//! The hash is a chain: the digest of the digest before and of one event. So it can be saved
+//! between any two events.
+
+use hindsight_cpu::state::CpuState;
+use hindsight_devices::clock::Ticks;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// What goes into the hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(in crate::vcpu) enum Noted {
+    PortRead,
+    PortWrite,
+    MmioRead,
+    MmioWrite,
+    Rdmsr,
+    Wrmsr,
+    Interrupt,
+    Nmi,
+    Boundary,
+    Random,
+}
+
+/// What a [`Noted::Boundary`] tells of a processor: its general registers, RFLAGS and CR3.
+const WORDS: usize = 18;
+
+/// Bytes of an event that go into one link of the chain.
+const DATA_MAX: usize = WORDS * 8;
+
+/// Saved state of a processor's track. Every value is possible.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrackState {
+    /// The hash of all events so far, low half first.
+    pub digest: [u64; 2],
+    /// The generator behind RDRAND and RDSEED.
+    pub random: u64,
+    /// Retired instructions.
+    pub retired: u64,
+}
+
+/// What deterministic mode keeps of one processor.
+pub(in crate::vcpu) struct Track {
+    digest: u128,
+    random: u64,
+    /// Retired instructions by which the clock was moved.
+    pub(in crate::vcpu) retired: u64,
+    /// When the run in progress ends; an earlier timer interrupts it. 0: no timer does.
+    pub(in crate::vcpu) until: Ticks,
+    /// Reused, so that a boundary allocates nothing.
+    pub(super) scratch: Box<CpuState>,
+}
+
+impl std::fmt::Debug for Track {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Track")
+            .field("retired", &self.retired)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One step of the SplitMix64 generator.
+fn split_mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
+
+impl Track {
+    /// For processor `id` of a machine with this seed.
+    pub(super) fn new(seed: u64, id: usize) -> Self {
+        let mut random = seed;
+        for _ in 0..=id {
+            random = split_mix(&mut random);
+        }
+        Self {
+            digest: 0,
+            random,
+            retired: 0,
+            until: 0,
+            scratch: Box::new(CpuState::reset()),
+        }
+    }
+
+    /// The state, to be saved.
+    pub(super) fn save(&self) -> TrackState {
+        let low = self.digest & u128::from(u64::MAX);
+        let half = |half: u128| u64::try_from(half).unwrap_or(0);
+        TrackState {
+            digest: [half(low), half(self.digest >> 64)],
+            random: self.random,
+            retired: self.retired,
+        }
+    }
+
+    /// Takes over a state.
+    pub(super) fn restore(&mut self, state: &TrackState) {
+        let [low, high] = state.digest.map(u128::from);
+        self.digest = high << 64 | low;
+        self.random = state.random;
+        self.retired = state.retired;
+        self.until = 0;
+    }
+
+    /// 64 bits for RDRAND and RDSEED.
+    pub(in crate::vcpu) fn random(&mut self) -> u64 {
+        split_mix(&mut self.random)
+    }
+
+    /// Puts an event into the hash, with its place in this processor's instructions and its time.
+    pub(in crate::vcpu) fn note(&mut self, noted: Noted, now: Ticks, place: u64, data: &[u8]) {
+        let mut head = [0; 32];
+        head[0] = noted as u8;
+        head[1..8].copy_from_slice(&data.len().to_le_bytes()[..7]);
+        head[8..16].copy_from_slice(&self.retired.to_le_bytes());
+        head[16..24].copy_from_slice(&now.to_le_bytes());
+        head[24..].copy_from_slice(&place.to_le_bytes());
+        let mut chunks = data.chunks(DATA_MAX);
+        self.link(&head, chunks.next().unwrap_or_default());
+        chunks.for_each(|chunk| self.link(&[0; 32], chunk));
+    }
+
+    fn link(&mut self, head: &[u8; 32], data: &[u8]) {
+        let mut bytes = [0; 48 + DATA_MAX];
+        bytes[..16].copy_from_slice(&self.digest.to_le_bytes());
+        bytes[16..48].copy_from_slice(head);
+        bytes[48..48 + data.len()].copy_from_slice(data);
+        self.digest = xxh3_128(&bytes[..48 + data.len()]);
+    }
+
+    /// Puts the registers in [`Track::scratch`] into the hash.
+    pub(super) fn note_boundary(&mut self, now: Ticks) {
+        let state = &self.scratch;
+        let mut words = [0; WORDS * 8];
+        let values = state.gpr.iter().chain([&state.rflags, &state.cr3]);
+        for (word, value) in words.chunks_exact_mut(8).zip(values) {
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+        let rip = state.rip;
+        self.note(Noted::Boundary, now, rip, &words);
+    }
+
+    /// The hash of all events so far.
+    pub(super) fn digest(&self) -> u128 {
+        self.digest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_and_seeds_have_random_numbers_of_their_own() {
+        let numbers = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(seed, id)| {
+            let mut track = Track::new(seed, id);
+            [track.random(), track.random()]
+        });
+        let mut all: Vec<_> = numbers.concat();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 8);
+        assert_eq!(Track::new(0, 0).random(), Track::new(0, 0).random());
+    }
+
+    #[test]
+    fn hash_depends_on_place_time_and_data() {
+        let digest = |retired, now, place, data: &[u8]| {
+            let mut track = Track::new(0, 0);
+            track.retired = retired;
+            track.note(Noted::PortWrite, now, place, data);
+            track.digest()
+        };
+        let base = digest(1, 2, 3, &[4]);
+        assert_eq!(base, digest(1, 2, 3, &[4]));
+        for other in [
+            digest(9, 2, 3, &[4]),
+            digest(1, 9, 3, &[4]),
+            digest(1, 2, 9, &[4]),
+            digest(1, 2, 3, &[9]),
+            digest(1, 2, 3, &[4, 0]),
+        ] {
+            assert_ne!(base, other);
+        }
+        let long = |last| digest(1, 2, 3, &[&[0; 3 * DATA_MAX][..], &[last]].concat());
+        assert_ne!(long(1), long(2));
+    }
+
+    #[test]
+    fn restored_track_goes_on_as_the_saved_one() {
+        let mut track = Track::new(3, 1);
+        track.note(Noted::PortRead, 5, 6, &[7]);
+        track.random();
+        let mut other = Track::new(0, 0);
+        other.restore(&track.save());
+        for track in [&mut track, &mut other] {
+            track.note(Noted::PortRead, 8, 9, &[10]);
+        }
+        assert_eq!(other.save(), track.save());
+        assert_eq!(other.random(), track.random());
+    }
+}
