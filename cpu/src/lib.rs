@@ -8,6 +8,7 @@ pub mod armed;
 pub mod cpuid;
 pub mod facility;
 pub mod msr;
+pub mod pmu;
 pub mod state;
 mod state_check;
 pub mod tsc;

@@ -18,6 +18,7 @@ use super::timer::TimerBell;
 use crate::kvm::KvmError;
 use crate::memory;
 use crate::snapshot::RestoreError;
+use crate::vcpu::attend::Reports;
 use crate::vcpu::control::{Control, lock};
 use crate::vcpu::report::{Crash, LastState};
 use crate::vcpu::stats::VcpuStats;
@@ -73,6 +74,8 @@ pub struct Board {
     pub cpuid: CpuidTable,
     /// Pause, resume, stop, kick.
     pub control: Arc<Control>,
+    /// Where processors tell a debugger that they stopped.
+    pub reports: Reports,
     /// Guest memory.
     pub memory: GuestMemoryMmap,
     pub(super) finish: Arc<Finish>,

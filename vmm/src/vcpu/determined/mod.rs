@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hindsight_cpu::state::CpuState;
+use hindsight_interp::{Hit, Stops};
 use serde::{Deserialize, Serialize};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use xxhash_rust::xxh3::Xxh3;
@@ -65,6 +66,13 @@ pub enum Stop {
     Reached,
     /// The run is over before that; [`Determined::take_outcome`] says how.
     Ended,
+    /// A processor reached what [`Determined::set_stops`] asks for.
+    Hit {
+        /// Which.
+        cpu: usize,
+        /// What.
+        hit: Hit,
+    },
     /// [`Breaker::stop`] was called. The machine can go on.
     Interrupted,
 }
@@ -153,7 +161,9 @@ impl Determined {
             let Some(vcpu) = self.vcpus.get_mut(*turn) else {
                 return Stop::Ended;
             };
+            let cpu = *turn;
             match vcpu.turn(used, place - now) {
+                Turn::Hit(hit) => return Stop::Hit { cpu, hit },
                 Turn::Limit => return Stop::Reached,
                 Turn::Stop => return Stop::Ended,
                 Turn::Ran => *idle = false,
@@ -188,6 +198,14 @@ impl Determined {
         board.clock.advance(due.saturating_sub(board.clock.now()));
         board.irq.advance(board.clock.now());
         true
+    }
+
+    /// What the processors stop for from now on; the guest cannot tell. A breakpoint at the next
+    /// instruction is hit at once: to get past it, run to the next place without stops.
+    pub fn set_stops(&mut self, stops: &Stops) {
+        for vcpu in &mut self.vcpus {
+            vcpu.vcpu.set_stops(stops);
+        }
     }
 
     /// How the run ended, once: `None` while it can go on.
@@ -342,7 +360,7 @@ impl Determined {
 pub fn thread(vcpus: Vec<ObservedVcpu>, board: &Arc<Board>) -> Vec<LastState> {
     let mut machine = Determined::new(vcpus, board.clone());
     let guard = LoopGuard { id: 0, board };
-    if board.control.checkpoint() == Checkpoint::Run {
+    if board.control.checkpoint(0..1, &mut |_, _| {}) == Checkpoint::Run {
         machine.run_to(u64::MAX);
     }
     drop(guard);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::{Exit, Platform};
+use hindsight_interp::{Exit, Hit, Platform};
 
 use super::{Noted, QUANTUM, Track};
 use crate::machine::Board;
@@ -21,6 +21,8 @@ pub(super) enum Turn {
     Idle,
     /// As many instructions as were allowed are retired; the turn is not over.
     Limit,
+    /// What a debugger stops for was reached; the turn is not over.
+    Hit(Hit),
     /// The machine stops.
     Stop,
 }
@@ -73,7 +75,8 @@ impl ObservedVcpu {
             *used += self.retired().wrapping_sub(before);
             match exit {
                 Exit::Halted => halted = true,
-                Exit::Budget | Exit::Kicked | Exit::Leave => {}
+                Exit::Budget | Exit::Kicked | Exit::Leave | Exit::Stepped => {}
+                Exit::Stop(hit) => return Turn::Hit(hit),
                 Exit::Shutdown => {
                     self.crash(&board, CrashCause::TripleFault);
                     return Turn::Stop;
@@ -89,8 +92,8 @@ impl ObservedVcpu {
     /// The machine is stopped. Waits out a pause.
     fn must_stop(&self, board: &Board) -> bool {
         board.control.doorbell(self.around.models.id).answer()
-            && board.control.wants_checkpoint()
-            && board.control.checkpoint() == Checkpoint::Stop
+            && board.control.wants_checkpoint(0..1)
+            && board.control.checkpoint(0..1, &mut |_, _| {}) == Checkpoint::Stop
     }
 
     /// Runs `limit` instructions at most, and not beyond the next timer.
