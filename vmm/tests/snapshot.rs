@@ -30,6 +30,7 @@ fn machine(payload: &str, cpus: usize, seed: u64) -> Determined {
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()),
+        messages: None,
     };
     let prepared = Prepared::new(&config, &plan).expect("the image is good");
     let machine = prepared.deterministic(seed).build(None, sinks);

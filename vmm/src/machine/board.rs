@@ -17,6 +17,7 @@ use super::devices::{Devices, DevicesState};
 use super::timer::TimerBell;
 use crate::kvm::KvmError;
 use crate::memory;
+use crate::messages::BranchMessages;
 use crate::snapshot::RestoreError;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::{Control, lock};
@@ -78,6 +79,8 @@ pub struct Board {
     pub reports: Reports,
     /// Guest memory.
     pub memory: GuestMemoryMmap,
+    /// Who listens to branch trace messages.
+    pub messages: Option<BranchMessages>,
     pub(super) finish: Arc<Finish>,
     pub(super) timer: Arc<TimerBell>,
     /// Processors that wait for KVM to open an interrupt window.

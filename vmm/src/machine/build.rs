@@ -28,6 +28,7 @@ use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
 use crate::layout::{Layout, LayoutError};
 use crate::memory::{self, MemoryError};
+use crate::messages::BranchMessages;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::Control;
 use crate::vcpu::determined::{self, Determined};
@@ -404,8 +405,11 @@ struct Processor<'a> {
 
 /// What works in an engine on this host.
 fn facilities(engine: Engine) -> Facilities {
+    if engine == Engine::Interp {
+        return Facilities::OBSERVED;
+    }
     // Without an in-kernel APIC, some KVMs swallow writes of the deadline.
-    let lost = engine == Engine::Kvm && !matches!(doctor::unmet("tsc-deadline-exit"), Ok(None));
+    let lost = !matches!(doctor::unmet("tsc-deadline-exit"), Ok(None));
     if lost {
         Facilities::NATIVE.difference(Facilities::TSC_DEADLINE)
     } else {
@@ -476,7 +480,7 @@ fn board(
     layout: &Layout,
     memory: GuestMemoryMmap,
     processor: &Processor<'_>,
-    sinks: Sinks,
+    mut sinks: Sinks,
 ) -> Result<Arc<Board>, MachineError> {
     let clock = Arc::new(if processor.deterministic {
         Clock::new_virtual(processor.tsc_hz)
@@ -528,6 +532,7 @@ fn board(
         layout,
         cpus: u16::try_from(config.cpus).unwrap_or(u16::MAX),
     };
+    let messages = sinks.messages.take().map(BranchMessages::new);
     let (ports, mmio, devices) = devices::build(&wiring, sinks)?;
     let windows = AtomicU64::new(0);
     let board = Board {
@@ -540,6 +545,7 @@ fn board(
         control,
         reports: Reports::new().map_err(MachineError::Reports)?,
         memory,
+        messages,
         finish,
         timer,
         windows,
