@@ -116,6 +116,25 @@ impl Vcpu {
         self.core.memory.changed(gpa, len);
     }
 
+    /// Tells that something else ran the guest: its code may have changed anywhere. What was
+    /// decoded is compared with memory before it is used again.
+    pub fn distrust_code(&mut self) {
+        self.core.cache.distrust();
+        self.core.new_context();
+    }
+
+    /// Whether the state between two instructions is all there is: no shadow, no trap and no event
+    /// under way. Otherwise running one instruction more, at most a few times, gets there.
+    pub fn at_clean_boundary(&self) -> bool {
+        let events = &self.core.st.events;
+        !self.core.trap_pending
+            && events.exception.is_none()
+            && events.interrupt.is_none()
+            && !events.mov_ss_shadow
+            && !events.sti_shadow
+            && events.deferred_db == 0
+    }
+
     /// For stopping a run from another thread.
     pub fn kicker(&self) -> Kicker {
         self.kicker.clone()
@@ -437,6 +456,9 @@ impl Core {
         }
         let gpa = self.translate_code(lin)?;
         let key = self.block_key() | if exact { EXACT } else { 0 };
+        let memory = &self.memory;
+        self.cache
+            .recheck(gpa, key, |gpa, bytes| memory.read(gpa, bytes));
         let known = self
             .cache
             .find(gpa, key)
