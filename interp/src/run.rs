@@ -13,6 +13,7 @@ use crate::memory::Memory;
 use crate::op::{Next, slot};
 use crate::ops::branch;
 use crate::platform::{Observe, Platform};
+use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::{Activity, CpuState};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -133,6 +134,11 @@ impl Vcpu {
             && !events.mov_ss_shadow
             && !events.sti_shadow
             && events.deferred_db == 0
+    }
+
+    /// What the debug registers arm.
+    pub fn armed_by_dr7(&self) -> Armed {
+        Armed::by_dr7(self.core.st.dr7, self.core.st.cr4)
     }
 
     /// For stopping a run from another thread.

@@ -13,6 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::dispatch::CrashCause;
 use super::guard::LoopGuard;
+use super::mode::Engine;
 use super::observed::ObservedVcpu;
 use super::report::LastState;
 use crate::machine::Board;
@@ -137,7 +138,7 @@ impl Track {
 /// stopped in where the board asks for them.
 pub fn thread(mut vcpus: Vec<ObservedVcpu>, board: &Arc<Board>) -> Vec<LastState> {
     let guard = LoopGuard { id: 0, board };
-    if board.control.checkpoint() == Checkpoint::Run {
+    if board.control.checkpoint(Engine::Interp, true) == Checkpoint::Run {
         run(&mut vcpus, board);
     }
     drop(guard);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use hindsight_cpu::armed::Armed;
 use hindsight_cpu::msr::{Effect, MsrConfig, Msrs, Now, RdmsrOutcome, WrmsrOutcome};
 use hindsight_regs::msr as regs;
 
@@ -56,10 +57,17 @@ impl Models {
     pub fn record(&mut self, what: What) {
         if let What::Exit(kind) = what {
             self.exits.count(kind);
+            self.board.modes.exited();
         }
         if let Some(recorder) = &self.recorder {
             recorder.record(self.id, what);
         }
+    }
+
+    /// Tells the machine what is armed: by the MSRs, and by the debug registers as the caller says.
+    pub fn tell_armed(&self, by_debug_registers: Armed) {
+        let armed = self.msrs.armed() | by_debug_registers;
+        self.board.arm(self.id, armed);
     }
 
     /// A read where there is no memory.
@@ -88,7 +96,8 @@ impl Models {
             .filter(|&offset| offset < 0x1000)
     }
 
-    fn now(&self) -> Now {
+    /// The time, for the models.
+    pub fn now(&self) -> Now {
         Now {
             ticks: self.board.clock.now(),
         }

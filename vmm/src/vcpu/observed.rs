@@ -1,8 +1,9 @@
 //! The observed way to run: the loop round the interpreter.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use hindsight_cpu::armed::Armed;
 use hindsight_cpu::msr::Effect;
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Vcpu};
@@ -11,22 +12,28 @@ use hindsight_regs::msr as regs;
 use super::control::{Checkpoint, Doorbell};
 use super::determined::{Noted, Track, Turn};
 use super::dispatch::{Bytes, CrashCause};
-use super::guard::LoopGuard;
+use super::mode::Engine;
 use super::models::Models;
-
-use super::record::{Kind, Recorder, What};
+use super::record::{Kind, What};
 use super::report::{Crash, LastState};
 use super::stats::VcpuStats;
+use super::switch::Ended;
 use crate::machine::{Board, Outcome};
 
 /// Instructions between two looks at the doorbell by the run loop itself.
 const BUDGET: u64 = 1 << 24;
+
+/// Instructions after which a shadow or a trap under way is surely over: one would do, but for
+/// those that make the next one.
+const SETTLE: usize = 16;
 
 /// A processor that runs in the interpreter.
 #[derive(Debug)]
 pub struct ObservedVcpu {
     vcpu: Vcpu,
     around: Around,
+    /// What the debug registers arm, as the machine was told.
+    armed: Armed,
 }
 
 /// The machine around the processor, as the interpreter sees it.
@@ -117,6 +124,10 @@ impl Platform for Around {
         let id = self.models.id;
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
         let effect = answer.ok().flatten().ok_or(Gp)?;
+        if effect == Effect::Armed {
+            let by_debug_registers = Armed::by_dr7(state.dr7, state.cr4);
+            self.models.tell_armed(by_debug_registers);
+        }
         if let (regs::IA32_FMASK, Effect::Mirror(mask)) = (index, effect) {
             // What a mirrored MSR is to KVM: SYSCALL uses it.
             state.msrs.fmask = mask;
@@ -207,7 +218,11 @@ impl Platform for Around {
 impl ObservedVcpu {
     /// A processor in `state`.
     pub fn new(memory: Arc<Memory>, models: Models, state: &CpuState) -> Self {
-        let mut vcpu = Vcpu::new(memory);
+        Self::from_parts(Vcpu::new(memory), models, state)
+    }
+
+    /// A processor in `state`, which goes on in an interpreter that was used before.
+    pub fn from_parts(mut vcpu: Vcpu, models: Models, state: &CpuState) -> Self {
         vcpu.load(state);
         let random = models.board.clock.now() ^ 0x9e37_79b9_7f4a_7c15;
         Self {
@@ -217,7 +232,22 @@ impl ObservedVcpu {
                 random,
                 track: None,
             },
+            armed: Armed::empty(),
         }
+    }
+
+    /// The interpreter, and the models.
+    pub fn into_parts(self) -> (Vcpu, Models) {
+        (self.vcpu, self.around.models)
+    }
+
+    /// Which processor.
+    pub const fn id(&self) -> usize {
+        self.around.models.id
+    }
+
+    pub(super) const fn models_mut(&mut self) -> &mut Models {
+        &mut self.around.models
     }
 
     /// Makes this a processor of deterministic mode, see [`super::determined`].
@@ -225,25 +255,12 @@ impl ObservedVcpu {
         self.around.track = Some(Track::new(seed, self.around.models.id));
     }
 
-    /// Has everything that happens to this processor kept.
-    pub fn set_recorder(&mut self, recorder: Arc<Recorder>) {
-        self.around.models.recorder = Some(recorder);
-    }
-
-    /// Runs until the machine stops. Gives the state it stopped in where the board asks for it.
-    pub fn thread(mut self, board: &Arc<Board>) -> Option<LastState> {
-        let id = self.around.models.id;
-        let guard = LoopGuard { id, board };
-        let doorbell = board.control.doorbell(id);
-        if board.control.checkpoint() == Checkpoint::Run {
-            self.run(board, doorbell);
+    /// Runs until the machine stops or changes its engine. It has then ended the machine where the
+    /// guest cannot go on.
+    pub(super) fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) -> Ended {
+        if let Some(ended) = self.checkpoint(board, doorbell) {
+            return ended;
         }
-        drop(guard);
-        board.add_stats(self.stats());
-        board.wants_last_state().then(|| self.last_state(board))
-    }
-
-    fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) {
         loop {
             self.start_signals();
             match self.vcpu.run(&mut self.around, BUDGET) {
@@ -251,19 +268,65 @@ impl ObservedVcpu {
                 Exit::Halted => self.around.served(Kind::Halt, |_| {
                     doorbell.sleep(Duration::from_secs(3600));
                 }),
-                Exit::Shutdown => return self.crash(board, CrashCause::TripleFault),
-                Exit::Missing { bytes, .. } => {
-                    return self.crash(board, CrashCause::Missing(bytes.to_vec()));
-                }
+                exit @ (Exit::Shutdown | Exit::Missing { .. }) => return self.end(board, exit),
             }
+            self.tell_armed();
             if doorbell.is_rung() {
                 doorbell.answer();
-                if board.control.wants_checkpoint()
-                    && board.control.checkpoint() == Checkpoint::Stop
-                {
-                    return;
+                if let Some(ended) = self.checkpoint(board, doorbell) {
+                    return ended;
                 }
             }
+        }
+    }
+
+    /// The guest cannot go on.
+    fn end(&mut self, board: &Arc<Board>, exit: Exit) -> Ended {
+        let cause = match exit {
+            Exit::Missing { bytes, .. } => CrashCause::Missing(bytes.to_vec()),
+            _ => CrashCause::TripleFault,
+        };
+        self.crash(board, cause);
+        Ended::Stopped
+    }
+
+    /// Tells the machine what the debug registers arm, if that is news.
+    fn tell_armed(&mut self) {
+        let armed = self.vcpu.armed_by_dr7();
+        if armed != self.armed {
+            self.armed = armed;
+            self.around.models.tell_armed(armed);
+        }
+    }
+
+    /// Comes to a checkpoint, if that is wanted.
+    fn checkpoint(&mut self, board: &Arc<Board>, doorbell: &Doorbell) -> Option<Ended> {
+        if !board.control.wants_checkpoint() {
+            return None;
+        }
+        let since = Instant::now();
+        // What must stay in the interpreter says so before it can be moved out.
+        self.tell_armed();
+        for _ in 0..SETTLE {
+            if self.vcpu.at_clean_boundary() {
+                break;
+            }
+            doorbell.answer();
+            let exit = self.vcpu.run(&mut self.around, 1);
+            if matches!(exit, Exit::Shutdown | Exit::Missing { .. }) {
+                return Some(self.end(board, exit));
+            }
+        }
+        let movable = self.vcpu.at_clean_boundary();
+        match board.control.checkpoint(Engine::Interp, movable) {
+            Checkpoint::Run => {
+                if !movable {
+                    doorbell.ring();
+                }
+                None
+            }
+            Checkpoint::Stop => Some(Ended::Stopped),
+            Checkpoint::Change(to) => Some(Ended::Change(to, since)),
         }
     }
 
@@ -274,7 +337,7 @@ impl ObservedVcpu {
         loop {
             if doorbell.answer()
                 && board.control.wants_checkpoint()
-                && board.control.checkpoint() == Checkpoint::Stop
+                && board.control.checkpoint(Engine::Interp, true) == Checkpoint::Stop
             {
                 return Turn::Stop;
             }
@@ -355,6 +418,8 @@ impl ObservedVcpu {
             }
             self.around.models.msrs.init();
             self.vcpu.load(&state);
+            self.armed = Armed::empty();
+            self.around.models.tell_armed(self.armed);
         }
         if let Some(vector) = pending.sipi.and_then(|_| board.irq.take_sipi(id)) {
             let mut state = self.state();
@@ -365,7 +430,7 @@ impl ObservedVcpu {
         }
     }
 
-    fn state(&mut self) -> CpuState {
+    pub(super) fn state(&mut self) -> CpuState {
         let mut state = CpuState::reset();
         self.vcpu.store(&mut state);
         state
