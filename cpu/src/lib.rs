@@ -8,5 +8,6 @@ pub mod armed;
 pub mod cpuid;
 pub mod facility;
 pub mod msr;
+pub mod pmu;
 pub mod state;
 pub mod tsc;

@@ -15,6 +15,7 @@ use crate::flags::{AC, ARITH, Flags, IF, RF, TF, VM};
 use crate::memory::Memory;
 use crate::op::{HIGH, Next, Op, slot};
 use crate::platform::{Branch, BranchClass, Observe, Platform};
+use crate::stops::Armed;
 use crate::thunk::{Thunks, Vectors};
 use crate::tlb::{Set, Tlb};
 use crate::word::Word;
@@ -181,6 +182,8 @@ pub(crate) struct Core {
     /// A trap waits even if `trap` is 0.
     pub(crate) trap_pending: bool,
     pub(crate) watching: bool,
+    /// What a debugger outside the machine stops for.
+    pub(crate) stops: Armed,
     /// RIP of the last software interrupt.
     pub(crate) soft_rip: u64,
     /// The REP instruction stopped between iterations.
@@ -252,6 +255,7 @@ impl Core {
             trap: 0,
             trap_pending: false,
             watching: false,
+            stops: Armed::new(),
             soft_rip: 0,
             repeat: false,
             retired_base: 0,

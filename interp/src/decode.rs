@@ -124,6 +124,7 @@ impl Core {
         } else {
             self.st.seg[seg::CS].limit.into()
         };
+        let lin = self.code_lin(rip);
         let mut decoder = Decoder::with_ip(bits, &code.bytes, rip, DecoderOptions::NONE);
         let mut insn = Instruction::default();
         let mut ops: Vec<Op> = Vec::with_capacity(8);
@@ -132,6 +133,9 @@ impl Core {
         let mut len = 0;
         while count < most && decoder.can_decode() && !ended {
             let at = decoder.position();
+            if count != 0 && self.stops.splits(lin.wrapping_add(at as u64)) {
+                break;
+            }
             decoder.decode_out(&mut insn);
             let short = decoder.last_error() == DecoderError::NoMoreBytes;
             if short && code.bytes.len() - at < LONGEST {

@@ -88,6 +88,9 @@ impl Core {
 
     /// Delivers an event; faults on the way become what the tables of the manual say.
     pub(crate) fn deliver(&mut self, event: Event) -> Result<(), Shutdown> {
+        if self.stop_before(&event) {
+            return Ok(());
+        }
         let mut event = event;
         if event.vector == DB && event.cause != Cause::Software && event.cause != Cause::External {
             self.enter_debug();
@@ -146,7 +149,24 @@ impl Core {
         }
     }
 
+    /// The debugger sees this exception first: it waits in the state.
+    fn stop_before(&mut self, event: &Event) -> bool {
+        if event.cause != Cause::Exception {
+            return false;
+        }
+        let payload = match event.vector {
+            PF => Some(self.st.cr2),
+            DB => Some(self.st.dr6 & 0xf),
+            _ => None,
+        };
+        self.stop_at_exception(event.vector, event.code, payload)
+    }
+
     fn note_delivery(&mut self, event: &Event, from: u64, cpl: u8) {
+        self.stops.deliveries += 1;
+        if event.vector == DF || matches!(event.cause, Cause::Software | Cause::Icebp) {
+            self.stop_after_delivery(event.vector, event.code);
+        }
         self.st.events.mov_ss_shadow = false;
         self.st.events.sti_shadow = false;
         if self.observe.branches {

@@ -13,6 +13,7 @@ use crate::memory::Memory;
 use crate::op::{Next, slot};
 use crate::ops::branch;
 use crate::platform::{Observe, Platform};
+use crate::stops::{Hit, Stops};
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::{Activity, CpuState};
 use std::ptr::NonNull;
@@ -39,6 +40,10 @@ pub enum Exit {
     /// [`crate::Pending::leave`] was set, or the guest does nothing but fault: an exception whose
     /// handler raises the next one before its first instruction retires.
     Leave,
+    /// Something of [`Vcpu::set_stops`] was reached.
+    Stop(Hit),
+    /// [`Vcpu::step`] did what it does.
+    Stepped,
     /// An instruction that the interpreter lacks: its bytes (the unused ones are 0) and RIP.
     Missing {
         /// The instruction's bytes.
@@ -106,10 +111,20 @@ impl Vcpu {
         self.core.store(state);
     }
 
+    /// RIP, between two runs.
+    pub fn rip(&self) -> u64 {
+        self.core.rip
+    }
+
     /// What is reported to the platform from now on.
     pub fn observe(&mut self, observe: Observe) {
         self.core.observe = observe;
         self.core.new_context();
+    }
+
+    /// What a debugger outside the machine stops for from now on. The guest cannot tell.
+    pub fn set_stops(&mut self, stops: &Stops) {
+        self.core.set_stops(stops);
     }
 
     /// Tells that something other than a processor wrote guest memory.
@@ -159,6 +174,24 @@ impl Vcpu {
 
     /// Runs until something stops it, at most `budget` instructions.
     pub fn run<P: Platform>(&mut self, platform: &mut P, budget: u64) -> Exit {
+        self.enter(platform, |vcpu| vcpu.run_inner(budget))
+    }
+
+    /// For a debugger: executes one instruction, whether or not a breakpoint is set there, or
+    /// delivers one event, and comes back with [`Exit::Stepped`]. With `quiet`, interrupts and NMIs
+    /// wait meanwhile, unless the processor is halted.
+    pub fn step<P: Platform>(&mut self, platform: &mut P, quiet: bool) -> Exit {
+        self.core.stops.quiet = quiet;
+        let exit = self.enter(platform, Self::step_inner);
+        self.core.stops.quiet = false;
+        exit
+    }
+
+    fn enter<P: Platform>(
+        &mut self,
+        platform: &mut P,
+        inner: impl FnOnce(&mut Self) -> Exit,
+    ) -> Exit {
         if !self.prepared {
             self.prepared = true;
             self.core.features = Features::of(platform);
@@ -174,15 +207,52 @@ impl Vcpu {
         let erased: NonNull<dyn Platform + 'static> =
             unsafe { std::mem::transmute(NonNull::from(platform)) };
         self.core.platform = Some(erased);
-        let exit = self.run_inner(budget);
+        let exit = inner(self);
         self.core.tell_branches();
         self.core.platform = None;
         exit
     }
 
+    fn step_inner(&mut self) -> Exit {
+        let core = &mut *self.core;
+        core.catch_up();
+        core.stops.hit = None;
+        let before = core.stops.deliveries;
+        if let Some(e) = core.st.events.exception.take() {
+            return match core.deliver_saved(e) {
+                Ok(()) => core.stopped().unwrap_or(Exit::Stepped),
+                Err(Shutdown) => core.shutdown(),
+            };
+        }
+        match core.boundary() {
+            Ok(None) if core.stops.deliveries != before => {
+                return core.stopped().unwrap_or(Exit::Stepped);
+            }
+            Ok(None) => {}
+            Ok(Some(exit)) => return exit,
+            Err(Shutdown) => return core.shutdown(),
+        }
+        core.slice = 1;
+        core.budget = 1;
+        let outcome = core.step();
+        core.account();
+        let outcome = outcome.and_then(|exit| {
+            if core.trap_pending && core.stops.hit.is_none() {
+                core.deliver_trap()?;
+            }
+            Ok(exit)
+        });
+        match outcome {
+            Ok(Some(exit)) => exit,
+            Ok(None) => core.stopped().unwrap_or(Exit::Stepped),
+            Err(Shutdown) => core.shutdown(),
+        }
+    }
+
     fn run_inner(&mut self, budget: u64) -> Exit {
         let core = &mut *self.core;
         core.catch_up();
+        core.stops.hit = None;
         if let Some(e) = core.st.events.exception.take()
             && core.deliver_saved(e).is_err()
         {
@@ -200,16 +270,16 @@ impl Vcpu {
                 Ok(Some(exit)) => return exit,
                 Err(Shutdown) => return core.shutdown(),
             }
+            if let Some(exit) = core.stopped() {
+                return exit;
+            }
             if rest <= 0 {
                 return Exit::Budget;
             }
             core.slice = rest.min(SLICE);
             core.budget = core.slice;
             let outcome = core.slice();
-            let used = core.slice - core.budget;
-            core.retired_base = core.retired_base.wrapping_add(used.max(0).cast_unsigned());
-            core.slice = 0;
-            core.budget = 0;
+            let used = core.account();
             rest -= used;
             stuck = if used == 0 { stuck + 1 } else { 0 };
             if stuck > STUCK {
@@ -219,6 +289,9 @@ impl Vcpu {
                 Ok(None) => {}
                 Ok(Some(exit)) => return exit,
                 Err(Shutdown) => return core.shutdown(),
+            }
+            if let Some(exit) = core.stopped() {
+                return exit;
             }
         }
     }
@@ -232,6 +305,20 @@ impl Core {
         Exit::Shutdown
     }
 
+    /// The exit for what the debugger stops at, if anything was reached.
+    fn stopped(&mut self) -> Option<Exit> {
+        self.stops.hit.take().map(Exit::Stop)
+    }
+
+    /// Ends a slice: counts what it retired, and says how much that was.
+    fn account(&mut self) -> i64 {
+        let used = self.slice - self.budget;
+        self.retired_base = self.retired_base.wrapping_add(used.max(0).cast_unsigned());
+        self.slice = 0;
+        self.budget = 0;
+        used
+    }
+
     fn deliver_saved(&mut self, e: hindsight_cpu::state::Exception) -> Result<(), Shutdown> {
         match (e.vector, e.payload) {
             (crate::core::PF, Some(cr2)) => self.st.cr2 = cr2,
@@ -240,6 +327,7 @@ impl Core {
         }
         self.st.activity = Activity::Running;
         let rf = !matches!(e.vector, 1 | 3 | 4 | 8);
+        self.stops.pass = true;
         self.deliver(Event {
             vector: e.vector,
             cause: Cause::Exception,
@@ -259,12 +347,16 @@ impl Core {
                 self.deliver_trap()?;
                 continue;
             }
+            if self.stops.hit.is_some() {
+                return Ok(None);
+            }
             if let Some(vector) = self.st.events.interrupt.take() {
                 self.interrupt(vector)?;
                 continue;
             }
             let e = self.st.events;
-            let nmi_open = !e.nmi_blocked && !e.mov_ss_shadow && !e.sti_shadow;
+            let quiet = self.stops.quiet && self.st.activity == Activity::Running;
+            let nmi_open = !quiet && !e.nmi_blocked && !e.mov_ss_shadow && !e.sti_shadow;
             let pending = self.platform().pending();
             if pending.leave {
                 return Ok(Some(Exit::Leave));
@@ -285,7 +377,7 @@ impl Core {
                 })?;
                 continue;
             }
-            let open = self.interrupts_on() && !e.mov_ss_shadow && !e.sti_shadow;
+            let open = !quiet && self.interrupts_on() && !e.mov_ss_shadow && !e.sti_shadow;
             if pending.interrupt
                 && open
                 && let Some(vector) = self.platform().acknowledge()
@@ -312,6 +404,13 @@ impl Core {
         // An event since the last block went elsewhere than the branch that ended it.
         self.link_from = std::ptr::null();
         while self.budget > 0 {
+            if self.stops.execute {
+                let lin = self.code_lin(self.rip);
+                if self.stops.at(lin) {
+                    self.stops.hit = Some(Hit::Execute(lin));
+                    return Ok(None);
+                }
+            }
             if self.needs_exact() {
                 return self.step();
             }
@@ -430,6 +529,7 @@ impl Core {
             _ => {}
         }
         self.hits = 0;
+        self.stops.hit = None;
         self.st.events.deferred_db = 0;
         self.deliver_fault(fault)?;
         Ok(None)
@@ -490,10 +590,11 @@ impl Core {
         };
         if !exact {
             let limited = self.code != 8 && self.cs().limit != u32::MAX;
-            if !limited {
+            let split = self.stops.splits(lin);
+            if !limited && !split {
                 self.cache.set_jump(rip, self.ctx, first);
             }
-            if !from.is_null() && epoch == self.cache.epoch {
+            if !from.is_null() && !split && epoch == self.cache.epoch {
                 // SAFETY: the branch is in a block that was not freed: the epoch is the same.
                 unsafe { (*from).link.set(first) };
             }

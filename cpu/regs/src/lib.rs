@@ -12,4 +12,5 @@ pub mod cpuid;
 pub mod cr;
 pub mod dr;
 pub mod msr;
+pub mod pmu;
 pub mod rflags;

@@ -13,6 +13,9 @@ pub use table::{MsrSpec, OnKvm, Owner, find};
 
 use crate::armed::Armed;
 use crate::facility::Facilities;
+use crate::pmu::{
+    DsMemory, EventTotals, Freeze, Occurred, Pmu, PmuConfig, PmuError, PmuState, Sample,
+};
 use crate::tsc::{Tsc, TscState};
 
 /// What a RDMSR gives.
@@ -81,6 +84,8 @@ pub struct MsrConfig {
 pub struct MsrsState {
     /// The time-stamp counter.
     pub tsc: TscState,
+    /// The performance-monitoring unit.
+    pub pmu: PmuState,
     /// (index, value) of every stored MSR, in table order.
     pub stored: Vec<(u32, u64)>,
 }
@@ -104,6 +109,9 @@ pub enum MsrError {
         /// The offending value.
         value: u64,
     },
+    /// The performance-monitoring unit cannot be in that state.
+    #[error(transparent)]
+    Pmu(#[from] PmuError),
 }
 
 /// The MSRs of one virtual processor that are not part of its plain state.
@@ -111,6 +119,7 @@ pub enum MsrError {
 pub struct Msrs {
     config: MsrConfig,
     tsc: Tsc,
+    pmu: Pmu,
     /// Values of the stored MSRs, in table order.
     stored: Vec<(u32, u64)>,
 }
@@ -124,6 +133,10 @@ impl Msrs {
         Self {
             config,
             tsc: Tsc::default(),
+            pmu: Pmu::new(PmuConfig {
+                tsc_hz: config.tsc_hz,
+                pebs: config.facilities.contains(Facilities::PEBS),
+            }),
             stored,
         }
     }
@@ -131,6 +144,44 @@ impl Msrs {
     /// The time-stamp counter.
     pub const fn tsc(&self) -> &Tsc {
         &self.tsc
+    }
+
+    /// The performance-monitoring unit, as of the last [`Msrs::sync_pmu`].
+    pub const fn pmu(&self) -> &Pmu {
+        &self.pmu
+    }
+
+    /// Moves the counters up to `totals`: before an access to an MSR of the performance-monitoring
+    /// unit or to IA32_DEBUGCTL, before RDPMC, and where [`Pmu::limits`] ends.
+    pub fn sync_pmu(&mut self, totals: &EventTotals) -> Occurred {
+        let freeze = self.freeze();
+        self.pmu.sync(totals, freeze)
+    }
+
+    /// Lets the counters go on from `totals`, after a change of the engine or of the state.
+    pub const fn rebase_pmu(&mut self, totals: &EventTotals) {
+        self.pmu.rebase(totals);
+    }
+
+    /// Stores the PEBS record that is due, in the DS area at `area`.
+    pub fn store_pebs(
+        &mut self,
+        memory: &mut impl DsMemory,
+        area: u64,
+        sample: &Sample,
+    ) -> Occurred {
+        let freeze = self.freeze();
+        self.pmu.store_record(memory, area, sample, freeze)
+    }
+
+    /// RDPMC; `None` asks for #GP(0). Whether the privilege level allows it is the engine's matter.
+    pub fn rdpmc(&self, index: u32) -> Option<u64> {
+        let present = self.config.facilities.contains(Facilities::PMU);
+        self.pmu.rdpmc(index).filter(|_| present)
+    }
+
+    fn freeze(&self) -> Freeze {
+        Freeze::by_debugctl(self.stored[self.slot(regs::IA32_DEBUGCTL)].1)
     }
 
     /// RDMSR. SDM Vol. 2B, "RDMSR—Read From Model Specific Register".
@@ -143,6 +194,7 @@ impl Msrs {
         }
         match spec.owner {
             Owner::Tsc => RdmsrOutcome::Value(self.read_tsc(index, now)),
+            Owner::Pmu => RdmsrOutcome::Value(self.pmu.read(index)),
             Owner::Constant => RdmsrOutcome::Value(spec.reset_value(index, &self.config)),
             Owner::Stored => RdmsrOutcome::Value(self.stored[self.slot(index)].1),
             Owner::Apic => RdmsrOutcome::Apic,
@@ -161,6 +213,10 @@ impl Msrs {
         let armed = self.armed();
         let effect = match spec.owner {
             Owner::Tsc => self.write_tsc(index, value, now),
+            Owner::Pmu => {
+                self.pmu.write(index, value);
+                Effect::None
+            }
             Owner::Constant => Effect::None,
             Owner::Stored => self.write_stored(spec, index, value),
             Owner::Apic => return WrmsrOutcome::Apic,
@@ -174,7 +230,10 @@ impl Msrs {
 
     /// What the MSRs arm. Breakpoints are not theirs: see [`Armed::by_dr7`].
     pub fn armed(&self) -> Armed {
-        Armed::by_debugctl(self.stored[self.slot(regs::IA32_DEBUGCTL)].1)
+        let mut armed = Armed::by_debugctl(self.stored[self.slot(regs::IA32_DEBUGCTL)].1);
+        armed.set(Armed::PMU, self.pmu.is_observed());
+        armed.set(Armed::PEBS, self.pmu.takes_records());
+        armed
     }
 
     fn read_tsc(&self, index: u32, now: Now) -> u64 {
@@ -215,8 +274,9 @@ impl Msrs {
             .expect("every stored row has a slot since `new`")
     }
 
-    /// Applies INIT: IA32_DEBUGCTL is cleared (rule DCTL-11), all else stays.
+    /// Applies INIT: IA32_DEBUGCTL is cleared (rule DCTL-11), PEBS is off; all else stays.
     pub fn init(&mut self) {
+        self.pmu.init();
         let slot = self.slot(regs::IA32_DEBUGCTL);
         self.stored[slot].1 = 0;
     }
@@ -234,6 +294,7 @@ impl Msrs {
     pub fn save(&self) -> MsrsState {
         MsrsState {
             tsc: self.tsc.save(),
+            pmu: self.pmu.save(),
             stored: self.stored.clone(),
         }
     }
@@ -260,6 +321,7 @@ impl Msrs {
                 return Err(MsrError::Value { index, value });
             }
         }
+        self.pmu.restore(&state.pmu)?;
         self.tsc.restore(&state.tsc);
         self.stored.clone_from(&state.stored);
         Ok(())

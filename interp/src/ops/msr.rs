@@ -149,7 +149,9 @@ pub(crate) fn wrmsr(c: &mut Core, _: &Op) -> Done {
     if c.cpl != 0 {
         return Err(GP0);
     }
-    c.write_msr(c.get(1), c.edx_eax())?;
+    let (index, value) = (c.get(1), c.edx_eax());
+    c.write_msr(index, value)?;
+    c.stop_at_msr(index, value);
     c.leave = true;
     Ok(())
 }

@@ -17,6 +17,7 @@ use super::MachineError;
 use super::timer::TimerBell;
 use crate::kvm::KvmError;
 use crate::memory::{self, MemoryError};
+use crate::vcpu::attend::Reports;
 use crate::vcpu::control::{Control, lock};
 use crate::vcpu::report::{Crash, LastState};
 use crate::vcpu::stats::VcpuStats;
@@ -73,6 +74,8 @@ pub struct Board {
     pub control: Arc<Control>,
     /// Which engine runs the guest, and what is armed.
     pub modes: Modes,
+    /// Where processors tell a debugger that they stopped.
+    pub reports: Reports,
     /// Guest memory.
     pub memory: GuestMemoryMmap,
     /// The same for the interpreter, once it was needed.

@@ -29,6 +29,7 @@ use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
 use crate::layout::{Layout, LayoutError};
 use crate::memory::{self, MemoryError};
+use crate::vcpu::attend::Reports;
 use crate::vcpu::control::Control;
 use crate::vcpu::determined;
 use crate::vcpu::mode::{Engine, Rule};
@@ -88,6 +89,9 @@ pub enum MachineError {
     /// A thread of ours panicked; it has said why.
     #[error("a thread of the monitor panicked: this is a bug in hindsight")]
     Panicked,
+    /// The host has no more file descriptors.
+    #[error("no file descriptor for the debugger's events")]
+    Reports(#[source] io::Error),
     /// A thread could not be started.
     #[error("a thread cannot be started")]
     Thread(#[source] io::Error),
@@ -542,6 +546,7 @@ fn board(
         cpuid,
         control,
         modes,
+        reports: Reports::new().map_err(MachineError::Reports)?,
         memory,
         observed_memory: Mutex::default(),
         finish,

@@ -10,10 +10,13 @@
 //! all go on in the other engine. None runs guest code in one while another still does in the
 //! other.
 
+use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::attend::Request;
 use super::mode::Engine;
 use crate::kvm::kick::Kicker;
 
@@ -94,7 +97,6 @@ enum Phase {
     Stopped,
 }
 
-#[derive(Debug)]
 struct Inner {
     phase: Phase,
     /// Threads inside of their run loop.
@@ -109,6 +111,10 @@ struct Inner {
     arrived: usize,
     /// Counts changes made and given up: those who wait see that theirs is over.
     round: u64,
+    /// Processors that stay paused when the others run on, a bit each.
+    held: u64,
+    /// What the processors' threads are to do while they are paused.
+    asked: Vec<Option<Request>>,
 }
 
 impl Inner {
@@ -118,6 +124,32 @@ impl Inner {
         self.arrived = 0;
         self.round += 1;
     }
+
+    fn pauses(&self, ids: u64) -> bool {
+        self.phase == Phase::Paused || (self.phase == Phase::Running && self.held & ids != 0)
+    }
+
+    fn has_request(&self, mut ids: Range<usize>) -> bool {
+        ids.any(|id| self.asked.get(id).is_some_and(Option::is_some))
+    }
+
+    fn take_request(&mut self, ids: Range<usize>) -> Option<(usize, Request)> {
+        ids.into_iter()
+            .find_map(|id| Some((id, self.asked.get_mut(id)?.take()?)))
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner")
+            .field("phase", &self.phase)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The processors `ids`, a bit each.
+fn mask(ids: &Range<usize>) -> u64 {
+    ids.clone().filter(|&id| id < 64).map(|id| 1 << id).sum()
 }
 
 /// The machine's run state, and the doorbells of its processors.
@@ -136,8 +168,22 @@ pub enum Checkpoint {
     Run,
     /// Ends.
     Stop,
+    /// Says whether it can be moved, and comes again.
+    Again,
     /// Goes on in this engine; comes to another checkpoint before it runs the guest there.
     Change(Engine),
+}
+
+/// Where a thread is when it comes to a [`Control::checkpoint`].
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The processors that it runs.
+    pub ids: Range<usize>,
+    /// What it runs them in.
+    pub engine: Engine,
+    /// Whether their state is complete, between two instructions with nothing under way. `None`:
+    /// it has not looked.
+    pub movable: Option<bool>,
 }
 
 impl Control {
@@ -152,6 +198,8 @@ impl Control {
                 wanted: None,
                 arrived: 0,
                 round: 0,
+                held: 0,
+                asked: (0..cpus).map(|_| None).collect(),
             }),
             changed: Condvar::new(),
             doorbells: (0..cpus).map(|_| Doorbell::default()).collect(),
@@ -195,9 +243,42 @@ impl Control {
         inner.phase == Phase::Paused
     }
 
+    /// Has these processors (a bit each) stay where they are when the machine runs on, and no
+    /// others. They stop at their next checkpoint: call this while the machine is paused.
+    pub fn hold_only(&self, ids: u64) {
+        lock(&self.inner).held = ids;
+        self.changed.notify_all();
+    }
+
+    /// Has processor `id` stop at its next checkpoint, and stay there until
+    /// [`Control::hold_only`] lets it go.
+    pub fn hold(&self, id: usize) {
+        lock(&self.inner).held |= mask(&(id..id + 1));
+        self.doorbells[id].ring();
+    }
+
+    /// Has the thread of processor `id` do something while it is paused, which it must be or become
+    /// soon. `false`: the machine is stopped, and the request was dropped. A request that is
+    /// accepted is done, or dropped when the machine stops: answer through a channel.
+    pub fn ask(&self, id: usize, request: Request) -> bool {
+        let mut inner = lock(&self.inner);
+        if inner.phase == Phase::Stopped || inner.active == 0 {
+            return false;
+        }
+        let Some(place) = inner.asked.get_mut(id) else {
+            return false;
+        };
+        *place = Some(request);
+        self.changed.notify_all();
+        true
+    }
+
     /// Ends all processors for good; does not wait for them.
     pub fn stop(&self) {
-        lock(&self.inner).phase = Phase::Stopped;
+        let mut inner = lock(&self.inner);
+        inner.phase = Phase::Stopped;
+        inner.asked.iter_mut().for_each(|request| *request = None);
+        drop(inner);
         self.changed.notify_all();
         self.ring_all();
     }
@@ -228,46 +309,59 @@ impl Control {
     /// have followed yet. `false`: it runs there already.
     pub fn change(&self, engine: Engine) -> bool {
         let mut inner = lock(&self.inner);
-        let changes = match inner.wanted {
-            None if inner.engine == engine => false,
-            Some(wanted) if wanted == engine => false,
-            Some(_) => {
-                inner.end_round();
-                self.changed.notify_all();
-                true
-            }
-            None => {
-                inner.wanted = Some(engine);
-                self.changed.notify_all();
-                true
-            }
-        };
-        drop(inner);
-        if changes {
-            self.ring_all();
+        if inner.wanted.unwrap_or(inner.engine) == engine {
+            return false;
         }
-        changes
+        if inner.wanted.is_some() {
+            inner.end_round();
+        } else {
+            inner.wanted = Some(engine);
+        }
+        drop(inner);
+        self.changed.notify_all();
+        self.ring_all();
+        true
     }
 
-    /// Called by a processor's thread that runs in `engine`, with nothing locked, when its doorbell
-    /// rang: waits out a pause, and for the others where the engine is to change.
-    ///
-    /// `movable`: the processor's state is between two instructions and complete. Where it is not,
-    /// the thread goes on as it did, and must come again soon.
-    pub fn checkpoint(&self, engine: Engine, movable: bool) -> Checkpoint {
+    /// Called by a processor's thread, with nothing locked, when its doorbell rang: waits out a
+    /// pause, has `serve` do what [`Control::ask`] wants of a processor, and waits for the others
+    /// where the engine is to change. A thread that cannot be moved goes on as it did then, and
+    /// must come again soon.
+    pub fn checkpoint(
+        &self,
+        mut place: Place,
+        serve: &mut dyn FnMut(usize, Request),
+    ) -> Checkpoint {
         let mut inner = lock(&self.inner);
         loop {
-            if inner.phase == Phase::Stopped {
-                return Checkpoint::Stop;
+            match inner.phase {
+                Phase::Stopped => return Checkpoint::Stop,
+                // A pause goes first: while it lasts nobody moves.
+                Phase::Paused => {}
+                Phase::Running if inner.engine != place.engine => {
+                    return Checkpoint::Change(inner.engine);
+                }
+                Phase::Running if inner.wanted.is_some() => match place.movable {
+                    Some(true) => {
+                        inner = self.arrive(inner, &place);
+                        continue;
+                    }
+                    Some(false) => {}
+                    None => return Checkpoint::Again,
+                },
+                Phase::Running => {}
             }
-            if inner.phase == Phase::Paused {
-                inner = self.wait(inner);
-            } else if inner.engine != engine {
-                return Checkpoint::Change(inner.engine);
-            } else if inner.wanted.is_some() && movable {
-                inner = self.arrive(inner);
-            } else {
+            if !inner.pauses(mask(&place.ids)) {
                 return Checkpoint::Run;
+            }
+            if let Some((id, request)) = inner.take_request(place.ids.clone()) {
+                drop(inner);
+                serve(id, request);
+                // It may have been given another state.
+                place.movable = None;
+                inner = lock(&self.inner);
+            } else {
+                inner = self.wait(inner);
             }
         }
     }
@@ -284,12 +378,22 @@ impl Control {
         inner
     }
 
-    /// Waits until all threads have arrived, and the change is made; or until it is given up.
-    fn arrive<'a>(&'a self, mut inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
+    /// Waits until all threads have arrived, and the change is made; or until it is given up, or
+    /// there is something else to do first.
+    fn arrive<'a>(
+        &'a self,
+        mut inner: MutexGuard<'a, Inner>,
+        place: &Place,
+    ) -> MutexGuard<'a, Inner> {
         let round = inner.round;
         inner.arrived += 1;
-        while inner.round == round && inner.phase != Phase::Stopped {
-            if inner.phase == Phase::Running && inner.arrived >= inner.active {
+        while inner.round == round {
+            let paused = inner.phase == Phase::Paused;
+            if inner.phase == Phase::Stopped || (paused && inner.has_request(place.ids.clone())) {
+                inner.arrived -= 1;
+                break;
+            }
+            if !paused && inner.arrived >= inner.active {
                 inner.engine = inner.wanted.unwrap_or(inner.engine);
                 inner.end_round();
                 self.changed.notify_all();
@@ -300,10 +404,15 @@ impl Control {
         inner
     }
 
-    /// Whether a thread must come to a [`Control::checkpoint`].
-    pub fn wants_checkpoint(&self) -> bool {
+    /// Whether the thread of processors `ids` must come to a [`Control::checkpoint`].
+    pub fn wants_checkpoint(&self, ids: Range<usize>) -> bool {
         let inner = lock(&self.inner);
-        inner.phase != Phase::Running || inner.wanted.is_some()
+        inner.phase != Phase::Running || inner.held & mask(&ids) != 0 || inner.wanted.is_some()
+    }
+
+    /// Whether the engine is to change.
+    pub fn wants_change(&self) -> bool {
+        lock(&self.inner).wanted.is_some()
     }
 }
 
@@ -313,6 +422,14 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
     use std::thread;
+
+    fn place(id: usize, engine: Engine, movable: bool) -> Place {
+        Place {
+            ids: id..id + 1,
+            engine,
+            movable: Some(movable),
+        }
+    }
 
     /// Runs `cpus` threads that count until stopped, looking only when their doorbell rings.
     fn counters(cpus: usize) -> (Arc<Control>, Arc<AtomicU64>, Vec<thread::JoinHandle<()>>) {
@@ -326,7 +443,8 @@ mod tests {
                     control.doorbell(id).ring();
                     loop {
                         if control.doorbell(id).answer()
-                            && control.checkpoint(Engine::Kvm, true) == Checkpoint::Stop
+                            && control.checkpoint(place(id, Engine::Kvm, true), &mut |_, _| {})
+                                == Checkpoint::Stop
                         {
                             break;
                         }
@@ -366,13 +484,14 @@ mod tests {
                 thread::spawn(move || {
                     let (mut engine, mut changes) = (Engine::Kvm, 0);
                     for turn in 0_u64.. {
-                        match control.checkpoint(engine, !turn.is_multiple_of(3)) {
+                        let place = place(id, engine, !turn.is_multiple_of(3));
+                        match control.checkpoint(place, &mut |_, _| {}) {
                             Checkpoint::Stop => break,
                             Checkpoint::Change(to) => {
                                 (engine, changes) = (to, changes + 1);
                                 continue;
                             }
-                            Checkpoint::Run => {}
+                            Checkpoint::Run | Checkpoint::Again => {}
                         }
                         let (mine, other) = match engine {
                             Engine::Kvm => (&running[0], &running[1]),

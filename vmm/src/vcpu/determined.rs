@@ -17,7 +17,7 @@ use super::mode::Engine;
 use super::observed::ObservedVcpu;
 use super::report::LastState;
 use crate::machine::Board;
-use crate::vcpu::control::Checkpoint;
+use crate::vcpu::control::{Checkpoint, Place};
 
 /// Ticks of the virtual clock that count as one second: a tick is a nanosecond.
 pub const TSC_HZ: u64 = 1_000_000_000;
@@ -134,11 +134,20 @@ impl Track {
     }
 }
 
+/// The thread of all processors at a checkpoint. It never changes its engine.
+pub(super) const fn place() -> Place {
+    Place {
+        ids: 0..1,
+        engine: Engine::Interp,
+        movable: Some(false),
+    }
+}
+
 /// Runs all processors of a machine until it stops, on the calling thread. Gives the states they
 /// stopped in where the board asks for them.
 pub fn thread(mut vcpus: Vec<ObservedVcpu>, board: &Arc<Board>) -> Vec<LastState> {
     let guard = LoopGuard { id: 0, board };
-    if board.control.checkpoint(Engine::Interp, true) == Checkpoint::Run {
+    if board.control.checkpoint(place(), &mut |_, _| {}) == Checkpoint::Run {
         run(&mut vcpus, board);
     }
     drop(guard);

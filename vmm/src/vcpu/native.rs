@@ -7,9 +7,11 @@ use hindsight_cpu::armed::Armed;
 use hindsight_cpu::msr::{Effect, RdmsrOutcome};
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_devices::irq::Pending;
+use hindsight_interp::Stops;
 use hindsight_regs::msr as regs;
 
-use super::control::{Checkpoint, Doorbell};
+use super::attend::{Attended, Plan, Request};
+use super::control::{Checkpoint, Doorbell, Place};
 use super::dispatch::{self, CrashCause, Next};
 use super::mode::Engine;
 use super::models::Models;
@@ -136,19 +138,34 @@ impl NativeVcpu {
 
     /// Comes to a checkpoint, if that is wanted, with the instruction under way complete.
     fn checkpoint(&mut self, board: &Board) -> Result<Option<Ended>, KvmError> {
-        if !board.control.wants_checkpoint() {
+        let (id, control) = (self.models.id, &board.control);
+        self.unsettled = false;
+        if !control.wants_checkpoint(id..id + 1) {
             return Ok(None);
         }
         let since = Instant::now();
         self.complete()?;
+        loop {
+            let movable = control.wants_change().then(|| self.is_movable());
+            let place = Place {
+                ids: id..id + 1,
+                engine: Engine::Kvm,
+                movable: movable.transpose()?,
+            };
+            self.unsettled = place.movable == Some(false);
+            let serve = &mut |_, request: Request| request(self);
+            return Ok(match control.checkpoint(place, serve) {
+                Checkpoint::Again => continue,
+                Checkpoint::Run => None,
+                Checkpoint::Stop => Some(Ended::Stopped),
+                Checkpoint::Change(to) => Some(Ended::Change(to, since)),
+            });
+        }
+    }
+
+    fn is_movable(&self) -> Result<bool, KvmError> {
         // A processor that does not run has nothing under way.
-        let movable = self.activity != Activity::Running || self.kvm.is_movable()?;
-        self.unsettled = !movable;
-        Ok(match board.control.checkpoint(Engine::Kvm, movable) {
-            Checkpoint::Run => None,
-            Checkpoint::Stop => Some(Ended::Stopped),
-            Checkpoint::Change(to) => Some(Ended::Change(to, since)),
-        })
+        Ok(self.activity != Activity::Running || self.kvm.is_movable()?)
     }
 
     /// Looks for work, runs the guest once, serves the exit.
@@ -177,7 +194,8 @@ impl NativeVcpu {
                 doorbell.answer();
                 // A ring that was taken here is served by the look round that follows; a wish to
                 // pause must not get lost with it.
-                if self.models.board.control.wants_checkpoint() {
+                let id = self.models.id;
+                if self.models.board.control.wants_checkpoint(id..id + 1) {
                     doorbell.ring();
                 }
             }
@@ -361,5 +379,33 @@ impl NativeVcpu {
         let id = self.models.id;
         let state = self.state().unwrap_or_else(|_| CpuState::reset());
         Crash::new(id, cause, state, &self.models.board.memory)
+    }
+}
+
+impl Attended for NativeVcpu {
+    fn engine(&self) -> Engine {
+        Engine::Kvm
+    }
+
+    fn state(&mut self) -> Result<CpuState, KvmError> {
+        NativeVcpu::state(self)
+    }
+
+    fn set_state(&mut self, state: &CpuState) -> Result<(), KvmError> {
+        NativeVcpu::set_state(self, state)
+    }
+
+    fn models(&mut self) -> &mut Models {
+        &mut self.models
+    }
+
+    fn set_plan(&mut self, _: Plan) {}
+
+    fn set_stops(&mut self, stops: &Stops) -> Result<bool, KvmError> {
+        Ok(*stops == Stops::default())
+    }
+
+    fn retired(&self) -> Option<u64> {
+        None
     }
 }

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::msr::Effect;
 use hindsight_cpu::state::{Activity, CpuState};
-use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Vcpu};
+use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
 use hindsight_regs::msr as regs;
 
-use super::control::{Checkpoint, Doorbell};
-use super::determined::{Noted, Track, Turn};
+use super::attend::{Attended, Plan, Request, Stop};
+use super::control::{Checkpoint, Doorbell, Place};
+use super::determined::{self, Noted, Track, Turn};
 use super::dispatch::{Bytes, CrashCause};
 use super::mode::Engine;
 use super::models::Models;
@@ -18,14 +19,11 @@ use super::record::{Kind, What};
 use super::report::{Crash, LastState};
 use super::stats::VcpuStats;
 use super::switch::Ended;
+use crate::kvm::KvmError;
 use crate::machine::{Board, Outcome};
 
 /// Instructions between two looks at the doorbell by the run loop itself.
 const BUDGET: u64 = 1 << 24;
-
-/// Instructions after which a shadow or a trap under way is surely over: one would do, but for
-/// those that make the next one.
-const SETTLE: usize = 16;
 
 /// A processor that runs in the interpreter.
 #[derive(Debug)]
@@ -34,6 +32,11 @@ pub struct ObservedVcpu {
     around: Around,
     /// What the debug registers arm, as the machine was told.
     armed: Armed,
+    /// The machine is to change its engine, and something is under way here.
+    unsettled: bool,
+    plan: Plan,
+    /// Why the guest cannot go on, while a debugger looks at it.
+    crashed: Option<CrashCause>,
 }
 
 /// The machine around the processor, as the interpreter sees it.
@@ -233,6 +236,9 @@ impl ObservedVcpu {
                 track: None,
             },
             armed: Armed::empty(),
+            unsettled: false,
+            plan: Plan::Run,
+            crashed: None,
         }
     }
 
@@ -258,36 +264,75 @@ impl ObservedVcpu {
     /// Runs until the machine stops or changes its engine. It has then ended the machine where the
     /// guest cannot go on.
     pub(super) fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) -> Ended {
-        if let Some(ended) = self.checkpoint(board, doorbell) {
+        if let Some(ended) = self.checkpoint(board) {
             return ended;
         }
         loop {
             self.start_signals();
-            match self.vcpu.run(&mut self.around, BUDGET) {
+            let exit = match self.plan {
+                // A shadow or a trap under way is over after one, but for those that begin the next.
+                Plan::Run if self.unsettled => self.vcpu.run(&mut self.around, 1),
+                Plan::Run => self.vcpu.run(&mut self.around, BUDGET),
+                Plan::Step { quiet, .. } => self.vcpu.step(&mut self.around, quiet),
+            };
+            match exit {
                 Exit::Budget | Exit::Kicked | Exit::Leave => {}
                 Exit::Halted => self.around.served(Kind::Halt, |_| {
                     doorbell.sleep(Duration::from_secs(3600));
                 }),
-                exit @ (Exit::Shutdown | Exit::Missing { .. }) => return self.end(board, exit),
+                exit => {
+                    if let Some(stop) = self.why_stopped(&exit)
+                        && !self.report(board, stop)
+                    {
+                        return Ended::Stopped;
+                    }
+                }
             }
             self.tell_armed();
-            if doorbell.is_rung() {
+            if doorbell.is_rung() || self.unsettled {
                 doorbell.answer();
-                if let Some(ended) = self.checkpoint(board, doorbell) {
+                if let Some(ended) = self.checkpoint(board) {
                     return ended;
+                }
+                if let Some(cause) = self.crashed.take() {
+                    self.crash(board, cause);
+                    return Ended::Stopped;
                 }
             }
         }
     }
 
-    /// The guest cannot go on.
-    fn end(&mut self, board: &Arc<Board>, exit: Exit) -> Ended {
-        let cause = match exit {
-            Exit::Missing { bytes, .. } => CrashCause::Missing(bytes.to_vec()),
-            _ => CrashCause::TripleFault,
-        };
-        self.crash(board, cause);
-        Ended::Stopped
+    /// What an exit is to a debugger; `None` if the processor just runs on.
+    fn why_stopped(&mut self, exit: &Exit) -> Option<Stop> {
+        match exit {
+            Exit::Budget | Exit::Kicked | Exit::Leave | Exit::Halted => None,
+            Exit::Shutdown => Some(Stop::Crash(CrashCause::TripleFault)),
+            Exit::Missing { bytes, .. } => Some(Stop::Crash(CrashCause::Missing(bytes.to_vec()))),
+            Exit::Stop(hit) => Some(Stop::Hit(*hit)),
+            Exit::Stepped => match self.plan {
+                Plan::Step {
+                    range: Some((from, to)),
+                    ..
+                } if (from..to).contains(&self.vcpu.rip()) => None,
+                _ => Some(Stop::Stepped),
+            },
+        }
+    }
+
+    /// Tells the debugger why the processor stopped, and has it wait at the next checkpoint.
+    /// `false`: there is no debugger, and the guest cannot go on.
+    fn report(&mut self, board: &Arc<Board>, stop: Stop) -> bool {
+        if let Stop::Crash(cause) = &stop {
+            if !board.reports.wanted() {
+                self.crash(board, cause.clone());
+                return false;
+            }
+            self.crashed = Some(cause.clone());
+        }
+        let id = self.around.models.id;
+        board.control.hold(id);
+        board.reports.put(id, stop);
+        true
     }
 
     /// Tells the machine what the debug registers arm, if that is news.
@@ -300,33 +345,32 @@ impl ObservedVcpu {
     }
 
     /// Comes to a checkpoint, if that is wanted.
-    fn checkpoint(&mut self, board: &Arc<Board>, doorbell: &Doorbell) -> Option<Ended> {
-        if !board.control.wants_checkpoint() {
+    fn checkpoint(&mut self, board: &Board) -> Option<Ended> {
+        let (id, control) = (self.around.models.id, &board.control);
+        self.unsettled = false;
+        if !control.wants_checkpoint(id..id + 1) {
             return None;
         }
         let since = Instant::now();
         // What must stay in the interpreter says so before it can be moved out.
         self.tell_armed();
-        for _ in 0..SETTLE {
-            if self.vcpu.at_clean_boundary() {
-                break;
-            }
-            doorbell.answer();
-            let exit = self.vcpu.run(&mut self.around, 1);
-            if matches!(exit, Exit::Shutdown | Exit::Missing { .. }) {
-                return Some(self.end(board, exit));
-            }
-        }
-        let movable = self.vcpu.at_clean_boundary();
-        match board.control.checkpoint(Engine::Interp, movable) {
-            Checkpoint::Run => {
-                if !movable {
-                    doorbell.ring();
-                }
-                None
-            }
-            Checkpoint::Stop => Some(Ended::Stopped),
-            Checkpoint::Change(to) => Some(Ended::Change(to, since)),
+        loop {
+            let movable = control
+                .wants_change()
+                .then(|| self.vcpu.at_clean_boundary());
+            let place = Place {
+                ids: id..id + 1,
+                engine: Engine::Interp,
+                movable,
+            };
+            self.unsettled = movable == Some(false);
+            let serve = &mut |_, request: Request| request(self);
+            return match control.checkpoint(place, serve) {
+                Checkpoint::Again => continue,
+                Checkpoint::Run => None,
+                Checkpoint::Stop => Some(Ended::Stopped),
+                Checkpoint::Change(to) => Some(Ended::Change(to, since)),
+            };
         }
     }
 
@@ -336,8 +380,11 @@ impl ObservedVcpu {
         let start = self.vcpu.stats().retired;
         loop {
             if doorbell.answer()
-                && board.control.wants_checkpoint()
-                && board.control.checkpoint(Engine::Interp, true) == Checkpoint::Stop
+                && board.control.wants_checkpoint(0..1)
+                && board
+                    .control
+                    .checkpoint(determined::place(), &mut |_, _| {})
+                    == Checkpoint::Stop
             {
                 return Turn::Stop;
             }
@@ -376,6 +423,7 @@ impl ObservedVcpu {
                     self.crash(board, CrashCause::Missing(bytes.to_vec()));
                     return Turn::Stop;
                 }
+                Exit::Stop(_) | Exit::Stepped => {}
             }
         }
     }
@@ -440,5 +488,41 @@ impl ObservedVcpu {
         let state = self.state();
         let crash = Crash::new(self.around.models.id, cause, state, &board.memory);
         board.finish(Outcome::Crash(Box::new(crash)));
+    }
+}
+
+impl Attended for ObservedVcpu {
+    fn engine(&self) -> Engine {
+        Engine::Interp
+    }
+
+    fn state(&mut self) -> Result<CpuState, KvmError> {
+        let mut state = ObservedVcpu::state(self);
+        state.cr8 = self.around.models.board.irq.cr8(self.around.models.id);
+        Ok(state)
+    }
+
+    fn set_state(&mut self, state: &CpuState) -> Result<(), KvmError> {
+        let models = &self.around.models;
+        models.board.irq.set_cr8(models.id, state.cr8);
+        self.vcpu.load(state);
+        Ok(())
+    }
+
+    fn models(&mut self) -> &mut Models {
+        &mut self.around.models
+    }
+
+    fn set_plan(&mut self, plan: Plan) {
+        self.plan = plan;
+    }
+
+    fn set_stops(&mut self, stops: &Stops) -> Result<bool, KvmError> {
+        self.vcpu.set_stops(stops);
+        Ok(true)
+    }
+
+    fn retired(&self) -> Option<u64> {
+        Some(self.vcpu.stats().retired)
     }
 }
