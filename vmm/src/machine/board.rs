@@ -17,6 +17,7 @@ use super::MachineError;
 use super::timer::TimerBell;
 use crate::kvm::KvmError;
 use crate::memory::{self, MemoryError};
+use crate::messages::BranchMessages;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::{Control, lock};
 use crate::vcpu::report::{Crash, LastState};
@@ -80,6 +81,8 @@ pub struct Board {
     pub memory: GuestMemoryMmap,
     /// The same for the interpreter, once it was needed.
     pub(super) observed_memory: Mutex<Option<Arc<hindsight_interp::Memory>>>,
+    /// Who listens to branch trace messages.
+    pub messages: Option<BranchMessages>,
     pub(super) finish: Arc<Finish>,
     pub(super) timer: Arc<TimerBell>,
     /// Processors that wait for KVM to open an interrupt window.

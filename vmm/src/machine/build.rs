@@ -29,6 +29,7 @@ use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
 use crate::layout::{Layout, LayoutError};
 use crate::memory::{self, MemoryError};
+use crate::messages::BranchMessages;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::Control;
 use crate::vcpu::determined;
@@ -188,7 +189,7 @@ impl Prepared {
         };
         // Without KVM there is nothing to change to.
         let rule = rule.filter(|_| kvm.is_some());
-        let facilities = facilities(config.engine);
+        let facilities = facilities(config.engine, rule.is_some());
         let tsc_hz = match seed {
             Some(_) => determined::TSC_HZ,
             None => host_clock::tsc_hz(kvm.as_ref().and_then(KvmParts::tsc_khz)),
@@ -381,14 +382,21 @@ struct Features<'a> {
     deterministic: bool,
 }
 
-/// What works in an engine on this host.
-fn facilities(engine: Engine) -> Facilities {
-    // Without an in-kernel APIC, some KVMs swallow writes of the deadline.
-    let lost = engine == Engine::Kvm && !matches!(doctor::unmet("tsc-deadline-exit"), Ok(None));
-    if lost {
-        Facilities::NATIVE.difference(Facilities::TSC_DEADLINE)
+/// What works on this host, in an engine or in two that take turns: what KVM lacks moves the machine.
+fn facilities(engine: Engine, changes: bool) -> Facilities {
+    if engine == Engine::Interp {
+        return Facilities::OBSERVED;
+    }
+    let all = if changes {
+        Facilities::OBSERVED
     } else {
         Facilities::NATIVE
+    };
+    // Without an in-kernel APIC, some KVMs swallow writes of the deadline.
+    if matches!(doctor::unmet("tsc-deadline-exit"), Ok(None)) {
+        all
+    } else {
+        all.difference(Facilities::TSC_DEADLINE)
     }
 }
 
@@ -485,7 +493,7 @@ fn board(
     processor: &Features<'_>,
     modes: Modes,
     control: Arc<Control>,
-    sinks: Sinks,
+    mut sinks: Sinks,
 ) -> Result<(Arc<Board>, Arc<Mutex<Serial>>), MachineError> {
     let clock = Arc::new(if processor.deterministic {
         Clock::new_virtual(processor.tsc_hz)
@@ -536,6 +544,7 @@ fn board(
         layout,
         cpus: u16::try_from(config.cpus).unwrap_or(u16::MAX),
     };
+    let messages = sinks.messages.take().map(BranchMessages::new);
     let (ports, mmio, serial) = devices::build(&wiring, sinks)?;
     let windows = AtomicU64::new(0);
     let board = Board {
@@ -549,6 +558,7 @@ fn board(
         reports: Reports::new().map_err(MachineError::Reports)?,
         memory,
         observed_memory: Mutex::default(),
+        messages,
         finish,
         timer,
         windows,

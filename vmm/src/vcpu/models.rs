@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hindsight_cpu::armed::Armed;
+use hindsight_cpu::branch::Branch;
 use hindsight_cpu::msr::{Effect, MsrConfig, Msrs, Now, RdmsrOutcome, WrmsrOutcome};
 use hindsight_regs::msr as regs;
 
@@ -64,12 +64,6 @@ impl Models {
         }
     }
 
-    /// Tells the machine what is armed: by the MSRs, and by the debug registers as the caller says.
-    pub fn tell_armed(&self, by_debug_registers: Armed) {
-        let armed = self.msrs.armed() | by_debug_registers;
-        self.board.arm(self.id, armed);
-    }
-
     /// A read where there is no memory.
     pub fn mmio_read(&self, address: u64, data: &mut [u8]) {
         match self.in_apic_page(address) {
@@ -94,6 +88,15 @@ impl Models {
         address
             .checked_sub(self.apic_page?)
             .filter(|&offset| offset < 0x1000)
+    }
+
+    /// Takes the branches that an engine observed, in order.
+    pub fn branches(&mut self, branches: &[Branch]) {
+        self.msrs.branches(branches);
+        let unit = self.msrs.branch();
+        if let (true, Some(sink)) = (unit.messages(), &self.board.messages) {
+            sink.send(self.id, branches.iter().filter(|b| unit.sends(b.cpl)));
+        }
     }
 
     /// The time, for the models.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hindsight_cpu::armed::Armed;
 use hindsight_cpu::msr::{Effect, RdmsrOutcome};
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_devices::irq::Pending;
@@ -293,7 +292,7 @@ impl NativeVcpu {
         self.complete()?;
         match effect {
             Effect::None => {}
-            Effect::Armed => self.models.tell_armed(Armed::empty()),
+            Effect::Armed => self.tell_armed(),
             Effect::TscMoved => self.set_native_tsc(&self.models.board.clone()),
             Effect::Mirror(value) => {
                 if !self.kvm.set_msr(index, value)? {
@@ -340,6 +339,12 @@ impl NativeVcpu {
         Ok(state)
     }
 
+    /// Tells the machine what the MSRs arm. Debug registers are set without an exit.
+    fn tell_armed(&self) {
+        let board = &self.models.board;
+        board.arm(self.models.id, self.models.msrs.armed());
+    }
+
     fn set_state(&mut self, state: &CpuState) -> Result<(), KvmError> {
         self.kvm
             .load(state, self.models.board.irq.apic_base(self.models.id))?;
@@ -361,7 +366,7 @@ impl NativeVcpu {
             Activity::WaitForSipi
         };
         self.models.msrs.init();
-        self.models.tell_armed(Armed::empty());
+        self.tell_armed();
         self.set_state(&state)
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hindsight_cpu::armed::Armed;
+use hindsight_cpu::branch::{Branch, Observe};
 use hindsight_cpu::msr::Effect;
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
@@ -30,7 +31,7 @@ const BUDGET: u64 = 1 << 24;
 pub struct ObservedVcpu {
     vcpu: Vcpu,
     around: Around,
-    /// What the debug registers arm, as the machine was told.
+    /// What is armed, as the machine was told.
     armed: Armed,
     /// The machine is to change its engine, and something is under way here.
     unsettled: bool,
@@ -104,7 +105,7 @@ impl Platform for Around {
         self.served(Kind::MmioWrite(gpa), |models| models.mmio_write(gpa, data));
     }
 
-    fn rdmsr(&mut self, _: &mut CpuState, index: u32) -> Result<u64, Gp> {
+    fn rdmsr(&mut self, index: u32) -> Result<u64, Gp> {
         let answer = self.served(Kind::Rdmsr(index), |models| models.rdmsr(index));
         self.models.record(What::Rdmsr {
             index,
@@ -116,7 +117,7 @@ impl Platform for Around {
         answer.ok().flatten().ok_or(Gp)
     }
 
-    fn wrmsr(&mut self, state: &mut CpuState, index: u32, value: u64) -> Result<(), Gp> {
+    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), Gp> {
         self.note(Noted::Wrmsr, index.into(), &value.to_le_bytes());
         let answer = self.served(Kind::Wrmsr(index), |models| models.wrmsr(index, value));
         self.models.record(What::Wrmsr {
@@ -128,14 +129,26 @@ impl Platform for Around {
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
         let effect = answer.ok().flatten().ok_or(Gp)?;
         if effect == Effect::Armed {
-            let by_debug_registers = Armed::by_dr7(state.dr7, state.cr4);
-            self.models.tell_armed(by_debug_registers);
-        }
-        if let (regs::IA32_FMASK, Effect::Mirror(mask)) = (index, effect) {
-            // What a mirrored MSR is to KVM: SYSCALL uses it.
-            state.msrs.fmask = mask;
+            // The run loop looks round soon, and tells the machine.
+            self.models.board.control.doorbell(id).ring();
         }
         Ok(())
+    }
+
+    fn observe(&mut self) -> Observe {
+        self.models.msrs.observe()
+    }
+
+    fn branches(&mut self, branches: &[Branch]) {
+        self.models.branches(branches);
+    }
+
+    fn debug_exception(&mut self) {
+        self.models.msrs.debug_exception();
+    }
+
+    fn request_pmi(&mut self) {
+        self.models.board.irq.request_pmi(self.models.id);
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
@@ -227,6 +240,8 @@ impl ObservedVcpu {
     /// A processor in `state`, which goes on in an interpreter that was used before.
     pub fn from_parts(mut vcpu: Vcpu, models: Models, state: &CpuState) -> Self {
         vcpu.load(state);
+        // What the debug registers arm is news.
+        let armed = models.msrs.armed();
         let random = models.board.clock.now() ^ 0x9e37_79b9_7f4a_7c15;
         Self {
             vcpu,
@@ -235,7 +250,7 @@ impl ObservedVcpu {
                 random,
                 track: None,
             },
-            armed: Armed::empty(),
+            armed,
             unsettled: false,
             plan: Plan::Run,
             crashed: None,
@@ -335,12 +350,14 @@ impl ObservedVcpu {
         true
     }
 
-    /// Tells the machine what the debug registers arm, if that is news.
+    /// Tells the machine what is armed, if that is news. MSR writes change it, and so do debug
+    /// exceptions and the debug registers.
     fn tell_armed(&mut self) {
-        let armed = self.vcpu.armed_by_dr7();
+        let armed = self.around.models.msrs.armed() | self.vcpu.armed_by_dr7();
         if armed != self.armed {
             self.armed = armed;
-            self.around.models.tell_armed(armed);
+            let models = &self.around.models;
+            models.board.arm(models.id, armed);
         }
     }
 
@@ -466,8 +483,6 @@ impl ObservedVcpu {
             }
             self.around.models.msrs.init();
             self.vcpu.load(&state);
-            self.armed = Armed::empty();
-            self.around.models.tell_armed(self.armed);
         }
         if let Some(vector) = pending.sipi.and_then(|_| board.irq.take_sipi(id)) {
             let mut state = self.state();
