@@ -170,14 +170,14 @@ impl Core {
             return Err(Fault::Code(ACV, 0));
         }
         let first = len.min(Self::page_rest(lin));
-        let gpa = self.translate(lin, want, set)?;
+        let page = self.translate(lin, want, set)?;
         if first == len {
-            self.enter(lin, gpa, want, set);
-            return Ok(Pieces([(gpa, len), (0, 0)]));
+            self.enter(lin, page, want, set);
+            return Ok(Pieces([(page.gpa, len), (0, 0)]));
         }
         let lin = lin.wrapping_add(first as u64) & self.ip_mask;
-        let gpa2 = self.translate(lin, want, set)?;
-        Ok(Pieces([(gpa, first), (gpa2, len - first)]))
+        let next = self.translate(lin, want, set)?;
+        Ok(Pieces([(page.gpa, first), (next.gpa, len - first)]))
     }
 
     /// Reads guest-physical bytes within one page, from RAM or the platform.

@@ -383,6 +383,14 @@ impl Core {
         self.new_context();
     }
 
+    /// Forgets the translations that a load of CR3 invalidates: all but those of global pages.
+    pub(crate) fn flush_local_tlb(&mut self) {
+        self.rd.flush_locals();
+        self.wr.flush_locals();
+        self.ex.flush_locals();
+        self.new_context();
+    }
+
     /// Forgets which code is behind which RIP.
     pub(crate) fn new_context(&mut self) {
         self.generation += 1;

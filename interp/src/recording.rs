@@ -257,15 +257,15 @@ impl Core {
         let pkru = std::mem::take(&mut self.vec.pkru);
         let found = self.translate(linear, want, Set::SupervisorAc);
         self.vec.pkru = pkru;
-        let gpa = found.ok()?;
-        let page = self.memory.page(gpa)?;
+        let found = found.ok()?;
+        let page = self.memory.page(found.gpa)?;
         if want == Want::Write && !page.writable {
             return None;
         }
         if pkru == 0 {
-            self.enter(linear, gpa, want, Set::SupervisorAc);
+            self.enter(linear, found, want, Set::SupervisorAc);
         }
-        Some(gpa)
+        Some(found.gpa)
     }
 
     /// The two pieces of an access that may reach into a second page.

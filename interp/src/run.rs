@@ -150,6 +150,22 @@ impl Vcpu {
         Armed::by_dr7(self.core.st.dr7, self.core.st.cr4)
     }
 
+    /// Guest memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.core.memory
+    }
+
+    /// Forgets all translations, as a processor may at any time. Needed after
+    /// [`Memory::take_dirty`], for the next writes to be marked.
+    pub fn forget_translations(&mut self) {
+        self.core.flush_tlb();
+    }
+
+    /// Sets [`Stats::retired`]: for a restored snapshot.
+    pub fn set_retired(&mut self, retired: u64) {
+        self.core.retired_base = retired;
+    }
+
     /// For stopping a run from another thread.
     pub fn kicker(&self) -> Kicker {
         self.kicker.clone()

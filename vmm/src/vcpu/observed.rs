@@ -12,7 +12,7 @@ use hindsight_regs::msr as regs;
 
 use super::attend::{Attended, Plan, Request, Stop};
 use super::control::{Checkpoint, Doorbell, Place};
-use super::determined::{self, Noted, Track, Turn};
+use super::determined::{Noted, Track};
 use super::dispatch::{Bytes, CrashCause};
 use super::mode::Engine;
 use super::models::Models;
@@ -29,8 +29,8 @@ const BUDGET: u64 = 1 << 24;
 /// A processor that runs in the interpreter.
 #[derive(Debug)]
 pub struct ObservedVcpu {
-    vcpu: Vcpu,
-    around: Around,
+    pub(super) vcpu: Vcpu,
+    pub(super) around: Around,
     /// What is armed, as the machine was told.
     armed: Armed,
     /// The machine is to change its engine, and something is under way here.
@@ -42,11 +42,11 @@ pub struct ObservedVcpu {
 
 /// The machine around the processor, as the interpreter sees it.
 #[derive(Debug)]
-struct Around {
-    models: Models,
+pub(super) struct Around {
+    pub(super) models: Models,
     random: u64,
     /// There in deterministic mode.
-    track: Option<Track>,
+    pub(super) track: Option<Track>,
 }
 
 impl Around {
@@ -271,11 +271,6 @@ impl ObservedVcpu {
         &mut self.around.models
     }
 
-    /// Makes this a processor of deterministic mode, see [`super::determined`].
-    pub fn determine(&mut self, seed: u64) {
-        self.around.track = Some(Track::new(seed, self.around.models.id));
-    }
-
     /// Runs until the machine stops or changes its engine. It has then ended the machine where the
     /// guest cannot go on.
     pub(super) fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) -> Ended {
@@ -391,73 +386,6 @@ impl ObservedVcpu {
         }
     }
 
-    /// One turn of deterministic mode: `quantum` instructions, fewer if the processor halts.
-    pub(super) fn turn(&mut self, board: &Arc<Board>, quantum: u64) -> Turn {
-        let doorbell = board.control.doorbell(self.around.models.id);
-        let start = self.vcpu.stats().retired;
-        loop {
-            if doorbell.answer()
-                && board.control.wants_checkpoint(0..1)
-                && board
-                    .control
-                    .checkpoint(determined::place(), &mut |_, _| {})
-                    == Checkpoint::Stop
-            {
-                return Turn::Stop;
-            }
-            let now = board.clock.now();
-            board.irq.advance(now);
-            self.start_signals();
-            let used = self.vcpu.stats().retired.wrapping_sub(start);
-            let Some(left) = quantum.checked_sub(used).filter(|&left| left != 0) else {
-                return Turn::Ran;
-            };
-            let due = board.irq.next_event().unwrap_or(u64::MAX);
-            let budget = left.min(due.saturating_sub(now)).max(1);
-            if let Some(track) = &mut self.around.track {
-                track.until = if due > now {
-                    now.saturating_add(budget)
-                } else {
-                    0
-                };
-            }
-            let exit = self.vcpu.run(&mut self.around, budget);
-            let retired = self.vcpu.stats().retired;
-            self.around.retired(retired);
-            match exit {
-                Exit::Budget => self.note_boundary(),
-                Exit::Kicked | Exit::Leave => {}
-                Exit::Halted if retired == start => return Turn::Idle,
-                Exit::Halted => {
-                    self.note_boundary();
-                    return Turn::Ran;
-                }
-                Exit::Shutdown => {
-                    self.crash(board, CrashCause::TripleFault);
-                    return Turn::Stop;
-                }
-                Exit::Missing { bytes, .. } => {
-                    self.crash(board, CrashCause::Missing(bytes.to_vec()));
-                    return Turn::Stop;
-                }
-                Exit::Stop(_) | Exit::Stepped => {}
-            }
-        }
-    }
-
-    fn note_boundary(&mut self) {
-        if let Some(track) = &mut self.around.track {
-            self.vcpu.store(&mut track.scratch);
-            track.note_boundary(self.around.models.board.clock.now());
-        }
-    }
-
-    /// The hash of all that this processor did; 0 outside of deterministic mode.
-    pub(super) fn close_track(&mut self) -> u128 {
-        self.note_boundary();
-        self.around.track.as_ref().map_or(0, Track::digest)
-    }
-
     pub(super) fn last_state(&mut self, board: &Board) -> LastState {
         let state = self.state();
         LastState::new(self.around.models.id, state, &board.memory)
@@ -472,7 +400,7 @@ impl ObservedVcpu {
     }
 
     /// INIT and start-up IPIs.
-    fn start_signals(&mut self) {
+    pub(super) fn start_signals(&mut self) {
         let (id, board) = (self.around.models.id, self.around.models.board.clone());
         let pending = board.irq.pending(id);
         if pending.init && board.irq.take_init(id) {
