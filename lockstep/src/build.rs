@@ -75,7 +75,7 @@ pub fn build(stems: &Stems, class: Class, seed: u64, base: u32, count: usize) ->
     while b.slots.len() < count.min(SLOTS) && b.room() {
         let (insn, bytes) = stems.generate(b.rng);
         // Processors differ in whether wide operands are checked for alignment.
-        let checked = |k: Kind| k.integer() && k != Kind::String;
+        let checked = |k: Kind| k.integer() && k != Kind::String && insn.mnemonic() != M::Enter;
         if alignment_checks && !kind(&insn).is_some_and(checked) {
             continue;
         }
@@ -222,7 +222,7 @@ impl Builder<'_> {
                 size.next_power_of_two()
             },
             strict: insn.cpuid_features().contains(&CpuidFeature::SHA),
-            wild: self.wild(),
+            wild: if masked_store(insn) { 0 } else { self.wild() },
             narrow,
             to,
         };
@@ -564,6 +564,14 @@ fn direct(insn: &Instruction) -> bool {
             insn.op0_kind(),
             OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64
         )
+}
+
+/// Processors differ in which address a masked store reports.
+fn masked_store(insn: &Instruction) -> bool {
+    matches!(
+        insn.mnemonic(),
+        M::Maskmovq | M::Maskmovdqu | M::Vmaskmovdqu
+    )
 }
 
 /// Bytes of a gather's index.
