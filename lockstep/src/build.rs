@@ -254,6 +254,10 @@ impl Builder<'_> {
         if base.is_gpr() {
             if index.full_register() == base.full_register() {
                 address.times += scale;
+                if size >= 16 {
+                    // No such register makes the target aligned.
+                    address.wild = 0;
+                }
             }
             self.load(number(base), Value::Address(address));
         }

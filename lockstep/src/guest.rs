@@ -101,8 +101,9 @@ unsafe extern "C" {
 
 /// What surrounds the processor: a port that ends a run.
 #[derive(Debug, Default)]
-struct Around {
-    done: bool,
+pub(crate) struct Around {
+    /// The port was written.
+    pub(crate) done: bool,
 }
 
 impl Platform for Around {

@@ -74,3 +74,6 @@ pub const GUEST_LEN: u32 = 0xb_0000;
 
 /// Base of GS where it is used.
 pub const GS_BASE: u64 = 0x40;
+
+/// In [`LOG`]: for each slot of system code, stack pointer, flags, CS and SS at its end.
+pub const ENDS: u32 = LOG + 0x1000;

@@ -3,10 +3,12 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use hindsight_lockstep::class::{ALL, Class};
-use hindsight_lockstep::judge::Judge;
+use hindsight_lockstep::judge::{Judge, Tally};
 use hindsight_lockstep::run::{Plan, run};
 use hindsight_lockstep::state::State;
 use hindsight_lockstep::stems::Stems;
+use hindsight_lockstep::system::{SYSTEM, SystemClass};
+use hindsight_lockstep::{report, versus};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -33,6 +35,12 @@ struct Arguments {
     /// Threads; default: one for each processor.
     #[arg(long, value_name = "N")]
     jobs: Option<u32>,
+    /// Compare these classes of system instructions with this host's KVM instead; `all` for all.
+    #[arg(long, value_delimiter = ',', value_name = "CLASS")]
+    system: Vec<String>,
+    /// Print what the state file says as a page of markdown, and run nothing.
+    #[arg(long, requires = "state")]
+    report: bool,
     /// Keep in this file what was done, and go on where it ends.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
@@ -61,7 +69,52 @@ fn one(class: Class, seed: u64) -> Result<bool> {
             .any(|l| l.starts_with("run ") && !l.ends_with(": equal")))
 }
 
+fn state_of(arguments: &Arguments) -> Result<State> {
+    match &arguments.state {
+        Some(path) => State::read(path),
+        None => Ok(State::default()),
+    }
+}
+
+fn mismatched(state: &State) -> u64 {
+    state.classes.values().map(|c| c.mismatched).sum()
+}
+
+/// The system classes against KVM.
+fn system(arguments: &Arguments) -> Result<bool> {
+    let mut classes = Vec::new();
+    for name in &arguments.system {
+        if name == "all" {
+            classes.extend(SYSTEM);
+        } else {
+            let class = <SystemClass as clap::ValueEnum>::from_str(name, true);
+            classes.push(class.map_err(anyhow::Error::msg)?);
+        }
+    }
+    let mut state = state_of(arguments)?;
+    let before = mismatched(&state);
+    if let (Some(seed), [class]) = (arguments.one, &classes[..]) {
+        let mut tally = Tally::default();
+        versus::Versus::new()?.batch(*class, seed, &mut tally)?;
+        println!("{:#x?}", tally.mismatches);
+        return Ok(tally.mismatches.is_empty());
+    }
+    let seed = arguments.seed.unwrap_or_else(fresh);
+    println!("seed {seed:#x}");
+    let time = arguments.time.map(Duration::from_secs);
+    let path = arguments.state.as_deref();
+    versus::run(&classes, arguments.cases, time, seed, path, &mut state)?;
+    Ok(mismatched(&state) == before)
+}
+
 fn go(arguments: &Arguments) -> Result<bool> {
+    if arguments.report {
+        print!("{}", report::page(&state_of(arguments)?));
+        return Ok(true);
+    }
+    if !arguments.system.is_empty() {
+        return system(arguments);
+    }
     if let Some(seed) = arguments.one {
         let [class] = arguments.classes[..] else {
             anyhow::bail!("--one wants exactly one class in --classes");
@@ -73,10 +126,7 @@ fn go(arguments: &Arguments) -> Result<bool> {
     } else {
         arguments.classes.clone()
     };
-    let mut state = match &arguments.state {
-        Some(path) => State::read(path)?,
-        None => State::default(),
-    };
+    let mut state = state_of(arguments)?;
     let seed = arguments.seed.unwrap_or_else(fresh);
     println!("seed {seed:#x}");
     let jobs = match arguments.jobs {
@@ -94,10 +144,9 @@ fn go(arguments: &Arguments) -> Result<bool> {
         jobs: jobs.max(1),
         state: arguments.state.clone(),
     };
-    let before: u64 = state.classes.values().map(|c| c.mismatched).sum();
+    let before = mismatched(&state);
     run(&classes, &plan, &mut state)?;
-    let after: u64 = state.classes.values().map(|c| c.mismatched).sum();
-    Ok(after == before)
+    Ok(mismatched(&state) == before)
 }
 
 fn main() -> ExitCode {

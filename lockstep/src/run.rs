@@ -103,6 +103,7 @@ fn part(class: Class, plan: &Plan, slice: Duration, state: &mut State) -> Result
     for tally in tallies {
         record.add(tally);
     }
+    record.opcodes = record.opcodes.max(record.codes.len());
     let finished = record.cases >= plan.cases || next.load(Ordering::Relaxed) >= last;
     if let Some(path) = &plan.state {
         state.write(path)?;

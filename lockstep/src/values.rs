@@ -140,11 +140,12 @@ impl Value {
     }
 }
 
-/// A valid MXCSR. Where underflow is unmasked, the sticky inexact flag is set already: whether it
-/// raises that flag too shows only with an unbounded exponent, and the interpreter cannot tell.
+/// A valid MXCSR. Where overflow or underflow is unmasked, the sticky inexact flag is set already:
+/// whether they raise that flag too shows only with an unbounded exponent, and the interpreter
+/// cannot tell.
 pub fn mxcsr(rng: &mut Rng) -> u32 {
     let v = any_mxcsr(rng);
-    if v & 0x800 == 0 { v | 0x20 } else { v }
+    if v & 0xc00 != 0xc00 { v | 0x20 } else { v }
 }
 
 fn any_mxcsr(rng: &mut Rng) -> u32 {
