@@ -142,7 +142,7 @@ pub fn build(class: SystemClass, seed: u64, base: u32, count: usize) -> SystemBa
         b.asm.set(CURRENT, index as u32);
         b.user = b.rng.one_in(3) && !matches!(class, SystemClass::Control | SystemClass::Debug);
         if b.user {
-            b.to_user();
+            b.enter_user();
         }
         let text = b.case(class);
         b.post.push(b.asm.here());
@@ -254,7 +254,7 @@ impl Builder<'_> {
     }
 
     /// IRETQ to CPL 3, right behind it.
-    fn to_user(&mut self) {
+    fn enter_user(&mut self) {
         self.push(0x2b);
         self.push(self.base + DATA + 0x1000);
         self.push(0x202);
