@@ -260,11 +260,6 @@ pub(crate) fn cmpxchg_pair<T: Word>(c: &mut Core, o: &Op) -> Done {
     if T::SIZE == 8 && lin & 15 != 0 {
         return Err(crate::core::GP0);
     }
-    let memory = std::sync::Arc::clone(&c.memory);
-    let _guard = memory
-        .split_lock
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
     let expected = (c.get::<T>(0), c.get::<T>(2));
     let new = (c.get::<T>(3), c.get::<T>(1));
     let equal = exchange_pair(c, lin, expected, new)?;
@@ -287,10 +282,16 @@ fn exchange_pair<T: Word>(
     if T::SIZE == 4 {
         let join = |p: (T, T)| p.0.zext() | p.1.zext() << 32;
         let want = join(expected);
-        let old = c.modify::<u64>(lin, lin & 7 == 0, |v| if v == want { join(new) } else { v })?;
+        let old = c.modify::<u64>(lin, true, |v| if v == want { join(new) } else { v })?;
         let pair = (T::from_u64(old), T::from_u64(old >> 32));
         return Ok((old != want).then_some(pair));
     }
+    // For where the host's own instruction cannot be used.
+    let memory = std::sync::Arc::clone(&c.memory);
+    let _guard = memory
+        .split_lock
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     let old = c.modify_pair(
         lin,
         (expected.0.zext(), expected.1.zext()),
