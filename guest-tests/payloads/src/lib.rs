@@ -4,3 +4,5 @@
 
 pub mod access;
 pub mod clock;
+pub mod debug;
+pub mod syscall;

@@ -94,27 +94,75 @@ global_asm!(
     ".quad hindsight_idt",
     ".quad hindsight_stubs", // only to keep the stubs where the IDT is kept
     ".popsection",
-    // Where the linker script places the stubs.
-    stubs = const 0x10_0000,
+    stubs = const STUBS,
 );
 
+/// Where the linker script places the stubs.
+const STUBS: u64 = 0x10_0000;
+
 unsafe extern "C" {
-    static mut hindsight_idt: [[u8; 16]; 256];
+    static mut hindsight_idt: [Gate; 256];
 }
 
-/// Byte of a gate that holds its type and DPL.
-const GATE_ATTRIBUTES: usize = 5;
+/// A gate of the IDT. SDM Vol. 3A, "64-Bit Mode IDT".
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gate(pub [u8; 16]);
 
-/// Sets the DPL of the gate of `vector` and returns the old one.
-pub fn set_gate_dpl(vector: u8, dpl: u8) -> u8 {
-    // SAFETY: the index is inside the IDT; the processor reads the byte at the next event.
-    unsafe {
-        let gate = (&raw mut hindsight_idt)
-            .cast::<[u8; 16]>()
-            .add(usize::from(vector));
-        let byte = gate.cast::<u8>().add(GATE_ATTRIBUTES);
-        let old = byte.read_volatile();
-        byte.write_volatile(old & !0x60 | (dpl & 3) << 5);
-        old >> 5 & 3
+impl Gate {
+    const IST: usize = 4;
+    const ATTRIBUTES: usize = 5;
+
+    /// This gate with another stack: an entry of the interrupt stack table, or 0 for the usual stack.
+    #[must_use]
+    pub fn with_ist(mut self, ist: u8) -> Self {
+        self.0[Self::IST] = ist & 7;
+        self
     }
+
+    /// This gate with another DPL.
+    #[must_use]
+    pub fn with_dpl(mut self, dpl: u8) -> Self {
+        self.0[Self::ATTRIBUTES] = self.0[Self::ATTRIBUTES] & !0x60 | (dpl & 3) << 5;
+        self
+    }
+
+    /// This gate as a trap gate, which leaves IF as it is.
+    #[must_use]
+    pub fn as_trap(mut self) -> Self {
+        self.0[Self::ATTRIBUTES] |= 1;
+        self
+    }
+}
+
+fn place(vector: u8) -> *mut Gate {
+    (&raw mut hindsight_idt)
+        .cast::<Gate>()
+        .wrapping_add(usize::from(vector))
+}
+
+/// The gate of `vector`.
+pub fn gate(vector: u8) -> Gate {
+    // SAFETY: inside the IDT.
+    unsafe { place(vector).read_volatile() }
+}
+
+/// Replaces the gate of `vector`, for every processor.
+pub fn set_gate(vector: u8, gate: Gate) {
+    // SAFETY: inside the IDT; the processor reads it at the next event.
+    unsafe { place(vector).write_volatile(gate) };
+}
+
+/// Runs `f` with the gate of `vector` changed by `change`.
+pub fn with_gate<R>(vector: u8, change: impl FnOnce(Gate) -> Gate, f: impl FnOnce() -> R) -> R {
+    let old = gate(vector);
+    set_gate(vector, change(old));
+    let result = f();
+    set_gate(vector, old);
+    result
+}
+
+/// The address where an event of `vector` enters.
+pub fn entry(vector: u8) -> u64 {
+    STUBS + 16 * u64::from(vector)
 }
