@@ -4,6 +4,7 @@
 //! fault) and says what must follow (an effect); it never calls KVM and never injects. Hence all of
 //! it is tested without `/dev/kvm`, and the same models stand behind both ways of running.
 
+pub mod armed;
 pub mod cpuid;
 pub mod facility;
 pub mod msr;

@@ -11,6 +11,7 @@ use thiserror::Error;
 
 pub use table::{MsrSpec, OnKvm, Owner, find};
 
+use crate::armed::Armed;
 use crate::facility::Facilities;
 use crate::tsc::{Tsc, TscState};
 
@@ -55,6 +56,8 @@ pub enum Effect {
     TscMoved,
     /// The value acts natively: it must also reach KVM.
     Mirror(u64),
+    /// What is armed changed, see [`Msrs::armed`]: the machine may have to run another way.
+    Armed,
 }
 
 /// What the machine knows that the models need at an access.
@@ -155,13 +158,23 @@ impl Msrs {
         if !spec.present(&self.config) || !spec.accepts(value, &self.config) {
             return WrmsrOutcome::Fault;
         }
-        match spec.owner {
-            Owner::Tsc => WrmsrOutcome::Done(self.write_tsc(index, value, now)),
-            Owner::Constant => WrmsrOutcome::Done(Effect::None),
-            Owner::Stored => WrmsrOutcome::Done(self.write_stored(spec, index, value)),
-            Owner::Apic => WrmsrOutcome::Apic,
-            Owner::Processor => WrmsrOutcome::Processor,
-        }
+        let armed = self.armed();
+        let effect = match spec.owner {
+            Owner::Tsc => self.write_tsc(index, value, now),
+            Owner::Constant => Effect::None,
+            Owner::Stored => self.write_stored(spec, index, value),
+            Owner::Apic => return WrmsrOutcome::Apic,
+            Owner::Processor => return WrmsrOutcome::Processor,
+        };
+        WrmsrOutcome::Done(match effect {
+            Effect::None if self.armed() != armed => Effect::Armed,
+            effect => effect,
+        })
+    }
+
+    /// What the MSRs arm. Breakpoints are not theirs: see [`Armed::by_dr7`].
+    pub fn armed(&self) -> Armed {
+        Armed::by_debugctl(self.stored[self.slot(regs::IA32_DEBUGCTL)].1)
     }
 
     fn read_tsc(&self, index: u32, now: Now) -> u64 {

@@ -177,3 +177,32 @@ proptest! {
         prop_assert_eq!(other.save(), msrs.save());
     }
 }
+
+#[test]
+fn only_a_write_that_changes_what_is_armed_says_so() {
+    let mut msrs = Msrs::new(MsrConfig {
+        facilities: Facilities::all(),
+        tsc_hz: 2_500_000_000,
+    });
+    let debugctl = regs::IA32_DEBUGCTL;
+    let steps = [
+        (debugctl, 0, Effect::None, Armed::empty()),
+        (debugctl, 1, Effect::Armed, Armed::LBR),
+        (debugctl, 1, Effect::None, Armed::LBR),
+        // FREEZE_LBRS_ON_PMI arms nothing more.
+        (debugctl, 1 | 1 << 11, Effect::None, Armed::LBR),
+        (regs::IA32_MCG_STATUS, 1, Effect::None, Armed::LBR),
+        (debugctl, 0b11 << 6, Effect::Armed, Armed::BTS),
+        (debugctl, 0, Effect::Armed, Armed::empty()),
+    ];
+    for (index, value, effect, armed) in steps {
+        assert_eq!(
+            msrs.write(index, value, NOW),
+            WrmsrOutcome::Done(effect),
+            "{index:#x} {value:#x}"
+        );
+        assert_eq!(msrs.armed(), armed);
+    }
+    assert_eq!(msrs.write(debugctl, 1 << 2, NOW), WrmsrOutcome::Fault);
+    assert_eq!(msrs.armed(), Armed::empty());
+}

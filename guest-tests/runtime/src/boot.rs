@@ -83,6 +83,7 @@ global_asm!(
     ".quad hindsight_pd + 0x2007",
     ".quad hindsight_pd + 0x3007",
     ".fill 508, 8, 0",
+    ".global hindsight_pd",
     "hindsight_pd:",
     ".set page, 0",
     ".rept 1536",

@@ -47,6 +47,7 @@ pub mod exit;
 pub mod info;
 pub mod insn;
 pub mod ioapic;
+pub mod legacy;
 pub mod msr;
 pub mod paging;
 pub mod panic;

@@ -241,7 +241,7 @@ impl NativeVcpu {
     fn apply(&mut self, index: u32, effect: Effect) -> Result<(), KvmError> {
         self.complete()?;
         match effect {
-            Effect::None => {}
+            Effect::None | Effect::Armed => {}
             Effect::TscMoved => self.set_native_tsc(&self.models.board),
             Effect::Mirror(value) => {
                 if !self.kvm.set_msr(index, value)? {
