@@ -34,7 +34,7 @@ snippet! { load_ss [load_ss_nop load_ss_next] "mov ss, word ptr [rsi]", "load_ss
 snippet! { load_ss_ud2 [load_ss_ud2_insn] "mov ss, word ptr [rsi]", "load_ss_ud2_insn:", "ud2" }
 snippet! { load_ss_int3 [load_ss_int3_next] "mov ss, word ptr [rsi]", "int3", "load_ss_int3_next:", "ret" }
 snippet! { load_ss_int80 [load_ss_int80_next] "mov ss, word ptr [rsi]", "int 0x80", "load_ss_int80_next:", "ret" }
-snippet! { load_ss_syscall [] "mov ss, word ptr [rsi]", "syscall", "ret" }
+snippet! { load_ss_syscall [] "xor r10d, r10d", "mov ss, word ptr [rsi]", "syscall", "ret" }
 snippet! { two_loads [two_loads_second two_loads_next] set_tf!(), "mov ss, di", "mov ss, di", "two_loads_second:", "nop", "two_loads_next:", clear_tf!(), "ret" }
 // RSI: 32 bits of offset, 16 of selector.
 snippet! { step_lss [step_lss_next] set_tf!(), "lss eax, [rsi]", "step_lss_next:", clear_tf!(), "ret" }
