@@ -131,6 +131,12 @@ impl Core {
         Ok(())
     }
 
+    /// Raises what a read of these bytes would raise, and nothing else.
+    pub(crate) fn probe_read(&mut self, lin: u64, len: usize) -> Result<(), Fault> {
+        self.pieces(lin, len, Want::Read, self.explicit())
+            .map(|_| ())
+    }
+
     /// Raises what a write of these bytes would raise, and nothing else.
     pub(crate) fn probe_write(&mut self, lin: u64, len: usize) -> Result<(), Fault> {
         self.pieces(lin, len, Want::Write, self.explicit())

@@ -1,6 +1,6 @@
 //! Data movement between registers and memory.
 
-use super::{Done, load, read_rm, store, write_rm};
+use super::{Done, load, read_rm, src, store, write_rm};
 use crate::core::{Core, cut};
 use crate::op::{Next, Op};
 use crate::word::Word;
@@ -120,7 +120,8 @@ pub(crate) fn fence(c: &mut Core, o: &Op) -> Next {
     o.go(c)
 }
 
-/// CLFLUSH, CLWB: checked like a read.
+/// CLFLUSH, CLWB: checked like a read, which data breakpoints and devices do not see.
 pub(crate) fn flush(c: &mut Core, o: &Op) -> Done {
-    load::<u8>(c, o).map(|_| ())
+    let lin = src(c, o, 1)?;
+    c.probe_read(lin, 1)
 }
