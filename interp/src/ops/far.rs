@@ -2,6 +2,7 @@
 
 use super::{Done, load_sized};
 use crate::core::{Core, EFER_SCE, Fault, GP0, SS, UD_, cut};
+use crate::debug::BS;
 use crate::flags::{IF, RF, VM};
 use crate::op::Op;
 use crate::platform::{Branch, BranchClass};
@@ -374,6 +375,11 @@ pub(crate) fn sysret(c: &mut Core, o: &Op) -> Done {
         };
         c.set_rflags((c.regs[11] & 0x3c_7fd7) | 2);
         c.fl &= !(RF | VM);
+        if c.tf() {
+            // The trap comes before the first instruction of the target.
+            c.hits |= BS;
+            c.leave = true;
+        }
         c.cpl = 3;
         flat_ss(c, base.wrapping_add(8) | 3, 3);
         let (selector, access) = if wide {
