@@ -204,6 +204,7 @@ impl Core {
             flags |= NT;
         }
         self.set_rflags(flags);
+        self.no_step = true;
         for (reg, v) in self.regs.iter_mut().zip(image.gpr) {
             *reg = v.into();
         }

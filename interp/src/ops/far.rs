@@ -342,6 +342,7 @@ pub(crate) fn syscall(c: &mut Core, o: &Op) -> Done {
         let m = c.st.msrs;
         let flags = c.rflags() & !m.fmask & !RF;
         c.set_rflags(flags);
+        c.no_step = !c.tf();
         let selector = (m.star >> 32) as u16 & 0xfffc;
         c.cpl = 0;
         flat_ss(c, selector.wrapping_add(8), 0);
