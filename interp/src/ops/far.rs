@@ -311,7 +311,7 @@ fn far_return(c: &mut Core, o: &Op) -> Done {
 
 pub(crate) fn iret(c: &mut Core, o: &Op) -> Done {
     c.rip = c.rip_of(o);
-    noted(c, o, |c, o| c.iret(o.size))
+    noted(c, o, |c, o| c.iret(o.size, c.rip_after(o)))
 }
 
 const CODE64: u16 = 0xa09b;
