@@ -145,7 +145,7 @@ fn writers() -> [(Mode, Blob, [Label; 4]); 6] {
 }
 
 case! {
-    name: "data_breakpoints", cpl: [0], rules: ["DR-27", "DR-23", "WP-01", "WP-17", "DB-11"], needs: ["gd", "guestbp-data", "guestbp-io"],
+    name: "data_breakpoints", cpl: [0], rules: ["DR-27", "DR-23", "WP-01", "WP-17", "DB-11"], needs: ["gd", "intn-cpl0", "guestbp-data", "guestbp-io"],
     about: "a store in every legacy mode meets a breakpoint of eight bytes on its linear address",
     fn body(_ctx) {
         for (mode, blob, [start, _, next, _]) in writers() {
@@ -159,7 +159,7 @@ case! {
 }
 
 case! {
-    name: "instruction_breakpoints", cpl: [0], rules: ["DR-27", "DB-01", "DB-03", "RF-03"], needs: ["gd", "guestbp-io"],
+    name: "instruction_breakpoints", cpl: [0], rules: ["DR-27", "DB-01", "DB-03", "RF-03"], needs: ["gd", "intn-cpl0", "guestbp-io"],
     about: "an instruction breakpoint is met in every legacy mode; IRETD with RF resumes it where RF can be restored",
     fn body(_ctx) {
         for (mode, blob, [start, insn, ..]) in writers() {
@@ -173,7 +173,7 @@ case! {
 }
 
 case! {
-    name: "instruction_breakpoint_in_real_mode", cpl: [0], rules: ["DR-27", "DB-01", "TF-20"], needs: ["gd", "guestbp-io"],
+    name: "instruction_breakpoint_in_real_mode", cpl: [0], rules: ["DR-27", "DB-01", "TF-20"], needs: ["gd", "intn-cpl0", "guestbp-io"],
     about: "an instruction breakpoint enters by vector 1 of the real-mode table",
     fn body(_ctx) {
         let blob = write16();
@@ -186,7 +186,7 @@ case! {
 }
 
 case! {
-    name: "single_step", cpl: [0], rules: ["DR-27", "TF-20", "TF-01", "TF-21"], needs: ["gd", "tf-cpl0", "guestbp-io"],
+    name: "single_step", cpl: [0], rules: ["DR-27", "TF-20", "TF-01", "TF-21"], needs: ["gd", "intn-cpl0", "tf-cpl0", "guestbp-io"],
     about: "TF steps in every legacy mode",
     fn body(_ctx) {
         for (mode, blob, [start, insn, next, end]) in writers() {
@@ -200,7 +200,7 @@ case! {
 }
 
 case! {
-    name: "upper_address_bits", cpl: [0], rules: ["DR-22"], needs: ["gd", "guestbp-data", "guestbp-io"],
+    name: "upper_address_bits", cpl: [0], rules: ["DR-22"], needs: ["gd", "intn-cpl0", "guestbp-data", "guestbp-io"],
     about: "a breakpoint with an address above 4 GiB matches nothing outside 64-bit mode",
     fn body(_ctx) {
         for (mode, blob, [start, insn, ..]) in writers() {
@@ -225,7 +225,7 @@ blob! {
 }
 
 case! {
-    name: "operands_of_32_bits", cpl: [0], rules: ["DR-08"], needs: ["gd"],
+    name: "operands_of_32_bits", cpl: [0], rules: ["DR-08"], needs: ["gd", "intn-cpl0"],
     about: "MOV DR in 32-bit mode reads the low half, and clears the upper half when it writes",
     fn body(_ctx) {
         insn::write_dr0(0xfedc_ba98_0123_4567);
@@ -248,7 +248,7 @@ blob! {
 }
 
 case! {
-    name: "access_by_mode", cpl: [0], rules: ["DR-15", "DR-14"], needs: ["gd"],
+    name: "access_by_mode", cpl: [0], rules: ["DR-15", "DR-14"], needs: ["gd", "intn-cpl0"],
     about: "MOV DR works in real mode, and raises #GP(0) in virtual-8086 mode and at CPL 3",
     fn body(_ctx) {
         let blob = move_dr16();
@@ -274,7 +274,7 @@ blob! {
 }
 
 case! {
-    name: "general_detect", cpl: [0], rules: ["GD-01", "DR-27"], needs: ["gd", "guestbp-io"],
+    name: "general_detect", cpl: [0], rules: ["GD-01", "DR-27"], needs: ["gd", "intn-cpl0", "guestbp-io"],
     about: "general detect in real and 16-bit protected mode",
     fn body(_ctx) {
         for mode in [Mode::Real, Mode::Protected16(0)] {
@@ -297,7 +297,7 @@ blob! {
 }
 
 case! {
-    name: "pop_ss", cpl: [0], rules: ["SHD-03", "SHD-08", "SHD-12", "DB-04", "TF-13"], needs: ["gd", "tf-cpl0", "shadow-cpl0", "guestbp-io"],
+    name: "pop_ss", cpl: [0], rules: ["SHD-03", "SHD-08", "SHD-12", "DB-04", "TF-13"], needs: ["gd", "intn-cpl0", "tf-cpl0", "shadow-cpl0", "guestbp-io"],
     about: "POP SS delays the step by one instruction, and hides a breakpoint on the next",
     fn body(_ctx) {
         let blob = pop_ss16();
@@ -315,7 +315,7 @@ case! {
 }
 
 case! {
-    name: "pop_ss_operand", cpl: [0], rules: ["SHD-04"], needs: ["gd", "guestbp-data", "guestbp-io"],
+    name: "pop_ss_operand", cpl: [0], rules: ["SHD-04"], needs: ["gd", "intn-cpl0", "guestbp-data", "guestbp-io"],
     about: "a breakpoint on the stack word that POP SS reads reports one instruction later",
     fn body(_ctx) {
         let blob = pop_ss16();
@@ -367,7 +367,7 @@ blob! {
 }
 
 case! {
-    name: "virtual8086_iopl", cpl: [0], rules: ["SWI-05", "SWI-03", "SWI-01"], needs: ["gd", "guestbp-io"],
+    name: "virtual8086_iopl", cpl: [0], rules: ["SWI-05", "SWI-03", "SWI-01"], needs: ["gd", "intn-cpl0", "guestbp-io"],
     about: "in virtual-8086 mode with IOPL 0 CD 03 raises #GP(0); CC and F1 do not",
     fn body(_ctx) {
         let blob = breakpoints16();
@@ -391,7 +391,7 @@ blob! {
 }
 
 case! {
-    name: "virtual8086_redirection", cpl: [0], rules: ["SWI-05"], needs: ["gd", "guestbp-io"],
+    name: "virtual8086_redirection", cpl: [0], rules: ["SWI-05"], needs: ["gd", "intn-cpl0", "guestbp-io"],
     about: "with CR4.VME and a clear bit in the map CD 03 goes to the real-mode vector, CC to the protected-mode gate",
     fn body(_ctx) {
         let blob = redirected16();
@@ -414,7 +414,7 @@ blob! {
 }
 
 case! {
-    name: "time_stamp", cpl: [0], rules: ["TSC-04"], needs: ["gd", "tsd-cpl3", "rdtscp-cpl0"],
+    name: "time_stamp", cpl: [0], rules: ["TSC-04"], needs: ["gd", "intn-cpl0", "tsd-cpl3", "rdtscp-cpl0"],
     about: "RDTSC and RDTSCP work in every mode without CR4.TSD; with it they raise #GP(0) at CPL 3 and in virtual-8086 mode",
     fn body(_ctx) {
         let blob = rdtsc16();
@@ -512,7 +512,7 @@ blob! {
 }
 
 case! {
-    name: "popf", cpl: [0], rules: ["RF-09"], needs: ["gd", "guestbp-exec-cpl0", "guestbp-io"],
+    name: "popf", cpl: [0], rules: ["RF-09"], needs: ["gd", "intn-cpl0", "guestbp-exec-cpl0", "guestbp-io"],
     about: "POPFD ignores RF, and PUSHFD stores it as 0",
     fn body(_ctx) {
         let blob = flags32();
@@ -535,7 +535,7 @@ blob! {
 }
 
 case! {
-    name: "iret16", cpl: [0], rules: ["RF-10", "DB-05"], needs: ["gd", "guestbp-exec-cpl0", "guestbp-io"],
+    name: "iret16", cpl: [0], rules: ["RF-10", "DB-05"], needs: ["gd", "intn-cpl0", "guestbp-exec-cpl0", "guestbp-io"],
     about: "a 16-bit IRET leaves RF clear: the breakpoint on its target is met",
     fn body(_ctx) {
         let blob = iret16();

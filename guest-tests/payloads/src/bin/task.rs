@@ -258,7 +258,7 @@ blob! {
 snippet! { far_jump [] "sub rsp, 16", "mov dword ptr [rsp], 0", "mov [rsp + 4], di", "jmp fword ptr [rsp]" }
 
 case! {
-    name: "long_mode", cpl: [0], rules: ["TSK-08"], needs: ["exceptions"],
+    name: "long_mode", cpl: [0], rules: ["TSK-08"], needs: ["exceptions", "intn-cpl0"],
     about: "in 64-bit mode a far JMP to a TSS raises #GP with its selector, whatever its T bit",
     fn body(_ctx) {
         let fault = catch(|| debug::call(far_jump, u64::from(FIRST_TSS), 0));
