@@ -12,6 +12,7 @@ use crate::core::{CR0_PG, CR0_TS, CR4_PAE, Core, Fault, SS, TS};
 use crate::debug::BT;
 use crate::flags::{NT, RF};
 use crate::seg::{Descriptor, code_of, gp, np};
+use hindsight_cpu::debug::Registers;
 use hindsight_cpu::state::{Segment, seg};
 
 /// What switches tasks.
@@ -209,8 +210,7 @@ impl Core {
             *reg = v.into();
         }
         self.rip = image.eip.into();
-        // L0 to L3 and LE are the task's own.
-        self.st.dr7 &= !0x155;
+        self.change_debug(Registers::switch_task);
         self.update_debug();
         self.load_task_segments(image)?;
         if image.trap {
