@@ -87,14 +87,20 @@ impl Core {
         }
     }
 
-    /// A read by the processor itself, with supervisor rights.
+    /// A read by the processor itself, with supervisor rights. It meets no breakpoint of the guest (rule OP-04).
     pub(crate) fn read_sys<T: Word>(&mut self, lin: u64) -> Result<T, Fault> {
-        self.read_slow(lin, Set::Supervisor)
+        let hits = self.hits;
+        let result = self.read_slow(lin, Set::Supervisor);
+        self.hits = hits;
+        result
     }
 
-    /// A write by the processor itself, with supervisor rights.
+    /// A write by the processor itself, with supervisor rights. It meets no breakpoint of the guest (rule OP-04).
     pub(crate) fn write_sys<T: Word>(&mut self, lin: u64, v: T) -> Result<(), Fault> {
-        self.write_slow(lin, v, Set::Supervisor)
+        let hits = self.hits;
+        let result = self.write_slow(lin, v, Set::Supervisor);
+        self.hits = hits;
+        result
     }
 
     /// A write with the rights of another privilege level.

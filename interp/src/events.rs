@@ -168,7 +168,14 @@ impl Core {
 
     fn note_delivery(&mut self, event: &Event, place: (u64, u64, u8)) {
         self.stops.deliveries += 1;
-        if event.vector == DF || matches!(event.cause, Cause::Software | Cause::Icebp) {
+        let software = matches!(event.cause, Cause::Software | Cause::Icebp);
+        // Breakpoints that the frame met (rule OP-08).
+        let hits = std::mem::take(&mut self.hits);
+        if software && hits != 0 {
+            self.trap |= hits;
+            self.trap_pending = true;
+        }
+        if event.vector == DF || software {
             self.stop_after_delivery(event.vector, event.code);
         }
         self.st.events.mov_ss_shadow = false;

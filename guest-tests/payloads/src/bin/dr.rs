@@ -398,3 +398,12 @@ case! {
         check_eq!(found, FAR + 7, "DR0");
     }
 }
+
+case! {
+    name: "no_rtm_bit", cpl: [0], rules: ["DR-05", "OP-05"], needs: ["gd", "guestbp-io"],
+    about: "DR7[11] reads 0, as RTM is not enumerated",
+    fn body(_ctx) {
+        insn::write_dr7(Dr7::RESET.0 | Dr7::RTM);
+        check_eq!(insn::read_dr7(), Dr7::RESET.0, "DR7");
+    }
+}

@@ -322,3 +322,39 @@ case! {
         check_events!(events(ctx, mmio_load, register, 0), [], "a load with R/W=01");
     }
 }
+
+snippet! { one_int3 [] "int3", "ret" }
+snippet! { one_ud2 [] "ud2" }
+
+case! {
+    name: "pushes_of_events", cpl: [3], rules: ["OP-08"], needs: ["guestbp-data", "guestbp-io", "iretq-cpl3"],
+    about: "a breakpoint that the frame of INT3 meets reports at the entry of its handler; that of an exception is lost",
+    fn body(ctx) {
+        let top = PAGE.address() + 4096;
+        let old = hindsight_guest::cpu::set_rsp0(top);
+        arm(0, top - 8, Condition::Write, Length::Eight);
+        let log = logged(DB | debug::BP, || { debug::run(ctx, one_int3, 0, 0); });
+        check_eq!(event(log, 0), (hindsight_guest::vectors::entry(3), B0), "at the handler");
+        check_eq!(log.count(), 2, "#DB and #BP");
+        let log = logged(DB, || { debug::run(ctx, one_ud2, 0, 0); });
+        check_eq!(log.count(), 0, "none for #UD");
+        debug::disarm();
+        hindsight_guest::cpu::set_rsp0(old);
+    }
+}
+
+snippet! { load_es [] "mov es, di", "xor eax, eax", "mov es, eax", "ret" }
+
+case! {
+    name: "descriptor_tables", cpl: [0, 3], rules: ["OP-04"], needs: ["guestbp-data", "guestbp-io"], needs_cpl3: ["iretq-cpl3"],
+    about: "the processor's own reads of the GDT do not match",
+    fn body(ctx) {
+        let mut pointer = [0_u8; 10];
+        // SAFETY: it stores ten bytes.
+        unsafe { core::arch::asm!("sgdt [{}]", in(reg) &raw mut pointer, options(nostack)) };
+        let base = pointer[2..].iter().rev().fold(0, |base, byte| base << 8 | u64::from(*byte));
+        let selector = u64::from(hindsight_guest::boot::USER_DATA);
+        arm(0, base + (selector & !7), Condition::ReadWrite, Length::Eight);
+        check_events!(events(ctx, load_es, selector, 0), [], "no #DB");
+    }
+}
