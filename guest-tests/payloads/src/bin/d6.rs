@@ -24,8 +24,12 @@ const B1: u64 = Dr6::B1.bits();
 const B2: u64 = Dr6::B2.bits();
 
 snippet! { store [store_insn store_next] "store_insn:", "mov byte ptr [rdi], 1", "store_next:", "ret" }
-snippet! { two_stores [first_next second_next] "mov byte ptr [rdi], 1", "first_next:", "mov byte ptr [rsi], 1", "second_next:", "ret" }
-snippet! { step_store [step_store_next] set_tf!(), "nop", clear_tf!(), "mov byte ptr [rdi], 1", "step_store_next:", "ret" }
+snippet! { two_stores [first_next second_next] "mov byte ptr [rdi], 1", "first_next:",
+    "mov byte ptr [rsi], 1", "second_next:", "ret"
+}
+snippet! { step_store [step_store_next] set_tf!(), "nop", clear_tf!(), "mov byte ptr [rdi], 1",
+    "step_store_next:", "ret"
+}
 snippet! { undefined [] "ud2" }
 snippet! { int3 [] "int3", "ret" }
 snippet! { int1 [] ".byte 0xf1", "ret" }
@@ -58,7 +62,8 @@ fn history(f: impl FnOnce()) -> u64 {
 }
 
 case! {
-    name: "only_debug_exceptions", cpl: [0, 3], rules: ["D6-01", "D6-08"], needs: ["exceptions"], needs_cpl0: ["int3-cpl0"],
+    name: "only_debug_exceptions", cpl: [0, 3], rules: ["D6-01", "D6-08"], needs: ["exceptions"],
+    needs_cpl0: ["int3-cpl0"],
     needs_cpl3: ["int3-cpl3", "iretq-cpl3"],
     about: "#UD and #BP leave DR6 as it is",
     fn body(ctx) {
@@ -73,7 +78,8 @@ case! {
 }
 
 case! {
-    name: "disabled_leaves_it", cpl: [0, 3], rules: ["D6-01", "DR-19"], needs: [], needs_cpl3: ["iretq-cpl3"],
+    name: "disabled_leaves_it", cpl: [0, 3], rules: ["D6-01", "DR-19"], needs: [],
+    needs_cpl3: ["iretq-cpl3"],
     about: "a match of a breakpoint that is not enabled changes nothing",
     fn body(ctx) {
         insn::write_dr0(PAGE.address());
@@ -85,7 +91,8 @@ case! {
 }
 
 case! {
-    name: "sticky", cpl: [0, 3], rules: ["D6-02"], needs: ["guestbp-data", "gd"], needs_cpl0: ["tf-cpl0"], needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
+    name: "sticky", cpl: [0, 3], rules: ["D6-02"], needs: ["guestbp-data", "gd"], needs_cpl0: ["tf-cpl0"],
+    needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
     about: "BS of an earlier #DB stays when a data breakpoint follows",
     fn body(ctx) {
         arm(0, PAGE.address(), Condition::Write, Length::One);
@@ -110,7 +117,8 @@ case! {
 }
 
 case! {
-    name: "replaced", cpl: [0, 3], rules: ["D6-03", "D6-04", "OP-45"], needs: ["guestbp-data", "guestbp-io"], needs_cpl3: ["iretq-cpl3"],
+    name: "replaced", cpl: [0, 3], rules: ["D6-03", "D6-04", "OP-45"], needs: ["guestbp-data", "guestbp-io"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "B3:0 are those of the last #DB alone; INT1 leaves them",
     fn body(ctx) {
         arm(0, PAGE.address(), Condition::Write, Length::One);
@@ -124,7 +132,8 @@ case! {
 }
 
 case! {
-    name: "enabled_only", cpl: [0, 3], rules: ["D6-05", "D6-06", "OP-45"], needs: ["guestbp-data"], needs_cpl3: ["iretq-cpl3"],
+    name: "enabled_only", cpl: [0, 3], rules: ["D6-05", "D6-06", "OP-45"], needs: ["guestbp-data"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "Bn masked with the enables is what matched; a disabled breakpoint's Bn stays clear",
     fn body(ctx) {
         arm(0, PAGE.address(), Condition::Write, Length::One);
@@ -139,7 +148,8 @@ case! {
 }
 
 case! {
-    name: "rtm_bit", cpl: [0, 3], rules: ["D6-07"], needs: ["guestbp-data", "gd"], needs_cpl3: ["iretq-cpl3"],
+    name: "rtm_bit", cpl: [0, 3], rules: ["D6-07"], needs: ["guestbp-data", "gd"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "DR6[16] is 1 after a #DB, also when 0 was written before",
     fn body(ctx) {
         arm(0, PAGE.address(), Condition::Write, Length::One);
@@ -150,7 +160,8 @@ case! {
 }
 
 case! {
-    name: "data_or_fetch", cpl: [0, 3], rules: ["D6-09"], needs: ["guestbp-data"], needs_cpl0: ["guestbp-exec-cpl0"],
+    name: "data_or_fetch", cpl: [0, 3], rules: ["D6-09"], needs: ["guestbp-data"],
+    needs_cpl0: ["guestbp-exec-cpl0"],
     needs_cpl3: ["guestbp-exec-cpl3", "iretq-cpl3"],
     about: "on one address a fetch meets the instruction breakpoint only, a write the data breakpoint only",
     fn body(ctx) {
@@ -168,7 +179,8 @@ case! {
 }
 
 case! {
-    name: "fresh_after_reset", cpl: [0, 3], rules: ["D6-10"], needs: ["guestbp-data", "gd"], needs_cpl3: ["iretq-cpl3"],
+    name: "fresh_after_reset", cpl: [0, 3], rules: ["D6-10"], needs: ["guestbp-data", "gd"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "after the handler writes FFFF0FF0H only the new condition shows",
     fn body(ctx) {
         insn::write_dr6(Dr6::RESET | BS | BD | B2);

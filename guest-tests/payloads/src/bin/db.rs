@@ -35,11 +35,17 @@ const VECTOR: u8 = 0x61;
 
 snippet! { undefined [ud2_insn] "ud2_insn:", "ud2", "ret" }
 snippet! { load [load_insn load_done] "load_insn:", "mov al, [rdi]", "load_done:", "ret" }
-snippet! { rep_store [rep_store_insn rep_store_done] "mov rcx, rsi", "rep_store_insn:", "rep stosb", "rep_store_done:", "ret" }
+snippet! { rep_store [rep_store_insn rep_store_done] "mov rcx, rsi", "rep_store_insn:", "rep stosb",
+    "rep_store_done:", "ret"
+}
 snippet! { copy_byte [copy_done] "movsb", "copy_done:", "ret" }
 snippet! { step_copy [step_copy_done] set_tf!(), "movsb", "step_copy_done:", clear_tf!(), "ret" }
-snippet! { step_onto [step_onto_insn step_onto_done] set_tf!(), "nop", "step_onto_insn:", "nop", "step_onto_done:", clear_tf!(), "ret" }
-snippet! { read_dr3 [read_dr3_insn read_dr3_done] "read_dr3_insn:", "mov rax, dr3", "read_dr3_done:", "ret" }
+snippet! { step_onto [step_onto_insn step_onto_done] set_tf!(), "nop", "step_onto_insn:", "nop",
+    "step_onto_done:", clear_tf!(), "ret"
+}
+snippet! { read_dr3 [read_dr3_insn read_dr3_done] "read_dr3_insn:", "mov rax, dr3", "read_dr3_done:",
+    "ret"
+}
 // RDI: a page that holds a RET.
 snippet! { call_page [] "sub rsp, 8", "call rdi", "add rsp, 8", "ret" }
 // IRETQ to the next instruction with the flags of RSI.
@@ -48,9 +54,13 @@ snippet! { iret_to_nop [iret_target]
     "lea rax, [rip + iret_target]", "push rax", "iretq", "iret_target:", "nop", "ret"
 }
 // RDI: the new CR8, which lets an interrupt through.
-snippet! { step_cr8 [step_cr8_done] "sti", set_tf!(), "mov cr8, rdi", "step_cr8_done:", "cli", clear_tf!(), "ret" }
+snippet! { step_cr8 [step_cr8_done] "sti", set_tf!(), "mov cr8, rdi", "step_cr8_done:", "cli", clear_tf!(),
+    "ret"
+}
 // RDI: the low half of the APIC's interrupt command register, RSI: what is written to it.
-snippet! { step_icr [step_icr_done] set_tf!(), "mov [rdi], esi", "step_icr_done:", "nop", clear_tf!(), "ret" }
+snippet! { step_icr [step_icr_done] set_tf!(), "mov [rdi], esi", "step_icr_done:", "nop", clear_tf!(),
+    "ret"
+}
 
 case! {
     name: "before_other_faults", cpl: [0, 3], rules: ["DB-02", "DB-10"], needs: ["exceptions"],
@@ -126,7 +136,8 @@ static FAULTS: AtomicU64 = AtomicU64::new(0);
 static FAULT_FLAGS: AtomicU64 = AtomicU64::new(0);
 
 case! {
-    name: "absent_page", cpl: [0, 3], rules: ["DB-07", "OP-02", "RF-04", "RF-13"], needs: ["gd", "guestbp-io"],
+    name: "absent_page", cpl: [0, 3], rules: ["DB-07", "OP-02", "RF-04", "RF-13"],
+    needs: ["gd", "guestbp-io"],
     needs_cpl3: ["iretq-cpl3"],
     about: "a breakpoint on a page that is not present comes before the page fault, and not after it",
     fn body(ctx) {
@@ -178,7 +189,8 @@ case! {
 snippet! { with_if_and_nt [] "pushfq", "or qword ptr [rsp], 0x4200", "popfq", "jmp load_insn" }
 
 case! {
-    name: "conditions_together", cpl: [0, 3], rules: ["DB-12"], needs: ["guestbp-data"], needs_cpl3: ["iretq-cpl3"],
+    name: "conditions_together", cpl: [0, 3], rules: ["DB-12"], needs: ["guestbp-data"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "one #DB reports the two breakpoints that one MOVSB meets",
     fn body(ctx) {
         arm(0, PAGE.address(), Condition::ReadWrite, Length::One);
@@ -189,7 +201,8 @@ case! {
 }
 
 case! {
-    name: "step_and_data_together", cpl: [0, 3], rules: ["DB-13"], needs: ["guestbp-data"], needs_cpl0: ["tf-cpl0"],
+    name: "step_and_data_together", cpl: [0, 3], rules: ["DB-13"], needs: ["guestbp-data"],
+    needs_cpl0: ["tf-cpl0"],
     needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
     about: "a step over a watched access is one #DB with BS and Bn",
     fn body(ctx) {
@@ -200,7 +213,8 @@ case! {
 }
 
 case! {
-    name: "step_onto_breakpoint", cpl: [0, 3], rules: ["DB-14", "OP-03"], needs: ["guestbp-io"], needs_cpl3: ["iretq-cpl3"],
+    name: "step_onto_breakpoint", cpl: [0, 3], rules: ["DB-14", "OP-03"], needs: ["guestbp-io"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "a step that ends at a breakpoint gives first BS, then Bn",
     fn body(ctx) {
         arm_at(0, step_onto_insn);
@@ -263,7 +277,8 @@ fn note_nmi(frame: &mut Frame) {
 }
 
 case! {
-    name: "before_interrupts", cpl: [0], rules: ["DB-16", "TF-07", "TF-06"], needs: ["tf-cpl0", "gd", "irq-window-cpl0"],
+    name: "before_interrupts", cpl: [0], rules: ["DB-16", "TF-07", "TF-06"],
+    needs: ["tf-cpl0", "gd", "irq-window-cpl0"],
     about: "a step that ends with an interrupt pending is reported first; its handler is not stepped",
     fn body(_ctx) {
         apic::enable();

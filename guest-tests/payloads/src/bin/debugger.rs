@@ -202,7 +202,8 @@ fn addresses<const N: usize>(labels: [Label; N]) -> [u64; N] {
 const STORE_SUM_LENGTH: u64 = 3;
 
 case! {
-    name: "watchpoint_finds_the_writer", cpl: [0], rules: ["WP-01", "WP-18", "DR-27", "D6-10"], needs: ["guestbp-data", "iretq-cpl3"],
+    name: "watchpoint_finds_the_writer", cpl: [0], rules: ["WP-01", "WP-18", "DR-27", "D6-10"],
+    needs: ["guestbp-data", "iretq-cpl3"],
     about: "a watchpoint on the sum stops at its two writers, and tells old and new value",
     fn body(_ctx) {
         let stops = debug_program(0, || debug::arm(0, sum_address(), Condition::Write, Length::Four));

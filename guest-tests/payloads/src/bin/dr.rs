@@ -119,7 +119,8 @@ case! {
 }
 
 case! {
-    name: "checks_in_order", cpl: [0, 3], rules: ["DR-16", "OP-07", "GD-06", "GD-08"], needs: ["exceptions", "gd", "guestbp-io"],
+    name: "checks_in_order", cpl: [0, 3], rules: ["DR-16", "OP-07", "GD-06", "GD-08"],
+    needs: ["exceptions", "gd", "guestbp-io"],
     needs_cpl3: ["iretq-cpl3"],
     about: "of several violations #UD comes first, then CPL, then general detect, then bits 63:32",
     fn body(ctx) {
@@ -155,7 +156,8 @@ case! {
 }
 
 case! {
-    name: "noncanonical_never_matches", cpl: [0, 3], rules: ["DR-07"], needs: ["guestbp-data", "gd"], needs_cpl3: ["iretq-cpl3"],
+    name: "noncanonical_never_matches", cpl: [0, 3], rules: ["DR-07"], needs: ["guestbp-data", "gd"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "a breakpoint whose address is not canonical matches no access and no instruction",
     fn body(ctx) {
         for bit in [48, 63] {
@@ -167,7 +169,8 @@ case! {
 }
 
 case! {
-    name: "either_enable", cpl: [0, 3], rules: ["DR-19", "DR-20"], needs: ["guestbp-data"], needs_cpl3: ["iretq-cpl3"],
+    name: "either_enable", cpl: [0, 3], rules: ["DR-19", "DR-20"], needs: ["guestbp-data"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "Ln alone and Gn alone enable, neither disables; LE and GE change nothing",
     fn body(ctx) {
         let address = PAGE.address();
@@ -187,7 +190,8 @@ case! {
 }
 
 case! {
-    name: "linear_addresses", cpl: [0, 3], rules: ["DR-21"], needs: ["guestbp-data"], needs_cpl3: ["iretq-cpl3"],
+    name: "linear_addresses", cpl: [0, 3], rules: ["DR-21"], needs: ["guestbp-data"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "an access through another linear alias of the page does not match",
     fn body(ctx) {
         let frame = PAGE.address();
@@ -203,7 +207,8 @@ case! {
 }
 
 case! {
-    name: "eight_bytes", cpl: [0, 3], rules: ["DR-23", "WP-05"], needs: ["guestbp-data"], needs_cpl3: ["iretq-cpl3"],
+    name: "eight_bytes", cpl: [0, 3], rules: ["DR-23", "WP-05"], needs: ["guestbp-data"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "LEN=10 watches eight bytes",
     fn body(ctx) {
         let base = PAGE.address() + 0x40;
@@ -271,7 +276,8 @@ fn map_other(_frame: &mut Frame) {
 }
 
 case! {
-    name: "faulting_instruction", cpl: [0, 3], rules: ["DR-28", "WP-18"], needs: ["guestbp-data", "exceptions"],
+    name: "faulting_instruction", cpl: [0, 3], rules: ["DR-28", "WP-18"],
+    needs: ["guestbp-data", "exceptions"],
     needs_cpl3: ["iretq-cpl3"],
     about: "a watched load whose store faults reports only when it is executed again",
     fn body(ctx) {
@@ -313,7 +319,8 @@ case! {
 }
 
 case! {
-    name: "init", cpl: [0], rules: ["DR-01", "RST-01", "RST-02", "RST-03"], needs: [], vcpus: 2, timeout_ms: 5000,
+    name: "init", cpl: [0], rules: ["DR-01", "RST-01", "RST-02", "RST-03"], needs: [], vcpus: 2,
+    timeout_ms: 5000,
     about: "INIT resets DR0 to DR3, DR6 and DR7",
     fn body(_ctx) {
         require!(smp::start(2), "the second processor starts");

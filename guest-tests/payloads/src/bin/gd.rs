@@ -25,7 +25,9 @@ snippet! { read_dr4 [read_dr4_insn] "read_dr4_insn:", ".byte 0x0f, 0x21, 0xe0", 
 snippet! { write_dr5 [write_dr5_insn] "mov eax, 0x400", "write_dr5_insn:", ".byte 0x0f, 0x23, 0xe8", "ret" }
 snippet! { store [] "mov byte ptr [rdi], 1", "ret" }
 // Sets GD and goes on to the next access.
-snippet! { set_then_read [set_then_read_nop set_then_read_insn] "mov dr7, rdi", "set_then_read_nop:", "nop", "set_then_read_insn:", "mov rax, dr2", "ret" }
+snippet! { set_then_read [set_then_read_nop set_then_read_insn] "mov dr7, rdi", "set_then_read_nop:", "nop",
+    "set_then_read_insn:", "mov rax, dr2", "ret"
+}
 
 macro_rules! each_register {
     ($($read:ident $read_at:ident $write:ident $write_at:ident $name:literal;)+) => {
@@ -79,7 +81,8 @@ case! {
 }
 
 case! {
-    name: "any_debug_exception_clears_it", cpl: [0, 3], rules: ["GD-04"], needs: ["gd", "guestbp-data"], needs_cpl3: ["iretq-cpl3"],
+    name: "any_debug_exception_clears_it", cpl: [0, 3], rules: ["GD-04"], needs: ["gd", "guestbp-data"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "a data breakpoint clears GD too",
     fn body(ctx) {
         insn::write_dr0(PAGE.address());

@@ -45,9 +45,15 @@ port_moves! {
 snippet! { out_immediate [out_immediate_next] "out 0xe8, al", "out_immediate_next:", "ret" }
 snippet! { ins_one [ins_one_next] "mov edx, edi", "mov rdi, rsi", "insb", "ins_one_next:", "ret" }
 snippet! { outs_one [outs_one_next] "mov edx, edi", "outsb", "outs_one_next:", "ret" }
-snippet! { rep_outs [rep_outs_insn rep_outs_next] "mov edx, edi", "mov ecx, 3", "rep_outs_insn:", "rep outsb", "rep_outs_next:", "ret" }
-snippet! { rep_ins [rep_ins_insn rep_ins_next] "mov edx, edi", "mov rdi, rsi", "mov ecx, 3", "rep_ins_insn:", "rep insb", "rep_ins_next:", "ret" }
-snippet! { step_out [step_out_next] "mov edx, edi", set_tf!(), "out dx, al", "step_out_next:", clear_tf!(), "ret" }
+snippet! { rep_outs [rep_outs_insn rep_outs_next] "mov edx, edi", "mov ecx, 3", "rep_outs_insn:",
+    "rep outsb", "rep_outs_next:", "ret"
+}
+snippet! { rep_ins [rep_ins_insn rep_ins_next] "mov edx, edi", "mov rdi, rsi", "mov ecx, 3",
+    "rep_ins_insn:", "rep insb", "rep_ins_next:", "ret"
+}
+snippet! { step_out [step_out_next] "mov edx, edi", set_tf!(), "out dx, al", "step_out_next:", clear_tf!(),
+    "ret"
+}
 snippet! { load_byte [] "mov al, [rdi]", "ret" }
 snippet! { load_dword [] "mov eax, [rdi]", "ret" }
 

@@ -145,7 +145,8 @@ fn writers() -> [(Mode, Blob, [Label; 4]); 6] {
 }
 
 case! {
-    name: "data_breakpoints", cpl: [0], rules: ["DR-27", "DR-23", "WP-01", "WP-17", "DB-11"], needs: ["gd", "intn-cpl0", "guestbp-data", "guestbp-io"],
+    name: "data_breakpoints", cpl: [0], rules: ["DR-27", "DR-23", "WP-01", "WP-17", "DB-11"],
+    needs: ["gd", "intn-cpl0", "guestbp-data", "guestbp-io"],
     about: "a store in every legacy mode meets a breakpoint of eight bytes on its linear address",
     fn body(_ctx) {
         for (mode, blob, [start, _, next, _]) in writers() {
@@ -159,7 +160,8 @@ case! {
 }
 
 case! {
-    name: "instruction_breakpoints", cpl: [0], rules: ["DR-27", "DB-01", "DB-03", "RF-03"], needs: ["gd", "intn-cpl0", "guestbp-io"],
+    name: "instruction_breakpoints", cpl: [0], rules: ["DR-27", "DB-01", "DB-03", "RF-03"],
+    needs: ["gd", "intn-cpl0", "guestbp-io"],
     about: "an instruction breakpoint is met in every legacy mode; IRETD with RF resumes it where RF can be restored",
     fn body(_ctx) {
         for (mode, blob, [start, insn, ..]) in writers() {
@@ -173,7 +175,8 @@ case! {
 }
 
 case! {
-    name: "instruction_breakpoint_in_real_mode", cpl: [0], rules: ["DR-27", "DB-01", "TF-20"], needs: ["gd", "intn-cpl0", "guestbp-io"],
+    name: "instruction_breakpoint_in_real_mode", cpl: [0], rules: ["DR-27", "DB-01", "TF-20"],
+    needs: ["gd", "intn-cpl0", "guestbp-io"],
     about: "an instruction breakpoint enters by vector 1 of the real-mode table",
     fn body(_ctx) {
         let blob = write16();
@@ -186,7 +189,8 @@ case! {
 }
 
 case! {
-    name: "single_step", cpl: [0], rules: ["DR-27", "TF-20", "TF-01", "TF-21"], needs: ["gd", "intn-cpl0", "tf-cpl0", "guestbp-io"],
+    name: "single_step", cpl: [0], rules: ["DR-27", "TF-20", "TF-01", "TF-21"],
+    needs: ["gd", "intn-cpl0", "tf-cpl0", "guestbp-io"],
     about: "TF steps in every legacy mode",
     fn body(_ctx) {
         for (mode, blob, [start, insn, next, end]) in writers() {
@@ -200,7 +204,8 @@ case! {
 }
 
 case! {
-    name: "upper_address_bits", cpl: [0], rules: ["DR-22"], needs: ["gd", "intn-cpl0", "guestbp-data", "guestbp-io"],
+    name: "upper_address_bits", cpl: [0], rules: ["DR-22"],
+    needs: ["gd", "intn-cpl0", "guestbp-data", "guestbp-io"],
     about: "a breakpoint with an address above 4 GiB matches nothing outside 64-bit mode",
     fn body(_ctx) {
         for (mode, blob, [start, insn, ..]) in writers() {
@@ -297,7 +302,8 @@ blob! {
 }
 
 case! {
-    name: "pop_ss", cpl: [0], rules: ["SHD-03", "SHD-08", "SHD-12", "DB-04", "TF-13"], needs: ["gd", "intn-cpl0", "tf-cpl0", "shadow-cpl0", "guestbp-io"],
+    name: "pop_ss", cpl: [0], rules: ["SHD-03", "SHD-08", "SHD-12", "DB-04", "TF-13"],
+    needs: ["gd", "intn-cpl0", "tf-cpl0", "shadow-cpl0", "guestbp-io"],
     about: "POP SS delays the step by one instruction, and hides a breakpoint on the next",
     fn body(_ctx) {
         let blob = pop_ss16();
@@ -315,7 +321,8 @@ case! {
 }
 
 case! {
-    name: "pop_ss_operand", cpl: [0], rules: ["SHD-04"], needs: ["gd", "intn-cpl0", "guestbp-data", "guestbp-io"],
+    name: "pop_ss_operand", cpl: [0], rules: ["SHD-04"],
+    needs: ["gd", "intn-cpl0", "guestbp-data", "guestbp-io"],
     about: "a breakpoint on the stack word that POP SS reads reports one instruction later",
     fn body(_ctx) {
         let blob = pop_ss16();
@@ -367,7 +374,8 @@ blob! {
 }
 
 case! {
-    name: "virtual8086_iopl", cpl: [0], rules: ["SWI-05", "SWI-03", "SWI-01"], needs: ["gd", "intn-cpl0", "guestbp-io"],
+    name: "virtual8086_iopl", cpl: [0], rules: ["SWI-05", "SWI-03", "SWI-01"],
+    needs: ["gd", "intn-cpl0", "guestbp-io"],
     about: "in virtual-8086 mode with IOPL 0 CD 03 raises #GP(0); CC and F1 do not",
     fn body(_ctx) {
         let blob = breakpoints16();
@@ -392,7 +400,8 @@ blob! {
 
 case! {
     name: "virtual8086_redirection", cpl: [0], rules: ["SWI-05"], needs: ["gd", "intn-cpl0", "guestbp-io"],
-    about: "with CR4.VME and a clear bit in the map CD 03 goes to the real-mode vector, CC to the protected-mode gate",
+    about: "with CR4.VME and a clear bit in the map CD 03 goes to the real-mode vector, CC to the \
+        protected-mode gate",
     fn body(_ctx) {
         let blob = redirected16();
         let m = run_with(&blob, Mode::Virtual8086, redirected_start, 0, VME, |m| {
@@ -415,7 +424,8 @@ blob! {
 
 case! {
     name: "time_stamp", cpl: [0], rules: ["TSC-04"], needs: ["gd", "intn-cpl0", "tsd-cpl3", "rdtscp-cpl0"],
-    about: "RDTSC and RDTSCP work in every mode without CR4.TSD; with it they raise #GP(0) at CPL 3 and in virtual-8086 mode",
+    about: "RDTSC and RDTSCP work in every mode without CR4.TSD; with it they raise #GP(0) at CPL 3 \
+        and in virtual-8086 mode",
     fn body(_ctx) {
         let blob = rdtsc16();
         for mode in MODES16 {
@@ -466,7 +476,8 @@ snippet! { through_compatibility [compatibility_store compatibility_next compati
 }
 
 case! {
-    name: "compatibility", cpl: [3], rules: ["DR-27", "DR-22", "DR-23"], needs: ["guestbp-data", "guestbp-exec-cpl3", "iretq-cpl3", "gd"],
+    name: "compatibility", cpl: [3], rules: ["DR-27", "DR-22", "DR-23"],
+    needs: ["guestbp-data", "guestbp-exec-cpl3", "iretq-cpl3", "gd"],
     about: "instruction and data breakpoints in compatibility mode",
     fn body(ctx) {
         check_eq!((USER_CODE32 | 3, USER_CODE), (0x1b, 0x2b), "the selectors");
@@ -535,7 +546,8 @@ blob! {
 }
 
 case! {
-    name: "iret16", cpl: [0], rules: ["RF-10", "DB-05"], needs: ["gd", "intn-cpl0", "guestbp-exec-cpl0", "guestbp-io"],
+    name: "iret16", cpl: [0], rules: ["RF-10", "DB-05"],
+    needs: ["gd", "intn-cpl0", "guestbp-exec-cpl0", "guestbp-io"],
     about: "a 16-bit IRET leaves RF clear: the breakpoint on its target is met",
     fn body(_ctx) {
         let blob = iret16();

@@ -45,33 +45,48 @@ macro_rules! iret_next {
     };
 }
 
-snippet! { to_store [rf_store rf_store_done] iret_next!("rf_store"), "mov byte ptr [rdi], 1", "rf_store_done:", "nop", "ret" }
+snippet! { to_store [rf_store rf_store_done] iret_next!("rf_store"), "mov byte ptr [rdi], 1",
+    "rf_store_done:", "nop", "ret"
+}
 snippet! { to_nops [rf_nop rf_nop2] iret_next!("rf_nop"), "nop", "rf_nop2:", "nop", "ret" }
 snippet! { to_pushf [rf_pushf] iret_next!("rf_pushf"), "pushfq", "pop rax", "mov [rdi], rax", "ret" }
 snippet! { to_ud2 [rf_ud2] iret_next!("rf_ud2"), "ud2" }
 snippet! { to_load [rf_load] iret_next!("rf_load"), "mov al, [rdi]", "ret" }
 snippet! { to_mov_dr [rf_mov_dr] iret_next!("rf_mov_dr"), "mov rax, dr0", "ret" }
-snippet! { to_syscall [rf_syscall] "xor r10d, r10d", iret_next!("rf_syscall"), "syscall", "mov [rdi], r9", "ret" }
-snippet! { to_in [rf_in rf_in_done] "mov edx, 0xe8", iret_next!("rf_in"), "in al, dx", "rf_in_done:", "nop", "ret" }
+snippet! { to_syscall [rf_syscall] "xor r10d, r10d", iret_next!("rf_syscall"), "syscall", "mov [rdi], r9",
+    "ret"
+}
+snippet! { to_in [rf_in rf_in_done] "mov edx, 0xe8", iret_next!("rf_in"), "in al, dx", "rf_in_done:", "nop",
+    "ret"
+}
 snippet! { to_rdmsr [rf_rdmsr] iret_next!("rf_rdmsr"), "mov ecx, 0x570", "rdmsr", "ret" }
 // R10: what SYSRET adds to RFLAGS.
-snippet! { sysret_with_rf [rf_sysret_target] "mov r10d, 0x10000", "syscall", "rf_sysret_target:", "nop", "ret" }
+snippet! { sysret_with_rf [rf_sysret_target] "mov r10d, 0x10000", "syscall", "rf_sysret_target:", "nop",
+    "ret"
+}
 snippet! { popf_rf [rf_popf_next] "push rsi", "popfq", "rf_popf_next:", "nop", "ret" }
 snippet! { one_load [one_load_insn] "one_load_insn:", "mov al, [rdi]", "ret" }
 snippet! { bad_load [] "mov rax, 0x8000000000000000", "mov al, [rax]", "ret" }
 snippet! { one_ud2 [] "ud2" }
 snippet! { one_fwait [] "fwait", "ret" }
 snippet! { one_mov_dr [] "mov rax, dr0", "ret" }
-snippet! { rep_store [rf_rep rf_rep_done] "mov rcx, rsi", "xor eax, eax", "rf_rep:", "rep stosb", "rf_rep_done:", "ret" }
-snippet! { step_rep [rf_step_rep rf_step_rep_done] "mov rcx, rsi", "xor eax, eax", set_tf!(), "rf_step_rep:", "rep stosb", "rf_step_rep_done:", clear_tf!(), "ret" }
+snippet! { rep_store [rf_rep rf_rep_done] "mov rcx, rsi", "xor eax, eax", "rf_rep:", "rep stosb",
+    "rf_rep_done:", "ret"
+}
+snippet! { step_rep [rf_step_rep rf_step_rep_done] "mov rcx, rsi", "xor eax, eax", set_tf!(),
+    "rf_step_rep:", "rep stosb", "rf_step_rep_done:", clear_tf!(), "ret"
+}
 // RDI: the APIC's interrupt command register, RSI: the command.
-snippet! { rep_icr [rf_rep_icr rf_rep_icr_done] "mov eax, esi", "mov ecx, 3", "sti", "nop", "rf_rep_icr:", "rep stosd", "rf_rep_icr_done:", "nop", "cli", "ret" }
+snippet! { rep_icr [rf_rep_icr rf_rep_icr_done] "mov eax, esi", "mov ecx, 3", "sti", "nop", "rf_rep_icr:",
+    "rep stosd", "rf_rep_icr_done:", "nop", "cli", "ret"
+}
 snippet! { one_int3 [] "int3", "ret" }
 snippet! { step_nop [rf_step_nop] set_tf!(), "nop", "rf_step_nop:", clear_tf!(), "ret" }
 snippet! { wait_interrupt [] "sti", "nop", "nop", "nop", "cli", "ret" }
 
 case! {
-    name: "one_instruction", cpl: [0, 3], rules: ["RF-01", "RF-02", "RF-03"], needs: [], needs_cpl0: ["guestbp-exec-cpl0"],
+    name: "one_instruction", cpl: [0, 3], rules: ["RF-01", "RF-02", "RF-03"], needs: [],
+    needs_cpl0: ["guestbp-exec-cpl0"],
     needs_cpl3: ["guestbp-exec-cpl3", "iretq-cpl3"],
     about: "RF that IRET loads protects its target, and not the instruction after it",
     fn body(ctx) {
@@ -87,7 +102,8 @@ fn fault_of(ctx: &hindsight_guest::case::Ctx, code: debug::Code, first: u64) -> 
 }
 
 case! {
-    name: "fault_images", cpl: [0, 3], rules: ["RF-04"], needs: ["exceptions", "gd-rf"], needs_cpl3: ["iretq-cpl3"],
+    name: "fault_images", cpl: [0, 3], rules: ["RF-04"], needs: ["exceptions", "gd-rf"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "#PF, #GP, #UD, #NM and general detect push RF=1",
     fn body(ctx) {
         paging::change(OTHER.address(), 0, paging::P);
@@ -136,7 +152,8 @@ case! {
 }
 
 case! {
-    name: "traps_in_string", cpl: [0, 3], rules: ["RF-06", "TF-12", "WP-12"], needs: ["guestbp-data", "gd-rf"], needs_cpl3: ["iretq-cpl3"],
+    name: "traps_in_string", cpl: [0, 3], rules: ["RF-06", "TF-12", "WP-12"],
+    needs: ["guestbp-data", "gd-rf"], needs_cpl3: ["iretq-cpl3"],
     about: "a data breakpoint and a step push RF=1 after an iteration that is not the last, else RF=0",
     fn body(ctx) {
         for (offset, rip, flag) in [(1, at(rf_rep), true), (2, at(rf_rep_done), false)] {
@@ -202,7 +219,8 @@ case! {
 }
 
 case! {
-    name: "syscall", cpl: [3], rules: ["RF-11"], needs: ["gd-rf", "syscall-cpl3", "guestbp-exec-cpl3", "iretq-cpl3"],
+    name: "syscall", cpl: [3], rules: ["RF-11"],
+    needs: ["gd-rf", "syscall-cpl3", "guestbp-exec-cpl3", "iretq-cpl3"],
     about: "SYSCALL that starts with RF set saves R11 without; SYSRET does not set it",
     fn body(ctx) {
         let place = PAGE.address() + 72;
@@ -222,7 +240,8 @@ case! {
 }
 
 case! {
-    name: "blocks_nothing_else", cpl: [0, 3], rules: ["RF-12", "GD-03"], needs: ["guestbp-data", "gd-rf"], needs_cpl3: ["iretq-cpl3"],
+    name: "blocks_nothing_else", cpl: [0, 3], rules: ["RF-12", "GD-03"], needs: ["guestbp-data", "gd-rf"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "with RF set data breakpoints, steps, general detect and #UD come as ever",
     fn body(ctx) {
         arm(0, PAGE.address(), Condition::Write, Length::One);
@@ -256,7 +275,8 @@ fn map_other(frame: &mut Frame) {
 }
 
 case! {
-    name: "restart_after_fault", cpl: [0, 3], rules: ["RF-13"], needs: ["exceptions"], needs_cpl0: ["guestbp-exec-cpl0"],
+    name: "restart_after_fault", cpl: [0, 3], rules: ["RF-13"], needs: ["exceptions"],
+    needs_cpl0: ["guestbp-exec-cpl0"],
     needs_cpl3: ["guestbp-exec-cpl3", "iretq-cpl3"],
     about: "an instruction that starts with RF set and faults is exempt again when it is executed again",
     fn body(ctx) {
@@ -313,7 +333,8 @@ unsafe extern "C" {
 }
 
 case! {
-    name: "iret16", cpl: [0, 3], rules: ["RF-10"], needs: ["gd"], needs_cpl0: ["guestbp-exec-cpl0", "guestbp-io"],
+    name: "iret16", cpl: [0, 3], rules: ["RF-10"], needs: ["gd"],
+    needs_cpl0: ["guestbp-exec-cpl0", "guestbp-io"],
     needs_cpl3: ["guestbp-exec-cpl3", "iretq-cpl3"],
     about: "IRET with 16-bit operands leaves RF clear: the breakpoint on its target is met",
     fn body(ctx) {
@@ -332,7 +353,8 @@ case! {
     }
 }
 
-snippet! { do_sysenter [sysenter_target sysexit_target] "mov rcx, rsp", "lea rdx, [rip + sysexit_target]", "sysenter",
+snippet! { do_sysenter [sysenter_target sysexit_target] "mov rcx, rsp", "lea rdx, [rip + sysexit_target]",
+    "sysenter",
     "sysenter_target:", ".byte 0x48", "sysexit", "sysexit_target:", "nop", "ret"
 }
 

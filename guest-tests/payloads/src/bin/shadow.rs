@@ -29,24 +29,44 @@ const VECTOR: u8 = 0x62;
 const BAD_SELECTOR: u64 = 0xfff0;
 
 // RDI: the selector, RSI: an address.
-snippet! { step_ss [step_ss_next] set_tf!(), "mov ss, di", "nop", "step_ss_next:", "nop", clear_tf!(), "ret" }
-snippet! { load_ss [load_ss_nop load_ss_next] "mov ss, word ptr [rsi]", "load_ss_nop:", "nop", "load_ss_next:", "ret" }
+snippet! { step_ss [step_ss_next] set_tf!(), "mov ss, di", "nop", "step_ss_next:", "nop", clear_tf!(),
+    "ret"
+}
+snippet! { load_ss [load_ss_nop load_ss_next] "mov ss, word ptr [rsi]", "load_ss_nop:", "nop",
+    "load_ss_next:", "ret"
+}
 snippet! { load_ss_ud2 [load_ss_ud2_insn] "mov ss, word ptr [rsi]", "load_ss_ud2_insn:", "ud2" }
 snippet! { load_ss_int3 [load_ss_int3_next] "mov ss, word ptr [rsi]", "int3", "load_ss_int3_next:", "ret" }
-snippet! { load_ss_int80 [load_ss_int80_next] "mov ss, word ptr [rsi]", "int 0x80", "load_ss_int80_next:", "ret" }
+snippet! { load_ss_int80 [load_ss_int80_next] "mov ss, word ptr [rsi]", "int 0x80", "load_ss_int80_next:",
+    "ret"
+}
 snippet! { load_ss_syscall [] "xor r10d, r10d", "mov ss, word ptr [rsi]", "syscall", "ret" }
-snippet! { two_loads [two_loads_second two_loads_next] set_tf!(), "mov ss, di", "mov ss, di", "two_loads_second:", "nop", "two_loads_next:", clear_tf!(), "ret" }
+snippet! { two_loads [two_loads_second two_loads_next] set_tf!(), "mov ss, di", "mov ss, di",
+    "two_loads_second:", "nop", "two_loads_next:", clear_tf!(), "ret"
+}
 // RSI: 32 bits of offset, 16 of selector.
 snippet! { step_lss [step_lss_next] set_tf!(), "lss eax, [rsi]", "step_lss_next:", clear_tf!(), "ret" }
 snippet! { bad_ss [bad_ss_insn] "bad_ss_insn:", "mov ss, di", "ret" }
 snippet! { pop_ss [] "push rdi", ".byte 0x17", "add rsp, 8", "ret" }
 snippet! { step_sti [step_sti_next] set_tf!(), "sti", "step_sti_next:", "cli", clear_tf!(), "ret" }
-snippet! { sti_then_ss [sti_then_ss_nop sti_then_ss_next] "sti", "mov ss, di", "sti_then_ss_nop:", "nop", "sti_then_ss_next:", "cli", "ret" }
-snippet! { ss_loop [ss_loop_nop] "mov ecx, 20", "2: mov ss, di", "ss_loop_nop:", "nop", "dec ecx", "jnz 2b", "ret" }
-snippet! { load_ss_cpuid [load_ss_cpuid_next] "mov r8, rbx", "mov ss, word ptr [rsi]", "cpuid", "load_ss_cpuid_next:", "mov rbx, r8", "ret" }
-snippet! { load_ss_in [load_ss_in_next] "mov edx, 0xe8", "mov ss, word ptr [rsi]", "in al, dx", "load_ss_in_next:", "ret" }
-snippet! { load_ss_rdmsr [load_ss_rdmsr_next] "mov ecx, 0x3b", "mov ss, word ptr [rsi]", "rdmsr", "load_ss_rdmsr_next:", "ret" }
-snippet! { step_ss_cpuid [step_ss_cpuid_next] "mov r8, rbx", set_tf!(), "mov ss, di", "cpuid", "step_ss_cpuid_next:", clear_tf!(), "mov rbx, r8", "ret" }
+snippet! { sti_then_ss [sti_then_ss_nop sti_then_ss_next] "sti", "mov ss, di", "sti_then_ss_nop:", "nop",
+    "sti_then_ss_next:", "cli", "ret"
+}
+snippet! { ss_loop [ss_loop_nop] "mov ecx, 20", "2: mov ss, di", "ss_loop_nop:", "nop", "dec ecx", "jnz 2b",
+    "ret"
+}
+snippet! { load_ss_cpuid [load_ss_cpuid_next] "mov r8, rbx", "mov ss, word ptr [rsi]", "cpuid",
+    "load_ss_cpuid_next:", "mov rbx, r8", "ret"
+}
+snippet! { load_ss_in [load_ss_in_next] "mov edx, 0xe8", "mov ss, word ptr [rsi]", "in al, dx",
+    "load_ss_in_next:", "ret"
+}
+snippet! { load_ss_rdmsr [load_ss_rdmsr_next] "mov ecx, 0x3b", "mov ss, word ptr [rsi]", "rdmsr",
+    "load_ss_rdmsr_next:", "ret"
+}
+snippet! { step_ss_cpuid [step_ss_cpuid_next] "mov r8, rbx", set_tf!(), "mov ss, di", "cpuid",
+    "step_ss_cpuid_next:", clear_tf!(), "mov rbx, r8", "ret"
+}
 
 /// The stack selector of this run's level.
 fn selector(ctx: &hindsight_guest::case::Ctx) -> u64 {
@@ -63,7 +83,8 @@ fn watch_selector(ctx: &hindsight_guest::case::Ctx) -> u64 {
 }
 
 case! {
-    name: "step_comes_later", cpl: [0, 3], rules: ["SHD-03", "TF-13", "SHD-12"], needs: ["gd"], needs_cpl0: ["tf-cpl0", "shadow-cpl0"],
+    name: "step_comes_later", cpl: [0, 3], rules: ["SHD-03", "TF-13", "SHD-12"], needs: ["gd"],
+    needs_cpl0: ["tf-cpl0", "shadow-cpl0"],
     needs_cpl3: ["tf-cpl3", "iretq-cpl3", "shadow-cpl3"],
     about: "no step follows MOV SS; one follows the instruction after it",
     fn body(ctx) {
@@ -74,7 +95,8 @@ case! {
 }
 
 case! {
-    name: "data_breakpoint_comes_later", cpl: [0, 3], rules: ["SHD-04"], needs: ["guestbp-data", "gd"], needs_cpl0: ["shadow-cpl0"], needs_cpl3: ["iretq-cpl3", "shadow-cpl3"],
+    name: "data_breakpoint_comes_later", cpl: [0, 3], rules: ["SHD-04"], needs: ["guestbp-data", "gd"],
+    needs_cpl0: ["shadow-cpl0"], needs_cpl3: ["iretq-cpl3", "shadow-cpl3"],
     about: "a breakpoint on the operand of MOV SS reports after the next instruction",
     fn body(ctx) {
         let place = watch_selector(ctx);
@@ -83,7 +105,8 @@ case! {
 }
 
 case! {
-    name: "lost_by_a_fault", cpl: [0, 3], rules: ["SHD-05", "D6-01"], needs: ["guestbp-data", "gd"], needs_cpl0: ["shadow-cpl0"], needs_cpl3: ["iretq-cpl3", "shadow-cpl3"],
+    name: "lost_by_a_fault", cpl: [0, 3], rules: ["SHD-05", "D6-01"], needs: ["guestbp-data", "gd"],
+    needs_cpl0: ["shadow-cpl0"], needs_cpl3: ["iretq-cpl3", "shadow-cpl3"],
     about: "the deferred breakpoint is lost when the next instruction faults",
     fn body(ctx) {
         let place = watch_selector(ctx);
@@ -97,8 +120,10 @@ case! {
 }
 
 case! {
-    name: "at_entry_of_software_interrupt", cpl: [0, 3], rules: ["SHD-06", "DB-20"], needs: ["guestbp-data", "gd"],
-    needs_cpl0: ["shadow-cpl0", "int3-cpl0", "intn-cpl0"], needs_cpl3: ["int3-cpl3", "intn-cpl3", "iretq-cpl3", "shadow-cpl3"],
+    name: "at_entry_of_software_interrupt", cpl: [0, 3], rules: ["SHD-06", "DB-20"],
+    needs: ["guestbp-data", "gd"],
+    needs_cpl0: ["shadow-cpl0", "int3-cpl0", "intn-cpl0"],
+    needs_cpl3: ["int3-cpl3", "intn-cpl3", "iretq-cpl3", "shadow-cpl3"],
     about: "before INT3 and INT n the deferred breakpoint reports at the entry of their handler",
     fn body(ctx) {
         fn ignore(_frame: &mut Frame) {}
@@ -118,7 +143,8 @@ case! {
 }
 
 case! {
-    name: "at_entry_of_syscall", cpl: [3], rules: ["SHD-07"], needs: ["guestbp-data", "gd", "syscall-cpl3", "iretq-cpl3", "shadow-cpl3"],
+    name: "at_entry_of_syscall", cpl: [3], rules: ["SHD-07"],
+    needs: ["guestbp-data", "gd", "syscall-cpl3", "iretq-cpl3", "shadow-cpl3"],
     about: "before SYSCALL the deferred breakpoint reports at IA32_LSTAR",
     fn body(ctx) {
         let place = watch_selector(ctx);
@@ -132,7 +158,8 @@ case! {
 
 case! {
     name: "suppresses_breakpoint", cpl: [0, 3], rules: ["SHD-08", "DB-04"], needs: ["gd"],
-    needs_cpl0: ["shadow-cpl0", "guestbp-exec-cpl0"], needs_cpl3: ["guestbp-exec-cpl3", "iretq-cpl3", "shadow-cpl3"],
+    needs_cpl0: ["shadow-cpl0", "guestbp-exec-cpl0"],
+    needs_cpl3: ["guestbp-exec-cpl3", "iretq-cpl3", "shadow-cpl3"],
     about: "an instruction breakpoint right after MOV SS is suppressed, one instruction later it is not",
     fn body(ctx) {
         let place = watch_selector(ctx);
@@ -144,7 +171,8 @@ case! {
 }
 
 case! {
-    name: "second_load", cpl: [0, 3], rules: ["SHD-09", "OP-42"], needs: ["guestbp-io"], needs_cpl3: ["iretq-cpl3"],
+    name: "second_load", cpl: [0, 3], rules: ["SHD-09", "OP-42"], needs: ["guestbp-io"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "the second of two SS loads has no shadow",
     fn body(ctx) {
         let log = events(ctx, two_loads, selector(ctx), 0);
@@ -165,7 +193,8 @@ case! {
 }
 
 case! {
-    name: "faulting_load", cpl: [0, 3], rules: ["SHD-11"], needs: ["gd", "guestbp-exec-cpl0"], needs_cpl0: ["shadow-cpl0"], needs_cpl3: ["iretq-cpl3", "shadow-cpl3"],
+    name: "faulting_load", cpl: [0, 3], rules: ["SHD-11"], needs: ["gd", "guestbp-exec-cpl0"],
+    needs_cpl0: ["shadow-cpl0"], needs_cpl3: ["iretq-cpl3", "shadow-cpl3"],
     about: "a MOV SS that faults has no shadow: a breakpoint on the handler's first instruction is met",
     fn body(ctx) {
         arm(2, vectors::entry(13), Condition::Execute, Length::One);
@@ -178,7 +207,8 @@ case! {
 }
 
 case! {
-    name: "pop_ss_is_undefined", cpl: [0, 3], rules: ["SHD-12"], needs: ["exceptions"], needs_cpl3: ["iretq-cpl3"],
+    name: "pop_ss_is_undefined", cpl: [0, 3], rules: ["SHD-12"], needs: ["exceptions"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "POP SS raises #UD in 64-bit mode",
     fn body(ctx) {
         let fault = debug::run(ctx, pop_ss, selector(ctx), 0);
@@ -233,7 +263,8 @@ fn note_nmi(frame: &mut Frame) {
 const ENOUGH_NMIS: u64 = 100;
 
 case! {
-    name: "holds_nmi", cpl: [0], rules: ["SHD-02"], needs: ["gd", "shadow-cpl0"], vcpus: 2, timeout_ms: 10000,
+    name: "holds_nmi", cpl: [0], rules: ["SHD-02"], needs: ["gd", "shadow-cpl0"], vcpus: 2,
+    timeout_ms: 10000,
     about: "NMIs that another processor sends are never taken right after MOV SS",
     fn body(_ctx) {
         require!(smp::start(2), "the second processor starts");

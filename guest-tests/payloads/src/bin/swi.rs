@@ -28,9 +28,15 @@ snippet! { int_3 [int_3_next] ".byte 0xcd, 3", "int_3_next:", "ret" }
 snippet! { int_20 [int_20_insn] "int_20_insn:", "int 0x20", "ret" }
 snippet! { int_80 [int_80_next] "int 0x80", "int_80_next:", "ret" }
 snippet! { into [into_insn] "into_insn:", ".byte 0xce", "ret" }
-snippet! { step_int3 [step_int3_next step_int3_after] set_tf!(), "int3", "step_int3_next:", "nop", "step_int3_after:", clear_tf!(), "ret" }
-snippet! { step_int80 [step_int80_next step_int80_after] set_tf!(), "int 0x80", "step_int80_next:", "nop", "step_int80_after:", clear_tf!(), "ret" }
-snippet! { step_int1 [step_int1_next step_int1_after] set_tf!(), ".byte 0xf1", "step_int1_next:", "nop", "step_int1_after:", clear_tf!(), "ret" }
+snippet! { step_int3 [step_int3_next step_int3_after] set_tf!(), "int3", "step_int3_next:", "nop",
+    "step_int3_after:", clear_tf!(), "ret"
+}
+snippet! { step_int80 [step_int80_next step_int80_after] set_tf!(), "int 0x80", "step_int80_next:", "nop",
+    "step_int80_after:", clear_tf!(), "ret"
+}
+snippet! { step_int1 [step_int1_next step_int1_after] set_tf!(), ".byte 0xf1", "step_int1_next:", "nop",
+    "step_int1_after:", clear_tf!(), "ret"
+}
 snippet! { step_here [step_here_next] set_tf!(), "nop", "step_here_next:", clear_tf!(), "ret" }
 
 fn ignore(_frame: &mut Frame) {}
@@ -47,7 +53,8 @@ case! {
 }
 
 case! {
-    name: "int1", cpl: [0, 3], rules: ["SWI-03", "DB-10", "DR-30"], needs: ["gd", "guestbp-io"], needs_cpl3: ["iretq-cpl3"],
+    name: "int1", cpl: [0, 3], rules: ["SWI-03", "DB-10", "DR-30"], needs: ["gd", "guestbp-io"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "INT1 is a trap of vector 1 that sets no condition and does not look at the DPL of its gate",
     fn body(ctx) {
         insn::write_dr6(Dr6::RESET);
@@ -67,7 +74,8 @@ fn note_rip(frame: &mut Frame) {
 }
 
 case! {
-    name: "int_1_is_ordinary", cpl: [0, 3], rules: ["SWI-04"], needs: ["gd", "guestbp-io"], needs_cpl3: ["iretq-cpl3"],
+    name: "int_1_is_ordinary", cpl: [0, 3], rules: ["SWI-04"], needs: ["gd", "guestbp-io"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "CD 01 looks at the DPL, and leaves DR6, GD and IA32_DEBUGCTL",
     fn body(ctx) {
         if ctx.cpl == 3 {
@@ -93,7 +101,8 @@ case! {
 }
 
 case! {
-    name: "int_3_is_int3", cpl: [0, 3], rules: ["SWI-05", "DB-10", "DR-30"], needs: [], needs_cpl0: ["intn-cpl0", "int3-cpl0"],
+    name: "int_3_is_int3", cpl: [0, 3], rules: ["SWI-05", "DB-10", "DR-30"], needs: [],
+    needs_cpl0: ["intn-cpl0", "int3-cpl0"],
     needs_cpl3: ["intn-cpl3", "int3-cpl3", "iretq-cpl3"],
     about: "CD 03 and CC reach the same gate, with the address after them",
     fn body(ctx) {
@@ -105,7 +114,8 @@ case! {
 }
 
 case! {
-    name: "into_is_undefined", cpl: [0, 3], rules: ["SWI-06"], needs: ["exceptions"], needs_cpl3: ["iretq-cpl3"],
+    name: "into_is_undefined", cpl: [0, 3], rules: ["SWI-06"], needs: ["exceptions"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "INTO raises #UD in 64-bit mode",
     fn body(ctx) {
         let fault = debug::run(ctx, into, 0, 0);
@@ -115,7 +125,8 @@ case! {
 
 case! {
     name: "clear_tf", cpl: [0, 3], rules: ["SWI-07", "TF-16"], needs: ["gd"],
-    needs_cpl0: ["int3-cpl0", "intn-cpl0", "tf-cpl0"], needs_cpl3: ["int3-cpl3", "intn-cpl3", "tf-cpl3", "iretq-cpl3"],
+    needs_cpl0: ["int3-cpl0", "intn-cpl0", "tf-cpl0"],
+    needs_cpl3: ["int3-cpl3", "intn-cpl3", "tf-cpl3", "iretq-cpl3"],
     about: "no step at the entry of INT3 or INT n; after their IRET the next one follows the instruction after them",
     fn body(ctx) {
         trap::set_handler(3, ignore);
@@ -129,7 +140,8 @@ case! {
 }
 
 case! {
-    name: "int1_clears_tf", cpl: [0, 3], rules: ["SWI-07"], needs: ["gd", "guestbp-io"], needs_cpl3: ["iretq-cpl3"],
+    name: "int1_clears_tf", cpl: [0, 3], rules: ["SWI-07"], needs: ["gd", "guestbp-io"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "INT1 under TF is one #DB without BS, and the next step follows the instruction after it",
     fn body(ctx) {
         let log = debug::events(ctx, step_int1, 0, 0);
@@ -140,7 +152,8 @@ case! {
 }
 
 case! {
-    name: "stepping_a_handler", cpl: [0, 3], rules: ["SWI-08"], needs: ["gd"], needs_cpl0: ["int3-cpl0", "tf-cpl0"],
+    name: "stepping_a_handler", cpl: [0, 3], rules: ["SWI-08"], needs: ["gd"],
+    needs_cpl0: ["int3-cpl0", "tf-cpl0"],
     needs_cpl3: ["int3-cpl3", "tf-cpl3", "iretq-cpl3"],
     about: "a handler that sets TF itself is stepped from there",
     fn body(ctx) {
@@ -156,7 +169,8 @@ case! {
 }
 
 case! {
-    name: "int1_side_effects", cpl: [0, 3], rules: ["SWI-09", "OP-06"], needs: ["guestbp-io"], needs_cpl3: ["iretq-cpl3"],
+    name: "int1_side_effects", cpl: [0, 3], rules: ["SWI-09", "OP-06"], needs: ["guestbp-io"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "INT1 clears GD, LBR and BTF as other #DBs do",
     fn body(ctx) {
         msr::write(IA32_DEBUGCTL, 3);

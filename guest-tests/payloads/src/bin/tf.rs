@@ -36,12 +36,22 @@ snippet! { step_branches [step_taken step_not_taken step_called step_returned]
     "cmp eax, eax", set_tf!(), "jmp step_taken", "nop", "step_taken:", "jne step_branches", "step_not_taken:", "call step_called", "step_returned:",
     "jmp 3f", "step_called:", "ret", "3:", clear_tf!(), "ret"
 }
-snippet! { step_rep [step_rep_insn step_rep_next] "mov rcx, rsi", set_tf!(), "step_rep_insn:", "rep stosb", "step_rep_next:", clear_tf!(), "ret" }
+snippet! { step_rep [step_rep_insn step_rep_next] "mov rcx, rsi", set_tf!(), "step_rep_insn:", "rep stosb",
+    "step_rep_next:", clear_tf!(), "ret"
+}
 snippet! { step_hlt [step_hlt_next] set_tf!(), "hlt", "step_hlt_next:", clear_tf!(), "ret" }
-snippet! { step_syscall [step_syscall_insn step_syscall_next] "xor r10d, r10d", set_tf!(), "step_syscall_insn:", "syscall", "step_syscall_next:", "mov [rdi], r9", clear_tf!(), "ret" }
-snippet! { sysret_into_step [sysret_into_step_next] "mov r10d, 0x100", "syscall", "sysret_into_step_next:", "nop", clear_tf!(), "ret" }
-snippet! { step_pushf [step_pushf_next] set_tf!(), "pushfq", "step_pushf_next:", "pop rax", clear_tf!(), "mov [rdi], rax", "ret" }
-snippet! { step_jump_btf [btf_target] set_tf!(), "nop", "nop", "jmp btf_target", "btf_target:", clear_tf!(), "ret" }
+snippet! { step_syscall [step_syscall_insn step_syscall_next] "xor r10d, r10d", set_tf!(),
+    "step_syscall_insn:", "syscall", "step_syscall_next:", "mov [rdi], r9", clear_tf!(), "ret"
+}
+snippet! { sysret_into_step [sysret_into_step_next] "mov r10d, 0x100", "syscall", "sysret_into_step_next:",
+    "nop", clear_tf!(), "ret"
+}
+snippet! { step_pushf [step_pushf_next] set_tf!(), "pushfq", "step_pushf_next:", "pop rax", clear_tf!(),
+    "mov [rdi], rax", "ret"
+}
+snippet! { step_jump_btf [btf_target] set_tf!(), "nop", "nop", "jmp btf_target", "btf_target:", clear_tf!(),
+    "ret"
+}
 
 // Instructions that the monitor may complete, each with the label after it. RDI is a device's register.
 macro_rules! stepped {
@@ -71,7 +81,8 @@ stepped! {
 }
 
 case! {
-    name: "no_step_after_fault", cpl: [0, 3], rules: ["TF-05"], needs: ["exceptions"], needs_cpl0: ["tf-cpl0"],
+    name: "no_step_after_fault", cpl: [0, 3], rules: ["TF-05"], needs: ["exceptions"],
+    needs_cpl0: ["tf-cpl0"],
     needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
     about: "an instruction that faults under TF is not followed by a step; its image holds TF",
     fn body(ctx) {
@@ -91,7 +102,8 @@ fn map_other(_frame: &mut Frame) {
 }
 
 case! {
-    name: "restarted_instruction", cpl: [0, 3], rules: ["TF-05", "TF-04"], needs: ["exceptions"], needs_cpl0: ["tf-cpl0"],
+    name: "restarted_instruction", cpl: [0, 3], rules: ["TF-05", "TF-04"], needs: ["exceptions"],
+    needs_cpl0: ["tf-cpl0"],
     needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
     about: "the handler of a fault runs with TF clear; the instruction is stepped when it is executed again",
     fn body(ctx) {
@@ -118,7 +130,8 @@ case! {
 }
 
 case! {
-    name: "repeated_string", cpl: [0, 3], rules: ["TF-12"], needs: [], needs_cpl0: ["tf-cpl0", "intn-cpl0"], needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
+    name: "repeated_string", cpl: [0, 3], rules: ["TF-12"], needs: [], needs_cpl0: ["tf-cpl0", "intn-cpl0"],
+    needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
     about: "each iteration of REP STOSB is a step; with RCX=0 the instruction is one",
     fn body(ctx) {
         let (here, next) = (at(step_rep_insn), at(step_rep_next));
@@ -139,7 +152,8 @@ case! {
 }
 
 case! {
-    name: "syscall_masked", cpl: [3], rules: ["TF-09", "TF-11", "MSR-37"], needs: ["tf-cpl3", "syscall-cpl3", "iretq-cpl3", "gd-rf"],
+    name: "syscall_masked", cpl: [3], rules: ["TF-09", "TF-11", "MSR-37"],
+    needs: ["tf-cpl3", "syscall-cpl3", "iretq-cpl3", "gd-rf"],
     about: "SYSCALL that clears TF is not stepped and R11 has TF; SYSRET that restores it is followed by #DB at once",
     fn body(ctx) {
         let place = PAGE.address() + 8;
@@ -171,7 +185,8 @@ case! {
 }
 
 case! {
-    name: "sysret_into_step", cpl: [3], rules: ["TF-11"], needs: ["tf-cpl3", "syscall-cpl3", "iretq-cpl3", "gd-rf"],
+    name: "sysret_into_step", cpl: [3], rules: ["TF-11"],
+    needs: ["tf-cpl3", "syscall-cpl3", "iretq-cpl3", "gd-rf"],
     about: "SYSRET that sets TF is followed by #DB before any instruction of CPL 3",
     fn body(ctx) {
         let mut log = None;
@@ -274,7 +289,8 @@ case! {
 }
 
 case! {
-    name: "emulated_instructions", cpl: [0], rules: ["TF-18", "RF-15"], needs: ["tf-cpl0", "gd", "guestbp-io"],
+    name: "emulated_instructions", cpl: [0], rules: ["TF-18", "RF-15"],
+    needs: ["tf-cpl0", "gd", "guestbp-io"],
     about: "CPUID, IN, OUT, device accesses, RDMSR and their like are each one step",
     fn body(ctx) {
         let register = DEFAULT_BASE + u64::from(Register::TPR.0);
@@ -290,7 +306,8 @@ case! {
 }
 
 case! {
-    name: "pushf_shows_tf", cpl: [0, 3], rules: ["TF-19"], needs: [], needs_cpl0: ["tf-cpl0"], needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
+    name: "pushf_shows_tf", cpl: [0, 3], rules: ["TF-19"], needs: [], needs_cpl0: ["tf-cpl0"],
+    needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
     about: "PUSHFQ under TF stores an image with TF",
     fn body(ctx) {
         let place = PAGE.address() + 24;

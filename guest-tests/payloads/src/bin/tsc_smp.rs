@@ -148,7 +148,8 @@ case! {
 }
 
 case! {
-    name: "init_disarms", cpl: [0], rules: ["TDL-10", "RST-11"], needs: ["tsc-deadline-exit", "msr-exit"], vcpus: 2,
+    name: "init_disarms", cpl: [0], rules: ["TDL-10", "RST-11"], needs: ["tsc-deadline-exit", "msr-exit"],
+    vcpus: 2,
     timeout_ms: 5000,
     about: "INIT clears the deadline, and masks the timer's and the counters' entries of the APIC",
     fn body(ctx) {

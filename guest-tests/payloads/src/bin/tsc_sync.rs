@@ -90,7 +90,8 @@ fn correct(_index: usize) {
 }
 
 case! {
-    name: "measured_and_corrected", cpl: [0], rules: ["ADJ-02", "ADJ-03", "ADJ-05", "ADJ-06", "ADJ-07", "TSC-11", "TSC-12"],
+    name: "measured_and_corrected", cpl: [0],
+    rules: ["ADJ-02", "ADJ-03", "ADJ-05", "ADJ-06", "ADJ-07", "TSC-11", "TSC-12"],
     needs: ["msr-exit", "tsc-offset"], vcpus: 4, timeout_ms: 20000,
     about: "four processors that were set apart measure their differences and agree again",
     fn body(ctx) {

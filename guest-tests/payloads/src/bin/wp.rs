@@ -47,22 +47,39 @@ accesses! {
 snippet! { add_zero [add_zero_next] "add dword ptr [rdi], 0", "add_zero_next:", "ret" }
 snippet! { lock_xadd [lock_xadd_next] "xor eax, eax", "lock xadd [rdi], eax", "lock_xadd_next:", "ret" }
 snippet! { exchange [exchange_next] "xor eax, eax", "xchg [rdi], eax", "exchange_next:", "ret" }
-snippet! { compare_fails [compare_fails_next] "mov eax, [rdi + 64]", "not eax", "cmpxchg [rdi], ecx", "compare_fails_next:", "ret" }
+snippet! { compare_fails [compare_fails_next] "mov eax, [rdi + 64]", "not eax", "cmpxchg [rdi], ecx",
+    "compare_fails_next:", "ret"
+}
 snippet! { rep_none [] "xor ecx, ecx", "rep stosb", "xor ecx, ecx", "mov rsi, rdi", "rep lodsb", "ret" }
-snippet! { no_access [] "lea rax, [rdi]", "nop dword ptr [rdi]", "prefetcht0 [rdi]", "prefetchnta [rdi]", "ret" }
+snippet! { no_access [] "lea rax, [rdi]", "nop dword ptr [rdi]", "prefetcht0 [rdi]", "prefetchnta [rdi]",
+    "ret"
+}
 snippet! { flush_lines [] "clflush [rdi]", "ret" }
 snippet! { invalidate [] "invlpg [rdi]", "ret" }
 snippet! { call_code [] "sub rsp, 8", "call rdi", "add rsp, 8", "ret" }
 // RDI: a stack.
-snippet! { stack_push [stack_push_next] "xchg rsp, rdi", "push rax", "stack_push_next:", "add rsp, 8", "xchg rsp, rdi", "ret" }
-snippet! { stack_pop [stack_pop_next] "xchg rsp, rdi", "sub rsp, 8", "pop rax", "stack_pop_next:", "xchg rsp, rdi", "ret" }
-snippet! { stack_call [stack_called] "xchg rsp, rdi", "call stack_called", "stack_called:", "add rsp, 8", "xchg rsp, rdi", "ret" }
-snippet! { stack_ret [stack_returned] "lea rax, [rip + stack_returned]", "mov [rdi - 8], rax", "xchg rsp, rdi", "sub rsp, 8",
+snippet! { stack_push [stack_push_next] "xchg rsp, rdi", "push rax", "stack_push_next:", "add rsp, 8",
+    "xchg rsp, rdi", "ret"
+}
+snippet! { stack_pop [stack_pop_next] "xchg rsp, rdi", "sub rsp, 8", "pop rax", "stack_pop_next:",
+    "xchg rsp, rdi", "ret"
+}
+snippet! { stack_call [stack_called] "xchg rsp, rdi", "call stack_called", "stack_called:", "add rsp, 8",
+    "xchg rsp, rdi", "ret"
+}
+snippet! { stack_ret [stack_returned] "lea rax, [rip + stack_returned]", "mov [rdi - 8], rax",
+    "xchg rsp, rdi", "sub rsp, 8",
     "ret", "stack_returned:", "xchg rsp, rdi", "ret"
 }
-snippet! { stack_enter [stack_enter_next] "mov rax, rbp", "xchg rsp, rdi", "enter 0, 0", "stack_enter_next:", "add rsp, 8", "xchg rsp, rdi", "mov rbp, rax", "ret" }
-snippet! { rep_store [rep_store_insn rep_store_next] "mov rcx, rsi", "xor eax, eax", "rep_store_insn:", "rep stosb", "rep_store_next:", "ret" }
-snippet! { rep_copy [rep_copy_insn rep_copy_next] "mov ecx, 6", "rep_copy_insn:", "rep movsw", "rep_copy_next:", "ret" }
+snippet! { stack_enter [stack_enter_next] "mov rax, rbp", "xchg rsp, rdi", "enter 0, 0",
+    "stack_enter_next:", "add rsp, 8", "xchg rsp, rdi", "mov rbp, rax", "ret"
+}
+snippet! { rep_store [rep_store_insn rep_store_next] "mov rcx, rsi", "xor eax, eax", "rep_store_insn:",
+    "rep stosb", "rep_store_next:", "ret"
+}
+snippet! { rep_copy [rep_copy_insn rep_copy_next] "mov ecx, 6", "rep_copy_insn:", "rep movsw",
+    "rep_copy_next:", "ret"
+}
 snippet! { fs_store [fs_store_next] "mov byte ptr fs:[rsi], 3", "fs_store_next:", "ret" }
 snippet! { gs_load [gs_load_next] "mov al, gs:[rsi]", "gs_load_next:", "ret" }
 snippet! { mmio_load [mmio_load_next] "mov eax, [rdi]", "mmio_load_next:", "ret" }
@@ -113,7 +130,8 @@ case! {
 }
 
 case! {
-    name: "two_at_once", cpl: [0, 3], rules: ["WP-08", "WP-09", "DB-12"], needs: ["guestbp-data"], needs_cpl3: ["iretq-cpl3"],
+    name: "two_at_once", cpl: [0, 3], rules: ["WP-08", "WP-09", "DB-12"], needs: ["guestbp-data"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "two breakpoints cover a region that is not aligned, and one access may meet both",
     fn body(ctx) {
         let base = PAGE.address() + 0x40;
@@ -154,7 +172,8 @@ case! {
 }
 
 case! {
-    name: "read_modify_write", cpl: [0, 3], rules: ["WP-10", "WP-15", "WP-04", "DR-30"], needs: ["guestbp-data"], needs_cpl3: ["iretq-cpl3"],
+    name: "read_modify_write", cpl: [0, 3], rules: ["WP-10", "WP-15", "WP-04", "DR-30"],
+    needs: ["guestbp-data"], needs_cpl3: ["iretq-cpl3"],
     about: "ADD, LOCK XADD, XCHG and a failing CMPXCHG match as reads and as writes",
     fn body(ctx) {
         let address = PAGE.address();
@@ -194,7 +213,8 @@ case! {
 }
 
 case! {
-    name: "repeated_store", cpl: [0, 3], rules: ["WP-12", "WP-13", "WP-14", "OP-44"], needs: ["guestbp-data", "guestbp-io"],
+    name: "repeated_store", cpl: [0, 3], rules: ["WP-12", "WP-13", "WP-14", "OP-44"],
+    needs: ["guestbp-data", "guestbp-io"],
     needs_cpl3: ["iretq-cpl3"],
     about: "REP STOSB stops after exactly the iteration that touched the byte",
     fn body(ctx) {
@@ -211,7 +231,8 @@ case! {
 }
 
 case! {
-    name: "repeated_copy", cpl: [0, 3], rules: ["WP-12", "WP-13"], needs: ["guestbp-data"], needs_cpl3: ["iretq-cpl3"],
+    name: "repeated_copy", cpl: [0, 3], rules: ["WP-12", "WP-13"], needs: ["guestbp-data"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "REP MOVSW that touches a watched source has consistent registers, and ends complete",
     fn body(ctx) {
         let (from, to) = (PAGE.address() + 0x300, OTHER.address() + 0x300);
@@ -233,7 +254,8 @@ case! {
 }
 
 case! {
-    name: "no_access_no_match", cpl: [0, 3], rules: ["WP-15", "WP-16", "OP-04"], needs: ["guestbp-data", "guestbp-io"],
+    name: "no_access_no_match", cpl: [0, 3], rules: ["WP-15", "WP-16", "OP-04"],
+    needs: ["guestbp-data", "guestbp-io"],
     needs_cpl3: ["iretq-cpl3"],
     about: "REP with RCX=0, LEA, NOP, PREFETCH, CLFLUSH, INVLPG and page walks do not match",
     fn body(ctx) {
@@ -255,7 +277,8 @@ case! {
 }
 
 case! {
-    name: "fetches_do_not_match", cpl: [0, 3], rules: ["WP-03", "D6-09"], needs: ["guestbp-data"], needs_cpl3: ["iretq-cpl3"],
+    name: "fetches_do_not_match", cpl: [0, 3], rules: ["WP-03", "D6-09"], needs: ["guestbp-data"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "R/W=11 on code does not match its execution, only an access to it",
     fn body(ctx) {
         let code = PAGE.address() + 0x500;
@@ -270,7 +293,8 @@ case! {
 }
 
 case! {
-    name: "segments", cpl: [0, 3], rules: ["WP-17"], needs: ["guestbp-data", "gd"], needs_cpl3: ["iretq-cpl3"],
+    name: "segments", cpl: [0, 3], rules: ["WP-17"], needs: ["guestbp-data", "gd"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "accesses through FS and GS match by their linear address",
     fn body(ctx) {
         let gs = msr::read(IA32_GS_BASE);
@@ -296,7 +320,8 @@ fn note_value(_frame: &mut Frame) {
 }
 
 case! {
-    name: "old_value_is_gone", cpl: [0, 3], rules: ["WP-18", "WP-01"], needs: ["guestbp-data"], needs_cpl3: ["iretq-cpl3"],
+    name: "old_value_is_gone", cpl: [0, 3], rules: ["WP-18", "WP-01"], needs: ["guestbp-data"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "the handler finds the new value in memory",
     fn body(ctx) {
         access::store(PAGE.address(), 11);
@@ -308,7 +333,8 @@ case! {
 }
 
 case! {
-    name: "device_memory", cpl: [0, 3], rules: ["WP-19", "IOB-07"], needs: ["guestbp-data", "guestbp-io"], needs_cpl3: ["iretq-cpl3"],
+    name: "device_memory", cpl: [0, 3], rules: ["WP-19", "IOB-07"], needs: ["guestbp-data", "guestbp-io"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "loads and stores of a device's registers match like others, and are done",
     fn body(ctx) {
         let register = DEFAULT_BASE + u64::from(Register::TPR.0);
@@ -327,8 +353,10 @@ snippet! { one_int3 [] "int3", "ret" }
 snippet! { one_ud2 [] "ud2" }
 
 case! {
-    name: "pushes_of_events", cpl: [3], rules: ["OP-08"], needs: ["guestbp-data", "guestbp-io", "iretq-cpl3"],
-    about: "a breakpoint that the frame of INT3 meets reports at the entry of its handler; that of an exception is lost",
+    name: "pushes_of_events", cpl: [3], rules: ["OP-08"],
+    needs: ["guestbp-data", "guestbp-io", "iretq-cpl3"],
+    about: "a breakpoint that the frame of INT3 meets reports at the entry of its handler; that of an \
+        exception is lost",
     fn body(ctx) {
         let top = PAGE.address() + 4096;
         let old = hindsight_guest::cpu::set_rsp0(top);
@@ -346,7 +374,8 @@ case! {
 snippet! { load_es [] "mov es, di", "xor eax, eax", "mov es, eax", "ret" }
 
 case! {
-    name: "descriptor_tables", cpl: [0, 3], rules: ["OP-04"], needs: ["guestbp-data", "guestbp-io"], needs_cpl3: ["iretq-cpl3"],
+    name: "descriptor_tables", cpl: [0, 3], rules: ["OP-04"], needs: ["guestbp-data", "guestbp-io"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "the processor's own reads of the GDT do not match",
     fn body(ctx) {
         let mut pointer = [0_u8; 10];
