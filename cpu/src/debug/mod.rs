@@ -194,6 +194,7 @@ fn overlaps(address: u64, length: Length, from: u64, len: u64) -> bool {
         Length::Four => 4,
         Length::Eight => 8,
     };
-    let first = address & !(size - 1);
-    from < first.saturating_add(size) && first < from.saturating_add(len)
+    // The last bytes and not the ends: those may be beyond the last address.
+    let (first, last) = (address & !(size - 1), address | (size - 1));
+    from <= last && first <= from.saturating_add(len.saturating_sub(1))
 }

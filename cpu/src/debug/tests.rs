@@ -89,6 +89,17 @@ fn the_manuals_example_matches_as_it_says() {
 }
 
 #[test]
+fn the_last_bytes_of_the_address_space_can_be_watched() {
+    let r = with(0, u64::MAX, Condition::Write, Length::One);
+    assert_eq!(r.accessed(u64::MAX, 1, true), 1);
+    assert_eq!(r.accessed(u64::MAX - 3, 4, true), 1);
+    assert_eq!(r.accessed(u64::MAX - 3, 3, true), 0);
+    let wide = with(0, u64::MAX, Condition::Write, Length::Eight);
+    assert_eq!(wide.accessed(u64::MAX - 7, 1, true), 1);
+    assert_eq!(wide.accessed(u64::MAX - 8, 1, true), 0);
+}
+
+#[test]
 fn only_their_own_kind_of_access_meets_breakpoints() {
     let execute = with(2, 0x1000, Condition::Execute, Length::One);
     assert_eq!(execute.executed(0x1000), 0b0100);
