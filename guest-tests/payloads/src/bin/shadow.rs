@@ -280,6 +280,8 @@ case! {
         });
         NMIS.store(ENOUGH_NMIS, Ordering::Relaxed);
         smp::wait(1);
+        // One more may be on its way.
+        clock::wait(5);
         check!(enough, "the NMIs came");
         check_eq!(IN_SHADOW.load(Ordering::Relaxed), 0, "NMIs right after MOV SS");
     }
