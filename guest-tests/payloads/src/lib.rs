@@ -5,5 +5,7 @@
 pub mod access;
 pub mod branch;
 pub mod clock;
+pub mod debug;
 pub mod ds;
 pub mod lbr;
+pub mod syscall;

@@ -86,8 +86,12 @@ const FW_CFG_DATA: u16 = 0x511;
 const FW_CFG_SIGNATURE: u16 = 0x00;
 const FW_CFG_CPU_COUNT: u16 = 0x05;
 
-/// Processors that run: the bootstrap processor, and those that reached `hindsight_ap_main`.
+/// Processors that run: the bootstrap processor, and those that were started.
 static STARTED: AtomicUsize = AtomicUsize::new(1);
+/// The number of the processor that is being started.
+static STARTING: AtomicUsize = AtomicUsize::new(0);
+/// How often a processor reached `hindsight_ap_main`.
+static ARRIVALS: AtomicUsize = AtomicUsize::new(0);
 static COUNT: AtomicU32 = AtomicU32::new(0);
 /// The function each processor is to run, 0 while it is idle.
 static WORK: [AtomicUsize; MAX_CPUS] = [const { AtomicUsize::new(0) }; MAX_CPUS];
@@ -119,18 +123,22 @@ fn fw_cfg_count() -> u32 {
 pub fn start(cpus: usize) -> bool {
     apic::enable();
     while STARTED.load(Ordering::Acquire) < cpus {
-        if !start_next() {
+        if !restart(STARTED.load(Ordering::Acquire)) {
             return false;
         }
+        STARTED.fetch_add(1, Ordering::AcqRel);
     }
     true
 }
 
-fn start_next() -> bool {
-    let index = STARTED.load(Ordering::Acquire);
+/// Resets processor `index`, which is another one and has no work, by INIT and starts it. False if it does not
+/// start.
+pub fn restart(index: usize) -> bool {
     let Ok(id) = u32::try_from(index) else {
         return false;
     };
+    let arrivals = ARRIVALS.load(Ordering::Acquire);
+    STARTING.store(index, Ordering::Release);
     place_start_code(index);
     apic::send_init(id);
     for _ in 0..200 {
@@ -138,7 +146,7 @@ fn start_next() -> bool {
         apic::send_startup(id, START_PAGE);
         for _ in 0..20 {
             wait_a_little();
-            if STARTED.load(Ordering::Acquire) > index {
+            if ARRIVALS.load(Ordering::Acquire) > arrivals {
                 return true;
             }
         }
@@ -166,10 +174,10 @@ fn wait_a_little() {
 
 #[unsafe(no_mangle)]
 extern "C" fn hindsight_ap_main() -> ! {
-    let index = STARTED.load(Ordering::Acquire);
+    let index = STARTING.load(Ordering::Acquire);
     cpu::init(index);
     apic::enable();
-    STARTED.store(index + 1, Ordering::Release);
+    ARRIVALS.fetch_add(1, Ordering::AcqRel);
     loop {
         insn::cli();
         let work = WORK[index].load(Ordering::Acquire);
