@@ -5,6 +5,7 @@
 //! it is tested without `/dev/kvm`, and the same models stand behind both ways of running.
 
 pub mod armed;
+pub mod branch;
 pub mod cpuid;
 pub mod facility;
 pub mod msr;

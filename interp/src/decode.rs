@@ -155,7 +155,7 @@ impl Core {
             ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
             len = (at + insn.len().max(1)) as u16;
             op.len = insn.len() as u8;
-            match fuse(&insn, ops.last(), &op, self.observe.branches) {
+            match fuse(&insn, ops.last(), &op, self.rec.observe.branches) {
                 Some(both) => {
                     ops.pop();
                     ops.push(both);

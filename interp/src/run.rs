@@ -12,7 +12,7 @@ use crate::flags::RF;
 use crate::memory::Memory;
 use crate::op::{Next, slot};
 use crate::ops::branch;
-use crate::platform::{Observe, Platform};
+use crate::platform::Platform;
 use crate::stops::{Hit, Stops};
 use hindsight_cpu::state::{Activity, CpuState};
 use std::ptr::NonNull;
@@ -113,12 +113,6 @@ impl Vcpu {
     /// RIP, between two runs.
     pub fn rip(&self) -> u64 {
         self.core.rip
-    }
-
-    /// What is reported to the platform from now on.
-    pub fn observe(&mut self, observe: Observe) {
-        self.core.observe = observe;
-        self.core.new_context();
     }
 
     /// What a debugger outside the machine stops for from now on. The guest cannot tell.
@@ -227,6 +221,7 @@ impl Vcpu {
     fn run_inner(&mut self, budget: u64) -> Exit {
         let core = &mut *self.core;
         core.catch_up();
+        core.reobserve();
         core.stops.hit = None;
         if let Some(e) = core.st.events.exception.take()
             && core.deliver_saved(e).is_err()
@@ -314,6 +309,7 @@ impl Core {
     /// What happens between instructions: traps, NMI, interrupts, halts.
     fn boundary(&mut self) -> Outcome {
         loop {
+            self.tell_if_due();
             if matches!(self.st.activity, Activity::WaitForSipi | Activity::Shutdown) {
                 return Ok(Some(Exit::Halted));
             }
@@ -444,6 +440,8 @@ impl Core {
         };
         let had_ss_shadow = self.st.events.mov_ss_shadow;
         let tf = self.tf();
+        // What BTF is when the instruction starts counts (rule BTF-12).
+        let (on_branch, taken) = (self.rec.observe.step_on_branch, self.rec.taken());
         self.st.events.mov_ss_shadow = false;
         self.st.events.sti_shadow = false;
         self.repeat = self.flag(RF);
@@ -464,6 +462,7 @@ impl Core {
                 Ok(None)
             }
             _ => {
+                let tf = tf && (!on_branch || self.rec.taken() != taken);
                 // SYSCALL with TF masked does not trap; SYSRET that sets TF does.
                 self.after_instruction(tf);
                 if tf || self.trap_pending {
@@ -497,7 +496,8 @@ impl Core {
             Fault::Repeat => {
                 // Not retired: it goes on after whatever pends was seen to.
                 self.fl |= RF;
-                let tf = self.tf();
+                // An iteration is no branch (rule BTF-11).
+                let tf = self.tf() && !self.rec.observe.step_on_branch;
                 self.after_instruction(tf);
                 return Ok(None);
             }

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod apic;
+pub mod branch;
 pub mod cpuid;
 pub mod cr;
 pub mod dr;

@@ -12,6 +12,7 @@ use thiserror::Error;
 pub use table::{MsrSpec, OnKvm, Owner, find};
 
 use crate::armed::Armed;
+use crate::branch::{Branch, BranchState, BranchStateError, BranchUnit, Observe};
 use crate::facility::Facilities;
 use crate::pmu::{
     DsMemory, EventTotals, Freeze, Occurred, Pmu, PmuConfig, PmuError, PmuState, Sample,
@@ -84,6 +85,8 @@ pub struct MsrConfig {
 pub struct MsrsState {
     /// The time-stamp counter.
     pub tsc: TscState,
+    /// Branch recording.
+    pub branch: BranchState,
     /// The performance-monitoring unit.
     pub pmu: PmuState,
     /// (index, value) of every stored MSR, in table order.
@@ -101,6 +104,9 @@ pub enum MsrError {
         /// Values in the saved state.
         found: usize,
     },
+    /// Branch recording in an impossible state.
+    #[error(transparent)]
+    Branch(#[from] BranchStateError),
     /// A value that no write could have left there.
     #[error("saved MSR {index:#x} holds an impossible value {value:#x}")]
     Value {
@@ -119,6 +125,7 @@ pub enum MsrError {
 pub struct Msrs {
     config: MsrConfig,
     tsc: Tsc,
+    branch: BranchUnit,
     pmu: Pmu,
     /// Values of the stored MSRs, in table order.
     stored: Vec<(u32, u64)>,
@@ -133,6 +140,7 @@ impl Msrs {
         Self {
             config,
             tsc: Tsc::default(),
+            branch: BranchUnit::new(config.facilities),
             pmu: Pmu::new(PmuConfig {
                 tsc_hz: config.tsc_hz,
                 pebs: config.facilities.contains(Facilities::PEBS),
@@ -144,6 +152,26 @@ impl Msrs {
     /// The time-stamp counter.
     pub const fn tsc(&self) -> &Tsc {
         &self.tsc
+    }
+
+    /// Branch recording.
+    pub const fn branch(&self) -> &BranchUnit {
+        &self.branch
+    }
+
+    /// What an engine must report and do.
+    pub fn observe(&self) -> Observe {
+        self.branch.observe()
+    }
+
+    /// Takes what an engine observed, in order.
+    pub fn branches(&mut self, branches: &[Branch]) {
+        self.branch.record(branches);
+    }
+
+    /// A #DB is about to be delivered: IA32_DEBUGCTL.LBR and .BTF are cleared (rule DCTL-06).
+    pub fn debug_exception(&mut self) {
+        self.branch.debug_exception();
     }
 
     /// The performance-monitoring unit, as of the last [`Msrs::sync_pmu`].
@@ -181,7 +209,7 @@ impl Msrs {
     }
 
     fn freeze(&self) -> Freeze {
-        Freeze::by_debugctl(self.stored[self.slot(regs::IA32_DEBUGCTL)].1)
+        Freeze::by_debugctl(self.branch.debugctl().bits())
     }
 
     /// RDMSR. SDM Vol. 2B, "RDMSR—Read From Model Specific Register".
@@ -194,6 +222,7 @@ impl Msrs {
         }
         match spec.owner {
             Owner::Tsc => RdmsrOutcome::Value(self.read_tsc(index, now)),
+            Owner::Branch => RdmsrOutcome::Value(self.branch.read(index)),
             Owner::Pmu => RdmsrOutcome::Value(self.pmu.read(index)),
             Owner::Constant => RdmsrOutcome::Value(spec.reset_value(index, &self.config)),
             Owner::Stored => RdmsrOutcome::Value(self.stored[self.slot(index)].1),
@@ -213,6 +242,8 @@ impl Msrs {
         let armed = self.armed();
         let effect = match spec.owner {
             Owner::Tsc => self.write_tsc(index, value, now),
+            Owner::Branch if self.branch.write(index, value) => Effect::None,
+            Owner::Branch => return WrmsrOutcome::Fault,
             Owner::Pmu => {
                 self.pmu.write(index, value);
                 Effect::None
@@ -230,7 +261,7 @@ impl Msrs {
 
     /// What the MSRs arm. Breakpoints are not theirs: see [`Armed::by_dr7`].
     pub fn armed(&self) -> Armed {
-        let mut armed = Armed::by_debugctl(self.stored[self.slot(regs::IA32_DEBUGCTL)].1);
+        let mut armed = Armed::by_debugctl(self.branch.debugctl());
         armed.set(Armed::PMU, self.pmu.is_observed());
         armed.set(Armed::PEBS, self.pmu.takes_records());
         armed
@@ -277,8 +308,7 @@ impl Msrs {
     /// Applies INIT: IA32_DEBUGCTL is cleared (rule DCTL-11), PEBS is off; all else stays.
     pub fn init(&mut self) {
         self.pmu.init();
-        let slot = self.slot(regs::IA32_DEBUGCTL);
-        self.stored[slot].1 = 0;
+        self.branch.init();
     }
 
     /// Every value that acts natively, to be set in KVM before the processor first runs.
@@ -294,6 +324,7 @@ impl Msrs {
     pub fn save(&self) -> MsrsState {
         MsrsState {
             tsc: self.tsc.save(),
+            branch: self.branch.save(),
             pmu: self.pmu.save(),
             stored: self.stored.clone(),
         }
@@ -321,6 +352,7 @@ impl Msrs {
                 return Err(MsrError::Value { index, value });
             }
         }
+        self.branch.restore(&state.branch)?;
         self.pmu.restore(&state.pmu)?;
         self.tsc.restore(&state.tsc);
         self.stored.clone_from(&state.stored);

@@ -16,6 +16,8 @@ use crate::state::PAT_RESET;
 pub enum Owner {
     /// [`crate::tsc::Tsc`].
     Tsc,
+    /// [`crate::branch::BranchUnit`].
+    Branch,
     /// [`crate::pmu::Pmu`].
     Pmu,
     /// The local APIC, in the devices.
@@ -125,6 +127,10 @@ impl MsrSpec {
         if self.index == regs::IA32_PERF_CAPABILITIES {
             return config.facilities.perf_capabilities().is_some();
         }
+        if self.index == regs::IA32_DS_AREA {
+            let users = Facilities::BTS.union(Facilities::PEBS);
+            return config.facilities.intersects(users);
+        }
         config.facilities.contains(self.needs)
     }
 
@@ -230,7 +236,7 @@ const OFFCORE_RSP: u64 = 0x3f_ffff_8fff;
 pub const TABLE: &[MsrSpec] = {
     use MsrSpec as M;
     use OnKvm::{Mirrored, Passthrough};
-    use Owner::{Apic, Constant, Pmu, Processor, Stored, Tsc};
+    use Owner::{Apic, Branch, Constant, Pmu, Processor, Stored, Tsc};
     &[
         M::new(
             regs::IA32_TIME_STAMP_COUNTER,
@@ -287,7 +293,15 @@ pub const TABLE: &[MsrSpec] = {
             .run(2)
             .needs(Facilities::PMU)
             .writable(OFFCORE_RSP),
-        M::new(regs::IA32_DEBUGCTL, "IA32_DEBUGCTL", Stored),
+        M::new(regs::MSR_LBR_SELECT, "MSR_LBR_SELECT", Branch)
+            .needs(Facilities::LBR)
+            .writable(0x3ff),
+        M::new(regs::MSR_LASTBRANCH_TOS, "MSR_LASTBRANCH_TOS", Branch)
+            .needs(Facilities::LBR)
+            .writable(0x1f),
+        M::new(regs::IA32_DEBUGCTL, "IA32_DEBUGCTL", Branch),
+        M::new(regs::MSR_LER_FROM_LIP, "MSR_LER_FROM_LIP", Branch).needs(Facilities::LBR),
+        M::new(regs::MSR_LER_TO_LIP, "MSR_LER_TO_LIP", Branch).needs(Facilities::LBR),
         M::new(regs::IA32_MTRR_PHYSBASE0, "IA32_MTRR_PHYSBASE/MASK", Stored).run(16),
         M::new(
             regs::IA32_MTRR_FIX64K_00000,
@@ -357,6 +371,21 @@ pub const TABLE: &[MsrSpec] = {
             .run(4)
             .needs(Facilities::PMU)
             .writable(COUNTER_MASK),
+        M::new(regs::IA32_DS_AREA, "IA32_DS_AREA", Branch),
+        M::new(
+            regs::MSR_LASTBRANCH_0_FROM_IP,
+            "MSR_LASTBRANCH_x_FROM_IP",
+            Branch,
+        )
+        .run(32)
+        .needs(Facilities::LBR),
+        M::new(
+            regs::MSR_LASTBRANCH_0_TO_IP,
+            "MSR_LASTBRANCH_x_TO_IP",
+            Branch,
+        )
+        .run(32)
+        .needs(Facilities::LBR),
         M::new(regs::IA32_TSC_DEADLINE, "IA32_TSC_DEADLINE", Apic).needs(Facilities::TSC_DEADLINE),
         M::new(regs::IA32_X2APIC_BASE, "x2APIC", Apic)
             .run(0x100)
@@ -364,6 +393,10 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_XSS, "IA32_XSS", Stored)
             .writable(0)
             .kvm(Mirrored),
+        M::new(regs::MSR_LBR_INFO_0, "MSR_LBR_INFO_x", Branch)
+            .run(32)
+            .needs(Facilities::LBR)
+            .writable(0xe000_0000_0000_ffff),
         M::new(regs::IA32_EFER, "IA32_EFER", Processor).kvm(Passthrough),
         M::new(regs::IA32_STAR, "IA32_STAR", Processor).kvm(Passthrough),
         M::new(regs::IA32_LSTAR, "IA32_LSTAR", Processor).kvm(Passthrough),

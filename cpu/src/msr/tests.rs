@@ -148,17 +148,20 @@ fn restore_refuses_reserved_bits_and_keeps_the_old_state() {
     let mut msrs = msrs();
     let before = msrs.save();
     let mut bad = before.clone();
-    let debugctl = bad
+    let status = bad
         .stored
         .iter_mut()
-        .find(|(i, _)| *i == regs::IA32_DEBUGCTL)
+        .find(|(i, _)| *i == regs::IA32_MCG_STATUS)
         .unwrap();
-    debugctl.1 = 1 << 40;
+    status.1 = 1 << 40;
     let error = MsrError::Value {
-        index: regs::IA32_DEBUGCTL,
+        index: regs::IA32_MCG_STATUS,
         value: 1 << 40,
     };
     assert_eq!(msrs.restore(&bad), Err(error));
+    let mut bad = before.clone();
+    bad.branch.debugctl = 1 << 40;
+    assert!(matches!(msrs.restore(&bad), Err(MsrError::Branch(_))));
     assert_eq!(msrs.save(), before);
 }
 

@@ -16,6 +16,7 @@ use super::MachineError;
 use super::timer::TimerBell;
 use crate::kvm::KvmError;
 use crate::memory;
+use crate::messages::BranchMessages;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::{Control, lock};
 use crate::vcpu::report::{Crash, LastState};
@@ -74,6 +75,8 @@ pub struct Board {
     pub reports: Reports,
     /// Guest memory.
     pub memory: GuestMemoryMmap,
+    /// Who listens to branch trace messages.
+    pub messages: Option<BranchMessages>,
     pub(super) finish: Arc<Finish>,
     pub(super) timer: Arc<TimerBell>,
     /// Processors that wait for KVM to open an interrupt window.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hindsight_cpu::msr::Effect;
+use hindsight_cpu::branch::{Branch, Observe};
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
 use hindsight_regs::msr as regs;
@@ -100,7 +100,7 @@ impl Platform for Around {
         self.served(Kind::MmioWrite(gpa), |models| models.mmio_write(gpa, data));
     }
 
-    fn rdmsr(&mut self, _: &mut CpuState, index: u32) -> Result<u64, Gp> {
+    fn rdmsr(&mut self, index: u32) -> Result<u64, Gp> {
         let answer = self.served(Kind::Rdmsr(index), |models| models.rdmsr(index));
         self.models.record(What::Rdmsr {
             index,
@@ -112,7 +112,7 @@ impl Platform for Around {
         answer.ok().flatten().ok_or(Gp)
     }
 
-    fn wrmsr(&mut self, state: &mut CpuState, index: u32, value: u64) -> Result<(), Gp> {
+    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), Gp> {
         self.note(Noted::Wrmsr, index.into(), &value.to_le_bytes());
         let answer = self.served(Kind::Wrmsr(index), |models| models.wrmsr(index, value));
         self.models.record(What::Wrmsr {
@@ -122,12 +122,23 @@ impl Platform for Around {
         });
         let id = self.models.id;
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
-        let effect = answer.ok().flatten().ok_or(Gp)?;
-        if let (regs::IA32_FMASK, Effect::Mirror(mask)) = (index, effect) {
-            // What a mirrored MSR is to KVM: SYSCALL uses it.
-            state.msrs.fmask = mask;
-        }
-        Ok(())
+        answer.ok().flatten().ok_or(Gp).map(|_| ())
+    }
+
+    fn observe(&mut self) -> Observe {
+        self.models.msrs.observe()
+    }
+
+    fn branches(&mut self, branches: &[Branch]) {
+        self.models.branches(branches);
+    }
+
+    fn debug_exception(&mut self) {
+        self.models.msrs.debug_exception();
+    }
+
+    fn request_pmi(&mut self) {
+        self.models.board.irq.request_pmi(self.models.id);
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
