@@ -73,6 +73,11 @@ impl Recording {
         };
     }
 
+    /// The branch noted last, as long as it was not told.
+    pub(crate) fn last(&self) -> Option<&Branch> {
+        self.buffer.get(self.count.checked_sub(1)?)
+    }
+
     /// How many branches were taken so far, modulo 2^64, while they were noted.
     pub(crate) fn taken(&self) -> u64 {
         let noted = self.told.wrapping_add(self.count as u64);
@@ -88,6 +93,7 @@ impl Core {
             self.set_observe(observe);
             self.leave = true;
         }
+        self.recount();
     }
 
     pub(crate) fn set_observe(&mut self, observe: Observe) {
@@ -208,7 +214,10 @@ impl Core {
         let to = branch.to.wrapping_add(self.cs_base()) & self.linear_mask();
         let interrupts = bts::store(self, &how, from, to) == Stored::AtThreshold;
         if interrupts {
+            // What freezes must not freeze this branch.
+            self.tell_branches();
             self.platform().request_pmi();
+            self.reobserve();
         }
         interrupts
     }

@@ -72,6 +72,8 @@ impl Kicker {
 pub struct Stats {
     /// Retired instructions; a repeated string instruction counts once.
     pub retired: u64,
+    /// Of these, the ones that started at CPL 1 to 3.
+    pub user: u64,
     /// Blocks decoded.
     pub blocks: u64,
     /// Blocks looked up because neither a link nor the jump cache led to them.
@@ -134,6 +136,7 @@ impl Vcpu {
     pub fn stats(&self) -> Stats {
         Stats {
             retired: self.core.retired_base,
+            user: self.core.counters.user(0),
             blocks: self.core.cache.decoded,
             lookups: self.core.cache.lookups,
             drops: self.core.cache.epoch,
@@ -201,8 +204,7 @@ impl Vcpu {
             Ok(Some(exit)) => return exit,
             Err(Shutdown) => return core.shutdown(),
         }
-        core.slice = 1;
-        core.budget = 1;
+        core.begin_slice(1);
         let outcome = core.step();
         core.account();
         let outcome = outcome.and_then(|exit| {
@@ -246,8 +248,7 @@ impl Vcpu {
             if rest <= 0 {
                 return Exit::Budget;
             }
-            core.slice = rest.min(SLICE);
-            core.budget = core.slice;
+            core.begin_slice(rest.min(SLICE));
             let outcome = core.slice();
             let used = core.account();
             rest -= used;
@@ -280,15 +281,6 @@ impl Core {
         self.stops.hit.take().map(Exit::Stop)
     }
 
-    /// Ends a slice: counts what it retired, and says how much that was.
-    fn account(&mut self) -> i64 {
-        let used = self.slice - self.budget;
-        self.retired_base = self.retired_base.wrapping_add(used.max(0).cast_unsigned());
-        self.slice = 0;
-        self.budget = 0;
-        used
-    }
-
     fn deliver_saved(&mut self, e: hindsight_cpu::state::Exception) -> Result<(), Shutdown> {
         match (e.vector, e.payload) {
             (crate::core::PF, Some(cr2)) => self.st.cr2 = cr2,
@@ -308,6 +300,7 @@ impl Core {
 
     /// What happens between instructions: traps, NMI, interrupts, halts.
     fn boundary(&mut self) -> Outcome {
+        self.look_at_counters();
         loop {
             self.tell_if_due();
             if matches!(self.st.activity, Activity::WaitForSipi | Activity::Shutdown) {
@@ -392,7 +385,7 @@ impl Core {
             if i64::from(crate::block::count(first)) > self.budget {
                 // The deadline lies inside the block.
                 let outcome = self.step()?;
-                if outcome.is_some() || self.why == Leave::Poll {
+                if outcome.is_some() || !matches!(self.why, Leave::Lookup | Leave::Budget) {
                     return Ok(outcome);
                 }
                 continue;
@@ -446,7 +439,11 @@ impl Core {
         self.st.events.sti_shadow = false;
         self.repeat = self.flag(RF);
         self.fl &= !RF;
+        let accesses = self.watched_accesses();
         self.dispatch_one(first);
+        if let (Some(accesses), true) = (accesses, self.why != Leave::Fault) {
+            self.tell_accesses(self.counters.ring(), accesses);
+        }
         if had_ss_shadow {
             self.st.events.mov_ss_shadow = false;
         }

@@ -3,6 +3,8 @@
 
 use hindsight_regs::pmu::EventSelect;
 
+use crate::branch::{Branch, BranchClass};
+
 /// Something that happens while a processor runs. Every branch instruction is one of the six kinds
 /// of branches, and also an [`Kind::Instruction`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +123,25 @@ impl EventTotals {
     pub const fn add(&mut self, kind: Kind, ring: Ring, count: u64) {
         let total = &mut self.0[kind as usize][ring as usize];
         *total = total.wrapping_add(count);
+    }
+
+    /// Branches that an engine noted.
+    pub fn add_branches(&mut self, branches: &[Branch]) {
+        for branch in branches {
+            let kind = match branch.class {
+                BranchClass::Conditional => Kind::TakenConditional,
+                BranchClass::NotTaken => Kind::NotTaken,
+                BranchClass::DirectJump | BranchClass::IndirectJump => Kind::Jump,
+                BranchClass::DirectCall | BranchClass::CallNext | BranchClass::IndirectCall => {
+                    Kind::Call
+                }
+                BranchClass::Return => Kind::Return,
+                BranchClass::Far | BranchClass::SoftwareInterrupt => Kind::Far,
+                // No branch instructions (rule EVT-17).
+                BranchClass::Exception | BranchClass::Debug | BranchClass::Interrupt => continue,
+            };
+            self.add(kind, Ring::of(branch.cpl), 1);
+        }
     }
 
     /// The total of a kind, from an engine that counts it by itself.
