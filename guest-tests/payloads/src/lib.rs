@@ -3,5 +3,8 @@
 #![no_std]
 
 pub mod access;
+pub mod branch;
 pub mod clock;
+pub mod ds;
+pub mod lbr;
 pub mod pmu;
