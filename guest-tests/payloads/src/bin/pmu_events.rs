@@ -9,6 +9,7 @@ use hindsight_guest::apic;
 use hindsight_guest::insn;
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
+use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::EventSelect;
 use hindsight_payloads::clock;
@@ -78,30 +79,41 @@ case! {
 }
 
 case! {
-    name: "faulting_instruction", cpl: [0], rules: ["EVT-02"], needs: [],
-    about: "an instruction that faults does not count",
+    name: "exception", cpl: [0], rules: ["EVT-17"], needs: [],
+    about: "an exception is no branch, the return from its handler is a far one",
     fn body(ctx) {
         need_pmu!(ctx);
-        pmu::select(0, 0xc0, 0, ON);
-        let around = |faults: u64| {
-            pmu::set(0, 0);
-            pmu::start(1);
-            for _ in 0..faults {
-                let _ = msr::read_safe(0xc5);
-            }
-            pmu::stop();
-            pmu::get(0)
-        };
-        // The way through the handler is the same each time; one RDMSR more is none more.
-        let (one, two, three) = (around(1), around(2), around(3));
-        check_eq!(two - one, three - two, "the same for each fault");
         pmu::select(1, 0xc4, 0x40, ON);
         pmu::set(1, 0);
         pmu::start(2);
         let _ = msr::read_safe(0xc5);
         pmu::stop();
-        // The return from the handler is a far branch, the exception is not (EVT-17).
         check_eq!(pmu::get(1), 1, "far branches");
+        pmu::reset();
+    }
+}
+
+case! {
+    name: "faulting_instruction_at_cpl3", cpl: [3], rules: ["EVT-02", "PMU-05"], needs: [], needs_cpl3: ["iretq-cpl3"],
+    about: "up to an instruction that faults at CPL 3, all count but itself",
+    fn body(ctx) {
+        need_pmu!(ctx);
+        let cr4 = insn::read_cr4();
+        insn::write_cr4(cr4 | Cr4::PCE.bits());
+        pmu::select(0, 0xc0, 0, pmu::USR);
+        pmu::start(1);
+        let fault = ctx.run(|| {
+            // SAFETY: registers only; UD2 ends the closure.
+            unsafe {
+                asm!("xor ecx, ecx", "rdpmc", "mov r8, rax", ".rept 10", "nop", ".endr", "ud2",
+                    out("rax") _, out("rcx") _, out("rdx") _, out("r8") _, options(nomem, nostack));
+            }
+        });
+        pmu::stop();
+        insn::write_cr4(cr4);
+        let fault = require_some!(fault, "#UD");
+        // RDPMC, MOV and the NOPs.
+        check_eq!(pmu::get(0) - fault.frame.r8, 12, "instructions");
         pmu::reset();
     }
 }
