@@ -64,6 +64,13 @@ impl Counters {
         }
     }
 
+    /// Sets the count of instructions retired at CPL 1 to 3, in a state that comes from outside.
+    pub(crate) fn set_user(&mut self, user: u64) {
+        self.user = user;
+        self.ring = Ring::Os;
+        self.last = None;
+    }
+
     /// Where the current slice runs.
     pub(crate) fn ring(&self) -> Ring {
         self.ring
@@ -87,8 +94,7 @@ impl Core {
         } else if counters.wants.last_alone && left != u64::MAX && left > 1 {
             left -= 1;
         }
-        self.slice = most.min(i64::try_from(left).unwrap_or(i64::MAX)).max(1);
-        self.budget = self.slice;
+        self.begin(most.min(i64::try_from(left).unwrap_or(i64::MAX)).max(1));
     }
 
     /// Ends a slice: counts what it retired, and says how much that was.
@@ -102,8 +108,7 @@ impl Core {
             counters.last = (retired == 1).then_some(counters.start);
             counters.wants.instructions.spend(counters.ring, retired);
         }
-        self.slice = 0;
-        self.budget = 0;
+        self.begin(0);
         used
     }
 

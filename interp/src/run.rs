@@ -10,7 +10,7 @@ use crate::decode::{EXACT, Features};
 use crate::events::{Cause, Event, Shutdown};
 use crate::flags::RF;
 use crate::memory::Memory;
-use crate::op::{Next, slot};
+use crate::op::{DEAD, Next, slot};
 use crate::ops::branch;
 use crate::platform::Platform;
 use crate::stops::{Hit, Stops};
@@ -125,6 +125,23 @@ impl Vcpu {
     /// Tells that something other than a processor wrote guest memory.
     pub fn code_changed(&mut self, gpa: u64, len: u64) {
         self.core.memory.changed(gpa, len);
+    }
+
+    /// Guest memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.core.memory
+    }
+
+    /// Forgets all translations, as a processor may at any time. Needed after
+    /// [`Memory::take_dirty`], for the next writes to be marked.
+    pub fn forget_translations(&mut self) {
+        self.core.flush_tlb();
+    }
+
+    /// Sets [`Stats::retired`] and [`Stats::user`]: for a restored snapshot.
+    pub fn set_retired(&mut self, retired: u64, user: u64) {
+        self.core.retired_base = retired;
+        self.core.counters.set_user(user);
     }
 
     /// For stopping a run from another thread.
@@ -281,6 +298,13 @@ impl Core {
         self.stops.hit.take().map(Exit::Stop)
     }
 
+    /// Begins a slice of so many instructions.
+    pub(crate) fn begin(&mut self, instructions: i64) {
+        self.slice = instructions;
+        self.budget = instructions;
+        self.update_stamp();
+    }
+
     fn deliver_saved(&mut self, e: hindsight_cpu::state::Exception) -> Result<(), Shutdown> {
         match (e.vector, e.payload) {
             (crate::core::PF, Some(cr2)) => self.st.cr2 = cr2,
@@ -378,9 +402,12 @@ impl Core {
             if self.needs_exact() {
                 return self.step();
             }
-            let first = match self.find(false) {
-                Ok(first) => first,
-                Err(fault) => return self.fault(fault),
+            let first = match self.known() {
+                Some(first) => first,
+                None => match self.find(false) {
+                    Ok(first) => first,
+                    Err(fault) => return self.fault(fault),
+                },
             };
             if i64::from(crate::block::count(first)) > self.budget {
                 // The deadline lies inside the block.
@@ -473,12 +500,13 @@ impl Core {
     /// Executes a block of one instruction, and does not follow it into the next block.
     fn dispatch_one(&mut self, first: Next) {
         let (budget, slice) = (self.budget, self.slice);
-        self.slice = slice - budget + 1;
+        self.begin(slice - budget + 1);
         self.budget = 1;
         branch::start(self, first);
         self.dispatch(first);
         self.budget += budget - 1;
         self.slice = slice;
+        self.update_stamp();
         if matches!(self.why, Leave::Lookup | Leave::Budget) {
             self.link_from = std::ptr::null();
         }
@@ -519,6 +547,20 @@ impl Core {
             bytes,
             rip: self.rip,
         }
+    }
+
+    /// The block at RIP, if the jump cache has it.
+    fn known(&mut self) -> Option<Next> {
+        let first = self.cache.jump(self.rip, self.ctx)?;
+        if crate::block::count(first) == DEAD {
+            return None;
+        }
+        let from = std::mem::replace(&mut self.link_from, std::ptr::null());
+        if !from.is_null() {
+            // SAFETY: nothing was freed since the branch left its block.
+            unsafe { (*from).link.set(first) };
+        }
+        Some(first)
     }
 
     /// The block at RIP, from the cache or decoded.

@@ -23,11 +23,6 @@ impl Msrs {
         pmi
     }
 
-    /// Lets the counters go on from `totals`, after a change of the engine or of the state.
-    pub const fn count_from(&mut self, totals: &EventTotals) {
-        self.pmu.rebase(totals);
-    }
-
     /// What an engine that executes instruction after instruction does for the counters; cycles
     /// are the caller's.
     pub fn counting(&self) -> Counting {

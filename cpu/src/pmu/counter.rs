@@ -114,11 +114,6 @@ impl Pmu {
         self.refresh();
     }
 
-    /// Counts on from these totals, whatever came before them: another engine, a restored state.
-    pub const fn rebase(&mut self, totals: &EventTotals) {
-        self.seen = *totals;
-    }
-
     /// Moves the counters up to `totals`. Answers whether one interrupt is requested, through the
     /// LVT entry for performance monitoring; [`Pmu::due`] may have changed too.
     #[must_use]

@@ -2,6 +2,7 @@
 //! SDM Vol. 3B, "Pre-defined Architectural Performance Events", and the event list of the processor.
 
 use hindsight_regs::pmu::EventSelect;
+use serde::{Deserialize, Serialize};
 
 use crate::branch::{Branch, BranchClass};
 
@@ -115,7 +116,7 @@ impl Kinds {
 }
 
 /// How often each kind of event happened, per ring. Only differences count, modulo 2^64.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventTotals([[u64; 2]; KINDS]);
 
 impl EventTotals {

@@ -92,7 +92,10 @@ fn try_store(memory: &mut impl DsMemory, due: &Due, sample: &Sample) -> Option<S
     let end = index.checked_add(layout::RECORD as u64);
     if let Some(end) = end.filter(|&end| end <= maximum) {
         let record = sample.record(due.counters);
-        if !memory.write(index, &record) || !memory.write(at(layout::INDEX), &[end]) {
+        if !memory.writable(at(layout::INDEX)) || !memory.write(index, &record) {
+            return None;
+        }
+        if !memory.write(at(layout::INDEX), &[end]) {
             return None;
         }
         stored.at_threshold = end >= threshold;

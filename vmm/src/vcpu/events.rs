@@ -3,9 +3,13 @@
 
 use hindsight_cpu::pmu::{EventTotals, Kind, Ring};
 use hindsight_devices::clock::Ticks;
+use serde::{Deserialize, Serialize};
+
+/// Saved state of [`Events`]. Every value is possible.
+pub type EventsState = Events;
 
 /// Totals of one processor since the machine was created.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Events {
     /// All but the cycles, which [`Events::up_to`] fills in.
     pub totals: EventTotals,
@@ -17,7 +21,7 @@ pub struct Events {
     split: Split,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Split {
     cycles: Ticks,
     instructions: [u64; 2],
@@ -29,6 +33,21 @@ impl Events {
         let system = count.wrapping_sub(user);
         self.totals.set(Kind::Instruction, Ring::Os, system);
         self.totals.set(Kind::Instruction, Ring::User, user);
+    }
+
+    /// Instructions retired at CPL 1 to 3 so far.
+    pub fn user(&self) -> u64 {
+        self.totals.get(Kind::Instruction, Ring::User)
+    }
+
+    /// Everything there is to save.
+    pub fn save(&self) -> EventsState {
+        self.clone()
+    }
+
+    /// Takes over a saved state.
+    pub fn restore(&mut self, state: &EventsState) {
+        self.clone_from(state);
     }
 
     /// The processor halts, if it did not before.
