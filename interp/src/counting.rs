@@ -83,8 +83,9 @@ impl Counters {
 }
 
 impl Core {
-    /// Starts a slice of at most `most` instructions, and of no more than the counters allow.
-    pub(crate) fn begin_slice(&mut self, most: i64) {
+    /// Starts a slice of at most `most` instructions, where `rest` may still follow, and of no more
+    /// than the counters allow.
+    pub(crate) fn begin_slice(&mut self, rest: i64, most: i64) {
         let counters = &mut self.counters;
         counters.ring = Ring::of(self.cpl);
         counters.start = self.rip;
@@ -94,7 +95,9 @@ impl Core {
         } else if counters.wants.last_alone && left != u64::MAX && left > 1 {
             left -= 1;
         }
-        self.begin(most.min(i64::try_from(left).unwrap_or(i64::MAX)).max(1));
+        let rest = rest.min(i64::try_from(left).unwrap_or(i64::MAX)).max(1);
+        self.begin(rest.min(most));
+        self.beyond = rest - self.slice;
     }
 
     /// Ends a slice: counts what it retired, and says how much that was.

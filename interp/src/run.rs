@@ -14,6 +14,7 @@ use crate::op::{DEAD, Next, slot};
 use crate::ops::branch;
 use crate::platform::Platform;
 use crate::stops::{Hit, Stops};
+use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::{Activity, CpuState};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -127,6 +128,30 @@ impl Vcpu {
         self.core.memory.changed(gpa, len);
     }
 
+    /// Tells that something else ran the guest: its code may have changed anywhere. What was
+    /// decoded is compared with memory before it is used again.
+    pub fn distrust_code(&mut self) {
+        self.core.cache.distrust();
+        self.core.new_context();
+    }
+
+    /// Whether the state between two instructions is all there is: no shadow, no trap and no event
+    /// under way. Otherwise running one instruction more, at most a few times, gets there.
+    pub fn at_clean_boundary(&self) -> bool {
+        let events = &self.core.st.events;
+        !self.core.trap_pending
+            && events.exception.is_none()
+            && events.interrupt.is_none()
+            && !events.mov_ss_shadow
+            && !events.sti_shadow
+            && events.deferred_db == 0
+    }
+
+    /// What the debug registers arm.
+    pub fn armed_by_dr7(&self) -> Armed {
+        Armed::by_dr7(self.core.st.dr7, self.core.st.cr4)
+    }
+
     /// Guest memory.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.core.memory
@@ -221,7 +246,7 @@ impl Vcpu {
             Ok(Some(exit)) => return exit,
             Err(Shutdown) => return core.shutdown(),
         }
-        core.begin_slice(1);
+        core.begin_slice(1, 1);
         let outcome = core.step();
         core.account();
         let outcome = outcome.and_then(|exit| {
@@ -265,7 +290,7 @@ impl Vcpu {
             if rest <= 0 {
                 return Exit::Budget;
             }
-            core.begin_slice(rest.min(SLICE));
+            core.begin_slice(rest, SLICE);
             let outcome = core.slice();
             let used = core.account();
             rest -= used;
@@ -410,6 +435,12 @@ impl Core {
                 },
             };
             if i64::from(crate::block::count(first)) > self.budget {
+                if self.budget < self.slice
+                    && i64::from(crate::block::count(first)) <= self.budget + self.beyond
+                {
+                    // Only the slice ends here: the next one begins with this block.
+                    return Ok(None);
+                }
                 // The deadline lies inside the block.
                 let outcome = self.step()?;
                 if outcome.is_some() || !matches!(self.why, Leave::Lookup | Leave::Budget) {
@@ -576,6 +607,9 @@ impl Core {
         }
         let gpa = self.translate_code(lin)?;
         let key = self.block_key() | if exact { EXACT } else { 0 };
+        let memory = &self.memory;
+        self.cache
+            .recheck(gpa, key, |gpa, bytes| memory.read(gpa, bytes));
         let known = self
             .cache
             .find(gpa, key)

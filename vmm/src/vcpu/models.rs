@@ -76,6 +76,7 @@ impl Models {
     pub fn record(&mut self, what: What) {
         if let What::Exit(kind) = what {
             self.exits.count(kind);
+            self.board.modes.exited();
         }
         if let Some(recorder) = &self.recorder {
             recorder.record(self.id, what);
@@ -173,7 +174,8 @@ impl Models {
         }
     }
 
-    fn now(&self) -> Now {
+    /// The time, for the models.
+    pub fn now(&self) -> Now {
         Now {
             ticks: self.board.clock.now(),
         }
