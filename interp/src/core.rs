@@ -10,6 +10,7 @@
 )]
 
 use crate::block::Cache;
+use crate::counting::Counters;
 use crate::decode::Features;
 use crate::flags::{AC, ARITH, Flags, IF, RF, TF, VM};
 use crate::memory::Memory;
@@ -156,6 +157,7 @@ pub(crate) struct Core {
     pub(crate) exit_op: Box<Op>,
     pub(crate) cache: Cache,
     pub(crate) rec: Recording,
+    pub(crate) counters: Counters,
     /// Everything that is not above; the fields above overrule it while running.
     pub(crate) st: CpuState,
     pub(crate) vec: Box<Vectors>,
@@ -237,6 +239,7 @@ impl Core {
             exit_op: Box::new(Op::new(exit_op)),
             cache: Cache::new(),
             rec: Recording::new(),
+            counters: Counters::new(),
             st: CpuState::reset(),
             vec: Box::default(),
             thunks: Thunks::default(),
@@ -526,8 +529,13 @@ impl Core {
 
     /// Retired instructions, not counting the one that runs.
     pub(crate) fn retired(&self) -> u64 {
+        self.retired_base.wrapping_add(self.used())
+    }
+
+    /// Instructions retired in the current slice, not counting the one that runs.
+    fn used(&self) -> u64 {
         let used = (self.slice - self.budget - i64::from(self.left)).max(0);
-        self.retired_base.wrapping_add(used.cast_unsigned())
+        used.cast_unsigned()
     }
 
     /// The machine around, told the time.
@@ -537,14 +545,14 @@ impl Core {
 
     /// The machine around, told the time, and what was noted for it.
     pub(crate) fn platform_and_recording(&mut self) -> (&mut dyn Platform, &mut Recording) {
-        let count = self.retired();
+        let (count, user) = (self.retired(), self.counters.user(self.used()));
         let Some(mut platform) = self.platform else {
             unreachable!("handlers only run inside Vcpu::run, which sets the platform");
         };
         // SAFETY: set by `Vcpu::run` from a live unique reference and cleared before it returns;
         // handlers only run in between, and no handler keeps the reference.
         let platform = unsafe { platform.as_mut() };
-        platform.retired(count);
+        platform.retired(count, user);
         (platform, &mut self.rec)
     }
 
@@ -568,7 +576,11 @@ impl Core {
     /// Something needs one instruction at a time.
     pub(crate) fn needs_exact(&self) -> bool {
         let e = &self.st.events;
-        self.fl & (TF | RF) != 0 || e.mov_ss_shadow || e.sti_shadow || self.exec_breakpoints()
+        self.fl & (TF | RF) != 0
+            || e.mov_ss_shadow
+            || e.sti_shadow
+            || self.exec_breakpoints()
+            || self.counters.tells_accesses()
     }
 
     pub(crate) fn cs(&self) -> Segment {

@@ -8,4 +8,5 @@ pub mod clock;
 pub mod debug;
 pub mod ds;
 pub mod lbr;
+pub mod pmu;
 pub mod syscall;
