@@ -4,6 +4,10 @@
 //! The ticks of the TSC that the timed run took are left on the debug console: on an emulator whose
 //! TSC counts instructions (QEMU with `-icount shift=0`) that is how many it has.
 //!
+//! With `trace=bts` it works one middling round under the branch trace store and leaves the records on the
+//! debug console, 16 bytes each: from and to. With `trace=none` it does the same without the store, for a
+//! judge that watches from outside: `ci/branch-judge`.
+//!
 //! With an empty command line it works [`ROUNDS`] rounds and leaves by the exit port: 0 when the
 //! checksum is [`EXPECTED`], 1 else. With a command line it asserts the checksum of
 //! one small round, for hosts that are slow at CPL 0.
@@ -11,11 +15,16 @@
 #![no_std]
 #![no_main]
 
+use core::arch::{asm, global_asm};
 use core::hint::black_box;
+use core::sync::atomic::{AtomicU32, Ordering};
 
-use hindsight_guest::info::StartInfo;
+use hindsight_guest::info::{self, StartInfo};
 use hindsight_guest::prelude::*;
-use hindsight_guest::{exit, insn, port, run};
+use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA};
+use hindsight_guest::{exit, insn, msr, port, run};
+use hindsight_payloads::branch::{BTINT, BTS, TR};
+use hindsight_payloads::ds::{Area, RECORD_BYTES};
 
 entry!(start);
 
@@ -38,7 +47,11 @@ static mut COMPOSITE: [u8; SIEVE] = [0; SIEVE];
 
 fn start(info: StartInfo) -> ! {
     if info.has_command_line() {
-        run::run("workload", info);
+        info::keep_command_line(info);
+        match info::option("trace") {
+            Some(how) => trace(how == "bts"),
+            None => run::run("workload", info),
+        }
     }
     let before = insn::rdtsc();
     let good = (0..ROUNDS).all(|_| round(NUMBERS, SIEVE, 24) == EXPECTED);
@@ -49,6 +62,85 @@ fn start(info: StartInfo) -> ! {
         port::outb(DEBUG_CONSOLE, b"0123456789abcdef"[digit]);
     }
     exit::exit(u32::from(!good));
+}
+
+// The call that is traced is the first branch of the trace, and the return from it the last.
+global_asm!(
+    ".pushsection .text.workload, \"ax\"",
+    ".global workload_traced, workload_call, workload_return",
+    "workload_traced:",
+    "push rbx",
+    "mov ebx, esi",
+    "mov ecx, {debugctl}",
+    "xor edx, edx",
+    "mov eax, ebx",
+    "test ebx, ebx",
+    "jz workload_call",
+    "wrmsr",
+    "workload_call:",
+    "call rdi",
+    "workload_return:",
+    "mov ecx, {debugctl}",
+    "xor edx, edx",
+    "xor eax, eax",
+    "test ebx, ebx",
+    "jz 2f",
+    "wrmsr",
+    "2:",
+    "pop rbx",
+    "ret",
+    ".popsection",
+    debugctl = const IA32_DEBUGCTL,
+);
+
+unsafe extern "C" {
+    /// Calls `work` with IA32_DEBUGCTL = `debugctl`, or without touching it for 0.
+    fn workload_traced(work: extern "C" fn(), debugctl: u64);
+}
+
+/// Checksum of the traced round.
+const EXPECTED_TRACED: u32 = 0x43f3_d546;
+static SUM: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn middling_round() {
+    SUM.store(round(1024, 4096, 15), Ordering::Relaxed);
+}
+
+/// Where the trace goes: memory above the image.
+const TRACE_AREA: u64 = 0x100_0000;
+const TRACE_RECORDS: u64 = 1 << 20;
+
+fn trace(store: bool) -> ! {
+    let base = TRACE_AREA + 4096;
+    let maximum = base + TRACE_RECORDS * RECORD_BYTES;
+    let area = TRACE_AREA as *mut Area;
+    // SAFETY: nothing else uses the memory from there on; 64 MiB hold it all.
+    unsafe {
+        area.write_volatile(Area {
+            base,
+            index: base,
+            maximum,
+            threshold: maximum,
+            pebs: [0; 12],
+        })
+    };
+    if store {
+        msr::write(IA32_DS_AREA, TRACE_AREA);
+    }
+    // SAFETY: the assembly keeps the C rules.
+    unsafe { workload_traced(middling_round, if store { TR | BTS | BTINT } else { 0 }) };
+    // SAFETY: as above.
+    let end = unsafe { area.read_volatile() }.index;
+    let mut at = base;
+    while at < end {
+        // From and to, without the flags.
+        // SAFETY: RSI and RCX name the first 16 bytes of a record, and are not used after it.
+        unsafe {
+            asm!("rep outsb", inout("rsi") at => _, inout("rcx") 16_u64 => _, in("dx") DEBUG_CONSOLE);
+        }
+        at += RECORD_BYTES;
+    }
+    exit::exit(u32::from(SUM.load(Ordering::Relaxed) != EXPECTED_TRACED));
 }
 
 case! {
