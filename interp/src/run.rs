@@ -10,7 +10,7 @@ use crate::decode::{EXACT, Features};
 use crate::events::{Cause, Event, Shutdown};
 use crate::flags::RF;
 use crate::memory::Memory;
-use crate::op::{Next, slot};
+use crate::op::{DEAD, Next, slot};
 use crate::ops::branch;
 use crate::platform::Platform;
 use crate::stops::{Hit, Stops};
@@ -125,6 +125,22 @@ impl Vcpu {
         self.core.memory.changed(gpa, len);
     }
 
+    /// Guest memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.core.memory
+    }
+
+    /// Forgets all translations, as a processor may at any time. Needed after
+    /// [`Memory::take_dirty`], for the next writes to be marked.
+    pub fn forget_translations(&mut self) {
+        self.core.flush_tlb();
+    }
+
+    /// Sets [`Stats::retired`]: for a restored snapshot.
+    pub fn set_retired(&mut self, retired: u64) {
+        self.core.retired_base = retired;
+    }
+
     /// For stopping a run from another thread.
     pub fn kicker(&self) -> Kicker {
         self.kicker.clone()
@@ -201,8 +217,7 @@ impl Vcpu {
             Ok(Some(exit)) => return exit,
             Err(Shutdown) => return core.shutdown(),
         }
-        core.slice = 1;
-        core.budget = 1;
+        core.begin(1);
         let outcome = core.step();
         core.account();
         let outcome = outcome.and_then(|exit| {
@@ -246,8 +261,7 @@ impl Vcpu {
             if rest <= 0 {
                 return Exit::Budget;
             }
-            core.slice = rest.min(SLICE);
-            core.budget = core.slice;
+            core.begin(rest.min(SLICE));
             let outcome = core.slice();
             let used = core.account();
             rest -= used;
@@ -280,12 +294,18 @@ impl Core {
         self.stops.hit.take().map(Exit::Stop)
     }
 
+    /// Begins a slice of so many instructions.
+    fn begin(&mut self, instructions: i64) {
+        self.slice = instructions;
+        self.budget = instructions;
+        self.update_stamp();
+    }
+
     /// Ends a slice: counts what it retired, and says how much that was.
     fn account(&mut self) -> i64 {
         let used = self.slice - self.budget;
         self.retired_base = self.retired_base.wrapping_add(used.max(0).cast_unsigned());
-        self.slice = 0;
-        self.budget = 0;
+        self.begin(0);
         used
     }
 
@@ -385,9 +405,12 @@ impl Core {
             if self.needs_exact() {
                 return self.step();
             }
-            let first = match self.find(false) {
-                Ok(first) => first,
-                Err(fault) => return self.fault(fault),
+            let first = match self.known() {
+                Some(first) => first,
+                None => match self.find(false) {
+                    Ok(first) => first,
+                    Err(fault) => return self.fault(fault),
+                },
             };
             if i64::from(crate::block::count(first)) > self.budget {
                 // The deadline lies inside the block.
@@ -476,12 +499,13 @@ impl Core {
     /// Executes a block of one instruction, and does not follow it into the next block.
     fn dispatch_one(&mut self, first: Next) {
         let (budget, slice) = (self.budget, self.slice);
-        self.slice = slice - budget + 1;
+        self.begin(slice - budget + 1);
         self.budget = 1;
         branch::start(self, first);
         self.dispatch(first);
         self.budget += budget - 1;
         self.slice = slice;
+        self.update_stamp();
         if matches!(self.why, Leave::Lookup | Leave::Budget) {
             self.link_from = std::ptr::null();
         }
@@ -522,6 +546,20 @@ impl Core {
             bytes,
             rip: self.rip,
         }
+    }
+
+    /// The block at RIP, if the jump cache has it.
+    fn known(&mut self) -> Option<Next> {
+        let first = self.cache.jump(self.rip, self.ctx)?;
+        if crate::block::count(first) == DEAD {
+            return None;
+        }
+        let from = std::mem::replace(&mut self.link_from, std::ptr::null());
+        if !from.is_null() {
+            // SAFETY: nothing was freed since the branch left its block.
+            unsafe { (*from).link.set(first) };
+        }
+        Some(first)
     }
 
     /// The block at RIP, from the cache or decoded.

@@ -14,7 +14,6 @@ use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::lapic::LapicFeatures;
 use hindsight_devices::irq::{self, Interrupts};
 use hindsight_devices::rtc::RtcConfig;
-use hindsight_devices::serial::Serial;
 use hindsight_devices::{BusError, NanoClock, Requests};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
@@ -32,7 +31,7 @@ use crate::memory::{self, MemoryError};
 use crate::messages::BranchMessages;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::Control;
-use crate::vcpu::determined;
+use crate::vcpu::determined::{self, Determined};
 use crate::vcpu::mode::Engine;
 use crate::vcpu::models::Models;
 use crate::vcpu::native::NativeVcpu;
@@ -86,6 +85,9 @@ pub enum MachineError {
     /// Deterministic mode is for the interpreter.
     #[error("deterministic mode needs the interpreter: KVM cannot count instructions")]
     Deterministic,
+    /// Only deterministic machines can be taken to an instruction.
+    #[error("the machine is not deterministic")]
+    NotDeterministic,
     /// A thread of ours panicked; it has said why.
     #[error("a thread of the monitor panicked: this is a bug in hindsight")]
     Panicked,
@@ -124,7 +126,6 @@ impl AnyVcpu {
 #[derive(Debug)]
 pub struct Machine {
     board: Arc<Board>,
-    serial: Arc<Mutex<Serial>>,
     vcpus: Vec<AnyVcpu>,
     deterministic: bool,
     loaded: Loaded,
@@ -209,7 +210,7 @@ impl Prepared {
             supported: &supported,
             deterministic: seed.is_some(),
         };
-        let (board, serial) = board(&config, &layout, memory, &processor, sinks)?;
+        let board = board(&config, &layout, memory, &processor, sinks)?;
         if !matches!(loaded.protocol, Protocol::Pvh | Protocol::Elf) {
             // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
             board.irq.set_virtual_wire();
@@ -225,7 +226,6 @@ impl Prepared {
         }
         Ok(Machine {
             board,
-            serial,
             vcpus: ready,
             deterministic: seed.is_some(),
             loaded,
@@ -255,6 +255,21 @@ impl Machine {
         &self.board
     }
 
+    /// Takes a deterministic machine into the caller's hands, which then runs it: no threads, no
+    /// consoles' input.
+    ///
+    /// # Errors
+    ///
+    /// When the machine is not deterministic.
+    pub fn into_determined(self) -> Result<Determined, MachineError> {
+        if !self.deterministic {
+            return Err(MachineError::NotDeterministic);
+        }
+        let machine = Determined::new(determined_vcpus(self.vcpus)?, self.board);
+        machine.board().resume();
+        Ok(machine)
+    }
+
     /// What was put where in guest memory.
     pub const fn loaded(&self) -> &Loaded {
         &self.loaded
@@ -263,7 +278,7 @@ impl Machine {
     /// Where bytes for the guest's COM1 go. It takes as many as it has room for, none while the port
     /// is busy, and says how many.
     pub fn serial_input(&self) -> Deliver {
-        let serial = self.serial.clone();
+        let serial = self.board.devices.serial.clone();
         Box::new(move |bytes| {
             serial
                 .try_lock()
@@ -356,11 +371,7 @@ fn spawn_one(
     vcpus: Vec<AnyVcpu>,
     threads: &mut Vec<JoinHandle<Vec<LastState>>>,
 ) -> Result<(), MachineError> {
-    let vcpus = vcpus.into_iter().map(|vcpu| match vcpu {
-        AnyVcpu::Observed(vcpu) => Ok(*vcpu),
-        AnyVcpu::Native(_) => Err(MachineError::Deterministic),
-    });
-    let vcpus = vcpus.collect::<Result<_, _>>()?;
+    let vcpus = determined_vcpus(vcpus)?;
     let thread_board = board.clone();
     board.control.enter();
     let thread = thread::Builder::new()
@@ -372,6 +383,14 @@ fn spawn_one(
         })?;
     threads.push(thread);
     Ok(())
+}
+
+fn determined_vcpus(vcpus: Vec<AnyVcpu>) -> Result<Vec<ObservedVcpu>, MachineError> {
+    let vcpus = vcpus.into_iter().map(|vcpu| match vcpu {
+        AnyVcpu::Observed(vcpu) => Ok(*vcpu),
+        AnyVcpu::Native(_) => Err(MachineError::Deterministic),
+    });
+    vcpus.collect()
 }
 
 /// What decides the processor that guests see.
@@ -462,7 +481,7 @@ fn board(
     memory: GuestMemoryMmap,
     processor: &Processor<'_>,
     mut sinks: Sinks,
-) -> Result<(Arc<Board>, Arc<Mutex<Serial>>), MachineError> {
+) -> Result<Arc<Board>, MachineError> {
     let clock = Arc::new(if processor.deterministic {
         Clock::new_virtual(processor.tsc_hz)
     } else {
@@ -514,13 +533,14 @@ fn board(
         cpus: u16::try_from(config.cpus).unwrap_or(u16::MAX),
     };
     let messages = sinks.messages.take().map(BranchMessages::new);
-    let (ports, mmio, serial) = devices::build(&wiring, sinks)?;
+    let (ports, mmio, devices) = devices::build(&wiring, sinks)?;
     let windows = AtomicU64::new(0);
     let board = Board {
         clock,
         irq,
         ports,
         mmio,
+        devices,
         cpuid,
         control,
         reports: Reports::new().map_err(MachineError::Reports)?,
@@ -533,7 +553,7 @@ fn board(
         stats: Mutex::default(),
         trace_hash: Mutex::default(),
     };
-    Ok((Arc::new(board), serial))
+    Ok(Arc::new(board))
 }
 
 fn rtc_config(layout: &Layout, deterministic: bool) -> RtcConfig {

@@ -129,7 +129,7 @@ const CODE_BASE: u64 = 0xf_f000;
 /// A 32-bit code segment with that base and this DPL.
 fn based(level: u8) -> u16 {
     let kind = 0x9b | legacy::tables::BIG | u32::from(level) << 5;
-    let descriptor = legacy::tables::segment(0xf_f000, 0xffff_f, kind) | 0x80 << 48;
+    let descriptor = legacy::tables::segment(0xf_f000, 0xf_ffff, kind) | 0x80 << 48;
     set_spare_descriptor(0, descriptor) | u16::from(level)
 }
 

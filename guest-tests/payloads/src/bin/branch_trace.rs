@@ -54,7 +54,7 @@ extern "C" fn collatz(n: u64, _unused: u64) -> u64 {
     count(&COLLATZ_CALLS);
     match n {
         1 => 0,
-        _ if n % 2 == 0 => 1 + black_box(collatz(n / 2, 0)),
+        _ if n.is_multiple_of(2) => 1 + black_box(collatz(n / 2, 0)),
         _ => 1 + black_box(collatz(3 * n + 1, 0)),
     }
 }
