@@ -494,3 +494,20 @@ case! {
         }
     }
 }
+
+case! {
+    name: "task_switch_under_tf", cpl: [0], rules: ["TF-22", "TF-14"], needs: [],
+    about: "the same without BTF: each instruction before the JMP is stepped, the JMP is not",
+    fn body(_ctx) {
+        let (blob, machine) = two_tasks(0);
+        machine.actions[1] = action::RESUME;
+        let mut start = Start::at(Mode::Protected32(0), tasks_start);
+        start.eflags = TF;
+        machine.run(&blob, &start);
+        insn::write_dr6(hindsight_guest::regs::dr::Dr6::RESET);
+        let steps = || machine.events().iter().filter(|event| event.vector == 1).map(|event| event.eip);
+        check_eq!(steps().max(), Some(blob.linear(tasks_jump)), "the last step");
+        check_eq!(steps().count(), 4, "steps: the four instructions before the JMP");
+        check_eq!(machine.last().place(), (6, blob.linear(tasks_done)), "the end");
+    }
+}

@@ -5,8 +5,8 @@
 //! TSC counts instructions (QEMU with `-icount shift=0`) that is how many it has.
 //!
 //! With `trace=bts` it works one middling round under the branch trace store and leaves the records on the
-//! debug console, 16 bytes each: from and to. With `trace=none` it does the same without the store, for a
-//! judge that watches from outside: `ci/branch-judge`.
+//! debug console, 16 bytes each: from and to. With `trace=lbr` it leaves what its LBR stack holds in the end,
+//! oldest first, and with `trace=none` nothing, for a judge that watches from outside: `ci/branch-judge`.
 //!
 //! `arm=` on the command line says what is armed while it works: `lbr` records branches, `bts` stores them
 //! in a circular buffer, `watch` has a data breakpoint on memory that it does not touch. `arm=toggle` does
@@ -30,8 +30,9 @@ use hindsight_guest::regs::dr::{Condition, Dr7, Length, Slot};
 use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA};
 use hindsight_guest::{exit, insn, msr, port, run};
 use hindsight_payloads::access::Page;
-use hindsight_payloads::branch::{BTINT, BTS, TR};
+use hindsight_payloads::branch::{BTINT, BTS, LBR, TR};
 use hindsight_payloads::ds::{Area, RECORD_BYTES};
+use hindsight_payloads::lbr;
 
 entry!(start);
 
@@ -79,7 +80,7 @@ static mut COMPOSITE: [u8; SIEVE] = [0; SIEVE];
 fn start(info: StartInfo) -> ! {
     info::keep_command_line(info);
     if let Some(how) = info::option("trace") {
-        trace(how == "bts");
+        trace(how);
     }
     let armed = info::option("arm");
     if info.has_command_line() && armed.is_none() {
@@ -185,7 +186,7 @@ extern "C" fn middling_round() {
 const TRACE_AREA: u64 = 0x100_0000;
 const TRACE_RECORDS: u64 = 1 << 20;
 
-fn trace(store: bool) -> ! {
+fn trace(how: &str) -> ! {
     let base = TRACE_AREA + 4096;
     let maximum = base + TRACE_RECORDS * RECORD_BYTES;
     let area = TRACE_AREA as *mut Area;
@@ -197,25 +198,43 @@ fn trace(store: bool) -> ! {
             maximum,
             threshold: maximum,
             pebs: [0; 12],
-        })
-    };
-    if store {
-        msr::write(IA32_DS_AREA, TRACE_AREA);
+        });
     }
+    let debugctl = match how {
+        "bts" => {
+            msr::write(IA32_DS_AREA, TRACE_AREA);
+            TR | BTS | BTINT
+        }
+        "lbr" => LBR,
+        "btm" => TR,
+        _ => 0,
+    };
     // SAFETY: the assembly keeps the C rules.
-    unsafe { workload_traced(middling_round, if store { TR | BTS | BTINT } else { 0 }) };
+    unsafe { workload_traced(middling_round, debugctl) };
+    if debugctl == LBR {
+        let stack = lbr::Stack::read();
+        for (from, to) in (0..lbr::ENTRIES).rev().map(|age| stack.entry(age)) {
+            put(&[from, to]);
+        }
+    }
     // SAFETY: as above.
     let end = unsafe { area.read_volatile() }.index;
     let mut at = base;
     while at < end {
         // From and to, without the flags.
-        // SAFETY: RSI and RCX name the first 16 bytes of a record, and are not used after it.
-        unsafe {
-            asm!("rep outsb", inout("rsi") at => _, inout("rcx") 16_u64 => _, in("dx") DEBUG_CONSOLE);
-        }
+        // SAFETY: the record was stored there.
+        put(unsafe { &*(at as *const [u64; 2]) });
         at += RECORD_BYTES;
     }
     exit::exit(u32::from(SUM.load(Ordering::Relaxed) != EXPECTED_TRACED));
+}
+
+/// Leaves 16 bytes on the debug console.
+fn put(record: &[u64; 2]) {
+    // SAFETY: RSI and RCX name the record, and are not used after it.
+    unsafe {
+        asm!("rep outsb", inout("rsi") record => _, inout("rcx") 16_u64 => _, in("dx") DEBUG_CONSOLE);
+    }
 }
 
 case! {
