@@ -86,11 +86,11 @@ const FW_CFG_DATA: u16 = 0x511;
 const FW_CFG_SIGNATURE: u16 = 0x00;
 const FW_CFG_CPU_COUNT: u16 = 0x05;
 
-/// Processors that run: the bootstrap processor, and those that were started.
+/// Processors that run: the bootstrap processor, and those that reached `hindsight_ap_main`.
 static STARTED: AtomicUsize = AtomicUsize::new(1);
-/// The number of the processor that is being started.
+/// Number of the processor that is being started.
 static STARTING: AtomicUsize = AtomicUsize::new(0);
-/// How often a processor reached `hindsight_ap_main`.
+/// How many starts there were.
 static ARRIVALS: AtomicUsize = AtomicUsize::new(0);
 static COUNT: AtomicU32 = AtomicU32::new(0);
 /// The function each processor is to run, 0 while it is idle.
@@ -123,21 +123,28 @@ fn fw_cfg_count() -> u32 {
 pub fn start(cpus: usize) -> bool {
     apic::enable();
     while STARTED.load(Ordering::Acquire) < cpus {
-        if !restart(STARTED.load(Ordering::Acquire)) {
+        if !start_next() {
             return false;
         }
-        STARTED.fetch_add(1, Ordering::AcqRel);
     }
     true
 }
 
-/// Resets processor `index`, which is another one and has no work, by INIT and starts it. False if it does not
-/// start.
+fn start_next() -> bool {
+    init_and_start(STARTED.load(Ordering::Acquire))
+}
+
+/// Sends INIT to processor `index`, which was started and is idle, and starts it again. False if it
+/// does not start.
 pub fn restart(index: usize) -> bool {
+    init_and_start(index)
+}
+
+fn init_and_start(index: usize) -> bool {
     let Ok(id) = u32::try_from(index) else {
         return false;
     };
-    let arrivals = ARRIVALS.load(Ordering::Acquire);
+    let before = ARRIVALS.load(Ordering::Acquire);
     STARTING.store(index, Ordering::Release);
     place_start_code(index);
     apic::send_init(id);
@@ -146,7 +153,7 @@ pub fn restart(index: usize) -> bool {
         apic::send_startup(id, START_PAGE);
         for _ in 0..20 {
             wait_a_little();
-            if ARRIVALS.load(Ordering::Acquire) > arrivals {
+            if ARRIVALS.load(Ordering::Acquire) != before {
                 return true;
             }
         }
@@ -177,6 +184,7 @@ extern "C" fn hindsight_ap_main() -> ! {
     let index = STARTING.load(Ordering::Acquire);
     cpu::init(index);
     apic::enable();
+    STARTED.fetch_max(index + 1, Ordering::AcqRel);
     ARRIVALS.fetch_add(1, Ordering::AcqRel);
     loop {
         insn::cli();
