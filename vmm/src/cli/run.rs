@@ -14,7 +14,8 @@ use hindsight_cpu::cpuid::CpuModel;
 use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console, Deliver};
-use crate::machine::{Board, Config, MachineError, Outcome, Prepared, Sinks};
+use crate::gdb::{Address, Server};
+use crate::machine::{Board, Config, Machine, MachineError, Outcome, Prepared, Sinks};
 use crate::vcpu::mode::{self, Engine, Wanted};
 use crate::vcpu::report::LastState;
 use crate::vcpu::stats::Report;
@@ -82,6 +83,15 @@ pub(super) struct RunArgs {
     /// What RDRAND and RDSEED give in deterministic mode
     #[arg(long, value_name = "N", default_value = "0", value_parser = number, requires = "deterministic")]
     seed: u64,
+    /// Serve gdb or lldb at tcp:HOST:PORT (tcp::PORT on this machine only) or unix:PATH
+    #[arg(long, value_name = "WHERE")]
+    gdb: Option<Address>,
+    /// Stop before the first instruction, until a debugger connects
+    #[arg(long, requires = "gdb")]
+    gdb_wait: bool,
+    /// Let other machines connect to --gdb, and with that do anything to the guest
+    #[arg(long, requires = "gdb")]
+    gdb_allow_remote: bool,
     /// Print figures about the run to standard error at its end
     #[arg(long)]
     stats: bool,
@@ -271,7 +281,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         serial: serial.output(),
         debugcon: debugcon.output(),
     };
-    let machine = prepared.build(host.as_ref(), sinks)?;
+    let mut machine = prepared.build(host.as_ref(), sinks)?;
     if !args.deterministic && (args.engine, choice.engine) == (EngineArg::Auto, Engine::Interp) {
         let _ = writeln!(
             io::stderr(),
@@ -296,18 +306,55 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             .context("--debugcon")?;
     }
     let board = machine.board().clone();
+    let debugger = start_debugger(&args, &mut machine)?;
     let start = Instant::now();
     let outcome = machine.run(args.timeout, || {
         serial.release();
         debugcon.release();
     })?;
     let host_time = start.elapsed();
+    if let Some(debugger) = debugger {
+        debugger.finish(exit_status(&outcome));
+    }
     // All output is out, and the terminal as it was, before we say anything.
     drop((serial, debugcon));
     if args.stats {
         print_stats(&board, host_time, &outcome);
     }
     Ok(report(outcome))
+}
+
+/// Serves debuggers, if that is wanted. The machine is theirs to start.
+fn start_debugger(args: &RunArgs, machine: &mut Machine) -> anyhow::Result<Option<Server>> {
+    let Some(address) = &args.gdb else {
+        return Ok(None);
+    };
+    let listener = address.listen(args.gdb_allow_remote).context("--gdb")?;
+    let mut stderr = io::stderr();
+    if address.is_remote() {
+        let _ = writeln!(
+            stderr,
+            "hindsight: warning: --gdb {address}: whoever can connect there can do anything to the \
+             guest"
+        );
+    }
+    let shown = listener.address().unwrap_or_else(|| address.clone());
+    let waits = if args.gdb_wait { ", and waits" } else { "" };
+    let _ = writeln!(stderr, "hindsight: gdb may connect at {shown}{waits}");
+    machine.start_paused();
+    let server = Server::start(machine.board(), listener, args.gdb_wait);
+    Ok(Some(server.context("--gdb")?))
+}
+
+/// What a debugger is told of the end: the status of a guest that ended by itself.
+fn exit_status(outcome: &Outcome) -> Option<u8> {
+    match outcome {
+        Outcome::Exit(code) => Some(code.to_le_bytes()[0] << 1 | 1),
+        Outcome::PowerOff => Some(0),
+        Outcome::Reset => Some(8),
+        Outcome::Crash(_) => Some(4),
+        _ => None,
+    }
 }
 
 /// Takes what is typed and drops it: input at the host's time would make every run another one.

@@ -469,6 +469,19 @@ impl Attended for ObservedVcpu {
         Ok(true)
     }
 
+    fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {
+        let mut state = ObservedVcpu::state(self);
+        let done = Platform::wrmsr(&mut self.around, &mut state, index, value).is_ok();
+        if done {
+            self.vcpu.load(&state);
+        }
+        Ok(done)
+    }
+
+    fn memory_written(&mut self, at: u64, len: u64) {
+        self.vcpu.code_changed(at, len);
+    }
+
     fn retired(&self) -> Option<u64> {
         Some(self.vcpu.stats().retired)
     }
