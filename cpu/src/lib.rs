@@ -5,8 +5,11 @@
 //! it is tested without `/dev/kvm`, and the same models stand behind both ways of running.
 
 pub mod armed;
+pub mod branch;
 pub mod cpuid;
 pub mod facility;
 pub mod msr;
+pub mod pmu;
 pub mod state;
+mod state_check;
 pub mod tsc;

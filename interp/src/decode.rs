@@ -7,6 +7,8 @@
 
 mod cpuid;
 mod select;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use cpuid::Features;
 
@@ -44,7 +46,9 @@ impl Core {
         if self.code == 8 && !crate::seg::canonical(lin) {
             return Err(GP0);
         }
-        self.translate(lin, Want::Fetch, set)
+        let page = self.translate(lin, Want::Fetch, set)?;
+        self.enter(lin, page, Want::Fetch, set);
+        Ok(page.gpa)
     }
 
     /// Linear address of an offset in the code segment.
@@ -155,7 +159,7 @@ impl Core {
             ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
             len = (at + insn.len().max(1)) as u16;
             op.len = insn.len() as u8;
-            match fuse(&insn, ops.last(), &op, self.observe.branches) {
+            match fuse(&insn, ops.last(), &op, self.rec.observe.notices()) {
                 Some(both) => {
                     ops.pop();
                     ops.push(both);

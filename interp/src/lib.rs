@@ -17,6 +17,7 @@ mod mmu;
 mod op;
 mod ops;
 mod platform;
+mod recording;
 mod run;
 mod seg;
 mod stops;

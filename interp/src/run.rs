@@ -10,9 +10,9 @@ use crate::decode::{EXACT, Features};
 use crate::events::{Cause, Event, Shutdown};
 use crate::flags::RF;
 use crate::memory::Memory;
-use crate::op::{Next, slot};
+use crate::op::{DEAD, Next, slot};
 use crate::ops::branch;
-use crate::platform::{Observe, Platform};
+use crate::platform::Platform;
 use crate::stops::{Hit, Stops};
 use hindsight_cpu::state::{Activity, CpuState};
 use std::ptr::NonNull;
@@ -115,12 +115,6 @@ impl Vcpu {
         self.core.rip
     }
 
-    /// What is reported to the platform from now on.
-    pub fn observe(&mut self, observe: Observe) {
-        self.core.observe = observe;
-        self.core.new_context();
-    }
-
     /// What a debugger outside the machine stops for from now on. The guest cannot tell.
     pub fn set_stops(&mut self, stops: &Stops) {
         self.core.set_stops(stops);
@@ -129,6 +123,22 @@ impl Vcpu {
     /// Tells that something other than a processor wrote guest memory.
     pub fn code_changed(&mut self, gpa: u64, len: u64) {
         self.core.memory.changed(gpa, len);
+    }
+
+    /// Guest memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.core.memory
+    }
+
+    /// Forgets all translations, as a processor may at any time. Needed after
+    /// [`Memory::take_dirty`], for the next writes to be marked.
+    pub fn forget_translations(&mut self) {
+        self.core.flush_tlb();
+    }
+
+    /// Sets [`Stats::retired`]: for a restored snapshot.
+    pub fn set_retired(&mut self, retired: u64) {
+        self.core.retired_base = retired;
     }
 
     /// For stopping a run from another thread.
@@ -207,8 +217,7 @@ impl Vcpu {
             Ok(Some(exit)) => return exit,
             Err(Shutdown) => return core.shutdown(),
         }
-        core.slice = 1;
-        core.budget = 1;
+        core.begin(1);
         let outcome = core.step();
         core.account();
         let outcome = outcome.and_then(|exit| {
@@ -227,6 +236,7 @@ impl Vcpu {
     fn run_inner(&mut self, budget: u64) -> Exit {
         let core = &mut *self.core;
         core.catch_up();
+        core.reobserve();
         core.stops.hit = None;
         if let Some(e) = core.st.events.exception.take()
             && core.deliver_saved(e).is_err()
@@ -251,8 +261,7 @@ impl Vcpu {
             if rest <= 0 {
                 return Exit::Budget;
             }
-            core.slice = rest.min(SLICE);
-            core.budget = core.slice;
+            core.begin(rest.min(SLICE));
             let outcome = core.slice();
             let used = core.account();
             rest -= used;
@@ -285,12 +294,18 @@ impl Core {
         self.stops.hit.take().map(Exit::Stop)
     }
 
+    /// Begins a slice of so many instructions.
+    fn begin(&mut self, instructions: i64) {
+        self.slice = instructions;
+        self.budget = instructions;
+        self.update_stamp();
+    }
+
     /// Ends a slice: counts what it retired, and says how much that was.
     fn account(&mut self) -> i64 {
         let used = self.slice - self.budget;
         self.retired_base = self.retired_base.wrapping_add(used.max(0).cast_unsigned());
-        self.slice = 0;
-        self.budget = 0;
+        self.begin(0);
         used
     }
 
@@ -314,6 +329,7 @@ impl Core {
     /// What happens between instructions: traps, NMI, interrupts, halts.
     fn boundary(&mut self) -> Outcome {
         loop {
+            self.tell_if_due();
             if matches!(self.st.activity, Activity::WaitForSipi | Activity::Shutdown) {
                 return Ok(Some(Exit::Halted));
             }
@@ -389,9 +405,12 @@ impl Core {
             if self.needs_exact() {
                 return self.step();
             }
-            let first = match self.find(false) {
-                Ok(first) => first,
-                Err(fault) => return self.fault(fault),
+            let first = match self.known() {
+                Some(first) => first,
+                None => match self.find(false) {
+                    Ok(first) => first,
+                    Err(fault) => return self.fault(fault),
+                },
             };
             if i64::from(crate::block::count(first)) > self.budget {
                 // The deadline lies inside the block.
@@ -444,6 +463,8 @@ impl Core {
         };
         let had_ss_shadow = self.st.events.mov_ss_shadow;
         let tf = self.tf();
+        // What BTF is when the instruction starts counts (rule BTF-12).
+        let (on_branch, taken) = (self.rec.observe.step_on_branch, self.rec.taken());
         self.st.events.mov_ss_shadow = false;
         self.st.events.sti_shadow = false;
         self.repeat = self.flag(RF);
@@ -464,6 +485,7 @@ impl Core {
                 Ok(None)
             }
             _ => {
+                let tf = tf && (!on_branch || self.rec.taken() != taken);
                 // SYSCALL with TF masked does not trap; SYSRET that sets TF does.
                 self.after_instruction(tf);
                 if tf || self.trap_pending {
@@ -477,12 +499,13 @@ impl Core {
     /// Executes a block of one instruction, and does not follow it into the next block.
     fn dispatch_one(&mut self, first: Next) {
         let (budget, slice) = (self.budget, self.slice);
-        self.slice = slice - budget + 1;
+        self.begin(slice - budget + 1);
         self.budget = 1;
         branch::start(self, first);
         self.dispatch(first);
         self.budget += budget - 1;
         self.slice = slice;
+        self.update_stamp();
         if matches!(self.why, Leave::Lookup | Leave::Budget) {
             self.link_from = std::ptr::null();
         }
@@ -497,7 +520,8 @@ impl Core {
             Fault::Repeat => {
                 // Not retired: it goes on after whatever pends was seen to.
                 self.fl |= RF;
-                let tf = self.tf();
+                // An iteration is no branch (rule BTF-11).
+                let tf = self.tf() && !self.rec.observe.step_on_branch;
                 self.after_instruction(tf);
                 return Ok(None);
             }
@@ -522,6 +546,20 @@ impl Core {
             bytes,
             rip: self.rip,
         }
+    }
+
+    /// The block at RIP, if the jump cache has it.
+    fn known(&mut self) -> Option<Next> {
+        let first = self.cache.jump(self.rip, self.ctx)?;
+        if crate::block::count(first) == DEAD {
+            return None;
+        }
+        let from = std::mem::replace(&mut self.link_from, std::ptr::null());
+        if !from.is_null() {
+            // SAFETY: nothing was freed since the branch left its block.
+            unsafe { (*from).link.set(first) };
+        }
+        Some(first)
     }
 
     /// The block at RIP, from the cache or decoded.

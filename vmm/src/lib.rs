@@ -13,5 +13,7 @@ pub mod kvm;
 pub mod layout;
 pub mod machine;
 pub mod memory;
+pub mod messages;
+pub mod snapshot;
 pub mod translate;
 pub mod vcpu;

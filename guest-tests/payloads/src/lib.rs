@@ -3,4 +3,7 @@
 #![no_std]
 
 pub mod access;
+pub mod branch;
 pub mod clock;
+pub mod ds;
+pub mod lbr;

@@ -118,3 +118,40 @@ pub fn set_gate_dpl(vector: u8, dpl: u8) -> u8 {
         old >> 5 & 3
     }
 }
+
+/// The IDT entry of one vector, to be put back.
+#[derive(Clone, Copy, Debug)]
+pub struct Gate([u8; 16]);
+
+fn gate(vector: u8) -> *mut [u8; 16] {
+    // SAFETY: every vector has its entry inside the IDT.
+    unsafe {
+        (&raw mut hindsight_idt)
+            .cast::<[u8; 16]>()
+            .add(usize::from(vector))
+    }
+}
+
+/// Makes `vector` an interrupt gate to `handler` at CPL 0, callable from `dpl`, on the current stack
+/// or RSP0. Returns the old entry. For handlers in assembly that must not run the runtime's.
+pub fn set_gate(vector: u8, handler: u64, dpl: u8) -> Gate {
+    let low = handler & 0xffff
+        | 8 << 16
+        | u64::from(0x8e | (dpl & 3) << 5) << 40
+        | (handler >> 16 & 0xffff) << 48;
+    let mut entry = [0; 16];
+    entry[..8].copy_from_slice(&low.to_le_bytes());
+    entry[8..].copy_from_slice(&(handler >> 32).to_le_bytes());
+    // SAFETY: the entry is inside the IDT; the processor reads it at the next event.
+    unsafe {
+        let old = gate(vector).read_volatile();
+        gate(vector).write_volatile(entry);
+        Gate(old)
+    }
+}
+
+/// Puts back what [`set_gate`] replaced.
+pub fn restore_gate(vector: u8, old: Gate) {
+    // SAFETY: as in `set_gate`.
+    unsafe { gate(vector).write_volatile(old.0) };
+}

@@ -11,11 +11,10 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use hindsight_cpu::cpuid::CpuModel;
 
-use super::{Status, trace};
+use super::{Status, gdb, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console, Deliver};
-use crate::gdb::{Address, Server};
-use crate::machine::{Board, Config, Machine, MachineError, Outcome, Prepared, Sinks};
+use crate::machine::{Board, Config, MachineError, Outcome, Prepared, Sinks};
 use crate::vcpu::mode::{self, Engine, Wanted};
 use crate::vcpu::report::LastState;
 use crate::vcpu::stats::Report;
@@ -74,6 +73,9 @@ pub(super) struct RunArgs {
     /// The debug console, port 0xe9: where its output goes
     #[arg(long, value_name = "WHERE", default_value = "none")]
     debugcon: Backend,
+    /// Where branch trace messages go, one line each: a file, or - for standard output
+    #[arg(long, value_name = "FILE")]
+    btm: Option<PathBuf>,
     /// End the run after so many seconds, with exit status 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
@@ -83,15 +85,8 @@ pub(super) struct RunArgs {
     /// What RDRAND and RDSEED give in deterministic mode
     #[arg(long, value_name = "N", default_value = "0", value_parser = number, requires = "deterministic")]
     seed: u64,
-    /// Serve gdb or lldb at tcp:HOST:PORT (tcp::PORT on this machine only) or unix:PATH
-    #[arg(long, value_name = "WHERE")]
-    gdb: Option<Address>,
-    /// Stop before the first instruction, until a debugger connects
-    #[arg(long, requires = "gdb")]
-    gdb_wait: bool,
-    /// Let other machines connect to --gdb, and with that do anything to the guest
-    #[arg(long, requires = "gdb")]
-    gdb_allow_remote: bool,
+    #[command(flatten)]
+    gdb: gdb::GdbArgs,
     /// Print figures about the run to standard error at its end
     #[arg(long)]
     stats: bool,
@@ -280,6 +275,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     let sinks = Sinks {
         serial: serial.output(),
         debugcon: debugcon.output(),
+        messages: args.btm.as_deref().map(messages).transpose()?,
     };
     let mut machine = prepared.build(host.as_ref(), sinks)?;
     if !args.deterministic && (args.engine, choice.engine) == (EngineArg::Auto, Engine::Interp) {
@@ -306,7 +302,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             .context("--debugcon")?;
     }
     let board = machine.board().clone();
-    let debugger = start_debugger(&args, &mut machine)?;
+    let debugger = gdb::start(&args.gdb, &mut machine)?;
     let start = Instant::now();
     let outcome = machine.run(args.timeout, || {
         serial.release();
@@ -314,7 +310,10 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     })?;
     let host_time = start.elapsed();
     if let Some(debugger) = debugger {
-        debugger.finish(exit_status(&outcome));
+        debugger.finish(gdb::exit_status(&outcome));
+    }
+    if let Some(messages) = &board.messages {
+        messages.flush();
     }
     // All output is out, and the terminal as it was, before we say anything.
     drop((serial, debugcon));
@@ -324,37 +323,13 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     Ok(report(outcome))
 }
 
-/// Serves debuggers, if that is wanted. The machine is theirs to start.
-fn start_debugger(args: &RunArgs, machine: &mut Machine) -> anyhow::Result<Option<Server>> {
-    let Some(address) = &args.gdb else {
-        return Ok(None);
-    };
-    let listener = address.listen(args.gdb_allow_remote).context("--gdb")?;
-    let mut stderr = io::stderr();
-    if address.is_remote() {
-        let _ = writeln!(
-            stderr,
-            "hindsight: warning: --gdb {address}: whoever can connect there can do anything to the \
-             guest"
-        );
+/// Opens the listener of branch trace messages.
+fn messages(path: &Path) -> anyhow::Result<Box<dyn Write + Send>> {
+    if path == Path::new("-") {
+        return Ok(Box::new(io::stdout()));
     }
-    let shown = listener.address().unwrap_or_else(|| address.clone());
-    let waits = if args.gdb_wait { ", and waits" } else { "" };
-    let _ = writeln!(stderr, "hindsight: gdb may connect at {shown}{waits}");
-    machine.start_paused();
-    let server = Server::start(machine.board(), listener, args.gdb_wait);
-    Ok(Some(server.context("--gdb")?))
-}
-
-/// What a debugger is told of the end: the status of a guest that ended by itself.
-fn exit_status(outcome: &Outcome) -> Option<u8> {
-    match outcome {
-        Outcome::Exit(code) => Some(code.to_le_bytes()[0] << 1 | 1),
-        Outcome::PowerOff => Some(0),
-        Outcome::Reset => Some(8),
-        Outcome::Crash(_) => Some(4),
-        _ => None,
-    }
+    let file = File::create(path).with_context(|| format!("--btm {}", path.display()))?;
+    Ok(Box::new(io::BufWriter::new(file)))
 }
 
 /// Takes what is typed and drops it: input at the host's time would make every run another one.

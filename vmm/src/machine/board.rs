@@ -7,15 +7,18 @@ use std::time::Instant;
 
 use hindsight_cpu::cpuid::CpuidTable;
 use hindsight_devices::clock::Clock;
-use hindsight_devices::irq::{Interrupts, Wake};
+use hindsight_devices::irq::{Interrupts, InterruptsState, Wake};
 use hindsight_devices::{MachineRequest, MmioBus, PortBus};
 use vm_memory::GuestMemoryMmap;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::MachineError;
+use super::devices::{Devices, DevicesState};
 use super::timer::TimerBell;
 use crate::kvm::KvmError;
 use crate::memory;
+use crate::messages::BranchMessages;
+use crate::snapshot::RestoreError;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::{Control, lock};
 use crate::vcpu::report::{Crash, LastState};
@@ -66,6 +69,8 @@ pub struct Board {
     pub ports: PortBus,
     /// Devices in memory space.
     pub mmio: MmioBus,
+    /// The devices on the buses, for their state.
+    pub(super) devices: Devices,
     /// CPUID of all processors.
     pub cpuid: CpuidTable,
     /// Pause, resume, stop, kick.
@@ -74,6 +79,8 @@ pub struct Board {
     pub reports: Reports,
     /// Guest memory.
     pub memory: GuestMemoryMmap,
+    /// Who listens to branch trace messages.
+    pub messages: Option<BranchMessages>,
     pub(super) finish: Arc<Finish>,
     pub(super) timer: Arc<TimerBell>,
     /// Processors that wait for KVM to open an interrupt window.
@@ -110,6 +117,11 @@ impl Finish {
             MachineRequest::PowerOff => Outcome::PowerOff,
         };
         self.set(control, outcome);
+    }
+
+    /// Takes the end back.
+    fn clear(&self) {
+        *lock(&self.outcome) = None;
     }
 
     /// Waits for the end, or until `limit`.
@@ -164,6 +176,11 @@ impl Board {
     /// outside. `None` in other modes, and if memory cannot be read.
     pub fn run_hash(&self) -> Option<u128> {
         let trace = (*lock(&self.trace_hash))?;
+        self.hash_with_memory(trace)
+    }
+
+    /// A hash of `trace` and of what is in memory now; `None` if memory cannot be read.
+    pub(crate) fn hash_with_memory(&self, trace: u128) -> Option<u128> {
         let mut hash = Xxh3::new();
         hash.update(&trace.to_le_bytes());
         let read = memory::nonzero_pages(&self.memory, |at, bytes| {
@@ -171,6 +188,35 @@ impl Board {
             hash.update(bytes);
         });
         read.ok().map(|()| hash.digest128())
+    }
+
+    /// How the run ended, once.
+    pub(crate) fn take_outcome(&self) -> Option<Outcome> {
+        self.finish.wait(Some(Instant::now()))
+    }
+
+    /// Takes the end of the run back: the machine was set to before it.
+    pub(crate) fn reopen(&self) {
+        self.finish.clear();
+        *lock(&self.trace_hash) = None;
+        self.control.reopen();
+    }
+
+    /// The state of the interrupt controllers, and of all other devices.
+    pub(crate) fn save(&self) -> (InterruptsState, DevicesState) {
+        (self.irq.save(), self.devices.save())
+    }
+
+    /// Takes over states. The clock must show the time of the save.
+    pub(crate) fn restore(
+        &self,
+        interrupts: &InterruptsState,
+        devices: &DevicesState,
+    ) -> Result<(), RestoreError> {
+        self.devices.restore(devices)?;
+        // After the devices: what their lines did on the way is overwritten.
+        self.irq.restore(interrupts)?;
+        Ok(())
     }
 
     /// Whether a processor's thread gives the state it stops in.

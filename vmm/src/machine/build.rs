@@ -14,7 +14,6 @@ use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::lapic::LapicFeatures;
 use hindsight_devices::irq::{self, Interrupts};
 use hindsight_devices::rtc::RtcConfig;
-use hindsight_devices::serial::Serial;
 use hindsight_devices::{BusError, NanoClock, Requests};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
@@ -29,9 +28,10 @@ use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
 use crate::layout::{Layout, LayoutError};
 use crate::memory::{self, MemoryError};
+use crate::messages::BranchMessages;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::Control;
-use crate::vcpu::determined;
+use crate::vcpu::determined::{self, Determined};
 use crate::vcpu::mode::Engine;
 use crate::vcpu::models::Models;
 use crate::vcpu::native::NativeVcpu;
@@ -85,6 +85,9 @@ pub enum MachineError {
     /// Deterministic mode is for the interpreter.
     #[error("deterministic mode needs the interpreter: KVM cannot count instructions")]
     Deterministic,
+    /// Only deterministic machines can be taken to an instruction.
+    #[error("the machine is not deterministic")]
+    NotDeterministic,
     /// A thread of ours panicked; it has said why.
     #[error("a thread of the monitor panicked: this is a bug in hindsight")]
     Panicked,
@@ -123,7 +126,6 @@ impl AnyVcpu {
 #[derive(Debug)]
 pub struct Machine {
     board: Arc<Board>,
-    serial: Arc<Mutex<Serial>>,
     vcpus: Vec<AnyVcpu>,
     deterministic: bool,
     /// Somebody else lets it run.
@@ -210,7 +212,7 @@ impl Prepared {
             supported: &supported,
             deterministic: seed.is_some(),
         };
-        let (board, serial) = board(&config, &layout, memory, &processor, sinks)?;
+        let board = board(&config, &layout, memory, &processor, sinks)?;
         if !matches!(loaded.protocol, Protocol::Pvh | Protocol::Elf) {
             // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
             board.irq.set_virtual_wire();
@@ -226,7 +228,6 @@ impl Prepared {
         }
         Ok(Machine {
             board,
-            serial,
             vcpus: ready,
             deterministic: seed.is_some(),
             starts_paused: false,
@@ -257,6 +258,21 @@ impl Machine {
         &self.board
     }
 
+    /// Takes a deterministic machine into the caller's hands, which then runs it: no threads, no
+    /// consoles' input.
+    ///
+    /// # Errors
+    ///
+    /// When the machine is not deterministic.
+    pub fn into_determined(self) -> Result<Determined, MachineError> {
+        if !self.deterministic {
+            return Err(MachineError::NotDeterministic);
+        }
+        let machine = Determined::new(determined_vcpus(self.vcpus)?, self.board);
+        machine.board().resume();
+        Ok(machine)
+    }
+
     /// What was put where in guest memory.
     pub const fn loaded(&self) -> &Loaded {
         &self.loaded
@@ -265,7 +281,7 @@ impl Machine {
     /// Where bytes for the guest's COM1 go. It takes as many as it has room for, none while the port
     /// is busy, and says how many.
     pub fn serial_input(&self) -> Deliver {
-        let serial = self.serial.clone();
+        let serial = self.board.devices.serial.clone();
         Box::new(move |bytes| {
             serial
                 .try_lock()
@@ -365,11 +381,7 @@ fn spawn_one(
     vcpus: Vec<AnyVcpu>,
     threads: &mut Vec<JoinHandle<Vec<LastState>>>,
 ) -> Result<(), MachineError> {
-    let vcpus = vcpus.into_iter().map(|vcpu| match vcpu {
-        AnyVcpu::Observed(vcpu) => Ok(*vcpu),
-        AnyVcpu::Native(_) => Err(MachineError::Deterministic),
-    });
-    let vcpus = vcpus.collect::<Result<_, _>>()?;
+    let vcpus = determined_vcpus(vcpus)?;
     let thread_board = board.clone();
     board.control.enter();
     let thread = thread::Builder::new()
@@ -381,6 +393,14 @@ fn spawn_one(
         })?;
     threads.push(thread);
     Ok(())
+}
+
+fn determined_vcpus(vcpus: Vec<AnyVcpu>) -> Result<Vec<ObservedVcpu>, MachineError> {
+    let vcpus = vcpus.into_iter().map(|vcpu| match vcpu {
+        AnyVcpu::Observed(vcpu) => Ok(*vcpu),
+        AnyVcpu::Native(_) => Err(MachineError::Deterministic),
+    });
+    vcpus.collect()
 }
 
 /// What decides the processor that guests see.
@@ -395,8 +415,11 @@ struct Processor<'a> {
 
 /// What works in an engine on this host.
 fn facilities(engine: Engine) -> Facilities {
+    if engine == Engine::Interp {
+        return Facilities::OBSERVED;
+    }
     // Without an in-kernel APIC, some KVMs swallow writes of the deadline.
-    let lost = engine == Engine::Kvm && !matches!(doctor::unmet("tsc-deadline-exit"), Ok(None));
+    let lost = !matches!(doctor::unmet("tsc-deadline-exit"), Ok(None));
     if lost {
         Facilities::NATIVE.difference(Facilities::TSC_DEADLINE)
     } else {
@@ -467,8 +490,8 @@ fn board(
     layout: &Layout,
     memory: GuestMemoryMmap,
     processor: &Processor<'_>,
-    sinks: Sinks,
-) -> Result<(Arc<Board>, Arc<Mutex<Serial>>), MachineError> {
+    mut sinks: Sinks,
+) -> Result<Arc<Board>, MachineError> {
     let clock = Arc::new(if processor.deterministic {
         Clock::new_virtual(processor.tsc_hz)
     } else {
@@ -519,17 +542,20 @@ fn board(
         layout,
         cpus: u16::try_from(config.cpus).unwrap_or(u16::MAX),
     };
-    let (ports, mmio, serial) = devices::build(&wiring, sinks)?;
+    let messages = sinks.messages.take().map(BranchMessages::new);
+    let (ports, mmio, devices) = devices::build(&wiring, sinks)?;
     let windows = AtomicU64::new(0);
     let board = Board {
         clock,
         irq,
         ports,
         mmio,
+        devices,
         cpuid,
         control,
         reports: Reports::new().map_err(MachineError::Reports)?,
         memory,
+        messages,
         finish,
         timer,
         windows,
@@ -537,7 +563,7 @@ fn board(
         stats: Mutex::default(),
         trace_hash: Mutex::default(),
     };
-    Ok((Arc::new(board), serial))
+    Ok(Arc::new(board))
 }
 
 fn rtc_config(layout: &Layout, deterministic: bool) -> RtcConfig {

@@ -243,6 +243,14 @@ impl Control {
         self.ring_all();
     }
 
+    /// Lets a stopped machine run again: it was set back to before its end.
+    pub fn reopen(&self) {
+        let mut inner = lock(&self.inner);
+        if inner.phase == Phase::Stopped {
+            inner.phase = Phase::Running;
+        }
+    }
+
     /// Whether [`Control::stop`] was called.
     pub fn is_stopped(&self) -> bool {
         lock(&self.inner).phase == Phase::Stopped

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use hindsight_cpu::msr::{Effect, MsrConfig, Msrs, Now, RdmsrOutcome, WrmsrOutcome};
+use hindsight_cpu::branch::Branch;
+use hindsight_cpu::msr::{
+    Effect, MsrConfig, MsrError, Msrs, MsrsState, Now, RdmsrOutcome, WrmsrOutcome,
+};
 use hindsight_regs::msr as regs;
 
 use super::dispatch::Bytes;
@@ -52,6 +55,17 @@ impl Models {
         }
     }
 
+    /// Takes over saved MSRs. The local APIC is restored before.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a state that this processor cannot have; nothing was changed.
+    pub fn restore(&mut self, state: &MsrsState) -> Result<(), MsrError> {
+        self.msrs.restore(state)?;
+        self.apic_page = apic_page(self.board.irq.apic_base(self.id));
+        Ok(())
+    }
+
     /// Counts an exit, and tells the recorder, if there is one.
     pub fn record(&mut self, what: What) {
         if let What::Exit(kind) = what {
@@ -86,6 +100,15 @@ impl Models {
         address
             .checked_sub(self.apic_page?)
             .filter(|&offset| offset < 0x1000)
+    }
+
+    /// Takes the branches that an engine observed, in order.
+    pub fn branches(&mut self, branches: &[Branch]) {
+        self.msrs.branches(branches);
+        let unit = self.msrs.branch();
+        if let (true, Some(sink)) = (unit.messages(), &self.board.messages) {
+            sink.send(self.id, branches.iter().filter(|b| unit.sends(b.cpl)));
+        }
     }
 
     fn now(&self) -> Now {

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hindsight_cpu::msr::Effect;
+use hindsight_cpu::branch::{Branch, Observe};
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
 use hindsight_regs::msr as regs;
 
 use super::attend::{Attended, Plan, Request, Stop};
 use super::control::{Checkpoint, Doorbell};
-use super::determined::{Noted, Track, Turn};
+use super::determined::{Noted, Track};
 use super::dispatch::{Bytes, CrashCause};
 use super::guard::LoopGuard;
 use super::mode::Engine;
@@ -28,8 +28,8 @@ const BUDGET: u64 = 1 << 24;
 /// A processor that runs in the interpreter.
 #[derive(Debug)]
 pub struct ObservedVcpu {
-    vcpu: Vcpu,
-    around: Around,
+    pub(super) vcpu: Vcpu,
+    pub(super) around: Around,
     plan: Plan,
     /// Why the guest cannot go on, while a debugger looks at it.
     crashed: Option<CrashCause>,
@@ -37,11 +37,11 @@ pub struct ObservedVcpu {
 
 /// The machine around the processor, as the interpreter sees it.
 #[derive(Debug)]
-struct Around {
-    models: Models,
+pub(super) struct Around {
+    pub(super) models: Models,
     random: u64,
     /// There in deterministic mode.
-    track: Option<Track>,
+    pub(super) track: Option<Track>,
 }
 
 impl Around {
@@ -100,7 +100,7 @@ impl Platform for Around {
         self.served(Kind::MmioWrite(gpa), |models| models.mmio_write(gpa, data));
     }
 
-    fn rdmsr(&mut self, _: &mut CpuState, index: u32) -> Result<u64, Gp> {
+    fn rdmsr(&mut self, index: u32) -> Result<u64, Gp> {
         let answer = self.served(Kind::Rdmsr(index), |models| models.rdmsr(index));
         self.models.record(What::Rdmsr {
             index,
@@ -112,7 +112,7 @@ impl Platform for Around {
         answer.ok().flatten().ok_or(Gp)
     }
 
-    fn wrmsr(&mut self, state: &mut CpuState, index: u32, value: u64) -> Result<(), Gp> {
+    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), Gp> {
         self.note(Noted::Wrmsr, index.into(), &value.to_le_bytes());
         let answer = self.served(Kind::Wrmsr(index), |models| models.wrmsr(index, value));
         self.models.record(What::Wrmsr {
@@ -122,12 +122,23 @@ impl Platform for Around {
         });
         let id = self.models.id;
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
-        let effect = answer.ok().flatten().ok_or(Gp)?;
-        if let (regs::IA32_FMASK, Effect::Mirror(mask)) = (index, effect) {
-            // What a mirrored MSR is to KVM: SYSCALL uses it.
-            state.msrs.fmask = mask;
-        }
-        Ok(())
+        answer.ok().flatten().ok_or(Gp).map(|_| ())
+    }
+
+    fn observe(&mut self) -> Observe {
+        self.models.msrs.observe()
+    }
+
+    fn branches(&mut self, branches: &[Branch]) {
+        self.models.branches(branches);
+    }
+
+    fn debug_exception(&mut self) {
+        self.models.msrs.debug_exception();
+    }
+
+    fn request_pmi(&mut self) {
+        self.models.board.irq.request_pmi(self.models.id);
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
@@ -228,11 +239,6 @@ impl ObservedVcpu {
         }
     }
 
-    /// Makes this a processor of deterministic mode, see [`super::determined`].
-    pub fn determine(&mut self, seed: u64) {
-        self.around.track = Some(Track::new(seed, self.around.models.id));
-    }
-
     /// Has everything that happens to this processor kept.
     pub fn set_recorder(&mut self, recorder: Arc<Recorder>) {
         self.around.models.recorder = Some(recorder);
@@ -326,70 +332,6 @@ impl ObservedVcpu {
         board.control.checkpoint(id..id + 1, serve)
     }
 
-    /// One turn of deterministic mode: `quantum` instructions, fewer if the processor halts.
-    pub(super) fn turn(&mut self, board: &Arc<Board>, quantum: u64) -> Turn {
-        let doorbell = board.control.doorbell(self.around.models.id);
-        let start = self.vcpu.stats().retired;
-        loop {
-            if doorbell.answer()
-                && board.control.wants_checkpoint(0..1)
-                && board.control.checkpoint(0..1, &mut |_, _| {}) == Checkpoint::Stop
-            {
-                return Turn::Stop;
-            }
-            let now = board.clock.now();
-            board.irq.advance(now);
-            self.start_signals();
-            let used = self.vcpu.stats().retired.wrapping_sub(start);
-            let Some(left) = quantum.checked_sub(used).filter(|&left| left != 0) else {
-                return Turn::Ran;
-            };
-            let due = board.irq.next_event().unwrap_or(u64::MAX);
-            let budget = left.min(due.saturating_sub(now)).max(1);
-            if let Some(track) = &mut self.around.track {
-                track.until = if due > now {
-                    now.saturating_add(budget)
-                } else {
-                    0
-                };
-            }
-            let exit = self.vcpu.run(&mut self.around, budget);
-            let retired = self.vcpu.stats().retired;
-            self.around.retired(retired);
-            match exit {
-                Exit::Budget => self.note_boundary(),
-                Exit::Kicked | Exit::Leave => {}
-                Exit::Halted if retired == start => return Turn::Idle,
-                Exit::Halted => {
-                    self.note_boundary();
-                    return Turn::Ran;
-                }
-                Exit::Shutdown => {
-                    self.crash(board, CrashCause::TripleFault);
-                    return Turn::Stop;
-                }
-                Exit::Missing { bytes, .. } => {
-                    self.crash(board, CrashCause::Missing(bytes.to_vec()));
-                    return Turn::Stop;
-                }
-                Exit::Stop(_) | Exit::Stepped => {}
-            }
-        }
-    }
-
-    fn note_boundary(&mut self) {
-        if let Some(track) = &mut self.around.track {
-            self.vcpu.store(&mut track.scratch);
-            track.note_boundary(self.around.models.board.clock.now());
-        }
-    }
-
-    /// The hash of all that this processor did; 0 outside of deterministic mode.
-    pub(super) fn close_track(&mut self) -> u128 {
-        self.note_boundary();
-        self.around.track.as_ref().map_or(0, Track::digest)
-    }
-
     pub(super) fn last_state(&mut self, board: &Board) -> LastState {
         let state = self.state();
         LastState::new(self.around.models.id, state, &board.memory)
@@ -404,7 +346,7 @@ impl ObservedVcpu {
     }
 
     /// INIT and start-up IPIs.
-    fn start_signals(&mut self) {
+    pub(super) fn start_signals(&mut self) {
         let (id, board) = (self.around.models.id, self.around.models.board.clone());
         let pending = board.irq.pending(id);
         if pending.init && board.irq.take_init(id) {
@@ -470,11 +412,10 @@ impl Attended for ObservedVcpu {
     }
 
     fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {
-        let mut state = ObservedVcpu::state(self);
-        let done = Platform::wrmsr(&mut self.around, &mut state, index, value).is_ok();
-        if done {
-            self.vcpu.load(&state);
-        }
+        let done = Platform::wrmsr(&mut self.around, index, value).is_ok();
+        // What the interpreter derives from MSRs is derived anew.
+        let state = ObservedVcpu::state(self);
+        self.vcpu.load(&state);
         Ok(done)
     }
 
