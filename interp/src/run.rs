@@ -14,6 +14,7 @@ use crate::op::{DEAD, Next, slot};
 use crate::ops::branch;
 use crate::platform::Platform;
 use crate::stops::{Hit, Stops};
+use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::{Activity, CpuState};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -123,6 +124,30 @@ impl Vcpu {
     /// Tells that something other than a processor wrote guest memory.
     pub fn code_changed(&mut self, gpa: u64, len: u64) {
         self.core.memory.changed(gpa, len);
+    }
+
+    /// Tells that something else ran the guest: its code may have changed anywhere. What was
+    /// decoded is compared with memory before it is used again.
+    pub fn distrust_code(&mut self) {
+        self.core.cache.distrust();
+        self.core.new_context();
+    }
+
+    /// Whether the state between two instructions is all there is: no shadow, no trap and no event
+    /// under way. Otherwise running one instruction more, at most a few times, gets there.
+    pub fn at_clean_boundary(&self) -> bool {
+        let events = &self.core.st.events;
+        !self.core.trap_pending
+            && events.exception.is_none()
+            && events.interrupt.is_none()
+            && !events.mov_ss_shadow
+            && !events.sti_shadow
+            && events.deferred_db == 0
+    }
+
+    /// What the debug registers arm.
+    pub fn armed_by_dr7(&self) -> Armed {
+        Armed::by_dr7(self.core.st.dr7, self.core.st.cr4)
     }
 
     /// Guest memory.
@@ -262,6 +287,7 @@ impl Vcpu {
                 return Exit::Budget;
             }
             core.begin(rest.min(SLICE));
+            core.beyond = rest - core.slice;
             let outcome = core.slice();
             let used = core.account();
             rest -= used;
@@ -413,6 +439,12 @@ impl Core {
                 },
             };
             if i64::from(crate::block::count(first)) > self.budget {
+                if self.budget < self.slice
+                    && i64::from(crate::block::count(first)) <= self.budget + self.beyond
+                {
+                    // Only the slice ends here: the next one begins with this block.
+                    return Ok(None);
+                }
                 // The deadline lies inside the block.
                 let outcome = self.step()?;
                 if outcome.is_some() || self.why == Leave::Poll {
@@ -575,6 +607,9 @@ impl Core {
         }
         let gpa = self.translate_code(lin)?;
         let key = self.block_key() | if exact { EXACT } else { 0 };
+        let memory = &self.memory;
+        self.cache
+            .recheck(gpa, key, |gpa, bytes| memory.read(gpa, bytes));
         let known = self
             .cache
             .find(gpa, key)

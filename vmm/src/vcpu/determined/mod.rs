@@ -29,7 +29,8 @@ use super::observed::ObservedVcpu;
 use super::report::LastState;
 use crate::machine::{Board, Outcome};
 use crate::snapshot::{MemoryKeeper, RestoreError, Shape, Snapshot, VERSION};
-use crate::vcpu::control::Checkpoint;
+use crate::vcpu::control::{Checkpoint, Place};
+use crate::vcpu::mode::Engine;
 
 /// Ticks of the virtual clock that count as one second: a tick is a nanosecond.
 pub const TSC_HZ: u64 = 1_000_000_000;
@@ -355,12 +356,21 @@ impl Determined {
     }
 }
 
+/// The thread of all processors at a checkpoint. It never changes its engine.
+const fn place() -> Place {
+    Place {
+        ids: 0..1,
+        engine: Engine::Interp,
+        movable: Some(false),
+    }
+}
+
 /// Runs all processors of a machine until it stops, on the calling thread. Gives the states they
 /// stopped in where the board asks for them.
 pub fn thread(vcpus: Vec<ObservedVcpu>, board: &Arc<Board>) -> Vec<LastState> {
     let mut machine = Determined::new(vcpus, board.clone());
     let guard = LoopGuard { id: 0, board };
-    if board.control.checkpoint(0..1, &mut |_, _| {}) == Checkpoint::Run {
+    if board.control.checkpoint(place(), &mut |_, _| {}) == Checkpoint::Run {
         machine.run_to(u64::MAX);
     }
     drop(guard);
