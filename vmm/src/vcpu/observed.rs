@@ -515,6 +515,18 @@ impl Attended for ObservedVcpu {
         Ok(true)
     }
 
+    fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {
+        let done = Platform::wrmsr(&mut self.around, index, value).is_ok();
+        // What the interpreter derives from MSRs is derived anew.
+        let state = ObservedVcpu::state(self);
+        self.vcpu.load(&state);
+        Ok(done)
+    }
+
+    fn memory_written(&mut self, at: u64, len: u64) {
+        self.vcpu.code_changed(at, len);
+    }
+
     fn retired(&self) -> Option<u64> {
         Some(self.vcpu.stats().retired)
     }
