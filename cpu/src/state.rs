@@ -6,6 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::state_check::StateError;
+
 /// Index of a general register in [`CpuState::gpr`]: the number that instructions encode.
 pub mod gpr {
     #![allow(missing_docs, clippy::allow_attributes, reason = "the names say all")]
