@@ -179,6 +179,8 @@ pub(crate) struct Core {
     pub(crate) soft_rip: u64,
     /// The REP instruction stopped between iterations.
     pub(crate) repeat: bool,
+    /// The instruction switched to another task.
+    pub(crate) task_switched: bool,
     /// Retired instructions before the current slice.
     pub(crate) retired_base: u64,
     /// Budget at the start of the slice.
@@ -251,6 +253,7 @@ impl Core {
             stops: Armed::new(),
             soft_rip: 0,
             repeat: false,
+            task_switched: false,
             retired_base: 0,
             slice: 0,
             beyond: 0,

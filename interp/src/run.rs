@@ -502,6 +502,7 @@ impl Core {
         self.st.events.sti_shadow = false;
         self.repeat = self.flag(RF);
         self.fl &= !RF;
+        self.task_switched = false;
         self.dispatch_one(first);
         if had_ss_shadow {
             self.st.events.mov_ss_shadow = false;
@@ -519,6 +520,8 @@ impl Core {
             }
             _ => {
                 let tf = tf && (!on_branch || self.rec.taken() != taken);
+                // Nor does an instruction that switched tasks (rule TF-22).
+                let tf = tf && !self.task_switched;
                 // SYSCALL with TF masked does not trap; SYSRET that sets TF does.
                 self.after_instruction(tf);
                 if tf || self.trap_pending {

@@ -189,6 +189,7 @@ impl Core {
         wide: bool,
     ) -> Result<(), Fault> {
         self.st.cr0 |= CR0_TS;
+        self.task_switched = true;
         let mut tr = new.segment(selector);
         tr.access |= 2;
         self.st.tr = tr;

@@ -5,7 +5,9 @@
 #![no_main]
 
 use hindsight_guest::blob;
-use hindsight_guest::legacy::tables::{self, CALL16, CALL32, CODE_CONFORMING, USER, gate, segment, with_parameters};
+use hindsight_guest::legacy::tables::{
+    self, CALL16, CALL32, CODE_CONFORMING, USER, gate, segment, with_parameters,
+};
 use hindsight_guest::legacy::{self, BASE, Blob, Label, Machine, Mode, STACK, Start, sel};
 use hindsight_guest::prelude::*;
 

@@ -142,6 +142,10 @@ case! {
         m.run(&blob, &start(p_load, 3, Paging::Pae));
         check_eq!(fault(m), Some(4), "an absent pointer");
 
+        if insn::is_qemu_tcg() {
+            // It does not check the pointers.
+            return;
+        }
         let (blob, m) = machine();
         let mut at = start(p_reload, 0, Paging::Pae);
         at.registers.edi = u32::try_from((&raw const m.pdpt.0[2]).addr()).unwrap_or(0);
