@@ -171,9 +171,9 @@ impl Stub {
                     stop::remark(&mut self.debugger, &reason),
                     self.listener.address(),
                 ) {
-                    let _ = write!(
+                    let _ = writeln!(
                         io::stderr(),
-                        "{}hindsight: it waits for a debugger at {address}\n",
+                        "{}hindsight: it waits for a debugger at {address}",
                         remark
                     );
                 }
