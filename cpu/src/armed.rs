@@ -6,6 +6,7 @@
 use core::fmt;
 
 use bitflags::bitflags;
+use hindsight_regs::branch::DebugCtl;
 use serde::{Deserialize, Serialize};
 
 bitflags! {
@@ -39,15 +40,6 @@ bitflags! {
     }
 }
 
-/// Fields of IA32_DEBUGCTL. SDM Vol. 3B, "IA32_DEBUGCTL MSR".
-mod debugctl {
-    pub(super) const LBR: u64 = 1;
-    pub(super) const BTF: u64 = 1 << 1;
-    pub(super) const TR: u64 = 1 << 6;
-    pub(super) const BTS: u64 = 1 << 7;
-    pub(super) const RTM: u64 = 1 << 15;
-}
-
 /// Fields of DR7, and CR4.DE. SDM Vol. 3B, "Debug Control Register (DR7)".
 mod dr7 {
     pub(super) const GD: u64 = 1 << 13;
@@ -59,24 +51,24 @@ mod dr7 {
 
 impl Armed {
     /// What a value of IA32_DEBUGCTL arms.
-    pub fn by_debugctl(value: u64) -> Self {
-        let has = |bit: u64, armed: Self| {
-            if value & bit == 0 {
-                Self::empty()
-            } else {
+    pub fn by_debugctl(ctl: DebugCtl) -> Self {
+        let has = |bit, armed| {
+            if ctl.contains(bit) {
                 armed
+            } else {
+                Self::empty()
             }
         };
-        let trace = match (value & debugctl::TR != 0, value & debugctl::BTS != 0) {
-            (true, true) => Self::BTS,
-            (true, false) => Self::BTM,
-            // BTS alone stores nothing: it says where messages go.
-            (false, _) => Self::empty(),
+        // BTS alone stores nothing: it says where messages go.
+        let messages = if ctl.contains(DebugCtl::BTS) {
+            Self::BTS
+        } else {
+            Self::BTM
         };
-        has(debugctl::LBR, Self::LBR)
-            | has(debugctl::BTF, Self::BTF)
-            | has(debugctl::RTM, Self::RTM)
-            | trace
+        has(DebugCtl::LBR, Self::LBR)
+            | has(DebugCtl::BTF, Self::BTF)
+            | has(DebugCtl::RTM, Self::RTM)
+            | has(DebugCtl::TR, messages)
     }
 
     /// What a value of DR7 arms, with this CR4.
@@ -118,17 +110,15 @@ mod tests {
     /// Rules BTM-01, BTM-02 and BTM-04: TR decides whether, BTS where to.
     #[test]
     fn debugctl_arms_what_it_switches_on() {
-        assert_eq!(Armed::by_debugctl(0), Armed::empty());
-        assert_eq!(Armed::by_debugctl(1), Armed::LBR);
-        assert_eq!(Armed::by_debugctl(3), Armed::LBR | Armed::BTF);
-        assert_eq!(Armed::by_debugctl(1 << 6), Armed::BTM);
-        assert_eq!(Armed::by_debugctl(0b11 << 6), Armed::BTS);
-        assert_eq!(Armed::by_debugctl(1 << 7), Armed::empty());
+        let by = |bits| Armed::by_debugctl(DebugCtl::from_bits_retain(bits));
+        assert_eq!(by(0), Armed::empty());
+        assert_eq!(by(1), Armed::LBR);
+        assert_eq!(by(3), Armed::LBR | Armed::BTF);
+        assert_eq!(by(1 << 6), Armed::BTM);
+        assert_eq!(by(0b11 << 6), Armed::BTS);
+        assert_eq!(by(1 << 7), Armed::empty());
         // BTINT, BTS_OFF and the freezes say how, not whether.
-        assert_eq!(
-            Armed::by_debugctl(0b111 << 8 | 0b1111 << 11),
-            Armed::empty()
-        );
+        assert_eq!(by(0b111 << 8 | 0b1111 << 11), Armed::empty());
     }
 
     #[test]

@@ -137,6 +137,10 @@ const ECX_EXT_SKYLAKE: u32 = 1 | 1 << 5 | 1 << 8;
 /// x87, SSE, AVX, AVX-512 (three), PKRU.
 const XCR0_SKYLAKE: u32 = 0b111 | 0b111 << 5 | 1 << 9;
 
+/// Architectural performance monitoring: version 4, 4 counters of 48 bits, 7 events that are all
+/// there, 3 fixed counters of 48 bits.
+const LEAF_0A: Regs = [0x0730_0404, 0, 0, 0x603];
+
 impl CpuidTable {
     /// Builds the table. `supported` answers what the host under KVM, or the interpreter, can
     /// execute, in CPUID's own form.
@@ -282,6 +286,9 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
         push(out, 5, [0; 4]);
         push(out, 6, [1 << 2, 0, 0, 0]);
         push_sub(out, 7, 0, self.leaf_7());
+        if self.has(Facilities::PMU) {
+            push(out, 0xa, LEAF_0A);
+        }
         self.topology(out);
         self.xsave(out);
         push(out, 0x15, self.leaf_15());
@@ -569,6 +576,18 @@ mod tests {
         assert_eq!(
             t.query(7, 0, 0, 0, 0)[1] & (1 << 12 | 1 << 15 | 1 << 25 | 1 << 11),
             0
+        );
+    }
+
+    /// Rules CPU-08 to CPU-10.
+    #[test]
+    fn pmu_leaf_is_that_of_the_processor() {
+        let t = table(Facilities::NATIVE | Facilities::PMU);
+        assert_eq!(t.query(0xa, 0, 0, 0, 0), [0x0730_0404, 0, 0, 0x603]);
+        assert_ne!(
+            t.query(1, 0, 0, 0, 0)[2] & ECX1_PDCM,
+            0,
+            "full-width writes"
         );
     }
 

@@ -40,6 +40,12 @@ impl Facilities {
         .union(Self::TSC_ADJUST)
         .union(Self::RDTSCP);
 
+    /// What the interpreter provides.
+    pub const OBSERVED: Self = Self::NATIVE
+        .union(Self::BTF)
+        .union(Self::LBR)
+        .union(Self::BTS);
+
     /// The value of IA32_PERF_CAPABILITIES, or `None` where CPUID.1:ECX.PDCM is clear.
     /// SDM Vol. 3B, "IA32_PERF_CAPABILITIES".
     pub const fn perf_capabilities(self) -> Option<u64> {

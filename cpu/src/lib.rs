@@ -5,8 +5,10 @@
 //! it is tested without `/dev/kvm`, and the same models stand behind both ways of running.
 
 pub mod armed;
+pub mod branch;
 pub mod cpuid;
 pub mod facility;
 pub mod msr;
+pub mod pmu;
 pub mod state;
 pub mod tsc;

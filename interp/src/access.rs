@@ -51,6 +51,27 @@ impl Core {
         Some(Place(with_exposed_provenance_mut(host as usize)))
     }
 
+    /// A read of the DS mechanism, through the TLB only.
+    pub(crate) fn ds_fast_read(&self, lin: u64) -> Option<u64> {
+        let host = self.rd.find(lin, 8, Set::SupervisorAc as usize)?;
+        // SAFETY: as in `fast_read`.
+        Some(unsafe { with_exposed_provenance_mut::<u64>(host as usize).read_unaligned() })
+    }
+
+    /// A write of the DS mechanism, through the TLB only; false on a miss.
+    pub(crate) fn ds_fast_write(&self, lin: u64, words: &[u64]) -> bool {
+        let len = std::mem::size_of_val(words) as u64;
+        let Some(host) = self.wr.find(lin, len, Set::SupervisorAc as usize) else {
+            return false;
+        };
+        let place = with_exposed_provenance_mut::<u64>(host as usize);
+        for (i, &word) in words.iter().enumerate() {
+            // SAFETY: as in `fast_write`, for all of the words.
+            unsafe { place.wrapping_add(i).write_unaligned(word) };
+        }
+        true
+    }
+
     pub(crate) fn read<T: Word>(&mut self, lin: u64) -> Result<T, Fault> {
         match self.fast_read(lin) {
             Some(v) => Ok(v),
@@ -191,7 +212,7 @@ impl Core {
     }
 
     /// Writes guest-physical bytes within one page, to RAM or the platform.
-    fn write_phys(&mut self, gpa: u64, data: &[u8]) {
+    pub(crate) fn write_phys(&mut self, gpa: u64, data: &[u8]) {
         if data.is_empty() {
             return;
         }

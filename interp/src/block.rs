@@ -215,6 +215,25 @@ impl Cache {
         }
     }
 
+    /// Kills all blocks that hold, or start at, one of these offsets in a page.
+    pub(crate) fn kill_at(&mut self, offsets: &[u64]) {
+        for (index, block) in (0_u32..).zip(&self.blocks) {
+            let start = block.id % PAGE;
+            let held = offsets
+                .iter()
+                .any(|offset| offset.wrapping_sub(start) % PAGE < block.len.into());
+            if !held {
+                continue;
+            }
+            if let Some(op) = block.ops.first() {
+                op.count.set(DEAD);
+            }
+            if self.by_id.get(&block.id) == Some(&index) {
+                self.by_id.remove(&block.id);
+            }
+        }
+    }
+
     /// Gives up everything at the next [`Cache::tidy`].
     pub(crate) fn drop_all(&mut self) {
         for block in &self.blocks {

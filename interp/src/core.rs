@@ -14,7 +14,9 @@ use crate::decode::Features;
 use crate::flags::{AC, ARITH, Flags, IF, RF, TF, VM};
 use crate::memory::Memory;
 use crate::op::{HIGH, Next, Op, slot};
-use crate::platform::{Branch, BranchClass, Observe, Platform};
+use crate::platform::Platform;
+use crate::recording::Recording;
+use crate::stops::Armed;
 use crate::thunk::{Thunks, Vectors};
 use crate::tlb::{Set, Tlb};
 use crate::word::Word;
@@ -117,16 +119,6 @@ pub(crate) enum SoftKind {
     Icebp,
 }
 
-/// Branches kept before they are told, a power of two.
-const BRANCHES: usize = 1024;
-const NO_BRANCH: Branch = Branch {
-    from: 0,
-    to: 0,
-    class: BranchClass::Far,
-    cpl: 0,
-    to_cpl: 0,
-};
-
 /// One virtual processor.
 pub(crate) struct Core {
     /// General registers, then [`slot`]s.
@@ -163,11 +155,7 @@ pub(crate) struct Core {
     pub(crate) link_from: Next,
     pub(crate) exit_op: Box<Op>,
     pub(crate) cache: Cache,
-    /// Branches not yet told.
-    pub(crate) branches: Box<[Branch; BRANCHES]>,
-    /// How many; at most [`BRANCHES`].
-    pub(crate) branch_count: usize,
-    pub(crate) observe: Observe,
+    pub(crate) rec: Recording,
     /// Everything that is not above; the fields above overrule it while running.
     pub(crate) st: CpuState,
     pub(crate) vec: Box<Vectors>,
@@ -181,6 +169,8 @@ pub(crate) struct Core {
     /// A trap waits even if `trap` is 0.
     pub(crate) trap_pending: bool,
     pub(crate) watching: bool,
+    /// What a debugger outside the machine stops for.
+    pub(crate) stops: Armed,
     /// RIP of the last software interrupt.
     pub(crate) soft_rip: u64,
     /// The REP instruction stopped between iterations.
@@ -241,9 +231,7 @@ impl Core {
             link_from: std::ptr::null(),
             exit_op: Box::new(Op::new(exit_op)),
             cache: Cache::new(),
-            branches: Box::new([NO_BRANCH; BRANCHES]),
-            branch_count: 0,
-            observe: Observe::default(),
+            rec: Recording::new(),
             st: CpuState::reset(),
             vec: Box::default(),
             thunks: Thunks::default(),
@@ -252,6 +240,7 @@ impl Core {
             trap: 0,
             trap_pending: false,
             watching: false,
+            stops: Armed::new(),
             soft_rip: 0,
             repeat: false,
             retired_base: 0,
@@ -375,7 +364,7 @@ impl Core {
         self.set = set as usize;
     }
 
-    fn update_ctx(&mut self) {
+    pub(crate) fn update_ctx(&mut self) {
         let user = u64::from(self.cpl == 3) << 7;
         self.ctx = self.generation << 8 | user | u64::from(self.block_key());
     }
@@ -383,7 +372,7 @@ impl Core {
     /// What besides its bytes decides how code is decoded.
     pub(crate) fn block_key(&self) -> u8 {
         let limited = self.code != 8 && self.st.seg[seg::CS].limit != u32::MAX;
-        self.code | u8::from(limited) << 4 | u8::from(self.observe.branches) << 5
+        self.code | u8::from(limited) << 4 | u8::from(self.rec.observe.branches) << 5
     }
 
     /// Forgets all translations.
@@ -522,6 +511,11 @@ impl Core {
 
     /// The machine around, told the time.
     pub(crate) fn platform(&mut self) -> &mut dyn Platform {
+        self.platform_and_recording().0
+    }
+
+    /// The machine around, told the time, and what was noted for it.
+    pub(crate) fn platform_and_recording(&mut self) -> (&mut dyn Platform, &mut Recording) {
         let count = self.retired();
         let Some(mut platform) = self.platform else {
             unreachable!("handlers only run inside Vcpu::run, which sets the platform");
@@ -530,67 +524,7 @@ impl Core {
         // handlers only run in between, and no handler keeps the reference.
         let platform = unsafe { platform.as_mut() };
         platform.retired(count);
-        platform
-    }
-
-    /// Notes a taken branch if branches are observed.
-    pub(crate) fn record(&mut self, from: u64, to: u64, class: BranchClass) {
-        if self.observe.branches {
-            let cpl = self.cpl;
-            self.record_full(Branch {
-                from,
-                to,
-                class,
-                cpl,
-                to_cpl: cpl,
-            });
-        }
-    }
-
-    /// There may be no room for one more branch: [`Core::tell_branches`] first.
-    #[inline(always)]
-    pub(crate) fn branches_full(&self) -> bool {
-        self.branch_count >= BRANCHES
-    }
-
-    /// Notes a taken branch; there is room.
-    #[inline(always)]
-    pub(crate) fn record_fast(&mut self, from: u64, to: u64, class: BranchClass) {
-        let cpl = self.cpl;
-        let i = self.branch_count;
-        self.branches[i & (BRANCHES - 1)] = Branch {
-            from,
-            to,
-            class,
-            cpl,
-            to_cpl: cpl,
-        };
-        self.branch_count = i + 1;
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn record_full(&mut self, branch: Branch) {
-        if self.branches_full() {
-            self.tell_branches();
-        }
-        self.branches[self.branch_count & (BRANCHES - 1)] = branch;
-        self.branch_count += 1;
-    }
-
-    #[cold]
-    pub(crate) fn tell_branches(&mut self) {
-        let n = std::mem::take(&mut self.branch_count).min(BRANCHES);
-        let Some(mut platform) = self.platform else {
-            return;
-        };
-        if n > 0 {
-            let count = self.retired();
-            // SAFETY: as in `Core::platform`.
-            let platform = unsafe { platform.as_mut() };
-            platform.retired(count);
-            platform.branches(&self.branches[..n]);
-        }
+        (platform, &mut self.rec)
     }
 
     /// The stack pointer as the current stack size shows it.

@@ -40,19 +40,21 @@ impl Core {
 
     /// Recomputes what depends on DR0 to DR7: pages that are watched leave the TLB.
     pub(crate) fn update_debug(&mut self) {
-        let watching = (0..4).any(|n| self.armed(n) && self.kind(n) & 1 != 0);
+        let watching =
+            self.stops.watching || (0..4).any(|n| self.armed(n) && self.kind(n) & 1 != 0);
         if watching || self.watching {
             self.watching = watching;
             self.flush_tlb();
         }
     }
 
-    /// The page holds a data breakpoint.
+    /// The page holds a data breakpoint of the guest or a watch of the debugger.
     pub(crate) fn watched_page(&self, lin: u64) -> bool {
         self.watching
-            && (0..4).any(|n| {
-                self.armed(n) && self.kind(n) & 1 != 0 && (self.st.dr[n] ^ lin) & !0xfff == 0
-            })
+            && (self.stops.watches_page(lin)
+                || (0..4).any(|n| {
+                    self.armed(n) && self.kind(n) & 1 != 0 && (self.st.dr[n] ^ lin) & !0xfff == 0
+                }))
     }
 
     fn hit(&self, n: usize, at: u64, len: u64) -> bool {
@@ -63,6 +65,9 @@ impl Core {
 
     /// A data access was made.
     pub(crate) fn note_access(&mut self, lin: u64, len: u64, write: bool) {
+        if self.stops.watching {
+            self.stop_at_access(lin, len, write);
+        }
         for n in 0..4 {
             let kind = self.kind(n);
             let matches = kind == 3 || (kind == 1 && write);

@@ -123,6 +123,7 @@ impl Core {
         } else {
             self.st.seg[seg::CS].limit.into()
         };
+        let lin = self.code_lin(rip);
         let mut decoder = Decoder::with_ip(bits, &code.bytes, rip, DecoderOptions::NONE);
         let mut insn = Instruction::default();
         let mut ops: Vec<Op> = Vec::with_capacity(8);
@@ -131,6 +132,9 @@ impl Core {
         let mut len = 0;
         while count < most && decoder.can_decode() && !ended {
             let at = decoder.position();
+            if count != 0 && self.stops.splits(lin.wrapping_add(at as u64)) {
+                break;
+            }
             decoder.decode_out(&mut insn);
             let short = decoder.last_error() == DecoderError::NoMoreBytes;
             if short && code.bytes.len() - at < LONGEST {
@@ -151,7 +155,7 @@ impl Core {
             ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
             len = (at + insn.len().max(1)) as u16;
             op.len = insn.len() as u8;
-            match fuse(&insn, ops.last(), &op, self.observe.branches) {
+            match fuse(&insn, ops.last(), &op, self.rec.observe.branches) {
                 Some(both) => {
                     ops.pop();
                     ops.push(both);

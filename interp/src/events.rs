@@ -8,7 +8,7 @@
 
 use crate::core::{BP, CR4_VME, Core, DB, DE, DF, Fault, GP, GP0, NP, OFV, PF, SS, TS, UD};
 use crate::flags::{AC, ARITH, DF as DIR, ID, IF, IOPL, NT, RF, TF, VIF, VIP, VM};
-use crate::platform::{Branch, BranchClass};
+use crate::platform::BranchClass;
 use crate::seg::{Descriptor, canonical, code_of, gp};
 use hindsight_cpu::state::{Segment, seg};
 
@@ -88,16 +88,23 @@ impl Core {
 
     /// Delivers an event; faults on the way become what the tables of the manual say.
     pub(crate) fn deliver(&mut self, event: Event) -> Result<(), Shutdown> {
+        if self.stop_before(&event) {
+            return Ok(());
+        }
         let mut event = event;
         if event.vector == DB && event.cause != Cause::Software && event.cause != Cause::External {
             self.enter_debug();
+            self.tell_debug_exception();
         }
         loop {
-            let from = self.rip;
-            let cpl = self.cpl;
+            let from = match event.cause {
+                Cause::Software | Cause::Icebp => self.soft_rip,
+                Cause::Exception | Cause::External => self.rip,
+            };
+            let place = (from, self.cs_base(), self.cpl);
             let fault = match self.try_deliver(&event) {
                 Ok(()) => {
-                    self.note_delivery(&event, from, cpl);
+                    self.note_delivery(&event, place);
                     return Ok(());
                 }
                 Err(fault) => fault,
@@ -146,24 +153,34 @@ impl Core {
         }
     }
 
-    fn note_delivery(&mut self, event: &Event, from: u64, cpl: u8) {
+    /// The debugger sees this exception first: it waits in the state.
+    fn stop_before(&mut self, event: &Event) -> bool {
+        if event.cause != Cause::Exception {
+            return false;
+        }
+        let payload = match event.vector {
+            PF => Some(self.st.cr2),
+            DB => Some(self.st.dr6 & 0xf),
+            _ => None,
+        };
+        self.stop_at_exception(event.vector, event.code, payload)
+    }
+
+    fn note_delivery(&mut self, event: &Event, place: (u64, u64, u8)) {
+        self.stops.deliveries += 1;
+        if event.vector == DF || matches!(event.cause, Cause::Software | Cause::Icebp) {
+            self.stop_after_delivery(event.vector, event.code);
+        }
         self.st.events.mov_ss_shadow = false;
         self.st.events.sti_shadow = false;
-        if self.observe.branches {
-            let class = match event.cause {
-                Cause::Exception => BranchClass::Exception,
-                Cause::External => BranchClass::Interrupt,
-                Cause::Software | Cause::Icebp => BranchClass::Far,
-            };
-            let branch = Branch {
-                from,
-                to: self.rip,
-                class,
-                cpl,
-                to_cpl: self.cpl,
-            };
-            self.record_full(branch);
-        }
+        let class = match event.cause {
+            Cause::Exception if event.vector == DB => BranchClass::Debug,
+            Cause::Icebp => BranchClass::Debug,
+            Cause::Exception => BranchClass::Exception,
+            Cause::External => BranchClass::Interrupt,
+            Cause::Software => BranchClass::SoftwareInterrupt,
+        };
+        self.note_far(place, self.rip, class);
     }
 
     fn try_deliver(&mut self, e: &Event) -> Result<(), Fault> {

@@ -1,6 +1,6 @@
 //! What the interpreter needs from the machine around the processor.
 
-use hindsight_cpu::state::CpuState;
+pub use hindsight_cpu::branch::{Branch, BranchClass, Observe};
 
 /// The access raises #GP(0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,51 +15,6 @@ pub struct Pending {
     pub nmi: bool,
     /// Anything that the caller of [`crate::Vcpu::run`] must see to: INIT, start-up IPI, a stop.
     pub leave: bool,
-}
-
-/// The kind of a change of the instruction flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BranchClass {
-    /// A taken Jcc, LOOPcc or JCXZ.
-    Conditional,
-    /// JMP rel.
-    DirectJump,
-    /// JMP reg or mem.
-    IndirectJump,
-    /// CALL rel.
-    DirectCall,
-    /// CALL reg or mem.
-    IndirectCall,
-    /// Near RET.
-    Return,
-    /// Far JMP, CALL, RET; IRET, SYSCALL, SYSRET, SYSENTER, SYSEXIT; INT n.
-    Far,
-    /// Delivery of an exception.
-    Exception,
-    /// Delivery of an external interrupt or NMI.
-    Interrupt,
-}
-
-/// One taken branch, interrupt or exception.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Branch {
-    /// RIP of the branch; of the interrupted instruction for exceptions and interrupts.
-    pub from: u64,
-    /// RIP of the target.
-    pub to: u64,
-    /// What kind of branch.
-    pub class: BranchClass,
-    /// Privilege level before the branch.
-    pub cpl: u8,
-    /// Privilege level after it.
-    pub to_cpl: u8,
-}
-
-/// What is reported; see [`crate::Vcpu::observe`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Observe {
-    /// Taken branches, interrupts and exceptions, to [`Platform::branches`].
-    pub branches: bool,
 }
 
 /// The machine around one virtual processor.
@@ -78,12 +33,12 @@ pub trait Platform {
     ///
     /// # Errors
     /// [`Gp`] where the processor raises #GP(0).
-    fn rdmsr(&mut self, state: &mut CpuState, index: u32) -> Result<u64, Gp>;
+    fn rdmsr(&mut self, index: u32) -> Result<u64, Gp>;
     /// WRMSR of an MSR that the interpreter does not hold itself.
     ///
     /// # Errors
     /// [`Gp`] where the processor raises #GP(0).
-    fn wrmsr(&mut self, state: &mut CpuState, index: u32, value: u64) -> Result<(), Gp>;
+    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), Gp>;
     /// RDPMC; the default has no counters.
     ///
     /// # Errors
@@ -112,7 +67,16 @@ pub trait Platform {
     fn acknowledge_nmi(&mut self) {}
     /// Retired instructions since [`crate::Vcpu::new`], before a call that may depend on time.
     fn retired(&mut self, _count: u64) {}
-    /// Taken branches in order, when [`Observe::branches`] is on: before a full buffer is reused
+    /// What must be reported. Asked at the start of a run, after each WRMSR that is the platform's,
+    /// and after the calls below.
+    fn observe(&mut self) -> Observe {
+        Observe::default()
+    }
+    /// Branches in order, as [`Observe`] asks for them: before anything that could look at them,
     /// and at the end of every run.
     fn branches(&mut self, _branches: &[Branch]) {}
+    /// A #DB is about to be delivered; only told when [`Observe::debug_exceptions`] is set.
+    fn debug_exception(&mut self) {}
+    /// The BTS buffer is at its threshold: a performance-monitoring interrupt is due.
+    fn request_pmi(&mut self) {}
 }

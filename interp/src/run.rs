@@ -12,7 +12,8 @@ use crate::flags::RF;
 use crate::memory::Memory;
 use crate::op::{Next, slot};
 use crate::ops::branch;
-use crate::platform::{Observe, Platform};
+use crate::platform::Platform;
+use crate::stops::{Hit, Stops};
 use hindsight_cpu::state::{Activity, CpuState};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -38,6 +39,10 @@ pub enum Exit {
     /// [`crate::Pending::leave`] was set, or the guest does nothing but fault: an exception whose
     /// handler raises the next one before its first instruction retires.
     Leave,
+    /// Something of [`Vcpu::set_stops`] was reached.
+    Stop(Hit),
+    /// [`Vcpu::step`] did what it does.
+    Stepped,
     /// An instruction that the interpreter lacks: its bytes (the unused ones are 0) and RIP.
     Missing {
         /// The instruction's bytes.
@@ -105,10 +110,14 @@ impl Vcpu {
         self.core.store(state);
     }
 
-    /// What is reported to the platform from now on.
-    pub fn observe(&mut self, observe: Observe) {
-        self.core.observe = observe;
-        self.core.new_context();
+    /// RIP, between two runs.
+    pub fn rip(&self) -> u64 {
+        self.core.rip
+    }
+
+    /// What a debugger outside the machine stops for from now on. The guest cannot tell.
+    pub fn set_stops(&mut self, stops: &Stops) {
+        self.core.set_stops(stops);
     }
 
     /// Tells that something other than a processor wrote guest memory.
@@ -134,6 +143,24 @@ impl Vcpu {
 
     /// Runs until something stops it, at most `budget` instructions.
     pub fn run<P: Platform>(&mut self, platform: &mut P, budget: u64) -> Exit {
+        self.enter(platform, |vcpu| vcpu.run_inner(budget))
+    }
+
+    /// For a debugger: executes one instruction, whether or not a breakpoint is set there, or
+    /// delivers one event, and comes back with [`Exit::Stepped`]. With `quiet`, interrupts and NMIs
+    /// wait meanwhile, unless the processor is halted.
+    pub fn step<P: Platform>(&mut self, platform: &mut P, quiet: bool) -> Exit {
+        self.core.stops.quiet = quiet;
+        let exit = self.enter(platform, Self::step_inner);
+        self.core.stops.quiet = false;
+        exit
+    }
+
+    fn enter<P: Platform>(
+        &mut self,
+        platform: &mut P,
+        inner: impl FnOnce(&mut Self) -> Exit,
+    ) -> Exit {
         if !self.prepared {
             self.prepared = true;
             self.core.features = Features::of(platform);
@@ -149,15 +176,53 @@ impl Vcpu {
         let erased: NonNull<dyn Platform + 'static> =
             unsafe { std::mem::transmute(NonNull::from(platform)) };
         self.core.platform = Some(erased);
-        let exit = self.run_inner(budget);
+        let exit = inner(self);
         self.core.tell_branches();
         self.core.platform = None;
         exit
     }
 
+    fn step_inner(&mut self) -> Exit {
+        let core = &mut *self.core;
+        core.catch_up();
+        core.stops.hit = None;
+        let before = core.stops.deliveries;
+        if let Some(e) = core.st.events.exception.take() {
+            return match core.deliver_saved(e) {
+                Ok(()) => core.stopped().unwrap_or(Exit::Stepped),
+                Err(Shutdown) => core.shutdown(),
+            };
+        }
+        match core.boundary() {
+            Ok(None) if core.stops.deliveries != before => {
+                return core.stopped().unwrap_or(Exit::Stepped);
+            }
+            Ok(None) => {}
+            Ok(Some(exit)) => return exit,
+            Err(Shutdown) => return core.shutdown(),
+        }
+        core.slice = 1;
+        core.budget = 1;
+        let outcome = core.step();
+        core.account();
+        let outcome = outcome.and_then(|exit| {
+            if core.trap_pending && core.stops.hit.is_none() {
+                core.deliver_trap()?;
+            }
+            Ok(exit)
+        });
+        match outcome {
+            Ok(Some(exit)) => exit,
+            Ok(None) => core.stopped().unwrap_or(Exit::Stepped),
+            Err(Shutdown) => core.shutdown(),
+        }
+    }
+
     fn run_inner(&mut self, budget: u64) -> Exit {
         let core = &mut *self.core;
         core.catch_up();
+        core.reobserve();
+        core.stops.hit = None;
         if let Some(e) = core.st.events.exception.take()
             && core.deliver_saved(e).is_err()
         {
@@ -175,16 +240,16 @@ impl Vcpu {
                 Ok(Some(exit)) => return exit,
                 Err(Shutdown) => return core.shutdown(),
             }
+            if let Some(exit) = core.stopped() {
+                return exit;
+            }
             if rest <= 0 {
                 return Exit::Budget;
             }
             core.slice = rest.min(SLICE);
             core.budget = core.slice;
             let outcome = core.slice();
-            let used = core.slice - core.budget;
-            core.retired_base = core.retired_base.wrapping_add(used.max(0).cast_unsigned());
-            core.slice = 0;
-            core.budget = 0;
+            let used = core.account();
             rest -= used;
             stuck = if used == 0 { stuck + 1 } else { 0 };
             if stuck > STUCK {
@@ -194,6 +259,9 @@ impl Vcpu {
                 Ok(None) => {}
                 Ok(Some(exit)) => return exit,
                 Err(Shutdown) => return core.shutdown(),
+            }
+            if let Some(exit) = core.stopped() {
+                return exit;
             }
         }
     }
@@ -207,6 +275,20 @@ impl Core {
         Exit::Shutdown
     }
 
+    /// The exit for what the debugger stops at, if anything was reached.
+    fn stopped(&mut self) -> Option<Exit> {
+        self.stops.hit.take().map(Exit::Stop)
+    }
+
+    /// Ends a slice: counts what it retired, and says how much that was.
+    fn account(&mut self) -> i64 {
+        let used = self.slice - self.budget;
+        self.retired_base = self.retired_base.wrapping_add(used.max(0).cast_unsigned());
+        self.slice = 0;
+        self.budget = 0;
+        used
+    }
+
     fn deliver_saved(&mut self, e: hindsight_cpu::state::Exception) -> Result<(), Shutdown> {
         match (e.vector, e.payload) {
             (crate::core::PF, Some(cr2)) => self.st.cr2 = cr2,
@@ -215,6 +297,7 @@ impl Core {
         }
         self.st.activity = Activity::Running;
         let rf = !matches!(e.vector, 1 | 3 | 4 | 8);
+        self.stops.pass = true;
         self.deliver(Event {
             vector: e.vector,
             cause: Cause::Exception,
@@ -226,6 +309,7 @@ impl Core {
     /// What happens between instructions: traps, NMI, interrupts, halts.
     fn boundary(&mut self) -> Outcome {
         loop {
+            self.tell_if_due();
             if matches!(self.st.activity, Activity::WaitForSipi | Activity::Shutdown) {
                 return Ok(Some(Exit::Halted));
             }
@@ -234,12 +318,16 @@ impl Core {
                 self.deliver_trap()?;
                 continue;
             }
+            if self.stops.hit.is_some() {
+                return Ok(None);
+            }
             if let Some(vector) = self.st.events.interrupt.take() {
                 self.interrupt(vector)?;
                 continue;
             }
             let e = self.st.events;
-            let nmi_open = !e.nmi_blocked && !e.mov_ss_shadow && !e.sti_shadow;
+            let quiet = self.stops.quiet && self.st.activity == Activity::Running;
+            let nmi_open = !quiet && !e.nmi_blocked && !e.mov_ss_shadow && !e.sti_shadow;
             let pending = self.platform().pending();
             if pending.leave {
                 return Ok(Some(Exit::Leave));
@@ -260,7 +348,7 @@ impl Core {
                 })?;
                 continue;
             }
-            let open = self.interrupts_on() && !e.mov_ss_shadow && !e.sti_shadow;
+            let open = !quiet && self.interrupts_on() && !e.mov_ss_shadow && !e.sti_shadow;
             if pending.interrupt
                 && open
                 && let Some(vector) = self.platform().acknowledge()
@@ -287,6 +375,13 @@ impl Core {
         // An event since the last block went elsewhere than the branch that ended it.
         self.link_from = std::ptr::null();
         while self.budget > 0 {
+            if self.stops.execute {
+                let lin = self.code_lin(self.rip);
+                if self.stops.at(lin) {
+                    self.stops.hit = Some(Hit::Execute(lin));
+                    return Ok(None);
+                }
+            }
             if self.needs_exact() {
                 return self.step();
             }
@@ -345,6 +440,8 @@ impl Core {
         };
         let had_ss_shadow = self.st.events.mov_ss_shadow;
         let tf = self.tf();
+        // What BTF is when the instruction starts counts (rule BTF-12).
+        let (on_branch, taken) = (self.rec.observe.step_on_branch, self.rec.taken());
         self.st.events.mov_ss_shadow = false;
         self.st.events.sti_shadow = false;
         self.repeat = self.flag(RF);
@@ -365,6 +462,7 @@ impl Core {
                 Ok(None)
             }
             _ => {
+                let tf = tf && (!on_branch || self.rec.taken() != taken);
                 // SYSCALL with TF masked does not trap; SYSRET that sets TF does.
                 self.after_instruction(tf);
                 if tf || self.trap_pending {
@@ -398,13 +496,15 @@ impl Core {
             Fault::Repeat => {
                 // Not retired: it goes on after whatever pends was seen to.
                 self.fl |= RF;
-                let tf = self.tf();
+                // An iteration is no branch (rule BTF-11).
+                let tf = self.tf() && !self.rec.observe.step_on_branch;
                 self.after_instruction(tf);
                 return Ok(None);
             }
             _ => {}
         }
         self.hits = 0;
+        self.stops.hit = None;
         self.st.events.deferred_db = 0;
         self.deliver_fault(fault)?;
         Ok(None)
@@ -462,10 +562,11 @@ impl Core {
         };
         if !exact {
             let limited = self.code != 8 && self.cs().limit != u32::MAX;
-            if !limited {
+            let split = self.stops.splits(lin);
+            if !limited && !split {
                 self.cache.set_jump(rip, self.ctx, first);
             }
-            if !from.is_null() && epoch == self.cache.epoch {
+            if !from.is_null() && !split && epoch == self.cache.epoch {
                 // SAFETY: the branch is in a block that was not freed: the epoch is the same.
                 unsafe { (*from).link.set(first) };
             }

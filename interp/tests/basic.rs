@@ -5,7 +5,8 @@
 mod common;
 
 use common::{CODE, IDT, Machine, Ram, STACK, between, gate, long_mode, state, vcpu};
-use hindsight_interp::{Exit, Observe};
+use hindsight_cpu::branch::Store;
+use hindsight_interp::{BranchClass, Exit, Observe};
 
 // rdi: scratch memory of 1 MiB; returns a checksum in rax.
 std::arch::global_asm!(
@@ -156,13 +157,133 @@ fn budget_of_any_size_stops_exactly() {
 fn branches_are_told_in_order() {
     let (ram, st) = setup();
     let mut cpu = vcpu(&ram, &st);
-    let mut machine = Machine::default();
-    cpu.observe(Observe { branches: true });
+    let mut machine = Machine {
+        observe: BRANCHES,
+        ..Machine::default()
+    };
     assert_eq!(cpu.run(&mut machine, 100_000_000), Exit::Halted);
     assert_eq!(state(&mut cpu).gpr[0], native());
     let last = machine.branches.last().unwrap();
     assert_eq!(last.to, CODE as u64 - 16);
     assert!(machine.branches.len() > 10_000);
+}
+
+const BRANCHES: Observe = Observe {
+    branches: true,
+    not_taken: false,
+    every: 0,
+    store: None,
+    step_on_branch: false,
+    debug_exceptions: false,
+};
+
+/// A loop of three: dec ecx; jnz; hlt.
+fn loop_of_three(ram: &Ram) -> hindsight_cpu::state::CpuState {
+    let mut st = long_mode(ram, 0);
+    st.gpr[1] = 3;
+    ram.write(CODE, &[0xff, 0xc9, 0x75, 0xfc, 0xf4]);
+    st
+}
+
+#[test]
+fn conditional_branches_that_fall_through_are_told_if_wanted() {
+    let ram = Ram::new(4 << 20);
+    let st = loop_of_three(&ram);
+    let mut machine = Machine {
+        observe: Observe {
+            not_taken: true,
+            ..BRANCHES
+        },
+        ..Machine::default()
+    };
+    assert_eq!(vcpu(&ram, &st).run(&mut machine, 100), Exit::Halted);
+    use BranchClass::{Conditional, NotTaken};
+    let told: Vec<_> = machine.branches.iter().map(|b| (b.class, b.at)).collect();
+    assert_eq!(told, [(Conditional, 2), (Conditional, 4), (NotTaken, 6)]);
+    assert_eq!(machine.branches[2].to, CODE as u64 + 4);
+}
+
+/// BTS-01, BTS-05: records in guest memory as soon as the branch retires.
+#[test]
+fn branches_are_stored_in_the_bts_buffer() {
+    let ram = Ram::new(4 << 20);
+    let st = loop_of_three(&ram);
+    let (area, buffer) = (0x20_0000_u64, 0x20_1000_u64);
+    let at = |offset: u64| usize::try_from(area + offset).unwrap();
+    for (offset, value) in [
+        (0, buffer),
+        (8, buffer),
+        (16, buffer + 48),
+        (24, buffer + 24),
+    ] {
+        ram.write_u64(at(offset), value);
+    }
+    let store = Store {
+        area,
+        interrupt: true,
+        off_os: false,
+        off_usr: false,
+    };
+    let mut machine = Machine {
+        observe: Observe {
+            store: Some(store),
+            ..BRANCHES
+        },
+        ..Machine::default()
+    };
+    let mut cpu = vcpu(&ram, &st);
+    assert_eq!(cpu.run(&mut machine, 2), Exit::Budget);
+    let code = CODE as u64;
+    let word = |n: usize| ram.read_u64(usize::try_from(buffer).unwrap() + 8 * n);
+    assert_eq!([word(0), word(1), word(2)], [code + 2, code, 0]);
+    assert_eq!((ram.read_u64(at(8)), machine.pmis), (buffer + 24, 1));
+    assert_eq!(cpu.run(&mut machine, 100), Exit::Halted);
+    assert_eq!((ram.read_u64(at(8)), machine.pmis), (buffer + 48, 2));
+}
+
+/// BTF-01, BTF-02, BTF-04, BTF-05.
+#[test]
+fn step_on_branches_traps_once_after_a_taken_branch() {
+    let ram = Ram::new(4 << 20);
+    let mut st = loop_of_three(&ram);
+    st.rflags |= 1 << 8;
+    // Handler of #DB: hlt.
+    ram.write(CODE + 0x100, &[0xf4]);
+    gate(&ram, 1, CODE as u64 + 0x100, 0);
+    let mut machine = Machine {
+        observe: Observe {
+            step_on_branch: true,
+            debug_exceptions: true,
+            ..BRANCHES
+        },
+        ..Machine::default()
+    };
+    let mut cpu = vcpu(&ram, &st);
+    assert_eq!(cpu.run(&mut machine, 100), Exit::Halted);
+    let st = state(&mut cpu);
+    assert_eq!((st.gpr[1], machine.debug_exceptions), (2, 1));
+    let frame = usize::try_from(st.gpr[4]).unwrap();
+    assert_eq!(ram.read_u64(frame), CODE as u64);
+    assert_eq!(st.dr6, 0xffff_4ff0);
+}
+
+/// The platform is told after exactly as many branches as it asked for.
+#[test]
+fn branches_are_told_at_the_one_that_was_asked_for() {
+    let (ram, st) = setup();
+    let mut cpu = vcpu(&ram, &st);
+    let mut machine = Machine {
+        observe: Observe {
+            every: 7,
+            ..BRANCHES
+        },
+        ..Machine::default()
+    };
+    assert_eq!(cpu.run(&mut machine, 100_000), Exit::Budget);
+    assert!(!machine.batches.is_empty());
+    let (_, whole) = machine.batches.split_last().unwrap();
+    assert!(whole.iter().all(|&n| n == 7));
+    assert_eq!(machine.branches[6].at as u64, machine.retired_at_tell[0]);
 }
 
 #[test]
@@ -259,8 +380,8 @@ fn speed() {
     let (ram, st) = setup();
     for branches in [false, true] {
         let mut cpu = vcpu(&ram, &st);
-        cpu.observe(Observe { branches });
         let mut machine = Machine::default();
+        machine.observe.branches = branches;
         cpu.run(&mut machine, 100_000_000);
         let mut best = f64::MAX;
         let mut n = 0;

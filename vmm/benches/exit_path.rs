@@ -156,6 +156,7 @@ fn whole_path(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(Marks(marks.clone())),
+        messages: None,
     };
     let machine = Machine::new(Some(host), &config, &plan, sinks)?;
     match machine.run(Some(Duration::from_secs(60)), || {})? {

@@ -12,5 +12,6 @@ pub mod kvm;
 pub mod layout;
 pub mod machine;
 pub mod memory;
+pub mod messages;
 pub mod translate;
 pub mod vcpu;

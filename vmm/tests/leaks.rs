@@ -49,6 +49,7 @@ fn fifty_machines_leave_nothing_behind() {
         let sinks = Sinks {
             serial: Box::new(io::sink()),
             debugcon: Box::new(io::sink()),
+            messages: None,
         };
         let machine = Machine::new(Some(&Host::open().unwrap()), &config, &plan, sinks).unwrap();
         let outcome = machine.run(Some(Duration::from_secs(20)), || {}).unwrap();

@@ -8,8 +8,10 @@
 #![forbid(unsafe_code)]
 
 pub mod apic;
+pub mod branch;
 pub mod cpuid;
 pub mod cr;
 pub mod dr;
 pub mod msr;
+pub mod pmu;
 pub mod rflags;

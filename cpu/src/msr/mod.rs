@@ -12,7 +12,11 @@ use thiserror::Error;
 pub use table::{MsrSpec, OnKvm, Owner, find};
 
 use crate::armed::Armed;
+use crate::branch::{Branch, BranchState, BranchStateError, BranchUnit, Observe};
 use crate::facility::Facilities;
+use crate::pmu::{
+    DsMemory, EventTotals, Freeze, Occurred, Pmu, PmuConfig, PmuError, PmuState, Sample,
+};
 use crate::tsc::{Tsc, TscState};
 
 /// What a RDMSR gives.
@@ -81,6 +85,10 @@ pub struct MsrConfig {
 pub struct MsrsState {
     /// The time-stamp counter.
     pub tsc: TscState,
+    /// Branch recording.
+    pub branch: BranchState,
+    /// The performance-monitoring unit.
+    pub pmu: PmuState,
     /// (index, value) of every stored MSR, in table order.
     pub stored: Vec<(u32, u64)>,
 }
@@ -96,6 +104,9 @@ pub enum MsrError {
         /// Values in the saved state.
         found: usize,
     },
+    /// Branch recording in an impossible state.
+    #[error(transparent)]
+    Branch(#[from] BranchStateError),
     /// A value that no write could have left there.
     #[error("saved MSR {index:#x} holds an impossible value {value:#x}")]
     Value {
@@ -104,6 +115,9 @@ pub enum MsrError {
         /// The offending value.
         value: u64,
     },
+    /// The performance-monitoring unit cannot be in that state.
+    #[error(transparent)]
+    Pmu(#[from] PmuError),
 }
 
 /// The MSRs of one virtual processor that are not part of its plain state.
@@ -111,6 +125,8 @@ pub enum MsrError {
 pub struct Msrs {
     config: MsrConfig,
     tsc: Tsc,
+    branch: BranchUnit,
+    pmu: Pmu,
     /// Values of the stored MSRs, in table order.
     stored: Vec<(u32, u64)>,
 }
@@ -124,6 +140,11 @@ impl Msrs {
         Self {
             config,
             tsc: Tsc::default(),
+            branch: BranchUnit::new(config.facilities),
+            pmu: Pmu::new(PmuConfig {
+                tsc_hz: config.tsc_hz,
+                pebs: config.facilities.contains(Facilities::PEBS),
+            }),
             stored,
         }
     }
@@ -131,6 +152,64 @@ impl Msrs {
     /// The time-stamp counter.
     pub const fn tsc(&self) -> &Tsc {
         &self.tsc
+    }
+
+    /// Branch recording.
+    pub const fn branch(&self) -> &BranchUnit {
+        &self.branch
+    }
+
+    /// What an engine must report and do.
+    pub fn observe(&self) -> Observe {
+        self.branch.observe()
+    }
+
+    /// Takes what an engine observed, in order.
+    pub fn branches(&mut self, branches: &[Branch]) {
+        self.branch.record(branches);
+    }
+
+    /// A #DB is about to be delivered: IA32_DEBUGCTL.LBR and .BTF are cleared (rule DCTL-06).
+    pub fn debug_exception(&mut self) {
+        self.branch.debug_exception();
+    }
+
+    /// The performance-monitoring unit, as of the last [`Msrs::sync_pmu`].
+    pub const fn pmu(&self) -> &Pmu {
+        &self.pmu
+    }
+
+    /// Moves the counters up to `totals`: before an access to an MSR of the performance-monitoring
+    /// unit or to IA32_DEBUGCTL, before RDPMC, and where [`Pmu::limits`] ends.
+    pub fn sync_pmu(&mut self, totals: &EventTotals) -> Occurred {
+        let freeze = self.freeze();
+        self.pmu.sync(totals, freeze)
+    }
+
+    /// Lets the counters go on from `totals`, after a change of the engine or of the state.
+    pub const fn rebase_pmu(&mut self, totals: &EventTotals) {
+        self.pmu.rebase(totals);
+    }
+
+    /// Stores the PEBS record that is due, in the DS area at `area`.
+    pub fn store_pebs(
+        &mut self,
+        memory: &mut impl DsMemory,
+        area: u64,
+        sample: &Sample,
+    ) -> Occurred {
+        let freeze = self.freeze();
+        self.pmu.store_record(memory, area, sample, freeze)
+    }
+
+    /// RDPMC; `None` asks for #GP(0). Whether the privilege level allows it is the engine's matter.
+    pub fn rdpmc(&self, index: u32) -> Option<u64> {
+        let present = self.config.facilities.contains(Facilities::PMU);
+        self.pmu.rdpmc(index).filter(|_| present)
+    }
+
+    fn freeze(&self) -> Freeze {
+        Freeze::by_debugctl(self.branch.debugctl().bits())
     }
 
     /// RDMSR. SDM Vol. 2B, "RDMSR—Read From Model Specific Register".
@@ -143,6 +222,8 @@ impl Msrs {
         }
         match spec.owner {
             Owner::Tsc => RdmsrOutcome::Value(self.read_tsc(index, now)),
+            Owner::Branch => RdmsrOutcome::Value(self.branch.read(index)),
+            Owner::Pmu => RdmsrOutcome::Value(self.pmu.read(index)),
             Owner::Constant => RdmsrOutcome::Value(spec.reset_value(index, &self.config)),
             Owner::Stored => RdmsrOutcome::Value(self.stored[self.slot(index)].1),
             Owner::Apic => RdmsrOutcome::Apic,
@@ -161,6 +242,12 @@ impl Msrs {
         let armed = self.armed();
         let effect = match spec.owner {
             Owner::Tsc => self.write_tsc(index, value, now),
+            Owner::Branch if self.branch.write(index, value) => Effect::None,
+            Owner::Branch => return WrmsrOutcome::Fault,
+            Owner::Pmu => {
+                self.pmu.write(index, value);
+                Effect::None
+            }
             Owner::Constant => Effect::None,
             Owner::Stored => self.write_stored(spec, index, value),
             Owner::Apic => return WrmsrOutcome::Apic,
@@ -174,7 +261,10 @@ impl Msrs {
 
     /// What the MSRs arm. Breakpoints are not theirs: see [`Armed::by_dr7`].
     pub fn armed(&self) -> Armed {
-        Armed::by_debugctl(self.stored[self.slot(regs::IA32_DEBUGCTL)].1)
+        let mut armed = Armed::by_debugctl(self.branch.debugctl());
+        armed.set(Armed::PMU, self.pmu.is_observed());
+        armed.set(Armed::PEBS, self.pmu.takes_records());
+        armed
     }
 
     fn read_tsc(&self, index: u32, now: Now) -> u64 {
@@ -215,10 +305,10 @@ impl Msrs {
             .expect("every stored row has a slot since `new`")
     }
 
-    /// Applies INIT: IA32_DEBUGCTL is cleared (rule DCTL-11), all else stays.
+    /// Applies INIT: IA32_DEBUGCTL is cleared (rule DCTL-11), PEBS is off; all else stays.
     pub fn init(&mut self) {
-        let slot = self.slot(regs::IA32_DEBUGCTL);
-        self.stored[slot].1 = 0;
+        self.pmu.init();
+        self.branch.init();
     }
 
     /// Every value that acts natively, to be set in KVM before the processor first runs.
@@ -234,6 +324,8 @@ impl Msrs {
     pub fn save(&self) -> MsrsState {
         MsrsState {
             tsc: self.tsc.save(),
+            branch: self.branch.save(),
+            pmu: self.pmu.save(),
             stored: self.stored.clone(),
         }
     }
@@ -260,6 +352,8 @@ impl Msrs {
                 return Err(MsrError::Value { index, value });
             }
         }
+        self.branch.restore(&state.branch)?;
+        self.pmu.restore(&state.pmu)?;
         self.tsc.restore(&state.tsc);
         self.stored.clone_from(&state.stored);
         Ok(())

@@ -4,9 +4,11 @@
 //! (rules MSR-39, MSR-48 and MSR-49): every access raises #GP(0).
 
 use hindsight_regs::msr as regs;
+use hindsight_regs::pmu::{COUNTER_MASK, EventSelect, global};
 
 use super::MsrConfig;
 use crate::facility::Facilities;
+use crate::pmu::access as pmu;
 use crate::state::PAT_RESET;
 
 /// Who models an MSR.
@@ -14,6 +16,10 @@ use crate::state::PAT_RESET;
 pub enum Owner {
     /// [`crate::tsc::Tsc`].
     Tsc,
+    /// [`crate::branch::BranchUnit`].
+    Branch,
+    /// [`crate::pmu::Pmu`].
+    Pmu,
     /// The local APIC, in the devices.
     Apic,
     /// The processor state itself, which both ways of running hold ([`crate::state::CpuState`]).
@@ -121,6 +127,10 @@ impl MsrSpec {
         if self.index == regs::IA32_PERF_CAPABILITIES {
             return config.facilities.perf_capabilities().is_some();
         }
+        if self.index == regs::IA32_DS_AREA {
+            let users = Facilities::BTS.union(Facilities::PEBS);
+            return config.facilities.intersects(users);
+        }
         config.facilities.contains(self.needs)
     }
 
@@ -159,7 +169,21 @@ impl MsrSpec {
     pub const fn reserved_bits(&self, config: &MsrConfig) -> u64 {
         match self.index {
             regs::IA32_DEBUGCTL => !config.facilities.debugctl_mask(),
+            regs::IA32_PERFEVTSEL0..=IA32_PERFEVTSEL3
+                if config.facilities.contains(Facilities::RTM) =>
+            {
+                self.reserved & !self.in_transactions()
+            }
             _ => self.reserved,
+        }
+    }
+
+    /// The transaction bits of an event selection: IN_TXCP is counter 2's alone (rule PMU-13).
+    const fn in_transactions(&self) -> u64 {
+        if self.index == IA32_PERFEVTSEL2 {
+            EventSelect::IN_TX | EventSelect::IN_TXCP
+        } else {
+            EventSelect::IN_TX
         }
     }
 
@@ -167,7 +191,7 @@ impl MsrSpec {
     /// refuses 0 as well.
     pub const fn accepts(&self, value: u64, config: &MsrConfig) -> bool {
         let reserved = self.reserved_bits(config);
-        if matches!(self.owner, Owner::Constant) && reserved == u64::MAX {
+        if matches!(self.owner, Owner::Constant | Owner::Pmu) && reserved == u64::MAX {
             return false;
         }
         value & reserved & !self.read_only == 0
@@ -201,11 +225,18 @@ const MICROCODE: u64 = 0x0200_005e << 32;
 /// IA32_MTRRCAP: eight variable ranges, fixed ranges, write-combining.
 const MTRRCAP: u64 = 0x508;
 
+/// IA32_PERFEVTSELx that have a row of their own.
+const IA32_PERFEVTSEL2: u32 = regs::IA32_PERFEVTSEL0 + 2;
+const IA32_PERFEVTSEL3: u32 = regs::IA32_PERFEVTSEL0 + 3;
+
+/// What may be written to MSR_OFFCORE_RSP_0 and 1 (rule MSR-40).
+const OFFCORE_RSP: u64 = 0x3f_ffff_8fff;
+
 /// All rows, by index.
 pub const TABLE: &[MsrSpec] = {
     use MsrSpec as M;
     use OnKvm::{Mirrored, Passthrough};
-    use Owner::{Apic, Constant, Processor, Stored, Tsc};
+    use Owner::{Apic, Branch, Constant, Pmu, Processor, Stored, Tsc};
     &[
         M::new(
             regs::IA32_TIME_STAMP_COUNTER,
@@ -219,6 +250,9 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_BIOS_SIGN_ID, "IA32_BIOS_SIGN_ID", Constant)
             .reset(MICROCODE)
             .read_only(u64::MAX),
+        M::new(regs::IA32_PMC0, "IA32_PMC", Pmu)
+            .run(4)
+            .needs(Facilities::PMU),
         M::new(regs::MSR_PLATFORM_INFO, "MSR_PLATFORM_INFO", Constant).no_write(),
         M::new(regs::IA32_MTRRCAP, "IA32_MTRRCAP", Constant)
             .reset(MTRRCAP)
@@ -236,12 +270,38 @@ pub const TABLE: &[MsrSpec] = {
         // No machine-check banks.
         M::new(regs::IA32_MCG_CAP, "IA32_MCG_CAP", Constant).no_write(),
         M::new(regs::IA32_MCG_STATUS, "IA32_MCG_STATUS", Stored).writable(0b111),
+        // Selections of a counter differ in their transaction bits.
+        M::new(regs::IA32_PERFEVTSEL0, "IA32_PERFEVTSEL0-1", Pmu)
+            .run(2)
+            .needs(Facilities::PMU)
+            .writable(pmu::SELECT)
+            .read_only(EventSelect::PIN),
+        M::new(IA32_PERFEVTSEL2, "IA32_PERFEVTSEL2", Pmu)
+            .needs(Facilities::PMU)
+            .writable(pmu::SELECT)
+            .read_only(EventSelect::PIN),
+        M::new(IA32_PERFEVTSEL3, "IA32_PERFEVTSEL3", Pmu)
+            .needs(Facilities::PMU)
+            .writable(pmu::SELECT)
+            .read_only(EventSelect::PIN),
         M::new(regs::IA32_MISC_ENABLE, "IA32_MISC_ENABLE", Stored)
             .reset(1 | 1 << 3 | 1 << 16 | 1 << 18)
             .writable(0x40_00c5_0009 | 1 << 34)
             .read_only(PMU_AVAILABLE | BTS_UNAVAILABLE | PEBS_UNAVAILABLE)
             .kvm(Mirrored),
-        M::new(regs::IA32_DEBUGCTL, "IA32_DEBUGCTL", Stored),
+        M::new(regs::MSR_OFFCORE_RSP_0, "MSR_OFFCORE_RSP", Stored)
+            .run(2)
+            .needs(Facilities::PMU)
+            .writable(OFFCORE_RSP),
+        M::new(regs::MSR_LBR_SELECT, "MSR_LBR_SELECT", Branch)
+            .needs(Facilities::LBR)
+            .writable(0x3ff),
+        M::new(regs::MSR_LASTBRANCH_TOS, "MSR_LASTBRANCH_TOS", Branch)
+            .needs(Facilities::LBR)
+            .writable(0x1f),
+        M::new(regs::IA32_DEBUGCTL, "IA32_DEBUGCTL", Branch),
+        M::new(regs::MSR_LER_FROM_LIP, "MSR_LER_FROM_LIP", Branch).needs(Facilities::LBR),
+        M::new(regs::MSR_LER_TO_LIP, "MSR_LER_TO_LIP", Branch).needs(Facilities::LBR),
         M::new(regs::IA32_MTRR_PHYSBASE0, "IA32_MTRR_PHYSBASE/MASK", Stored).run(16),
         M::new(
             regs::IA32_MTRR_FIX64K_00000,
@@ -254,12 +314,78 @@ pub const TABLE: &[MsrSpec] = {
             .reset(PAT_RESET)
             .kvm(Passthrough),
         M::new(regs::IA32_MTRR_DEF_TYPE, "IA32_MTRR_DEF_TYPE", Stored).writable(0xcff),
+        M::new(regs::IA32_FIXED_CTR0, "IA32_FIXED_CTR", Pmu)
+            .run(3)
+            .needs(Facilities::PMU)
+            .writable(COUNTER_MASK),
         M::new(
             regs::IA32_PERF_CAPABILITIES,
             "IA32_PERF_CAPABILITIES",
             Constant,
         )
         .no_write(),
+        M::new(regs::IA32_FIXED_CTR_CTRL, "IA32_FIXED_CTR_CTRL", Pmu)
+            .needs(Facilities::PMU)
+            .writable(pmu::FIXED_CONTROL),
+        M::new(
+            regs::IA32_PERF_GLOBAL_STATUS,
+            "IA32_PERF_GLOBAL_STATUS",
+            Pmu,
+        )
+        .needs(Facilities::PMU)
+        .no_write(),
+        M::new(regs::IA32_PERF_GLOBAL_CTRL, "IA32_PERF_GLOBAL_CTRL", Pmu)
+            .needs(Facilities::PMU)
+            .writable(global::COUNTERS),
+        M::new(
+            regs::IA32_PERF_GLOBAL_STATUS_RESET,
+            "IA32_PERF_GLOBAL_STATUS_RESET",
+            Pmu,
+        )
+        .needs(Facilities::PMU)
+        .writable(global::RESETTABLE),
+        M::new(
+            regs::IA32_PERF_GLOBAL_STATUS_SET,
+            "IA32_PERF_GLOBAL_STATUS_SET",
+            Pmu,
+        )
+        .needs(Facilities::PMU)
+        .writable(global::SETTABLE),
+        M::new(regs::IA32_PERF_GLOBAL_INUSE, "IA32_PERF_GLOBAL_INUSE", Pmu)
+            .needs(Facilities::PMU)
+            .no_write(),
+        M::new(regs::IA32_PEBS_ENABLE, "IA32_PEBS_ENABLE", Pmu)
+            .needs(Facilities::PEBS)
+            .writable(pmu::PEBS_ENABLE),
+        M::new(
+            regs::MSR_PEBS_LD_LAT_THRESHOLD,
+            "MSR_PEBS_LD_LAT_THRESHOLD",
+            Pmu,
+        )
+        .needs(Facilities::PEBS)
+        .writable(pmu::LATENCY),
+        M::new(regs::MSR_PEBS_FRONTEND, "MSR_PEBS_FRONTEND", Pmu)
+            .needs(Facilities::PEBS)
+            .writable(pmu::FRONTEND),
+        M::new(regs::IA32_A_PMC0, "IA32_A_PMC", Pmu)
+            .run(4)
+            .needs(Facilities::PMU)
+            .writable(COUNTER_MASK),
+        M::new(regs::IA32_DS_AREA, "IA32_DS_AREA", Branch),
+        M::new(
+            regs::MSR_LASTBRANCH_0_FROM_IP,
+            "MSR_LASTBRANCH_x_FROM_IP",
+            Branch,
+        )
+        .run(32)
+        .needs(Facilities::LBR),
+        M::new(
+            regs::MSR_LASTBRANCH_0_TO_IP,
+            "MSR_LASTBRANCH_x_TO_IP",
+            Branch,
+        )
+        .run(32)
+        .needs(Facilities::LBR),
         M::new(regs::IA32_TSC_DEADLINE, "IA32_TSC_DEADLINE", Apic).needs(Facilities::TSC_DEADLINE),
         M::new(regs::IA32_X2APIC_BASE, "x2APIC", Apic)
             .run(0x100)
@@ -267,6 +393,10 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_XSS, "IA32_XSS", Stored)
             .writable(0)
             .kvm(Mirrored),
+        M::new(regs::MSR_LBR_INFO_0, "MSR_LBR_INFO_x", Branch)
+            .run(32)
+            .needs(Facilities::LBR)
+            .writable(0xe000_0000_0000_ffff),
         M::new(regs::IA32_EFER, "IA32_EFER", Processor).kvm(Passthrough),
         M::new(regs::IA32_STAR, "IA32_STAR", Processor).kvm(Passthrough),
         M::new(regs::IA32_LSTAR, "IA32_LSTAR", Processor).kvm(Passthrough),

@@ -148,17 +148,20 @@ fn restore_refuses_reserved_bits_and_keeps_the_old_state() {
     let mut msrs = msrs();
     let before = msrs.save();
     let mut bad = before.clone();
-    let debugctl = bad
+    let status = bad
         .stored
         .iter_mut()
-        .find(|(i, _)| *i == regs::IA32_DEBUGCTL)
+        .find(|(i, _)| *i == regs::IA32_MCG_STATUS)
         .unwrap();
-    debugctl.1 = 1 << 40;
+    status.1 = 1 << 40;
     let error = MsrError::Value {
-        index: regs::IA32_DEBUGCTL,
+        index: regs::IA32_MCG_STATUS,
         value: 1 << 40,
     };
     assert_eq!(msrs.restore(&bad), Err(error));
+    let mut bad = before.clone();
+    bad.branch.debugctl = 1 << 40;
+    assert!(matches!(msrs.restore(&bad), Err(MsrError::Branch(_))));
     assert_eq!(msrs.save(), before);
 }
 
@@ -205,4 +208,99 @@ fn only_a_write_that_changes_what_is_armed_says_so() {
     }
     assert_eq!(msrs.write(debugctl, 1 << 2, NOW), WrmsrOutcome::Fault);
     assert_eq!(msrs.armed(), Armed::empty());
+}
+
+/// A processor with all that MSRs are about but transactions.
+fn full() -> Msrs {
+    Msrs::new(MsrConfig {
+        facilities: Facilities::all().difference(Facilities::RTM),
+        tsc_hz: 2_500_000_000,
+    })
+}
+
+/// Rules MSR-03, MSR-04, MSR-11, MSR-13 to MSR-22: every bit by itself, against the table of the
+/// manual.
+#[test]
+fn bits_of_the_performance_monitor_fault_as_in_the_manual() {
+    for (first, count, writable) in [
+        (0xc1, 4, u64::MAX),
+        (0x186, 4, 0xffff_ffff),
+        (0x1a6, 2, 0x3f_ffff_8fff),
+        (0x309, 3, 0xffff_ffff_ffff),
+        (0x38d, 1, 0xfff),
+        (0x38e, 1, 0),
+        (0x38f, 1, 0x7_0000_000f),
+        (0x390, 1, 0xfc00_0007_0000_000f),
+        (0x391, 1, 0x7c00_0007_0000_000f),
+        (0x392, 1, 0),
+        (0x3f1, 1, 0xf_0000_000f),
+        (0x3f6, 1, 0xffff),
+        (0x3f7, 1, 0x7f_ff17),
+        (0x4c1, 4, 0xffff_ffff_ffff),
+    ] {
+        for index in first..first + count {
+            let mut msrs = full();
+            for bit in 0..64 {
+                let outcome = msrs.write(index, 1 << bit, NOW);
+                let accepted = matches!(outcome, WrmsrOutcome::Done(_));
+                assert_eq!(accepted, writable >> bit & 1 != 0, "{index:#x} bit {bit}");
+            }
+            let zero = matches!(msrs.write(index, 0, NOW), WrmsrOutcome::Done(_));
+            assert_eq!(zero, writable != 0, "{index:#x}: 0");
+        }
+    }
+    // Rule PMU-25.
+    for index in [0xc5, 0x18a, 0x4c5, 0x30c] {
+        assert_eq!(
+            full().read(index, NOW),
+            RdmsrOutcome::Unclaimed,
+            "{index:#x}"
+        );
+    }
+}
+
+#[test]
+fn performance_monitor_is_absent_without_the_facility() {
+    for index in [
+        0xc1, 0x186, 0x1a6, 0x309, 0x38d, 0x38f, 0x390, 0x392, 0x3f1, 0x4c1,
+    ] {
+        assert_eq!(msrs().read(index, NOW), RdmsrOutcome::Fault, "{index:#x}");
+    }
+    assert_eq!(msrs().rdpmc(0), None);
+    assert_eq!(full().rdpmc(0), Some(0));
+}
+
+/// Rule PMU-13: transaction bits come with transactions, IN_TXCP for counter 2 only.
+#[test]
+fn transaction_bits_of_event_selections_follow_the_facility() {
+    let mut with = Msrs::new(MsrConfig {
+        facilities: Facilities::all(),
+        tsc_hz: 2_500_000_000,
+    });
+    for index in 0x186..0x18a {
+        assert_eq!(full().write(index, 1 << 32, NOW), WrmsrOutcome::Fault);
+        assert!(matches!(
+            with.write(index, 1 << 32, NOW),
+            WrmsrOutcome::Done(_)
+        ));
+        let txcp = matches!(with.write(index, 1 << 33, NOW), WrmsrOutcome::Done(_));
+        assert_eq!(txcp, index == 0x188, "{index:#x}");
+    }
+}
+
+#[test]
+fn counting_instructions_arms_and_cycles_do_not() {
+    const ON: u64 = 0x43_0000;
+    let mut msrs = full();
+    for (select, armed) in [
+        (ON | 0x3c, Armed::empty()),
+        (ON | 0xc0, Armed::PMU),
+        (0xc0, Armed::empty()),
+        (0x42_00c4, Armed::PMU),
+    ] {
+        let _ = msrs.write(0x186, select, NOW);
+        assert_eq!(msrs.armed(), armed, "{select:#x}");
+    }
+    let _ = msrs.write(regs::IA32_PEBS_ENABLE, 1, NOW);
+    assert_eq!(msrs.armed(), Armed::PMU | Armed::PEBS);
 }

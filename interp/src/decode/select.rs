@@ -147,7 +147,7 @@ impl Core {
             code: self.code,
             link: self.may_link() && (lin ^ target) >> 12 == 0,
             size: op.size,
-            record: self.observe.branches,
+            record: self.rec.observe.branches,
         };
         if let Some(&lacking) = i.cpuid_features().iter().find(|f| !self.features.has(**f)) {
             // Without BMI1 and LZCNT the prefix is ignored.

@@ -101,13 +101,25 @@ pub(crate) fn leap(c: &mut Core, o: &Op, to: Result<u64, Fault>) -> Next {
     }
 }
 
-/// Tells the branches noted so far, then starts the operation again.
+/// Leaves for the boundary after a branch to `rip`.
 #[cold]
 #[inline(never)]
-pub(crate) fn make_room(c: &mut Core, o: &Op) -> Next {
-    c.left = o.left;
-    c.tell_branches();
-    run(c, o)
+pub(crate) fn look(c: &mut Core, rip: u64) -> Next {
+    c.rip = rip;
+    c.left = 0;
+    c.exit(Leave::Poll)
+}
+
+/// From a conditional branch at `from` that is not taken, when that is wanted.
+#[inline(always)]
+pub(crate) fn fall_noted<const REC: bool>(c: &mut Core, o: &Op, from: u64) -> Next {
+    if REC && c.wants_not_taken() {
+        let next = c.rip_after(o);
+        if c.note_not_taken(from, next) {
+            return look(c, next);
+        }
+    }
+    o.fall(c)
 }
 
 /// After the last operation of a block that does not branch.
@@ -117,12 +129,9 @@ pub(crate) fn fall<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
 }
 
 pub(crate) fn jmp64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
-    if REC && c.branches_full() {
-        return make_room(c, o);
-    }
     let rip = target64(c, o);
-    if REC {
-        c.record_fast(c.rip_of(o), rip, BranchClass::DirectJump);
+    if REC && c.note(c.rip_of(o), rip, BranchClass::DirectJump) {
+        return look(c, rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -139,19 +148,16 @@ pub(crate) fn jcc64<const CC: u8, const LINK: bool, const REC: bool>(c: &mut Cor
     if c.cc.condition::<CC>() {
         taken64::<LINK, REC>(c, o)
     } else {
-        o.fall(c)
+        fall_noted::<REC>(c, o, c.rip_of(o))
     }
 }
 
 /// A conditional branch that is taken, in 64-bit mode.
 #[inline(always)]
 pub(crate) fn taken64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
-    if REC && c.branches_full() {
-        return make_room(c, o);
-    }
     let rip = target64(c, o);
-    if REC {
-        c.record_fast(c.rip_of(o), rip, BranchClass::Conditional);
+    if REC && c.note(c.rip_of(o), rip, BranchClass::Conditional) {
+        return look(c, rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -160,8 +166,18 @@ pub(crate) fn jcc<const CC: u8>(c: &mut Core, o: &Op) -> Next {
     if c.cc.condition::<CC>() {
         taken(c, o)
     } else {
-        o.go(c)
+        untaken(c, o)
     }
+}
+
+fn untaken(c: &mut Core, o: &Op) -> Next {
+    if c.wants_not_taken() {
+        let next = c.rip_after(o);
+        if c.note_not_taken(c.rip_of(o), next) {
+            return look(c, next);
+        }
+    }
+    o.go(c)
 }
 
 fn taken(c: &mut Core, o: &Op) -> Next {
@@ -177,7 +193,7 @@ pub(crate) fn jcxz(c: &mut Core, o: &Op) -> Next {
     if cut(c.reg(1), o.asz) == 0 {
         taken(c, o)
     } else {
-        o.go(c)
+        untaken(c, o)
     }
 }
 
@@ -194,7 +210,7 @@ pub(crate) fn loopcc<const KIND: u8>(c: &mut Core, o: &Op) -> Next {
         return c.fault_at(o, fault);
     }
     c.put_sized(1, o.asz, n);
-    if go { taken(c, o) } else { o.go(c) }
+    if go { taken(c, o) } else { untaken(c, o) }
 }
 
 /// Reads a near target from a register or memory.
@@ -226,21 +242,19 @@ fn do_call(c: &mut Core, o: &Op, to: Result<u64, Fault>, class: BranchClass) -> 
 pub(crate) fn call(c: &mut Core, o: &Op) -> Next {
     c.left = o.left;
     let to = target(c, o);
-    do_call(c, o, to, BranchClass::DirectCall)
+    let class = to.map_or(BranchClass::DirectCall, |rip| c.call_class(o, rip));
+    do_call(c, o, to, class)
 }
 
 pub(crate) fn call64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
-    if REC && c.branches_full() {
-        return make_room(c, o);
-    }
     let sp = c.regs[4].wrapping_sub(8);
     if !c.fast_write(sp, c.rip_after(o)) {
         return call(c, o);
     }
     c.regs[4] = sp;
     let rip = target64(c, o);
-    if REC {
-        c.record_fast(c.rip_of(o), rip, BranchClass::DirectCall);
+    if REC && c.note(c.rip_of(o), rip, c.call_class(o, rip)) {
+        return look(c, rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -270,15 +284,12 @@ fn ret_target(c: &mut Core, o: &Op) -> Result<u64, Fault> {
 }
 
 pub(crate) fn ret64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
-    if REC && c.branches_full() {
-        return make_room(c, o);
-    }
     let sp = c.regs[4];
     match c.fast_read::<u64>(sp) {
         Some(rip) if canonical(rip) => {
             c.regs[4] = sp.wrapping_add(8).wrapping_add(o.imm);
-            if REC {
-                c.record_fast(c.rip_of(o), rip, BranchClass::Return);
+            if REC && c.note(c.rip_of(o), rip, BranchClass::Return) {
+                return look(c, rip);
             }
             jump(c, rip)
         }
@@ -288,9 +299,6 @@ pub(crate) fn ret64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
 
 /// JMP through a register or memory in 64-bit mode.
 pub(crate) fn jmp_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
-    if REC && c.branches_full() {
-        return make_room(c, o);
-    }
     let rip = if is_mem(o) {
         c.fast_read::<u64>(c.ea64(o))
     } else {
@@ -298,8 +306,8 @@ pub(crate) fn jmp_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
     };
     match rip {
         Some(rip) if canonical(rip) => {
-            if REC {
-                c.record_fast(c.rip_of(o), rip, BranchClass::IndirectJump);
+            if REC && c.note(c.rip_of(o), rip, BranchClass::IndirectJump) {
+                return look(c, rip);
             }
             jump(c, rip)
         }
@@ -309,9 +317,6 @@ pub(crate) fn jmp_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
 
 /// CALL through a register or memory in 64-bit mode.
 pub(crate) fn call_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
-    if REC && c.branches_full() {
-        return make_room(c, o);
-    }
     let rip = if is_mem(o) {
         c.fast_read::<u64>(c.ea64(o))
     } else {
@@ -321,8 +326,8 @@ pub(crate) fn call_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
     match rip {
         Some(rip) if canonical(rip) && c.fast_write(sp, c.rip_after(o)) => {
             c.regs[4] = sp;
-            if REC {
-                c.record_fast(c.rip_of(o), rip, BranchClass::IndirectCall);
+            if REC && c.note(c.rip_of(o), rip, BranchClass::IndirectCall) {
+                return look(c, rip);
             }
             jump(c, rip)
         }

@@ -59,6 +59,7 @@ pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
         }
         _ => return Err(UD_),
     }
+    c.stop_at_control(o.d, v);
     c.leave = true;
     Ok(())
 }
@@ -183,6 +184,7 @@ pub(crate) fn write_dr(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn clts(c: &mut Core, _: &Op) -> Done {
     privileged(c)?;
     c.st.cr0 &= !CR0_TS;
+    c.stop_at_control(0, c.st.cr0);
     c.leave = true;
     Ok(())
 }
@@ -194,6 +196,7 @@ pub(crate) fn lmsw(c: &mut Core, o: &Op) -> Done {
     let v = u64::from(v) & 0xf;
     let keep = c.st.cr0 & !0xe;
     c.write_cr0(keep | v)?;
+    c.stop_at_control(0, keep | v);
     c.leave = true;
     Ok(())
 }

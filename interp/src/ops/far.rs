@@ -5,25 +5,18 @@ use crate::core::{Core, EFER_SCE, Fault, GP0, SS, UD_, cut};
 use crate::debug::BS;
 use crate::flags::{IF, RF, VM};
 use crate::op::Op;
-use crate::platform::{Branch, BranchClass};
+use crate::platform::BranchClass;
 use crate::seg::{Descriptor, canonical, gp, np};
 use hindsight_cpu::state::{Segment, seg};
 
 fn noted(c: &mut Core, o: &Op, f: impl FnOnce(&mut Core, &Op) -> Done) -> Done {
-    let (from, cpl) = (c.rip_of(o), c.cpl);
+    let place = (c.rip_of(o), c.cs_base(), c.cpl);
     let old_sp = c.regs[4];
     let done = f(c, o);
     if done.is_err() {
         c.regs[4] = old_sp;
-    } else if c.observe.branches {
-        let (to, to_cpl) = (c.rip, c.cpl);
-        c.record_full(Branch {
-            from,
-            to,
-            class: BranchClass::Far,
-            cpl,
-            to_cpl,
-        });
+    } else {
+        c.note_far(place, c.rip, BranchClass::Far);
     }
     done
 }

@@ -4,7 +4,7 @@
 //! length of the first instruction in `o.asz`.
 
 use super::alu::{Alu, Cmp, Test, eval};
-use super::branch::{enter, jump, make_room};
+use super::branch::{enter, fall_noted, jump, look};
 use crate::core::{Core, Leave};
 use crate::op::{Handler, LINKABLE, Next, Op, slot};
 use crate::platform::BranchClass;
@@ -52,9 +52,6 @@ fn fused<O: Compare, T: Word, const IMM: bool, const CC: u8, const REC: bool>(
     c: &mut Core,
     o: &Op,
 ) -> Next {
-    if REC && c.branches_full() {
-        return make_room(c, o);
-    }
     let a = c.get::<T>(o.d);
     let b = if IMM {
         T::from_u64(o.imm)
@@ -64,15 +61,15 @@ fn fused<O: Compare, T: Word, const IMM: bool, const CC: u8, const REC: bool>(
     let r = eval::<O, T>(c, a, b);
     c.cc = O::flags(a, b, r);
     if !O::holds::<T, CC>(a, b, r) {
-        return o.fall(c);
+        let from = c.rip_of(o).wrapping_add(o.asz.into());
+        return fall_noted::<REC>(c, o, from);
     }
     let rip = c.reg(slot::BLOCK_RIP).wrapping_add(o.disp);
     if REC {
-        c.record_fast(
-            c.rip_of(o).wrapping_add(o.asz.into()),
-            rip,
-            BranchClass::Conditional,
-        );
+        let from = c.rip_of(o).wrapping_add(o.asz.into());
+        if c.note(from, rip, BranchClass::Conditional) {
+            return look(c, rip);
+        }
     }
     let first = o.link.get();
     if !first.is_null() {

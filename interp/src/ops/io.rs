@@ -32,6 +32,7 @@ impl Core {
         self.platform()
             .port_read(port, &mut data[..usize::from(size & 7)]);
         self.note_port(port, size.into());
+        self.stop_at_port(port, size, false);
         self.leave = true;
         u64::from_le_bytes(data)
     }
@@ -41,6 +42,7 @@ impl Core {
         self.platform()
             .port_write(port, &data[..usize::from(size & 7)]);
         self.note_port(port, size.into());
+        self.stop_at_port(port, size, true);
         self.leave = true;
     }
 }

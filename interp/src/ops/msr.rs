@@ -35,10 +35,8 @@ impl Core {
             msr::IA32_SYSENTER_ESP => m.sysenter_esp,
             msr::IA32_SYSENTER_EIP => m.sysenter_eip,
             _ => {
-                self.sync_state();
-                let mut st = self.st.clone();
-                let result = self.platform().rdmsr(&mut st, index);
-                return result.map_err(|Gp| GP0);
+                self.tell_branches();
+                return self.platform().rdmsr(index).map_err(|Gp| GP0);
             }
         })
     }
@@ -81,20 +79,15 @@ impl Core {
         Ok(())
     }
 
-    /// An MSR that a model owns; the model may change the state.
+    /// An MSR that a model owns.
     fn write_foreign_msr(&mut self, index: u32, v: u64) -> Done {
         self.tell_branches();
-        self.sync_state();
-        let mut st = self.st.clone();
-        self.platform().wrmsr(&mut st, index, v).map_err(|Gp| GP0)?;
-        if st != self.st {
-            let debug = (st.dr, st.dr6, st.dr7) != (self.st.dr, self.st.dr6, self.st.dr7);
-            self.st = st;
-            if debug {
-                self.update_debug();
-            }
-            self.update_mode();
+        self.platform().wrmsr(index, v).map_err(|Gp| GP0)?;
+        if index == msr::IA32_FMASK {
+            // The model keeps the value; SYSCALL uses it.
+            self.st.msrs.fmask = v;
         }
+        self.reobserve();
         Ok(())
     }
 
@@ -149,7 +142,9 @@ pub(crate) fn wrmsr(c: &mut Core, _: &Op) -> Done {
     if c.cpl != 0 {
         return Err(GP0);
     }
-    c.write_msr(c.get(1), c.edx_eax())?;
+    let (index, value) = (c.get(1), c.edx_eax());
+    c.write_msr(index, value)?;
+    c.stop_at_msr(index, value);
     c.leave = true;
     Ok(())
 }
@@ -159,6 +154,7 @@ pub(crate) fn rdpmc(c: &mut Core, _: &Op) -> Done {
         return Err(GP0);
     }
     let index = c.get(1);
+    c.tell_branches();
     let v = c.platform().rdpmc(index).map_err(|Gp| GP0)?;
     c.put_edx_eax(v);
     Ok(())

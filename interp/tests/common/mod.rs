@@ -13,7 +13,7 @@
 #![allow(unsafe_code, reason = "guest memory is a raw allocation")]
 
 use hindsight_cpu::state::{CpuState, Segment, seg};
-use hindsight_interp::{Branch, Gp, Memory, Pending, Platform, RegionSpec, Vcpu};
+use hindsight_interp::{Branch, Gp, Memory, Observe, Pending, Platform, RegionSpec, Vcpu};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
@@ -75,7 +75,13 @@ impl Drop for Ram {
 pub struct Machine {
     pub out: Vec<(u16, Vec<u8>)>,
     pub mmio: Vec<(u64, Vec<u8>)>,
+    pub observe: Observe,
     pub branches: Vec<Branch>,
+    /// Branches in each batch, and what was retired when it came.
+    pub batches: Vec<usize>,
+    pub retired_at_tell: Vec<u64>,
+    pub debug_exceptions: u32,
+    pub pmis: u32,
     pub retired: u64,
     pub interrupts: Vec<u8>,
     pub nmi: bool,
@@ -100,10 +106,10 @@ impl Platform for Machine {
     fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
         self.mmio.push((gpa, data.to_vec()));
     }
-    fn rdmsr(&mut self, _: &mut CpuState, _: u32) -> Result<u64, Gp> {
+    fn rdmsr(&mut self, _: u32) -> Result<u64, Gp> {
         Err(Gp)
     }
-    fn wrmsr(&mut self, _: &mut CpuState, _: u32, _: u64) -> Result<(), Gp> {
+    fn wrmsr(&mut self, _: u32, _: u64) -> Result<(), Gp> {
         Err(Gp)
     }
     fn cpuid(&self, leaf: u32, sub: u32) -> [u32; 4] {
@@ -138,8 +144,21 @@ impl Platform for Machine {
     fn retired(&mut self, count: u64) {
         self.retired = count;
     }
+    fn observe(&mut self) -> Observe {
+        self.observe
+    }
+    fn debug_exception(&mut self) {
+        self.debug_exceptions += 1;
+        self.observe.step_on_branch = false;
+        self.observe.debug_exceptions = false;
+    }
+    fn request_pmi(&mut self) {
+        self.pmis += 1;
+    }
     fn branches(&mut self, branches: &[Branch]) {
         self.branches.extend_from_slice(branches);
+        self.batches.push(branches.len());
+        self.retired_at_tell.push(self.retired);
     }
 }
 

@@ -73,6 +73,9 @@ pub(super) struct RunArgs {
     /// The debug console, port 0xe9: where its output goes
     #[arg(long, value_name = "WHERE", default_value = "none")]
     debugcon: Backend,
+    /// Where branch trace messages go, one line each: a file, or - for standard output
+    #[arg(long, value_name = "FILE")]
+    btm: Option<PathBuf>,
     /// End the run after so many seconds, with exit status 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
@@ -270,6 +273,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     let sinks = Sinks {
         serial: serial.output(),
         debugcon: debugcon.output(),
+        messages: args.btm.as_deref().map(messages).transpose()?,
     };
     let machine = prepared.build(host.as_ref(), sinks)?;
     if !args.deterministic && (args.engine, choice.engine) == (EngineArg::Auto, Engine::Interp) {
@@ -302,12 +306,24 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         debugcon.release();
     })?;
     let host_time = start.elapsed();
+    if let Some(messages) = &board.messages {
+        messages.flush();
+    }
     // All output is out, and the terminal as it was, before we say anything.
     drop((serial, debugcon));
     if args.stats {
         print_stats(&board, host_time, &outcome);
     }
     Ok(report(outcome))
+}
+
+/// Opens the listener of branch trace messages.
+fn messages(path: &Path) -> anyhow::Result<Box<dyn Write + Send>> {
+    if path == Path::new("-") {
+        return Ok(Box::new(io::stdout()));
+    }
+    let file = File::create(path).with_context(|| format!("--btm {}", path.display()))?;
+    Ok(Box::new(io::BufWriter::new(file)))
 }
 
 /// Takes what is typed and drops it: input at the host's time would make every run another one.

@@ -54,6 +54,11 @@ fn answered(spec: &MsrSpec, write: bool) -> String {
     let owner = match (spec.owner, spec.index) {
         (Owner::Tsc, regs::IA32_TSC_ADJUST) if write => "TSC model; TSC moves too",
         (Owner::Tsc, _) => "TSC model",
+        (Owner::Branch, regs::IA32_DEBUGCTL) if write => {
+            "branch model; what is observed may change"
+        }
+        (Owner::Branch, _) => "branch model",
+        (Owner::Pmu, _) => "performance monitor",
         (Owner::Apic, _) => "local APIC",
         (Owner::Processor, _) => "processor state",
         (Owner::Stored, _) => "stored",

@@ -81,6 +81,7 @@ pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()),
+        messages: None,
     };
     let mut machine = Machine::new(host, &config, &plan, sinks)?;
     let board = machine.board().clone();

@@ -16,6 +16,8 @@ use super::MachineError;
 use super::timer::TimerBell;
 use crate::kvm::KvmError;
 use crate::memory;
+use crate::messages::BranchMessages;
+use crate::vcpu::attend::Reports;
 use crate::vcpu::control::{Control, lock};
 use crate::vcpu::report::{Crash, LastState};
 use crate::vcpu::stats::VcpuStats;
@@ -69,8 +71,12 @@ pub struct Board {
     pub cpuid: CpuidTable,
     /// Pause, resume, stop, kick.
     pub control: Arc<Control>,
+    /// Where processors tell a debugger that they stopped.
+    pub reports: Reports,
     /// Guest memory.
     pub memory: GuestMemoryMmap,
+    /// Who listens to branch trace messages.
+    pub messages: Option<BranchMessages>,
     pub(super) finish: Arc<Finish>,
     pub(super) timer: Arc<TimerBell>,
     /// Processors that wait for KVM to open an interrupt window.

@@ -29,6 +29,8 @@ use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
 use crate::layout::{Layout, LayoutError};
 use crate::memory::{self, MemoryError};
+use crate::messages::BranchMessages;
+use crate::vcpu::attend::Reports;
 use crate::vcpu::control::Control;
 use crate::vcpu::determined;
 use crate::vcpu::mode::Engine;
@@ -87,6 +89,9 @@ pub enum MachineError {
     /// A thread of ours panicked; it has said why.
     #[error("a thread of the monitor panicked: this is a bug in hindsight")]
     Panicked,
+    /// The host has no more file descriptors.
+    #[error("no file descriptor for the debugger's events")]
+    Reports(#[source] io::Error),
     /// A thread could not be started.
     #[error("a thread cannot be started")]
     Thread(#[source] io::Error),
@@ -381,8 +386,11 @@ struct Processor<'a> {
 
 /// What works in an engine on this host.
 fn facilities(engine: Engine) -> Facilities {
+    if engine == Engine::Interp {
+        return Facilities::OBSERVED;
+    }
     // Without an in-kernel APIC, some KVMs swallow writes of the deadline.
-    let lost = engine == Engine::Kvm && !matches!(doctor::unmet("tsc-deadline-exit"), Ok(None));
+    let lost = !matches!(doctor::unmet("tsc-deadline-exit"), Ok(None));
     if lost {
         Facilities::NATIVE.difference(Facilities::TSC_DEADLINE)
     } else {
@@ -453,7 +461,7 @@ fn board(
     layout: &Layout,
     memory: GuestMemoryMmap,
     processor: &Processor<'_>,
-    sinks: Sinks,
+    mut sinks: Sinks,
 ) -> Result<(Arc<Board>, Arc<Mutex<Serial>>), MachineError> {
     let clock = Arc::new(if processor.deterministic {
         Clock::new_virtual(processor.tsc_hz)
@@ -505,6 +513,7 @@ fn board(
         layout,
         cpus: u16::try_from(config.cpus).unwrap_or(u16::MAX),
     };
+    let messages = sinks.messages.take().map(BranchMessages::new);
     let (ports, mmio, serial) = devices::build(&wiring, sinks)?;
     let windows = AtomicU64::new(0);
     let board = Board {
@@ -514,7 +523,9 @@ fn board(
         mmio,
         cpuid,
         control,
+        reports: Reports::new().map_err(MachineError::Reports)?,
         memory,
+        messages,
         finish,
         timer,
         windows,

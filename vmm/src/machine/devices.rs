@@ -35,6 +35,8 @@ pub struct Sinks {
     pub serial: Box<dyn Write + Send>,
     /// The debug console, port 0xe9.
     pub debugcon: Box<dyn Write + Send>,
+    /// The bus that branch trace messages are sent to, if anybody listens.
+    pub messages: Option<Box<dyn Write + Send>>,
 }
 
 impl fmt::Debug for Sinks {

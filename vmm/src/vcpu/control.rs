@@ -5,10 +5,13 @@
 //! `immediate_exit` (set after the flag) throws it out of KVM_RUN, or the condition variable wakes
 //! it.
 
+use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::attend::Request;
 use crate::kvm::kick::Kicker;
 
 /// Locks `mutex`; a panic elsewhere while it was held does not spread.
@@ -88,13 +91,40 @@ enum Phase {
     Stopped,
 }
 
-#[derive(Debug)]
 struct Inner {
     phase: Phase,
     /// Threads inside of their run loop.
     active: usize,
     /// Threads that wait for the end of a pause.
     waiting: usize,
+    /// Processors that stay paused when the others run on, a bit each.
+    held: u64,
+    /// What the processors' threads are to do while they are paused.
+    asked: Vec<Option<Request>>,
+}
+
+impl Inner {
+    fn pauses(&self, ids: u64) -> bool {
+        self.phase == Phase::Paused || (self.phase == Phase::Running && self.held & ids != 0)
+    }
+
+    fn take_request(&mut self, ids: Range<usize>) -> Option<(usize, Request)> {
+        ids.into_iter()
+            .find_map(|id| Some((id, self.asked.get_mut(id)?.take()?)))
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner")
+            .field("phase", &self.phase)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The processors `ids`, a bit each.
+fn mask(ids: &Range<usize>) -> u64 {
+    ids.clone().filter(|&id| id < 64).map(|id| 1 << id).sum()
 }
 
 /// The machine's run state, and the doorbells of its processors.
@@ -123,6 +153,8 @@ impl Control {
                 phase: Phase::Paused,
                 active: 0,
                 waiting: 0,
+                held: 0,
+                asked: (0..cpus).map(|_| None).collect(),
             }),
             changed: Condvar::new(),
             doorbells: (0..cpus).map(|_| Doorbell::default()).collect(),
@@ -166,9 +198,42 @@ impl Control {
         inner.phase == Phase::Paused
     }
 
+    /// Has these processors (a bit each) stay where they are when the machine runs on, and no
+    /// others. They stop at their next checkpoint: call this while the machine is paused.
+    pub fn hold_only(&self, ids: u64) {
+        lock(&self.inner).held = ids;
+        self.changed.notify_all();
+    }
+
+    /// Has processor `id` stop at its next checkpoint, and stay there until
+    /// [`Control::hold_only`] lets it go.
+    pub fn hold(&self, id: usize) {
+        lock(&self.inner).held |= mask(&(id..id + 1));
+        self.doorbells[id].ring();
+    }
+
+    /// Has the thread of processor `id` do something while it is paused, which it must be or become
+    /// soon. `false`: the machine is stopped, and the request was dropped. A request that is
+    /// accepted is done, or dropped when the machine stops: answer through a channel.
+    pub fn ask(&self, id: usize, request: Request) -> bool {
+        let mut inner = lock(&self.inner);
+        if inner.phase == Phase::Stopped || inner.active == 0 {
+            return false;
+        }
+        let Some(place) = inner.asked.get_mut(id) else {
+            return false;
+        };
+        *place = Some(request);
+        self.changed.notify_all();
+        true
+    }
+
     /// Ends all processors for good; does not wait for them.
     pub fn stop(&self) {
-        lock(&self.inner).phase = Phase::Stopped;
+        let mut inner = lock(&self.inner);
+        inner.phase = Phase::Stopped;
+        inner.asked.iter_mut().for_each(|request| *request = None);
+        drop(inner);
         self.changed.notify_all();
         self.ring_all();
     }
@@ -189,11 +254,21 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// Called by a processor's thread, with nothing locked, when its doorbell rang: waits out a
-    /// pause.
-    pub fn checkpoint(&self) -> Checkpoint {
+    /// Called by the thread of processors `ids`, with nothing locked, when its doorbell rang: waits
+    /// out a pause, and has `serve` do what [`Control::ask`] wants of a processor.
+    pub fn checkpoint(
+        &self,
+        ids: Range<usize>,
+        serve: &mut dyn FnMut(usize, Request),
+    ) -> Checkpoint {
         let mut inner = lock(&self.inner);
-        while inner.phase == Phase::Paused {
+        while inner.pauses(mask(&ids)) {
+            if let Some((id, request)) = inner.take_request(ids.clone()) {
+                drop(inner);
+                serve(id, request);
+                inner = lock(&self.inner);
+                continue;
+            }
             inner.waiting += 1;
             self.changed.notify_all();
             inner = self
@@ -209,9 +284,10 @@ impl Control {
         }
     }
 
-    /// Whether a thread must come to a [`Control::checkpoint`].
-    pub fn wants_checkpoint(&self) -> bool {
-        lock(&self.inner).phase != Phase::Running
+    /// Whether the thread of processors `ids` must come to a [`Control::checkpoint`].
+    pub fn wants_checkpoint(&self, ids: Range<usize>) -> bool {
+        let inner = lock(&self.inner);
+        inner.phase != Phase::Running || inner.held & mask(&ids) != 0
     }
 }
 
@@ -233,7 +309,8 @@ mod tests {
                 thread::spawn(move || {
                     control.doorbell(id).ring();
                     loop {
-                        if control.doorbell(id).answer() && control.checkpoint() == Checkpoint::Stop
+                        if control.doorbell(id).answer()
+                            && control.checkpoint(id..id + 1, &mut |_, _| {}) == Checkpoint::Stop
                         {
                             break;
                         }

@@ -137,7 +137,7 @@ impl Track {
 /// stopped in where the board asks for them.
 pub fn thread(mut vcpus: Vec<ObservedVcpu>, board: &Arc<Board>) -> Vec<LastState> {
     let guard = LoopGuard { id: 0, board };
-    if board.control.checkpoint() == Checkpoint::Run {
+    if board.control.checkpoint(0..1, &mut |_, _| {}) == Checkpoint::Run {
         run(&mut vcpus, board);
     }
     drop(guard);

@@ -1,9 +1,11 @@
 //! A virtual processor: its thread, its two ways of running, and the path from an exit to a model.
 //!
 //! Read [`exit`] (why it stopped), [`dispatch`] (the one match), [`models`] (the MSR path), then
-//! [`native`] (the loop round KVM_RUN) and [`control`] (pause, resume, stop, kick). [`record`] keeps
+//! [`native`] (the loop round KVM_RUN) and [`control`] (pause, resume, stop, kick). [`attend`] is
+//! what a debugger asks of a paused processor. [`record`] keeps
 //! what happened, for those who ask for it, and [`stats`] counts it.
 
+pub mod attend;
 pub mod control;
 pub mod determined;
 pub mod dispatch;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use hindsight_cpu::branch::Branch;
 use hindsight_cpu::msr::{Effect, MsrConfig, Msrs, Now, RdmsrOutcome, WrmsrOutcome};
 use hindsight_regs::msr as regs;
 
@@ -86,6 +87,15 @@ impl Models {
         address
             .checked_sub(self.apic_page?)
             .filter(|&offset| offset < 0x1000)
+    }
+
+    /// Takes the branches that an engine observed, in order.
+    pub fn branches(&mut self, branches: &[Branch]) {
+        self.msrs.branches(branches);
+        let unit = self.msrs.branch();
+        if let (true, Some(sink)) = (unit.messages(), &self.board.messages) {
+            sink.send(self.id, branches.iter().filter(|b| unit.sends(b.cpl)));
+        }
     }
 
     fn now(&self) -> Now {

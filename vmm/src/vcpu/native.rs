@@ -6,11 +6,14 @@ use std::time::Duration;
 use hindsight_cpu::msr::Effect;
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_devices::irq::Pending;
+use hindsight_interp::Stops;
 use hindsight_regs::msr as regs;
 
+use super::attend::{Attended, Plan, Request};
 use super::control::{Checkpoint, Doorbell};
 use super::dispatch::{self, CrashCause, Next};
 use super::guard::LoopGuard;
+use super::mode::Engine;
 use super::models::Models;
 use super::record::{Recorder, What};
 use super::report::{Crash, LastState};
@@ -79,7 +82,7 @@ impl NativeVcpu {
         };
         let doorbell = board.control.doorbell(self.models.id);
         doorbell.set_kicker(Some(Kicker::of_this_thread(&mut self.kvm)));
-        if board.control.checkpoint() == Checkpoint::Run {
+        if self.checkpoint(board) == Checkpoint::Run {
             self.run(board, doorbell);
         }
         drop(guard);
@@ -111,16 +114,24 @@ impl NativeVcpu {
             }
             if doorbell.is_rung() {
                 doorbell.answer();
-                if board.control.wants_checkpoint() {
+                let id = self.models.id;
+                if board.control.wants_checkpoint(id..id + 1) {
                     if let Err(error) = self.complete() {
                         return board.finish(Outcome::failed(error));
                     }
-                    if board.control.checkpoint() == Checkpoint::Stop {
+                    if self.checkpoint(board) == Checkpoint::Stop {
                         return;
                     }
                 }
             }
         }
+    }
+
+    /// Waits out a pause, serving requests.
+    fn checkpoint(&mut self, board: &Board) -> Checkpoint {
+        let id = self.models.id;
+        let serve = &mut |_, request: Request| request(self);
+        board.control.checkpoint(id..id + 1, serve)
     }
 
     /// Looks for work, runs the guest once, serves the exit.
@@ -150,7 +161,8 @@ impl NativeVcpu {
                 doorbell.answer();
                 // A ring that was taken here is served by the look round that follows; a wish to
                 // pause must not get lost with it.
-                if self.models.board.control.wants_checkpoint() {
+                let id = self.models.id;
+                if self.models.board.control.wants_checkpoint(id..id + 1) {
                     doorbell.ring();
                 }
             }
@@ -315,5 +327,33 @@ impl NativeVcpu {
         let id = self.models.id;
         let state = self.state().unwrap_or_else(|_| CpuState::reset());
         Crash::new(id, cause, state, &self.models.board.memory)
+    }
+}
+
+impl Attended for NativeVcpu {
+    fn engine(&self) -> Engine {
+        Engine::Kvm
+    }
+
+    fn state(&mut self) -> Result<CpuState, KvmError> {
+        NativeVcpu::state(self)
+    }
+
+    fn set_state(&mut self, state: &CpuState) -> Result<(), KvmError> {
+        NativeVcpu::set_state(self, state)
+    }
+
+    fn models(&mut self) -> &mut Models {
+        &mut self.models
+    }
+
+    fn set_plan(&mut self, _: Plan) {}
+
+    fn set_stops(&mut self, stops: &Stops) -> Result<bool, KvmError> {
+        Ok(*stops == Stops::default())
+    }
+
+    fn retired(&self) -> Option<u64> {
+        None
     }
 }

@@ -3,20 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hindsight_cpu::msr::Effect;
+use hindsight_cpu::branch::{Branch, Observe};
 use hindsight_cpu::state::{Activity, CpuState};
-use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Vcpu};
+use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
 use hindsight_regs::msr as regs;
 
+use super::attend::{Attended, Plan, Request, Stop};
 use super::control::{Checkpoint, Doorbell};
 use super::determined::{Noted, Track, Turn};
 use super::dispatch::{Bytes, CrashCause};
 use super::guard::LoopGuard;
+use super::mode::Engine;
 use super::models::Models;
 
 use super::record::{Kind, Recorder, What};
 use super::report::{Crash, LastState};
 use super::stats::VcpuStats;
+use crate::kvm::KvmError;
 use crate::machine::{Board, Outcome};
 
 /// Instructions between two looks at the doorbell by the run loop itself.
@@ -27,6 +30,9 @@ const BUDGET: u64 = 1 << 24;
 pub struct ObservedVcpu {
     vcpu: Vcpu,
     around: Around,
+    plan: Plan,
+    /// Why the guest cannot go on, while a debugger looks at it.
+    crashed: Option<CrashCause>,
 }
 
 /// The machine around the processor, as the interpreter sees it.
@@ -94,7 +100,7 @@ impl Platform for Around {
         self.served(Kind::MmioWrite(gpa), |models| models.mmio_write(gpa, data));
     }
 
-    fn rdmsr(&mut self, _: &mut CpuState, index: u32) -> Result<u64, Gp> {
+    fn rdmsr(&mut self, index: u32) -> Result<u64, Gp> {
         let answer = self.served(Kind::Rdmsr(index), |models| models.rdmsr(index));
         self.models.record(What::Rdmsr {
             index,
@@ -106,7 +112,7 @@ impl Platform for Around {
         answer.ok().flatten().ok_or(Gp)
     }
 
-    fn wrmsr(&mut self, state: &mut CpuState, index: u32, value: u64) -> Result<(), Gp> {
+    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), Gp> {
         self.note(Noted::Wrmsr, index.into(), &value.to_le_bytes());
         let answer = self.served(Kind::Wrmsr(index), |models| models.wrmsr(index, value));
         self.models.record(What::Wrmsr {
@@ -116,12 +122,23 @@ impl Platform for Around {
         });
         let id = self.models.id;
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
-        let effect = answer.ok().flatten().ok_or(Gp)?;
-        if let (regs::IA32_FMASK, Effect::Mirror(mask)) = (index, effect) {
-            // What a mirrored MSR is to KVM: SYSCALL uses it.
-            state.msrs.fmask = mask;
-        }
-        Ok(())
+        answer.ok().flatten().ok_or(Gp).map(|_| ())
+    }
+
+    fn observe(&mut self) -> Observe {
+        self.models.msrs.observe()
+    }
+
+    fn branches(&mut self, branches: &[Branch]) {
+        self.models.branches(branches);
+    }
+
+    fn debug_exception(&mut self) {
+        self.models.msrs.debug_exception();
+    }
+
+    fn request_pmi(&mut self) {
+        self.models.board.irq.request_pmi(self.models.id);
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
@@ -217,6 +234,8 @@ impl ObservedVcpu {
                 random,
                 track: None,
             },
+            plan: Plan::Run,
+            crashed: None,
         }
     }
 
@@ -235,7 +254,7 @@ impl ObservedVcpu {
         let id = self.around.models.id;
         let guard = LoopGuard { id, board };
         let doorbell = board.control.doorbell(id);
-        if board.control.checkpoint() == Checkpoint::Run {
+        if self.checkpoint(board) == Checkpoint::Run {
             self.run(board, doorbell);
         }
         drop(guard);
@@ -246,25 +265,76 @@ impl ObservedVcpu {
     fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) {
         loop {
             self.start_signals();
-            match self.vcpu.run(&mut self.around, BUDGET) {
+            let exit = match self.plan {
+                Plan::Run => self.vcpu.run(&mut self.around, BUDGET),
+                Plan::Step { quiet, .. } => self.vcpu.step(&mut self.around, quiet),
+            };
+            match exit {
                 Exit::Budget | Exit::Kicked | Exit::Leave => {}
                 Exit::Halted => self.around.served(Kind::Halt, |_| {
                     doorbell.sleep(Duration::from_secs(3600));
                 }),
-                Exit::Shutdown => return self.crash(board, CrashCause::TripleFault),
-                Exit::Missing { bytes, .. } => {
-                    return self.crash(board, CrashCause::Missing(bytes.to_vec()));
+                exit => {
+                    if let Some(stop) = self.why_stopped(&exit)
+                        && !self.report(board, stop)
+                    {
+                        return;
+                    }
                 }
             }
             if doorbell.is_rung() {
                 doorbell.answer();
-                if board.control.wants_checkpoint()
-                    && board.control.checkpoint() == Checkpoint::Stop
+                let id = self.around.models.id;
+                if board.control.wants_checkpoint(id..id + 1)
+                    && self.checkpoint(board) == Checkpoint::Stop
                 {
                     return;
                 }
+                if let Some(cause) = self.crashed.take() {
+                    return self.crash(board, cause);
+                }
             }
         }
+    }
+
+    /// What an exit is to a debugger; `None` if the processor just runs on.
+    fn why_stopped(&mut self, exit: &Exit) -> Option<Stop> {
+        match exit {
+            Exit::Budget | Exit::Kicked | Exit::Leave | Exit::Halted => None,
+            Exit::Shutdown => Some(Stop::Crash(CrashCause::TripleFault)),
+            Exit::Missing { bytes, .. } => Some(Stop::Crash(CrashCause::Missing(bytes.to_vec()))),
+            Exit::Stop(hit) => Some(Stop::Hit(*hit)),
+            Exit::Stepped => match self.plan {
+                Plan::Step {
+                    range: Some((from, to)),
+                    ..
+                } if (from..to).contains(&self.vcpu.rip()) => None,
+                _ => Some(Stop::Stepped),
+            },
+        }
+    }
+
+    /// Tells the debugger why the processor stopped, and has it wait at the next checkpoint.
+    /// `false`: there is no debugger, and the guest cannot go on.
+    fn report(&mut self, board: &Arc<Board>, stop: Stop) -> bool {
+        if let Stop::Crash(cause) = &stop {
+            if !board.reports.wanted() {
+                self.crash(board, cause.clone());
+                return false;
+            }
+            self.crashed = Some(cause.clone());
+        }
+        let id = self.around.models.id;
+        board.control.hold(id);
+        board.reports.put(id, stop);
+        true
+    }
+
+    /// Waits out a pause, serving requests.
+    fn checkpoint(&mut self, board: &Board) -> Checkpoint {
+        let id = self.around.models.id;
+        let serve = &mut |_, request: Request| request(self);
+        board.control.checkpoint(id..id + 1, serve)
     }
 
     /// One turn of deterministic mode: `quantum` instructions, fewer if the processor halts.
@@ -273,8 +343,8 @@ impl ObservedVcpu {
         let start = self.vcpu.stats().retired;
         loop {
             if doorbell.answer()
-                && board.control.wants_checkpoint()
-                && board.control.checkpoint() == Checkpoint::Stop
+                && board.control.wants_checkpoint(0..1)
+                && board.control.checkpoint(0..1, &mut |_, _| {}) == Checkpoint::Stop
             {
                 return Turn::Stop;
             }
@@ -313,6 +383,7 @@ impl ObservedVcpu {
                     self.crash(board, CrashCause::Missing(bytes.to_vec()));
                     return Turn::Stop;
                 }
+                Exit::Stop(_) | Exit::Stepped => {}
             }
         }
     }
@@ -375,5 +446,41 @@ impl ObservedVcpu {
         let state = self.state();
         let crash = Crash::new(self.around.models.id, cause, state, &board.memory);
         board.finish(Outcome::Crash(Box::new(crash)));
+    }
+}
+
+impl Attended for ObservedVcpu {
+    fn engine(&self) -> Engine {
+        Engine::Interp
+    }
+
+    fn state(&mut self) -> Result<CpuState, KvmError> {
+        let mut state = ObservedVcpu::state(self);
+        state.cr8 = self.around.models.board.irq.cr8(self.around.models.id);
+        Ok(state)
+    }
+
+    fn set_state(&mut self, state: &CpuState) -> Result<(), KvmError> {
+        let models = &self.around.models;
+        models.board.irq.set_cr8(models.id, state.cr8);
+        self.vcpu.load(state);
+        Ok(())
+    }
+
+    fn models(&mut self) -> &mut Models {
+        &mut self.around.models
+    }
+
+    fn set_plan(&mut self, plan: Plan) {
+        self.plan = plan;
+    }
+
+    fn set_stops(&mut self, stops: &Stops) -> Result<bool, KvmError> {
+        self.vcpu.set_stops(stops);
+        Ok(true)
+    }
+
+    fn retired(&self) -> Option<u64> {
+        Some(self.vcpu.stats().retired)
     }
 }

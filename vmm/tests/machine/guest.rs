@@ -135,6 +135,7 @@ pub fn machine_on(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Mach
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()) as Box<dyn Write + Send>,
+        messages: None,
     };
     Machine::new(Some(&Host::open().unwrap()), &config, &plan, sinks).unwrap()
 }

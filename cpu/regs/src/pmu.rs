@@ -1,0 +1,198 @@
+//! Performance monitoring. SDM Vol. 3B, "Architectural Performance Monitoring" and "Processor Event
+//! Based Sampling (PEBS)".
+
+/// General-purpose counters: CPUID.0AH:EAX\[15:8\].
+pub const GP_COUNTERS: u32 = 4;
+/// Fixed counters: CPUID.0AH:EDX\[4:0\].
+pub const FIXED_COUNTERS: u32 = 3;
+/// Bits of a counter's value.
+pub const COUNTER_MASK: u64 = (1 << 48) - 1;
+
+/// IA32_PERFEVTSELx. SDM Vol. 3B, "Architectural Performance Monitoring Version 1 Facilities".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventSelect(pub u64);
+
+impl EventSelect {
+    /// Count at CPL above 0.
+    pub const USR: u64 = 1 << 16;
+    /// Count at CPL 0.
+    pub const OS: u64 = 1 << 17;
+    /// Count transitions of the condition from 0 to 1.
+    pub const EDGE: u64 = 1 << 18;
+    /// Pin control, which this processor lacks.
+    pub const PIN: u64 = 1 << 19;
+    /// An overflow requests an interrupt.
+    pub const INT: u64 = 1 << 20;
+    /// Count for all threads of the core.
+    pub const ANY_THREAD: u64 = 1 << 21;
+    /// The counter is on.
+    pub const ENABLE: u64 = 1 << 22;
+    /// Invert the comparison with the counter mask.
+    pub const INVERT: u64 = 1 << 23;
+    /// Only inside transactions.
+    pub const IN_TX: u64 = 1 << 32;
+    /// Not in aborted transactions; counter 2 only.
+    pub const IN_TXCP: u64 = 1 << 33;
+
+    /// A selection of `event` with `umask`, and these further bits.
+    pub const fn new(event: u8, umask: u8, bits: u64) -> Self {
+        Self(event as u64 | (umask as u64) << 8 | bits)
+    }
+
+    /// The event select field.
+    pub const fn event(self) -> u8 {
+        self.0.to_le_bytes()[0]
+    }
+
+    /// The unit mask.
+    pub const fn umask(self) -> u8 {
+        self.0.to_le_bytes()[1]
+    }
+
+    /// The counter mask: events in one cycle that make the counter add 1; 0 adds all events.
+    pub const fn cmask(self) -> u8 {
+        self.0.to_le_bytes()[3]
+    }
+
+    /// Whether all of `bits` are set.
+    pub const fn has(self, bits: u64) -> bool {
+        self.0 & bits == bits
+    }
+}
+
+/// The field of one fixed counter in IA32_FIXED_CTR_CTRL.
+/// SDM Vol. 3B, "Architectural Performance Monitoring Version 2 Facilities".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FixedControl(pub u64);
+
+impl FixedControl {
+    /// Count at CPL 0.
+    pub const OS: u64 = 1;
+    /// Count at CPL above 0.
+    pub const USR: u64 = 1 << 1;
+    /// Count for all threads of the core.
+    pub const ANY_THREAD: u64 = 1 << 2;
+    /// An overflow requests an interrupt.
+    pub const PMI: u64 = 1 << 3;
+
+    /// The field of fixed counter `index` in a value of IA32_FIXED_CTR_CTRL.
+    pub const fn of(value: u64, index: usize) -> Self {
+        Self(value >> (4 * index) & 0b1111)
+    }
+
+    /// Whether all of `bits` are set.
+    pub const fn has(self, bits: u64) -> bool {
+        self.0 & bits == bits
+    }
+}
+
+/// Bits of IA32_PERF_GLOBAL_CTRL, _STATUS, _STATUS_RESET and _STATUS_SET.
+/// SDM Vol. 3B, "Architectural Performance Monitoring Version 4 Facilities".
+pub mod global {
+    /// The first fixed counter's bit; counter `i` has the bit `FIXED + i`.
+    pub const FIXED: u32 = 32;
+    /// All counters.
+    pub const COUNTERS: u64 = 0x7_0000_000f;
+    /// LBR_FRZ: the LBR stack is frozen.
+    pub const LBR_FRZ: u64 = 1 << 58;
+    /// CTR_FRZ: the counters are frozen.
+    pub const CTR_FRZ: u64 = 1 << 59;
+    /// ASCI.
+    pub const ASCI: u64 = 1 << 60;
+    /// An uncore counter overflowed.
+    pub const UNCORE: u64 = 1 << 61;
+    /// The PEBS buffer reached its threshold.
+    pub const DS_BUFFER: u64 = 1 << 62;
+    /// CondChgd.
+    pub const COND_CHANGED: u64 = 1 << 63;
+    /// In IA32_PERF_GLOBAL_INUSE: interrupts of the PMU are in use.
+    pub const PMI_IN_USE: u64 = 1 << 63;
+    /// What may be written to IA32_PERF_GLOBAL_STATUS_RESET.
+    pub const RESETTABLE: u64 = COUNTERS | 0b11_1111 << 58;
+    /// What may be written to IA32_PERF_GLOBAL_STATUS_SET.
+    pub const SETTABLE: u64 = COUNTERS | 0b1_1111 << 58;
+}
+
+/// The PEBS half of the DS buffer management area, and the record of format 3.
+/// SDM Vol. 3B, "Debug Store (DS) Mechanism" and "PEBS Data Format".
+pub mod pebs {
+    /// Offset of the buffer base in the management area.
+    pub const BASE: u64 = 0x20;
+    /// Offset of the index: where the next record goes.
+    pub const INDEX: u64 = 0x28;
+    /// Offset of the absolute maximum: no byte at or above it is written.
+    pub const MAXIMUM: u64 = 0x30;
+    /// Offset of the interrupt threshold.
+    pub const THRESHOLD: u64 = 0x38;
+    /// Offset of the reset value of counter 0; counter `n` has `RESET + 8 * n`.
+    pub const RESET: u64 = 0x40;
+    /// Bytes of a record.
+    pub const RECORD: usize = 200;
+    /// In IA32_PEBS_ENABLE: load latency of counter 0.
+    pub const LOAD_LATENCY: u32 = 32;
+
+    /// Offsets in a record.
+    pub mod record {
+        /// RFLAGS.
+        pub const RFLAGS: usize = 0x00;
+        /// RIP after the eventing instruction.
+        pub const RIP: usize = 0x08;
+        /// RAX, and then RBX, RCX, RDX, RSI, RDI, RBP, RSP, R8 to R15.
+        pub const REGISTERS: usize = 0x10;
+        /// The counters that the record is about.
+        pub const COUNTERS: usize = 0x90;
+        /// Linear address of the data.
+        pub const ADDRESS: usize = 0x98;
+        /// Where the data came from.
+        pub const SOURCE: usize = 0xa0;
+        /// Latency in core cycles.
+        pub const LATENCY: usize = 0xa8;
+        /// RIP of the eventing instruction.
+        pub const EVENTING_RIP: usize = 0xb0;
+        /// About the last transaction.
+        pub const TX: usize = 0xb8;
+        /// The time-stamp counter.
+        pub const TSC: usize = 0xc0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn event_select_as_in_the_manual() {
+        // Conditional branches retired at CPL 3, as rr programs them.
+        let select = EventSelect::new(0xc4, 0x01, 0x51_0000);
+        assert_eq!(select.0, 0x51_01c4);
+        assert!(select.has(EventSelect::USR | EventSelect::INT | EventSelect::ENABLE));
+        assert!(!select.has(EventSelect::OS));
+        // Precise cycles, as perf programs them: INV, CMASK of 16.
+        let cycles = EventSelect(0x10d3_01c0);
+        assert_eq!(
+            (cycles.event(), cycles.umask(), cycles.cmask()),
+            (0xc0, 1, 16)
+        );
+        assert!(cycles.has(EventSelect::INVERT));
+    }
+
+    #[test]
+    fn fixed_control_fields_are_four_bits() {
+        assert_eq!(FixedControl::of(0xb30, 2), FixedControl(0xb));
+        assert!(FixedControl::of(0xb30, 2).has(FixedControl::PMI | FixedControl::USR));
+        assert_eq!(FixedControl::of(0xb30, 0), FixedControl(0));
+    }
+
+    #[test]
+    fn status_masks_as_in_the_manual() {
+        assert_eq!(global::RESETTABLE, 0xfc00_0007_0000_000f);
+        assert_eq!(global::SETTABLE, 0x7c00_0007_0000_000f);
+        assert_eq!(global::CTR_FRZ, 0x0800_0000_0000_0000);
+        assert_eq!(global::LBR_FRZ, 0x0400_0000_0000_0000);
+    }
+
+    #[test]
+    fn record_ends_behind_the_tsc() {
+        assert_eq!(pebs::record::TSC + 8, pebs::RECORD);
+    }
+}

@@ -1,0 +1,118 @@
+//! The LBR stack. SDM Vol. 3B, "Last Branch Record (LBR) Stack".
+
+use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LbrSelect};
+
+use super::{Branch, BranchClass};
+
+/// One entry, as its three MSRs show it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) info: u64,
+}
+
+/// The stack, its filter and the last exception record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lbr {
+    pub(super) entries: [Entry; LBR_DEPTH],
+    /// Index of the newest entry, 0 to 31.
+    pub(super) tos: usize,
+    pub(super) select: LbrSelect,
+    /// The branch recorded last, wherever it is now: what LER gets.
+    pub(super) last: (u64, u64),
+    pub(super) ler: (u64, u64),
+    /// [`Branch::at`] of the last update: where CYC_CNT starts.
+    pub(super) since: u32,
+}
+
+/// The filter bit of a class; none for what is not recorded at all.
+const fn filter(class: BranchClass) -> Option<LbrSelect> {
+    Some(match class {
+        BranchClass::Conditional => LbrSelect::JCC,
+        BranchClass::DirectJump => LbrSelect::NEAR_REL_JMP,
+        BranchClass::IndirectJump => LbrSelect::NEAR_IND_JMP,
+        BranchClass::DirectCall | BranchClass::CallNext => LbrSelect::NEAR_REL_CALL,
+        BranchClass::IndirectCall => LbrSelect::NEAR_IND_CALL,
+        BranchClass::Return => LbrSelect::NEAR_RET,
+        BranchClass::Far
+        | BranchClass::SoftwareInterrupt
+        | BranchClass::Exception
+        | BranchClass::Interrupt => LbrSelect::FAR_BRANCH,
+        BranchClass::Debug | BranchClass::NotTaken => return None,
+    })
+}
+
+/// The event goes into the last exception record (rules LER-01, LER-03, LER-08).
+const fn is_event(class: BranchClass) -> bool {
+    matches!(
+        class,
+        BranchClass::Exception | BranchClass::Interrupt | BranchClass::SoftwareInterrupt
+    )
+}
+
+impl Lbr {
+    /// Takes all branches of a batch, in order.
+    pub(super) fn record(&mut self, batch: &[Branch]) {
+        let mut batch = batch;
+        if self.select.is_empty() && batch.len() > LBR_DEPTH {
+            // Of many only the last ones stay, unless LER wants one before: mostly, nothing does.
+            let (old, new) = batch.split_at(batch.len() - LBR_DEPTH);
+            let plain = |b: &Branch| !is_event(b.class) && filter(b.class).is_some();
+            if old.iter().all(plain) {
+                self.tos = (self.tos + old.len()) % LBR_DEPTH;
+                if let Some(b) = old.last() {
+                    (self.last, self.since) = ((b.from, b.to), b.at);
+                }
+                batch = new;
+            }
+        }
+        for branch in batch {
+            self.record_one(branch);
+        }
+    }
+
+    fn record_one(&mut self, branch: &Branch) {
+        let Some(class) = filter(branch.class) else {
+            return;
+        };
+        if is_event(branch.class) {
+            self.ler = self.last;
+        }
+        let level = if branch.to_cpl == 0 {
+            LbrSelect::CPL_EQ_0
+        } else {
+            LbrSelect::CPL_NEQ_0
+        };
+        if self.select.intersects(class.union(level)) {
+            return;
+        }
+        if self.select.contains(LbrSelect::EN_CALLSTACK) {
+            match branch.class {
+                BranchClass::Return => return self.pop(branch),
+                BranchClass::CallNext => return,
+                _ => {}
+            }
+        }
+        self.push(branch);
+    }
+
+    fn push(&mut self, branch: &Branch) {
+        self.tos = (self.tos + 1) % LBR_DEPTH;
+        let cycles = u64::from(branch.at.wrapping_sub(self.since)).min(CYC_CNT_MAX);
+        self.since = branch.at;
+        self.last = (branch.from, branch.to);
+        self.entries[self.tos] = Entry {
+            from: branch.from,
+            to: branch.to,
+            info: cycles,
+        };
+    }
+
+    /// Rules LSEL-12 to LSEL-14: the entry is zeroed, TOS goes back.
+    fn pop(&mut self, branch: &Branch) {
+        self.entries[self.tos] = Entry::default();
+        self.tos = (self.tos + LBR_DEPTH - 1) % LBR_DEPTH;
+        self.since = branch.at;
+    }
+}

@@ -1,0 +1,269 @@
+//! What can be counted: the kinds of events that engines tell, and the encodings that select them.
+//! SDM Vol. 3B, "Pre-defined Architectural Performance Events", and the event list of the processor.
+
+use hindsight_regs::pmu::EventSelect;
+
+/// Something that happens while a processor runs. Every branch instruction is one of the six kinds
+/// of branches, and also an [`Kind::Instruction`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// An instruction retired; a repeated string instruction once, when it completes.
+    Instruction,
+    /// A conditional branch that was taken, LOOPcc and JCXZ among them.
+    TakenConditional,
+    /// A conditional branch that was not taken.
+    NotTaken,
+    /// A near jump.
+    Jump,
+    /// A near call.
+    Call,
+    /// A near return.
+    Return,
+    /// A far branch: far JMP, CALL and RET, IRET, SYSCALL and its like, software interrupts.
+    Far,
+    /// An instruction that reads memory.
+    Load,
+    /// An instruction that writes memory.
+    Store,
+    /// A tick of the TSC during which the processor was not halted; the core runs at that rate.
+    Cycle,
+    /// The processor left the halted state.
+    Wake,
+}
+
+/// How many kinds there are.
+const KINDS: usize = Kind::Wake as usize + 1;
+
+/// Where an event happened. Instructions and branches that change the privilege level belong to the
+/// ring they start in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Ring {
+    /// Privilege level 0.
+    Os,
+    /// Privilege levels 1 to 3.
+    User,
+}
+
+impl Ring {
+    /// The ring of a privilege level.
+    pub const fn of(cpl: u8) -> Self {
+        if cpl == 0 { Self::Os } else { Self::User }
+    }
+}
+
+/// A set of rings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rings {
+    /// Privilege level 0 is in it.
+    pub os: bool,
+    /// The other levels are in it.
+    pub user: bool,
+}
+
+impl Rings {
+    /// Whether nothing is in it.
+    pub const fn is_empty(self) -> bool {
+        !self.os && !self.user
+    }
+
+    /// Whether all levels are in it.
+    pub const fn is_all(self) -> bool {
+        self.os && self.user
+    }
+}
+
+/// A set of kinds; an event counts the sum of its kinds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kinds(u16);
+
+impl Kinds {
+    /// No kind.
+    pub const NONE: Self = Self(0);
+    /// Unhalted cycles.
+    pub const CYCLES: Self = Self::of(&[Kind::Cycle]);
+    /// Retired instructions.
+    pub const INSTRUCTIONS: Self = Self::of(&[Kind::Instruction]);
+    /// Loads and stores.
+    pub const ACCESSES: Self = Self::of(&[Kind::Load, Kind::Store]);
+    /// Conditional branches, taken or not.
+    pub const CONDITIONAL: Self = Self::of(&[Kind::TakenConditional, Kind::NotTaken]);
+    /// Near branches that are taken.
+    pub const NEAR_TAKEN: Self =
+        Self::of(&[Kind::TakenConditional, Kind::Jump, Kind::Call, Kind::Return]);
+    /// All branch instructions.
+    pub const BRANCHES: Self =
+        Self(Self::CONDITIONAL.0 | Self::NEAR_TAKEN.0 | Self::of(&[Kind::Far]).0);
+
+    /// These kinds.
+    pub const fn of(kinds: &[Kind]) -> Self {
+        let (mut set, mut i) = (0, 0);
+        while i < kinds.len() {
+            set |= 1 << kinds[i] as u8;
+            i += 1;
+        }
+        Self(set)
+    }
+
+    /// Whether any kind is in both sets.
+    pub const fn meets(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+/// How often each kind of event happened, per ring. Only differences count, modulo 2^64.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventTotals([[u64; 2]; KINDS]);
+
+impl EventTotals {
+    /// `count` more events of a kind.
+    pub const fn add(&mut self, kind: Kind, ring: Ring, count: u64) {
+        let total = &mut self.0[kind as usize][ring as usize];
+        *total = total.wrapping_add(count);
+    }
+
+    /// The total of a kind, from an engine that counts it by itself.
+    pub const fn set(&mut self, kind: Kind, ring: Ring, total: u64) {
+        self.0[kind as usize][ring as usize] = total;
+    }
+
+    /// The total of a kind.
+    pub const fn get(&self, kind: Kind, ring: Ring) -> u64 {
+        self.0[kind as usize][ring as usize]
+    }
+
+    /// Events of these kinds in these rings.
+    pub fn sum(&self, kinds: Kinds, rings: Rings) -> u64 {
+        let mut sum = 0_u64;
+        for (kind, [os, user]) in self.0.iter().enumerate() {
+            if kinds.0 >> kind & 1 != 0 {
+                sum = sum
+                    .wrapping_add(if rings.os { *os } else { 0 })
+                    .wrapping_add(if rings.user { *user } else { 0 });
+            }
+        }
+        sum
+    }
+}
+
+/// When a PEBS counter that overflowed has its record taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precise {
+    /// At the next occurrence of the event (rule PEBS-03).
+    Next,
+    /// At the instruction that overflows, or the first boundary after it.
+    Here,
+}
+
+/// What a counter counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Event {
+    /// The sum of these.
+    pub kinds: Kinds,
+    /// Counted at the rate of the crystal, not of the TSC.
+    pub crystal: bool,
+    /// What PEBS can do with it.
+    pub precise: Option<Precise>,
+}
+
+impl Event {
+    /// An event without PEBS.
+    pub const fn plain(kinds: Kinds) -> Self {
+        Self {
+            kinds,
+            crystal: false,
+            precise: None,
+        }
+    }
+
+    const fn precise(kinds: Kinds, precise: Precise) -> Self {
+        Self {
+            precise: Some(precise),
+            ..Self::plain(kinds)
+        }
+    }
+}
+
+/// A row of the event table: event select, unit mask, what it counts.
+type Row = (u8, u8, Event);
+
+/// The events that count something (rules EVT-01 to EVT-12); all others count nothing (EVT-09).
+const EVENTS: &[Row] = {
+    const fn branch(umask: u8, kinds: Kinds) -> Row {
+        (0xc4, umask, Event::precise(kinds, Precise::Next))
+    }
+    const CRYSTAL: Event = Event {
+        crystal: true,
+        ..Event::plain(Kinds::CYCLES)
+    };
+    &[
+        (0x3c, 0x00, Event::plain(Kinds::CYCLES)),
+        (0x3c, 0x01, CRYSTAL),
+        (
+            0xc0,
+            0x00,
+            Event::precise(Kinds::INSTRUCTIONS, Precise::Next),
+        ),
+        branch(0x00, Kinds::BRANCHES),
+        branch(0x01, Kinds::CONDITIONAL),
+        branch(0x02, Kinds::of(&[Kind::Call])),
+        branch(0x04, Kinds::BRANCHES),
+        branch(0x08, Kinds::of(&[Kind::Return])),
+        branch(0x10, Kinds::of(&[Kind::NotTaken])),
+        branch(0x20, Kinds::NEAR_TAKEN),
+        branch(0x40, Kinds::of(&[Kind::Far])),
+        (
+            0xd0,
+            0x81,
+            Event::precise(Kinds::of(&[Kind::Load]), Precise::Next),
+        ),
+        (
+            0xd0,
+            0x82,
+            Event::precise(Kinds::of(&[Kind::Store]), Precise::Next),
+        ),
+    ]
+};
+
+/// The counter that has INST_RETIRED.PREC_DIST, C0H/01H.
+const PREC_DIST_COUNTER: usize = 1;
+/// The counter mask of the cycle encodings that perf uses: more than can retire in a cycle.
+const ALL_CYCLES_MASK: u8 = 0x10;
+
+impl Event {
+    /// What general-purpose counter `counter` counts with this selection, the enable bits aside.
+    pub fn selected(select: EventSelect, counter: usize) -> Self {
+        let (event, umask) = (select.event(), select.umask());
+        let instructions =
+            event == 0xc0 && (umask == 0x00 || (umask == 0x01 && counter == PREC_DIST_COUNTER));
+        let edge = select.has(EventSelect::EDGE);
+        let inverted = select.has(EventSelect::INVERT);
+        match (select.cmask(), edge) {
+            // INV without a counter mask compares nothing (rule PMU-30).
+            (0, false) if instructions && umask == 0x01 => {
+                Self::precise(Kinds::INSTRUCTIONS, Precise::Here)
+            }
+            (0, false) => EVENTS
+                .iter()
+                .find(|row| (row.0, row.1) == (event, umask))
+                .map_or_else(Self::default, |row| row.2),
+            // Fewer than 16 instructions retire in every cycle (rule EVT-10).
+            (ALL_CYCLES_MASK, false) if instructions && inverted => {
+                Self::precise(Kinds::CYCLES, Precise::Here)
+            }
+            // The edges of "not halted" (rule EVT-11).
+            (0, true) if (event, umask) == (0x3c, 0x00) => Self::plain(Kinds::of(&[Kind::Wake])),
+            // Other combinations count nothing (rule PMU-31).
+            _ => Self::default(),
+        }
+    }
+
+    /// What fixed counter `index` counts: instructions, core cycles, cycles at the rate of the TSC.
+    pub const fn fixed(index: usize) -> Self {
+        Self::plain(match index {
+            0 => Kinds::INSTRUCTIONS,
+            _ => Kinds::CYCLES,
+        })
+    }
+}

@@ -1,0 +1,189 @@
+//! What an engine must watch, and how far it may run before the counters must be looked at.
+
+use bitflags::bitflags;
+use hindsight_regs::pmu::COUNTER_MASK;
+
+use super::counter::{ALL, Pmu, Source};
+use super::events::{Kind, Kinds, Precise, Ring};
+
+bitflags! {
+    /// What an engine must tell in its totals, beyond retired instructions.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Needs: u8 {
+        /// Some counter runs at all.
+        const COUNTING = 1 << 0;
+        /// Taken branches, by kind.
+        const BRANCHES = 1 << 1;
+        /// Conditional branches that are not taken.
+        const NOT_TAKEN = 1 << 2;
+        /// Loads and stores.
+        const ACCESSES = 1 << 3;
+        /// Unhalted cycles. Without [`Needs::RING_CYCLES`] it does not matter in which ring.
+        const CYCLES = 1 << 4;
+        /// Unhalted cycles of one ring.
+        const RING_CYCLES = 1 << 5;
+        /// A PEBS record may become due: where the last instruction stood must be known then.
+        const RECORDS = 1 << 6;
+    }
+}
+
+/// How many more events of some sort may happen, by the ring they happen in. `u64::MAX`: any number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// In both rings together.
+    pub both: u64,
+    /// In one ring, by [`Ring`].
+    pub ring: [u64; 2],
+}
+
+impl Quota {
+    /// No limit.
+    pub const NONE: Self = Self {
+        both: u64::MAX,
+        ring: [u64::MAX; 2],
+    };
+
+    /// How many more may happen while the processor stays in `ring`; 0: look at the counters first.
+    pub fn left(&self, ring: Ring) -> u64 {
+        self.both.min(self.ring[ring as usize])
+    }
+
+    /// `count` of them happened in `ring`.
+    pub const fn spend(&mut self, ring: Ring, count: u64) {
+        spend(&mut self.both, count);
+        spend(&mut self.ring[ring as usize], count);
+    }
+
+    fn tighten(&mut self, source: &Source, left: u64) {
+        let limit = match (source.rings.os, source.rings.user) {
+            (true, true) => &mut self.both,
+            (true, false) => &mut self.ring[Ring::Os as usize],
+            _ => &mut self.ring[Ring::User as usize],
+        };
+        *limit = left.min(*limit);
+    }
+}
+
+const fn spend(limit: &mut u64, count: u64) {
+    if *limit != u64::MAX {
+        *limit = limit.saturating_sub(count);
+    }
+}
+
+/// How far an engine may run before the next [`Pmu::sync`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Retired instructions.
+    pub instructions: Quota,
+    /// Branches of any kind, those that are not taken among them if [`Needs::NOT_TAKEN`].
+    pub branches: Quota,
+    /// Instructions that read or write memory.
+    pub accesses: Quota,
+    /// Unhalted ticks of the TSC.
+    pub cycles: Quota,
+    /// The counters want the last instruction before a limit of instructions or cycles executed
+    /// alone, because it will be in a PEBS record.
+    pub last_alone: bool,
+}
+
+impl Limits {
+    /// No limit.
+    pub const NONE: Self = Self {
+        instructions: Quota::NONE,
+        branches: Quota::NONE,
+        accesses: Quota::NONE,
+        cycles: Quota::NONE,
+        last_alone: false,
+    };
+}
+
+impl Pmu {
+    /// What must be counted for the counters that run.
+    pub fn needs(&self) -> Needs {
+        let mut needs = Needs::empty();
+        for source in self.sources.iter().flatten() {
+            let kinds = source.event.kinds;
+            needs |= Needs::COUNTING;
+            for (some, need) in [
+                (Kinds::BRANCHES, Needs::BRANCHES),
+                (Kinds::of(&[Kind::NotTaken]), Needs::NOT_TAKEN),
+                (Kinds::ACCESSES, Needs::ACCESSES),
+                (Kinds::CYCLES, Needs::CYCLES),
+            ] {
+                if kinds.meets(some) {
+                    needs |= need;
+                }
+            }
+            if kinds.meets(Kinds::CYCLES) && !source.rings.is_all() {
+                needs |= Needs::RING_CYCLES;
+            }
+            if source.precise.is_some() {
+                needs |= Needs::RECORDS;
+            }
+        }
+        needs
+    }
+
+    /// Some counter is set up for what only an observer of every instruction sees. Cycles of all
+    /// rings come from the clock. The global enable and freeze bits do not count: handlers of
+    /// overflows flip them all the time.
+    pub fn is_observed(&self) -> bool {
+        (0..ALL).filter_map(|n| self.selected(n)).any(|source| {
+            let cycles = source.event.kinds == Kinds::CYCLES && source.rings.is_all();
+            !cycles || source.precise.is_some()
+        })
+    }
+
+    /// Some counter is set up to take PEBS records; see [`Pmu::is_observed`].
+    pub fn takes_records(&self) -> bool {
+        (0..ALL)
+            .filter_map(|n| self.selected(n))
+            .any(|source| source.precise.is_some())
+    }
+
+    /// How far the engine may run from the totals seen last.
+    pub fn limits(&self) -> Limits {
+        let mut limits = Limits::NONE;
+        for (counter, source) in self.sources.iter().enumerate() {
+            let Some(source) = source else { continue };
+            if !source.interrupts && source.precise.is_none() {
+                // Its overflow only sets a status bit, and the next `sync` is soon enough for that.
+                continue;
+            }
+            let armed = source.precise.is_some() && self.armed >> counter & 1 != 0;
+            let left = if armed {
+                1
+            } else {
+                COUNTER_MASK + 1 - self.values[counter]
+            };
+            limits.tighten(source, left, self.config.tsc_hz);
+        }
+        limits
+    }
+}
+
+impl Limits {
+    fn tighten(&mut self, source: &Source, left: u64, tsc_hz: u64) {
+        let kinds = source.event.kinds;
+        if kinds.meets(Kinds::INSTRUCTIONS) {
+            self.instructions.tighten(source, left);
+        }
+        if kinds.meets(Kinds::BRANCHES) {
+            self.branches.tighten(source, left);
+        }
+        if kinds.meets(Kinds::ACCESSES) {
+            self.accesses.tighten(source, left);
+        }
+        if kinds.meets(Kinds::CYCLES) {
+            let ratio = tsc_hz / u64::from(crate::cpuid::CRYSTAL_HZ);
+            let ticks = if source.event.crystal {
+                // The first tick may come at once, the others take at least `ratio` each.
+                (left - 1).saturating_mul(ratio).max(1)
+            } else {
+                left
+            };
+            self.cycles.tighten(source, ticks);
+        }
+        self.last_alone |= source.precise == Some(Precise::Here);
+    }
+}

@@ -1,0 +1,701 @@
+use super::events::Kind::{Call, Cycle, Far, Instruction, Jump, Load, NotTaken, Return, Store};
+use super::events::Kind::{TakenConditional, Wake};
+use super::*;
+use hindsight_regs::msr as regs;
+use hindsight_regs::pmu::{EventSelect, global};
+use proptest::prelude::*;
+
+const PMC: u32 = regs::IA32_A_PMC0;
+const SELECT: u32 = regs::IA32_PERFEVTSEL0;
+const STATUS: u32 = regs::IA32_PERF_GLOBAL_STATUS;
+const RESET: u32 = regs::IA32_PERF_GLOBAL_STATUS_RESET;
+const FIXED: u32 = regs::IA32_FIXED_CTR0;
+
+/// USR, OS and EN.
+const ON: u64 = EventSelect::USR | EventSelect::OS | EventSelect::ENABLE;
+const MAX: u64 = (1 << 48) - 1;
+/// A DS area, and its PEBS buffer of four records.
+const AREA: u64 = 0x1000;
+const BASE: u64 = 0x2000;
+
+/// A unit with an engine that stops wherever it is told to.
+struct Rig {
+    pmu: Pmu,
+    totals: EventTotals,
+    freeze: Freeze,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self {
+            pmu: Pmu::new(PmuConfig {
+                tsc_hz: 2_500_000_000,
+                pebs: true,
+            }),
+            totals: EventTotals::default(),
+            freeze: Freeze::default(),
+        }
+    }
+
+    /// Counter 0 counts this event in both rings.
+    fn counting(event: u8, umask: u8, bits: u64) -> Self {
+        let mut rig = Self::new();
+        rig.select(0, event, umask, ON | bits);
+        rig
+    }
+
+    fn select(&mut self, counter: u32, event: u8, umask: u8, bits: u64) {
+        let select = EventSelect::new(event, umask, bits);
+        self.pmu.write(SELECT + counter, select.0);
+    }
+
+    fn happen(&mut self, kind: Kind, ring: Ring, count: u64) -> Occurred {
+        self.totals.add(kind, ring, count);
+        self.pmu.sync(&self.totals, self.freeze)
+    }
+
+    fn instructions(&mut self, count: u64) -> Occurred {
+        self.happen(Instruction, Ring::Os, count)
+    }
+
+    /// -N in counter 0.
+    fn preset(&mut self, before_overflow: u64) {
+        self.pmu.write(PMC, MAX + 1 - before_overflow);
+    }
+
+    fn pebs(&mut self, reset: u64, threshold: u64) -> Ds {
+        self.pmu.write(regs::IA32_PEBS_ENABLE, 1);
+        Ds::new(reset, threshold)
+    }
+
+    fn store(&mut self, ds: &mut Ds, eventing_rip: u64) -> Occurred {
+        let sample = Sample {
+            eventing_rip,
+            tsc: 77,
+            ..Sample::default()
+        };
+        self.pmu.store_record(ds, AREA, &sample, self.freeze)
+    }
+}
+
+/// 64 KiB of memory with a DS area in it; writes are refused above `end`.
+struct Ds {
+    bytes: Vec<u8>,
+    end: u64,
+}
+
+impl Ds {
+    fn new(reset: u64, threshold: u64) -> Self {
+        let mut ds = Self {
+            bytes: vec![0; 0x1_0000],
+            end: 0x1_0000,
+        };
+        for (offset, value) in [
+            (0x20, BASE),
+            (0x28, BASE),
+            (0x30, BASE + 4 * 200),
+            (0x38, BASE + threshold * 200),
+            (0x40, reset),
+        ] {
+            ds.put(AREA + offset, value);
+        }
+        ds
+    }
+
+    fn put(&mut self, at: u64, value: u64) {
+        let at = usize::try_from(at).unwrap();
+        self.bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+
+    fn get(&self, at: u64) -> u64 {
+        let at = usize::try_from(at).unwrap();
+        u64::from_le_bytes(self.bytes[at..at + 8].try_into().unwrap())
+    }
+
+    fn index(&self) -> u64 {
+        self.get(AREA + 0x28)
+    }
+
+    fn range(&self, at: u64, len: usize) -> Result<std::ops::Range<usize>, pebs::Unmapped> {
+        let start = usize::try_from(at).map_err(|_| pebs::Unmapped)?;
+        let end = start.checked_add(len).ok_or(pebs::Unmapped)?;
+        if end as u64 > self.end {
+            return Err(pebs::Unmapped);
+        }
+        Ok(start..end)
+    }
+}
+
+impl DsMemory for Ds {
+    fn read(&mut self, linear: u64, data: &mut [u8]) -> Result<(), pebs::Unmapped> {
+        let range = self.range(linear, data.len())?;
+        data.copy_from_slice(&self.bytes[range]);
+        Ok(())
+    }
+
+    fn write(&mut self, linear: u64, data: &[u8]) -> Result<(), pebs::Unmapped> {
+        let range = self.range(linear, data.len())?;
+        self.bytes[range].copy_from_slice(data);
+        Ok(())
+    }
+}
+
+/// Rules PMU-02, PMU-03.
+#[test]
+fn reset_values() {
+    let pmu = Rig::new().pmu;
+    assert_eq!(pmu.read(regs::IA32_PERF_GLOBAL_CTRL), 0xf);
+    for index in [PMC, SELECT, FIXED, regs::IA32_FIXED_CTR_CTRL, STATUS] {
+        assert_eq!(pmu.read(index), 0, "{index:#x}");
+    }
+}
+
+/// Rules PMU-05, PMU-06, PMU-07: every switch counts.
+#[test]
+fn counter_counts_only_with_all_its_switches_on() {
+    const EN: u64 = EventSelect::ENABLE;
+    for (bits, global, status, in_os, in_user) in [
+        (ON, 1, 0, 1, 1),
+        (EN | EventSelect::OS, 1, 0, 1, 0),
+        (EN | EventSelect::USR, 1, 0, 0, 1),
+        (EN, 1, 0, 0, 0),
+        (ON & !EN, 1, 0, 0, 0),
+        (ON, 2, 0, 0, 0),
+        (ON, 1, global::CTR_FRZ, 0, 0),
+        (ON, 1, global::LBR_FRZ, 1, 1),
+    ] {
+        let mut rig = Rig::counting(0xc0, 0, 0);
+        rig.select(0, 0xc0, 0, bits);
+        rig.pmu.write(regs::IA32_PERF_GLOBAL_CTRL, global);
+        rig.pmu.write(regs::IA32_PERF_GLOBAL_STATUS_SET, status);
+        let _ = rig.happen(Instruction, Ring::Os, 1);
+        assert_eq!(rig.pmu.read(PMC), in_os, "{bits:#x} {global} {status:#x}");
+        let _ = rig.happen(Instruction, Ring::User, 1);
+        assert_eq!(rig.pmu.read(PMC), in_os + in_user, "{bits:#x} {global}");
+    }
+}
+
+#[test]
+fn fixed_counters_count_what_they_are_for() {
+    let mut rig = Rig::new();
+    // Counter 0 in ring 0, 1 in ring 3, 2 in both.
+    rig.pmu.write(regs::IA32_FIXED_CTR_CTRL, 0x321);
+    rig.pmu.write(regs::IA32_PERF_GLOBAL_CTRL, 0x7_0000_0000);
+    for ring in [Ring::Os, Ring::User] {
+        let _ = rig.happen(Instruction, ring, 10);
+        let _ = rig.happen(Cycle, ring, 100);
+    }
+    let values = [0, 1, 2].map(|n| rig.pmu.read(FIXED + n));
+    assert_eq!(values, [10, 100, 200]);
+}
+
+/// Rule PMU-08.
+#[test]
+fn legacy_write_extends_the_sign_of_32_bits() {
+    let mut pmu = Rig::new().pmu;
+    for (written, read) in [
+        (0xffff_fff0, 0xffff_ffff_fff0),
+        (0x7fff_ffff, 0x7fff_ffff),
+        (0x1234_5678_8000_0000, 0xffff_8000_0000),
+        (0x1234_5678_0000_0001, 1),
+    ] {
+        pmu.write(regs::IA32_PMC0 + 3, written);
+        assert_eq!(pmu.read(PMC + 3), read, "{written:#x}");
+    }
+}
+
+/// Rules PMU-14, PMU-15.
+#[test]
+fn pin_control_is_dropped_and_any_thread_kept() {
+    let mut pmu = Rig::new().pmu;
+    pmu.write(SELECT, EventSelect::PIN | EventSelect::ANY_THREAD | 0xc0);
+    assert_eq!(pmu.read(SELECT), EventSelect::ANY_THREAD | 0xc0);
+}
+
+/// Rules PMU-18, PMU-19.
+#[test]
+fn status_reset_clears_exactly_the_bits_written() {
+    let mut pmu = Rig::new().pmu;
+    pmu.write(regs::IA32_PERF_GLOBAL_STATUS_SET, 0x7c00_0007_0000_000f);
+    pmu.write(RESET, 0x4000_0001_0000_0002);
+    assert_eq!(pmu.read(STATUS), 0x3c00_0006_0000_000d);
+    assert_eq!(pmu.read(RESET), 0);
+    assert_eq!(pmu.read(regs::IA32_PERF_GLOBAL_STATUS_SET), 0);
+}
+
+/// Rules PMU-21, PMU-22, PMU-23.
+#[test]
+fn in_use_follows_the_controls() {
+    let in_use = |index, value| {
+        let mut pmu = Rig::new().pmu;
+        pmu.write(index, value);
+        pmu.read(regs::IA32_PERF_GLOBAL_INUSE)
+    };
+    assert_eq!(in_use(SELECT + 2, 0x3c), 1 << 2);
+    assert_eq!(in_use(SELECT + 2, EventSelect::ENABLE), 0);
+    assert_eq!(in_use(SELECT, EventSelect::INT), 1 << 63);
+    assert_eq!(in_use(regs::IA32_FIXED_CTR_CTRL, 0x20), 1 << 33);
+    assert_eq!(in_use(regs::IA32_FIXED_CTR_CTRL, 0x800), 1 << 63);
+    assert_eq!(in_use(regs::IA32_PEBS_ENABLE, 8), 1 << 63);
+}
+
+/// Rules EVT-06, EVT-12, EVT-17.
+#[test]
+fn branch_events_count_their_kinds() {
+    // One of the first kind, two of the second, and so on.
+    let kinds = [TakenConditional, NotTaken, Jump, Call, Return, Far];
+    for (umask, expected) in [
+        (0x00, 21),
+        (0x01, 3),
+        (0x02, 4),
+        (0x04, 21),
+        (0x08, 5),
+        (0x10, 2),
+        (0x20, 13),
+        (0x40, 6),
+        (0x80, 0),
+    ] {
+        let mut rig = Rig::counting(0xc4, umask, 0);
+        for (kind, count) in kinds.into_iter().zip(1..) {
+            let _ = rig.happen(kind, Ring::User, count);
+        }
+        assert_eq!(rig.pmu.read(PMC), expected, "{umask:#x}");
+    }
+}
+
+#[test]
+fn loads_and_stores_are_counted_apart() {
+    for (umask, expected) in [(0x81, 5), (0x82, 7), (0x11, 0)] {
+        let mut rig = Rig::counting(0xd0, umask, 0);
+        let _ = rig.happen(Load, Ring::User, 5);
+        let _ = rig.happen(Store, Ring::User, 7);
+        assert_eq!(rig.pmu.read(PMC), expected, "{umask:#x}");
+    }
+}
+
+/// Rule EVT-05: 2.5 GHz against 25 MHz, and nothing is lost between two looks.
+#[test]
+fn crystal_cycles_are_a_hundredth() {
+    let mut rig = Rig::counting(0x3c, 1, 0);
+    for _ in 0..1000 {
+        let _ = rig.happen(Cycle, Ring::Os, 33);
+    }
+    assert_eq!(rig.pmu.read(PMC), 330);
+}
+
+/// Rules EVT-10, EVT-11, PMU-30, PMU-31.
+#[test]
+fn masks_and_edges_count_only_in_the_known_combinations() {
+    const INV: u64 = EventSelect::INVERT;
+    const EDGE: u64 = EventSelect::EDGE;
+    let cmask = |n: u64| n << 24;
+    // Ten instructions, a hundred cycles, three wakes.
+    for (counter, event, umask, bits, expected) in [
+        (0, 0xc0, 0, INV | cmask(0x10), 100),
+        (2, 0xc0, 0, INV | cmask(0x10), 100),
+        (1, 0xc0, 1, INV | cmask(0x10), 100),
+        (0, 0xc0, 1, INV | cmask(0x10), 0),
+        (0, 0xc0, 0, INV | cmask(0x0a), 0),
+        (0, 0xc0, 0, cmask(0x10), 0),
+        (0, 0xc0, 0, cmask(1), 0),
+        (0, 0xc0, 0, INV, 10),
+        (0, 0xc0, 0, EDGE, 0),
+        (0, 0x3c, 0, EDGE, 3),
+        (0, 0x3c, 0, EDGE | cmask(1), 0),
+        (0, 0xc4, 0, INV | cmask(0x10), 0),
+        (1, 0xc0, 1, 0, 10),
+        (0, 0xc0, 1, 0, 0),
+        (0, 0xb7, 1, 0, 0),
+    ] {
+        let mut rig = Rig::new();
+        rig.select(counter, event, umask, ON | bits);
+        let _ = rig.instructions(10);
+        let _ = rig.happen(Cycle, Ring::User, 100);
+        let _ = rig.happen(Wake, Ring::Os, 3);
+        let value = rig.pmu.read(PMC + counter);
+        assert_eq!(value, expected, "{counter} {event:#x}/{umask:#x} {bits:#x}");
+    }
+}
+
+/// Rules RDP-01, RDP-02, RDP-03, RDP-07.
+#[test]
+fn rdpmc_knows_seven_counters() {
+    let mut pmu = Rig::new().pmu;
+    pmu.write(PMC + 3, 33);
+    pmu.write(FIXED + 2, 22);
+    assert_eq!(pmu.rdpmc(3), Some(33));
+    assert_eq!(pmu.rdpmc(0x4000_0002), Some(22));
+    for index in [4, 0x4000_0003, 0x8000_0000, 0x2000_0000, u32::MAX] {
+        assert_eq!(pmu.rdpmc(index), None, "{index:#x}");
+    }
+}
+
+/// Rules OVF-01 to OVF-04, FRZ-06.
+#[test]
+fn overflow_without_int_sets_status_and_counts_on() {
+    let mut rig = Rig::counting(0xc0, 0, 0);
+    rig.freeze = Freeze {
+        counters: true,
+        lbrs: true,
+    };
+    rig.pmu.write(PMC, MAX);
+    assert_eq!(rig.pmu.read(STATUS), 0);
+    assert_eq!(rig.instructions(3), Occurred::default());
+    assert_eq!((rig.pmu.read(PMC), rig.pmu.read(STATUS)), (2, 1));
+}
+
+/// Rules OVF-05, OVF-07, OVF-14.
+#[test]
+fn overflows_at_once_request_one_interrupt() {
+    let mut rig = Rig::counting(0xc0, 0, EventSelect::INT);
+    rig.pmu.write(regs::IA32_PERF_GLOBAL_CTRL, 1 | 1 << 32);
+    rig.pmu.write(regs::IA32_FIXED_CTR_CTRL, 0xb);
+    rig.preset(5);
+    rig.pmu.write(FIXED, MAX - 4);
+    assert!(!rig.instructions(4).pmi);
+    assert_eq!(rig.pmu.limits().instructions.left(Ring::Os), 1);
+    assert!(rig.instructions(1).pmi);
+    assert_eq!(rig.pmu.read(STATUS), 1 | 1 << 32);
+    // Again, with the bit still set.
+    rig.preset(1);
+    assert!(rig.instructions(1).pmi);
+}
+
+/// Rules FRZ-01 to FRZ-04, FRZ-12.
+#[test]
+fn interrupt_request_freezes_what_debugctl_says() {
+    for (counters, lbrs) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut rig = Rig::counting(0xc0, 0, EventSelect::INT);
+        rig.freeze = Freeze { counters, lbrs };
+        rig.preset(1);
+        assert!(rig.instructions(1).pmi);
+        let status = rig.pmu.read(STATUS);
+        assert_eq!(status & global::CTR_FRZ != 0, counters);
+        assert_eq!(status & global::LBR_FRZ != 0, lbrs);
+        assert_eq!(rig.pmu.lbrs_frozen(), lbrs);
+        let _ = rig.instructions(10);
+        assert_eq!(rig.pmu.read(PMC), if counters { 0 } else { 10 });
+        rig.pmu.write(RESET, global::CTR_FRZ | global::LBR_FRZ);
+        let _ = rig.instructions(1);
+        assert_eq!(rig.pmu.read(PMC), if counters { 1 } else { 11 });
+    }
+}
+
+#[test]
+fn limits_are_those_of_counters_that_interrupt() {
+    let mut rig = Rig::counting(0xc0, 0, 0);
+    rig.preset(5);
+    assert_eq!(rig.pmu.limits(), Limits::NONE);
+    rig.select(1, 0xc4, 1, ON & !EventSelect::OS | EventSelect::INT);
+    rig.pmu.write(PMC + 1, MAX);
+    let limits = rig.pmu.limits();
+    assert_eq!(limits.branches.left(Ring::User), 1);
+    assert_eq!(limits.branches.left(Ring::Os), u64::MAX);
+    assert_eq!(limits.instructions, Quota::NONE);
+    assert_eq!(
+        rig.pmu.needs(),
+        Needs::COUNTING | Needs::BRANCHES | Needs::NOT_TAKEN
+    );
+}
+
+#[test]
+fn quota_of_both_rings_is_spent_in_either() {
+    let mut rig = Rig::counting(0xc0, 0, EventSelect::INT);
+    rig.preset(100);
+    rig.select(1, 0xc0, 0, ON & !EventSelect::USR | EventSelect::INT);
+    rig.pmu.write(PMC + 1, MAX - 49);
+    let mut quota = rig.pmu.limits().instructions;
+    assert_eq!((quota.left(Ring::Os), quota.left(Ring::User)), (50, 100));
+    quota.spend(Ring::User, 60);
+    assert_eq!((quota.left(Ring::Os), quota.left(Ring::User)), (40, 40));
+}
+
+#[test]
+fn only_cycles_of_all_rings_need_no_observer() {
+    for (event, bits, observed) in [
+        (0x3c, ON, false),
+        (0x3c, ON & !EventSelect::USR, true),
+        (0xc0, ON, true),
+        (0xc0, ON & !EventSelect::ENABLE, false),
+        (0xc0, ON | EventSelect::INVERT | 0x10 << 24, false),
+        (0xb7, ON, false),
+    ] {
+        let mut rig = Rig::new();
+        rig.select(0, event, 0, bits);
+        assert_eq!(rig.pmu.is_observed(), observed, "{event:#x} {bits:#x}");
+        // Handlers switch these all the time.
+        rig.pmu.write(regs::IA32_PERF_GLOBAL_CTRL, 0);
+        assert_eq!(rig.pmu.is_observed(), observed, "{event:#x} {bits:#x}");
+        assert!(rig.pmu.needs().is_empty());
+    }
+}
+
+/// Rules PEBS-03, PEBS-04, PEBS-05, PEBS-06, PEBS-07, PEBS-12, PEBS-13, OP-25.
+#[test]
+fn pebs_record_is_taken_at_the_event_after_the_overflow() {
+    let mut rig = Rig::counting(0xc0, 0, 0);
+    let mut ds = rig.pebs(MAX - 9, 4);
+    rig.preset(3);
+    assert_eq!(rig.instructions(3), Occurred::default());
+    assert_eq!(rig.pmu.read(STATUS), 1);
+    assert_eq!(rig.pmu.limits().instructions.left(Ring::Os), 1);
+    let occurred = rig.instructions(1);
+    assert_eq!((occurred.pmi, occurred.record), (false, true));
+    assert_eq!(rig.store(&mut ds, 0xabc), Occurred::default());
+    assert_eq!(ds.index(), BASE + 200);
+    assert_eq!(ds.get(BASE + 0x90), 1);
+    assert_eq!(ds.get(BASE + 0xb0), 0xabc);
+    assert_eq!(ds.get(BASE + 0xc0), 77);
+    assert_eq!((rig.pmu.read(PMC), rig.pmu.read(STATUS)), (MAX - 9, 0));
+    assert_eq!(rig.pmu.limits().instructions.left(Ring::Os), 10);
+}
+
+/// Rule PEBS-03: PREC_DIST records the instruction that overflows.
+#[test]
+fn precise_distribution_records_at_the_overflow() {
+    let mut rig = Rig::new();
+    rig.select(1, 0xc0, 1, ON);
+    rig.pmu.write(regs::IA32_PEBS_ENABLE, 2);
+    rig.pmu.write(PMC + 1, MAX - 2);
+    assert!(rig.pmu.limits().last_alone);
+    assert!(!rig.instructions(2).record);
+    assert!(rig.instructions(1).record);
+}
+
+/// Rules PEBS-08, PEBS-11, PEBS-31.
+#[test]
+fn threshold_sets_status_62_and_requests_an_interrupt() {
+    let mut rig = Rig::counting(0xc0, 0, 0);
+    rig.freeze.counters = true;
+    let mut ds = rig.pebs(MAX, 2);
+    rig.preset(1);
+    let _ = rig.instructions(2);
+    assert!(!rig.store(&mut ds, 0).pmi);
+    assert_eq!(rig.pmu.read(STATUS), 0);
+    let _ = rig.instructions(2);
+    assert!(rig.store(&mut ds, 0).pmi);
+    assert_eq!(ds.index(), BASE + 400);
+    assert_eq!(rig.pmu.read(STATUS), 1 << 62 | global::CTR_FRZ);
+    rig.pmu.write(RESET, 1 << 62);
+    assert_eq!(rig.pmu.read(STATUS), global::CTR_FRZ);
+}
+
+/// Rules PEBS-09, PEBS-10.
+#[test]
+fn full_buffer_takes_no_record_but_reloads() {
+    let mut rig = Rig::counting(0xc0, 0, 0);
+    let mut ds = rig.pebs(MAX - 6, 1);
+    ds.put(AREA + 0x28, BASE + 601);
+    rig.preset(1);
+    let _ = rig.instructions(2);
+    assert_eq!(rig.store(&mut ds, 0), Occurred::default());
+    assert_eq!(ds.index(), BASE + 601);
+    assert_eq!(rig.pmu.read(PMC), MAX - 6);
+    assert!(ds.bytes[0x2000..].iter().all(|&b| b == 0));
+}
+
+/// Rule DS-06.
+#[test]
+fn record_that_would_fault_is_dropped() {
+    let mut rig = Rig::counting(0xc0, 0, 0);
+    let mut ds = rig.pebs(MAX, 1);
+    ds.end = BASE + 199;
+    rig.preset(1);
+    let _ = rig.instructions(2);
+    assert_eq!(rig.store(&mut ds, 0), Occurred::default());
+    assert_eq!(ds.index(), BASE);
+    assert!(!rig.instructions(1).record, "it does not stay due");
+    for index in [u64::MAX, u64::MAX - 199, 1 << 63] {
+        ds.put(AREA + 0x28, index);
+        ds.put(AREA + 0x30, u64::MAX);
+        rig.preset(1);
+        let _ = rig.instructions(2);
+        assert_eq!(rig.store(&mut ds, 0), Occurred::default());
+    }
+}
+
+/// Rules PEBS-16, PEBS-18.
+#[test]
+fn pebs_on_other_events_gives_no_record() {
+    for (event, umask, bits) in [
+        (0x3c, 0, 0),
+        (0xc0, 0, EventSelect::ANY_THREAD),
+        (0xc0, 0, EventSelect::EDGE),
+        (0xb7, 1, 0),
+    ] {
+        let mut rig = Rig::counting(event, umask, bits);
+        rig.pmu.write(regs::IA32_PEBS_ENABLE, 1);
+        rig.preset(1);
+        let _ = rig.instructions(5);
+        assert!(!rig.happen(Cycle, Ring::Os, 5).record, "{event:#x}");
+    }
+}
+
+/// Rule PEBS-21: the interrupt of the counter comes with its record.
+#[test]
+fn pebs_counter_with_int_interrupts_after_the_record() {
+    let mut rig = Rig::counting(0xc0, 0, EventSelect::INT);
+    let mut ds = rig.pebs(MAX, 4);
+    rig.preset(1);
+    assert!(!rig.instructions(1).pmi);
+    assert!(!rig.instructions(1).pmi);
+    assert!(rig.store(&mut ds, 0).pmi);
+    assert_eq!(rig.pmu.read(STATUS) & 1 << 62, 0);
+}
+
+/// Rules PEBS-06, PEBS-12: one record for both counters.
+#[test]
+fn counters_that_are_due_together_share_a_record() {
+    let mut rig = Rig::counting(0xc0, 0, 0);
+    rig.select(3, 0xc4, 0, ON);
+    rig.pmu.write(regs::IA32_PEBS_ENABLE, 9);
+    let mut ds = Ds::new(MAX - 1, 4);
+    ds.put(AREA + 0x58, MAX - 7);
+    rig.preset(1);
+    rig.pmu.write(PMC + 3, MAX);
+    for _ in 0..2 {
+        rig.totals.add(Jump, Ring::Os, 1);
+        let _ = rig.instructions(1);
+    }
+    let _ = rig.store(&mut ds, 0);
+    assert_eq!(ds.get(BASE + 0x90), 9);
+    assert_eq!(
+        (rig.pmu.read(PMC), rig.pmu.read(PMC + 3)),
+        (MAX - 1, MAX - 7)
+    );
+}
+
+/// Rules PEBS-27, PEBS-28.
+#[test]
+fn record_has_the_registers_in_their_order() {
+    let mut sample = Sample {
+        rflags: u64::MAX,
+        rip: 0x5000,
+        gpr: std::array::from_fn(|n| 0xff00_0000_0000 + n as u64),
+        long: true,
+        ..Sample::default()
+    };
+    let word = |record: &[u8], at: usize| {
+        u64::from_le_bytes(record[at..at + 8].try_into().unwrap()) & 0xffff
+    };
+    let record = sample.record(1);
+    // RAX, RBX, RCX, RDX, RSI, RDI, RBP, RSP, R8.
+    let found: Vec<u64> = (2..11).map(|n| word(&record, 8 * n)).collect();
+    assert_eq!(found, [0, 3, 1, 2, 6, 7, 5, 4, 8]);
+    assert_eq!(
+        u64::from_le_bytes(record[..8].try_into().unwrap()),
+        0x3f_7fd7
+    );
+    assert_eq!(word(&record, 8), 0x5000);
+    sample.long = false;
+    let record = sample.record(1);
+    assert_eq!(record[0x18..0x20], [3, 0, 0, 0, 0, 0, 0, 0]);
+    assert!(record[0x50..0x90].iter().all(|&b| b == 0));
+}
+
+/// Rules PMU-04, RST-09.
+#[test]
+fn init_switches_pebs_off_and_keeps_the_rest() {
+    let mut rig = Rig::counting(0xc0, 0, 0);
+    let _ = rig.pebs(0, 4);
+    let _ = rig.instructions(5);
+    rig.pmu.init();
+    assert_eq!(rig.pmu.read(regs::IA32_PEBS_ENABLE), 0);
+    assert_eq!(rig.pmu.read(PMC), 5);
+    assert_ne!(rig.pmu.read(SELECT), 0);
+}
+
+#[test]
+fn restore_refuses_impossible_values_and_keeps_the_old_state() {
+    let mut rig = Rig::counting(0xc0, 0, 0);
+    let before = rig.pmu.save();
+    let spoil: [fn(&mut PmuState); 5] = [
+        |s| s.counters[6] = 1 << 48,
+        |s| s.selects[0] = 1 << 40,
+        |s| s.status = 1 << 63,
+        |s| s.pebs_enable = 1 << 4,
+        |s| s.armed = 2,
+    ];
+    for (row, spoil) in spoil.into_iter().enumerate() {
+        let mut state = before;
+        spoil(&mut state);
+        assert!(rig.pmu.restore(&state).is_err(), "row {row}");
+        assert_eq!(rig.pmu.save(), before);
+    }
+}
+
+fn any_kind() -> impl Strategy<Value = Kind> {
+    prop::sample::select(vec![
+        Instruction,
+        TakenConditional,
+        NotTaken,
+        Call,
+        Far,
+        Cycle,
+        Load,
+    ])
+}
+
+proptest! {
+    /// An engine that keeps to the limits stops at every overflow that somebody waits for: no
+    /// counter that interrupts is ever beyond 0 after the sync that finds its overflow.
+    #[test]
+    fn limits_lead_to_the_exact_overflow(
+        selects in prop::array::uniform4((0..5_usize, any::<[bool; 3]>())),
+        left in prop::array::uniform4(1..200_u64),
+        steps in prop::collection::vec((any::<bool>(), 1..80_u64), 1..60),
+    ) {
+        const EVENTS: [(u8, u8); 5] = [(0xc0, 0), (0xc4, 0), (0xc4, 1), (0xc4, 0x20), (0xc4, 0x40)];
+        let mut rig = Rig::new();
+        for (n, ((event, [os, usr, int]), left)) in (0..).zip(selects.into_iter().zip(left)) {
+            let mut bits = EventSelect::ENABLE;
+            for (on, bit) in [(os, EventSelect::OS), (usr, EventSelect::USR), (int, EventSelect::INT)] {
+                bits |= if on { bit } else { 0 };
+            }
+            rig.select(n, EVENTS[event].0, EVENTS[event].1, bits);
+            rig.pmu.write(PMC + n, MAX + 1 - left);
+        }
+        for (user, wanted) in steps {
+            let ring = if user { Ring::User } else { Ring::Os };
+            let limits = rig.pmu.limits();
+            let room = limits.instructions.left(ring).min(limits.branches.left(ring));
+            prop_assert!(room >= 1);
+            // Every instruction of this engine is a conditional branch.
+            let count = wanted.min(room);
+            let before: Vec<u64> = (0..4).map(|n| rig.pmu.read(PMC + n)).collect();
+            rig.totals.add(TakenConditional, ring, count);
+            let occurred = rig.happen(Instruction, ring, count);
+            let mut interrupts = false;
+            for (n, &before) in (0..).zip(&before) {
+                let value = rig.pmu.read(PMC + n);
+                let int = EventSelect(rig.pmu.read(SELECT + n)).has(EventSelect::INT);
+                if value < before && int {
+                    prop_assert_eq!(value, 0);
+                    interrupts = true;
+                }
+            }
+            prop_assert_eq!(occurred.pmi, interrupts);
+        }
+    }
+
+    /// Any writes and events keep the state one that restores to itself.
+    #[test]
+    fn any_use_leaves_a_state_that_restores_to_itself(
+        steps in prop::collection::vec((0..12_u32, any::<u64>(), any_kind(), any::<u64>()), 0..60)
+    ) {
+        const INDICES: [u32; 12] = [0xc1, 0xc4, 0x186, 0x187, 0x309, 0x30b, 0x38d, 0x38f, 0x390, 0x391, 0x3f1, 0x4c2];
+        let masks = [u64::MAX, u64::MAX, 0xffff_ffff, 0xffff_ffff, MAX, MAX, 0xfff, 0x7_0000_000f,
+            global::RESETTABLE, global::SETTABLE, 0xf_0000_000f, MAX];
+        let mut rig = Rig::new();
+        for (row, value, kind, count) in steps {
+            let row = row as usize;
+            rig.pmu.write(INDICES[row], value & masks[row]);
+            let _ = rig.happen(kind, Ring::User, count);
+            let mut other = Rig::new().pmu;
+            prop_assert_eq!(other.restore(&rig.pmu.save()), Ok(()));
+            prop_assert_eq!(other.save(), rig.pmu.save());
+            other.rebase(&rig.totals);
+            prop_assert_eq!(other.limits(), rig.pmu.limits());
+        }
+    }
+}

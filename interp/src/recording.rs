@@ -1,0 +1,313 @@
+//! What is noted of branches, interrupts and exceptions, and who gets it.
+//!
+//! Branches go into a buffer. [`Recording::due`] is the count at which one compare in the branch
+//! handlers leads to [`Core::branches_due`]: every time while the branch trace store is on, because
+//! the guest may look at its records with the next instruction; otherwise when the models must be
+//! asked, or the buffer is full.
+
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "the clock of branches is cut to 32 bits"
+)]
+
+use crate::core::Core;
+use crate::mmu::Want;
+use crate::op::{Op, slot};
+use crate::platform::{Branch, BranchClass, Observe};
+use crate::seg::canonical;
+use crate::tlb::Set;
+use hindsight_cpu::branch::bts::{self, DsMemory, Stored};
+use hindsight_cpu::state::seg;
+
+/// Branches kept before they are told, a power of two.
+const BRANCHES: usize = 1024;
+
+const NO_BRANCH: Branch = Branch {
+    from: 0,
+    to: 0,
+    at: 0,
+    class: BranchClass::Far,
+    cpl: 0,
+    to_cpl: 0,
+};
+
+/// Branches on their way to the platform.
+pub(crate) struct Recording {
+    pub(crate) observe: Observe,
+    buffer: Box<[Branch; BRANCHES]>,
+    /// Branches in the buffer.
+    count: usize,
+    /// Count at which [`Core::branches_due`] must be asked.
+    due: usize,
+    /// Count at which they must be told.
+    full: usize,
+    /// Branches told so far.
+    told: u64,
+    /// Of all noted ones, those that were not taken.
+    not_taken: u64,
+}
+
+impl Recording {
+    pub(crate) fn new() -> Self {
+        Self {
+            observe: Observe::default(),
+            buffer: Box::new([NO_BRANCH; BRANCHES]),
+            count: 0,
+            due: BRANCHES,
+            full: BRANCHES,
+            told: 0,
+            not_taken: 0,
+        }
+    }
+
+    /// Sets when the next branch is looked at.
+    fn plan(&mut self) {
+        self.full = match self.observe.every as usize {
+            0 => BRANCHES,
+            n => n.min(BRANCHES),
+        };
+        self.due = if self.observe.store.is_some() {
+            self.count + 1
+        } else {
+            self.full
+        };
+    }
+
+    /// How many branches were taken so far, modulo 2^64, while they were noted.
+    pub(crate) fn taken(&self) -> u64 {
+        let noted = self.told.wrapping_add(self.count as u64);
+        noted.wrapping_sub(self.not_taken)
+    }
+}
+
+impl Core {
+    /// Asks the platform what to report, and follows.
+    pub(crate) fn reobserve(&mut self) {
+        let observe = self.platform().observe();
+        if observe != self.rec.observe {
+            self.set_observe(observe);
+            self.leave = true;
+        }
+    }
+
+    pub(crate) fn set_observe(&mut self, observe: Observe) {
+        self.rec.observe = observe;
+        self.rec.plan();
+        self.update_ctx();
+    }
+
+    /// Base of CS, as it counts in the current mode.
+    pub(crate) fn cs_base(&self) -> u64 {
+        self.regs[usize::from(slot::SEG_BASE) + seg::CS]
+    }
+
+    /// Notes a near branch; answers whether the block must be left for [`Core::boundary`].
+    #[inline(always)]
+    pub(crate) fn note(&mut self, from: u64, to: u64, class: BranchClass) -> bool {
+        let cpl = self.cpl;
+        let branch = Branch {
+            from,
+            to,
+            at: self.now(),
+            class,
+            cpl,
+            to_cpl: cpl,
+        };
+        let i = self.rec.count;
+        self.rec.buffer[i & (BRANCHES - 1)] = branch;
+        self.rec.count = i + 1;
+        i + 1 >= self.rec.due && self.branches_due()
+    }
+
+    /// Retired instructions with the block that ends here.
+    fn now(&self) -> u32 {
+        let used = (self.slice - self.budget).cast_unsigned();
+        (self.retired_base as u32).wrapping_add(used as u32)
+    }
+
+    /// Notes a near branch in a handler that looks at [`Core::leave`].
+    pub(crate) fn record(&mut self, from: u64, to: u64, class: BranchClass) {
+        if self.rec.observe.branches && self.note(from, to, class) {
+            self.leave = true;
+        }
+    }
+
+    /// Notes a conditional branch that was not taken, if that is wanted.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn note_not_taken(&mut self, from: u64, to: u64) -> bool {
+        self.rec.not_taken += 1;
+        self.note(from, to, BranchClass::NotTaken)
+    }
+
+    /// Conditional branches that are not taken are wanted too.
+    #[inline(always)]
+    pub(crate) fn wants_not_taken(&self) -> bool {
+        self.rec.observe.not_taken
+    }
+
+    /// Class of a direct call.
+    pub(crate) fn call_class(&self, op: &Op, to: u64) -> BranchClass {
+        if to == self.rip_after(op) {
+            BranchClass::CallNext
+        } else {
+            BranchClass::DirectCall
+        }
+    }
+
+    /// Notes a far branch or an event that is over; `from_base` was CS.base before it. A boundary
+    /// follows.
+    pub(crate) fn note_far(
+        &mut self,
+        (from, from_base, cpl): (u64, u64, u8),
+        to: u64,
+        class: BranchClass,
+    ) {
+        if !self.rec.observe.branches {
+            return;
+        }
+        if self.rec.count >= BRANCHES {
+            self.tell_branches();
+        }
+        let branch = Branch {
+            from,
+            to,
+            at: self.now(),
+            class,
+            cpl,
+            to_cpl: self.cpl,
+        };
+        self.rec.buffer[self.rec.count & (BRANCHES - 1)] = branch;
+        self.rec.count += 1;
+        self.store_record(&branch, from_base);
+        self.rec.plan();
+    }
+
+    /// The branch noted last was one to look at: stores it, and answers whether the models must be
+    /// asked before the next instruction.
+    #[inline(never)]
+    fn branches_due(&mut self) -> bool {
+        if self.rec.observe.store.is_none() {
+            return true;
+        }
+        let branch = self.rec.buffer[(self.rec.count - 1) & (BRANCHES - 1)];
+        let interrupts = self.store_record(&branch, self.cs_base());
+        self.rec.plan();
+        interrupts || self.rec.count >= self.rec.full
+    }
+
+    /// Stores a branch in the BTS buffer; answers whether an interrupt was requested.
+    fn store_record(&mut self, branch: &Branch, from_base: u64) -> bool {
+        let Some(how) = self.rec.observe.store else {
+            return false;
+        };
+        if branch.class == BranchClass::NotTaken || !how.wants(branch.cpl) {
+            return false;
+        }
+        let from = branch.from.wrapping_add(from_base) & self.linear_mask();
+        let to = branch.to.wrapping_add(self.cs_base()) & self.linear_mask();
+        let interrupts = bts::store(self, &how, from, to) == Stored::AtThreshold;
+        if interrupts {
+            self.platform().request_pmi();
+        }
+        interrupts
+    }
+
+    /// The bits of a linear address in the current mode.
+    fn linear_mask(&self) -> u64 {
+        if self.lma() { u64::MAX } else { 0xffff_ffff }
+    }
+
+    /// At a boundary: tells the branches if they are due.
+    pub(crate) fn tell_if_due(&mut self) {
+        if self.rec.count >= self.rec.full {
+            self.tell_branches();
+        }
+    }
+
+    /// Gives all noted branches to the platform.
+    #[cold]
+    pub(crate) fn tell_branches(&mut self) {
+        let n = std::mem::take(&mut self.rec.count).min(BRANCHES);
+        if n == 0 {
+            return;
+        }
+        self.rec.told = self.rec.told.wrapping_add(n as u64);
+        self.rec.plan();
+        let (platform, recording) = self.platform_and_recording();
+        platform.branches(&recording.buffer[..n]);
+        self.reobserve();
+    }
+
+    /// A #DB is about to be delivered: what that changes in the models.
+    pub(crate) fn tell_debug_exception(&mut self) {
+        if self.rec.observe.debug_exceptions {
+            self.tell_branches();
+            self.platform().debug_exception();
+            self.reobserve();
+        }
+    }
+
+    /// Guest-physical address of a byte that the DS mechanism accesses; none where it would fault.
+    fn ds_address(&mut self, linear: u64, want: Want) -> Option<u64> {
+        if (self.lma() && !canonical(linear)) || (!self.lma() && linear >> 32 != 0) {
+            return None;
+        }
+        // Neither SMAP nor protection keys count (rule DS-04).
+        let pkru = std::mem::take(&mut self.vec.pkru);
+        let found = self.translate(linear, want, Set::SupervisorAc);
+        self.vec.pkru = pkru;
+        let gpa = found.ok()?;
+        let page = self.memory.page(gpa)?;
+        if want == Want::Write && !page.writable {
+            return None;
+        }
+        if pkru == 0 {
+            self.enter(linear, gpa, want, Set::SupervisorAc);
+        }
+        Some(gpa)
+    }
+
+    /// The two pieces of an access that may reach into a second page.
+    fn ds_pieces(&mut self, linear: u64, len: usize, want: Want) -> Option<[(u64, usize); 2]> {
+        let first = len.min(Self::page_rest(linear));
+        let low = self.ds_address(linear, want)?;
+        let high = if first < len {
+            self.ds_address(linear.wrapping_add(first as u64), want)?
+        } else {
+            0
+        };
+        Some([(low, first), (high, len - first)])
+    }
+}
+
+impl DsMemory for Core {
+    fn read(&mut self, linear: u64) -> Option<u64> {
+        if let Some(value) = self.ds_fast_read(linear) {
+            return Some(value);
+        }
+        let mut bytes = [0; 8];
+        let mut done = 0;
+        for (gpa, len) in self.ds_pieces(linear, 8, Want::Read)? {
+            self.read_phys(gpa, &mut bytes[done..done + len]);
+            done += len;
+        }
+        Some(u64::from_le_bytes(bytes))
+    }
+
+    fn write(&mut self, linear: u64, words: &[u64]) -> bool {
+        if self.ds_fast_write(linear, words) {
+            return true;
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let Some(pieces) = self.ds_pieces(linear, bytes.len(), Want::Write) else {
+            return false;
+        };
+        let mut done = 0;
+        for (gpa, len) in pieces {
+            self.write_phys(gpa, &bytes[done..done + len]);
+            done += len;
+        }
+        true
+    }
+}

@@ -1,0 +1,146 @@
+//! What others may ask of a processor while it is paused, and what it tells them when it stops by
+//! itself: the debugger's side door.
+//!
+//! A processor's thread owns its state. So a request is a function that this thread calls at its
+//! checkpoint ([`super::control::Control::ask`]), with the processor in either way of running.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hindsight_cpu::state::CpuState;
+use hindsight_interp::{Hit, Stops};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::control::lock;
+use super::dispatch::CrashCause;
+use super::mode::Engine;
+use super::models::Models;
+use crate::kvm::KvmError;
+
+/// A paused processor.
+pub trait Attended {
+    /// What executes its code.
+    fn engine(&self) -> Engine;
+
+    /// Its state, complete between two instructions.
+    ///
+    /// # Errors
+    ///
+    /// When KVM does not give it.
+    fn state(&mut self) -> Result<CpuState, KvmError>;
+
+    /// Replaces its state.
+    ///
+    /// # Errors
+    ///
+    /// When KVM does not take it.
+    fn set_state(&mut self, state: &CpuState) -> Result<(), KvmError>;
+
+    /// Its models.
+    fn models(&mut self) -> &mut Models;
+
+    /// What it does when the pause ends.
+    fn set_plan(&mut self, plan: Plan);
+
+    /// What it stops for. `false`: this way of running cannot do that.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    fn set_stops(&mut self, stops: &Stops) -> Result<bool, KvmError>;
+
+    /// Instructions it retired, where they are counted.
+    fn retired(&self) -> Option<u64>;
+}
+
+/// Something that a paused processor's thread is to do.
+pub type Request = Box<dyn FnOnce(&mut dyn Attended) + Send>;
+
+/// How a processor runs when a pause ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Plan {
+    /// Until something stops it.
+    #[default]
+    Run,
+    /// One instruction, or until RIP leaves the addresses from the first to before the second.
+    Step {
+        /// Interrupts wait meanwhile.
+        quiet: bool,
+        /// Goes on as long as RIP is in here.
+        range: Option<(u64, u64)>,
+    },
+}
+
+/// Why a processor stopped by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// It reached what it stops for.
+    Hit(Hit),
+    /// It did its [`Plan::Step`].
+    Stepped,
+    /// The guest cannot go on.
+    Crash(CrashCause),
+}
+
+/// Stops of processors on their way to whoever debugs the machine.
+#[derive(Debug)]
+pub struct Reports {
+    wanted: AtomicBool,
+    queue: Mutex<VecDeque<(usize, Stop)>>,
+    /// Readable while there is something in the queue.
+    bell: OwnedFd,
+}
+
+impl Reports {
+    /// Nobody wants reports yet.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no more file descriptors.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            wanted: AtomicBool::new(false),
+            queue: Mutex::default(),
+            bell: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+        })
+    }
+
+    /// From now on, a processor that stops waits for [`super::control::Control::hold_only`].
+    pub fn want(&self) {
+        self.wanted.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether somebody takes reports.
+    pub fn wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst)
+    }
+
+    /// Processor `id` stopped.
+    pub fn put(&self, id: usize, stop: Stop) {
+        lock(&self.queue).push_back((id, stop));
+        self.ring();
+    }
+
+    /// Makes [`Reports::as_fd`] readable.
+    pub fn ring(&self) {
+        // Fails only when the counter is full, and then the bell rings already.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    /// Takes all reports.
+    pub fn take(&self) -> Vec<(usize, Stop)> {
+        let mut count = [0; 8];
+        // Fails when nothing rang.
+        let _ = rustix::io::read(&self.bell, &mut count);
+        lock(&self.queue).drain(..).collect()
+    }
+}
+
+impl AsFd for Reports {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
