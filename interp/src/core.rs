@@ -175,6 +175,9 @@ pub(crate) struct Core {
     pub(crate) soft_rip: u64,
     /// The REP instruction stopped between iterations.
     pub(crate) repeat: bool,
+    /// No single step follows the instruction, whatever TF was at its start: SYSCALL that clears TF (rule TF-09),
+    /// and a switch of tasks (TF-22).
+    pub(crate) no_step: bool,
     /// Retired instructions before the current slice.
     pub(crate) retired_base: u64,
     /// Budget at the start of the slice.
@@ -243,6 +246,7 @@ impl Core {
             stops: Armed::new(),
             soft_rip: 0,
             repeat: false,
+            no_step: false,
             retired_base: 0,
             slice: 0,
             phys_mask: (1 << 46) - 1,

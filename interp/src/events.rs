@@ -481,8 +481,8 @@ impl Core {
         Ok(at)
     }
 
-    /// IRET of `size` bytes; sets RIP.
-    pub(crate) fn iret(&mut self, size: u8) -> Result<(), Fault> {
+    /// IRET of `size` bytes; sets RIP. A task that is left goes on at `after`.
+    pub(crate) fn iret(&mut self, size: u8, after: u64) -> Result<(), Fault> {
         let result = if !self.cr0(crate::core::CR0_PE) {
             self.iret_real(size)
         } else if self.v86() {
@@ -491,6 +491,7 @@ impl Core {
             if self.lma() {
                 Err(GP0)
             } else {
+                self.rip = after;
                 self.task_return()
             }
         } else {

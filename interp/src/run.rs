@@ -445,6 +445,7 @@ impl Core {
         self.st.events.mov_ss_shadow = false;
         self.st.events.sti_shadow = false;
         self.repeat = self.flag(RF);
+        self.no_step = false;
         self.fl &= !RF;
         self.dispatch_one(first);
         if had_ss_shadow {
@@ -462,8 +463,7 @@ impl Core {
                 Ok(None)
             }
             _ => {
-                let tf = tf && (!on_branch || self.rec.taken() != taken);
-                // SYSCALL with TF masked does not trap; SYSRET that sets TF does.
+                let tf = tf && !self.no_step && (!on_branch || self.rec.taken() != taken);
                 self.after_instruction(tf);
                 if tf || self.trap_pending {
                     self.why = Leave::Poll;

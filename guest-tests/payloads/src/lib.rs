@@ -3,6 +3,9 @@
 #![no_std]
 
 pub mod access;
+pub mod branch;
 pub mod clock;
 pub mod debug;
+pub mod ds;
+pub mod lbr;
 pub mod syscall;

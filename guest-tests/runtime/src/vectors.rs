@@ -147,8 +147,23 @@ pub fn gate(vector: u8) -> Gate {
     unsafe { place(vector).read_volatile() }
 }
 
-/// Replaces the gate of `vector`, for every processor.
-pub fn set_gate(vector: u8, gate: Gate) {
+/// Makes `vector` an interrupt gate to `handler` at CPL 0, callable from `dpl`, on the current stack
+/// or RSP0. Returns the old entry. For handlers in assembly that must not run the runtime's.
+pub fn set_gate(vector: u8, handler: u64, dpl: u8) -> Gate {
+    let low = handler & 0xffff
+        | 8 << 16
+        | u64::from(0x8e | (dpl & 3) << 5) << 40
+        | (handler >> 16 & 0xffff) << 48;
+    let mut entry = [0; 16];
+    entry[..8].copy_from_slice(&low.to_le_bytes());
+    entry[8..].copy_from_slice(&(handler >> 32).to_le_bytes());
+    let old = gate(vector);
+    restore_gate(vector, Gate(entry));
+    old
+}
+
+/// Puts back what [`set_gate`] replaced, or a gate made from it.
+pub fn restore_gate(vector: u8, gate: Gate) {
     // SAFETY: inside the IDT; the processor reads it at the next event.
     unsafe { place(vector).write_volatile(gate) };
 }
@@ -156,9 +171,9 @@ pub fn set_gate(vector: u8, gate: Gate) {
 /// Runs `f` with the gate of `vector` changed by `change`.
 pub fn with_gate<R>(vector: u8, change: impl FnOnce(Gate) -> Gate, f: impl FnOnce() -> R) -> R {
     let old = gate(vector);
-    set_gate(vector, change(old));
+    restore_gate(vector, change(old));
     let result = f();
-    set_gate(vector, old);
+    restore_gate(vector, old);
     result
 }
 

@@ -311,7 +311,7 @@ fn far_return(c: &mut Core, o: &Op) -> Done {
 
 pub(crate) fn iret(c: &mut Core, o: &Op) -> Done {
     c.rip = c.rip_of(o);
-    noted(c, o, |c, o| c.iret(o.size))
+    noted(c, o, |c, o| c.iret(o.size, c.rip_after(o)))
 }
 
 const CODE64: u16 = 0xa09b;
@@ -342,6 +342,7 @@ pub(crate) fn syscall(c: &mut Core, o: &Op) -> Done {
         let m = c.st.msrs;
         let flags = c.rflags() & !m.fmask & !RF;
         c.set_rflags(flags);
+        c.no_step = !c.tf();
         let selector = (m.star >> 32) as u16 & 0xfffc;
         c.cpl = 0;
         flat_ss(c, selector.wrapping_add(8), 0);

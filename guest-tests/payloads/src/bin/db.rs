@@ -263,7 +263,7 @@ fn note_nmi(frame: &mut Frame) {
 }
 
 case! {
-    name: "before_interrupts", cpl: [0], rules: ["DB-16", "TF-07", "TF-06"], needs: ["tf-cpl0", "gd"],
+    name: "before_interrupts", cpl: [0], rules: ["DB-16", "TF-07", "TF-06"], needs: ["tf-cpl0", "gd", "irq-window-cpl0"],
     about: "a step that ends with an interrupt pending is reported first; its handler is not stepped",
     fn body(_ctx) {
         apic::enable();

@@ -64,7 +64,7 @@ fn watch_selector(ctx: &hindsight_guest::case::Ctx) -> u64 {
 
 case! {
     name: "step_comes_later", cpl: [0, 3], rules: ["SHD-03", "TF-13", "SHD-12"], needs: ["gd"], needs_cpl0: ["tf-cpl0", "shadow-cpl0"],
-    needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
+    needs_cpl3: ["tf-cpl3", "iretq-cpl3", "shadow-cpl3"],
     about: "no step follows MOV SS; one follows the instruction after it",
     fn body(ctx) {
         let log = events(ctx, step_ss, selector(ctx), 0);
@@ -74,7 +74,7 @@ case! {
 }
 
 case! {
-    name: "data_breakpoint_comes_later", cpl: [0, 3], rules: ["SHD-04"], needs: ["guestbp-data", "gd"], needs_cpl3: ["iretq-cpl3"],
+    name: "data_breakpoint_comes_later", cpl: [0, 3], rules: ["SHD-04"], needs: ["guestbp-data", "gd"], needs_cpl0: ["shadow-cpl0"], needs_cpl3: ["iretq-cpl3", "shadow-cpl3"],
     about: "a breakpoint on the operand of MOV SS reports after the next instruction",
     fn body(ctx) {
         let place = watch_selector(ctx);
@@ -83,7 +83,7 @@ case! {
 }
 
 case! {
-    name: "lost_by_a_fault", cpl: [0, 3], rules: ["SHD-05", "D6-01"], needs: ["guestbp-data", "gd"], needs_cpl3: ["iretq-cpl3"],
+    name: "lost_by_a_fault", cpl: [0, 3], rules: ["SHD-05", "D6-01"], needs: ["guestbp-data", "gd"], needs_cpl0: ["shadow-cpl0"], needs_cpl3: ["iretq-cpl3", "shadow-cpl3"],
     about: "the deferred breakpoint is lost when the next instruction faults",
     fn body(ctx) {
         let place = watch_selector(ctx);
@@ -98,7 +98,7 @@ case! {
 
 case! {
     name: "at_entry_of_software_interrupt", cpl: [0, 3], rules: ["SHD-06", "DB-20"], needs: ["guestbp-data", "gd"],
-    needs_cpl0: ["int3-cpl0", "intn-cpl0"], needs_cpl3: ["int3-cpl3", "intn-cpl3", "iretq-cpl3"],
+    needs_cpl0: ["shadow-cpl0", "int3-cpl0", "intn-cpl0"], needs_cpl3: ["int3-cpl3", "intn-cpl3", "iretq-cpl3", "shadow-cpl3"],
     about: "before INT3 and INT n the deferred breakpoint reports at the entry of their handler",
     fn body(ctx) {
         fn ignore(_frame: &mut Frame) {}
@@ -118,7 +118,7 @@ case! {
 }
 
 case! {
-    name: "at_entry_of_syscall", cpl: [3], rules: ["SHD-07"], needs: ["guestbp-data", "gd", "syscall-cpl3", "iretq-cpl3"],
+    name: "at_entry_of_syscall", cpl: [3], rules: ["SHD-07"], needs: ["guestbp-data", "gd", "syscall-cpl3", "iretq-cpl3", "shadow-cpl3"],
     about: "before SYSCALL the deferred breakpoint reports at IA32_LSTAR",
     fn body(ctx) {
         let place = watch_selector(ctx);
@@ -131,8 +131,8 @@ case! {
 }
 
 case! {
-    name: "suppresses_breakpoint", cpl: [0, 3], rules: ["SHD-08", "DB-04"], needs: ["gd", "shadow-cpl0"],
-    needs_cpl0: ["guestbp-exec-cpl0"], needs_cpl3: ["guestbp-exec-cpl3", "iretq-cpl3"],
+    name: "suppresses_breakpoint", cpl: [0, 3], rules: ["SHD-08", "DB-04"], needs: ["gd"],
+    needs_cpl0: ["shadow-cpl0", "guestbp-exec-cpl0"], needs_cpl3: ["guestbp-exec-cpl3", "iretq-cpl3", "shadow-cpl3"],
     about: "an instruction breakpoint right after MOV SS is suppressed, one instruction later it is not",
     fn body(ctx) {
         let place = watch_selector(ctx);
@@ -153,8 +153,8 @@ case! {
 }
 
 case! {
-    name: "lss", cpl: [0, 3], rules: ["SHD-10"], needs: ["gd", "shadow-cpl0"], needs_cpl0: ["tf-cpl0"],
-    needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
+    name: "lss", cpl: [0, 3], rules: ["SHD-10"], needs: ["gd"], needs_cpl0: ["shadow-cpl0", "tf-cpl0"],
+    needs_cpl3: ["tf-cpl3", "iretq-cpl3", "shadow-cpl3"],
     about: "a step follows LSS at once",
     fn body(ctx) {
         let place = PAGE.address();
@@ -165,7 +165,7 @@ case! {
 }
 
 case! {
-    name: "faulting_load", cpl: [0, 3], rules: ["SHD-11"], needs: ["gd", "shadow-cpl0", "guestbp-exec-cpl0"], needs_cpl3: ["iretq-cpl3"],
+    name: "faulting_load", cpl: [0, 3], rules: ["SHD-11"], needs: ["gd", "guestbp-exec-cpl0"], needs_cpl0: ["shadow-cpl0"], needs_cpl3: ["iretq-cpl3", "shadow-cpl3"],
     about: "a MOV SS that faults has no shadow: a breakpoint on the handler's first instruction is met",
     fn body(ctx) {
         arm(2, vectors::entry(13), Condition::Execute, Length::One);

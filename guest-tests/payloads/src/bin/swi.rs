@@ -74,18 +74,21 @@ case! {
             let fault = debug::run(ctx, int_1, 0, 0);
             check_eq!(fault.map(|e| (e.code(), e.rip)), Some(((13, 0x0a), at(int_1_insn))), "#GP");
         }
-        insn::write_dr6(Dr6::RESET | 5);
         trap::set_handler(1, note_rip);
+        let through = || vectors::with_gate(1, |gate| gate.with_dpl(3), || debug::run(ctx, int_1, 0, 0));
+        insn::write_dr6(Dr6::RESET | BS | 5);
+        through();
+        check_eq!(insn::read_dr6(), Dr6::RESET | BS | 5, "DR6");
         msr::write(IA32_DEBUGCTL, 1);
         insn::write_dr7(Dr7::RESET.0 | Dr7::GD);
-        vectors::with_gate(1, |gate| gate.with_dpl(3), || debug::run(ctx, int_1, 0, 0));
+        through();
         let debugctl = msr::read(IA32_DEBUGCTL);
         msr::write(IA32_DEBUGCTL, 0);
         trap::clear_handler(1);
         check_eq!(SEEN.load(Ordering::Relaxed), at(int_1_next), "saved RIP");
         check_eq!(debugctl, 1, "IA32_DEBUGCTL");
         let detect = catch(|| { insn::read_dr6(); });
-        check_eq!(detect.map(|e| conditions(e.dr6)), Some(BD | 5), "GD is still set, and DR6 as it was");
+        check_eq!(detect.map(|e| conditions(e.dr6)), Some(BD | BS), "GD is still set");
     }
 }
 

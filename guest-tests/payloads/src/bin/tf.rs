@@ -118,7 +118,7 @@ case! {
 }
 
 case! {
-    name: "repeated_string", cpl: [0, 3], rules: ["TF-12"], needs: [], needs_cpl0: ["tf-cpl0"], needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
+    name: "repeated_string", cpl: [0, 3], rules: ["TF-12"], needs: [], needs_cpl0: ["tf-cpl0", "intn-cpl0"], needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
     about: "each iteration of REP STOSB is a step; with RCX=0 the instruction is one",
     fn body(ctx) {
         let (here, next) = (at(step_rep_insn), at(step_rep_next));

@@ -1,0 +1,202 @@
+//! The debug-store save area and its branch-trace buffer.
+
+use core::cell::UnsafeCell;
+
+use hindsight_guest::prelude::*;
+use hindsight_guest::regs::cpuid::Feature;
+use hindsight_guest::regs::msr::{IA32_DS_AREA, IA32_MISC_ENABLE};
+use hindsight_guest::{insn, msr};
+
+use crate::branch::{List, Transfer};
+
+/// Bytes of a BTS record.
+pub const RECORD_BYTES: u64 = 24;
+
+/// Why a case skips without the facility.
+pub const ABSENT: &str = "CPUID and IA32_MISC_ENABLE announce no 64-bit branch trace store";
+
+/// Whether the processor has BTS, with the qualification by level.
+pub fn present() -> bool {
+    insn::has(Feature::DS)
+        && insn::has(Feature::DTES64)
+        && insn::has(Feature::DS_CPL)
+        && msr::read(IA32_MISC_ENABLE) & (1 << 11) == 0
+}
+
+/// The management area, 64-bit format.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Area {
+    /// First byte of the branch-trace buffer.
+    pub base: u64,
+    /// Where the next record goes.
+    pub index: u64,
+    /// First byte after the buffer.
+    pub maximum: u64,
+    /// Where the interrupt is requested.
+    pub threshold: u64,
+    /// The same for PEBS: base, index, maximum, threshold, four counter resets; 32 reserved bytes.
+    pub pebs: [u64; 12],
+}
+
+/// A branch record.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// Source, linear.
+    pub from: u64,
+    /// Destination, linear.
+    pub to: u64,
+    /// Bit 4: predicted.
+    pub flags: u64,
+}
+
+/// Bytes of the buffer, its guard zones included.
+pub const BUFFER: usize = 8192;
+
+/// Pages of their own for the area and the buffer.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Store {
+    area: UnsafeCell<[u8; 4096]>,
+    buffer: UnsafeCell<[u8; BUFFER]>,
+}
+
+// SAFETY: used by address, with volatile accesses, by one processor at a time.
+unsafe impl Sync for Store {}
+
+/// What the buffer is filled with before a run.
+pub const FILL: u8 = 0xa5;
+
+impl Store {
+    /// An area of zeros.
+    pub const fn new() -> Self {
+        Self {
+            area: UnsafeCell::new([0; 4096]),
+            buffer: UnsafeCell::new([0; BUFFER]),
+        }
+    }
+
+    /// Address of the management area.
+    pub fn area_address(&self) -> u64 {
+        self.area.get() as u64
+    }
+
+    /// Address of the first byte of the buffer's pages.
+    pub fn buffer_address(&self) -> u64 {
+        self.buffer.get() as u64
+    }
+
+    /// Reads the management area.
+    pub fn area(&self) -> Area {
+        // SAFETY: the page holds the area; the processor may write it, hence volatile.
+        unsafe { self.area.get().cast::<Area>().read_volatile() }
+    }
+
+    /// Writes the management area.
+    pub fn set_area(&self, area: Area) {
+        // SAFETY: as in `area`.
+        unsafe { self.area.get().cast::<Area>().write_volatile(area) };
+    }
+
+    /// The byte at `offset` of the buffer's pages.
+    pub fn byte(&self, offset: usize) -> u8 {
+        assert!(offset < BUFFER, "inside the buffer");
+        // SAFETY: checked above.
+        unsafe { self.buffer.get().cast::<u8>().add(offset).read_volatile() }
+    }
+
+    /// The record that begins at address `at`, which is inside the buffer.
+    pub fn record(&self, at: u64) -> Record {
+        let offset = at.wrapping_sub(self.buffer_address());
+        assert!(offset <= BUFFER as u64 - RECORD_BYTES, "inside the buffer");
+        // SAFETY: checked above; unaligned places are allowed.
+        unsafe { (at as *const Record).read_unaligned() }
+    }
+
+    /// Fills the buffer with [`FILL`], makes an area for `count` records, empty, with the threshold
+    /// at the maximum and marks in all other fields, and tells the processor.
+    pub fn arm(&self, count: u64) -> Area {
+        self.arm_at(self.buffer_address(), count)
+    }
+
+    /// As [`arm`](Self::arm), with the buffer at `base`.
+    pub fn arm_at(&self, base: u64, count: u64) -> Area {
+        // SAFETY: the buffer is inside the static.
+        unsafe { self.buffer.get().cast::<u8>().write_bytes(FILL, BUFFER) };
+        let area = Area {
+            base,
+            index: base,
+            maximum: base + count * RECORD_BYTES,
+            threshold: base + count * RECORD_BYTES,
+            pebs: [0x5a5a; 12],
+        };
+        self.set_area(area);
+        msr::write(IA32_DS_AREA, self.area_address());
+        area
+    }
+
+    /// The records from the base up to the index.
+    pub fn records(&self) -> List {
+        let area = self.area();
+        let mut list = List::new();
+        let mut at = area.base;
+        while at + RECORD_BYTES <= area.index.min(area.base + 160 * RECORD_BYTES) {
+            let record = self.record(at);
+            list.push(Transfer::new(record.from, record.to, 0));
+            at += RECORD_BYTES;
+        }
+        list
+    }
+
+    /// Checks that exactly `expected` was stored from the base of `before` on, that the index says so,
+    /// that nothing else changed in the area or the buffer, and that all flags are 0.
+    pub fn check_stored(&self, before: &Area, expected: &[Transfer]) -> bool {
+        let end = before.index + expected.len() as u64 * RECORD_BYTES;
+        let after = Area {
+            index: end,
+            ..*before
+        };
+        let mut good = check_eq!(
+            self.area().index.wrapping_sub(before.base),
+            end - before.base,
+            "the index, from the base"
+        );
+        good &= check!(
+            Area {
+                index: end,
+                ..self.area()
+            } == after,
+            "all other fields are as before"
+        );
+        for (n, expected) in expected.iter().enumerate() {
+            let found = self.record(before.index + n as u64 * RECORD_BYTES);
+            good &= check_eq!(
+                (n as u64, (found.from, found.to)),
+                (n as u64, expected.pair()),
+                "a record: number, from, to"
+            );
+            good &= check_eq!(found.flags, 0, "flags of a record");
+        }
+        let first = usize::try_from(before.index - self.buffer_address()).unwrap_or(0);
+        let last = usize::try_from(end - self.buffer_address()).unwrap_or(0);
+        let untouched = (0..BUFFER).all(|n| (first..last).contains(&n) || self.byte(n) == FILL);
+        good & check!(untouched, "the rest of the buffer is as before")
+    }
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Ends the case as skipped without the branch trace store.
+#[macro_export]
+macro_rules! need_bts {
+    ($ctx:expr) => {
+        if !$crate::ds::present() {
+            hindsight_guest::skip!($ctx, $crate::ds::ABSENT);
+        }
+    };
+}
