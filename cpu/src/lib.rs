@@ -12,4 +12,5 @@ pub mod facility;
 pub mod msr;
 pub mod pmu;
 pub mod state;
+mod state_check;
 pub mod tsc;

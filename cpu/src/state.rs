@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::debug::Registers;
+pub use crate::state_check::StateError;
 
 /// Index of a general register in [`CpuState::gpr`]: the number that instructions encode.
 pub mod gpr {

@@ -62,6 +62,16 @@ impl ByteLatches {
         latch.0[CONSOLE_OFFSET] = DEBUGCON_PORT.to_le_bytes()[0];
         Self { latch, console }
     }
+
+    /// The latches; what was written to the console is not part of it.
+    pub fn save(&self) -> Latch {
+        self.latch
+    }
+
+    /// Takes saved latches over; writes nothing to the console. Every value is possible.
+    pub fn restore(&mut self, latch: Latch) {
+        self.latch = latch;
+    }
 }
 
 const CONSOLE_OFFSET: usize = (DEBUGCON_PORT - BYTE_LATCH_PORT) as usize;
@@ -192,6 +202,30 @@ mod tests {
         latch.read(1, &mut data);
         assert_eq!(data, [2, 9]);
         assert_eq!(latch, Latch([1, 2, 9, 4]));
+    }
+
+    #[test]
+    fn byte_latches_restored_show_what_was_saved_and_print_nothing() {
+        let mut latches = ByteLatches::new(DebugCon::new(std::io::sink()));
+        latches.write(1, b"x");
+        latches.write(3, &[7]);
+        let saved = latches.save();
+        assert_eq!(saved, Latch([0, b'x', 0, 7]));
+        let mut printed = ByteLatches::new(DebugCon::new(Panics));
+        printed.restore(saved);
+        assert_eq!(printed.save(), saved);
+    }
+
+    struct Panics;
+
+    impl std::io::Write for Panics {
+        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+            panic!("nothing is printed")
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
     }
 
     #[test]

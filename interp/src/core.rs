@@ -376,7 +376,7 @@ impl Core {
     /// What besides its bytes decides how code is decoded.
     pub(crate) fn block_key(&self) -> u8 {
         let limited = self.code != 8 && self.st.seg[seg::CS].limit != u32::MAX;
-        self.code | u8::from(limited) << 4 | u8::from(self.rec.observe.branches) << 5
+        self.code | u8::from(limited) << 4 | u8::from(self.rec.observe.notices()) << 5
     }
 
     /// Forgets all translations.
@@ -384,6 +384,14 @@ impl Core {
         self.rd.flush();
         self.wr.flush();
         self.ex.flush();
+        self.new_context();
+    }
+
+    /// Forgets the translations that a load of CR3 invalidates: all but those of global pages.
+    pub(crate) fn flush_local_tlb(&mut self) {
+        self.rd.flush_locals();
+        self.wr.flush_locals();
+        self.ex.flush_locals();
         self.new_context();
     }
 
@@ -467,6 +475,12 @@ impl Core {
     #[inline(always)]
     pub(crate) fn rip_of(&self, op: &Op) -> u64 {
         self.reg(slot::BLOCK_RIP).wrapping_add(u64::from(op.at)) & self.ip_mask
+    }
+
+    /// RIP of an operation in 64-bit mode.
+    #[inline(always)]
+    pub(crate) fn rip64_of(&self, op: &Op) -> u64 {
+        self.reg(slot::BLOCK_RIP).wrapping_add(u64::from(op.at))
     }
 
     /// RIP of the instruction after an operation.

@@ -1,7 +1,7 @@
 //! Paging. SDM Vol. 3A, "Paging".
 //!
 //! 4-level, PAE and 32-bit paging with accessed and dirty bits, WP, NX, SMEP, SMAP and protection
-//! keys. Not modelled: 5-level paging, global pages (a flush takes all).
+//! keys. Not modelled: 5-level paging, which CPUID does not show.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -9,10 +9,11 @@
 )]
 
 use crate::core::{
-    CR0_PG, CR0_WP, CR4_PAE, CR4_PKE, CR4_PSE, CR4_SMAP, CR4_SMEP, Core, EFER_NXE, Fault, GP0,
+    CR0_PG, CR0_WP, CR4_PAE, CR4_PGE, CR4_PKE, CR4_PSE, CR4_SMAP, CR4_SMEP, Core, EFER_NXE, Fault,
+    GP0,
 };
 use crate::memory::PAGE;
-use crate::tlb::Set;
+use crate::tlb::{Set, Translation};
 
 /// What an access wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,7 @@ const US: u64 = 1 << 2;
 const A: u64 = 1 << 5;
 const D: u64 = 1 << 6;
 const PS: u64 = 1 << 7;
+const G: u64 = 1 << 8;
 const NX: u64 = 1 << 63;
 
 /// The result of a walk.
@@ -40,13 +42,32 @@ struct Walk {
     key: u8,
     leaf: (u64, u64),
     wide: bool,
+    /// Binary logarithm of the page's size.
+    shift: u8,
 }
 
 impl Core {
     /// Translates a linear address, with rights checked and A/D bits set.
-    pub(crate) fn translate(&mut self, lin: u64, want: Want, set: Set) -> Result<u64, Fault> {
+    pub(crate) fn translate(
+        &mut self,
+        lin: u64,
+        want: Want,
+        set: Set,
+    ) -> Result<Translation, Fault> {
         if !self.cr0(CR0_PG) {
-            return Ok(lin & 0xffff_ffff & self.phys_mask);
+            return Ok(Translation {
+                gpa: lin & 0xffff_ffff & self.phys_mask,
+                global: false,
+                shift: 12,
+            });
+        }
+        let tlb = match want {
+            Want::Read => &self.rd,
+            Want::Write => &self.wr,
+            Want::Fetch => &self.ex,
+        };
+        if let Some(known) = tlb.known(lin, set) {
+            return Ok(known);
         }
         loop {
             let user = matches!(set, Set::User | Set::Never);
@@ -72,7 +93,11 @@ impl Core {
             {
                 continue;
             }
-            return Ok(walk.gpa);
+            return Ok(Translation {
+                gpa: walk.gpa,
+                global: entry & G != 0 && self.cr4(CR4_PGE),
+                shift: walk.shift,
+            });
         }
     }
 
@@ -151,6 +176,7 @@ impl Core {
                     key: (entry >> 59 & 0xf) as u8,
                     leaf: (at, entry),
                     wide: true,
+                    shift: shift as u8,
                 }));
             }
             self.touch(at, true, entry);
@@ -177,6 +203,7 @@ impl Core {
                 key: 0,
                 leaf: (at, pde),
                 wide: false,
+                shift: 22,
             }));
         }
         self.touch(at, false, pde);
@@ -192,6 +219,7 @@ impl Core {
             key: 0,
             leaf: (at, pte),
             wide: false,
+            shift: 12,
         }))
     }
 
@@ -219,19 +247,19 @@ impl Core {
     }
 
     /// Enters a translated page into a TLB if plain accesses of this kind need no further look.
-    pub(crate) fn enter(&mut self, lin: u64, gpa: u64, want: Want, set: Set) {
+    pub(crate) fn enter(&mut self, lin: u64, t: Translation, want: Want, set: Set) {
         self.tlb_fills += 1;
-        let Some(page) = self.memory.page(gpa) else {
+        let Some(page) = self.memory.page(t.gpa) else {
             return;
         };
         let host = page.host.as_ptr().expose_provenance() as u64;
         match want {
-            Want::Fetch => self.ex.insert(lin, set, host),
-            Want::Read if !self.watched_page(lin) => self.rd.insert(lin, set, host),
+            Want::Fetch => self.ex.insert(lin, set, host, t),
+            Want::Read if !self.watched_page(lin) => self.rd.insert(lin, set, host, t),
             Want::Write if page.writable && page.code() == 0 => {
                 page.set_dirty();
                 if !self.watched_page(lin) {
-                    self.wr.insert(lin, set, host);
+                    self.wr.insert(lin, set, host, t);
                 }
             }
             _ => {}

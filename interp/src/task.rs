@@ -198,7 +198,7 @@ impl Core {
                 self.load_pdptrs(image.cr3.into())?;
             }
             self.st.cr3 = image.cr3.into();
-            self.flush_tlb();
+            self.flush_local_tlb();
         }
         let mut flags = u64::from(image.eflags);
         if source == Source::Nested {

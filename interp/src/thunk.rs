@@ -5,9 +5,11 @@
 //! that the guest has unmasked, the result is discarded and the guest's exception raised.
 
 mod codegen;
+mod elements;
 mod memory;
 mod vectors;
 
+pub(crate) use elements::run as elements;
 pub(crate) use vectors::Vectors;
 
 use crate::core::{CR0_EM, CR0_TS, CR4_OSFXSR, CR4_OSXSAVE, Core, Fault, MF, NM, UD_, XM};
@@ -24,8 +26,9 @@ use std::rc::Rc;
 pub(crate) enum Support {
     /// It can execute it.
     Yes,
-    /// The instruction has no effect that is modelled.
-    Nop,
+    /// Element by element, by ourselves: the addresses are in a vector register, or the memory
+    /// operand is implied.
+    Elements,
     /// It must not.
     No,
 }
@@ -44,13 +47,8 @@ pub(crate) fn support(i: &Instruction) -> Support {
         return Support::No;
     }
     match i.mnemonic() {
-        M::Maskmovdqu | M::Vmaskmovdqu | M::Maskmovq | M::Tpause | M::Umwait | M::Umonitor => {
-            Support::No
-        }
-        M::Rdpru | M::Rdsspd | M::Rdsspq | M::Ptwrite | M::Clzero => Support::No,
-        M::Cldemote => Support::Nop,
-        M::Fnop => Support::Yes,
-        _ if i.is_vsib() => Support::No,
+        M::Maskmovdqu | M::Vmaskmovdqu | M::Maskmovq => Support::Elements,
+        _ if i.is_vsib() => Support::Elements,
         _ => Support::Yes,
     }
 }
@@ -75,6 +73,15 @@ pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
     }
     commit(c, o, &thunk);
     Ok(())
+}
+
+/// Whether a thunk can be made.
+#[cfg(test)]
+pub(crate) fn can_run(c: &mut Core, insn: &Instruction) -> bool {
+    let Some((bytes, plan)) = codegen::redirect(insn) else {
+        return false;
+    };
+    codegen::build(&mut c.thunks.bank, insn, &bytes, plan).is_some()
 }
 
 fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Rc<Thunk>> {
@@ -104,30 +111,33 @@ fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Rc<Thunk>> {
 }
 
 /// What the control registers say about the instruction.
-fn check(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
-    let vex = i.encoding() != EncodingKind::Legacy;
-    if vex && !c.prot {
-        return Err(UD_);
-    }
-    if t.class == Class::Integer {
-        return Ok(());
-    }
-    if t.mmx && c.cr0(CR0_EM) {
-        return Err(UD_);
-    }
+fn check(c: &Core, i: &Instruction, t: &Thunk) -> Done {
     if t.class == Class::X87 && !t.mmx {
         if c.cr0(CR0_EM | CR0_TS) {
             return Err(Fault::Plain(NM));
         }
         return c.check_x87_pending();
     }
-    if t.vector {
-        let need = match i.encoding() {
-            EncodingKind::Legacy => 0,
-            EncodingKind::EVEX => 0xe6,
-            _ => 6,
+    if t.class == Class::Integer {
+        let vex = i.encoding() != EncodingKind::Legacy;
+        return if vex && !c.prot { Err(UD_) } else { Ok(()) };
+    }
+    check_state(c, i.encoding(), t.vector, t.mmx)
+}
+
+/// Whether the registers of a vector or MMX instruction may be used.
+fn check_state(c: &Core, encoding: EncodingKind, vector: bool, mmx: bool) -> Done {
+    let legacy = encoding == EncodingKind::Legacy;
+    if (!legacy && !c.prot) || (mmx && c.cr0(CR0_EM)) {
+        return Err(UD_);
+    }
+    if vector {
+        let need = if encoding == EncodingKind::EVEX {
+            0xe6
+        } else {
+            6
         };
-        let off = if need == 0 {
+        let off = if legacy {
             c.cr0(CR0_EM) || !c.cr4(CR4_OSFXSR)
         } else {
             !c.cr4(CR4_OSXSAVE) || c.st.xcr0 & need != need
@@ -139,7 +149,7 @@ fn check(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     if c.cr0(CR0_TS) {
         return Err(Fault::Plain(NM));
     }
-    if t.mmx { c.check_x87_pending() } else { Ok(()) }
+    if mmx { c.check_x87_pending() } else { Ok(()) }
 }
 
 /// Runs the thunk on the context; results stay there until [`commit`].

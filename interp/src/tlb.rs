@@ -31,18 +31,56 @@ struct Entry {
     add: u64,
 }
 
+/// What else is known of an entry's page.
+#[derive(Clone, Copy, Debug, Default)]
+struct More {
+    /// Guest-physical page address.
+    gpa: u64,
+    /// For a global page its linear address, with the generation of global pages in the low 12
+    /// bits; else 0.
+    global: u64,
+    /// Binary logarithm of the guest's page size.
+    shift: u8,
+}
+
+/// A translated page.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Translation {
+    /// Guest-physical address.
+    pub(crate) gpa: u64,
+    /// The page is global: a load of CR3 keeps it.
+    pub(crate) global: bool,
+    /// Binary logarithm of its size.
+    pub(crate) shift: u8,
+}
+
 /// One TLB: for reads, for writes or for fetches.
 #[derive(Debug)]
 pub(crate) struct Tlb {
     entries: Box<[Entry; ENTRIES * SETS]>,
+    more: Box<[More; ENTRIES * SETS]>,
     generation: u64,
+    /// Generation of the global pages.
+    globals: u64,
+    /// Where parts of large pages were entered: a bit for each 4 MiB, and for each GiB, modulo 1024.
+    large: [u64; 16],
+    huge: [u64; 16],
+}
+
+fn bit(lin: u64, shift: u8) -> (usize, u64) {
+    let n = lin >> shift & 0x3ff;
+    ((n / 64) as usize, 1 << (n % 64))
 }
 
 impl Tlb {
     pub(crate) fn new() -> Self {
         Self {
             entries: Box::new([Entry::default(); ENTRIES * SETS]),
+            more: Box::new([More::default(); ENTRIES * SETS]),
             generation: 1,
+            globals: 1,
+            large: [0; 16],
+            huge: [0; 16],
         }
     }
 
@@ -60,31 +98,88 @@ impl Tlb {
         (entry.tag == tag).then(|| lin.wrapping_add(entry.add))
     }
 
+    /// The translation of `lin`, if its page is entered; also a global page that was entered before
+    /// the last load of CR3.
+    pub(crate) fn known(&self, lin: u64, set: Set) -> Option<Translation> {
+        let i = Self::index(lin, set as usize);
+        let (entry, more) = (&self.entries[i], &self.more[i]);
+        let page = lin & !0xfff;
+        let global = more.global == page | self.globals;
+        (global || entry.tag == page | self.generation).then_some(Translation {
+            gpa: more.gpa | (lin & 0xfff),
+            global,
+            shift: more.shift,
+        })
+    }
+
     /// Enters a page.
-    pub(crate) fn insert(&mut self, lin: u64, set: Set, host_page: u64) {
+    pub(crate) fn insert(&mut self, lin: u64, set: Set, host_page: u64, t: Translation) {
         if set == Set::Never {
             return;
         }
         let page = lin & !0xfff;
-        self.entries[Self::index(lin, set as usize)] = Entry {
+        let i = Self::index(lin, set as usize);
+        self.entries[i] = Entry {
             tag: page | self.generation,
             add: host_page.wrapping_sub(page),
         };
+        self.more[i] = More {
+            gpa: t.gpa & !0xfff,
+            global: if t.global { page | self.globals } else { 0 },
+            shift: t.shift,
+        };
+        if t.shift > 12 {
+            let (map, shift) = match t.shift {
+                30 => (&mut self.huge, 30),
+                _ => (&mut self.large, 22),
+            };
+            let (word, mask) = bit(lin, shift);
+            map[word] |= mask;
+        }
     }
 
-    /// Forgets one page in all sets.
+    /// Forgets the page that `lin` lies in, of whatever size, in all sets.
     pub(crate) fn evict(&mut self, lin: u64) {
         for set in 0..SETS {
-            self.entries[Self::index(lin, set)].tag = 0;
+            let i = Self::index(lin, set);
+            self.entries[i].tag = 0;
+            self.more[i].global = 0;
+        }
+        let entered = |map: &[u64; 16], shift| {
+            let (word, mask) = bit(lin, shift);
+            map[word] & mask != 0
+        };
+        if !entered(&self.large, 22) && !entered(&self.huge, 30) {
+            return;
+        }
+        for (entry, more) in self.entries.iter_mut().zip(self.more.iter_mut()) {
+            if more.shift > 12 && (entry.tag ^ lin) >> more.shift == 0 {
+                entry.tag = 0;
+            }
+            if more.shift > 12 && (more.global ^ lin) >> more.shift == 0 {
+                more.global = 0;
+            }
+        }
+    }
+
+    /// Forgets all but global pages.
+    pub(crate) fn flush_locals(&mut self) {
+        self.generation += 1;
+        if self.generation > 0xfff {
+            self.entries.fill(Entry::default());
+            self.generation = 1;
         }
     }
 
     /// Forgets everything.
     pub(crate) fn flush(&mut self) {
-        self.generation += 1;
-        if self.generation > 0xfff {
-            self.entries.fill(Entry::default());
-            self.generation = 1;
+        self.flush_locals();
+        self.large = [0; 16];
+        self.huge = [0; 16];
+        self.globals += 1;
+        if self.globals > 0xfff {
+            self.more.fill(More::default());
+            self.globals = 1;
         }
     }
 }
@@ -96,7 +191,7 @@ mod tests {
     #[test]
     fn entry_is_found_until_flushed_and_not_across_its_page() {
         let mut tlb = Tlb::new();
-        tlb.insert(0x7000, Set::User, 0x10_0000);
+        tlb.insert(0x7000, Set::User, 0x10_0000, page(0x3000, false, 12));
         assert_eq!(tlb.find(0x7ff8, 8, Set::User as usize), Some(0x10_0ff8));
         assert_eq!(tlb.find(0x7ff9, 8, Set::User as usize), None);
         assert_eq!(tlb.find(0x7ff8, 8, Set::Supervisor as usize), None);
@@ -104,5 +199,50 @@ mod tests {
             tlb.flush();
             assert_eq!(tlb.find(0x7000, 1, Set::User as usize), None);
         }
+    }
+
+    fn page(gpa: u64, global: bool, shift: u8) -> Translation {
+        Translation { gpa, global, shift }
+    }
+
+    fn gpa(tlb: &Tlb, lin: u64) -> Option<u64> {
+        tlb.known(lin, Set::Supervisor).map(|t| t.gpa)
+    }
+
+    #[test]
+    fn global_pages_stay_until_all_is_flushed() {
+        let mut tlb = Tlb::new();
+        tlb.insert(0x7000, Set::Supervisor, 0x10_0000, page(0x3000, true, 12));
+        tlb.insert(0x8000, Set::Supervisor, 0x11_0000, page(0x4000, false, 12));
+        for _ in 0..0x1001 {
+            tlb.flush_locals();
+            assert_eq!((gpa(&tlb, 0x7123), gpa(&tlb, 0x8000)), (Some(0x3123), None));
+            assert_eq!(
+                tlb.find(0x7000, 1, 0),
+                None,
+                "only after it was entered again"
+            );
+        }
+        tlb.flush();
+        assert_eq!(gpa(&tlb, 0x7000), None);
+    }
+
+    #[test]
+    fn evicting_an_address_forgets_all_of_its_large_page() {
+        let mut tlb = Tlb::new();
+        let (large, next, huge) = (0x4020_0000, 0x4040_0000, 0x8000_0000);
+        tlb.insert(large + 0x5000, Set::Supervisor, 0, page(0x5000, true, 21));
+        tlb.insert(next + 0x6000, Set::Supervisor, 0, page(0x6000, false, 21));
+        tlb.insert(
+            huge + 0x12_3000,
+            Set::Supervisor,
+            0,
+            page(0x7000, false, 30),
+        );
+        tlb.evict(large + 0x1f_0000);
+        assert_eq!(gpa(&tlb, large + 0x5000), None);
+        assert_eq!(gpa(&tlb, next + 0x6000), Some(0x6000));
+        tlb.evict(huge + 0x3000_0000);
+        assert_eq!(gpa(&tlb, huge + 0x12_3000), None);
     }
 }

@@ -13,5 +13,6 @@ pub mod layout;
 pub mod machine;
 pub mod memory;
 pub mod messages;
+pub mod snapshot;
 pub mod translate;
 pub mod vcpu;

@@ -12,7 +12,7 @@ use crate::ops::{
     shift, stack, string, system, xsave,
 };
 use crate::thunk;
-use iced_x86::{Code, CpuidFeature, Instruction, Mnemonic as M, OpKind, Register};
+use iced_x86::{Code, Instruction, Mnemonic as M, OpKind, Register};
 
 /// An instruction with what its choice of operation depends on.
 struct Pick<'a> {
@@ -128,6 +128,22 @@ fn operand_size(i: &Instruction, code: u8) -> u8 {
     }
 }
 
+/// What an encoding does where CPUID does not show its instruction; none: #UD.
+fn without_feature(i: &Instruction, size: u8) -> Option<Handler> {
+    Some(match i.mnemonic() {
+        // The prefix is ignored.
+        M::Tzcnt => sized!(size, general, bits::scan, false),
+        M::Lzcnt => sized!(size, general, bits::scan, true),
+        M::Wbnoinvd => general!(cr::wbinvd),
+        // Encodings of the space that is reserved for hints.
+        M::Bndcl | M::Bndcn | M::Bndcu | M::Bndldx | M::Bndmk | M::Bndmov | M::Bndstx => {
+            plain!(mov::nop)
+        }
+        M::Cldemote | M::Rdsspd | M::Rdsspq => plain!(mov::nop),
+        _ => return None,
+    })
+}
+
 impl Core {
     /// Makes the operation for an instruction; `short` if its bytes ran out at 15.
     pub(super) fn select(&mut self, i: &Instruction, rip: u64, short: bool) -> Op {
@@ -147,16 +163,12 @@ impl Core {
             code: self.code,
             link: self.may_link() && (lin ^ target) >> 12 == 0,
             size: op.size,
-            record: self.rec.observe.branches,
+            record: self.rec.observe.notices(),
         };
-        if let Some(&lacking) = i.cpuid_features().iter().find(|f| !self.features.has(**f)) {
-            // Without BMI1 and LZCNT the prefix is ignored.
-            let old = match (i.mnemonic(), lacking) {
-                (M::Tzcnt, CpuidFeature::BMI1) => sized!(op.size, general, bits::scan, false),
-                (M::Lzcnt, CpuidFeature::LZCNT) => sized!(op.size, general, bits::scan, true),
-                _ => op.h,
-            };
-            op.h = old;
+        if !i.cpuid_features().iter().all(|f| self.features.has(*f)) {
+            if let Some(handler) = without_feature(i, op.size) {
+                op.h = handler;
+            }
             return op;
         }
         if pick.link {
@@ -169,11 +181,38 @@ impl Core {
             self.cache.insns.push(*i);
             op.h = match thunk::support(i) {
                 thunk::Support::Yes => general!(thunk::run),
-                thunk::Support::Nop => plain!(mov::nop),
+                thunk::Support::Elements => general!(thunk::elements),
                 thunk::Support::No => general!(system::missing),
             };
         }
         op
+    }
+
+    /// How an instruction that CPUID shows is executed.
+    #[cfg(test)]
+    pub(super) fn way(&mut self, i: &Instruction) -> super::tests::Way {
+        use super::tests::Way;
+        if !i.cpuid_features().iter().all(|f| self.features.has(*f)) {
+            return Way::NotShown;
+        }
+        let mut op = Op::new(general!(system::ud));
+        self.operands(i, 0, &mut op);
+        let pick = Pick {
+            i,
+            fast: self.code == 8 && op.asz == 8,
+            code: self.code,
+            link: false,
+            size: op.size,
+            record: false,
+        };
+        if pick.handler(&mut op).is_some() {
+            return Way::Own;
+        }
+        match thunk::support(i) {
+            thunk::Support::Yes if thunk::can_run(self, i) => Way::Thunk,
+            thunk::Support::Elements => Way::Own,
+            _ => Way::Missing,
+        }
     }
 
     fn operands(&self, i: &Instruction, rip: u64, op: &mut Op) {
@@ -259,7 +298,8 @@ impl Core {
                 _ => self.code,
             },
             (Register::None, r) if gpr(r) => r.size() as u8,
-            (Register::None, _) => self.code,
+            (Register::None, _) if i.memory_displ_size() == 4 => 4,
+            (Register::None, _) => self.code.max(4),
             (r, _) => r.size() as u8,
         };
         match base {

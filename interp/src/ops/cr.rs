@@ -116,7 +116,7 @@ impl Core {
             self.load_pdptrs(v)?;
         }
         self.st.cr3 = v;
-        self.flush_tlb();
+        self.flush_local_tlb();
         Ok(())
     }
 
@@ -329,19 +329,31 @@ pub(crate) fn invlpg(c: &mut Core, o: &Op) -> Done {
     Ok(())
 }
 
-/// INVPCID: every type flushes all.
+/// INVPCID. Only one process context is ever cached, so that all of them is as good as one.
 pub(crate) fn invpcid(c: &mut Core, o: &Op) -> Done {
+    /// Types: one address, one context, everything, everything but global pages.
+    const ADDRESS: u64 = 0;
+    const CONTEXT: u64 = 1;
+    const ALL: u64 = 2;
+    const LOCALS: u64 = 3;
     privileged(c)?;
     let lin = super::src(c, o, 16)?;
     let pcid: u64 = c.read(lin)?;
-    let address: u64 = c.read(lin + 8)?;
-    let kind = c.reg(o.d);
-    let bad_pcid = pcid & !0xfff != 0 && kind < 2;
-    let no_pcid = !c.cr4(CR4_PCIDE) && kind < 2 && pcid & 0xfff != 0;
-    if kind > 3 || bad_pcid || no_pcid || (kind == 0 && !crate::seg::canonical(address)) {
+    let address: u64 = c.read(lin.wrapping_add(8))?;
+    let kind = cut(c.reg(o.d), if c.code == 8 { 8 } else { 4 });
+    let one = matches!(kind, ADDRESS | CONTEXT);
+    if kind > LOCALS
+        || pcid & !0xfff != 0
+        || (one && !c.cr4(CR4_PCIDE) && pcid != 0)
+        || (kind == ADDRESS && !crate::seg::canonical(address))
+    {
         return Err(GP0);
     }
-    c.flush_tlb();
+    match kind {
+        ADDRESS => c.invalidate_page(address),
+        ALL => c.flush_tlb(),
+        _ => c.flush_local_tlb(),
+    }
     c.leave = true;
     Ok(())
 }

@@ -210,12 +210,9 @@ fn xsave<const COMPACTED: bool>(c: &mut Core, o: &Op) -> Done {
         .unwrap_or(576)
         .max(576);
     // All pages must be writable before anything is written.
-    let mut at = lin;
-    while at < lin + end as u64 {
-        c.probe_write(at, 1)?;
-        at = (at & !0xfff) + 0x1000;
+    for at in (0..end as u64).step_by(0x1000).chain([end as u64 - 1]) {
+        c.probe_write(lin.wrapping_add(at), 1)?;
     }
-    c.probe_write(lin + end as u64 - 1, 1)?;
     let mut legacy = [0; 416];
     c.vec.write_x87(&mut legacy);
     let count = xmm_count(c);
@@ -223,35 +220,35 @@ fn xsave<const COMPACTED: bool>(c: &mut Core, o: &Op) -> Done {
     let wanted = if COMPACTED { used & mask } else { mask };
     if wanted & X87 != 0 {
         c.write_bytes(lin, &legacy[..24])?;
-        c.write_bytes(lin + 32, &legacy[32..160])?;
+        c.write_bytes(lin.wrapping_add(32), &legacy[32..160])?;
     }
     if mask & 6 != 0 && (wanted & SSE != 0 || !COMPACTED) {
         let mut data = [0; 8];
         data[..4].copy_from_slice(&c.vec.mxcsr.to_le_bytes());
         data[4..].copy_from_slice(&MXCSR_MASK.to_le_bytes());
-        c.write_bytes(lin + 24, &data)?;
+        c.write_bytes(lin.wrapping_add(24), &data)?;
     }
     if wanted & SSE != 0 {
-        c.write_bytes(lin + 160, &legacy[160..160 + 16 * count])?;
+        c.write_bytes(lin.wrapping_add(160), &legacy[160..160 + 16 * count])?;
     }
     for (bit, offset, len) in parts {
         if wanted & bit != 0 {
             let mut data = vec![0; len];
             c.vec.write_component(bit, &mut data);
             for (at, part) in (0_u64..).step_by(512).zip(data.chunks(512)) {
-                c.write_bytes(lin + offset as u64 + at, part)?;
+                c.write_bytes(lin.wrapping_add(offset as u64 + at), part)?;
             }
         }
     }
-    let mut header: u64 = c.read(lin + 512)?;
+    let mut header: u64 = c.read(lin.wrapping_add(512))?;
     header = if COMPACTED {
         used & mask
     } else {
         (header & !mask) | (used & mask)
     };
-    c.write(lin + 512, header)?;
+    c.write(lin.wrapping_add(512), header)?;
     if COMPACTED {
-        c.write(lin + 520, COMPACT | mask)?;
+        c.write(lin.wrapping_add(520), COMPACT | mask)?;
     }
     Ok(())
 }
@@ -299,10 +296,11 @@ fn xrstor(c: &mut Core, o: &Op) -> Done {
     let mut data = Vec::new();
     for (bit, offset, len) in parts {
         let mut bytes = vec![0; len];
-        c.read_area(lin + offset as u64, &mut bytes)?;
+        c.read_area(lin.wrapping_add(offset as u64), &mut bytes)?;
         data.push((bit, bytes));
     }
     let count = xmm_count(c);
+    let pkru = c.vec.pkru;
     for n in 0..32 {
         let bit = 1 << n;
         if mask & bit != 0 && present & bit == 0 {
@@ -322,6 +320,11 @@ fn xrstor(c: &mut Core, o: &Op) -> Done {
     }
     for (bit, bytes) in data {
         c.vec.read_component(bit, &bytes);
+    }
+    if c.vec.pkru != pkru {
+        // Rights are checked when the TLB is filled.
+        c.flush_tlb();
+        c.leave = true;
     }
     Ok(())
 }

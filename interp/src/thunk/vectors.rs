@@ -105,6 +105,19 @@ impl Vectors {
         put(&mut self.fx, 2, &fsw.to_le_bytes());
     }
 
+    /// The MMX register `n`, which is a physical x87 register.
+    pub(crate) fn mmx(&self, n: usize) -> &[u8] {
+        let top = usize::from(self.fsw() >> 11 & 7);
+        let at = 32 + 16 * ((n + 8 - top) % 8);
+        &self.fx[at..at + 8]
+    }
+
+    /// What every MMX instruction does to the x87: TOP is 0 and all registers are valid.
+    pub(crate) fn enter_mmx(&mut self) {
+        self.set_top(0);
+        self.fx[4] = 0xff;
+    }
+
     /// Sets the instruction pointer. The data pointer is cleared: the host has put the address of its
     /// own copy of the operand there, which is not the guest's to see.
     pub(crate) fn set_fip(&mut self, rip: u64) {

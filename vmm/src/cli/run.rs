@@ -15,9 +15,10 @@ use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console, Deliver};
 use crate::machine::{Board, Config, MachineError, Outcome, Prepared, Sinks};
-use crate::vcpu::mode::{self, Engine, Wanted};
+use crate::vcpu::mode::{self, Decision, Engine, Wanted};
 use crate::vcpu::report::LastState;
 use crate::vcpu::stats::Report;
+use crate::vcpu::switch::Every;
 
 /// The largest image, initrd or module that is read, in bytes.
 const FILE_MAX: u64 = 4 << 30;
@@ -85,6 +86,10 @@ pub(super) struct RunArgs {
     /// What RDRAND and RDSEED give in deterministic mode
     #[arg(long, value_name = "N", default_value = "0", value_parser = number, requires = "deterministic")]
     seed: u64,
+    /// For tests of Hindsight: run in KVM and in the interpreter in turn, changing after so many
+    /// exits (N) or so much time (Nms)
+    #[arg(long, value_name = "N|Nms", value_parser = every, conflicts_with = "deterministic")]
+    switch_every: Option<Every>,
     /// Print figures about the run to standard error at its end
     #[arg(long)]
     stats: bool,
@@ -154,6 +159,15 @@ fn size(text: &str) -> Result<u64, String> {
     value
         .checked_mul(1 << shift)
         .ok_or_else(|| "more than 2^64 bytes".to_owned())
+}
+
+fn every(text: &str) -> Result<Every, String> {
+    let number = |digits: &str| digits.parse().ok().filter(|&n: &u64| n != 0);
+    let every = match text.strip_suffix("ms") {
+        Some(digits) => number(digits).map(|ms| Every::Time(Duration::from_millis(ms))),
+        None => number(text).map(Every::Exits),
+    };
+    every.ok_or_else(|| "a number of exits such as 10, or a time such as 5ms".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -249,7 +263,7 @@ impl Files {
 /// Runs a guest to its end.
 pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     let files = Files::read(&args)?;
-    let (choice, host) = mode::decide(wanted_engine(&args)?)?;
+    let Decision { choice, host, rule } = decide(&args)?;
     let config = Config {
         memory: args.memory,
         huge_pages: args.hugepages,
@@ -259,10 +273,10 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     };
     let image = args.image.display();
     let prepared = Prepared::new(&config, &files.plan(&args)).with_context(|| image.to_string())?;
-    let prepared = if args.deterministic {
-        prepared.deterministic(args.seed)
-    } else {
-        prepared
+    let prepared = match rule {
+        Some(rule) => prepared.changing(rule, args.switch_every),
+        None if args.deterministic => prepared.deterministic(args.seed),
+        None => prepared,
     };
     drop(files);
     // Only now: what a failure above left behind would be files and sockets of no use.
@@ -349,6 +363,17 @@ fn wanted_engine(args: &RunArgs) -> anyhow::Result<Wanted> {
     }
 }
 
+fn decide(args: &RunArgs) -> anyhow::Result<Decision> {
+    let wanted = wanted_engine(args)?;
+    if args.switch_every.is_none() {
+        return Ok(mode::decide(wanted)?);
+    }
+    if wanted == Wanted::Only(Engine::Interp) {
+        bail!("--switch-every needs KVM: with --engine interp there is nothing to switch to");
+    }
+    Ok(mode::decide_both()?)
+}
+
 fn model(args: &RunArgs) -> anyhow::Result<CpuModel> {
     match (args.cpu, args.deterministic) {
         (None | Some(CpuArg::PortableV1), true) | (Some(CpuArg::PortableV1), false) => {
@@ -364,7 +389,13 @@ fn model(args: &RunArgs) -> anyhow::Result<CpuModel> {
 
 fn print_stats(board: &Board, host_time: Duration, outcome: &Outcome) {
     let vcpus = board.stats();
-    let report = Report { vcpus, host_time }.to_string();
+    let changes = board.modes.can_change().then(|| board.modes.tally());
+    let report = Report {
+        vcpus,
+        changes,
+        host_time,
+    };
+    let report = report.to_string();
     for line in report.lines() {
         let _ = writeln!(io::stderr(), "hindsight: {line}");
     }
@@ -419,6 +450,13 @@ mod tests {
         assert_eq!(size("0x1000"), Ok(0x1000));
         assert_eq!(size("1g"), Ok(1 << 30));
         assert!(size("").is_err() && size("M").is_err() && size("99999999T").is_err());
+    }
+
+    #[test]
+    fn switching_is_told_in_exits_or_milliseconds() {
+        assert_eq!(every("10"), Ok(Every::Exits(10)));
+        assert_eq!(every("5ms"), Ok(Every::Time(Duration::from_millis(5))));
+        assert!(every("0").is_err() && every("0ms").is_err() && every("ms").is_err());
     }
 
     #[test]

@@ -5,22 +5,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
+use hindsight_cpu::armed::Armed;
 use hindsight_cpu::cpuid::CpuidTable;
 use hindsight_devices::clock::Clock;
-use hindsight_devices::irq::{Interrupts, Wake};
+use hindsight_devices::irq::{Interrupts, InterruptsState, Wake};
 use hindsight_devices::{MachineRequest, MmioBus, PortBus};
 use vm_memory::GuestMemoryMmap;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::MachineError;
+use super::devices::{Devices, DevicesState};
 use super::timer::TimerBell;
 use crate::kvm::KvmError;
-use crate::memory;
+use crate::memory::{self, MemoryError};
 use crate::messages::BranchMessages;
+use crate::snapshot::RestoreError;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::{Control, lock};
 use crate::vcpu::report::{Crash, LastState};
 use crate::vcpu::stats::VcpuStats;
+use crate::vcpu::switch::Modes;
 
 /// How a run ended.
 #[derive(Debug)]
@@ -67,14 +71,20 @@ pub struct Board {
     pub ports: PortBus,
     /// Devices in memory space.
     pub mmio: MmioBus,
+    /// The devices on the buses, for their state.
+    pub(super) devices: Devices,
     /// CPUID of all processors.
     pub cpuid: CpuidTable,
     /// Pause, resume, stop, kick.
     pub control: Arc<Control>,
+    /// Which engine runs the guest, and what is armed.
+    pub modes: Modes,
     /// Where processors tell a debugger that they stopped.
     pub reports: Reports,
     /// Guest memory.
     pub memory: GuestMemoryMmap,
+    /// The same for the interpreter, once it was needed.
+    pub(super) observed_memory: Mutex<Option<Arc<hindsight_interp::Memory>>>,
     /// Who listens to branch trace messages.
     pub messages: Option<BranchMessages>,
     pub(super) finish: Arc<Finish>,
@@ -115,6 +125,11 @@ impl Finish {
         self.set(control, outcome);
     }
 
+    /// Takes the end back.
+    fn clear(&self) {
+        *lock(&self.outcome) = None;
+    }
+
     /// Waits for the end, or until `limit`.
     pub(super) fn wait(&self, limit: Option<Instant>) -> Option<Outcome> {
         let mut outcome = lock(&self.outcome);
@@ -146,6 +161,23 @@ impl Board {
         self.timer.ring();
     }
 
+    /// Processor `id` has this armed from now on.
+    pub(crate) fn arm(&self, id: usize, armed: Armed) {
+        if self.modes.arm(id, armed) {
+            self.timer.ring();
+        }
+    }
+
+    /// Guest memory as all interpreters of this machine share it.
+    pub(crate) fn interpreter_memory(&self) -> Result<Arc<hindsight_interp::Memory>, MemoryError> {
+        let mut made = lock(&self.observed_memory);
+        if let Some(memory) = &*made {
+            return Ok(memory.clone());
+        }
+        let memory = Arc::new(memory::for_interpreter(&self.memory)?);
+        Ok(made.insert(memory).clone())
+    }
+
     /// A processor's thread ends, and leaves its figures.
     pub(crate) fn add_stats(&self, stats: VcpuStats) {
         lock(&self.stats).push(stats);
@@ -167,6 +199,11 @@ impl Board {
     /// outside. `None` in other modes, and if memory cannot be read.
     pub fn run_hash(&self) -> Option<u128> {
         let trace = (*lock(&self.trace_hash))?;
+        self.hash_with_memory(trace)
+    }
+
+    /// A hash of `trace` and of what is in memory now; `None` if memory cannot be read.
+    pub(crate) fn hash_with_memory(&self, trace: u128) -> Option<u128> {
         let mut hash = Xxh3::new();
         hash.update(&trace.to_le_bytes());
         let read = memory::nonzero_pages(&self.memory, |at, bytes| {
@@ -174,6 +211,35 @@ impl Board {
             hash.update(bytes);
         });
         read.ok().map(|()| hash.digest128())
+    }
+
+    /// How the run ended, once.
+    pub(crate) fn take_outcome(&self) -> Option<Outcome> {
+        self.finish.wait(Some(Instant::now()))
+    }
+
+    /// Takes the end of the run back: the machine was set to before it.
+    pub(crate) fn reopen(&self) {
+        self.finish.clear();
+        *lock(&self.trace_hash) = None;
+        self.control.reopen();
+    }
+
+    /// The state of the interrupt controllers, and of all other devices.
+    pub(crate) fn save(&self) -> (InterruptsState, DevicesState) {
+        (self.irq.save(), self.devices.save())
+    }
+
+    /// Takes over states. The clock must show the time of the save.
+    pub(crate) fn restore(
+        &self,
+        interrupts: &InterruptsState,
+        devices: &DevicesState,
+    ) -> Result<(), RestoreError> {
+        self.devices.restore(devices)?;
+        // After the devices: what their lines did on the way is overwritten.
+        self.irq.restore(interrupts)?;
+        Ok(())
     }
 
     /// Whether a processor's thread gives the state it stops in.

@@ -14,7 +14,6 @@ use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::lapic::LapicFeatures;
 use hindsight_devices::irq::{self, Interrupts};
 use hindsight_devices::rtc::RtcConfig;
-use hindsight_devices::serial::Serial;
 use hindsight_devices::{BusError, NanoClock, Requests};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
@@ -32,13 +31,14 @@ use crate::memory::{self, MemoryError};
 use crate::messages::BranchMessages;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::Control;
-use crate::vcpu::determined;
-use crate::vcpu::mode::Engine;
+use crate::vcpu::determined::{self, Determined};
+use crate::vcpu::mode::{Engine, Rule};
 use crate::vcpu::models::Models;
 use crate::vcpu::native::NativeVcpu;
 use crate::vcpu::observed::ObservedVcpu;
 use crate::vcpu::record::Recorder;
 use crate::vcpu::report::LastState;
+use crate::vcpu::switch::{Every, Modes, Processor};
 use crate::{acpi, doctor, host_clock};
 
 /// Most processors a machine may have.
@@ -86,6 +86,9 @@ pub enum MachineError {
     /// Deterministic mode is for the interpreter.
     #[error("deterministic mode needs the interpreter: KVM cannot count instructions")]
     Deterministic,
+    /// Only deterministic machines can be taken to an instruction.
+    #[error("the machine is not deterministic")]
+    NotDeterministic,
     /// A thread of ours panicked; it has said why.
     #[error("a thread of the monitor panicked: this is a bug in hindsight")]
     Panicked,
@@ -97,35 +100,11 @@ pub enum MachineError {
     Thread(#[source] io::Error),
 }
 
-/// A processor of either way to run.
-#[derive(Debug)]
-enum AnyVcpu {
-    Native(Box<NativeVcpu>),
-    Observed(Box<ObservedVcpu>),
-}
-
-impl AnyVcpu {
-    fn thread(self, board: &Arc<Board>) -> Option<LastState> {
-        match self {
-            Self::Native(vcpu) => vcpu.thread(board),
-            Self::Observed(vcpu) => vcpu.thread(board),
-        }
-    }
-
-    fn set_recorder(&mut self, recorder: Arc<Recorder>) {
-        match self {
-            Self::Native(vcpu) => vcpu.set_recorder(recorder),
-            Self::Observed(vcpu) => vcpu.set_recorder(recorder),
-        }
-    }
-}
-
 /// A machine that is ready to run.
 #[derive(Debug)]
 pub struct Machine {
     board: Arc<Board>,
-    serial: Arc<Mutex<Serial>>,
-    vcpus: Vec<AnyVcpu>,
+    vcpus: Vec<Processor>,
     deterministic: bool,
     loaded: Loaded,
 }
@@ -139,6 +118,8 @@ pub struct Prepared {
     memory: GuestMemoryMmap,
     loaded: Loaded,
     seed: Option<u64>,
+    rule: Option<Rule>,
+    every: Option<Every>,
 }
 
 impl Prepared {
@@ -147,6 +128,15 @@ impl Prepared {
     #[must_use]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Lets a machine that starts in KVM change its engine as `rule` says, and for tests of just
+    /// that also `every` so often. See [`crate::vcpu::switch`].
+    #[must_use]
+    pub fn changing(mut self, rule: Rule, every: Option<Every>) -> Self {
+        self.rule = Some(rule);
+        self.every = every;
         self
     }
 
@@ -170,6 +160,8 @@ impl Prepared {
             memory,
             loaded,
             seed: None,
+            rule: None,
+            every: None,
         })
     }
 
@@ -185,6 +177,8 @@ impl Prepared {
             memory,
             loaded,
             seed,
+            rule,
+            every,
         } = self;
         if seed.is_some() && config.engine != Engine::Interp {
             return Err(MachineError::Deterministic);
@@ -194,22 +188,27 @@ impl Prepared {
             (Engine::Kvm, None) => return Err(KvmError::Missing.into()),
             (Engine::Interp, _) => None,
         };
-        let facilities = facilities(config.engine);
+        // Without KVM there is nothing to change to.
+        let rule = rule.filter(|_| kvm.is_some());
+        let facilities = facilities(config.engine, rule.is_some());
         let tsc_hz = match seed {
             Some(_) => determined::TSC_HZ,
             None => host_clock::tsc_hz(kvm.as_ref().and_then(KvmParts::tsc_khz)),
         };
         let supported = |leaf, subleaf| match (&kvm, host) {
+            (Some(_), Some(host)) if rule.is_some() => executed_by_both(host, leaf, subleaf),
             (Some(_), Some(host)) => host.supported_cpuid(leaf, subleaf),
             _ => hindsight_interp::supported_cpuid(leaf, subleaf),
         };
-        let processor = Processor {
+        let processor = Features {
             facilities,
             tsc_hz,
             supported: &supported,
             deterministic: seed.is_some(),
         };
-        let (board, serial) = board(&config, &layout, memory, &processor, sinks)?;
+        let control = Arc::new(Control::new(config.cpus, config.engine));
+        let modes = Modes::new(config.cpus, rule.clone(), every, control.clone());
+        let board = board(&config, &layout, memory, &processor, modes, control, sinks)?;
         if !matches!(loaded.protocol, Protocol::Pvh | Protocol::Elf) {
             // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
             board.irq.set_virtual_wire();
@@ -225,7 +224,6 @@ impl Prepared {
         }
         Ok(Machine {
             board,
-            serial,
             vcpus: ready,
             deterministic: seed.is_some(),
             loaded,
@@ -255,6 +253,21 @@ impl Machine {
         &self.board
     }
 
+    /// Takes a deterministic machine into the caller's hands, which then runs it: no threads, no
+    /// consoles' input.
+    ///
+    /// # Errors
+    ///
+    /// When the machine is not deterministic.
+    pub fn into_determined(self) -> Result<Determined, MachineError> {
+        if !self.deterministic {
+            return Err(MachineError::NotDeterministic);
+        }
+        let machine = Determined::new(determined_vcpus(self.vcpus)?, self.board);
+        machine.board().resume();
+        Ok(machine)
+    }
+
     /// What was put where in guest memory.
     pub const fn loaded(&self) -> &Loaded {
         &self.loaded
@@ -263,7 +276,7 @@ impl Machine {
     /// Where bytes for the guest's COM1 go. It takes as many as it has room for, none while the port
     /// is busy, and says how many.
     pub fn serial_input(&self) -> Deliver {
-        let serial = self.serial.clone();
+        let serial = self.board.devices.serial.clone();
         Box::new(move |bytes| {
             serial
                 .try_lock()
@@ -323,7 +336,7 @@ impl Machine {
 
 fn spawn_all(
     board: &Arc<Board>,
-    vcpus: Vec<AnyVcpu>,
+    vcpus: Vec<Processor>,
     threads: &mut Vec<JoinHandle<Vec<LastState>>>,
 ) -> Result<(), MachineError> {
     let timer_board = board.clone();
@@ -353,14 +366,10 @@ fn spawn_all(
 /// Deterministic mode: one thread for all processors, and none for time.
 fn spawn_one(
     board: &Arc<Board>,
-    vcpus: Vec<AnyVcpu>,
+    vcpus: Vec<Processor>,
     threads: &mut Vec<JoinHandle<Vec<LastState>>>,
 ) -> Result<(), MachineError> {
-    let vcpus = vcpus.into_iter().map(|vcpu| match vcpu {
-        AnyVcpu::Observed(vcpu) => Ok(*vcpu),
-        AnyVcpu::Native(_) => Err(MachineError::Deterministic),
-    });
-    let vcpus = vcpus.collect::<Result<_, _>>()?;
+    let vcpus = determined_vcpus(vcpus)?;
     let thread_board = board.clone();
     board.control.enter();
     let thread = thread::Builder::new()
@@ -374,8 +383,16 @@ fn spawn_one(
     Ok(())
 }
 
+fn determined_vcpus(vcpus: Vec<Processor>) -> Result<Vec<ObservedVcpu>, MachineError> {
+    let vcpus = vcpus.into_iter().map(|vcpu| {
+        let observed = vcpu.into_observed();
+        observed.ok_or(MachineError::Deterministic)
+    });
+    vcpus.collect()
+}
+
 /// What decides the processor that guests see.
-struct Processor<'a> {
+struct Features<'a> {
     facilities: Facilities,
     tsc_hz: u64,
     /// What the engine can execute, in CPUID's own form.
@@ -384,18 +401,54 @@ struct Processor<'a> {
     deterministic: bool,
 }
 
-/// What works in an engine on this host.
-fn facilities(engine: Engine) -> Facilities {
+/// What works on this host, in an engine or in two that take turns: what KVM lacks moves the machine.
+fn facilities(engine: Engine, changes: bool) -> Facilities {
     if engine == Engine::Interp {
         return Facilities::OBSERVED;
     }
-    // Without an in-kernel APIC, some KVMs swallow writes of the deadline.
-    let lost = !matches!(doctor::unmet("tsc-deadline-exit"), Ok(None));
-    if lost {
-        Facilities::NATIVE.difference(Facilities::TSC_DEADLINE)
+    let all = if changes {
+        Facilities::OBSERVED
     } else {
         Facilities::NATIVE
+    };
+    // Without an in-kernel APIC, some KVMs swallow writes of the deadline.
+    if matches!(doctor::unmet("tsc-deadline-exit"), Ok(None)) {
+        all
+    } else {
+        all.difference(Facilities::TSC_DEADLINE)
     }
+}
+
+/// What KVM and the interpreter both execute: a guest that moves between them must not notice. Where
+/// things lie in an XSAVE area is the host's, because XSAVE runs natively; the interpreter follows.
+fn executed_by_both(host: &kvm::Host, leaf: u32, subleaf: u32) -> Regs {
+    let native = host.supported_cpuid(leaf, subleaf);
+    let observed = hindsight_interp::supported_cpuid(leaf, subleaf);
+    intersection(leaf, subleaf, native, observed)
+}
+
+fn intersection(leaf: u32, subleaf: u32, native: Regs, observed: Regs) -> Regs {
+    let mut both = native;
+    match (leaf, subleaf) {
+        (1, _) => {
+            both[2] &= observed[2];
+            both[3] &= observed[3];
+        }
+        (7, _) | (0x8000_0001, _) | (0xd, 1) => {
+            for (native, observed) in both.iter_mut().zip(observed) {
+                *native &= observed;
+            }
+        }
+        (0xd, 0) => both[0] &= observed[0],
+        // A component that the interpreter lacks has no length there.
+        (0xd, _) if observed[0] == 0 => both = [0; 4],
+        (0x8000_0008, _) => {
+            let (a, b) = (both[0], observed[0]);
+            both[0] = (a & 0xff).min(b & 0xff) | (a & 0xff00).min(b & 0xff00);
+        }
+        _ => {}
+    }
+    both
 }
 
 /// The KVM side of a machine under construction.
@@ -421,17 +474,13 @@ impl KvmParts {
         board: &Board,
         loaded: &Loaded,
         models: impl Fn(usize) -> Models,
-    ) -> Result<Vec<AnyVcpu>, MachineError> {
+    ) -> Result<Vec<Processor>, MachineError> {
         let vcpus = self.vcpus.into_iter().zip(0_u32..).enumerate();
         vcpus
             .map(|(id, (kvm, wide))| {
                 kvm.set_cpuid(wide, &board.cpuid)?;
                 let state = first_state(id, loaded, &board.cpuid);
-                Ok(AnyVcpu::Native(Box::new(NativeVcpu::new(
-                    kvm,
-                    models(id),
-                    &state,
-                )?)))
+                Ok(NativeVcpu::new(kvm, models(id), &state)?.into())
             })
             .collect()
     }
@@ -443,15 +492,15 @@ fn observed_vcpus(
     loaded: &Loaded,
     seed: Option<u64>,
     models: impl Fn(usize) -> Models,
-) -> Result<Vec<AnyVcpu>, MachineError> {
-    let memory = Arc::new(memory::for_interpreter(&board.memory)?);
+) -> Result<Vec<Processor>, MachineError> {
+    let memory = board.interpreter_memory()?;
     let vcpus = (0..cpus).map(|id| {
         let state = first_state(id, loaded, &board.cpuid);
         let mut vcpu = ObservedVcpu::new(memory.clone(), models(id), &state);
         if let Some(seed) = seed {
             vcpu.determine(seed);
         }
-        AnyVcpu::Observed(Box::new(vcpu))
+        vcpu.into()
     });
     Ok(vcpus.collect())
 }
@@ -460,9 +509,11 @@ fn board(
     config: &Config,
     layout: &Layout,
     memory: GuestMemoryMmap,
-    processor: &Processor<'_>,
+    processor: &Features<'_>,
+    modes: Modes,
+    control: Arc<Control>,
     mut sinks: Sinks,
-) -> Result<(Arc<Board>, Arc<Mutex<Serial>>), MachineError> {
+) -> Result<Arc<Board>, MachineError> {
     let clock = Arc::new(if processor.deterministic {
         Clock::new_virtual(processor.tsc_hz)
     } else {
@@ -470,7 +521,7 @@ fn board(
     });
     clock.pause();
     let cpus = u32::try_from(config.cpus).unwrap_or(u32::MAX);
-    let &Processor {
+    let &Features {
         facilities,
         tsc_hz,
         supported,
@@ -483,7 +534,6 @@ fn board(
         tsc_hz,
     };
     let cpuid = CpuidTable::new(&cpuid_config, supported);
-    let control = Arc::new(Control::new(config.cpus));
     let timer = Arc::new(TimerBell::default());
     let finish = Arc::new(Finish::default());
     let waker = Arc::new(Waker {
@@ -514,17 +564,20 @@ fn board(
         cpus: u16::try_from(config.cpus).unwrap_or(u16::MAX),
     };
     let messages = sinks.messages.take().map(BranchMessages::new);
-    let (ports, mmio, serial) = devices::build(&wiring, sinks)?;
+    let (ports, mmio, devices) = devices::build(&wiring, sinks)?;
     let windows = AtomicU64::new(0);
     let board = Board {
         clock,
         irq,
         ports,
         mmio,
+        devices,
         cpuid,
         control,
+        modes,
         reports: Reports::new().map_err(MachineError::Reports)?,
         memory,
+        observed_memory: Mutex::default(),
         messages,
         finish,
         timer,
@@ -533,7 +586,7 @@ fn board(
         stats: Mutex::default(),
         trace_hash: Mutex::default(),
     };
-    Ok((Arc::new(board), serial))
+    Ok(Arc::new(board))
 }
 
 fn rtc_config(layout: &Layout, deterministic: bool) -> RtcConfig {

@@ -4,24 +4,29 @@ use std::fmt;
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
-use hindsight_devices::acpi_pm::{AcpiPm, PM_PORT, PM_PORTS};
+use hindsight_devices::acpi_pm::{AcpiPm, AcpiPmState, PM_PORT, PM_PORTS};
 use hindsight_devices::debug_exit::{DEBUG_EXIT_PORT, DEBUG_EXIT_PORTS, DebugExit};
 use hindsight_devices::debugcon::DebugCon;
-use hindsight_devices::fw_cfg::{self, FW_CFG_PORT, FW_CFG_PORTS, FwCfg};
-use hindsight_devices::i8042::{I8042, I8042_COMMAND_OFFSET, I8042_COMMAND_PORT, I8042_DATA_PORT};
+use hindsight_devices::fw_cfg::{self, FW_CFG_PORT, FW_CFG_PORTS, FwCfg, FwCfgState};
+use hindsight_devices::i8042::{
+    I8042, I8042_COMMAND_OFFSET, I8042_COMMAND_PORT, I8042_DATA_PORT, I8042State,
+};
 use hindsight_devices::irq::{Interrupts, PORTS};
 use hindsight_devices::legacy::{CONTROL_A_PORT, ControlA, POST_CODE_PORT, PostCode};
-use hindsight_devices::pci::{PCI_PORT, PCI_PORTS, PciConfig};
-use hindsight_devices::serial::Serial;
+use hindsight_devices::pci::{PCI_PORT, PCI_PORTS, PciConfig, PciState};
+use hindsight_devices::serial::{Serial, SerialError, SerialState};
 use hindsight_devices::test_device::{
     BYTE_LATCH_PORT, ByteLatches, LATCH_PORT, LATCH_PORTS, LINE_PORT, LINES, Latch, LinePorts,
-    TEST_MEMORY_BASE, TEST_MEMORY_LEN, TestMemory,
+    TEST_MEMORY_BASE, TEST_MEMORY_LEN, TestMemory, TestMemoryError,
 };
 use hindsight_devices::{
     BusError, Device, IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice,
 };
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 use crate::layout::Layout;
+use crate::vcpu::control::lock;
 
 /// COM1: ports and ISA line.
 const COM1_PORT: u16 = 0x3f8;
@@ -91,55 +96,148 @@ fn shared(device: impl Device + 'static) -> SharedDevice {
     Arc::new(Mutex::new(device))
 }
 
-/// Builds the buses. The serial port is given back for its input.
+fn held<T>(device: T) -> Arc<Mutex<T>> {
+    Arc::new(Mutex::new(device))
+}
+
+/// The devices that have a state of their own, besides the interrupt controllers and timers.
+#[derive(Clone, Debug)]
+pub(super) struct Devices {
+    pub(super) serial: Arc<Mutex<Serial>>,
+    post_code: Arc<Mutex<PostCode>>,
+    control_a: Arc<Mutex<ControlA>>,
+    keyboard: Arc<Mutex<I8042>>,
+    acpi_pm: Arc<Mutex<AcpiPm>>,
+    pci: Arc<Mutex<PciConfig>>,
+    latch: Arc<Mutex<Latch>>,
+    byte_latches: Arc<Mutex<ByteLatches>>,
+    fw_cfg: Arc<Mutex<FwCfg>>,
+    test_memory: Arc<Mutex<TestMemory>>,
+}
+
+/// The state of all devices but the interrupt controllers and timers. The debug exit port and the
+/// ports that drive interrupt lines have none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DevicesState {
+    /// COM1.
+    pub serial: SerialState,
+    /// The POST code latch.
+    pub post_code: PostCode,
+    /// System control port A.
+    pub control_a: u8,
+    /// The keyboard controller.
+    pub keyboard: I8042State,
+    /// The ACPI registers.
+    pub acpi_pm: AcpiPmState,
+    /// The PCI configuration ports.
+    pub pci: PciState,
+    /// The 32-bit test latch.
+    pub latch: Latch,
+    /// The byte latches, with what port 0xe9 reads as.
+    pub byte_latches: Latch,
+    /// The firmware configuration device.
+    pub fw_cfg: FwCfgState,
+    /// The test memory.
+    pub test_memory: Vec<u8>,
+}
+
+/// A device state that cannot be restored.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum DevicesError {
+    /// Of the serial port.
+    #[error(transparent)]
+    Serial(#[from] SerialError),
+    /// Of the test memory.
+    #[error(transparent)]
+    TestMemory(#[from] TestMemoryError),
+}
+
+impl Devices {
+    /// The devices after reset.
+    fn new(wiring: &Wiring<'_>, sinks: Sinks) -> Self {
+        let requests = || wiring.requests.clone();
+        let irq = wiring.irq.clone();
+        let line = IrqLine::new(move |level| irq.set_irq(COM1_LINE, level));
+        Self {
+            serial: held(Serial::new(line, sinks.serial)),
+            post_code: held(PostCode::default()),
+            control_a: held(ControlA::new(requests())),
+            keyboard: held(I8042::new(requests())),
+            acpi_pm: held(AcpiPm::new(wiring.nanos.clone(), requests())),
+            pci: held(PciConfig::new(requests())),
+            latch: held(Latch::default()),
+            byte_latches: held(ByteLatches::new(DebugCon::new(sinks.debugcon))),
+            fw_cfg: held(firmware_config(wiring)),
+            test_memory: held(TestMemory::default()),
+        }
+    }
+
+    /// The state, to be saved.
+    pub(super) fn save(&self) -> DevicesState {
+        DevicesState {
+            serial: lock(&self.serial).save(),
+            post_code: *lock(&self.post_code),
+            control_a: lock(&self.control_a).save(),
+            keyboard: lock(&self.keyboard).save(),
+            acpi_pm: lock(&self.acpi_pm).save(),
+            pci: lock(&self.pci).save(),
+            latch: *lock(&self.latch),
+            byte_latches: lock(&self.byte_latches).save(),
+            fw_cfg: lock(&self.fw_cfg).save(),
+            test_memory: lock(&self.test_memory).save(),
+        }
+    }
+
+    /// Takes over a state. Interrupt lines may move: the interrupt controllers are restored after.
+    pub(super) fn restore(&self, state: &DevicesState) -> Result<(), DevicesError> {
+        // The two that may refuse come first.
+        lock(&self.test_memory).restore(&state.test_memory)?;
+        lock(&self.serial).restore(&state.serial)?;
+        *lock(&self.post_code) = state.post_code;
+        lock(&self.control_a).restore(state.control_a);
+        lock(&self.keyboard).restore(&state.keyboard);
+        lock(&self.acpi_pm).restore(&state.acpi_pm);
+        lock(&self.pci).restore(&state.pci);
+        *lock(&self.latch) = state.latch;
+        lock(&self.byte_latches).restore(state.byte_latches);
+        lock(&self.fw_cfg).restore(&state.fw_cfg);
+        Ok(())
+    }
+}
+
+/// Builds the buses, and the devices on them.
 pub(super) fn build(
     wiring: &Wiring<'_>,
     sinks: Sinks,
-) -> Result<(PortBus, MmioBus, Arc<Mutex<Serial>>), BusError> {
+) -> Result<(PortBus, MmioBus, Devices), BusError> {
+    let devices = Devices::new(wiring, sinks);
     let mut ports = PortBus::new();
     let irq_ports = shared(IrqPorts(wiring.irq.clone()));
     for port in PORTS {
         ports.map_at(port, 1, port, irq_ports.clone())?;
     }
-    let line = |line: u32| {
-        let irq = wiring.irq.clone();
-        IrqLine::new(move |level| irq.set_irq(line, level))
-    };
-    let serial = Arc::new(Mutex::new(Serial::new(line(COM1_LINE), sinks.serial)));
-    ports.map(COM1_PORT, 8, serial.clone())?;
-    let requests = || wiring.requests.clone();
-    ports.map(
-        DEBUG_EXIT_PORT,
-        DEBUG_EXIT_PORTS,
-        shared(DebugExit::new(requests())),
-    )?;
-    ports.map(POST_CODE_PORT, 1, shared(PostCode::default()))?;
-    ports.map(CONTROL_A_PORT, 1, shared(ControlA::new(requests())))?;
-    let keyboard = shared(I8042::new(requests()));
+    ports.map(COM1_PORT, 8, devices.serial.clone())?;
+    let debug_exit = shared(DebugExit::new(wiring.requests.clone()));
+    ports.map(DEBUG_EXIT_PORT, DEBUG_EXIT_PORTS, debug_exit)?;
+    ports.map(POST_CODE_PORT, 1, devices.post_code.clone())?;
+    ports.map(CONTROL_A_PORT, 1, devices.control_a.clone())?;
+    let keyboard = devices.keyboard.clone();
     ports.map(I8042_DATA_PORT, 1, keyboard.clone())?;
     ports.map_at(I8042_COMMAND_PORT, 1, I8042_COMMAND_OFFSET, keyboard)?;
-    ports.map(
-        PM_PORT,
-        PM_PORTS,
-        shared(AcpiPm::new(wiring.nanos.clone(), requests())),
-    )?;
-    ports.map(PCI_PORT, PCI_PORTS, shared(PciConfig::new(requests())))?;
-    ports.map(LATCH_PORT, LATCH_PORTS, shared(Latch::default()))?;
-    let byte_latches = ByteLatches::new(DebugCon::new(sinks.debugcon));
-    ports.map(BYTE_LATCH_PORT, LATCH_PORTS, shared(byte_latches))?;
+    ports.map(PM_PORT, PM_PORTS, devices.acpi_pm.clone())?;
+    ports.map(PCI_PORT, PCI_PORTS, devices.pci.clone())?;
+    ports.map(LATCH_PORT, LATCH_PORTS, devices.latch.clone())?;
+    ports.map(BYTE_LATCH_PORT, LATCH_PORTS, devices.byte_latches.clone())?;
     let irq = wiring.irq.clone();
     let lines = LinePorts::new(move |line, level| irq.set_irq(u32::from(line), level));
     ports.map(LINE_PORT, LINES, shared(lines))?;
-    ports.map(FW_CFG_PORT, FW_CFG_PORTS, shared(firmware_config(wiring)))?;
+    ports.map(FW_CFG_PORT, FW_CFG_PORTS, devices.fw_cfg.clone())?;
 
     let mut mmio = MmioBus::new();
     mmio.map(IOAPIC_BASE, 0x1000, shared(IoapicPage(wiring.irq.clone())))?;
-    mmio.map(
-        TEST_MEMORY_BASE,
-        TEST_MEMORY_LEN,
-        shared(TestMemory::default()),
-    )?;
-    Ok((ports, mmio, serial))
+    let test_memory = devices.test_memory.clone();
+    mmio.map(TEST_MEMORY_BASE, TEST_MEMORY_LEN, test_memory)?;
+    Ok((ports, mmio, devices))
 }
 
 fn firmware_config(wiring: &Wiring<'_>) -> FwCfg {

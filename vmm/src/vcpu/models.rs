@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use hindsight_cpu::branch::Branch;
-use hindsight_cpu::msr::{Effect, MsrConfig, Msrs, Now, RdmsrOutcome, WrmsrOutcome};
+use hindsight_cpu::msr::{
+    Effect, MsrConfig, MsrError, Msrs, MsrsState, Now, RdmsrOutcome, WrmsrOutcome,
+};
 use hindsight_regs::msr as regs;
 
 use super::dispatch::Bytes;
@@ -53,10 +55,22 @@ impl Models {
         }
     }
 
+    /// Takes over saved MSRs. The local APIC is restored before.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a state that this processor cannot have; nothing was changed.
+    pub fn restore(&mut self, state: &MsrsState) -> Result<(), MsrError> {
+        self.msrs.restore(state)?;
+        self.apic_page = apic_page(self.board.irq.apic_base(self.id));
+        Ok(())
+    }
+
     /// Counts an exit, and tells the recorder, if there is one.
     pub fn record(&mut self, what: What) {
         if let What::Exit(kind) = what {
             self.exits.count(kind);
+            self.board.modes.exited();
         }
         if let Some(recorder) = &self.recorder {
             recorder.record(self.id, what);
@@ -98,7 +112,8 @@ impl Models {
         }
     }
 
-    fn now(&self) -> Now {
+    /// The time, for the models.
+    pub fn now(&self) -> Now {
         Now {
             ticks: self.board.clock.now(),
         }

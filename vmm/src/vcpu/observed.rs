@@ -1,24 +1,25 @@
 //! The observed way to run: the loop round the interpreter.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use hindsight_cpu::armed::Armed;
 use hindsight_cpu::branch::{Branch, Observe};
+use hindsight_cpu::msr::Effect;
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
 use hindsight_regs::msr as regs;
 
 use super::attend::{Attended, Plan, Request, Stop};
-use super::control::{Checkpoint, Doorbell};
-use super::determined::{Noted, Track, Turn};
+use super::control::{Checkpoint, Doorbell, Place};
+use super::determined::{Noted, Track};
 use super::dispatch::{Bytes, CrashCause};
-use super::guard::LoopGuard;
 use super::mode::Engine;
 use super::models::Models;
-
-use super::record::{Kind, Recorder, What};
+use super::record::{Kind, What};
 use super::report::{Crash, LastState};
 use super::stats::VcpuStats;
+use super::switch::Ended;
 use crate::kvm::KvmError;
 use crate::machine::{Board, Outcome};
 
@@ -28,8 +29,12 @@ const BUDGET: u64 = 1 << 24;
 /// A processor that runs in the interpreter.
 #[derive(Debug)]
 pub struct ObservedVcpu {
-    vcpu: Vcpu,
-    around: Around,
+    pub(super) vcpu: Vcpu,
+    pub(super) around: Around,
+    /// What is armed, as the machine was told.
+    armed: Armed,
+    /// The machine is to change its engine, and something is under way here.
+    unsettled: bool,
     plan: Plan,
     /// Why the guest cannot go on, while a debugger looks at it.
     crashed: Option<CrashCause>,
@@ -37,11 +42,11 @@ pub struct ObservedVcpu {
 
 /// The machine around the processor, as the interpreter sees it.
 #[derive(Debug)]
-struct Around {
-    models: Models,
+pub(super) struct Around {
+    pub(super) models: Models,
     random: u64,
     /// There in deterministic mode.
-    track: Option<Track>,
+    pub(super) track: Option<Track>,
 }
 
 impl Around {
@@ -122,7 +127,12 @@ impl Platform for Around {
         });
         let id = self.models.id;
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
-        answer.ok().flatten().ok_or(Gp).map(|_| ())
+        let effect = answer.ok().flatten().ok_or(Gp)?;
+        if effect == Effect::Armed {
+            // The run loop looks round soon, and tells the machine.
+            self.models.board.control.doorbell(id).ring();
+        }
+        Ok(())
     }
 
     fn observe(&mut self) -> Observe {
@@ -224,8 +234,14 @@ impl Platform for Around {
 impl ObservedVcpu {
     /// A processor in `state`.
     pub fn new(memory: Arc<Memory>, models: Models, state: &CpuState) -> Self {
-        let mut vcpu = Vcpu::new(memory);
+        Self::from_parts(Vcpu::new(memory), models, state)
+    }
+
+    /// A processor in `state`, which goes on in an interpreter that was used before.
+    pub fn from_parts(mut vcpu: Vcpu, models: Models, state: &CpuState) -> Self {
         vcpu.load(state);
+        // What the debug registers arm is news.
+        let armed = models.msrs.armed();
         let random = models.board.clock.now() ^ 0x9e37_79b9_7f4a_7c15;
         Self {
             vcpu,
@@ -234,38 +250,38 @@ impl ObservedVcpu {
                 random,
                 track: None,
             },
+            armed,
+            unsettled: false,
             plan: Plan::Run,
             crashed: None,
         }
     }
 
-    /// Makes this a processor of deterministic mode, see [`super::determined`].
-    pub fn determine(&mut self, seed: u64) {
-        self.around.track = Some(Track::new(seed, self.around.models.id));
+    /// The interpreter, and the models.
+    pub fn into_parts(self) -> (Vcpu, Models) {
+        (self.vcpu, self.around.models)
     }
 
-    /// Has everything that happens to this processor kept.
-    pub fn set_recorder(&mut self, recorder: Arc<Recorder>) {
-        self.around.models.recorder = Some(recorder);
+    /// Which processor.
+    pub const fn id(&self) -> usize {
+        self.around.models.id
     }
 
-    /// Runs until the machine stops. Gives the state it stopped in where the board asks for it.
-    pub fn thread(mut self, board: &Arc<Board>) -> Option<LastState> {
-        let id = self.around.models.id;
-        let guard = LoopGuard { id, board };
-        let doorbell = board.control.doorbell(id);
-        if self.checkpoint(board) == Checkpoint::Run {
-            self.run(board, doorbell);
+    pub(super) const fn models_mut(&mut self) -> &mut Models {
+        &mut self.around.models
+    }
+
+    /// Runs until the machine stops or changes its engine. It has then ended the machine where the
+    /// guest cannot go on.
+    pub(super) fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) -> Ended {
+        if let Some(ended) = self.checkpoint(board) {
+            return ended;
         }
-        drop(guard);
-        board.add_stats(self.stats());
-        board.wants_last_state().then(|| self.last_state(board))
-    }
-
-    fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) {
         loop {
             self.start_signals();
             let exit = match self.plan {
+                // A shadow or a trap under way is over after one, but for those that begin the next.
+                Plan::Run if self.unsettled => self.vcpu.run(&mut self.around, 1),
                 Plan::Run => self.vcpu.run(&mut self.around, BUDGET),
                 Plan::Step { quiet, .. } => self.vcpu.step(&mut self.around, quiet),
             };
@@ -278,20 +294,19 @@ impl ObservedVcpu {
                     if let Some(stop) = self.why_stopped(&exit)
                         && !self.report(board, stop)
                     {
-                        return;
+                        return Ended::Stopped;
                     }
                 }
             }
-            if doorbell.is_rung() {
+            self.tell_armed();
+            if doorbell.is_rung() || self.unsettled {
                 doorbell.answer();
-                let id = self.around.models.id;
-                if board.control.wants_checkpoint(id..id + 1)
-                    && self.checkpoint(board) == Checkpoint::Stop
-                {
-                    return;
+                if let Some(ended) = self.checkpoint(board) {
+                    return ended;
                 }
                 if let Some(cause) = self.crashed.take() {
-                    return self.crash(board, cause);
+                    self.crash(board, cause);
+                    return Ended::Stopped;
                 }
             }
         }
@@ -330,75 +345,45 @@ impl ObservedVcpu {
         true
     }
 
-    /// Waits out a pause, serving requests.
-    fn checkpoint(&mut self, board: &Board) -> Checkpoint {
-        let id = self.around.models.id;
-        let serve = &mut |_, request: Request| request(self);
-        board.control.checkpoint(id..id + 1, serve)
+    /// Tells the machine what is armed, if that is news. MSR writes change it, and so do debug
+    /// exceptions and the debug registers.
+    fn tell_armed(&mut self) {
+        let armed = self.around.models.msrs.armed() | self.vcpu.armed_by_dr7();
+        if armed != self.armed {
+            self.armed = armed;
+            let models = &self.around.models;
+            models.board.arm(models.id, armed);
+        }
     }
 
-    /// One turn of deterministic mode: `quantum` instructions, fewer if the processor halts.
-    pub(super) fn turn(&mut self, board: &Arc<Board>, quantum: u64) -> Turn {
-        let doorbell = board.control.doorbell(self.around.models.id);
-        let start = self.vcpu.stats().retired;
+    /// Comes to a checkpoint, if that is wanted.
+    fn checkpoint(&mut self, board: &Board) -> Option<Ended> {
+        let (id, control) = (self.around.models.id, &board.control);
+        self.unsettled = false;
+        if !control.wants_checkpoint(id..id + 1) {
+            return None;
+        }
+        let since = Instant::now();
+        // What must stay in the interpreter says so before it can be moved out.
+        self.tell_armed();
         loop {
-            if doorbell.answer()
-                && board.control.wants_checkpoint(0..1)
-                && board.control.checkpoint(0..1, &mut |_, _| {}) == Checkpoint::Stop
-            {
-                return Turn::Stop;
-            }
-            let now = board.clock.now();
-            board.irq.advance(now);
-            self.start_signals();
-            let used = self.vcpu.stats().retired.wrapping_sub(start);
-            let Some(left) = quantum.checked_sub(used).filter(|&left| left != 0) else {
-                return Turn::Ran;
+            let movable = control
+                .wants_change()
+                .then(|| self.vcpu.at_clean_boundary());
+            let place = Place {
+                ids: id..id + 1,
+                engine: Engine::Interp,
+                movable,
             };
-            let due = board.irq.next_event().unwrap_or(u64::MAX);
-            let budget = left.min(due.saturating_sub(now)).max(1);
-            if let Some(track) = &mut self.around.track {
-                track.until = if due > now {
-                    now.saturating_add(budget)
-                } else {
-                    0
-                };
-            }
-            let exit = self.vcpu.run(&mut self.around, budget);
-            let retired = self.vcpu.stats().retired;
-            self.around.retired(retired);
-            match exit {
-                Exit::Budget => self.note_boundary(),
-                Exit::Kicked | Exit::Leave => {}
-                Exit::Halted if retired == start => return Turn::Idle,
-                Exit::Halted => {
-                    self.note_boundary();
-                    return Turn::Ran;
-                }
-                Exit::Shutdown => {
-                    self.crash(board, CrashCause::TripleFault);
-                    return Turn::Stop;
-                }
-                Exit::Missing { bytes, .. } => {
-                    self.crash(board, CrashCause::Missing(bytes.to_vec()));
-                    return Turn::Stop;
-                }
-                Exit::Stop(_) | Exit::Stepped => {}
-            }
+            self.unsettled = movable == Some(false);
+            let serve = &mut |_, request: Request| request(self);
+            return match control.checkpoint(place, serve) {
+                Checkpoint::Again => continue,
+                Checkpoint::Run => None,
+                Checkpoint::Stop => Some(Ended::Stopped),
+                Checkpoint::Change(to) => Some(Ended::Change(to, since)),
+            };
         }
-    }
-
-    fn note_boundary(&mut self) {
-        if let Some(track) = &mut self.around.track {
-            self.vcpu.store(&mut track.scratch);
-            track.note_boundary(self.around.models.board.clock.now());
-        }
-    }
-
-    /// The hash of all that this processor did; 0 outside of deterministic mode.
-    pub(super) fn close_track(&mut self) -> u128 {
-        self.note_boundary();
-        self.around.track.as_ref().map_or(0, Track::digest)
     }
 
     pub(super) fn last_state(&mut self, board: &Board) -> LastState {
@@ -415,7 +400,7 @@ impl ObservedVcpu {
     }
 
     /// INIT and start-up IPIs.
-    fn start_signals(&mut self) {
+    pub(super) fn start_signals(&mut self) {
         let (id, board) = (self.around.models.id, self.around.models.board.clone());
         let pending = board.irq.pending(id);
         if pending.init && board.irq.take_init(id) {
@@ -436,7 +421,7 @@ impl ObservedVcpu {
         }
     }
 
-    fn state(&mut self) -> CpuState {
+    pub(super) fn state(&mut self) -> CpuState {
         let mut state = CpuState::reset();
         self.vcpu.store(&mut state);
         state

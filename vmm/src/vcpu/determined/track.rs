@@ -1,36 +1,17 @@
-//! Deterministic mode: one thread runs all processors in turn, on a clock that only they move.
+//! What deterministic mode keeps of one processor: its hash, its place, its random numbers.
 //!
-//! One retired instruction is one tick of the clock. A turn is a fixed number of instructions; it
-//! is cut short only by a halt, and interrupted where a timer is due, so that a timer fires at its
-//! instruction. When all processors are halted, the clock jumps to the next timer. Nothing in here
-//! may depend on the host's time or on another thread, except for the end of the run.
-
-use std::sync::Arc;
+//! The hash is a chain: the digest of the digest before and of one event. So it can be saved
+//! between any two events.
 
 use hindsight_cpu::state::CpuState;
 use hindsight_devices::clock::Ticks;
-use xxhash_rust::xxh3::Xxh3;
-
-use super::dispatch::CrashCause;
-use super::guard::LoopGuard;
-use super::observed::ObservedVcpu;
-use super::report::LastState;
-use crate::machine::Board;
-use crate::vcpu::control::Checkpoint;
-
-/// Ticks of the virtual clock that count as one second: a tick is a nanosecond.
-pub const TSC_HZ: u64 = 1_000_000_000;
-
-/// Instructions of a turn.
-pub const QUANTUM: u64 = 10_000;
-
-/// What the real-time clock shows at the start: 2000-01-01, in seconds since 1970.
-pub const RTC_EPOCH: i64 = 946_684_800;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// What goes into the hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Noted {
+pub(in crate::vcpu) enum Noted {
     PortRead,
     PortWrite,
     MmioRead,
@@ -43,25 +24,31 @@ pub(super) enum Noted {
     Random,
 }
 
-/// How a turn ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
-    /// Instructions were executed.
-    Ran,
-    /// The processor is halted and stayed so.
-    Idle,
-    /// The machine stops.
-    Stop,
+/// What a [`Noted::Boundary`] tells of a processor: its general registers, RFLAGS and CR3.
+const WORDS: usize = 18;
+
+/// Bytes of an event that go into one link of the chain.
+const DATA_MAX: usize = WORDS * 8;
+
+/// Saved state of a processor's track. Every value is possible.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrackState {
+    /// The hash of all events so far, low half first.
+    pub digest: [u64; 2],
+    /// The generator behind RDRAND and RDSEED.
+    pub random: u64,
+    /// Retired instructions.
+    pub retired: u64,
 }
 
-/// What deterministic mode keeps of one processor: its hash, its place, its random numbers.
-pub(super) struct Track {
-    hash: Box<Xxh3>,
+/// What deterministic mode keeps of one processor.
+pub(in crate::vcpu) struct Track {
+    digest: u128,
     random: u64,
     /// Retired instructions by which the clock was moved.
-    pub(super) retired: u64,
+    pub(in crate::vcpu) retired: u64,
     /// When the run in progress ends; an earlier timer interrupts it. 0: no timer does.
-    pub(super) until: Ticks,
+    pub(in crate::vcpu) until: Ticks,
     /// Reused, so that a boundary allocates nothing.
     pub(super) scratch: Box<CpuState>,
 }
@@ -90,7 +77,7 @@ impl Track {
             random = split_mix(&mut random);
         }
         Self {
-            hash: Box::new(Xxh3::new()),
+            digest: 0,
             random,
             retired: 0,
             until: 0,
@@ -98,27 +85,56 @@ impl Track {
         }
     }
 
+    /// The state, to be saved.
+    pub(super) fn save(&self) -> TrackState {
+        let low = self.digest & u128::from(u64::MAX);
+        let half = |half: u128| u64::try_from(half).unwrap_or(0);
+        TrackState {
+            digest: [half(low), half(self.digest >> 64)],
+            random: self.random,
+            retired: self.retired,
+        }
+    }
+
+    /// Takes over a state.
+    pub(super) fn restore(&mut self, state: &TrackState) {
+        let [low, high] = state.digest.map(u128::from);
+        self.digest = high << 64 | low;
+        self.random = state.random;
+        self.retired = state.retired;
+        self.until = 0;
+    }
+
     /// 64 bits for RDRAND and RDSEED.
-    pub(super) fn random(&mut self) -> u64 {
+    pub(in crate::vcpu) fn random(&mut self) -> u64 {
         split_mix(&mut self.random)
     }
 
     /// Puts an event into the hash, with its place in this processor's instructions and its time.
-    pub(super) fn note(&mut self, noted: Noted, now: Ticks, place: u64, data: &[u8]) {
+    pub(in crate::vcpu) fn note(&mut self, noted: Noted, now: Ticks, place: u64, data: &[u8]) {
         let mut head = [0; 32];
         head[0] = noted as u8;
         head[1..8].copy_from_slice(&data.len().to_le_bytes()[..7]);
         head[8..16].copy_from_slice(&self.retired.to_le_bytes());
         head[16..24].copy_from_slice(&now.to_le_bytes());
         head[24..].copy_from_slice(&place.to_le_bytes());
-        self.hash.update(&head);
-        self.hash.update(data);
+        let mut chunks = data.chunks(DATA_MAX);
+        self.link(&head, chunks.next().unwrap_or_default());
+        chunks.for_each(|chunk| self.link(&[0; 32], chunk));
+    }
+
+    fn link(&mut self, head: &[u8; 32], data: &[u8]) {
+        let mut bytes = [0; 48 + DATA_MAX];
+        bytes[..16].copy_from_slice(&self.digest.to_le_bytes());
+        bytes[16..48].copy_from_slice(head);
+        bytes[48..48 + data.len()].copy_from_slice(data);
+        self.digest = xxh3_128(&bytes[..48 + data.len()]);
     }
 
     /// Puts the registers in [`Track::scratch`] into the hash.
     pub(super) fn note_boundary(&mut self, now: Ticks) {
         let state = &self.scratch;
-        let mut words = [0; 18 * 8];
+        let mut words = [0; WORDS * 8];
         let values = state.gpr.iter().chain([&state.rflags, &state.cr3]);
         for (word, value) in words.chunks_exact_mut(8).zip(values) {
             word.copy_from_slice(&value.to_le_bytes());
@@ -129,51 +145,7 @@ impl Track {
 
     /// The hash of all events so far.
     pub(super) fn digest(&self) -> u128 {
-        self.hash.digest128()
-    }
-}
-
-/// Runs all processors of a machine until it stops, on the calling thread. Gives the states they
-/// stopped in where the board asks for them.
-pub fn thread(mut vcpus: Vec<ObservedVcpu>, board: &Arc<Board>) -> Vec<LastState> {
-    let guard = LoopGuard { id: 0, board };
-    if board.control.checkpoint(0..1, &mut |_, _| {}) == Checkpoint::Run {
-        run(&mut vcpus, board);
-    }
-    drop(guard);
-    let mut whole = Xxh3::new();
-    for vcpu in &mut vcpus {
-        whole.update(&vcpu.close_track().to_le_bytes());
-        board.add_stats(vcpu.stats());
-    }
-    board.set_trace_hash(whole.digest128());
-    let wanted = board.wants_last_state();
-    let last = vcpus.iter_mut().filter(|_| wanted);
-    last.map(|vcpu| vcpu.last_state(board)).collect()
-}
-
-fn run(vcpus: &mut [ObservedVcpu], board: &Arc<Board>) {
-    loop {
-        let mut idle = true;
-        for vcpu in &mut *vcpus {
-            match vcpu.turn(board, QUANTUM) {
-                Turn::Ran => idle = false,
-                Turn::Idle => {}
-                Turn::Stop => return,
-            }
-        }
-        if !idle {
-            continue;
-        }
-        let Some(due) = board.irq.next_event() else {
-            // Nothing from outside can wake them: there is no input.
-            if let Some(first) = vcpus.first_mut() {
-                first.crash(board, CrashCause::Asleep);
-            }
-            return;
-        };
-        board.clock.advance(due.saturating_sub(board.clock.now()));
-        board.irq.advance(board.clock.now());
+        self.digest
     }
 }
 
@@ -213,5 +185,21 @@ mod tests {
         ] {
             assert_ne!(base, other);
         }
+        let long = |last| digest(1, 2, 3, &[&[0; 3 * DATA_MAX][..], &[last]].concat());
+        assert_ne!(long(1), long(2));
+    }
+
+    #[test]
+    fn restored_track_goes_on_as_the_saved_one() {
+        let mut track = Track::new(3, 1);
+        track.note(Noted::PortRead, 5, 6, &[7]);
+        track.random();
+        let mut other = Track::new(0, 0);
+        other.restore(&track.save());
+        for track in [&mut track, &mut other] {
+            track.note(Noted::PortRead, 8, 9, &[10]);
+        }
+        assert_eq!(other.save(), track.save());
+        assert_eq!(other.random(), track.random());
     }
 }

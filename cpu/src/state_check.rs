@@ -1,0 +1,180 @@
+//! What makes a saved processor state possible: a snapshot is untrusted input.
+
+use thiserror::Error;
+
+use crate::state::{CpuState, XSAVE_LEN};
+
+/// RFLAGS bits that exist, without bit 1, which is always set. SDM Vol. 1, "EFLAGS Register".
+const RFLAGS: u64 = 0x3f_7fd5;
+/// PE, MP, EM, TS, ET, NE, WP, AM, NW, CD, PG.
+const CR0: u64 = 0xe005_003f;
+/// Up to PKS; bits beyond would be features of processors to come.
+const CR4: u64 = 0x1ff_ffff;
+/// SCE, LME, LMA, NXE.
+const EFER: u64 = 0xd01;
+/// x87, SSE, AVX, AVX-512 and PKRU.
+const XCR0: u64 = 0x2e7;
+/// Bits of a segment's access rights that exist in [`crate::state::Segment::access`].
+const ACCESS: u16 = 0xf0ff;
+/// Physical addresses have at most 52 bits.
+const PHYSICAL: u64 = (1 << 52) - 1;
+
+/// A state that no processor can be in: which part of it.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("the saved {part} ({value:#x}) is not possible")]
+pub struct StateError {
+    /// The register or field.
+    pub part: &'static str,
+    /// Its value.
+    pub value: u64,
+}
+
+fn require(possible: bool, part: &'static str, value: u64) -> Result<(), StateError> {
+    if possible {
+        Ok(())
+    } else {
+        Err(StateError { part, value })
+    }
+}
+
+impl CpuState {
+    /// Checks that a processor can be in this state.
+    ///
+    /// # Errors
+    ///
+    /// Names what cannot be: reserved bits, modes that contradict each other, XSAVE headers and
+    /// MXCSR values that would fault when they are loaded.
+    pub fn check(&self) -> Result<(), StateError> {
+        self.check_control()?;
+        self.check_segments()?;
+        self.check_debug()?;
+        self.check_xsave()?;
+        self.check_events()
+    }
+
+    fn check_control(&self) -> Result<(), StateError> {
+        let flag = |value: u64, bit: u32| value >> bit & 1 != 0;
+        let (pe, pg) = (flag(self.cr0, 0), flag(self.cr0, 31));
+        let (lme, lma) = (flag(self.efer, 8), flag(self.efer, 10));
+        let pae = flag(self.cr4, 5);
+        require(
+            self.rflags & !(RFLAGS | 2) == 0 && flag(self.rflags, 1),
+            "RFLAGS",
+            self.rflags,
+        )?;
+        let cache = flag(self.cr0, 30) || !flag(self.cr0, 29);
+        require(
+            self.cr0 & !CR0 == 0 && (pe || !pg) && cache,
+            "CR0",
+            self.cr0,
+        )?;
+        require(self.cr4 & !CR4 == 0, "CR4", self.cr4)?;
+        require(self.cr3 & !PHYSICAL == 0, "CR3", self.cr3)?;
+        require(self.cr8 < 16, "CR8", self.cr8)?;
+        let consistent = lma == (lme && pg) && (!lma || pae);
+        require(self.efer & !EFER == 0 && consistent, "EFER", self.efer)?;
+        let v86 = flag(self.rflags, 17);
+        require(!v86 || pe && !lma, "RFLAGS.VM", self.rflags)
+    }
+
+    fn check_segments(&self) -> Result<(), StateError> {
+        let all = self.seg.iter().chain([&self.ldtr, &self.tr]);
+        for segment in all {
+            require(
+                segment.access & !ACCESS == 0,
+                "segment access rights",
+                segment.access.into(),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn check_debug(&self) -> Result<(), StateError> {
+        require(self.dr6 >> 32 == 0, "DR6", self.dr6)?;
+        let fixed = self.dr7 >> 32 == 0 && self.dr7 & 1 << 10 != 0;
+        require(fixed, "DR7", self.dr7)
+    }
+
+    /// SDM Vol. 1, "XSAVE Header" and "MXCSR Control and Status Register".
+    fn check_xsave(&self) -> Result<(), StateError> {
+        const { assert!(XSAVE_LEN > 576) };
+        let (sse, avx) = (self.xcr0 >> 1 & 1, self.xcr0 >> 2 & 1);
+        let avx512 = self.xcr0 >> 5 & 7;
+        let possible = self.xcr0 & !XCR0 == 0
+            && self.xcr0 & 1 != 0
+            && avx <= sse
+            && (avx512 == 0 || avx512 == 7 && avx == 1);
+        require(possible, "XCR0", self.xcr0)?;
+        let word = |at: usize, len: usize| {
+            let bytes = &self.xsave.0[at..at + len];
+            bytes.iter().rfold(0, |v, &b| v << 8 | u64::from(b))
+        };
+        let mxcsr = word(24, 4);
+        require(mxcsr >> 16 == 0, "MXCSR", mxcsr)?;
+        let present = word(512, 8);
+        require(present & !XCR0 == 0, "XSTATE_BV", present)?;
+        let rest = (520..576).step_by(8).map(|at| word(at, 8));
+        let nonzero = rest.fold(0, |all, value| all | value);
+        require(nonzero == 0, "XSAVE header", nonzero)
+    }
+
+    fn check_events(&self) -> Result<(), StateError> {
+        let events = &self.events;
+        if let Some(exception) = events.exception {
+            let vector = exception.vector;
+            require(
+                vector < 32 && vector != 2,
+                "exception vector",
+                vector.into(),
+            )?;
+        }
+        require(
+            events.deferred_db & !0xf == 0,
+            "deferred #DB bits",
+            events.deferred_db,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::Exception;
+
+    #[test]
+    fn state_after_reset_is_possible() {
+        assert_eq!(CpuState::reset().check(), Ok(()));
+    }
+
+    #[test]
+    fn impossible_states_are_refused_by_the_name_of_what_is_wrong() {
+        type Change = fn(&mut CpuState);
+        let rows: [(&str, Change); 14] = [
+            ("RFLAGS", |s| s.rflags = 0),
+            ("RFLAGS", |s| s.rflags |= 1 << 40),
+            ("CR0", |s| s.cr0 |= 1 << 31),
+            ("CR4", |s| s.cr4 = 1 << 40),
+            ("CR3", |s| s.cr3 = u64::MAX),
+            ("EFER", |s| s.efer = 1 << 10),
+            ("RFLAGS.VM", |s| s.rflags |= 1 << 17),
+            ("segment access rights", |s| s.tr.access = 0x800),
+            ("DR6", |s| s.dr6 = u64::MAX),
+            ("DR7", |s| s.dr7 = 0),
+            ("XCR0", |s| s.xcr0 = 4),
+            ("MXCSR", |s| s.xsave.0[26] = 1),
+            ("XSAVE header", |s| s.xsave.0[527] = 0x80),
+            ("exception vector", |s| {
+                s.events.exception = Some(Exception {
+                    vector: 200,
+                    error_code: None,
+                    payload: None,
+                });
+            }),
+        ];
+        for (part, change) in rows {
+            let mut state = CpuState::reset();
+            change(&mut state);
+            assert_eq!(state.check().map_err(|e| e.part), Err(part));
+        }
+    }
+}

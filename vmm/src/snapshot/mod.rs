@@ -1,0 +1,15 @@
+//! Saving a whole machine, setting it back, and going to any instruction of a run.
+//!
+//! [`Determined`](crate::vcpu::determined::Determined) is a deterministic machine in its owner's
+//! hands: it runs to exactly instruction N, saves itself and is set back. [`Timeline`] keeps
+//! checkpoints of one within a bound of memory, and goes to any instruction, forwards or back.
+//! `docs/determinism.md` describes both for their users.
+
+mod pages;
+mod state;
+mod timeline;
+
+pub(crate) use pages::MemoryKeeper;
+pub use pages::{PAGE, Pages};
+pub use state::{RestoreError, Shape, Snapshot, VERSION, VcpuState};
+pub use timeline::{Limits, Timeline};

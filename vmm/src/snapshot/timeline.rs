@@ -1,0 +1,143 @@
+//! Going to any instruction of a run, forwards or back: checkpoints and re-execution.
+
+use super::{PAGE, RestoreError, Snapshot};
+use crate::vcpu::determined::{Determined, Stop};
+
+/// How many checkpoints a [`Timeline`] keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Instructions between two checkpoints, at least 1; grows as the run gets longer.
+    pub spacing: u64,
+    /// Most checkpoints, at least 2.
+    pub count: usize,
+    /// Most bytes of pages that checkpoints may keep beyond those of the first one.
+    pub bytes: u64,
+}
+
+impl Default for Limits {
+    /// Going back takes about as long as 5 million instructions in a short run.
+    fn default() -> Self {
+        Self {
+            spacing: 5_000_000,
+            count: 256,
+            bytes: 1 << 30,
+        }
+    }
+}
+
+/// A deterministic machine with checkpoints behind it.
+#[derive(Debug)]
+pub struct Timeline {
+    machine: Determined,
+    limits: Limits,
+    /// In order of their places; the first is where the timeline begins.
+    kept: Vec<Snapshot>,
+}
+
+impl Timeline {
+    /// A timeline that begins where `machine` is.
+    ///
+    /// # Errors
+    ///
+    /// When memory cannot be read.
+    pub fn new(mut machine: Determined, limits: Limits) -> Result<Self, RestoreError> {
+        let kept = vec![machine.save()?];
+        let limits = Limits {
+            spacing: limits.spacing.max(1),
+            count: limits.count.max(2),
+            ..limits
+        };
+        Ok(Self {
+            machine,
+            limits,
+            kept,
+        })
+    }
+
+    /// The machine as it is now.
+    pub const fn machine(&mut self) -> &mut Determined {
+        &mut self.machine
+    }
+
+    /// Where it is: instructions retired by all processors.
+    pub fn place(&self) -> u64 {
+        self.machine.place()
+    }
+
+    /// The first place it can go to.
+    pub fn begin(&self) -> u64 {
+        self.kept.first().map_or(0, Snapshot::retired)
+    }
+
+    /// The places of the checkpoints, in order.
+    pub fn checkpoints(&self) -> impl Iterator<Item = u64> {
+        self.kept.iter().map(Snapshot::retired)
+    }
+
+    /// Goes to instruction `place`, or to the end of the run if that comes first; before
+    /// [`Timeline::begin`] there is nothing, and that is where it stops.
+    ///
+    /// # Errors
+    ///
+    /// When memory cannot be read or written.
+    pub fn go_to(&mut self, place: u64) -> Result<Stop, RestoreError> {
+        let place = place.max(self.begin());
+        let behind = self.kept.partition_point(|kept| kept.retired() <= place);
+        let nearest = behind.checked_sub(1).and_then(|last| self.kept.get(last));
+        if let Some(nearest) = nearest
+            && (place < self.machine.place() || nearest.retired() > self.machine.place())
+        {
+            self.machine.restore(nearest)?;
+        }
+        loop {
+            let last = self.kept.last().map_or(0, Snapshot::retired);
+            let next = last.saturating_add(self.limits.spacing);
+            let stop = self.machine.run_to(place.min(next));
+            if stop != Stop::Reached {
+                return Ok(stop);
+            }
+            if self.machine.place() >= next {
+                self.keep()?;
+            }
+            if self.machine.place() >= place {
+                return Ok(Stop::Reached);
+            }
+        }
+    }
+
+    /// Forgets the checkpoints after the present: what was written to the machine from outside
+    /// has made another future.
+    pub fn forget_future(&mut self) {
+        let now = self.machine.place();
+        let behind = self.kept.partition_point(|kept| kept.retired() < now);
+        self.kept.truncate(behind.max(1));
+    }
+
+    fn keep(&mut self) -> Result<(), RestoreError> {
+        self.kept.push(self.machine.save()?);
+        while self.kept.len() > 2 && (self.kept.len() > self.limits.count || self.too_large()) {
+            self.thin();
+        }
+        Ok(())
+    }
+
+    fn too_large(&self) -> bool {
+        let pairs = self.kept.iter().zip(self.kept.iter().skip(1));
+        let pages: usize = pairs
+            .map(|(old, new)| new.memory.unshared(&old.memory))
+            .sum();
+        pages as u64 > self.limits.bytes / PAGE as u64
+    }
+
+    /// Drops every second checkpoint, and makes new ones half as often.
+    fn thin(&mut self) {
+        let last = self.kept.len() - 1;
+        let mut index = 0;
+        self.kept.retain(|_| {
+            let keep = index % 2 == 0 || index == last;
+            index += 1;
+            keep
+        });
+        self.limits.spacing = self.limits.spacing.saturating_mul(2);
+    }
+}

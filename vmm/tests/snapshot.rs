@@ -1,0 +1,199 @@
+//! Whole machines saved, set back and taken to any instruction.
+
+use std::io;
+
+use hindsight_cpu::cpuid::CpuModel;
+use hindsight_vmm::boot::Plan;
+use hindsight_vmm::harness::BUILTIN_PAYLOADS;
+use hindsight_vmm::machine::{Config, Outcome, Prepared, Sinks};
+use hindsight_vmm::snapshot::{Limits, Snapshot, Timeline};
+use hindsight_vmm::vcpu::determined::{Determined, Stop};
+use hindsight_vmm::vcpu::mode::Engine;
+
+/// A deterministic machine with a built-in payload at its entry.
+fn machine(payload: &str, cpus: usize, seed: u64) -> Determined {
+    let (_, image) = BUILTIN_PAYLOADS
+        .iter()
+        .find(|(name, _)| *name == payload)
+        .expect("the payload is built in");
+    let config = Config {
+        memory: 16 << 20,
+        huge_pages: false,
+        cpus,
+        model: CpuModel::PortableV1,
+        engine: Engine::Interp,
+    };
+    let plan = Plan {
+        image,
+        ..Plan::default()
+    };
+    let sinks = Sinks {
+        serial: Box::new(io::sink()),
+        debugcon: Box::new(io::sink()),
+        messages: None,
+    };
+    let prepared = Prepared::new(&config, &plan).expect("the image is good");
+    let machine = prepared.deterministic(seed).build(None, sinks);
+    let machine = machine.expect("the interpreter needs nothing of the host");
+    machine.into_determined().expect("it is deterministic")
+}
+
+/// The hash at the end of the run, and where that is.
+fn finish(machine: &mut Determined) -> (u128, u64) {
+    assert_eq!(machine.run_to(u64::MAX), Stop::Ended);
+    let outcome = machine.take_outcome();
+    assert!(matches!(outcome, Some(Outcome::Exit(0))), "{outcome:?}");
+    (machine.hash().expect("memory can be read"), machine.place())
+}
+
+/// Places all over a run of `end` instructions, many of them close together.
+fn places(end: u64, count: u64) -> impl Iterator<Item = u64> {
+    let step = (end / count).max(1);
+    (1..=count)
+        .map(move |n| n * step - n % 7)
+        .filter(move |&p| p < end)
+}
+
+/// Stops at many places, and saves there into a fresh machine: each goes on as if nothing had been.
+fn save_everywhere(payload: &str, cpus: usize) {
+    let (hash, end) = finish(&mut machine(payload, cpus, 0));
+    let mut stopped = machine(payload, cpus, 0);
+    for place in places(end, 400) {
+        assert_eq!(stopped.run_to(place), Stop::Reached);
+        assert_eq!(stopped.place(), place);
+    }
+    assert_eq!(finish(&mut stopped), (hash, end), "stopped at many places");
+    let mut carried = machine(payload, cpus, 0);
+    for place in places(end, 60) {
+        assert_eq!(carried.run_to(place), Stop::Reached);
+        let snapshot = carried.save().expect("memory can be read");
+        // Another seed: the numbers are the snapshot's.
+        let mut fresh = machine(payload, cpus, 1);
+        fresh.restore(&snapshot).expect("the snapshot is good");
+        assert_eq!(
+            fresh.save().expect("memory can be read"),
+            snapshot,
+            "at {place}"
+        );
+        if place % 5 == 0 && end < 1_000_000 {
+            let mut other = machine(payload, cpus, 0);
+            other.restore(&snapshot).expect("the snapshot is good");
+            assert_eq!(finish(&mut other), (hash, end), "saved at {place}");
+        }
+        carried = fresh;
+    }
+    assert_eq!(
+        finish(&mut carried),
+        (hash, end),
+        "carried from machine to machine"
+    );
+}
+
+#[test]
+fn machine_saved_amid_timer_interrupts_goes_on_the_same() {
+    save_everywhere("hlt", 1);
+    save_everywhere("ioapic_pic", 1);
+}
+
+#[test]
+fn machine_saved_amid_exits_goes_on_the_same() {
+    save_everywhere("stress_exits", 1);
+    save_everywhere("exceptions", 1);
+}
+
+#[test]
+fn machine_of_two_processors_saved_amid_ipis_goes_on_the_same() {
+    save_everywhere("ipi_smp", 2);
+    save_everywhere("tsc_smp", 2);
+}
+
+#[test]
+fn timeline_goes_back_and_forth_within_its_limits() {
+    let (hash, end) = finish(&mut machine("exceptions", 1, 0));
+    let limits = Limits {
+        spacing: end / 50,
+        count: 8,
+        bytes: 1 << 24,
+    };
+    let mut timeline = Timeline::new(machine("exceptions", 1, 0), limits).unwrap();
+    let mut forward = Vec::new();
+    for place in places(end, 30) {
+        assert_eq!(timeline.go_to(place).unwrap(), Stop::Reached);
+        forward.push((
+            place,
+            timeline.machine().state(0),
+            timeline.machine().trace_hash(),
+        ));
+        assert!(timeline.checkpoints().count() <= 8);
+    }
+    assert_eq!(timeline.go_to(u64::MAX).unwrap(), Stop::Ended);
+    assert_eq!(timeline.machine().hash(), Some(hash));
+    for (place, state, trace) in forward.into_iter().rev() {
+        assert_eq!(timeline.go_to(place).unwrap(), Stop::Reached);
+        assert_eq!(timeline.machine().state(0), state, "at {place}");
+        assert_eq!(timeline.machine().trace_hash(), trace, "at {place}");
+    }
+    assert_eq!(timeline.go_to(0).unwrap(), Stop::Reached);
+    assert_eq!(finish(timeline.machine()), (hash, end));
+}
+
+fn snapshot_of(payload: &str) -> Snapshot {
+    let mut machine = machine(payload, 1, 0);
+    machine.run_to(10_000);
+    machine.save().expect("memory can be read")
+}
+
+#[test]
+fn snapshot_survives_serialization() {
+    let snapshot = snapshot_of("hlt");
+    let text = serde_json::to_string(&snapshot).unwrap();
+    assert_eq!(serde_json::from_str::<Snapshot>(&text).unwrap(), snapshot);
+}
+
+#[test]
+fn snapshot_of_another_machine_is_refused_and_changes_nothing() {
+    let snapshot = snapshot_of("hlt");
+    let mut two = machine("hlt", 2, 0);
+    let before = two.save().unwrap();
+    let error = two.restore(&snapshot).unwrap_err().to_string();
+    assert!(error.contains("processors"), "{error}");
+    assert_eq!(two.save().unwrap(), before);
+}
+
+type Spoil = fn(&mut Snapshot);
+
+#[test]
+fn impossible_snapshots_are_refused_and_change_nothing() {
+    let rows: [(&str, Spoil); 9] = [
+        ("version", |s| s.version += 1),
+        ("schedule", |s| s.schedule.turn = 1),
+        ("schedule", |s| s.schedule.used = u64::MAX),
+        ("processors", |s| s.vcpus.clear()),
+        ("processor 0", |s| s.vcpus[0].cpu.dr7 = 0),
+        ("MSRs", |s| s.vcpus[0].msrs.stored.clear()),
+        ("interval timer", |s| {
+            s.interrupts.pit = bad_pit(&s.interrupts.pit)
+        }),
+        ("local APIC 0", |s| s.interrupts.lapics[0].dfr = 0),
+        ("test memory", |s| s.devices.test_memory.clear()),
+    ];
+    let mut machine = machine("hlt", 1, 0);
+    machine.run_to(1000);
+    let before = machine.save().unwrap();
+    for (what, spoil) in rows {
+        let mut snapshot = snapshot_of("hlt");
+        spoil(&mut snapshot);
+        let error = machine.restore(&snapshot).unwrap_err().to_string();
+        assert!(error.contains(what), "{what}: {error}");
+        assert_eq!(machine.save().unwrap(), before, "{what}");
+    }
+    machine.restore(&snapshot_of("hlt")).unwrap();
+    finish(&mut machine);
+}
+
+/// A state with a mode that does not exist.
+fn bad_pit(pit: &hindsight_devices::pit::PitState) -> hindsight_devices::pit::PitState {
+    let mut value = serde_json::to_value(pit).expect("it is plain data");
+    value["channels"][0]["mode"] = 9.into();
+    serde_json::from_value(value).expect("the shape is right")
+}
