@@ -12,6 +12,7 @@ pub mod determined;
 pub mod dispatch;
 pub mod exit;
 mod guard;
+pub mod history;
 pub mod mode;
 pub mod models;
 pub mod native;

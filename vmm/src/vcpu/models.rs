@@ -9,6 +9,7 @@ use hindsight_cpu::msr::{
 use hindsight_regs::msr as regs;
 
 use super::dispatch::Bytes;
+use super::history::History;
 use super::record::{Recorder, What};
 use super::stats::ExitCounts;
 use crate::machine::Board;
@@ -28,6 +29,10 @@ pub struct Models {
     pub board: Arc<Board>,
     /// Keeps what happens to this processor, if somebody wants to know.
     pub recorder: Option<Arc<Recorder>>,
+    /// Keeps its last branches for a debugger.
+    pub history: Option<Box<History>>,
+    /// The history is kept from the start, with or without a debugger.
+    pub recorded_from_start: bool,
     /// How often it stopped running the guest, and why.
     pub exits: ExitCounts,
     /// Where this processor sees its local APIC, while that has a page.
@@ -50,6 +55,8 @@ impl Models {
             msrs: Msrs::new(config),
             board,
             recorder: None,
+            history: None,
+            recorded_from_start: false,
             exits: ExitCounts::default(),
             apic_page,
         }
@@ -106,6 +113,9 @@ impl Models {
     /// Takes the branches that an engine observed, in order.
     pub fn branches(&mut self, branches: &[Branch]) {
         self.msrs.branches(branches);
+        if let Some(history) = &mut self.history {
+            history.push(branches);
+        }
         let unit = self.msrs.branch();
         if let (true, Some(sink)) = (unit.messages(), &self.board.messages) {
             sink.send(self.id, branches.iter().filter(|b| unit.sends(b.cpl)));
