@@ -179,6 +179,8 @@ pub(crate) struct Core {
     pub(crate) retired_base: u64,
     /// Budget at the start of the slice.
     pub(crate) slice: i64,
+    /// Instructions that may be started after the slice.
+    pub(crate) beyond: i64,
     pub(crate) phys_mask: u64,
     pub(crate) generation: u64,
     /// Our bit in [`Memory`]'s page marks.
@@ -245,6 +247,7 @@ impl Core {
             repeat: false,
             retired_base: 0,
             slice: 0,
+            beyond: 0,
             phys_mask: (1 << 46) - 1,
             generation: 1,
             who: memory.join(),

@@ -287,6 +287,7 @@ impl Vcpu {
                 return Exit::Budget;
             }
             core.begin(rest.min(SLICE));
+            core.beyond = rest - core.slice;
             let outcome = core.slice();
             let used = core.account();
             rest -= used;
@@ -438,6 +439,12 @@ impl Core {
                 },
             };
             if i64::from(crate::block::count(first)) > self.budget {
+                if self.budget < self.slice
+                    && i64::from(crate::block::count(first)) <= self.budget + self.beyond
+                {
+                    // Only the slice ends here: the next one begins with this block.
+                    return Ok(None);
+                }
                 // The deadline lies inside the block.
                 let outcome = self.step()?;
                 if outcome.is_some() || self.why == Leave::Poll {
