@@ -15,6 +15,7 @@ use crate::flags::{AC, ARITH, Flags, IF, RF, TF, VM};
 use crate::memory::Memory;
 use crate::op::{HIGH, Next, Op, slot};
 use crate::platform::Platform;
+use crate::portable::Functions;
 use crate::recording::Recording;
 use crate::stops::Armed;
 use crate::thunk::{Thunks, Vectors};
@@ -161,6 +162,9 @@ pub(crate) struct Core {
     pub(crate) vec: Box<Vectors>,
     pub(crate) thunks: Thunks,
     pub(crate) features: Features,
+    /// Nothing may depend on the host's processor: see [`crate::portable`].
+    pub(crate) portable: bool,
+    pub(crate) functions: Option<Functions>,
     pub(crate) memory: Arc<Memory>,
     /// Data breakpoints hit by the instruction that runs: DR6 bits.
     pub(crate) hits: u64,
@@ -238,6 +242,8 @@ impl Core {
             vec: Box::default(),
             thunks: Thunks::default(),
             features: Features::none(),
+            portable: false,
+            functions: None,
             hits: 0,
             trap: 0,
             trap_pending: false,

@@ -205,6 +205,7 @@ impl Vcpu {
         if !self.prepared {
             self.prepared = true;
             self.core.features = Features::of(platform);
+            self.core.portable = platform.portable();
             let width = platform.cpuid(0x8000_0008, 0)[0] & 0xff;
             if (32..=52).contains(&width) {
                 self.core.phys_mask = (1 << width) - 1;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::branch::{Branch, Observe};
+use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::msr::Effect;
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
@@ -154,6 +155,10 @@ impl Platform for Around {
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
         let id = u32::try_from(self.models.id).unwrap_or(0);
         self.models.board.cpuid.query(leaf, subleaf, id, 0, 0)
+    }
+
+    fn portable(&self) -> bool {
+        self.models.board.cpuid.model() == CpuModel::PortableV1
     }
 
     fn tsc(&mut self) -> u64 {
