@@ -19,6 +19,9 @@ use crate::vcpu::control::{Checkpoint, Place};
 use crate::vcpu::mode::Engine;
 use crate::vcpu::models::Models;
 
+/// Place, processor and cause of a stop, if there was one; to break is to be interrupted.
+type LastStop = ControlFlow<(), Option<(u64, usize, Hit)>>;
+
 /// The machine, what the debugger stops for, and what each processor is to do.
 struct Debugged {
     timeline: Timeline,
@@ -246,12 +249,7 @@ impl Debugged {
 
     /// The last stop from `start` to `end` that is before `now`: its place, the processor, and what
     /// it is. To break is to be interrupted.
-    fn last_stop(
-        &mut self,
-        start: u64,
-        end: u64,
-        now: u64,
-    ) -> Result<ControlFlow<(), Option<(u64, usize, Hit)>>, RestoreError> {
+    fn last_stop(&mut self, start: u64, end: u64, now: u64) -> Result<LastStop, RestoreError> {
         if !self.travel(start)? {
             return Ok(ControlFlow::Break(()));
         }
