@@ -321,18 +321,22 @@ case! {
         if insn::cpuid(0xa, 0).eax & 0xff < 2 {
             skip!(ctx, "CPUID leaf 0AH announces no fixed counters");
         }
-        let count = |debugctl: u64| {
-            msr::write(hindsight_guest::regs::msr::IA32_FIXED_CTR0, 0);
-            msr::write(hindsight_guest::regs::msr::IA32_FIXED_CTR_CTRL, 3);
-            msr::write(hindsight_guest::regs::msr::IA32_PERF_GLOBAL_CTRL, 1 << 32);
-            run(ctx.cpl, debugctl);
-            msr::write(hindsight_guest::regs::msr::IA32_PERF_GLOBAL_CTRL, 0);
-            msr::read(hindsight_guest::regs::msr::IA32_FIXED_CTR0)
-        };
         STORE.arm(100);
-        let without = count(0);
-        check_eq!(count(TR | BTS), without, "instructions with BTS");
+        let without = retired(ctx.cpl, 0);
+        check_eq!(retired(ctx.cpl, TR | BTS), without, "instructions with BTS");
     }
+}
+
+/// Instructions of a run. One function for all values, so that all execute the same ones.
+#[inline(never)]
+fn retired(cpl: u8, debugctl: u64) -> u64 {
+    use hindsight_guest::regs::msr::{IA32_FIXED_CTR_CTRL, IA32_FIXED_CTR0, IA32_PERF_GLOBAL_CTRL};
+    msr::write(IA32_FIXED_CTR0, 0);
+    msr::write(IA32_FIXED_CTR_CTRL, 3);
+    msr::write(IA32_PERF_GLOBAL_CTRL, 1 << 32);
+    run(cpl, core::hint::black_box(debugctl));
+    msr::write(IA32_PERF_GLOBAL_CTRL, 0);
+    msr::read(IA32_FIXED_CTR0)
 }
 
 /// Guest-physical addresses with nothing behind them.
