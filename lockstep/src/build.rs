@@ -222,7 +222,7 @@ impl Builder<'_> {
                 size.next_power_of_two()
             },
             strict: insn.cpuid_features().contains(&CpuidFeature::SHA),
-            wild: if masked_store(insn) { 0 } else { self.wild() },
+            wild: if order_differs(insn) { 0 } else { self.wild() },
             narrow,
             to,
         };
@@ -570,12 +570,15 @@ fn direct(insn: &Instruction) -> bool {
         )
 }
 
-/// Processors differ in which address a masked store reports.
-fn masked_store(insn: &Instruction) -> bool {
-    matches!(
+/// Processors differ in which address a masked store reports, in how far POPA comes before it
+/// faults, and in what they check first where GS makes an address canonical.
+fn order_differs(insn: &Instruction) -> bool {
+    let popa = matches!(insn.mnemonic(), M::Popa | M::Popad);
+    let masked = matches!(
         insn.mnemonic(),
         M::Maskmovq | M::Maskmovdqu | M::Vmaskmovdqu
-    )
+    );
+    popa || masked || insn.segment_prefix() == Register::GS
 }
 
 /// Bytes of a gather's index.

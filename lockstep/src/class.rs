@@ -1,7 +1,8 @@
 //! Classes of instructions: what is compared together, and counted.
 
 use iced_x86::{
-    CodeSize, CpuidFeature as F, EncodingKind, FlowControl, Instruction, Mnemonic as M, OpKind,
+    Code, CodeSize, CpuidFeature as F, EncodingKind, FlowControl, Instruction, Mnemonic as M,
+    OpKind,
 };
 use iced_x86::{OpAccess, Register};
 use std::arch::is_x86_feature_detected as host_has;
@@ -424,8 +425,13 @@ fn vendors_differ(i: &Instruction) -> bool {
     let sha = i.cpuid_features().contains(&F::SHA)
         && i.op_kinds().any(|k| k == OpKind::Memory)
         && (i.memory_index() != Register::None || !i.memory_base().is_gpr());
+    // Intel's read two bytes, AMD's four.
+    let extends = i.code() == Code::Movsxd_r16_rm16;
     let moves = matches!(i.mnemonic(), M::Vpextrd | M::Vpinsrd | M::Vmovd);
-    loops || sha || moves && i.encoding() == EncodingKind::VEX && i.code_size() == CodeSize::Code32
+    loops
+        || sha
+        || extends
+        || moves && i.encoding() == EncodingKind::VEX && i.code_size() == CodeSize::Code32
 }
 
 /// Whether an operand access writes.

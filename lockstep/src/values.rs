@@ -94,8 +94,8 @@ impl Value {
             Self::Count if rng.one_in(64) => rng.value(),
             Self::Count => rng.below(20),
             Self::Address(a) => a.choose(rng, base, index),
-            // What user code may set, but not TF and NT; a signal handler would not keep ID.
-            Self::Flags => rng.bits() & 0x0004_0cd5 | 2,
+            // What user code may set, but not TF, NT and AC; a signal handler would not keep ID.
+            Self::Flags => rng.bits() & 0xcd5 | 2,
             Self::Mxcsr => mxcsr(rng).into(),
             Self::Masked => 0x1f80 | rng.bits() & 0x6000,
             Self::Components => *rng.pick(&[7, 7, 7, 3, 4, 1, 2, 6, 5, 0]),
