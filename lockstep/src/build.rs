@@ -570,15 +570,15 @@ fn direct(insn: &Instruction) -> bool {
         )
 }
 
-/// Processors differ in which address a masked store reports, in how far POPA comes before it
-/// faults, and in what they check first where GS makes an address canonical.
+/// Processors differ in which address a masked store reports, in how far PUSHA and POPA come before they
+/// fault, and in what they check first where GS makes an address canonical.
 fn order_differs(insn: &Instruction) -> bool {
-    let popa = matches!(insn.mnemonic(), M::Popa | M::Popad);
+    let all = matches!(insn.mnemonic(), M::Popa | M::Popad | M::Pusha | M::Pushad);
     let masked = matches!(
         insn.mnemonic(),
         M::Maskmovq | M::Maskmovdqu | M::Vmaskmovdqu
     );
-    popa || masked || insn.segment_prefix() == Register::GS
+    all || masked || insn.segment_prefix() == Register::GS
 }
 
 /// Bytes of a gather's index.
