@@ -16,6 +16,7 @@ use crate::flags::{AC, ARITH, Flags, IF, RF, TF, VM};
 use crate::memory::Memory;
 use crate::op::{HIGH, Next, Op, slot};
 use crate::platform::Platform;
+use crate::portable::Functions;
 use crate::recording::Recording;
 use crate::stops::Armed;
 use crate::thunk::{Thunks, Vectors};
@@ -163,6 +164,9 @@ pub(crate) struct Core {
     pub(crate) vec: Box<Vectors>,
     pub(crate) thunks: Thunks,
     pub(crate) features: Features,
+    /// Nothing may depend on the host's processor: see [`crate::portable`].
+    pub(crate) portable: bool,
+    pub(crate) functions: Option<Functions>,
     pub(crate) memory: Arc<Memory>,
     /// Data breakpoints hit by the instruction that runs: DR6 bits.
     pub(crate) hits: u64,
@@ -177,6 +181,9 @@ pub(crate) struct Core {
     pub(crate) soft_rip: u64,
     /// The REP instruction stopped between iterations.
     pub(crate) repeat: bool,
+    /// No single step follows the instruction, whatever TF was at its start: SYSCALL that clears TF (rule TF-09),
+    /// and a switch of tasks (TF-22).
+    pub(crate) no_step: bool,
     /// Retired instructions before the current slice.
     pub(crate) retired_base: u64,
     /// Budget at the start of the slice.
@@ -241,6 +248,8 @@ impl Core {
             vec: Box::default(),
             thunks: Thunks::default(),
             features: Features::none(),
+            portable: false,
+            functions: None,
             hits: 0,
             trap: 0,
             trap_pending: false,
@@ -248,6 +257,7 @@ impl Core {
             stops: Armed::new(),
             soft_rip: 0,
             repeat: false,
+            no_step: false,
             retired_base: 0,
             slice: 0,
             beyond: 0,

@@ -18,6 +18,7 @@ mod mmu;
 mod op;
 mod ops;
 mod platform;
+mod portable;
 mod recording;
 mod run;
 mod seg;

@@ -52,6 +52,11 @@ pub trait Platform {
     }
     /// CPUID: EAX, EBX, ECX, EDX. The bits that follow CR4 and XCR0 are put in by the interpreter.
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4];
+    /// Whether results must be the same on every host: then estimates and transcendental functions
+    /// are not left to the host's processor. Asked once.
+    fn portable(&self) -> bool {
+        false
+    }
     /// The time-stamp counter as RDTSC shows it.
     fn tsc(&mut self) -> u64;
     /// IA32_TSC_AUX.

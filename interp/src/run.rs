@@ -209,6 +209,7 @@ impl Vcpu {
         if !self.prepared {
             self.prepared = true;
             self.core.features = Features::of(platform);
+            self.core.portable = platform.portable();
             let width = platform.cpuid(0x8000_0008, 0)[0] & 0xff;
             if (32..=52).contains(&width) {
                 self.core.phys_mask = (1 << width) - 1;
@@ -496,6 +497,7 @@ impl Core {
         self.st.events.mov_ss_shadow = false;
         self.st.events.sti_shadow = false;
         self.repeat = self.flag(RF);
+        self.no_step = false;
         self.fl &= !RF;
         let accesses = self.watched_accesses();
         self.dispatch_one(first);
@@ -517,8 +519,7 @@ impl Core {
                 Ok(None)
             }
             _ => {
-                let tf = tf && (!on_branch || self.rec.taken() != taken);
-                // SYSCALL with TF masked does not trap; SYSRET that sets TF does.
+                let tf = tf && !self.no_step && (!on_branch || self.rec.taken() != taken);
                 self.after_instruction(tf);
                 if tf || self.trap_pending {
                     self.why = Leave::Poll;

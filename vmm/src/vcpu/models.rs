@@ -200,6 +200,15 @@ impl Models {
         }
     }
 
+    /// What RDMSR would show, without a trace. `None`: no such MSR, or part of the processor state.
+    pub fn peek_msr(&mut self, index: u32) -> Option<u64> {
+        match self.msrs.read(index, self.now()) {
+            RdmsrOutcome::Value(value) => Some(value),
+            RdmsrOutcome::Apic => self.rdmsr_apic(index).ok(),
+            RdmsrOutcome::Processor | RdmsrOutcome::Fault | RdmsrOutcome::Unclaimed => None,
+        }
+    }
+
     /// WRMSR, whichever way the guest runs. `None`: part of the processor state, not ours.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::branch::{Branch, Observe};
+use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::msr::Effect;
 use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::pmu::{self, Counting, Ring};
@@ -198,6 +199,10 @@ impl Platform for Around {
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
         let id = u32::try_from(self.models.id).unwrap_or(0);
         self.models.board.cpuid.query(leaf, subleaf, id, 0, 0)
+    }
+
+    fn portable(&self) -> bool {
+        self.models.board.cpuid.model() == CpuModel::PortableV1
     }
 
     fn tsc(&mut self) -> u64 {
@@ -516,6 +521,18 @@ impl Attended for ObservedVcpu {
     fn set_stops(&mut self, stops: &Stops) -> Result<bool, KvmError> {
         self.vcpu.set_stops(stops);
         Ok(true)
+    }
+
+    fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {
+        let done = Platform::wrmsr(&mut self.around, index, value).is_ok();
+        // What the interpreter derives from MSRs is derived anew.
+        let state = ObservedVcpu::state(self);
+        self.vcpu.load(&state);
+        Ok(done)
+    }
+
+    fn memory_written(&mut self, at: u64, len: u64) {
+        self.vcpu.code_changed(at, len);
     }
 
     fn retired(&self) -> Option<u64> {
