@@ -19,7 +19,9 @@ use crate::flags::{ARITH, Flags};
 use crate::op::Op;
 use crate::ops::Done;
 use codegen::{Bank, Class, Thunk};
-use iced_x86::{CodeSize, Encoder, EncodingKind, FlowControl, Instruction, Mnemonic as M};
+use iced_x86::{
+    CodeSize, Encoder, EncodingKind, FlowControl, Instruction, Mnemonic as M, Register,
+};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -35,11 +37,14 @@ pub(crate) enum Support {
     No,
 }
 
+/// Bytes of the redirected instruction, and the register that stands for RSP.
+type Key = (Vec<u8>, Option<Register>);
+
 /// Generated thunks of one processor.
 #[derive(Debug, Default)]
 pub(crate) struct Thunks {
     bank: Bank,
-    known: HashMap<(Vec<u8>, bool), Option<Rc<Thunk>>>,
+    known: HashMap<Key, Option<Rc<Thunk>>>,
     by_insn: HashMap<u32, Option<Rc<Thunk>>>,
     epoch: u64,
 }
@@ -96,7 +101,7 @@ fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Rc<Thunk>> {
     }
     let thunk = match codegen::redirect(insn) {
         Some((bytes, plan)) => {
-            let key = (bytes, plan.renamed);
+            let key = (bytes, plan.for_rsp);
             match c.thunks.known.get(&key) {
                 Some(thunk) => thunk.clone(),
                 None => {
@@ -154,6 +159,11 @@ pub(crate) fn check_state(c: &Core, encoding: EncodingKind, vector: bool, mmx: b
     if mmx { c.check_x87_pending() } else { Ok(()) }
 }
 
+/// Invalid operation, denormal operand and division by zero: found before anything is computed.
+const BEFORE: u32 = 0b111;
+const UNDERFLOW: u32 = 1 << 4;
+const FLUSH_TO_ZERO: u32 = 1 << 15;
+
 /// Runs the thunk on the context; results stay there until [`commit`]. False: an unmasked exception
 /// of the x87 keeps the instruction from storing.
 fn execute(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> Result<bool, Fault> {
@@ -161,34 +171,52 @@ fn execute(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> Result<bool, Fau
         c.vec.gpr[usize::from(reg & 15)] = c.reg(reg & 15);
     }
     c.vec.flags = c.cc.bits();
-    let guest = c.vec.mxcsr;
-    c.vec.run_mxcsr = guest | 0x1f80;
-    if guest & 0x3f != 0 {
-        c.vec.run_mxcsr &= !0x3f;
-    }
-    let vec = &mut *c.vec;
-    vec.backup(t);
+    c.vec.run_mxcsr = (c.vec.mxcsr | 0x1f80) & !0x3f;
+    c.vec.backup(t);
     if t.class == Class::X87 {
         return Ok(execute_x87(c, o, i, t));
     }
-    t.call(vec);
-    check_simd(c, t, guest)?;
+    if t.vector {
+        execute_vector(c, t)?;
+    } else {
+        t.call(&mut c.vec);
+    }
     Ok(true)
 }
 
-/// Raises what the instruction raised and the guest has unmasked.
-fn check_simd(c: &mut Core, t: &Thunk, guest: u32) -> Done {
-    let vec = &mut *c.vec;
-    let raised = vec.run_mxcsr & 0x3f;
-    if t.vector {
-        vec.mxcsr = guest | raised;
-        if raised & !(guest >> 7) & 0x3f != 0 {
-            vec.restore(t);
-            let xm = c.cr4(1 << 10);
-            return Err(if xm { Fault::Plain(XM) } else { UD_ });
-        }
+/// Runs a vector instruction, and raises what the guest has unmasked of what it finds.
+fn execute_vector(c: &mut Core, t: &Thunk) -> Done {
+    let guest = c.vec.mxcsr;
+    let open = !(guest >> 7) & 0x3f;
+    let mut run = (guest | 0x1f80) & !0x3f;
+    if open & UNDERFLOW != 0 {
+        // Unmasked, a tiny result raises the exception even if it is exact; masked, the processor
+        // tells of an exact one only when it flushes it to zero.
+        run |= FLUSH_TO_ZERO;
+    }
+    let mut raised = run_masked(c, t, run);
+    if raised & open & UNDERFLOW != 0 && raised & open & BEFORE == 0 {
+        // What flushing to zero adds does not count.
+        c.vec.restore(t);
+        raised = UNDERFLOW | run_masked(c, t, run & !FLUSH_TO_ZERO);
+    }
+    if raised & open & BEFORE != 0 {
+        raised &= BEFORE;
+    }
+    c.vec.mxcsr = guest | raised;
+    if raised & open != 0 {
+        c.vec.restore(t);
+        let xm = c.cr4(1 << 10);
+        return Err(if xm { Fault::Plain(XM) } else { UD_ });
     }
     Ok(())
+}
+
+/// Runs a vector instruction with this MXCSR; answers the exceptions it flagged.
+fn run_masked(c: &mut Core, t: &Thunk, mxcsr: u32) -> u32 {
+    c.vec.run_mxcsr = mxcsr;
+    t.call(&mut c.vec);
+    c.vec.run_mxcsr & 0x3f
 }
 
 fn execute_x87(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> bool {

@@ -285,14 +285,28 @@ impl Core {
         if i.op_count() > 0 && string_address_size(i.op0_kind()).is_some()
             || i.op_count() > 1 && string_address_size(i.op1_kind()).is_some()
         {
-            op.seg = i.memory_segment().number() as u8 & 7;
+            op.seg = self.segment(i);
             op.size = (i.memory_size().size() as u8).max(1);
         }
     }
 
+    /// The segment of a memory operand: in 64-bit mode only FS and GS can be chosen.
+    fn segment(&self, i: &Instruction) -> u8 {
+        let chosen = i.segment_prefix();
+        let segment = if self.code == 8 && !matches!(chosen, Register::FS | Register::GS) {
+            match i.memory_base().full_register() {
+                Register::RSP | Register::RBP => Register::SS,
+                _ => Register::DS,
+            }
+        } else {
+            i.memory_segment()
+        };
+        segment.number() as u8 & 7
+    }
+
     fn memory_operand(&self, i: &Instruction, rip: u64, op: &mut Op) {
         op.prefix |= MEM;
-        op.seg = i.memory_segment().number() as u8 & 7;
+        op.seg = self.segment(i);
         op.disp = i.memory_displacement64();
         let (base, index) = (i.memory_base(), i.memory_index());
         op.asz = match (base, index) {

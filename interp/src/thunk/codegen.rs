@@ -49,13 +49,11 @@ pub(super) struct Thunk {
 /// Registers chosen for a redirected instruction.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// What besides the bytes tells thunks apart.
-    pub(super) renamed: bool,
     insn: Instruction,
     context: Register,
     base: Register,
-    /// RSP as an operand was replaced by this register.
-    for_rsp: Option<Register>,
+    /// RSP as an operand was replaced by this register: with the bytes, it tells thunks apart.
+    pub(super) for_rsp: Option<Register>,
 }
 
 /// Memory for generated code: writable or executable, never both.
@@ -136,7 +134,6 @@ pub(super) fn redirect(original: &Instruction) -> Option<(Vec<u8>, Plan)> {
             context,
             base,
             for_rsp,
-            renamed: for_rsp.is_some(),
         },
     ))
 }

@@ -1,6 +1,6 @@
 //! The memory operand of a thunk: fetched into the buffer before, written from it after.
 
-use super::codegen::Thunk;
+use super::codegen::{Class, Thunk};
 use crate::core::{ACV, Core, Fault, GP0, cut};
 use crate::op::Op;
 use crate::ops::Done;
@@ -170,6 +170,11 @@ pub(super) fn prepare(
         for (at, len) in place.parts() {
             let lin = place.linear(c, at, len)?;
             c.probe_write(lin, len)?;
+        }
+        if !m.read && t.class == Class::X87 && c.vec.fcw() & 0x3f != 0x3f {
+            // An unmasked exception leaves memory as it is.
+            place.read(c, &mut bytes)?;
+            c.vec.buffer = bytes;
         }
     }
     Ok(Some(place))

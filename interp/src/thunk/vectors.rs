@@ -31,6 +31,7 @@ pub(crate) struct Vectors {
     pub(super) saved_mxcsr: u32,
     saved: [[u8; 64]; 4],
     saved_k: [u64; 8],
+    saved_fx: [u8; 160],
 }
 
 impl Default for Vectors {
@@ -48,6 +49,7 @@ impl Default for Vectors {
             saved_mxcsr: 0x1f80,
             saved: [[0; 64]; 4],
             saved_k: [0; 8],
+            saved_fx: [0; 160],
         };
         v.init_x87();
         v
@@ -198,6 +200,9 @@ impl Vectors {
             *place = self.zmm[usize::from(reg & 31)];
         }
         self.saved_k = self.k;
+        if t.mmx {
+            self.saved_fx.copy_from_slice(&self.fx[..160]);
+        }
     }
 
     pub(super) fn restore(&mut self, t: &Thunk) {
@@ -205,6 +210,20 @@ impl Vectors {
             self.zmm[usize::from(reg & 31)] = *place;
         }
         self.k = self.saved_k;
+        if t.mmx {
+            self.restore_mmx();
+        }
+    }
+
+    /// Undoes what an MMX instruction that raised #XM did to the registers. The x87 stack has become
+    /// the MMX registers all the same: TOP is 0, so that ST(i) lies where MMi does.
+    fn restore_mmx(&mut self) {
+        if self.fsw() & 0x3800 != 0 {
+            return;
+        }
+        let top = usize::from(word(&self.saved_fx, 2) >> 11 & 7);
+        self.fx[32..160].copy_from_slice(&self.saved_fx[32..160]);
+        self.fx[32..160].rotate_right(16 * top);
     }
 
     /// VZEROUPPER, and with `all` VZEROALL, of the `count` registers the mode has.

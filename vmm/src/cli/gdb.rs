@@ -7,6 +7,7 @@ use clap::Args;
 
 use crate::gdb::{Address, Server};
 use crate::machine::{Machine, Outcome};
+use crate::vcpu::history;
 
 #[derive(Debug, Args)]
 pub(super) struct GdbArgs {
@@ -19,10 +20,36 @@ pub(super) struct GdbArgs {
     /// Let other machines connect to --gdb, and with that do anything to the guest
     #[arg(long, requires = "gdb")]
     gdb_allow_remote: bool,
+    /// Keep the last N branches of every processor [default: 65536], for a debugger that connects
+    /// later
+    #[arg(long, value_name = "branches[=N]", value_parser = recording)]
+    record: Option<usize>,
+}
+
+impl GdbArgs {
+    /// Something is wanted that only the interpreter does.
+    pub(super) const fn needs_interpreter(&self) -> bool {
+        self.gdb.is_some() || self.record.is_some()
+    }
+}
+
+/// What `--record` keeps.
+fn recording(text: &str) -> Result<usize, String> {
+    let number = match text.split_once('=') {
+        None if text == "branches" => return Ok(0x1_0000),
+        Some(("branches", number)) => number,
+        _ => return Err("only branches can be recorded: branches or branches=N".to_owned()),
+    };
+    let most = history::MOST;
+    let kept = number.parse().ok().filter(|kept| (1..=most).contains(kept));
+    kept.ok_or_else(|| format!("{number} is not a number from 1 to {most}"))
 }
 
 /// Serves debuggers, if that is wanted. The machine is theirs to start.
 pub(super) fn start(args: &GdbArgs, machine: &mut Machine) -> anyhow::Result<Option<Server>> {
+    if let Some(limit) = args.record {
+        machine.record_branches(limit);
+    }
     let Some(address) = &args.gdb else {
         return Ok(None);
     };

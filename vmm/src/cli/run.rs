@@ -365,6 +365,10 @@ fn wanted_engine(args: &RunArgs) -> anyhow::Result<Wanted> {
     match (args.deterministic, args.engine) {
         (true, EngineArg::Kvm) => Err(MachineError::Deterministic.into()),
         (true, _) => Ok(Wanted::Only(Engine::Interp)),
+        // Whatever a debugger asks for, the interpreter does.
+        (false, EngineArg::Auto) if args.gdb.needs_interpreter() => {
+            Ok(Wanted::Only(Engine::Interp))
+        }
         (false, engine) => Ok(engine.into()),
     }
 }

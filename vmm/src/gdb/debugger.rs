@@ -9,6 +9,7 @@ use hindsight_cpu::state::CpuState;
 use thiserror::Error;
 
 use super::breakpoints::Breakpoints;
+use super::btrace::Tracing;
 use super::memory;
 use super::registers::{self, Available, Layout, Mode, Place, Register};
 use crate::kvm::KvmError;
@@ -83,6 +84,7 @@ pub(super) struct Debugger {
     /// Processors that the client gave a plan, a bit each.
     planned: u64,
     pub(super) options: Options,
+    pub(super) tracing: Tracing,
     available: Available,
     layout: Layout,
     /// Stops that were not yet told.
@@ -131,6 +133,7 @@ impl Debugger {
             plans: vec![Some(Plan::Run); cpus],
             planned: 0,
             options: Options::default(),
+            tracing: Tracing::default(),
             available,
             layout,
             pending: VecDeque::new(),
@@ -156,6 +159,18 @@ impl Debugger {
     pub(super) fn set_mode(&mut self, mode: Mode) {
         self.options.mode = mode;
         self.layout = Layout::new(mode, &self.available);
+    }
+
+    /// The run can go back.
+    pub(super) fn goes_back(&self) -> bool {
+        self.board.clock.is_virtual()
+    }
+
+    /// Goes to an instruction of a deterministic run; `None` in others.
+    pub(super) fn go_to(&mut self, place: u64) -> Result<Option<bool>, DebugError> {
+        let there = self.ask(0, move |cpu| cpu.go_to(place))?;
+        self.states.fill(None);
+        Ok(there)
     }
 
     /// Stops all processors.
@@ -486,6 +501,12 @@ impl Debugger {
         if !self.paused && self.pause().is_err() {
             return;
         }
+        for cpu in 0..self.cpus {
+            if self.stop_trace(cpu).is_err() {
+                return;
+            }
+        }
+        self.tracing = Tracing::default();
         // A machine that has ended needs nothing.
         let _ = self.resume();
     }

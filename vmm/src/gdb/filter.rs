@@ -176,6 +176,7 @@ impl Session {
             {
                 self.reply(b"E01");
             }
+            _ if body.starts_with(b"Qbtrace") => self.set_trace(debugger, body),
             _ if body.starts_with(b"qXfer:") => self.transfer(debugger, body),
             _ => self.pass(debugger, body),
         }
@@ -333,6 +334,28 @@ impl Session {
         }
     }
 
+    /// `Qbtrace` and `Qbtrace-conf`.
+    fn set_trace(&mut self, debugger: &mut Debugger, body: &[u8]) {
+        let cpu = self.current();
+        let size = body
+            .strip_prefix(b"Qbtrace-conf:bts:size=0x")
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| usize::from_str_radix(digits, 16).ok());
+        let done = match (body, size) {
+            (_, Some(size)) => {
+                debugger.set_trace_size(size);
+                Ok(())
+            }
+            (b"Qbtrace:bts", _) => debugger.start_trace(cpu),
+            (b"Qbtrace:off", _) => debugger.stop_trace(cpu),
+            _ => return self.reply(b"E01"),
+        };
+        match done {
+            Ok(()) => self.reply(b"OK"),
+            Err(error) => self.reply(format!("E.{error}.").as_bytes()),
+        }
+    }
+
     /// `qXfer:OBJECT:read:ANNEX:OFFSET,LENGTH`.
     fn transfer(&mut self, debugger: &mut Debugger, body: &[u8]) {
         let Some((object, offset, length)) = parse_transfer(body) else {
@@ -344,7 +367,17 @@ impl Session {
         if offset == 0 || self.transfer.object != object {
             let text = match object.as_str() {
                 "threads:" => threads::list(debugger),
-                _ => return self.reply(b""),
+                "btrace-conf:" => match debugger.trace_configuration(self.current()) {
+                    Ok(text) => text,
+                    Err(error) => return self.reply(format!("E.{error}.").as_bytes()),
+                },
+                object => match object.strip_prefix("btrace:") {
+                    Some(annex) => match debugger.trace(self.current(), annex) {
+                        Ok(text) => text,
+                        Err(error) => return self.reply(error.as_bytes()),
+                    },
+                    None => return self.reply(b""),
+                },
             };
             self.transfer = Transfer {
                 object,
@@ -372,7 +405,8 @@ impl Session {
 }
 
 /// What is told besides the features that `gdbstub` tells.
-const FEATURES: &[u8] = b";QStartNoAckMode+;qXfer:threads:read+";
+const FEATURES: &[u8] = b";QStartNoAckMode+;qXfer:threads:read+;Qbtrace:bts+;Qbtrace:off+;\
+    qXfer:btrace:read+;Qbtrace-conf:bts:size+;qXfer:btrace-conf:read+";
 
 /// Registers that a client asks for at every stop: a stop reply carries them.
 fn expedited(debugger: &mut Debugger, cpu: usize) -> Vec<(usize, Vec<u8>)> {

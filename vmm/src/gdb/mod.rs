@@ -6,6 +6,7 @@
 //! of the guest's memory or debug registers.
 
 mod breakpoints;
+mod btrace;
 mod debugger;
 mod filter;
 mod framing;

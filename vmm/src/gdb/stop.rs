@@ -2,6 +2,7 @@
 
 use gdbstub::common::{Signal, Tid};
 use gdbstub::stub::MultiThreadStopReason;
+use gdbstub::target::ext::base::reverse_exec::ReplayLogPosition;
 use gdbstub::target::ext::breakpoints::WatchKind;
 use hindsight_interp::Hit;
 
@@ -34,6 +35,10 @@ pub(super) fn stop_reason(debugger: &Debugger, reason: &Reason) -> StopReason {
     let tid = tid(reason.cpu);
     match &reason.stop {
         None => signal(tid, Signal::SIGINT),
+        Some(Stop::Begin) => StopReason::ReplayLog {
+            tid: Some(tid),
+            pos: ReplayLogPosition::Begin,
+        },
         Some(Stop::Stepped) => signal(tid, Signal::SIGTRAP),
         Some(Stop::Crash(CrashCause::Missing(_))) => signal(tid, Signal::SIGILL),
         Some(Stop::Crash(_)) => signal(tid, Signal::SIGABRT),
@@ -74,7 +79,9 @@ pub(super) fn remark(debugger: &mut Debugger, reason: &Reason) -> Option<String>
             let state = debugger.state(cpu).ok()?.clone();
             Crash::new(cpu, cause.clone(), state, &memory).summary()
         }
-        Stop::Stepped | Stop::Hit(Hit::Execute(_) | Hit::Watch { .. }) => return None,
+        Stop::Begin | Stop::Stepped | Stop::Hit(Hit::Execute(_) | Hit::Watch { .. }) => {
+            return None;
+        }
         Stop::Hit(Hit::Exception { vector, code }) => {
             let name = EXCEPTIONS.get(usize::from(*vector)).unwrap_or(&"?");
             match code {

@@ -13,6 +13,9 @@ use gdbstub::target::ext::base::multithread::{
     MultiThreadResumeOps, MultiThreadSchedulerLocking, MultiThreadSchedulerLockingOps,
     MultiThreadSingleStep, MultiThreadSingleStepOps,
 };
+use gdbstub::target::ext::base::reverse_exec::{
+    ReverseCont, ReverseContOps, ReverseStep, ReverseStepOps,
+};
 use gdbstub::target::ext::base::single_register_access::{
     SingleRegisterAccess, SingleRegisterAccessOps,
 };
@@ -272,8 +275,32 @@ impl MultiThreadResume for Debugger {
         Some(self)
     }
 
+    fn support_reverse_step(&mut self) -> Option<ReverseStepOps<'_, Tid, Self>> {
+        self.goes_back().then_some(self)
+    }
+
+    fn support_reverse_cont(&mut self) -> Option<ReverseContOps<'_, Tid, Self>> {
+        self.goes_back().then_some(self)
+    }
+
     fn support_scheduler_locking(&mut self) -> Option<MultiThreadSchedulerLockingOps<'_, Self>> {
         Some(self)
+    }
+}
+
+impl ReverseStep<Tid> for Debugger {
+    fn reverse_step(&mut self, tid: Tid) -> Result<(), DebugError> {
+        self.begin_plans();
+        self.plan(cpu_of(tid), Plan::Back { step: true });
+        Debugger::resume(self)
+    }
+}
+
+impl ReverseCont<Tid> for Debugger {
+    fn reverse_cont(&mut self) -> Result<(), DebugError> {
+        self.begin_plans();
+        self.plan(self.current, Plan::Back { step: false });
+        Debugger::resume(self)
     }
 }
 

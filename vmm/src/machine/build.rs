@@ -29,6 +29,7 @@ use crate::kvm::{self, KvmError};
 use crate::layout::{Layout, LayoutError};
 use crate::memory::{self, MemoryError};
 use crate::messages::BranchMessages;
+use crate::snapshot::RestoreError;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::Control;
 use crate::vcpu::determined::{self, Determined};
@@ -95,6 +96,9 @@ pub enum MachineError {
     /// The host has no more file descriptors.
     #[error("no file descriptor for the debugger's events")]
     Reports(#[source] io::Error),
+    /// A machine under a debugger could not be set back.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
     /// A thread could not be started.
     #[error("a thread cannot be started")]
     Thread(#[source] io::Error),
@@ -294,6 +298,14 @@ impl Machine {
             vcpu.set_recorder(recorder.clone());
         }
         recorder
+    }
+
+    /// Keeps the last `limit` branches of every processor, for a debugger that connects later.
+    pub fn record_branches(&mut self, limit: usize) {
+        for (id, vcpu) in self.vcpus.iter_mut().enumerate() {
+            let start = if id == 0 { self.loaded.state.rip } else { 0 };
+            vcpu.record_branches(limit, start);
+        }
     }
 
     /// [`Machine::run`] leaves it to somebody else to let the processors run, by

@@ -59,6 +59,11 @@ impl Timeline {
         &mut self.machine
     }
 
+    /// Gives the machine back.
+    pub fn into_machine(self) -> Determined {
+        self.machine
+    }
+
     /// Where it is: instructions retired by all processors.
     pub fn place(&self) -> u64 {
         self.machine.place()

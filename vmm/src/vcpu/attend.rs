@@ -62,6 +62,12 @@ pub trait Attended {
     /// Memory was written by someone other than a processor: guest-physical address and length.
     fn memory_written(&mut self, at: u64, len: u64);
 
+    /// Goes to an instruction of a deterministic run, by its number: whether it is there now. `None`:
+    /// this is no such run.
+    fn go_to(&mut self, _place: u64) -> Option<bool> {
+        None
+    }
+
     /// Instructions it retired, where they are counted.
     fn retired(&self) -> Option<u64>;
 }
@@ -82,6 +88,11 @@ pub enum Plan {
         /// Goes on as long as RIP is in here.
         range: Option<(u64, u64)>,
     },
+    /// Backwards, in a deterministic run.
+    Back {
+        /// One instruction, not to the next stop.
+        step: bool,
+    },
 }
 
 /// Why a processor stopped by itself.
@@ -91,6 +102,8 @@ pub enum Stop {
     Hit(Hit),
     /// It did its [`Plan::Step`].
     Stepped,
+    /// Backwards it got to where the run began.
+    Begin,
     /// The guest cannot go on.
     Crash(CrashCause),
 }

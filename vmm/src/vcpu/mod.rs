@@ -13,6 +13,7 @@ pub mod dispatch;
 pub mod events;
 pub mod exit;
 mod guard;
+pub mod history;
 pub mod mode;
 pub mod models;
 pub mod native;

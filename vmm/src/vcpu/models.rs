@@ -12,6 +12,7 @@ use hindsight_regs::msr as regs;
 
 use super::dispatch::Bytes;
 use super::events::Events;
+use super::history::History;
 use super::record::{Recorder, What};
 use super::stats::ExitCounts;
 use crate::machine::Board;
@@ -31,6 +32,10 @@ pub struct Models {
     pub board: Arc<Board>,
     /// Keeps what happens to this processor, if somebody wants to know.
     pub recorder: Option<Arc<Recorder>>,
+    /// Keeps its last branches for a debugger.
+    pub history: Option<Box<History>>,
+    /// The history is kept from the start, with or without a debugger.
+    pub recorded_from_start: bool,
     /// How often it stopped running the guest, and why.
     pub exits: ExitCounts,
     /// What performance counters count.
@@ -55,6 +60,8 @@ impl Models {
             msrs: Msrs::new(config),
             board,
             recorder: None,
+            history: None,
+            recorded_from_start: false,
             exits: ExitCounts::default(),
             events: Events::default(),
             apic_page,
@@ -115,6 +122,9 @@ impl Models {
         if self.msrs.pmu().needs().contains(Needs::BRANCHES) {
             self.events.totals.add_branches(branches);
             self.count();
+        }
+        if let Some(history) = &mut self.history {
+            history.push(branches);
         }
         let unit = self.msrs.branch();
         if let (true, Some(sink)) = (unit.messages(), &self.board.messages) {

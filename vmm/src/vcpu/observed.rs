@@ -46,7 +46,7 @@ pub struct ObservedVcpu {
     unsettled: bool,
     plan: Plan,
     /// Why the guest cannot go on, while a debugger looks at it.
-    crashed: Option<CrashCause>,
+    pub(super) crashed: Option<CrashCause>,
 }
 
 /// The machine around the processor, as the interpreter sees it.
@@ -145,7 +145,11 @@ impl Platform for Around {
     }
 
     fn observe(&mut self) -> Observe {
-        self.models.msrs.observe()
+        let wanted = self.models.msrs.observe();
+        Observe {
+            branches: wanted.branches || self.models.history.is_some(),
+            ..wanted
+        }
     }
 
     fn branches(&mut self, branches: &[Branch]) {
@@ -337,7 +341,7 @@ impl ObservedVcpu {
             let exit = match self.plan {
                 // A shadow or a trap under way is over after one, but for those that begin the next.
                 Plan::Run if self.unsettled => self.vcpu.run(&mut self.around, 1),
-                Plan::Run => self.vcpu.run(&mut self.around, BUDGET),
+                Plan::Run | Plan::Back { .. } => self.vcpu.run(&mut self.around, BUDGET),
                 Plan::Step { quiet, .. } => self.vcpu.step(&mut self.around, quiet),
             };
             match exit {

@@ -16,6 +16,7 @@ use hindsight_interp::Vcpu;
 
 use super::control::{Control, Doorbell, lock};
 use super::guard::LoopGuard;
+use super::history::History;
 use super::mode::{Demand, Engine, Rule};
 use super::native::NativeVcpu;
 use super::observed::ObservedVcpu;
@@ -322,6 +323,16 @@ impl Processor {
             Way::Native(vcpu, _) => vcpu.models_mut().recorder = Some(recorder),
             Way::Observed(vcpu, _) => vcpu.models_mut().recorder = Some(recorder),
         }
+    }
+
+    /// Keeps its last `limit` branches from now on, while it runs in the interpreter.
+    pub fn record_branches(&mut self, limit: usize, start: u64) {
+        let models = match &mut self.way {
+            Way::Native(vcpu, _) => vcpu.models_mut(),
+            Way::Observed(vcpu, _) => vcpu.models_mut(),
+        };
+        models.history = Some(Box::new(History::new(limit, start)));
+        models.recorded_from_start = true;
     }
 
     /// Runs until the machine stops. Gives the state it stopped in where the board asks for it.

@@ -2,5 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod bad;
+mod history;
+mod reverse;
 mod rig;
 mod sessions;

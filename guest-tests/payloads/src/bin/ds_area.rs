@@ -322,17 +322,21 @@ case! {
             skip!(ctx, "CPUID leaf 0AH announces no fixed counters");
         }
         STORE.arm(100);
-        // One piece of code for both, which the compiler does not fit to either.
-        let [without, with] = core::hint::black_box([0, TR | BTS]).map(|debugctl: u64| {
-            msr::write(hindsight_guest::regs::msr::IA32_FIXED_CTR0, 0);
-            msr::write(hindsight_guest::regs::msr::IA32_FIXED_CTR_CTRL, 3);
-            msr::write(hindsight_guest::regs::msr::IA32_PERF_GLOBAL_CTRL, 1 << 32);
-            run(ctx.cpl, debugctl);
-            msr::write(hindsight_guest::regs::msr::IA32_PERF_GLOBAL_CTRL, 0);
-            msr::read(hindsight_guest::regs::msr::IA32_FIXED_CTR0)
-        });
-        check_eq!(with, without, "instructions with BTS");
+        let without = retired(ctx.cpl, 0);
+        check_eq!(retired(ctx.cpl, TR | BTS), without, "instructions with BTS");
     }
+}
+
+/// Instructions of a run. One function for all values, so that all execute the same ones.
+#[inline(never)]
+fn retired(cpl: u8, debugctl: u64) -> u64 {
+    use hindsight_guest::regs::msr::{IA32_FIXED_CTR_CTRL, IA32_FIXED_CTR0, IA32_PERF_GLOBAL_CTRL};
+    msr::write(IA32_FIXED_CTR0, 0);
+    msr::write(IA32_FIXED_CTR_CTRL, 3);
+    msr::write(IA32_PERF_GLOBAL_CTRL, 1 << 32);
+    run(cpl, core::hint::black_box(debugctl));
+    msr::write(IA32_PERF_GLOBAL_CTRL, 0);
+    msr::read(IA32_FIXED_CTR0)
 }
 
 /// Guest-physical addresses with nothing behind them.

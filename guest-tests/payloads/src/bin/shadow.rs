@@ -85,7 +85,7 @@ fn watch_selector(ctx: &hindsight_guest::case::Ctx) -> u64 {
 case! {
     name: "step_comes_later", cpl: [0, 3], rules: ["SHD-03", "TF-13", "SHD-12"], needs: ["gd"],
     needs_cpl0: ["tf-cpl0", "shadow-cpl0"],
-    needs_cpl3: ["tf-cpl3", "iretq-cpl3", "shadow-cpl3"],
+    needs_cpl3: ["tf-cpl3", "iretq-cpl3", "shadow-cpl3", "intn-cpl3"],
     about: "no step follows MOV SS; one follows the instruction after it",
     fn body(ctx) {
         let log = events(ctx, step_ss, selector(ctx), 0);

@@ -363,9 +363,11 @@ case! {
         arm(0, top - 8, Condition::Write, Length::Eight);
         let log = logged(DB | debug::BP, || { debug::run(ctx, one_int3, 0, 0); });
         check_eq!(event(log, 0), (hindsight_guest::vectors::entry(3), B0), "at the handler");
-        check_eq!(log.count(), 2, "#DB and #BP");
+        check_eq!(log.events().get(1).map(|e| e.vector), Some(3), "then the #BP");
+        // The end of the call writes to the frame too: what counts is the entry of the handler.
         let log = logged(DB, || { debug::run(ctx, one_ud2, 0, 0); });
-        check_eq!(log.count(), 0, "none for #UD");
+        let at_handler = |e: &hindsight_guest::catch::Exception| e.rip == hindsight_guest::vectors::entry(6);
+        check!(!log.events().iter().any(at_handler), "none at the handler of #UD");
         debug::disarm();
         hindsight_guest::cpu::set_rsp0(old);
     }

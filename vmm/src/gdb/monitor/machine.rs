@@ -1,12 +1,178 @@
-//! Commands that act on the whole machine.
+//! Commands that show or act on the whole machine.
+
+use std::fmt::Write as _;
 
 use super::super::debugger::Debugger;
-use super::{Answer, usage};
+use super::super::registers::Place;
+use super::{Answer, MonitorError, number, usage};
+use crate::machine::Outcome;
+use crate::translate;
+
+fn none(arguments: &[&str]) -> Result<(), MonitorError> {
+    if arguments.is_empty() {
+        Ok(())
+    } else {
+        Err(usage())
+    }
+}
 
 pub(super) fn quit(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
-    if !arguments.is_empty() {
-        return Err(usage());
-    }
+    none(arguments)?;
     debugger.kill();
     Ok("the machine ends".to_owned())
+}
+
+pub(super) fn reset(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    none(arguments)?;
+    debugger.board().finish(Outcome::Reset);
+    Ok("the machine ends as one that was reset".to_owned())
+}
+
+pub(super) fn lapic(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    none(arguments)?;
+    let cpu = debugger.current;
+    let state = debugger.board().irq.save();
+    let lapic = state.lapics.get(cpu);
+    Ok(lapic.map_or_else(String::new, |lapic| format!("{lapic:#x?}")))
+}
+
+pub(super) fn ioapic(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    none(arguments)?;
+    Ok(format!("{:#x?}", debugger.board().irq.save().ioapic))
+}
+
+pub(super) fn exits(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    none(arguments)?;
+    let mut text = String::new();
+    for cpu in 0..debugger.cpus() {
+        let (exits, retired) = debugger.ask(cpu, |cpu| (cpu.models().exits, cpu.retired()))?;
+        let _ = write!(text, "cpu {cpu}: {exits}");
+        if let Some(retired) = retired {
+            let _ = write!(text, "; {retired} instructions");
+        }
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// Shows registers of one kind, those that there are.
+fn show(debugger: &mut Debugger, wanted: impl Fn(&str) -> bool) -> Answer {
+    let cpu = debugger.current;
+    let registers: Vec<_> = debugger.layout().all().to_vec();
+    let mut text = String::new();
+    for register in registers {
+        if !matches!(register.place, Place::Msr(_)) || !wanted(&register.name) {
+            continue;
+        }
+        let value = debugger.read_register(cpu, &register)?;
+        let value = value.try_into().map_or(0, u64::from_le_bytes);
+        let _ = writeln!(text, "{:20} {value:#x}", register.name);
+    }
+    if text.is_empty() {
+        text.push_str("this processor has none\n");
+    }
+    Ok(text)
+}
+
+pub(super) fn lbr(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    none(arguments)?;
+    show(debugger, |name| {
+        name.starts_with("lbr") || name.starts_with("ler") || name == "debugctl"
+    })
+}
+
+pub(super) fn bts(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    none(arguments)?;
+    show(debugger, |name| matches!(name, "debugctl" | "ds_area"))
+}
+
+pub(super) fn pmu(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    none(arguments)?;
+    show(debugger, |name| {
+        ["perf", "pmc", "fixed", "pebs"]
+            .iter()
+            .any(|start| name.starts_with(start))
+    })
+}
+
+pub(super) fn tsc(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    none(arguments)?;
+    show(debugger, |name| name.starts_with("tsc"))
+}
+
+pub(super) fn inject(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    let cpu = debugger.current;
+    let irq = debugger.board().irq.clone();
+    match arguments {
+        ["nmi"] => {
+            irq.inject_nmi(cpu);
+            Ok(format!("an NMI waits for cpu {cpu}"))
+        }
+        ["irq", line] => {
+            let line = number(line)?;
+            let line = u32::try_from(line).ok().filter(|&line| line < 24);
+            let line = line.ok_or_else(|| MonitorError::Bad("lines are 0 to 23".to_owned()))?;
+            irq.set_irq(line, true);
+            irq.set_irq(line, false);
+            Ok(format!("line {line} was raised and lowered"))
+        }
+        ["smi"] => Err(MonitorError::Bad(
+            "this machine has no system-management mode".to_owned(),
+        )),
+        _ => Err(usage()),
+    }
+}
+
+/// Where a Linux kernel is linked to, and how far it may be moved.
+const LINUX_TEXT: u64 = 0xffff_ffff_8100_0000;
+const LINUX_FIRST: u64 = 0xffff_ffff_8000_0000;
+const LINUX_LAST: u64 = 0xffff_ffff_c000_0000;
+const LINUX_STEP: u64 = 0x20_0000;
+
+pub(super) fn kaslr(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    none(arguments)?;
+    let memory = debugger.board().memory.clone();
+    let cpu = debugger.current;
+    let state = debugger.state(cpu)?;
+    let steps = (LINUX_LAST - LINUX_FIRST) / LINUX_STEP;
+    let mut places = (0..steps).map(|step| LINUX_FIRST + step * LINUX_STEP);
+    let first = places.find(|&at| translate::linear_to_physical(&memory, state, at).is_some());
+    let text = first.filter(|_| state.efer & 1 << 10 != 0).ok_or_else(|| {
+        MonitorError::Bad("no Linux kernel is mapped: let it boot further".to_owned())
+    })?;
+    if text < LINUX_TEXT {
+        // The mapping may begin below the text; its link address is a multiple of 16 MiB off.
+        return Ok(format!(
+            "the kernel's mapping begins at {text:#x}: it is not moved\nsymbol-file vmlinux"
+        ));
+    }
+    let slide = text - LINUX_TEXT;
+    Ok(format!(
+        "the kernel's text is at {text:#x}\nsymbol-file vmlinux -o {slide:#x}"
+    ))
+}
+
+pub(super) fn goto(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    if !debugger.goes_back() {
+        return Err(MonitorError::Bad(
+            "only a run with --deterministic can go back".to_owned(),
+        ));
+    }
+    if let [place] = arguments {
+        let place = number(place)?;
+        if debugger.go_to(place)? != Some(true) {
+            return Err(MonitorError::Bad(format!(
+                "the run does not get to instruction {place}"
+            )));
+        }
+    } else {
+        none(arguments)?;
+    }
+    let place = debugger.ask(0, |cpu| cpu.retired())?.unwrap_or(0);
+    let hint = if arguments.is_empty() {
+        ""
+    } else {
+        "; now type `maintenance flush register-cache`"
+    };
+    Ok(format!("at instruction {place}{hint}"))
 }

@@ -6,6 +6,8 @@
 mod machine;
 mod settings;
 mod state;
+mod stops;
+mod tables;
 
 use std::fmt::Write as _;
 
@@ -72,11 +74,29 @@ const COMMANDS: &[Command] = &[
         "read or write an MSR, as RDMSR and WRMSR do",
         state::msr,
     ),
+    command("pt", "ADDRESS", "walk the page tables", tables::pt),
+    command("tlb", "", "what the page tables map", tables::tlb),
+    command("mem", "", "the machine's memory", tables::mem),
+    command("gdt", "", "the segment descriptors", tables::gdt),
+    command("idt", "", "the interrupt gates", tables::idt),
+    command("lapic", "", "the processor's local APIC", machine::lapic),
+    command("ioapic", "", "the I/O APIC", machine::ioapic),
+    command("lbr", "", "the last branch records", machine::lbr),
+    command("bts", "", "the branch trace store", machine::bts),
+    command("pmu", "", "the performance counters", machine::pmu),
+    command("tsc", "", "the time-stamp counter", machine::tsc),
     command(
-        "phys",
-        "on|off",
-        "addresses that gdb reads and writes are physical",
-        settings::phys,
+        "exits",
+        "",
+        "how often each processor left its guest, and why",
+        machine::exits,
+    ),
+    command("stats", "", "the same", machine::exits),
+    command(
+        "disas",
+        "[ADDRESS [COUNT]]",
+        "instructions, in the processor's mode",
+        tables::disas,
     ),
     command(
         "mode",
@@ -85,10 +105,52 @@ const COMMANDS: &[Command] = &[
         settings::mode,
     ),
     command(
+        "phys",
+        "on|off",
+        "addresses that gdb reads and writes are physical",
+        settings::phys,
+    ),
+    command(
         "step-irq",
         "on|off",
         "stepping enters handlers of interrupts",
         settings::step_irq,
+    ),
+    command(
+        "catch",
+        "[exception [#PF..]|msr [INDEX..]|cr N..|off]",
+        "stop at exceptions and writes to MSRs and control registers",
+        stops::catch,
+    ),
+    command(
+        "watch-io",
+        "[PORT[-PORT] [r|w|rw]|off]",
+        "stop at accesses to ports",
+        stops::watch_io,
+    ),
+    command(
+        "inject",
+        "nmi|irq LINE|smi",
+        "raise an interrupt",
+        machine::inject,
+    ),
+    command(
+        "kaslr",
+        "",
+        "where Linux put its kernel, for `symbol-file`",
+        machine::kaslr,
+    ),
+    command(
+        "goto",
+        "[N]",
+        "go to instruction N of a deterministic run, or say where it is",
+        machine::goto,
+    ),
+    command(
+        "reset",
+        "",
+        "end the machine as one that was reset",
+        machine::reset,
     ),
     command("quit", "", "end the machine", machine::quit),
 ];
@@ -123,7 +185,7 @@ fn help(_: &mut Debugger, arguments: &[&str]) -> Answer {
     }
     let mut text = String::new();
     for command in COMMANDS {
-        let _ = writeln!(text, "{:32} {}", command.usage(), command.help);
+        let _ = writeln!(text, "{:44} {}", command.usage(), command.help);
     }
     Ok(text)
 }

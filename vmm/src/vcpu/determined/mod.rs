@@ -7,6 +7,7 @@
 //!
 //! [`Determined`] is such a machine in its owner's hands; `hindsight run` gives one to a thread.
 
+mod debugged;
 mod track;
 mod turn;
 
@@ -74,7 +75,12 @@ pub enum Stop {
         /// What.
         hit: Hit,
     },
-    /// [`Breaker::stop`] was called. The machine can go on.
+    /// The guest cannot go on, and a debugger looks at that.
+    Crashed {
+        /// Which processor.
+        cpu: usize,
+    },
+    /// [`Breaker::stop`] was called, or a debugger pauses the machine. It can go on.
     Interrupted,
 }
 
@@ -167,6 +173,8 @@ impl Determined {
                 Turn::Hit(hit) => return Stop::Hit { cpu, hit },
                 Turn::Limit => return Stop::Reached,
                 Turn::Stop => return Stop::Ended,
+                Turn::Paused => return Stop::Interrupted,
+                Turn::Crashed => return Stop::Crashed { cpu },
                 Turn::Ran => *idle = false,
                 Turn::Idle => {}
             }
@@ -370,7 +378,15 @@ const fn place() -> Place {
 pub fn thread(vcpus: Vec<ObservedVcpu>, board: &Arc<Board>) -> Vec<LastState> {
     let mut machine = Determined::new(vcpus, board.clone());
     let guard = LoopGuard { id: 0, board };
-    if board.control.checkpoint(place(), &mut |_, _| {}) == Checkpoint::Run {
+    if board.reports.wanted() {
+        machine = match debugged::run(machine, board) {
+            Ok(machine) => machine,
+            Err(error) => {
+                board.finish(Outcome::Failed(Box::new(error.into())));
+                return Vec::new();
+            }
+        };
+    } else if board.control.checkpoint(place(), &mut |_, _| {}) == Checkpoint::Run {
         machine.run_to(u64::MAX);
     }
     drop(guard);

@@ -23,6 +23,10 @@ pub(super) enum Turn {
     Limit,
     /// What a debugger stops for was reached; the turn is not over.
     Hit(Hit),
+    /// The guest cannot go on, and a debugger looks at that.
+    Crashed,
+    /// A debugger pauses the machine; the turn is not over.
+    Paused,
     /// The machine stops.
     Stop,
 }
@@ -48,8 +52,8 @@ impl ObservedVcpu {
         let first = self.retired();
         let mut halted = false;
         loop {
-            if self.must_stop(&board) {
-                return Turn::Stop;
+            if let Some(end) = self.must_stop(&board) {
+                return end;
             }
             let allowed = limit.saturating_sub(self.retired().wrapping_sub(first));
             if allowed == 0 {
@@ -77,23 +81,34 @@ impl ObservedVcpu {
                 Exit::Halted => halted = true,
                 Exit::Budget | Exit::Kicked | Exit::Leave | Exit::Stepped => {}
                 Exit::Stop(hit) => return Turn::Hit(hit),
-                Exit::Shutdown => {
-                    self.crash(&board, CrashCause::TripleFault);
-                    return Turn::Stop;
-                }
+                Exit::Shutdown => return self.cannot_go_on(&board, CrashCause::TripleFault),
                 Exit::Missing { bytes, .. } => {
-                    self.crash(&board, CrashCause::Missing(bytes.to_vec()));
-                    return Turn::Stop;
+                    return self.cannot_go_on(&board, CrashCause::Missing(bytes.to_vec()));
                 }
             }
         }
     }
 
-    /// The machine is stopped. Waits out a pause.
-    fn must_stop(&self, board: &Board) -> bool {
-        board.control.doorbell(self.around.models.id).answer()
-            && board.control.wants_checkpoint(0..1)
-            && board.control.checkpoint(super::place(), &mut |_, _| {}) == Checkpoint::Stop
+    /// The machine is stopped, or a debugger pauses it. Waits out any other pause.
+    fn must_stop(&self, board: &Board) -> Option<Turn> {
+        let rung = board.control.doorbell(self.around.models.id).answer();
+        if !rung || !board.control.wants_checkpoint(0..1) {
+            return None;
+        }
+        if board.reports.wanted() {
+            return Some(Turn::Paused);
+        }
+        let checkpoint = board.control.checkpoint(super::place(), &mut |_, _| {});
+        (checkpoint == Checkpoint::Stop).then_some(Turn::Stop)
+    }
+
+    fn cannot_go_on(&mut self, board: &Arc<Board>, cause: CrashCause) -> Turn {
+        if board.reports.wanted() {
+            self.crashed = Some(cause);
+            return Turn::Crashed;
+        }
+        self.crash(board, cause);
+        Turn::Stop
     }
 
     /// Runs `limit` instructions at most, and not beyond the next timer.

@@ -1,0 +1,21 @@
+//! Compares the interpreter with processors, instruction by instruction.
+//!
+//! Random instructions on random state run on this host's processor, in this process, and in the
+//! interpreter; all results must be equal. [`class`] says what is compared, [`stems`] finds every
+//! encoding of it, [`build`] makes batches of code around the instructions, [`native`] and
+//! [`guest`] run them, [`judge`] compares and bisects. docs/lockstep.md tells what has been done.
+
+pub mod batch;
+pub mod build;
+pub mod class;
+pub mod emit;
+pub mod guest;
+pub mod judge;
+pub mod layout;
+pub mod map;
+pub mod native;
+pub mod rng;
+pub mod run;
+pub mod state;
+pub mod stems;
+pub mod values;

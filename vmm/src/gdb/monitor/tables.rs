@@ -1,0 +1,336 @@
+//! Commands that show tables in the guest's memory: pages and descriptors.
+
+use std::fmt::Write as _;
+
+use hindsight_cpu::state::CpuState;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+use super::super::debugger::Debugger;
+use super::super::stop::EXCEPTIONS;
+use super::{Answer, MonitorError, number, usage};
+use crate::translate;
+
+/// Most lines that a command prints.
+const LINES: usize = 1000;
+
+fn entry(memory: &GuestMemoryMmap, at: u64, bytes: usize) -> Option<u64> {
+    let mut raw = [0; 8];
+    memory
+        .read_slice(&mut raw[..bytes], GuestAddress(at))
+        .ok()?;
+    Some(u64::from_le_bytes(raw))
+}
+
+/// The rights in an entry, in a few letters.
+fn rights(entry: u64) -> String {
+    let letters = [
+        (1, 'W'),
+        (2, 'U'),
+        (5, 'A'),
+        (6, 'D'),
+        (7, 'S'),
+        (8, 'G'),
+        (63, 'X'),
+    ];
+    letters
+        .iter()
+        .map(|(bit, letter)| if entry >> bit & 1 != 0 { *letter } else { '-' })
+        .collect()
+}
+
+/// The levels of a walk: name, shift, bytes of an entry, address of the table.
+fn levels(state: &CpuState) -> (Vec<(&'static str, u32)>, usize, u64) {
+    let long = state.efer & 1 << 10 != 0;
+    let pae = state.cr4 & 1 << 5 != 0;
+    match (long, pae) {
+        (true, _) => (
+            vec![("PML4E", 39), ("PDPTE", 30), ("PDE", 21), ("PTE", 12)],
+            8,
+            state.cr3 & 0x000f_ffff_ffff_f000,
+        ),
+        (false, true) => (
+            vec![("PDPTE", 30), ("PDE", 21), ("PTE", 12)],
+            8,
+            state.cr3 & 0xffff_ffe0,
+        ),
+        (false, false) => (vec![("PDE", 22), ("PTE", 12)], 4, state.cr3 & 0xffff_f000),
+    }
+}
+
+pub(super) fn pt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    let [address] = arguments else {
+        return Err(usage());
+    };
+    let linear = number(address)?;
+    let memory = debugger.board().memory.clone();
+    let cpu = debugger.current;
+    let state = debugger.state(cpu)?;
+    if state.cr0 & 1 << 31 == 0 {
+        return Ok(format!(
+            "paging is off: {linear:#x} is {:#x}",
+            linear & 0xffff_ffff
+        ));
+    }
+    let (levels, size, mut table) = levels(state);
+    let index_mask = if size == 8 { 0x1ff } else { 0x3ff };
+    let mut text = format!("CR3 {:#x}\n", state.cr3);
+    for (name, shift) in levels {
+        let at = table + (linear >> shift & index_mask) * size as u64;
+        let Some(entry) = entry(&memory, at, size) else {
+            let _ = writeln!(text, "{name} at {at:#x}: not memory");
+            return Ok(text);
+        };
+        let _ = writeln!(text, "{name} at {at:#x}: {entry:#x} {}", rights(entry));
+        if entry & 1 == 0 {
+            text.push_str("not present\n");
+            return Ok(text);
+        }
+        if name == "PTE" || (name != "PML4E" && entry & 1 << 7 != 0) {
+            break;
+        }
+        table = entry & 0x000f_ffff_ffff_f000;
+    }
+    match translate::linear_to_physical(&memory, state, linear) {
+        Some(physical) => {
+            let _ = writeln!(text, "{linear:#x} is {physical:#x}");
+        }
+        None => text.push_str("not mapped\n"),
+    }
+    Ok(text)
+}
+
+/// Ranges of linear addresses that are mapped without a gap, by asking page by page through the
+/// upper levels.
+fn ranges(memory: &GuestMemoryMmap, state: &CpuState) -> Vec<(u64, u64, u64)> {
+    let (levels, size, table) = levels(state);
+    let mut found: Vec<(u64, u64, u64)> = Vec::new();
+    let mut stack = vec![(table, 0_usize, 0_u64)];
+    while let Some((table, level, base)) = stack.pop() {
+        let Some((_, shift)) = levels.get(level).copied() else {
+            continue;
+        };
+        let count = match (size, shift) {
+            (4, _) => 1024,
+            (_, 30) if levels.len() == 3 => 4,
+            _ => 512,
+        };
+        let mut below = Vec::new();
+        for index in 0..count {
+            let Some(entry) = entry(memory, table + index * size as u64, size) else {
+                break;
+            };
+            if entry & 1 == 0 {
+                continue;
+            }
+            let linear = base | index << shift;
+            let last = level + 1 == levels.len();
+            let large = !last && entry & 1 << 7 != 0 && shift < 39;
+            if last || large {
+                push_range(&mut found, linear, 1 << shift, entry & 6);
+            } else {
+                below.push((entry & 0x000f_ffff_ffff_f000, level + 1, linear));
+            }
+        }
+        stack.extend(below.into_iter().rev());
+        if found.len() > LINES {
+            break;
+        }
+    }
+    found.sort_unstable();
+    found
+}
+
+fn push_range(found: &mut Vec<(u64, u64, u64)>, linear: u64, len: u64, rights: u64) {
+    if let Some((start, size, same)) = found.last_mut()
+        && start.wrapping_add(*size) == linear
+        && *same == rights
+    {
+        *size = size.saturating_add(len);
+        return;
+    }
+    found.push((linear, len, rights));
+}
+
+pub(super) fn tlb(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    if !arguments.is_empty() {
+        return Err(usage());
+    }
+    let memory = debugger.board().memory.clone();
+    let cpu = debugger.current;
+    let state = debugger.state(cpu)?;
+    if state.cr0 & 1 << 31 == 0 {
+        return Ok("paging is off".to_owned());
+    }
+    let long = state.efer & 1 << 10 != 0;
+    let mut text = String::new();
+    let all = ranges(&memory, state);
+    for (linear, len, rights) in all.iter().take(LINES) {
+        let linear = if long {
+            (linear << 16)
+                .cast_signed()
+                .wrapping_shr(16)
+                .cast_unsigned()
+        } else {
+            *linear
+        };
+        let end = linear.wrapping_add(*len);
+        let write = if rights & 2 != 0 { 'W' } else { '-' };
+        let user = if rights & 4 != 0 { 'U' } else { '-' };
+        let _ = writeln!(text, "{linear:016x}-{end:016x} {len:#x} {write}{user}");
+    }
+    if all.len() > LINES {
+        text.push_str("and more\n");
+    }
+    Ok(text)
+}
+
+pub(super) fn mem(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    if !arguments.is_empty() {
+        return Err(usage());
+    }
+    let mut text = String::new();
+    for region in debugger.board().memory.iter() {
+        let start = region.start_addr().0;
+        let _ = writeln!(text, "{start:#x}-{:#x} RAM", start + region.len());
+    }
+    Ok(text)
+}
+
+fn descriptor(raw: u64) -> String {
+    let base = (raw >> 16 & 0xff_ffff) | (raw >> 56) << 24;
+    let limit = (raw & 0xffff) | (raw >> 32 & 0xf_0000);
+    let limit = if raw >> 55 & 1 != 0 {
+        limit << 12 | 0xfff
+    } else {
+        limit
+    };
+    let access = raw >> 40 & 0xf0ff;
+    let kind = match (access >> 4 & 1, access >> 3 & 1) {
+        (1, 1) if raw >> 53 & 1 != 0 => "64-bit code",
+        (1, 1) if raw >> 54 & 1 != 0 => "32-bit code",
+        (1, 1) => "16-bit code",
+        (1, _) => "data",
+        _ => match access & 0xf {
+            2 => "LDT",
+            9 | 0xb => "TSS",
+            _ => "system",
+        },
+    };
+    let present = if access >> 7 & 1 != 0 {
+        ""
+    } else {
+        ", not present"
+    };
+    format!(
+        "{kind}, base {base:#x}, limit {limit:#x}, DPL {}{present}",
+        access >> 5 & 3
+    )
+}
+
+pub(super) fn gdt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    if !arguments.is_empty() {
+        return Err(usage());
+    }
+    let memory = debugger.board().memory.clone();
+    let cpu = debugger.current;
+    let state = debugger.state(cpu)?;
+    let mut text = format!(
+        "GDT at {:#x}, limit {:#x}\n",
+        state.gdtr.base, state.gdtr.limit
+    );
+    for (index, selector) in (0..=u64::from(state.gdtr.limit)).step_by(8).enumerate() {
+        if index >= LINES {
+            text.push_str("and more\n");
+            break;
+        }
+        let raw = translate::read_linear(&memory, state, state.gdtr.base + selector, 8);
+        let Ok(raw) = raw.try_into().map(u64::from_le_bytes) else {
+            break;
+        };
+        if raw != 0 {
+            let _ = writeln!(text, "{selector:04x}: {raw:016x} {}", descriptor(raw));
+        }
+    }
+    Ok(text)
+}
+
+pub(super) fn idt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    if !arguments.is_empty() {
+        return Err(usage());
+    }
+    let memory = debugger.board().memory.clone();
+    let cpu = debugger.current;
+    let state = debugger.state(cpu)?;
+    let base = state.idtr.base;
+    let mut text = format!("IDT at {base:#x}, limit {:#x}\n", state.idtr.limit);
+    let (real, long) = (state.cr0 & 1 == 0, state.efer & 1 << 10 != 0);
+    let size = match (real, long) {
+        (true, _) => 4,
+        (_, true) => 16,
+        _ => 8,
+    };
+    let count = (u64::from(state.idtr.limit) + 1) / size;
+    for vector in 0..count.min(256) {
+        let len = usize::try_from(size).unwrap_or(4);
+        let raw = translate::read_linear(&memory, state, base + vector * size, len);
+        if raw.len() < len {
+            break;
+        }
+        let mut wide = [0; 16];
+        wide[..len].copy_from_slice(&raw);
+        let raw = u128::from_le_bytes(wide);
+        let name = usize::try_from(vector).ok().and_then(|v| EXCEPTIONS.get(v));
+        let name = name.copied().unwrap_or("");
+        let low = u64::try_from(raw & u128::from(u64::MAX)).unwrap_or(0);
+        if real {
+            let _ = writeln!(
+                text,
+                "{vector:02x} {:04x}:{:04x} {name}",
+                low >> 16,
+                low & 0xffff
+            );
+        } else if low >> 47 & 1 != 0 {
+            let high = u64::try_from(raw >> 64).unwrap_or(0) & 0xffff_ffff;
+            let offset = (low & 0xffff) | (low >> 48) << 16 | high << 32;
+            let _ = writeln!(
+                text,
+                "{vector:02x} {:04x}:{offset:#x} type {:x}, DPL {}, IST {} {name}",
+                low >> 16 & 0xffff,
+                low >> 40 & 0xf,
+                low >> 45 & 3,
+                if long { low >> 32 & 7 } else { 0 },
+            );
+        }
+    }
+    Ok(text)
+}
+
+pub(super) fn disas(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter};
+    let cpu = debugger.current;
+    let state = debugger.state(cpu)?.clone();
+    let (at, count) = match arguments {
+        [] => (None, 10),
+        [at] => (Some(number(at)?), 10),
+        [at, count] => (Some(number(at)?), number(count)?),
+        _ => return Err(usage()),
+    };
+    let at = at.unwrap_or_else(|| super::super::registers::linear_pc(&state, state.rip));
+    let count = usize::try_from(count).unwrap_or(LINES).min(LINES);
+    let code = debugger.read_memory(cpu, at, count * 15);
+    let code = code.map_err(|_| MonitorError::Bad(format!("{at:#x} is not mapped to memory")))?;
+    let cs = state.seg[1];
+    let bits = match (state.efer & 1 << 10 != 0 && cs.long(), cs.default_big()) {
+        (true, _) => 64,
+        (_, true) => 32,
+        _ => 16,
+    };
+    let mut decoder = Decoder::with_ip(bits, &code, at, DecoderOptions::NONE);
+    let mut text = String::new();
+    for instruction in decoder.iter().take(count) {
+        let mut line = String::new();
+        GasFormatter::new().format(&instruction, &mut line);
+        let _ = writeln!(text, "{:#x}: {line}", instruction.ip());
+    }
+    Ok(text)
+}

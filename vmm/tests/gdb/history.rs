@@ -1,0 +1,183 @@
+//! How the guest came where it is: branch traces and the flight recorder.
+
+use crate::rig::{Guest, Run, in_order};
+
+#[test]
+fn trace_is_recorded_and_replayed() {
+    let run = Run::waiting(Guest::Sample, &[]);
+    let text = run.gdb(
+        "break queue_put if job == 12
+        continue
+        record btrace bts
+        break queue_take
+        continue
+        info record
+        record function-call-history /c 1,20
+        record instruction-history -,3
+        reverse-stepi
+        reverse-finish
+        record goto begin
+        stepi
+        record goto end
+        record stop
+        continue
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "Breakpoint 1, queue_put",
+            "Breakpoint 2, queue_take",
+            "Active record target: record-btrace",
+            "Recording format: Branch Trace Store.",
+            "Recorded ",
+            "queue_put",
+            "work",
+            "queue_take",
+            "Process record is stopped",
+            "Breakpoint 2, queue_take",
+        ],
+    );
+}
+
+#[test]
+fn flight_recorder_tells_of_the_time_before_the_debugger() {
+    let run = Run::start(Guest::Long("spin"), &["--record", "branches=1000"]);
+    run.gdb("set variable *(int *)&stop = 1\ndetach\n");
+    run.wait_for("the report", || {
+        run.stderr().contains("waits for a debugger")
+    });
+    let text = run.gdb("info record\nrecord instruction-history\nreverse-stepi\nx/i $pc\n");
+    in_order(&text, &["record-btrace", "<spin", "<die", "ud2", "lidt"]);
+}
+
+#[test]
+fn recording_has_limits() {
+    for bad in ["all", "branches=0", "branches=x", "branches=99999999999"] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_hindsight"))
+            .args(["run", "/nonexistent", "--record", bad])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{bad}");
+    }
+}
+
+#[test]
+fn ports_exceptions_and_registers_are_caught() {
+    let run = Run::waiting(Guest::Real("modes"), &[]);
+    let text = run.gdb(
+        "monitor catch cr 0 3
+        monitor catch msr 0xc0000080
+        monitor catch exception #UD 14
+        monitor watch-io 0xf4 w
+        continue
+        continue
+        continue
+        continue
+        continue
+        monitor catch off
+        monitor catch exception 99
+        monitor watch-io 0x12345
+        monitor watch-io off
+        monitor catch nothing
+        continue
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "caught: CR0 CR3 triple faults",
+            "MSR 0xc0000080",
+            "#UD #PF",
+            "watched: 0xf4-0xf4 w",
+            "CR0 = ",
+            "CR3 = 0x1000",
+            "MSR 0xc0000080 = 0x100",
+            "CR0 = 0x8",
+            "write to port 0xf4",
+        ],
+    );
+    for part in [
+        "caught: triple faults",
+        "99 is not an exception",
+        "0x12345 is not a port",
+        "watched: no port",
+        "usage: monitor catch",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
+fn exception_is_caught_where_it_is_raised() {
+    let run = Run::start(Guest::Long("spin"), &[]);
+    let text = run.gdb(
+        "monitor catch exception #UD
+        set variable *(int *)&stop = 1
+        continue
+        x/i $pc
+        continue
+        continue
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "cpu 0: #UD",
+            "SIGILL",
+            "ud2",
+            "triple-faulted",
+            "SIGABRT",
+            "exited with code 04",
+        ],
+    );
+}
+
+#[test]
+fn monitor_commands_answer() {
+    let run = Run::waiting(Guest::Sample, &[]);
+    let text = run.gdb(
+        "monitor help pt
+        monitor pt 0x200000
+        monitor pt 0x8000000000
+        monitor tlb
+        monitor mem
+        monitor gdt
+        monitor idt
+        monitor lapic
+        monitor ioapic
+        monitor tsc
+        monitor exits
+        monitor disas 0x200000 2
+        monitor disas 0xffff800000000000
+        monitor inject smi
+        monitor inject irq 99
+        monitor kaslr
+        monitor msr 0x12345678
+        monitor msr
+        monitor reset
+        ",
+    );
+    for part in [
+        "monitor pt ADDRESS: walk",
+        "PML4E at",
+        "0x200000 is 0x200000",
+        "not present",
+        "0000000000000000-",
+        "RAM",
+        "64-bit code",
+        "IDT at",
+        "tsc",
+        "instructions",
+        "0x200000: lea",
+        "0xffff800000000000 is not mapped",
+        "no system-management mode",
+        "lines are 0 to 23",
+        "no Linux kernel",
+        "0x12345678: this processor has no such MSR",
+        "usage: monitor msr",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    assert_eq!(run.finish().0, Some(8));
+}
