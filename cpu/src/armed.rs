@@ -21,7 +21,7 @@ bitflags! {
         const BTS = 1 << 2;
         /// Branch trace messages: IA32_DEBUGCTL.TR without BTS.
         const BTM = 1 << 3;
-        /// A performance counter counts what only an observer sees.
+        /// A performance counter is switched on.
         const PMU = 1 << 4;
         /// A counter takes precise samples.
         const PEBS = 1 << 5;

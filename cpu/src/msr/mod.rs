@@ -224,7 +224,7 @@ impl Msrs {
     /// What the MSRs arm. Breakpoints are not theirs: see [`Armed::by_dr7`].
     pub fn armed(&self) -> Armed {
         let mut armed = Armed::by_debugctl(self.branch.debugctl());
-        armed.set(Armed::PMU, self.pmu.is_observed());
+        armed.set(Armed::PMU, self.pmu.is_set_up());
         armed.set(Armed::PEBS, self.pmu.takes_records());
         armed
     }

@@ -289,11 +289,11 @@ fn transaction_bits_of_event_selections_follow_the_facility() {
 }
 
 #[test]
-fn counting_instructions_arms_and_cycles_do_not() {
+fn counter_that_is_switched_on_arms() {
     const ON: u64 = 0x43_0000;
     let mut msrs = full();
     for (select, armed) in [
-        (ON | 0x3c, Armed::empty()),
+        (ON | 0x3c, Armed::PMU),
         (ON | 0xc0, Armed::PMU),
         (0xc0, Armed::empty()),
         (0x42_00c4, Armed::PMU),

@@ -1,11 +1,14 @@
 //! What an engine must watch, and how far it may run before the counters must be looked at.
 
 use bitflags::bitflags;
-use hindsight_regs::pmu::COUNTER_MASK;
+use hindsight_regs::pmu::{COUNTER_MASK, EventSelect};
 
 use super::counter::{ALL, Pmu, Source};
 use super::events::{Kind, Kinds, Precise, Ring};
 use super::pebs::Due;
+
+/// In IA32_FIXED_CTR_CTRL, the ring bits of all counters.
+const FIXED_COUNTERS_ON: u64 = 0x333;
 
 bitflags! {
     /// What an engine must tell in its totals, beyond retired instructions.
@@ -183,17 +186,19 @@ impl Pmu {
         needs
     }
 
-    /// Some counter is set up for what only an observer of every instruction sees. Cycles of all
-    /// rings come from the clock. The global enable and freeze bits do not count: handlers of
-    /// overflows flip them all the time.
-    pub fn is_observed(&self) -> bool {
-        (0..ALL).filter_map(|n| self.selected(n)).any(|source| {
-            let cycles = source.event.kinds == Kinds::CYCLES && source.rings.is_all();
-            !cycles || source.precise.is_some()
-        })
+    /// Some counter is switched on. Even one of cycles, which come from the clock, needs an engine
+    /// of our own: RDPMC never leaves a guest that runs under KVM. The global enable and freeze
+    /// bits do not count: handlers of overflows flip them all the time.
+    pub fn is_set_up(&self) -> bool {
+        let fixed = FIXED_COUNTERS_ON & self.fixed_control != 0;
+        fixed
+            || self
+                .selects
+                .iter()
+                .any(|&select| EventSelect(select).has(EventSelect::ENABLE))
     }
 
-    /// Some counter is set up to take PEBS records; see [`Pmu::is_observed`].
+    /// Some counter is set up to take PEBS records; see [`Pmu::is_set_up`].
     pub fn takes_records(&self) -> bool {
         (0..ALL)
             .filter_map(|n| self.selected(n))

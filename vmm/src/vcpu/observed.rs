@@ -294,8 +294,11 @@ impl ObservedVcpu {
     }
 
     /// A processor in `state`, which goes on in an interpreter that was used before.
-    pub fn from_parts(mut vcpu: Vcpu, models: Models, state: &CpuState) -> Self {
+    pub fn from_parts(mut vcpu: Vcpu, mut models: Models, state: &CpuState) -> Self {
         vcpu.load(state);
+        if state.activity == Activity::Running {
+            models.wake();
+        }
         // What the debug registers arm is news.
         let armed = models.msrs.armed();
         let random = models.board.clock.now() ^ 0x9e37_79b9_7f4a_7c15;

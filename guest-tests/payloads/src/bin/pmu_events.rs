@@ -9,11 +9,13 @@ use hindsight_guest::apic;
 use hindsight_guest::insn;
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
+use hindsight_guest::regs::branch::DebugCtl;
+use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::EventSelect;
 use hindsight_payloads::clock;
-use hindsight_payloads::pmu::{self, ON, OVERHEAD};
+use hindsight_payloads::pmu::{self, Ds, ON, OVERHEAD};
 use hindsight_payloads::{counted, need_pmu};
 
 payload!("pmu_events");
@@ -368,6 +370,36 @@ case! {
         counted!(0xf, "mov r8d, 1000", "2: sub r8d, 1", "jnz 2b"; out("r8") _);
         check!(pmu::get(0) <= pmu::get(1), "mispredictions");
         check!(pmu::get(2) <= pmu::get(3), "misses");
+        pmu::reset();
+    }
+}
+
+case! {
+    name: "instructions_with_bts", cpl: [0], rules: ["DS-08", "EVT-02"], needs: [],
+    about: "the same code retires as many instructions with branches stored as without",
+    fn body(ctx) {
+        need_pmu!(ctx);
+        if !insn::has(Feature::DS) {
+            skip!(ctx, "CPUID does not announce DS");
+        }
+        let area = Ds::new(0, 0, [0; 4]);
+        // Room for twenty records, circular.
+        for (offset, value) in [(0, area.base()), (8, area.base()), (0x10, area.base() + 480), (0x18, u64::MAX)] {
+            area.put(offset, value);
+        }
+        pmu::select(0, 0xc0, 0, ON);
+        let counts = [0, DebugCtl::TR.union(DebugCtl::BTS).bits()].map(|debugctl| {
+            pmu::set(0, 0);
+            msr::write(reg::IA32_DEBUGCTL, debugctl);
+            counted!(1,
+                "mov r8d, 100", "2: call 3f", "sub r8d, 1", "jnz 2b", "jmp 4f", "3: ret",
+                "4: lea r8, [rip + 5f]", "jmp r8", "5: nop"; out("r8") _);
+            msr::write(reg::IA32_DEBUGCTL, 0);
+            pmu::get(0)
+        });
+        let expected = 1 + 4 * 100 + 1 + 3 + OVERHEAD;
+        check_eq!(counts, [expected; 2], "instructions");
+        msr::write(reg::IA32_DS_AREA, 0);
         pmu::reset();
     }
 }

@@ -9,7 +9,8 @@
 //! oldest first, and with `trace=none` nothing, for a judge that watches from outside: `ci/branch-judge`.
 //!
 //! `arm=` on the command line says what is armed while it works: `lbr` records branches, `bts` stores them
-//! in a circular buffer, `watch` has a data breakpoint on memory that it does not touch. `arm=toggle` does
+//! in a circular buffer, `watch` has a data breakpoint on memory that it does not touch, `count` counts
+//! instructions, `branches` conditional branches, `pebs` takes a sample each 10 000 instructions. `arm=toggle` does
 //! something else: it arms and disarms the LBR round an empty function, [`TOGGLES`] times.
 //!
 //! With an empty command line, or `arm=`, it works [`ROUNDS`] rounds and leaves by the exit port: 0 when the
@@ -27,12 +28,14 @@ use hindsight_guest::info::{self, StartInfo};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::dr::{Condition, Dr7, Length, Slot};
-use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA};
+use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA, IA32_PEBS_ENABLE};
+use hindsight_guest::regs::pmu::pebs;
 use hindsight_guest::{exit, insn, msr, port, run};
 use hindsight_payloads::access::Page;
 use hindsight_payloads::branch::{BTINT, BTS, LBR, TR};
 use hindsight_payloads::ds::{Area, RECORD_BYTES};
 use hindsight_payloads::lbr;
+use hindsight_payloads::pmu::{self, Ds};
 
 entry!(start);
 
@@ -54,6 +57,11 @@ const SIEVE_SMALL: usize = 1024;
 
 /// Pairs of WRMSR of `arm=toggle`.
 const TOGGLES: u32 = 200_000;
+/// Instructions between two samples of `arm=pebs`, less one.
+const PERIOD: u64 = 9_999;
+/// Where the samples of `arm=pebs` go, and how many bytes.
+const SAMPLES: u64 = 32 << 20;
+const SAMPLES_BYTES: u64 = 16 << 20;
 /// Records of the BTS buffer.
 const RECORDS: usize = 1024;
 
@@ -99,6 +107,9 @@ fn start(info: StartInfo) -> ! {
                     .0,
             );
         }
+        Some("count") => pmu::select(0, 0xc0, 0, pmu::ON | pmu::INT),
+        Some("branches") => pmu::select(0, 0xc4, 1, pmu::ON | pmu::INT),
+        Some("pebs") => sample(),
         _ => {}
     }
     port::outb(DEBUG_CONSOLE, b'<');
@@ -130,6 +141,17 @@ fn store_branches() {
         msr::write(IA32_DS_AREA, (&raw const (*trace).area) as u64);
     }
     msr::write(IA32_DEBUGCTL, (DebugCtl::TR | DebugCtl::BTS).bits());
+}
+
+/// PEBS each [`PERIOD`] instructions, into memory that nothing else uses.
+fn sample() {
+    let area = Ds::new(pmu::RECORDS, pmu::RECORDS, [PERIOD.wrapping_neg(); 4]);
+    area.put(pebs::INDEX, SAMPLES);
+    area.put(pebs::MAXIMUM, SAMPLES + SAMPLES_BYTES);
+    area.put(pebs::THRESHOLD, SAMPLES + SAMPLES_BYTES);
+    pmu::preset(0, PERIOD);
+    msr::write(IA32_PEBS_ENABLE, 1);
+    pmu::select(0, 0xc0, 0, pmu::ON);
 }
 
 fn toggle() {
