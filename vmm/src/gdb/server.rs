@@ -171,10 +171,9 @@ impl Stub {
                     stop::remark(&mut self.debugger, &reason),
                     self.listener.address(),
                 ) {
-                    let _ = write!(
+                    let _ = writeln!(
                         io::stderr(),
-                        "{}hindsight: it waits for a debugger at {address}\n",
-                        remark
+                        "{remark}hindsight: it waits for a debugger at {address}"
                     );
                 }
             }

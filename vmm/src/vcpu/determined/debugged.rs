@@ -49,6 +49,10 @@ pub(super) fn run(machine: Determined, board: &Arc<Board>) -> Result<Determined,
     Ok(debugged.timeline.into_machine())
 }
 
+/// What a stretch of the run has: the place of its last stop, the processor, and what it is. To break
+/// is to be interrupted.
+type Search = ControlFlow<(), Option<(u64, usize, Hit)>>;
+
 /// One processor of the machine, for the debugger.
 struct One<'a> {
     debugged: &'a mut Debugged,
@@ -246,12 +250,7 @@ impl Debugged {
 
     /// The last stop from `start` to `end` that is before `now`: its place, the processor, and what
     /// it is. To break is to be interrupted.
-    fn last_stop(
-        &mut self,
-        start: u64,
-        end: u64,
-        now: u64,
-    ) -> Result<ControlFlow<(), Option<(u64, usize, Hit)>>, RestoreError> {
+    fn last_stop(&mut self, start: u64, end: u64, now: u64) -> Result<Search, RestoreError> {
         if !self.travel(start)? {
             return Ok(ControlFlow::Break(()));
         }
