@@ -5,6 +5,9 @@
 //! what disturbs one mostly disturbs the other. The guest itself marks the begin and the end of the
 //! timed stretch by a write to the debug console, so that building the machine is not counted.
 //!
+//! One more row is the change of the engine: from KVM into the interpreter and back, against one
+//! KVM_GET_REGS.
+//!
 //! `cargo bench -p hindsight --bench exit_path -- [--quick] [--json]`
 
 #![expect(
@@ -23,8 +26,9 @@ use hindsight_regs::msr::IA32_SYSENTER_CS;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::Host;
 use hindsight_vmm::kvm::tiny::TinyVm;
-use hindsight_vmm::machine::{Config, Machine, Outcome, Sinks};
-use hindsight_vmm::vcpu::mode::Engine;
+use hindsight_vmm::machine::{Config, Machine, Outcome, Prepared, Sinks};
+use hindsight_vmm::vcpu::mode::{Engine, HostKvm, Rule, Wanted};
+use hindsight_vmm::vcpu::switch::Every;
 use kvm_bindings::{
     KVM_MAX_CPUID_ENTRIES, KVM_SYNC_X86_EVENTS, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS,
     kvm_enable_cap, kvm_segment,
@@ -136,29 +140,92 @@ impl Write for Marks {
     }
 }
 
-/// One batch through the whole machine.
-fn whole_path(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
-    let config = Config {
-        memory: MEMORY,
-        huge_pages: false,
-        cpus: 1,
-        model: CpuModel::SkylakeServer,
-        engine: Engine::Kvm,
-    };
-    let plan = Plan {
+const CONFIG: Config = Config {
+    memory: MEMORY,
+    huge_pages: false,
+    cpus: 1,
+    model: CpuModel::SkylakeServer,
+    engine: Engine::Kvm,
+};
+
+fn plan(code: &[u8]) -> Plan<'_> {
+    Plan {
         image: code,
         protocol: Some(Protocol::Flat),
         load_address: Some(LOAD_ADDRESS),
         mode: Some(Mode::Protected),
         ..Plan::default()
+    }
+}
+
+/// Time of a change from KVM into the interpreter and back, on average over a batch of exits that
+/// each change the engine.
+fn there_and_back(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
+    let rule = Rule {
+        wanted: Wanted::Auto,
+        host: HostKvm::native(),
     };
+    let sinks = Sinks {
+        serial: Box::new(io::sink()),
+        debugcon: Box::new(io::sink()),
+        messages: None,
+    };
+    let prepared = Prepared::new(&CONFIG, &plan(code))?.changing(rule, Some(Every::Exits(1)));
+    let machine = prepared.build(Some(host), sinks)?;
+    let board = machine.board().clone();
+    match machine.run(Some(Duration::from_secs(60)), || {})? {
+        Outcome::Exit(0) => {}
+        other => bail!("the guest ended by {other:?}"),
+    }
+    let tally = board.modes.tally();
+    let changes = u32::try_from(tally.count())?;
+    let both_ways = tally.total.saturating_mul(2).checked_div(changes);
+    both_ways.context("the engine never changed")
+}
+
+/// Time of a KVM_GET_REGS, on average over a batch.
+fn get_regs(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
+    let vm = bare_vm(host, code, false)?;
+    let start = Instant::now();
+    for _ in 0..EXITS {
+        std::hint::black_box(vm.vcpu.get_regs()?);
+    }
+    Ok(start.elapsed() / EXITS)
+}
+
+fn measure_change(host: &Host, code: &[u8], batches: usize) -> anyhow::Result<Times> {
+    let mut times = Times::default();
+    for _ in 0..batches {
+        let change = there_and_back(host, code)?;
+        times.path.push(change.as_secs_f64() * 1e9);
+        let ioctl = in_thread(|| get_regs(host, code))?;
+        times.bare.push(ioctl.as_secs_f64() * 1e9);
+    }
+    Ok(times)
+}
+
+fn report_change(times: &Times, json: bool) {
+    if json {
+        return report("change", times, true);
+    }
+    let ratio = median(times.path.iter().zip(&times.bare).map(|(a, b)| a / b));
+    let us = |values: &[f64]| median(values.iter().copied()) / 1e3;
+    println!(
+        "change KVM to interpreter and back {:7.1} us, KVM_GET_REGS {:5.1} us, ratio {ratio:.1}",
+        us(&times.path),
+        us(&times.bare),
+    );
+}
+
+/// One batch through the whole machine.
+fn whole_path(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
     let marks = Arc::new(Mutex::new(Vec::new()));
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(Marks(marks.clone())),
         messages: None,
     };
-    let machine = Machine::new(Some(host), &config, &plan, sinks)?;
+    let machine = Machine::new(Some(host), &CONFIG, &plan(code), sinks)?;
     match machine.run(Some(Duration::from_secs(60)), || {})? {
         Outcome::Exit(0) => {}
         other => bail!("the guest ended by {other:?}"),
@@ -304,5 +371,7 @@ fn main() -> anyhow::Result<()> {
     for (name, code) in cases() {
         report(name, &measure(&host, code, batches)?, has("--json"));
     }
+    let (_, code) = cases()[0];
+    report_change(&measure_change(&host, code, batches)?, has("--json"));
     Ok(())
 }

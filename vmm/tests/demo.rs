@@ -65,7 +65,8 @@ fn demo_shows_what_the_guest_did() {
         ("WRMSR 3b TSC_ADJUST", "ok TSC model; TSC moves too"),
         ("WRMSR 1b APIC_BASE", "#GP local APIC: reserved bit"),
         ("WRMSR c0000084 FMASK", "#GP bit 32 is reserved"),
-        ("RDMSR 680 LASTBRANCH_FROM_IP", "#GP no such MSR"),
+        // What is said of the LBR stack depends on whether there is one.
+        ("RDMSR 680 ", ""),
         ("RDMSR 15 ", ""),
     ] {
         let line = line(&text, start);

@@ -33,11 +33,11 @@ pub fn msr(access: &MsrAccess, config: &MsrConfig) -> String {
     let Some(spec) = find(access.index) else {
         return "no such MSR".to_owned();
     };
-    if !spec.present(config) {
-        return "absent, says CPUID".to_owned();
-    }
     if access.answer.is_some() {
         return answered(spec, access.written.is_some());
+    }
+    if !spec.present(config) {
+        return "absent, says CPUID".to_owned();
     }
     let reserved = access.written.map_or(0, |value| {
         value & spec.reserved_bits(config) & !spec.read_only

@@ -173,7 +173,8 @@ impl Stub {
                 ) {
                     let _ = writeln!(
                         io::stderr(),
-                        "{remark}hindsight: it waits for a debugger at {address}"
+                        "{}hindsight: it waits for a debugger at {address}",
+                        remark
                     );
                 }
             }

@@ -9,8 +9,9 @@ use std::time::Duration;
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::{self, Host};
-use hindsight_vmm::machine::{Board, Config, Machine, Outcome, Sinks};
-use hindsight_vmm::vcpu::mode::Engine;
+use hindsight_vmm::machine::{Board, Config, Machine, Outcome, Prepared, Sinks};
+use hindsight_vmm::vcpu::mode::{Engine, HostKvm, Rule, Wanted};
+use hindsight_vmm::vcpu::switch::Every;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
@@ -119,6 +120,20 @@ pub fn machine(image: &[u8], mode: Mode, cpus: usize) -> Machine {
 
 /// As [`machine`], with either way to run.
 pub fn machine_on(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Machine {
+    build(prepared(engine, image, mode, cpus))
+}
+
+/// As [`machine`], in an engine that changes when the guest arms something, and `every` so often.
+pub fn machine_changing(image: &[u8], mode: Mode, cpus: usize, every: Option<Every>) -> Machine {
+    let rule = Rule {
+        wanted: Wanted::Auto,
+        // Whatever it is: these guests do with little.
+        host: HostKvm::native(),
+    };
+    build(prepared(Engine::Kvm, image, mode, cpus).changing(rule, every))
+}
+
+fn prepared(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Prepared {
     let config = Config {
         memory: MEMORY,
         huge_pages: false,
@@ -132,24 +147,36 @@ pub fn machine_on(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Mach
         mode: Some(mode),
         ..Plan::default()
     };
+    Prepared::new(&config, &plan).unwrap()
+}
+
+fn build(prepared: Prepared) -> Machine {
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()) as Box<dyn Write + Send>,
         messages: None,
     };
-    Machine::new(Some(&Host::open().unwrap()), &config, &plan, sinks).unwrap()
+    prepared.build(Some(&Host::open().unwrap()), sinks).unwrap()
 }
 
-/// Runs a 64-bit image on one processor for at most `seconds`: in the interpreter and under KVM,
-/// which must end in the same way. Gives KVM's outcome.
+/// Runs a 64-bit image on one processor for at most `seconds`: in the interpreter, under KVM, and in
+/// both in turn, which must end in the same way. Gives KVM's outcome.
 pub fn run(image: &[u8], seconds: f64) -> Outcome {
-    let observed = run_on(Engine::Interp, image, seconds);
-    let native = run_on(Engine::Kvm, image, seconds);
-    let same = match (&observed, &native) {
+    let same = |a: &Outcome, b: &Outcome| match (a, b) {
         (Outcome::Exit(a), Outcome::Exit(b)) => a == b,
         (a, b) => mem::discriminant(a) == mem::discriminant(b),
     };
-    assert!(same, "interpreter: {observed:?}, KVM: {native:?}");
+    let native = run_on(Engine::Kvm, image, seconds);
+    let observed = run_on(Engine::Interp, image, seconds);
+    assert!(
+        same(&observed, &native),
+        "interpreter: {observed:?}, KVM: {native:?}"
+    );
+    let limit = Duration::from_secs_f64(seconds);
+    // Not at every exit: some guests have two hundred thousand.
+    let machine = machine_changing(image, Mode::Long, 1, Some(Every::Exits(97)));
+    let both = machine.run(Some(limit), || {}).unwrap();
+    assert!(same(&both, &native), "in turn: {both:?}, KVM: {native:?}");
     native
 }
 
@@ -168,7 +195,10 @@ pub struct Running {
 
 impl Running {
     pub fn start(engine: Engine, image: &[u8], cpus: usize) -> Self {
-        let machine = machine_on(engine, image, Mode::Long, cpus);
+        Self::start_machine(machine_on(engine, image, Mode::Long, cpus))
+    }
+
+    pub fn start_machine(machine: Machine) -> Self {
         let board = machine.board().clone();
         let limit = Some(Duration::from_secs(60));
         let thread = thread::spawn(move || machine.run(limit, || {}).unwrap());
@@ -184,6 +214,13 @@ impl Running {
     pub fn word(&self, address: u64) -> u64 {
         use vm_memory::{Bytes, GuestAddress};
         self.board.memory.read_obj(GuestAddress(address)).unwrap()
+    }
+
+    /// Sets the 64-bit word at `address`.
+    pub fn put_word(&self, address: u64, value: u64) {
+        use vm_memory::{Bytes, GuestAddress};
+        let memory = &self.board.memory;
+        memory.write_obj(value, GuestAddress(address)).unwrap();
     }
 
     /// Waits until the word at `address` is at least `value`.

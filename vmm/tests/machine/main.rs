@@ -1,6 +1,7 @@
 //! Whole machines: control from other threads, and guests that do their worst.
 
 #[cfg(test)]
+mod changes;
 mod control;
 #[cfg(test)]
 mod guest;

@@ -147,7 +147,11 @@ case! {
         check_eq!(deadline(), 0, "disarmed at first");
         let at = rdtsc() + ticks(5);
         set_deadline(at);
-        check_eq!(deadline(), at, "the MSR reads back while armed");
+        let armed = deadline();
+        // A slow host may have let the deadline pass.
+        if rdtsc() < at {
+            check_eq!(armed, at, "the MSR reads back while armed");
+        }
         check!(wait_for(1, 1000), "it is taken");
         check!(TAKEN_AT.load(Ordering::Acquire) >= at, "not before the deadline");
         check_eq!(deadline(), 0, "the MSR afterwards");

@@ -61,7 +61,7 @@ blob! {
 }
 
 case! {
-    name: "decimal_arithmetic", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "decimal_arithmetic", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "DAA, DAS, AAA, AAS, AAD, AAM and SALC give their results in every 16-bit mode",
     fn body(_ctx) {
         let blob = decimal();
@@ -90,7 +90,7 @@ blob! {
 }
 
 case! {
-    name: "single_step", cpl: [0], rules: ["TF-01", "TF-20", "DR-27"], needs: ["exceptions"],
+    name: "single_step", cpl: [0], rules: ["TF-01", "TF-20", "DR-27"], needs: ["exceptions", "intn-cpl0"],
     about: "TF steps every instruction in real, virtual-8086 and 16-bit protected mode",
     fn body(_ctx) {
         let blob = steps();

@@ -19,6 +19,9 @@ use crate::vcpu::control::{Checkpoint, Place};
 use crate::vcpu::mode::Engine;
 use crate::vcpu::models::Models;
 
+/// Place, processor and cause of a stop, if there was one; to break is to be interrupted.
+type LastStop = ControlFlow<(), Option<(u64, usize, Hit)>>;
+
 /// The machine, what the debugger stops for, and what each processor is to do.
 struct Debugged {
     timeline: Timeline,
@@ -48,10 +51,6 @@ pub(super) fn run(machine: Determined, board: &Arc<Board>) -> Result<Determined,
     }
     Ok(debugged.timeline.into_machine())
 }
-
-/// What a stretch of the run has: the place of its last stop, the processor, and what it is. To break
-/// is to be interrupted.
-type Search = ControlFlow<(), Option<(u64, usize, Hit)>>;
 
 /// One processor of the machine, for the debugger.
 struct One<'a> {
@@ -250,7 +249,7 @@ impl Debugged {
 
     /// The last stop from `start` to `end` that is before `now`: its place, the processor, and what
     /// it is. To break is to be interrupted.
-    fn last_stop(&mut self, start: u64, end: u64, now: u64) -> Result<Search, RestoreError> {
+    fn last_stop(&mut self, start: u64, end: u64, now: u64) -> Result<LastStop, RestoreError> {
         if !self.travel(start)? {
             return Ok(ControlFlow::Break(()));
         }
