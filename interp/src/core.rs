@@ -179,6 +179,12 @@ pub(crate) struct Core {
     pub(crate) retired_base: u64,
     /// Budget at the start of the slice.
     pub(crate) slice: i64,
+    /// Cycles of the slice that retired nothing: iterations of repeated string instructions.
+    pub(crate) extra: i64,
+    /// Such cycles before the current slice.
+    pub(crate) extra_base: u64,
+    /// Budget kept from an instruction that is executed alone.
+    pub(crate) reserve: i64,
     pub(crate) phys_mask: u64,
     pub(crate) generation: u64,
     /// Our bit in [`Memory`]'s page marks.
@@ -245,6 +251,9 @@ impl Core {
             repeat: false,
             retired_base: 0,
             slice: 0,
+            extra: 0,
+            extra_base: 0,
+            reserve: 0,
             phys_mask: (1 << 46) - 1,
             generation: 1,
             who: memory.join(),
@@ -513,8 +522,15 @@ impl Core {
 
     /// Retired instructions, not counting the one that runs.
     pub(crate) fn retired(&self) -> u64 {
-        let used = (self.slice - self.budget - i64::from(self.left)).max(0);
+        let used = (self.slice - self.budget - i64::from(self.left) - self.extra).max(0);
         self.retired_base.wrapping_add(used.cast_unsigned())
+    }
+
+    /// Core cycles so far: one for each retired instruction, and one for each iteration of a repeated
+    /// string instruction beyond its first.
+    pub(crate) fn cycles(&self) -> u64 {
+        let extra = self.extra_base.wrapping_add_signed(self.extra);
+        self.retired().wrapping_add(extra)
     }
 
     /// The machine around, told the time.
@@ -524,14 +540,14 @@ impl Core {
 
     /// The machine around, told the time, and what was noted for it.
     pub(crate) fn platform_and_recording(&mut self) -> (&mut dyn Platform, &mut Recording) {
-        let count = self.retired();
+        let (count, cycles) = (self.retired(), self.cycles());
         let Some(mut platform) = self.platform else {
             unreachable!("handlers only run inside Vcpu::run, which sets the platform");
         };
         // SAFETY: set by `Vcpu::run` from a live unique reference and cleared before it returns;
         // handlers only run in between, and no handler keeps the reference.
         let platform = unsafe { platform.as_mut() };
-        platform.retired(count);
+        platform.retired(count, cycles);
         (platform, &mut self.rec)
     }
 

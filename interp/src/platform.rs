@@ -65,8 +65,10 @@ pub trait Platform {
     fn acknowledge(&mut self) -> Option<u8>;
     /// Takes the pending NMI.
     fn acknowledge_nmi(&mut self) {}
-    /// Retired instructions since [`crate::Vcpu::new`], before a call that may depend on time.
-    fn retired(&mut self, _count: u64) {}
+    /// Retired instructions and core cycles since [`crate::Vcpu::new`], before a call that may depend
+    /// on time. A cycle is a retired instruction, or one more iteration of a repeated string
+    /// instruction.
+    fn retired(&mut self, _count: u64, _cycles: u64) {}
     /// What must be reported. Asked at the start of a run, after each WRMSR that is the platform's,
     /// and after the calls below.
     fn observe(&mut self) -> Observe {

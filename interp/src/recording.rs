@@ -121,7 +121,7 @@ impl Core {
 
     /// Retired instructions with the block that ends here.
     fn now(&self) -> u32 {
-        let used = (self.slice - self.budget).cast_unsigned();
+        let used = (self.slice - self.budget - self.extra).cast_unsigned();
         (self.retired_base as u32).wrapping_add(used as u32)
     }
 

@@ -136,9 +136,15 @@ impl Vcpu {
         self.core.flush_tlb();
     }
 
-    /// Sets [`Stats::retired`]: for a restored snapshot.
-    pub fn set_retired(&mut self, retired: u64) {
+    /// Core cycles so far: see [`Platform::retired`].
+    pub fn cycles(&self) -> u64 {
+        self.core.cycles()
+    }
+
+    /// Sets [`Stats::retired`] and [`Vcpu::cycles`]: for a restored snapshot.
+    pub fn set_retired(&mut self, retired: u64, cycles: u64) {
         self.core.retired_base = retired;
+        self.core.extra_base = cycles.wrapping_sub(retired);
     }
 
     /// For stopping a run from another thread.
@@ -157,7 +163,8 @@ impl Vcpu {
         }
     }
 
-    /// Runs until something stops it, at most `budget` instructions.
+    /// Runs until something stops it, at most `budget` core cycles: as many instructions, less one
+    /// for each iteration of a repeated string instruction beyond its first.
     pub fn run<P: Platform>(&mut self, platform: &mut P, budget: u64) -> Exit {
         self.enter(platform, |vcpu| vcpu.run_inner(budget))
     }
@@ -296,10 +303,13 @@ impl Core {
         self.stops.hit.take().map(Exit::Stop)
     }
 
-    /// Ends a slice: counts what it retired, and says how much that was.
+    /// Ends a slice: counts what it retired, and says how many cycles it took.
     fn account(&mut self) -> i64 {
         let used = self.slice - self.budget;
-        self.retired_base = self.retired_base.wrapping_add(used.max(0).cast_unsigned());
+        let extra = std::mem::take(&mut self.extra);
+        let retired = (used - extra).max(0).cast_unsigned();
+        self.retired_base = self.retired_base.wrapping_add(retired);
+        self.extra_base = self.extra_base.wrapping_add_signed(extra);
         self.slice = 0;
         self.budget = 0;
         used
@@ -494,9 +504,11 @@ impl Core {
         let (budget, slice) = (self.budget, self.slice);
         self.slice = slice - budget + 1;
         self.budget = 1;
+        self.reserve = budget - 1;
         branch::start(self, first);
         self.dispatch(first);
         self.budget += budget - 1;
+        self.reserve = 0;
         self.slice = slice;
         if matches!(self.why, Leave::Lookup | Leave::Budget) {
             self.link_from = std::ptr::null();

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,10 @@ use hindsight_cpu::cpuid::CpuModel;
 
 use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
-use crate::console::{self, Backend, Console, Deliver};
-use crate::machine::{Board, Config, MachineError, Outcome, Prepared, Sinks};
+use crate::console::{self, Backend, Console, Deliver, Releaser};
+use crate::machine::{Board, Config, Machine, MachineError, Outcome, Prepared, Sinks};
+use crate::vcpu::determined::Determined;
+use crate::vcpu::determined::input::{Feed, Inbox, Log, LoggedMachine};
 use crate::vcpu::mode::{self, Engine, Wanted};
 use crate::vcpu::report::LastState;
 use crate::vcpu::stats::Report;
@@ -85,6 +88,17 @@ pub(super) struct RunArgs {
     /// What RDRAND and RDSEED give in deterministic mode
     #[arg(long, value_name = "N", default_value = "0", value_parser = number, requires = "deterministic")]
     seed: u64,
+    /// Take input in deterministic mode, and write it with its place to a file
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "deterministic",
+        conflicts_with = "replay_input"
+    )]
+    record_input: Option<PathBuf>,
+    /// Give the guest the input of a file that --record-input wrote
+    #[arg(long, value_name = "FILE", requires = "deterministic")]
+    replay_input: Option<PathBuf>,
     /// Print figures about the run to standard error at its end
     #[arg(long)]
     stats: bool,
@@ -133,8 +147,24 @@ impl From<EngineArg> for Wanted {
     }
 }
 
+impl RunArgs {
+    /// Input goes to a log.
+    pub(super) const fn records_input(&self) -> bool {
+        self.record_input.is_some()
+    }
+
+    /// Which machine an input log must be of.
+    fn logged_machine(&self) -> LoggedMachine {
+        LoggedMachine {
+            cpus: self.cpus as u64,
+            memory: self.memory,
+            seed: self.seed,
+        }
+    }
+}
+
 /// A number in decimal, or in hexadecimal with 0x.
-fn number(text: &str) -> Result<u64, String> {
+pub(super) fn number(text: &str) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16),
         None => text.parse(),
@@ -259,6 +289,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     };
     let image = args.image.display();
     let prepared = Prepared::new(&config, &files.plan(&args)).with_context(|| image.to_string())?;
+    let log = input_log(&args)?;
     let prepared = if args.deterministic {
         prepared.deterministic(args.seed)
     } else {
@@ -275,7 +306,9 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         debugcon: debugcon.output(),
         messages: args.btm.as_deref().map(messages).transpose()?,
     };
-    let machine = prepared.build(host.as_ref(), sinks)?;
+    let mut machine = prepared.build(host.as_ref(), sinks)?;
+    let (feed, inbox) = feed(&args, log)?;
+    machine.set_feed(feed);
     if !args.deterministic && (args.engine, choice.engine) == (EngineArg::Auto, Engine::Interp) {
         let _ = writeln!(
             io::stderr(),
@@ -283,16 +316,19 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             choice.because
         );
     }
-    let (quit, signalled) = (machine.board().clone(), machine.board().clone());
-    console::watch_signals(move |_| signalled.finish(Outcome::Quit)).context("signals")?;
-    let input = if args.deterministic {
-        no_input()
-    } else {
-        machine.serial_input()
+    let (quit, signalled) = (ending(&machine, &inbox), ending(&machine, &inbox));
+    let waiting = [serial.releaser(), debugcon.releaser()];
+    let signalled = move |_| {
+        waiting.iter().for_each(Releaser::release);
+        signalled();
     };
-    serial
-        .start_input(input, move || quit.finish(Outcome::Quit))
-        .context("--serial")?;
+    console::watch_signals(signalled).context("signals")?;
+    let input = match inbox {
+        Some(inbox) => Box::new(move |bytes: &[u8]| inbox.put(bytes)),
+        None if args.deterministic => no_input(),
+        None => machine.serial_input(),
+    };
+    serial.start_input(input, quit).context("--serial")?;
     if matches!(args.debugcon, Backend::Unix(_)) {
         // Its client is accepted, and what it sends is dropped.
         debugcon
@@ -326,6 +362,68 @@ fn messages(path: &Path) -> anyhow::Result<Box<dyn Write + Send>> {
     Ok(Box::new(io::BufWriter::new(file)))
 }
 
+/// Builds a deterministic machine that the caller runs; its consoles go nowhere.
+pub(super) fn determined(args: &RunArgs) -> anyhow::Result<Determined> {
+    let files = Files::read(args)?;
+    wanted_engine(args)?;
+    let config = Config {
+        memory: args.memory,
+        huge_pages: args.hugepages,
+        cpus: args.cpus,
+        model: model(args)?,
+        engine: Engine::Interp,
+    };
+    let image = args.image.display();
+    let prepared = Prepared::new(&config, &files.plan(args)).with_context(|| image.to_string())?;
+    let log = input_log(args)?;
+    let sinks = Sinks {
+        serial: Box::new(io::sink()),
+        debugcon: Box::new(io::sink()),
+        messages: None,
+    };
+    let mut machine = prepared.deterministic(args.seed).build(None, sinks)?;
+    machine.set_feed(log.map(Feed::replay).unwrap_or_default());
+    Ok(machine.into_determined()?)
+}
+
+/// The log of `--replay-input`.
+fn input_log(args: &RunArgs) -> anyhow::Result<Option<Log>> {
+    let Some(path) = &args.replay_input else {
+        return Ok(None);
+    };
+    let name = path.display();
+    let text = String::from_utf8(read("input log", path)?)
+        .map_err(|_| anyhow::anyhow!("input log {name} is not text"))?;
+    let log: Log = text.parse().with_context(|| format!("input log {name}"))?;
+    let own = args.logged_machine();
+    if log.machine != own {
+        let other = log.machine;
+        bail!("input log {name} is of a machine with {other}, this one has {own}");
+    }
+    Ok(Some(log))
+}
+
+/// Where the input of a deterministic machine comes from, and goes to.
+fn feed(args: &RunArgs, log: Option<Log>) -> anyhow::Result<(Feed, Option<Arc<Inbox>>)> {
+    let Some(path) = &args.record_input else {
+        return Ok((log.map(Feed::replay).unwrap_or_default(), None));
+    };
+    let context = || format!("--record-input {}", path.display());
+    let file = File::create(path).with_context(context)?;
+    let inbox = Arc::new(Inbox::default());
+    let feed = Feed::record(inbox.clone(), args.logged_machine(), Box::new(file));
+    Ok((feed.with_context(context)?, Some(inbox)))
+}
+
+/// What ends a run from outside: where input is recorded, that is input too.
+fn ending(machine: &Machine, inbox: &Option<Arc<Inbox>>) -> impl Fn() + Send + use<> {
+    let (board, inbox) = (machine.board().clone(), inbox.clone());
+    move || match &inbox {
+        Some(inbox) => inbox.quit(),
+        None => board.finish(Outcome::Quit),
+    }
+}
+
 /// Takes what is typed and drops it: input at the host's time would make every run another one.
 fn no_input() -> Deliver {
     let said = AtomicBool::new(false);
@@ -333,7 +431,7 @@ fn no_input() -> Deliver {
         if !bytes.is_empty() && !said.swap(true, Ordering::Relaxed) {
             let _ = write!(
                 io::stderr(),
-                "hindsight: deterministic mode takes no input\r\n"
+                "hindsight: deterministic mode takes no input without --record-input\r\n"
             );
         }
         bytes.len()
@@ -369,10 +467,11 @@ fn print_stats(board: &Board, host_time: Duration, outcome: &Outcome) {
         let _ = writeln!(io::stderr(), "hindsight: {line}");
     }
     // What ended from outside ended at a place that no other run ends at.
-    let from_outside = matches!(
-        outcome,
-        Outcome::Timeout(_) | Outcome::Quit | Outcome::Failed(_)
-    );
+    let from_outside = match outcome {
+        Outcome::Timeout(_) | Outcome::Failed(_) => true,
+        Outcome::Quit => !board.quit_by_input(),
+        _ => false,
+    };
     if let Some(hash) = board.run_hash().filter(|_| !from_outside) {
         let _ = writeln!(io::stderr(), "hindsight: hash {hash:032x}");
     }

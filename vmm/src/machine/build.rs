@@ -31,6 +31,7 @@ use crate::memory::{self, MemoryError};
 use crate::messages::BranchMessages;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::Control;
+use crate::vcpu::determined::input::Feed;
 use crate::vcpu::determined::{self, Determined};
 use crate::vcpu::mode::Engine;
 use crate::vcpu::models::Models;
@@ -88,6 +89,23 @@ pub enum MachineError {
     /// Only deterministic machines can be taken to an instruction.
     #[error("the machine is not deterministic")]
     NotDeterministic,
+    /// The log of input cannot be written.
+    #[error("the input log cannot be written")]
+    InputLog(#[source] io::Error),
+    /// The log of input is of another run.
+    #[error(
+        "the input log is of another run: at round {round}, instruction {place}, time {ticks} it has \"{entry}\""
+    )]
+    OtherInput {
+        /// Round of turns.
+        round: u64,
+        /// Instructions.
+        place: u64,
+        /// Time.
+        ticks: u64,
+        /// The entry that does not fit.
+        entry: String,
+    },
     /// A thread of ours panicked; it has said why.
     #[error("a thread of the monitor panicked: this is a bug in hindsight")]
     Panicked,
@@ -128,6 +146,7 @@ pub struct Machine {
     board: Arc<Board>,
     vcpus: Vec<AnyVcpu>,
     deterministic: bool,
+    feed: Feed,
     loaded: Loaded,
 }
 
@@ -228,6 +247,7 @@ impl Prepared {
             board,
             vcpus: ready,
             deterministic: seed.is_some(),
+            feed: Feed::default(),
             loaded,
         })
     }
@@ -255,6 +275,11 @@ impl Machine {
         &self.board
     }
 
+    /// Input of a deterministic machine; without it there is none.
+    pub fn set_feed(&mut self, feed: Feed) {
+        self.feed = feed;
+    }
+
     /// Takes a deterministic machine into the caller's hands, which then runs it: no threads, no
     /// consoles' input.
     ///
@@ -265,7 +290,7 @@ impl Machine {
         if !self.deterministic {
             return Err(MachineError::NotDeterministic);
         }
-        let machine = Determined::new(determined_vcpus(self.vcpus)?, self.board);
+        let machine = Determined::new(determined_vcpus(self.vcpus)?, self.board, self.feed);
         machine.board().resume();
         Ok(machine)
     }
@@ -310,13 +335,14 @@ impl Machine {
             board,
             vcpus,
             deterministic,
+            feed,
             ..
         } = self;
         // A limit beyond the end of time is none.
         let limit = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut threads = Vec::new();
         let started = if deterministic {
-            spawn_one(&board, vcpus, &mut threads)
+            spawn_one(&board, vcpus, feed, &mut threads)
         } else {
             spawn_all(&board, vcpus, &mut threads)
         };
@@ -369,6 +395,7 @@ fn spawn_all(
 fn spawn_one(
     board: &Arc<Board>,
     vcpus: Vec<AnyVcpu>,
+    feed: Feed,
     threads: &mut Vec<JoinHandle<Vec<LastState>>>,
 ) -> Result<(), MachineError> {
     let vcpus = determined_vcpus(vcpus)?;
@@ -376,7 +403,7 @@ fn spawn_one(
     board.control.enter();
     let thread = thread::Builder::new()
         .name("vcpus".to_owned())
-        .spawn(move || determined::thread(vcpus, &thread_board))
+        .spawn(move || determined::thread(vcpus, &thread_board, feed))
         .map_err(|error| {
             board.control.leave();
             MachineError::Thread(error)
@@ -551,6 +578,7 @@ fn board(
         windows,
         last_states: AtomicBool::new(false),
         stats: Mutex::default(),
+        quit_by_input: AtomicBool::new(false),
         trace_hash: Mutex::default(),
     };
     Ok(Arc::new(board))

@@ -126,11 +126,21 @@ impl Platform for Around {
     }
 
     fn observe(&mut self) -> Observe {
-        self.models.msrs.observe()
+        let observe = self.models.msrs.observe();
+        Observe {
+            // Deterministic mode has the way of the guest in its hash.
+            branches: observe.branches || self.track.is_some(),
+            ..observe
+        }
     }
 
     fn branches(&mut self, branches: &[Branch]) {
-        self.models.branches(branches);
+        if let Some(track) = &mut self.track {
+            track.follow(branches);
+        }
+        if self.models.msrs.observe().branches {
+            self.models.branches(branches);
+        }
     }
 
     fn debug_exception(&mut self) {
@@ -210,11 +220,12 @@ impl Platform for Around {
         self.note(Noted::Nmi, 2, &[]);
     }
 
-    fn retired(&mut self, count: u64) {
+    fn retired(&mut self, count: u64, cycles: u64) {
         if let Some(track) = &mut self.track {
-            let new = count.saturating_sub(track.retired);
+            track.retired = count;
+            let new = cycles.saturating_sub(track.cycles);
             if new != 0 {
-                track.retired = count;
+                track.cycles = cycles;
                 self.models.board.clock.advance(new);
             }
         }

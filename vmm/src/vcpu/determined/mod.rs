@@ -3,22 +3,28 @@
 //! One retired instruction is one tick of the clock. A turn is a fixed number of instructions; it
 //! is cut short only by a halt, and interrupted where a timer is due, so that a timer fires at its
 //! instruction. When all processors are halted, the clock jumps to the next timer. Nothing in here
-//! may depend on the host's time or on another thread, except for the end of the run.
+//! may depend on the host's time or on another thread, except for the end of the run, and for input
+//! that is written to a log.
 //!
 //! [`Determined`] is such a machine in its owner's hands; `hindsight run` gives one to a thread.
 
+pub mod input;
 mod track;
 mod turn;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use hindsight_cpu::branch::Branch;
 use hindsight_cpu::state::CpuState;
+use hindsight_devices::clock::Ticks;
 use hindsight_interp::{Hit, Stops};
 use serde::{Deserialize, Serialize};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use xxhash_rust::xxh3::Xxh3;
 
+use input::{Event, Feed};
 pub use track::TrackState;
 pub(super) use track::{Noted, Track};
 use turn::Turn;
@@ -27,7 +33,7 @@ use super::dispatch::CrashCause;
 use super::guard::LoopGuard;
 use super::observed::ObservedVcpu;
 use super::report::LastState;
-use crate::machine::{Board, Outcome};
+use crate::machine::{Board, MachineError, Outcome};
 use crate::snapshot::{MemoryKeeper, RestoreError, Shape, Snapshot, VERSION};
 use crate::vcpu::control::Checkpoint;
 
@@ -49,6 +55,10 @@ pub struct Schedule {
     pub used: u64,
     /// Nobody ran in this round so far.
     pub idle: bool,
+    /// Rounds before this one.
+    pub round: u64,
+    /// Entries of the input log that came.
+    pub inputs: u64,
 }
 
 impl Schedule {
@@ -56,6 +66,8 @@ impl Schedule {
         turn: 0,
         used: 0,
         idle: true,
+        round: 0,
+        inputs: 0,
     };
 }
 
@@ -103,12 +115,13 @@ pub struct Determined {
     board: Arc<Board>,
     memory: Option<MemoryKeeper>,
     schedule: Schedule,
+    feed: Feed,
     breaker: Breaker,
 }
 
 impl Determined {
     /// The machine of these processors, all made by [`ObservedVcpu::determine`].
-    pub(crate) fn new(vcpus: Vec<ObservedVcpu>, board: Arc<Board>) -> Self {
+    pub(crate) fn new(vcpus: Vec<ObservedVcpu>, board: Arc<Board>, feed: Feed) -> Self {
         let memory = vcpus
             .first()
             .map(|vcpu| MemoryKeeper::new(board.memory.clone(), vcpu.memory().clone()));
@@ -117,6 +130,7 @@ impl Determined {
             board,
             memory,
             schedule: Schedule::START,
+            feed,
             breaker: Breaker::default(),
         }
     }
@@ -157,7 +171,12 @@ impl Determined {
             if self.breaker.take() {
                 return Stop::Interrupted;
             }
-            let Schedule { turn, used, idle } = &mut self.schedule;
+            if !self.take_input() {
+                return Stop::Ended;
+            }
+            let Schedule {
+                turn, used, idle, ..
+            } = &mut self.schedule;
             let Some(vcpu) = self.vcpus.get_mut(*turn) else {
                 return Stop::Ended;
             };
@@ -184,20 +203,113 @@ impl Determined {
             return true;
         }
         let idle = self.schedule.idle;
-        self.schedule = Schedule::START;
-        if !idle {
-            return true;
-        }
+        self.schedule = Schedule {
+            round: self.schedule.round.wrapping_add(1),
+            inputs: self.schedule.inputs,
+            ..Schedule::START
+        };
+        !idle || self.let_time_pass()
+    }
+
+    /// Nobody runs: the clock goes to the next timer, or to the next input if that comes first.
+    /// `false`: neither can come.
+    fn let_time_pass(&mut self) -> bool {
         let board = &self.board;
-        let Some(due) = board.irq.next_event() else {
+        let now = board.clock.now();
+        let due = board.irq.next_event();
+        let known = self.feed.known(self.schedule.inputs);
+        let to = match known {
+            Some(input) if input.round == self.schedule.round => {
+                Some(input.ticks.min(due.unwrap_or(u64::MAX)))
+            }
+            Some(_) => due,
+            None => self.await_input(now, due),
+        };
+        let Some(to) = to else {
             if let Some(first) = self.vcpus.first_mut() {
                 first.crash(board, CrashCause::Asleep);
             }
             return false;
         };
-        board.clock.advance(due.saturating_sub(board.clock.now()));
+        board.clock.advance(to.saturating_sub(now));
         board.irq.advance(board.clock.now());
         true
+    }
+
+    /// Where input is recorded, time passes as on the host while nothing runs: up to which tick.
+    fn await_input(&self, now: Ticks, due: Option<Ticks>) -> Option<Ticks> {
+        let board = &self.board;
+        let nanos = |ticks| Duration::from_nanos(board.clock.ns_from_ticks(ticks));
+        let limit = due.map(|due| nanos(due.saturating_sub(now)));
+        let stopped = || board.control.is_stopped();
+        let Some(waited) = self.feed.wait(limit, board.serial_has_room(), stopped) else {
+            return due;
+        };
+        let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        let woken = now.saturating_add(board.clock.ticks_from_ns(nanos));
+        Some(woken.min(due.unwrap_or(u64::MAX)))
+    }
+
+    /// At the beginning of a round: takes the input that comes here. `false`: it ends the run.
+    fn take_input(&mut self) -> bool {
+        if (self.schedule.turn, self.schedule.used) != (0, 0) {
+            return true;
+        }
+        let place = (self.schedule.round, self.place(), self.board.clock.now());
+        loop {
+            let event = match self.feed.known(self.schedule.inputs) {
+                Some(input) if input.round > place.0 => return true,
+                Some(input) if (input.round, input.place, input.ticks) != place => {
+                    return self.lost_input(place);
+                }
+                Some(input) => {
+                    let event = input.event.clone();
+                    if let Event::Serial(bytes) = &event
+                        && self.board.serial_input(bytes) != bytes.len()
+                    {
+                        return self.lost_input(place);
+                    }
+                    event
+                }
+                None => {
+                    let board = self.board.clone();
+                    let accept = |bytes: &[u8]| board.serial_input(bytes);
+                    match self.feed.take_live(place, accept) {
+                        Ok(None) => return true,
+                        Ok(Some(event)) => event,
+                        Err(error) => return self.fail(MachineError::InputLog(error)),
+                    }
+                }
+            };
+            self.schedule.inputs += 1;
+            let bytes = match &event {
+                Event::Serial(bytes) => &**bytes,
+                Event::Quit => &[],
+            };
+            if let Some(first) = self.vcpus.first_mut() {
+                first.note(Noted::Input, self.schedule.inputs, bytes);
+            }
+            if event == Event::Quit {
+                self.board.finish_by_input();
+                return false;
+            }
+        }
+    }
+
+    /// The log says what cannot be in this run.
+    fn lost_input(&self, (round, place, ticks): (u64, u64, Ticks)) -> bool {
+        let entry = self.feed.known(self.schedule.inputs);
+        self.fail(MachineError::OtherInput {
+            round,
+            place,
+            ticks,
+            entry: entry.map(ToString::to_string).unwrap_or_default(),
+        })
+    }
+
+    fn fail(&self, error: MachineError) -> bool {
+        self.board.finish(Outcome::Failed(Box::new(error)));
+        false
     }
 
     /// What the processors stop for from now on; the guest cannot tell. A breakpoint at the next
@@ -206,6 +318,18 @@ impl Determined {
         for vcpu in &mut self.vcpus {
             vcpu.vcpu.set_stops(stops);
         }
+    }
+
+    /// Instructions that each processor has retired.
+    pub fn retired(&self) -> Vec<u64> {
+        self.vcpus.iter().map(ObservedVcpu::retired).collect()
+    }
+
+    /// The last branches, interrupts and exceptions of processor `cpu`, the oldest first: at most 16,
+    /// and none from before the last [`Determined::restore`].
+    pub fn last_branches(&self, cpu: usize) -> Vec<Branch> {
+        let vcpu = self.vcpus.get(cpu);
+        vcpu.map_or_else(Vec::new, ObservedVcpu::last_branches)
     }
 
     /// How the run ended, once: `None` while it can go on.
@@ -357,8 +481,8 @@ impl Determined {
 
 /// Runs all processors of a machine until it stops, on the calling thread. Gives the states they
 /// stopped in where the board asks for them.
-pub fn thread(vcpus: Vec<ObservedVcpu>, board: &Arc<Board>) -> Vec<LastState> {
-    let mut machine = Determined::new(vcpus, board.clone());
+pub fn thread(vcpus: Vec<ObservedVcpu>, board: &Arc<Board>, feed: Feed) -> Vec<LastState> {
+    let mut machine = Determined::new(vcpus, board.clone(), feed);
     let guard = LoopGuard { id: 0, board };
     if board.control.checkpoint(0..1, &mut |_, _| {}) == Checkpoint::Run {
         machine.run_to(u64::MAX);
