@@ -2,7 +2,9 @@
 //!
 //! Blocks are found by guest-physical address and mode; a jump cache in front of that goes by RIP.
 //! Blocks are only freed all at once, between blocks; one whose code changed is marked dead, so
-//! that every link into it fails at its entry.
+//! that every link into it fails at its entry. While something else runs the guest its writes are
+//! not seen: [`Cache::distrust`] then marks all blocks dead, and each is compared with its bytes in
+//! memory, and revived, when it is next looked up.
 
 #![expect(
     unsafe_code,
@@ -16,7 +18,7 @@
 use crate::memory::PAGE;
 use crate::op::{DEAD, Next, Op};
 use iced_x86::Instruction;
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map};
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Entries of the jump cache, a power of two.
@@ -63,6 +65,12 @@ pub(crate) struct Block {
     pub(crate) second: Option<u64>,
     /// Bytes of code.
     pub(crate) len: u16,
+    /// The bytes it was made from.
+    code: Box<[u8]>,
+    /// What [`Op::count`] of its first operation is while it lives.
+    count: u32,
+    /// Dead, and to be compared with memory before it runs again.
+    suspect: bool,
 }
 
 #[derive(Debug)]
@@ -88,6 +96,8 @@ pub(crate) struct Cache {
     pages: Map<CodePage>,
     jumps: Box<[Jump; JUMPS]>,
     pub(crate) insns: Vec<Instruction>,
+    /// Blocks made or revived since the last [`Cache::distrust`].
+    trusted: Vec<u32>,
     ops: usize,
     /// Everything must be dropped before the next block is entered.
     stale: bool,
@@ -112,6 +122,7 @@ impl Cache {
             pages: Map::default(),
             jumps: Box::new([none; JUMPS]),
             insns: Vec::new(),
+            trusted: Vec::new(),
             ops: 0,
             stale: false,
             epoch: 0,
@@ -152,7 +163,7 @@ impl Cache {
         &mut self,
         gpa: u64,
         key: u8,
-        len: u16,
+        code: &[u8],
         second: Option<u64>,
         ops: Vec<Op>,
     ) -> Next {
@@ -160,14 +171,19 @@ impl Cache {
         let index = self.blocks.len() as u32;
         let id = Self::id(gpa, key);
         self.ops += ops.len();
+        let len = code.len() as u16;
         let block = Block {
+            count: ops.first().map_or(0, |op| op.count.get()),
             ops: ops.into_boxed_slice(),
             id,
             second,
             len,
+            code: code.into(),
+            suspect: false,
         };
         let first = block.first();
         self.blocks.push(block);
+        self.trusted.push(index);
         self.by_id.insert(id, index);
         let offset = gpa % PAGE;
         self.page(gpa, index).mark(offset, len.into());
@@ -176,6 +192,44 @@ impl Cache {
                 .mark(0, (offset + u64::from(len)).saturating_sub(PAGE));
         }
         first
+    }
+
+    /// Memory may have changed unseen: no block runs before [`Cache::recheck`] has looked at it.
+    /// Takes time in proportion to the blocks used since the last call.
+    pub(crate) fn distrust(&mut self) {
+        for index in self.trusted.drain(..) {
+            let block = &mut self.blocks[index as usize];
+            block.kill();
+            block.suspect = true;
+        }
+    }
+
+    /// Looks at the block at a guest-physical address if it is not trusted. `read` gives the bytes
+    /// that are there now; `false` if it cannot.
+    pub(crate) fn recheck(&mut self, gpa: u64, key: u8, read: impl Fn(u64, &mut [u8]) -> bool) {
+        let hash_map::Entry::Occupied(entry) = self.by_id.entry(Self::id(gpa, key)) else {
+            return;
+        };
+        let index = *entry.get();
+        let block = &mut self.blocks[index as usize];
+        if !block.suspect {
+            return;
+        }
+        let mut now = [0; 0x200];
+        let Some(now) = now.get_mut(..block.code.len()) else {
+            entry.remove();
+            return;
+        };
+        let split = ((PAGE - gpa % PAGE) as usize).min(now.len());
+        let (head, tail) = now.split_at_mut(split);
+        let readable = read(gpa, head)
+            && (tail.is_empty() || block.second.is_some_and(|second| read(second, tail)));
+        if readable && *now == *block.code {
+            block.revive();
+            self.trusted.push(index);
+        } else {
+            entry.remove();
+        }
     }
 
     fn page(&mut self, gpa: u64, block: u32) -> &mut CodePage {
@@ -206,9 +260,7 @@ impl Cache {
         };
         for index in page.blocks {
             let block = &self.blocks[index as usize];
-            if let Some(op) = block.ops.first() {
-                op.count.set(DEAD);
-            }
+            block.kill();
             if self.by_id.get(&block.id) == Some(&index) {
                 self.by_id.remove(&block.id);
             }
@@ -236,11 +288,7 @@ impl Cache {
 
     /// Gives up everything at the next [`Cache::tidy`].
     pub(crate) fn drop_all(&mut self) {
-        for block in &self.blocks {
-            if let Some(op) = block.ops.first() {
-                op.count.set(DEAD);
-            }
-        }
+        self.blocks.iter().for_each(Block::kill);
         self.stale = true;
     }
 
@@ -261,6 +309,20 @@ impl Block {
     /// The operation to start with.
     pub(crate) fn first(&self) -> Next {
         self.ops.as_ptr()
+    }
+
+    /// No link leads into it any more.
+    fn kill(&self) {
+        if let Some(op) = self.ops.first() {
+            op.count.set(DEAD);
+        }
+    }
+
+    fn revive(&mut self) {
+        self.suspect = false;
+        if let Some(op) = self.ops.first() {
+            op.count.set(self.count);
+        }
     }
 }
 

@@ -185,6 +185,8 @@ pub(crate) struct Core {
     pub(crate) extra_base: u64,
     /// Budget kept from an instruction that is executed alone.
     pub(crate) reserve: i64,
+    /// Instructions that may be started after the slice.
+    pub(crate) beyond: i64,
     pub(crate) phys_mask: u64,
     pub(crate) generation: u64,
     /// Our bit in [`Memory`]'s page marks.
@@ -254,6 +256,7 @@ impl Core {
             extra: 0,
             extra_base: 0,
             reserve: 0,
+            beyond: 0,
             phys_mask: (1 << 46) - 1,
             generation: 1,
             who: memory.join(),
@@ -381,7 +384,7 @@ impl Core {
     /// What besides its bytes decides how code is decoded.
     pub(crate) fn block_key(&self) -> u8 {
         let limited = self.code != 8 && self.st.seg[seg::CS].limit != u32::MAX;
-        self.code | u8::from(limited) << 4 | u8::from(self.rec.observe.branches) << 5
+        self.code | u8::from(limited) << 4 | u8::from(self.rec.observe.notices()) << 5
     }
 
     /// Forgets all translations.
@@ -480,6 +483,12 @@ impl Core {
     #[inline(always)]
     pub(crate) fn rip_of(&self, op: &Op) -> u64 {
         self.reg(slot::BLOCK_RIP).wrapping_add(u64::from(op.at)) & self.ip_mask
+    }
+
+    /// RIP of an operation in 64-bit mode.
+    #[inline(always)]
+    pub(crate) fn rip64_of(&self, op: &Op) -> u64 {
+        self.reg(slot::BLOCK_RIP).wrapping_add(u64::from(op.at))
     }
 
     /// RIP of the instruction after an operation.

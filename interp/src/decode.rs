@@ -64,12 +64,12 @@ impl Core {
     pub(crate) fn decode(&mut self, rip: u64, gpa: u64, exact: bool) -> Result<Next, Fault> {
         let lin = self.code_lin(rip);
         let most = if exact { 1 } else { MOST };
-        let code = self.code_bytes(lin, gpa, most * LONGEST);
+        let mut code = self.code_bytes(lin, gpa, most * LONGEST);
         let mut made = self.decode_bytes(rip, &code, most)?;
         let mut second = None;
         if made.is_none() {
             // The first instruction goes on in the next page.
-            let code = self.across(lin, code)?;
+            code = self.across(lin, code)?;
             second = code.second;
             made = self.decode_bytes(rip, &code, 1)?;
         }
@@ -83,7 +83,8 @@ impl Core {
         }
         // Entering the page made it a code page: our write TLB must not know it any more.
         self.catch_up();
-        Ok(self.cache.insert(gpa, key, len, second, ops))
+        let code = code.bytes.get(..usize::from(len)).unwrap_or(&code.bytes);
+        Ok(self.cache.insert(gpa, key, code, second, ops))
     }
 
     fn code_bytes(&mut self, lin: u64, gpa: u64, most: usize) -> Code {
@@ -159,7 +160,7 @@ impl Core {
             ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
             len = (at + insn.len().max(1)) as u16;
             op.len = insn.len() as u8;
-            match fuse(&insn, ops.last(), &op, self.rec.observe.branches) {
+            match fuse(&insn, ops.last(), &op, self.rec.observe.notices()) {
                 Some(both) => {
                     ops.pop();
                     ops.push(both);

@@ -16,6 +16,7 @@ use crate::op::{Op, slot};
 use crate::platform::{Branch, BranchClass, Observe};
 use crate::seg::canonical;
 use crate::tlb::Set;
+use hindsight_cpu::branch::Store;
 use hindsight_cpu::branch::bts::{self, DsMemory, Stored};
 use hindsight_cpu::state::seg;
 
@@ -34,7 +35,7 @@ const NO_BRANCH: Branch = Branch {
 /// Branches on their way to the platform.
 pub(crate) struct Recording {
     pub(crate) observe: Observe,
-    buffer: Box<[Branch; BRANCHES]>,
+    buffer: [Branch; BRANCHES],
     /// Branches in the buffer.
     count: usize,
     /// Count at which [`Core::branches_due`] must be asked.
@@ -43,6 +44,8 @@ pub(crate) struct Recording {
     full: usize,
     /// Branches told so far.
     told: u64,
+    /// Retired instructions at the end of the slice, modulo 2^32.
+    stamp: u32,
     /// Of all noted ones, those that were not taken.
     not_taken: u64,
 }
@@ -51,7 +54,8 @@ impl Recording {
     pub(crate) fn new() -> Self {
         Self {
             observe: Observe::default(),
-            buffer: Box::new([NO_BRANCH; BRANCHES]),
+            buffer: [NO_BRANCH; BRANCHES],
+            stamp: 0,
             count: 0,
             due: BRANCHES,
             full: BRANCHES,
@@ -66,7 +70,7 @@ impl Recording {
             0 => BRANCHES,
             n => n.min(BRANCHES),
         };
-        self.due = if self.observe.store.is_some() {
+        self.due = if self.observe.store.is_some() || !self.observe.branches {
             self.count + 1
         } else {
             self.full
@@ -101,7 +105,7 @@ impl Core {
         self.regs[usize::from(slot::SEG_BASE) + seg::CS]
     }
 
-    /// Notes a near branch; answers whether the block must be left for [`Core::boundary`].
+    /// Notes a near branch; answers whether [`Core::branches_due`] must be asked.
     #[inline(always)]
     pub(crate) fn note(&mut self, from: u64, to: u64, class: BranchClass) -> bool {
         let cpl = self.cpl;
@@ -116,18 +120,27 @@ impl Core {
         let i = self.rec.count;
         self.rec.buffer[i & (BRANCHES - 1)] = branch;
         self.rec.count = i + 1;
-        i + 1 >= self.rec.due && self.branches_due()
+        i + 1 >= self.rec.due
     }
 
     /// Retired instructions with the block that ends here.
+    #[inline(always)]
     fn now(&self) -> u32 {
-        let used = (self.slice - self.budget - self.extra).cast_unsigned();
-        (self.retired_base as u32).wrapping_add(used as u32)
+        self.rec
+            .stamp
+            .wrapping_sub(self.budget.cast_unsigned() as u32)
+    }
+
+    /// The slice, what it spent on more than instructions, or the count of retired ones changed.
+    pub(crate) fn update_stamp(&mut self) {
+        let end = (self.slice - self.extra).cast_unsigned();
+        let end = self.retired_base.wrapping_add(end);
+        self.rec.stamp = end as u32;
     }
 
     /// Notes a near branch in a handler that looks at [`Core::leave`].
     pub(crate) fn record(&mut self, from: u64, to: u64, class: BranchClass) {
-        if self.rec.observe.branches && self.note(from, to, class) {
+        if self.rec.observe.notices() && self.note(from, to, class) && self.branches_due() {
             self.leave = true;
         }
     }
@@ -137,7 +150,7 @@ impl Core {
     #[inline(never)]
     pub(crate) fn note_not_taken(&mut self, from: u64, to: u64) -> bool {
         self.rec.not_taken += 1;
-        self.note(from, to, BranchClass::NotTaken)
+        self.note(from, to, BranchClass::NotTaken) && self.branches_due()
     }
 
     /// Conditional branches that are not taken are wanted too.
@@ -163,7 +176,7 @@ impl Core {
         to: u64,
         class: BranchClass,
     ) {
-        if !self.rec.observe.branches {
+        if !self.rec.observe.notices() {
             return;
         }
         if self.rec.count >= BRANCHES {
@@ -179,38 +192,78 @@ impl Core {
         };
         self.rec.buffer[self.rec.count & (BRANCHES - 1)] = branch;
         self.rec.count += 1;
-        self.store_record(&branch, from_base);
-        self.rec.plan();
+        if let Some(how) = self.rec.observe.store {
+            let to_base = self.cs_base();
+            let mask = self.linear_mask();
+            self.store_record(&how, &branch, (from_base, to_base, mask));
+        }
+        self.noted();
     }
 
     /// The branch noted last was one to look at: stores it, and answers whether the models must be
     /// asked before the next instruction.
     #[inline(never)]
-    fn branches_due(&mut self) -> bool {
-        if self.rec.observe.store.is_none() {
+    pub(crate) fn branches_due(&mut self) -> bool {
+        let Some(how) = self.rec.observe.store else {
+            // Nobody but single-step on branches may have wanted it.
+            return !self.noted();
+        };
+        let branch = self.rec.buffer[(self.rec.count - 1) & (BRANCHES - 1)];
+        let base = self.cs_base();
+        let mask = self.linear_mask();
+        let interrupts = self.store_record(&how, &branch, (base, base, mask));
+        interrupts | !self.noted()
+    }
+
+    /// After a branch was looked at: keeps it for the platform, if that wants it. Answers whether
+    /// there is room for another.
+    fn noted(&mut self) -> bool {
+        let rec = &mut self.rec;
+        if !rec.observe.branches {
+            rec.told = rec.told.wrapping_add(rec.count as u64);
+            rec.count = 0;
             return true;
         }
-        let branch = self.rec.buffer[(self.rec.count - 1) & (BRANCHES - 1)];
-        let interrupts = self.store_record(&branch, self.cs_base());
-        self.rec.plan();
-        interrupts || self.rec.count >= self.rec.full
+        rec.plan();
+        rec.count < rec.full
     }
 
     /// Stores a branch in the BTS buffer; answers whether an interrupt was requested.
-    fn store_record(&mut self, branch: &Branch, from_base: u64) -> bool {
-        let Some(how) = self.rec.observe.store else {
-            return false;
-        };
+    #[inline(always)]
+    fn store_record(
+        &mut self,
+        how: &Store,
+        branch: &Branch,
+        (from_base, to_base, mask): (u64, u64, u64),
+    ) -> bool {
         if branch.class == BranchClass::NotTaken || !how.wants(branch.cpl) {
             return false;
         }
-        let from = branch.from.wrapping_add(from_base) & self.linear_mask();
-        let to = branch.to.wrapping_add(self.cs_base()) & self.linear_mask();
-        let interrupts = bts::store(self, &how, from, to) == Stored::AtThreshold;
-        if interrupts {
-            self.platform().request_pmi();
+        let from = branch.from.wrapping_add(from_base) & mask;
+        let to = branch.to.wrapping_add(to_base) & mask;
+        let stored = match self.ds_near(how.area) {
+            Some(mut near) => bts::store(&mut near, how, from, to),
+            None => Stored::Dropped,
+        };
+        match stored {
+            Stored::Quietly => false,
+            Stored::AtThreshold => self.ask_for_pmi(),
+            // For want of room, or because the TLB did not know a page.
+            Stored::Dropped => self.store_far(how, from, to),
         }
-        interrupts
+    }
+
+    /// As [`Core::store_record`], through the page tables.
+    #[cold]
+    #[inline(never)]
+    fn store_far(&mut self, how: &Store, from: u64, to: u64) -> bool {
+        bts::store(self, how, from, to) == Stored::AtThreshold && self.ask_for_pmi()
+    }
+
+    #[cold]
+    fn ask_for_pmi(&mut self) -> bool {
+        self.platform().request_pmi();
+        true
     }
 
     /// The bits of a linear address in the current mode.
@@ -293,6 +346,10 @@ impl DsMemory for Core {
             done += len;
         }
         Some(u64::from_le_bytes(bytes))
+    }
+
+    fn writable(&mut self, linear: u64) -> bool {
+        self.ds_can_write(linear) || self.ds_pieces(linear, 8, Want::Write).is_some()
     }
 
     fn write(&mut self, linear: u64, words: &[u64]) -> bool {

@@ -10,10 +10,11 @@ use crate::decode::{EXACT, Features};
 use crate::events::{Cause, Event, Shutdown};
 use crate::flags::RF;
 use crate::memory::Memory;
-use crate::op::{Next, slot};
+use crate::op::{DEAD, Next, slot};
 use crate::ops::branch;
 use crate::platform::Platform;
 use crate::stops::{Hit, Stops};
+use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::{Activity, CpuState};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -125,6 +126,30 @@ impl Vcpu {
         self.core.memory.changed(gpa, len);
     }
 
+    /// Tells that something else ran the guest: its code may have changed anywhere. What was
+    /// decoded is compared with memory before it is used again.
+    pub fn distrust_code(&mut self) {
+        self.core.cache.distrust();
+        self.core.new_context();
+    }
+
+    /// Whether the state between two instructions is all there is: no shadow, no trap and no event
+    /// under way. Otherwise running one instruction more, at most a few times, gets there.
+    pub fn at_clean_boundary(&self) -> bool {
+        let events = &self.core.st.events;
+        !self.core.trap_pending
+            && events.exception.is_none()
+            && events.interrupt.is_none()
+            && !events.mov_ss_shadow
+            && !events.sti_shadow
+            && events.deferred_db == 0
+    }
+
+    /// What the debug registers arm.
+    pub fn armed_by_dr7(&self) -> Armed {
+        Armed::by_dr7(self.core.st.dr7, self.core.st.cr4)
+    }
+
     /// Guest memory.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.core.memory
@@ -224,8 +249,7 @@ impl Vcpu {
             Ok(Some(exit)) => return exit,
             Err(Shutdown) => return core.shutdown(),
         }
-        core.slice = 1;
-        core.budget = 1;
+        core.begin(1);
         let outcome = core.step();
         core.account();
         let outcome = outcome.and_then(|exit| {
@@ -269,8 +293,8 @@ impl Vcpu {
             if rest <= 0 {
                 return Exit::Budget;
             }
-            core.slice = rest.min(SLICE);
-            core.budget = core.slice;
+            core.begin(rest.min(SLICE));
+            core.beyond = rest - core.slice;
             let outcome = core.slice();
             let used = core.account();
             rest -= used;
@@ -303,6 +327,13 @@ impl Core {
         self.stops.hit.take().map(Exit::Stop)
     }
 
+    /// Begins a slice of so many cycles.
+    fn begin(&mut self, cycles: i64) {
+        self.slice = cycles;
+        self.budget = cycles;
+        self.update_stamp();
+    }
+
     /// Ends a slice: counts what it retired, and says how many cycles it took.
     fn account(&mut self) -> i64 {
         let used = self.slice - self.budget;
@@ -310,8 +341,7 @@ impl Core {
         let retired = (used - extra).max(0).cast_unsigned();
         self.retired_base = self.retired_base.wrapping_add(retired);
         self.extra_base = self.extra_base.wrapping_add_signed(extra);
-        self.slice = 0;
-        self.budget = 0;
+        self.begin(0);
         used
     }
 
@@ -411,11 +441,20 @@ impl Core {
             if self.needs_exact() {
                 return self.step();
             }
-            let first = match self.find(false) {
-                Ok(first) => first,
-                Err(fault) => return self.fault(fault),
+            let first = match self.known() {
+                Some(first) => first,
+                None => match self.find(false) {
+                    Ok(first) => first,
+                    Err(fault) => return self.fault(fault),
+                },
             };
             if i64::from(crate::block::count(first)) > self.budget {
+                if self.budget < self.slice
+                    && i64::from(crate::block::count(first)) <= self.budget + self.beyond
+                {
+                    // Only the slice ends here: the next one begins with this block.
+                    return Ok(None);
+                }
                 // The deadline lies inside the block.
                 let outcome = self.step()?;
                 if outcome.is_some() || self.why == Leave::Poll {
@@ -502,7 +541,7 @@ impl Core {
     /// Executes a block of one instruction, and does not follow it into the next block.
     fn dispatch_one(&mut self, first: Next) {
         let (budget, slice) = (self.budget, self.slice);
-        self.slice = slice - budget + 1;
+        self.begin(slice - budget + 1);
         self.budget = 1;
         self.reserve = budget - 1;
         branch::start(self, first);
@@ -510,6 +549,7 @@ impl Core {
         self.budget += budget - 1;
         self.reserve = 0;
         self.slice = slice;
+        self.update_stamp();
         if matches!(self.why, Leave::Lookup | Leave::Budget) {
             self.link_from = std::ptr::null();
         }
@@ -552,6 +592,20 @@ impl Core {
         }
     }
 
+    /// The block at RIP, if the jump cache has it.
+    fn known(&mut self) -> Option<Next> {
+        let first = self.cache.jump(self.rip, self.ctx)?;
+        if crate::block::count(first) == DEAD {
+            return None;
+        }
+        let from = std::mem::replace(&mut self.link_from, std::ptr::null());
+        if !from.is_null() {
+            // SAFETY: nothing was freed since the branch left its block.
+            unsafe { (*from).link.set(first) };
+        }
+        Some(first)
+    }
+
     /// The block at RIP, from the cache or decoded.
     fn find(&mut self, exact: bool) -> Result<Next, Fault> {
         let rip = self.rip;
@@ -565,6 +619,9 @@ impl Core {
         }
         let gpa = self.translate_code(lin)?;
         let key = self.block_key() | if exact { EXACT } else { 0 };
+        let memory = &self.memory;
+        self.cache
+            .recheck(gpa, key, |gpa, bytes| memory.read(gpa, bytes));
         let known = self
             .cache
             .find(gpa, key)

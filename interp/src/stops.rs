@@ -23,7 +23,8 @@ pub struct Watch {
 
 impl Watch {
     fn covers(&self, at: u64, len: u64) -> bool {
-        at < self.at.saturating_add(self.len) && self.at < at.saturating_add(len)
+        let last = |at: u64, len: u64| at.saturating_add(len.saturating_sub(1));
+        at <= last(self.at, self.len) && self.at <= last(at, len)
     }
 
     fn in_page(&self, lin: u64) -> bool {

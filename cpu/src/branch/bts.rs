@@ -21,6 +21,8 @@ mod field {
 pub trait DsMemory {
     /// Eight bytes; `None` where an access would fault.
     fn read(&mut self, linear: u64) -> Option<u64>;
+    /// Whether eight bytes could be written.
+    fn writable(&mut self, linear: u64) -> bool;
     /// Writes all words one after another, or nothing: `false` where an access would fault.
     fn write(&mut self, linear: u64, words: &[u64]) -> bool;
 }
@@ -38,15 +40,18 @@ pub enum Stored {
 
 /// Stores one record; addresses are linear. Whether the privilege level wants it
 /// ([`Store::wants`]) was asked before.
+#[inline]
 pub fn store(memory: &mut impl DsMemory, how: &Store, from: u64, to: u64) -> Stored {
     try_store(memory, how, from, to).unwrap_or(Stored::Dropped)
 }
 
+#[inline]
 fn try_store(memory: &mut impl DsMemory, how: &Store, from: u64, to: u64) -> Option<Stored> {
     let at = |offset: u64| how.area.wrapping_add(offset);
     let base = memory.read(at(field::BASE))?;
     let mut index = memory.read(at(field::INDEX))?;
     let maximum = memory.read(at(field::MAXIMUM))?;
+    let threshold = memory.read(at(field::THRESHOLD))?;
     let fits = |index: u64| index.checked_add(RECORD).is_some_and(|end| end <= maximum);
     if !fits(index) {
         if how.interrupt {
@@ -57,12 +62,8 @@ fn try_store(memory: &mut impl DsMemory, how: &Store, from: u64, to: u64) -> Opt
             return None;
         }
     }
-    let threshold = if how.interrupt {
-        memory.read(at(field::THRESHOLD))?
-    } else {
-        u64::MAX
-    };
-    if !memory.write(index, &[from, to, 0]) {
+    // A record that cannot be counted is not stored either (rule DS-06).
+    if !memory.writable(at(field::INDEX)) || !memory.write(index, &[from, to, 0]) {
         return None;
     }
     index += RECORD;
@@ -87,6 +88,9 @@ mod tests {
     const AREA: u64 = 0x1000;
     const BASE: u64 = 0x2000;
 
+    /// A word that cannot be written.
+    const READ_ONLY: u64 = 0x800 + field::INDEX;
+
     /// Memory from 0; everything above it faults.
     struct Flat(Vec<u8>);
 
@@ -95,6 +99,9 @@ mod tests {
             let at = usize::try_from(linear).ok()?;
             let bytes = self.0.get(at..at.checked_add(8)?)?;
             Some(u64::from_le_bytes(bytes.try_into().unwrap()))
+        }
+        fn writable(&mut self, linear: u64) -> bool {
+            self.read(linear).is_some() && linear != READ_ONLY
         }
         fn write(&mut self, linear: u64, words: &[u64]) -> bool {
             let at = usize::try_from(linear).unwrap_or(usize::MAX);
@@ -167,6 +174,14 @@ mod tests {
             ..how(false)
         };
         assert_eq!(store(&mut m, &outside, 1, 2), Stored::Dropped);
+        let before = m.0.clone();
+        assert!(m.write(0x800, &[BASE, BASE, 0x3000, 0]));
+        let read_only = Store {
+            area: 0x800,
+            ..how(false)
+        };
+        assert_eq!(store(&mut m, &read_only, 1, 2), Stored::Dropped);
+        assert_eq!(m.0[0x2000..], before[0x2000..]);
     }
 
     proptest! {

@@ -102,3 +102,10 @@ pub struct Observe {
     /// Delivery of a #DB changes a model ([`BranchUnit::debug_exception`]): tell before it.
     pub debug_exceptions: bool,
 }
+
+impl Observe {
+    /// Branches must be noticed at all.
+    pub const fn notices(&self) -> bool {
+        self.branches || self.store.is_some() || self.step_on_branch
+    }
+}

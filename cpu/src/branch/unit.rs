@@ -158,7 +158,7 @@ impl BranchUnit {
         let stores = ctl.contains(DebugCtl::TR.union(DebugCtl::BTS));
         let step_on_branch = ctl.contains(DebugCtl::BTF);
         Observe {
-            branches: self.records() || messages || stores || step_on_branch,
+            branches: self.records() || messages,
             store: stores.then_some(store),
             step_on_branch,
             debug_exceptions: ctl.intersects(DebugCtl::LBR.union(DebugCtl::BTF)),

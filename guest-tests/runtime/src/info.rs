@@ -59,6 +59,7 @@ pub fn keep_command_line(info: StartInfo) {
     };
     // SAFETY: called before other processors start; the monitor ended the text with a zero.
     let text = unsafe { &mut *COMMAND_LINE_TEXT.0.get() };
+    *text = Text::new();
     loop {
         // SAFETY: as above.
         let byte = unsafe { at.read() };

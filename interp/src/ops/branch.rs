@@ -110,16 +110,33 @@ pub(crate) fn look(c: &mut Core, rip: u64) -> Next {
     c.exit(Leave::Poll)
 }
 
-/// From a conditional branch at `from` that is not taken, when that is wanted.
+/// After a noted branch to `rip` that somebody waits for.
+#[inline(never)]
+pub(crate) fn due(c: &mut Core, rip: u64) -> Next {
+    if c.branches_due() {
+        look(c, rip)
+    } else {
+        jump(c, rip)
+    }
+}
+
+/// From a conditional branch that is not taken, alone or fused: notes that where it is wanted.
 #[inline(always)]
 pub(crate) fn fall_noted<const REC: bool>(c: &mut Core, o: &Op, from: u64) -> Next {
     if REC && c.wants_not_taken() {
-        let next = c.rip_after(o);
-        if c.note_not_taken(from, next) {
-            return look(c, next);
-        }
+        return fall_slowly(c, o, from);
     }
     o.fall(c)
+}
+
+#[inline(never)]
+fn fall_slowly(c: &mut Core, o: &Op, from: u64) -> Next {
+    let next = c.rip_after(o);
+    if c.note_not_taken(from, next) {
+        look(c, next)
+    } else {
+        o.fall(c)
+    }
 }
 
 /// After the last operation of a block that does not branch.
@@ -130,8 +147,8 @@ pub(crate) fn fall<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
 
 pub(crate) fn jmp64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
     let rip = target64(c, o);
-    if REC && c.note(c.rip_of(o), rip, BranchClass::DirectJump) {
-        return look(c, rip);
+    if REC && c.note(c.rip64_of(o), rip, BranchClass::DirectJump) {
+        return due(c, rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -148,7 +165,7 @@ pub(crate) fn jcc64<const CC: u8, const LINK: bool, const REC: bool>(c: &mut Cor
     if c.cc.condition::<CC>() {
         taken64::<LINK, REC>(c, o)
     } else {
-        fall_noted::<REC>(c, o, c.rip_of(o))
+        fall_noted::<REC>(c, o, c.rip64_of(o))
     }
 }
 
@@ -156,8 +173,8 @@ pub(crate) fn jcc64<const CC: u8, const LINK: bool, const REC: bool>(c: &mut Cor
 #[inline(always)]
 pub(crate) fn taken64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
     let rip = target64(c, o);
-    if REC && c.note(c.rip_of(o), rip, BranchClass::Conditional) {
-        return look(c, rip);
+    if REC && c.note(c.rip64_of(o), rip, BranchClass::Conditional) {
+        return due(c, rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -253,8 +270,8 @@ pub(crate) fn call64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) ->
     }
     c.regs[4] = sp;
     let rip = target64(c, o);
-    if REC && c.note(c.rip_of(o), rip, c.call_class(o, rip)) {
-        return look(c, rip);
+    if REC && c.note(c.rip64_of(o), rip, c.call_class(o, rip)) {
+        return due(c, rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -288,8 +305,8 @@ pub(crate) fn ret64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
     match c.fast_read::<u64>(sp) {
         Some(rip) if canonical(rip) => {
             c.regs[4] = sp.wrapping_add(8).wrapping_add(o.imm);
-            if REC && c.note(c.rip_of(o), rip, BranchClass::Return) {
-                return look(c, rip);
+            if REC && c.note(c.rip64_of(o), rip, BranchClass::Return) {
+                return due(c, rip);
             }
             jump(c, rip)
         }
@@ -306,8 +323,8 @@ pub(crate) fn jmp_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
     };
     match rip {
         Some(rip) if canonical(rip) => {
-            if REC && c.note(c.rip_of(o), rip, BranchClass::IndirectJump) {
-                return look(c, rip);
+            if REC && c.note(c.rip64_of(o), rip, BranchClass::IndirectJump) {
+                return due(c, rip);
             }
             jump(c, rip)
         }
@@ -326,8 +343,8 @@ pub(crate) fn call_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
     match rip {
         Some(rip) if canonical(rip) && c.fast_write(sp, c.rip_after(o)) => {
             c.regs[4] = sp;
-            if REC && c.note(c.rip_of(o), rip, BranchClass::IndirectCall) {
-                return look(c, rip);
+            if REC && c.note(c.rip64_of(o), rip, BranchClass::IndirectCall) {
+                return due(c, rip);
             }
             jump(c, rip)
         }

@@ -2,14 +2,14 @@
 //! general form does the work, and enters the page for the next time.
 
 use super::alu::{self, Alu, eval};
-use super::{general, mov};
+use super::{mov, slowly};
 use crate::core::Core;
 use crate::op::{Next, Op};
 use crate::word::Word;
 
 pub(crate) fn alu_rm<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     let Some(b) = c.fast_read::<T>(c.ea64(o)) else {
-        return (general!(alu::rm::<O, T>))(c, o);
+        return slowly(c, o, alu::rm::<O, T>);
     };
     let a = c.get::<T>(o.d);
     let r = eval::<O, T>(c, a, b);
@@ -45,7 +45,7 @@ pub(crate) fn alu_mr<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     if alu_memory::<O, T>(c, o, b) {
         o.go(c)
     } else {
-        (general!(alu::mr::<O, T>))(c, o)
+        slowly(c, o, alu::mr::<O, T>)
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn alu_mi<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     if alu_memory::<O, T>(c, o, b) {
         o.go(c)
     } else {
-        (general!(alu::mi::<O, T>))(c, o)
+        slowly(c, o, alu::mi::<O, T>)
     }
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn mov_rm<T: Word>(c: &mut Core, o: &Op) -> Next {
             c.put(o.d, v);
             o.go(c)
         }
-        None => (general!(mov::rm::<T>))(c, o),
+        None => slowly(c, o, mov::rm::<T>),
     }
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn mov_mr<T: Word>(c: &mut Core, o: &Op) -> Next {
     if c.fast_write(c.ea64(o), c.get::<T>(o.s)) {
         o.go(c)
     } else {
-        (general!(mov::mr::<T>))(c, o)
+        slowly(c, o, mov::mr::<T>)
     }
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn mov_mi<T: Word>(c: &mut Core, o: &Op) -> Next {
     if c.fast_write(c.ea64(o), T::from_u64(o.imm)) {
         o.go(c)
     } else {
-        (general!(mov::mi::<T>))(c, o)
+        slowly(c, o, mov::mi::<T>)
     }
 }
 
@@ -91,6 +91,6 @@ pub(crate) fn extend_rm<S: Word, D: Word, const SIGN: bool>(c: &mut Core, o: &Op
             c.put(o.d, D::from_u64(if SIGN { v.sext() } else { v.zext() }));
             o.go(c)
         }
-        None => (general!(mov::extend::<S, SIGN>))(c, o),
+        None => slowly(c, o, mov::extend::<S, SIGN>),
     }
 }

@@ -4,7 +4,7 @@
 //! length of the first instruction in `o.asz`.
 
 use super::alu::{Alu, Cmp, Test, eval};
-use super::branch::{enter, fall_noted, jump, look};
+use super::branch::{due, enter, fall_noted, jump};
 use crate::core::{Core, Leave};
 use crate::op::{Handler, LINKABLE, Next, Op, slot};
 use crate::platform::BranchClass;
@@ -61,14 +61,14 @@ fn fused<O: Compare, T: Word, const IMM: bool, const CC: u8, const REC: bool>(
     let r = eval::<O, T>(c, a, b);
     c.cc = O::flags(a, b, r);
     if !O::holds::<T, CC>(a, b, r) {
-        let from = c.rip_of(o).wrapping_add(o.asz.into());
+        let from = c.rip64_of(o).wrapping_add(o.asz.into());
         return fall_noted::<REC>(c, o, from);
     }
     let rip = c.reg(slot::BLOCK_RIP).wrapping_add(o.disp);
     if REC {
-        let from = c.rip_of(o).wrapping_add(o.asz.into());
+        let from = c.rip64_of(o).wrapping_add(o.asz.into());
         if c.note(from, rip, BranchClass::Conditional) {
-            return look(c, rip);
+            return due(c, rip);
         }
     }
     let first = o.link.get();

@@ -78,6 +78,16 @@ pub(crate) fn finish(c: &mut Core, o: &Op, done: Done) -> Next {
     }
 }
 
+/// The general form of an operation whose fast one cannot go on. A function of its own, so that the
+/// fast form needs no stack frame.
+#[cold]
+#[inline(never)]
+pub(crate) fn slowly(c: &mut Core, o: &Op, f: impl Fn(&mut Core, &Op) -> Done) -> Next {
+    c.left = o.left;
+    let done = f(c, o);
+    finish(c, o, done)
+}
+
 /// Leaves the block; [`Core::rip`] is set and the instruction retired.
 pub(crate) fn poll(c: &mut Core) -> Next {
     c.leave = false;

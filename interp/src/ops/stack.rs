@@ -39,9 +39,7 @@ pub(crate) fn push_r64(c: &mut Core, o: &Op) -> Next {
         c.regs[4] = sp;
         return o.go(c);
     }
-    c.left = o.left;
-    let done = push(c, o);
-    super::finish(c, o, done)
+    super::slowly(c, o, push)
 }
 
 pub(crate) fn pop_r64(c: &mut Core, o: &Op) -> Next {
@@ -51,9 +49,7 @@ pub(crate) fn pop_r64(c: &mut Core, o: &Op) -> Next {
         c.set_reg(o.d, v);
         return o.go(c);
     }
-    c.left = o.left;
-    let done = pop(c, o);
-    super::finish(c, o, done)
+    super::slowly(c, o, pop)
 }
 
 pub(crate) fn push(c: &mut Core, o: &Op) -> Done {

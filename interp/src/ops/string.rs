@@ -33,6 +33,7 @@ fn charge(c: &mut Core, iterations: u64) {
     let cycles = iterations.cast_signed();
     c.budget -= cycles;
     c.extra += cycles;
+    c.update_stamp();
 }
 
 /// The repetition is over, which retires the instruction. `before` was [`Core::extra`] when it began
@@ -41,6 +42,7 @@ fn finish(c: &mut Core, o: &Op, before: i64) -> Done {
     if c.extra > before {
         c.extra -= 1;
         c.budget += 1;
+        c.update_stamp();
     }
     // The budget does not cover the rest of the block any more.
     if c.budget < 0 && o.left > 1 {

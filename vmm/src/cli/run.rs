@@ -1,11 +1,11 @@
 //! `hindsight run`.
 
+mod input;
+
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -14,13 +14,15 @@ use hindsight_cpu::cpuid::CpuModel;
 
 use super::{Status, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
-use crate::console::{self, Backend, Console, Deliver, Releaser};
-use crate::machine::{Board, Config, Machine, MachineError, Outcome, Prepared, Sinks};
+use crate::console::{self, Backend, Console, Releaser};
+use crate::machine::{Board, Config, MachineError, Outcome, Prepared, Sinks};
 use crate::vcpu::determined::Determined;
-use crate::vcpu::determined::input::{Feed, Inbox, Log, LoggedMachine};
-use crate::vcpu::mode::{self, Engine, Wanted};
+use crate::vcpu::determined::input::Feed;
+use crate::vcpu::mode::{self, Decision, Engine, Wanted};
 use crate::vcpu::report::LastState;
 use crate::vcpu::stats::Report;
+use crate::vcpu::switch::Every;
+use input::{ending, feed, input_log, no_input};
 
 /// The largest image, initrd or module that is read, in bytes.
 const FILE_MAX: u64 = 4 << 30;
@@ -99,6 +101,10 @@ pub(super) struct RunArgs {
     /// Give the guest the input of a file that --record-input wrote
     #[arg(long, value_name = "FILE", requires = "deterministic")]
     replay_input: Option<PathBuf>,
+    /// For tests of Hindsight: run in KVM and in the interpreter in turn, changing after so many
+    /// exits (N) or so much time (Nms)
+    #[arg(long, value_name = "N|Nms", value_parser = every, conflicts_with = "deterministic")]
+    switch_every: Option<Every>,
     /// Print figures about the run to standard error at its end
     #[arg(long)]
     stats: bool,
@@ -147,22 +153,6 @@ impl From<EngineArg> for Wanted {
     }
 }
 
-impl RunArgs {
-    /// Input goes to a log.
-    pub(super) const fn records_input(&self) -> bool {
-        self.record_input.is_some()
-    }
-
-    /// Which machine an input log must be of.
-    fn logged_machine(&self) -> LoggedMachine {
-        LoggedMachine {
-            cpus: self.cpus as u64,
-            memory: self.memory,
-            seed: self.seed,
-        }
-    }
-}
-
 /// A number in decimal, or in hexadecimal with 0x.
 pub(super) fn number(text: &str) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
@@ -184,6 +174,15 @@ fn size(text: &str) -> Result<u64, String> {
     value
         .checked_mul(1 << shift)
         .ok_or_else(|| "more than 2^64 bytes".to_owned())
+}
+
+fn every(text: &str) -> Result<Every, String> {
+    let number = |digits: &str| digits.parse().ok().filter(|&n: &u64| n != 0);
+    let every = match text.strip_suffix("ms") {
+        Some(digits) => number(digits).map(|ms| Every::Time(Duration::from_millis(ms))),
+        None => number(text).map(Every::Exits),
+    };
+    every.ok_or_else(|| "a number of exits such as 10, or a time such as 5ms".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -279,7 +278,7 @@ impl Files {
 /// Runs a guest to its end.
 pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     let files = Files::read(&args)?;
-    let (choice, host) = mode::decide(wanted_engine(&args)?)?;
+    let Decision { choice, host, rule } = decide(&args)?;
     let config = Config {
         memory: args.memory,
         huge_pages: args.hugepages,
@@ -290,10 +289,10 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     let image = args.image.display();
     let prepared = Prepared::new(&config, &files.plan(&args)).with_context(|| image.to_string())?;
     let log = input_log(&args)?;
-    let prepared = if args.deterministic {
-        prepared.deterministic(args.seed)
-    } else {
-        prepared
+    let prepared = match rule {
+        Some(rule) => prepared.changing(rule, args.switch_every),
+        None if args.deterministic => prepared.deterministic(args.seed),
+        None => prepared,
     };
     drop(files);
     // Only now: what a failure above left behind would be files and sockets of no use.
@@ -386,58 +385,6 @@ pub(super) fn determined(args: &RunArgs) -> anyhow::Result<Determined> {
     Ok(machine.into_determined()?)
 }
 
-/// The log of `--replay-input`.
-fn input_log(args: &RunArgs) -> anyhow::Result<Option<Log>> {
-    let Some(path) = &args.replay_input else {
-        return Ok(None);
-    };
-    let name = path.display();
-    let text = String::from_utf8(read("input log", path)?)
-        .map_err(|_| anyhow::anyhow!("input log {name} is not text"))?;
-    let log: Log = text.parse().with_context(|| format!("input log {name}"))?;
-    let own = args.logged_machine();
-    if log.machine != own {
-        let other = log.machine;
-        bail!("input log {name} is of a machine with {other}, this one has {own}");
-    }
-    Ok(Some(log))
-}
-
-/// Where the input of a deterministic machine comes from, and goes to.
-fn feed(args: &RunArgs, log: Option<Log>) -> anyhow::Result<(Feed, Option<Arc<Inbox>>)> {
-    let Some(path) = &args.record_input else {
-        return Ok((log.map(Feed::replay).unwrap_or_default(), None));
-    };
-    let context = || format!("--record-input {}", path.display());
-    let file = File::create(path).with_context(context)?;
-    let inbox = Arc::new(Inbox::default());
-    let feed = Feed::record(inbox.clone(), args.logged_machine(), Box::new(file));
-    Ok((feed.with_context(context)?, Some(inbox)))
-}
-
-/// What ends a run from outside: where input is recorded, that is input too.
-fn ending(machine: &Machine, inbox: &Option<Arc<Inbox>>) -> impl Fn() + Send + use<> {
-    let (board, inbox) = (machine.board().clone(), inbox.clone());
-    move || match &inbox {
-        Some(inbox) => inbox.quit(),
-        None => board.finish(Outcome::Quit),
-    }
-}
-
-/// Takes what is typed and drops it: input at the host's time would make every run another one.
-fn no_input() -> Deliver {
-    let said = AtomicBool::new(false);
-    Box::new(move |bytes| {
-        if !bytes.is_empty() && !said.swap(true, Ordering::Relaxed) {
-            let _ = write!(
-                io::stderr(),
-                "hindsight: deterministic mode takes no input without --record-input\r\n"
-            );
-        }
-        bytes.len()
-    })
-}
-
 /// Deterministic mode is for the interpreter.
 fn wanted_engine(args: &RunArgs) -> anyhow::Result<Wanted> {
     match (args.deterministic, args.engine) {
@@ -445,6 +392,17 @@ fn wanted_engine(args: &RunArgs) -> anyhow::Result<Wanted> {
         (true, _) => Ok(Wanted::Only(Engine::Interp)),
         (false, engine) => Ok(engine.into()),
     }
+}
+
+fn decide(args: &RunArgs) -> anyhow::Result<Decision> {
+    let wanted = wanted_engine(args)?;
+    if args.switch_every.is_none() {
+        return Ok(mode::decide(wanted)?);
+    }
+    if wanted == Wanted::Only(Engine::Interp) {
+        bail!("--switch-every needs KVM: with --engine interp there is nothing to switch to");
+    }
+    Ok(mode::decide_both()?)
 }
 
 fn model(args: &RunArgs) -> anyhow::Result<CpuModel> {
@@ -462,7 +420,13 @@ fn model(args: &RunArgs) -> anyhow::Result<CpuModel> {
 
 fn print_stats(board: &Board, host_time: Duration, outcome: &Outcome) {
     let vcpus = board.stats();
-    let report = Report { vcpus, host_time }.to_string();
+    let changes = board.modes.can_change().then(|| board.modes.tally());
+    let report = Report {
+        vcpus,
+        changes,
+        host_time,
+    };
+    let report = report.to_string();
     for line in report.lines() {
         let _ = writeln!(io::stderr(), "hindsight: {line}");
     }
@@ -518,6 +482,13 @@ mod tests {
         assert_eq!(size("0x1000"), Ok(0x1000));
         assert_eq!(size("1g"), Ok(1 << 30));
         assert!(size("").is_err() && size("M").is_err() && size("99999999T").is_err());
+    }
+
+    #[test]
+    fn switching_is_told_in_exits_or_milliseconds() {
+        assert_eq!(every("10"), Ok(Every::Exits(10)));
+        assert_eq!(every("5ms"), Ok(Every::Time(Duration::from_millis(5))));
+        assert!(every("0").is_err() && every("0ms").is_err() && every("ms").is_err());
     }
 
     #[test]

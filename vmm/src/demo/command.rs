@@ -32,8 +32,9 @@ pub struct DemoArgs {
 ///
 /// When KVM cannot be used or standard output not be written.
 pub fn run(args: &DemoArgs) -> anyhow::Result<Status> {
-    let (choice, kvm) = mode::decide(args.engine.into())?;
-    let run = match guest::run(choice.engine, kvm.as_ref()) {
+    // The demo shows one engine: it never changes.
+    let mode::Decision { choice, host, .. } = mode::decide(args.engine.into())?;
+    let run = match guest::run(choice.engine, host.as_ref()) {
         Ok(run) => run,
         Err(error @ DemoError::Machine(_)) => {
             let _ = writeln!(io::stderr(), "hindsight: {:#}", anyhow::Error::from(error));

@@ -10,25 +10,27 @@ use std::os::fd::FromRawFd;
 
 use kvm_bindings::{
     KVM_EXIT_INTERNAL_ERROR, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr,
-    kvm_interrupt, kvm_pre_fault_memory, kvm_run,
+    kvm_interrupt, kvm_pre_fault_memory, kvm_run, kvm_sregs2,
 };
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ref, ioctl_with_ref};
 
 use nr::{
-    KVM_GET_DEVICE_ATTR, KVM_GET_STATS_FD, KVM_HAS_DEVICE_ATTR, KVM_INTERRUPT,
-    KVM_PRE_FAULT_MEMORY, KVM_SET_DEVICE_ATTR, KVM_SET_SIGNAL_MASK,
+    KVM_GET_DEVICE_ATTR, KVM_GET_SREGS2, KVM_GET_STATS_FD, KVM_HAS_DEVICE_ATTR, KVM_INTERRUPT,
+    KVM_PRE_FAULT_MEMORY, KVM_SET_DEVICE_ATTR, KVM_SET_SIGNAL_MASK, KVM_SET_SREGS2,
 };
 
 /// Ioctl numbers.
 mod nr {
-    use kvm_bindings::{KVMIO, kvm_device_attr, kvm_interrupt, kvm_pre_fault_memory};
-    use vmm_sys_util::{ioctl_io_nr, ioctl_iow_nr, ioctl_iowr_nr};
+    use kvm_bindings::{KVMIO, kvm_device_attr, kvm_interrupt, kvm_pre_fault_memory, kvm_sregs2};
+    use vmm_sys_util::{ioctl_io_nr, ioctl_ior_nr, ioctl_iow_nr, ioctl_iowr_nr};
 
     use super::SignalMaskHead;
 
     ioctl_iow_nr!(KVM_INTERRUPT, KVMIO, 0x86, kvm_interrupt);
     ioctl_iow_nr!(KVM_SET_SIGNAL_MASK, KVMIO, 0x8b, SignalMaskHead);
+    ioctl_ior_nr!(KVM_GET_SREGS2, KVMIO, 0xcc, kvm_sregs2);
+    ioctl_iow_nr!(KVM_SET_SREGS2, KVMIO, 0xcd, kvm_sregs2);
     ioctl_io_nr!(KVM_GET_STATS_FD, KVMIO, 0xce);
     ioctl_iowr_nr!(KVM_PRE_FAULT_MEMORY, KVMIO, 0xd5, kvm_pre_fault_memory);
     ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
@@ -76,6 +78,28 @@ pub fn interrupt(vcpu: &VcpuFd, vector: u8) -> io::Result<()> {
     };
     // SAFETY: a vCPU fd, and a structure of the type the ioctl reads.
     check(unsafe { ioctl_with_ref(vcpu, KVM_INTERRUPT(), &interrupt) })
+}
+
+/// KVM_GET_SREGS2: segment and control registers, with the page-directory pointers in use.
+///
+/// # Errors
+///
+/// ENOTTY where this KVM does not have it.
+pub fn sregs2(vcpu: &VcpuFd) -> io::Result<kvm_sregs2> {
+    let mut sregs = kvm_sregs2::default();
+    // SAFETY: a vCPU fd, and a structure of the type the ioctl writes.
+    check(unsafe { ioctl_with_mut_ref(vcpu, KVM_GET_SREGS2(), &mut sregs) })?;
+    Ok(sregs)
+}
+
+/// KVM_SET_SREGS2: unlike KVM_SET_SREGS, it need not load the page-directory pointers from memory.
+///
+/// # Errors
+///
+/// ENOTTY where this KVM does not have it, EINVAL for impossible values.
+pub fn set_sregs2(vcpu: &VcpuFd, sregs: &kvm_sregs2) -> io::Result<()> {
+    // SAFETY: a vCPU fd, and a structure of the type the ioctl reads.
+    check(unsafe { ioctl_with_ref(vcpu, KVM_SET_SREGS2(), sregs) })
 }
 
 /// KVM_SET_SIGNAL_MASK: the signals blocked while KVM_RUN runs; bit n-1 is signal n.
@@ -239,6 +263,8 @@ mod tests {
     fn ioctl_numbers_match_the_kernel() {
         assert_eq!(KVM_INTERRUPT(), 0x4004_ae86);
         assert_eq!(KVM_SET_SIGNAL_MASK(), 0x4004_ae8b);
+        assert_eq!(KVM_GET_SREGS2(), 0x8140_aecc);
+        assert_eq!(KVM_SET_SREGS2(), 0x4140_aecd);
         assert_eq!(KVM_GET_STATS_FD(), 0xaece);
         assert_eq!(KVM_PRE_FAULT_MEMORY(), 0xc040_aed5);
         assert_eq!(KVM_SET_DEVICE_ATTR(), 0x4018_aee1);

@@ -1,7 +1,10 @@
 //! Between KVM's structures and [`CpuState`].
 
 use hindsight_cpu::state::{CpuState, DescriptorTable, Segment, XSAVE_LEN, XsaveArea, seg};
-use kvm_bindings::{kvm_dtable, kvm_regs, kvm_segment, kvm_sregs, kvm_vcpu_events};
+use kvm_bindings::{
+    KVM_SREGS2_FLAGS_PDPTRS_VALID, kvm_dtable, kvm_regs, kvm_segment, kvm_sregs, kvm_sregs2,
+    kvm_vcpu_events,
+};
 
 use super::Host;
 
@@ -183,6 +186,47 @@ pub(super) fn export_sregs(state: &CpuState, apic_base: u64) -> kvm_sregs {
     }
 }
 
+/// Whether the processor uses PAE paging, and so the loaded page-directory pointers.
+pub(super) const fn is_pae(state: &CpuState) -> bool {
+    const CR0_PG: u64 = 1 << 31;
+    const CR4_PAE: u64 = 1 << 5;
+    const EFER_LMA: u64 = 1 << 10;
+    state.cr0 & CR0_PG != 0 && state.cr4 & CR4_PAE != 0 && state.efer & EFER_LMA == 0
+}
+
+/// The same with the page-directory pointers of `state`.
+pub(super) fn export_sregs2(s: &kvm_sregs, state: &CpuState) -> kvm_sregs2 {
+    kvm_sregs2 {
+        cs: s.cs,
+        ds: s.ds,
+        es: s.es,
+        fs: s.fs,
+        gs: s.gs,
+        ss: s.ss,
+        tr: s.tr,
+        ldt: s.ldt,
+        gdt: s.gdt,
+        idt: s.idt,
+        cr0: s.cr0,
+        cr2: s.cr2,
+        cr3: s.cr3,
+        cr4: s.cr4,
+        cr8: s.cr8,
+        efer: s.efer,
+        apic_base: s.apic_base,
+        flags: u64::from(KVM_SREGS2_FLAGS_PDPTRS_VALID),
+        pdptrs: state.pdptr,
+    }
+}
+
+/// Whether these events are complete as data: see [`super::vcpu::KvmVcpu::is_movable`].
+pub(super) const fn is_movable(e: &kvm_vcpu_events) -> bool {
+    // Whether an NMI that is injected counts as blocked already differs between hosts, and of two
+    // that wait the second has no place in our state. A software interrupt's length is lost.
+    let soft = e.interrupt.injected != 0 && e.interrupt.soft != 0;
+    e.interrupt.shadow == 0 && e.nmi.injected == 0 && e.nmi.pending < 2 && !soft
+}
+
 pub(super) fn import_events(e: &kvm_vcpu_events, state: &mut CpuState) {
     let events = &mut state.events;
     *events = hindsight_cpu::state::Events::default();
@@ -255,6 +299,28 @@ mod tests {
         import_sregs(&export_sregs(&state, 0), &mut back);
         import_events(&export_events(&state, false), &mut back);
         assert_eq!(back, state);
+    }
+
+    #[test]
+    fn shadows_and_half_delivered_events_do_not_move() {
+        let quiet = kvm_vcpu_events::default();
+        assert!(is_movable(&quiet));
+        let change = |f: fn(&mut kvm_vcpu_events)| {
+            let mut events = quiet;
+            f(&mut events);
+            is_movable(&events)
+        };
+        assert!(!change(|e| e.interrupt.shadow = SHADOW_STI));
+        assert!(!change(|e| e.interrupt.shadow = SHADOW_MOV_SS));
+        assert!(!change(|e| e.nmi.injected = 1));
+        assert!(!change(|e| e.nmi.pending = 2));
+        assert!(!change(
+            |e| (e.interrupt.injected, e.interrupt.soft) = (1, 1)
+        ));
+        // These are data: they are delivered in the other engine.
+        assert!(change(|e| e.interrupt.injected = 1));
+        assert!(change(|e| e.exception.injected = 1));
+        assert!(change(|e| (e.nmi.pending, e.nmi.masked) = (1, 1)));
     }
 
     #[test]

@@ -42,6 +42,10 @@ pub struct KvmVcpu {
     xsave_layout: XsaveLayout,
     /// An instruction waits for KVM_RUN to complete it.
     pending: bool,
+    /// XCR0 as KVM has it.
+    xcr0: u64,
+    /// The TSC offset that KVM was given last.
+    tsc_offset: Option<u64>,
     /// The thread is inside of KVM_RUN, or about to be.
     in_guest: Arc<AtomicBool>,
     /// After `fd`: the machine's memory outlives its processors.
@@ -81,6 +85,8 @@ impl KvmVcpu {
             fd,
             xsave_layout,
             pending: false,
+            xcr0: 1,
+            tsc_offset: None,
             in_guest: Arc::default(),
             vm,
         }
@@ -221,11 +227,16 @@ impl KvmVcpu {
     /// # Errors
     ///
     /// When this KVM has no such attribute.
-    pub fn set_tsc_offset(&self, offset: u64) -> Result<(), KvmError> {
+    pub fn set_tsc_offset(&mut self, offset: u64) -> Result<(), KvmError> {
+        if self.tsc_offset == Some(offset) {
+            return Ok(());
+        }
         ioctls::set_tsc_offset(&self.fd, offset).map_err(|source| KvmError::Ioctl {
             call: "KVM_SET_DEVICE_ATTR (TSC offset)",
             source,
-        })
+        })?;
+        self.tsc_offset = Some(offset);
+        Ok(())
     }
 
     /// Frequency of the guest's TSC in kHz as KVM states it.
@@ -249,14 +260,76 @@ impl KvmVcpu {
         Ok(done == 1)
     }
 
-    fn get_msr(&self, index: u32) -> Result<u64, KvmError> {
-        let entry = kvm_msr_entry {
-            index,
-            ..Default::default()
-        };
-        let mut msrs = Msrs::from_entries(&[entry]).expect("one entry always fits");
-        self.fd.get_msrs(&mut msrs).map_err(ioctl("KVM_GET_MSRS"))?;
-        Ok(msrs.as_slice()[0].data)
+    /// Sets several MSRs in KVM, with one call where KVM takes them all. Answers the indices of
+    /// those that it does not take.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl itself fails.
+    pub fn set_msrs(
+        &self,
+        values: impl IntoIterator<Item = (u32, u64)>,
+    ) -> Result<Vec<u32>, KvmError> {
+        let entries: Vec<_> = values
+            .into_iter()
+            .map(|(index, data)| kvm_msr_entry {
+                index,
+                data,
+                ..Default::default()
+            })
+            .collect();
+        let mut refused = Vec::new();
+        let mut rest = entries.as_slice();
+        while !rest.is_empty() {
+            let msrs = Msrs::from_entries(rest)
+                .map_err(|_| KvmError::Lacks("room for our MSRs in one call"))?;
+            let done = self.fd.set_msrs(&msrs).map_err(ioctl("KVM_SET_MSRS"))?;
+            // It stops at the first one that it does not take.
+            let (_, after) = rest.split_at(done.min(rest.len()));
+            rest = after;
+            if let Some((first, after)) = after.split_first() {
+                refused.push(first.index);
+                rest = after;
+            }
+        }
+        Ok(refused)
+    }
+
+    /// The values of [`NATIVE`]; 0 for those that KVM has not got.
+    fn native_msrs(&self) -> Result<[u64; NATIVE.len()], KvmError> {
+        let mut values = [0; NATIVE.len()];
+        let mut from = 0;
+        while from < NATIVE.len() {
+            let entries: Vec<_> = NATIVE[from..]
+                .iter()
+                .map(|&index| kvm_msr_entry {
+                    index,
+                    ..Default::default()
+                })
+                .collect();
+            let mut msrs = Msrs::from_entries(&entries)
+                .map_err(|_| KvmError::Lacks("room for our MSRs in one call"))?;
+            let done = self.fd.get_msrs(&mut msrs).map_err(ioctl("KVM_GET_MSRS"))?;
+            for (value, entry) in values[from..].iter_mut().zip(&msrs.as_slice()[..done]) {
+                *value = entry.data;
+            }
+            // It stops at the first one that it does not have.
+            from += done + 1;
+        }
+        Ok(values)
+    }
+
+    /// Whether what is under way at this instruction boundary can be moved out of KVM: no shadow,
+    /// which KVMs tell apart differently, and no NMI half delivered. An exception or an interrupt
+    /// that waits for delivery is plain data. The instruction under way must be complete.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn is_movable(&self) -> Result<bool, KvmError> {
+        let events = self.fd.get_vcpu_events();
+        let events = events.map_err(ioctl("KVM_GET_VCPU_EVENTS"))?;
+        Ok(state::is_movable(&events))
     }
 
     /// Gives KVM the whole state. `apic_base` is the local APIC's.
@@ -270,9 +343,16 @@ impl KvmVcpu {
     pub fn load(&mut self, state: &CpuState, apic_base: u64) -> Result<(), KvmError> {
         debug_assert!(!self.pending, "complete the instruction first");
         let fd = &self.fd;
-        fd.set_sregs(&state::export_sregs(state, apic_base))
-            .map_err(ioctl("KVM_SET_SREGS"))?;
-        if state.xcr0 != 1 {
+        let sregs = state::export_sregs(state, apic_base);
+        if state::is_pae(state) && self.vm.has_sregs2() {
+            ioctls::set_sregs2(fd, &state::export_sregs2(&sregs, state)).map_err(|source| {
+                let call = "KVM_SET_SREGS2";
+                KvmError::Ioctl { call, source }
+            })?;
+        } else {
+            fd.set_sregs(&sregs).map_err(ioctl("KVM_SET_SREGS"))?;
+        }
+        if state.xcr0 != self.xcr0 {
             let mut xcrs = kvm_xcrs {
                 nr_xcrs: 1,
                 ..Default::default()
@@ -283,6 +363,7 @@ impl KvmVcpu {
                 value: state.xcr0,
             };
             fd.set_xcrs(&xcrs).map_err(ioctl("KVM_SET_XCRS"))?;
+            self.xcr0 = state.xcr0;
         }
         self.load_xsave(state)?;
         let m = &state.msrs;
@@ -296,10 +377,13 @@ impl KvmVcpu {
             m.sysenter_eip,
             m.pat,
         ];
-        for (index, value) in NATIVE.into_iter().zip(values) {
-            if !self.set_msr(index, value)? && value != 0 {
-                return Err(KvmError::Lacks("an MSR of the base architecture"));
-            }
+        let refused = self.set_msrs(NATIVE.into_iter().zip(values))?;
+        let mut needed = NATIVE
+            .into_iter()
+            .zip(values)
+            .filter(|&(_, value)| value != 0);
+        if needed.any(|(index, _)| refused.contains(&index)) {
+            return Err(KvmError::Lacks("an MSR of the base architecture"));
         }
         let dr = kvm_debugregs {
             db: state.dr,
@@ -333,7 +417,7 @@ impl KvmVcpu {
     /// # Errors
     ///
     /// When an ioctl fails.
-    pub fn store(&self, state: &mut CpuState) -> Result<(), KvmError> {
+    pub fn store(&mut self, state: &mut CpuState) -> Result<(), KvmError> {
         debug_assert!(!self.pending, "complete the instruction first");
         let fd = &self.fd;
         state::import_regs(&fd.get_regs().map_err(ioctl("KVM_GET_REGS"))?, state);
@@ -348,6 +432,7 @@ impl KvmVcpu {
             let count = (xcrs.nr_xcrs as usize).min(xcrs.xcrs.len());
             if let Some(x) = xcrs.xcrs[..count].iter().find(|x| x.xcr == 0) {
                 state.xcr0 = x.value;
+                self.xcr0 = x.value;
             }
         }
         let m = &mut state.msrs;
@@ -361,14 +446,30 @@ impl KvmVcpu {
             &mut m.sysenter_eip,
             &mut m.pat,
         ];
-        for (index, value) in NATIVE.into_iter().zip(values) {
-            *value = self.get_msr(index)?;
+        for (to, value) in values.into_iter().zip(self.native_msrs()?) {
+            *to = value;
         }
         let dr = fd.get_debug_regs().map_err(ioctl("KVM_GET_DEBUGREGS"))?;
         (state.dr, state.dr6, state.dr7) = (dr.db, dr.dr6, dr.dr7);
         let events = fd.get_vcpu_events().map_err(ioctl("KVM_GET_VCPU_EVENTS"))?;
         state::import_events(&events, state);
+        if state::is_pae(state) {
+            state.pdptr = self.page_directory_pointers(state.cr3)?;
+        }
         Ok(())
+    }
+
+    /// The page-directory pointers that PAE paging uses: those that were loaded, where KVM tells,
+    /// else those that are in memory now.
+    fn page_directory_pointers(&self, cr3: u64) -> Result<[u64; 4], KvmError> {
+        if !self.vm.has_sregs2() {
+            return Ok(self.vm.read_page_directory_pointers(cr3));
+        }
+        let sregs = ioctls::sregs2(&self.fd).map_err(|source| {
+            let call = "KVM_GET_SREGS2";
+            KvmError::Ioctl { call, source }
+        })?;
+        Ok(sregs.pdptrs)
     }
 
     /// The machine this processor belongs to.

@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use kvm_bindings::{kvm_enable_cap, kvm_userspace_memory_region};
+use kvm_bindings::{KVM_CAP_SREGS2, kvm_enable_cap, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, VmFd};
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::vcpu::KvmVcpu;
 use super::{Host, KvmError, filter, ioctl};
@@ -23,7 +23,8 @@ const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 pub struct KvmVm {
     fd: VmFd,
     xsave_layout: super::state::XsaveLayout,
-    _memory: GuestMemoryMmap,
+    has_sregs2: bool,
+    memory: GuestMemoryMmap,
 }
 
 impl KvmVm {
@@ -48,7 +49,7 @@ impl KvmVm {
                 memory_size: region.len(),
                 userspace_addr: host_address as u64,
             };
-            // SAFETY: the region is a live mapping of that size; `_memory` keeps it alive for as
+            // SAFETY: the region is a live mapping of that size; `memory` keeps it alive for as
             // long as `fd`, and slots do not overlap because regions do not.
             unsafe { fd.set_user_memory_region(slot) }
                 .map_err(ioctl("KVM_SET_USER_MEMORY_REGION"))?;
@@ -65,8 +66,23 @@ impl KvmVm {
         Ok(Arc::new(Self {
             fd,
             xsave_layout,
-            _memory: memory.clone(),
+            has_sregs2: host.kvm().check_extension_raw(KVM_CAP_SREGS2.into()) > 0,
+            memory: memory.clone(),
         }))
+    }
+
+    /// Whether KVM tells the page-directory pointers of PAE paging.
+    pub(super) const fn has_sregs2(&self) -> bool {
+        self.has_sregs2
+    }
+
+    /// The page-directory pointers at `cr3`; 0, which is not present, where there is no memory.
+    pub(super) fn read_page_directory_pointers(&self, cr3: u64) -> [u64; 4] {
+        let table = (cr3 & 0xffff_ffff) & !0x1f;
+        [0, 8, 16, 24].map(|at| {
+            let entry = self.memory.read_obj(GuestAddress(table + at));
+            entry.unwrap_or(0)
+        })
     }
 
     /// Creates processor `id`. It needs [`KvmVcpu::set_cpuid`] before it runs.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
+use hindsight_cpu::armed::Armed;
 use hindsight_cpu::cpuid::CpuidTable;
 use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::{Interrupts, InterruptsState, Wake};
@@ -16,13 +17,14 @@ use super::MachineError;
 use super::devices::{Devices, DevicesState};
 use super::timer::TimerBell;
 use crate::kvm::KvmError;
-use crate::memory;
+use crate::memory::{self, MemoryError};
 use crate::messages::BranchMessages;
 use crate::snapshot::RestoreError;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::{Control, lock};
 use crate::vcpu::report::{Crash, LastState};
 use crate::vcpu::stats::VcpuStats;
+use crate::vcpu::switch::Modes;
 
 /// How a run ended.
 #[derive(Debug)]
@@ -75,10 +77,14 @@ pub struct Board {
     pub cpuid: CpuidTable,
     /// Pause, resume, stop, kick.
     pub control: Arc<Control>,
+    /// Which engine runs the guest, and what is armed.
+    pub modes: Modes,
     /// Where processors tell a debugger that they stopped.
     pub reports: Reports,
     /// Guest memory.
     pub memory: GuestMemoryMmap,
+    /// The same for the interpreter, once it was needed.
+    pub(super) observed_memory: Mutex<Option<Arc<hindsight_interp::Memory>>>,
     /// Who listens to branch trace messages.
     pub messages: Option<BranchMessages>,
     pub(super) finish: Arc<Finish>,
@@ -155,6 +161,23 @@ impl Board {
     pub fn finish(&self, outcome: Outcome) {
         self.finish.set(&self.control, outcome);
         self.timer.ring();
+    }
+
+    /// Processor `id` has this armed from now on.
+    pub(crate) fn arm(&self, id: usize, armed: Armed) {
+        if self.modes.arm(id, armed) {
+            self.timer.ring();
+        }
+    }
+
+    /// Guest memory as all interpreters of this machine share it.
+    pub(crate) fn interpreter_memory(&self) -> Result<Arc<hindsight_interp::Memory>, MemoryError> {
+        let mut made = lock(&self.observed_memory);
+        if let Some(memory) = &*made {
+            return Ok(memory.clone());
+        }
+        let memory = Arc::new(memory::for_interpreter(&self.memory)?);
+        Ok(made.insert(memory).clone())
     }
 
     /// A processor's thread ends, and leaves its figures.

@@ -33,12 +33,13 @@ use crate::vcpu::attend::Reports;
 use crate::vcpu::control::Control;
 use crate::vcpu::determined::input::Feed;
 use crate::vcpu::determined::{self, Determined};
-use crate::vcpu::mode::Engine;
+use crate::vcpu::mode::{Engine, Rule};
 use crate::vcpu::models::Models;
 use crate::vcpu::native::NativeVcpu;
 use crate::vcpu::observed::ObservedVcpu;
 use crate::vcpu::record::Recorder;
 use crate::vcpu::report::LastState;
+use crate::vcpu::switch::{Every, Modes, Processor};
 use crate::{acpi, doctor, host_clock};
 
 /// Most processors a machine may have.
@@ -117,34 +118,11 @@ pub enum MachineError {
     Thread(#[source] io::Error),
 }
 
-/// A processor of either way to run.
-#[derive(Debug)]
-enum AnyVcpu {
-    Native(Box<NativeVcpu>),
-    Observed(Box<ObservedVcpu>),
-}
-
-impl AnyVcpu {
-    fn thread(self, board: &Arc<Board>) -> Option<LastState> {
-        match self {
-            Self::Native(vcpu) => vcpu.thread(board),
-            Self::Observed(vcpu) => vcpu.thread(board),
-        }
-    }
-
-    fn set_recorder(&mut self, recorder: Arc<Recorder>) {
-        match self {
-            Self::Native(vcpu) => vcpu.set_recorder(recorder),
-            Self::Observed(vcpu) => vcpu.set_recorder(recorder),
-        }
-    }
-}
-
 /// A machine that is ready to run.
 #[derive(Debug)]
 pub struct Machine {
     board: Arc<Board>,
-    vcpus: Vec<AnyVcpu>,
+    vcpus: Vec<Processor>,
     deterministic: bool,
     feed: Feed,
     loaded: Loaded,
@@ -159,6 +137,8 @@ pub struct Prepared {
     memory: GuestMemoryMmap,
     loaded: Loaded,
     seed: Option<u64>,
+    rule: Option<Rule>,
+    every: Option<Every>,
 }
 
 impl Prepared {
@@ -167,6 +147,15 @@ impl Prepared {
     #[must_use]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Lets a machine that starts in KVM change its engine as `rule` says, and for tests of just
+    /// that also `every` so often. See [`crate::vcpu::switch`].
+    #[must_use]
+    pub fn changing(mut self, rule: Rule, every: Option<Every>) -> Self {
+        self.rule = Some(rule);
+        self.every = every;
         self
     }
 
@@ -190,6 +179,8 @@ impl Prepared {
             memory,
             loaded,
             seed: None,
+            rule: None,
+            every: None,
         })
     }
 
@@ -205,6 +196,8 @@ impl Prepared {
             memory,
             loaded,
             seed,
+            rule,
+            every,
         } = self;
         if seed.is_some() && config.engine != Engine::Interp {
             return Err(MachineError::Deterministic);
@@ -214,22 +207,27 @@ impl Prepared {
             (Engine::Kvm, None) => return Err(KvmError::Missing.into()),
             (Engine::Interp, _) => None,
         };
-        let facilities = facilities(config.engine);
+        // Without KVM there is nothing to change to.
+        let rule = rule.filter(|_| kvm.is_some());
+        let facilities = facilities(config.engine, rule.is_some());
         let tsc_hz = match seed {
             Some(_) => determined::TSC_HZ,
             None => host_clock::tsc_hz(kvm.as_ref().and_then(KvmParts::tsc_khz)),
         };
         let supported = |leaf, subleaf| match (&kvm, host) {
+            (Some(_), Some(host)) if rule.is_some() => executed_by_both(host, leaf, subleaf),
             (Some(_), Some(host)) => host.supported_cpuid(leaf, subleaf),
             _ => hindsight_interp::supported_cpuid(leaf, subleaf),
         };
-        let processor = Processor {
+        let processor = Features {
             facilities,
             tsc_hz,
             supported: &supported,
             deterministic: seed.is_some(),
         };
-        let board = board(&config, &layout, memory, &processor, sinks)?;
+        let control = Arc::new(Control::new(config.cpus, config.engine));
+        let modes = Modes::new(config.cpus, rule.clone(), every, control.clone());
+        let board = board(&config, &layout, memory, &processor, modes, control, sinks)?;
         if !matches!(loaded.protocol, Protocol::Pvh | Protocol::Elf) {
             // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
             board.irq.set_virtual_wire();
@@ -364,7 +362,7 @@ impl Machine {
 
 fn spawn_all(
     board: &Arc<Board>,
-    vcpus: Vec<AnyVcpu>,
+    vcpus: Vec<Processor>,
     threads: &mut Vec<JoinHandle<Vec<LastState>>>,
 ) -> Result<(), MachineError> {
     let timer_board = board.clone();
@@ -394,7 +392,7 @@ fn spawn_all(
 /// Deterministic mode: one thread for all processors, and none for time.
 fn spawn_one(
     board: &Arc<Board>,
-    vcpus: Vec<AnyVcpu>,
+    vcpus: Vec<Processor>,
     feed: Feed,
     threads: &mut Vec<JoinHandle<Vec<LastState>>>,
 ) -> Result<(), MachineError> {
@@ -412,16 +410,16 @@ fn spawn_one(
     Ok(())
 }
 
-fn determined_vcpus(vcpus: Vec<AnyVcpu>) -> Result<Vec<ObservedVcpu>, MachineError> {
-    let vcpus = vcpus.into_iter().map(|vcpu| match vcpu {
-        AnyVcpu::Observed(vcpu) => Ok(*vcpu),
-        AnyVcpu::Native(_) => Err(MachineError::Deterministic),
+fn determined_vcpus(vcpus: Vec<Processor>) -> Result<Vec<ObservedVcpu>, MachineError> {
+    let vcpus = vcpus.into_iter().map(|vcpu| {
+        let observed = vcpu.into_observed();
+        observed.ok_or(MachineError::Deterministic)
     });
     vcpus.collect()
 }
 
 /// What decides the processor that guests see.
-struct Processor<'a> {
+struct Features<'a> {
     facilities: Facilities,
     tsc_hz: u64,
     /// What the engine can execute, in CPUID's own form.
@@ -430,18 +428,54 @@ struct Processor<'a> {
     deterministic: bool,
 }
 
-/// What works in an engine on this host.
-fn facilities(engine: Engine) -> Facilities {
+/// What works on this host, in an engine or in two that take turns: what KVM lacks moves the machine.
+fn facilities(engine: Engine, changes: bool) -> Facilities {
     if engine == Engine::Interp {
         return Facilities::OBSERVED;
     }
-    // Without an in-kernel APIC, some KVMs swallow writes of the deadline.
-    let lost = !matches!(doctor::unmet("tsc-deadline-exit"), Ok(None));
-    if lost {
-        Facilities::NATIVE.difference(Facilities::TSC_DEADLINE)
+    let all = if changes {
+        Facilities::OBSERVED
     } else {
         Facilities::NATIVE
+    };
+    // Without an in-kernel APIC, some KVMs swallow writes of the deadline.
+    if matches!(doctor::unmet("tsc-deadline-exit"), Ok(None)) {
+        all
+    } else {
+        all.difference(Facilities::TSC_DEADLINE)
     }
+}
+
+/// What KVM and the interpreter both execute: a guest that moves between them must not notice. Where
+/// things lie in an XSAVE area is the host's, because XSAVE runs natively; the interpreter follows.
+fn executed_by_both(host: &kvm::Host, leaf: u32, subleaf: u32) -> Regs {
+    let native = host.supported_cpuid(leaf, subleaf);
+    let observed = hindsight_interp::supported_cpuid(leaf, subleaf);
+    intersection(leaf, subleaf, native, observed)
+}
+
+fn intersection(leaf: u32, subleaf: u32, native: Regs, observed: Regs) -> Regs {
+    let mut both = native;
+    match (leaf, subleaf) {
+        (1, _) => {
+            both[2] &= observed[2];
+            both[3] &= observed[3];
+        }
+        (7, _) | (0x8000_0001, _) | (0xd, 1) => {
+            for (native, observed) in both.iter_mut().zip(observed) {
+                *native &= observed;
+            }
+        }
+        (0xd, 0) => both[0] &= observed[0],
+        // A component that the interpreter lacks has no length there.
+        (0xd, _) if observed[0] == 0 => both = [0; 4],
+        (0x8000_0008, _) => {
+            let (a, b) = (both[0], observed[0]);
+            both[0] = (a & 0xff).min(b & 0xff) | (a & 0xff00).min(b & 0xff00);
+        }
+        _ => {}
+    }
+    both
 }
 
 /// The KVM side of a machine under construction.
@@ -467,17 +501,13 @@ impl KvmParts {
         board: &Board,
         loaded: &Loaded,
         models: impl Fn(usize) -> Models,
-    ) -> Result<Vec<AnyVcpu>, MachineError> {
+    ) -> Result<Vec<Processor>, MachineError> {
         let vcpus = self.vcpus.into_iter().zip(0_u32..).enumerate();
         vcpus
             .map(|(id, (kvm, wide))| {
                 kvm.set_cpuid(wide, &board.cpuid)?;
                 let state = first_state(id, loaded, &board.cpuid);
-                Ok(AnyVcpu::Native(Box::new(NativeVcpu::new(
-                    kvm,
-                    models(id),
-                    &state,
-                )?)))
+                Ok(NativeVcpu::new(kvm, models(id), &state)?.into())
             })
             .collect()
     }
@@ -489,15 +519,15 @@ fn observed_vcpus(
     loaded: &Loaded,
     seed: Option<u64>,
     models: impl Fn(usize) -> Models,
-) -> Result<Vec<AnyVcpu>, MachineError> {
-    let memory = Arc::new(memory::for_interpreter(&board.memory)?);
+) -> Result<Vec<Processor>, MachineError> {
+    let memory = board.interpreter_memory()?;
     let vcpus = (0..cpus).map(|id| {
         let state = first_state(id, loaded, &board.cpuid);
         let mut vcpu = ObservedVcpu::new(memory.clone(), models(id), &state);
         if let Some(seed) = seed {
             vcpu.determine(seed);
         }
-        AnyVcpu::Observed(Box::new(vcpu))
+        vcpu.into()
     });
     Ok(vcpus.collect())
 }
@@ -506,7 +536,9 @@ fn board(
     config: &Config,
     layout: &Layout,
     memory: GuestMemoryMmap,
-    processor: &Processor<'_>,
+    processor: &Features<'_>,
+    modes: Modes,
+    control: Arc<Control>,
     mut sinks: Sinks,
 ) -> Result<Arc<Board>, MachineError> {
     let clock = Arc::new(if processor.deterministic {
@@ -516,7 +548,7 @@ fn board(
     });
     clock.pause();
     let cpus = u32::try_from(config.cpus).unwrap_or(u32::MAX);
-    let &Processor {
+    let &Features {
         facilities,
         tsc_hz,
         supported,
@@ -529,7 +561,6 @@ fn board(
         tsc_hz,
     };
     let cpuid = CpuidTable::new(&cpuid_config, supported);
-    let control = Arc::new(Control::new(config.cpus));
     let timer = Arc::new(TimerBell::default());
     let finish = Arc::new(Finish::default());
     let waker = Arc::new(Waker {
@@ -570,8 +601,10 @@ fn board(
         devices,
         cpuid,
         control,
+        modes,
         reports: Reports::new().map_err(MachineError::Reports)?,
         memory,
+        observed_memory: Mutex::default(),
         messages,
         finish,
         timer,

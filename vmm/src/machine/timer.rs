@@ -87,7 +87,8 @@ pub(super) fn thread(board: &Board) {
             )
         });
         let poll = (windows != 0).then_some(WINDOW_POLL);
-        let limit = until.into_iter().chain(poll).min();
+        let modes = board.modes.tick();
+        let limit = until.into_iter().chain(poll).chain(modes).min();
         let long = limit.is_none_or(|limit| limit > WINDOW_POLL);
         board.timer.long.store(long, Ordering::SeqCst);
         if long && board.windows.load(Ordering::SeqCst) != windows {

@@ -1,9 +1,14 @@
-//! Pause, resume, stop and kick, from any thread, without lost wake-ups.
+//! Pause, resume, stop, kick and change of engine, from any thread, without lost wake-ups.
 //!
 //! A processor's thread looks for work, then runs the guest or sleeps. Whoever gives it work sets
 //! its flag first and only then interrupts it: either the thread sees the flag before it runs, or
 //! `immediate_exit` (set after the flag) throws it out of KVM_RUN, or the condition variable wakes
 //! it.
+//!
+//! A machine changes its engine as a whole: [`Control::change`] says what is wanted, every thread
+//! comes to its [`Control::checkpoint`] between two instructions, and when the last one is there
+//! all go on in the other engine. None runs guest code in one while another still does in the
+//! other.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,6 +17,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::attend::Request;
+use super::mode::Engine;
 use crate::kvm::kick::Kicker;
 
 /// Locks `mutex`; a panic elsewhere while it was held does not spread.
@@ -95,8 +101,16 @@ struct Inner {
     phase: Phase,
     /// Threads inside of their run loop.
     active: usize,
-    /// Threads that wait for the end of a pause.
+    /// Threads that wait for the end of a pause, or for the others before a change.
     waiting: usize,
+    /// What runs the guest.
+    engine: Engine,
+    /// What is to run it, once all threads have arrived.
+    wanted: Option<Engine>,
+    /// Threads that have.
+    arrived: usize,
+    /// Counts changes made and given up: those who wait see that theirs is over.
+    round: u64,
     /// Processors that stay paused when the others run on, a bit each.
     held: u64,
     /// What the processors' threads are to do while they are paused.
@@ -104,8 +118,19 @@ struct Inner {
 }
 
 impl Inner {
+    /// Ends the wait for a change, which was made or given up.
+    fn end_round(&mut self) {
+        self.wanted = None;
+        self.arrived = 0;
+        self.round += 1;
+    }
+
     fn pauses(&self, ids: u64) -> bool {
         self.phase == Phase::Paused || (self.phase == Phase::Running && self.held & ids != 0)
+    }
+
+    fn has_request(&self, mut ids: Range<usize>) -> bool {
+        ids.any(|id| self.asked.get(id).is_some_and(Option::is_some))
     }
 
     fn take_request(&mut self, ids: Range<usize>) -> Option<(usize, Request)> {
@@ -143,16 +168,36 @@ pub enum Checkpoint {
     Run,
     /// Ends.
     Stop,
+    /// Says whether it can be moved, and comes again.
+    Again,
+    /// Goes on in this engine; comes to another checkpoint before it runs the guest there.
+    Change(Engine),
+}
+
+/// Where a thread is when it comes to a [`Control::checkpoint`].
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The processors that it runs.
+    pub ids: Range<usize>,
+    /// What it runs them in.
+    pub engine: Engine,
+    /// Whether their state is complete, between two instructions with nothing under way. `None`:
+    /// it has not looked.
+    pub movable: Option<bool>,
 }
 
 impl Control {
-    /// For a machine of `cpus` processors, which starts paused.
-    pub fn new(cpus: usize) -> Self {
+    /// For a machine of `cpus` processors, which starts paused, in `engine`.
+    pub fn new(cpus: usize, engine: Engine) -> Self {
         Self {
             inner: Mutex::new(Inner {
                 phase: Phase::Paused,
                 active: 0,
                 waiting: 0,
+                engine,
+                wanted: None,
+                arrived: 0,
+                round: 0,
                 held: 0,
                 asked: (0..cpus).map(|_| None).collect(),
             }),
@@ -262,40 +307,120 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// Called by the thread of processors `ids`, with nothing locked, when its doorbell rang: waits
-    /// out a pause, and has `serve` do what [`Control::ask`] wants of a processor.
+    /// What runs the guest, or is about to.
+    pub fn engine(&self) -> Engine {
+        let inner = lock(&self.inner);
+        inner.wanted.unwrap_or(inner.engine)
+    }
+
+    /// The machine is to run in `engine`. Takes back a wish for the other one that not all threads
+    /// have followed yet. `false`: it runs there already.
+    pub fn change(&self, engine: Engine) -> bool {
+        let mut inner = lock(&self.inner);
+        if inner.wanted.unwrap_or(inner.engine) == engine {
+            return false;
+        }
+        if inner.wanted.is_some() {
+            inner.end_round();
+        } else {
+            inner.wanted = Some(engine);
+        }
+        drop(inner);
+        self.changed.notify_all();
+        self.ring_all();
+        true
+    }
+
+    /// Called by a processor's thread, with nothing locked, when its doorbell rang: waits out a
+    /// pause, has `serve` do what [`Control::ask`] wants of a processor, and waits for the others
+    /// where the engine is to change. A thread that cannot be moved goes on as it did then, and
+    /// must come again soon.
     pub fn checkpoint(
         &self,
-        ids: Range<usize>,
+        mut place: Place,
         serve: &mut dyn FnMut(usize, Request),
     ) -> Checkpoint {
         let mut inner = lock(&self.inner);
-        while inner.pauses(mask(&ids)) {
-            if let Some((id, request)) = inner.take_request(ids.clone()) {
+        loop {
+            match inner.phase {
+                Phase::Stopped => return Checkpoint::Stop,
+                // A pause goes first: while it lasts nobody moves.
+                Phase::Paused => {}
+                Phase::Running if inner.engine != place.engine => {
+                    return Checkpoint::Change(inner.engine);
+                }
+                Phase::Running if inner.wanted.is_some() => match place.movable {
+                    Some(true) => {
+                        inner = self.arrive(inner, &place);
+                        continue;
+                    }
+                    Some(false) => {}
+                    None => return Checkpoint::Again,
+                },
+                Phase::Running => {}
+            }
+            if !inner.pauses(mask(&place.ids)) {
+                return Checkpoint::Run;
+            }
+            if let Some((id, request)) = inner.take_request(place.ids.clone()) {
                 drop(inner);
                 serve(id, request);
+                // It may have been given another state.
+                place.movable = None;
                 inner = lock(&self.inner);
-                continue;
+            } else {
+                inner = self.wait(inner);
             }
-            inner.waiting += 1;
-            self.changed.notify_all();
-            inner = self
-                .changed
-                .wait(inner)
-                .unwrap_or_else(PoisonError::into_inner);
-            inner.waiting -= 1;
         }
-        if inner.phase == Phase::Stopped {
-            Checkpoint::Stop
-        } else {
-            Checkpoint::Run
+    }
+
+    /// Waits for something to change, as one of those that do not run.
+    fn wait<'a>(&'a self, mut inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
+        inner.waiting += 1;
+        self.changed.notify_all();
+        inner = self
+            .changed
+            .wait(inner)
+            .unwrap_or_else(PoisonError::into_inner);
+        inner.waiting -= 1;
+        inner
+    }
+
+    /// Waits until all threads have arrived, and the change is made; or until it is given up, or
+    /// there is something else to do first.
+    fn arrive<'a>(
+        &'a self,
+        mut inner: MutexGuard<'a, Inner>,
+        place: &Place,
+    ) -> MutexGuard<'a, Inner> {
+        let round = inner.round;
+        inner.arrived += 1;
+        while inner.round == round {
+            let paused = inner.phase == Phase::Paused;
+            if inner.phase == Phase::Stopped || (paused && inner.has_request(place.ids.clone())) {
+                inner.arrived -= 1;
+                break;
+            }
+            if !paused && inner.arrived >= inner.active {
+                inner.engine = inner.wanted.unwrap_or(inner.engine);
+                inner.end_round();
+                self.changed.notify_all();
+            } else {
+                inner = self.wait(inner);
+            }
         }
+        inner
     }
 
     /// Whether the thread of processors `ids` must come to a [`Control::checkpoint`].
     pub fn wants_checkpoint(&self, ids: Range<usize>) -> bool {
         let inner = lock(&self.inner);
-        inner.phase != Phase::Running || inner.held & mask(&ids) != 0
+        inner.phase != Phase::Running || inner.held & mask(&ids) != 0 || inner.wanted.is_some()
+    }
+
+    /// Whether the engine is to change.
+    pub fn wants_change(&self) -> bool {
+        lock(&self.inner).wanted.is_some()
     }
 }
 
@@ -306,9 +431,17 @@ mod tests {
     use std::sync::atomic::AtomicU64;
     use std::thread;
 
+    fn place(id: usize, engine: Engine, movable: bool) -> Place {
+        Place {
+            ids: id..id + 1,
+            engine,
+            movable: Some(movable),
+        }
+    }
+
     /// Runs `cpus` threads that count until stopped, looking only when their doorbell rings.
     fn counters(cpus: usize) -> (Arc<Control>, Arc<AtomicU64>, Vec<thread::JoinHandle<()>>) {
-        let control = Arc::new(Control::new(cpus));
+        let control = Arc::new(Control::new(cpus, Engine::Kvm));
         let count = Arc::new(AtomicU64::new(0));
         let threads = (0..cpus)
             .map(|id| {
@@ -318,7 +451,8 @@ mod tests {
                     control.doorbell(id).ring();
                     loop {
                         if control.doorbell(id).answer()
-                            && control.checkpoint(id..id + 1, &mut |_, _| {}) == Checkpoint::Stop
+                            && control.checkpoint(place(id, Engine::Kvm, true), &mut |_, _| {})
+                                == Checkpoint::Stop
                         {
                             break;
                         }
@@ -347,6 +481,97 @@ mod tests {
         assert!(!control.pause(), "a stopped machine cannot be paused");
     }
 
+    /// Runs `cpus` threads that follow changes of engine, with a boundary now and then at which
+    /// they cannot. Each panics if another one runs in the other engine at the same time.
+    fn followers(cpus: usize, control: &Arc<Control>) -> Vec<thread::JoinHandle<u64>> {
+        let running = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        (0..cpus)
+            .map(|id| {
+                let (control, running) = (control.clone(), running.clone());
+                control.enter();
+                thread::spawn(move || {
+                    let (mut engine, mut changes) = (Engine::Kvm, 0);
+                    for turn in 0_u64.. {
+                        let place = place(id, engine, !turn.is_multiple_of(3));
+                        match control.checkpoint(place, &mut |_, _| {}) {
+                            Checkpoint::Stop => break,
+                            Checkpoint::Change(to) => {
+                                (engine, changes) = (to, changes + 1);
+                                continue;
+                            }
+                            Checkpoint::Run | Checkpoint::Again => {}
+                        }
+                        let (mine, other) = match engine {
+                            Engine::Kvm => (&running[0], &running[1]),
+                            Engine::Interp => (&running[1], &running[0]),
+                        };
+                        mine.fetch_add(1, Ordering::SeqCst);
+                        assert_eq!(other.load(Ordering::SeqCst), 0, "cpu {id}");
+                        thread::yield_now();
+                        assert_eq!(other.load(Ordering::SeqCst), 0, "cpu {id}");
+                        mine.fetch_sub(1, Ordering::SeqCst);
+                    }
+                    control.leave();
+                    changes
+                })
+            })
+            .collect()
+    }
+
+    #[test]
+    fn no_two_threads_run_in_different_engines() {
+        let control = Arc::new(Control::new(4, Engine::Kvm));
+        let threads = followers(4, &control);
+        control.resume();
+        for round in 0..200 {
+            let to = [Engine::Interp, Engine::Kvm][round % 2];
+            control.change(to);
+            if round % 5 == 0 {
+                // Given up before all have arrived, or made and made again: both are fine.
+                control.change([Engine::Kvm, Engine::Interp][round % 2]);
+                control.change(to);
+            }
+            if round % 7 == 0 {
+                assert!(control.pause());
+                control.resume();
+            }
+            thread::yield_now();
+        }
+        control.stop();
+        let changes: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        assert!(changes.iter().all(|&n| n > 0), "{changes:?}");
+    }
+
+    #[test]
+    fn change_to_the_present_engine_is_none() {
+        let control = Control::new(2, Engine::Kvm);
+        assert!(!control.change(Engine::Kvm));
+        assert!(control.change(Engine::Interp));
+        assert!(!control.change(Engine::Interp));
+        assert_eq!(control.engine(), Engine::Interp);
+        assert!(control.change(Engine::Kvm), "takes the wish back");
+        assert!(!control.change(Engine::Kvm));
+    }
+
+    #[test]
+    fn change_is_not_made_while_the_machine_is_paused() {
+        let control = Arc::new(Control::new(2, Engine::Kvm));
+        let threads = followers(2, &control);
+        control.resume();
+        assert!(control.pause());
+        control.change(Engine::Interp);
+        thread::yield_now();
+        assert_eq!(lock(&control.inner).engine, Engine::Kvm);
+        control.resume();
+        while lock(&control.inner).engine == Engine::Kvm {
+            thread::yield_now();
+        }
+        control.stop();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+
     #[test]
     fn ring_before_sleep_is_not_lost() {
         let doorbell = Doorbell::default();
@@ -360,7 +585,7 @@ mod tests {
 
     #[test]
     fn stop_ends_sleeping_threads() {
-        let control = Arc::new(Control::new(1));
+        let control = Arc::new(Control::new(1, Engine::Kvm));
         let other = control.clone();
         let sleeper = thread::spawn(move || {
             while !other.is_stopped() {

@@ -1,8 +1,9 @@
 //! A virtual processor: its thread, its two ways of running, and the path from an exit to a model.
 //!
 //! Read [`exit`] (why it stopped), [`dispatch`] (the one match), [`models`] (the MSR path), then
-//! [`native`] (the loop round KVM_RUN) and [`control`] (pause, resume, stop, kick). [`attend`] is
-//! what a debugger asks of a paused processor. [`record`] keeps
+//! [`native`] (the loop round KVM_RUN), [`observed`] (the loop round the interpreter), [`switch`]
+//! (how a machine goes from one to the other) and [`control`] (pause, resume, stop, kick).
+//! [`attend`] is what a debugger asks of a paused processor. [`record`] keeps
 //! what happened, for those who ask for it, and [`stats`] counts it.
 
 pub mod attend;
@@ -18,3 +19,4 @@ pub mod observed;
 pub mod record;
 pub mod report;
 pub mod stats;
+pub mod switch;

@@ -1,9 +1,12 @@
 //! Which way the guest runs: natively under KVM, or observed in the interpreter.
 //!
-//! [`choose`] is the whole rule, and pure: (what the user wants) x (what this host's KVM was
-//! measured to do). [`HostKvm::measure`] asks doctor.
+//! [`choose`] is the whole rule, and pure: (what the user wants) x (what is armed) x (what this
+//! host's KVM was measured to do). [`HostKvm::measure`] asks doctor; [`super::switch`] applies the
+//! rule to a machine while it runs.
 
 use std::fmt;
+
+use hindsight_cpu::armed::Armed;
 
 use crate::doctor;
 use crate::kvm::{self, KvmError};
@@ -42,7 +45,10 @@ pub enum HostKvm {
     /// It cannot be used: why.
     Unusable(String),
     /// It runs ring 0 as the processor does.
-    Native,
+    Native {
+        /// What of [`Armed`] it does by itself, as exactly as the interpreter.
+        does: Armed,
+    },
     /// It does not: the probe that showed it, with its finding.
     EmulatesRing0(String),
 }
@@ -63,8 +69,27 @@ impl HostKvm {
                 Err(error) => return Self::Unusable(error.to_string()),
             }
         }
-        Self::Native
+        Self::native()
     }
+
+    /// A KVM that runs ring 0 natively: what else it does.
+    pub const fn native() -> Self {
+        // Breakpoints on code and data, and general detect, are the hardware's where KVM passes
+        // them on, and where it does not, nobody sees the guest set them.
+        let does = Armed::CODE_BREAKPOINT
+            .union(Armed::DATA_BREAKPOINT)
+            .union(Armed::GENERAL_DETECT);
+        Self::Native { does }
+    }
+}
+
+/// What must be seen of what the guest executes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// What the guest has armed, on any processor.
+    pub armed: Armed,
+    /// Somebody outside of the guest wants every instruction seen.
+    pub held: bool,
 }
 
 /// A choice, and why it was made.
@@ -77,20 +102,59 @@ pub struct Choice {
 }
 
 /// The rule.
-pub fn choose(wanted: Wanted, host: &HostKvm) -> Choice {
+pub fn choose(wanted: Wanted, demand: Demand, host: &HostKvm) -> Choice {
     let (engine, because) = match (wanted, host) {
         (Wanted::Only(engine), _) => (engine, "it was asked for".to_owned()),
-        (Wanted::Auto, HostKvm::Native) => (
-            Engine::Kvm,
-            "this host's KVM runs ring 0 natively".to_owned(),
-        ),
         (Wanted::Auto, HostKvm::Unusable(why)) => (Engine::Interp, why.clone()),
         (Wanted::Auto, HostKvm::EmulatesRing0(why)) => (
             Engine::Interp,
             format!("this host's KVM emulates ring 0 ({why})"),
         ),
+        (Wanted::Auto, HostKvm::Native { does }) => {
+            let lacking = demand.armed.difference(*does);
+            if !lacking.is_empty() {
+                (Engine::Interp, format!("{lacking} armed"))
+            } else if demand.held {
+                (Engine::Interp, "observed from outside".to_owned())
+            } else if demand.armed.is_empty() {
+                (
+                    Engine::Kvm,
+                    "this host's KVM runs ring 0 natively, and nothing is armed".to_owned(),
+                )
+            } else {
+                let armed = demand.armed;
+                (Engine::Kvm, format!("this host's KVM does {armed}"))
+            }
+        }
     };
     Choice { engine, because }
+}
+
+/// What was decided for a machine.
+#[derive(Debug)]
+pub struct Decision {
+    /// What it starts in.
+    pub choice: Choice,
+    /// KVM, where it is needed.
+    pub host: Option<kvm::Host>,
+    /// By what it changes while it runs. `None`: it never does.
+    pub rule: Option<Rule>,
+}
+
+/// [`choose`], with all but the demand known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// What the user wants.
+    pub wanted: Wanted,
+    /// The host's KVM.
+    pub host: HostKvm,
+}
+
+impl Rule {
+    /// The choice for a demand.
+    pub fn choose(&self, demand: Demand) -> Choice {
+        choose(self.wanted, demand, &self.host)
+    }
 }
 
 /// Chooses for this host, opening KVM if it is needed.
@@ -98,26 +162,93 @@ pub fn choose(wanted: Wanted, host: &HostKvm) -> Choice {
 /// # Errors
 ///
 /// When KVM is asked for and cannot be used.
-pub fn decide(wanted: Wanted) -> Result<(Choice, Option<kvm::Host>), KvmError> {
-    let choice = match wanted {
+pub fn decide(wanted: Wanted) -> Result<Decision, KvmError> {
+    let host = match wanted {
         // Nothing to measure: a host without KVM, or with a slow one, is not asked.
-        Wanted::Only(_) => choose(wanted, &HostKvm::Native),
-        Wanted::Auto => choose(wanted, &HostKvm::measure()),
+        Wanted::Only(_) => HostKvm::native(),
+        Wanted::Auto => HostKvm::measure(),
     };
+    let rule = Rule { wanted, host };
+    let choice = rule.choose(Demand::default());
     let host = match choice.engine {
         Engine::Kvm => Some(kvm::Host::open()?),
         Engine::Interp => None,
     };
-    Ok((choice, host))
+    let changes = wanted == Wanted::Auto && host.is_some();
+    Ok(Decision {
+        choice,
+        host,
+        rule: changes.then_some(rule),
+    })
+}
+
+/// For tests of the change itself: KVM, whatever it is, and the interpreter in turn.
+///
+/// # Errors
+///
+/// When KVM cannot be used.
+pub fn decide_both() -> Result<Decision, KvmError> {
+    let rule = Rule {
+        wanted: Wanted::Auto,
+        host: HostKvm::native(),
+    };
+    Ok(Decision {
+        choice: Choice {
+            engine: Engine::Kvm,
+            because: "its changes are tested".to_owned(),
+        },
+        host: Some(kvm::Host::open()?),
+        rule: Some(rule),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const IDLE: Demand = Demand {
+        armed: Armed::empty(),
+        held: false,
+    };
+
+    fn armed(armed: Armed) -> Demand {
+        Demand { armed, ..IDLE }
+    }
+
+    fn auto(demand: Demand) -> Engine {
+        choose(Wanted::Auto, demand, &HostKvm::native()).engine
+    }
+
     #[test]
     fn auto_prefers_a_kvm_that_runs_ring_0() {
-        assert_eq!(choose(Wanted::Auto, &HostKvm::Native).engine, Engine::Kvm);
+        assert_eq!(auto(IDLE), Engine::Kvm);
+    }
+
+    #[test]
+    fn auto_interprets_exactly_while_something_is_armed_that_kvm_lacks() {
+        for one in Armed::all().iter() {
+            let HostKvm::Native { does } = HostKvm::native() else {
+                panic!()
+            };
+            let expected = if does.contains(one) {
+                Engine::Kvm
+            } else {
+                Engine::Interp
+            };
+            assert_eq!(auto(armed(one)), expected, "{one}");
+            let choice = choose(Wanted::Auto, armed(one), &HostKvm::native());
+            assert!(choice.because.contains(&one.to_string()), "{choice:?}");
+        }
+        for lacking in [Armed::LBR, Armed::BTS, Armed::PEBS, Armed::IO_BREAKPOINT] {
+            assert_eq!(auto(armed(lacking)), Engine::Interp, "{lacking}");
+            let both = lacking | Armed::CODE_BREAKPOINT;
+            assert_eq!(auto(armed(both)), Engine::Interp, "{both}");
+        }
+    }
+
+    #[test]
+    fn auto_interprets_what_somebody_observes() {
+        assert_eq!(auto(Demand { held: true, ..IDLE }), Engine::Interp);
     }
 
     #[test]
@@ -126,7 +257,7 @@ mod tests {
             HostKvm::Unusable("/dev/kvm does not exist".to_owned()),
             HostKvm::EmulatesRing0("intn-cpl0: internal error".to_owned()),
         ] {
-            let choice = choose(Wanted::Auto, &host);
+            let choice = choose(Wanted::Auto, IDLE, &host);
             assert_eq!(choice.engine, Engine::Interp);
             let (HostKvm::Unusable(why) | HostKvm::EmulatesRing0(why)) = host else {
                 panic!()
@@ -139,7 +270,8 @@ mod tests {
     fn what_the_user_asks_for_is_not_overruled() {
         let host = HostKvm::EmulatesRing0(String::new());
         for engine in [Engine::Kvm, Engine::Interp] {
-            assert_eq!(choose(Wanted::Only(engine), &host).engine, engine);
+            let choice = choose(Wanted::Only(engine), armed(Armed::LBR), &host);
+            assert_eq!(choice.engine, engine);
         }
     }
 }

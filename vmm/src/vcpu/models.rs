@@ -70,6 +70,7 @@ impl Models {
     pub fn record(&mut self, what: What) {
         if let What::Exit(kind) = what {
             self.exits.count(kind);
+            self.board.modes.exited();
         }
         if let Some(recorder) = &self.recorder {
             recorder.record(self.id, what);
@@ -111,7 +112,8 @@ impl Models {
         }
     }
 
-    fn now(&self) -> Now {
+    /// The time, for the models.
+    pub fn now(&self) -> Now {
         Now {
             ticks: self.board.clock.now(),
         }

@@ -1,27 +1,28 @@
 //! The native way to run: the loop round KVM_RUN.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use hindsight_cpu::msr::Effect;
+use hindsight_cpu::msr::{Effect, RdmsrOutcome};
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_devices::irq::Pending;
 use hindsight_interp::Stops;
 use hindsight_regs::msr as regs;
 
 use super::attend::{Attended, Plan, Request};
-use super::control::{Checkpoint, Doorbell};
+use super::control::{Checkpoint, Doorbell, Place};
 use super::dispatch::{self, CrashCause, Next};
-use super::guard::LoopGuard;
 use super::mode::Engine;
 use super::models::Models;
-use super::record::{Recorder, What};
+use super::record::What;
 use super::report::{Crash, LastState};
-use super::stats::VcpuStats;
+use super::switch::Ended;
 use crate::kvm::KvmError;
-use crate::kvm::kick::Kicker;
 use crate::kvm::vcpu::KvmVcpu;
 use crate::machine::{Board, Outcome};
+
+/// RFLAGS.IF.
+const FLAG_IF: u64 = 1 << 9;
 
 /// A processor that runs under KVM.
 #[derive(Debug)]
@@ -31,10 +32,12 @@ pub struct NativeVcpu {
     activity: Activity,
     /// What KVM has as CR8.
     cr8: u64,
-    /// An interrupt was injected since the last exit: KVM takes no second one.
-    injected: bool,
+    /// Whether an interrupt can be injected. `None`: KVM said so at the last exit.
+    takes_interrupt: Option<bool>,
     /// The clock's base that KVM's TSC offset was computed from.
     tsc_base: Option<u64>,
+    /// The machine is to change its engine, and this processor was not at a place where it can.
+    unsettled: bool,
 }
 
 /// How a turn of the run loop ended.
@@ -51,87 +54,117 @@ impl NativeVcpu {
     /// # Errors
     ///
     /// When KVM refuses the state.
-    pub fn new(mut kvm: KvmVcpu, models: Models, state: &CpuState) -> Result<Self, KvmError> {
-        kvm.load(state, models.board.irq.apic_base(models.id))?;
-        for (index, value) in models.msrs.mirrored() {
-            // A KVM without the MSR needs no copy of it; the model answers all accesses.
-            let _ = kvm.set_msr(index, value)?;
-        }
-        let activity = state.activity;
-        Ok(Self {
+    pub fn new(kvm: KvmVcpu, models: Models, state: &CpuState) -> Result<Self, KvmError> {
+        let mut vcpu = Self {
             kvm,
             models,
-            activity,
+            activity: state.activity,
             cr8: state.cr8,
-            injected: false,
+            takes_interrupt: None,
             tsc_base: None,
-        })
-    }
-
-    /// Has everything that happens to this processor kept.
-    pub fn set_recorder(&mut self, recorder: Arc<Recorder>) {
-        self.models.recorder = Some(recorder);
-    }
-
-    /// Runs until the machine stops. Gives the state it stopped in where the board asks for it.
-    pub fn thread(mut self, board: &Arc<Board>) -> Option<LastState> {
-        // Dropped before `self`: the kicker points into it.
-        let guard = LoopGuard {
-            id: self.models.id,
-            board,
+            unsettled: false,
         };
-        let doorbell = board.control.doorbell(self.models.id);
-        doorbell.set_kicker(Some(Kicker::of_this_thread(&mut self.kvm)));
-        if self.checkpoint(board) == Checkpoint::Run {
-            self.run(board, doorbell);
-        }
-        drop(guard);
-        board.add_stats(VcpuStats {
-            cpu: self.models.id,
-            exits: self.models.exits,
-            interpreter: None,
-        });
-        board.wants_last_state().then(|| self.last_state())
+        vcpu.set_state(state)?;
+        vcpu.kvm.set_cr8(state.cr8);
+        // A KVM without one of these needs no copy of it; the model answers all accesses.
+        vcpu.kvm.set_msrs(vcpu.models.msrs.mirrored())?;
+        Ok(vcpu)
+    }
+
+    /// KVM's part, and the models.
+    pub fn into_parts(self) -> (KvmVcpu, Models) {
+        (self.kvm, self.models)
+    }
+
+    /// Which processor.
+    pub const fn id(&self) -> usize {
+        self.models.id
+    }
+
+    pub(super) const fn models(&self) -> &Models {
+        &self.models
+    }
+
+    pub(super) const fn models_mut(&mut self) -> &mut Models {
+        &mut self.models
+    }
+
+    pub(super) const fn kvm_mut(&mut self) -> &mut KvmVcpu {
+        &mut self.kvm
     }
 
     /// What a user wants to know of a guest that did not end by itself.
-    fn last_state(&mut self) -> LastState {
+    pub(super) fn last_state(&mut self) -> LastState {
         let id = self.models.id;
         let state = self.state().unwrap_or_else(|_| CpuState::reset());
         LastState::new(id, state, &self.models.board.memory)
     }
 
-    fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) {
+    /// Runs until the machine stops or changes its engine. It has then ended the machine where it
+    /// cannot go on.
+    pub(super) fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) -> Ended {
+        match self.run_on(board, doorbell) {
+            Ok(ended) => ended,
+            Err(error) => {
+                board.finish(Outcome::failed(error));
+                Ended::Stopped
+            }
+        }
+    }
+
+    fn run_on(&mut self, board: &Arc<Board>, doorbell: &Doorbell) -> Result<Ended, KvmError> {
+        if let Some(ended) = self.checkpoint(board)? {
+            return Ok(ended);
+        }
         loop {
-            match self.turn(doorbell) {
-                Ok(Turn::Again) => {}
-                Ok(Turn::Sleep) => doorbell.sleep(Duration::from_secs(3600)),
-                Ok(Turn::Crash(cause)) => {
+            match self.turn(doorbell)? {
+                Turn::Again => {}
+                Turn::Sleep => doorbell.sleep(Duration::from_secs(3600)),
+                Turn::Crash(cause) => {
                     let crash = self.crash(cause);
-                    return board.finish(Outcome::Crash(Box::new(crash)));
+                    board.finish(Outcome::Crash(Box::new(crash)));
+                    return Ok(Ended::Stopped);
                 }
-                Err(error) => return board.finish(Outcome::failed(error)),
             }
             if doorbell.is_rung() {
                 doorbell.answer();
-                let id = self.models.id;
-                if board.control.wants_checkpoint(id..id + 1) {
-                    if let Err(error) = self.complete() {
-                        return board.finish(Outcome::failed(error));
-                    }
-                    if self.checkpoint(board) == Checkpoint::Stop {
-                        return;
-                    }
+                if let Some(ended) = self.checkpoint(board)? {
+                    return Ok(ended);
                 }
             }
         }
     }
 
-    /// Waits out a pause, serving requests.
-    fn checkpoint(&mut self, board: &Board) -> Checkpoint {
-        let id = self.models.id;
-        let serve = &mut |_, request: Request| request(self);
-        board.control.checkpoint(id..id + 1, serve)
+    /// Comes to a checkpoint, if that is wanted, with the instruction under way complete.
+    fn checkpoint(&mut self, board: &Board) -> Result<Option<Ended>, KvmError> {
+        let (id, control) = (self.models.id, &board.control);
+        self.unsettled = false;
+        if !control.wants_checkpoint(id..id + 1) {
+            return Ok(None);
+        }
+        let since = Instant::now();
+        self.complete()?;
+        loop {
+            let movable = control.wants_change().then(|| self.is_movable());
+            let place = Place {
+                ids: id..id + 1,
+                engine: Engine::Kvm,
+                movable: movable.transpose()?,
+            };
+            self.unsettled = place.movable == Some(false);
+            let serve = &mut |_, request: Request| request(self);
+            return Ok(match control.checkpoint(place, serve) {
+                Checkpoint::Again => continue,
+                Checkpoint::Run => None,
+                Checkpoint::Stop => Some(Ended::Stopped),
+                Checkpoint::Change(to) => Some(Ended::Change(to, since)),
+            });
+        }
+    }
+
+    fn is_movable(&self) -> Result<bool, KvmError> {
+        // A processor that does not run has nothing under way.
+        Ok(self.activity != Activity::Running || self.kvm.is_movable()?)
     }
 
     /// Looks for work, runs the guest once, serves the exit.
@@ -148,14 +181,13 @@ impl NativeVcpu {
         self.models.record(What::Enter);
         let (cr8, exit) = self.kvm.run()?;
         self.models.record(What::Exit((&exit).into()));
+        self.takes_interrupt = None;
         if cr8 != self.cr8 {
             self.cr8 = cr8;
             self.models.board.irq.set_cr8(self.models.id, cr8);
         }
         tracing::trace!(target: "exit", "cpu {} {exit:x?}", self.models.id);
-        let next = dispatch::serve(exit, &mut self.models);
-        self.injected = false;
-        match next {
+        match dispatch::serve(exit, &mut self.models) {
             Next::Run => {}
             Next::Look => {
                 doorbell.answer();
@@ -206,17 +238,18 @@ impl NativeVcpu {
     fn offer_interrupt(&mut self, pending: Pending, board: &Board) -> Result<(), KvmError> {
         let (id, waiting) = (self.models.id, pending.interrupt);
         let mut window = false;
-        if waiting && !self.injected && self.kvm.ready_for_interrupt() {
+        if waiting && self.takes_interrupt() {
             // An instruction that is half done may still fault, and its handler may run with
             // interrupts off: complete it, which also tells anew whether KVM takes an interrupt.
             self.complete()?;
         }
-        if waiting && !self.injected && self.kvm.ready_for_interrupt() {
+        if waiting && self.takes_interrupt() {
             if let Some(vector) = board.irq.acknowledge(id) {
                 tracing::trace!(target: "irq", "cpu {id} interrupt {vector:#x}");
                 self.models.record(What::Interrupt { vector });
                 self.kvm.interrupt(vector)?;
-                self.injected = true;
+                // KVM takes no second one before it runs.
+                self.takes_interrupt = Some(false);
                 self.activity = Activity::Running;
             }
             window = board.irq.pending(id).interrupt;
@@ -227,8 +260,13 @@ impl NativeVcpu {
         let runs = self.activity == Activity::Running;
         self.kvm.request_interrupt_window(window && runs);
         // Some KVMs do not tell when CR8 is lowered either.
-        board.window_wanted(id, runs && (window || pending.held));
+        board.window_wanted(id, runs && (window || pending.held || self.unsettled));
         Ok(())
+    }
+
+    fn takes_interrupt(&mut self) -> bool {
+        self.takes_interrupt
+            .unwrap_or_else(|| self.kvm.ready_for_interrupt())
     }
 
     /// The machine's clock starts and is paused: KVM's TSC offset follows.
@@ -240,7 +278,7 @@ impl NativeVcpu {
         }
     }
 
-    fn set_native_tsc(&self, board: &Board) {
+    fn set_native_tsc(&mut self, board: &Board) {
         let Some(base) = board.clock.host_base() else {
             return;
         };
@@ -253,8 +291,9 @@ impl NativeVcpu {
     fn apply(&mut self, index: u32, effect: Effect) -> Result<(), KvmError> {
         self.complete()?;
         match effect {
-            Effect::None | Effect::Armed => {}
-            Effect::TscMoved => self.set_native_tsc(&self.models.board),
+            Effect::None => {}
+            Effect::Armed => self.tell_armed(),
+            Effect::TscMoved => self.set_native_tsc(&self.models.board.clone()),
             Effect::Mirror(value) => {
                 if !self.kvm.set_msr(index, value)? {
                     tracing::debug!("this KVM does not take {value:#x} for MSR {index:#x}");
@@ -283,19 +322,36 @@ impl NativeVcpu {
         Ok(())
     }
 
-    fn state(&mut self) -> Result<CpuState, KvmError> {
+    /// The whole state, with the instruction under way complete.
+    pub(super) fn state(&mut self) -> Result<CpuState, KvmError> {
         self.complete()?;
         let mut state = CpuState::reset();
         self.kvm.store(&mut state)?;
         state.activity = self.activity;
+        if self.activity != Activity::Running {
+            // Some KVMs keep the shadow of the STI before a HLT: it is over.
+            (state.events.sti_shadow, state.events.mov_ss_shadow) = (false, false);
+        }
+        let now = self.models.now();
+        if let RdmsrOutcome::Value(mask) = self.models.msrs.read(regs::IA32_FMASK, now) {
+            state.msrs.fmask = mask;
+        }
         Ok(state)
+    }
+
+    /// Tells the machine what the MSRs arm. Debug registers are set without an exit.
+    fn tell_armed(&self) {
+        let board = &self.models.board;
+        board.arm(self.models.id, self.models.msrs.armed());
     }
 
     fn set_state(&mut self, state: &CpuState) -> Result<(), KvmError> {
         self.kvm
             .load(state, self.models.board.irq.apic_base(self.models.id))?;
         self.activity = state.activity;
-        self.injected = true;
+        let events = &state.events;
+        let open = !events.sti_shadow && !events.mov_ss_shadow && events.interrupt.is_none();
+        self.takes_interrupt = Some(open && state.rflags & FLAG_IF != 0);
         Ok(())
     }
 
@@ -310,6 +366,7 @@ impl NativeVcpu {
             Activity::WaitForSipi
         };
         self.models.msrs.init();
+        self.tell_armed();
         self.set_state(&state)
     }
 

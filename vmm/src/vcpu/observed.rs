@@ -1,24 +1,25 @@
 //! The observed way to run: the loop round the interpreter.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use hindsight_cpu::armed::Armed;
 use hindsight_cpu::branch::{Branch, Observe};
+use hindsight_cpu::msr::Effect;
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
 use hindsight_regs::msr as regs;
 
 use super::attend::{Attended, Plan, Request, Stop};
-use super::control::{Checkpoint, Doorbell};
+use super::control::{Checkpoint, Doorbell, Place};
 use super::determined::{Noted, Track};
 use super::dispatch::{Bytes, CrashCause};
-use super::guard::LoopGuard;
 use super::mode::Engine;
 use super::models::Models;
-
-use super::record::{Kind, Recorder, What};
+use super::record::{Kind, What};
 use super::report::{Crash, LastState};
 use super::stats::VcpuStats;
+use super::switch::Ended;
 use crate::kvm::KvmError;
 use crate::machine::{Board, Outcome};
 
@@ -30,6 +31,10 @@ const BUDGET: u64 = 1 << 24;
 pub struct ObservedVcpu {
     pub(super) vcpu: Vcpu,
     pub(super) around: Around,
+    /// What is armed, as the machine was told.
+    armed: Armed,
+    /// The machine is to change its engine, and something is under way here.
+    unsettled: bool,
     plan: Plan,
     /// Why the guest cannot go on, while a debugger looks at it.
     crashed: Option<CrashCause>,
@@ -122,7 +127,12 @@ impl Platform for Around {
         });
         let id = self.models.id;
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
-        answer.ok().flatten().ok_or(Gp).map(|_| ())
+        let effect = answer.ok().flatten().ok_or(Gp)?;
+        if effect == Effect::Armed {
+            // The run loop looks round soon, and tells the machine.
+            self.models.board.control.doorbell(id).ring();
+        }
+        Ok(())
     }
 
     fn observe(&mut self) -> Observe {
@@ -235,8 +245,14 @@ impl Platform for Around {
 impl ObservedVcpu {
     /// A processor in `state`.
     pub fn new(memory: Arc<Memory>, models: Models, state: &CpuState) -> Self {
-        let mut vcpu = Vcpu::new(memory);
+        Self::from_parts(Vcpu::new(memory), models, state)
+    }
+
+    /// A processor in `state`, which goes on in an interpreter that was used before.
+    pub fn from_parts(mut vcpu: Vcpu, models: Models, state: &CpuState) -> Self {
         vcpu.load(state);
+        // What the debug registers arm is news.
+        let armed = models.msrs.armed();
         let random = models.board.clock.now() ^ 0x9e37_79b9_7f4a_7c15;
         Self {
             vcpu,
@@ -245,33 +261,38 @@ impl ObservedVcpu {
                 random,
                 track: None,
             },
+            armed,
+            unsettled: false,
             plan: Plan::Run,
             crashed: None,
         }
     }
 
-    /// Has everything that happens to this processor kept.
-    pub fn set_recorder(&mut self, recorder: Arc<Recorder>) {
-        self.around.models.recorder = Some(recorder);
+    /// The interpreter, and the models.
+    pub fn into_parts(self) -> (Vcpu, Models) {
+        (self.vcpu, self.around.models)
     }
 
-    /// Runs until the machine stops. Gives the state it stopped in where the board asks for it.
-    pub fn thread(mut self, board: &Arc<Board>) -> Option<LastState> {
-        let id = self.around.models.id;
-        let guard = LoopGuard { id, board };
-        let doorbell = board.control.doorbell(id);
-        if self.checkpoint(board) == Checkpoint::Run {
-            self.run(board, doorbell);
+    /// Which processor.
+    pub const fn id(&self) -> usize {
+        self.around.models.id
+    }
+
+    pub(super) const fn models_mut(&mut self) -> &mut Models {
+        &mut self.around.models
+    }
+
+    /// Runs until the machine stops or changes its engine. It has then ended the machine where the
+    /// guest cannot go on.
+    pub(super) fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) -> Ended {
+        if let Some(ended) = self.checkpoint(board) {
+            return ended;
         }
-        drop(guard);
-        board.add_stats(self.stats());
-        board.wants_last_state().then(|| self.last_state(board))
-    }
-
-    fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) {
         loop {
             self.start_signals();
             let exit = match self.plan {
+                // A shadow or a trap under way is over after one, but for those that begin the next.
+                Plan::Run if self.unsettled => self.vcpu.run(&mut self.around, 1),
                 Plan::Run => self.vcpu.run(&mut self.around, BUDGET),
                 Plan::Step { quiet, .. } => self.vcpu.step(&mut self.around, quiet),
             };
@@ -284,20 +305,19 @@ impl ObservedVcpu {
                     if let Some(stop) = self.why_stopped(&exit)
                         && !self.report(board, stop)
                     {
-                        return;
+                        return Ended::Stopped;
                     }
                 }
             }
-            if doorbell.is_rung() {
+            self.tell_armed();
+            if doorbell.is_rung() || self.unsettled {
                 doorbell.answer();
-                let id = self.around.models.id;
-                if board.control.wants_checkpoint(id..id + 1)
-                    && self.checkpoint(board) == Checkpoint::Stop
-                {
-                    return;
+                if let Some(ended) = self.checkpoint(board) {
+                    return ended;
                 }
                 if let Some(cause) = self.crashed.take() {
-                    return self.crash(board, cause);
+                    self.crash(board, cause);
+                    return Ended::Stopped;
                 }
             }
         }
@@ -336,11 +356,45 @@ impl ObservedVcpu {
         true
     }
 
-    /// Waits out a pause, serving requests.
-    fn checkpoint(&mut self, board: &Board) -> Checkpoint {
-        let id = self.around.models.id;
-        let serve = &mut |_, request: Request| request(self);
-        board.control.checkpoint(id..id + 1, serve)
+    /// Tells the machine what is armed, if that is news. MSR writes change it, and so do debug
+    /// exceptions and the debug registers.
+    fn tell_armed(&mut self) {
+        let armed = self.around.models.msrs.armed() | self.vcpu.armed_by_dr7();
+        if armed != self.armed {
+            self.armed = armed;
+            let models = &self.around.models;
+            models.board.arm(models.id, armed);
+        }
+    }
+
+    /// Comes to a checkpoint, if that is wanted.
+    fn checkpoint(&mut self, board: &Board) -> Option<Ended> {
+        let (id, control) = (self.around.models.id, &board.control);
+        self.unsettled = false;
+        if !control.wants_checkpoint(id..id + 1) {
+            return None;
+        }
+        let since = Instant::now();
+        // What must stay in the interpreter says so before it can be moved out.
+        self.tell_armed();
+        loop {
+            let movable = control
+                .wants_change()
+                .then(|| self.vcpu.at_clean_boundary());
+            let place = Place {
+                ids: id..id + 1,
+                engine: Engine::Interp,
+                movable,
+            };
+            self.unsettled = movable == Some(false);
+            let serve = &mut |_, request: Request| request(self);
+            return match control.checkpoint(place, serve) {
+                Checkpoint::Again => continue,
+                Checkpoint::Run => None,
+                Checkpoint::Stop => Some(Ended::Stopped),
+                Checkpoint::Change(to) => Some(Ended::Change(to, since)),
+            };
+        }
     }
 
     pub(super) fn last_state(&mut self, board: &Board) -> LastState {
@@ -378,7 +432,7 @@ impl ObservedVcpu {
         }
     }
 
-    fn state(&mut self) -> CpuState {
+    pub(super) fn state(&mut self) -> CpuState {
         let mut state = CpuState::reset();
         self.vcpu.store(&mut state);
         state

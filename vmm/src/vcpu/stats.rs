@@ -6,6 +6,7 @@ use std::time::Duration;
 use hindsight_interp::Stats;
 
 use super::record::Kind;
+use super::switch::Tally;
 
 /// Kinds of exits, in the order they are counted and shown.
 const KINDS: [&str; 10] = [
@@ -79,6 +80,8 @@ pub struct VcpuStats {
 pub struct Report {
     /// Every processor's figures.
     pub vcpus: Vec<VcpuStats>,
+    /// How often the machine changed its engine. `None`: it is not one that does.
+    pub changes: Option<Tally>,
     /// How long it took.
     pub host_time: Duration,
 }
@@ -124,6 +127,9 @@ impl fmt::Display for Report {
         } else {
             writeln!(f, "retired: KVM does not count instructions")?;
         }
+        if let Some(changes) = &self.changes {
+            writeln!(f, "{changes}")?;
+        }
         writeln!(f, "exits {exits}")
     }
 }
@@ -151,11 +157,21 @@ mod tests {
         });
         let report = Report {
             vcpus: vcpus.to_vec(),
+            changes: Some(Tally {
+                armed: 1,
+                calm: 1,
+                total: Duration::from_micros(300),
+                longest: Duration::from_micros(200),
+                ..Tally::default()
+            }),
             host_time: Duration::from_secs(2),
         };
         let text = report.to_string();
         assert!(text.contains("cpu 1 retired 3000000\n"), "{text}");
         assert!(text.contains("6000000 instructions, 3.0 MIPS"), "{text}");
+        let changes =
+            "changes of engine 2: armed 1, disarmed 1; 150 us on average, 200 us at most\n";
+        assert!(text.contains(changes), "{text}");
         assert!(text.ends_with("exits 2: port writes 2\n"), "{text}");
     }
 }

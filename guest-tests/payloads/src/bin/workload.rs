@@ -4,7 +4,11 @@
 //! The ticks of the TSC that the timed run took are left on the debug console: on an emulator whose
 //! TSC counts instructions (QEMU with `-icount shift=0`) that is how many it has.
 //!
-//! With an empty command line it works [`ROUNDS`] rounds and leaves by the exit port: 0 when the
+//! `arm=` on the command line says what is armed while it works: `lbr` records branches, `bts` stores them
+//! in a circular buffer, `watch` has a data breakpoint on memory that it does not touch. `arm=toggle` does
+//! something else: it arms and disarms the LBR round an empty function, [`TOGGLES`] times.
+//!
+//! With an empty command line, or `arm=`, it works [`ROUNDS`] rounds and leaves by the exit port: 0 when the
 //! checksum is [`EXPECTED`], 1 else. With a command line it asserts the checksum of
 //! one small round, for hosts that are slow at CPL 0.
 
@@ -13,35 +17,86 @@
 
 use core::hint::black_box;
 
-use hindsight_guest::info::StartInfo;
+use hindsight_guest::info::{self, StartInfo};
 use hindsight_guest::prelude::*;
-use hindsight_guest::{exit, insn, port, run};
+use hindsight_guest::regs::branch::DebugCtl;
+use hindsight_guest::regs::dr::{Condition, Dr7, Length, Slot};
+use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA};
+use hindsight_guest::{exit, insn, msr, port, run};
+use hindsight_payloads::access::Page;
+use hindsight_payloads::ds::Area;
 
 entry!(start);
 
 /// Port of the debug console.
 const DEBUG_CONSOLE: u16 = 0xe9;
 /// Rounds of the timed run.
-const ROUNDS: u32 = 30;
+const ROUNDS: u32 = 20;
 /// Checksum of one round.
-const EXPECTED: u32 = 0x17c1_6d4f;
+const EXPECTED: u32 = 0x5c4d_7702;
 /// Checksum of a small round.
-const EXPECTED_SMALL: u32 = 0x2016_5935;
+const EXPECTED_SMALL: u32 = 0xe4e5_91f9;
+/// How often the sorted keys go into the checksum.
+const CHECKSUMS: u32 = 3;
 const NUMBERS: usize = 1 << 16;
 const SIEVE: usize = 1 << 18;
 /// Array elements of a small round.
 const NUMBERS_SMALL: usize = 256;
 const SIEVE_SMALL: usize = 1024;
 
+/// Pairs of WRMSR of `arm=toggle`.
+const TOGGLES: u32 = 200_000;
+/// Records of the BTS buffer.
+const RECORDS: usize = 1024;
+
+/// The DS area, and the buffer after it.
+#[repr(C, align(4096))]
+struct Trace {
+    area: Area,
+    records: [[u64; 3]; RECORDS],
+}
+
+static mut TRACE: Trace = Trace {
+    area: Area {
+        base: 0,
+        index: 0,
+        maximum: 0,
+        threshold: 0,
+        pebs: [0; 12],
+    },
+    records: [[0; 3]; RECORDS],
+};
+static UNTOUCHED: Page = Page::new();
+
 static mut KEYS: [u32; NUMBERS] = [0; NUMBERS];
 static mut COMPOSITE: [u8; SIEVE] = [0; SIEVE];
 
 fn start(info: StartInfo) -> ! {
-    if info.has_command_line() {
+    info::keep_command_line(info);
+    let armed = info::option("arm");
+    if info.has_command_line() && armed.is_none() {
         run::run("workload", info);
     }
+    match armed {
+        Some("lbr") => msr::write(IA32_DEBUGCTL, DebugCtl::LBR.bits()),
+        Some("bts") => store_branches(),
+        Some("watch") => {
+            insn::write_dr0(UNTOUCHED.address());
+            insn::write_dr7(
+                Dr7::RESET
+                    .with(Slot(0), Condition::ReadWrite, Length::Eight)
+                    .0,
+            );
+        }
+        _ => {}
+    }
     let before = insn::rdtsc();
-    let good = (0..ROUNDS).all(|_| round(NUMBERS, SIEVE, 24) == EXPECTED);
+    let good = if armed == Some("toggle") {
+        (0..TOGGLES).for_each(|_| toggle());
+        true
+    } else {
+        (0..ROUNDS).all(|_| round(NUMBERS, SIEVE, 27) == EXPECTED)
+    };
     let ticks = insn::rdtsc().wrapping_sub(before);
     // Sixteen hexadecimal digits.
     for shift in (0..64).step_by(4).rev() {
@@ -49,6 +104,31 @@ fn start(info: StartInfo) -> ! {
         port::outb(DEBUG_CONSOLE, b"0123456789abcdef"[digit]);
     }
     exit::exit(u32::from(!good));
+}
+
+/// A circular BTS buffer of [`RECORDS`].
+fn store_branches() {
+    let trace = &raw mut TRACE;
+    // SAFETY: one processor runs, and nothing else uses it.
+    unsafe {
+        let base = (&raw const (*trace).records) as u64;
+        (*trace).area.base = base;
+        (*trace).area.index = base;
+        (*trace).area.maximum = base + 24 * RECORDS as u64;
+        msr::write(IA32_DS_AREA, (&raw const (*trace).area) as u64);
+    }
+    msr::write(IA32_DEBUGCTL, (DebugCtl::TR | DebugCtl::BTS).bits());
+}
+
+fn toggle() {
+    msr::write(IA32_DEBUGCTL, DebugCtl::LBR.bits());
+    empty();
+    msr::write(IA32_DEBUGCTL, 0);
+}
+
+#[inline(never)]
+fn empty() {
+    black_box(());
 }
 
 case! {
@@ -75,7 +155,10 @@ fn round(numbers: usize, limit: usize, n: u32) -> u32 {
         *key = seed;
     }
     quicksort(keys);
-    let mut sum = keys.iter().fold(!0, |crc, &key| crc32(crc, key));
+    let mut sum = !0;
+    for _ in 0..CHECKSUMS {
+        sum = keys.iter().fold(sum, |crc, &key| crc32(crc, key));
+    }
     sum = crc32(sum, sieve(composite));
     !crc32(sum, fibonacci(black_box(n)))
 }
@@ -99,17 +182,35 @@ fn quicksort(keys: &mut [u32]) {
     quicksort(&mut right[1..]);
 }
 
-/// CRC-32 (IEEE 802.3), bit by bit.
+/// CRC-32 (IEEE 802.3) of the bytes of a word, lowest first, by a table.
 fn crc32(mut crc: u32, word: u32) -> u32 {
-    crc ^= word;
-    for _ in 0..32 {
-        crc = if crc & 1 == 0 {
-            crc >> 1
-        } else {
-            crc >> 1 ^ 0xedb8_8320
-        };
+    for byte in word.to_le_bytes() {
+        crc = crc >> 8 ^ TABLE[usize::from(crc.to_le_bytes()[0] ^ byte)];
     }
     crc
+}
+
+static TABLE: [u32; 256] = table();
+
+const fn table() -> [u32; 256] {
+    let mut table = [0; 256];
+    let mut at = 0;
+    while at < table.len() {
+        #[expect(clippy::cast_possible_truncation, reason = "at most 255")]
+        let mut crc = at as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 == 0 {
+                crc >> 1
+            } else {
+                crc >> 1 ^ 0xedb8_8320
+            };
+            bit += 1;
+        }
+        table[at] = crc;
+        at += 1;
+    }
+    table
 }
 
 /// How many primes there are below the length.

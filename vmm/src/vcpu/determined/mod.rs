@@ -9,33 +9,32 @@
 //! [`Determined`] is such a machine in its owner's hands; `hindsight run` gives one to a thread.
 
 pub mod input;
+mod outside;
+mod save;
 mod track;
 mod turn;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use hindsight_cpu::branch::Branch;
 use hindsight_cpu::state::CpuState;
-use hindsight_devices::clock::Ticks;
 use hindsight_interp::{Hit, Stops};
 use serde::{Deserialize, Serialize};
-use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use xxhash_rust::xxh3::Xxh3;
 
-use input::{Event, Feed};
+use input::Feed;
 pub use track::TrackState;
 pub(super) use track::{Noted, Track};
 use turn::Turn;
 
-use super::dispatch::CrashCause;
 use super::guard::LoopGuard;
 use super::observed::ObservedVcpu;
 use super::report::LastState;
-use crate::machine::{Board, MachineError, Outcome};
-use crate::snapshot::{MemoryKeeper, RestoreError, Shape, Snapshot, VERSION};
-use crate::vcpu::control::Checkpoint;
+use crate::machine::{Board, Outcome};
+use crate::snapshot::{MemoryKeeper, RestoreError};
+use crate::vcpu::control::{Checkpoint, Place};
+use crate::vcpu::mode::Engine;
 
 /// Ticks of the virtual clock that count as one second: a tick is a nanosecond.
 pub const TSC_HZ: u64 = 1_000_000_000;
@@ -211,107 +210,6 @@ impl Determined {
         !idle || self.let_time_pass()
     }
 
-    /// Nobody runs: the clock goes to the next timer, or to the next input if that comes first.
-    /// `false`: neither can come.
-    fn let_time_pass(&mut self) -> bool {
-        let board = &self.board;
-        let now = board.clock.now();
-        let due = board.irq.next_event();
-        let known = self.feed.known(self.schedule.inputs);
-        let to = match known {
-            Some(input) if input.round == self.schedule.round => {
-                Some(input.ticks.min(due.unwrap_or(u64::MAX)))
-            }
-            Some(_) => due,
-            None => self.await_input(now, due),
-        };
-        let Some(to) = to else {
-            if let Some(first) = self.vcpus.first_mut() {
-                first.crash(board, CrashCause::Asleep);
-            }
-            return false;
-        };
-        board.clock.advance(to.saturating_sub(now));
-        board.irq.advance(board.clock.now());
-        true
-    }
-
-    /// Where input is recorded, time passes as on the host while nothing runs: up to which tick.
-    fn await_input(&self, now: Ticks, due: Option<Ticks>) -> Option<Ticks> {
-        let board = &self.board;
-        let nanos = |ticks| Duration::from_nanos(board.clock.ns_from_ticks(ticks));
-        let limit = due.map(|due| nanos(due.saturating_sub(now)));
-        let stopped = || board.control.is_stopped();
-        let Some(waited) = self.feed.wait(limit, board.serial_has_room(), stopped) else {
-            return due;
-        };
-        let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
-        let woken = now.saturating_add(board.clock.ticks_from_ns(nanos));
-        Some(woken.min(due.unwrap_or(u64::MAX)))
-    }
-
-    /// At the beginning of a round: takes the input that comes here. `false`: it ends the run.
-    fn take_input(&mut self) -> bool {
-        if (self.schedule.turn, self.schedule.used) != (0, 0) {
-            return true;
-        }
-        let place = (self.schedule.round, self.place(), self.board.clock.now());
-        loop {
-            let event = match self.feed.known(self.schedule.inputs) {
-                Some(input) if input.round > place.0 => return true,
-                Some(input) if (input.round, input.place, input.ticks) != place => {
-                    return self.lost_input(place);
-                }
-                Some(input) => {
-                    let event = input.event.clone();
-                    if let Event::Serial(bytes) = &event
-                        && self.board.serial_input(bytes) != bytes.len()
-                    {
-                        return self.lost_input(place);
-                    }
-                    event
-                }
-                None => {
-                    let board = self.board.clone();
-                    let accept = |bytes: &[u8]| board.serial_input(bytes);
-                    match self.feed.take_live(place, accept) {
-                        Ok(None) => return true,
-                        Ok(Some(event)) => event,
-                        Err(error) => return self.fail(MachineError::InputLog(error)),
-                    }
-                }
-            };
-            self.schedule.inputs += 1;
-            let bytes = match &event {
-                Event::Serial(bytes) => &**bytes,
-                Event::Quit => &[],
-            };
-            if let Some(first) = self.vcpus.first_mut() {
-                first.note(Noted::Input, self.schedule.inputs, bytes);
-            }
-            if event == Event::Quit {
-                self.board.finish_by_input();
-                return false;
-            }
-        }
-    }
-
-    /// The log says what cannot be in this run.
-    fn lost_input(&self, (round, place, ticks): (u64, u64, Ticks)) -> bool {
-        let entry = self.feed.known(self.schedule.inputs);
-        self.fail(MachineError::OtherInput {
-            round,
-            place,
-            ticks,
-            entry: entry.map(ToString::to_string).unwrap_or_default(),
-        })
-    }
-
-    fn fail(&self, error: MachineError) -> bool {
-        self.board.finish(Outcome::Failed(Box::new(error)));
-        false
-    }
-
     /// What the processors stop for from now on; the guest cannot tell. A breakpoint at the next
     /// instruction is hit at once: to get past it, run to the next place without stops.
     pub fn set_stops(&mut self, stops: &Stops) {
@@ -379,103 +277,14 @@ impl Determined {
         let trace = self.trace_hash();
         self.board.hash_with_memory(trace)
     }
+}
 
-    /// What machines this one's snapshots fit.
-    fn shape(&self) -> Shape {
-        let regions = self.board.memory.iter();
-        Shape {
-            cpus: self.vcpus.len(),
-            memory: regions.map(|r| (r.start_addr().0, r.len())).collect(),
-            clock_hz: self.board.clock.hz(),
-            cpuid: self.board.cpuid.clone(),
-        }
-    }
-
-    /// Saves the whole machine. The processors forget their translations, as they may at any time:
-    /// only a guest that changes page tables without the flush that the architecture asks for can
-    /// tell.
-    ///
-    /// # Errors
-    ///
-    /// When memory cannot be read.
-    pub fn save(&mut self) -> Result<Snapshot, RestoreError> {
-        let memory = self.memory.as_mut().map(MemoryKeeper::save).transpose()?;
-        let (interrupts, devices) = self.board.save();
-        Ok(Snapshot {
-            version: VERSION,
-            shape: self.shape(),
-            ticks: self.board.clock.now(),
-            schedule: self.schedule,
-            vcpus: self.vcpus.iter_mut().map(ObservedVcpu::save).collect(),
-            interrupts,
-            devices,
-            memory: memory.unwrap_or_default(),
-        })
-    }
-
-    /// Sets the machine to a snapshot of one of its shape. A machine whose run is over can run
-    /// again. Output that the guest wrote stays written.
-    ///
-    /// # Errors
-    ///
-    /// A snapshot that does not fit or cannot be; the machine is as it was.
-    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), RestoreError> {
-        self.accepts(snapshot)?;
-        let old = self.save()?;
-        if let Err(error) = self.put(snapshot) {
-            // It was just saved, and is restored in the same order.
-            self.put(&old)?;
-            return Err(error);
-        }
-        self.board.reopen();
-        Ok(())
-    }
-
-    /// What can be checked before anything is changed.
-    fn accepts(&self, snapshot: &Snapshot) -> Result<(), RestoreError> {
-        let own = self.shape();
-        let other = &snapshot.shape;
-        if snapshot.version != VERSION {
-            return Err(RestoreError::Version(snapshot.version));
-        }
-        let differ = [
-            (own.cpus != other.cpus, "processors"),
-            (own.memory != other.memory, "memory ranges"),
-            (own.clock_hz != other.clock_hz, "clocks"),
-            (own.cpuid != other.cpuid, "CPUID tables"),
-            (snapshot.vcpus.len() != own.cpus, "processors"),
-        ];
-        if let Some((_, what)) = differ.into_iter().find(|(differ, _)| *differ) {
-            return Err(RestoreError::Shape(what));
-        }
-        let Schedule { turn, used, .. } = snapshot.schedule;
-        if turn >= own.cpus || used > QUANTUM {
-            return Err(RestoreError::Schedule);
-        }
-        let keeper = self.memory.as_ref();
-        match keeper.and_then(|keeper| keeper.misplaced(&snapshot.memory)) {
-            Some(page) => Err(RestoreError::Page(page)),
-            None => Ok(()),
-        }
-    }
-
-    fn put(&mut self, snapshot: &Snapshot) -> Result<(), RestoreError> {
-        // The order counts: timers are restored at their time, what drives interrupt lines before
-        // what the lines go to, and APICs before the processors that ask where their page is.
-        self.board.clock.set(snapshot.ticks);
-        self.board
-            .restore(&snapshot.interrupts, &snapshot.devices)?;
-        for (vcpu, state) in self.vcpus.iter_mut().zip(&snapshot.vcpus) {
-            vcpu.restore(state)?;
-        }
-        if let Some(keeper) = &mut self.memory {
-            keeper.restore(&snapshot.memory)?;
-        }
-        self.vcpus.iter_mut().for_each(|vcpu| {
-            vcpu.vcpu.forget_translations();
-        });
-        self.schedule = snapshot.schedule;
-        Ok(())
+/// The thread of all processors at a checkpoint. It never changes its engine.
+const fn place() -> Place {
+    Place {
+        ids: 0..1,
+        engine: Engine::Interp,
+        movable: Some(false),
     }
 }
 
@@ -484,7 +293,7 @@ impl Determined {
 pub fn thread(vcpus: Vec<ObservedVcpu>, board: &Arc<Board>, feed: Feed) -> Vec<LastState> {
     let mut machine = Determined::new(vcpus, board.clone(), feed);
     let guard = LoopGuard { id: 0, board };
-    if board.control.checkpoint(0..1, &mut |_, _| {}) == Checkpoint::Run {
+    if board.control.checkpoint(place(), &mut |_, _| {}) == Checkpoint::Run {
         machine.run_to(u64::MAX);
     }
     drop(guard);

@@ -94,7 +94,7 @@ impl ObservedVcpu {
     fn must_stop(&self, board: &Board) -> bool {
         board.control.doorbell(self.around.models.id).answer()
             && board.control.wants_checkpoint(0..1)
-            && board.control.checkpoint(0..1, &mut |_, _| {}) == Checkpoint::Stop
+            && board.control.checkpoint(super::place(), &mut |_, _| {}) == Checkpoint::Stop
     }
 
     /// Runs `limit` instructions at most, and not beyond the next timer.
