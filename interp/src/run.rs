@@ -170,6 +170,8 @@ impl Vcpu {
     pub fn set_retired(&mut self, retired: u64, cycles: u64) {
         self.core.retired_base = retired;
         self.core.extra_base = cycles.wrapping_sub(retired);
+        // An event may be delivered, and its place noted, before the next slice begins.
+        self.core.update_stamp();
     }
 
     /// For stopping a run from another thread.

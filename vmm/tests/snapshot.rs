@@ -1,13 +1,16 @@
 //! Whole machines saved, set back and taken to any instruction.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::Plan;
 use hindsight_vmm::harness::BUILTIN_PAYLOADS;
 use hindsight_vmm::machine::{Config, Outcome, Prepared, Sinks};
 use hindsight_vmm::snapshot::{Limits, Snapshot, Timeline};
-use hindsight_vmm::vcpu::determined::{Determined, Stop};
+use hindsight_vmm::vcpu::determined::{Breaker, Determined, Stop};
 use hindsight_vmm::vcpu::mode::Engine;
 
 /// A deterministic machine with a built-in payload at its entry.
@@ -220,6 +223,19 @@ fn numbers(value: &serde_json::Value, path: &str, found: &mut Vec<String>) {
     }
 }
 
+/// Stops what runs now and then, until told that all is done: a guest may halt for good.
+fn watchdog(breaker: Breaker) -> Arc<AtomicBool> {
+    let done = Arc::new(AtomicBool::new(false));
+    let seen = done.clone();
+    std::thread::spawn(move || {
+        while !seen.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(50));
+            breaker.stop();
+        }
+    });
+    done
+}
+
 #[test]
 fn corrupt_snapshots_never_panic() {
     const VALUES: [u64; 8] = [0, 1, 2, 0x7f, 0xff, 0xffff_ffff, 1 << 63, u64::MAX];
@@ -234,6 +250,7 @@ fn corrupt_snapshots_never_panic() {
     let mut machine = machine("hlt", 1, 0);
     let mut random = 1_u64;
     let mut accepted = 0;
+    let done = watchdog(machine.breaker());
     for path in paths {
         random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
         let value = VALUES[(random >> 61) as usize];
@@ -250,6 +267,7 @@ fn corrupt_snapshots_never_panic() {
             machine.run_to(place.saturating_add(3000));
         }
     }
+    done.store(true, Ordering::SeqCst);
     assert!(accepted > 100, "{accepted}");
 }
 
