@@ -2,6 +2,7 @@
 
 mod diff;
 mod exit;
+mod gdb;
 mod run;
 mod trace;
 

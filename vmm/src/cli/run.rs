@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use hindsight_cpu::cpuid::CpuModel;
 
-use super::{Status, trace};
+use super::{Status, gdb, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console, Releaser};
 use crate::machine::{Board, Config, MachineError, Outcome, Prepared, Sinks};
@@ -101,6 +101,8 @@ pub(super) struct RunArgs {
     /// Give the guest the input of a file that --record-input wrote
     #[arg(long, value_name = "FILE", requires = "deterministic")]
     replay_input: Option<PathBuf>,
+    #[command(flatten)]
+    gdb: gdb::GdbArgs,
     /// For tests of Hindsight: run in KVM and in the interpreter in turn, changing after so many
     /// exits (N) or so much time (Nms)
     #[arg(long, value_name = "N|Nms", value_parser = every, conflicts_with = "deterministic")]
@@ -335,12 +337,16 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             .context("--debugcon")?;
     }
     let board = machine.board().clone();
+    let debugger = gdb::start(&args.gdb, &mut machine)?;
     let start = Instant::now();
     let outcome = machine.run(args.timeout, || {
         serial.release();
         debugcon.release();
     })?;
     let host_time = start.elapsed();
+    if let Some(debugger) = debugger {
+        debugger.finish(gdb::exit_status(&outcome));
+    }
     if let Some(messages) = &board.messages {
         messages.flush();
     }

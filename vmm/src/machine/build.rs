@@ -125,6 +125,8 @@ pub struct Machine {
     vcpus: Vec<Processor>,
     deterministic: bool,
     feed: Feed,
+    /// Somebody else lets it run.
+    starts_paused: bool,
     loaded: Loaded,
 }
 
@@ -246,6 +248,7 @@ impl Prepared {
             vcpus: ready,
             deterministic: seed.is_some(),
             feed: Feed::default(),
+            starts_paused: false,
             loaded,
         })
     }
@@ -318,6 +321,12 @@ impl Machine {
         recorder
     }
 
+    /// [`Machine::run`] leaves it to somebody else to let the processors run, by
+    /// [`Board::resume`].
+    pub const fn start_paused(&mut self) {
+        self.starts_paused = true;
+    }
+
     /// Runs the machine to its end, `limit` at most. `release` is called before the threads are
     /// joined: nothing may make them wait any more.
     ///
@@ -334,6 +343,7 @@ impl Machine {
             vcpus,
             deterministic,
             feed,
+            starts_paused,
             ..
         } = self;
         // A limit beyond the end of time is none.
@@ -344,7 +354,7 @@ impl Machine {
         } else {
             spawn_all(&board, vcpus, &mut threads)
         };
-        if started.is_ok() {
+        if started.is_ok() && !starts_paused {
             board.resume();
         }
         let outcome = started.map(|()| board.finish.wait(limit));

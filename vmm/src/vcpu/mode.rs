@@ -51,10 +51,14 @@ pub enum HostKvm {
     },
     /// It does not: the probe that showed it, with its finding.
     EmulatesRing0(String),
+    /// It shows guests another time than their processor's: the probe, with its finding.
+    OtherTime(String),
 }
 
 /// Probes that a KVM fails when it emulates ring 0 instead of running it: INT n, and SSE.
 const RING0_PROBES: [&str; 2] = ["intn-cpl0", "sse-cpl0"];
+/// Probes that a KVM fails under which RDTSC or RDTSCP is the host's, whatever the guest's MSRs say.
+const TIME_PROBES: [&str; 3] = ["tsc-offset", "tsd-cpl3", "tsc-aux"];
 
 impl HostKvm {
     /// Measures the host, or takes what was measured since it booted.
@@ -62,10 +66,12 @@ impl HostKvm {
         if let Err(error) = kvm::open_device() {
             return Self::Unusable(error.to_string());
         }
-        for probe in RING0_PROBES {
+        let ring0 = RING0_PROBES.map(|probe| (probe, Self::EmulatesRing0 as fn(_) -> _));
+        let time = TIME_PROBES.map(|probe| (probe, Self::OtherTime as fn(_) -> _));
+        for (probe, failed) in ring0.into_iter().chain(time) {
             match doctor::unmet(probe) {
                 Ok(None) => {}
-                Ok(Some(found)) => return Self::EmulatesRing0(format!("{probe}: {found}")),
+                Ok(Some(found)) => return failed(format!("{probe}: {found}")),
                 Err(error) => return Self::Unusable(error.to_string()),
             }
         }
@@ -109,6 +115,10 @@ pub fn choose(wanted: Wanted, demand: Demand, host: &HostKvm) -> Choice {
         (Wanted::Auto, HostKvm::EmulatesRing0(why)) => (
             Engine::Interp,
             format!("this host's KVM emulates ring 0 ({why})"),
+        ),
+        (Wanted::Auto, HostKvm::OtherTime(why)) => (
+            Engine::Interp,
+            format!("this host's KVM does not let a guest have its own time ({why})"),
         ),
         (Wanted::Auto, HostKvm::Native { does }) => {
             let lacking = demand.armed.difference(*does);
@@ -256,10 +266,13 @@ mod tests {
         for host in [
             HostKvm::Unusable("/dev/kvm does not exist".to_owned()),
             HostKvm::EmulatesRing0("intn-cpl0: internal error".to_owned()),
+            HostKvm::OtherTime("tsc-offset: ignored".to_owned()),
         ] {
             let choice = choose(Wanted::Auto, IDLE, &host);
             assert_eq!(choice.engine, Engine::Interp);
-            let (HostKvm::Unusable(why) | HostKvm::EmulatesRing0(why)) = host else {
+            let (HostKvm::Unusable(why) | HostKvm::EmulatesRing0(why) | HostKvm::OtherTime(why)) =
+                host
+            else {
                 panic!()
             };
             assert!(choice.because.contains(&why));

@@ -110,8 +110,12 @@ impl ObservedVcpu {
             };
         }
         let exit = self.vcpu.run(&mut self.around, budget);
-        let retired = self.retired();
-        self.around.retired(retired, self.vcpu.cycles());
+        let stats = self.vcpu.stats();
+        let cycles = self.vcpu.cycles();
+        self.around.retired(stats.retired, stats.user, cycles);
+        if exit == Exit::Halted {
+            self.around.models.halt();
+        }
         exit
     }
 
@@ -153,6 +157,7 @@ impl ObservedVcpu {
         VcpuState {
             cpu: self.cpu_state(),
             msrs: self.around.models.msrs.save(),
+            events: self.around.models.events().save(),
             track: self
                 .around
                 .track
@@ -170,10 +175,12 @@ impl ObservedVcpu {
         let msrs = |source| RestoreError::Msrs { cpu, source };
         self.around.models.restore(&state.msrs).map_err(msrs)?;
         self.vcpu.load(&state.cpu);
+        let events = self.around.models.events();
+        events.restore(&state.events);
         let TrackState {
             retired, cycles, ..
         } = state.track;
-        self.vcpu.set_retired(retired, cycles);
+        self.vcpu.set_retired(retired, events.user(), cycles);
         if let Some(track) = &mut self.around.track {
             track.restore(&state.track);
         }
