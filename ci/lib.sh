@@ -13,6 +13,15 @@ die() {
     exit "$status"
 }
 
+# The statically linked program that the labs run too, and what builds it, in the checkout.
+# shellcheck disable=SC2034 # for the scripts that source this
+static_binary=$repo_root/target/lab/build/x86_64-unknown-linux-gnu/release/hindsight
+
+build_static() {
+    (cd "$repo_root" && RUSTFLAGS='-C target-feature=+crt-static' cargo build --quiet --release -p hindsight \
+        --target x86_64-unknown-linux-gnu --target-dir target/lab/build >&2)
+}
+
 # Runs a command as root: directly, or through sudo.
 as_root() {
     if [ "$(id -u)" -eq 0 ]; then

@@ -62,6 +62,7 @@ pub struct Config {
 /// The CPUID table of a machine. All processors have the same but for their APIC ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuidTable {
+    model: CpuModel,
     /// By leaf, then sub-leaf.
     leaves: Vec<Leaf>,
     max_basic: u32,
@@ -159,10 +160,16 @@ impl CpuidTable {
         });
         leaves.sort_by_key(|l| (l.leaf, l.subleaf));
         Self {
+            model: config.model,
             leaves,
             max_basic: MAX_BASIC,
             max_extended: MAX_EXTENDED,
         }
+    }
+
+    /// The processor that it describes.
+    pub fn model(&self) -> CpuModel {
+        self.model
     }
 
     /// The table as processor `apic_id` sees it, without the bits that follow control registers.

@@ -44,7 +44,9 @@ impl Facilities {
     pub const OBSERVED: Self = Self::NATIVE
         .union(Self::BTF)
         .union(Self::LBR)
-        .union(Self::BTS);
+        .union(Self::BTS)
+        .union(Self::PMU)
+        .union(Self::PEBS);
 
     /// The value of IA32_PERF_CAPABILITIES, or `None` where CPUID.1:ECX.PDCM is clear.
     /// SDM Vol. 3B, "IA32_PERF_CAPABILITIES".

@@ -7,6 +7,7 @@
 pub mod armed;
 pub mod branch;
 pub mod cpuid;
+pub mod debug;
 pub mod facility;
 pub mod msr;
 pub mod pmu;

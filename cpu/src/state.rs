@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::debug::Registers;
 pub use crate::state_check::StateError;
 
 /// Index of a general register in [`CpuState::gpr`]: the number that instructions encode.
@@ -213,6 +214,22 @@ pub struct CpuState {
 pub const PAT_RESET: u64 = 0x0007_0406_0007_0406;
 
 impl CpuState {
+    /// The debug registers, as their model has them.
+    pub fn debug(&self) -> Registers {
+        Registers {
+            addresses: self.dr,
+            status: self.dr6,
+            control: self.dr7,
+        }
+    }
+
+    /// Takes the debug registers back from their model.
+    pub fn set_debug(&mut self, registers: &Registers) {
+        self.dr = registers.addresses;
+        self.dr6 = registers.status;
+        self.dr7 = registers.control;
+    }
+
     /// The state after RESET. SDM Vol. 3A, "Processor State After Reset". `rdx` of a Skylake
     /// server (its CPUID signature) is put there by the owner of the CPUID table.
     pub fn reset() -> Self {

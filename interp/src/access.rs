@@ -152,14 +152,20 @@ impl Core {
         }
     }
 
-    /// A read by the processor itself, with supervisor rights.
+    /// A read by the processor itself, with supervisor rights. It meets no breakpoint of the guest (rule OP-04).
     pub(crate) fn read_sys<T: Word>(&mut self, lin: u64) -> Result<T, Fault> {
-        self.read_slow(lin, Set::Supervisor)
+        let hits = self.hits;
+        let result = self.read_slow(lin, Set::Supervisor);
+        self.hits = hits;
+        result
     }
 
-    /// A write by the processor itself, with supervisor rights.
+    /// A write by the processor itself, with supervisor rights. It meets no breakpoint of the guest (rule OP-04).
     pub(crate) fn write_sys<T: Word>(&mut self, lin: u64, v: T) -> Result<(), Fault> {
-        self.write_slow(lin, v, Set::Supervisor)
+        let hits = self.hits;
+        let result = self.write_slow(lin, v, Set::Supervisor);
+        self.hits = hits;
+        result
     }
 
     /// A write with the rights of another privilege level.
@@ -215,6 +221,12 @@ impl Core {
             self.note_access(lin, data.len() as u64, true);
         }
         Ok(())
+    }
+
+    /// Raises what a read of these bytes would raise, and nothing else.
+    pub(crate) fn probe_read(&mut self, lin: u64, len: usize) -> Result<(), Fault> {
+        self.pieces(lin, len, Want::Read, self.explicit())
+            .map(|_| ())
     }
 
     /// Raises what a write of these bytes would raise, and nothing else.

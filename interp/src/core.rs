@@ -10,11 +10,13 @@
 )]
 
 use crate::block::Cache;
+use crate::counting::Counters;
 use crate::decode::Features;
 use crate::flags::{AC, ARITH, Flags, IF, RF, TF, VM};
 use crate::memory::Memory;
 use crate::op::{HIGH, Next, Op, slot};
 use crate::platform::Platform;
+use crate::portable::Functions;
 use crate::recording::Recording;
 use crate::stops::Armed;
 use crate::thunk::{Thunks, Vectors};
@@ -156,11 +158,15 @@ pub(crate) struct Core {
     pub(crate) exit_op: Box<Op>,
     pub(crate) cache: Cache,
     pub(crate) rec: Recording,
+    pub(crate) counters: Counters,
     /// Everything that is not above; the fields above overrule it while running.
     pub(crate) st: CpuState,
     pub(crate) vec: Box<Vectors>,
     pub(crate) thunks: Thunks,
     pub(crate) features: Features,
+    /// Nothing may depend on the host's processor: see [`crate::portable`].
+    pub(crate) portable: bool,
+    pub(crate) functions: Option<Functions>,
     pub(crate) memory: Arc<Memory>,
     /// Data breakpoints hit by the instruction that runs: DR6 bits.
     pub(crate) hits: u64,
@@ -175,6 +181,9 @@ pub(crate) struct Core {
     pub(crate) soft_rip: u64,
     /// The REP instruction stopped between iterations.
     pub(crate) repeat: bool,
+    /// No single step follows the instruction, whatever TF was at its start: SYSCALL that clears TF (rule TF-09),
+    /// and a switch of tasks (TF-22).
+    pub(crate) no_step: bool,
     /// Retired instructions before the current slice.
     pub(crate) retired_base: u64,
     /// Budget at the start of the slice.
@@ -234,10 +243,13 @@ impl Core {
             exit_op: Box::new(Op::new(exit_op)),
             cache: Cache::new(),
             rec: Recording::new(),
+            counters: Counters::new(),
             st: CpuState::reset(),
             vec: Box::default(),
             thunks: Thunks::default(),
             features: Features::none(),
+            portable: false,
+            functions: None,
             hits: 0,
             trap: 0,
             trap_pending: false,
@@ -245,6 +257,7 @@ impl Core {
             stops: Armed::new(),
             soft_rip: 0,
             repeat: false,
+            no_step: false,
             retired_base: 0,
             slice: 0,
             beyond: 0,
@@ -522,8 +535,13 @@ impl Core {
 
     /// Retired instructions, not counting the one that runs.
     pub(crate) fn retired(&self) -> u64 {
+        self.retired_base.wrapping_add(self.used())
+    }
+
+    /// Instructions retired in the current slice, not counting the one that runs.
+    fn used(&self) -> u64 {
         let used = (self.slice - self.budget - i64::from(self.left)).max(0);
-        self.retired_base.wrapping_add(used.cast_unsigned())
+        used.cast_unsigned()
     }
 
     /// The machine around, told the time.
@@ -533,14 +551,14 @@ impl Core {
 
     /// The machine around, told the time, and what was noted for it.
     pub(crate) fn platform_and_recording(&mut self) -> (&mut dyn Platform, &mut Recording) {
-        let count = self.retired();
+        let (count, user) = (self.retired(), self.counters.user(self.used()));
         let Some(mut platform) = self.platform else {
             unreachable!("handlers only run inside Vcpu::run, which sets the platform");
         };
         // SAFETY: set by `Vcpu::run` from a live unique reference and cleared before it returns;
         // handlers only run in between, and no handler keeps the reference.
         let platform = unsafe { platform.as_mut() };
-        platform.retired(count);
+        platform.retired(count, user);
         (platform, &mut self.rec)
     }
 
@@ -564,7 +582,11 @@ impl Core {
     /// Something needs one instruction at a time.
     pub(crate) fn needs_exact(&self) -> bool {
         let e = &self.st.events;
-        self.fl & (TF | RF) != 0 || e.mov_ss_shadow || e.sti_shadow || self.exec_breakpoints()
+        self.fl & (TF | RF) != 0
+            || e.mov_ss_shadow
+            || e.sti_shadow
+            || self.exec_breakpoints()
+            || self.counters.tells_accesses()
     }
 
     pub(crate) fn cs(&self) -> Segment {

@@ -168,7 +168,14 @@ impl Core {
 
     fn note_delivery(&mut self, event: &Event, place: (u64, u64, u8)) {
         self.stops.deliveries += 1;
-        if event.vector == DF || matches!(event.cause, Cause::Software | Cause::Icebp) {
+        let software = matches!(event.cause, Cause::Software | Cause::Icebp);
+        // Breakpoints that the frame met (rule OP-08).
+        let hits = std::mem::take(&mut self.hits);
+        if software && hits != 0 {
+            self.trap |= hits;
+            self.trap_pending = true;
+        }
+        if event.vector == DF || software {
             self.stop_after_delivery(event.vector, event.code);
         }
         self.st.events.mov_ss_shadow = false;
@@ -481,8 +488,8 @@ impl Core {
         Ok(at)
     }
 
-    /// IRET of `size` bytes; sets RIP.
-    pub(crate) fn iret(&mut self, size: u8) -> Result<(), Fault> {
+    /// IRET of `size` bytes; sets RIP. A task that is left goes on at `after`.
+    pub(crate) fn iret(&mut self, size: u8, after: u64) -> Result<(), Fault> {
         let result = if !self.cr0(crate::core::CR0_PE) {
             self.iret_real(size)
         } else if self.v86() {
@@ -491,6 +498,7 @@ impl Core {
             if self.lma() {
                 Err(GP0)
             } else {
+                self.rip = after;
                 self.task_return()
             }
         } else {

@@ -8,6 +8,7 @@
 mod access;
 mod block;
 mod core;
+mod counting;
 mod debug;
 mod decode;
 mod events;
@@ -17,6 +18,7 @@ mod mmu;
 mod op;
 mod ops;
 mod platform;
+mod portable;
 mod recording;
 mod run;
 mod seg;
@@ -27,8 +29,9 @@ mod thunk;
 mod tlb;
 mod word;
 
+pub use counting::Accesses;
 pub use memory::{Memory, MemoryError, RegionSpec};
-pub use platform::{Branch, BranchClass, Gp, Observe, Pending, Platform};
+pub use platform::{Branch, BranchClass, Counting, Gp, Observe, Pending, Platform};
 pub use run::{Exit, Kicker, Stats, Vcpu};
 pub use stops::{Hit, MsrStops, PortWatch, Stops, Watch};
 pub use supported::supported_cpuid;

@@ -1,6 +1,10 @@
 //! What the interpreter needs from the machine around the processor.
 
+use crate::counting::Accesses;
 pub use hindsight_cpu::branch::{Branch, BranchClass, Observe};
+pub use hindsight_cpu::pmu::Counting;
+use hindsight_cpu::pmu::Ring;
+use hindsight_cpu::pmu::pebs::Stored;
 
 /// The access raises #GP(0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +52,11 @@ pub trait Platform {
     }
     /// CPUID: EAX, EBX, ECX, EDX. The bits that follow CR4 and XCR0 are put in by the interpreter.
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4];
+    /// Whether results must be the same on every host: then estimates and transcendental functions
+    /// are not left to the host's processor. Asked once.
+    fn portable(&self) -> bool {
+        false
+    }
     /// The time-stamp counter as RDTSC shows it.
     fn tsc(&mut self) -> u64;
     /// IA32_TSC_AUX.
@@ -65,8 +74,9 @@ pub trait Platform {
     fn acknowledge(&mut self) -> Option<u8>;
     /// Takes the pending NMI.
     fn acknowledge_nmi(&mut self) {}
-    /// Retired instructions since [`crate::Vcpu::new`], before a call that may depend on time.
-    fn retired(&mut self, _count: u64) {}
+    /// Retired instructions since [`crate::Vcpu::new`], and how many of them at CPL 1 to 3: before
+    /// a call that may depend on time. An instruction belongs to the level that it starts at.
+    fn retired(&mut self, _count: u64, _user: u64) {}
     /// What must be reported. Asked at the start of a run, after each WRMSR that is the platform's,
     /// and after the calls below.
     fn observe(&mut self) -> Observe {
@@ -77,6 +87,17 @@ pub trait Platform {
     fn branches(&mut self, _branches: &[Branch]) {}
     /// A #DB is about to be delivered; only told when [`Observe::debug_exceptions`] is set.
     fn debug_exception(&mut self) {}
+    /// How far the performance counters let the processor run, and what they are told. Asked when
+    /// [`Platform::observe`] is.
+    fn counting(&mut self) -> Counting {
+        Counting::NONE
+    }
+    /// The processor has run as far as [`Platform::counting`] let it.
+    fn count(&mut self) {}
+    /// An instruction that accesses memory retired; told if [`Counting::accesses`] asks for it.
+    fn accessed(&mut self, _ring: Ring, _accesses: Accesses) {}
+    /// The PEBS record of [`Counting::record`] was stored, or could not be.
+    fn pebs_stored(&mut self, _stored: &Stored) {}
     /// The BTS buffer is at its threshold: a performance-monitoring interrupt is due.
     fn request_pmi(&mut self) {}
 }

@@ -77,6 +77,11 @@ impl Recording {
         };
     }
 
+    /// The branch noted last, as long as it was not told.
+    pub(crate) fn last(&self) -> Option<&Branch> {
+        self.buffer.get(self.count.checked_sub(1)?)
+    }
+
     /// How many branches were taken so far, modulo 2^64, while they were noted.
     pub(crate) fn taken(&self) -> u64 {
         let noted = self.told.wrapping_add(self.count as u64);
@@ -92,6 +97,7 @@ impl Core {
             self.set_observe(observe);
             self.leave = true;
         }
+        self.recount();
     }
 
     pub(crate) fn set_observe(&mut self, observe: Observe) {
@@ -261,7 +267,10 @@ impl Core {
 
     #[cold]
     fn ask_for_pmi(&mut self) -> bool {
+        // What the request freezes must not miss this branch.
+        self.tell_branches();
         self.platform().request_pmi();
+        self.reobserve();
         true
     }
 

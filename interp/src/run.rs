@@ -73,6 +73,8 @@ impl Kicker {
 pub struct Stats {
     /// Retired instructions; a repeated string instruction counts once.
     pub retired: u64,
+    /// Of these, the ones that started at CPL 1 to 3.
+    pub user: u64,
     /// Blocks decoded.
     pub blocks: u64,
     /// Blocks looked up because neither a link nor the jump cache led to them.
@@ -161,9 +163,10 @@ impl Vcpu {
         self.core.flush_tlb();
     }
 
-    /// Sets [`Stats::retired`]: for a restored snapshot.
-    pub fn set_retired(&mut self, retired: u64) {
+    /// Sets [`Stats::retired`] and [`Stats::user`]: for a restored snapshot.
+    pub fn set_retired(&mut self, retired: u64, user: u64) {
         self.core.retired_base = retired;
+        self.core.counters.set_user(user);
     }
 
     /// For stopping a run from another thread.
@@ -175,6 +178,7 @@ impl Vcpu {
     pub fn stats(&self) -> Stats {
         Stats {
             retired: self.core.retired_base,
+            user: self.core.counters.user(0),
             blocks: self.core.cache.decoded,
             lookups: self.core.cache.lookups,
             drops: self.core.cache.epoch,
@@ -205,6 +209,7 @@ impl Vcpu {
         if !self.prepared {
             self.prepared = true;
             self.core.features = Features::of(platform);
+            self.core.portable = platform.portable();
             let width = platform.cpuid(0x8000_0008, 0)[0] & 0xff;
             if (32..=52).contains(&width) {
                 self.core.phys_mask = (1 << width) - 1;
@@ -242,7 +247,7 @@ impl Vcpu {
             Ok(Some(exit)) => return exit,
             Err(Shutdown) => return core.shutdown(),
         }
-        core.begin(1);
+        core.begin_slice(1, 1);
         let outcome = core.step();
         core.account();
         let outcome = outcome.and_then(|exit| {
@@ -286,8 +291,7 @@ impl Vcpu {
             if rest <= 0 {
                 return Exit::Budget;
             }
-            core.begin(rest.min(SLICE));
-            core.beyond = rest - core.slice;
+            core.begin_slice(rest, SLICE);
             let outcome = core.slice();
             let used = core.account();
             rest -= used;
@@ -321,18 +325,10 @@ impl Core {
     }
 
     /// Begins a slice of so many instructions.
-    fn begin(&mut self, instructions: i64) {
+    pub(crate) fn begin(&mut self, instructions: i64) {
         self.slice = instructions;
         self.budget = instructions;
         self.update_stamp();
-    }
-
-    /// Ends a slice: counts what it retired, and says how much that was.
-    fn account(&mut self) -> i64 {
-        let used = self.slice - self.budget;
-        self.retired_base = self.retired_base.wrapping_add(used.max(0).cast_unsigned());
-        self.begin(0);
-        used
     }
 
     fn deliver_saved(&mut self, e: hindsight_cpu::state::Exception) -> Result<(), Shutdown> {
@@ -354,6 +350,7 @@ impl Core {
 
     /// What happens between instructions: traps, NMI, interrupts, halts.
     fn boundary(&mut self) -> Outcome {
+        self.look_at_counters();
         loop {
             self.tell_if_due();
             if matches!(self.st.activity, Activity::WaitForSipi | Activity::Shutdown) {
@@ -447,7 +444,7 @@ impl Core {
                 }
                 // The deadline lies inside the block.
                 let outcome = self.step()?;
-                if outcome.is_some() || self.why == Leave::Poll {
+                if outcome.is_some() || !matches!(self.why, Leave::Lookup | Leave::Budget) {
                     return Ok(outcome);
                 }
                 continue;
@@ -500,8 +497,13 @@ impl Core {
         self.st.events.mov_ss_shadow = false;
         self.st.events.sti_shadow = false;
         self.repeat = self.flag(RF);
+        self.no_step = false;
         self.fl &= !RF;
+        let accesses = self.watched_accesses();
         self.dispatch_one(first);
+        if let (Some(accesses), true) = (accesses, self.why != Leave::Fault) {
+            self.tell_accesses(self.counters.ring(), accesses);
+        }
         if had_ss_shadow {
             self.st.events.mov_ss_shadow = false;
         }
@@ -517,8 +519,7 @@ impl Core {
                 Ok(None)
             }
             _ => {
-                let tf = tf && (!on_branch || self.rec.taken() != taken);
-                // SYSCALL with TF masked does not trap; SYSRET that sets TF does.
+                let tf = tf && !self.no_step && (!on_branch || self.rec.taken() != taken);
                 self.after_instruction(tf);
                 if tf || self.trap_pending {
                     self.why = Leave::Poll;

@@ -9,7 +9,7 @@ use crate::core::Core;
 use crate::memory::PAGE;
 
 /// Accesses to a range of linear addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Watch {
     /// First address.
     pub at: u64,

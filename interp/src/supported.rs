@@ -86,8 +86,9 @@ fn leaf_1_edx() -> u32 {
 
 fn leaf_7_ebx() -> u32 {
     let wide = |on: bool| on && avx512();
-    // FSGSBASE, TSC_ADJUST, SMEP, ERMS, INVPCID, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB.
-    bits(&[0, 1, 7, 9, 10, 18, 19, 20, 23, 24])
+    // FSGSBASE, TSC_ADJUST, FDP_EXCPTN_ONLY, SMEP, ERMS, INVPCID, FCS and FDS deprecated, RDSEED, ADX,
+    // SMAP, CLFLUSHOPT, CLWB.
+    bits(&[0, 1, 6, 7, 9, 10, 13, 18, 19, 20, 23, 24])
         | thunked(&[
             (host_has!("bmi1"), 3),
             (host_has!("avx2"), 5),

@@ -12,6 +12,7 @@ use crate::core::{CR0_PG, CR0_TS, CR4_PAE, Core, Fault, SS, TS};
 use crate::debug::BT;
 use crate::flags::{NT, RF};
 use crate::seg::{Descriptor, code_of, gp, np};
+use hindsight_cpu::debug::Registers;
 use hindsight_cpu::state::{Segment, seg};
 
 /// What switches tasks.
@@ -204,12 +205,12 @@ impl Core {
             flags |= NT;
         }
         self.set_rflags(flags);
+        self.no_step = true;
         for (reg, v) in self.regs.iter_mut().zip(image.gpr) {
             *reg = v.into();
         }
         self.rip = image.eip.into();
-        // L0 to L3 and LE are the task's own.
-        self.st.dr7 &= !0x155;
+        self.change_debug(Registers::switch_task);
         self.update_debug();
         self.load_task_segments(image)?;
         if image.trap {

@@ -1,8 +1,10 @@
 //! Host thunks: vector, x87 and rare integer instructions are executed by the host's processor on
 //! the guest's register values, with the memory operand redirected to a buffer.
 //!
-//! Floating-point exceptions are masked while the host executes. If the sticky flags then show one
-//! that the guest has unmasked, the result is discarded and the guest's exception raised.
+//! SSE's floating-point exceptions are masked while the host executes. If the sticky flags then show
+//! one that the guest has unmasked, the result is discarded and the guest's exception raised. Those of
+//! the x87 are as the guest has them: the host would only raise one at the next x87 instruction, and
+//! the thunk takes the state away before that.
 
 mod codegen;
 mod elements;
@@ -17,7 +19,7 @@ use crate::flags::{ARITH, Flags};
 use crate::op::Op;
 use crate::ops::Done;
 use codegen::{Bank, Class, Thunk};
-use iced_x86::{EncodingKind, FlowControl, Instruction, Mnemonic as M};
+use iced_x86::{CodeSize, Encoder, EncodingKind, FlowControl, Instruction, Mnemonic as M};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -66,8 +68,8 @@ pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
         return Ok(());
     }
     let place = memory::prepare(c, o, &insn, &thunk)?;
-    execute(c, o, &thunk, place.as_ref())?;
-    if let Some(place) = place {
+    let stores = execute(c, o, &insn, &thunk)?;
+    if let (Some(place), true) = (place, stores) {
         // The write was probed: nothing of the result may be kept if it faulted.
         memory::finish(c, &place)?;
     }
@@ -126,7 +128,7 @@ fn check(c: &Core, i: &Instruction, t: &Thunk) -> Done {
 }
 
 /// Whether the registers of a vector or MMX instruction may be used.
-fn check_state(c: &Core, encoding: EncodingKind, vector: bool, mmx: bool) -> Done {
+pub(crate) fn check_state(c: &Core, encoding: EncodingKind, vector: bool, mmx: bool) -> Done {
     let legacy = encoding == EncodingKind::Legacy;
     if (!legacy && !c.prot) || (mmx && c.cr0(CR0_EM)) {
         return Err(UD_);
@@ -152,8 +154,9 @@ fn check_state(c: &Core, encoding: EncodingKind, vector: bool, mmx: bool) -> Don
     if mmx { c.check_x87_pending() } else { Ok(()) }
 }
 
-/// Runs the thunk on the context; results stay there until [`commit`].
-fn execute(c: &mut Core, _o: &Op, t: &Thunk, _place: Option<&memory::Place>) -> Done {
+/// Runs the thunk on the context; results stay there until [`commit`]. False: an unmasked exception
+/// of the x87 keeps the instruction from storing.
+fn execute(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> Result<bool, Fault> {
     for &reg in &t.gpr_read {
         c.vec.gpr[usize::from(reg & 15)] = c.reg(reg & 15);
     }
@@ -165,28 +168,88 @@ fn execute(c: &mut Core, _o: &Op, t: &Thunk, _place: Option<&memory::Place>) -> 
     }
     let vec = &mut *c.vec;
     vec.backup(t);
-    let fcw = vec.fcw();
     if t.class == Class::X87 {
-        vec.mask_x87();
+        return Ok(execute_x87(c, o, i, t));
     }
     t.call(vec);
+    check_simd(c, t, guest)?;
+    Ok(true)
+}
+
+/// Raises what the instruction raised and the guest has unmasked.
+fn check_simd(c: &mut Core, t: &Thunk, guest: u32) -> Done {
+    let vec = &mut *c.vec;
     let raised = vec.run_mxcsr & 0x3f;
-    if t.class == Class::X87 {
-        let fresh = vec.unmask_x87(fcw);
-        if fresh {
-            vec.restore_x87_results(t);
-        }
-    }
-    let unmasked = raised & !(guest >> 7) & 0x3f;
     if t.vector {
         vec.mxcsr = guest | raised;
-        if unmasked != 0 {
+        if raised & !(guest >> 7) & 0x3f != 0 {
             vec.restore(t);
             let xm = c.cr4(1 << 10);
             return Err(if xm { Fault::Plain(XM) } else { UD_ });
         }
     }
     Ok(())
+}
+
+fn execute_x87(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> bool {
+    const PRECISION: u16 = 1 << 5;
+    /// C0, C2, C3.
+    const CONDITIONS: u16 = 0x4500;
+    let pointers = c.vec.x87_pointers();
+    let before = c.vec.fsw();
+    t.call(&mut c.vec);
+    c.vec.set_x87_pointers(&pointers);
+    if t.mmx {
+        return true;
+    }
+    if c.portable && !sets_conditions(i.mnemonic()) {
+        // They are undefined, and hosts differ: here they stay.
+        let fsw = c.vec.fsw();
+        c.vec.set_fsw((fsw & !CONDITIONS) | (before & CONDITIONS));
+    }
+    let unmasked = c.vec.x87_unmasked();
+    if unmasked != 0 {
+        let operand = if t.memory.is_some() { c.offset(o) } else { 0 };
+        c.vec.note_exception(last_opcode(i), operand);
+    }
+    unmasked & !PRECISION == 0
+}
+
+/// The instruction's result is in C0, C2 and C3.
+fn sets_conditions(m: M) -> bool {
+    matches!(
+        m,
+        M::Fcom
+            | M::Fcomp
+            | M::Fcompp
+            | M::Fucom
+            | M::Fucomp
+            | M::Fucompp
+            | M::Ficom
+            | M::Ficomp
+            | M::Ftst
+            | M::Fxam
+            | M::Fprem
+            | M::Fprem1
+    )
+}
+
+/// The low 11 bits of an x87 instruction's opcode, as FOP shows them.
+pub(crate) fn last_opcode(i: &Instruction) -> u16 {
+    let mut encoder = Encoder::new(if i.code_size() == CodeSize::Code64 {
+        64
+    } else {
+        32
+    });
+    if encoder.encode(i, i.ip()).is_err() {
+        return 0;
+    }
+    let bytes = encoder.take_buffer();
+    let at = bytes.iter().position(|b| (0xd8..=0xdf).contains(b));
+    match at.and_then(|at| bytes.get(at..at + 2)) {
+        Some(&[opcode, modrm]) => u16::from(opcode & 7) << 8 | u16::from(modrm),
+        _ => 0,
+    }
 }
 
 fn commit(c: &mut Core, o: &Op, t: &Thunk) {

@@ -6,6 +6,7 @@ pub mod cli;
 pub mod console;
 pub mod demo;
 pub mod doctor;
+pub mod gdb;
 pub mod harness;
 pub mod host_clock;
 pub mod kvm;

@@ -45,6 +45,13 @@ pub enum BranchClass {
     NotTaken,
 }
 
+impl BranchClass {
+    /// It is a branch of an instruction, not the delivery of an event.
+    pub const fn is_instruction(self) -> bool {
+        !matches!(self, Self::Exception | Self::Debug | Self::Interrupt)
+    }
+}
+
 /// One taken branch, interrupt or exception.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Branch {

@@ -3,6 +3,7 @@
 //! [`table`] says, per MSR, who models it, what a write may change and how KVM takes part. It feeds
 //! the KVM MSR filter, the checks of [`Msrs::write`] and the saved state.
 
+mod counting;
 pub mod table;
 
 use hindsight_regs::msr as regs;
@@ -14,9 +15,7 @@ pub use table::{MsrSpec, OnKvm, Owner, find};
 use crate::armed::Armed;
 use crate::branch::{Branch, BranchState, BranchStateError, BranchUnit, Observe};
 use crate::facility::Facilities;
-use crate::pmu::{
-    DsMemory, EventTotals, Freeze, Occurred, Pmu, PmuConfig, PmuError, PmuState, Sample,
-};
+use crate::pmu::{Pmu, PmuConfig, PmuError, PmuState};
 use crate::tsc::{Tsc, TscState};
 
 /// What a RDMSR gives.
@@ -161,7 +160,7 @@ impl Msrs {
 
     /// What an engine must report and do.
     pub fn observe(&self) -> Observe {
-        self.branch.observe()
+        self.with_counted_branches(self.branch.observe())
     }
 
     /// Takes what an engine observed, in order.
@@ -172,44 +171,6 @@ impl Msrs {
     /// A #DB is about to be delivered: IA32_DEBUGCTL.LBR and .BTF are cleared (rule DCTL-06).
     pub fn debug_exception(&mut self) {
         self.branch.debug_exception();
-    }
-
-    /// The performance-monitoring unit, as of the last [`Msrs::sync_pmu`].
-    pub const fn pmu(&self) -> &Pmu {
-        &self.pmu
-    }
-
-    /// Moves the counters up to `totals`: before an access to an MSR of the performance-monitoring
-    /// unit or to IA32_DEBUGCTL, before RDPMC, and where [`Pmu::limits`] ends.
-    pub fn sync_pmu(&mut self, totals: &EventTotals) -> Occurred {
-        let freeze = self.freeze();
-        self.pmu.sync(totals, freeze)
-    }
-
-    /// Lets the counters go on from `totals`, after a change of the engine or of the state.
-    pub const fn rebase_pmu(&mut self, totals: &EventTotals) {
-        self.pmu.rebase(totals);
-    }
-
-    /// Stores the PEBS record that is due, in the DS area at `area`.
-    pub fn store_pebs(
-        &mut self,
-        memory: &mut impl DsMemory,
-        area: u64,
-        sample: &Sample,
-    ) -> Occurred {
-        let freeze = self.freeze();
-        self.pmu.store_record(memory, area, sample, freeze)
-    }
-
-    /// RDPMC; `None` asks for #GP(0). Whether the privilege level allows it is the engine's matter.
-    pub fn rdpmc(&self, index: u32) -> Option<u64> {
-        let present = self.config.facilities.contains(Facilities::PMU);
-        self.pmu.rdpmc(index).filter(|_| present)
-    }
-
-    fn freeze(&self) -> Freeze {
-        Freeze::by_debugctl(self.branch.debugctl().bits())
     }
 
     /// RDMSR. SDM Vol. 2B, "RDMSR—Read From Model Specific Register".
@@ -246,6 +207,7 @@ impl Msrs {
             Owner::Branch => return WrmsrOutcome::Fault,
             Owner::Pmu => {
                 self.pmu.write(index, value);
+                self.follow_freeze();
                 Effect::None
             }
             Owner::Constant => Effect::None,
@@ -352,8 +314,10 @@ impl Msrs {
                 return Err(MsrError::Value { index, value });
             }
         }
+        self.pmu.check(&state.pmu)?;
         self.branch.restore(&state.branch)?;
         self.pmu.restore(&state.pmu)?;
+        self.follow_freeze();
         self.tsc.restore(&state.tsc);
         self.stored.clone_from(&state.stored);
         Ok(())

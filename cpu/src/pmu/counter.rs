@@ -50,16 +50,6 @@ impl Freeze {
     }
 }
 
-/// What a [`Pmu::sync`] asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[must_use]
-pub struct Occurred {
-    /// One interrupt through the LVT entry for performance monitoring.
-    pub pmi: bool,
-    /// A PEBS record is due: [`Pmu::store_record`], with the state as it is.
-    pub record: bool,
-}
-
 /// A counter that runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Source {
@@ -124,13 +114,10 @@ impl Pmu {
         self.refresh();
     }
 
-    /// Counts on from these totals, whatever came before them: another engine, a restored state.
-    pub const fn rebase(&mut self, totals: &EventTotals) {
-        self.seen = *totals;
-    }
-
-    /// Moves the counters up to `totals`.
-    pub fn sync(&mut self, totals: &EventTotals, freeze: Freeze) -> Occurred {
+    /// Moves the counters up to `totals`. Answers whether one interrupt is requested, through the
+    /// LVT entry for performance monitoring; [`Pmu::due`] may have changed too.
+    #[must_use]
+    pub fn sync(&mut self, totals: &EventTotals, freeze: Freeze) -> bool {
         let mut pmi = false;
         for counter in 0..ALL {
             let Some(source) = self.sources[counter] else {
@@ -145,10 +132,7 @@ impl Pmu {
         if pmi {
             self.freeze(freeze);
         }
-        Occurred {
-            pmi,
-            record: self.due != 0,
-        }
+        pmi
     }
 
     /// Events of a counter between the totals seen last and these.

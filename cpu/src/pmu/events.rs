@@ -2,6 +2,9 @@
 //! SDM Vol. 3B, "Pre-defined Architectural Performance Events", and the event list of the processor.
 
 use hindsight_regs::pmu::EventSelect;
+use serde::{Deserialize, Serialize};
+
+use crate::branch::{Branch, BranchClass};
 
 /// Something that happens while a processor runs. Every branch instruction is one of the six kinds
 /// of branches, and also an [`Kind::Instruction`].
@@ -113,7 +116,7 @@ impl Kinds {
 }
 
 /// How often each kind of event happened, per ring. Only differences count, modulo 2^64.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventTotals([[u64; 2]; KINDS]);
 
 impl EventTotals {
@@ -121,6 +124,25 @@ impl EventTotals {
     pub const fn add(&mut self, kind: Kind, ring: Ring, count: u64) {
         let total = &mut self.0[kind as usize][ring as usize];
         *total = total.wrapping_add(count);
+    }
+
+    /// Branches that an engine noted.
+    pub fn add_branches(&mut self, branches: &[Branch]) {
+        for branch in branches {
+            let kind = match branch.class {
+                BranchClass::Conditional => Kind::TakenConditional,
+                BranchClass::NotTaken => Kind::NotTaken,
+                BranchClass::DirectJump | BranchClass::IndirectJump => Kind::Jump,
+                BranchClass::DirectCall | BranchClass::CallNext | BranchClass::IndirectCall => {
+                    Kind::Call
+                }
+                BranchClass::Return => Kind::Return,
+                BranchClass::Far | BranchClass::SoftwareInterrupt => Kind::Far,
+                // No branch instructions (rule EVT-17).
+                BranchClass::Exception | BranchClass::Debug | BranchClass::Interrupt => continue,
+            };
+            self.add(kind, Ring::of(branch.cpl), 1);
+        }
     }
 
     /// The total of a kind, from an engine that counts it by itself.

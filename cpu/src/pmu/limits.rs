@@ -5,6 +5,7 @@ use hindsight_regs::pmu::COUNTER_MASK;
 
 use super::counter::{ALL, Pmu, Source};
 use super::events::{Kind, Kinds, Precise, Ring};
+use super::pebs::Due;
 
 bitflags! {
     /// What an engine must tell in its totals, beyond retired instructions.
@@ -54,6 +55,35 @@ impl Quota {
         spend(&mut self.ring[ring as usize], count);
     }
 
+    /// In some ring, no more may happen.
+    pub const fn is_used_up(&self) -> bool {
+        self.both == 0 || self.ring[0] == 0 || self.ring[1] == 0
+    }
+
+    /// The smallest of the limits.
+    pub fn least(&self) -> u64 {
+        self.both.min(self.ring[0]).min(self.ring[1])
+    }
+
+    /// The stricter of both limits.
+    #[must_use]
+    pub fn min(&self, other: &Self) -> Self {
+        Self {
+            both: self.both.min(other.both),
+            ring: [0, 1].map(|n| self.ring[n].min(other.ring[n])),
+        }
+    }
+
+    /// Another unit: every limit that there is goes through `f`.
+    #[must_use]
+    pub fn map(&self, f: impl Fn(u64) -> u64) -> Self {
+        let one = |limit| if limit == u64::MAX { limit } else { f(limit) };
+        Self {
+            both: one(self.both),
+            ring: self.ring.map(one),
+        }
+    }
+
     fn tighten(&mut self, source: &Source, left: u64) {
         let limit = match (source.rings.os, source.rings.user) {
             (true, true) => &mut self.both,
@@ -95,6 +125,35 @@ impl Limits {
         cycles: Quota::NONE,
         last_alone: false,
     };
+}
+
+/// What an engine that executes instruction after instruction does for the counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counting {
+    /// Retired instructions before the next look at the counters.
+    pub instructions: Quota,
+    /// The last of them is executed alone, see [`Limits::last_alone`].
+    pub last_alone: bool,
+    /// Instructions that read or write memory are told one by one; so many of them before the next
+    /// look at the counters.
+    pub accesses: Option<Quota>,
+    /// A PEBS record is to be stored as soon as it is known which instruction was the last.
+    pub record: Option<Due>,
+}
+
+impl Counting {
+    /// Nothing is counted that has to be looked at.
+    pub const NONE: Self = Self {
+        instructions: Quota::NONE,
+        last_alone: false,
+        accesses: None,
+        record: None,
+    };
+
+    /// The counters must be looked at before the next instruction.
+    pub fn is_due(&self) -> bool {
+        self.instructions.is_used_up() || self.accesses.is_some_and(|quota| quota.is_used_up())
+    }
 }
 
 impl Pmu {

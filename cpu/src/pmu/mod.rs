@@ -19,8 +19,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use counter::{Freeze, Occurred, Pmu, PmuConfig};
+pub use counter::{Freeze, Pmu, PmuConfig};
 pub use events::{EventTotals, Kind, Ring};
-pub use limits::{Limits, Needs, Quota};
-pub use pebs::{DsMemory, Sample};
+pub use limits::{Counting, Limits, Needs, Quota};
 pub use state::{PmuError, PmuState};

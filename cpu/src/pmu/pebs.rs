@@ -1,33 +1,13 @@
 //! PEBS: the record of format 3, and storing it in the guest's buffer.
 //! SDM Vol. 3B, "Processor Event Based Sampling (PEBS)" and "Debug Store (DS) Mechanism".
 
-use hindsight_regs::pmu::{COUNTER_MASK, pebs as layout};
+use hindsight_regs::pmu::{COUNTER_MASK, global, pebs as layout};
 
-use super::counter::{Freeze, GP, Occurred, Pmu, bit};
+use super::counter::{Freeze, GP, Pmu, bit};
+use crate::branch::bts::DsMemory;
 
-pub use hindsight_regs::pmu::pebs::RECORD;
-
-/// A store to the DS area would fault: the record is dropped (rule DS-06).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unmapped;
-
-/// Guest memory as the DS mechanism sees it: linear addresses through the current page tables, with
-/// supervisor privilege, with no exception (rules DS-04, DS-06, DS-07).
-pub trait DsMemory {
-    /// Reads bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`Unmapped`] where the processor would fault.
-    fn read(&mut self, linear: u64, data: &mut [u8]) -> Result<(), Unmapped>;
-
-    /// Writes bytes, all or none.
-    ///
-    /// # Errors
-    ///
-    /// [`Unmapped`] where the processor would fault; nothing is written then.
-    fn write(&mut self, linear: u64, data: &[u8]) -> Result<(), Unmapped>;
-}
+/// Words of a record.
+const WORDS: usize = layout::RECORD / 8;
 
 /// The processor after the eventing instruction, for a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,129 +34,101 @@ const RFLAGS: u64 = 0x3f_7fd7;
 
 impl Sample {
     /// The record, about the counters in `counters`.
-    pub fn record(&self, counters: u8) -> [u8; RECORD] {
+    pub fn record(&self, counters: u8) -> [u64; WORDS] {
         use layout::record as at;
-        let mut record = [0; RECORD];
-        let mut put = |offset: usize, value: u64| {
-            record[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
-        };
+        let mut record = [0; WORDS];
         let mask = if self.long { u64::MAX } else { 0xffff_ffff };
-        put(at::RFLAGS, self.rflags & RFLAGS);
-        put(at::RIP, self.rip);
+        record[at::RFLAGS / 8] = self.rflags & RFLAGS;
+        record[at::RIP / 8] = self.rip;
         for (place, &register) in ORDER.iter().enumerate() {
             if self.long || register < 8 {
-                put(at::REGISTERS + 8 * place, self.gpr[register] & mask);
+                record[at::REGISTERS / 8 + place] = self.gpr[register] & mask;
             }
         }
-        put(at::COUNTERS, counters.into());
-        put(at::EVENTING_RIP, self.eventing_rip);
-        put(at::TSC, self.tsc);
+        record[at::COUNTERS / 8] = counters.into();
+        record[at::EVENTING_RIP / 8] = self.eventing_rip;
+        record[at::TSC / 8] = self.tsc;
         record
     }
 }
 
-/// The PEBS half of the DS buffer management area, as it is now (rules DS-09, DS-10).
-struct Buffer {
-    index: u64,
-    maximum: u64,
-    threshold: u64,
-    reset: [u64; GP],
-}
-
-impl Buffer {
-    fn read(memory: &mut impl DsMemory, area: u64) -> Result<Self, Unmapped> {
-        // Base, index, maximum, threshold, and the reset values.
-        let mut bytes = [0; 8 * (4 + GP)];
-        memory.read(area.wrapping_add(layout::BASE), &mut bytes)?;
-        let (fields, _) = bytes.as_chunks::<8>();
-        let field = |offset: u64| {
-            let at = usize::try_from((offset - layout::BASE) / 8).unwrap_or(0);
-            u64::from_le_bytes(fields[at])
-        };
-        Ok(Self {
-            index: field(layout::INDEX),
-            maximum: field(layout::MAXIMUM),
-            threshold: field(layout::THRESHOLD),
-            reset: core::array::from_fn(|n| field(layout::RESET + 8 * n as u64)),
-        })
-    }
-
-    /// Stores a record, if it fits below the maximum, and advances the index.
-    fn store(
-        &mut self,
-        memory: &mut impl DsMemory,
-        area: u64,
-        record: &[u8; RECORD],
-    ) -> Result<Stored, Unmapped> {
-        let Some(next) = self.index.checked_add(RECORD as u64) else {
-            return Ok(Stored::Full);
-        };
-        if next > self.maximum {
-            return Ok(Stored::Full);
-        }
-        memory.write(self.index, record)?;
-        memory.write(area.wrapping_add(layout::INDEX), &next.to_le_bytes())?;
-        self.index = next;
-        Ok(if next >= self.threshold {
-            Stored::Threshold
-        } else {
-            Stored::Below
-        })
-    }
+/// A record that is to be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// IA32_DS_AREA.
+    pub area: u64,
+    /// The counters it is about: bit n for counter n.
+    pub counters: u8,
 }
 
 /// How storing a record ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stored {
-    /// There was no room (rule PEBS-09).
-    Full,
-    /// The index is below the threshold.
-    Below,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
     /// The index has reached or passed the threshold (rule PEBS-08).
-    Threshold,
+    pub at_threshold: bool,
+    /// The reset values of the counters; `None` where an access would have faulted, and nothing
+    /// was done (rule DS-06).
+    pub reset: Option<[u64; GP]>,
+}
+
+/// Stores the record that is due, if there is room below the maximum (rule PEBS-09).
+pub fn store(memory: &mut impl DsMemory, due: &Due, sample: &Sample) -> Stored {
+    try_store(memory, due, sample).unwrap_or_default()
+}
+
+fn try_store(memory: &mut impl DsMemory, due: &Due, sample: &Sample) -> Option<Stored> {
+    let at = |offset: u64| due.area.wrapping_add(offset);
+    let index = memory.read(at(layout::INDEX))?;
+    let maximum = memory.read(at(layout::MAXIMUM))?;
+    let threshold = memory.read(at(layout::THRESHOLD))?;
+    let mut reset = [0; GP];
+    for (offset, value) in (layout::RESET..).step_by(8).zip(&mut reset) {
+        *value = memory.read(at(offset))?;
+    }
+    let mut stored = Stored {
+        at_threshold: false,
+        reset: Some(reset),
+    };
+    let end = index.checked_add(layout::RECORD as u64);
+    if let Some(end) = end.filter(|&end| end <= maximum) {
+        let record = sample.record(due.counters);
+        if !memory.writable(at(layout::INDEX)) || !memory.write(index, &record) {
+            return None;
+        }
+        if !memory.write(at(layout::INDEX), &[end]) {
+            return None;
+        }
+        stored.at_threshold = end >= threshold;
+    }
+    Some(stored)
 }
 
 impl Pmu {
-    /// Stores the record that is due, in the DS area at `area`, reloads the counters and asks for
-    /// the interrupts that follow (rules PEBS-05 to PEBS-12, PEBS-21).
-    pub fn store_record(
-        &mut self,
-        memory: &mut impl DsMemory,
-        area: u64,
-        sample: &Sample,
-        freeze: Freeze,
-    ) -> Occurred {
+    /// The counters whose record is to be stored now: bit n for counter n.
+    pub const fn due(&self) -> u8 {
+        self.due
+    }
+
+    /// The record that was due is stored, or cannot be: reloads the counters. Answers whether an
+    /// interrupt is requested (rules PEBS-06 to PEBS-12, PEBS-21).
+    #[must_use]
+    pub fn stored(&mut self, stored: &Stored, freeze: Freeze) -> bool {
         let due = core::mem::take(&mut self.due);
-        if due == 0 {
-            return Occurred::default();
-        }
         let overflowed = core::mem::take(&mut self.armed) | due;
-        let mut pmi = (0..GP).any(|n| {
-            let source = self.sources[n];
-            overflowed >> n & 1 != 0 && source.is_some_and(|source| source.interrupts)
-        });
-        let stored = Buffer::read(memory, area).and_then(|mut buffer| {
-            let stored = buffer.store(memory, area, &sample.record(due))?;
-            self.reload(overflowed, &buffer.reset);
-            Ok(stored)
-        });
-        if stored == Ok(Stored::Threshold) {
-            self.status |= hindsight_regs::pmu::global::DS_BUFFER;
-            pmi = true;
+        let mut pmi = stored.at_threshold;
+        for n in (0..GP).filter(|n| overflowed >> n & 1 != 0) {
+            pmi |= self.sources[n].is_some_and(|source| source.interrupts);
+            if let Some(reset) = stored.reset {
+                self.values[n] = reset[n] & COUNTER_MASK;
+                self.status &= !bit(n);
+            }
+        }
+        if stored.at_threshold {
+            self.status |= global::DS_BUFFER;
         }
         if pmi {
             self.freeze(freeze);
         }
-        Occurred { pmi, record: false }
-    }
-
-    /// Reloads the counters that overflowed; their status bits go (rules PEBS-06, PEBS-07).
-    fn reload(&mut self, overflowed: u8, reset: &[u64; GP]) {
-        for (n, &value) in reset.iter().enumerate() {
-            if overflowed >> n & 1 != 0 {
-                self.values[n] = value & COUNTER_MASK;
-                self.status &= !bit(n);
-            }
-        }
+        pmi
     }
 }

@@ -6,9 +6,9 @@ use thiserror::Error;
 
 use super::access::{FIXED_CONTROL, FRONTEND, LATENCY, PEBS_ENABLE, SELECT};
 use super::counter::{ALL, GP, Pmu};
+use super::events::EventTotals;
 
-/// Saved state of a [`Pmu`]. What the counters have counted up to is the engine's: see
-/// [`Pmu::rebase`].
+/// Saved state of a [`Pmu`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PmuState {
     /// The general-purpose counters, then the fixed ones.
@@ -31,6 +31,8 @@ pub struct PmuState {
     pub armed: u8,
     /// PEBS counters whose record is to be stored.
     pub due: u8,
+    /// The totals up to which the counters have counted; those of the engine go on from there.
+    pub seen: EventTotals,
 }
 
 /// Why a saved state was refused.
@@ -60,6 +62,7 @@ impl Pmu {
             frontend: self.frontend,
             armed: self.armed,
             due: self.due,
+            seen: self.seen,
         }
     }
 
@@ -99,7 +102,7 @@ impl Pmu {
         fits("set of due PEBS counters", state.due.into(), waiting)
     }
 
-    /// Takes over a saved state, and counts on from the totals that were seen last.
+    /// Takes over a saved state.
     ///
     /// # Errors
     ///
@@ -116,6 +119,7 @@ impl Pmu {
         self.frontend = state.frontend;
         self.armed = state.armed;
         self.due = state.due;
+        self.seen = state.seen;
         self.refresh();
         Ok(())
     }

@@ -88,6 +88,10 @@ const FW_CFG_CPU_COUNT: u16 = 0x05;
 
 /// Processors that run: the bootstrap processor, and those that reached `hindsight_ap_main`.
 static STARTED: AtomicUsize = AtomicUsize::new(1);
+/// Number of the processor that is being started.
+static STARTING: AtomicUsize = AtomicUsize::new(0);
+/// How many starts there were.
+static ARRIVALS: AtomicUsize = AtomicUsize::new(0);
 static COUNT: AtomicU32 = AtomicU32::new(0);
 /// The function each processor is to run, 0 while it is idle.
 static WORK: [AtomicUsize; MAX_CPUS] = [const { AtomicUsize::new(0) }; MAX_CPUS];
@@ -127,10 +131,21 @@ pub fn start(cpus: usize) -> bool {
 }
 
 fn start_next() -> bool {
-    let index = STARTED.load(Ordering::Acquire);
+    init_and_start(STARTED.load(Ordering::Acquire))
+}
+
+/// Sends INIT to processor `index`, which was started and is idle, and starts it again. False if it
+/// does not start.
+pub fn restart(index: usize) -> bool {
+    init_and_start(index)
+}
+
+fn init_and_start(index: usize) -> bool {
     let Ok(id) = u32::try_from(index) else {
         return false;
     };
+    let before = ARRIVALS.load(Ordering::Acquire);
+    STARTING.store(index, Ordering::Release);
     place_start_code(index);
     apic::send_init(id);
     for _ in 0..200 {
@@ -138,7 +153,7 @@ fn start_next() -> bool {
         apic::send_startup(id, START_PAGE);
         for _ in 0..20 {
             wait_a_little();
-            if STARTED.load(Ordering::Acquire) > index {
+            if ARRIVALS.load(Ordering::Acquire) != before {
                 return true;
             }
         }
@@ -166,10 +181,11 @@ fn wait_a_little() {
 
 #[unsafe(no_mangle)]
 extern "C" fn hindsight_ap_main() -> ! {
-    let index = STARTED.load(Ordering::Acquire);
+    let index = STARTING.load(Ordering::Acquire);
     cpu::init(index);
     apic::enable();
-    STARTED.store(index + 1, Ordering::Release);
+    STARTED.fetch_max(index + 1, Ordering::AcqRel);
+    ARRIVALS.fetch_add(1, Ordering::AcqRel);
     loop {
         insn::cli();
         let work = WORK[index].load(Ordering::Acquire);

@@ -94,42 +94,57 @@ global_asm!(
     ".quad hindsight_idt",
     ".quad hindsight_stubs", // only to keep the stubs where the IDT is kept
     ".popsection",
-    // Where the linker script places the stubs.
-    stubs = const 0x10_0000,
+    stubs = const STUBS,
 );
 
+/// Where the linker script places the stubs.
+const STUBS: u64 = 0x10_0000;
+
 unsafe extern "C" {
-    static mut hindsight_idt: [[u8; 16]; 256];
+    static mut hindsight_idt: [Gate; 256];
 }
 
-/// Byte of a gate that holds its type and DPL.
-const GATE_ATTRIBUTES: usize = 5;
+/// A gate of the IDT. SDM Vol. 3A, "64-Bit Mode IDT".
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gate(pub [u8; 16]);
 
-/// Sets the DPL of the gate of `vector` and returns the old one.
-pub fn set_gate_dpl(vector: u8, dpl: u8) -> u8 {
-    // SAFETY: the index is inside the IDT; the processor reads the byte at the next event.
-    unsafe {
-        let gate = (&raw mut hindsight_idt)
-            .cast::<[u8; 16]>()
-            .add(usize::from(vector));
-        let byte = gate.cast::<u8>().add(GATE_ATTRIBUTES);
-        let old = byte.read_volatile();
-        byte.write_volatile(old & !0x60 | (dpl & 3) << 5);
-        old >> 5 & 3
+impl Gate {
+    const IST: usize = 4;
+    const ATTRIBUTES: usize = 5;
+
+    /// This gate with another stack: an entry of the interrupt stack table, or 0 for the usual stack.
+    #[must_use]
+    pub fn with_ist(mut self, ist: u8) -> Self {
+        self.0[Self::IST] = ist & 7;
+        self
+    }
+
+    /// This gate with another DPL.
+    #[must_use]
+    pub fn with_dpl(mut self, dpl: u8) -> Self {
+        self.0[Self::ATTRIBUTES] = self.0[Self::ATTRIBUTES] & !0x60 | (dpl & 3) << 5;
+        self
+    }
+
+    /// This gate as a trap gate, which leaves IF as it is.
+    #[must_use]
+    pub fn as_trap(mut self) -> Self {
+        self.0[Self::ATTRIBUTES] |= 1;
+        self
     }
 }
 
-/// The IDT entry of one vector, to be put back.
-#[derive(Clone, Copy, Debug)]
-pub struct Gate([u8; 16]);
+fn place(vector: u8) -> *mut Gate {
+    (&raw mut hindsight_idt)
+        .cast::<Gate>()
+        .wrapping_add(usize::from(vector))
+}
 
-fn gate(vector: u8) -> *mut [u8; 16] {
-    // SAFETY: every vector has its entry inside the IDT.
-    unsafe {
-        (&raw mut hindsight_idt)
-            .cast::<[u8; 16]>()
-            .add(usize::from(vector))
-    }
+/// The gate of `vector`.
+pub fn gate(vector: u8) -> Gate {
+    // SAFETY: inside the IDT.
+    unsafe { place(vector).read_volatile() }
 }
 
 /// Makes `vector` an interrupt gate to `handler` at CPL 0, callable from `dpl`, on the current stack
@@ -142,16 +157,27 @@ pub fn set_gate(vector: u8, handler: u64, dpl: u8) -> Gate {
     let mut entry = [0; 16];
     entry[..8].copy_from_slice(&low.to_le_bytes());
     entry[8..].copy_from_slice(&(handler >> 32).to_le_bytes());
-    // SAFETY: the entry is inside the IDT; the processor reads it at the next event.
-    unsafe {
-        let old = gate(vector).read_volatile();
-        gate(vector).write_volatile(entry);
-        Gate(old)
-    }
+    let old = gate(vector);
+    restore_gate(vector, Gate(entry));
+    old
 }
 
-/// Puts back what [`set_gate`] replaced.
-pub fn restore_gate(vector: u8, old: Gate) {
-    // SAFETY: as in `set_gate`.
-    unsafe { gate(vector).write_volatile(old.0) };
+/// Puts back what [`set_gate`] replaced, or a gate made from it.
+pub fn restore_gate(vector: u8, gate: Gate) {
+    // SAFETY: inside the IDT; the processor reads it at the next event.
+    unsafe { place(vector).write_volatile(gate) };
+}
+
+/// Runs `f` with the gate of `vector` changed by `change`.
+pub fn with_gate<R>(vector: u8, change: impl FnOnce(Gate) -> Gate, f: impl FnOnce() -> R) -> R {
+    let old = gate(vector);
+    restore_gate(vector, change(old));
+    let result = f();
+    restore_gate(vector, old);
+    result
+}
+
+/// The address where an event of `vector` enters.
+pub fn entry(vector: u8) -> u64 {
+    STUBS + 16 * u64::from(vector)
 }

@@ -11,6 +11,7 @@ use crate::ops::{
     alu, bits, branch, by_size, cr, ending, far, fast, fused, general, io, mov, msr, muldiv, plain,
     shift, stack, string, system, xsave,
 };
+use crate::portable;
 use crate::thunk;
 use iced_x86::{Code, Instruction, Mnemonic as M, OpKind, Register};
 
@@ -177,9 +178,15 @@ impl Core {
         if let Some(handler) = pick.handler(&mut op) {
             op.h = handler;
         } else {
+            let own = if self.portable {
+                portable::handler(i)
+            } else {
+                None
+            };
             op.insn = self.cache.insns.len() as u32;
             self.cache.insns.push(*i);
             op.h = match thunk::support(i) {
+                _ if own.is_some() => own.unwrap_or(op.h),
                 thunk::Support::Yes => general!(thunk::run),
                 thunk::Support::Elements => general!(thunk::elements),
                 thunk::Support::No => general!(system::missing),

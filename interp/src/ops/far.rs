@@ -2,6 +2,7 @@
 
 use super::{Done, load_sized};
 use crate::core::{Core, EFER_SCE, Fault, GP0, SS, UD_, cut};
+use crate::debug::BS;
 use crate::flags::{IF, RF, VM};
 use crate::op::Op;
 use crate::platform::BranchClass;
@@ -310,7 +311,7 @@ fn far_return(c: &mut Core, o: &Op) -> Done {
 
 pub(crate) fn iret(c: &mut Core, o: &Op) -> Done {
     c.rip = c.rip_of(o);
-    noted(c, o, |c, o| c.iret(o.size))
+    noted(c, o, |c, o| c.iret(o.size, c.rip_after(o)))
 }
 
 const CODE64: u16 = 0xa09b;
@@ -341,6 +342,7 @@ pub(crate) fn syscall(c: &mut Core, o: &Op) -> Done {
         let m = c.st.msrs;
         let flags = c.rflags() & !m.fmask & !RF;
         c.set_rflags(flags);
+        c.no_step = !c.tf();
         let selector = (m.star >> 32) as u16 & 0xfffc;
         c.cpl = 0;
         flat_ss(c, selector.wrapping_add(8), 0);
@@ -367,6 +369,11 @@ pub(crate) fn sysret(c: &mut Core, o: &Op) -> Done {
         };
         c.set_rflags((c.regs[11] & 0x3c_7fd7) | 2);
         c.fl &= !(RF | VM);
+        if c.tf() {
+            // The trap comes before the first instruction of the target.
+            c.hits |= BS;
+            c.leave = true;
+        }
         c.cpl = 3;
         flat_ss(c, base.wrapping_add(8) | 3, 3);
         let (selector, access) = if wide {

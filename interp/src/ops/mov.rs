@@ -1,6 +1,6 @@
 //! Data movement between registers and memory.
 
-use super::{Done, load, read_rm, store, write_rm};
+use super::{Done, load, read_rm, src, store, write_rm};
 use crate::core::{Core, cut};
 use crate::op::{Next, Op};
 use crate::word::Word;
@@ -114,13 +114,23 @@ pub(crate) fn nop(c: &mut Core, o: &Op) -> Next {
     o.go(c)
 }
 
-/// Fences order our own accesses against other processors.
+/// Fences order our own accesses against other processors, and against the host's counter that the guest's TSC
+/// is read from.
 pub(crate) fn fence(c: &mut Core, o: &Op) -> Next {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    wait_for_earlier();
     o.go(c)
 }
 
-/// CLFLUSH, CLWB: checked like a read.
+/// Waits for what the host's processor has begun: without it the next RDTSC may run ahead of earlier loads.
+#[expect(unsafe_code, reason = "an instruction of the host")]
+pub(super) fn wait_for_earlier() {
+    // SAFETY: the instruction is part of SSE2, which every x86-64 processor has.
+    unsafe { std::arch::x86_64::_mm_lfence() };
+}
+
+/// CLFLUSH, CLWB: checked like a read, which data breakpoints and devices do not see.
 pub(crate) fn flush(c: &mut Core, o: &Op) -> Done {
-    load::<u8>(c, o).map(|_| ())
+    let lin = src(c, o, 1)?;
+    c.probe_read(lin, 1)
 }

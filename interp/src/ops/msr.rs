@@ -165,6 +165,9 @@ pub(crate) fn rdtsc<const AUX: bool>(c: &mut Core, _: &Op) -> Done {
     if c.cpl != 0 && c.cr4(CR4_TSD) && c.cr0(CR0_PE) {
         return Err(GP0);
     }
+    if AUX {
+        super::mov::wait_for_earlier();
+    }
     let v = c.platform().tsc();
     c.put_edx_eax(v);
     if AUX {

@@ -129,7 +129,7 @@ fn software(c: &mut Core, o: &Op, vector: u8, kind: SoftKind) -> Next {
 #[expect(clippy::cast_possible_truncation, reason = "an 8-bit immediate")]
 pub(crate) fn int_n(c: &mut Core, o: &Op) -> Next {
     let vector = o.imm as u8;
-    if c.v86() && c.iopl() < 3 {
+    if c.v86() && (c.iopl() < 3 || c.cr4(CR4_VME)) {
         match vme_redirects(c, vector) {
             Ok(true) => {
                 c.left = o.left;
@@ -138,7 +138,8 @@ pub(crate) fn int_n(c: &mut Core, o: &Op) -> Next {
                     Err(fault) => c.fault_at(o, fault),
                 };
             }
-            Ok(false) => return c.fault_at(o, GP0),
+            Ok(false) if c.iopl() < 3 => return c.fault_at(o, GP0),
+            Ok(false) => {}
             Err(fault) => return c.fault_at(o, fault),
         }
     }
@@ -163,7 +164,13 @@ fn vme_redirects(c: &mut Core, vector: u8) -> Result<bool, Fault> {
 /// INT n through the virtual-8086 task's own vector table.
 fn int_v86(c: &mut Core, o: &Op, vector: u8) -> Done {
     let entry: u32 = c.read(u64::from(vector) * 4)?;
-    let flags = (c.rflags() & !IF) | 0x3000 | if c.flag(VIF) { IF } else { 0 };
+    // Below IOPL 3 the task's IF is VIF, and its image shows IOPL 3.
+    let (flags, cleared) = if c.iopl() == 3 {
+        (c.rflags(), IF)
+    } else {
+        let virtual_if = if c.flag(VIF) { IF } else { 0 };
+        ((c.rflags() & !IF) | 0x3000 | virtual_if, VIF)
+    };
     let old = c.regs[4];
     let cs = c.cs().selector;
     let after = c.rip_after(o);
@@ -175,7 +182,7 @@ fn int_v86(c: &mut Core, o: &Op, vector: u8) -> Done {
         c.regs[4] = old;
         return Err(fault);
     }
-    c.fl &= !(VIF | crate::flags::TF);
+    c.fl &= !(cleared | crate::flags::TF);
     c.load_segment_real(seg::CS, (entry >> 16) as u16);
     c.rip = (entry & 0xffff).into();
     Ok(())

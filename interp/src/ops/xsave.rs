@@ -442,18 +442,30 @@ fn tags(c: &Core) -> u16 {
     word
 }
 
-/// FNSTENV and FNSAVE (`ALL`) in the format of 16- or 32-bit fields (`W`).
+/// FNSTENV and FNSAVE (`ALL`) in the format of 16- or 32-bit fields (`W`). SDM Vol. 1, "Saving the
+/// x87 FPU's State with FSTENV/FNSTENV and FSAVE/FNSAVE". The selectors read as 0.
 fn fnstenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
     x87_check(c)?;
     let fx = c.vec.fx;
+    let fip = u32::from_le_bytes([fx[8], fx[9], fx[10], fx[11]]);
+    let fdp = u32::from_le_bytes([fx[16], fx[17], fx[18], fx[19]]);
+    let fop = u32::from(c.vec.fop());
+    let pointers = if c.prot {
+        [fip, fop << 16, fdp, 0xffff_0000]
+    } else {
+        let high = |p: u32| (p >> 16) << 12;
+        let low = |p: u32| p & 0xffff | 0xffff_0000;
+        [low(fip), high(fip) | fop, low(fdp), high(fdp)]
+    };
+    let [fip, fcs, fdp, fds] = pointers;
     let fields = [
         u32::from(c.vec.fcw()) | 0xffff_0000,
         u32::from(c.vec.fsw()) | 0xffff_0000,
         u32::from(tags(c)) | 0xffff_0000,
-        u32::from_le_bytes([fx[8], fx[9], fx[10], fx[11]]),
-        0,
-        u32::from_le_bytes([fx[16], fx[17], fx[18], fx[19]]),
-        0xffff_0000,
+        fip,
+        fcs,
+        fdp,
+        fds,
     ];
     let mut data: Vec<u8> = fields
         .iter()
@@ -490,10 +502,24 @@ fn fldenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
         }
     }
     c.vec.fx[4] = abridged;
-    c.vec.fx[8..24].fill(0);
-    for (at, n) in [(8, 3), (16, 5)] {
-        c.vec.fx[at..at + W].copy_from_slice(&data[n * W..n * W + W]);
-    }
+    let field = |n: usize| {
+        let mut bytes = [0; 4];
+        bytes[..W].copy_from_slice(&data[n * W..n * W + W]);
+        u32::from_le_bytes(bytes)
+    };
+    let (fop, fip, fdp) = if c.prot {
+        let fop = if W == 4 { (field(4) >> 16) as u16 } else { 0 };
+        (fop, field(3), field(5))
+    } else {
+        let whole = |low: u32, high: u32| low & 0xffff | (high >> 12 & 0xffff) << 16;
+        (
+            field(4) as u16,
+            whole(field(3), field(4)),
+            whole(field(5), field(6)),
+        )
+    };
+    c.vec.note_exception(fop & 0x7ff, fdp.into());
+    c.vec.set_fip(fip.into());
     if ALL {
         for n in 0..8 {
             let from = 7 * W + 10 * n;

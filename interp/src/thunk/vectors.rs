@@ -31,7 +31,6 @@ pub(crate) struct Vectors {
     pub(super) saved_mxcsr: u32,
     saved: [[u8; 64]; 4],
     saved_k: [u64; 8],
-    saved_fx: [u8; 160],
 }
 
 impl Default for Vectors {
@@ -49,7 +48,6 @@ impl Default for Vectors {
             saved_mxcsr: 0x1f80,
             saved: [[0; 64]; 4],
             saved_k: [0; 8],
-            saved_fx: [0; 160],
         };
         v.init_x87();
         v
@@ -118,11 +116,53 @@ impl Vectors {
         self.fx[4] = 0xff;
     }
 
-    /// Sets the instruction pointer. The data pointer is cleared: the host has put the address of its
-    /// own copy of the operand there, which is not the guest's to see.
+    /// ST(n).
+    pub(crate) fn st(&self, n: usize) -> &[u8] {
+        &self.fx[32 + 16 * (n & 7)..][..10]
+    }
+
+    fn tag(&self, n: usize) -> u8 {
+        1 << ((usize::from(self.fsw() >> 11) + n) & 7)
+    }
+
+    /// ST(n) is empty.
+    pub(crate) fn empty(&self, n: usize) -> bool {
+        self.fx[4] & self.tag(n) == 0
+    }
+
+    /// Writes ST(n).
+    pub(crate) fn put_st(&mut self, n: usize, v: [u8; 10]) {
+        put(&mut self.fx, 32 + 16 * (n & 7), &v);
+        self.fx[4] |= self.tag(n);
+    }
+
+    /// Empties ST(0) and moves TOP beyond it.
+    pub(crate) fn pop_st(&mut self) {
+        self.fx[4] &= !self.tag(0);
+        self.set_top((self.fsw() >> 11) + 1);
+    }
+
+    /// Pushes a value.
+    pub(crate) fn push_st(&mut self, v: [u8; 10]) {
+        self.set_top((self.fsw() >> 11).wrapping_sub(1));
+        self.put_st(0, v);
+    }
+
+    /// The last instruction's opcode: its low 11 bits.
+    pub(crate) fn fop(&self) -> u16 {
+        word(&self.fx, 6) & 0x7ff
+    }
+
+    /// Sets the instruction pointer.
     pub(crate) fn set_fip(&mut self, rip: u64) {
         put(&mut self.fx, 8, &rip.to_le_bytes());
-        put(&mut self.fx, 16, &[0; 8]);
+    }
+
+    /// Notes opcode and operand of an instruction that raised an unmasked exception; no other
+    /// changes them (CPUID.7.EBX\[6\]). SDM Vol. 1, "x87 FPU Instruction and Data (Operand) Pointers".
+    pub(crate) fn note_exception(&mut self, fop: u16, operand: u64) {
+        put(&mut self.fx, 6, &fop.to_le_bytes());
+        put(&mut self.fx, 16, &operand.to_le_bytes());
     }
 
     /// Sets ES and B if an unmasked exception is flagged, else clears them.
@@ -136,31 +176,21 @@ impl Vectors {
         self.fsw() & 0x80 != 0
     }
 
-    /// Masks everything for a run on the host.
-    pub(super) fn mask_x87(&mut self) {
-        self.saved_fx.copy_from_slice(&self.fx[..160]);
-        let (fcw, fsw) = (self.fcw() | 0x3f, self.fsw() & !0x80bf);
-        put(&mut self.fx, 0, &fcw.to_le_bytes());
-        put(&mut self.fx, 2, &fsw.to_le_bytes());
+    /// Opcode and pointers, which a run on the host overwrites with its own.
+    pub(super) fn x87_pointers(&self) -> [u8; 18] {
+        let mut kept = [0; 18];
+        kept.copy_from_slice(&self.fx[6..24]);
+        kept
     }
 
-    /// Undoes [`Vectors::mask_x87`]; true if an unmasked exception came up.
-    pub(super) fn unmask_x87(&mut self, fcw: u16) -> bool {
-        let before = word(&self.saved_fx, 2) & 0x3f;
-        let raised = self.fsw() & 0x3f;
-        put(&mut self.fx, 0, &fcw.to_le_bytes());
-        let fsw = self.fsw() | before;
-        put(&mut self.fx, 2, &fsw.to_le_bytes());
-        self.update_summary();
-        raised & !fcw & 0x3f != 0
+    /// Puts back what [`Vectors::x87_pointers`] answered.
+    pub(super) fn set_x87_pointers(&mut self, kept: &[u8; 18]) {
+        put(&mut self.fx, 6, kept);
     }
 
-    /// After an unmasked exception: the registers stay, only the flags are kept.
-    pub(super) fn restore_x87_results(&mut self, _: &Thunk) {
-        let fsw = self.fsw();
-        self.fx[..160].copy_from_slice(&self.saved_fx);
-        let top = self.fsw() & 0x3800;
-        self.set_fsw((fsw & !0x3800) | top);
+    /// Unmasked exceptions that wait, as bits of the status word.
+    pub(super) fn x87_unmasked(&self) -> u16 {
+        self.fsw() & !self.fcw() & 0x3f
     }
 
     pub(super) fn backup(&mut self, t: &Thunk) {

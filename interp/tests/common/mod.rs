@@ -86,6 +86,7 @@ pub struct Machine {
     pub interrupts: Vec<u8>,
     pub nmi: bool,
     pub cpuid: Option<fn(u32, u32) -> [u32; 4]>,
+    pub portable: bool,
 }
 
 pub fn host_cpuid(leaf: u32, sub: u32) -> [u32; 4] {
@@ -115,6 +116,9 @@ impl Platform for Machine {
     fn cpuid(&self, leaf: u32, sub: u32) -> [u32; 4] {
         self.cpuid.unwrap_or(host_cpuid)(leaf, sub)
     }
+    fn portable(&self) -> bool {
+        self.portable
+    }
     fn tsc(&mut self) -> u64 {
         self.retired
     }
@@ -141,7 +145,7 @@ impl Platform for Machine {
     fn acknowledge_nmi(&mut self) {
         self.nmi = false;
     }
-    fn retired(&mut self, count: u64) {
+    fn retired(&mut self, count: u64, _user: u64) {
         self.retired = count;
     }
     fn observe(&mut self) -> Observe {

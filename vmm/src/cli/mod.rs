@@ -1,6 +1,7 @@
 //! The command line: `hindsight run`, `doctor`, `test` and `demo`.
 
 mod exit;
+mod gdb;
 mod run;
 mod trace;
 

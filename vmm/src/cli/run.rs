@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use hindsight_cpu::cpuid::CpuModel;
 
-use super::{Status, trace};
+use super::{Status, gdb, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::console::{self, Backend, Console, Deliver};
 use crate::machine::{Board, Config, MachineError, Outcome, Prepared, Sinks};
@@ -86,6 +86,8 @@ pub(super) struct RunArgs {
     /// What RDRAND and RDSEED give in deterministic mode
     #[arg(long, value_name = "N", default_value = "0", value_parser = number, requires = "deterministic")]
     seed: u64,
+    #[command(flatten)]
+    gdb: gdb::GdbArgs,
     /// For tests of Hindsight: run in KVM and in the interpreter in turn, changing after so many
     /// exits (N) or so much time (Nms)
     #[arg(long, value_name = "N|Nms", value_parser = every, conflicts_with = "deterministic")]
@@ -289,7 +291,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         debugcon: debugcon.output(),
         messages: args.btm.as_deref().map(messages).transpose()?,
     };
-    let machine = prepared.build(host.as_ref(), sinks)?;
+    let mut machine = prepared.build(host.as_ref(), sinks)?;
     if !args.deterministic && (args.engine, choice.engine) == (EngineArg::Auto, Engine::Interp) {
         let _ = writeln!(
             io::stderr(),
@@ -314,12 +316,16 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             .context("--debugcon")?;
     }
     let board = machine.board().clone();
+    let debugger = gdb::start(&args.gdb, &mut machine)?;
     let start = Instant::now();
     let outcome = machine.run(args.timeout, || {
         serial.release();
         debugcon.release();
     })?;
     let host_time = start.elapsed();
+    if let Some(debugger) = debugger {
+        debugger.finish(gdb::exit_status(&outcome));
+    }
     if let Some(messages) = &board.messages {
         messages.flush();
     }

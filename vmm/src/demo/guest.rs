@@ -8,7 +8,7 @@ use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::msr::MsrConfig;
 use thiserror::Error;
 
-use super::log::{self, Picture, Record};
+use super::log::{self, Branch, Picture, Record};
 use super::symbols::Symbols;
 use crate::boot::Plan;
 use crate::harness::BUILTIN_PAYLOADS;
@@ -49,6 +49,8 @@ pub struct Run {
     pub log: Vec<Record>,
     /// What the guest drew.
     pub picture: Option<Picture>,
+    /// The branches that the guest traced.
+    pub branches: Vec<Branch>,
     /// Names of its addresses.
     pub symbols: Symbols,
     /// Bytes of the image.
@@ -90,11 +92,13 @@ pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
     let symbols = Symbols::of(image);
     let log = symbols.address("demo_log");
     let picture = symbols.address("demo_picture");
+    let branches = symbols.address("demo_branches");
     Ok(Run {
         problem: problem(&outcome),
         events: recorder.take().0,
         log: log.map_or_else(Vec::new, |at| log::read_log(&board.memory, at)),
         picture: picture.and_then(|at| log::read_picture(&board.memory, at)),
+        branches: branches.map_or_else(Vec::new, |at| log::read_branches(&board.memory, at)),
         symbols,
         image_len: image.len(),
         msrs: MsrConfig {

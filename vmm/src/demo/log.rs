@@ -1,4 +1,4 @@
-//! What the demo's guest left in its memory: a log and a picture. The layouts are those of
+//! What the demo's guest left in its memory: a log, a picture and a branch trace. The layouts are those of
 //! `guest-tests/payloads/src/bin/demo.rs`; all numbers are 64-bit little-endian unless said
 //! otherwise.
 
@@ -8,6 +8,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"HSDEMO01");
 /// Records the guest has room for.
 const RECORDS_MAX: u64 = 1024;
 const RECORD_WORDS: usize = 8;
+/// Branches the guest has room for.
+const BRANCHES_MAX: u64 = 1 << 14;
 /// Longest name, in bytes.
 const NAME_MAX: u64 = 64;
 /// Most pixels of a side.
@@ -55,6 +57,24 @@ pub enum Entry {
         /// Its value.
         value: u64,
     },
+    /// An entry of the LBR stack; they come oldest first.
+    Branch(Branch),
+    /// What the branches before it led to.
+    Fault {
+        /// Vector, 0 to 31.
+        vector: u8,
+        /// Saved RIP.
+        rip: u64,
+    },
+}
+
+/// A taken branch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Branch {
+    /// The branch instruction.
+    pub from: u64,
+    /// Its target.
+    pub to: u64,
 }
 
 /// An exception as the guest's handler saw it.
@@ -148,6 +168,11 @@ impl Reader<'_> {
                 name: self.name(a, b)?,
                 value: c,
             },
+            6 => Entry::Branch(Branch { from: a, to: b }),
+            7 => Entry::Fault {
+                vector: a.to_le_bytes()[0] & 31,
+                rip: b,
+            },
             _ => return None,
         })
     }
@@ -169,6 +194,22 @@ pub fn read_log(memory: &GuestMemoryMmap, address: u64) -> Vec<Record> {
         })
     };
     (0..count.min(RECORDS_MAX)).filter_map(record).collect()
+}
+
+/// Reads the branch trace at `address`; empty if there is none.
+pub fn read_branches(memory: &GuestMemoryMmap, address: u64) -> Vec<Branch> {
+    /// From, to, flags.
+    const WORDS: u64 = 3;
+    let reader = Reader(memory);
+    let Some([MAGIC, count]) = reader.words(address) else {
+        return Vec::new();
+    };
+    let branch = |n: u64| {
+        let at = address.checked_add(16 + n * 8 * WORDS)?;
+        let [from, to] = reader.words(at)?;
+        Some(Branch { from, to })
+    };
+    (0..count.min(BRANCHES_MAX)).map_while(branch).collect()
 }
 
 /// Reads the picture at `address`, if there is one.
@@ -237,6 +278,24 @@ mod tests {
         assert_eq!(read_log(&memory, 0x1000), []);
         assert_eq!(read_log(&memory, 0x2000), [], "no magic");
         assert_eq!(read_log(&memory, u64::MAX - 4), [], "no memory");
+    }
+
+    #[test]
+    fn branch_trace_gives_as_many_records_as_it_says_and_memory_has() {
+        let memory = memory(0x1000, &[MAGIC, 2, 10, 20, 0, 30, 40, 0, 50, 60, 0]);
+        let branch = |from, to| Branch { from, to };
+        assert_eq!(
+            read_branches(&memory, 0x1000),
+            [branch(10, 20), branch(30, 40)]
+        );
+        assert_eq!(read_branches(&memory, 0x2000), [], "no magic");
+        let end = 0x10_0000 - 40;
+        let words: Vec<u8> = [MAGIC, u64::MAX]
+            .iter()
+            .flat_map(|w| w.to_le_bytes())
+            .collect();
+        memory.write_slice(&words, GuestAddress(end)).unwrap();
+        assert_eq!(read_branches(&memory, end).len(), 1, "memory ends");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use hindsight_devices::clock::Ticks;
 
 use super::explain::{self, MsrAccess};
 use super::guest::Run;
-use super::log::{Caught, Entry, Picture, Record};
+use super::log::{Branch, Caught, Entry, Picture, Record};
 use super::symbols::{self, Symbols};
 use crate::vcpu::record::{Event, Kind, What};
 
@@ -46,6 +46,10 @@ pub struct Story {
     pub kinds: Vec<KindRow>,
     /// Where samples found the guest.
     pub profiles: Vec<Profile>,
+    /// What its LBR stack told about the way to a fault, oldest first.
+    pub way: Vec<BranchRow>,
+    /// The fault.
+    pub fault: Option<FaultRow>,
     /// How many times longer ring 0 takes than ring 3 to do the same.
     pub ring0_slower: Option<u64>,
 }
@@ -78,6 +82,28 @@ pub struct ExceptionRow {
     pub why: String,
 }
 
+/// An entry of the LBR stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BranchRow {
+    /// Symbol of the branch.
+    pub from: String,
+    /// The instruction, without its operand.
+    pub instruction: String,
+    /// Symbol of its target.
+    pub to: String,
+}
+
+/// What the branches led to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FaultRow {
+    /// Mnemonic, such as #DE.
+    pub mnemonic: &'static str,
+    /// Symbol.
+    pub place: String,
+    /// The instruction.
+    pub instruction: String,
+}
+
 /// An access to an MSR.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MsrRow {
@@ -107,15 +133,15 @@ pub struct KindRow {
 /// Where samples found the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
-    /// What took the samples.
-    pub source: String,
+    /// What they are, after their number.
+    pub about: String,
     /// Samples by symbol, most first.
     pub hits: Vec<(String, usize)>,
 }
 
 impl Profile {
     /// Counts the symbols of `addresses`.
-    pub fn new(source: &str, addresses: &[u64], symbols: &Symbols) -> Self {
+    pub fn new(about: &str, addresses: &[u64], symbols: &Symbols) -> Self {
         let mut counts = BTreeMap::<String, usize>::new();
         for &address in addresses {
             let name = symbols.find(address).map(|(name, _)| name.to_owned());
@@ -126,7 +152,7 @@ impl Profile {
         let mut hits: Vec<_> = counts.into_iter().collect();
         hits.sort_by_key(|hit| std::cmp::Reverse(hit.1));
         Self {
-            source: source.to_owned(),
+            about: about.to_owned(),
             hits,
         }
     }
@@ -168,13 +194,28 @@ impl Story {
                 }
                 Entry::Cost { name, ticks } => costs.entry(name).or_default().push(ticks),
                 Entry::Result { name, value } => story.results.push((name, value)),
+                Entry::Branch(branch) => story.way.extend(branch_row(&branch, &run.symbols)),
+                Entry::Fault { vector, rip } => {
+                    story.fault = Some(fault_row(vector, rip, &run.symbols));
+                }
             }
         }
         story.begin(story.end, String::new(), 0);
         story.phases.pop();
         story.phases.retain(|phase| phase.name != "end");
-        let profile = Profile::new("its timer's interrupts", &hits, &run.symbols);
-        story.profiles.extend((!hits.is_empty()).then_some(profile));
+        let traced: Vec<u64> = run.branches.iter().map(|branch| branch.from).collect();
+        for (about, addresses) in [
+            ("of its timer's interrupts found it here", &hits),
+            (
+                "branches of a small program, each one: stored by its own BTS",
+                &traced,
+            ),
+        ] {
+            let profile = Profile::new(about, addresses, &run.symbols);
+            story
+                .profiles
+                .extend((!addresses.is_empty()).then_some(profile));
+        }
         let mut sieve = |name| costs.remove(name).and_then(|mut times| median(&mut times));
         let (ring0, ring3) = (sieve("sieve, ring 0"), sieve("sieve, ring 3"));
         story.ring0_slower = ring0.zip(ring3).map(|(slow, fast)| slow / fast.max(1));
@@ -292,6 +333,36 @@ fn offset(events: &[Event], log: &[Record]) -> u64 {
         .unwrap_or(0)
 }
 
+/// An entry of the LBR stack; one that is empty has no row.
+fn branch_row(branch: &Branch, symbols: &Symbols) -> Option<BranchRow> {
+    let text = mnemonic_at(branch.from, symbols);
+    (branch.from != 0).then(|| BranchRow {
+        from: symbols.place(branch.from),
+        instruction: text,
+        to: symbols.place(branch.to),
+    })
+}
+
+/// The first word of the instruction there.
+fn mnemonic_at(address: u64, symbols: &Symbols) -> String {
+    let instruction = symbols.instruction(address);
+    let text = instruction.as_ref().map(symbols::disassemble);
+    let text = text.unwrap_or_default();
+    text.split(' ').next().unwrap_or_default().to_owned()
+}
+
+fn fault_row(vector: u8, rip: u64, symbols: &Symbols) -> FaultRow {
+    let instruction = symbols.instruction(rip);
+    FaultRow {
+        mnemonic: explain::mnemonic(vector),
+        place: symbols.place(rip),
+        instruction: instruction
+            .as_ref()
+            .map(symbols::disassemble)
+            .unwrap_or_default(),
+    }
+}
+
 fn exception_row(at: Ticks, caught: &Caught, symbols: &Symbols) -> ExceptionRow {
     let instruction = symbols.instruction(caught.rip);
     ExceptionRow {
@@ -390,6 +461,7 @@ mod tests {
                 phase(1299, "end", 0),
             ],
             picture: None,
+            branches: Vec::new(),
             symbols: Symbols::default(),
             image_len: 0,
             msrs: MsrConfig {

@@ -106,6 +106,8 @@ pub struct Machine {
     board: Arc<Board>,
     vcpus: Vec<Processor>,
     deterministic: bool,
+    /// Somebody else lets it run.
+    starts_paused: bool,
     loaded: Loaded,
 }
 
@@ -226,6 +228,7 @@ impl Prepared {
             board,
             vcpus: ready,
             deterministic: seed.is_some(),
+            starts_paused: false,
             loaded,
         })
     }
@@ -293,6 +296,12 @@ impl Machine {
         recorder
     }
 
+    /// [`Machine::run`] leaves it to somebody else to let the processors run, by
+    /// [`Board::resume`].
+    pub const fn start_paused(&mut self) {
+        self.starts_paused = true;
+    }
+
     /// Runs the machine to its end, `limit` at most. `release` is called before the threads are
     /// joined: nothing may make them wait any more.
     ///
@@ -308,6 +317,7 @@ impl Machine {
             board,
             vcpus,
             deterministic,
+            starts_paused,
             ..
         } = self;
         // A limit beyond the end of time is none.
@@ -318,7 +328,7 @@ impl Machine {
         } else {
             spawn_all(&board, vcpus, &mut threads)
         };
-        if started.is_ok() {
+        if started.is_ok() && !starts_paused {
             board.resume();
         }
         let outcome = started.map(|()| board.finish.wait(limit));

@@ -13,6 +13,7 @@ use thiserror::Error;
 use super::Pages;
 use crate::machine::{DevicesError, DevicesState};
 use crate::vcpu::determined::{Schedule, TrackState};
+use crate::vcpu::events::EventsState;
 
 /// The version of [`Snapshot`]'s form. One of another version is refused.
 pub const VERSION: u32 = 1;
@@ -37,6 +38,8 @@ pub struct VcpuState {
     pub cpu: CpuState,
     /// The MSRs of the models.
     pub msrs: MsrsState,
+    /// What its performance counters count.
+    pub events: EventsState,
     /// What deterministic mode keeps: the hash, the place, the random numbers.
     pub track: TrackState,
 }

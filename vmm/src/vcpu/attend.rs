@@ -52,6 +52,16 @@ pub trait Attended {
     /// When KVM refuses.
     fn set_stops(&mut self, stops: &Stops) -> Result<bool, KvmError>;
 
+    /// Writes an MSR as WRMSR does. `false`: the guest would get #GP(0).
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError>;
+
+    /// Memory was written by someone other than a processor: guest-physical address and length.
+    fn memory_written(&mut self, at: u64, len: u64);
+
     /// Instructions it retired, where they are counted.
     fn retired(&self) -> Option<u64>;
 }

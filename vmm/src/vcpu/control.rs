@@ -206,6 +206,11 @@ impl Control {
         }
     }
 
+    /// How many processors there are.
+    pub const fn cpus(&self) -> usize {
+        self.doorbells.len()
+    }
+
     /// The doorbell of processor `id`.
     pub fn doorbell(&self, id: usize) -> &Doorbell {
         &self.doorbells[id]
@@ -262,7 +267,7 @@ impl Control {
     /// accepted is done, or dropped when the machine stops: answer through a channel.
     pub fn ask(&self, id: usize, request: Request) -> bool {
         let mut inner = lock(&self.inner);
-        if inner.phase == Phase::Stopped || inner.active == 0 {
+        if inner.phase == Phase::Stopped {
             return false;
         }
         let Some(place) = inner.asked.get_mut(id) else {

@@ -10,6 +10,7 @@ pub mod attend;
 pub mod control;
 pub mod determined;
 pub mod dispatch;
+pub mod events;
 pub mod exit;
 mod guard;
 pub mod mode;

@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use hindsight_cpu::branch::Branch;
 use hindsight_cpu::msr::{
-    Effect, MsrConfig, MsrError, Msrs, MsrsState, Now, RdmsrOutcome, WrmsrOutcome,
+    Effect, MsrConfig, MsrError, Msrs, MsrsState, Now, Owner, RdmsrOutcome, WrmsrOutcome, find,
 };
+use hindsight_cpu::pmu::Needs;
+use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_regs::msr as regs;
 
 use super::dispatch::Bytes;
+use super::events::Events;
 use super::record::{Recorder, What};
 use super::stats::ExitCounts;
 use crate::machine::Board;
@@ -30,6 +33,8 @@ pub struct Models {
     pub recorder: Option<Arc<Recorder>>,
     /// How often it stopped running the guest, and why.
     pub exits: ExitCounts,
+    /// What performance counters count.
+    events: Events,
     /// Where this processor sees its local APIC, while that has a page.
     apic_page: Option<u64>,
 }
@@ -51,6 +56,7 @@ impl Models {
             board,
             recorder: None,
             exits: ExitCounts::default(),
+            events: Events::default(),
             apic_page,
         }
     }
@@ -106,9 +112,65 @@ impl Models {
     /// Takes the branches that an engine observed, in order.
     pub fn branches(&mut self, branches: &[Branch]) {
         self.msrs.branches(branches);
+        if self.msrs.pmu().needs().contains(Needs::BRANCHES) {
+            self.events.totals.add_branches(branches);
+            self.count();
+        }
         let unit = self.msrs.branch();
         if let (true, Some(sink)) = (unit.messages(), &self.board.messages) {
             sink.send(self.id, branches.iter().filter(|b| unit.sends(b.cpl)));
+        }
+    }
+
+    /// What has happened so far, for an engine that tells it.
+    pub fn events(&mut self) -> &mut Events {
+        &mut self.events
+    }
+
+    /// Moves the performance counters up to now, and requests the interrupt that follows.
+    pub fn count(&mut self) {
+        let totals = self.events.up_to(self.board.clock.now());
+        if self.msrs.count(&totals) {
+            self.board.irq.request_pmi(self.id);
+        }
+    }
+
+    /// Branch trace store requests a performance-monitoring interrupt.
+    pub fn trace_interrupts(&mut self) {
+        self.count();
+        self.msrs.trace_interrupts();
+        self.board.irq.request_pmi(self.id);
+    }
+
+    /// The PEBS record that was due was stored, or could not be.
+    pub fn pebs_stored(&mut self, stored: &Stored) {
+        if self.msrs.pebs_stored(stored) {
+            self.board.irq.request_pmi(self.id);
+        }
+    }
+
+    /// The processor halts, if it did not before.
+    pub fn halt(&mut self) {
+        self.events.halt(self.board.clock.now());
+    }
+
+    /// The processor is not halted any more.
+    pub fn wake(&mut self) {
+        if self.events.wake(self.board.clock.now()) {
+            self.count();
+        }
+    }
+
+    /// RDPMC; `None` asks for #GP(0).
+    pub fn rdpmc(&mut self, index: u32) -> Option<u64> {
+        self.count();
+        self.msrs.rdpmc(index)
+    }
+
+    /// The counters must be at their newest before such an MSR is looked at or changed.
+    fn count_before(&mut self, index: u32) {
+        if find(index).is_some_and(|spec| matches!(spec.owner, Owner::Pmu | Owner::Branch)) {
+            self.count();
         }
     }
 
@@ -125,6 +187,7 @@ impl Models {
     ///
     /// [`Gp`] where the guest gets #GP(0).
     pub fn rdmsr(&mut self, index: u32) -> Result<Option<u64>, Gp> {
+        self.count_before(index);
         match self.msrs.read(index, self.now()) {
             RdmsrOutcome::Value(value) => Ok(Some(value)),
             RdmsrOutcome::Apic => self.rdmsr_apic(index).map(Some),
@@ -137,12 +200,22 @@ impl Models {
         }
     }
 
+    /// What RDMSR would show, without a trace. `None`: no such MSR, or part of the processor state.
+    pub fn peek_msr(&mut self, index: u32) -> Option<u64> {
+        match self.msrs.read(index, self.now()) {
+            RdmsrOutcome::Value(value) => Some(value),
+            RdmsrOutcome::Apic => self.rdmsr_apic(index).ok(),
+            RdmsrOutcome::Processor | RdmsrOutcome::Fault | RdmsrOutcome::Unclaimed => None,
+        }
+    }
+
     /// WRMSR, whichever way the guest runs. `None`: part of the processor state, not ours.
     ///
     /// # Errors
     ///
     /// [`Gp`] where the guest gets #GP(0).
     pub fn wrmsr(&mut self, index: u32, value: u64) -> Result<Option<Effect>, Gp> {
+        self.count_before(index);
         match self.msrs.write(index, value, self.now()) {
             WrmsrOutcome::Done(effect) => {
                 if effect == Effect::TscMoved {

@@ -410,6 +410,15 @@ impl Attended for NativeVcpu {
         Ok(*stops == Stops::default())
     }
 
+    fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {
+        match self.models.wrmsr(index, value) {
+            Ok(Some(effect)) => self.apply(index, effect).map(|()| true),
+            _ => Ok(false),
+        }
+    }
+
+    fn memory_written(&mut self, _: u64, _: u64) {}
+
     fn retired(&self) -> Option<u64> {
         None
     }

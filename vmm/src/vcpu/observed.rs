@@ -5,9 +5,12 @@ use std::time::{Duration, Instant};
 
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::branch::{Branch, Observe};
+use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::msr::Effect;
+use hindsight_cpu::pmu::pebs::Stored;
+use hindsight_cpu::pmu::{self, Counting, Ring};
 use hindsight_cpu::state::{Activity, CpuState};
-use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
+use hindsight_interp::{Accesses, Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
 use hindsight_regs::msr as regs;
 
 use super::attend::{Attended, Plan, Request, Stop};
@@ -25,6 +28,12 @@ use crate::machine::{Board, Outcome};
 
 /// Instructions between two looks at the doorbell by the run loop itself.
 const BUDGET: u64 = 1 << 24;
+
+/// Ticks of the TSC that an instruction takes here, as an upper bound: a limit in cycles becomes
+/// one in instructions, which is looked at again where that ends.
+const TICKS_PER_INSTRUCTION: u64 = 16;
+/// The fewest instructions between two such looks.
+const INSTRUCTIONS_MIN: u64 = 128;
 
 /// A processor that runs in the interpreter.
 #[derive(Debug)]
@@ -148,12 +157,52 @@ impl Platform for Around {
     }
 
     fn request_pmi(&mut self) {
-        self.models.board.irq.request_pmi(self.models.id);
+        self.models.trace_interrupts();
+    }
+
+    fn counting(&mut self) -> Counting {
+        let counting = self.models.msrs.counting();
+        let cycles = self.models.msrs.pmu().limits().cycles;
+        let as_instructions = if self.track.is_some() {
+            // An instruction is a tick of the clock.
+            cycles
+        } else {
+            cycles.map(|ticks| (ticks / TICKS_PER_INSTRUCTION).max(INSTRUCTIONS_MIN))
+        };
+        Counting {
+            instructions: counting.instructions.min(&as_instructions),
+            ..counting
+        }
+    }
+
+    fn count(&mut self) {
+        self.models.count();
+    }
+
+    fn accessed(&mut self, ring: Ring, accesses: Accesses) {
+        let totals = &mut self.models.events().totals;
+        totals.add(pmu::Kind::Load, ring, accesses.load.into());
+        totals.add(pmu::Kind::Store, ring, accesses.store.into());
+    }
+
+    fn pebs_stored(&mut self, stored: &Stored) {
+        self.models.pebs_stored(stored);
+    }
+
+    fn rdpmc(&mut self, index: u32) -> Result<u64, Gp> {
+        let answer = self.models.rdpmc(index);
+        let shown = answer.unwrap_or(0);
+        self.note(Noted::Rdmsr, index.into(), &shown.to_le_bytes());
+        answer.ok_or(Gp)
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
         let id = u32::try_from(self.models.id).unwrap_or(0);
         self.models.board.cpuid.query(leaf, subleaf, id, 0, 0)
+    }
+
+    fn portable(&self) -> bool {
+        self.models.board.cpuid.model() == CpuModel::PortableV1
     }
 
     fn tsc(&mut self) -> u64 {
@@ -209,6 +258,7 @@ impl Platform for Around {
         let vector = self.models.board.irq.acknowledge(self.models.id);
         tracing::trace!(target: "irq", "cpu {} interrupt {vector:x?}", self.models.id);
         if let Some(vector) = vector {
+            self.models.wake();
             self.models.record(What::Interrupt { vector });
             self.note(Noted::Interrupt, vector.into(), &[]);
         }
@@ -217,10 +267,12 @@ impl Platform for Around {
 
     fn acknowledge_nmi(&mut self) {
         self.models.board.irq.take_nmi(self.models.id);
+        self.models.wake();
         self.note(Noted::Nmi, 2, &[]);
     }
 
-    fn retired(&mut self, count: u64) {
+    fn retired(&mut self, count: u64, user: u64) {
+        self.models.events().retired(count, user);
         if let Some(track) = &mut self.track {
             let new = count.saturating_sub(track.retired);
             if new != 0 {
@@ -287,7 +339,8 @@ impl ObservedVcpu {
             };
             match exit {
                 Exit::Budget | Exit::Kicked | Exit::Leave => {}
-                Exit::Halted => self.around.served(Kind::Halt, |_| {
+                Exit::Halted => self.around.served(Kind::Halt, |models| {
+                    models.halt();
                     doorbell.sleep(Duration::from_secs(3600));
                 }),
                 exit => {
@@ -409,6 +462,7 @@ impl ObservedVcpu {
             if id != 0 {
                 state.activity = Activity::WaitForSipi;
             }
+            self.around.models.wake();
             self.around.models.msrs.init();
             self.vcpu.load(&state);
         }
@@ -416,6 +470,7 @@ impl ObservedVcpu {
             let mut state = self.state();
             if state.activity == Activity::WaitForSipi {
                 state.start_up(vector);
+                self.around.models.wake();
                 self.vcpu.load(&state);
             }
         }
@@ -463,6 +518,18 @@ impl Attended for ObservedVcpu {
     fn set_stops(&mut self, stops: &Stops) -> Result<bool, KvmError> {
         self.vcpu.set_stops(stops);
         Ok(true)
+    }
+
+    fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {
+        let done = Platform::wrmsr(&mut self.around, index, value).is_ok();
+        // What the interpreter derives from MSRs is derived anew.
+        let state = ObservedVcpu::state(self);
+        self.vcpu.load(&state);
+        Ok(done)
+    }
+
+    fn memory_written(&mut self, at: u64, len: u64) {
+        self.vcpu.code_changed(at, len);
     }
 
     fn retired(&self) -> Option<u64> {

@@ -198,16 +198,8 @@ case! {
         let seen = require_some!(run_sequence(ctx.cpl, sequence, TR | BTS | LBR), "the run ended well");
         insn::write_dr6(Dr6::RESET);
         check_eq!(seen.debugctl, TR | BTS, "IA32_DEBUGCTL in the handler");
-        let all = sequence.all(ctx.cpl);
-        check_eq!(STORE.area().index - area.base, all.items().len() as u64 * RECORD_BYTES, "bytes stored");
-        for (found, expected) in STORE.records().items().iter().zip(all.items()) {
-            if expected.class() == 0 {
-                // Which address a #DB comes from, nothing says.
-                check_eq!(found.to, expected.to, "destination of the #DB");
-            } else {
-                check_eq!(found.pair(), expected.pair(), "a record");
-            }
-        }
+        // As any trap it comes from the instruction that caused it.
+        STORE.check_stored(&area, sequence.all(ctx.cpl).items());
     }
 }
 

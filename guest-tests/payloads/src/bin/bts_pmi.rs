@@ -4,6 +4,8 @@
 #![no_std]
 #![no_main]
 
+use core::sync::atomic::AtomicU64;
+
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{LVT_MASKED, Register as Apic};
 use hindsight_guest::regs::msr as reg;
@@ -338,5 +340,57 @@ case! {
             }
             msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, status);
         }
+    }
+}
+
+/// IA32_PERFEVTSELx: all retired branches at CPL 3, enabled.
+const BRANCHES_USER: u64 = 1 << 22 | 1 << 16 | 0xc4;
+/// Bytes of a PEBS record of format 3.
+const PEBS_BYTES: u64 = 200;
+
+static PEBS_BUFFER: [AtomicU64; 100] = [const { AtomicU64::new(0) }; 100];
+
+/// Whether the processor has PEBS of format 3.
+fn has_pebs() -> bool {
+    msr::read(reg::IA32_MISC_ENABLE) & (1 << 12) == 0
+        && lbr::present()
+        && msr::read(reg::IA32_PERF_CAPABILITIES) >> 8 & 0xf == 3
+}
+
+case! {
+    name: "together_with_pebs", cpl: [3], rules: ["BTS-20", "DS-14"], needs: [],
+    about: "where one branch triggers both, the interrupt comes when both records are there",
+    fn body(ctx) {
+        need_bts!(ctx);
+        if !has_pebs() {
+            skip!(ctx, "IA32_PERF_CAPABILITIES announces no PEBS of format 3");
+        }
+        apic::enable();
+        apic::write(Apic::LVT_PMC, LVT_NMI);
+        let area = arm(50, 49);
+        let base = PEBS_BUFFER.as_ptr() as u64;
+        let mut pebs = area.pebs;
+        pebs[..4].copy_from_slice(&[base, base, base + 4 * PEBS_BYTES, base + PEBS_BYTES]);
+        STORE.set_area(Area { pebs, ..area });
+        msr::write(reg::IA32_PERFEVTSEL0, BRANCHES_USER);
+        // The third branch overflows, the one after it gives the record.
+        msr::write(reg::IA32_A_PMC0, (1 << 48) - 3);
+        msr::write(reg::IA32_PEBS_ENABLE, 1);
+        msr::write(reg::IA32_PERF_GLOBAL_CTRL, 1);
+        let sequence = seq::conditionals();
+        let seen = run_sequence(ctx.cpl, sequence, TR | BTS | BTINT);
+        msr::write(reg::IA32_PERF_GLOBAL_CTRL, 0);
+        msr::write(reg::IA32_PEBS_ENABLE, 0);
+        msr::write(reg::IA32_PERFEVTSEL0, 0);
+        let seen = require_some!(seen, "the run ended well");
+        check_eq!(seen.irqs, 1, "interrupts");
+        check_eq!(STORE.area().pebs[1], base + PEBS_BYTES, "the PEBS index");
+        // Which branch it was depends on whether the IRET to the sequence counts as one of CPL 3.
+        let all = sequence.all(ctx.cpl);
+        let at = all.items().iter().position(|item| item.to == seen.irq_rip).map_or(0, |n| n + 1);
+        check!((4..=5).contains(&at), "it came after the fourth or fifth branch");
+        let records = nmi_handler().records();
+        let expected = interrupted(&all, at, records[0].to, records[1].from);
+        STORE.check_stored(&Area { pebs: STORE.area().pebs, ..area }, expected.items());
     }
 }

@@ -147,7 +147,7 @@ case! {
 }
 
 case! {
-    name: "frequencies", cpl: [0], rules: ["CPU-17", "CPU-18", "ART-01", "ART-03", "ART-06"],
+    name: "frequencies", cpl: [0], rules: ["CPU-17", "CPU-18", "ART-01", "ART-03", "ART-06", "OP-29"],
     needs: [],
     about: "leaves 15H and 16H give the frequency of the TSC, in numbers that Linux can multiply",
     fn body(ctx) {
@@ -211,5 +211,30 @@ case! {
     about: "the initial APIC ID is that of the local APIC",
     fn body(_ctx) {
         check_eq!(leaf(1, 0)[1] >> 24, hindsight_guest::apic::id(), "CPUID.1:EBX[31:24]");
+    }
+}
+
+case! {
+    name: "cache", cpl: [0], rules: ["CPU-24"], needs: ["gd"],
+    about: "leaf 4 describes the L3 that leaves 0FH and 10H speak of: its ways, and its size",
+    fn body(ctx) {
+        if !is_skylake_server() {
+            skip!(ctx, "another model");
+        }
+        let level3 = (0..8).map(|n| leaf(4, n)).find(|[eax, ..]| eax & 0x1f != 0 && eax >> 5 & 7 == 3);
+        let [_, ebx, sets, _] = require_some!(level3, "an L3");
+        let ways = u64::from(ebx >> 22) + 1;
+        let partitions = u64::from(ebx >> 12 & 0x3ff) + 1;
+        let line = u64::from(ebx & 0xfff) + 1;
+        check_eq!(ways, 11, "ways");
+        check_eq!(ways * partitions * line * (u64::from(sets) + 1), 73_728 * 352, "bytes");
+        let [allocation, ..] = leaf(0x10, 1);
+        if allocation != 0 {
+            check_eq!(u64::from(allocation & 0x1f) + 1, ways, "the length of the masks");
+        }
+        let [_, upscale, ..] = leaf(0x0f, 1);
+        if upscale != 0 {
+            check_eq!(upscale, 73_728, "bytes per unit of monitoring");
+        }
     }
 }

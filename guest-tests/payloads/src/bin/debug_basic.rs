@@ -12,6 +12,7 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::regs::rflags::Rflags;
+use hindsight_guest::vectors::with_gate;
 use hindsight_payloads::access::{self, Page};
 
 payload!("debug_basic");
@@ -470,12 +471,10 @@ case! {
         if insn::is_qemu_tcg() {
             skip!(ctx, "QEMU TCG shifts the vector by four bits");
         }
-        let old = hindsight_guest::vectors::set_gate_dpl(3, 0);
-        let fault = ctx.run(|| {
+        let fault = with_gate(3, |gate| gate.with_dpl(0), || ctx.run(|| {
             // SAFETY: it faults.
             unsafe { debug_int3() }
-        });
-        hindsight_guest::vectors::set_gate_dpl(3, old);
+        }));
         check_eq!(fault.map(|e| e.code()), Some((13, 0x1a)), "vector and error code");
         check_eq!(fault.map(|e| e.rip), Some(address_of(debug_int3)), "saved RIP");
     }

@@ -10,13 +10,12 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF};
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
-use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA};
+use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA, IA32_PERF_CAPABILITIES};
 use hindsight_guest::{apic, insn, smp};
 use hindsight_payloads::branch::recorder::IRQ_VECTOR;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
-    BTF, BTINT, BTS, BTS_OFF_OS, BTS_OFF_USR, FREEZE_LBRS_ON_PMI, FREEZE_PERFMON_ON_PMI,
-    FREEZE_WHILE_SMM, LBR, TR, UNCORE_PMI_EN, run_sequence,
+    BTF, BTINT, BTS, BTS_OFF_OS, BTS_OFF_USR, FREEZE_WHILE_SMM, LBR, TR, other_bits, run_sequence,
 };
 use hindsight_payloads::ds::{self, Store};
 use hindsight_payloads::{lbr, need_bts, need_lbr, sequence};
@@ -30,8 +29,10 @@ const DEBUG_STORE: u64 = TR | BTS | BTINT | BTS_OFF_OS | BTS_OFF_USR;
 
 /// All bits that this processor has.
 fn writable() -> u64 {
-    let mut mask =
-        LBR | BTF | FREEZE_LBRS_ON_PMI | FREEZE_PERFMON_ON_PMI | UNCORE_PMI_EN | FREEZE_WHILE_SMM;
+    let mut mask = LBR | BTF | other_bits();
+    if msr::read(IA32_PERF_CAPABILITIES) & (1 << 12) != 0 {
+        mask |= FREEZE_WHILE_SMM;
+    }
     if ds::present() {
         mask |= DEBUG_STORE;
     }
@@ -61,18 +62,18 @@ case! {
             msr::write(IA32_DS_AREA, (&raw const NO_BUFFER) as u64);
         }
         let mask = writable();
-        if !insn::has(Feature::RTM) && ds::present() {
+        if !insn::has(Feature::RTM) && ds::present() && other_bits() != 0 {
             check_eq!(mask, 0x7fc3, "the mask");
         }
         for bit in 0..64 {
             let value = 1 << bit;
-            msr::write(IA32_DEBUGCTL, UNCORE_PMI_EN);
+            msr::write(IA32_DEBUGCTL, BTF);
             let answer = msr::write_safe(IA32_DEBUGCTL, value);
             let found = msr::read(IA32_DEBUGCTL);
             if mask & value != 0 {
                 check_eq!((answer.is_ok(), found), (true, value), "a bit that exists");
             } else {
-                check_eq!((answer, found), (Err(GP), UNCORE_PMI_EN), "a reserved bit");
+                check_eq!((answer, found), (Err(GP), BTF), "a reserved bit");
             }
             let answer = msr::write_safe(IA32_DEBUGCTL, value | mask);
             check_eq!(answer.is_ok(), mask & value != 0, "with all the others");
@@ -199,7 +200,7 @@ case! {
         need_bts!(ctx);
         let area = STORE.arm(50);
         lbr::reset();
-        for bits in [UNCORE_PMI_EN, FREEZE_WHILE_SMM, BTINT, BTS_OFF_OS, BTS_OFF_USR, BTS] {
+        for bits in [other_bits(), writable() & FREEZE_WHILE_SMM, BTINT, BTS_OFF_OS, BTS_OFF_USR, BTS] {
             let seen = require_some!(run_sequence(ctx.cpl, seq::one_of_each(), bits), "the run ended well");
             check_eq!((seen.debugs, seen.irqs), (0, 0), "#DBs, interrupts");
         }
@@ -211,14 +212,14 @@ case! {
 static OTHER: AtomicU64 = AtomicU64::new(0);
 static OTHER_TOS: AtomicU64 = AtomicU64::new(0);
 
-/// On the other processor: sets BTF and FREEZE_LBRS_ON_PMI, and its own filter and entries.
+/// On the other processor: sets BTF, and its own filter and entries.
 fn write_there(_index: usize) {
     OTHER.store(msr::read(IA32_DEBUGCTL), Ordering::Release);
     OTHER_TOS.store(
         msr::read(hindsight_guest::regs::msr::MSR_LASTBRANCH_TOS),
         Ordering::Release,
     );
-    msr::write(IA32_DEBUGCTL, FREEZE_LBRS_ON_PMI);
+    msr::write(IA32_DEBUGCTL, BTF);
     msr::write(hindsight_guest::regs::msr::MSR_LBR_SELECT, 0x1fe);
     msr::write(hindsight_guest::regs::msr::MSR_LASTBRANCH_TOS, 9);
 }
@@ -228,16 +229,17 @@ case! {
     about: "each processor has its own IA32_DEBUGCTL, filter and stack",
     fn body(ctx) {
         need_lbr!(ctx);
+        need_bts!(ctx);
         require!(smp::start(2), "the second processor started");
         lbr::reset();
         msr::write(hindsight_guest::regs::msr::MSR_LBR_SELECT, 3);
         msr::write(hindsight_guest::regs::msr::MSR_LASTBRANCH_TOS, 5);
-        msr::write(IA32_DEBUGCTL, UNCORE_PMI_EN);
+        msr::write(IA32_DEBUGCTL, BTINT);
         smp::run(1, write_there);
         smp::wait(1);
         check_eq!(OTHER.load(Ordering::Acquire), 0, "IA32_DEBUGCTL there, before");
         check_eq!(OTHER_TOS.load(Ordering::Acquire), 0, "TOS there, before");
-        check_eq!(msr::read(IA32_DEBUGCTL), UNCORE_PMI_EN, "IA32_DEBUGCTL here, after");
+        check_eq!(msr::read(IA32_DEBUGCTL), BTINT, "IA32_DEBUGCTL here, after");
         check_eq!(msr::read(hindsight_guest::regs::msr::MSR_LBR_SELECT), 3, "the filter here");
         check_eq!(msr::read(hindsight_guest::regs::msr::MSR_LASTBRANCH_TOS), 5, "TOS here");
         msr::write(IA32_DEBUGCTL, 0);

@@ -4,7 +4,8 @@
 //! The log and the picture are found by their symbols, `hindsight_demo_log` and
 //! `hindsight_demo_picture`; `vmm/src/demo/log.rs` reads them. Writing to memory costs no exit, so
 //! that what is shown is not the showing. Each phase begins with one OUT to the test device, by
-//! which the monitor aligns the guest's time with its own.
+//! which the monitor aligns the guest's time with its own. Where the processor records branches, the guest
+//! traces itself by BTS, into `hindsight_demo_branches`, and asks its LBR stack how it came to a fault.
 //!
 //! With a command line this is a payload like any other, of one case.
 
@@ -13,6 +14,7 @@
 
 use core::arch::asm;
 use core::cell::UnsafeCell;
+use core::hint::black_box;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic::{self, write};
@@ -23,8 +25,10 @@ use hindsight_guest::regs::apic::{LVT_TIMER_PERIODIC, Register};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::trap::{self, Frame};
 use hindsight_guest::{catch, exit, msr, port, run};
-use hindsight_payloads::access;
+use hindsight_payloads::branch::{BTINT, BTS, BTS_OFF_OS, LBR, TR};
 use hindsight_payloads::clock::{crystal_hz, ticks};
+use hindsight_payloads::ds::{self, RECORD_BYTES};
+use hindsight_payloads::{access, lbr};
 
 entry!(start);
 
@@ -54,6 +58,10 @@ const TICK: u64 = 3;
 const COST: u64 = 4;
 /// Something was computed: name, value.
 const RESULT: u64 = 5;
+/// An entry of the LBR stack, oldest first: from, to.
+const BRANCH: u64 = 6;
+/// What the branches led to: vector, RIP.
+const FAULT: u64 = 7;
 
 /// A record: kind, TSC, then what the kind says. A name is an address and a length.
 type Record = [u64; 8];
@@ -242,6 +250,8 @@ fn collatz(limit: u64) -> u64 {
 }
 
 const NUMBERS: usize = 30_000;
+/// Those that are sorted under the branch trace.
+const NUMBERS_TRACED: usize = 150;
 static NUMBERS_TO_SORT: Shared<[u32; NUMBERS]> = Shared(UnsafeCell::new([0; NUMBERS]));
 
 #[inline(never)]
@@ -262,10 +272,10 @@ fn sift_down(heap: &mut [u32], mut at: usize) {
     }
 }
 
-/// Sorts numbers that a generator gives, and says how many are in order then: all.
+/// Sorts `count` numbers that a generator gives, and says how many are in order then: all.
 #[inline(never)]
-fn heap_sort() -> u64 {
-    let numbers = NUMBERS_TO_SORT.get();
+fn heap_sort(count: usize) -> u64 {
+    let numbers = &mut NUMBERS_TO_SORT.get()[..count];
     let mut seed = 2463534242_u32;
     for number in numbers.iter_mut() {
         seed ^= seed << 13;
@@ -273,10 +283,10 @@ fn heap_sort() -> u64 {
         seed ^= seed << 5;
         *number = seed;
     }
-    for at in (0..NUMBERS / 2).rev() {
+    for at in (0..count / 2).rev() {
         sift_down(numbers, at);
     }
-    for end in (1..NUMBERS).rev() {
+    for end in (1..count).rev() {
         numbers.swap(0, end);
         sift_down(&mut numbers[..end], 0);
     }
@@ -323,7 +333,7 @@ fn compute() {
     result("best Collatz start", longest);
     phase("heap sort", 3);
     let mut sorted = 0;
-    interruptible(|| sorted = heap_sort());
+    interruptible(|| sorted = heap_sort(NUMBERS));
     result("numbers sorted", sorted);
     apic::disable();
 }
@@ -437,6 +447,108 @@ fn exceptions() {
     }
 }
 
+// Its own branches.
+
+const BRANCHES: usize = 1 << 14;
+
+#[repr(C)]
+struct Branches {
+    magic: u64,
+    count: u64,
+    records: [Record24; BRANCHES],
+}
+
+/// A BTS record: from, to, flags.
+type Record24 = [u64; 3];
+
+#[unsafe(export_name = "hindsight_demo_branches")]
+static TRACE: Shared<Branches> = Shared(UnsafeCell::new(Branches {
+    magic: 0,
+    count: 0,
+    records: [[0; 3]; BRANCHES],
+}));
+
+static AREA: Shared<[u64; 16]> = Shared(UnsafeCell::new([0; 16]));
+
+#[inline(never)]
+fn small_program() {
+    black_box(sieve());
+    black_box(collatz(30));
+    black_box(heap_sort(NUMBERS_TRACED));
+}
+
+/// Runs a small program at CPL 3 and keeps each of its branches.
+fn branch_trace() {
+    if !ds::present() {
+        return;
+    }
+    phase("branch trace, ring 3", 3);
+    let trace = TRACE.get();
+    let base = trace.records.as_ptr() as u64;
+    let maximum = base + BRANCHES as u64 * RECORD_BYTES;
+    AREA.get()[..4].copy_from_slice(&[base, base, maximum, maximum]);
+    msr::write(reg::IA32_DS_AREA, AREA.get().as_ptr() as u64);
+    // A full buffer takes no more. The interrupt that it would ask for is masked.
+    msr::write(reg::IA32_DEBUGCTL, TR | BTS | BTINT | BTS_OFF_OS);
+    user(small_program);
+    msr::write(reg::IA32_DEBUGCTL, 0);
+    trace.count = (AREA.get()[1] - base) / RECORD_BYTES;
+    trace.magic = MAGIC;
+    result("branches traced", trace.count);
+}
+
+#[inline(never)]
+fn total(prices: &[u64]) -> u64 {
+    let mut total = 0;
+    for price in prices {
+        total += black_box(price);
+    }
+    total
+}
+
+/// The average, by an instruction that faults when there are no prices.
+#[inline(never)]
+fn average(prices: &[u64]) -> u64 {
+    let mut quotient = total(prices);
+    // SAFETY: registers only; it faults for an empty list.
+    unsafe {
+        asm!("div {}", in(reg) prices.len(), inout("rax") quotient, inout("rdx") 0_u64 => _);
+    }
+    quotient
+}
+
+#[inline(never)]
+fn week() {
+    for day in [&[3, 5, 4][..], &[7, 9][..], &[][..]] {
+        black_box(average(black_box(day)));
+    }
+}
+
+/// Entries of the LBR stack that are told.
+const LAST: usize = 12;
+
+/// Runs into a fault at CPL 3 and reads from the LBR stack how.
+fn last_branches() {
+    if !lbr::present() {
+        return;
+    }
+    /// MSR_LBR_SELECT: not what ends at CPL 0.
+    const CPL_EQ_0: u64 = 1;
+    phase("LBR, ring 3", 3);
+    lbr::reset();
+    msr::write(reg::MSR_LBR_SELECT, CPL_EQ_0);
+    msr::write(reg::IA32_DEBUGCTL, LBR);
+    let fault = user(week);
+    msr::write(reg::IA32_DEBUGCTL, 0);
+    let stack = lbr::Stack::read();
+    for (from, to) in (0..LAST).rev().map(|age| stack.entry(age)) {
+        log(BRANCH, [from, to, 0, 0, 0]);
+    }
+    if let Some(e) = fault {
+        log(FAULT, [u64::from(e.vector), e.rip, 0, 0, 0]);
+    }
+}
+
 // MSRs: the monitor sees these itself, with its answers.
 
 fn msrs() {
@@ -497,6 +609,8 @@ fn story() {
     primes();
     compute();
     exceptions();
+    branch_trace();
+    last_branches();
     msrs();
     idle();
     costs();
@@ -528,7 +642,10 @@ case! {
             check_eq!(logged(EXCEPTION, Some(vector)), count, "exceptions of a vector");
         }
         check!(logged(TICK, None) >= 3, "timer interrupts");
-        check_eq!(logged(RESULT, None), 4, "results");
+        let traced = usize::from(ds::present());
+        check_eq!(logged(RESULT, None), 4 + traced, "results");
+        let told = if lbr::present() { (LAST, 1) } else { (0, 0) };
+        check_eq!((logged(BRANCH, None), logged(FAULT, Some(0))), told, "LBR entries, the fault after them");
         check_eq!(sieve(), 95, "primes below 500");
         check_eq!(collatz(30), 27, "the longest Collatz chain");
     }

@@ -14,7 +14,7 @@ use hindsight_guest::regs::msr::IA32_DS_AREA;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{BTINT, BTS, TR, run_sequence};
 use hindsight_payloads::ds::{self, Area, RECORD_BYTES, Store};
-use hindsight_payloads::need_bts;
+use hindsight_payloads::{need_bts, sequence};
 
 payload!("ds_area");
 
@@ -30,16 +30,16 @@ fn run(level: u8, debugctl: u64) -> bool {
 }
 
 /// Runs and checks that nothing was stored and nothing changed.
-fn check_dropped(level: u8, area: Area, what: &'static str) {
+fn check_dropped(level: u8, area: Area, what: &'static str) -> bool {
+    let mut good = true;
     for bits in [0, BTINT] {
         let before = STORE.area();
-        if !check!(run(level, TR | BTS | bits), what) {
-            return;
-        }
-        check!(STORE.area() == before, what);
-        check!((0..ds::BUFFER).all(|n| STORE.byte(n) == ds::FILL), what);
+        good &= check!(run(level, TR | BTS | bits), what);
+        good &= check!(STORE.area() == before, what);
+        good &= check!((0..ds::BUFFER).all(|n| STORE.byte(n) == ds::FILL), what);
     }
     STORE.set_area(area);
+    good
 }
 
 case! {
@@ -206,7 +206,9 @@ case! {
                 core::ptr::copy_nonoverlapping(bytes, place as *mut u8, usize::try_from(inside).unwrap_or(0));
             }
             msr::write(IA32_DS_AREA, NOWHERE - inside);
-            check_dropped(ctx.cpl, area, "the area ends beyond the canonical addresses");
+            if !check_dropped(ctx.cpl, area, "the area ends beyond the canonical addresses") {
+                hindsight_guest::run::note("bytes inside", inside);
+            }
         }
     }
 }
@@ -259,6 +261,7 @@ case! {
         // Room for two records and a half before the second page.
         area.base = HIGH + 2 * PAGE - 60;
         area.index = area.base;
+        area.maximum = area.base + 2400;
         STORE.set_area(area);
         paging::unmap(HIGH + 2 * PAGE);
         require!(run(ctx.cpl, TR | BTS), "the run ended well");
@@ -329,5 +332,90 @@ case! {
         STORE.arm(100);
         let without = count(0);
         check_eq!(count(TR | BTS), without, "instructions with BTS");
+    }
+}
+
+/// Guest-physical addresses with nothing behind them.
+const HOLE: u64 = 0xd000_0000;
+/// The local APIC's registers.
+const APIC_PAGE: u64 = 0xfee0_0000;
+
+case! {
+    name: "nothing_behind_the_address", cpl: [0, 3], rules: ["DS-06"], needs: [],
+    about: "an area or a buffer where there is no memory: records are dropped",
+    fn body(ctx) {
+        need_bts!(ctx);
+        let good = P | RW | A | D;
+        let area = arm_high(good, good);
+        paging::map(HIGH + PAGE, HOLE, good);
+        check_dropped(ctx.cpl, area, "the buffer is nowhere");
+        paging::map(HIGH, HOLE, good);
+        check!(run(ctx.cpl, TR | BTS), "with the area nowhere the run ends well");
+        check!(run(ctx.cpl, TR | BTS | BTINT), "and with BTINT too");
+        check!((0..ds::BUFFER).all(|n| STORE.byte(n) == ds::FILL), "nothing is stored");
+    }
+}
+
+case! {
+    name: "device_registers", cpl: [0, 3], rules: ["DS-06"], needs: [],
+    about: "an area or a buffer over the APIC's registers does no harm to the program",
+    fn body(ctx) {
+        need_bts!(ctx);
+        let area = STORE.arm(10);
+        // Registers that are reserved.
+        let base = APIC_PAGE + 0x400;
+        STORE.set_area(Area { base, index: base, maximum: base + 480, ..area });
+        check!(run(ctx.cpl, TR | BTS), "with the buffer there the run ends well");
+        msr::write(IA32_DS_AREA, base);
+        check!(run(ctx.cpl, TR | BTS), "with the area there too");
+        check!((0..ds::BUFFER).all(|n| STORE.byte(n) == ds::FILL), "nothing is stored elsewhere");
+    }
+}
+
+sequence! {
+    /// Calls a function, and calls it again after a branch at an address that ends in C3H, the opcode of
+    /// RET: where its record is stored over the function, that does nothing any more. EBX counts.
+    overwritten:
+        "xor ebx, ebx",
+        "20: call 30f",
+        "21: jmp 22f",
+        ".balign 256, 0x90",
+        // Room for the records before.
+        ".skip 72, 0x90",
+        "30: inc ebx",
+        "31: ret",
+        ".skip 0xc3 - 72 - 4, 0x90",
+        ".byte 0x90",
+        "22: jmp 23f",
+        "23: call 30b",
+        "24: mov eax, 0x03d00000",
+        "mov [rax - 128], ebx",
+    => ["20b", "30b", "REL_CALL"], ["31b", "21b", "RET_NEAR"], ["21b", "22b", "REL_JMP"],
+        ["22b", "23b", "REL_JMP"], ["23b", "30b", "REL_CALL"], ["30b", "24b", "RET_NEAR"],
+}
+
+case! {
+    name: "buffer_over_code", cpl: [0, 3], rules: ["DS-05", "BTS-01"], needs: [],
+    about: "a record that is stored over an instruction changes what is executed next",
+    fn body(ctx) {
+        need_bts!(ctx);
+        let sequence = overwritten();
+        let records = sequence.records();
+        check_eq!(records[3].from & 0xff, 0xc3, "the low byte of the branch");
+        let function = records[0].to;
+        // The fifth record, of the branch at C3H, is to lie over the function.
+        let base = function - 4 * RECORD_BYTES;
+        STORE.arm(10);
+        let area = STORE.area();
+        STORE.set_area(Area { base, index: base, maximum: base + 8 * RECORD_BYTES, ..area });
+        let mark = (seq::UNMAPPED - 128) as *mut u32;
+        // SAFETY: the page below that address is in no other use.
+        unsafe { mark.write_volatile(99) };
+        require!(run_sequence(ctx.cpl, sequence, TR | BTS).is_some(), "the run ended well");
+        // SAFETY: as above.
+        check_eq!(unsafe { mark.read_volatile() }, 1, "calls that counted");
+        // SAFETY: the code is readable.
+        let found = unsafe { (function as *const [u64; 3]).read_volatile() };
+        check_eq!(found, [records[3].from, records[3].to, 0], "what is there now");
     }
 }

@@ -12,8 +12,7 @@ use hindsight_guest::{insn, msr, paging};
 use hindsight_payloads::branch::recorder;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
-    BTS, FREEZE_LBRS_ON_PMI, FREEZE_PERFMON_ON_PMI, LBR, List, Run, TR, Transfer, UNCORE_PMI_EN,
-    run, run_sequence,
+    BTS, LBR, List, Run, TR, Transfer, other_bits, run, run_sequence,
 };
 use hindsight_payloads::lbr::{self, Stack};
 use hindsight_payloads::{need_lbr, sequence};
@@ -164,7 +163,7 @@ case! {
     about: "without LBR nothing is recorded, whatever the other bits; TR and BTS change nothing with it",
     fn body(ctx) {
         need_lbr!(ctx);
-        let others = FREEZE_LBRS_ON_PMI | FREEZE_PERFMON_ON_PMI | UNCORE_PMI_EN;
+        let others = other_bits();
         lbr::reset();
         for debugctl in [0, others] {
             require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "the run ended well");

@@ -12,8 +12,7 @@ use hindsight_guest::{insn, paging};
 use hindsight_payloads::branch::recorder::{self, IRQ_VECTOR};
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
-    DEBUG, FAR, FREEZE_LBRS_ON_PMI, FREEZE_PERFMON_ON_PMI, LBR, List, Run, Sequence, Transfer,
-    UNCORE_PMI_EN, run, run_sequence,
+    DEBUG, FAR, LBR, List, Run, Sequence, Transfer, other_bits, run, run_sequence,
 };
 use hindsight_payloads::{lbr, need_lbr, sequence};
 
@@ -218,7 +217,7 @@ sequence! {
 
 /// Runs a sequence with one #DB in it, with LBR and other bits set, and checks what LBR-15 says.
 fn check_debug(level: u8, sequence: &Sequence, condition: u64) {
-    let others = FREEZE_LBRS_ON_PMI | FREEZE_PERFMON_ON_PMI | UNCORE_PMI_EN;
+    let others = other_bits();
     lbr::reset();
     let Some(seen) = run_sequence(level, sequence, LBR | others) else {
         return;

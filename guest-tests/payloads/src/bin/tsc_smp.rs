@@ -7,8 +7,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::insn::rdtsc;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::msr::{IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST, IA32_TSC_AUX};
-use hindsight_guest::{msr, smp};
+use hindsight_guest::regs::apic::{LVT_MASKED, LVT_TIMER_DEADLINE, Register};
+use hindsight_guest::regs::msr::{
+    IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST, IA32_TSC_AUX, IA32_TSC_DEADLINE,
+};
+use hindsight_guest::{apic, msr, smp};
 use hindsight_payloads::clock;
 
 payload!("tsc_smp");
@@ -97,5 +100,80 @@ case! {
         });
         check_eq!(OTHER.load(Ordering::Acquire), 7, "the other's value");
         msr::write(IA32_TSC_AUX, 0);
+    }
+}
+
+/// What the second processor found, each in its place.
+static FOUND: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
+
+/// Lets the second processor look at something, at most four values.
+fn ask(values: fn() -> [u64; 4]) -> [u64; 4] {
+    static WHAT: AtomicU64 = AtomicU64::new(0);
+    WHAT.store(values as usize as u64, Ordering::Release);
+    smp::run_all(2, |_| {
+        // SAFETY: only this function stores here, and it stores a function of this type.
+        let values =
+            unsafe { core::mem::transmute::<u64, fn() -> [u64; 4]>(WHAT.load(Ordering::Acquire)) };
+        for (place, value) in FOUND.iter().zip(values()) {
+            place.store(value, Ordering::Release);
+        }
+    });
+    [0, 1, 2, 3].map(|n: usize| FOUND[n].load(Ordering::Acquire))
+}
+
+case! {
+    name: "init_keeps_time", cpl: [0], rules: ["TSC-02", "ADJ-01", "TAX-05", "RST-10"],
+    needs: ["msr-exit", "tsc-offset"], vcpus: 2, timeout_ms: 5000,
+    about: "INIT changes neither the TSC nor IA32_TSC_ADJUST nor IA32_TSC_AUX",
+    fn body(ctx) {
+        need_feature!(ctx, TSC_ADJUST);
+        need_feature!(ctx, RDTSCP);
+        require!(smp::start(2), "the second processor starts");
+        ask(|| {
+            msr::write(IA32_TSC_ADJUST, FAR);
+            msr::write(IA32_TSC_AUX, 7);
+            [0; 4]
+        });
+        require!(smp::restart(1), "the second processor starts again");
+        let [adjust, aux, ..] = ask(|| [msr::read(IA32_TSC_ADJUST), msr::read(IA32_TSC_AUX), 0, 0]);
+        check_eq!((adjust, aux), (FAR, 7), "IA32_TSC_ADJUST and IA32_TSC_AUX");
+        let (before, other, after) = (rdtsc(), other_tsc(), rdtsc());
+        check!(before + FAR <= other && other <= after + FAR, "the TSC is still ahead by the same");
+        ask(|| {
+            msr::write(IA32_TSC_ADJUST, 0);
+            msr::write(IA32_TSC_AUX, 0);
+            [0; 4]
+        });
+    }
+}
+
+case! {
+    name: "init_disarms", cpl: [0], rules: ["TDL-10", "RST-11"], needs: ["tsc-deadline-exit", "msr-exit"],
+    vcpus: 2,
+    timeout_ms: 5000,
+    about: "INIT clears the deadline, and masks the timer's and the counters' entries of the APIC",
+    fn body(ctx) {
+        need_feature!(ctx, TSC_DEADLINE);
+        require!(smp::start(2), "the second processor starts");
+        let [armed, ..] = ask(|| {
+            apic::write(Register::LVT_TIMER, LVT_TIMER_DEADLINE | LVT_MASKED);
+            apic::write(Register::LVT_PMC, 0x33);
+            apic::read(Register::LVT_TIMER);
+            msr::write(IA32_TSC_DEADLINE, rdtsc() + FAR);
+            [msr::read(IA32_TSC_DEADLINE), 0, 0, 0]
+        });
+        check!(armed != 0, "the deadline was armed");
+        require!(smp::restart(1), "the second processor starts again");
+        let found = ask(|| {
+            let entries = [Register::LVT_TIMER, Register::LVT_PMC].map(|r| u64::from(apic::read(r)));
+            apic::write(Register::LVT_TIMER, LVT_TIMER_DEADLINE | LVT_MASKED);
+            apic::read(Register::LVT_TIMER);
+            [entries[0], entries[1], msr::read(IA32_TSC_DEADLINE), 0]
+        });
+        check_eq!(found, [0x1_0000, 0x1_0000, 0, 0], "both entries and the deadline");
+        ask(|| {
+            apic::write(Register::LVT_TIMER, LVT_MASKED);
+            [0; 4]
+        });
     }
 }

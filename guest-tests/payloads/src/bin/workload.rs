@@ -1,8 +1,12 @@
 //! The workload of `ci/bench`: integer code as programs have it. Quicksort, CRC-32, a sieve and a
 //! recursive Fibonacci, about one taken branch in six instructions, with no exit but at the end.
 //!
-//! The ticks of the TSC that the timed run took are left on the debug console: on an emulator whose
+//! It begins with `<` on the debug console. The ticks of the TSC that the timed run took are left there: on an emulator whose
 //! TSC counts instructions (QEMU with `-icount shift=0`) that is how many it has.
+//!
+//! With `trace=bts` it works one middling round under the branch trace store and leaves the records on the
+//! debug console, 16 bytes each: from and to. With `trace=lbr` it leaves what its LBR stack holds in the end,
+//! oldest first, and with `trace=none` nothing, for a judge that watches from outside: `ci/branch-judge`.
 //!
 //! `arm=` on the command line says what is armed while it works: `lbr` records branches, `bts` stores them
 //! in a circular buffer, `watch` has a data breakpoint on memory that it does not touch. `arm=toggle` does
@@ -15,7 +19,9 @@
 #![no_std]
 #![no_main]
 
+use core::arch::{asm, global_asm};
 use core::hint::black_box;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use hindsight_guest::info::{self, StartInfo};
 use hindsight_guest::prelude::*;
@@ -24,7 +30,9 @@ use hindsight_guest::regs::dr::{Condition, Dr7, Length, Slot};
 use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA};
 use hindsight_guest::{exit, insn, msr, port, run};
 use hindsight_payloads::access::Page;
-use hindsight_payloads::ds::Area;
+use hindsight_payloads::branch::{BTINT, BTS, LBR, TR};
+use hindsight_payloads::ds::{Area, RECORD_BYTES};
+use hindsight_payloads::lbr;
 
 entry!(start);
 
@@ -73,6 +81,9 @@ static mut COMPOSITE: [u8; SIEVE] = [0; SIEVE];
 
 fn start(info: StartInfo) -> ! {
     info::keep_command_line(info);
+    if let Some(how) = info::option("trace") {
+        trace(how);
+    }
     let armed = info::option("arm");
     if info.has_command_line() && armed.is_none() {
         run::run("workload", info);
@@ -90,6 +101,7 @@ fn start(info: StartInfo) -> ! {
         }
         _ => {}
     }
+    port::outb(DEBUG_CONSOLE, b'<');
     let before = insn::rdtsc();
     let good = if armed == Some("toggle") {
         (0..TOGGLES).for_each(|_| toggle());
@@ -129,6 +141,103 @@ fn toggle() {
 #[inline(never)]
 fn empty() {
     black_box(());
+}
+
+// The call that is traced is the first branch of the trace, and the return from it the last.
+global_asm!(
+    ".pushsection .text.workload, \"ax\"",
+    ".global workload_traced, workload_call, workload_return",
+    "workload_traced:",
+    "push rbx",
+    "mov ebx, esi",
+    "mov ecx, {debugctl}",
+    "xor edx, edx",
+    "mov eax, ebx",
+    "test ebx, ebx",
+    "jz workload_call",
+    "wrmsr",
+    "workload_call:",
+    "call rdi",
+    "workload_return:",
+    "mov ecx, {debugctl}",
+    "xor edx, edx",
+    "xor eax, eax",
+    "test ebx, ebx",
+    "jz 2f",
+    "wrmsr",
+    "2:",
+    "pop rbx",
+    "ret",
+    ".popsection",
+    debugctl = const IA32_DEBUGCTL,
+);
+
+unsafe extern "C" {
+    /// Calls `work` with IA32_DEBUGCTL = `debugctl`, or without touching it for 0.
+    fn workload_traced(work: extern "C" fn(), debugctl: u64);
+}
+
+/// Checksum of the traced round.
+const EXPECTED_TRACED: u32 = 0x43f3_d546;
+static SUM: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn middling_round() {
+    SUM.store(round(1024, 4096, 15), Ordering::Relaxed);
+}
+
+/// Where the trace goes: memory above the image.
+const TRACE_AREA: u64 = 0x100_0000;
+const TRACE_RECORDS: u64 = 1 << 20;
+
+fn trace(how: &str) -> ! {
+    let base = TRACE_AREA + 4096;
+    let maximum = base + TRACE_RECORDS * RECORD_BYTES;
+    let area = TRACE_AREA as *mut Area;
+    // SAFETY: nothing else uses the memory from there on; 64 MiB hold it all.
+    unsafe {
+        area.write_volatile(Area {
+            base,
+            index: base,
+            maximum,
+            threshold: maximum,
+            pebs: [0; 12],
+        });
+    }
+    let debugctl = match how {
+        "bts" => {
+            msr::write(IA32_DS_AREA, TRACE_AREA);
+            TR | BTS | BTINT
+        }
+        "lbr" => LBR,
+        "btm" => TR,
+        _ => 0,
+    };
+    // SAFETY: the assembly keeps the C rules.
+    unsafe { workload_traced(middling_round, debugctl) };
+    if debugctl == LBR {
+        let stack = lbr::Stack::read();
+        for (from, to) in (0..lbr::ENTRIES).rev().map(|age| stack.entry(age)) {
+            put(&[from, to]);
+        }
+    }
+    // SAFETY: as above.
+    let end = unsafe { area.read_volatile() }.index;
+    let mut at = base;
+    while at < end {
+        // From and to, without the flags.
+        // SAFETY: the record was stored there.
+        put(unsafe { &*(at as *const [u64; 2]) });
+        at += RECORD_BYTES;
+    }
+    exit::exit(u32::from(SUM.load(Ordering::Relaxed) != EXPECTED_TRACED));
+}
+
+/// Leaves 16 bytes on the debug console.
+fn put(record: &[u64; 2]) {
+    // SAFETY: RSI and RCX name the record, and are not used after it.
+    unsafe {
+        asm!("rep outsb", inout("rsi") record => _, inout("rcx") 16_u64 => _, in("dx") DEBUG_CONSOLE);
+    }
 }
 
 case! {

@@ -4,6 +4,8 @@
 //! arms the recording by the last instruction before it and disarms it by the first one after it, so
 //! that what was recorded can be compared record for record.
 
+use hindsight_guest::insn;
+
 pub mod recorder;
 pub mod sequences;
 
@@ -31,6 +33,17 @@ pub const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
 pub const UNCORE_PMI_EN: u64 = 1 << 13;
 /// IA32_DEBUGCTL: suspend the facilities in SMM.
 pub const FREEZE_WHILE_SMM: u64 = 1 << 14;
+
+/// Those bits of IA32_DEBUGCTL that record nothing and this processor has: the two freezes on a PMI and
+/// the uncore's PMIs, which come with the counters.
+pub fn other_bits() -> u64 {
+    let counters = insn::cpuid(0, 0).eax >= 0xa && insn::cpuid(0xa, 0).eax & 0xff >= 2;
+    if counters {
+        FREEZE_LBRS_ON_PMI | FREEZE_PERFMON_ON_PMI | UNCORE_PMI_EN
+    } else {
+        0
+    }
+}
 
 /// Class of a conditional branch: its bit in MSR_LBR_SELECT, as all classes here.
 pub const JCC: u64 = 2;

@@ -10,7 +10,7 @@ use hindsight_guest::regs::msr::IA32_DEBUGCTL;
 use hindsight_guest::vectors::{restore_gate, set_gate};
 use hindsight_guest::{insn, msr};
 
-use super::{FAR, IND_JMP, Sequence, Transfer};
+use super::{FAR, IND_JMP, LBR, Sequence, TR, Transfer};
 
 /// Vector by which a sequence ends; callable at CPL 3.
 pub const STOP_VECTOR: u8 = 0x81;
@@ -193,7 +193,7 @@ static USER_STACK: UserStack = UserStack(UnsafeCell::new([0; 4096]));
 pub struct Stopped {
     /// Vector and error code.
     pub code: (u8, u64),
-    /// Saved RIP.
+    /// Saved RIP; 0 if IA32_DEBUGCTL refused its value.
     pub rip: u64,
 }
 
@@ -271,6 +271,10 @@ const GATES: [(u8, u8, Handler); 12] = [
 ///
 /// Interrupts are off at the start, unless a run at CPL 3 says otherwise. IA32_DEBUGCTL is 0 after.
 pub fn run(run: Run) -> Result<Seen, Stopped> {
+    // A value that is refused must fail here, not in the assembly: all but what records at once.
+    if let Err(code) = msr::write_safe(IA32_DEBUGCTL, run.debugctl & !(LBR | TR)) {
+        return Err(Stopped { code, rip: 0 });
+    }
     // SAFETY: no run is going on.
     unsafe { (&raw mut recorder_seen).write_volatile(Seen::default()) };
     let stack = if run.level == 3 {

@@ -31,9 +31,14 @@ pub fn draw(story: &Story, facts: &[Fact], look: Look) -> Vec<Line> {
         .with(", and when things happened", Paint::Dim);
     panel("TIME", rings, timeline::draw(story, look));
     for profile in &story.profiles {
-        let about = format!("where {} of {} found it", profile.total(), profile.source);
+        let about = format!("{} {}", profile.total(), profile.about);
         panel("PROFILE", dim(&about), tables::profile(profile, look));
     }
+    panel(
+        "HOW IT CAME TO THIS",
+        dim("the last branches before a fault, by its own LBR stack"),
+        tables::way(story, look),
+    );
     panel(
         "EXCEPTIONS",
         dim("as the guest's own handlers saw them; none needs an exit"),

@@ -1,6 +1,6 @@
 //! Profiles, exceptions, MSR accesses and exits, as tables.
 
-use super::super::story::{KindRow, Profile, Story};
+use super::super::story::{BranchRow, KindRow, Profile, Story};
 use super::text::{Line, Look, Paint, time};
 
 /// Rows of a profile; the rest is one row.
@@ -47,6 +47,28 @@ pub fn profile(profile: &Profile, look: Look) -> Vec<Line> {
             .right(&count.to_string(), 6, Paint::Dim)
         })
         .collect()
+}
+
+/// The way to a fault, branch by branch.
+pub fn way(story: &Story, look: Look) -> Vec<Line> {
+    let place = if look.width >= 100 { 34 } else { 24 };
+    let arrow = look.pick('→', '>').to_string();
+    let row = |row: &BranchRow| {
+        Line::new()
+            .with(" ", Paint::Plain)
+            .column(&row.from, place, Paint::Symbol)
+            .column(&row.instruction, 6, Paint::Plain)
+            .column(&arrow, 1, Paint::Dim)
+            .with(row.to.clone(), Paint::Symbol)
+    };
+    let fault = story.fault.as_ref().map(|fault| {
+        Line::new()
+            .with(" ", Paint::Plain)
+            .column(&fault.place, place, Paint::Symbol)
+            .column(fault.mnemonic, 6, Paint::Bad)
+            .with(fault.instruction.clone(), Paint::Plain)
+    });
+    story.way.iter().map(row).chain(fault).collect()
 }
 
 /// What each exception was.
@@ -144,7 +166,7 @@ fn exit(row: &KindRow, most: u64, look: Look) -> Line {
 #[cfg(test)]
 mod tests {
     use super::super::super::explain::MsrAccess;
-    use super::super::super::story::{ExceptionRow, MsrRow};
+    use super::super::super::story::{ExceptionRow, FaultRow, MsrRow};
     use super::*;
 
     const LOOK: Look = Look {
@@ -163,7 +185,7 @@ mod tests {
         let hits = (0..8).map(|n| (format!("f{n}"), 10 - n)).collect();
         let lines = text(&super::profile(
             &Profile {
-                source: "test".to_owned(),
+                about: "test".to_owned(),
                 hits,
             },
             LOOK,
@@ -174,6 +196,30 @@ mod tests {
             " f0                  #######################  19 %     10"
         );
         assert!(lines[6].starts_with(" others "), "{}", lines[6]);
+    }
+
+    #[test]
+    fn way_to_a_fault_ends_with_the_fault() {
+        let story = Story {
+            way: vec![BranchRow {
+                from: "f+0x4".to_owned(),
+                instruction: "call".to_owned(),
+                to: "g".to_owned(),
+            }],
+            fault: Some(FaultRow {
+                mnemonic: "#DE",
+                place: "g+0x2".to_owned(),
+                instruction: "div %rcx".to_owned(),
+            }),
+            ..Story::default()
+        };
+        assert_eq!(
+            text(&way(&story, LOOK)),
+            [
+                " f+0x4                    call   > g",
+                " g+0x2                    #DE    div %rcx"
+            ]
+        );
     }
 
     #[test]

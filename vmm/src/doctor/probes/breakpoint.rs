@@ -114,6 +114,11 @@ pub(in crate::doctor) const PROBES: &[Probe] = &[
         "DR7.GD gives #DB with DR6.BD on MOV DR",
         general_detect_guest,
     ),
+    Probe::new(
+        "gd-rf",
+        "the #DB of DR7.GD pushes RF = 1, as every fault but an instruction breakpoint",
+        general_detect_rf,
+    ),
 ];
 
 /// Rows that must come last: they have taken whole hypervisors down.
@@ -278,6 +283,18 @@ fn general_detect_guest(bench: &Bench) -> Result<Finding, Refused> {
                 Finding::broken(format!("#DB, but DR6 is {dr6:#x}"))
             }
         }
+        Stop::Done => Finding::broken("no #DB"),
+        stop => Finding::broken(stop),
+    };
+    guest.disarm()?;
+    Ok(finding)
+}
+
+fn general_detect_rf(bench: &Bench) -> Result<Finding, Refused> {
+    let mut guest = bench.guest(Level::Kernel, general_detect())?;
+    let finding = match guest.run() {
+        Stop::Trap(t) if t.vector == 1 && t.rflags & RF != 0 => Finding::works("RF = 1"),
+        Stop::Trap(t) if t.vector == 1 => Finding::broken("RF = 0"),
         Stop::Done => Finding::broken("no #DB"),
         stop => Finding::broken(stop),
     };

@@ -30,6 +30,15 @@ code! {
         crate::doctor::code::to_cpl3!(), "2:",
         "pushfq", "or qword ptr [rsp], 0x100", "popfq", "nop", "7:", "nop", "out 0xd1, al",
     }
+    fn shadow_cpl0 @ 7 {
+        "mov ecx, ss", "pushfq", "or qword ptr [rsp], 0x100", "popfq", "mov ss, ecx", "nop",
+        "7:", "nop", "out 0xd1, al",
+    }
+    fn shadow_cpl3 @ 7 {
+        crate::doctor::code::to_cpl3!(), "2:",
+        "mov ecx, ss", "pushfq", "or qword ptr [rsp], 0x100", "popfq", "mov ss, ecx", "nop",
+        "7:", "nop", "out 0xd1, al",
+    }
 }
 
 /// The rows of this file.
@@ -58,6 +67,16 @@ pub(in crate::doctor) const PROBES: &[Probe] = &[
         "tf-cpl3",
         "the guest's own TF gives #DB after one instruction at CPL3",
         |b| trap_flag(b, trap_flag_cpl3()),
+    ),
+    Probe::new(
+        "shadow-cpl0",
+        "no #DB of the guest's own TF between MOV SS and the next instruction at CPL0",
+        |b| trap_flag(b, shadow_cpl0()),
+    ),
+    Probe::new(
+        "shadow-cpl3",
+        "no #DB of the guest's own TF between MOV SS and the next instruction at CPL3",
+        |b| trap_flag(b, shadow_cpl3()),
     ),
 ];
 

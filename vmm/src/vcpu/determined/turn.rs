@@ -109,8 +109,11 @@ impl ObservedVcpu {
             };
         }
         let exit = self.vcpu.run(&mut self.around, budget);
-        let retired = self.retired();
-        self.around.retired(retired);
+        let stats = self.vcpu.stats();
+        self.around.retired(stats.retired, stats.user);
+        if exit == Exit::Halted {
+            self.around.models.halt();
+        }
         exit
     }
 
@@ -153,6 +156,7 @@ impl ObservedVcpu {
         VcpuState {
             cpu: self.cpu_state(),
             msrs: self.around.models.msrs.save(),
+            events: self.around.models.events().save(),
             track: self
                 .around
                 .track
@@ -170,7 +174,9 @@ impl ObservedVcpu {
         let msrs = |source| RestoreError::Msrs { cpu, source };
         self.around.models.restore(&state.msrs).map_err(msrs)?;
         self.vcpu.load(&state.cpu);
-        self.vcpu.set_retired(state.track.retired);
+        let events = self.around.models.events();
+        events.restore(&state.events);
+        self.vcpu.set_retired(state.track.retired, events.user());
         if let Some(track) = &mut self.around.track {
             track.restore(&state.track);
         }

@@ -1,0 +1,92 @@
+//! The performance-monitoring unit among the other models: what it takes from IA32_DEBUGCTL, and
+//! what it does to branch recording.
+
+use super::Msrs;
+use crate::branch::Observe;
+use crate::facility::Facilities;
+use crate::pmu::pebs::{Due, Stored};
+use crate::pmu::{Counting, EventTotals, Freeze, Needs, Pmu};
+
+impl Msrs {
+    /// The performance-monitoring unit, as of the last [`Msrs::count`].
+    pub const fn pmu(&self) -> &Pmu {
+        &self.pmu
+    }
+
+    /// Moves the counters up to `totals`: before an access to a register of the unit or to
+    /// IA32_DEBUGCTL, and where [`Msrs::counting`] says. Answers whether a performance-monitoring
+    /// interrupt is requested.
+    #[must_use]
+    pub fn count(&mut self, totals: &EventTotals) -> bool {
+        let pmi = self.pmu.sync(totals, self.freeze());
+        self.follow_freeze();
+        pmi
+    }
+
+    /// What an engine that executes instruction after instruction does for the counters; cycles
+    /// are the caller's.
+    pub fn counting(&self) -> Counting {
+        let limits = self.pmu.limits();
+        let accesses = self.pmu.needs().contains(Needs::ACCESSES);
+        let record = (self.pmu.due() != 0).then(|| Due {
+            area: self.branch.ds_area(),
+            counters: self.pmu.due(),
+        });
+        Counting {
+            instructions: limits.instructions,
+            last_alone: limits.last_alone,
+            accesses: accesses.then_some(limits.accesses),
+            record,
+        }
+    }
+
+    /// Branches that counters want to be told of are observed as well.
+    pub(super) fn with_counted_branches(&self, observe: Observe) -> Observe {
+        let needs = self.pmu.needs();
+        if !needs.contains(Needs::BRANCHES) {
+            return observe;
+        }
+        let least = self.pmu.limits().branches.least();
+        Observe {
+            branches: true,
+            not_taken: observe.not_taken || needs.contains(Needs::NOT_TAKEN),
+            every: match (observe.every, u32::try_from(least).unwrap_or(0)) {
+                (0, every) | (every, 0) => every,
+                (one, other) => one.min(other),
+            },
+            ..observe
+        }
+    }
+
+    /// A PEBS record was stored, or could not be. Answers whether a performance-monitoring
+    /// interrupt is requested.
+    #[must_use]
+    pub fn pebs_stored(&mut self, stored: &Stored) -> bool {
+        let pmi = self.pmu.stored(stored, self.freeze());
+        self.follow_freeze();
+        pmi
+    }
+
+    /// Branch trace store requests a performance-monitoring interrupt: what that freezes (rule
+    /// FRZ-01, and BTS-12).
+    pub fn trace_interrupts(&mut self) {
+        self.pmu.freeze(self.freeze());
+        self.follow_freeze();
+    }
+
+    /// RDPMC; `None` asks for #GP(0). Whether the privilege level allows it is the engine's matter.
+    pub fn rdpmc(&self, index: u32) -> Option<u64> {
+        let present = self.config.facilities.contains(Facilities::PMU);
+        self.pmu.rdpmc(index).filter(|_| present)
+    }
+
+    /// What IA32_DEBUGCTL makes a request for an interrupt freeze.
+    fn freeze(&self) -> Freeze {
+        Freeze::by_debugctl(self.branch.debugctl().bits())
+    }
+
+    /// IA32_PERF_GLOBAL_STATUS.LBR_FRZ stops the LBR stack.
+    pub(super) const fn follow_freeze(&mut self) {
+        self.branch.set_frozen(self.pmu.lbrs_frozen());
+    }
+}

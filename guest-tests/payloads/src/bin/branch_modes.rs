@@ -1,0 +1,513 @@
+//! Branch recording outside 64-bit mode: compatibility mode, the legacy modes, task switches.
+
+#![no_std]
+#![no_main]
+
+use hindsight_guest::blob;
+use hindsight_guest::boot::{KERNEL_CODE32, USER_CODE32, set_spare_descriptor};
+use hindsight_guest::legacy::tables::Tss32;
+use hindsight_guest::legacy::{self, Blob, Label, Machine, Mode, Paging, Start, action, sel};
+use hindsight_guest::prelude::*;
+use hindsight_guest::regs::msr::{IA32_DEBUGCTL, MSR_LBR_SELECT};
+use hindsight_guest::{insn, msr};
+use hindsight_payloads::branch::{
+    BTF, BTS, BTS_OFF_OS, FAR, JCC, LBR, List, REL_CALL, REL_JMP, RET, TR, Transfer, run_sequence,
+};
+use hindsight_payloads::ds::{RECORD_BYTES, Store};
+use hindsight_payloads::lbr::{self, Stack};
+use hindsight_payloads::{need_bts, need_lbr, sequence};
+
+payload!("branch_modes");
+
+static STORE: Store = Store::new();
+
+sequence! {
+    /// Goes to the segment that `compat_selector` names, and back: in between a jump, a call, a return
+    /// and a taken INTO.
+    compatibility:
+        "mov rbp, rsp",
+        "sub rsp, 16",
+        "mov ecx, cs",
+        "mov edx, [rip + compat_selector]",
+        "mov [rsp + 4], edx",
+        "mov eax, [rip + compat_offset]",
+        "mov [rsp], eax",
+        "lea rbx, [rip + 27f]",
+        "20: .byte 0xff, 0x2c, 0x24",
+        "ud2",
+        ".code32",
+        "21: jmp 22f",
+        "ud2",
+        "30: ret",
+        "22: call 30b",
+        "23: mov eax, 0x7fffffff",
+        "add eax, 1",
+        "24: into",
+        "25: push ecx",
+        "push ebx",
+        "26: retf",
+        ".code64",
+        "27: mov rsp, rbp",
+    => ["20b", "21b", "FAR"], ["21b", "22b", "REL_JMP"], ["22b", "30b", "REL_CALL"],
+        ["30b", "23b", "RET_NEAR"], ["24b", "recorder_return", "FAR_IN"],
+        ["recorder_return", "25b", "FAR_OUT"], ["26b", "27b", "FAR"],
+}
+
+core::arch::global_asm!(
+    ".pushsection .data.compat, \"aw\"",
+    ".balign 4",
+    ".global compat_selector, compat_offset",
+    "compat_selector: .long 0",
+    "compat_offset: .long 0",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    static mut compat_selector: u32;
+    static mut compat_offset: u32;
+}
+
+/// Chooses the code segment of [`compatibility`], whose base is `base`, and returns its branches as
+/// offsets in their segments.
+fn choose(level: u8, selector: u16, base: u64) -> List {
+    let records = compatibility().records();
+    let inside = records[0].to;
+    let offset = u32::try_from(inside - base).unwrap_or(0);
+    // SAFETY: no run is going on.
+    unsafe {
+        (&raw mut compat_selector).write_volatile(u32::from(selector));
+        (&raw mut compat_offset).write_volatile(offset);
+    }
+    let end = records[6].from;
+    let cut = |address: u64| {
+        if (inside..=end).contains(&address) {
+            address - base
+        } else {
+            address
+        }
+    };
+    let mut list = List::new();
+    for item in compatibility().all(level).items() {
+        list.push(Transfer::new(cut(item.from), cut(item.to), item.class()));
+    }
+    list
+}
+
+/// Records the sequence in the LBR stack and by BTS: offsets in the one, linear addresses in the other.
+fn check_compatibility(level: u8, offsets: &List) {
+    lbr::reset();
+    if run_sequence(level, compatibility(), LBR).is_some() {
+        lbr::check_list(offsets);
+        let stack = Stack::read();
+        for age in 0..lbr::ENTRIES {
+            let (from, to) = stack.entry(age);
+            check_eq!((from >> 32, to >> 32), (0, 0), "bits 63:32");
+        }
+    }
+}
+
+fn flat(level: u8) -> u16 {
+    if level == 3 {
+        USER_CODE32 | 3
+    } else {
+        KERNEL_CODE32
+    }
+}
+
+case! {
+    name: "compatibility_mode", cpl: [0, 3], rules: ["LBR-18", "LBR-10"], needs: [],
+    about: "32-bit code under 64-bit mode: far jumps into and out of it, near branches, a taken INTO",
+    fn body(ctx) {
+        need_lbr!(ctx);
+        check_compatibility(ctx.cpl, &choose(ctx.cpl, flat(ctx.cpl), 0));
+    }
+}
+
+/// Base of the segment of the next two cases.
+const CODE_BASE: u64 = 0xf_f000;
+
+/// A 32-bit code segment with that base and this DPL.
+fn based(level: u8) -> u16 {
+    let kind = 0x9b | legacy::tables::BIG | u32::from(level) << 5;
+    let descriptor = legacy::tables::segment(0xf_f000, 0xf_ffff, kind) | 0x80 << 48;
+    set_spare_descriptor(0, descriptor) | u16::from(level)
+}
+
+case! {
+    name: "code_segment_with_a_base", cpl: [0, 3], rules: ["LBR-17", "LBR-18"], needs: [],
+    about: "LBR addresses are offsets in CS, not linear addresses (OP-12)",
+    fn body(ctx) {
+        need_lbr!(ctx);
+        check_compatibility(ctx.cpl, &choose(ctx.cpl, based(ctx.cpl), CODE_BASE));
+    }
+}
+
+case! {
+    name: "bts_of_a_segment_with_a_base", cpl: [0, 3], rules: ["BTS-02", "DS-02", "LBR-17"], needs: [],
+    about: "BTS stores linear addresses (OP-12), in 24-byte records",
+    fn body(ctx) {
+        need_bts!(ctx);
+        for (selector, base) in [(flat(ctx.cpl), 0), (based(ctx.cpl), CODE_BASE)] {
+            choose(ctx.cpl, selector, base);
+            let area = STORE.arm(50);
+            require!(run_sequence(ctx.cpl, compatibility(), TR | BTS).is_some(), "the run ended well");
+            STORE.check_stored(&area, compatibility().all(ctx.cpl).items());
+        }
+    }
+}
+
+blob! {
+    /// With IA32_DEBUGCTL from EBX: a jump, a call, a return, a conditional branch; UD2. From the label
+    /// `user` on without the first WRMSR, and with ECX = 0 without the second.
+    fn branches16[16](
+        b16_start, b16_user, b16_jmp, b16_call, b16_after, b16_f, b16_jz, b16_end, b16_done; b16_stop
+    );
+    "movl $0x1d9, %ecx"
+    "xorl %edx, %edx"
+    "movl %ebx, %eax"
+    "wrmsr"
+    "b16_user:"
+    "b16_jmp: jmp b16_call"
+    "ud2"
+    "b16_f: ret"
+    "b16_call: call b16_f"
+    "b16_after: xorl %eax, %eax"
+    "b16_jz: jz b16_end"
+    "ud2"
+    "b16_end: jecxz b16_done"
+    "xorl %edx, %edx"
+    "wrmsr"
+    "b16_done: ud2"
+}
+
+blob! {
+    /// With IA32_DEBUGCTL from EBX: a jump, a call, a return, a conditional branch; UD2. From the label
+    /// `user` on without the first WRMSR, and with ECX = 0 without the second.
+    fn branches32[32](
+        b32_start, b32_user, b32_jmp, b32_call, b32_after, b32_f, b32_jz, b32_end, b32_done; b32_stop
+    );
+    "movl $0x1d9, %ecx"
+    "xorl %edx, %edx"
+    "movl %ebx, %eax"
+    "wrmsr"
+    "b32_user:"
+    "b32_jmp: jmp b32_call"
+    "ud2"
+    "b32_f: ret"
+    "b32_call: call b32_f"
+    "b32_after: xorl %eax, %eax"
+    "b32_jz: jz b32_end"
+    "ud2"
+    "b32_end: jecxz b32_done"
+    "xorl %edx, %edx"
+    "wrmsr"
+    "b32_done: ud2"
+}
+
+/// A blob and its labels.
+struct Branches {
+    blob: Blob,
+    start: Label,
+    user: Label,
+    done: Label,
+    /// Source, destination, class. The last is taken only with ECX = 0, that is at CPL 3.
+    taken: [(Label, Label, u64); 5],
+}
+
+fn branches(mode: Mode) -> Branches {
+    if matches!(mode, Mode::Protected32(_)) {
+        Branches {
+            blob: branches32(),
+            start: b32_start,
+            user: b32_user,
+            done: b32_done,
+            taken: [
+                (b32_jmp, b32_call, REL_JMP),
+                (b32_call, b32_f, REL_CALL),
+                (b32_f, b32_after, RET),
+                (b32_jz, b32_end, JCC),
+                (b32_end, b32_done, JCC),
+            ],
+        }
+    } else {
+        Branches {
+            blob: branches16(),
+            start: b16_start,
+            user: b16_user,
+            done: b16_done,
+            taken: [
+                (b16_jmp, b16_call, REL_JMP),
+                (b16_call, b16_f, REL_CALL),
+                (b16_f, b16_after, RET),
+                (b16_jz, b16_end, JCC),
+                (b16_end, b16_done, JCC),
+            ],
+        }
+    }
+}
+
+impl Branches {
+    /// Its branches, with labels as `place` gives them.
+    fn list(&self, level: u8, place: impl Fn(Label) -> u32) -> List {
+        let mut list = List::new();
+        let count = if level == 3 { 5 } else { 4 };
+        for (from, to, class) in self.taken.into_iter().take(count) {
+            list.push(Transfer::new(place(from).into(), place(to).into(), class));
+        }
+        list
+    }
+
+    /// Offsets in CS as the mode has them.
+    fn offsets(&self, level: u8, mode: Mode) -> List {
+        if matches!(mode, Mode::Protected32(_)) {
+            self.linear(level)
+        } else {
+            self.list(level, |label| self.blob.offset(label))
+        }
+    }
+
+    fn linear(&self, level: u8) -> List {
+        self.list(level, |label| self.blob.linear(label))
+    }
+}
+
+/// The modes at CPL 0.
+const KERNEL_MODES: [(Mode, Paging); 5] = [
+    (Mode::Real, Paging::Off),
+    (Mode::Protected16(0), Paging::Off),
+    (Mode::Protected32(0), Paging::Off),
+    (Mode::Protected32(0), Paging::Narrow),
+    (Mode::Protected32(0), Paging::Pae),
+];
+
+/// The modes at CPL 3.
+const USER_MODES: [(Mode, Paging); 4] = [
+    (Mode::Virtual8086, Paging::Off),
+    (Mode::Protected16(3), Paging::Off),
+    (Mode::Protected32(3), Paging::Off),
+    (Mode::Protected32(3), Paging::Narrow),
+];
+
+/// Runs the blob of the mode with IA32_DEBUGCTL = `debugctl` from its own WRMSR to its own WRMSR.
+fn run_kernel(mode: Mode, paging: Paging, debugctl: u32) -> Branches {
+    let what = branches(mode);
+    let machine = legacy::machine(&what.blob);
+    let mut start = Start {
+        paging,
+        ..Start::at(mode, what.start)
+    };
+    start.registers.ebx = debugctl;
+    machine.run(&what.blob, &start);
+    check_end(machine, &what, mode);
+    what
+}
+
+/// Runs the blob of the mode at CPL 3 with IA32_DEBUGCTL = `debugctl` on all the way there and back.
+fn run_user(mode: Mode, paging: Paging, debugctl: u64) -> Branches {
+    let what = branches(mode);
+    let machine = legacy::machine(&what.blob);
+    let start = Start {
+        paging,
+        ..Start::at(mode, what.user)
+    };
+    msr::write(IA32_DEBUGCTL, debugctl);
+    machine.run(&what.blob, &start);
+    msr::write(IA32_DEBUGCTL, 0);
+    check_end(machine, &what, mode);
+    what
+}
+
+fn check_end(machine: &Machine, what: &Branches, mode: Mode) {
+    let flat = matches!(mode, Mode::Protected32(_));
+    let done = if flat {
+        what.blob.linear(what.done)
+    } else {
+        what.blob.offset(what.done)
+    };
+    check_eq!(machine.events().len(), 1, "events");
+    check_eq!(
+        machine.last().place(),
+        (6, done),
+        "vector and EIP of the last"
+    );
+}
+
+case! {
+    name: "legacy_modes", cpl: [0], rules: ["LBR-17", "LBR-18"], needs: [],
+    about: "real, 16- and 32-bit protected mode at CPL 0: offsets in CS, upper halves 0",
+    fn body(ctx) {
+        need_lbr!(ctx);
+        for (number, (mode, paging)) in (0..).zip(KERNEL_MODES) {
+            lbr::reset();
+            let what = run_kernel(mode, paging, 1);
+            if !lbr::check_list(&what.offsets(ctx.cpl, mode)) {
+                hindsight_guest::run::note("mode", number);
+            }
+        }
+    }
+}
+
+case! {
+    name: "legacy_user_modes", cpl: [3], rules: ["LBR-17", "LBR-18", "LSEL-04"], needs: [],
+    about: "virtual-8086 and protected mode at CPL 3, recorded with CPL_EQ_0",
+    fn body(ctx) {
+        need_lbr!(ctx);
+        for (number, (mode, paging)) in (0..).zip(USER_MODES) {
+            lbr::reset();
+            msr::write(MSR_LBR_SELECT, 1);
+            let what = run_user(mode, paging, LBR);
+            let stack = Stack::read();
+            let mut expected = List::new();
+            // The way into the mode; where it is from is the runtime's.
+            let flat = matches!(mode, Mode::Protected32(_));
+            let user = if flat { what.blob.linear(what.user) } else { what.blob.offset(what.user) };
+            expected.push(Transfer::new(stack.from[1], user.into(), FAR));
+            what.offsets(ctx.cpl, mode).items().iter().for_each(|&item| expected.push(item));
+            if !lbr::check_records(&stack, expected.items()) {
+                hindsight_guest::run::note("mode", number);
+            }
+        }
+    }
+}
+
+case! {
+    name: "bts_in_legacy_modes", cpl: [0], rules: ["DS-02", "DS-17", "BTS-02"], needs: [],
+    about: "the 64-bit format and linear addresses in every mode, with paging on and off",
+    fn body(ctx) {
+        need_bts!(ctx);
+        for (number, (mode, paging)) in (0..).zip(KERNEL_MODES) {
+            let area = STORE.arm(50);
+            let what = run_kernel(mode, paging, 0xc0);
+            if !STORE.check_stored(&area, what.linear(ctx.cpl).items()) {
+                hindsight_guest::run::note("mode", number);
+            }
+        }
+    }
+}
+
+case! {
+    name: "bts_in_legacy_user_modes", cpl: [3], rules: ["DS-02", "DS-17", "BTS-13"], needs: [],
+    about: "the same at CPL 3, in virtual-8086 mode too",
+    fn body(ctx) {
+        need_bts!(ctx);
+        for (number, (mode, paging)) in (0..).zip(USER_MODES) {
+            let area = STORE.arm(50);
+            let what = run_user(mode, paging, TR | BTS | BTS_OFF_OS);
+            let mut expected = what.linear(ctx.cpl);
+            // The UD2 at the end; where it goes is the runtime's.
+            let last = STORE.record(area.base + 5 * RECORD_BYTES);
+            expected.push(Transfer::new(what.blob.linear(what.done).into(), last.to, FAR));
+            if !STORE.check_stored(&area, expected.items()) {
+                hindsight_guest::run::note("mode", number);
+            }
+        }
+    }
+}
+
+blob! {
+    /// A jump to another task, and what that one does: a branch and a UD2.
+    fn tasks[32](tasks_start, tasks_jump, tasks_there, tasks_branch, tasks_target, tasks_done; tasks_stop);
+    "movl $0x1d9, %ecx"
+    "xorl %edx, %edx"
+    "movl %ebx, %eax"
+    "wrmsr"
+    "tasks_jump: ljmp $0x58, $0"
+    "ud2"
+    "tasks_there: nop"
+    "tasks_branch: jmp tasks_target"
+    "ud2"
+    "tasks_target: xorl %eax, %eax"
+    "wrmsr"
+    "tasks_done: ud2"
+}
+
+/// Prepares a switch to task 1, which begins at `tasks_there` with these flags.
+fn two_tasks(eflags: u32) -> (Blob, &'static mut Machine) {
+    let blob = tasks();
+    let machine = legacy::machine(&blob);
+    let (code, data) = (u32::from(sel::CODE32), u32::from(sel::DATA32));
+    let cr3 = machine.tss[1].cr3;
+    machine.tss[1] = Tss32 {
+        cr3,
+        eip: blob.linear(tasks_there),
+        eflags: eflags | 2,
+        ecx: 0x1d9,
+        esp: legacy::BASE + legacy::STACK - 256,
+        cs: code,
+        ss: data,
+        ds: data,
+        es: data,
+        ..Tss32::new()
+    };
+    (blob, machine)
+}
+
+case! {
+    name: "task_switch", cpl: [0], rules: ["LBR-35", "BTS-01"], needs: [],
+    about: "a task switch by JMP is one far branch to the first instruction of the new task",
+    fn body(ctx) {
+        need_lbr!(ctx);
+        for (select, skipped) in [(0, 0), (1 << 8, 1)] {
+            let (blob, machine) = two_tasks(0);
+            lbr::reset();
+            msr::write(MSR_LBR_SELECT, select);
+            let mut start = Start::at(Mode::Protected32(0), tasks_start);
+            start.registers.ebx = 1;
+            machine.run(&blob, &start);
+            check_eq!(machine.last().place(), (6, blob.linear(tasks_done)), "the end");
+            let place = |label| u64::from(blob.linear(label));
+            let records = [
+                Transfer::new(place(tasks_jump), place(tasks_there), FAR),
+                Transfer::new(place(tasks_branch), place(tasks_target), REL_JMP),
+            ];
+            lbr::check_records(&Stack::read(), &records[skipped..]);
+        }
+    }
+}
+
+const TF: u32 = 1 << 8;
+
+case! {
+    name: "task_switch_under_btf", cpl: [0], rules: ["BTF-13", "TF-22", "TF-14"], needs: [],
+    about: "a task switch by JMP is not itself followed by a #DB; the first branch of a new task with TF is",
+    fn body(ctx) {
+        need_lbr!(ctx);
+        for new_flags in [0, TF] {
+            let (blob, machine) = two_tasks(new_flags);
+            machine.actions[1] = action::RESUME_NO_TF;
+            let mut start = Start::at(Mode::Protected32(0), tasks_start);
+            start.eflags = TF;
+            start.registers.ebx = u32::try_from(BTF).unwrap_or(0);
+            // BTF is set already: the WRMSR at the start is not stepped over.
+            msr::write(IA32_DEBUGCTL, BTF);
+            machine.run(&blob, &start);
+            msr::write(IA32_DEBUGCTL, 0);
+            insn::write_dr6(hindsight_guest::regs::dr::Dr6::RESET);
+            let steps = machine.events().iter().filter(|event| event.vector == 1);
+            let mut places = [0; 2];
+            for (place, event) in places.iter_mut().zip(steps) {
+                *place = event.eip;
+            }
+            let expected = if new_flags == TF { blob.linear(tasks_target) } else { 0 };
+            check_eq!(places, [expected, 0], "where #DBs came");
+            check_eq!(machine.last().place(), (6, blob.linear(tasks_done)), "the end");
+        }
+    }
+}
+
+case! {
+    name: "task_switch_under_tf", cpl: [0], rules: ["TF-22", "TF-14"], needs: [],
+    about: "the same without BTF: each instruction before the JMP is stepped, the JMP is not",
+    fn body(_ctx) {
+        let (blob, machine) = two_tasks(0);
+        machine.actions[1] = action::RESUME;
+        let mut start = Start::at(Mode::Protected32(0), tasks_start);
+        start.eflags = TF;
+        machine.run(&blob, &start);
+        insn::write_dr6(hindsight_guest::regs::dr::Dr6::RESET);
+        let steps = || machine.events().iter().filter(|event| event.vector == 1).map(|event| event.eip);
+        check_eq!(steps().max(), Some(blob.linear(tasks_jump)), "the last step");
+        check_eq!(steps().count(), 4, "steps: the four instructions before the JMP");
+        check_eq!(machine.last().place(), (6, blob.linear(tasks_done)), "the end");
+    }
+}

@@ -1,0 +1,252 @@
+//! A debugger inside the guest: CPL 0 finds a bug in a program at CPL 3 by a watchpoint, a breakpoint and
+//! single-steps, as `gdb` would.
+//!
+//! The program keeps a table of accounts with a checksum next to it, and one of its functions writes one entry
+//! too many, over the checksum.
+
+#![no_std]
+#![no_main]
+
+use core::arch::global_asm;
+use core::cell::UnsafeCell;
+
+use hindsight_guest::catch::user;
+use hindsight_guest::prelude::*;
+use hindsight_guest::regs::dr::{Condition, Dr6, Length};
+use hindsight_guest::regs::rflags::Rflags;
+use hindsight_guest::trap::Frame;
+use hindsight_guest::{insn, trap};
+use hindsight_payloads::debug::{self, Label, at, conditions};
+
+payload!("debugger");
+
+/// The program's data: eight accounts, and their sum.
+#[repr(C, align(64))]
+struct Bank {
+    accounts: [u32; 8],
+    sum: u32,
+}
+
+struct Shared<T>(UnsafeCell<T>);
+
+// SAFETY: one processor uses it, and the debugger only while the program is stopped.
+unsafe impl<T> Sync for Shared<T> {}
+
+static BANK: Shared<Bank> = Shared(UnsafeCell::new(Bank {
+    accounts: [0; 8],
+    sum: 0,
+}));
+
+// The program. RDI: the bank.
+global_asm!(
+    ".pushsection .text.program, \"ax\"",
+    ".global program, deposit, deposit_store, update_sum, update_sum_store, clear_all, clear_all_store, clear_all_next",
+    "program:",
+    "mov esi, 3", // account 3 gets 100
+    "mov edx, 100",
+    "call deposit",
+    "call update_sum",
+    "call clear_all",
+    "mov esi, 5",
+    "mov edx, 250",
+    "call deposit",
+    "ret",
+    // RSI: account, EDX: amount.
+    "deposit:",
+    "deposit_store:",
+    "add [rdi + 4 * rsi], edx",
+    "ret",
+    "update_sum:",
+    "xor eax, eax",
+    "xor ecx, ecx",
+    "2: add eax, [rdi + 4 * rcx]",
+    "inc ecx",
+    "cmp ecx, 8",
+    "jb 2b",
+    "update_sum_store:",
+    "mov [rdi + 32], eax",
+    "ret",
+    // The bug: nine accounts are cleared.
+    "clear_all:",
+    "xor ecx, ecx",
+    "3:",
+    "clear_all_store:",
+    "mov dword ptr [rdi + 4 * rcx], 0",
+    "clear_all_next:",
+    "inc ecx",
+    "cmp ecx, 8",
+    "jbe 3b",
+    "ret",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn program(bank: *mut Bank);
+    fn deposit();
+    fn deposit_store();
+    fn update_sum();
+    fn update_sum_store();
+    fn clear_all();
+    fn clear_all_store();
+    fn clear_all_next();
+}
+
+fn run_program() {
+    // SAFETY: the program stays inside the bank.
+    let fault = user(|| unsafe { program(BANK.0.get()) });
+    check!(fault.is_none(), "the program ends");
+}
+
+fn sum_address() -> u64 {
+    // SAFETY: only an address is made.
+    unsafe { &raw const (*BANK.0.get()).sum as u64 }
+}
+
+fn bank_sum() -> u32 {
+    // SAFETY: the program is stopped or has ended.
+    unsafe { (&raw const (*BANK.0.get()).sum).read_volatile() }
+}
+
+/// What the debugger noted at a stop.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Stop {
+    rip: u64,
+    why: u64,
+    old: u32,
+    new: u32,
+    index: u64,
+}
+
+/// The debugger's state.
+struct Debugger {
+    stops: [Stop; 32],
+    count: usize,
+    value: u32,
+    /// Steps to go before the program runs free again.
+    steps: u32,
+}
+
+static DEBUGGER: Shared<Debugger> = Shared(UnsafeCell::new(Debugger {
+    stops: [Stop {
+        rip: 0,
+        why: 0,
+        old: 0,
+        new: 0,
+        index: 0,
+    }; 32],
+    count: 0,
+    value: 0,
+    steps: 0,
+}));
+
+fn debugger() -> &'static mut Debugger {
+    // SAFETY: the handler and the case take turns, on one processor; neither keeps it over the other's turn.
+    unsafe { &mut *DEBUGGER.0.get() }
+}
+
+/// Notes a stop, and goes on: past a breakpoint with RF, and stepping while steps are left.
+fn stopped(frame: &mut Frame) {
+    let why = conditions(insn::read_dr6());
+    insn::write_dr6(Dr6::RESET);
+    let d = debugger();
+    let new = bank_sum();
+    if let Some(place) = d.stops.get_mut(d.count) {
+        *place = Stop {
+            rip: frame.rip,
+            why,
+            old: d.value,
+            new,
+            index: frame.rcx,
+        };
+    }
+    d.count += 1;
+    d.value = new;
+    frame.rflags |= Rflags::RF.bits();
+    if d.steps > 0 {
+        d.steps -= 1;
+        frame.rflags |= Rflags::TF.bits();
+    } else {
+        frame.rflags &= !Rflags::TF.bits();
+    }
+}
+
+/// Runs the program from its initial state under the debugger with what `arm` arms, and returns the stops.
+fn debug_program(steps: u32, arm: impl FnOnce()) -> &'static [Stop] {
+    // SAFETY: the program does not run.
+    unsafe {
+        BANK.0.get().write_volatile(Bank {
+            accounts: [0; 8],
+            sum: 0,
+        })
+    };
+    let d = debugger();
+    (d.count, d.value, d.steps) = (0, 0, steps);
+    trap::set_handler(1, stopped);
+    arm();
+    run_program();
+    trap::clear_handler(1);
+    debug::disarm();
+    let d = debugger();
+    &d.stops[..d.count.min(d.stops.len())]
+}
+
+fn rips<const N: usize>(stops: &[Stop]) -> [u64; N] {
+    core::array::from_fn(|n| stops.get(n).map_or(0, |stop| stop.rip))
+}
+
+fn addresses<const N: usize>(labels: [Label; N]) -> [u64; N] {
+    labels.map(at)
+}
+
+/// The length of `ret` and of the two stores before the labels.
+const STORE_SUM_LENGTH: u64 = 3;
+
+case! {
+    name: "watchpoint_finds_the_writer", cpl: [0], rules: ["WP-01", "WP-18", "DR-27", "D6-10"],
+    needs: ["guestbp-data", "iretq-cpl3"],
+    about: "a watchpoint on the sum stops at its two writers, and tells old and new value",
+    fn body(_ctx) {
+        let stops = debug_program(0, || debug::arm(0, sum_address(), Condition::Write, Length::Four));
+        require_eq!(stops.len(), 2, "stops");
+        check_eq!(stops[0].rip, at(update_sum_store) + STORE_SUM_LENGTH, "the rightful writer");
+        check_eq!((stops[0].old, stops[0].new), (0, 100), "its values");
+        check_eq!(stops[1].rip, at(clear_all_next), "the bug");
+        check_eq!((stops[1].old, stops[1].new), (100, 0), "its values");
+        check_eq!(stops[1].index, 8, "the index that is one too many");
+    }
+}
+
+case! {
+    name: "breakpoint_and_steps", cpl: [0], rules: ["DB-01", "DB-03", "TF-01", "RF-08", "DR-27"],
+    needs: ["guestbp-exec-cpl3", "tf-cpl3", "iretq-cpl3"],
+    about: "a breakpoint on the guilty function, and five steps from there",
+    fn body(_ctx) {
+        let stops = debug_program(5, || debug::arm_at(1, clear_all));
+        require_eq!(stops.len(), 6, "stops");
+        check_eq!((stops[0].rip, stops[0].why), (at(clear_all), Dr6::B1.bits()), "the breakpoint");
+        check!(stops[1..].iter().all(|stop| stop.why == debug::BS), "five steps");
+        let next = at(clear_all_next);
+        // XOR, the store, INC (2 bytes), CMP (3), JBE back to the store.
+        let expected = [at(clear_all_store), next, next + 2, next + 5, at(clear_all_store)];
+        check_eq!(rips::<5>(&stops[1..]), expected, "where they end");
+    }
+}
+
+case! {
+    name: "all_at_once", cpl: [0], rules: ["DB-12", "DR-19", "DR-27", "WP-02"],
+    needs: ["guestbp-data", "guestbp-exec-cpl3", "iretq-cpl3"],
+    about: "three breakpoints and a watchpoint together trace the program's calls and the sum's writers",
+    fn body(_ctx) {
+        let stops = debug_program(0, || {
+            debug::arm_at(0, deposit);
+            debug::also(1, at(update_sum), Condition::Execute, Length::One);
+            debug::also(2, at(clear_all), Condition::Execute, Length::One);
+            debug::also(3, sum_address(), Condition::Write, Length::Four);
+        });
+        let sum_written = at(update_sum_store) + STORE_SUM_LENGTH;
+        let [first, second, third, last] = addresses([deposit, update_sum, clear_all, deposit]);
+        check_eq!(rips::<6>(stops), [first, second, sum_written, third, at(clear_all_next), last], "the order");
+        check_eq!(stops.len(), 6, "stops");
+        check_eq!(at(deposit), at(deposit_store), "labels of one instruction");
+    }
+}

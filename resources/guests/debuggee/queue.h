@@ -1,0 +1,19 @@
+#ifndef QUEUE_H
+#define QUEUE_H
+
+#define SLOTS 8
+#define GUARD 0x5ca1ab1eUL
+
+/* A ring of jobs, with a guard behind it that nobody may write. */
+struct queue {
+    unsigned long put;
+    unsigned long taken;
+    long slots[SLOTS];
+    unsigned long guard;
+};
+
+void queue_init(struct queue *queue);
+int queue_put(struct queue *queue, long job);
+long queue_take(struct queue *queue);
+
+#endif

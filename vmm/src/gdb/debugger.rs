@@ -1,0 +1,497 @@
+//! The debugger's hold on the machine: pausing it, looking into it, letting it run on.
+
+use std::collections::VecDeque;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use hindsight_cpu::state::CpuState;
+use thiserror::Error;
+
+use super::breakpoints::Breakpoints;
+use super::memory;
+use super::registers::{self, Available, Layout, Mode, Place, Register};
+use crate::kvm::KvmError;
+use crate::machine::{Board, Outcome};
+use crate::vcpu::attend::{Attended, Plan, Stop};
+use hindsight_interp::{Hit, Stops};
+
+/// Why something could not be done.
+#[derive(Debug, Error)]
+pub(super) enum DebugError {
+    /// The machine has ended.
+    #[error("the machine has ended")]
+    Gone,
+    /// The machine runs.
+    #[error("the machine runs")]
+    Running,
+    /// There is no such processor.
+    #[error("there is no such processor")]
+    NoProcessor,
+    /// There is no such register.
+    #[error("there is no such register")]
+    NoRegister,
+    /// The value is refused.
+    #[error(transparent)]
+    Register(#[from] registers::RegisterError),
+    /// The guest would get #GP.
+    #[error("the processor refuses this value for the MSR")]
+    MsrRefused,
+    /// Not memory.
+    #[error("{0:#x} is not mapped to memory")]
+    NoMemory(u64),
+    /// KVM failed.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// This way of running cannot stop for it.
+    #[error("this needs the interpreter: run with --engine interp")]
+    NeedsInterpreter,
+}
+
+/// Settings that the user changes by monitor commands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Options {
+    /// Addresses are guest-physical.
+    pub(super) physical: bool,
+    /// Steps enter interrupt handlers.
+    pub(super) step_irq: bool,
+    /// What the client thinks in.
+    pub(super) mode: Mode,
+}
+
+/// Why the machine last stopped, for the client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reason {
+    /// Which processor stopped.
+    pub(super) cpu: usize,
+    /// `None`: the debugger itself paused the machine.
+    pub(super) stop: Option<Stop>,
+}
+
+/// The debugger's side of a machine.
+pub(super) struct Debugger {
+    board: Arc<Board>,
+    cpus: usize,
+    paused: bool,
+    /// The states of the processors, read once a pause.
+    states: Vec<Option<Box<CpuState>>>,
+    pub(super) breakpoints: Breakpoints,
+    /// What each processor was last told to stop for.
+    applied: Vec<Stops>,
+    /// What each processor does next; `None` stays where it is.
+    plans: Vec<Option<Plan>>,
+    /// Processors that the client gave a plan, a bit each.
+    planned: u64,
+    pub(super) options: Options,
+    available: Available,
+    layout: Layout,
+    /// Stops that were not yet told.
+    pending: VecDeque<(usize, Stop)>,
+    pub(super) reason: Reason,
+    /// The processor that the client looks at.
+    pub(super) current: usize,
+    /// `resume` has no effect: see [`super::filter`].
+    pub(super) pretend: bool,
+}
+
+impl std::fmt::Debug for Debugger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Debugger")
+            .field("paused", &self.paused)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A processor's number as the protocol has it: they count from 1.
+pub(super) fn tid(cpu: usize) -> NonZeroUsize {
+    NonZeroUsize::MIN.saturating_add(cpu)
+}
+
+/// The processor of a thread.
+pub(super) fn cpu_of(tid: NonZeroUsize) -> usize {
+    tid.get() - 1
+}
+
+impl Debugger {
+    pub(super) fn new(board: Arc<Board>) -> Self {
+        let cpus = board.control.cpus();
+        let xcr0 = board.cpuid.query(0xd, 0, 0, 0, 0);
+        let available = Available {
+            xcr0: u64::from(xcr0[3]) << 32 | u64::from(xcr0[0]),
+            msrs: Vec::new(),
+        };
+        let layout = Layout::new(Mode::default(), &available);
+        Self {
+            board,
+            cpus,
+            paused: false,
+            states: vec![None; cpus],
+            breakpoints: Breakpoints::default(),
+            applied: vec![Stops::default(); cpus],
+            plans: vec![Some(Plan::Run); cpus],
+            planned: 0,
+            options: Options::default(),
+            available,
+            layout,
+            pending: VecDeque::new(),
+            reason: Reason { cpu: 0, stop: None },
+            current: 0,
+            pretend: false,
+        }
+    }
+
+    pub(super) const fn board(&self) -> &Arc<Board> {
+        &self.board
+    }
+
+    pub(super) const fn cpus(&self) -> usize {
+        self.cpus
+    }
+
+    pub(super) const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Shows registers as code of this kind has them.
+    pub(super) fn set_mode(&mut self, mode: Mode) {
+        self.options.mode = mode;
+        self.layout = Layout::new(mode, &self.available);
+    }
+
+    /// Stops all processors.
+    pub(super) fn pause(&mut self) -> Result<(), DebugError> {
+        if !self.board.pause() {
+            return Err(DebugError::Gone);
+        }
+        self.paused = true;
+        if self.available.msrs.is_empty() {
+            self.find_msrs()?;
+        }
+        Ok(())
+    }
+
+    pub(super) const fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Asks which MSRs the processors have.
+    fn find_msrs(&mut self) -> Result<(), DebugError> {
+        let candidates = registers::msr_candidates();
+        self.available.msrs = self.ask(0, move |cpu| {
+            let models = cpu.models();
+            candidates
+                .iter()
+                .map(|row| row.0)
+                .filter(|&index| models.peek_msr(index).is_some())
+                .collect()
+        })?;
+        self.set_mode(self.options.mode);
+        Ok(())
+    }
+
+    /// Takes what the processors reported, stops the others, and says what the client hears of it:
+    /// `None` if nothing was reported.
+    pub(super) fn collect(&mut self) -> Result<Option<Reason>, DebugError> {
+        self.pending.extend(self.board.reports.take());
+        if self.pending.is_empty() {
+            return Ok(None);
+        }
+        self.pause()?;
+        self.pending.extend(self.board.reports.take());
+        Ok(self.next_reason())
+    }
+
+    fn next_reason(&mut self) -> Option<Reason> {
+        let (cpu, stop) = self.pending.pop_front()?;
+        // What reaches its breakpoint at the same time as another will reach it again.
+        self.pending
+            .retain(|(_, stop)| !matches!(stop, Stop::Stepped | Stop::Hit(Hit::Execute(_))));
+        self.reason = Reason {
+            cpu,
+            stop: Some(stop),
+        };
+        Some(self.reason.clone())
+    }
+
+    /// Stops the machine because the user wants it.
+    pub(super) fn interrupt(&mut self) -> Result<Reason, DebugError> {
+        if let Some(reason) = self.collect()? {
+            return Ok(reason);
+        }
+        self.pause()?;
+        // What came while the processors stopped counts more.
+        if let Some(reason) = self.collect()? {
+            return Ok(reason);
+        }
+        let cpu = self.reason.cpu.min(self.cpus - 1);
+        self.reason = Reason { cpu, stop: None };
+        Ok(self.reason.clone())
+    }
+
+    /// Has a paused processor's own thread do something.
+    pub(super) fn ask<R: Send + 'static>(
+        &self,
+        cpu: usize,
+        what: impl FnOnce(&mut dyn Attended) -> R + Send + 'static,
+    ) -> Result<R, DebugError> {
+        if !self.paused {
+            return Err(DebugError::Running);
+        }
+        if cpu >= self.cpus {
+            return Err(DebugError::NoProcessor);
+        }
+        let (answer, answered) = mpsc::sync_channel(1);
+        let request = Box::new(move |attended: &mut dyn Attended| {
+            // Nobody else holds the receiver: it waits below.
+            let _ = answer.send(what(attended));
+        });
+        if !self.board.control.ask(cpu, request) {
+            return Err(DebugError::Gone);
+        }
+        answered.recv().map_err(|_| DebugError::Gone)
+    }
+
+    /// The state of a processor.
+    pub(super) fn state(&mut self, cpu: usize) -> Result<&CpuState, DebugError> {
+        if !self.paused {
+            return Err(DebugError::Running);
+        }
+        let known = self.states.get(cpu).ok_or(DebugError::NoProcessor)?;
+        if known.is_none() {
+            let state = self.ask(cpu, |cpu| cpu.state().map(Box::new))??;
+            self.states[cpu] = Some(state);
+        }
+        self.states
+            .get(cpu)
+            .and_then(Option::as_deref)
+            .ok_or(DebugError::NoProcessor)
+    }
+
+    /// Changes the state of a processor.
+    pub(super) fn change<E>(
+        &mut self,
+        cpu: usize,
+        change: impl FnOnce(&mut CpuState) -> Result<(), E>,
+    ) -> Result<(), DebugError>
+    where
+        DebugError: From<E>,
+    {
+        let mut state = Box::new(self.state(cpu)?.clone());
+        change(&mut state)?;
+        let wanted = state.clone();
+        self.ask(cpu, move |cpu| cpu.set_state(&wanted))??;
+        self.states[cpu] = Some(state);
+        Ok(())
+    }
+
+    /// Reads one register.
+    pub(super) fn read_register(
+        &mut self,
+        cpu: usize,
+        register: &Register,
+    ) -> Result<Vec<u8>, DebugError> {
+        let state = self.state(cpu)?;
+        if let Some(value) = registers::read(state, register.place, register.bytes()) {
+            return Ok(value);
+        }
+        let Place::Msr(index) = register.place else {
+            return Err(DebugError::NoRegister);
+        };
+        let value = self.read_msr(cpu, index)?.ok_or(DebugError::NoRegister)?;
+        Ok(value.to_le_bytes().to_vec())
+    }
+
+    /// Writes one register.
+    pub(super) fn write_register(
+        &mut self,
+        cpu: usize,
+        place: Place,
+        value: &[u8],
+    ) -> Result<(), DebugError> {
+        if let Place::Msr(index) = place {
+            let mut wide = [0; 8];
+            let len = value.len().min(8);
+            wide[..len].copy_from_slice(&value[..len]);
+            return self.write_msr(cpu, index, u64::from_le_bytes(wide));
+        }
+        self.change(cpu, |state| registers::write(state, place, value))
+    }
+
+    /// An MSR as RDMSR shows it, without what reading it does.
+    pub(super) fn read_msr(&mut self, cpu: usize, index: u32) -> Result<Option<u64>, DebugError> {
+        let state = self.state(cpu)?;
+        if let Some(value) = memory::msr_of_state(state, index) {
+            return Ok(Some(value));
+        }
+        self.ask(cpu, move |cpu| cpu.models().peek_msr(index))
+    }
+
+    /// Writes an MSR as WRMSR does.
+    pub(super) fn write_msr(
+        &mut self,
+        cpu: usize,
+        index: u32,
+        value: u64,
+    ) -> Result<(), DebugError> {
+        let in_state = memory::msr_of_state(self.state(cpu)?, index).is_some();
+        if in_state {
+            return self.change(cpu, |state| {
+                memory::set_msr_of_state(state, index, value).ok_or(DebugError::MsrRefused)
+            });
+        }
+        let written = self.ask(cpu, move |cpu| cpu.write_msr(index, value))?;
+        self.forget(cpu);
+        match written? {
+            true => Ok(()),
+            false => Err(DebugError::MsrRefused),
+        }
+    }
+
+    /// The state of a processor was changed by its own thread.
+    fn forget(&mut self, cpu: usize) {
+        if let Some(state) = self.states.get_mut(cpu) {
+            *state = None;
+        }
+    }
+
+    /// Reads memory, as far as it goes: at a linear address of a processor, or at a physical one if
+    /// the user wants that.
+    pub(super) fn read_memory(
+        &mut self,
+        cpu: usize,
+        at: u64,
+        len: usize,
+    ) -> Result<Vec<u8>, DebugError> {
+        let physical = self.options.physical;
+        let memory = self.board.memory.clone();
+        let state = self.state(cpu)?;
+        let bytes = if physical {
+            memory::read_physical(&memory, at, len)
+        } else {
+            crate::translate::read_linear(&memory, state, at, len)
+        };
+        if bytes.is_empty() && len != 0 {
+            return Err(DebugError::NoMemory(at));
+        }
+        Ok(bytes)
+    }
+
+    /// Writes memory: all of it, or none.
+    pub(super) fn write_memory(
+        &mut self,
+        cpu: usize,
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<(), DebugError> {
+        let physical = self.options.physical;
+        let memory = self.board.memory.clone();
+        let state = self.state(cpu)?;
+        let pieces = if physical {
+            memory::physical_pieces(&memory, at, bytes.len())
+        } else {
+            memory::pieces(&memory, state, at, bytes.len())
+        };
+        let pieces = pieces.ok_or(DebugError::NoMemory(at))?;
+        let written: Vec<_> = pieces
+            .iter()
+            .map(|p| (p.at, p.range.len() as u64))
+            .collect();
+        memory::write(&memory, &pieces, bytes).ok_or(DebugError::NoMemory(at))?;
+        self.ask(0, move |cpu| {
+            for (at, len) in written {
+                cpu.memory_written(at, len);
+            }
+        })
+    }
+
+    /// Every processor runs, unless told otherwise.
+    pub(super) fn begin_plans(&mut self) {
+        self.plans.fill(Some(Plan::Run));
+        self.planned = 0;
+    }
+
+    /// What one processor does next.
+    pub(super) fn plan(&mut self, cpu: usize, plan: Plan) {
+        if let Some(place) = self.plans.get_mut(cpu) {
+            *place = Some(plan);
+            self.planned |= 1 << cpu;
+        }
+    }
+
+    /// Processors without a plan of their own stay where they are.
+    pub(super) fn hold_unplanned(&mut self) {
+        for (cpu, plan) in self.plans.iter_mut().enumerate() {
+            if self.planned >> cpu & 1 == 0 {
+                *plan = None;
+            }
+        }
+    }
+
+    /// Lets the machine run on as planned.
+    pub(super) fn resume(&mut self) -> Result<(), DebugError> {
+        if self.pretend {
+            return Ok(());
+        }
+        if !self.paused {
+            return Err(DebugError::Running);
+        }
+        if !self.pending.is_empty() {
+            // Told already: the client hears of it at once.
+            self.board.reports.ring();
+            return Ok(());
+        }
+        for cpu in 0..self.cpus {
+            self.prepare(cpu)?;
+        }
+        let held = self.plans.iter().enumerate();
+        let held = held.filter(|(_, plan)| plan.is_none());
+        let held: u64 = held.map(|(cpu, _)| 1 << cpu).sum();
+        self.states.fill(None);
+        self.paused = false;
+        self.board.control.hold_only(held);
+        self.board.resume();
+        Ok(())
+    }
+
+    /// Tells a processor how to run on, where that is new.
+    fn prepare(&mut self, cpu: usize) -> Result<(), DebugError> {
+        let Some(plan) = self.plans[cpu] else {
+            return Ok(());
+        };
+        let mut stops = self.breakpoints.stops();
+        if matches!(plan, Plan::Step { range: None, .. }) {
+            // A step executes its instruction whatever is set there. Clients take all breakpoints
+            // away for it and put them back after it: nothing has to follow that.
+            stops.execute.clone_from(&self.applied[cpu].execute);
+        }
+        let fresh = (stops != self.applied[cpu]).then(|| stops.clone());
+        let able = self.ask(cpu, move |cpu| {
+            cpu.set_plan(plan);
+            fresh.map_or(Ok(true), |stops| cpu.set_stops(&stops))
+        })??;
+        if !able {
+            return Err(DebugError::NeedsInterpreter);
+        }
+        self.applied[cpu] = stops;
+        Ok(())
+    }
+
+    /// The client goes: nothing of it stays, and the machine runs on.
+    pub(super) fn detach(&mut self) {
+        self.breakpoints = Breakpoints::default();
+        self.options = Options::default();
+        self.set_mode(Mode::default());
+        self.begin_plans();
+        self.pending.clear();
+        if !self.paused && self.pause().is_err() {
+            return;
+        }
+        // A machine that has ended needs nothing.
+        let _ = self.resume();
+    }
+
+    /// Ends the machine.
+    pub(super) fn kill(&self) {
+        self.board.finish(Outcome::Quit);
+    }
+}

@@ -1,0 +1,371 @@
+//! Reading and writing single registers.
+
+use hindsight_cpu::state::{CpuState, Segment, XSAVE_LEN};
+use thiserror::Error;
+
+use super::Place;
+
+/// XSTATE_BV in the header of the XSAVE area: components that are not in their initial state.
+const XSTATE_BV: usize = 512;
+
+/// Why a register cannot be written.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub(in crate::gdb) enum RegisterError {
+    /// Not a state that a processor can be in.
+    #[error("the processor cannot have this value")]
+    Impossible,
+    /// It belongs to a model, which the caller asks.
+    #[error("an MSR")]
+    Msr,
+}
+
+fn xstate_bv(state: &CpuState) -> u64 {
+    let bytes = state.xsave.0.get(XSTATE_BV..XSTATE_BV + 8);
+    bytes
+        .and_then(|bytes| bytes.try_into().ok())
+        .map_or(0, u64::from_le_bytes)
+}
+
+/// Bytes of the XSAVE area, or what they are initially if the component is not kept.
+fn read_xsave(state: &CpuState, component: u32, at: usize, len: usize) -> Vec<u8> {
+    let kept = xstate_bv(state) >> component & 1 != 0;
+    // MXCSR is not part of the components' initial states.
+    if kept || at == 24 {
+        return state.xsave.0.get(at..at + len).unwrap_or(&[]).to_vec();
+    }
+    let mut initial = vec![0; len];
+    if (component, at) == (0, 0)
+        && let Some(low) = initial.get_mut(..2)
+    {
+        low.copy_from_slice(&0x37f_u16.to_le_bytes());
+    }
+    initial
+}
+
+fn write_xsave(state: &mut CpuState, component: u32, at: usize, value: &[u8]) {
+    let bv = xstate_bv(state);
+    let initial = CpuState::reset().xsave.0;
+    let area = &mut state.xsave.0;
+    if bv >> component & 1 == 0 {
+        // The rest of the component becomes what it counted as.
+        let whole = match component {
+            0 => Some((0, 24)),
+            1 => Some((160, 416)),
+            2 => Some((576, 832)),
+            5 => Some((1088, 1152)),
+            6 => Some((1152, 1664)),
+            7 => Some((1664, 2688)),
+            9 => Some((2688, XSAVE_LEN)),
+            _ => None,
+        };
+        for (from, to) in whole
+            .into_iter()
+            .chain((component == 0).then_some((32, 160)))
+        {
+            if let (Some(to), Some(from)) = (area.get_mut(from..to), initial.get(from..to)) {
+                to.copy_from_slice(from);
+            }
+        }
+        area[XSTATE_BV..XSTATE_BV + 8].copy_from_slice(&(bv | 1 << component).to_le_bytes());
+    }
+    if let Some(place) = area.get_mut(at..at + value.len()) {
+        place.copy_from_slice(value);
+    }
+}
+
+/// The full tag word from the abridged one: SDM Vol. 1, "x87 FPU Tag Word".
+fn full_tags(state: &CpuState) -> u16 {
+    let valid = read_xsave(state, 0, 4, 1).first().copied().unwrap_or(0);
+    let status = read_xsave(state, 0, 2, 2);
+    let top = status.get(1).map_or(0, |high| usize::from(high >> 3 & 7));
+    let mut tags = 0;
+    for physical in 0..8 {
+        let tag = if valid >> physical & 1 == 0 {
+            3
+        } else {
+            let stack = (physical + 8 - top) % 8;
+            tag_of(&read_xsave(state, 0, 32 + 16 * stack, 10))
+        };
+        tags |= tag << (2 * physical);
+    }
+    tags
+}
+
+/// 0 valid, 1 zero, 2 special.
+fn tag_of(value: &[u8]) -> u16 {
+    let exponent = match value {
+        [.., low, high] => u16::from_le_bytes([*low, *high]) & 0x7fff,
+        _ => 0,
+    };
+    let mantissa = value
+        .get(..8)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map_or(0, u64::from_le_bytes);
+    match (exponent, mantissa) {
+        (0, 0) => 1,
+        (0 | 0x7fff, _) => 2,
+        _ if mantissa >> 63 == 0 => 2,
+        _ => 0,
+    }
+}
+
+fn is_long(state: &CpuState) -> bool {
+    state.efer & 1 << 10 != 0 && state.seg[1].long()
+}
+
+/// The linear address of an instruction pointer.
+pub(in crate::gdb) fn linear_pc(state: &CpuState, ip: u64) -> u64 {
+    if is_long(state) {
+        ip
+    } else {
+        state.seg[1].base.wrapping_add(ip) & 0xffff_ffff
+    }
+}
+
+/// The value of a register as little-endian bytes, as many as it has; `None` for an MSR, which its
+/// model has.
+pub(in crate::gdb) fn read(state: &CpuState, place: Place, bytes: usize) -> Option<Vec<u8>> {
+    let segment = |i: usize| state.seg.get(i).copied().unwrap_or_default();
+    let value: u64 = match place {
+        Place::Msr(_) => return None,
+        Place::Xsave(component, at, len) => {
+            let mut value = read_xsave(state, component, at, len);
+            value.resize(bytes, 0);
+            return Some(value);
+        }
+        Place::FpuTags => full_tags(state).into(),
+        Place::General(i) => state.gpr.get(i).copied().unwrap_or(0),
+        Place::Pc => linear_pc(state, state.rip),
+        Place::Ip => state.rip,
+        Place::Flags => state.rflags,
+        Place::Selector(i) => segment(i).selector.into(),
+        Place::SegmentBase(i) => segment(i).base,
+        Place::SegmentLimit(i) => segment(i).limit.into(),
+        Place::SegmentAccess(i) => segment(i).access.into(),
+        Place::Control(0) => state.cr0,
+        Place::Control(2) => state.cr2,
+        Place::Control(3) => state.cr3,
+        Place::Control(4) => state.cr4,
+        Place::Control(_) => state.cr8,
+        Place::Efer => state.efer,
+        Place::Xcr0 => state.xcr0,
+        Place::GdtrBase => state.gdtr.base,
+        Place::GdtrLimit => state.gdtr.limit.into(),
+        Place::IdtrBase => state.idtr.base,
+        Place::IdtrLimit => state.idtr.limit.into(),
+        Place::LdtrSelector => state.ldtr.selector.into(),
+        Place::LdtrBase => state.ldtr.base,
+        Place::TrSelector => state.tr.selector.into(),
+        Place::TrBase => state.tr.base,
+        Place::Debug(6) => state.dr6,
+        Place::Debug(7) => state.dr7,
+        Place::Debug(i) => state.dr.get(usize::from(i)).copied().unwrap_or(0),
+        Place::KernelGsBase => state.msrs.kernel_gs_base,
+    };
+    let mut value = value.to_le_bytes().to_vec();
+    value.resize(bytes, 0);
+    Some(value)
+}
+
+const CR0_PE: u64 = 1;
+const CR0_PG: u64 = 1 << 31;
+
+/// Loads a selector as real-address mode does: in protected mode a debugger writes the parts.
+fn load_selector(state: &mut CpuState, i: usize, selector: u16) {
+    let real = state.cr0 & CR0_PE == 0;
+    let Some(segment) = state.seg.get_mut(i) else {
+        return;
+    };
+    if segment.selector == selector {
+        return;
+    }
+    *segment = Segment {
+        selector,
+        base: if real {
+            u64::from(selector) << 4
+        } else {
+            segment.base
+        },
+        ..*segment
+    };
+}
+
+fn set_control(state: &mut CpuState, number: u8, value: u64) -> Result<(), RegisterError> {
+    match number {
+        0 => {
+            let narrow = value >> 32 == 0;
+            let paging_needs_protection = value & CR0_PG == 0 || value & CR0_PE != 0;
+            // EFER.LMA follows CR0.PG in a way that a debugger must not get wrong.
+            if !narrow || !paging_needs_protection || (value ^ state.cr0) & CR0_PG != 0 {
+                return Err(RegisterError::Impossible);
+            }
+            state.cr0 = value;
+        }
+        2 => state.cr2 = value,
+        3 => state.cr3 = value,
+        4 => {
+            const PAE: u64 = 1 << 5;
+            if (value ^ state.cr4) & PAE != 0 && state.cr0 & CR0_PG != 0 || value >> 32 != 0 {
+                return Err(RegisterError::Impossible);
+            }
+            state.cr4 = value;
+        }
+        _ if value > 15 => return Err(RegisterError::Impossible),
+        _ => state.cr8 = value,
+    }
+    Ok(())
+}
+
+/// Writes a register from little-endian bytes.
+///
+/// # Errors
+///
+/// When the processor cannot have the value, or the register is an MSR.
+pub(in crate::gdb) fn write(
+    state: &mut CpuState,
+    place: Place,
+    bytes: &[u8],
+) -> Result<(), RegisterError> {
+    let mut wide = [0; 8];
+    let len = bytes.len().min(8);
+    wide[..len].copy_from_slice(&bytes[..len]);
+    let value = u64::from_le_bytes(wide);
+    let low16 = u16::from_le_bytes([wide[0], wide[1]]);
+    let low32 = u32::from_le_bytes([wide[0], wide[1], wide[2], wide[3]]);
+    match place {
+        Place::Msr(_) => return Err(RegisterError::Msr),
+        Place::Xsave(component, at, len) => {
+            let value = bytes.get(..len).ok_or(RegisterError::Impossible)?;
+            if at == 24 && low32 & !0xffff != 0 {
+                // MXCSR with reserved bits.
+                return Err(RegisterError::Impossible);
+            }
+            write_xsave(state, component, at, value);
+        }
+        Place::FpuTags => {
+            let valid = (0..8).filter(|i| low16 >> (2 * i) & 3 != 3);
+            let abridged: u8 = valid.map(|i| 1 << i).sum();
+            write_xsave(state, 0, 4, &[abridged]);
+        }
+        Place::General(i) => {
+            if let Some(register) = state.gpr.get_mut(i) {
+                *register = value;
+            }
+        }
+        Place::Pc if is_long(state) => state.rip = value,
+        Place::Pc => state.rip = value.wrapping_sub(state.seg[1].base) & 0xffff_ffff,
+        Place::Ip => state.rip = value,
+        Place::Flags => state.rflags = (value & 0x3f_7fd7) | 2,
+        Place::Selector(i) => load_selector(state, i, low16),
+        Place::SegmentBase(i) => segment_mut(state, i)?.base = value,
+        Place::SegmentLimit(i) => segment_mut(state, i)?.limit = low32,
+        Place::SegmentAccess(i) => segment_mut(state, i)?.access = low16 & 0xf0ff,
+        Place::Control(number) => set_control(state, number, value)?,
+        Place::Efer => {
+            const LMA: u64 = 1 << 10;
+            const KNOWN: u64 = 0xd01;
+            if (value ^ state.efer) & LMA != 0 || value & !KNOWN != 0 {
+                return Err(RegisterError::Impossible);
+            }
+            state.efer = value;
+        }
+        Place::Xcr0 => return Err(RegisterError::Impossible),
+        Place::GdtrBase => state.gdtr.base = value,
+        Place::GdtrLimit => state.gdtr.limit = low16,
+        Place::IdtrBase => state.idtr.base = value,
+        Place::IdtrLimit => state.idtr.limit = low16,
+        Place::LdtrSelector => state.ldtr.selector = low16,
+        Place::LdtrBase => state.ldtr.base = value,
+        Place::TrSelector => state.tr.selector = low16,
+        Place::TrBase => state.tr.base = value,
+        Place::Debug(6) => state.dr6 = (value & 0xe00f) | 0xffff_0ff0,
+        Place::Debug(7) => state.dr7 = (value & 0xffff_23ff) | 0x400,
+        Place::Debug(i) => {
+            if let Some(register) = state.dr.get_mut(usize::from(i)) {
+                *register = value;
+            }
+        }
+        Place::KernelGsBase => state.msrs.kernel_gs_base = value,
+    }
+    Ok(())
+}
+
+fn segment_mut(state: &mut CpuState, i: usize) -> Result<&mut Segment, RegisterError> {
+    state.seg.get_mut(i).ok_or(RegisterError::Impossible)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Available, Layout, Mode};
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let available = Available {
+            xcr0: 0x2e7,
+            msrs: Vec::new(),
+        };
+        let layout = Layout::new(Mode::X8664, &available);
+        for register in layout.all() {
+            let mut state = CpuState::reset();
+            state.seg[1].base = 0;
+            let value: Vec<u8> = match register.place {
+                Place::Flags => vec![0x46, 0, 0, 0],
+                Place::Control(_) | Place::Efer | Place::Xcr0 | Place::Debug(_) => continue,
+                Place::Xsave(_, 24, _) => vec![0x80, 0x1f, 0, 0],
+                Place::SegmentAccess(_) => vec![0x9b, 0xa0],
+                Place::FpuTags => vec![0xff, 0xff, 0, 0],
+                Place::Xsave(0, _, len) | Place::Xsave(1, _, len) => {
+                    let mut value = vec![1; len];
+                    value.resize(register.bytes(), 0);
+                    value
+                }
+                Place::Selector(_) => vec![1, 1, 0, 0],
+                _ => vec![1; register.bytes()],
+            };
+            let place = register.place;
+            write(&mut state, place, &value).unwrap();
+            let mut read = read(&state, place, register.bytes()).unwrap();
+            if place == Place::Pc {
+                read.resize(4, 0);
+                assert_eq!(read, [1; 4], "32 bits outside of 64-bit mode");
+            } else {
+                assert_eq!(read, value, "{}", register.name);
+            }
+        }
+    }
+
+    #[test]
+    fn tags_say_which_registers_hold_what() {
+        let mut state = CpuState::reset();
+        assert_eq!(full_tags(&state), 0xffff, "all are empty after RESET");
+        // TOP is 6: ST0 is physical register 6. It holds 1.0, ST1 holds zero.
+        write_xsave(&mut state, 0, 2, &0x3000_u16.to_le_bytes());
+        write_xsave(&mut state, 0, 4, &[0xc0]);
+        let mut one = [0; 10];
+        one[7] = 0x80;
+        one[8..].copy_from_slice(&0x3fff_u16.to_le_bytes());
+        write_xsave(&mut state, 0, 32, &one);
+        write_xsave(&mut state, 0, 48, &[0; 10]);
+        assert_eq!(full_tags(&state), 0x4fff);
+    }
+
+    #[test]
+    fn program_counter_is_linear_in_real_mode() {
+        let mut state = CpuState::reset();
+        let pc = read(&state, Place::Pc, 8).unwrap();
+        assert_eq!(pc, 0xffff_fff0_u64.to_le_bytes());
+        write(&mut state, Place::Selector(1), &[0xc0, 0x07, 0, 0]).unwrap();
+        assert_eq!(state.seg[1].base, 0x7c00);
+        write(&mut state, Place::Pc, &0x7c10_u64.to_le_bytes()).unwrap();
+        assert_eq!(state.rip, 0x10);
+    }
+
+    #[test]
+    fn paging_cannot_be_switched_by_hand() {
+        let mut state = CpuState::reset();
+        let on = 0x8000_0011_u64.to_le_bytes();
+        assert!(write(&mut state, Place::Control(0), &on).is_err());
+        assert_eq!(state, CpuState::reset());
+    }
+}

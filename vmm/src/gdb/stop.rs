@@ -1,0 +1,93 @@
+//! Why the machine stopped, in the client's words.
+
+use gdbstub::common::{Signal, Tid};
+use gdbstub::stub::MultiThreadStopReason;
+use gdbstub::target::ext::breakpoints::WatchKind;
+use hindsight_interp::Hit;
+
+use super::breakpoints::Breakpoint;
+use super::debugger::{Debugger, Reason, tid};
+use crate::vcpu::attend::Stop;
+use crate::vcpu::dispatch::CrashCause;
+use crate::vcpu::report::Crash;
+
+type StopReason = MultiThreadStopReason<u64>;
+
+fn signal(tid: Tid, signal: Signal) -> StopReason {
+    StopReason::SignalWithThread { tid, signal }
+}
+
+/// The signal that a Unix program would get for an exception.
+fn signal_of(vector: u8) -> Signal {
+    match vector {
+        0 | 16 | 19 => Signal::SIGFPE,
+        6 => Signal::SIGILL,
+        10..=14 => Signal::SIGSEGV,
+        17 => Signal::SIGBUS,
+        8 | 18 => Signal::SIGABRT,
+        _ => Signal::SIGTRAP,
+    }
+}
+
+/// What the client is told.
+pub(super) fn stop_reason(debugger: &Debugger, reason: &Reason) -> StopReason {
+    let tid = tid(reason.cpu);
+    match &reason.stop {
+        None => signal(tid, Signal::SIGINT),
+        Some(Stop::Stepped) => signal(tid, Signal::SIGTRAP),
+        Some(Stop::Crash(CrashCause::Missing(_))) => signal(tid, Signal::SIGILL),
+        Some(Stop::Crash(_)) => signal(tid, Signal::SIGABRT),
+        Some(Stop::Hit(hit)) => match *hit {
+            Hit::Execute(at) if debugger.breakpoints.has(Breakpoint::Hardware(at)) => {
+                StopReason::HwBreak(tid)
+            }
+            Hit::Execute(_) => StopReason::SwBreak(tid),
+            Hit::Watch { watch, at, .. } => StopReason::Watch {
+                tid,
+                kind: match (watch.read, watch.write) {
+                    (true, true) => WatchKind::ReadWrite,
+                    (true, false) => WatchKind::Read,
+                    _ => WatchKind::Write,
+                },
+                addr: at.max(watch.at),
+            },
+            Hit::Exception { vector, .. } => signal(tid, signal_of(vector)),
+            Hit::Port { .. } | Hit::Msr { .. } | Hit::Control { .. } => {
+                signal(tid, Signal::SIGTRAP)
+            }
+        },
+    }
+}
+
+/// The names of the exceptions. SDM Vol. 3A, "Exception and Interrupt Reference".
+pub(super) const EXCEPTIONS: [&str; 22] = [
+    "#DE", "#DB", "NMI", "#BP", "#OF", "#BR", "#UD", "#NM", "#DF", "9", "#TS", "#NP", "#SS", "#GP",
+    "#PF", "15", "#MF", "#AC", "#MC", "#XM", "#VE", "#CP",
+];
+
+/// One line for the user on what the client has no words for.
+pub(super) fn remark(debugger: &mut Debugger, reason: &Reason) -> Option<String> {
+    let cpu = reason.cpu;
+    let text = match reason.stop.as_ref()? {
+        Stop::Crash(cause) => {
+            let memory = debugger.board().memory.clone();
+            let state = debugger.state(cpu).ok()?.clone();
+            Crash::new(cpu, cause.clone(), state, &memory).summary()
+        }
+        Stop::Stepped | Stop::Hit(Hit::Execute(_) | Hit::Watch { .. }) => return None,
+        Stop::Hit(Hit::Exception { vector, code }) => {
+            let name = EXCEPTIONS.get(usize::from(*vector)).unwrap_or(&"?");
+            match code {
+                Some(code) => format!("{name}, error code {code:#x}"),
+                None => (*name).to_owned(),
+            }
+        }
+        Stop::Hit(Hit::Port { port, write }) => {
+            let way = if *write { "write to" } else { "read from" };
+            format!("{way} port {port:#x}")
+        }
+        Stop::Hit(Hit::Msr { index, value }) => format!("MSR {index:#x} = {value:#x}"),
+        Stop::Hit(Hit::Control { number, value }) => format!("CR{number} = {value:#x}"),
+    };
+    Some(format!("hindsight: cpu {cpu}: {text}\n"))
+}

@@ -1,0 +1,160 @@
+//! Clients that misbehave.
+
+use crate::rig::{Guest, Run};
+
+/// Packets that are wrong, each in its way.
+const BAD: &[&str] = &[
+    "m",
+    "m0",
+    "m0,",
+    "m,1",
+    "mzz,1",
+    "m0,ffffffffffffffff",
+    "mffffffffffffffff,ffff",
+    "m123456789abcdef0123,4",
+    "M0,4:12",
+    "Mffffffff0000,1:00",
+    "X0,10:",
+    "p",
+    "pzzzz",
+    "pffffffffffffffffff",
+    "pffff",
+    "P0",
+    "P0=",
+    "Pffff=00",
+    "P10=zz",
+    "G",
+    "G00",
+    "Gzz",
+    "Z",
+    "Z9,0,0",
+    "Z0",
+    "Z0,,",
+    "Z2,0,ffffffffffffffff",
+    "Z2,ffffffffffffffff,8",
+    "z1,1",
+    "vCont",
+    "vCont;",
+    "vCont;x",
+    "vCont;s",
+    "vCont;r1,2",
+    "vCont;r2",
+    "vCont;s:p1.ffffffff",
+    "vCont;t",
+    "vNoSuch;1",
+    "H",
+    "Hx1",
+    "Hg-2",
+    "Hgp1.ffffff",
+    "Hgp1.-1",
+    "T",
+    "Tp1.99",
+    "qXfer:",
+    "qXfer:features:read:target.xml:ffffffffffffffff,ffffffffffffffff",
+    "qXfer:features:read:../etc/passwd:0,10",
+    "qXfer:threads:read::0,ffffffffffffffff",
+    "qXfer:threads:write::0:",
+    "qXfer:nothing:read::0,10",
+    "qRcmd,",
+    "qRcmd,zz",
+    "qRcmd,6",
+    "qSupported:;;;===",
+    "QStart",
+    "qThreadExtraInfo,",
+    "R",
+    "!",
+    "",
+];
+
+#[test]
+fn bad_packets_get_an_answer_and_harm_nothing() {
+    let run = Run::waiting(Guest::Long("spin"), &[]);
+    let mut client = run.connect();
+    client.ask("qSupported:multiprocess+");
+    let good = client.ask("g");
+    assert!(good.len() > 1000, "{good}");
+    for bad in BAD {
+        client.packet(bad.as_bytes());
+        let mut answer = client.answer();
+        while answer.starts_with('O') && answer != "OK" {
+            answer = client.answer();
+        }
+        let short = answer.len() < 0x2_0000;
+        assert!(short, "{bad}: {} bytes", answer.len());
+        client.ask("Hgp1.1");
+        assert!(client.ask("p10").len() == 16, "after {bad}");
+    }
+    client.packet(b"k");
+    assert_eq!(run.finish().0, Some(0));
+}
+
+#[test]
+fn bytes_that_are_no_packets() {
+    let run = Run::start(Guest::Long("spin"), &[]);
+    let mut client = run.connect();
+    client.send(b"GET / HTTP/1.1\r\n\r\n");
+    client.send(&[0xff; 300]);
+    client.send(b"$g#00");
+    assert_eq!(client.ask("?").get(..3), Some("T02"));
+    let huge = vec![b'a'; 300_000];
+    client.packet(&huge);
+    assert_eq!(client.answer(), "E01");
+    client.send(b"--");
+    assert_eq!(client.answer(), "E01", "again");
+    assert_eq!(client.answer(), "E01", "and again");
+    drop(client);
+    let mut client = run.connect();
+    assert_eq!(client.ask("?").get(..3), Some("T02"));
+}
+
+#[test]
+fn second_client_is_turned_away() {
+    let run = Run::start(Guest::Long("spin"), &[]);
+    let mut first = run.connect();
+    first.ask("?");
+    let mut second = run.connect();
+    second.packet(b"?");
+    assert_eq!(second.rest(), b"");
+    assert_eq!(first.ask("?").get(..3), Some("T02"));
+    drop(first);
+    let text = run.gdb("info threads\n");
+    assert!(text.contains("vCPU 0"), "{text}");
+}
+
+#[test]
+fn client_that_disconnects_leaves_a_guest_that_runs() {
+    let run = Run::start(Guest::Long("spin"), &[]);
+    let count = |run: &Run| {
+        let mut client = run.connect();
+        client.ask("p10")
+    };
+    // In the middle of a packet, while running, and while stopped with breakpoints set.
+    run.connect().send(b"$m2000");
+    let mut client = run.connect();
+    client.ask("Z0,200000,1");
+    client.ask("Z2,201000,8");
+    client.packet(b"vCont;c");
+    drop(client);
+    let mut client = run.connect();
+    client.packet(b"vCont;c");
+    client.send(&[3]);
+    assert_eq!(client.answer().get(..1), Some("T"));
+    drop(client);
+    count(&run);
+    assert!(!run.stderr().contains("panicked"), "{}", run.stderr());
+}
+
+#[test]
+fn interrupts_in_every_state() {
+    let run = Run::waiting(Guest::Long("two"), &["--cpus", "2"]);
+    let mut client = run.connect();
+    client.send(&[3, 3, 3]);
+    assert_eq!(client.ask("?").get(..3), Some("T02"));
+    for _ in 0..50 {
+        client.packet(b"vCont;c");
+        client.send(&[3]);
+        assert_eq!(client.answer().get(..1), Some("T"));
+        client.send(&[3]);
+    }
+    assert!(client.ask("m200000,4").len() == 8);
+}

@@ -1,0 +1,6 @@
+//! Sessions of the real gdb, and of clients that misbehave.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod bad;
+mod rig;
+mod sessions;

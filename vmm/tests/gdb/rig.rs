@@ -1,0 +1,305 @@
+//! A guest that is built, run and debugged.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// How long anything may take. The machine may be busy.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A guest of these tests, or the sample guest.
+#[derive(Clone, Copy, Debug)]
+pub enum Guest {
+    /// An assembler file of `guests/`, entered in 64-bit mode.
+    Long(&'static str),
+    /// The same, entered in real mode at 0x7c00.
+    Real(&'static str),
+    /// `resources/guests/debuggee`.
+    Sample,
+}
+
+/// A guest that runs, or waits for gdb.
+#[derive(Debug)]
+pub struct Run {
+    dir: TempDir,
+    child: Child,
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn tool(name: &str, arguments: &[&str]) {
+    let output = Command::new(name).args(arguments).output();
+    let output = output.unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert!(
+        output.status.success(),
+        "{name}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Builds the guest as `guest.elf` (and `guest.bin`) in `dir`.
+fn build(guest: Guest, dir: &Path) {
+    let at = |name: &str| dir.join(name).to_str().unwrap().to_owned();
+    let elf = at("guest.elf");
+    let sources = repository().join("vmm/tests/gdb/guests");
+    let source = |name: &str| {
+        sources
+            .join(format!("{name}.S"))
+            .to_str()
+            .unwrap()
+            .to_owned()
+    };
+    let link = ["-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none"];
+    match guest {
+        Guest::Long(name) => {
+            let mut arguments = vec!["-g", "-Wl,-Ttext=0x200000", "-o", &elf];
+            arguments.extend(link);
+            let source = source(name);
+            arguments.push(&source);
+            tool("gcc", &arguments);
+        }
+        Guest::Real(name) => {
+            let mut arguments = vec!["-g", "-Wl,-Ttext=0x7c00", "-o", &elf];
+            arguments.extend(link);
+            let source = source(name);
+            arguments.push(&source);
+            tool("gcc", &arguments);
+            tool(
+                "objcopy",
+                &["-O", "binary", "-j", ".text", &elf, &at("guest.bin")],
+            );
+        }
+        Guest::Sample => {
+            let script = repository().join("ci/make-debuggee");
+            tool(script.to_str().unwrap(), &[&elf]);
+        }
+    }
+}
+
+impl Run {
+    /// Starts a guest that waits for gdb.
+    pub fn waiting(guest: Guest, more: &[&str]) -> Self {
+        let mut arguments = vec!["--gdb-wait"];
+        arguments.extend(more);
+        Self::start(guest, &arguments)
+    }
+
+    /// Starts a guest.
+    pub fn start(guest: Guest, more: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        build(guest, dir.path());
+        let socket = dir.path().join("gdb");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hindsight"));
+        command.args(["run", "--timeout", "120", "--engine", "interp"]);
+        command.args(["--gdb", &format!("unix:{}", socket.display())]);
+        match guest {
+            Guest::Real(_) => command
+                .args([
+                    "--protocol",
+                    "flat",
+                    "--mode",
+                    "real",
+                    "--load-address",
+                    "0x7c00",
+                ])
+                .arg(dir.path().join("guest.bin")),
+            _ => command
+                .args(["--protocol", "elf"])
+                .arg(dir.path().join("guest.elf")),
+        };
+        let stderr = fs::File::create(dir.path().join("stderr")).unwrap();
+        let child = command
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(stderr)
+            .spawn()
+            .unwrap();
+        let run = Self { dir, child };
+        run.wait_for("the socket", || run.stderr().contains("may connect"));
+        run
+    }
+
+    /// Waits until something is so.
+    pub fn wait_for(&self, what: &str, done: impl Fn() -> bool) {
+        let end = Instant::now() + LIMIT;
+        while !done() {
+            assert!(Instant::now() < end, "{what}: {}", self.stderr());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// What the monitor said.
+    pub fn stderr(&self) -> String {
+        fs::read_to_string(self.dir.path().join("stderr")).unwrap_or_default()
+    }
+
+    /// A client of our own.
+    pub fn connect(&self) -> Client {
+        let stream = UnixStream::connect(self.dir.path().join("gdb")).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        Client(stream)
+    }
+
+    /// Starts gdb with a script, connected to the guest.
+    pub fn spawn_gdb(&self, script: &str) -> Gdb {
+        let socket = self.dir.path().join("gdb");
+        let head = format!(
+            "set pagination off\nset confirm off\nset width 0\nset style enabled off\n\
+             target remote {}\n",
+            socket.display()
+        );
+        let mut command = Command::new("gdb");
+        command.args(["-nx", "-batch"]);
+        // What is entered in another mode than it ends in must not decide how gdb sees it.
+        let symbols = self.dir.path().join("guest.elf");
+        let symbols = format!("add-symbol-file {}", symbols.display());
+        let real = self.dir.path().join("guest.bin").exists();
+        let symbols = symbols.lines().filter(|_| real);
+        // One by one: an error in a script would end it.
+        for line in head
+            .lines()
+            .chain(symbols)
+            .chain(script.lines().map(str::trim))
+        {
+            command.args(["-ex", line]);
+        }
+        if !real {
+            command.arg(self.dir.path().join("guest.elf"));
+        }
+        let output = self.dir.path().join("output");
+        let file = fs::File::create(&output).unwrap();
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .spawn();
+        let child = child.expect("gdb is needed: apt-get install gdb");
+        Gdb { child, output }
+    }
+
+    /// Runs a script of gdb commands, connected to the guest, and gives what gdb printed.
+    pub fn gdb(&self, script: &str) -> String {
+        self.spawn_gdb(script).wait()
+    }
+
+    /// Waits for the end of the monitor: its exit status and the guest's output.
+    pub fn finish(mut self) -> (Option<i32>, String) {
+        let mut text = String::new();
+        self.child
+            .stdout
+            .take()
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+        (self.child.wait().unwrap().code(), text)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("monitor: {}", self.stderr());
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A gdb that runs.
+#[derive(Debug)]
+pub struct Gdb {
+    child: Child,
+    output: PathBuf,
+}
+
+impl Gdb {
+    /// Sends it what Ctrl-C sends.
+    pub fn interrupt(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    }
+
+    /// Waits for its end, and gives what it printed.
+    pub fn wait(mut self) -> String {
+        self.child.wait().unwrap();
+        self.text()
+    }
+
+    /// What it has printed so far.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.output).unwrap_or_default()).into_owned()
+    }
+}
+
+/// A client that speaks the protocol byte by byte.
+#[derive(Debug)]
+pub struct Client(UnixStream);
+
+impl Client {
+    /// Sends bytes as they are; the stub may have closed the connection.
+    pub fn send(&mut self, bytes: &[u8]) {
+        let _ = self.0.write_all(bytes);
+    }
+
+    /// Sends a packet and gives the body of the answer.
+    pub fn ask(&mut self, body: &str) -> String {
+        self.packet(body.as_bytes());
+        self.answer()
+    }
+
+    /// Sends a packet.
+    pub fn packet(&mut self, body: &[u8]) {
+        let sum = body.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
+        let mut packet = vec![b'$'];
+        packet.extend_from_slice(body);
+        packet.extend(format!("#{sum:02x}").bytes());
+        self.send(&packet);
+    }
+
+    /// The body of the next packet from the stub, acknowledged.
+    pub fn answer(&mut self) -> String {
+        let mut body = Vec::new();
+        let mut byte = [0];
+        let mut inside = false;
+        loop {
+            self.0.read_exact(&mut byte).expect("an answer");
+            match (inside, byte[0]) {
+                (false, b'$') => inside = true,
+                (true, b'#') => break,
+                (true, byte) => body.push(byte),
+                (false, _) => {}
+            }
+        }
+        self.0.read_exact(&mut [0; 2]).expect("a checksum");
+        self.send(b"+");
+        String::from_utf8_lossy(&body).into_owned()
+    }
+
+    /// Everything that comes until the stub closes the connection.
+    pub fn rest(&mut self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        let _ = self.0.read_to_end(&mut rest);
+        rest
+    }
+}
+
+/// The parts stand in `text` in this order.
+#[track_caller]
+pub fn in_order(text: &str, parts: &[&str]) {
+    let mut rest = text;
+    for part in parts {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => panic!("no {part:?} in this place of:\n{text}"),
+        }
+    }
+}

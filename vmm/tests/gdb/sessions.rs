@@ -1,0 +1,349 @@
+//! What a person does with gdb.
+
+use crate::rig::{Guest, Run, in_order};
+
+#[test]
+fn by_source_line() {
+    let run = Run::waiting(Guest::Sample, &[]);
+    let text = run.gdb(
+        "info threads
+        break queue_put if job == 9
+        continue
+        backtrace
+        info locals
+        print *queue
+        finish
+        next
+        tbreak queue_take
+        continue
+        stepi
+        x/i $pc
+        until
+        delete
+        print total = 1000
+        continue
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "_start () at",
+            "\"vCPU 0\" (runs, 64-bit, CPL 0)",
+            "Breakpoint 1, queue_put (queue=",
+            "job=job@entry=9) at",
+            "#1  ",
+            "work (count=20)",
+            "#2  ",
+            "main () at",
+            "put = 2",
+            "Value returned is $",
+            "Temporary breakpoint 2, queue_take",
+            "=> 0x",
+            "exited with code 03",
+        ],
+    );
+    let (status, output) = run.finish();
+    assert_eq!(
+        (status, output.as_str()),
+        (Some(3), "the guard is broken\n")
+    );
+}
+
+#[test]
+fn registers_have_names_flags_and_values_to_write() {
+    let run = Run::waiting(Guest::Sample, &[]);
+    let text = run.gdb(
+        "print $efer
+        print $cr0
+        print $cs_access
+        print $dr7
+        print/x $mxcsr
+        print $debugctl
+        print/x $gdtr_limit
+        set $rbx = 0x123456789
+        print/x $rbx
+        set $xmm3.v2_int64[0] = 0x1122334455667788
+        print/x $xmm3.v2_int64[0]
+        set $st2 = 2.5
+        print $st2
+        set $k_gs_base = 0xffff800000000000
+        print/x $k_gs_base
+        monitor msr 0xc0000102
+        set $cr0 = 0
+        print $cr0
+        monitor msr tsc_aux 7
+        print $tsc_aux
+        stepi
+        print/x $rbx
+        print/x $xmm3.v2_int64[0]
+        print $st2
+        info registers rip eflags cs fs_base
+        kill
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "= [ LME LMA ]",
+            "= [ PE ET PG ]",
+            "TYPE=11",
+            "= [ ",
+            "= 0x1f80",
+            "= [ ]",
+            "= 0x2f",
+            "= 0x123456789",
+            "= 0x1122334455667788",
+            "= 2.5",
+            "= 0xffff800000000000",
+            "0xc0000102 = 0xffff800000000000",
+            "0xc0000103 = 0x7",
+            "= 7",
+            "= 0x123456789",
+            "= 0x1122334455667788",
+            "= 2.5",
+            "rip",
+            "eflags",
+        ],
+    );
+    assert_eq!(run.finish().0, Some(0), "killed by gdb");
+}
+
+#[test]
+fn watches_of_every_kind_and_more_than_four() {
+    let run = Run::waiting(Guest::Sample, &[]);
+    let text = run.gdb(
+        "break work
+        continue
+        watch jobs.guard
+        watch jobs.slots[0]
+        watch jobs.slots[1]
+        watch jobs.slots[2]
+        watch jobs.slots[3]
+        watch jobs.slots[4]
+        rwatch total
+        awatch jobs.taken
+        continue
+        continue
+        delete 3-9
+        continue
+        info symbol $pc
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "Breakpoint 1, work",
+            "Hardware watchpoint 2: jobs.guard",
+            "Hardware read watchpoint 8: total",
+            "Hardware access (read/write) watchpoint 9: jobs.taken",
+            "Hardware access (read/write) watchpoint 9: jobs.taken",
+            "Value = 0",
+            "Hardware watchpoint 3: jobs.slots[0]",
+            "Old value = 0",
+            "New value = 3",
+            "Hardware watchpoint 2: jobs.guard",
+            "New value = 27",
+            "queue_put",
+        ],
+    );
+}
+
+#[test]
+fn from_real_mode_to_64_bits_in_one_session() {
+    let run = Run::waiting(Guest::Real("modes"), &[]);
+    let text = run.gdb(
+        "monitor mode i8086
+        unset tdesc filename
+        break *real
+        continue
+        x/i $pc
+        print/x $cs
+        print/x $ip
+        stepi
+        print/x $ebx & 0xffff
+        watch *(int *)0x500
+        continue
+        delete 2
+        monitor mode i386
+        unset tdesc filename
+        hbreak *protected
+        continue
+        stepi
+        print/x $eax & 0xffff
+        x/i $pc
+        monitor mode x86_64
+        unset tdesc filename
+        hbreak *long_mode
+        continue
+        stepi
+        print/x $r15
+        print $efer
+        print/x *(int *)0x500
+        continue
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "mode is i8086",
+            "Breakpoint 1, real () at",
+            "=> 0x7c0d <real>:\tmov    $0x1234,%bx",
+            "= 0x7c0",
+            "= 0xd",
+            "= 0x1234",
+            "atchpoint 2: *(int *)0x500",
+            "New value = -17958194",
+            "mode is i386",
+            "Breakpoint 3, protected () at",
+            "= 0x10",
+            "mov    %eax,%ds",
+            "mode is x86_64",
+            "Breakpoint 4, long_mode () at",
+            "= 0x1122334455667788",
+            "= [ LME LMA ]",
+            "= 0xfeedface",
+            "exited with code 01",
+        ],
+    );
+}
+
+#[test]
+fn guest_that_debugs_itself_is_not_disturbed() {
+    let undisturbed = Run::start(Guest::Long("debug"), &[]);
+    assert_eq!(undisturbed.finish().0, Some(1), "without a debugger");
+    let run = Run::waiting(Guest::Long("debug"), &[]);
+    let text = run.gdb(
+        "hbreak mine
+        break handler
+        watch *(long *)&watched
+        awatch *(int *)&plain
+        continue
+        stepi
+        continue
+        stepi
+        stepi
+        print $dr7
+        print $dr6
+        delete
+        continue
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "Hardware access (read/write) watchpoint 4: *(int *)&plain",
+            "Breakpoint 1, mine () at",
+            "handler () at",
+            "G0 G1",
+            "= [ RTM ]",
+            "exited with code 01",
+        ],
+    );
+    assert_eq!(run.finish().0, Some(1));
+}
+
+#[test]
+fn attach_detach_and_interrupt_at_any_time() {
+    let run = Run::start(Guest::Long("spin"), &[]);
+    for _ in 0..3 {
+        let text = run.gdb("print *(long *)&count\nstepi\ndetach\n");
+        in_order(&text, &["$1 = ", "detached"]);
+    }
+    let gdb = run.spawn_gdb("echo ready\\n\ncontinue\ninfo registers rip\nkill\n");
+    run.wait_for("gdb", || gdb.text().contains("ready"));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    gdb.interrupt();
+    in_order(&gdb.wait(), &["Program received signal SIGINT", "rip"]);
+    assert_eq!(run.finish().0, Some(0));
+}
+
+#[test]
+fn triple_fault_waits_for_a_debugger() {
+    let run = Run::start(Guest::Long("spin"), &[]);
+    run.gdb("set variable *(int *)&stop = 1\ndetach\n");
+    run.wait_for("the report", || {
+        run.stderr().contains("waits for a debugger")
+    });
+    assert!(run.stderr().contains("triple-faulted"));
+    let text = run.gdb("info threads\nx/i $pc\nprint $idtr_limit\ncontinue\n");
+    in_order(
+        &text,
+        &[
+            "shut down by a triple fault",
+            "ud2",
+            "$1 = 0",
+            "exited with code 04",
+        ],
+    );
+    assert_eq!(run.finish().0, Some(4));
+}
+
+#[test]
+fn two_processors() {
+    let run = Run::waiting(Guest::Long("two"), &["--cpus", "2"]);
+    let text = run.gdb(
+        "info threads
+        break spin0
+        continue
+        delete
+        stepi
+        thread 2
+        print/x $cs
+        set scheduler-locking on
+        print $before = *(long *)&count0
+        stepi
+        stepi
+        stepi
+        print $before == *(long *)&count0
+        thread 1
+        print $before = *(int *)&count1
+        stepi
+        stepi
+        print $before == *(int *)&count1
+        set scheduler-locking off
+        info threads
+        kill
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "\"vCPU 0\" (runs, 64-bit, CPL 0)",
+            "\"vCPU 1\" (waits for SIPI, real mode, CPL 0)",
+            "spin0 () at",
+            "[Switching to thread 2",
+            "= 0x800",
+            "= 1",
+            "[Switching to thread 1",
+            "= 1",
+            "\"vCPU 1\" (runs, real mode, CPL 0)",
+        ],
+    );
+}
+
+#[test]
+fn reads_and_writes_by_physical_address() {
+    let run = Run::waiting(Guest::Real("modes"), &[]);
+    let text = run.gdb(
+        "monitor phys on
+        set *(int *)0x9000 = 0x5eed
+        print/x *(int *)0x9000
+        print *(char *)0xfee00020
+        monitor phys off
+        monitor phys maybe
+        monitor
+        kill
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "phys is on",
+            "= 0x5eed",
+            "Cannot access memory at address 0xfee00020",
+            "phys is off",
+            "usage: monitor phys on|off",
+            "help [COMMAND]",
+        ],
+    );
+}
