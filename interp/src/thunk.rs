@@ -186,6 +186,7 @@ fn execute(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> Result<bool, Fau
 fn execute_vector(c: &mut Core, t: &Thunk) -> Done {
     let guest = c.vec.mxcsr;
     let open = !(guest >> 7) & 0x3f;
+    c.vec.backup(t);
     let mut run = (guest | 0x1f80) & !0x3f;
     if open & UNDERFLOW != 0 {
         // Unmasked, a tiny result raises the exception even if it is exact; masked, the processor
