@@ -1,7 +1,7 @@
 //! Debug registers: what may be read and written, what matches, and what a #DB does to them. SDM Vol. 3B,
 //! "Debug Registers" and "Debug Exceptions".
 //!
-//! RTM is not part of the model: DR7[11] reads 0, DR6[16] reads 1.
+//! RTM is not part of the model: DR7\[11\] reads 0, DR6\[16\] reads 1.
 
 use hindsight_regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use serde::{Deserialize, Serialize};
