@@ -74,7 +74,9 @@ fn write_all<'a>(
     for branch in branches.filter(|branch| branch.class != BranchClass::NotTaken) {
         let Branch { from, to, cpl, .. } = branch;
         let kind = kind(branch.class);
-        writeln!(writer, "{cpu} {from:#018x} {to:#018x} {kind} {cpl}")?;
+        // In one piece: a line is written whole or not at all.
+        let line = format!("{cpu} {from:#018x} {to:#018x} {kind} {cpl}\n");
+        writer.write_all(line.as_bytes())?;
     }
     Ok(())
 }

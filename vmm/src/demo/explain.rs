@@ -162,7 +162,8 @@ mod tests {
     #[test]
     fn msr_answers_are_explained_by_the_table() {
         let rows = [
-            (0x680, None, None, "no such MSR"),
+            (0x560, None, None, "no such MSR"),
+            (0x680, None, None, "absent, says CPUID"),
             (0x345, None, None, "absent, says CPUID"),
             (0xce, Some(1), None, "read-only"),
             (0x1d9, Some(1 << 2), None, "bit 2 is reserved"),
