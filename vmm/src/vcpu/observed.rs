@@ -158,7 +158,7 @@ impl Platform for Around {
         if let Some(track) = &mut self.track {
             track.follow(branches);
         }
-        if self.models.msrs.observe().branches {
+        if self.models.msrs.observe().branches || self.models.history.is_some() {
             self.models.branches(branches);
         }
     }

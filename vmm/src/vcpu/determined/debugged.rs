@@ -191,6 +191,23 @@ impl Debugged {
         Ok(ended == Ended::Reached)
     }
 
+    /// Goes to a place while the machine is paused: whoever rings a doorbell meanwhile (an interrupt
+    /// does) interrupts it for nothing.
+    fn travel_paused(&mut self, place: u64) -> Result<bool, RestoreError> {
+        for cpu in 0..self.cpus() {
+            self.board.control.doorbell(cpu).answer();
+        }
+        loop {
+            let before = self.timeline.place();
+            if self.travel(place)? {
+                return Ok(true);
+            }
+            if self.board.control.is_stopped() || self.timeline.place() == before {
+                return Ok(false);
+            }
+        }
+    }
+
     /// Back to before the last instruction of a processor.
     fn step_back(&mut self, cpu: usize) -> Result<Option<(usize, Stop)>, RestoreError> {
         let (now, begin) = (self.timeline.place(), self.timeline.begin());
@@ -345,7 +362,7 @@ impl Attended for One<'_> {
         // Time passes only on the way.
         let clock = self.debugged.board.clock.clone();
         clock.resume();
-        let there = self.debugged.travel(place);
+        let there = self.debugged.travel_paused(place);
         clock.pause();
         Some(matches!(there, Ok(true)))
     }
