@@ -144,11 +144,16 @@ impl Serial {
     /// Takes input from outside; answers how many bytes were accepted. The rest does not fit into
     /// the backlog of 4 KiB and is the caller's to drop or to offer again.
     pub fn input(&mut self, bytes: &[u8]) -> usize {
-        let accepted = bytes.len().min(BACKLOG_MAX - self.backlog.len());
+        let accepted = bytes.len().min(self.room());
         self.backlog.extend(&bytes[..accepted]);
         self.refill();
         self.update_line();
         accepted
+    }
+
+    /// How many bytes [`Serial::input`] would accept.
+    pub fn room(&self) -> usize {
+        BACKLOG_MAX - self.backlog.len()
     }
 
     /// The state as plain data; output and interrupt line are not part of it.

@@ -188,6 +188,12 @@ pub(crate) struct Core {
     pub(crate) retired_base: u64,
     /// Budget at the start of the slice.
     pub(crate) slice: i64,
+    /// Cycles of the slice that retired nothing: iterations of repeated string instructions.
+    pub(crate) extra: i64,
+    /// Such cycles before the current slice.
+    pub(crate) extra_base: u64,
+    /// Budget kept from an instruction that is executed alone.
+    pub(crate) reserve: i64,
     /// Instructions that may be started after the slice.
     pub(crate) beyond: i64,
     pub(crate) phys_mask: u64,
@@ -260,6 +266,9 @@ impl Core {
             no_step: false,
             retired_base: 0,
             slice: 0,
+            extra: 0,
+            extra_base: 0,
+            reserve: 0,
             beyond: 0,
             phys_mask: (1 << 46) - 1,
             generation: 1,
@@ -540,8 +549,15 @@ impl Core {
 
     /// Instructions retired in the current slice, not counting the one that runs.
     fn used(&self) -> u64 {
-        let used = (self.slice - self.budget - i64::from(self.left)).max(0);
+        let used = (self.slice - self.budget - i64::from(self.left) - self.extra).max(0);
         used.cast_unsigned()
+    }
+
+    /// Core cycles so far: one for each retired instruction, and one for each iteration of a repeated
+    /// string instruction beyond its first.
+    pub(crate) fn cycles(&self) -> u64 {
+        let extra = self.extra_base.wrapping_add_signed(self.extra);
+        self.retired().wrapping_add(extra)
     }
 
     /// The machine around, told the time.
@@ -551,14 +567,15 @@ impl Core {
 
     /// The machine around, told the time, and what was noted for it.
     pub(crate) fn platform_and_recording(&mut self) -> (&mut dyn Platform, &mut Recording) {
-        let (count, user) = (self.retired(), self.counters.user(self.used()));
+        let (count, cycles) = (self.retired(), self.cycles());
+        let user = self.counters.user(self.used());
         let Some(mut platform) = self.platform else {
             unreachable!("handlers only run inside Vcpu::run, which sets the platform");
         };
         // SAFETY: set by `Vcpu::run` from a live unique reference and cleared before it returns;
         // handlers only run in between, and no handler keeps the reference.
         let platform = unsafe { platform.as_mut() };
-        platform.retired(count, user);
+        platform.retired(count, user, cycles);
         (platform, &mut self.rec)
     }
 

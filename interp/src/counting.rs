@@ -100,10 +100,12 @@ impl Core {
         self.beyond = rest - self.slice;
     }
 
-    /// Ends a slice: counts what it retired, and says how much that was.
+    /// Ends a slice: counts what it retired, and says how many cycles it took.
     pub(crate) fn account(&mut self) -> i64 {
         let used = self.slice - self.budget;
-        let retired = used.max(0).cast_unsigned();
+        let extra = std::mem::take(&mut self.extra);
+        let retired = (used - extra).max(0).cast_unsigned();
+        self.extra_base = self.extra_base.wrapping_add_signed(extra);
         self.retired_base = self.retired_base.wrapping_add(retired);
         let counters = &mut self.counters;
         counters.user = counters.user(retired);

@@ -74,9 +74,11 @@ pub trait Platform {
     fn acknowledge(&mut self) -> Option<u8>;
     /// Takes the pending NMI.
     fn acknowledge_nmi(&mut self) {}
-    /// Retired instructions since [`crate::Vcpu::new`], and how many of them at CPL 1 to 3: before
-    /// a call that may depend on time. An instruction belongs to the level that it starts at.
-    fn retired(&mut self, _count: u64, _user: u64) {}
+    /// Retired instructions since [`crate::Vcpu::new`], how many of them at CPL 1 to 3, and core
+    /// cycles: before a call that may depend on time. An instruction belongs to the level that it
+    /// starts at. A cycle is a retired instruction, or one more iteration of a repeated string
+    /// instruction.
+    fn retired(&mut self, _count: u64, _user: u64, _cycles: u64) {}
     /// What must be reported. Asked at the start of a run, after each WRMSR that is the platform's,
     /// and after the calls below.
     fn observe(&mut self) -> Observe {

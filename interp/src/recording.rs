@@ -137,9 +137,10 @@ impl Core {
             .wrapping_sub(self.budget.cast_unsigned() as u32)
     }
 
-    /// The slice or the count of retired instructions changed.
+    /// The slice, what it spent on more than instructions, or the count of retired ones changed.
     pub(crate) fn update_stamp(&mut self) {
-        let end = self.retired_base.wrapping_add(self.slice.cast_unsigned());
+        let end = (self.slice - self.extra).cast_unsigned();
+        let end = self.retired_base.wrapping_add(end);
         self.rec.stamp = end as u32;
     }
 

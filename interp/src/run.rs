@@ -163,10 +163,18 @@ impl Vcpu {
         self.core.flush_tlb();
     }
 
-    /// Sets [`Stats::retired`] and [`Stats::user`]: for a restored snapshot.
-    pub fn set_retired(&mut self, retired: u64, user: u64) {
+    /// Core cycles so far: see [`Platform::retired`].
+    pub fn cycles(&self) -> u64 {
+        self.core.cycles()
+    }
+
+    /// Sets [`Stats::retired`], [`Stats::user`] and [`Vcpu::cycles`]: for a restored snapshot.
+    pub fn set_retired(&mut self, retired: u64, user: u64, cycles: u64) {
         self.core.retired_base = retired;
         self.core.counters.set_user(user);
+        self.core.extra_base = cycles.wrapping_sub(retired);
+        // An event may be delivered, and its place noted, before the next slice begins.
+        self.core.update_stamp();
     }
 
     /// For stopping a run from another thread.
@@ -186,7 +194,8 @@ impl Vcpu {
         }
     }
 
-    /// Runs until something stops it, at most `budget` instructions.
+    /// Runs until something stops it, at most `budget` core cycles: as many instructions, less one
+    /// for each iteration of a repeated string instruction beyond its first.
     pub fn run<P: Platform>(&mut self, platform: &mut P, budget: u64) -> Exit {
         self.enter(platform, |vcpu| vcpu.run_inner(budget))
     }
@@ -324,10 +333,10 @@ impl Core {
         self.stops.hit.take().map(Exit::Stop)
     }
 
-    /// Begins a slice of so many instructions.
-    pub(crate) fn begin(&mut self, instructions: i64) {
-        self.slice = instructions;
-        self.budget = instructions;
+    /// Begins a slice of so many cycles.
+    pub(crate) fn begin(&mut self, cycles: i64) {
+        self.slice = cycles;
+        self.budget = cycles;
         self.update_stamp();
     }
 
@@ -534,9 +543,11 @@ impl Core {
         let (budget, slice) = (self.budget, self.slice);
         self.begin(slice - budget + 1);
         self.budget = 1;
+        self.reserve = budget - 1;
         branch::start(self, first);
         self.dispatch(first);
         self.budget += budget - 1;
+        self.reserve = 0;
         self.slice = slice;
         self.update_stamp();
         if matches!(self.why, Leave::Lookup | Leave::Budget) {

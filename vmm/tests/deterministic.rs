@@ -170,3 +170,212 @@ fn kvm_and_processors_of_the_host_are_refused() {
         assert_eq!(output.status.code(), Some(2));
     }
 }
+
+/// Adds up what comes in at the serial port, with the time at which it came, until it is `q`; leaves
+/// with the sum. Waits by polling.
+fn listen(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    let mut again = a.create_label();
+    a.xor(ebx, ebx)?;
+    a.set_label(&mut again)?;
+    a.mov(dx, 0x3fd)?;
+    a.in_(al, dx)?;
+    a.test(al, 1)?;
+    a.jz(again)?;
+    a.rdtsc()?;
+    a.add(ebx, eax)?;
+    a.mov(dx, 0x3f8)?;
+    a.in_(al, dx)?;
+    a.movzx(ecx, al)?;
+    a.add(ebx, ecx)?;
+    a.cmp(ecx, i32::from(b'q'))?;
+    a.jne(again)?;
+    a.mov(eax, ebx)?;
+    a.mov(dx, 0xf4)?;
+    a.out(dx, eax)
+}
+
+/// As [`run`], with something to read on standard input.
+fn run_with_input(folder: &Path, arguments: &[&str], input: &[u8]) -> Output {
+    use std::io::Write;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_hindsight"))
+        .args(["run", "--deterministic", "--stats", "--memory", "16M"])
+        .args(["--timeout", "60"])
+        .args(arguments)
+        .current_dir(folder)
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut stdin = child.stdin.take().expect("it is a pipe");
+    stdin.write_all(input).expect("the program reads");
+    drop(stdin);
+    child.wait_with_output().expect("the program ends")
+}
+
+fn hash_of(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    let hash = text
+        .lines()
+        .find_map(|line| line.strip_prefix("hindsight: hash "));
+    hash.unwrap_or_else(|| panic!("no hash in: {text}"))
+        .to_owned()
+}
+
+#[test]
+fn recorded_input_is_replayed_at_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    image(&folder.path().join("listen"), listen);
+    let record = flat("listen", &["--record-input", "log"]);
+    let recorded = run_with_input(folder.path(), &record, b"hello, q");
+    let log = fs::read_to_string(folder.path().join("log")).unwrap();
+    assert!(log.starts_with("hindsight-input 1 cpus=1 "), "{log}");
+    assert!(log.contains(" serial "), "{log}");
+    for _ in 0..2 {
+        let (replayed, status) = hash(folder.path(), &flat("listen", &["--replay-input", "log"]));
+        assert_eq!(
+            (replayed, status),
+            (hash_of(&recorded), recorded.status.code())
+        );
+    }
+    let seeded = flat("listen", &["--replay-input", "log", "--seed", "1"]);
+    assert_one_line(&run(folder.path(), &seeded), "is of a machine with cpus=1");
+}
+
+/// Status 2 and one line that has `expected` in it.
+fn assert_one_line(output: &Output, expected: &str) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains(expected), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn input_wakes_a_halted_guest_and_the_replay_too() {
+    let folder = tempfile::tempdir().unwrap();
+    // Without interrupts nothing wakes it but the end that is recorded.
+    image(&folder.path().join("halt"), |a| {
+        a.cli()?;
+        a.hlt()
+    });
+    let mut child = Command::new(env!("CARGO_BIN_EXE_hindsight"))
+        .args(["run", "--deterministic", "--stats", "--memory", "16M"])
+        .args(["--record-input", "log"])
+        .args(flat("halt", &[]))
+        .current_dir(folder.path())
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let id = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it runs");
+    child.wait().expect("it ends");
+    let mut text = String::new();
+    let mut stderr = child.stderr.take().expect("it is a pipe");
+    std::io::Read::read_to_string(&mut stderr, &mut text).expect("it is text");
+    let recorded = text.lines().find(|line| line.contains(" hash "));
+    let recorded = recorded.unwrap_or_else(|| panic!("no hash in: {text}"));
+    let (replayed, status) = hash(folder.path(), &flat("halt", &["--replay-input", "log"]));
+    assert_eq!(status, Some(0));
+    assert!(recorded.ends_with(&replayed), "{recorded}, then {replayed}");
+}
+
+#[test]
+fn bad_input_logs_are_refused_with_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    image(&folder.path().join("listen"), listen);
+    let head = "hindsight-input 1 cpus=1 memory=16777216 seed=0\n";
+    for (log, expected) in [
+        ("", "line 1: not an input log"),
+        (&*format!("{head}1 2 3 mouse"), "line 2: expected"),
+    ] {
+        fs::write(folder.path().join("log"), log).unwrap();
+        let output = run(folder.path(), &flat("listen", &["--replay-input", "log"]));
+        assert_one_line(&output, expected);
+    }
+    // Well-formed, but no run of this guest has its sixth round there.
+    fs::write(folder.path().join("log"), format!("{head}5 1 1 serial 71")).unwrap();
+    let output = run(folder.path(), &flat("listen", &["--replay-input", "log"]));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("the input log is of another run"), "{text}");
+    assert_eq!(output.status.code(), Some(6));
+}
+
+fn diff(folder: &Path, arguments: &[&str]) -> (String, Option<i32>) {
+    let output = Command::new(env!("CARGO_BIN_EXE_hindsight"))
+        .args(["diff", "--memory", "16M"])
+        .args(arguments)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program starts");
+    let both = [output.stdout, output.stderr].concat();
+    (
+        String::from_utf8_lossy(&both).into_owned(),
+        output.status.code(),
+    )
+}
+
+/// Works, then asks for a random number, and only later lets it show.
+fn gamble(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    let (mut before, mut after) = (a.create_label(), a.create_label());
+    a.mov(ecx, 30_000)?;
+    a.set_label(&mut before)?;
+    a.dec(ecx)?;
+    a.jnz(before)?;
+    a.nop()?;
+    a.rdrand(eax)?;
+    a.mov(ecx, 50_000)?;
+    a.set_label(&mut after)?;
+    a.dec(ecx)?;
+    a.jnz(after)?;
+    a.mov(dx, 0xf4)?;
+    a.out(dx, eax)
+}
+
+#[test]
+fn diff_finds_the_instruction_at_which_two_seeds_part() {
+    let folder = tempfile::tempdir().unwrap();
+    image(&folder.path().join("gamble"), gamble);
+    let seeds = ["--a", "--seed 1", "--b", "--seed 2"];
+    for stride in ["1000000", "77"] {
+        let arguments = flat("gamble", &[&seeds[..], &["--stride", stride]].concat());
+        let (text, status) = diff(folder.path(), &arguments);
+        assert_eq!(status, Some(1), "{text}");
+        // mov, 30000 times dec and jnz, nop, rdrand.
+        let expected = "part at instruction 60003: cpu 0 at ";
+        assert!(text.contains(expected), "{text}");
+        assert!(text.contains("rdrand"), "{text}");
+        assert!(text.contains("cpu.0.cpu.gpr.rax: a 0x"), "{text}");
+        assert!(text.contains("a's last branches"), "{text}");
+    }
+}
+
+#[test]
+fn diff_of_a_run_with_itself_finds_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    image(&folder.path().join("gamble"), gamble);
+    let (text, status) = diff(folder.path(), &flat("gamble", &[]));
+    assert_eq!(status, Some(0), "{text}");
+    assert!(
+        text.contains("both runs ended after 160006 instructions"),
+        "{text}"
+    );
+    let limited = flat("gamble", &["--limit", "1000", "--b", "--seed 3"]);
+    let (text, status) = diff(folder.path(), &limited);
+    assert_eq!(
+        (&*text, status),
+        ("no difference in 1000 instructions\n", Some(0))
+    );
+}
+
+#[test]
+fn diff_of_machines_that_differ_from_the_start_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    image(&folder.path().join("gamble"), gamble);
+    let (text, status) = diff(folder.path(), &flat("gamble", &["--b", "--cpus 2"]));
+    assert_eq!(status, Some(1), "{text}");
+    assert!(text.contains("before the first instruction"), "{text}");
+    let (text, status) = diff(folder.path(), &flat("gamble", &["--b", "--bogus"]));
+    assert_eq!((status, text.lines().count()), (Some(2), 1), "{text}");
+}

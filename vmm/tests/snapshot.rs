@@ -1,13 +1,16 @@
 //! Whole machines saved, set back and taken to any instruction.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::Plan;
 use hindsight_vmm::harness::BUILTIN_PAYLOADS;
 use hindsight_vmm::machine::{Config, Outcome, Prepared, Sinks};
 use hindsight_vmm::snapshot::{Limits, Snapshot, Timeline};
-use hindsight_vmm::vcpu::determined::{Determined, Stop};
+use hindsight_vmm::vcpu::determined::{Breaker, Determined, Stop};
 use hindsight_vmm::vcpu::mode::Engine;
 
 /// A deterministic machine with a built-in payload at its entry.
@@ -16,23 +19,27 @@ fn machine(payload: &str, cpus: usize, seed: u64) -> Determined {
         .iter()
         .find(|(name, _)| *name == payload)
         .expect("the payload is built in");
+    let plan = Plan {
+        image,
+        ..Plan::default()
+    };
+    build(&plan, 16 << 20, cpus, seed)
+}
+
+fn build(plan: &Plan<'_>, memory: u64, cpus: usize, seed: u64) -> Determined {
     let config = Config {
-        memory: 16 << 20,
+        memory,
         huge_pages: false,
         cpus,
         model: CpuModel::PortableV1,
         engine: Engine::Interp,
-    };
-    let plan = Plan {
-        image,
-        ..Plan::default()
     };
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()),
         messages: None,
     };
-    let prepared = Prepared::new(&config, &plan).expect("the image is good");
+    let prepared = Prepared::new(&config, plan).expect("the image is good");
     let machine = prepared.deterministic(seed).build(None, sinks);
     let machine = machine.expect("the interpreter needs nothing of the host");
     machine.into_determined().expect("it is deterministic")
@@ -196,4 +203,109 @@ fn bad_pit(pit: &hindsight_devices::pit::PitState) -> hindsight_devices::pit::Pi
     let mut value = serde_json::to_value(pit).expect("it is plain data");
     value["channels"][0]["mode"] = 9.into();
     serde_json::from_value(value).expect("the shape is right")
+}
+
+/// All numbers in a tree, as paths to them.
+fn numbers(value: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Number(_) => found.push(path.to_owned()),
+        serde_json::Value::Array(list) => {
+            for (index, value) in list.iter().enumerate() {
+                numbers(value, &format!("{path}/{index}"), found);
+            }
+        }
+        serde_json::Value::Object(map) => {
+            for (name, value) in map {
+                numbers(value, &format!("{path}/{name}"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Stops what runs now and then, until told that all is done: a guest may halt for good.
+fn watchdog(breaker: Breaker) -> Arc<AtomicBool> {
+    let done = Arc::new(AtomicBool::new(false));
+    let seen = done.clone();
+    std::thread::spawn(move || {
+        while !seen.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(50));
+            breaker.stop();
+        }
+    });
+    done
+}
+
+#[test]
+fn corrupt_snapshots_never_panic() {
+    const VALUES: [u64; 8] = [0, 1, 2, 0x7f, 0xff, 0xffff_ffff, 1 << 63, u64::MAX];
+    let mut good = snapshot_of("hlt");
+    let memory = std::mem::take(&mut good.memory);
+    // Most of the bytes there are say nothing.
+    good.devices.test_memory.clear();
+    let tree = serde_json::to_value(&good).unwrap();
+    let mut paths = Vec::new();
+    numbers(&tree, "", &mut paths);
+    paths.retain(|path| !path.contains("/xsave/") && !path.contains("/cpuid/"));
+    let mut machine = machine("hlt", 1, 0);
+    let mut random = 1_u64;
+    let mut accepted = 0;
+    let done = watchdog(machine.breaker());
+    for path in paths {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        let value = VALUES[(random >> 61) as usize];
+        let mut tree = tree.clone();
+        *tree.pointer_mut(&path).unwrap() = value.into();
+        let Ok(mut snapshot) = serde_json::from_value::<Snapshot>(tree) else {
+            continue;
+        };
+        snapshot.memory = memory.clone();
+        snapshot.devices.test_memory = vec![0; 0x1_0000];
+        if machine.restore(&snapshot).is_ok() {
+            accepted += 1;
+            let place = machine.place();
+            machine.run_to(place.saturating_add(3000));
+        }
+    }
+    done.store(true, Ordering::SeqCst);
+    assert!(accepted > 100, "{accepted}");
+}
+
+/// A Linux at its entry; the images are in the folder `$HINDSIGHT_GUESTS`.
+fn linux(cpus: usize, seed: u64) -> Determined {
+    let folder = std::env::var_os("HINDSIGHT_GUESTS").expect("HINDSIGHT_GUESTS names the images");
+    let file = |name: &str| {
+        let path = std::path::Path::new(&folder).join(name);
+        std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let (kernel, initrd) = (file("vmlinuz"), file("initrd.gz"));
+    let plan = Plan {
+        image: &kernel,
+        initrd: Some(&initrd),
+        cmdline: b"console=ttyS0 quiet panic=-1 hindsight.selftest".to_vec(),
+        ..Plan::default()
+    };
+    build(&plan, 256 << 20, cpus, seed)
+}
+
+#[test]
+#[ignore = "boots Linux: needs guest images, see ci/test images"]
+fn linux_saved_on_its_way_goes_on_the_same() {
+    for cpus in [1, 2] {
+        let mut through = linux(cpus, 0);
+        let mut carried = linux(cpus, 0);
+        for place in [10, 100, 101, 250, 400, 401, 600].map(|millions| millions * 1_000_000) {
+            assert_eq!(carried.run_to(place - 12_345), Stop::Reached);
+            let snapshot = carried.save().expect("memory can be read");
+            carried = linux(cpus, 1);
+            carried.restore(&snapshot).expect("the snapshot is good");
+            assert_eq!(carried.run_to(place), Stop::Reached);
+            assert_eq!(through.run_to(place), Stop::Reached);
+            assert_eq!(
+                carried.hash(),
+                through.hash(),
+                "{cpus} processors at {place}"
+            );
+        }
+    }
 }

@@ -1,5 +1,5 @@
-//! String instructions. A repeated one counts as one instruction; a fault or a break between
-//! iterations leaves the registers at what was done.
+//! String instructions. A repeated one counts as one instruction, and each of its iterations as one
+//! cycle of the budget; a fault or a break between iterations leaves the registers at what was done.
 
 use super::{Done, load_sized, store_sized};
 use crate::core::{Core, Fault, cut};
@@ -8,8 +8,6 @@ use crate::op::{Op, REP, REPNE};
 use crate::word::Word;
 
 const ES: u8 = 0;
-/// Iterations in one go; then interrupts are looked at.
-const CHUNK: u64 = 0x4000;
 
 fn step(c: &Core, size: u64) -> u64 {
     if c.flag(DF) {
@@ -24,31 +22,74 @@ fn advance(c: &mut Core, reg: u8, asz: u8, by: u64) {
     c.put_sized(reg, asz, v);
 }
 
+/// Iterations that the budget allows: the instruction's own cycle pays for one.
+fn affordable(c: &Core, o: &Op) -> u64 {
+    let rest = c.budget + i64::from(o.left) + c.reserve;
+    rest.max(0).cast_unsigned()
+}
+
+/// Pays for iterations.
+fn charge(c: &mut Core, iterations: u64) {
+    let cycles = iterations.cast_signed();
+    c.budget -= cycles;
+    c.extra += cycles;
+    c.update_stamp();
+}
+
+/// The repetition is over, which retires the instruction. `before` was [`Core::extra`] when it began
+/// or went on: one of the iterations since is the instruction's own cycle.
+fn finish(c: &mut Core, o: &Op, before: i64) -> Done {
+    if c.extra > before {
+        c.extra -= 1;
+        c.budget += 1;
+        c.update_stamp();
+    }
+    // The budget does not cover the rest of the block any more.
+    if c.budget < 0 && o.left > 1 {
+        c.leave = true;
+    }
+    Ok(())
+}
+
 /// One iteration or all of them. `f` does one; it answers false to end the repetition.
 pub(crate) fn repeat(
     c: &mut Core,
     o: &Op,
+    f: impl FnMut(&mut Core, &Op) -> Result<bool, Fault>,
+) -> Done {
+    let before = c.extra;
+    repeat_from(c, o, before, f)
+}
+
+/// As [`repeat`], after iterations that were done in another way since [`Core::extra`] was `before`.
+fn repeat_from(
+    c: &mut Core,
+    o: &Op,
+    before: i64,
     mut f: impl FnMut(&mut Core, &Op) -> Result<bool, Fault>,
 ) -> Done {
     if o.prefix & (REP | REPNE) == 0 {
         return f(c, o).map(|_| ());
     }
     let single = c.flag(crate::flags::TF);
-    for _ in 0..CHUNK {
+    loop {
         let n = cut(c.reg(1), o.asz);
         if n == 0 {
-            return Ok(());
+            return finish(c, o, before);
+        }
+        if affordable(c, o) == 0 {
+            return Err(Fault::Repeat);
         }
         let more = f(c, o)?;
         c.put_sized(1, o.asz, n - 1);
+        charge(c, 1);
         if !more || n == 1 {
-            return Ok(());
+            return finish(c, o, before);
         }
         if single || c.hits != 0 || c.leave {
             return Err(Fault::Repeat);
         }
     }
-    Err(Fault::Repeat)
 }
 
 fn source(c: &Core, o: &Op, size: usize) -> Result<u64, Fault> {
@@ -65,7 +106,7 @@ fn bulk(c: &Core, o: &Op, size: u64, regs: &[u8]) -> u64 {
     if o.prefix & (REP | REPNE) == 0 || c.flag(DF) || c.flag(crate::flags::TF) || c.watching {
         return 0;
     }
-    let mut n = cut(c.reg(1), o.asz);
+    let mut n = cut(c.reg(1), o.asz).min(affordable(c, o));
     for &reg in regs {
         let at = c.reg(reg);
         n = n.min((0x1000 - at % 0x1000) / size);
@@ -77,7 +118,7 @@ fn bulk(c: &Core, o: &Op, size: u64, regs: &[u8]) -> u64 {
 }
 
 pub(crate) fn movs<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let size = T::SIZE as u64;
+    let (size, before) = (T::SIZE as u64, c.extra);
     loop {
         let n = bulk(c, o, size, &[6, 7]);
         if n == 0 {
@@ -93,11 +134,12 @@ pub(crate) fn movs<T: Word>(c: &mut Core, o: &Op) -> Done {
         advance(c, 6, o.asz, len);
         advance(c, 7, o.asz, len);
         advance(c, 1, o.asz, n.wrapping_neg());
+        charge(c, n);
         if c.leave && cut(c.reg(1), o.asz) != 0 {
             return Err(Fault::Repeat);
         }
     }
-    repeat(c, o, |c, o| {
+    repeat_from(c, o, before, |c, o| {
         let from = source(c, o, T::SIZE)?;
         let to = target(c, o, T::SIZE, true)?;
         let v: T = c.read(from)?;
@@ -110,7 +152,7 @@ pub(crate) fn movs<T: Word>(c: &mut Core, o: &Op) -> Done {
 }
 
 pub(crate) fn stos<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let size = T::SIZE as u64;
+    let (size, before) = (T::SIZE as u64, c.extra);
     loop {
         let n = bulk(c, o, size, &[7]);
         if n == 0 {
@@ -123,8 +165,9 @@ pub(crate) fn stos<T: Word>(c: &mut Core, o: &Op) -> Done {
         }
         advance(c, 7, o.asz, len);
         advance(c, 1, o.asz, n.wrapping_neg());
+        charge(c, n);
     }
-    repeat(c, o, |c, o| {
+    repeat_from(c, o, before, |c, o| {
         let to = target(c, o, T::SIZE, true)?;
         let v = c.get::<T>(0);
         c.write(to, v)?;

@@ -145,7 +145,7 @@ impl Platform for Machine {
     fn acknowledge_nmi(&mut self) {
         self.nmi = false;
     }
-    fn retired(&mut self, count: u64, _user: u64) {
+    fn retired(&mut self, count: u64, _user: u64, _cycles: u64) {
         self.retired = count;
     }
     fn observe(&mut self) -> Observe {

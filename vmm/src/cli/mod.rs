@@ -1,5 +1,6 @@
-//! The command line: `hindsight run`, `doctor`, `test` and `demo`.
+//! The command line: `hindsight run`, `diff`, `doctor`, `test` and `demo`.
 
+mod diff;
 mod exit;
 mod gdb;
 mod run;
@@ -28,6 +29,8 @@ struct Cli {
 enum Command {
     /// Boot a guest image.
     Run(Box<run::RunArgs>),
+    /// Find the first instruction at which two deterministic runs differ.
+    Diff(Box<diff::DiffArgs>),
     /// Measure what this host's KVM really does.
     Doctor(doctor::DoctorArgs),
     /// Run payloads that assert what the processor does, and judge them.
@@ -60,6 +63,7 @@ pub fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Run(args) => run::run(*args).map(ExitCode::from),
+        Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => doctor::run(args),
         Command::Test(args) => harness::run(*args),
         Command::Demo(args) => demo::run(&args).map(ExitCode::from),

@@ -1,10 +1,11 @@
 //! `hindsight run`.
 
+mod input;
+
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -13,12 +14,15 @@ use hindsight_cpu::cpuid::CpuModel;
 
 use super::{Status, gdb, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
-use crate::console::{self, Backend, Console, Deliver};
+use crate::console::{self, Backend, Console, Releaser};
 use crate::machine::{Board, Config, MachineError, Outcome, Prepared, Sinks};
+use crate::vcpu::determined::Determined;
+use crate::vcpu::determined::input::Feed;
 use crate::vcpu::mode::{self, Decision, Engine, Wanted};
 use crate::vcpu::report::LastState;
 use crate::vcpu::stats::Report;
 use crate::vcpu::switch::Every;
+use input::{ending, feed, input_log, no_input};
 
 /// The largest image, initrd or module that is read, in bytes.
 const FILE_MAX: u64 = 4 << 30;
@@ -86,6 +90,17 @@ pub(super) struct RunArgs {
     /// What RDRAND and RDSEED give in deterministic mode
     #[arg(long, value_name = "N", default_value = "0", value_parser = number, requires = "deterministic")]
     seed: u64,
+    /// Take input in deterministic mode, and write it with its place to a file
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "deterministic",
+        conflicts_with = "replay_input"
+    )]
+    record_input: Option<PathBuf>,
+    /// Give the guest the input of a file that --record-input wrote
+    #[arg(long, value_name = "FILE", requires = "deterministic")]
+    replay_input: Option<PathBuf>,
     #[command(flatten)]
     gdb: gdb::GdbArgs,
     /// For tests of Hindsight: run in KVM and in the interpreter in turn, changing after so many
@@ -141,7 +156,7 @@ impl From<EngineArg> for Wanted {
 }
 
 /// A number in decimal, or in hexadecimal with 0x.
-fn number(text: &str) -> Result<u64, String> {
+pub(super) fn number(text: &str) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16),
         None => text.parse(),
@@ -275,6 +290,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     };
     let image = args.image.display();
     let prepared = Prepared::new(&config, &files.plan(&args)).with_context(|| image.to_string())?;
+    let log = input_log(&args)?;
     let prepared = match rule {
         Some(rule) => prepared.changing(rule, args.switch_every),
         None if args.deterministic => prepared.deterministic(args.seed),
@@ -292,6 +308,8 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         messages: args.btm.as_deref().map(messages).transpose()?,
     };
     let mut machine = prepared.build(host.as_ref(), sinks)?;
+    let (feed, inbox) = feed(&args, log)?;
+    machine.set_feed(feed);
     if !args.deterministic && (args.engine, choice.engine) == (EngineArg::Auto, Engine::Interp) {
         let _ = writeln!(
             io::stderr(),
@@ -299,16 +317,19 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
             choice.because
         );
     }
-    let (quit, signalled) = (machine.board().clone(), machine.board().clone());
-    console::watch_signals(move |_| signalled.finish(Outcome::Quit)).context("signals")?;
-    let input = if args.deterministic {
-        no_input()
-    } else {
-        machine.serial_input()
+    let (quit, signalled) = (ending(&machine, &inbox), ending(&machine, &inbox));
+    let waiting = [serial.releaser(), debugcon.releaser()];
+    let signalled = move |_| {
+        waiting.iter().for_each(Releaser::release);
+        signalled();
     };
-    serial
-        .start_input(input, move || quit.finish(Outcome::Quit))
-        .context("--serial")?;
+    console::watch_signals(signalled).context("signals")?;
+    let input = match inbox {
+        Some(inbox) => Box::new(move |bytes: &[u8]| inbox.put(bytes)),
+        None if args.deterministic => no_input(),
+        None => machine.serial_input(),
+    };
+    serial.start_input(input, quit).context("--serial")?;
     if matches!(args.debugcon, Backend::Unix(_)) {
         // Its client is accepted, and what it sends is dropped.
         debugcon
@@ -346,18 +367,28 @@ fn messages(path: &Path) -> anyhow::Result<Box<dyn Write + Send>> {
     Ok(Box::new(io::BufWriter::new(file)))
 }
 
-/// Takes what is typed and drops it: input at the host's time would make every run another one.
-fn no_input() -> Deliver {
-    let said = AtomicBool::new(false);
-    Box::new(move |bytes| {
-        if !bytes.is_empty() && !said.swap(true, Ordering::Relaxed) {
-            let _ = write!(
-                io::stderr(),
-                "hindsight: deterministic mode takes no input\r\n"
-            );
-        }
-        bytes.len()
-    })
+/// Builds a deterministic machine that the caller runs; its consoles go nowhere.
+pub(super) fn determined(args: &RunArgs) -> anyhow::Result<Determined> {
+    let files = Files::read(args)?;
+    wanted_engine(args)?;
+    let config = Config {
+        memory: args.memory,
+        huge_pages: args.hugepages,
+        cpus: args.cpus,
+        model: model(args)?,
+        engine: Engine::Interp,
+    };
+    let image = args.image.display();
+    let prepared = Prepared::new(&config, &files.plan(args)).with_context(|| image.to_string())?;
+    let log = input_log(args)?;
+    let sinks = Sinks {
+        serial: Box::new(io::sink()),
+        debugcon: Box::new(io::sink()),
+        messages: None,
+    };
+    let mut machine = prepared.deterministic(args.seed).build(None, sinks)?;
+    machine.set_feed(log.map(Feed::replay).unwrap_or_default());
+    Ok(machine.into_determined()?)
 }
 
 /// Deterministic mode is for the interpreter.
@@ -410,10 +441,11 @@ fn print_stats(board: &Board, host_time: Duration, outcome: &Outcome) {
         let _ = writeln!(io::stderr(), "hindsight: {line}");
     }
     // What ended from outside ended at a place that no other run ends at.
-    let from_outside = matches!(
-        outcome,
-        Outcome::Timeout(_) | Outcome::Quit | Outcome::Failed(_)
-    );
+    let from_outside = match outcome {
+        Outcome::Timeout(_) | Outcome::Failed(_) => true,
+        Outcome::Quit => !board.quit_by_input(),
+        _ => false,
+    };
     if let Some(hash) = board.run_hash().filter(|_| !from_outside) {
         let _ = writeln!(io::stderr(), "hindsight: hash {hash:032x}");
     }

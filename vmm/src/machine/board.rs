@@ -95,6 +95,8 @@ pub struct Board {
     pub(super) last_states: AtomicBool,
     /// What the processors' threads counted, once they ended.
     pub(super) stats: Mutex<Vec<VcpuStats>>,
+    /// The end was recorded or replayed input.
+    pub(super) quit_by_input: AtomicBool,
     /// The hash of what happened, after a run in deterministic mode.
     pub(super) trace_hash: Mutex<Option<u128>>,
 }
@@ -221,6 +223,7 @@ impl Board {
     /// Takes the end of the run back: the machine was set to before it.
     pub(crate) fn reopen(&self) {
         self.finish.clear();
+        self.quit_by_input.store(false, Ordering::SeqCst);
         *lock(&self.trace_hash) = None;
         self.control.reopen();
     }
@@ -240,6 +243,27 @@ impl Board {
         // After the devices: what their lines did on the way is overwritten.
         self.irq.restore(interrupts)?;
         Ok(())
+    }
+
+    /// Bytes for the guest's COM1: how many it took.
+    pub(crate) fn serial_input(&self, bytes: &[u8]) -> usize {
+        lock(&self.devices.serial).input(bytes)
+    }
+
+    /// The guest's COM1 takes at least one more byte.
+    pub(crate) fn serial_has_room(&self) -> bool {
+        lock(&self.devices.serial).room() != 0
+    }
+
+    /// Recorded or replayed input ends the machine.
+    pub(crate) fn finish_by_input(&self) {
+        self.quit_by_input.store(true, Ordering::SeqCst);
+        self.finish(Outcome::Quit);
+    }
+
+    /// Whether an [`Outcome::Quit`] is part of the run, as in every replay of it.
+    pub fn quit_by_input(&self) -> bool {
+        self.quit_by_input.load(Ordering::SeqCst)
     }
 
     /// Whether a processor's thread gives the state it stops in.

@@ -32,6 +32,7 @@ use crate::messages::BranchMessages;
 use crate::snapshot::RestoreError;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::Control;
+use crate::vcpu::determined::input::Feed;
 use crate::vcpu::determined::{self, Determined};
 use crate::vcpu::mode::{Engine, Rule};
 use crate::vcpu::models::Models;
@@ -90,6 +91,23 @@ pub enum MachineError {
     /// Only deterministic machines can be taken to an instruction.
     #[error("the machine is not deterministic")]
     NotDeterministic,
+    /// The log of input cannot be written.
+    #[error("the input log cannot be written")]
+    InputLog(#[source] io::Error),
+    /// The log of input is of another run.
+    #[error(
+        "the input log is of another run: at round {round}, instruction {place}, time {ticks} it has \"{entry}\""
+    )]
+    OtherInput {
+        /// Round of turns.
+        round: u64,
+        /// Instructions.
+        place: u64,
+        /// Time.
+        ticks: u64,
+        /// The entry that does not fit.
+        entry: String,
+    },
     /// A thread of ours panicked; it has said why.
     #[error("a thread of the monitor panicked: this is a bug in hindsight")]
     Panicked,
@@ -110,6 +128,7 @@ pub struct Machine {
     board: Arc<Board>,
     vcpus: Vec<Processor>,
     deterministic: bool,
+    feed: Feed,
     /// Somebody else lets it run.
     starts_paused: bool,
     loaded: Loaded,
@@ -232,6 +251,7 @@ impl Prepared {
             board,
             vcpus: ready,
             deterministic: seed.is_some(),
+            feed: Feed::default(),
             starts_paused: false,
             loaded,
         })
@@ -260,6 +280,11 @@ impl Machine {
         &self.board
     }
 
+    /// Input of a deterministic machine; without it there is none.
+    pub fn set_feed(&mut self, feed: Feed) {
+        self.feed = feed;
+    }
+
     /// Takes a deterministic machine into the caller's hands, which then runs it: no threads, no
     /// consoles' input.
     ///
@@ -270,7 +295,7 @@ impl Machine {
         if !self.deterministic {
             return Err(MachineError::NotDeterministic);
         }
-        let machine = Determined::new(determined_vcpus(self.vcpus)?, self.board);
+        let machine = Determined::new(determined_vcpus(self.vcpus)?, self.board, self.feed);
         machine.board().resume();
         Ok(machine)
     }
@@ -329,6 +354,7 @@ impl Machine {
             board,
             vcpus,
             deterministic,
+            feed,
             starts_paused,
             ..
         } = self;
@@ -336,7 +362,7 @@ impl Machine {
         let limit = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut threads = Vec::new();
         let started = if deterministic {
-            spawn_one(&board, vcpus, &mut threads)
+            spawn_one(&board, vcpus, feed, &mut threads)
         } else {
             spawn_all(&board, vcpus, &mut threads)
         };
@@ -389,6 +415,7 @@ fn spawn_all(
 fn spawn_one(
     board: &Arc<Board>,
     vcpus: Vec<Processor>,
+    feed: Feed,
     threads: &mut Vec<JoinHandle<Vec<LastState>>>,
 ) -> Result<(), MachineError> {
     let vcpus = determined_vcpus(vcpus)?;
@@ -396,7 +423,7 @@ fn spawn_one(
     board.control.enter();
     let thread = thread::Builder::new()
         .name("vcpus".to_owned())
-        .spawn(move || determined::thread(vcpus, &thread_board))
+        .spawn(move || determined::thread(vcpus, &thread_board, feed))
         .map_err(|error| {
             board.control.leave();
             MachineError::Thread(error)
@@ -606,6 +633,7 @@ fn board(
         windows,
         last_states: AtomicBool::new(false),
         stats: Mutex::default(),
+        quit_by_input: AtomicBool::new(false),
         trace_hash: Mutex::default(),
     };
     Ok(Arc::new(board))

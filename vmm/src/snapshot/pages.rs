@@ -18,7 +18,8 @@ use crate::memory;
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
 
-type Page = [u8; PAGE];
+/// The bytes of a page.
+pub type Page = [u8; PAGE];
 
 /// The pages of a guest that are not all zero, by guest-physical address.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -38,6 +39,19 @@ impl Pages {
     /// Every page with its address, in order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Page)> {
         self.0.iter().map(|(&gpa, page)| (gpa, &**page))
+    }
+
+    /// A page, if it is not all zero.
+    pub fn get(&self, gpa: u64) -> Option<&Page> {
+        self.0.get(&gpa).map(|page| &**page)
+    }
+
+    /// Addresses of pages that are not the same in both, in order.
+    pub fn differing(&self, other: &Self) -> Vec<u64> {
+        let mut pages: Vec<_> = self.differences(other).collect();
+        pages.retain(|&gpa| self.get(gpa) != other.get(gpa));
+        pages.sort_unstable();
+        pages
     }
 
     /// How many pages are kept here that `other` does not share: what this snapshot costs beside

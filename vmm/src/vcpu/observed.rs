@@ -146,14 +146,21 @@ impl Platform for Around {
 
     fn observe(&mut self) -> Observe {
         let wanted = self.models.msrs.observe();
+        // Deterministic mode has the way of the guest in its hash.
+        let kept = self.models.history.is_some() || self.track.is_some();
         Observe {
-            branches: wanted.branches || self.models.history.is_some(),
+            branches: wanted.branches || kept,
             ..wanted
         }
     }
 
     fn branches(&mut self, branches: &[Branch]) {
-        self.models.branches(branches);
+        if let Some(track) = &mut self.track {
+            track.follow(branches);
+        }
+        if self.models.msrs.observe().branches {
+            self.models.branches(branches);
+        }
     }
 
     fn debug_exception(&mut self) {
@@ -275,12 +282,13 @@ impl Platform for Around {
         self.note(Noted::Nmi, 2, &[]);
     }
 
-    fn retired(&mut self, count: u64, user: u64) {
+    fn retired(&mut self, count: u64, user: u64, cycles: u64) {
         self.models.events().retired(count, user);
         if let Some(track) = &mut self.track {
-            let new = count.saturating_sub(track.retired);
+            track.retired = count;
+            let new = cycles.saturating_sub(track.cycles);
             if new != 0 {
-                track.retired = count;
+                track.cycles = cycles;
                 self.models.board.clock.advance(new);
             }
         }

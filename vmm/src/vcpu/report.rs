@@ -83,7 +83,7 @@ fn place(rip: u64, instruction: Option<String>) -> String {
 }
 
 /// The instruction at RIP, as AT&T text with its bytes.
-fn instruction(state: &CpuState, code: &[u8]) -> Option<String> {
+pub(crate) fn instruction(state: &CpuState, code: &[u8]) -> Option<String> {
     let mut text = String::new();
     let instruction = decode(state, code)?;
     GasFormatter::new().format(&instruction, &mut text);

@@ -3,33 +3,37 @@
 //! One retired instruction is one tick of the clock. A turn is a fixed number of instructions; it
 //! is cut short only by a halt, and interrupted where a timer is due, so that a timer fires at its
 //! instruction. When all processors are halted, the clock jumps to the next timer. Nothing in here
-//! may depend on the host's time or on another thread, except for the end of the run.
+//! may depend on the host's time or on another thread, except for the end of the run, and for input
+//! that is written to a log.
 //!
 //! [`Determined`] is such a machine in its owner's hands; `hindsight run` gives one to a thread.
 
 mod debugged;
+pub mod input;
+mod outside;
+mod save;
 mod track;
 mod turn;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use hindsight_cpu::branch::Branch;
 use hindsight_cpu::state::CpuState;
 use hindsight_interp::{Hit, Stops};
 use serde::{Deserialize, Serialize};
-use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use xxhash_rust::xxh3::Xxh3;
 
+use input::Feed;
 pub use track::TrackState;
 pub(super) use track::{Noted, Track};
 use turn::Turn;
 
-use super::dispatch::CrashCause;
 use super::guard::LoopGuard;
 use super::observed::ObservedVcpu;
 use super::report::LastState;
 use crate::machine::{Board, Outcome};
-use crate::snapshot::{MemoryKeeper, RestoreError, Shape, Snapshot, VERSION};
+use crate::snapshot::{MemoryKeeper, RestoreError};
 use crate::vcpu::control::{Checkpoint, Place};
 use crate::vcpu::mode::Engine;
 
@@ -51,6 +55,10 @@ pub struct Schedule {
     pub used: u64,
     /// Nobody ran in this round so far.
     pub idle: bool,
+    /// Rounds before this one.
+    pub round: u64,
+    /// Entries of the input log that came.
+    pub inputs: u64,
 }
 
 impl Schedule {
@@ -58,6 +66,8 @@ impl Schedule {
         turn: 0,
         used: 0,
         idle: true,
+        round: 0,
+        inputs: 0,
     };
 }
 
@@ -110,12 +120,13 @@ pub struct Determined {
     board: Arc<Board>,
     memory: Option<MemoryKeeper>,
     schedule: Schedule,
+    feed: Feed,
     breaker: Breaker,
 }
 
 impl Determined {
     /// The machine of these processors, all made by [`ObservedVcpu::determine`].
-    pub(crate) fn new(vcpus: Vec<ObservedVcpu>, board: Arc<Board>) -> Self {
+    pub(crate) fn new(vcpus: Vec<ObservedVcpu>, board: Arc<Board>, feed: Feed) -> Self {
         let memory = vcpus
             .first()
             .map(|vcpu| MemoryKeeper::new(board.memory.clone(), vcpu.memory().clone()));
@@ -124,6 +135,7 @@ impl Determined {
             board,
             memory,
             schedule: Schedule::START,
+            feed,
             breaker: Breaker::default(),
         }
     }
@@ -164,7 +176,12 @@ impl Determined {
             if self.breaker.take() {
                 return Stop::Interrupted;
             }
-            let Schedule { turn, used, idle } = &mut self.schedule;
+            if !self.take_input() {
+                return Stop::Ended;
+            }
+            let Schedule {
+                turn, used, idle, ..
+            } = &mut self.schedule;
             let Some(vcpu) = self.vcpus.get_mut(*turn) else {
                 return Stop::Ended;
             };
@@ -193,20 +210,12 @@ impl Determined {
             return true;
         }
         let idle = self.schedule.idle;
-        self.schedule = Schedule::START;
-        if !idle {
-            return true;
-        }
-        let board = &self.board;
-        let Some(due) = board.irq.next_event() else {
-            if let Some(first) = self.vcpus.first_mut() {
-                first.crash(board, CrashCause::Asleep);
-            }
-            return false;
+        self.schedule = Schedule {
+            round: self.schedule.round.wrapping_add(1),
+            inputs: self.schedule.inputs,
+            ..Schedule::START
         };
-        board.clock.advance(due.saturating_sub(board.clock.now()));
-        board.irq.advance(board.clock.now());
-        true
+        !idle || self.let_time_pass()
     }
 
     /// What the processors stop for from now on; the guest cannot tell. A breakpoint at the next
@@ -215,6 +224,18 @@ impl Determined {
         for vcpu in &mut self.vcpus {
             vcpu.vcpu.set_stops(stops);
         }
+    }
+
+    /// Instructions that each processor has retired.
+    pub fn retired(&self) -> Vec<u64> {
+        self.vcpus.iter().map(ObservedVcpu::retired).collect()
+    }
+
+    /// The last branches, interrupts and exceptions of processor `cpu`, the oldest first: at most 16,
+    /// and none from before the last [`Determined::restore`].
+    pub fn last_branches(&self, cpu: usize) -> Vec<Branch> {
+        let vcpu = self.vcpus.get(cpu);
+        vcpu.map_or_else(Vec::new, ObservedVcpu::last_branches)
     }
 
     /// How the run ended, once: `None` while it can go on.
@@ -264,104 +285,6 @@ impl Determined {
         let trace = self.trace_hash();
         self.board.hash_with_memory(trace)
     }
-
-    /// What machines this one's snapshots fit.
-    fn shape(&self) -> Shape {
-        let regions = self.board.memory.iter();
-        Shape {
-            cpus: self.vcpus.len(),
-            memory: regions.map(|r| (r.start_addr().0, r.len())).collect(),
-            clock_hz: self.board.clock.hz(),
-            cpuid: self.board.cpuid.clone(),
-        }
-    }
-
-    /// Saves the whole machine. The processors forget their translations, as they may at any time:
-    /// only a guest that changes page tables without the flush that the architecture asks for can
-    /// tell.
-    ///
-    /// # Errors
-    ///
-    /// When memory cannot be read.
-    pub fn save(&mut self) -> Result<Snapshot, RestoreError> {
-        let memory = self.memory.as_mut().map(MemoryKeeper::save).transpose()?;
-        let (interrupts, devices) = self.board.save();
-        Ok(Snapshot {
-            version: VERSION,
-            shape: self.shape(),
-            ticks: self.board.clock.now(),
-            schedule: self.schedule,
-            vcpus: self.vcpus.iter_mut().map(ObservedVcpu::save).collect(),
-            interrupts,
-            devices,
-            memory: memory.unwrap_or_default(),
-        })
-    }
-
-    /// Sets the machine to a snapshot of one of its shape. A machine whose run is over can run
-    /// again. Output that the guest wrote stays written.
-    ///
-    /// # Errors
-    ///
-    /// A snapshot that does not fit or cannot be; the machine is as it was.
-    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), RestoreError> {
-        self.accepts(snapshot)?;
-        let old = self.save()?;
-        if let Err(error) = self.put(snapshot) {
-            // It was just saved, and is restored in the same order.
-            self.put(&old)?;
-            return Err(error);
-        }
-        self.board.reopen();
-        Ok(())
-    }
-
-    /// What can be checked before anything is changed.
-    fn accepts(&self, snapshot: &Snapshot) -> Result<(), RestoreError> {
-        let own = self.shape();
-        let other = &snapshot.shape;
-        if snapshot.version != VERSION {
-            return Err(RestoreError::Version(snapshot.version));
-        }
-        let differ = [
-            (own.cpus != other.cpus, "processors"),
-            (own.memory != other.memory, "memory ranges"),
-            (own.clock_hz != other.clock_hz, "clocks"),
-            (own.cpuid != other.cpuid, "CPUID tables"),
-            (snapshot.vcpus.len() != own.cpus, "processors"),
-        ];
-        if let Some((_, what)) = differ.into_iter().find(|(differ, _)| *differ) {
-            return Err(RestoreError::Shape(what));
-        }
-        let Schedule { turn, used, .. } = snapshot.schedule;
-        if turn >= own.cpus || used > QUANTUM {
-            return Err(RestoreError::Schedule);
-        }
-        let keeper = self.memory.as_ref();
-        match keeper.and_then(|keeper| keeper.misplaced(&snapshot.memory)) {
-            Some(page) => Err(RestoreError::Page(page)),
-            None => Ok(()),
-        }
-    }
-
-    fn put(&mut self, snapshot: &Snapshot) -> Result<(), RestoreError> {
-        // The order counts: timers are restored at their time, what drives interrupt lines before
-        // what the lines go to, and APICs before the processors that ask where their page is.
-        self.board.clock.set(snapshot.ticks);
-        self.board
-            .restore(&snapshot.interrupts, &snapshot.devices)?;
-        for (vcpu, state) in self.vcpus.iter_mut().zip(&snapshot.vcpus) {
-            vcpu.restore(state)?;
-        }
-        if let Some(keeper) = &mut self.memory {
-            keeper.restore(&snapshot.memory)?;
-        }
-        self.vcpus.iter_mut().for_each(|vcpu| {
-            vcpu.vcpu.forget_translations();
-        });
-        self.schedule = snapshot.schedule;
-        Ok(())
-    }
 }
 
 /// The thread of all processors at a checkpoint. It never changes its engine.
@@ -375,8 +298,8 @@ const fn place() -> Place {
 
 /// Runs all processors of a machine until it stops, on the calling thread. Gives the states they
 /// stopped in where the board asks for them.
-pub fn thread(vcpus: Vec<ObservedVcpu>, board: &Arc<Board>) -> Vec<LastState> {
-    let mut machine = Determined::new(vcpus, board.clone());
+pub fn thread(vcpus: Vec<ObservedVcpu>, board: &Arc<Board>, feed: Feed) -> Vec<LastState> {
+    let mut machine = Determined::new(vcpus, board.clone(), feed);
     let guard = LoopGuard { id: 0, board };
     if board.reports.wanted() {
         machine = match debugged::run(machine, board) {

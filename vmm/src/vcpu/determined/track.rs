@@ -3,6 +3,7 @@
 //! The hash is a chain: the digest of the digest before and of one event. So it can be saved
 //! between any two events.
 
+use hindsight_cpu::branch::Branch;
 use hindsight_cpu::state::CpuState;
 use hindsight_devices::clock::Ticks;
 use serde::{Deserialize, Serialize};
@@ -22,10 +23,15 @@ pub(in crate::vcpu) enum Noted {
     Nmi,
     Boundary,
     Random,
+    Input,
 }
 
-/// What a [`Noted::Boundary`] tells of a processor: its general registers, RFLAGS and CR3.
-const WORDS: usize = 18;
+/// What a [`Noted::Boundary`] tells of a processor: its general registers, RFLAGS, CR3, and the way it
+/// came.
+const WORDS: usize = 19;
+
+/// Branches kept to be shown.
+const RECENT: usize = 16;
 
 /// Bytes of an event that go into one link of the chain.
 const DATA_MAX: usize = WORDS * 8;
@@ -39,14 +45,25 @@ pub struct TrackState {
     pub random: u64,
     /// Retired instructions.
     pub retired: u64,
+    /// Core cycles: with each further iteration of repeated string instructions.
+    pub cycles: u64,
+    /// A hash of the taken branches, interrupts and exceptions: where each went, and after how many
+    /// instructions.
+    pub path: u64,
 }
 
 /// What deterministic mode keeps of one processor.
 pub(in crate::vcpu) struct Track {
     digest: u128,
     random: u64,
-    /// Retired instructions by which the clock was moved.
+    /// Retired instructions.
     pub(in crate::vcpu) retired: u64,
+    /// Core cycles by which the clock was moved.
+    pub(in crate::vcpu) cycles: u64,
+    /// See [`TrackState::path`].
+    path: u64,
+    /// The last branches, at most [`RECENT`].
+    pub(super) recent: Vec<Branch>,
     /// When the run in progress ends; an earlier timer interrupts it. 0: no timer does.
     pub(in crate::vcpu) until: Ticks,
     /// Reused, so that a boundary allocates nothing.
@@ -80,6 +97,9 @@ impl Track {
             digest: 0,
             random,
             retired: 0,
+            cycles: 0,
+            path: 0,
+            recent: Vec::new(),
             until: 0,
             scratch: Box::new(CpuState::reset()),
         }
@@ -93,6 +113,8 @@ impl Track {
             digest: [half(low), half(self.digest >> 64)],
             random: self.random,
             retired: self.retired,
+            cycles: self.cycles,
+            path: self.path,
         }
     }
 
@@ -102,7 +124,27 @@ impl Track {
         self.digest = high << 64 | low;
         self.random = state.random;
         self.retired = state.retired;
+        self.cycles = state.cycles;
+        self.path = state.path;
+        self.recent.clear();
         self.until = 0;
+    }
+
+    /// Puts branches into the hash: where a block begins, and after how many instructions. It makes no
+    /// difference in what portions they come.
+    pub(in crate::vcpu) fn follow(&mut self, branches: &[Branch]) {
+        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mut path = self.path;
+        for branch in branches {
+            let place = u64::from(branch.at).wrapping_mul(0xd6e8_feb8_6659_fd93);
+            path = (path.rotate_left(23) ^ branch.to.wrapping_add(place)).wrapping_mul(ODD);
+        }
+        self.path = path;
+        let kept = RECENT.saturating_sub(branches.len());
+        let old = self.recent.len().saturating_sub(kept);
+        self.recent.drain(..old);
+        let new = branches.len().saturating_sub(RECENT);
+        self.recent.extend_from_slice(&branches[new..]);
     }
 
     /// 64 bits for RDRAND and RDSEED.
@@ -135,7 +177,8 @@ impl Track {
     pub(super) fn note_boundary(&mut self, now: Ticks) {
         let state = &self.scratch;
         let mut words = [0; WORDS * 8];
-        let values = state.gpr.iter().chain([&state.rflags, &state.cr3]);
+        let values = state.gpr.iter();
+        let values = values.chain([&state.rflags, &state.cr3, &self.path]);
         for (word, value) in words.chunks_exact_mut(8).zip(values) {
             word.copy_from_slice(&value.to_le_bytes());
         }
@@ -143,9 +186,11 @@ impl Track {
         self.note(Noted::Boundary, now, rip, &words);
     }
 
-    /// The hash of all events so far.
-    pub(super) fn digest(&self) -> u128 {
-        self.digest
+    /// The hash of all events so far and of the registers in [`Track::scratch`]; nothing is noted.
+    pub(super) fn digest_at(&mut self, now: Ticks) -> u128 {
+        let before = self.digest;
+        self.note_boundary(now);
+        std::mem::replace(&mut self.digest, before)
     }
 }
 
@@ -172,7 +217,7 @@ mod tests {
             let mut track = Track::new(0, 0);
             track.retired = retired;
             track.note(Noted::PortWrite, now, place, data);
-            track.digest()
+            track.digest
         };
         let base = digest(1, 2, 3, &[4]);
         assert_eq!(base, digest(1, 2, 3, &[4]));
@@ -187,6 +232,35 @@ mod tests {
         }
         let long = |last| digest(1, 2, 3, &[&[0; 3 * DATA_MAX][..], &[last]].concat());
         assert_ne!(long(1), long(2));
+    }
+
+    #[test]
+    fn path_depends_on_each_branch_and_not_on_portions() {
+        let branch = |to, at| Branch {
+            from: 1,
+            to,
+            at,
+            class: hindsight_cpu::branch::BranchClass::Return,
+            cpl: 0,
+            to_cpl: 0,
+        };
+        let branches: Vec<_> = (0..50).map(|n| branch(n * 8, 3)).collect();
+        let follow = |portions: &[&[Branch]]| {
+            let mut track = Track::new(0, 0);
+            portions.iter().for_each(|portion| track.follow(portion));
+            assert_eq!(track.recent, branches[50 - RECENT..]);
+            track.path
+        };
+        let whole = follow(&[&branches]);
+        assert_eq!(
+            whole,
+            follow(&[&branches[..7], &[], &branches[7..9], &branches[9..]])
+        );
+        for changed in [branch(1, 3), branch(0, 4)] {
+            let mut other = branches.clone();
+            other[0] = changed;
+            assert_ne!(whole, follow(&[&other]));
+        }
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use hindsight_cpu::branch::Branch;
 use hindsight_cpu::state::CpuState;
 use hindsight_interp::{Exit, Hit, Platform};
 
-use super::{Noted, QUANTUM, Track};
+use super::{Noted, QUANTUM, Track, TrackState};
 use crate::machine::Board;
 use crate::snapshot::{RestoreError, VcpuState};
 use crate::vcpu::control::Checkpoint;
@@ -125,7 +126,8 @@ impl ObservedVcpu {
         }
         let exit = self.vcpu.run(&mut self.around, budget);
         let stats = self.vcpu.stats();
-        self.around.retired(stats.retired, stats.user);
+        let cycles = self.vcpu.cycles();
+        self.around.retired(stats.retired, stats.user, cycles);
         if exit == Exit::Halted {
             self.around.models.halt();
         }
@@ -143,13 +145,12 @@ impl ObservedVcpu {
     /// The hash of all that this processor did, and of where it is; 0 outside of deterministic
     /// mode. The hash itself stays as it was.
     pub(super) fn digest(&mut self) -> u128 {
-        let saved = self.around.track.as_ref().map(Track::save);
-        self.note_boundary();
-        let digest = self.around.track.as_ref().map_or(0, Track::digest);
-        if let (Some(track), Some(saved)) = (&mut self.around.track, saved) {
-            track.restore(&saved);
-        }
-        digest
+        let now = self.around.models.board.clock.now();
+        let Some(track) = &mut self.around.track else {
+            return 0;
+        };
+        self.vcpu.store(&mut track.scratch);
+        track.digest_at(now)
     }
 
     /// The architectural state.
@@ -191,7 +192,10 @@ impl ObservedVcpu {
         self.vcpu.load(&state.cpu);
         let events = self.around.models.events();
         events.restore(&state.events);
-        self.vcpu.set_retired(state.track.retired, events.user());
+        let TrackState {
+            retired, cycles, ..
+        } = state.track;
+        self.vcpu.set_retired(retired, events.user(), cycles);
         if let Some(track) = &mut self.around.track {
             track.restore(&state.track);
         }
@@ -199,12 +203,17 @@ impl ObservedVcpu {
     }
 
     /// Puts an event into the hash.
-    #[expect(dead_code, reason = "input is noted by it")]
     pub(super) fn note(&mut self, noted: Noted, place: u64, data: &[u8]) {
         let now = self.around.models.board.clock.now();
         if let Some(track) = &mut self.around.track {
             track.note(noted, now, place, data);
         }
+    }
+
+    /// Its last branches, the oldest first: as many as are kept since it was made or restored.
+    pub(super) fn last_branches(&self) -> Vec<Branch> {
+        let track = self.around.track.as_ref();
+        track.map_or_else(Vec::new, |track| track.recent.clone())
     }
 
     /// Guest memory as the interpreter reaches it.

@@ -1,0 +1,113 @@
+//! What comes to a deterministic machine from outside: input, and time while nobody runs.
+
+use std::time::Duration;
+
+use hindsight_devices::clock::Ticks;
+
+use super::input::Event;
+use super::{Determined, Noted};
+use crate::machine::{MachineError, Outcome};
+use crate::vcpu::dispatch::CrashCause;
+
+impl Determined {
+    /// Nobody runs: the clock goes to the next timer, or to the next input if that comes first.
+    /// `false`: neither can come.
+    pub(super) fn let_time_pass(&mut self) -> bool {
+        let board = &self.board;
+        let now = board.clock.now();
+        let due = board.irq.next_event();
+        let known = self.feed.known(self.schedule.inputs);
+        let to = match known {
+            Some(input) if input.round == self.schedule.round => {
+                Some(input.ticks.min(due.unwrap_or(u64::MAX)))
+            }
+            Some(_) => due,
+            None => self.await_input(now, due),
+        };
+        let Some(to) = to else {
+            if let Some(first) = self.vcpus.first_mut() {
+                first.crash(board, CrashCause::Asleep);
+            }
+            return false;
+        };
+        board.clock.advance(to.saturating_sub(now));
+        board.irq.advance(board.clock.now());
+        true
+    }
+
+    /// Where input is recorded, time passes as on the host while nothing runs: up to which tick.
+    fn await_input(&self, now: Ticks, due: Option<Ticks>) -> Option<Ticks> {
+        let board = &self.board;
+        let nanos = |ticks| Duration::from_nanos(board.clock.ns_from_ticks(ticks));
+        let limit = due.map(|due| nanos(due.saturating_sub(now)));
+        let stopped = || board.control.is_stopped();
+        let Some(waited) = self.feed.wait(limit, board.serial_has_room(), stopped) else {
+            return due;
+        };
+        let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        let woken = now.saturating_add(board.clock.ticks_from_ns(nanos));
+        Some(woken.min(due.unwrap_or(u64::MAX)))
+    }
+
+    /// At the beginning of a round: takes the input that comes here. `false`: it ends the run.
+    pub(super) fn take_input(&mut self) -> bool {
+        if (self.schedule.turn, self.schedule.used) != (0, 0) {
+            return true;
+        }
+        let place = (self.schedule.round, self.place(), self.board.clock.now());
+        loop {
+            let event = match self.feed.known(self.schedule.inputs) {
+                Some(input) if input.round > place.0 => return true,
+                Some(input) if (input.round, input.place, input.ticks) != place => {
+                    return self.lost_input(place);
+                }
+                Some(input) => {
+                    let event = input.event.clone();
+                    if let Event::Serial(bytes) = &event
+                        && self.board.serial_input(bytes) != bytes.len()
+                    {
+                        return self.lost_input(place);
+                    }
+                    event
+                }
+                None => {
+                    let board = self.board.clone();
+                    let accept = |bytes: &[u8]| board.serial_input(bytes);
+                    match self.feed.take_live(place, accept) {
+                        Ok(None) => return true,
+                        Ok(Some(event)) => event,
+                        Err(error) => return self.fail(MachineError::InputLog(error)),
+                    }
+                }
+            };
+            self.schedule.inputs += 1;
+            let bytes = match &event {
+                Event::Serial(bytes) => &**bytes,
+                Event::Quit => &[],
+            };
+            if let Some(first) = self.vcpus.first_mut() {
+                first.note(Noted::Input, self.schedule.inputs, bytes);
+            }
+            if event == Event::Quit {
+                self.board.finish_by_input();
+                return false;
+            }
+        }
+    }
+
+    /// The log says what cannot be in this run.
+    fn lost_input(&self, (round, place, ticks): (u64, u64, Ticks)) -> bool {
+        let entry = self.feed.known(self.schedule.inputs);
+        self.fail(MachineError::OtherInput {
+            round,
+            place,
+            ticks,
+            entry: entry.map(ToString::to_string).unwrap_or_default(),
+        })
+    }
+
+    fn fail(&self, error: MachineError) -> bool {
+        self.board.finish(Outcome::Failed(Box::new(error)));
+        false
+    }
+}
