@@ -243,15 +243,15 @@ impl Address {
         let edge = rng.below(32);
         match rng.below(if self.narrow { 5 } else { 9 }) {
             // Beyond the end, or across it.
-            0 | 1 => end - 16 + edge,
+            0 | 1 => (end - 16).wrapping_add(edge),
             // Across the beginning.
-            2 => region + u64::from(DATA) - 16 + edge,
+            2 => (region + u64::from(DATA) - 16).wrapping_add(edge),
             3 => rng.below(0x1000),
             4 => region + u64::from(READ_ONLY) + rng.below(0x1000),
-            5 => 0x7fff_ffff_ffff - 16 + edge,
-            6 => 0xffff_8000_0000_0000 - 16 + edge,
+            5 => (0x7fff_ffff_ffff_u64 - 16).wrapping_add(edge),
+            6 => (0xffff_8000_0000_0000_u64 - 16).wrapping_add(edge),
             7 => rng.bits() | 1 << 62,
-            _ => u64::MAX - 16 + edge,
+            _ => (u64::MAX - 16).wrapping_add(edge),
         }
     }
 }

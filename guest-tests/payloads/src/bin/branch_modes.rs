@@ -496,7 +496,7 @@ case! {
 }
 
 case! {
-    name: "task_switch_under_tf", cpl: [0], rules: ["TF-22", "TF-14"], needs: [],
+    name: "task_switch_under_tf", cpl: [0], rules: ["TF-22", "TF-14"], needs: ["intn-cpl0", "gd"],
     about: "the same without BTF: each instruction before the JMP is stepped, the JMP is not",
     fn body(_ctx) {
         let (blob, machine) = two_tasks(0);

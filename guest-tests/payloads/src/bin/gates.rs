@@ -77,7 +77,7 @@ fn run(m: &mut Machine, blob: &Blob, cpl: u8, entry: Label) {
 }
 
 case! {
-    name: "call_gate", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "call_gate", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "a call gate changes to the inner stack with the parameters; RET goes back and drops them",
     fn body(_ctx) {
         let (blob, m) = machine();
@@ -96,7 +96,7 @@ case! {
 }
 
 case! {
-    name: "short_call_gate", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "short_call_gate", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "a 16-bit call gate pushes words",
     fn body(_ctx) {
         let (blob, m) = machine();
@@ -112,7 +112,7 @@ case! {
 }
 
 case! {
-    name: "refused", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "refused", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "gates of a higher privilege, absent gates and jumps to inner code raise #GP and #NP",
     fn body(_ctx) {
         let (blob, m) = machine();
@@ -139,7 +139,7 @@ case! {
 }
 
 case! {
-    name: "same_level", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "same_level", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "a gate to the same level keeps the stack; conforming code runs at the caller's level",
     fn body(_ctx) {
         let (blob, m) = machine();
@@ -157,7 +157,7 @@ case! {
 }
 
 case! {
-    name: "bound_and_into", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "bound_and_into", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "BOUND faults outside its limits, INTO traps on overflow",
     fn body(_ctx) {
         let (blob, m) = machine();
@@ -174,7 +174,7 @@ case! {
 }
 
 case! {
-    name: "descriptor_checks", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "descriptor_checks", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "LAR, LSL, VERR, VERW and ARPL answer for the level that asks",
     fn body(_ctx) {
         let (blob, m) = machine();

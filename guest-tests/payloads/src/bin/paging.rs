@@ -73,7 +73,7 @@ fn small_entry() -> u32 {
 }
 
 case! {
-    name: "narrow_rights", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "narrow_rights", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "32-bit paging: present, write and user rights of both levels, CR0.WP, and the error codes",
     fn body(_ctx) {
         // Directory, table, CPL, CR0.WP, a store; the error code.
@@ -101,7 +101,7 @@ case! {
 }
 
 case! {
-    name: "narrow_accessed_dirty", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "narrow_accessed_dirty", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "32-bit paging: a load sets A in both entries, a store D in the last one",
     fn body(_ctx) {
         let (blob, m) = machine();
@@ -120,7 +120,7 @@ case! {
 }
 
 case! {
-    name: "narrow_reserved", cpl: [0], rules: [], needs: ["exceptions", "gd"],
+    name: "narrow_reserved", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0", "gd"],
     about: "32-bit paging: bit 21 of a 4 MiB page is reserved; without CR4.PSE bit 7 means nothing",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
@@ -134,7 +134,7 @@ case! {
 }
 
 case! {
-    name: "pae", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "pae", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "PAE paging: absent pointers fault; reserved bits of a pointer raise #GP when CR3 is loaded",
     fn body(_ctx) {
         let (blob, m) = machine();
@@ -169,7 +169,7 @@ fn mark(page: &Page, value: u8) -> u64 {
 }
 
 case! {
-    name: "global_pages", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "global_pages", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "a load of CR3 forgets other pages; INVLPG and a change of CR4.PGE forget global ones too",
     fn body(_ctx) {
         let place = 0x30_0000_0000;
@@ -204,7 +204,7 @@ case! {
 }
 
 case! {
-    name: "large_page_invalidation", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "large_page_invalidation", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "INVLPG of any address of a 2 MiB page forgets the whole page",
     fn body(_ctx) {
         let place = 0x31_0000_0000;

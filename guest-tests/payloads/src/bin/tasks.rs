@@ -67,7 +67,7 @@ fn busy(m: &Machine, selector: u16) -> bool {
 }
 
 case! {
-    name: "jump", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "jump", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "a jump to a TSS saves the old task, loads the new one, moves the busy flag and sets CR0.TS",
     fn body(_ctx) {
         let blob = tasks();
@@ -92,7 +92,7 @@ case! {
 }
 
 case! {
-    name: "call_and_return", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "call_and_return", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "a call to a TSS nests, and IRET with NT goes back",
     fn body(_ctx) {
         let blob = tasks();
@@ -110,7 +110,7 @@ case! {
 }
 
 case! {
-    name: "interrupt", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "interrupt", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "INT n through a task gate switches, nested",
     fn body(_ctx) {
         let blob = tasks();
@@ -124,7 +124,7 @@ case! {
 }
 
 case! {
-    name: "fault", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "fault", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "an exception through a task gate pushes its error code onto the new task's stack",
     fn body(_ctx) {
         let blob = tasks();
@@ -141,7 +141,7 @@ case! {
 }
 
 case! {
-    name: "sixteen_bit_task", cpl: [0], rules: ["TSK-07"], needs: ["exceptions"],
+    name: "sixteen_bit_task", cpl: [0], rules: ["TSK-07"], needs: ["exceptions", "intn-cpl0"],
     about: "a 16-bit TSS loads 16-bit registers",
     fn body(_ctx) {
         let blob = tasks();
@@ -161,7 +161,7 @@ case! {
 }
 
 case! {
-    name: "refused", cpl: [0], rules: [], needs: ["exceptions", "gd"],
+    name: "refused", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0", "gd"],
     about: "busy, absent and short TSSs, and a return to a task that is not busy, raise #GP, #NP and #TS",
     fn body(_ctx) {
         let blob = tasks();
@@ -194,7 +194,7 @@ case! {
 }
 
 case! {
-    name: "trace_flags", cpl: [0], rules: ["TF-14", "TSK-01"], needs: ["exceptions", "gd"],
+    name: "trace_flags", cpl: [0], rules: ["TF-14", "TSK-01"], needs: ["exceptions", "intn-cpl0", "gd"],
     about: "TF of the new task traps after its first instruction, T before it",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
@@ -220,7 +220,7 @@ case! {
 }
 
 case! {
-    name: "local_breakpoints", cpl: [0], rules: ["TSK-04"], needs: ["exceptions", "gd"],
+    name: "local_breakpoints", cpl: [0], rules: ["TSK-04"], needs: ["exceptions", "intn-cpl0", "gd"],
     about: "a switch clears the local enable bits of DR7 and keeps the rest",
     fn body(_ctx) {
         let blob = tasks();

@@ -85,7 +85,7 @@ fn start(entry: Label, eflags: u32, cr4: u32) -> Start {
 }
 
 case! {
-    name: "sensitive", cpl: [0], rules: ["DR-15"], needs: ["exceptions"],
+    name: "sensitive", cpl: [0], rules: ["DR-15"], needs: ["exceptions", "intn-cpl0"],
     about: "with IOPL 0 the instructions that depend on IOPL, and with any those of CPL 0, raise #GP(0)",
     fn body(_ctx) {
         for entry in [v_cli as Label, v_sti, v_pushf, v_popf, v_int, v_iret, v_in, v_hlt, v_cr, v_dr] {
@@ -104,7 +104,7 @@ case! {
 }
 
 case! {
-    name: "allowed", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "allowed", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "with IOPL 3 they work on IF, and IN asks the I/O map alone",
     fn body(_ctx) {
         let (blob, m) = machine();
@@ -119,7 +119,7 @@ case! {
 }
 
 case! {
-    name: "virtual_interrupt_flag", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "virtual_interrupt_flag", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "with CR4.VME and IOPL 0, CLI and STI change VIF; STI with VIP raises #GP(0)",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
@@ -138,7 +138,7 @@ case! {
 }
 
 case! {
-    name: "interrupts", cpl: [0], rules: ["SWI-05"], needs: ["exceptions"],
+    name: "interrupts", cpl: [0], rules: ["SWI-05"], needs: ["exceptions", "intn-cpl0"],
     about: "INT3 needs no IOPL; INT n with CR4.VME follows the redirection map to the guest's own vector",
     fn body(ctx) {
         let (blob, m) = machine();
@@ -170,7 +170,7 @@ case! {
 }
 
 case! {
-    name: "segments", cpl: [0], rules: [], needs: ["exceptions"],
+    name: "segments", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "a segment is 16 times its selector and ends at FFFFH",
     fn body(_ctx) {
         let (blob, m) = machine();
