@@ -65,7 +65,6 @@ fn goes_to_any_instruction_and_back() {
         monitor goto 100
         maintenance flush register-cache
         print $there == $pc
-        monitor goto 99999999
         monitor goto x
         kill
         ",
@@ -76,7 +75,6 @@ fn goes_to_any_instruction_and_back() {
             "at instruction 100",
             "at instruction 10",
             "at instruction 100",
-            "does not get to instruction 99999999",
             "x is not a number",
         ],
     );

@@ -56,6 +56,7 @@ long_mode:
     nop
 end:
     xor %eax, %eax
+    out %al, $0x80
     out %al, $0xf4
 2:  hlt
     jmp 2b
