@@ -48,7 +48,18 @@ fn flight_recorder_tells_of_the_time_before_the_debugger() {
         run.stderr().contains("waits for a debugger")
     });
     let text = run.gdb("info record\nrecord instruction-history\nreverse-stepi\nx/i $pc\n");
-    in_order(&text, &["ud2", "record-btrace", "<spin", "<die", "lidt", "=> ", "lidt"]);
+    in_order(
+        &text,
+        &[
+            "ud2",
+            "record-btrace",
+            "<spin",
+            "<die",
+            "lidt",
+            "=> ",
+            "lidt",
+        ],
+    );
 }
 
 #[test]
