@@ -1,7 +1,7 @@
 //! The workload of `ci/bench`: integer code as programs have it. Quicksort, CRC-32, a sieve and a
 //! recursive Fibonacci, about one taken branch in six instructions, with no exit but at the end.
 //!
-//! It begins with `<` on the debug console. The ticks of the TSC that the timed run took are left there: on an emulator whose
+//! The ticks of the TSC that the timed run took are left on the debug console: on an emulator whose
 //! TSC counts instructions (QEMU with `-icount shift=0`) that is how many it has.
 //!
 //! With `trace=bts` it works one middling round under the branch trace store and leaves the records on the
@@ -112,7 +112,6 @@ fn start(info: StartInfo) -> ! {
         Some("pebs") => sample(),
         _ => {}
     }
-    port::outb(DEBUG_CONSOLE, b'<');
     let before = insn::rdtsc();
     let good = if armed == Some("toggle") {
         (0..TOGGLES).for_each(|_| toggle());
