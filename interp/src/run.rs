@@ -194,6 +194,11 @@ impl Vcpu {
         }
     }
 
+    /// How often each instruction retired, by mnemonic, the most frequent first.
+    pub fn mix(&self) -> Vec<(String, u64)> {
+        self.core.cache.mix().list()
+    }
+
     /// Runs until something stops it, at most `budget` core cycles: as many instructions, less one
     /// for each iteration of a repeated string instruction beyond its first.
     pub fn run<P: Platform>(&mut self, platform: &mut P, budget: u64) -> Exit {

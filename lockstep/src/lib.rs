@@ -9,6 +9,7 @@ pub mod batch;
 pub mod build;
 pub mod class;
 pub mod emit;
+pub mod expected;
 pub mod guest;
 pub mod judge;
 pub mod kernel;

@@ -12,8 +12,10 @@
 
 use crate::batch::{Note, What};
 use crate::emit::Asm;
+use crate::kernel;
 use crate::layout::*;
 use crate::rng::Rng;
+use hindsight_cpu::state::CpuState;
 
 /// Offset in guest memory of the descriptors that slots use: a page of the kernel's.
 pub const DESCRIPTORS: usize = 0xc000;
@@ -68,6 +70,50 @@ pub const SYSTEM: [SystemClass; 9] = [
     SystemClass::Exceptions,
 ];
 
+impl SystemClass {
+    /// Its name on the command line.
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+}
+
+/// The kernels that batches run under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// 64-bit mode.
+    Long,
+}
+
+impl Kernel {
+    /// Writes everything but a batch to guest memory that is all zero.
+    pub fn install(self, ram: &mut [u8]) {
+        match self {
+            Self::Long => kernel::install(ram, FIRST),
+        }
+    }
+
+    /// Writes a batch.
+    pub fn load(self, ram: &mut [u8], batch: &SystemBatch) {
+        match self {
+            Self::Long => kernel::load(ram, FIRST, batch),
+        }
+    }
+
+    /// The state to start from.
+    pub fn start(self) -> CpuState {
+        match self {
+            Self::Long => kernel::start(FIRST),
+        }
+    }
+
+    /// What must be equal after a run: parts of guest memory with their names.
+    pub fn compared(self, batch: &SystemBatch) -> Vec<(&'static str, usize, usize)> {
+        match self {
+            Self::Long => kernel::compared(FIRST, batch).to_vec(),
+        }
+    }
+}
+
 /// One case.
 #[derive(Clone, Debug)]
 pub struct SystemSlot {
@@ -75,6 +121,16 @@ pub struct SystemSlot {
     pub text: String,
     /// What it noted.
     pub notes: Vec<Note>,
+}
+
+impl SystemSlot {
+    /// Its instruction without operands, or its bytes.
+    pub fn kind(&self) -> &str {
+        match self.text.strip_prefix('[') {
+            Some(bytes) => bytes.split(']').next().unwrap_or_default(),
+            None => self.text.split_whitespace().next().unwrap_or_default(),
+        }
+    }
 }
 
 /// Code and tables of many cases.
@@ -94,10 +150,19 @@ pub struct SystemBatch {
     pub post: Vec<u32>,
     /// End of the notes.
     pub log_end: u32,
+    /// The pages of the window are used.
+    pub window: bool,
 }
 
 /// CR4 of the kernel: PSE, PAE, PGE, OSFXSR, OSXMMEXCPT.
 pub const CR4: u32 = 0x6b0;
+
+impl SystemBatch {
+    /// What it runs under.
+    pub fn kernel(&self) -> Kernel {
+        Kernel::Long
+    }
+}
 
 struct Builder<'a> {
     rng: &'a mut Rng,
@@ -112,7 +177,8 @@ struct Builder<'a> {
 }
 
 /// The batch of a seed with its first `count` slots.
-pub fn build(class: SystemClass, seed: u64, base: u32, count: usize) -> SystemBatch {
+pub fn build(class: SystemClass, seed: u64, count: usize) -> SystemBatch {
+    let base = FIRST;
     let mut rng = Rng::new(seed);
     let descriptors = (0..COUNT)
         .flat_map(|_| descriptor(&mut rng, class, base))
@@ -163,6 +229,7 @@ pub fn build(class: SystemClass, seed: u64, base: u32, count: usize) -> SystemBa
         entries,
         post,
         log_end,
+        window: class == SystemClass::Paging,
     }
 }
 

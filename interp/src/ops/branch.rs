@@ -1,7 +1,7 @@
 //! Near branches, and how blocks lead to each other.
 
 use super::{is_mem, load_sized, poll, read_sized};
-use crate::block::count;
+use crate::block::{count, entered};
 use crate::core::{Core, Fault, GP0, Leave, cut};
 use crate::op::{Next, Op, run, slot};
 use crate::platform::BranchClass;
@@ -18,6 +18,7 @@ pub(crate) fn enter(c: &mut Core, first: Next, rip: u64) -> Next {
     }
     c.budget = budget;
     c.regs[slot::BLOCK_RIP as usize] = rip;
+    entered(first);
     run(c, first)
 }
 
@@ -356,4 +357,5 @@ pub(crate) fn call_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
 pub(crate) fn start(c: &mut Core, first: Next) {
     c.budget -= i64::from(count(first));
     c.regs[slot::BLOCK_RIP as usize] = c.rip;
+    entered(first);
 }

@@ -464,6 +464,7 @@ impl ObservedVcpu {
             cpu: self.around.models.id,
             exits: self.around.models.exits,
             interpreter: Some(self.vcpu.stats()),
+            mix: self.vcpu.mix(),
         }
     }
 

@@ -416,6 +416,7 @@ impl Way {
                 cpu: vcpu.id(),
                 exits: vcpu.models().exits,
                 interpreter: idle.as_ref().map(|idle| idle.stats()),
+                mix: idle.as_ref().map(|idle| idle.mix()).unwrap_or_default(),
             },
             Self::Observed(vcpu, _) => vcpu.stats(),
         }
