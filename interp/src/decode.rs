@@ -6,6 +6,7 @@
 )]
 
 mod cpuid;
+mod quiet;
 mod select;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use crate::ops::{branch, fused};
 use crate::tlb::Set;
 use hindsight_cpu::state::seg;
 use iced_x86::{Decoder, DecoderError, DecoderOptions, FlowControl, Instruction};
+use quiet::{Effect, hush};
 
 /// Most instructions in a block.
 const MOST: usize = 32;
@@ -132,6 +134,7 @@ impl Core {
         let mut decoder = Decoder::with_ip(bits, &code.bytes, rip, DecoderOptions::NONE);
         let mut insn = Instruction::default();
         let mut ops: Vec<Op> = Vec::with_capacity(8);
+        let mut effects: Vec<Effect> = Vec::with_capacity(8);
         let mut ended = false;
         let mut count = 0;
         let mut len = 0;
@@ -154,7 +157,7 @@ impl Core {
                 }
                 break;
             }
-            let mut op = self.select(&insn, rip, short);
+            let (mut op, effect) = self.select(&insn, rip, short);
             op.at = at as u16;
             op.left = count as u8;
             ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
@@ -163,12 +166,18 @@ impl Core {
             match fuse(&insn, ops.last(), &op, self.rec.observe.notices()) {
                 Some(both) => {
                     ops.pop();
+                    effects.pop();
                     ops.push(both);
+                    effects.push(Effect::Set(None));
                 }
-                None => ops.push(op),
+                None => {
+                    ops.push(op);
+                    effects.push(effect);
+                }
             }
             count += 1;
         }
+        hush(&mut ops, &effects);
         let needs_fall = !ended || falls_through(&insn);
         for op in &mut ops {
             op.left = count as u8 - op.left;

@@ -127,6 +127,14 @@ pub(crate) fn r_imm<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {
     reg::<T, OP>(c, o, o.imm)
 }
 
+/// SHL, SHR or SAR of a register by a number that is not 0, where nobody looks at the flags.
+pub(crate) fn quiet<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {
+    let a = c.get::<T>(o.d);
+    let (r, _) = eval::<T, OP>(c.cc, a, count::<T>(o.imm));
+    c.put(o.d, r);
+    o.go(c)
+}
+
 pub(crate) fn r_cl<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {
     let n = c.reg(1);
     reg::<T, OP>(c, o, n)
