@@ -452,7 +452,7 @@ impl Core {
     /// A register operand of width `T`.
     #[inline(always)]
     pub(crate) fn get<T: Word>(&self, i: u8) -> T {
-        if T::SIZE == 1 {
+        if T::HIGH {
             T::from_u64(self.reg(i & !HIGH) >> (u32::from(i & HIGH) >> 2))
         } else {
             T::from_u64(self.reg(i))
@@ -462,7 +462,7 @@ impl Core {
     /// Writes a register operand of width `T`.
     #[inline(always)]
     pub(crate) fn put<T: Word>(&mut self, i: u8, v: T) {
-        if T::SIZE == 1 && i & HIGH != 0 {
+        if T::HIGH && i & HIGH != 0 {
             let reg = self.place_mut(i & !HIGH);
             *reg = (*reg & !0xff00) | v.zext() << 8;
         } else {

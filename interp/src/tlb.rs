@@ -27,14 +27,14 @@ pub(crate) enum Set {
     Never = 3,
 }
 
-/// Where the entries of a [`Set`] begin.
+/// Where the entries of a [`Set`] begin, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct First(usize);
 
 impl Set {
     #[inline(always)]
     pub(crate) const fn first(self) -> First {
-        First(self as usize * ENTRIES)
+        First(self as usize * ENTRIES * size_of::<Entry>())
     }
 }
 
@@ -46,6 +46,9 @@ struct Entry {
     /// What to add to a linear address to get the host address.
     add: u64,
 }
+
+/// Binary logarithm of an entry's size.
+const ENTRY_SHIFT: u32 = size_of::<Entry>().trailing_zeros();
 
 /// What else is known of an entry's page.
 #[derive(Clone, Copy, Debug, Default)]
@@ -102,14 +105,17 @@ impl Tlb {
 
     #[inline(always)]
     fn index(lin: u64, set: First) -> usize {
-        set.0 + ((lin >> 12) as usize & (ENTRIES - 1))
+        set.0 / size_of::<Entry>() + ((lin >> 12) as usize & (ENTRIES - 1))
     }
 
     /// The host address of `size` bytes at `lin`, if they lie in one page that is entered.
     #[inline(always)]
     pub(crate) fn find(&self, lin: u64, size: u64, set: First) -> Option<u64> {
         // SAFETY: a set has `ENTRIES` entries from its first one on.
-        let entry = unsafe { self.entries.get_unchecked(Self::index(lin, set)) };
+        let entry = unsafe {
+            let page = (lin >> (12 - ENTRY_SHIFT)) as usize & ((ENTRIES - 1) << ENTRY_SHIFT);
+            &*self.entries.as_ptr().byte_add(set.0 + page)
+        };
         let tag = (lin.wrapping_add(size - 1) & !0xfff) | self.generation;
         (entry.tag == tag).then(|| lin.wrapping_add(entry.add))
     }
@@ -156,7 +162,7 @@ impl Tlb {
 
     /// Forgets the page that `lin` lies in, of whatever size, in all sets.
     pub(crate) fn evict(&mut self, lin: u64) {
-        for set in (0..SETS).map(|n| First(n * ENTRIES)) {
+        for set in (0..SETS).map(|n| First(n * ENTRIES * size_of::<Entry>())) {
             let i = Self::index(lin, set);
             self.entries[i].tag = 0;
             self.more[i].global = 0;

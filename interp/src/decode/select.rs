@@ -7,7 +7,7 @@
 
 use super::quiet::Effect;
 use crate::core::Core;
-use crate::op::{HIGH, Handler, LINKABLE, LOCK, MEM, Op, REP, REPNE, slot};
+use crate::op::{HIGH, Handler, LINKABLE, LOCK, LOW, MEM, Op, REP, REPNE, slot};
 use crate::ops::alu::Quiet;
 use crate::ops::{
     alu, bits, branch, by_size, cr, ending, far, fast, fused, general, io, mov, msr, muldiv, plain,
@@ -15,6 +15,7 @@ use crate::ops::{
 };
 use crate::portable;
 use crate::thunk;
+use crate::word::Low;
 use iced_x86::{Code, Instruction, Mnemonic as M, OpKind, Register};
 
 /// An instruction with what its choice of operation depends on.
@@ -59,6 +60,16 @@ macro_rules! sized {
     };
 }
 
+/// The same, with a form for low bytes.
+macro_rules! sized_low {
+    ($size:expr, $wrap:ident, $($f:ident)::+ $(, $c:tt)?) => {
+        match $size {
+            LOW => $wrap!($($f)::+::<Low $(, $c)?>),
+            size => sized!(size, $wrap, $($f)::+ $(, $c)?),
+        }
+    };
+}
+
 fn register(r: Register) -> u8 {
     let n = r.full_register().number() as u8 & 15;
     let high = matches!(r, Register::AH | Register::CH | Register::DH | Register::BH);
@@ -75,6 +86,14 @@ fn number(r: Register) -> u8 {
         register(r)
     } else {
         r.number() as u8 & 15
+    }
+}
+
+/// The operand size, and whether a byte is always the lowest one of its register.
+pub(super) fn width(o: &Op) -> u8 {
+    match o.size {
+        1 if (o.d | o.s) & HIGH == 0 => LOW,
+        size => size,
     }
 }
 
@@ -382,9 +401,9 @@ impl Pick<'_> {
         macro_rules! placed {
             ($f:ident) => {
                 match place(o) {
-                    At::Base => by_size!(self.size, plain, $f, Based, O),
-                    At::Index => by_size!(self.size, plain, $f, Indexed, O),
-                    At::Any => by_size!(self.size, plain, $f, Anywhere, O),
+                    At::Base => by_size!(width(o), plain, $f, Based, O),
+                    At::Index => by_size!(width(o), plain, $f, Indexed, O),
+                    At::Any => by_size!(width(o), plain, $f, Anywhere, O),
                 }
             };
         }
@@ -396,8 +415,8 @@ impl Pick<'_> {
             (true, ..) => by_size!(self.size, general, mi, O),
             (_, true, _) if fast => placed!(alu_rm),
             (_, true, _) => by_size!(self.size, general, rm, O),
-            (_, _, true) => by_size!(self.size, plain, rr, O),
-            _ => by_size!(self.size, plain, ri, O),
+            (_, _, true) => by_size!(width(o), plain, rr, O),
+            _ => by_size!(width(o), plain, ri, O),
         }
     }
 
@@ -449,9 +468,9 @@ impl Pick<'_> {
         macro_rules! placed {
             ($($f:ident)::+) => {
                 match place(o) {
-                    At::Base => sized!(self.size, plain, $($f)::+, Based),
-                    At::Index => sized!(self.size, plain, $($f)::+, Indexed),
-                    At::Any => sized!(self.size, plain, $($f)::+, Anywhere),
+                    At::Base => sized_low!(width(o), plain, $($f)::+, Based),
+                    At::Index => sized_low!(width(o), plain, $($f)::+, Indexed),
+                    At::Any => sized_low!(width(o), plain, $($f)::+, Anywhere),
                 }
             };
         }
@@ -462,8 +481,11 @@ impl Pick<'_> {
             (true, ..) => sized!(self.size, general, mov::mi),
             (_, true, _) if self.fast => placed!(fast::mov_rm),
             (_, true, _) => sized!(self.size, general, mov::rm),
-            (_, _, true) => sized!(self.size, plain, mov::rr),
-            _ => sized!(self.size, plain, mov::ri),
+            (_, _, true) => {
+                o.fuse = fused::MOV_REG;
+                sized_low!(width(o), plain, mov::rr)
+            }
+            _ => sized_low!(width(o), plain, mov::ri),
         }
     }
 
@@ -484,12 +506,15 @@ impl Pick<'_> {
         } else {
             self.i.op1_register().size()
         } as u8;
+        let low = o.s & HIGH == 0;
         match (mem, from, self.size) {
             (true, 1, 4) if self.fast => placed!(u8, u32),
             (true, 1, 8) if self.fast => placed!(u8, u64),
             (true, 2, 4) if self.fast => placed!(u16, u32),
             (true, 2, 8) if self.fast => placed!(u16, u64),
             (true, 4, 8) if self.fast => placed!(u32, u64),
+            (false, 1, 4) if low => plain!(mov::extend_rr::<Low, u32, SIGN>),
+            (false, 1, 8) if low => plain!(mov::extend_rr::<Low, u64, SIGN>),
             (false, 1, 4) => plain!(mov::extend_rr::<u8, u32, SIGN>),
             (false, 1, 8) => plain!(mov::extend_rr::<u8, u64, SIGN>),
             (false, 2, 4) => plain!(mov::extend_rr::<u16, u32, SIGN>),

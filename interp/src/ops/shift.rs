@@ -90,7 +90,7 @@ fn rotate<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags) {
 }
 
 #[inline(always)]
-fn count<T: Word>(n: u64) -> u32 {
+pub(crate) fn count<T: Word>(n: u64) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "masked to six bits")]
     let n = (n & if T::SIZE == 8 { 63 } else { 31 }) as u32;
     n
