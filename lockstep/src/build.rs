@@ -156,7 +156,12 @@ impl Builder<'_> {
         let info = self.factory.info(&insn).clone();
         self.extended_state(&insn);
         if insn.flow_control() != FlowControl::Next && kind(&insn) == Some(Kind::Branch) {
-            self.branch(insn);
+            // A register that counts several times does not lead to the target exactly.
+            let twice = insn.memory_base().is_gpr()
+                && insn.memory_base().full_register() == insn.memory_index().full_register();
+            if !twice {
+                self.branch(insn);
+            }
             return;
         }
         self.fixed_operand(&insn);
@@ -317,7 +322,7 @@ impl Builder<'_> {
             M::Popf | M::Popfd | M::Popfq => to_cell = Some(Value::Flags),
             M::Xrstor | M::Xrstor64 => to_cell = Some(Value::Xsave),
             M::Fxrstor | M::Fxrstor64 | M::Frstor | M::Fldenv => to_cell = Some(Value::Fx),
-            M::Ldmxcsr if !self.rng.one_in(8) => to_cell = Some(Value::Mxcsr),
+            M::Ldmxcsr | M::Vldmxcsr => to_cell = Some(Value::Loaded),
             M::Fxsave | M::Fxsave64 | M::Xsave | M::Xsave64 | M::Xsavec | M::Xsavec64 => {
                 to_note = 1024;
                 ignore = &FX_IGNORED;
