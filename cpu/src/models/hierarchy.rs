@@ -274,7 +274,7 @@ mod tests {
 
         #[test]
         fn it_can_be_saved_and_goes_on_as_it_would(
-            accesses in prop::collection::vec((0_u64..2000, 0..3), 0..400),
+            accesses in prop::collection::vec((0_u64..2000, 0_usize..3), 0..400),
             at in 0_usize..400,
         ) {
             let small = Cache::new(Geometry { sets: 64, ways: 4 });
@@ -287,7 +287,7 @@ mod tests {
                     prop_assert_eq!(restored.restore(&two.save()), Ok(()));
                     two = restored;
                 }
-                let r = request(line, kinds[kind as usize]);
+                let r = request(line, kinds[kind]);
                 let served = one.access(&mut last[0], &r, u32::MAX);
                 prop_assert_eq!(served, two.access(&mut last[1], &r, u32::MAX));
             }
