@@ -159,7 +159,10 @@ impl Builder<'_> {
             // A register that counts several times does not lead to the target exactly.
             let twice = insn.memory_base().is_gpr()
                 && insn.memory_base().full_register() == insn.memory_index().full_register();
-            if !twice {
+            // A call would push its return address among the cells that other slots load.
+            let pushes = insn.stack_pointer_increment() < 0
+                && insn.memory_base().full_register() == Register::RSP;
+            if !twice && !pushes {
                 self.branch(insn);
             }
             return;
