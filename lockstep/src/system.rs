@@ -12,9 +12,9 @@
 
 use crate::batch::{Note, What};
 use crate::emit::Asm;
-use crate::kernel;
 use crate::layout::*;
 use crate::rng::Rng;
+use crate::{kernel, narrow, protected};
 use hindsight_cpu::state::CpuState;
 
 /// Offset in guest memory of the descriptors that slots use: a page of the kernel's.
@@ -55,10 +55,26 @@ pub enum SystemClass {
     Paging,
     /// Exceptions with their error codes, from both privilege levels.
     Exceptions,
+    /// Protected mode: loads of segments, far pointers, accesses through segments with limits.
+    Segments32,
+    /// Protected mode: LAR, LSL, VERR, VERW, ARPL, LLDT, LTR and their like.
+    Descriptors32,
+    /// Protected mode: far branches of both sizes, call gates, tasks.
+    Far32,
+    /// Protected mode: IRET of both sizes, also to virtual-8086 mode.
+    Iret32,
+    /// Protected mode: INT n through gates of both sizes and task gates, INT3, INTO, BOUND.
+    Gates32,
+    /// Protected mode: task switches of all kinds.
+    Tasks,
+    /// What virtual-8086 mode does otherwise, with and without CR4.VME.
+    Virtual8086,
+    /// 32-bit and PAE paging.
+    Paging32,
 }
 
 /// All system classes.
-pub const SYSTEM: [SystemClass; 9] = [
+pub const SYSTEM: [SystemClass; 17] = [
     SystemClass::Segments,
     SystemClass::Descriptors,
     SystemClass::Far,
@@ -68,6 +84,14 @@ pub const SYSTEM: [SystemClass; 9] = [
     SystemClass::Debug,
     SystemClass::Paging,
     SystemClass::Exceptions,
+    SystemClass::Segments32,
+    SystemClass::Descriptors32,
+    SystemClass::Far32,
+    SystemClass::Iret32,
+    SystemClass::Gates32,
+    SystemClass::Tasks,
+    SystemClass::Virtual8086,
+    SystemClass::Paging32,
 ];
 
 impl SystemClass {
@@ -82,6 +106,19 @@ impl SystemClass {
 pub enum Kernel {
     /// 64-bit mode.
     Long,
+    /// Protected mode of 16 and 32 bits, and virtual-8086 mode.
+    Narrow,
+}
+
+/// Control registers to start with.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Control {
+    /// CR0.
+    pub cr0: u64,
+    /// CR3.
+    pub cr3: u64,
+    /// CR4.
+    pub cr4: u64,
 }
 
 impl Kernel {
@@ -89,6 +126,7 @@ impl Kernel {
     pub fn install(self, ram: &mut [u8]) {
         match self {
             Self::Long => kernel::install(ram, FIRST),
+            Self::Narrow => protected::install(ram),
         }
     }
 
@@ -96,13 +134,15 @@ impl Kernel {
     pub fn load(self, ram: &mut [u8], batch: &SystemBatch) {
         match self {
             Self::Long => kernel::load(ram, FIRST, batch),
+            Self::Narrow => protected::load(ram, batch),
         }
     }
 
     /// The state to start from.
-    pub fn start(self) -> CpuState {
+    pub fn start(self, batch: &SystemBatch) -> CpuState {
         match self {
             Self::Long => kernel::start(FIRST),
+            Self::Narrow => protected::start(batch),
         }
     }
 
@@ -110,6 +150,7 @@ impl Kernel {
     pub fn compared(self, batch: &SystemBatch) -> Vec<(&'static str, usize, usize)> {
         match self {
             Self::Long => kernel::compared(FIRST, batch).to_vec(),
+            Self::Narrow => protected::compared(),
         }
     }
 }
@@ -152,17 +193,16 @@ pub struct SystemBatch {
     pub log_end: u32,
     /// The pages of the window are used.
     pub window: bool,
+    /// What it runs under.
+    pub kernel: Kernel,
+    /// For [`Kernel::Narrow`]: what else to write to guest memory, and where.
+    pub patches: Vec<(usize, Vec<u8>)>,
+    /// For [`Kernel::Narrow`]: what to start with.
+    pub control: Control,
 }
 
 /// CR4 of the kernel: PSE, PAE, PGE, OSFXSR, OSXMMEXCPT.
 pub const CR4: u32 = 0x6b0;
-
-impl SystemBatch {
-    /// What it runs under.
-    pub fn kernel(&self) -> Kernel {
-        Kernel::Long
-    }
-}
 
 struct Builder<'a> {
     rng: &'a mut Rng,
@@ -178,6 +218,9 @@ struct Builder<'a> {
 
 /// The batch of a seed with its first `count` slots.
 pub fn build(class: SystemClass, seed: u64, count: usize) -> SystemBatch {
+    if class >= SystemClass::Segments32 {
+        return narrow::build(class, seed, count);
+    }
     let base = FIRST;
     let mut rng = Rng::new(seed);
     let descriptors = (0..COUNT)
@@ -230,6 +273,9 @@ pub fn build(class: SystemClass, seed: u64, count: usize) -> SystemBatch {
         post,
         log_end,
         window: class == SystemClass::Paging,
+        kernel: Kernel::Long,
+        patches: Vec::new(),
+        control: Control::default(),
     }
 }
 
@@ -371,7 +417,7 @@ impl Builder<'_> {
             SystemClass::Control => self.control(),
             SystemClass::Debug => self.debug(),
             SystemClass::Paging => self.paging(),
-            SystemClass::Exceptions => self.exception(),
+            _ => self.exception(),
         }
     }
 

@@ -72,7 +72,7 @@ impl Ram {
 
     /// Writes a batch, and its kernel if another one is there.
     fn load(&mut self, batch: &SystemBatch) {
-        let kernel = batch.kernel();
+        let kernel = batch.kernel;
         let bytes = self.map.bytes();
         if self.kernel != Some(kernel) {
             bytes.fill(0);
@@ -85,7 +85,7 @@ impl Ram {
     /// What must be equal after a run.
     fn digest(&mut self, batch: &SystemBatch) -> u64 {
         let bytes = self.map.bytes();
-        let parts = batch.kernel().compared(batch);
+        let parts = batch.kernel.compared(batch);
         parts.into_iter().fold(0, |sum, (_, from, to)| {
             xxh3_64_with_seed(&bytes[from..to], sum)
         })
@@ -159,7 +159,7 @@ impl Judge {
 
     fn run(&mut self, batch: &SystemBatch) -> Result<()> {
         self.ram.load(batch);
-        self.state(&batch.kernel().start())?;
+        self.state(&batch.kernel.start(batch))?;
         match self.vcpu.run()? {
             VcpuExit::IoOut(0xf4, _) => {}
             other => bail!("KVM ended with {other:?}"),
@@ -198,7 +198,7 @@ impl Ours {
         }
         self.ram.load(batch);
         self.cpu.code_changed(0, MEMORY as u64);
-        self.cpu.load(&batch.kernel().start());
+        self.cpu.load(&batch.kernel.start(batch));
         self.around.done = false;
         match self.cpu.run(&mut self.around, BUDGET) {
             Exit::Leave if self.around.done => Ok(()),
@@ -240,7 +240,7 @@ impl Versus {
         }
         let (theirs, ours) = (self.judge.ram.map.bytes(), self.ours.ram.map.bytes());
         let mut text = String::new();
-        for (name, from, to) in batch.kernel().compared(batch) {
+        for (name, from, to) in batch.kernel.compared(batch) {
             let (a, b) = (&theirs[from..to], &ours[from..to]);
             if let Some(at) = a.iter().zip(b).position(|(a, b)| a != b) {
                 let at = at & !7;

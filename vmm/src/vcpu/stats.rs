@@ -227,6 +227,9 @@ mod tests {
             host_time: Duration::from_secs(1),
         };
         let text = report.to_string();
-        assert!(text.contains("insn15 85 (4.7 %), 4 others 330 (18.2 %)\n"), "{text}");
+        assert!(
+            text.contains("insn15 85 (4.7 %), 4 others 330 (18.2 %)\n"),
+            "{text}"
+        );
     }
 }
