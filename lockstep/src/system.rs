@@ -99,6 +99,11 @@ impl SystemClass {
     pub fn name(self) -> String {
         format!("{self:?}").to_lowercase()
     }
+
+    /// Its name in a state.
+    pub fn key(self) -> String {
+        format!("system-{}", self.name())
+    }
 }
 
 /// The kernels that batches run under.

@@ -28,8 +28,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Batches after which the interpreter starts afresh.
 const RENEW: u64 = 256;
-/// Batches after which the state is kept.
-const KEEP: u64 = 64;
+/// Batches of a class in turn.
+const KEEP: u64 = 16;
 /// More than any batch takes.
 const BUDGET: u64 = 1 << 20;
 
@@ -327,7 +327,7 @@ fn seed_of(seed: u64, class: SystemClass, index: u64) -> u64 {
     mix(mix(seed ^ (class as u64) << 48).wrapping_add(index))
 }
 
-/// Runs system classes and adds to the state.
+/// Runs system classes, in turn, and adds to the state.
 ///
 /// # Errors
 /// When there is no KVM, or memory or the state's file fails.
@@ -335,35 +335,49 @@ pub fn run(plan: &Plan<'_>, state: &mut State) -> Result<()> {
     let mut versus = Versus::new()?;
     let begin = Instant::now();
     let more = || plan.time.is_none_or(|t| begin.elapsed() < t);
-    for &class in plan.classes {
-        let name = class.name();
-        loop {
-            let record = state.classes.entry(format!("system-{name}")).or_default();
-            let start = Instant::now();
-            let mut tally = Tally::default();
-            let mut index = record.seeds.get(&plan.seed).copied().unwrap_or_default();
-            let until = index + KEEP;
-            while record.cases + tally.cases < plan.cases && index < until && more() {
-                let known = plan.expected.digest(plan.seed, &name, index);
-                let one = seed_of(plan.seed, class, index);
-                versus.batch(class, one, known, &mut tally)?;
-                index += 1;
-            }
-            if tally.cases == 0 {
-                break;
-            }
-            record.seeds.insert(plan.seed, index);
-            record.seconds += start.elapsed().as_secs_f64();
-            record.add(tally);
-            record.opcodes = record.codes.len();
-            if let Some(path) = plan.path {
-                state.write(path)?;
+    let mut going = true;
+    while going && more() {
+        going = false;
+        for &class in plan.classes {
+            let record = state.classes.entry(class.key()).or_default();
+            if record.cases < plan.cases && more() {
+                some(&mut versus, class, plan, record)?;
+                going = true;
             }
         }
-        if let Some(record) = state.classes.get(&format!("system-{name}")) {
-            show(&name, record);
+        if let Some(path) = plan.path {
+            state.write(path)?;
         }
     }
+    for class in plan.classes {
+        if let Some(record) = state.classes.get(&class.key()) {
+            show(&class.name(), record);
+        }
+    }
+    Ok(())
+}
+
+/// Runs the next batches of a class.
+fn some(
+    versus: &mut Versus,
+    class: SystemClass,
+    plan: &Plan<'_>,
+    record: &mut Record,
+) -> Result<()> {
+    let start = Instant::now();
+    let mut tally = Tally::default();
+    let mut index = record.seeds.get(&plan.seed).copied().unwrap_or_default();
+    let until = index + KEEP;
+    while record.cases + tally.cases < plan.cases && index < until {
+        let known = plan.expected.digest(plan.seed, &class.name(), index);
+        let one = seed_of(plan.seed, class, index);
+        versus.batch(class, one, known, &mut tally)?;
+        index += 1;
+    }
+    record.seeds.insert(plan.seed, index);
+    record.seconds += start.elapsed().as_secs_f64();
+    record.add(tally);
+    record.opcodes = record.codes.len();
     Ok(())
 }
 
