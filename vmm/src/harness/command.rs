@@ -67,9 +67,9 @@ pub struct TestArgs {
     /// Write a JUnit report to FILE
     #[arg(long, value_name = "FILE")]
     pub junit: Option<PathBuf>,
-    /// What runs the cases: kvm, or interp, which needs nothing of the host [default: what `run`
-    /// would choose here]
-    #[arg(long, value_name = "ENGINE", value_parser = ["kvm", "interp"])]
+    /// What runs the cases: kvm; interp, which needs nothing of the host; or auto, which changes
+    /// between them [default: kvm or interp, whichever auto begins with here]
+    #[arg(long, value_name = "ENGINE", value_parser = ["kvm", "interp", "auto"])]
     pub engine: Option<String>,
     /// Guest memory, passed on to `run`
     #[arg(long, value_name = "SIZE", default_value = "64M")]
