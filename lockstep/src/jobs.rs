@@ -23,7 +23,7 @@ const NONE: u64 = u64::MAX;
 struct Shared {
     /// The next batch.
     next: AtomicU64,
-    /// The batch that each job has at hand.
+    /// The seed of the batch that each job has at hand.
     at: [AtomicU64; MOST as usize],
 }
 
@@ -69,12 +69,14 @@ impl Counter {
         unsafe { &*self.shared }
     }
 
-    /// Takes the next batch for a job.
-    pub fn take(&self, job: u32) -> u64 {
-        let shared = self.shared();
-        let index = shared.next.fetch_add(1, Ordering::Relaxed);
-        shared.at[job as usize].store(index, Ordering::Relaxed);
-        index
+    /// Takes the next batch.
+    pub fn take(&self) -> u64 {
+        self.shared().next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A job begins with the batch of this seed.
+    pub fn begin(&self, job: u32, seed: u64) {
+        self.shared().at[job as usize].store(seed, Ordering::Relaxed);
     }
 
     /// The first batch that nobody has taken.
@@ -154,13 +156,15 @@ impl Job {
         let text = text?;
         if libc::WIFSIGNALED(status) {
             bail!(
-                "batch {} ended its job with signal {}",
+                "batch --one {} ended its job with signal {}",
                 self.place(counter),
                 libc::WTERMSIG(status)
             );
         }
         let at = self.place(counter);
-        match serde_json::from_slice(&text).with_context(|| format!("batch {at} broke its job"))? {
+        match serde_json::from_slice(&text)
+            .with_context(|| format!("batch --one {at} broke its job"))?
+        {
             Report::Done(tally) => Ok(tally),
             Report::Failed(why) => bail!(why),
         }
@@ -169,7 +173,7 @@ impl Job {
     fn place(&self, counter: &Counter) -> String {
         match counter.at(self.number) {
             NONE => "none".to_owned(),
-            at => at.to_string(),
+            at => format!("{at:#x}"),
         }
     }
 
@@ -195,7 +199,7 @@ impl Job {
             if at != seen.0 {
                 seen = (at, Instant::now());
             } else if seen.1.elapsed() > STUCK {
-                bail!("batch {} has no end", self.place(counter));
+                bail!("batch --one {} has no end", self.place(counter));
             }
         }
     }

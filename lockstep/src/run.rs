@@ -69,11 +69,12 @@ fn part(class: Class, plan: &Plan, slice: Duration, state: &mut State) -> Result
         let mut judge = Judge::new()?;
         let mut tally = Tally::default();
         while start.elapsed() < slice {
-            let index = counter.take(job);
+            let index = counter.take();
             if index >= last {
                 break;
             }
             let seed = batch_seed(class, plan.seed, index);
+            counter.begin(job, seed);
             judge.batch(&stems, class, seed, &mut tally)?;
         }
         judge.tell(&mut tally);
