@@ -133,6 +133,8 @@ pub(crate) struct Core {
     pub(crate) ex: Tlb,
     /// The TLB set of explicit accesses, as a number.
     pub(crate) set: usize,
+    /// With whose rights accesses are made; `set` is the same, or [`Set::Never`].
+    pub(crate) rights: Set,
     /// Context of the jump cache: generation, mode and privilege.
     pub(crate) ctx: u64,
     /// All ones in 64-bit mode, else 32 ones.
@@ -233,6 +235,7 @@ impl Core {
             wr: Tlb::new(),
             ex: Tlb::new(),
             set: 0,
+            rights: Set::Supervisor,
             ctx: 0,
             ip_mask: 0,
             stack_mask: 0,
@@ -386,7 +389,13 @@ impl Core {
             _ if ac && self.cr4(CR4_SMAP) => Set::SupervisorAc,
             _ => Set::Supervisor,
         };
-        self.set = set as usize;
+        self.rights = set;
+        self.set = if self.counters.tells_accesses() {
+            // Every access is to be seen: no fast path finds its page.
+            Set::Never as usize
+        } else {
+            set as usize
+        };
     }
 
     pub(crate) fn update_ctx(&mut self) {

@@ -29,7 +29,7 @@ mod thunk;
 mod tlb;
 mod word;
 
-pub use counting::Accesses;
+pub use platform::Accesses;
 pub use memory::{Memory, MemoryError, RegionSpec};
 pub use platform::{Branch, BranchClass, Counting, Gp, Observe, Pending, Platform};
 pub use run::{Exit, Kicker, Stats, Vcpu};
