@@ -30,6 +30,7 @@ const NO_BRANCH: Branch = Branch {
     class: BranchClass::Far,
     cpl: 0,
     to_cpl: 0,
+    mispredicted: false,
 };
 
 /// Branches on their way to the platform.
@@ -122,6 +123,7 @@ impl Core {
             class,
             cpl,
             to_cpl: cpl,
+            mispredicted: false,
         };
         let i = self.rec.count;
         self.rec.buffer[i & (BRANCHES - 1)] = branch;
@@ -195,6 +197,7 @@ impl Core {
             class,
             cpl,
             to_cpl: self.cpl,
+            mispredicted: false,
         };
         self.rec.buffer[self.rec.count & (BRANCHES - 1)] = branch;
         self.rec.count += 1;
@@ -297,7 +300,7 @@ impl Core {
         self.rec.told = self.rec.told.wrapping_add(n as u64);
         self.rec.plan();
         let (platform, recording) = self.platform_and_recording();
-        platform.branches(&recording.buffer[..n]);
+        platform.branches(&mut recording.buffer[..n]);
         self.reobserve();
     }
 

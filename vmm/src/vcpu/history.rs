@@ -81,6 +81,7 @@ mod tests {
             class,
             cpl: 0,
             to_cpl: 0,
+            mispredicted: false,
         };
         history.push(&[
             branch(1, BranchClass::Far),

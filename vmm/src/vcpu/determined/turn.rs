@@ -173,6 +173,7 @@ impl ObservedVcpu {
             cpu: self.cpu_state(),
             msrs: self.around.models.msrs.save(),
             events: self.around.models.events().save(),
+            unit: self.around.models.unit.save(),
             track: self
                 .around
                 .track
@@ -189,6 +190,7 @@ impl ObservedVcpu {
         state.cpu.check().map_err(vcpu)?;
         let msrs = |source| RestoreError::Msrs { cpu, source };
         self.around.models.restore(&state.msrs).map_err(msrs)?;
+        self.around.models.unit.restore(&state.unit)?;
         self.vcpu.load(&state.cpu);
         let events = self.around.models.events();
         events.restore(&state.events);
