@@ -187,14 +187,12 @@ impl Core {
         }
         let touches = std::mem::take(&mut self.counters.touches);
         let ring = self.counters.ring;
-        let used = self.platform().accessed(
-            ring,
-            &Accesses {
-                touches: &touches,
-                locked: self.counters.locked,
-                retired,
-            },
-        );
+        let accesses = Accesses {
+            touches: &touches,
+            locked: self.counters.locked,
+            retired,
+        };
+        let used = self.platform().accessed(ring, &accesses);
         self.counters.touches = touches;
         if let Some(quota) = &mut self.counters.wants.accesses {
             quota.spend(ring, used);
