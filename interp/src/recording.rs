@@ -5,6 +5,7 @@
 //! the guest may look at its records with the next instruction; otherwise when the models must be
 //! asked, or the buffer is full.
 
+#![expect(unsafe_code, reason = "a branch is noted in three stores")]
 #![expect(
     clippy::cast_possible_truncation,
     reason = "the clock of branches is cut to 32 bits"
@@ -19,9 +20,25 @@ use crate::tlb::Set;
 use hindsight_cpu::branch::Store;
 use hindsight_cpu::branch::bts::{self, DsMemory, Stored};
 use hindsight_cpu::state::seg;
+use std::mem::offset_of;
 
-/// Branches kept before they are told, a power of two.
-const BRANCHES: usize = 1024;
+/// Branches kept before they are told, a power of two: few enough to stay in the first-level cache.
+const BRANCHES: usize = 256;
+
+/// Where the fields after the addresses are in their word, in bits.
+const CLASS: usize = (offset_of!(Branch, class) - AT) * 8;
+const CPL: usize = (offset_of!(Branch, cpl) - AT) * 8;
+const TO_CPL: usize = (offset_of!(Branch, to_cpl) - AT) * 8;
+const AT: usize = offset_of!(Branch, at);
+const _: () = assert!(
+    offset_of!(Branch, from) == 0
+        && offset_of!(Branch, to) == 8
+        && AT == 16
+        && size_of::<Branch>() == 24
+        && size_of::<BranchClass>() == 1
+        && offset_of!(Branch, mispredicted) == 23
+        && align_of::<Branch>() == 8
+);
 
 const NO_BRANCH: Branch = Branch {
     from: 0,
@@ -115,18 +132,12 @@ impl Core {
     /// Notes a near branch; answers whether [`Core::branches_due`] must be asked.
     #[inline(always)]
     pub(crate) fn note(&mut self, from: u64, to: u64, class: BranchClass) -> bool {
-        let cpl = self.cpl;
-        let branch = Branch {
-            from,
-            to,
-            at: self.now(),
-            class,
-            cpl,
-            to_cpl: cpl,
-            mispredicted: false,
-        };
+        let levels = u64::from(self.cpl) * (1 << CPL | 1 << TO_CPL);
+        let rest = u64::from(self.now()) | (class as u64) << CLASS | levels;
         let i = self.rec.count;
-        self.rec.buffer[i & (BRANCHES - 1)] = branch;
+        let place = &raw mut self.rec.buffer[i & (BRANCHES - 1)];
+        // SAFETY: the three words are a `Branch`, as the constants check; its last byte, `mispredicted`, is 0.
+        unsafe { place.cast::<[u64; 3]>().write([from, to, rest]) };
         self.rec.count = i + 1;
         i + 1 >= self.rec.due
     }
@@ -206,6 +217,29 @@ impl Core {
             let mask = self.linear_mask();
             self.store_record(&how, &branch, (from_base, to_base, mask));
         }
+        self.noted();
+    }
+
+    /// Stores the near branch noted last, as mostly: 64-bit mode, nobody else wants it, everything in the TLB. None or
+    /// [`Stored::Dropped`] where [`Core::branches_due`] must do it; at the threshold, [`Core::at_threshold`] follows.
+    #[inline(always)]
+    pub(crate) fn store_near(&mut self, from: u64, to: u64) -> Option<Stored> {
+        let how = self.rec.observe.store.as_ref()?;
+        if self.rec.observe.branches || self.code != 8 || !how.wants(self.cpl) {
+            return None;
+        }
+        let mut near = self.ds_near(how.area)?;
+        let stored = bts::store(&mut near, how, from, to);
+        if stored == Stored::Quietly {
+            self.rec.told = self.rec.told.wrapping_add(self.rec.count as u64);
+            self.rec.count = 0;
+        }
+        Some(stored)
+    }
+
+    /// The branch noted last was stored, and the buffer is at its threshold.
+    pub(crate) fn at_threshold(&mut self) {
+        self.ask_for_pmi();
         self.noted();
     }
 
