@@ -523,11 +523,9 @@ impl Core {
         self.repeat = self.flag(RF);
         self.no_step = false;
         self.fl &= !RF;
-        let accesses = self.watched_accesses();
+        self.begin_accesses(lin);
         self.dispatch_one(first);
-        if let (Some(accesses), true) = (accesses, self.why != Leave::Fault) {
-            self.tell_accesses(self.counters.ring(), accesses);
-        }
+        self.end_accesses();
         if had_ss_shadow {
             self.st.events.mov_ss_shadow = false;
         }

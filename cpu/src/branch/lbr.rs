@@ -1,8 +1,9 @@
 //! The LBR stack. SDM Vol. 3B, "Last Branch Record (LBR) Stack".
 
-use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LbrSelect};
+use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LbrInfo, LbrSelect};
 
 use super::{Branch, BranchClass};
+use crate::models::predictor::PENALTY;
 
 /// One entry, as its three MSRs show it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub(super) struct Lbr {
     pub(super) ler: (u64, u64),
     /// [`Branch::at`] of the last update: where CYC_CNT starts.
     pub(super) since: u32,
+    /// Cycles lost to wrong predictions since then.
+    pub(super) lost: u32,
 }
 
 /// The filter bit of a class; none for what is not recorded at all.
@@ -72,7 +75,7 @@ impl Lbr {
             if classes & !PLAIN == 0 {
                 self.tos = (self.tos + old.len()) % LBR_DEPTH;
                 if let Some(b) = old.last() {
-                    (self.last, self.since) = ((b.from, b.to), b.at);
+                    (self.last, self.since, self.lost) = ((b.from, b.to), b.at, 0);
                 }
                 batch = new;
             }
@@ -83,6 +86,9 @@ impl Lbr {
     }
 
     fn record_one(&mut self, branch: &Branch) {
+        if branch.mispredicted {
+            self.lost = self.lost.saturating_add(PENALTY);
+        }
         let Some(class) = filter(branch.class) else {
             return;
         };
@@ -109,13 +115,18 @@ impl Lbr {
 
     fn push(&mut self, branch: &Branch) {
         self.tos = (self.tos + 1) % LBR_DEPTH;
-        let cycles = u64::from(branch.at.wrapping_sub(self.since)).min(CYC_CNT_MAX);
-        self.since = branch.at;
+        let cycles = u64::from(branch.at.wrapping_sub(self.since)) + u64::from(self.lost);
+        let flags = if branch.mispredicted {
+            LbrInfo::MISPRED
+        } else {
+            LbrInfo::empty()
+        };
+        (self.since, self.lost) = (branch.at, 0);
         self.last = (branch.from, branch.to);
         self.entries[self.tos] = Entry {
             from: branch.from,
             to: branch.to,
-            info: cycles,
+            info: flags.bits() | cycles.min(CYC_CNT_MAX),
         };
     }
 
@@ -123,6 +134,6 @@ impl Lbr {
     fn pop(&mut self, branch: &Branch) {
         self.entries[self.tos] = Entry::default();
         self.tos = (self.tos + LBR_DEPTH - 1) % LBR_DEPTH;
-        self.since = branch.at;
+        (self.since, self.lost) = (branch.at, 0);
     }
 }

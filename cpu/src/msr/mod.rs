@@ -77,6 +77,8 @@ pub struct MsrConfig {
     pub facilities: Facilities,
     /// Frequency of the TSC in Hz.
     pub tsc_hz: u64,
+    /// A branch predictor and caches are modelled, see [`crate::models`].
+    pub models: bool,
 }
 
 /// Saved state of [`Msrs`].
@@ -143,6 +145,7 @@ impl Msrs {
             pmu: Pmu::new(PmuConfig {
                 tsc_hz: config.tsc_hz,
                 pebs: config.facilities.contains(Facilities::PEBS),
+                models: config.models,
             }),
             stored,
         }

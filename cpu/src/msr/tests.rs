@@ -7,6 +7,7 @@ fn msrs() -> Msrs {
     Msrs::new(MsrConfig {
         facilities: Facilities::NATIVE,
         tsc_hz: 2_500_000_000,
+        models: true,
     })
 }
 
@@ -186,6 +187,7 @@ fn only_a_write_that_changes_what_is_armed_says_so() {
     let mut msrs = Msrs::new(MsrConfig {
         facilities: Facilities::all(),
         tsc_hz: 2_500_000_000,
+        models: true,
     });
     let debugctl = regs::IA32_DEBUGCTL;
     let steps = [
@@ -215,6 +217,7 @@ fn full() -> Msrs {
     Msrs::new(MsrConfig {
         facilities: Facilities::all().difference(Facilities::RTM),
         tsc_hz: 2_500_000_000,
+        models: true,
     })
 }
 
@@ -276,6 +279,7 @@ fn transaction_bits_of_event_selections_follow_the_facility() {
     let mut with = Msrs::new(MsrConfig {
         facilities: Facilities::all(),
         tsc_hz: 2_500_000_000,
+        models: true,
     });
     for index in 0x186..0x18a {
         assert_eq!(full().write(index, 1 << 32, NOW), WrmsrOutcome::Fault);

@@ -4,7 +4,7 @@ use hindsight_regs::pmu::{
     COUNTER_MASK, EventSelect, FIXED_COUNTERS, FixedControl, GP_COUNTERS, global,
 };
 
-use super::events::{Event, EventTotals, Precise, Rings};
+use super::events::{DataOf, Event, EventTotals, Kinds, Precise, Rings};
 use crate::cpuid::CRYSTAL_HZ;
 
 /// General-purpose counters.
@@ -28,6 +28,8 @@ pub struct PmuConfig {
     pub tsc_hz: u64,
     /// There is PEBS.
     pub pebs: bool,
+    /// A predictor and caches are modelled; otherwise their events count nothing.
+    pub models: bool,
 }
 
 /// What IA32_DEBUGCTL makes a request for an interrupt freeze.
@@ -59,6 +61,8 @@ pub(super) struct Source {
     pub(super) interrupts: bool,
     /// An overflow leads to a PEBS record.
     pub(super) precise: Option<Precise>,
+    /// What its records tell of the data.
+    pub(super) data: Option<DataOf>,
 }
 
 /// The performance-monitoring unit of one processor.
@@ -222,6 +226,7 @@ impl Pmu {
                 },
                 interrupts: control.has(FixedControl::PMI),
                 precise: None,
+                data: None,
             }
         };
         (!source.rings.is_empty() && source.event != Event::default()).then_some(source)
@@ -232,7 +237,10 @@ impl Pmu {
         if !select.has(EventSelect::ENABLE) {
             return None;
         }
-        let event = Event::selected(select, counter);
+        let mut event = Event::selected(select, counter);
+        if !self.config.models && event.kinds.meets(Kinds::MODELLED) {
+            event = Event::default();
+        }
         let pebs = self.pebs_enable >> counter & 1 != 0 && !select.has(EventSelect::ANY_THREAD);
         Some(Source {
             event,
@@ -242,6 +250,7 @@ impl Pmu {
             },
             interrupts: select.has(EventSelect::INT),
             precise: event.precise.filter(|_| pebs),
+            data: event.data.filter(|_| pebs),
         })
     }
 }

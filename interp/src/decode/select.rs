@@ -734,7 +734,8 @@ impl Pick<'_> {
             | M::Prefetcht1
             | M::Prefetcht2 => plain!(mov::nop),
             M::Mfence | M::Lfence | M::Sfence => plain!(mov::fence),
-            M::Clflush | M::Clflushopt | M::Clwb => general!(mov::flush),
+            M::Clflush | M::Clflushopt => general!(mov::flush),
+            M::Clwb => general!(mov::clean),
             M::Cld => plain!(system::cld),
             M::Std => plain!(system::std),
             M::Clc => plain!(system::carry::<0>),

@@ -159,7 +159,7 @@ impl Platform for Machine {
     fn request_pmi(&mut self) {
         self.pmis += 1;
     }
-    fn branches(&mut self, branches: &[Branch]) {
+    fn branches(&mut self, branches: &mut [Branch]) {
         self.branches.extend_from_slice(branches);
         self.batches.push(branches.len());
         self.retired_at_tell.push(self.retired);

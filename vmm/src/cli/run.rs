@@ -101,6 +101,9 @@ pub(super) struct RunArgs {
     /// Give the guest the input of a file that --record-input wrote
     #[arg(long, value_name = "FILE", requires = "deterministic")]
     replay_input: Option<PathBuf>,
+    /// The branch predictor and the caches behind performance events: off leaves such events at 0
+    #[arg(long, value_enum, default_value_t = ModelsArg::On)]
+    models: ModelsArg,
     #[command(flatten)]
     gdb: gdb::GdbArgs,
     /// For tests of Hindsight: run in KVM and in the interpreter in turn, changing after so many
@@ -122,6 +125,12 @@ enum ProtocolArg {
     Elf,
     Multiboot,
     Linux,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ModelsArg {
+    On,
+    Off,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -289,7 +298,9 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         engine: choice.engine,
     };
     let image = args.image.display();
-    let prepared = Prepared::new(&config, &files.plan(&args)).with_context(|| image.to_string())?;
+    let prepared = Prepared::new(&config, &files.plan(&args))
+        .with_context(|| image.to_string())?
+        .modelled(args.models == ModelsArg::On);
     let log = input_log(&args)?;
     let prepared = match rule {
         Some(rule) => prepared.changing(rule, args.switch_every),
@@ -379,7 +390,9 @@ pub(super) fn determined(args: &RunArgs) -> anyhow::Result<Determined> {
         engine: Engine::Interp,
     };
     let image = args.image.display();
-    let prepared = Prepared::new(&config, &files.plan(args)).with_context(|| image.to_string())?;
+    let prepared = Prepared::new(&config, &files.plan(args))
+        .with_context(|| image.to_string())?
+        .modelled(args.models == ModelsArg::On);
     let log = input_log(args)?;
     let sinks = Sinks {
         serial: Box::new(io::sink()),

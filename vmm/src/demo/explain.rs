@@ -157,6 +157,7 @@ mod tests {
     const CONFIG: MsrConfig = MsrConfig {
         facilities: Facilities::NATIVE,
         tsc_hz: 2_000_000_000,
+        models: true,
     };
 
     #[test]

@@ -104,6 +104,7 @@ pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
         msrs: MsrConfig {
             facilities: Facilities::NATIVE,
             tsc_hz: board.clock.hz(),
+            models: true,
         },
     })
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hindsight_cpu::cpuid::{self, CpuModel, CpuidTable, Regs};
 use hindsight_cpu::facility::Facilities;
+use hindsight_cpu::models::{Cache, Geometry};
 use hindsight_cpu::msr::MsrConfig;
 use hindsight_cpu::state::{Activity, CpuState, gpr, seg};
 use hindsight_devices::clock::Clock;
@@ -146,6 +147,7 @@ pub struct Prepared {
     seed: Option<u64>,
     rule: Option<Rule>,
     every: Option<Every>,
+    modelled: bool,
 }
 
 impl Prepared {
@@ -154,6 +156,14 @@ impl Prepared {
     #[must_use]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Whether a branch predictor and caches stand behind the events that need them; without, these
+    /// count nothing. See [`hindsight_cpu::models`].
+    #[must_use]
+    pub fn modelled(mut self, modelled: bool) -> Self {
+        self.modelled = modelled;
         self
     }
 
@@ -188,6 +198,7 @@ impl Prepared {
             seed: None,
             rule: None,
             every: None,
+            modelled: true,
         })
     }
 
@@ -205,6 +216,7 @@ impl Prepared {
             seed,
             rule,
             every,
+            modelled,
         } = self;
         if seed.is_some() && config.engine != Engine::Interp {
             return Err(MachineError::Deterministic);
@@ -239,7 +251,11 @@ impl Prepared {
             // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
             board.irq.set_virtual_wire();
         }
-        let msrs = MsrConfig { facilities, tsc_hz };
+        let msrs = MsrConfig {
+            facilities,
+            tsc_hz,
+            models: modelled,
+        };
         let models = |id| Models::new(id, msrs, board.clone());
         let ready = match kvm {
             Some(parts) => parts.into_vcpus(&board, &loaded, models)?,
@@ -638,6 +654,7 @@ fn board(
         reports: Reports::new().map_err(MachineError::Reports)?,
         memory,
         observed_memory: Mutex::default(),
+        cache: Mutex::new(Cache::new(Geometry::L3)),
         messages,
         finish,
         timer,

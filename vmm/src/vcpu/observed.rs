@@ -8,7 +8,7 @@ use hindsight_cpu::branch::{Branch, Observe};
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::msr::Effect;
 use hindsight_cpu::pmu::pebs::Stored;
-use hindsight_cpu::pmu::{self, Counting, Ring};
+use hindsight_cpu::pmu::{Counting, Ring};
 use hindsight_cpu::state::{Activity, CpuState, seg};
 use hindsight_interp::{Accesses, Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
 use hindsight_regs::msr as regs;
@@ -160,7 +160,7 @@ impl Platform for Around {
         }
     }
 
-    fn branches(&mut self, branches: &[Branch]) {
+    fn branches(&mut self, branches: &mut [Branch]) {
         if let Some(track) = &mut self.track {
             track.follow(branches);
         }
@@ -178,7 +178,7 @@ impl Platform for Around {
     }
 
     fn counting(&mut self) -> Counting {
-        let counting = self.models.msrs.counting();
+        let counting = self.models.counting();
         let cycles = self.models.msrs.pmu().limits().cycles;
         let as_instructions = if self.track.is_some() {
             // An instruction is a tick of the clock.
@@ -196,10 +196,12 @@ impl Platform for Around {
         self.models.count();
     }
 
-    fn accessed(&mut self, ring: Ring, accesses: Accesses) {
-        let totals = &mut self.models.events().totals;
-        totals.add(pmu::Kind::Load, ring, accesses.load.into());
-        totals.add(pmu::Kind::Store, ring, accesses.store.into());
+    fn accessed(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64 {
+        self.models.accessed(ring, accesses)
+    }
+
+    fn flushed(&mut self, gpa: Option<u64>) {
+        self.models.flushed(gpa);
     }
 
     fn pebs_stored(&mut self, stored: &Stored) {

@@ -20,6 +20,7 @@ fn branch(class: BranchClass, n: u32) -> Branch {
         class,
         cpl: 0,
         to_cpl: 0,
+        mispredicted: false,
     }
 }
 
@@ -158,6 +159,7 @@ fn any_branch() -> impl Strategy<Value = Branch> {
     ]);
     (class, 0..1000_u32, 0..2_u8).prop_map(|(class, n, cpl)| Branch {
         to_cpl: cpl * 3,
+        mispredicted: false,
         ..branch(class, n)
     })
 }

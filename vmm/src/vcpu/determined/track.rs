@@ -248,6 +248,7 @@ mod tests {
             class: hindsight_cpu::branch::BranchClass::Return,
             cpl: 0,
             to_cpl: 0,
+            mispredicted: false,
         };
         let branches: Vec<_> = (0..50).map(|n| branch(n * 8, 3)).collect();
         let follow = |portions: &[&[Branch]]| {
