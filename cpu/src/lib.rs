@@ -11,6 +11,8 @@ pub mod debug;
 pub mod facility;
 pub mod msr;
 pub mod pmu;
+pub mod profile;
+pub mod rdt;
 pub mod state;
 mod state_check;
 pub mod tsc;

@@ -6,6 +6,8 @@
 mod counting;
 pub mod table;
 
+use std::sync::Arc;
+
 use hindsight_regs::msr as regs;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -16,6 +18,7 @@ use crate::armed::Armed;
 use crate::branch::{Branch, BranchState, BranchStateError, BranchUnit, Observe};
 use crate::facility::Facilities;
 use crate::pmu::{Pmu, PmuConfig, PmuError, PmuState};
+use crate::rdt::{Package, Rdt, RdtError, RdtState};
 use crate::tsc::{Tsc, TscState};
 
 /// What a RDMSR gives.
@@ -88,6 +91,8 @@ pub struct MsrsState {
     pub branch: BranchState,
     /// The performance-monitoring unit.
     pub pmu: PmuState,
+    /// Resource monitoring and allocation.
+    pub rdt: RdtState,
     /// (index, value) of every stored MSR, in table order.
     pub stored: Vec<(u32, u64)>,
 }
@@ -117,6 +122,9 @@ pub enum MsrError {
     /// The performance-monitoring unit cannot be in that state.
     #[error(transparent)]
     Pmu(#[from] PmuError),
+    /// Resource monitoring and allocation cannot be in that state.
+    #[error(transparent)]
+    Rdt(#[from] RdtError),
 }
 
 /// The MSRs of one virtual processor that are not part of its plain state.
@@ -126,13 +134,19 @@ pub struct Msrs {
     tsc: Tsc,
     branch: BranchUnit,
     pmu: Pmu,
+    rdt: Rdt,
     /// Values of the stored MSRs, in table order.
     stored: Vec<(u32, u64)>,
 }
 
 impl Msrs {
-    /// The MSRs after RESET.
+    /// The MSRs of a processor alone in its package, after RESET.
     pub fn new(config: MsrConfig) -> Self {
+        Self::in_package(config, Arc::default())
+    }
+
+    /// The MSRs of a processor of `package`, after RESET.
+    pub fn in_package(config: MsrConfig, package: Arc<Package>) -> Self {
         let stored = table::stored_indices()
             .map(|(spec, index)| (index, spec.reset_value(index, &config)))
             .collect();
@@ -143,7 +157,9 @@ impl Msrs {
             pmu: Pmu::new(PmuConfig {
                 tsc_hz: config.tsc_hz,
                 pebs: config.facilities.contains(Facilities::PEBS),
+                counters: config.facilities.gp_counters(),
             }),
+            rdt: Rdt::new(config.facilities, package),
             stored,
         }
     }
@@ -156,6 +172,11 @@ impl Msrs {
     /// Branch recording.
     pub const fn branch(&self) -> &BranchUnit {
         &self.branch
+    }
+
+    /// Resource monitoring and allocation.
+    pub const fn rdt(&self) -> &Rdt {
+        &self.rdt
     }
 
     /// What an engine must report and do.
@@ -185,6 +206,7 @@ impl Msrs {
             Owner::Tsc => RdmsrOutcome::Value(self.read_tsc(index, now)),
             Owner::Branch => RdmsrOutcome::Value(self.branch.read(index)),
             Owner::Pmu => RdmsrOutcome::Value(self.pmu.read(index)),
+            Owner::Rdt => RdmsrOutcome::Value(self.rdt.read(index)),
             Owner::Constant => RdmsrOutcome::Value(spec.reset_value(index, &self.config)),
             Owner::Stored => RdmsrOutcome::Value(self.stored[self.slot(index)].1),
             Owner::Apic => RdmsrOutcome::Apic,
@@ -210,6 +232,8 @@ impl Msrs {
                 self.follow_freeze();
                 Effect::None
             }
+            Owner::Rdt if self.rdt.write(index, value) => Effect::None,
+            Owner::Rdt => return WrmsrOutcome::Fault,
             Owner::Constant => Effect::None,
             Owner::Stored => self.write_stored(spec, index, value),
             Owner::Apic => return WrmsrOutcome::Apic,
@@ -226,6 +250,7 @@ impl Msrs {
         let mut armed = Armed::by_debugctl(self.branch.debugctl());
         armed.set(Armed::PMU, self.pmu.is_set_up());
         armed.set(Armed::PEBS, self.pmu.takes_records());
+        armed.set(Armed::RDT, self.rdt.is_armed());
         armed
     }
 
@@ -288,6 +313,7 @@ impl Msrs {
             tsc: self.tsc.save(),
             branch: self.branch.save(),
             pmu: self.pmu.save(),
+            rdt: self.rdt.save(),
             stored: self.stored.clone(),
         }
     }
@@ -315,8 +341,10 @@ impl Msrs {
             }
         }
         self.pmu.check(&state.pmu)?;
+        self.rdt.check(&state.rdt)?;
         self.branch.restore(&state.branch)?;
         self.pmu.restore(&state.pmu)?;
+        self.rdt.restore(&state.rdt)?;
         self.follow_freeze();
         self.tsc.restore(&state.tsc);
         self.stored.clone_from(&state.stored);

@@ -33,6 +33,7 @@ impl Rig {
             pmu: Pmu::new(PmuConfig {
                 tsc_hz: 2_500_000_000,
                 pebs: true,
+                counters: 4,
             }),
             totals: EventTotals::default(),
             freeze: Freeze::default(),

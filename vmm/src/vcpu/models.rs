@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hindsight_cpu::branch::Branch;
 use hindsight_cpu::msr::{
-    Effect, MsrConfig, MsrError, Msrs, MsrsState, Now, Owner, RdmsrOutcome, WrmsrOutcome, find,
+    Effect, MsrError, Msrs, MsrsState, Now, Owner, RdmsrOutcome, WrmsrOutcome, find,
 };
 use hindsight_cpu::pmu::Needs;
 use hindsight_cpu::pmu::pebs::Stored;
@@ -52,12 +52,12 @@ fn apic_page(apic_base: u64) -> Option<u64> {
 }
 
 impl Models {
-    /// The models of processor `id` after RESET.
-    pub fn new(id: usize, config: MsrConfig, board: Arc<Board>) -> Self {
+    /// The models of processor `id` round these MSRs.
+    pub fn new(id: usize, msrs: Msrs, board: Arc<Board>) -> Self {
         let apic_page = apic_page(board.irq.apic_base(id));
         Self {
             id,
-            msrs: Msrs::new(config),
+            msrs,
             board,
             recorder: None,
             history: None,
