@@ -9,6 +9,8 @@ use hindsight_regs::rdt;
 use serde::{Deserialize, Serialize};
 
 use crate::facility::Facilities;
+use crate::models::Geometry;
+use crate::models::cache::LINE;
 
 /// EAX, EBX, ECX, EDX.
 pub type Regs = [u32; 4];
@@ -373,23 +375,22 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
         [0, ebx, ecx, EDX7_ARCH_CAPABILITIES]
     }
 
-    /// Leaf 4: 32 KiB L1 data and instruction, 1 MiB L2, 24.75 MiB shared L3 of 11 ways
-    /// (rule CPU-24).
+    /// Leaf 4: the caches that are modelled, the third level shared (rule CPU-24).
     fn caches(&self, out: &mut Vec<Leaf>) {
         let cores = (self.config.cpus.next_power_of_two().min(64) - 1) << 26;
-        let cache = |kind: u32, level: u32, shared: u32, ways: u32, sets: u32, edx: u32| {
+        let cache = |kind: u32, level: u32, shared: u32, geometry: Geometry, edx: u32| {
             [
                 kind | level << 5 | 1 << 8 | shared << 14 | cores,
-                (ways - 1) << 22 | 63,
-                sets - 1,
+                (geometry.ways - 1) << 22 | (LINE - 1),
+                geometry.sets - 1,
                 edx,
             ]
         };
         let all = self.config.cpus.next_power_of_two() - 1;
-        push_sub(out, 4, 0, cache(1, 1, 0, 8, 64, 0));
-        push_sub(out, 4, 1, cache(2, 1, 0, 8, 64, 0));
-        push_sub(out, 4, 2, cache(3, 2, 0, 16, 1024, 0));
-        push_sub(out, 4, 3, cache(3, 3, all, 11, 36864, 0b100));
+        push_sub(out, 4, 0, cache(1, 1, 0, Geometry::L1, 0));
+        push_sub(out, 4, 1, cache(2, 1, 0, Geometry::L1, 0));
+        push_sub(out, 4, 2, cache(3, 2, 0, Geometry::L2, 0));
+        push_sub(out, 4, 3, cache(3, 3, all, Geometry::L3, 0b100));
         push_sub(out, 4, 4, [0; 4]);
     }
 

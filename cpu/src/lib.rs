@@ -9,6 +9,7 @@ pub mod branch;
 pub mod cpuid;
 pub mod debug;
 pub mod facility;
+pub mod models;
 pub mod msr;
 pub mod pmu;
 pub mod profile;

@@ -64,18 +64,13 @@ struct Pieces([(u64, usize); 2]);
 
 impl Core {
     fn explicit(&self) -> Set {
-        match self.set {
-            0 => Set::Supervisor,
-            1 => Set::User,
-            2 => Set::SupervisorAc,
-            _ => Set::Never,
-        }
+        self.set
     }
 
     /// Reads through the TLB only.
     #[inline(always)]
     pub(crate) fn fast_read<T: Word>(&self, lin: u64) -> Option<T> {
-        let host = self.rd.find(lin, T::SIZE as u64, self.set)?;
+        let host = self.rd.find(lin, T::SIZE as u64, self.first)?;
         // SAFETY: TLB entries lead to mapped guest memory, and `find` checked that all bytes lie
         // in the page. Other processors may write at the same time, as real ones do.
         Some(unsafe { with_exposed_provenance_mut::<T>(host as usize).read_unaligned() })
@@ -84,7 +79,7 @@ impl Core {
     /// Writes through the TLB only; false on a miss.
     #[inline(always)]
     pub(crate) fn fast_write<T: Word>(&self, lin: u64, v: T) -> bool {
-        let Some(host) = self.wr.find(lin, T::SIZE as u64, self.set) else {
+        let Some(host) = self.wr.find(lin, T::SIZE as u64, self.first) else {
             return false;
         };
         // SAFETY: as in `fast_read`; only writable pages are in this TLB.
@@ -95,13 +90,13 @@ impl Core {
     /// Host pointer for a read-modify-write through the TLB only.
     #[inline(always)]
     pub(crate) fn fast_modify<T: Word>(&self, lin: u64) -> Option<Place<T>> {
-        let host = self.wr.find(lin, T::SIZE as u64, self.set)?;
+        let host = self.wr.find(lin, T::SIZE as u64, self.first)?;
         Some(Place(with_exposed_provenance_mut(host as usize)))
     }
 
     /// A read of the DS mechanism, through the TLB only.
     pub(crate) fn ds_fast_read(&self, lin: u64) -> Option<u64> {
-        let host = self.rd.find(lin, 8, Set::SupervisorAc as usize)?;
+        let host = self.rd.find(lin, 8, Set::SupervisorAc.first())?;
         // SAFETY: as in `fast_read`.
         Some(unsafe { with_exposed_provenance_mut::<u64>(host as usize).read_unaligned() })
     }
@@ -109,7 +104,7 @@ impl Core {
     /// The DS management area at a linear address, if the TLB knows all of it as writable.
     #[inline(always)]
     pub(crate) fn ds_near(&self, area: u64) -> Option<NearDs<'_>> {
-        let host = self.wr.find(area, DS_FIELDS, Set::SupervisorAc as usize)?;
+        let host = self.wr.find(area, DS_FIELDS, Set::SupervisorAc.first())?;
         Some(NearDs {
             core: self,
             area,
@@ -119,14 +114,14 @@ impl Core {
 
     /// Whether eight bytes can be written by the DS mechanism, as far as the TLB knows.
     pub(crate) fn ds_can_write(&self, lin: u64) -> bool {
-        self.wr.find(lin, 8, Set::SupervisorAc as usize).is_some()
+        self.wr.find(lin, 8, Set::SupervisorAc.first()).is_some()
     }
 
     /// A write of the DS mechanism, through the TLB only; false on a miss.
     #[inline(always)]
     pub(crate) fn ds_fast_write(&self, lin: u64, words: &[u64]) -> bool {
         let len = std::mem::size_of_val(words) as u64;
-        let Some(host) = self.wr.find(lin, len, Set::SupervisorAc as usize) else {
+        let Some(host) = self.wr.find(lin, len, Set::SupervisorAc.first()) else {
             return false;
         };
         let place = with_exposed_provenance_mut::<u64>(host as usize);
@@ -366,7 +361,7 @@ impl Core {
         lock: bool,
         mut f: impl FnMut(T) -> T,
     ) -> Result<T, Fault> {
-        if self.wr.find(lin, T::SIZE as u64, self.set).is_none() {
+        if self.wr.find(lin, T::SIZE as u64, self.first).is_none() {
             self.probe_write(lin, T::SIZE)?;
         }
         if !lock {
@@ -375,7 +370,7 @@ impl Core {
             return Ok(old);
         }
         let aligned = lin & (T::SIZE as u64 - 1) == 0;
-        if let (true, Some(host)) = (aligned, self.wr.find(lin, T::SIZE as u64, self.set)) {
+        if let (true, Some(host)) = (aligned, self.wr.find(lin, T::SIZE as u64, self.first)) {
             let ptr = with_exposed_provenance_mut::<u8>(host as usize);
             // SAFETY: a writable page of guest memory, and the address is aligned to the size.
             return Ok(unsafe { atomic_modify(ptr, f) });
@@ -477,10 +472,10 @@ impl Core {
         expected: (u64, u64),
         new: (u64, u64),
     ) -> Result<(u64, u64), Fault> {
-        if self.wr.find(lin, 16, self.set).is_none() {
+        if self.wr.find(lin, 16, self.first).is_none() {
             self.probe_write(lin, 16)?;
         }
-        if let Some(host) = self.wr.find(lin, 16, self.set)
+        if let Some(host) = self.wr.find(lin, 16, self.first)
             && std::arch::is_x86_feature_detected!("cmpxchg16b")
         {
             let (mut lo, mut hi) = expected;
@@ -512,11 +507,11 @@ impl Core {
 impl Core {
     /// Copies bytes that lie within one page at each end; false if either is not plain memory.
     pub(crate) fn copy(&mut self, from: u64, to: u64, len: u64) -> Result<bool, Fault> {
-        let source = match self.rd.find(from, len, self.set) {
+        let source = match self.rd.find(from, len, self.first) {
             Some(host) => host,
             None => {
                 self.pieces(from, 1, Want::Read, self.explicit())?;
-                let Some(host) = self.rd.find(from, len, self.set) else {
+                let Some(host) = self.rd.find(from, len, self.first) else {
                     return Ok(false);
                 };
                 host
@@ -537,11 +532,11 @@ impl Core {
     }
 
     fn writable(&mut self, to: u64, len: u64) -> Result<Option<u64>, Fault> {
-        if let Some(host) = self.wr.find(to, len, self.set) {
+        if let Some(host) = self.wr.find(to, len, self.first) {
             return Ok(Some(host));
         }
         self.probe_write(to, 1)?;
-        Ok(self.wr.find(to, len, self.set))
+        Ok(self.wr.find(to, len, self.first))
     }
 
     /// Stores the accumulator `n` times within one page; false if that is not plain memory.

@@ -20,7 +20,7 @@ use crate::portable::Functions;
 use crate::recording::Recording;
 use crate::stops::Armed;
 use crate::thunk::{Thunks, Vectors};
-use crate::tlb::{Set, Tlb};
+use crate::tlb::{First, Set, Tlb};
 use crate::word::Word;
 use hindsight_cpu::state::{CpuState, Segment, seg};
 use std::ptr::NonNull;
@@ -131,8 +131,9 @@ pub(crate) struct Core {
     pub(crate) rd: Tlb,
     pub(crate) wr: Tlb,
     pub(crate) ex: Tlb,
-    /// The TLB set of explicit accesses, as a number.
-    pub(crate) set: usize,
+    /// The TLB set of explicit accesses, and where it begins.
+    pub(crate) set: Set,
+    pub(crate) first: First,
     /// Context of the jump cache: generation, mode and privilege.
     pub(crate) ctx: u64,
     /// All ones in 64-bit mode, else 32 ones.
@@ -232,7 +233,8 @@ impl Core {
             rd: Tlb::new(),
             wr: Tlb::new(),
             ex: Tlb::new(),
-            set: 0,
+            set: Set::Supervisor,
+            first: Set::Supervisor.first(),
             ctx: 0,
             ip_mask: 0,
             stack_mask: 0,
@@ -386,7 +388,7 @@ impl Core {
             _ if ac && self.cr4(CR4_SMAP) => Set::SupervisorAc,
             _ => Set::Supervisor,
         };
-        self.set = set as usize;
+        (self.set, self.first) = (set, set.first());
     }
 
     pub(crate) fn update_ctx(&mut self) {
@@ -424,32 +426,47 @@ impl Core {
 
     #[inline(always)]
     pub(crate) fn reg(&self, i: u8) -> u64 {
-        self.regs[(i & 31) as usize]
+        *self.place(i)
+    }
+
+    /// A register by its number in an operation.
+    #[inline(always)]
+    fn place(&self, i: u8) -> &u64 {
+        debug_assert!(i < 32);
+        // SAFETY: the decoder gives numbers below 32, or with `HIGH` for operands of a byte, which mask it.
+        unsafe { self.regs.get_unchecked(i as usize) }
+    }
+
+    #[inline(always)]
+    fn place_mut(&mut self, i: u8) -> &mut u64 {
+        debug_assert!(i < 32);
+        // SAFETY: as in `place`.
+        unsafe { self.regs.get_unchecked_mut(i as usize) }
     }
 
     #[inline(always)]
     pub(crate) fn set_reg(&mut self, i: u8, v: u64) {
-        self.regs[(i & 31) as usize] = v;
+        *self.place_mut(i) = v;
     }
 
     /// A register operand of width `T`.
     #[inline(always)]
     pub(crate) fn get<T: Word>(&self, i: u8) -> T {
-        let v = self.regs[(i & 31) as usize];
-        if T::SIZE == 1 {
-            T::from_u64(v >> (u32::from(i & HIGH) >> 2))
+        if T::HIGH {
+            T::from_u64(self.reg(i & !HIGH) >> (u32::from(i & HIGH) >> 2))
         } else {
-            T::from_u64(v)
+            T::from_u64(self.reg(i))
         }
     }
 
     /// Writes a register operand of width `T`.
     #[inline(always)]
     pub(crate) fn put<T: Word>(&mut self, i: u8, v: T) {
-        let reg = &mut self.regs[(i & 31) as usize];
-        if T::SIZE == 1 && i & HIGH != 0 {
+        if T::HIGH && i & HIGH != 0 {
+            let reg = self.place_mut(i & !HIGH);
             *reg = (*reg & !0xff00) | v.zext() << 8;
         } else {
+            let reg = self.place_mut(i);
             *reg = v.merge(*reg);
         }
     }
@@ -480,7 +497,7 @@ impl Core {
         self.reg(op.base)
             .wrapping_add(self.reg(op.index) << (op.scale & 3))
             .wrapping_add(op.disp)
-            .wrapping_add(self.reg(slot::SEG_BASE + (op.seg & 7)))
+            .wrapping_add(self.reg(slot::SEG_BASE + op.seg))
     }
 
     /// The offset of a memory operand in any mode.

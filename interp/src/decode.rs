@@ -6,6 +6,7 @@
 )]
 
 mod cpuid;
+mod quiet;
 mod select;
 #[cfg(test)]
 mod tests;
@@ -14,11 +15,12 @@ pub(crate) use cpuid::Features;
 
 use crate::core::{Core, Fault, GP0};
 use crate::mmu::Want;
-use crate::op::{LINKABLE, Next, Op};
+use crate::op::{Handler, LINKABLE, MEM, Next, Op};
 use crate::ops::{branch, fused};
 use crate::tlb::Set;
 use hindsight_cpu::state::seg;
-use iced_x86::{Decoder, DecoderError, DecoderOptions, FlowControl, Instruction};
+use iced_x86::{Decoder, DecoderError, DecoderOptions, FlowControl, Instruction, OpKind};
+use quiet::{Effect, hush};
 
 /// Most instructions in a block.
 const MOST: usize = 32;
@@ -132,6 +134,7 @@ impl Core {
         let mut decoder = Decoder::with_ip(bits, &code.bytes, rip, DecoderOptions::NONE);
         let mut insn = Instruction::default();
         let mut ops: Vec<Op> = Vec::with_capacity(8);
+        let mut effects: Vec<Effect> = Vec::with_capacity(8);
         let mut ended = false;
         let mut count = 0;
         let mut len = 0;
@@ -154,21 +157,27 @@ impl Core {
                 }
                 break;
             }
-            let mut op = self.select(&insn, rip, short);
+            let (mut op, effect) = self.select(&insn, rip, short);
             op.at = at as u16;
             op.left = count as u8;
             ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
             len = (at + insn.len().max(1)) as u16;
             op.len = insn.len() as u8;
             match fuse(&insn, ops.last(), &op, self.rec.observe.notices()) {
-                Some(both) => {
+                Some((both, quiet)) => {
                     ops.pop();
+                    effects.pop();
                     ops.push(both);
+                    effects.push(Effect::Set(quiet));
                 }
-                None => ops.push(op),
+                None => {
+                    ops.push(op);
+                    effects.push(effect);
+                }
             }
             count += 1;
         }
+        hush(&mut ops, &effects);
         let needs_fall = !ended || falls_through(&insn);
         for op in &mut ops {
             op.left = count as u8 - op.left;
@@ -202,10 +211,42 @@ impl Core {
     }
 }
 
-/// The operation that does a comparison and the conditional branch after it.
-fn fuse(insn: &Instruction, first: Option<&Op>, branch: &Op, record: bool) -> Option<Op> {
+/// The operation that does two instructions, and how it is executed if nobody sees the flags.
+fn fuse(
+    insn: &Instruction,
+    first: Option<&Op>,
+    second: &Op,
+    record: bool,
+) -> Option<(Op, Option<Handler>)> {
     let first = first?;
-    if first.fuse == 0 || branch.size != 8 || !insn.is_jcc_short_or_near() {
+    match first.fuse {
+        0 => None,
+        fused::MOV_REG => fuse_mov(insn, first, second).map(|(op, quiet)| (op, Some(quiet))),
+        _ => fuse_branch(insn, first, second, record).map(|op| (op, None)),
+    }
+}
+
+/// MOV, and what then works on the moved value.
+fn fuse_mov(insn: &Instruction, first: &Op, second: &Op) -> Option<(Op, Handler)> {
+    let plain = insn.op0_kind() == OpKind::Register
+        && second.prefix & MEM == 0
+        && (second.d, second.size) == (first.d, first.size);
+    // The second operand must not be what was moved.
+    let itself = insn.op1_kind() == OpKind::Register && second.s == first.d;
+    if !plain || itself {
+        return None;
+    }
+    let [handler, quiet] = fused::after_mov(insn, second)?;
+    let mut both = Op::new(handler);
+    (both.imm, both.d, both.s, both.size) = (second.imm, second.d, second.s, second.size);
+    both.base = first.s;
+    (both.at, both.len, both.left) = (first.at, first.len + second.len, first.left);
+    Some((both, quiet))
+}
+
+/// A comparison and the conditional branch after it.
+fn fuse_branch(insn: &Instruction, first: &Op, branch: &Op, record: bool) -> Option<Op> {
+    if branch.size != 8 || !insn.is_jcc_short_or_near() {
         return None;
     }
     let cc = (insn.condition_code() as u8).wrapping_sub(1);
@@ -214,7 +255,7 @@ fn fuse(insn: &Instruction, first: Option<&Op>, branch: &Op, record: bool) -> Op
     } else {
         fused::handler::<false>
     };
-    let mut both = Op::new(handler(first.fuse, first.size, cc)?);
+    let mut both = Op::new(handler(first.fuse, select::width(first), cc)?);
     (both.imm, both.d, both.s, both.size) = (first.imm, first.d, first.s, first.size);
     both.disp = branch.imm;
     both.prefix = branch.prefix & LINKABLE;

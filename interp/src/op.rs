@@ -18,6 +18,9 @@ pub(crate) mod slot {
 /// Marks AH, CH, DH, BH in a register field.
 pub(crate) const HIGH: u8 = 0x20;
 
+/// Instead of the size 1: neither register is AH, CH, DH or BH.
+pub(crate) const LOW: u8 = 0x81;
+
 /// Executes one operation and answers the next one.
 pub(crate) type Handler = fn(&mut Core, &Op) -> Next;
 
@@ -60,7 +63,7 @@ pub(crate) struct Op {
     pub(crate) at: u16,
     /// Prefixes, see [`LOCK`], [`REP`], [`REPNE`].
     pub(crate) prefix: u8,
-    /// How it can be fused with a conditional branch after it.
+    /// How it can be fused with the instruction after it.
     pub(crate) fuse: u8,
 }
 

@@ -5,6 +5,7 @@
 //! the guest may look at its records with the next instruction; otherwise when the models must be
 //! asked, or the buffer is full.
 
+#![expect(unsafe_code, reason = "a branch is noted in three stores")]
 #![expect(
     clippy::cast_possible_truncation,
     reason = "the clock of branches is cut to 32 bits"
@@ -19,9 +20,24 @@ use crate::tlb::Set;
 use hindsight_cpu::branch::Store;
 use hindsight_cpu::branch::bts::{self, DsMemory, Stored};
 use hindsight_cpu::state::seg;
+use std::mem::offset_of;
 
-/// Branches kept before they are told, a power of two.
-const BRANCHES: usize = 1024;
+/// Branches kept before they are told, a power of two: few enough to stay in the first-level cache.
+const BRANCHES: usize = 256;
+
+/// Where the fields after the addresses are in their word, in bits.
+const CLASS: usize = (offset_of!(Branch, class) - AT) * 8;
+const CPL: usize = (offset_of!(Branch, cpl) - AT) * 8;
+const TO_CPL: usize = (offset_of!(Branch, to_cpl) - AT) * 8;
+const AT: usize = offset_of!(Branch, at);
+const _: () = assert!(
+    offset_of!(Branch, from) == 0
+        && offset_of!(Branch, to) == 8
+        && AT == 16
+        && size_of::<Branch>() == 24
+        && size_of::<BranchClass>() == 1
+        && align_of::<Branch>() == 8
+);
 
 const NO_BRANCH: Branch = Branch {
     from: 0,
@@ -114,17 +130,12 @@ impl Core {
     /// Notes a near branch; answers whether [`Core::branches_due`] must be asked.
     #[inline(always)]
     pub(crate) fn note(&mut self, from: u64, to: u64, class: BranchClass) -> bool {
-        let cpl = self.cpl;
-        let branch = Branch {
-            from,
-            to,
-            at: self.now(),
-            class,
-            cpl,
-            to_cpl: cpl,
-        };
+        let levels = u64::from(self.cpl) * (1 << CPL | 1 << TO_CPL);
+        let rest = u64::from(self.now()) | (class as u64) << CLASS | levels;
         let i = self.rec.count;
-        self.rec.buffer[i & (BRANCHES - 1)] = branch;
+        let place = &raw mut self.rec.buffer[i & (BRANCHES - 1)];
+        // SAFETY: the three words are a `Branch`, as the constants check; its padding holds zero.
+        unsafe { place.cast::<[u64; 3]>().write([from, to, rest]) };
         self.rec.count = i + 1;
         i + 1 >= self.rec.due
     }
@@ -214,7 +225,25 @@ impl Core {
             // Nobody but single-step on branches may have wanted it.
             return !self.noted();
         };
-        let branch = self.rec.buffer[(self.rec.count - 1) & (BRANCHES - 1)];
+        let branch = &self.rec.buffer[(self.rec.count - 1) & (BRANCHES - 1)];
+        // Mostly: 64-bit mode, everything in the TLB, no threshold near.
+        if self.code == 8
+            && !self.rec.observe.branches
+            && branch.class != BranchClass::NotTaken
+            && how.wants(branch.cpl)
+            && let Some(mut near) = self.ds_near(how.area)
+        {
+            match bts::store(&mut near, &how, branch.from, branch.to) {
+                Stored::Quietly => {
+                    self.rec.told = self.rec.told.wrapping_add(self.rec.count as u64);
+                    self.rec.count = 0;
+                    return false;
+                }
+                Stored::AtThreshold => return self.ask_for_pmi() | !self.noted(),
+                Stored::Dropped => {}
+            }
+        }
+        let branch = *branch;
         let base = self.cs_base();
         let mask = self.linear_mask();
         let interrupts = self.store_record(&how, &branch, (base, base, mask));

@@ -3,6 +3,11 @@
 //! What must be seen by someone (MMIO, watched pages, writes to code pages) is never entered, and
 //! so takes the slow path.
 
+#![expect(
+    unsafe_code,
+    reason = "every access of the guest looks here: without a bounds check"
+)]
+
 /// Entries of one set, a power of two.
 const ENTRIES: usize = 512;
 /// Sets: see [`Set`].
@@ -22,6 +27,17 @@ pub(crate) enum Set {
     Never = 3,
 }
 
+/// Where the entries of a [`Set`] begin, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct First(usize);
+
+impl Set {
+    #[inline(always)]
+    pub(crate) const fn first(self) -> First {
+        First(self as usize * ENTRIES * size_of::<Entry>())
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 struct Entry {
@@ -30,6 +46,9 @@ struct Entry {
     /// What to add to a linear address to get the host address.
     add: u64,
 }
+
+/// Binary logarithm of an entry's size.
+const ENTRY_SHIFT: u32 = size_of::<Entry>().trailing_zeros();
 
 /// What else is known of an entry's page.
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,15 +104,18 @@ impl Tlb {
     }
 
     #[inline(always)]
-    fn index(lin: u64, set: usize) -> usize {
-        let page = (lin >> 12) as usize & (ENTRIES - 1);
-        (set * ENTRIES + page) & (ENTRIES * SETS - 1)
+    fn index(lin: u64, set: First) -> usize {
+        set.0 / size_of::<Entry>() + ((lin >> 12) as usize & (ENTRIES - 1))
     }
 
     /// The host address of `size` bytes at `lin`, if they lie in one page that is entered.
     #[inline(always)]
-    pub(crate) fn find(&self, lin: u64, size: u64, set: usize) -> Option<u64> {
-        let entry = &self.entries[Self::index(lin, set)];
+    pub(crate) fn find(&self, lin: u64, size: u64, set: First) -> Option<u64> {
+        // SAFETY: a set has `ENTRIES` entries from its first one on.
+        let entry = unsafe {
+            let page = (lin >> (12 - ENTRY_SHIFT)) as usize & ((ENTRIES - 1) << ENTRY_SHIFT);
+            &*self.entries.as_ptr().byte_add(set.0 + page)
+        };
         let tag = (lin.wrapping_add(size - 1) & !0xfff) | self.generation;
         (entry.tag == tag).then(|| lin.wrapping_add(entry.add))
     }
@@ -101,7 +123,7 @@ impl Tlb {
     /// The translation of `lin`, if its page is entered; also a global page that was entered before
     /// the last load of CR3.
     pub(crate) fn known(&self, lin: u64, set: Set) -> Option<Translation> {
-        let i = Self::index(lin, set as usize);
+        let i = Self::index(lin, set.first());
         let (entry, more) = (&self.entries[i], &self.more[i]);
         let page = lin & !0xfff;
         let global = more.global == page | self.globals;
@@ -118,7 +140,7 @@ impl Tlb {
             return;
         }
         let page = lin & !0xfff;
-        let i = Self::index(lin, set as usize);
+        let i = Self::index(lin, set.first());
         self.entries[i] = Entry {
             tag: page | self.generation,
             add: host_page.wrapping_sub(page),
@@ -140,7 +162,7 @@ impl Tlb {
 
     /// Forgets the page that `lin` lies in, of whatever size, in all sets.
     pub(crate) fn evict(&mut self, lin: u64) {
-        for set in 0..SETS {
+        for set in (0..SETS).map(|n| First(n * ENTRIES * size_of::<Entry>())) {
             let i = Self::index(lin, set);
             self.entries[i].tag = 0;
             self.more[i].global = 0;
@@ -192,12 +214,12 @@ mod tests {
     fn entry_is_found_until_flushed_and_not_across_its_page() {
         let mut tlb = Tlb::new();
         tlb.insert(0x7000, Set::User, 0x10_0000, page(0x3000, false, 12));
-        assert_eq!(tlb.find(0x7ff8, 8, Set::User as usize), Some(0x10_0ff8));
-        assert_eq!(tlb.find(0x7ff9, 8, Set::User as usize), None);
-        assert_eq!(tlb.find(0x7ff8, 8, Set::Supervisor as usize), None);
+        assert_eq!(tlb.find(0x7ff8, 8, Set::User.first()), Some(0x10_0ff8));
+        assert_eq!(tlb.find(0x7ff9, 8, Set::User.first()), None);
+        assert_eq!(tlb.find(0x7ff8, 8, Set::Supervisor.first()), None);
         for _ in 0..0x1001 {
             tlb.flush();
-            assert_eq!(tlb.find(0x7000, 1, Set::User as usize), None);
+            assert_eq!(tlb.find(0x7000, 1, Set::User.first()), None);
         }
     }
 
@@ -218,7 +240,7 @@ mod tests {
             tlb.flush_locals();
             assert_eq!((gpa(&tlb, 0x7123), gpa(&tlb, 0x8000)), (Some(0x3123), None));
             assert_eq!(
-                tlb.find(0x7000, 1, 0),
+                tlb.find(0x7000, 1, Set::Supervisor.first()),
                 None,
                 "only after it was entered again"
             );

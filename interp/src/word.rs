@@ -12,6 +12,8 @@ pub(crate) trait Word: Copy + Eq + 'static {
     const BITS: u32;
     /// Width in bytes.
     const SIZE: usize;
+    /// A register operand may be AH, CH, DH or BH.
+    const HIGH: bool = false;
     /// The low bits of `v`.
     fn from_u64(v: u64) -> Self;
     /// Zero extension.
@@ -28,6 +30,7 @@ macro_rules! word {
         impl Word for $t {
             const BITS: u32 = <$t>::BITS;
             const SIZE: usize = size_of::<$t>();
+            const HIGH: bool = size_of::<$t>() == 1;
             #[inline(always)]
             fn from_u64(v: u64) -> Self {
                 v as $t
@@ -53,3 +56,29 @@ word!(u8, i8, |old, v| (old & !0xff) | v);
 word!(u16, i16, |old, v| (old & !0xffff) | v);
 word!(u32, i32, |_, v| v);
 word!(u64, i64, |_, v| v);
+
+/// A byte, in registers always the lowest one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Low(u8);
+
+impl Word for Low {
+    const BITS: u32 = 8;
+    const SIZE: usize = 1;
+    #[inline(always)]
+    fn from_u64(v: u64) -> Self {
+        Self(v as u8)
+    }
+    #[inline(always)]
+    fn zext(self) -> u64 {
+        self.0.zext()
+    }
+    #[inline(always)]
+    fn sext(self) -> u64 {
+        self.0.sext()
+    }
+    #[inline(always)]
+    fn merge(self, old: u64) -> u64 {
+        self.0.merge(old)
+    }
+}

@@ -108,6 +108,12 @@ fn bit_index(i: &Instruction) -> bool {
         && i.op1_kind() == OpKind::Register
 }
 
+/// A bit string whose bit number is an address: it leads to memory that only the host has.
+fn reaches_out(i: &Instruction) -> bool {
+    let same = |r: Register| r.full_register() == i.op1_register().full_register();
+    bit_index(i) && (same(i.memory_base()) || same(i.memory_index()))
+}
+
 fn number(r: Register) -> u8 {
     r.full_register().number() as u8
 }
@@ -147,6 +153,9 @@ impl Builder<'_> {
     }
 
     fn slot(&mut self, mut insn: Instruction, bytes: &[u8]) {
+        if reaches_out(&insn) || order_differs(&insn) && insn.segment_prefix() == Register::CS {
+            return;
+        }
         self.loaded = 0;
         self.notes.clear();
         self.operand = None;
@@ -156,7 +165,15 @@ impl Builder<'_> {
         let info = self.factory.info(&insn).clone();
         self.extended_state(&insn);
         if insn.flow_control() != FlowControl::Next && kind(&insn) == Some(Kind::Branch) {
-            self.branch(insn);
+            // A register that counts several times does not lead to the target exactly.
+            let twice = insn.memory_base().is_gpr()
+                && insn.memory_base().full_register() == insn.memory_index().full_register();
+            // A call would push its return address among the cells that other slots load.
+            let pushes = insn.stack_pointer_increment() < 0
+                && insn.memory_base().full_register() == Register::RSP;
+            if !twice && !pushes {
+                self.branch(insn);
+            }
             return;
         }
         self.fixed_operand(&insn);
@@ -317,7 +334,7 @@ impl Builder<'_> {
             M::Popf | M::Popfd | M::Popfq => to_cell = Some(Value::Flags),
             M::Xrstor | M::Xrstor64 => to_cell = Some(Value::Xsave),
             M::Fxrstor | M::Fxrstor64 | M::Frstor | M::Fldenv => to_cell = Some(Value::Fx),
-            M::Ldmxcsr if !self.rng.one_in(8) => to_cell = Some(Value::Mxcsr),
+            M::Ldmxcsr | M::Vldmxcsr => to_cell = Some(Value::Loaded),
             M::Fxsave | M::Fxsave64 | M::Xsave | M::Xsave64 | M::Xsavec | M::Xsavec64 => {
                 to_note = 1024;
                 ignore = &FX_IGNORED;
@@ -570,8 +587,8 @@ fn direct(insn: &Instruction) -> bool {
         )
 }
 
-/// Processors differ in which address a masked store reports, in how far PUSHA and POPA come before they
-/// fault, and in what they check first where GS makes an address canonical.
+/// Processors differ in which address a masked store reports and in what it leaves of x87 state when it faults, in
+/// how far PUSHA and POPA come before they fault, and in what they check first where GS makes an address canonical.
 fn order_differs(insn: &Instruction) -> bool {
     let all = matches!(insn.mnemonic(), M::Popa | M::Popad | M::Pusha | M::Pushad);
     let masked = matches!(

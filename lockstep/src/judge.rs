@@ -33,7 +33,7 @@ pub struct Mismatch {
 }
 
 /// What was done.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
     /// Instructions executed and compared.
     pub cases: u64,
@@ -58,12 +58,12 @@ pub fn batch_seed(class: Class, seed: u64, index: u64) -> u64 {
 }
 
 impl Judge {
-    /// The sides of a worker.
+    /// Both sides; one at a time in a process.
     ///
     /// # Errors
     /// When there is no memory for them.
-    pub fn new(worker: u32) -> Result<Self> {
-        let native = Native::new(worker)?;
+    pub fn new() -> Result<Self> {
+        let native = Native::new()?;
         let guest = Guest::new(native.base())?;
         Ok(Self {
             native,

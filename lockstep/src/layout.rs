@@ -1,14 +1,12 @@
 //! Where things are: the same linear addresses on the host and in the guest.
 //!
-//! Each worker has a region of its own, below 2 GiB, so that every address fits the 32-bit
-//! displacement of an instruction and works in compatibility mode too.
+//! The region is below 2 GiB, so that every address fits the 32-bit displacement of an instruction
+//! and works in compatibility mode too.
 
-/// Linear address of the first worker's region.
+/// Linear address of the region.
 pub const FIRST: u32 = 0x4000_0000;
-/// From one region to the next; regions are aligned to it.
+/// The region is aligned to this.
 pub const STRIDE: u32 = 0x0100_0000;
-/// Most workers.
-pub const WORKERS: u32 = 32;
 
 /// Offset of the data that instructions work on: two pages with nothing mapped around them.
 pub const DATA: u32 = 0x1_0000;

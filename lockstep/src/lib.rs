@@ -1,15 +1,17 @@
 //! Compares the interpreter with processors, instruction by instruction.
 //!
-//! Random instructions on random state run on this host's processor, in this process, and in the
-//! interpreter; all results must be equal. [`class`] says what is compared, [`stems`] finds every
+//! Random instructions on random state run on this host's processor and in the
+//! interpreter, both in one process; all results must be equal. [`class`] says what is compared, [`stems`] finds every
 //! encoding of it, [`build`] makes batches of code around the instructions, [`native`] and
-//! [`guest`] run them, [`judge`] compares and bisects. docs/lockstep.md tells what has been done.
+//! [`guest`] run them, [`judge`] compares and bisects, [`jobs`]
+//! shares the work between processes. docs/lockstep.md tells what has been done.
 
 pub mod batch;
 pub mod build;
 pub mod class;
 pub mod emit;
 pub mod guest;
+pub mod jobs;
 pub mod judge;
 pub mod kernel;
 pub mod layout;

@@ -32,7 +32,7 @@ struct Arguments {
     /// Replay one batch of the one class given and show it.
     #[arg(long, value_parser = number, value_name = "SEED")]
     one: Option<u64>,
-    /// Threads; default: one for each processor.
+    /// Processes at once; default: one for each processor.
     #[arg(long, value_name = "N")]
     jobs: Option<u32>,
     /// Compare these classes of system instructions with this host's KVM instead; `all` for all.
@@ -61,7 +61,7 @@ fn fresh() -> u64 {
 }
 
 fn one(class: Class, seed: u64) -> Result<bool> {
-    let text = Judge::new(0)?.replay(&Stems::of(class), class, seed)?;
+    let text = Judge::new()?.replay(&Stems::of(class), class, seed)?;
     print!("{text}");
     Ok(!text.contains(": equal")
         || text

@@ -5,7 +5,7 @@
 use crate::batch::Batch;
 use crate::layout::*;
 use crate::map::{Map, memory_file};
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use std::os::fd::AsRawFd;
 use std::sync::Once;
 
@@ -111,13 +111,12 @@ pub struct Native {
 }
 
 impl Native {
-    /// Maps the region of a worker; at most [`WORKERS`].
+    /// Maps the region: one at a time in a process.
     ///
     /// # Errors
     /// When memory cannot be mapped where it must be.
-    pub fn new(worker: u32) -> Result<Self> {
-        ensure!(worker < WORKERS, "at most {WORKERS} jobs");
-        let base = FIRST + worker * STRIDE;
+    pub fn new() -> Result<Self> {
+        let base = FIRST;
         let file = memory_file(GUEST_LEN as usize)?;
         let (r, w, x) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
         let view = Map::new(0, GUEST_LEN as usize, r | w, Some((file.as_raw_fd(), 0)))?;

@@ -1,14 +1,14 @@
 //! Runs classes: shares the batches between jobs, tells the progress, keeps the state.
 
 use crate::class::Class;
+use crate::jobs::{self, Counter};
 use crate::judge::{Judge, RUNS, Tally, batch_seed};
 use crate::layout::SLOTS;
 use crate::state::State;
 use crate::stems::Stems;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// What to run.
@@ -20,7 +20,7 @@ pub struct Plan {
     pub time: Option<Duration>,
     /// Decides all.
     pub seed: u64,
-    /// Threads.
+    /// Processes.
     pub jobs: u32,
     /// Where the state is kept.
     pub state: Option<PathBuf>,
@@ -63,48 +63,33 @@ fn part(class: Class, plan: &Plan, slice: Duration, state: &mut State) -> Result
     let done = *record.seeds.entry(plan.seed).or_default();
     let missing = plan.cases.saturating_sub(record.cases);
     let last = done + missing.div_ceil(RUNS * SLOTS as u64);
-    let next = AtomicU64::new(done);
+    let counter = Counter::new(done)?;
     let start = Instant::now();
-    let work = |worker: u32| -> Result<Tally> {
-        let mut judge = Judge::new(worker)?;
+    let work = |job: u32| -> Result<Tally> {
+        let mut judge = Judge::new()?;
         let mut tally = Tally::default();
         while start.elapsed() < slice {
-            let index = next.fetch_add(1, Ordering::Relaxed);
+            let index = counter.take();
             if index >= last {
                 break;
             }
-            judge.batch(
-                &stems,
-                class,
-                batch_seed(class, plan.seed, index),
-                &mut tally,
-            )?;
+            let seed = batch_seed(class, plan.seed, index);
+            counter.begin(job, seed);
+            judge.batch(&stems, class, seed, &mut tally)?;
         }
         judge.tell(&mut tally);
         Ok(tally)
     };
-    let tallies = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..plan.jobs)
-            .map(|n| scope.spawn(move || work(n)))
-            .collect();
-        workers
-            .into_iter()
-            .map(|w| {
-                w.join()
-                    .unwrap_or_else(|_| Err(anyhow::anyhow!("a job died")))
-            })
-            .collect::<Result<Vec<_>>>()
-    })?;
+    let tallies = jobs::all(plan.jobs, &counter, work)
+        .with_context(|| format!("class {}, seed {:#x}", class.name(), plan.seed))?;
     record.seconds += start.elapsed().as_secs_f64() * f64::from(plan.jobs);
     // Jobs stop only after a batch, so that all below were done.
-    record
-        .seeds
-        .insert(plan.seed, next.load(Ordering::Relaxed).min(last));
+    record.seeds.insert(plan.seed, counter.next().min(last));
     for tally in tallies {
         record.add(tally);
     }
     record.opcodes = record.opcodes.max(record.codes.len());
-    let finished = record.cases >= plan.cases || next.load(Ordering::Relaxed) >= last;
+    let finished = record.cases >= plan.cases || counter.next() >= last;
     if let Some(path) = &plan.state {
         state.write(path)?;
     }

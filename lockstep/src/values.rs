@@ -27,6 +27,8 @@ pub enum Value {
     Indices(usize),
     /// A valid MXCSR, at times with unmasked exceptions.
     Mxcsr,
+    /// The operand of LDMXCSR: at times one that faults.
+    Loaded,
     /// The MXCSR of RESET with some rounding.
     Masked,
     /// A valid FXSAVE image.
@@ -97,6 +99,9 @@ impl Value {
             // What user code may set, but not TF, NT and AC; a signal handler would not keep ID.
             Self::Flags => rng.bits() & 0xcd5 | 2,
             Self::Mxcsr => mxcsr(rng).into(),
+            // Some processors have the bit 17 that is reserved here.
+            Self::Loaded if rng.one_in(8) => rng.bits() | 1 << 31,
+            Self::Loaded => mxcsr(rng).into(),
             Self::Masked => 0x1f80 | rng.bits() & 0x6000,
             Self::Components => *rng.pick(&[7, 7, 7, 3, 4, 1, 2, 6, 5, 0]),
             Self::Fixed(v) => v,

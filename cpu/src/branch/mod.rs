@@ -52,8 +52,9 @@ impl BranchClass {
     }
 }
 
-/// One taken branch, interrupt or exception.
+/// One taken branch, interrupt or exception. The layout is fixed: an engine may fill it in a few stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Branch {
     /// RIP of the branch; of the interrupted instruction for exceptions and interrupts.
     pub from: u64,

@@ -5,14 +5,17 @@
     reason = "register numbers and sizes are small"
 )]
 
+use super::quiet::Effect;
 use crate::core::Core;
-use crate::op::{HIGH, Handler, LINKABLE, LOCK, MEM, Op, REP, REPNE, slot};
+use crate::op::{HIGH, Handler, LINKABLE, LOCK, LOW, MEM, Op, REP, REPNE, slot};
+use crate::ops::alu::Quiet;
 use crate::ops::{
     alu, bits, branch, by_size, cr, ending, far, fast, fused, general, io, mov, msr, muldiv, plain,
     shift, stack, string, system, xsave,
 };
 use crate::portable;
 use crate::thunk;
+use crate::word::Low;
 use iced_x86::{Code, Instruction, Mnemonic as M, OpKind, Register};
 
 /// An instruction with what its choice of operation depends on.
@@ -57,6 +60,16 @@ macro_rules! sized {
     };
 }
 
+/// The same, with a form for low bytes.
+macro_rules! sized_low {
+    ($size:expr, $wrap:ident, $($f:ident)::+ $(, $c:tt)?) => {
+        match $size {
+            LOW => $wrap!($($f)::+::<Low $(, $c)?>),
+            size => sized!(size, $wrap, $($f)::+ $(, $c)?),
+        }
+    };
+}
+
 fn register(r: Register) -> u8 {
     let n = r.full_register().number() as u8 & 15;
     let high = matches!(r, Register::AH | Register::CH | Register::DH | Register::BH);
@@ -73,6 +86,32 @@ fn number(r: Register) -> u8 {
         register(r)
     } else {
         r.number() as u8 & 15
+    }
+}
+
+/// The operand size, and whether a byte is always the lowest one of its register.
+pub(super) fn width(o: &Op) -> u8 {
+    match o.size {
+        1 if (o.d | o.s) & HIGH == 0 => LOW,
+        size => size,
+    }
+}
+
+/// How the address of a memory operand is made, in 64-bit mode with 64-bit addresses.
+enum At {
+    /// A base register, if any, and a displacement.
+    Base,
+    /// An index register too.
+    Index,
+    /// With the base of FS or GS.
+    Any,
+}
+
+fn place(o: &Op) -> At {
+    match (o.seg, o.index) {
+        (4.., _) => At::Any,
+        (_, slot::ZERO) => At::Base,
+        _ => At::Index,
     }
 }
 
@@ -147,13 +186,13 @@ fn without_feature(i: &Instruction, size: u8) -> Option<Handler> {
 
 impl Core {
     /// Makes the operation for an instruction; `short` if its bytes ran out at 15.
-    pub(super) fn select(&mut self, i: &Instruction, rip: u64, short: bool) -> Op {
+    pub(super) fn select(&mut self, i: &Instruction, rip: u64, short: bool) -> (Op, Effect) {
         let mut op = Op::new(general!(system::ud));
         if i.is_invalid() {
             if short {
                 op.h = general!(system::too_long);
             }
-            return op;
+            return (op, Effect::Seen);
         }
         self.operands(i, rip, &mut op);
         let lin = self.code_lin(rip);
@@ -170,13 +209,15 @@ impl Core {
             if let Some(handler) = without_feature(i, op.size) {
                 op.h = handler;
             }
-            return op;
+            return (op, Effect::Seen);
         }
         if pick.link {
             op.prefix |= LINKABLE;
         }
         if let Some(handler) = pick.handler(&mut op) {
             op.h = handler;
+            let effect = pick.effect(&mut op);
+            return (op, effect);
         } else {
             let own = if self.portable {
                 portable::handler(i)
@@ -192,7 +233,7 @@ impl Core {
                 thunk::Support::No => general!(system::missing),
             };
         }
-        op
+        (op, Effect::Seen)
     }
 
     /// How an instruction that CPUID shows is executed.
@@ -356,17 +397,26 @@ impl Pick<'_> {
 
     fn alu<O: alu::Alu>(&self, o: &mut Op) -> Handler {
         use alu::{mi, mr, ri, rm, rr};
-        use fast::{alu_mi, alu_mr, alu_rm};
+        use fast::{Anywhere, Based, Indexed, alu_mi, alu_mr, alu_rm};
+        macro_rules! placed {
+            ($f:ident) => {
+                match place(o) {
+                    At::Base => by_size!(width(o), plain, $f, Based, O),
+                    At::Index => by_size!(width(o), plain, $f, Indexed, O),
+                    At::Any => by_size!(width(o), plain, $f, Anywhere, O),
+                }
+            };
+        }
         let fast = self.fast && !o.lock();
         match (self.mem(0), self.mem(1), self.reg(1)) {
-            (true, _, true) if fast => by_size!(self.size, plain, alu_mr, O),
+            (true, _, true) if fast => placed!(alu_mr),
             (true, _, true) => by_size!(self.size, general, mr, O),
-            (true, ..) if fast => by_size!(self.size, plain, alu_mi, O),
+            (true, ..) if fast => placed!(alu_mi),
             (true, ..) => by_size!(self.size, general, mi, O),
-            (_, true, _) if fast => by_size!(self.size, plain, alu_rm, O),
+            (_, true, _) if fast => placed!(alu_rm),
             (_, true, _) => by_size!(self.size, general, rm, O),
-            (_, _, true) => by_size!(self.size, plain, rr, O),
-            _ => by_size!(self.size, plain, ri, O),
+            (_, _, true) => by_size!(width(o), plain, rr, O),
+            _ => by_size!(width(o), plain, ri, O),
         }
     }
 
@@ -414,32 +464,57 @@ impl Pick<'_> {
                 () => general!(system::ud),
             };
         }
-        let _ = o;
+        use fast::{Anywhere, Based, Indexed};
+        macro_rules! placed {
+            ($($f:ident)::+) => {
+                match place(o) {
+                    At::Base => sized_low!(width(o), plain, $($f)::+, Based),
+                    At::Index => sized_low!(width(o), plain, $($f)::+, Indexed),
+                    At::Any => sized_low!(width(o), plain, $($f)::+, Anywhere),
+                }
+            };
+        }
         match (self.mem(0), self.mem(1), self.reg(1)) {
-            (true, _, true) if self.fast => sized!(self.size, plain, fast::mov_mr),
+            (true, _, true) if self.fast => placed!(fast::mov_mr),
             (true, _, true) => sized!(self.size, general, mov::mr),
-            (true, ..) if self.fast => sized!(self.size, plain, fast::mov_mi),
+            (true, ..) if self.fast => placed!(fast::mov_mi),
             (true, ..) => sized!(self.size, general, mov::mi),
-            (_, true, _) if self.fast => sized!(self.size, plain, fast::mov_rm),
+            (_, true, _) if self.fast => placed!(fast::mov_rm),
             (_, true, _) => sized!(self.size, general, mov::rm),
-            (_, _, true) => sized!(self.size, plain, mov::rr),
-            _ => sized!(self.size, plain, mov::ri),
+            (_, _, true) => {
+                o.fuse = fused::MOV_REG;
+                sized_low!(width(o), plain, mov::rr)
+            }
+            _ => sized_low!(width(o), plain, mov::ri),
         }
     }
 
-    fn extend<const SIGN: bool>(&self) -> Handler {
+    fn extend<const SIGN: bool>(&self, o: &Op) -> Handler {
+        use fast::{Anywhere, Based, Indexed};
+        macro_rules! placed {
+            ($s:ty, $d:ty) => {
+                match place(o) {
+                    At::Base => plain!(fast::extend_rm::<Based, $s, $d, SIGN>),
+                    At::Index => plain!(fast::extend_rm::<Indexed, $s, $d, SIGN>),
+                    At::Any => plain!(fast::extend_rm::<Anywhere, $s, $d, SIGN>),
+                }
+            };
+        }
         let mem = self.mem(1);
         let from = if mem {
             self.i.memory_size().size()
         } else {
             self.i.op1_register().size()
         } as u8;
+        let low = o.s & HIGH == 0;
         match (mem, from, self.size) {
-            (true, 1, 4) if self.fast => plain!(fast::extend_rm::<u8, u32, SIGN>),
-            (true, 1, 8) if self.fast => plain!(fast::extend_rm::<u8, u64, SIGN>),
-            (true, 2, 4) if self.fast => plain!(fast::extend_rm::<u16, u32, SIGN>),
-            (true, 2, 8) if self.fast => plain!(fast::extend_rm::<u16, u64, SIGN>),
-            (true, 4, 8) if self.fast => plain!(fast::extend_rm::<u32, u64, SIGN>),
+            (true, 1, 4) if self.fast => placed!(u8, u32),
+            (true, 1, 8) if self.fast => placed!(u8, u64),
+            (true, 2, 4) if self.fast => placed!(u16, u32),
+            (true, 2, 8) if self.fast => placed!(u16, u64),
+            (true, 4, 8) if self.fast => placed!(u32, u64),
+            (false, 1, 4) if low => plain!(mov::extend_rr::<Low, u32, SIGN>),
+            (false, 1, 8) if low => plain!(mov::extend_rr::<Low, u64, SIGN>),
             (false, 1, 4) => plain!(mov::extend_rr::<u8, u32, SIGN>),
             (false, 1, 8) => plain!(mov::extend_rr::<u8, u64, SIGN>),
             (false, 2, 4) => plain!(mov::extend_rr::<u16, u32, SIGN>),
@@ -449,6 +524,67 @@ impl Pick<'_> {
             (_, 2, _) => general!(mov::extend::<u16, SIGN>),
             _ => general!(mov::extend::<u32, SIGN>),
         }
+    }
+
+    /// What the instruction does with the flags, where blocks are long enough for that to matter.
+    fn effect(&self, o: &mut Op) -> Effect {
+        let (i, size) = (self.i, self.size);
+        if self.mem(0) || self.mem(1) {
+            return self.memory_effect(o);
+        }
+        let general = (0..i.op_count().min(2)).all(|n| !self.reg(n) || gpr(i.op_register(n)));
+        if !general {
+            return Effect::Seen;
+        }
+        macro_rules! stepped {
+            ($dec:literal) => {
+                Effect::SetButCarry(match size {
+                    1 => alu::step_r::<u8, $dec, false>,
+                    2 => alu::step_r::<u16, $dec, false>,
+                    4 => alu::step_r::<u32, $dec, false>,
+                    _ => alu::step_r::<u64, $dec, false>,
+                })
+            };
+        }
+        match i.mnemonic() {
+            M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Not | M::Bswap | M::Nop | M::Endbr64 => {
+                Effect::Kept
+            }
+            M::Add => Effect::Set(Some(self.alu::<Quiet<alu::Add>>(o))),
+            M::Sub => Effect::Set(Some(self.alu::<Quiet<alu::Sub>>(o))),
+            M::And => Effect::Set(Some(self.alu::<Quiet<alu::And>>(o))),
+            M::Or => Effect::Set(Some(self.alu::<Quiet<alu::Or>>(o))),
+            M::Xor => Effect::Set(Some(self.alu::<Quiet<alu::Xor>>(o))),
+            M::Cmp | M::Test => Effect::Set(Some(mov::nop)),
+            M::Inc => stepped!(false),
+            M::Dec => stepped!(true),
+            M::Shl | M::Sal => self.shift_effect::<{ shift::SHL }>(o),
+            M::Shr => self.shift_effect::<{ shift::SHR }>(o),
+            M::Sar => self.shift_effect::<{ shift::SAR }>(o),
+            _ => Effect::Seen,
+        }
+    }
+
+    fn memory_effect(&self, o: &mut Op) -> Effect {
+        match self.i.mnemonic() {
+            M::Lea => Effect::Kept,
+            _ if !self.fast || o.lock() => Effect::Seen,
+            M::Add => Effect::SetLast(self.alu::<Quiet<alu::Add>>(o)),
+            M::Sub => Effect::SetLast(self.alu::<Quiet<alu::Sub>>(o)),
+            M::And => Effect::SetLast(self.alu::<Quiet<alu::And>>(o)),
+            M::Or => Effect::SetLast(self.alu::<Quiet<alu::Or>>(o)),
+            M::Xor => Effect::SetLast(self.alu::<Quiet<alu::Xor>>(o)),
+            _ => Effect::Seen,
+        }
+    }
+
+    /// A shift by a number; one by 0 keeps the flags.
+    fn shift_effect<const OP: u8>(&self, o: &Op) -> Effect {
+        let mask = if self.size == 8 { 63 } else { 31 };
+        if self.reg(1) || o.imm & mask == 0 {
+            return Effect::Seen;
+        }
+        Effect::Set(Some(sized!(self.size, plain, shift::quiet, OP)))
     }
 
     fn unary(&self, r: [Handler; 4], m: [Handler; 4]) -> Handler {
@@ -469,6 +605,16 @@ impl Pick<'_> {
                 ]
             }};
         }
+        macro_rules! stepped {
+            ($dec:literal) => {
+                [
+                    alu::step_r::<u8, $dec, true>,
+                    alu::step_r::<u16, $dec, true>,
+                    alu::step_r::<u32, $dec, true>,
+                    alu::step_r::<u64, $dec, true>,
+                ]
+            };
+        }
         let size = self.size;
         let cc = self.i.condition_code() as u8;
         Some(match self.i.mnemonic() {
@@ -488,18 +634,18 @@ impl Pick<'_> {
                 self.alu::<alu::Test>(o)
             }
             M::Mov => self.mov(o),
-            M::Movzx => self.extend::<false>(),
+            M::Movzx => self.extend::<false>(o),
             M::Movsx | M::Movsxd
                 if self.i.op0_register().size() == self.i.op1_register().size() && self.reg(1) =>
             {
                 sized!(size, plain, mov::rr)
             }
             M::Movsxd if size < 8 && self.mem(1) => sized!(size, general, mov::rm),
-            M::Movsx | M::Movsxd => self.extend::<true>(),
+            M::Movsx | M::Movsxd => self.extend::<true>(o),
             M::Lea if self.fast && size == 8 => plain!(mov::lea64),
             M::Lea => plain!(mov::lea),
-            M::Inc => self.unary(all!(plain, alu::inc_r), all!(general, alu::inc_m)),
-            M::Dec => self.unary(all!(plain, alu::dec_r), all!(general, alu::dec_m)),
+            M::Inc => self.unary(stepped!(false), all!(general, alu::inc_m)),
+            M::Dec => self.unary(stepped!(true), all!(general, alu::dec_m)),
             M::Neg => self.unary(all!(plain, alu::neg_r), all!(general, alu::neg_m)),
             M::Not => self.unary(all!(plain, alu::not_r), all!(general, alu::not_m)),
             M::Shl | M::Sal => self.shift::<{ shift::SHL }>(),

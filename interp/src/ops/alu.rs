@@ -5,6 +5,7 @@ use crate::core::{Core, Fault};
 use crate::flags::{CF, Flags, OF};
 use crate::op::{Next, Op};
 use crate::word::Word;
+use std::marker::PhantomData;
 
 /// A two-operand operation.
 pub(crate) trait Alu: 'static {
@@ -12,6 +13,8 @@ pub(crate) trait Alu: 'static {
     const WRITES: bool = true;
     /// CF is an input.
     const CARRY: bool = false;
+    /// The flags are set.
+    const FLAGS: bool = true;
     fn eval(a: u64, b: u64, cf: u64) -> u64;
     fn flags<T: Word>(a: T, b: T, r: T) -> Flags;
 }
@@ -33,6 +36,24 @@ macro_rules! alu {
             }
         }
     };
+}
+
+/// The same where nothing looks at the flags before they are set again.
+#[derive(Debug)]
+pub(crate) struct Quiet<O>(PhantomData<O>);
+
+impl<O: Alu> Alu for Quiet<O> {
+    const WRITES: bool = O::WRITES;
+    const CARRY: bool = O::CARRY;
+    const FLAGS: bool = false;
+    #[inline(always)]
+    fn eval(a: u64, b: u64, cf: u64) -> u64 {
+        O::eval(a, b, cf)
+    }
+    #[inline(always)]
+    fn flags<T: Word>(a: T, b: T, r: T) -> Flags {
+        O::flags(a, b, r)
+    }
 }
 
 #[inline(always)]
@@ -80,7 +101,9 @@ pub(crate) fn eval<O: Alu, T: Word>(c: &Core, a: T, b: T) -> T {
 pub(crate) fn rr<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     let (a, b) = (c.get::<T>(o.d), c.get::<T>(o.s));
     let r = eval::<O, T>(c, a, b);
-    c.cc = O::flags(a, b, r);
+    if O::FLAGS {
+        c.cc = O::flags(a, b, r);
+    }
     if O::WRITES {
         c.put(o.d, r);
     }
@@ -91,7 +114,9 @@ pub(crate) fn rr<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
 pub(crate) fn ri<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     let (a, b) = (c.get::<T>(o.d), T::from_u64(o.imm));
     let r = eval::<O, T>(c, a, b);
-    c.cc = O::flags(a, b, r);
+    if O::FLAGS {
+        c.cc = O::flags(a, b, r);
+    }
     if O::WRITES {
         c.put(o.d, r);
     }
@@ -103,7 +128,9 @@ pub(crate) fn rm<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Done {
     let b: T = load(c, o)?;
     let a = c.get::<T>(o.d);
     let r = eval::<O, T>(c, a, b);
-    c.cc = O::flags(a, b, r);
+    if O::FLAGS {
+        c.cc = O::flags(a, b, r);
+    }
     if O::WRITES {
         c.put(o.d, r);
     }
@@ -118,7 +145,9 @@ fn memory<O: Alu, T: Word>(c: &mut Core, o: &Op, b: T) -> Done {
     } else {
         load(c, o)?
     };
-    c.cc = O::flags(a, b, f(a));
+    if O::FLAGS {
+        c.cc = O::flags(a, b, f(a));
+    }
     Ok(())
 }
 
@@ -155,19 +184,13 @@ pub(crate) fn step<T: Word, const DEC: bool>(a: T) -> T {
     })
 }
 
-pub(crate) fn inc_r<T: Word>(c: &mut Core, o: &Op) -> Next {
-    step_r::<T, false>(c, o)
-}
-
-pub(crate) fn dec_r<T: Word>(c: &mut Core, o: &Op) -> Next {
-    step_r::<T, true>(c, o)
-}
-
-#[inline(always)]
-fn step_r<T: Word, const DEC: bool>(c: &mut Core, o: &Op) -> Next {
+/// INC or DEC of a register; the flags are set if `FLAGS`.
+pub(crate) fn step_r<T: Word, const DEC: bool, const FLAGS: bool>(c: &mut Core, o: &Op) -> Next {
     let a = c.get::<T>(o.d);
     let r = step::<T, DEC>(a);
-    c.cc = step_flags::<T, DEC>(c, a, r);
+    if FLAGS {
+        c.cc = step_flags::<T, DEC>(c, a, r);
+    }
     c.put(o.d, r);
     o.go(c)
 }

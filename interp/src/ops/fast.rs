@@ -7,13 +7,48 @@ use crate::core::Core;
 use crate::op::{Next, Op};
 use crate::word::Word;
 
-pub(crate) fn alu_rm<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
-    let Some(b) = c.fast_read::<T>(c.ea64(o)) else {
+/// How the linear address of a memory operand is made.
+pub(crate) trait Place: 'static {
+    fn of(c: &Core, o: &Op) -> u64;
+}
+
+/// A base register, in a segment whose base is 0.
+pub(crate) struct Based;
+/// A base and an index register, in such a segment.
+pub(crate) struct Indexed;
+/// Any.
+pub(crate) struct Anywhere;
+
+impl Place for Based {
+    #[inline(always)]
+    fn of(c: &Core, o: &Op) -> u64 {
+        c.reg(o.base).wrapping_add(o.disp)
+    }
+}
+
+impl Place for Indexed {
+    #[inline(always)]
+    fn of(c: &Core, o: &Op) -> u64 {
+        Based::of(c, o).wrapping_add(c.reg(o.index) << (o.scale & 3))
+    }
+}
+
+impl Place for Anywhere {
+    #[inline(always)]
+    fn of(c: &Core, o: &Op) -> u64 {
+        c.ea64(o)
+    }
+}
+
+pub(crate) fn alu_rm<P: Place, O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
+    let Some(b) = c.fast_read::<T>(P::of(c, o)) else {
         return slowly(c, o, alu::rm::<O, T>);
     };
     let a = c.get::<T>(o.d);
     let r = eval::<O, T>(c, a, b);
-    c.cc = O::flags(a, b, r);
+    if O::FLAGS {
+        c.cc = O::flags(a, b, r);
+    }
     if O::WRITES {
         c.put(o.d, r);
     }
@@ -21,8 +56,8 @@ pub(crate) fn alu_rm<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
 }
 
 #[inline(always)]
-fn alu_memory<O: Alu, T: Word>(c: &mut Core, o: &Op, b: T) -> bool {
-    let lin = c.ea64(o);
+fn alu_memory<P: Place, O: Alu, T: Word>(c: &mut Core, o: &Op, b: T) -> bool {
+    let lin = P::of(c, o);
     if !O::WRITES {
         let Some(a) = c.fast_read::<T>(lin) else {
             return false;
@@ -36,30 +71,32 @@ fn alu_memory<O: Alu, T: Word>(c: &mut Core, o: &Op, b: T) -> bool {
     let a = place.get();
     let r = eval::<O, T>(c, a, b);
     place.set(r);
-    c.cc = O::flags(a, b, r);
+    if O::FLAGS {
+        c.cc = O::flags(a, b, r);
+    }
     true
 }
 
-pub(crate) fn alu_mr<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn alu_mr<P: Place, O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     let b = c.get::<T>(o.s);
-    if alu_memory::<O, T>(c, o, b) {
+    if alu_memory::<P, O, T>(c, o, b) {
         o.go(c)
     } else {
         slowly(c, o, alu::mr::<O, T>)
     }
 }
 
-pub(crate) fn alu_mi<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn alu_mi<P: Place, O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     let b = T::from_u64(o.imm);
-    if alu_memory::<O, T>(c, o, b) {
+    if alu_memory::<P, O, T>(c, o, b) {
         o.go(c)
     } else {
         slowly(c, o, alu::mi::<O, T>)
     }
 }
 
-pub(crate) fn mov_rm<T: Word>(c: &mut Core, o: &Op) -> Next {
-    match c.fast_read::<T>(c.ea64(o)) {
+pub(crate) fn mov_rm<T: Word, P: Place>(c: &mut Core, o: &Op) -> Next {
+    match c.fast_read::<T>(P::of(c, o)) {
         Some(v) => {
             c.put(o.d, v);
             o.go(c)
@@ -68,16 +105,16 @@ pub(crate) fn mov_rm<T: Word>(c: &mut Core, o: &Op) -> Next {
     }
 }
 
-pub(crate) fn mov_mr<T: Word>(c: &mut Core, o: &Op) -> Next {
-    if c.fast_write(c.ea64(o), c.get::<T>(o.s)) {
+pub(crate) fn mov_mr<T: Word, P: Place>(c: &mut Core, o: &Op) -> Next {
+    if c.fast_write(P::of(c, o), c.get::<T>(o.s)) {
         o.go(c)
     } else {
         slowly(c, o, mov::mr::<T>)
     }
 }
 
-pub(crate) fn mov_mi<T: Word>(c: &mut Core, o: &Op) -> Next {
-    if c.fast_write(c.ea64(o), T::from_u64(o.imm)) {
+pub(crate) fn mov_mi<T: Word, P: Place>(c: &mut Core, o: &Op) -> Next {
+    if c.fast_write(P::of(c, o), T::from_u64(o.imm)) {
         o.go(c)
     } else {
         slowly(c, o, mov::mi::<T>)
@@ -85,8 +122,11 @@ pub(crate) fn mov_mi<T: Word>(c: &mut Core, o: &Op) -> Next {
 }
 
 /// MOVZX, MOVSX, MOVSXD from memory to a 32- or 64-bit register.
-pub(crate) fn extend_rm<S: Word, D: Word, const SIGN: bool>(c: &mut Core, o: &Op) -> Next {
-    match c.fast_read::<S>(c.ea64(o)) {
+pub(crate) fn extend_rm<P: Place, S: Word, D: Word, const SIGN: bool>(
+    c: &mut Core,
+    o: &Op,
+) -> Next {
+    match c.fast_read::<S>(P::of(c, o)) {
         Some(v) => {
             c.put(o.d, D::from_u64(if SIGN { v.sext() } else { v.zext() }));
             o.go(c)

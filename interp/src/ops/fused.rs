@@ -1,14 +1,17 @@
-//! CMP or TEST of registers and immediates, fused with the conditional branch after it.
+//! Two instructions in one operation. They count as two; neither can fault.
 //!
-//! The two count as two instructions; neither can fault. The branch's distance is in `o.disp`, the
-//! length of the first instruction in `o.asz`.
+//! CMP or TEST of registers and immediates with the conditional branch after it: the branch's distance is in
+//! `o.disp`, the length of the first instruction in `o.asz`. MOV between registers with what then works on
+//! the moved value: where it came from is in `o.base`.
 
-use super::alu::{Alu, Cmp, Test, eval};
+use super::alu::{Add, Alu, And, Cmp, Or, Quiet, Sub, Test, Xor, eval};
 use super::branch::{due, enter, fall_noted, jump};
+use super::shift;
 use crate::core::{Core, Leave};
-use crate::op::{Handler, LINKABLE, Next, Op, slot};
+use crate::op::{Handler, LINKABLE, LOW, Next, Op, slot};
 use crate::platform::BranchClass;
-use crate::word::Word;
+use crate::word::{Low, Word};
+use iced_x86::{Instruction, Mnemonic as M, OpKind};
 
 /// A comparison: its condition straight from the operands.
 trait Compare: Alu {
@@ -83,11 +86,13 @@ fn fused<O: Compare, T: Word, const IMM: bool, const CC: u8, const REC: bool>(
     c.exit(Leave::Lookup)
 }
 
-/// What may be fused with a branch: in [`Op::fuse`].
+/// What may be fused: in [`Op::fuse`].
 pub(crate) const CMP_REG: u8 = 1;
 pub(crate) const CMP_IMM: u8 = 2;
 pub(crate) const TEST_REG: u8 = 3;
 pub(crate) const TEST_IMM: u8 = 4;
+/// MOV between registers: with what comes after it.
+pub(crate) const MOV_REG: u8 = 5;
 
 /// The fused handler for a comparison and a condition.
 pub(crate) fn handler<const REC: bool>(kind: u8, size: u8, cc: u8) -> Option<Handler> {
@@ -100,8 +105,74 @@ pub(crate) fn handler<const REC: bool>(kind: u8, size: u8, cc: u8) -> Option<Han
     })
 }
 
+/// MOV, then a two-operand operation.
+fn moved<O: Alu, T: Word, const IMM: bool>(c: &mut Core, o: &Op) -> Next {
+    let a = c.get::<T>(o.base);
+    let b = if IMM {
+        T::from_u64(o.imm)
+    } else {
+        c.get::<T>(o.s)
+    };
+    let r = eval::<O, T>(c, a, b);
+    if O::FLAGS {
+        c.cc = O::flags(a, b, r);
+    }
+    c.put(o.d, r);
+    o.go(c)
+}
+
+/// MOV, then a shift by a number that is not 0 after it was masked.
+fn shifted<T: Word, const OP: u8, const FLAGS: bool>(c: &mut Core, o: &Op) -> Next {
+    let a = c.get::<T>(o.base);
+    let (r, cc) = shift::eval::<T, OP>(c.cc, a, shift::count::<T>(o.imm));
+    if FLAGS {
+        c.cc = cc;
+    }
+    c.put(o.d, r);
+    o.go(c)
+}
+
+/// The operations for MOV and the instruction after it, with and without flags.
+pub(crate) fn after_mov(i: &Instruction, op: &Op) -> Option<[Handler; 2]> {
+    match op.size {
+        4 => by_mnemonic::<u32>(i, op),
+        8 => by_mnemonic::<u64>(i, op),
+        _ => None,
+    }
+}
+
+fn by_mnemonic<T: Word>(i: &Instruction, op: &Op) -> Option<[Handler; 2]> {
+    let imm = i.op1_kind() != OpKind::Register;
+    macro_rules! alu {
+        ($o:ty) => {
+            match imm {
+                true => [moved::<$o, T, true>, moved::<Quiet<$o>, T, true>],
+                false => [moved::<$o, T, false>, moved::<Quiet<$o>, T, false>],
+            }
+        };
+    }
+    macro_rules! shift {
+        ($op:expr) => {
+            [shifted::<T, { $op }, true>, shifted::<T, { $op }, false>]
+        };
+    }
+    let shifts = imm && shift::count::<T>(op.imm) != 0;
+    Some(match i.mnemonic() {
+        M::Add => alu!(Add),
+        M::Sub => alu!(Sub),
+        M::And => alu!(And),
+        M::Or => alu!(Or),
+        M::Xor => alu!(Xor),
+        M::Shl | M::Sal if shifts => shift!(shift::SHL),
+        M::Shr if shifts => shift!(shift::SHR),
+        M::Sar if shifts => shift!(shift::SAR),
+        _ => return None,
+    })
+}
+
 fn by_width<O: Compare, const IMM: bool, const REC: bool>(size: u8, cc: u8) -> Handler {
     match size {
+        LOW => by_condition::<O, Low, IMM, REC>(cc),
         1 => by_condition::<O, u8, IMM, REC>(cc),
         2 => by_condition::<O, u16, IMM, REC>(cc),
         4 => by_condition::<O, u32, IMM, REC>(cc),

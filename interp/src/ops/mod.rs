@@ -53,6 +53,7 @@ macro_rules! ending {
 macro_rules! by_size {
     ($size:expr, $wrap:ident, $f:ident $(, $g:ty)*) => {
         match $size {
+            $crate::op::LOW => $wrap!($f::<$($g,)* $crate::word::Low>),
             1 => $wrap!($f::<$($g,)* u8>),
             2 => $wrap!($f::<$($g,)* u16>),
             4 => $wrap!($f::<$($g,)* u32>),

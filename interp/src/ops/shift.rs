@@ -90,7 +90,7 @@ fn rotate<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags) {
 }
 
 #[inline(always)]
-fn count<T: Word>(n: u64) -> u32 {
+pub(crate) fn count<T: Word>(n: u64) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "masked to six bits")]
     let n = (n & if T::SIZE == 8 { 63 } else { 31 }) as u32;
     n
@@ -125,6 +125,14 @@ fn mem<T: Word, const OP: u8>(c: &mut Core, o: &Op, n: u64) -> Done {
 
 pub(crate) fn r_imm<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {
     reg::<T, OP>(c, o, o.imm)
+}
+
+/// SHL, SHR or SAR of a register by a number that is not 0, where nobody looks at the flags.
+pub(crate) fn quiet<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {
+    let a = c.get::<T>(o.d);
+    let (r, _) = eval::<T, OP>(c.cc, a, count::<T>(o.imm));
+    c.put(o.d, r);
+    o.go(c)
 }
 
 pub(crate) fn r_cl<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {

@@ -196,7 +196,7 @@ impl Place {
     fn read(&self, c: &mut Core, bytes: &mut [u8; 64]) -> Done {
         for (at, len) in self.parts() {
             let lin = self.linear(c, at, len)?;
-            if c.set == crate::tlb::Set::Never as usize && len < 16 && lin & (len as u64 - 1) != 0 {
+            if c.set == crate::tlb::Set::Never && len < 16 && lin & (len as u64 - 1) != 0 {
                 return Err(Fault::Code(ACV, 0));
             }
             c.read_bytes(lin, &mut bytes[at..at + len])?;

@@ -1,0 +1,158 @@
+use proptest::prelude::*;
+
+use super::*;
+use BranchClass as Class;
+
+fn branch(from: u64, to: u64, class: Class) -> Branch {
+    Branch {
+        from,
+        to,
+        at: 0,
+        class,
+        cpl: 0,
+        to_cpl: 0,
+    }
+}
+
+fn conditional(from: u64, taken: bool) -> Branch {
+    let class = if taken {
+        Class::Conditional
+    } else {
+        Class::NotTaken
+    };
+    branch(from, from + 20, class)
+}
+
+/// Mispredictions among these branches.
+fn missed(predictor: &mut Predictor, branches: impl IntoIterator<Item = Branch>) -> usize {
+    let missed = |branch: &Branch| predictor.resolve(branch);
+    branches.into_iter().filter(missed).count()
+}
+
+#[test]
+fn it_takes_no_memory_before_it_is_used() {
+    let mut predictor = Predictor::default();
+    assert!(predictor.is_cold());
+    predictor.resolve(&conditional(0x1000, true));
+    assert!(!predictor.is_cold());
+}
+
+#[test]
+fn a_loop_is_learnt() {
+    let mut predictor = Predictor::default();
+    // 1000 rounds of a loop of 8: taken seven times, then not. The history holds a whole round.
+    let rounds = (0..8000).map(|n| conditional(0x40_1000, n % 8 != 7));
+    let first = missed(&mut predictor, rounds.clone());
+    assert!(first > 0 && first < 50, "{first}");
+    assert_eq!(missed(&mut predictor, rounds), 0);
+}
+
+#[test]
+fn what_follows_no_pattern_is_not() {
+    let mut predictor = Predictor::default();
+    let mut x = 1_u32;
+    let coin = (0..10_000).map(|_| {
+        x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        conditional(0x40_1000, x >> 31 != 0)
+    });
+    let missed = missed(&mut predictor, coin);
+    assert!((3000..7000).contains(&missed), "{missed}");
+}
+
+#[test]
+fn returns_go_where_their_calls_came_from() {
+    let mut predictor = Predictor::default();
+    let calls = |n: u64| (0..n).map(|i| branch(0x1000 + i * 64, 0x9000, Class::DirectCall));
+    let returns =
+        |n: u64| (0..n).map(move |i| branch(0x9010, 0x1005 + (n - 1 - i) * 64, Class::Return));
+    assert_eq!(missed(&mut predictor, calls(16).chain(returns(16))), 0);
+    // The stack keeps the last sixteen.
+    assert_eq!(missed(&mut predictor, calls(20).chain(returns(20))), 4);
+    // A return that was never called, and one that goes elsewhere.
+    assert_eq!(missed(&mut predictor, returns(1)), 1);
+    let elsewhere = [
+        branch(0x1000, 0x9000, Class::IndirectCall),
+        branch(0x9010, 0x1000, Class::Return),
+    ];
+    assert_eq!(missed(&mut predictor, elsewhere), 2);
+}
+
+#[test]
+fn an_indirect_jump_goes_where_it_went() {
+    let mut predictor = Predictor::default();
+    let to = |to| branch(0x1000, to, Class::IndirectJump);
+    let jumps = [to(0x2000), to(0x2000), to(0x3000), to(0x3000), to(0x2000)];
+    let missed = jumps.map(|jump| predictor.resolve(&jump));
+    assert_eq!(missed, [true, false, true, false, true]);
+}
+
+#[test]
+fn what_is_not_predicted_is_not_mispredicted() {
+    let mut predictor = Predictor::default();
+    for class in [
+        Class::DirectJump,
+        Class::DirectCall,
+        Class::CallNext,
+        Class::Far,
+        Class::SoftwareInterrupt,
+        Class::Exception,
+        Class::Debug,
+        Class::Interrupt,
+    ] {
+        assert!(
+            !predictor.resolve(&branch(0x1000, 0x2000, class)),
+            "{class:?}"
+        );
+    }
+}
+
+fn any_branch() -> impl Strategy<Value = Branch> {
+    let class = prop::sample::select(vec![
+        Class::Conditional,
+        Class::NotTaken,
+        Class::IndirectJump,
+        Class::IndirectCall,
+        Class::DirectCall,
+        Class::Return,
+        Class::Far,
+    ]);
+    (0_u64..64, 0_u64..64, class).prop_map(|(from, to, class)| branch(from * 7, to * 7, class))
+}
+
+proptest! {
+    #[test]
+    fn it_can_be_saved_and_goes_on_as_it_would(
+        branches in prop::collection::vec(any_branch(), 0..200),
+        at in 0_usize..200,
+    ) {
+        let (mut one, mut two) = (Predictor::default(), Predictor::default());
+        for (i, branch) in branches.iter().enumerate() {
+            if i == at {
+                let mut restored = Predictor::default();
+                prop_assert_eq!(restored.restore(&two.save()), Ok(()));
+                two = restored;
+            }
+            prop_assert_eq!(one.resolve(branch), two.resolve(branch));
+        }
+        prop_assert_eq!(one.save(), two.save());
+    }
+}
+
+#[test]
+fn impossible_states_are_refused() {
+    let mut predictor = Predictor::default();
+    predictor.resolve(&conditional(0x1000, true));
+    let good = predictor.save();
+    for change in [
+        (|s: &mut PredictorState| s.counters[5] = 4) as fn(&mut PredictorState),
+        |s| s.counters.truncate(5),
+        |s| s.targets.clear(),
+        |s| s.top = RETURNS,
+        |s| s.history = 1 << HISTORY,
+    ] {
+        let mut state = good.clone();
+        change(&mut state);
+        assert!(predictor.restore(&state).is_err());
+        assert_eq!(predictor.save(), good);
+    }
+}
