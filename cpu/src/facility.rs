@@ -64,7 +64,10 @@ impl Facilities {
         .union(Self::RDT);
 
     /// All that profiles can ask of the interpreter.
-    pub const INTERPRETED: Self = Self::OBSERVED.union(Self::L2CAT).union(Self::PMU8);
+    pub const INTERPRETED: Self = Self::OBSERVED
+        .union(Self::L2CAT)
+        .union(Self::PMU8)
+        .union(Self::SMM);
 
     /// Resource monitoring and allocation as the processor has it.
     pub const RDT: Self = Self::RDT_MONITORING

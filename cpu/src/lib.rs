@@ -14,6 +14,7 @@ pub mod msr;
 pub mod pmu;
 pub mod profile;
 pub mod rdt;
+pub mod smm;
 pub mod state;
 mod state_check;
 pub mod tsc;

@@ -28,7 +28,8 @@ impl Msrs {
     pub fn counting(&self) -> Counting {
         let limits = self.pmu.limits();
         let accesses = self.pmu.needs().contains(Needs::ACCESSES);
-        let record = (self.pmu.due() != 0).then(|| Due {
+        // PEBS is off in system-management mode (rule PEBS-25).
+        let record = (self.pmu.due() != 0 && self.suspended.is_none()).then(|| Due {
             area: self.branch.ds_area(),
             counters: self.pmu.due(),
         });

@@ -4,6 +4,7 @@
 //! the KVM MSR filter, the checks of [`Msrs::write`] and the saved state.
 
 mod counting;
+mod smm;
 pub mod table;
 
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use hindsight_regs::msr as regs;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use smm::Suspended;
 pub use table::{MsrSpec, OnKvm, Owner, find};
 
 use crate::armed::Armed;
@@ -93,6 +95,10 @@ pub struct MsrsState {
     pub pmu: PmuState,
     /// Resource monitoring and allocation.
     pub rdt: RdtState,
+    /// System-management interrupts so far.
+    pub smis: u32,
+    /// In system-management mode: what RSM restores.
+    pub suspended: Option<Suspended>,
     /// (index, value) of every stored MSR, in table order.
     pub stored: Vec<(u32, u64)>,
 }
@@ -135,6 +141,9 @@ pub struct Msrs {
     branch: BranchUnit,
     pmu: Pmu,
     rdt: Rdt,
+    /// MSR_SMI_COUNT.
+    smis: u32,
+    suspended: Option<Suspended>,
     /// Values of the stored MSRs, in table order.
     stored: Vec<(u32, u64)>,
 }
@@ -160,6 +169,8 @@ impl Msrs {
                 counters: config.facilities.gp_counters(),
             }),
             rdt: Rdt::new(config.facilities, package),
+            smis: 0,
+            suspended: None,
             stored,
         }
     }
@@ -181,7 +192,12 @@ impl Msrs {
 
     /// What an engine must report and do.
     pub fn observe(&self) -> Observe {
-        self.with_counted_branches(self.branch.observe())
+        let mut observe = self.branch.observe();
+        if self.suspended.is_some() {
+            // Rules DS-12 and SMF-08.
+            observe.store = None;
+        }
+        self.with_counted_branches(observe)
     }
 
     /// Takes what an engine observed, in order.
@@ -207,6 +223,9 @@ impl Msrs {
             Owner::Branch => RdmsrOutcome::Value(self.branch.read(index)),
             Owner::Pmu => RdmsrOutcome::Value(self.pmu.read(index)),
             Owner::Rdt => RdmsrOutcome::Value(self.rdt.read(index)),
+            Owner::Constant if index == regs::MSR_SMI_COUNT => {
+                RdmsrOutcome::Value(self.smis.into())
+            }
             Owner::Constant => RdmsrOutcome::Value(spec.reset_value(index, &self.config)),
             Owner::Stored => RdmsrOutcome::Value(self.stored[self.slot(index)].1),
             Owner::Apic => RdmsrOutcome::Apic,
@@ -314,6 +333,8 @@ impl Msrs {
             branch: self.branch.save(),
             pmu: self.pmu.save(),
             rdt: self.rdt.save(),
+            smis: self.smis,
+            suspended: self.suspended,
             stored: self.stored.clone(),
         }
     }
@@ -342,9 +363,12 @@ impl Msrs {
         }
         self.pmu.check(&state.pmu)?;
         self.rdt.check(&state.rdt)?;
+        self.check_suspended(state.suspended)?;
         self.branch.restore(&state.branch)?;
         self.pmu.restore(&state.pmu)?;
         self.rdt.restore(&state.rdt)?;
+        self.smis = state.smis;
+        self.suspended = state.suspended;
         self.follow_freeze();
         self.tsc.restore(&state.tsc);
         self.stored.clone_from(&state.stored);

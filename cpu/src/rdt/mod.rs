@@ -15,7 +15,7 @@ use std::sync::Arc;
 use hindsight_regs::msr as regs;
 use hindsight_regs::rdt::{self, Association, EventSelect, counter, event};
 
-pub use package::{Package, Tally};
+pub use package::Package;
 pub use state::{PackageState, RdtError, RdtState};
 
 use crate::facility::Facilities;
@@ -86,6 +86,8 @@ pub struct Rdt {
     /// Each core has an L2 of its own, and each processor is one (rule L2C-06).
     l2_masks: [u64; L2],
     l2_cdp: bool,
+    /// Lines of the monitored RMID, as they were told last.
+    occupied: u64,
 }
 
 impl Clone for Rdt {
@@ -114,6 +116,7 @@ impl Rdt {
             select: EventSelect::default(),
             l2_masks: [rdt::full_mask(rdt::L2_MASK_BITS); L2],
             l2_cdp: false,
+            occupied: 0,
         }
     }
 
@@ -174,19 +177,35 @@ impl Rdt {
 
     /// IA32_QM_CTR (rules CMT-03 to CMT-09).
     fn counter(&self) -> u64 {
-        let (tally, needs) = match self.select.event() {
-            event::OCCUPANCY => (Tally::Lines, Facilities::CMT),
-            event::TOTAL => (Tally::Total, Facilities::MBM),
-            event::LOCAL => (Tally::Local, Facilities::MBM),
+        let (select, needs) = match self.select.event() {
+            event::OCCUPANCY => (event::OCCUPANCY, Facilities::CMT),
+            bandwidth @ (event::TOTAL | event::LOCAL) => (bandwidth, Facilities::MBM),
             _ => return counter::ERROR,
         };
         if !self.has(needs) {
             return counter::ERROR;
         }
-        match self.package.units(tally, self.select.rmid()) {
-            Some(units) => units,
-            None => counter::UNAVAILABLE,
+        if !self.package.is_warm() {
+            return counter::UNAVAILABLE;
         }
+        match select {
+            // A unit that is begun is one.
+            event::OCCUPANCY => self
+                .occupied
+                .saturating_mul(package::LINE)
+                .div_ceil(rdt::UPSCALE.into()),
+            _ => self.package.bandwidth(self.select.rmid()),
+        }
+    }
+
+    /// The RMID whose occupancy the next read of IA32_QM_CTR shows, if it shows one.
+    pub fn monitored(&self) -> Option<u32> {
+        (self.select.event() == event::OCCUPANCY).then(|| self.select.rmid())
+    }
+
+    /// How many lines the [`Rdt::monitored`] RMID has in the L3 now.
+    pub const fn set_occupied(&mut self, lines: u64) {
+        self.occupied = lines;
     }
 
     /// WRMSR of a value whose reserved bits were checked; `false` asks for #GP(0), and nothing changed.

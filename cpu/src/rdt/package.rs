@@ -1,4 +1,4 @@
-//! What the processors of a package share: masks, delay values, and the tallies of each RMID.
+//! What the processors of a package share: masks, delay values, and the traffic of each RMID.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -13,18 +13,7 @@ pub(super) const DELAYS: usize = rdt::MBA_COS as usize;
 /// RMIDs.
 pub(super) const RMIDS: usize = rdt::MAX_RMID as usize + 1;
 /// Bytes of a cache line.
-const LINE: u64 = 64;
-
-/// What is tallied for each RMID, all in lines of 64 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tally {
-    /// Lines that it has in the L3 now.
-    Lines,
-    /// Lines that went between the L3 and memory.
-    Total,
-    /// Of those, to memory of the same package: all of them, since a machine has one.
-    Local,
-}
+pub(super) const LINE: u64 = 64;
 
 /// What the processors of a machine share. Each value stands for itself, so that accesses of several
 /// threads need no lock.
@@ -39,7 +28,7 @@ pub struct Package {
     used: AtomicBool,
     /// There is a cache model that keeps the tallies.
     warm: AtomicBool,
-    lines: [AtomicU64; RMIDS],
+    /// Lines that went to and from memory, by RMID.
     traffic: [AtomicU64; RMIDS],
 }
 
@@ -53,7 +42,6 @@ impl Default for Package {
             associated: AtomicU32::new(0),
             used: AtomicBool::new(false),
             warm: AtomicBool::new(false),
-            lines: std::array::from_fn(|_| AtomicU64::new(0)),
             traffic: std::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
@@ -141,33 +129,14 @@ impl Package {
         self.allocated();
     }
 
-    /// A cache model keeps the tallies from now on, or does not: then occupancy starts from nothing, and
-    /// traffic goes on from where it was.
+    /// A cache model keeps the tallies from now on, or does not: traffic then stays where it was.
     pub fn set_warm(&self, warm: bool) {
-        if self.warm.swap(warm, Ordering::SeqCst) != warm {
-            for lines in &self.lines {
-                lines.store(0, Ordering::Relaxed);
-            }
-        }
+        self.warm.store(warm, Ordering::SeqCst);
     }
 
     /// Whether a cache model keeps the tallies.
     pub fn is_warm(&self) -> bool {
         self.warm.load(Ordering::SeqCst)
-    }
-
-    /// A line was filled into the L3 for `rmid`, and one that `evicted` had left it. A line that goes
-    /// nowhere, such as one with no owner, has no RMID.
-    pub fn filled(&self, rmid: Option<u32>, evicted: Option<u32>) {
-        let of = |rmid: Option<u32>| self.lines.get(usize::try_from(rmid?).ok()?);
-        if let Some(lines) = of(rmid) {
-            lines.fetch_add(1, Ordering::Relaxed);
-        }
-        if let Some(lines) = of(evicted) {
-            // Never below 0, whatever the order in which threads come here.
-            let less = |lines: u64| lines.checked_sub(1);
-            let _ = lines.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        }
     }
 
     /// So many lines went between the L3 and memory for `rmid`.
@@ -178,21 +147,13 @@ impl Package {
         }
     }
 
-    /// A tally in units of [`rdt::UPSCALE`] bytes, as IA32_QM_CTR shows it; `None` while nobody keeps it.
-    pub fn units(&self, tally: Tally, rmid: u32) -> Option<u64> {
-        if !self.is_warm() {
-            return None;
-        }
-        let rmid = usize::try_from(rmid).ok()?;
-        let bytes = |lines: &AtomicU64| lines.load(Ordering::Relaxed).saturating_mul(LINE);
-        let unit = u64::from(rdt::UPSCALE);
-        match tally {
-            // A line counts as soon as it is there: a unit that is begun is one.
-            Tally::Lines => Some(bytes(self.lines.get(rmid)?).div_ceil(unit)),
-            Tally::Total | Tally::Local => {
-                Some((bytes(self.traffic.get(rmid)?) / unit) & rdt::BANDWIDTH_MASK)
-            }
-        }
+    /// Traffic of `rmid` in units of [`rdt::UPSCALE`] bytes, as IA32_QM_CTR shows it. All of it is local:
+    /// a machine has one package.
+    pub(super) fn bandwidth(&self, rmid: u32) -> u64 {
+        let rmid = usize::try_from(rmid).unwrap_or(usize::MAX);
+        let lines = self.traffic.get(rmid);
+        let lines = lines.map_or(0, |lines| lines.load(Ordering::Relaxed));
+        (lines.saturating_mul(LINE) / u64::from(rdt::UPSCALE)) & rdt::BANDWIDTH_MASK
     }
 
     pub(super) fn traffic(&self) -> Vec<u64> {

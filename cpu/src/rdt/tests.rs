@@ -69,19 +69,17 @@ fn tallies_are_shown_in_units() {
     let package = a.package().clone();
     package.set_warm(true);
     let unit = u64::from(rdt::UPSCALE) / 64;
-    for _ in 0..unit + 1 {
-        package.filled(Some(3), None);
-    }
-    package.filled(Some(4), Some(3));
     package.moved(3, unit * ((1 << 24) + 5));
-    let mut show = |event, rmid| {
+    let mut show = |event, rmid, lines| {
         assert!(a.write(regs::IA32_QM_EVTSEL, EventSelect::new(event, rmid).0));
+        assert_eq!(a.monitored(), (event == event::OCCUPANCY).then_some(rmid));
+        a.set_occupied(lines);
         a.read(regs::IA32_QM_CTR)
     };
-    assert_eq!(show(event::OCCUPANCY, 3), 1);
-    assert_eq!(show(event::OCCUPANCY, 4), 1, "begun");
-    assert_eq!(show(event::OCCUPANCY, 5), 0);
-    assert_eq!((show(event::TOTAL, 3), show(event::LOCAL, 3)), (5, 5));
+    assert_eq!(show(event::OCCUPANCY, 3, unit), 1);
+    assert_eq!(show(event::OCCUPANCY, 4, unit + 1), 2, "begun");
+    assert_eq!(show(event::OCCUPANCY, 5, 0), 0);
+    assert_eq!((show(event::TOTAL, 3, 9), show(event::LOCAL, 3, 9)), (5, 5));
 }
 
 /// Rules CDP-03 and CDP-07, MBA-05 and MBA-08.

@@ -85,6 +85,8 @@ pub struct Board {
     pub memory: GuestMemoryMmap,
     /// The same for the interpreter, once it was needed.
     pub(super) observed_memory: Mutex<Option<Arc<hindsight_interp::Memory>>>,
+    /// System-management interrupts reach the guest.
+    pub(crate) has_smm: bool,
     /// Who listens to branch trace messages.
     pub messages: Option<BranchMessages>,
     pub(super) finish: Arc<Finish>,

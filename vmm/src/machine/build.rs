@@ -642,6 +642,7 @@ fn board(
         reports: Reports::new().map_err(MachineError::Reports)?,
         memory,
         observed_memory: Mutex::default(),
+        has_smm: facilities.contains(Facilities::SMM),
         messages,
         finish,
         timer,

@@ -159,6 +159,16 @@ impl Models {
         }
     }
 
+    /// The processor enters system-management mode, or leaves it.
+    pub fn smm(&mut self, entered: bool) {
+        self.count();
+        if entered {
+            self.msrs.enter_smm();
+        } else {
+            self.msrs.leave_smm();
+        }
+    }
+
     /// The processor halts, if it did not before.
     pub fn halt(&mut self) {
         self.events.halt(self.board.clock.now());
