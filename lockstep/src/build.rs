@@ -496,6 +496,8 @@ impl Builder<'_> {
     fn branch(&mut self, mut insn: Instruction) {
         if self.rng.one_in(2) {
             self.flag_source();
+            // What the branch itself needs is loaded after that.
+            self.loaded = 0;
         }
         let info = self.factory.info(&insn).clone();
         let mark = self.note(What::Memory, 8);

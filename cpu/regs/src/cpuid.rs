@@ -70,6 +70,8 @@ impl Feature {
     pub const TSC_ADJUST: Self = Self::new(7, Output::Ebx, 1);
     /// Hardware lock elision.
     pub const HLE: Self = Self::new(7, Output::Ebx, 4);
+    /// 256-bit integer instructions.
+    pub const AVX2: Self = Self::new(7, Output::Ebx, 5);
     /// Restricted transactional memory.
     pub const RTM: Self = Self::new(7, Output::Ebx, 11);
     /// Resource-director monitoring.

@@ -149,15 +149,18 @@ pub(super) fn prepare(
     let mut bytes = [0; 64];
     if m.read && !m.write {
         // Masks may be finer or coarser than the operand's elements: they only count if the whole
-        // cannot be read.
+        // cannot be read, or meets a breakpoint (OP-09).
+        let before = (c.hits, c.stops.hit);
         let whole = place.read(c, &mut bytes);
-        if let Err(fault) = whole {
+        if whole.is_err() || (c.hits, c.stops.hit) != before {
             place.mask = mask(c, i, m.size);
             if place.mask.is_none() || reads_all(i) {
-                return Err(fault);
+                whole?;
+            } else {
+                (c.hits, c.stops.hit) = before;
+                bytes = [0; 64];
+                place.read(c, &mut bytes)?;
             }
-            bytes = [0; 64];
-            place.read(c, &mut bytes)?;
         }
     } else {
         place.mask = mask(c, i, m.size);

@@ -23,6 +23,7 @@ use super::report::{Summary, junit, tap, text};
 use super::runner::{GRACE, Runner};
 use super::select::{self, Job, Pattern, Shard, check_needs, filter, mark_unmet, repeat};
 use super::verdict::CaseResult;
+use crate::vcpu::mode;
 
 /// Status when a case failed.
 const STATUS_FAILED: u8 = 1;
@@ -67,9 +68,9 @@ pub struct TestArgs {
     /// Write a JUnit report to FILE
     #[arg(long, value_name = "FILE")]
     pub junit: Option<PathBuf>,
-    /// What runs the cases: kvm, or interp, which needs nothing of the host [default: kvm where
-    /// /dev/kvm is usable, else interp]
-    #[arg(long, value_name = "ENGINE", value_parser = ["kvm", "interp"])]
+    /// What runs the cases: kvm; interp, which needs nothing of the host; or auto, which changes
+    /// between them [default: kvm or interp, whichever auto begins with here]
+    #[arg(long, value_name = "ENGINE", value_parser = ["kvm", "interp", "auto"])]
     pub engine: Option<String>,
     /// Guest memory, passed on to `run`
     #[arg(long, value_name = "SIZE", default_value = "64M")]
@@ -128,12 +129,10 @@ impl fmt::Debug for Host<'_> {
 /// Bad usage and bad images, for which the caller is to end with status 2; host errors.
 pub fn run(mut args: TestArgs) -> Result<ExitCode> {
     if args.runner.is_none() {
-        let engine = if kvm_problem().is_some() {
-            "interp"
-        } else {
-            "kvm"
-        };
-        args.engine.get_or_insert_with(|| engine.to_owned());
+        args.engine.get_or_insert_with(|| {
+            let choice = mode::Rule::of_host().choose(mode::Demand::default());
+            choice.engine.to_string()
+        });
     }
     let needs_kvm = args.engine.as_deref() == Some("kvm") && !args.ignore_needs;
     let interrupt = Arc::new(AtomicBool::new(false));

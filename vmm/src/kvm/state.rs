@@ -20,6 +20,9 @@ const SHADOW_STI: u8 = 2;
 /// offset: opmask, upper halves of ZMM0-15, ZMM16-31, PKRU.
 const MOVING: [(u32, usize); 4] = [(5, 0x440), (6, 0x480), (7, 0x680), (9, 0xa80)];
 
+/// Bytes of the legacy region that no XSAVE writes. SDM Vol. 1, "Legacy Region of an XSAVE Area".
+const SOFTWARE: std::ops::Range<usize> = 464..512;
+
 /// Where this host's XSAVE puts the components of [`MOVING`]: (Intel offset, host offset, bytes).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct XsaveLayout([(usize, usize, usize); 4]);
@@ -44,6 +47,8 @@ impl XsaveLayout {
         area.0.fill(0);
         let common = 0x240 + 0x100;
         area.0[..common].copy_from_slice(&from[..common]);
+        // Left to software by the format; the kernel notes its own there.
+        area.0[SOFTWARE].fill(0);
         for (intel, host, len) in self.0 {
             area.0[intel..intel + len].copy_from_slice(&from[host..host + len]);
         }
@@ -343,6 +348,11 @@ mod tests {
         );
         let mut back = XsaveArea::default();
         amd.import(&image, &mut back);
+        assert_eq!(back, area);
+        // What is left to software is not the processor's.
+        let mut noted = image;
+        noted[464] = 7;
+        amd.import(&noted, &mut back);
         assert_eq!(back, area);
     }
 }

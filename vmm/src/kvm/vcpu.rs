@@ -9,11 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use hindsight_cpu::cpuid::{CpuidTable, Leaf};
+use hindsight_cpu::debug::Registers;
 use hindsight_cpu::state::CpuState;
+use hindsight_regs::dr::Dr7;
 use hindsight_regs::msr as regs;
 use kvm_bindings::{
-    CpuId, KVM_EXIT_MEMORY_FAULT, KVM_SYNC_X86_EVENTS, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs,
-    kvm_cpuid_entry2, kvm_debugregs, kvm_msr_entry, kvm_sync_regs, kvm_xcr, kvm_xcrs, kvm_xsave,
+    CpuId, KVM_EXIT_MEMORY_FAULT, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_SYNC_X86_EVENTS,
+    KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_guest_debug,
+    kvm_msr_entry, kvm_sync_regs, kvm_vcpu_events, kvm_xcr, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::VcpuFd;
 
@@ -46,6 +49,8 @@ pub struct KvmVcpu {
     xcr0: u64,
     /// The TSC offset that KVM was given last.
     tsc_offset: Option<u64>,
+    /// KVM has our DR7, with GD, in place of the guest's.
+    detects: bool,
     /// The thread is inside of KVM_RUN, or about to be.
     in_guest: Arc<AtomicBool>,
     /// After `fd`: the machine's memory outlives its processors.
@@ -87,6 +92,7 @@ impl KvmVcpu {
             pending: false,
             xcr0: 1,
             tsc_offset: None,
+            detects: false,
             in_guest: Arc::default(),
             vm,
         }
@@ -327,9 +333,103 @@ impl KvmVcpu {
     ///
     /// When the ioctl fails.
     pub fn is_movable(&self) -> Result<bool, KvmError> {
+        Ok(state::is_movable(&self.events()?))
+    }
+
+    fn events(&self) -> Result<kvm_vcpu_events, KvmError> {
         let events = self.fd.get_vcpu_events();
-        let events = events.map_err(ioctl("KVM_GET_VCPU_EVENTS"))?;
-        Ok(state::is_movable(&events))
+        events.map_err(ioctl("KVM_GET_VCPU_EVENTS"))
+    }
+
+    /// The exception that waits for delivery, by its vector. KVM then has the conditions of a #DB in
+    /// DR6.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn waiting_exception(&self) -> Result<Option<u8>, KvmError> {
+        let exception = self.events()?.exception;
+        let waits = exception.injected != 0 || exception.pending != 0;
+        Ok(waits.then_some(exception.nr))
+    }
+
+    /// Has a #DB delivered before the next instruction. Its conditions must be in DR6 already.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn inject_debug_exception(&self) -> Result<(), KvmError> {
+        const DB: u8 = 1;
+        let mut events = self.events()?;
+        (events.exception.injected, events.exception.pending) = (1, 0);
+        (events.exception.nr, events.exception.has_error_code) = (DB, 0);
+        events.exception_has_payload = 0;
+        // The instruction that the shadow was for is over.
+        events.interrupt.shadow = 0;
+        self.fd
+            .set_vcpu_events(&events)
+            .map_err(ioctl("KVM_SET_VCPU_EVENTS"))
+    }
+
+    /// The guest's debug registers, whoever holds them.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn debug_registers(&self) -> Result<Registers, KvmError> {
+        let dr = self.fd.get_debug_regs();
+        let dr = dr.map_err(ioctl("KVM_GET_DEBUGREGS"))?;
+        Ok(Registers {
+            addresses: dr.db,
+            status: dr.dr6,
+            control: dr.dr7,
+        })
+    }
+
+    /// Sets the guest's debug registers.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses a value.
+    pub fn set_debug_registers(&self, registers: &Registers) -> Result<(), KvmError> {
+        let dr = kvm_debugregs {
+            db: registers.addresses,
+            dr6: registers.status,
+            dr7: registers.control,
+            ..Default::default()
+        };
+        self.fd
+            .set_debug_regs(&dr)
+            .map_err(ioctl("KVM_SET_DEBUGREGS"))
+    }
+
+    /// Puts a DR7 of ours with nothing but GD in place of the guest's debug registers, so that MOV DR
+    /// exits before it is executed; or gives them back. While ours is there, single-step traps and
+    /// INT1 exit too.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn detect_debug_registers(&mut self, detect: bool) -> Result<(), KvmError> {
+        if self.detects == detect {
+            return Ok(());
+        }
+        let mut debug = kvm_guest_debug::default();
+        if detect {
+            debug.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
+            debug.arch.debugreg[7] = Dr7::RESET.0 | Dr7::GD;
+        }
+        self.fd
+            .set_guest_debug(&debug)
+            .map_err(ioctl("KVM_SET_GUEST_DEBUG"))?;
+        self.detects = detect;
+        Ok(())
+    }
+
+    /// The guest-physical address of a linear one, by the guest's page tables.
+    pub fn translate(&self, linear: u64) -> Option<u64> {
+        let found = self.fd.translate_gva(linear).ok()?;
+        (found.valid != 0).then_some(found.physical_address)
     }
 
     /// Gives KVM the whole state. `apic_base` is the local APIC's.
@@ -385,15 +485,11 @@ impl KvmVcpu {
         if needed.any(|(index, _)| refused.contains(&index)) {
             return Err(KvmError::Lacks("an MSR of the base architecture"));
         }
-        let dr = kvm_debugregs {
-            db: state.dr,
-            dr6: state.dr6,
-            dr7: state.dr7,
-            ..Default::default()
-        };
-        self.fd
-            .set_debug_regs(&dr)
-            .map_err(ioctl("KVM_SET_DEBUGREGS"))?;
+        self.set_debug_registers(&Registers {
+            addresses: state.dr,
+            status: state.dr6,
+            control: state.dr7,
+        })?;
         self.fd
             .set_regs(&state::export_regs(state))
             .map_err(ioctl("KVM_SET_REGS"))?;
@@ -449,9 +545,9 @@ impl KvmVcpu {
         for (to, value) in values.into_iter().zip(self.native_msrs()?) {
             *to = value;
         }
-        let dr = fd.get_debug_regs().map_err(ioctl("KVM_GET_DEBUGREGS"))?;
-        (state.dr, state.dr6, state.dr7) = (dr.db, dr.dr6, dr.dr7);
-        let events = fd.get_vcpu_events().map_err(ioctl("KVM_GET_VCPU_EVENTS"))?;
+        let dr = self.debug_registers()?;
+        (state.dr, state.dr6, state.dr7) = (dr.addresses, dr.status, dr.control);
+        let events = self.events()?;
         state::import_events(&events, state);
         if state::is_pae(state) {
             state.pdptr = self.page_directory_pointers(state.cr3)?;

@@ -23,6 +23,11 @@ pub enum Next {
     Halt,
     /// Looks for work first: kicked, or a window opened.
     Look,
+    /// Does what KVM left to us of a debug exception or MOV DR.
+    Debug {
+        /// DR6 of the event.
+        dr6: u64,
+    },
     /// The guest cannot go on.
     Crash(CrashCause),
 }
@@ -99,8 +104,7 @@ pub fn serve(exit: Exit<'_>, cpu: &mut Models) -> Next {
         Exit::FailEntry { reason } => return Next::Crash(CrashCause::FailEntry(reason)),
         Exit::MemoryFault { address } => return Next::Crash(CrashCause::MemoryFault(address)),
         Exit::Unexpected { reason } => return Next::Crash(CrashCause::Unexpected(reason)),
-        // Nothing arms host debug events yet; one that comes all the same changes nothing.
-        Exit::Debug { .. } => {}
+        Exit::Debug { dr6, .. } => return Next::Debug { dr6 },
     }
     Next::Run
 }

@@ -2,7 +2,7 @@
 //!
 //! Read [`exit`] (why it stopped), [`dispatch`] (the one match), [`models`] (the MSR path), then
 //! [`native`] (the loop round KVM_RUN), [`observed`] (the loop round the interpreter), [`switch`]
-//! (how a machine goes from one to the other) and [`control`] (pause, resume, stop, kick).
+//! (how a machine goes from one to the other), `watch` (a native guest's debug registers) and [`control`] (pause, resume, stop, kick).
 //! [`attend`] is what a debugger asks of a paused processor. [`record`] keeps
 //! what happened, for those who ask for it, and [`stats`] counts it.
 
@@ -22,3 +22,4 @@ pub mod record;
 pub mod report;
 pub mod stats;
 pub mod switch;
+mod watch;

@@ -48,6 +48,8 @@ pub enum HostKvm {
     Native {
         /// What of [`Armed`] it does by itself, as exactly as the interpreter.
         does: Armed,
+        /// It tells us of MOV DR before it is executed, where we ask for it.
+        detects: bool,
     },
     /// It does not: the probe that showed it, with its finding.
     EmulatesRing0(String),
@@ -57,6 +59,20 @@ pub enum HostKvm {
 
 /// Probes that a KVM fails when it emulates ring 0 instead of running it: INT n, and SSE.
 const RING0_PROBES: [&str; 2] = ["intn-cpl0", "sse-cpl0"];
+/// The probe that shows whether a KVM tells us of MOV DR.
+const DETECTS: &str = "gd-host";
+/// Probes of what a guest does with debug registers that it sets natively.
+const DEBUG_PROBES: [&str; 4] = [
+    "guestbp-exec-cpl0",
+    "guestbp-exec-cpl3",
+    "gd",
+    "guestbp-data",
+];
+/// What [`DEBUG_PROBES`] are about. No KVM looks for breakpoints on ports; where an access exits, we
+/// do.
+const DEBUG: Armed = Armed::CODE_BREAKPOINT
+    .union(Armed::DATA_BREAKPOINT)
+    .union(Armed::GENERAL_DETECT);
 /// Probes that a KVM fails under which RDTSC or RDTSCP is the host's, whatever the guest's MSRs say.
 const TIME_PROBES: [&str; 3] = ["tsc-offset", "tsd-cpl3", "tsc-aux"];
 
@@ -75,17 +91,33 @@ impl HostKvm {
                 Err(error) => return Self::Unusable(error.to_string()),
             }
         }
-        Self::native()
+        match Self::measure_debug() {
+            Ok((does, detects)) => Self::Native { does, detects },
+            Err(error) => Self::Unusable(error.to_string()),
+        }
     }
 
-    /// A KVM that runs ring 0 natively: what else it does.
+    /// What this KVM does of a guest's breakpoints, and whether it tells of MOV DR.
+    fn measure_debug() -> Result<(Armed, bool), doctor::DoctorError> {
+        if doctor::unmet(DETECTS)?.is_some() {
+            // Nobody sees the guest set them, so it does not matter what becomes of them.
+            return Ok((DEBUG, false));
+        }
+        for probe in DEBUG_PROBES {
+            if doctor::unmet(probe)?.is_some() {
+                // A guest that has some of them can arm the others unseen: it gets none.
+                return Ok((Armed::empty(), true));
+            }
+        }
+        Ok((DEBUG, true))
+    }
+
+    /// A KVM that runs ring 0 natively, of which nothing else is known.
     pub const fn native() -> Self {
-        // Breakpoints on code and data, and general detect, are the hardware's where KVM passes
-        // them on, and where it does not, nobody sees the guest set them.
-        let does = Armed::CODE_BREAKPOINT
-            .union(Armed::DATA_BREAKPOINT)
-            .union(Armed::GENERAL_DETECT);
-        Self::Native { does }
+        Self::Native {
+            does: DEBUG,
+            detects: false,
+        }
     }
 }
 
@@ -120,7 +152,7 @@ pub fn choose(wanted: Wanted, demand: Demand, host: &HostKvm) -> Choice {
             Engine::Interp,
             format!("this host's KVM does not let a guest have its own time ({why})"),
         ),
-        (Wanted::Auto, HostKvm::Native { does }) => {
+        (Wanted::Auto, HostKvm::Native { does, .. }) => {
             let lacking = demand.armed.difference(*does);
             if !lacking.is_empty() {
                 (Engine::Interp, format!("{lacking} armed"))
@@ -161,6 +193,20 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// The rule of `--engine auto` on this host.
+    pub fn of_host() -> Self {
+        Self {
+            wanted: Wanted::Auto,
+            host: HostKvm::measure(),
+        }
+    }
+
+    /// Whether MOV DR is to be seen before it is executed: KVM tells of it, and the answer may be
+    /// the other engine.
+    pub const fn detects(&self) -> bool {
+        matches!(self.host, HostKvm::Native { detects: true, .. })
+    }
+
     /// The choice for a demand.
     pub fn choose(&self, demand: Demand) -> Choice {
         choose(self.wanted, demand, &self.host)
@@ -173,12 +219,14 @@ impl Rule {
 ///
 /// When KVM is asked for and cannot be used.
 pub fn decide(wanted: Wanted) -> Result<Decision, KvmError> {
-    let host = match wanted {
+    let rule = match wanted {
         // Nothing to measure: a host without KVM, or with a slow one, is not asked.
-        Wanted::Only(_) => HostKvm::native(),
-        Wanted::Auto => HostKvm::measure(),
+        Wanted::Only(_) => Rule {
+            wanted,
+            host: HostKvm::native(),
+        },
+        Wanted::Auto => Rule::of_host(),
     };
-    let rule = Rule { wanted, host };
     let choice = rule.choose(Demand::default());
     let host = match choice.engine {
         Engine::Kvm => Some(kvm::Host::open()?),
@@ -237,7 +285,7 @@ mod tests {
     #[test]
     fn auto_interprets_exactly_while_something_is_armed_that_kvm_lacks() {
         for one in Armed::all().iter() {
-            let HostKvm::Native { does } = HostKvm::native() else {
+            let HostKvm::Native { does, .. } = HostKvm::native() else {
                 panic!()
             };
             let expected = if does.contains(one) {
@@ -254,6 +302,23 @@ mod tests {
             let both = lacking | Armed::CODE_BREAKPOINT;
             assert_eq!(auto(armed(both)), Engine::Interp, "{both}");
         }
+    }
+
+    #[test]
+    fn a_kvm_that_lacks_breakpoints_gets_none() {
+        let lacking = HostKvm::Native {
+            does: Armed::empty(),
+            detects: true,
+        };
+        for one in DEBUG.iter() {
+            let choice = choose(Wanted::Auto, armed(one), &lacking);
+            assert_eq!(choice.engine, Engine::Interp, "{one}");
+        }
+        assert_eq!(
+            choose(Wanted::Auto, IDLE, &lacking).engine,
+            Engine::Kvm,
+            "what is not armed does not matter"
+        );
     }
 
     #[test]

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hindsight_cpu::armed::Armed;
 use hindsight_cpu::msr::{Effect, RdmsrOutcome};
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_devices::irq::Pending;
 use hindsight_interp::Stops;
+use hindsight_regs::dr::Dr6;
 use hindsight_regs::msr as regs;
 
 use super::attend::{Attended, Plan, Request};
@@ -17,12 +19,17 @@ use super::models::Models;
 use super::record::What;
 use super::report::{Crash, LastState};
 use super::switch::Ended;
+use super::watch::{Access, Holder, Watch};
 use crate::kvm::KvmError;
 use crate::kvm::vcpu::KvmVcpu;
 use crate::machine::{Board, Outcome};
 
+/// RFLAGS.TF.
+const FLAG_TF: u64 = 1 << 8;
 /// RFLAGS.IF.
 const FLAG_IF: u64 = 1 << 9;
+/// #DB.
+const DB: u8 = 1;
 
 /// A processor that runs under KVM.
 #[derive(Debug)]
@@ -38,6 +45,11 @@ pub struct NativeVcpu {
     tsc_base: Option<u64>,
     /// The machine is to change its engine, and this processor was not at a place where it can.
     unsettled: bool,
+    watch: Watch,
+    /// What the debug registers arm, as far as it was seen.
+    armed: Armed,
+    /// Breakpoints that the instruction under way has met at us, as DR6\[3:0\].
+    met: u64,
 }
 
 /// How a turn of the run loop ended.
@@ -45,6 +57,8 @@ enum Turn {
     Again,
     /// Sleeps first, with nothing locked.
     Sleep,
+    /// The interpreter executes the next instruction.
+    Emulate,
     Crash(CrashCause),
 }
 
@@ -63,6 +77,9 @@ impl NativeVcpu {
             takes_interrupt: None,
             tsc_base: None,
             unsettled: false,
+            watch: Watch::new(false, state.dr7),
+            armed: Armed::empty(),
+            met: 0,
         };
         vcpu.set_state(state)?;
         vcpu.kvm.set_cr8(state.cr8);
@@ -113,6 +130,8 @@ impl NativeVcpu {
     }
 
     fn run_on(&mut self, board: &Arc<Board>, doorbell: &Doorbell) -> Result<Ended, KvmError> {
+        // The debug registers may have come from elsewhere.
+        self.tell_armed();
         if let Some(ended) = self.checkpoint(board)? {
             return Ok(ended);
         }
@@ -120,6 +139,7 @@ impl NativeVcpu {
             match self.turn(doorbell)? {
                 Turn::Again => {}
                 Turn::Sleep => doorbell.sleep(Duration::from_secs(3600)),
+                Turn::Emulate => return Ok(Ended::Emulate),
                 Turn::Crash(cause) => {
                     let crash = self.crash(cause);
                     board.finish(Outcome::Crash(Box::new(crash)));
@@ -187,6 +207,7 @@ impl NativeVcpu {
             self.models.board.irq.set_cr8(self.models.id, cr8);
         }
         tracing::trace!(target: "exit", "cpu {} {exit:x?}", self.models.id);
+        let access = Access::of(&exit);
         match dispatch::serve(exit, &mut self.models) {
             Next::Run => {}
             Next::Look => {
@@ -200,9 +221,69 @@ impl NativeVcpu {
             }
             Next::Halt => self.activity = Activity::Halted,
             Next::Apply { index, effect } => self.apply(index, effect)?,
+            Next::Debug { dr6 } if dr6 & Dr6::BS.bits() != 0 => self.debug_exception(Dr6::BS)?,
+            Next::Debug { .. } => return Ok(Turn::Emulate),
             Next::Crash(cause) => return Ok(Turn::Crash(cause)),
         }
+        self.look(access)?;
+        let stepped = access.is_some() && self.kvm.at_exit().regs.rflags & FLAG_TF != 0;
+        if stepped || self.met != 0 {
+            self.trap(stepped)?;
+        }
         Ok(Turn::Again)
+    }
+
+    /// Looks at the debug registers where an exit may change what follows from them, and for the
+    /// breakpoints that its access meets.
+    fn look(&mut self, access: Option<Access>) -> Result<(), KvmError> {
+        // Not asked for more often than needed: it is a copy of all registers.
+        if self.watch.holder() == Holder::Us {
+            return Ok(());
+        }
+        let cr4 = self.kvm.at_exit().sregs.cr4;
+        if !self.watch.looks(access, cr4) {
+            return Ok(());
+        }
+        let registers = self.kvm.debug_registers()?;
+        let armed = Armed::by_dr7(registers.control, cr4);
+        if armed != self.armed {
+            self.armed = armed;
+            self.tell_armed();
+        }
+        if self.watch.looked(registers.control, Instant::now()) {
+            self.kvm.detect_debug_registers(true)?;
+        }
+        let translate = |linear| self.kvm.translate(linear);
+        self.met |= access.map_or(0, |access| access.meets(&registers, cr4, translate));
+        Ok(())
+    }
+
+    /// The instruction of the last exit is to be followed by a #DB: for the breakpoints it met at us,
+    /// and, `stepped`, for RFLAGS.TF, unless KVM sees to that.
+    fn trap(&mut self, stepped: bool) -> Result<(), KvmError> {
+        self.complete()?;
+        let mut conditions = Dr6::from_bits_retain(std::mem::take(&mut self.met));
+        match self.kvm.waiting_exception()? {
+            Some(DB) if conditions.is_empty() => return Ok(()),
+            Some(DB) | None => {}
+            // It was not completed.
+            Some(_) => return Ok(()),
+        }
+        if stepped {
+            conditions |= Dr6::BS;
+        }
+        self.debug_exception(conditions)
+    }
+
+    /// Delivers a #DB.
+    fn debug_exception(&mut self, conditions: Dr6) -> Result<(), KvmError> {
+        let mut registers = self.kvm.debug_registers()?;
+        registers.report(conditions.bits());
+        registers.enter();
+        self.kvm.set_debug_registers(&registers)?;
+        self.kvm.inject_debug_exception()?;
+        self.takes_interrupt = Some(false);
+        Ok(())
     }
 
     /// Brings events to the processor. `false`: it has nothing to run and sleeps.
@@ -309,6 +390,7 @@ impl NativeVcpu {
     /// Completes an instruction that an exit left half done, serving what it still does.
     fn complete(&mut self) -> Result<(), KvmError> {
         while let Some(exit) = self.kvm.complete()? {
+            let access = Access::of(&exit);
             match dispatch::serve(exit, &mut self.models) {
                 Next::Apply { index, effect } => {
                     while self.kvm.complete()?.is_some() {}
@@ -316,8 +398,9 @@ impl NativeVcpu {
                 }
                 Next::Halt => self.activity = Activity::Halted,
                 // What else can come of completing one instruction shows again at the next run.
-                Next::Run | Next::Look | Next::Crash(_) => {}
+                Next::Run | Next::Look | Next::Debug { .. } | Next::Crash(_) => {}
             }
+            self.look(access)?;
         }
         Ok(())
     }
@@ -339,16 +422,20 @@ impl NativeVcpu {
         Ok(state)
     }
 
-    /// Tells the machine what the MSRs arm. Debug registers are set without an exit.
+    /// Tells the machine what is armed.
     fn tell_armed(&self) {
         let board = &self.models.board;
-        board.arm(self.models.id, self.models.msrs.armed());
+        board.arm(self.models.id, self.models.msrs.armed() | self.armed);
     }
 
     fn set_state(&mut self, state: &CpuState) -> Result<(), KvmError> {
         self.kvm
             .load(state, self.models.board.irq.apic_base(self.models.id))?;
         self.activity = state.activity;
+        self.watch = Watch::new(self.models.board.modes.detects(), state.dr7);
+        self.armed = Armed::by_dr7(state.dr7, state.cr4);
+        let ours = self.watch.holder() == Holder::Us;
+        self.kvm.detect_debug_registers(ours)?;
         let events = &state.events;
         let open = !events.sti_shadow && !events.mov_ss_shadow && events.interrupt.is_none();
         self.takes_interrupt = Some(open && state.rflags & FLAG_IF != 0);

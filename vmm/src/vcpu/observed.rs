@@ -401,6 +401,21 @@ impl ObservedVcpu {
         }
     }
 
+    /// Executes one instruction and delivers what it raises. Less, when an INIT or a start-up IPI
+    /// waits: it then shows again.
+    pub(super) fn run_one(&mut self, board: &Arc<Board>) {
+        loop {
+            let exit = self.vcpu.step(&mut self.around, true);
+            if let Some(Stop::Crash(cause)) = self.why_stopped(&exit) {
+                self.crash(board, cause);
+                return;
+            }
+            if exit != Exit::Stepped || self.vcpu.at_clean_boundary() {
+                return;
+            }
+        }
+    }
+
     /// What an exit is to a debugger; `None` if the processor just runs on.
     fn why_stopped(&mut self, exit: &Exit) -> Option<Stop> {
         match exit {

@@ -164,6 +164,11 @@ impl Modes {
         self.rule.is_some()
     }
 
+    /// Whether KVM tells of MOV DR, and it matters.
+    pub(super) fn detects(&self) -> bool {
+        self.rule.as_ref().is_some_and(Rule::detects)
+    }
+
     /// How often it did.
     pub fn tally(&self) -> Tally {
         lock(&self.inner).tally
@@ -273,6 +278,8 @@ pub(super) enum Ended {
     Stopped,
     /// The machine goes on in this engine; the processor does not run since then.
     Change(Engine, Instant),
+    /// The interpreter executes one instruction of this processor, which then goes on under KVM.
+    Emulate,
 }
 
 /// A processor of a machine, in one engine, with what it needs for the other.
@@ -342,10 +349,15 @@ impl Processor {
         let guard = LoopGuard { id, board };
         let doorbell = board.control.doorbell(id);
         self.way.set_kicker(doorbell);
-        while let Ended::Change(to, since) = self.way.run(board, doorbell) {
-            let from = self.way.engine();
+        loop {
+            let (ended, from) = (self.way.run(board, doorbell), self.way.engine());
             doorbell.set_kicker(None);
-            match self.way.change(board) {
+            let moved = match ended {
+                Ended::Stopped => break,
+                Ended::Change(..) => self.way.change(board),
+                Ended::Emulate => self.way.emulate(board, doorbell),
+            };
+            match moved {
                 Ok(way) => self.way = way,
                 Err(error) => {
                     board.finish(Outcome::Failed(Box::new(error)));
@@ -353,7 +365,9 @@ impl Processor {
                 }
             }
             self.way.set_kicker(doorbell);
-            board.modes.moved(id, from, to, since.elapsed());
+            if let Ended::Change(to, since) = ended {
+                board.modes.moved(id, from, to, since.elapsed());
+            }
         }
         drop(guard);
         board.add_stats(self.way.stats());
@@ -408,6 +422,21 @@ impl Way {
             // Without a rule nobody asks for it.
             same @ Self::Observed(_, None) => Ok(same),
         }
+    }
+
+    /// Executes one instruction in the interpreter, while the other processors run on under KVM: it
+    /// touches nothing but its own processor.
+    fn emulate(self, board: &Arc<Board>, doorbell: &Doorbell) -> Result<Self, MachineError> {
+        let mut way = self.change(board)?;
+        if let Self::Observed(vcpu, _) = &mut way {
+            // Whoever rings wants the loop of KVM, which is back soon.
+            let rung = doorbell.answer();
+            vcpu.run_one(board);
+            if rung {
+                doorbell.ring();
+            }
+        }
+        way.change(board)
     }
 
     fn stats(&self) -> VcpuStats {

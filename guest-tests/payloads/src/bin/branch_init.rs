@@ -61,7 +61,7 @@ fn there(work: smp::Work) {
 }
 
 case! {
-    name: "registers", cpl: [0], rules: ["DCTL-11", "LBR-31", "LSEL-08", "LER-05", "RST-06", "RST-07"], needs: [],
+    name: "registers", cpl: [0], rules: ["DCTL-11", "LBR-31", "LSEL-08", "LER-05", "RST-06", "RST-07", "OP-24"], needs: [],
     vcpus: 2, timeout_ms: 10000,
     about: "INIT clears IA32_DEBUGCTL and keeps the LBR stack, its filter and LER",
     fn body(ctx) {
@@ -85,7 +85,7 @@ fn trace(_index: usize) {
 }
 
 case! {
-    name: "debug_store", cpl: [0], rules: ["DS-12", "RST-09", "DCTL-11"], needs: [],
+    name: "debug_store", cpl: [0], rules: ["DS-12", "RST-09", "DCTL-11", "OP-24"], needs: [],
     vcpus: 2, timeout_ms: 10000,
     about: "INIT ends the recording by BTS and keeps IA32_DS_AREA",
     fn body(ctx) {

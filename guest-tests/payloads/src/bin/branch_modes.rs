@@ -134,7 +134,7 @@ fn based(level: u8) -> u16 {
 }
 
 case! {
-    name: "code_segment_with_a_base", cpl: [0, 3], rules: ["LBR-17", "LBR-18"], needs: [],
+    name: "code_segment_with_a_base", cpl: [0, 3], rules: ["LBR-17", "LBR-18", "OP-12"], needs: [],
     about: "LBR addresses are offsets in CS, not linear addresses (OP-12)",
     fn body(ctx) {
         need_lbr!(ctx);
@@ -143,7 +143,7 @@ case! {
 }
 
 case! {
-    name: "bts_of_a_segment_with_a_base", cpl: [0, 3], rules: ["BTS-02", "DS-02", "LBR-17"], needs: [],
+    name: "bts_of_a_segment_with_a_base", cpl: [0, 3], rules: ["BTS-02", "DS-02", "LBR-17", "OP-12"], needs: [],
     about: "BTS stores linear addresses (OP-12), in 24-byte records",
     fn body(ctx) {
         need_bts!(ctx);

@@ -130,7 +130,7 @@ case! {
 case! {
     name: "refused_values", cpl: [0],
     rules: ["MSR-06", "MSR-07", "MSR-09", "MSR-10", "MSR-23", "MSR-24", "MSR-25", "MSR-36", "LBR-26", "LBR-27",
-        "LBR-28", "LSEL-07", "DS-03"],
+        "LBR-28", "LSEL-07", "DS-03", "OP-31"],
     needs: [],
     about: "reserved bits and non-canonical values raise #GP(0) and change nothing",
     fn body(ctx) {

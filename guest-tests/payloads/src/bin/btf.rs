@@ -292,7 +292,7 @@ sequence! {
 }
 
 case! {
-    name: "interrupts_and_exceptions", cpl: [0, 3], rules: ["BTF-07", "BTF-08"], needs: [],
+    name: "interrupts_and_exceptions", cpl: [0, 3], rules: ["BTF-07", "BTF-08", "OP-16"], needs: [],
     about: "they clear TF and give no #DB; the IRET that restores TF does not trap, the next branch does",
     fn body(ctx) {
         need_btf!(ctx);
@@ -447,7 +447,7 @@ sequence! {
 }
 
 case! {
-    name: "wrmsr_under_tf", cpl: [0], rules: ["BTF-12"], needs: [],
+    name: "wrmsr_under_tf", cpl: [0], rules: ["BTF-12", "OP-41"], needs: [],
     about: "BTF as it was before the WRMSR decides about the #DB after it",
     fn body(ctx) {
         need_btf!(ctx);

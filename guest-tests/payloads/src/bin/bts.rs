@@ -38,7 +38,7 @@ fn check_stored(level: u8, sequence: &Sequence, bits: u64) -> bool {
 }
 
 case! {
-    name: "branches", cpl: [0, 3], rules: ["BTS-01", "BTS-02", "BTS-16", "BTS-17", "BTS-26", "DS-01", "DS-11"],
+    name: "branches", cpl: [0, 3], rules: ["BTS-01", "BTS-02", "BTS-16", "BTS-17", "BTS-26", "DS-01", "DS-11", "OP-36"],
     needs: [],
     about: "every kind of taken branch is stored, from the WRMSR on; LBR need not be set",
     fn body(ctx) {
@@ -103,7 +103,7 @@ case! {
 }
 
 case! {
-    name: "crossing_levels", cpl: [3], rules: ["BTS-14"], needs: [],
+    name: "crossing_levels", cpl: [3], rules: ["BTS-14", "OP-10"], needs: [],
     about: "a transfer between levels is judged by where it starts (OP-10)",
     fn body(ctx) {
         need_bts!(ctx);
@@ -189,7 +189,7 @@ sequence! {
 }
 
 case! {
-    name: "debug_exceptions", cpl: [0, 3], rules: ["BTS-15", "DCTL-06", "BTM-03"], needs: [],
+    name: "debug_exceptions", cpl: [0, 3], rules: ["BTS-15", "DCTL-06", "BTM-03", "OP-11"], needs: [],
     about: "the delivery of a #DB is stored, and what follows it too: TR and BTS stay set",
     fn body(ctx) {
         need_bts!(ctx);
@@ -249,7 +249,7 @@ case! {
 }
 
 case! {
-    name: "one_more_than_fits", cpl: [0, 3], rules: ["BTS-05", "BTS-06"], needs: [],
+    name: "one_more_than_fits", cpl: [0, 3], rules: ["BTS-05", "BTS-06", "OP-34"], needs: [],
     about: "after n+1 branches entry 0 is the newest and the index is base+24; after n it is the base",
     fn body(ctx) {
         need_bts!(ctx);
@@ -274,7 +274,7 @@ fn apic_pmc() -> hindsight_guest::regs::apic::Register {
 }
 
 case! {
-    name: "full_with_interrupt", cpl: [0, 3], rules: ["BTS-08", "BTS-09", "BTS-10"], needs: [],
+    name: "full_with_interrupt", cpl: [0, 3], rules: ["BTS-08", "BTS-09", "BTS-10", "OP-35"], needs: [],
     about: "with BTINT records go on from the threshold to the maximum, and are dropped there",
     fn body(ctx) {
         need_bts!(ctx);
@@ -371,7 +371,7 @@ case! {
 }
 
 case! {
-    name: "branch_trace_while_frozen", cpl: [0, 3], rules: ["BTS-12"], needs: [],
+    name: "branch_trace_while_frozen", cpl: [0, 3], rules: ["BTS-12", "OP-19", "FRZ-10"], needs: [],
     about: "LBR_FRZ and CTR_FRZ do not stop BTS (OP-19), and BTS sets no status bit",
     fn body(ctx) {
         need_bts!(ctx);

@@ -358,7 +358,7 @@ fn has_pebs() -> bool {
 }
 
 case! {
-    name: "together_with_pebs", cpl: [3], rules: ["BTS-20", "DS-14"], needs: [],
+    name: "together_with_pebs", cpl: [3], rules: ["BTS-20", "DS-14", "PEBS-23"], needs: [],
     about: "where one branch triggers both, the interrupt comes when both records are there",
     fn body(ctx) {
         need_bts!(ctx);

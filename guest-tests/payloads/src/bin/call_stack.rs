@@ -88,7 +88,7 @@ sequence! {
 }
 
 case! {
-    name: "popped_entries_are_zero", cpl: [0, 3], rules: ["LSEL-12", "LSEL-13"], needs: [],
+    name: "popped_entries_are_zero", cpl: [0, 3], rules: ["LSEL-12", "LSEL-13", "OP-33"], needs: [],
     about: "after as many returns as calls TOS is back, and the entries are zero",
     fn body(ctx) {
         need_lbr!(ctx);
@@ -131,7 +131,7 @@ sequence! {
 }
 
 case! {
-    name: "call_of_the_next_instruction", cpl: [0, 3], rules: ["LSEL-15"], needs: [],
+    name: "call_of_the_next_instruction", cpl: [0, 3], rules: ["LSEL-15", "OP-32"], needs: [],
     about: "a relative call with displacement 0 is not pushed, an indirect one to the same place is",
     fn body(ctx) {
         need_lbr!(ctx);
@@ -225,7 +225,7 @@ sequence! {
 }
 
 case! {
-    name: "undefined_combination", cpl: [0, 3], rules: ["LSEL-10"], needs: [],
+    name: "undefined_combination", cpl: [0, 3], rules: ["LSEL-10", "OP-15"], needs: [],
     about: "OP-15: with EN_CALLSTACK alone calls push, returns pop, all else is recorded as usual",
     fn body(ctx) {
         need_lbr!(ctx);

@@ -186,7 +186,7 @@ case! {
 }
 
 case! {
-    name: "area_that_faults", cpl: [0, 3], rules: ["DS-06"], needs: [],
+    name: "area_that_faults", cpl: [0, 3], rules: ["DS-06", "OP-17"], needs: [],
     about: "area not mapped, read-only or not canonical: records are dropped, no exception",
     fn body(ctx) {
         need_bts!(ctx);
@@ -214,7 +214,7 @@ case! {
 }
 
 case! {
-    name: "buffer_that_faults", cpl: [0, 3], rules: ["DS-06"], needs: [],
+    name: "buffer_that_faults", cpl: [0, 3], rules: ["DS-06", "OP-17"], needs: [],
     about: "buffer not mapped, read-only or not canonical: records are dropped, the index stays",
     fn body(ctx) {
         need_bts!(ctx);

@@ -159,7 +159,7 @@ case! {
 }
 
 case! {
-    name: "needs_the_bit", cpl: [0, 3], rules: ["LBR-03", "LBR-33"], needs: [],
+    name: "needs_the_bit", cpl: [0, 3], rules: ["LBR-03", "LBR-33", "OP-14"], needs: [],
     about: "without LBR nothing is recorded, whatever the other bits; TR and BTS change nothing with it",
     fn body(ctx) {
         need_lbr!(ctx);

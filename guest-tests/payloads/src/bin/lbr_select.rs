@@ -71,7 +71,7 @@ case! {
 }
 
 case! {
-    name: "level_of_the_destination", cpl: [3], rules: ["LSEL-05"], needs: [],
+    name: "level_of_the_destination", cpl: [3], rules: ["LSEL-05", "OP-37"], needs: [],
     about: "a branch between levels is judged by where it ends: SYSCALL, SYSRET, INT, IRET, faults",
     fn body(ctx) {
         need_lbr!(ctx);
@@ -119,7 +119,7 @@ case! {
 }
 
 case! {
-    name: "reserved_bits", cpl: [0], rules: ["LSEL-07", "MSR-06"], needs: [],
+    name: "reserved_bits", cpl: [0], rules: ["LSEL-07", "MSR-06", "OP-31"], needs: [],
     about: "bits 63:10 raise #GP(0) and change nothing; bits 9:0 are kept",
     fn body(ctx) {
         need_lbr!(ctx);

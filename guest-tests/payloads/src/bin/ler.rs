@@ -154,7 +154,7 @@ case! {
 }
 
 case! {
-    name: "filtered_branches", cpl: [0, 3], rules: ["LER-04"], needs: [],
+    name: "filtered_branches", cpl: [0, 3], rules: ["LER-04", "OP-13"], needs: [],
     about: "with a filter LER gives the last branch that was recorded (OP-13)",
     fn body(ctx) {
         need_lbr!(ctx);

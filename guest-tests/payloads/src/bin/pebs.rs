@@ -44,7 +44,7 @@ fn done() {
 }
 
 case! {
-    name: "place", cpl: [0], rules: ["PEBS-02", "PEBS-03", "PEBS-04", "PEBS-05", "PEBS-12", "PEBS-18", "PEBS-29"],
+    name: "place", cpl: [0], rules: ["PEBS-02", "PEBS-03", "PEBS-04", "PEBS-05", "PEBS-12", "PEBS-18", "PEBS-29", "OP-26"],
     needs: [], about: "the record is of the event after the overflow, and has the place of it and of the next",
     fn body(ctx) {
         need_pebs!(ctx);
@@ -357,7 +357,7 @@ case! {
 }
 
 case! {
-    name: "wrong_places", cpl: [0], rules: ["DS-06", "DS-09", "DS-10"], needs: [],
+    name: "wrong_places", cpl: [0], rules: ["DS-06", "DS-09", "DS-10", "OP-17"], needs: [],
     about: "a buffer or an area where nothing can be stored: no record, no exception",
     fn body(ctx) {
         need_pebs!(ctx);

@@ -58,7 +58,7 @@ case! {
 }
 
 case! {
-    name: "exact", cpl: [0], rules: ["OVF-05", "OVF-06", "OVF-09", "OVF-13", "EVT-16"], needs: [],
+    name: "exact", cpl: [0], rules: ["OVF-05", "OVF-06", "OVF-09", "OVF-13", "EVT-16", "OP-38"], needs: [],
     about: "the interrupt comes right after the instruction that overflows, fixed or NMI",
     fn body(ctx) {
         need_pmu!(ctx);
@@ -170,7 +170,7 @@ case! {
 }
 
 case! {
-    name: "again", cpl: [0], rules: ["OVF-07", "OVF-04"], needs: [],
+    name: "again", cpl: [0], rules: ["OVF-07", "OVF-04", "OP-30"], needs: [],
     about: "an overflow with the status bit still set interrupts again",
     fn body(ctx) {
         need_pmu!(ctx);

@@ -75,7 +75,7 @@ const BITS: &[(u32, u32, u64, u64)] = &[
 
 case! {
     name: "every_bit", cpl: [0], rules: ["PMU-09", "PMU-12", "PMU-13", "PMU-14", "PMU-15", "PMU-16", "PMU-19",
-        "PMU-24", "MSR-04", "MSR-13", "MSR-15", "MSR-16", "MSR-17", "MSR-22"],
+        "PMU-24", "MSR-04", "MSR-13", "MSR-15", "MSR-16", "MSR-17", "MSR-22", "OP-31"],
     needs: [], timeout_ms: 10000, about: "each bit of each register is stored, dropped or refused",
     fn body(ctx) {
         need_pmu!(ctx);
