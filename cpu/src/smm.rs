@@ -299,7 +299,13 @@ mod tests {
         area.put(at::BASE, &0xa_0000_u32.to_le_bytes());
         area.put(at::HALT_RESTART, &[0]);
         state.leave_smm(&area).unwrap();
-        assert_eq!(state.smm, Smm { active: false, base: 0xa_0000 });
+        assert_eq!(
+            state.smm,
+            Smm {
+                active: false,
+                base: 0xa_0000
+            }
+        );
         assert_eq!(state.activity, Activity::Running);
     }
 
@@ -308,7 +314,12 @@ mod tests {
         let mut state = state();
         let area = state.enter_smm();
         let inside = state.clone();
-        for (at, value) in [(at::CR0, 1 << 31), (at::CR4, u64::MAX), (at::EFER, 2), (at::DR7, 1 << 40)] {
+        for (at, value) in [
+            (at::CR0, 1 << 31),
+            (at::CR4, u64::MAX),
+            (at::EFER, 2),
+            (at::DR7, 1 << 40),
+        ] {
             let mut bad = area.clone();
             bad.put(at, &value.to_le_bytes());
             assert!(state.leave_smm(&bad).is_err(), "{at:#x}");

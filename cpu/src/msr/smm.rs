@@ -37,8 +37,7 @@ impl Msrs {
         };
         if debugctl.contains(DebugCtl::FREEZE_WHILE_SMM) {
             let recording = DebugCtl::LBR | DebugCtl::BTF | DebugCtl::TR | DebugCtl::BTS;
-            self.branch
-                .write(regs::IA32_DEBUGCTL, debugctl.difference(recording).bits());
+            self.branch.set_debugctl(debugctl.difference(recording));
             suspended.global_control = Some(self.pmu.read(regs::IA32_PERF_GLOBAL_CTRL));
             self.pmu.write(regs::IA32_PERF_GLOBAL_CTRL, 0);
         }
@@ -51,7 +50,8 @@ impl Msrs {
         let Some(suspended) = self.suspended.take() else {
             return;
         };
-        self.branch.write(regs::IA32_DEBUGCTL, suspended.debugctl);
+        let debugctl = DebugCtl::from_bits_retain(suspended.debugctl);
+        self.branch.set_debugctl(debugctl);
         if let Some(value) = suspended.global_control {
             self.pmu.write(regs::IA32_PERF_GLOBAL_CTRL, value);
         }

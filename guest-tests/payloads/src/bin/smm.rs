@@ -6,12 +6,12 @@
 
 use core::arch::{asm, global_asm};
 
-use hindsight_guest::{apic, insn};
 use hindsight_guest::msr;
 use hindsight_guest::port;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::Register;
 use hindsight_guest::regs::msr as reg;
+use hindsight_guest::{apic, insn};
 
 payload!("smm");
 
