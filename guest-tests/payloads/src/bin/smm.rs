@@ -111,7 +111,8 @@ case! {
         insn::write_dr7(0x400);
         let after = (msr::read(reg::MSR_SMI_COUNT), insn::rflags(), insn::read_cr4(), insn::read_cr3());
         check_eq!(after.0, before.0 + 1, "MSR_SMI_COUNT");
-        check_eq!((after.1 & 0x200, after.2, after.3), (before.1 & 0x200, before.2, before.3), "what RSM restored");
+        let restored = [after.1 & 0x200, after.2, after.3];
+        check_eq!(restored, [before.1 & 0x200, before.2, before.3], "what RSM restored");
     }
 }
 
@@ -138,7 +139,7 @@ case! {
         check!(counted < 100, "the handler's instructions do not count");
         check_eq!(u64::from(kept(0x7008)), FREEZE, "IA32_DEBUGCTL in the handler");
         check_eq!(kept(0x700c), 0, "IA32_PERF_GLOBAL_CTRL in the handler");
-        check_eq!((debugctl, global), (FREEZE | LBR, 0x1_0000_000f), "what RSM restored");
+        check_eq!([debugctl, global], [FREEZE | LBR, 0x1_0000_000f], "what RSM restored");
         for n in 0..32 {
             let from = msr::read(reg::MSR_LASTBRANCH_0_FROM_IP + n);
             check!(!(0x8000..0x9000).contains(&from), "no branch of the handler");
@@ -187,6 +188,7 @@ case! {
     fn body(ctx) {
         need_smm!(ctx);
         install();
+        apic::enable();
         apic::write(Register::LVT_PMC, 0x200);
         msr::write(reg::IA32_FIXED_CTR0, (1 << 48) - 50);
         msr::write(reg::IA32_FIXED_CTR_CTRL, 0xb);
@@ -198,6 +200,7 @@ case! {
         msr::write(reg::IA32_FIXED_CTR_CTRL, 0);
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 1 << 32);
         apic::write(Register::LVT_PMC, 0x1_0000);
+        apic::disable();
         check_eq!(count(), 1, "how often the handler ran");
     }
 }
