@@ -90,6 +90,8 @@ pub(crate) enum Fault {
     Missing,
     /// The string instruction stopped between two iterations; it goes on later.
     Repeat,
+    /// RSM met a save area that no processor can have left: the processor shuts down.
+    Shutdown,
 }
 
 pub(crate) const GP0: Fault = Fault::Code(GP, 0);

@@ -23,6 +23,7 @@ mod portable;
 mod recording;
 mod run;
 mod seg;
+mod smm;
 mod stops;
 mod supported;
 mod task;

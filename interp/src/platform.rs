@@ -17,6 +17,8 @@ pub struct Pending {
     pub interrupt: bool,
     /// A non-maskable interrupt. [`Platform::acknowledge_nmi`] takes it.
     pub nmi: bool,
+    /// A system-management interrupt. [`Platform::acknowledge_smi`] takes it.
+    pub smi: bool,
     /// Anything that the caller of [`crate::Vcpu::run`] must see to: INIT, start-up IPI, a stop.
     pub leave: bool,
 }
@@ -74,6 +76,10 @@ pub trait Platform {
     fn acknowledge(&mut self) -> Option<u8>;
     /// Takes the pending NMI.
     fn acknowledge_nmi(&mut self) {}
+    /// Takes the pending system-management interrupt.
+    fn acknowledge_smi(&mut self) {}
+    /// The processor enters system-management mode, or leaves it.
+    fn smm(&mut self, _entered: bool) {}
     /// Retired instructions since [`crate::Vcpu::new`], how many of them at CPL 1 to 3, and core
     /// cycles: before a call that may depend on time. An instruction belongs to the level that it
     /// starts at. A cycle is a retired instruction, or one more iteration of a repeated string

@@ -399,6 +399,11 @@ impl Core {
             if pending.leave {
                 return Ok(Some(Exit::Leave));
             }
+            if pending.smi && !quiet && !e.mov_ss_shadow && !e.sti_shadow && !self.in_smm() {
+                self.platform().acknowledge_smi();
+                self.system_management();
+                continue;
+            }
             if nmi_open && (pending.nmi || e.nmi_pending) {
                 if e.nmi_pending {
                     self.st.events.nmi_pending = false;
@@ -574,6 +579,7 @@ impl Core {
         self.why = Leave::Poll;
         match fault {
             Fault::Missing => return Ok(Some(self.missing())),
+            Fault::Shutdown => return Err(Shutdown),
             Fault::Repeat => {
                 // Not retired: it goes on after whatever pends was seen to.
                 self.fl |= RF;

@@ -147,6 +147,11 @@ impl BranchUnit {
         self.debugctl.contains(DebugCtl::LBR) && !self.frozen
     }
 
+    /// What system-management mode makes of IA32_DEBUGCTL.
+    pub(crate) const fn set_debugctl(&mut self, debugctl: DebugCtl) {
+        self.debugctl = debugctl;
+    }
+
     /// What an engine must report and do.
     pub fn observe(&self) -> Observe {
         let ctl = self.debugctl;

@@ -39,7 +39,8 @@ impl Msrs {
         let limits = self.pmu.limits();
         let needs = self.pmu.needs();
         let accesses = needs.intersects(Needs::ACCESSES | Needs::CACHES);
-        let record = (self.pmu.due() != 0).then(|| Due {
+        // PEBS is off in system-management mode (rule PEBS-25).
+        let record = (self.pmu.due() != 0 && self.suspended.is_none()).then(|| Due {
             area: self.branch.ds_area(),
             counters: self.pmu.due(),
             data: None,

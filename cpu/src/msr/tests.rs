@@ -215,7 +215,7 @@ fn only_a_write_that_changes_what_is_armed_says_so() {
 /// A processor with all that MSRs are about but transactions.
 fn full() -> Msrs {
     Msrs::new(MsrConfig {
-        facilities: Facilities::all().difference(Facilities::RTM),
+        facilities: Facilities::OBSERVED,
         tsc_hz: 2_500_000_000,
         models: true,
     })

@@ -3,7 +3,7 @@
 
 use hindsight_regs::pmu::{COUNTER_MASK, global, pebs as layout};
 
-use super::counter::{Freeze, GP, Pmu, bit};
+use super::counter::{Freeze, PEBS, Pmu, bit};
 use super::events::DataOf;
 use crate::branch::bts::DsMemory;
 
@@ -87,7 +87,7 @@ pub struct Stored {
     pub at_threshold: bool,
     /// The reset values of the counters; `None` where an access would have faulted, and nothing
     /// was done (rule DS-06).
-    pub reset: Option<[u64; GP]>,
+    pub reset: Option<[u64; PEBS]>,
 }
 
 /// Stores the record that is due, if there is room below the maximum (rule PEBS-09).
@@ -100,7 +100,7 @@ fn try_store(memory: &mut impl DsMemory, due: &Due, sample: &Sample) -> Option<S
     let index = memory.read(at(layout::INDEX))?;
     let maximum = memory.read(at(layout::MAXIMUM))?;
     let threshold = memory.read(at(layout::THRESHOLD))?;
-    let mut reset = [0; GP];
+    let mut reset = [0; PEBS];
     for (offset, value) in (layout::RESET..).step_by(8).zip(&mut reset) {
         *value = memory.read(at(offset))?;
     }
@@ -130,7 +130,7 @@ impl Pmu {
 
     /// Which access the record that is due tells of: that of the first counter with one.
     pub fn due_data(&self) -> Option<DataOf> {
-        let sources = (0..GP).filter(|n| self.due >> n & 1 != 0);
+        let sources = (0..PEBS).filter(|n| self.due >> n & 1 != 0);
         let mut data = sources.filter_map(|n| self.sources[n]?.data);
         data.next()
     }
@@ -147,7 +147,7 @@ impl Pmu {
         let due = core::mem::take(&mut self.due);
         let overflowed = core::mem::take(&mut self.armed) | due;
         let mut pmi = stored.at_threshold;
-        for n in (0..GP).filter(|n| overflowed >> n & 1 != 0) {
+        for n in (0..PEBS).filter(|n| overflowed >> n & 1 != 0) {
             pmi |= self.sources[n].is_some_and(|source| source.interrupts);
             if let Some(reset) = stored.reset {
                 self.values[n] = reset[n] & COUNTER_MASK;

@@ -34,6 +34,7 @@ impl Rig {
                 tsc_hz: 2_500_000_000,
                 pebs: true,
                 models: true,
+                counters: 4,
             }),
             totals: EventTotals::default(),
             freeze: Freeze::default(),

@@ -852,6 +852,7 @@ impl Pick<'_> {
             M::Ret => plain!(branch::ret),
             M::Retf => ending!(far::retf),
             M::Iret | M::Iretd | M::Iretq => ending!(far::iret),
+            M::Rsm => ending!(crate::smm::rsm),
             M::Jcxz | M::Jecxz | M::Jrcxz => plain!(branch::jcxz),
             M::Loop => plain!(branch::loopcc::<0>),
             M::Loope => plain!(branch::loopcc::<1>),

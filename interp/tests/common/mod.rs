@@ -136,6 +136,7 @@ impl Platform for Machine {
         Pending {
             interrupt: !self.interrupts.is_empty(),
             nmi: self.nmi,
+            smi: false,
             leave: false,
         }
     }

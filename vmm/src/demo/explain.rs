@@ -62,6 +62,7 @@ fn answered(spec: &MsrSpec, write: bool) -> String {
         (Owner::Apic, _) => "local APIC",
         (Owner::Processor, _) => "processor state",
         (Owner::Stored, _) => "stored",
+        (Owner::Rdt, _) => "the resource director",
         (Owner::Constant, _) => "constant",
     };
     let also = if write && spec.on_kvm == OnKvm::Mirrored {

@@ -125,6 +125,8 @@ pub struct Board {
     pub(super) observed_memory: Mutex<Option<Arc<hindsight_interp::Memory>>>,
     /// The last level of cache, which all processors share; cold until somebody asks.
     pub(super) cache: Mutex<Cache>,
+    /// System-management interrupts reach the guest.
+    pub(crate) has_smm: bool,
     /// Who listens to branch trace messages.
     pub messages: Option<BranchMessages>,
     pub(super) finish: Arc<Finish>,

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use hindsight_cpu::cpuid::{self, CpuModel, CpuidTable, Regs};
+use hindsight_cpu::cpuid::{self, CpuidTable, Regs};
 use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::models::{Cache, Geometry};
-use hindsight_cpu::msr::MsrConfig;
+use hindsight_cpu::msr::{MsrConfig, Msrs};
+use hindsight_cpu::profile::{Profile, ProfileError};
 use hindsight_cpu::state::{Activity, CpuState, gpr, seg};
 use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::lapic::LapicFeatures;
@@ -57,7 +58,7 @@ pub struct Config {
     /// Processors, 1 to [`CPUS_MAX`].
     pub cpus: usize,
     /// Which processor.
-    pub model: CpuModel,
+    pub cpu: Profile,
     /// What executes its code.
     pub engine: Engine,
 }
@@ -83,6 +84,9 @@ pub enum MachineError {
     /// Two devices at one address: a flaw of ours.
     #[error(transparent)]
     Bus(#[from] BusError),
+    /// The processor cannot be had here.
+    #[error("--cpu: {0}")]
+    Profile(#[from] ProfileError),
     /// The number of processors is impossible.
     #[error("a machine has 1 to {CPUS_MAX} processors, not {0}")]
     Cpus(usize),
@@ -228,7 +232,9 @@ impl Prepared {
         };
         // Without KVM there is nothing to change to.
         let rule = rule.filter(|_| kvm.is_some());
-        let facilities = facilities(config.engine, rule.is_some());
+        let facilities = config
+            .cpu
+            .facilities(available(config.engine, rule.is_some()))?;
         let tsc_hz = match seed {
             Some(_) => determined::TSC_HZ,
             None => host_clock::tsc_hz(kvm.as_ref().and_then(KvmParts::tsc_khz)),
@@ -256,7 +262,14 @@ impl Prepared {
             tsc_hz,
             models: modelled,
         };
-        let models = |id| Models::new(id, msrs, board.clone());
+        let package = Arc::default();
+        let models = |id| {
+            Models::new(
+                id,
+                Msrs::in_package(msrs, Arc::clone(&package)),
+                board.clone(),
+            )
+        };
         let ready = match kvm {
             Some(parts) => parts.into_vcpus(&board, &loaded, models)?,
             None => observed_vcpus(config.cpus, &board, &loaded, seed, models)?,
@@ -478,12 +491,14 @@ struct Features<'a> {
 }
 
 /// What works on this host, in an engine or in two that take turns: what KVM lacks moves the machine.
-fn facilities(engine: Engine, changes: bool) -> Facilities {
+fn available(engine: Engine, changes: bool) -> Facilities {
     if engine == Engine::Interp {
-        return Facilities::OBSERVED;
+        return Facilities::INTERPRETED;
     }
     let all = if changes {
         Facilities::OBSERVED
+            .union(Facilities::L2CAT)
+            .union(Facilities::PMU8)
     } else {
         Facilities::NATIVE
     };
@@ -604,7 +619,7 @@ fn board(
         deterministic,
     } = processor;
     let cpuid_config = cpuid::Config {
-        model: config.model,
+        model: config.cpu.model(),
         facilities,
         cpus,
         tsc_hz,
@@ -655,6 +670,7 @@ fn board(
         memory,
         observed_memory: Mutex::default(),
         cache: Mutex::new(Cache::new(Geometry::L3)),
+        has_smm: facilities.contains(Facilities::SMM),
         messages,
         finish,
         timer,

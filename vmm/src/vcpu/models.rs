@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hindsight_cpu::branch::Branch;
 use hindsight_cpu::models::{Accesses, Cache, Unit, Who};
 use hindsight_cpu::msr::{
-    Effect, MsrConfig, MsrError, Msrs, MsrsState, Now, Owner, RdmsrOutcome, WrmsrOutcome, find,
+    Effect, MsrError, Msrs, MsrsState, Now, Owner, RdmsrOutcome, WrmsrOutcome, find,
 };
 use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::pmu::{Counting, Needs, Ring};
@@ -55,12 +55,12 @@ fn apic_page(apic_base: u64) -> Option<u64> {
 }
 
 impl Models {
-    /// The models of processor `id` after RESET.
-    pub fn new(id: usize, config: MsrConfig, board: Arc<Board>) -> Self {
+    /// The models of processor `id` round these MSRs.
+    pub fn new(id: usize, msrs: Msrs, board: Arc<Board>) -> Self {
         let apic_page = apic_page(board.irq.apic_base(id));
         Self {
             id,
-            msrs: Msrs::new(config),
+            msrs,
             board,
             recorder: None,
             history: None,
@@ -197,6 +197,16 @@ impl Models {
     pub fn pebs_stored(&mut self, stored: &Stored) {
         if self.msrs.pebs_stored(stored) {
             self.board.irq.request_pmi(self.id);
+        }
+    }
+
+    /// The processor enters system-management mode, or leaves it.
+    pub fn smm(&mut self, entered: bool) {
+        self.count();
+        if entered {
+            self.msrs.enter_smm();
+        } else {
+            self.msrs.leave_smm();
         }
     }
 

@@ -29,6 +29,9 @@ use crate::machine::{Board, Outcome};
 /// Instructions between two looks at the doorbell by the run loop itself.
 const BUDGET: u64 = 1 << 24;
 
+/// The APM control port of Intel chipsets: a write raises an SMI on the processor that makes it.
+const APM_CONTROL: u16 = 0xb2;
+
 /// Ticks of the TSC that an instruction takes here, as an upper bound: a limit in cycles becomes
 /// one in instructions, which is looked at again where that ends.
 const TICKS_PER_INSTRUCTION: u64 = 16;
@@ -102,6 +105,9 @@ impl Platform for Around {
         self.served(Kind::PortWrite(port), |models| {
             models.board.ports.write(port, data);
         });
+        if port == APM_CONTROL && self.models.msrs.has_smm() {
+            self.models.board.irq.inject_smi(self.models.id);
+        }
     }
 
     fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
@@ -263,10 +269,15 @@ impl Platform for Around {
     fn pending(&mut self) -> Pending {
         let (id, board) = (self.models.id, &self.models.board);
         let pending = board.irq.pending(id);
+        if pending.smi && !self.models.msrs.has_smm() {
+            // Without system-management mode nobody takes it (rule SMF-10).
+            board.irq.take_smi(id);
+        }
         Pending {
             interrupt: pending.interrupt,
             nmi: pending.nmi,
-            leave: pending.init
+            smi: pending.smi && self.models.msrs.has_smm(),
+            leave: pending.init && !self.models.msrs.in_smm()
                 || pending.sipi.is_some()
                 || board.control.doorbell(id).is_rung()
                 || self.timer_is_earlier(),
@@ -288,6 +299,16 @@ impl Platform for Around {
         self.models.board.irq.take_nmi(self.models.id);
         self.models.wake();
         self.note(Noted::Nmi, 2, &[]);
+    }
+
+    fn acknowledge_smi(&mut self) {
+        self.models.board.irq.take_smi(self.models.id);
+        self.models.wake();
+        self.note(Noted::Smi, 0, &[]);
+    }
+
+    fn smm(&mut self, entered: bool) {
+        self.models.smm(entered);
     }
 
     fn retired(&mut self, count: u64, user: u64, cycles: u64) {
@@ -495,7 +516,8 @@ impl ObservedVcpu {
     pub(super) fn start_signals(&mut self) {
         let (id, board) = (self.around.models.id, self.around.models.board.clone());
         let pending = board.irq.pending(id);
-        if pending.init && board.irq.take_init(id) {
+        // INIT waits for the end of system-management mode.
+        if pending.init && !self.around.models.msrs.in_smm() && board.irq.take_init(id) {
             let mut state = self.state();
             state.init();
             if id != 0 {

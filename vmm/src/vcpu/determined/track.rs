@@ -24,6 +24,7 @@ pub(in crate::vcpu) enum Noted {
     Boundary,
     Random,
     Input,
+    Smi,
 }
 
 /// What a [`Noted::Boundary`] tells of a processor: its general registers, RFLAGS, CR3, and the way it
