@@ -54,6 +54,11 @@ const fn is_event(class: BranchClass) -> bool {
     )
 }
 
+/// The branch is recorded and leaves the last exception record alone.
+fn is_plain(branch: &Branch) -> bool {
+    PLAIN >> branch.class as u32 & 1 != 0
+}
+
 /// The classes, as a set, whose branches are recorded and leave the last exception record alone.
 const PLAIN: u32 = 1 << BranchClass::Conditional as u32
     | 1 << BranchClass::DirectJump as u32
@@ -64,24 +69,48 @@ const PLAIN: u32 = 1 << BranchClass::Conditional as u32
     | 1 << BranchClass::Return as u32
     | 1 << BranchClass::Far as u32;
 
+/// The classes that [`is_event`] is true of, as a set.
+const EVENTS: u32 = 1 << BranchClass::Exception as u32
+    | 1 << BranchClass::Interrupt as u32
+    | 1 << BranchClass::SoftwareInterrupt as u32;
+
 impl Lbr {
     /// Takes all branches of a batch, in order.
     pub(super) fn record(&mut self, batch: &[Branch]) {
         let mut batch = batch;
-        if self.select.is_empty() && batch.len() > LBR_DEPTH {
+        if self.select.is_empty()
+            && let Some((at, _)) = batch
+                .iter()
+                .enumerate()
+                .rev()
+                .filter(|(_, b)| is_plain(b))
+                .nth(LBR_DEPTH)
+        {
             // Of many only the last ones stay, unless LER wants one before: mostly, nothing does.
-            let (old, new) = batch.split_at(batch.len() - LBR_DEPTH);
-            let classes = old.iter().fold(0, |set, b| set | 1 << b.class as u32);
-            if classes & !PLAIN == 0 {
-                self.tos = (self.tos + old.len()) % LBR_DEPTH;
-                if let Some(b) = old.last() {
-                    (self.last, self.since, self.lost) = ((b.from, b.to), b.at, 0);
-                }
+            let (old, new) = batch.split_at(at + 1);
+            let (classes, recorded) = old.iter().fold((0, 0), |(classes, n), b| {
+                (classes | 1 << b.class as u32, n + usize::from(is_plain(b)))
+            });
+            if classes & EVENTS == 0 {
+                self.skip(old, recorded);
                 batch = new;
             }
         }
         for branch in batch {
             self.record_one(branch);
+        }
+    }
+
+    /// Takes branches of which `recorded` are recorded and will be overwritten, and none is an event.
+    fn skip(&mut self, old: &[Branch], recorded: usize) {
+        self.tos = (self.tos + recorded) % LBR_DEPTH;
+        let newest = old.iter().rposition(is_plain);
+        if let Some(b) = newest.and_then(|at| old.get(at)) {
+            (self.last, self.since, self.lost) = ((b.from, b.to), b.at, 0);
+        }
+        let after = newest.map_or(0, |at| at + 1);
+        for _ in old[after..].iter().filter(|b| b.mispredicted) {
+            self.lost = self.lost.saturating_add(PENALTY);
         }
     }
 
