@@ -71,8 +71,8 @@ fn count() -> u32 {
 }
 
 fn install() {
-    let from = smm_handler as usize as *const u8;
-    let len = smm_handler_end as usize - smm_handler as usize;
+    let from = smm_handler as *const () as usize as *const u8;
+    let len = smm_handler_end as *const () as usize - smm_handler as *const () as usize;
     // SAFETY: the handler's bytes, and the place where an SMI enters it.
     unsafe { core::ptr::copy_nonoverlapping(from, (BASE + 0x8000) as *mut u8, len) };
     for offset in [0x7000, 0x7004, 0x7008, 0x700c] {
