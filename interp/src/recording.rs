@@ -198,6 +198,8 @@ impl Core {
         }
         if self.rec.count >= BRANCHES {
             self.tell_branches();
+        } else if from_base != self.cs_base() {
+            self.tell_branches_of(from_base);
         }
         let branch = Branch {
             from,
@@ -324,6 +326,11 @@ impl Core {
     /// Gives all noted branches to the platform.
     #[cold]
     pub(crate) fn tell_branches(&mut self) {
+        self.tell_branches_of(self.cs_base());
+    }
+
+    /// Gives all noted branches, of code with this base of CS, to the platform.
+    fn tell_branches_of(&mut self, base: u64) {
         let n = std::mem::take(&mut self.rec.count).min(BRANCHES);
         if n == 0 {
             return;
@@ -331,6 +338,7 @@ impl Core {
         self.rec.told = self.rec.told.wrapping_add(n as u64);
         self.rec.plan();
         let (platform, recording) = self.platform_and_recording();
+        platform.code_base(base);
         platform.branches(&recording.buffer[..n]);
         self.reobserve();
     }

@@ -15,7 +15,7 @@ use crate::ops::branch;
 use crate::platform::Platform;
 use crate::stops::{Hit, Stops};
 use hindsight_cpu::armed::Armed;
-use hindsight_cpu::state::{Activity, CpuState};
+use hindsight_cpu::state::{Activity, CpuState, gpr};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -116,6 +116,16 @@ impl Vcpu {
     /// RIP, between two runs.
     pub fn rip(&self) -> u64 {
         self.core.rip
+    }
+
+    /// Linear address of the next instruction, between two runs.
+    pub fn code_address(&self) -> u64 {
+        self.core.code_lin(self.core.rip)
+    }
+
+    /// RSP, between two runs.
+    pub fn stack_pointer(&self) -> u64 {
+        self.core.regs[gpr::RSP]
     }
 
     /// What a debugger outside the machine stops for from now on. The guest cannot tell.
