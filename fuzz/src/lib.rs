@@ -1,4 +1,6 @@
-//! What the loader targets share: one run of a loader, and what must hold after it.
+//! What the targets share: one run of a loader, and what must hold after it; a machine to debug.
+
+pub mod gdb;
 
 use hindsight_vmm::boot::{Plan, load};
 use hindsight_vmm::layout::Layout;

@@ -16,6 +16,7 @@
 )]
 
 use crate::memory::PAGE;
+use crate::mix::Mix;
 use crate::op::{DEAD, Next, Op};
 use iced_x86::Instruction;
 use std::collections::{HashMap, hash_map};
@@ -67,6 +68,8 @@ pub(crate) struct Block {
     pub(crate) len: u16,
     /// The bytes it was made from.
     code: Box<[u8]>,
+    /// Numbers of its instructions' mnemonics: there may be fewer operations.
+    mnemonics: Box<[u16]>,
     /// What [`Op::count`] of its first operation is while it lives.
     count: u32,
     /// Dead, and to be compared with memory before it runs again.
@@ -107,6 +110,8 @@ pub(crate) struct Cache {
     pub(crate) decoded: u64,
     /// Blocks looked up here instead of through a link or a jump, for statistics.
     pub(crate) lookups: u64,
+    /// What retired in blocks that were dropped, and where blocks ended early.
+    pub(crate) mix: Mix,
 }
 
 impl Cache {
@@ -128,6 +133,7 @@ impl Cache {
             epoch: 0,
             decoded: 0,
             lookups: 0,
+            mix: Mix::default(),
         }
     }
 
@@ -165,7 +171,7 @@ impl Cache {
         key: u8,
         code: &[u8],
         second: Option<u64>,
-        ops: Vec<Op>,
+        (ops, mnemonics): (Vec<Op>, Vec<u16>),
     ) -> Next {
         self.decoded += 1;
         let index = self.blocks.len() as u32;
@@ -179,6 +185,7 @@ impl Cache {
             second,
             len,
             code: code.into(),
+            mnemonics: mnemonics.into(),
             suspect: false,
         };
         let first = block.first();
@@ -292,13 +299,23 @@ impl Cache {
         self.stale = true;
     }
 
+    /// What retired so far.
+    pub(crate) fn mix(&self) -> Mix {
+        let mut mix = self.mix.clone();
+        for block in &self.blocks {
+            mix.fold(&block.ops, &block.mnemonics);
+        }
+        mix
+    }
+
     /// Frees what must go. Only between blocks: pointers to operations become invalid.
     pub(crate) fn tidy(&mut self) {
         if self.stale || self.ops > CAPACITY {
-            let (epoch, decoded) = (self.epoch, self.decoded);
             *self = Self {
-                epoch: epoch + 1,
-                decoded,
+                epoch: self.epoch + 1,
+                decoded: self.decoded,
+                lookups: self.lookups,
+                mix: self.mix(),
                 ..Self::new()
             };
         }
@@ -332,4 +349,12 @@ pub(crate) fn count(first: Next) -> u32 {
     // SAFETY: links and the jump cache only hold first operations of blocks, and blocks are freed
     // only by `tidy`, which also drops all links and the jump cache.
     unsafe { (*first).count.get() }
+}
+
+/// Counts that a block runs.
+#[inline(always)]
+pub(crate) fn entered(first: Next) {
+    // SAFETY: as in `count`: it is entered now.
+    let runs = unsafe { &(*first).runs };
+    runs.set(runs.get().wrapping_add(1));
 }

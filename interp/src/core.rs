@@ -180,6 +180,8 @@ pub(crate) struct Core {
     pub(crate) stops: Armed,
     /// RIP of the last software interrupt.
     pub(crate) soft_rip: u64,
+    /// Its operation.
+    pub(crate) soft_op: Next,
     /// The REP instruction stopped between iterations.
     pub(crate) repeat: bool,
     /// No single step follows the instruction, whatever TF was at its start: SYSCALL that clears TF (rule TF-09),
@@ -264,6 +266,7 @@ impl Core {
             watching: false,
             stops: Armed::new(),
             soft_rip: 0,
+            soft_op: std::ptr::null(),
             repeat: false,
             no_step: false,
             retired_base: 0,
@@ -542,6 +545,7 @@ impl Core {
     #[inline(never)]
     pub(crate) fn fault_at(&mut self, op: &Op, fault: Fault) -> Next {
         self.rip = self.rip_of(op);
+        self.cache.mix.ended(op, false);
         self.budget += i64::from(op.left);
         self.left = 0;
         self.fault = fault;
@@ -554,6 +558,9 @@ impl Core {
     pub(crate) fn leave_after(&mut self, op: &Op) -> Next {
         self.leave = false;
         self.rip = self.rip_after(op);
+        if op.left > 1 {
+            self.cache.mix.ended(op, true);
+        }
         self.budget += i64::from(op.left.saturating_sub(1));
         self.left = 0;
         self.exit(Leave::Poll)

@@ -29,6 +29,9 @@ const LONGEST: usize = 15;
 /// In a block key: one instruction, for exact stepping.
 pub(crate) const EXACT: u8 = 0x40;
 
+/// The operations of a block, and its mnemonics.
+type Made = (Vec<Op>, Vec<u16>);
+
 /// Bytes of code to decode from.
 struct Code {
     bytes: Vec<u8>,
@@ -75,7 +78,7 @@ impl Core {
             second = code.second;
             made = self.decode_bytes(rip, &code, 1)?;
         }
-        let Some((ops, len)) = made else {
+        let Some((made, len)) = made else {
             return Err(GP0);
         };
         let key = self.block_key() | if exact { EXACT } else { 0 };
@@ -86,7 +89,7 @@ impl Core {
         // Entering the page made it a code page: our write TLB must not know it any more.
         self.catch_up();
         let code = code.bytes.get(..usize::from(len)).unwrap_or(&code.bytes);
-        Ok(self.cache.insert(gpa, key, code, second, ops))
+        Ok(self.cache.insert(gpa, key, code, second, made))
     }
 
     fn code_bytes(&mut self, lin: u64, gpa: u64, most: usize) -> Code {
@@ -120,7 +123,7 @@ impl Core {
         rip: u64,
         code: &Code,
         most: usize,
-    ) -> Result<Option<(Vec<Op>, u16)>, Fault> {
+    ) -> Result<Option<(Made, u16)>, Fault> {
         debug_assert!(
             code.gpa % 0x1000 + code.bytes.len() as u64 <= 0x1000 || code.second.is_some()
         );
@@ -134,6 +137,7 @@ impl Core {
         let mut decoder = Decoder::with_ip(bits, &code.bytes, rip, DecoderOptions::NONE);
         let mut insn = Instruction::default();
         let mut ops: Vec<Op> = Vec::with_capacity(8);
+        let mut mnemonics = Vec::with_capacity(8);
         let mut effects: Vec<Effect> = Vec::with_capacity(8);
         let mut ended = false;
         let mut count = 0;
@@ -175,6 +179,7 @@ impl Core {
                     effects.push(effect);
                 }
             }
+            mnemonics.push(crate::mix::number(&insn));
             count += 1;
         }
         hush(&mut ops, &effects);
@@ -188,7 +193,7 @@ impl Core {
         if let Some(first) = ops.first() {
             first.count.set(count as u32);
         }
-        Ok(Some((ops, len)))
+        Ok(Some(((ops, mnemonics), len)))
     }
 
     /// The operation after a block's last instruction.

@@ -113,6 +113,7 @@ impl Core {
                 // The instruction itself faults: it is not retired.
                 self.rip = self.soft_rip;
                 self.budget += 1;
+                self.cache.mix.ended(self.soft_op, false);
             }
             let (vector, mut code) = parts(fault);
             if let Fault::Page(_, lin) = fault {

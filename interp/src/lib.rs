@@ -14,6 +14,7 @@ mod decode;
 mod events;
 mod flags;
 mod memory;
+mod mix;
 mod mmu;
 mod op;
 mod ops;

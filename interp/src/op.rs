@@ -40,6 +40,8 @@ pub(crate) struct Op {
     pub(crate) link: Cell<Next>,
     /// Instructions of the block, in its first operation; [`DEAD`] when it must not run.
     pub(crate) count: Cell<u32>,
+    /// How often the block was entered, in its first operation.
+    pub(crate) runs: Cell<u64>,
     /// Index of the full instruction in the block cache.
     pub(crate) insn: u32,
     /// First (destination) register.
@@ -98,6 +100,7 @@ impl Op {
             disp: 0,
             link: Cell::new(std::ptr::null()),
             count: Cell::new(0),
+            runs: Cell::new(0),
             insn: 0,
             d: 0,
             s: 0,

@@ -87,6 +87,11 @@ pub trait Platform {
     /// Branches in order, as [`Observe`] asks for them: before anything that could look at them,
     /// and at the end of every run.
     fn branches(&mut self, _branches: &[Branch]) {}
+
+    /// Told before [`Platform::branches`]: the base of CS, as it counts, of the code that these
+    /// branches are in. Where a far branch changed it, that one is the first, and the base is the one
+    /// that it went to.
+    fn code_base(&mut self, _base: u64) {}
     /// A #DB is about to be delivered; only told when [`Observe::debug_exceptions`] is set.
     fn debug_exception(&mut self) {}
     /// How far the performance counters let the processor run, and what they are told. Asked when

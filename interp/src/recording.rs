@@ -198,6 +198,8 @@ impl Core {
         }
         if self.rec.count >= BRANCHES {
             self.tell_branches();
+        } else if from_base != self.cs_base() {
+            self.tell_branches_of(from_base);
         }
         let branch = Branch {
             from,
@@ -217,6 +219,29 @@ impl Core {
         self.noted();
     }
 
+    /// Stores the near branch noted last, as mostly: 64-bit mode, nobody else wants it, everything in the TLB. None or
+    /// [`Stored::Dropped`] where [`Core::branches_due`] must do it; at the threshold, [`Core::at_threshold`] follows.
+    #[inline(always)]
+    pub(crate) fn store_near(&mut self, from: u64, to: u64) -> Option<Stored> {
+        let how = self.rec.observe.store.as_ref()?;
+        if self.rec.observe.branches || self.code != 8 || !how.wants(self.cpl) {
+            return None;
+        }
+        let mut near = self.ds_near(how.area)?;
+        let stored = bts::store(&mut near, how, from, to);
+        if stored == Stored::Quietly {
+            self.rec.told = self.rec.told.wrapping_add(self.rec.count as u64);
+            self.rec.count = 0;
+        }
+        Some(stored)
+    }
+
+    /// The branch noted last was stored, and the buffer is at its threshold.
+    pub(crate) fn at_threshold(&mut self) {
+        self.ask_for_pmi();
+        self.noted();
+    }
+
     /// The branch noted last was one to look at: stores it, and answers whether the models must be
     /// asked before the next instruction.
     #[inline(never)]
@@ -225,25 +250,7 @@ impl Core {
             // Nobody but single-step on branches may have wanted it.
             return !self.noted();
         };
-        let branch = &self.rec.buffer[(self.rec.count - 1) & (BRANCHES - 1)];
-        // Mostly: 64-bit mode, everything in the TLB, no threshold near.
-        if self.code == 8
-            && !self.rec.observe.branches
-            && branch.class != BranchClass::NotTaken
-            && how.wants(branch.cpl)
-            && let Some(mut near) = self.ds_near(how.area)
-        {
-            match bts::store(&mut near, &how, branch.from, branch.to) {
-                Stored::Quietly => {
-                    self.rec.told = self.rec.told.wrapping_add(self.rec.count as u64);
-                    self.rec.count = 0;
-                    return false;
-                }
-                Stored::AtThreshold => return self.ask_for_pmi() | !self.noted(),
-                Stored::Dropped => {}
-            }
-        }
-        let branch = *branch;
+        let branch = self.rec.buffer[(self.rec.count - 1) & (BRANCHES - 1)];
         let base = self.cs_base();
         let mask = self.linear_mask();
         let interrupts = self.store_record(&how, &branch, (base, base, mask));
@@ -319,6 +326,11 @@ impl Core {
     /// Gives all noted branches to the platform.
     #[cold]
     pub(crate) fn tell_branches(&mut self) {
+        self.tell_branches_of(self.cs_base());
+    }
+
+    /// Gives all noted branches, of code with this base of CS, to the platform.
+    fn tell_branches_of(&mut self, base: u64) {
         let n = std::mem::take(&mut self.rec.count).min(BRANCHES);
         if n == 0 {
             return;
@@ -326,6 +338,7 @@ impl Core {
         self.rec.told = self.rec.told.wrapping_add(n as u64);
         self.rec.plan();
         let (platform, recording) = self.platform_and_recording();
+        platform.code_base(base);
         platform.branches(&recording.buffer[..n]);
         self.reobserve();
     }

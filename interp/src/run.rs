@@ -15,7 +15,7 @@ use crate::ops::branch;
 use crate::platform::Platform;
 use crate::stops::{Hit, Stops};
 use hindsight_cpu::armed::Armed;
-use hindsight_cpu::state::{Activity, CpuState};
+use hindsight_cpu::state::{Activity, CpuState, gpr};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -118,6 +118,16 @@ impl Vcpu {
         self.core.rip
     }
 
+    /// Linear address of the next instruction, between two runs.
+    pub fn code_address(&self) -> u64 {
+        self.core.code_lin(self.core.rip)
+    }
+
+    /// RSP, between two runs.
+    pub fn stack_pointer(&self) -> u64 {
+        self.core.regs[gpr::RSP]
+    }
+
     /// What a debugger outside the machine stops for from now on. The guest cannot tell.
     pub fn set_stops(&mut self, stops: &Stops) {
         self.core.set_stops(stops);
@@ -192,6 +202,11 @@ impl Vcpu {
             drops: self.core.cache.epoch,
             tlb_fills: self.core.tlb_fills,
         }
+    }
+
+    /// How often each instruction retired, by mnemonic, the most frequent first.
+    pub fn mix(&self) -> Vec<(String, u64)> {
+        self.core.cache.mix().list()
     }
 
     /// Runs until something stops it, at most `budget` core cycles: as many instructions, less one

@@ -129,6 +129,8 @@ proptest! {
             let _ = cpu.run(&mut machine, 300);
             machine.interrupts.push(0x20 | (near.to_le_bytes()[0] & 15));
         }
+        let mix: u64 = cpu.mix().iter().map(|(_, count)| count).sum();
+        prop_assert_eq!(mix, cpu.stats().retired);
         let end = state(&mut cpu);
         // What was stored can be loaded again.
         cpu.load(&end);

@@ -218,11 +218,13 @@ fn gate(ram: &mut [u8], vector: usize, at: usize, kind: u64) {
 /// Writes a batch.
 pub fn load(ram: &mut [u8], base: u32, batch: &SystemBatch) {
     let region = &mut ram[REGION..];
-    for part in [
-        DATA..DATA + DATA_LEN,
-        LOG..LOG + LOG_LEN,
-        WINDOW..WINDOW + WINDOW_PAGES * 0x1000,
-    ] {
+    let window = if batch.window {
+        WINDOW..WINDOW + WINDOW_PAGES * 0x1000
+    } else {
+        0..0
+    };
+    // Only what a batch uses: the judge may be slow.
+    for part in [DATA..DATA + DATA_LEN, LOG..batch.log_end, window] {
         region[part.start as usize..part.end as usize].fill(0x11);
     }
     region[FAULTS as usize..RESULTS as usize].fill(0);

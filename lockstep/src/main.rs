@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use hindsight_lockstep::class::{ALL, Class};
+use hindsight_lockstep::expected::Expected;
 use hindsight_lockstep::judge::{Judge, Tally};
 use hindsight_lockstep::run::{Plan, run};
 use hindsight_lockstep::state::State;
@@ -38,6 +39,12 @@ struct Arguments {
     /// Compare these classes of system instructions with this host's KVM instead; `all` for all.
     #[arg(long, value_delimiter = ',', value_name = "CLASS")]
     system: Vec<String>,
+    /// With --system: write to this file what the interpreter leaves, and run nothing else
+    #[arg(long, requires = "system", value_name = "FILE")]
+    expect: Option<PathBuf>,
+    /// With --system: run only KVM, and the interpreter where KVM leaves other than this file of --expect says
+    #[arg(long, requires = "system", value_name = "FILE")]
+    against: Option<PathBuf>,
     /// Print what the state file says as a page of markdown, and run nothing.
     #[arg(long, requires = "state")]
     report: bool,
@@ -91,19 +98,34 @@ fn system(arguments: &Arguments) -> Result<bool> {
             classes.push(class.map_err(anyhow::Error::msg)?);
         }
     }
+    if let Some(path) = &arguments.expect {
+        let seed = arguments.seed.context("--expect wants a --seed")?;
+        versus::expect(&classes, arguments.cases, seed)?.write(path)?;
+        return Ok(true);
+    }
     let mut state = state_of(arguments)?;
     let before = mismatched(&state);
     if let (Some(seed), [class]) = (arguments.one, &classes[..]) {
         let mut tally = Tally::default();
-        versus::Versus::new()?.batch(*class, seed, &mut tally)?;
+        versus::Versus::new()?.batch(*class, seed, None, &mut tally)?;
         println!("{:#x?}", tally.mismatches);
         return Ok(tally.mismatches.is_empty());
     }
     let seed = arguments.seed.unwrap_or_else(fresh);
     println!("seed {seed:#x}");
-    let time = arguments.time.map(Duration::from_secs);
-    let path = arguments.state.as_deref();
-    versus::run(&classes, arguments.cases, time, seed, path, &mut state)?;
+    let expected = match &arguments.against {
+        Some(path) => Expected::read(path)?,
+        None => Expected::default(),
+    };
+    let plan = versus::Plan {
+        classes: &classes,
+        cases: arguments.cases,
+        time: arguments.time.map(Duration::from_secs),
+        seed,
+        path: arguments.state.as_deref(),
+        expected: &expected,
+    };
+    versus::run(&plan, &mut state)?;
     Ok(mismatched(&state) == before)
 }
 

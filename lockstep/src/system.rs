@@ -14,6 +14,8 @@ use crate::batch::{Note, What};
 use crate::emit::Asm;
 use crate::layout::*;
 use crate::rng::Rng;
+use crate::{kernel, narrow, protected};
+use hindsight_cpu::state::CpuState;
 
 /// Offset in guest memory of the descriptors that slots use: a page of the kernel's.
 pub const DESCRIPTORS: usize = 0xc000;
@@ -53,10 +55,26 @@ pub enum SystemClass {
     Paging,
     /// Exceptions with their error codes, from both privilege levels.
     Exceptions,
+    /// Protected mode: loads of segments, far pointers, accesses through segments with limits.
+    Segments32,
+    /// Protected mode: LAR, LSL, VERR, VERW, ARPL, LLDT, LTR and their like.
+    Descriptors32,
+    /// Protected mode: far branches of both sizes, call gates, tasks.
+    Far32,
+    /// Protected mode: IRET of both sizes, also to virtual-8086 mode.
+    Iret32,
+    /// Protected mode: INT n through gates of both sizes and task gates, INT3, INTO, BOUND.
+    Gates32,
+    /// Protected mode: task switches of all kinds.
+    Tasks,
+    /// What virtual-8086 mode does otherwise, with and without CR4.VME.
+    Virtual8086,
+    /// 32-bit and PAE paging.
+    Paging32,
 }
 
 /// All system classes.
-pub const SYSTEM: [SystemClass; 9] = [
+pub const SYSTEM: [SystemClass; 17] = [
     SystemClass::Segments,
     SystemClass::Descriptors,
     SystemClass::Far,
@@ -66,7 +84,81 @@ pub const SYSTEM: [SystemClass; 9] = [
     SystemClass::Debug,
     SystemClass::Paging,
     SystemClass::Exceptions,
+    SystemClass::Segments32,
+    SystemClass::Descriptors32,
+    SystemClass::Far32,
+    SystemClass::Iret32,
+    SystemClass::Gates32,
+    SystemClass::Tasks,
+    SystemClass::Virtual8086,
+    SystemClass::Paging32,
 ];
+
+impl SystemClass {
+    /// Its name on the command line.
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+
+    /// Its name in a state.
+    pub fn key(self) -> String {
+        format!("system-{}", self.name())
+    }
+}
+
+/// The kernels that batches run under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// 64-bit mode.
+    Long,
+    /// Protected mode of 16 and 32 bits, and virtual-8086 mode.
+    Narrow,
+}
+
+/// Control registers to start with.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Control {
+    /// CR0.
+    pub cr0: u64,
+    /// CR3.
+    pub cr3: u64,
+    /// CR4.
+    pub cr4: u64,
+}
+
+impl Kernel {
+    /// Writes everything but a batch to guest memory that is all zero.
+    pub fn install(self, ram: &mut [u8]) {
+        match self {
+            Self::Long => kernel::install(ram, FIRST),
+            Self::Narrow => protected::install(ram),
+        }
+    }
+
+    /// Writes a batch.
+    pub fn load(self, ram: &mut [u8], batch: &SystemBatch) {
+        match self {
+            Self::Long => kernel::load(ram, FIRST, batch),
+            Self::Narrow => protected::load(ram, batch),
+        }
+    }
+
+    /// The state to start from.
+    pub fn start(self, batch: &SystemBatch) -> CpuState {
+        match self {
+            Self::Long => kernel::start(FIRST),
+            Self::Narrow => protected::start(batch),
+        }
+    }
+
+    /// What must be equal after a run: parts of guest memory with their names.
+    pub fn compared(self, batch: &SystemBatch) -> Vec<(&'static str, usize, usize)> {
+        match self {
+            Self::Long => kernel::compared(FIRST, batch).to_vec(),
+            Self::Narrow => protected::compared(),
+        }
+    }
+}
 
 /// One case.
 #[derive(Clone, Debug)]
@@ -75,6 +167,16 @@ pub struct SystemSlot {
     pub text: String,
     /// What it noted.
     pub notes: Vec<Note>,
+}
+
+impl SystemSlot {
+    /// Its instruction without operands, or its bytes.
+    pub fn kind(&self) -> &str {
+        match self.text.strip_prefix('[') {
+            Some(bytes) => bytes.split(']').next().unwrap_or_default(),
+            None => self.text.split_whitespace().next().unwrap_or_default(),
+        }
+    }
 }
 
 /// Code and tables of many cases.
@@ -94,6 +196,14 @@ pub struct SystemBatch {
     pub post: Vec<u32>,
     /// End of the notes.
     pub log_end: u32,
+    /// The pages of the window are used.
+    pub window: bool,
+    /// What it runs under.
+    pub kernel: Kernel,
+    /// For [`Kernel::Narrow`]: what else to write to guest memory, and where.
+    pub patches: Vec<(usize, Vec<u8>)>,
+    /// For [`Kernel::Narrow`]: what to start with.
+    pub control: Control,
 }
 
 /// CR4 of the kernel: PSE, PAE, PGE, OSFXSR, OSXMMEXCPT.
@@ -112,7 +222,11 @@ struct Builder<'a> {
 }
 
 /// The batch of a seed with its first `count` slots.
-pub fn build(class: SystemClass, seed: u64, base: u32, count: usize) -> SystemBatch {
+pub fn build(class: SystemClass, seed: u64, count: usize) -> SystemBatch {
+    if class >= SystemClass::Segments32 {
+        return narrow::build(class, seed, count);
+    }
+    let base = FIRST;
     let mut rng = Rng::new(seed);
     let descriptors = (0..COUNT)
         .flat_map(|_| descriptor(&mut rng, class, base))
@@ -163,6 +277,10 @@ pub fn build(class: SystemClass, seed: u64, base: u32, count: usize) -> SystemBa
         entries,
         post,
         log_end,
+        window: class == SystemClass::Paging,
+        kernel: Kernel::Long,
+        patches: Vec::new(),
+        control: Control::default(),
     }
 }
 
@@ -304,7 +422,7 @@ impl Builder<'_> {
             SystemClass::Control => self.control(),
             SystemClass::Debug => self.debug(),
             SystemClass::Paging => self.paging(),
-            SystemClass::Exceptions => self.exception(),
+            _ => self.exception(),
         }
     }
 

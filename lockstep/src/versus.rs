@@ -5,14 +5,15 @@
     reason = "guest memory is handed to KVM and to the interpreter"
 )]
 
+use crate::expected::{self, Expected};
 use crate::guest::Around;
 use crate::judge::{Mismatch, Tally};
-use crate::kernel::{MEMORY, compared, install, load, start};
-use crate::layout::{FIRST, SLOTS};
+use crate::kernel::MEMORY;
+use crate::layout::SLOTS;
 use crate::map::Map;
 use crate::rng::mix;
-use crate::state::State;
-use crate::system::{SystemBatch, SystemClass, build};
+use crate::state::{Record, State};
+use crate::system::{Kernel, SystemBatch, SystemClass, build};
 use anyhow::{Context, Result, bail};
 use hindsight_cpu::state::{CpuState, Segment};
 use hindsight_interp::{Exit, Memory, RegionSpec, Vcpu};
@@ -23,9 +24,12 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Batches after which the interpreter starts afresh.
 const RENEW: u64 = 256;
+/// Batches of a class in turn.
+const KEEP: u64 = 16;
 /// More than any batch takes.
 const BUDGET: u64 = 1 << 20;
 
@@ -34,7 +38,7 @@ const BUDGET: u64 = 1 << 20;
 struct Judge {
     vcpu: VcpuFd,
     _vm: VmFd,
-    ram: Map,
+    ram: Ram,
 }
 
 /// The interpreter.
@@ -42,7 +46,8 @@ struct Judge {
 struct Ours {
     cpu: Vcpu,
     around: Around,
-    ram: Map,
+    ram: Ram,
+    batches: u64,
 }
 
 /// Both.
@@ -50,13 +55,41 @@ struct Ours {
 pub struct Versus {
     judge: Judge,
     ours: Ours,
-    batches: u64,
 }
 
-fn memory() -> Result<Map> {
-    let mut ram = Map::new(0, MEMORY, libc::PROT_READ | libc::PROT_WRITE, None)?;
-    install(ram.bytes(), FIRST);
-    Ok(ram)
+/// Guest memory, and which kernel is in it.
+#[derive(Debug)]
+struct Ram {
+    map: Map,
+    kernel: Option<Kernel>,
+}
+
+impl Ram {
+    fn new() -> Result<Self> {
+        let map = Map::new(0, MEMORY, libc::PROT_READ | libc::PROT_WRITE, None)?;
+        Ok(Self { map, kernel: None })
+    }
+
+    /// Writes a batch, and its kernel if another one is there.
+    fn load(&mut self, batch: &SystemBatch) {
+        let kernel = batch.kernel;
+        let bytes = self.map.bytes();
+        if self.kernel != Some(kernel) {
+            bytes.fill(0);
+            kernel.install(bytes);
+            self.kernel = Some(kernel);
+        }
+        kernel.load(bytes, batch);
+    }
+
+    /// What must be equal after a run.
+    fn digest(&mut self, batch: &SystemBatch) -> u64 {
+        let bytes = self.map.bytes();
+        let parts = batch.kernel.compared(batch);
+        parts.into_iter().fold(0, |sum, (_, from, to)| {
+            xxh3_64_with_seed(&bytes[from..to], sum)
+        })
+    }
 }
 
 fn segment(s: &Segment) -> kvm_segment {
@@ -83,13 +116,13 @@ impl Judge {
         let kvm = Kvm::new().context("there is no usable /dev/kvm")?;
         let vm = kvm.create_vm()?;
         vm.set_tss_address(0xfffb_d000).ok();
-        let ram = memory()?;
+        let ram = Ram::new()?;
         let slot = kvm_userspace_memory_region {
             slot: 0,
             flags: 0,
             guest_phys_addr: 0,
             memory_size: MEMORY as u64,
-            userspace_addr: ram.pointer().addr() as u64,
+            userspace_addr: ram.map.pointer().addr() as u64,
         };
         // SAFETY: the memory stays mapped as long as the machine: fields drop in order.
         unsafe { vm.set_user_memory_region(slot) }?;
@@ -124,8 +157,9 @@ impl Judge {
         Ok(())
     }
 
-    fn run(&mut self, st: &CpuState) -> Result<()> {
-        self.state(st)?;
+    fn run(&mut self, batch: &SystemBatch) -> Result<()> {
+        self.ram.load(batch);
+        self.state(&batch.kernel.start(batch))?;
         match self.vcpu.run()? {
             VcpuExit::IoOut(0xf4, _) => {}
             other => bail!("KVM ended with {other:?}"),
@@ -140,11 +174,11 @@ impl Judge {
 
 impl Ours {
     fn new() -> Result<Self> {
-        let ram = memory()?;
+        let ram = Ram::new()?;
         let spec = RegionSpec {
             gpa: 0,
             len: MEMORY as u64,
-            host: ram.pointer(),
+            host: ram.map.pointer(),
             writable: true,
         };
         // SAFETY: the memory lives as long as the processor, and is touched between runs only.
@@ -153,12 +187,18 @@ impl Ours {
             cpu: Vcpu::new(Arc::new(memory)),
             around: Around::default(),
             ram,
+            batches: 0,
         })
     }
 
-    fn run(&mut self, st: &CpuState) -> Result<()> {
+    fn run(&mut self, batch: &SystemBatch) -> Result<()> {
+        self.batches += 1;
+        if self.batches > RENEW {
+            *self = Self::new()?;
+        }
+        self.ram.load(batch);
         self.cpu.code_changed(0, MEMORY as u64);
-        self.cpu.load(st);
+        self.cpu.load(&batch.kernel.start(batch));
         self.around.done = false;
         match self.cpu.run(&mut self.around, BUDGET) {
             Exit::Leave if self.around.done => Ok(()),
@@ -176,26 +216,31 @@ impl Versus {
         Ok(Self {
             judge: Judge::new()?,
             ours: Ours::new()?,
-            batches: 0,
         })
+    }
+
+    /// Whether KVM leaves what the interpreter left elsewhere.
+    fn agrees(&mut self, batch: &SystemBatch, expected: u64) -> Result<bool> {
+        if self.judge.run(batch).is_err() {
+            self.judge = Judge::new()?;
+            return Ok(false);
+        }
+        Ok(self.judge.ram.digest(batch) == expected)
     }
 
     /// Runs a batch on both; None if all is equal.
     fn differs(&mut self, batch: &SystemBatch) -> Result<Option<String>> {
-        let st = start(FIRST);
-        load(self.judge.ram.bytes(), FIRST, batch);
-        load(self.ours.ram.bytes(), FIRST, batch);
-        if let Err(e) = self.judge.run(&st) {
+        if let Err(e) = self.judge.run(batch) {
             self.judge = Judge::new()?;
             return Ok(Some(e.to_string()));
         }
-        if let Err(e) = self.ours.run(&st) {
+        if let Err(e) = self.ours.run(batch) {
             self.ours = Ours::new()?;
             return Ok(Some(e.to_string()));
         }
-        let (theirs, ours) = (self.judge.ram.bytes(), self.ours.ram.bytes());
+        let (theirs, ours) = (self.judge.ram.map.bytes(), self.ours.ram.map.bytes());
         let mut text = String::new();
-        for (name, from, to) in compared(FIRST, batch) {
+        for (name, from, to) in batch.kernel.compared(batch) {
             let (a, b) = (&theirs[from..to], &ours[from..to]);
             if let Some(at) = a.iter().zip(b).position(|(a, b)| a != b) {
                 let at = at & !7;
@@ -210,104 +255,166 @@ impl Versus {
         Ok((!text.is_empty()).then_some(text))
     }
 
-    /// Runs a batch; a difference is bisected to its case.
+    /// Runs a batch; a difference is bisected to its case. With what the interpreter leaves known
+    /// already, only KVM runs, unless it leaves something else.
     ///
     /// # Errors
     /// When an engine cannot be made.
-    pub fn batch(&mut self, class: SystemClass, seed: u64, tally: &mut Tally) -> Result<()> {
-        self.batches += 1;
-        if self.batches.is_multiple_of(RENEW) {
-            self.ours = Ours::new()?;
-        }
-        let batch = build(class, seed, FIRST, SLOTS);
+    pub fn batch(
+        &mut self,
+        class: SystemClass,
+        seed: u64,
+        expected: Option<u64>,
+        tally: &mut Tally,
+    ) -> Result<()> {
+        let batch = build(class, seed, SLOTS);
         tally.cases += batch.slots.len() as u64;
         for slot in &batch.slots {
-            let kind = slot.text.split_whitespace().next().unwrap_or_default();
-            let kind = if slot.text.starts_with('[') {
-                slot.text.split(']').next().unwrap_or(kind)
-            } else {
-                kind
-            };
-            *tally
-                .codes
-                .entry(kind.trim_start_matches('[').to_owned())
-                .or_default() += 1;
+            *tally.codes.entry(slot.kind().to_owned()).or_default() += 1;
         }
-        if self.differs(&batch)?.is_none() {
+        let equal = match expected {
+            Some(digest) => self.agrees(&batch, digest)?,
+            None => self.differs(&batch)?.is_none(),
+        };
+        if equal {
             return Ok(());
         }
         let (mut good, mut bad) = (0, batch.slots.len());
         while bad - good > 1 {
             let middle = good.midpoint(bad);
-            if self.differs(&build(class, seed, FIRST, middle))?.is_some() {
+            if self.differs(&build(class, seed, middle))?.is_some() {
                 bad = middle;
             } else {
                 good = middle;
             }
         }
-        let part = build(class, seed, FIRST, bad);
+        let part = build(class, seed, bad);
         let mut what = self
             .differs(&part)?
             .unwrap_or_else(|| "not again".to_owned());
         what.truncate(900);
+        let slot = &part.slots[bad - 1];
         tally.mismatches.push(Mismatch {
             seed,
             run: bad as u64 - 1,
-            code: part.slots[bad - 1]
-                .text
-                .split_whitespace()
-                .next()
-                .unwrap_or_default()
-                .to_owned(),
-            text: part.slots[bad - 1].text.clone(),
+            code: slot.kind().to_owned(),
+            text: slot.text.clone(),
             what,
         });
         Ok(())
     }
 }
 
-/// Runs system classes and adds to the state.
+/// What to run.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// These classes.
+    pub classes: &'a [SystemClass],
+    /// Cases of each, counting those that the state has.
+    pub cases: u64,
+    /// Stop after this time.
+    pub time: Option<Duration>,
+    /// Decides everything.
+    pub seed: u64,
+    /// Where to keep the state.
+    pub path: Option<&'a Path>,
+    /// What the interpreter leaves, as far as it is known.
+    pub expected: &'a Expected,
+}
+
+/// The seed of a batch.
+fn seed_of(seed: u64, class: SystemClass, index: u64) -> u64 {
+    mix(mix(seed ^ (class as u64) << 48).wrapping_add(index))
+}
+
+/// Runs system classes, in turn, and adds to the state.
 ///
 /// # Errors
 /// When there is no KVM, or memory or the state's file fails.
-pub fn run(
-    classes: &[SystemClass],
-    cases: u64,
-    time: Option<Duration>,
-    seed: u64,
-    path: Option<&Path>,
-    state: &mut State,
-) -> Result<()> {
+pub fn run(plan: &Plan<'_>, state: &mut State) -> Result<()> {
     let mut versus = Versus::new()?;
     let begin = Instant::now();
-    for &class in classes {
-        let name = format!("{class:?}").to_lowercase();
-        let record = state.classes.entry(format!("system-{name}")).or_default();
-        let start = Instant::now();
-        let mut tally = Tally::default();
-        let mut index = record.seeds.get(&seed).copied().unwrap_or_default();
-        while record.cases + tally.cases < cases && time.is_none_or(|t| begin.elapsed() < t) {
-            let one = mix(mix(seed ^ (class as u64) << 48).wrapping_add(index));
-            versus.batch(class, one, &mut tally)?;
-            index += 1;
+    let more = || plan.time.is_none_or(|t| begin.elapsed() < t);
+    let mut going = true;
+    while going && more() {
+        going = false;
+        for &class in plan.classes {
+            let record = state.classes.entry(class.key()).or_default();
+            if record.cases < plan.cases && more() {
+                some(&mut versus, class, plan, record)?;
+                going = true;
+            }
         }
-        record.seeds.insert(seed, index);
-        record.seconds += start.elapsed().as_secs_f64();
-        record.add(tally);
-        record.opcodes = record.codes.len();
-        println!(
-            "{name:14} {:>8} cases, {} mismatches",
-            record.cases, record.mismatched
-        );
-        for m in record.mismatches.iter().take(12) {
-            println!(
-                "    --system {name} --one {:#x} case {}: {}: {}",
-                m.seed, m.run, m.text, m.what
-            );
-        }
-        if let Some(path) = path {
+        if let Some(path) = plan.path {
             state.write(path)?;
         }
     }
+    for class in plan.classes {
+        if let Some(record) = state.classes.get(&class.key()) {
+            show(&class.name(), record);
+        }
+    }
     Ok(())
+}
+
+/// Runs the next batches of a class.
+fn some(
+    versus: &mut Versus,
+    class: SystemClass,
+    plan: &Plan<'_>,
+    record: &mut Record,
+) -> Result<()> {
+    let start = Instant::now();
+    let mut tally = Tally::default();
+    let mut index = record.seeds.get(&plan.seed).copied().unwrap_or_default();
+    let until = index + KEEP;
+    while record.cases + tally.cases < plan.cases && index < until {
+        let known = plan.expected.digest(plan.seed, &class.name(), index);
+        let one = seed_of(plan.seed, class, index);
+        versus.batch(class, one, known, &mut tally)?;
+        index += 1;
+    }
+    record.seeds.insert(plan.seed, index);
+    record.seconds += start.elapsed().as_secs_f64();
+    record.add(tally);
+    record.opcodes = record.codes.len();
+    Ok(())
+}
+
+fn show(name: &str, record: &Record) {
+    println!(
+        "{name:14} {:>8} cases, {:>7.1} s, {} mismatches",
+        record.cases, record.seconds, record.mismatched
+    );
+    for m in record.mismatches.iter().take(12) {
+        println!(
+            "    --system {name} --one {:#x} case {}: {}: {}",
+            m.seed, m.run, m.text, m.what
+        );
+    }
+}
+
+/// What the interpreter leaves of so many cases of each class.
+///
+/// # Errors
+/// When there is no memory.
+pub fn expect(classes: &[SystemClass], cases: u64, seed: u64) -> Result<Expected> {
+    let mut ours = Ours::new()?;
+    let mut expected = Expected::new(seed);
+    for &class in classes {
+        let mut digests = Vec::new();
+        for index in 0..cases.div_ceil(SLOTS as u64 - 1) {
+            let batch = build(class, seed_of(seed, class, index), SLOTS);
+            digests.push(match ours.run(&batch) {
+                Ok(()) => ours.ram.digest(&batch),
+                Err(e) => {
+                    println!("{} {:#x}: {e}", class.name(), seed_of(seed, class, index));
+                    ours = Ours::new()?;
+                    expected::NONE
+                }
+            });
+        }
+        expected.insert(class.name(), digests);
+    }
+    Ok(expected)
 }

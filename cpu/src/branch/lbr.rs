@@ -51,6 +51,16 @@ const fn is_event(class: BranchClass) -> bool {
     )
 }
 
+/// The classes, as a set, whose branches are recorded and leave the last exception record alone.
+const PLAIN: u32 = 1 << BranchClass::Conditional as u32
+    | 1 << BranchClass::DirectJump as u32
+    | 1 << BranchClass::IndirectJump as u32
+    | 1 << BranchClass::DirectCall as u32
+    | 1 << BranchClass::CallNext as u32
+    | 1 << BranchClass::IndirectCall as u32
+    | 1 << BranchClass::Return as u32
+    | 1 << BranchClass::Far as u32;
+
 impl Lbr {
     /// Takes all branches of a batch, in order.
     pub(super) fn record(&mut self, batch: &[Branch]) {
@@ -58,8 +68,8 @@ impl Lbr {
         if self.select.is_empty() && batch.len() > LBR_DEPTH {
             // Of many only the last ones stay, unless LER wants one before: mostly, nothing does.
             let (old, new) = batch.split_at(batch.len() - LBR_DEPTH);
-            let plain = |b: &Branch| !is_event(b.class) && filter(b.class).is_some();
-            if old.iter().all(plain) {
+            let classes = old.iter().fold(0, |set, b| set | 1 << b.class as u32);
+            if classes & !PLAIN == 0 {
                 self.tos = (self.tos + old.len()) % LBR_DEPTH;
                 if let Some(b) = old.last() {
                     (self.last, self.since) = ((b.from, b.to), b.at);

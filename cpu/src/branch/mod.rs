@@ -46,6 +46,11 @@ pub enum BranchClass {
 }
 
 impl BranchClass {
+    /// It stays in its code segment.
+    pub const fn is_near(self) -> bool {
+        self.is_instruction() && !matches!(self, Self::Far | Self::SoftwareInterrupt)
+    }
+
     /// It is a branch of an instruction, not the delivery of an event.
     pub const fn is_instruction(self) -> bool {
         !matches!(self, Self::Exception | Self::Debug | Self::Interrupt)

@@ -1,11 +1,12 @@
 //! Near branches, and how blocks lead to each other.
 
 use super::{is_mem, load_sized, poll, read_sized};
-use crate::block::count;
+use crate::block::{count, entered};
 use crate::core::{Core, Fault, GP0, Leave, cut};
 use crate::op::{Next, Op, run, slot};
 use crate::platform::BranchClass;
 use crate::seg::canonical;
+use hindsight_cpu::branch::bts::Stored;
 use hindsight_cpu::state::seg;
 
 /// Starts the block that begins with `first` at `rip`, if the budget covers all of it.
@@ -18,6 +19,7 @@ pub(crate) fn enter(c: &mut Core, first: Next, rip: u64) -> Next {
     }
     c.budget = budget;
     c.regs[slot::BLOCK_RIP as usize] = rip;
+    entered(first);
     run(c, first)
 }
 
@@ -110,9 +112,26 @@ pub(crate) fn look(c: &mut Core, rip: u64) -> Next {
     c.exit(Leave::Poll)
 }
 
-/// After a noted branch to `rip` that somebody waits for.
+/// After a noted branch that somebody waits for. The addresses are given, though they were noted: mostly, nobody reads
+/// what was stored just now.
 #[inline(never)]
-pub(crate) fn due(c: &mut Core, rip: u64) -> Next {
+pub(crate) fn due(c: &mut Core, from: u64, rip: u64) -> Next {
+    match c.store_near(from, rip) {
+        Some(Stored::Quietly) => jump(c, rip),
+        Some(Stored::AtThreshold) => at_threshold(c, rip),
+        _ => due_slowly(c, rip),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn at_threshold(c: &mut Core, rip: u64) -> Next {
+    c.at_threshold();
+    look(c, rip)
+}
+
+#[inline(never)]
+fn due_slowly(c: &mut Core, rip: u64) -> Next {
     if c.branches_due() {
         look(c, rip)
     } else {
@@ -148,7 +167,7 @@ pub(crate) fn fall<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
 pub(crate) fn jmp64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
     let rip = target64(c, o);
     if REC && c.note(c.rip64_of(o), rip, BranchClass::DirectJump) {
-        return due(c, rip);
+        return due(c, c.rip64_of(o), rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -174,7 +193,7 @@ pub(crate) fn jcc64<const CC: u8, const LINK: bool, const REC: bool>(c: &mut Cor
 pub(crate) fn taken64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
     let rip = target64(c, o);
     if REC && c.note(c.rip64_of(o), rip, BranchClass::Conditional) {
-        return due(c, rip);
+        return due(c, c.rip64_of(o), rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -271,7 +290,7 @@ pub(crate) fn call64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) ->
     c.regs[4] = sp;
     let rip = target64(c, o);
     if REC && c.note(c.rip64_of(o), rip, c.call_class(o, rip)) {
-        return due(c, rip);
+        return due(c, c.rip64_of(o), rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -306,7 +325,7 @@ pub(crate) fn ret64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
         Some(rip) if canonical(rip) => {
             c.regs[4] = sp.wrapping_add(8).wrapping_add(o.imm);
             if REC && c.note(c.rip64_of(o), rip, BranchClass::Return) {
-                return due(c, rip);
+                return due(c, c.rip64_of(o), rip);
             }
             jump(c, rip)
         }
@@ -324,7 +343,7 @@ pub(crate) fn jmp_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
     match rip {
         Some(rip) if canonical(rip) => {
             if REC && c.note(c.rip64_of(o), rip, BranchClass::IndirectJump) {
-                return due(c, rip);
+                return due(c, c.rip64_of(o), rip);
             }
             jump(c, rip)
         }
@@ -344,7 +363,7 @@ pub(crate) fn call_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
         Some(rip) if canonical(rip) && c.fast_write(sp, c.rip_after(o)) => {
             c.regs[4] = sp;
             if REC && c.note(c.rip64_of(o), rip, BranchClass::IndirectCall) {
-                return due(c, rip);
+                return due(c, c.rip64_of(o), rip);
             }
             jump(c, rip)
         }
@@ -356,4 +375,5 @@ pub(crate) fn call_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
 pub(crate) fn start(c: &mut Core, first: Next) {
     c.budget -= i64::from(count(first));
     c.regs[slot::BLOCK_RIP as usize] = c.rip;
+    entered(first);
 }

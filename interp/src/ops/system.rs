@@ -121,6 +121,7 @@ pub(crate) fn mov_to_seg(c: &mut Core, o: &Op) -> Done {
 
 fn software(c: &mut Core, o: &Op, vector: u8, kind: SoftKind) -> Next {
     c.soft_rip = c.rip_of(o);
+    c.soft_op = o;
     c.rip = c.rip_after(o);
     c.left = 0;
     c.exit(Leave::SoftInt(vector, kind))

@@ -24,6 +24,16 @@ pub(super) struct GdbArgs {
     /// later
     #[arg(long, value_name = "branches[=N]", value_parser = recording)]
     record: Option<usize>,
+    /// Most memory for the checkpoints by which a debugger goes back in a deterministic run, in bytes
+    /// or with a suffix K, M, G
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_parser = super::run::size,
+        default_value = "1G",
+        requires_all = ["gdb", "deterministic"]
+    )]
+    checkpoint_memory: u64,
 }
 
 impl GdbArgs {
@@ -66,6 +76,7 @@ pub(super) fn start(args: &GdbArgs, machine: &mut Machine) -> anyhow::Result<Opt
     let waits = if args.gdb_wait { ", and waits" } else { "" };
     let _ = writeln!(stderr, "hindsight: gdb may connect at {shown}{waits}");
     machine.start_paused();
+    machine.limit_checkpoints(args.checkpoint_memory);
     let server = Server::start(machine.board(), listener, args.gdb_wait);
     Ok(Some(server.context("--gdb")?))
 }

@@ -164,7 +164,7 @@ pub(super) fn number(text: &str) -> Result<u64, String> {
     parsed.map_err(|_| "not a number (decimal, or hexadecimal with 0x)".to_owned())
 }
 
-fn size(text: &str) -> Result<u64, String> {
+pub(super) fn size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.chars().last().map(|c| c.to_ascii_uppercase()) {
         Some('K') => (&text[..text.len() - 1], 10),
         Some('M') => (&text[..text.len() - 1], 20),

@@ -67,11 +67,12 @@ impl Debugger {
     /// Records the branches of a processor from now on, unless they are recorded already.
     pub(super) fn start_trace(&mut self, cpu: usize) -> Result<(), DebugError> {
         let limit = self.tracing.limit.unwrap_or(LIMIT);
-        let start = self.state(cpu)?.rip;
+        let state = self.state(cpu)?;
+        let (start, base) = (state.rip, registers::code_base(state));
         self.ask(cpu, move |cpu| {
             let models = cpu.models();
             if models.history.is_none() {
-                models.history = Some(Box::new(History::new(limit, start)));
+                models.history = Some(Box::new(History::new(limit, start, base)));
             }
         })?;
         self.tracing.read.resize(self.cpus(), None);

@@ -94,6 +94,8 @@ pub(super) struct Debugger {
     pub(super) current: usize,
     /// `resume` has no effect: see [`super::filter`].
     pub(super) pretend: bool,
+    /// The file that the client has open: see [`super::kernel`].
+    pub(super) file: Option<Vec<u8>>,
 }
 
 impl std::fmt::Debug for Debugger {
@@ -140,6 +142,7 @@ impl Debugger {
             reason: Reason { cpu: 0, stop: None },
             current: 0,
             pretend: false,
+            file: None,
         }
     }
 
@@ -474,7 +477,11 @@ impl Debugger {
             return Ok(());
         };
         let mut stops = self.breakpoints.stops();
-        if matches!(plan, Plan::Step { range: None, .. }) {
+        let quiet_step = Plan::Step {
+            quiet: true,
+            range: None,
+        };
+        if plan == quiet_step {
             // A step executes its instruction whatever is set there. Clients take all breakpoints
             // away for it and put them back after it: nothing has to follow that.
             stops.execute.clone_from(&self.applied[cpu].execute);
@@ -507,6 +514,7 @@ impl Debugger {
             }
         }
         self.tracing = Tracing::default();
+        self.file = None;
         // A machine that has ended needs nothing.
         let _ = self.resume();
     }

@@ -10,6 +10,7 @@ mod btrace;
 mod debugger;
 mod filter;
 mod framing;
+mod kernel;
 mod listen;
 mod memory;
 mod monitor;

@@ -13,6 +13,7 @@ use super::filter::{Next, Session};
 use super::listen::{Client, Listener};
 use super::stop;
 use crate::machine::Board;
+use crate::vcpu::attend::Stop;
 use crate::vcpu::control::lock;
 
 /// How the machine ended, for the client.
@@ -162,6 +163,10 @@ impl Stub {
             return;
         };
         match &mut self.client {
+            None if matches!(reason.stop, Some(Stop::End(_))) => {
+                // Nobody wants to go back. A machine that has ended meanwhile needs nothing.
+                let _ = self.debugger.resume();
+            }
             Some((client, session)) => {
                 session.stopped(&mut self.debugger, &reason);
                 send(client, &session.take_output());

@@ -39,7 +39,7 @@ pub(super) fn stop_reason(debugger: &Debugger, reason: &Reason) -> StopReason {
             tid: Some(tid),
             pos: ReplayLogPosition::Begin,
         },
-        Some(Stop::Stepped) => signal(tid, Signal::SIGTRAP),
+        Some(Stop::Stepped | Stop::End(_)) => signal(tid, Signal::SIGTRAP),
         Some(Stop::Crash(CrashCause::Missing(_))) => signal(tid, Signal::SIGILL),
         Some(Stop::Crash(_)) => signal(tid, Signal::SIGABRT),
         Some(Stop::Hit(hit)) => match *hit {
@@ -79,6 +79,7 @@ pub(super) fn remark(debugger: &mut Debugger, reason: &Reason) -> Option<String>
             let state = debugger.state(cpu).ok()?.clone();
             Crash::new(cpu, cause.clone(), state, &memory).summary()
         }
+        Stop::End(end) => format!("{end}; `continue` lets it"),
         Stop::Begin | Stop::Stepped | Stop::Hit(Hit::Execute(_) | Hit::Watch { .. }) => {
             return None;
         }

@@ -56,6 +56,43 @@ impl Outcome {
 pub(super) struct Finish {
     outcome: Mutex<Option<Outcome>>,
     set: Condvar,
+    /// What ends the run waits for a debugger: see [`Board::hold_end`].
+    holds: AtomicBool,
+    held: Mutex<Option<GuestEnd>>,
+}
+
+/// How a guest ended its own run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestEnd {
+    /// It asked a device for it.
+    Request(MachineRequest),
+    /// The end is in the log of its input.
+    Input,
+}
+
+impl fmt::Display for GuestEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Request(MachineRequest::Exit(code)) => {
+                write!(f, "the guest ends the run with exit code {code}")
+            }
+            Self::Request(MachineRequest::Reset) => f.write_str("the guest resets the machine"),
+            Self::Request(MachineRequest::PowerOff) => {
+                f.write_str("the guest switches the machine off")
+            }
+            Self::Input => f.write_str("the input log ends the run"),
+        }
+    }
+}
+
+impl From<MachineRequest> for Outcome {
+    fn from(request: MachineRequest) -> Self {
+        match request {
+            MachineRequest::Exit(code) => Self::Exit(code),
+            MachineRequest::Reset => Self::Reset,
+            MachineRequest::PowerOff => Self::PowerOff,
+        }
+    }
 }
 
 /// What all threads of a machine share.
@@ -119,12 +156,13 @@ impl Finish {
 
     /// What a device asked of the machine.
     pub(super) fn request(&self, control: &Control, request: MachineRequest) {
-        let outcome = match request {
-            MachineRequest::Exit(code) => Outcome::Exit(code),
-            MachineRequest::Reset => Outcome::Reset,
-            MachineRequest::PowerOff => Outcome::PowerOff,
-        };
-        self.set(control, outcome);
+        if self.holds.load(Ordering::SeqCst) {
+            lock(&self.held).get_or_insert(GuestEnd::Request(request));
+            // The processor leaves its code behind this access.
+            control.ring_all();
+        } else {
+            self.set(control, request.into());
+        }
     }
 
     /// Takes the end back.
@@ -220,8 +258,36 @@ impl Board {
         self.finish.wait(Some(Instant::now()))
     }
 
-    /// Takes the end of the run back: the machine was set to before it.
+    /// From now on the guest cannot end its run: it stops where it would, until
+    /// [`Board::let_end`]. For a debugger, which may go back from there.
+    pub(crate) fn hold_end(&self) {
+        self.finish.holds.store(true, Ordering::SeqCst);
+    }
+
+    /// The end that is held, if the guest got there.
+    pub(crate) fn held_end(&self) -> Option<GuestEnd> {
+        *lock(&self.finish.held)
+    }
+
+    /// Ends the machine as its guest wanted; `false` if it did not.
+    pub(crate) fn let_end(&self) -> bool {
+        let Some(end) = lock(&self.finish.held).take() else {
+            return false;
+        };
+        match end {
+            GuestEnd::Request(request) => self.finish(request.into()),
+            GuestEnd::Input => self.quit(),
+        }
+        true
+    }
+
+    /// Takes the end of the run back: the machine was set to before it. An end that was not the
+    /// guest's stays where those of the guest are held.
     pub(crate) fn reopen(&self) {
+        *lock(&self.finish.held) = None;
+        if self.finish.holds.load(Ordering::SeqCst) {
+            return;
+        }
         self.finish.clear();
         self.quit_by_input.store(false, Ordering::SeqCst);
         *lock(&self.trace_hash) = None;
@@ -255,8 +321,16 @@ impl Board {
         lock(&self.devices.serial).room() != 0
     }
 
-    /// Recorded or replayed input ends the machine.
-    pub(crate) fn finish_by_input(&self) {
+    /// Input ends the machine: recorded input, of which a debugger may go back, or the user's.
+    pub(crate) fn finish_by_input(&self, recorded: bool) {
+        if recorded && self.finish.holds.load(Ordering::SeqCst) {
+            *lock(&self.finish.held) = Some(GuestEnd::Input);
+        } else {
+            self.quit();
+        }
+    }
+
+    fn quit(&self) {
         self.quit_by_input.store(true, Ordering::SeqCst);
         self.finish(Outcome::Quit);
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use hindsight_cpu::cpuid::{self, CpuModel, CpuidTable, Regs};
 use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::msr::MsrConfig;
-use hindsight_cpu::state::{Activity, CpuState, gpr};
+use hindsight_cpu::state::{Activity, CpuState, gpr, seg};
 use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::lapic::LapicFeatures;
 use hindsight_devices::irq::{self, Interrupts};
@@ -29,7 +29,7 @@ use crate::kvm::{self, KvmError};
 use crate::layout::{Layout, LayoutError};
 use crate::memory::{self, MemoryError};
 use crate::messages::BranchMessages;
-use crate::snapshot::RestoreError;
+use crate::snapshot::{Limits, RestoreError};
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::Control;
 use crate::vcpu::determined::input::Feed;
@@ -131,6 +131,7 @@ pub struct Machine {
     feed: Feed,
     /// Somebody else lets it run.
     starts_paused: bool,
+    checkpoints: Limits,
     loaded: Loaded,
 }
 
@@ -253,6 +254,7 @@ impl Prepared {
             deterministic: seed.is_some(),
             feed: Feed::default(),
             starts_paused: false,
+            checkpoints: Limits::default(),
             loaded,
         })
     }
@@ -327,10 +329,18 @@ impl Machine {
 
     /// Keeps the last `limit` branches of every processor, for a debugger that connects later.
     pub fn record_branches(&mut self, limit: usize) {
+        let first = &self.loaded.state;
+        let long = first.efer & 1 << 10 != 0;
+        let base = if long { 0 } else { first.seg[seg::CS].base };
+        let first = (first.rip, base);
         for (id, vcpu) in self.vcpus.iter_mut().enumerate() {
-            let start = if id == 0 { self.loaded.state.rip } else { 0 };
-            vcpu.record_branches(limit, start);
+            vcpu.record_branches(limit, if id == 0 { first } else { (0, 0) });
         }
+    }
+
+    /// A debugger's checkpoints of a deterministic run keep so many bytes of memory at most.
+    pub const fn limit_checkpoints(&mut self, bytes: u64) {
+        self.checkpoints.bytes = bytes;
     }
 
     /// [`Machine::run`] leaves it to somebody else to let the processors run, by
@@ -356,13 +366,14 @@ impl Machine {
             deterministic,
             feed,
             starts_paused,
+            checkpoints,
             ..
         } = self;
         // A limit beyond the end of time is none.
         let limit = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut threads = Vec::new();
         let started = if deterministic {
-            spawn_one(&board, vcpus, feed, &mut threads)
+            spawn_one(&board, vcpus, (feed, checkpoints), &mut threads)
         } else {
             spawn_all(&board, vcpus, &mut threads)
         };
@@ -415,7 +426,7 @@ fn spawn_all(
 fn spawn_one(
     board: &Arc<Board>,
     vcpus: Vec<Processor>,
-    feed: Feed,
+    (feed, checkpoints): (Feed, Limits),
     threads: &mut Vec<JoinHandle<Vec<LastState>>>,
 ) -> Result<(), MachineError> {
     let vcpus = determined_vcpus(vcpus)?;
@@ -423,7 +434,7 @@ fn spawn_one(
     board.control.enter();
     let thread = thread::Builder::new()
         .name("vcpus".to_owned())
-        .spawn(move || determined::thread(vcpus, &thread_board, feed))
+        .spawn(move || determined::thread(vcpus, &thread_board, feed, checkpoints))
         .map_err(|error| {
             board.control.leave();
             MachineError::Thread(error)

@@ -6,6 +6,6 @@ mod build;
 mod devices;
 mod timer;
 
-pub use board::{Board, Outcome};
+pub use board::{Board, GuestEnd, Outcome};
 pub use build::{CPUS_MAX, Config, Machine, MachineError, Prepared};
 pub use devices::{DevicesError, DevicesState, Sinks};

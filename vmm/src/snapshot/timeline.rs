@@ -10,7 +10,7 @@ pub struct Limits {
     pub spacing: u64,
     /// Most checkpoints, at least 2.
     pub count: usize,
-    /// Most bytes of pages that checkpoints may keep beyond those of the first one.
+    /// Most bytes of pages that checkpoints keep beyond those of the first one.
     pub bytes: u64,
 }
 
@@ -20,9 +20,14 @@ impl Default for Limits {
         Self {
             spacing: 5_000_000,
             count: 256,
-            bytes: 1 << 30,
+            bytes: Self::BYTES,
         }
     }
+}
+
+impl Limits {
+    /// [`Limits::bytes`] by default.
+    pub const BYTES: u64 = 1 << 30;
 }
 
 /// A deterministic machine with checkpoints behind it.
@@ -94,6 +99,16 @@ impl Timeline {
         {
             self.machine.restore(nearest)?;
         }
+        self.run_to(place)
+    }
+
+    /// Runs to instruction `place` from where it is, past everything on the way: what the machine
+    /// stops for is met. A place that is over is reached at once.
+    ///
+    /// # Errors
+    ///
+    /// When memory cannot be read.
+    pub fn run_to(&mut self, place: u64) -> Result<Stop, RestoreError> {
         loop {
             let last = self.kept.last().map_or(0, Snapshot::retired);
             let next = last.saturating_add(self.limits.spacing);
@@ -120,7 +135,7 @@ impl Timeline {
 
     fn keep(&mut self) -> Result<(), RestoreError> {
         self.kept.push(self.machine.save()?);
-        while self.kept.len() > 2 && (self.kept.len() > self.limits.count || self.too_large()) {
+        while self.kept.len() > self.limits.count || self.too_large() {
             self.thin();
         }
         Ok(())
@@ -134,12 +149,12 @@ impl Timeline {
         pages as u64 > self.limits.bytes / PAGE as u64
     }
 
-    /// Drops every second checkpoint, and makes new ones half as often.
+    /// Drops every second checkpoint, and makes new ones half as often. The first one stays.
     fn thin(&mut self) {
         let last = self.kept.len() - 1;
         let mut index = 0;
         self.kept.retain(|_| {
-            let keep = index % 2 == 0 || index == last;
+            let keep = index % 2 == 0 || (index == last && last > 1);
             index += 1;
             keep
         });

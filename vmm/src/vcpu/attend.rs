@@ -19,6 +19,7 @@ use super::dispatch::CrashCause;
 use super::mode::Engine;
 use super::models::Models;
 use crate::kvm::KvmError;
+use crate::machine::GuestEnd;
 
 /// A paused processor.
 pub trait Attended {
@@ -106,6 +107,8 @@ pub enum Stop {
     Begin,
     /// The guest cannot go on.
     Crash(CrashCause),
+    /// The guest has ended a run that can go back from there.
+    End(GuestEnd),
 }
 
 /// Stops of processors on their way to whoever debugs the machine.

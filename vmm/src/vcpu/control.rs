@@ -216,7 +216,8 @@ impl Control {
         &self.doorbells[id]
     }
 
-    fn ring_all(&self) {
+    /// Makes all processors look for work.
+    pub fn ring_all(&self) {
         self.doorbells.iter().for_each(Doorbell::ring);
     }
 

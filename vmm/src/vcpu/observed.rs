@@ -9,7 +9,7 @@ use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::msr::Effect;
 use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::pmu::{self, Counting, Ring};
-use hindsight_cpu::state::{Activity, CpuState};
+use hindsight_cpu::state::{Activity, CpuState, seg};
 use hindsight_interp::{Accesses, Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
 use hindsight_regs::msr as regs;
 
@@ -151,6 +151,12 @@ impl Platform for Around {
         Observe {
             branches: wanted.branches || kept,
             ..wanted
+        }
+    }
+
+    fn code_base(&mut self, base: u64) {
+        if let Some(history) = &mut self.models.history {
+            history.set_base(base);
         }
     }
 
@@ -406,7 +412,7 @@ impl ObservedVcpu {
                 Plan::Step {
                     range: Some((from, to)),
                     ..
-                } if (from..to).contains(&self.vcpu.rip()) => None,
+                } if (from..to).contains(&self.vcpu.code_address()) => None,
                 _ => Some(Stop::Stepped),
             },
         }
@@ -479,6 +485,7 @@ impl ObservedVcpu {
             cpu: self.around.models.id,
             exits: self.around.models.exits,
             interpreter: Some(self.vcpu.stats()),
+            mix: self.vcpu.mix(),
         }
     }
 
@@ -500,6 +507,9 @@ impl ObservedVcpu {
             let mut state = self.state();
             if state.activity == Activity::WaitForSipi {
                 state.start_up(vector);
+                if let Some(history) = &mut self.around.models.history {
+                    history.restart(state.seg[seg::CS].base);
+                }
                 self.around.models.wake();
                 self.vcpu.load(&state);
             }

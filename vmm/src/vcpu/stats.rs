@@ -1,5 +1,7 @@
 //! Figures about a run: what `--stats` prints.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -21,6 +23,9 @@ const KINDS: [&str; 10] = [
     "kicks",
     "other",
 ];
+
+/// Most instructions that are shown one by one.
+const MOST: usize = 16;
 
 /// How often a processor stopped running its guest, by kind. The interpreter counts what would be
 /// an exit under KVM.
@@ -73,6 +78,8 @@ pub struct VcpuStats {
     pub exits: ExitCounts,
     /// The interpreter's figures. KVM has none: it does not count instructions.
     pub interpreter: Option<Stats>,
+    /// How often each instruction retired in the interpreter, by mnemonic.
+    pub mix: Vec<(String, u64)>,
 }
 
 /// The figures of a whole run, as text of several lines.
@@ -124,6 +131,7 @@ impl fmt::Display for Report {
                 total.tlb_fills,
                 per_million(total.tlb_fills),
             )?;
+            self.write_mix(f, total.retired)?;
         } else {
             writeln!(f, "retired: KVM does not count instructions")?;
         }
@@ -131,6 +139,30 @@ impl fmt::Display for Report {
             writeln!(f, "{changes}")?;
         }
         writeln!(f, "exits {exits}")
+    }
+}
+
+impl Report {
+    /// The instructions that retired most often, with their share in percent, and the sum of the others.
+    fn write_mix(&self, f: &mut fmt::Formatter<'_>, retired: u64) -> fmt::Result {
+        let mut sums = BTreeMap::<&str, u64>::new();
+        for (name, count) in self.vcpus.iter().flat_map(|vcpu| &vcpu.mix) {
+            *sums.entry(name).or_default() += count;
+        }
+        let mut list: Vec<_> = sums.into_iter().collect();
+        list.sort_by_key(|(name, count)| (Reverse(*count), *name));
+        let rest = list.split_off(list.len().min(MOST));
+        let share = |count: u64| 100.0 * precise(count) / precise(retired.max(1));
+        write!(f, "instructions:")?;
+        for (index, (name, count)) in list.iter().enumerate() {
+            let before = if index == 0 { " " } else { ", " };
+            write!(f, "{before}{name} {count} ({:.1} %)", share(*count))?;
+        }
+        if !rest.is_empty() {
+            let count = rest.iter().map(|(_, count)| count).sum();
+            write!(f, ", {} others {count} ({:.1} %)", rest.len(), share(count))?;
+        }
+        writeln!(f)
     }
 }
 
@@ -154,6 +186,7 @@ mod tests {
                 retired: 3_000_000,
                 ..Stats::default()
             }),
+            mix: vec![("mov".to_owned(), 2_000_000), ("add".to_owned(), 1_000_000)],
         });
         let report = Report {
             vcpus: vcpus.to_vec(),
@@ -169,9 +202,34 @@ mod tests {
         let text = report.to_string();
         assert!(text.contains("cpu 1 retired 3000000\n"), "{text}");
         assert!(text.contains("6000000 instructions, 3.0 MIPS"), "{text}");
+        let mix = "instructions: mov 4000000 (66.7 %), add 2000000 (33.3 %)\n";
+        assert!(text.contains(mix), "{text}");
         let changes =
             "changes of engine 2: armed 1, disarmed 1; 150 us on average, 200 us at most\n";
         assert!(text.contains(changes), "{text}");
         assert!(text.ends_with("exits 2: port writes 2\n"), "{text}");
+    }
+
+    #[test]
+    fn mix_sums_up_what_came_less_often() {
+        let counts = (0..20).map(|n| (format!("insn{n:02}"), 100 - n));
+        let report = Report {
+            vcpus: vec![VcpuStats {
+                cpu: 0,
+                exits: ExitCounts::default(),
+                interpreter: Some(Stats {
+                    retired: 1810,
+                    ..Stats::default()
+                }),
+                mix: counts.collect(),
+            }],
+            changes: None,
+            host_time: Duration::from_secs(1),
+        };
+        let text = report.to_string();
+        assert!(
+            text.contains("insn15 85 (4.7 %), 4 others 330 (18.2 %)\n"),
+            "{text}"
+        );
     }
 }

@@ -333,12 +333,12 @@ impl Processor {
     }
 
     /// Keeps its last `limit` branches from now on, while it runs in the interpreter.
-    pub fn record_branches(&mut self, limit: usize, start: u64) {
+    pub fn record_branches(&mut self, limit: usize, (start, base): (u64, u64)) {
         let models = match &mut self.way {
             Way::Native(vcpu, _) => vcpu.models_mut(),
             Way::Observed(vcpu, _) => vcpu.models_mut(),
         };
-        models.history = Some(Box::new(History::new(limit, start)));
+        models.history = Some(Box::new(History::new(limit, start, base)));
         models.recorded_from_start = true;
     }
 
@@ -445,6 +445,7 @@ impl Way {
                 cpu: vcpu.id(),
                 exits: vcpu.models().exits,
                 interpreter: idle.as_ref().map(|idle| idle.stats()),
+                mix: idle.as_ref().map(|idle| idle.mix()).unwrap_or_default(),
             },
             Self::Observed(vcpu, _) => vcpu.stats(),
         }

@@ -1,6 +1,9 @@
 //! Clients that misbehave.
 
-use crate::rig::{Guest, Run};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use crate::rig::{Client, Guest, Run};
 
 /// Packets that are wrong, each in its way.
 const BAD: &[&str] = &[
@@ -105,6 +108,82 @@ fn bytes_that_are_no_packets() {
     drop(client);
     let mut client = run.connect();
     assert_eq!(client.ask("?").get(..3), Some("T02"));
+}
+
+/// What a client may send: packets that are nearly right, with a good checksum or not, and anything
+/// else. None of them ends the machine.
+fn piece() -> impl Strategy<Value = Vec<u8>> {
+    let packet = |body: Vec<u8>, good: bool| {
+        let sum = body.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
+        let sum = if good { sum } else { !sum };
+        [b"$", &*body, format!("#{sum:02x}").as_bytes()].concat()
+    };
+    let known = proptest::sample::select(BAD);
+    let changed = (known, any::<proptest::sample::Index>(), any::<u8>());
+    let changed = changed.prop_map(|(body, index, byte)| {
+        let mut body = body.as_bytes().to_vec();
+        if !body.is_empty() {
+            let at = index.index(body.len());
+            body[at] = byte;
+        }
+        body
+    });
+    let starts =
+        "(vCont;[cs]|vFile:(open|pread|fstat|close|setfs):|Z[0-4],|z[0-4],|qXfer:|m|X|H[gc]|T|p|P)";
+    let near = proptest::string::string_regex(&format!("{starts}[0-9a-f,:;.=-]{{0,20}}")).unwrap();
+    let near = near.prop_map(String::into_bytes);
+    let harmless = prop_oneof![changed, near].prop_filter("ends the machine", |body| {
+        !body.starts_with(b"k") && !body.starts_with(b"vKill") && !body.starts_with(b"R")
+    });
+    prop_oneof![
+        4 => (harmless, any::<bool>()).prop_map(move |(body, good)| packet(body, good)),
+        1 => proptest::collection::vec(any::<u8>().prop_filter("k", |b| *b != b'k'), 0..40),
+        1 => Just(vec![3]),
+        1 => Just(b"$".repeat(3)),
+        1 => (1_usize..100_000).prop_map(|len| vec![b'a'; len]),
+    ]
+}
+
+/// The next client, once the one before is gone.
+fn next_client(run: &Run) -> Client {
+    loop {
+        let mut client = run.connect();
+        client.packet(b"?");
+        if client
+            .try_answer()
+            .is_some_and(|answer| answer.starts_with('T'))
+        {
+            return client;
+        }
+    }
+}
+
+#[test]
+fn any_stream_of_bytes_leaves_a_stub_that_serves_and_a_guest_that_runs() {
+    let run = Run::start(Guest::Long("spin"), &[]);
+    let config = Config {
+        cases: 60,
+        failure_persistence: None,
+        ..Config::default()
+    };
+    let streams = proptest::collection::vec(piece(), 1..12);
+    let checked = TestRunner::new(config).run(&(streams, any::<bool>()), |(pieces, second)| {
+        let mut client = run.connect();
+        for piece in &pieces {
+            client.send(piece);
+        }
+        if second {
+            run.connect().send(b"$?#3f");
+        }
+        drop(client);
+        let mut client = next_client(&run);
+        // Whatever was set is gone, and what the client is told makes sense.
+        prop_assert_eq!(client.ask("Hgp1.1"), "OK");
+        prop_assert_eq!(client.ask("p10").len(), 16);
+        Ok(())
+    });
+    checked.unwrap();
+    assert!(!run.stderr().contains("panicked"), "{}", run.stderr());
 }
 
 #[test]

@@ -63,6 +63,32 @@ fn flight_recorder_tells_of_the_time_before_the_debugger() {
 }
 
 #[test]
+fn addresses_of_the_history_are_linear_in_real_mode() {
+    let run = Run::waiting(Guest::Real("modes"), &["--record", "branches"]);
+    let text = run.gdb(
+        "monitor mode i8086
+        unset tdesc filename
+        break *real
+        continue
+        stepi
+        stepi
+        record instruction-history
+        kill
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "<_start",
+            "ljmp",
+            "0x00007c0d",
+            "<real",
+            "mov    $0x1234,%bx",
+        ],
+    );
+}
+
+#[test]
 fn recording_has_limits() {
     for bad in ["all", "branches=0", "branches=x", "branches=99999999999"] {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_hindsight"))

@@ -3,6 +3,8 @@
 
 mod bad;
 mod history;
+mod linux;
+mod lldb;
 mod reverse;
 mod rig;
 mod sessions;

@@ -28,6 +28,11 @@ fn writer_of_a_corrupted_word_is_found_backwards() {
         reverse-continue
         info symbol $pc
         continue
+        monitor goto
+        reverse-stepi
+        x/i $pc
+        continue
+        continue
         ",
     );
     in_order(
@@ -46,12 +51,56 @@ fn writer_of_a_corrupted_word_is_found_backwards() {
             "= 0",
             "No more reverse-execution history.",
             "_start in section .text",
+            "the guest ends the run with exit code 1",
+            "SIGTRAP",
+            "at instruction ",
+            "out ",
+            "the guest ends the run with exit code 1",
             "exited with code 03",
         ],
     );
     let (status, output) = run.finish();
     assert_eq!(status, Some(3));
     assert!(output.ends_with("the guard is broken\n"), "{output}");
+}
+
+#[test]
+fn by_source_line_forwards_and_back() {
+    let run = Run::waiting(Guest::Sample, &["--deterministic"]);
+    let text = run.gdb(
+        "break main.c:21 if job == 9
+        continue
+        next
+        reverse-next
+        print job
+        step
+        delete
+        break queue_take
+        continue
+        finish
+        reverse-step
+        info line
+        reverse-finish
+        watch total
+        reverse-continue
+        frame
+        kill
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "main.c:21",
+            "work (count=20)",
+            "= 9",
+            "Breakpoint 2, queue_take",
+            "Value returned is $",
+            "queue_take",
+            "Hardware watchpoint 3: total",
+            "Old value = ",
+            "work (count=20)",
+        ],
+    );
 }
 
 #[test]
@@ -66,6 +115,13 @@ fn goes_to_any_instruction_and_back() {
         maintenance flush register-cache
         print $there == $pc
         monitor goto x
+        monitor goto 99999999
+        maintenance flush register-cache
+        reverse-stepi
+        x/i $pc
+        monitor goto 100
+        maintenance flush register-cache
+        print $there == $pc
         kill
         ",
     );
@@ -76,9 +132,104 @@ fn goes_to_any_instruction_and_back() {
             "at instruction 10",
             "at instruction 100",
             "x is not a number",
+            "does not get to instruction 99999999",
+            "out ",
+            "at instruction 100",
+            "$3 = 1",
         ],
     );
     assert!(text.contains("$2 = 1"), "{text}");
+}
+
+#[test]
+fn crash_is_looked_at_backwards() {
+    let run = Run::start(Guest::Long("fault"), &["--deterministic"]);
+    run.wait_for("the report", || {
+        run.stderr().contains("waits for a debugger")
+    });
+    let text = run.gdb(
+        "x/i $pc
+        reverse-stepi
+        x/i $pc
+        watch *(long *)&count
+        reverse-continue
+        print *(long *)&count
+        delete
+        continue
+        reverse-stepi
+        monitor goto 99999999
+        continue
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "ud2",
+            "lidt",
+            "Old value = 1000",
+            "New value = 999",
+            "= 999",
+            "triple-faulted",
+            "SIGABRT",
+            "lidt",
+            "does not get to instruction 99999999",
+            "exited with code 04",
+        ],
+    );
+    assert_eq!(run.finish().0, Some(4));
+}
+
+#[test]
+fn run_without_a_client_ends_as_its_guest_wants() {
+    let run = Run::start(Guest::Sample, &["--deterministic"]);
+    assert_eq!(run.finish().0, Some(3));
+}
+
+/// With so little memory for checkpoints none but the first is kept: it works all the same.
+#[test]
+fn checkpoints_have_a_limit() {
+    let arguments = ["--deterministic", "--checkpoint-memory", "4K"];
+    let run = Run::start(Guest::Long("fault"), &arguments);
+    run.wait_for("the report", || {
+        run.stderr().contains("waits for a debugger")
+    });
+    let text = run.gdb("watch *(long *)&count\nreverse-continue\nkill\n");
+    in_order(&text, &["Old value = 1000", "New value = 999"]);
+}
+
+#[test]
+fn steps_do_not_enter_handlers_of_interrupts() {
+    let run = Run::waiting(Guest::Long("timer"), &["--deterministic"]);
+    let text = run.gdb(
+        "break *loop
+        continue
+        delete
+        set variable $first = *(long *)&count
+        set variable $ticked = *(long *)&ticks
+        stepi 120
+        info symbol $pc
+        print *(long *)&count - $first
+        print *(long *)&ticks > $ticked
+        reverse-stepi
+        stepi
+        info symbol $pc
+        monitor step-irq on
+        break handler
+        stepi 90
+        kill
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "loop in section .text",
+            "= 30",
+            "= 1",
+            "loop in section .text",
+            "step-irq is on",
+            ", handler () at",
+        ],
+    );
 }
 
 #[test]

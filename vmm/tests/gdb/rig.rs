@@ -14,7 +14,7 @@ use tempfile::TempDir;
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A guest of these tests, or the sample guest.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Guest {
     /// An assembler file of `guests/`, entered in 64-bit mode.
     Long(&'static str),
@@ -22,6 +22,8 @@ pub enum Guest {
     Real(&'static str),
     /// `resources/guests/debuggee`.
     Sample,
+    /// A file that is there.
+    Image(PathBuf),
 }
 
 /// A guest that runs, or waits for gdb.
@@ -46,7 +48,7 @@ fn tool(name: &str, arguments: &[&str]) {
 }
 
 /// Builds the guest as `guest.elf` (and `guest.bin`) in `dir`.
-fn build(guest: Guest, dir: &Path) {
+fn build(guest: &Guest, dir: &Path) {
     let at = |name: &str| dir.join(name).to_str().unwrap().to_owned();
     let elf = at("guest.elf");
     let sources = repository().join("vmm/tests/gdb/guests");
@@ -81,6 +83,7 @@ fn build(guest: Guest, dir: &Path) {
             let script = repository().join("ci/make-debuggee");
             tool(script.to_str().unwrap(), &[&elf]);
         }
+        Guest::Image(_) => {}
     }
 }
 
@@ -95,7 +98,7 @@ impl Run {
     /// Starts a guest.
     pub fn start(guest: Guest, more: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        build(guest, dir.path());
+        build(&guest, dir.path());
         let socket = dir.path().join("gdb");
         let mut command = Command::new(env!("CARGO_BIN_EXE_hindsight"));
         command.args(["run", "--timeout", "120", "--engine", "interp"]);
@@ -111,7 +114,8 @@ impl Run {
                     "0x7c00",
                 ])
                 .arg(dir.path().join("guest.bin")),
-            _ => command
+            Guest::Image(path) => command.arg(path),
+            Guest::Long(_) | Guest::Sample => command
                 .args(["--protocol", "elf"])
                 .arg(dir.path().join("guest.elf")),
         };
@@ -154,7 +158,7 @@ impl Run {
         let socket = self.dir.path().join("gdb");
         let head = format!(
             "set pagination off\nset confirm off\nset width 0\nset style enabled off\n\
-             target remote {}\n",
+             set remotetimeout 60\ntarget remote {}\n",
             socket.display()
         );
         let mut command = Command::new("gdb");
@@ -172,8 +176,9 @@ impl Run {
         {
             command.args(["-ex", line]);
         }
-        if !real {
-            command.arg(self.dir.path().join("guest.elf"));
+        let symbols = self.dir.path().join("guest.elf");
+        if !real && symbols.exists() {
+            command.arg(symbols);
         }
         let output = self.dir.path().join("output");
         let file = fs::File::create(&output).unwrap();
@@ -189,6 +194,27 @@ impl Run {
     /// Runs a script of gdb commands, connected to the guest, and gives what gdb printed.
     pub fn gdb(&self, script: &str) -> String {
         self.spawn_gdb(script).wait()
+    }
+
+    /// Runs a script of lldb commands, connected to the guest, and gives what lldb printed.
+    pub fn lldb(&self, script: &str) -> String {
+        let socket = self.dir.path().join("gdb");
+        let connect = format!(
+            "process connect --plugin gdb-remote unix-connect://{}",
+            socket.display()
+        );
+        let mut command = Command::new("lldb");
+        command.args(["--no-lldbinit", "--no-use-colors", "--batch"]);
+        for line in [&*connect].into_iter().chain(script.lines().map(str::trim)) {
+            command.args(["--one-line", line]);
+        }
+        let output = command
+            .arg(self.dir.path().join("guest.elf"))
+            .stdin(Stdio::null())
+            .output();
+        let output = output.expect("lldb is needed: apt-get install lldb");
+        let text = [output.stdout, output.stderr].concat();
+        String::from_utf8_lossy(&text).into_owned()
     }
 
     /// Waits for the end of the monitor: its exit status and the guest's output.
@@ -267,11 +293,16 @@ impl Client {
 
     /// The body of the next packet from the stub, acknowledged.
     pub fn answer(&mut self) -> String {
+        self.try_answer().expect("an answer")
+    }
+
+    /// The same; `None` if the stub closes the connection.
+    pub fn try_answer(&mut self) -> Option<String> {
         let mut body = Vec::new();
         let mut byte = [0];
         let mut inside = false;
         loop {
-            self.0.read_exact(&mut byte).expect("an answer");
+            self.0.read_exact(&mut byte).ok()?;
             match (inside, byte[0]) {
                 (false, b'$') => inside = true,
                 (true, b'#') => break,
@@ -279,9 +310,9 @@ impl Client {
                 (false, _) => {}
             }
         }
-        self.0.read_exact(&mut [0; 2]).expect("a checksum");
+        self.0.read_exact(&mut [0; 2]).ok()?;
         self.send(b"+");
-        String::from_utf8_lossy(&body).into_owned()
+        Some(String::from_utf8_lossy(&body).into_owned())
     }
 
     /// Everything that comes until the stub closes the connection.

@@ -78,6 +78,11 @@ fn registers_have_names_flags_and_values_to_write() {
         print/x $xmm3.v2_int64[0]
         print $st2
         info registers rip eflags cs fs_base
+        monitor regs system
+        monitor regs nothing
+        monitor pt 0x200000
+        set $efer = $efer | 0x800
+        monitor pt 0x200000
         kill
         ",
     );
@@ -103,6 +108,10 @@ fn registers_have_names_flags_and_values_to_write() {
             "= 2.5",
             "rip",
             "eflags",
+            "idtr_base",
+            "no registers of a group nothing",
+            "--X",
+            "--X",
         ],
     );
     assert_eq!(run.finish().0, Some(0), "killed by gdb");

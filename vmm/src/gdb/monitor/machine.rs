@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::super::debugger::Debugger;
-use super::super::registers::Place;
+use super::super::registers::{Place, Register};
 use super::{Answer, MonitorError, number, usage};
 use crate::machine::Outcome;
 use crate::translate;
@@ -56,12 +56,12 @@ pub(super) fn exits(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
 }
 
 /// Shows registers of one kind, those that there are.
-fn show(debugger: &mut Debugger, wanted: impl Fn(&str) -> bool) -> Answer {
+fn show(debugger: &mut Debugger, wanted: impl Fn(&Register) -> bool) -> Answer {
     let cpu = debugger.current;
     let registers: Vec<_> = debugger.layout().all().to_vec();
     let mut text = String::new();
     for register in registers {
-        if !matches!(register.place, Place::Msr(_)) || !wanted(&register.name) {
+        if !matches!(register.place, Place::Msr(_)) || !wanted(&register) {
             continue;
         }
         let value = debugger.read_register(cpu, &register)?;
@@ -76,28 +76,26 @@ fn show(debugger: &mut Debugger, wanted: impl Fn(&str) -> bool) -> Answer {
 
 pub(super) fn lbr(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
-    show(debugger, |name| {
-        name.starts_with("lbr") || name.starts_with("ler") || name == "debugctl"
+    show(debugger, |register| {
+        register.group() == Some("lbr") || register.name == "debugctl"
     })
 }
 
 pub(super) fn bts(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
-    show(debugger, |name| matches!(name, "debugctl" | "ds_area"))
+    show(debugger, |register| {
+        matches!(&*register.name, "debugctl" | "ds_area")
+    })
 }
 
 pub(super) fn pmu(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
-    show(debugger, |name| {
-        ["perf", "pmc", "fixed", "pebs"]
-            .iter()
-            .any(|start| name.starts_with(start))
-    })
+    show(debugger, |register| register.group() == Some("pmu"))
 }
 
 pub(super) fn tsc(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
-    show(debugger, |name| name.starts_with("tsc"))
+    show(debugger, |register| register.name.starts_with("tsc"))
 }
 
 pub(super) fn inject(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
@@ -129,6 +127,9 @@ const LINUX_FIRST: u64 = 0xffff_ffff_8000_0000;
 const LINUX_LAST: u64 = 0xffff_ffff_c000_0000;
 const LINUX_STEP: u64 = 0x20_0000;
 
+/// What else has the kernel's symbols.
+const OWN: &str = "or, with the symbols that the kernel itself has: symbol-file target:/kernel";
+
 pub(super) fn kaslr(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let memory = debugger.board().memory.clone();
@@ -143,14 +144,17 @@ pub(super) fn kaslr(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     if text < LINUX_TEXT {
         // The mapping may begin below the text; its link address is a multiple of 16 MiB off.
         return Ok(format!(
-            "the kernel's mapping begins at {text:#x}: it is not moved\nsymbol-file vmlinux"
+            "the kernel's mapping begins at {text:#x}: it is not moved\nsymbol-file vmlinux\n{OWN}"
         ));
     }
     let slide = text - LINUX_TEXT;
     Ok(format!(
-        "the kernel's text is at {text:#x}\nsymbol-file vmlinux -o {slide:#x}"
+        "the kernel's text is at {text:#x}\nsymbol-file vmlinux -o {slide:#x}\n{OWN}"
     ))
 }
+
+/// gdb does not expect that a command moves the guest.
+const FLUSH: &str = "; now type `maintenance flush register-cache`";
 
 pub(super) fn goto(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     if !debugger.goes_back() {
@@ -161,18 +165,16 @@ pub(super) fn goto(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     if let [place] = arguments {
         let place = number(place)?;
         if debugger.go_to(place)? != Some(true) {
+            let end = debugger.ask(0, |cpu| cpu.retired())?.unwrap_or(0);
             return Err(MonitorError::Bad(format!(
-                "the run does not get to instruction {place}"
+                "the run does not get to instruction {place}; it is at its end now, instruction \
+                 {end}{FLUSH}"
             )));
         }
     } else {
         none(arguments)?;
     }
     let place = debugger.ask(0, |cpu| cpu.retired())?.unwrap_or(0);
-    let hint = if arguments.is_empty() {
-        ""
-    } else {
-        "; now type `maintenance flush register-cache`"
-    };
+    let hint = if arguments.is_empty() { "" } else { FLUSH };
     Ok(format!("at instruction {place}{hint}"))
 }

@@ -67,7 +67,12 @@ const fn command(
 
 const COMMANDS: &[Command] = &[
     command("help", "[COMMAND]", "what there is", help),
-    command("regs", "", "the processor's whole state", state::regs),
+    command(
+        "regs",
+        "[system|msr|lbr|pmu]",
+        "the processor's whole state, or its registers of a group",
+        state::regs,
+    ),
     command(
         "msr",
         "INDEX|NAME [VALUE]",

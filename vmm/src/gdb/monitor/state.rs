@@ -1,18 +1,44 @@
 //! Commands that show a processor's state.
 
+use std::fmt::Write as _;
+
 use super::super::debugger::Debugger;
 use super::super::registers::Place;
 use super::{Answer, MonitorError, number, usage};
 use crate::vcpu::report::LastState;
 
 pub(super) fn regs(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
-    if !arguments.is_empty() {
-        return Err(usage());
+    match arguments {
+        [] => {}
+        [group] => return of_group(debugger, group),
+        _ => return Err(usage()),
     }
     let cpu = debugger.current;
     let memory = debugger.board().memory.clone();
     let state = debugger.state(cpu)?.clone();
     Ok(LastState::new(cpu, state, &memory).to_string())
+}
+
+/// The registers of a group of the target description.
+fn of_group(debugger: &mut Debugger, group: &str) -> Answer {
+    let cpu = debugger.current;
+    let mut registers = debugger.layout().all().to_vec();
+    registers.retain(|register| register.group() == Some(group));
+    if registers.is_empty() {
+        return Err(MonitorError::Bad(format!(
+            "no registers of a group {group} here: there are system, msr, lbr and pmu"
+        )));
+    }
+    let mut text = String::new();
+    for register in registers {
+        let mut value = [0; 8];
+        let bytes = debugger.read_register(cpu, &register)?;
+        let len = bytes.len().min(value.len());
+        value[..len].copy_from_slice(&bytes[..len]);
+        let value = u64::from_le_bytes(value);
+        let _ = writeln!(text, "{:20} {value:#x}", register.name);
+    }
+    Ok(text)
 }
 
 /// An MSR by its number, or by the name of its register.

@@ -21,21 +21,13 @@ fn entry(memory: &GuestMemoryMmap, at: u64, bytes: usize) -> Option<u64> {
     Some(u64::from_le_bytes(raw))
 }
 
-/// The rights in an entry, in a few letters.
-fn rights(entry: u64) -> String {
-    let letters = [
-        (1, 'W'),
-        (2, 'U'),
-        (5, 'A'),
-        (6, 'D'),
-        (7, 'S'),
-        (8, 'G'),
-        (63, 'X'),
-    ];
-    letters
-        .iter()
-        .map(|(bit, letter)| if entry >> bit & 1 != 0 { *letter } else { '-' })
-        .collect()
+/// The rights in an entry, in a few letters; `nx`: bit 63 forbids execution.
+fn rights(entry: u64, nx: bool) -> String {
+    let execute = !nx || entry >> 63 == 0;
+    let letters = [(1, 'W'), (2, 'U'), (5, 'A'), (6, 'D'), (7, 'S'), (8, 'G')];
+    let letter = |on: bool, letter| if on { letter } else { '-' };
+    let letters = letters.map(|(bit, name)| letter(entry >> bit & 1 != 0, name));
+    letters.into_iter().chain([letter(execute, 'X')]).collect()
 }
 
 /// The levels of a walk: name, shift, bytes of an entry, address of the table.
@@ -73,6 +65,7 @@ pub(super) fn pt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     }
     let (levels, size, mut table) = levels(state);
     let index_mask = if size == 8 { 0x1ff } else { 0x3ff };
+    let nx = size == 8 && state.efer & 1 << 11 != 0;
     let mut text = format!("CR3 {:#x}\n", state.cr3);
     for (name, shift) in levels {
         let at = table + (linear >> shift & index_mask) * size as u64;
@@ -80,7 +73,7 @@ pub(super) fn pt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
             let _ = writeln!(text, "{name} at {at:#x}: not memory");
             return Ok(text);
         };
-        let _ = writeln!(text, "{name} at {at:#x}: {entry:#x} {}", rights(entry));
+        let _ = writeln!(text, "{name} at {at:#x}: {entry:#x} {}", rights(entry, nx));
         if entry & 1 == 0 {
             text.push_str("not present\n");
             return Ok(text);
@@ -333,4 +326,16 @@ pub(super) fn disas(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
         let _ = writeln!(text, "{:#x}: {line}", instruction.ip());
     }
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_executable_unless_bit_63_counts_and_is_set() {
+        assert_eq!(rights(0x8000_0000_0000_0063, true), "W-AD---");
+        assert_eq!(rights(0x8000_0000_0000_0063, false), "W-AD--X");
+        assert_eq!(rights(0x65, true), "-UAD--X");
+    }
 }

@@ -118,8 +118,13 @@ pub(in crate::gdb) fn linear_pc(state: &CpuState, ip: u64) -> u64 {
     if is_long(state) {
         ip
     } else {
-        state.seg[1].base.wrapping_add(ip) & 0xffff_ffff
+        code_base(state).wrapping_add(ip) & 0xffff_ffff
     }
+}
+
+/// The base of CS, as it counts.
+pub(in crate::gdb) fn code_base(state: &CpuState) -> u64 {
+    if is_long(state) { 0 } else { state.seg[1].base }
 }
 
 /// The value of a register as little-endian bytes, as many as it has; `None` for an MSR, which its

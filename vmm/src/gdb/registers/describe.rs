@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{AVX512, CORE, Layout, MSRS, Mode, SSE, SYSTEM};
+use super::{AVX512, CORE, Layout, MSRS, Mode, Register, SSE, SYSTEM};
 
 /// Named bits of a register: a name with its first and last bit.
 type Fields = &'static [(&'static str, u8, u8)];
@@ -270,7 +270,10 @@ impl Layout {
                 register.name,
                 register.bits,
                 register.kind,
-                group(register.feature),
+                match register.group() {
+                    Some(group) => format!(" group=\"{group}\" save-restore=\"no\""),
+                    None => String::new(),
+                },
             );
         }
         xml.push_str("</feature>\n</target>\n");
@@ -278,14 +281,22 @@ impl Layout {
     }
 }
 
-/// The commands of gdb that show a register.
-fn group(feature: &str) -> &'static str {
-    match feature {
-        SYSTEM => " group=\"system\" save-restore=\"no\"",
-        MSRS => " group=\"msr\" save-restore=\"no\"",
-        _ => "",
+impl Register {
+    /// The group that it is shown in, beyond those that clients know. lldb shows them; gdb's code for
+    /// x86 knows the groups of no description.
+    pub(in crate::gdb) fn group(&self) -> Option<&'static str> {
+        match self.feature {
+            SYSTEM => Some("system"),
+            MSRS if self.name.starts_with("lbr") || self.name.starts_with("ler") => Some("lbr"),
+            MSRS if PMU.iter().any(|start| self.name.starts_with(start)) => Some("pmu"),
+            MSRS => Some("msr"),
+            _ => None,
+        }
     }
 }
+
+/// How the names of the performance monitoring unit's registers begin.
+const PMU: [&str; 4] = ["perf", "pmc", "fixed", "pebs"];
 
 fn types(xml: &mut String, feature: &str) {
     if feature == SSE || feature == AVX512 {

@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use hindsight_regs::msr;
 
-pub(super) use access::{RegisterError, linear_pc, read, write};
+pub(super) use access::{RegisterError, code_base, linear_pc, read, write};
 
 /// What kind of code the client thinks in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

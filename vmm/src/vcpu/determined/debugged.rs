@@ -1,10 +1,5 @@
-//! A deterministic machine under a debugger: forwards, and back.
-//!
-//! Going back is going to an earlier instruction of the same run ([`Timeline`]). To go back to what
-//! the debugger stops for, the stretches between checkpoints are run again, the last one first, and
-//! the last stop in one of them is it.
+//! A deterministic machine under a debugger: what is asked of it, and going forwards.
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use hindsight_cpu::state::CpuState;
@@ -19,22 +14,24 @@ use crate::vcpu::control::{Checkpoint, Place};
 use crate::vcpu::mode::Engine;
 use crate::vcpu::models::Models;
 
-/// Place, processor and cause of a stop, if there was one; to break is to be interrupted.
-type LastStop = ControlFlow<(), Option<(u64, usize, Hit)>>;
-
 /// The machine, what the debugger stops for, and what each processor is to do.
-struct Debugged {
-    timeline: Timeline,
-    board: Arc<Board>,
-    stops: Stops,
+pub(super) struct Debugged {
+    pub(super) timeline: Timeline,
+    pub(super) board: Arc<Board>,
+    pub(super) stops: Stops,
     plans: Vec<Plan>,
 }
 
 /// Runs the machine until it stops, as the debugger wants it. Gives it back.
-pub(super) fn run(machine: Determined, board: &Arc<Board>) -> Result<Determined, RestoreError> {
+pub(super) fn run(
+    machine: Determined,
+    board: &Arc<Board>,
+    limits: Limits,
+) -> Result<Determined, RestoreError> {
     let cpus = machine.vcpus.len();
+    board.hold_end();
     let mut debugged = Debugged {
-        timeline: Timeline::new(machine, Limits::default())?,
+        timeline: Timeline::new(machine, limits)?,
         board: board.clone(),
         stops: Stops::default(),
         plans: vec![Plan::Run; cpus],
@@ -59,7 +56,7 @@ struct One<'a> {
 }
 
 impl Debugged {
-    fn cpus(&mut self) -> usize {
+    pub(super) fn cpus(&mut self) -> usize {
         self.timeline.machine().vcpus.len()
     }
 
@@ -91,33 +88,40 @@ impl Debugged {
 
     /// Does what is planned. `None`: it was interrupted, or the run is over.
     fn go(&mut self) -> Result<Option<(usize, Stop)>, RestoreError> {
-        if let Some(cpu) = self.crashed() {
-            // The debugger has seen it.
-            let board = self.board.clone();
-            if let Some(vcpu) = self.timeline.machine().vcpus.get_mut(cpu)
-                && !matches!(self.plans.get(cpu), Some(Plan::Back { .. }))
-                && let Some(cause) = vcpu.crashed.take()
-            {
-                vcpu.crash(&board, cause);
-                return Ok(None);
-            }
-        }
         let planned = self.plans.iter().position(|plan| *plan != Plan::Run);
+        if !self.goes_back() && self.end() {
+            return Ok(None);
+        }
         let Some(cpu) = planned else {
-            let ended = self.timeline.go_to(u64::MAX)?;
+            let ended = self.timeline.run_to(u64::MAX)?;
             return Ok(self.told(ended));
         };
         match self.plans[cpu] {
             Plan::Back { step: true } => self.step_back(cpu),
             Plan::Back { step: false } => self.run_back(cpu),
-            Plan::Step { range, .. } => self.step(cpu, range),
+            Plan::Step { range, quiet } => self.step(cpu, range, quiet),
             Plan::Run => Ok(None),
         }
     }
 
-    fn crashed(&mut self) -> Option<usize> {
-        let vcpus = &self.timeline.machine().vcpus;
-        vcpus.iter().position(|vcpu| vcpu.crashed.is_some())
+    fn goes_back(&self) -> bool {
+        let mut plans = self.plans.iter();
+        plans.any(|plan| matches!(plan, Plan::Back { .. }))
+    }
+
+    /// Ends the machine for good where its guest ended or crashed: the debugger has seen that, and
+    /// goes on. `false`: it did neither.
+    fn end(&mut self) -> bool {
+        let board = self.board.clone();
+        let vcpus = &mut self.timeline.machine().vcpus;
+        let crashed = vcpus
+            .iter_mut()
+            .find_map(|vcpu| vcpu.crashed.take().map(|cause| (vcpu, cause)));
+        match crashed {
+            Some((vcpu, cause)) => vcpu.crash(&board, cause),
+            None => return board.let_end(),
+        }
+        true
     }
 
     /// What the debugger hears of the end of a run.
@@ -128,12 +132,16 @@ impl Debugged {
                 let vcpu = self.timeline.machine().vcpus.get(cpu)?;
                 Some((cpu, Stop::Crash(vcpu.crashed.clone()?)))
             }
+            Ended::AtEnd => {
+                let cpu = self.timeline.machine().current();
+                Some((cpu, Stop::End(self.board.held_end()?)))
+            }
             Ended::Reached | Ended::Ended | Ended::Interrupted => None,
         }
     }
 
     /// Arms the stops, those at instructions or not.
-    fn arm(&mut self, execute: bool) {
+    pub(super) fn arm(&mut self, execute: bool) {
         let mut stops = self.stops.clone();
         if !execute {
             stops.execute.clear();
@@ -141,34 +149,59 @@ impl Debugged {
         self.timeline.machine().set_stops(&stops);
     }
 
-    fn retired(&mut self, cpu: usize) -> u64 {
+    pub(super) fn retired(&mut self, cpu: usize) -> u64 {
         let vcpu = self.timeline.machine().vcpus.get(cpu);
         vcpu.map_or(0, super::ObservedVcpu::retired)
     }
 
-    fn pc(&mut self, cpu: usize) -> u64 {
+    /// Where a processor is: the linear address of its next instruction, and its stack pointer.
+    pub(super) fn frame(&mut self, cpu: usize) -> (u64, u64) {
         let vcpu = self.timeline.machine().vcpus.get(cpu);
-        vcpu.map_or(0, |vcpu| vcpu.vcpu.rip())
+        vcpu.map_or((0, 0), |vcpu| {
+            (vcpu.vcpu.code_address(), vcpu.vcpu.stack_pointer())
+        })
     }
 
-    /// One instruction of one processor, or as many as stay in a range.
+    /// Interrupts that a processor took since the last checkpoint that was gone to.
+    fn interrupts(&mut self, cpu: usize) -> u64 {
+        let vcpu = self.timeline.machine().vcpus.get(cpu);
+        vcpu.map_or(0, super::ObservedVcpu::interrupts)
+    }
+
+    /// One instruction of one processor, or as many as stay in a range. A quiet step of an instruction
+    /// that an interrupt comes before is over when the handler is, too: were the interrupt to wait,
+    /// this would be another run.
     fn step(
         &mut self,
         cpu: usize,
         range: Option<(u64, u64)>,
+        quiet: bool,
     ) -> Result<Option<(usize, Stop)>, RestoreError> {
         self.arm(false);
         let found = loop {
-            let before = self.retired(cpu);
+            let (before, at) = (self.retired(cpu), self.frame(cpu));
+            if !quiet {
+                // The handler of an interrupt may have a breakpoint.
+                let mut stops = self.stops.clone();
+                stops.execute.retain(|&pc| pc != at.0);
+                self.timeline.machine().set_stops(&stops);
+            }
+            let interrupts = self.interrupts(cpu);
             let next = self.timeline.place().wrapping_add(1);
-            let ended = self.timeline.go_to(next)?;
+            let ended = self.timeline.run_to(next)?;
             if ended != Ended::Reached {
                 break self.told(ended);
             }
             if self.retired(cpu) == before {
                 continue;
             }
-            let pc = self.pc(cpu);
+            if quiet && self.interrupts(cpu) != interrupts {
+                if let Some(ended) = self.finish_handler(cpu, at)? {
+                    break self.told(ended);
+                }
+                continue;
+            }
+            let (pc, _) = self.frame(cpu);
             if !range.is_some_and(|(from, to)| (from..to).contains(&pc)) {
                 break Some((cpu, Stop::Stepped));
             }
@@ -180,124 +213,38 @@ impl Debugged {
         Ok(found)
     }
 
-    /// Goes to a place without stopping on the way; `false` if it was interrupted.
-    fn travel(&mut self, place: u64) -> Result<bool, RestoreError> {
-        self.timeline.machine().set_stops(&Stops::default());
-        let ended = self.timeline.go_to(place)?;
-        for vcpu in &mut self.timeline.machine().vcpus {
-            vcpu.crashed = None;
-        }
-        self.arm(true);
-        Ok(ended == Ended::Reached)
-    }
-
-    /// Goes to a place while the machine is paused: whoever rings a doorbell meanwhile (an interrupt
-    /// does) interrupts it for nothing.
-    fn travel_paused(&mut self, place: u64) -> Result<bool, RestoreError> {
-        for cpu in 0..self.cpus() {
-            self.board.control.doorbell(cpu).answer();
-        }
+    /// Runs on until a processor is back at the instruction that was interrupted, whose address and
+    /// stack pointer these are. Anything else that ends that is answered.
+    fn finish_handler(
+        &mut self,
+        cpu: usize,
+        at: (u64, u64),
+    ) -> Result<Option<Ended>, RestoreError> {
+        let mut stops = self.stops.clone();
+        stops.execute.push(at.0);
         loop {
-            let before = self.timeline.place();
-            if self.travel(place)? {
-                return Ok(true);
-            }
-            if self.board.control.is_stopped() || self.timeline.place() == before {
-                return Ok(false);
-            }
-        }
-    }
-
-    /// Back to before the last instruction of a processor.
-    fn step_back(&mut self, cpu: usize) -> Result<Option<(usize, Stop)>, RestoreError> {
-        let (now, begin) = (self.timeline.place(), self.timeline.begin());
-        if now <= begin {
-            return Ok(Some((cpu, Stop::Begin)));
-        }
-        let retired = self.retired(cpu);
-        if !self.travel(now - 1)? {
-            return Ok(None);
-        }
-        // Others had their turn: the last place with fewer instructions of this one.
-        let (mut low, mut high) = (begin, now - 1);
-        while self.retired(cpu) == retired && low < high {
-            let middle = low + (high - low) / 2;
-            if !self.travel(middle)? {
-                return Ok(None);
-            }
-            if self.retired(cpu) < retired {
-                if !self.travel(middle + 1)? {
-                    return Ok(None);
-                }
-                if self.retired(cpu) == retired {
-                    if !self.travel(middle)? {
+            self.timeline.machine().set_stops(&stops);
+            let ended = self.timeline.run_to(u64::MAX)?;
+            self.arm(false);
+            let passed = match ended {
+                Ended::Hit {
+                    cpu: who,
+                    hit: Hit::Execute(pc),
+                } => {
+                    if who == cpu && self.frame(cpu) == at {
                         return Ok(None);
                     }
-                    break;
+                    !self.stops.execute.contains(&pc)
                 }
-                low = middle + 1;
-            } else {
-                high = middle;
+                _ => false,
+            };
+            if !passed {
+                return Ok(Some(ended));
             }
-        }
-        Ok(Some((cpu, Stop::Stepped)))
-    }
-
-    /// Back to the last thing that is stopped for.
-    fn run_back(&mut self, cpu: usize) -> Result<Option<(usize, Stop)>, RestoreError> {
-        let mut end = self.timeline.place();
-        let now = end;
-        let mut starts: Vec<u64> = self.timeline.checkpoints().collect();
-        starts.retain(|&start| start < now);
-        for start in starts.into_iter().rev() {
-            match self.last_stop(start, end, now)? {
-                ControlFlow::Break(()) => return Ok(None),
-                ControlFlow::Continue(Some((place, cpu, hit))) => {
-                    let there = self.travel(place)?;
-                    return Ok(there.then_some((cpu, Stop::Hit(hit))));
-                }
-                ControlFlow::Continue(None) => end = start,
-            }
-        }
-        let begin = self.timeline.begin();
-        let there = self.travel(begin)?;
-        Ok(there.then_some((cpu, Stop::Begin)))
-    }
-
-    /// The last stop from `start` to `end` that is before `now`: its place, the processor, and what
-    /// it is. To break is to be interrupted.
-    fn last_stop(&mut self, start: u64, end: u64, now: u64) -> Result<LastStop, RestoreError> {
-        if !self.travel(start)? {
-            return Ok(ControlFlow::Break(()));
-        }
-        let mut last = None;
-        loop {
-            self.arm(true);
-            match self.timeline.go_to(end)? {
-                Ended::Hit { cpu, hit } => {
-                    let at = self.timeline.place();
-                    // Backwards, an access is met before it was made.
-                    let before = matches!(hit, Hit::Execute(_) | Hit::Exception { .. });
-                    let place = if before { at } else { at.saturating_sub(1) };
-                    if place < now {
-                        last = Some((place, cpu, hit));
-                    }
-                    if before {
-                        self.arm(false);
-                        match self.timeline.go_to(at + 1)? {
-                            Ended::Interrupted => return Ok(ControlFlow::Break(())),
-                            Ended::Hit { cpu, hit } if at < now => last = Some((at, cpu, hit)),
-                            _ => {}
-                        }
-                    }
-                    if self.timeline.place() >= end {
-                        return Ok(ControlFlow::Continue(last));
-                    }
-                }
-                Ended::Interrupted => return Ok(ControlFlow::Break(())),
-                Ended::Reached | Ended::Ended | Ended::Crashed { .. } => {
-                    return Ok(ControlFlow::Continue(last));
-                }
+            let next = self.timeline.place().wrapping_add(1);
+            let ended = self.timeline.run_to(next)?;
+            if ended != Ended::Reached {
+                return Ok(Some(ended));
             }
         }
     }

@@ -8,6 +8,7 @@
 //!
 //! [`Determined`] is such a machine in its owner's hands; `hindsight run` gives one to a thread.
 
+mod back;
 mod debugged;
 pub mod input;
 mod outside;
@@ -33,7 +34,7 @@ use super::guard::LoopGuard;
 use super::observed::ObservedVcpu;
 use super::report::LastState;
 use crate::machine::{Board, Outcome};
-use crate::snapshot::{MemoryKeeper, RestoreError};
+use crate::snapshot::{Limits, MemoryKeeper, RestoreError};
 use crate::vcpu::control::{Checkpoint, Place};
 use crate::vcpu::mode::Engine;
 
@@ -90,6 +91,8 @@ pub enum Stop {
         /// Which processor.
         cpu: usize,
     },
+    /// The guest has ended the run, and a debugger holds that: nothing comes after this place.
+    AtEnd,
     /// [`Breaker::stop`] was called, or a debugger pauses the machine. It can go on.
     Interrupted,
 }
@@ -176,8 +179,11 @@ impl Determined {
             if self.breaker.take() {
                 return Stop::Interrupted;
             }
+            if self.is_over() {
+                return self.no_more();
+            }
             if !self.take_input() {
-                return Stop::Ended;
+                return self.no_more();
             }
             let Schedule {
                 turn, used, idle, ..
@@ -192,12 +198,31 @@ impl Determined {
                 Turn::Stop => return Stop::Ended,
                 Turn::Paused => return Stop::Interrupted,
                 Turn::Crashed => return Stop::Crashed { cpu },
+                Turn::AtEnd => return Stop::AtEnd,
                 Turn::Ran => *idle = false,
                 Turn::Idle => {}
             }
             if !self.next_turn() {
-                return Stop::Ended;
+                return self.no_more();
             }
+        }
+    }
+
+    fn crashed(&self) -> Option<usize> {
+        self.vcpus.iter().position(|vcpu| vcpu.crashed.is_some())
+    }
+
+    /// The guest has ended or crashed, and a debugger holds that.
+    fn is_over(&self) -> bool {
+        self.crashed().is_some() || self.board.held_end().is_some()
+    }
+
+    /// Why there is nothing more to run.
+    fn no_more(&self) -> Stop {
+        match self.crashed() {
+            Some(cpu) => Stop::Crashed { cpu },
+            None if self.board.held_end().is_some() => Stop::AtEnd,
+            None => Stop::Ended,
         }
     }
 
@@ -297,12 +322,17 @@ const fn place() -> Place {
 }
 
 /// Runs all processors of a machine until it stops, on the calling thread. Gives the states they
-/// stopped in where the board asks for them.
-pub fn thread(vcpus: Vec<ObservedVcpu>, board: &Arc<Board>, feed: Feed) -> Vec<LastState> {
+/// stopped in where the board asks for them. `checkpoints` are a debugger's.
+pub fn thread(
+    vcpus: Vec<ObservedVcpu>,
+    board: &Arc<Board>,
+    feed: Feed,
+    checkpoints: Limits,
+) -> Vec<LastState> {
     let mut machine = Determined::new(vcpus, board.clone(), feed);
     let guard = LoopGuard { id: 0, board };
     if board.reports.wanted() {
-        machine = match debugged::run(machine, board) {
+        machine = match debugged::run(machine, board, checkpoints) {
             Ok(machine) => machine,
             Err(error) => {
                 board.finish(Outcome::Failed(Box::new(error.into())));

@@ -25,8 +25,9 @@ impl Determined {
             None => self.await_input(now, due),
         };
         let Some(to) = to else {
+            let board = board.clone();
             if let Some(first) = self.vcpus.first_mut() {
-                first.crash(board, CrashCause::Asleep);
+                first.cannot_go_on(&board, CrashCause::Asleep);
             }
             return false;
         };
@@ -56,6 +57,7 @@ impl Determined {
         }
         let place = (self.schedule.round, self.place(), self.board.clock.now());
         loop {
+            let recorded = self.feed.known(self.schedule.inputs).is_some();
             let event = match self.feed.known(self.schedule.inputs) {
                 Some(input) if input.round > place.0 => return true,
                 Some(input) if (input.round, input.place, input.ticks) != place => {
@@ -89,7 +91,7 @@ impl Determined {
                 first.note(Noted::Input, self.schedule.inputs, bytes);
             }
             if event == Event::Quit {
-                self.board.finish_by_input();
+                self.board.finish_by_input(recorded);
                 return false;
             }
         }

@@ -3,7 +3,7 @@
 //! The hash is a chain: the digest of the digest before and of one event. So it can be saved
 //! between any two events.
 
-use hindsight_cpu::branch::Branch;
+use hindsight_cpu::branch::{Branch, BranchClass};
 use hindsight_cpu::state::CpuState;
 use hindsight_devices::clock::Ticks;
 use serde::{Deserialize, Serialize};
@@ -64,6 +64,8 @@ pub(in crate::vcpu) struct Track {
     path: u64,
     /// The last branches, at most [`RECENT`].
     pub(super) recent: Vec<Branch>,
+    /// Interrupts taken since the track was made or restored.
+    pub(super) interrupts: u64,
     /// When the run in progress ends; an earlier timer interrupts it. 0: no timer does.
     pub(in crate::vcpu) until: Ticks,
     /// Reused, so that a boundary allocates nothing.
@@ -100,6 +102,7 @@ impl Track {
             cycles: 0,
             path: 0,
             recent: Vec::new(),
+            interrupts: 0,
             until: 0,
             scratch: Box::new(CpuState::reset()),
         }
@@ -127,6 +130,7 @@ impl Track {
         self.cycles = state.cycles;
         self.path = state.path;
         self.recent.clear();
+        self.interrupts = 0;
         self.until = 0;
     }
 
@@ -137,6 +141,7 @@ impl Track {
         let mut path = self.path;
         for branch in branches {
             let place = u64::from(branch.at).wrapping_mul(0xd6e8_feb8_6659_fd93);
+            self.interrupts += u64::from(branch.class == BranchClass::Interrupt);
             path = (path.rotate_left(23) ^ branch.to.wrapping_add(place)).wrapping_mul(ODD);
         }
         self.path = path;

@@ -26,6 +26,8 @@ pub(super) enum Turn {
     Hit(Hit),
     /// The guest cannot go on, and a debugger looks at that.
     Crashed,
+    /// The guest has ended the run, and a debugger holds that.
+    AtEnd,
     /// A debugger pauses the machine; the turn is not over.
     Paused,
     /// The machine stops.
@@ -59,6 +61,9 @@ impl ObservedVcpu {
             let allowed = limit.saturating_sub(self.retired().wrapping_sub(first));
             if allowed == 0 {
                 return Turn::Limit;
+            }
+            if board.held_end().is_some() {
+                return Turn::AtEnd;
             }
             let now = board.clock.now();
             if board.irq.next_event().is_some_and(|due| due <= now) {
@@ -103,7 +108,7 @@ impl ObservedVcpu {
         (checkpoint == Checkpoint::Stop).then_some(Turn::Stop)
     }
 
-    fn cannot_go_on(&mut self, board: &Arc<Board>, cause: CrashCause) -> Turn {
+    pub(super) fn cannot_go_on(&mut self, board: &Arc<Board>, cause: CrashCause) -> Turn {
         if board.reports.wanted() {
             self.crashed = Some(cause);
             return Turn::Crashed;
@@ -190,6 +195,7 @@ impl ObservedVcpu {
         let msrs = |source| RestoreError::Msrs { cpu, source };
         self.around.models.restore(&state.msrs).map_err(msrs)?;
         self.vcpu.load(&state.cpu);
+        self.crashed = None;
         let events = self.around.models.events();
         events.restore(&state.events);
         let TrackState {
@@ -214,6 +220,14 @@ impl ObservedVcpu {
     pub(super) fn last_branches(&self) -> Vec<Branch> {
         let track = self.around.track.as_ref();
         track.map_or_else(Vec::new, |track| track.recent.clone())
+    }
+
+    /// Interrupts it took since it was made or restored.
+    pub(super) fn interrupts(&self) -> u64 {
+        self.around
+            .track
+            .as_ref()
+            .map_or(0, |track| track.interrupts)
     }
 
     /// Guest memory as the interpreter reaches it.

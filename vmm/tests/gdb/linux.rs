@@ -1,0 +1,72 @@
+//! Debian's cloud kernel, with no symbols but those that it has itself. The images are in the folder
+//! `$HINDSIGHT_GUESTS`.
+
+use std::path::PathBuf;
+
+use crate::rig::{Guest, Run, in_order};
+
+/// Linux, which tests itself and switches the machine off.
+fn linux(more: &[&str]) -> Run {
+    let folder = std::env::var_os("HINDSIGHT_GUESTS").expect("HINDSIGHT_GUESTS names the images");
+    let folder = PathBuf::from(folder);
+    let initrd = folder.join("initrd.gz");
+    let initrd = initrd.to_str().unwrap();
+    let line = "console=ttyS0 quiet panic=-1 hindsight.selftest nokaslr";
+    let mut arguments = vec!["--memory", "256M", "--cmdline", line, "--initrd", initrd];
+    arguments.extend(more);
+    Run::waiting(Guest::Image(folder.join("vmlinuz")), &arguments)
+}
+
+#[test]
+#[ignore = "boots Linux: needs guest images, see ci/test images"]
+fn kernel_is_debugged_with_its_own_symbols() {
+    let run = linux(&["--deterministic"]);
+    // The unpacked kernel begins at 16 MiB, and is not mapped where it belongs yet.
+    let text = run.gdb(
+        "hbreak *0x1000000
+        continue
+        symbol-file target:/kernel
+        delete
+        hbreak start_kernel
+        continue
+        info symbol $pc
+        stepi 3
+        info symbol $pc
+        delete
+        print *(int *)&system_state
+        watch *(int *)&system_state
+        continue
+        backtrace 1
+        continue
+        delete
+        continue
+        watch *(int *)&system_state
+        reverse-continue
+        info symbol $pc
+        monitor goto
+        reverse-continue
+        info symbol $pc
+        print *(int *)&system_state
+        monitor kaslr
+        kill
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "start_kernel in section .init.text",
+            "start_kernel + ",
+            "= 0",
+            "Hardware watchpoint 3: *(int *)&system_state",
+            "Old value = 0",
+            "New value = 1",
+            "the guest switches the machine off",
+            "Old value = ",
+            "in section .text",
+            "at instruction ",
+            "Hardware watchpoint 4",
+            "in section .",
+            "it is not moved",
+        ],
+    );
+}
