@@ -39,10 +39,6 @@ pub(super) struct Symbol {
 pub(super) trait Source {
     fn read(&self, at: u64, len: usize) -> Option<Vec<u8>>;
 
-    fn u32(&self, at: u64) -> Option<u32> {
-        Some(u32::from_le_bytes(self.read(at, 4)?.try_into().ok()?))
-    }
-
     fn u64(&self, at: u64) -> Option<u64> {
         Some(u64::from_le_bytes(self.read(at, 8)?.try_into().ok()?))
     }
