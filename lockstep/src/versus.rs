@@ -32,6 +32,8 @@ const RENEW: u64 = 256;
 const KEEP: u64 = 16;
 /// Differences after which a class is left alone.
 const ENOUGH: u64 = 60;
+/// Seconds after which a batch in KVM is taken for one without an end, even in an emulator.
+const LIMIT: u32 = 30;
 /// More than any batch takes.
 const BUDGET: u64 = 1 << 20;
 
@@ -122,8 +124,16 @@ fn segment(s: &Segment) -> kvm_segment {
     }
 }
 
+extern "C" fn interrupted(_: libc::c_int) {}
+
 impl Judge {
     fn new() -> Result<Self> {
+        // SAFETY: the handler does nothing; without SA_RESTART the signal ends KVM_RUN.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = interrupted as *const () as usize;
+            libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut());
+        }
         let kvm = Kvm::new().context("there is no usable /dev/kvm")?;
         let vm = kvm.create_vm()?;
         vm.set_tss_address(0xfffb_d000).ok();
@@ -172,7 +182,12 @@ impl Judge {
     fn run(&mut self, batch: &SystemBatch) -> Result<End> {
         self.ram.load(batch);
         self.state(&batch.kernel.start(batch))?;
-        match self.vcpu.run()? {
+        // SAFETY: `Judge::new` has set a handler for the signal, which only interrupts KVM_RUN.
+        unsafe { libc::alarm(LIMIT) };
+        let exit = self.vcpu.run();
+        // SAFETY: as above.
+        unsafe { libc::alarm(0) };
+        match exit.context("KVM did not come to the end of the batch")? {
             VcpuExit::IoOut(0xf4, _) => {}
             VcpuExit::Shutdown => return Ok(End::Shutdown),
             other => bail!("KVM ended with {other:?}"),
