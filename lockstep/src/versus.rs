@@ -30,6 +30,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 const RENEW: u64 = 256;
 /// Batches of a class in turn.
 const KEEP: u64 = 16;
+/// Differences after which a class is left alone.
+const ENOUGH: u64 = 60;
 /// More than any batch takes.
 const BUDGET: u64 = 1 << 20;
 
@@ -340,7 +342,8 @@ pub fn run(plan: &Plan<'_>, state: &mut State) -> Result<()> {
         going = false;
         for &class in plan.classes {
             let record = state.classes.entry(class.key()).or_default();
-            if record.cases < plan.cases && more() {
+            let open = record.cases < plan.cases && record.mismatched < ENOUGH;
+            if open && more() {
                 some(&mut versus, class, plan, record)?;
                 going = true;
             }
