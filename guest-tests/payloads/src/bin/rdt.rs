@@ -98,7 +98,7 @@ case! {
 
 case! {
     name: "l2cat", cpl: [0],
-    rules: ["L2C-02", "L2C-03", "L2C-04", "L2C-05", "CPU-13", "CPU-15", "MSR-29", "MSR-34"], needs: ["msr-exit"],
+    rules: ["L2C-02", "L2C-03", "L2C-04", "L2C-05", "CPU-13", "CPU-15", "MSR-29", "MSR-34"], needs: ["msr-exit", "guestbp-io"],
     cpu: "+l2cat",
     about: "masks for the L2, and its code and data prioritization",
     fn body(ctx) {

@@ -93,7 +93,7 @@ fn smi() {
 }
 
 case! {
-    name: "apm_port", cpl: [0], rules: ["SMF-09", "MSR-44", "RST-03", "RST-04", "RST-05"], needs: ["smi"], cpu: "+smm",
+    name: "apm_port", cpl: [0], rules: ["SMF-09", "MSR-44", "RST-03", "RST-04", "RST-05"], needs: ["smi", "guestbp-io"], cpu: "+smm",
     about: "a write to port B2H runs the handler; RSM takes everything back",
     fn body(ctx) {
         need_smm!(ctx);
@@ -117,7 +117,7 @@ case! {
 }
 
 case! {
-    name: "freeze", cpl: [0], rules: ["SMF-01", "SMF-02", "SMF-03", "SMF-04", "SMF-05", "SMF-06", "LBR-37"], needs: ["smi"],
+    name: "freeze", cpl: [0], rules: ["SMF-01", "SMF-02", "SMF-03", "SMF-04", "SMF-05", "SMF-06", "LBR-37"], needs: ["smi", "guestbp-io"],
     cpu: "+smm",
     about: "with FREEZE_WHILE_SMM neither counters nor the LBR stack see the handler",
     fn body(ctx) {
@@ -148,7 +148,7 @@ case! {
 }
 
 case! {
-    name: "no_freeze", cpl: [0], rules: ["SMF-07"], needs: ["smi"], cpu: "+smm",
+    name: "no_freeze", cpl: [0], rules: ["SMF-07"], needs: ["smi", "guestbp-io"], cpu: "+smm",
     about: "without the bit the handler's instructions count, and its branches are recorded",
     fn body(ctx) {
         need_smm!(ctx);
@@ -170,7 +170,7 @@ case! {
 }
 
 case! {
-    name: "save_area", cpl: [0], rules: ["SMF-09"], needs: ["smi"], cpu: "+smm",
+    name: "save_area", cpl: [0], rules: ["SMF-09"], needs: ["smi", "guestbp-io"], cpu: "+smm",
     about: "the save area holds SMBASE and the revision",
     fn body(ctx) {
         need_smm!(ctx);
@@ -183,7 +183,7 @@ case! {
 }
 
 case! {
-    name: "by_lvt", cpl: [0], rules: ["OVF-09"], needs: ["smi"], cpu: "+smm",
+    name: "by_lvt", cpl: [0], rules: ["OVF-09"], needs: ["smi", "guestbp-io"], cpu: "+smm",
     about: "an overflow with delivery mode SMI in the LVT entry runs the handler",
     fn body(ctx) {
         need_smm!(ctx);
@@ -206,7 +206,7 @@ case! {
 }
 
 case! {
-    name: "rsm_outside", cpl: [0, 3], rules: [], needs: ["exceptions"], cpu: "+smm",
+    name: "rsm_outside", cpl: [0, 3], rules: [], needs: ["exceptions", "guestbp-io"], cpu: "+smm",
     about: "RSM outside of system-management mode raises #UD",
     fn body(ctx) {
         need_smm!(ctx);
