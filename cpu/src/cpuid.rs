@@ -5,6 +5,7 @@
 
 use core::fmt;
 
+use hindsight_regs::rdt;
 use serde::{Deserialize, Serialize};
 
 use crate::facility::Facilities;
@@ -104,7 +105,8 @@ const EDX1_SKYLAKE: u32 = 0x0f8b_fbff;
 const EDX1_NEVER: u32 = 1 << 18 | 1 << 21 | 1 << 22 | 1 << 28 | 1 << 29 | 1 << 31;
 // CPUID.7.0:EBX
 const EBX7_TSC_ADJUST: u32 = 1 << 1;
-const EBX7_RDT: u32 = 1 << 12 | 1 << 15;
+const EBX7_RDT_M: u32 = 1 << 12;
+const EBX7_RDT_A: u32 = 1 << 15;
 const EBX7_RTM: u32 = 1 << 4 | 1 << 11;
 /// SGX, MPX, PT: never shown.
 const EBX7_NEVER: u32 = 1 << 2 | 1 << 14 | 1 << 25;
@@ -140,9 +142,9 @@ const ECX_EXT_SKYLAKE: u32 = 1 | 1 << 5 | 1 << 8;
 /// x87, SSE, AVX, AVX-512 (three), PKRU.
 const XCR0_SKYLAKE: u32 = 0b111 | 0b111 << 5 | 1 << 9;
 
-/// Architectural performance monitoring: version 4, 4 counters of 48 bits, 7 events that are all
-/// there, 3 fixed counters of 48 bits.
-const LEAF_0A: Regs = [0x0730_0404, 0, 0, 0x603];
+/// Architectural performance monitoring: version 4, counters of 48 bits whose number is put in, 7 events
+/// that are all there, 3 fixed counters of 48 bits.
+const LEAF_0A: Regs = [0x0730_0004, 0, 0, 0x603];
 
 impl CpuidTable {
     /// Builds the table. `supported` answers what the host under KVM, or the interpreter, can
@@ -296,10 +298,13 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
         push(out, 6, [1 << 2, 0, 0, 0]);
         push_sub(out, 7, 0, self.leaf_7());
         if self.has(Facilities::PMU) {
-            push(out, 0xa, LEAF_0A);
+            let [eax, ebx, ecx, edx] = LEAF_0A;
+            let counters = self.config.facilities.gp_counters();
+            push(out, 0xa, [eax | counters << 8, ebx, ecx, edx]);
         }
         self.topology(out);
         self.xsave(out);
+        self.resources(out);
         push(out, 0x15, self.leaf_15());
         let mhz = u32::try_from((self.config.tsc_hz + 500_000) / 1_000_000).unwrap_or(u32::MAX);
         push(out, 0x16, [mhz, mhz, 100, 0]);
@@ -346,7 +351,7 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
 
     fn leaf_7(&self) -> Regs {
         let host = (self.supported)(7, 0);
-        let ours = EBX7_TSC_ADJUST | EBX7_RDT | EBX7_RTM;
+        let ours = EBX7_TSC_ADJUST | EBX7_RDT_M | EBX7_RDT_A | EBX7_RTM;
         let wanted = Wanted {
             skylake: EBX7_SKYLAKE,
             portable: EBX7_PORTABLE,
@@ -354,10 +359,11 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
         let mut ebx = self.offered(host[1], wanted, EBX7_NEVER | ours);
         for (facility, bits) in [
             (Facilities::TSC_ADJUST, EBX7_TSC_ADJUST),
-            (Facilities::RDT, EBX7_RDT),
+            (Facilities::RDT_MONITORING, EBX7_RDT_M),
+            (Facilities::RDT_ALLOCATION, EBX7_RDT_A),
             (Facilities::RTM, EBX7_RTM),
         ] {
-            if self.has(facility) {
+            if self.config.facilities.intersects(facility) {
                 ebx |= bits;
             }
         }
@@ -417,6 +423,60 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
         push_sub(out, 0xd, 0, [mask, 576, size, 0]);
         // XSAVEOPT and XGETBV with ECX = 1; no compacted format.
         push_sub(out, 0xd, 1, [(self.supported)(0xd, 1)[0] & 0b101, 0, 0, 0]);
+    }
+
+    /// Leaves 0FH and 10H: monitoring and allocation of the L3, the L2 and bandwidth (rules CPU-11 to
+    /// CPU-16).
+    fn resources(&self, out: &mut Vec<Leaf>) {
+        const CDP: u32 = 1 << 2;
+        const LINEAR: u32 = 1 << 2;
+        let bit = |facility, bit: u32| if self.has(facility) { bit } else { 0 };
+        if self
+            .config
+            .facilities
+            .intersects(Facilities::RDT_MONITORING)
+        {
+            let events = bit(Facilities::CMT, 1) | bit(Facilities::MBM, 0b110);
+            push_sub(out, 0xf, 0, [0, rdt::MAX_RMID, 0, 1 << 1]);
+            push_sub(out, 0xf, 1, [0, rdt::UPSCALE, rdt::MAX_RMID, events]);
+        }
+        if !self
+            .config
+            .facilities
+            .intersects(Facilities::RDT_ALLOCATION)
+        {
+            return;
+        }
+        let kinds = bit(Facilities::L3CAT, 1 << 1)
+            | bit(Facilities::L2CAT, 1 << 2)
+            | bit(Facilities::MBA, 1 << 3);
+        push_sub(out, 0x10, 0, [0, kinds, 0, 0]);
+        if self.has(Facilities::L3CAT) {
+            let cdp = bit(Facilities::CDP, CDP);
+            let length = rdt::L3_MASK_BITS - 1;
+            push_sub(
+                out,
+                0x10,
+                1,
+                [length, rdt::L3_SHARED_WAYS, cdp, rdt::L3_COS - 1],
+            );
+        }
+        if self.has(Facilities::L2CAT) {
+            push_sub(
+                out,
+                0x10,
+                2,
+                [rdt::L2_MASK_BITS - 1, 0, CDP, rdt::L2_COS - 1],
+            );
+        }
+        if self.has(Facilities::MBA) {
+            push_sub(
+                out,
+                0x10,
+                3,
+                [rdt::MBA_MAX - 1, 0, LINEAR, rdt::MBA_COS - 1],
+            );
+        }
     }
 
     /// Leaf 15H: the TSC as a ratio of the crystal, within 1 ppm (rule ART-03).
@@ -587,6 +647,37 @@ mod tests {
         );
     }
 
+    /// Rules CPU-05, CPU-11 to CPU-16, CPU-22 and L2C-01.
+    #[test]
+    fn resource_leaves_are_those_of_the_processor() {
+        let t = table(Facilities::OBSERVED);
+        assert_eq!(
+            t.query(7, 0, 0, 0, 0)[1] & (1 << 12 | 1 << 15),
+            1 << 12 | 1 << 15
+        );
+        assert_eq!(t.query(0xf, 0, 0, 0, 0), [0, 143, 0, 2]);
+        assert_eq!(t.query(0xf, 1, 0, 0, 0), [0, 73_728, 143, 7]);
+        assert_eq!(t.query(0x10, 0, 0, 0, 0), [0, 0xa, 0, 0]);
+        assert_eq!(t.query(0x10, 1, 0, 0, 0), [0xa, 0x600, 4, 0xf]);
+        assert_eq!(t.query(0x10, 2, 0, 0, 0), [0; 4]);
+        assert_eq!(t.query(0x10, 3, 0, 0, 0), [0x59, 0, 4, 7]);
+        assert_eq!(t.query(0x10, 4, 0, 0, 0), [0; 4]);
+        let t = table(Facilities::OBSERVED | Facilities::L2CAT);
+        assert_eq!(t.query(0x10, 0, 0, 0, 0), [0, 0xe, 0, 0]);
+        assert_eq!(t.query(0x10, 2, 0, 0, 0), [7, 0, 4, 7]);
+    }
+
+    #[test]
+    fn resource_leaves_follow_single_facilities() {
+        let t = table(Facilities::MBM | Facilities::L3CAT);
+        assert_eq!(t.query(0xf, 1, 0, 0, 0)[3], 0b110);
+        assert_eq!(t.query(0x10, 0, 0, 0, 0)[1], 1 << 1);
+        assert_eq!(t.query(0x10, 1, 0, 0, 0)[2], 0, "no CDP");
+        let t = table(Facilities::CMT);
+        assert_eq!(t.query(7, 0, 0, 0, 0)[1] & (1 << 12 | 1 << 15), 1 << 12);
+        assert_eq!(t.query(0x10, 0, 0, 0, 0), [0; 4]);
+    }
+
     /// Rules CPU-08 to CPU-10.
     #[test]
     fn pmu_leaf_is_that_of_the_processor() {
@@ -597,6 +688,8 @@ mod tests {
             0,
             "full-width writes"
         );
+        let t = table(Facilities::PMU | Facilities::PMU8);
+        assert_eq!(t.query(0xa, 0, 0, 0, 0)[0], 0x0730_0804);
     }
 
     #[test]

@@ -28,8 +28,22 @@ bitflags! {
         const PEBS = 1 << 8;
         /// Restricted transactional memory and its debugging.
         const RTM = 1 << 9;
-        /// Resource monitoring and allocation.
-        const RDT = 1 << 10;
+        /// Monitoring of L3 occupancy: CPUID.0FH.1:EDX\[0\].
+        const CMT = 1 << 10;
+        /// Monitoring of memory bandwidth: CPUID.0FH.1:EDX\[2:1\].
+        const MBM = 1 << 11;
+        /// Capacity masks of the L3: CPUID.10H.0:EBX\[1\].
+        const L3CAT = 1 << 12;
+        /// Masks for code and for data: CPUID.10H.1:ECX\[2\].
+        const CDP = 1 << 13;
+        /// Delay values for memory bandwidth: CPUID.10H.0:EBX\[3\].
+        const MBA = 1 << 14;
+        /// Capacity masks of the L2, with CDP: CPUID.10H.0:EBX\[2\].
+        const L2CAT = 1 << 15;
+        /// Eight general-purpose counters in place of four: CPUID.0AH:EAX\[15:8\].
+        const PMU8 = 1 << 16;
+        /// System-management interrupts reach the guest.
+        const SMM = 1 << 17;
     }
 }
 
@@ -46,7 +60,31 @@ impl Facilities {
         .union(Self::LBR)
         .union(Self::BTS)
         .union(Self::PMU)
-        .union(Self::PEBS);
+        .union(Self::PEBS)
+        .union(Self::RDT);
+
+    /// All that profiles can ask of the interpreter.
+    pub const INTERPRETED: Self = Self::OBSERVED
+        .union(Self::L2CAT)
+        .union(Self::PMU8)
+        .union(Self::SMM);
+
+    /// Resource monitoring and allocation as the processor has it.
+    pub const RDT: Self = Self::RDT_MONITORING
+        .union(Self::L3CAT)
+        .union(Self::CDP)
+        .union(Self::MBA);
+
+    /// Any of these announces resource monitoring.
+    pub const RDT_MONITORING: Self = Self::CMT.union(Self::MBM);
+
+    /// Any of these announces resource allocation.
+    pub const RDT_ALLOCATION: Self = Self::L3CAT.union(Self::L2CAT).union(Self::MBA);
+
+    /// General-purpose counters.
+    pub const fn gp_counters(self) -> u32 {
+        if self.contains(Self::PMU8) { 8 } else { 4 }
+    }
 
     /// The value of IA32_PERF_CAPABILITIES, or `None` where CPUID.1:ECX.PDCM is clear.
     /// SDM Vol. 3B, "IA32_PERF_CAPABILITIES".

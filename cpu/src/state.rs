@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::debug::Registers;
+use crate::smm::Smm;
 pub use crate::state_check::StateError;
 
 /// Index of a general register in [`CpuState::gpr`]: the number that instructions encode.
@@ -208,6 +209,7 @@ pub struct CpuState {
     pub xsave: XsaveArea,
     pub events: Events,
     pub activity: Activity,
+    pub smm: Smm,
 }
 
 /// IA32_PAT after RESET. SDM Vol. 3A, "Page Attribute Table (PAT)".
@@ -287,6 +289,7 @@ impl CpuState {
             xsave: XsaveArea::default(),
             events: Events::default(),
             activity: Activity::Running,
+            smm: Smm::default(),
         }
     }
 
@@ -299,6 +302,7 @@ impl CpuState {
         self.msrs = old.msrs;
         self.xsave = old.xsave;
         self.xcr0 = old.xcr0;
+        self.smm.base = old.smm.base;
     }
 
     /// Applies a start-up IPI to a processor that waits for one. SDM Vol. 3A, "MP Initialization

@@ -8,6 +8,7 @@ use crate::mmu::Want;
 use crate::tlb::Set;
 use crate::word::Word;
 use hindsight_cpu::branch::bts::DsMemory;
+use hindsight_cpu::models::cache::Kind;
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -197,6 +198,7 @@ impl Core {
         let mut done = 0;
         for (gpa, len) in pieces.0 {
             self.read_phys(gpa, &mut data[done..done + len]);
+            self.note_touch(lin.wrapping_add(done as u64), gpa, len, Kind::Load);
             done += len;
         }
         if self.watching {
@@ -210,6 +212,7 @@ impl Core {
         let mut done = 0;
         for (gpa, len) in pieces.0 {
             self.write_phys(gpa, &data[done..done + len]);
+            self.note_touch(lin.wrapping_add(done as u64), gpa, len, Kind::Store);
             done += len;
         }
         if self.watching {
@@ -219,9 +222,10 @@ impl Core {
     }
 
     /// Raises what a read of these bytes would raise, and nothing else.
-    pub(crate) fn probe_read(&mut self, lin: u64, len: usize) -> Result<(), Fault> {
-        self.pieces(lin, len, Want::Read, self.explicit())
-            .map(|_| ())
+    /// Answers where the first one is, guest-physical.
+    pub(crate) fn probe_read(&mut self, lin: u64, len: usize) -> Result<u64, Fault> {
+        let pieces = self.pieces(lin, len, Want::Read, self.explicit())?;
+        Ok(pieces.0[0].0)
     }
 
     /// Raises what a write of these bytes would raise, and nothing else.
@@ -361,7 +365,8 @@ impl Core {
         lock: bool,
         mut f: impl FnMut(T) -> T,
     ) -> Result<T, Fault> {
-        if self.wr.find(lin, T::SIZE as u64, self.first).is_none() {
+        let rights = self.set.first();
+        if self.wr.find(lin, T::SIZE as u64, rights).is_none() {
             self.probe_write(lin, T::SIZE)?;
         }
         if !lock {
@@ -370,11 +375,13 @@ impl Core {
             return Ok(old);
         }
         let aligned = lin & (T::SIZE as u64 - 1) == 0;
-        if let (true, Some(host)) = (aligned, self.wr.find(lin, T::SIZE as u64, self.first)) {
+        if let (true, Some(host)) = (aligned, self.wr.find(lin, T::SIZE as u64, rights)) {
+            self.note_locked(lin, T::SIZE);
             let ptr = with_exposed_provenance_mut::<u8>(host as usize);
             // SAFETY: a writable page of guest memory, and the address is aligned to the size.
             return Ok(unsafe { atomic_modify(ptr, f) });
         }
+        self.counters.lock();
         let memory = std::sync::Arc::clone(&self.memory);
         let _guard = memory
             .split_lock
@@ -472,12 +479,14 @@ impl Core {
         expected: (u64, u64),
         new: (u64, u64),
     ) -> Result<(u64, u64), Fault> {
-        if self.wr.find(lin, 16, self.first).is_none() {
+        let rights = self.set.first();
+        if self.wr.find(lin, 16, rights).is_none() {
             self.probe_write(lin, 16)?;
         }
-        if let Some(host) = self.wr.find(lin, 16, self.first)
+        if let Some(host) = self.wr.find(lin, 16, rights)
             && std::arch::is_x86_feature_detected!("cmpxchg16b")
         {
+            self.note_locked(lin, 16);
             let (mut lo, mut hi) = expected;
             // SAFETY: the host has the instruction; the address is that of 16 bytes in a writable
             // page of guest memory, aligned to 16 as `lin` is. RBX is given back; the registers

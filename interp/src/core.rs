@@ -90,6 +90,8 @@ pub(crate) enum Fault {
     Missing,
     /// The string instruction stopped between two iterations; it goes on later.
     Repeat,
+    /// RSM met a save area that no processor can have left: the processor shuts down.
+    Shutdown,
 }
 
 pub(crate) const GP0: Fault = Fault::Code(GP, 0);
@@ -131,8 +133,9 @@ pub(crate) struct Core {
     pub(crate) rd: Tlb,
     pub(crate) wr: Tlb,
     pub(crate) ex: Tlb,
-    /// The TLB set of explicit accesses, and where it begins.
+    /// The TLB set of explicit accesses.
     pub(crate) set: Set,
+    /// Where the fast path looks for their pages: there, or where none is.
     pub(crate) first: First,
     /// Context of the jump cache: generation, mode and privilege.
     pub(crate) ctx: u64,
@@ -391,7 +394,10 @@ impl Core {
             _ if ac && self.cr4(CR4_SMAP) => Set::SupervisorAc,
             _ => Set::Supervisor,
         };
-        (self.set, self.first) = (set, set.first());
+        let seen = self.counters.tells_accesses();
+        // Where every access is to be seen, no fast path finds its page.
+        let fast = if seen { Set::Never } else { set };
+        (self.set, self.first) = (set, fast.first());
     }
 
     pub(crate) fn update_ctx(&mut self) {

@@ -9,25 +9,11 @@
     reason = "the clock of branches is cut to 32 bits"
 )]
 
-use crate::core::{Core, Fault};
+use crate::core::{Core, Fault, Leave};
+use hindsight_cpu::models::cache::{Kind, LINE_SHIFT};
+use hindsight_cpu::models::{Accesses, Touch};
 use hindsight_cpu::pmu::pebs::{self, Sample};
 use hindsight_cpu::pmu::{Counting, Ring};
-use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess};
-use std::collections::HashMap;
-
-/// The longest instruction in bytes.
-const LONGEST: usize = 15;
-/// Instructions whose accesses are remembered.
-const KNOWN: usize = 4096;
-
-/// Whether an instruction reads and writes memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Accesses {
-    /// It reads.
-    pub load: bool,
-    /// It writes.
-    pub store: bool,
-}
 
 /// What is kept for the performance counters.
 pub(crate) struct Counters {
@@ -40,8 +26,12 @@ pub(crate) struct Counters {
     /// RIP of the instruction that retired last, if it was a slice of its own.
     last: Option<u64>,
     wants: Counting,
-    /// Accesses of instructions, by their bytes and code size.
-    known: HashMap<(u128, u8), Accesses>,
+    /// The accesses of the instruction that runs are noted.
+    noting: bool,
+    touches: Vec<Touch>,
+    locked: bool,
+    /// The line of code that was told last, guest-physical.
+    line: u64,
 }
 
 impl Counters {
@@ -52,7 +42,10 @@ impl Counters {
             start: 0,
             last: None,
             wants: Counting::NONE,
-            known: HashMap::new(),
+            noting: false,
+            touches: Vec::new(),
+            locked: false,
+            line: u64::MAX,
         }
     }
 
@@ -71,14 +64,14 @@ impl Counters {
         self.last = None;
     }
 
-    /// Where the current slice runs.
-    pub(crate) fn ring(&self) -> Ring {
-        self.ring
-    }
-
     /// Accesses are told one by one.
     pub(crate) fn tells_accesses(&self) -> bool {
         self.wants.accesses.is_some()
+    }
+
+    /// The instruction that runs locks the bus.
+    pub(crate) fn lock(&mut self) {
+        self.locked = true;
     }
 }
 
@@ -120,10 +113,12 @@ impl Core {
     /// Asks the platform how far the counters let the processor run.
     pub(crate) fn recount(&mut self) {
         let wants = self.platform().counting();
-        if wants.accesses.is_some() && !self.counters.tells_accesses() {
-            self.leave = true;
-        }
+        let told = self.counters.tells_accesses();
         self.counters.wants = wants;
+        if self.counters.tells_accesses() != told {
+            self.leave = true;
+            self.update_set();
+        }
     }
 
     /// At a boundary: has the counters looked at where they are due, and stores a PEBS record.
@@ -164,97 +159,68 @@ impl Core {
         self.reobserve();
     }
 
-    /// What the instruction at RIP does to memory, if that is told.
-    pub(crate) fn watched_accesses(&mut self) -> Option<Accesses> {
-        if self.counters.tells_accesses() {
-            self.accesses().ok()
-        } else {
-            None
-        }
-    }
-
-    /// What the instruction at RIP, which was decoded without a fault, does to memory.
-    fn accesses(&mut self) -> Result<Accesses, Fault> {
-        let mut bytes = [0; 16];
-        let lin = self.code_lin(self.rip);
-        let first = LONGEST.min(Self::page_rest(lin));
-        let gpa = self.translate_code(lin)?;
-        self.read_phys(gpa, &mut bytes[..first]);
-        if first < LONGEST {
-            let next = lin.wrapping_add(first as u64) & self.ip_mask;
-            // An instruction that ends in its page needs nothing of the next one.
-            if let Ok(gpa) = self.translate_code(next) {
-                self.read_phys(gpa, &mut bytes[first..LONGEST]);
-            }
-        }
-        self.leave = false;
-        let key = (u128::from_le_bytes(bytes), self.code);
-        if let Some(known) = self.counters.known.get(&key) {
-            return Ok(*known);
-        }
-        let found = decode_accesses(&bytes[..LONGEST], self.code);
-        if self.counters.known.len() >= KNOWN {
-            self.counters.known.clear();
-        }
-        self.counters.known.insert(key, found);
-        Ok(found)
-    }
-
-    /// An instruction with these accesses retired.
-    pub(crate) fn tell_accesses(&mut self, ring: Ring, accesses: Accesses) {
-        if !accesses.load && !accesses.store {
+    /// Before the instruction at a linear address, which was decoded without a fault.
+    pub(crate) fn begin_accesses(&mut self, lin: u64) {
+        if !self.counters.tells_accesses() {
             return;
         }
+        self.counters.noting = true;
+        self.counters.locked = false;
+        self.counters.touches.clear();
+        if self.counters.wants.fetches
+            && let Ok(gpa) = self.translate_code(lin)
+            && gpa >> LINE_SHIFT != self.counters.line
+        {
+            self.counters.line = gpa >> LINE_SHIFT;
+            self.note_touch(lin, gpa, 1, Kind::Code);
+        }
+    }
+
+    /// After the instruction.
+    pub(crate) fn end_accesses(&mut self) {
+        if !std::mem::take(&mut self.counters.noting) {
+            return;
+        }
+        let retired = self.why != Leave::Fault;
+        if self.counters.touches.is_empty() || (!retired && self.fault != Fault::Repeat) {
+            return;
+        }
+        let touches = std::mem::take(&mut self.counters.touches);
+        let ring = self.counters.ring;
+        let accesses = Accesses {
+            touches: &touches,
+            locked: self.counters.locked,
+            retired,
+        };
+        let used = self.platform().accessed(ring, &accesses);
+        self.counters.touches = touches;
         if let Some(quota) = &mut self.counters.wants.accesses {
-            quota.spend(ring, 1);
-        }
-        self.platform().accessed(ring, accesses);
-    }
-}
-
-fn decode_accesses(bytes: &[u8], code: u8) -> Accesses {
-    let mut decoder = Decoder::new(u32::from(code) * 8, bytes, DecoderOptions::NONE);
-    let insn = decoder.decode();
-    let mut found = Accesses::default();
-    for memory in InstructionInfoFactory::new().info(&insn).used_memory() {
-        match memory.access() {
-            OpAccess::Read | OpAccess::CondRead => found.load = true,
-            OpAccess::Write | OpAccess::CondWrite => found.store = true,
-            OpAccess::ReadWrite | OpAccess::ReadCondWrite => {
-                found.load = true;
-                found.store = true;
-            }
-            OpAccess::None | OpAccess::NoMemAccess => {}
+            quota.spend(ring, used);
         }
     }
-    found
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// An access was made, within a page.
+    pub(crate) fn note_touch(&mut self, linear: u64, gpa: u64, len: usize, kind: Kind) {
+        if self.counters.noting && len != 0 {
+            self.counters.touches.push(Touch {
+                linear,
+                gpa,
+                len: len as u32,
+                kind,
+                cached: self.memory.page(gpa).is_some(),
+            });
+        }
+    }
 
-    #[test]
-    fn accesses_follow_the_operands() {
-        for (bytes, load, store) in [
-            (&[0x48, 0x8b, 0x00][..], true, false),
-            (&[0x48, 0x89, 0x00], false, true),
-            (&[0x48, 0x01, 0x00], true, true),
-            (&[0x48, 0x8d, 0x00], false, false),
-            (&[0x50], false, true),
-            (&[0x58], true, false),
-            (&[0xc3], true, false),
-            (&[0xe8, 0, 0, 0, 0], false, true),
-            (&[0xf3, 0xa4], true, true),
-            (&[0x0f, 0x1f, 0x00], false, false),
-            (&[0x0f, 0x18, 0x08], false, false),
-            (&[0x90], false, false),
-        ] {
-            assert_eq!(
-                decode_accesses(bytes, 8),
-                Accesses { load, store },
-                "{bytes:x?}"
-            );
+    /// A locked read-modify-write was made in place.
+    pub(crate) fn note_locked(&mut self, lin: u64, len: usize) {
+        if !self.counters.noting {
+            return;
+        }
+        self.counters.locked = true;
+        if let Some(known) = self.wr.known(lin, self.set) {
+            self.note_touch(lin, known.gpa, len, Kind::Load);
+            self.note_touch(lin, known.gpa, len, Kind::Store);
         }
     }
 }

@@ -23,6 +23,7 @@ mod portable;
 mod recording;
 mod run;
 mod seg;
+mod smm;
 mod stops;
 mod supported;
 mod task;
@@ -30,8 +31,8 @@ mod thunk;
 mod tlb;
 mod word;
 
-pub use counting::Accesses;
 pub use memory::{Memory, MemoryError, RegionSpec};
+pub use platform::Accesses;
 pub use platform::{Branch, BranchClass, Counting, Gp, Observe, Pending, Platform};
 pub use run::{Exit, Kicker, Stats, Vcpu};
 pub use stops::{Hit, MsrStops, PortWatch, Stops, Watch};

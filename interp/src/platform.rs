@@ -1,7 +1,7 @@
 //! What the interpreter needs from the machine around the processor.
 
-use crate::counting::Accesses;
 pub use hindsight_cpu::branch::{Branch, BranchClass, Observe};
+pub use hindsight_cpu::models::Accesses;
 pub use hindsight_cpu::pmu::Counting;
 use hindsight_cpu::pmu::Ring;
 use hindsight_cpu::pmu::pebs::Stored;
@@ -17,6 +17,8 @@ pub struct Pending {
     pub interrupt: bool,
     /// A non-maskable interrupt. [`Platform::acknowledge_nmi`] takes it.
     pub nmi: bool,
+    /// A system-management interrupt. [`Platform::acknowledge_smi`] takes it.
+    pub smi: bool,
     /// Anything that the caller of [`crate::Vcpu::run`] must see to: INIT, start-up IPI, a stop.
     pub leave: bool,
 }
@@ -74,6 +76,10 @@ pub trait Platform {
     fn acknowledge(&mut self) -> Option<u8>;
     /// Takes the pending NMI.
     fn acknowledge_nmi(&mut self) {}
+    /// Takes the pending system-management interrupt.
+    fn acknowledge_smi(&mut self) {}
+    /// The processor enters system-management mode, or leaves it.
+    fn smm(&mut self, _entered: bool) {}
     /// Retired instructions since [`crate::Vcpu::new`], how many of them at CPL 1 to 3, and core
     /// cycles: before a call that may depend on time. An instruction belongs to the level that it
     /// starts at. A cycle is a retired instruction, or one more iteration of a repeated string
@@ -86,7 +92,7 @@ pub trait Platform {
     }
     /// Branches in order, as [`Observe`] asks for them: before anything that could look at them,
     /// and at the end of every run.
-    fn branches(&mut self, _branches: &[Branch]) {}
+    fn branches(&mut self, _branches: &mut [Branch]) {}
 
     /// Told before [`Platform::branches`]: the base of CS, as it counts, of the code that these
     /// branches are in. Where a far branch changed it, that one is the first, and the base is the one
@@ -101,8 +107,13 @@ pub trait Platform {
     }
     /// The processor has run as far as [`Platform::counting`] let it.
     fn count(&mut self) {}
-    /// An instruction that accesses memory retired; told if [`Counting::accesses`] asks for it.
-    fn accessed(&mut self, _ring: Ring, _accesses: Accesses) {}
+    /// An instruction accessed memory; told if [`Counting::accesses`] asks for it. Answers how much
+    /// of that quota it has used, at least 1.
+    fn accessed(&mut self, _ring: Ring, _accesses: &Accesses<'_>) -> u64 {
+        1
+    }
+    /// The line at a guest-physical address, or everything, was flushed from the caches.
+    fn flushed(&mut self, _gpa: Option<u64>) {}
     /// The PEBS record of [`Counting::record`] was stored, or could not be.
     fn pebs_stored(&mut self, _stored: &Stored) {}
     /// The BTS buffer is at its threshold: a performance-monitoring interrupt is due.

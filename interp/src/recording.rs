@@ -36,6 +36,7 @@ const _: () = assert!(
         && AT == 16
         && size_of::<Branch>() == 24
         && size_of::<BranchClass>() == 1
+        && offset_of!(Branch, mispredicted) == 23
         && align_of::<Branch>() == 8
 );
 
@@ -46,6 +47,7 @@ const NO_BRANCH: Branch = Branch {
     class: BranchClass::Far,
     cpl: 0,
     to_cpl: 0,
+    mispredicted: false,
 };
 
 /// Branches on their way to the platform.
@@ -134,7 +136,7 @@ impl Core {
         let rest = u64::from(self.now()) | (class as u64) << CLASS | levels;
         let i = self.rec.count;
         let place = &raw mut self.rec.buffer[i & (BRANCHES - 1)];
-        // SAFETY: the three words are a `Branch`, as the constants check; its padding holds zero.
+        // SAFETY: the three words are a `Branch`, as the constants check; its last byte, `mispredicted`, is 0.
         unsafe { place.cast::<[u64; 3]>().write([from, to, rest]) };
         self.rec.count = i + 1;
         i + 1 >= self.rec.due
@@ -208,6 +210,7 @@ impl Core {
             class,
             cpl,
             to_cpl: self.cpl,
+            mispredicted: false,
         };
         self.rec.buffer[self.rec.count & (BRANCHES - 1)] = branch;
         self.rec.count += 1;
@@ -339,7 +342,7 @@ impl Core {
         self.rec.plan();
         let (platform, recording) = self.platform_and_recording();
         platform.code_base(base);
-        platform.branches(&recording.buffer[..n]);
+        platform.branches(&mut recording.buffer[..n]);
         self.reobserve();
     }
 

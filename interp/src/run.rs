@@ -399,6 +399,11 @@ impl Core {
             if pending.leave {
                 return Ok(Some(Exit::Leave));
             }
+            if pending.smi && !quiet && !e.mov_ss_shadow && !e.sti_shadow && !self.in_smm() {
+                self.platform().acknowledge_smi();
+                self.system_management();
+                continue;
+            }
             if nmi_open && (pending.nmi || e.nmi_pending) {
                 if e.nmi_pending {
                     self.st.events.nmi_pending = false;
@@ -523,11 +528,9 @@ impl Core {
         self.repeat = self.flag(RF);
         self.no_step = false;
         self.fl &= !RF;
-        let accesses = self.watched_accesses();
+        self.begin_accesses(lin);
         self.dispatch_one(first);
-        if let (Some(accesses), true) = (accesses, self.why != Leave::Fault) {
-            self.tell_accesses(self.counters.ring(), accesses);
-        }
+        self.end_accesses();
         if had_ss_shadow {
             self.st.events.mov_ss_shadow = false;
         }
@@ -576,6 +579,7 @@ impl Core {
         self.why = Leave::Poll;
         match fault {
             Fault::Missing => return Ok(Some(self.missing())),
+            Fault::Shutdown => return Err(Shutdown),
             Fault::Repeat => {
                 // Not retired: it goes on after whatever pends was seen to.
                 self.fl |= RF;

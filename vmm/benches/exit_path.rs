@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use hindsight_cpu::cpuid::CpuModel;
+use hindsight_cpu::profile::Profile;
 use hindsight_regs::msr::IA32_SYSENTER_CS;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::Host;
@@ -144,7 +145,7 @@ const CONFIG: Config = Config {
     memory: MEMORY,
     huge_pages: false,
     cpus: 1,
-    model: CpuModel::SkylakeServer,
+    cpu: Profile::of(CpuModel::SkylakeServer),
     engine: Engine::Kvm,
 };
 

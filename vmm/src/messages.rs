@@ -113,6 +113,7 @@ mod tests {
             class: BranchClass::Return,
             cpl: 3,
             to_cpl: 3,
+            mispredicted: false,
         };
         for _ in 0..5 {
             messages.send(1, [branch].iter());

@@ -159,6 +159,7 @@ fn files(folder: &Path) {
     real(&folder.join("spin"), spin);
     put("empty", b"");
     put("text", b"this is not a kernel\n");
+    put("bad.toml", b"model = 'host'\ncores = 9\n");
     put("elf-cut", b"\x7fELF\x02\x01\x01");
     let mut elf = vec![0; 64];
     elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
@@ -267,6 +268,20 @@ fn bad_input_is_one_line_and_status_two_and_leaves_nothing() {
             &["spin", "--mode", "real", "--cpu", "z80"],
             "skylake-server",
         ),
+        (
+            &["spin", "--mode", "real", "--cpu", "-pmu"],
+            "pebs needs pmu",
+        ),
+        (&["spin", "--mode", "real", "--cpu", "pmu=9"], "4 or 8"),
+        (
+            &["spin", "--mode", "real", "--cpu", "+l2cat"],
+            "the interpreter",
+        ),
+        (
+            &["spin", "--mode", "real", "--cpu", "none.toml"],
+            "No such file",
+        ),
+        (&["spin", "--mode", "real", "--cpu", "bad.toml"], "line 2: "),
         (
             &["spin", "--mode", "real", "--timeout", "x"],
             "not a number of seconds",

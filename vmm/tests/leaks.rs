@@ -37,7 +37,7 @@ fn fifty_machines_leave_nothing_behind() {
             memory: 4 << 20,
             huge_pages: false,
             cpus: 2,
-            model: CpuModel::SkylakeServer,
+            cpu: CpuModel::SkylakeServer.into(),
             engine: Engine::Kvm,
         };
         let plan = Plan {

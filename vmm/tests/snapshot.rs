@@ -31,7 +31,7 @@ fn build(plan: &Plan<'_>, memory: u64, cpus: usize, seed: u64) -> Determined {
         memory,
         huge_pages: false,
         cpus,
-        model: CpuModel::PortableV1,
+        cpu: CpuModel::PortableV1.into(),
         engine: Engine::Interp,
     };
     let sinks = Sinks {

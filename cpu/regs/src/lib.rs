@@ -14,4 +14,5 @@ pub mod cr;
 pub mod dr;
 pub mod msr;
 pub mod pmu;
+pub mod rdt;
 pub mod rflags;

@@ -3,6 +3,8 @@
 
 /// General-purpose counters: CPUID.0AH:EAX\[15:8\].
 pub const GP_COUNTERS: u32 = 4;
+/// General-purpose counters of a processor without a second thread in each core.
+pub const GP_COUNTERS_MAX: u32 = 8;
 /// Fixed counters: CPUID.0AH:EDX\[4:0\].
 pub const FIXED_COUNTERS: u32 = 3;
 /// Bits of a counter's value.
@@ -93,6 +95,8 @@ pub mod global {
     pub const FIXED: u32 = 32;
     /// All counters.
     pub const COUNTERS: u64 = 0x7_0000_000f;
+    /// The counters above the fourth, where there are eight.
+    pub const UPPER_COUNTERS: u64 = 0xf0;
     /// LBR_FRZ: the LBR stack is frozen.
     pub const LBR_FRZ: u64 = 1 << 58;
     /// CTR_FRZ: the counters are frozen.

@@ -1,8 +1,9 @@
 //! The LBR stack. SDM Vol. 3B, "Last Branch Record (LBR) Stack".
 
-use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LbrSelect};
+use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LbrInfo, LbrSelect};
 
 use super::{Branch, BranchClass};
+use crate::models::predictor::PENALTY;
 
 /// One entry, as its three MSRs show it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub(super) struct Lbr {
     pub(super) ler: (u64, u64),
     /// [`Branch::at`] of the last update: where CYC_CNT starts.
     pub(super) since: u32,
+    /// Cycles lost to wrong predictions since then.
+    pub(super) lost: u32,
 }
 
 /// The filter bit of a class; none for what is not recorded at all.
@@ -51,6 +54,11 @@ const fn is_event(class: BranchClass) -> bool {
     )
 }
 
+/// The branch is recorded and leaves the last exception record alone.
+fn is_plain(branch: &Branch) -> bool {
+    PLAIN >> branch.class as u32 & 1 != 0
+}
+
 /// The classes, as a set, whose branches are recorded and leave the last exception record alone.
 const PLAIN: u32 = 1 << BranchClass::Conditional as u32
     | 1 << BranchClass::DirectJump as u32
@@ -61,19 +69,30 @@ const PLAIN: u32 = 1 << BranchClass::Conditional as u32
     | 1 << BranchClass::Return as u32
     | 1 << BranchClass::Far as u32;
 
+/// The classes that [`is_event`] is true of, as a set.
+const EVENTS: u32 = 1 << BranchClass::Exception as u32
+    | 1 << BranchClass::Interrupt as u32
+    | 1 << BranchClass::SoftwareInterrupt as u32;
+
 impl Lbr {
     /// Takes all branches of a batch, in order.
     pub(super) fn record(&mut self, batch: &[Branch]) {
         let mut batch = batch;
-        if self.select.is_empty() && batch.len() > LBR_DEPTH {
+        if self.select.is_empty()
+            && let Some((at, _)) = batch
+                .iter()
+                .enumerate()
+                .rev()
+                .filter(|(_, b)| is_plain(b))
+                .nth(LBR_DEPTH)
+        {
             // Of many only the last ones stay, unless LER wants one before: mostly, nothing does.
-            let (old, new) = batch.split_at(batch.len() - LBR_DEPTH);
-            let classes = old.iter().fold(0, |set, b| set | 1 << b.class as u32);
-            if classes & !PLAIN == 0 {
-                self.tos = (self.tos + old.len()) % LBR_DEPTH;
-                if let Some(b) = old.last() {
-                    (self.last, self.since) = ((b.from, b.to), b.at);
-                }
+            let (old, new) = batch.split_at(at + 1);
+            let (classes, recorded) = old.iter().fold((0, 0), |(classes, n), b| {
+                (classes | 1 << b.class as u32, n + usize::from(is_plain(b)))
+            });
+            if classes & EVENTS == 0 {
+                self.skip(old, recorded);
                 batch = new;
             }
         }
@@ -82,7 +101,23 @@ impl Lbr {
         }
     }
 
+    /// Takes branches of which `recorded` are recorded and will be overwritten, and none is an event.
+    fn skip(&mut self, old: &[Branch], recorded: usize) {
+        self.tos = (self.tos + recorded) % LBR_DEPTH;
+        let newest = old.iter().rposition(is_plain);
+        if let Some(b) = newest.and_then(|at| old.get(at)) {
+            (self.last, self.since, self.lost) = ((b.from, b.to), b.at, 0);
+        }
+        let after = newest.map_or(0, |at| at + 1);
+        for _ in old[after..].iter().filter(|b| b.mispredicted) {
+            self.lost = self.lost.saturating_add(PENALTY);
+        }
+    }
+
     fn record_one(&mut self, branch: &Branch) {
+        if branch.mispredicted {
+            self.lost = self.lost.saturating_add(PENALTY);
+        }
         let Some(class) = filter(branch.class) else {
             return;
         };
@@ -109,13 +144,18 @@ impl Lbr {
 
     fn push(&mut self, branch: &Branch) {
         self.tos = (self.tos + 1) % LBR_DEPTH;
-        let cycles = u64::from(branch.at.wrapping_sub(self.since)).min(CYC_CNT_MAX);
-        self.since = branch.at;
+        let cycles = u64::from(branch.at.wrapping_sub(self.since)) + u64::from(self.lost);
+        let flags = if branch.mispredicted {
+            LbrInfo::MISPRED
+        } else {
+            LbrInfo::empty()
+        };
+        (self.since, self.lost) = (branch.at, 0);
         self.last = (branch.from, branch.to);
         self.entries[self.tos] = Entry {
             from: branch.from,
             to: branch.to,
-            info: cycles,
+            info: flags.bits() | cycles.min(CYC_CNT_MAX),
         };
     }
 
@@ -123,6 +163,6 @@ impl Lbr {
     fn pop(&mut self, branch: &Branch) {
         self.entries[self.tos] = Entry::default();
         self.tos = (self.tos + LBR_DEPTH - 1) % LBR_DEPTH;
-        self.since = branch.at;
+        (self.since, self.lost) = (branch.at, 0);
     }
 }

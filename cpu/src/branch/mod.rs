@@ -73,6 +73,8 @@ pub struct Branch {
     pub cpl: u8,
     /// Privilege level after it.
     pub to_cpl: u8,
+    /// The model of a predictor was wrong about it; engines leave this clear.
+    pub mispredicted: bool,
 }
 
 /// How records are stored in the BTS buffer.

@@ -28,6 +28,8 @@ pub struct BranchState {
     pub ler: [u64; 2],
     /// Retired instructions, modulo 2^32, at the last update of the stack.
     pub since: u32,
+    /// Cycles lost to wrong predictions since then.
+    pub lost: u32,
     /// The stack is frozen: IA32_PERF_GLOBAL_STATUS.LBR_FRZ.
     pub frozen: bool,
 }
@@ -141,8 +143,13 @@ impl BranchUnit {
     }
 
     /// The LBR stack records (rule LBR-03).
-    const fn records(&self) -> bool {
+    pub const fn records(&self) -> bool {
         self.debugctl.contains(DebugCtl::LBR) && !self.frozen
+    }
+
+    /// What system-management mode makes of IA32_DEBUGCTL.
+    pub(crate) const fn set_debugctl(&mut self, debugctl: DebugCtl) {
+        self.debugctl = debugctl;
     }
 
     /// What an engine must report and do.
@@ -214,6 +221,7 @@ impl BranchUnit {
             last: [lbr.last.0, lbr.last.1],
             ler: [lbr.ler.0, lbr.ler.1],
             since: lbr.since,
+            lost: lbr.lost,
             frozen: self.frozen,
         }
     }
@@ -258,6 +266,7 @@ impl BranchUnit {
             last: (state.last[0], state.last[1]),
             ler: (state.ler[0], state.ler[1]),
             since: state.since,
+            lost: state.lost,
         };
         Ok(())
     }

@@ -8,10 +8,12 @@
 pub mod cache;
 pub mod hierarchy;
 pub mod predictor;
+pub mod unit;
 
 pub use cache::{Cache, CacheState, Evicted, Geometry, Outcome, Request};
 pub use hierarchy::{Hierarchy, HierarchyState, Level, Served};
 pub use predictor::{Predictor, PredictorState};
+pub use unit::{Accesses, Touch, Unit, UnitState, Who};
 
 use thiserror::Error;
 

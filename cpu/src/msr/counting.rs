@@ -23,19 +23,33 @@ impl Msrs {
         pmi
     }
 
-    /// What an engine that executes instruction after instruction does for the counters; cycles
-    /// are the caller's.
+    /// Somebody wants to know which branches were mispredicted.
+    pub fn wants_predictor(&self) -> bool {
+        self.config.models && (self.branch.records() || self.pmu.needs().contains(Needs::PREDICTOR))
+    }
+
+    /// Somebody wants to know what the caches do.
+    pub fn wants_caches(&self) -> bool {
+        self.pmu.needs().contains(Needs::CACHES)
+    }
+
+    /// What an engine that executes instruction after instruction does for the counters; cycles,
+    /// and the data of a record, are the caller's.
     pub fn counting(&self) -> Counting {
         let limits = self.pmu.limits();
-        let accesses = self.pmu.needs().contains(Needs::ACCESSES);
-        let record = (self.pmu.due() != 0).then(|| Due {
+        let needs = self.pmu.needs();
+        let accesses = needs.intersects(Needs::ACCESSES | Needs::CACHES);
+        // PEBS is off in system-management mode (rule PEBS-25).
+        let record = (self.pmu.due() != 0 && self.suspended.is_none()).then(|| Due {
             area: self.branch.ds_area(),
             counters: self.pmu.due(),
+            data: None,
         });
         Counting {
             instructions: limits.instructions,
             last_alone: limits.last_alone,
             accesses: accesses.then_some(limits.accesses),
+            fetches: self.wants_caches(),
             record,
         }
     }
@@ -43,6 +57,11 @@ impl Msrs {
     /// Branches that counters want to be told of are observed as well.
     pub(super) fn with_counted_branches(&self, observe: Observe) -> Observe {
         let needs = self.pmu.needs();
+        // A predictor learns from those that are not taken, too.
+        let observe = Observe {
+            not_taken: observe.not_taken || self.wants_predictor(),
+            ..observe
+        };
         if !needs.contains(Needs::BRANCHES) {
             return observe;
         }

@@ -4,18 +4,23 @@
 //! the KVM MSR filter, the checks of [`Msrs::write`] and the saved state.
 
 mod counting;
+mod smm;
 pub mod table;
+
+use std::sync::Arc;
 
 use hindsight_regs::msr as regs;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use smm::Suspended;
 pub use table::{MsrSpec, OnKvm, Owner, find};
 
 use crate::armed::Armed;
 use crate::branch::{Branch, BranchState, BranchStateError, BranchUnit, Observe};
 use crate::facility::Facilities;
 use crate::pmu::{Pmu, PmuConfig, PmuError, PmuState};
+use crate::rdt::{Package, Rdt, RdtError, RdtState};
 use crate::tsc::{Tsc, TscState};
 
 /// What a RDMSR gives.
@@ -77,6 +82,8 @@ pub struct MsrConfig {
     pub facilities: Facilities,
     /// Frequency of the TSC in Hz.
     pub tsc_hz: u64,
+    /// A branch predictor and caches are modelled, see [`crate::models`].
+    pub models: bool,
 }
 
 /// Saved state of [`Msrs`].
@@ -88,6 +95,12 @@ pub struct MsrsState {
     pub branch: BranchState,
     /// The performance-monitoring unit.
     pub pmu: PmuState,
+    /// Resource monitoring and allocation.
+    pub rdt: RdtState,
+    /// System-management interrupts so far.
+    pub smis: u32,
+    /// In system-management mode: what RSM restores.
+    pub suspended: Option<Suspended>,
     /// (index, value) of every stored MSR, in table order.
     pub stored: Vec<(u32, u64)>,
 }
@@ -117,6 +130,9 @@ pub enum MsrError {
     /// The performance-monitoring unit cannot be in that state.
     #[error(transparent)]
     Pmu(#[from] PmuError),
+    /// Resource monitoring and allocation cannot be in that state.
+    #[error(transparent)]
+    Rdt(#[from] RdtError),
 }
 
 /// The MSRs of one virtual processor that are not part of its plain state.
@@ -126,13 +142,22 @@ pub struct Msrs {
     tsc: Tsc,
     branch: BranchUnit,
     pmu: Pmu,
+    rdt: Rdt,
+    /// MSR_SMI_COUNT.
+    smis: u32,
+    suspended: Option<Suspended>,
     /// Values of the stored MSRs, in table order.
     stored: Vec<(u32, u64)>,
 }
 
 impl Msrs {
-    /// The MSRs after RESET.
+    /// The MSRs of a processor alone in its package, after RESET.
     pub fn new(config: MsrConfig) -> Self {
+        Self::in_package(config, Arc::default())
+    }
+
+    /// The MSRs of a processor of `package`, after RESET.
+    pub fn in_package(config: MsrConfig, package: Arc<Package>) -> Self {
         let stored = table::stored_indices()
             .map(|(spec, index)| (index, spec.reset_value(index, &config)))
             .collect();
@@ -143,7 +168,12 @@ impl Msrs {
             pmu: Pmu::new(PmuConfig {
                 tsc_hz: config.tsc_hz,
                 pebs: config.facilities.contains(Facilities::PEBS),
+                models: config.models,
+                counters: config.facilities.gp_counters(),
             }),
+            rdt: Rdt::new(config.facilities, package),
+            smis: 0,
+            suspended: None,
             stored,
         }
     }
@@ -158,9 +188,19 @@ impl Msrs {
         &self.branch
     }
 
+    /// Resource monitoring and allocation.
+    pub const fn rdt(&self) -> &Rdt {
+        &self.rdt
+    }
+
     /// What an engine must report and do.
     pub fn observe(&self) -> Observe {
-        self.with_counted_branches(self.branch.observe())
+        let mut observe = self.branch.observe();
+        if self.suspended.is_some() {
+            // Rules DS-12 and SMF-08.
+            observe.store = None;
+        }
+        self.with_counted_branches(observe)
     }
 
     /// Takes what an engine observed, in order.
@@ -185,6 +225,10 @@ impl Msrs {
             Owner::Tsc => RdmsrOutcome::Value(self.read_tsc(index, now)),
             Owner::Branch => RdmsrOutcome::Value(self.branch.read(index)),
             Owner::Pmu => RdmsrOutcome::Value(self.pmu.read(index)),
+            Owner::Rdt => RdmsrOutcome::Value(self.rdt.read(index)),
+            Owner::Constant if index == regs::MSR_SMI_COUNT => {
+                RdmsrOutcome::Value(self.smis.into())
+            }
             Owner::Constant => RdmsrOutcome::Value(spec.reset_value(index, &self.config)),
             Owner::Stored => RdmsrOutcome::Value(self.stored[self.slot(index)].1),
             Owner::Apic => RdmsrOutcome::Apic,
@@ -210,6 +254,8 @@ impl Msrs {
                 self.follow_freeze();
                 Effect::None
             }
+            Owner::Rdt if self.rdt.write(index, value) => Effect::None,
+            Owner::Rdt => return WrmsrOutcome::Fault,
             Owner::Constant => Effect::None,
             Owner::Stored => self.write_stored(spec, index, value),
             Owner::Apic => return WrmsrOutcome::Apic,
@@ -226,6 +272,7 @@ impl Msrs {
         let mut armed = Armed::by_debugctl(self.branch.debugctl());
         armed.set(Armed::PMU, self.pmu.is_set_up());
         armed.set(Armed::PEBS, self.pmu.takes_records());
+        armed.set(Armed::RDT, self.rdt.is_armed());
         armed
     }
 
@@ -288,6 +335,9 @@ impl Msrs {
             tsc: self.tsc.save(),
             branch: self.branch.save(),
             pmu: self.pmu.save(),
+            rdt: self.rdt.save(),
+            smis: self.smis,
+            suspended: self.suspended,
             stored: self.stored.clone(),
         }
     }
@@ -315,8 +365,13 @@ impl Msrs {
             }
         }
         self.pmu.check(&state.pmu)?;
+        self.rdt.check(&state.rdt)?;
+        self.check_suspended(state.suspended)?;
         self.branch.restore(&state.branch)?;
         self.pmu.restore(&state.pmu)?;
+        self.rdt.restore(&state.rdt)?;
+        self.smis = state.smis;
+        self.suspended = state.suspended;
         self.follow_freeze();
         self.tsc.restore(&state.tsc);
         self.stored.clone_from(&state.stored);

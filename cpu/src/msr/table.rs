@@ -5,6 +5,7 @@
 
 use hindsight_regs::msr as regs;
 use hindsight_regs::pmu::{COUNTER_MASK, EventSelect, global};
+use hindsight_regs::rdt;
 
 use super::MsrConfig;
 use crate::facility::Facilities;
@@ -20,6 +21,8 @@ pub enum Owner {
     Branch,
     /// [`crate::pmu::Pmu`].
     Pmu,
+    /// [`crate::rdt::Rdt`].
+    Rdt,
     /// The local APIC, in the devices.
     Apic,
     /// The processor state itself, which both ways of running hold ([`crate::state::CpuState`]).
@@ -131,6 +134,13 @@ impl MsrSpec {
             let users = Facilities::BTS.union(Facilities::PEBS);
             return config.facilities.intersects(users);
         }
+        if self.index == regs::IA32_PQR_ASSOC {
+            let users = Facilities::RDT_MONITORING.union(Facilities::RDT_ALLOCATION);
+            return config.facilities.intersects(users);
+        }
+        if matches!(self.index, regs::IA32_QM_EVTSEL | regs::IA32_QM_CTR) {
+            return config.facilities.intersects(Facilities::RDT_MONITORING);
+        }
         config.facilities.contains(self.needs)
     }
 
@@ -169,7 +179,14 @@ impl MsrSpec {
     pub const fn reserved_bits(&self, config: &MsrConfig) -> u64 {
         match self.index {
             regs::IA32_DEBUGCTL => !config.facilities.debugctl_mask(),
-            regs::IA32_PERFEVTSEL0..=IA32_PERFEVTSEL3
+            regs::IA32_PERF_GLOBAL_CTRL
+            | regs::IA32_PERF_GLOBAL_STATUS_RESET
+            | regs::IA32_PERF_GLOBAL_STATUS_SET
+                if config.facilities.contains(Facilities::PMU8) =>
+            {
+                self.reserved & !global::UPPER_COUNTERS
+            }
+            regs::IA32_PERFEVTSEL0..=IA32_PERFEVTSEL4
                 if config.facilities.contains(Facilities::RTM) =>
             {
                 self.reserved & !self.in_transactions()
@@ -191,7 +208,7 @@ impl MsrSpec {
     /// refuses 0 as well.
     pub const fn accepts(&self, value: u64, config: &MsrConfig) -> bool {
         let reserved = self.reserved_bits(config);
-        if matches!(self.owner, Owner::Constant | Owner::Pmu) && reserved == u64::MAX {
+        if matches!(self.owner, Owner::Constant | Owner::Pmu | Owner::Rdt) && reserved == u64::MAX {
             return false;
         }
         value & reserved & !self.read_only == 0
@@ -228,6 +245,10 @@ const MTRRCAP: u64 = 0x508;
 /// IA32_PERFEVTSELx that have a row of their own.
 const IA32_PERFEVTSEL2: u32 = regs::IA32_PERFEVTSEL0 + 2;
 const IA32_PERFEVTSEL3: u32 = regs::IA32_PERFEVTSEL0 + 3;
+const IA32_PERFEVTSEL4: u32 = regs::IA32_PERFEVTSEL0 + 4;
+
+/// What the counters above the fourth need.
+const EIGHT: Facilities = Facilities::PMU.union(Facilities::PMU8);
 
 /// What may be written to MSR_OFFCORE_RSP_0 and 1 (rule MSR-40).
 const OFFCORE_RSP: u64 = 0x3f_ffff_8fff;
@@ -236,7 +257,7 @@ const OFFCORE_RSP: u64 = 0x3f_ffff_8fff;
 pub const TABLE: &[MsrSpec] = {
     use MsrSpec as M;
     use OnKvm::{Mirrored, Passthrough};
-    use Owner::{Apic, Branch, Constant, Pmu, Processor, Stored, Tsc};
+    use Owner::{Apic, Branch, Constant, Pmu, Processor, Rdt, Stored, Tsc};
     &[
         M::new(
             regs::IA32_TIME_STAMP_COUNTER,
@@ -253,6 +274,9 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_PMC0, "IA32_PMC", Pmu)
             .run(4)
             .needs(Facilities::PMU),
+        M::new(regs::IA32_PMC0 + 4, "IA32_PMC4-7", Pmu)
+            .run(4)
+            .needs(EIGHT),
         M::new(regs::MSR_PLATFORM_INFO, "MSR_PLATFORM_INFO", Constant).no_write(),
         M::new(regs::IA32_MTRRCAP, "IA32_MTRRCAP", Constant)
             .reset(MTRRCAP)
@@ -282,6 +306,11 @@ pub const TABLE: &[MsrSpec] = {
             .read_only(EventSelect::PIN),
         M::new(IA32_PERFEVTSEL3, "IA32_PERFEVTSEL3", Pmu)
             .needs(Facilities::PMU)
+            .writable(pmu::SELECT)
+            .read_only(EventSelect::PIN),
+        M::new(IA32_PERFEVTSEL4, "IA32_PERFEVTSEL4-7", Pmu)
+            .run(4)
+            .needs(EIGHT)
             .writable(pmu::SELECT)
             .read_only(EventSelect::PIN),
         M::new(regs::IA32_MISC_ENABLE, "IA32_MISC_ENABLE", Stored)
@@ -371,6 +400,10 @@ pub const TABLE: &[MsrSpec] = {
             .run(4)
             .needs(Facilities::PMU)
             .writable(COUNTER_MASK),
+        M::new(regs::IA32_A_PMC0 + 4, "IA32_A_PMC4-7", Pmu)
+            .run(4)
+            .needs(EIGHT)
+            .writable(COUNTER_MASK),
         M::new(regs::IA32_DS_AREA, "IA32_DS_AREA", Branch),
         M::new(
             regs::MSR_LASTBRANCH_0_FROM_IP,
@@ -390,6 +423,31 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_X2APIC_BASE, "x2APIC", Apic)
             .run(0x100)
             .needs(Facilities::X2APIC),
+        M::new(regs::IA32_L3_QOS_CFG, "IA32_L3_QOS_CFG", Rdt)
+            .needs(Facilities::CDP)
+            .writable(rdt::CDP_ENABLE),
+        M::new(regs::IA32_L2_QOS_CFG, "IA32_L2_QOS_CFG", Rdt)
+            .needs(Facilities::L2CAT)
+            .writable(rdt::CDP_ENABLE),
+        M::new(regs::IA32_QM_EVTSEL, "IA32_QM_EVTSEL", Rdt).writable(rdt::EventSelect::WRITABLE),
+        M::new(regs::IA32_QM_CTR, "IA32_QM_CTR", Rdt).no_write(),
+        M::new(regs::IA32_PQR_ASSOC, "IA32_PQR_ASSOC", Rdt).writable(rdt::Association::WRITABLE),
+        M::new(regs::IA32_L3_QOS_MASK_0, "IA32_L3_QOS_MASK_n", Rdt)
+            .run(rdt::L3_COS)
+            .needs(Facilities::L3CAT)
+            .writable(rdt::full_mask(rdt::L3_MASK_BITS)),
+        M::new(regs::IA32_L2_QOS_MASK_0, "IA32_L2_QOS_MASK_n", Rdt)
+            .run(rdt::L2_COS)
+            .needs(Facilities::L2CAT)
+            .writable(rdt::full_mask(rdt::L2_MASK_BITS)),
+        M::new(
+            regs::IA32_L2_QOS_EXT_BW_THRTL_0,
+            "IA32_L2_QoS_Ext_BW_Thrtl_n",
+            Rdt,
+        )
+        .run(rdt::MBA_COS)
+        .needs(Facilities::MBA)
+        .writable(0xffff),
         M::new(regs::IA32_XSS, "IA32_XSS", Stored)
             .writable(0)
             .kvm(Mirrored),

@@ -130,7 +130,8 @@ impl Pmu {
         let counter = match index.checked_sub(FIXED) {
             Some(fixed) if fixed < FIXED_COUNTERS => GP + usize::try_from(fixed).ok()?,
             Some(_) => return None,
-            None => usize::try_from(index).ok().filter(|&n| n < GP)?,
+            None if index < self.config.counters => usize::try_from(index).ok()?,
+            None => return None,
         };
         self.values.get(counter).copied()
     }

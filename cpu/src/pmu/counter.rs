@@ -1,14 +1,16 @@
-//! Counting: the seven counters, what makes them run, overflow, and the freeze that follows.
+//! Counting: the counters, what makes them run, overflow, and the freeze that follows.
 
 use hindsight_regs::pmu::{
-    COUNTER_MASK, EventSelect, FIXED_COUNTERS, FixedControl, GP_COUNTERS, global,
+    COUNTER_MASK, EventSelect, FIXED_COUNTERS, FixedControl, GP_COUNTERS, GP_COUNTERS_MAX, global,
 };
 
-use super::events::{Event, EventTotals, Precise, Rings};
+use super::events::{DataOf, Event, EventTotals, Kinds, Precise, Rings};
 use crate::cpuid::CRYSTAL_HZ;
 
-/// General-purpose counters.
-pub(super) const GP: usize = GP_COUNTERS as usize;
+/// General-purpose counters, if there are as many.
+pub(super) const GP: usize = GP_COUNTERS_MAX as usize;
+/// Counters that can take PEBS records: the first ones.
+pub(super) const PEBS: usize = GP_COUNTERS as usize;
 /// All counters: the general-purpose ones, then the fixed ones.
 pub(super) const ALL: usize = GP + FIXED_COUNTERS as usize;
 
@@ -28,6 +30,21 @@ pub struct PmuConfig {
     pub tsc_hz: u64,
     /// There is PEBS.
     pub pebs: bool,
+    /// A predictor and caches are modelled; otherwise their events count nothing.
+    pub models: bool,
+    /// General-purpose counters: 4 or 8.
+    pub counters: u32,
+}
+
+impl PmuConfig {
+    /// The bits of the counters that there are, in the global registers.
+    pub(super) const fn all_counters(&self) -> u64 {
+        if self.counters > GP_COUNTERS {
+            global::COUNTERS | global::UPPER_COUNTERS
+        } else {
+            global::COUNTERS
+        }
+    }
 }
 
 /// What IA32_DEBUGCTL makes a request for an interrupt freeze.
@@ -59,6 +76,8 @@ pub(super) struct Source {
     pub(super) interrupts: bool,
     /// An overflow leads to a PEBS record.
     pub(super) precise: Option<Precise>,
+    /// What its records tell of the data.
+    pub(super) data: Option<DataOf>,
 }
 
 /// The performance-monitoring unit of one processor.
@@ -85,9 +104,6 @@ pub struct Pmu {
 }
 
 impl Pmu {
-    /// IA32_PERF_GLOBAL_CTRL after RESET: the general-purpose counters (rule PMU-03).
-    pub const GLOBAL_CONTROL_RESET: u64 = (1 << GP_COUNTERS) - 1;
-
     /// The unit after RESET.
     pub fn new(config: PmuConfig) -> Self {
         Self {
@@ -95,7 +111,8 @@ impl Pmu {
             values: [0; ALL],
             selects: [0; GP],
             fixed_control: 0,
-            global_control: Self::GLOBAL_CONTROL_RESET,
+            // The general-purpose counters (rule PMU-03).
+            global_control: config.all_counters() & 0xff,
             status: 0,
             pebs_enable: 0,
             latency_threshold: 0,
@@ -222,6 +239,7 @@ impl Pmu {
                 },
                 interrupts: control.has(FixedControl::PMI),
                 precise: None,
+                data: None,
             }
         };
         (!source.rings.is_empty() && source.event != Event::default()).then_some(source)
@@ -232,7 +250,10 @@ impl Pmu {
         if !select.has(EventSelect::ENABLE) {
             return None;
         }
-        let event = Event::selected(select, counter);
+        let mut event = Event::selected(select, counter);
+        if !self.config.models && event.kinds.meets(Kinds::MODELLED) {
+            event = Event::default();
+        }
         let pebs = self.pebs_enable >> counter & 1 != 0 && !select.has(EventSelect::ANY_THREAD);
         Some(Source {
             event,
@@ -242,6 +263,7 @@ impl Pmu {
             },
             interrupts: select.has(EventSelect::INT),
             precise: event.precise.filter(|_| pebs),
+            data: event.data.filter(|_| pebs),
         })
     }
 }

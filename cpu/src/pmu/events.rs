@@ -33,10 +33,40 @@ pub enum Kind {
     Cycle,
     /// The processor left the halted state.
     Wake,
+    /// A conditional branch that was taken, and mispredicted.
+    MissedTaken,
+    /// A conditional branch that was not taken, and mispredicted.
+    MissedNotTaken,
+    /// A near jump or return that was mispredicted.
+    MissedJump,
+    /// A near call that was mispredicted.
+    MissedCall,
+    /// An instruction whose loads were all served by the first level of cache.
+    LoadL1,
+    /// One whose furthest load was served by the second level.
+    LoadL2,
+    /// One whose furthest load was served by the last level.
+    LoadL3,
+    /// One whose furthest load was served by memory.
+    LoadMemory,
+    /// One whose slowest load took longer than the threshold.
+    LateLoad,
+    /// An instruction that locked the bus, and reads.
+    LockedLoad,
+    /// An instruction that locked the bus, and writes.
+    LockedStore,
+    /// An instruction with a load across two lines of cache.
+    SplitLoad,
+    /// An instruction with a store across two lines of cache.
+    SplitStore,
+    /// A line that was looked for in the last level of cache.
+    LastReference,
+    /// A line that was not found there.
+    LastMiss,
 }
 
 /// How many kinds there are.
-const KINDS: usize = Kind::Wake as usize + 1;
+const KINDS: usize = Kind::LastMiss as usize + 1;
 
 /// Where an event happened. Instructions and branches that change the privilege level belong to the
 /// ring they start in.
@@ -79,7 +109,7 @@ impl Rings {
 
 /// A set of kinds; an event counts the sum of its kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Kinds(u16);
+pub struct Kinds(u32);
 
 impl Kinds {
     /// No kind.
@@ -88,8 +118,38 @@ impl Kinds {
     pub const CYCLES: Self = Self::of(&[Kind::Cycle]);
     /// Retired instructions.
     pub const INSTRUCTIONS: Self = Self::of(&[Kind::Instruction]);
-    /// Loads and stores.
-    pub const ACCESSES: Self = Self::of(&[Kind::Load, Kind::Store]);
+    /// Where the loads of an instruction were served.
+    pub const LEVELS: Self = Self::of(&[
+        Kind::LoadL1,
+        Kind::LoadL2,
+        Kind::LoadL3,
+        Kind::LoadMemory,
+        Kind::LateLoad,
+    ]);
+    /// What comes to the last level of cache.
+    pub const LAST_LEVEL: Self = Self::of(&[Kind::LastReference, Kind::LastMiss]);
+    /// What only the model of caches tells.
+    pub const CACHES: Self = Self(Self::LEVELS.0 | Self::LAST_LEVEL.0);
+    /// What comes with accesses to memory.
+    pub const ACCESSES: Self = Self(
+        Self::CACHES.0
+            | Self::of(&[
+                Kind::Load,
+                Kind::Store,
+                Kind::LockedLoad,
+                Kind::LockedStore,
+                Kind::SplitLoad,
+                Kind::SplitStore,
+            ])
+            .0,
+    );
+    /// Mispredicted branches.
+    pub const MISSED: Self = Self(Self::MISSED_TAKEN.0 | Self::of(&[Kind::MissedNotTaken]).0);
+    /// Mispredicted near branches that were taken.
+    pub const MISSED_TAKEN: Self =
+        Self::of(&[Kind::MissedTaken, Kind::MissedJump, Kind::MissedCall]);
+    /// What only models tell.
+    pub const MODELLED: Self = Self(Self::MISSED.0 | Self::CACHES.0);
     /// Conditional branches, taken or not.
     pub const CONDITIONAL: Self = Self::of(&[Kind::TakenConditional, Kind::NotTaken]);
     /// Near branches that are taken.
@@ -141,7 +201,17 @@ impl EventTotals {
                 // No branch instructions (rule EVT-17).
                 BranchClass::Exception | BranchClass::Debug | BranchClass::Interrupt => continue,
             };
-            self.add(kind, Ring::of(branch.cpl), 1);
+            let ring = Ring::of(branch.cpl);
+            self.add(kind, ring, 1);
+            if branch.mispredicted {
+                let missed = match kind {
+                    Kind::TakenConditional => Kind::MissedTaken,
+                    Kind::NotTaken => Kind::MissedNotTaken,
+                    Kind::Call => Kind::MissedCall,
+                    _ => Kind::MissedJump,
+                };
+                self.add(missed, ring, 1);
+            }
         }
     }
 
@@ -178,6 +248,15 @@ pub enum Precise {
     Here,
 }
 
+/// Which access of an instruction a PEBS record tells the address of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataOf {
+    /// The load.
+    Load,
+    /// The store.
+    Store,
+}
+
 /// What a counter counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
@@ -187,6 +266,8 @@ pub struct Event {
     pub crystal: bool,
     /// What PEBS can do with it.
     pub precise: Option<Precise>,
+    /// What its records tell of the data.
+    pub data: Option<DataOf>,
 }
 
 impl Event {
@@ -196,6 +277,7 @@ impl Event {
             kinds,
             crystal: false,
             precise: None,
+            data: None,
         }
     }
 
@@ -203,6 +285,13 @@ impl Event {
         Self {
             precise: Some(precise),
             ..Self::plain(kinds)
+        }
+    }
+
+    const fn with_data(kinds: &[Kind], data: DataOf) -> Self {
+        Self {
+            data: Some(data),
+            ..Self::precise(Kinds::of(kinds), Precise::Next)
         }
     }
 }
@@ -214,6 +303,15 @@ type Row = (u8, u8, Event);
 const EVENTS: &[Row] = {
     const fn branch(umask: u8, kinds: Kinds) -> Row {
         (0xc4, umask, Event::precise(kinds, Precise::Next))
+    }
+    const fn missed(umask: u8, kinds: Kinds) -> Row {
+        (0xc5, umask, Event::precise(kinds, Precise::Next))
+    }
+    const fn load(event: u8, umask: u8, kinds: &[Kind]) -> Row {
+        (event, umask, Event::with_data(kinds, DataOf::Load))
+    }
+    const fn store(umask: u8, kind: Kind) -> Row {
+        (0xd0, umask, Event::with_data(&[kind], DataOf::Store))
     }
     const CRYSTAL: Event = Event {
         crystal: true,
@@ -235,16 +333,26 @@ const EVENTS: &[Row] = {
         branch(0x10, Kinds::of(&[Kind::NotTaken])),
         branch(0x20, Kinds::NEAR_TAKEN),
         branch(0x40, Kinds::of(&[Kind::Far])),
-        (
-            0xd0,
-            0x81,
-            Event::precise(Kinds::of(&[Kind::Load]), Precise::Next),
-        ),
-        (
-            0xd0,
-            0x82,
-            Event::precise(Kinds::of(&[Kind::Store]), Precise::Next),
-        ),
+        (0x2e, 0x4f, Event::plain(Kinds::of(&[Kind::LastReference]))),
+        (0x2e, 0x41, Event::plain(Kinds::of(&[Kind::LastMiss]))),
+        missed(0x00, Kinds::MISSED),
+        missed(0x01, Kinds::of(&[Kind::MissedTaken, Kind::MissedNotTaken])),
+        missed(0x02, Kinds::of(&[Kind::MissedCall])),
+        missed(0x04, Kinds::MISSED),
+        missed(0x20, Kinds::MISSED_TAKEN),
+        load(0xcd, 0x01, &[Kind::LateLoad]),
+        load(0xd0, 0x21, &[Kind::LockedLoad]),
+        store(0x22, Kind::LockedStore),
+        load(0xd0, 0x41, &[Kind::SplitLoad]),
+        store(0x42, Kind::SplitStore),
+        load(0xd0, 0x81, &[Kind::Load]),
+        store(0x82, Kind::Store),
+        load(0xd1, 0x01, &[Kind::LoadL1]),
+        load(0xd1, 0x02, &[Kind::LoadL2]),
+        load(0xd1, 0x04, &[Kind::LoadL3]),
+        load(0xd1, 0x08, &[Kind::LoadL2, Kind::LoadL3, Kind::LoadMemory]),
+        load(0xd1, 0x10, &[Kind::LoadL3, Kind::LoadMemory]),
+        load(0xd1, 0x20, &[Kind::LoadMemory]),
     ]
 };
 

@@ -13,7 +13,7 @@ const FIXED_COUNTERS_ON: u64 = 0x333;
 bitflags! {
     /// What an engine must tell in its totals, beyond retired instructions.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct Needs: u8 {
+    pub struct Needs: u16 {
         /// Some counter runs at all.
         const COUNTING = 1 << 0;
         /// Taken branches, by kind.
@@ -28,6 +28,10 @@ bitflags! {
         const RING_CYCLES = 1 << 5;
         /// A PEBS record may become due: where the last instruction stood must be known then.
         const RECORDS = 1 << 6;
+        /// Which branches were mispredicted.
+        const PREDICTOR = 1 << 7;
+        /// What the caches do with code and data.
+        const CACHES = 1 << 8;
     }
 }
 
@@ -110,7 +114,7 @@ pub struct Limits {
     pub instructions: Quota,
     /// Branches of any kind, those that are not taken among them if [`Needs::NOT_TAKEN`].
     pub branches: Quota,
-    /// Instructions that read or write memory.
+    /// Instructions that read or write memory, or lines that come to the last level of cache.
     pub accesses: Quota,
     /// Unhalted ticks of the TSC.
     pub cycles: Quota,
@@ -140,6 +144,8 @@ pub struct Counting {
     /// Instructions that read or write memory are told one by one; so many of them before the next
     /// look at the counters.
     pub accesses: Option<Quota>,
+    /// Lines of code are told as well, with the instructions.
+    pub fetches: bool,
     /// A PEBS record is to be stored as soon as it is known which instruction was the last.
     pub record: Option<Due>,
 }
@@ -150,6 +156,7 @@ impl Counting {
         instructions: Quota::NONE,
         last_alone: false,
         accesses: None,
+        fetches: false,
         record: None,
     };
 
@@ -171,6 +178,13 @@ impl Pmu {
                 (Kinds::of(&[Kind::NotTaken]), Needs::NOT_TAKEN),
                 (Kinds::ACCESSES, Needs::ACCESSES),
                 (Kinds::CYCLES, Needs::CYCLES),
+                (
+                    Kinds::MISSED,
+                    Needs::BRANCHES
+                        .union(Needs::NOT_TAKEN)
+                        .union(Needs::PREDICTOR),
+                ),
+                (Kinds::CACHES, Needs::CACHES),
             ] {
                 if kinds.meets(some) {
                     needs |= need;
@@ -181,6 +195,9 @@ impl Pmu {
             }
             if source.precise.is_some() {
                 needs |= Needs::RECORDS;
+            }
+            if source.data.is_some() && self.config.models {
+                needs |= Needs::CACHES;
             }
         }
         needs
@@ -232,7 +249,7 @@ impl Limits {
         if kinds.meets(Kinds::INSTRUCTIONS) {
             self.instructions.tighten(source, left);
         }
-        if kinds.meets(Kinds::BRANCHES) {
+        if kinds.meets(Kinds::BRANCHES) || kinds.meets(Kinds::MISSED) {
             self.branches.tighten(source, left);
         }
         if kinds.meets(Kinds::ACCESSES) {

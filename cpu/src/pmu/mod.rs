@@ -20,6 +20,6 @@ mod state;
 mod tests;
 
 pub use counter::{Freeze, Pmu, PmuConfig};
-pub use events::{EventTotals, Kind, Ring};
+pub use events::{DataOf, EventTotals, Kind, Ring};
 pub use limits::{Counting, Limits, Needs, Quota};
 pub use state::{PmuError, PmuState};

@@ -3,7 +3,8 @@
 
 use hindsight_regs::pmu::{COUNTER_MASK, global, pebs as layout};
 
-use super::counter::{Freeze, GP, Pmu, bit};
+use super::counter::{Freeze, PEBS, Pmu, bit};
+use super::events::DataOf;
 use crate::branch::bts::DsMemory;
 
 /// Words of a record.
@@ -26,6 +27,18 @@ pub struct Sample {
     pub tsc: u64,
 }
 
+/// What a record tells of the data that the instruction accessed; SDM Vol. 3B, "Load Latency
+/// Performance Monitoring Facility".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Data {
+    /// Linear address.
+    pub address: u64,
+    /// Where it came from, as encoded in the record.
+    pub source: u64,
+    /// Core cycles that it took.
+    pub latency: u64,
+}
+
 /// Encoding numbers of the registers, in the order of the record.
 const ORDER: [usize; 16] = [0, 3, 1, 2, 6, 7, 5, 4, 8, 9, 10, 11, 12, 13, 14, 15];
 
@@ -33,8 +46,8 @@ const ORDER: [usize; 16] = [0, 3, 1, 2, 6, 7, 5, 4, 8, 9, 10, 11, 12, 13, 14, 15
 const RFLAGS: u64 = 0x3f_7fd7;
 
 impl Sample {
-    /// The record, about the counters in `counters`.
-    pub fn record(&self, counters: u8) -> [u64; WORDS] {
+    /// The record, about the counters in `counters`, and about this data.
+    pub fn record(&self, counters: u8, data: Option<Data>) -> [u64; WORDS] {
         use layout::record as at;
         let mut record = [0; WORDS];
         let mask = if self.long { u64::MAX } else { 0xffff_ffff };
@@ -46,6 +59,10 @@ impl Sample {
             }
         }
         record[at::COUNTERS / 8] = counters.into();
+        let data = data.unwrap_or_default();
+        record[at::ADDRESS / 8] = data.address;
+        record[at::SOURCE / 8] = data.source;
+        record[at::LATENCY / 8] = data.latency;
         record[at::EVENTING_RIP / 8] = self.eventing_rip;
         record[at::TSC / 8] = self.tsc;
         record
@@ -59,6 +76,8 @@ pub struct Due {
     pub area: u64,
     /// The counters it is about: bit n for counter n.
     pub counters: u8,
+    /// The data it tells of.
+    pub data: Option<Data>,
 }
 
 /// How storing a record ended.
@@ -68,7 +87,7 @@ pub struct Stored {
     pub at_threshold: bool,
     /// The reset values of the counters; `None` where an access would have faulted, and nothing
     /// was done (rule DS-06).
-    pub reset: Option<[u64; GP]>,
+    pub reset: Option<[u64; PEBS]>,
 }
 
 /// Stores the record that is due, if there is room below the maximum (rule PEBS-09).
@@ -81,7 +100,7 @@ fn try_store(memory: &mut impl DsMemory, due: &Due, sample: &Sample) -> Option<S
     let index = memory.read(at(layout::INDEX))?;
     let maximum = memory.read(at(layout::MAXIMUM))?;
     let threshold = memory.read(at(layout::THRESHOLD))?;
-    let mut reset = [0; GP];
+    let mut reset = [0; PEBS];
     for (offset, value) in (layout::RESET..).step_by(8).zip(&mut reset) {
         *value = memory.read(at(offset))?;
     }
@@ -91,7 +110,7 @@ fn try_store(memory: &mut impl DsMemory, due: &Due, sample: &Sample) -> Option<S
     };
     let end = index.checked_add(layout::RECORD as u64);
     if let Some(end) = end.filter(|&end| end <= maximum) {
-        let record = sample.record(due.counters);
+        let record = sample.record(due.counters, due.data);
         if !memory.writable(at(layout::INDEX)) || !memory.write(index, &record) {
             return None;
         }
@@ -109,6 +128,18 @@ impl Pmu {
         self.due
     }
 
+    /// Which access the record that is due tells of: that of the first counter with one.
+    pub fn due_data(&self) -> Option<DataOf> {
+        let sources = (0..PEBS).filter(|n| self.due >> n & 1 != 0);
+        let mut data = sources.filter_map(|n| self.sources[n]?.data);
+        data.next()
+    }
+
+    /// Cycles above which a load counts as late: MSR_PEBS_LD_LAT_THRESHOLD.
+    pub const fn latency_threshold(&self) -> u64 {
+        self.latency_threshold
+    }
+
     /// The record that was due is stored, or cannot be: reloads the counters. Answers whether an
     /// interrupt is requested (rules PEBS-06 to PEBS-12, PEBS-21).
     #[must_use]
@@ -116,7 +147,7 @@ impl Pmu {
         let due = core::mem::take(&mut self.due);
         let overflowed = core::mem::take(&mut self.armed) | due;
         let mut pmi = stored.at_threshold;
-        for n in (0..GP).filter(|n| overflowed >> n & 1 != 0) {
+        for n in (0..PEBS).filter(|n| overflowed >> n & 1 != 0) {
             pmi |= self.sources[n].is_some_and(|source| source.interrupts);
             if let Some(reset) = stored.reset {
                 self.values[n] = reset[n] & COUNTER_MASK;

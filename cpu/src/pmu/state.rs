@@ -87,10 +87,11 @@ impl Pmu {
             let transactions = EventSelect::IN_TX | EventSelect::IN_TXCP;
             fits("event selection", value, SELECT | transactions)?;
         }
+        let counters = self.config.all_counters();
         let waiting = state.pebs_enable & pebs & 0b1111;
         fits("fixed counter control", state.fixed_control, FIXED_CONTROL)?;
-        fits("global control", state.global_control, global::COUNTERS)?;
-        fits("global status", state.status, global::SETTABLE)?;
+        fits("global control", state.global_control, counters)?;
+        fits("global status", state.status, global::SETTABLE | counters)?;
         fits("PEBS enable", state.pebs_enable, pebs)?;
         fits("load latency threshold", state.latency_threshold, LATENCY)?;
         fits("PEBS front end", state.frontend, FRONTEND)?;

@@ -33,6 +33,8 @@ impl Rig {
             pmu: Pmu::new(PmuConfig {
                 tsc_hz: 2_500_000_000,
                 pebs: true,
+                models: true,
+                counters: 4,
             }),
             totals: EventTotals::default(),
             freeze: Freeze::default(),
@@ -80,6 +82,7 @@ impl Rig {
         let due = Due {
             area: AREA,
             counters: self.pmu.due(),
+            data: None,
         };
         assert_ne!(due.counters, 0, "a record is due");
         let stored = pebs::store(ds, &due, &sample);
@@ -593,13 +596,13 @@ fn record_has_the_registers_in_their_order() {
         long: true,
         ..Sample::default()
     };
-    let record = sample.record(1);
+    let record = sample.record(1, None);
     // RAX, RBX, RCX, RDX, RSI, RDI, RBP, RSP, R8.
     let found: Vec<u64> = record[2..11].iter().map(|word| word & 0xffff).collect();
     assert_eq!(found, [0, 3, 1, 2, 6, 7, 5, 4, 8]);
     assert_eq!(record[..2], [0x3f_7fd7, 0x5000]);
     sample.long = false;
-    let record = sample.record(1);
+    let record = sample.record(1, None);
     assert_eq!(record[3], 3);
     assert_eq!(record[10..18], [0; 8]);
 }
@@ -706,6 +709,44 @@ proptest! {
             prop_assert_eq!(other.restore(&rig.pmu.save()), Ok(()));
             prop_assert_eq!(other.save(), rig.pmu.save());
             prop_assert_eq!(other.limits(), rig.pmu.limits());
+        }
+    }
+}
+
+/// Rules EVT-07, EVT-08: events of the models, and nothing without them.
+#[test]
+fn events_of_the_models_count_only_with_them() {
+    use super::events::Kind::{LastMiss, LastReference, LateLoad, LoadL1, LoadL3, LoadMemory};
+    use super::events::Kind::{MissedCall, MissedJump, MissedNotTaken, MissedTaken};
+    for (event, umask, kinds) in [
+        (0x2e, 0x4f, &[LastReference][..]),
+        (0x2e, 0x41, &[LastMiss]),
+        (
+            0xc5,
+            0x00,
+            &[MissedTaken, MissedNotTaken, MissedJump, MissedCall],
+        ),
+        (0xc5, 0x01, &[MissedTaken, MissedNotTaken]),
+        (0xc5, 0x02, &[MissedCall]),
+        (0xc5, 0x20, &[MissedTaken, MissedJump, MissedCall]),
+        (0xcd, 0x01, &[LateLoad]),
+        (0xd1, 0x01, &[LoadL1]),
+        (0xd1, 0x10, &[LoadL3, LoadMemory]),
+    ] {
+        for models in [true, false] {
+            let mut rig = Rig::new();
+            rig.pmu.config.models = models;
+            rig.select(0, event, umask, ON);
+            rig.preset(1);
+            rig.pmu.write(PMC, 0);
+            for &kind in kinds {
+                let _ = rig.happen(kind, Ring::User, 3);
+            }
+            let _ = rig.instructions(5);
+            let expected = if models { 3 * kinds.len() as u64 } else { 0 };
+            assert_eq!(rig.pmu.read(PMC), expected, "{event:#x} {umask:#x}");
+            let modelled = Needs::PREDICTOR | Needs::CACHES;
+            assert_eq!(rig.pmu.needs().intersects(modelled), models);
         }
     }
 }

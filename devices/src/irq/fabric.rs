@@ -410,6 +410,11 @@ impl Interrupts {
         self.with_lapic(vcpu, |lapic, _| lapic.inject_nmi());
     }
 
+    /// Raises an SMI on one processor.
+    pub fn inject_smi(&self, vcpu: usize) {
+        self.with_lapic(vcpu, |lapic, _| lapic.inject_smi());
+    }
+
     /// Sends INIT to a virtual processor.
     pub fn inject_init(&self, vcpu: usize) {
         self.with_lapic(vcpu, |lapic, _| lapic.receive(Delivery::Init, 0, false));

@@ -58,7 +58,7 @@ pub const fn record<const N: usize>(text: &str) -> [u8; N] {
 ///
 /// - `name`, `cpl` (levels it runs at), `rules` (identifiers it asserts), `needs` (probes that must
 ///   hold), and optionally `needs_cpl0` and `needs_cpl3` (more of them, for one level only), `vcpus`
-///   (default 1), `timeout_ms` (default 2000), then `about`;
+///   (default 1), `cpu` (the processor as a profile, such as `+l2cat`), `timeout_ms` (default 2000), then `about`;
 /// - `fn body(ctx) { .. }`.
 ///
 /// It also puts one line of text into the ELF section `.hindsight.cases`.
@@ -71,6 +71,7 @@ macro_rules! case {
         $(needs_cpl0: [$kernel0:literal $(, $kernel:literal)* $(,)?],)?
         $(needs_cpl3: [$user0:literal $(, $user:literal)* $(,)?],)?
         $(vcpus: $vcpus:literal,)?
+        $(cpu: $cpu:literal,)?
         $(timeout_ms: $timeout:literal,)?
         about: $about:literal,
         fn body($ctx:ident) $body:block
@@ -84,6 +85,7 @@ macro_rules! case {
                 $(" needs_cpl0=", $kernel0 $(, ",", $kernel)*,)?
                 $(" needs_cpl3=", $user0 $(, ",", $user)*,)?
                 " vcpus=", $crate::case!(@or 1 $($vcpus)?),
+                $(" cpu=", $cpu,)?
                 " timeout_ms=", $crate::case!(@or 2000 $($timeout)?),
                 " about=", $about, "\n",
             );

@@ -83,6 +83,7 @@ const ALWAYS: &[F] = &[
     F::FPU387,
     F::CPUID,
     F::MULTIBYTENOP,
+    F::SMM,
     F::PAUSE,
     F::RDPMC,
     F::PREFETCHW,

@@ -734,7 +734,8 @@ impl Pick<'_> {
             | M::Prefetcht1
             | M::Prefetcht2 => plain!(mov::nop),
             M::Mfence | M::Lfence | M::Sfence => plain!(mov::fence),
-            M::Clflush | M::Clflushopt | M::Clwb => general!(mov::flush),
+            M::Clflush | M::Clflushopt => general!(mov::flush),
+            M::Clwb => general!(mov::clean),
             M::Cld => plain!(system::cld),
             M::Std => plain!(system::std),
             M::Clc => plain!(system::carry::<0>),
@@ -851,6 +852,7 @@ impl Pick<'_> {
             M::Ret => plain!(branch::ret),
             M::Retf => ending!(far::retf),
             M::Iret | M::Iretd | M::Iretq => ending!(far::iret),
+            M::Rsm => ending!(crate::smm::rsm),
             M::Jcxz | M::Jecxz | M::Jrcxz => plain!(branch::jcxz),
             M::Loop => plain!(branch::loopcc::<0>),
             M::Loope => plain!(branch::loopcc::<1>),

@@ -358,7 +358,9 @@ pub(crate) fn invpcid(c: &mut Core, o: &Op) -> Done {
     Ok(())
 }
 
-/// WBINVD, INVD: caches are not modelled.
+/// WBINVD, INVD: memory is always current; the model of the caches is told.
 pub(crate) fn wbinvd(c: &mut Core, _: &Op) -> Done {
-    privileged(c)
+    privileged(c)?;
+    c.platform().flushed(None);
+    Ok(())
 }

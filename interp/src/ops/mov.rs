@@ -129,8 +129,16 @@ pub(super) fn wait_for_earlier() {
     unsafe { std::arch::x86_64::_mm_lfence() };
 }
 
-/// CLFLUSH, CLWB: checked like a read, which data breakpoints and devices do not see.
+/// CLWB: checked like a read, which data breakpoints and devices do not see.
+pub(crate) fn clean(c: &mut Core, o: &Op) -> Done {
+    let lin = src(c, o, 1)?;
+    c.probe_read(lin, 1).map(|_| ())
+}
+
+/// CLFLUSH, CLFLUSHOPT: checked in the same way, and told to the model of the caches.
 pub(crate) fn flush(c: &mut Core, o: &Op) -> Done {
     let lin = src(c, o, 1)?;
-    c.probe_read(lin, 1)
+    let gpa = c.probe_read(lin, 1)?;
+    c.platform().flushed(Some(gpa));
+    Ok(())
 }

@@ -103,7 +103,12 @@ fn target(c: &Core, o: &Op, size: usize, write: bool) -> Result<u64, Fault> {
 /// How many iterations of a forward REP may run as one copy: within a page at both ends, with no
 /// observer of single iterations.
 fn bulk(c: &Core, o: &Op, size: u64, regs: &[u8]) -> u64 {
-    if o.prefix & (REP | REPNE) == 0 || c.flag(DF) || c.flag(crate::flags::TF) || c.watching {
+    if o.prefix & (REP | REPNE) == 0
+        || c.flag(DF)
+        || c.flag(crate::flags::TF)
+        || c.watching
+        || c.counters.tells_accesses()
+    {
         return 0;
     }
     let mut n = cut(c.reg(1), o.asz).min(affordable(c, o));

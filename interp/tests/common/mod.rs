@@ -136,6 +136,7 @@ impl Platform for Machine {
         Pending {
             interrupt: !self.interrupts.is_empty(),
             nmi: self.nmi,
+            smi: false,
             leave: false,
         }
     }
@@ -159,7 +160,7 @@ impl Platform for Machine {
     fn request_pmi(&mut self) {
         self.pmis += 1;
     }
-    fn branches(&mut self, branches: &[Branch]) {
+    fn branches(&mut self, branches: &mut [Branch]) {
         self.branches.extend_from_slice(branches);
         self.batches.push(branches.len());
         self.retired_at_tell.push(self.retired);

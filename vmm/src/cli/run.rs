@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use hindsight_cpu::cpuid::CpuModel;
+use hindsight_cpu::profile::{Profile, ProfileError};
 
 use super::{Status, gdb, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
@@ -66,9 +67,11 @@ pub(super) struct RunArgs {
     /// Processors, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 1)]
     cpus: usize,
-    /// The processor the guest sees [default: skylake-server, or portable-v1 if deterministic]
-    #[arg(long, value_enum)]
-    cpu: Option<CpuArg>,
+    /// The processor the guest sees: skylake-server, portable-v1 or host, less and more facilities (such
+    /// as skylake-server,-pebs,+l2cat,pmu=8), or a TOML file that says so [default: skylake-server, or
+    /// portable-v1 if deterministic]
+    #[arg(long, value_name = "PROFILE|FILE.toml", value_parser = profile, allow_hyphen_values = true)]
+    cpu: Option<Profile>,
     /// What executes the guest's code: KVM, the interpreter, or the better one for this host
     #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
     engine: EngineArg,
@@ -101,6 +104,9 @@ pub(super) struct RunArgs {
     /// Give the guest the input of a file that --record-input wrote
     #[arg(long, value_name = "FILE", requires = "deterministic")]
     replay_input: Option<PathBuf>,
+    /// The branch predictor and the caches behind performance events: off leaves such events at 0
+    #[arg(long, value_enum, default_value_t = ModelsArg::On)]
+    models: ModelsArg,
     #[command(flatten)]
     gdb: gdb::GdbArgs,
     /// For tests of Hindsight: run in KVM and in the interpreter in turn, changing after so many
@@ -124,6 +130,12 @@ enum ProtocolArg {
     Linux,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ModelsArg {
+    On,
+    Off,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ModeArg {
     Real,
@@ -136,13 +148,6 @@ pub(crate) enum EngineArg {
     Auto,
     Kvm,
     Interp,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum CpuArg {
-    SkylakeServer,
-    PortableV1,
-    Host,
 }
 
 impl From<EngineArg> for Wanted {
@@ -176,6 +181,27 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     value
         .checked_mul(1 << shift)
         .ok_or_else(|| "more than 2^64 bytes".to_owned())
+}
+
+/// The largest profile file that is read, in bytes.
+const PROFILE_MAX: u64 = 64 << 10;
+
+/// A profile, or the name of a file with one.
+fn profile(text: &str) -> Result<Profile, String> {
+    let is_file = Path::new(text).extension().is_some_and(|e| e == "toml");
+    if !is_file {
+        return text
+            .parse()
+            .map_err(|error: ProfileError| error.to_string());
+    }
+    let file = File::open(text).map_err(|error| error.to_string())?;
+    let mut content = String::new();
+    let read = file.take(PROFILE_MAX + 1).read_to_string(&mut content);
+    read.map_err(|error| error.to_string())?;
+    if content.len() as u64 > PROFILE_MAX {
+        return Err(format!("larger than {PROFILE_MAX} bytes"));
+    }
+    Profile::from_toml(&content).map_err(|error| error.to_string())
 }
 
 fn every(text: &str) -> Result<Every, String> {
@@ -285,11 +311,13 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         memory: args.memory,
         huge_pages: args.hugepages,
         cpus: args.cpus,
-        model: model(&args)?,
+        cpu: cpu(&args)?,
         engine: choice.engine,
     };
     let image = args.image.display();
-    let prepared = Prepared::new(&config, &files.plan(&args)).with_context(|| image.to_string())?;
+    let prepared = Prepared::new(&config, &files.plan(&args))
+        .with_context(|| image.to_string())?
+        .modelled(args.models == ModelsArg::On);
     let log = input_log(&args)?;
     let prepared = match rule {
         Some(rule) => prepared.changing(rule, args.switch_every),
@@ -375,11 +403,13 @@ pub(super) fn determined(args: &RunArgs) -> anyhow::Result<Determined> {
         memory: args.memory,
         huge_pages: args.hugepages,
         cpus: args.cpus,
-        model: model(args)?,
+        cpu: cpu(args)?,
         engine: Engine::Interp,
     };
     let image = args.image.display();
-    let prepared = Prepared::new(&config, &files.plan(args)).with_context(|| image.to_string())?;
+    let prepared = Prepared::new(&config, &files.plan(args))
+        .with_context(|| image.to_string())?
+        .modelled(args.models == ModelsArg::On);
     let log = input_log(args)?;
     let sinks = Sinks {
         serial: Box::new(io::sink()),
@@ -397,7 +427,10 @@ fn wanted_engine(args: &RunArgs) -> anyhow::Result<Wanted> {
         (true, EngineArg::Kvm) => Err(MachineError::Deterministic.into()),
         (true, _) => Ok(Wanted::Only(Engine::Interp)),
         // Whatever a debugger asks for, the interpreter does.
-        (false, EngineArg::Auto) if args.gdb.needs_interpreter() => {
+        (false, EngineArg::Auto)
+            if args.gdb.needs_interpreter()
+                || args.cpu.is_some_and(|cpu| cpu.needs_interpreter()) =>
+        {
             Ok(Wanted::Only(Engine::Interp))
         }
         (false, engine) => Ok(engine.into()),
@@ -415,16 +448,14 @@ fn decide(args: &RunArgs) -> anyhow::Result<Decision> {
     Ok(mode::decide_both()?)
 }
 
-fn model(args: &RunArgs) -> anyhow::Result<CpuModel> {
+fn cpu(args: &RunArgs) -> anyhow::Result<Profile> {
     match (args.cpu, args.deterministic) {
-        (None | Some(CpuArg::PortableV1), true) | (Some(CpuArg::PortableV1), false) => {
-            Ok(CpuModel::PortableV1)
-        }
-        (Some(_), true) => {
+        (Some(cpu), true) if cpu.model() != CpuModel::PortableV1 => {
             bail!("--deterministic needs --cpu portable-v1: other processors depend on the host's")
         }
-        (None | Some(CpuArg::SkylakeServer), false) => Ok(CpuModel::SkylakeServer),
-        (Some(CpuArg::Host), false) => Ok(CpuModel::Host),
+        (Some(cpu), _) => Ok(cpu),
+        (None, true) => Ok(CpuModel::PortableV1.into()),
+        (None, false) => Ok(Profile::default()),
     }
 }
 

@@ -62,6 +62,7 @@ fn answered(spec: &MsrSpec, write: bool) -> String {
         (Owner::Apic, _) => "local APIC",
         (Owner::Processor, _) => "processor state",
         (Owner::Stored, _) => "stored",
+        (Owner::Rdt, _) => "the resource director",
         (Owner::Constant, _) => "constant",
     };
     let also = if write && spec.on_kvm == OnKvm::Mirrored {
@@ -157,6 +158,7 @@ mod tests {
     const CONFIG: MsrConfig = MsrConfig {
         facilities: Facilities::NATIVE,
         tsc_hz: 2_000_000_000,
+        models: true,
     };
 
     #[test]

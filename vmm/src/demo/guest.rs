@@ -73,7 +73,7 @@ pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
         memory: MEMORY,
         huge_pages: false,
         cpus: 1,
-        model: CpuModel::SkylakeServer,
+        cpu: CpuModel::SkylakeServer.into(),
         engine,
     };
     let plan = Plan {
@@ -104,6 +104,7 @@ pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
         msrs: MsrConfig {
             facilities: Facilities::NATIVE,
             tsc_hz: board.clock.hz(),
+            models: true,
         },
     })
 }

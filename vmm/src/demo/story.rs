@@ -467,6 +467,7 @@ mod tests {
             msrs: MsrConfig {
                 facilities: Facilities::NATIVE,
                 tsc_hz: 1_000_000_000,
+                models: true,
             },
         }
     }

@@ -9,6 +9,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use hindsight_cpu::profile::Profile;
 use thiserror::Error;
 
 /// Most cases an image may hold.
@@ -89,6 +90,8 @@ pub struct Case {
     pub needs_cpl3: Vec<String>,
     /// Number of vCPUs, 1 to [`VCPUS_MAX`].
     pub vcpus: u32,
+    /// The processor that it runs on, if not the default one.
+    pub cpu: Option<Profile>,
     /// Time limit of one run.
     pub timeout: Duration,
     /// What the case is about, for people.
@@ -155,6 +158,7 @@ fn parse_record(record: &str, line: usize) -> Result<Case, CaseError> {
         needs_cpl0: Vec::new(),
         needs_cpl3: Vec::new(),
         vcpus: 1,
+        cpu: None,
         timeout: TIMEOUT_DEFAULT,
         about: String::new(),
     };
@@ -193,6 +197,7 @@ fn set_field(case: &mut Case, key: &str, value: &str) -> Result<(), CaseError> {
             let vcpus = value.parse().ok().filter(|n| (1..=VCPUS_MAX).contains(n));
             case.vcpus = vcpus.ok_or_else(|| bad(&case.name))?;
         }
+        "cpu" => case.cpu = Some(value.parse().map_err(|_| bad(&case.name))?),
         "timeout_ms" => {
             let limit = value.parse().ok().map(Duration::from_millis);
             let limit = limit.filter(|t| !t.is_zero() && *t <= TIMEOUT_MAX);
@@ -249,7 +254,7 @@ mod tests {
     #[test]
     fn record_with_all_keys_is_parsed() {
         let text = b"case tsc/adjust cpl=0,3 rules=TSC-01,ADJ-02 needs=tsc-msr needs_cpl0=a \
-            needs_cpl3=tsd-cpl3 vcpus=2 timeout_ms=1500 about=it = moves, both ways\n";
+            needs_cpl3=tsd-cpl3 vcpus=2 cpu=+l2cat,pmu=8 timeout_ms=1500 about=it = moves, both ways\n";
         let cases = parse_section(text).unwrap();
         assert_eq!(cases.len(), 1);
         let case = &cases[0];
@@ -257,6 +262,8 @@ mod tests {
         assert_eq!(case.cpls, [0, 3]);
         assert_eq!(case.rules, ["TSC-01", "ADJ-02"]);
         assert_eq!(case.vcpus, 2);
+        let cpu = case.cpu.map(|cpu| cpu.to_string());
+        assert_eq!(cpu.as_deref(), Some("skylake-server,+l2cat,pmu=8"));
         assert_eq!(case.timeout, Duration::from_millis(1500));
         assert_eq!(case.about, "it = moves, both ways");
         assert_eq!(case.needs_at(0).collect::<Vec<_>>(), ["tsc-msr", "a"]);
@@ -307,6 +314,7 @@ mod tests {
             (b"case a vcpus=0", value("vcpus")),
             (b"case a vcpus=65", value("vcpus")),
             (b"case a vcpus=99999999999999999999", value("vcpus")),
+            (b"case a cpu=z80", value("cpu")),
             (b"case a timeout_ms=0", value("timeout_ms")),
             (b"case a timeout_ms=-1", value("timeout_ms")),
             (b"case a timeout_ms=3600001", value("timeout_ms")),

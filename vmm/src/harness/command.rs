@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use hindsight_cpu::facility::Facilities;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::child::supervise;
@@ -265,6 +266,9 @@ fn prepare(
             .for_each(|job| job.skip = Some(problem.to_owned())),
         None => mark_unmet(&mut jobs, capabilities),
     }
+    if args.engine.as_deref() == Some("kvm") {
+        select::mark_profiles(&mut jobs, Facilities::NATIVE);
+    }
     Ok(repeat(jobs, args.repeat))
 }
 
@@ -274,6 +278,9 @@ fn list(out: &mut dyn Write, jobs: &[Job]) -> io::Result<()> {
         write!(out, "{}", job.id())?;
         if let Some(case) = &job.case {
             write!(out, " vcpus={}", case.vcpus)?;
+            if let Some(cpu) = case.cpu {
+                write!(out, " cpu={cpu}")?;
+            }
             if !case.rules.is_empty() {
                 write!(out, " rules={}", case.rules.join(","))?;
             }

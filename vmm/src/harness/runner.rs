@@ -79,6 +79,9 @@ impl Runner {
                     "--timeout",
                     &limit.as_secs_f64().to_string(),
                 ]);
+                if let Some(cpu) = job.case.as_ref().and_then(|case| case.cpu) {
+                    command.args(["--cpu", &cpu.to_string()]);
+                }
                 if let Some(cmdline) = &cmdline {
                     command.args(["--cmdline", cmdline]);
                 }

@@ -4,6 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hindsight_cpu::facility::Facilities;
 use thiserror::Error;
 
 use super::case::{Case, TIMEOUT_DEFAULT};
@@ -247,6 +248,15 @@ pub fn mark_unmet(jobs: &mut [Job], capabilities: &dyn Capabilities) {
     }
 }
 
+/// Marks the jobs whose processor needs the interpreter.
+pub fn mark_profiles(jobs: &mut [Job], available: Facilities) {
+    for job in jobs {
+        if let (None, Some(cpu)) = (&job.skip, job.case.as_ref().and_then(|case| case.cpu)) {
+            job.skip = cpu.facilities(available).err().map(|e| e.to_string());
+        }
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::super::image::tests::elf_with_cases;
@@ -256,6 +266,14 @@ pub(crate) mod tests {
     pub(crate) fn jobs_of(name: &str, records: &str) -> Vec<Job> {
         let image = Image::builtin(name, &elf_with_cases(records.as_bytes())).unwrap();
         jobs(&[Arc::new(image)])
+    }
+
+    #[test]
+    fn processor_that_needs_the_interpreter_is_left_out() {
+        let mut jobs = jobs_of("p", "case a cpu=pmu=8\ncase b cpu=-x2apic\ncase c\n");
+        mark_profiles(&mut jobs, Facilities::NATIVE);
+        let skipped: Vec<_> = jobs.iter().map(|job| job.skip.is_some()).collect();
+        assert_eq!(skipped, [true, false, false]);
     }
 
     fn ids(jobs: &[Job]) -> Vec<String> {

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::cpuid::CpuidTable;
+use hindsight_cpu::models::Cache;
 use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::{Interrupts, InterruptsState, Wake};
 use hindsight_devices::{MachineRequest, MmioBus, PortBus};
@@ -122,6 +123,10 @@ pub struct Board {
     pub memory: GuestMemoryMmap,
     /// The same for the interpreter, once it was needed.
     pub(super) observed_memory: Mutex<Option<Arc<hindsight_interp::Memory>>>,
+    /// The last level of cache, which all processors share; cold until somebody asks.
+    pub(super) cache: Mutex<Cache>,
+    /// System-management interrupts reach the guest.
+    pub(crate) has_smm: bool,
     /// Who listens to branch trace messages.
     pub messages: Option<BranchMessages>,
     pub(super) finish: Arc<Finish>,
@@ -216,6 +221,11 @@ impl Board {
         }
         let memory = Arc::new(memory::for_interpreter(&self.memory)?);
         Ok(made.insert(memory).clone())
+    }
+
+    /// The last level of cache.
+    pub(crate) fn cache(&self) -> MutexGuard<'_, Cache> {
+        lock(&self.cache)
     }
 
     /// A processor's thread ends, and leaves its figures.

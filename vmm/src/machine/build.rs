@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use hindsight_cpu::cpuid::{self, CpuModel, CpuidTable, Regs};
+use hindsight_cpu::cpuid::{self, CpuidTable, Regs};
 use hindsight_cpu::facility::Facilities;
-use hindsight_cpu::msr::MsrConfig;
+use hindsight_cpu::models::{Cache, Geometry};
+use hindsight_cpu::msr::{MsrConfig, Msrs};
+use hindsight_cpu::profile::{Profile, ProfileError};
 use hindsight_cpu::state::{Activity, CpuState, gpr, seg};
 use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::lapic::LapicFeatures;
@@ -56,7 +58,7 @@ pub struct Config {
     /// Processors, 1 to [`CPUS_MAX`].
     pub cpus: usize,
     /// Which processor.
-    pub model: CpuModel,
+    pub cpu: Profile,
     /// What executes its code.
     pub engine: Engine,
 }
@@ -82,6 +84,9 @@ pub enum MachineError {
     /// Two devices at one address: a flaw of ours.
     #[error(transparent)]
     Bus(#[from] BusError),
+    /// The processor cannot be had here.
+    #[error("--cpu: {0}")]
+    Profile(#[from] ProfileError),
     /// The number of processors is impossible.
     #[error("a machine has 1 to {CPUS_MAX} processors, not {0}")]
     Cpus(usize),
@@ -146,6 +151,7 @@ pub struct Prepared {
     seed: Option<u64>,
     rule: Option<Rule>,
     every: Option<Every>,
+    modelled: bool,
 }
 
 impl Prepared {
@@ -154,6 +160,14 @@ impl Prepared {
     #[must_use]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Whether a branch predictor and caches stand behind the events that need them; without, these
+    /// count nothing. See [`hindsight_cpu::models`].
+    #[must_use]
+    pub fn modelled(mut self, modelled: bool) -> Self {
+        self.modelled = modelled;
         self
     }
 
@@ -188,6 +202,7 @@ impl Prepared {
             seed: None,
             rule: None,
             every: None,
+            modelled: true,
         })
     }
 
@@ -205,6 +220,7 @@ impl Prepared {
             seed,
             rule,
             every,
+            modelled,
         } = self;
         if seed.is_some() && config.engine != Engine::Interp {
             return Err(MachineError::Deterministic);
@@ -216,7 +232,9 @@ impl Prepared {
         };
         // Without KVM there is nothing to change to.
         let rule = rule.filter(|_| kvm.is_some());
-        let facilities = facilities(config.engine, rule.is_some());
+        let facilities = config
+            .cpu
+            .facilities(available(config.engine, rule.is_some()))?;
         let tsc_hz = match seed {
             Some(_) => determined::TSC_HZ,
             None => host_clock::tsc_hz(kvm.as_ref().and_then(KvmParts::tsc_khz)),
@@ -239,8 +257,19 @@ impl Prepared {
             // What firmware would have left behind: interrupts of the 8259 pair reach the processor.
             board.irq.set_virtual_wire();
         }
-        let msrs = MsrConfig { facilities, tsc_hz };
-        let models = |id| Models::new(id, msrs, board.clone());
+        let msrs = MsrConfig {
+            facilities,
+            tsc_hz,
+            models: modelled,
+        };
+        let package = Arc::default();
+        let models = |id| {
+            Models::new(
+                id,
+                Msrs::in_package(msrs, Arc::clone(&package)),
+                board.clone(),
+            )
+        };
         let ready = match kvm {
             Some(parts) => parts.into_vcpus(&board, &loaded, models)?,
             None => observed_vcpus(config.cpus, &board, &loaded, seed, models)?,
@@ -462,12 +491,14 @@ struct Features<'a> {
 }
 
 /// What works on this host, in an engine or in two that take turns: what KVM lacks moves the machine.
-fn facilities(engine: Engine, changes: bool) -> Facilities {
+fn available(engine: Engine, changes: bool) -> Facilities {
     if engine == Engine::Interp {
-        return Facilities::OBSERVED;
+        return Facilities::INTERPRETED;
     }
     let all = if changes {
         Facilities::OBSERVED
+            .union(Facilities::L2CAT)
+            .union(Facilities::PMU8)
     } else {
         Facilities::NATIVE
     };
@@ -588,7 +619,7 @@ fn board(
         deterministic,
     } = processor;
     let cpuid_config = cpuid::Config {
-        model: config.model,
+        model: config.cpu.model(),
         facilities,
         cpus,
         tsc_hz,
@@ -638,6 +669,8 @@ fn board(
         reports: Reports::new().map_err(MachineError::Reports)?,
         memory,
         observed_memory: Mutex::default(),
+        cache: Mutex::new(Cache::new(Geometry::L3)),
+        has_smm: facilities.contains(Facilities::SMM),
         messages,
         finish,
         timer,

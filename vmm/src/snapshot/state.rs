@@ -3,6 +3,7 @@
 use std::io;
 
 use hindsight_cpu::cpuid::CpuidTable;
+use hindsight_cpu::models::{CacheState, ModelError, UnitState};
 use hindsight_cpu::msr::{MsrError, MsrsState};
 use hindsight_cpu::state::{CpuState, StateError};
 use hindsight_devices::clock::Ticks;
@@ -16,7 +17,7 @@ use crate::vcpu::determined::{Schedule, TrackState};
 use crate::vcpu::events::EventsState;
 
 /// The version of [`Snapshot`]'s form. One of another version is refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What a machine is, apart from what it did: a snapshot fits only a machine of its own shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +41,8 @@ pub struct VcpuState {
     pub msrs: MsrsState,
     /// What its performance counters count.
     pub events: EventsState,
+    /// Its branch predictor and caches.
+    pub unit: UnitState,
     /// What deterministic mode keeps: the hash, the place, the random numbers.
     pub track: TrackState,
 }
@@ -61,6 +64,8 @@ pub struct Snapshot {
     pub interrupts: InterruptsState,
     /// The other devices.
     pub devices: DevicesState,
+    /// The last level of cache.
+    pub cache: CacheState,
     /// Memory.
     pub memory: Pages,
 }
@@ -106,6 +111,9 @@ pub enum RestoreError {
         #[source]
         source: MsrError,
     },
+    /// A cache or a branch predictor is impossible.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// The interrupt controllers' state is impossible.
     #[error(transparent)]
     Interrupts(#[from] InterruptsError),

@@ -111,6 +111,7 @@ mod tests {
             class,
             cpl: 0,
             to_cpl: 0,
+            mispredicted: false,
         };
         history.push(&[
             branch(1, BranchClass::Far),
@@ -137,6 +138,7 @@ mod tests {
             class,
             cpl: 0,
             to_cpl: 0,
+            mispredicted: false,
         };
         history.set_base(0x7000);
         history.push(&[branch(0x12, 0x20, BranchClass::DirectJump)]);

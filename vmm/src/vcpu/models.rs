@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use hindsight_cpu::branch::Branch;
+use hindsight_cpu::models::{Accesses, Cache, Unit, Who};
 use hindsight_cpu::msr::{
-    Effect, MsrConfig, MsrError, Msrs, MsrsState, Now, Owner, RdmsrOutcome, WrmsrOutcome, find,
+    Effect, MsrError, Msrs, MsrsState, Now, Owner, RdmsrOutcome, WrmsrOutcome, find,
 };
-use hindsight_cpu::pmu::Needs;
 use hindsight_cpu::pmu::pebs::Stored;
+use hindsight_cpu::pmu::{Counting, Needs, Ring};
 use hindsight_regs::msr as regs;
 
 use super::dispatch::Bytes;
@@ -40,6 +41,8 @@ pub struct Models {
     pub exits: ExitCounts,
     /// What performance counters count.
     events: Events,
+    /// The branch predictor, and the caches of the core.
+    pub(super) unit: Unit,
     /// Where this processor sees its local APIC, while that has a page.
     apic_page: Option<u64>,
 }
@@ -52,18 +55,19 @@ fn apic_page(apic_base: u64) -> Option<u64> {
 }
 
 impl Models {
-    /// The models of processor `id` after RESET.
-    pub fn new(id: usize, config: MsrConfig, board: Arc<Board>) -> Self {
+    /// The models of processor `id` round these MSRs.
+    pub fn new(id: usize, msrs: Msrs, board: Arc<Board>) -> Self {
         let apic_page = apic_page(board.irq.apic_base(id));
         Self {
             id,
-            msrs: Msrs::new(config),
+            msrs,
             board,
             recorder: None,
             history: None,
             recorded_from_start: false,
             exits: ExitCounts::default(),
             events: Events::default(),
+            unit: Unit::default(),
             apic_page,
         }
     }
@@ -117,7 +121,10 @@ impl Models {
     }
 
     /// Takes the branches that an engine observed, in order.
-    pub fn branches(&mut self, branches: &[Branch]) {
+    pub fn branches(&mut self, branches: &mut [Branch]) {
+        if self.msrs.wants_predictor() {
+            self.unit.resolve(branches);
+        }
         self.msrs.branches(branches);
         if self.msrs.pmu().needs().contains(Needs::BRANCHES) {
             self.events.totals.add_branches(branches);
@@ -130,6 +137,40 @@ impl Models {
         if let (true, Some(sink)) = (unit.messages(), &self.board.messages) {
             sink.send(self.id, branches.iter().filter(|b| unit.sends(b.cpl)));
         }
+    }
+
+    /// An instruction accessed memory: counts that, and has the caches follow if somebody wants to
+    /// know. Answers how many events of one kind it was at most.
+    pub fn accessed(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64 {
+        let threshold = self.msrs.pmu().latency_threshold();
+        let mut shared = self.msrs.wants_caches().then(|| self.board.cache());
+        let last: Option<&mut Cache> = shared.as_deref_mut();
+        let told = (&mut self.events.totals, ring, threshold);
+        self.unit.access(accesses, last, &Who::default(), told)
+    }
+
+    /// A line, or everything, was flushed from the caches.
+    pub fn flushed(&mut self, gpa: Option<u64>) {
+        if self.unit.caches_are_cold() {
+            return;
+        }
+        let mut last = self.board.cache();
+        match gpa {
+            Some(gpa) => self.unit.flush(&mut last, gpa),
+            None => {
+                self.unit.flush_all();
+                last.clear(|_| ());
+            }
+        }
+    }
+
+    /// What the engine does for the counters, but for cycles.
+    pub fn counting(&self) -> Counting {
+        let mut counting = self.msrs.counting();
+        if let Some(due) = &mut counting.record {
+            due.data = self.msrs.pmu().due_data().map(|of| self.unit.data(of));
+        }
+        counting
     }
 
     /// What has happened so far, for an engine that tells it.
@@ -156,6 +197,16 @@ impl Models {
     pub fn pebs_stored(&mut self, stored: &Stored) {
         if self.msrs.pebs_stored(stored) {
             self.board.irq.request_pmi(self.id);
+        }
+    }
+
+    /// The processor enters system-management mode, or leaves it.
+    pub fn smm(&mut self, entered: bool) {
+        self.count();
+        if entered {
+            self.msrs.enter_smm();
+        } else {
+            self.msrs.leave_smm();
         }
     }
 

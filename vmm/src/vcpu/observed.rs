@@ -8,7 +8,7 @@ use hindsight_cpu::branch::{Branch, Observe};
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::msr::Effect;
 use hindsight_cpu::pmu::pebs::Stored;
-use hindsight_cpu::pmu::{self, Counting, Ring};
+use hindsight_cpu::pmu::{Counting, Ring};
 use hindsight_cpu::state::{Activity, CpuState, seg};
 use hindsight_interp::{Accesses, Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
 use hindsight_regs::msr as regs;
@@ -28,6 +28,9 @@ use crate::machine::{Board, Outcome};
 
 /// Instructions between two looks at the doorbell by the run loop itself.
 const BUDGET: u64 = 1 << 24;
+
+/// The APM control port of Intel chipsets: a write raises an SMI on the processor that makes it.
+const APM_CONTROL: u16 = 0xb2;
 
 /// Ticks of the TSC that an instruction takes here, as an upper bound: a limit in cycles becomes
 /// one in instructions, which is looked at again where that ends.
@@ -102,6 +105,9 @@ impl Platform for Around {
         self.served(Kind::PortWrite(port), |models| {
             models.board.ports.write(port, data);
         });
+        if port == APM_CONTROL && self.models.msrs.has_smm() {
+            self.models.board.irq.inject_smi(self.models.id);
+        }
     }
 
     fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
@@ -160,7 +166,7 @@ impl Platform for Around {
         }
     }
 
-    fn branches(&mut self, branches: &[Branch]) {
+    fn branches(&mut self, branches: &mut [Branch]) {
         if let Some(track) = &mut self.track {
             track.follow(branches);
         }
@@ -178,7 +184,7 @@ impl Platform for Around {
     }
 
     fn counting(&mut self) -> Counting {
-        let counting = self.models.msrs.counting();
+        let counting = self.models.counting();
         let cycles = self.models.msrs.pmu().limits().cycles;
         let as_instructions = if self.track.is_some() {
             // An instruction is a tick of the clock.
@@ -196,10 +202,12 @@ impl Platform for Around {
         self.models.count();
     }
 
-    fn accessed(&mut self, ring: Ring, accesses: Accesses) {
-        let totals = &mut self.models.events().totals;
-        totals.add(pmu::Kind::Load, ring, accesses.load.into());
-        totals.add(pmu::Kind::Store, ring, accesses.store.into());
+    fn accessed(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64 {
+        self.models.accessed(ring, accesses)
+    }
+
+    fn flushed(&mut self, gpa: Option<u64>) {
+        self.models.flushed(gpa);
     }
 
     fn pebs_stored(&mut self, stored: &Stored) {
@@ -261,10 +269,15 @@ impl Platform for Around {
     fn pending(&mut self) -> Pending {
         let (id, board) = (self.models.id, &self.models.board);
         let pending = board.irq.pending(id);
+        if pending.smi && !self.models.msrs.has_smm() {
+            // Without system-management mode nobody takes it (rule SMF-10).
+            board.irq.take_smi(id);
+        }
         Pending {
             interrupt: pending.interrupt,
             nmi: pending.nmi,
-            leave: pending.init
+            smi: pending.smi && self.models.msrs.has_smm(),
+            leave: pending.init && !self.models.msrs.in_smm()
                 || pending.sipi.is_some()
                 || board.control.doorbell(id).is_rung()
                 || self.timer_is_earlier(),
@@ -286,6 +299,16 @@ impl Platform for Around {
         self.models.board.irq.take_nmi(self.models.id);
         self.models.wake();
         self.note(Noted::Nmi, 2, &[]);
+    }
+
+    fn acknowledge_smi(&mut self) {
+        self.models.board.irq.take_smi(self.models.id);
+        self.models.wake();
+        self.note(Noted::Smi, 0, &[]);
+    }
+
+    fn smm(&mut self, entered: bool) {
+        self.models.smm(entered);
     }
 
     fn retired(&mut self, count: u64, user: u64, cycles: u64) {
@@ -493,7 +516,8 @@ impl ObservedVcpu {
     pub(super) fn start_signals(&mut self) {
         let (id, board) = (self.around.models.id, self.around.models.board.clone());
         let pending = board.irq.pending(id);
-        if pending.init && board.irq.take_init(id) {
+        // INIT waits for the end of system-management mode.
+        if pending.init && !self.around.models.msrs.in_smm() && board.irq.take_init(id) {
             let mut state = self.state();
             state.init();
             if id != 0 {

@@ -138,7 +138,7 @@ fn prepared(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Prepared {
         memory: MEMORY,
         huge_pages: false,
         cpus,
-        model: CpuModel::SkylakeServer,
+        cpu: CpuModel::SkylakeServer.into(),
         engine,
     };
     let plan = Plan {

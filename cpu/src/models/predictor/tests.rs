@@ -11,6 +11,7 @@ fn branch(from: u64, to: u64, class: Class) -> Branch {
         class,
         cpl: 0,
         to_cpl: 0,
+        mispredicted: false,
     }
 }
 

@@ -242,6 +242,11 @@ impl Lapic {
         std::mem::take(&mut self.s.nmi)
     }
 
+    /// Raises an SMI, whatever the LVT says.
+    pub fn inject_smi(&mut self) {
+        self.s.smi = true;
+    }
+
     /// The processor takes an SMI.
     pub fn take_smi(&mut self) -> bool {
         std::mem::take(&mut self.s.smi)

@@ -10,7 +10,8 @@
 //!
 //! `arm=` on the command line says what is armed while it works: `lbr` records branches, `bts` stores them
 //! in a circular buffer, `watch` has a data breakpoint on memory that it does not touch, `count` counts
-//! instructions, `branches` conditional branches, `pebs` takes a sample each 10 000 instructions. `arm=toggle` does
+//! instructions, `branches` conditional branches, `pebs` takes a sample each 10 000 instructions, `misses` counts
+//! misses of the last cache in a single round. `arm=toggle` does
 //! something else: it arms and disarms the LBR round an empty function, [`TOGGLES`] times.
 //!
 //! With an empty command line, or `arm=`, it works [`ROUNDS`] rounds and leaves by the exit port: 0 when the
@@ -110,6 +111,7 @@ fn start(info: StartInfo) -> ! {
         Some("count") => pmu::select(0, 0xc0, 0, pmu::ON | pmu::INT),
         Some("branches") => pmu::select(0, 0xc4, 1, pmu::ON | pmu::INT),
         Some("pebs") => sample(),
+        Some("misses") => pmu::select(0, 0x2e, 0x41, pmu::ON | pmu::INT),
         _ => {}
     }
     let before = insn::rdtsc();
@@ -117,7 +119,8 @@ fn start(info: StartInfo) -> ! {
         (0..TOGGLES).for_each(|_| toggle());
         true
     } else {
-        (0..ROUNDS).all(|_| round(NUMBERS, SIEVE, 27) == EXPECTED)
+        let rounds = if armed == Some("misses") { 1 } else { ROUNDS };
+        (0..rounds).all(|_| round(NUMBERS, SIEVE, 27) == EXPECTED)
     };
     let ticks = insn::rdtsc().wrapping_sub(before);
     // Sixteen hexadecimal digits.

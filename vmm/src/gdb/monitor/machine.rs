@@ -114,8 +114,12 @@ pub(super) fn inject(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
             irq.set_irq(line, false);
             Ok(format!("line {line} was raised and lowered"))
         }
+        ["smi"] if debugger.board().has_smm => {
+            irq.inject_smi(cpu);
+            Ok(format!("an SMI waits for cpu {cpu}"))
+        }
         ["smi"] => Err(MonitorError::Bad(
-            "this machine has no system-management mode".to_owned(),
+            "this machine has no system-management mode: it needs --cpu +smm".to_owned(),
         )),
         _ => Err(usage()),
     }

@@ -36,6 +36,7 @@ impl Determined {
             vcpus: self.vcpus.iter_mut().map(ObservedVcpu::save).collect(),
             interrupts,
             devices,
+            cache: self.board.cache().save(),
             memory: memory.unwrap_or_default(),
         })
     }
@@ -92,6 +93,7 @@ impl Determined {
         self.board.clock.set(snapshot.ticks);
         self.board
             .restore(&snapshot.interrupts, &snapshot.devices)?;
+        self.board.cache().restore(&snapshot.cache)?;
         for (vcpu, state) in self.vcpus.iter_mut().zip(&snapshot.vcpus) {
             vcpu.restore(state)?;
         }

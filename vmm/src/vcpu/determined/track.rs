@@ -24,6 +24,7 @@ pub(in crate::vcpu) enum Noted {
     Boundary,
     Random,
     Input,
+    Smi,
 }
 
 /// What a [`Noted::Boundary`] tells of a processor: its general registers, RFLAGS, CR3, and the way it
@@ -248,6 +249,7 @@ mod tests {
             class: hindsight_cpu::branch::BranchClass::Return,
             cpl: 0,
             to_cpl: 0,
+            mispredicted: false,
         };
         let branches: Vec<_> = (0..50).map(|n| branch(n * 8, 3)).collect();
         let follow = |portions: &[&[Branch]]| {

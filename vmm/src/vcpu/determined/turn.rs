@@ -178,6 +178,7 @@ impl ObservedVcpu {
             cpu: self.cpu_state(),
             msrs: self.around.models.msrs.save(),
             events: self.around.models.events().save(),
+            unit: self.around.models.unit.save(),
             track: self
                 .around
                 .track
@@ -194,6 +195,7 @@ impl ObservedVcpu {
         state.cpu.check().map_err(vcpu)?;
         let msrs = |source| RestoreError::Msrs { cpu, source };
         self.around.models.restore(&state.msrs).map_err(msrs)?;
+        self.around.models.unit.restore(&state.unit)?;
         self.vcpu.load(&state.cpu);
         self.crashed = None;
         let events = self.around.models.events();

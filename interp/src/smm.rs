@@ -1,0 +1,57 @@
+//! System-management mode: taking an SMI, and RSM. SDM Vol. 3C, "System Management Mode".
+
+use crate::core::{CR0_PG, CR4_PAE, Core, Fault, UD_};
+use crate::op::Op;
+use crate::ops::Done;
+use hindsight_cpu::smm::{AREA_LEN, SaveArea};
+use hindsight_cpu::state::CpuState;
+
+impl Core {
+    /// The processor is in system-management mode.
+    pub(crate) fn in_smm(&self) -> bool {
+        self.st.smm.active
+    }
+
+    /// Takes an SMI at an instruction boundary: saves the state and goes to the handler.
+    pub(crate) fn system_management(&mut self) {
+        self.tell_branches();
+        self.platform().smm(true);
+        let mut state = CpuState::reset();
+        self.store(&mut state);
+        let area = state.enter_smm();
+        for (gpa, byte) in (state.smm.area()..).zip(area.0) {
+            self.write_phys(gpa, &[byte]);
+        }
+        self.load(&state);
+        self.reobserve();
+    }
+
+    fn resume(&mut self) -> Result<(), Fault> {
+        if !self.in_smm() {
+            return Err(UD_);
+        }
+        let mut area = SaveArea([0; AREA_LEN]);
+        for (gpa, byte) in (self.st.smm.area()..).zip(&mut area.0) {
+            self.read_phys(gpa, std::slice::from_mut(byte));
+        }
+        self.tell_branches();
+        let mut state = CpuState::reset();
+        self.store(&mut state);
+        state.leave_smm(&area).map_err(|_| Fault::Shutdown)?;
+        self.load(&state);
+        if self.cr0(CR0_PG) && self.cr4(CR4_PAE) && !self.lma() {
+            let loaded = self.load_pdptrs(self.st.cr3);
+            loaded.map_err(|_| Fault::Shutdown)?;
+        }
+        self.platform().smm(false);
+        self.reobserve();
+        // TF counts from the next instruction on.
+        self.no_step = true;
+        Ok(())
+    }
+}
+
+/// RSM.
+pub(crate) fn rsm(c: &mut Core, _: &Op) -> Done {
+    c.resume()
+}
