@@ -48,7 +48,7 @@ impl Debuggee {
             memory: 4 << 20,
             huge_pages: false,
             cpus: 1,
-            model: CpuModel::PortableV1,
+            cpu: CpuModel::PortableV1.into(),
             engine: Engine::Interp,
         };
         let sinks = Sinks {

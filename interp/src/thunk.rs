@@ -172,7 +172,7 @@ fn execute(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> Result<bool, Fau
     }
     c.vec.flags = c.cc.bits();
     if t.vector {
-        execute_vector(c, t)?;
+        execute_vector(c, i, t)?;
         return Ok(true);
     }
     if t.class == Class::X87 {
@@ -183,7 +183,7 @@ fn execute(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> Result<bool, Fau
 }
 
 /// Runs a vector instruction and raises what the guest has unmasked.
-fn execute_vector(c: &mut Core, t: &Thunk) -> Done {
+fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     let guest = c.vec.mxcsr;
     let open = !(guest >> 7) & 0x3f;
     c.vec.backup(t);
@@ -199,6 +199,9 @@ fn execute_vector(c: &mut Core, t: &Thunk) -> Done {
         c.vec.restore(t);
         raised = UNDERFLOW | run_masked(c, t, run & !FLUSH_TO_ZERO);
     }
+    if open & UNDERFLOW != 0 && i.mnemonic() == M::Vcvtps2ph && tiny_halves(c, i) {
+        raised |= UNDERFLOW;
+    }
     if raised & open & BEFORE != 0 {
         raised &= BEFORE;
     }
@@ -209,6 +212,22 @@ fn execute_vector(c: &mut Core, t: &Thunk) -> Done {
         return Err(if xm { Fault::Plain(XM) } else { UD_ });
     }
     Ok(())
+}
+
+/// Whether VCVTPS2PH, which never flushes to zero, made a half that is denormal: tiny, and perhaps exact.
+fn tiny_halves(c: &Core, i: &Instruction) -> bool {
+    let len = i.op1_register().size() / 2;
+    let made = match i.op0_register() {
+        Register::None => &c.vec.buffer[..len],
+        to => &c.vec.zmm[to.number() & 31][..len],
+    };
+    let wanted = match i.op_mask() {
+        Register::None | Register::K0 => u64::MAX,
+        mask => c.vec.k[mask.number() & 7],
+    };
+    let tiny = |half: &[u8]| half[1] & 0x7c == 0 && (half[0] != 0 || half[1] & 3 != 0);
+    let mut halves = made.chunks_exact(2).enumerate();
+    halves.any(|(n, half)| wanted >> n & 1 != 0 && tiny(half))
 }
 
 /// Runs a vector instruction with this MXCSR; answers the exceptions it flagged.

@@ -32,6 +32,8 @@ const RENEW: u64 = 256;
 const KEEP: u64 = 16;
 /// Differences after which a class is left alone.
 const ENOUGH: u64 = 60;
+/// Seconds after which a batch in KVM is taken for one without an end, even in an emulator.
+const LIMIT: u32 = 30;
 /// More than any batch takes.
 const BUDGET: u64 = 1 << 20;
 
@@ -84,14 +86,23 @@ impl Ram {
         kernel.load(bytes, batch);
     }
 
-    /// What must be equal after a run.
-    fn digest(&mut self, batch: &SystemBatch) -> u64 {
+    /// What must be equal after a run, and how it ended.
+    fn digest(&mut self, batch: &SystemBatch, end: End) -> u64 {
         let bytes = self.map.bytes();
         let parts = batch.kernel.compared(batch);
-        parts.into_iter().fold(0, |sum, (_, from, to)| {
+        parts.into_iter().fold(end as u64, |sum, (_, from, to)| {
             xxh3_64_with_seed(&bytes[from..to], sum)
         })
     }
+}
+
+/// How a batch may end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// By its last instruction.
+    Done,
+    /// By a triple fault: cases after it did not run.
+    Shutdown,
 }
 
 fn segment(s: &Segment) -> kvm_segment {
@@ -113,8 +124,16 @@ fn segment(s: &Segment) -> kvm_segment {
     }
 }
 
+extern "C" fn interrupted(_: libc::c_int) {}
+
 impl Judge {
     fn new() -> Result<Self> {
+        // SAFETY: the handler does nothing; without SA_RESTART the signal ends KVM_RUN.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = interrupted as *const () as usize;
+            libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut());
+        }
         let kvm = Kvm::new().context("there is no usable /dev/kvm")?;
         let vm = kvm.create_vm()?;
         vm.set_tss_address(0xfffb_d000).ok();
@@ -159,18 +178,25 @@ impl Judge {
         Ok(())
     }
 
-    fn run(&mut self, batch: &SystemBatch) -> Result<()> {
+    /// Runs a batch. After any other end than [`End::Done`] it is good for nothing more.
+    fn run(&mut self, batch: &SystemBatch) -> Result<End> {
         self.ram.load(batch);
         self.state(&batch.kernel.start(batch))?;
-        match self.vcpu.run()? {
+        // SAFETY: `Judge::new` has set a handler for the signal, which only interrupts KVM_RUN.
+        unsafe { libc::alarm(LIMIT) };
+        let exit = self.vcpu.run();
+        // SAFETY: as above.
+        unsafe { libc::alarm(0) };
+        match exit.context("KVM did not come to the end of the batch")? {
             VcpuExit::IoOut(0xf4, _) => {}
+            VcpuExit::Shutdown => return Ok(End::Shutdown),
             other => bail!("KVM ended with {other:?}"),
         }
         // The OUT is over when KVM is entered again: not here, as all state is set anew.
         self.vcpu.set_kvm_immediate_exit(1);
         let _ = self.vcpu.run();
         self.vcpu.set_kvm_immediate_exit(0);
-        Ok(())
+        Ok(End::Done)
     }
 }
 
@@ -193,7 +219,7 @@ impl Ours {
         })
     }
 
-    fn run(&mut self, batch: &SystemBatch) -> Result<()> {
+    fn run(&mut self, batch: &SystemBatch) -> Result<End> {
         self.batches += 1;
         if self.batches > RENEW {
             *self = Self::new()?;
@@ -203,7 +229,8 @@ impl Ours {
         self.cpu.load(&batch.kernel.start(batch));
         self.around.done = false;
         match self.cpu.run(&mut self.around, BUDGET) {
-            Exit::Leave if self.around.done => Ok(()),
+            Exit::Leave if self.around.done => Ok(End::Done),
+            Exit::Shutdown => Ok(End::Shutdown),
             other => bail!("the interpreter ended with {other:?}"),
         }
     }
@@ -223,25 +250,40 @@ impl Versus {
 
     /// Whether KVM leaves what the interpreter left elsewhere.
     fn agrees(&mut self, batch: &SystemBatch, expected: u64) -> Result<bool> {
-        if self.judge.run(batch).is_err() {
+        let end = self.judge.run(batch);
+        let agrees = match &end {
+            Ok(end) => self.judge.ram.digest(batch, *end) == expected,
+            Err(_) => false,
+        };
+        if !matches!(end, Ok(End::Done)) {
             self.judge = Judge::new()?;
-            return Ok(false);
         }
-        Ok(self.judge.ram.digest(batch) == expected)
+        Ok(agrees)
     }
 
-    /// Runs a batch on both; None if all is equal.
+    /// Runs a batch on both; None if all is equal. A triple fault ends both in the same way.
     fn differs(&mut self, batch: &SystemBatch) -> Result<Option<String>> {
-        if let Err(e) = self.judge.run(batch) {
+        let (judged, ours) = (self.judge.run(batch), self.ours.run(batch));
+        let text = match (&judged, &ours) {
+            (Ok(theirs), Ok(ours)) => self.compare(batch, *theirs, *ours),
+            (Err(e), _) | (_, Err(e)) => e.to_string(),
+        };
+        if !matches!(judged, Ok(End::Done)) {
             self.judge = Judge::new()?;
-            return Ok(Some(e.to_string()));
         }
-        if let Err(e) = self.ours.run(batch) {
+        if ours.is_err() {
             self.ours = Ours::new()?;
-            return Ok(Some(e.to_string()));
         }
+        Ok((!text.is_empty()).then_some(text))
+    }
+
+    /// What differs after a batch; nothing if all is equal.
+    fn compare(&mut self, batch: &SystemBatch, their_end: End, our_end: End) -> String {
         let (theirs, ours) = (self.judge.ram.map.bytes(), self.ours.ram.map.bytes());
         let mut text = String::new();
+        if their_end != our_end {
+            text += &format!("end: KVM {their_end:?}, ours {our_end:?}; ");
+        }
         for (name, from, to) in batch.kernel.compared(batch) {
             let (a, b) = (&theirs[from..to], &ours[from..to]);
             if let Some(at) = a.iter().zip(b).position(|(a, b)| a != b) {
@@ -254,7 +296,7 @@ impl Versus {
                 );
             }
         }
-        Ok((!text.is_empty()).then_some(text))
+        text
     }
 
     /// Runs a batch; a difference is bisected to its case. With what the interpreter leaves known
@@ -409,7 +451,7 @@ pub fn expect(classes: &[SystemClass], cases: u64, seed: u64) -> Result<Expected
         for index in 0..cases.div_ceil(SLOTS as u64 - 1) {
             let batch = build(class, seed_of(seed, class, index), SLOTS);
             digests.push(match ours.run(&batch) {
-                Ok(()) => ours.ram.digest(&batch),
+                Ok(end) => ours.ram.digest(&batch, end),
                 Err(e) => {
                     println!("{} {:#x}: {e}", class.name(), seed_of(seed, class, index));
                     ours = Ours::new()?;

@@ -268,10 +268,6 @@ fn bad_input_is_one_line_and_status_two_and_leaves_nothing() {
             &["spin", "--mode", "real", "--cpu", "z80"],
             "skylake-server",
         ),
-        (
-            &["spin", "--mode", "real", "--cpu", "-pmu"],
-            "pebs needs pmu",
-        ),
         (&["spin", "--mode", "real", "--cpu", "pmu=9"], "4 or 8"),
         (
             &["spin", "--mode", "real", "--cpu", "+l2cat"],

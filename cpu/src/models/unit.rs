@@ -108,6 +108,8 @@ pub struct Unit {
     predictor: Predictor,
     caches: Hierarchy,
     last: Last,
+    /// RMIDs of the lines that went to or from memory, until they are asked for.
+    moved: Vec<u16>,
 }
 
 impl Unit {
@@ -184,10 +186,22 @@ impl Unit {
             };
             let served = self.caches.access(last, &request, second);
             furthest = furthest.max(served.level);
+            if served.level == Level::Memory {
+                self.moved.push(who.rmid);
+            }
+            let left = served.last.and_then(|last| last.evicted);
+            let written = served.written.into_iter().chain([left]).flatten();
+            self.moved
+                .extend(written.filter(|gone| gone.dirty).map(|gone| gone.rmid));
             came += u64::from(served.level >= Level::L3);
             missed += u64::from(served.level == Level::Memory);
         }
         (furthest, came, missed)
+    }
+
+    /// Calls `each` with the RMID of every line that went to or from memory since the last call.
+    pub fn take_moved(&mut self, each: impl FnMut(u16)) {
+        self.moved.drain(..).for_each(each);
     }
 
     /// What a PEBS record tells of the instruction that retired last.

@@ -1,9 +1,12 @@
 //! The performance-monitoring unit among the other models: what it takes from IA32_DEBUGCTL, and
 //! what it does to branch recording.
 
+use hindsight_regs::rdt;
+
 use super::Msrs;
 use crate::branch::Observe;
 use crate::facility::Facilities;
+use crate::models::{Geometry, Who};
 use crate::pmu::pebs::{Due, Stored};
 use crate::pmu::{Counting, EventTotals, Freeze, Needs, Pmu};
 
@@ -30,7 +33,51 @@ impl Msrs {
 
     /// Somebody wants to know what the caches do.
     pub fn wants_caches(&self) -> bool {
-        self.pmu.needs().contains(Needs::CACHES)
+        self.pmu.needs().contains(Needs::CACHES) || self.charges()
+    }
+
+    /// What the caches do is charged to RMIDs, and kept to capacity masks.
+    pub fn charges(&self) -> bool {
+        self.config.models && self.rdt.is_armed()
+    }
+
+    /// On whose behalf the processor accesses memory. A mask of the second level has a bit for two ways.
+    pub fn who(&self) -> Who {
+        const SECOND: u32 = rdt::L2_MASK_BITS;
+        if !self.charges() {
+            return Who::default();
+        }
+        let class = self.rdt.class();
+        let narrow = |mask: u64| u32::try_from(mask).unwrap_or(u32::MAX);
+        let second = |mask: u64| match mask {
+            0 => Geometry::L2.all_ways(),
+            mask => (0..SECOND)
+                .filter(|bit| mask >> bit & 1 != 0)
+                .fold(0, |ways, bit| ways | 0b11 << (2 * bit)),
+        };
+        Who {
+            rmid: u16::try_from(class.rmid).unwrap_or(0),
+            data: narrow(class.l3_data),
+            code: narrow(class.l3_code),
+            second_data: second(class.l2_data),
+            second_code: second(class.l2_code),
+        }
+    }
+
+    /// The RMID whose occupancy IA32_QM_CTR shows next, if it shows one.
+    pub fn monitored(&self) -> Option<u16> {
+        let rmid = self.rdt.monitored()?;
+        u16::try_from(rmid).ok().filter(|_| self.charges())
+    }
+
+    /// How many lines of the last level the [`Msrs::monitored`] RMID has.
+    pub const fn set_occupied(&mut self, lines: u64) {
+        self.rdt.set_occupied(lines);
+    }
+
+    /// Use of resource control may have begun or ended.
+    pub(super) fn follow_use(&self) {
+        self.rdt.package().set_warm(self.charges());
     }
 
     /// What an engine that executes instruction after instruction does for the counters; cycles,
@@ -38,7 +85,7 @@ impl Msrs {
     pub fn counting(&self) -> Counting {
         let limits = self.pmu.limits();
         let needs = self.pmu.needs();
-        let accesses = needs.intersects(Needs::ACCESSES | Needs::CACHES);
+        let accesses = needs.contains(Needs::ACCESSES) || self.wants_caches();
         // PEBS is off in system-management mode (rule PEBS-25).
         let record = (self.pmu.due() != 0 && self.suspended.is_none()).then(|| Due {
             area: self.branch.ds_area(),

@@ -254,7 +254,10 @@ impl Msrs {
                 self.follow_freeze();
                 Effect::None
             }
-            Owner::Rdt if self.rdt.write(index, value) => Effect::None,
+            Owner::Rdt if self.rdt.write(index, value) => {
+                self.follow_use();
+                Effect::None
+            }
             Owner::Rdt => return WrmsrOutcome::Fault,
             Owner::Constant => Effect::None,
             Owner::Stored => self.write_stored(spec, index, value),
@@ -370,6 +373,7 @@ impl Msrs {
         self.branch.restore(&state.branch)?;
         self.pmu.restore(&state.pmu)?;
         self.rdt.restore(&state.rdt)?;
+        self.follow_use();
         self.smis = state.smis;
         self.suspended = state.suspended;
         self.follow_freeze();

@@ -160,7 +160,11 @@ impl Session {
                 self.acknowledges = false;
             }
             b"?" => self.tell_reason(debugger),
-            b"k" => return Next::Killed,
+            b"k" => {
+                // gdb is gone by then; lldb waits for it.
+                self.reply(b"X09");
+                return Next::Killed;
+            }
             _ if body.starts_with(b"vKill;") => {
                 self.reply(b"OK");
                 return Next::Killed;

@@ -45,6 +45,8 @@ pub struct KvmVcpu {
     xsave_layout: XsaveLayout,
     /// An instruction waits for KVM_RUN to complete it.
     pending: bool,
+    /// What KVM_RUN left in the kvm_run page is still the state: no call has changed any since.
+    synced: bool,
     /// XCR0 as KVM has it.
     xcr0: u64,
     /// The TSC offset that KVM was given last.
@@ -90,6 +92,7 @@ impl KvmVcpu {
             fd,
             xsave_layout,
             pending: false,
+            synced: false,
             xcr0: 1,
             tsc_offset: None,
             detects: false,
@@ -134,6 +137,7 @@ impl KvmVcpu {
         let result = self.fd.run().map(|_| ());
         self.in_guest.store(false, Ordering::SeqCst);
         self.pending = false;
+        self.synced = true;
         let run = self.fd.get_kvm_run();
         let cr8 = run.cr8;
         match result {
@@ -171,6 +175,7 @@ impl KvmVcpu {
         let result = self.fd.run().map(|_| ());
         self.fd.set_kvm_immediate_exit(0);
         self.pending = false;
+        self.synced = true;
         match result {
             Ok(()) => {
                 self.pending = true;
@@ -202,7 +207,8 @@ impl KvmVcpu {
     /// # Errors
     ///
     /// When KVM refuses, for example because one waits already.
-    pub fn interrupt(&self, vector: u8) -> Result<(), KvmError> {
+    pub fn interrupt(&mut self, vector: u8) -> Result<(), KvmError> {
+        self.synced = false;
         ioctls::interrupt(&self.fd, vector).map_err(|source| KvmError::Ioctl {
             call: "KVM_INTERRUPT",
             source,
@@ -214,7 +220,8 @@ impl KvmVcpu {
     /// # Errors
     ///
     /// When KVM refuses.
-    pub fn nmi(&self) -> Result<(), KvmError> {
+    pub fn nmi(&mut self) -> Result<(), KvmError> {
+        self.synced = false;
         self.fd.nmi().map_err(ioctl("KVM_NMI"))
     }
 
@@ -337,6 +344,9 @@ impl KvmVcpu {
     }
 
     fn events(&self) -> Result<kvm_vcpu_events, KvmError> {
+        if self.synced {
+            return Ok(self.fd.sync_regs().events);
+        }
         let events = self.fd.get_vcpu_events();
         events.map_err(ioctl("KVM_GET_VCPU_EVENTS"))
     }
@@ -358,9 +368,10 @@ impl KvmVcpu {
     /// # Errors
     ///
     /// When the ioctl fails.
-    pub fn inject_debug_exception(&self) -> Result<(), KvmError> {
+    pub fn inject_debug_exception(&mut self) -> Result<(), KvmError> {
         const DB: u8 = 1;
         let mut events = self.events()?;
+        self.synced = false;
         (events.exception.injected, events.exception.pending) = (1, 0);
         (events.exception.nr, events.exception.has_error_code) = (DB, 0);
         events.exception_has_payload = 0;
@@ -442,6 +453,7 @@ impl KvmVcpu {
     /// When KVM refuses the state.
     pub fn load(&mut self, state: &CpuState, apic_base: u64) -> Result<(), KvmError> {
         debug_assert!(!self.pending, "complete the instruction first");
+        self.synced = false;
         let fd = &self.fd;
         let sregs = state::export_sregs(state, apic_base);
         if state::is_pae(state) && self.vm.has_sregs2() {
@@ -516,8 +528,17 @@ impl KvmVcpu {
     pub fn store(&mut self, state: &mut CpuState) -> Result<(), KvmError> {
         debug_assert!(!self.pending, "complete the instruction first");
         let fd = &self.fd;
-        state::import_regs(&fd.get_regs().map_err(ioctl("KVM_GET_REGS"))?, state);
-        state::import_sregs(&fd.get_sregs().map_err(ioctl("KVM_GET_SREGS"))?, state);
+        let (regs, sregs) = if self.synced {
+            let there = fd.sync_regs();
+            (there.regs, there.sregs)
+        } else {
+            (
+                fd.get_regs().map_err(ioctl("KVM_GET_REGS"))?,
+                fd.get_sregs().map_err(ioctl("KVM_GET_SREGS"))?,
+            )
+        };
+        state::import_regs(&regs, state);
+        state::import_sregs(&sregs, state);
         let xsave = fd.get_xsave().map_err(ioctl("KVM_GET_XSAVE"))?;
         let mut bytes = [0; 4096];
         for (to, word) in bytes.chunks_exact_mut(4).zip(xsave.region) {

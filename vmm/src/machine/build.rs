@@ -85,7 +85,7 @@ pub enum MachineError {
     #[error(transparent)]
     Bus(#[from] BusError),
     /// The processor cannot be had here.
-    #[error("--cpu: {0}")]
+    #[error("--cpu")]
     Profile(#[from] ProfileError),
     /// The number of processors is impossible.
     #[error("a machine has 1 to {CPUS_MAX} processors, not {0}")]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hindsight_cpu::branch::Branch;
-use hindsight_cpu::models::{Accesses, Cache, Unit, Who};
+use hindsight_cpu::models::{Accesses, Cache, Unit};
 use hindsight_cpu::msr::{
     Effect, MsrError, Msrs, MsrsState, Now, Owner, RdmsrOutcome, WrmsrOutcome, find,
 };
@@ -146,7 +146,21 @@ impl Models {
         let mut shared = self.msrs.wants_caches().then(|| self.board.cache());
         let last: Option<&mut Cache> = shared.as_deref_mut();
         let told = (&mut self.events.totals, ring, threshold);
-        self.unit.access(accesses, last, &Who::default(), told)
+        let used = self.unit.access(accesses, last, &self.msrs.who(), told);
+        let rdt = self.msrs.rdt();
+        self.unit
+            .take_moved(|rmid| rdt.package().moved(rmid.into(), 1));
+        used
+    }
+
+    /// IA32_QM_CTR shows what the caches hold now.
+    fn look_at_caches(&mut self, index: u32) {
+        if index == regs::IA32_QM_CTR
+            && let Some(rmid) = self.msrs.monitored()
+        {
+            let lines = self.board.cache().lines_of(rmid);
+            self.msrs.set_occupied(lines);
+        }
     }
 
     /// A line, or everything, was flushed from the caches.
@@ -249,6 +263,7 @@ impl Models {
     /// [`Gp`] where the guest gets #GP(0).
     pub fn rdmsr(&mut self, index: u32) -> Result<Option<u64>, Gp> {
         self.count_before(index);
+        self.look_at_caches(index);
         match self.msrs.read(index, self.now()) {
             RdmsrOutcome::Value(value) => Ok(Some(value)),
             RdmsrOutcome::Apic => self.rdmsr_apic(index).map(Some),
@@ -263,6 +278,7 @@ impl Models {
 
     /// What RDMSR would show, without a trace. `None`: no such MSR, or part of the processor state.
     pub fn peek_msr(&mut self, index: u32) -> Option<u64> {
+        self.look_at_caches(index);
         match self.msrs.read(index, self.now()) {
             RdmsrOutcome::Value(value) => Some(value),
             RdmsrOutcome::Apic => self.rdmsr_apic(index).ok(),

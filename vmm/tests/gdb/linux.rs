@@ -27,7 +27,7 @@ fn kernel_is_debugged_with_its_own_symbols() {
         continue
         symbol-file target:/kernel
         delete
-        hbreak start_kernel
+        hbreak *&start_kernel
         continue
         info symbol $pc
         stepi 3
@@ -61,12 +61,14 @@ fn kernel_is_debugged_with_its_own_symbols() {
             "Old value = 0",
             "New value = 1",
             "the guest switches the machine off",
-            "Old value = ",
+            "Old value = 5",
+            "New value = 3",
             "in section .text",
             "at instruction ",
-            "Hardware watchpoint 4",
-            "in section .",
-            "it is not moved",
+            "Old value = 3",
+            "New value = 2",
+            "kernel_init",
+            "symbol-file target:/kernel",
         ],
     );
 }

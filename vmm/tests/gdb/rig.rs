@@ -101,7 +101,9 @@ impl Run {
         build(&guest, dir.path());
         let socket = dir.path().join("gdb");
         let mut command = Command::new(env!("CARGO_BIN_EXE_hindsight"));
-        command.args(["run", "--timeout", "120", "--engine", "interp"]);
+        let image = matches!(guest, Guest::Image(_));
+        let limit = if image { "900" } else { "120" };
+        command.args(["run", "--timeout", limit, "--engine", "interp"]);
         command.args(["--gdb", &format!("unix:{}", socket.display())]);
         match guest {
             Guest::Real(_) => command

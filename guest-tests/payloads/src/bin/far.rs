@@ -148,7 +148,7 @@ case! {
 }
 
 case! {
-    name: "enter_64", cpl: [0, 3], rules: [], needs: ["exceptions"], needs_cpl3: ["iretq-cpl3"],
+    name: "enter_64", cpl: [0, 3], rules: [], needs: ["exceptions"], needs_cpl0: ["intn-cpl0"], needs_cpl3: ["iretq-cpl3"],
     about: "ENTER of level 2 in 64-bit code copies one frame pointer of 8 bytes",
     fn body(ctx) {
         let frames = [0_u64, 0x1111_2222_3333, 0];

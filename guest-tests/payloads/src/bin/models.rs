@@ -68,13 +68,14 @@ case! {
     about: "PEBS on C5H records the branch that chance decides",
     fn body(ctx) {
         need_pebs!(ctx);
-        let ds = Ds::new(16, 16, [20_u64.wrapping_neg(); 4]);
-        pmu::preset(0, 20);
+        let ds = Ds::new(16, 16, [50_u64.wrapping_neg(); 4]);
+        // Once the branch of the loop has been learnt.
+        pmu::preset(0, 5000);
         pmu::select(0, 0xc5, 1, ON);
         msr::write(reg::IA32_PEBS_ENABLE, 1);
         let branch: u64;
         counted!(1,
-            "mov r9d, 1000", "mov r8d, 1",
+            "mov r9d, 20000", "mov r8d, 1",
             "2: imul r8d, r8d, 1664525", "add r8d, 1013904223",
             "test r8d, r8d", "5: js 3f", "nop", "3: sub r9d, 1", "jnz 2b", "lea r10, [rip + 5b]";
             out("r8") _, out("r9") _, out("r10") branch);

@@ -49,7 +49,7 @@ macro_rules! on_hindsight {
 }
 
 case! {
-    name: "no_pebs", cpl: [0], rules: ["PCAP-04", "MSR-39", "MSR-05"], needs: ["msr-exit"], cpu: "-pebs",
+    name: "no_pebs", cpl: [0], rules: ["PCAP-04", "MSR-39", "MSR-05"], needs: ["msr-exit", "guestbp-io"], cpu: "-pebs",
     about: "without PEBS: capability bits, registers and the bit in IA32_MISC_ENABLE go together",
     fn body(ctx) {
         on_hindsight!(ctx);
@@ -63,7 +63,7 @@ case! {
 }
 
 case! {
-    name: "no_lbr", cpl: [0], rules: ["PCAP-04", "MSR-39"], needs: ["msr-exit"], cpu: "-lbr",
+    name: "no_lbr", cpl: [0], rules: ["PCAP-04", "MSR-39"], needs: ["msr-exit", "guestbp-io"], cpu: "-lbr",
     about: "without the LBR stack: format 0, no registers of it, and no LBR in IA32_DEBUGCTL",
     fn body(ctx) {
         on_hindsight!(ctx);
@@ -79,7 +79,7 @@ case! {
 }
 
 case! {
-    name: "no_bts", cpl: [0], rules: ["PCAP-04", "MSR-05", "MSR-39"], needs: ["msr-exit"], cpu: "-bts,-pebs",
+    name: "no_bts", cpl: [0], rules: ["PCAP-04", "MSR-05", "MSR-39"], needs: ["msr-exit", "guestbp-io"], cpu: "-bts,-pebs",
     about: "without BTS and PEBS there is no DS area",
     fn body(ctx) {
         on_hindsight!(ctx);
@@ -91,7 +91,7 @@ case! {
 }
 
 case! {
-    name: "no_pmu", cpl: [0], rules: ["PCAP-04", "MSR-05", "MSR-39"], needs: ["msr-exit"], cpu: "-pmu,-pebs",
+    name: "no_pmu", cpl: [0], rules: ["PCAP-04", "MSR-05", "MSR-39"], needs: ["msr-exit", "guestbp-io"], cpu: "-pmu,-pebs",
     about: "without counters: no leaf 0AH, no registers, no freezing in IA32_DEBUGCTL",
     fn body(ctx) {
         on_hindsight!(ctx);
@@ -111,7 +111,7 @@ case! {
 
 case! {
     name: "eight_counters", cpl: [0], rules: ["PMU-03", "CPU-08", "MSR-03", "MSR-04", "MSR-15", "MSR-16", "MSR-22"],
-    needs: ["msr-exit"], cpu: "pmu=8",
+    needs: ["msr-exit", "guestbp-io"], cpu: "pmu=8",
     about: "a processor with one thread in each core has eight counters, of which four take PEBS records",
     fn body(ctx) {
         on_hindsight!(ctx);
@@ -138,7 +138,7 @@ case! {
 }
 
 case! {
-    name: "no_rdt", cpl: [0], rules: ["RDT-01", "RDT-11"], needs: ["msr-exit"], cpu: "-rdt",
+    name: "no_rdt", cpl: [0], rules: ["RDT-01", "RDT-11"], needs: ["msr-exit", "guestbp-io"], cpu: "-rdt",
     about: "without resource control there are neither leaves nor registers",
     fn body(ctx) {
         on_hindsight!(ctx);
@@ -158,7 +158,7 @@ case! {
 }
 
 case! {
-    name: "only_delays", cpl: [0], rules: ["RDT-06", "RDT-11", "CAT-01"], needs: ["msr-exit"], cpu: "-cmt,-mbm,-l3cat,-cdp",
+    name: "only_delays", cpl: [0], rules: ["RDT-06", "RDT-11", "CAT-01"], needs: ["msr-exit", "guestbp-io"], cpu: "-cmt,-mbm,-l3cat,-cdp",
     about: "with delay values alone: eight classes and no RMID",
     fn body(ctx) {
         on_hindsight!(ctx);
@@ -174,7 +174,7 @@ case! {
 }
 
 case! {
-    name: "no_x2apic_no_deadline", cpl: [0], rules: ["MSR-26", "MSR-39"], needs: ["msr-exit", "tsc-deadline-exit"],
+    name: "no_x2apic_no_deadline", cpl: [0], rules: ["MSR-26", "MSR-39"], needs: ["msr-exit", "tsc-deadline-exit", "guestbp-io"],
     cpu: "-x2apic,-tsc-deadline,-tsc-adjust,-rdtscp",
     about: "what a processor without the features of the foundation lacks",
     fn body(ctx) {

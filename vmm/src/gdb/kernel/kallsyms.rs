@@ -4,7 +4,8 @@
 //! The tables have no header. What they have is a table of 256 tokens, of which those of the digits
 //! are the digits themselves; all others lie next to it, in one of two orders:
 //!
-//! - until Linux 6.1: offsets, base, count, names, markers, tokens, indices of tokens;
+//! - until Linux 6.3: offsets, base, count, names, markers, since 6.2 (and in long-term kernels) the
+//!   numbers of the names in order of the alphabet, tokens, indices of tokens;
 //! - since Linux 6.4: count, names, markers, tokens, indices of tokens, offsets, base.
 
 /// Tokens of the digits, with the zero that ends each.
@@ -16,8 +17,11 @@ const PER_MARKER: usize = 256;
 /// Most symbols that are believed: a kernel has some hundred thousand.
 const SYMBOLS_MAX: usize = 4_000_000;
 
-/// Most bytes of a name in its compressed form, with its length.
-const NAME_MAX: usize = 512;
+/// How far the names begin before the tokens at most, in bytes.
+const REACH: u64 = 32 << 20;
+
+/// Names that are looked at to find the first one: a guest may have made up its memory.
+const LOOKS_MAX: usize = 50_000_000;
 
 /// Where kernels are linked to, and moved to.
 const KERNEL_FIRST: u64 = 0xffff_ffff_8000_0000;
@@ -34,10 +38,6 @@ pub(super) struct Symbol {
 /// Reads memory; `None` if not all of it is there.
 pub(super) trait Source {
     fn read(&self, at: u64, len: usize) -> Option<Vec<u8>>;
-
-    fn u32(&self, at: u64) -> Option<u32> {
-        Some(u32::from_le_bytes(self.read(at, 4)?.try_into().ok()?))
-    }
 
     fn u64(&self, at: u64) -> Option<u64> {
         Some(u64::from_le_bytes(self.read(at, 8)?.try_into().ok()?))
@@ -83,26 +83,6 @@ fn tokens(source: &impl Source, digits: u64) -> Option<(Vec<Vec<u8>>, u64, u64)>
     Some((found, start, index_at + 512))
 }
 
-/// The markers in front of `end`: where they begin, how many, and the last one.
-fn markers(source: &impl Source, end: u64) -> Option<(u64, usize, u32)> {
-    let mut at = end.checked_sub(4)?;
-    // The table of the tokens is aligned.
-    if source.u32(at)? == 0 {
-        at -= 4;
-    }
-    let last = source.u32(at)?;
-    let (mut count, mut before) = (1, last);
-    while before != 0 {
-        at = at.checked_sub(4)?;
-        let marker = source.u32(at)?;
-        if marker >= before || count > SYMBOLS_MAX / PER_MARKER {
-            return None;
-        }
-        (count, before) = (count + 1, marker);
-    }
-    Some((at, count, last))
-}
-
 /// The length of a name that begins `bytes`, and how many bytes say so.
 fn name_length(bytes: &[u8]) -> Option<(usize, usize)> {
     match *bytes.first()? {
@@ -114,45 +94,64 @@ fn name_length(bytes: &[u8]) -> Option<(usize, usize)> {
     }
 }
 
-/// Bytes that `count` names take.
-fn walk(names: &[u8], count: usize) -> Option<usize> {
+/// Goes through `count` names at the beginning of `text`: the bytes that they take, and where each
+/// one is that has a marker. Each name is one of `looks`.
+fn walk(text: &[u8], count: usize, looks: &mut usize) -> Option<(usize, Vec<u32>)> {
     let mut at = 0;
-    for _ in 0..count {
-        let (len, head) = name_length(names.get(at..)?)?;
+    let mut markers = Vec::new();
+    for i in 0..count {
+        if i % PER_MARKER == 0 {
+            markers.push(u32::try_from(at).ok()?);
+        }
+        *looks = looks.checked_sub(1)?;
+        let (len, head) = name_length(text.get(at..)?)?;
         if len == 0 {
             return None;
         }
         at += len + head;
     }
-    (at <= names.len()).then_some(at)
+    (at <= text.len()).then_some((at, markers))
+}
+
+/// The bytes of the `count` names at the beginning of `text`, if the markers follow, and then what
+/// there may be up to the tokens, which are behind `text`.
+fn names(text: &[u8], count: usize, looks: &mut usize) -> Option<usize> {
+    let (len, markers) = walk(text, count, looks)?;
+    let aligned = |at: usize| at.next_multiple_of(8);
+    let found = text.get(aligned(len)..)?.get(..4 * markers.len())?;
+    let words = found.chunks_exact(4);
+    let same = words
+        .zip(&markers)
+        .all(|(word, marker)| word == marker.to_le_bytes());
+    let end = aligned(aligned(len) + 4 * markers.len());
+    // The numbers of the names take three bytes each.
+    let fits = [end, aligned(end + 3 * count)].contains(&text.len());
+    (same && fits).then_some(len)
 }
 
 impl Tables {
     /// The tables whose tokens of the digits are at `digits`.
     pub(super) fn find(source: &impl Source, digits: u64) -> Option<Self> {
         let (tokens, start, end) = tokens(source, digits)?;
-        let (markers, marker_count, last) = markers(source, start)?;
-        let most = (markers.checked_sub(u64::from(last))?) & !7;
-        let least = most.saturating_sub((PER_MARKER * NAME_MAX) as u64);
-        let counts = (marker_count - 1) * PER_MARKER + 1..=marker_count * PER_MARKER;
-        let mut names = most;
-        while names > least {
-            let count = source.u32(names - 8)? as usize;
-            if counts.contains(&count) {
-                let len = usize::try_from(markers - names).ok()?;
-                let whole = source.read(names, len)?;
-                // The markers are aligned.
-                if walk(&whole, count).is_some_and(|used| len - used < 8) {
-                    return Some(Self {
-                        tokens,
-                        end,
-                        names,
-                        len,
-                        count,
-                    });
-                }
+        let reach = REACH.min(start) & !7;
+        let text = source.read(start - reach, usize::try_from(reach).ok()?)?;
+        let mut looks = LOOKS_MAX;
+        // The count is in front of the names, and both are aligned.
+        for at in (8..text.len()).step_by(8).rev() {
+            let count = u64::from_le_bytes(text[at - 8..at].try_into().ok()?);
+            let count = usize::try_from(count).ok()?;
+            if !(1..=SYMBOLS_MAX).contains(&count) {
+                continue;
             }
-            names -= 8;
+            if let Some(len) = names(&text[at..], count, &mut looks) {
+                return Some(Self {
+                    tokens,
+                    end,
+                    names: start - reach + at as u64,
+                    len,
+                    count,
+                });
+            }
         }
         None
     }
@@ -233,8 +232,8 @@ mod tests {
     }
 
     /// What `scripts/kallsyms.c` makes of these, without compression but for one token; `late` in the
-    /// order of Linux 6.4.
-    fn image(symbols: &[(u64, &str)], late: bool) -> Vec<u8> {
+    /// order of Linux 6.4, or with `numbers` of the names.
+    fn image(symbols: &[(u64, &str)], late: bool, numbers: bool) -> Vec<u8> {
         let mut image = vec![0xcc; 4096];
         let mut offsets = Vec::new();
         for (address, _) in symbols {
@@ -269,6 +268,10 @@ mod tests {
         pad(&mut image);
         image.extend(markers);
         pad(&mut image);
+        if numbers {
+            image.extend(vec![0x77; 3 * symbols.len()]);
+            pad(&mut image);
+        }
         let mut indices = Vec::new();
         let start = image.len();
         for code in 0..=255_u8 {
@@ -296,15 +299,15 @@ mod tests {
     }
 
     #[test]
-    fn symbols_are_read_in_both_orders_of_the_tables() {
+    fn symbols_are_read_in_each_order_of_the_tables() {
         let long = format!("T{}", "x".repeat(200));
         let mut all = vec![(0x1000, "Apercpu"), (BASE, "Tinit_all"), (BASE + 9, &*long)];
         let many: Vec<_> = (0..700)
             .map(|i| (BASE + 16 + i, format!("t_{i}")))
             .collect();
         all.extend(many.iter().map(|(address, name)| (*address, &**name)));
-        for late in [false, true] {
-            let found = symbols_of(image(&all, late)).unwrap();
+        for (late, numbers) in [(false, false), (false, true), (true, false)] {
+            let found = symbols_of(image(&all, late, numbers)).unwrap();
             assert_eq!(found.len(), all.len());
             for (symbol, (address, name)) in found.iter().zip(&all) {
                 assert_eq!(symbol.address, *address);
@@ -318,7 +321,7 @@ mod tests {
 
     #[test]
     fn what_only_looks_like_tables_is_refused() {
-        let good = image(&[(BASE, "Tinit_all"), (BASE + 4, "Tmore")], false);
+        let good = image(&[(BASE, "Tinit_all"), (BASE + 4, "Tmore")], false, true);
         assert!(symbols_of(good.clone()).is_some());
         for at in (0..good.len()).step_by(3) {
             // Whatever comes of it, it comes to an end.

@@ -15,12 +15,16 @@ use hindsight_cpu::state::CpuState;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::debugger::Debugger;
+use super::framing::BODY_MAX;
 use crate::memory;
 use crate::translate;
 use kallsyms::{DIGITS, Source, Symbol, Tables};
 
 /// The only descriptor.
 const FD: u32 = 3;
+
+/// Most bytes in one answer: escaping can double them.
+const PIECE_MAX: usize = BODY_MAX / 2 - 64;
 
 /// How far the tables are from the beginning of the kernel at most, in bytes.
 const KERNEL_MAX: u64 = 128 << 20;
@@ -156,7 +160,7 @@ impl HostIoPread for Debugger {
         };
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
         let rest = file.get(from..).unwrap_or(&[]);
-        let len = rest.len().min(count).min(buffer.len());
+        let len = rest.len().min(count).min(buffer.len()).min(PIECE_MAX);
         buffer[..len].copy_from_slice(&rest[..len]);
         Ok(len)
     }
