@@ -79,6 +79,9 @@ pub enum ProfileError {
         /// What is not.
         lacks: String,
     },
+    /// A facility that is planned only.
+    #[error("{0} is executed by no engine yet")]
+    Nowhere(String),
     /// What executes the guest cannot do it.
     #[error("{0} needs the interpreter: --engine interp")]
     Unavailable(String),
@@ -229,6 +232,10 @@ impl Profile {
     /// needs.
     pub fn facilities(&self, available: Facilities) -> Result<Facilities, ProfileError> {
         let missing = self.with.difference(available);
+        let nowhere = missing.difference(Facilities::INTERPRETED);
+        if !nowhere.is_empty() {
+            return Err(ProfileError::Nowhere(spelled(nowhere)));
+        }
         if !missing.is_empty() {
             return Err(ProfileError::Unavailable(spelled(missing)));
         }
@@ -379,9 +386,11 @@ mod tests {
             assert_eq!(all(text).unwrap_err().to_string(), expected);
         }
         assert!(all("-pmu,-pebs").is_ok() && all("-l3cat,-cdp").is_ok());
-        let native = parse("+rtm,pmu=8").unwrap().facilities(Facilities::NATIVE);
-        let expected = "rtm and pmu=8 needs the interpreter: --engine interp";
-        assert_eq!(native.unwrap_err().to_string(), expected);
+        let natively = |text| parse(text).unwrap().facilities(Facilities::NATIVE);
+        let expected = "l2cat and pmu=8 needs the interpreter: --engine interp";
+        assert_eq!(natively("+l2cat,pmu=8").unwrap_err().to_string(), expected);
+        let expected = "rtm is executed by no engine yet";
+        assert_eq!(natively("+rtm,pmu=8").unwrap_err().to_string(), expected);
     }
 
     #[test]
