@@ -239,7 +239,10 @@ pub fn kind(i: &Instruction) -> Option<Kind> {
 }
 
 fn trap(i: &Instruction) -> Option<Kind> {
-    matches!(i.mnemonic(), M::Int3 | M::Int | M::Ud2 | M::Ud1).then_some(Kind::Trap)
+    // INT 80H is Linux's way in.
+    let system_call = i.mnemonic() == M::Int && i.immediate8() == 0x80;
+    (matches!(i.mnemonic(), M::Int3 | M::Int | M::Ud2 | M::Ud1) && !system_call)
+        .then_some(Kind::Trap)
 }
 
 fn near(i: &Instruction) -> bool {
