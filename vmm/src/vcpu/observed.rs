@@ -184,6 +184,10 @@ impl Platform for Around {
     }
 
     fn counting(&mut self) -> Counting {
+        // The limits count from where the counters stand: they must stand where the processor does.
+        if !self.models.msrs.pmu().needs().is_empty() {
+            self.models.count();
+        }
         let counting = self.models.counting();
         let cycles = self.models.msrs.pmu().limits().cycles;
         let as_instructions = if self.track.is_some() {
