@@ -10,11 +10,12 @@ use hindsight_guest::insn;
 use hindsight_guest::msr::{self, GP};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{LVT_MASKED, Register, SVR_ENABLE};
+use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::trap::{self, Frame};
 use hindsight_payloads::pmu::{self, INT, MAX, ON, VECTOR};
-use hindsight_payloads::{counted, need_pmu};
+use hindsight_payloads::{counted, need_lbr, need_pmu};
 
 payload!("pmi");
 
@@ -82,6 +83,41 @@ case! {
             pmu::deafen();
             pmu::reset();
         }
+    }
+}
+
+/// Counts 5 000 instructions of a loop with these bits of IA32_DEBUGCTL: interrupts, where the interrupt came, and
+/// how far the counter was on in its handler.
+fn in_a_loop(debugctl: u64) -> ((u64, u64), u64) {
+    pmu::listen(false);
+    pmu::select(0, 0xc0, 0, ON | INT);
+    pmu::preset(0, 5000);
+    msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 1);
+    apic::write(Register::LVT_PMC, VECTOR.into());
+    msr::write(reg::IA32_DEBUGCTL, debugctl);
+    insn::sti();
+    let before = pmu::seen().taken;
+    let first: u64;
+    counted!(1, "mov r9d, 4000", "2: dec r9d", "jnz 2b", "lea r8, [rip + 2b]";
+        out("r8") first, out("r9") _);
+    insn::cli();
+    let seen = pmu::seen();
+    pmu::deafen();
+    pmu::reset();
+    let place = seen.rip.wrapping_sub(first);
+    ((seen.taken - before, place), seen.readings[0])
+}
+
+case! {
+    name: "exact_with_branches_recorded", cpl: [0], rules: ["OVF-05", "OVF-06", "OVF-09"], needs: [],
+    about: "thousands of recorded branches on the way do not put the interrupt off",
+    fn body(ctx) {
+        need_pmu!(ctx);
+        need_lbr!(ctx);
+        let plain = in_a_loop(0);
+        // Event 1 is the WRMSR, event 2 the MOV, and each round has two.
+        check_eq!(plain.0, (1, 0), "one interrupt, at the top of the loop");
+        check_eq!(in_a_loop(DebugCtl::LBR.bits()), plain, "the same with the LBR stack on");
     }
 }
 
