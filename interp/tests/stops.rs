@@ -266,3 +266,40 @@ fn guest_keeps_its_own_breakpoints_and_single_step() {
     let frame = usize::try_from(st.gpr[4]).unwrap();
     assert_eq!(rig.ram.read_u64(frame), STORE);
 }
+
+#[test]
+fn a_stop_sees_the_flags_of_an_instruction_whose_flags_are_set_again() {
+    // xor eax, eax; sub dword [rbx], 1; cmp eax, eax; jmp to itself.
+    const CODE_BYTES: [u8; 9] = [0x31, 0xc0, 0x83, 0x2b, 0x01, 0x39, 0xc0, 0xeb, 0xfe];
+    const AFTER: u64 = START + 5;
+    const HANDLER: u64 = START + 0x100;
+    /// CF, PF, AF and SF, of 0 - 1.
+    const FLAGS: u64 = 0x95;
+    const ARITHMETIC: u64 = 0x8d5;
+    let watches = Stops {
+        watch: vec![watch(DATA, 4, false, true)],
+        ..Stops::default()
+    };
+    let mut rig = Rig::new(&CODE_BYTES, |_, _| {});
+    rig.vcpu.set_stops(&watches);
+    assert!(matches!(rig.run(1000), Exit::Stop(_)));
+    let st = rig.state();
+    assert_eq!(
+        (st.rip, st.rflags & ARITHMETIC),
+        (AFTER, FLAGS),
+        "a debugger's watchpoint"
+    );
+
+    let mut rig = Rig::new(&CODE_BYTES, |ram, st| {
+        gate(ram, 1, HANDLER, 0);
+        ram.write(CODE + 0x100, &[0xeb, 0xfe]);
+        // Writes of four bytes.
+        (st.dr[0], st.dr7) = (DATA, 0x000d_0401);
+    });
+    assert_eq!(rig.run(1000), Exit::Budget);
+    let st = rig.state();
+    assert_eq!((st.rip, st.dr6 & 0xf), (HANDLER, 1), "the guest's own");
+    let frame = usize::try_from(st.gpr[4]).unwrap();
+    assert_eq!(rig.ram.read_u64(frame), AFTER);
+    assert_eq!(rig.ram.read_u64(frame + 16) & ARITHMETIC, FLAGS);
+}

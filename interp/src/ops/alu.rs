@@ -15,6 +15,8 @@ pub(crate) trait Alu: 'static {
     const CARRY: bool = false;
     /// The flags are set.
     const FLAGS: bool = true;
+    /// The same operation, where the flags are set.
+    type Loud: Alu;
     fn eval(a: u64, b: u64, cf: u64) -> u64;
     fn flags<T: Word>(a: T, b: T, r: T) -> Flags;
 }
@@ -26,6 +28,7 @@ macro_rules! alu {
         impl Alu for $name {
             const WRITES: bool = $writes;
             const CARRY: bool = $carry;
+            type Loud = Self;
             #[inline(always)]
             fn eval($a: u64, $b: u64, $c: u64) -> u64 {
                 $eval
@@ -38,7 +41,8 @@ macro_rules! alu {
     };
 }
 
-/// The same where nothing looks at the flags before they are set again.
+/// The same where nothing looks at the flags before they are set again. Whoever may leave the block after it, for a
+/// breakpoint or changed code, takes [`Alu::Loud`].
 #[derive(Debug)]
 pub(crate) struct Quiet<O>(PhantomData<O>);
 
@@ -46,6 +50,7 @@ impl<O: Alu> Alu for Quiet<O> {
     const WRITES: bool = O::WRITES;
     const CARRY: bool = O::CARRY;
     const FLAGS: bool = false;
+    type Loud = O;
     #[inline(always)]
     fn eval(a: u64, b: u64, cf: u64) -> u64 {
         O::eval(a, b, cf)
@@ -128,9 +133,7 @@ pub(crate) fn rm<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Done {
     let b: T = load(c, o)?;
     let a = c.get::<T>(o.d);
     let r = eval::<O, T>(c, a, b);
-    if O::FLAGS {
-        c.cc = O::flags(a, b, r);
-    }
+    c.cc = O::flags(a, b, r);
     if O::WRITES {
         c.put(o.d, r);
     }
@@ -145,9 +148,7 @@ fn memory<O: Alu, T: Word>(c: &mut Core, o: &Op, b: T) -> Done {
     } else {
         load(c, o)?
     };
-    if O::FLAGS {
-        c.cc = O::flags(a, b, f(a));
-    }
+    c.cc = O::flags(a, b, f(a));
     Ok(())
 }
 

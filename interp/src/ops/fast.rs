@@ -42,7 +42,7 @@ impl Place for Anywhere {
 
 pub(crate) fn alu_rm<P: Place, O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     let Some(b) = c.fast_read::<T>(P::of(c, o)) else {
-        return slowly(c, o, alu::rm::<O, T>);
+        return slowly(c, o, alu::rm::<O::Loud, T>);
     };
     let a = c.get::<T>(o.d);
     let r = eval::<O, T>(c, a, b);
@@ -82,7 +82,7 @@ pub(crate) fn alu_mr<P: Place, O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     if alu_memory::<P, O, T>(c, o, b) {
         o.go(c)
     } else {
-        slowly(c, o, alu::mr::<O, T>)
+        slowly(c, o, alu::mr::<O::Loud, T>)
     }
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn alu_mi<P: Place, O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
     if alu_memory::<P, O, T>(c, o, b) {
         o.go(c)
     } else {
-        slowly(c, o, alu::mi::<O, T>)
+        slowly(c, o, alu::mi::<O::Loud, T>)
     }
 }
 
