@@ -19,6 +19,9 @@ _start:
     wrmsr
     mov $0x4608, %eax
     wrmsr
+    # A debugger that comes to spin0 finds both counting.
+1:  cmpl $0, count1
+    je 1b
 spin0:
     incq count0(%rip)
     jmp spin0
