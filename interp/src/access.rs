@@ -226,8 +226,7 @@ impl Core {
 
     /// Raises what a write of these bytes would raise, and nothing else.
     pub(crate) fn probe_write(&mut self, lin: u64, len: usize) -> Result<(), Fault> {
-        self.pieces(lin, len, Want::Write, self.set)
-            .map(|_| ())
+        self.pieces(lin, len, Want::Write, self.set).map(|_| ())
     }
 
     /// As [`Core::probe_write`] with other rights.
