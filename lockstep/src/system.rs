@@ -198,6 +198,8 @@ pub struct SystemBatch {
     pub log_end: u32,
     /// The pages of the window are used.
     pub window: bool,
+    /// Tasks are switched.
+    pub tasks: bool,
     /// What it runs under.
     pub kernel: Kernel,
     /// For [`Kernel::Narrow`]: what else to write to guest memory, and where.
@@ -278,6 +280,7 @@ pub fn build(class: SystemClass, seed: u64, count: usize) -> SystemBatch {
         post,
         log_end,
         window: class == SystemClass::Paging,
+        tasks: false,
         kernel: Kernel::Long,
         patches: Vec::new(),
         control: Control::default(),
@@ -302,6 +305,13 @@ fn descriptor(rng: &mut Rng, class: SystemClass, base: u32) -> [u64; 2] {
         }
         // Data and code.
         _ => (0x10 | rng.below(16)) << 40,
+    };
+    // IRET to a stack that is not present raises #SS, as Linux has met it; emulators raise #NP.
+    let data = kind >> 43 & 3 == 2;
+    let present = if data && class == SystemClass::Iret {
+        1 << 47
+    } else {
+        present
     };
     let code = kind >> 43 & 3 == 3;
     let size = if code { 1 << 53 } else { rng.below(2) << 54 };
