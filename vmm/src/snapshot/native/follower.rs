@@ -82,7 +82,13 @@ impl Follower {
                 break;
             }
         }
-        Ok(self.vcpu.load(state, APIC_BASE)?)
+        let loaded = self.vcpu.load(state, APIC_BASE);
+        loaded.map_err(|source| NativeError::State {
+            cr0: state.cr0,
+            cr4: state.cr4,
+            efer: state.efer,
+            source,
+        })
     }
 
     /// Executes from where it is until RIP is `to`.

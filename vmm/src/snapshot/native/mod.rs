@@ -34,6 +34,19 @@ pub enum NativeError {
     /// KVM refused.
     #[error(transparent)]
     Kvm(#[from] KvmError),
+    /// KVM refused the guest's state: it lacks a feature that the guest uses, as a rule.
+    #[error("this KVM does not take the guest's state: CR0 {cr0:#x}, CR4 {cr4:#x}, EFER {efer:#x}")]
+    State {
+        /// CR0.
+        cr0: u64,
+        /// CR4.
+        cr4: u64,
+        /// IA32_EFER.
+        efer: u64,
+        /// What KVM answered.
+        #[source]
+        source: KvmError,
+    },
     /// What this KVM does could not be measured.
     #[error(transparent)]
     Doctor(#[from] DoctorError),
