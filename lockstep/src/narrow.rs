@@ -149,7 +149,11 @@ fn patches(rng: &mut Rng, class: SystemClass, control: Control) -> Vec<(usize, V
     let task_gate = 0x85 << 40 | rng.below(4) << 45 | u64::from(to) << 16;
     list.push((GDT + 0x68, word(task_gate)));
     if !switches_tasks(class) {
-        list.retain(|(at, _)| !(GDT + 0x58..=GDT + 0x68).contains(at));
+        for (at, descriptor) in &mut list {
+            if (GDT + 0x58..=GDT + 0x68).contains(at) {
+                descriptor.fill(0);
+            }
+        }
     }
     list.push((TSS, kernel_tss(rng, control)));
     list.push((TASK32, task32(rng, control)));
