@@ -199,7 +199,10 @@ impl EventTotals {
                 BranchClass::Return => Kind::Return,
                 BranchClass::Far | BranchClass::SoftwareInterrupt => Kind::Far,
                 // No branch instructions (rule EVT-17).
-                BranchClass::Exception | BranchClass::Debug | BranchClass::Interrupt => continue,
+                BranchClass::Exception
+                | BranchClass::Debug
+                | BranchClass::Interrupt
+                | BranchClass::Abort => continue,
             };
             let ring = Ring::of(branch.cpl);
             self.add(kind, ring, 1);
