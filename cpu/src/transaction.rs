@@ -118,7 +118,10 @@ mod tests {
         assert_eq!(bits(Cause::Writes), 0b100_1010);
         assert_eq!(bits(Cause::Reads), 0b1000_1010);
         assert_eq!(bits(Cause::Event), 0b1_1010);
-        assert_eq!(Cause::Event.information(u64::MAX) & 0xffff_ffff, 0xffff_ffff);
+        assert_eq!(
+            Cause::Event.information(u64::MAX) & 0xffff_ffff,
+            0xffff_ffff
+        );
         assert_eq!(Cause::Event.information(17) & 0xffff_ffff, 17);
     }
 }

@@ -250,7 +250,13 @@ impl Core {
     }
 
     /// Translates an access of up to one page.
-    pub(crate) fn pieces(&mut self, lin: u64, len: usize, want: Want, set: Set) -> Result<Pieces, Fault> {
+    pub(crate) fn pieces(
+        &mut self,
+        lin: u64,
+        len: usize,
+        want: Want,
+        set: Set,
+    ) -> Result<Pieces, Fault> {
         if set == Set::Never && len.is_power_of_two() && len <= 8 && lin & (len as u64 - 1) != 0 {
             return Err(Fault::Code(ACV, 0));
         }

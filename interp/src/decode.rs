@@ -8,9 +8,9 @@
 mod cpuid;
 mod quiet;
 mod select;
-mod transaction;
 #[cfg(test)]
 mod tests;
+mod transaction;
 
 pub(crate) use cpuid::Features;
 

@@ -118,7 +118,7 @@ pub trait Platform {
     /// The PEBS record of [`Counting::record`] was stored, or could not be.
     fn pebs_stored(&mut self, _stored: &Stored) {}
     /// A transaction begins or ends. [`Platform::branches`] was told all branches before.
-    fn transaction(&mut self, _step: Step) {}
+    fn transaction(&mut self, _step: Step, _ring: Ring) {}
     /// Whether transactions may go on at all; otherwise each aborts at its XBEGIN.
     fn may_transact(&self) -> bool {
         true

@@ -55,7 +55,10 @@ impl BranchClass {
 
     /// It is a branch of an instruction, not the delivery of an event.
     pub const fn is_instruction(self) -> bool {
-        !matches!(self, Self::Exception | Self::Debug | Self::Interrupt | Self::Abort)
+        !matches!(
+            self,
+            Self::Exception | Self::Debug | Self::Interrupt | Self::Abort
+        )
     }
 }
 

@@ -72,7 +72,10 @@ impl Core {
         } else {
             self.change_held(pieces, bytes, f);
         }
-        for (at, gpa, len) in [(0, pieces[0].0, pieces[0].1), (pieces[0].1, pieces[1].0, pieces[1].1)] {
+        for (at, gpa, len) in [
+            (0, pieces[0].0, pieces[0].1),
+            (pieces[0].1, pieces[1].0, pieces[1].1),
+        ] {
             for kind in [Kind::Load, Kind::Store] {
                 self.note_touch(lin.wrapping_add(at as u64), gpa, len, kind);
             }

@@ -13,6 +13,7 @@ use crate::events::{Cause as Why, Event, Shutdown};
 use crate::ops::Done;
 use crate::platform::BranchClass;
 use crate::thunk::Vectors;
+use hindsight_cpu::pmu::Ring;
 use hindsight_cpu::transaction::{Cause, NEST_MAX, Step};
 use hindsight_regs::dr::Dr7;
 use shared::{Loss, Seat};
@@ -111,19 +112,20 @@ impl Core {
         (saved.rflags, saved.cycles) = (rflags, cycles);
         self.region.walked = false;
         self.tell_branches();
-        self.platform().transaction(Step::Begun);
-        let possible = self.platform().may_transact();
-        let memory = Arc::clone(&self.memory);
-        if !memory.shared.begin(&self.region.seat) {
-            self.rip = rip;
-            self.abort_region(Cause::Event);
-        } else if !possible || self.rec.observe.store.is_some() {
-            // Records of branches go to memory at once, which no transaction can take back.
-            self.rip = rip;
-            self.abort_region(Cause::Instruction);
-        } else {
+        let ring = Ring::of(self.cpl);
+        self.platform().transaction(Step::Begun, ring);
+        // Records of branches go to memory at once, which no transaction can take back.
+        let possible = self.platform().may_transact() && self.rec.observe.store.is_none();
+        if possible && self.memory.shared.begin(&self.region.seat) {
             self.follow_region();
+            return Ok(());
         }
+        self.rip = rip;
+        self.abort_region(if possible {
+            Cause::Event
+        } else {
+            Cause::Instruction
+        });
         Ok(())
     }
 
@@ -159,6 +161,7 @@ impl Core {
 
     /// An instruction in the transaction did not complete.
     pub(crate) fn fault_in_region(&mut self, fault: Fault) -> Result<(), Shutdown> {
+        self.stops.hit = None;
         match fault {
             Fault::Debug(bits) => return self.debug_in_region(bits),
             Fault::Transaction(Cause::Debug) => return self.debug_in_region(0),
@@ -199,6 +202,9 @@ impl Core {
 
     /// Undoes everything since the outermost XBEGIN, and goes to its fallback address.
     fn abort_region(&mut self, cause: Cause) {
+        let cycles = self.cycles().wrapping_sub(self.region.saved.cycles);
+        let about = (self.region.saved.rip, cause.information(cycles));
+        self.counters.note_abort(about);
         let nested = self.region.depth > 1;
         let place = (self.rip, self.cs_base(), self.cpl);
         self.roll_back();
@@ -227,7 +233,8 @@ impl Core {
     /// The transaction is over: who follows it is told.
     fn close_region(&mut self, step: Step) {
         self.tell_branches();
-        self.platform().transaction(step);
+        let ring = Ring::of(self.cpl);
+        self.platform().transaction(step, ring);
         self.follow_region();
     }
 
