@@ -305,7 +305,9 @@ case! {
         require!(smp::start(2), "the second processor");
         SHARED.0.store(0, Ordering::Release);
         OTHER.0.store(0, Ordering::Release);
-        smp::run_all(2, count_up);
+        smp::run(1, count_up);
+        count_up(0);
+        smp::wait(1);
         let sum = SHARED.0.load(Ordering::Acquire) + OTHER.0.load(Ordering::Acquire);
         check_eq!(sum, 2 * ROUNDS, "both counts");
     }
@@ -345,6 +347,7 @@ case! {
                 }
                 enable(dr7, ctl);
                 let found = if kind == 2 { step_over(ctx) } else { eax(ctx, code, 0) };
+                debug::disarm();
                 check_eq!(found & !RETRY, DEBUG, "EAX");
                 check_eq!(written(), 0, "the store");
                 if kind != 2 {
@@ -388,7 +391,9 @@ case! {
                 _ => {}
             }
             enable(true, true);
-            let event = require_some!(debug::run(ctx, code, address(), 0), "an exception");
+            let ended = debug::run(ctx, code, address(), 0);
+            debug::disarm();
+            let event = require_some!(ended, "an exception");
             check_eq!((event.vector, event.rip), (1, begin), "#DB at XBEGIN");
             check_eq!(event.dr6 & DR6_RTM, 0, "DR6.RTM");
             check_eq!(conditions(event.dr6), cause, "the conditions");
