@@ -138,7 +138,6 @@ impl Core {
         self.tell_if_due();
         if self.counters.wants.is_due() {
             self.tell_branches();
-            self.platform().count();
             self.reobserve();
         }
         let Some(due) = self.counters.wants.record else {
