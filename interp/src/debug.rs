@@ -1,7 +1,7 @@
 //! Debug registers, breakpoints and single-step. SDM Vol. 3B, "Debug, Branch Profile, TSC, and
 //! Intel Resource Director Technology Features".
 //!
-//! Not modelled here: RTM, DEBUGCTL.BTF (the owner of DEBUGCTL sees to it).
+//! Not modelled here: DEBUGCTL.BTF (the owner of DEBUGCTL sees to it).
 
 use hindsight_cpu::debug::{Access, Refusal, Registers};
 use hindsight_regs::dr::Condition;
@@ -80,13 +80,17 @@ impl Core {
 
     /// What every #DB does on entry.
     pub(crate) fn enter_debug(&mut self) {
-        self.change_debug(Registers::enter);
+        let in_region = self.take_debugged();
+        self.change_debug(|registers| registers.enter(in_region));
     }
 
     /// Delivers the #DB of the trap class that waits.
     pub(crate) fn deliver_trap(&mut self) -> Result<(), Shutdown> {
         let bits = std::mem::take(&mut self.trap);
         self.trap_pending = false;
+        if self.in_region() {
+            return self.debug_in_region(bits);
+        }
         self.debug_bits(bits);
         self.deliver(Event {
             vector: DB,
@@ -124,6 +128,7 @@ impl Core {
             cpl: self.cpl,
             extensions: self.cr4(CR4_DE),
             long: self.code == 8,
+            rtm: self.features.has(iced_x86::CpuidFeature::RTM),
         }
     }
 

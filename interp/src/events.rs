@@ -81,7 +81,7 @@ fn parts(fault: Fault) -> (u8, Option<u32>) {
         Fault::Code(v, code) => (v, Some(code)),
         Fault::Page(code, _) => (PF, Some(code)),
         Fault::Debug(_) => (DB, None),
-        Fault::Missing | Fault::Repeat | Fault::Shutdown => (UD, None),
+        Fault::Missing | Fault::Repeat | Fault::Transaction(_) | Fault::Shutdown => (UD, None),
     }
 }
 

@@ -9,6 +9,7 @@ use hindsight_cpu::msr::{
 };
 use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::pmu::{Counting, Needs, Ring};
+use hindsight_cpu::transaction::Step;
 use hindsight_regs::msr as regs;
 
 use super::dispatch::Bytes;
@@ -211,6 +212,19 @@ impl Models {
     pub fn pebs_stored(&mut self, stored: &Stored) {
         if self.msrs.pebs_stored(stored) {
             self.board.irq.request_pmi(self.id);
+        }
+    }
+
+    /// A transaction begins or ends.
+    pub fn transaction(&mut self, step: Step, ring: Ring) {
+        let counting = !self.msrs.pmu().needs().is_empty();
+        if counting {
+            self.count();
+        }
+        self.msrs.transaction(step);
+        self.events.totals.add_step(step, ring);
+        if counting {
+            self.count();
         }
     }
 

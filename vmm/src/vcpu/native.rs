@@ -279,7 +279,7 @@ impl NativeVcpu {
     fn debug_exception(&mut self, conditions: Dr6) -> Result<(), KvmError> {
         let mut registers = self.kvm.debug_registers()?;
         registers.report(conditions.bits());
-        registers.enter();
+        registers.enter(false);
         self.kvm.set_debug_registers(&registers)?;
         self.kvm.inject_debug_exception()?;
         self.takes_interrupt = Some(false);

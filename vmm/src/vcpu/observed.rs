@@ -10,7 +10,7 @@ use hindsight_cpu::msr::Effect;
 use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::pmu::{Counting, Ring};
 use hindsight_cpu::state::{Activity, CpuState, seg};
-use hindsight_interp::{Accesses, Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
+use hindsight_interp::{Accesses, Exit, Gp, Memory, Pending, Platform, Step, Stops, Vcpu};
 use hindsight_regs::msr as regs;
 
 use super::attend::{Attended, Plan, Request, Stop};
@@ -177,6 +177,15 @@ impl Platform for Around {
 
     fn debug_exception(&mut self) {
         self.models.msrs.debug_exception();
+    }
+
+    fn transaction(&mut self, step: Step, ring: Ring) {
+        self.models.transaction(step, ring);
+    }
+
+    fn may_transact(&self) -> bool {
+        // When one is aborted from outside would depend on who looks at the machine.
+        self.track.is_none()
     }
 
     fn request_pmi(&mut self) {

@@ -12,7 +12,8 @@
 //! in a circular buffer, `watch` has a data breakpoint on memory that it does not touch, `count` counts
 //! instructions, `branches` conditional branches, `pebs` takes a sample each 10 000 instructions, `misses` counts
 //! misses of the last cache in a single round. `arm=toggle` does
-//! something else: it arms and disarms the LBR round an empty function, [`TOGGLES`] times.
+//! something else: it arms and disarms the LBR round an empty function, [`TOGGLES`] times; and so do `arm=stores`,
+//! ten stores, [`GROUPS`] times, and `arm=regions`, each ten of them a transaction.
 //!
 //! With an empty command line, or `arm=`, it works [`ROUNDS`] rounds and leaves by the exit port: 0 when the
 //! checksum is [`EXPECTED`], 1 else. With a command line it asserts the checksum of
@@ -58,6 +59,8 @@ const SIEVE_SMALL: usize = 1024;
 
 /// Pairs of WRMSR of `arm=toggle`.
 const TOGGLES: u32 = 200_000;
+/// Groups of ten stores of `arm=stores` and `arm=regions`.
+const GROUPS: u32 = 200_000;
 /// Instructions between two samples of `arm=pebs`, less one.
 const PERIOD: u64 = 9_999;
 /// Where the samples of `arm=pebs` go, and how many bytes.
@@ -115,12 +118,20 @@ fn start(info: StartInfo) -> ! {
         _ => {}
     }
     let before = insn::rdtsc();
-    let good = if armed == Some("toggle") {
-        (0..TOGGLES).for_each(|_| toggle());
-        true
-    } else {
-        let rounds = if armed == Some("misses") { 1 } else { ROUNDS };
-        (0..rounds).all(|_| round(NUMBERS, SIEVE, 27) == EXPECTED)
+    let good = match armed {
+        Some("toggle") => {
+            (0..TOGGLES).for_each(|_| toggle());
+            true
+        }
+        Some("stores") => {
+            stores();
+            true
+        }
+        Some("regions") => regions() < GROUPS / 100,
+        _ => {
+            let rounds = if armed == Some("misses") { 1 } else { ROUNDS };
+            (0..rounds).all(|_| round(NUMBERS, SIEVE, 27) == EXPECTED)
+        }
     };
     let ticks = insn::rdtsc().wrapping_sub(before);
     // Sixteen hexadecimal digits.
@@ -154,6 +165,48 @@ fn sample() {
     pmu::preset(0, PERIOD);
     msr::write(IA32_PEBS_ENABLE, 1);
     pmu::select(0, 0xc0, 0, pmu::ON);
+}
+
+/// Ten stores to lines of their own, [`GROUPS`] times.
+fn stores() {
+    // SAFETY: only the page is written.
+    unsafe {
+        asm!(
+            "2:",
+            ".set hs_at, 0", ".rept 10", "mov [rdi + hs_at], ecx", ".set hs_at, hs_at + 64", ".endr",
+            "dec ecx",
+            "jnz 2b",
+            in("rdi") UNTOUCHED.address(),
+            inout("ecx") GROUPS => _,
+        );
+    }
+}
+
+/// The same, each ten in a transaction; answers how many were aborted.
+fn regions() -> u32 {
+    let mut aborted = 0;
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            "2:",
+            "xbegin 4f",
+            ".set hs_at, 0", ".rept 10", "mov [rdi + hs_at], ecx", ".set hs_at, hs_at + 64", ".endr",
+            "xend",
+            "3:",
+            "dec ecx",
+            "jnz 2b",
+            "jmp 5f",
+            "4:",
+            "inc r8d",
+            "jmp 3b",
+            "5:",
+            in("rdi") UNTOUCHED.address(),
+            inout("ecx") GROUPS => _,
+            inout("r8d") aborted,
+            out("eax") _,
+        );
+    }
+    aborted
 }
 
 fn toggle() {
