@@ -196,7 +196,7 @@ case! {
 }
 
 case! {
-    name: "every_mask", cpl: [0], rules: ["CAT-04", "CAT-05"], needs: ["msr-exit"], timeout_ms: 10000,
+    name: "every_mask", cpl: [0], rules: ["CAT-04", "CAT-05"], needs: ["msr-exit"], timeout_ms: 60000,
     about: "all values of twelve bits, against the decision function",
     fn body(ctx) {
         need_rdt!(ctx);

@@ -12,32 +12,39 @@ use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::rdt::{self, Association, EventSelect, counter, event};
 use hindsight_guest::trap::{self, Frame};
-use hindsight_guest::{apic, insn, msr, smp};
+use hindsight_guest::{apic, insn, msr, run, smp};
 use hindsight_payloads::pmu;
 
 payload!("rdt_cache");
 
-/// Memory that nothing else uses: 6 MiB from 32 MiB on.
+/// Memory that nothing else uses, from 32 MiB on: twice 6 MiB at most.
 const PLACE: usize = 32 << 20;
 const BYTES: usize = 6 << 20;
 /// Units of one way of the L3, and one that is begun.
 const WAY: u64 = 352 / 11 + 1;
 
-/// Lines and units of [`BYTES`].
-const LINES: u64 = BYTES as u64 / 64;
+/// Units of [`BYTES`].
 const UNITS: u64 = BYTES as u64 / rdt::UPSCALE as u64;
+/// Bytes, lines and units of a short stream.
+const SHORT: usize = 2 << 20;
+const LINES: u64 = SHORT as u64 / 64;
+const SHORT_UNITS: u64 = SHORT as u64 / rdt::UPSCALE as u64;
 
-/// Reads one byte of each line of [`BYTES`], from one place or the next.
-fn stream_at(place: usize) {
-    let start = PLACE + place * BYTES;
-    for at in (start..start + BYTES).step_by(64) {
+/// Reads one byte of each line.
+fn read_lines(start: usize, bytes: usize) {
+    for at in (start..start + bytes).step_by(64) {
         // SAFETY: RAM that is mapped one to one and that nothing else uses.
         unsafe { (at as *const u8).read_volatile() };
     }
 }
 
+/// A short stream through one of several places.
+fn stream_at(place: usize) {
+    read_lines(PLACE + place * SHORT, SHORT);
+}
+
 fn stream() {
-    stream_at(0);
+    read_lines(PLACE, BYTES);
 }
 
 fn monitor(event: u8, rmid: u32) -> u64 {
@@ -122,7 +129,7 @@ case! {
         msr::write(reg::IA32_L3_QOS_MASK_0 + 4, 0x7ff);
         msr::write(reg::IA32_L3_QOS_MASK_0 + 5, 1);
         associate(11, 2);
-        stream_at(1);
+        read_lines(PLACE + BYTES, BYTES);
         check!(monitor(event::OCCUPANCY, 11) > 2 * WAY, "the mask for code does not keep data");
         associate(0, 0);
         msr::write(reg::IA32_L3_QOS_MASK_0 + 5, 0x7ff);
@@ -145,7 +152,7 @@ case! {
             let total = monitor(event::TOTAL, 15);
             check!(total < 1 << 24, "the counter is one of 24 bits");
             let moved = total - before;
-            check!((UNITS - 1..=UNITS + 8).contains(&moved), "what came from memory is added");
+            check!((SHORT_UNITS - 1..=SHORT_UNITS + 8).contains(&moved), "what came from memory is added");
             let a_second = u128::from(insn::cpuid(0x16, 0).eax) * 1_000_000;
             check!(u128::from(moved) * a_second / u128::from(ticks) < 1 << 24, "what comes in a second");
             before = total;
@@ -166,12 +173,12 @@ case! {
         pmu::select(0, 0x2e, 0x41, pmu::ON);
         associate(16, 0);
         pmu::start(1);
-        stream();
+        stream_at(0);
         pmu::stop();
         let (held, missed) = (monitor(event::OCCUPANCY, 16), pmu::get(0));
         associate(0, 0);
         check!((LINES..LINES + 1000).contains(&missed), "the counter of misses");
-        check!((UNITS..=UNITS + 8).contains(&held), "the occupancy");
+        check!((SHORT_UNITS..=SHORT_UNITS + 8).contains(&held), "the occupancy");
         check_eq!(pmu::status(), 0, "no overflow");
         pmu::reset();
     }
@@ -179,7 +186,7 @@ case! {
 
 /// Something to compute, with loads and stores: the checksum of a small table that is filled first.
 fn checksum() -> u64 {
-    let mut table = [0_u64; 512];
+    let mut table = [0_u64; 64];
     for (n, entry) in (1..).zip(&mut table) {
         *entry = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(n);
     }
@@ -189,7 +196,7 @@ fn checksum() -> u64 {
 }
 
 case! {
-    name: "results", cpl: [0], rules: ["RDT-09"], needs: ["msr-exit"],
+    name: "results", cpl: [0], rules: ["RDT-09"], needs: ["msr-exit"], timeout_ms: 60000,
     about: "neither an RMID nor a class changes what instructions compute",
     fn body(ctx) {
         need_rdt!(ctx);
@@ -233,11 +240,11 @@ case! {
         GO.store(true, Ordering::SeqCst);
         smp::wait(1);
         // It never wrote an MSR of these: what it reads is RMID 0's.
-        check!(monitor(event::OCCUPANCY, 0) + 8 >= UNITS, "what the other processor read is held");
-        check!(monitor(event::TOTAL, 0) + 8 >= UNITS, "and came from memory");
-        stream();
+        check!(monitor(event::OCCUPANCY, 0) + 8 >= SHORT_UNITS, "what the other processor read is held");
+        check!(monitor(event::TOTAL, 0) + 8 >= SHORT_UNITS, "and came from memory");
+        stream_at(0);
         let alone = monitor(event::OCCUPANCY, 12);
-        check!(alone + 4 >= UNITS && alone <= UNITS + 8, "what the first one read");
+        check!(alone + 4 >= SHORT_UNITS && alone <= SHORT_UNITS + 8, "what the first one read");
         smp::run(1, |_| {
             associate(12, 0);
             stream_at(2);
@@ -245,23 +252,20 @@ case! {
         });
         smp::wait(1);
         let both = monitor(event::OCCUPANCY, 12);
-        check!(both + 8 >= 2 * UNITS && both <= 2 * UNITS + 16, "what both read under one RMID");
+        check!(both + 8 >= 2 * SHORT_UNITS && both <= 2 * SHORT_UNITS + 16, "what both read under one RMID");
         associate(0, 0);
     }
 }
 
 /// Lines that [`pass`] reads.
-const PASS: usize = 4096;
+const PASS: usize = 1024;
 
 /// Ticks that reading [`PASS`] lines from memory takes in a class.
 fn pass(cos: u32) -> u64 {
     associate(0, cos);
     insn::wbinvd();
     let start = insn::rdtsc();
-    for line in 0..PASS {
-        // SAFETY: as in `stream_at`.
-        unsafe { ((PLACE + 64 * line) as *const u8).read_volatile() };
-    }
+    read_lines(PLACE, 64 * PASS);
     let ticks = insn::rdtsc() - start;
     associate(0, 0);
     ticks
@@ -334,5 +338,60 @@ case! {
         let taken = TAKEN_AT.load(Ordering::SeqCst);
         // Delivery and handler miss some lines too, each of them held back.
         check!(taken >= deadline && taken < deadline + whole / 20, "when the interrupt is taken");
+    }
+}
+
+/// Sets of the L3.
+const SETS: usize = 36864;
+/// Lines of the resident program: in each second set two, in the others one.
+const RESIDENT: usize = SETS * 3 / 2;
+/// Lines of the streaming one: three in each set, which is all that the ways hold that it may fill.
+const STREAMING: usize = SETS * 3;
+/// Misses that are not theirs: of code, and of what sets up the counters.
+const FEW: u64 = 100;
+
+/// Misses of the resident program, after the streaming one has passed, with these masks.
+fn misses_beside(resident: u64, streaming: u64) -> u64 {
+    msr::write(reg::IA32_L3_QOS_MASK_0 + 1, resident);
+    msr::write(reg::IA32_L3_QOS_MASK_0 + 2, streaming);
+    insn::wbinvd();
+    let reside = || read_lines(PLACE, 64 * RESIDENT);
+    associate(1, 1);
+    reside();
+    associate(2, 2);
+    read_lines(PLACE + 64 * RESIDENT, 64 * STREAMING);
+    associate(1, 1);
+    pmu::set(0, 0);
+    pmu::start(1);
+    reside();
+    pmu::stop();
+    associate(0, 0);
+    pmu::get(0)
+}
+
+case! {
+    name: "partition", cpl: [0], rules: ["CAT-10", "CAT-07", "CAT-13"], needs: ["msr-exit"], timeout_ms: 120000,
+    about: "beside a streaming program, a resident one misses as often as its masks say",
+    fn body(ctx) {
+        need_rdt!(ctx);
+        if !pmu::present() {
+            skip!(ctx, "no performance counters");
+        }
+        pmu::reset();
+        pmu::select(0, 0x2e, 0x41, pmu::ON);
+        let lines = RESIDENT as u64;
+        let shared = misses_beside(0b111, 0b111);
+        check!((lines..lines + FEW).contains(&shared), "in ways that both fill: all lines are gone");
+        let one_way = misses_beside(0b100, 0b011);
+        // Two lines that want the same way put each other out.
+        check!((SETS as u64..SETS as u64 + FEW).contains(&one_way), "in one way of its own: the lines of the full sets");
+        let two_ways = misses_beside(0b110, 0b001);
+        check!(two_ways < FEW, "in two ways of its own: none");
+        for (key, misses) in [("shared", shared), ("one_way", one_way), ("two_ways", two_ways)] {
+            run::note(key, misses);
+        }
+        pmu::reset();
+        msr::write(reg::IA32_L3_QOS_MASK_0 + 1, 0x7ff);
+        msr::write(reg::IA32_L3_QOS_MASK_0 + 2, 0x7ff);
     }
 }

@@ -12,7 +12,7 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SMI, Register};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::pebs::record;
-use hindsight_guest::{apic, insn};
+use hindsight_guest::{apic, insn, run};
 use hindsight_payloads::branch::{BTS, TR};
 use hindsight_payloads::ds::Store;
 use hindsight_payloads::pmu::{self, Ds};
@@ -288,7 +288,10 @@ case! {
         let records = usize::try_from(ds.count()).unwrap_or(0);
         check!(records != 0, "samples after the handler");
         for n in 0..records.min(pmu::RECORDS) {
-            check!(!is_handlers(ds.record(n, record::EVENTING_RIP)), "no sample of the handler");
+            let eventing = ds.record(n, record::EVENTING_RIP);
+            if !check!(!is_handlers(eventing), "no sample of the handler") {
+                run::note("eventing", eventing);
+            }
         }
         pmu::reset();
         msr::write(reg::IA32_DS_AREA, 0);
