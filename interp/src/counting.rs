@@ -25,6 +25,8 @@ pub(crate) struct Counters {
     start: u64,
     /// RIP of the instruction that retired last, if it was a slice of its own.
     last: Option<u64>,
+    /// The slice executes RSM, which no record is about: it is of system-management mode.
+    resumes: bool,
     wants: Counting,
     /// The accesses of the instruction that runs are noted.
     noting: bool,
@@ -41,6 +43,7 @@ impl Counters {
             ring: Ring::Os,
             start: 0,
             last: None,
+            resumes: false,
             wants: Counting::NONE,
             noting: false,
             touches: Vec::new(),
@@ -67,6 +70,11 @@ impl Counters {
     /// Accesses are told one by one.
     pub(crate) fn tells_accesses(&self) -> bool {
         self.wants.accesses.is_some()
+    }
+
+    /// The instruction that runs is RSM.
+    pub(crate) fn resume(&mut self) {
+        self.resumes = true;
     }
 
     /// The instruction that runs locks the bus.
@@ -103,7 +111,8 @@ impl Core {
         let counters = &mut self.counters;
         counters.user = counters.user(retired);
         if retired != 0 {
-            counters.last = (retired == 1).then_some(counters.start);
+            let resumes = std::mem::take(&mut counters.resumes);
+            counters.last = (retired == 1 && !resumes).then_some(counters.start);
             counters.wants.instructions.spend(counters.ring, retired);
         }
         self.begin(0);
