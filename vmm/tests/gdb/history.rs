@@ -229,9 +229,6 @@ fn injected_smi_reaches_the_handler_of_a_guest_that_has_the_mode() {
         continue
         ",
     );
-    in_order(
-        &text,
-        &["an SMI waits for cpu 0", "exited with code 03"],
-    );
+    in_order(&text, &["an SMI waits for cpu 0", "exited with code 03"]);
     assert_eq!(run.finish().0, Some(3));
 }

@@ -48,7 +48,10 @@ fn save_area_that_a_processor_can_have_is_taken() {
 fn save_area_of_no_possible_state_shuts_the_processor_down() {
     let rows: [(&str, &[(u64, u32)]); 7] = [
         ("CR0: paging without protection", &[(0x7ff8, 1 << 31)]),
-        ("CR0: not write-through without cache disable", &[(0x7ff8, 0xa000_0011)]),
+        (
+            "CR0: not write-through without cache disable",
+            &[(0x7ff8, 0xa000_0011)],
+        ),
         ("CR4: reserved bits", &[(0x7e40, u32::MAX)]),
         ("CR4: 64-bit mode without PAE", &[(0x7e40, 0)]),
         ("EFER: reserved bits", &[(0x7fe0, 0xf02)]),
@@ -65,7 +68,13 @@ fn save_area_of_no_possible_state_shuts_the_processor_down() {
         let text = crash.to_string();
         assert!(text.contains("RSM"), "{what}: {text}");
     }
-    let all: Vec<_> = (0x7c00..0x8000).step_by(4).map(|at| (at, u32::MAX)).collect();
+    let all: Vec<_> = (0x7c00..0x8000)
+        .step_by(4)
+        .map(|at| (at, u32::MAX))
+        .collect();
     let outcome = spoiled(&all);
-    assert!(matches!(outcome, Outcome::Crash(_)), "all ones: {outcome:?}");
+    assert!(
+        matches!(outcome, Outcome::Crash(_)),
+        "all ones: {outcome:?}"
+    );
 }
