@@ -26,6 +26,8 @@ pub(crate) struct Counters {
     start: u64,
     /// RIP of the instruction that retired last, if it was a slice of its own.
     last: Option<u64>,
+    /// The slice executes RSM, which no record is about: it is of system-management mode.
+    resumes: bool,
     wants: Counting,
     /// The accesses of the instruction that runs are noted.
     noting: bool,
@@ -44,6 +46,7 @@ impl Counters {
             ring: Ring::Os,
             start: 0,
             last: None,
+            resumes: false,
             wants: Counting::NONE,
             noting: false,
             touches: Vec::new(),
@@ -76,6 +79,11 @@ impl Counters {
     /// A transaction was aborted: RIP of its XBEGIN, and what a PEBS record tells of it.
     pub(crate) const fn note_abort(&mut self, about: (u64, u64)) {
         self.aborted = Some(about);
+    }
+
+    /// The instruction that runs is RSM.
+    pub(crate) fn resume(&mut self) {
+        self.resumes = true;
     }
 
     /// The instruction that runs locks the bus.
@@ -113,7 +121,8 @@ impl Core {
         let counters = &mut self.counters;
         counters.user = counters.user(retired);
         if retired != 0 {
-            counters.last = (retired == 1).then_some(counters.start);
+            let resumes = std::mem::take(&mut counters.resumes);
+            counters.last = (retired == 1 && !resumes).then_some(counters.start);
             counters.wants.instructions.spend(counters.ring, retired);
         }
         self.begin(0);

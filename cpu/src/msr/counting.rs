@@ -62,6 +62,7 @@ impl Msrs {
             code: narrow(class.l3_code),
             second_data: second(class.l2_data),
             second_code: second(class.l2_code),
+            delay: class.delay,
         }
     }
 

@@ -141,7 +141,8 @@ impl Models {
     }
 
     /// An instruction accessed memory: counts that, and has the caches follow if somebody wants to
-    /// know. Answers how many events of one kind it was at most.
+    /// know. Answers how many events of one kind it was at most. Requests that a delay value holds back
+    /// take time on a virtual clock; a clock of the host's cannot be made to.
     pub fn accessed(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64 {
         let threshold = self.msrs.pmu().latency_threshold();
         let mut shared = self.msrs.wants_caches().then(|| self.board.cache());
@@ -151,6 +152,12 @@ impl Models {
         let rdt = self.msrs.rdt();
         self.unit
             .take_moved(|rmid| rdt.package().moved(rmid.into(), 1));
+        let held_back = self.unit.take_held_back();
+        if held_back != 0 && self.board.clock.is_virtual() {
+            self.board.clock.advance(held_back);
+            // A timer or a counter of cycles may be due before the run under way ends.
+            self.board.control.doorbell(self.id).ring();
+        }
         used
     }
 

@@ -373,7 +373,8 @@ impl NativeVcpu {
         self.complete()?;
         match effect {
             Effect::None => {}
-            Effect::Armed => self.tell_armed(),
+            // The change of engine has the other processors look.
+            Effect::Armed | Effect::PackageArmed => self.tell_armed(),
             Effect::TscMoved => self.set_native_tsc(&self.models.board.clone()),
             Effect::Mirror(value) => {
                 if !self.kvm.set_msr(index, value)? {

@@ -43,8 +43,8 @@ const INSTRUCTIONS_MIN: u64 = 128;
 pub struct ObservedVcpu {
     pub(super) vcpu: Vcpu,
     pub(super) around: Around,
-    /// What is armed, as the machine was told.
-    armed: Armed,
+    /// What is armed, as the machine was told; `None`: nothing was told yet.
+    armed: Option<Armed>,
     /// The machine is to change its engine, and something is under way here.
     unsettled: bool,
     plan: Plan,
@@ -143,9 +143,12 @@ impl Platform for Around {
         let id = self.models.id;
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
         let effect = answer.ok().flatten().ok_or(Gp)?;
-        if effect == Effect::Armed {
-            // The run loop looks round soon, and tells the machine.
-            self.models.board.control.doorbell(id).ring();
+        // The run loop looks round soon, and tells the machine.
+        let control = &self.models.board.control;
+        match effect {
+            Effect::Armed => control.doorbell(id).ring(),
+            Effect::PackageArmed => control.ring_all(),
+            _ => {}
         }
         Ok(())
     }
@@ -345,8 +348,6 @@ impl ObservedVcpu {
         if state.activity == Activity::Running {
             models.wake();
         }
-        // What the debug registers arm is news.
-        let armed = models.msrs.armed();
         let random = models.board.clock.now() ^ 0x9e37_79b9_7f4a_7c15;
         Self {
             vcpu,
@@ -355,7 +356,7 @@ impl ObservedVcpu {
                 random,
                 track: None,
             },
-            armed,
+            armed: None,
             unsettled: false,
             plan: Plan::Run,
             crashed: None,
@@ -470,8 +471,8 @@ impl ObservedVcpu {
     /// exceptions and the debug registers.
     fn tell_armed(&mut self) {
         let armed = self.around.models.msrs.armed() | self.vcpu.armed_by_dr7();
-        if armed != self.armed {
-            self.armed = armed;
+        if self.armed != Some(armed) {
+            self.armed = Some(armed);
             let models = &self.around.models;
             models.board.arm(models.id, armed);
         }

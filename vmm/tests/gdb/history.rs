@@ -218,3 +218,17 @@ fn monitor_commands_answer() {
     }
     assert_eq!(run.finish().0, Some(8));
 }
+
+#[test]
+fn injected_smi_reaches_the_handler_of_a_guest_that_has_the_mode() {
+    let run = Run::waiting(Guest::Long("smi"), &["--cpu", "+smm"]);
+    let text = run.gdb(
+        "tbreak spin
+        continue
+        monitor inject smi
+        continue
+        ",
+    );
+    in_order(&text, &["an SMI waits for cpu 0", "exited with code 03"]);
+    assert_eq!(run.finish().0, Some(3));
+}

@@ -11,7 +11,7 @@
 //! `arm=` on the command line says what is armed while it works: `lbr` records branches, `bts` stores them
 //! in a circular buffer, `watch` has a data breakpoint on memory that it does not touch, `count` counts
 //! instructions, `branches` conditional branches, `pebs` takes a sample each 10 000 instructions, `misses` counts
-//! misses of the last cache in a single round. `arm=toggle` does
+//! misses of the last cache in a single round, `rdt` has the lines and the traffic of one round monitored. `arm=toggle` does
 //! something else: it arms and disarms the LBR round an empty function, [`TOGGLES`] times; and so do `arm=stores`,
 //! ten stores, [`GROUPS`] times, and `arm=regions`, each ten of them a transaction.
 //!
@@ -30,7 +30,7 @@ use hindsight_guest::info::{self, StartInfo};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::dr::{Condition, Dr7, Length, Slot};
-use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA, IA32_PEBS_ENABLE};
+use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA, IA32_PEBS_ENABLE, IA32_PQR_ASSOC};
 use hindsight_guest::regs::pmu::pebs;
 use hindsight_guest::{exit, insn, msr, port, run};
 use hindsight_payloads::access::Page;
@@ -115,6 +115,7 @@ fn start(info: StartInfo) -> ! {
         Some("branches") => pmu::select(0, 0xc4, 1, pmu::ON | pmu::INT),
         Some("pebs") => sample(),
         Some("misses") => pmu::select(0, 0x2e, 0x41, pmu::ON | pmu::INT),
+        Some("rdt") => msr::write(IA32_PQR_ASSOC, 1),
         _ => {}
     }
     let before = insn::rdtsc();
@@ -129,7 +130,8 @@ fn start(info: StartInfo) -> ! {
         }
         Some("regions") => regions() < GROUPS / 100,
         _ => {
-            let rounds = if armed == Some("misses") { 1 } else { ROUNDS };
+            let once = matches!(armed, Some("misses" | "rdt"));
+            let rounds = if once { 1 } else { ROUNDS };
             (0..rounds).all(|_| round(NUMBERS, SIEVE, 27) == EXPECTED)
         }
     };
