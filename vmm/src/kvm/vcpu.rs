@@ -14,9 +14,10 @@ use hindsight_cpu::state::CpuState;
 use hindsight_regs::dr::Dr7;
 use hindsight_regs::msr as regs;
 use kvm_bindings::{
-    CpuId, KVM_EXIT_MEMORY_FAULT, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_SYNC_X86_EVENTS,
-    KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_guest_debug,
-    kvm_msr_entry, kvm_sync_regs, kvm_vcpu_events, kvm_xcr, kvm_xcrs, kvm_xsave,
+    CpuId, KVM_EXIT_MEMORY_FAULT, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP,
+    KVM_GUESTDBG_USE_HW_BP, KVM_SYNC_X86_EVENTS, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs,
+    kvm_cpuid_entry2, kvm_debugregs, kvm_guest_debug, kvm_msr_entry, kvm_sync_regs,
+    kvm_vcpu_events, kvm_xcr, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::VcpuFd;
 
@@ -57,6 +58,17 @@ pub struct KvmVcpu {
     in_guest: Arc<AtomicBool>,
     /// After `fd`: the machine's memory outlives its processors.
     vm: Arc<KvmVm>,
+}
+
+/// Where KVM_RUN comes back with [`Exit::Debug`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopAt {
+    /// Nowhere.
+    Nothing,
+    /// Behind one instruction, or one element of a repeated string instruction.
+    NextInstruction,
+    /// Before the instruction at this linear address.
+    Address(u64),
 }
 
 /// Makes a running [`KvmVcpu`] leave KVM_RUN, from any thread.
@@ -437,6 +449,32 @@ impl KvmVcpu {
         Ok(())
     }
 
+    /// Has KVM_RUN come back where a debugger wants it. The guest's own breakpoints do not count
+    /// meanwhile, unless it is a step.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn stop_at(&mut self, place: StopAt) -> Result<(), KvmError> {
+        let mut debug = kvm_guest_debug::default();
+        match place {
+            StopAt::Nothing => {}
+            StopAt::NextInstruction => {
+                debug.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP;
+            }
+            StopAt::Address(address) => {
+                debug.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
+                debug.arch.debugreg[0] = address;
+                // G0; of type 0, execution.
+                debug.arch.debugreg[7] = Dr7::RESET.0 | 2;
+            }
+        }
+        self.detects = false;
+        self.fd
+            .set_guest_debug(&debug)
+            .map_err(ioctl("KVM_SET_GUEST_DEBUG"))
+    }
+
     /// The guest-physical address of a linear one, by the guest's page tables.
     pub fn translate(&self, linear: u64) -> Option<u64> {
         let found = self.fd.translate_gva(linear).ok()?;
@@ -518,6 +556,25 @@ impl KvmVcpu {
         }
         // SAFETY: without dynamically enabled components KVM reads only the fixed 4 KiB.
         unsafe { self.fd.set_xsave(&xsave) }.map_err(ioctl("KVM_SET_XSAVE"))
+    }
+
+    /// Takes the general, segment and control registers as they were at the last exit, at no cost.
+    pub fn store_at_exit(&self, state: &mut CpuState) {
+        let there = self.fd.sync_regs();
+        state::import_regs(&there.regs, state);
+        state::import_sregs(&there.sregs, state);
+    }
+
+    /// Changes RFLAGS as they were at the last exit.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn set_flags_at_exit(&mut self, rflags: u64) -> Result<(), KvmError> {
+        let mut regs = self.fd.sync_regs().regs;
+        regs.rflags = rflags;
+        self.synced = false;
+        self.fd.set_regs(&regs).map_err(ioctl("KVM_SET_REGS"))
     }
 
     /// Takes the whole state out of KVM. The instruction under way must be complete.
