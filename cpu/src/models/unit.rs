@@ -82,8 +82,9 @@ mod source {
             Level::L1 => 0x1,
             Level::L2 => 0x3,
             Level::L3 => 0x4,
-            // From memory of its own node, and nobody else has it.
-            Level::Memory => 0xc,
+            // From memory of its own node. Encoding 0CH would say so too, but Linux takes it for the cache of another
+            // Skylake server.
+            Level::Memory => 0xa,
         }
     }
 }

@@ -68,7 +68,7 @@ fn a_load_is_served_from_where_the_line_is() {
     ]);
     let expected = Data {
         address: UP + 0x1000,
-        source: 0xc,
+        source: 0xa,
         latency: 240,
     };
     assert_eq!(rig.unit.data(DataOf::Load), expected);
@@ -127,7 +127,7 @@ fn splits_and_locks() {
     }
     // A store after the load of the same line hits.
     assert_eq!(rig.unit.data(DataOf::Store).source, 1 | 1 << 5);
-    assert_eq!(rig.unit.data(DataOf::Load).source, 0xc | 1 << 5);
+    assert_eq!(rig.unit.data(DataOf::Load).source, 0xa | 1 << 5);
 }
 
 #[test]
