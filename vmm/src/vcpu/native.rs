@@ -30,6 +30,10 @@ use crate::machine::{Board, Outcome};
 const FLAG_TF: u64 = 1 << 8;
 /// RFLAGS.IF.
 const FLAG_IF: u64 = 1 << 9;
+/// RFLAGS.RF.
+const FLAG_RF: u64 = 1 << 16;
+/// How often a step that changed nothing is made again: Bochs stops up to three times at one place.
+const STEPS_AGAIN: u8 = 3;
 /// #DB.
 const DB: u8 = 1;
 
@@ -54,8 +58,8 @@ pub struct NativeVcpu {
     met: u64,
     /// What a debugger stops for, as far as KVM does it: all, while the guest runs.
     slots: Slots,
-    /// Registers before the step under way, and whether it was made once already.
-    before: Option<(kvm_regs, bool)>,
+    /// Registers before the step under way, and how often it was made already.
+    before: Option<(kvm_regs, u8)>,
     /// Why the guest cannot go on, while a debugger looks at it.
     crashed: Option<CrashCause>,
 }
@@ -311,8 +315,8 @@ impl NativeVcpu {
         let step = self.models.orders.steps() || self.edges();
         let mut passed = None;
         if step {
-            let general = self.kvm.general()?;
-            self.before.get_or_insert((general, false));
+            let general = self.plain_registers()?;
+            self.before.get_or_insert((general, 0));
             // A step executes its instruction whatever is set there.
             passed = Some(self.kvm.code_address()?);
         }
@@ -321,6 +325,13 @@ impl NativeVcpu {
             step,
             registers: ours.then(|| self.slots.registers(passed)),
         })
+    }
+
+    /// General registers without the flags that stepping changes.
+    fn plain_registers(&self) -> Result<kvm_regs, KvmError> {
+        let mut registers = self.kvm.general()?;
+        registers.rflags &= !(FLAG_TF | FLAG_RF);
+        Ok(registers)
     }
 
     /// The machine is to stop for what KVM cannot do, and this processor was not at a place where it
@@ -347,12 +358,15 @@ impl NativeVcpu {
         Ok(true)
     }
 
-    /// KVM has stepped. Some KVMs stop twice at one place: a step that changed nothing is made once
-    /// more.
+    /// KVM has stepped. Some KVMs stop more than once at one place: a step that changed nothing is made
+    /// again, though not for ever, since an instruction may jump to itself.
     fn stepped(&mut self, at: u64) -> Result<(), KvmError> {
-        let now = self.kvm.general()?;
-        if self.before == Some((now, false)) {
-            self.before = Some((now, true));
+        let now = self.plain_registers()?;
+        if let Some((before, again)) = &mut self.before
+            && *before == now
+            && *again < STEPS_AGAIN
+        {
+            *again += 1;
             return Ok(());
         }
         self.before = None;
