@@ -64,10 +64,6 @@ impl DsMemory for NearDs<'_> {
 struct Pieces([(u64, usize); 2]);
 
 impl Core {
-    fn explicit(&self) -> Set {
-        self.set
-    }
-
     /// Reads through the TLB only.
     #[inline(always)]
     pub(crate) fn fast_read<T: Word>(&self, lin: u64) -> Option<T> {
@@ -136,7 +132,7 @@ impl Core {
     pub(crate) fn read<T: Word>(&mut self, lin: u64) -> Result<T, Fault> {
         match self.fast_read(lin) {
             Some(v) => Ok(v),
-            None => self.read_slow(lin, self.explicit()),
+            None => self.read_slow(lin, self.set),
         }
     }
 
@@ -144,7 +140,7 @@ impl Core {
         if self.fast_write(lin, v) {
             Ok(())
         } else {
-            self.write_slow(lin, v, self.explicit())
+            self.write_slow(lin, v, self.set)
         }
     }
 
@@ -198,12 +194,12 @@ impl Core {
 
     /// Reads up to a page of bytes.
     pub(crate) fn read_bytes(&mut self, lin: u64, data: &mut [u8]) -> Result<(), Fault> {
-        self.read_bytes_as(lin, data, self.explicit())
+        self.read_bytes_as(lin, data, self.set)
     }
 
     /// Writes up to a page of bytes; none is written if any would fault.
     pub(crate) fn write_bytes(&mut self, lin: u64, data: &[u8]) -> Result<(), Fault> {
-        self.write_bytes_as(lin, data, self.explicit())
+        self.write_bytes_as(lin, data, self.set)
     }
 
     fn read_bytes_as(&mut self, lin: u64, data: &mut [u8], set: Set) -> Result<(), Fault> {
@@ -237,14 +233,13 @@ impl Core {
     /// Raises what a read of these bytes would raise, and nothing else.
     /// Answers where the first one is, guest-physical.
     pub(crate) fn probe_read(&mut self, lin: u64, len: usize) -> Result<u64, Fault> {
-        let pieces = self.pieces(lin, len, Want::Read, self.explicit())?;
+        let pieces = self.pieces(lin, len, Want::Read, self.set)?;
         Ok(pieces.0[0].0)
     }
 
     /// Raises what a write of these bytes would raise, and nothing else.
     pub(crate) fn probe_write(&mut self, lin: u64, len: usize) -> Result<(), Fault> {
-        self.pieces(lin, len, Want::Write, self.explicit())
-            .map(|_| ())
+        self.pieces(lin, len, Want::Write, self.set).map(|_| ())
     }
 
     /// As [`Core::probe_write`] with other rights.
@@ -411,7 +406,7 @@ impl Core {
     fn read_for_write<T: Word>(&mut self, lin: u64) -> Result<T, Fault> {
         match self.fast_read(lin) {
             Some(v) => Ok(v),
-            None => self.read_slow(lin, self.explicit()),
+            None => self.read_slow(lin, self.set),
         }
     }
 }
@@ -534,7 +529,7 @@ impl Core {
         let source = match self.rd.find(from, len, self.first) {
             Some(host) => host,
             None => {
-                self.pieces(from, 1, Want::Read, self.explicit())?;
+                self.pieces(from, 1, Want::Read, self.set)?;
                 let Some(host) = self.rd.find(from, len, self.first) else {
                     return Ok(false);
                 };

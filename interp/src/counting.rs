@@ -128,7 +128,6 @@ impl Core {
         self.tell_if_due();
         if self.counters.wants.is_due() {
             self.tell_branches();
-            self.platform().count();
             self.reobserve();
         }
         if let (Some(due), Some(eventing_rip)) = (self.counters.wants.record, last) {

@@ -6,6 +6,8 @@
 )]
 
 mod cpuid;
+mod effects;
+mod operands;
 mod quiet;
 mod select;
 #[cfg(test)]

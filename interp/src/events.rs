@@ -47,6 +47,14 @@ enum Class {
     Double,
 }
 
+/// The stack segment of a return to an outer level, before it counts as accessed.
+pub(crate) enum ReturnStack {
+    /// In 64-bit mode.
+    Null(Segment),
+    /// By a descriptor, with its selector.
+    Described(Descriptor, u16),
+}
+
 fn class(vector: u8) -> Class {
     match vector {
         DE | TS | NP | SS | GP => Class::Contributory,
@@ -308,12 +316,19 @@ impl Core {
             self.rip,
         ];
         frame.extend(e.code.map(u64::from));
-        let bytes: Vec<u8> = frame.iter().rev().flat_map(|v| v.to_le_bytes()).collect();
-        let sp = sp.wrapping_sub(bytes.len() as u64);
-        if !canonical(sp) || !canonical(sp.wrapping_add(bytes.len() as u64 - 1)) {
+        let top = sp;
+        sp = top.wrapping_sub(frame.len() as u64 * 8);
+        if !canonical(sp) || !canonical(top.wrapping_sub(1)) {
             return Err(Fault::Code(SS, 0));
         }
-        self.write_bytes_cpl(sp, &bytes, cpl)?;
+        let places = (1..).map(|n: u64| top.wrapping_sub(n * 8));
+        // A fault names the first one in the order of the pushes, and nothing is written.
+        for at in places.clone().take(frame.len()) {
+            self.probe_write_as(at, 8, cpl)?;
+        }
+        for (at, v) in places.zip(frame) {
+            self.write_as(at, v, cpl)?;
+        }
         self.mark_accessed(&mut cs)?;
         self.cpl = cpl;
         self.clear_for_handler(gate, TF | NT | RF | VM);
@@ -585,17 +600,21 @@ impl Core {
         // 64-bit code always pops SS:RSP.
         let stack = if outer || self.code == 8 {
             let (sp, ss_sel) = (self.peek(size, 3 * s)?, self.peek(size, 4 * s)? as u16);
-            Some((sp, ss_sel, self.return_ss(ss_sel, rpl, cs.long())?))
+            Some((sp, self.return_ss(ss_sel, rpl, cs.long())?))
         } else {
             None
         };
         self.check_rip(rip, &cs.segment(cs_sel))?;
+        let stack = match stack {
+            Some((sp, ss)) => Some((sp, self.take_ss(ss)?)),
+            None => None,
+        };
         self.mark_accessed(&mut cs)?;
         let mask = self.iret_mask(size);
         let old_sp = self.sp().wrapping_add(3 * s);
         self.set_rflags((self.rflags() & !mask) | (flags & mask));
         match stack {
-            Some((sp, _, ss)) => {
+            Some((sp, ss)) => {
                 self.cpl = rpl;
                 self.put_segment(seg::SS, ss);
                 self.set_cs(cs.segment(cs_sel), rpl, rip);
@@ -660,35 +679,46 @@ impl Core {
         Ok(d)
     }
 
-    /// The stack segment of a return to `rpl`, checked.
+    /// The stack segment of a return to `rpl`, checked. Whatever else can fault comes before
+    /// [`Core::take_ss`].
     pub(crate) fn return_ss(
         &mut self,
         selector: u16,
         rpl: u8,
         long: bool,
-    ) -> Result<Segment, Fault> {
+    ) -> Result<ReturnStack, Fault> {
         if selector & 0xfffc == 0 {
             if !(self.lma() && long) || rpl == 3 {
                 return Err(GP0);
             }
             let access = u16::from(rpl) << 5;
-            return Ok(Segment {
+            return Ok(ReturnStack::Null(Segment {
                 selector,
                 base: 0,
                 limit: 0,
                 access,
                 unusable: true,
-            });
+            }));
         }
-        let mut d = self.need_descriptor(selector)?;
+        let d = self.need_descriptor(selector)?;
         if selector & 3 != rpl.into() || !d.writable() || d.dpl() != rpl {
             return Err(gp(selector));
         }
         if !d.present() {
             return Err(Fault::Code(SS, code_of(selector)));
         }
-        self.mark_accessed(&mut d)?;
-        Ok(d.segment(selector))
+        Ok(ReturnStack::Described(d, selector))
+    }
+
+    /// Marks the stack segment of a return as accessed.
+    pub(crate) fn take_ss(&mut self, stack: ReturnStack) -> Result<Segment, Fault> {
+        match stack {
+            ReturnStack::Null(segment) => Ok(segment),
+            ReturnStack::Described(mut d, selector) => {
+                self.mark_accessed(&mut d)?;
+                Ok(d.segment(selector))
+            }
+        }
     }
 
     /// After a return to an outer level: data segments it may not see become null.
@@ -740,15 +770,6 @@ impl Core {
         self.rip = rip;
         self.update_mode();
         self.regs[4] = sp & 0xffff_ffff;
-        Ok(())
-    }
-
-    fn write_bytes_cpl(&mut self, lin: u64, bytes: &[u8], cpl: u8) -> Result<(), Fault> {
-        self.probe_write_as(lin, bytes.len(), cpl)?;
-        for (i, chunk) in (0_u64..).step_by(8).zip(bytes.chunks(8)) {
-            let v = chunk.try_into().map_or(0, u64::from_le_bytes);
-            self.write_as(lin.wrapping_add(i), v, cpl)?;
-        }
         Ok(())
     }
 

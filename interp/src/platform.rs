@@ -100,13 +100,11 @@ pub trait Platform {
     fn code_base(&mut self, _base: u64) {}
     /// A #DB is about to be delivered; only told when [`Observe::debug_exceptions`] is set.
     fn debug_exception(&mut self) {}
-    /// How far the performance counters let the processor run, and what they are told. Asked when
-    /// [`Platform::observe`] is.
+    /// Moves the performance counters up to now, and says how far they let the processor run and
+    /// what they are told. Asked when [`Platform::observe`] is, and where the last answer ends.
     fn counting(&mut self) -> Counting {
         Counting::NONE
     }
-    /// The processor has run as far as [`Platform::counting`] let it.
-    fn count(&mut self) {}
     /// An instruction accessed memory; told if [`Counting::accesses`] asks for it. Answers how much
     /// of that quota it has used, at least 1.
     fn accessed(&mut self, _ring: Ring, _accesses: &Accesses<'_>) -> u64 {

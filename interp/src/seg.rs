@@ -325,6 +325,9 @@ impl Core {
         };
         let mut s = d.segment(selector);
         s.base |= high;
+        if !canonical(s.base) {
+            return Err(gp(selector));
+        }
         self.st.ldtr = s;
         Ok(())
     }
@@ -350,6 +353,9 @@ impl Core {
         } else {
             0
         };
+        if !canonical(d.base() | high) {
+            return Err(gp(selector));
+        }
         d.raw |= 1 << 41;
         let byte = (d.raw >> 40) as u8;
         self.write_sys(d.at + 5, byte)?;

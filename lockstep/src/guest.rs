@@ -8,10 +8,11 @@
 )]
 
 use crate::batch::{Batch, CS64, DS};
+use crate::handlers::{copy, flat, gates, put, stubs};
 use crate::layout::*;
 use crate::map::Map;
 use anyhow::{Result, anyhow};
-use hindsight_cpu::state::{CpuState, Segment, seg};
+use hindsight_cpu::state::{CpuState, seg};
 use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, RegionSpec, Vcpu, supported_cpuid};
 use std::sync::Arc;
 
@@ -71,19 +72,7 @@ std::arch::global_asm!(
     "mov [rsp], rax",
     "out 0xf4, al",
     "iretq",
-    ".balign 16",
-    "hs_lockstep_stubs:",
-    ".set vector, 0",
-    ".rept 32",
-    // #DF, #TS, #NP, #SS, #GP, #PF, #AC push an error code.
-    ".if vector != 8 && (vector < 10 || vector > 14) && vector != 17",
-    "push 0",
-    ".endif",
-    "push vector",
-    "jmp hs_lockstep_kernel",
-    ".balign 16",
-    ".set vector, vector + 1",
-    ".endr",
+    stubs!("hs_lockstep_stubs", "hs_lockstep_kernel"),
     "hs_lockstep_kernel_end:",
     ".popsection",
     current = const CURRENT,
@@ -223,10 +212,6 @@ impl Guest {
     }
 }
 
-fn put(ram: &mut [u8], at: usize, v: u64) {
-    ram[at..at + 8].copy_from_slice(&v.to_le_bytes());
-}
-
 /// Page tables, descriptors and the kernel.
 fn install(ram: &mut [u8], base: u32) {
     let at = base as usize;
@@ -287,10 +272,8 @@ const NX: u64 = 1 << 63;
 fn install_kernel(ram: &mut [u8]) {
     let start = &raw const hs_lockstep_kernel;
     let place = |label: *const u8| label.addr() - start.addr();
-    let len = place(&raw const hs_lockstep_kernel_end);
     // SAFETY: both labels are of one section, in order, with instructions between.
-    let kernel = unsafe { std::slice::from_raw_parts(start, len) };
-    ram[HANDLERS..HANDLERS + len].copy_from_slice(kernel);
+    unsafe { copy(ram, HANDLERS, start..&raw const hs_lockstep_kernel_end) };
     let mut gate = |vector: usize, at: usize, dpl: u64| {
         let target = KERNEL + (HANDLERS + at) as u64;
         let low = target & 0xffff | 0x10 << 16 | (0x8e00 | dpl << 13) << 32;
@@ -298,10 +281,8 @@ fn install_kernel(ram: &mut [u8]) {
         put(ram, IDT + vector * 16 + 8, target >> 32);
     };
     let stubs = place(&raw const hs_lockstep_stubs);
-    for vector in 0..32 {
-        // Linux lets users raise #BP and #OF.
-        let dpl = if matches!(vector, 3 | 4) { 3 } else { 0 };
-        gate(vector, stubs + vector * 16, dpl);
+    for (vector, at, dpl) in gates() {
+        gate(vector, stubs + at, dpl);
     }
     gate(LEAVE, place(&raw const hs_lockstep_leave), 3);
 }
@@ -322,13 +303,6 @@ fn processor(ram: &Map, len: usize, base: u32) -> Result<Vcpu> {
 
 /// User code at the start of the batch, as under Linux.
 fn start(base: u32) -> CpuState {
-    let segment = |selector: u16, access: u16| Segment {
-        selector,
-        base: 0,
-        limit: 0xffff_ffff,
-        access,
-        unusable: false,
-    };
     let mut st = CpuState::reset();
     st.cr0 = 0x8005_0033;
     st.cr3 = TABLES as u64;
@@ -336,12 +310,12 @@ fn start(base: u32) -> CpuState {
     st.cr4 = 0x5_06b0;
     st.efer = 0xd01;
     st.xcr0 = u64::from(supported_cpuid(0xd, 0)[0]) & 0xe7;
-    st.seg = [segment(DS, 0xc0f3); 6];
-    st.seg[seg::CS] = segment(CS64, 0xa0fb);
+    st.seg = [flat(DS, 0xc0f3); 6];
+    st.seg[seg::CS] = flat(CS64, 0xa0fb);
     for null in [seg::FS, seg::GS] {
-        st.seg[null] = segment(0, 0xc0f3);
+        st.seg[null] = flat(0, 0xc0f3);
     }
-    st.tr = segment(0x40, 0x8b);
+    st.tr = flat(0x40, 0x8b);
     (st.tr.base, st.tr.limit) = (KERNEL + TSS as u64, 0x67);
     st.ldtr.unusable = true;
     (st.gdtr.base, st.gdtr.limit) = (KERNEL + GDT as u64, 0x37);

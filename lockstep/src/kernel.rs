@@ -6,9 +6,10 @@
     reason = "offsets in guest memory are small"
 )]
 
+use crate::handlers::{copy, flat, gates, put, stubs};
 use crate::layout::*;
 use crate::system::{CR4, GATES, RANDOM, RESET, SystemBatch, WINDOW, WINDOW_PAGES};
-use hindsight_cpu::state::{CpuState, Segment, seg};
+use hindsight_cpu::state::{CpuState, seg};
 
 /// Guest-physical address of the region.
 pub const REGION: usize = 0x10_0000;
@@ -104,18 +105,7 @@ std::arch::global_asm!(
     "mov [rsp], rax",
     "out 0xf4, al",
     "iretq",
-    ".balign 16",
-    "hs_system_stubs:",
-    ".set vector, 0",
-    ".rept 32",
-    ".if vector != 8 && (vector < 10 || vector > 14) && vector != 17",
-    "push 0",
-    ".endif",
-    "push vector",
-    "jmp hs_system_kernel",
-    ".balign 16",
-    ".set vector, vector + 1",
-    ".endr",
+    stubs!("hs_system_stubs", "hs_system_kernel"),
     "hs_system_end:",
     ".popsection",
     current = const CURRENT,
@@ -137,10 +127,6 @@ unsafe extern "C" {
 /// Offset of a label in the kernel.
 fn place(label: *const u8) -> usize {
     label.addr() - (&raw const hs_system_kernel).addr()
-}
-
-fn put(ram: &mut [u8], at: usize, v: u64) {
-    ram[at..at + 8].copy_from_slice(&v.to_le_bytes());
 }
 
 /// Writes everything but a batch.
@@ -188,13 +174,11 @@ pub fn install(ram: &mut [u8], base: u32) {
         put(ram, TSS + slot, KERNEL + STACK as u64);
     }
     put(ram, STACK, base.into());
-    let len = place(&raw const hs_system_end);
+    let (from, to) = (&raw const hs_system_kernel, &raw const hs_system_end);
     // SAFETY: both labels are of one section, in order, with instructions between.
-    let kernel = unsafe { std::slice::from_raw_parts(&raw const hs_system_kernel, len) };
-    ram[HANDLERS..HANDLERS + len].copy_from_slice(kernel);
-    for vector in 0..32 {
-        let dpl = if matches!(vector, 3 | 4) { 3 } else { 0 };
-        let stub = place(&raw const hs_system_stubs) + vector * 16;
+    unsafe { copy(ram, HANDLERS, from..to) };
+    for (vector, at, dpl) in gates() {
+        let stub = place(&raw const hs_system_stubs) + at;
         gate(ram, vector, stub, 0x8e00 | dpl << 13);
     }
     gate(ram, RESET.into(), place(&raw const hs_system_reset), 0xee00);
@@ -271,22 +255,15 @@ pub fn compared(base: u32, batch: &SystemBatch) -> [(&'static str, usize, usize)
 
 /// The state to start from: the kernel, at the batch's code.
 pub fn start(base: u32) -> CpuState {
-    let segment = |selector: u16, access: u16| Segment {
-        selector,
-        base: 0,
-        limit: 0xffff_ffff,
-        access,
-        unusable: false,
-    };
     let mut st = CpuState::reset();
     st.cr0 = 0x8005_0033;
     st.cr3 = TABLES as u64;
     st.cr4 = CR4.into();
     st.efer = 0xd01;
-    st.seg = [segment(0x2b, 0xc0f3); 6];
-    st.seg[seg::CS] = segment(0x10, 0xa09b);
-    st.seg[seg::SS] = segment(0x18, 0xc093);
-    st.tr = segment(0x40, 0x8b);
+    st.seg = [flat(0x2b, 0xc0f3); 6];
+    st.seg[seg::CS] = flat(0x10, 0xa09b);
+    st.seg[seg::SS] = flat(0x18, 0xc093);
+    st.tr = flat(0x40, 0x8b);
     (st.tr.base, st.tr.limit) = (KERNEL + TSS as u64, 0x67);
     st.ldtr.unusable = true;
     st.ldtr.access = 0x82;

@@ -12,6 +12,7 @@ pub mod class;
 pub mod emit;
 pub mod expected;
 pub mod guest;
+mod handlers;
 pub mod jobs;
 pub mod judge;
 pub mod kernel;

@@ -36,7 +36,7 @@ struct Arguments {
     /// Processes at once; default: one for each processor.
     #[arg(long, value_name = "N")]
     jobs: Option<u32>,
-    /// Compare these classes of system instructions with this host's KVM instead; `all` for all.
+    /// Compare these classes of system instructions with this host's KVM instead; `all` for all but tasks, which KVM does not leave to the processor
     #[arg(long, value_delimiter = ',', value_name = "CLASS")]
     system: Vec<String>,
     /// With --system: write to this file what the interpreter leaves, and run nothing else

@@ -50,7 +50,7 @@ struct Builder<'a> {
 pub fn build(class: SystemClass, seed: u64, count: usize) -> SystemBatch {
     let mut rng = Rng::new(seed);
     let control = control(&mut rng, class);
-    let patches = patches(&mut rng, control);
+    let patches = patches(&mut rng, class, control);
     let asm = Asm {
         bytes: Vec::new(),
         base: 0,
@@ -89,6 +89,7 @@ pub fn build(class: SystemClass, seed: u64, count: usize) -> SystemBatch {
         post,
         log_end: 0,
         window: class == SystemClass::Paging32,
+        tasks: class == SystemClass::Tasks,
         kernel: Kernel::Narrow,
         patches,
         control,
@@ -124,14 +125,17 @@ fn control(rng: &mut Rng, class: SystemClass) -> Control {
 }
 
 /// Random descriptors, gates, tasks and page-table entries.
-fn patches(rng: &mut Rng, control: Control) -> Vec<(usize, Vec<u8>)> {
+fn patches(rng: &mut Rng, class: SystemClass, control: Control) -> Vec<(usize, Vec<u8>)> {
     let word = |d: u64| d.to_le_bytes().to_vec();
     let mut list = Vec::new();
     for n in 0..usize::from(COUNT) {
-        list.push((GDT + usize::from(RANDOM) + n * 8, word(descriptor(rng))));
+        list.push((
+            GDT + usize::from(RANDOM) + n * 8,
+            word(descriptor(rng, class)),
+        ));
     }
     for n in 0..GATE_COUNT {
-        list.push((gate_at(GATES + n), word(gate(rng))));
+        list.push((gate_at(GATES + n), word(gate(rng, class))));
     }
     let tss = |at: usize, kind: u64, limit: u64, dpl: u64| {
         word(limit | (at as u64) << 16 | (0x80 | kind | dpl << 5) << 40)
@@ -144,6 +148,13 @@ fn patches(rng: &mut Rng, control: Control) -> Vec<(usize, Vec<u8>)> {
     let to = TASK_SELECTORS[rng.below(2) as usize];
     let task_gate = 0x85 << 40 | rng.below(4) << 45 | u64::from(to) << 16;
     list.push((GDT + 0x68, word(task_gate)));
+    if !switches_tasks(class) {
+        for (at, descriptor) in &mut list {
+            if (GDT + 0x58..=GDT + 0x68).contains(at) {
+                descriptor.fill(0);
+            }
+        }
+    }
     list.push((TSS, kernel_tss(rng, control)));
     list.push((TASK32, task32(rng, control)));
     list.push((TASK16, task16(rng)));
@@ -157,8 +168,15 @@ fn patches(rng: &mut Rng, control: Control) -> Vec<(usize, Vec<u8>)> {
     list
 }
 
+/// Task switches are a class of their own: under KVM no processor does them, but KVM itself.
+fn switches_tasks(class: SystemClass) -> bool {
+    // These name tasks and do not go there.
+    let names = [SystemClass::Segments32, SystemClass::Descriptors32];
+    class == SystemClass::Tasks || names.contains(&class)
+}
+
 /// A descriptor of any kind.
-fn descriptor(rng: &mut Rng) -> u64 {
+fn descriptor(rng: &mut Rng, class: SystemClass) -> u64 {
     let present = u64::from(!rng.one_in(6)) << 47;
     let dpl = rng.below(4);
     let limit = rng.below(REACH);
@@ -167,7 +185,11 @@ fn descriptor(rng: &mut Rng) -> u64 {
         0 => {
             let at = *rng.pick(&[TSS, TASK32, TASK16, GDT + RANDOM as usize]) as u64;
             let limit = *rng.pick(&[0x2a, 0x2b, 0x66, 0x67, 0x8f, 0x17f]);
-            present | dpl << 45 | rng.below(16) << 40 | at << 16 | limit
+            let kind = match rng.below(16) {
+                1 | 5 | 9 if !switches_tasks(class) => 0,
+                kind => kind,
+            };
+            present | dpl << 45 | kind << 40 | at << 16 | limit
         }
         1 => {
             let kind = *rng.pick(&[4, 12, 12]) << 40;
@@ -188,6 +210,12 @@ fn descriptor(rng: &mut Rng) -> u64 {
         _ => {
             let kind = 0x10 | rng.below(8);
             let size = rng.below(2) << 54;
+            // IRET to a stack that is not present raises #SS, as Linux has met it; emulators raise #NP.
+            let present = if class == SystemClass::Iret32 {
+                1 << 47
+            } else {
+                present
+            };
             if dpl == 0 && kind & 2 != 0 {
                 // A stack of CPL 0.
                 return present | (0x12 | kind & 1) << 40 | 0x00cf_0000_0000_ffff;
@@ -202,9 +230,12 @@ fn pad() -> u64 {
     u64::from(PAD & 0xffff) | u64::from(PAD & 0xffff_0000) << 32
 }
 
-fn gate(rng: &mut Rng) -> u64 {
+fn gate(rng: &mut Rng, class: SystemClass) -> u64 {
     let present = u64::from(!rng.one_in(6)) << 47;
-    let kind = *rng.pick(&[14, 14, 15, 6, 7, 6, 5, 5, 12, 0, 9]);
+    let kind = match *rng.pick(&[14, 14, 15, 6, 7, 6, 5, 5, 12, 0, 9]) {
+        5 if !switches_tasks(class) => 14,
+        kind => kind,
+    };
     let selector = match (kind, rng.below(3)) {
         (5, 0 | 1) => TASK_SELECTORS[rng.below(2) as usize],
         (_, 0 | 1) => 0x10,

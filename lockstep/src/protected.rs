@@ -6,9 +6,10 @@
 
 #![expect(unsafe_code, reason = "the kernel's code lies between two labels")]
 
+use crate::handlers::{copy, flat, gates, put, stubs};
 use crate::layout::{CODE, CURRENT, DATA, POST, SLOTS};
 use crate::system::{RESET, SystemBatch, WINDOW, WINDOW_PAGES};
-use hindsight_cpu::state::{CpuState, Segment, seg};
+use hindsight_cpu::state::{CpuState, seg};
 
 /// The page directory of 32-bit paging, and its one table.
 pub const DIRECTORY: usize = 0x4000;
@@ -103,6 +104,8 @@ std::arch::global_asm!(
     "mov eax, 0x2b",
     "mov ds, eax",
     "mov es, eax",
+    // A 16-bit TSS leaves FS and GS alone in KVM, and makes them null elsewhere.
+    "mov eax, dword ptr [{current} + 8]",
     "mov fs, eax",
     "mov gs, eax",
     "xor eax, eax",
@@ -112,18 +115,7 @@ std::arch::global_asm!(
     "xor esi, esi",
     "xor edi, edi",
     "jmp dword ptr [ebp * 4 + {post}]",
-    ".balign 16",
-    "hs_narrow_stubs:",
-    ".set vector, 0",
-    ".rept 32",
-    ".if vector != 8 && (vector < 10 || vector > 14) && vector != 17",
-    "push 0",
-    ".endif",
-    "push vector",
-    "jmp hs_narrow_kernel",
-    ".balign 16",
-    ".set vector, vector + 1",
-    ".endr",
+    stubs!("hs_narrow_stubs", "hs_narrow_kernel"),
     "hs_narrow_reset:",
     "push 0",
     "push 0x81",
@@ -151,10 +143,6 @@ fn place(label: *const u8) -> usize {
     label.addr() - (&raw const hs_narrow_kernel).addr()
 }
 
-fn put(ram: &mut [u8], at: usize, v: u64) {
-    ram[at..at + 8].copy_from_slice(&v.to_le_bytes());
-}
-
 fn put32(ram: &mut [u8], at: usize, v: usize) {
     ram[at..at + 4].copy_from_slice(&v.to_le_bytes()[..4]);
 }
@@ -180,13 +168,11 @@ pub fn install(ram: &mut [u8]) {
     ] {
         put(ram, GDT + at, d);
     }
-    let len = place(&raw const hs_narrow_end);
+    let (from, to) = (&raw const hs_narrow_kernel, &raw const hs_narrow_end);
     // SAFETY: both labels are of one section, in order, with instructions between.
-    let kernel = unsafe { std::slice::from_raw_parts(&raw const hs_narrow_kernel, len) };
-    ram[HANDLERS..HANDLERS + len].copy_from_slice(kernel);
-    for vector in 0..32 {
-        let dpl = if matches!(vector, 3 | 4) { 3 } else { 0 };
-        let stub = place(&raw const hs_narrow_stubs) + vector * 16;
+    unsafe { copy(ram, HANDLERS, from..to) };
+    for (vector, at, dpl) in gates() {
+        let stub = place(&raw const hs_narrow_stubs) + at;
         gate(ram, vector, stub, 0x8e00 | dpl << 13);
     }
     gate(ram, RESET.into(), place(&raw const hs_narrow_reset), 0xee00);
@@ -234,6 +220,11 @@ pub fn load(ram: &mut [u8], batch: &SystemBatch) {
         put32(ram, vector * 4, 0x8000_fff0);
     }
     ram[CURRENT as usize..][..4].fill(0);
+    put32(
+        ram,
+        CURRENT as usize + 8,
+        if batch.tasks { 0 } else { 0x2b },
+    );
     let code = CODE as usize;
     ram[code..code + batch.code.len()].copy_from_slice(&batch.code);
     for (i, post) in batch.post.iter().enumerate() {
@@ -248,10 +239,14 @@ pub fn load(ram: &mut [u8], batch: &SystemBatch) {
 pub fn compared() -> Vec<(&'static str, usize, usize)> {
     let data = DATA as usize;
     let pages = WINDOW_PAGES as usize;
+    // What a far call that faults has pushed before is nobody's business; of one that does not, the records
+    // have the stack.
+    let pushed = 0x17f8..0x1800;
     let mut parts = vec![
         ("records", RECORDS, RECORDS + SLOTS * RECORD),
         ("low memory", 0, LOW),
-        ("data", data, data + 0x4000),
+        ("data", data, data + pushed.start),
+        ("data", data + pushed.end, data + 0x4000),
         ("descriptors", GDT, GDT + 0x400),
         ("tasks", TSS, TSS + 0x600),
         ("current", CURRENT as usize, CURRENT as usize + 8),
@@ -265,22 +260,15 @@ pub fn compared() -> Vec<(&'static str, usize, usize)> {
 
 /// The state to start from.
 pub fn start(batch: &SystemBatch) -> CpuState {
-    let segment = |selector: u16, access: u16| Segment {
-        selector,
-        base: 0,
-        limit: 0xffff_ffff,
-        access,
-        unusable: false,
-    };
     let mut st = CpuState::reset();
     let control = batch.control;
     (st.cr0, st.cr3, st.cr4) = (control.cr0, control.cr3, control.cr4);
     st.efer = 0;
     st.pdptr = [PAE_DIRECTORY as u64 | 1, 0, 0, 0];
-    st.seg = [segment(0x2b, 0xc0f3); 6];
-    st.seg[seg::CS] = segment(0x10, 0xc09b);
-    st.seg[seg::SS] = segment(0x18, 0xc093);
-    st.tr = segment(KERNEL_TSS, 0x8b);
+    st.seg = [flat(0x2b, 0xc0f3); 6];
+    st.seg[seg::CS] = flat(0x10, 0xc09b);
+    st.seg[seg::SS] = flat(0x18, 0xc093);
+    st.tr = flat(KERNEL_TSS, 0x8b);
     (st.tr.base, st.tr.limit) = (TSS as u64, TSS_LIMIT.into());
     st.ldtr.unusable = true;
     st.ldtr.access = 0x82;

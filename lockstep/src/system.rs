@@ -73,8 +73,9 @@ pub enum SystemClass {
     Paging32,
 }
 
-/// All system classes.
-pub const SYSTEM: [SystemClass; 17] = [
+/// The classes that a processor can be asked about through KVM: KVM does task switches itself, writes the old task in
+/// the format of the new one, and loses the registers of a new task that faults.
+pub const SYSTEM: [SystemClass; 16] = [
     SystemClass::Segments,
     SystemClass::Descriptors,
     SystemClass::Far,
@@ -89,7 +90,6 @@ pub const SYSTEM: [SystemClass; 17] = [
     SystemClass::Far32,
     SystemClass::Iret32,
     SystemClass::Gates32,
-    SystemClass::Tasks,
     SystemClass::Virtual8086,
     SystemClass::Paging32,
 ];
@@ -198,6 +198,8 @@ pub struct SystemBatch {
     pub log_end: u32,
     /// The pages of the window are used.
     pub window: bool,
+    /// Tasks are switched.
+    pub tasks: bool,
     /// What it runs under.
     pub kernel: Kernel,
     /// For [`Kernel::Narrow`]: what else to write to guest memory, and where.
@@ -278,6 +280,7 @@ pub fn build(class: SystemClass, seed: u64, count: usize) -> SystemBatch {
         post,
         log_end,
         window: class == SystemClass::Paging,
+        tasks: false,
         kernel: Kernel::Long,
         patches: Vec::new(),
         control: Control::default(),
@@ -303,6 +306,11 @@ fn descriptor(rng: &mut Rng, class: SystemClass, base: u32) -> [u64; 2] {
         // Data and code.
         _ => (0x10 | rng.below(16)) << 40,
     };
+    // IRET to a stack that is not present raises #SS, as Linux has met it; emulators raise #NP.
+    let (present, high) = match class {
+        SystemClass::Iret => (1 << 47, 1 << 47),
+        _ => (present, 0),
+    };
     let code = kind >> 43 & 3 == 3;
     let size = if code { 1 << 53 } else { rng.below(2) << 54 };
     let limit = rng.bits() & 0x000f_0000_0000_ffff | rng.below(2) << 55;
@@ -318,17 +326,23 @@ fn descriptor(rng: &mut Rng, class: SystemClass, base: u32) -> [u64; 2] {
     };
     [
         kind | present | dpl | size | limit | address,
-        rng.bits() & upper,
+        rng.bits() & upper | high,
     ]
 }
 
 fn gate(rng: &mut Rng) -> [u64; 2] {
     let present = u64::from(!rng.one_in(6)) << 47;
     let kind = *rng.pick(&[14, 14, 15, 15, 12, 5, 6, 7, 0, 9]) << 40;
-    let selector = if rng.one_in(2) { 0x10 } else { selector(rng) };
+    // A handler in conforming code stays at CPL 3 and may not write to a stack of the kernel's, which
+    // emulators let it: only the kernel's own code has one by IST.
+    let (selector, ist) = if rng.one_in(2) {
+        (0x10, 1)
+    } else {
+        (selector(rng), 0)
+    };
     // Offset 0 of the kernel's stub is put in when the batch is installed.
     [
-        kind | present | rng.below(4) << 45 | u64::from(selector) << 16 | 1 << 32,
+        kind | present | rng.below(4) << 45 | u64::from(selector) << 16 | ist << 32,
         0,
     ]
 }

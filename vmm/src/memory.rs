@@ -106,6 +106,14 @@ pub fn nonzero_pages(memory: &GuestMemoryMmap, mut each: impl FnMut(u64, &[u8]))
     }
 }
 
+/// The guest-physical address of a place in the memory file.
+pub fn address(memory: &GuestMemoryMmap, offset: u64) -> Option<u64> {
+    memory.iter().find_map(|region| {
+        let within = offset.checked_sub(region.file_offset()?.start())?;
+        (within < region.len()).then(|| region.start_addr().0 + within)
+    })
+}
+
 /// Bytes of one huge page.
 pub const HUGE_PAGE: u64 = 2 << 20;
 

@@ -95,12 +95,8 @@ fn jmp(c: &mut Core, o: &Op, selector: u16, offset: u64) -> Done {
     let (selector, offset) = match d.system() {
         None => (selector, offset),
         Some(4 | 12) => {
-            let (target, inner, offset) = gate(c, d, selector)?;
+            let (target, inner, offset) = gate(c, d, selector, false)?;
             d = inner;
-            let conforming_ok = d.conforming() && d.dpl() <= c.cpl;
-            if !conforming_ok && d.dpl() != c.cpl {
-                return Err(gp(target));
-            }
             c.check_rip(offset, &d.segment(target))?;
             c.mark_accessed(&mut d)?;
             let cpl = c.cpl;
@@ -140,8 +136,13 @@ fn task(c: &mut Core, o: &Op, d: Descriptor, selector: u16, call: bool) -> Done 
     }
 }
 
-/// A call gate: the selector, code segment and offset it leads to.
-fn gate(c: &mut Core, d: Descriptor, selector: u16) -> Result<(u16, Descriptor, u64), Fault> {
+/// A call gate: the selector, code segment and offset it leads to; with JMP none of an inner level.
+fn gate(
+    c: &mut Core,
+    d: Descriptor,
+    selector: u16,
+    call: bool,
+) -> Result<(u16, Descriptor, u64), Fault> {
     let rpl = (selector & 3) as u8;
     let long = c.lma();
     if d.dpl() < c.cpl || d.dpl() < rpl || (long && d.system() != Some(12)) {
@@ -160,7 +161,9 @@ fn gate(c: &mut Core, d: Descriptor, selector: u16) -> Result<(u16, Descriptor, 
         return Err(GP0);
     }
     let code = c.need_descriptor(target)?;
-    if !code.is_code() || code.dpl() > c.cpl || (long && (!code.long() || code.big())) {
+    let inner = code.dpl() < c.cpl && !code.conforming();
+    let level_ok = code.dpl() <= c.cpl && (call || !inner);
+    if !code.is_code() || !level_ok || (long && (!code.long() || code.big())) {
         return Err(gp(target));
     }
     if !code.present() {
@@ -199,7 +202,7 @@ fn call(c: &mut Core, o: &Op, selector: u16, offset: u64) -> Done {
 }
 
 fn call_gate(c: &mut Core, d: Descriptor, selector: u16, after: u64) -> Done {
-    let (target, mut code, offset) = gate(c, d, selector)?;
+    let (target, mut code, offset) = gate(c, d, selector, true)?;
     let old_cs = c.cs().selector;
     c.check_rip(offset, &code.segment(target))?;
     let cpl = if code.conforming() { c.cpl } else { code.dpl() };
@@ -289,8 +292,8 @@ fn far_return(c: &mut Core, o: &Op) -> Done {
     }
     let rpl = (selector & 3) as u8;
     let mut cs = c.return_cs(selector)?;
-    c.check_rip(rip, &cs.segment(selector))?;
     if rpl == c.cpl {
+        c.check_rip(rip, &cs.segment(selector))?;
         c.mark_accessed(&mut cs)?;
         c.set_sp(c.sp().wrapping_add(2 * size).wrapping_add(o.imm));
         c.set_cs(cs.segment(selector), rpl, rip);
@@ -299,6 +302,8 @@ fn far_return(c: &mut Core, o: &Op) -> Done {
     let sp = c.peek(o.size, 2 * size + o.imm)?;
     let ss_selector = c.peek(o.size, 3 * size + o.imm)? as u16;
     let ss = c.return_ss(ss_selector, rpl, cs.long())?;
+    c.check_rip(rip, &cs.segment(selector))?;
+    let ss = c.take_ss(ss)?;
     c.mark_accessed(&mut cs)?;
     c.cpl = rpl;
     c.put_segment(seg::SS, ss);

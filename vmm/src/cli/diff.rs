@@ -9,7 +9,10 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser};
 
 use super::run::{self, RunArgs};
-use crate::snapshot::{Limits, Progress, Timeline, Verdict, compare};
+use crate::snapshot::{
+    Compared, Limits, NativeVerdict, Progress, Timeline, Verdict, compare, compare_with_kvm,
+};
+use crate::vcpu::determined::Stop;
 
 /// No difference.
 const SAME: u8 = 0;
@@ -22,8 +25,11 @@ const TELL: Duration = Duration::from_secs(1);
 #[derive(Debug, Args)]
 #[command(
     after_help = "Both sides run as with `hindsight run --deterministic`; consoles, --timeout, --stats \
-    and --trace have no effect.\n\nExit status: 0 no difference, 1 the runs differ, 2 trouble.\n\n\
-    Example: hindsight diff --memory 64M kernel --a '--seed 1' --b '--seed 2'"
+    and --trace have no effect. With --engine kvm on one side, KVM executes each instruction of the \
+    other side's run as well, but those that depend on devices, time or the models.\n\n\
+    Exit status: 0 no difference, 1 the runs differ, 2 trouble.\n\n\
+    Examples:\n  hindsight diff --memory 64M kernel --a '--seed 1' --b '--seed 2'\n  \
+    hindsight diff kernel --b '--engine kvm' --from 1000000 --limit 1100000"
 )]
 pub(super) struct DiffArgs {
     #[command(flatten)]
@@ -47,10 +53,18 @@ pub(super) struct DiffArgs {
     /// Compare so many instructions at most
     #[arg(long, value_name = "N", value_parser = run::number)]
     limit: Option<u64>,
-    /// Look every so many instructions for a difference
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = run::number)]
-    stride: u64,
+    /// With --engine kvm on one side: begin to compare after so many instructions
+    #[arg(long, value_name = "N", value_parser = run::number)]
+    from: Option<u64>,
+    /// Look every so many instructions for a difference [default: 1000000, with KVM 1000]
+    #[arg(long, value_name = "N", value_parser = run::number)]
+    stride: Option<u64>,
 }
+
+/// [`DiffArgs::stride`] of two runs in the interpreter.
+const STRIDE: u64 = 1_000_000;
+/// And where KVM follows.
+const STRIDE_KVM: u64 = 1_000;
 
 /// The options of one side, as `hindsight run` takes them.
 #[derive(Debug, Parser)]
@@ -71,7 +85,27 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     }
     let raw: Vec<OsString> = std::env::args_os().skip(1).collect();
     let sides = [("--a", &args.a), ("--b", &args.b)];
-    let [a, b] = sides.map(|(name, options)| timeline(&raw, name, options));
+    let parsed = sides.map(|(name, options)| {
+        side_args(&raw, options).with_context(|| format!("{name} {options:?}"))
+    });
+    let [a, b] = parsed;
+    let (a, b) = (a?, b?);
+    match (a.is_for_kvm(), b.is_for_kvm()) {
+        (true, true) => bail!("KVM follows the interpreter: --engine kvm is for one side"),
+        (false, true) => {
+            only_engine(sides[1])?;
+            return with_kvm(args, &a, 1);
+        }
+        (true, false) => {
+            only_engine(sides[0])?;
+            return with_kvm(args, &b, 0);
+        }
+        (false, false) if args.from.is_some() => {
+            bail!("--from is for a comparison with KVM: --b '--engine kvm'")
+        }
+        (false, false) => {}
+    }
+    let machines = [timeline(&a)?, timeline(&b)?];
     let mut told = Instant::now();
     let terminal = io::stderr().is_terminal();
     let mut tell = |progress| {
@@ -81,7 +115,8 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let limit = args.limit.unwrap_or(u64::MAX);
-    let verdict = compare([a?, b?], limit, args.stride, &mut tell)?;
+    let stride = args.stride.unwrap_or(STRIDE);
+    let verdict = compare(machines, limit, stride, &mut tell)?;
     if terminal {
         let _ = write!(io::stderr(), "\r\x1b[K");
     }
@@ -96,10 +131,78 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
         } => (SAME, format!("no difference in {place} instructions\n")),
         Verdict::Different(divergence) => (DIFFERENT, divergence.to_string()),
     };
-    io::stdout()
-        .write_all(text.as_bytes())
-        .context("standard output")?;
+    say(&text)?;
     Ok(ExitCode::from(status))
+}
+
+fn say(text: &str) -> anyhow::Result<()> {
+    let written = io::stdout().write_all(text.as_bytes());
+    written.context("standard output")
+}
+
+/// The side in KVM is the machine of the other one.
+fn only_engine((name, options): (&str, &String)) -> anyhow::Result<()> {
+    let words = shlex::split(options).unwrap_or_default();
+    let mut words = words.iter().map(String::as_str);
+    while let Some(word) = words.next() {
+        match word {
+            "--engine" => drop(words.next()),
+            _ if word.starts_with("--engine=") => {}
+            _ => bail!("{name} {options:?}: the side in KVM takes no option but --engine"),
+        }
+    }
+    Ok(())
+}
+
+/// The run of one side, with KVM following as side `kvm`.
+fn with_kvm(args: &DiffArgs, side: &RunArgs, kvm: usize) -> anyhow::Result<ExitCode> {
+    let mut machine = run::determined(side)?;
+    if let Some(from) = args.from
+        && machine.run_to(from) != Stop::Reached
+    {
+        bail!("the run ends before instruction {from}");
+    }
+    let mut told = Instant::now();
+    let terminal = io::stderr().is_terminal();
+    let mut tell = |compared: Compared| {
+        if told.elapsed() >= TELL {
+            told = Instant::now();
+            show(Progress::Same(compared.place), terminal);
+        }
+    };
+    let limit = args.limit.unwrap_or(u64::MAX);
+    let stride = args.stride.unwrap_or(STRIDE_KVM);
+    let verdict = compare_with_kvm(machine, limit, stride, &mut tell)?;
+    if terminal {
+        let _ = write!(io::stderr(), "\r\x1b[K");
+    }
+    let counted = |c: Compared| {
+        format!(
+            "KVM executed {} instructions and took over the results of {}",
+            c.native, c.taken
+        )
+    };
+    match verdict {
+        NativeVerdict::Same { compared, ended } => {
+            let end = if ended { ", where the run ended" } else { "" };
+            let place = compared.place;
+            say(&format!(
+                "no difference up to instruction {place}{end}; {}\n",
+                counted(compared)
+            ))?;
+            Ok(ExitCode::from(SAME))
+        }
+        NativeVerdict::Different {
+            compared,
+            mut divergence,
+        } => {
+            if kvm == 0 {
+                divergence.swap();
+            }
+            say(&format!("{divergence}{}\n", counted(compared)))?;
+            Ok(ExitCode::from(DIFFERENT))
+        }
+    }
 }
 
 fn show(progress: Progress, terminal: bool) {
@@ -115,16 +218,14 @@ fn show(progress: Progress, terminal: bool) {
 }
 
 /// The machine of one side, at its start.
-fn timeline(raw: &[OsString], name: &str, options: &str) -> anyhow::Result<Timeline> {
-    let args = side_args(raw, options).with_context(|| format!("{name} {options:?}"))?;
-    let machine = run::determined(&args).with_context(|| format!("{name} {options:?}"))?;
-    Ok(Timeline::new(machine, Limits::default())?)
+fn timeline(args: &RunArgs) -> anyhow::Result<Timeline> {
+    Ok(Timeline::new(run::determined(args)?, Limits::default())?)
 }
 
 /// What `raw`, the arguments of `hindsight diff`, and the options of one side make together.
 fn side_args(raw: &[OsString], options: &str) -> anyhow::Result<RunArgs> {
     /// Options that are not those of `hindsight run`; each takes a value.
-    const OWN: [&str; 4] = ["--a", "--b", "--limit", "--stride"];
+    const OWN: [&str; 5] = ["--a", "--b", "--limit", "--stride", "--from"];
     let own = |word: &OsString| {
         let word = word.to_string_lossy();
         OWN.iter().find_map(|name| {
@@ -183,6 +284,20 @@ mod tests {
             "image: \"x\"",
         ] {
             assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+
+    #[test]
+    fn side_in_kvm_has_no_options_of_its_own() {
+        for (options, fine) in [
+            ("", true),
+            ("--engine kvm", true),
+            ("--engine=kvm", true),
+            ("--engine kvm --seed 1", false),
+            ("--seed=1", false),
+        ] {
+            let checked = only_engine(("--b", &options.to_owned()));
+            assert_eq!(checked.is_ok(), fine, "{options}");
         }
     }
 

@@ -29,7 +29,7 @@ struct Cli {
 enum Command {
     /// Boot a guest image.
     Run(Box<run::RunArgs>),
-    /// Find the first instruction at which two deterministic runs differ.
+    /// Find the first instruction at which two deterministic runs, or the two engines, differ.
     Diff(Box<diff::DiffArgs>),
     /// Measure what this host's KVM really does.
     Doctor(doctor::DoctorArgs),

@@ -421,6 +421,13 @@ pub(super) fn determined(args: &RunArgs) -> anyhow::Result<Determined> {
     Ok(machine.into_determined()?)
 }
 
+impl RunArgs {
+    /// KVM is asked for by name.
+    pub(super) fn is_for_kvm(&self) -> bool {
+        self.engine == EngineArg::Kvm
+    }
+}
+
 /// Deterministic mode is for the interpreter.
 fn wanted_engine(args: &RunArgs) -> anyhow::Result<Wanted> {
     match (args.deterministic, args.engine) {

@@ -69,6 +69,17 @@ pub struct GuestDebug {
     pub registers: Option<Registers>,
 }
 
+/// Where KVM_RUN comes back with [`Exit::Debug`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopAt {
+    /// Nowhere.
+    Nothing,
+    /// Behind one instruction, or one element of a repeated string instruction.
+    NextInstruction,
+    /// Before the instruction at this linear address.
+    Address(u64),
+}
+
 /// Makes a running [`KvmVcpu`] leave KVM_RUN, from any thread.
 #[derive(Debug)]
 pub struct ImmediateExit(*const AtomicU8);
@@ -433,6 +444,10 @@ impl KvmVcpu {
         if self.debug == *wanted {
             return Ok(());
         }
+        self.tell_guest_debug(wanted)
+    }
+
+    fn tell_guest_debug(&mut self, wanted: &GuestDebug) -> Result<(), KvmError> {
         let mut debug = kvm_guest_debug::default();
         if wanted.step {
             debug.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP;
@@ -478,6 +493,28 @@ impl KvmVcpu {
             0 => cs.base.wrapping_add(rip) & 0xffff_ffff,
             _ => rip,
         })
+    }
+
+    /// Has KVM_RUN come back where a debugger wants it. The guest's own breakpoints do not count
+    /// meanwhile, unless it is a step.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn stop_at(&mut self, place: StopAt) -> Result<(), KvmError> {
+        let mut wanted = GuestDebug::default();
+        match place {
+            StopAt::Nothing => {}
+            StopAt::NextInstruction => wanted.step = true,
+            StopAt::Address(address) => {
+                let mut registers = Registers::RESET;
+                registers.addresses[0] = address;
+                // G0; of type 0, execution.
+                registers.control |= 2;
+                wanted.registers = Some(registers);
+            }
+        }
+        self.tell_guest_debug(&wanted)
     }
 
     /// The guest-physical address of a linear one, by the guest's page tables.
@@ -561,6 +598,25 @@ impl KvmVcpu {
         }
         // SAFETY: without dynamically enabled components KVM reads only the fixed 4 KiB.
         unsafe { self.fd.set_xsave(&xsave) }.map_err(ioctl("KVM_SET_XSAVE"))
+    }
+
+    /// Takes the general, segment and control registers as they were at the last exit, at no cost.
+    pub fn store_at_exit(&self, state: &mut CpuState) {
+        let there = self.fd.sync_regs();
+        state::import_regs(&there.regs, state);
+        state::import_sregs(&there.sregs, state);
+    }
+
+    /// Changes RFLAGS as they were at the last exit.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn set_flags_at_exit(&mut self, rflags: u64) -> Result<(), KvmError> {
+        let mut regs = self.fd.sync_regs().regs;
+        regs.rflags = rflags;
+        self.synced = false;
+        self.fd.set_regs(&regs).map_err(ioctl("KVM_SET_REGS"))
     }
 
     /// Takes the whole state out of KVM. The instruction under way must be complete.

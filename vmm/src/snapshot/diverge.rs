@@ -55,6 +55,16 @@ pub struct Divergence {
     pub memory_ignored: bool,
 }
 
+impl Divergence {
+    /// Makes side a of side b.
+    pub fn swap(&mut self) {
+        self.sides.swap(0, 1);
+        for (_, a, b) in &mut self.differences {
+            std::mem::swap(a, b);
+        }
+    }
+}
+
 /// The last instruction of a run that was still the same in both.
 #[derive(Debug)]
 pub struct Executed {
@@ -78,7 +88,7 @@ pub struct Side {
 }
 
 /// Most differences that are listed.
-const LISTED: usize = 40;
+pub(super) const LISTED: usize = 40;
 
 /// Compares two runs from where the timelines begin, up to instruction `limit`, looking every
 /// `stride` instructions.
@@ -273,10 +283,10 @@ fn state_of(snapshot: &Snapshot) -> Value {
     Value::Object(tree)
 }
 
-/// Leaves of two trees that differ.
+/// Leaves of two trees that differ: the name, then both values.
 #[derive(Default)]
-struct Differences {
-    found: Vec<(String, String, String)>,
+pub(super) struct Differences {
+    pub found: Vec<(String, String, String)>,
     more: bool,
 }
 
@@ -295,7 +305,7 @@ impl Differences {
         }
     }
 
-    fn walk(&mut self, path: String, a: &Value, b: &Value) {
+    pub fn walk(&mut self, path: String, a: &Value, b: &Value) {
         let below = |name: &str| {
             if path.is_empty() {
                 name.to_owned()
@@ -353,7 +363,7 @@ fn element(path: &str, index: usize) -> String {
         .map_or_else(|| index.to_string(), |&name| name.to_owned())
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

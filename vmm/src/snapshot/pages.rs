@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use hindsight_interp::Memory;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use crate::memory;
 
@@ -64,7 +64,7 @@ impl Pages {
     }
 
     /// Keeps a page as it is now; a page of zeros is none.
-    fn set(&mut self, gpa: u64, bytes: &Page) {
+    pub(super) fn set(&mut self, gpa: u64, bytes: &Page) {
         if bytes.iter().all(|&byte| byte == 0) {
             self.0.remove(&gpa);
         } else if self.0.get(&gpa).is_none_or(|old| **old != *bytes) {
@@ -191,19 +191,11 @@ impl MemoryKeeper {
     fn scan(&self) -> io::Result<Pages> {
         let mut pages = Pages::default();
         memory::nonzero_pages(&self.ram, |offset, bytes| {
-            if let (Some(gpa), Ok(page)) = (self.address(offset), bytes.try_into()) {
+            if let (Some(gpa), Ok(page)) = (memory::address(&self.ram, offset), bytes.try_into()) {
                 pages.set(gpa, page);
             }
         })?;
         Ok(pages)
-    }
-
-    /// The guest-physical address of a place in the memory file.
-    fn address(&self, offset: u64) -> Option<u64> {
-        self.ram.iter().find_map(|region| {
-            let within = offset.checked_sub(region.file_offset()?.start())?;
-            (within < region.len()).then(|| region.start_addr().0 + within)
-        })
     }
 }
 

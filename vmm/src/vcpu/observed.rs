@@ -201,10 +201,6 @@ impl Platform for Around {
         }
     }
 
-    fn count(&mut self) {
-        self.models.count();
-    }
-
     fn accessed(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64 {
         self.models.accessed(ring, accesses)
     }

@@ -135,7 +135,8 @@ impl fmt::Display for LastState {
     }
 }
 
-fn decode(state: &CpuState, code: &[u8]) -> Option<Instruction> {
+/// The instruction at RIP.
+pub(crate) fn decode(state: &CpuState, code: &[u8]) -> Option<Instruction> {
     let cs = state.seg[seg::CS];
     let long = state.efer & (1 << 10) != 0 && cs.long();
     let bits = match (long, cs.default_big()) {

@@ -263,6 +263,13 @@ impl Determined {
         vcpu.map_or_else(Vec::new, ObservedVcpu::last_branches)
     }
 
+    /// How many interrupts and how many exceptions the processors took since the machine was made or
+    /// restored.
+    pub fn delivered(&self) -> (u64, u64) {
+        let each = self.vcpus.iter().map(ObservedVcpu::delivered);
+        each.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
     /// How the run ended, once: `None` while it can go on.
     pub fn take_outcome(&self) -> Option<Outcome> {
         self.board.take_outcome()

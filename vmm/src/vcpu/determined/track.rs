@@ -67,6 +67,8 @@ pub(in crate::vcpu) struct Track {
     pub(super) recent: Vec<Branch>,
     /// Interrupts taken since the track was made or restored.
     pub(super) interrupts: u64,
+    /// Exceptions, likewise.
+    pub(super) exceptions: u64,
     /// When the run in progress ends; an earlier timer interrupts it. 0: no timer does.
     pub(in crate::vcpu) until: Ticks,
     /// Reused, so that a boundary allocates nothing.
@@ -104,6 +106,7 @@ impl Track {
             path: 0,
             recent: Vec::new(),
             interrupts: 0,
+            exceptions: 0,
             until: 0,
             scratch: Box::new(CpuState::reset()),
         }
@@ -132,6 +135,7 @@ impl Track {
         self.path = state.path;
         self.recent.clear();
         self.interrupts = 0;
+        self.exceptions = 0;
         self.until = 0;
     }
 
@@ -142,7 +146,9 @@ impl Track {
         let mut path = self.path;
         for branch in branches {
             let place = u64::from(branch.at).wrapping_mul(0xd6e8_feb8_6659_fd93);
-            self.interrupts += u64::from(branch.class == BranchClass::Interrupt);
+            let interrupt = branch.class == BranchClass::Interrupt;
+            self.interrupts += u64::from(interrupt);
+            self.exceptions += u64::from(!interrupt && !branch.class.is_instruction());
             path = (path.rotate_left(23) ^ branch.to.wrapping_add(place)).wrapping_mul(ODD);
         }
         self.path = path;

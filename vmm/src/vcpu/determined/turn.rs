@@ -232,6 +232,12 @@ impl ObservedVcpu {
             .map_or(0, |track| track.interrupts)
     }
 
+    /// Interrupts and exceptions it took since it was made or restored.
+    pub(super) fn delivered(&self) -> (u64, u64) {
+        let track = self.around.track.as_ref();
+        track.map_or((0, 0), |track| (track.interrupts, track.exceptions))
+    }
+
     /// Guest memory as the interpreter reaches it.
     pub(super) fn memory(&self) -> &Arc<hindsight_interp::Memory> {
         self.vcpu.memory()
