@@ -169,6 +169,12 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn read_slow<T: Word>(&mut self, lin: u64, set: Set) -> Result<T, Fault> {
+        if self.passes_watches(lin, T::SIZE as u64)
+            && let Some(host) = self.rd.find_watched(lin, T::SIZE as u64, set)
+        {
+            // SAFETY: as in `fast_read`.
+            return Ok(unsafe { with_exposed_provenance_mut::<T>(host as usize).read_unaligned() });
+        }
         let mut data = [0; 8];
         self.read_bytes_as(lin, &mut data[..T::SIZE], set)?;
         Ok(T::from_u64(u64::from_le_bytes(data)))
@@ -177,6 +183,13 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn write_slow<T: Word>(&mut self, lin: u64, v: T, set: Set) -> Result<(), Fault> {
+        if self.passes_watches(lin, T::SIZE as u64)
+            && let Some(host) = self.wr.find_watched(lin, T::SIZE as u64, set)
+        {
+            // SAFETY: as in `fast_write`.
+            unsafe { with_exposed_provenance_mut::<T>(host as usize).write_unaligned(v) };
+            return Ok(());
+        }
         self.write_bytes_as(lin, &v.zext().to_le_bytes()[..T::SIZE], set)
     }
 
@@ -397,8 +410,12 @@ impl Core {
         lock: bool,
         mut f: impl FnMut(T) -> T,
     ) -> Result<T, Fault> {
-        let rights = self.locked;
-        if self.wr.find(lin, T::SIZE as u64, rights).is_none() {
+        let (rights, size) = (self.locked, T::SIZE as u64);
+        let near = self.wr.find(lin, size, rights).is_some()
+            || self.watching
+                && !self.careful
+                && self.wr.find_watched(lin, size, self.set).is_some();
+        if !near {
             if self.careful {
                 return self.modify_carefully(lin, lock, f);
             }

@@ -187,6 +187,8 @@ pub(crate) struct Core {
     /// A trap waits even if `trap` is 0.
     pub(crate) trap_pending: bool,
     pub(crate) watching: bool,
+    /// The first and the last byte of all that is.
+    pub(crate) watched: (u64, u64),
     /// What a debugger outside the machine stops for.
     pub(crate) stops: Armed,
     /// RIP of the last software interrupt.
@@ -281,6 +283,7 @@ impl Core {
             trap: 0,
             trap_pending: false,
             watching: false,
+            watched: (u64::MAX, 0),
             stops: Armed::new(),
             soft_rip: 0,
             soft_op: std::ptr::null(),

@@ -4,7 +4,7 @@
 //! Not modelled here: DEBUGCTL.BTF (the owner of DEBUGCTL sees to it).
 
 use hindsight_cpu::debug::{Access, Refusal, Registers};
-use hindsight_regs::dr::Condition;
+use hindsight_regs::dr::{Condition, Dr7, Slot};
 
 use crate::core::{CR4_DE, Core, DB, Fault, GP0, UD_};
 use crate::events::{Cause, Event, Shutdown};
@@ -37,8 +37,38 @@ impl Core {
         let watching = self.stops.watching || self.debug().watches(&data);
         if watching || self.watching {
             self.watching = watching;
+            self.watched = self.watched_range();
             self.flush_tlb();
         }
+    }
+
+    /// The first and the last byte of all that is watched; the first is behind the last for nothing.
+    fn watched_range(&self) -> (u64, u64) {
+        let registers = self.debug();
+        let control = Dr7(registers.control);
+        let data = |slot| {
+            matches!(
+                control.condition(slot),
+                Condition::Write | Condition::ReadWrite
+            )
+        };
+        let slots = (0..).map(Slot).zip(registers.addresses);
+        let guest = slots.filter(|&(slot, _)| control.armed(slot) && data(slot));
+        // Whatever its length: eight bytes, aligned.
+        let guest = guest.map(|(_, at)| (at & !7, at | 7));
+        let all = guest.chain(self.stops.watched());
+        all.fold((u64::MAX, 0), |(first, last), (from, to)| {
+            (first.min(from), last.max(to))
+        })
+    }
+
+    /// Something is watched, but none of these bytes, and nobody is told of single accesses.
+    pub(crate) fn passes_watches(&self, lin: u64, len: u64) -> bool {
+        let (first, last) = self.watched;
+        self.watching
+            && (lin > last || lin.checked_add(len - 1).is_some_and(|end| end < first))
+            && !self.counters.tells_accesses()
+            && !self.careful
     }
 
     /// The page holds a data breakpoint of the guest or a watch of the debugger.

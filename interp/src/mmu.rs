@@ -263,10 +263,13 @@ impl Core {
         let host = page.host.as_ptr().expose_provenance() as u64;
         match want {
             Want::Fetch => self.ex.insert(lin, set, host, t),
-            Want::Read if !self.watched_page(lin) => self.rd.insert(lin, set, host, t),
+            Want::Read if self.watched_page(lin) => self.rd.insert_watched(lin, set, host),
+            Want::Read => self.rd.insert(lin, set, host, t),
             Want::Write if page.writable && page.code() == 0 => {
                 page.set_dirty();
-                if !self.watched_page(lin) {
+                if self.watched_page(lin) {
+                    self.wr.insert_watched(lin, set, host);
+                } else {
                     self.wr.insert(lin, set, host, t);
                 }
             }

@@ -258,6 +258,7 @@ impl Vcpu {
     fn step_inner(&mut self) -> Exit {
         let core = &mut *self.core;
         core.catch_up();
+        core.reobserve();
         core.stops.hit = None;
         let before = core.stops.deliveries;
         if let Some(e) = core.st.events.exception.take() {

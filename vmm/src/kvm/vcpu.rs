@@ -11,12 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use hindsight_cpu::cpuid::{CpuidTable, Leaf};
 use hindsight_cpu::debug::Registers;
 use hindsight_cpu::state::CpuState;
-use hindsight_regs::dr::Dr7;
 use hindsight_regs::msr as regs;
 use kvm_bindings::{
     CpuId, KVM_EXIT_MEMORY_FAULT, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP,
     KVM_GUESTDBG_USE_HW_BP, KVM_SYNC_X86_EVENTS, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs,
-    kvm_cpuid_entry2, kvm_debugregs, kvm_guest_debug, kvm_msr_entry, kvm_sync_regs,
+    kvm_cpuid_entry2, kvm_debugregs, kvm_guest_debug, kvm_msr_entry, kvm_regs, kvm_sync_regs,
     kvm_vcpu_events, kvm_xcr, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::VcpuFd;
@@ -52,12 +51,22 @@ pub struct KvmVcpu {
     xcr0: u64,
     /// The TSC offset that KVM was given last.
     tsc_offset: Option<u64>,
-    /// KVM has our DR7, with GD, in place of the guest's.
-    detects: bool,
+    /// What KVM was told last of debugging the guest.
+    debug: GuestDebug,
     /// The thread is inside of KVM_RUN, or about to be.
     in_guest: Arc<AtomicBool>,
     /// After `fd`: the machine's memory outlives its processors.
     vm: Arc<KvmVm>,
+}
+
+/// How KVM debugs the guest for us: KVM_SET_GUEST_DEBUG.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuestDebug {
+    /// It exits behind every instruction. KVM then hides RFLAGS.TF of the guest from us, and loses it.
+    pub step: bool,
+    /// These DR0-3 and DR7 are in the processor in place of the guest's. #DB then exits, and MOV DR
+    /// if GD is set.
+    pub registers: Option<Registers>,
 }
 
 /// Where KVM_RUN comes back with [`Exit::Debug`].
@@ -107,7 +116,7 @@ impl KvmVcpu {
             synced: false,
             xcr0: 1,
             tsc_offset: None,
-            detects: false,
+            debug: GuestDebug::default(),
             in_guest: Arc::default(),
             vm,
         }
@@ -426,27 +435,64 @@ impl KvmVcpu {
             .map_err(ioctl("KVM_SET_DEBUGREGS"))
     }
 
-    /// Puts a DR7 of ours with nothing but GD in place of the guest's debug registers, so that MOV DR
-    /// exits before it is executed; or gives them back. While ours is there, single-step traps and
-    /// INT1 exit too.
+    /// Has KVM debug the guest in this way from now on.
     ///
     /// # Errors
     ///
     /// When KVM refuses.
-    pub fn detect_debug_registers(&mut self, detect: bool) -> Result<(), KvmError> {
-        if self.detects == detect {
+    pub fn set_guest_debug(&mut self, wanted: &GuestDebug) -> Result<(), KvmError> {
+        if self.debug == *wanted {
             return Ok(());
         }
+        self.tell_guest_debug(wanted)
+    }
+
+    fn tell_guest_debug(&mut self, wanted: &GuestDebug) -> Result<(), KvmError> {
         let mut debug = kvm_guest_debug::default();
-        if detect {
-            debug.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
-            debug.arch.debugreg[7] = Dr7::RESET.0 | Dr7::GD;
+        if wanted.step {
+            debug.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP;
+        }
+        if let Some(registers) = &wanted.registers {
+            debug.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
+            debug.arch.debugreg[..4].copy_from_slice(&registers.addresses);
+            debug.arch.debugreg[7] = registers.control;
         }
         self.fd
             .set_guest_debug(&debug)
             .map_err(ioctl("KVM_SET_GUEST_DEBUG"))?;
-        self.detects = detect;
+        self.debug = *wanted;
         Ok(())
+    }
+
+    /// General registers between two instructions.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn general(&self) -> Result<kvm_regs, KvmError> {
+        if self.synced {
+            return Ok(self.fd.sync_regs().regs);
+        }
+        self.fd.get_regs().map_err(ioctl("KVM_GET_REGS"))
+    }
+
+    /// The linear address of the next instruction.
+    ///
+    /// # Errors
+    ///
+    /// When an ioctl fails.
+    pub fn code_address(&self) -> Result<u64, KvmError> {
+        let rip = self.general()?.rip;
+        let cs = if self.synced {
+            self.fd.sync_regs().sregs.cs
+        } else {
+            let sregs = self.fd.get_sregs();
+            sregs.map_err(ioctl("KVM_GET_SREGS"))?.cs
+        };
+        Ok(match cs.l {
+            0 => cs.base.wrapping_add(rip) & 0xffff_ffff,
+            _ => rip,
+        })
     }
 
     /// Has KVM_RUN come back where a debugger wants it. The guest's own breakpoints do not count
@@ -456,23 +502,19 @@ impl KvmVcpu {
     ///
     /// When KVM refuses.
     pub fn stop_at(&mut self, place: StopAt) -> Result<(), KvmError> {
-        let mut debug = kvm_guest_debug::default();
+        let mut wanted = GuestDebug::default();
         match place {
             StopAt::Nothing => {}
-            StopAt::NextInstruction => {
-                debug.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP;
-            }
+            StopAt::NextInstruction => wanted.step = true,
             StopAt::Address(address) => {
-                debug.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
-                debug.arch.debugreg[0] = address;
+                let mut registers = Registers::RESET;
+                registers.addresses[0] = address;
                 // G0; of type 0, execution.
-                debug.arch.debugreg[7] = Dr7::RESET.0 | 2;
+                registers.control |= 2;
+                wanted.registers = Some(registers);
             }
         }
-        self.detects = false;
-        self.fd
-            .set_guest_debug(&debug)
-            .map_err(ioctl("KVM_SET_GUEST_DEBUG"))
+        self.tell_guest_debug(&wanted)
     }
 
     /// The guest-physical address of a linear one, by the guest's page tables.

@@ -12,6 +12,7 @@ use hindsight_cpu::pmu::{Counting, Needs, Ring};
 use hindsight_cpu::transaction::Step;
 use hindsight_regs::msr as regs;
 
+use super::attend::Orders;
 use super::dispatch::Bytes;
 use super::events::Events;
 use super::history::History;
@@ -38,6 +39,8 @@ pub struct Models {
     pub history: Option<Box<History>>,
     /// The history is kept from the start, with or without a debugger.
     pub recorded_from_start: bool,
+    /// What a debugger wants of this processor.
+    pub orders: Orders,
     /// How often it stopped running the guest, and why.
     pub exits: ExitCounts,
     /// What performance counters count.
@@ -66,6 +69,7 @@ impl Models {
             recorder: None,
             history: None,
             recorded_from_start: false,
+            orders: Orders::default(),
             exits: ExitCounts::default(),
             events: Events::default(),
             unit: Unit::default(),

@@ -47,7 +47,6 @@ pub struct ObservedVcpu {
     armed: Option<Armed>,
     /// The machine is to change its engine, and something is under way here.
     unsettled: bool,
-    plan: Plan,
     /// Why the guest cannot go on, while a debugger looks at it.
     pub(super) crashed: Option<CrashCause>,
 }
@@ -345,6 +344,7 @@ impl ObservedVcpu {
     /// A processor in `state`, which goes on in an interpreter that was used before.
     pub fn from_parts(mut vcpu: Vcpu, mut models: Models, state: &CpuState) -> Self {
         vcpu.load(state);
+        vcpu.set_stops(&models.orders.stops);
         if state.activity == Activity::Running {
             models.wake();
         }
@@ -358,7 +358,6 @@ impl ObservedVcpu {
             },
             armed: None,
             unsettled: false,
-            plan: Plan::Run,
             crashed: None,
         }
     }
@@ -385,7 +384,7 @@ impl ObservedVcpu {
         }
         loop {
             self.start_signals();
-            let exit = match self.plan {
+            let exit = match self.around.models.orders.plan {
                 // A shadow or a trap under way is over after one, but for those that begin the next.
                 Plan::Run if self.unsettled => self.vcpu.run(&mut self.around, 1),
                 Plan::Run | Plan::Back { .. } => self.vcpu.run(&mut self.around, BUDGET),
@@ -441,13 +440,10 @@ impl ObservedVcpu {
             Exit::Shutdown => Some(Stop::Crash(CrashCause::TripleFault)),
             Exit::Missing { bytes, .. } => Some(Stop::Crash(CrashCause::Missing(bytes.to_vec()))),
             Exit::Stop(hit) => Some(Stop::Hit(*hit)),
-            Exit::Stepped => match self.plan {
-                Plan::Step {
-                    range: Some((from, to)),
-                    ..
-                } if (from..to).contains(&self.vcpu.code_address()) => None,
-                _ => Some(Stop::Stepped),
-            },
+            Exit::Stepped => {
+                let at = self.vcpu.code_address();
+                (!self.around.models.orders.in_range(at)).then_some(Stop::Stepped)
+            }
         }
     }
 
@@ -586,12 +582,12 @@ impl Attended for ObservedVcpu {
     }
 
     fn set_plan(&mut self, plan: Plan) {
-        self.plan = plan;
+        self.around.models.orders.plan = plan;
     }
 
-    fn set_stops(&mut self, stops: &Stops) -> Result<bool, KvmError> {
+    fn set_stops(&mut self, stops: &Stops) {
         self.vcpu.set_stops(stops);
-        Ok(true)
+        self.around.models.orders.stops.clone_from(stops);
     }
 
     fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {

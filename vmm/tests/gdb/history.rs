@@ -41,6 +41,13 @@ fn trace_is_recorded_and_replayed() {
 }
 
 #[test]
+fn single_steps_are_recorded() {
+    let run = Run::waiting(Guest::Long("spin"), &[]);
+    let text = run.gdb("record btrace bts\nstepi 5\nrecord instruction-history\nkill\n");
+    in_order(&text, &["lea", "incq", "cmpl", "je", "incq"]);
+}
+
+#[test]
 fn flight_recorder_tells_of_the_time_before_the_debugger() {
     let run = Run::start(Guest::Long("spin"), &["--record", "branches=1000"]);
     run.gdb("set variable *(int *)&stop = 1\ndetach\n");

@@ -103,7 +103,13 @@ impl Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hindsight"));
         let image = matches!(guest, Guest::Image(_));
         let limit = if image { "900" } else { "120" };
-        command.args(["run", "--timeout", limit, "--engine", "interp"]);
+        command.args(["run", "--timeout", limit]);
+        let names_engine = |argument: &&str| {
+            argument.starts_with("--engine=") || argument.starts_with("--switch-every=")
+        };
+        if !more.iter().any(names_engine) {
+            command.args(["--engine", "interp"]);
+        }
         command.args(["--gdb", &format!("unix:{}", socket.display())]);
         match guest {
             Guest::Real(_) => command
@@ -207,7 +213,12 @@ impl Run {
         );
         let mut command = Command::new("lldb");
         command.args(["--no-lldbinit", "--no-use-colors", "--batch"]);
-        for line in [&*connect].into_iter().chain(script.lines().map(str::trim)) {
+        // The machine may be busy.
+        let patient = "settings set plugin.process.gdb-remote.packet-timeout 60";
+        for line in [patient, &*connect]
+            .into_iter()
+            .chain(script.lines().map(str::trim))
+        {
             command.args(["--one-line", line]);
         }
         let output = command
