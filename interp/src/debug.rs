@@ -62,7 +62,7 @@ impl Core {
         })
     }
 
-    /// Something is watched, but none of these bytes, and nobody is told of single accesses.
+    /// Something is watched, but none of these bytes; no transaction is open, and nobody is told of single accesses.
     pub(crate) fn passes_watches(&self, lin: u64, len: u64) -> bool {
         let (first, last) = self.watched;
         self.watching
