@@ -216,6 +216,8 @@ pub(crate) struct Core {
     pub(crate) region: Region,
     /// Some processor has a transaction open: every access asks for it.
     pub(crate) careful: bool,
+    /// Translations were invalidated since somebody asked last.
+    pub(crate) flushed: bool,
     pub(crate) phys_mask: u64,
     pub(crate) generation: u64,
     /// Our bit in [`Memory`]'s page marks.
@@ -297,6 +299,7 @@ impl Core {
             beyond: 0,
             region: Region::new(memory.shared.join()),
             careful: false,
+            flushed: false,
             phys_mask: (1 << 46) - 1,
             generation: 1,
             who: memory.join(),
@@ -437,6 +440,7 @@ impl Core {
 
     /// Forgets all translations.
     pub(crate) fn flush_tlb(&mut self) {
+        self.flushed = true;
         self.rd.flush();
         self.wr.flush();
         self.ex.flush();
@@ -445,6 +449,7 @@ impl Core {
 
     /// Forgets the translations that a load of CR3 invalidates: all but those of global pages.
     pub(crate) fn flush_local_tlb(&mut self) {
+        self.flushed = true;
         self.rd.flush_locals();
         self.wr.flush_locals();
         self.ex.flush_locals();

@@ -279,6 +279,7 @@ impl Core {
 
     /// INVLPG.
     pub(crate) fn invalidate_page(&mut self, lin: u64) {
+        self.flushed = true;
         self.rd.evict(lin);
         self.wr.evict(lin);
         self.ex.evict(lin);

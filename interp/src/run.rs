@@ -146,6 +146,12 @@ impl Vcpu {
         self.core.new_context();
     }
 
+    /// Whether the guest invalidated translations since the last call: something else that keeps some must forget
+    /// them before it runs the guest.
+    pub fn take_flushed(&mut self) -> bool {
+        std::mem::take(&mut self.core.flushed)
+    }
+
     /// Whether the state between two instructions is all there is: no shadow, no trap and no event
     /// under way. Otherwise running one instruction more, at most a few times, gets there.
     pub fn at_clean_boundary(&self) -> bool {

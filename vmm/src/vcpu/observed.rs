@@ -344,6 +344,7 @@ impl ObservedVcpu {
     /// A processor in `state`, which goes on in an interpreter that was used before.
     pub fn from_parts(mut vcpu: Vcpu, mut models: Models, state: &CpuState) -> Self {
         vcpu.load(state);
+        vcpu.take_flushed();
         vcpu.set_stops(&models.orders.stops);
         if state.activity == Activity::Running {
             models.wake();

@@ -439,8 +439,12 @@ impl Way {
             }
             Self::Observed(mut vcpu, Some(kvm)) => {
                 let mut state = vcpu.state();
-                let (interpreter, models) = vcpu.into_parts();
+                let (mut interpreter, models) = vcpu.into_parts();
                 state.cr8 = board.irq.cr8(models.id);
+                let mut kvm = kvm;
+                if interpreter.take_flushed() {
+                    kvm.forget_translations();
+                }
                 let vcpu = NativeVcpu::new(*kvm, models, &state)?;
                 Ok(Self::Native(Box::new(vcpu), Some(Box::new(interpreter))))
             }
