@@ -5,6 +5,7 @@
 
 use core::arch::asm;
 
+use hindsight_guest::boot::KERNEL_CODE32;
 use hindsight_guest::insn;
 use hindsight_guest::msr;
 use hindsight_guest::paging;
@@ -116,6 +117,38 @@ case! {
         check_eq!(flags >> 22, 0, "reserved flags");
         let tsc = ds.record(0, record::TSC);
         check!(before <= tsc && tsc <= passed, "the time");
+        done();
+    }
+}
+
+case! {
+    name: "compatibility_mode", cpl: [0], rules: ["PEBS-28", "PEBS-04"], needs: [],
+    about: "a record of 32-bit code has no upper halves, and nothing of R8 to R15",
+    fn body(ctx) {
+        need_pebs!(ctx);
+        let ds = Ds::new(4, 4, [after(1000); 4]);
+        // The far JMP is instruction 11: the event after the overflow is the fourth NOP behind it.
+        arm(0, 0xc0, 0, ON, 14);
+        let first: u64;
+        counted!(1,
+            "mov rsi, 0x7700000056", "mov r15, -1",
+            "sub rsp, 16", "mov edi, cs",
+            "lea rax, [rip + 22f]", "mov edx, eax",
+            "lea rax, [rip + 21f]", "mov [rsp], eax", "mov [rsp + 4], r8d",
+            ".byte 0xff, 0x2c, 0x24",
+            ".code32",
+            "21: .rept 20", "nop", ".endr",
+            "push edi", "push edx", "retf",
+            ".code64",
+            "22: add rsp, 16", "lea r8, [rip + 21b]";
+            inout("r8") u64::from(KERNEL_CODE32) => first, out("r15") _, out("rsi") _, out("rdi") _);
+        require_eq!(ds.count(), 1, "records");
+        check_eq!(ds.record(0, record::EVENTING_RIP) - first, 3, "the eventing NOP");
+        check_eq!(ds.record(0, record::RIP) - first, 4, "the next one");
+        check_eq!(ds.record(0, 0x30), 0x56, "RSI without its upper half");
+        for offset in [0x50, 0x58, 0x60, 0x68, 0x70, 0x78, 0x80, 0x88] {
+            check_eq!(ds.record(0, offset), 0, "R8 to R15");
+        }
         done();
     }
 }
@@ -357,7 +390,7 @@ case! {
 }
 
 case! {
-    name: "wrong_places", cpl: [0], rules: ["DS-06", "DS-09", "DS-10", "OP-17"], needs: [],
+    name: "wrong_places", cpl: [0], rules: ["DS-06", "DS-09", "DS-10", "PEBS-25", "OP-17"], needs: [],
     about: "a buffer or an area where nothing can be stored: no record, no exception",
     fn body(ctx) {
         need_pebs!(ctx);
