@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -333,6 +334,13 @@ impl Client {
         let mut rest = Vec::new();
         let _ = self.0.read_to_end(&mut rest);
         rest
+    }
+}
+
+impl Drop for Client {
+    /// Hangs up, also where a child of another test's thread has not closed its copy of the socket yet.
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(Shutdown::Both);
     }
 }
 
