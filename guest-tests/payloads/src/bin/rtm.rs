@@ -284,7 +284,7 @@ case! {
 }
 
 /// How often each processor counts.
-const ROUNDS: u64 = 2000;
+const ROUNDS: u64 = 500;
 
 /// Counts in transactions, and in another place with LOCK where that does not work.
 fn count_up(_: usize) {
