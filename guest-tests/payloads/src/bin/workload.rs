@@ -12,7 +12,8 @@
 //! in a circular buffer, `watch` has a data breakpoint on memory that it does not touch, `count` counts
 //! instructions, `branches` conditional branches, `pebs` takes a sample each 10 000 instructions, `misses` counts
 //! misses of the last cache in a single round. `arm=toggle` does
-//! something else: it arms and disarms the LBR round an empty function, [`TOGGLES`] times.
+//! something else: it arms and disarms the LBR round an empty function, [`TOGGLES`] times; `arm=pmi` takes
+//! [`INTERRUPTS`] interrupts of a counter, whose handler makes it overflow again.
 //!
 //! With an empty command line, or `arm=`, it works [`ROUNDS`] rounds and leaves by the exit port: 0 when the
 //! checksum is [`EXPECTED`], 1 else. With a command line it asserts the checksum of
@@ -27,11 +28,15 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use hindsight_guest::info::{self, StartInfo};
 use hindsight_guest::prelude::*;
+use hindsight_guest::regs::apic::Register;
 use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::dr::{Condition, Dr7, Length, Slot};
-use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA, IA32_PEBS_ENABLE};
+use hindsight_guest::regs::msr::{
+    IA32_DEBUGCTL, IA32_DS_AREA, IA32_PEBS_ENABLE, IA32_PERF_GLOBAL_STATUS_RESET,
+};
 use hindsight_guest::regs::pmu::pebs;
-use hindsight_guest::{exit, insn, msr, port, run};
+use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::{apic, cpu, exit, insn, msr, port, run};
 use hindsight_payloads::access::Page;
 use hindsight_payloads::branch::{BTINT, BTS, LBR, TR};
 use hindsight_payloads::ds::{Area, RECORD_BYTES};
@@ -58,6 +63,8 @@ const SIEVE_SMALL: usize = 1024;
 
 /// Pairs of WRMSR of `arm=toggle`.
 const TOGGLES: u32 = 200_000;
+/// Interrupts of `arm=pmi`.
+const INTERRUPTS: u32 = 100_000;
 /// Instructions between two samples of `arm=pebs`, less one.
 const PERIOD: u64 = 9_999;
 /// Where the samples of `arm=pebs` go, and how many bytes.
@@ -118,6 +125,8 @@ fn start(info: StartInfo) -> ! {
     let good = if armed == Some("toggle") {
         (0..TOGGLES).for_each(|_| toggle());
         true
+    } else if armed == Some("pmi") {
+        take_interrupts()
     } else {
         let rounds = if armed == Some("misses") { 1 } else { ROUNDS };
         (0..rounds).all(|_| round(NUMBERS, SIEVE, 27) == EXPECTED)
@@ -160,6 +169,34 @@ fn toggle() {
     msr::write(IA32_DEBUGCTL, DebugCtl::LBR.bits());
     empty();
     msr::write(IA32_DEBUGCTL, 0);
+}
+
+static TAKEN: AtomicU32 = AtomicU32::new(0);
+
+/// Overflow, interrupt, and all that must be done for the next one: the counter overflows in its own handler.
+fn take_interrupts() -> bool {
+    cpu::init_first();
+    apic::enable();
+    trap::set_handler(2, on_overflow);
+    pmu::select(0, 0xc0, 0, pmu::ON | pmu::INT);
+    rearm();
+    pmu::start(1);
+    while TAKEN.load(Ordering::Acquire) < INTERRUPTS {
+        insn::pause();
+    }
+    TAKEN.load(Ordering::Acquire) == INTERRUPTS
+}
+
+fn on_overflow(_: &mut Frame) {
+    if TAKEN.fetch_add(1, Ordering::AcqRel) + 1 < INTERRUPTS {
+        rearm();
+    }
+}
+
+fn rearm() {
+    msr::write(IA32_PERF_GLOBAL_STATUS_RESET, 1);
+    apic::write(Register::LVT_PMC, pmu::LVT_NMI);
+    pmu::preset(0, 1);
 }
 
 #[inline(never)]
