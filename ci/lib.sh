@@ -171,13 +171,13 @@ fetch_busybox() {
     printf '%s\n' "$program"
 }
 
-# fetch_kernel: makes the cached folder kernel/ with vmlinuz, version and the four modules, and prints it.
+# fetch_kernel: makes the cached folder kernel/ with vmlinuz, version and the five modules, and prints it.
 # $HINDSIGHT_LAB_KERNEL_REFRESH=1 looks for a newer kernel; else what is there is kept.
 fetch_kernel() {
     local cache dir work packages package root module path
     cache=$(cache_dir)
     dir=$cache/kernel
-    if [ -e "$dir/version" ] && [ -z "${HINDSIGHT_LAB_KERNEL_REFRESH:-}" ]; then
+    if [ -e "$dir/version" ] && [ -e "$dir/msr.ko" ] && [ -z "${HINDSIGHT_LAB_KERNEL_REFRESH:-}" ]; then
         printf '%s\n' "$dir"
         return 0
     fi
@@ -198,13 +198,13 @@ fetch_kernel() {
         for path in "$root"/boot/vmlinuz-*; do
             [ ! -e "$path" ] || cp "$path" "$work/vmlinuz"
         done
-        for module in irqbypass kvm kvm-amd kvm-intel; do
+        for module in irqbypass kvm kvm-amd kvm-intel msr; do
             path=$(find "$root" -name "$module.ko*" -print -quit)
             [ -z "$path" ] || unpack_module "$path" "$work/$module.ko" || return 1
         done
         rm -rf "$root"
     done
-    for path in vmlinuz irqbypass.ko kvm.ko kvm-amd.ko kvm-intel.ko; do
+    for path in vmlinuz irqbypass.ko kvm.ko kvm-amd.ko kvm-intel.ko msr.ko; do
         # irqbypass is built into some kernels.
         [ -e "$work/$path" ] || [ "$path" = irqbypass.ko ] || {
             say "no $path in $(tr '\n' ' ' <<<"$packages")"

@@ -67,7 +67,8 @@ impl Facilities {
     pub const INTERPRETED: Self = Self::OBSERVED
         .union(Self::L2CAT)
         .union(Self::PMU8)
-        .union(Self::SMM);
+        .union(Self::SMM)
+        .union(Self::RTM);
 
     /// Resource monitoring and allocation as the processor has it.
     pub const RDT: Self = Self::RDT_MONITORING

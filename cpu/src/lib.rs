@@ -17,4 +17,5 @@ pub mod rdt;
 pub mod smm;
 pub mod state;
 mod state_check;
+pub mod transaction;
 pub mod tsc;

@@ -79,9 +79,6 @@ pub enum ProfileError {
         /// What is not.
         lacks: String,
     },
-    /// A facility that is planned only.
-    #[error("{0} is executed by no engine yet")]
-    Nowhere(String),
     /// What executes the guest cannot do it.
     #[error("{0} needs the interpreter: --engine interp")]
     Unavailable(String),
@@ -232,10 +229,6 @@ impl Profile {
     /// needs.
     pub fn facilities(&self, available: Facilities) -> Result<Facilities, ProfileError> {
         let missing = self.with.difference(available);
-        let nowhere = missing.difference(Facilities::INTERPRETED);
-        if !nowhere.is_empty() {
-            return Err(ProfileError::Nowhere(spelled(nowhere)));
-        }
         if !missing.is_empty() {
             return Err(ProfileError::Unavailable(spelled(missing)));
         }
@@ -389,7 +382,7 @@ mod tests {
         let natively = |text| parse(text).unwrap().facilities(Facilities::NATIVE);
         let expected = "l2cat and pmu=8 needs the interpreter: --engine interp";
         assert_eq!(natively("+l2cat,pmu=8").unwrap_err().to_string(), expected);
-        let expected = "rtm is executed by no engine yet";
+        let expected = "rtm and pmu=8 needs the interpreter: --engine interp";
         assert_eq!(natively("+rtm,pmu=8").unwrap_err().to_string(), expected);
     }
 

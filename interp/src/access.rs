@@ -10,6 +10,7 @@ use crate::word::Word;
 use hindsight_cpu::branch::bts::DsMemory;
 use hindsight_cpu::models::cache::Kind;
 use std::ptr::with_exposed_provenance_mut;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// Bytes of the BTS fields at the start of the DS management area.
@@ -61,7 +62,7 @@ impl DsMemory for NearDs<'_> {
 
 /// At most two pieces of an access: guest-physical address and length.
 #[derive(Clone, Copy, Debug)]
-struct Pieces([(u64, usize); 2]);
+pub(crate) struct Pieces(pub(crate) [(u64, usize); 2]);
 
 impl Core {
     /// Reads through the TLB only.
@@ -93,7 +94,7 @@ impl Core {
 
     /// A read of the DS mechanism, through the TLB only.
     pub(crate) fn ds_fast_read(&self, lin: u64) -> Option<u64> {
-        let host = self.rd.find(lin, 8, Set::SupervisorAc.first())?;
+        let host = self.rd.find(lin, 8, self.ds)?;
         // SAFETY: as in `fast_read`.
         Some(unsafe { with_exposed_provenance_mut::<u64>(host as usize).read_unaligned() })
     }
@@ -101,7 +102,7 @@ impl Core {
     /// The DS management area at a linear address, if the TLB knows all of it as writable.
     #[inline(always)]
     pub(crate) fn ds_near(&self, area: u64) -> Option<NearDs<'_>> {
-        let host = self.wr.find(area, DS_FIELDS, Set::SupervisorAc.first())?;
+        let host = self.wr.find(area, DS_FIELDS, self.ds)?;
         Some(NearDs {
             core: self,
             area,
@@ -111,14 +112,14 @@ impl Core {
 
     /// Whether eight bytes can be written by the DS mechanism, as far as the TLB knows.
     pub(crate) fn ds_can_write(&self, lin: u64) -> bool {
-        self.wr.find(lin, 8, Set::SupervisorAc.first()).is_some()
+        self.wr.find(lin, 8, self.ds).is_some()
     }
 
     /// A write of the DS mechanism, through the TLB only; false on a miss.
     #[inline(always)]
     pub(crate) fn ds_fast_write(&self, lin: u64, words: &[u64]) -> bool {
         let len = std::mem::size_of_val(words) as u64;
-        let Some(host) = self.wr.find(lin, len, Set::SupervisorAc.first()) else {
+        let Some(host) = self.wr.find(lin, len, self.ds) else {
             return false;
         };
         let place = with_exposed_provenance_mut::<u64>(host as usize);
@@ -168,6 +169,12 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn read_slow<T: Word>(&mut self, lin: u64, set: Set) -> Result<T, Fault> {
+        if self.passes_watches(lin, T::SIZE as u64)
+            && let Some(host) = self.rd.find_watched(lin, T::SIZE as u64, set)
+        {
+            // SAFETY: as in `fast_read`.
+            return Ok(unsafe { with_exposed_provenance_mut::<T>(host as usize).read_unaligned() });
+        }
         let mut data = [0; 8];
         self.read_bytes_as(lin, &mut data[..T::SIZE], set)?;
         Ok(T::from_u64(u64::from_le_bytes(data)))
@@ -176,6 +183,13 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn write_slow<T: Word>(&mut self, lin: u64, v: T, set: Set) -> Result<(), Fault> {
+        if self.passes_watches(lin, T::SIZE as u64)
+            && let Some(host) = self.wr.find_watched(lin, T::SIZE as u64, set)
+        {
+            // SAFETY: as in `fast_write`.
+            unsafe { with_exposed_provenance_mut::<T>(host as usize).write_unaligned(v) };
+            return Ok(());
+        }
         self.write_bytes_as(lin, &v.zext().to_le_bytes()[..T::SIZE], set)
     }
 
@@ -193,7 +207,11 @@ impl Core {
         let pieces = self.pieces(lin, data.len(), Want::Read, set)?;
         let mut done = 0;
         for (gpa, len) in pieces.0 {
-            self.read_phys(gpa, &mut data[done..done + len]);
+            if self.in_region() {
+                self.load_in_region(gpa, &mut data[done..done + len])?;
+            } else {
+                self.read_phys(gpa, &mut data[done..done + len]);
+            }
             self.note_touch(lin.wrapping_add(done as u64), gpa, len, Kind::Load);
             done += len;
         }
@@ -207,7 +225,11 @@ impl Core {
         let pieces = self.pieces(lin, data.len(), Want::Write, set)?;
         let mut done = 0;
         for (gpa, len) in pieces.0 {
-            self.write_phys(gpa, &data[done..done + len]);
+            if self.in_region() {
+                self.store_in_region(gpa, &data[done..done + len])?;
+            } else {
+                self.write_phys(gpa, &data[done..done + len]);
+            }
             self.note_touch(lin.wrapping_add(done as u64), gpa, len, Kind::Store);
             done += len;
         }
@@ -236,7 +258,13 @@ impl Core {
     }
 
     /// Translates an access of up to one page.
-    fn pieces(&mut self, lin: u64, len: usize, want: Want, set: Set) -> Result<Pieces, Fault> {
+    pub(crate) fn pieces(
+        &mut self,
+        lin: u64,
+        len: usize,
+        want: Want,
+        set: Set,
+    ) -> Result<Pieces, Fault> {
         if set == Set::Never && len.is_power_of_two() && len <= 8 && lin & (len as u64 - 1) != 0 {
             return Err(Fault::Code(ACV, 0));
         }
@@ -253,6 +281,28 @@ impl Core {
 
     /// Reads guest-physical bytes within one page, from RAM or the platform.
     pub(crate) fn read_phys(&mut self, gpa: u64, data: &mut [u8]) {
+        if !self.careful {
+            return self.get_phys(gpa, data);
+        }
+        let memory = Arc::clone(&self.memory);
+        let ram = memory.page(gpa).is_some();
+        let _held = ram.then(|| memory.shared.hold(gpa, data.len(), false));
+        self.get_phys(gpa, data);
+    }
+
+    /// Writes guest-physical bytes within one page, to RAM or the platform.
+    pub(crate) fn write_phys(&mut self, gpa: u64, data: &[u8]) {
+        if !self.careful {
+            return self.put_phys(gpa, data);
+        }
+        let memory = Arc::clone(&self.memory);
+        let ram = memory.page(gpa).is_some_and(|page| page.writable);
+        let _held = ram.then(|| memory.shared.hold(gpa, data.len(), true));
+        self.put_phys(gpa, data);
+    }
+
+    /// As [`Core::read_phys`], whatever transactions are open.
+    pub(crate) fn get_phys(&mut self, gpa: u64, data: &mut [u8]) {
         if data.is_empty() {
             return;
         }
@@ -276,8 +326,8 @@ impl Core {
         }
     }
 
-    /// Writes guest-physical bytes within one page, to RAM or the platform.
-    pub(crate) fn write_phys(&mut self, gpa: u64, data: &[u8]) {
+    /// As [`Core::write_phys`], whatever transactions are open.
+    pub(crate) fn put_phys(&mut self, gpa: u64, data: &[u8]) {
         if data.is_empty() {
             return;
         }
@@ -360,8 +410,15 @@ impl Core {
         lock: bool,
         mut f: impl FnMut(T) -> T,
     ) -> Result<T, Fault> {
-        let rights = self.set.first();
-        if self.wr.find(lin, T::SIZE as u64, rights).is_none() {
+        let (rights, size) = (self.locked, T::SIZE as u64);
+        let near = self.wr.find(lin, size, rights).is_some()
+            || self.watching
+                && !self.careful
+                && self.wr.find_watched(lin, size, self.set).is_some();
+        if !near {
+            if self.careful {
+                return self.modify_carefully(lin, lock, f);
+            }
             self.probe_write(lin, T::SIZE)?;
         }
         if !lock {
@@ -377,7 +434,7 @@ impl Core {
             return Ok(unsafe { atomic_modify(ptr, f) });
         }
         self.counters.lock();
-        let memory = std::sync::Arc::clone(&self.memory);
+        let memory = Arc::clone(&self.memory);
         let _guard = memory
             .split_lock
             .lock()
@@ -474,8 +531,11 @@ impl Core {
         expected: (u64, u64),
         new: (u64, u64),
     ) -> Result<(u64, u64), Fault> {
-        let rights = self.set.first();
+        let rights = self.locked;
         if self.wr.find(lin, 16, rights).is_none() {
+            if self.careful {
+                return self.modify_pair_carefully(lin, expected, new);
+            }
             self.probe_write(lin, 16)?;
         }
         if let Some(host) = self.wr.find(lin, 16, rights)

@@ -21,8 +21,10 @@ use crate::recording::Recording;
 use crate::stops::Armed;
 use crate::thunk::{Thunks, Vectors};
 use crate::tlb::{First, Set, Tlb};
+use crate::transaction::Region;
 use crate::word::Word;
 use hindsight_cpu::state::{CpuState, Segment, seg};
+use hindsight_cpu::transaction::Cause;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -90,6 +92,8 @@ pub(crate) enum Fault {
     Missing,
     /// The string instruction stopped between two iterations; it goes on later.
     Repeat,
+    /// The transaction aborts.
+    Transaction(Cause),
     /// RSM met a save area that no processor can have left: the processor shuts down.
     Shutdown,
 }
@@ -137,6 +141,10 @@ pub(crate) struct Core {
     pub(crate) set: Set,
     /// Where the fast path looks for their pages: there, or where none is.
     pub(crate) first: First,
+    /// Where locked accesses look for theirs.
+    pub(crate) locked: First,
+    /// Where the DS mechanism looks for its own.
+    pub(crate) ds: First,
     /// Context of the jump cache: generation, mode and privilege.
     pub(crate) ctx: u64,
     /// All ones in 64-bit mode, else 32 ones.
@@ -179,6 +187,8 @@ pub(crate) struct Core {
     /// A trap waits even if `trap` is 0.
     pub(crate) trap_pending: bool,
     pub(crate) watching: bool,
+    /// The first and the last byte of all that is.
+    pub(crate) watched: (u64, u64),
     /// What a debugger outside the machine stops for.
     pub(crate) stops: Armed,
     /// RIP of the last software interrupt.
@@ -202,6 +212,12 @@ pub(crate) struct Core {
     pub(crate) reserve: i64,
     /// Instructions that may be started after the slice.
     pub(crate) beyond: i64,
+    /// The processor's transaction.
+    pub(crate) region: Region,
+    /// Some processor has a transaction open: every access asks for it.
+    pub(crate) careful: bool,
+    /// Translations were invalidated since somebody asked last.
+    pub(crate) flushed: bool,
     pub(crate) phys_mask: u64,
     pub(crate) generation: u64,
     /// Our bit in [`Memory`]'s page marks.
@@ -240,6 +256,8 @@ impl Core {
             ex: Tlb::new(),
             set: Set::Supervisor,
             first: Set::Supervisor.first(),
+            locked: Set::Supervisor.first(),
+            ds: Set::SupervisorAc.first(),
             ctx: 0,
             ip_mask: 0,
             stack_mask: 0,
@@ -267,6 +285,7 @@ impl Core {
             trap: 0,
             trap_pending: false,
             watching: false,
+            watched: (u64::MAX, 0),
             stops: Armed::new(),
             soft_rip: 0,
             soft_op: std::ptr::null(),
@@ -278,6 +297,9 @@ impl Core {
             extra_base: 0,
             reserve: 0,
             beyond: 0,
+            region: Region::new(memory.shared.join()),
+            careful: false,
+            flushed: false,
             phys_mask: (1 << 46) - 1,
             generation: 1,
             who: memory.join(),
@@ -293,6 +315,7 @@ impl Core {
 
     /// Takes over a whole state.
     pub(crate) fn load(&mut self, st: &CpuState) {
+        self.drop_region();
         self.st = st.clone();
         self.regs[..16].copy_from_slice(&st.gpr);
         self.rip = st.rip;
@@ -395,9 +418,12 @@ impl Core {
             _ => Set::Supervisor,
         };
         let seen = self.counters.tells_accesses();
+        let unless = |slow: bool, set: Set| if slow { Set::Never } else { set }.first();
+        self.set = set;
         // Where every access is to be seen, no fast path finds its page.
-        let fast = if seen { Set::Never } else { set };
-        (self.set, self.first) = (set, fast.first());
+        self.first = unless(seen || self.careful, set);
+        self.locked = unless(self.careful, set);
+        self.ds = unless(self.careful, Set::SupervisorAc);
     }
 
     pub(crate) fn update_ctx(&mut self) {
@@ -408,11 +434,13 @@ impl Core {
     /// What besides its bytes decides how code is decoded.
     pub(crate) fn block_key(&self) -> u8 {
         let limited = self.code != 8 && self.st.seg[seg::CS].limit != u32::MAX;
-        self.code | u8::from(limited) << 4 | u8::from(self.rec.observe.notices()) << 5
+        let observed = self.rec.observe.notices();
+        u8::from(self.in_region()) | self.code | u8::from(limited) << 4 | u8::from(observed) << 5
     }
 
     /// Forgets all translations.
     pub(crate) fn flush_tlb(&mut self) {
+        self.flushed = true;
         self.rd.flush();
         self.wr.flush();
         self.ex.flush();
@@ -421,6 +449,7 @@ impl Core {
 
     /// Forgets the translations that a load of CR3 invalidates: all but those of global pages.
     pub(crate) fn flush_local_tlb(&mut self) {
+        self.flushed = true;
         self.rd.flush_locals();
         self.wr.flush_locals();
         self.ex.flush_locals();

@@ -14,6 +14,7 @@ use hindsight_cpu::models::cache::{Kind, LINE_SHIFT};
 use hindsight_cpu::models::{Accesses, Touch};
 use hindsight_cpu::pmu::pebs::{self, Sample};
 use hindsight_cpu::pmu::{Counting, Ring};
+use hindsight_cpu::transaction::Cause;
 
 /// What is kept for the performance counters.
 pub(crate) struct Counters {
@@ -25,11 +26,15 @@ pub(crate) struct Counters {
     start: u64,
     /// RIP of the instruction that retired last, if it was a slice of its own.
     last: Option<u64>,
+    /// The slice executes RSM, which no record is about: it is of system-management mode.
+    resumes: bool,
     wants: Counting,
     /// The accesses of the instruction that runs are noted.
     noting: bool,
     touches: Vec<Touch>,
     locked: bool,
+    /// RIP of the XBEGIN of a transaction that was aborted in this slice, and what a record tells of that.
+    aborted: Option<(u64, u64)>,
     /// The line of code that was told last, guest-physical.
     line: u64,
 }
@@ -41,10 +46,12 @@ impl Counters {
             ring: Ring::Os,
             start: 0,
             last: None,
+            resumes: false,
             wants: Counting::NONE,
             noting: false,
             touches: Vec::new(),
             locked: false,
+            aborted: None,
             line: u64::MAX,
         }
     }
@@ -69,6 +76,16 @@ impl Counters {
         self.wants.accesses.is_some()
     }
 
+    /// A transaction was aborted: RIP of its XBEGIN, and what a PEBS record tells of it.
+    pub(crate) const fn note_abort(&mut self, about: (u64, u64)) {
+        self.aborted = Some(about);
+    }
+
+    /// The instruction that runs is RSM.
+    pub(crate) fn resume(&mut self) {
+        self.resumes = true;
+    }
+
     /// The instruction that runs locks the bus.
     pub(crate) fn lock(&mut self) {
         self.locked = true;
@@ -82,6 +99,7 @@ impl Core {
         let counters = &mut self.counters;
         counters.ring = Ring::of(self.cpl);
         counters.start = self.rip;
+        counters.aborted = None;
         let mut left = counters.wants.instructions.left(counters.ring);
         if counters.wants.record.is_some() {
             left = 1;
@@ -103,7 +121,8 @@ impl Core {
         let counters = &mut self.counters;
         counters.user = counters.user(retired);
         if retired != 0 {
-            counters.last = (retired == 1).then_some(counters.start);
+            let resumes = std::mem::take(&mut counters.resumes);
+            counters.last = (retired == 1 && !resumes).then_some(counters.start);
             counters.wants.instructions.spend(counters.ring, retired);
         }
         self.begin(0);
@@ -130,8 +149,15 @@ impl Core {
             self.tell_branches();
             self.reobserve();
         }
-        if let (Some(due), Some(eventing_rip)) = (self.counters.wants.record, last) {
-            self.store_sample(&due, eventing_rip);
+        let Some(due) = self.counters.wants.record else {
+            return;
+        };
+        // A record ends a transaction, and is then about that.
+        self.leave_region(Cause::Event);
+        match (self.counters.aborted.take(), last) {
+            (Some((xbegin, about)), _) => self.store_sample(&due, xbegin, about),
+            (None, Some(eventing_rip)) => self.store_sample(&due, eventing_rip, 0),
+            (None, None) => {}
         }
     }
 
@@ -142,7 +168,7 @@ impl Core {
         (branch.at == now && branch.class.is_instruction()).then_some(branch.from)
     }
 
-    fn store_sample(&mut self, due: &pebs::Due, eventing_rip: u64) {
+    fn store_sample(&mut self, due: &pebs::Due, eventing_rip: u64, transaction: u64) {
         let mut gpr = [0; 16];
         gpr.copy_from_slice(&self.regs[..16]);
         let sample = Sample {
@@ -152,6 +178,7 @@ impl Core {
             long: self.code == 8,
             eventing_rip,
             tsc: self.platform().tsc(),
+            transaction,
         };
         let stored = pebs::store(self, due, &sample);
         self.platform().pebs_stored(&stored);

@@ -1,10 +1,10 @@
 //! Debug registers, breakpoints and single-step. SDM Vol. 3B, "Debug, Branch Profile, TSC, and
 //! Intel Resource Director Technology Features".
 //!
-//! Not modelled here: RTM, DEBUGCTL.BTF (the owner of DEBUGCTL sees to it).
+//! Not modelled here: DEBUGCTL.BTF (the owner of DEBUGCTL sees to it).
 
 use hindsight_cpu::debug::{Access, Refusal, Registers};
-use hindsight_regs::dr::Condition;
+use hindsight_regs::dr::{Condition, Dr7, Slot};
 
 use crate::core::{CR4_DE, Core, DB, Fault, GP0, UD_};
 use crate::events::{Cause, Event, Shutdown};
@@ -37,8 +37,38 @@ impl Core {
         let watching = self.stops.watching || self.debug().watches(&data);
         if watching || self.watching {
             self.watching = watching;
+            self.watched = self.watched_range();
             self.flush_tlb();
         }
+    }
+
+    /// The first and the last byte of all that is watched; the first is behind the last for nothing.
+    fn watched_range(&self) -> (u64, u64) {
+        let registers = self.debug();
+        let control = Dr7(registers.control);
+        let data = |slot| {
+            matches!(
+                control.condition(slot),
+                Condition::Write | Condition::ReadWrite
+            )
+        };
+        let slots = (0..).map(Slot).zip(registers.addresses);
+        let guest = slots.filter(|&(slot, _)| control.armed(slot) && data(slot));
+        // Whatever its length: eight bytes, aligned.
+        let guest = guest.map(|(_, at)| (at & !7, at | 7));
+        let all = guest.chain(self.stops.watched());
+        all.fold((u64::MAX, 0), |(first, last), (from, to)| {
+            (first.min(from), last.max(to))
+        })
+    }
+
+    /// Something is watched, but none of these bytes; no transaction is open, and nobody is told of single accesses.
+    pub(crate) fn passes_watches(&self, lin: u64, len: u64) -> bool {
+        let (first, last) = self.watched;
+        self.watching
+            && (lin > last || lin.checked_add(len - 1).is_some_and(|end| end < first))
+            && !self.counters.tells_accesses()
+            && !self.careful
     }
 
     /// The page holds a data breakpoint of the guest or a watch of the debugger.
@@ -84,13 +114,17 @@ impl Core {
 
     /// What every #DB does on entry.
     pub(crate) fn enter_debug(&mut self) {
-        self.change_debug(Registers::enter);
+        let in_region = self.take_debugged();
+        self.change_debug(|registers| registers.enter(in_region));
     }
 
     /// Delivers the #DB of the trap class that waits.
     pub(crate) fn deliver_trap(&mut self) -> Result<(), Shutdown> {
         let bits = std::mem::take(&mut self.trap);
         self.trap_pending = false;
+        if self.in_region() {
+            return self.debug_in_region(bits);
+        }
         self.debug_bits(bits);
         self.deliver(Event {
             vector: DB,
@@ -128,6 +162,7 @@ impl Core {
             cpl: self.cpl,
             extensions: self.cr4(CR4_DE),
             long: self.code == 8,
+            rtm: self.features.has(iced_x86::CpuidFeature::RTM),
         }
     }
 

@@ -12,6 +12,7 @@ mod quiet;
 mod select;
 #[cfg(test)]
 mod tests;
+mod transaction;
 
 pub(crate) use cpuid::Features;
 
@@ -83,6 +84,11 @@ impl Core {
         let Some((made, len)) = made else {
             return Err(GP0);
         };
+        let first = usize::from(len).min(Self::page_rest(lin));
+        self.fetch_in_region(gpa, first)?;
+        if let Some(other) = second {
+            self.fetch_in_region(other, usize::from(len) - first)?;
+        }
         let key = self.block_key() | if exact { EXACT } else { 0 };
         self.memory.mark_code(gpa, self.who);
         if let Some(other) = second {
@@ -97,7 +103,7 @@ impl Core {
     fn code_bytes(&mut self, lin: u64, gpa: u64, most: usize) -> Code {
         let len = Self::page_rest(lin).min(most);
         let mut bytes = vec![0; len];
-        self.read_phys(gpa, &mut bytes);
+        self.get_phys(gpa, &mut bytes);
         self.leave = false;
         Code {
             bytes,
@@ -113,7 +119,7 @@ impl Core {
         code.bytes.resize(rest, 0);
         code.bytes.resize(rest + LONGEST, 0);
         let (_, tail) = code.bytes.split_at_mut(rest);
-        self.read_phys(gpa, tail);
+        self.get_phys(gpa, tail);
         self.leave = false;
         code.second = Some(gpa);
         Ok(code)

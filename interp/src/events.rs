@@ -47,12 +47,22 @@ enum Class {
     Double,
 }
 
-/// The stack segment of a return to an outer level, before it counts as accessed.
-pub(crate) enum ReturnStack {
+/// The stack segment of another privilege level, before it counts as accessed.
+#[derive(Clone, Copy)]
+pub(crate) enum NewStack {
     /// In 64-bit mode.
     Null(Segment),
     /// By a descriptor, with its selector.
     Described(Descriptor, u16),
+}
+
+impl NewStack {
+    pub(crate) fn segment(self) -> Segment {
+        match self {
+            Self::Null(segment) => segment,
+            Self::Described(d, selector) => d.segment(selector),
+        }
+    }
 }
 
 fn class(vector: u8) -> Class {
@@ -71,7 +81,7 @@ fn parts(fault: Fault) -> (u8, Option<u32>) {
         Fault::Code(v, code) => (v, Some(code)),
         Fault::Page(code, _) => (PF, Some(code)),
         Fault::Debug(_) => (DB, None),
-        Fault::Missing | Fault::Repeat | Fault::Shutdown => (UD, None),
+        Fault::Missing | Fault::Repeat | Fault::Transaction(_) | Fault::Shutdown => (UD, None),
     }
 }
 
@@ -366,8 +376,9 @@ impl Core {
         Ok(v)
     }
 
-    /// SS:ESP for an inner privilege level from the TSS, SS checked.
-    pub(crate) fn inner_stack(&mut self, cpl: u8) -> Result<(Segment, u64), Fault> {
+    /// SS:ESP for an inner privilege level from the TSS, SS checked. Whatever else can fault comes before
+    /// [`Core::take_ss`].
+    pub(crate) fn inner_stack(&mut self, cpl: u8) -> Result<(NewStack, u64), Fault> {
         let level = u64::from(cpl);
         let (sp, selector) = if self.st.tr.access & 8 != 0 {
             (
@@ -382,7 +393,7 @@ impl Core {
         };
         let selector = selector as u16;
         let bad = Fault::Code(TS, code_of(selector));
-        let Some(mut d) = self.descriptor(selector)? else {
+        let Some(d) = self.descriptor(selector)? else {
             return Err(bad);
         };
         if selector & 3 != cpl.into() || d.dpl() != cpl || !d.writable() {
@@ -391,8 +402,7 @@ impl Core {
         if !d.present() {
             return Err(Fault::Code(SS, code_of(selector)));
         }
-        self.mark_accessed(&mut d)?;
-        Ok((d.segment(selector), sp))
+        Ok((NewStack::Described(d, selector), sp))
     }
 
     fn deliver_protected(&mut self, e: &Event) -> Result<(), Fault> {
@@ -429,12 +439,16 @@ impl Core {
         frame.extend([image, self.cs().selector.into(), self.rip]);
         frame.extend(e.code.map(u64::from));
         self.check_rip(rip, &cs.segment(selector))?;
-        let (ss, sp) = target.unwrap_or((old.0, self.sp()));
+        let (ss, sp) = target.map_or((old.0, self.sp()), |(ss, sp)| (ss.segment(), sp));
         let sp = self.write_frame(&ss, sp, size, &frame, cpl)?;
+        let new_ss = match target {
+            Some((ss, _)) => Some(self.take_ss(ss)?),
+            None => None,
+        };
         self.mark_accessed(&mut cs)?;
         self.cpl = cpl;
         self.clear_for_handler(gate, TF | NT | RF | VM);
-        if target.is_some() {
+        if let Some(ss) = new_ss {
             if v86 {
                 for i in [seg::GS, seg::FS, seg::DS, seg::ES] {
                     self.put_segment(
@@ -686,13 +700,13 @@ impl Core {
         selector: u16,
         rpl: u8,
         long: bool,
-    ) -> Result<ReturnStack, Fault> {
+    ) -> Result<NewStack, Fault> {
         if selector & 0xfffc == 0 {
             if !(self.lma() && long) || rpl == 3 {
                 return Err(GP0);
             }
             let access = u16::from(rpl) << 5;
-            return Ok(ReturnStack::Null(Segment {
+            return Ok(NewStack::Null(Segment {
                 selector,
                 base: 0,
                 limit: 0,
@@ -707,14 +721,14 @@ impl Core {
         if !d.present() {
             return Err(Fault::Code(SS, code_of(selector)));
         }
-        Ok(ReturnStack::Described(d, selector))
+        Ok(NewStack::Described(d, selector))
     }
 
-    /// Marks the stack segment of a return as accessed.
-    pub(crate) fn take_ss(&mut self, stack: ReturnStack) -> Result<Segment, Fault> {
+    /// Marks the stack segment of another level as accessed.
+    pub(crate) fn take_ss(&mut self, stack: NewStack) -> Result<Segment, Fault> {
         match stack {
-            ReturnStack::Null(segment) => Ok(segment),
-            ReturnStack::Described(mut d, selector) => {
+            NewStack::Null(segment) => Ok(segment),
+            NewStack::Described(mut d, selector) => {
                 self.mark_accessed(&mut d)?;
                 Ok(d.segment(selector))
             }

@@ -29,10 +29,11 @@ mod supported;
 mod task;
 mod thunk;
 mod tlb;
+mod transaction;
 mod word;
 
 pub use memory::{Memory, MemoryError, RegionSpec};
-pub use platform::Accesses;
+pub use platform::{Accesses, Cause, Step};
 pub use platform::{Branch, BranchClass, Counting, Gp, Observe, Pending, Platform};
 pub use run::{Exit, Kicker, Stats, Vcpu};
 pub use stops::{Hit, MsrStops, PortWatch, Stops, Watch};

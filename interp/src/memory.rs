@@ -7,6 +7,7 @@
     reason = "the host is 64-bit: usize holds a u64"
 )]
 
+use crate::transaction::shared::Shared;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -96,6 +97,8 @@ pub struct Memory {
     processors: AtomicU64,
     /// Taken by locked accesses that cross a cache line.
     pub(crate) split_lock: Mutex<()>,
+    /// The transactions of all processors.
+    pub(crate) shared: Shared,
 }
 
 // SAFETY: the host pointers are valid on every thread for the life of the value (contract of
@@ -144,6 +147,7 @@ impl Memory {
             log_len: AtomicU64::new(0),
             processors: AtomicU64::new(0),
             split_lock: Mutex::new(()),
+            shared: Shared::new(),
         })
     }
 
@@ -219,6 +223,7 @@ impl Memory {
         if len == 0 {
             return;
         }
+        self.shared.written(gpa, len as usize);
         let mut at = gpa & !(PAGE - 1);
         let end = gpa.saturating_add(len);
         while at < end {
@@ -330,7 +335,7 @@ impl Memory {
         page.set_dirty();
         let new = old | set;
         // SAFETY: `host` is valid, writable and aligned to the entry's size.
-        unsafe {
+        let done = unsafe {
             if wide {
                 AtomicU64::from_ptr(host.as_ptr().cast())
                     .compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed)
@@ -340,7 +345,11 @@ impl Memory {
                     .compare_exchange(old as u32, new as u32, Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()
             }
+        };
+        if done {
+            self.shared.written(gpa, 1);
         }
+        done
     }
 }
 

@@ -79,7 +79,9 @@ impl Core {
                 Want::Fetch => 0,
             };
             code |= if user { 4 } else { 0 };
-            let walk = match self.walk(lin) {
+            let walk = self.walk(lin);
+            self.walked_in_region()?;
+            let walk = match walk {
                 Ok(Some(walk)) => walk,
                 Ok(None) => return Err(Fault::Page(code, lin)),
                 Err(()) => return Err(Fault::Page(code | 9, lin)),
@@ -153,7 +155,7 @@ impl Core {
         for level in (0..levels).rev() {
             let shift = 12 + 9 * level;
             let at = table + (lin >> shift & 0x1ff) * 8;
-            let entry = self.memory.read_entry(at, true);
+            let entry = self.table_entry(at, true);
             if entry & P == 0 {
                 return Ok(None);
             }
@@ -187,7 +189,7 @@ impl Core {
 
     fn walk_narrow(&mut self, lin: u64) -> Result<Option<Walk>, ()> {
         let at = (self.st.cr3 & 0xffff_f000) + (lin >> 22 & 0x3ff) * 4;
-        let pde = self.memory.read_entry(at, false) & 0xffff_ffff;
+        let pde = self.table_entry(at, false) & 0xffff_ffff;
         if pde & P == 0 {
             return Ok(None);
         }
@@ -208,7 +210,7 @@ impl Core {
         }
         self.touch(at, false, pde);
         let at = (pde & 0xffff_f000) + (lin >> 12 & 0x3ff) * 4;
-        let pte = self.memory.read_entry(at, false) & 0xffff_ffff;
+        let pte = self.table_entry(at, false) & 0xffff_ffff;
         if pte & P == 0 {
             return Ok(None);
         }
@@ -221,6 +223,12 @@ impl Core {
             wide: false,
             shift: 12,
         }))
+    }
+
+    /// Reads an entry of a paging structure.
+    fn table_entry(&mut self, at: u64, wide: bool) -> u64 {
+        self.walk_in_region(at);
+        self.memory.read_entry(at, wide)
     }
 
     /// Sets the accessed bit of an entry above the leaf.
@@ -255,10 +263,13 @@ impl Core {
         let host = page.host.as_ptr().expose_provenance() as u64;
         match want {
             Want::Fetch => self.ex.insert(lin, set, host, t),
-            Want::Read if !self.watched_page(lin) => self.rd.insert(lin, set, host, t),
+            Want::Read if self.watched_page(lin) => self.rd.insert_watched(lin, set, host),
+            Want::Read => self.rd.insert(lin, set, host, t),
             Want::Write if page.writable && page.code() == 0 => {
                 page.set_dirty();
-                if !self.watched_page(lin) {
+                if self.watched_page(lin) {
+                    self.wr.insert_watched(lin, set, host);
+                } else {
                     self.wr.insert(lin, set, host, t);
                 }
             }
@@ -268,6 +279,7 @@ impl Core {
 
     /// INVLPG.
     pub(crate) fn invalidate_page(&mut self, lin: u64) {
+        self.flushed = true;
         self.rd.evict(lin);
         self.wr.evict(lin);
         self.ex.evict(lin);

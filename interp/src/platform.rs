@@ -5,6 +5,7 @@ pub use hindsight_cpu::models::Accesses;
 pub use hindsight_cpu::pmu::Counting;
 use hindsight_cpu::pmu::Ring;
 use hindsight_cpu::pmu::pebs::Stored;
+pub use hindsight_cpu::transaction::{Cause, Step};
 
 /// The access raises #GP(0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +115,12 @@ pub trait Platform {
     fn flushed(&mut self, _gpa: Option<u64>) {}
     /// The PEBS record of [`Counting::record`] was stored, or could not be.
     fn pebs_stored(&mut self, _stored: &Stored) {}
+    /// A transaction begins or ends. [`Platform::branches`] was told all branches before.
+    fn transaction(&mut self, _step: Step, _ring: Ring) {}
+    /// Whether transactions may go on at all; otherwise each aborts at its XBEGIN.
+    fn may_transact(&self) -> bool {
+        true
+    }
     /// The BTS buffer is at its threshold: a performance-monitoring interrupt is due.
     fn request_pmi(&mut self) {}
 }

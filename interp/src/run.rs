@@ -7,7 +7,7 @@
 
 use crate::core::{Core, Fault, Leave};
 use crate::decode::{EXACT, Features};
-use crate::events::{Cause, Event, Shutdown};
+use crate::events::{Cause as Why, Event, Shutdown};
 use crate::flags::RF;
 use crate::memory::Memory;
 use crate::op::{DEAD, Next, slot};
@@ -16,6 +16,7 @@ use crate::platform::Platform;
 use crate::stops::{Hit, Stops};
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::{Activity, CpuState, gpr};
+use hindsight_cpu::transaction::Cause;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -145,6 +146,12 @@ impl Vcpu {
         self.core.new_context();
     }
 
+    /// Whether the guest invalidated translations since the last call: something else that keeps some must forget
+    /// them before it runs the guest.
+    pub fn take_flushed(&mut self) -> bool {
+        std::mem::take(&mut self.core.flushed)
+    }
+
     /// Whether the state between two instructions is all there is: no shadow, no trap and no event
     /// under way. Otherwise running one instruction more, at most a few times, gets there.
     pub fn at_clean_boundary(&self) -> bool {
@@ -246,7 +253,9 @@ impl Vcpu {
         let erased: NonNull<dyn Platform + 'static> =
             unsafe { std::mem::transmute(NonNull::from(platform)) };
         self.core.platform = Some(erased);
+        self.core.mind_others();
         let exit = inner(self);
+        self.core.end_run();
         self.core.tell_branches();
         self.core.platform = None;
         exit
@@ -255,6 +264,7 @@ impl Vcpu {
     fn step_inner(&mut self) -> Exit {
         let core = &mut *self.core;
         core.catch_up();
+        core.reobserve();
         core.stops.hit = None;
         let before = core.stops.deliveries;
         if let Some(e) = core.st.events.exception.take() {
@@ -271,6 +281,7 @@ impl Vcpu {
             Ok(Some(exit)) => return exit,
             Err(Shutdown) => return core.shutdown(),
         }
+        core.mind_others();
         core.begin_slice(1, 1);
         let outcome = core.step();
         core.account();
@@ -315,6 +326,7 @@ impl Vcpu {
             if rest <= 0 {
                 return Exit::Budget;
             }
+            core.mind_others();
             core.begin_slice(rest, SLICE);
             let outcome = core.slice();
             let used = core.account();
@@ -366,7 +378,7 @@ impl Core {
         self.stops.pass = true;
         self.deliver(Event {
             vector: e.vector,
-            cause: Cause::Exception,
+            cause: Why::Exception,
             code: e.error_code,
             rf,
         })
@@ -374,6 +386,7 @@ impl Core {
 
     /// What happens between instructions: traps, NMI, interrupts, halts.
     fn boundary(&mut self) -> Outcome {
+        self.look_at_region();
         self.look_at_counters();
         loop {
             self.tell_if_due();
@@ -401,10 +414,12 @@ impl Core {
             }
             if pending.smi && !quiet && !e.mov_ss_shadow && !e.sti_shadow && !self.in_smm() {
                 self.platform().acknowledge_smi();
+                self.leave_region(Cause::Event);
                 self.system_management();
                 continue;
             }
             if nmi_open && (pending.nmi || e.nmi_pending) {
+                self.leave_region(Cause::Event);
                 if e.nmi_pending {
                     self.st.events.nmi_pending = false;
                 } else {
@@ -414,7 +429,7 @@ impl Core {
                 self.st.events.nmi_blocked = true;
                 self.deliver(Event {
                     vector: 2,
-                    cause: Cause::External,
+                    cause: Why::External,
                     code: None,
                     rf: self.flag(RF),
                 })?;
@@ -425,6 +440,7 @@ impl Core {
                 && open
                 && let Some(vector) = self.platform().acknowledge()
             {
+                self.leave_region(Cause::Event);
                 self.interrupt(vector)?;
                 continue;
             }
@@ -436,7 +452,7 @@ impl Core {
         self.st.activity = Activity::Running;
         self.deliver(Event {
             vector,
-            cause: Cause::External,
+            cause: Why::External,
             code: None,
             rf: self.flag(RF),
         })
@@ -505,10 +521,13 @@ impl Core {
             let bits = self.exec_hits(lin);
             if bits != 0 {
                 self.why = Leave::Poll;
+                if self.in_region() {
+                    return self.debug_in_region(bits).map(|()| None);
+                }
                 self.debug_bits(bits);
                 self.deliver(Event {
                     vector: crate::core::DB,
-                    cause: Cause::Exception,
+                    cause: Why::Exception,
                     code: None,
                     rf: false,
                 })?;
@@ -577,6 +596,9 @@ impl Core {
     fn fault(&mut self, fault: Fault) -> Outcome {
         self.leave = false;
         self.why = Leave::Poll;
+        if self.in_region() && fault != Fault::Repeat {
+            return self.fault_in_region(fault).map(|()| None);
+        }
         match fault {
             Fault::Missing => return Ok(Some(self.missing())),
             Fault::Shutdown => return Err(Shutdown),
@@ -602,7 +624,7 @@ impl Core {
         let lin = self.code_lin(self.rip);
         if let Ok(gpa) = self.translate_code(lin) {
             let len = Self::page_rest(lin).min(15);
-            self.read_phys(gpa, &mut bytes[..len]);
+            self.get_phys(gpa, &mut bytes[..len]);
             self.leave = false;
         }
         Exit::Missing {

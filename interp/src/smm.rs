@@ -45,6 +45,7 @@ impl Core {
         }
         self.platform().smm(false);
         self.reobserve();
+        self.counters.resume();
         // TF counts from the next instruction on.
         self.no_step = true;
         Ok(())

@@ -173,6 +173,12 @@ impl Armed {
         self.watching && self.stops.watch.iter().any(|watch| watch.in_page(lin))
     }
 
+    /// First and last bytes of what is watched.
+    pub(crate) fn watched(&self) -> impl Iterator<Item = (u64, u64)> {
+        let watches = self.stops.watch.iter();
+        watches.map(|watch| (watch.at, watch.at.saturating_add(watch.len - 1)))
+    }
+
     fn wants(&self, vector: u8) -> bool {
         vector < 32 && self.stops.exceptions >> vector & 1 != 0
     }

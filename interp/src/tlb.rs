@@ -1,7 +1,8 @@
 //! The software TLB: direct host pointers for pages of RAM that need no further look.
 //!
-//! What must be seen by someone (MMIO, watched pages, writes to code pages) is never entered, and
-//! so takes the slow path.
+//! What must be seen by someone (MMIO, writes to code pages) is never entered, and so takes the slow
+//! path. Pages that are watched are kept apart: the slow path finds them here, for what is not watched
+//! in them.
 
 #![expect(
     unsafe_code,
@@ -10,6 +11,8 @@
 
 /// Entries of one set, a power of two.
 const ENTRIES: usize = 512;
+/// Watched pages that are kept, a power of two.
+const WATCHED: usize = 8;
 /// Sets: see [`Set`].
 const SETS: usize = 4;
 
@@ -84,6 +87,10 @@ pub(crate) struct Tlb {
     /// Where parts of large pages were entered: a bit for each 4 MiB, and for each GiB, modulo 1024.
     large: [u64; 16],
     huge: [u64; 16],
+    /// Pages that are watched, with whose rights they were entered.
+    watched: [(Entry, Set); WATCHED],
+    /// The place of the next one.
+    next_watched: usize,
 }
 
 fn bit(lin: u64, shift: u8) -> (usize, u64) {
@@ -100,6 +107,8 @@ impl Tlb {
             globals: 1,
             large: [0; 16],
             huge: [0; 16],
+            watched: [(Entry::default(), Set::Never); WATCHED],
+            next_watched: 0,
         }
     }
 
@@ -160,8 +169,37 @@ impl Tlb {
         }
     }
 
+    /// Keeps a page that is watched: [`Tlb::find`] does not find it.
+    pub(crate) fn insert_watched(&mut self, lin: u64, set: Set, host_page: u64) {
+        if set == Set::Never {
+            return;
+        }
+        let page = lin & !0xfff;
+        let entry = Entry {
+            tag: page | self.generation,
+            add: host_page.wrapping_sub(page),
+        };
+        self.watched[self.next_watched] = (entry, set);
+        self.next_watched = (self.next_watched + 1) % WATCHED;
+    }
+
+    /// As [`Tlb::find`], in pages that are watched.
+    pub(crate) fn find_watched(&self, lin: u64, size: u64, set: Set) -> Option<u64> {
+        let tag = (lin.wrapping_add(size - 1) & !0xfff) | self.generation;
+        let same = lin.wrapping_add(size - 1) & !0xfff == lin & !0xfff;
+        let found = self.watched.iter().find(|(e, s)| e.tag == tag && *s == set);
+        found
+            .filter(|_| same)
+            .map(|(entry, _)| lin.wrapping_add(entry.add))
+    }
+
+    fn forget_watched(&mut self) {
+        self.watched = [(Entry::default(), Set::Never); WATCHED];
+    }
+
     /// Forgets the page that `lin` lies in, of whatever size, in all sets.
     pub(crate) fn evict(&mut self, lin: u64) {
+        self.forget_watched();
         for set in (0..SETS).map(|n| First(n * ENTRIES * size_of::<Entry>())) {
             let i = Self::index(lin, set);
             self.entries[i].tag = 0;
@@ -189,6 +227,7 @@ impl Tlb {
         self.generation += 1;
         if self.generation > 0xfff {
             self.entries.fill(Entry::default());
+            self.forget_watched();
             self.generation = 1;
         }
     }
@@ -221,6 +260,27 @@ mod tests {
             tlb.flush();
             assert_eq!(tlb.find(0x7000, 1, Set::User.first()), None);
         }
+    }
+
+    #[test]
+    fn watched_pages_are_found_apart_until_flushed_or_evicted() {
+        let mut tlb = Tlb::new();
+        let find = |tlb: &Tlb, lin, set| tlb.find_watched(lin, 8, set);
+        tlb.insert_watched(0x7000, Set::User, 0x10_0000);
+        assert_eq!(tlb.find(0x7000, 8, Set::User.first()), None);
+        assert_eq!(find(&tlb, 0x7ff8, Set::User), Some(0x10_0ff8));
+        assert_eq!(find(&tlb, 0x7ff9, Set::User), None, "across its end");
+        assert_eq!(find(&tlb, 0x6ff9, Set::User), None, "across its start");
+        assert_eq!(find(&tlb, 0x7000, Set::Supervisor), None);
+        for _ in 0..0x1001 {
+            tlb.flush_locals();
+            assert_eq!(find(&tlb, 0x7000, Set::User), None);
+        }
+        tlb.insert_watched(0x7000, Set::User, 0x10_0000);
+        tlb.evict(0x9000);
+        assert_eq!(find(&tlb, 0x7000, Set::User), None);
+        tlb.insert_watched(0x7000, Set::Never, 0x10_0000);
+        assert_eq!(find(&tlb, 0x7000, Set::Never), None);
     }
 
     fn page(gpa: u64, global: bool, shift: u8) -> Translation {

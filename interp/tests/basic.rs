@@ -174,6 +174,7 @@ const BRANCHES: Observe = Observe {
     every: 0,
     store: None,
     step_on_branch: false,
+    debugs_transactions: false,
     debug_exceptions: false,
 };
 

@@ -35,6 +35,7 @@ const fn kind(class: BranchClass) -> &'static str {
         BranchClass::SoftwareInterrupt => "int",
         BranchClass::Exception | BranchClass::Debug => "exception",
         BranchClass::Interrupt => "interrupt",
+        BranchClass::Abort => "abort",
         BranchClass::NotTaken => "none",
     }
 }

@@ -90,6 +90,8 @@ pub const SVR_ENABLE: u32 = 1 << 8;
 
 /// ICR delivery mode 100b: NMI.
 pub const ICR_NMI: u32 = 0b100 << 8;
+/// ICR delivery mode 010b: SMI.
+pub const ICR_SMI: u32 = 0b010 << 8;
 /// ICR delivery mode 101b: INIT.
 pub const ICR_INIT: u32 = 0b101 << 8;
 /// ICR delivery mode 110b: start-up.

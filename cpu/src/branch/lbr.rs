@@ -27,6 +27,8 @@ pub(super) struct Lbr {
     pub(super) since: u32,
     /// Cycles lost to wrong predictions since then.
     pub(super) lost: u32,
+    /// Branches are those of a transaction. No state that is saved: there is none between two runs.
+    pub(super) in_transaction: bool,
 }
 
 /// The filter bit of a class; none for what is not recorded at all.
@@ -39,6 +41,7 @@ const fn filter(class: BranchClass) -> Option<LbrSelect> {
         BranchClass::IndirectCall => LbrSelect::NEAR_IND_CALL,
         BranchClass::Return => LbrSelect::NEAR_RET,
         BranchClass::Far
+        | BranchClass::Abort
         | BranchClass::SoftwareInterrupt
         | BranchClass::Exception
         | BranchClass::Interrupt => LbrSelect::FAR_BRANCH,
@@ -67,7 +70,8 @@ const PLAIN: u32 = 1 << BranchClass::Conditional as u32
     | 1 << BranchClass::CallNext as u32
     | 1 << BranchClass::IndirectCall as u32
     | 1 << BranchClass::Return as u32
-    | 1 << BranchClass::Far as u32;
+    | 1 << BranchClass::Far as u32
+    | 1 << BranchClass::Abort as u32;
 
 /// The classes that [`is_event`] is true of, as a set.
 const EVENTS: u32 = 1 << BranchClass::Exception as u32
@@ -145,11 +149,10 @@ impl Lbr {
     fn push(&mut self, branch: &Branch) {
         self.tos = (self.tos + 1) % LBR_DEPTH;
         let cycles = u64::from(branch.at.wrapping_sub(self.since)) + u64::from(self.lost);
-        let flags = if branch.mispredicted {
-            LbrInfo::MISPRED
-        } else {
-            LbrInfo::empty()
-        };
+        let mut flags = LbrInfo::empty();
+        flags.set(LbrInfo::MISPRED, branch.mispredicted);
+        flags.set(LbrInfo::IN_TSX, self.in_transaction);
+        flags.set(LbrInfo::TSX_ABORT, branch.class == BranchClass::Abort);
         (self.since, self.lost) = (branch.at, 0);
         self.last = (branch.from, branch.to);
         self.entries[self.tos] = Entry {

@@ -40,6 +40,8 @@ pub enum BranchClass {
     Debug,
     /// Delivery of an external interrupt or NMI.
     Interrupt,
+    /// A transaction was aborted; `to` is where it goes on.
+    Abort,
     /// A conditional branch that was not taken; `to` is the next instruction. Only told when
     /// [`Observe::not_taken`] asks for it, and never recorded.
     NotTaken,
@@ -53,7 +55,10 @@ impl BranchClass {
 
     /// It is a branch of an instruction, not the delivery of an event.
     pub const fn is_instruction(self) -> bool {
-        !matches!(self, Self::Exception | Self::Debug | Self::Interrupt)
+        !matches!(
+            self,
+            Self::Exception | Self::Debug | Self::Interrupt | Self::Abort
+        )
     }
 }
 
@@ -116,6 +121,8 @@ pub struct Observe {
     pub step_on_branch: bool,
     /// Delivery of a #DB changes a model ([`BranchUnit::debug_exception`]): tell before it.
     pub debug_exceptions: bool,
+    /// Debug conditions in transactions raise #DB where DR7.RTM is set too: DEBUGCTL.RTM.
+    pub debugs_transactions: bool,
 }
 
 impl Observe {

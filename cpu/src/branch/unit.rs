@@ -168,6 +168,7 @@ impl BranchUnit {
             branches: self.records() || messages,
             store: stores.then_some(store),
             step_on_branch,
+            debugs_transactions: ctl.contains(DebugCtl::RTM),
             debug_exceptions: ctl.intersects(DebugCtl::LBR.union(DebugCtl::BTF)),
             ..Observe::default()
         }
@@ -186,6 +187,11 @@ impl BranchUnit {
             DebugCtl::BTS_OFF_USR
         };
         self.messages() && !self.debugctl.contains(off)
+    }
+
+    /// A transaction begins or ends: what [`BranchUnit::record`] takes next is in one or not.
+    pub const fn set_in_transaction(&mut self, on: bool) {
+        self.lbr.in_transaction = on;
     }
 
     /// A #DB is about to be delivered: rule DCTL-06.
@@ -267,6 +273,7 @@ impl BranchUnit {
             ler: (state.ler[0], state.ler[1]),
             since: state.since,
             lost: state.lost,
+            in_transaction: false,
         };
         Ok(())
     }

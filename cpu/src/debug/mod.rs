@@ -1,7 +1,7 @@
 //! Debug registers: what may be read and written, what matches, and what a #DB does to them. SDM Vol. 3B,
 //! "Debug Registers" and "Debug Exceptions".
 //!
-//! RTM is not part of the model: DR7\[11\] reads 0, DR6\[16\] reads 1.
+//! Without RTM, DR7\[11\] reads 0 and DR6\[16\] reads 1.
 
 use hindsight_regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,8 @@ pub struct Access {
     pub extensions: bool,
     /// 64-bit mode.
     pub long: bool,
+    /// The processor has RTM.
+    pub rtm: bool,
 }
 
 /// Why MOV DR is not executed, in the order in which it is checked (rule DR-16).
@@ -109,9 +111,14 @@ impl Registers {
         if number >= 6 && value >> 32 != 0 {
             return Err(Refusal::Protection);
         }
+        let (rtm, enable) = if access.rtm {
+            (Dr6::RTM.bits(), Dr7::RTM)
+        } else {
+            (0, 0)
+        };
         match number {
-            6 => self.status = value & STATUS_STORED | Dr6::RESET,
-            7 => self.control = value & CONTROL_STORED | Dr7::RESET.0,
+            6 => self.status = value & (STATUS_STORED | rtm) | Dr6::RESET & !rtm,
+            7 => self.control = value & (CONTROL_STORED | enable) | Dr7::RESET.0,
             n => self.addresses[usize::from(n & 3)] = value,
         }
         Ok(())
@@ -174,9 +181,14 @@ impl Registers {
         self.status = self.status & !BREAKPOINTS | conditions & STATUS_STORED | Dr6::RTM.bits();
     }
 
-    /// A #DB, of INT1 too, is delivered: general detect is switched off.
-    pub fn enter(&mut self) {
-        self.status |= Dr6::RTM.bits();
+    /// A #DB, of INT1 too, is delivered: general detect is switched off. DR6 tells whether it is about a
+    /// transaction (rule D6-07).
+    pub fn enter(&mut self, in_transaction: bool) {
+        if in_transaction {
+            self.status &= !Dr6::RTM.bits();
+        } else {
+            self.status |= Dr6::RTM.bits();
+        }
         self.control &= !Dr7::GD;
     }
 

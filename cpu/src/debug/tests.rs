@@ -6,6 +6,7 @@ const KERNEL: Access = Access {
     cpl: 0,
     extensions: false,
     long: true,
+    rtm: false,
 };
 
 fn with(slot: u8, address: u64, condition: Condition, length: Length) -> Registers {
@@ -27,6 +28,29 @@ fn fixed_bits_read_back_as_the_manual_says() {
         r.write(number, value, KERNEL).unwrap();
         assert_eq!(r.read(number, KERNEL), Ok(found));
     }
+}
+
+/// Rules DR-02, DR-05 and D6-07 with RTM.
+#[test]
+fn rtm_has_a_bit_in_dr6_and_one_in_dr7() {
+    let transactional = Access {
+        rtm: true,
+        ..KERNEL
+    };
+    let mut r = Registers::RESET;
+    for (number, value, found) in [
+        (6, 0, 0xfffe_0ff0),
+        (6, 0xffff_ffff, 0xffff_efff),
+        (7, 0xffff_dfff, 0xffff_0fff),
+    ] {
+        r.write(number, value, transactional).unwrap();
+        assert_eq!(r.read(number, transactional), Ok(found));
+    }
+    r.report(Dr6::BS.bits());
+    r.enter(true);
+    assert_eq!(r.status & Dr6::RTM.bits(), 0);
+    r.enter(false);
+    assert_eq!(r.status & Dr6::RTM.bits(), Dr6::RTM.bits());
 }
 
 #[test]
@@ -60,7 +84,7 @@ fn of_several_refusals_the_first_in_order_counts() {
     assert_eq!(r.read(4, user), Err(Refusal::Protection));
     assert_eq!(r.write(6, u64::MAX, KERNEL), Err(Refusal::Detected));
     r.report(Dr6::BD.bits());
-    r.enter();
+    r.enter(false);
     assert_eq!(r.write(6, u64::MAX, KERNEL), Err(Refusal::Protection));
 }
 
@@ -124,12 +148,12 @@ fn a_debug_exception_replaces_breakpoints_and_keeps_the_rest() {
     let mut r = Registers::RESET;
     r.control |= Dr7::GD;
     r.report(Dr6::BS.bits() | 0b0011);
-    r.enter();
+    r.enter(false);
     assert_eq!((r.status, r.control), (0xffff_4ff3, 0x400));
     r.report(0b1000);
     assert_eq!(r.status, 0xffff_4ff8);
     r.control |= Dr7::GD;
-    r.enter();
+    r.enter(false);
     assert_eq!((r.status, r.control), (0xffff_4ff8, 0x400));
 }
 
@@ -160,6 +184,7 @@ fn access() -> impl Strategy<Value = Access> {
             cpl,
             extensions,
             long,
+            rtm: false,
         })
 }
 
@@ -177,7 +202,7 @@ fn apply(r: &mut Registers, step: &Step) -> Result<(), Refusal> {
     match *step {
         Step::Write(number, value, access) => return r.write(number, value, access),
         Step::Report(conditions) => r.report(conditions),
-        Step::Enter => r.enter(),
+        Step::Enter => r.enter(false),
         Step::Task => r.switch_task(),
     }
     Ok(())

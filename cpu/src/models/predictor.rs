@@ -88,7 +88,8 @@ impl Predictor {
             | BranchClass::SoftwareInterrupt
             | BranchClass::Exception
             | BranchClass::Debug
-            | BranchClass::Interrupt => false,
+            | BranchClass::Interrupt
+            | BranchClass::Abort => false,
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::facility::Facilities;
 use crate::models::{Geometry, Who};
 use crate::pmu::pebs::{Due, Stored};
 use crate::pmu::{Counting, EventTotals, Freeze, Needs, Pmu};
+use crate::transaction::Step;
 
 impl Msrs {
     /// The performance-monitoring unit, as of the last [`Msrs::count`].
@@ -61,6 +62,7 @@ impl Msrs {
             code: narrow(class.l3_code),
             second_data: second(class.l2_data),
             second_code: second(class.l2_code),
+            delay: class.delay,
         }
     }
 
@@ -122,6 +124,12 @@ impl Msrs {
             },
             ..observe
         }
+    }
+
+    /// A transaction begins or ends; the counters and the branches are up to date.
+    pub fn transaction(&mut self, step: Step) {
+        self.branch.set_in_transaction(step == Step::Begun);
+        self.pmu.transaction(step);
     }
 
     /// A PEBS record was stored, or could not be. Answers whether a performance-monitoring

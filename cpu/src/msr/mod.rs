@@ -66,6 +66,8 @@ pub enum Effect {
     Mirror(u64),
     /// What is armed changed, see [`Msrs::armed`]: the machine may have to run another way.
     Armed,
+    /// As [`Effect::Armed`], on all processors of the package.
+    PackageArmed,
 }
 
 /// What the machine knows that the models need at an access.
@@ -256,7 +258,11 @@ impl Msrs {
             }
             Owner::Rdt if self.rdt.write(index, value) => {
                 self.follow_use();
-                Effect::None
+                if self.armed() == armed {
+                    Effect::None
+                } else {
+                    Effect::PackageArmed
+                }
             }
             Owner::Rdt => return WrmsrOutcome::Fault,
             Owner::Constant => Effect::None,

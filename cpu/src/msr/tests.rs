@@ -212,6 +212,24 @@ fn only_a_write_that_changes_what_is_armed_says_so() {
     assert_eq!(msrs.armed(), Armed::empty());
 }
 
+/// The use of resource control begins and ends for all processors at once, and they must hear of it.
+#[test]
+fn first_and_last_use_of_resource_control_is_the_packages() {
+    let mut msrs = full();
+    let (assoc, mask) = (regs::IA32_PQR_ASSOC, regs::IA32_L3_QOS_MASK_0);
+    let steps = [
+        (assoc, 0, Effect::None),
+        (assoc, 5, Effect::PackageArmed),
+        (mask, 0xf, Effect::None),
+        (assoc, 0, Effect::None),
+        (mask, 0x7ff, Effect::PackageArmed),
+    ];
+    for (index, value, effect) in steps {
+        let done = WrmsrOutcome::Done(effect);
+        assert_eq!(msrs.write(index, value, NOW), done, "{index:#x} {value:#x}");
+    }
+}
+
 /// A processor with all that MSRs are about but transactions.
 fn full() -> Msrs {
     Msrs::new(MsrConfig {

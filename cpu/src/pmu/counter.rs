@@ -4,6 +4,8 @@ use hindsight_regs::pmu::{
     COUNTER_MASK, EventSelect, FIXED_COUNTERS, FixedControl, GP_COUNTERS, GP_COUNTERS_MAX, global,
 };
 
+use crate::transaction::Step;
+
 use super::events::{DataOf, Event, EventTotals, Kinds, Precise, Rings};
 use crate::cpuid::CRYSTAL_HZ;
 
@@ -78,6 +80,10 @@ pub(super) struct Source {
     pub(super) precise: Option<Precise>,
     /// What its records tell of the data.
     pub(super) data: Option<DataOf>,
+    /// It counts in transactions only: IN_TX.
+    pub(super) inside: bool,
+    /// It does not count transactions that are aborted: IN_TXCP.
+    pub(super) committed: bool,
 }
 
 /// The performance-monitoring unit of one processor.
@@ -101,6 +107,8 @@ pub struct Pmu {
     pub(super) sources: [Option<Source>; ALL],
     /// The totals up to which the counters have counted.
     pub(super) seen: EventTotals,
+    /// In a transaction: the counters at its start. Not part of the saved state, where there is none.
+    pub(super) transaction: Option<[u64; ALL]>,
 }
 
 impl Pmu {
@@ -121,6 +129,7 @@ impl Pmu {
             due: 0,
             sources: [None; ALL],
             seen: EventTotals::default(),
+            transaction: None,
         }
     }
 
@@ -140,6 +149,9 @@ impl Pmu {
             let Some(source) = self.sources[counter] else {
                 continue;
             };
+            if source.inside && self.transaction.is_none() {
+                continue;
+            }
             let new = self.count(&source, totals);
             if new != 0 {
                 pmi |= self.advance(counter, &source, new);
@@ -150,6 +162,23 @@ impl Pmu {
             self.freeze(freeze);
         }
         pmi
+    }
+
+    /// A transaction begins or ends, at the totals seen last.
+    pub fn transaction(&mut self, step: Step) {
+        let start = self.transaction.take();
+        match (step, start) {
+            (Step::Begun, _) => self.transaction = Some(self.values),
+            (Step::Aborted(_), Some(start)) => {
+                let counters = self.values.iter_mut().zip(&start).zip(&self.sources);
+                for ((value, start), source) in counters {
+                    if source.is_some_and(|source| source.committed) {
+                        *value = *start;
+                    }
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Events of a counter between the totals seen last and these.
@@ -240,6 +269,8 @@ impl Pmu {
                 interrupts: control.has(FixedControl::PMI),
                 precise: None,
                 data: None,
+                inside: false,
+                committed: false,
             }
         };
         (!source.rings.is_empty() && source.event != Event::default()).then_some(source)
@@ -264,6 +295,8 @@ impl Pmu {
             interrupts: select.has(EventSelect::INT),
             precise: event.precise.filter(|_| pebs),
             data: event.data.filter(|_| pebs),
+            inside: select.has(EventSelect::IN_TX),
+            committed: select.has(EventSelect::IN_TXCP),
         })
     }
 }

@@ -5,6 +5,7 @@ use hindsight_regs::pmu::EventSelect;
 use serde::{Deserialize, Serialize};
 
 use crate::branch::{Branch, BranchClass};
+use crate::transaction::{Cause, Step};
 
 /// Something that happens while a processor runs. Every branch instruction is one of the six kinds
 /// of branches, and also an [`Kind::Instruction`].
@@ -63,10 +64,20 @@ pub enum Kind {
     LastReference,
     /// A line that was not found there.
     LastMiss,
+    /// A transaction began.
+    RegionStart,
+    /// A transaction committed.
+    RegionCommit,
+    /// A transaction was aborted.
+    RegionAbort,
+    /// One was, because somebody else accessed its lines.
+    RegionConflict,
+    /// One was, because it wrote more lines than the first level of cache holds.
+    RegionCapacity,
 }
 
 /// How many kinds there are.
-const KINDS: usize = Kind::LastMiss as usize + 1;
+const KINDS: usize = Kind::RegionCapacity as usize + 1;
 
 /// Where an event happened. Instructions and branches that change the privilege level belong to the
 /// ring they start in.
@@ -199,7 +210,10 @@ impl EventTotals {
                 BranchClass::Return => Kind::Return,
                 BranchClass::Far | BranchClass::SoftwareInterrupt => Kind::Far,
                 // No branch instructions (rule EVT-17).
-                BranchClass::Exception | BranchClass::Debug | BranchClass::Interrupt => continue,
+                BranchClass::Exception
+                | BranchClass::Debug
+                | BranchClass::Interrupt
+                | BranchClass::Abort => continue,
             };
             let ring = Ring::of(branch.cpl);
             self.add(kind, ring, 1);
@@ -213,6 +227,23 @@ impl EventTotals {
                 self.add(missed, ring, 1);
             }
         }
+    }
+
+    /// A step of a transaction.
+    pub const fn add_step(&mut self, step: Step, ring: Ring) {
+        let kind = match step {
+            Step::Begun => Kind::RegionStart,
+            Step::Committed => Kind::RegionCommit,
+            Step::Aborted(cause) => {
+                match cause {
+                    Cause::Conflict => self.add(Kind::RegionConflict, ring, 1),
+                    Cause::Writes => self.add(Kind::RegionCapacity, ring, 1),
+                    _ => {}
+                }
+                Kind::RegionAbort
+            }
+        };
+        self.add(kind, ring, 1);
     }
 
     /// The total of a kind, from an engine that counts it by itself.
@@ -313,6 +344,9 @@ const EVENTS: &[Row] = {
     const fn store(umask: u8, kind: Kind) -> Row {
         (0xd0, umask, Event::with_data(&[kind], DataOf::Store))
     }
+    const fn region(event: u8, umask: u8, kind: Kind) -> Row {
+        (event, umask, Event::plain(Kinds::of(&[kind])))
+    }
     const CRYSTAL: Event = Event {
         crystal: true,
         ..Event::plain(Kinds::CYCLES)
@@ -353,6 +387,15 @@ const EVENTS: &[Row] = {
         load(0xd1, 0x08, &[Kind::LoadL2, Kind::LoadL3, Kind::LoadMemory]),
         load(0xd1, 0x10, &[Kind::LoadL3, Kind::LoadMemory]),
         load(0xd1, 0x20, &[Kind::LoadMemory]),
+        region(0xc9, 0x01, Kind::RegionStart),
+        region(0xc9, 0x02, Kind::RegionCommit),
+        (
+            0xc9,
+            0x04,
+            Event::precise(Kinds::of(&[Kind::RegionAbort]), Precise::Next),
+        ),
+        region(0x54, 0x01, Kind::RegionConflict),
+        region(0x54, 0x02, Kind::RegionCapacity),
     ]
 };
 

@@ -25,6 +25,8 @@ pub struct Sample {
     pub eventing_rip: u64,
     /// The time-stamp counter.
     pub tsc: u64,
+    /// About the transaction that was aborted for it or just before it; otherwise 0.
+    pub transaction: u64,
 }
 
 /// What a record tells of the data that the instruction accessed; SDM Vol. 3B, "Load Latency
@@ -64,6 +66,7 @@ impl Sample {
         record[at::SOURCE / 8] = data.source;
         record[at::LATENCY / 8] = data.latency;
         record[at::EVENTING_RIP / 8] = self.eventing_rip;
+        record[at::TX / 8] = self.transaction;
         record[at::TSC / 8] = self.tsc;
         record
     }

@@ -94,6 +94,29 @@ impl Rig {
     }
 }
 
+/// IN_TX counts inside transactions only, IN_TXCP not those that are aborted.
+#[test]
+fn transaction_bits_choose_what_is_counted() {
+    use crate::transaction::{Cause, Step};
+    let mut rig = Rig::counting(0xc0, 0, EventSelect::IN_TX);
+    rig.select(1, 0xc0, 0, ON);
+    rig.select(2, 0xc0, 0, ON | EventSelect::IN_TXCP);
+    for (inside, end) in [(10, Step::Aborted(Cause::Conflict)), (20, Step::Committed)] {
+        rig.instructions(1);
+        rig.pmu.transaction(Step::Begun);
+        rig.instructions(inside);
+        rig.pmu.transaction(end);
+        rig.totals.add_step(end, Ring::Os);
+    }
+    rig.instructions(100);
+    let counters = [0, 1, 2].map(|n| rig.pmu.read(PMC + n));
+    assert_eq!(counters, [30, 132, 122]);
+    use super::events::Kind::{RegionAbort, RegionCapacity, RegionCommit, RegionConflict};
+    let steps = [RegionAbort, RegionConflict, RegionCommit, RegionCapacity];
+    let seen = steps.map(|kind| rig.totals.get(kind, Ring::Os));
+    assert_eq!(seen, [1, 1, 1, 0]);
+}
+
 /// 64 KiB of memory with a DS area in it; writes are refused above `end`.
 struct Ds {
     bytes: Vec<u8>,

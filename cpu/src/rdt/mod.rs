@@ -95,7 +95,8 @@ impl Clone for Rdt {
     fn clone(&self) -> Self {
         let mut clone = Self::new(self.facilities, self.package.clone());
         clone.set_association(self.assoc);
-        (clone.select, clone.l2_masks, clone.l2_cdp) = (self.select, self.l2_masks, self.l2_cdp);
+        clone.set_l2_masks(self.l2_masks);
+        (clone.select, clone.l2_cdp) = (self.select, self.l2_cdp);
         clone
     }
 }
@@ -103,6 +104,7 @@ impl Clone for Rdt {
 impl Drop for Rdt {
     fn drop(&mut self) {
         self.set_association(Association::default());
+        self.set_l2_masks([rdt::full_mask(rdt::L2_MASK_BITS); L2]);
     }
 }
 
@@ -136,8 +138,7 @@ impl Rdt {
 
     /// Whether cache and traffic must be modelled: see [`Package::in_use`].
     pub fn is_armed(&self) -> bool {
-        let full = rdt::full_mask(rdt::L2_MASK_BITS);
-        self.package.in_use() || self.l2_masks.iter().any(|&mask| mask != full)
+        self.package.in_use()
     }
 
     /// How an access of this processor is treated.
@@ -225,7 +226,9 @@ impl Rdt {
                 self.package.set_l3_mask(cos, value);
             }
             Some(Register::L2Mask(cos)) if rdt::is_capacity_mask(value, rdt::L2_MASK_BITS) => {
-                self.l2_masks[cos] = value;
+                let mut masks = self.l2_masks;
+                masks[cos] = value;
+                self.set_l2_masks(masks);
             }
             // Rule MBA-04.
             Some(Register::Delay(cos)) if value <= u64::from(rdt::MBA_MAX) => {
@@ -258,6 +261,13 @@ impl Rdt {
     fn set_association(&mut self, assoc: Association) {
         let before = std::mem::replace(&mut self.assoc, assoc);
         self.package.associated(before, assoc);
+    }
+
+    fn set_l2_masks(&mut self, masks: [u64; L2]) {
+        let full = rdt::full_mask(rdt::L2_MASK_BITS);
+        let narrow = |masks: [u64; L2]| masks.iter().any(|&mask| mask != full);
+        let before = std::mem::replace(&mut self.l2_masks, masks);
+        self.package.narrowed(narrow(before), narrow(masks));
     }
 }
 

@@ -24,6 +24,8 @@ pub struct Package {
     cdp: AtomicBool,
     /// Processors whose association is not 0.
     associated: AtomicU32,
+    /// Processors with an L2 mask that is not full.
+    narrowed: AtomicU32,
     /// See [`Package::in_use`].
     used: AtomicBool,
     /// There is a cache model that keeps the tallies.
@@ -40,6 +42,7 @@ impl Default for Package {
             delays: std::array::from_fn(|_| AtomicU64::new(0)),
             cdp: AtomicBool::new(false),
             associated: AtomicU32::new(0),
+            narrowed: AtomicU32::new(0),
             used: AtomicBool::new(false),
             warm: AtomicBool::new(false),
             traffic: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -68,6 +71,21 @@ impl Package {
         }
     }
 
+    /// A processor has an L2 mask that is not full, or has none any more.
+    pub(super) fn narrowed(&self, before: bool, after: bool) {
+        match (before, after) {
+            (false, true) => {
+                self.narrowed.fetch_add(1, Ordering::SeqCst);
+                self.allocated();
+            }
+            (true, false) => {
+                self.narrowed.fetch_sub(1, Ordering::SeqCst);
+                self.allocated();
+            }
+            _ => {}
+        }
+    }
+
     /// A mask, a delay value or the use of masks was set.
     fn allocated(&self) {
         let used = !self.is_as_reset() || self.associated.load(Ordering::SeqCst) != 0;
@@ -79,6 +97,7 @@ impl Package {
         (0..L3).all(|cos| self.l3_mask(cos) == full)
             && (0..DELAYS).all(|cos| self.delay_value(cos) == 0)
             && !self.cdp()
+            && self.narrowed.load(Ordering::SeqCst) == 0
     }
 
     /// IA32_L3_QOS_MASK_n of an `n` below 16.

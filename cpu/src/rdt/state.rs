@@ -110,7 +110,7 @@ impl Rdt {
         self.check(state)?;
         self.set_association(Association(state.association));
         self.select = EventSelect(state.select);
-        self.l2_masks = state.l2_masks;
+        self.set_l2_masks(state.l2_masks);
         self.l2_cdp = state.l2_cdp;
         self.package.restore(&state.package);
         Ok(())

@@ -116,6 +116,19 @@ fn armed_from_the_first_use_until_all_is_set_back() {
     assert!(b.write(DELAY, 10) && a.is_armed());
 }
 
+/// Rule L2C-06: the masks are a core's own; that one has some matters to all, who share the L3.
+#[test]
+fn masks_of_one_core_arm_its_package() {
+    let (mut a, mut b) = pair();
+    assert!(a.write(regs::IA32_L2_QOS_MASK_0 + 1, 0xf));
+    assert_eq!(b.read(regs::IA32_L2_QOS_MASK_0 + 1), 0xff);
+    assert!(a.is_armed() && b.is_armed());
+    assert!(b.write(regs::IA32_L2_QOS_MASK_0, 1) && a.write(regs::IA32_L2_QOS_MASK_0 + 1, 0xff));
+    assert!(a.is_armed());
+    drop(b);
+    assert!(!a.is_armed());
+}
+
 #[test]
 fn dropped_processor_is_not_associated_any_more() {
     let (mut a, mut b) = pair();

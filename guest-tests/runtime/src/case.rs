@@ -58,7 +58,8 @@ pub const fn record<const N: usize>(text: &str) -> [u8; N] {
 ///
 /// - `name`, `cpl` (levels it runs at), `rules` (identifiers it asserts), `needs` (probes that must
 ///   hold), and optionally `needs_cpl0` and `needs_cpl3` (more of them, for one level only), `vcpus`
-///   (default 1), `cpu` (the processor as a profile, such as `+l2cat`), `timeout_ms` (default 2000), then `about`;
+///   (default 1), `cpu` (the processor as a profile, such as `+l2cat`), `clock` (`virtual`: time that only the
+///   processors move), `timeout_ms` (default 2000), then `about`;
 /// - `fn body(ctx) { .. }`.
 ///
 /// It also puts one line of text into the ELF section `.hindsight.cases`.
@@ -72,6 +73,7 @@ macro_rules! case {
         $(needs_cpl3: [$user0:literal $(, $user:literal)* $(,)?],)?
         $(vcpus: $vcpus:literal,)?
         $(cpu: $cpu:literal,)?
+        $(clock: $clock:literal,)?
         $(timeout_ms: $timeout:literal,)?
         about: $about:literal,
         fn body($ctx:ident) $body:block
@@ -86,6 +88,7 @@ macro_rules! case {
                 $(" needs_cpl3=", $user0 $(, ",", $user)*,)?
                 " vcpus=", $crate::case!(@or 1 $($vcpus)?),
                 $(" cpu=", $cpu,)?
+                $(" clock=", $clock,)?
                 " timeout_ms=", $crate::case!(@or 2000 $($timeout)?),
                 " about=", $about, "\n",
             );

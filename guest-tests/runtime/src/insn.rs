@@ -69,6 +69,8 @@ plain! {
     ud2: "ud2";
     /// Hints that this is a waiting loop.
     pause: "pause";
+    /// Writes all caches back and empties them.
+    wbinvd: "wbinvd";
     /// Orders loads and stores.
     mfence: "mfence";
     /// Waits for earlier instructions.

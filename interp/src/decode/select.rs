@@ -7,11 +7,12 @@
 
 use super::operands::gpr;
 use super::quiet::Effect;
+use super::transaction::aborts;
 use crate::core::Core;
 use crate::op::{HIGH, Handler, LINKABLE, LOW, Op, slot};
 use crate::ops::{
     alu, bits, branch, by_size, cr, ending, far, fast, fused, general, io, mov, msr, muldiv, plain,
-    shift, stack, string, system, xsave,
+    shift, stack, string, system, transaction, xsave,
 };
 use crate::portable;
 use crate::thunk;
@@ -141,6 +142,14 @@ impl Core {
             if let Some(handler) = without_feature(i, op.size) {
                 op.h = handler;
             }
+            return (op, Effect::Seen);
+        }
+        if self.in_region() && aborts(i) {
+            op.h = general!(transaction::unfit);
+            return (op, Effect::Seen);
+        }
+        if self.in_region() && matches!(i.mnemonic(), M::Int1 | M::Int3) {
+            op.h = general!(transaction::breakpoint);
             return (op, Effect::Seen);
         }
         if pick.link {
@@ -617,6 +626,10 @@ impl Pick<'_> {
             M::Sysret | M::Sysretq => ending!(far::sysret),
             M::Sysenter => ending!(far::sysenter),
             M::Sysexit | M::Sysexitq => ending!(far::sysexit),
+            M::Xbegin => ending!(transaction::xbegin),
+            M::Xend => ending!(transaction::xend),
+            M::Xabort => general!(transaction::xabort),
+            M::Xtest => general!(transaction::xtest),
             M::Int => plain!(system::int_n),
             M::Int3 => plain!(system::int3),
             M::Int1 => plain!(system::int1),

@@ -77,6 +77,11 @@ fn target(c: &Core, o: &Op) -> Result<u64, Fault> {
     near(c, cut(target64(c, o), o.size) & c.ip_mask)
 }
 
+/// The target of a direct branch whose operand size does not cut it.
+pub(crate) fn relative(c: &Core, o: &Op) -> Result<u64, Fault> {
+    near(c, target64(c, o) & c.ip_mask)
+}
+
 impl Op {
     /// From a conditional branch that is not taken: what [`fall`], the operation after it, does.
     #[inline(always)]

@@ -204,27 +204,30 @@ fn call(c: &mut Core, o: &Op, selector: u16, offset: u64) -> Done {
 fn call_gate(c: &mut Core, d: Descriptor, selector: u16, after: u64) -> Done {
     let (target, mut code, offset) = gate(c, d, selector, true)?;
     let old_cs = c.cs().selector;
-    c.check_rip(offset, &code.segment(target))?;
     let cpl = if code.conforming() { c.cpl } else { code.dpl() };
     if c.lma() {
+        c.check_rip(offset, &code.segment(target))?;
         return call_gate_long(c, code, target, offset, cpl, after);
     }
     let size = if d.system() == Some(12) { 4 } else { 2 };
     if cpl >= c.cpl {
+        c.check_rip(offset, &code.segment(target))?;
         c.push(size, old_cs.into())?;
         c.push(size, after)?;
         c.mark_accessed(&mut code)?;
         c.set_cs(code.segment(target), cpl, offset);
         return Ok(());
     }
-    let (ss, sp) = c.inner_stack(cpl)?;
+    let (stack, sp) = c.inner_stack(cpl)?;
+    c.check_rip(offset, &code.segment(target))?;
     let mut frame = vec![c.st.seg[seg::SS].selector.into(), c.regs[4]];
     let params = (d.raw >> 32 & 31) as u8;
     for i in (0..params).rev() {
         frame.push(c.peek(size, u64::from(i) * u64::from(size))?);
     }
     frame.extend([old_cs.into(), after]);
-    let sp = c.write_frame(&ss, sp, size, &frame, cpl)?;
+    let sp = c.write_frame(&stack.segment(), sp, size, &frame, cpl)?;
+    let ss = c.take_ss(stack)?;
     c.mark_accessed(&mut code)?;
     c.cpl = cpl;
     c.put_segment(seg::SS, ss);

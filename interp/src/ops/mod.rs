@@ -16,6 +16,7 @@ pub(crate) mod shift;
 pub(crate) mod stack;
 pub(crate) mod string;
 pub(crate) mod system;
+pub(crate) mod transaction;
 pub(crate) mod xsave;
 
 use crate::core::{Core, Fault};

@@ -87,6 +87,8 @@ pub struct Machine {
     pub nmi: bool,
     pub cpuid: Option<fn(u32, u32) -> [u32; 4]>,
     pub portable: bool,
+    /// Called whenever the processor asks what waits for it.
+    pub at_boundary: Option<Box<dyn FnMut()>>,
 }
 
 pub fn host_cpuid(leaf: u32, sub: u32) -> [u32; 4] {
@@ -133,6 +135,9 @@ impl Platform for Machine {
     }
     fn set_cr8(&mut self, _: u8) {}
     fn pending(&mut self) -> Pending {
+        if let Some(at_boundary) = &mut self.at_boundary {
+            at_boundary();
+        }
         Pending {
             interrupt: !self.interrupts.is_empty(),
             nmi: self.nmi,

@@ -39,7 +39,7 @@ pub(super) struct GdbArgs {
 impl GdbArgs {
     /// Something is wanted that only the interpreter does.
     pub(super) const fn needs_interpreter(&self) -> bool {
-        self.gdb.is_some() || self.record.is_some()
+        self.record.is_some()
     }
 }
 

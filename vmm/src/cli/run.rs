@@ -433,7 +433,7 @@ fn wanted_engine(args: &RunArgs) -> anyhow::Result<Wanted> {
     match (args.deterministic, args.engine) {
         (true, EngineArg::Kvm) => Err(MachineError::Deterministic.into()),
         (true, _) => Ok(Wanted::Only(Engine::Interp)),
-        // Whatever a debugger asks for, the interpreter does.
+        // KVM records no branches, and has only the host's processor.
         (false, EngineArg::Auto)
             if args.gdb.needs_interpreter()
                 || args.cpu.is_some_and(|cpu| cpu.needs_interpreter()) =>

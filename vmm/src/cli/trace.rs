@@ -15,7 +15,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// What can be traced.
-const KINDS: [(&str, &str); 5] = [
+const KINDS: [(&str, &str); 6] = [
     ("exit", "every stop of a processor"),
     ("msr", "RDMSR and WRMSR"),
     (
@@ -24,6 +24,7 @@ const KINDS: [(&str, &str); 5] = [
     ),
     ("io", "port and MMIO accesses"),
     ("mode", "which way the guest runs, and why"),
+    ("gdb", "packets of a debugger, and what is answered"),
 ];
 
 /// One line: the kind, then the text.

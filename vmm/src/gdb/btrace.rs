@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use super::debugger::{DebugError, Debugger};
 use super::registers;
 use crate::vcpu::history::{History, Kept};
+use crate::vcpu::slots::Beyond;
 
 /// Branches that are kept unless the client says otherwise.
 const LIMIT: usize = 0x1_0000;
@@ -22,6 +23,13 @@ pub(super) struct Tracing {
     limit: Option<usize>,
     /// Branches that the client has read, for each processor that it traces.
     read: Vec<Option<Read>>,
+}
+
+impl Tracing {
+    /// Some processor is traced.
+    pub(super) fn any(&self) -> bool {
+        self.read.iter().any(Option::is_some)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +74,9 @@ fn xml(blocks: &[Block]) -> String {
 impl Debugger {
     /// Records the branches of a processor from now on, unless they are recorded already.
     pub(super) fn start_trace(&mut self, cpu: usize) -> Result<(), DebugError> {
+        if self.has_kvm() && !self.board().modes.can_change() {
+            return Err(DebugError::NeedsInterpreter(Beyond::Branches));
+        }
         let limit = self.tracing.limit.unwrap_or(LIMIT);
         let state = self.state(cpu)?;
         let (start, base) = (state.rip, registers::code_base(state));

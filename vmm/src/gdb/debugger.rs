@@ -15,6 +15,8 @@ use super::registers::{self, Available, Layout, Mode, Place, Register};
 use crate::kvm::KvmError;
 use crate::machine::{Board, Outcome};
 use crate::vcpu::attend::{Attended, Plan, Stop};
+use crate::vcpu::mode::{self, Engine};
+use crate::vcpu::slots::{self, Able, Beyond};
 use hindsight_interp::{Hit, Stops};
 
 /// Why something could not be done.
@@ -44,9 +46,9 @@ pub(super) enum DebugError {
     /// KVM failed.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// This way of running cannot stop for it.
-    #[error("this needs the interpreter: run with --engine interp")]
-    NeedsInterpreter,
+    /// KVM alone may run the guest, and cannot do this.
+    #[error("this needs --engine auto or interp: {0}")]
+    NeedsInterpreter(Beyond),
 }
 
 /// Settings that the user changes by monitor commands.
@@ -77,6 +79,8 @@ pub(super) struct Debugger {
     /// The states of the processors, read once a pause.
     states: Vec<Option<Box<CpuState>>>,
     pub(super) breakpoints: Breakpoints,
+    /// What KVM can do for us, once that is of interest.
+    able: Option<Able>,
     /// What each processor was last told to stop for.
     applied: Vec<Stops>,
     /// What each processor does next; `None` stays where it is.
@@ -131,6 +135,7 @@ impl Debugger {
             paused: false,
             states: vec![None; cpus],
             breakpoints: Breakpoints::default(),
+            able: None,
             applied: vec![Stops::default(); cpus],
             plans: vec![Some(Plan::Run); cpus],
             planned: 0,
@@ -458,6 +463,11 @@ impl Debugger {
             self.board.reports.ring();
             return Ok(());
         }
+        if let Some(refused) = self.choose_engine()? {
+            self.pending.push_back(refused);
+            self.board.reports.ring();
+            return Ok(());
+        }
         for cpu in 0..self.cpus {
             self.prepare(cpu)?;
         }
@@ -471,11 +481,52 @@ impl Debugger {
         Ok(())
     }
 
-    /// Tells a processor how to run on, where that is new.
-    fn prepare(&mut self, cpu: usize) -> Result<(), DebugError> {
+    /// The machine may change its engine, or runs in KVM for good.
+    pub(super) fn has_kvm(&self) -> bool {
+        self.board.modes.can_change() || self.board.control.engine() == Engine::Kvm
+    }
+
+    /// Has the machine run on in the engine that can do what is planned. Where that is not to be had,
+    /// the processor that stays, and why.
+    fn choose_engine(&mut self) -> Result<Option<(usize, Stop)>, DebugError> {
+        if !self.has_kvm() {
+            return Ok(None);
+        }
+        let changes = self.board.modes.can_change();
+        let mut wanted = mode::Debugger::Nothing;
+        for cpu in 0..self.cpus {
+            match self.fit(cpu)? {
+                Ok(true) if wanted == mode::Debugger::Nothing => wanted = mode::Debugger::Slots,
+                Ok(_) => {}
+                Err(_) if changes => wanted = mode::Debugger::Beyond,
+                Err(beyond) => return Ok(Some((cpu, Stop::Beyond(beyond)))),
+            }
+        }
+        self.board.debug(wanted);
+        Ok(None)
+    }
+
+    /// Whether KVM can do what is planned for a processor; and, if so, whether that takes debug
+    /// registers.
+    fn fit(&mut self, cpu: usize) -> Result<Result<bool, Beyond>, DebugError> {
+        if self.tracing.any() {
+            return Ok(Err(Beyond::Branches));
+        }
         let Some(plan) = self.plans[cpu] else {
-            return Ok(());
+            return Ok(Ok(false));
         };
+        let stops = self.stops(cpu, plan);
+        if plan == Plan::Run && stops == Stops::default() {
+            return Ok(Ok(false));
+        }
+        let standing = self.state(cpu)?.into();
+        let changes = self.board.modes.can_change();
+        let able = self.able.get_or_insert_with(|| Able::measure(changes));
+        Ok(slots::fit(&stops, plan, standing, able).map(|slots| !slots.is_empty()))
+    }
+
+    /// What a processor stops for on its way.
+    fn stops(&self, cpu: usize, plan: Plan) -> Stops {
         let mut stops = self.breakpoints.stops();
         let quiet_step = Plan::Step {
             quiet: true,
@@ -486,14 +537,22 @@ impl Debugger {
             // away for it and put them back after it: nothing has to follow that.
             stops.execute.clone_from(&self.applied[cpu].execute);
         }
+        stops
+    }
+
+    /// Tells a processor how to run on, where that is new.
+    fn prepare(&mut self, cpu: usize) -> Result<(), DebugError> {
+        let Some(plan) = self.plans[cpu] else {
+            return Ok(());
+        };
+        let stops = self.stops(cpu, plan);
         let fresh = (stops != self.applied[cpu]).then(|| stops.clone());
-        let able = self.ask(cpu, move |cpu| {
+        self.ask(cpu, move |cpu| {
             cpu.set_plan(plan);
-            fresh.map_or(Ok(true), |stops| cpu.set_stops(&stops))
-        })??;
-        if !able {
-            return Err(DebugError::NeedsInterpreter);
-        }
+            if let Some(stops) = fresh {
+                cpu.set_stops(&stops);
+            }
+        })?;
         self.applied[cpu] = stops;
         Ok(())
     }

@@ -144,6 +144,7 @@ impl Session {
     }
 
     fn reply(&mut self, body: &[u8]) {
+        tracing::trace!(target: "gdb", "-> {}", body.escape_ascii());
         self.last = framing::frame(body);
         self.to_send.extend_from_slice(&self.last);
     }

@@ -7,7 +7,7 @@ use gdbstub::target::ext::breakpoints::WatchKind;
 use hindsight_interp::Hit;
 
 use super::breakpoints::Breakpoint;
-use super::debugger::{Debugger, Reason, tid};
+use super::debugger::{DebugError, Debugger, Reason, tid};
 use crate::vcpu::attend::Stop;
 use crate::vcpu::dispatch::CrashCause;
 use crate::vcpu::report::Crash;
@@ -39,7 +39,7 @@ pub(super) fn stop_reason(debugger: &Debugger, reason: &Reason) -> StopReason {
             tid: Some(tid),
             pos: ReplayLogPosition::Begin,
         },
-        Some(Stop::Stepped | Stop::End(_)) => signal(tid, Signal::SIGTRAP),
+        Some(Stop::Stepped | Stop::End(_) | Stop::Beyond(_)) => signal(tid, Signal::SIGTRAP),
         Some(Stop::Crash(CrashCause::Missing(_))) => signal(tid, Signal::SIGILL),
         Some(Stop::Crash(_)) => signal(tid, Signal::SIGABRT),
         Some(Stop::Hit(hit)) => match *hit {
@@ -79,6 +79,7 @@ pub(super) fn remark(debugger: &mut Debugger, reason: &Reason) -> Option<String>
             let state = debugger.state(cpu).ok()?.clone();
             Crash::new(cpu, cause.clone(), state, &memory).summary()
         }
+        Stop::Beyond(beyond) => DebugError::NeedsInterpreter(beyond.clone()).to_string(),
         Stop::End(end) => format!("{end}; `continue` lets it"),
         Stop::Begin | Stop::Stepped | Stop::Hit(Hit::Execute(_) | Hit::Watch { .. }) => {
             return None;

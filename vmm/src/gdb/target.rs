@@ -93,7 +93,7 @@ fn refuse(error: &DebugError) -> TargetError<DebugError> {
         DebugError::NoMemory(_) => 14,
         DebugError::Gone => 3,
         DebugError::Running => 16,
-        DebugError::NeedsInterpreter => 95,
+        DebugError::NeedsInterpreter(_) => 95,
         _ => 22,
     })
 }

@@ -92,6 +92,8 @@ pub struct Case {
     pub vcpus: u32,
     /// The processor that it runs on, if not the default one.
     pub cpu: Option<Profile>,
+    /// Time is what the processors make it: deterministic mode.
+    pub virtual_clock: bool,
     /// Time limit of one run.
     pub timeout: Duration,
     /// What the case is about, for people.
@@ -159,6 +161,7 @@ fn parse_record(record: &str, line: usize) -> Result<Case, CaseError> {
         needs_cpl3: Vec::new(),
         vcpus: 1,
         cpu: None,
+        virtual_clock: false,
         timeout: TIMEOUT_DEFAULT,
         about: String::new(),
     };
@@ -198,6 +201,8 @@ fn set_field(case: &mut Case, key: &str, value: &str) -> Result<(), CaseError> {
             case.vcpus = vcpus.ok_or_else(|| bad(&case.name))?;
         }
         "cpu" => case.cpu = Some(value.parse().map_err(|_| bad(&case.name))?),
+        "clock" if value == "virtual" => case.virtual_clock = true,
+        "clock" => return Err(bad(&case.name)),
         "timeout_ms" => {
             let limit = value.parse().ok().map(Duration::from_millis);
             let limit = limit.filter(|t| !t.is_zero() && *t <= TIMEOUT_MAX);
@@ -254,7 +259,7 @@ mod tests {
     #[test]
     fn record_with_all_keys_is_parsed() {
         let text = b"case tsc/adjust cpl=0,3 rules=TSC-01,ADJ-02 needs=tsc-msr needs_cpl0=a \
-            needs_cpl3=tsd-cpl3 vcpus=2 cpu=+l2cat,pmu=8 timeout_ms=1500 about=it = moves, both ways\n";
+            needs_cpl3=tsd-cpl3 vcpus=2 cpu=+l2cat,pmu=8 clock=virtual timeout_ms=1500 about=it = moves, both ways\n";
         let cases = parse_section(text).unwrap();
         assert_eq!(cases.len(), 1);
         let case = &cases[0];
@@ -264,6 +269,7 @@ mod tests {
         assert_eq!(case.vcpus, 2);
         let cpu = case.cpu.map(|cpu| cpu.to_string());
         assert_eq!(cpu.as_deref(), Some("skylake-server,+l2cat,pmu=8"));
+        assert!(case.virtual_clock);
         assert_eq!(case.timeout, Duration::from_millis(1500));
         assert_eq!(case.about, "it = moves, both ways");
         assert_eq!(case.needs_at(0).collect::<Vec<_>>(), ["tsc-msr", "a"]);
@@ -281,6 +287,7 @@ mod tests {
             ([0].as_slice(), 1)
         );
         assert_eq!(cases[0].timeout, TIMEOUT_DEFAULT);
+        assert!(!cases[0].virtual_clock);
     }
 
     #[test]
@@ -315,6 +322,7 @@ mod tests {
             (b"case a vcpus=65", value("vcpus")),
             (b"case a vcpus=99999999999999999999", value("vcpus")),
             (b"case a cpu=z80", value("cpu")),
+            (b"case a clock=wall", value("clock")),
             (b"case a timeout_ms=0", value("timeout_ms")),
             (b"case a timeout_ms=-1", value("timeout_ms")),
             (b"case a timeout_ms=3600001", value("timeout_ms")),

@@ -281,6 +281,9 @@ fn list(out: &mut dyn Write, jobs: &[Job]) -> io::Result<()> {
             if let Some(cpu) = case.cpu {
                 write!(out, " cpu={cpu}")?;
             }
+            if case.virtual_clock {
+                write!(out, " clock=virtual")?;
+            }
             if !case.rules.is_empty() {
                 write!(out, " rules={}", case.rules.join(","))?;
             }

@@ -82,6 +82,9 @@ impl Runner {
                 if let Some(cpu) = job.case.as_ref().and_then(|case| case.cpu) {
                     command.args(["--cpu", &cpu.to_string()]);
                 }
+                if job.case.as_ref().is_some_and(|case| case.virtual_clock) {
+                    command.arg("--deterministic");
+                }
                 if let Some(cmdline) = &cmdline {
                     command.args(["--cmdline", cmdline]);
                 }
@@ -162,6 +165,20 @@ mod tests {
         );
         assert_eq!(words(&command).join(" "), expected.replace('|', " "));
         assert!(words(&command).contains(&"case=int3 cpl=3".to_owned()));
+    }
+
+    #[test]
+    fn virtual_clock_is_deterministic_mode() {
+        let runner = Runner::Hindsight {
+            program: "/bin/h".into(),
+            options: Vec::new(),
+        };
+        for (record, expected) in [("case a clock=virtual\n", true), ("case a\n", false)] {
+            let job = &jobs_of("exc", record)[0];
+            let command = runner.command(job, "64M", Duration::from_secs(1));
+            let found = words(&command).contains(&"--deterministic".to_owned());
+            assert_eq!(found, expected);
+        }
     }
 
     #[test]

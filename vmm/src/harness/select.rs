@@ -248,11 +248,15 @@ pub fn mark_unmet(jobs: &mut [Job], capabilities: &dyn Capabilities) {
     }
 }
 
-/// Marks the jobs whose processor needs the interpreter.
+/// Marks the jobs whose processor or clock needs the interpreter.
 pub fn mark_profiles(jobs: &mut [Job], available: Facilities) {
     for job in jobs {
         if let (None, Some(cpu)) = (&job.skip, job.case.as_ref().and_then(|case| case.cpu)) {
             job.skip = cpu.facilities(available).err().map(|e| e.to_string());
+        }
+        let clock = job.case.as_ref().is_some_and(|case| case.virtual_clock);
+        if job.skip.is_none() && clock {
+            job.skip = Some("a virtual clock needs the interpreter: --engine interp".to_owned());
         }
     }
 }
@@ -270,10 +274,11 @@ pub(crate) mod tests {
 
     #[test]
     fn processor_that_needs_the_interpreter_is_left_out() {
-        let mut jobs = jobs_of("p", "case a cpu=pmu=8\ncase b cpu=-x2apic\ncase c\n");
+        let records = "case a cpu=pmu=8\ncase b cpu=-x2apic\ncase c\ncase d clock=virtual\n";
+        let mut jobs = jobs_of("p", records);
         mark_profiles(&mut jobs, Facilities::NATIVE);
         let skipped: Vec<_> = jobs.iter().map(|job| job.skip.is_some()).collect();
-        assert_eq!(skipped, [true, false, false]);
+        assert_eq!(skipped, [true, false, false, true]);
     }
 
     fn ids(jobs: &[Job]) -> Vec<String> {

@@ -10,14 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use hindsight_cpu::cpuid::{CpuidTable, Leaf};
 use hindsight_cpu::debug::Registers;
-use hindsight_cpu::state::CpuState;
-use hindsight_regs::dr::Dr7;
+use hindsight_cpu::state::{CpuState, XsaveArea};
 use hindsight_regs::msr as regs;
 use kvm_bindings::{
     CpuId, KVM_EXIT_MEMORY_FAULT, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP,
     KVM_GUESTDBG_USE_HW_BP, KVM_SYNC_X86_EVENTS, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs,
-    kvm_cpuid_entry2, kvm_debugregs, kvm_guest_debug, kvm_msr_entry, kvm_sync_regs,
-    kvm_vcpu_events, kvm_xcr, kvm_xcrs, kvm_xsave,
+    kvm_cpuid_entry2, kvm_debugregs, kvm_guest_debug, kvm_msr_entry, kvm_regs, kvm_sregs,
+    kvm_sync_regs, kvm_vcpu_events, kvm_xcr, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::VcpuFd;
 
@@ -25,6 +24,8 @@ use super::state::{self, XsaveLayout};
 use super::vm::KvmVm;
 use super::{KvmError, ioctl, ioctls, run};
 use crate::vcpu::exit::Exit;
+
+const CR0_WP: u64 = 1 << 16;
 
 /// MSRs that both ways of running hold in [`CpuState::msrs`], in its order, less FMASK, which the
 /// MSR table owns.
@@ -50,14 +51,62 @@ pub struct KvmVcpu {
     synced: bool,
     /// XCR0 as KVM has it.
     xcr0: u64,
+    /// What KVM is known to hold; `None` once the guest has run.
+    held: Option<Box<Held>>,
+    /// The processor may have translations that the guest has invalidated elsewhere.
+    stale: bool,
     /// The TSC offset that KVM was given last.
     tsc_offset: Option<u64>,
-    /// KVM has our DR7, with GD, in place of the guest's.
-    detects: bool,
+    /// What KVM was told last of debugging the guest.
+    debug: GuestDebug,
     /// The thread is inside of KVM_RUN, or about to be.
     in_guest: Arc<AtomicBool>,
     /// After `fd`: the machine's memory outlives its processors.
     vm: Arc<KvmVm>,
+}
+
+/// The parts of the state that a stay in the interpreter often leaves alone: what KVM still holds is not told again.
+#[derive(Debug, PartialEq)]
+struct Held {
+    sregs: kvm_sregs,
+    pdptr: [u64; 4],
+    xcr0: u64,
+    xsave: XsaveArea,
+    msrs: [u64; NATIVE.len()],
+    debug: Registers,
+}
+
+impl Held {
+    fn of(state: &CpuState, apic_base: u64) -> Self {
+        let m = &state.msrs;
+        Self {
+            sregs: state::export_sregs(state, apic_base),
+            pdptr: state.pdptr,
+            xcr0: state.xcr0,
+            xsave: state.xsave.clone(),
+            msrs: [
+                m.star,
+                m.lstar,
+                m.cstar,
+                m.kernel_gs_base,
+                m.sysenter_cs,
+                m.sysenter_esp,
+                m.sysenter_eip,
+                m.pat,
+            ],
+            debug: state.debug(),
+        }
+    }
+}
+
+/// How KVM debugs the guest for us: KVM_SET_GUEST_DEBUG.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuestDebug {
+    /// It exits behind every instruction. KVM then hides RFLAGS.TF of the guest from us, and loses it.
+    pub step: bool,
+    /// These DR0-3 and DR7 are in the processor in place of the guest's. #DB then exits, and MOV DR
+    /// if GD is set.
+    pub registers: Option<Registers>,
 }
 
 /// Where KVM_RUN comes back with [`Exit::Debug`].
@@ -106,8 +155,10 @@ impl KvmVcpu {
             pending: false,
             synced: false,
             xcr0: 1,
+            held: None,
+            stale: false,
             tsc_offset: None,
-            detects: false,
+            debug: GuestDebug::default(),
             in_guest: Arc::default(),
             vm,
         }
@@ -145,6 +196,7 @@ impl KvmVcpu {
     ///
     /// When KVM_RUN fails other than by a signal.
     pub fn run(&mut self) -> Result<(u64, Exit<'_>), KvmError> {
+        self.held = None;
         self.in_guest.store(true, Ordering::SeqCst);
         let result = self.fd.run().map(|_| ());
         self.in_guest.store(false, Ordering::SeqCst);
@@ -183,6 +235,7 @@ impl KvmVcpu {
         if !self.pending {
             return Ok(None);
         }
+        self.held = None;
         self.fd.set_kvm_immediate_exit(1);
         let result = self.fd.run().map(|_| ());
         self.fd.set_kvm_immediate_exit(0);
@@ -414,7 +467,8 @@ impl KvmVcpu {
     /// # Errors
     ///
     /// When KVM refuses a value.
-    pub fn set_debug_registers(&self, registers: &Registers) -> Result<(), KvmError> {
+    pub fn set_debug_registers(&mut self, registers: &Registers) -> Result<(), KvmError> {
+        self.held = None;
         let dr = kvm_debugregs {
             db: registers.addresses,
             dr6: registers.status,
@@ -426,27 +480,64 @@ impl KvmVcpu {
             .map_err(ioctl("KVM_SET_DEBUGREGS"))
     }
 
-    /// Puts a DR7 of ours with nothing but GD in place of the guest's debug registers, so that MOV DR
-    /// exits before it is executed; or gives them back. While ours is there, single-step traps and
-    /// INT1 exit too.
+    /// Has KVM debug the guest in this way from now on.
     ///
     /// # Errors
     ///
     /// When KVM refuses.
-    pub fn detect_debug_registers(&mut self, detect: bool) -> Result<(), KvmError> {
-        if self.detects == detect {
+    pub fn set_guest_debug(&mut self, wanted: &GuestDebug) -> Result<(), KvmError> {
+        if self.debug == *wanted {
             return Ok(());
         }
+        self.tell_guest_debug(wanted)
+    }
+
+    fn tell_guest_debug(&mut self, wanted: &GuestDebug) -> Result<(), KvmError> {
         let mut debug = kvm_guest_debug::default();
-        if detect {
-            debug.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
-            debug.arch.debugreg[7] = Dr7::RESET.0 | Dr7::GD;
+        if wanted.step {
+            debug.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP;
+        }
+        if let Some(registers) = &wanted.registers {
+            debug.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
+            debug.arch.debugreg[..4].copy_from_slice(&registers.addresses);
+            debug.arch.debugreg[7] = registers.control;
         }
         self.fd
             .set_guest_debug(&debug)
             .map_err(ioctl("KVM_SET_GUEST_DEBUG"))?;
-        self.detects = detect;
+        self.debug = *wanted;
         Ok(())
+    }
+
+    /// General registers between two instructions.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn general(&self) -> Result<kvm_regs, KvmError> {
+        if self.synced {
+            return Ok(self.fd.sync_regs().regs);
+        }
+        self.fd.get_regs().map_err(ioctl("KVM_GET_REGS"))
+    }
+
+    /// The linear address of the next instruction.
+    ///
+    /// # Errors
+    ///
+    /// When an ioctl fails.
+    pub fn code_address(&self) -> Result<u64, KvmError> {
+        let rip = self.general()?.rip;
+        let cs = if self.synced {
+            self.fd.sync_regs().sregs.cs
+        } else {
+            let sregs = self.fd.get_sregs();
+            sregs.map_err(ioctl("KVM_GET_SREGS"))?.cs
+        };
+        Ok(match cs.l {
+            0 => cs.base.wrapping_add(rip) & 0xffff_ffff,
+            _ => rip,
+        })
     }
 
     /// Has KVM_RUN come back where a debugger wants it. The guest's own breakpoints do not count
@@ -456,23 +547,19 @@ impl KvmVcpu {
     ///
     /// When KVM refuses.
     pub fn stop_at(&mut self, place: StopAt) -> Result<(), KvmError> {
-        let mut debug = kvm_guest_debug::default();
+        let mut wanted = GuestDebug::default();
         match place {
             StopAt::Nothing => {}
-            StopAt::NextInstruction => {
-                debug.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP;
-            }
+            StopAt::NextInstruction => wanted.step = true,
             StopAt::Address(address) => {
-                debug.control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
-                debug.arch.debugreg[0] = address;
+                let mut registers = Registers::RESET;
+                registers.addresses[0] = address;
                 // G0; of type 0, execution.
-                debug.arch.debugreg[7] = Dr7::RESET.0 | 2;
+                registers.control |= 2;
+                wanted.registers = Some(registers);
             }
         }
-        self.detects = false;
-        self.fd
-            .set_guest_debug(&debug)
-            .map_err(ioctl("KVM_SET_GUEST_DEBUG"))
+        self.tell_guest_debug(&wanted)
     }
 
     /// The guest-physical address of a linear one, by the guest's page tables.
@@ -492,41 +579,73 @@ impl KvmVcpu {
     pub fn load(&mut self, state: &CpuState, apic_base: u64) -> Result<(), KvmError> {
         debug_assert!(!self.pending, "complete the instruction first");
         self.synced = false;
-        let fd = &self.fd;
-        let sregs = state::export_sregs(state, apic_base);
+        let old = self.held.take();
+        let old = old.as_deref();
+        let new = Held::of(state, apic_base);
+        if std::mem::take(&mut self.stale) {
+            // There is no call for it: KVM forgets translations when CR0 changes.
+            let mut other = new.sregs;
+            other.cr0 ^= CR0_WP;
+            self.load_sregs(state, &other)?;
+            self.load_sregs(state, &new.sregs)?;
+        } else if old.is_none_or(|old| (&old.sregs, old.pdptr) != (&new.sregs, new.pdptr)) {
+            self.load_sregs(state, &new.sregs)?;
+        }
+        if new.xcr0 != self.xcr0 {
+            self.load_xcr0(new.xcr0)?;
+        }
+        if old.is_none_or(|old| (old.xcr0, &old.xsave) != (new.xcr0, &new.xsave)) {
+            self.load_xsave(state)?;
+        }
+        if old.is_none_or(|old| old.msrs != new.msrs) {
+            self.load_msrs(new.msrs)?;
+        }
+        if old.is_none_or(|old| old.debug != new.debug) {
+            self.set_debug_registers(&new.debug)?;
+        }
+        self.fd
+            .set_regs(&state::export_regs(state))
+            .map_err(ioctl("KVM_SET_REGS"))?;
+        self.fd
+            .set_vcpu_events(&state::export_events(state, false))
+            .map_err(ioctl("KVM_SET_VCPU_EVENTS"))?;
+        self.held = Some(Box::new(new));
+        Ok(())
+    }
+
+    /// The guest has invalidated translations while something else ran it: the next [`KvmVcpu::load`] has the
+    /// processor forget all.
+    pub const fn forget_translations(&mut self) {
+        self.stale = true;
+    }
+
+    fn load_sregs(&self, state: &CpuState, sregs: &kvm_sregs) -> Result<(), KvmError> {
         if state::is_pae(state) && self.vm.has_sregs2() {
-            ioctls::set_sregs2(fd, &state::export_sregs2(&sregs, state)).map_err(|source| {
+            let sregs2 = state::export_sregs2(sregs, state);
+            return ioctls::set_sregs2(&self.fd, &sregs2).map_err(|source| {
                 let call = "KVM_SET_SREGS2";
                 KvmError::Ioctl { call, source }
-            })?;
-        } else {
-            fd.set_sregs(&sregs).map_err(ioctl("KVM_SET_SREGS"))?;
+            });
         }
-        if state.xcr0 != self.xcr0 {
-            let mut xcrs = kvm_xcrs {
-                nr_xcrs: 1,
-                ..Default::default()
-            };
-            xcrs.xcrs[0] = kvm_xcr {
-                xcr: 0,
-                reserved: 0,
-                value: state.xcr0,
-            };
-            fd.set_xcrs(&xcrs).map_err(ioctl("KVM_SET_XCRS"))?;
-            self.xcr0 = state.xcr0;
-        }
-        self.load_xsave(state)?;
-        let m = &state.msrs;
-        let values = [
-            m.star,
-            m.lstar,
-            m.cstar,
-            m.kernel_gs_base,
-            m.sysenter_cs,
-            m.sysenter_esp,
-            m.sysenter_eip,
-            m.pat,
-        ];
+        self.fd.set_sregs(sregs).map_err(ioctl("KVM_SET_SREGS"))
+    }
+
+    fn load_xcr0(&mut self, xcr0: u64) -> Result<(), KvmError> {
+        let mut xcrs = kvm_xcrs {
+            nr_xcrs: 1,
+            ..Default::default()
+        };
+        xcrs.xcrs[0] = kvm_xcr {
+            xcr: 0,
+            reserved: 0,
+            value: xcr0,
+        };
+        self.fd.set_xcrs(&xcrs).map_err(ioctl("KVM_SET_XCRS"))?;
+        self.xcr0 = xcr0;
+        Ok(())
+    }
+
+    fn load_msrs(&self, values: [u64; NATIVE.len()]) -> Result<(), KvmError> {
         let refused = self.set_msrs(NATIVE.into_iter().zip(values))?;
         let mut needed = NATIVE
             .into_iter()
@@ -535,17 +654,7 @@ impl KvmVcpu {
         if needed.any(|(index, _)| refused.contains(&index)) {
             return Err(KvmError::Lacks("an MSR of the base architecture"));
         }
-        self.set_debug_registers(&Registers {
-            addresses: state.dr,
-            status: state.dr6,
-            control: state.dr7,
-        })?;
-        self.fd
-            .set_regs(&state::export_regs(state))
-            .map_err(ioctl("KVM_SET_REGS"))?;
-        self.fd
-            .set_vcpu_events(&state::export_events(state, false))
-            .map_err(ioctl("KVM_SET_VCPU_EVENTS"))
+        Ok(())
     }
 
     fn load_xsave(&self, state: &CpuState) -> Result<(), KvmError> {
@@ -630,6 +739,7 @@ impl KvmVcpu {
         if state::is_pae(state) {
             state.pdptr = self.page_directory_pointers(state.cr3)?;
         }
+        self.held = Some(Box::new(Held::of(state, sregs.apic_base)));
         Ok(())
     }
 

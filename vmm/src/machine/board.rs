@@ -23,6 +23,7 @@ use crate::messages::BranchMessages;
 use crate::snapshot::RestoreError;
 use crate::vcpu::attend::Reports;
 use crate::vcpu::control::{Control, lock};
+use crate::vcpu::mode;
 use crate::vcpu::report::{Crash, LastState};
 use crate::vcpu::stats::VcpuStats;
 use crate::vcpu::switch::Modes;
@@ -209,6 +210,13 @@ impl Board {
     /// Processor `id` has this armed from now on.
     pub(crate) fn arm(&self, id: usize, armed: Armed) {
         if self.modes.arm(id, armed) {
+            self.timer.ring();
+        }
+    }
+
+    /// A debugger wants this from now on.
+    pub(crate) fn debug(&self, wanted: mode::Debugger) {
+        if self.modes.debug(wanted) {
             self.timer.ring();
         }
     }

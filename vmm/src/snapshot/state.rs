@@ -17,7 +17,7 @@ use crate::vcpu::determined::{Schedule, TrackState};
 use crate::vcpu::events::EventsState;
 
 /// The version of [`Snapshot`]'s form. One of another version is refused.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// What a machine is, apart from what it did: a snapshot fits only a machine of its own shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

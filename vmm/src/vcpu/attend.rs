@@ -18,6 +18,7 @@ use super::control::lock;
 use super::dispatch::CrashCause;
 use super::mode::Engine;
 use super::models::Models;
+use super::slots::Beyond;
 use crate::kvm::KvmError;
 use crate::machine::GuestEnd;
 
@@ -46,12 +47,9 @@ pub trait Attended {
     /// What it does when the pause ends.
     fn set_plan(&mut self, plan: Plan);
 
-    /// What it stops for. `false`: this way of running cannot do that.
-    ///
-    /// # Errors
-    ///
-    /// When KVM refuses.
-    fn set_stops(&mut self, stops: &Stops) -> Result<bool, KvmError>;
+    /// What it stops for. Who asks sees to it that this way of running can do that, or is left before
+    /// the processor runs on ([`super::slots::fit`]).
+    fn set_stops(&mut self, stops: &Stops);
 
     /// Writes an MSR as WRMSR does. `false`: the guest would get #GP(0).
     ///
@@ -96,6 +94,34 @@ pub enum Plan {
     },
 }
 
+/// What a debugger wants of a processor. It goes with the processor from engine to engine.
+#[derive(Debug, Default)]
+pub struct Orders {
+    /// How it runs on.
+    pub plan: Plan,
+    /// What it stops for.
+    pub stops: Stops,
+    /// Why it stops before it executes anything more.
+    pub due: Option<Stop>,
+}
+
+impl Orders {
+    /// Interrupts and NMIs wait.
+    pub const fn quiet(&self) -> bool {
+        matches!(self.plan, Plan::Step { quiet: true, .. })
+    }
+
+    /// It steps.
+    pub const fn steps(&self) -> bool {
+        matches!(self.plan, Plan::Step { .. })
+    }
+
+    /// A step that ends at this linear address goes on.
+    pub fn in_range(&self, at: u64) -> bool {
+        matches!(self.plan, Plan::Step { range: Some((from, to)), .. } if (from..to).contains(&at))
+    }
+}
+
 /// Why a processor stopped by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
@@ -109,6 +135,8 @@ pub enum Stop {
     Crash(CrashCause),
     /// The guest has ended a run that can go back from there.
     End(GuestEnd),
+    /// It does not run on: the debugger wants what KVM does not do, and KVM alone may run it.
+    Beyond(Beyond),
 }
 
 /// Stops of processors on their way to whoever debugs the machine.

@@ -35,7 +35,7 @@ pub enum Next {
 /// Why a guest cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CrashCause {
-    /// A triple fault.
+    /// A triple fault, or RSM of a state that no processor can be in.
     TripleFault,
     /// KVM met what it cannot do.
     Internal(InternalError),

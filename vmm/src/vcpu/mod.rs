@@ -2,9 +2,10 @@
 //!
 //! Read [`exit`] (why it stopped), [`dispatch`] (the one match), [`models`] (the MSR path), then
 //! [`native`] (the loop round KVM_RUN), [`observed`] (the loop round the interpreter), [`switch`]
-//! (how a machine goes from one to the other), `watch` (a native guest's debug registers) and [`control`] (pause, resume, stop, kick).
-//! [`attend`] is what a debugger asks of a paused processor. [`record`] keeps
-//! what happened, for those who ask for it, and [`stats`] counts it.
+//! (how a machine goes from one to the other), `watch` (a native guest's debug registers) and
+//! [`control`] (pause, resume, stop, kick). [`attend`] is what a debugger asks of a paused processor,
+//! `slots` what of it KVM can do. [`record`] keeps what happened, for those who ask for it, and
+//! [`stats`] counts it.
 
 pub mod attend;
 pub mod control;
@@ -20,6 +21,7 @@ pub mod native;
 pub mod observed;
 pub mod record;
 pub mod report;
+pub(crate) mod slots;
 pub mod stats;
 pub mod switch;
 mod watch;

@@ -128,6 +128,20 @@ pub struct Demand {
     pub armed: Armed,
     /// Somebody outside of the guest wants every instruction seen.
     pub held: bool,
+    /// What a debugger wants.
+    pub debugger: Debugger,
+}
+
+/// What a debugger wants of the engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Debugger {
+    /// Nothing that the guest must stop for.
+    #[default]
+    Nothing,
+    /// Breakpoints in debug registers, as long as the guest leaves them alone.
+    Slots,
+    /// What KVM cannot do.
+    Beyond,
 }
 
 /// A choice, and why it was made.
@@ -158,6 +172,12 @@ pub fn choose(wanted: Wanted, demand: Demand, host: &HostKvm) -> Choice {
                 (Engine::Interp, format!("{lacking} armed"))
             } else if demand.held {
                 (Engine::Interp, "observed from outside".to_owned())
+            } else if demand.debugger == Debugger::Beyond {
+                let because = "a debugger wants what KVM does not do";
+                (Engine::Interp, because.to_owned())
+            } else if demand.debugger == Debugger::Slots && demand.armed.intersects(DEBUG) {
+                let because = "the guest and a debugger have breakpoints";
+                (Engine::Interp, because.to_owned())
             } else if demand.armed.is_empty() {
                 (
                     Engine::Kvm,
@@ -267,6 +287,7 @@ mod tests {
     const IDLE: Demand = Demand {
         armed: Armed::empty(),
         held: false,
+        debugger: Debugger::Nothing,
     };
 
     fn armed(armed: Armed) -> Demand {
@@ -324,6 +345,22 @@ mod tests {
     #[test]
     fn auto_interprets_what_somebody_observes() {
         assert_eq!(auto(Demand { held: true, ..IDLE }), Engine::Interp);
+    }
+
+    #[test]
+    fn debugger_gets_the_interpreter_for_what_kvm_does_not_do() {
+        let demand = |debugger, armed| Demand {
+            armed,
+            debugger,
+            ..IDLE
+        };
+        let none = Armed::empty();
+        assert_eq!(auto(demand(Debugger::Slots, none)), Engine::Kvm);
+        assert_eq!(auto(demand(Debugger::Beyond, none)), Engine::Interp);
+        for own in DEBUG.iter() {
+            assert_eq!(auto(demand(Debugger::Nothing, own)), Engine::Kvm, "{own}");
+            assert_eq!(auto(demand(Debugger::Slots, own)), Engine::Interp, "{own}");
+        }
     }
 
     #[test]

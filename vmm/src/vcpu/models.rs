@@ -9,8 +9,10 @@ use hindsight_cpu::msr::{
 };
 use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::pmu::{Counting, Needs, Ring};
+use hindsight_cpu::transaction::Step;
 use hindsight_regs::msr as regs;
 
+use super::attend::Orders;
 use super::dispatch::Bytes;
 use super::events::Events;
 use super::history::History;
@@ -37,6 +39,8 @@ pub struct Models {
     pub history: Option<Box<History>>,
     /// The history is kept from the start, with or without a debugger.
     pub recorded_from_start: bool,
+    /// What a debugger wants of this processor.
+    pub orders: Orders,
     /// How often it stopped running the guest, and why.
     pub exits: ExitCounts,
     /// What performance counters count.
@@ -65,6 +69,7 @@ impl Models {
             recorder: None,
             history: None,
             recorded_from_start: false,
+            orders: Orders::default(),
             exits: ExitCounts::default(),
             events: Events::default(),
             unit: Unit::default(),
@@ -140,7 +145,8 @@ impl Models {
     }
 
     /// An instruction accessed memory: counts that, and has the caches follow if somebody wants to
-    /// know. Answers how many events of one kind it was at most.
+    /// know. Answers how many events of one kind it was at most. Requests that a delay value holds back
+    /// take time on a virtual clock; a clock of the host's cannot be made to.
     pub fn accessed(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64 {
         let threshold = self.msrs.pmu().latency_threshold();
         let mut shared = self.msrs.wants_caches().then(|| self.board.cache());
@@ -150,6 +156,12 @@ impl Models {
         let rdt = self.msrs.rdt();
         self.unit
             .take_moved(|rmid| rdt.package().moved(rmid.into(), 1));
+        let held_back = self.unit.take_held_back();
+        if held_back != 0 && self.board.clock.is_virtual() {
+            self.board.clock.advance(held_back);
+            // A timer or a counter of cycles may be due before the run under way ends.
+            self.board.control.doorbell(self.id).ring();
+        }
         used
     }
 
@@ -211,6 +223,19 @@ impl Models {
     pub fn pebs_stored(&mut self, stored: &Stored) {
         if self.msrs.pebs_stored(stored) {
             self.board.irq.request_pmi(self.id);
+        }
+    }
+
+    /// A transaction begins or ends.
+    pub fn transaction(&mut self, step: Step, ring: Ring) {
+        let counting = !self.msrs.pmu().needs().is_empty();
+        if counting {
+            self.count();
+        }
+        self.msrs.transaction(step);
+        self.events.totals.add_step(step, ring);
+        if counting {
+            self.count();
         }
     }
 

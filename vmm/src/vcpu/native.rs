@@ -10,24 +10,30 @@ use hindsight_devices::irq::Pending;
 use hindsight_interp::Stops;
 use hindsight_regs::dr::Dr6;
 use hindsight_regs::msr as regs;
+use kvm_bindings::kvm_regs;
 
-use super::attend::{Attended, Plan, Request};
+use super::attend::{Attended, Plan, Request, Stop};
 use super::control::{Checkpoint, Doorbell, Place};
 use super::dispatch::{self, CrashCause, Next};
 use super::mode::Engine;
 use super::models::Models;
 use super::record::What;
 use super::report::{Crash, LastState};
+use super::slots::{Beyond, Slots};
 use super::switch::Ended;
 use super::watch::{Access, Holder, Watch};
 use crate::kvm::KvmError;
-use crate::kvm::vcpu::KvmVcpu;
+use crate::kvm::vcpu::{GuestDebug, KvmVcpu};
 use crate::machine::{Board, Outcome};
 
 /// RFLAGS.TF.
 const FLAG_TF: u64 = 1 << 8;
 /// RFLAGS.IF.
 const FLAG_IF: u64 = 1 << 9;
+/// RFLAGS.RF.
+const FLAG_RF: u64 = 1 << 16;
+/// How often a step that changed nothing is made again: Bochs stops up to three times at one place.
+const STEPS_AGAIN: u8 = 3;
 /// #DB.
 const DB: u8 = 1;
 
@@ -50,6 +56,12 @@ pub struct NativeVcpu {
     armed: Armed,
     /// Breakpoints that the instruction under way has met at us, as DR6\[3:0\].
     met: u64,
+    /// What a debugger stops for, as far as KVM does it: all, while the guest runs.
+    slots: Slots,
+    /// Registers before the step under way, and how often it was made already.
+    before: Option<(kvm_regs, u8)>,
+    /// Why the guest cannot go on, while a debugger looks at it.
+    crashed: Option<CrashCause>,
 }
 
 /// How a turn of the run loop ended.
@@ -80,7 +92,11 @@ impl NativeVcpu {
             watch: Watch::new(false, state.dr7),
             armed: Armed::empty(),
             met: 0,
+            slots: Slots::default(),
+            before: None,
+            crashed: None,
         };
+        vcpu.take_stops();
         vcpu.set_state(state)?;
         vcpu.kvm.set_cr8(state.cr8);
         // A KVM without one of these needs no copy of it; the model answers all accesses.
@@ -132,27 +148,75 @@ impl NativeVcpu {
     fn run_on(&mut self, board: &Arc<Board>, doorbell: &Doorbell) -> Result<Ended, KvmError> {
         // The debug registers may have come from elsewhere.
         self.tell_armed();
+        if !board.modes.can_change() && !self.armed.is_empty() && !self.slots.is_empty() {
+            self.models.orders.due = Some(Stop::Beyond(Beyond::Guest));
+        }
+        self.report_due(board)?;
         if let Some(ended) = self.checkpoint(board)? {
-            return Ok(ended);
+            return Ok(self.ended(board, ended));
         }
         loop {
             match self.turn(doorbell)? {
                 Turn::Again => {}
                 Turn::Sleep => doorbell.sleep(Duration::from_secs(3600)),
-                Turn::Emulate => return Ok(Ended::Emulate),
+                Turn::Emulate => {
+                    if self.models.orders.steps() {
+                        self.models.orders.due = Some(Stop::Stepped);
+                    }
+                    return Ok(Ended::Emulate);
+                }
+                Turn::Crash(cause) if board.reports.wanted() => {
+                    self.crashed = Some(cause.clone());
+                    self.models.orders.due = Some(Stop::Crash(cause));
+                }
                 Turn::Crash(cause) => {
-                    let crash = self.crash(cause);
-                    board.finish(Outcome::Crash(Box::new(crash)));
+                    self.finish(board, cause);
                     return Ok(Ended::Stopped);
                 }
             }
+            self.report_due(board)?;
             if doorbell.is_rung() {
                 doorbell.answer();
                 if let Some(ended) = self.checkpoint(board)? {
-                    return Ok(ended);
+                    return Ok(self.ended(board, ended));
+                }
+                if let Some(cause) = self.crashed.take() {
+                    self.finish(board, cause);
+                    return Ok(Ended::Stopped);
                 }
             }
         }
+    }
+
+    /// How the run ends where a checkpoint says so: a guest that cannot go on does so nowhere.
+    fn ended(&mut self, board: &Arc<Board>, ended: Ended) -> Ended {
+        match (ended, self.crashed.take()) {
+            (Ended::Change(..), Some(cause)) => {
+                self.finish(board, cause);
+                Ended::Stopped
+            }
+            (ended, _) => ended,
+        }
+    }
+
+    fn finish(&mut self, board: &Arc<Board>, cause: CrashCause) {
+        let crash = self.crash(cause);
+        board.finish(Outcome::Crash(Box::new(crash)));
+    }
+
+    /// Tells the debugger if there is something to tell, and has the processor wait at the next
+    /// checkpoint.
+    fn report_due(&mut self, board: &Board) -> Result<(), KvmError> {
+        if self.models.orders.due.is_none() {
+            return Ok(());
+        }
+        self.complete()?;
+        self.before = None;
+        if let Some(stop) = self.models.orders.due.take() {
+            board.control.hold(self.models.id);
+            board.reports.put(self.models.id, stop);
+        }
+        Ok(())
     }
 
     /// Comes to a checkpoint, if that is wanted, with the instruction under way complete.
@@ -198,6 +262,7 @@ impl NativeVcpu {
             // silent until this one is answered.
             return Ok(Turn::Again);
         }
+        self.program()?;
         self.models.record(What::Enter);
         let (cr8, exit) = self.kvm.run()?;
         self.models.record(What::Exit((&exit).into()));
@@ -219,10 +284,13 @@ impl NativeVcpu {
                     doorbell.ring();
                 }
             }
-            Next::Halt => self.activity = Activity::Halted,
+            Next::Halt => self.halt(),
             Next::Apply { index, effect } => self.apply(index, effect)?,
-            Next::Debug { dr6 } if dr6 & Dr6::BS.bits() != 0 => self.debug_exception(Dr6::BS)?,
-            Next::Debug { .. } => return Ok(Turn::Emulate),
+            Next::Debug { dr6 } => {
+                if !self.debug_exit(dr6)? {
+                    return Ok(Turn::Emulate);
+                }
+            }
             Next::Crash(cause) => return Ok(Turn::Crash(cause)),
         }
         self.look(access)?;
@@ -231,6 +299,90 @@ impl NativeVcpu {
             self.trap(stepped)?;
         }
         Ok(Turn::Again)
+    }
+
+    /// HLT was executed. To a debugger that is a step.
+    fn halt(&mut self) {
+        self.activity = Activity::Halted;
+        if self.models.orders.steps() {
+            self.models.orders.due = Some(Stop::Stepped);
+        }
+    }
+
+    /// Has KVM debug the guest as it is wanted now: for the debugger, and to see MOV DR. This is the
+    /// only place that decides it.
+    fn program(&mut self) -> Result<(), KvmError> {
+        let step = self.models.orders.steps() || self.edges();
+        let mut passed = None;
+        if step {
+            let general = self.plain_registers()?;
+            self.before.get_or_insert((general, 0));
+            // A step executes its instruction whatever is set there.
+            passed = Some(self.kvm.code_address()?);
+        }
+        let ours = self.watch.holder() == Holder::Us || !self.slots.is_empty();
+        self.kvm.set_guest_debug(&GuestDebug {
+            step,
+            registers: ours.then(|| self.slots.registers(passed)),
+        })
+    }
+
+    /// General registers without the flags that stepping changes.
+    fn plain_registers(&self) -> Result<kvm_regs, KvmError> {
+        let mut registers = self.kvm.general()?;
+        registers.rflags &= !(FLAG_TF | FLAG_RF);
+        Ok(registers)
+    }
+
+    /// The machine is to stop for what KVM cannot do, and this processor was not at a place where it
+    /// can be moved: it goes there by single steps.
+    fn edges(&self) -> bool {
+        self.unsettled && self.slots.is_empty() && self.models.orders.stops != Stops::default()
+    }
+
+    /// A debug exit was the debugger's, or was seen to. `false`: the instruction is to be executed by
+    /// the interpreter, a MOV DR or INT1.
+    fn debug_exit(&mut self, dr6: u64) -> Result<bool, KvmError> {
+        let trapped = dr6 & Dr6::BS.bits() != 0;
+        let steps = self.models.orders.steps() || self.edges();
+        let at = self.kvm.code_address()?;
+        let hit = self.slots.hit(dr6, at);
+        if trapped && !steps {
+            self.debug_exception(Dr6::BS)?;
+        }
+        match hit {
+            Some(hit) => self.models.orders.due = Some(Stop::Hit(hit)),
+            None if trapped && steps => self.stepped(at)?,
+            None => return Ok(trapped),
+        }
+        Ok(true)
+    }
+
+    /// KVM has stepped. Some KVMs stop more than once at one place: a step that changed nothing is made
+    /// again, though not for ever, since an instruction may jump to itself.
+    fn stepped(&mut self, at: u64) -> Result<(), KvmError> {
+        let now = self.plain_registers()?;
+        if let Some((before, again)) = &mut self.before
+            && *before == now
+            && *again < STEPS_AGAIN
+        {
+            *again += 1;
+            return Ok(());
+        }
+        self.before = None;
+        let orders = &mut self.models.orders;
+        if !orders.steps() {
+            self.models.board.control.doorbell(self.models.id).ring();
+        } else if !orders.in_range(at) {
+            orders.due = Some(Stop::Stepped);
+        }
+        Ok(())
+    }
+
+    /// Takes over what the debugger stops for. What KVM cannot do of it moves the machine before the
+    /// guest runs.
+    fn take_stops(&mut self) {
+        self.slots = Slots::new(&self.models.orders.stops).unwrap_or_default();
     }
 
     /// Looks at the debug registers where an exit may change what follows from them, and for the
@@ -250,9 +402,8 @@ impl NativeVcpu {
             self.armed = armed;
             self.tell_armed();
         }
-        if self.watch.looked(registers.control, Instant::now()) {
-            self.kvm.detect_debug_registers(true)?;
-        }
+        // What follows from it is for `program`.
+        self.watch.looked(registers.control, Instant::now());
         let translate = |linear| self.kvm.translate(linear);
         self.met |= access.map_or(0, |access| access.meets(&registers, cr4, translate));
         Ok(())
@@ -279,7 +430,7 @@ impl NativeVcpu {
     fn debug_exception(&mut self, conditions: Dr6) -> Result<(), KvmError> {
         let mut registers = self.kvm.debug_registers()?;
         registers.report(conditions.bits());
-        registers.enter();
+        registers.enter(false);
         self.kvm.set_debug_registers(&registers)?;
         self.kvm.inject_debug_exception()?;
         self.takes_interrupt = Some(false);
@@ -301,6 +452,10 @@ impl NativeVcpu {
         if self.activity == Activity::WaitForSipi {
             board.window_wanted(id, false);
             return Ok(false);
+        }
+        if self.models.orders.quiet() {
+            board.window_wanted(id, false);
+            return Ok(self.activity == Activity::Running);
         }
         if pending.nmi && irq.take_nmi(id) {
             tracing::trace!(target: "irq", "cpu {id} NMI");
@@ -373,7 +528,8 @@ impl NativeVcpu {
         self.complete()?;
         match effect {
             Effect::None => {}
-            Effect::Armed => self.tell_armed(),
+            // The change of engine has the other processors look.
+            Effect::Armed | Effect::PackageArmed => self.tell_armed(),
             Effect::TscMoved => self.set_native_tsc(&self.models.board.clone()),
             Effect::Mirror(value) => {
                 if !self.kvm.set_msr(index, value)? {
@@ -396,9 +552,11 @@ impl NativeVcpu {
                     while self.kvm.complete()?.is_some() {}
                     return self.apply(index, effect);
                 }
-                Next::Halt => self.activity = Activity::Halted,
+                Next::Halt => self.halt(),
+                // With this a step is over.
+                Next::Debug { dr6 } => _ = self.debug_exit(dr6)?,
                 // What else can come of completing one instruction shows again at the next run.
-                Next::Run | Next::Look | Next::Debug { .. } | Next::Crash(_) => {}
+                Next::Run | Next::Look | Next::Crash(_) => {}
             }
             self.look(access)?;
         }
@@ -429,13 +587,13 @@ impl NativeVcpu {
     }
 
     fn set_state(&mut self, state: &CpuState) -> Result<(), KvmError> {
+        // KVM puts the TF of its own steps into the state that it takes.
+        self.kvm.set_guest_debug(&GuestDebug::default())?;
         self.kvm
             .load(state, self.models.board.irq.apic_base(self.models.id))?;
         self.activity = state.activity;
         self.watch = Watch::new(self.models.board.modes.detects(), state.dr7);
         self.armed = Armed::by_dr7(state.dr7, state.cr4);
-        let ours = self.watch.holder() == Holder::Us;
-        self.kvm.detect_debug_registers(ours)?;
         let events = &state.events;
         let open = !events.sti_shadow && !events.mov_ss_shadow && events.interrupt.is_none();
         self.takes_interrupt = Some(open && state.rflags & FLAG_IF != 0);
@@ -491,10 +649,13 @@ impl Attended for NativeVcpu {
         &mut self.models
     }
 
-    fn set_plan(&mut self, _: Plan) {}
+    fn set_plan(&mut self, plan: Plan) {
+        self.models.orders.plan = plan;
+    }
 
-    fn set_stops(&mut self, stops: &Stops) -> Result<bool, KvmError> {
-        Ok(*stops == Stops::default())
+    fn set_stops(&mut self, stops: &Stops) {
+        self.models.orders.stops.clone_from(stops);
+        self.take_stops();
     }
 
     fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {

@@ -10,7 +10,7 @@ use hindsight_cpu::msr::Effect;
 use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::pmu::{Counting, Ring};
 use hindsight_cpu::state::{Activity, CpuState, seg};
-use hindsight_interp::{Accesses, Exit, Gp, Memory, Pending, Platform, Stops, Vcpu};
+use hindsight_interp::{Accesses, Exit, Gp, Memory, Pending, Platform, Step, Stops, Vcpu};
 use hindsight_regs::msr as regs;
 
 use super::attend::{Attended, Plan, Request, Stop};
@@ -43,11 +43,10 @@ const INSTRUCTIONS_MIN: u64 = 128;
 pub struct ObservedVcpu {
     pub(super) vcpu: Vcpu,
     pub(super) around: Around,
-    /// What is armed, as the machine was told.
-    armed: Armed,
+    /// What is armed, as the machine was told; `None`: nothing was told yet.
+    armed: Option<Armed>,
     /// The machine is to change its engine, and something is under way here.
     unsettled: bool,
-    plan: Plan,
     /// Why the guest cannot go on, while a debugger looks at it.
     pub(super) crashed: Option<CrashCause>,
 }
@@ -143,9 +142,12 @@ impl Platform for Around {
         let id = self.models.id;
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
         let effect = answer.ok().flatten().ok_or(Gp)?;
-        if effect == Effect::Armed {
-            // The run loop looks round soon, and tells the machine.
-            self.models.board.control.doorbell(id).ring();
+        // The run loop looks round soon, and tells the machine.
+        let control = &self.models.board.control;
+        match effect {
+            Effect::Armed => control.doorbell(id).ring(),
+            Effect::PackageArmed => control.ring_all(),
+            _ => {}
         }
         Ok(())
     }
@@ -177,6 +179,15 @@ impl Platform for Around {
 
     fn debug_exception(&mut self) {
         self.models.msrs.debug_exception();
+    }
+
+    fn transaction(&mut self, step: Step, ring: Ring) {
+        self.models.transaction(step, ring);
+    }
+
+    fn may_transact(&self) -> bool {
+        // When one is aborted from outside would depend on who looks at the machine.
+        self.track.is_none()
     }
 
     fn request_pmi(&mut self) {
@@ -333,11 +344,11 @@ impl ObservedVcpu {
     /// A processor in `state`, which goes on in an interpreter that was used before.
     pub fn from_parts(mut vcpu: Vcpu, mut models: Models, state: &CpuState) -> Self {
         vcpu.load(state);
+        vcpu.take_flushed();
+        vcpu.set_stops(&models.orders.stops);
         if state.activity == Activity::Running {
             models.wake();
         }
-        // What the debug registers arm is news.
-        let armed = models.msrs.armed();
         let random = models.board.clock.now() ^ 0x9e37_79b9_7f4a_7c15;
         Self {
             vcpu,
@@ -346,9 +357,8 @@ impl ObservedVcpu {
                 random,
                 track: None,
             },
-            armed,
+            armed: None,
             unsettled: false,
-            plan: Plan::Run,
             crashed: None,
         }
     }
@@ -375,7 +385,7 @@ impl ObservedVcpu {
         }
         loop {
             self.start_signals();
-            let exit = match self.plan {
+            let exit = match self.around.models.orders.plan {
                 // A shadow or a trap under way is over after one, but for those that begin the next.
                 Plan::Run if self.unsettled => self.vcpu.run(&mut self.around, 1),
                 Plan::Run | Plan::Back { .. } => self.vcpu.run(&mut self.around, BUDGET),
@@ -431,13 +441,10 @@ impl ObservedVcpu {
             Exit::Shutdown => Some(Stop::Crash(CrashCause::TripleFault)),
             Exit::Missing { bytes, .. } => Some(Stop::Crash(CrashCause::Missing(bytes.to_vec()))),
             Exit::Stop(hit) => Some(Stop::Hit(*hit)),
-            Exit::Stepped => match self.plan {
-                Plan::Step {
-                    range: Some((from, to)),
-                    ..
-                } if (from..to).contains(&self.vcpu.code_address()) => None,
-                _ => Some(Stop::Stepped),
-            },
+            Exit::Stepped => {
+                let at = self.vcpu.code_address();
+                (!self.around.models.orders.in_range(at)).then_some(Stop::Stepped)
+            }
         }
     }
 
@@ -461,8 +468,8 @@ impl ObservedVcpu {
     /// exceptions and the debug registers.
     fn tell_armed(&mut self) {
         let armed = self.around.models.msrs.armed() | self.vcpu.armed_by_dr7();
-        if armed != self.armed {
-            self.armed = armed;
+        if self.armed != Some(armed) {
+            self.armed = Some(armed);
             let models = &self.around.models;
             models.board.arm(models.id, armed);
         }
@@ -576,12 +583,12 @@ impl Attended for ObservedVcpu {
     }
 
     fn set_plan(&mut self, plan: Plan) {
-        self.plan = plan;
+        self.around.models.orders.plan = plan;
     }
 
-    fn set_stops(&mut self, stops: &Stops) -> Result<bool, KvmError> {
+    fn set_stops(&mut self, stops: &Stops) {
         self.vcpu.set_stops(stops);
-        Ok(true)
+        self.around.models.orders.stops.clone_from(stops);
     }
 
     fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {

@@ -55,6 +55,10 @@ impl Crash {
         let rip = self.state.rip;
         let at = place(rip, instruction(&self.state, &self.code));
         match &self.cause {
+            CrashCause::TripleFault if self.state.smm.active => format!(
+                "the processor shut down in system-management mode, by a triple fault or by RSM with \
+                 a save area that holds no possible state, {at}"
+            ),
             CrashCause::TripleFault => format!("the guest triple-faulted {at}"),
             CrashCause::Internal(error) => {
                 format!("this host's KVM cannot run the guest on: {error} ({at})")

@@ -17,7 +17,7 @@ use hindsight_interp::Vcpu;
 use super::control::{Control, Doorbell, lock};
 use super::guard::LoopGuard;
 use super::history::History;
-use super::mode::{Demand, Engine, Rule};
+use super::mode::{Debugger, Demand, Engine, Rule};
 use super::native::NativeVcpu;
 use super::observed::ObservedVcpu;
 use super::record::Recorder;
@@ -46,6 +46,8 @@ pub enum Every {
 enum Cause {
     /// A processor armed what KVM lacks.
     Armed { cpu: usize, armed: Armed },
+    /// A debugger wants what KVM cannot do.
+    Debugger,
     /// Nothing was armed for a while.
     Calm,
     /// [`Every`].
@@ -56,6 +58,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Armed { cpu, armed } => write!(f, "cpu {cpu} armed {armed}"),
+            Self::Debugger => f.write_str("a debugger wants what KVM does not do"),
             Self::Calm => write!(f, "nothing armed for {} ms", CALM.as_millis()),
             Self::Test => f.write_str("test"),
         }
@@ -67,6 +70,8 @@ impl fmt::Display for Cause {
 pub struct Tally {
     /// Into the interpreter, because something was armed.
     pub armed: u64,
+    /// Into the interpreter, for a debugger.
+    pub debugged: u64,
     /// Back to KVM, because nothing was armed any more.
     pub calm: u64,
     /// Either way, for a test.
@@ -80,7 +85,7 @@ pub struct Tally {
 impl Tally {
     /// All changes.
     pub const fn count(&self) -> u64 {
-        self.armed + self.calm + self.test
+        self.armed + self.debugged + self.calm + self.test
     }
 }
 
@@ -90,6 +95,7 @@ impl fmt::Display for Tally {
         write!(f, "changes of engine {count}")?;
         let kinds = [
             (self.armed, "armed"),
+            (self.debugged, "for a debugger"),
             (self.calm, "disarmed"),
             (self.test, "for a test"),
         ];
@@ -112,6 +118,8 @@ struct Inner {
     armed: Vec<Armed>,
     /// A test wants the interpreter.
     held: bool,
+    /// What a debugger wants.
+    debugger: Debugger,
     /// When to go back to KVM, if nothing is armed meanwhile.
     back_at: Option<Instant>,
     /// When [`Every::Time`] is over.
@@ -151,6 +159,7 @@ impl Modes {
             inner: Mutex::new(Inner {
                 armed: vec![Armed::empty(); cpus],
                 held: false,
+                debugger: Debugger::default(),
                 back_at: None,
                 test_at,
                 cause: Cause::Test,
@@ -182,11 +191,25 @@ impl Modes {
         if let Some(known) = inner.armed.get_mut(cpu) {
             *known = armed;
         }
+        self.follow(rule, &mut inner, Cause::Armed { cpu, armed })
+    }
+
+    /// A debugger wants this from now on. As [`Modes::arm`] otherwise.
+    pub(crate) fn debug(&self, wanted: Debugger) -> bool {
+        let Some(rule) = &self.rule else { return false };
+        let mut inner = lock(&self.inner);
+        inner.debugger = wanted;
+        self.follow(rule, &mut inner, Cause::Debugger)
+    }
+
+    /// Does what the rule says, for this cause: into the interpreter at once, back to KVM later.
+    /// `true`: [`Modes::tick`] has something new to wait for.
+    fn follow(&self, rule: &Rule, inner: &mut Inner, cause: Cause) -> bool {
         match (inner.wants(rule), self.control.engine()) {
             (Engine::Interp, now) => {
                 inner.back_at = None;
                 if now == Engine::Kvm {
-                    inner.cause = Cause::Armed { cpu, armed };
+                    inner.cause = cause;
                     self.control.change(Engine::Interp);
                 }
                 false
@@ -248,6 +271,7 @@ impl Modes {
             let tally = &mut inner.tally;
             *match cause {
                 Cause::Armed { .. } => &mut tally.armed,
+                Cause::Debugger => &mut tally.debugged,
                 Cause::Calm => &mut tally.calm,
                 Cause::Test => &mut tally.test,
             } += 1;
@@ -266,6 +290,7 @@ impl Inner {
         rule.choose(Demand {
             armed,
             held: self.held,
+            debugger: self.debugger,
         })
         .engine
     }
@@ -414,8 +439,12 @@ impl Way {
             }
             Self::Observed(mut vcpu, Some(kvm)) => {
                 let mut state = vcpu.state();
-                let (interpreter, models) = vcpu.into_parts();
+                let (mut interpreter, models) = vcpu.into_parts();
                 state.cr8 = board.irq.cr8(models.id);
+                let mut kvm = kvm;
+                if interpreter.take_flushed() {
+                    kvm.forget_translations();
+                }
                 let vcpu = NativeVcpu::new(*kvm, models, &state)?;
                 Ok(Self::Native(Box::new(vcpu), Some(Box::new(interpreter))))
             }

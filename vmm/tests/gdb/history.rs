@@ -41,6 +41,13 @@ fn trace_is_recorded_and_replayed() {
 }
 
 #[test]
+fn single_steps_are_recorded() {
+    let run = Run::waiting(Guest::Long("spin"), &[]);
+    let text = run.gdb("record btrace bts\nstepi 5\nrecord instruction-history\nkill\n");
+    in_order(&text, &["lea", "incq", "cmpl", "je", "incq"]);
+}
+
+#[test]
 fn flight_recorder_tells_of_the_time_before_the_debugger() {
     let run = Run::start(Guest::Long("spin"), &["--record", "branches=1000"]);
     run.gdb("set variable *(int *)&stop = 1\ndetach\n");
@@ -217,4 +224,18 @@ fn monitor_commands_answer() {
         assert!(text.contains(part), "{part} in {text}");
     }
     assert_eq!(run.finish().0, Some(8));
+}
+
+#[test]
+fn injected_smi_reaches_the_handler_of_a_guest_that_has_the_mode() {
+    let run = Run::waiting(Guest::Long("smi"), &["--cpu", "+smm"]);
+    let text = run.gdb(
+        "tbreak spin
+        continue
+        monitor inject smi
+        continue
+        ",
+    );
+    in_order(&text, &["an SMI waits for cpu 0", "exited with code 03"]);
+    assert_eq!(run.finish().0, Some(3));
 }

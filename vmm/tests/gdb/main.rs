@@ -5,6 +5,7 @@ mod bad;
 mod history;
 mod linux;
 mod lldb;
+mod native;
 mod reverse;
 mod rig;
 mod sessions;

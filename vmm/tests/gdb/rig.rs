@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -103,7 +104,13 @@ impl Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hindsight"));
         let image = matches!(guest, Guest::Image(_));
         let limit = if image { "900" } else { "120" };
-        command.args(["run", "--timeout", limit, "--engine", "interp"]);
+        command.args(["run", "--timeout", limit]);
+        let names_engine = |argument: &&str| {
+            argument.starts_with("--engine=") || argument.starts_with("--switch-every=")
+        };
+        if !more.iter().any(names_engine) {
+            command.args(["--engine", "interp"]);
+        }
         command.args(["--gdb", &format!("unix:{}", socket.display())]);
         match guest {
             Guest::Real(_) => command
@@ -207,7 +214,12 @@ impl Run {
         );
         let mut command = Command::new("lldb");
         command.args(["--no-lldbinit", "--no-use-colors", "--batch"]);
-        for line in [&*connect].into_iter().chain(script.lines().map(str::trim)) {
+        // The machine may be busy.
+        let patient = "settings set plugin.process.gdb-remote.packet-timeout 60";
+        for line in [patient, &*connect]
+            .into_iter()
+            .chain(script.lines().map(str::trim))
+        {
             command.args(["--one-line", line]);
         }
         let output = command
@@ -322,6 +334,13 @@ impl Client {
         let mut rest = Vec::new();
         let _ = self.0.read_to_end(&mut rest);
         rest
+    }
+}
+
+impl Drop for Client {
+    /// Hangs up, also where a child of another test's thread has not closed its copy of the socket yet.
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(Shutdown::Both);
     }
 }
 

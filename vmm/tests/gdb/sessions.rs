@@ -253,14 +253,13 @@ fn guest_that_debugs_itself_is_not_disturbed() {
 
 #[test]
 fn attach_detach_and_interrupt_at_any_time() {
-    let run = Run::start(Guest::Long("spin"), &[]);
+    let run = Run::start(Guest::Long("spin"), &["--trace", "gdb"]);
     for _ in 0..3 {
         let text = run.gdb("print *(long *)&count\nstepi\ndetach\n");
         in_order(&text, &["$1 = ", "detached"]);
     }
-    let gdb = run.spawn_gdb("echo ready\\n\ncontinue\ninfo registers rip\nkill\n");
-    run.wait_for("gdb", || gdb.text().contains("ready"));
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    let gdb = run.spawn_gdb("continue\ninfo registers rip\nkill\n");
+    run.wait_for("the guest to run", || run.stderr().contains("<- vCont;c"));
     gdb.interrupt();
     in_order(&gdb.wait(), &["Program received signal SIGINT", "rip"]);
     assert_eq!(run.finish().0, Some(0));

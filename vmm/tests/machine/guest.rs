@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hindsight_cpu::cpuid::CpuModel;
+use hindsight_cpu::profile::Profile;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::{self, Host};
 use hindsight_vmm::machine::{Board, Config, Machine, Outcome, Prepared, Sinks};
@@ -133,12 +133,22 @@ pub fn machine_changing(image: &[u8], mode: Mode, cpus: usize, every: Option<Eve
     build(prepared(Engine::Kvm, image, mode, cpus).changing(rule, every))
 }
 
+/// A machine of one processor, put together as `cpu` says, in the interpreter: without KVM.
+pub fn machine_with(cpu: Profile, image: &[u8], mode: Mode) -> Machine {
+    let prepared = prepared_with(cpu, Engine::Interp, image, mode, 1);
+    prepared.build(None, sinks()).unwrap()
+}
+
 fn prepared(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Prepared {
+    prepared_with(Profile::default(), engine, image, mode, cpus)
+}
+
+fn prepared_with(cpu: Profile, engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Prepared {
     let config = Config {
         memory: MEMORY,
         huge_pages: false,
         cpus,
-        cpu: CpuModel::SkylakeServer.into(),
+        cpu,
         engine,
     };
     let plan = Plan {
@@ -150,13 +160,17 @@ fn prepared(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Prepared {
     Prepared::new(&config, &plan).unwrap()
 }
 
-fn build(prepared: Prepared) -> Machine {
-    let sinks = Sinks {
+fn sinks() -> Sinks {
+    Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()) as Box<dyn Write + Send>,
         messages: None,
-    };
-    prepared.build(Some(&Host::open().unwrap()), sinks).unwrap()
+    }
+}
+
+fn build(prepared: Prepared) -> Machine {
+    let host = Host::open().unwrap();
+    prepared.build(Some(&host), sinks()).unwrap()
 }
 
 /// Runs a 64-bit image on one processor for at most `seconds`: in the interpreter, under KVM, and in

@@ -7,3 +7,5 @@ mod control;
 mod guest;
 #[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod smm;

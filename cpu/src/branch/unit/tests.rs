@@ -40,6 +40,23 @@ fn first_record_goes_to_entry_1_and_the_33rd_over_it() {
     assert_eq!(unit.read(regs::MSR_LASTBRANCH_0_TO_IP + 1), 0x2021);
 }
 
+/// The flags of MSR_LBR_INFO in and round a transaction.
+#[test]
+fn records_of_a_transaction_and_of_its_abort_have_their_flags() {
+    let mut unit = recording();
+    unit.record(&jumps(1..2));
+    unit.set_in_transaction(true);
+    unit.record(&[
+        branch(BranchClass::Return, 2),
+        branch(BranchClass::Abort, 3),
+    ]);
+    unit.set_in_transaction(false);
+    unit.record(&jumps(4..5));
+    let (inside, abort) = (LbrInfo::IN_TSX.bits(), LbrInfo::TSX_ABORT.bits());
+    let flags = (1..5).map(|n| unit.read(regs::MSR_LBR_INFO_0 + n) & LbrInfo::all().bits());
+    assert!(flags.eq([0, inside, inside | abort, 0]));
+}
+
 /// LSEL-02, LSEL-03: each bit drops its class and no other.
 #[test]
 fn each_filter_bit_drops_its_class_only() {
@@ -53,6 +70,7 @@ fn each_filter_bit_drops_its_class_only() {
         (C::Return, LbrSelect::NEAR_RET),
         (C::Far, LbrSelect::FAR_BRANCH),
         (C::Interrupt, LbrSelect::FAR_BRANCH),
+        (C::Abort, LbrSelect::FAR_BRANCH),
     ];
     for (_, bit) in classes {
         let mut unit = recording();

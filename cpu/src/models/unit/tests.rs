@@ -9,6 +9,7 @@ struct Rig {
     unit: Unit,
     last: Cache,
     totals: EventTotals,
+    who: Who,
 }
 
 impl Rig {
@@ -17,6 +18,7 @@ impl Rig {
             unit: Unit::default(),
             last: Cache::new(Geometry::L3),
             totals: EventTotals::default(),
+            who: Who::default(),
         }
     }
 
@@ -29,7 +31,7 @@ impl Rig {
         };
         let told = (&mut self.totals, Ring::User, 30);
         self.unit
-            .access(&accesses, Some(&mut self.last), &Who::default(), told)
+            .access(&accesses, Some(&mut self.last), &self.who, told)
     }
 
     /// How often each of these happened, and no others did.
@@ -224,4 +226,39 @@ fn branches_learn_and_states_go_round() {
     bad.caches.caches[1].lines[0].4 = 9;
     assert!(other.restore(&bad).is_err());
     assert_eq!(other.save(), rig.unit.save());
+}
+
+/// Rules MBA-05 and MBA-07: the larger the delay value, the longer requests beyond the core take, and only those.
+#[test]
+fn requests_beyond_the_core_are_held_back_by_the_delay() {
+    let mut cycles = Vec::new();
+    for delay in (0..=90).step_by(10) {
+        let mut rig = Rig::new();
+        rig.who.delay = delay;
+        // From memory, and then from the first level.
+        for expected in [240 * u64::from(delay) / u64::from(100 - delay), 0] {
+            rig.instruction(&[touch(0x1000, 8, Kind::Load)], false);
+            assert_eq!(rig.unit.take_held_back(), expected, "{delay}");
+            assert_eq!(rig.unit.take_held_back(), 0, "told once");
+            cycles.extend((expected != 0).then_some(expected));
+        }
+    }
+    assert_eq!((cycles.len(), cycles.last()), (9, Some(&(9 * 240))));
+    assert!(cycles.is_sorted());
+}
+
+/// Rule MBA-07: a hit in the last level is held back by less than a miss.
+#[test]
+fn what_the_last_level_serves_is_held_back_by_its_latency() {
+    let mut rig = Rig::new();
+    rig.who.delay = 50;
+    // More lines than the second level has, all in the last.
+    let pass = |rig: &mut Rig| {
+        for line in 0..20_000 {
+            rig.instruction(&[touch(line * 64, 8, Kind::Load)], false);
+        }
+        rig.unit.take_held_back()
+    };
+    assert_eq!(pass(&mut rig), 20_000 * 240);
+    assert_eq!(pass(&mut rig), 20_000 * 60);
 }

@@ -11,7 +11,8 @@ use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF};
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA, IA32_PERF_CAPABILITIES};
-use hindsight_guest::{apic, insn, smp};
+use hindsight_guest::{apic, insn, paging, smp};
+use hindsight_payloads::access::{self, Page};
 use hindsight_payloads::branch::recorder::IRQ_VECTOR;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
@@ -243,5 +244,38 @@ case! {
         check_eq!(msr::read(hindsight_guest::regs::msr::MSR_LBR_SELECT), 3, "the filter here");
         check_eq!(msr::read(hindsight_guest::regs::msr::MSR_LASTBRANCH_TOS), 5, "TOS here");
         msr::write(IA32_DEBUGCTL, 0);
+    }
+}
+
+static PAGES: [Page; 2] = [Page::new(), Page::new()];
+
+case! {
+    name: "mapped_elsewhere_while_recorded", cpl: [0], rules: [], needs: [],
+    about: "a page that is mapped elsewhere, with INVLPG, while branches are recorded, is still there afterwards",
+    fn body(ctx) {
+        need_lbr!(ctx);
+        let [here, there] = [PAGES[0].address(), PAGES[1].address()];
+        access::store(here, 1);
+        access::store(there, 2);
+        let entry = paging::entry(here);
+        // SAFETY: the entry of a page that nothing else uses.
+        let old = unsafe { entry.read_volatile() };
+        let rounds = (0..8).map(|_| {
+            let before = access::load(here);
+            msr::write(IA32_DEBUGCTL, LBR);
+            // SAFETY: as above; the other page is mapped one to one.
+            unsafe { entry.write_volatile(old & !paging::ADDRESS | there) };
+            insn::invlpg(here);
+            let recorded = access::load(here);
+            msr::write(IA32_DEBUGCTL, 0);
+            let after = access::load(here);
+            // SAFETY: as above.
+            unsafe { entry.write_volatile(old) };
+            insn::invlpg(here);
+            [before, recorded, after]
+        });
+        for found in rounds {
+            check_eq!(found, [1, 2, 2], "before, while branches are recorded, and after");
+        }
     }
 }

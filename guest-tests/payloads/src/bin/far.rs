@@ -294,6 +294,41 @@ case! {
     }
 }
 
+/// As [`return_by`] with descriptors of CPL 3 at [`FREE`]: code that ends below its target, and a stack that was
+/// never used.
+fn return_beyond(entry: Label, stack: u32) -> &'static mut Machine {
+    let (blob, m) = machine();
+    m.gdt[FREE] = segment(0, 0xfff, tables::CODE | tables::USER | tables::BIG);
+    m.gdt[FREE + 1] = segment(
+        0,
+        0xffff_ffff,
+        tables::DATA & !1 | tables::USER | tables::BIG,
+    );
+    let mut start = Start::at(Mode::Protected32(0), entry);
+    start.sp = BASE + 0xe000;
+    let code = u32::from(sel::FREE | 3);
+    // For RET the third word is a parameter.
+    let frame = [blob.linear(target), code, 2, USER_STACK, stack, 0];
+    put32(start.sp, &frame);
+    m.run(&blob, &start);
+    m
+}
+
+case! {
+    name: "return_beyond_the_limit", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
+    about: "RET and IRET to CPL 3 check the stack before EIP, and touch its descriptor after both",
+    fn body(_ctx) {
+        for entry in [return_outer as Label, iret_outer] {
+            let m = return_beyond(entry, sel::DATA32.into());
+            check_eq!(m.last().code(), (13, sel::DATA32.into()), "a stack of CPL 0, and EIP beyond the limit");
+            let unused = u32::from((sel::FREE + 8) | 3);
+            let m = return_beyond(entry, unused);
+            check_eq!(m.last().code(), (13, 0), "EIP beyond the limit");
+            check_eq!(m.gdt[FREE + 1] >> 40 & 1, 0, "the stack's accessed bit");
+        }
+    }
+}
+
 case! {
     name: "iret_sizes", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "IRET of 32 and 16 bits to the same level and to an outer one",

@@ -254,3 +254,59 @@ case! {
         check_eq!(get() & (A | D), A | D, "after a store");
     }
 }
+
+/// LDT and available TSS of 64-bit mode at a base: two words of the GDT.
+const fn system_descriptor(kind: u64, base: u64) -> [u64; 2] {
+    let low = 0x67 | (base & 0xff_ffff) << 16 | (0x80 | kind) << 40 | (base >> 24 & 0xff) << 56;
+    [low, base >> 32]
+}
+
+#[repr(C, packed)]
+struct TablePointer {
+    limit: u16,
+    base: *const u64,
+}
+
+case! {
+    name: "system_segment_bases", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
+    about: "LLDT and LTR refuse a base that is not canonical with #GP(selector), and mark no TSS as busy",
+    fn body(_ctx) {
+        /// Selectors of the descriptors behind those of the runtime.
+        const FIRST: u16 = 0x780;
+        let mut old = TablePointer { limit: 0, base: core::ptr::null() };
+        // SAFETY: stores the register.
+        unsafe { asm!("sgdt [{}]", in(reg) &raw mut old, options(nostack)) };
+        let (base, words) = (old.base, usize::from(old.limit).div_ceil(8));
+        let mut gdt = [0_u64; 256];
+        check!(words <= usize::from(FIRST / 8), "the runtime's GDT is short enough");
+        for (n, word) in gdt.iter_mut().enumerate().take(words) {
+            // SAFETY: within the limit of the table.
+            *word = unsafe { base.add(n).read() };
+        }
+        for (n, (kind, base)) in [(2, 1 << 47), (9, 1 << 47), (2, 0xffff_8000_0000_0000)].into_iter().enumerate() {
+            let at = usize::from(FIRST / 8) + n * 2;
+            gdt[at..at + 2].copy_from_slice(&system_descriptor(kind, base));
+        }
+        let own = TablePointer { limit: 2047, base: gdt.as_ptr() };
+        // SAFETY: a copy with more descriptors; the old table comes back.
+        unsafe { asm!("lgdt [{}]", in(reg) &raw const own, options(nostack)) };
+        let lldt = |selector: u16| {
+            // SAFETY: nothing uses an LDT.
+            catch(|| unsafe { asm!("lldt {:x}", in(reg) selector, options(nostack)) })
+        };
+        let ltr = |selector: u16| {
+            // SAFETY: TR is not loaded.
+            catch(|| unsafe { asm!("ltr {:x}", in(reg) selector, options(nostack)) })
+        };
+        let found = [lldt(FIRST), ltr(FIRST + 16), lldt(FIRST + 32), lldt(0)];
+        // SAFETY: the table that was there before.
+        unsafe { asm!("lgdt [{}]", in(reg) &raw const old, options(nostack)) };
+        let found = found.map(code);
+        check_eq!(found[0], Some((13, FIRST.into())), "LLDT");
+        check_eq!(found[1], Some((13, u64::from(FIRST + 16))), "LTR");
+        check_eq!([found[2], found[3]], [None, None], "a canonical base");
+        // SAFETY: the compiler does not know that LTR writes there.
+        let tss = unsafe { (&raw const gdt[usize::from(FIRST / 8) + 2]).read_volatile() };
+        check_eq!(tss >> 40 & 0xf, 9, "the type of the TSS");
+    }
+}

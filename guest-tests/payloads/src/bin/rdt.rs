@@ -62,7 +62,7 @@ fn absent(index: u32) {
 case! {
     name: "enumeration", cpl: [0],
     rules: ["RDT-01", "CPU-11", "CPU-12", "CPU-13", "CPU-14", "CPU-16", "CPU-22", "CAT-01", "CAT-09", "CDP-01",
-        "CPU-24", "CMT-07"],
+        "CPU-24", "CMT-04", "CMT-07", "OP-28"],
     needs: [],
     about: "leaves 0FH and 10H, and an L3 of as many ways as a mask has bits",
     fn body(ctx) {
@@ -84,7 +84,7 @@ case! {
 }
 
 case! {
-    name: "no_l2cat", cpl: [0], rules: ["L2C-01", "CPU-13", "CPU-15", "MSR-29", "MSR-34", "RDT-11"], needs: ["msr-exit"],
+    name: "no_l2cat", cpl: [0], rules: ["L2C-01", "OP-27", "CPU-13", "CPU-15", "MSR-29", "MSR-34", "RDT-11"], needs: ["msr-exit"],
     about: "the real processor has no masks for its L2",
     fn body(ctx) {
         need_rdt!(ctx);
@@ -181,7 +181,7 @@ case! {
 
 case! {
     name: "masks", cpl: [0],
-    rules: ["RDT-02", "CAT-02", "CAT-04", "CAT-05", "CAT-06", "CAT-07", "CAT-08", "CAT-09", "MSR-33", "RDT-11"],
+    rules: ["RDT-02", "CAT-02", "CAT-04", "CAT-05", "CAT-06", "CAT-07", "CAT-08", "CAT-09", "CAT-13", "MSR-33", "RDT-11"],
     needs: ["msr-exit"],
     about: "capacity masks are single runs of ones within the length; there are 16",
     fn body(ctx) {
@@ -196,7 +196,7 @@ case! {
 }
 
 case! {
-    name: "every_mask", cpl: [0], rules: ["CAT-04", "CAT-05"], needs: ["msr-exit"], timeout_ms: 10000,
+    name: "every_mask", cpl: [0], rules: ["CAT-04", "CAT-05"], needs: ["msr-exit"], timeout_ms: 60000,
     about: "all values of twelve bits, against the decision function",
     fn body(ctx) {
         need_rdt!(ctx);
@@ -213,7 +213,7 @@ case! {
 }
 
 case! {
-    name: "code_and_data", cpl: [0], rules: ["CDP-02", "CDP-04", "CDP-05", "CDP-06", "CDP-09", "MSR-28"], needs: ["msr-exit"],
+    name: "code_and_data", cpl: [0], rules: ["CDP-02", "CDP-04", "CDP-05", "CDP-06", "CDP-09", "OP-22", "MSR-28"], needs: ["msr-exit"],
     about: "CDP is switched on and off; the masks keep their values, and CPUID does not change",
     fn body(ctx) {
         need_rdt!(ctx);
@@ -232,7 +232,7 @@ case! {
 
 case! {
     name: "delay_values", cpl: [0],
-    rules: ["RDT-02", "MBA-01", "MBA-02", "MBA-03", "MBA-04", "MBA-06", "MSR-35", "RDT-11"], needs: ["msr-exit"],
+    rules: ["RDT-02", "MBA-01", "MBA-02", "MBA-03", "MBA-04", "MBA-06", "OP-21", "MSR-35", "RDT-11"], needs: ["msr-exit"],
     about: "delay values up to 90 are kept as written; there are 8",
     fn body(ctx) {
         need_rdt!(ctx);
@@ -283,7 +283,7 @@ fn other() -> [u64; 4] {
 }
 
 case! {
-    name: "scope", cpl: [0], rules: ["RDT-03", "RDT-04", "CDP-08", "CMT-10"], needs: ["msr-exit"], vcpus: 2, timeout_ms: 5000,
+    name: "scope", cpl: [0], rules: ["RDT-03", "RDT-04", "CDP-08", "CMT-10", "OP-23"], needs: ["msr-exit"], vcpus: 2, timeout_ms: 5000,
     about: "masks, delays and CDP are the package's; association and event selection the processor's",
     fn body(ctx) {
         need_rdt!(ctx);
@@ -322,5 +322,29 @@ case! {
             }
         });
         smp::wait(1);
+    }
+}
+
+case! {
+    name: "l2_scope", cpl: [0], rules: ["L2C-06", "OP-27"], needs: ["msr-exit", "guestbp-io"], vcpus: 2,
+    cpu: "+l2cat", timeout_ms: 5000,
+    about: "L2 masks and the switch of their CDP are each processor's own",
+    fn body(ctx) {
+        need_rdt!(ctx);
+        if leaf(0x10, 0)[1] & 1 << 2 == 0 {
+            skip!(ctx, "no masks for the L2");
+        }
+        require!(smp::start(2), "the second processor starts");
+        takes(reg::IA32_L2_QOS_MASK_0 + 3, [0x0f]);
+        takes(reg::IA32_L2_QOS_CFG, [1]);
+        smp::run(1, |_| {
+            FOUND[0].store(msr::read(reg::IA32_L2_QOS_MASK_0 + 3), Ordering::Release);
+            FOUND[1].store(msr::read(reg::IA32_L2_QOS_CFG), Ordering::Release);
+            msr::write(reg::IA32_L2_QOS_MASK_0 + 3, 0xf0);
+        });
+        smp::wait(1);
+        check_eq!(FOUND[0].load(Ordering::Acquire), 0xff, "the other processor's mask");
+        check_eq!(FOUND[1].load(Ordering::Acquire), 0, "the other processor's switch");
+        check_eq!(msr::read(reg::IA32_L2_QOS_MASK_0 + 3), 0x0f, "the first one's mask");
     }
 }

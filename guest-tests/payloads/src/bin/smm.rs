@@ -9,9 +9,14 @@ use core::arch::{asm, global_asm};
 use hindsight_guest::msr;
 use hindsight_guest::port;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::Register;
+use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SMI, Register};
 use hindsight_guest::regs::msr as reg;
-use hindsight_guest::{apic, insn};
+use hindsight_guest::regs::pmu::pebs::record;
+use hindsight_guest::{apic, insn, run};
+use hindsight_payloads::branch::{BTS, TR};
+use hindsight_payloads::ds::Store;
+use hindsight_payloads::pmu::{self, Ds};
+use hindsight_payloads::{need_bts, need_pebs};
 
 payload!("smm");
 
@@ -40,6 +45,10 @@ global_asm!(
     "mov ecx, 0x38f",
     "rdmsr",
     "mov [0x700c], eax",
+    "mov ecx, 0xc8f",
+    "rdmsr",
+    "mov [0x7010], eax",
+    "mov [0x7014], edx",
     "mov cx, 100",
     "2:",
     "dec cx",
@@ -75,7 +84,7 @@ fn install() {
     let len = smm_handler_end as *const () as usize - smm_handler as *const () as usize;
     // SAFETY: the handler's bytes, and the place where an SMI enters it.
     unsafe { core::ptr::copy_nonoverlapping(from, (BASE + 0x8000) as *mut u8, len) };
-    for offset in [0x7000, 0x7004, 0x7008, 0x700c] {
+    for offset in [0x7000, 0x7004, 0x7008, 0x700c, 0x7010, 0x7014] {
         put(offset, 0);
     }
 }
@@ -117,7 +126,7 @@ case! {
 }
 
 case! {
-    name: "freeze", cpl: [0], rules: ["SMF-01", "SMF-02", "SMF-03", "SMF-04", "SMF-05", "SMF-06", "LBR-37"], needs: ["smi", "guestbp-io"],
+    name: "freeze", cpl: [0], rules: ["SMF-01", "SMF-02", "SMF-03", "SMF-04", "SMF-05", "SMF-06", "OP-18", "LBR-37"], needs: ["smi", "guestbp-io"],
     cpu: "+smm",
     about: "with FREEZE_WHILE_SMM neither counters nor the LBR stack see the handler",
     fn body(ctx) {
@@ -202,6 +211,117 @@ case! {
         apic::write(Register::LVT_PMC, 0x1_0000);
         apic::disable();
         check_eq!(count(), 1, "how often the handler ran");
+    }
+}
+
+case! {
+    name: "by_ipi", cpl: [0], rules: [], needs: ["smi", "guestbp-io"], cpu: "+smm",
+    about: "an interprocessor interrupt with delivery mode SMI runs the handler",
+    fn body(ctx) {
+        need_smm!(ctx);
+        install();
+        apic::enable();
+        apic::send(0, ICR_SMI | ICR_ASSERT);
+        for _ in 0..100 {
+            core::hint::spin_loop();
+        }
+        apic::disable();
+        check_eq!(count(), 1, "how often the handler ran");
+    }
+}
+
+static STORE: Store = Store::new();
+
+/// Whether a linear address, or an offset in the handler's code segment, is the handler's.
+fn is_handlers(address: u64) -> bool {
+    (0x8000..0x9000).contains(&(address & !BASE))
+}
+
+case! {
+    name: "bts_is_off", cpl: [0], rules: ["SMF-08", "DS-12"], needs: ["smi", "guestbp-io"], cpu: "+smm",
+    about: "the branch trace store takes no branch of the handler, with or without FREEZE_WHILE_SMM",
+    fn body(ctx) {
+        need_smm!(ctx);
+        need_bts!(ctx);
+        for freeze in [0, FREEZE] {
+            install();
+            STORE.arm(150);
+            msr::write(reg::IA32_DEBUGCTL, TR | BTS | freeze);
+            smi();
+            core::hint::black_box(insn::rflags as fn() -> u64)();
+            let debugctl = msr::read(reg::IA32_DEBUGCTL);
+            msr::write(reg::IA32_DEBUGCTL, 0);
+            check_eq!(count(), 1, "how often the handler ran");
+            check_eq!(debugctl, TR | BTS | freeze, "what RSM restored");
+            let records = STORE.records();
+            check!(!records.items().is_empty(), "branches round the handler are stored");
+            let area = STORE.area();
+            for at in (area.base..area.index).step_by(24) {
+                let record = STORE.record(at);
+                check!(!is_handlers(record.from) && !is_handlers(record.to), "no branch of the handler");
+            }
+        }
+        msr::write(reg::IA32_DS_AREA, 0);
+    }
+}
+
+case! {
+    name: "pebs_is_off", cpl: [0], rules: ["PEBS-25", "SMF-08"], needs: ["smi", "guestbp-io"], cpu: "+smm",
+    about: "a counter that overflows in the handler takes no sample there",
+    fn body(ctx) {
+        need_smm!(ctx);
+        need_pebs!(ctx);
+        // Well into the handler's loop, and once more as often as the loop has instructions.
+        let ds = Ds::new(16, 16, [20_u64.wrapping_neg(); 4]);
+        install();
+        pmu::preset(0, 60);
+        pmu::select(0, 0xc0, 0, pmu::ON);
+        msr::write(reg::IA32_PEBS_ENABLE, 1);
+        pmu::start(1);
+        smi();
+        for _ in 0..20 {
+            core::hint::spin_loop();
+        }
+        pmu::stop();
+        msr::write(reg::IA32_PEBS_ENABLE, 0);
+        check_eq!(count(), 1, "how often the handler ran");
+        let records = usize::try_from(ds.count()).unwrap_or(0);
+        check!(records != 0, "samples after the handler");
+        for n in 0..records.min(pmu::RECORDS) {
+            let eventing = ds.record(n, record::EVENTING_RIP);
+            if !check!(!is_handlers(eventing), "no sample of the handler") {
+                run::note("eventing", eventing);
+            }
+        }
+        pmu::reset();
+        msr::write(reg::IA32_DS_AREA, 0);
+    }
+}
+
+case! {
+    name: "resource_control", cpl: [0], rules: ["RDT-08"], needs: ["smi", "guestbp-io"], cpu: "+smm",
+    about: "the handler has the association of the time, and RSM changes no register of these",
+    fn body(ctx) {
+        need_smm!(ctx);
+        install();
+        let values = [
+            (reg::IA32_PQR_ASSOC, 0x2_0000_0007),
+            (reg::IA32_QM_EVTSEL, 0x7_0000_0002),
+            (reg::IA32_L3_QOS_MASK_0 + 2, 0x3c),
+            (reg::IA32_L2_QOS_EXT_BW_THRTL_0 + 2, 40),
+        ];
+        for (index, value) in values {
+            msr::write(index, value);
+        }
+        smi();
+        check_eq!(count(), 1, "how often the handler ran");
+        check_eq!([kept(0x7010), kept(0x7014)], [7, 2], "the association in the handler");
+        for (index, value) in values {
+            check_eq!(msr::read(index), value, "a register after RSM");
+        }
+        for (index, value) in [(0, 0), (1, 0), (2, 0x7ff), (3, 0)].map(|(n, value)| (values[n].0, value)) {
+            msr::write(index, value);
+        }
     }
 }
 

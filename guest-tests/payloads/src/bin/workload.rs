@@ -11,8 +11,9 @@
 //! `arm=` on the command line says what is armed while it works: `lbr` records branches, `bts` stores them
 //! in a circular buffer, `watch` has a data breakpoint on memory that it does not touch, `count` counts
 //! instructions, `branches` conditional branches, `pebs` takes a sample each 10 000 instructions, `misses` counts
-//! misses of the last cache in a single round. `arm=toggle` does
-//! something else: it arms and disarms the LBR round an empty function, [`TOGGLES`] times; `arm=pmi` takes
+//! misses of the last cache in a single round, `rdt` has the lines and the traffic of one round monitored. `arm=toggle` does
+//! something else: it arms and disarms the LBR round an empty function, [`TOGGLES`] times; and so do `arm=stores`,
+//! ten stores, [`GROUPS`] times, and `arm=regions`, each ten of them a transaction. `arm=pmi` takes
 //! [`INTERRUPTS`] interrupts of a counter, whose handler makes it overflow again.
 //!
 //! With an empty command line, or `arm=`, it works [`ROUNDS`] rounds and leaves by the exit port: 0 when the
@@ -32,7 +33,7 @@ use hindsight_guest::regs::apic::Register;
 use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::dr::{Condition, Dr7, Length, Slot};
 use hindsight_guest::regs::msr::{
-    IA32_DEBUGCTL, IA32_DS_AREA, IA32_PEBS_ENABLE, IA32_PERF_GLOBAL_STATUS_RESET,
+    IA32_DEBUGCTL, IA32_DS_AREA, IA32_PEBS_ENABLE, IA32_PERF_GLOBAL_STATUS_RESET, IA32_PQR_ASSOC,
 };
 use hindsight_guest::regs::pmu::pebs;
 use hindsight_guest::trap::{self, Frame};
@@ -65,6 +66,8 @@ const SIEVE_SMALL: usize = 1024;
 const TOGGLES: u32 = 200_000;
 /// Interrupts of `arm=pmi`.
 const INTERRUPTS: u32 = 100_000;
+/// Groups of ten stores of `arm=stores` and `arm=regions`.
+const GROUPS: u32 = 200_000;
 /// Instructions between two samples of `arm=pebs`, less one.
 const PERIOD: u64 = 9_999;
 /// Where the samples of `arm=pebs` go, and how many bytes.
@@ -119,17 +122,26 @@ fn start(info: StartInfo) -> ! {
         Some("branches") => pmu::select(0, 0xc4, 1, pmu::ON | pmu::INT),
         Some("pebs") => sample(),
         Some("misses") => pmu::select(0, 0x2e, 0x41, pmu::ON | pmu::INT),
+        Some("rdt") => msr::write(IA32_PQR_ASSOC, 1),
         _ => {}
     }
     let before = insn::rdtsc();
-    let good = if armed == Some("toggle") {
-        (0..TOGGLES).for_each(|_| toggle());
-        true
-    } else if armed == Some("pmi") {
-        take_interrupts()
-    } else {
-        let rounds = if armed == Some("misses") { 1 } else { ROUNDS };
-        (0..rounds).all(|_| round(NUMBERS, SIEVE, 27) == EXPECTED)
+    let good = match armed {
+        Some("toggle") => {
+            (0..TOGGLES).for_each(|_| toggle());
+            true
+        }
+        Some("stores") => {
+            stores();
+            true
+        }
+        Some("regions") => regions() < GROUPS / 100,
+        Some("pmi") => take_interrupts(),
+        _ => {
+            let once = matches!(armed, Some("misses" | "rdt"));
+            let rounds = if once { 1 } else { ROUNDS };
+            (0..rounds).all(|_| round(NUMBERS, SIEVE, 27) == EXPECTED)
+        }
     };
     let ticks = insn::rdtsc().wrapping_sub(before);
     // Sixteen hexadecimal digits.
@@ -163,6 +175,48 @@ fn sample() {
     pmu::preset(0, PERIOD);
     msr::write(IA32_PEBS_ENABLE, 1);
     pmu::select(0, 0xc0, 0, pmu::ON);
+}
+
+/// Ten stores to lines of their own, [`GROUPS`] times.
+fn stores() {
+    // SAFETY: only the page is written.
+    unsafe {
+        asm!(
+            "2:",
+            ".set hs_at, 0", ".rept 10", "mov [rdi + hs_at], ecx", ".set hs_at, hs_at + 64", ".endr",
+            "dec ecx",
+            "jnz 2b",
+            in("rdi") UNTOUCHED.address(),
+            inout("ecx") GROUPS => _,
+        );
+    }
+}
+
+/// The same, each ten in a transaction; answers how many were aborted.
+fn regions() -> u32 {
+    let mut aborted = 0;
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            "2:",
+            "xbegin 4f",
+            ".set hs_at, 0", ".rept 10", "mov [rdi + hs_at], ecx", ".set hs_at, hs_at + 64", ".endr",
+            "xend",
+            "3:",
+            "dec ecx",
+            "jnz 2b",
+            "jmp 5f",
+            "4:",
+            "inc r8d",
+            "jmp 3b",
+            "5:",
+            in("rdi") UNTOUCHED.address(),
+            inout("ecx") GROUPS => _,
+            inout("r8d") aborted,
+            out("eax") _,
+        );
+    }
+    aborted
 }
 
 fn toggle() {

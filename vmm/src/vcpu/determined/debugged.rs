@@ -284,10 +284,9 @@ impl Attended for One<'_> {
         self.debugged.plans[self.cpu] = plan;
     }
 
-    fn set_stops(&mut self, stops: &Stops) -> Result<bool, KvmError> {
+    fn set_stops(&mut self, stops: &Stops) {
         self.debugged.stops = stops.clone();
         self.vcpu().vcpu.set_stops(stops);
-        Ok(true)
     }
 
     fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {
