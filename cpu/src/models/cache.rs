@@ -119,6 +119,8 @@ impl Entry {
 pub struct Cache {
     geometry: Geometry,
     entries: Vec<Entry>,
+    /// Place of the line used last: most accesses are to that line again.
+    recent: usize,
     /// Lines by who brought them in.
     owned: Vec<u32>,
 }
@@ -129,6 +131,7 @@ impl Cache {
         Self {
             geometry,
             entries: Vec::new(),
+            recent: 0,
             owned: Vec::new(),
         }
     }
@@ -153,15 +156,24 @@ impl Cache {
         if self.entries.is_empty() {
             self.entries = vec![Entry::default(); self.geometry.lines()];
         }
-        let set = self.set(request.line);
         let write = request.kind == Kind::Store;
+        let hit = Outcome {
+            hit: true,
+            evicted: None,
+        };
+        // The newest line of its set stays that: there is no order to change.
+        let recent = &mut self.entries[self.recent];
+        if recent.tag == request.line + 1 && recent.age == 0 {
+            recent.dirty |= write;
+            return hit;
+        }
+        let start = self.start(request.line);
+        let set = &mut self.entries[start..][..self.geometry.ways as usize];
         if let Some(way) = find(set, request.line) {
             touch(set, way);
             set[way].dirty |= write;
-            return Outcome {
-                hit: true,
-                evicted: None,
-            };
+            self.recent = start + way;
+            return hit;
         }
         let Some(way) = victim(set, request.ways) else {
             return Outcome::default();
@@ -178,6 +190,7 @@ impl Cache {
             dirty: write,
             age: 0,
         };
+        self.recent = start + way;
         if let Some(evicted) = &evicted {
             self.disown(evicted.rmid);
         }
@@ -225,11 +238,16 @@ impl Cache {
         }
     }
 
-    fn set(&mut self, line: u64) -> &mut [Entry] {
-        let ways = self.geometry.ways as usize;
+    /// Place of the first way of a line's set.
+    fn start(&self, line: u64) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "below the count of sets")]
         let set = (line % u64::from(self.geometry.sets)) as usize;
-        &mut self.entries[set * ways..][..ways]
+        set * self.geometry.ways as usize
+    }
+
+    fn set(&mut self, line: u64) -> &mut [Entry] {
+        let start = self.start(line);
+        &mut self.entries[start..][..self.geometry.ways as usize]
     }
 
     fn own(&mut self, rmid: u16) {

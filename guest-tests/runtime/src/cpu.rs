@@ -106,6 +106,11 @@ pub fn current() -> &'static mut Cpu {
     }
 }
 
+/// Sets up the first processor for interrupts, in an image that does not leave that to [`run`](crate::run::run).
+pub fn init_first() {
+    init(0);
+}
+
 /// Gives the running processor the memory of number `index`: GS base, TSS with its stacks, IDT.
 pub(crate) fn init(index: usize) {
     let this = area(index);

@@ -13,7 +13,8 @@
 //! instructions, `branches` conditional branches, `pebs` takes a sample each 10 000 instructions, `misses` counts
 //! misses of the last cache in a single round, `rdt` has the lines and the traffic of one round monitored. `arm=toggle` does
 //! something else: it arms and disarms the LBR round an empty function, [`TOGGLES`] times; and so do `arm=stores`,
-//! ten stores, [`GROUPS`] times, and `arm=regions`, each ten of them a transaction.
+//! ten stores, [`GROUPS`] times, and `arm=regions`, each ten of them a transaction. `arm=pmi` takes
+//! [`INTERRUPTS`] interrupts of a counter, whose handler makes it overflow again.
 //!
 //! With an empty command line, or `arm=`, it works [`ROUNDS`] rounds and leaves by the exit port: 0 when the
 //! checksum is [`EXPECTED`], 1 else. With a command line it asserts the checksum of
@@ -28,11 +29,15 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use hindsight_guest::info::{self, StartInfo};
 use hindsight_guest::prelude::*;
+use hindsight_guest::regs::apic::Register;
 use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::dr::{Condition, Dr7, Length, Slot};
-use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA, IA32_PEBS_ENABLE, IA32_PQR_ASSOC};
+use hindsight_guest::regs::msr::{
+    IA32_DEBUGCTL, IA32_DS_AREA, IA32_PEBS_ENABLE, IA32_PERF_GLOBAL_STATUS_RESET, IA32_PQR_ASSOC,
+};
 use hindsight_guest::regs::pmu::pebs;
-use hindsight_guest::{exit, insn, msr, port, run};
+use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::{apic, cpu, exit, insn, msr, port, run};
 use hindsight_payloads::access::Page;
 use hindsight_payloads::branch::{BTINT, BTS, LBR, TR};
 use hindsight_payloads::ds::{Area, RECORD_BYTES};
@@ -59,6 +64,8 @@ const SIEVE_SMALL: usize = 1024;
 
 /// Pairs of WRMSR of `arm=toggle`.
 const TOGGLES: u32 = 200_000;
+/// Interrupts of `arm=pmi`.
+const INTERRUPTS: u32 = 100_000;
 /// Groups of ten stores of `arm=stores` and `arm=regions`.
 const GROUPS: u32 = 200_000;
 /// Instructions between two samples of `arm=pebs`, less one.
@@ -129,6 +136,7 @@ fn start(info: StartInfo) -> ! {
             true
         }
         Some("regions") => regions() < GROUPS / 100,
+        Some("pmi") => take_interrupts(),
         _ => {
             let once = matches!(armed, Some("misses" | "rdt"));
             let rounds = if once { 1 } else { ROUNDS };
@@ -215,6 +223,34 @@ fn toggle() {
     msr::write(IA32_DEBUGCTL, DebugCtl::LBR.bits());
     empty();
     msr::write(IA32_DEBUGCTL, 0);
+}
+
+static TAKEN: AtomicU32 = AtomicU32::new(0);
+
+/// Overflow, interrupt, and all that must be done for the next one: the counter overflows in its own handler.
+fn take_interrupts() -> bool {
+    cpu::init_first();
+    apic::enable();
+    trap::set_handler(2, on_overflow);
+    pmu::select(0, 0xc0, 0, pmu::ON | pmu::INT);
+    rearm();
+    pmu::start(1);
+    while TAKEN.load(Ordering::Acquire) < INTERRUPTS {
+        insn::pause();
+    }
+    TAKEN.load(Ordering::Acquire) == INTERRUPTS
+}
+
+fn on_overflow(_: &mut Frame) {
+    if TAKEN.fetch_add(1, Ordering::AcqRel) + 1 < INTERRUPTS {
+        rearm();
+    }
+}
+
+fn rearm() {
+    msr::write(IA32_PERF_GLOBAL_STATUS_RESET, 1);
+    apic::write(Register::LVT_PMC, pmu::LVT_NMI);
+    pmu::preset(0, 1);
 }
 
 #[inline(never)]
