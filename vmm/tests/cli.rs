@@ -338,7 +338,7 @@ fn bad_consoles_and_traces_are_one_line_and_leave_nothing() {
         (
             "--trace",
             "bogus",
-            "is not one of exit, msr, irq, io, mode, all",
+            "is not one of exit, msr, irq, io, mode, gdb, all",
         ),
         ("--trace", "exit=nowhere/file", "cannot be written"),
     ];

@@ -48,7 +48,7 @@ pub trait Attended {
     fn set_plan(&mut self, plan: Plan);
 
     /// What it stops for. Who asks sees to it that this way of running can do that, or is left before
-    /// the processor runs on ([`super::slots::fit`]).
+    /// the processor runs on: `slots::fit` says where.
     fn set_stops(&mut self, stops: &Stops);
 
     /// Writes an MSR as WRMSR does. `false`: the guest would get #GP(0).
