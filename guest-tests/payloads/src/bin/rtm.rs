@@ -177,6 +177,17 @@ case! {
 }
 
 case! {
+    name: "virtual_clock", cpl: [0, 3], rules: ["RTM-09"], needs: ["guestbp-io"], cpu: "portable-v1,+rtm", clock: "virtual",
+    about: "in a deterministic run every XBEGIN aborts at once, with 0 in EAX",
+    fn body(ctx) {
+        need_rtm!(ctx);
+        check_eq!(eax(ctx, store, 0), 0, "EAX");
+        check_eq!(written(), 0, "the store");
+        check_eq!(eax(ctx, test_inside, 0) & 0xff, 0, "EAX of another one");
+    }
+}
+
+case! {
     name: "nesting", cpl: [0, 3], rules: [], needs: ["guestbp-io"], cpu: "+rtm",
     about: "seven regions nest, eight do not",
     fn body(ctx) {
