@@ -97,19 +97,17 @@ impl HostKvm {
         }
     }
 
-    /// What this KVM does of a guest's breakpoints, and whether it tells of MOV DR.
+    /// What this KVM does of a guest's breakpoints, and whether it tells of MOV DR. Where it does not, a native
+    /// guest sets them unseen; one that has set them in the interpreter stays there.
     fn measure_debug() -> Result<(Armed, bool), doctor::DoctorError> {
-        if doctor::unmet(DETECTS)?.is_some() {
-            // Nobody sees the guest set them, so it does not matter what becomes of them.
-            return Ok((DEBUG, false));
-        }
+        let detects = doctor::unmet(DETECTS)?.is_none();
         for probe in DEBUG_PROBES {
             if doctor::unmet(probe)?.is_some() {
                 // A guest that has some of them can arm the others unseen: it gets none.
-                return Ok((Armed::empty(), true));
+                return Ok((Armed::empty(), detects));
             }
         }
-        Ok((DEBUG, true))
+        Ok((DEBUG, detects))
     }
 
     /// A KVM that runs ring 0 natively, of which nothing else is known.
