@@ -109,15 +109,24 @@ pub struct GuestDebug {
     pub registers: Option<Registers>,
 }
 
-/// Where KVM_RUN comes back with [`Exit::Debug`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StopAt {
-    /// Nowhere.
-    Nothing,
-    /// Behind one instruction, or one element of a repeated string instruction.
-    NextInstruction,
-    /// Before the instruction at this linear address.
-    Address(u64),
+impl GuestDebug {
+    /// A step.
+    pub const STEP: Self = Self {
+        step: true,
+        registers: None,
+    };
+
+    /// A breakpoint on execution at a linear address.
+    pub fn until(address: u64) -> Self {
+        let mut registers = Registers::RESET;
+        registers.addresses[0] = address;
+        // G0; of type 0, execution.
+        registers.control |= 2;
+        Self {
+            step: false,
+            registers: Some(registers),
+        }
+    }
 }
 
 /// Makes a running [`KvmVcpu`] leave KVM_RUN, from any thread.
@@ -489,10 +498,6 @@ impl KvmVcpu {
         if self.debug == *wanted {
             return Ok(());
         }
-        self.tell_guest_debug(wanted)
-    }
-
-    fn tell_guest_debug(&mut self, wanted: &GuestDebug) -> Result<(), KvmError> {
         let mut debug = kvm_guest_debug::default();
         if wanted.step {
             debug.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP;
@@ -538,28 +543,6 @@ impl KvmVcpu {
             0 => cs.base.wrapping_add(rip) & 0xffff_ffff,
             _ => rip,
         })
-    }
-
-    /// Has KVM_RUN come back where a debugger wants it. The guest's own breakpoints do not count
-    /// meanwhile, unless it is a step.
-    ///
-    /// # Errors
-    ///
-    /// When KVM refuses.
-    pub fn stop_at(&mut self, place: StopAt) -> Result<(), KvmError> {
-        let mut wanted = GuestDebug::default();
-        match place {
-            StopAt::Nothing => {}
-            StopAt::NextInstruction => wanted.step = true,
-            StopAt::Address(address) => {
-                let mut registers = Registers::RESET;
-                registers.addresses[0] = address;
-                // G0; of type 0, execution.
-                registers.control |= 2;
-                wanted.registers = Some(registers);
-            }
-        }
-        self.tell_guest_debug(&wanted)
     }
 
     /// The guest-physical address of a linear one, by the guest's page tables.
@@ -667,6 +650,21 @@ impl KvmVcpu {
         unsafe { self.fd.set_xsave(&xsave) }.map_err(ioctl("KVM_SET_XSAVE"))
     }
 
+    /// Takes the x87 and vector registers, also where an exit left an instruction half done.
+    ///
+    /// # Errors
+    ///
+    /// When the ioctl fails.
+    pub fn store_xsave(&self, area: &mut XsaveArea) -> Result<(), KvmError> {
+        let xsave = self.fd.get_xsave().map_err(ioctl("KVM_GET_XSAVE"))?;
+        let mut bytes = [0; 4096];
+        for (to, word) in bytes.chunks_exact_mut(4).zip(xsave.region) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        self.xsave_layout.import(&bytes, area);
+        Ok(())
+    }
+
     /// Takes the general, segment and control registers as they were at the last exit, at no cost.
     pub fn store_at_exit(&self, state: &mut CpuState) {
         let there = self.fd.sync_regs();
@@ -705,12 +703,7 @@ impl KvmVcpu {
         };
         state::import_regs(&regs, state);
         state::import_sregs(&sregs, state);
-        let xsave = fd.get_xsave().map_err(ioctl("KVM_GET_XSAVE"))?;
-        let mut bytes = [0; 4096];
-        for (to, word) in bytes.chunks_exact_mut(4).zip(xsave.region) {
-            to.copy_from_slice(&word.to_le_bytes());
-        }
-        self.xsave_layout.import(&bytes, &mut state.xsave);
+        self.store_xsave(&mut state.xsave)?;
         if let Ok(xcrs) = fd.get_xcrs() {
             let count = (xcrs.nr_xcrs as usize).min(xcrs.xcrs.len());
             if let Some(x) = xcrs.xcrs[..count].iter().find(|x| x.xcr == 0) {

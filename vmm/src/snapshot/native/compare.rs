@@ -6,8 +6,8 @@ use iced_x86::{Instruction, RflagsBits};
 use crate::snapshot::PAGE;
 use crate::snapshot::diverge::{Differences, hex};
 
-/// RFLAGS.RF, which a debugger's stop may set.
-const RF: u64 = 1 << 16;
+/// RFLAGS.RF, which a debugger's stop may set, and TF, which KVM hides while it steps.
+const HIDDEN: u64 = 1 << 16 | 1 << 8;
 /// Accessed and dirty, in an entry of a page table.
 const ACCESSED_DIRTY: u64 = 3 << 5;
 
@@ -55,10 +55,19 @@ pub(super) fn differences(
     list.found
 }
 
+/// What differs between the vector registers alone.
+pub(super) fn vectors(ours: &XsaveArea, theirs: &XsaveArea) -> Vec<(String, String, String)> {
+    let state = |xsave: &XsaveArea| CpuState {
+        xsave: xsave.clone(),
+        ..CpuState::reset()
+    };
+    differences(&state(ours), &state(theirs), Look::All)
+}
+
 fn same(ours: &CpuState, theirs: &CpuState, look: Look) -> bool {
     // Nearly always, so without the copies.
     let glance = (ours.gpr, ours.rip) == (theirs.gpr, theirs.rip)
-        && (ours.rflags | RF) == (theirs.rflags | RF)
+        && (ours.rflags | HIDDEN) == (theirs.rflags | HIDDEN)
         && ours.seg == theirs.seg
         && (ours.tr, ours.ldtr) == (theirs.tr, theirs.ldtr)
         && (ours.gdtr, ours.idtr) == (theirs.gdtr, theirs.idtr)
@@ -75,7 +84,7 @@ fn comparable(state: &CpuState, look: Look) -> CpuState {
     let mut to = CpuState::reset();
     to.gpr = state.gpr;
     to.rip = state.rip;
-    to.rflags = state.rflags & !RF;
+    to.rflags = state.rflags & !HIDDEN;
     to.seg = state.seg;
     for (index, segment) in to.seg.iter_mut().enumerate() {
         hide_unusable(segment, index == seg::FS || index == seg::GS);
@@ -92,7 +101,7 @@ fn comparable(state: &CpuState, look: Look) -> CpuState {
             to.msrs = state.msrs;
             // With the models.
             to.msrs.fmask = 0;
-            to.xsave = vectors(&state.xsave);
+            to.xsave = comparable_vectors(&state.xsave);
         }
     }
     to
@@ -110,7 +119,7 @@ fn hide_unusable(segment: &mut Segment, keeps_base: bool) {
 
 /// The registers of x87, SSE and AVX without what processors of different makers store otherwise: the
 /// last x87 instruction's code and addresses, which components are in use, and what is reserved.
-fn vectors(area: &XsaveArea) -> XsaveArea {
+fn comparable_vectors(area: &XsaveArea) -> XsaveArea {
     let mut to = XsaveArea::default();
     let mut copy =
         |range: std::ops::Range<usize>| to.0[range.clone()].copy_from_slice(&area.0[range]);
@@ -151,7 +160,7 @@ mod tests {
     fn what_may_differ_is_not_seen_and_all_else_is() {
         let ours = CpuState::reset();
         let mut theirs = ours.clone();
-        theirs.rflags |= RF | 1;
+        theirs.rflags |= HIDDEN | 1;
         theirs.xsave.0[8] = 1;
         let undefined = Look::Glance { undefined: 1 };
         assert!(differences(&ours, &theirs, undefined).is_empty());

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hindsight_cpu::state::CpuState;
+use hindsight_cpu::state::{CpuState, XsaveArea};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::plan::Abilities;
@@ -12,7 +12,7 @@ use super::{NativeError, Refused};
 use crate::doctor::{self, Verdict};
 use crate::kvm::Host;
 use crate::kvm::tiny::Alarm;
-use crate::kvm::vcpu::{KvmVcpu, StopAt};
+use crate::kvm::vcpu::{GuestDebug, KvmVcpu};
 use crate::kvm::vm::KvmVm;
 use crate::memory;
 use crate::snapshot::{PAGE, Pages};
@@ -45,7 +45,6 @@ pub(super) struct Follower {
     vcpu: KvmVcpu,
     memory: GuestMemoryMmap,
     alarm: Alarm,
-    stops: StopAt,
     pub abilities: Abilities,
     state: Box<CpuState>,
 }
@@ -68,7 +67,6 @@ impl Follower {
             vcpu,
             memory,
             alarm: Alarm::new().map_err(NativeError::Io)?,
-            stops: StopAt::Nothing,
             abilities: abilities()?,
             state: Box::new(CpuState::reset()),
         })
@@ -92,11 +90,8 @@ impl Follower {
     }
 
     /// Executes from where it is until RIP is `to`.
-    pub fn execute(&mut self, stops: StopAt, to: u64) -> Result<Executed, NativeError> {
-        if self.stops != stops {
-            self.vcpu.stop_at(stops)?;
-            self.stops = stops;
-        }
+    pub fn execute(&mut self, stop: &GuestDebug, to: u64) -> Result<Executed, NativeError> {
+        self.vcpu.set_guest_debug(stop)?;
         self.alarm.arm(LIMIT);
         let executed = self.run(to);
         self.alarm.disarm();
@@ -155,6 +150,13 @@ impl Follower {
         &self.state
     }
 
+    /// The vector registers, also where an instruction is half done.
+    pub fn vectors(&self) -> Result<XsaveArea, NativeError> {
+        let mut area = XsaveArea::default();
+        self.vcpu.store_xsave(&mut area)?;
+        Ok(area)
+    }
+
     /// Changes RFLAGS.
     pub fn set_flags(&mut self, rflags: u64) -> Result<(), NativeError> {
         Ok(self.vcpu.set_flags_at_exit(rflags)?)
@@ -182,8 +184,9 @@ impl Follower {
         Ok(())
     }
 
-    /// Takes over all memory.
-    pub fn take_all(&self, pages: &Pages) -> Result<(), NativeError> {
+    /// Takes over all memory, page tables too.
+    pub fn take_all(&mut self, pages: &Pages) -> Result<(), NativeError> {
+        self.vcpu.forget_translations();
         let stale = self.nonzero()?;
         let gone = stale.into_iter().filter(|&gpa| pages.get(gpa).is_none());
         self.take(pages, gone)?;

@@ -19,7 +19,7 @@ use thiserror::Error;
 use super::{Divergence, Executed, RestoreError, Side, Snapshot};
 use crate::doctor::DoctorError;
 use crate::kvm::KvmError;
-use crate::kvm::vcpu::StopAt;
+use crate::kvm::vcpu::GuestDebug;
 use crate::memory::MemoryError;
 use crate::translate;
 use crate::vcpu::determined::{Determined, Stop};
@@ -144,7 +144,6 @@ pub fn compare_with_kvm(
             let compared = pair.compared;
             return Ok(NativeVerdict::Same { compared, ended });
         }
-        pair.keep()?;
         progress(pair.compared);
     }
 }
@@ -221,18 +220,17 @@ impl Pair {
         self.follower.load(&state)
     }
 
-    /// Makes the present the base: all was found to be the same.
-    fn keep(&mut self) -> Result<(), NativeError> {
-        self.base = self.leader.save()?;
-        Ok(())
-    }
-
     /// Runs both until the interpreter is at `end`; `closely`: with a full look after each step.
     fn stretch(&mut self, end: u64, closely: bool) -> Result<Stretch, NativeError> {
         while self.leader.place() < end {
             let before = self.state();
             let events = self.leader.delivered();
             let place = self.leader.place();
+            // It may change its own bytes.
+            let linear = before.seg[seg::CS].base.wrapping_add(before.rip);
+            let memory = &self.leader.board().memory;
+            let code = translate::read_linear(memory, &before, linear, 15);
+            let instruction = report::decode(&before, &code);
             let stop = self.leader.run_to(place + 1);
             if stop != Stop::Reached {
                 // The last instruction ended the run: both stay before it.
@@ -241,11 +239,6 @@ impl Pair {
                 return Ok(Stretch::Ended);
             }
             let after = self.state();
-            let board = self.leader.board();
-            let linear = before.seg[seg::CS].base.wrapping_add(before.rip);
-            // Changed by its own store, it is not what was executed; then it is looked up too late.
-            let code = translate::read_linear(&board.memory, &before, linear, 15);
-            let instruction = report::decode(&before, &code);
             let now = self.leader.delivered();
             let events = Events {
                 interrupts: now.0 != events.0,
@@ -279,18 +272,32 @@ impl Pair {
             ..
         } = step;
         let abilities = self.follower.abilities;
-        let stops = match plan::plan(abilities, before, after, instruction.as_ref(), events) {
-            Plan::Registers => {
+        let plan = plan::plan(abilities, before, after, instruction.as_ref(), events);
+        let stop = match plan {
+            Plan::Registers | Plan::Memory => {
+                // What is taken over hides what differed before.
+                let found = differences(before, self.follower.state()?, Look::All);
+                if !found.is_empty() {
+                    return Ok(found);
+                }
+                if plan == Plan::Memory {
+                    return self.take_over(place);
+                }
                 self.compared.taken += 1;
                 self.follower.load(after)?;
                 return Ok(Vec::new());
             }
-            Plan::Memory => return self.take_over(place),
-            Plan::Step => StopAt::NextInstruction,
-            Plan::Until(rip) => StopAt::Address(after.seg[seg::CS].base.wrapping_add(rip)),
+            Plan::Step => GuestDebug::STEP,
+            Plan::Until(rip) => GuestDebug::until(after.seg[seg::CS].base.wrapping_add(rip)),
         };
-        match self.follower.execute(stops, after.rip)? {
-            follower::Executed::Outside => return self.take_over(place),
+        match self.follower.execute(&stop, after.rip)? {
+            follower::Executed::Outside => {
+                let found = compare::vectors(&before.xsave, &self.follower.vectors()?);
+                if !found.is_empty() {
+                    return Ok(found);
+                }
+                return self.take_over(place);
+            }
             follower::Executed::Failed(how) => {
                 let ours = "the instruction was executed".to_owned();
                 return Ok(vec![("end".to_owned(), ours, how)]);
@@ -328,13 +335,16 @@ impl Pair {
         Ok(Vec::new())
     }
 
-    /// Compares all but what no event can have changed: all registers, and the pages that were written
-    /// since the base.
+    /// Compares all registers, and the pages that were written since the base. Where all is the same, the
+    /// present is the new base.
     fn look(&mut self) -> Result<Different, NativeError> {
         let ours = self.state();
         let mut found = differences(&ours, self.follower.state()?, Look::All);
         let now = self.leader.save()?;
         found.extend(self.memory_differences(&now)?);
+        if found.is_empty() {
+            self.base = now;
+        }
         Ok(found)
     }
 
@@ -480,10 +490,27 @@ mod tests {
     }
 
     #[test]
+    fn vector_register_that_differs_is_found_before_it_is_taken_over() {
+        let Some(mut pair) = pair() else { return };
+        let mut other = pair.state();
+        // XMM0, and XSTATE_BV, which says that it is in use.
+        other.xsave.0[160] ^= 1;
+        other.xsave.0[512] |= 3;
+        pair.follower.load(&other).unwrap();
+        let Ok(Stretch::Different(found)) = pair.stretch(100_000, false) else {
+            panic!("nothing was found");
+        };
+        assert!(found.step.is_some());
+        assert_eq!(found.differences.len(), 1, "{:?}", found.differences);
+        assert_eq!(pair.compared.taken, 0);
+    }
+
+    #[test]
     fn memory_that_differs_is_found_at_a_full_look() {
         let Some(mut pair) = pair() else { return };
         assert!(matches!(pair.stretch(2000, false), Ok(Stretch::Reached)));
         assert_eq!(pair.look().unwrap(), []);
+        assert!(matches!(pair.stretch(4000, false), Ok(Stretch::Reached)));
         let now = pair.leader.save().unwrap().memory;
         let written = now.differing(&pair.base.memory);
         let mut page = *now.get(written[0]).unwrap();
