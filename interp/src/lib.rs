@@ -21,6 +21,7 @@ mod ops;
 mod platform;
 mod portable;
 mod recording;
+mod returns;
 mod run;
 mod seg;
 mod smm;

@@ -1,0 +1,301 @@
+//! Returns from events and to other privilege levels: IRET in all modes, and what far returns share with it. SDM Vol. 2,
+//! "IRET/IRETD/IRETQ"; Vol. 3A, "Stack Switching".
+
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "stack images are cut to their width"
+)]
+
+use crate::core::{CR4_VME, Core, Fault, GP0, SS};
+use crate::flags::{AC, ARITH, DF as DIR, ID, IF, IOPL, NT, RF, TF, VIF, VIP, VM};
+use crate::seg::{Descriptor, code_of, gp};
+use hindsight_cpu::state::{Segment, seg};
+
+/// The stack segment of another privilege level, before it counts as accessed.
+#[derive(Clone, Copy)]
+pub(crate) enum NewStack {
+    /// In 64-bit mode.
+    Null(Segment),
+    /// By a descriptor, with its selector.
+    Described(Descriptor, u16),
+}
+
+impl NewStack {
+    pub(crate) fn segment(self) -> Segment {
+        match self {
+            Self::Null(segment) => segment,
+            Self::Described(d, selector) => d.segment(selector),
+        }
+    }
+}
+
+impl Core {
+    /// IRET of `size` bytes; sets RIP. A task that is left goes on at `after`.
+    pub(crate) fn iret(&mut self, size: u8, after: u64) -> Result<(), Fault> {
+        let result = if !self.cr0(crate::core::CR0_PE) {
+            self.iret_real(size)
+        } else if self.v86() {
+            self.iret_v86(size)
+        } else if self.flag(NT) {
+            if self.lma() {
+                Err(GP0)
+            } else {
+                self.rip = after;
+                self.task_return()
+            }
+        } else {
+            self.iret_protected(size)
+        };
+        if result.is_ok() {
+            self.st.events.nmi_blocked = false;
+        }
+        result
+    }
+
+    fn iret_real(&mut self, size: u8) -> Result<(), Fault> {
+        let s = u64::from(size);
+        let (ip, cs, flags) = (
+            self.peek(size, 0)?,
+            self.peek(size, s)?,
+            self.peek(size, 2 * s)?,
+        );
+        if ip > self.cs().limit.into() {
+            return Err(GP0);
+        }
+        self.set_sp(self.sp().wrapping_add(3 * s));
+        self.load_segment_real(seg::CS, cs as u16);
+        self.rip = ip;
+        let mut mask = ARITH | TF | IF | DIR | IOPL | NT;
+        if size == 4 {
+            mask |= RF | AC | ID;
+        }
+        self.set_rflags((self.rflags() & !mask) | (flags & mask));
+        self.update_mode();
+        Ok(())
+    }
+
+    fn iret_v86(&mut self, size: u8) -> Result<(), Fault> {
+        let vme = self.iopl() < 3;
+        if vme && (size != 2 || !self.cr4(CR4_VME)) {
+            return Err(GP0);
+        }
+        let s = u64::from(size);
+        let (ip, cs, flags) = (
+            self.peek(size, 0)?,
+            self.peek(size, s)?,
+            self.peek(size, 2 * s)?,
+        );
+        if ip > 0xffff {
+            return Err(GP0);
+        }
+        let mut mask = ARITH | TF | DIR | NT;
+        let mut flags = flags;
+        if vme {
+            if flags & TF != 0 || (flags & IF != 0 && self.flag(VIP)) {
+                return Err(GP0);
+            }
+            flags = (flags & !VIF) | if flags & IF != 0 { VIF } else { 0 };
+            mask |= VIF;
+        } else {
+            mask |= IF;
+            if size == 4 {
+                mask |= RF | AC | ID;
+            }
+        }
+        self.set_sp(self.sp().wrapping_add(3 * s));
+        self.load_segment_real(seg::CS, cs as u16);
+        self.rip = ip;
+        self.set_rflags((self.rflags() & !mask) | (flags & mask));
+        self.update_mode();
+        Ok(())
+    }
+
+    fn iret_protected(&mut self, size: u8) -> Result<(), Fault> {
+        let s = u64::from(size);
+        let (rip, cs_sel, flags) = (
+            self.peek(size, 0)?,
+            self.peek(size, s)? as u16,
+            self.peek(size, 2 * s)?,
+        );
+        if size == 4 && flags & VM != 0 && self.cpl == 0 && !self.lma() {
+            return self.iret_to_v86(rip, cs_sel, flags);
+        }
+        let rpl = (cs_sel & 3) as u8;
+        let mut cs = self.return_cs(cs_sel)?;
+        let outer = rpl > self.cpl;
+        // 64-bit code always pops SS:RSP.
+        let stack = if outer || self.code == 8 {
+            let (sp, ss_sel) = (self.peek(size, 3 * s)?, self.peek(size, 4 * s)? as u16);
+            Some((sp, self.return_ss(ss_sel, rpl, cs.long())?))
+        } else {
+            None
+        };
+        self.check_rip(rip, &cs.segment(cs_sel))?;
+        let stack = match stack {
+            Some((sp, ss)) => Some((sp, self.take_ss(ss)?)),
+            None => None,
+        };
+        self.mark_accessed(&mut cs)?;
+        let mask = self.iret_mask(size);
+        let old_sp = self.sp().wrapping_add(3 * s);
+        self.set_rflags((self.rflags() & !mask) | (flags & mask));
+        match stack {
+            Some((sp, ss)) => {
+                self.cpl = rpl;
+                self.put_segment(seg::SS, ss);
+                self.set_cs(cs.segment(cs_sel), rpl, rip);
+                self.set_popped_sp(sp, size);
+            }
+            None => {
+                self.set_sp(old_sp);
+                self.set_cs(cs.segment(cs_sel), rpl, rip);
+            }
+        }
+        if outer {
+            self.drop_private_segments();
+        }
+        Ok(())
+    }
+
+    /// RSP popped by IRET or a far return to an outer level.
+    pub(crate) fn set_popped_sp(&mut self, sp: u64, size: u8) {
+        if size == 8 || self.code == 8 {
+            self.regs[4] = sp;
+        } else {
+            self.set_sp(sp);
+        }
+    }
+
+    /// What IRET may change in RFLAGS.
+    fn iret_mask(&self, size: u8) -> u64 {
+        let mut mask = ARITH | TF | DIR | NT;
+        if size != 2 {
+            mask |= RF | AC | ID;
+        }
+        if self.cpl <= self.iopl() {
+            mask |= IF;
+        }
+        if self.cpl == 0 {
+            mask |= IOPL;
+            if size != 2 {
+                mask |= VIF | VIP;
+            }
+        }
+        mask
+    }
+
+    /// The code segment of a return, checked.
+    pub(crate) fn return_cs(&mut self, selector: u16) -> Result<Descriptor, Fault> {
+        if selector & 0xfffc == 0 {
+            return Err(GP0);
+        }
+        let d = self.need_descriptor(selector)?;
+        let rpl = (selector & 3) as u8;
+        let dpl_ok = if d.conforming() {
+            d.dpl() <= rpl
+        } else {
+            d.dpl() == rpl
+        };
+        if !d.is_code() || rpl < self.cpl || !dpl_ok || (self.lma() && d.long() && d.big()) {
+            return Err(gp(selector));
+        }
+        if !d.present() {
+            return Err(crate::seg::np(selector));
+        }
+        Ok(d)
+    }
+
+    /// The stack segment of a return to `rpl`, checked. Whatever else can fault comes before
+    /// [`Core::take_ss`].
+    pub(crate) fn return_ss(
+        &mut self,
+        selector: u16,
+        rpl: u8,
+        long: bool,
+    ) -> Result<NewStack, Fault> {
+        if selector & 0xfffc == 0 {
+            if !(self.lma() && long) || rpl == 3 {
+                return Err(GP0);
+            }
+            let access = u16::from(rpl) << 5;
+            return Ok(NewStack::Null(Segment {
+                selector,
+                base: 0,
+                limit: 0,
+                access,
+                unusable: true,
+            }));
+        }
+        let d = self.need_descriptor(selector)?;
+        if selector & 3 != rpl.into() || !d.writable() || d.dpl() != rpl {
+            return Err(gp(selector));
+        }
+        if !d.present() {
+            return Err(Fault::Code(SS, code_of(selector)));
+        }
+        Ok(NewStack::Described(d, selector))
+    }
+
+    /// Marks the stack segment of another level as accessed.
+    pub(crate) fn take_ss(&mut self, stack: NewStack) -> Result<Segment, Fault> {
+        match stack {
+            NewStack::Null(segment) => Ok(segment),
+            NewStack::Described(mut d, selector) => {
+                self.mark_accessed(&mut d)?;
+                Ok(d.segment(selector))
+            }
+        }
+    }
+
+    /// After a return to an outer level: data segments it may not see become null.
+    pub(crate) fn drop_private_segments(&mut self) {
+        for i in [seg::ES, seg::DS, seg::FS, seg::GS] {
+            let s = self.st.seg[i];
+            let data = s.access & 8 == 0 || s.access & 4 == 0;
+            if s.unusable || (data && s.dpl() < self.cpl) {
+                let base = if i >= seg::FS && s.unusable {
+                    s.base
+                } else {
+                    0
+                };
+                let access = u16::from(self.cpl) << 5;
+                let null = Segment {
+                    selector: 0,
+                    base,
+                    limit: 0,
+                    access,
+                    unusable: true,
+                };
+                self.put_segment(i, null);
+            }
+        }
+    }
+
+    fn iret_to_v86(&mut self, rip: u64, cs: u16, flags: u64) -> Result<(), Fault> {
+        let mut v = [0_u64; 6];
+        for (i, slot) in (3_u64..).zip(&mut v) {
+            *slot = self.peek(4, 4 * i)?;
+        }
+        if rip > 0xffff {
+            return Err(GP0);
+        }
+        let mask = ARITH | TF | DIR | NT | RF | AC | ID | IF | IOPL | VIF | VIP | VM;
+        self.set_rflags((self.rflags() & !mask) | (flags & mask));
+        self.cpl = 3;
+        let [sp, ss, es, ds, fs, gs] = v;
+        for (i, sel) in [
+            (seg::CS, u64::from(cs)),
+            (seg::SS, ss),
+            (seg::ES, es),
+            (seg::DS, ds),
+            (seg::FS, fs),
+            (seg::GS, gs),
+        ] {
+            self.load_segment_real(i, sel as u16);
+        }
+        self.rip = rip;
+        self.update_mode();
+        self.regs[4] = sp & 0xffff_ffff;
+        Ok(())
+    }
+}
