@@ -131,15 +131,11 @@ pub enum BootError {
     #[error("the Linux image is cut off: it needs {needed:#x} bytes and has {len:#x}")]
     LinuxTruncated { needed: u64, len: u64 },
     #[error(
-        "the Linux image has no 64-bit entry point: its boot protocol is {}.{:02}, and that came \
-         with 2.12",
+        "the Linux image is too old: its boot protocol is {}.{:02}, and the oldest that is supported \
+         is 2.10, of Linux 2.6.31",
         .0 >> 8, .0 & 0xff
     )]
     LinuxVersion(u16),
-    #[error(
-        "the Linux image has no 64-bit entry point: XLF_KERNEL_64 is not set in its flags {0:#x}"
-    )]
-    LinuxNo64(u16),
     #[error("the Linux image is a zImage, to be loaded below 1 MiB: only bzImage is supported")]
     LinuxLow,
     #[error("the Linux image's kernel alignment {0:#x} is not a power of two of at least 0x1000")]

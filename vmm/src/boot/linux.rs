@@ -1,6 +1,7 @@
-//! Linux bzImage by the 64-bit boot protocol: the kernel is entered in 64-bit mode at its load
-//! address plus 0x200, with the boot parameters ("zero page") in RSI. Linux, "The Linux/x86 Boot
-//! Protocol", "64-bit Boot Protocol"; "Zero Page" for the offsets.
+//! Linux bzImage by the 64-bit boot protocol where the kernel has that entry, else by the 32-bit one:
+//! in 64-bit mode at its load address plus 0x200, or in protected mode at the load address, with the
+//! boot parameters ("zero page") in RSI. Linux, "The Linux/x86 Boot Protocol", "64-bit Boot Protocol"
+//! and "32-bit Boot Protocol"; "Zero Page" for the offsets.
 //!
 //! Of the file's real-mode part only the setup header is used. The command line and the boot
 //! parameters go to conventional memory; the initrd as high as the kernel allows.
@@ -41,8 +42,8 @@ mod offset {
     pub(super) const SETUP_DATA: usize = 0x250;
     pub(super) const PREF_ADDRESS: usize = 0x258;
     pub(super) const INIT_SIZE: usize = 0x260;
-    /// End of the header of version 2.12.
-    pub(super) const HEADER_END: usize = 0x268;
+    /// End of the header of version 2.10.
+    pub(super) const HEADER_END: usize = 0x264;
     /// Where the boot parameters go on after the largest header.
     pub(super) const HEADER_LIMIT: usize = 0x290;
     pub(super) const E820_TABLE: usize = 0x2d0;
@@ -53,6 +54,8 @@ const PARAMS_SIZE: usize = 0x1000;
 const SECTOR: usize = 0x200;
 /// The 64-bit entry point, from where the kernel is loaded.
 const ENTRY_64: u64 = 0x200;
+/// The first version with `pref_address` and `init_size` (Linux 2.6.31).
+const VERSION_OLDEST: u16 = 0x20a;
 /// The first version with `xloadflags`.
 const VERSION_64: u16 = 0x20c;
 const XLF_KERNEL_64: u16 = 1;
@@ -80,6 +83,8 @@ struct Header {
     kernel_size: usize,
     /// End of the setup header in the file.
     end: usize,
+    /// Whether there is a 64-bit entry.
+    long: bool,
     loadflags: u8,
     initrd_last: u32,
     alignment: u32,
@@ -103,12 +108,8 @@ impl Header {
         let half = |at| u16_at(image, at).ok_or_else(short);
         let word = |at| u32_at(image, at).ok_or_else(short);
         let version = half(offset::VERSION)?;
-        if version < VERSION_64 {
+        if version < VERSION_OLDEST {
             return Err(BootError::LinuxVersion(version));
-        }
-        let flags = half(offset::XLOADFLAGS)?;
-        if flags & XLF_KERNEL_64 == 0 {
-            return Err(BootError::LinuxNo64(flags));
         }
         let loadflags = byte(offset::LOADFLAGS)?;
         if loadflags & LOADED_HIGH == 0 {
@@ -128,6 +129,7 @@ impl Header {
             end: (offset::MAGIC + usize::from(byte(offset::JUMP)?))
                 .clamp(offset::HEADER_END, offset::HEADER_LIMIT)
                 .min(image.len()),
+            long: version >= VERSION_64 && half(offset::XLOADFLAGS)? & XLF_KERNEL_64 != 0,
             loadflags,
             initrd_last: word(offset::INITRD_ADDR_MAX)?,
             alignment: word(offset::KERNEL_ALIGNMENT)?,
@@ -186,7 +188,11 @@ pub(super) fn place<'a>(
     let at = places.structure("command line", cmdline, 16)?;
     put(&mut params, offset::CMD_LINE_PTR, address32(at));
     let params = places.structure("boot parameters", params, PAGE)?;
-    let mut state = entry::long(places, kernel + ENTRY_64)?;
+    let mut state = if header.long {
+        entry::long(places, kernel + ENTRY_64)?
+    } else {
+        entry::protected(places, kernel)?
+    };
     state.gpr[gpr::RSI] = params;
     Ok(state)
 }

@@ -8,7 +8,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::elf::Elf;
 use super::place::{Placed, Places};
-use super::{BootError, elf, flat, linux, multiboot, pvh};
+use super::{BootError, bios, elf, flat, linux, multiboot, pvh};
 use crate::layout::Layout;
 
 /// How the image wants to be loaded and entered.
@@ -22,7 +22,7 @@ pub enum Protocol {
     Elf,
     /// Multiboot 1: ELF, or addresses in the multiboot header.
     Multiboot,
-    /// Linux bzImage, entered by the 64-bit boot protocol.
+    /// Linux bzImage, entered by the 64-bit boot protocol, or the 32-bit one if it has no 64-bit entry.
     Linux,
 }
 
@@ -133,6 +133,9 @@ pub fn load(
         Protocol::Multiboot => multiboot::place(&mut places, layout, plan)?,
         Protocol::Linux => linux::place(&mut places, layout, plan)?,
     };
+    if protocol != Protocol::Flat {
+        bios::place(&mut places);
+    }
     let placed = places.write(memory)?;
     Ok(Loaded {
         protocol,

@@ -256,3 +256,26 @@ fn acpi_area_is_kept_free_and_its_rsdp_is_handed_on() {
     let guest = boot_in(&layout, &image(&pvh)).unwrap();
     assert_eq!(guest.u64(guest.state().gpr[gpr::RBX] + 32), 0xe_0000);
 }
+
+#[test]
+fn low_memory_has_what_a_bios_leaves_unless_the_image_wants_it() {
+    let pvh = |address| images::ElfImage::pvh(true, address, &[0xf4; 0x500]).build();
+    let guest = boot(&image(&pvh(0x10_0000)));
+    assert_eq!(guest.bytes(0x40e, 2), 0x9fc0_u16.to_le_bytes());
+    assert_eq!(guest.bytes(0x413, 2), 639_u16.to_le_bytes());
+    // INT 0 and the timer return, INT 13H fails: both handlers are F000:something.
+    for (vector, code) in [(0, 0xcf), (8, 0xcf), (0x13, 0x55), (0xff, 0x55)] {
+        let entry = u64::from(guest.u32(4 * vector));
+        let handler = (entry >> 16 << 4) + (entry & 0xffff);
+        assert_eq!(guest.bytes(handler, 1), [code], "vector {vector:#x}");
+    }
+    // An image in low memory has it for itself, and so has one that is loaded as it is.
+    let guest = boot(&image(&pvh(0x300)));
+    assert_eq!(guest.bytes(0x300, 0x500), [0xf4; 0x500]);
+    assert_eq!(guest.bytes(0, 4), [0; 4]);
+    let guest = boot(&Plan {
+        protocol: Some(Protocol::Flat),
+        ..image(&[0xf4])
+    });
+    assert_eq!(guest.bytes(0, 0x500), [0; 0x500]);
+}

@@ -1,0 +1,67 @@
+//! What a BIOS leaves in low memory, as far as images look at it that were loaded by something else:
+//! an interrupt table whose services all say no, and the words from which the size of conventional
+//! memory is known. There is no BIOS; a kernel that calls one in real mode goes on without.
+
+use super::bytes::put;
+use super::place::Places;
+use crate::layout::CONVENTIONAL_END;
+
+/// The interrupt table of real mode: 256 pairs of offset and segment.
+const TABLE: u64 = 0;
+const VECTORS: u8 = 255;
+/// The handlers, at the end of the segment where a BIOS is.
+const HANDLERS: u64 = 0xf_ff00;
+const HANDLERS_SEGMENT: u16 = 0xf000;
+const HANDLERS_OFFSET: u16 = 0xff00;
+
+/// IRET; behind it a service that fails: CF is set in the FLAGS that IRET restores.
+///
+/// `iret; push bp; mov bp, sp; or byte [bp + 6], 1; pop bp; iret`
+const CODE: [u8; 10] = [0xcf, 0x55, 0x89, 0xe5, 0x80, 0x4e, 0x06, 0x01, 0x5d, 0xcf];
+/// Offset of the failing service in the handlers.
+const FAIL: u16 = 1;
+
+/// The BIOS data area, and the offsets of its fields.
+const DATA: u64 = 0x400;
+const DATA_SIZE: usize = 0x100;
+const COM1: usize = 0x00;
+const EBDA_SEGMENT: usize = 0x0e;
+/// Size of conventional memory in KiB.
+const MEMORY_KIB: usize = 0x13;
+
+/// Places what the image left room for; an image may have low memory for itself.
+pub(super) fn place(places: &mut Places<'_>) {
+    let data = data_area();
+    // A table without its handlers would be worse than none.
+    let handlers = places.fixed("BIOS handlers", HANDLERS, CODE.len() as u64, CODE.to_vec());
+    if handlers.is_ok() {
+        let table = table();
+        let _taken = places.fixed("interrupt table", TABLE, table.len() as u64, table);
+    }
+    let _taken = places.fixed("BIOS data area", DATA, data.len() as u64, data);
+}
+
+fn table() -> Vec<u8> {
+    let entry = |vector: u8| {
+        // Exceptions and the lines of the two interrupt controllers return; they interrupt code that
+        // does not look at CF.
+        let handler = match vector {
+            0..=0x0f | 0x70..=0x77 => HANDLERS_OFFSET,
+            _ => HANDLERS_OFFSET + FAIL,
+        };
+        [handler, HANDLERS_SEGMENT]
+    };
+    (0..=VECTORS)
+        .flat_map(entry)
+        .flat_map(u16::to_le_bytes)
+        .collect()
+}
+
+fn data_area() -> Vec<u8> {
+    let mut data = vec![0; DATA_SIZE];
+    let word = |value: u64| u16::try_from(value).unwrap_or(u16::MAX).to_le_bytes();
+    put(&mut data, COM1, word(0x3f8));
+    put(&mut data, EBDA_SEGMENT, word(CONVENTIONAL_END >> 4));
+    put(&mut data, MEMORY_KIB, word(CONVENTIONAL_END >> 10));
+    data
+}
