@@ -150,6 +150,9 @@ pub(crate) struct Core {
     /// All ones in 64-bit mode, else 32 ones.
     pub(crate) ip_mask: u64,
     pub(crate) stack_mask: u64,
+    /// The segments that leave nothing to check but the end of 4 GiB, a bit for each: see
+    /// [`crate::seg::is_open`].
+    pub(crate) open: u8,
     /// RFLAGS without the arithmetic flags.
     pub(crate) fl: u64,
     /// Valid between blocks.
@@ -261,6 +264,7 @@ impl Core {
             ctx: 0,
             ip_mask: 0,
             stack_mask: 0,
+            open: 0,
             fl: 2,
             rip: 0,
             left: 0,
@@ -400,8 +404,10 @@ impl Core {
             (_, true) => 0xffff_ffff,
             _ => 0xffff,
         };
+        self.open = 0;
         for i in 0..6 {
             let zero = wide && i < seg::FS;
+            self.open |= u8::from(crate::seg::is_open(self.st.seg[i])) << i;
             self.regs[slot::SEG_BASE as usize + i] = if zero { 0 } else { self.st.seg[i].base };
         }
         self.update_set();
@@ -435,7 +441,15 @@ impl Core {
     pub(crate) fn block_key(&self) -> u8 {
         let limited = self.code != 8 && self.st.seg[seg::CS].limit != u32::MAX;
         let observed = self.rec.observe.notices();
-        u8::from(self.in_region()) | self.code | u8::from(limited) << 4 | u8::from(observed) << 5
+        // Code sizes are 2, 4 and 8, so that a second bit beside that of 4 tells a fifth mode.
+        let code = self.code | u8::from(self.opens_memory()) << 3;
+        u8::from(self.in_region()) | code | u8::from(limited) << 4 | u8::from(observed) << 5
+    }
+
+    /// In 32-bit code: DS, ES and SS are all [open](crate::seg::is_open).
+    pub(crate) fn opens_memory(&self) -> bool {
+        const USUAL: u8 = 1 << seg::DS | 1 << seg::ES | 1 << seg::SS;
+        self.code == 4 && self.open & USUAL == USUAL
     }
 
     /// Forgets all translations.

@@ -106,6 +106,13 @@ pub(crate) fn np(selector: u16) -> Fault {
     Fault::Code(NP, code_of(selector))
 }
 
+/// A data segment of 4 GiB that can be written, at the beginning of a page. What lies within a page
+/// lies within such a segment.
+pub(crate) const fn is_open(s: Segment) -> bool {
+    let kind = s.access & (CODE | CONFORMING | READ_WRITE);
+    !s.unusable && s.limit == u32::MAX && kind == READ_WRITE && s.base & 0xfff == 0
+}
+
 impl Core {
     /// The linear address of `size` bytes at an offset in a segment, checked.
     pub(crate) fn linear(&self, seg: u8, ea: u64, size: u64, write: bool) -> Result<u64, Fault> {
@@ -120,6 +127,10 @@ impl Core {
             } else {
                 GP0
             });
+        }
+        let last = ea.wrapping_add(size.saturating_sub(1));
+        if self.open >> seg & 1 != 0 && (ea..=0xffff_ffff).contains(&last) {
+            return Ok(self.st.seg[seg].base.wrapping_add(ea) & 0xffff_ffff);
         }
         let s = &self.st.seg[seg];
         let bad = if seg == seg::SS {
@@ -138,7 +149,6 @@ impl Core {
                 return Err(if s.unusable { bad } else { GP0 });
             }
         }
-        let last = ea.wrapping_add(size.saturating_sub(1));
         let ok = if s.access & (CODE | CONFORMING) == CONFORMING {
             let top = if s.default_big() { 0xffff_ffff } else { 0xffff };
             ea > s.limit.into() && last <= top && last >= ea

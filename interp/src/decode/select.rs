@@ -17,12 +17,13 @@ use crate::ops::{
 use crate::portable;
 use crate::thunk;
 use crate::word::Low;
+use hindsight_cpu::state::seg;
 use iced_x86::{Instruction, Mnemonic as M, OpKind};
 
 /// An instruction with what its choice of operation depends on.
 pub(super) struct Pick<'a> {
     pub(super) i: &'a Instruction,
-    /// 64-bit mode with 64-bit addresses: the fast forms serve.
+    /// 64-bit mode with 64-bit addresses, or 32-bit code and an open segment: the fast forms serve.
     pub(super) fast: bool,
     /// Code size in bytes.
     code: u8,
@@ -79,8 +80,10 @@ pub(super) fn width(o: &Op) -> u8 {
     }
 }
 
-/// How the address of a memory operand is made, in 64-bit mode with 64-bit addresses.
+/// How the address of a memory operand is made.
 enum At {
+    /// In any way, in 32-bit code; the others are for 64-bit addresses.
+    Open,
     /// A base register, if any, and a displacement.
     Base,
     /// An index register too.
@@ -90,9 +93,10 @@ enum At {
 }
 
 fn place(o: &Op) -> At {
-    match (o.seg, o.index) {
-        (4.., _) => At::Any,
-        (_, slot::ZERO) => At::Base,
+    match (o.asz, o.seg, o.index) {
+        (4, ..) => At::Open,
+        (_, 4.., _) => At::Any,
+        (_, _, slot::ZERO) => At::Base,
         _ => At::Index,
     }
 }
@@ -132,7 +136,7 @@ impl Core {
         let target = self.code_lin(rip.wrapping_add(op.imm));
         let pick = Pick {
             i,
-            fast: self.code == 8 && op.asz == 8,
+            fast: self.is_fast(&op),
             code: self.code,
             link: self.may_link() && (lin ^ target) >> 12 == 0,
             size: op.size,
@@ -177,6 +181,16 @@ impl Core {
         (op, Effect::Seen)
     }
 
+    /// Whether the fast forms serve for a memory operand.
+    fn is_fast(&self, op: &Op) -> bool {
+        let usual = [seg::DS, seg::ES, seg::SS].contains(&usize::from(op.seg));
+        match self.code {
+            8 => op.asz == 8,
+            4 => op.asz == 4 && usual && self.opens_memory(),
+            _ => false,
+        }
+    }
+
     /// How an instruction that CPUID shows is executed.
     #[cfg(test)]
     pub(super) fn way(&mut self, i: &Instruction) -> super::tests::Way {
@@ -188,7 +202,7 @@ impl Core {
         self.operands(i, 0, &mut op);
         let pick = Pick {
             i,
-            fast: self.code == 8 && op.asz == 8,
+            fast: self.is_fast(&op),
             code: self.code,
             link: false,
             size: op.size,
@@ -223,10 +237,11 @@ impl Pick<'_> {
 
     pub(super) fn alu<O: alu::Alu>(&self, o: &mut Op) -> Handler {
         use alu::{mi, mr, ri, rm, rr};
-        use fast::{Anywhere, Based, Indexed, alu_mi, alu_mr, alu_rm};
+        use fast::{Anywhere, Based, Indexed, Open, alu_mi, alu_mr, alu_rm};
         macro_rules! placed {
             ($f:ident) => {
                 match place(o) {
+                    At::Open => by_size!(width(o), plain, $f, Open, O),
                     At::Base => by_size!(width(o), plain, $f, Based, O),
                     At::Index => by_size!(width(o), plain, $f, Indexed, O),
                     At::Any => by_size!(width(o), plain, $f, Anywhere, O),
@@ -290,10 +305,11 @@ impl Pick<'_> {
                 () => general!(system::ud),
             };
         }
-        use fast::{Anywhere, Based, Indexed};
+        use fast::{Anywhere, Based, Indexed, Open};
         macro_rules! placed {
             ($($f:ident)::+) => {
                 match place(o) {
+                    At::Open => sized_low!(width(o), plain, $($f)::+, Open),
                     At::Base => sized_low!(width(o), plain, $($f)::+, Based),
                     At::Index => sized_low!(width(o), plain, $($f)::+, Indexed),
                     At::Any => sized_low!(width(o), plain, $($f)::+, Anywhere),
@@ -316,10 +332,11 @@ impl Pick<'_> {
     }
 
     fn extend<const SIGN: bool>(&self, o: &Op) -> Handler {
-        use fast::{Anywhere, Based, Indexed};
+        use fast::{Anywhere, Based, Indexed, Open};
         macro_rules! placed {
             ($s:ty, $d:ty) => {
                 match place(o) {
+                    At::Open => plain!(fast::extend_rm::<Open, $s, $d, SIGN>),
                     At::Base => plain!(fast::extend_rm::<Based, $s, $d, SIGN>),
                     At::Index => plain!(fast::extend_rm::<Indexed, $s, $d, SIGN>),
                     At::Any => plain!(fast::extend_rm::<Anywhere, $s, $d, SIGN>),

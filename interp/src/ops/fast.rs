@@ -1,5 +1,6 @@
-//! Fast forms for 64-bit mode with 64-bit addresses: memory through the TLB only. On a miss the
-//! general form does the work, and enters the page for the next time.
+//! Fast forms for 64-bit mode with 64-bit addresses, and for 32-bit code in open segments: memory
+//! through the TLB only. On a miss the general form does the work, and enters the page for the next
+//! time.
 
 use super::alu::{self, Alu, eval};
 use super::{mov, slowly};
@@ -18,6 +19,9 @@ pub(crate) struct Based;
 pub(crate) struct Indexed;
 /// Any.
 pub(crate) struct Anywhere;
+/// Any in 32-bit code, in an [open](crate::seg::is_open) segment. An operand that runs over its end
+/// crosses a page, which the TLB leaves to the general form.
+pub(crate) struct Open;
 
 impl Place for Based {
     #[inline(always)]
@@ -37,6 +41,13 @@ impl Place for Anywhere {
     #[inline(always)]
     fn of(c: &Core, o: &Op) -> u64 {
         c.ea64(o)
+    }
+}
+
+impl Place for Open {
+    #[inline(always)]
+    fn of(c: &Core, o: &Op) -> u64 {
+        c.ea64(o) & 0xffff_ffff
     }
 }
 
