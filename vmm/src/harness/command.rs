@@ -17,7 +17,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::child::supervise;
 use super::image::Image;
-use super::needs::{Capabilities, HostKvm, Unmeasured, kvm_problem};
+use super::needs::{self, Capabilities, HostKvm, Lacking, Unmeasured, kvm_problem};
 use super::pool::{Event, run_in_order};
 use super::report::{Summary, junit, tap, text};
 use super::runner::{GRACE, Runner};
@@ -81,6 +81,10 @@ pub struct TestArgs {
     /// Run cases even where this host's KVM does not meet their needs
     #[arg(long)]
     pub ignore_needs: bool,
+    /// Do not run cases that need this of the host's KVM, whatever it does; WHY is told as the reason
+    #[arg(long, value_name = "NEED[=WHY]", value_parser = needs::parse_lacking)]
+    #[arg(conflicts_with = "ignore_needs")]
+    pub lacking: Vec<(String, String)>,
     /// Run the cases by another VMM: a command with {image}, {cmdline}, {cpus}, {memory}, {timeout}
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["engine", "run_arg"])]
     pub runner: Option<String>,
@@ -148,10 +152,12 @@ pub fn run(mut args: TestArgs) -> Result<ExitCode> {
             .filter(|columns| *columns > 0)
             .unwrap_or(80)
     });
+    let measured: &dyn Capabilities = if needs_kvm { &HostKvm } else { &Unmeasured };
+    let lacking = Lacking::new(&args.lacking, measured);
     let status = run_with(
         &args,
         Host {
-            capabilities: if needs_kvm { &HostKvm } else { &Unmeasured },
+            capabilities: &lacking,
             problem: kvm_problem().filter(|_| needs_kvm),
             interrupt: &interrupt,
             columns,

@@ -1,6 +1,7 @@
 //! What a case needs of the host, and whether it is there.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use crate::doctor::{self, Finding, Verdict};
@@ -47,6 +48,52 @@ impl Capabilities for HostKvm {
 /// Why a finding is not what a case can rely on. One that differs from the architecture is not.
 fn unconfirmed(finding: &Finding) -> Option<String> {
     (finding.verdict != Verdict::Works).then(|| finding.detail.clone())
+}
+
+/// Capabilities less what the user says is not there: for what cannot be measured without harm.
+#[derive(Clone, Copy)]
+pub struct Lacking<'a> {
+    lacking: &'a [(String, String)],
+    rest: &'a dyn Capabilities,
+}
+
+impl fmt::Debug for Lacking<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lacking")
+            .field("lacking", &self.lacking)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Lacking<'a> {
+    /// Needs that are not met, each with the reason, and what knows of all others.
+    pub fn new(lacking: &'a [(String, String)], rest: &'a dyn Capabilities) -> Self {
+        Self { lacking, rest }
+    }
+}
+
+impl Capabilities for Lacking<'_> {
+    fn is_known(&self, need: &str) -> bool {
+        self.rest.is_known(need)
+    }
+
+    fn unmet(&self, need: &str) -> Option<String> {
+        match self.lacking.iter().find(|(name, _)| name == need) {
+            Some((_, why)) => Some(why.clone()),
+            None => self.rest.unmet(need),
+        }
+    }
+}
+
+/// The value of `--lacking`: the name of a probe, and after `=` the reason that is told.
+pub fn parse_lacking(text: &str) -> Result<(String, String), String> {
+    let (name, why) = text.split_once('=').unwrap_or((text, "left out"));
+    if !Unmeasured.is_known(name) {
+        return Err(format!(
+            "hindsight doctor has no probe {name:?} (--list shows them)"
+        ));
+    }
+    Ok((name.to_owned(), why.to_owned()))
 }
 
 /// Why this host's KVM cannot be used at all; `None` when it can.
@@ -122,6 +169,24 @@ mod tests {
         assert_eq!(unconfirmed(&finding(Verdict::Broken)), reason);
         assert_eq!(unconfirmed(&finding(Verdict::Differs)), reason);
         assert_eq!(unconfirmed(&finding(Verdict::Absent)), reason);
+    }
+
+    #[test]
+    fn what_is_said_to_be_lacking_is_not_measured() {
+        let lacking = [
+            parse_lacking("gd=it crashes").unwrap(),
+            parse_lacking("smi").unwrap(),
+        ];
+        let host = Counting(Cell::new(0));
+        let lacking = Lacking::new(&lacking, &host);
+        assert_eq!(lacking.unmet("gd").as_deref(), Some("it crashes"));
+        assert_eq!(lacking.unmet("smi").as_deref(), Some("left out"));
+        assert_eq!((host.0.get(), lacking.unmet("nmi")), (0, None));
+        assert_eq!(host.0.get(), 1);
+        assert_eq!(
+            parse_lacking("gb=x").unwrap_err(),
+            "hindsight doctor has no probe \"gb\" (--list shows them)"
+        );
     }
 
     #[test]
