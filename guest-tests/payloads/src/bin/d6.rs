@@ -132,7 +132,8 @@ case! {
 }
 
 case! {
-    name: "enabled_only", cpl: [0, 3], rules: ["D6-05", "D6-06", "OP-45"], needs: ["guestbp-data"],
+    name: "enabled_only", cpl: [0, 3], rules: ["D6-05", "D6-06", "OP-45"],
+    needs: ["guestbp-data", "guestbp-disabled"],
     needs_cpl3: ["iretq-cpl3"],
     about: "Bn masked with the enables is what matched; a disabled breakpoint's Bn stays clear",
     fn body(ctx) {

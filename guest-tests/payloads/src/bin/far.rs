@@ -360,7 +360,7 @@ case! {
 }
 
 case! {
-    name: "iret_64", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0", "gd"],
+    name: "iret_64", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0", "iretd-cpl0"],
     about: "in 64-bit mode IRET of any size pops SS and the stack pointer at the same level, too",
     fn body(_ctx) {
         let (mut wide, mut narrow) = (0_u64, 0_u64);

@@ -123,7 +123,7 @@ case! {
     name: "at_entry_of_software_interrupt", cpl: [0, 3], rules: ["SHD-06", "DB-20"],
     needs: ["guestbp-data", "gd"],
     needs_cpl0: ["shadow-cpl0", "int3-cpl0", "intn-cpl0"],
-    needs_cpl3: ["int3-cpl3", "intn-cpl3", "iretq-cpl3", "shadow-cpl3"],
+    needs_cpl3: ["int3-cpl3", "intn-cpl3", "iretq-cpl3", "shadow-cpl3", "shadow-int3-cpl3"],
     about: "before INT3 and INT n the deferred breakpoint reports at the entry of their handler",
     fn body(ctx) {
         fn ignore(_frame: &mut Frame) {}

@@ -141,7 +141,7 @@ case! {
 }
 
 case! {
-    name: "sixteen_bit_task", cpl: [0], rules: ["TSK-07"], needs: ["exceptions", "intn-cpl0"],
+    name: "sixteen_bit_task", cpl: [0], rules: ["TSK-07"], needs: ["exceptions", "guestbp-io"],
     about: "a 16-bit TSS loads 16-bit registers",
     fn body(_ctx) {
         let blob = tasks();
@@ -194,7 +194,7 @@ case! {
 }
 
 case! {
-    name: "trace_flags", cpl: [0], rules: ["TF-14", "TSK-01"], needs: ["exceptions", "intn-cpl0", "gd"],
+    name: "trace_flags", cpl: [0], rules: ["TF-14", "TSK-01"], needs: ["exceptions", "gd", "guestbp-io"],
     about: "TF of the new task traps after its first instruction, T before it",
     fn body(ctx) {
         if insn::is_qemu_tcg() {

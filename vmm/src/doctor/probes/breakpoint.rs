@@ -38,6 +38,14 @@ code! {
         "mov dr0, r9", "mov eax, 0xd0401", "mov dr7, rax",
         crate::doctor::code::to_cpl3!(), "2:", "nop", "mov [r9], eax", "7:", "nop", "out 0xd1, al",
     }
+    fn own_and_disabled @ 7 {
+        "mov dr0, r9", "mov dr2, r9", "mov eax, 0xd0d0401", "mov dr7, rax",
+        "nop", "mov [r9], eax", "7:", "nop", "out 0xd1, al",
+    }
+    fn deferred_to_int3 {
+        "mov word ptr [r9], 0x1b", "mov dr0, r9", "mov eax, 0xf0401", "mov dr7, rax",
+        crate::doctor::code::to_cpl3!(), "2:", "mov ss, word ptr [r9]", "int3", "out 0xd1, al",
+    }
     fn own_io_cpl0 @ 7 {
         "mov eax, 0xe9", "mov dr0, rax", "mov eax, 0x20401", "mov dr7, rax",
         "nop", "out 0xe9, al", "7:", "nop", "out 0xd1, al",
@@ -109,29 +117,39 @@ pub(in crate::doctor) const PROBES: &[Probe] = &[
             })
         },
     ),
-    Probe::new(
-        "gd",
-        "DR7.GD gives #DB with DR6.BD on MOV DR",
-        general_detect_guest,
-    ),
+    Probe::new("gd", "DR7.GD gives #DB with DR6.BD on MOV DR", |b| {
+        disarmed(b, general_detect(), general_detect_guest)
+    }),
     Probe::new(
         "gd-rf",
         "the #DB of DR7.GD pushes RF = 1, as every fault but an instruction breakpoint",
-        general_detect_rf,
+        |b| disarmed(b, general_detect(), general_detect_rf),
     ),
 ];
 
 /// Rows that must come last: they have taken whole hypervisors down.
-pub(in crate::doctor) const LAST: &[Probe] = &[Probe::new(
-    "guestbp-data",
-    "the guest's own data breakpoint at CPL0 and CPL3",
-    |b| {
-        both_levels(|level| match level {
-            Level::Kernel => own(b, own_data_cpl0()),
-            Level::User => own(b, own_data_cpl3()),
-        })
-    },
-)];
+pub(in crate::doctor) const LAST: &[Probe] = &[
+    Probe::new(
+        "guestbp-data",
+        "the guest's own data breakpoint at CPL0 and CPL3",
+        |b| {
+            both_levels(|level| match level {
+                Level::Kernel => own(b, own_data_cpl0()),
+                Level::User => own(b, own_data_cpl3()),
+            })
+        },
+    ),
+    Probe::new(
+        "guestbp-disabled",
+        "DR6 leaves out a data breakpoint that matches but is disabled",
+        |b| disarmed(b, own_and_disabled(), disabled),
+    ),
+    Probe::new(
+        "shadow-int3-cpl3",
+        "a data breakpoint that MOV SS delays is reported at the handler of INT3 at CPL3",
+        |b| disarmed(b, deferred_to_int3(), deferred),
+    ),
+];
 
 /// Whether it works, and what was seen.
 type Seen = (bool, String);
@@ -242,6 +260,41 @@ fn own(bench: &Bench, code: Code) -> Result<Seen, Refused> {
     seen
 }
 
+/// The same with a judgement of its own.
+fn disarmed(
+    bench: &Bench,
+    code: Code,
+    judge: impl Fn(&mut Guest<'_>) -> Result<Finding, Refused>,
+) -> Result<Finding, Refused> {
+    let mut guest = bench.guest(Level::Kernel, code)?;
+    let finding = judge(&mut guest);
+    guest.disarm()?;
+    finding
+}
+
+fn disabled(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
+    const B3_TO_B0: u64 = 0xf;
+    Ok(match guest.run() {
+        Stop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => match guest.dr6()? & B3_TO_B0 {
+            DR6_B0 => Finding::works("B0 alone"),
+            seen => Finding::broken(format!("B3 to B0 are {seen:#06b}")),
+        },
+        Stop::Done => Finding::broken("nothing"),
+        stop => Finding::broken(stop),
+    })
+}
+
+fn deferred(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
+    const BREAKPOINT_HANDLER: u64 = STUBS + 3 * 16;
+    Ok(match guest.run() {
+        Stop::Trap(t) if t.vector == 1 && t.rip == BREAKPOINT_HANDLER => {
+            Finding::works("#DB at the first instruction of the handler")
+        }
+        Stop::Trap(t) if t.vector == 3 => Finding::broken("lost: #BP alone"),
+        stop => Finding::broken(stop),
+    })
+}
+
 /// RF in the frame passes an execution breakpoint.
 fn own_trap(guest: &mut Guest<'_>) -> Result<Seen, Refused> {
     let mut stop = guest.run();
@@ -272,9 +325,8 @@ fn own_trap(guest: &mut Guest<'_>) -> Result<Seen, Refused> {
     })
 }
 
-fn general_detect_guest(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, general_detect())?;
-    let finding = match guest.run() {
+fn general_detect_guest(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
+    Ok(match guest.run() {
         Stop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
             let dr6 = guest.dr6()?;
             if dr6 & DR6_BD != 0 {
@@ -285,19 +337,14 @@ fn general_detect_guest(bench: &Bench) -> Result<Finding, Refused> {
         }
         Stop::Done => Finding::broken("no #DB"),
         stop => Finding::broken(stop),
-    };
-    guest.disarm()?;
-    Ok(finding)
+    })
 }
 
-fn general_detect_rf(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, general_detect())?;
-    let finding = match guest.run() {
+fn general_detect_rf(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
+    Ok(match guest.run() {
         Stop::Trap(t) if t.vector == 1 && t.rflags & RF != 0 => Finding::works("RF = 1"),
         Stop::Trap(t) if t.vector == 1 => Finding::broken("RF = 0"),
         Stop::Done => Finding::broken("no #DB"),
         stop => Finding::broken(stop),
-    };
-    guest.disarm()?;
-    Ok(finding)
+    })
 }

@@ -11,6 +11,13 @@ code! {
     fn intn @ 7 { "int 0x40", "7:", "out 0xd1, al" }
     fn syscall @ 7 { "syscall", "7:", "out 0xd1, al" }
     fn iretq { crate::doctor::code::to_cpl3!(), "2:", "out 0xd1, al" }
+    // R9: where the stack pointer should be behind it.
+    fn iretd @ 7 {
+        "sub rsp, 0x40", "lea r9, [rsp + 0x30]",
+        "lea rax, [rip + 7f]", "mov [rsp], eax", "mov eax, cs", "mov [rsp + 4], eax",
+        "mov dword ptr [rsp + 8], 2", "mov [rsp + 12], r9d", "mov eax, ss", "mov [rsp + 16], eax",
+        "iretd", "7:", "out 0xd1, al",
+    }
     fn undefined { "ud2" }
     fn divide { "xor ecx, ecx", "div ecx" }
     fn page_fault { "mov rax, 0x40000000", "mov [rax], rax" }
@@ -50,6 +57,11 @@ pub(in crate::doctor) const PROBES: &[Probe] = &[
         syscall_cpl3,
     ),
     Probe::new("iretq-cpl3", "IRETQ goes from CPL0 to CPL3", iretq_cpl3),
+    Probe::new(
+        "iretd-cpl0",
+        "IRET of 32 bits in 64-bit mode pops SS and the stack pointer",
+        iretd_cpl0,
+    ),
     Probe::new(
         "exceptions",
         "#UD, #DE, #GP and #PF reach the guest's handler",
@@ -126,6 +138,18 @@ fn iretq_cpl3(bench: &Bench) -> Result<Finding, Refused> {
             "CS {:#x}, SS {:#x}",
             sregs.cs.selector, sregs.ss.selector
         )),
+        stop => Finding::broken(stop),
+    })
+}
+
+fn iretd_cpl0(bench: &Bench) -> Result<Finding, Refused> {
+    let mut guest = bench.guest(Level::Kernel, iretd())?;
+    let stop = guest.run();
+    let regs = guest.regs()?;
+    let off = regs.rsp.wrapping_sub(regs.r9).cast_signed();
+    Ok(match stop {
+        Stop::Done if off == 0 => Finding::works("RSP is right"),
+        Stop::Done => Finding::broken(format!("RSP {off:+} bytes from where it belongs")),
         stop => Finding::broken(stop),
     })
 }
