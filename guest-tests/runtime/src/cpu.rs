@@ -79,7 +79,9 @@ struct Cpus(UnsafeCell<[Cpu; MAX_CPUS]>);
 // processor starts.
 unsafe impl Sync for Cpus {}
 
-// SAFETY: all zeros is a valid value of every field: null pointers, numbers and byte arrays.
+// SAFETY: all zeros is a valid value of every field: null pointers, numbers and byte arrays. The section
+// is the linker script's last, behind what [`crate::run`] touches.
+#[unsafe(link_section = ".bss..cpus")]
 static CPUS: Cpus = unsafe { core::mem::zeroed() };
 
 unsafe extern "C" {

@@ -30,7 +30,12 @@ use crate::{cpu, exit, insn, pic, serial, smp, trap};
 /// Failures shown for one run of a case; later ones are only counted.
 const FAILURES_SHOWN: u32 = 8;
 
+const PAGE: usize = 4096;
+
 unsafe extern "C" {
+    static hindsight_image_start: [u8; 0];
+    static hindsight_data_start: [u8; 0];
+    static hindsight_image_end: [u8; 0];
     static hindsight_cases_start: [usize; 1];
     static hindsight_cases_end: [usize; 1];
 }
@@ -71,6 +76,7 @@ pub fn init(info: StartInfo) {
 /// Runs the selected cases of the payload `name` and ends the machine.
 pub fn run(name: &str, info: StartInfo) -> ! {
     init(info);
+    touch_image();
     line(&["payload ", name]);
     let mut tally = Tally::default();
     let wanted = info::option("case");
@@ -97,6 +103,27 @@ pub fn run(name: &str, info: StartInfo) -> ! {
     serial::write("\n");
     let none = wanted.is_some() && tally.passed + tally.failed + tally.skipped == 0;
     exit::exit(u32::from(tally.failed != 0 || none));
+}
+
+/// Reads and writes every page of the image, but those of the other processors, so that the host has
+/// given them all before a case begins: no instruction that a case looks at leaves the guest for that.
+fn touch_image() {
+    let start = (&raw const hindsight_image_start) as usize;
+    let written = (&raw const hindsight_data_start) as usize;
+    let end = (&raw const hindsight_image_end) as usize;
+    let own = cpu::area(0) as usize;
+    let own = own & !(PAGE - 1)..own + size_of::<cpu::Cpu>();
+    for at in (start..end).step_by(PAGE).chain(own.step_by(PAGE)) {
+        let byte = core::ptr::with_exposed_provenance_mut::<u8>(at);
+        // SAFETY: the page is the image's, and mapped; one byte of it is written as it was read, while
+        // nothing else runs.
+        unsafe {
+            let value = byte.read_volatile();
+            if at >= written {
+                byte.write_volatile(value);
+            }
+        }
+    }
 }
 
 fn cases() -> impl Iterator<Item = &'static Case> {
