@@ -416,6 +416,7 @@ impl Core {
 
     /// Recomputes the TLB set: after changes of CPL, EFLAGS.AC, CR0.AM.
     pub(crate) fn update_set(&mut self) {
+        self.update_levels();
         let ac = self.flag(AC);
         let set = match self.cpl {
             3 if ac && self.cr0(CR0_AM) => Set::Never,

@@ -66,6 +66,8 @@ pub(crate) struct Recording {
     stamp: u32,
     /// Of all noted ones, those that were not taken.
     not_taken: u64,
+    /// The privilege level, where the last word of a near branch has it.
+    levels: u64,
 }
 
 impl Recording {
@@ -79,6 +81,7 @@ impl Recording {
             full: BRANCHES,
             told: 0,
             not_taken: 0,
+            levels: 0,
         }
     }
 
@@ -129,11 +132,15 @@ impl Core {
         self.regs[usize::from(slot::SEG_BASE) + seg::CS]
     }
 
+    /// After changes of CPL.
+    pub(crate) fn update_levels(&mut self) {
+        self.rec.levels = u64::from(self.cpl) * (1 << CPL | 1 << TO_CPL);
+    }
+
     /// Notes a near branch; answers whether [`Core::branches_due`] must be asked.
     #[inline(always)]
     pub(crate) fn note(&mut self, from: u64, to: u64, class: BranchClass) -> bool {
-        let levels = u64::from(self.cpl) * (1 << CPL | 1 << TO_CPL);
-        let rest = u64::from(self.now()) | (class as u64) << CLASS | levels;
+        let rest = u64::from(self.now()) | (class as u64) << CLASS | self.rec.levels;
         let i = self.rec.count;
         let place = &raw mut self.rec.buffer[i & (BRANCHES - 1)];
         // SAFETY: the three words are a `Branch`, as the constants check; its last byte, `mispredicted`, is 0.

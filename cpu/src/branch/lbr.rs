@@ -57,6 +57,19 @@ const fn is_event(class: BranchClass) -> bool {
     )
 }
 
+/// How many branches at the beginning are followed by as many recorded ones as there are entries.
+fn overwritten(batch: &[Branch]) -> Option<usize> {
+    let mut plain = batch.iter().enumerate().rev().filter(|(_, b)| is_plain(b));
+    Some(plain.nth(LBR_DEPTH)?.0 + 1)
+}
+
+/// The classes of branches, as a set.
+fn classes(branches: &[Branch]) -> u32 {
+    branches
+        .iter()
+        .fold(0, |classes, b| classes | 1 << b.class as u32)
+}
+
 /// The branch is recorded and leaves the last exception record alone.
 fn is_plain(branch: &Branch) -> bool {
     PLAIN >> branch.class as u32 & 1 != 0
@@ -82,26 +95,30 @@ impl Lbr {
     /// Takes all branches of a batch, in order.
     pub(super) fn record(&mut self, batch: &[Branch]) {
         let mut batch = batch;
+        // Of many only the last ones stay, unless LER wants one before: mostly, nothing does.
         if self.select.is_empty()
-            && let Some((at, _)) = batch
-                .iter()
-                .enumerate()
-                .rev()
-                .filter(|(_, b)| is_plain(b))
-                .nth(LBR_DEPTH)
+            && let Some(at) = overwritten(batch)
         {
-            // Of many only the last ones stay, unless LER wants one before: mostly, nothing does.
-            let (old, new) = batch.split_at(at + 1);
-            let (classes, recorded) = old.iter().fold((0, 0), |(classes, n), b| {
-                (classes | 1 << b.class as u32, n + usize::from(is_plain(b)))
-            });
+            let (old, new) = batch.split_at(at);
+            let classes = classes(old);
             if classes & EVENTS == 0 {
+                let recorded = if classes & !PLAIN == 0 {
+                    old.len()
+                } else {
+                    old.iter().filter(|b| is_plain(b)).count()
+                };
                 self.skip(old, recorded);
                 batch = new;
             }
         }
+        let all_plain = self.select.is_empty() && classes(batch) & !PLAIN == 0;
         for branch in batch {
-            self.record_one(branch);
+            if all_plain {
+                self.lose(branch);
+                self.push(branch);
+            } else {
+                self.record_one(branch);
+            }
         }
     }
 
@@ -119,9 +136,7 @@ impl Lbr {
     }
 
     fn record_one(&mut self, branch: &Branch) {
-        if branch.mispredicted {
-            self.lost = self.lost.saturating_add(PENALTY);
-        }
+        self.lose(branch);
         let Some(class) = filter(branch.class) else {
             return;
         };
@@ -144,6 +159,13 @@ impl Lbr {
             }
         }
         self.push(branch);
+    }
+
+    /// The cycles that a mispredicted branch costs.
+    fn lose(&mut self, branch: &Branch) {
+        if branch.mispredicted {
+            self.lost = self.lost.saturating_add(PENALTY);
+        }
     }
 
     fn push(&mut self, branch: &Branch) {

@@ -48,6 +48,24 @@ pub enum BranchClass {
 }
 
 impl BranchClass {
+    /// All classes, in order.
+    pub const ALL: [Self; 14] = [
+        Self::Conditional,
+        Self::DirectJump,
+        Self::IndirectJump,
+        Self::DirectCall,
+        Self::CallNext,
+        Self::IndirectCall,
+        Self::Return,
+        Self::Far,
+        Self::SoftwareInterrupt,
+        Self::Exception,
+        Self::Debug,
+        Self::Interrupt,
+        Self::Abort,
+        Self::NotTaken,
+    ];
+
     /// It stays in its code segment.
     pub const fn is_near(self) -> bool {
         self.is_instruction() && !matches!(self, Self::Far | Self::SoftwareInterrupt)

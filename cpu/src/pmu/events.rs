@@ -186,6 +186,18 @@ impl Kinds {
     }
 }
 
+/// So many branches are added one by one.
+const FEW: usize = 64;
+
+/// Places in a table of [`key`]s.
+const KEYS: usize = 64;
+const _: () = assert!(4 * BranchClass::ALL.len() <= KEYS);
+
+/// Class, ring and prediction as a number below [`KEYS`].
+const fn key(class: BranchClass, ring: Ring, missed: bool) -> usize {
+    (class as usize) << 2 | (ring as usize) << 1 | missed as usize
+}
+
 /// How often each kind of event happened, per ring. Only differences count, modulo 2^64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventTotals([[u64; 2]; KINDS]);
@@ -199,33 +211,57 @@ impl EventTotals {
 
     /// Branches that an engine noted.
     pub fn add_branches(&mut self, branches: &[Branch]) {
-        for branch in branches {
-            let kind = match branch.class {
-                BranchClass::Conditional => Kind::TakenConditional,
-                BranchClass::NotTaken => Kind::NotTaken,
-                BranchClass::DirectJump | BranchClass::IndirectJump => Kind::Jump,
-                BranchClass::DirectCall | BranchClass::CallNext | BranchClass::IndirectCall => {
-                    Kind::Call
-                }
-                BranchClass::Return => Kind::Return,
-                BranchClass::Far | BranchClass::SoftwareInterrupt => Kind::Far,
-                // No branch instructions (rule EVT-17).
-                BranchClass::Exception
-                | BranchClass::Debug
-                | BranchClass::Interrupt
-                | BranchClass::Abort => continue,
-            };
-            let ring = Ring::of(branch.cpl);
-            self.add(kind, ring, 1);
-            if branch.mispredicted {
-                let missed = match kind {
-                    Kind::TakenConditional => Kind::MissedTaken,
-                    Kind::NotTaken => Kind::MissedNotTaken,
-                    Kind::Call => Kind::MissedCall,
-                    _ => Kind::MissedJump,
-                };
-                self.add(missed, ring, 1);
+        if branches.len() < FEW {
+            for branch in branches {
+                self.add_alike(branch.class, Ring::of(branch.cpl), branch.mispredicted, 1);
             }
+            return;
+        }
+        // Of many, those that are alike are counted first. Neighbours often are: two tables take turns, so
+        // that no count waits for the one before.
+        let mut tables = [[0_u64; KEYS]; 2];
+        for pair in branches.chunks(2) {
+            for (table, b) in tables.iter_mut().zip(pair) {
+                table[key(b.class, Ring::of(b.cpl), b.mispredicted) % KEYS] += 1;
+            }
+        }
+        let [even, odd] = tables;
+        for class in BranchClass::ALL {
+            for ring in [Ring::Os, Ring::User] {
+                for missed in [false, true] {
+                    let key = key(class, ring, missed);
+                    self.add_alike(class, ring, missed, even[key] + odd[key]);
+                }
+            }
+        }
+    }
+
+    /// `count` branches of a class, of one ring, mispredicted or not.
+    fn add_alike(&mut self, class: BranchClass, ring: Ring, missed: bool, count: u64) {
+        let kind = match class {
+            BranchClass::Conditional => Kind::TakenConditional,
+            BranchClass::NotTaken => Kind::NotTaken,
+            BranchClass::DirectJump | BranchClass::IndirectJump => Kind::Jump,
+            BranchClass::DirectCall | BranchClass::CallNext | BranchClass::IndirectCall => {
+                Kind::Call
+            }
+            BranchClass::Return => Kind::Return,
+            BranchClass::Far | BranchClass::SoftwareInterrupt => Kind::Far,
+            // No branch instructions (rule EVT-17).
+            BranchClass::Exception
+            | BranchClass::Debug
+            | BranchClass::Interrupt
+            | BranchClass::Abort => return,
+        };
+        self.add(kind, ring, count);
+        if missed {
+            let missed = match kind {
+                Kind::TakenConditional => Kind::MissedTaken,
+                Kind::NotTaken => Kind::MissedNotTaken,
+                Kind::Call => Kind::MissedCall,
+                _ => Kind::MissedJump,
+            };
+            self.add(missed, ring, count);
         }
     }
 

@@ -315,7 +315,7 @@ fn return_beyond(entry: Label, stack: u32) -> &'static mut Machine {
 }
 
 case! {
-    name: "return_beyond_the_limit", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
+    name: "return_beyond_the_limit", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0", "gd"],
     about: "RET and IRET to CPL 3 check the stack before EIP, and touch its descriptor after both",
     fn body(_ctx) {
         for entry in [return_outer as Label, iret_outer] {

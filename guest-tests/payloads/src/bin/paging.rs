@@ -134,7 +134,7 @@ case! {
 }
 
 case! {
-    name: "pae", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
+    name: "pae", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0", "gd"],
     about: "PAE paging: absent pointers fault; reserved bits of a pointer raise #GP when CR3 is loaded",
     fn body(_ctx) {
         let (blob, m) = machine();

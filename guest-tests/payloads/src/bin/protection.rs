@@ -268,7 +268,7 @@ struct TablePointer {
 }
 
 case! {
-    name: "system_segment_bases", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
+    name: "system_segment_bases", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0", "gd"],
     about: "LLDT and LTR refuse a base that is not canonical with #GP(selector), and mark no TSS as busy",
     fn body(_ctx) {
         /// Selectors of the descriptors behind those of the runtime.

@@ -119,7 +119,7 @@ case! {
 }
 
 case! {
-    name: "virtual_interrupt_flag", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
+    name: "virtual_interrupt_flag", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0", "gd"],
     about: "with CR4.VME and IOPL 0, CLI and STI change VIF; STI with VIP raises #GP(0)",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
@@ -138,7 +138,7 @@ case! {
 }
 
 case! {
-    name: "interrupts", cpl: [0], rules: ["SWI-05"], needs: ["exceptions", "intn-cpl0"],
+    name: "interrupts", cpl: [0], rules: ["SWI-05"], needs: ["exceptions", "intn-cpl0", "gd"],
     about: "INT3 needs no IOPL; INT n with CR4.VME follows the redirection map to the guest's own vector",
     fn body(ctx) {
         let (blob, m) = machine();
@@ -170,7 +170,7 @@ case! {
 }
 
 case! {
-    name: "segments", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
+    name: "segments", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0", "gd"],
     about: "a segment is 16 times its selector and ends at FFFFH",
     fn body(_ctx) {
         let (blob, m) = machine();
