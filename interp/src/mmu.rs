@@ -113,17 +113,22 @@ impl Core {
             Want::Write => !writable && (user || self.cr0(CR0_WP)),
             Want::Read => false,
         };
-        if denied {
-            return Err(1);
+        // The error code tells of the key whatever else forbids the access.
+        let key = want != Want::Fetch && user_page && self.key_denies(w.key, want, user);
+        match (denied, key) {
+            (false, false) => Ok(()),
+            (_, key) => Err(1 | u32::from(key) << 5),
         }
-        if want != Want::Fetch && user_page && self.cr4(CR4_PKE) && self.lma() {
-            let bits = self.vec.pkru >> (2 * w.key) & 3;
-            let wd = bits & 2 != 0 && (user || self.cr0(CR0_WP));
-            if bits & 1 != 0 || (want == Want::Write && wd) {
-                return Err(1 | 1 << 5);
-            }
+    }
+
+    /// PKRU forbids a data access to a user page with this key.
+    fn key_denies(&self, key: u8, want: Want, user: bool) -> bool {
+        if !self.cr4(CR4_PKE) || !self.lma() {
+            return false;
         }
-        Ok(())
+        let bits = self.vec.pkru >> (2 * key) & 3;
+        let wd = bits & 2 != 0 && (user || self.cr0(CR0_WP));
+        bits & 1 != 0 || (want == Want::Write && wd)
     }
 
     /// Walks the tables; sets A in all but the leaf. None: not present; Err: a reserved bit.

@@ -253,11 +253,8 @@ impl Core {
             let s = self.st.seg[i];
             let data = s.access & 8 == 0 || s.access & 4 == 0;
             if s.unusable || (data && s.dpl() < self.cpl) {
-                let base = if i >= seg::FS && s.unusable {
-                    s.base
-                } else {
-                    0
-                };
+                // The manual changes the selector alone, and 64-bit code goes on using the bases of FS and GS.
+                let base = if i >= seg::FS { s.base } else { 0 };
                 let access = u16::from(self.cpl) << 5;
                 let null = Segment {
                     selector: 0,

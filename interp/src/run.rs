@@ -556,7 +556,11 @@ impl Core {
         match self.why {
             Leave::Fault => self.fault(self.fault),
             Leave::SoftInt(vector, kind) => {
-                let deferred = std::mem::take(&mut self.st.events.deferred_db);
+                let mut deferred = std::mem::take(&mut self.st.events.deferred_db);
+                if kind == crate::core::SoftKind::Icebp && deferred != 0 {
+                    // Its own #DB reports what MOV SS held back.
+                    self.debug_bits(std::mem::take(&mut deferred));
+                }
                 self.deliver(Self::soft_event(vector, kind))?;
                 if deferred != 0 {
                     self.trap |= deferred;
