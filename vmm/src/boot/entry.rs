@@ -43,6 +43,12 @@ const PAGE: u64 = 0x1000;
 /// The stack that entries other than real mode get, in bytes.
 const STACK_SIZE: u64 = 0x1000;
 
+/// The interrupt table of real mode.
+const REAL_IDTR: DescriptorTable = DescriptorTable {
+    base: 0,
+    limit: 0x3ff,
+};
+
 /// Width of the code at the entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Width {
@@ -56,6 +62,8 @@ pub(super) fn protected(places: &mut Places<'_>, entry: u64) -> Result<CpuState,
     let mut state = flat_segments(places, Width::Bits32)?;
     state.rip = entry;
     state.cr0 = CR0_PE | CR0_ET;
+    // As a BIOS leaves it: good for images that go to real mode, and nothing in protected mode.
+    state.idtr = REAL_IDTR;
     Ok(state)
 }
 
@@ -98,10 +106,7 @@ pub(super) fn real(places: &mut Places<'_>, entry: u64) -> Result<CpuState, Boot
     };
     state.rip = entry - (u64::from(selector) << 4);
     state.cr0 = CR0_ET;
-    state.idtr = DescriptorTable {
-        base: 0,
-        limit: 0x3ff,
-    };
+    state.idtr = REAL_IDTR;
     // Below a boot sector is where a BIOS leaves the stack; an image may also fill all 64 KiB, and
     // then SP is 0, the top of the segment.
     for top in [0x7c00, 0x1_0000] {

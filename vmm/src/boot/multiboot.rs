@@ -170,9 +170,10 @@ fn information<'a>(
         8,
         address32((layout.low_end() - EXTENDED_START) / 1024),
     );
-    if !plan.cmdline.is_empty() {
+    let cmdline = after_name(&plan.names[0], &plan.cmdline);
+    if !cmdline.is_empty() {
         flags |= INFO_CMDLINE;
-        let at = places.structure("command line", plan.cmdline_string()?, 1)?;
+        let at = places.structure("command line", c_string("the command line", &cmdline)?, 1)?;
         put(&mut info, 16, address32(at));
     }
     let list = modules(places, plan, image_end)?;
@@ -202,6 +203,12 @@ fn information<'a>(
     places.structure("multiboot information", info, 4)
 }
 
+/// A command line as boot loaders give it: the file's name comes first, as a program's does.
+fn after_name(name: &[u8], args: &[u8]) -> Vec<u8> {
+    let parts = [name, args].into_iter().filter(|part| !part.is_empty());
+    parts.collect::<Vec<_>>().join(&b' ')
+}
+
 /// The memory map's entries: size of what follows, base, length, type.
 fn memory_map(layout: &Layout) -> Vec<u8> {
     let mut map = Vec::new();
@@ -222,9 +229,10 @@ fn modules<'a>(
 ) -> Result<Vec<u8>, BootError> {
     let mut list = Vec::new();
     let above = image_end.max(EXTENDED_START)..places.ram_end();
-    for NamedModule { name, data, args } in plan.all_modules() {
+    for module in plan.all_modules() {
+        let NamedModule { name, data, .. } = module;
         let text = format!("command line of {name}");
-        let args = c_string(&text, args)?;
+        let args = c_string(&text, &after_name(module.file, module.args))?;
         let args = places.structure(text, args, 1)?;
         let size = data.len() as u64;
         let start = places.fit(name, data, 0x1000, above.clone(), Take::Lowest)?;

@@ -56,6 +56,8 @@ pub struct Module<'a> {
     pub data: &'a [u8],
     /// The module's own command line, without a NUL at its end; may be empty.
     pub args: Vec<u8>,
+    /// The file's name, for protocols that put it in front of the command line; may be empty.
+    pub name: Vec<u8>,
 }
 
 /// What to load. The image is untrusted; so is all else, as far as memory safety goes.
@@ -65,6 +67,9 @@ pub struct Plan<'a> {
     pub image: &'a [u8],
     /// The protocol; `None` looks at the image, see [`detect`].
     pub protocol: Option<Protocol>,
+    /// The image's and the initrd's file names, for protocols that put them in front of command lines; may
+    /// be empty.
+    pub names: [Vec<u8>; 2],
     /// The initial RAM disk: Linux; the first module of PVH, ELF and multiboot images.
     pub initrd: Option<&'a [u8]>,
     /// Modules of PVH, ELF and multiboot images.
@@ -212,6 +217,7 @@ impl<'a> Plan<'a> {
             name: "initrd".to_owned(),
             data,
             args: &[],
+            file: &self.names[1],
         });
         let modules = self.modules.iter().enumerate();
         initrd
@@ -220,6 +226,7 @@ impl<'a> Plan<'a> {
                 name: format!("module {index}"),
                 data: module.data,
                 args: &module.args,
+                file: &module.name,
             }))
     }
 }
@@ -229,6 +236,7 @@ pub(super) struct NamedModule<'a, 'p> {
     pub(super) name: String,
     pub(super) data: &'a [u8],
     pub(super) args: &'p [u8],
+    pub(super) file: &'p [u8],
 }
 
 /// `text` with a NUL at its end.

@@ -96,7 +96,10 @@ fn modules<'a>(
     plan: &Plan<'a>,
 ) -> Result<Vec<hvm_modlist_entry>, BootError> {
     let mut list = Vec::new();
-    for NamedModule { name, data, args } in plan.all_modules() {
+    for NamedModule {
+        name, data, args, ..
+    } in plan.all_modules()
+    {
         let mut entry = hvm_modlist_entry {
             size: data.len() as u64,
             ..Default::default()

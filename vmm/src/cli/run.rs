@@ -249,7 +249,20 @@ fn read(what: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
 struct Files {
     image: Vec<u8>,
     initrd: Option<Vec<u8>>,
-    modules: Vec<(Vec<u8>, String)>,
+    modules: Vec<ModuleFile>,
+}
+
+/// A module with its command line and its name.
+struct ModuleFile {
+    data: Vec<u8>,
+    args: String,
+    name: Vec<u8>,
+}
+
+/// What guests are told of a file's place: its name.
+fn file_name(path: &Path) -> Vec<u8> {
+    let name = path.file_name().unwrap_or_default();
+    name.as_encoded_bytes().to_vec()
 }
 
 impl Files {
@@ -262,7 +275,12 @@ impl Files {
             .transpose()?;
         let modules = args.modules.iter().map(|module| {
             let (path, line) = module.split_once('=').unwrap_or((module, ""));
-            Ok((read("module", Path::new(path))?, line.to_owned()))
+            let path = Path::new(path);
+            Ok(ModuleFile {
+                data: read("module", path)?,
+                args: line.to_owned(),
+                name: file_name(path),
+            })
         });
         Ok(Self {
             image,
@@ -282,13 +300,16 @@ impl Files {
                 ProtocolArg::Multiboot => Some(Protocol::Multiboot),
                 ProtocolArg::Linux => Some(Protocol::Linux),
             },
+            names: [Some(&args.image), args.initrd.as_ref()]
+                .map(|path| path.map_or(Vec::new(), |path| file_name(path))),
             initrd: self.initrd.as_deref(),
             modules: self
                 .modules
                 .iter()
-                .map(|(data, line)| Module {
-                    data,
-                    args: line.clone().into_bytes(),
+                .map(|module| Module {
+                    data: &module.data,
+                    args: module.args.clone().into_bytes(),
+                    name: module.name.clone(),
                 })
                 .collect(),
             cmdline: args.cmdline.clone().into_bytes(),

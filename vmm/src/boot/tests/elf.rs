@@ -64,6 +64,7 @@ fn pvh_has_memory_map_command_line_and_modules() {
         modules: vec![Module {
             data: b"module",
             args: b"key=value".to_vec(),
+            name: Vec::new(),
         }],
         cmdline: b"console=ttyS0".to_vec(),
         ..image(&file)

@@ -18,6 +18,7 @@ fn elf_is_entered_with_magic_and_information() {
         modules: vec![Module {
             data: b"second",
             args: b"b c".to_vec(),
+            name: Vec::new(),
         }],
         ..image(&file)
     };
@@ -48,6 +49,34 @@ fn elf_is_entered_with_magic_and_information() {
         (20, 0, 0x9_fc00)
     );
     assert_eq!((guest.u32(map + 20), guest.u32(map + 44)), (1, 2));
+}
+
+#[test]
+fn command_lines_begin_with_the_names_of_the_files() {
+    let file = elf_image(&multiboot_header(3, &[]));
+    let module = |args: &[u8], name: &[u8]| Module {
+        data: b"data",
+        args: args.to_vec(),
+        name: name.to_vec(),
+    };
+    let strings = |cmdline: &[u8]| {
+        let guest = boot(&Plan {
+            cmdline: cmdline.to_vec(),
+            names: [b"kernel".to_vec(), b"initrd.gz".to_vec()],
+            initrd: Some(b"first"),
+            modules: vec![module(b"quiet", b"vmlinuz"), module(b"", b"table")],
+            ..image(&file)
+        });
+        let field = |at| u64::from(guest.u32(at));
+        let info = guest.state().gpr[gpr::RBX];
+        let module = |n: u64| field(field(info + 24) + 16 * n + 8);
+        [field(info + 16), module(0), module(1), module(2)].map(|at| guest.string(at))
+    };
+    assert_eq!(
+        strings(b"console=com1"),
+        ["kernel console=com1", "initrd.gz", "vmlinuz quiet", "table"]
+    );
+    assert_eq!(strings(b"")[0], "kernel");
 }
 
 #[test]
@@ -154,6 +183,7 @@ fn module_that_does_not_fit_is_refused() {
         modules: vec![Module {
             data: &[1; 0x1_0000],
             args: vec![],
+            name: Vec::new(),
         }],
         ..image(&file)
     };
