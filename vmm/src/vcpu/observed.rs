@@ -29,6 +29,10 @@ use crate::machine::{Board, Outcome};
 /// Instructions between two looks at the doorbell by the run loop itself.
 const BUDGET: u64 = 1 << 24;
 
+/// CPUID.01H:EDX.APIC, and what in IA32_APIC_BASE it shows.
+const EDX1_APIC: u32 = 1 << 9;
+const APIC_BASE_ENABLE: u64 = 1 << 11;
+
 /// The APM control port of Intel chipsets: a write raises an SMI on the processor that makes it.
 const APM_CONTROL: u16 = 0xb2;
 
@@ -234,7 +238,11 @@ impl Platform for Around {
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
         let id = u32::try_from(self.models.id).unwrap_or(0);
-        self.models.board.cpuid.query(leaf, subleaf, id, 0, 0)
+        let mut regs = self.models.board.cpuid.query(leaf, subleaf, id, 0, 0);
+        if leaf == 1 && self.models.board.irq.apic_base(self.models.id) & APIC_BASE_ENABLE == 0 {
+            regs[3] &= !EDX1_APIC;
+        }
+        regs
     }
 
     fn portable(&self) -> bool {

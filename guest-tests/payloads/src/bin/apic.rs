@@ -253,6 +253,20 @@ case! {
 }
 
 case! {
+    // Under KVM, CPUID is KVM's.
+    name: "disabled", cpl: [0], rules: [], needs: ["guestbp-io"],
+    about: "CPUID shows no APIC while IA32_APIC_BASE disables it",
+    fn body(_ctx) {
+        let shown = || insn::cpuid(1, 0).edx >> 9 & 1;
+        check_eq!(shown(), 1, "enabled");
+        msr::write(IA32_APIC_BASE, 0xfee0_0900 & !ApicBase::EN.bits());
+        check_eq!(shown(), 0, "disabled");
+        msr::write(IA32_APIC_BASE, 0xfee0_0900);
+        check_eq!(shown(), 1, "enabled again");
+    }
+}
+
+case! {
     name: "x2apic_refused", cpl: [0], rules: ["MSR-27"], needs: ["msr-exit"],
     about: "illegal mode changes, absent registers and reserved bits raise #GP(0)",
     fn body(ctx) {

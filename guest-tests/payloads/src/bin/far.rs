@@ -8,10 +8,13 @@ use core::arch::asm;
 use core::ptr;
 
 use hindsight_guest::blob;
+use hindsight_guest::boot::KERNEL_DATA;
 use hindsight_guest::catch::catch;
 use hindsight_guest::legacy::tables::{self, segment};
 use hindsight_guest::legacy::{self, BASE, Blob, DATA, Label, Machine, Mode, STACK, Start, sel};
+use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
+use hindsight_guest::regs::msr::IA32_FS_BASE;
 
 payload!("far");
 
@@ -391,5 +394,23 @@ case! {
         // Above the frame were SS (8 bytes) and what was pushed after it.
         check_eq!(wide, 0x100 - 32, "RSP after IRETQ");
         check_eq!(narrow, 0x200, "RSP after IRET of 32 bits");
+    }
+}
+
+case! {
+    // Emulators clear the base.
+    name: "return_keeps_bases", cpl: [3], rules: [], needs: ["guestbp-io"],
+    about: "a return to CPL 3 makes a segment of CPL 0 in FS null and leaves its base alone",
+    fn body(ctx) {
+        let base = 0x1234_5000;
+        let selector: u16;
+        // SAFETY: nothing uses FS.
+        unsafe { asm!("mov fs, {0:x}", in(reg) KERNEL_DATA, options(nomem, nostack)) };
+        msr::write(IA32_FS_BASE, base);
+        check!(ctx.run(|| {}).is_none(), "no exception");
+        // SAFETY: as above.
+        unsafe { asm!("mov {0:x}, fs", out(reg) selector, options(nomem, nostack)) };
+        check_eq!((selector, msr::read(IA32_FS_BASE)), (0, base), "FS");
+        msr::write(IA32_FS_BASE, 0);
     }
 }

@@ -176,6 +176,10 @@ case! {
         let expected = (ctx.cpl == 3).then_some((14, KEY | user | WRITE | 1));
         check_eq!(code(ctx.run(|| access::store(at, 0xc3))), expected, "a store with WD and without CR0.WP");
         insn::write_cr0(insn::read_cr0() | WP);
+        // Both the entry and the key forbid it.
+        write_pkru(4);
+        paging::map(at, at, P | US | 1 << 59);
+        check_eq!(code(ctx.run(|| access::store(at, 1))), Some((14, KEY | user | WRITE | 1)), "a store to a read-only page with AD");
         // The key of a page that is not open to CPL 3 does not count.
         write_pkru(4);
         paging::map(at, at, P | RW | 1 << 59);

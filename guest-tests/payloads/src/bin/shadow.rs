@@ -40,6 +40,7 @@ snippet! { load_ss_int3 [load_ss_int3_next] "mov ss, word ptr [rsi]", "int3", "l
 snippet! { load_ss_int80 [load_ss_int80_next] "mov ss, word ptr [rsi]", "int 0x80", "load_ss_int80_next:",
     "ret"
 }
+snippet! { load_ss_int1 [load_ss_int1_next] "mov ss, word ptr [rsi]", ".byte 0xf1", "load_ss_int1_next:", "ret" }
 snippet! { load_ss_syscall [] "xor r10d, r10d", "mov ss, word ptr [rsi]", "syscall", "ret" }
 snippet! { two_loads [two_loads_second two_loads_next] set_tf!(), "mov ss, di", "mov ss, di",
     "two_loads_second:", "nop", "two_loads_next:", clear_tf!(), "ret"
@@ -139,6 +140,15 @@ case! {
         let place = watch_selector(ctx);
         let log = events(ctx, load_ss_int80, 0, place);
         check_events!(log, [(vectors::entry(0x80), B0)], "INT n");
+    }
+}
+
+case! {
+    name: "before_int1", cpl: [0, 3], rules: ["SHD-06", "DB-20"], needs: ["guestbp-data", "guestbp-io"],
+    about: "the #DB of INT1 reports the deferred breakpoint, and there is no second one",
+    fn body(ctx) {
+        let place = watch_selector(ctx);
+        check_events!(events(ctx, load_ss_int1, 0, place), [(at(load_ss_int1_next), B0)], "INT1");
     }
 }
 
