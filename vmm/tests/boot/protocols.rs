@@ -185,9 +185,14 @@ fn multiboot_elf(bits64: bool, flags: u32) -> Vec<u8> {
 /// Boots a multiboot kernel, with nothing along and with everything.
 fn boots_by_multiboot(image: &[u8]) {
     let memory = "lower=0000027f upper=0000fc00\n";
-    let nothing = format!("{PROTECTED}info=00000241 {memory}cmdline=\n");
+    // The name of the file comes first.
+    let nothing = format!("{PROTECTED}info=00000245 {memory}cmdline=image\n");
     boots(image, &[], 0, &nothing);
-    let all = format!("{PROTECTED}info=0000024d {memory}{ALL_TEXT}");
+    let text = "cmdline=image console=ttyS0 a=\"b c\"\n\
+        module=first file args=initrd\n\
+        module=second file args=module key=value x\n\
+        module=second file args=module\n";
+    let all = format!("{PROTECTED}info=0000024d {memory}{text}");
     boots(image, &ALL, 0, &all);
 }
 
