@@ -59,6 +59,8 @@ pub struct KvmVcpu {
     tsc_offset: Option<u64>,
     /// What KVM was told last of debugging the guest.
     debug: GuestDebug,
+    /// A step that KVM was told of is still on: setting registers ends it, unless RIP is where it was then.
+    steps: bool,
     /// The thread is inside of KVM_RUN, or about to be.
     in_guest: Arc<AtomicBool>,
     /// After `fd`: the machine's memory outlives its processors.
@@ -168,6 +170,7 @@ impl KvmVcpu {
             stale: false,
             tsc_offset: None,
             debug: GuestDebug::default(),
+            steps: false,
             in_guest: Arc::default(),
             vm,
         }
@@ -495,7 +498,7 @@ impl KvmVcpu {
     ///
     /// When KVM refuses.
     pub fn set_guest_debug(&mut self, wanted: &GuestDebug) -> Result<(), KvmError> {
-        if self.debug == *wanted {
+        if self.debug == *wanted && self.steps == wanted.step {
             return Ok(());
         }
         let mut debug = kvm_guest_debug::default();
@@ -511,6 +514,7 @@ impl KvmVcpu {
             .set_guest_debug(&debug)
             .map_err(ioctl("KVM_SET_GUEST_DEBUG"))?;
         self.debug = *wanted;
+        self.steps = wanted.step;
         Ok(())
     }
 
@@ -586,6 +590,7 @@ impl KvmVcpu {
         if old.is_none_or(|old| old.debug != new.debug) {
             self.set_debug_registers(&new.debug)?;
         }
+        self.steps = false;
         self.fd
             .set_regs(&state::export_regs(state))
             .map_err(ioctl("KVM_SET_REGS"))?;
@@ -681,6 +686,7 @@ impl KvmVcpu {
         let mut regs = self.fd.sync_regs().regs;
         regs.rflags = rflags;
         self.synced = false;
+        self.steps = false;
         self.fd.set_regs(&regs).map_err(ioctl("KVM_SET_REGS"))
     }
 
