@@ -115,10 +115,10 @@ impl Core {
         };
         // The error code tells of the key whatever else forbids the access.
         let key = want != Want::Fetch && user_page && self.key_denies(w.key, want, user);
-        match (denied, key) {
-            (false, false) => Ok(()),
-            (_, key) => Err(1 | u32::from(key) << 5),
+        if denied || key {
+            return Err(1 | u32::from(key) << 5);
         }
+        Ok(())
     }
 
     /// PKRU forbids a data access to a user page with this key.

@@ -476,3 +476,40 @@ impl Event {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn branches_count_the_same_together_and_one_by_one() {
+        let numbers = BranchClass::ALL.map(|class| class as usize);
+        let last = BranchClass::NotTaken as usize;
+        assert!(numbers.into_iter().eq(0..=last), "every class, once");
+        let branch = |class, cpl, mispredicted| Branch {
+            from: 1,
+            to: 2,
+            at: 0,
+            class,
+            cpl,
+            to_cpl: cpl,
+            mispredicted,
+        };
+        // Every kind another number of times.
+        let mut branches = Vec::new();
+        for class in BranchClass::ALL {
+            for (cpl, missed) in [(0, false), (0, true), (3, false), (3, true)] {
+                let count = branches.len() % 7 + 1;
+                branches.extend(vec![branch(class, cpl, missed); count]);
+            }
+        }
+        assert!(branches.len() >= FEW);
+        let (mut together, mut alone) = (EventTotals::default(), EventTotals::default());
+        together.add_branches(&branches);
+        for one in &branches {
+            alone.add_branches(std::slice::from_ref(one));
+        }
+        assert_eq!(together, alone);
+        assert_ne!(alone, EventTotals::default());
+    }
+}

@@ -8,7 +8,6 @@ use crate::layout::CONVENTIONAL_END;
 
 /// The interrupt table of real mode: 256 pairs of offset and segment.
 const TABLE: u64 = 0;
-const VECTORS: u8 = 255;
 /// The handlers, at the end of the segment where a BIOS is.
 const HANDLERS: u64 = 0xf_ff00;
 const HANDLERS_SEGMENT: u16 = 0xf000;
@@ -51,7 +50,7 @@ fn table() -> Vec<u8> {
         };
         [handler, HANDLERS_SEGMENT]
     };
-    (0..=VECTORS)
+    (0..=u8::MAX)
         .flat_map(entry)
         .flat_map(u16::to_le_bytes)
         .collect()

@@ -170,7 +170,7 @@ fn information<'a>(
         8,
         address32((layout.low_end() - EXTENDED_START) / 1024),
     );
-    let cmdline = after_name(&plan.names[0], &plan.cmdline);
+    let cmdline = after_name(&plan.name, &plan.cmdline);
     if !cmdline.is_empty() {
         flags |= INFO_CMDLINE;
         let at = places.structure("command line", c_string("the command line", &cmdline)?, 1)?;

@@ -67,9 +67,10 @@ pub struct Plan<'a> {
     pub image: &'a [u8],
     /// The protocol; `None` looks at the image, see [`detect`].
     pub protocol: Option<Protocol>,
-    /// The image's and the initrd's file names, for protocols that put them in front of command lines; may
-    /// be empty.
-    pub names: [Vec<u8>; 2],
+    /// The image's file name, for protocols that put it in front of the command line; may be empty.
+    pub name: Vec<u8>,
+    /// The same of the initrd.
+    pub initrd_name: Vec<u8>,
     /// The initial RAM disk: Linux; the first module of PVH, ELF and multiboot images.
     pub initrd: Option<&'a [u8]>,
     /// Modules of PVH, ELF and multiboot images.
@@ -217,7 +218,7 @@ impl<'a> Plan<'a> {
             name: "initrd".to_owned(),
             data,
             args: &[],
-            file: &self.names[1],
+            file: &self.initrd_name,
         });
         let modules = self.modules.iter().enumerate();
         initrd

@@ -300,8 +300,8 @@ impl Files {
                 ProtocolArg::Multiboot => Some(Protocol::Multiboot),
                 ProtocolArg::Linux => Some(Protocol::Linux),
             },
-            names: [Some(&args.image), args.initrd.as_ref()]
-                .map(|path| path.map_or(Vec::new(), |path| file_name(path))),
+            name: file_name(&args.image),
+            initrd_name: args.initrd.as_deref().map_or_else(Vec::new, file_name),
             initrd: self.initrd.as_deref(),
             modules: self
                 .modules

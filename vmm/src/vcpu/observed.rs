@@ -11,6 +11,7 @@ use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::pmu::{Counting, Ring};
 use hindsight_cpu::state::{Activity, CpuState, seg};
 use hindsight_interp::{Accesses, Exit, Gp, Memory, Pending, Platform, Step, Stops, Vcpu};
+use hindsight_regs::apic::ApicBase;
 use hindsight_regs::msr as regs;
 
 use super::attend::{Attended, Plan, Request, Stop};
@@ -29,9 +30,8 @@ use crate::machine::{Board, Outcome};
 /// Instructions between two looks at the doorbell by the run loop itself.
 const BUDGET: u64 = 1 << 24;
 
-/// CPUID.01H:EDX.APIC, and what in IA32_APIC_BASE it shows.
+/// CPUID.01H:EDX.APIC.
 const EDX1_APIC: u32 = 1 << 9;
-const APIC_BASE_ENABLE: u64 = 1 << 11;
 
 /// The APM control port of Intel chipsets: a write raises an SMI on the processor that makes it.
 const APM_CONTROL: u16 = 0xb2;
@@ -239,7 +239,7 @@ impl Platform for Around {
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
         let id = u32::try_from(self.models.id).unwrap_or(0);
         let mut regs = self.models.board.cpuid.query(leaf, subleaf, id, 0, 0);
-        if leaf == 1 && self.models.board.irq.apic_base(self.models.id) & APIC_BASE_ENABLE == 0 {
+        if leaf == 1 && self.models.board.irq.apic_base(self.models.id) & ApicBase::EN.bits() == 0 {
             regs[3] &= !EDX1_APIC;
         }
         regs

@@ -181,7 +181,6 @@ case! {
         paging::map(at, at, P | US | 1 << 59);
         check_eq!(code(ctx.run(|| access::store(at, 1))), Some((14, KEY | user | WRITE | 1)), "a store to a read-only page with AD");
         // The key of a page that is not open to CPL 3 does not count.
-        write_pkru(4);
         paging::map(at, at, P | RW | 1 << 59);
         check!(catch(|| { access::load(at); }).is_none(), "a supervisor page");
         write_pkru(0);

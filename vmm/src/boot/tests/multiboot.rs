@@ -62,7 +62,8 @@ fn command_lines_begin_with_the_names_of_the_files() {
     let strings = |cmdline: &[u8]| {
         let guest = boot(&Plan {
             cmdline: cmdline.to_vec(),
-            names: [b"kernel".to_vec(), b"initrd.gz".to_vec()],
+            name: b"kernel".to_vec(),
+            initrd_name: b"initrd.gz".to_vec(),
             initrd: Some(b"first"),
             modules: vec![module(b"quiet", b"vmlinuz"), module(b"", b"table")],
             ..image(&file)
