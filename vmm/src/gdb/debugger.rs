@@ -215,12 +215,19 @@ impl Debugger {
     /// Takes what the processors reported, stops the others, and says what the client hears of it:
     /// `None` if nothing was reported.
     pub(super) fn collect(&mut self) -> Result<Option<Reason>, DebugError> {
-        self.pending.extend(self.board.reports.take());
-        if self.pending.is_empty() {
+        let mut reports = self.board.reports.take();
+        if reports.is_empty() && self.pending.is_empty() {
             return Ok(None);
         }
         self.pause()?;
-        self.pending.extend(self.board.reports.take());
+        reports.append(&mut self.board.reports.take());
+        for report in reports {
+            // It has not run on since.
+            if let (Some(place), Some(state)) = (self.states.get_mut(report.id), report.state) {
+                *place = Some(state);
+            }
+            self.pending.push_back((report.id, report.stop));
+        }
         Ok(self.next_reason())
     }
 
@@ -547,12 +554,15 @@ impl Debugger {
         };
         let stops = self.stops(cpu, plan);
         let fresh = (stops != self.applied[cpu]).then(|| stops.clone());
-        self.ask(cpu, move |cpu| {
+        let order = Box::new(move |cpu: &mut dyn Attended| {
             cpu.set_plan(plan);
             if let Some(stops) = fresh {
                 cpu.set_stops(&stops);
             }
-        })?;
+        });
+        if !self.board.control.order(cpu, order) {
+            return Err(DebugError::Gone);
+        }
         self.applied[cpu] = stops;
         Ok(())
     }
@@ -567,6 +577,8 @@ impl Debugger {
         if !self.paused && self.pause().is_err() {
             return;
         }
+        // What stopped meanwhile runs on.
+        self.board.reports.take();
         for cpu in 0..self.cpus {
             if self.stop_trace(cpu).is_err() {
                 return;

@@ -17,8 +17,9 @@ use super::debugger::{Debugger, Reason, cpu_of};
 use super::framing::{self, BODY_MAX, Framer, Item};
 use super::registers::Place;
 use super::stop;
-use super::target::RegisterNumber;
+use super::target::{self, RegisterNumber};
 use super::threads;
+use crate::vcpu::attend::Stop;
 
 /// Where `gdbstub` writes to.
 #[derive(Clone, Debug, Default)]
@@ -183,6 +184,7 @@ impl Session {
             }
             _ if body.starts_with(b"Qbtrace") => self.set_trace(debugger, body),
             _ if body.starts_with(b"qXfer:") => self.transfer(debugger, body),
+            [b'm', range @ ..] => self.read_memory(debugger, range),
             _ => self.pass(debugger, body),
         }
         Next::Stay
@@ -191,9 +193,7 @@ impl Session {
     /// Hands a packet to `gdbstub`, made harmless, and sends its answer.
     fn pass(&mut self, debugger: &mut Debugger, body: &[u8]) {
         debugger.current = self.current();
-        let capped = cap_read(body);
-        let answers = self.feed(debugger, capped.as_deref().unwrap_or(body));
-        match answers {
+        match self.feed(debugger, body) {
             Some(answers) => {
                 let good = answers.first().is_some_and(|answer| answer == b"OK");
                 if good && body.starts_with(b"Hg") {
@@ -204,12 +204,24 @@ impl Session {
                 }
                 for mut answer in answers {
                     if body.starts_with(b"qSupported") {
-                        answer.extend_from_slice(FEATURES);
+                        answer = supported(&answer);
                     }
                     self.reply(&answer);
                 }
             }
             None => self.reply(b"E01"),
+        }
+    }
+
+    /// `m`. `gdbstub` cannot read less than it is asked for.
+    fn read_memory(&mut self, debugger: &mut Debugger, range: &[u8]) {
+        let read = parse_range(range).ok_or(22).and_then(|(at, len)| {
+            let read = debugger.read_memory(self.current(), at, len);
+            read.map_err(|error| target::errno(&error))
+        });
+        match read {
+            Ok(bytes) => self.reply(framing::hex(&bytes).as_bytes()),
+            Err(errno) => self.reply(format!("E{errno:02x}").as_bytes()),
         }
     }
 
@@ -248,7 +260,7 @@ impl Session {
     fn fresh(&mut self, debugger: &mut Debugger) -> Option<Machine> {
         self.output.0.borrow_mut().clear();
         let stub = GdbStub::builder(self.output.clone())
-            .packet_buffer_size(BODY_MAX + 8)
+            .packet_buffer_size(BUFFER)
             .build()
             .ok()?;
         let mut machine = stub.run_state_machine(debugger).ok()?;
@@ -292,7 +304,7 @@ impl Session {
         let GdbStubStateMachine::Running(inner) = machine else {
             return None;
         };
-        let values = expedited(debugger, reason.cpu);
+        let values = expedited(debugger, reason);
         let mut registers = values
             .iter()
             .map(|(number, value)| (RegisterNumber(*number), value.as_slice()));
@@ -409,19 +421,33 @@ impl Session {
     }
 }
 
+/// Where `gdbstub`'s buffer begins, in bytes; it grows with longer packets. With every packet it searches
+/// all of it.
+const BUFFER: usize = 1024;
+
 /// What is told besides the features that `gdbstub` tells.
 const FEATURES: &[u8] = b";QStartNoAckMode+;qXfer:threads:read+;Qbtrace:bts+;Qbtrace:off+;\
     qXfer:btrace:read+;Qbtrace-conf:bts:size+;qXfer:btrace-conf:read+";
 
-/// Registers that a client asks for at every stop: a stop reply carries them.
-fn expedited(debugger: &mut Debugger, cpu: usize) -> Vec<(usize, Vec<u8>)> {
+/// The features that `gdbstub` tells, with ours.
+fn supported(told: &[u8]) -> Vec<u8> {
+    // What is longer than its buffer is taken as well.
+    let size = format!("PacketSize={BODY_MAX:x}");
+    let others = told.iter().position(|&byte| byte == b';').unwrap_or(0);
+    [size.as_bytes(), &told[others..], FEATURES].concat()
+}
+
+/// Registers that a client asks for at every stop: a stop reply carries them. After a step those that
+/// frames are found by, at a breakpoint all that its condition may name.
+fn expedited(debugger: &mut Debugger, reason: &Reason) -> Vec<(usize, Vec<u8>)> {
+    let cpu = reason.cpu;
+    let general: &[usize] = match reason.stop {
+        Some(Stop::Hit(_)) => &[4, 5, 0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
+        _ => &[4, 5],
+    };
+    let general = general.iter().map(|&number| Place::General(number));
     let mut values = Vec::new();
-    for place in [
-        Place::Pc,
-        Place::General(4),
-        Place::General(5),
-        Place::Flags,
-    ] {
+    for place in [Place::Pc, Place::Flags].into_iter().chain(general) {
         let Some(number) = debugger.layout().number(place) else {
             continue;
         };
@@ -435,13 +461,11 @@ fn expedited(debugger: &mut Debugger, cpu: usize) -> Vec<(usize, Vec<u8>)> {
     values
 }
 
-/// A read that is no longer than its answer may be.
-fn cap_read(body: &[u8]) -> Option<Vec<u8>> {
-    let text = std::str::from_utf8(body.strip_prefix(b"m")?).ok()?;
-    let (at, len) = text.split_once(',')?;
-    let len = usize::from_str_radix(len, 16).ok()?;
-    const MOST: usize = BODY_MAX / 2 - 64;
-    (len > MOST).then(|| format!("m{at},{MOST:x}").into_bytes())
+/// The address and the length of `m`, which is no longer than its answer may be.
+fn parse_range(range: &[u8]) -> Option<(u64, usize)> {
+    let (at, len) = std::str::from_utf8(range).ok()?.split_once(',')?;
+    let (at, len) = (u64::from_str_radix(at, 16), usize::from_str_radix(len, 16));
+    Some((at.ok()?, len.ok()?.min(BODY_MAX / 2 - 64)))
 }
 
 /// A `vCont` packet that says something, of processors that there are. `gdbstub` would take one that

@@ -87,15 +87,19 @@ impl Arch for X86 {
 }
 
 /// What the client is told, as an `errno`.
-fn refuse(error: &DebugError) -> TargetError<DebugError> {
+pub(super) fn errno(error: &DebugError) -> u8 {
     tracing::debug!(target: "gdb", "{error}");
-    TargetError::Errno(match error {
+    match error {
         DebugError::NoMemory(_) => 14,
         DebugError::Gone => 3,
         DebugError::Running => 16,
         DebugError::NeedsInterpreter(_) => 95,
         _ => 22,
-    })
+    }
+}
+
+fn refuse(error: &DebugError) -> TargetError<DebugError> {
+    TargetError::Errno(errno(error))
 }
 
 impl Target for Debugger {

@@ -377,7 +377,10 @@ impl Board {
     pub fn resume(&self) {
         self.clock.resume();
         self.control.resume();
-        self.timer.ring();
+        // While time stood still, nothing of this kept the timer thread awake.
+        if self.irq.next_event().is_some() {
+            self.timer.ring();
+        }
     }
 
     /// Processor `id` waits, or waits no more, for KVM to say that it takes an interrupt. Some KVMs

@@ -4,7 +4,6 @@
 //! A processor's thread owns its state. So a request is a function that this thread calls at its
 //! checkpoint ([`super::control::Control::ask`]), with the processor in either way of running.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -139,11 +138,22 @@ pub enum Stop {
     Beyond(Beyond),
 }
 
+/// A processor that stopped by itself.
+#[derive(Debug)]
+pub struct Report {
+    /// Which one.
+    pub id: usize,
+    /// Why.
+    pub stop: Stop,
+    /// Its state, which whoever debugs it looks at first; `None` where it must be asked for.
+    pub state: Option<Box<CpuState>>,
+}
+
 /// Stops of processors on their way to whoever debugs the machine.
 #[derive(Debug)]
 pub struct Reports {
     wanted: AtomicBool,
-    queue: Mutex<VecDeque<(usize, Stop)>>,
+    queue: Mutex<Vec<Report>>,
     /// Readable while there is something in the queue.
     bell: OwnedFd,
 }
@@ -172,9 +182,9 @@ impl Reports {
         self.wanted.load(Ordering::SeqCst)
     }
 
-    /// Processor `id` stopped.
-    pub fn put(&self, id: usize, stop: Stop) {
-        lock(&self.queue).push_back((id, stop));
+    /// A processor stopped.
+    pub fn put(&self, report: Report) {
+        lock(&self.queue).push(report);
         self.ring();
     }
 
@@ -185,11 +195,11 @@ impl Reports {
     }
 
     /// Takes all reports.
-    pub fn take(&self) -> Vec<(usize, Stop)> {
+    pub fn take(&self) -> Vec<Report> {
         let mut count = [0; 8];
         // Fails when nothing rang.
         let _ = rustix::io::read(&self.bell, &mut count);
-        lock(&self.queue).drain(..).collect()
+        std::mem::take(&mut *lock(&self.queue))
     }
 }
 

@@ -10,6 +10,7 @@
 //! all go on in the other engine. None runs guest code in one while another still does in the
 //! other.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -113,8 +114,8 @@ struct Inner {
     round: u64,
     /// Processors that stay paused when the others run on, a bit each.
     held: u64,
-    /// What the processors' threads are to do while they are paused.
-    asked: Vec<Option<Request>>,
+    /// What the processors' threads are to do before they run on.
+    asked: Vec<VecDeque<Request>>,
 }
 
 impl Inner {
@@ -130,12 +131,12 @@ impl Inner {
     }
 
     fn has_request(&self, mut ids: Range<usize>) -> bool {
-        ids.any(|id| self.asked.get(id).is_some_and(Option::is_some))
+        ids.any(|id| self.asked.get(id).is_some_and(|asked| !asked.is_empty()))
     }
 
     fn take_request(&mut self, ids: Range<usize>) -> Option<(usize, Request)> {
         ids.into_iter()
-            .find_map(|id| Some((id, self.asked.get_mut(id)?.take()?)))
+            .find_map(|id| Some((id, self.asked.get_mut(id)?.pop_front()?)))
     }
 }
 
@@ -156,7 +157,10 @@ fn mask(ids: &Range<usize>) -> u64 {
 #[derive(Debug)]
 pub struct Control {
     inner: Mutex<Inner>,
+    /// The processors' threads wait here. Whoever wakes them lets go of `inner` first: they need it.
     changed: Condvar,
+    /// Those who wait for the threads to wait.
+    settled: Condvar,
     doorbells: Vec<Doorbell>,
 }
 
@@ -199,9 +203,10 @@ impl Control {
                 arrived: 0,
                 round: 0,
                 held: 0,
-                asked: (0..cpus).map(|_| None).collect(),
+                asked: (0..cpus).map(|_| VecDeque::new()).collect(),
             }),
             changed: Condvar::new(),
+            settled: Condvar::new(),
             doorbells: (0..cpus).map(|_| Doorbell::default()).collect(),
         }
     }
@@ -226,6 +231,7 @@ impl Control {
         let mut inner = lock(&self.inner);
         if inner.phase == Phase::Paused {
             inner.phase = Phase::Running;
+            drop(inner);
             self.changed.notify_all();
         }
     }
@@ -242,7 +248,7 @@ impl Control {
         inner = lock(&self.inner);
         while inner.phase == Phase::Paused && inner.waiting < inner.active {
             inner = self
-                .changed
+                .settled
                 .wait(inner)
                 .unwrap_or_else(PoisonError::into_inner);
         }
@@ -252,8 +258,13 @@ impl Control {
     /// Has these processors (a bit each) stay where they are when the machine runs on, and no
     /// others. They stop at their next checkpoint: call this while the machine is paused.
     pub fn hold_only(&self, ids: u64) {
-        lock(&self.inner).held = ids;
-        self.changed.notify_all();
+        let mut inner = lock(&self.inner);
+        inner.held = ids;
+        let waits = inner.phase == Phase::Paused;
+        drop(inner);
+        if !waits {
+            self.changed.notify_all();
+        }
     }
 
     /// Has processor `id` stop at its next checkpoint, and stay there until
@@ -267,15 +278,23 @@ impl Control {
     /// soon. `false`: the machine is stopped, and the request was dropped. A request that is
     /// accepted is done, or dropped when the machine stops: answer through a channel.
     pub fn ask(&self, id: usize, request: Request) -> bool {
+        let accepted = self.order(id, request);
+        if accepted {
+            self.changed.notify_all();
+        }
+        accepted
+    }
+
+    /// As [`Control::ask`], but when the machine runs on will do: the thread is not woken for it.
+    pub fn order(&self, id: usize, request: Request) -> bool {
         let mut inner = lock(&self.inner);
         if inner.phase == Phase::Stopped {
             return false;
         }
-        let Some(place) = inner.asked.get_mut(id) else {
+        let Some(asked) = inner.asked.get_mut(id) else {
             return false;
         };
-        *place = Some(request);
-        self.changed.notify_all();
+        asked.push_back(request);
         true
     }
 
@@ -283,9 +302,10 @@ impl Control {
     pub fn stop(&self) {
         let mut inner = lock(&self.inner);
         inner.phase = Phase::Stopped;
-        inner.asked.iter_mut().for_each(|request| *request = None);
+        inner.asked.iter_mut().for_each(VecDeque::clear);
         drop(inner);
         self.changed.notify_all();
+        self.settled.notify_all();
         self.ring_all();
     }
 
@@ -311,6 +331,7 @@ impl Control {
     pub fn leave(&self) {
         lock(&self.inner).active -= 1;
         self.changed.notify_all();
+        self.settled.notify_all();
     }
 
     /// What runs the guest, or is about to.
@@ -348,6 +369,14 @@ impl Control {
     ) -> Checkpoint {
         let mut inner = lock(&self.inner);
         loop {
+            if let Some((id, request)) = inner.take_request(place.ids.clone()) {
+                drop(inner);
+                serve(id, request);
+                // It may have been given another state.
+                place.movable = None;
+                inner = lock(&self.inner);
+                continue;
+            }
             match inner.phase {
                 Phase::Stopped => return Checkpoint::Stop,
                 // A pause goes first: while it lasts nobody moves.
@@ -368,22 +397,16 @@ impl Control {
             if !inner.pauses(mask(&place.ids)) {
                 return Checkpoint::Run;
             }
-            if let Some((id, request)) = inner.take_request(place.ids.clone()) {
-                drop(inner);
-                serve(id, request);
-                // It may have been given another state.
-                place.movable = None;
-                inner = lock(&self.inner);
-            } else {
-                inner = self.wait(inner);
-            }
+            inner = self.wait(inner);
         }
     }
 
     /// Waits for something to change, as one of those that do not run.
     fn wait<'a>(&'a self, mut inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
         inner.waiting += 1;
-        self.changed.notify_all();
+        if inner.waiting >= inner.active {
+            self.settled.notify_all();
+        }
         inner = self
             .changed
             .wait(inner)
@@ -403,7 +426,7 @@ impl Control {
         inner.arrived += 1;
         while inner.round == round {
             let paused = inner.phase == Phase::Paused;
-            if inner.phase == Phase::Stopped || (paused && inner.has_request(place.ids.clone())) {
+            if inner.phase == Phase::Stopped || inner.has_request(place.ids.clone()) {
                 inner.arrived -= 1;
                 break;
             }

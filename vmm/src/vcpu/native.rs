@@ -12,7 +12,7 @@ use hindsight_regs::dr::Dr6;
 use hindsight_regs::msr as regs;
 use kvm_bindings::kvm_regs;
 
-use super::attend::{Attended, Plan, Request, Stop};
+use super::attend::{Attended, Plan, Report, Request, Stop};
 use super::control::{Checkpoint, Doorbell, Place};
 use super::dispatch::{self, CrashCause, Next};
 use super::mode::Engine;
@@ -214,7 +214,8 @@ impl NativeVcpu {
         self.before = None;
         if let Some(stop) = self.models.orders.due.take() {
             board.control.hold(self.models.id);
-            board.reports.put(self.models.id, stop);
+            let (id, state) = (self.models.id, Some(Box::new(self.state()?)));
+            board.reports.put(Report { id, stop, state });
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use hindsight_interp::{Accesses, Exit, Gp, Memory, Pending, Platform, Step, Stop
 use hindsight_regs::apic::ApicBase;
 use hindsight_regs::msr as regs;
 
-use super::attend::{Attended, Plan, Request, Stop};
+use super::attend::{Attended, Plan, Report, Request, Stop};
 use super::control::{Checkpoint, Doorbell, Place};
 use super::determined::{Noted, Track};
 use super::dispatch::{Bytes, CrashCause};
@@ -468,7 +468,8 @@ impl ObservedVcpu {
         }
         let id = self.around.models.id;
         board.control.hold(id);
-        board.reports.put(id, stop);
+        let state = Attended::state(self).ok().map(Box::new);
+        board.reports.put(Report { id, stop, state });
         true
     }
 

@@ -9,7 +9,7 @@ use super::{Determined, Stop as Ended};
 use crate::kvm::KvmError;
 use crate::machine::Board;
 use crate::snapshot::{Limits, RestoreError, Timeline};
-use crate::vcpu::attend::{Attended, Plan, Request, Stop};
+use crate::vcpu::attend::{Attended, Plan, Report, Request, Stop};
 use crate::vcpu::control::{Checkpoint, Place};
 use crate::vcpu::mode::Engine;
 use crate::vcpu::models::Models;
@@ -83,7 +83,12 @@ impl Debugged {
 
     fn report(&mut self, cpu: usize, stop: Stop) {
         self.board.control.hold(cpu);
-        self.board.reports.put(cpu, stop);
+        let report = Report {
+            id: cpu,
+            stop,
+            state: None,
+        };
+        self.board.reports.put(report);
     }
 
     /// Does what is planned. `None`: it was interrupted, or the run is over.
