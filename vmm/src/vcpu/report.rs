@@ -50,6 +50,13 @@ impl Crash {
         &self.state
     }
 
+    /// The processor is where a reset puts it, and can take exceptions there: it has not faulted so.
+    fn is_reset(&self) -> bool {
+        let reset = CpuState::reset();
+        let place = |state: &CpuState| (state.rip, state.seg[seg::CS].base, state.idtr);
+        place(&self.state) == place(&reset)
+    }
+
     /// One line: what happened, where.
     pub fn summary(&self) -> String {
         let rip = self.state.rip;
@@ -59,6 +66,11 @@ impl Crash {
                 "the processor shut down in system-management mode, by a triple fault or by RSM with \
                  a save area that holds no possible state, {at}"
             ),
+            CrashCause::TripleFault if self.is_reset() => {
+                "the guest triple-faulted, and this host's KVM \
+                 has reset the processor: where it was is lost (--engine interp keeps it)"
+                    .to_owned()
+            }
             CrashCause::TripleFault => format!("the guest triple-faulted {at}"),
             CrashCause::Internal(error) => {
                 format!("this host's KVM cannot run the guest on: {error} ({at})")
@@ -225,5 +237,17 @@ mod tests {
         let crash = Crash::new(0, CrashCause::Internal(error), state, &memory);
         let text = crash.to_string();
         assert!(text.contains("rdtscp [0f 01 f9]"), "{text}");
+    }
+
+    #[test]
+    fn triple_fault_of_a_processor_that_kvm_reset_names_no_place() {
+        let memory =
+            crate::memory::allocate(&[(vm_memory::GuestAddress(0), 0x10_0000)], false).unwrap();
+        let mut state = CpuState::reset();
+        let crash = Crash::new(0, CrashCause::TripleFault, state.clone(), &memory);
+        assert!(crash.summary().contains("where it was is lost"));
+        state.idtr.limit = 0;
+        let crash = Crash::new(0, CrashCause::TripleFault, state, &memory);
+        assert!(crash.summary().contains("at 0xfff0"));
     }
 }

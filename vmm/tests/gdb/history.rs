@@ -1,6 +1,6 @@
 //! How the guest came where it is: branch traces and the flight recorder.
 
-use crate::rig::{Guest, Run, in_order};
+use crate::rig::{Guest, Run, hindsight, in_order};
 
 #[test]
 fn trace_is_recorded_and_replayed() {
@@ -98,7 +98,7 @@ fn addresses_of_the_history_are_linear_in_real_mode() {
 #[test]
 fn recording_has_limits() {
     for bad in ["all", "branches=0", "branches=x", "branches=99999999999"] {
-        let output = std::process::Command::new(env!("CARGO_BIN_EXE_hindsight"))
+        let output = hindsight()
             .args(["run", "/nonexistent", "--record", bad])
             .output()
             .unwrap();
@@ -211,8 +211,10 @@ fn monitor_commands_answer() {
         "RAM",
         "64-bit code",
         "IDT at",
+        "LVT LINT0 ",
+        "pin 23 ",
         "tsc",
-        "instructions",
+        "cpu 0: ",
         "0x200000: lea",
         "0xffff800000000000 is not mapped",
         "no system-management mode",

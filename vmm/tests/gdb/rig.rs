@@ -1,5 +1,6 @@
 //! A guest that is built, run and debugged.
 
+use std::env;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -11,8 +12,23 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// How long anything may take. The machine may be busy.
-const LIMIT: Duration = Duration::from_secs(120);
+/// How long anything may take, in seconds. The machine may be busy; a lab's is slow.
+fn limit() -> u64 {
+    setting("HINDSIGHT_TEST_SECONDS", "120").parse().unwrap()
+}
+
+/// What the environment says, or else is usual.
+fn setting(name: &str, usual: &str) -> String {
+    env::var(name).unwrap_or_else(|_| usual.to_owned())
+}
+
+/// The program under test.
+pub fn hindsight() -> Command {
+    Command::new(setting(
+        "HINDSIGHT_TEST_PROGRAM",
+        env!("CARGO_BIN_EXE_hindsight"),
+    ))
+}
 
 /// A guest of these tests, or the sample guest.
 #[derive(Clone, Debug)]
@@ -31,6 +47,10 @@ pub enum Guest {
 #[derive(Debug)]
 pub struct Run {
     dir: TempDir,
+    /// The guest's ELF file.
+    symbols: Option<PathBuf>,
+    /// It is entered in real mode.
+    real: bool,
     child: Child,
 }
 
@@ -48,44 +68,14 @@ fn tool(name: &str, arguments: &[&str]) {
     );
 }
 
-/// Builds the guest as `guest.elf` (and `guest.bin`) in `dir`.
-fn build(guest: &Guest, dir: &Path) {
-    let at = |name: &str| dir.join(name).to_str().unwrap().to_owned();
-    let elf = at("guest.elf");
-    let sources = repository().join("vmm/tests/gdb/guests");
-    let source = |name: &str| {
-        sources
-            .join(format!("{name}.S"))
-            .to_str()
-            .unwrap()
-            .to_owned()
-    };
-    let link = ["-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none"];
-    match guest {
-        Guest::Long(name) => {
-            let mut arguments = vec!["-g", "-Wl,-Ttext=0x200000", "-o", &elf];
-            arguments.extend(link);
-            let source = source(name);
-            arguments.push(&source);
-            tool("gcc", &arguments);
-        }
-        Guest::Real(name) => {
-            let mut arguments = vec!["-g", "-Wl,-Ttext=0x7c00", "-o", &elf];
-            arguments.extend(link);
-            let source = source(name);
-            arguments.push(&source);
-            tool("gcc", &arguments);
-            tool(
-                "objcopy",
-                &["-O", "binary", "-j", ".text", &elf, &at("guest.bin")],
-            );
-        }
-        Guest::Sample => {
-            let script = repository().join("ci/make-debuggee");
-            tool(script.to_str().unwrap(), &[&elf]);
-        }
-        Guest::Image(_) => {}
+/// A guest's files, built here or, in a lab, taken from `$HINDSIGHT_TEST_GUESTS`.
+fn files(name: &str, dir: &Path) -> PathBuf {
+    if let Some(built) = env::var_os("HINDSIGHT_TEST_GUESTS") {
+        return PathBuf::from(built).join(name);
     }
+    let build = repository().join("vmm/tests/gdb/guests/build");
+    tool(build.to_str().unwrap(), &[name, dir.to_str().unwrap()]);
+    dir.join(name)
 }
 
 impl Run {
@@ -99,35 +89,38 @@ impl Run {
     /// Starts a guest.
     pub fn start(guest: Guest, more: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        build(&guest, dir.path());
         let socket = dir.path().join("gdb");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_hindsight"));
-        let image = matches!(guest, Guest::Image(_));
-        let limit = if image { "900" } else { "120" };
-        command.args(["run", "--timeout", limit]);
+        let mut command = hindsight();
+        let limit = match guest {
+            Guest::Image(_) => 900,
+            _ => limit(),
+        };
+        command.args(["run", "--timeout", &limit.to_string()]);
         let names_engine = |argument: &&str| {
             argument.starts_with("--engine=") || argument.starts_with("--switch-every=")
         };
         if !more.iter().any(names_engine) {
-            command.args(["--engine", "interp"]);
+            command.args(["--engine", &setting("HINDSIGHT_TEST_ENGINE", "interp")]);
         }
         command.args(["--gdb", &format!("unix:{}", socket.display())]);
-        match guest {
-            Guest::Real(_) => command
-                .args([
-                    "--protocol",
-                    "flat",
-                    "--mode",
-                    "real",
-                    "--load-address",
-                    "0x7c00",
-                ])
-                .arg(dir.path().join("guest.bin")),
-            Guest::Image(path) => command.arg(path),
-            Guest::Long(_) | Guest::Sample => command
-                .args(["--protocol", "elf"])
-                .arg(dir.path().join("guest.elf")),
+        let real = matches!(guest, Guest::Real(_));
+        let built = match guest {
+            Guest::Long(name) | Guest::Real(name) => Some(files(name, dir.path())),
+            Guest::Sample => Some(files("sample", dir.path())),
+            Guest::Image(path) => {
+                command.arg(path);
+                None
+            }
         };
+        let symbols = built.map(|built| built.with_extension("elf"));
+        if let Some(elf) = &symbols {
+            let flat = ["--protocol=flat", "--mode=real", "--load-address=0x7c00"];
+            if real {
+                command.args(flat).arg(elf.with_extension("bin"));
+            } else {
+                command.args(["--protocol", "elf"]).arg(elf);
+            }
+        }
         let stderr = fs::File::create(dir.path().join("stderr")).unwrap();
         let child = command
             .args(more)
@@ -136,14 +129,19 @@ impl Run {
             .stderr(stderr)
             .spawn()
             .unwrap();
-        let run = Self { dir, child };
+        let run = Self {
+            dir,
+            symbols,
+            real,
+            child,
+        };
         run.wait_for("the socket", || run.stderr().contains("may connect"));
         run
     }
 
     /// Waits until something is so.
     pub fn wait_for(&self, what: &str, done: impl Fn() -> bool) {
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + Duration::from_secs(limit());
         while !done() {
             assert!(Instant::now() < end, "{what}: {}", self.stderr());
             thread::sleep(Duration::from_millis(5));
@@ -158,7 +156,8 @@ impl Run {
     /// A client of our own.
     pub fn connect(&self) -> Client {
         let stream = UnixStream::connect(self.dir.path().join("gdb")).unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let limit = Duration::from_secs(limit());
+        stream.set_read_timeout(Some(limit)).unwrap();
         Client(stream)
     }
 
@@ -173,22 +172,18 @@ impl Run {
         let mut command = Command::new("gdb");
         command.args(["-nx", "-batch"]);
         // What is entered in another mode than it ends in must not decide how gdb sees it.
-        let symbols = self.dir.path().join("guest.elf");
-        let symbols = format!("add-symbol-file {}", symbols.display());
-        let real = self.dir.path().join("guest.bin").exists();
-        let symbols = symbols.lines().filter(|_| real);
+        let symbols = self.symbols.iter().filter(|_| self.real);
+        let symbols = symbols.map(|elf| format!("add-symbol-file {}", elf.display()));
+        let symbols: Vec<String> = symbols.collect();
         // One by one: an error in a script would end it.
         for line in head
             .lines()
-            .chain(symbols)
+            .chain(symbols.iter().map(String::as_str))
             .chain(script.lines().map(str::trim))
         {
             command.args(["-ex", line]);
         }
-        let symbols = self.dir.path().join("guest.elf");
-        if !real && symbols.exists() {
-            command.arg(symbols);
-        }
+        command.args(self.symbols.iter().filter(|_| !self.real));
         let output = self.dir.path().join("output");
         let file = fs::File::create(&output).unwrap();
         let child = command
@@ -222,10 +217,7 @@ impl Run {
         {
             command.args(["--one-line", line]);
         }
-        let output = command
-            .arg(self.dir.path().join("guest.elf"))
-            .stdin(Stdio::null())
-            .output();
+        let output = command.args(&self.symbols).stdin(Stdio::null()).output();
         let output = output.expect("lldb is needed: apt-get install lldb");
         let text = [output.stdout, output.stderr].concat();
         String::from_utf8_lossy(&text).into_owned()

@@ -274,15 +274,20 @@ fn triple_fault_waits_for_a_debugger() {
     });
     assert!(run.stderr().contains("triple-faulted"));
     let text = run.gdb("info threads\nx/i $pc\nprint $idtr_limit\ncontinue\n");
-    in_order(
-        &text,
-        &[
-            "shut down by a triple fault",
-            "ud2",
-            "$1 = 0",
-            "exited with code 04",
-        ],
-    );
+    if run.stderr().contains("KVM has reset the processor") {
+        // KVM on AMD.
+        in_order(&text, &["real mode", "$1 = 65535", "exited with code 04"]);
+    } else {
+        in_order(
+            &text,
+            &[
+                "shut down by a triple fault",
+                "ud2",
+                "$1 = 0",
+                "exited with code 04",
+            ],
+        );
+    }
     assert_eq!(run.finish().0, Some(4));
 }
 

@@ -4,17 +4,9 @@ use std::fmt::Write as _;
 
 use super::super::debugger::Debugger;
 use super::super::registers::{Place, Register};
-use super::{Answer, MonitorError, number, usage};
+use super::{Answer, MonitorError, none, number, usage};
 use crate::machine::Outcome;
 use crate::translate;
-
-fn none(arguments: &[&str]) -> Result<(), MonitorError> {
-    if arguments.is_empty() {
-        Ok(())
-    } else {
-        Err(usage())
-    }
-}
 
 pub(super) fn quit(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
@@ -26,19 +18,6 @@ pub(super) fn reset(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
     debugger.board().finish(Outcome::Reset);
     Ok("the machine ends as one that was reset".to_owned())
-}
-
-pub(super) fn lapic(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
-    none(arguments)?;
-    let cpu = debugger.current;
-    let state = debugger.board().irq.save();
-    let lapic = state.lapics.get(cpu);
-    Ok(lapic.map_or_else(String::new, |lapic| format!("{lapic:#x?}")))
-}
-
-pub(super) fn ioapic(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
-    none(arguments)?;
-    Ok(format!("{:#x?}", debugger.board().irq.save().ioapic))
 }
 
 pub(super) fn exits(debugger: &mut Debugger, arguments: &[&str]) -> Answer {

@@ -3,6 +3,7 @@
 //! Each is a row of [`COMMANDS`]: its name, its arguments, what it does, and the function. An error
 //! is one line.
 
+mod irq;
 mod machine;
 mod settings;
 mod state;
@@ -84,8 +85,8 @@ const COMMANDS: &[Command] = &[
     command("mem", "", "the machine's memory", tables::mem),
     command("gdt", "", "the segment descriptors", tables::gdt),
     command("idt", "", "the interrupt gates", tables::idt),
-    command("lapic", "", "the processor's local APIC", machine::lapic),
-    command("ioapic", "", "the I/O APIC", machine::ioapic),
+    command("lapic", "", "the processor's local APIC", irq::lapic),
+    command("ioapic", "", "the I/O APIC", irq::ioapic),
     command("lbr", "", "the last branch records", machine::lbr),
     command("bts", "", "the branch trace store", machine::bts),
     command("pmu", "", "the performance counters", machine::pmu),
@@ -175,6 +176,15 @@ pub(super) fn run(debugger: &mut Debugger, line: &str) -> String {
         Ok(text) => text + "\n",
         Err(MonitorError::Usage(_)) => format!("usage: monitor {}\n", command.usage()),
         Err(error) => format!("{name}: {error}\n"),
+    }
+}
+
+/// A command without arguments.
+fn none(arguments: &[&str]) -> Result<(), MonitorError> {
+    if arguments.is_empty() {
+        Ok(())
+    } else {
+        Err(usage())
     }
 }
 

@@ -7,7 +7,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestM
 
 use super::super::debugger::Debugger;
 use super::super::stop::EXCEPTIONS;
-use super::{Answer, MonitorError, number, usage};
+use super::{Answer, MonitorError, none, number, usage};
 use crate::translate;
 
 /// Most lines that a command prints.
@@ -145,9 +145,7 @@ fn push_range(found: &mut Vec<(u64, u64, u64)>, linear: u64, len: u64, rights: u
 }
 
 pub(super) fn tlb(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
-    if !arguments.is_empty() {
-        return Err(usage());
-    }
+    none(arguments)?;
     let memory = debugger.board().memory.clone();
     let cpu = debugger.current;
     let state = debugger.state(cpu)?;
@@ -178,9 +176,7 @@ pub(super) fn tlb(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
 }
 
 pub(super) fn mem(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
-    if !arguments.is_empty() {
-        return Err(usage());
-    }
+    none(arguments)?;
     let mut text = String::new();
     for region in debugger.board().memory.iter() {
         let start = region.start_addr().0;
@@ -221,9 +217,7 @@ fn descriptor(raw: u64) -> String {
 }
 
 pub(super) fn gdt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
-    if !arguments.is_empty() {
-        return Err(usage());
-    }
+    none(arguments)?;
     let memory = debugger.board().memory.clone();
     let cpu = debugger.current;
     let state = debugger.state(cpu)?;
@@ -248,9 +242,7 @@ pub(super) fn gdt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
 }
 
 pub(super) fn idt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
-    if !arguments.is_empty() {
-        return Err(usage());
-    }
+    none(arguments)?;
     let memory = debugger.board().memory.clone();
     let cpu = debugger.current;
     let state = debugger.state(cpu)?;
