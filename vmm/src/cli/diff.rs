@@ -1,7 +1,9 @@
 //! `hindsight diff`: where two runs of a guest first differ.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -10,7 +12,8 @@ use clap::{Args, Parser};
 
 use super::run::{self, RunArgs};
 use crate::snapshot::{
-    Compared, Limits, NativeVerdict, Progress, Timeline, Verdict, compare, compare_with_kvm,
+    Compared, KvmBranch, Limits, NativeVerdict, Progress, Timeline, Verdict, compare,
+    compare_with_kvm,
 };
 use crate::vcpu::determined::Stop;
 
@@ -56,6 +59,10 @@ pub(super) struct DiffArgs {
     /// With --engine kvm on one side: begin to compare after so many instructions
     #[arg(long, value_name = "N", value_parser = run::number)]
     from: Option<u64>,
+    /// With --engine kvm on one side: write the branches that KVM's steps took to FILE, a line each of
+    /// two hexadecimal linear addresses; what KVM took over is not among them
+    #[arg(long, value_name = "FILE")]
+    branches: Option<PathBuf>,
     /// Look every so many instructions for a difference [default: 1000000, with KVM 1000]
     #[arg(long, value_name = "N", value_parser = run::number)]
     stride: Option<u64>,
@@ -100,8 +107,8 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
             only_engine(sides[0])?;
             return with_kvm(args, &b, 0);
         }
-        (false, false) if args.from.is_some() => {
-            bail!("--from is for a comparison with KVM: --b '--engine kvm'")
+        (false, false) if args.from.is_some() || args.branches.is_some() => {
+            bail!("--from and --branches are for a comparison with KVM: --b '--engine kvm'")
         }
         (false, false) => {}
     }
@@ -156,6 +163,7 @@ fn only_engine((name, options): (&str, &String)) -> anyhow::Result<()> {
 
 /// The run of one side, with KVM following as side `kvm`.
 fn with_kvm(args: &DiffArgs, side: &RunArgs, kvm: usize) -> anyhow::Result<ExitCode> {
+    let mut branches = args.branches.as_deref().map(Branches::new).transpose()?;
     let mut machine = run::determined(side)?;
     if let Some(from) = args.from
         && machine.run_to(from) != Stop::Reached
@@ -164,7 +172,10 @@ fn with_kvm(args: &DiffArgs, side: &RunArgs, kvm: usize) -> anyhow::Result<ExitC
     }
     let mut told = Instant::now();
     let terminal = io::stderr().is_terminal();
-    let mut tell = |compared: Compared| {
+    let mut tell = |compared: Compared, taken: &[KvmBranch]| {
+        if let Some(branches) = &mut branches {
+            branches.add(taken);
+        }
         if told.elapsed() >= TELL {
             told = Instant::now();
             show(Progress::Same(compared.place), terminal);
@@ -173,6 +184,9 @@ fn with_kvm(args: &DiffArgs, side: &RunArgs, kvm: usize) -> anyhow::Result<ExitC
     let limit = args.limit.unwrap_or(u64::MAX);
     let stride = args.stride.unwrap_or(STRIDE_KVM);
     let verdict = compare_with_kvm(machine, limit, stride, &mut tell)?;
+    if let Some(branches) = branches {
+        branches.finish()?;
+    }
     if terminal {
         let _ = write!(io::stderr(), "\r\x1b[K");
     }
@@ -205,6 +219,39 @@ fn with_kvm(args: &DiffArgs, side: &RunArgs, kvm: usize) -> anyhow::Result<ExitC
     }
 }
 
+/// The file of [`DiffArgs::branches`].
+struct Branches<'a> {
+    path: &'a Path,
+    file: BufWriter<File>,
+    /// The first write that failed.
+    result: io::Result<()>,
+}
+
+impl<'a> Branches<'a> {
+    fn new(path: &'a Path) -> anyhow::Result<Self> {
+        let file = File::create(path).with_context(|| format!("--branches {}", path.display()))?;
+        Ok(Self {
+            path,
+            file: BufWriter::new(file),
+            result: Ok(()),
+        })
+    }
+
+    fn add(&mut self, taken: &[KvmBranch]) {
+        for branch in taken {
+            if self.result.is_ok() {
+                self.result = writeln!(self.file, "{:x} {:x}", branch.from, branch.to);
+            }
+        }
+    }
+
+    fn finish(mut self) -> anyhow::Result<()> {
+        self.result
+            .and_then(|()| self.file.flush())
+            .with_context(|| format!("--branches {}", self.path.display()))
+    }
+}
+
 fn show(progress: Progress, terminal: bool) {
     let text = match progress {
         Progress::Same(place) => format!("the same for {place} instructions"),
@@ -225,7 +272,7 @@ fn timeline(args: &RunArgs) -> anyhow::Result<Timeline> {
 /// What `raw`, the arguments of `hindsight diff`, and the options of one side make together.
 fn side_args(raw: &[OsString], options: &str) -> anyhow::Result<RunArgs> {
     /// Options that are not those of `hindsight run`; each takes a value.
-    const OWN: [&str; 5] = ["--a", "--b", "--limit", "--stride", "--from"];
+    const OWN: [&str; 6] = ["--a", "--b", "--limit", "--stride", "--from", "--branches"];
     let own = |word: &OsString| {
         let word = word.to_string_lossy();
         OWN.iter().find_map(|name| {

@@ -13,7 +13,7 @@ mod state;
 mod timeline;
 
 pub use diverge::{Divergence, Executed, Progress, Side, Verdict, compare};
-pub use native::{Compared, NativeError, NativeVerdict, Refused, compare_with_kvm};
+pub use native::{Compared, KvmBranch, NativeError, NativeVerdict, Refused, compare_with_kvm};
 pub(crate) use pages::MemoryKeeper;
 pub use pages::{PAGE, Pages};
 pub use state::{RestoreError, Shape, Snapshot, VERSION, VcpuState};

@@ -89,22 +89,27 @@ impl Follower {
         })
     }
 
-    /// Executes from where it is until RIP is `to`.
-    pub fn execute(&mut self, stop: &GuestDebug, to: u64) -> Result<Executed, NativeError> {
+    /// Executes from RIP `from`, where it is, until RIP is `to`.
+    pub fn execute(
+        &mut self,
+        stop: &GuestDebug,
+        from: u64,
+        to: u64,
+    ) -> Result<Executed, NativeError> {
         self.vcpu.set_guest_debug(stop)?;
         self.alarm.arm(LIMIT);
-        let executed = self.run(to);
+        let executed = self.run(from, to);
         self.alarm.disarm();
         executed
     }
 
-    fn run(&mut self, to: u64) -> Result<Executed, NativeError> {
-        let from = self.vcpu.at_exit().regs.rip;
+    fn run(&mut self, from: u64, to: u64) -> Result<Executed, NativeError> {
         for _ in 0..STOPS_MAX {
             let failed = match self.vcpu.run()?.1 {
                 Exit::Debug { .. } => {
                     let rip = self.vcpu.at_exit().regs.rip;
-                    // An element of a repeated instruction leaves RIP where it was.
+                    // An element of a repeated instruction leaves RIP where it was, and so does a
+                    // KVM that stops before it executes.
                     if rip == to || rip != from {
                         return Ok(Executed::Done);
                     }

@@ -13,7 +13,7 @@ mod plan;
 use std::io;
 
 use hindsight_cpu::state::{CpuState, seg};
-use iced_x86::Instruction;
+use iced_x86::{FlowControl, Instruction};
 use thiserror::Error;
 
 use super::{Divergence, Executed, RestoreError, Side, Snapshot};
@@ -92,6 +92,15 @@ pub struct Compared {
     pub taken: u64,
 }
 
+/// A branch that KVM took: the linear addresses of the instruction and of the next one executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvmBranch {
+    /// The branch instruction.
+    pub from: u64,
+    /// Its target.
+    pub to: u64,
+}
+
 /// What came of a comparison with KVM.
 #[derive(Debug)]
 pub enum NativeVerdict {
@@ -112,7 +121,8 @@ pub enum NativeVerdict {
 }
 
 /// Compares the run of `leader`, from where it is, with KVM, up to instruction `limit`, with a full look
-/// every `stride` instructions.
+/// every `stride` instructions. After each such stretch `progress` gets how far it is, and the branches
+/// of the stretch.
 ///
 /// # Errors
 ///
@@ -121,7 +131,7 @@ pub fn compare_with_kvm(
     leader: Determined,
     limit: u64,
     stride: u64,
-    progress: &mut dyn FnMut(Compared),
+    progress: &mut dyn FnMut(Compared, &[KvmBranch]),
 ) -> Result<NativeVerdict, NativeError> {
     let mut pair = Pair::new(leader)?;
     loop {
@@ -140,11 +150,12 @@ pub fn compare_with_kvm(
             // Registers that differ may do so for what memory held before.
             return pair.find(before, end, found);
         }
+        let compared = pair.compared;
+        progress(compared, &pair.branches);
+        pair.branches.clear();
         if ended || end == limit {
-            let compared = pair.compared;
             return Ok(NativeVerdict::Same { compared, ended });
         }
-        progress(pair.compared);
     }
 }
 
@@ -185,6 +196,8 @@ struct Pair {
     /// The last place at which all was the same.
     base: Snapshot,
     compared: Compared,
+    /// What KVM's steps took, since somebody last asked.
+    branches: Vec<KvmBranch>,
 }
 
 impl Pair {
@@ -203,6 +216,7 @@ impl Pair {
                 place,
                 ..Compared::default()
             },
+            branches: Vec::new(),
         };
         pair.start_over()?;
         Ok(pair)
@@ -290,7 +304,7 @@ impl Pair {
             Plan::Step => GuestDebug::STEP,
             Plan::Until(rip) => GuestDebug::until(after.seg[seg::CS].base.wrapping_add(rip)),
         };
-        match self.follower.execute(&stop, after.rip)? {
+        match self.follower.execute(&stop, before.rip, after.rip)? {
             follower::Executed::Outside => {
                 let found = compare::vectors(&before.xsave, &self.follower.vectors()?);
                 if !found.is_empty() {
@@ -311,6 +325,20 @@ impl Pair {
         if found.is_empty() && theirs.rflags & undefined != after.rflags & undefined {
             let flags = theirs.rflags & !undefined | after.rflags & undefined;
             self.follower.set_flags(flags)?;
+        }
+        let next = before
+            .rip
+            .wrapping_add(instruction.map_or(0, |i| i.len() as u64));
+        let theirs = self.follower.glance();
+        let taken = instruction.is_some_and(|instruction| match instruction.flow_control() {
+            FlowControl::Next => false,
+            FlowControl::ConditionalBranch => theirs.rip != next,
+            _ => true,
+        });
+        if taken {
+            let from = before.seg[seg::CS].base.wrapping_add(before.rip);
+            let to = theirs.seg[seg::CS].base.wrapping_add(theirs.rip);
+            self.branches.push(KvmBranch { from, to });
         }
         Ok(found)
     }
@@ -464,13 +492,24 @@ mod tests {
     fn engines_agree_about_a_payload() {
         let Some(pair) = pair() else { return };
         let mut told = 0;
-        let verdict = compare_with_kvm(pair.leader, 3000, 100, &mut |_| told += 1).unwrap();
+        let mut branches = Vec::new();
+        let verdict = compare_with_kvm(pair.leader, 3000, 100, &mut |_, taken| {
+            told += 1;
+            branches.extend(taken.iter().map(|branch| (branch.from, branch.to)));
+        });
+        let verdict = verdict.unwrap();
         let NativeVerdict::Same { compared, ended } = verdict else {
             panic!("{verdict:?}");
         };
         assert_eq!((compared.place, ended), (3000, false));
         assert!(compared.native > 1000, "{compared:?}");
-        assert_eq!(told, 29);
+        assert_eq!(told, 30);
+        let mut alone = leader(1);
+        assert_eq!(alone.run_to(3000), Stop::Reached);
+        let last = alone.last_branches(0);
+        let last: Vec<_> = last.iter().map(|branch| (branch.from, branch.to)).collect();
+        assert!(!last.is_empty());
+        assert!(branches.ends_with(&last), "{last:x?} {branches:x?}");
     }
 
     #[test]
