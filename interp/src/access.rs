@@ -7,58 +7,10 @@ use crate::core::{ACV, Core, Fault};
 use crate::mmu::Want;
 use crate::tlb::Set;
 use crate::word::Word;
-use hindsight_cpu::branch::bts::DsMemory;
 use hindsight_cpu::models::cache::Kind;
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-
-/// Bytes of the BTS fields at the start of the DS management area.
-const DS_FIELDS: u64 = 32;
-
-/// The DS management area by its host address, and the BTS buffer as the TLB knows it.
-#[derive(Debug)]
-pub(crate) struct NearDs<'a> {
-    core: &'a Core,
-    area: u64,
-    host: *mut u64,
-}
-
-impl NearDs<'_> {
-    /// A field of the area.
-    #[inline(always)]
-    fn field(&self, linear: u64) -> Option<*mut u64> {
-        let offset = linear.wrapping_sub(self.area);
-        (offset < DS_FIELDS && offset.is_multiple_of(8))
-            .then(|| self.host.wrapping_byte_add(offset as usize))
-    }
-}
-
-impl DsMemory for NearDs<'_> {
-    #[inline(always)]
-    fn read(&mut self, linear: u64) -> Option<u64> {
-        let place = self.field(linear)?;
-        // SAFETY: a TLB hit for all fields, made just before.
-        Some(unsafe { place.read_unaligned() })
-    }
-
-    #[inline(always)]
-    fn writable(&mut self, linear: u64) -> bool {
-        self.field(linear).is_some()
-    }
-
-    #[inline(always)]
-    fn write(&mut self, linear: u64, words: &[u64]) -> bool {
-        match (self.field(linear), words) {
-            (Some(place), &[word]) => {
-                // SAFETY: as in `read`; the page is writable.
-                unsafe { place.write_unaligned(word) };
-                true
-            }
-            _ => self.core.ds_fast_write(linear, words),
-        }
-    }
-}
 
 /// At most two pieces of an access: guest-physical address and length.
 #[derive(Clone, Copy, Debug)]
@@ -97,17 +49,6 @@ impl Core {
         let host = self.rd.find(lin, 8, self.ds)?;
         // SAFETY: as in `fast_read`.
         Some(unsafe { with_exposed_provenance_mut::<u64>(host as usize).read_unaligned() })
-    }
-
-    /// The DS management area at a linear address, if the TLB knows all of it as writable.
-    #[inline(always)]
-    pub(crate) fn ds_near(&self, area: u64) -> Option<NearDs<'_>> {
-        let host = self.wr.find(area, DS_FIELDS, self.ds)?;
-        Some(NearDs {
-            core: self,
-            area,
-            host: with_exposed_provenance_mut(host as usize),
-        })
     }
 
     /// Whether eight bytes can be written by the DS mechanism, as far as the TLB knows.

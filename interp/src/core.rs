@@ -431,6 +431,7 @@ impl Core {
         self.first = unless(seen || self.careful, set);
         self.locked = unless(self.careful, set);
         self.ds = unless(self.careful, Set::SupervisorAc);
+        self.rec.aim_lost();
     }
 
     pub(crate) fn update_ctx(&mut self) {

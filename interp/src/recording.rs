@@ -18,12 +18,16 @@ use crate::platform::{Branch, BranchClass, Observe};
 use crate::seg::canonical;
 use crate::tlb::Set;
 use hindsight_cpu::branch::Store;
-use hindsight_cpu::branch::bts::{self, DsMemory, Stored};
+use hindsight_cpu::branch::bts::{self, DsMemory, Stored, quiet_end};
 use hindsight_cpu::state::seg;
 use std::mem::offset_of;
+use std::ptr::with_exposed_provenance_mut;
 
 /// Branches kept before they are told, a power of two: few enough to stay in the first-level cache.
 const BRANCHES: usize = 256;
+
+/// Bytes of the BTS fields at the start of the DS management area.
+const DS_FIELDS: u64 = 32;
 
 /// Where the fields after the addresses are in their word, in bits.
 const CLASS: usize = (offset_of!(Branch, class) - AT) * 8;
@@ -50,9 +54,25 @@ const NO_BRANCH: Branch = Branch {
     mispredicted: false,
 };
 
+/// Where the next records of the branch trace store go, as the TLB had it: see [`Core::aim`].
+#[derive(Clone, Copy, Debug, Default)]
+struct Aim {
+    /// [`Tlb::epoch`](crate::tlb::Tlb::epoch) of then; 0 for none.
+    epoch: u64,
+    /// Host address of the DS management area.
+    area: u64,
+    /// Linear address of the buffer's page.
+    page: u64,
+    /// What to add to a linear address in it to get the host address.
+    add: u64,
+    /// [`Store::interrupt`].
+    interrupt: bool,
+}
+
 /// Branches on their way to the platform.
 pub(crate) struct Recording {
     pub(crate) observe: Observe,
+    aim: Aim,
     buffer: [Branch; BRANCHES],
     /// Branches in the buffer.
     count: usize,
@@ -74,6 +94,7 @@ impl Recording {
     pub(crate) fn new() -> Self {
         Self {
             observe: Observe::default(),
+            aim: Aim::default(),
             buffer: [NO_BRANCH; BRANCHES],
             stamp: 0,
             count: 0,
@@ -96,6 +117,11 @@ impl Recording {
         } else {
             self.full
         };
+    }
+
+    /// The level, the mode or who wants branches may have changed.
+    pub(crate) fn aim_lost(&mut self) {
+        self.aim = Aim::default();
     }
 
     /// The branch noted last, as long as it was not told.
@@ -123,6 +149,7 @@ impl Core {
 
     pub(crate) fn set_observe(&mut self, observe: Observe) {
         self.rec.observe = observe;
+        self.rec.aim_lost();
         self.rec.plan();
         self.update_ctx();
     }
@@ -229,27 +256,61 @@ impl Core {
         self.noted();
     }
 
-    /// Stores the near branch noted last, as mostly: 64-bit mode, nobody else wants it, everything in the TLB. None or
-    /// [`Stored::Dropped`] where [`Core::branches_due`] must do it; at the threshold, [`Core::at_threshold`] follows.
+    /// Stores the near branch noted last, as mostly: where the one before it went, with nothing else to do. `false`:
+    /// [`Core::branches_due`] must do it.
     #[inline(always)]
-    pub(crate) fn store_near(&mut self, from: u64, to: u64) -> Option<Stored> {
-        let how = self.rec.observe.store.as_ref()?;
-        if self.rec.observe.branches || self.code != 8 || !how.wants(self.cpl) {
-            return None;
+    pub(crate) fn store_near(&mut self, from: u64, to: u64) -> bool {
+        let aim = self.rec.aim;
+        if aim.epoch != self.wr.epoch() {
+            return false;
         }
-        let mut near = self.ds_near(how.area)?;
-        let stored = bts::store(&mut near, how, from, to);
-        if stored == Stored::Quietly {
-            self.rec.told = self.rec.told.wrapping_add(self.rec.count as u64);
-            self.rec.count = 0;
+        let area = with_exposed_provenance_mut::<u64>(aim.area as usize);
+        // SAFETY: the TLB had all of the area as writable, and has forgotten nothing since.
+        let [index, maximum, threshold] =
+            unsafe { area.add(1).cast::<[u64; 3]>().read_unaligned() };
+        let inside = index.wrapping_sub(aim.page) <= 4096 - bts::RECORD;
+        let (true, Some(end)) = (inside, quiet_end(index, maximum, threshold, aim.interrupt))
+        else {
+            return false;
+        };
+        let record = with_exposed_provenance_mut::<[u64; 3]>(index.wrapping_add(aim.add) as usize);
+        // SAFETY: as above, for the page that all of the record is in.
+        unsafe {
+            record.write_unaligned([from, to, 0]);
+            area.add(1).write_unaligned(end);
         }
-        Some(stored)
+        self.rec.told = self.rec.told.wrapping_add(self.rec.count as u64);
+        self.rec.count = 0;
+        true
     }
 
-    /// The branch noted last was stored, and the buffer is at its threshold.
-    pub(crate) fn at_threshold(&mut self) {
-        self.ask_for_pmi();
-        self.noted();
+    /// After a record: where the next ones go, if all of the following is so: 64-bit mode, which adds no base;
+    /// a level that wants them; nobody else who does; the DS management area and the page in the TLB.
+    fn aim(&mut self, how: &Store) {
+        self.rec.aim_lost();
+        if self.rec.observe.branches || self.code != 8 || !how.wants(self.cpl) {
+            return;
+        }
+        let Some(area) = self.wr.find(how.area, DS_FIELDS, self.ds) else {
+            return;
+        };
+        let Some(page) = self.ds_fast_read(how.area.wrapping_add(8)) else {
+            return;
+        };
+        let page = page & !0xfff;
+        // An index in the last page could overflow.
+        if page == !0xfff {
+            return;
+        }
+        if let Some(host) = self.wr.find(page, 4096, self.ds) {
+            self.rec.aim = Aim {
+                epoch: self.wr.epoch(),
+                area,
+                page,
+                add: host.wrapping_sub(page),
+                interrupt: how.interrupt,
+            };
+        }
     }
 
     /// The branch noted last was one to look at: stores it, and answers whether the models must be
@@ -293,23 +354,9 @@ impl Core {
         }
         let from = branch.from.wrapping_add(from_base) & mask;
         let to = branch.to.wrapping_add(to_base) & mask;
-        let stored = match self.ds_near(how.area) {
-            Some(mut near) => bts::store(&mut near, how, from, to),
-            None => Stored::Dropped,
-        };
-        match stored {
-            Stored::Quietly => false,
-            Stored::AtThreshold => self.ask_for_pmi(),
-            // For want of room, or because the TLB did not know a page.
-            Stored::Dropped => self.store_far(how, from, to),
-        }
-    }
-
-    /// As [`Core::store_record`], through the page tables.
-    #[cold]
-    #[inline(never)]
-    fn store_far(&mut self, how: &Store, from: u64, to: u64) -> bool {
-        bts::store(self, how, from, to) == Stored::AtThreshold && self.ask_for_pmi()
+        let stored = bts::store(self, how, from, to);
+        self.aim(how);
+        stored == Stored::AtThreshold && self.ask_for_pmi()
     }
 
     #[cold]

@@ -84,6 +84,8 @@ pub(crate) struct Tlb {
     generation: u64,
     /// Generation of the global pages.
     globals: u64,
+    /// Counts what was forgotten: as long as it is the same, so is what was found.
+    epoch: u64,
     /// Where parts of large pages were entered: a bit for each 4 MiB, and for each GiB, modulo 1024.
     large: [u64; 16],
     huge: [u64; 16],
@@ -105,6 +107,7 @@ impl Tlb {
             more: Box::new([More::default(); ENTRIES * SETS]),
             generation: 1,
             globals: 1,
+            epoch: 1,
             large: [0; 16],
             huge: [0; 16],
             watched: [(Entry::default(), Set::Never); WATCHED],
@@ -197,8 +200,15 @@ impl Tlb {
         self.watched = [(Entry::default(), Set::Never); WATCHED];
     }
 
+    /// What was found stays good until this changes; never 0.
+    #[inline(always)]
+    pub(crate) const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// Forgets the page that `lin` lies in, of whatever size, in all sets.
     pub(crate) fn evict(&mut self, lin: u64) {
+        self.epoch += 1;
         self.forget_watched();
         for set in (0..SETS).map(|n| First(n * ENTRIES * size_of::<Entry>())) {
             let i = Self::index(lin, set);
@@ -224,6 +234,7 @@ impl Tlb {
 
     /// Forgets all but global pages.
     pub(crate) fn flush_locals(&mut self) {
+        self.epoch += 1;
         self.generation += 1;
         if self.generation > 0xfff {
             self.entries.fill(Entry::default());
@@ -257,8 +268,10 @@ mod tests {
         assert_eq!(tlb.find(0x7ff9, 8, Set::User.first()), None);
         assert_eq!(tlb.find(0x7ff8, 8, Set::Supervisor.first()), None);
         for _ in 0..0x1001 {
+            let epoch = tlb.epoch();
             tlb.flush();
             assert_eq!(tlb.find(0x7000, 1, Set::User.first()), None);
+            assert_ne!(tlb.epoch(), epoch);
         }
     }
 

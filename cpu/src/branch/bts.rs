@@ -38,6 +38,19 @@ pub enum Stored {
     Dropped,
 }
 
+/// The index after a record that is stored with nothing else to do: it fits, the index does not wrap, and no PMI is due. It
+/// does not overflow for an index below 2^64 - 48.
+#[inline]
+pub const fn quiet_end(index: u64, maximum: u64, threshold: u64, interrupt: bool) -> Option<u64> {
+    let end = index.wrapping_add(RECORD);
+    let quiet = if interrupt {
+        end <= maximum && end < threshold
+    } else {
+        end.wrapping_add(RECORD) <= maximum
+    };
+    if quiet { Some(end) } else { None }
+}
+
 /// Stores one record; addresses are linear. Whether the privilege level wants it
 /// ([`Store::wants`]) was asked before.
 #[inline]
@@ -185,6 +198,22 @@ mod tests {
     }
 
     proptest! {
+        /// A quiet record is one that [`store`] stores so.
+        #[test]
+        fn quiet_record_is_stored_quietly(
+            slot in 0..40_u64,
+            maximum in 0x1f00..0x2400_u64,
+            threshold in 0x1f00..0x2400_u64,
+            interrupt: bool,
+        ) {
+            let at = BASE + slot * RECORD;
+            let mut m = area(at, maximum, threshold);
+            let stored = store(&mut m, &how(interrupt), 1, 2);
+            let quietly = stored == Stored::Quietly && index(&mut m) == at + RECORD;
+            let expected = quietly.then_some(at + RECORD);
+            prop_assert_eq!(quiet_end(at, maximum, threshold, interrupt), expected);
+        }
+
         /// BTS-10, BTS-21, BTS-22: whatever the fields hold, nothing at or above the maximum is
         /// written, and no arithmetic overflows.
         #[test]

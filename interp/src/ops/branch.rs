@@ -6,7 +6,6 @@ use crate::core::{Core, Fault, GP0, Leave, cut};
 use crate::op::{Next, Op, run, slot};
 use crate::platform::BranchClass;
 use crate::seg::canonical;
-use hindsight_cpu::branch::bts::Stored;
 use hindsight_cpu::state::seg;
 
 /// Starts the block that begins with `first` at `rip`, if the budget covers all of it.
@@ -120,19 +119,11 @@ pub(crate) fn look(c: &mut Core, rip: u64) -> Next {
 /// After a noted branch that somebody waits for. The addresses are given, though they were noted: mostly, nobody reads
 /// what was stored just now.
 #[inline(never)]
-pub(crate) fn due(c: &mut Core, from: u64, rip: u64) -> Next {
-    match c.store_near(from, rip) {
-        Some(Stored::Quietly) => jump(c, rip),
-        Some(Stored::AtThreshold) => at_threshold(c, rip),
-        _ => due_slowly(c, rip),
+pub(crate) fn due<const LINK: bool>(c: &mut Core, o: &Op, from: u64, rip: u64) -> Next {
+    if c.store_near(from, rip) {
+        return go::<LINK>(c, o, rip);
     }
-}
-
-#[cold]
-#[inline(never)]
-fn at_threshold(c: &mut Core, rip: u64) -> Next {
-    c.at_threshold();
-    look(c, rip)
+    due_slowly(c, rip)
 }
 
 #[inline(never)]
@@ -172,7 +163,7 @@ pub(crate) fn fall<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
 pub(crate) fn jmp64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
     let rip = target64(c, o);
     if REC && c.note(c.rip64_of(o), rip, BranchClass::DirectJump) {
-        return due(c, c.rip64_of(o), rip);
+        return due::<LINK>(c, o, c.rip64_of(o), rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -198,7 +189,7 @@ pub(crate) fn jcc64<const CC: u8, const LINK: bool, const REC: bool>(c: &mut Cor
 pub(crate) fn taken64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
     let rip = target64(c, o);
     if REC && c.note(c.rip64_of(o), rip, BranchClass::Conditional) {
-        return due(c, c.rip64_of(o), rip);
+        return due::<LINK>(c, o, c.rip64_of(o), rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -295,7 +286,7 @@ pub(crate) fn call64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) ->
     c.regs[4] = sp;
     let rip = target64(c, o);
     if REC && c.note(c.rip64_of(o), rip, c.call_class(o, rip)) {
-        return due(c, c.rip64_of(o), rip);
+        return due::<LINK>(c, o, c.rip64_of(o), rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -330,7 +321,7 @@ pub(crate) fn ret64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
         Some(rip) if canonical(rip) => {
             c.regs[4] = sp.wrapping_add(8).wrapping_add(o.imm);
             if REC && c.note(c.rip64_of(o), rip, BranchClass::Return) {
-                return due(c, c.rip64_of(o), rip);
+                return due::<false>(c, o, c.rip64_of(o), rip);
             }
             jump(c, rip)
         }
@@ -348,7 +339,7 @@ pub(crate) fn jmp_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
     match rip {
         Some(rip) if canonical(rip) => {
             if REC && c.note(c.rip64_of(o), rip, BranchClass::IndirectJump) {
-                return due(c, c.rip64_of(o), rip);
+                return due::<false>(c, o, c.rip64_of(o), rip);
             }
             jump(c, rip)
         }
@@ -368,7 +359,7 @@ pub(crate) fn call_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
         Some(rip) if canonical(rip) && c.fast_write(sp, c.rip_after(o)) => {
             c.regs[4] = sp;
             if REC && c.note(c.rip64_of(o), rip, BranchClass::IndirectCall) {
-                return due(c, c.rip64_of(o), rip);
+                return due::<false>(c, o, c.rip64_of(o), rip);
             }
             jump(c, rip)
         }

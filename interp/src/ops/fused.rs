@@ -71,7 +71,7 @@ fn fused<O: Compare, T: Word, const IMM: bool, const CC: u8, const REC: bool>(
     if REC {
         let from = c.rip64_of(o).wrapping_add(o.asz.into());
         if c.note(from, rip, BranchClass::Conditional) {
-            return due(c, from, rip);
+            return due::<false>(c, o, from, rip);
         }
     }
     let first = o.link.get();
