@@ -18,7 +18,7 @@ use crate::platform::{Branch, BranchClass, Observe};
 use crate::seg::canonical;
 use crate::tlb::Set;
 use hindsight_cpu::branch::Store;
-use hindsight_cpu::branch::bts::{self, DsMemory, Stored, quiet_end};
+use hindsight_cpu::branch::bts::{self, DsMemory, Quiet, Stored};
 use hindsight_cpu::state::seg;
 use std::mem::offset_of;
 use std::ptr::with_exposed_provenance_mut;
@@ -65,8 +65,7 @@ struct Aim {
     page: u64,
     /// What to add to a linear address in it to get the host address.
     add: u64,
-    /// [`Store::interrupt`].
-    interrupt: bool,
+    quiet: Quiet,
 }
 
 /// Branches on their way to the platform.
@@ -176,6 +175,12 @@ impl Core {
         i + 1 >= self.rec.due
     }
 
+    /// Stores a near branch of 64-bit code, or notes it; answers whether [`Core::branches_due`] must be asked.
+    #[inline(always)]
+    pub(crate) fn note_and_store(&mut self, from: u64, to: u64, class: BranchClass) -> bool {
+        !self.store_near(from, to) && self.note(from, to, class)
+    }
+
     /// Retired instructions with the block that ends here.
     #[inline(always)]
     fn now(&self) -> u32 {
@@ -256,21 +261,22 @@ impl Core {
         self.noted();
     }
 
-    /// Stores the near branch noted last, as mostly: where the one before it went, with nothing else to do. `false`:
-    /// [`Core::branches_due`] must do it.
+    /// Stores a near branch as mostly: where the one before it went, with nothing else to do. `false`: it must be noted
+    /// for [`Core::branches_due`] to store it, or nobody wants it stored.
     #[inline(always)]
-    pub(crate) fn store_near(&mut self, from: u64, to: u64) -> bool {
-        let aim = self.rec.aim;
+    fn store_near(&mut self, from: u64, to: u64) -> bool {
+        let aim = &self.rec.aim;
         if aim.epoch != self.wr.epoch() {
             return false;
         }
         let area = with_exposed_provenance_mut::<u64>(aim.area as usize);
         // SAFETY: the TLB had all of the area as writable, and has forgotten nothing since.
-        let [index, maximum, threshold] =
-            unsafe { area.add(1).cast::<[u64; 3]>().read_unaligned() };
-        let inside = index.wrapping_sub(aim.page) <= 4096 - bts::RECORD;
-        let (true, Some(end)) = (inside, quiet_end(index, maximum, threshold, aim.interrupt))
-        else {
+        let field = |n| unsafe { area.add(n).read_unaligned() };
+        let index = field(1);
+        if index.wrapping_sub(aim.page) > 4096 - bts::RECORD {
+            return false;
+        }
+        let Some(end) = aim.quiet.end(index, || field(2), || field(3)) else {
             return false;
         };
         let record = with_exposed_provenance_mut::<[u64; 3]>(index.wrapping_add(aim.add) as usize);
@@ -279,8 +285,7 @@ impl Core {
             record.write_unaligned([from, to, 0]);
             area.add(1).write_unaligned(end);
         }
-        self.rec.told = self.rec.told.wrapping_add(self.rec.count as u64);
-        self.rec.count = 0;
+        self.rec.told = self.rec.told.wrapping_add(1);
         true
     }
 
@@ -308,7 +313,7 @@ impl Core {
                 area,
                 page,
                 add: host.wrapping_sub(page),
-                interrupt: how.interrupt,
+                quiet: Quiet::new(how.interrupt),
             };
         }
     }

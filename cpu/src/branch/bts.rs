@@ -38,17 +38,46 @@ pub enum Stored {
     Dropped,
 }
 
-/// The index after a record that is stored with nothing else to do: it fits, the index does not wrap, and no PMI is due. It
-/// does not overflow for an index below 2^64 - 48.
-#[inline]
-pub const fn quiet_end(index: u64, maximum: u64, threshold: u64, interrupt: bool) -> Option<u64> {
-    let end = index.wrapping_add(RECORD);
-    let quiet = if interrupt {
-        end <= maximum && end < threshold
-    } else {
-        end.wrapping_add(RECORD) <= maximum
-    };
-    if quiet { Some(end) } else { None }
+/// Which records are stored with nothing else to do: they fit, the index does not wrap, and no PMI is due.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Quiet {
+    /// What must be free after the record.
+    room: u64,
+    /// All ones where no PMI is ever due.
+    never: u64,
+}
+
+impl Quiet {
+    /// With [`Store::interrupt`] as it is.
+    pub const fn new(interrupt: bool) -> Self {
+        if interrupt {
+            Self { room: 0, never: 0 }
+        } else {
+            Self {
+                room: RECORD,
+                never: u64::MAX,
+            }
+        }
+    }
+
+    /// The index after such a record. Right for an index below 2^64 - 48. The fields of the DS management area are
+    /// read when they are asked for.
+    #[inline(always)]
+    pub fn end(
+        self,
+        index: u64,
+        maximum: impl FnOnce() -> u64,
+        threshold: impl FnOnce() -> u64,
+    ) -> Option<u64> {
+        let end = index.wrapping_add(RECORD);
+        if end.wrapping_add(self.room) > maximum() {
+            return None;
+        }
+        if end >= (threshold() | self.never) {
+            return None;
+        }
+        Some(end)
+    }
 }
 
 /// Stores one record; addresses are linear. Whether the privilege level wants it
@@ -211,7 +240,8 @@ mod tests {
             let stored = store(&mut m, &how(interrupt), 1, 2);
             let quietly = stored == Stored::Quietly && index(&mut m) == at + RECORD;
             let expected = quietly.then_some(at + RECORD);
-            prop_assert_eq!(quiet_end(at, maximum, threshold, interrupt), expected);
+            let end = Quiet::new(interrupt).end(at, || maximum, || threshold);
+            prop_assert_eq!(end, expected);
         }
 
         /// BTS-10, BTS-21, BTS-22: whatever the fields hold, nothing at or above the maximum is

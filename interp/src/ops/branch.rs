@@ -116,18 +116,9 @@ pub(crate) fn look(c: &mut Core, rip: u64) -> Next {
     c.exit(Leave::Poll)
 }
 
-/// After a noted branch that somebody waits for. The addresses are given, though they were noted: mostly, nobody reads
-/// what was stored just now.
+/// After a noted branch that somebody waits for.
 #[inline(never)]
-pub(crate) fn due<const LINK: bool>(c: &mut Core, o: &Op, from: u64, rip: u64) -> Next {
-    if c.store_near(from, rip) {
-        return go::<LINK>(c, o, rip);
-    }
-    due_slowly(c, rip)
-}
-
-#[inline(never)]
-fn due_slowly(c: &mut Core, rip: u64) -> Next {
+pub(crate) fn due(c: &mut Core, rip: u64) -> Next {
     if c.branches_due() {
         look(c, rip)
     } else {
@@ -162,8 +153,8 @@ pub(crate) fn fall<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
 
 pub(crate) fn jmp64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
     let rip = target64(c, o);
-    if REC && c.note(c.rip64_of(o), rip, BranchClass::DirectJump) {
-        return due::<LINK>(c, o, c.rip64_of(o), rip);
+    if REC && c.note_and_store(c.rip64_of(o), rip, BranchClass::DirectJump) {
+        return due(c, rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -188,8 +179,8 @@ pub(crate) fn jcc64<const CC: u8, const LINK: bool, const REC: bool>(c: &mut Cor
 #[inline(always)]
 pub(crate) fn taken64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
     let rip = target64(c, o);
-    if REC && c.note(c.rip64_of(o), rip, BranchClass::Conditional) {
-        return due::<LINK>(c, o, c.rip64_of(o), rip);
+    if REC && c.note_and_store(c.rip64_of(o), rip, BranchClass::Conditional) {
+        return due(c, rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -285,8 +276,8 @@ pub(crate) fn call64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) ->
     }
     c.regs[4] = sp;
     let rip = target64(c, o);
-    if REC && c.note(c.rip64_of(o), rip, c.call_class(o, rip)) {
-        return due::<LINK>(c, o, c.rip64_of(o), rip);
+    if REC && c.note_and_store(c.rip64_of(o), rip, c.call_class(o, rip)) {
+        return due(c, rip);
     }
     go::<LINK>(c, o, rip)
 }
@@ -320,8 +311,8 @@ pub(crate) fn ret64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
     match c.fast_read::<u64>(sp) {
         Some(rip) if canonical(rip) => {
             c.regs[4] = sp.wrapping_add(8).wrapping_add(o.imm);
-            if REC && c.note(c.rip64_of(o), rip, BranchClass::Return) {
-                return due::<false>(c, o, c.rip64_of(o), rip);
+            if REC && c.note_and_store(c.rip64_of(o), rip, BranchClass::Return) {
+                return due(c, rip);
             }
             jump(c, rip)
         }
@@ -338,8 +329,8 @@ pub(crate) fn jmp_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
     };
     match rip {
         Some(rip) if canonical(rip) => {
-            if REC && c.note(c.rip64_of(o), rip, BranchClass::IndirectJump) {
-                return due::<false>(c, o, c.rip64_of(o), rip);
+            if REC && c.note_and_store(c.rip64_of(o), rip, BranchClass::IndirectJump) {
+                return due(c, rip);
             }
             jump(c, rip)
         }
@@ -358,8 +349,8 @@ pub(crate) fn call_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
     match rip {
         Some(rip) if canonical(rip) && c.fast_write(sp, c.rip_after(o)) => {
             c.regs[4] = sp;
-            if REC && c.note(c.rip64_of(o), rip, BranchClass::IndirectCall) {
-                return due::<false>(c, o, c.rip64_of(o), rip);
+            if REC && c.note_and_store(c.rip64_of(o), rip, BranchClass::IndirectCall) {
+                return due(c, rip);
             }
             jump(c, rip)
         }

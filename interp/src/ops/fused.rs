@@ -70,8 +70,8 @@ fn fused<O: Compare, T: Word, const IMM: bool, const CC: u8, const REC: bool>(
     let rip = c.reg(slot::BLOCK_RIP).wrapping_add(o.disp);
     if REC {
         let from = c.rip64_of(o).wrapping_add(o.asz.into());
-        if c.note(from, rip, BranchClass::Conditional) {
-            return due::<false>(c, o, from, rip);
+        if c.note_and_store(from, rip, BranchClass::Conditional) {
+            return due(c, rip);
         }
     }
     let first = o.link.get();
