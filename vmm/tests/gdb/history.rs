@@ -190,6 +190,9 @@ fn monitor_commands_answer() {
         monitor idt
         monitor lapic
         monitor ioapic
+        monitor lbr
+        monitor bts
+        monitor pmu
         monitor tsc
         monitor exits
         monitor disas 0x200000 2
@@ -213,6 +216,9 @@ fn monitor_commands_answer() {
         "IDT at",
         "LVT LINT0 ",
         "pin 23 ",
+        "no branches",
+        "IA32_DS_AREA 0x0",
+        "perf_global_ctrl",
         "tsc",
         "cpu 0: ",
         "0x200000: lea",

@@ -53,20 +53,6 @@ fn show(debugger: &mut Debugger, wanted: impl Fn(&Register) -> bool) -> Answer {
     Ok(text)
 }
 
-pub(super) fn lbr(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
-    none(arguments)?;
-    show(debugger, |register| {
-        register.group() == Some("lbr") || register.name == "debugctl"
-    })
-}
-
-pub(super) fn bts(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
-    none(arguments)?;
-    show(debugger, |register| {
-        matches!(&*register.name, "debugctl" | "ds_area")
-    })
-}
-
 pub(super) fn pmu(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
     show(debugger, |register| register.group() == Some("pmu"))

@@ -3,6 +3,7 @@
 //! Each is a row of [`COMMANDS`]: its name, its arguments, what it does, and the function. An error
 //! is one line.
 
+mod branches;
 mod irq;
 mod machine;
 mod settings;
@@ -87,8 +88,8 @@ const COMMANDS: &[Command] = &[
     command("idt", "", "the interrupt gates", tables::idt),
     command("lapic", "", "the processor's local APIC", irq::lapic),
     command("ioapic", "", "the I/O APIC", irq::ioapic),
-    command("lbr", "", "the last branch records", machine::lbr),
-    command("bts", "", "the branch trace store", machine::bts),
+    command("lbr", "", "the last branch records", branches::lbr),
+    command("bts", "", "the branch trace store", branches::bts),
     command("pmu", "", "the performance counters", machine::pmu),
     command("tsc", "", "the time-stamp counter", machine::tsc),
     command(
