@@ -488,14 +488,7 @@ fn cpu(args: &RunArgs) -> anyhow::Result<Profile> {
 }
 
 fn print_stats(board: &Board, host_time: Duration, outcome: &Outcome) {
-    let vcpus = board.stats();
-    let changes = board.modes.can_change().then(|| board.modes.tally());
-    let report = Report {
-        vcpus,
-        changes,
-        host_time,
-    };
-    let report = report.to_string();
+    let report = Report::new(board, board.stats(), host_time).to_string();
     for line in report.lines() {
         let _ = writeln!(io::stderr(), "hindsight: {line}");
     }

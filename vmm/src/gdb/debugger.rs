@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::mpsc;
+use std::time::Instant;
 
 use hindsight_cpu::state::CpuState;
 use thiserror::Error;
@@ -100,6 +101,8 @@ pub(super) struct Debugger {
     pub(super) pretend: bool,
     /// The file that the client has open: see [`super::kernel`].
     pub(super) file: Option<Vec<u8>>,
+    /// When the machine was made.
+    pub(super) since: Instant,
 }
 
 impl std::fmt::Debug for Debugger {
@@ -148,6 +151,7 @@ impl Debugger {
             current: 0,
             pretend: false,
             file: None,
+            since: Instant::now(),
         }
     }
 

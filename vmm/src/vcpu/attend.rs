@@ -18,6 +18,7 @@ use super::dispatch::CrashCause;
 use super::mode::Engine;
 use super::models::Models;
 use super::slots::Beyond;
+use super::stats::VcpuStats;
 use crate::kvm::KvmError;
 use crate::machine::GuestEnd;
 
@@ -68,6 +69,9 @@ pub trait Attended {
 
     /// Instructions it retired, where they are counted.
     fn retired(&self) -> Option<u64>;
+
+    /// What it did so far.
+    fn stats(&mut self) -> VcpuStats;
 }
 
 /// Something that a paused processor's thread is to do.

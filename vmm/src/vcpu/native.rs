@@ -20,6 +20,7 @@ use super::models::Models;
 use super::record::What;
 use super::report::{Crash, LastState};
 use super::slots::{Beyond, Slots};
+use super::stats::VcpuStats;
 use super::switch::Ended;
 use super::watch::{Access, Holder, Watch};
 use crate::kvm::KvmError;
@@ -112,10 +113,6 @@ impl NativeVcpu {
     /// Which processor.
     pub const fn id(&self) -> usize {
         self.models.id
-    }
-
-    pub(super) const fn models(&self) -> &Models {
-        &self.models
     }
 
     pub(super) const fn models_mut(&mut self) -> &mut Models {
@@ -626,6 +623,16 @@ impl NativeVcpu {
         self.set_state(&state)
     }
 
+    /// Its exits: KVM counts no more.
+    pub(super) fn stats(&self) -> VcpuStats {
+        VcpuStats {
+            cpu: self.models.id,
+            exits: self.models.exits,
+            interpreter: None,
+            mix: Vec::new(),
+        }
+    }
+
     fn crash(&mut self, cause: CrashCause) -> Crash {
         let id = self.models.id;
         let state = self.state().unwrap_or_else(|_| CpuState::reset());
@@ -670,5 +677,9 @@ impl Attended for NativeVcpu {
 
     fn retired(&self) -> Option<u64> {
         None
+    }
+
+    fn stats(&mut self) -> VcpuStats {
+        NativeVcpu::stats(self)
     }
 }

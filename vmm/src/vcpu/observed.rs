@@ -615,4 +615,8 @@ impl Attended for ObservedVcpu {
     fn retired(&self) -> Option<u64> {
         Some(self.vcpu.stats().retired)
     }
+
+    fn stats(&mut self) -> VcpuStats {
+        ObservedVcpu::stats(self)
+    }
 }

@@ -9,6 +9,7 @@ use hindsight_interp::Stats;
 
 use super::record::Kind;
 use super::switch::Tally;
+use crate::machine::Board;
 
 /// Kinds of exits, in the order they are counted and shown.
 const KINDS: [&str; 10] = [
@@ -70,7 +71,7 @@ impl fmt::Display for ExitCounts {
 }
 
 /// What one processor did.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VcpuStats {
     /// Which processor.
     pub cpu: usize,
@@ -143,6 +144,15 @@ impl fmt::Display for Report {
 }
 
 impl Report {
+    /// Of a machine that has run for `host_time`.
+    pub fn new(board: &Board, vcpus: Vec<VcpuStats>, host_time: Duration) -> Self {
+        Self {
+            vcpus,
+            changes: board.modes.can_change().then(|| board.modes.tally()),
+            host_time,
+        }
+    }
+
     /// The instructions that retired most often, with their share in percent, and the sum of the others.
     fn write_mix(&self, f: &mut fmt::Formatter<'_>, retired: u64) -> fmt::Result {
         let mut sums = BTreeMap::<&str, u64>::new();

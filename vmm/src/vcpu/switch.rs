@@ -471,10 +471,9 @@ impl Way {
     fn stats(&self) -> VcpuStats {
         match self {
             Self::Native(vcpu, idle) => VcpuStats {
-                cpu: vcpu.id(),
-                exits: vcpu.models().exits,
                 interpreter: idle.as_ref().map(|idle| idle.stats()),
                 mix: idle.as_ref().map(|idle| idle.mix()).unwrap_or_default(),
+                ..vcpu.stats()
             },
             Self::Observed(vcpu, _) => vcpu.stats(),
         }

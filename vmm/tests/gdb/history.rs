@@ -195,6 +195,7 @@ fn monitor_commands_answer() {
         monitor pmu
         monitor tsc
         monitor exits
+        monitor stats
         monitor disas 0x200000 2
         monitor disas 0xffff800000000000
         monitor inject smi
@@ -221,6 +222,7 @@ fn monitor_commands_answer() {
         "perf_global_ctrl",
         "tsc",
         "cpu 0: ",
+        "host time ",
         "0x200000: lea",
         "0xffff800000000000 is not mapped",
         "no system-management mode",

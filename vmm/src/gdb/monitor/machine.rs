@@ -7,6 +7,7 @@ use super::super::registers::{Place, Register};
 use super::{Answer, MonitorError, none, number, usage};
 use crate::machine::Outcome;
 use crate::translate;
+use crate::vcpu::stats::Report;
 
 pub(super) fn quit(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
@@ -32,6 +33,16 @@ pub(super) fn exits(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
         text.push('\n');
     }
     Ok(text)
+}
+
+pub(super) fn stats(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
+    none(arguments)?;
+    let cpus = 0..debugger.cpus();
+    let vcpus: Result<Vec<_>, _> = cpus
+        .map(|cpu| debugger.ask(cpu, |cpu| cpu.stats()))
+        .collect();
+    let host_time = debugger.since.elapsed();
+    Ok(Report::new(debugger.board(), vcpus?, host_time).to_string())
 }
 
 /// Shows registers of one kind, those that there are.

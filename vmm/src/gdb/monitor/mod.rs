@@ -98,7 +98,12 @@ const COMMANDS: &[Command] = &[
         "how often each processor left its guest, and why",
         machine::exits,
     ),
-    command("stats", "", "the same", machine::exits),
+    command(
+        "stats",
+        "",
+        "speed, caches, frequent instructions and exits, as --stats",
+        machine::stats,
+    ),
     command(
         "disas",
         "[ADDRESS [COUNT]]",

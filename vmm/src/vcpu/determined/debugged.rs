@@ -13,6 +13,7 @@ use crate::vcpu::attend::{Attended, Plan, Report, Request, Stop};
 use crate::vcpu::control::{Checkpoint, Place};
 use crate::vcpu::mode::Engine;
 use crate::vcpu::models::Models;
+use crate::vcpu::stats::VcpuStats;
 
 /// The machine, what the debugger stops for, and what each processor is to do.
 pub(super) struct Debugged {
@@ -307,6 +308,11 @@ impl Attended for One<'_> {
 
     fn retired(&self) -> Option<u64> {
         Some(self.debugged.timeline.place())
+    }
+
+    fn stats(&mut self) -> VcpuStats {
+        let vcpu = self.debugged.timeline.machine().vcpus.get(self.cpu);
+        vcpu.map_or_else(VcpuStats::default, super::ObservedVcpu::stats)
     }
 
     fn go_to(&mut self, place: u64) -> Option<bool> {
