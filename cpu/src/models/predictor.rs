@@ -64,32 +64,15 @@ impl Predictor {
         self.0.is_none()
     }
 
-    /// Takes the next branch, interrupt or exception, whose outcome is known by now, and learns
-    /// from it; those that are not taken must be among them. Answers whether it was mispredicted.
-    pub fn resolve(&mut self, branch: &Branch) -> bool {
+    /// Takes the next branches, interrupts and exceptions, whose outcomes are known by now, and learns from them; those
+    /// that are not taken must be among them. Marks what was mispredicted.
+    pub fn resolve(&mut self, branches: &mut [Branch]) {
+        if branches.is_empty() {
+            return;
+        }
         let tables = self.0.get_or_insert_with(Box::default);
-        match branch.class {
-            BranchClass::Conditional => tables.direction(branch.from, true),
-            BranchClass::NotTaken => tables.direction(branch.from, false),
-            BranchClass::IndirectJump => tables.target(branch),
-            BranchClass::IndirectCall => {
-                tables.call(branch.from);
-                tables.target(branch)
-            }
-            BranchClass::DirectCall => {
-                tables.call(branch.from);
-                false
-            }
-            BranchClass::Return => tables.ret(branch.to),
-            // A call to the next instruction has no return to come.
-            BranchClass::CallNext
-            | BranchClass::DirectJump
-            | BranchClass::Far
-            | BranchClass::SoftwareInterrupt
-            | BranchClass::Exception
-            | BranchClass::Debug
-            | BranchClass::Interrupt
-            | BranchClass::Abort => false,
+        for branch in branches {
+            branch.mispredicted = tables.resolve(branch);
         }
     }
 }
@@ -101,15 +84,51 @@ const fn fold(address: u64) -> u32 {
 }
 
 impl Tables {
+    #[inline(always)]
+    fn resolve(&mut self, branch: &Branch) -> bool {
+        let taken = branch.class == BranchClass::Conditional;
+        // Without a jump on whether it was taken, which the host would mispredict as often.
+        if taken | (branch.class == BranchClass::NotTaken) {
+            self.direction(branch.from, taken)
+        } else {
+            self.other(branch)
+        }
+    }
+
+    #[inline(never)]
+    fn other(&mut self, branch: &Branch) -> bool {
+        match branch.class {
+            BranchClass::IndirectJump => self.target(branch),
+            BranchClass::IndirectCall => {
+                self.call(branch.from);
+                self.target(branch)
+            }
+            BranchClass::DirectCall => {
+                self.call(branch.from);
+                false
+            }
+            BranchClass::Return => self.ret(branch.to),
+            // A call to the next instruction has no return to come.
+            BranchClass::Conditional
+            | BranchClass::NotTaken
+            | BranchClass::CallNext
+            | BranchClass::DirectJump
+            | BranchClass::Far
+            | BranchClass::SoftwareInterrupt
+            | BranchClass::Exception
+            | BranchClass::Debug
+            | BranchClass::Interrupt
+            | BranchClass::Abort => false,
+        }
+    }
+
     fn direction(&mut self, from: u64, taken: bool) -> bool {
         let at = (fold(from) ^ self.history) as usize & (COUNTERS - 1);
         let counter = &mut self.counters[at];
         let predicted = *counter >= TAKEN;
-        *counter = if taken {
-            (*counter + 1).min(COUNTER_MAX)
-        } else {
-            counter.saturating_sub(1)
-        };
+        let up = u8::from(taken & (*counter < COUNTER_MAX));
+        let down = u8::from(!taken & (*counter > 0));
+        *counter = *counter + up - down;
         self.history = (self.history << 1 | u32::from(taken)) & ((1 << HISTORY) - 1);
         predicted != taken
     }

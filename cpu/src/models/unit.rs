@@ -122,9 +122,7 @@ pub struct Unit {
 impl Unit {
     /// Finds out which branches were mispredicted; those that were not taken must be among them.
     pub fn resolve(&mut self, branches: &mut [Branch]) {
-        for branch in branches {
-            branch.mispredicted = self.predictor.resolve(branch);
-        }
+        self.predictor.resolve(branches);
     }
 
     /// An instruction accessed memory: adds the events to `totals`. `last` is the last level of
