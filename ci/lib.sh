@@ -22,6 +22,16 @@ build_static() {
         --target x86_64-unknown-linux-gnu --target-dir target/lab/build >&2)
 }
 
+# build_static_test NAME PROGRAM: a test program of the monitor, linked so that the labs run it.
+build_static_test() {
+    local built
+    built=$(cd "$repo_root" && RUSTFLAGS='-C target-feature=+crt-static' cargo test --release -p hindsight --test "$1" \
+        --no-run --message-format json --target x86_64-unknown-linux-gnu --target-dir target/lab/build 2>/dev/null |
+        grep -o "\"executable\":\"[^\"]*/$1-[^\"]*\"" | tail -n 1 | cut -d '"' -f 4)
+    [ -n "$built" ] || die 1 "the test program $1 does not build"
+    strip -o "$2" "$built"
+}
+
 # Runs a command as root: directly, or through sudo.
 as_root() {
     if [ "$(id -u)" -eq 0 ]; then

@@ -233,6 +233,8 @@ impl Control {
             inner.phase = Phase::Running;
             drop(inner);
             self.changed.notify_all();
+            // Whoever waits for this pause waits for nothing now.
+            self.settled.notify_all();
         }
     }
 
