@@ -26,7 +26,8 @@ build_static() {
 build_static_test() {
     local built
     built=$(cd "$repo_root" && RUSTFLAGS='-C target-feature=+crt-static' cargo test --release -p hindsight --test "$1" \
-        --no-run --message-format json --target x86_64-unknown-linux-gnu --target-dir target/lab/build 2>/dev/null |
+        --quiet --no-run --message-format json-render-diagnostics --target x86_64-unknown-linux-gnu \
+        --target-dir target/lab/build |
         grep -o "\"executable\":\"[^\"]*/$1-[^\"]*\"" | tail -n 1 | cut -d '"' -f 4)
     [ -n "$built" ] || die 1 "the test program $1 does not build"
     strip -o "$2" "$built"

@@ -286,12 +286,16 @@ mod tests {
         assert_eq!(find(&tlb, 0x6ff9, Set::User), None, "across its start");
         assert_eq!(find(&tlb, 0x7000, Set::Supervisor), None);
         for _ in 0..0x1001 {
+            let epoch = tlb.epoch();
             tlb.flush_locals();
             assert_eq!(find(&tlb, 0x7000, Set::User), None);
+            assert_ne!(tlb.epoch(), epoch);
         }
         tlb.insert_watched(0x7000, Set::User, 0x10_0000);
+        let epoch = tlb.epoch();
         tlb.evict(0x9000);
         assert_eq!(find(&tlb, 0x7000, Set::User), None);
+        assert_ne!(tlb.epoch(), epoch);
         tlb.insert_watched(0x7000, Set::Never, 0x10_0000);
         assert_eq!(find(&tlb, 0x7000, Set::Never), None);
     }

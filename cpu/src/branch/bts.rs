@@ -70,13 +70,8 @@ impl Quiet {
         threshold: impl FnOnce() -> u64,
     ) -> Option<u64> {
         let end = index.wrapping_add(RECORD);
-        if end.wrapping_add(self.room) > maximum() {
-            return None;
-        }
-        if end >= (threshold() | self.never) {
-            return None;
-        }
-        Some(end)
+        let quiet = end.wrapping_add(self.room) <= maximum() && end < (threshold() | self.never);
+        quiet.then_some(end)
     }
 }
 

@@ -210,8 +210,8 @@ impl NativeVcpu {
         self.complete()?;
         self.before = None;
         if let Some(stop) = self.models.orders.due.take() {
-            board.control.hold(self.models.id);
             let (id, state) = (self.models.id, Some(Box::new(self.state()?)));
+            board.control.hold(id);
             board.reports.put(Report { id, stop, state });
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use hindsight_cpu::branch::bts::RECORD;
 use hindsight_regs::branch::{CYC_CNT_MAX, DebugCtl, LBR_DEPTH, LbrInfo, LbrSelect};
 use hindsight_regs::msr;
 
@@ -11,8 +12,6 @@ use crate::translate;
 
 /// Records of the branch trace store that are shown.
 const SHOWN: usize = 32;
-/// Bytes of one: from, to, flags.
-const RECORD: u64 = 24;
 
 /// An MSR of the processor that the client looks at.
 fn read(debugger: &mut Debugger, index: u32) -> Result<u64, MonitorError> {
