@@ -289,7 +289,12 @@ impl NativeVcpu {
                     return Ok(Turn::Emulate);
                 }
             }
-            Next::Crash(cause) => return Ok(Turn::Crash(cause)),
+            Next::Crash(cause) => {
+                if matches!(cause, CrashCause::TripleFault) {
+                    self.activity = Activity::Shutdown;
+                }
+                return Ok(Turn::Crash(cause));
+            }
         }
         self.look(access)?;
         let stepped = access.is_some() && self.kvm.at_exit().regs.rflags & FLAG_TF != 0;
@@ -447,7 +452,7 @@ impl NativeVcpu {
         if let Some(vector) = pending.sipi.and_then(|_| irq.take_sipi(id)) {
             self.start_up(vector)?;
         }
-        if self.activity == Activity::WaitForSipi {
+        if matches!(self.activity, Activity::WaitForSipi | Activity::Shutdown) {
             board.window_wanted(id, false);
             return Ok(false);
         }

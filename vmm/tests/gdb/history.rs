@@ -43,8 +43,8 @@ fn trace_is_recorded_and_replayed() {
 #[test]
 fn single_steps_are_recorded() {
     let run = Run::waiting(Guest::Long("spin"), &[]);
-    let text = run.gdb("record btrace bts\nstepi 5\nrecord instruction-history\nkill\n");
-    in_order(&text, &["lea", "incq", "cmpl", "je", "incq"]);
+    let text = run.gdb("record btrace bts\nstepi 6\nrecord instruction-history\nkill\n");
+    in_order(&text, &["lea", "sti", "incq", "cmpl", "je", "incq"]);
 }
 
 #[test]

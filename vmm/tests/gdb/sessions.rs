@@ -276,7 +276,13 @@ fn triple_fault_waits_for_a_debugger() {
     let text = run.gdb("info threads\nx/i $pc\nprint $idtr_limit\ncontinue\n");
     if run.stderr().contains("KVM has reset the processor") {
         // KVM on AMD.
-        in_order(&text, &["real mode", "$1 = 65535", "exited with code 04"]);
+        let parts = [
+            "shut down",
+            "real mode",
+            "$1 = 65535",
+            "exited with code 04",
+        ];
+        in_order(&text, &parts);
     } else {
         in_order(
             &text,

@@ -3,6 +3,8 @@
     .text
 _start:
     lea stack_end(%rip), %rsp
+    # Some hosts cannot stop a guest that loops with IF clear: see docs/labs.md.
+    sti
     # The second processor's code goes to 0x8000.
     lea ap(%rip), %rsi
     mov $0x8000, %edi
@@ -30,6 +32,7 @@ spin0:
 ap:
     xor %ax, %ax
     mov %ax, %ds
+    sti
 spin1:
     incl count1_at
     jmp spin1
