@@ -33,8 +33,9 @@ const FLAG_TF: u64 = 1 << 8;
 const FLAG_IF: u64 = 1 << 9;
 /// RFLAGS.RF.
 const FLAG_RF: u64 = 1 << 16;
-/// How often a step that changed nothing is made again: Bochs stops up to three times at one place.
-const STEPS_AGAIN: u8 = 3;
+/// How often a step that changed nothing is made again: Bochs stops up to three times at one place, and once for each page
+/// that KVM has yet to map, of the tables too.
+const STEPS_AGAIN: u8 = 16;
 /// #DB.
 const DB: u8 = 1;
 
