@@ -18,7 +18,7 @@ use crate::machine::{Board, Outcome};
 use crate::vcpu::attend::{Attended, Plan, Stop};
 use crate::vcpu::mode::{self, Engine};
 use crate::vcpu::slots::{self, Able, Beyond};
-use hindsight_interp::{Hit, Stops};
+use hindsight_interp::{Hit, MsrStops, Stops};
 
 /// Why something could not be done.
 #[derive(Debug, Error)]
@@ -97,6 +97,8 @@ pub(super) struct Debugger {
     pub(super) reason: Reason,
     /// The processor that the client looks at.
     pub(super) current: usize,
+    /// Whom the next step back is for, where that is not the thread that `gdbstub` takes it to be.
+    pub(super) steps_back: Option<usize>,
     /// `resume` has no effect: see [`super::filter`].
     pub(super) pretend: bool,
     /// The file that the client has open: see [`super::kernel`].
@@ -121,6 +123,25 @@ pub(super) fn tid(cpu: usize) -> NonZeroUsize {
 /// The processor of a thread.
 pub(super) fn cpu_of(tid: NonZeroUsize) -> usize {
     tid.get() - 1
+}
+
+/// Whether what was stopped for is among `stops`.
+fn is_wanted(stops: &Stops, stop: &Stop) -> bool {
+    match stop {
+        Stop::Hit(Hit::Watch { watch, .. }) => stops.watch.contains(watch),
+        Stop::Hit(Hit::Port { port, .. }) => {
+            let mut ports = stops.ports.iter();
+            ports.any(|watch| (watch.first..=watch.last).contains(port))
+        }
+        Stop::Hit(Hit::Exception { vector, .. }) => stops.exceptions >> vector & 1 != 0,
+        Stop::Hit(Hit::Msr { index, .. }) => match &stops.msrs {
+            MsrStops::None => false,
+            MsrStops::These(these) => these.contains(index),
+            MsrStops::All => true,
+        },
+        Stop::Hit(Hit::Control { number, .. }) => stops.controls >> number & 1 != 0,
+        _ => true,
+    }
 }
 
 impl Debugger {
@@ -149,6 +170,7 @@ impl Debugger {
             pending: VecDeque::new(),
             reason: Reason { cpu: 0, stop: None },
             current: 0,
+            steps_back: None,
             pretend: false,
             file: None,
             since: Instant::now(),
@@ -469,6 +491,7 @@ impl Debugger {
         if !self.paused {
             return Err(DebugError::Running);
         }
+        self.forget_stale();
         if !self.pending.is_empty() {
             // Told already: the client hears of it at once.
             self.board.reports.ring();
@@ -490,6 +513,16 @@ impl Debugger {
         self.board.control.hold_only(held);
         self.board.resume();
         Ok(())
+    }
+
+    /// Forgets what processors that run on stopped for where that is not stopped for any more. Clients take
+    /// all breakpoints away to step one processor over one of them, while the others stay where they are.
+    fn forget_stale(&mut self) {
+        let stops = self.breakpoints.stops();
+        let plans = &self.plans;
+        let runs = |cpu: usize| plans.get(cpu).is_some_and(Option::is_some);
+        self.pending
+            .retain(|(cpu, stop)| !runs(*cpu) || is_wanted(&stops, stop));
     }
 
     /// The machine may change its engine, or runs in KVM for good.

@@ -73,6 +73,10 @@ pub(super) struct Session {
     /// The last `Hg` and the features of the client, for a fresh state machine.
     thread: Option<Vec<u8>>,
     supported: Option<Vec<u8>>,
+    /// The last `Hc` named no thread.
+    any_thread: bool,
+    /// Registers that the client has written since it last sent another packet.
+    written: usize,
     to_send: Vec<u8>,
 }
 
@@ -96,6 +100,8 @@ impl Session {
             transfer: Transfer::default(),
             thread: None,
             supported: None,
+            any_thread: true,
+            written: 0,
             to_send: Vec::new(),
         }
     }
@@ -156,6 +162,10 @@ impl Session {
             // The client may only interrupt now; a packet has no answer before the stop.
             return Next::Stay;
         }
+        self.written = match body {
+            [b'P', ..] => self.written.saturating_add(1),
+            _ => 0,
+        };
         match body {
             b"QStartNoAckMode" => {
                 self.reply(b"OK");
@@ -185,6 +195,14 @@ impl Session {
             _ if body.starts_with(b"Qbtrace") => self.set_trace(debugger, body),
             _ if body.starts_with(b"qXfer:") => self.transfer(debugger, body),
             [b'm', range @ ..] => self.read_memory(debugger, range),
+            [b'P', write @ ..] if self.written > RESTORING && is_kept(debugger, write) => {
+                self.reply(b"OK");
+            }
+            // Clients for x86 step the thread back that they look at, and name none.
+            b"bs" if self.any_thread => {
+                debugger.steps_back = Some(self.current());
+                self.pass(debugger, body);
+            }
             _ => self.pass(debugger, body),
         }
         Next::Stay
@@ -198,6 +216,10 @@ impl Session {
                 let good = answers.first().is_some_and(|answer| answer == b"OK");
                 if good && body.starts_with(b"Hg") {
                     self.thread = Some(body.to_vec());
+                }
+                if good && let [b'H', b'c', id @ ..] = body {
+                    let id = id.rsplit(|&byte| byte == b'.').next().unwrap_or_default();
+                    self.any_thread = matches!(id, b"0" | b"-1");
                 }
                 if body.starts_with(b"qSupported") {
                     self.supported = Some(body.to_vec());
@@ -459,6 +481,20 @@ fn expedited(debugger: &mut Debugger, reason: &Reason) -> Vec<(usize, Vec<u8>)> 
         }
     }
     values
+}
+
+/// So many registers in a row write only those clients that restore all of them, after they called a function of
+/// the guest's.
+const RESTORING: usize = 16;
+
+/// Whether `P` names a register that is described with save-restore="no", which gdb's code for x86 does not heed:
+/// time, say, does not go back.
+fn is_kept(debugger: &Debugger, write: &[u8]) -> bool {
+    let number = write.split(|&byte| byte == b'=').next();
+    let number = number.and_then(|digits| std::str::from_utf8(digits).ok());
+    let number = number.and_then(|digits| usize::from_str_radix(digits, 16).ok());
+    let register = number.and_then(|number| debugger.layout().all().get(number));
+    register.is_some_and(|register| register.group().is_some())
 }
 
 /// The address and the length of `m`, which is no longer than its answer may be.

@@ -299,8 +299,9 @@ impl MultiThreadResume for Debugger {
 
 impl ReverseStep<Tid> for Debugger {
     fn reverse_step(&mut self, tid: Tid) -> Result<(), DebugError> {
+        let cpu = self.steps_back.take().unwrap_or_else(|| cpu_of(tid));
         self.begin_plans();
-        self.plan(cpu_of(tid), Plan::Back { step: true });
+        self.plan(cpu, Plan::Back { step: true });
         Debugger::resume(self)
     }
 }

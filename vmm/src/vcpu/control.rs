@@ -112,7 +112,8 @@ struct Inner {
     arrived: usize,
     /// Counts changes made and given up: those who wait see that theirs is over.
     round: u64,
-    /// Processors that stay paused when the others run on, a bit each.
+    /// Processors that stay paused when the others run on, a bit each. A thread that runs several pauses with
+    /// the last of them.
     held: u64,
     /// What the processors' threads are to do before they run on.
     asked: Vec<VecDeque<Request>>,
@@ -127,7 +128,7 @@ impl Inner {
     }
 
     fn pauses(&self, ids: u64) -> bool {
-        self.phase == Phase::Paused || (self.phase == Phase::Running && self.held & ids != 0)
+        self.phase == Phase::Paused || (self.phase == Phase::Running && self.held & ids == ids)
     }
 
     fn has_request(&self, mut ids: Range<usize>) -> bool {
@@ -446,7 +447,7 @@ impl Control {
     /// Whether the thread of processors `ids` must come to a [`Control::checkpoint`].
     pub fn wants_checkpoint(&self, ids: Range<usize>) -> bool {
         let inner = lock(&self.inner);
-        inner.phase != Phase::Running || inner.held & mask(&ids) != 0 || inner.wanted.is_some()
+        inner.phase != Phase::Running || inner.pauses(mask(&ids)) || inner.wanted.is_some()
     }
 
     /// Whether the engine is to change.

@@ -72,3 +72,44 @@ fn kernel_is_debugged_with_its_own_symbols() {
         ],
     );
 }
+
+#[test]
+#[ignore = "boots Linux: needs guest images, see ci/test images"]
+fn kernel_that_was_debugged_runs_on() {
+    let run = linux(&[]);
+    let text = run.gdb(
+        "hbreak *0x1000000
+        continue
+        symbol-file target:/kernel
+        delete
+        hbreak *&start_kernel
+        continue
+        info symbol $pc
+        stepi 3
+        info symbol $pc
+        delete
+        print *(int *)&system_state
+        watch *(int *)&system_state
+        continue
+        delete
+        info symbol $pc
+        detach
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "start_kernel in section .init.text",
+            "start_kernel + ",
+            "= 0",
+            "Hardware watchpoint 3: *(int *)&system_state",
+            "Old value = 0",
+            "New value = 1",
+            "in section .text",
+            "detached",
+        ],
+    );
+    let (status, text) = run.finish();
+    assert_eq!(status, Some(0), "{text}");
+    assert!(text.contains("selftest passed"), "{text}");
+}

@@ -83,7 +83,7 @@ impl Debugged {
     }
 
     fn report(&mut self, cpu: usize, stop: Stop) {
-        self.board.control.hold(cpu);
+        (0..self.cpus()).for_each(|id| self.board.control.hold(id));
         let report = Report {
             id: cpu,
             stop,

@@ -98,7 +98,7 @@ impl ObservedVcpu {
     /// The machine is stopped, or a debugger pauses it. Waits out any other pause.
     fn must_stop(&self, board: &Board) -> Option<Turn> {
         let rung = board.control.doorbell(self.around.models.id).answer();
-        if !rung || !board.control.wants_checkpoint(0..1) {
+        if !rung || !board.control.wants_checkpoint(0..board.control.cpus()) {
             return None;
         }
         if board.reports.wanted() {
