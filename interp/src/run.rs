@@ -232,6 +232,12 @@ impl Vcpu {
         exit
     }
 
+    /// Whether [`Vcpu::run`] comes back with [`Exit::Stepped`] when an instruction has raised an exception instead of
+    /// retiring, and that was delivered.
+    pub const fn stop_at_exceptions(&mut self, stop: bool) {
+        self.core.stops.at_exceptions = stop;
+    }
+
     fn enter<P: Platform>(
         &mut self,
         platform: &mut P,
@@ -328,6 +334,7 @@ impl Vcpu {
             }
             core.mind_others();
             core.begin_slice(rest, SLICE);
+            let delivered = core.stops.deliveries;
             let outcome = core.slice();
             let used = core.account();
             rest -= used;
@@ -342,6 +349,9 @@ impl Vcpu {
             }
             if let Some(exit) = core.stopped() {
                 return exit;
+            }
+            if core.stops.at_exceptions && used == 0 && core.stops.deliveries != delivered {
+                return Exit::Stepped;
             }
         }
     }

@@ -138,6 +138,8 @@ pub(crate) struct Armed {
     pub(crate) quiet: bool,
     /// Counts deliveries of events.
     pub(crate) deliveries: u64,
+    /// The run ends when an exception was delivered.
+    pub(crate) at_exceptions: bool,
 }
 
 impl Armed {
@@ -151,6 +153,7 @@ impl Armed {
             pass: false,
             quiet: false,
             deliveries: 0,
+            at_exceptions: false,
         }
     }
 

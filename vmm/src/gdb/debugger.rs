@@ -578,8 +578,11 @@ impl Debugger {
         };
         if plan == quiet_step {
             // A step executes its instruction whatever is set there. Clients take all breakpoints
-            // away for it and put them back after it: nothing has to follow that.
-            stops.execute.clone_from(&self.applied[cpu].execute);
+            // away for it and put them back after it: nothing has to follow that. In a deterministic
+            // run those are met that the handler of an interrupt has.
+            if stops.execute.is_empty() || !self.goes_back() {
+                stops.execute.clone_from(&self.applied[cpu].execute);
+            }
         }
         stops
     }
@@ -630,5 +633,48 @@ impl Debugger {
     /// Ends the machine.
     pub(super) fn kill(&self) {
         self.board.finish(Outcome::Quit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hindsight_interp::Watch;
+
+    #[test]
+    fn what_is_stopped_for_no_more_is_not_told() {
+        let watch = |at| Watch {
+            at,
+            len: 8,
+            read: false,
+            write: true,
+        };
+        let hit = |at| {
+            Stop::Hit(Hit::Watch {
+                watch: watch(at),
+                at,
+                write: true,
+            })
+        };
+        let stops = Stops {
+            watch: vec![watch(1)],
+            exceptions: 1 << 14,
+            controls: 1 << 3,
+            msrs: MsrStops::These(vec![0x10]),
+            ..Stops::default()
+        };
+        let exception = |vector| Stop::Hit(Hit::Exception { vector, code: None });
+        let control = |number| Stop::Hit(Hit::Control { number, value: 0 });
+        let msr = |index| Stop::Hit(Hit::Msr { index, value: 0 });
+        for wanted in [hit(1), exception(14), control(3), msr(0x10), Stop::Stepped] {
+            assert!(is_wanted(&stops, &wanted), "{wanted:?}");
+        }
+        let port = Stop::Hit(Hit::Port {
+            port: 1,
+            write: true,
+        });
+        for other in [hit(2), exception(6), control(0), msr(0x11), port] {
+            assert!(!is_wanted(&stops, &other), "{other:?}");
+        }
     }
 }

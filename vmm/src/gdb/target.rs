@@ -301,7 +301,13 @@ impl ReverseStep<Tid> for Debugger {
     fn reverse_step(&mut self, tid: Tid) -> Result<(), DebugError> {
         let cpu = self.steps_back.take().unwrap_or_else(|| cpu_of(tid));
         self.begin_plans();
-        self.plan(cpu, Plan::Back { step: true });
+        self.plan(
+            cpu,
+            Plan::Back {
+                step: true,
+                quiet: !self.options.step_irq,
+            },
+        );
         Debugger::resume(self)
     }
 }
@@ -309,7 +315,13 @@ impl ReverseStep<Tid> for Debugger {
 impl ReverseCont<Tid> for Debugger {
     fn reverse_cont(&mut self) -> Result<(), DebugError> {
         self.begin_plans();
-        self.plan(self.current, Plan::Back { step: false });
+        self.plan(
+            self.current,
+            Plan::Back {
+                step: false,
+                quiet: false,
+            },
+        );
         Debugger::resume(self)
     }
 }

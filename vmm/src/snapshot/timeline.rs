@@ -102,6 +102,21 @@ impl Timeline {
         self.run_to(place)
     }
 
+    /// As [`Timeline::go_to`], from a checkpoint: what came between the last instruction before `place` and the present, where
+    /// that is the same place, is undone.
+    ///
+    /// # Errors
+    ///
+    /// When memory cannot be read or written.
+    pub fn return_to(&mut self, place: u64) -> Result<Stop, RestoreError> {
+        let place = place.max(self.begin());
+        let behind = self.kept.partition_point(|kept| kept.retired() <= place);
+        if let Some(nearest) = behind.checked_sub(1).and_then(|last| self.kept.get(last)) {
+            self.machine.restore(nearest)?;
+        }
+        self.run_to(place)
+    }
+
     /// Runs to instruction `place` from where it is, past everything on the way: what the machine
     /// stops for is met. A place that is over is reached at once.
     ///

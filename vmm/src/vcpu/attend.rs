@@ -94,6 +94,8 @@ pub enum Plan {
     Back {
         /// One instruction, not to the next stop.
         step: bool,
+        /// And not into the handler of an interrupt.
+        quiet: bool,
     },
 }
 

@@ -210,8 +210,11 @@ fn steps_do_not_enter_handlers_of_interrupts() {
         info symbol $pc
         print *(long *)&count - $first
         print *(long *)&ticks > $ticked
-        reverse-stepi
-        stepi
+        reverse-stepi 120
+        info symbol $pc
+        print *(long *)&count - $first
+        print *(long *)&ticks == $ticked
+        stepi 120
         info symbol $pc
         monitor step-irq on
         break handler
@@ -226,6 +229,9 @@ fn steps_do_not_enter_handlers_of_interrupts() {
             "= 30",
             "= 1",
             "loop in section .text",
+            "= 0",
+            "= 1",
+            "loop in section .text",
             "step-irq is on",
             ", handler () at",
         ],
@@ -238,4 +244,77 @@ fn other_runs_do_not_go_back() {
     let text = run.gdb("reverse-stepi\nmonitor goto 1\nkill\n");
     assert!(text.contains("does not support"), "{text}");
     assert!(text.contains("only a run with --deterministic"), "{text}");
+}
+
+#[test]
+fn what_comes_inside_of_an_instruction_is_found_backwards() {
+    let run = Run::waiting(Guest::Long("writers"), &["--deterministic"]);
+    let text = run.gdb(
+        "continue
+        monitor catch exception #PF
+        reverse-continue
+        info symbol $pc
+        monitor catch off
+        watch *((char *)&buffer + 50)
+        reverse-continue
+        info symbol $pc
+        print $rcx
+        kill
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "SIGABRT",
+            "SIGSEGV",
+            "bad in section .text",
+            "Old value = 7",
+            "New value = 0",
+            "writer in section .text",
+            "= 100",
+        ],
+    );
+}
+
+#[test]
+fn step_of_an_instruction_that_faults_ends_at_the_handler() {
+    for engine in ["--deterministic", "--engine=interp"] {
+        let run = Run::waiting(Guest::Long("debug"), &[engine]);
+        let text = run.gdb("hbreak mine\ncontinue\nstepi\ninfo symbol $pc\nkill\n");
+        in_order(&text, &["mine () at", "handler in section .text"]);
+    }
+}
+
+#[test]
+fn each_of_two_processors_steps_and_goes_back() {
+    let run = Run::waiting(Guest::Long("two"), &["--deterministic", "--cpus", "2"]);
+    let text = run.gdb(
+        "break *spin0
+        continue
+        continue
+        set scheduler-locking on
+        stepi
+        set scheduler-locking off
+        delete
+        thread 2
+        print $before = $pc
+        stepi
+        print $before == $pc
+        reverse-stepi
+        print $before == $pc
+        thread
+        kill
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "hit Breakpoint 1, spin0",
+            "hit Breakpoint 1, spin0",
+            "[Switching to thread 2",
+            "= 0",
+            "= 1",
+            "[Current thread is 2",
+        ],
+    );
 }

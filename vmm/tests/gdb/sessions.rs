@@ -366,3 +366,22 @@ fn reads_and_writes_by_physical_address() {
         ],
     );
 }
+
+#[test]
+fn functions_of_the_guest_are_called() {
+    let run = Run::waiting(Guest::Sample, &[]);
+    let text = run.gdb(
+        "break work
+        continue
+        print queue_put(&jobs, 5)
+        print queue_take(&jobs)
+        print jobs.taken
+        backtrace 1
+        kill
+        ",
+    );
+    in_order(
+        &text,
+        &["$1 = 1", "$2 = 5", "$3 = 1", "#0  work (count=20)"],
+    );
+}

@@ -6,15 +6,40 @@
 
 use std::ops::ControlFlow;
 
+use hindsight_cpu::state::CpuState;
 use hindsight_interp::{Hit, Stops};
+use iced_x86::Code;
 
 use super::Stop as Ended;
 use super::debugged::Debugged;
 use crate::snapshot::RestoreError;
+use crate::translate;
 use crate::vcpu::attend::Stop;
+use crate::vcpu::report;
 
-/// Place, processor and cause of a stop, if there was one; to break is to be interrupted.
-type LastStop = ControlFlow<(), Option<(u64, usize, Hit)>>;
+/// Bytes of the longest instruction.
+const MAX_INSTRUCTION: usize = 15;
+
+/// Something that is stopped for, met on the way.
+#[derive(Clone, Copy, Debug)]
+struct Met {
+    /// Instructions retired by then.
+    at: u64,
+    cpu: usize,
+    hit: Hit,
+    /// Accesses met at this place so far, this one included.
+    accesses: usize,
+}
+
+impl Met {
+    /// It comes before the instruction that does it; an access, after it.
+    const fn is_before(&self) -> bool {
+        matches!(self.hit, Hit::Execute(_) | Hit::Exception { .. })
+    }
+}
+
+/// The last of them, if there was one; to break is to be interrupted.
+type LastMet = ControlFlow<(), Option<Met>>;
 
 impl Debugged {
     /// Goes to a place without stopping on the way; `false` if it was interrupted.
@@ -42,111 +67,268 @@ impl Debugged {
         }
     }
 
-    /// Back to before the last instruction of a processor.
-    pub(super) fn step_back(&mut self, cpu: usize) -> Result<Option<(usize, Stop)>, RestoreError> {
-        let (now, begin) = (self.timeline.place(), self.timeline.begin());
-        if now <= begin {
+    /// Goes to a place anew: what came between its last instruction and the present is undone, too.
+    fn return_to(&mut self, place: u64) -> Result<bool, RestoreError> {
+        self.timeline.machine().set_stops(&Stops::default());
+        let ended = self.timeline.return_to(place)?;
+        self.arm(true);
+        Ok(ended == Ended::Reached)
+    }
+
+    /// Back to before the last instruction of a processor. A quiet step does not enter the handlers of
+    /// interrupts: it goes to before the interrupt.
+    pub(super) fn step_back(
+        &mut self,
+        cpu: usize,
+        quiet: bool,
+    ) -> Result<Option<(usize, Stop)>, RestoreError> {
+        if self.timeline.place() <= self.timeline.begin() {
             return Ok(Some((cpu, Stop::Begin)));
         }
-        let retired = self.retired(cpu);
-        if !self.travel(now - 1)? {
-            return Ok(None);
-        }
-        // Others had their turn: the last place with fewer instructions of this one.
-        let (mut low, mut high) = (begin, now - 1);
-        while self.retired(cpu) == retired && low < high {
-            let middle = low + (high - low) / 2;
-            if !self.travel(middle)? {
+        let mut retired = self.retired(cpu);
+        let rip = self.timeline.machine().state(cpu).map_or(0, |s| s.rip);
+        loop {
+            if !self.back_before(cpu, retired)? {
                 return Ok(None);
             }
-            if self.retired(cpu) < retired {
-                if !self.travel(middle + 1)? {
-                    return Ok(None);
-                }
-                if self.retired(cpu) == retired {
-                    if !self.travel(middle)? {
-                        return Ok(None);
-                    }
-                    break;
-                }
-                low = middle + 1;
-            } else {
-                high = middle;
+            let interrupted = match quiet && self.returns_from_handler(cpu) {
+                true => self.interrupted(cpu, rip),
+                false => None,
+            };
+            match interrupted {
+                Some(at) if at > 0 && at < retired => retired = at,
+                _ => return Ok(Some((cpu, Stop::Stepped))),
             }
         }
-        Ok(Some((cpu, Stop::Stepped)))
+    }
+
+    /// Goes back to the last place at which a processor has retired fewer instructions than that;
+    /// `false` if it was interrupted.
+    fn back_before(&mut self, cpu: usize, retired: u64) -> Result<bool, RestoreError> {
+        let begin = self.timeline.begin();
+        let Some(before) = self.timeline.place().checked_sub(1) else {
+            return Ok(true);
+        };
+        // With one processor places are what it has retired.
+        let near = if self.cpus() == 1 {
+            retired.saturating_sub(1)
+        } else {
+            before
+        };
+        if !self.travel(near.clamp(begin, before.max(begin)))? {
+            return Ok(false);
+        }
+        // Others had their turn. `low` has fewer, `high` has not.
+        let (mut low, mut high) = (begin, self.timeline.place());
+        if self.retired(cpu) < retired {
+            return Ok(true);
+        }
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if !self.travel(middle)? {
+                return Ok(false);
+            }
+            match self.retired(cpu) < retired {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        self.travel(low)
+    }
+
+    /// The next instruction of a processor returns from a handler.
+    fn returns_from_handler(&mut self, cpu: usize) -> bool {
+        let Some(state) = self.timeline.machine().state(cpu) else {
+            return false;
+        };
+        let (at, _) = self.frame(cpu);
+        let code = translate::read_linear(&self.board.memory, &state, at, MAX_INSTRUCTION);
+        let instruction = report::decode(&state, &code);
+        instruction.is_some_and(|instruction| {
+            let code = instruction.code();
+            matches!(code, Code::Iretw | Code::Iretd | Code::Iretq)
+        })
+    }
+
+    /// Instructions that a processor had retired when it was last interrupted before that at `rip`, if that was
+    /// by an interrupt, and since the checkpoint before.
+    fn interrupted(&mut self, cpu: usize, rip: u64) -> Option<u64> {
+        let vcpu = self.timeline.machine().vcpus.get(cpu)?;
+        vcpu.interrupted(rip)
     }
 
     /// Back to the last thing that is stopped for.
     pub(super) fn run_back(&mut self, cpu: usize) -> Result<Option<(usize, Stop)>, RestoreError> {
-        let mut end = self.timeline.place();
-        let now = end;
+        let now = self.timeline.place();
+        let here = self.stand();
+        let mut end = now;
         let mut starts: Vec<u64> = self.timeline.checkpoints().collect();
-        starts.retain(|&start| start < now);
+        starts.retain(|&start| start <= now);
         for start in starts.into_iter().rev() {
-            match self.last_stop(start, end, now)? {
+            let here = (end == now).then_some(&here);
+            match self.last_met(start, end, here)? {
                 ControlFlow::Break(()) => return Ok(None),
-                ControlFlow::Continue(Some((place, cpu, hit))) => {
-                    let there = self.travel(place)? && self.deliver(cpu, hit)?;
-                    return Ok(there.then_some((cpu, Stop::Hit(hit))));
+                ControlFlow::Continue(Some(met)) => {
+                    let there = self.go_before(&met)?;
+                    return Ok(there.then_some((met.cpu, Stop::Hit(met.hit))));
                 }
                 ControlFlow::Continue(None) => end = start,
             }
         }
         let begin = self.timeline.begin();
-        let there = self.travel(begin)?;
+        let there = self.return_to(begin)?;
         Ok(there.then_some((cpu, Stop::Begin)))
     }
 
-    /// The last stop from `start` to `end` that is before `now`: its place, the processor, and what
-    /// it is. To break is to be interrupted.
-    fn last_stop(&mut self, start: u64, end: u64, now: u64) -> Result<LastStop, RestoreError> {
-        if !self.travel(start)? {
+    /// The states of all processors.
+    fn stand(&mut self) -> Vec<Option<CpuState>> {
+        let cpus = 0..self.cpus();
+        cpus.map(|cpu| self.timeline.machine().state(cpu)).collect()
+    }
+
+    /// The last thing met from `start` to `end`; where that is the present, up to `here`.
+    fn last_met(
+        &mut self,
+        start: u64,
+        end: u64,
+        here: Option<&Vec<Option<CpuState>>>,
+    ) -> Result<LastMet, RestoreError> {
+        if !self.return_to(start)? {
             return Ok(ControlFlow::Break(()));
         }
         let mut last = None;
+        // A place that was stopped at is passed without its breakpoint.
+        let mut until = end;
         loop {
-            self.arm(true);
-            match self.timeline.run_to(end)? {
+            match self.timeline.run_to(until)? {
                 Ended::Hit { cpu, hit } => {
-                    let at = self.timeline.place();
-                    // Backwards, an access is met before it was made.
-                    let before = matches!(hit, Hit::Execute(_) | Hit::Exception { .. });
-                    let place = if before { at } else { at.saturating_sub(1) };
-                    if place < now {
-                        last = Some((place, cpu, hit));
-                    }
-                    if before {
-                        self.arm(false);
-                        match self.timeline.run_to(at + 1)? {
-                            Ended::Interrupted => return Ok(ControlFlow::Break(())),
-                            Ended::Hit { cpu, hit } if at < now => last = Some((at, cpu, hit)),
-                            _ => {}
-                        }
-                    }
-                    if self.timeline.place() >= end {
-                        return Ok(ControlFlow::Continue(last));
+                    let met = self.met(cpu, hit, last.as_ref());
+                    self.arm_after(&met);
+                    until = match met.is_before() {
+                        true => end.min(met.at.saturating_add(1)),
+                        false => end,
+                    };
+                    if met.at < end || !met.is_before() {
+                        last = Some(met);
                     }
                 }
                 Ended::Interrupted => return Ok(ControlFlow::Break(())),
-                Ended::Reached | Ended::Ended | Ended::AtEnd | Ended::Crashed { .. } => {
-                    return Ok(ControlFlow::Continue(last));
+                Ended::Reached => {
+                    self.arm(true);
+                    until = end;
                 }
+                _ => return Ok(ControlFlow::Continue(last)),
+            }
+            if self.timeline.place() >= end {
+                break;
             }
         }
+        match here {
+            Some(here) => self.last_met_inside(end, here, last),
+            None => Ok(ControlFlow::Continue(last)),
+        }
+    }
+
+    /// As [`Debugged::last_met`], of what comes at the present place: deliveries, and accesses of an instruction that is
+    /// not over.
+    fn last_met_inside(
+        &mut self,
+        now: u64,
+        here: &Vec<Option<CpuState>>,
+        mut last: Option<Met>,
+    ) -> Result<LastMet, RestoreError> {
+        self.arm(true);
+        while self.stand() != *here {
+            self.timeline.machine().stop_at_exceptions(true);
+            let ended = self.timeline.run_to(now.saturating_add(1));
+            self.timeline.machine().stop_at_exceptions(false);
+            match ended? {
+                Ended::Hit { cpu, hit } => {
+                    let met = self.met(cpu, hit, last.as_ref());
+                    if met.at > now || (met.is_before() && self.stand() == *here) {
+                        break;
+                    }
+                    self.arm_after(&met);
+                    last = Some(met);
+                }
+                Ended::Delivered { .. } => {}
+                Ended::Interrupted => return Ok(ControlFlow::Break(())),
+                _ => break,
+            }
+        }
+        Ok(ControlFlow::Continue(last))
+    }
+
+    /// Arms the stops for going on from one.
+    fn arm_after(&mut self, met: &Met) {
+        if met.is_before() {
+            self.arm_past(met.cpu);
+        } else {
+            self.arm(true);
+        }
+    }
+
+    fn met(&mut self, cpu: usize, hit: Hit, last: Option<&Met>) -> Met {
+        let at = self.timeline.place();
+        let before = last
+            .filter(|met| met.at == at)
+            .map_or(0, |met| met.accesses);
+        let mut met = Met {
+            at,
+            cpu,
+            hit,
+            accesses: before,
+        };
+        met.accesses += usize::from(!met.is_before());
+        met
+    }
+
+    /// Goes to before what was met; `false` if it was interrupted.
+    fn go_before(&mut self, met: &Met) -> Result<bool, RestoreError> {
+        if met.is_before() {
+            return Ok(self.return_to(met.at)? && self.deliver(met)?);
+        }
+        // The instruction that retired last made the first accesses, or all; what came after it, the others.
+        let Some(before) = met.at.checked_sub(1) else {
+            return self.return_to(met.at);
+        };
+        if before < self.timeline.begin() {
+            return self.return_to(met.at);
+        }
+        if !self.return_to(before)? {
+            return Ok(false);
+        }
+        self.arm_accesses();
+        let mut made = 0;
+        loop {
+            match self.timeline.run_to(met.at)? {
+                Ended::Hit { .. } if self.timeline.place() == met.at => made += 1,
+                Ended::Hit { .. } => {}
+                Ended::Interrupted => return Ok(false),
+                _ => break,
+            }
+        }
+        self.return_to(if met.accesses > made { met.at } else { before })
+    }
+
+    /// Arms what is stopped for after it was done.
+    fn arm_accesses(&mut self) {
+        let mut stops = self.stops.clone();
+        stops.execute.clear();
+        stops.exceptions = 0;
+        self.timeline.machine().set_stops(&stops);
     }
 
     /// A breakpoint at the first instruction of a handler is reached at the place of the instruction
     /// that was interrupted: delivers what interrupts it. `false` if it was interrupted itself.
-    fn deliver(&mut self, cpu: usize, hit: Hit) -> Result<bool, RestoreError> {
-        let Hit::Execute(at) = hit else {
+    fn deliver(&mut self, met: &Met) -> Result<bool, RestoreError> {
+        let Hit::Execute(at) = met.hit else {
             return Ok(true);
         };
-        if self.frame(cpu).0 == at {
+        if self.frame(met.cpu).0 == at {
             return Ok(true);
         }
-        let next = self.timeline.place().wrapping_add(1);
-        let ended = self.timeline.run_to(next)?;
+        let ended = self.timeline.run_to(met.at.wrapping_add(1))?;
         Ok(ended != Ended::Interrupted)
     }
 }

@@ -103,8 +103,8 @@ impl Debugged {
             return Ok(self.told(ended));
         };
         match self.plans[cpu] {
-            Plan::Back { step: true } => self.step_back(cpu),
-            Plan::Back { step: false } => self.run_back(cpu),
+            Plan::Back { step: true, quiet } => self.step_back(cpu, quiet),
+            Plan::Back { step: false, .. } => self.run_back(cpu),
             Plan::Step { range, quiet } => self.step(cpu, range, quiet),
             Plan::Run => Ok(None),
         }
@@ -142,8 +142,16 @@ impl Debugged {
                 let cpu = self.timeline.machine().current();
                 Some((cpu, Stop::End(self.board.held_end()?)))
             }
-            Ended::Reached | Ended::Ended | Ended::Interrupted => None,
+            Ended::Reached | Ended::Delivered { .. } | Ended::Ended | Ended::Interrupted => None,
         }
+    }
+
+    /// Arms the stops but the one at the next instruction of a processor.
+    pub(super) fn arm_past(&mut self, cpu: usize) {
+        let mut stops = self.stops.clone();
+        let (at, _) = self.frame(cpu);
+        stops.execute.retain(|&pc| pc != at);
+        self.timeline.machine().set_stops(&stops);
     }
 
     /// Arms the stops, those at instructions or not.
@@ -183,22 +191,21 @@ impl Debugged {
         range: Option<(u64, u64)>,
         quiet: bool,
     ) -> Result<Option<(usize, Stop)>, RestoreError> {
-        self.arm(false);
         let found = loop {
             let (before, at) = (self.retired(cpu), self.frame(cpu));
-            if !quiet {
-                // The handler of an interrupt may have a breakpoint.
-                let mut stops = self.stops.clone();
-                stops.execute.retain(|&pc| pc != at.0);
-                self.timeline.machine().set_stops(&stops);
-            }
+            // The handler of an interrupt may have a breakpoint.
+            self.arm_past(cpu);
             let interrupts = self.interrupts(cpu);
             let next = self.timeline.place().wrapping_add(1);
-            let ended = self.timeline.run_to(next)?;
-            if ended != Ended::Reached {
+            self.timeline.machine().stop_at_exceptions(true);
+            let ended = self.timeline.run_to(next);
+            self.timeline.machine().stop_at_exceptions(false);
+            let ended = ended?;
+            let raised = ended == Ended::Delivered { cpu };
+            if !raised && !matches!(ended, Ended::Reached | Ended::Delivered { .. }) {
                 break self.told(ended);
             }
-            if self.retired(cpu) == before {
+            if !raised && self.retired(cpu) == before {
                 continue;
             }
             if quiet && self.interrupts(cpu) != interrupts {

@@ -86,6 +86,11 @@ pub enum Stop {
         /// What.
         hit: Hit,
     },
+    /// An exception was delivered after [`Determined::stop_at_exceptions`].
+    Delivered {
+        /// To which processor.
+        cpu: usize,
+    },
     /// The guest cannot go on, and a debugger looks at that.
     Crashed {
         /// Which processor.
@@ -195,6 +200,7 @@ impl Determined {
             match vcpu.turn(used, place - now) {
                 Turn::Hit(hit) => return Stop::Hit { cpu, hit },
                 Turn::Limit => return Stop::Reached,
+                Turn::Delivered => return Stop::Delivered { cpu },
                 Turn::Stop => return Stop::Ended,
                 Turn::Paused => return Stop::Interrupted,
                 Turn::Crashed => return Stop::Crashed { cpu },
@@ -248,6 +254,14 @@ impl Determined {
     pub fn set_stops(&mut self, stops: &Stops) {
         for vcpu in &mut self.vcpus {
             vcpu.vcpu.set_stops(stops);
+        }
+    }
+
+    /// Whether [`Determined::run_to`] comes back when an instruction has raised an exception instead of
+    /// retiring, and that was delivered. The guest cannot tell.
+    pub fn stop_at_exceptions(&mut self, stop: bool) {
+        for vcpu in &mut self.vcpus {
+            vcpu.vcpu.stop_at_exceptions(stop);
         }
     }
 

@@ -3,6 +3,8 @@
 //! The hash is a chain: the digest of the digest before and of one event. So it can be saved
 //! between any two events.
 
+use std::collections::VecDeque;
+
 use hindsight_cpu::branch::{Branch, BranchClass};
 use hindsight_cpu::state::CpuState;
 use hindsight_devices::clock::Ticks;
@@ -33,6 +35,9 @@ const WORDS: usize = 19;
 
 /// Branches kept to be shown.
 const RECENT: usize = 16;
+
+/// Interrupts and exceptions kept, to know which handler a processor returns from.
+const EVENTS: usize = 256;
 
 /// Bytes of an event that go into one link of the chain.
 const DATA_MAX: usize = WORDS * 8;
@@ -65,6 +70,8 @@ pub(in crate::vcpu) struct Track {
     path: u64,
     /// The last branches, at most [`RECENT`].
     pub(super) recent: Vec<Branch>,
+    /// The last interrupts and exceptions since the track was made or restored, at most [`EVENTS`].
+    pub(super) events: VecDeque<Branch>,
     /// Interrupts taken since the track was made or restored.
     pub(super) interrupts: u64,
     /// Exceptions, likewise.
@@ -105,6 +112,7 @@ impl Track {
             cycles: 0,
             path: 0,
             recent: Vec::new(),
+            events: VecDeque::new(),
             interrupts: 0,
             exceptions: 0,
             until: 0,
@@ -134,6 +142,7 @@ impl Track {
         self.cycles = state.cycles;
         self.path = state.path;
         self.recent.clear();
+        self.events.clear();
         self.interrupts = 0;
         self.exceptions = 0;
         self.until = 0;
@@ -148,7 +157,11 @@ impl Track {
             let place = u64::from(branch.at).wrapping_mul(0xd6e8_feb8_6659_fd93);
             let interrupt = branch.class == BranchClass::Interrupt;
             self.interrupts += u64::from(interrupt);
-            self.exceptions += u64::from(!interrupt && !branch.class.is_instruction());
+            let event = interrupt || !branch.class.is_instruction();
+            self.exceptions += u64::from(!interrupt && event);
+            if event {
+                self.keep_event(*branch);
+            }
             path = (path.rotate_left(23) ^ branch.to.wrapping_add(place)).wrapping_mul(ODD);
         }
         self.path = path;
@@ -157,6 +170,14 @@ impl Track {
         self.recent.drain(..old);
         let new = branches.len().saturating_sub(RECENT);
         self.recent.extend_from_slice(&branches[new..]);
+    }
+
+    #[cold]
+    fn keep_event(&mut self, event: Branch) {
+        if self.events.len() == EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
     }
 
     /// 64 bits for RDRAND and RDSEED.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hindsight_cpu::branch::Branch;
+use hindsight_cpu::branch::{Branch, BranchClass};
 use hindsight_cpu::state::CpuState;
 use hindsight_interp::{Exit, Hit, Platform};
 
@@ -24,6 +24,8 @@ pub(super) enum Turn {
     Limit,
     /// What a debugger stops for was reached; the turn is not over.
     Hit(Hit),
+    /// An exception was delivered while a debugger steps; the turn is not over.
+    Delivered,
     /// The guest cannot go on, and a debugger looks at that.
     Crashed,
     /// The guest has ended the run, and a debugger holds that.
@@ -85,7 +87,8 @@ impl ObservedVcpu {
             *used += self.retired().wrapping_sub(before);
             match exit {
                 Exit::Halted => halted = true,
-                Exit::Budget | Exit::Kicked | Exit::Leave | Exit::Stepped => {}
+                Exit::Budget | Exit::Kicked | Exit::Leave => {}
+                Exit::Stepped => return Turn::Delivered,
                 Exit::Stop(hit) => return Turn::Hit(hit),
                 Exit::Shutdown => return self.cannot_go_on(&board, CrashCause::TripleFault),
                 Exit::Missing { bytes, .. } => {
@@ -230,6 +233,16 @@ impl ObservedVcpu {
             .track
             .as_ref()
             .map_or(0, |track| track.interrupts)
+    }
+
+    /// Instructions it had retired when it was last interrupted at `rip`, if that was by an interrupt: see [`Track::events`].
+    pub(super) fn interrupted(&self, rip: u64) -> Option<u64> {
+        let track = self.around.track.as_ref()?;
+        let event = track.events.iter().rev().find(|event| event.from == rip)?;
+        // The low half of a count that has not gone on by 2^32 since.
+        let since = (self.retired() as u32).wrapping_sub(event.at);
+        let retired = self.retired().checked_sub(since.into());
+        retired.filter(|_| event.class == BranchClass::Interrupt)
     }
 
     /// Interrupts and exceptions it took since it was made or restored.
