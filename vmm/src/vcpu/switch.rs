@@ -27,9 +27,15 @@ use crate::kvm::kick::Kicker;
 use crate::kvm::vcpu::KvmVcpu;
 use crate::machine::{Board, MachineError, Outcome};
 
-/// How long nothing must have been armed before the machine goes back to KVM. Going there and back
-/// costs some hundred microseconds, so that at the worst a few percent of the time are spent on it.
+/// How long nothing must have been armed at least before the machine goes back to KVM: see
+/// [`Tally::calm_time`].
 pub const CALM: Duration = Duration::from_millis(5);
+
+/// And at most.
+const CALM_MAX: Duration = Duration::from_secs(1);
+
+/// Changes of engine that fit into this time.
+const CALM_CHANGES: u32 = 20;
 
 /// For tests: changes the engine again and again, whatever is armed (but never to a KVM that lacks
 /// what is).
@@ -48,8 +54,8 @@ enum Cause {
     Armed { cpu: usize, armed: Armed },
     /// A debugger wants what KVM cannot do.
     Debugger,
-    /// Nothing was armed for a while.
-    Calm,
+    /// Nothing was armed for so long.
+    Calm(Duration),
     /// [`Every`].
     Test,
 }
@@ -59,7 +65,7 @@ impl fmt::Display for Cause {
         match self {
             Self::Armed { cpu, armed } => write!(f, "cpu {cpu} armed {armed}"),
             Self::Debugger => f.write_str("a debugger wants what KVM does not do"),
-            Self::Calm => write!(f, "nothing armed for {} ms", CALM.as_millis()),
+            Self::Calm(time) => write!(f, "nothing armed for {} ms", time.as_millis()),
             Self::Test => f.write_str("test"),
         }
     }
@@ -86,6 +92,14 @@ impl Tally {
     /// All changes.
     pub const fn count(&self) -> u64 {
         self.armed + self.debugged + self.calm + self.test
+    }
+
+    /// How long nothing must have been armed before the machine goes back to KVM. Going there and back takes some
+    /// hundred microseconds, and much longer on a slow host: at the worst some percent of the time.
+    fn calm_time(&self) -> Duration {
+        let count = u32::try_from(self.count()).unwrap_or(u32::MAX);
+        let mean = self.total.checked_div(count).unwrap_or_default();
+        mean.saturating_mul(CALM_CHANGES).clamp(CALM, CALM_MAX)
     }
 }
 
@@ -215,7 +229,7 @@ impl Modes {
                 false
             }
             (Engine::Kvm, Engine::Interp) if inner.back_at.is_none() => {
-                inner.back_at = Some(Instant::now() + CALM);
+                inner.back_at = Some(Instant::now() + inner.tally.calm_time());
                 true
             }
             (Engine::Kvm, _) => false,
@@ -236,7 +250,7 @@ impl Modes {
         if inner.back_at.is_some_and(|at| at <= now) {
             inner.back_at = None;
             if inner.wants(rule) == Engine::Kvm && self.control.change(Engine::Kvm) {
-                inner.cause = Cause::Calm;
+                inner.cause = Cause::Calm(inner.tally.calm_time());
             }
         }
         let next = [inner.back_at, inner.test_at].into_iter().flatten().min()?;
@@ -272,7 +286,7 @@ impl Modes {
             *match cause {
                 Cause::Armed { .. } => &mut tally.armed,
                 Cause::Debugger => &mut tally.debugged,
-                Cause::Calm => &mut tally.calm,
+                Cause::Calm(_) => &mut tally.calm,
                 Cause::Test => &mut tally.test,
             } += 1;
             tally.total += took;
@@ -484,5 +498,24 @@ impl Way {
             Self::Native(vcpu, _) => vcpu.last_state(),
             Self::Observed(vcpu, _) => vcpu.last_state(board),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calm_lasts_longer_where_changes_take_long() {
+        let tally = |armed, total| Tally {
+            armed,
+            total: Duration::from_micros(total),
+            ..Tally::default()
+        };
+        let calm = |armed, total| tally(armed, total).calm_time().as_micros();
+        assert_eq!(calm(0, 0), 5000);
+        assert_eq!(calm(4, 400), 5000);
+        assert_eq!(calm(4, 40_000), 200_000);
+        assert_eq!(calm(1, 10_000_000), 1_000_000);
     }
 }
