@@ -15,7 +15,7 @@ use vm_memory::GuestMemoryMmap;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::MachineError;
-use super::devices::{Devices, DevicesState};
+use super::devices::{Devices, DevicesState, Mute};
 use super::timer::TimerBell;
 use crate::kvm::KvmError;
 use crate::memory::{self, MemoryError};
@@ -112,6 +112,8 @@ pub struct Board {
     pub mmio: MmioBus,
     /// The devices on the buses, for their state.
     pub(super) devices: Devices,
+    /// Silences the consoles.
+    pub mute: Mute,
     /// CPUID of all processors.
     pub cpuid: CpuidTable,
     /// Pause, resume, stop, kick.

@@ -21,7 +21,7 @@ use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
 use super::board::{Board, Finish, Outcome, Waker};
-use super::devices::{self, Sinks, Wiring};
+use super::devices::{self, Mute, Sinks, Wiring};
 use super::timer::{self, TimerBell};
 use crate::boot::{self, BootError, Loaded, Plan, Protocol};
 use crate::console::Deliver;
@@ -603,7 +603,7 @@ fn board(
     processor: &Features<'_>,
     modes: Modes,
     control: Arc<Control>,
-    mut sinks: Sinks,
+    sinks: Sinks,
 ) -> Result<Arc<Board>, MachineError> {
     let clock = Arc::new(if processor.deterministic {
         Clock::new_virtual(processor.tsc_hz)
@@ -654,6 +654,8 @@ fn board(
         layout,
         cpus: u16::try_from(config.cpus).unwrap_or(u16::MAX),
     };
+    let mute = Mute::default();
+    let mut sinks = sinks.muted(&mute);
     let messages = sinks.messages.take().map(BranchMessages::new);
     let (ports, mmio, devices) = devices::build(&wiring, sinks)?;
     let windows = AtomicU64::new(0);
@@ -663,6 +665,7 @@ fn board(
         ports,
         mmio,
         devices,
+        mute,
         cpuid,
         control,
         modes,

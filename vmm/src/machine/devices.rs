@@ -1,7 +1,8 @@
 //! The board's devices, and where they sit.
 
 use std::fmt;
-use std::io::Write;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use hindsight_devices::acpi_pm::{AcpiPm, AcpiPmState, PM_PORT, PM_PORTS};
@@ -42,6 +43,53 @@ pub struct Sinks {
     pub debugcon: Box<dyn Write + Send>,
     /// The bus that branch trace messages are sent to, if anybody listens.
     pub messages: Option<Box<dyn Write + Send>>,
+}
+
+impl Sinks {
+    /// The same, silent while `mute` says so.
+    pub(super) fn muted(self, mute: &Mute) -> Self {
+        let muted = |to| -> Box<dyn Write + Send> {
+            Box::new(Muted {
+                to,
+                mute: mute.clone(),
+            })
+        };
+        Self {
+            serial: muted(self.serial),
+            debugcon: muted(self.debugcon),
+            messages: self.messages.map(muted),
+        }
+    }
+}
+
+/// Whether what the guest writes was written before: a run that went back comes to it again.
+#[derive(Clone, Debug, Default)]
+pub struct Mute(Arc<AtomicBool>);
+
+impl Mute {
+    /// From now on nothing is written, or everything.
+    pub fn set(&self, mute: bool) {
+        self.0.store(mute, Ordering::Relaxed);
+    }
+}
+
+/// A console that can be silent.
+struct Muted {
+    to: Box<dyn Write + Send>,
+    mute: Mute,
+}
+
+impl Write for Muted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.mute.0.load(Ordering::Relaxed) {
+            return Ok(bytes.len());
+        }
+        self.to.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
 }
 
 impl fmt::Debug for Sinks {

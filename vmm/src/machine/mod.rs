@@ -8,4 +8,4 @@ mod timer;
 
 pub use board::{Board, GuestEnd, Outcome};
 pub use build::{CPUS_MAX, Config, Machine, MachineError, Prepared};
-pub use devices::{DevicesError, DevicesState, Sinks};
+pub use devices::{DevicesError, DevicesState, Mute, Sinks};

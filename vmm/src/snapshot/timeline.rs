@@ -37,6 +37,8 @@ pub struct Timeline {
     limits: Limits,
     /// In order of their places; the first is where the timeline begins.
     kept: Vec<Snapshot>,
+    /// How far this run came: what it writes before that was written.
+    furthest: u64,
 }
 
 impl Timeline {
@@ -53,6 +55,7 @@ impl Timeline {
             ..limits
         };
         Ok(Self {
+            furthest: machine.place(),
             machine,
             limits,
             kept,
@@ -118,7 +121,7 @@ impl Timeline {
     }
 
     /// Runs to instruction `place` from where it is, past everything on the way: what the machine
-    /// stops for is met. A place that is over is reached at once.
+    /// stops for is met. A place that is over is reached at once. Consoles get what they had not yet.
     ///
     /// # Errors
     ///
@@ -127,7 +130,11 @@ impl Timeline {
         loop {
             let last = self.kept.last().map_or(0, Snapshot::retired);
             let next = last.saturating_add(self.limits.spacing);
-            let stop = self.machine.run_to(place.min(next));
+            let again = self.machine.place() < self.furthest;
+            let until = if again { self.furthest } else { u64::MAX };
+            self.machine.board().mute.set(again);
+            let stop = self.machine.run_to(place.min(next).min(until));
+            self.furthest = self.furthest.max(self.machine.place());
             if stop != Stop::Reached {
                 return Ok(stop);
             }
@@ -144,6 +151,7 @@ impl Timeline {
     /// has made another future.
     pub fn forget_future(&mut self) {
         let now = self.machine.place();
+        self.furthest = now;
         let behind = self.kept.partition_point(|kept| kept.retired() < now);
         self.kept.truncate(behind.max(1));
     }

@@ -318,3 +318,23 @@ fn each_of_two_processors_steps_and_goes_back() {
         ],
     );
 }
+
+#[test]
+fn output_comes_once_however_often_the_guest_comes_to_it() {
+    let run = Run::waiting(Guest::Sample, &["--deterministic"]);
+    let text = run.gdb(
+        "continue
+        reverse-stepi
+        monitor goto 100
+        continue
+        reverse-continue
+        continue
+        continue
+        ",
+    );
+    in_order(
+        &text,
+        &["No more reverse-execution history", "exited with code 03"],
+    );
+    assert_eq!(run.finish(), (Some(3), "the guard is broken\n".to_owned()));
+}
