@@ -35,6 +35,9 @@ pub(super) enum DebugError {
     /// There is no such register.
     #[error("there is no such register")]
     NoRegister,
+    /// The value is not as long as the register.
+    #[error("the value is not as long as the register")]
+    Length,
     /// The value is refused.
     #[error(transparent)]
     Register(#[from] registers::RegisterError),

@@ -192,6 +192,9 @@ impl Session {
             {
                 self.reply(b"E01");
             }
+            [b'H', b'c' | b'g', id @ ..] if !names_thread(id, debugger.cpus()) => {
+                self.reply(b"E01")
+            }
             _ if body.starts_with(b"Qbtrace") => self.set_trace(debugger, body),
             _ if body.starts_with(b"qXfer:") => self.transfer(debugger, body),
             [b'm', range @ ..] => self.read_memory(debugger, range),
@@ -533,6 +536,15 @@ fn is_resumption(body: &[u8], cpus: usize) -> bool {
         };
         known && there
     })
+}
+
+/// Whether the id of `Hc` or `Hg` names a processor that there is, or any.
+fn names_thread(id: &[u8], cpus: usize) -> bool {
+    let id = std::str::from_utf8(id).unwrap_or_default();
+    match id.split_once('.').map_or(id, |(_, tid)| tid) {
+        "0" | "-1" => true,
+        tid => usize::from_str_radix(tid, 16).is_ok_and(|tid| (1..=cpus).contains(&tid)),
+    }
 }
 
 /// The object with its annex, the offset and the length.

@@ -34,6 +34,7 @@ use hindsight_interp::Watch;
 use super::breakpoints::Breakpoint;
 use super::debugger::{DebugError, Debugger, cpu_of, tid};
 use super::monitor;
+use super::registers::Register;
 use crate::vcpu::attend::Plan;
 
 /// A processor of any mode: its registers are those of the layout that the client was given, so
@@ -177,6 +178,9 @@ impl MultiThreadBase for Debugger {
     ) -> TargetResult<(), Self> {
         let general = self.layout().general().to_vec();
         let mut rest = registers.0.as_slice();
+        if rest.len() < general.iter().map(Register::bytes).sum() {
+            return Err(refuse(&DebugError::Length));
+        }
         self.change(cpu_of(tid), |state| {
             for register in &general {
                 let Some((value, after)) = rest.split_at_checked(register.bytes()) else {
@@ -243,6 +247,9 @@ impl SingleRegisterAccess<Tid> for Debugger {
         let Some(register) = self.layout().all().get(number.0).cloned() else {
             return Err(refuse(&DebugError::NoRegister));
         };
+        if value.len() != register.bytes() {
+            return Err(refuse(&DebugError::Length));
+        }
         Debugger::write_register(self, cpu_of(tid), register.place, value)
             .map_err(|error| refuse(&error))
     }

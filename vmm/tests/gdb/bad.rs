@@ -236,4 +236,16 @@ fn interrupts_in_every_state() {
         client.send(&[3]);
     }
     assert!(client.ask("m200000,4").len() == 8);
+    for wrong in ["P0=", "P0=00", "G00"] {
+        assert_eq!(client.ask(wrong), "E16", "{wrong}");
+    }
+    for (id, there) in [
+        ("p1.2", true),
+        ("0", true),
+        ("p1.3", false),
+        ("p9.9", false),
+    ] {
+        let answer = if there { "OK" } else { "E01" };
+        assert_eq!(client.ask(&format!("Hg{id}")), answer, "{id}");
+    }
 }
