@@ -67,6 +67,12 @@ impl Segment {
     }
 }
 
+/// Bits 63 to 47 of a linear address are all equal. SDM Vol. 1, "Canonical Addressing".
+#[inline]
+pub const fn canonical(linear: u64) -> bool {
+    linear.cast_signed() << 16 >> 16 == linear.cast_signed()
+}
+
 /// GDTR or IDTR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DescriptorTable {

@@ -7,13 +7,8 @@
 )]
 
 use crate::core::{Core, Fault, GP, GP0, NP, SS};
+pub(crate) use hindsight_cpu::state::canonical;
 use hindsight_cpu::state::{Segment, seg};
-
-/// Bits 63:47 are all equal.
-#[inline(always)]
-pub(crate) fn canonical(lin: u64) -> bool {
-    (lin.cast_signed() << 16 >> 16).cast_unsigned() == lin
-}
 
 /// The access byte: present, and the types.
 pub(crate) const PRESENT: u16 = 1 << 7;

@@ -3,7 +3,7 @@
 //! Walks the page tables as the processor would but sets no accessed or dirty bits and checks no
 //! rights. SDM Vol. 3A, "Paging".
 
-use hindsight_cpu::state::CpuState;
+use hindsight_cpu::state::{CpuState, canonical};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 const PRESENT: u64 = 1;
@@ -17,6 +17,8 @@ pub fn linear_to_physical(memory: &GuestMemoryMmap, state: &CpuState, linear: u6
     }
     let long = state.efer & 1 << 10 != 0;
     match (long, state.cr4 & 1 << 5 != 0) {
+        // The processor raises #GP or #SS.
+        (true, _) if !canonical(linear) => None,
         (true, _) => walk(memory, state.cr3 & ADDRESS, linear, 4),
         (false, true) => {
             let entry = state.cr3 & 0xffff_ffe0;
@@ -117,6 +119,10 @@ mod tests {
             Some(0x40_1234)
         );
         assert_eq!(linear_to_physical(&memory, &state, 0x40_0000), None);
+        for not_canonical in [1_u64 << 47, 1 << 63, 0xffff << 48] {
+            let linear = 0x20_1234 | not_canonical;
+            assert_eq!(linear_to_physical(&memory, &state, linear), None);
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use hindsight_cpu::state::CpuState;
+use hindsight_cpu::state::{CpuState, canonical};
 use hindsight_regs::msr;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
@@ -102,7 +102,6 @@ pub(super) fn msr_of_state(state: &CpuState, index: u32) -> Option<u64> {
 
 /// Writes an MSR that [`CpuState`] holds; `None` if the processor refuses the value.
 pub(super) fn set_msr_of_state(state: &mut CpuState, index: u32, value: u64) -> Option<()> {
-    let canonical = value.cast_signed() << 16 >> 16 == value.cast_signed();
     let msrs = &mut state.msrs;
     let (place, address) = match index {
         msr::IA32_STAR => (&mut msrs.star, false),
@@ -124,7 +123,7 @@ pub(super) fn set_msr_of_state(state: &mut CpuState, index: u32, value: u64) -> 
         // EFER.LMA depends on paging: a debugger writes `$efer`, which checks that.
         _ => return None,
     };
-    if address && !canonical {
+    if address && !canonical(value) {
         return None;
     }
     *place = value;
@@ -155,6 +154,28 @@ mod tests {
         assert_eq!(pieces.len(), 2);
         write(&memory, &pieces, &[1, 2, 3, 4]).unwrap();
         assert_eq!(read_physical(&memory, 0x1ffd, 6), [0, 1, 2, 3, 4, 0]);
+    }
+
+    #[test]
+    fn ranges_into_the_hole_of_canonical_addresses_have_no_pieces() {
+        let memory = memory();
+        let mut state = CpuState::reset();
+        // The last page below the hole is the one at 0, by tables of which each is the next one.
+        for (table, index) in [(0x1000, 255), (0x2000, 511), (0x3000, 511)] {
+            let next = table + 0x1000;
+            let entry = GuestAddress(table + 8 * index);
+            memory.write_obj(next | 3, entry).unwrap();
+        }
+        memory
+            .write_obj(3_u64, GuestAddress(0x4000 + 8 * 511))
+            .unwrap();
+        (state.cr0, state.cr3, state.cr4, state.efer) = (0x8000_0011, 0x1000, 0x20, 0x500);
+        let last = 0x0000_7fff_ffff_fffc;
+        assert!(pieces(&memory, &state, last, 4).is_some());
+        assert!(pieces(&memory, &state, last, 5).is_none());
+        assert!(pieces(&memory, &state, last | 1 << 63, 4).is_none());
+        let read = crate::translate::read_linear(&memory, &state, last, 8);
+        assert_eq!(read.len(), 4);
     }
 
     #[test]

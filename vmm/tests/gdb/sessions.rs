@@ -118,6 +118,32 @@ fn registers_have_names_flags_and_values_to_write() {
 }
 
 #[test]
+fn addresses_that_are_not_canonical_are_no_memory() {
+    let run = Run::waiting(Guest::Sample, &[]);
+    let text = run.gdb(
+        "print/x *(char *)0x200000
+        print *(char *)0x8000000000200000
+        set var *(char *)0x8000000000200000 = 0x55
+        print/x *(char *)0x200000 == 0x55
+        monitor pt 0x8000000000200000
+        monitor disas 0x8000000000200000
+        kill
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "$1 = 0x",
+            "Cannot access memory at address 0x8000000000200000",
+            "Cannot access memory at address 0x8000000000200000",
+            "$2 = 0x0",
+            "0x8000000000200000 is not canonical",
+            "0x8000000000200000 is not mapped",
+        ],
+    );
+}
+
+#[test]
 fn watches_of_every_kind_and_more_than_four() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.gdb(

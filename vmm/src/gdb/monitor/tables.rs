@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use hindsight_cpu::state::CpuState;
+use hindsight_cpu::state::{CpuState, canonical};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::super::debugger::Debugger;
@@ -63,6 +63,13 @@ pub(super) fn pt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
             linear & 0xffff_ffff
         ));
     }
+    let long = state.efer & 1 << 10 != 0;
+    if long && !canonical(linear) {
+        return Err(MonitorError::Bad(format!(
+            "{linear:#x} is not canonical: using it raises #GP or #SS"
+        )));
+    }
+    let linear = if long { linear } else { linear & 0xffff_ffff };
     let (levels, size, mut table) = levels(state);
     let index_mask = if size == 8 { 0x1ff } else { 0x3ff };
     let nx = size == 8 && state.efer & 1 << 11 != 0;
