@@ -1,6 +1,6 @@
 //! Commands that show tables in the guest's memory: pages and descriptors.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use hindsight_cpu::state::{CpuState, canonical};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -192,35 +192,104 @@ pub(super) fn mem(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     Ok(text)
 }
 
-fn descriptor(raw: u64) -> String {
-    let base = (raw >> 16 & 0xff_ffff) | (raw >> 56) << 24;
-    let limit = (raw & 0xffff) | (raw >> 32 & 0xf_0000);
-    let limit = if raw >> 55 & 1 != 0 {
-        limit << 12 | 0xfff
-    } else {
-        limit
-    };
-    let access = raw >> 40 & 0xf0ff;
-    let kind = match (access >> 4 & 1, access >> 3 & 1) {
-        (1, 1) if raw >> 53 & 1 != 0 => "64-bit code",
-        (1, 1) if raw >> 54 & 1 != 0 => "32-bit code",
-        (1, 1) => "16-bit code",
-        (1, _) => "data",
-        _ => match access & 0xf {
-            2 => "LDT",
-            9 | 0xb => "TSS",
-            _ => "system",
-        },
-    };
-    let present = if access >> 7 & 1 != 0 {
-        ""
-    } else {
-        ", not present"
-    };
-    format!(
-        "{kind}, base {base:#x}, limit {limit:#x}, DPL {}{present}",
-        access >> 5 & 3
-    )
+/// A descriptor of the GDT.
+#[derive(Clone, Copy, Debug)]
+struct Descriptor {
+    low: u64,
+    /// The upper half, where the table has it.
+    high: Option<u64>,
+}
+
+impl Descriptor {
+    fn is_system(self) -> bool {
+        self.low >> 44 & 1 == 0
+    }
+
+    fn kind(self) -> u64 {
+        self.low >> 40 & 0xf
+    }
+
+    /// In IA-32e mode it takes 16 bytes. SDM Vol. 3A, "Segment Descriptor Tables in IA-32e Mode".
+    fn is_wide(self, long: bool) -> bool {
+        long && self.is_system() && matches!(self.kind(), 2 | 9 | 0xb | 0xc)
+    }
+
+    fn gate(self) -> String {
+        let kind = match self.kind() {
+            5 => "task gate",
+            0xc => "call gate",
+            _ => "16-bit call gate",
+        };
+        let mut offset = (self.low & 0xffff) | (self.low >> 48) << 16;
+        match self.kind() {
+            5 => return format!("{kind} to {:04x}", self.low >> 16 & 0xffff),
+            4 => offset &= 0xffff,
+            _ => offset |= self.high.unwrap_or(0) << 32,
+        }
+        format!("{kind} to {:04x}:{offset:#x}", self.low >> 16 & 0xffff)
+    }
+
+    fn segment(self) -> String {
+        let raw = self.low;
+        let base = (raw >> 16 & 0xff_ffff) | (raw >> 56) << 24 | self.high.unwrap_or(0) << 32;
+        let limit = (raw & 0xffff) | (raw >> 32 & 0xf_0000);
+        let limit = if raw >> 55 & 1 != 0 {
+            limit << 12 | 0xfff
+        } else {
+            limit
+        };
+        let kind = match (self.is_system(), raw >> 43 & 1) {
+            (false, 1) if raw >> 53 & 1 != 0 => "64-bit code",
+            (false, 1) if raw >> 54 & 1 != 0 => "32-bit code",
+            (false, 1) => "16-bit code",
+            (false, _) => "data",
+            _ => match self.kind() {
+                2 => "LDT",
+                1 | 3 => "16-bit TSS",
+                9 | 0xb => "TSS",
+                _ => "system",
+            },
+        };
+        format!("{kind}, base {base:#x}, limit {limit:#x}")
+    }
+}
+
+impl fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.kind() {
+            4 | 5 | 0xc if self.is_system() => self.gate(),
+            _ => self.segment(),
+        };
+        write!(f, "{text}, DPL {}", self.low >> 45 & 3)?;
+        if self.low >> 47 & 1 == 0 {
+            f.write_str(", not present")?;
+        }
+        Ok(())
+    }
+}
+
+/// Descriptors with their offsets in the table, but for null descriptors; `entry` reads the table.
+fn descriptors(
+    limit: u16,
+    long: bool,
+    entry: impl Fn(u64) -> Option<u64>,
+) -> Vec<(u64, Descriptor)> {
+    let mut found = Vec::new();
+    let mut offsets = (0..=u64::from(limit)).step_by(8);
+    while let Some(offset) = offsets.next() {
+        let Some(low) = entry(offset) else {
+            break;
+        };
+        let mut descriptor = Descriptor { low, high: None };
+        if descriptor.is_wide(long) {
+            let high = offsets.next().and_then(&entry);
+            descriptor.high = high.map(|high| high & 0xffff_ffff);
+        }
+        if low != 0 {
+            found.push((offset, descriptor));
+        }
+    }
+    found
 }
 
 pub(super) fn gdt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
@@ -232,18 +301,17 @@ pub(super) fn gdt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
         "GDT at {:#x}, limit {:#x}\n",
         state.gdtr.base, state.gdtr.limit
     );
-    for (index, selector) in (0..=u64::from(state.gdtr.limit)).step_by(8).enumerate() {
-        if index >= LINES {
-            text.push_str("and more\n");
-            break;
-        }
-        let raw = translate::read_linear(&memory, state, state.gdtr.base + selector, 8);
-        let Ok(raw) = raw.try_into().map(u64::from_le_bytes) else {
-            break;
-        };
-        if raw != 0 {
-            let _ = writeln!(text, "{selector:04x}: {raw:016x} {}", descriptor(raw));
-        }
+    let table = state.gdtr;
+    let found = descriptors(table.limit, state.efer & 1 << 10 != 0, |offset| {
+        let at = table.base.wrapping_add(offset);
+        let raw = translate::read_linear(&memory, state, at, 8);
+        raw.try_into().ok().map(u64::from_le_bytes)
+    });
+    for (selector, descriptor) in found.iter().take(LINES) {
+        let _ = writeln!(text, "{selector:04x}: {:016x} {descriptor}", descriptor.low);
+    }
+    if found.len() > LINES {
+        text.push_str("and more\n");
     }
     Ok(text)
 }
@@ -264,7 +332,7 @@ pub(super) fn idt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     let count = (u64::from(state.idtr.limit) + 1) / size;
     for vector in 0..count.min(256) {
         let len = usize::try_from(size).unwrap_or(4);
-        let raw = translate::read_linear(&memory, state, base + vector * size, len);
+        let raw = translate::read_linear(&memory, state, base.wrapping_add(vector * size), len);
         if raw.len() < len {
             break;
         }
@@ -330,6 +398,38 @@ pub(super) fn disas(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn system_descriptors_take_16_bytes_in_long_mode() {
+        let table = [
+            0,
+            0x00af_9b00_0000_ffff,
+            0x0000_8900_3000_0067,
+            0xffff_fe00,
+            0x0012_ec00_0010_3456,
+            0xffff_8000,
+            0x0000_8200_0000_ffff,
+        ];
+        let list = |long| -> Vec<String> {
+            let entry = |at: u64| table.get(usize::try_from(at / 8).unwrap()).copied();
+            let found = descriptors(u16::MAX, long, entry);
+            let line = |(at, descriptor): &(u64, Descriptor)| format!("{at:x} {descriptor}");
+            found.iter().map(line).collect()
+        };
+        assert_eq!(
+            list(true),
+            [
+                "8 64-bit code, base 0x0, limit 0xffffffff, DPL 0",
+                "10 TSS, base 0xfffffe0000003000, limit 0x67, DPL 0",
+                "20 call gate to 0010:0xffff800000123456, DPL 3",
+                "30 LDT, base 0x0, limit 0xffff, DPL 0",
+            ]
+        );
+        let narrow = list(false);
+        assert_eq!(narrow.len(), 6);
+        assert_eq!(narrow[1], "10 TSS, base 0x3000, limit 0x67, DPL 0");
+        assert_eq!(narrow[3], "20 call gate to 0010:0x123456, DPL 3");
+    }
 
     #[test]
     fn pages_are_executable_unless_bit_63_counts_and_is_set() {
