@@ -6,6 +6,7 @@
 
 pub mod armed;
 pub mod branch;
+pub mod control;
 pub mod cpuid;
 pub mod debug;
 pub mod facility;

@@ -2,22 +2,15 @@
 
 use thiserror::Error;
 
+use hindsight_regs::cr::Cr0;
+
+use crate::control::{self, Controls};
 use crate::state::{CpuState, XSAVE_LEN};
 
-/// RFLAGS bits that exist, without bit 1, which is always set. SDM Vol. 1, "EFLAGS Register".
-const RFLAGS: u64 = 0x3f_7fd5;
-/// PE, MP, EM, TS, ET, NE, WP, AM, NW, CD, PG.
-const CR0: u64 = 0xe005_003f;
-/// Up to PKS; bits beyond would be features of processors to come.
-const CR4: u64 = 0x1ff_ffff;
-/// SCE, LME, LMA, NXE.
-const EFER: u64 = 0xd01;
 /// x87, SSE, AVX, AVX-512 and PKRU.
 const XCR0: u64 = 0x2e7;
 /// Bits of a segment's access rights that exist in [`crate::state::Segment::access`].
 const ACCESS: u16 = 0xf0ff;
-/// Physical addresses have at most 52 bits.
-const PHYSICAL: u64 = (1 << 52) - 1;
 
 /// A state that no processor can be in: which part of it.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -54,27 +47,22 @@ impl CpuState {
 
     fn check_control(&self) -> Result<(), StateError> {
         let flag = |value: u64, bit: u32| value >> bit & 1 != 0;
-        let (pe, pg) = (flag(self.cr0, 0), flag(self.cr0, 31));
+        let pg = flag(self.cr0, 31);
         let (lme, lma) = (flag(self.efer, 8), flag(self.efer, 10));
-        let pae = flag(self.cr4, 5);
-        require(
-            self.rflags & !(RFLAGS | 2) == 0 && flag(self.rflags, 1),
-            "RFLAGS",
-            self.rflags,
-        )?;
-        let cache = flag(self.cr0, 30) || !flag(self.cr0, 29);
-        require(
-            self.cr0 & !CR0 == 0 && (pe || !pg) && cache,
-            "CR0",
-            self.cr0,
-        )?;
-        require(self.cr4 & !CR4 == 0, "CR4", self.cr4)?;
-        require(self.cr3 & !PHYSICAL == 0, "CR3", self.cr3)?;
-        require(self.cr8 < 16, "CR8", self.cr8)?;
-        let consistent = lma == (lme && pg) && (!lma || pae);
-        require(self.efer & !EFER == 0 && consistent, "EFER", self.efer)?;
-        let v86 = flag(self.rflags, 17);
-        require(!v86 || pe && !lma, "RFLAGS.VM", self.rflags)
+        let Controls {
+            cr4,
+            efer,
+            physical,
+        } = Controls::WIDEST;
+        let cr0 = self.cr0 & !Cr0::all().bits() == 0 && control::takes_cr0(self.cr0);
+        require(cr0, "CR0", self.cr0)?;
+        require(self.cr4 & !cr4 == 0, "CR4", self.cr4)?;
+        require(self.cr3 & !physical == 0, "CR3", self.cr3)?;
+        require(control::takes_cr8(self.cr8), "CR8", self.cr8)?;
+        let consistent = lma == (lme && pg) && (!lma || flag(self.cr4, 5));
+        require(self.efer & !efer == 0 && consistent, "EFER", self.efer)?;
+        let possible = control::takes_rflags(self, self.rflags);
+        require(possible, "RFLAGS", self.rflags)
     }
 
     fn check_segments(&self) -> Result<(), StateError> {
@@ -156,7 +144,7 @@ mod tests {
             ("CR4", |s| s.cr4 = 1 << 40),
             ("CR3", |s| s.cr3 = u64::MAX),
             ("EFER", |s| s.efer = 1 << 10),
-            ("RFLAGS.VM", |s| s.rflags |= 1 << 17),
+            ("RFLAGS", |s| s.rflags |= 1 << 17),
             ("segment access rights", |s| s.tr.access = 0x800),
             ("DR6", |s| s.dr6 = u64::MAX),
             ("DR7", |s| s.dr7 = 0),

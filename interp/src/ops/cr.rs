@@ -3,19 +3,9 @@
 use super::Done;
 use crate::core::*;
 use crate::op::Op;
+use hindsight_cpu::control::{self, Controls};
 use hindsight_cpu::state::seg;
-
-const CR0_KNOWN: u64 = CR0_PE
-    | CR0_MP
-    | CR0_EM
-    | CR0_TS
-    | CR0_ET
-    | CR0_NE
-    | CR0_WP
-    | CR0_AM
-    | CR0_NW
-    | CR0_CD
-    | CR0_PG;
+use hindsight_regs::cr::Cr0;
 
 fn privileged(c: &Core) -> Done {
     if c.cpl == 0 { Ok(()) } else { Err(GP0) }
@@ -48,12 +38,8 @@ pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
         3 => c.write_cr3(v)?,
         4 => c.write_cr4(v)?,
         8 => {
-            let Ok(priority) = u8::try_from(v) else {
-                return Err(GP0);
-            };
-            if priority > 15 {
-                return Err(GP0);
-            }
+            let priority = u8::try_from(v).ok();
+            let priority = priority.filter(|_| control::takes_cr8(v)).ok_or(GP0)?;
             c.st.cr8 = v;
             c.platform().set_cr8(priority);
         }
@@ -66,13 +52,10 @@ pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
 
 impl Core {
     fn write_cr0(&mut self, v: u64) -> Done {
-        let bad = v & !0xffff_ffff != 0
-            || (v & CR0_PG != 0 && v & CR0_PE == 0)
-            || (v & CR0_NW != 0 && v & CR0_CD == 0);
-        if bad {
+        if !control::takes_cr0(v) {
             return Err(GP0);
         }
-        let v = (v & CR0_KNOWN) | CR0_ET;
+        let v = (v & Cr0::all().bits()) | CR0_ET;
         let old = self.st.cr0;
         let paging = (v ^ old) & CR0_PG != 0;
         if paging && v & CR0_PG != 0 {
@@ -106,11 +89,11 @@ impl Core {
     fn write_cr3(&mut self, v: u64) -> Done {
         let mut v = v;
         if self.lma() {
+            if !control::takes_cr3(&self.st, self.phys_mask, v) {
+                return Err(GP0);
+            }
             if self.cr4(CR4_PCIDE) {
                 v &= !(1 << 63);
-            }
-            if v & !self.phys_mask != 0 {
-                return Err(GP0);
             }
         } else if self.cr4(CR4_PAE) && self.cr0(CR0_PG) {
             self.load_pdptrs(v)?;
@@ -120,37 +103,16 @@ impl Core {
         Ok(())
     }
 
-    /// The bits of CR4 that CPUID allows.
-    fn cr4_allowed(&mut self) -> u64 {
-        let mut allowed = CR4_VME | CR4_PVI | CR4_TSD | CR4_DE | CR4_PSE | CR4_PAE;
-        allowed |= 1 << 6 | CR4_PGE | CR4_PCE | CR4_OSFXSR | 1 << 10;
-        let one = self.platform().cpuid(1, 0);
-        let seven = self.platform().cpuid(7, 0);
-        let mut add = |on: bool, bit: u64| {
-            if on {
-                allowed |= bit;
-            }
-        };
-        add(one[2] & 1 << 17 != 0, CR4_PCIDE);
-        add(one[2] & 1 << 26 != 0, CR4_OSXSAVE);
-        add(seven[1] & 1 != 0, CR4_FSGSBASE);
-        add(seven[1] & 1 << 7 != 0, CR4_SMEP);
-        add(seven[1] & 1 << 20 != 0, CR4_SMAP);
-        add(seven[2] & 1 << 2 != 0, CR4_UMIP);
-        add(seven[2] & 1 << 3 != 0, CR4_PKE);
-        allowed
+    /// What control registers take.
+    pub(crate) fn controls(&mut self) -> Controls {
+        let platform = self.platform();
+        Controls::of(|leaf, subleaf| platform.cpuid(leaf, subleaf))
     }
 
     fn write_cr4(&mut self, v: u64) -> Done {
         let old = self.st.cr4;
-        if v & !self.cr4_allowed() != 0 {
-            return Err(GP0);
-        }
-        if self.lma() && v & CR4_PAE == 0 {
-            return Err(GP0);
-        }
-        let pcid_on = v & CR4_PCIDE != 0 && old & CR4_PCIDE == 0;
-        if pcid_on && (!self.lma() || self.st.cr3 & 0xfff != 0) {
+        let controls = self.controls();
+        if !controls.takes_cr4(&self.st, v) {
             return Err(GP0);
         }
         let changed = v ^ old;

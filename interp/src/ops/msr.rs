@@ -92,20 +92,11 @@ impl Core {
     }
 
     fn write_efer(&mut self, v: u64) -> Done {
-        let mut allowed = 0;
-        let ext = self.platform().cpuid(0x8000_0001, 0);
-        for (bit, mask) in [(11, EFER_SCE), (29, EFER_LME), (20, EFER_NXE)] {
-            if ext[3] & 1 << bit != 0 {
-                allowed |= mask;
-            }
+        let controls = self.controls();
+        if !controls.takes_efer(&self.st, v) {
+            return Err(GP0);
         }
         let old = self.st.efer;
-        if v & !(allowed | EFER_LMA) != 0 {
-            return Err(GP0);
-        }
-        if (v ^ old) & EFER_LME != 0 && self.cr0(CR0_PG) {
-            return Err(GP0);
-        }
         self.st.efer = (v & !EFER_LMA) | (old & EFER_LMA);
         if (v ^ old) & EFER_NXE != 0 {
             self.flush_tlb();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Instant;
 
+use hindsight_cpu::control::Controls;
 use hindsight_cpu::state::CpuState;
 use thiserror::Error;
 
@@ -95,6 +96,8 @@ pub(super) struct Debugger {
     pub(super) tracing: Tracing,
     available: Available,
     layout: Layout,
+    /// What control registers take.
+    pub(super) controls: Controls,
     /// Stops that were not yet told.
     pending: VecDeque<(usize, Stop)>,
     pub(super) reason: Reason,
@@ -156,6 +159,7 @@ impl Debugger {
             msrs: Vec::new(),
         };
         let layout = Layout::new(Mode::default(), &available);
+        let controls = Controls::of(|leaf, subleaf| board.cpuid.query(leaf, subleaf, 0, 0, 0));
         Self {
             board,
             cpus,
@@ -170,6 +174,7 @@ impl Debugger {
             tracing: Tracing::default(),
             available,
             layout,
+            controls,
             pending: VecDeque::new(),
             reason: Reason { cpu: 0, stop: None },
             current: 0,
@@ -373,7 +378,10 @@ impl Debugger {
             wide[..len].copy_from_slice(&value[..len]);
             return self.write_msr(cpu, index, u64::from_le_bytes(wide));
         }
-        self.change(cpu, |state| registers::write(state, place, value))
+        let controls = self.controls;
+        self.change(cpu, |state| {
+            registers::write(state, &controls, place, value)
+        })
     }
 
     /// An MSR as RDMSR shows it, without what reading it does.

@@ -177,6 +177,7 @@ impl MultiThreadBase for Debugger {
         tid: Tid,
     ) -> TargetResult<(), Self> {
         let general = self.layout().general().to_vec();
+        let controls = self.controls;
         let mut rest = registers.0.as_slice();
         if rest.len() < general.iter().map(Register::bytes).sum() {
             return Err(refuse(&DebugError::Length));
@@ -187,7 +188,7 @@ impl MultiThreadBase for Debugger {
                     break;
                 };
                 rest = after;
-                super::registers::write(state, register.place, value)?;
+                super::registers::write(state, &controls, register.place, value)?;
             }
             Ok::<_, DebugError>(())
         })

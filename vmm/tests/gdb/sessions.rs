@@ -144,6 +144,36 @@ fn addresses_that_are_not_canonical_are_no_memory() {
 }
 
 #[test]
+fn values_that_the_processor_refuses_are_refused() {
+    let run = Run::waiting(Guest::Sample, &[]);
+    let text = run.gdb(
+        "set $cr4 = 0xffffffffUL
+        set $cr3 = 0xffffffffffffffffUL
+        set $eflags = 0x20002
+        set $efer = 0x400UL
+        set $cr0 = 0x80000010UL
+        print $cr4
+        print $efer
+        stepi
+        kill
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "\"cr4\"; remote failure reply 'E16'",
+            "\"cr3\"; remote failure reply 'E16'",
+            "\"eflags\"; remote failure reply 'E16'",
+            "\"efer\"; remote failure reply 'E16'",
+            "\"cr0\"; remote failure reply 'E16'",
+            "= [ PAE",
+            "= [ LME LMA ]",
+        ],
+    );
+    assert_eq!(run.finish().0, Some(0), "killed by gdb");
+}
+
+#[test]
 fn watches_of_every_kind_and_more_than_four() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.gdb(

@@ -1,6 +1,9 @@
 //! Reading and writing single registers.
 
-use hindsight_cpu::state::{CpuState, Segment, XSAVE_LEN};
+use hindsight_cpu::control::{self, Controls};
+use hindsight_cpu::state::{CpuState, Segment, XSAVE_LEN, canonical};
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
+use hindsight_regs::rflags::Rflags;
 use thiserror::Error;
 
 use super::Place;
@@ -172,12 +175,9 @@ pub(in crate::gdb) fn read(state: &CpuState, place: Place, bytes: usize) -> Opti
     Some(value)
 }
 
-const CR0_PE: u64 = 1;
-const CR0_PG: u64 = 1 << 31;
-
 /// Loads a selector as real-address mode does: in protected mode a debugger writes the parts.
 fn load_selector(state: &mut CpuState, i: usize, selector: u16) {
-    let real = state.cr0 & CR0_PE == 0;
+    let real = state.cr0 & Cr0::PE.bits() == 0;
     let Some(segment) = state.seg.get_mut(i) else {
         return;
     };
@@ -195,29 +195,55 @@ fn load_selector(state: &mut CpuState, i: usize, selector: u16) {
     };
 }
 
-fn set_control(state: &mut CpuState, number: u8, value: u64) -> Result<(), RegisterError> {
+fn require(possible: bool) -> Result<(), RegisterError> {
+    if possible {
+        Ok(())
+    } else {
+        Err(RegisterError::Impossible)
+    }
+}
+
+fn set_control(
+    state: &mut CpuState,
+    controls: &Controls,
+    number: u8,
+    value: u64,
+) -> Result<(), RegisterError> {
+    let paging = state.cr0 & Cr0::PG.bits() != 0;
     match number {
         0 => {
-            let narrow = value >> 32 == 0;
-            let paging_needs_protection = value & CR0_PG == 0 || value & CR0_PE != 0;
             // EFER.LMA follows CR0.PG in a way that a debugger must not get wrong.
-            if !narrow || !paging_needs_protection || (value ^ state.cr0) & CR0_PG != 0 {
-                return Err(RegisterError::Impossible);
-            }
-            state.cr0 = value;
+            let switched = (value ^ state.cr0) & Cr0::PG.bits() != 0;
+            require(control::takes_cr0(value) && !switched)?;
+            state.cr0 = (value & Cr0::all().bits()) | Cr0::ET.bits();
         }
         2 => state.cr2 = value,
-        3 => state.cr3 = value,
+        3 => {
+            require(control::takes_cr3(state, controls.physical, value))?;
+            state.cr3 = value & controls.physical;
+        }
         4 => {
-            const PAE: u64 = 1 << 5;
-            if (value ^ state.cr4) & PAE != 0 && state.cr0 & CR0_PG != 0 || value >> 32 != 0 {
-                return Err(RegisterError::Impossible);
-            }
+            let switched = (value ^ state.cr4) & Cr4::PAE.bits() != 0;
+            // What is set already, this processor has.
+            let controls = Controls {
+                cr4: controls.cr4 | state.cr4,
+                ..*controls
+            };
+            require(controls.takes_cr4(state, value) && !(paging && switched))?;
             state.cr4 = value;
         }
-        _ if value > 15 => return Err(RegisterError::Impossible),
-        _ => state.cr8 = value,
+        _ => {
+            require(control::takes_cr8(value))?;
+            state.cr8 = value;
+        }
     }
+    Ok(())
+}
+
+/// A linear address that the processor keeps.
+fn set_address(place: &mut u64, value: u64) -> Result<(), RegisterError> {
+    require(canonical(value))?;
+    *place = value;
     Ok(())
 }
 
@@ -228,6 +254,7 @@ fn set_control(state: &mut CpuState, number: u8, value: u64) -> Result<(), Regis
 /// When the processor cannot have the value, or the register is an MSR.
 pub(in crate::gdb) fn write(
     state: &mut CpuState,
+    controls: &Controls,
     place: Place,
     bytes: &[u8],
 ) -> Result<(), RegisterError> {
@@ -260,29 +287,34 @@ pub(in crate::gdb) fn write(
         Place::Pc if is_long(state) => state.rip = value,
         Place::Pc => state.rip = value.wrapping_sub(state.seg[1].base) & 0xffff_ffff,
         Place::Ip => state.rip = value,
-        Place::Flags => state.rflags = (value & 0x3f_7fd7) | 2,
+        Place::Flags => {
+            let value = (value & Rflags::all().bits()) | Rflags::FIXED.bits();
+            require(control::takes_rflags(state, value))?;
+            state.rflags = value;
+        }
         Place::Selector(i) => load_selector(state, i, low16),
-        Place::SegmentBase(i) => segment_mut(state, i)?.base = value,
+        Place::SegmentBase(i) => set_address(&mut segment_mut(state, i)?.base, value)?,
         Place::SegmentLimit(i) => segment_mut(state, i)?.limit = low32,
         Place::SegmentAccess(i) => segment_mut(state, i)?.access = low16 & 0xf0ff,
-        Place::Control(number) => set_control(state, number, value)?,
+        Place::Control(number) => set_control(state, controls, number, value)?,
         Place::Efer => {
-            const LMA: u64 = 1 << 10;
-            const KNOWN: u64 = 0xd01;
-            if (value ^ state.efer) & LMA != 0 || value & !KNOWN != 0 {
-                return Err(RegisterError::Impossible);
-            }
+            let switched = (value ^ state.efer) & Efer::LMA.bits() != 0;
+            let controls = Controls {
+                efer: controls.efer | state.efer,
+                ..*controls
+            };
+            require(controls.takes_efer(state, value) && !switched)?;
             state.efer = value;
         }
         Place::Xcr0 => return Err(RegisterError::Impossible),
-        Place::GdtrBase => state.gdtr.base = value,
+        Place::GdtrBase => set_address(&mut state.gdtr.base, value)?,
         Place::GdtrLimit => state.gdtr.limit = low16,
-        Place::IdtrBase => state.idtr.base = value,
+        Place::IdtrBase => set_address(&mut state.idtr.base, value)?,
         Place::IdtrLimit => state.idtr.limit = low16,
         Place::LdtrSelector => state.ldtr.selector = low16,
-        Place::LdtrBase => state.ldtr.base = value,
+        Place::LdtrBase => set_address(&mut state.ldtr.base, value)?,
         Place::TrSelector => state.tr.selector = low16,
-        Place::TrBase => state.tr.base = value,
+        Place::TrBase => set_address(&mut state.tr.base, value)?,
         Place::Debug(6) => state.dr6 = (value & 0xe00f) | 0xffff_0ff0,
         Place::Debug(7) => state.dr7 = (value & 0xffff_23ff) | 0x400,
         Place::Debug(i) => {
@@ -290,7 +322,7 @@ pub(in crate::gdb) fn write(
                 *register = value;
             }
         }
-        Place::KernelGsBase => state.msrs.kernel_gs_base = value,
+        Place::KernelGsBase => set_address(&mut state.msrs.kernel_gs_base, value)?,
     }
     Ok(())
 }
@@ -326,10 +358,16 @@ mod tests {
                     value
                 }
                 Place::Selector(_) => vec![1, 1, 0, 0],
+                Place::SegmentBase(_)
+                | Place::GdtrBase
+                | Place::IdtrBase
+                | Place::LdtrBase
+                | Place::TrBase
+                | Place::KernelGsBase => vec![1, 1, 1, 1, 1, 1, 0, 0],
                 _ => vec![1; register.bytes()],
             };
             let place = register.place;
-            write(&mut state, place, &value).unwrap();
+            write(&mut state, &Controls::WIDEST, place, &value).unwrap();
             let mut read = read(&state, place, register.bytes()).unwrap();
             if place == Place::Pc {
                 read.resize(4, 0);
@@ -360,9 +398,11 @@ mod tests {
         let mut state = CpuState::reset();
         let pc = read(&state, Place::Pc, 8).unwrap();
         assert_eq!(pc, 0xffff_fff0_u64.to_le_bytes());
-        write(&mut state, Place::Selector(1), &[0xc0, 0x07, 0, 0]).unwrap();
+        let selector = [0xc0, 0x07, 0, 0];
+        write(&mut state, &Controls::WIDEST, Place::Selector(1), &selector).unwrap();
         assert_eq!(state.seg[1].base, 0x7c00);
-        write(&mut state, Place::Pc, &0x7c10_u64.to_le_bytes()).unwrap();
+        let pc = 0x7c10_u64.to_le_bytes();
+        write(&mut state, &Controls::WIDEST, Place::Pc, &pc).unwrap();
         assert_eq!(state.rip, 0x10);
     }
 
@@ -370,7 +410,46 @@ mod tests {
     fn paging_cannot_be_switched_by_hand() {
         let mut state = CpuState::reset();
         let on = 0x8000_0011_u64.to_le_bytes();
-        assert!(write(&mut state, Place::Control(0), &on).is_err());
+        assert!(write(&mut state, &Controls::WIDEST, Place::Control(0), &on).is_err());
         assert_eq!(state, CpuState::reset());
+    }
+
+    #[test]
+    fn what_the_processor_refuses_is_refused() {
+        let controls = Controls::of(|leaf, _| match leaf {
+            0x8000_0001 => [0, 0, 0, 1 << 11 | 1 << 20 | 1 << 29],
+            _ => [0; 4],
+        });
+        let long = CpuState {
+            cr0: 0x8000_0011,
+            cr3: 0x1000,
+            cr4: 0x20,
+            efer: 0x500,
+            ..CpuState::reset()
+        };
+        for (place, value, taken) in [
+            (Place::Control(0), 0x8000_0019_u64, true),
+            (Place::Control(0), 0x8000_0010, false),
+            (Place::Control(0), 0xa000_0011, false),
+            (Place::Control(3), 0x3000, true),
+            (Place::Control(3), u64::MAX, false),
+            (Place::Control(4), 0x220, true),
+            (Place::Control(4), 0xffff_ffff, false),
+            (Place::Control(4), 0x200, false),
+            (Place::Control(8), 16, false),
+            (Place::Efer, 0xd01, true),
+            (Place::Efer, 0x100, false),
+            (Place::Efer, 0x400, false),
+            (Place::Efer, 0x1500, false),
+            (Place::Flags, 0x202, true),
+            (Place::Flags, 0x2_0002, false),
+            (Place::SegmentBase(5), 1 << 47, false),
+            (Place::GdtrBase, 1 << 63, false),
+        ] {
+            let mut state = long.clone();
+            let written = write(&mut state, &controls, place, &value.to_le_bytes());
+            assert_eq!(written.is_ok(), taken, "{place:?} {value:#x}");
+            assert_eq!(state != long, taken, "{place:?} {value:#x}");
+        }
     }
 }
