@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use hindsight_cpu::control::Controls;
 use hindsight_cpu::state::CpuState;
+use hindsight_regs::msr;
 use thiserror::Error;
 
 use super::breakpoints::Breakpoints;
@@ -400,6 +401,10 @@ impl Debugger {
         index: u32,
         value: u64,
     ) -> Result<(), DebugError> {
+        if index == msr::IA32_EFER {
+            // Its bits depend on others.
+            return self.write_register(cpu, Place::Efer, &value.to_le_bytes());
+        }
         let in_state = memory::msr_of_state(self.state(cpu)?, index).is_some();
         if in_state {
             return self.change(cpu, |state| {

@@ -120,7 +120,7 @@ pub(super) fn set_msr_of_state(state: &mut CpuState, index: u32, value: u64) -> 
             msrs.pat = good.then_some(value)?;
             return Some(());
         }
-        // EFER.LMA depends on paging: a debugger writes `$efer`, which checks that.
+        // EFER is a register with rules of its own.
         _ => return None,
     };
     if address && !canonical(value) {

@@ -174,6 +174,40 @@ fn values_that_the_processor_refuses_are_refused() {
 }
 
 #[test]
+fn msrs_go_by_the_names_of_their_registers() {
+    let run = Run::waiting(Guest::Sample, &[]);
+    let text = run.gdb(
+        "monitor msr efer
+        monitor msr 0xc0000080 0x501
+        print $efer
+        monitor msr efer 0x100
+        monitor msr gs_base 0x1234
+        monitor msr fs_base
+        print $gs_base
+        monitor msr k_gs_base
+        monitor msr debugctl
+        monitor msr rax
+        kill
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "0xc0000080 = 0x500",
+            "0xc0000080 = 0x501",
+            "= [ SCE LME LMA ]",
+            "cannot have this value",
+            "0xc0000101 = 0x1234",
+            "0xc0000100 = 0x0",
+            "= 4660",
+            "0xc0000102 = 0x0",
+            "0x1d9 = 0x0",
+            "rax is neither",
+        ],
+    );
+}
+
+#[test]
 fn watches_of_every_kind_and_more_than_four() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.gdb(

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use super::super::debugger::Debugger;
-use super::super::registers::Place;
 use super::{Answer, MonitorError, number, usage};
 use crate::vcpu::report::LastState;
 
@@ -43,12 +42,17 @@ fn of_group(debugger: &mut Debugger, group: &str) -> Answer {
 
 /// An MSR by its number, or by the name of its register.
 fn msr_index(debugger: &Debugger, text: &str) -> Result<u32, MonitorError> {
-    if let Some(register) = debugger.layout().find(text)
-        && let Place::Msr(index) = register.place
-    {
+    let register = debugger.layout().find(text);
+    if let Some(index) = register.and_then(|register| register.place.msr()) {
         return Ok(index);
     }
-    u32::try_from(number(text)?).map_err(|_| MonitorError::NotANumber(text.to_owned()))
+    let index = number(text).ok().and_then(|index| index.try_into().ok());
+    index.ok_or_else(|| {
+        MonitorError::Bad(format!(
+            "{text} is neither an MSR's number (decimal, or hexadecimal with 0x) nor a register \
+             that is one: `monitor regs msr` and `system` list these"
+        ))
+    })
 }
 
 pub(super) fn msr(debugger: &mut Debugger, arguments: &[&str]) -> Answer {

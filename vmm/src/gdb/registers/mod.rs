@@ -98,6 +98,20 @@ pub(super) struct Register {
     feature: &'static str,
 }
 
+impl Place {
+    /// The MSR that the register is.
+    pub(super) const fn msr(self) -> Option<u32> {
+        match self {
+            Self::Msr(index) => Some(index),
+            Self::Efer => Some(msr::IA32_EFER),
+            Self::SegmentBase(4) => Some(msr::IA32_FS_BASE),
+            Self::SegmentBase(5) => Some(msr::IA32_GS_BASE),
+            Self::KernelGsBase => Some(msr::IA32_KERNEL_GS_BASE),
+            _ => None,
+        }
+    }
+}
+
 impl Register {
     /// Width in bytes.
     pub(super) const fn bytes(&self) -> usize {
