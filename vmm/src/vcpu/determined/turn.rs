@@ -240,7 +240,8 @@ impl ObservedVcpu {
         let track = self.around.track.as_ref()?;
         let event = track.events.iter().rev().find(|event| event.from == rip)?;
         // The low half of a count that has not gone on by 2^32 since.
-        let since = (self.retired() as u32).wrapping_sub(event.at);
+        let low = u32::try_from(self.retired() & u64::from(u32::MAX)).ok()?;
+        let since = low.wrapping_sub(event.at);
         let retired = self.retired().checked_sub(since.into());
         retired.filter(|_| event.class == BranchClass::Interrupt)
     }
