@@ -5,6 +5,23 @@ use std::path::PathBuf;
 
 use crate::rig::{Guest, Run, in_order};
 
+/// From the first instruction to where the kernel begins to schedule. The unpacked kernel begins at 16 MiB, and is not
+/// mapped where it belongs yet.
+const TO_SCHEDULING: &str = "hbreak *0x1000000
+        continue
+        symbol-file target:/kernel
+        delete
+        hbreak *&start_kernel
+        continue
+        info symbol $pc
+        stepi 3
+        info symbol $pc
+        delete
+        print *(int *)&system_state
+        watch *(int *)&system_state
+        continue
+        ";
+
 /// Linux, which tests itself and switches the machine off.
 fn linux(more: &[&str]) -> Run {
     let folder = std::env::var_os("HINDSIGHT_GUESTS").expect("HINDSIGHT_GUESTS names the images");
@@ -21,22 +38,7 @@ fn linux(more: &[&str]) -> Run {
 #[ignore = "boots Linux: needs guest images, see ci/test images"]
 fn kernel_is_debugged_with_its_own_symbols() {
     let run = linux(&["--deterministic"]);
-    // The unpacked kernel begins at 16 MiB, and is not mapped where it belongs yet.
-    let text = run.gdb(
-        "hbreak *0x1000000
-        continue
-        symbol-file target:/kernel
-        delete
-        hbreak *&start_kernel
-        continue
-        info symbol $pc
-        stepi 3
-        info symbol $pc
-        delete
-        print *(int *)&system_state
-        watch *(int *)&system_state
-        continue
-        backtrace 1
+    let script = "backtrace 1
         continue
         delete
         continue
@@ -49,8 +51,8 @@ fn kernel_is_debugged_with_its_own_symbols() {
         print *(int *)&system_state
         monitor kaslr
         kill
-        ",
-    );
+        ";
+    let text = run.gdb(&format!("{TO_SCHEDULING}{script}"));
     in_order(
         &text,
         &[
@@ -77,25 +79,11 @@ fn kernel_is_debugged_with_its_own_symbols() {
 #[ignore = "boots Linux: needs guest images, see ci/test images"]
 fn kernel_that_was_debugged_runs_on() {
     let run = linux(&[]);
-    let text = run.gdb(
-        "hbreak *0x1000000
-        continue
-        symbol-file target:/kernel
-        delete
-        hbreak *&start_kernel
-        continue
-        info symbol $pc
-        stepi 3
-        info symbol $pc
-        delete
-        print *(int *)&system_state
-        watch *(int *)&system_state
-        continue
-        delete
+    let script = "delete
         info symbol $pc
         detach
-        ",
-    );
+        ";
+    let text = run.gdb(&format!("{TO_SCHEDULING}{script}"));
     in_order(
         &text,
         &[
