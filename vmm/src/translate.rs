@@ -34,6 +34,20 @@ pub fn linear_to_physical(memory: &GuestMemoryMmap, state: &CpuState, linear: u6
     }
 }
 
+/// Whether the processor keeps page-directory-pointer entries: 32-bit code with PAE paging.
+pub const fn has_pdptrs(state: &CpuState) -> bool {
+    state.cr0 & 1 << 31 != 0 && state.cr4 & 1 << 5 != 0 && state.efer & 1 << 10 == 0
+}
+
+/// The page-directory-pointer entries that MOV to CR3 loads with PAE paging; `None` if they are not in memory.
+pub fn pdptrs(memory: &GuestMemoryMmap, cr3: u64) -> Option<[u64; 4]> {
+    let mut entries = [0; 4];
+    for (address, entry) in (cr3 & 0xffff_ffe0..).step_by(8).zip(&mut entries) {
+        *entry = read(memory, address, 8)?;
+    }
+    Some(entries)
+}
+
 fn read(memory: &GuestMemoryMmap, address: u64, len: usize) -> Option<u64> {
     let mut bytes = [0; 8];
     memory
@@ -123,6 +137,16 @@ mod tests {
             let linear = 0x20_1234 | not_canonical;
             assert_eq!(linear_to_physical(&memory, &state, linear), None);
         }
+    }
+
+    #[test]
+    fn entries_that_a_load_of_cr3_takes() {
+        let memory = memory();
+        put(&memory, 0x1018, 0x3001);
+        put(&memory, 0x1020, 0x2001);
+        assert_eq!(pdptrs(&memory, 0x1018), Some([0, 0, 0, 0x3001]));
+        assert_eq!(pdptrs(&memory, 0x1020), Some([0x2001, 0, 0, 0]));
+        assert_eq!(pdptrs(&memory, 0xfff_ffe0), None);
     }
 
     #[test]

@@ -380,8 +380,14 @@ impl Debugger {
             return self.write_msr(cpu, index, u64::from_le_bytes(wide));
         }
         let controls = self.controls;
+        let memory = self.board.memory.clone();
         self.change(cpu, |state| {
-            registers::write(state, &controls, place, value)
+            registers::write(state, &controls, place, value)?;
+            if place == Place::Control(3) && crate::translate::has_pdptrs(state) {
+                let pdptrs = crate::translate::pdptrs(&memory, state.cr3);
+                state.pdptr = pdptrs.ok_or(DebugError::NoMemory(state.cr3))?;
+            }
+            Ok::<_, DebugError>(())
         })
     }
 

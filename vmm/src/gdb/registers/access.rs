@@ -284,7 +284,7 @@ pub(in crate::gdb) fn write(
                 *register = value;
             }
         }
-        Place::Pc if is_long(state) => state.rip = value,
+        Place::Pc if is_long(state) => set_address(&mut state.rip, value)?,
         Place::Pc => state.rip = value.wrapping_sub(state.seg[1].base) & 0xffff_ffff,
         Place::Ip => state.rip = value,
         Place::Flags => {
@@ -420,13 +420,14 @@ mod tests {
             0x8000_0001 => [0, 0, 0, 1 << 11 | 1 << 20 | 1 << 29],
             _ => [0; 4],
         });
-        let long = CpuState {
+        let mut long = CpuState {
             cr0: 0x8000_0011,
             cr3: 0x1000,
             cr4: 0x20,
             efer: 0x500,
             ..CpuState::reset()
         };
+        long.seg[1].access |= 1 << 13;
         for (place, value, taken) in [
             (Place::Control(0), 0x8000_0019_u64, true),
             (Place::Control(0), 0x8000_0010, false),
@@ -443,6 +444,7 @@ mod tests {
             (Place::Efer, 0x1500, false),
             (Place::Flags, 0x202, true),
             (Place::Flags, 0x2_0002, false),
+            (Place::Pc, 1 << 47, false),
             (Place::SegmentBase(5), 1 << 47, false),
             (Place::GdtrBase, 1 << 63, false),
         ] {
