@@ -259,6 +259,9 @@ fn what_comes_inside_of_an_instruction_is_found_backwards() {
         reverse-continue
         info symbol $pc
         print $rcx
+        continue
+        break *writer
+        reverse-continue
         kill
         ",
     );
@@ -272,6 +275,10 @@ fn what_comes_inside_of_an_instruction_is_found_backwards() {
             "New value = 0",
             "writer in section .text",
             "= 100",
+            "Hardware watchpoint 1",
+            "Old value = 0",
+            "Hardware watchpoint 1",
+            "Old value = 7",
         ],
     );
 }

@@ -27,6 +27,10 @@ struct Met {
     at: u64,
     cpu: usize,
     hit: Hit,
+    /// Address of the processor's next instruction.
+    pc: u64,
+    /// The breakpoint at that instruction was met, which is not over: a repeated one may be in the middle.
+    passes: bool,
     /// Accesses met at this place so far, this one included.
     accesses: usize,
 }
@@ -204,7 +208,7 @@ impl Debugged {
                 Ended::Hit { cpu, hit } => {
                     let met = self.met(cpu, hit, last.as_ref());
                     self.arm_after(&met);
-                    until = match met.is_before() {
+                    until = match met.passes {
                         true => end.min(met.at.saturating_add(1)),
                         false => end,
                     };
@@ -261,7 +265,7 @@ impl Debugged {
 
     /// Arms the stops for going on from one.
     fn arm_after(&mut self, met: &Met) {
-        if met.is_before() {
+        if met.passes {
             self.arm_past(met.cpu);
         } else {
             self.arm(true);
@@ -269,16 +273,17 @@ impl Debugged {
     }
 
     fn met(&mut self, cpu: usize, hit: Hit, last: Option<&Met>) -> Met {
-        let at = self.timeline.place();
-        let before = last
-            .filter(|met| met.at == at)
-            .map_or(0, |met| met.accesses);
+        let (at, (pc, _)) = (self.timeline.place(), self.frame(cpu));
+        let last = last.filter(|met| met.at == at);
         let mut met = Met {
             at,
             cpu,
             hit,
-            accesses: before,
+            pc,
+            passes: last.is_some_and(|met| met.passes && (met.cpu, met.pc) == (cpu, pc)),
+            accesses: last.map_or(0, |met| met.accesses),
         };
+        met.passes |= met.is_before();
         met.accesses += usize::from(!met.is_before());
         met
     }
