@@ -43,6 +43,18 @@ struct Code {
     second: Option<u64>,
 }
 
+/// An instruction that is none needs more bytes than the longest may have. The decoder does not tell: it is asked for less
+/// than the longest. Only prefixes make an instruction that long, so without its first byte it needs the next 14 still.
+#[cold]
+fn is_too_long(bits: u32, bytes: &[u8]) -> bool {
+    let needs_more = |bytes: Option<&[u8]>| {
+        let mut decoder = Decoder::new(bits, bytes.unwrap_or_default(), DecoderOptions::NONE);
+        let _ = decoder.decode();
+        decoder.last_error() == DecoderError::NoMoreBytes
+    };
+    needs_more(bytes.get(..LONGEST - 1)) && needs_more(bytes.get(1..LONGEST))
+}
+
 impl Core {
     /// Guest-physical address of code, with fetch rights checked.
     pub(crate) fn translate_code(&mut self, lin: u64) -> Result<u64, Fault> {
@@ -169,7 +181,8 @@ impl Core {
                 }
                 break;
             }
-            let (mut op, effect) = self.select(&insn, rip, short);
+            let too_long = short || (insn.is_invalid() && is_too_long(bits, &code.bytes[at..]));
+            let (mut op, effect) = self.select(&insn, rip, too_long);
             op.at = at as u16;
             op.left = count as u8;
             ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;

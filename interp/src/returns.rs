@@ -32,7 +32,9 @@ impl NewStack {
 impl Core {
     /// IRET of `size` bytes; sets RIP. A task that is left goes on at `after`.
     pub(crate) fn iret(&mut self, size: u8, after: u64) -> Result<(), Fault> {
-        let result = if !self.cr0(crate::core::CR0_PE) {
+        // Even if it faults: SDM Vol. 3A, "Handling Multiple NMIs".
+        self.st.events.nmi_blocked = false;
+        if !self.cr0(crate::core::CR0_PE) {
             self.iret_real(size)
         } else if self.v86() {
             self.iret_v86(size)
@@ -45,11 +47,7 @@ impl Core {
             }
         } else {
             self.iret_protected(size)
-        };
-        if result.is_ok() {
-            self.st.events.nmi_blocked = false;
         }
-        result
     }
 
     fn iret_real(&mut self, size: u8) -> Result<(), Fault> {

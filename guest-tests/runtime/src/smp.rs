@@ -148,7 +148,8 @@ fn init_and_start(index: usize) -> bool {
     STARTING.store(index, Ordering::Release);
     place_start_code(index);
     apic::send_init(id);
-    for _ in 0..200 {
+    // Some seconds: its thread may wait for a host that is busy.
+    for _ in 0..2000 {
         wait_a_little();
         apic::send_startup(id, START_PAGE);
         for _ in 0..20 {

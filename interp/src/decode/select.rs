@@ -122,11 +122,11 @@ fn without_feature(i: &Instruction, size: u8) -> Option<Handler> {
 }
 
 impl Core {
-    /// Makes the operation for an instruction; `short` if its bytes ran out at 15.
-    pub(super) fn select(&mut self, i: &Instruction, rip: u64, short: bool) -> (Op, Effect) {
+    /// Makes the operation for an instruction; `too_long` if it does not end within 15 bytes.
+    pub(super) fn select(&mut self, i: &Instruction, rip: u64, too_long: bool) -> (Op, Effect) {
         let mut op = Op::new(general!(system::ud));
         if i.is_invalid() {
-            if short {
+            if too_long {
                 op.h = general!(system::too_long);
             }
             return (op, Effect::Seen);

@@ -143,3 +143,24 @@ fn every_instruction_that_cpuid_can_show_is_executed() {
     assert!(missing.is_empty(), "{} missing: {missing:?}", missing.len());
     assert!(not_met.is_empty(), "{} not met: {not_met:?}", not_met.len());
 }
+
+#[test]
+fn too_long_is_told_from_undefined() {
+    use super::is_too_long;
+    for bits in [16, 32, 64] {
+        for more in [0, 1, 40] {
+            let prefixes = [vec![0x66; 15], vec![0x90; more]].concat();
+            assert!(is_too_long(bits, &prefixes), "{bits} {more}");
+            let add = [vec![0x66; 13], vec![0x83, 0xc0, 1], vec![0x90; more]].concat();
+            assert!(is_too_long(bits, &add), "{bits} {more}");
+            for prefixes in [0, 5, 12] {
+                let undefined = [
+                    vec![0x66; prefixes],
+                    vec![0x0f, 0x0a],
+                    vec![0x90; 15 + more],
+                ];
+                assert!(!is_too_long(bits, &undefined.concat()), "{bits} {more}");
+            }
+        }
+    }
+}

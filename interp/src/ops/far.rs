@@ -351,10 +351,10 @@ pub(crate) fn syscall(c: &mut Core, o: &Op) -> Done {
         let flags = c.rflags() & !m.fmask & !RF;
         c.set_rflags(flags);
         c.no_step = !c.tf();
-        let selector = (m.star >> 32) as u16 & 0xfffc;
+        let base = (m.star >> 32) as u16;
         c.cpl = 0;
-        flat_ss(c, selector.wrapping_add(8), 0);
-        c.set_flat_cs(selector, CODE64, 0);
+        flat_ss(c, base.wrapping_add(8), 0);
+        c.set_flat_cs(base & 0xfffc, CODE64, 0);
         c.rip = m.lstar;
         Ok(())
     })

@@ -4,6 +4,7 @@ use super::{Done, read_rm};
 use crate::core::*;
 use crate::flags::{AC, CF, DF as DIR, Flags, IF, VIF, VIP, ZF};
 use crate::op::{Next, Op};
+use crate::platform::BranchClass;
 use hindsight_cpu::state::{Activity, seg};
 
 pub(crate) fn ud(_: &mut Core, _: &Op) -> Done {
@@ -183,9 +184,13 @@ fn int_v86(c: &mut Core, o: &Op, vector: u8) -> Done {
         c.regs[4] = old;
         return Err(fault);
     }
+    let place = (c.rip_of(o), c.cs_base(), c.cpl);
     c.fl &= !(cleared | crate::flags::TF);
+    // With TF clear nothing is left to trap.
+    c.no_step = true;
     c.load_segment_real(seg::CS, (entry >> 16) as u16);
     c.rip = (entry & 0xffff).into();
+    c.note_far(place, c.rip, BranchClass::SoftwareInterrupt);
     Ok(())
 }
 

@@ -27,8 +27,8 @@ use crate::kvm::kick::Kicker;
 use crate::kvm::vcpu::KvmVcpu;
 use crate::machine::{Board, MachineError, Outcome};
 
-/// How long nothing must have been armed at least before the machine goes back to KVM: see
-/// [`Tally::calm_time`].
+/// How long nothing must have been armed at least before the machine goes back to KVM; on hosts where changes take
+/// long, it is longer.
 pub const CALM: Duration = Duration::from_millis(5);
 
 /// And at most.
