@@ -1,0 +1,100 @@
+//! What raises exceptions, what keeps NMIs out, and how software interrupts of virtual-8086 mode are seen.
+#![allow(clippy::cast_possible_truncation, reason = "small numbers")]
+
+mod common;
+
+use common::{CODE, Machine, Ram, gate, long_mode, state, vcpu};
+use hindsight_cpu::state::{CpuState, Segment, seg};
+use hindsight_interp::{BranchClass, Exit, Observe};
+
+const HANDLER: usize = CODE + 0x1000;
+const HLT: u8 = 0xf4;
+
+/// Runs 64-bit code, and gives the vector whose handler it came to, with the state there.
+fn raised(code: &[u8], nmi_blocked: bool) -> (u64, CpuState) {
+    let ram = Ram::new(4 << 20);
+    let mut st = long_mode(&ram, 0);
+    st.events.nmi_blocked = nmi_blocked;
+    for vector in 0..32 {
+        gate(&ram, vector, (HANDLER + vector) as u64, 0);
+    }
+    ram.write(HANDLER, &[HLT; 32]);
+    ram.write(CODE, code);
+    let mut cpu = vcpu(&ram, &st);
+    assert_eq!(cpu.run(&mut Machine::default(), 100), Exit::Halted);
+    let st = state(&mut cpu);
+    (st.rip - 1 - HANDLER as u64, st)
+}
+
+#[test]
+fn instruction_of_more_than_15_bytes_is_a_general_protection_fault() {
+    for more in [0, 20] {
+        let long = [vec![0x66; 15], vec![0x90; 1 + more]].concat();
+        assert_eq!(raised(&long, false).0, 13);
+        // Undefined, and of 14 bytes.
+        let undefined = [vec![0x66; 12], vec![0x0f, 0x0a], vec![0x90; 2 + more]].concat();
+        assert_eq!(raised(&undefined, false).0, 6);
+    }
+}
+
+#[test]
+fn iret_that_faults_lets_nmis_in() {
+    // push 0, five times; iretq
+    let code = [[0x6a, 0].repeat(5), vec![0x48, 0xcf]].concat();
+    let (vector, st) = raised(&code, true);
+    assert_eq!(vector, 13);
+    assert!(!st.events.nmi_blocked);
+    let (vector, st) = raised(&[0x0f, 0x0b], true);
+    assert_eq!(vector, 6);
+    assert!(
+        st.events.nmi_blocked,
+        "after a fault of another instruction"
+    );
+}
+
+#[test]
+fn redirected_interrupt_of_virtual_8086_mode_is_a_branch_that_ends_single_steps() {
+    const TSS: usize = 0x9_0000;
+    let ram = Ram::new(4 << 20);
+    let mut st = CpuState::reset();
+    let real = |selector: u16| Segment {
+        selector,
+        base: u64::from(selector) << 4,
+        limit: 0xffff,
+        access: 0xf3,
+        unusable: false,
+    };
+    st.seg = [real(0x4000); 6];
+    st.seg[seg::CS] = real(0x5000);
+    (st.rip, st.gpr[4]) = (0, 0x8000);
+    // VM, IOPL 3 and TF; PE; VME; a bitmap that redirects everything.
+    (st.rflags, st.cr0, st.cr4) = (0x2_3102, 0x11, 1);
+    st.idtr.limit = 0;
+    st.tr = Segment {
+        selector: 8,
+        base: TSS as u64,
+        limit: 0xff,
+        access: 0x8b,
+        unusable: false,
+    };
+    ram.write(TSS + 0x66, &0x88_u16.to_le_bytes());
+    ram.write(0x50 * 4, &[0x10, 0, 0, 0x50]);
+    // int 0x50, to 5000:10, where HLT is not allowed.
+    ram.write(0x5_0000, &[0xcd, 0x50]);
+    ram.write(0x5_0010, &[HLT]);
+    let mut machine = Machine {
+        observe: Observe {
+            branches: true,
+            ..Observe::default()
+        },
+        ..Machine::default()
+    };
+    let mut cpu = vcpu(&ram, &st);
+    assert_eq!(cpu.run(&mut machine, 100), Exit::Shutdown);
+    let st = state(&mut cpu);
+    assert_eq!((st.seg[seg::CS].selector, st.rip), (0x5000, 0x10));
+    assert_eq!(st.dr6 & 0x4000, 0, "no single-step");
+    let seen = machine.branches.iter().map(|b| (b.from, b.to, b.class));
+    let expected = (0, 0x10, BranchClass::SoftwareInterrupt);
+    assert_eq!(seen.collect::<Vec<_>>(), [expected]);
+}
