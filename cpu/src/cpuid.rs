@@ -322,7 +322,6 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
         for (facility, bit) in [
             (Facilities::X2APIC, ECX1_X2APIC),
             (Facilities::TSC_DEADLINE, ECX1_TSC_DEADLINE),
-            (Facilities::BTS, ECX1_DS),
         ] {
             if self.has(facility) {
                 ecx |= bit;
@@ -331,7 +330,10 @@ impl<F: Fn(u32, u32) -> Regs> Builder<'_, F> {
         if self.config.facilities.perf_capabilities().is_some() {
             ecx |= ECX1_PDCM;
         }
-        if self.has(Facilities::BTS) {
+        // The area that BTS and PEBS share.
+        let users = Facilities::BTS.union(Facilities::PEBS);
+        if self.config.facilities.intersects(users) {
+            ecx |= ECX1_DS;
             edx |= EDX1_DS;
         }
         // APIC: always there, in user space. HTT: more than one logical processor in the package.
@@ -609,6 +611,21 @@ mod tests {
             1 << 2 | 1 << 4 | 1 << 5 | 1 << 9
         );
         assert_eq!(edx & 1 << 21, 0, "no DS");
+    }
+
+    #[test]
+    fn ds_is_there_for_bts_and_for_pebs() {
+        let pmu = Facilities::PMU;
+        for (facilities, there) in [
+            (pmu, false),
+            (Facilities::BTS, true),
+            (pmu | Facilities::PEBS, true),
+            (pmu | Facilities::PEBS | Facilities::BTS, true),
+        ] {
+            let [_, _, ecx, edx] = table(facilities).query(1, 0, 0, 0, 0);
+            assert_eq!(edx & EDX1_DS != 0, there, "{facilities:?}");
+            assert_eq!(ecx & ECX1_DS == ECX1_DS, there, "{facilities:?}");
+        }
     }
 
     #[test]

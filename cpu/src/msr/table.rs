@@ -448,9 +448,6 @@ pub const TABLE: &[MsrSpec] = {
         .run(rdt::MBA_COS)
         .needs(Facilities::MBA)
         .writable(0xffff),
-        M::new(regs::IA32_XSS, "IA32_XSS", Stored)
-            .writable(0)
-            .kvm(Mirrored),
         M::new(regs::MSR_LBR_INFO_0, "MSR_LBR_INFO_x", Branch)
             .run(32)
             .needs(Facilities::LBR)
