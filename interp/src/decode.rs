@@ -47,12 +47,12 @@ struct Code {
 /// than the longest. Only prefixes make an instruction that long, so without its first byte it needs the next 14 still.
 #[cold]
 fn is_too_long(bits: u32, bytes: &[u8]) -> bool {
-    let needs_more = |bytes: Option<&[u8]>| {
-        let mut decoder = Decoder::new(bits, bytes.unwrap_or_default(), DecoderOptions::NONE);
+    let needs_more = |bytes: &[u8]| {
+        let mut decoder = Decoder::new(bits, bytes, DecoderOptions::NONE);
         let _ = decoder.decode();
         decoder.last_error() == DecoderError::NoMoreBytes
     };
-    needs_more(bytes.get(..LONGEST - 1)) && needs_more(bytes.get(1..LONGEST))
+    bytes.len() >= LONGEST && needs_more(&bytes[..LONGEST - 1]) && needs_more(&bytes[1..LONGEST])
 }
 
 impl Core {
@@ -181,7 +181,7 @@ impl Core {
                 }
                 break;
             }
-            let too_long = short || (insn.is_invalid() && is_too_long(bits, &code.bytes[at..]));
+            let too_long = insn.is_invalid() && is_too_long(bits, &code.bytes[at..]);
             let (mut op, effect) = self.select(&insn, rip, too_long);
             op.at = at as u16;
             op.left = count as u8;

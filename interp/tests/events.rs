@@ -1,5 +1,4 @@
 //! What raises exceptions, what keeps NMIs out, and how software interrupts of virtual-8086 mode are seen.
-#![allow(clippy::cast_possible_truncation, reason = "small numbers")]
 
 mod common;
 
@@ -7,7 +6,7 @@ use common::{CODE, Machine, Ram, gate, long_mode, state, vcpu};
 use hindsight_cpu::state::{CpuState, Segment, seg};
 use hindsight_interp::{BranchClass, Exit, Observe};
 
-const HANDLER: usize = CODE + 0x1000;
+const HANDLER: usize = CODE + 0x3000;
 const HLT: u8 = 0xf4;
 
 /// Runs 64-bit code, and gives the vector whose handler it came to, with the state there.
@@ -34,6 +33,19 @@ fn instruction_of_more_than_15_bytes_is_a_general_protection_fault() {
         // Undefined, and of 14 bytes.
         let undefined = [vec![0x66; 12], vec![0x0f, 0x0a], vec![0x90; 2 + more]].concat();
         assert_eq!(raised(&undefined, false).0, 6);
+    }
+}
+
+#[test]
+fn undefined_instruction_at_the_end_of_a_page_is_undefined() {
+    for left in 2..15 {
+        // jmp to the last bytes of the page; those are undefined.
+        let mut code = vec![0x90; 0x1000 - left];
+        code.extend([0x0f, 0x0a].iter().chain(&[0x90; 13]));
+        code[..5].copy_from_slice(&[0xe9, 0, 0, 0, 0]);
+        let distance = u32::try_from(0x1000 - left - 5).unwrap();
+        code[1..5].copy_from_slice(&distance.to_le_bytes());
+        assert_eq!(raised(&code, false).0, 6, "{left} bytes");
     }
 }
 

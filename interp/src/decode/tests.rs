@@ -153,6 +153,9 @@ fn too_long_is_told_from_undefined() {
             assert!(is_too_long(bits, &prefixes), "{bits} {more}");
             let add = [vec![0x66; 13], vec![0x83, 0xc0, 1], vec![0x90; more]].concat();
             assert!(is_too_long(bits, &add), "{bits} {more}");
+            // At the end of a page, say.
+            let undefined = [vec![0x0f, 0x0a], vec![0x90; more.min(12)]].concat();
+            assert!(!is_too_long(bits, &undefined), "{bits} {more}");
             for prefixes in [0, 5, 12] {
                 let undefined = [
                     vec![0x66; prefixes],
