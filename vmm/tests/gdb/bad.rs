@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::rig::{Client, Guest, Run, setting};
+use crate::rig::{Client, Guest, Run};
 
 /// Packets that are wrong, each in its way.
 const BAD: &[&str] = &[
@@ -162,7 +162,7 @@ fn next_client(run: &Run) -> Client {
 fn any_stream_of_bytes_leaves_a_stub_that_serves_and_a_guest_that_runs() {
     let run = Run::start(Guest::Long("spin"), &[]);
     let config = Config {
-        cases: setting("HINDSIGHT_TEST_CASES", "60").parse().unwrap(),
+        cases: 60,
         failure_persistence: None,
         ..Config::default()
     };

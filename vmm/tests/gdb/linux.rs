@@ -22,6 +22,16 @@ const TO_SCHEDULING: &str = "hbreak *0x1000000
         continue
         ";
 
+/// What gdb says on that way.
+const SCHEDULES: [&str; 6] = [
+    "start_kernel in section .init.text",
+    "start_kernel + ",
+    "= 0",
+    "Hardware watchpoint 3: *(int *)&system_state",
+    "Old value = 0",
+    "New value = 1",
+];
+
 /// Linux, which tests itself and switches the machine off.
 fn linux(more: &[&str]) -> Run {
     let folder = std::env::var_os("HINDSIGHT_GUESTS").expect("HINDSIGHT_GUESTS names the images");
@@ -53,26 +63,18 @@ fn kernel_is_debugged_with_its_own_symbols() {
         kill
         ";
     let text = run.gdb(&format!("{TO_SCHEDULING}{script}"));
-    in_order(
-        &text,
-        &[
-            "start_kernel in section .init.text",
-            "start_kernel + ",
-            "= 0",
-            "Hardware watchpoint 3: *(int *)&system_state",
-            "Old value = 0",
-            "New value = 1",
-            "the guest switches the machine off",
-            "Old value = 5",
-            "New value = 3",
-            "in section .text",
-            "at instruction ",
-            "Old value = 3",
-            "New value = 2",
-            "kernel_init",
-            "symbol-file target:/kernel",
-        ],
-    );
+    let parts = [
+        "the guest switches the machine off",
+        "Old value = 5",
+        "New value = 3",
+        "in section .text",
+        "at instruction ",
+        "Old value = 3",
+        "New value = 2",
+        "kernel_init",
+        "symbol-file target:/kernel",
+    ];
+    in_order(&text, &[&SCHEDULES[..], &parts].concat());
 }
 
 #[test]
@@ -84,19 +86,8 @@ fn kernel_that_was_debugged_runs_on() {
         detach
         ";
     let text = run.gdb(&format!("{TO_SCHEDULING}{script}"));
-    in_order(
-        &text,
-        &[
-            "start_kernel in section .init.text",
-            "start_kernel + ",
-            "= 0",
-            "Hardware watchpoint 3: *(int *)&system_state",
-            "Old value = 0",
-            "New value = 1",
-            "in section .text",
-            "detached",
-        ],
-    );
+    let parts = ["in section .text", "detached"];
+    in_order(&text, &[&SCHEDULES[..], &parts].concat());
     let (status, text) = run.finish();
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains("selftest passed"), "{text}");

@@ -18,7 +18,7 @@ fn limit() -> u64 {
 }
 
 /// What the environment says, or else is usual.
-pub fn setting(name: &str, usual: &str) -> String {
+fn setting(name: &str, usual: &str) -> String {
     env::var(name).unwrap_or_else(|_| usual.to_owned())
 }
 
