@@ -221,8 +221,7 @@ impl Session {
                     self.thread = Some(body.to_vec());
                 }
                 if good && let [b'H', b'c', id @ ..] = body {
-                    let id = id.rsplit(|&byte| byte == b'.').next().unwrap_or_default();
-                    self.any_thread = matches!(id, b"0" | b"-1");
+                    self.any_thread = is_any(id);
                 }
                 if body.starts_with(b"qSupported") {
                     self.supported = Some(body.to_vec());
@@ -529,22 +528,32 @@ fn is_resumption(body: &[u8], cpus: usize) -> bool {
             }),
             _ => false,
         };
-        let tid = thread.map(|thread| thread.rsplit('.').next().unwrap_or(""));
-        let there = match tid {
-            None | Some("-1") => true,
-            Some(tid) => usize::from_str_radix(tid, 16).is_ok_and(|tid| (1..=cpus).contains(&tid)),
-        };
+        let there = thread.is_none_or(|thread| match tid(thread) {
+            "-1" => true,
+            tid => is_processor(tid, cpus),
+        });
         known && there
     })
 }
 
+/// The thread of an id, without the process.
+fn tid(id: &str) -> &str {
+    id.rsplit('.').next().unwrap_or(id)
+}
+
+/// Whether a thread's number is that of a processor.
+fn is_processor(tid: &str, cpus: usize) -> bool {
+    usize::from_str_radix(tid, 16).is_ok_and(|tid| (1..=cpus).contains(&tid))
+}
+
+/// Whether the id of `Hc` or `Hg` names no thread, or all.
+fn is_any(id: &[u8]) -> bool {
+    std::str::from_utf8(id).is_ok_and(|id| matches!(tid(id), "0" | "-1"))
+}
+
 /// Whether the id of `Hc` or `Hg` names a processor that there is, or any.
 fn names_thread(id: &[u8], cpus: usize) -> bool {
-    let id = std::str::from_utf8(id).unwrap_or_default();
-    match id.split_once('.').map_or(id, |(_, tid)| tid) {
-        "0" | "-1" => true,
-        tid => usize::from_str_radix(tid, 16).is_ok_and(|tid| (1..=cpus).contains(&tid)),
-    }
+    is_any(id) || std::str::from_utf8(id).is_ok_and(|id| is_processor(tid(id), cpus))
 }
 
 /// The object with its annex, the offset and the length.
