@@ -95,14 +95,21 @@ impl Timeline {
     /// When memory cannot be read or written.
     pub fn go_to(&mut self, place: u64) -> Result<Stop, RestoreError> {
         let place = place.max(self.begin());
-        let behind = self.kept.partition_point(|kept| kept.retired() <= place);
-        let nearest = behind.checked_sub(1).and_then(|last| self.kept.get(last));
-        if let Some(nearest) = nearest
-            && (place < self.machine.place() || nearest.retired() > self.machine.place())
+        let now = self.machine.place();
+        if place < now
+            || self
+                .nearest(place)
+                .is_some_and(|nearest| nearest.retired() > now)
         {
-            self.machine.restore(nearest)?;
+            return self.return_to(place);
         }
         self.run_to(place)
+    }
+
+    /// The last checkpoint that is not behind a place.
+    fn nearest(&self, place: u64) -> Option<&Snapshot> {
+        let behind = self.kept.partition_point(|kept| kept.retired() <= place);
+        self.kept.get(behind.checked_sub(1)?)
     }
 
     /// As [`Timeline::go_to`], from a checkpoint: what came between the last instruction before `place` and the present, where
