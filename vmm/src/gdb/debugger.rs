@@ -136,10 +136,10 @@ pub(super) fn cpu_of(tid: NonZeroUsize) -> usize {
 fn is_wanted(stops: &Stops, stop: &Stop) -> bool {
     match stop {
         Stop::Hit(Hit::Watch { watch, .. }) => stops.watch.contains(watch),
-        Stop::Hit(Hit::Port { port, .. }) => {
-            let mut ports = stops.ports.iter();
-            ports.any(|watch| (watch.first..=watch.last).contains(port))
-        }
+        Stop::Hit(Hit::Port { port, write }) => stops.ports.iter().any(|watch| {
+            let kind = if *write { watch.write } else { watch.read };
+            kind && (watch.first..=watch.last).contains(port)
+        }),
         Stop::Hit(Hit::Exception { vector, .. }) => stops.exceptions >> vector & 1 != 0,
         Stop::Hit(Hit::Msr { index, .. }) => match &stops.msrs {
             MsrStops::None => false,

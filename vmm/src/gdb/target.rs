@@ -34,7 +34,6 @@ use hindsight_interp::Watch;
 use super::breakpoints::Breakpoint;
 use super::debugger::{DebugError, Debugger, cpu_of, tid};
 use super::monitor;
-use super::registers::Register;
 use crate::vcpu::attend::Plan;
 
 /// A processor of any mode: its registers are those of the layout that the client was given, so
@@ -179,14 +178,11 @@ impl MultiThreadBase for Debugger {
         let general = self.layout().general().to_vec();
         let controls = self.controls;
         let mut rest = registers.0.as_slice();
-        if rest.len() < general.iter().map(Register::bytes).sum() {
-            return Err(refuse(&DebugError::Length));
-        }
         self.change(cpu_of(tid), |state| {
             for register in &general {
-                let Some((value, after)) = rest.split_at_checked(register.bytes()) else {
-                    break;
-                };
+                let (value, after) = rest
+                    .split_at_checked(register.bytes())
+                    .ok_or(DebugError::Length)?;
                 rest = after;
                 super::registers::write(state, &controls, register.place, value)?;
             }
@@ -309,13 +305,8 @@ impl ReverseStep<Tid> for Debugger {
     fn reverse_step(&mut self, tid: Tid) -> Result<(), DebugError> {
         let cpu = self.steps_back.take().unwrap_or_else(|| cpu_of(tid));
         self.begin_plans();
-        self.plan(
-            cpu,
-            Plan::Back {
-                step: true,
-                quiet: !self.options.step_irq,
-            },
-        );
+        let quiet = !self.options.step_irq;
+        self.plan(cpu, Plan::StepBack { quiet });
         Debugger::resume(self)
     }
 }
@@ -323,13 +314,7 @@ impl ReverseStep<Tid> for Debugger {
 impl ReverseCont<Tid> for Debugger {
     fn reverse_cont(&mut self) -> Result<(), DebugError> {
         self.begin_plans();
-        self.plan(
-            self.current,
-            Plan::Back {
-                step: false,
-                quiet: false,
-            },
-        );
+        self.plan(self.current, Plan::RunBack);
         Debugger::resume(self)
     }
 }

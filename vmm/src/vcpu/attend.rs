@@ -90,13 +90,13 @@ pub enum Plan {
         /// Goes on as long as RIP is in here.
         range: Option<(u64, u64)>,
     },
-    /// Backwards, in a deterministic run.
-    Back {
-        /// One instruction, not to the next stop.
-        step: bool,
-        /// And not into the handler of an interrupt.
+    /// One instruction backwards, in a deterministic run.
+    StepBack {
+        /// Not into the handler of an interrupt.
         quiet: bool,
     },
+    /// Backwards to the last stop, in a deterministic run.
+    RunBack,
 }
 
 /// What a debugger wants of a processor. It goes with the processor from engine to engine.

@@ -396,7 +396,9 @@ impl ObservedVcpu {
             let exit = match self.around.models.orders.plan {
                 // A shadow or a trap under way is over after one, but for those that begin the next.
                 Plan::Run if self.unsettled => self.vcpu.run(&mut self.around, 1),
-                Plan::Run | Plan::Back { .. } => self.vcpu.run(&mut self.around, BUDGET),
+                Plan::Run | Plan::StepBack { .. } | Plan::RunBack => {
+                    self.vcpu.run(&mut self.around, BUDGET)
+                }
                 Plan::Step { quiet, .. } => self.vcpu.step(&mut self.around, quiet),
             };
             match exit {

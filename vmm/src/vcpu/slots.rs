@@ -240,7 +240,7 @@ pub fn fit(stops: &Stops, plan: Plan, at: Standing, able: &Able) -> Result<Slots
     match plan {
         Plan::Run => {}
         Plan::Step { quiet: true, .. } if !at.busy => needs(&able.step)?,
-        Plan::Step { .. } | Plan::Back { .. } => return Err(Beyond::Step),
+        Plan::Step { .. } | Plan::StepBack { .. } | Plan::RunBack => return Err(Beyond::Step),
     }
     Ok(slots)
 }

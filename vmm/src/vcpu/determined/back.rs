@@ -95,10 +95,11 @@ impl Debugged {
             if !self.back_before(cpu, retired)? {
                 return Ok(None);
             }
-            let interrupted = match quiet && self.returns_from_handler(cpu) {
-                true => self.interrupted(cpu, rip),
-                false => None,
-            };
+            let returns = quiet && self.returns_from_handler(cpu);
+            let vcpu = self.timeline.machine().vcpus.get(cpu);
+            let interrupted = vcpu
+                .filter(|_| returns)
+                .and_then(|vcpu| vcpu.interrupted(rip));
             match interrupted {
                 Some(at) if at > 0 && at < retired => retired = at,
                 _ => return Ok(Some((cpu, Stop::Stepped))),
@@ -152,13 +153,6 @@ impl Debugged {
             let code = instruction.code();
             matches!(code, Code::Iretw | Code::Iretd | Code::Iretq)
         })
-    }
-
-    /// Instructions that a processor had retired when it was last interrupted before that at `rip`, if that was
-    /// by an interrupt, and since the checkpoint before.
-    fn interrupted(&mut self, cpu: usize, rip: u64) -> Option<u64> {
-        let vcpu = self.timeline.machine().vcpus.get(cpu)?;
-        vcpu.interrupted(rip)
     }
 
     /// Back to the last thing that is stopped for.
@@ -243,10 +237,7 @@ impl Debugged {
     ) -> Result<LastMet, RestoreError> {
         self.arm(true);
         while self.stand() != *here {
-            self.timeline.machine().stop_at_exceptions(true);
-            let ended = self.timeline.run_to(now.saturating_add(1));
-            self.timeline.machine().stop_at_exceptions(false);
-            match ended? {
+            match self.run_or_raise(now.saturating_add(1))? {
                 Ended::Hit { cpu, hit } => {
                     let met = self.met(cpu, hit, last.as_ref());
                     if met.at > now || (met.is_before() && self.stand() == *here) {

@@ -103,8 +103,8 @@ impl Debugged {
             return Ok(self.told(ended));
         };
         match self.plans[cpu] {
-            Plan::Back { step: true, quiet } => self.step_back(cpu, quiet),
-            Plan::Back { step: false, .. } => self.run_back(cpu),
+            Plan::StepBack { quiet } => self.step_back(cpu, quiet),
+            Plan::RunBack => self.run_back(cpu),
             Plan::Step { range, quiet } => self.step(cpu, range, quiet),
             Plan::Run => Ok(None),
         }
@@ -112,7 +112,7 @@ impl Debugged {
 
     fn goes_back(&self) -> bool {
         let mut plans = self.plans.iter();
-        plans.any(|plan| matches!(plan, Plan::Back { .. }))
+        plans.any(|plan| matches!(plan, Plan::StepBack { .. } | Plan::RunBack))
     }
 
     /// Ends the machine for good where its guest ended or crashed: the debugger has seen that, and
@@ -197,10 +197,7 @@ impl Debugged {
             self.arm_past(cpu);
             let interrupts = self.interrupts(cpu);
             let next = self.timeline.place().wrapping_add(1);
-            self.timeline.machine().stop_at_exceptions(true);
-            let ended = self.timeline.run_to(next);
-            self.timeline.machine().stop_at_exceptions(false);
-            let ended = ended?;
+            let ended = self.run_or_raise(next)?;
             let raised = ended == Ended::Delivered { cpu };
             if !raised && !matches!(ended, Ended::Reached | Ended::Delivered { .. }) {
                 break self.told(ended);
@@ -224,6 +221,14 @@ impl Debugged {
         };
         self.arm(true);
         Ok(found)
+    }
+
+    /// Runs to a place, or until an exception was delivered.
+    pub(super) fn run_or_raise(&mut self, place: u64) -> Result<Ended, RestoreError> {
+        self.timeline.machine().stop_at_exceptions(true);
+        let ended = self.timeline.run_to(place);
+        self.timeline.machine().stop_at_exceptions(false);
+        ended
     }
 
     /// Runs on until a processor is back at the instruction that was interrupted, whose address and
