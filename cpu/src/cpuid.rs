@@ -9,8 +9,8 @@ use hindsight_regs::rdt;
 use serde::{Deserialize, Serialize};
 
 use crate::facility::Facilities;
-use crate::models::Geometry;
-use crate::models::cache::LINE;
+use crate::uarch::Geometry;
+use crate::uarch::cache::LINE;
 
 /// EAX, EBX, ECX, EDX.
 pub type Regs = [u32; 4];

@@ -10,7 +10,7 @@ pub mod control;
 pub mod cpuid;
 pub mod debug;
 pub mod facility;
-pub mod models;
+pub mod uarch;
 pub mod msr;
 pub mod pmu;
 pub mod profile;

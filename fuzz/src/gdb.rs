@@ -12,8 +12,9 @@ use std::time::Duration;
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::{Plan, Protocol};
 use hindsight_vmm::gdb::{Address, Server};
-use hindsight_vmm::machine::{Config, Machine, Sinks};
-use hindsight_vmm::vcpu::mode::Engine;
+use hindsight_vmm::machine::{Config, Machine};
+use hindsight_vmm::platform::Sinks;
+use hindsight_vmm::vcpu::engine::policy::Engine;
 
 /// `1: incl (%ebx); jmp 1b`, in 32-bit code.
 const CODE: &[u8] = &[0xff, 0x03, 0xeb, 0xfc];

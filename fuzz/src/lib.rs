@@ -3,7 +3,7 @@
 pub mod gdb;
 
 use hindsight_vmm::boot::{Plan, load};
-use hindsight_vmm::layout::Layout;
+use hindsight_vmm::memory::layout::Layout;
 use vm_memory::GuestMemoryMmap;
 
 /// RAM of the guest: enough for the kernel of a small bzImage at 1 MiB.

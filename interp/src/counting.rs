@@ -10,8 +10,8 @@
 )]
 
 use crate::core::{Core, Fault, Leave};
-use hindsight_cpu::models::cache::{Kind, LINE_SHIFT};
-use hindsight_cpu::models::{Accesses, Touch};
+use hindsight_cpu::uarch::cache::{Kind, LINE_SHIFT};
+use hindsight_cpu::uarch::{Accesses, Touch};
 use hindsight_cpu::pmu::pebs::{self, Sample};
 use hindsight_cpu::pmu::{Counting, Ring};
 use hindsight_cpu::transaction::Cause;

@@ -21,7 +21,7 @@ mod ops;
 mod platform;
 mod portable;
 mod recording;
-mod returns;
+mod iret;
 mod run;
 mod seg;
 mod smm;

@@ -1,7 +1,7 @@
 //! What the interpreter needs from the machine around the processor.
 
 pub use hindsight_cpu::branch::{Branch, BranchClass, Observe};
-pub use hindsight_cpu::models::Accesses;
+pub use hindsight_cpu::uarch::Accesses;
 pub use hindsight_cpu::pmu::Counting;
 use hindsight_cpu::pmu::Ring;
 use hindsight_cpu::pmu::pebs::Stored;

@@ -26,10 +26,13 @@ use hindsight_cpu::profile::Profile;
 use hindsight_regs::msr::IA32_SYSENTER_CS;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::Host;
+use hindsight_vmm::kvm::host_support::HostKvm;
 use hindsight_vmm::kvm::tiny::TinyVm;
-use hindsight_vmm::machine::{Config, Machine, Outcome, Prepared, Sinks};
-use hindsight_vmm::vcpu::mode::{Engine, HostKvm, Rule, Wanted};
-use hindsight_vmm::vcpu::switch::Every;
+use hindsight_vmm::machine::{Config, Machine, Prepared};
+use hindsight_vmm::platform::Sinks;
+use hindsight_vmm::vcpu::engine::ForcedSwitch;
+use hindsight_vmm::vcpu::engine::policy::{Engine, EngineChoice, EnginePolicy};
+use hindsight_vmm::vcpu::run_control::Outcome;
 use kvm_bindings::{
     KVM_MAX_CPUID_ENTRIES, KVM_SYNC_X86_EVENTS, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS,
     kvm_enable_cap, kvm_segment,
@@ -162,25 +165,26 @@ fn plan(code: &[u8]) -> Plan<'_> {
 /// Time of a change from KVM into the interpreter and back, on average over a batch of exits that
 /// each change the engine.
 fn there_and_back(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
-    let rule = Rule {
-        wanted: Wanted::Auto,
+    let policy = EnginePolicy {
+        choice: EngineChoice::Auto,
         host: HostKvm::native(),
     };
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()),
-        messages: None,
+        btm: None,
     };
-    let prepared = Prepared::new(&CONFIG, &plan(code))?.changing(rule, Some(Every::Exits(1)));
+    let prepared =
+        Prepared::new(&CONFIG, &plan(code))?.changing(policy, Some(ForcedSwitch::Exits(1)));
     let machine = prepared.build(Some(host), sinks)?;
     let board = machine.board().clone();
     match machine.run(Some(Duration::from_secs(60)), || {})? {
         Outcome::Exit(0) => {}
         other => bail!("the guest ended by {other:?}"),
     }
-    let tally = board.modes.tally();
-    let changes = u32::try_from(tally.count())?;
-    let both_ways = tally.total.saturating_mul(2).checked_div(changes);
+    let stats = board.run.engine.stats();
+    let changes = u32::try_from(stats.count())?;
+    let both_ways = stats.total.saturating_mul(2).checked_div(changes);
     both_ways.context("the engine never changed")
 }
 
@@ -224,7 +228,7 @@ fn whole_path(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(Marks(marks.clone())),
-        messages: None,
+        btm: None,
     };
     let machine = Machine::new(Some(host), &CONFIG, &plan(code), sinks)?;
     match machine.run(Some(Duration::from_secs(60)), || {})? {

@@ -1,19 +1,20 @@
 //! The virtual machine monitor behind the `hindsight` command.
 
-pub mod acpi;
 pub mod boot;
 pub mod cli;
 pub mod console;
 pub mod demo;
-pub mod doctor;
+pub mod deterministic;
+pub mod diff;
+
 pub mod gdb;
 pub mod harness;
 pub mod host_clock;
 pub mod kvm;
-pub mod layout;
 pub mod machine;
 pub mod memory;
-pub mod messages;
-pub mod snapshot;
-pub mod translate;
+pub mod platform;
+pub mod probe;
+pub mod state;
+mod sync;
 pub mod vcpu;

@@ -486,7 +486,7 @@ fn flood_into_a_closed_pipe_neither_kills_nor_hangs() {
     }
     let folder = tempfile::tempdir().unwrap();
     real(&folder.path().join("image"), |a| flood(a, Some(100_000)));
-    // Every exit traced into the closed standard error as well.
+    // ForcedSwitch exit traced into the closed standard error as well.
     let arguments = ["image", "--mode", "real", "--trace", "io,exit"];
     let mut child = hindsight(folder.path(), &arguments).spawn().unwrap();
     drop((child.stdout.take(), child.stderr.take()));

@@ -89,7 +89,7 @@ fn seed_decides_the_random_numbers() {
     assert_ne!(seeded("0"), seeded("7"));
 }
 
-/// Every processor counts in a race without locks for one counter in memory; the boot processor
+/// ForcedSwitch processor counts in a race without locks for one counter in memory; the boot processor
 /// leaves with what became of it.
 fn race(a: &mut CodeAssembler) -> Result<(), IcedError> {
     const ENTRY: u32 = 0x8000;
@@ -297,7 +297,7 @@ fn bad_input_logs_are_refused_with_one_line() {
     fs::write(folder.path().join("log"), format!("{head}5 1 1 serial 71")).unwrap();
     let output = run(folder.path(), &flat("listen", &["--replay-input", "log"]));
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(text.contains("the input log is of another run"), "{text}");
+    assert!(text.contains("the input log belongs to another run"), "{text}");
     assert_eq!(output.status.code(), Some(6));
 }
 

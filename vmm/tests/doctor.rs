@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use hindsight_vmm::doctor::{Report, Verdict, probes};
+use hindsight_vmm::probe::report::Report;
+use hindsight_vmm::probe::{Verdict, probes};
 
 fn doctor(arguments: &[&str], cache: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_hindsight"))

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use hindsight_vmm::harness::command::{Host, TestArgs, run_with};
+use hindsight_vmm::cli::test::{Host, TestArgs, run_with};
 use hindsight_vmm::harness::needs::Capabilities;
 
 #[derive(Parser)]

@@ -6,8 +6,10 @@ use std::{fs, io};
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::{self, Host};
-use hindsight_vmm::machine::{Config, Machine, Outcome, Sinks};
-use hindsight_vmm::vcpu::mode::Engine;
+use hindsight_vmm::machine::{Config, Machine};
+use hindsight_vmm::platform::Sinks;
+use hindsight_vmm::vcpu::engine::policy::Engine;
+use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::code_asm::{CodeAssembler, al};
 
 fn entries(folder: &str) -> usize {
@@ -49,7 +51,7 @@ fn fifty_machines_leave_nothing_behind() {
         let sinks = Sinks {
             serial: Box::new(io::sink()),
             debugcon: Box::new(io::sink()),
-            messages: None,
+            btm: None,
         };
         let machine = Machine::new(Some(&Host::open().unwrap()), &config, &plan, sinks).unwrap();
         let outcome = machine.run(Some(Duration::from_secs(20)), || {}).unwrap();

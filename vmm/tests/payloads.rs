@@ -1,13 +1,13 @@
 //! The built-in payloads, each case at each level one test: `cargo test --test payloads int3`.
 //!
-//! Every case runs under KVM and in the interpreter. One that this host's KVM cannot run is reported
+//! ForcedSwitch case runs under KVM and in the interpreter. One that this host's KVM cannot run is reported
 //! as ignored there, with the reason; the interpreter has no such excuse.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use hindsight_vmm::harness::command::{builtin_jobs, run_job};
+use hindsight_vmm::cli::test::{builtin_jobs, run_job};
 use hindsight_vmm::harness::needs::{HostKvm, kvm_problem};
 use hindsight_vmm::harness::report::text::failure_text;
 use hindsight_vmm::harness::runner::Runner;

@@ -7,14 +7,17 @@ use std::time::Duration;
 
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::Plan;
+use hindsight_vmm::deterministic::{Breaker, DeterministicMachine, RunStop};
+use hindsight_vmm::deterministic::{CheckpointLimits, Timeline};
 use hindsight_vmm::harness::BUILTIN_PAYLOADS;
-use hindsight_vmm::machine::{Config, Outcome, Prepared, Sinks};
-use hindsight_vmm::snapshot::{Limits, Snapshot, Timeline};
-use hindsight_vmm::vcpu::determined::{Breaker, Determined, Stop};
-use hindsight_vmm::vcpu::mode::Engine;
+use hindsight_vmm::machine::{Config, Prepared};
+use hindsight_vmm::platform::Sinks;
+use hindsight_vmm::state::Snapshot;
+use hindsight_vmm::vcpu::engine::policy::Engine;
+use hindsight_vmm::vcpu::run_control::Outcome;
 
 /// A deterministic machine with a built-in payload at its entry.
-fn machine(payload: &str, cpus: usize, seed: u64) -> Determined {
+fn machine(payload: &str, cpus: usize, seed: u64) -> DeterministicMachine {
     let (_, image) = BUILTIN_PAYLOADS
         .iter()
         .find(|(name, _)| *name == payload)
@@ -26,7 +29,7 @@ fn machine(payload: &str, cpus: usize, seed: u64) -> Determined {
     build(&plan, 16 << 20, cpus, seed)
 }
 
-fn build(plan: &Plan<'_>, memory: u64, cpus: usize, seed: u64) -> Determined {
+fn build(plan: &Plan<'_>, memory: u64, cpus: usize, seed: u64) -> DeterministicMachine {
     let config = Config {
         memory,
         huge_pages: false,
@@ -37,17 +40,17 @@ fn build(plan: &Plan<'_>, memory: u64, cpus: usize, seed: u64) -> Determined {
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()),
-        messages: None,
+        btm: None,
     };
     let prepared = Prepared::new(&config, plan).expect("the image is good");
     let machine = prepared.deterministic(seed).build(None, sinks);
     let machine = machine.expect("the interpreter needs nothing of the host");
-    machine.into_determined().expect("it is deterministic")
+    machine.into_deterministic().expect("it is deterministic")
 }
 
 /// The hash at the end of the run, and where that is.
-fn finish(machine: &mut Determined) -> (u128, u64) {
-    assert_eq!(machine.run_to(u64::MAX), Stop::Ended);
+fn finish(machine: &mut DeterministicMachine) -> (u128, u64) {
+    assert_eq!(machine.run_to(u64::MAX), RunStop::Ended);
     let outcome = machine.take_outcome();
     assert!(matches!(outcome, Some(Outcome::Exit(0))), "{outcome:?}");
     (machine.hash().expect("memory can be read"), machine.place())
@@ -66,13 +69,13 @@ fn save_everywhere(payload: &str, cpus: usize) {
     let (hash, end) = finish(&mut machine(payload, cpus, 0));
     let mut stopped = machine(payload, cpus, 0);
     for place in places(end, 400) {
-        assert_eq!(stopped.run_to(place), Stop::Reached);
+        assert_eq!(stopped.run_to(place), RunStop::Reached);
         assert_eq!(stopped.place(), place);
     }
     assert_eq!(finish(&mut stopped), (hash, end), "stopped at many places");
     let mut carried = machine(payload, cpus, 0);
     for place in places(end, 60) {
-        assert_eq!(carried.run_to(place), Stop::Reached);
+        assert_eq!(carried.run_to(place), RunStop::Reached);
         let snapshot = carried.save().expect("memory can be read");
         // Another seed: the numbers are the snapshot's.
         let mut fresh = machine(payload, cpus, 1);
@@ -117,7 +120,7 @@ fn machine_of_two_processors_saved_amid_ipis_goes_on_the_same() {
 #[test]
 fn timeline_goes_back_and_forth_within_its_limits() {
     let (hash, end) = finish(&mut machine("exceptions", 1, 0));
-    let limits = Limits {
+    let limits = CheckpointLimits {
         spacing: end / 50,
         count: 8,
         bytes: 1 << 24,
@@ -125,7 +128,7 @@ fn timeline_goes_back_and_forth_within_its_limits() {
     let mut timeline = Timeline::new(machine("exceptions", 1, 0), limits).unwrap();
     let mut forward = Vec::new();
     for place in places(end, 30) {
-        assert_eq!(timeline.go_to(place).unwrap(), Stop::Reached);
+        assert_eq!(timeline.go_to(place).unwrap(), RunStop::Reached);
         forward.push((
             place,
             timeline.machine().state(0),
@@ -133,14 +136,14 @@ fn timeline_goes_back_and_forth_within_its_limits() {
         ));
         assert!(timeline.checkpoints().count() <= 8);
     }
-    assert_eq!(timeline.go_to(u64::MAX).unwrap(), Stop::Ended);
+    assert_eq!(timeline.go_to(u64::MAX).unwrap(), RunStop::Ended);
     assert_eq!(timeline.machine().hash(), Some(hash));
     for (place, state, trace) in forward.into_iter().rev() {
-        assert_eq!(timeline.go_to(place).unwrap(), Stop::Reached);
+        assert_eq!(timeline.go_to(place).unwrap(), RunStop::Reached);
         assert_eq!(timeline.machine().state(0), state, "at {place}");
         assert_eq!(timeline.machine().trace_hash(), trace, "at {place}");
     }
-    assert_eq!(timeline.go_to(0).unwrap(), Stop::Reached);
+    assert_eq!(timeline.go_to(0).unwrap(), RunStop::Reached);
     assert_eq!(finish(timeline.machine()), (hash, end));
 }
 
@@ -272,7 +275,7 @@ fn corrupt_snapshots_never_panic() {
 }
 
 /// A Linux at its entry; the images are in the folder `$HINDSIGHT_GUESTS`.
-fn linux(cpus: usize, seed: u64) -> Determined {
+fn linux(cpus: usize, seed: u64) -> DeterministicMachine {
     let folder = std::env::var_os("HINDSIGHT_GUESTS").expect("HINDSIGHT_GUESTS names the images");
     let file = |name: &str| {
         let path = std::path::Path::new(&folder).join(name);
@@ -295,12 +298,12 @@ fn linux_saved_on_its_way_goes_on_the_same() {
         let mut through = linux(cpus, 0);
         let mut carried = linux(cpus, 0);
         for place in [10, 100, 101, 250, 400, 401, 600].map(|millions| millions * 1_000_000) {
-            assert_eq!(carried.run_to(place - 12_345), Stop::Reached);
+            assert_eq!(carried.run_to(place - 12_345), RunStop::Reached);
             let snapshot = carried.save().expect("memory can be read");
             carried = linux(cpus, 1);
             carried.restore(&snapshot).expect("the snapshot is good");
-            assert_eq!(carried.run_to(place), Stop::Reached);
-            assert_eq!(through.run_to(place), Stop::Reached);
+            assert_eq!(carried.run_to(place), RunStop::Reached);
+            assert_eq!(through.run_to(place), RunStop::Reached);
             assert_eq!(
                 carried.hash(),
                 through.hash(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hindsight_cpu::cpuid::{self, CpuModel, CpuidTable};
 use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::state::{CpuState, Exception, Segment, seg};
-use hindsight_vmm::kvm::vcpu::KvmVcpu;
+use hindsight_vmm::kvm::vcpu::KvmVcpuFd;
 use hindsight_vmm::kvm::vm::KvmVm;
 use hindsight_vmm::kvm::{self, Host};
 use hindsight_vmm::memory;
@@ -120,7 +120,7 @@ prop_compose! {
 }
 
 /// A processor in KVM; `None` where there is none.
-fn in_kvm() -> Option<KvmVcpu> {
+fn in_kvm() -> Option<KvmVcpuFd> {
     if !kvm::open_device().is_ok_and(|kvm| kvm.create_vm().is_ok()) {
         eprintln!("skipped: /dev/kvm cannot be used here");
         return None;

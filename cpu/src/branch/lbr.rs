@@ -3,7 +3,7 @@
 use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LbrInfo, LbrSelect};
 
 use super::{Branch, BranchClass};
-use crate::models::predictor::PENALTY;
+use crate::uarch::predictor::PENALTY;
 
 /// One entry, as its three MSRs show it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

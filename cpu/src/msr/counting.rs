@@ -6,7 +6,7 @@ use hindsight_regs::rdt;
 use super::Msrs;
 use crate::branch::Observe;
 use crate::facility::Facilities;
-use crate::models::{Geometry, Who};
+use crate::uarch::{Geometry, Who};
 use crate::pmu::pebs::{Due, Stored};
 use crate::pmu::{Counting, EventTotals, Freeze, Needs, Pmu};
 use crate::transaction::Step;

@@ -84,7 +84,7 @@ pub struct MsrConfig {
     pub facilities: Facilities,
     /// Frequency of the TSC in Hz.
     pub tsc_hz: u64,
-    /// A branch predictor and caches are modelled, see [`crate::models`].
+    /// A branch predictor and caches are modelled, see [`crate::uarch`].
     pub models: bool,
 }
 

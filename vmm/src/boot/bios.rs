@@ -2,9 +2,9 @@
 //! an interrupt table whose services all say no, and the words from which the size of conventional
 //! memory is known. There is no BIOS; a kernel that calls one in real mode goes on without.
 
-use super::bytes::put;
-use super::place::Places;
-use crate::layout::CONVENTIONAL_END;
+use crate::boot::bytes::put;
+use crate::boot::place::Places;
+use crate::memory::layout::CONVENTIONAL_END;
 
 /// The interrupt table of real mode: 256 pairs of offset and segment.
 const TABLE: u64 = 0;

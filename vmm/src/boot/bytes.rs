@@ -20,7 +20,7 @@ pub(super) fn put<const N: usize>(bytes: &mut [u8], at: usize, field: [u8; N]) {
     bytes[at..at + N].copy_from_slice(&field);
 }
 
-/// An address below 4 GiB, as all that [`super::place::Places`] hands out are.
+/// An address below 4 GiB, as all that [`crate::boot::place::Places`] hands out are.
 pub(super) fn address32(address: u64) -> [u8; 4] {
     debug_assert!(u32::try_from(address).is_ok());
     #[expect(clippy::cast_possible_truncation, reason = "below the PCI hole")]

@@ -12,9 +12,9 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 
-use super::place::Places;
-use super::{BootError, Plan, entry, pvh};
-use crate::layout::Layout;
+use crate::boot::place::Places;
+use crate::boot::{BootError, Plan, entry, pvh};
+use crate::memory::layout::Layout;
 
 const EM_386: u16 = 3;
 const EM_X86_64: u16 = 62;

@@ -6,8 +6,8 @@
 
 use hindsight_cpu::state::{CpuState, DescriptorTable, Segment, gpr, seg};
 
-use super::BootError;
-use super::place::{Places, Take};
+use crate::boot::BootError;
+use crate::boot::place::{Places, Take};
 
 const CODE: u16 = 0x10;
 const DATA: u16 = 0x18;
@@ -228,7 +228,7 @@ fn page_tables(base: u64) -> Vec<u8> {
 
 /// `size` zero bytes; for parts whose place is only reserved.
 fn zeros(size: u64) -> Vec<u8> {
-    vec![0; crate::layout::to_usize(size)]
+    vec![0; crate::memory::layout::to_usize(size)]
 }
 
 #[cfg(test)]

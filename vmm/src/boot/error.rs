@@ -1,6 +1,6 @@
 //! Why an image cannot be booted.
 
-use super::plan::Protocol;
+use crate::boot::plan::Protocol;
 
 /// Why an image cannot be booted: one sentence, fit to be shown to the user.
 #[derive(Debug, thiserror::Error)]

@@ -5,8 +5,8 @@
 
 use hindsight_cpu::state::{CpuState, gpr};
 
-use super::place::Places;
-use super::{BootError, Mode, Plan, entry};
+use crate::boot::place::Places;
+use crate::boot::{BootError, Mode, Plan, entry};
 
 const BOOT_SECTOR: u64 = 0x7c00;
 const DISK: u64 = 0x80;

@@ -8,10 +8,10 @@
 
 use hindsight_cpu::state::{CpuState, gpr};
 
-use super::bytes::{address32, put, u16_at, u32_at, u64_at};
-use super::place::{Places, Take};
-use super::{BootError, Plan, entry};
-use crate::layout::{EXTENDED_START, Layout, to_usize};
+use crate::boot::bytes::{address32, put, u16_at, u32_at, u64_at};
+use crate::boot::place::{Places, Take};
+use crate::boot::{BootError, Plan, entry};
+use crate::memory::layout::{EXTENDED_START, Layout, to_usize};
 
 /// Offsets in the file and, from `HEADER` on, in the boot parameters.
 mod offset {

@@ -11,6 +11,7 @@
 //! refused leaves guest memory as it was. Loaders use only RAM below the PCI hole, and rely on guest
 //! memory being zero: they write what the image holds, never the zeros behind it.
 
+pub mod acpi;
 mod bios;
 mod bytes;
 mod elf;

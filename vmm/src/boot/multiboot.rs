@@ -6,12 +6,12 @@
 
 use hindsight_cpu::state::{CpuState, gpr};
 
-use super::bytes::{address32, put, u32_at};
-use super::elf::Elf;
-use super::place::{Places, Take};
-use super::plan::{NamedModule, c_string};
-use super::{BootError, Plan, entry};
-use crate::layout::{CONVENTIONAL_END, EXTENDED_START, Layout};
+use crate::boot::bytes::{address32, put, u32_at};
+use crate::boot::elf::Elf;
+use crate::boot::place::{Places, Take};
+use crate::boot::plan::{NamedModule, c_string};
+use crate::boot::{BootError, Plan, entry};
+use crate::memory::layout::{CONVENTIONAL_END, EXTENDED_START, Layout};
 
 const SEARCH: usize = 0x2000;
 const HEADER_MAGIC: u32 = 0x1bad_b002;
@@ -118,7 +118,7 @@ fn place_by_header<'a>(
         before,
         header_at,
     )?;
-    let available = &image[crate::layout::to_usize(header_at - before)..];
+    let available = &image[crate::memory::layout::to_usize(header_at - before)..];
     let available_end = load + available.len() as u64;
     // 0: the whole file is loaded, and there is no BSS.
     let load_end = if load_end == 0 {
@@ -145,7 +145,7 @@ fn place_by_header<'a>(
         end,
         load_end,
     )?;
-    let data = &available[..crate::layout::to_usize(load_end - load)];
+    let data = &available[..crate::memory::layout::to_usize(load_end - load)];
     places.fixed("image", load, end - load, data)?;
     if !(load..end).contains(&entry) {
         return Err(BootError::EntryOutside { entry });

@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::BootError;
-use crate::layout::{CONVENTIONAL_END, Layout};
+use crate::boot::BootError;
+use crate::memory::layout::{CONVENTIONAL_END, Layout};
 
 /// A part of the guest's memory that a loader filled.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,10 +6,10 @@ use clap::ValueEnum;
 use hindsight_cpu::state::CpuState;
 use vm_memory::GuestMemoryMmap;
 
-use super::elf::Elf;
-use super::place::{Placed, Places};
-use super::{BootError, bios, elf, flat, linux, multiboot, pvh};
-use crate::layout::Layout;
+use crate::boot::elf::Elf;
+use crate::boot::place::{Placed, Places};
+use crate::boot::{BootError, bios, elf, flat, linux, multiboot, pvh};
+use crate::memory::layout::Layout;
 
 /// How the image wants to be loaded and entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -7,11 +7,11 @@ use linux_loader::loader::elf::start_info::{
 };
 use vm_memory::ByteValued;
 
-use super::elf::Elf;
-use super::place::{Places, Take};
-use super::plan::{NamedModule, c_string};
-use super::{BootError, Plan, entry};
-use crate::layout::{EXTENDED_START, Layout};
+use crate::boot::elf::Elf;
+use crate::boot::place::{Places, Take};
+use crate::boot::plan::{NamedModule, c_string};
+use crate::boot::{BootError, Plan, entry};
+use crate::memory::layout::{EXTENDED_START, Layout};
 
 /// Magic at the start of the structure: "xEn3" with the 0x80 bit of the "E" set.
 const MAGIC: u32 = 0x336e_c578;

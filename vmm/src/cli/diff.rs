@@ -10,12 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::{Args, Parser};
 
-use super::run::{self, RunArgs};
-use crate::snapshot::{
-    Compared, KvmBranch, Limits, NativeVerdict, Progress, Timeline, Verdict, compare,
-    compare_with_kvm,
-};
-use crate::vcpu::determined::Stop;
+use crate::cli::run::{self, RunArgs};
+use crate::deterministic::RunStop;
+use crate::deterministic::{CheckpointLimits, Timeline};
+use crate::diff::{Compared, KvmBranch, KvmVerdict, Progress, Verdict, compare, compare_with_kvm};
 
 /// No difference.
 const SAME: u8 = 0;
@@ -166,7 +164,7 @@ fn with_kvm(args: &DiffArgs, side: &RunArgs, kvm: usize) -> anyhow::Result<ExitC
     let mut branches = args.branches.as_deref().map(Branches::new).transpose()?;
     let mut machine = run::determined(side)?;
     if let Some(from) = args.from
-        && machine.run_to(from) != Stop::Reached
+        && machine.run_to(from) != RunStop::Reached
     {
         bail!("the run ends before instruction {from}");
     }
@@ -197,7 +195,7 @@ fn with_kvm(args: &DiffArgs, side: &RunArgs, kvm: usize) -> anyhow::Result<ExitC
         )
     };
     match verdict {
-        NativeVerdict::Same { compared, ended } => {
+        KvmVerdict::Same { compared, ended } => {
             let end = if ended { ", where the run ended" } else { "" };
             let place = compared.place;
             say(&format!(
@@ -206,7 +204,7 @@ fn with_kvm(args: &DiffArgs, side: &RunArgs, kvm: usize) -> anyhow::Result<ExitC
             ))?;
             Ok(ExitCode::from(SAME))
         }
-        NativeVerdict::Different {
+        KvmVerdict::Different {
             compared,
             mut divergence,
         } => {
@@ -266,7 +264,10 @@ fn show(progress: Progress, terminal: bool) {
 
 /// The machine of one side, at its start.
 fn timeline(args: &RunArgs) -> anyhow::Result<Timeline> {
-    Ok(Timeline::new(run::determined(args)?, Limits::default())?)
+    Ok(Timeline::new(
+        run::determined(args)?,
+        CheckpointLimits::default(),
+    )?)
 }
 
 /// What `raw`, the arguments of `hindsight diff`, and the options of one side make together.

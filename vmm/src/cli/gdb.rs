@@ -6,8 +6,9 @@ use anyhow::Context;
 use clap::Args;
 
 use crate::gdb::{Address, Server};
-use crate::machine::{Machine, Outcome};
-use crate::vcpu::history;
+use crate::machine::Machine;
+use crate::vcpu::branch_history;
+use crate::vcpu::run_control::Outcome;
 
 #[derive(Debug, Args)]
 pub(super) struct GdbArgs {
@@ -29,7 +30,7 @@ pub(super) struct GdbArgs {
     #[arg(
         long,
         value_name = "SIZE",
-        value_parser = super::run::size,
+        value_parser = crate::cli::run::size,
         default_value = "1G",
         requires_all = ["gdb", "deterministic"]
     )]
@@ -50,7 +51,7 @@ fn recording(text: &str) -> Result<usize, String> {
         Some(("branches", number)) => number,
         _ => return Err("only branches can be recorded: branches or branches=N".to_owned()),
     };
-    let most = history::MOST;
+    let most = branch_history::MOST;
     let kept = number.parse().ok().filter(|kept| (1..=most).contains(kept));
     kept.ok_or_else(|| format!("{number} is not a number from 1 to {most}"))
 }

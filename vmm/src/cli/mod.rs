@@ -1,9 +1,12 @@
 //! The command line: `hindsight run`, `diff`, `doctor`, `test` and `demo`.
 
+mod demo;
 mod diff;
+mod doctor;
 mod exit;
 mod gdb;
 mod run;
+pub mod test;
 mod trace;
 
 use std::io::Write;
@@ -13,8 +16,6 @@ use clap::{Parser, Subcommand};
 
 pub use exit::Status;
 pub(crate) use run::EngineArg;
-
-use crate::{demo, doctor, harness};
 
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
 /// whatever the host has.
@@ -34,7 +35,7 @@ enum Command {
     /// Measure what this host's KVM really does.
     Doctor(doctor::DoctorArgs),
     /// Run payloads that assert what the processor does, and judge them.
-    Test(Box<harness::TestArgs>),
+    Test(Box<test::TestArgs>),
     /// Run a built-in guest, and show what it did.
     Demo(demo::DemoArgs),
 }
@@ -65,7 +66,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(*args).map(ExitCode::from),
         Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => doctor::run(args),
-        Command::Test(args) => harness::run(*args),
+        Command::Test(args) => test::run(*args),
         Command::Demo(args) => demo::run(&args).map(ExitCode::from),
     };
     match result {

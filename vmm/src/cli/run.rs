@@ -13,16 +13,20 @@ use clap::{Args, ValueEnum};
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::profile::{Profile, ProfileError};
 
-use super::{Status, gdb, trace};
 use crate::boot::{Mode, Module, Plan, Protocol};
+use crate::cli::{Status, gdb, trace};
 use crate::console::{self, Backend, Console, Releaser};
-use crate::machine::{Board, Config, MachineError, Outcome, Prepared, Sinks};
-use crate::vcpu::determined::Determined;
-use crate::vcpu::determined::input::Feed;
-use crate::vcpu::mode::{self, Decision, Engine, Wanted};
-use crate::vcpu::report::LastState;
-use crate::vcpu::stats::Report;
-use crate::vcpu::switch::Every;
+use crate::deterministic::DeterministicMachine;
+use crate::deterministic::input_log::InputFeed;
+use crate::machine::start::{self, StartDecision};
+use crate::machine::{Config, MachineError, Prepared};
+use crate::platform::Sinks;
+use crate::vcpu::board::Board;
+use crate::vcpu::crash::FinalState;
+use crate::vcpu::engine::ForcedSwitch;
+use crate::vcpu::engine::policy::{Engine, EngineChoice};
+use crate::vcpu::run_control::Outcome;
+use crate::vcpu::stats::RunReport;
 use input::{ending, feed, input_log, no_input};
 
 /// The largest image, initrd or module that is read, in bytes.
@@ -112,7 +116,7 @@ pub(super) struct RunArgs {
     /// For tests of Hindsight: run in KVM and in the interpreter in turn, changing after so many
     /// exits (N) or so much time (Nms)
     #[arg(long, value_name = "N|Nms", value_parser = every, conflicts_with = "deterministic")]
-    switch_every: Option<Every>,
+    switch_every: Option<ForcedSwitch>,
     /// Print figures about the run to standard error at its end
     #[arg(long)]
     stats: bool,
@@ -150,7 +154,7 @@ pub(crate) enum EngineArg {
     Interp,
 }
 
-impl From<EngineArg> for Wanted {
+impl From<EngineArg> for EngineChoice {
     fn from(engine: EngineArg) -> Self {
         match engine {
             EngineArg::Auto => Self::Auto,
@@ -204,11 +208,11 @@ fn profile(text: &str) -> Result<Profile, String> {
     Profile::from_toml(&content).map_err(|error| error.to_string())
 }
 
-fn every(text: &str) -> Result<Every, String> {
+fn every(text: &str) -> Result<ForcedSwitch, String> {
     let number = |digits: &str| digits.parse().ok().filter(|&n: &u64| n != 0);
     let every = match text.strip_suffix("ms") {
-        Some(digits) => number(digits).map(|ms| Every::Time(Duration::from_millis(ms))),
-        None => number(text).map(Every::Exits),
+        Some(digits) => number(digits).map(|ms| ForcedSwitch::Time(Duration::from_millis(ms))),
+        None => number(text).map(ForcedSwitch::Exits),
     };
     every.ok_or_else(|| "a number of exits such as 10, or a time such as 5ms".to_owned())
 }
@@ -327,43 +331,47 @@ impl Files {
 /// Runs a guest to its end.
 pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     let files = Files::read(&args)?;
-    let Decision { choice, host, rule } = decide(&args)?;
+    let StartDecision {
+        decision,
+        host,
+        policy,
+    } = decide(&args)?;
     let config = Config {
         memory: args.memory,
         huge_pages: args.hugepages,
         cpus: args.cpus,
         cpu: cpu(&args)?,
-        engine: choice.engine,
+        engine: decision.engine,
     };
     let image = args.image.display();
     let prepared = Prepared::new(&config, &files.plan(&args))
         .with_context(|| image.to_string())?
-        .modelled(args.models == ModelsArg::On);
+        .with_uarch(args.models == ModelsArg::On);
     let log = input_log(&args)?;
-    let prepared = match rule {
-        Some(rule) => prepared.changing(rule, args.switch_every),
+    let prepared = match policy {
+        Some(policy) => prepared.changing(policy, args.switch_every),
         None if args.deterministic => prepared.deterministic(args.seed),
         None => prepared,
     };
     drop(files);
     // Only now: what a failure above left behind would be files and sockets of no use.
     trace::start(args.trace.as_deref())?;
-    tracing::trace!(target: "mode", "{}: {}", choice.engine, choice.because);
+    tracing::trace!(target: "mode", "{}: {}", decision.engine, decision.because);
     let mut serial = Console::open(&args.serial).context("--serial")?;
     let mut debugcon = Console::open(&args.debugcon).context("--debugcon")?;
     let sinks = Sinks {
         serial: serial.output(),
         debugcon: debugcon.output(),
-        messages: args.btm.as_deref().map(messages).transpose()?,
+        btm: args.btm.as_deref().map(messages).transpose()?,
     };
     let mut machine = prepared.build(host.as_ref(), sinks)?;
     let (feed, inbox) = feed(&args, log)?;
     machine.set_feed(feed);
-    if !args.deterministic && (args.engine, choice.engine) == (EngineArg::Auto, Engine::Interp) {
+    if !args.deterministic && (args.engine, decision.engine) == (EngineArg::Auto, Engine::Interp) {
         let _ = writeln!(
             io::stderr(),
             "hindsight: in the interpreter: {}",
-            choice.because
+            decision.because
         );
     }
     let (quit, signalled) = (ending(&machine, &inbox), ending(&machine, &inbox));
@@ -396,7 +404,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     if let Some(debugger) = debugger {
         debugger.finish(gdb::exit_status(&outcome));
     }
-    if let Some(messages) = &board.messages {
+    if let Some(messages) = &board.buses.btm {
         messages.flush();
     }
     // All output is out, and the terminal as it was, before we say anything.
@@ -417,7 +425,7 @@ fn messages(path: &Path) -> anyhow::Result<Box<dyn Write + Send>> {
 }
 
 /// Builds a deterministic machine that the caller runs; its consoles go nowhere.
-pub(super) fn determined(args: &RunArgs) -> anyhow::Result<Determined> {
+pub(super) fn determined(args: &RunArgs) -> anyhow::Result<DeterministicMachine> {
     let files = Files::read(args)?;
     wanted_engine(args)?;
     let config = Config {
@@ -430,16 +438,16 @@ pub(super) fn determined(args: &RunArgs) -> anyhow::Result<Determined> {
     let image = args.image.display();
     let prepared = Prepared::new(&config, &files.plan(args))
         .with_context(|| image.to_string())?
-        .modelled(args.models == ModelsArg::On);
+        .with_uarch(args.models == ModelsArg::On);
     let log = input_log(args)?;
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()),
-        messages: None,
+        btm: None,
     };
     let mut machine = prepared.deterministic(args.seed).build(None, sinks)?;
-    machine.set_feed(log.map(Feed::replay).unwrap_or_default());
-    Ok(machine.into_determined()?)
+    machine.set_feed(log.map(InputFeed::replay).unwrap_or_default());
+    Ok(machine.into_deterministic()?)
 }
 
 impl RunArgs {
@@ -450,30 +458,30 @@ impl RunArgs {
 }
 
 /// Deterministic mode is for the interpreter.
-fn wanted_engine(args: &RunArgs) -> anyhow::Result<Wanted> {
+fn wanted_engine(args: &RunArgs) -> anyhow::Result<EngineChoice> {
     match (args.deterministic, args.engine) {
         (true, EngineArg::Kvm) => Err(MachineError::Deterministic.into()),
-        (true, _) => Ok(Wanted::Only(Engine::Interp)),
+        (true, _) => Ok(EngineChoice::Only(Engine::Interp)),
         // KVM records no branches, and has only the host's processor.
         (false, EngineArg::Auto)
             if args.gdb.needs_interpreter()
                 || args.cpu.is_some_and(|cpu| cpu.needs_interpreter()) =>
         {
-            Ok(Wanted::Only(Engine::Interp))
+            Ok(EngineChoice::Only(Engine::Interp))
         }
         (false, engine) => Ok(engine.into()),
     }
 }
 
-fn decide(args: &RunArgs) -> anyhow::Result<Decision> {
+fn decide(args: &RunArgs) -> anyhow::Result<StartDecision> {
     let wanted = wanted_engine(args)?;
     if args.switch_every.is_none() {
-        return Ok(mode::decide(wanted)?);
+        return Ok(start::decide(wanted)?);
     }
-    if wanted == Wanted::Only(Engine::Interp) {
+    if wanted == EngineChoice::Only(Engine::Interp) {
         bail!("--switch-every needs KVM: with --engine interp there is nothing to switch to");
     }
-    Ok(mode::decide_both()?)
+    Ok(start::decide_both()?)
 }
 
 fn cpu(args: &RunArgs) -> anyhow::Result<Profile> {
@@ -488,14 +496,14 @@ fn cpu(args: &RunArgs) -> anyhow::Result<Profile> {
 }
 
 fn print_stats(board: &Board, host_time: Duration, outcome: &Outcome) {
-    let report = Report::new(board, board.stats(), host_time).to_string();
+    let report = RunReport::new(board, board.run.stats(), host_time).to_string();
     for line in report.lines() {
         let _ = writeln!(io::stderr(), "hindsight: {line}");
     }
     // What ended from outside ended at a place that no other run ends at.
     let from_outside = match outcome {
         Outcome::Timeout(_) | Outcome::Failed(_) => true,
-        Outcome::Quit => !board.quit_by_input(),
+        Outcome::Quit => !board.run.end.by_input(),
         _ => false,
     };
     if let Some(hash) = board.run_hash().filter(|_| !from_outside) {
@@ -503,7 +511,7 @@ fn print_stats(board: &Board, host_time: Duration, outcome: &Outcome) {
     }
 }
 
-fn timeout(last: &[LastState]) -> String {
+fn timeout(last: &[FinalState]) -> String {
     let mut text = "the time limit passed".to_owned();
     for state in last {
         text.push('\n');
@@ -548,8 +556,11 @@ mod tests {
 
     #[test]
     fn switching_is_told_in_exits_or_milliseconds() {
-        assert_eq!(every("10"), Ok(Every::Exits(10)));
-        assert_eq!(every("5ms"), Ok(Every::Time(Duration::from_millis(5))));
+        assert_eq!(every("10"), Ok(ForcedSwitch::Exits(10)));
+        assert_eq!(
+            every("5ms"),
+            Ok(ForcedSwitch::Time(Duration::from_millis(5)))
+        );
         assert!(every("0").is_err() && every("0ms").is_err() && every("ms").is_err());
     }
 

@@ -9,10 +9,10 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::escape::{Command, Escape, HELP};
-use super::output::Outbox;
-use super::terminal::RawTerminal;
-use super::{ConsoleError, Deliver, spawn};
+use crate::console::escape::{Command, Escape, HELP};
+use crate::console::output::Outbox;
+use crate::console::terminal::RawTerminal;
+use crate::console::{ConsoleError, Deliver, spawn};
 
 /// How long the guest is given before bytes that it did not take are offered again.
 const RETRY: Timespec = Timespec {

@@ -7,7 +7,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-use super::terminal::restore_terminal;
+use crate::console::terminal::restore_terminal;
 
 /// Calls `stop` with the number of the first SIGHUP, SIGINT, SIGQUIT or SIGTERM, on a thread of its
 /// own and with the terminal restored; `stop` makes the machine end in order. A second signal ends

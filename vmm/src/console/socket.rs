@@ -10,9 +10,9 @@ use std::{fs, net};
 
 use rustix::event::PollFlags;
 
-use super::input::{Reader, Stop, feed, read_some};
-use super::output::Outbox;
-use super::{ConsoleError, Deliver};
+use crate::console::input::{Reader, Stop, feed, read_some};
+use crate::console::output::Outbox;
+use crate::console::{ConsoleError, Deliver};
 
 /// A listening socket; dropping it removes its path.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use super::output::BUFFER_MAX;
-use super::*;
+use crate::console::output::BUFFER_MAX;
+use crate::console::*;
 
 /// Held by tests that make a terminal raw: there is one for the process.
 pub static TERMINAL: Mutex<()> = Mutex::new(());

@@ -5,7 +5,7 @@ use hindsight_cpu::msr::{MsrConfig, MsrSpec, OnKvm, Owner, find};
 use hindsight_regs::msr as regs;
 use iced_x86::{Code, Instruction};
 
-use super::log::Caught;
+use crate::demo::log::Caught;
 
 /// An access to an MSR, with its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

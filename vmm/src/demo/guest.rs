@@ -8,14 +8,16 @@ use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::msr::MsrConfig;
 use thiserror::Error;
 
-use super::log::{self, Branch, Picture, Record};
-use super::symbols::Symbols;
 use crate::boot::Plan;
+use crate::demo::log::{self, Branch, Picture, Record};
+use crate::demo::symbols::Symbols;
 use crate::harness::BUILTIN_PAYLOADS;
 use crate::kvm::{self, KvmError};
-use crate::machine::{Config, Machine, MachineError, Outcome, Sinks};
-use crate::vcpu::mode::Engine;
-use crate::vcpu::record::Event;
+use crate::machine::{Config, Machine, MachineError};
+use crate::platform::Sinks;
+use crate::vcpu::engine::policy::Engine;
+use crate::vcpu::recorder::RecordedEvent;
+use crate::vcpu::run_control::Outcome;
 
 /// The payload that is run.
 const PAYLOAD: &str = "demo";
@@ -44,7 +46,7 @@ pub struct Run {
     /// How it ended, in words; `None` is a good end.
     pub problem: Option<String>,
     /// What the monitor saw.
-    pub events: Vec<Event>,
+    pub events: Vec<RecordedEvent>,
     /// What the guest kept.
     pub log: Vec<Record>,
     /// What the guest drew.
@@ -83,7 +85,7 @@ pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()),
-        messages: None,
+        btm: None,
     };
     let mut machine = Machine::new(host, &config, &plan, sinks)?;
     let board = machine.board().clone();
@@ -96,14 +98,14 @@ pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
     Ok(Run {
         problem: problem(&outcome),
         events: recorder.take().0,
-        log: log.map_or_else(Vec::new, |at| log::read_log(&board.memory, at)),
-        picture: picture.and_then(|at| log::read_picture(&board.memory, at)),
-        branches: branches.map_or_else(Vec::new, |at| log::read_branches(&board.memory, at)),
+        log: log.map_or_else(Vec::new, |at| log::read_log(&board.ram.map, at)),
+        picture: picture.and_then(|at| log::read_picture(&board.ram.map, at)),
+        branches: branches.map_or_else(Vec::new, |at| log::read_branches(&board.ram.map, at)),
         symbols,
         image_len: image.len(),
         msrs: MsrConfig {
             facilities: Facilities::NATIVE,
-            tsc_hz: board.clock.hz(),
+            tsc_hz: board.time.clock.hz(),
             models: true,
         },
     })

@@ -9,11 +9,11 @@ use std::ops::Range;
 
 use hindsight_devices::clock::Ticks;
 
-use super::explain::{self, MsrAccess};
-use super::guest::Run;
-use super::log::{Branch, Caught, Entry, Picture, Record};
-use super::symbols::{self, Symbols};
-use crate::vcpu::record::{Event, Kind, What};
+use crate::demo::explain::{self, MsrAccess};
+use crate::demo::guest::Run;
+use crate::demo::log::{Branch, Caught, Entry, Picture, Record};
+use crate::demo::symbols::{self, Symbols};
+use crate::vcpu::recorder::{ExitKind, RecordedEvent, RecordedKind};
 
 /// The port by which the guest stamps a phase.
 const MARK_PORT: u16 = 0xe0;
@@ -241,26 +241,26 @@ impl Story {
     }
 
     /// Takes over what the monitor saw.
-    fn see(&mut self, events: &[Event], mut costs: BTreeMap<String, Vec<Ticks>>) {
+    fn see(&mut self, events: &[RecordedEvent], mut costs: BTreeMap<String, Vec<Ticks>>) {
         let mut ours = BTreeMap::<&str, Vec<Ticks>>::new();
         let mut since: Option<(Ticks, &str)> = None;
         let msrs = self.phases.iter().find(|phase| phase.name == "MSRs");
         let msrs = msrs.map_or(0..0, |phase| phase.time.clone());
         for event in events {
             match event.what {
-                What::Exit(kind) => {
+                RecordedKind::Exit(kind) => {
                     self.exits.push(event.at);
                     since = Some((event.at, class(kind)));
                 }
-                What::Enter => {
+                RecordedKind::Enter => {
                     if let Some((at, class)) = since.take() {
                         ours.entry(class).or_default().push(event.at - at);
                     }
                 }
-                What::Rdmsr { index, answer } => {
+                RecordedKind::Rdmsr { index, answer } => {
                     self.see_msr(event.at, &msrs, index, None, answer);
                 }
-                What::Wrmsr {
+                RecordedKind::Wrmsr {
                     index,
                     value,
                     accepted,
@@ -268,7 +268,7 @@ impl Story {
                     let answer = accepted.then_some(0);
                     self.see_msr(event.at, &msrs, index, Some(value), answer);
                 }
-                What::Interrupt { .. } => {}
+                RecordedKind::Interrupt { .. } => {}
             }
         }
         let ns = |ticks: Ticks| nanoseconds(ticks, self.hz);
@@ -319,14 +319,14 @@ impl Story {
 }
 
 /// What to add to the guest's TSC to get the monitor's time.
-fn offset(events: &[Event], log: &[Record]) -> u64 {
+fn offset(events: &[RecordedEvent], log: &[Record]) -> u64 {
     let seen = events
         .iter()
-        .filter(|event| event.what == What::Exit(Kind::PortWrite(MARK_PORT)));
+        .filter(|event| event.what == RecordedKind::Exit(ExitKind::PortWrite(MARK_PORT)));
     let stamped = log
         .iter()
         .filter(|record| matches!(record.entry, Entry::Phase { .. }));
-    let difference = |(event, record): (&Event, &Record)| event.at.wrapping_sub(record.tsc);
+    let difference = |(event, record): (&RecordedEvent, &Record)| event.at.wrapping_sub(record.tsc);
     seen.zip(stamped)
         .map(difference)
         .min_by_key(|offset| offset.cast_signed())
@@ -380,20 +380,20 @@ fn exception_row(at: Ticks, caught: &Caught, symbols: &Symbols) -> ExceptionRow 
 const HALT: &str = "HLT";
 
 /// The exit's name in the table; the guest's stopwatch uses the same.
-fn class(kind: Kind) -> &'static str {
+fn class(kind: ExitKind) -> &'static str {
     match kind {
-        Kind::PortRead(_) => "port read",
-        Kind::PortWrite(_) => "port write",
-        Kind::MmioRead(address) if APIC_PAGE.contains(&address) => "APIC read",
-        Kind::MmioWrite(address) if APIC_PAGE.contains(&address) => "APIC write",
-        Kind::MmioRead(_) => "MMIO read",
-        Kind::MmioWrite(_) => "MMIO write",
-        Kind::Rdmsr(_) => "RDMSR",
-        Kind::Wrmsr(_) => "WRMSR",
-        Kind::Halt => HALT,
-        Kind::Window => "interrupt window",
-        Kind::Kicked => "kick (interrupt)",
-        Kind::Other => "other",
+        ExitKind::PortRead(_) => "port read",
+        ExitKind::PortWrite(_) => "port write",
+        ExitKind::MmioRead(address) if APIC_PAGE.contains(&address) => "APIC read",
+        ExitKind::MmioWrite(address) if APIC_PAGE.contains(&address) => "APIC write",
+        ExitKind::MmioRead(_) => "MMIO read",
+        ExitKind::MmioWrite(_) => "MMIO write",
+        ExitKind::Rdmsr(_) => "RDMSR",
+        ExitKind::Wrmsr(_) => "WRMSR",
+        ExitKind::Halt => HALT,
+        ExitKind::Window => "interrupt window",
+        ExitKind::Kicked => "kick (interrupt)",
+        ExitKind::Other => "other",
     }
 }
 
@@ -416,8 +416,8 @@ mod tests {
 
     /// Of a guest whose TSC is 1000 ahead of the monitor's clock.
     fn run() -> Run {
-        let event = |at, what| Event { at, cpu: 0, what };
-        let mark = What::Exit(Kind::PortWrite(MARK_PORT));
+        let event = |at, what| RecordedEvent { at, cpu: 0, what };
+        let mark = RecordedKind::Exit(ExitKind::PortWrite(MARK_PORT));
         let record = |tsc, entry| Record { tsc, entry };
         let phase = |tsc, name: &str, cpl| {
             let name = name.to_owned();
@@ -431,23 +431,23 @@ mod tests {
         Run {
             problem: None,
             events: vec![
-                event(0, What::Enter),
+                event(0, RecordedKind::Enter),
                 event(102, mark),
-                event(103, What::Enter),
+                event(103, RecordedKind::Enter),
                 event(200, mark),
-                event(203, What::Enter),
-                event(250, What::Exit(Kind::Rdmsr(0x3b))),
+                event(203, RecordedKind::Enter),
+                event(250, RecordedKind::Exit(ExitKind::Rdmsr(0x3b))),
                 event(
                     251,
-                    What::Rdmsr {
+                    RecordedKind::Rdmsr {
                         index: 0x3b,
                         answer: Some(7),
                     },
                 ),
-                event(255, What::Enter),
+                event(255, RecordedKind::Enter),
                 event(300, mark),
-                event(305, What::Enter),
-                event(400, What::Exit(Kind::PortWrite(0xf4))),
+                event(305, RecordedKind::Enter),
+                event(400, RecordedKind::Exit(ExitKind::PortWrite(0xf4))),
             ],
             log: vec![
                 phase(1100, "compute", 3),

@@ -5,10 +5,10 @@
 
 use std::fmt::Write as _;
 
-use super::debugger::{DebugError, Debugger};
-use super::registers;
-use crate::vcpu::history::{History, Kept};
-use crate::vcpu::slots::Beyond;
+use crate::gdb::debugger::{DebugError, Debugger};
+use crate::gdb::registers;
+use crate::vcpu::branch_history::{BranchHistory, KeptBranches};
+use crate::vcpu::debug::hw_breakpoints::Unsupported;
 
 /// Branches that are kept unless the client says otherwise.
 const LIMIT: usize = 0x1_0000;
@@ -42,7 +42,7 @@ struct Read {
 type Block = (u64, u64);
 
 /// The blocks of all that is kept, the oldest first.
-fn blocks(kept: &Kept, pc: u64) -> Vec<Block> {
+fn blocks(kept: &KeptBranches, pc: u64) -> Vec<Block> {
     let complete = kept.total == kept.branches.len() as u64;
     let first = complete.then_some(kept.start);
     let begins = first.into_iter().chain(kept.branches.iter().map(|b| b.1));
@@ -53,7 +53,7 @@ fn blocks(kept: &Kept, pc: u64) -> Vec<Block> {
 
 /// The blocks since the client read last. The first one goes on with what it has: its beginning is
 /// not told. `None`: more branches were taken than are kept.
-fn delta(kept: &Kept, pc: u64, read: u64) -> Option<Vec<Block>> {
+fn delta(kept: &KeptBranches, pc: u64, read: u64) -> Option<Vec<Block>> {
     let fresh = usize::try_from(kept.total.checked_sub(read)?).ok()?;
     let from = kept.branches.len().checked_sub(fresh)?;
     let fresh = kept.branches.get(from..)?;
@@ -74,16 +74,16 @@ fn xml(blocks: &[Block]) -> String {
 impl Debugger {
     /// Records the branches of a processor from now on, unless they are recorded already.
     pub(super) fn start_trace(&mut self, cpu: usize) -> Result<(), DebugError> {
-        if self.has_kvm() && !self.board().modes.can_change() {
-            return Err(DebugError::NeedsInterpreter(Beyond::Branches));
+        if self.has_kvm() && !self.board().run.engine.can_change() {
+            return Err(DebugError::NeedsInterpreter(Unsupported::Branches));
         }
         let limit = self.tracing.limit.unwrap_or(LIMIT);
         let state = self.state(cpu)?;
         let (start, base) = (state.rip, registers::code_base(state));
         self.ask(cpu, move |cpu| {
-            let models = cpu.models();
-            if models.history.is_none() {
-                models.history = Some(Box::new(History::new(limit, start, base)));
+            let model = cpu.model();
+            if model.history.is_none() {
+                model.history = Some(Box::new(BranchHistory::new(limit, start, base)));
             }
         })?;
         self.tracing.read.resize(self.cpus(), None);
@@ -97,9 +97,9 @@ impl Debugger {
             *read = None;
         }
         self.ask(cpu, |cpu| {
-            let models = cpu.models();
-            if !models.recorded_from_start {
-                models.history = None;
+            let model = cpu.model();
+            if !model.recorded_from_start {
+                model.history = None;
             }
         })
     }
@@ -112,7 +112,7 @@ impl Debugger {
     /// The answer to a read of the recording's configuration.
     pub(super) fn trace_configuration(&mut self, cpu: usize) -> Result<String, DebugError> {
         let limit = self.ask(cpu, |cpu| {
-            cpu.models().history.as_ref().map(|history| history.limit())
+            cpu.model().history.as_ref().map(|history| history.limit())
         })?;
         let inner = match limit {
             Some(limit) => format!("<bts size=\"{:#x}\"/>\n", limit * RECORD),
@@ -130,7 +130,7 @@ impl Debugger {
             Ok(state) => registers::linear_pc(state, state.rip),
             Err(error) => return Err(format!("E.{error}.")),
         };
-        let kept = self.ask(cpu, |cpu| cpu.models().history.as_ref().map(|h| h.kept()));
+        let kept = self.ask(cpu, |cpu| cpu.model().history.as_ref().map(|h| h.kept()));
         let kept = match kept {
             Ok(Some(kept)) => kept,
             Ok(None) => return Err("E.Branch tracing not enabled.".to_owned()),
@@ -158,8 +158,8 @@ impl Debugger {
 mod tests {
     use super::*;
 
-    fn kept(total: u64) -> Kept {
-        Kept {
+    fn kept(total: u64) -> KeptBranches {
+        KeptBranches {
             branches: vec![(0x10, 0x20), (0x28, 0x40)],
             total,
             start: 0x8,
@@ -172,9 +172,9 @@ mod tests {
             blocks(&kept(2), 0x44),
             [(0x8, 0x10), (0x20, 0x28), (0x40, 0x44)]
         );
-        let none = Kept {
+        let none = KeptBranches {
             start: 8,
-            ..Kept::default()
+            ..KeptBranches::default()
         };
         assert_eq!(blocks(&none, 8), [(8, 8)]);
     }

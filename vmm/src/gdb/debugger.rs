@@ -11,15 +11,18 @@ use hindsight_cpu::state::CpuState;
 use hindsight_regs::msr;
 use thiserror::Error;
 
-use super::breakpoints::Breakpoints;
-use super::btrace::Tracing;
-use super::memory;
-use super::registers::{self, Available, Layout, Mode, Place, Register};
+use crate::gdb::breakpoints::Breakpoints;
+use crate::gdb::btrace::Tracing;
+use crate::gdb::memory;
+use crate::gdb::registers::{self, Available, Layout, Mode, Place, Register};
 use crate::kvm::KvmError;
-use crate::machine::{Board, Outcome};
-use crate::vcpu::attend::{Attended, Plan, Stop};
-use crate::vcpu::mode::{self, Engine};
-use crate::vcpu::slots::{self, Able, Beyond};
+use crate::kvm::host_support::HwBreakpointSupport;
+use crate::probe::host::measure_hw_breakpoints;
+use crate::vcpu::board::Board;
+use crate::vcpu::debug::hw_breakpoints::{self, Unsupported};
+use crate::vcpu::debug::inspect::{PausedVcpu, ResumeAction, StopReason};
+use crate::vcpu::engine::policy::{self, Engine};
+use crate::vcpu::run_control::Outcome;
 use hindsight_interp::{Hit, MsrStops, Stops};
 
 /// Why something could not be done.
@@ -54,7 +57,7 @@ pub(super) enum DebugError {
     Kvm(#[from] KvmError),
     /// KVM alone may run the guest, and cannot do this.
     #[error("this needs --engine auto or interp: {0}")]
-    NeedsInterpreter(Beyond),
+    NeedsInterpreter(Unsupported),
 }
 
 /// Settings that the user changes by monitor commands.
@@ -74,7 +77,7 @@ pub(super) struct Reason {
     /// Which processor stopped.
     pub(super) cpu: usize,
     /// `None`: the debugger itself paused the machine.
-    pub(super) stop: Option<Stop>,
+    pub(super) stop: Option<StopReason>,
 }
 
 /// The debugger's side of a machine.
@@ -86,11 +89,11 @@ pub(super) struct Debugger {
     states: Vec<Option<Box<CpuState>>>,
     pub(super) breakpoints: Breakpoints,
     /// What KVM can do for us, once that is of interest.
-    able: Option<Able>,
+    able: Option<HwBreakpointSupport>,
     /// What each processor was last told to stop for.
     applied: Vec<Stops>,
     /// What each processor does next; `None` stays where it is.
-    plans: Vec<Option<Plan>>,
+    plans: Vec<Option<ResumeAction>>,
     /// Processors that the client gave a plan, a bit each.
     planned: u64,
     pub(super) options: Options,
@@ -100,15 +103,15 @@ pub(super) struct Debugger {
     /// What control registers take.
     pub(super) controls: Controls,
     /// Stops that were not yet told.
-    pending: VecDeque<(usize, Stop)>,
+    pending: VecDeque<(usize, StopReason)>,
     pub(super) reason: Reason,
     /// The processor that the client looks at.
     pub(super) current: usize,
     /// Whom the next step back is for, where that is not the thread that `gdbstub` takes it to be.
     pub(super) steps_back: Option<usize>,
-    /// `resume` has no effect: see [`super::filter`].
+    /// `resume` has no effect: see [`crate::gdb::filter`].
     pub(super) pretend: bool,
-    /// The file that the client has open: see [`super::kernel`].
+    /// The file that the client has open: see [`crate::gdb::kernel`].
     pub(super) file: Option<Vec<u8>>,
     /// When the machine was made.
     pub(super) since: Instant,
@@ -133,34 +136,35 @@ pub(super) fn cpu_of(tid: NonZeroUsize) -> usize {
 }
 
 /// Whether what was stopped for is among `stops`.
-fn is_wanted(stops: &Stops, stop: &Stop) -> bool {
+fn is_wanted(stops: &Stops, stop: &StopReason) -> bool {
     match stop {
-        Stop::Hit(Hit::Watch { watch, .. }) => stops.watch.contains(watch),
-        Stop::Hit(Hit::Port { port, write }) => stops.ports.iter().any(|watch| {
+        StopReason::Hit(Hit::Watch { watch, .. }) => stops.watch.contains(watch),
+        StopReason::Hit(Hit::Port { port, write }) => stops.ports.iter().any(|watch| {
             let kind = if *write { watch.write } else { watch.read };
             kind && (watch.first..=watch.last).contains(port)
         }),
-        Stop::Hit(Hit::Exception { vector, .. }) => stops.exceptions >> vector & 1 != 0,
-        Stop::Hit(Hit::Msr { index, .. }) => match &stops.msrs {
+        StopReason::Hit(Hit::Exception { vector, .. }) => stops.exceptions >> vector & 1 != 0,
+        StopReason::Hit(Hit::Msr { index, .. }) => match &stops.msrs {
             MsrStops::None => false,
             MsrStops::These(these) => these.contains(index),
             MsrStops::All => true,
         },
-        Stop::Hit(Hit::Control { number, .. }) => stops.controls >> number & 1 != 0,
+        StopReason::Hit(Hit::Control { number, .. }) => stops.controls >> number & 1 != 0,
         _ => true,
     }
 }
 
 impl Debugger {
     pub(super) fn new(board: Arc<Board>) -> Self {
-        let cpus = board.control.cpus();
-        let xcr0 = board.cpuid.query(0xd, 0, 0, 0, 0);
+        let cpus = board.run.vcpus.cpus();
+        let xcr0 = board.package.cpuid.query(0xd, 0, 0, 0, 0);
         let available = Available {
             xcr0: u64::from(xcr0[3]) << 32 | u64::from(xcr0[0]),
             msrs: Vec::new(),
         };
         let layout = Layout::new(Mode::default(), &available);
-        let controls = Controls::of(|leaf, subleaf| board.cpuid.query(leaf, subleaf, 0, 0, 0));
+        let controls =
+            Controls::of(|leaf, subleaf| board.package.cpuid.query(leaf, subleaf, 0, 0, 0));
         Self {
             board,
             cpus,
@@ -169,7 +173,7 @@ impl Debugger {
             breakpoints: Breakpoints::default(),
             able: None,
             applied: vec![Stops::default(); cpus],
-            plans: vec![Some(Plan::Run); cpus],
+            plans: vec![Some(ResumeAction::Run); cpus],
             planned: 0,
             options: Options::default(),
             tracing: Tracing::default(),
@@ -206,7 +210,7 @@ impl Debugger {
 
     /// The run can go back.
     pub(super) fn goes_back(&self) -> bool {
-        self.board.clock.is_virtual()
+        self.board.time.clock.is_virtual()
     }
 
     /// Goes to an instruction of a deterministic run; `None` in others.
@@ -236,11 +240,11 @@ impl Debugger {
     fn find_msrs(&mut self) -> Result<(), DebugError> {
         let candidates = registers::msr_candidates();
         self.available.msrs = self.ask(0, move |cpu| {
-            let models = cpu.models();
+            let model = cpu.model();
             candidates
                 .iter()
                 .map(|row| row.0)
-                .filter(|&index| models.peek_msr(index).is_some())
+                .filter(|&index| model.peek_msr(index).is_some())
                 .collect()
         })?;
         self.set_mode(self.options.mode);
@@ -250,18 +254,18 @@ impl Debugger {
     /// Takes what the processors reported, stops the others, and says what the client hears of it:
     /// `None` if nothing was reported.
     pub(super) fn collect(&mut self) -> Result<Option<Reason>, DebugError> {
-        let mut reports = self.board.reports.take();
+        let mut reports = self.board.run.stops.take();
         if reports.is_empty() && self.pending.is_empty() {
             return Ok(None);
         }
         self.pause()?;
-        reports.append(&mut self.board.reports.take());
+        reports.append(&mut self.board.run.stops.take());
         for report in reports {
             // It has not run on since.
             if let (Some(place), Some(state)) = (self.states.get_mut(report.id), report.state) {
                 *place = Some(state);
             }
-            self.pending.push_back((report.id, report.stop));
+            self.pending.push_back((report.id, report.reason));
         }
         Ok(self.next_reason())
     }
@@ -269,8 +273,9 @@ impl Debugger {
     fn next_reason(&mut self) -> Option<Reason> {
         let (cpu, stop) = self.pending.pop_front()?;
         // What reaches its breakpoint at the same time as another will reach it again.
-        self.pending
-            .retain(|(_, stop)| !matches!(stop, Stop::Stepped | Stop::Hit(Hit::Execute(_))));
+        self.pending.retain(|(_, stop)| {
+            !matches!(stop, StopReason::Stepped | StopReason::Hit(Hit::Execute(_)))
+        });
         self.reason = Reason {
             cpu,
             stop: Some(stop),
@@ -297,7 +302,7 @@ impl Debugger {
     pub(super) fn ask<R: Send + 'static>(
         &self,
         cpu: usize,
-        what: impl FnOnce(&mut dyn Attended) -> R + Send + 'static,
+        what: impl FnOnce(&mut dyn PausedVcpu) -> R + Send + 'static,
     ) -> Result<R, DebugError> {
         if !self.paused {
             return Err(DebugError::Running);
@@ -306,11 +311,11 @@ impl Debugger {
             return Err(DebugError::NoProcessor);
         }
         let (answer, answered) = mpsc::sync_channel(1);
-        let request = Box::new(move |attended: &mut dyn Attended| {
+        let request = Box::new(move |attended: &mut dyn PausedVcpu| {
             // Nobody else holds the receiver: it waits below.
             let _ = answer.send(what(attended));
         });
-        if !self.board.control.ask(cpu, request) {
+        if !self.board.run.vcpus.request(cpu, request) {
             return Err(DebugError::Gone);
         }
         answered.recv().map_err(|_| DebugError::Gone)
@@ -380,11 +385,11 @@ impl Debugger {
             return self.write_msr(cpu, index, u64::from_le_bytes(wide));
         }
         let controls = self.controls;
-        let memory = self.board.memory.clone();
+        let memory = self.board.ram.map.clone();
         self.change(cpu, |state| {
             registers::write(state, &controls, place, value)?;
-            if place == Place::Control(3) && crate::translate::has_pdptrs(state) {
-                let pdptrs = crate::translate::pdptrs(&memory, state.cr3);
+            if place == Place::Control(3) && crate::memory::page_walk::has_pdptrs(state) {
+                let pdptrs = crate::memory::page_walk::pdptrs(&memory, state.cr3);
                 state.pdptr = pdptrs.ok_or(DebugError::NoMemory(state.cr3))?;
             }
             Ok::<_, DebugError>(())
@@ -397,7 +402,7 @@ impl Debugger {
         if let Some(value) = memory::msr_of_state(state, index) {
             return Ok(Some(value));
         }
-        self.ask(cpu, move |cpu| cpu.models().peek_msr(index))
+        self.ask(cpu, move |cpu| cpu.model().peek_msr(index))
     }
 
     /// Writes an MSR as WRMSR does.
@@ -441,12 +446,12 @@ impl Debugger {
         len: usize,
     ) -> Result<Vec<u8>, DebugError> {
         let physical = self.options.physical;
-        let memory = self.board.memory.clone();
+        let memory = self.board.ram.map.clone();
         let state = self.state(cpu)?;
         let bytes = if physical {
             memory::read_physical(&memory, at, len)
         } else {
-            crate::translate::read_linear(&memory, state, at, len)
+            crate::memory::page_walk::read_linear(&memory, state, at, len)
         };
         if bytes.is_empty() && len != 0 {
             return Err(DebugError::NoMemory(at));
@@ -462,7 +467,7 @@ impl Debugger {
         bytes: &[u8],
     ) -> Result<(), DebugError> {
         let physical = self.options.physical;
-        let memory = self.board.memory.clone();
+        let memory = self.board.ram.map.clone();
         let state = self.state(cpu)?;
         let pieces = if physical {
             memory::physical_pieces(&memory, at, bytes.len())
@@ -484,12 +489,12 @@ impl Debugger {
 
     /// Every processor runs, unless told otherwise.
     pub(super) fn begin_plans(&mut self) {
-        self.plans.fill(Some(Plan::Run));
+        self.plans.fill(Some(ResumeAction::Run));
         self.planned = 0;
     }
 
     /// What one processor does next.
-    pub(super) fn plan(&mut self, cpu: usize, plan: Plan) {
+    pub(super) fn plan(&mut self, cpu: usize, plan: ResumeAction) {
         if let Some(place) = self.plans.get_mut(cpu) {
             *place = Some(plan);
             self.planned |= 1 << cpu;
@@ -516,12 +521,12 @@ impl Debugger {
         self.forget_stale();
         if !self.pending.is_empty() {
             // Told already: the client hears of it at once.
-            self.board.reports.ring();
+            self.board.run.stops.signal();
             return Ok(());
         }
         if let Some(refused) = self.choose_engine()? {
             self.pending.push_back(refused);
-            self.board.reports.ring();
+            self.board.run.stops.signal();
             return Ok(());
         }
         for cpu in 0..self.cpus {
@@ -532,7 +537,7 @@ impl Debugger {
         let held: u64 = held.map(|(cpu, _)| 1 << cpu).sum();
         self.states.fill(None);
         self.paused = false;
-        self.board.control.hold_only(held);
+        self.board.run.vcpus.hold_only(held);
         self.board.resume();
         Ok(())
     }
@@ -549,53 +554,58 @@ impl Debugger {
 
     /// The machine may change its engine, or runs in KVM for good.
     pub(super) fn has_kvm(&self) -> bool {
-        self.board.modes.can_change() || self.board.control.engine() == Engine::Kvm
+        self.board.run.engine.can_change() || self.board.run.vcpus.engine() == Engine::Kvm
     }
 
     /// Has the machine run on in the engine that can do what is planned. Where that is not to be had,
     /// the processor that stays, and why.
-    fn choose_engine(&mut self) -> Result<Option<(usize, Stop)>, DebugError> {
+    fn choose_engine(&mut self) -> Result<Option<(usize, StopReason)>, DebugError> {
         if !self.has_kvm() {
             return Ok(None);
         }
-        let changes = self.board.modes.can_change();
-        let mut wanted = mode::Debugger::Nothing;
+        let changes = self.board.run.engine.can_change();
+        let mut wanted = policy::DebuggerDemand::Nothing;
         for cpu in 0..self.cpus {
             match self.fit(cpu)? {
-                Ok(true) if wanted == mode::Debugger::Nothing => wanted = mode::Debugger::Slots,
+                Ok(true) if wanted == policy::DebuggerDemand::Nothing => {
+                    wanted = policy::DebuggerDemand::HwBreakpoints
+                }
                 Ok(_) => {}
-                Err(_) if changes => wanted = mode::Debugger::Beyond,
-                Err(beyond) => return Ok(Some((cpu, Stop::Beyond(beyond)))),
+                Err(_) if changes => wanted = policy::DebuggerDemand::BeyondKvm,
+                Err(beyond) => return Ok(Some((cpu, StopReason::Unsupported(beyond)))),
             }
         }
-        self.board.debug(wanted);
+        self.board.run.engine.demand(wanted);
         Ok(None)
     }
 
     /// Whether KVM can do what is planned for a processor; and, if so, whether that takes debug
     /// registers.
-    fn fit(&mut self, cpu: usize) -> Result<Result<bool, Beyond>, DebugError> {
+    fn fit(&mut self, cpu: usize) -> Result<Result<bool, Unsupported>, DebugError> {
         if self.tracing.any() {
-            return Ok(Err(Beyond::Branches));
+            return Ok(Err(Unsupported::Branches));
         }
         let Some(plan) = self.plans[cpu] else {
             return Ok(Ok(false));
         };
         let stops = self.stops(cpu, plan);
-        if plan == Plan::Run && stops == Stops::default() {
+        if plan == ResumeAction::Run && stops == Stops::default() {
             return Ok(Ok(false));
         }
         let standing = self.state(cpu)?.into();
-        let changes = self.board.modes.can_change();
-        let able = self.able.get_or_insert_with(|| Able::measure(changes));
-        Ok(slots::fit(&stops, plan, standing, able).map(|slots| !slots.is_empty()))
+        let changes = self.board.run.engine.can_change();
+        let able = self
+            .able
+            .get_or_insert_with(|| measure_hw_breakpoints(changes));
+        Ok(hw_breakpoints::fit(&stops, plan, standing, able)
+            .map(|hw_breakpoints| !hw_breakpoints.is_empty()))
     }
 
     /// What a processor stops for on its way.
-    fn stops(&self, cpu: usize, plan: Plan) -> Stops {
+    fn stops(&self, cpu: usize, plan: ResumeAction) -> Stops {
         let mut stops = self.breakpoints.stops();
-        let quiet_step = Plan::Step {
-            quiet: true,
+        let quiet_step = ResumeAction::Step {
+            mask_interrupts: true,
             range: None,
         };
         if plan == quiet_step {
@@ -616,13 +626,13 @@ impl Debugger {
         };
         let stops = self.stops(cpu, plan);
         let fresh = (stops != self.applied[cpu]).then(|| stops.clone());
-        let order = Box::new(move |cpu: &mut dyn Attended| {
-            cpu.set_plan(plan);
+        let order = Box::new(move |cpu: &mut dyn PausedVcpu| {
+            cpu.set_resume_action(plan);
             if let Some(stops) = fresh {
                 cpu.set_stops(&stops);
             }
         });
-        if !self.board.control.order(cpu, order) {
+        if !self.board.run.vcpus.queue_request(cpu, order) {
             return Err(DebugError::Gone);
         }
         self.applied[cpu] = stops;
@@ -640,7 +650,7 @@ impl Debugger {
             return;
         }
         // What stopped meanwhile runs on.
-        self.board.reports.take();
+        self.board.run.stops.take();
         for cpu in 0..self.cpus {
             if self.stop_trace(cpu).is_err() {
                 return;
@@ -654,7 +664,7 @@ impl Debugger {
 
     /// Ends the machine.
     pub(super) fn kill(&self) {
-        self.board.finish(Outcome::Quit);
+        self.board.run.finish(Outcome::Quit);
     }
 }
 
@@ -672,7 +682,7 @@ mod tests {
             write: true,
         };
         let hit = |at| {
-            Stop::Hit(Hit::Watch {
+            StopReason::Hit(Hit::Watch {
                 watch: watch(at),
                 at,
                 write: true,
@@ -685,13 +695,19 @@ mod tests {
             msrs: MsrStops::These(vec![0x10]),
             ..Stops::default()
         };
-        let exception = |vector| Stop::Hit(Hit::Exception { vector, code: None });
-        let control = |number| Stop::Hit(Hit::Control { number, value: 0 });
-        let msr = |index| Stop::Hit(Hit::Msr { index, value: 0 });
-        for wanted in [hit(1), exception(14), control(3), msr(0x10), Stop::Stepped] {
+        let exception = |vector| StopReason::Hit(Hit::Exception { vector, code: None });
+        let control = |number| StopReason::Hit(Hit::Control { number, value: 0 });
+        let msr = |index| StopReason::Hit(Hit::Msr { index, value: 0 });
+        for wanted in [
+            hit(1),
+            exception(14),
+            control(3),
+            msr(0x10),
+            StopReason::Stepped,
+        ] {
             assert!(is_wanted(&stops, &wanted), "{wanted:?}");
         }
-        let port = Stop::Hit(Hit::Port {
+        let port = StopReason::Hit(Hit::Port {
             port: 1,
             write: true,
         });

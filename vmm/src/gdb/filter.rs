@@ -13,13 +13,13 @@ use gdbstub::conn::Connection;
 use gdbstub::stub::GdbStub;
 use gdbstub::stub::state_machine::GdbStubStateMachine;
 
-use super::debugger::{Debugger, Reason, cpu_of};
-use super::framing::{self, BODY_MAX, Framer, Item};
-use super::registers::Place;
-use super::stop;
-use super::target::{self, RegisterNumber};
-use super::threads;
-use crate::vcpu::attend::Stop;
+use crate::gdb::debugger::{Debugger, Reason, cpu_of};
+use crate::gdb::framing::{self, BODY_MAX, Framer, Item};
+use crate::gdb::registers::Place;
+use crate::gdb::stop;
+use crate::gdb::target::{self, RegisterNumber};
+use crate::gdb::threads;
+use crate::vcpu::debug::inspect::StopReason;
 
 /// Where `gdbstub` writes to.
 #[derive(Clone, Debug, Default)]
@@ -466,7 +466,7 @@ fn supported(told: &[u8]) -> Vec<u8> {
 fn expedited(debugger: &mut Debugger, reason: &Reason) -> Vec<(usize, Vec<u8>)> {
     let cpu = reason.cpu;
     let general: &[usize] = match reason.stop {
-        Some(Stop::Hit(_)) => &[4, 5, 0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
+        Some(StopReason::Hit(_)) => &[4, 5, 0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
         _ => &[4, 5],
     };
     let general = general.iter().map(|&number| Place::General(number));

@@ -7,7 +7,7 @@ use hindsight_cpu::state::{CpuState, canonical};
 use hindsight_regs::msr;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-use crate::translate::linear_to_physical;
+use crate::memory::page_walk::linear_to_physical;
 
 /// A part of an access that lies in one page.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,7 +174,7 @@ mod tests {
         assert!(pieces(&memory, &state, last, 4).is_some());
         assert!(pieces(&memory, &state, last, 5).is_none());
         assert!(pieces(&memory, &state, last | 1 << 63, 4).is_none());
-        let read = crate::translate::read_linear(&memory, &state, last, 8);
+        let read = crate::memory::page_walk::read_linear(&memory, &state, last, 8);
         assert_eq!(read.len(), 4);
     }
 

@@ -8,13 +8,13 @@ use std::thread::{self, JoinHandle};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::AsFd;
 
-use super::debugger::Debugger;
-use super::filter::{Next, Session};
-use super::listen::{Client, Listener};
-use super::stop;
-use crate::machine::Board;
-use crate::vcpu::attend::Stop;
-use crate::vcpu::control::lock;
+use crate::gdb::debugger::Debugger;
+use crate::gdb::filter::{Next, Session};
+use crate::gdb::listen::{Client, Listener};
+use crate::gdb::stop;
+use crate::sync::lock;
+use crate::vcpu::board::Board;
+use crate::vcpu::debug::inspect::StopReason;
 
 /// How the machine ended, for the client.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ impl Server {
     ///
     /// When the thread cannot be started.
     pub fn start(board: &Arc<Board>, listener: Listener, wait: bool) -> io::Result<Self> {
-        board.reports.want();
+        board.run.stops.request();
         let ending = Arc::new(Ending::default());
         let (thread_board, thread_ending) = (board.clone(), ending.clone());
         let thread = thread::Builder::new()
@@ -74,7 +74,7 @@ impl Server {
 
     fn end(&mut self) {
         self.ending.ended.store(true, Ordering::SeqCst);
-        self.board.reports.ring();
+        self.board.run.stops.signal();
         if let Some(thread) = self.thread.take() {
             // A panic in there was printed.
             let _ = thread.join();
@@ -122,7 +122,7 @@ impl Stub {
     /// Waits until the listener, the reports or the client has something.
     fn wait(&self) -> io::Result<(bool, bool, bool)> {
         let listener = self.listener.as_fd();
-        let reports = self.board.reports.as_fd();
+        let reports = self.board.run.stops.as_fd();
         let mut fds = vec![
             PollFd::from_borrowed_fd(listener, PollFlags::IN),
             PollFd::from_borrowed_fd(reports, PollFlags::IN),
@@ -163,7 +163,7 @@ impl Stub {
             return;
         };
         match &mut self.client {
-            None if matches!(reason.stop, Some(Stop::End(_))) => {
+            None if matches!(reason.stop, Some(StopReason::End(_))) => {
                 // Nobody wants to go back. A machine that has ended meanwhile needs nothing.
                 let _ = self.debugger.resume();
             }

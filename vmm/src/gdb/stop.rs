@@ -6,16 +6,16 @@ use gdbstub::target::ext::base::reverse_exec::ReplayLogPosition;
 use gdbstub::target::ext::breakpoints::WatchKind;
 use hindsight_interp::Hit;
 
-use super::breakpoints::Breakpoint;
-use super::debugger::{DebugError, Debugger, Reason, tid};
-use crate::vcpu::attend::Stop;
-use crate::vcpu::dispatch::CrashCause;
-use crate::vcpu::report::Crash;
+use crate::gdb::breakpoints::Breakpoint;
+use crate::gdb::debugger::{DebugError, Debugger, Reason, tid};
+use crate::vcpu::crash::Crash;
+use crate::vcpu::crash::CrashCause;
+use crate::vcpu::debug::inspect::StopReason;
 
-type StopReason = MultiThreadStopReason<u64>;
+type GdbStop = MultiThreadStopReason<u64>;
 
-fn signal(tid: Tid, signal: Signal) -> StopReason {
-    StopReason::SignalWithThread { tid, signal }
+fn signal(tid: Tid, signal: Signal) -> GdbStop {
+    GdbStop::SignalWithThread { tid, signal }
 }
 
 /// The signal that a Unix program would get for an exception.
@@ -31,23 +31,25 @@ fn signal_of(vector: u8) -> Signal {
 }
 
 /// What the client is told.
-pub(super) fn stop_reason(debugger: &Debugger, reason: &Reason) -> StopReason {
+pub(super) fn stop_reason(debugger: &Debugger, reason: &Reason) -> GdbStop {
     let tid = tid(reason.cpu);
     match &reason.stop {
         None => signal(tid, Signal::SIGINT),
-        Some(Stop::Begin) => StopReason::ReplayLog {
+        Some(StopReason::Begin) => GdbStop::ReplayLog {
             tid: Some(tid),
             pos: ReplayLogPosition::Begin,
         },
-        Some(Stop::Stepped | Stop::End(_) | Stop::Beyond(_)) => signal(tid, Signal::SIGTRAP),
-        Some(Stop::Crash(CrashCause::Missing(_))) => signal(tid, Signal::SIGILL),
-        Some(Stop::Crash(_)) => signal(tid, Signal::SIGABRT),
-        Some(Stop::Hit(hit)) => match *hit {
+        Some(StopReason::Stepped | StopReason::End(_) | StopReason::Unsupported(_)) => {
+            signal(tid, Signal::SIGTRAP)
+        }
+        Some(StopReason::Crash(CrashCause::Missing(_))) => signal(tid, Signal::SIGILL),
+        Some(StopReason::Crash(_)) => signal(tid, Signal::SIGABRT),
+        Some(StopReason::Hit(hit)) => match *hit {
             Hit::Execute(at) if debugger.breakpoints.has(Breakpoint::Hardware(at)) => {
-                StopReason::HwBreak(tid)
+                GdbStop::HwBreak(tid)
             }
-            Hit::Execute(_) => StopReason::SwBreak(tid),
-            Hit::Watch { watch, at, .. } => StopReason::Watch {
+            Hit::Execute(_) => GdbStop::SwBreak(tid),
+            Hit::Watch { watch, at, .. } => GdbStop::Watch {
                 tid,
                 kind: match (watch.read, watch.write) {
                     (true, true) => WatchKind::ReadWrite,
@@ -74,29 +76,31 @@ pub(super) const EXCEPTIONS: [&str; 22] = [
 pub(super) fn remark(debugger: &mut Debugger, reason: &Reason) -> Option<String> {
     let cpu = reason.cpu;
     let text = match reason.stop.as_ref()? {
-        Stop::Crash(cause) => {
-            let memory = debugger.board().memory.clone();
+        StopReason::Crash(cause) => {
+            let memory = debugger.board().ram.map.clone();
             let state = debugger.state(cpu).ok()?.clone();
             Crash::new(cpu, cause.clone(), state, &memory).summary()
         }
-        Stop::Beyond(beyond) => DebugError::NeedsInterpreter(beyond.clone()).to_string(),
-        Stop::End(end) => format!("{end}; `continue` lets it"),
-        Stop::Begin | Stop::Stepped | Stop::Hit(Hit::Execute(_) | Hit::Watch { .. }) => {
+        StopReason::Unsupported(beyond) => DebugError::NeedsInterpreter(beyond.clone()).to_string(),
+        StopReason::End(end) => format!("{end}; `continue` lets it"),
+        StopReason::Begin
+        | StopReason::Stepped
+        | StopReason::Hit(Hit::Execute(_) | Hit::Watch { .. }) => {
             return None;
         }
-        Stop::Hit(Hit::Exception { vector, code }) => {
+        StopReason::Hit(Hit::Exception { vector, code }) => {
             let name = EXCEPTIONS.get(usize::from(*vector)).unwrap_or(&"?");
             match code {
                 Some(code) => format!("{name}, error code {code:#x}"),
                 None => (*name).to_owned(),
             }
         }
-        Stop::Hit(Hit::Port { port, write }) => {
+        StopReason::Hit(Hit::Port { port, write }) => {
             let way = if *write { "write to" } else { "read from" };
             format!("{way} port {port:#x}")
         }
-        Stop::Hit(Hit::Msr { index, value }) => format!("MSR {index:#x} = {value:#x}"),
-        Stop::Hit(Hit::Control { number, value }) => format!("CR{number} = {value:#x}"),
+        StopReason::Hit(Hit::Msr { index, value }) => format!("MSR {index:#x} = {value:#x}"),
+        StopReason::Hit(Hit::Control { number, value }) => format!("CR{number} = {value:#x}"),
     };
     Some(format!("hindsight: cpu {cpu}: {text}\n"))
 }

@@ -31,10 +31,10 @@ use gdbstub::target::ext::target_description_xml_override::{
 use gdbstub::target::{Target, TargetError, TargetResult};
 use hindsight_interp::Watch;
 
-use super::breakpoints::Breakpoint;
-use super::debugger::{DebugError, Debugger, cpu_of, tid};
-use super::monitor;
-use crate::vcpu::attend::Plan;
+use crate::gdb::breakpoints::Breakpoint;
+use crate::gdb::debugger::{DebugError, Debugger, cpu_of, tid};
+use crate::gdb::monitor;
+use crate::vcpu::debug::inspect::ResumeAction;
 
 /// A processor of any mode: its registers are those of the layout that the client was given, so
 /// here they are only bytes.
@@ -184,7 +184,7 @@ impl MultiThreadBase for Debugger {
                     .split_at_checked(register.bytes())
                     .ok_or(DebugError::Length)?;
                 rest = after;
-                super::registers::write(state, &controls, register.place, value)?;
+                crate::gdb::registers::write(state, &controls, register.place, value)?;
             }
             Ok::<_, DebugError>(())
         })
@@ -253,9 +253,9 @@ impl SingleRegisterAccess<Tid> for Debugger {
 }
 
 impl Debugger {
-    fn step_plan(&self, range: Option<(u64, u64)>) -> Plan {
-        Plan::Step {
-            quiet: !self.options.step_irq,
+    fn step_plan(&self, range: Option<(u64, u64)>) -> ResumeAction {
+        ResumeAction::Step {
+            mask_interrupts: !self.options.step_irq,
             range,
         }
     }
@@ -276,7 +276,7 @@ impl MultiThreadResume for Debugger {
         tid: Tid,
         _: Option<Signal>,
     ) -> Result<(), DebugError> {
-        self.plan(cpu_of(tid), Plan::Run);
+        self.plan(cpu_of(tid), ResumeAction::Run);
         Ok(())
     }
 
@@ -305,8 +305,8 @@ impl ReverseStep<Tid> for Debugger {
     fn reverse_step(&mut self, tid: Tid) -> Result<(), DebugError> {
         let cpu = self.steps_back.take().unwrap_or_else(|| cpu_of(tid));
         self.begin_plans();
-        let quiet = !self.options.step_irq;
-        self.plan(cpu, Plan::StepBack { quiet });
+        let mask_interrupts = !self.options.step_irq;
+        self.plan(cpu, ResumeAction::StepBack { mask_interrupts });
         Debugger::resume(self)
     }
 }
@@ -314,7 +314,7 @@ impl ReverseStep<Tid> for Debugger {
 impl ReverseCont<Tid> for Debugger {
     fn reverse_cont(&mut self) -> Result<(), DebugError> {
         self.begin_plans();
-        self.plan(self.current, Plan::RunBack);
+        self.plan(self.current, ResumeAction::RunBack);
         Debugger::resume(self)
     }
 }

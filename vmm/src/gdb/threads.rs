@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use hindsight_cpu::state::{Activity, CpuState};
 
-use super::debugger::Debugger;
+use crate::gdb::debugger::Debugger;
 
 /// What a processor does, in a few words.
 pub(super) fn activity(state: &CpuState) -> String {

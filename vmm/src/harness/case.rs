@@ -172,7 +172,7 @@ fn parse_record(record: &str, line: usize) -> Result<Case, CaseError> {
             return Ok(case);
         }
         if let Some(about) = rest.strip_prefix("about=") {
-            case.about = super::serial::escape(about.as_bytes());
+            case.about = crate::harness::serial::escape(about.as_bytes());
             return Ok(case);
         }
         let (field, after) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -248,7 +248,7 @@ fn bad_key(name: &str, key: &str) -> CaseError {
 /// A piece of an untrusted image, fit for an error message.
 fn escape_short(text: &str) -> String {
     let end = text.char_indices().nth(40).map_or(text.len(), |(at, _)| at);
-    super::serial::escape(&text.as_bytes()[..end])
+    crate::harness::serial::escape(&text.as_bytes()[..end])
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-use super::serial::Transcript;
+use crate::harness::serial::Transcript;
 
 /// How often the interrupt flag is looked at.
 const INTERRUPT_POLL: Duration = Duration::from_millis(100);

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{MemfdFlags, memfd_create};
 use thiserror::Error;
 
-use super::case::{Case, CaseError, parse_section};
-use super::serial::escape;
+use crate::harness::case::{Case, CaseError, parse_section};
+use crate::harness::serial::escape;
 
 /// Name of the section that holds the case records.
 pub const CASE_SECTION: &[u8] = b".hindsight.cases";

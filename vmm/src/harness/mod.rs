@@ -13,17 +13,15 @@
 
 pub mod case;
 pub mod child;
-pub mod command;
 pub mod image;
 pub mod needs;
-mod pool;
+pub mod pool;
 pub mod report;
 pub mod runner;
 pub mod select;
 pub mod serial;
 pub mod verdict;
 
-pub use command::{TestArgs, run, run_with};
 pub use needs::Capabilities;
 
 /// The payloads built into this program: name and image, in the order of the names.

@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use crate::doctor::{self, Finding, Verdict};
 use crate::kvm;
+use crate::probe;
+use crate::probe::{Finding, Verdict};
 
 /// Answers which needs of the cases this host meets.
 pub trait Capabilities {
     /// Whether `need` is the name of something that can be measured.
     fn is_known(&self, need: &str) -> bool {
-        doctor::probes().any(|probe| probe.name == need)
+        probe::probes().any(|probe| probe.name == need)
     }
 
     /// Why `need` is not met here; `None` when it is.
@@ -38,7 +39,7 @@ static MEASURING: Mutex<()> = Mutex::new(());
 impl Capabilities for HostKvm {
     fn unmet(&self, need: &str) -> Option<String> {
         let _one = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
-        match doctor::findings([need]) {
+        match probe::findings([need]) {
             Ok(findings) => findings.get(need).and_then(unconfirmed),
             Err(error) => Some(error.to_string()),
         }

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 
 /// What happens while jobs run. Results come in the order of the jobs.
 #[derive(Debug)]
-pub(super) enum Event<'a, R> {
+pub enum Event<'a, R> {
     /// The set of running jobs changed: their indices, and the number of jobs that have ended.
     Running(&'a [usize], usize),
     /// The next job in order is done.
@@ -23,7 +23,7 @@ pub(super) enum Event<'a, R> {
 /// # Errors
 ///
 /// The first error of `run` or `on_event`.
-pub(super) fn run_in_order<R: Send, E: Send>(
+pub fn run_in_order<R: Send, E: Send>(
     count: usize,
     threads: NonZeroUsize,
     stop: &AtomicBool,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::select::Job;
+use crate::harness::select::Job;
 
 /// How much longer than its own limit a child may take before it is killed.
 pub const GRACE: Duration = Duration::from_secs(5);
@@ -137,10 +137,10 @@ fn fill(word: &[u8], values: &[(&str, Vec<u8>)]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::image::Image;
-    use super::super::select::jobs;
-    use super::super::select::tests::jobs_of;
     use super::*;
+    use crate::harness::image::Image;
+    use crate::harness::select::jobs;
+    use crate::harness::select::tests::jobs_of;
     use std::sync::Arc;
 
     fn words(command: &Command) -> Vec<String> {

@@ -7,9 +7,9 @@ use std::time::Duration;
 use hindsight_cpu::facility::Facilities;
 use thiserror::Error;
 
-use super::case::{Case, TIMEOUT_DEFAULT};
-use super::image::Image;
-use super::needs::{Capabilities, NeedCache};
+use crate::harness::case::{Case, TIMEOUT_DEFAULT};
+use crate::harness::image::Image;
+use crate::harness::needs::{Capabilities, NeedCache};
 
 /// One run of one case at one level.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ fn is_below(name: &str, payload: &str) -> bool {
         .is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// Every case of the images at every level, in the order of the images and their records.
+/// ForcedSwitch case of the images at every level, in the order of the images and their records.
 pub fn jobs(images: &[Arc<Image>]) -> Vec<Job> {
     let mut jobs = Vec::new();
     for image in images {
@@ -263,9 +263,9 @@ pub fn mark_profiles(jobs: &mut [Job], available: Facilities) {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::image::tests::elf_with_cases;
-    use super::super::needs::Unmeasured;
     use super::*;
+    use crate::harness::image::tests::elf_with_cases;
+    use crate::harness::needs::Unmeasured;
 
     pub(crate) fn jobs_of(name: &str, records: &str) -> Vec<Job> {
         let image = Image::builtin(name, &elf_with_cases(records.as_bytes())).unwrap();

@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
-use super::child::{End, Finished};
-use super::select::Job;
-use super::serial::{Assertion, Report, Transcript};
+use crate::harness::child::{End, Finished};
+use crate::harness::select::Job;
+use crate::harness::serial::{Assertion, Report, Transcript};
 
 /// Status of the VMM when the guest wrote code 0.
 const STATUS_PASS: i32 = 1;
@@ -233,10 +233,10 @@ fn panicked(finished: &Finished) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::image::Image;
-    use super::super::select::jobs;
-    use super::super::select::tests::jobs_of;
     use super::*;
+    use crate::harness::image::Image;
+    use crate::harness::select::jobs;
+    use crate::harness::select::tests::jobs_of;
     use std::sync::Arc;
 
     fn transcript(text: &str) -> Transcript {

@@ -7,7 +7,7 @@ use hindsight_cpu::msr::table::TABLE;
 use hindsight_cpu::msr::{MsrSpec, OnKvm};
 use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
 
-use super::{KvmError, ioctl};
+use crate::kvm::{KvmError, ioctl};
 
 /// MSRs one range of the filter covers at most here: a bitmap of 32 bytes.
 const RANGE: u32 = 256;

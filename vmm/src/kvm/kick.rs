@@ -7,7 +7,7 @@ use std::sync::{Arc, Once};
 
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-use super::vcpu::{ImmediateExit, KvmVcpu};
+use crate::kvm::vcpu::{ImmediateExit, KvmVcpuFd};
 
 /// Interrupts one vCPU thread.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_v
 
 impl Kicker {
     /// A kicker of the calling thread while it runs `vcpu`. It must be dropped before either ends.
-    pub fn of_this_thread(vcpu: &mut KvmVcpu) -> Self {
+    pub fn of_this_thread(vcpu: &mut KvmVcpuFd) -> Self {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(|| {
             register_signal_handler(SIGRTMIN(), on_kick).expect("SIGRTMIN takes a handler");

@@ -1,10 +1,12 @@
 //! KVM: the only module with ioctls.
 //!
 //! [`Host`] is `/dev/kvm`, [`vm::KvmVm`] one virtual machine with our MSR filter, and
-//! [`vcpu::KvmVcpu`] one virtual processor that runs until something needs us ([`crate::vcpu::exit`]).
+//! [`vcpu::KvmVcpuFd`] one virtual processor that runs until something needs us ([`crate::kvm::exit`]).
 //! No in-kernel interrupt controller is ever created.
 
+pub mod exit;
 pub mod filter;
+pub mod host_support;
 pub mod ioctls;
 pub mod kick;
 mod run;

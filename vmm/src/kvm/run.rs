@@ -11,8 +11,8 @@ use kvm_bindings::{
     KVM_EXIT_SET_TPR, KVM_EXIT_SHUTDOWN, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR, kvm_run,
 };
 
-use super::ioctls;
-use crate::vcpu::exit::{Exit, InternalError, MsrReply, Port};
+use crate::kvm::exit::{Exit, InternalError, MsrReply, Port};
+use crate::kvm::ioctls;
 
 /// Decodes the exit that KVM_RUN just reported by returning 0.
 pub(super) fn decode(run: &mut kvm_run) -> Exit<'_> {

@@ -6,7 +6,7 @@ use kvm_bindings::{
     kvm_vcpu_events,
 };
 
-use super::Host;
+use crate::kvm::Host;
 
 /// KVM_VCPUEVENT_VALID_NMI_PENDING, _SHADOW, and _PAYLOAD.
 const VALID_NMI_PENDING: u32 = 1;
@@ -224,7 +224,7 @@ pub(super) fn export_sregs2(s: &kvm_sregs, state: &CpuState) -> kvm_sregs2 {
     }
 }
 
-/// Whether these events are complete as data: see [`super::vcpu::KvmVcpu::is_movable`].
+/// Whether these events are complete as data: see [`crate::kvm::vcpu::KvmVcpuFd::is_movable`].
 pub(super) const fn is_movable(e: &kvm_vcpu_events) -> bool {
     // Whether an NMI that is injected counts as blocked already differs between hosts, and of two
     // that wait the second has no place in our state. A software interrupt's length is lost.

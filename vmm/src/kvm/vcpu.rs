@@ -20,10 +20,10 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VcpuFd;
 
-use super::state::{self, XsaveLayout};
-use super::vm::KvmVm;
-use super::{KvmError, ioctl, ioctls, run};
-use crate::vcpu::exit::Exit;
+use crate::kvm::exit::Exit;
+use crate::kvm::state::{self, XsaveLayout};
+use crate::kvm::vm::KvmVm;
+use crate::kvm::{KvmError, ioctl, ioctls, run};
 
 const CR0_WP: u64 = 1 << 16;
 
@@ -42,7 +42,7 @@ const NATIVE: [u32; 8] = [
 
 /// A virtual processor in KVM, run by one thread.
 #[derive(Debug)]
-pub struct KvmVcpu {
+pub struct KvmVcpuFd {
     fd: VcpuFd,
     xsave_layout: XsaveLayout,
     /// An instruction waits for KVM_RUN to complete it.
@@ -131,12 +131,12 @@ impl GuestDebug {
     }
 }
 
-/// Makes a running [`KvmVcpu`] leave KVM_RUN, from any thread.
+/// Makes a running [`KvmVcpuFd`] leave KVM_RUN, from any thread.
 #[derive(Debug)]
 pub struct ImmediateExit(*const AtomicU8);
 
 // SAFETY: the byte is only accessed atomically, and whoever holds this also keeps the mapping
-// alive (see `KvmVcpu::immediate_exit`).
+// alive (see `KvmVcpuFd::immediate_exit`).
 unsafe impl Send for ImmediateExit {}
 // SAFETY: as for Send.
 unsafe impl Sync for ImmediateExit {}
@@ -156,7 +156,7 @@ impl ImmediateExit {
     }
 }
 
-impl KvmVcpu {
+impl KvmVcpuFd {
     pub(super) fn new(mut fd: VcpuFd, vm: Arc<KvmVm>, xsave_layout: XsaveLayout) -> Self {
         let valid = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS | KVM_SYNC_X86_EVENTS;
         fd.get_kvm_run().kvm_valid_regs = u64::from(valid);
@@ -182,7 +182,7 @@ impl KvmVcpu {
         ImmediateExit(byte.cast::<AtomicU8>())
     }
 
-    /// Whether the thread is inside of KVM_RUN, for [`super::kick::Kicker`].
+    /// Whether the thread is inside of KVM_RUN, for [`crate::kvm::kick::Kicker`].
     pub(super) fn in_guest(&self) -> Arc<AtomicBool> {
         self.in_guest.clone()
     }
@@ -601,7 +601,7 @@ impl KvmVcpu {
         Ok(())
     }
 
-    /// The guest has invalidated translations while something else ran it: the next [`KvmVcpu::load`] has the
+    /// The guest has invalidated translations while something else ran it: the next [`KvmVcpuFd::load`] has the
     /// processor forget all.
     pub const fn forget_translations(&mut self) {
         self.stale = true;

@@ -8,8 +8,8 @@ use kvm_bindings::{KVM_CAP_SREGS2, kvm_enable_cap, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::vcpu::KvmVcpu;
-use super::{Host, KvmError, filter, ioctl};
+use crate::kvm::vcpu::KvmVcpuFd;
+use crate::kvm::{Host, KvmError, filter, ioctl};
 
 /// KVM_MSR_EXIT_REASON_INVAL, _UNKNOWN and _FILTER.
 const MSR_EXITS: u64 = 0b111;
@@ -22,7 +22,7 @@ const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 #[derive(Debug)]
 pub struct KvmVm {
     fd: VmFd,
-    xsave_layout: super::state::XsaveLayout,
+    xsave_layout: crate::kvm::state::XsaveLayout,
     has_sregs2: bool,
     memory: GuestMemoryMmap,
 }
@@ -62,7 +62,7 @@ impl KvmVm {
         fd.enable_cap(&cap)
             .map_err(ioctl("KVM_ENABLE_CAP (user-space MSRs)"))?;
         filter::install(&fd)?;
-        let xsave_layout = super::state::XsaveLayout::of_host(host);
+        let xsave_layout = crate::kvm::state::XsaveLayout::of_host(host);
         Ok(Arc::new(Self {
             fd,
             xsave_layout,
@@ -85,16 +85,16 @@ impl KvmVm {
         })
     }
 
-    /// Creates processor `id`. It needs [`KvmVcpu::set_cpuid`] before it runs.
+    /// Creates processor `id`. It needs [`KvmVcpuFd::set_cpuid`] before it runs.
     ///
     /// # Errors
     ///
     /// When KVM refuses.
-    pub fn create_vcpu(self: &Arc<Self>, id: u32) -> Result<KvmVcpu, KvmError> {
+    pub fn create_vcpu(self: &Arc<Self>, id: u32) -> Result<KvmVcpuFd, KvmError> {
         let fd = self
             .fd
             .create_vcpu(u64::from(id))
             .map_err(ioctl("KVM_CREATE_VCPU"))?;
-        Ok(KvmVcpu::new(fd, self.clone(), self.xsave_layout))
+        Ok(KvmVcpuFd::new(fd, self.clone(), self.xsave_layout))
     }
 }

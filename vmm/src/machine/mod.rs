@@ -1,11 +1,15 @@
-//! The virtual machine: what all its threads share ([`Board`]), how it is put together
-//! ([`Machine`]), and how it ends ([`Outcome`]).
+//! The virtual machine: how it is built ([`Prepared`]) and run to its end ([`Machine`]).
 
-mod board;
-mod build;
-mod devices;
+mod builder;
+mod error;
+mod features;
+mod run;
+pub mod start;
 mod timer;
 
-pub use board::{Board, GuestEnd, Outcome};
-pub use build::{CPUS_MAX, Config, Machine, MachineError, Prepared};
-pub use devices::{DevicesError, DevicesState, Mute, Sinks};
+pub use builder::{Config, Prepared};
+pub use error::MachineError;
+pub use run::Machine;
+
+/// Most processors a machine may have.
+pub const CPUS_MAX: usize = 64;

@@ -2,14 +2,15 @@
 
 use hindsight_cpu::msr::Effect;
 
-use super::exit::{Exit, InternalError, Port};
-use super::models::{Gp, Models};
-use super::record::What;
+use super::crash::CrashCause;
+use super::model::{Gp, VcpuModel};
+use crate::kvm::exit::{Exit, Port};
+use crate::vcpu::recorder::RecordedKind;
 
 /// What the run loop does after an exit was served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Next {
+pub enum ExitAction {
     /// Runs on.
     Run,
     /// Brings KVM in line with a model, then runs on.
@@ -22,7 +23,7 @@ pub enum Next {
     /// Sleeps until an interrupt.
     Halt,
     /// Looks for work first: kicked, or a window opened.
-    Look,
+    Poll,
     /// Does what KVM left to us of a debug exception or MOV DR.
     Debug {
         /// DR6 of the event.
@@ -32,27 +33,8 @@ pub enum Next {
     Crash(CrashCause),
 }
 
-/// Why a guest cannot go on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CrashCause {
-    /// A triple fault, or RSM of a state that no processor can be in.
-    TripleFault,
-    /// KVM met what it cannot do.
-    Internal(InternalError),
-    /// The interpreter lacks the instruction with these bytes.
-    Missing(Vec<u8>),
-    /// The hardware refused to enter the guest: KVM's reason.
-    FailEntry(u64),
-    /// KVM could not resolve an access to this guest physical address.
-    MemoryFault(u64),
-    /// An exit reason that no machine of ours should produce.
-    Unexpected(u32),
-    /// HLT with interrupts off on the only processor, or the like: nothing can wake the machine.
-    Asleep,
-}
-
 /// Serves one exit.
-pub fn serve(exit: Exit<'_>, cpu: &mut Models) -> Next {
+pub fn serve(exit: Exit<'_>, cpu: &mut VcpuModel) -> ExitAction {
     match exit {
         Exit::Io { port, size, data } => io(cpu, port, size, data),
         Exit::MmioRead { address, data } => cpu.mmio_read(address, data),
@@ -60,7 +42,7 @@ pub fn serve(exit: Exit<'_>, cpu: &mut Models) -> Next {
         Exit::Rdmsr { index, reply } => {
             let answer = cpu.rdmsr(index);
             tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {}", cpu.id, Shown(answer));
-            cpu.record(What::Rdmsr {
+            cpu.record(RecordedKind::Rdmsr {
                 index,
                 answer: answer.ok().flatten(),
             });
@@ -82,7 +64,7 @@ pub fn serve(exit: Exit<'_>, cpu: &mut Models) -> Next {
                 ": #GP(0)"
             };
             tracing::trace!(target: "msr", "cpu {} wrmsr {index:#x} = {value:#x}{refused}", cpu.id);
-            cpu.record(What::Wrmsr {
+            cpu.record(RecordedKind::Wrmsr {
                 index,
                 value,
                 accepted: matches!(answer, Ok(Some(_))),
@@ -91,37 +73,39 @@ pub fn serve(exit: Exit<'_>, cpu: &mut Models) -> Next {
                 Ok(Some(effect)) => {
                     reply.done();
                     if effect != Effect::None {
-                        return Next::Apply { index, effect };
+                        return ExitAction::Apply { index, effect };
                     }
                 }
                 Ok(None) | Err(Gp) => reply.fault(),
             }
         }
-        Exit::Halt => return Next::Halt,
-        Exit::InterruptWindow | Exit::Kicked | Exit::TprLowered => return Next::Look,
-        Exit::Shutdown => return Next::Crash(CrashCause::TripleFault),
-        Exit::InternalError(error) => return Next::Crash(CrashCause::Internal(error)),
-        Exit::FailEntry { reason } => return Next::Crash(CrashCause::FailEntry(reason)),
-        Exit::MemoryFault { address } => return Next::Crash(CrashCause::MemoryFault(address)),
-        Exit::Unexpected { reason } => return Next::Crash(CrashCause::Unexpected(reason)),
-        Exit::Debug { dr6, .. } => return Next::Debug { dr6 },
+        Exit::Halt => return ExitAction::Halt,
+        Exit::InterruptWindow | Exit::Kicked | Exit::TprLowered => return ExitAction::Poll,
+        Exit::Shutdown => return ExitAction::Crash(CrashCause::TripleFault),
+        Exit::InternalError(error) => return ExitAction::Crash(CrashCause::Internal(error)),
+        Exit::FailEntry { reason } => return ExitAction::Crash(CrashCause::FailEntry(reason)),
+        Exit::MemoryFault { address } => {
+            return ExitAction::Crash(CrashCause::MemoryFault(address));
+        }
+        Exit::Unexpected { reason } => return ExitAction::Crash(CrashCause::Unexpected(reason)),
+        Exit::Debug { dr6, .. } => return ExitAction::Debug { dr6 },
     }
-    Next::Run
+    ExitAction::Run
 }
 
-fn io(cpu: &Models, port: u16, size: usize, data: Port<'_>) {
+fn io(cpu: &VcpuModel, port: u16, size: usize, data: Port<'_>) {
     let board = &cpu.board;
     match data {
         Port::In(data) => {
             for element in data.chunks_mut(size) {
-                board.ports.read(port, element);
+                board.buses.ports.read(port, element);
                 tracing::trace!(target: "io", "cpu {} in {port:#x} = {}", cpu.id, Bytes(element));
             }
         }
         Port::Out(data) => {
             for element in data.chunks(size) {
                 tracing::trace!(target: "io", "cpu {} out {port:#x} = {}", cpu.id, Bytes(element));
-                board.ports.write(port, element);
+                board.buses.ports.write(port, element);
             }
         }
     }

@@ -1,27 +1,25 @@
-//! A virtual processor: its thread, its two ways of running, and the path from an exit to a model.
+//! A virtual processor: its thread, its two engines, and the path from an exit to a model.
 //!
-//! Read [`exit`] (why it stopped), [`dispatch`] (the one match), [`models`] (the MSR path), then
-//! [`native`] (the loop round KVM_RUN), [`observed`] (the loop round the interpreter), [`switch`]
-//! (how a machine goes from one to the other), `watch` (a native guest's debug registers) and
-//! [`control`] (pause, resume, stop, kick). [`attend`] is what a debugger asks of a paused processor,
-//! `slots` what of it KVM can do. [`record`] keeps what happened, for those who ask for it, and
-//! [`stats`] counts it.
+//! Read [`crate::kvm::exit`] (why KVM stopped), [`dispatch`] (the one match), [`model`] (the MSR
+//! path), then [`kvm`] (the loop around KVM_RUN), [`interp`] (the loop around the interpreter),
+//! [`engine`] (which of the two runs the guest, and how a machine changes) and [`run_control`]
+//! (pause, resume, stop, kick). [`debug`] is what a debugger asks of a paused vCPU. [`recorder`]
+//! records events on request, and [`stats`] counts them. [`board`] holds what all threads share.
 
-pub mod attend;
-pub mod control;
-pub mod determined;
+pub mod board;
+pub mod branch_history;
+pub mod crash;
+pub mod debug;
 pub mod dispatch;
-pub mod events;
-pub mod exit;
-mod guard;
-pub mod history;
-pub mod mode;
-pub mod models;
-pub mod native;
-pub mod observed;
-pub mod record;
-pub mod report;
-pub(crate) mod slots;
+pub mod engine;
+pub mod interp;
+pub mod kvm;
+pub mod loop_guard;
+pub mod model;
+pub mod pmu_totals;
+pub mod recorder;
+pub mod run_control;
 pub mod stats;
-pub mod switch;
-mod watch;
+mod thread;
+
+pub use thread::Vcpu;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use hindsight_interp::Stats;
 
-use super::record::Kind;
-use super::switch::Tally;
-use crate::machine::Board;
+use crate::vcpu::board::Board;
+use crate::vcpu::engine::SwitchStats;
+use crate::vcpu::recorder::ExitKind;
 
 /// Kinds of exits, in the order they are counted and shown.
 const KINDS: [&str; 10] = [
@@ -35,18 +35,18 @@ pub struct ExitCounts([u64; KINDS.len()]);
 
 impl ExitCounts {
     /// Counts one.
-    pub fn count(&mut self, kind: Kind) {
+    pub fn count(&mut self, kind: ExitKind) {
         let index = match kind {
-            Kind::PortRead(_) => 0,
-            Kind::PortWrite(_) => 1,
-            Kind::MmioRead(_) => 2,
-            Kind::MmioWrite(_) => 3,
-            Kind::Rdmsr(_) => 4,
-            Kind::Wrmsr(_) => 5,
-            Kind::Halt => 6,
-            Kind::Window => 7,
-            Kind::Kicked => 8,
-            Kind::Other => 9,
+            ExitKind::PortRead(_) => 0,
+            ExitKind::PortWrite(_) => 1,
+            ExitKind::MmioRead(_) => 2,
+            ExitKind::MmioWrite(_) => 3,
+            ExitKind::Rdmsr(_) => 4,
+            ExitKind::Wrmsr(_) => 5,
+            ExitKind::Halt => 6,
+            ExitKind::Window => 7,
+            ExitKind::Kicked => 8,
+            ExitKind::Other => 9,
         };
         self.0[index] += 1;
     }
@@ -85,16 +85,16 @@ pub struct VcpuStats {
 
 /// The figures of a whole run, as text of several lines.
 #[derive(Clone, Debug)]
-pub struct Report {
-    /// Every processor's figures.
+pub struct RunReport {
+    /// ForcedSwitch processor's figures.
     pub vcpus: Vec<VcpuStats>,
     /// How often the machine changed its engine. `None`: it is not one that does.
-    pub changes: Option<Tally>,
+    pub changes: Option<SwitchStats>,
     /// How long it took.
     pub host_time: Duration,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for RunReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.host_time.as_secs_f64();
         writeln!(f, "host time {seconds:.3} s")?;
@@ -143,12 +143,16 @@ impl fmt::Display for Report {
     }
 }
 
-impl Report {
+impl RunReport {
     /// Of a machine that has run for `host_time`.
     pub fn new(board: &Board, vcpus: Vec<VcpuStats>, host_time: Duration) -> Self {
         Self {
             vcpus,
-            changes: board.modes.can_change().then(|| board.modes.tally()),
+            changes: board
+                .run
+                .engine
+                .can_change()
+                .then(|| board.run.engine.stats()),
             host_time,
         }
     }
@@ -188,7 +192,7 @@ mod tests {
     #[test]
     fn report_sums_all_processors_and_names_the_exits_that_were() {
         let mut exits = ExitCounts::default();
-        exits.count(Kind::PortWrite(0xf4));
+        exits.count(ExitKind::PortWrite(0xf4));
         let vcpus = [0, 1].map(|cpu| VcpuStats {
             cpu,
             exits,
@@ -198,14 +202,14 @@ mod tests {
             }),
             mix: vec![("mov".to_owned(), 2_000_000), ("add".to_owned(), 1_000_000)],
         });
-        let report = Report {
+        let report = RunReport {
             vcpus: vcpus.to_vec(),
-            changes: Some(Tally {
+            changes: Some(SwitchStats {
                 armed: 1,
-                calm: 1,
+                cooled_down: 1,
                 total: Duration::from_micros(300),
                 longest: Duration::from_micros(200),
-                ..Tally::default()
+                ..SwitchStats::default()
             }),
             host_time: Duration::from_secs(2),
         };
@@ -214,8 +218,7 @@ mod tests {
         assert!(text.contains("6000000 instructions, 3.0 MIPS"), "{text}");
         let mix = "instructions: mov 4000000 (66.7 %), add 2000000 (33.3 %)\n";
         assert!(text.contains(mix), "{text}");
-        let changes =
-            "changes of engine 2: armed 1, disarmed 1; 150 us on average, 200 us at most\n";
+        let changes = "engine changes 2: armed 1, disarmed 1; 150 us on average, 200 us at most\n";
         assert!(text.contains(changes), "{text}");
         assert!(text.ends_with("exits 2: port writes 2\n"), "{text}");
     }
@@ -223,7 +226,7 @@ mod tests {
     #[test]
     fn mix_sums_up_what_came_less_often() {
         let counts = (0..20).map(|n| (format!("insn{n:02}"), 100 - n));
-        let report = Report {
+        let report = RunReport {
             vcpus: vec![VcpuStats {
                 cpu: 0,
                 exits: ExitCounts::default(),

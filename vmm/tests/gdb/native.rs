@@ -40,7 +40,7 @@ fn debugger_gets_the_interpreter_and_leaves_the_guest_to_kvm() {
             "detached",
         ],
     );
-    let moved = "cpu 0 kvm -> interp: a debugger wants what KVM does not do";
+    let moved = "cpu 0 kvm -> interp: the debugger requires what KVM cannot do";
     assert!(run.stderr().contains(moved), "{}", run.stderr());
     run.wait_for("KVM", || run.stderr().contains("interp -> kvm"));
     run.gdb("kill\n");

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use hindsight_vmm::boot::Mode;
-use hindsight_vmm::machine::Outcome;
-use hindsight_vmm::vcpu::switch::Every;
+use hindsight_vmm::vcpu::engine::ForcedSwitch;
+use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::code_asm::*;
 
 use super::guest::{COUNTERS, Running, exit, has_kvm, long, machine, machine_changing, wrmsr};
@@ -53,13 +53,13 @@ fn guest_that_arms_is_observed_at_once_and_goes_back_when_it_disarmed() {
     // Four instructions of WRMSR, 5 + 5 + 5 + 2 bytes: the jump is behind them.
     assert_eq!(guest.word(FROM), super::guest::LONG + 17);
     for _ in 0..1000 {
-        if guest.board.modes.tally().calm == 1 {
+        if guest.board.run.engine.stats().cooled_down == 1 {
             break;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    let tally = guest.board.modes.tally();
-    assert_eq!((tally.armed, tally.calm, tally.test), (1, 1, 0));
+    let stats = guest.board.run.engine.stats();
+    assert_eq!((stats.armed, stats.cooled_down, stats.test), (1, 1, 0));
     guest.put_word(GO, 1);
     assert!(matches!(guest.end(), Outcome::Exit(0)));
 }
@@ -82,7 +82,12 @@ fn pause_holds_a_machine_that_keeps_changing() {
     if !has_kvm("pause_holds_a_machine_that_keeps_changing") {
         return;
     }
-    let machine = machine_changing(&counting_guest(), Mode::Long, 1, Some(Every::Exits(3)));
+    let machine = machine_changing(
+        &counting_guest(),
+        Mode::Long,
+        1,
+        Some(ForcedSwitch::Exits(3)),
+    );
     let guest = Running::start_machine(machine);
     let mut before = 0;
     for _ in 0..20 {
@@ -93,8 +98,8 @@ fn pause_holds_a_machine_that_keeps_changing() {
         assert_eq!(guest.word(COUNTERS), before, "it runs while it is paused");
         guest.board.resume();
     }
-    assert!(guest.board.modes.tally().test > 100);
-    guest.board.finish(Outcome::Quit);
+    assert!(guest.board.run.engine.stats().test > 100);
+    guest.board.run.finish(Outcome::Quit);
     assert!(matches!(guest.end(), Outcome::Quit));
 }
 
@@ -119,8 +124,8 @@ fn guest_that_arms_nothing_has_not_one_exit_more() {
         let board = machine.board().clone();
         let limit = Some(Duration::from_secs(60));
         assert!(matches!(machine.run(limit, || {}), Ok(Outcome::Exit(0))));
-        assert_eq!(board.modes.tally().count(), 0);
-        board.stats()[0].exits.to_string()
+        assert_eq!(board.run.engine.stats().count(), 0);
+        board.run.stats()[0].exits.to_string()
     };
     let plain = exits(machine(&image, Mode::Long, 1));
     assert_eq!(exits(machine_changing(&image, Mode::Long, 1, None)), plain);

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::guest::{COUNTERS, Running, assemble, exit, has_kvm, long, machine, wrmsr};
 use hindsight_vmm::boot::Mode;
-use hindsight_vmm::machine::Outcome;
-use hindsight_vmm::vcpu::mode::Engine;
+use hindsight_vmm::vcpu::engine::policy::Engine;
+use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::code_asm::*;
 
 /// Counts in memory for ever, with no exit.
@@ -48,7 +48,7 @@ fn paused_guest_stands_still_and_goes_on_a_thousand_times() {
             guest.board.resume();
         }
         guest.wait_for(COUNTERS, guest.word(COUNTERS) + 1);
-        guest.board.finish(Outcome::Quit);
+        guest.board.run.finish(Outcome::Quit);
         assert!(matches!(guest.end(), Outcome::Quit));
     }
 }
@@ -67,7 +67,7 @@ fn halted_guest_pauses_and_resumes_at_once() {
             guest.board.resume();
         }
         assert!(start.elapsed() < Duration::from_secs(20));
-        guest.board.finish(Outcome::Quit);
+        guest.board.run.finish(Outcome::Quit);
         assert!(matches!(guest.end(), Outcome::Quit));
     }
 }
@@ -84,15 +84,15 @@ fn guest_makes_progress_while_it_is_kicked() {
             for _ in 0..2 {
                 scope.spawn(|| {
                     for _ in 0..20_000 {
-                        guest.board.control.doorbell(0).ring();
+                        guest.board.run.vcpus.doorbell(0).ring();
                     }
                 });
             }
         });
         guest.wait_for(COUNTERS, guest.word(COUNTERS) + 1000);
         assert!(guest.board.pause());
-        guest.board.control.stop();
-        guest.board.finish(Outcome::Quit);
+        guest.board.run.vcpus.stop();
+        guest.board.run.finish(Outcome::Quit);
         assert!(matches!(guest.end(), Outcome::Quit));
     }
 }
@@ -106,7 +106,7 @@ fn paused_machine_can_be_stopped() {
         let guest = Running::start(engine, &counting(), 2);
         guest.wait_for(COUNTERS, 1);
         assert!(guest.board.pause());
-        guest.board.finish(Outcome::Quit);
+        guest.board.run.finish(Outcome::Quit);
         assert!(matches!(guest.end(), Outcome::Quit));
     }
 }
@@ -118,7 +118,7 @@ fn machine_rung_before_its_threads_start_still_stops() {
         return;
     }
     let machine = machine(&counting(), Mode::Long, 1);
-    machine.board().control.doorbell(0).ring();
+    machine.board().run.vcpus.doorbell(0).ring();
     let (done, ended) = std::sync::mpsc::channel();
     thread::spawn(move || {
         let _ = done.send(machine.run(Some(Duration::from_millis(300)), || {}));
@@ -135,17 +135,18 @@ fn paused_time_stands_still_for_the_guests_timers() {
     let guest = Running::start(Engine::Kvm, &halted(), 1);
     guest.wait_for(COUNTERS, 1);
     assert!(guest.board.pause());
-    let before = guest.board.clock.now();
+    let before = guest.board.time.clock.now();
     thread::sleep(Duration::from_millis(20));
-    assert_eq!(guest.board.clock.now(), before);
+    assert_eq!(guest.board.time.clock.now(), before);
     guest.board.resume();
     thread::sleep(Duration::from_millis(1));
     let passed = guest
         .board
+        .time
         .clock
-        .ns_from_ticks(guest.board.clock.now() - before);
+        .ns_from_ticks(guest.board.time.clock.now() - before);
     assert!((1_000_000..5_000_000_000).contains(&passed), "{passed} ns");
-    guest.board.finish(Outcome::Quit);
+    guest.board.run.finish(Outcome::Quit);
     let _ = guest.end();
 }
 

@@ -8,10 +8,14 @@ use std::time::Duration;
 
 use hindsight_cpu::profile::Profile;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
+use hindsight_vmm::kvm::host_support::HostKvm;
 use hindsight_vmm::kvm::{self, Host};
-use hindsight_vmm::machine::{Board, Config, Machine, Outcome, Prepared, Sinks};
-use hindsight_vmm::vcpu::mode::{Engine, HostKvm, Rule, Wanted};
-use hindsight_vmm::vcpu::switch::Every;
+use hindsight_vmm::machine::{Config, Machine, Prepared};
+use hindsight_vmm::platform::Sinks;
+use hindsight_vmm::vcpu::board::Board;
+use hindsight_vmm::vcpu::engine::ForcedSwitch;
+use hindsight_vmm::vcpu::engine::policy::{Engine, EngineChoice, EnginePolicy};
+use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
@@ -124,13 +128,18 @@ pub fn machine_on(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Mach
 }
 
 /// As [`machine`], in an engine that changes when the guest arms something, and `every` so often.
-pub fn machine_changing(image: &[u8], mode: Mode, cpus: usize, every: Option<Every>) -> Machine {
-    let rule = Rule {
-        wanted: Wanted::Auto,
+pub fn machine_changing(
+    image: &[u8],
+    mode: Mode,
+    cpus: usize,
+    forced: Option<ForcedSwitch>,
+) -> Machine {
+    let policy = EnginePolicy {
+        choice: EngineChoice::Auto,
         // Whatever it is: these guests do with little.
         host: HostKvm::native(),
     };
-    build(prepared(Engine::Kvm, image, mode, cpus).changing(rule, every))
+    build(prepared(Engine::Kvm, image, mode, cpus).changing(policy, forced))
 }
 
 /// A machine of one processor, put together as `cpu` says, in the interpreter: without KVM.
@@ -164,7 +173,7 @@ fn sinks() -> Sinks {
     Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()) as Box<dyn Write + Send>,
-        messages: None,
+        btm: None,
     }
 }
 
@@ -188,7 +197,7 @@ pub fn run(image: &[u8], seconds: f64) -> Outcome {
     );
     let limit = Duration::from_secs_f64(seconds);
     // Not at every exit: some guests have two hundred thousand.
-    let machine = machine_changing(image, Mode::Long, 1, Some(Every::Exits(97)));
+    let machine = machine_changing(image, Mode::Long, 1, Some(ForcedSwitch::Exits(97)));
     let both = machine.run(Some(limit), || {}).unwrap();
     assert!(same(&both, &native), "in turn: {both:?}, KVM: {native:?}");
     native
@@ -227,13 +236,13 @@ impl Running {
     /// The 64-bit word at `address`.
     pub fn word(&self, address: u64) -> u64 {
         use vm_memory::{Bytes, GuestAddress};
-        self.board.memory.read_obj(GuestAddress(address)).unwrap()
+        self.board.ram.map.read_obj(GuestAddress(address)).unwrap()
     }
 
     /// Sets the 64-bit word at `address`.
     pub fn put_word(&self, address: u64, value: u64) {
         use vm_memory::{Bytes, GuestAddress};
-        let memory = &self.board.memory;
+        let memory = &self.board.ram.map;
         memory.write_obj(value, GuestAddress(address)).unwrap();
     }
 

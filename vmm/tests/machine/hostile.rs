@@ -9,9 +9,9 @@ use super::guest::{
 };
 use hindsight_cpu::state::Activity;
 use hindsight_vmm::boot::Mode;
-use hindsight_vmm::machine::Outcome;
-use hindsight_vmm::vcpu::dispatch::CrashCause;
-use hindsight_vmm::vcpu::mode::Engine;
+use hindsight_vmm::vcpu::crash::CrashCause;
+use hindsight_vmm::vcpu::engine::policy::Engine;
+use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 

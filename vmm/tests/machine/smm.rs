@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use hindsight_vmm::boot::Mode;
-use hindsight_vmm::machine::Outcome;
-use hindsight_vmm::vcpu::dispatch::CrashCause;
+use hindsight_vmm::vcpu::crash::CrashCause;
+use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::code_asm::*;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -30,7 +30,7 @@ fn spoiled(writes: &[(u64, u32)]) -> Outcome {
         exit(a, 7)
     });
     let machine = machine_with("+smm".parse().unwrap(), &image, Mode::Long);
-    let memory = &machine.board().memory;
+    let memory = &machine.board().ram.map;
     memory.write_slice(&handler, GuestAddress(ENTRY)).unwrap();
     let limit = Duration::from_secs(60);
     machine.run(Some(limit), || {}).unwrap()

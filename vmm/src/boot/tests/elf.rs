@@ -1,7 +1,7 @@
 //! Plain ELF and PVH.
 
-use super::images::{ElfImage, Load, note};
-use super::*;
+use crate::boot::tests::images::{ElfImage, Load, note};
+use crate::boot::tests::*;
 
 const AT: u64 = 0x20_0000;
 

@@ -1,6 +1,6 @@
 //! Flat images.
 
-use super::*;
+use crate::boot::tests::*;
 
 #[test]
 fn boot_sector_is_entered_at_7c00_with_the_disk_in_dl() {

@@ -1,7 +1,7 @@
 //! Linux bzImage.
 
-use super::images::bzimage;
-use super::*;
+use crate::boot::tests::images::bzimage;
+use crate::boot::tests::*;
 
 #[test]
 fn kernel_is_entered_at_its_preferred_address_with_boot_parameters() {

@@ -10,8 +10,8 @@ mod properties;
 use hindsight_cpu::state::{CpuState, gpr, seg};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::*;
-use crate::layout::Layout;
+use crate::boot::*;
+use crate::memory::layout::Layout;
 
 const MIB: u64 = 1 << 20;
 

@@ -1,7 +1,7 @@
 //! Multiboot 1.
 
-use super::images::{ElfImage, multiboot_by_addresses, multiboot_header};
-use super::*;
+use crate::boot::tests::images::{ElfImage, multiboot_by_addresses, multiboot_header};
+use crate::boot::tests::*;
 
 const AT: u64 = 0x10_0000;
 

@@ -5,8 +5,10 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-use super::images::{ElfImage, Load, bzimage, multiboot_by_addresses, multiboot_header};
-use super::*;
+use crate::boot::tests::images::{
+    ElfImage, Load, bzimage, multiboot_by_addresses, multiboot_header,
+};
+use crate::boot::tests::*;
 
 const ACPI: std::ops::Range<u64> = 0xe_0000..0xe_2000;
 

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, bail};
 
-use super::{RunArgs, read};
+use crate::cli::run::{RunArgs, read};
 use crate::console::Deliver;
-use crate::machine::{Machine, Outcome};
-use crate::vcpu::determined::input::{Feed, Inbox, Log, LoggedMachine};
+use crate::deterministic::input_log::{InputFeed, InputLog, InputQueue, LoggedMachine};
+use crate::machine::Machine;
+use crate::vcpu::run_control::Outcome;
 
 impl RunArgs {
     /// Input goes to a log.
@@ -29,14 +30,14 @@ impl RunArgs {
 }
 
 /// The log of `--replay-input`.
-pub(super) fn input_log(args: &RunArgs) -> anyhow::Result<Option<Log>> {
+pub(super) fn input_log(args: &RunArgs) -> anyhow::Result<Option<InputLog>> {
     let Some(path) = &args.replay_input else {
         return Ok(None);
     };
     let name = path.display();
     let text = String::from_utf8(read("input log", path)?)
         .map_err(|_| anyhow::anyhow!("input log {name} is not text"))?;
-    let log: Log = text.parse().with_context(|| format!("input log {name}"))?;
+    let log: InputLog = text.parse().with_context(|| format!("input log {name}"))?;
     let own = args.logged_machine();
     if log.machine != own {
         let other = log.machine;
@@ -46,23 +47,29 @@ pub(super) fn input_log(args: &RunArgs) -> anyhow::Result<Option<Log>> {
 }
 
 /// Where the input of a deterministic machine comes from, and goes to.
-pub(super) fn feed(args: &RunArgs, log: Option<Log>) -> anyhow::Result<(Feed, Option<Arc<Inbox>>)> {
+pub(super) fn feed(
+    args: &RunArgs,
+    log: Option<InputLog>,
+) -> anyhow::Result<(InputFeed, Option<Arc<InputQueue>>)> {
     let Some(path) = &args.record_input else {
-        return Ok((log.map(Feed::replay).unwrap_or_default(), None));
+        return Ok((log.map(InputFeed::replay).unwrap_or_default(), None));
     };
     let context = || format!("--record-input {}", path.display());
     let file = File::create(path).with_context(context)?;
-    let inbox = Arc::new(Inbox::default());
-    let feed = Feed::record(inbox.clone(), args.logged_machine(), Box::new(file));
+    let inbox = Arc::new(InputQueue::default());
+    let feed = InputFeed::record(inbox.clone(), args.logged_machine(), Box::new(file));
     Ok((feed.with_context(context)?, Some(inbox)))
 }
 
 /// What ends a run from outside: where input is recorded, that is input too.
-pub(super) fn ending(machine: &Machine, inbox: &Option<Arc<Inbox>>) -> impl Fn() + Send + use<> {
+pub(super) fn ending(
+    machine: &Machine,
+    inbox: &Option<Arc<InputQueue>>,
+) -> impl Fn() + Send + use<> {
     let (board, inbox) = (machine.board().clone(), inbox.clone());
     move || match &inbox {
         Some(inbox) => inbox.quit(),
-        None => board.finish(Outcome::Quit),
+        None => board.run.finish(Outcome::Quit),
     }
 }
 

@@ -8,7 +8,7 @@ mod timeline;
 
 pub use text::{Line, Look, Paint, time};
 
-use super::story::Story;
+use crate::demo::story::Story;
 
 /// What a fact is about, and the fact.
 pub type Fact = (&'static str, String);
@@ -130,8 +130,8 @@ fn closing(story: &Story) -> Vec<Line> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::log::Picture;
     use super::*;
+    use crate::demo::log::Picture;
 
     fn look(width: usize) -> Look {
         Look {

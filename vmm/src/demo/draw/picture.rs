@@ -1,7 +1,7 @@
 //! The guest's picture: two pixels in a character, one above the other.
 
-use super::super::log::Picture;
-use super::text::{Line, Look, Paint};
+use crate::demo::draw::text::{Line, Look, Paint};
+use crate::demo::log::Picture;
 
 /// From far outside of the set to its edge, in the 256-colour palette.
 const PALETTE: [u8; 24] = [

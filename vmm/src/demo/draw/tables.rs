@@ -1,7 +1,7 @@
 //! Profiles, exceptions, MSR accesses and exits, as tables.
 
-use super::super::story::{BranchRow, KindRow, Profile, Story};
-use super::text::{Line, Look, Paint, time};
+use crate::demo::draw::text::{Line, Look, Paint, time};
+use crate::demo::story::{BranchRow, KindRow, Profile, Story};
 
 /// Rows of a profile; the rest is one row.
 const PROFILE_ROWS: usize = 6;
@@ -165,9 +165,9 @@ fn exit(row: &KindRow, most: u64, look: Look) -> Line {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::explain::MsrAccess;
-    use super::super::super::story::{ExceptionRow, FaultRow, MsrRow};
     use super::*;
+    use crate::demo::explain::MsrAccess;
+    use crate::demo::story::{ExceptionRow, FaultRow, MsrRow};
 
     const LOOK: Look = Look {
         colour: false,

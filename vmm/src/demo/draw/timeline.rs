@@ -2,8 +2,8 @@
 
 use hindsight_devices::clock::Ticks;
 
-use super::super::story::{Phase, Story, nanoseconds};
-use super::text::{Line, Look, Paint, time};
+use crate::demo::draw::text::{Line, Look, Paint, time};
+use crate::demo::story::{Phase, Story, nanoseconds};
 
 /// Columns of the names on the left.
 const NAME: usize = 19;

@@ -9,7 +9,7 @@ use object::elf::{
 use object::pod::{bytes_of, bytes_of_slice};
 use object::{LittleEndian as LE, U16, U32, U64};
 
-use super::kallsyms::Symbol;
+use crate::gdb::kernel::kallsyms::Symbol;
 
 type Section = SectionHeader64<LE>;
 

@@ -2,7 +2,7 @@
 //! `/proc/kallsyms`. See `scripts/kallsyms.c` and `kernel/kallsyms.c` of Linux.
 //!
 //! The tables have no header. What they have is a table of 256 tokens, of which those of the digits
-//! are the digits themselves; all others lie next to it, in one of two orders:
+//! are the digits themselves; all others lie next to it, in one of two debug:
 //!
 //! - until Linux 6.3: offsets, base, count, names, markers, since 6.2 (and in long-term kernels) the
 //!   numbers of the names in order of the alphabet, tokens, indices of tokens;

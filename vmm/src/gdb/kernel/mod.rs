@@ -14,10 +14,10 @@ use gdbstub::target::ext::host_io::{
 use hindsight_cpu::state::CpuState;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::debugger::Debugger;
-use super::framing::BODY_MAX;
+use crate::gdb::debugger::Debugger;
+use crate::gdb::framing::BODY_MAX;
 use crate::memory;
-use crate::translate;
+use crate::memory::page_walk;
 use kallsyms::{DIGITS, Source, Symbol, Tables};
 
 /// The only descriptor.
@@ -74,7 +74,7 @@ fn symbols(memory: &GuestMemoryMmap, state: &CpuState) -> Option<Vec<Symbol>> {
         let Some(base) = tables.base(memory) else {
             continue;
         };
-        let there = translate::linear_to_physical(memory, state, base);
+        let there = page_walk::linear_to_physical(memory, state, base);
         if there.is_some_and(|at| at <= digits && digits - at < KERNEL_MAX) {
             return tables.symbols(memory);
         }
@@ -86,7 +86,7 @@ fn symbols(memory: &GuestMemoryMmap, state: &CpuState) -> Option<Vec<Symbol>> {
 impl Debugger {
     /// The file, as it is now; `None` if there is no kernel, or none with symbols.
     fn kernel_file(&mut self) -> Option<Vec<u8>> {
-        let memory = self.board().memory.clone();
+        let memory = self.board().ram.map.clone();
         let cpu = self.current;
         let state = self.state(cpu).ok()?;
         let symbols = symbols(&memory, state)?;

@@ -6,9 +6,9 @@ use hindsight_cpu::branch::bts::RECORD;
 use hindsight_regs::branch::{CYC_CNT_MAX, DebugCtl, LBR_DEPTH, LbrInfo, LbrSelect};
 use hindsight_regs::msr;
 
-use super::super::debugger::Debugger;
-use super::{Answer, MonitorError, none};
-use crate::translate;
+use crate::gdb::debugger::Debugger;
+use crate::gdb::monitor::{Answer, MonitorError, none};
+use crate::memory::page_walk;
 
 /// Records of the branch trace store that are shown.
 const SHOWN: usize = 32;
@@ -88,10 +88,10 @@ pub(super) fn bts(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     if area == 0 {
         return Ok(text);
     }
-    let memory = debugger.board().memory.clone();
+    let memory = debugger.board().ram.map.clone();
     let state = debugger.state(debugger.current)?.clone();
     let words = |at: u64, count: usize| -> Option<Vec<u64>> {
-        let bytes = translate::read_linear(&memory, &state, at, count * 8);
+        let bytes = page_walk::read_linear(&memory, &state, at, count * 8);
         let words = bytes
             .chunks_exact(8)
             .map(|b| b.try_into().unwrap_or([0; 8]));

@@ -5,20 +5,20 @@ use std::fmt::Write as _;
 use hindsight_devices::irq::ioapic::IoapicState;
 use hindsight_devices::irq::lapic::LapicState;
 
-use super::super::debugger::Debugger;
-use super::{Answer, none};
+use crate::gdb::debugger::Debugger;
+use crate::gdb::monitor::{Answer, none};
 
 pub(super) fn lapic(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let cpu = debugger.current;
-    let state = debugger.board().irq.save();
+    let state = debugger.board().buses.irq.save();
     let text = state.lapics.get(cpu).map(|lapic| show_lapic(cpu, lapic));
     Ok(text.unwrap_or_default())
 }
 
 pub(super) fn ioapic(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
-    Ok(show_ioapic(&debugger.board().irq.save().ioapic))
+    Ok(show_ioapic(&debugger.board().buses.irq.save().ioapic))
 }
 
 /// How an interrupt is delivered, as the local vector table and the I/O APIC's redirection table have it in

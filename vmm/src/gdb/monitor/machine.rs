@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::super::debugger::Debugger;
-use super::super::registers::{Place, Register};
-use super::{Answer, MonitorError, none, number, usage};
-use crate::machine::Outcome;
-use crate::translate;
-use crate::vcpu::stats::Report;
+use crate::gdb::debugger::Debugger;
+use crate::gdb::monitor::{Answer, MonitorError, none, number, usage};
+use crate::gdb::registers::{Place, Register};
+use crate::memory::page_walk;
+use crate::vcpu::run_control::Outcome;
+use crate::vcpu::stats::RunReport;
 
 pub(super) fn quit(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
@@ -17,7 +17,7 @@ pub(super) fn quit(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
 
 pub(super) fn reset(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
-    debugger.board().finish(Outcome::Reset);
+    debugger.board().run.finish(Outcome::Reset);
     Ok("the machine ends as one that was reset".to_owned())
 }
 
@@ -25,7 +25,7 @@ pub(super) fn exits(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let mut text = String::new();
     for cpu in 0..debugger.cpus() {
-        let (exits, retired) = debugger.ask(cpu, |cpu| (cpu.models().exits, cpu.retired()))?;
+        let (exits, retired) = debugger.ask(cpu, |cpu| (cpu.model().exits, cpu.retired()))?;
         let _ = write!(text, "cpu {cpu}: {exits}");
         if let Some(retired) = retired {
             let _ = write!(text, "; {retired} instructions");
@@ -42,7 +42,7 @@ pub(super) fn stats(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
         .map(|cpu| debugger.ask(cpu, |cpu| cpu.stats()))
         .collect();
     let host_time = debugger.since.elapsed();
-    Ok(Report::new(debugger.board(), vcpus?, host_time).to_string())
+    Ok(RunReport::new(debugger.board(), vcpus?, host_time).to_string())
 }
 
 /// Shows registers of one kind, those that there are.
@@ -76,7 +76,7 @@ pub(super) fn tsc(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
 
 pub(super) fn inject(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     let cpu = debugger.current;
-    let irq = debugger.board().irq.clone();
+    let irq = debugger.board().buses.irq.clone();
     match arguments {
         ["nmi"] => {
             irq.inject_nmi(cpu);
@@ -90,7 +90,7 @@ pub(super) fn inject(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
             irq.set_irq(line, false);
             Ok(format!("line {line} was raised and lowered"))
         }
-        ["smi"] if debugger.board().has_smm => {
+        ["smi"] if debugger.board().package.has_smm => {
             irq.inject_smi(cpu);
             Ok(format!("an SMI waits for cpu {cpu}"))
         }
@@ -112,12 +112,12 @@ const OWN: &str = "or, with the symbols that the kernel itself has: symbol-file 
 
 pub(super) fn kaslr(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
-    let memory = debugger.board().memory.clone();
+    let memory = debugger.board().ram.map.clone();
     let cpu = debugger.current;
     let state = debugger.state(cpu)?;
     let steps = (LINUX_LAST - LINUX_FIRST) / LINUX_STEP;
     let mut places = (0..steps).map(|step| LINUX_FIRST + step * LINUX_STEP);
-    let first = places.find(|&at| translate::linear_to_physical(&memory, state, at).is_some());
+    let first = places.find(|&at| page_walk::linear_to_physical(&memory, state, at).is_some());
     let text = first.filter(|_| state.efer & 1 << 10 != 0).ok_or_else(|| {
         MonitorError::Bad("no Linux kernel is mapped: let it boot further".to_owned())
     })?;

@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 
 use thiserror::Error;
 
-use super::debugger::{DebugError, Debugger};
+use crate::gdb::debugger::{DebugError, Debugger};
 
 /// Why a command did nothing.
 #[derive(Debug, Error)]

@@ -1,8 +1,8 @@
 //! Commands that change how the stub shows the machine.
 
-use super::super::debugger::Debugger;
-use super::super::registers::Mode;
-use super::{Answer, switch, usage};
+use crate::gdb::debugger::Debugger;
+use crate::gdb::monitor::{Answer, switch, usage};
+use crate::gdb::registers::Mode;
 
 fn on_off(on: bool) -> &'static str {
     if on { "on" } else { "off" }

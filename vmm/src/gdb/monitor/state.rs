@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::super::debugger::Debugger;
-use super::{Answer, MonitorError, number, usage};
-use crate::vcpu::report::LastState;
+use crate::gdb::debugger::Debugger;
+use crate::gdb::monitor::{Answer, MonitorError, number, usage};
+use crate::vcpu::crash::FinalState;
 
 pub(super) fn regs(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     match arguments {
@@ -13,9 +13,9 @@ pub(super) fn regs(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
         _ => return Err(usage()),
     }
     let cpu = debugger.current;
-    let memory = debugger.board().memory.clone();
+    let memory = debugger.board().ram.map.clone();
     let state = debugger.state(cpu)?.clone();
-    Ok(LastState::new(cpu, state, &memory).to_string())
+    Ok(FinalState::new(cpu, state, &memory).to_string())
 }
 
 /// The registers of a group of the target description.

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use hindsight_interp::{MsrStops, PortWatch};
 
-use super::super::debugger::Debugger;
-use super::super::stop::EXCEPTIONS;
-use super::{Answer, MonitorError, number, usage};
+use crate::gdb::debugger::Debugger;
+use crate::gdb::monitor::{Answer, MonitorError, number, usage};
+use crate::gdb::stop::EXCEPTIONS;
 
 /// An exception by its name or number.
 fn vector(text: &str) -> Result<usize, MonitorError> {

@@ -5,10 +5,10 @@ use std::fmt::{self, Write as _};
 use hindsight_cpu::state::{CpuState, canonical};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::super::debugger::Debugger;
-use super::super::stop::EXCEPTIONS;
-use super::{Answer, MonitorError, none, number, usage};
-use crate::translate;
+use crate::gdb::debugger::Debugger;
+use crate::gdb::monitor::{Answer, MonitorError, none, number, usage};
+use crate::gdb::stop::EXCEPTIONS;
+use crate::memory::page_walk;
 
 /// Most lines that a command prints.
 const LINES: usize = 1000;
@@ -54,7 +54,7 @@ pub(super) fn pt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
         return Err(usage());
     };
     let linear = number(address)?;
-    let memory = debugger.board().memory.clone();
+    let memory = debugger.board().ram.map.clone();
     let cpu = debugger.current;
     let state = debugger.state(cpu)?;
     if state.cr0 & 1 << 31 == 0 {
@@ -90,7 +90,7 @@ pub(super) fn pt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
         }
         table = entry & 0x000f_ffff_ffff_f000;
     }
-    match translate::linear_to_physical(&memory, state, linear) {
+    match page_walk::linear_to_physical(&memory, state, linear) {
         Some(physical) => {
             let _ = writeln!(text, "{linear:#x} is {physical:#x}");
         }
@@ -153,7 +153,7 @@ fn push_range(found: &mut Vec<(u64, u64, u64)>, linear: u64, len: u64, rights: u
 
 pub(super) fn tlb(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
-    let memory = debugger.board().memory.clone();
+    let memory = debugger.board().ram.map.clone();
     let cpu = debugger.current;
     let state = debugger.state(cpu)?;
     if state.cr0 & 1 << 31 == 0 {
@@ -185,7 +185,7 @@ pub(super) fn tlb(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
 pub(super) fn mem(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let mut text = String::new();
-    for region in debugger.board().memory.iter() {
+    for region in debugger.board().ram.map.iter() {
         let start = region.start_addr().0;
         let _ = writeln!(text, "{start:#x}-{:#x} RAM", start + region.len());
     }
@@ -294,7 +294,7 @@ fn descriptors(
 
 pub(super) fn gdt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
-    let memory = debugger.board().memory.clone();
+    let memory = debugger.board().ram.map.clone();
     let cpu = debugger.current;
     let state = debugger.state(cpu)?;
     let mut text = format!(
@@ -304,7 +304,7 @@ pub(super) fn gdt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     let table = state.gdtr;
     let found = descriptors(table.limit, state.efer & 1 << 10 != 0, |offset| {
         let at = table.base.wrapping_add(offset);
-        let raw = translate::read_linear(&memory, state, at, 8);
+        let raw = page_walk::read_linear(&memory, state, at, 8);
         raw.try_into().ok().map(u64::from_le_bytes)
     });
     for (selector, descriptor) in found.iter().take(LINES) {
@@ -318,7 +318,7 @@ pub(super) fn gdt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
 
 pub(super) fn idt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     none(arguments)?;
-    let memory = debugger.board().memory.clone();
+    let memory = debugger.board().ram.map.clone();
     let cpu = debugger.current;
     let state = debugger.state(cpu)?;
     let base = state.idtr.base;
@@ -332,7 +332,7 @@ pub(super) fn idt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     let count = (u64::from(state.idtr.limit) + 1) / size;
     for vector in 0..count.min(256) {
         let len = usize::try_from(size).unwrap_or(4);
-        let raw = translate::read_linear(&memory, state, base.wrapping_add(vector * size), len);
+        let raw = page_walk::read_linear(&memory, state, base.wrapping_add(vector * size), len);
         if raw.len() < len {
             break;
         }
@@ -375,7 +375,7 @@ pub(super) fn disas(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
         [at, count] => (Some(number(at)?), number(count)?),
         _ => return Err(usage()),
     };
-    let at = at.unwrap_or_else(|| super::super::registers::linear_pc(&state, state.rip));
+    let at = at.unwrap_or_else(|| crate::gdb::registers::linear_pc(&state, state.rip));
     let count = usize::try_from(count).unwrap_or(LINES).min(LINES);
     let code = debugger.read_memory(cpu, at, count * 15);
     let code = code.map_err(|_| MonitorError::Bad(format!("{at:#x} is not mapped to memory")))?;

@@ -6,7 +6,7 @@ use hindsight_regs::cr::{Cr0, Cr4, Efer};
 use hindsight_regs::rflags::Rflags;
 use thiserror::Error;
 
-use super::Place;
+use crate::gdb::registers::Place;
 
 /// XSTATE_BV in the header of the XSAVE area: components that are not in their initial state.
 const XSTATE_BV: usize = 512;
@@ -333,8 +333,8 @@ fn segment_mut(state: &mut CpuState, i: usize) -> Result<&mut Segment, RegisterE
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Available, Layout, Mode};
     use super::*;
+    use crate::gdb::registers::{Available, Layout, Mode};
 
     #[test]
     fn what_is_written_is_read_back() {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{AVX512, CORE, Layout, MSRS, Mode, Register, SSE, SYSTEM};
+use crate::gdb::registers::{AVX512, CORE, Layout, MSRS, Mode, Register, SSE, SYSTEM};
 
 /// Named bits of a register: a name with its first and last bit.
 type Fields = &'static [(&'static str, u8, u8)];
@@ -319,14 +319,17 @@ fn types(xml: &mut String, feature: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Available;
     use super::*;
+    use crate::gdb::registers::Available;
 
     #[test]
     fn every_type_is_gdbs_own_or_defined_before_its_use() {
         let available = Available {
             xcr0: 0x2e7,
-            msrs: super::super::msr_candidates().iter().map(|m| m.0).collect(),
+            msrs: crate::gdb::registers::msr_candidates()
+                .iter()
+                .map(|m| m.0)
+                .collect(),
         };
         let builtin = [
             "int", "int32", "int64", "uint16", "uint32", "uint64", "uint128", "i387_ext",

@@ -8,8 +8,8 @@ use std::time::Duration;
 use quick_junit::{NonSuccessKind, Property, Report, SerializeError, TestCase, TestCaseStatus};
 use quick_junit::{TestSuite, XmlString};
 
-use super::super::verdict::{CaseResult, Verdict};
-use super::text::failure_text;
+use crate::harness::report::text::failure_text;
+use crate::harness::verdict::{CaseResult, Verdict};
 
 /// The report of all results, as XML.
 ///
@@ -68,8 +68,8 @@ fn lines(lines: &[String]) -> XmlString {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::three_results;
     use super::*;
+    use crate::harness::report::tests::three_results;
 
     #[test]
     fn results_are_written_as_junit() {

@@ -6,7 +6,7 @@ pub mod text;
 
 use std::fmt;
 
-use super::verdict::{CaseResult, Verdict};
+use crate::harness::verdict::{CaseResult, Verdict};
 
 /// How many cases ended in which way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,9 +42,9 @@ impl fmt::Display for Summary {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::select::tests::jobs_of;
-    use super::super::serial::Assertion;
-    use super::super::verdict::{CaseResult, Failure, FailureKind, Verdict};
+    use crate::harness::select::tests::jobs_of;
+    use crate::harness::serial::Assertion;
+    use crate::harness::verdict::{CaseResult, Failure, FailureKind, Verdict};
     use std::time::Duration;
 
     /// A pass, a failure with an assertion, and a skip.

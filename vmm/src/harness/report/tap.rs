@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::super::verdict::{CaseResult, Failure, Verdict};
+use crate::harness::verdict::{CaseResult, Failure, Verdict};
 
 /// Writes the version and the plan.
 ///
@@ -92,8 +92,8 @@ fn quote(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::three_results;
     use super::*;
+    use crate::harness::report::tests::three_results;
 
     #[test]
     fn results_are_written_as_tap_14() {

@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
-use super::super::serial::Assertion;
-use super::super::verdict::{CaseResult, Verdict};
+use crate::harness::serial::Assertion;
+use crate::harness::verdict::{CaseResult, Verdict};
 
 /// Lines of output shown under a failure.
 const OUTPUT_LINES: usize = 20;
@@ -132,8 +132,8 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::three_results;
     use super::*;
+    use crate::harness::report::tests::three_results;
 
     #[test]
     fn result_lines_name_verdict_case_level_and_time() {

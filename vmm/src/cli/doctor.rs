@@ -1,0 +1,120 @@
+//! The command `hindsight doctor`.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use crate::probe::cache::{Cache, Findings};
+use crate::probe::finding::{Finding, Probe, Verdict};
+use crate::probe::guest::Bench;
+use crate::probe::report::{Form, Host, Printer, Report, Row};
+use crate::probe::{ProbeError, keep, probes};
+
+/// Status when KVM cannot be used or the arguments are wrong.
+const CANNOT: u8 = 2;
+
+/// Measure what this host's KVM really does.
+#[derive(Debug, clap::Args)]
+pub struct DoctorArgs {
+    /// Print JSON, a line for each probe
+    #[arg(long)]
+    json: bool,
+    /// Also write a report to contribute; it names the CPU model, kernel and KVM modules
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "hindsight-doctor.json")]
+    save: Option<PathBuf>,
+    /// Measure only these probes
+    #[arg(long, value_name = "PROBES", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Do not measure these probes
+    #[arg(long, value_name = "PROBES", value_delimiter = ',')]
+    skip: Vec<String>,
+    /// List the probes and what each measures
+    #[arg(long)]
+    list: bool,
+}
+
+/// Runs the command. Status 0 when it measured; 2 when it cannot, after one line that says why.
+///
+/// # Errors
+///
+/// When the report cannot be written.
+pub fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
+    match examine(&args) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) if is_closed_pipe(&error) => Ok(ExitCode::SUCCESS),
+        Err(error) if error.is::<ProbeError>() => {
+            let _ = writeln!(io::stderr(), "hindsight: {error:#}");
+            Ok(CANNOT.into())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn examine(args: &DoctorArgs) -> anyhow::Result<()> {
+    if let Some(name) = args
+        .only
+        .iter()
+        .chain(&args.skip)
+        .find(|name| probes().all(|probe| probe.name != **name))
+    {
+        return Err(ProbeError::Unknown(name.clone()).into());
+    }
+    let chosen = |probe: &&Probe| args.only.is_empty() || args.only.iter().any(|n| n == probe.name);
+    if args.list {
+        return list(probes().filter(chosen));
+    }
+    let bench = Bench::open().map_err(ProbeError::from)?;
+    let mut report = Report::new(Host::here());
+    let form = if args.json { Form::Json } else { Form::Table };
+    let mut printer = Printer::new(io::stdout().lock(), form, &report)?;
+    for probe in probes().filter(chosen) {
+        let finding = if args.skip.iter().any(|name| name == probe.name) {
+            Finding::new(Verdict::Skipped, "not asked for")
+        } else {
+            probe.run(&bench)
+        };
+        let row = Row {
+            name: probe.name.to_owned(),
+            finding,
+        };
+        printer.row(&row)?;
+        report.probes.push(row);
+    }
+    printer.finish(&report)?;
+    let measured: Findings = report
+        .probes
+        .iter()
+        .filter(|row| row.finding.verdict != Verdict::Skipped)
+        .map(|row| (row.name.clone(), row.finding.clone()))
+        .collect();
+    keep(Cache::here().as_ref(), &measured);
+    args.save
+        .as_deref()
+        .map_or(Ok(()), |path| save(&report, path))
+}
+
+fn list<'a>(probes: impl Iterator<Item = &'a Probe>) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    for probe in probes {
+        writeln!(out, "{:<18} {}", probe.name, probe.about)?;
+    }
+    Ok(())
+}
+
+fn save(report: &Report, path: &Path) -> anyhow::Result<()> {
+    let context = || format!("cannot write the report to {}", path.display());
+    let mut file = BufWriter::new(File::create(path).with_context(context)?);
+    report
+        .write_json(&mut file)
+        .and_then(|()| file.flush())
+        .with_context(context)
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}

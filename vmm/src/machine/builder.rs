@@ -1,0 +1,355 @@
+//! Building a machine: memory and image first, then the board and the vCPUs around them.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use hindsight_cpu::cpuid::{self, CpuidTable, Regs};
+use hindsight_cpu::facility::Facilities;
+use hindsight_cpu::uarch::{Cache, Geometry};
+use hindsight_cpu::msr::{MsrConfig, Msrs};
+use hindsight_cpu::profile::Profile;
+use hindsight_cpu::state::{Activity, CpuState, gpr};
+use hindsight_devices::clock::Clock;
+use hindsight_devices::irq::lapic::LapicFeatures;
+use hindsight_devices::irq::{self, Interrupts};
+use hindsight_devices::rtc::RtcConfig;
+use hindsight_devices::{NanoClock, Requests};
+use vm_memory::GuestMemoryMmap;
+
+use super::features::{available, executed_by_both};
+use super::{CPUS_MAX, Machine, MachineError};
+use crate::boot::{self, Loaded, Plan, Protocol};
+use crate::kvm::vcpu::KvmVcpuFd;
+use crate::kvm::vm::KvmVm;
+use crate::kvm::{self, KvmError};
+use crate::memory::layout::Layout;
+use crate::memory::{self, GuestRam};
+use crate::platform::{Buses, Sinks, Timekeeping, TimerBell, Wiring};
+use crate::vcpu::Vcpu;
+use crate::vcpu::board::{Board, Package, RequestHandler, RunControl, ThreadWaker};
+use crate::vcpu::debug::inspect::StopReports;
+use crate::vcpu::engine::policy::{Engine, EnginePolicy};
+use crate::vcpu::engine::{EngineSwitch, ForcedSwitch};
+use crate::vcpu::interp::InterpVcpu;
+use crate::vcpu::kvm::KvmVcpu;
+use crate::vcpu::model::VcpuModel;
+use crate::vcpu::run_control::{RunEnd, VcpuControl};
+use crate::{deterministic, host_clock};
+
+/// What a machine is made of.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Back memory by huge pages.
+    pub huge_pages: bool,
+    /// Processors, 1 to [`CPUS_MAX`].
+    pub cpus: usize,
+    /// Which processor.
+    pub cpu: Profile,
+    /// What executes its code at the start.
+    pub engine: Engine,
+}
+
+/// Guest memory with an image in it, and no machine around it yet. Whatever is wrong with the image
+/// or the configuration has been reported by now.
+#[derive(Debug)]
+pub struct Prepared {
+    config: Config,
+    layout: Layout,
+    memory: GuestMemoryMmap,
+    loaded: Loaded,
+    seed: Option<u64>,
+    policy: Option<EnginePolicy>,
+    forced: Option<ForcedSwitch>,
+    uarch: bool,
+}
+
+impl Prepared {
+    /// Loads the image of `plan` into the memory of `config`.
+    ///
+    /// # Errors
+    ///
+    /// When the configuration is impossible, the host does not have the memory, or the image cannot
+    /// be booted.
+    pub fn new(config: &Config, plan: &Plan<'_>) -> Result<Self, MachineError> {
+        if !(1..=CPUS_MAX).contains(&config.cpus) {
+            return Err(MachineError::Cpus(config.cpus));
+        }
+        let layout = Layout::new(config.memory)?;
+        let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
+        let layout = boot::acpi::place(&memory, layout, config.cpus)?;
+        let loaded = boot::load(&memory, &layout, plan)?;
+        Ok(Self {
+            config: config.clone(),
+            layout,
+            memory,
+            loaded,
+            seed: None,
+            policy: None,
+            forced: None,
+            uarch: true,
+        })
+    }
+
+    /// Makes the machine deterministic: see [`crate::deterministic`]. `seed` is that of RDRAND and
+    /// RDSEED.
+    #[must_use]
+    pub fn deterministic(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Whether a branch predictor and caches are modelled for the events that need them; without
+    /// them, these events count nothing. See [`hindsight_cpu::uarch`].
+    #[must_use]
+    pub fn with_uarch(mut self, uarch: bool) -> Self {
+        self.uarch = uarch;
+        self
+    }
+
+    /// Lets a machine that starts in KVM change engines by `policy`, and in tests of that also as
+    /// `forced` says. See [`EngineSwitch`].
+    #[must_use]
+    pub fn changing(mut self, policy: EnginePolicy, forced: Option<ForcedSwitch>) -> Self {
+        self.policy = Some(policy);
+        self.forced = forced;
+        self
+    }
+
+    /// Builds the machine. Only [`Engine::Interp`] works without `host`.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses, or is to be deterministic.
+    pub fn build(
+        mut self,
+        host: Option<&kvm::Host>,
+        sinks: Sinks,
+    ) -> Result<Machine, MachineError> {
+        if self.seed.is_some() && self.config.engine != Engine::Interp {
+            return Err(MachineError::Deterministic);
+        }
+        let kvm = match (self.config.engine, host) {
+            (Engine::Kvm, Some(host)) => Some(KvmParts::new(host, &self.memory, self.config.cpus)?),
+            (Engine::Kvm, None) => return Err(KvmError::Missing.into()),
+            (Engine::Interp, _) => None,
+        };
+        // Without KVM there is no other engine to change to.
+        let policy = self.policy.take().filter(|_| kvm.is_some());
+        let changes = policy.is_some();
+        let facilities = self
+            .config
+            .cpu
+            .facilities(available(self.config.engine, changes))?;
+        let tsc_hz = match self.seed {
+            Some(_) => deterministic::TSC_HZ,
+            None => host_clock::tsc_hz(kvm.as_ref().and_then(KvmParts::tsc_khz)),
+        };
+        let supported = |leaf, subleaf| match (&kvm, host) {
+            (Some(_), Some(host)) if changes => executed_by_both(host, leaf, subleaf),
+            (Some(_), Some(host)) => host.supported_cpuid(leaf, subleaf),
+            _ => hindsight_interp::supported_cpuid(leaf, subleaf),
+        };
+        let board = BoardBuilder {
+            config: &self.config,
+            layout: &self.layout,
+            facilities,
+            tsc_hz,
+            supported: &supported,
+            deterministic: self.seed.is_some(),
+        }
+        .build(self.memory, (policy, self.forced), sinks)?;
+        if !matches!(self.loaded.protocol, Protocol::Pvh | Protocol::Elf) {
+            // As firmware leaves it: interrupts of the 8259 pair reach the processor.
+            board.buses.irq.set_virtual_wire();
+        }
+        let msrs = MsrConfig {
+            facilities,
+            tsc_hz,
+            models: self.uarch,
+        };
+        let package = Arc::default();
+        let model = |id| {
+            let msrs = Msrs::in_package(msrs, Arc::clone(&package));
+            VcpuModel::new(id, msrs, board.clone())
+        };
+        let vcpus = match kvm {
+            Some(parts) => parts.into_vcpus(&board, &self.loaded, model)?,
+            None => interp_vcpus(self.config.cpus, &board, &self.loaded, self.seed, model)?,
+        };
+        for id in 1..self.config.cpus {
+            board.buses.irq.set_wait_for_sipi(id, true);
+        }
+        let deterministic = self.seed.is_some();
+        Ok(Machine::from_parts(
+            board,
+            vcpus,
+            deterministic,
+            self.loaded,
+        ))
+    }
+}
+
+/// The KVM side of a machine under construction.
+struct KvmParts {
+    vcpus: Vec<KvmVcpuFd>,
+}
+
+impl KvmParts {
+    fn new(host: &kvm::Host, memory: &GuestMemoryMmap, cpus: usize) -> Result<Self, KvmError> {
+        let vm = KvmVm::new(host, memory)?;
+        let vcpus = (0_u32..).take(cpus).map(|id| vm.create_vcpu(id));
+        Ok(Self {
+            vcpus: vcpus.collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn tsc_khz(&self) -> Option<u32> {
+        self.vcpus.first().and_then(KvmVcpuFd::tsc_khz)
+    }
+
+    fn into_vcpus(
+        self,
+        board: &Board,
+        loaded: &Loaded,
+        model: impl Fn(usize) -> VcpuModel,
+    ) -> Result<Vec<Vcpu>, MachineError> {
+        let vcpus = self.vcpus.into_iter().zip(0_u32..).enumerate();
+        vcpus
+            .map(|(id, (fd, wide))| {
+                fd.set_cpuid(wide, &board.package.cpuid)?;
+                let state = first_state(id, loaded, &board.package.cpuid);
+                Ok(KvmVcpu::new(fd, model(id), &state)?.into())
+            })
+            .collect()
+    }
+}
+
+fn interp_vcpus(
+    cpus: usize,
+    board: &Board,
+    loaded: &Loaded,
+    seed: Option<u64>,
+    model: impl Fn(usize) -> VcpuModel,
+) -> Result<Vec<Vcpu>, MachineError> {
+    let memory = board.ram.for_interpreters()?;
+    let vcpus = (0..cpus).map(|id| {
+        let state = first_state(id, loaded, &board.package.cpuid);
+        let mut vcpu = InterpVcpu::new(memory.clone(), model(id), &state);
+        if let Some(seed) = seed {
+            vcpu.make_deterministic(seed);
+        }
+        vcpu.into()
+    });
+    Ok(vcpus.collect())
+}
+
+/// What the board is built from.
+struct BoardBuilder<'a> {
+    config: &'a Config,
+    layout: &'a Layout,
+    facilities: Facilities,
+    tsc_hz: u64,
+    /// What the engine can execute, as CPUID reports it.
+    supported: &'a dyn Fn(u32, u32) -> Regs,
+    /// Time is virtual.
+    deterministic: bool,
+}
+
+impl BoardBuilder<'_> {
+    fn build(
+        &self,
+        memory: GuestMemoryMmap,
+        (policy, forced): (Option<EnginePolicy>, Option<ForcedSwitch>),
+        sinks: Sinks,
+    ) -> Result<Arc<Board>, MachineError> {
+        let cpus = self.config.cpus;
+        let clock = Arc::new(if self.deterministic {
+            Clock::new_virtual(self.tsc_hz)
+        } else {
+            Clock::host(self.tsc_hz, host_clock::read_tsc)
+        });
+        clock.pause();
+        let bell = Arc::new(TimerBell::default());
+        let end = Arc::new(RunEnd::default());
+        let vcpus = Arc::new(VcpuControl::new(cpus, self.config.engine));
+        let engine = EngineSwitch::new(cpus, policy, forced, vcpus.clone(), bell.clone());
+        let waker = Arc::new(ThreadWaker {
+            vcpus: vcpus.clone(),
+            bell: bell.clone(),
+        });
+        let irq = Interrupts::new(cpus, clock.clone(), self.irq_config(), waker);
+        let handler = RequestHandler {
+            vcpus: vcpus.clone(),
+            bell: bell.clone(),
+            end: end.clone(),
+        };
+        let nano_clock = clock.clone();
+        let buses = Buses::new(
+            Wiring {
+                irq: Arc::new(irq),
+                nanos: NanoClock::new(move || nano_clock.ns_from_ticks(nano_clock.now())),
+                requests: Requests::new(move |request| handler.request(request)),
+                layout: self.layout,
+                cpus: u16::try_from(cpus).unwrap_or(u16::MAX),
+            },
+            sinks,
+        )?;
+        let stops = StopReports::new().map_err(MachineError::StopReports)?;
+        Ok(Arc::new(Board {
+            ram: GuestRam::new(memory),
+            buses,
+            time: Timekeeping::new(clock, bell.clone()),
+            package: self.package(),
+            run: RunControl::new(vcpus, engine, stops, end, bell),
+        }))
+    }
+
+    fn package(&self) -> Package {
+        let config = cpuid::Config {
+            model: self.config.cpu.model(),
+            facilities: self.facilities,
+            cpus: u32::try_from(self.config.cpus).unwrap_or(u32::MAX),
+            tsc_hz: self.tsc_hz,
+        };
+        Package::new(
+            CpuidTable::new(&config, self.supported),
+            self.facilities.contains(Facilities::SMM),
+            Cache::new(Geometry::L3),
+        )
+    }
+
+    fn irq_config(&self) -> irq::Config {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let host_seconds = i64::try_from(since.unwrap_or_default().as_secs()).unwrap_or(0);
+        irq::Config {
+            rtc: RtcConfig {
+                epoch_seconds: if self.deterministic {
+                    deterministic::RTC_EPOCH
+                } else {
+                    host_seconds
+                },
+                memory_below_4g: self.layout.low_end(),
+                memory_above_4g: self.layout.memory() - self.layout.low_end(),
+            },
+            lapic: LapicFeatures {
+                x2apic: self.facilities.contains(Facilities::X2APIC),
+                tsc_deadline: self.facilities.contains(Facilities::TSC_DEADLINE),
+                ..LapicFeatures::default()
+            },
+        }
+    }
+}
+
+/// The state in which vCPU `id` starts: the boot processor as the boot protocol says, the others wait
+/// for a start-up IPI.
+fn first_state(id: usize, loaded: &Loaded, cpuid: &CpuidTable) -> CpuState {
+    if id == 0 {
+        return loaded.state.clone();
+    }
+    let mut state = CpuState::reset();
+    state.gpr[gpr::RDX] = u64::from(cpuid.query(1, 0, 0, 0, 0)[0]);
+    state.activity = Activity::WaitForSipi;
+    state
+}

@@ -1,0 +1,237 @@
+//! Running a machine to its end.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use hindsight_cpu::state::seg;
+
+use super::builder::{Config, Prepared};
+use super::{MachineError, timer};
+use crate::boot::{Loaded, Plan};
+use crate::console::Deliver;
+use crate::deterministic::input_log::InputFeed;
+use crate::deterministic::{self, CheckpointLimits, DeterministicMachine};
+use crate::kvm;
+use crate::platform::Sinks;
+use crate::vcpu::Vcpu;
+use crate::vcpu::board::Board;
+use crate::vcpu::crash::FinalState;
+use crate::vcpu::interp::InterpVcpu;
+use crate::vcpu::recorder::Recorder;
+use crate::vcpu::run_control::Outcome;
+
+/// A machine that is ready to run.
+#[derive(Debug)]
+pub struct Machine {
+    board: Arc<Board>,
+    vcpus: Vec<Vcpu>,
+    deterministic: bool,
+    feed: InputFeed,
+    /// [`Machine::run`] does not resume it.
+    starts_paused: bool,
+    checkpoints: CheckpointLimits,
+    loaded: Loaded,
+}
+
+impl Machine {
+    /// Builds a machine of `config` with the image of `plan` in its memory. Only
+    /// [`Engine::Interp`](crate::vcpu::engine::Engine::Interp) works without `host`.
+    ///
+    /// # Errors
+    ///
+    /// When the configuration is impossible, the host lacks what it needs, or the image cannot be
+    /// booted.
+    pub fn new(
+        host: Option<&kvm::Host>,
+        config: &Config,
+        plan: &Plan<'_>,
+        sinks: Sinks,
+    ) -> Result<Self, MachineError> {
+        Prepared::new(config, plan)?.build(host, sinks)
+    }
+
+    pub(super) fn from_parts(
+        board: Arc<Board>,
+        vcpus: Vec<Vcpu>,
+        deterministic: bool,
+        loaded: Loaded,
+    ) -> Self {
+        Self {
+            board,
+            vcpus,
+            deterministic,
+            feed: InputFeed::default(),
+            starts_paused: false,
+            checkpoints: CheckpointLimits::default(),
+            loaded,
+        }
+    }
+
+    /// What all threads share: for consoles, debuggers and the like.
+    pub const fn board(&self) -> &Arc<Board> {
+        &self.board
+    }
+
+    /// Sets the input of a deterministic machine; without it there is none.
+    pub fn set_feed(&mut self, feed: InputFeed) {
+        self.feed = feed;
+    }
+
+    /// Converts a deterministic machine into one that the caller runs: no threads, no input from
+    /// consoles.
+    ///
+    /// # Errors
+    ///
+    /// When the machine is not deterministic.
+    pub fn into_deterministic(self) -> Result<DeterministicMachine, MachineError> {
+        if !self.deterministic {
+            return Err(MachineError::NotDeterministic);
+        }
+        let vcpus = interp_vcpus(self.vcpus)?;
+        let machine = DeterministicMachine::new(vcpus, self.board, self.feed);
+        machine.board().resume();
+        Ok(machine)
+    }
+
+    /// What was loaded where in guest memory.
+    pub const fn loaded(&self) -> &Loaded {
+        &self.loaded
+    }
+
+    /// A function that feeds bytes to the guest's COM1 and returns how many the port accepted: none
+    /// while another thread uses the port.
+    pub fn serial_input(&self) -> Deliver {
+        self.board.buses.serial_feeder()
+    }
+
+    /// Records the events of all vCPUs from now on.
+    pub fn record(&mut self) -> Arc<Recorder> {
+        let recorder = Arc::new(Recorder::new(self.board.time.clock.clone()));
+        for vcpu in &mut self.vcpus {
+            vcpu.set_recorder(recorder.clone());
+        }
+        recorder
+    }
+
+    /// Records the last `limit` branches of every vCPU, for a debugger that connects later.
+    pub fn record_branches(&mut self, limit: usize) {
+        let first = &self.loaded.state;
+        let long = first.efer & 1 << 10 != 0;
+        let base = if long { 0 } else { first.seg[seg::CS].base };
+        let first = (first.rip, base);
+        for (id, vcpu) in self.vcpus.iter_mut().enumerate() {
+            vcpu.record_branches(limit, if id == 0 { first } else { (0, 0) });
+        }
+    }
+
+    /// Limits the memory that a debugger's checkpoints of a deterministic run keep, in bytes.
+    pub const fn limit_checkpoints(&mut self, bytes: u64) {
+        self.checkpoints.bytes = bytes;
+    }
+
+    /// Makes [`Machine::run`] wait for somebody else to call [`Board::resume`].
+    pub const fn start_paused(&mut self) {
+        self.starts_paused = true;
+    }
+
+    /// Runs the machine to its end, at most for `limit`. Calls `release` before joining the threads:
+    /// it must undo whatever could make them wait.
+    ///
+    /// # Errors
+    ///
+    /// When a thread cannot be started.
+    pub fn run(
+        self,
+        limit: Option<Duration>,
+        release: impl FnOnce(),
+    ) -> Result<Outcome, MachineError> {
+        let Self {
+            board,
+            vcpus,
+            deterministic,
+            feed,
+            starts_paused,
+            checkpoints,
+            ..
+        } = self;
+        // A limit beyond the end of time is none.
+        let limit = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut threads = Vec::new();
+        let started = if deterministic {
+            spawn_one(&board, vcpus, (feed, checkpoints), &mut threads)
+        } else {
+            spawn_all(&board, vcpus, &mut threads)
+        };
+        if started.is_ok() && !starts_paused {
+            board.resume();
+        }
+        let outcome = started.map(|()| board.run.end.wait(limit));
+        if matches!(outcome, Ok(None)) {
+            board.run.request_final_states();
+        }
+        board.run.stop();
+        release();
+        // The message of a panic in a thread has been printed; the outcome stands.
+        let last = threads.into_iter().filter_map(|thread| thread.join().ok());
+        let last: Vec<_> = last.flatten().collect();
+        Ok(outcome?.unwrap_or(Outcome::Timeout(last)))
+    }
+}
+
+fn spawn_all(
+    board: &Arc<Board>,
+    vcpus: Vec<Vcpu>,
+    threads: &mut Vec<JoinHandle<Vec<FinalState>>>,
+) -> Result<(), MachineError> {
+    let timer_board = board.clone();
+    let timer = thread::Builder::new().name("timer".to_owned());
+    let timer = timer
+        .spawn(move || {
+            timer::thread(&timer_board);
+            Vec::new()
+        })
+        .map_err(MachineError::Thread)?;
+    threads.push(timer);
+    for (id, vcpu) in vcpus.into_iter().enumerate() {
+        let thread_board = board.clone();
+        let builder = thread::Builder::new().name(format!("vcpu{id}"));
+        board.run.vcpus.enter();
+        let thread = builder
+            .spawn(move || vcpu.run(&thread_board).into_iter().collect())
+            .map_err(|error| {
+                board.run.vcpus.leave();
+                MachineError::Thread(error)
+            })?;
+        threads.push(thread);
+    }
+    Ok(())
+}
+
+/// Deterministic mode: one thread for all vCPUs, and none for time.
+fn spawn_one(
+    board: &Arc<Board>,
+    vcpus: Vec<Vcpu>,
+    (feed, checkpoints): (InputFeed, CheckpointLimits),
+    threads: &mut Vec<JoinHandle<Vec<FinalState>>>,
+) -> Result<(), MachineError> {
+    let vcpus = interp_vcpus(vcpus)?;
+    let thread_board = board.clone();
+    board.run.vcpus.enter();
+    let thread = thread::Builder::new()
+        .name("vcpus".to_owned())
+        .spawn(move || deterministic::thread(vcpus, &thread_board, feed, checkpoints))
+        .map_err(|error| {
+            board.run.vcpus.leave();
+            MachineError::Thread(error)
+        })?;
+    threads.push(thread);
+    Ok(())
+}
+
+fn interp_vcpus(vcpus: Vec<Vcpu>) -> Result<Vec<InterpVcpu>, MachineError> {
+    let vcpus = vcpus
+        .into_iter()
+        .map(|vcpu| vcpu.into_interp().ok_or(MachineError::Deterministic));
+    vcpus.collect()
+}

@@ -1,0 +1,101 @@
+//! The buses, the interrupt controllers, and the devices on them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hindsight_devices::irq::{Interrupts, InterruptsState};
+use hindsight_devices::{BusError, MmioBus, PortBus};
+
+use super::btm::BtmSink;
+use super::devices::{self, Devices, Mute, Sinks, Wiring};
+use crate::state::{DevicesState, RestoreError};
+use crate::sync::lock;
+
+/// The buses of a machine with everything that sits on them.
+///
+/// Lock order: a device on a bus, then the interrupt controllers, which lock themselves and call
+/// nothing while locked.
+pub struct Buses {
+    /// The interrupt controllers and timers.
+    pub irq: Arc<Interrupts>,
+    /// The I/O ports.
+    pub ports: PortBus,
+    /// Devices in memory space.
+    pub mmio: MmioBus,
+    /// The devices on the buses, for saving and restoring their state.
+    pub(super) devices: Devices,
+    /// Silences the consoles.
+    pub mute: Mute,
+    /// Receives branch trace messages, if `--btm` was given.
+    pub btm: Option<BtmSink>,
+}
+
+impl fmt::Debug for Buses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buses").finish_non_exhaustive()
+    }
+}
+
+impl Buses {
+    /// The buses with all devices on them, whose consoles write to `sinks`.
+    ///
+    /// # Errors
+    ///
+    /// When two devices overlap: a bug of the monitor.
+    pub fn new(wiring: Wiring<'_>, sinks: Sinks) -> Result<Self, BusError> {
+        let mute = Mute::default();
+        let mut sinks = sinks.muted(&mute);
+        let btm = sinks.btm.take().map(BtmSink::new);
+        let (ports, mmio, devices) = devices::build(&wiring, sinks)?;
+        Ok(Self {
+            irq: wiring.irq,
+            ports,
+            mmio,
+            devices,
+            mute,
+            btm,
+        })
+    }
+
+    /// The state of the interrupt controllers, and of all other devices.
+    pub fn save(&self) -> (InterruptsState, DevicesState) {
+        (self.irq.save(), self.devices.save())
+    }
+
+    /// Restores saved states. The clock must already show the time of the save.
+    ///
+    /// # Errors
+    ///
+    /// When one of the states is impossible.
+    pub fn restore(
+        &self,
+        interrupts: &InterruptsState,
+        devices: &DevicesState,
+    ) -> Result<(), RestoreError> {
+        self.devices.restore(devices)?;
+        // After the devices: restoring them moves interrupt lines, which this overwrites.
+        self.irq.restore(interrupts)?;
+        Ok(())
+    }
+
+    /// Feeds bytes to the guest's COM1. Returns how many the port accepted.
+    pub fn serial_input(&self, bytes: &[u8]) -> usize {
+        lock(&self.devices.serial).input(bytes)
+    }
+
+    /// A function that feeds bytes to the guest's COM1 and returns how many the port accepted: none
+    /// while another thread uses the port.
+    pub fn serial_feeder(&self) -> Box<dyn Fn(&[u8]) -> usize + Send> {
+        let serial = self.devices.serial.clone();
+        Box::new(move |bytes| {
+            serial
+                .try_lock()
+                .map_or(0, |mut serial| serial.input(bytes))
+        })
+    }
+
+    /// Whether the guest's COM1 accepts at least one more byte.
+    pub fn serial_has_capacity(&self) -> bool {
+        lock(&self.devices.serial).room() != 0
+    }
+}

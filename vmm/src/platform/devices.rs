@@ -1,0 +1,265 @@
+//! The board's devices, and where they sit.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use hindsight_devices::acpi_pm::{AcpiPm, PM_PORT, PM_PORTS};
+use hindsight_devices::debug_exit::{DEBUG_EXIT_PORT, DEBUG_EXIT_PORTS, DebugExit};
+use hindsight_devices::debugcon::DebugCon;
+use hindsight_devices::fw_cfg::{self, FW_CFG_PORT, FW_CFG_PORTS, FwCfg};
+use hindsight_devices::i8042::{I8042, I8042_COMMAND_OFFSET, I8042_COMMAND_PORT, I8042_DATA_PORT};
+use hindsight_devices::irq::{Interrupts, PORTS};
+use hindsight_devices::legacy::{CONTROL_A_PORT, ControlA, POST_CODE_PORT, PostCode};
+use hindsight_devices::pci::{PCI_PORT, PCI_PORTS, PciConfig};
+use hindsight_devices::serial::Serial;
+use hindsight_devices::test_device::{
+    BYTE_LATCH_PORT, ByteLatches, LATCH_PORT, LATCH_PORTS, LINE_PORT, LINES, Latch, LinePorts,
+    TEST_MEMORY_BASE, TEST_MEMORY_LEN, TestMemory,
+};
+use hindsight_devices::{
+    BusError, Device, IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice,
+};
+
+use crate::memory::layout::Layout;
+use crate::state::{DevicesError, DevicesState};
+use crate::sync::lock;
+
+/// COM1: ports and ISA line.
+const COM1_PORT: u16 = 0x3f8;
+const COM1_LINE: u32 = 4;
+/// The I/O APIC's page.
+pub(crate) const IOAPIC_BASE: u64 = 0xfec0_0000;
+
+/// Where the guest's consoles write to.
+pub struct Sinks {
+    /// COM1.
+    pub serial: Box<dyn Write + Send>,
+    /// The debug console, port 0xe9.
+    pub debugcon: Box<dyn Write + Send>,
+    /// The bus that branch trace messages are sent to, if anybody listens.
+    pub btm: Option<Box<dyn Write + Send>>,
+}
+
+impl Sinks {
+    /// The same, silent while `mute` says so.
+    pub(crate) fn muted(self, mute: &Mute) -> Self {
+        let muted = |to| -> Box<dyn Write + Send> {
+            Box::new(Muted {
+                to,
+                mute: mute.clone(),
+            })
+        };
+        Self {
+            serial: muted(self.serial),
+            debugcon: muted(self.debugcon),
+            btm: self.btm.map(muted),
+        }
+    }
+}
+
+/// Whether what the guest writes was written before: a run that went back comes to it again.
+#[derive(Clone, Debug, Default)]
+pub struct Mute(Arc<AtomicBool>);
+
+impl Mute {
+    /// From now on nothing is written, or everything.
+    pub fn set(&self, mute: bool) {
+        self.0.store(mute, Ordering::Relaxed);
+    }
+}
+
+/// A console that can be silent.
+struct Muted {
+    to: Box<dyn Write + Send>,
+    mute: Mute,
+}
+
+impl Write for Muted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.mute.0.load(Ordering::Relaxed) {
+            return Ok(bytes.len());
+        }
+        self.to.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+impl fmt::Debug for Sinks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sinks")
+    }
+}
+
+/// What the devices are connected to.
+#[derive(Debug)]
+pub struct Wiring<'a> {
+    /// The interrupt controllers and timers.
+    pub irq: Arc<Interrupts>,
+    /// The machine's time in nanoseconds.
+    pub nanos: NanoClock,
+    /// Answers the machine's own requests: exit, reset, power-off.
+    pub requests: Requests,
+    /// Where guest memory lies.
+    pub layout: &'a Layout,
+    /// Number of processors.
+    pub cpus: u16,
+}
+
+/// The ports of the interrupt controllers and timers.
+struct IrqPorts(Arc<Interrupts>);
+
+impl Device for IrqPorts {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        for (port, byte) in (offset..).zip(data) {
+            let port = u16::try_from(port).ok();
+            *byte = port.and_then(|port| self.0.port_read(port)).unwrap_or(0xff);
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        for (port, &byte) in (offset..).zip(data) {
+            if let Ok(port) = u16::try_from(port) {
+                self.0.port_write(port, byte);
+            }
+        }
+    }
+}
+
+/// The I/O APIC's page.
+struct IoapicPage(Arc<Interrupts>);
+
+impl Device for IoapicPage {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        self.0.ioapic_read(offset, data);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        self.0.ioapic_write(offset, data);
+    }
+}
+
+fn shared(device: impl Device + 'static) -> SharedDevice {
+    Arc::new(Mutex::new(device))
+}
+
+fn held<T>(device: T) -> Arc<Mutex<T>> {
+    Arc::new(Mutex::new(device))
+}
+
+/// The devices that have a state of their own, besides the interrupt controllers and timers.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    pub(crate) serial: Arc<Mutex<Serial>>,
+    post_code: Arc<Mutex<PostCode>>,
+    control_a: Arc<Mutex<ControlA>>,
+    keyboard: Arc<Mutex<I8042>>,
+    acpi_pm: Arc<Mutex<AcpiPm>>,
+    pci: Arc<Mutex<PciConfig>>,
+    latch: Arc<Mutex<Latch>>,
+    byte_latches: Arc<Mutex<ByteLatches>>,
+    fw_cfg: Arc<Mutex<FwCfg>>,
+    test_memory: Arc<Mutex<TestMemory>>,
+}
+
+impl Devices {
+    /// The devices after reset.
+    fn new(wiring: &Wiring<'_>, sinks: Sinks) -> Self {
+        let requests = || wiring.requests.clone();
+        let irq = wiring.irq.clone();
+        let line = IrqLine::new(move |level| irq.set_irq(COM1_LINE, level));
+        Self {
+            serial: held(Serial::new(line, sinks.serial)),
+            post_code: held(PostCode::default()),
+            control_a: held(ControlA::new(requests())),
+            keyboard: held(I8042::new(requests())),
+            acpi_pm: held(AcpiPm::new(wiring.nanos.clone(), requests())),
+            pci: held(PciConfig::new(requests())),
+            latch: held(Latch::default()),
+            byte_latches: held(ByteLatches::new(DebugCon::new(sinks.debugcon))),
+            fw_cfg: held(firmware_config(wiring)),
+            test_memory: held(TestMemory::default()),
+        }
+    }
+
+    /// The state, to be saved.
+    pub(crate) fn save(&self) -> DevicesState {
+        DevicesState {
+            serial: lock(&self.serial).save(),
+            post_code: *lock(&self.post_code),
+            control_a: lock(&self.control_a).save(),
+            keyboard: lock(&self.keyboard).save(),
+            acpi_pm: lock(&self.acpi_pm).save(),
+            pci: lock(&self.pci).save(),
+            latch: *lock(&self.latch),
+            byte_latches: lock(&self.byte_latches).save(),
+            fw_cfg: lock(&self.fw_cfg).save(),
+            test_memory: lock(&self.test_memory).save(),
+        }
+    }
+
+    /// Takes over a state. Interrupt lines may move: the interrupt controllers are restored after.
+    pub(crate) fn restore(&self, state: &DevicesState) -> Result<(), DevicesError> {
+        // The two that may refuse come first.
+        lock(&self.test_memory).restore(&state.test_memory)?;
+        lock(&self.serial).restore(&state.serial)?;
+        *lock(&self.post_code) = state.post_code;
+        lock(&self.control_a).restore(state.control_a);
+        lock(&self.keyboard).restore(&state.keyboard);
+        lock(&self.acpi_pm).restore(&state.acpi_pm);
+        lock(&self.pci).restore(&state.pci);
+        *lock(&self.latch) = state.latch;
+        lock(&self.byte_latches).restore(state.byte_latches);
+        lock(&self.fw_cfg).restore(&state.fw_cfg);
+        Ok(())
+    }
+}
+
+/// Builds the buses, and the devices on them.
+pub(super) fn build(
+    wiring: &Wiring<'_>,
+    sinks: Sinks,
+) -> Result<(PortBus, MmioBus, Devices), BusError> {
+    let devices = Devices::new(wiring, sinks);
+    let mut ports = PortBus::new();
+    let irq_ports = shared(IrqPorts(wiring.irq.clone()));
+    for port in PORTS {
+        ports.map_at(port, 1, port, irq_ports.clone())?;
+    }
+    ports.map(COM1_PORT, 8, devices.serial.clone())?;
+    let debug_exit = shared(DebugExit::new(wiring.requests.clone()));
+    ports.map(DEBUG_EXIT_PORT, DEBUG_EXIT_PORTS, debug_exit)?;
+    ports.map(POST_CODE_PORT, 1, devices.post_code.clone())?;
+    ports.map(CONTROL_A_PORT, 1, devices.control_a.clone())?;
+    let keyboard = devices.keyboard.clone();
+    ports.map(I8042_DATA_PORT, 1, keyboard.clone())?;
+    ports.map_at(I8042_COMMAND_PORT, 1, I8042_COMMAND_OFFSET, keyboard)?;
+    ports.map(PM_PORT, PM_PORTS, devices.acpi_pm.clone())?;
+    ports.map(PCI_PORT, PCI_PORTS, devices.pci.clone())?;
+    ports.map(LATCH_PORT, LATCH_PORTS, devices.latch.clone())?;
+    ports.map(BYTE_LATCH_PORT, LATCH_PORTS, devices.byte_latches.clone())?;
+    let irq = wiring.irq.clone();
+    let lines = LinePorts::new(move |line, level| irq.set_irq(u32::from(line), level));
+    ports.map(LINE_PORT, LINES, shared(lines))?;
+    ports.map(FW_CFG_PORT, FW_CFG_PORTS, devices.fw_cfg.clone())?;
+
+    let mut mmio = MmioBus::new();
+    mmio.map(IOAPIC_BASE, 0x1000, shared(IoapicPage(wiring.irq.clone())))?;
+    let test_memory = devices.test_memory.clone();
+    mmio.map(TEST_MEMORY_BASE, TEST_MEMORY_LEN, test_memory)?;
+    Ok((ports, mmio, devices))
+}
+
+fn firmware_config(wiring: &Wiring<'_>) -> FwCfg {
+    let mut fw_cfg = FwCfg::new(wiring.cpus, wiring.layout.memory());
+    let map = wiring.layout.memory_map();
+    let e820 = fw_cfg::e820_file(map.iter().map(|e| (e.base, e.size, e.kind as u32)));
+    fw_cfg
+        .add_file("etc/e820", e820)
+        .expect("a good name, once, of a few hundred bytes");
+    fw_cfg
+}

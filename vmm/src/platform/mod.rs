@@ -1,0 +1,11 @@
+//! What surrounds the virtual processors: devices and the buses they sit on, time, and the
+//! receiver of branch trace messages.
+
+pub mod btm;
+mod buses;
+mod devices;
+mod timekeeping;
+
+pub use buses::Buses;
+pub use devices::{Mute, Sinks, Wiring};
+pub use timekeeping::{Timekeeping, TimerBell, WINDOW_POLL};

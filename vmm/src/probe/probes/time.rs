@@ -1,0 +1,150 @@
+//! The time-stamp counter: its offset, IA32_TSC, CR4.TSD, TSC_AUX, RDTSCP, and the deadline MSR.
+
+use crate::host_clock::read_tsc;
+use crate::kvm::ioctls;
+use crate::probe::code::code;
+use crate::probe::finding::{Finding, Probe};
+use crate::probe::guest::*;
+use crate::probe::probes::exits::filtered;
+
+const IA32_TSC: u32 = 0x10;
+const IA32_TSC_DEADLINE: u32 = 0x6e0;
+const IA32_TSC_AUX: u32 = 0xc000_0103;
+const CR4_TSD: u64 = 1 << 2;
+/// Far more ticks than any probe takes.
+const JUMP: u64 = 1 << 44;
+const NEAR: u64 = 1 << 40;
+
+code! {
+    fn reads_tsc { "2:", "rdtsc", "shl rdx, 32", "or rax, rdx", "out 0xd1, al", "jmp 2b" }
+    fn reads_tsc_and_aux { "rdtscp", "out 0xd1, al" }
+    fn writes_deadline @ 7 {
+        "mov ecx, 0x6e0", "mov eax, 0x12345678", "xor edx, edx", "7:", "wrmsr", "out 0xd1, al",
+    }
+}
+
+/// The rows of this file.
+pub(in crate::probe) const PROBES: &[Probe] = &[
+    Probe::new(
+        "tsc-offset",
+        "the vCPU attribute TSC_OFFSET moves RDTSC",
+        tsc_offset,
+    ),
+    Probe::new("tsc-msr", "IA32_TSC by KVM_SET_MSRS moves RDTSC", tsc_msr),
+    Probe::new("tsd-cpl3", "CR4.TSD makes RDTSC fault at CPL3", tsd),
+    Probe::new(
+        "tsc-aux",
+        "RDTSCP at CPL3 returns the guest's TSC_AUX",
+        tsc_aux,
+    ),
+    Probe::new("rdtscp-cpl0", "RDTSCP at CPL0", |b| {
+        let mut guest = b.guest(Level::Kernel, reads_tsc_and_aux())?;
+        Ok(match guest.run() {
+            Stop::Done => Finding::works("runs"),
+            stop => Finding::broken(stop),
+        })
+    }),
+    Probe::new(
+        "tsc-deadline-exit",
+        "WRMSR IA32_TSC_DEADLINE exits when the APIC is ours, and is not swallowed",
+        deadline,
+    ),
+];
+
+/// RDTSC in the guest, or why there was none.
+fn rdtsc(guest: &mut Guest<'_>) -> Result<Result<u64, Stop>, Refused> {
+    match guest.run() {
+        Stop::Done => Ok(Ok(guest.regs()?.rax)),
+        stop => Ok(Err(stop)),
+    }
+}
+
+fn tsc_offset(bench: &Bench) -> Result<Finding, Refused> {
+    let mut guest = bench.guest(Level::Kernel, reads_tsc())?;
+    if !ioctls::has_tsc_offset(&guest.tiny.vcpu) {
+        return Ok(Finding::absent("no such attribute"));
+    }
+    let before = match rdtsc(&mut guest)? {
+        Ok(tsc) => tsc,
+        Err(stop) => return Ok(Finding::broken(stop)),
+    };
+    let offset = ioctls::tsc_offset(&guest.tiny.vcpu).named("KVM_GET_DEVICE_ATTR")?;
+    ioctls::set_tsc_offset(&guest.tiny.vcpu, offset.wrapping_add(JUMP))
+        .named("KVM_SET_DEVICE_ATTR")?;
+    let host = read_tsc();
+    Ok(match rdtsc(&mut guest)? {
+        Ok(tsc) if tsc.wrapping_sub(before).wrapping_sub(JUMP) < NEAR => {
+            Finding::works("moves RDTSC")
+        }
+        Ok(tsc) if tsc.wrapping_sub(host) < NEAR => {
+            Finding::broken("accepted and ignored: RDTSC is the host's")
+        }
+        Ok(_) => Finding::broken("accepted and ignored"),
+        Err(stop) => Finding::broken(stop),
+    })
+}
+
+fn tsc_msr(bench: &Bench) -> Result<Finding, Refused> {
+    let mut guest = bench.guest(Level::Kernel, reads_tsc())?;
+    guest.set_msr(IA32_TSC, JUMP)?;
+    let host = read_tsc();
+    Ok(match rdtsc(&mut guest)? {
+        Ok(tsc) if tsc.wrapping_sub(JUMP) < NEAR => Finding::works("moves RDTSC"),
+        Ok(tsc) if tsc.wrapping_sub(host) < NEAR => {
+            Finding::broken("accepted and ignored: RDTSC is the host's")
+        }
+        Ok(tsc) => Finding::broken(format!("accepted; RDTSC gives {tsc:#x}")),
+        Err(stop) => Finding::broken(stop),
+    })
+}
+
+fn tsd(bench: &Bench) -> Result<Finding, Refused> {
+    let mut guest = bench.guest(Level::User, reads_tsc())?;
+    guest.edit_sregs(|sregs| sregs.cr4 |= CR4_TSD)?;
+    Ok(match guest.run() {
+        Stop::Trap(t) if t.vector == 13 && t.rip == CODE => Finding::works("#GP"),
+        Stop::Done => Finding::broken("ignored: RDTSC runs"),
+        stop => Finding::broken(stop),
+    })
+}
+
+fn tsc_aux(bench: &Bench) -> Result<Finding, Refused> {
+    const MARKER: u64 = 0x1234_5678;
+    let mut guest = bench.guest(Level::User, reads_tsc_and_aux())?;
+    let taken = guest.set_msr(IA32_TSC_AUX, MARKER).is_ok();
+    Ok(match guest.run() {
+        Stop::Done => match (guest.regs()?.rcx, taken) {
+            (MARKER, _) => Finding::works("the guest's"),
+            (other, true) => Finding::broken(format!("ignored: the host's ({other:#x})")),
+            (other, false) => Finding::broken(format!("MSR refused; the host's ({other:#x})")),
+        },
+        Stop::Trap(t) if t.vector == 6 => Finding::absent("guest gets #UD"),
+        stop => Finding::broken(stop),
+    })
+}
+
+fn deadline(bench: &Bench) -> Result<Finding, Refused> {
+    const TSC_DEADLINE: u32 = 1 << 24;
+    let mut guest = filtered(bench, writes_deadline(), IA32_TSC_DEADLINE)?;
+    // KVM does not offer the bit without its own APIC; a VMM with an APIC of its own sets it.
+    let mut cpuid = bench.cpuid.clone();
+    for entry in cpuid
+        .as_mut_slice()
+        .iter_mut()
+        .filter(|entry| entry.function == 1)
+    {
+        entry.ecx |= TSC_DEADLINE;
+    }
+    guest.tiny.vcpu.set_cpuid2(&cpuid).named("KVM_SET_CPUID2")?;
+    Ok(match guest.run() {
+        Stop::Wrmsr {
+            index: IA32_TSC_DEADLINE,
+            value: 0x1234_5678,
+        } => match guest.run() {
+            Stop::Done => Finding::works("exits"),
+            stop => Finding::broken(format!("exits; then {stop}")),
+        },
+        Stop::Done => Finding::broken("swallowed: no exit"),
+        stop => Finding::broken(stop),
+    })
+}

@@ -1,0 +1,48 @@
+//! The state of the devices on the buses.
+
+use hindsight_devices::acpi_pm::AcpiPmState;
+use hindsight_devices::fw_cfg::FwCfgState;
+use hindsight_devices::i8042::I8042State;
+use hindsight_devices::legacy::PostCode;
+use hindsight_devices::pci::PciState;
+use hindsight_devices::serial::{SerialError, SerialState};
+use hindsight_devices::test_device::{Latch, TestMemoryError};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The state of all devices but the interrupt controllers and timers. The debug exit port and the
+/// ports that drive interrupt lines have none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DevicesState {
+    /// COM1.
+    pub serial: SerialState,
+    /// The POST code latch.
+    pub post_code: PostCode,
+    /// System control port A.
+    pub control_a: u8,
+    /// The keyboard controller.
+    pub keyboard: I8042State,
+    /// The ACPI registers.
+    pub acpi_pm: AcpiPmState,
+    /// The PCI configuration ports.
+    pub pci: PciState,
+    /// The 32-bit test latch.
+    pub latch: Latch,
+    /// The byte latches, with what port 0xe9 reads as.
+    pub byte_latches: Latch,
+    /// The firmware configuration device.
+    pub fw_cfg: FwCfgState,
+    /// The test memory.
+    pub test_memory: Vec<u8>,
+}
+
+/// A device state that cannot be restored.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum DevicesError {
+    /// Of the serial port.
+    #[error(transparent)]
+    Serial(#[from] SerialError),
+    /// Of the test memory.
+    #[error(transparent)]
+    TestMemory(#[from] TestMemoryError),
+}

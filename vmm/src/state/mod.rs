@@ -1,0 +1,16 @@
+//! The saved state of a whole machine as plain data, and the errors of restoring it.
+
+mod devices;
+mod pages;
+mod pmu_totals;
+mod run_log;
+mod schedule;
+mod snapshot;
+
+pub use devices::{DevicesError, DevicesState};
+pub(crate) use pages::MemoryKeeper;
+pub use pages::{PAGE, Pages};
+pub use pmu_totals::{PmuTotalsState, RingShare};
+pub use run_log::RunLogState;
+pub use schedule::Schedule;
+pub use snapshot::{RestoreError, Shape, Snapshot, VERSION, VcpuState};

@@ -1,0 +1,27 @@
+//! The saved totals behind the performance counters of one vCPU.
+
+use hindsight_cpu::pmu::EventTotals;
+use hindsight_devices::clock::Ticks;
+use serde::{Deserialize, Serialize};
+
+/// Saved totals of one vCPU since the machine was created. Every value is possible.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PmuTotalsState {
+    /// Events of all kinds; cycles up to the last time they were given to rings.
+    pub totals: EventTotals,
+    /// Ticks spent halted, up to `halted_since`.
+    pub halted: Ticks,
+    /// When the vCPU halted, while it is halted.
+    pub halted_since: Option<Ticks>,
+    /// Where both rings stood when cycles were last given to them.
+    pub split: RingShare,
+}
+
+/// Unhalted ticks, and instructions of each ring, at the last time cycles were given to rings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RingShare {
+    /// Unhalted ticks.
+    pub cycles: Ticks,
+    /// Instructions retired at CPL 0, and at CPL 1 to 3.
+    pub instructions: [u64; 2],
+}

@@ -1,0 +1,278 @@
+//! What all threads of a machine share.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use hindsight_cpu::cpuid::CpuidTable;
+use hindsight_cpu::uarch::Cache;
+use hindsight_devices::MachineRequest;
+use hindsight_devices::irq::Wake;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::debug::inspect::{InspectRequest, StopReports};
+use super::engine::EngineSwitch;
+use super::run_control::{GuestEnd, Outcome, RunEnd, VcpuControl};
+use super::stats::VcpuStats;
+use crate::memory::{self, GuestRam};
+use crate::platform::{Buses, Timekeeping, TimerBell};
+use crate::sync::lock;
+
+/// What all threads of a machine share.
+///
+/// Lock order: a device on a bus, then the interrupt controllers (which lock themselves and call
+/// nothing while locked), then a doorbell.
+#[derive(Debug)]
+pub struct Board {
+    /// Guest memory.
+    pub ram: GuestRam,
+    /// Devices and interrupt controllers.
+    pub buses: Buses,
+    /// Time.
+    pub time: Timekeeping,
+    /// What all processors have in common.
+    pub package: Package,
+    /// Who runs, and how the run ends.
+    pub run: RunControl,
+}
+
+/// What the processors of a machine have in common, as those of one package have.
+pub struct Package {
+    /// CPUID of all processors.
+    pub cpuid: CpuidTable,
+    /// System-management interrupts reach the guest.
+    pub has_smm: bool,
+    /// The last-level cache; cold until something is armed that needs it.
+    cache: Mutex<Cache>,
+}
+
+impl fmt::Debug for Package {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Package").finish_non_exhaustive()
+    }
+}
+
+impl Package {
+    /// A package with a cold cache.
+    pub fn new(cpuid: CpuidTable, has_smm: bool, cache: Cache) -> Self {
+        Self {
+            cpuid,
+            has_smm,
+            cache: Mutex::new(cache),
+        }
+    }
+
+    /// The last-level cache.
+    pub fn cache(&self) -> MutexGuard<'_, Cache> {
+        lock(&self.cache)
+    }
+}
+
+/// Starts, stops and observes the vCPU threads, and holds what they leave behind when they end.
+#[derive(Debug)]
+pub struct RunControl {
+    /// Pause, resume, stop, kick.
+    pub vcpus: Arc<VcpuControl<InspectRequest>>,
+    /// Which engine runs the guest, and what is armed.
+    pub engine: EngineSwitch<InspectRequest>,
+    /// Stops of vCPUs on their way to a debugger.
+    pub stops: StopReports,
+    /// How the run ends.
+    pub end: Arc<RunEnd>,
+    bell: Arc<TimerBell>,
+    /// The vCPU threads return their final state when they end.
+    final_states: AtomicBool,
+    /// What the vCPU threads counted, once they ended.
+    stats: Mutex<Vec<VcpuStats>>,
+    /// The hash of the run's events, after a deterministic run.
+    event_hash: Mutex<Option<u128>>,
+}
+
+impl RunControl {
+    /// Run control of a machine that has not started.
+    pub fn new(
+        vcpus: Arc<VcpuControl<InspectRequest>>,
+        engine: EngineSwitch<InspectRequest>,
+        stops: StopReports,
+        end: Arc<RunEnd>,
+        bell: Arc<TimerBell>,
+    ) -> Self {
+        Self {
+            vcpus,
+            engine,
+            stops,
+            end,
+            bell,
+            final_states: AtomicBool::new(false),
+            stats: Mutex::default(),
+            event_hash: Mutex::default(),
+        }
+    }
+
+    /// Ends the machine; the first outcome counts.
+    pub fn finish(&self, outcome: impl Into<Outcome>) {
+        self.end.set(outcome.into());
+        self.stop();
+    }
+
+    /// Stops all threads; does not wait for them.
+    pub fn stop(&self) {
+        self.vcpus.stop();
+        self.bell.ring();
+    }
+
+    /// Ends the machine as its guest requested, if that end was held. Returns whether it was.
+    pub fn release_held_end(&self) -> bool {
+        match self.end.take_held() {
+            Some(GuestEnd::Request(request)) => self.finish(request),
+            Some(GuestEnd::Input) => self.quit(),
+            None => return false,
+        }
+        true
+    }
+
+    /// Ends the machine by input: an entry of the log, which a debugger may hold, or the user's.
+    pub fn finish_by_input(&self, from_log: bool) {
+        if from_log && self.end.holds() {
+            self.end.set_held(GuestEnd::Input);
+        } else {
+            self.quit();
+        }
+    }
+
+    fn quit(&self) {
+        self.end.set_by_input();
+        self.finish(Outcome::Quit);
+    }
+
+    /// Withdraws the end of the run: the machine was restored to a state before it. While a guest's
+    /// own ends are held, any other end stays.
+    pub fn reopen(&self) {
+        self.end.take_held();
+        if self.end.holds() {
+            return;
+        }
+        self.end.clear();
+        *lock(&self.event_hash) = None;
+        self.vcpus.reopen();
+    }
+
+    /// How the run ended, once.
+    pub fn take_outcome(&self) -> Option<Outcome> {
+        self.end.wait(Some(Instant::now()))
+    }
+
+    /// Requests that vCPU threads return their final state when they end.
+    pub fn request_final_states(&self) {
+        self.final_states.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a vCPU thread returns its final state when it ends.
+    pub fn final_states_requested(&self) -> bool {
+        self.final_states.load(Ordering::SeqCst)
+    }
+
+    /// Adds the counts of a vCPU thread that ends.
+    pub fn add_stats(&self, stats: VcpuStats) {
+        lock(&self.stats).push(stats);
+    }
+
+    /// The counts of all vCPUs, in order of their numbers; complete when the run is over.
+    pub fn stats(&self) -> Vec<VcpuStats> {
+        let mut stats = lock(&self.stats).clone();
+        stats.sort_by_key(|stats| stats.cpu);
+        stats
+    }
+
+    /// Stores the hash of the events of a deterministic run.
+    pub fn set_event_hash(&self, hash: u128) {
+        *lock(&self.event_hash) = Some(hash);
+    }
+}
+
+impl Board {
+    /// The hash of a deterministic run that is over: its events, and the contents of memory now. Two
+    /// runs of the same machine have the same hash, unless something outside stopped them. `None`
+    /// after other runs, and if memory cannot be read.
+    pub fn run_hash(&self) -> Option<u128> {
+        let events = (*lock(&self.run.event_hash))?;
+        self.hash_with_memory(events)
+    }
+
+    /// A hash of `events` and of the contents of memory now; `None` if memory cannot be read.
+    pub fn hash_with_memory(&self, events: u128) -> Option<u128> {
+        let mut hash = Xxh3::new();
+        hash.update(&events.to_le_bytes());
+        let read = memory::nonzero_pages(&self.ram.map, |at, bytes| {
+            hash.update(&at.to_le_bytes());
+            hash.update(bytes);
+        });
+        read.ok().map(|()| hash.digest128())
+    }
+
+    /// Pauses the machine and its clock; returns when no vCPU runs any more. `false`: the machine is
+    /// stopped.
+    pub fn pause(&self) -> bool {
+        let paused = self.run.vcpus.pause();
+        if paused {
+            self.time.clock.pause();
+        }
+        paused
+    }
+
+    /// Resumes the clock and the vCPUs.
+    pub fn resume(&self) {
+        self.time.clock.resume();
+        self.run.vcpus.resume();
+        // A paused clock lets the timer thread sleep without limit.
+        if self.buses.irq.next_event().is_some() {
+            self.time.bell.ring();
+        }
+    }
+}
+
+/// Wakes the threads that the interrupt controllers have work for.
+#[derive(Debug)]
+pub struct ThreadWaker {
+    /// The vCPU threads.
+    pub vcpus: Arc<VcpuControl<InspectRequest>>,
+    /// The timer thread.
+    pub bell: Arc<TimerBell>,
+}
+
+impl Wake for ThreadWaker {
+    fn wake(&self, vcpu: usize) {
+        self.vcpus.doorbell(vcpu).ring();
+    }
+
+    fn timer_changed(&self) {
+        self.bell.ring();
+    }
+}
+
+/// Answers the machine's own requests: exit, reset, power-off.
+#[derive(Clone, Debug)]
+pub struct RequestHandler {
+    /// The vCPU threads.
+    pub vcpus: Arc<VcpuControl<InspectRequest>>,
+    /// The timer thread.
+    pub bell: Arc<TimerBell>,
+    /// How the run ends.
+    pub end: Arc<RunEnd>,
+}
+
+impl RequestHandler {
+    /// Ends the run, or holds the end for a debugger.
+    pub fn request(&self, request: MachineRequest) {
+        if self.end.holds() {
+            self.end.set_held(GuestEnd::Request(request));
+            // The vCPU leaves the interpreter behind this access.
+            self.vcpus.ring_all();
+        } else {
+            self.end.set(request.into());
+            self.vcpus.stop();
+            self.bell.ring();
+        }
+    }
+}

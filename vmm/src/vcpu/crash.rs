@@ -1,0 +1,272 @@
+//! The last words of a guest that cannot go on: the cause, the instruction, the state.
+
+use std::fmt;
+
+use hindsight_cpu::state::{Activity, CpuState, seg};
+use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter, Instruction};
+use vm_memory::GuestMemoryMmap;
+
+use crate::kvm::exit::InternalError;
+use crate::memory::page_walk;
+
+/// Why a guest cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CrashCause {
+    /// A triple fault, or RSM of a state that no processor can be in.
+    TripleFault,
+    /// KVM met what it cannot do.
+    Internal(InternalError),
+    /// The interpreter lacks the instruction with these bytes.
+    Missing(Vec<u8>),
+    /// The hardware refused to enter the guest: KVM's reason.
+    FailEntry(u64),
+    /// KVM could not resolve an access to this guest physical address.
+    MemoryFault(u64),
+    /// An exit reason that no machine of ours should produce.
+    Unexpected(u32),
+    /// HLT with interrupts off on the only processor, or the like: nothing can wake the machine.
+    Asleep,
+}
+
+/// A guest that cannot go on.
+#[derive(Debug)]
+pub struct Crash {
+    cpu: usize,
+    cause: CrashCause,
+    state: Box<CpuState>,
+    /// Bytes at RIP.
+    code: Vec<u8>,
+}
+
+impl Crash {
+    /// Takes what is needed to tell the story. Bytes that KVM did not give are read through the
+    /// guest's page tables.
+    pub fn new(cpu: usize, cause: CrashCause, state: CpuState, memory: &GuestMemoryMmap) -> Self {
+        let mut code = match &cause {
+            CrashCause::Internal(error) => error.bytes.clone(),
+            CrashCause::Missing(bytes) => bytes.clone(),
+            _ => Vec::new(),
+        };
+        if code.is_empty() {
+            let linear = state.seg[seg::CS].base.wrapping_add(state.rip);
+            code = page_walk::read_linear(memory, &state, linear, 15);
+        }
+        Self {
+            cpu,
+            cause,
+            state: Box::new(state),
+            code,
+        }
+    }
+
+    /// Why it cannot go on.
+    pub const fn cause(&self) -> &CrashCause {
+        &self.cause
+    }
+
+    /// The processor's state then.
+    pub const fn state(&self) -> &CpuState {
+        &self.state
+    }
+
+    /// The processor is where a reset puts it, and can take exceptions there: it has not faulted so.
+    fn is_reset(&self) -> bool {
+        let reset = CpuState::reset();
+        let place = |state: &CpuState| (state.rip, state.seg[seg::CS].base, state.idtr);
+        place(&self.state) == place(&reset)
+    }
+
+    /// One line: what happened, where.
+    pub fn summary(&self) -> String {
+        let rip = self.state.rip;
+        let at = place(rip, instruction(&self.state, &self.code));
+        match &self.cause {
+            CrashCause::TripleFault if self.state.smm.active => format!(
+                "the processor shut down in system-management mode, by a triple fault or by RSM with \
+                 a save area that holds no possible state, {at}"
+            ),
+            CrashCause::TripleFault if self.is_reset() => {
+                "the guest triple-faulted, and this host's KVM \
+                 has reset the processor: where it was is lost (--engine interp keeps it)"
+                    .to_owned()
+            }
+            CrashCause::TripleFault => format!("the guest triple-faulted {at}"),
+            CrashCause::Internal(error) => {
+                format!("this host's KVM cannot run the guest on: {error} ({at})")
+            }
+            CrashCause::Missing(_) => format!("the interpreter lacks the instruction {at}"),
+            CrashCause::FailEntry(reason) => {
+                format!("the processor refused to enter the guest (reason {reason:#x}) {at}")
+            }
+            CrashCause::MemoryFault(address) => {
+                format!("KVM cannot reach guest memory at {address:#x} ({at})")
+            }
+            CrashCause::Unexpected(reason) => {
+                format!("KVM stopped for a reason that this machine never asks for ({reason}) {at}")
+            }
+            CrashCause::Asleep => format!("the guest halted with nothing left to wake it {at}"),
+        }
+    }
+}
+
+/// Where a processor is, in words.
+fn place(rip: u64, instruction: Option<String>) -> String {
+    match instruction {
+        Some(text) => format!("at {rip:#x}: {text}"),
+        None => format!("at {rip:#x}"),
+    }
+}
+
+/// The instruction at RIP, as AT&T text with its bytes.
+pub(crate) fn instruction(state: &CpuState, code: &[u8]) -> Option<String> {
+    let mut text = String::new();
+    let instruction = decode(state, code)?;
+    GasFormatter::new().format(&instruction, &mut text);
+    let bytes: Vec<_> = code
+        .iter()
+        .take(instruction.len())
+        .map(|b| format!("{b:02x}"))
+        .collect();
+    Some(format!("{text} [{}]", bytes.join(" ")))
+}
+
+/// Where a processor was when the machine was stopped from outside.
+#[derive(Debug)]
+pub struct FinalState {
+    cpu: usize,
+    state: Box<CpuState>,
+    code: Vec<u8>,
+}
+
+impl FinalState {
+    /// Takes what is needed to tell where processor `cpu` was.
+    pub fn new(cpu: usize, state: CpuState, memory: &GuestMemoryMmap) -> Self {
+        let linear = state.seg[seg::CS].base.wrapping_add(state.rip);
+        let code = page_walk::read_linear(memory, &state, linear, 15);
+        Self {
+            cpu,
+            state: Box::new(state),
+            code,
+        }
+    }
+
+    /// The processor's state.
+    pub const fn state(&self) -> &CpuState {
+        &self.state
+    }
+}
+
+impl fmt::Display for FinalState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (cpu, state) = (self.cpu, &self.state);
+        let what = match state.activity {
+            Activity::WaitForSipi => return write!(f, "cpu {cpu}: waits for a start-up IPI"),
+            Activity::Halted => "halted before",
+            _ => "ran",
+        };
+        let at = place(state.rip, instruction(state, &self.code));
+        writeln!(f, "cpu {cpu}: {what} {at}")?;
+        Registers(state).fmt(f)
+    }
+}
+
+/// The instruction at RIP.
+pub(crate) fn decode(state: &CpuState, code: &[u8]) -> Option<Instruction> {
+    let cs = state.seg[seg::CS];
+    let long = state.efer & (1 << 10) != 0 && cs.long();
+    let bits = match (long, cs.default_big()) {
+        (true, _) => 64,
+        (false, true) => 32,
+        (false, false) => 16,
+    };
+    let mut decoder = Decoder::with_ip(bits, code, state.rip, DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    (!instruction.is_invalid()).then_some(instruction)
+}
+
+impl fmt::Display for Crash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "cpu {}: {}", self.cpu, self.summary())?;
+        Registers(&self.state).fmt(f)
+    }
+}
+
+/// The registers as a block of text.
+#[derive(Debug)]
+pub struct Registers<'a>(pub &'a CpuState);
+
+const GPR_NAMES: [&str; 16] = [
+    "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13",
+    "r14", "r15",
+];
+const SEGMENT_NAMES: [&str; 6] = ["es", "cs", "ss", "ds", "fs", "gs"];
+
+impl fmt::Display for Registers<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = self.0;
+        for (row, names) in s.gpr.chunks(4).zip(GPR_NAMES.chunks(4)) {
+            for (value, name) in row.iter().zip(names) {
+                write!(f, "  {name:>3}={value:016x}")?;
+            }
+            writeln!(f)?;
+        }
+        writeln!(
+            f,
+            "  rip={:016x}  rflags={:08x}  cpl={}",
+            s.rip,
+            s.rflags,
+            s.cpl()
+        )?;
+        for (segment, name) in s.seg.iter().zip(SEGMENT_NAMES) {
+            writeln!(
+                f,
+                "  {name} ={:04x} base={:016x} limit={:08x} access={:04x}",
+                segment.selector, segment.base, segment.limit, segment.access
+            )?;
+        }
+        writeln!(
+            f,
+            "  cr0={:08x} cr2={:016x} cr3={:016x} cr4={:08x}",
+            s.cr0, s.cr2, s.cr3, s.cr4
+        )?;
+        writeln!(
+            f,
+            "  efer={:04x} gdt={:016x}/{:04x} idt={:016x}/{:04x}",
+            s.efer, s.gdtr.base, s.gdtr.limit, s.idtr.base, s.idtr.limit
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kvm::exit::InternalError;
+
+    #[test]
+    fn internal_error_names_the_instruction() {
+        let error = InternalError {
+            suberror: 1,
+            bytes: vec![0x0f, 0x01, 0xf9, 0x90],
+        };
+        let mut state = CpuState::reset();
+        state.efer = 1 << 10;
+        state.seg[seg::CS].access |= 1 << 13;
+        let memory =
+            crate::memory::allocate(&[(vm_memory::GuestAddress(0), 0x10_0000)], false).unwrap();
+        let crash = Crash::new(0, CrashCause::Internal(error), state, &memory);
+        let text = crash.to_string();
+        assert!(text.contains("rdtscp [0f 01 f9]"), "{text}");
+    }
+
+    #[test]
+    fn triple_fault_of_a_processor_that_kvm_reset_names_no_place() {
+        let memory =
+            crate::memory::allocate(&[(vm_memory::GuestAddress(0), 0x10_0000)], false).unwrap();
+        let mut state = CpuState::reset();
+        let crash = Crash::new(0, CrashCause::TripleFault, state.clone(), &memory);
+        assert!(crash.summary().contains("where it was is lost"));
+        state.idtr.limit = 0;
+        let crash = Crash::new(0, CrashCause::TripleFault, state, &memory);
+        assert!(crash.summary().contains("at 0xfff0"));
+    }
+}

@@ -1,0 +1,4 @@
+//! What a debugger outside the machine asks of a vCPU.
+
+pub(crate) mod hw_breakpoints;
+pub mod inspect;

@@ -1,0 +1,333 @@
+//! A vCPU that runs in the interpreter: the loop around it.
+
+mod platform;
+pub(crate) mod run_log;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hindsight_cpu::armed::Armed;
+use hindsight_cpu::state::{Activity, CpuState, seg};
+use hindsight_interp::{Exit, Memory, Platform, Stops, Vcpu};
+
+use crate::kvm::KvmError;
+use crate::vcpu::board::Board;
+use crate::vcpu::crash::{Crash, CrashCause, FinalState};
+use crate::vcpu::debug::inspect::{
+    InspectRequest, PausedVcpu, ResumeAction, StopReason, StopReport,
+};
+use crate::vcpu::engine::policy::Engine;
+use crate::vcpu::model::VcpuModel;
+use crate::vcpu::recorder::ExitKind;
+use crate::vcpu::run_control::{Checkpoint, CheckpointState, Doorbell, Outcome, RunLoopEnd};
+use crate::vcpu::stats::VcpuStats;
+use platform::InterpPlatform;
+
+/// Instructions between two looks at the doorbell by the run loop itself.
+const BUDGET: u64 = 1 << 24;
+
+/// A processor that runs in the interpreter.
+#[derive(Debug)]
+pub struct InterpVcpu {
+    pub(crate) vcpu: Vcpu,
+    pub(crate) platform: InterpPlatform,
+    /// What is armed, as the machine was told; `None`: nothing was told yet.
+    armed: Option<Armed>,
+    /// The machine is to change its engine, and something is under way here.
+    unsettled: bool,
+    /// Why the guest cannot go on, while a debugger looks at it.
+    pub(crate) crashed: Option<CrashCause>,
+}
+
+impl InterpVcpu {
+    /// A vCPU in `state`.
+    pub fn new(memory: Arc<Memory>, model: VcpuModel, state: &CpuState) -> Self {
+        Self::from_parts(Vcpu::new(memory), model, state)
+    }
+
+    /// A vCPU in `state` that continues in an interpreter which was used before.
+    pub fn from_parts(mut vcpu: Vcpu, mut model: VcpuModel, state: &CpuState) -> Self {
+        vcpu.load(state);
+        vcpu.take_flushed();
+        vcpu.set_stops(&model.debug.stops);
+        if state.activity == Activity::Running {
+            model.wake();
+        }
+        Self {
+            vcpu,
+            platform: InterpPlatform::new(model),
+            armed: None,
+            unsettled: false,
+            crashed: None,
+        }
+    }
+
+    /// The interpreter, and the models.
+    pub fn into_parts(self) -> (Vcpu, VcpuModel) {
+        (self.vcpu, self.platform.model)
+    }
+
+    /// Which processor.
+    pub const fn id(&self) -> usize {
+        self.platform.model.id
+    }
+
+    pub(crate) const fn model_mut(&mut self) -> &mut VcpuModel {
+        &mut self.platform.model
+    }
+
+    /// Runs until the machine stops or changes its engine. It has then ended the machine where the
+    /// guest cannot go on.
+    pub(crate) fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) -> RunLoopEnd {
+        if let Some(ended) = self.checkpoint(board) {
+            return ended;
+        }
+        loop {
+            self.start_signals();
+            let exit = match self.platform.model.debug.action {
+                // A shadow or a trap under way is over after one, but for those that begin the next.
+                ResumeAction::Run if self.unsettled => self.vcpu.run(&mut self.platform, 1),
+                ResumeAction::Run | ResumeAction::StepBack { .. } | ResumeAction::RunBack => {
+                    self.vcpu.run(&mut self.platform, BUDGET)
+                }
+                ResumeAction::Step {
+                    mask_interrupts, ..
+                } => self.vcpu.step(&mut self.platform, mask_interrupts),
+            };
+            match exit {
+                Exit::Budget | Exit::Kicked | Exit::Leave => {}
+                Exit::Halted => self.platform.served(ExitKind::Halt, |models| {
+                    models.halt();
+                    doorbell.sleep(Duration::from_secs(3600));
+                }),
+                exit => {
+                    if let Some(stop) = self.why_stopped(&exit)
+                        && !self.report(board, stop)
+                    {
+                        return RunLoopEnd::Stopped;
+                    }
+                }
+            }
+            self.report_armed();
+            if doorbell.is_rung() || self.unsettled {
+                doorbell.answer();
+                if let Some(ended) = self.checkpoint(board) {
+                    return ended;
+                }
+                if let Some(cause) = self.crashed.take() {
+                    self.crash(board, cause);
+                    return RunLoopEnd::Stopped;
+                }
+            }
+        }
+    }
+
+    /// Executes one instruction and delivers what it raises. Less, when an INIT or a start-up IPI
+    /// waits: it then shows again.
+    pub(crate) fn run_one(&mut self, board: &Arc<Board>) {
+        loop {
+            let exit = self.vcpu.step(&mut self.platform, true);
+            if let Some(StopReason::Crash(cause)) = self.why_stopped(&exit) {
+                self.crash(board, cause);
+                return;
+            }
+            if exit != Exit::Stepped || self.vcpu.at_clean_boundary() {
+                return;
+            }
+        }
+    }
+
+    /// What an exit is to a debugger; `None` if the processor just runs on.
+    fn why_stopped(&mut self, exit: &Exit) -> Option<StopReason> {
+        match exit {
+            Exit::Budget | Exit::Kicked | Exit::Leave | Exit::Halted => None,
+            Exit::Shutdown => Some(StopReason::Crash(CrashCause::TripleFault)),
+            Exit::Missing { bytes, .. } => {
+                Some(StopReason::Crash(CrashCause::Missing(bytes.to_vec())))
+            }
+            Exit::Stop(hit) => Some(StopReason::Hit(*hit)),
+            Exit::Stepped => {
+                let at = self.vcpu.code_address();
+                (!self.platform.model.debug.in_range(at)).then_some(StopReason::Stepped)
+            }
+        }
+    }
+
+    /// Tells the debugger why the processor stopped, and has it wait at the next checkpoint.
+    /// `false`: there is no debugger, and the guest cannot go on.
+    fn report(&mut self, board: &Arc<Board>, stop: StopReason) -> bool {
+        if let StopReason::Crash(cause) = &stop {
+            if !board.run.stops.requested() {
+                self.crash(board, cause.clone());
+                return false;
+            }
+            self.crashed = Some(cause.clone());
+        }
+        let id = self.platform.model.id;
+        board.run.vcpus.hold(id);
+        let state = PausedVcpu::state(self).ok().map(Box::new);
+        board.run.stops.push(StopReport {
+            id,
+            reason: stop,
+            state,
+        });
+        true
+    }
+
+    /// Tells the machine what is armed, if that is news. MSR writes change it, and so do debug
+    /// exceptions and the debug registers.
+    fn report_armed(&mut self) {
+        let armed = self.platform.model.msrs.armed() | self.vcpu.armed_by_dr7();
+        if self.armed != Some(armed) {
+            self.armed = Some(armed);
+            let models = &self.platform.model;
+            models.board.run.engine.arm(models.id, armed);
+        }
+    }
+
+    /// Comes to a checkpoint, if that is wanted.
+    fn checkpoint(&mut self, board: &Board) -> Option<RunLoopEnd> {
+        let (id, control) = (self.platform.model.id, &board.run.vcpus);
+        self.unsettled = false;
+        if !control.checkpoint_requested(id..id + 1) {
+            return None;
+        }
+        let since = Instant::now();
+        // What must stay in the interpreter says so before it can be moved out.
+        self.report_armed();
+        loop {
+            let movable = control
+                .switch_requested()
+                .then(|| self.vcpu.at_clean_boundary());
+            let place = CheckpointState {
+                ids: id..id + 1,
+                engine: Engine::Interp,
+                movable,
+            };
+            self.unsettled = movable == Some(false);
+            let serve = &mut |_, request: InspectRequest| request(self);
+            return match control.checkpoint(place, serve) {
+                Checkpoint::Again => continue,
+                Checkpoint::Run => None,
+                Checkpoint::Stop => Some(RunLoopEnd::Stopped),
+                Checkpoint::Change(to) => Some(RunLoopEnd::Change(to, since)),
+            };
+        }
+    }
+
+    pub(crate) fn final_state(&mut self, board: &Board) -> FinalState {
+        let state = self.state();
+        FinalState::new(self.platform.model.id, state, &board.ram.map)
+    }
+
+    pub(crate) fn stats(&self) -> VcpuStats {
+        VcpuStats {
+            cpu: self.platform.model.id,
+            exits: self.platform.model.exits,
+            interpreter: Some(self.vcpu.stats()),
+            mix: self.vcpu.mix(),
+        }
+    }
+
+    /// INIT and start-up IPIs.
+    pub(crate) fn start_signals(&mut self) {
+        let (id, board) = (self.platform.model.id, self.platform.model.board.clone());
+        let pending = board.buses.irq.pending(id);
+        // INIT waits for the end of system-management mode.
+        if pending.init && !self.platform.model.msrs.in_smm() && board.buses.irq.take_init(id) {
+            let mut state = self.state();
+            state.init();
+            if id != 0 {
+                state.activity = Activity::WaitForSipi;
+            }
+            self.platform.model.wake();
+            self.platform.model.msrs.init();
+            self.vcpu.load(&state);
+        }
+        if let Some(vector) = pending.sipi.and_then(|_| board.buses.irq.take_sipi(id)) {
+            let mut state = self.state();
+            if state.activity == Activity::WaitForSipi {
+                state.start_up(vector);
+                if let Some(history) = &mut self.platform.model.history {
+                    history.restart(state.seg[seg::CS].base);
+                }
+                self.platform.model.wake();
+                self.vcpu.load(&state);
+            }
+        }
+    }
+
+    pub(crate) fn state(&mut self) -> CpuState {
+        let mut state = CpuState::reset();
+        self.vcpu.store(&mut state);
+        state
+    }
+
+    pub(crate) fn crash(&mut self, board: &Arc<Board>, cause: CrashCause) {
+        let state = self.state();
+        let crash = Crash::new(self.platform.model.id, cause, state, &board.ram.map);
+        board.run.finish(Outcome::Crash(Box::new(crash)));
+    }
+}
+
+impl PausedVcpu for InterpVcpu {
+    fn engine(&self) -> Engine {
+        Engine::Interp
+    }
+
+    fn state(&mut self) -> Result<CpuState, KvmError> {
+        let mut state = InterpVcpu::state(self);
+        state.cr8 = self
+            .platform
+            .model
+            .board
+            .buses
+            .irq
+            .cr8(self.platform.model.id);
+        Ok(state)
+    }
+
+    fn set_state(&mut self, state: &CpuState) -> Result<(), KvmError> {
+        let models = &self.platform.model;
+        models.board.buses.irq.set_cr8(models.id, state.cr8);
+        self.vcpu.load(state);
+        Ok(())
+    }
+
+    fn model(&mut self) -> &mut VcpuModel {
+        &mut self.platform.model
+    }
+
+    fn set_resume_action(&mut self, action: ResumeAction) {
+        self.platform.model.debug.action = action;
+    }
+
+    fn set_stops(&mut self, stops: &Stops) {
+        self.vcpu.set_stops(stops);
+        self.platform.model.debug.stops.clone_from(stops);
+    }
+
+    fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {
+        let done = Platform::wrmsr(&mut self.platform, index, value).is_ok();
+        // What the interpreter derives from MSRs is derived anew.
+        let state = InterpVcpu::state(self);
+        self.vcpu.load(&state);
+        Ok(done)
+    }
+
+    fn memory_written(&mut self, at: u64, len: u64) {
+        self.vcpu.code_changed(at, len);
+    }
+
+    fn go_to(&mut self, _: u64) -> Option<bool> {
+        None
+    }
+
+    fn retired(&self) -> Option<u64> {
+        Some(self.vcpu.stats().retired)
+    }
+
+    fn stats(&mut self) -> VcpuStats {
+        InterpVcpu::stats(self)
+    }
+}

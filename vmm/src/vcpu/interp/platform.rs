@@ -1,0 +1,340 @@
+//! The machine around a vCPU, as the interpreter sees it.
+
+use hindsight_cpu::branch::{Branch, Observe};
+use hindsight_cpu::cpuid::CpuModel;
+use hindsight_cpu::msr::Effect;
+use hindsight_cpu::pmu::pebs::Stored;
+use hindsight_cpu::pmu::{Counting, Ring};
+use hindsight_interp::{Accesses, Gp, Pending, Platform, Step};
+use hindsight_regs::apic::ApicBase;
+use hindsight_regs::msr as regs;
+
+use super::run_log::{LoggedEvent, RunLog};
+use crate::vcpu::dispatch::Bytes;
+use crate::vcpu::model::VcpuModel;
+use crate::vcpu::recorder::{ExitKind, RecordedKind};
+
+/// CPUID.01H:EDX.APIC.
+const EDX1_APIC: u32 = 1 << 9;
+
+/// The APM control port of Intel chipsets: a write raises an SMI on the processor that makes it.
+const APM_CONTROL: u16 = 0xb2;
+
+/// Ticks of the TSC that an instruction takes here, as an upper bound: a limit in cycles becomes
+/// one in instructions, which is checked again where that ends.
+const TICKS_PER_INSTRUCTION: u64 = 16;
+/// The fewest instructions between two such checks.
+const INSTRUCTIONS_MIN: u64 = 128;
+
+/// The machine around the processor, as the interpreter sees it.
+#[derive(Debug)]
+pub(crate) struct InterpPlatform {
+    pub(crate) model: VcpuModel,
+    random: u64,
+    /// There in deterministic mode.
+    pub(crate) log: Option<RunLog>,
+}
+
+impl InterpPlatform {
+    /// The machine around the vCPU of this model.
+    pub(super) fn new(model: VcpuModel) -> Self {
+        let random = model.board.time.clock.now() ^ 0x9e37_79b9_7f4a_7c15;
+        Self {
+            model,
+            random,
+            log: None,
+        }
+    }
+
+    /// Serves what would be an exit under KVM, and tells the recorder so.
+    pub(super) fn served<T>(
+        &mut self,
+        kind: ExitKind,
+        serve: impl FnOnce(&mut VcpuModel) -> T,
+    ) -> T {
+        self.model.record(RecordedKind::Exit(kind));
+        let answer = serve(&mut self.model);
+        self.model.record(RecordedKind::Enter);
+        answer
+    }
+
+    /// Puts an event into the hash of deterministic mode.
+    fn note(&mut self, noted: LoggedEvent, place: u64, data: &[u8]) {
+        if let Some(log) = &mut self.log {
+            log.note(noted, self.model.board.time.clock.now(), place, data);
+        }
+    }
+
+    /// The run must end: a timer became due before its end, in deterministic mode.
+    fn timer_is_earlier(&self) -> bool {
+        let until = self.log.as_ref().map_or(0, |log| log.until);
+        until != 0
+            && self
+                .model
+                .board
+                .buses
+                .irq
+                .next_event()
+                .is_some_and(|due| due < until)
+    }
+}
+
+impl Platform for InterpPlatform {
+    fn port_read(&mut self, port: u16, data: &mut [u8]) {
+        self.served(ExitKind::PortRead(port), |model| {
+            model.board.buses.ports.read(port, data);
+        });
+        self.note(LoggedEvent::PortRead, port.into(), data);
+        tracing::trace!(target: "io", "cpu {} in {port:#x} = {}", self.model.id, Bytes(data));
+    }
+
+    fn port_write(&mut self, port: u16, data: &[u8]) {
+        tracing::trace!(target: "io", "cpu {} out {port:#x} = {}", self.model.id, Bytes(data));
+        self.note(LoggedEvent::PortWrite, port.into(), data);
+        self.served(ExitKind::PortWrite(port), |model| {
+            model.board.buses.ports.write(port, data);
+        });
+        if port == APM_CONTROL && self.model.msrs.has_smm() {
+            self.model.board.buses.irq.inject_smi(self.model.id);
+        }
+    }
+
+    fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
+        self.served(ExitKind::MmioRead(gpa), |model| model.mmio_read(gpa, data));
+        self.note(LoggedEvent::MmioRead, gpa, data);
+    }
+
+    fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
+        self.note(LoggedEvent::MmioWrite, gpa, data);
+        self.served(ExitKind::MmioWrite(gpa), |model| {
+            model.mmio_write(gpa, data)
+        });
+    }
+
+    fn rdmsr(&mut self, index: u32) -> Result<u64, Gp> {
+        let answer = self.served(ExitKind::Rdmsr(index), |model| model.rdmsr(index));
+        self.model.record(RecordedKind::Rdmsr {
+            index,
+            answer: answer.ok().flatten(),
+        });
+        tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {answer:x?}", self.model.id);
+        let shown = answer.ok().flatten().unwrap_or(0);
+        self.note(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
+        answer.ok().flatten().ok_or(Gp)
+    }
+
+    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), Gp> {
+        self.note(LoggedEvent::Wrmsr, index.into(), &value.to_le_bytes());
+        let answer = self.served(ExitKind::Wrmsr(index), |model| model.wrmsr(index, value));
+        self.model.record(RecordedKind::Wrmsr {
+            index,
+            value,
+            accepted: matches!(answer, Ok(Some(_))),
+        });
+        let id = self.model.id;
+        tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
+        let effect = answer.ok().flatten().ok_or(Gp)?;
+        // The run loop looks round soon, and tells the machine.
+        let control = &self.model.board.run.vcpus;
+        match effect {
+            Effect::Armed => control.doorbell(id).ring(),
+            Effect::PackageArmed => control.ring_all(),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn observe(&mut self) -> Observe {
+        let wanted = self.model.msrs.observe();
+        // Deterministic mode has the way of the guest in its hash.
+        let kept = self.model.history.is_some() || self.log.is_some();
+        Observe {
+            branches: wanted.branches || kept,
+            ..wanted
+        }
+    }
+
+    fn code_base(&mut self, base: u64) {
+        if let Some(history) = &mut self.model.history {
+            history.set_base(base);
+        }
+    }
+
+    fn branches(&mut self, branches: &mut [Branch]) {
+        if let Some(log) = &mut self.log {
+            log.follow(branches);
+        }
+        if self.model.msrs.observe().branches || self.model.history.is_some() {
+            self.model.branches(branches);
+        }
+    }
+
+    fn debug_exception(&mut self) {
+        self.model.msrs.debug_exception();
+    }
+
+    fn transaction(&mut self, step: Step, ring: Ring) {
+        self.model.transaction(step, ring);
+    }
+
+    fn may_transact(&self) -> bool {
+        // When one is aborted from outside would depend on who looks at the machine.
+        self.log.is_none()
+    }
+
+    fn request_pmi(&mut self) {
+        self.model.trace_interrupts();
+    }
+
+    fn counting(&mut self) -> Counting {
+        // The limits count from where the counters stand: they must stand where the processor does.
+        if !self.model.msrs.pmu().needs().is_empty() {
+            self.model.count();
+        }
+        let counting = self.model.counting();
+        let cycles = self.model.msrs.pmu().limits().cycles;
+        let as_instructions = if self.log.is_some() {
+            // An instruction is a tick of the clock.
+            cycles
+        } else {
+            cycles.map(|ticks| (ticks / TICKS_PER_INSTRUCTION).max(INSTRUCTIONS_MIN))
+        };
+        Counting {
+            instructions: counting.instructions.min(&as_instructions),
+            ..counting
+        }
+    }
+
+    fn accessed(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64 {
+        self.model.accessed(ring, accesses)
+    }
+
+    fn flushed(&mut self, gpa: Option<u64>) {
+        self.model.flushed(gpa);
+    }
+
+    fn pebs_stored(&mut self, stored: &Stored) {
+        self.model.pebs_stored(stored);
+    }
+
+    fn rdpmc(&mut self, index: u32) -> Result<u64, Gp> {
+        let answer = self.model.rdpmc(index);
+        let shown = answer.unwrap_or(0);
+        self.note(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
+        answer.ok_or(Gp)
+    }
+
+    fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
+        let id = u32::try_from(self.model.id).unwrap_or(0);
+        let mut regs = self
+            .model
+            .board
+            .package
+            .cpuid
+            .query(leaf, subleaf, id, 0, 0);
+        if leaf == 1
+            && self.model.board.buses.irq.apic_base(self.model.id) & ApicBase::EN.bits() == 0
+        {
+            regs[3] &= !EDX1_APIC;
+        }
+        regs
+    }
+
+    fn portable(&self) -> bool {
+        self.model.board.package.cpuid.model() == CpuModel::PortableV1
+    }
+
+    fn tsc(&mut self) -> u64 {
+        let answer = self.model.rdmsr(regs::IA32_TIME_STAMP_COUNTER);
+        answer.ok().flatten().unwrap_or(0)
+    }
+
+    fn tsc_aux(&mut self) -> u32 {
+        let answer = self.model.rdmsr(regs::IA32_TSC_AUX);
+        let value = answer.ok().flatten().unwrap_or(0);
+        u32::try_from(value & 0xffff_ffff).unwrap_or(0)
+    }
+
+    fn random(&mut self) -> u64 {
+        if let Some(log) = &mut self.log {
+            let value = log.random();
+            self.note(LoggedEvent::Random, value, &[]);
+            return value;
+        }
+        // An LCG step mixed with the time: enough for a guest whose host is trusted anyway.
+        self.random = self
+            .random
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(self.model.board.time.clock.now() | 1);
+        self.random ^ self.random >> 29
+    }
+
+    fn cr8(&mut self) -> u8 {
+        u8::try_from(self.model.board.buses.irq.cr8(self.model.id)).unwrap_or(0)
+    }
+
+    fn set_cr8(&mut self, priority: u8) {
+        self.model
+            .board
+            .buses
+            .irq
+            .set_cr8(self.model.id, priority.into());
+    }
+
+    fn pending(&mut self) -> Pending {
+        let (id, board) = (self.model.id, &self.model.board);
+        let pending = board.buses.irq.pending(id);
+        if pending.smi && !self.model.msrs.has_smm() {
+            // Without system-management mode nobody takes it (rule SMF-10).
+            board.buses.irq.take_smi(id);
+        }
+        Pending {
+            interrupt: pending.interrupt,
+            nmi: pending.nmi,
+            smi: pending.smi && self.model.msrs.has_smm(),
+            leave: pending.init && !self.model.msrs.in_smm()
+                || pending.sipi.is_some()
+                || board.run.vcpus.doorbell(id).is_rung()
+                || self.timer_is_earlier(),
+        }
+    }
+
+    fn acknowledge(&mut self) -> Option<u8> {
+        let vector = self.model.board.buses.irq.acknowledge(self.model.id);
+        tracing::trace!(target: "irq", "cpu {} interrupt {vector:x?}", self.model.id);
+        if let Some(vector) = vector {
+            self.model.wake();
+            self.model.record(RecordedKind::Interrupt { vector });
+            self.note(LoggedEvent::Interrupt, vector.into(), &[]);
+        }
+        vector
+    }
+
+    fn acknowledge_nmi(&mut self) {
+        self.model.board.buses.irq.take_nmi(self.model.id);
+        self.model.wake();
+        self.note(LoggedEvent::Nmi, 2, &[]);
+    }
+
+    fn acknowledge_smi(&mut self) {
+        self.model.board.buses.irq.take_smi(self.model.id);
+        self.model.wake();
+        self.note(LoggedEvent::Smi, 0, &[]);
+    }
+
+    fn smm(&mut self, entered: bool) {
+        self.model.smm(entered);
+    }
+
+    fn retired(&mut self, count: u64, user: u64, cycles: u64) {
+        self.model.pmu_totals().retired(count, user);
+        if let Some(log) = &mut self.log {
+            log.retired = count;
+            let new = cycles.saturating_sub(log.cycles);
+            if new != 0 {
+                log.cycles = cycles;
+                self.model.board.time.clock.advance(new);
+            }
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Who runs, what stops it, and how the run ends.
+//!
+//! [`VcpuControl`] pauses, resumes and stops the vCPU threads, [`Doorbell`] interrupts one of them,
+//! and [`RunEnd`] holds the outcome of the run until somebody waits for it.
+
+mod doorbell;
+mod outcome;
+mod vcpus;
+
+pub use doorbell::Doorbell;
+pub use outcome::{GuestEnd, Outcome, RunEnd, RunError};
+pub use vcpus::{Checkpoint, CheckpointState, RunLoopEnd, VcpuControl};

@@ -1,0 +1,193 @@
+//! How a run ends: set once, by any thread, and waited for.
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+use hindsight_devices::MachineRequest;
+use thiserror::Error;
+
+use crate::kvm::KvmError;
+use crate::memory::MemoryError;
+use crate::state::RestoreError;
+use crate::sync::lock;
+use crate::vcpu::crash::{Crash, FinalState};
+
+/// How a run ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The guest wrote a value to the debug exit port.
+    Exit(u32),
+    /// The guest powered the machine off.
+    PowerOff,
+    /// The guest requested a reset.
+    Reset,
+    /// The guest cannot continue.
+    Crash(Box<Crash>),
+    /// The time limit passed; where each vCPU was then.
+    Timeout(Vec<FinalState>),
+    /// The user ended the run.
+    Quit,
+    /// The monitor itself failed.
+    Failed(Box<RunError>),
+}
+
+impl<E: Into<RunError>> From<E> for Outcome {
+    fn from(error: E) -> Self {
+        Self::Failed(Box::new(error.into()))
+    }
+}
+
+/// Why the monitor could not continue a run.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// KVM refused.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The interpreter's view of guest memory could not be created.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A deterministic machine could not be saved or restored.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// The input log cannot be written.
+    #[error("the input log cannot be written")]
+    InputLog(#[source] io::Error),
+    /// The input log belongs to another run.
+    #[error(
+        "the input log belongs to another run: at round {round}, instruction {icount}, time {ticks} it has \"{entry}\""
+    )]
+    ForeignInput {
+        /// Round of turns.
+        round: u64,
+        /// Instructions retired by all vCPUs.
+        icount: u64,
+        /// Ticks of the virtual clock.
+        ticks: u64,
+        /// The entry that does not fit.
+        entry: String,
+    },
+    /// A thread of the monitor panicked; the panic message is on stderr.
+    #[error("a thread of the monitor panicked: this is a bug in hindsight")]
+    Panicked,
+}
+
+/// How a guest ended its own run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestEnd {
+    /// It requested the end through a device.
+    Request(MachineRequest),
+    /// The end is an entry of the replayed input log.
+    Input,
+}
+
+impl fmt::Display for GuestEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Request(MachineRequest::Exit(code)) => {
+                write!(f, "the guest ends the run with exit code {code}")
+            }
+            Self::Request(MachineRequest::Reset) => f.write_str("the guest resets the machine"),
+            Self::Request(MachineRequest::PowerOff) => {
+                f.write_str("the guest switches the machine off")
+            }
+            Self::Input => f.write_str("the input log ends the run"),
+        }
+    }
+}
+
+impl From<MachineRequest> for Outcome {
+    fn from(request: MachineRequest) -> Self {
+        match request {
+            MachineRequest::Exit(code) => Self::Exit(code),
+            MachineRequest::Reset => Self::Reset,
+            MachineRequest::PowerOff => Self::PowerOff,
+        }
+    }
+}
+
+/// The end of a run.
+#[derive(Debug, Default)]
+pub struct RunEnd {
+    outcome: Mutex<Option<Outcome>>,
+    set: Condvar,
+    /// A guest's own end waits for a debugger, which may go back from there.
+    holds: AtomicBool,
+    held: Mutex<Option<GuestEnd>>,
+    /// The end was an entry of recorded or replayed input.
+    by_input: AtomicBool,
+}
+
+impl RunEnd {
+    /// Sets the outcome; the first one counts.
+    pub fn set(&self, outcome: Outcome) {
+        lock(&self.outcome).get_or_insert(outcome);
+        self.set.notify_all();
+    }
+
+    /// Withdraws the outcome: the machine was restored to a state before it.
+    pub fn clear(&self) {
+        *lock(&self.outcome) = None;
+        self.by_input.store(false, Ordering::SeqCst);
+    }
+
+    /// Waits for the outcome, until `limit` if there is one.
+    pub fn wait(&self, limit: Option<Instant>) -> Option<Outcome> {
+        let mut outcome = lock(&self.outcome);
+        loop {
+            if outcome.is_some() {
+                return outcome.take();
+            }
+            outcome = match limit {
+                None => self
+                    .set
+                    .wait(outcome)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(limit) => {
+                    let left = limit.checked_duration_since(Instant::now())?;
+                    self.set
+                        .wait_timeout(outcome, left)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                }
+            };
+        }
+    }
+
+    /// From now on a guest's own end is held instead of set: see [`RunEnd::held`].
+    pub fn hold(&self) {
+        self.holds.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a guest's own end is held.
+    pub fn holds(&self) -> bool {
+        self.holds.load(Ordering::SeqCst)
+    }
+
+    /// Holds an end; the first one counts.
+    pub fn set_held(&self, end: GuestEnd) {
+        lock(&self.held).get_or_insert(end);
+    }
+
+    /// The end that is held, if the guest has reached one.
+    pub fn held(&self) -> Option<GuestEnd> {
+        *lock(&self.held)
+    }
+
+    /// Takes the end that is held.
+    pub fn take_held(&self) -> Option<GuestEnd> {
+        lock(&self.held).take()
+    }
+
+    /// Marks the end as caused by recorded or replayed input.
+    pub fn set_by_input(&self) {
+        self.by_input.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the end was caused by recorded or replayed input, so that every replay has it too.
+    pub fn by_input(&self) -> bool {
+        self.by_input.load(Ordering::SeqCst)
+    }
+}
