@@ -10,11 +10,11 @@
 )]
 
 use crate::core::{Core, Fault, Leave};
-use hindsight_cpu::uarch::cache::{Kind, LINE_SHIFT};
-use hindsight_cpu::uarch::{Accesses, Touch};
 use hindsight_cpu::pmu::pebs::{self, Sample};
 use hindsight_cpu::pmu::{Counting, Ring};
 use hindsight_cpu::transaction::Cause;
+use hindsight_cpu::uarch::cache::{Kind, LINE_SHIFT};
+use hindsight_cpu::uarch::{Accesses, Touch};
 
 /// What is kept for the performance counters.
 pub(crate) struct Counters {

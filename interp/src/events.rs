@@ -8,8 +8,8 @@
 
 use crate::core::{BP, Core, DB, DE, DF, Fault, GP, GP0, NP, OFV, PF, SS, TS, UD};
 use crate::flags::{AC, IF, NT, RF, TF, VM};
-use crate::platform::BranchClass;
 use crate::iret::NewStack;
+use crate::platform::BranchClass;
 use crate::seg::{Descriptor, canonical, code_of, gp};
 use hindsight_cpu::state::{Segment, seg};
 

@@ -1,11 +1,11 @@
 //! What the interpreter needs from the machine around the processor.
 
 pub use hindsight_cpu::branch::{Branch, BranchClass, Observe};
-pub use hindsight_cpu::uarch::Accesses;
 pub use hindsight_cpu::pmu::Counting;
 use hindsight_cpu::pmu::Ring;
 use hindsight_cpu::pmu::pebs::Stored;
 pub use hindsight_cpu::transaction::{Cause, Step};
+pub use hindsight_cpu::uarch::Accesses;
 
 /// The access raises #GP(0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -182,7 +182,11 @@ fn there_and_back(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
         Outcome::Exit(0) => {}
         other => bail!("the guest ended by {other:?}"),
     }
-    let stats = board.run.engine.stats();
+    let stats = board
+        .run
+        .engine
+        .stats()
+        .expect("the machine changes engines");
     let changes = u32::try_from(stats.count())?;
     let both_ways = stats.total.saturating_mul(2).checked_div(changes);
     both_ways.context("the engine never changed")

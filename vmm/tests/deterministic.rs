@@ -297,7 +297,10 @@ fn bad_input_logs_are_refused_with_one_line() {
     fs::write(folder.path().join("log"), format!("{head}5 1 1 serial 71")).unwrap();
     let output = run(folder.path(), &flat("listen", &["--replay-input", "log"]));
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(text.contains("the input log belongs to another run"), "{text}");
+    assert!(
+        text.contains("the input log belongs to another run"),
+        "{text}"
+    );
     assert_eq!(output.status.code(), Some(6));
 }
 

@@ -67,6 +67,8 @@ bitflags! {
         const SMEP = 1 << 20;
         /// Supervisor-mode access prevention.
         const SMAP = 1 << 21;
+        /// Protection keys for user pages.
+        const PKE = 1 << 22;
     }
 
     /// IA32_EFER.
@@ -96,7 +98,7 @@ mod tests {
 
     #[test]
     fn cr4_bits_match_the_manual() {
-        assert_eq!(Cr4::all().bits(), 0x0037_0fff);
+        assert_eq!(Cr4::all().bits(), 0x0077_0fff);
         assert_eq!((Cr4::TSD | Cr4::DE | Cr4::PCE).bits(), 0x10c);
     }
 

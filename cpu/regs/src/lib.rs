@@ -16,3 +16,4 @@ pub mod msr;
 pub mod pmu;
 pub mod rdt;
 pub mod rflags;
+pub mod vector;

@@ -6,10 +6,10 @@ use hindsight_regs::rdt;
 use super::Msrs;
 use crate::branch::Observe;
 use crate::facility::Facilities;
-use crate::uarch::{Geometry, Who};
 use crate::pmu::pebs::{Due, Stored};
 use crate::pmu::{Counting, EventTotals, Freeze, Needs, Pmu};
 use crate::transaction::Step;
+use crate::uarch::{Geometry, Who};
 
 impl Msrs {
     /// The performance-monitoring unit, as of the last [`Msrs::count`].

@@ -496,7 +496,7 @@ fn cpu(args: &RunArgs) -> anyhow::Result<Profile> {
 }
 
 fn print_stats(board: &Board, host_time: Duration, outcome: &Outcome) {
-    let report = RunReport::new(board, board.run.stats(), host_time).to_string();
+    let report = RunReport::new(board.run.stats(), board.run.engine.stats(), host_time).to_string();
     for line in report.lines() {
         let _ = writeln!(io::stderr(), "hindsight: {line}");
     }

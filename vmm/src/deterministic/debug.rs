@@ -10,9 +10,8 @@ use crate::deterministic::{DeterministicMachine, RunStop};
 use crate::kvm::KvmError;
 use crate::state::RestoreError;
 use crate::vcpu::board::Board;
-use crate::vcpu::debug::inspect::{
-    InspectRequest, PausedVcpu, ResumeAction, StopReason, StopReport,
-};
+use crate::vcpu::debug::inspect::{InspectRequest, PausedVcpu};
+use crate::vcpu::debug::stop::{ResumeAction, StopReason, StopReport};
 use crate::vcpu::engine::policy::Engine;
 use crate::vcpu::model::VcpuModel;
 use crate::vcpu::run_control::{Checkpoint, CheckpointState};

@@ -15,7 +15,7 @@ use crate::deterministic::debug::DebuggedMachine;
 use crate::memory::page_walk;
 use crate::state::RestoreError;
 use crate::vcpu::crash;
-use crate::vcpu::debug::inspect::StopReason;
+use crate::vcpu::debug::stop::StopReason;
 
 /// Bytes of the longest instruction.
 const MAX_INSTRUCTION: usize = 15;

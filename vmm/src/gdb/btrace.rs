@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use crate::gdb::debugger::{DebugError, Debugger};
 use crate::gdb::registers;
 use crate::vcpu::branch_history::{BranchHistory, KeptBranches};
-use crate::vcpu::debug::hw_breakpoints::Unsupported;
+use crate::vcpu::debug::stop::Unsupported;
 
 /// Branches that are kept unless the client says otherwise.
 const LIMIT: usize = 0x1_0000;

@@ -19,7 +19,7 @@ use crate::gdb::registers::Place;
 use crate::gdb::stop;
 use crate::gdb::target::{self, RegisterNumber};
 use crate::gdb::threads;
-use crate::vcpu::debug::inspect::StopReason;
+use crate::vcpu::debug::stop::StopReason;
 
 /// Where `gdbstub` writes to.
 #[derive(Clone, Debug, Default)]

@@ -14,7 +14,7 @@ use crate::gdb::listen::{Client, Listener};
 use crate::gdb::stop;
 use crate::sync::lock;
 use crate::vcpu::board::Board;
-use crate::vcpu::debug::inspect::StopReason;
+use crate::vcpu::debug::stop::StopReason;
 
 /// How the machine ended, for the client.
 #[derive(Debug, Default)]

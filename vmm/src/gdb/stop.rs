@@ -10,7 +10,7 @@ use crate::gdb::breakpoints::Breakpoint;
 use crate::gdb::debugger::{DebugError, Debugger, Reason, tid};
 use crate::vcpu::crash::Crash;
 use crate::vcpu::crash::CrashCause;
-use crate::vcpu::debug::inspect::StopReason;
+use crate::vcpu::debug::stop::StopReason;
 
 type GdbStop = MultiThreadStopReason<u64>;
 

@@ -34,7 +34,7 @@ use hindsight_interp::Watch;
 use crate::gdb::breakpoints::Breakpoint;
 use crate::gdb::debugger::{DebugError, Debugger, cpu_of, tid};
 use crate::gdb::monitor;
-use crate::vcpu::debug::inspect::ResumeAction;
+use crate::vcpu::debug::stop::ResumeAction;
 
 /// A processor of any mode: its registers are those of the layout that the client was given, so
 /// here they are only bytes.

@@ -11,6 +11,9 @@ use super::devices::{self, Devices, Mute, Sinks, Wiring};
 use crate::state::{DevicesState, RestoreError};
 use crate::sync::lock;
 
+/// Feeds bytes to COM1, and returns how many the port accepted.
+pub type SerialFeeder = Box<dyn Fn(&[u8]) -> usize + Send>;
+
 /// The buses of a machine with everything that sits on them.
 ///
 /// Lock order: a device on a bus, then the interrupt controllers, which lock themselves and call
@@ -85,7 +88,7 @@ impl Buses {
 
     /// A function that feeds bytes to the guest's COM1 and returns how many the port accepted: none
     /// while another thread uses the port.
-    pub fn serial_feeder(&self) -> Box<dyn Fn(&[u8]) -> usize + Send> {
+    pub fn serial_feeder(&self) -> SerialFeeder {
         let serial = self.devices.serial.clone();
         Box::new(move |bytes| {
             serial

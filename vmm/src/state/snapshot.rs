@@ -3,9 +3,9 @@
 use std::io;
 
 use hindsight_cpu::cpuid::CpuidTable;
-use hindsight_cpu::uarch::{CacheState, ModelError, UnitState};
 use hindsight_cpu::msr::{MsrError, MsrsState};
 use hindsight_cpu::state::{CpuState, StateError};
+use hindsight_cpu::uarch::{CacheState, ModelError, UnitState};
 use hindsight_devices::clock::Ticks;
 use hindsight_devices::irq::{InterruptsError, InterruptsState};
 use serde::{Deserialize, Serialize};

@@ -11,7 +11,8 @@ use hindsight_devices::MachineRequest;
 use hindsight_devices::irq::Wake;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::debug::inspect::{InspectRequest, StopReports};
+use super::debug::inspect::InspectRequest;
+use super::debug::stop::StopReports;
 use super::engine::EngineSwitch;
 use super::run_control::{GuestEnd, Outcome, RunEnd, VcpuControl};
 use super::stats::VcpuStats;

@@ -3,6 +3,7 @@
 use hindsight_cpu::msr::Effect;
 
 use super::crash::CrashCause;
+use super::hex_bytes::HexBytes;
 use super::model::{Gp, VcpuModel};
 use crate::kvm::exit::{Exit, Port};
 use crate::vcpu::recorder::RecordedKind;
@@ -99,29 +100,15 @@ fn io(cpu: &VcpuModel, port: u16, size: usize, data: Port<'_>) {
         Port::In(data) => {
             for element in data.chunks_mut(size) {
                 board.buses.ports.read(port, element);
-                tracing::trace!(target: "io", "cpu {} in {port:#x} = {}", cpu.id, Bytes(element));
+                tracing::trace!(target: "io", "cpu {} in {port:#x} = {}", cpu.id, HexBytes(element));
             }
         }
         Port::Out(data) => {
             for element in data.chunks(size) {
-                tracing::trace!(target: "io", "cpu {} out {port:#x} = {}", cpu.id, Bytes(element));
+                tracing::trace!(target: "io", "cpu {} out {port:#x} = {}", cpu.id, HexBytes(element));
                 board.buses.ports.write(port, element);
             }
         }
-    }
-}
-
-/// Shows little-endian bytes as a number.
-pub(crate) struct Bytes<'a>(pub(crate) &'a [u8]);
-
-impl std::fmt::Display for Bytes<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let value = self
-            .0
-            .iter()
-            .rev()
-            .fold(0_u64, |value, &byte| value << 8 | u64::from(byte));
-        write!(f, "{value:#0width$x}", width = 2 + 2 * self.0.len())
     }
 }
 

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use hindsight_cpu::branch::Branch;
-use hindsight_cpu::uarch::{Accesses, Cache, Unit};
 use hindsight_cpu::msr::{
     Effect, MsrError, Msrs, MsrsState, Now, Owner, RdmsrOutcome, WrmsrOutcome, find,
 };
 use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::pmu::{Counting, Needs, Ring};
 use hindsight_cpu::transaction::Step;
+use hindsight_cpu::uarch::{Accesses, Cache, Unit};
 use hindsight_regs::msr as regs;
 
 use crate::vcpu::board::Board;
 use crate::vcpu::branch_history::BranchHistory;
-use crate::vcpu::debug::inspect::DebugRequests;
-use crate::vcpu::dispatch::Bytes;
+use crate::vcpu::debug::stop::DebugRequests;
+use crate::vcpu::hex_bytes::HexBytes;
 use crate::vcpu::pmu_totals::PmuTotals;
 use crate::vcpu::recorder::{RecordedKind, Recorder};
 use crate::vcpu::stats::ExitCounts;
@@ -105,13 +105,13 @@ impl VcpuModel {
             Some(offset) => self.board.buses.irq.lapic_read(self.id, offset, data),
             None => self.board.buses.mmio.read(address, data),
         }
-        let shown = Bytes(data);
+        let shown = HexBytes(data);
         tracing::trace!(target: "io", "cpu {} read {address:#x} = {shown}", self.id);
     }
 
     /// A write where there is no memory.
     pub fn mmio_write(&self, address: u64, data: &[u8]) {
-        let shown = Bytes(data);
+        let shown = HexBytes(data);
         tracing::trace!(target: "io", "cpu {} write {address:#x} = {shown}", self.id);
         match self.in_apic_page(address) {
             Some(offset) => self.board.buses.irq.lapic_write(self.id, offset, data),

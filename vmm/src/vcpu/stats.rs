@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use hindsight_interp::Stats;
 
-use crate::vcpu::board::Board;
 use crate::vcpu::engine::SwitchStats;
 use crate::vcpu::recorder::ExitKind;
 
@@ -144,15 +143,12 @@ impl fmt::Display for RunReport {
 }
 
 impl RunReport {
-    /// Of a machine that has run for `host_time`.
-    pub fn new(board: &Board, vcpus: Vec<VcpuStats>, host_time: Duration) -> Self {
+    /// The report of a machine that has run for `host_time`. `changes`: its engine changes, if it can
+    /// change engines.
+    pub fn new(vcpus: Vec<VcpuStats>, changes: Option<SwitchStats>, host_time: Duration) -> Self {
         Self {
             vcpus,
-            changes: board
-                .run
-                .engine
-                .can_change()
-                .then(|| board.run.engine.stats()),
+            changes,
             host_time,
         }
     }

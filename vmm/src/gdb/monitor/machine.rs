@@ -42,7 +42,7 @@ pub(super) fn stats(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
         .map(|cpu| debugger.ask(cpu, |cpu| cpu.stats()))
         .collect();
     let host_time = debugger.since.elapsed();
-    Ok(RunReport::new(debugger.board(), vcpus?, host_time).to_string())
+    Ok(RunReport::new(vcpus?, debugger.board().run.engine.stats(), host_time).to_string())
 }
 
 /// Shows registers of one kind, those that there are.

@@ -5,54 +5,19 @@
 //! processor stands) x (what this host's KVM was measured to do). [`HwBreakpointSupport::measure`] asks doctor,
 //! [`crate::vcpu::kvm`] has KVM do it, and beyond it the machine runs in the interpreter.
 
-use std::fmt;
-
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::debug::Registers;
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_interp::{Hit, MsrStops, Stops, Watch};
 use hindsight_regs::dr::{Condition, Dr7, Length, Slot};
 
-use super::inspect::ResumeAction;
+use super::stop::{ResumeAction, Unsupported};
 use crate::kvm::host_support::HwBreakpointSupport;
 
 /// RFLAGS.TF.
 const FLAG_TF: u64 = 1 << 8;
 /// Breakpoints that a processor has.
 const SLOTS: usize = 4;
-
-/// Why KVM cannot do what a debugger wants.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unsupported {
-    /// More breakpoints, or bytes to watch, than a processor has hw_breakpoints.
-    HwBreakpoints,
-    /// Stops at reads, but not at writes.
-    Reads,
-    /// Stops for which a processor has no breakpoint: exceptions, ports, MSRs, control registers.
-    Kind,
-    /// The guest has enabled breakpoints of its own.
-    Guest,
-    /// A step of a processor that has more to do than its next instruction.
-    Step,
-    /// Recording branches.
-    Branches,
-    /// This host's KVM lacks it: the probe of doctor, and what it found.
-    Probe(String),
-}
-
-impl fmt::Display for Unsupported {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::HwBreakpoints => "more is watched than a processor has breakpoints for",
-            Self::Reads => "no processor stops at reads alone",
-            Self::Kind => "no processor has breakpoints for that",
-            Self::Guest => "the guest uses breakpoints of its own",
-            Self::Step => "KVM cannot step a processor that is halted, traps, or is interrupted",
-            Self::Branches => "KVM records no branches",
-            Self::Probe(found) => return write!(f, "this host's KVM does not do it: {found}"),
-        })
-    }
-}
 
 /// What of a processor's state decides whether KVM can debug it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,24 +1,15 @@
-//! What a debugger asks of a paused vCPU, and what a vCPU reports when it stops by itself.
+//! What a debugger asks of a paused vCPU.
 //!
 //! A vCPU's thread owns its state. So a request is a function that this thread calls at its checkpoint
 //! ([`crate::vcpu::run_control::VcpuControl::request`]), whichever engine runs the vCPU.
 
-use std::io;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::{Hit, Stops};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use hindsight_interp::Stops;
 
-use super::hw_breakpoints::Unsupported;
+use super::stop::ResumeAction;
 use crate::kvm::KvmError;
-use crate::sync::lock;
-use crate::vcpu::crash::CrashCause;
 use crate::vcpu::engine::Engine;
 use crate::vcpu::model::VcpuModel;
-use crate::vcpu::run_control::GuestEnd;
 use crate::vcpu::stats::VcpuStats;
 
 /// A paused vCPU.
@@ -73,148 +64,3 @@ pub trait PausedVcpu {
 
 /// Something that a paused vCPU's thread does on request.
 pub type InspectRequest = Box<dyn FnOnce(&mut dyn PausedVcpu) + Send>;
-
-/// How a vCPU runs when a pause ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ResumeAction {
-    /// Until something stops it.
-    #[default]
-    Run,
-    /// One instruction, or until RIP leaves a range.
-    Step {
-        /// Interrupts and NMIs wait meanwhile.
-        mask_interrupts: bool,
-        /// Continue as long as RIP is at or after the first address and before the second.
-        range: Option<(u64, u64)>,
-    },
-    /// One instruction backwards, in a deterministic run.
-    StepBack {
-        /// Do not enter the handler of an interrupt.
-        mask_interrupts: bool,
-    },
-    /// Backwards to the last stop, in a deterministic run.
-    RunBack,
-}
-
-/// What a debugger requires of a vCPU. It moves with the vCPU from engine to engine.
-#[derive(Debug, Default)]
-pub struct DebugRequests {
-    /// How it resumes.
-    pub action: ResumeAction,
-    /// What it stops for.
-    pub stops: Stops,
-    /// A stop to report before anything more executes.
-    pub due: Option<StopReason>,
-}
-
-impl DebugRequests {
-    /// Whether interrupts and NMIs wait.
-    pub const fn masks_interrupts(&self) -> bool {
-        matches!(
-            self.action,
-            ResumeAction::Step {
-                mask_interrupts: true,
-                ..
-            }
-        )
-    }
-
-    /// Whether the vCPU single-steps.
-    pub const fn steps(&self) -> bool {
-        matches!(self.action, ResumeAction::Step { .. })
-    }
-
-    /// Whether a step continues that has come to this linear address.
-    pub fn in_range(&self, at: u64) -> bool {
-        matches!(self.action, ResumeAction::Step { range: Some((from, to)), .. } if (from..to).contains(&at))
-    }
-}
-
-/// Why a vCPU stopped by itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StopReason {
-    /// It reached something it stops for.
-    Hit(Hit),
-    /// It completed a [`ResumeAction::Step`].
-    Stepped,
-    /// Going backwards, it reached the beginning of the run.
-    Begin,
-    /// The guest cannot continue.
-    Crash(CrashCause),
-    /// The guest ended a run that can go back from there.
-    End(GuestEnd),
-    /// It did not resume: the debugger requires what KVM cannot do, and only KVM may run it.
-    Unsupported(Unsupported),
-}
-
-/// The report of a vCPU that stopped by itself.
-#[derive(Debug)]
-pub struct StopReport {
-    /// The vCPU.
-    pub id: usize,
-    /// Why it stopped.
-    pub reason: StopReason,
-    /// Its state, which a debugger looks at first; `None` where it must be requested.
-    pub state: Option<Box<CpuState>>,
-}
-
-/// Stop reports on their way from the vCPUs to a debugger.
-#[derive(Debug)]
-pub struct StopReports {
-    requested: AtomicBool,
-    queue: Mutex<Vec<StopReport>>,
-    /// Readable while the queue is not empty.
-    event: OwnedFd,
-}
-
-impl StopReports {
-    /// An empty queue; reports are not requested yet.
-    ///
-    /// # Errors
-    ///
-    /// When the host has no more file descriptors.
-    pub fn new() -> io::Result<Self> {
-        Ok(Self {
-            requested: AtomicBool::new(false),
-            queue: Mutex::default(),
-            event: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
-        })
-    }
-
-    /// Requests reports. From now on, a vCPU that stops waits for
-    /// [`crate::vcpu::run_control::VcpuControl::hold_only`].
-    pub fn request(&self) {
-        self.requested.store(true, Ordering::SeqCst);
-    }
-
-    /// Whether a debugger requested reports.
-    pub fn requested(&self) -> bool {
-        self.requested.load(Ordering::SeqCst)
-    }
-
-    /// Queues a report.
-    pub fn push(&self, report: StopReport) {
-        lock(&self.queue).push(report);
-        self.signal();
-    }
-
-    /// Makes [`StopReports::as_fd`] readable.
-    pub fn signal(&self) {
-        // Fails only when the counter is full, and then the event is signalled already.
-        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
-    }
-
-    /// Takes all reports.
-    pub fn take(&self) -> Vec<StopReport> {
-        let mut count = [0; 8];
-        // Fails when nothing was signalled.
-        let _ = rustix::io::read(&self.event, &mut count);
-        std::mem::take(&mut *lock(&self.queue))
-    }
-}
-
-impl AsFd for StopReports {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-}

@@ -2,3 +2,4 @@
 
 pub(crate) mod hw_breakpoints;
 pub mod inspect;
+pub mod stop;

@@ -199,9 +199,9 @@ impl<R> EngineSwitch<R> {
         policy.is_some_and(EnginePolicy::intercepts_mov_dr)
     }
 
-    /// How often it changed so far.
-    pub fn stats(&self) -> SwitchStats {
-        lock(&self.inner).stats
+    /// How often the machine changed engines so far; `None` if it cannot.
+    pub fn stats(&self) -> Option<SwitchStats> {
+        self.can_change().then(|| lock(&self.inner).stats)
     }
 
     /// Sets what vCPU `cpu` has armed.

@@ -13,9 +13,8 @@ use hindsight_interp::{Exit, Memory, Platform, Stops, Vcpu};
 use crate::kvm::KvmError;
 use crate::vcpu::board::Board;
 use crate::vcpu::crash::{Crash, CrashCause, FinalState};
-use crate::vcpu::debug::inspect::{
-    InspectRequest, PausedVcpu, ResumeAction, StopReason, StopReport,
-};
+use crate::vcpu::debug::inspect::{InspectRequest, PausedVcpu};
+use crate::vcpu::debug::stop::{ResumeAction, StopReason, StopReport};
 use crate::vcpu::engine::policy::Engine;
 use crate::vcpu::model::VcpuModel;
 use crate::vcpu::recorder::ExitKind;

@@ -10,7 +10,7 @@ use hindsight_regs::apic::ApicBase;
 use hindsight_regs::msr as regs;
 
 use super::run_log::{LoggedEvent, RunLog};
-use crate::vcpu::dispatch::Bytes;
+use crate::vcpu::hex_bytes::HexBytes;
 use crate::vcpu::model::VcpuModel;
 use crate::vcpu::recorder::{ExitKind, RecordedKind};
 
@@ -85,11 +85,11 @@ impl Platform for InterpPlatform {
             model.board.buses.ports.read(port, data);
         });
         self.note(LoggedEvent::PortRead, port.into(), data);
-        tracing::trace!(target: "io", "cpu {} in {port:#x} = {}", self.model.id, Bytes(data));
+        tracing::trace!(target: "io", "cpu {} in {port:#x} = {}", self.model.id, HexBytes(data));
     }
 
     fn port_write(&mut self, port: u16, data: &[u8]) {
-        tracing::trace!(target: "io", "cpu {} out {port:#x} = {}", self.model.id, Bytes(data));
+        tracing::trace!(target: "io", "cpu {} out {port:#x} = {}", self.model.id, HexBytes(data));
         self.note(LoggedEvent::PortWrite, port.into(), data);
         self.served(ExitKind::PortWrite(port), |model| {
             model.board.buses.ports.write(port, data);

@@ -18,10 +18,10 @@ use crate::kvm::KvmError;
 use crate::kvm::vcpu::{GuestDebug, KvmVcpuFd};
 use crate::vcpu::board::Board;
 use crate::vcpu::crash::{Crash, CrashCause, FinalState};
-use crate::vcpu::debug::hw_breakpoints::{HwBreakpoints, Unsupported};
-use crate::vcpu::debug::inspect::{
-    InspectRequest, PausedVcpu, ResumeAction, StopReason, StopReport,
-};
+use crate::vcpu::debug::hw_breakpoints::HwBreakpoints;
+use crate::vcpu::debug::inspect::{InspectRequest, PausedVcpu};
+use crate::vcpu::debug::stop::Unsupported;
+use crate::vcpu::debug::stop::{ResumeAction, StopReason, StopReport};
 use crate::vcpu::dispatch::{self, ExitAction};
 use crate::vcpu::engine::policy::Engine;
 use crate::vcpu::kvm::guest_debug_regs::{DebugRegsOwner, ExitAccess, GuestDebugRegs};

@@ -1,0 +1,193 @@
+//! What a vCPU does and stops for on a debugger's behalf, and what it reports when it stops.
+
+use std::fmt;
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hindsight_cpu::state::CpuState;
+use hindsight_interp::{Hit, Stops};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::sync::lock;
+use crate::vcpu::crash::CrashCause;
+use crate::vcpu::run_control::GuestEnd;
+
+/// How a vCPU runs when a pause ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ResumeAction {
+    /// Until something stops it.
+    #[default]
+    Run,
+    /// One instruction, or until RIP leaves a range.
+    Step {
+        /// Interrupts and NMIs wait meanwhile.
+        mask_interrupts: bool,
+        /// Continue as long as RIP is at or after the first address and before the second.
+        range: Option<(u64, u64)>,
+    },
+    /// One instruction backwards, in a deterministic run.
+    StepBack {
+        /// Do not enter the handler of an interrupt.
+        mask_interrupts: bool,
+    },
+    /// Backwards to the last stop, in a deterministic run.
+    RunBack,
+}
+
+/// What a debugger requires of a vCPU. It moves with the vCPU from engine to engine.
+#[derive(Debug, Default)]
+pub struct DebugRequests {
+    /// How it resumes.
+    pub action: ResumeAction,
+    /// What it stops for.
+    pub stops: Stops,
+    /// A stop to report before anything more executes.
+    pub due: Option<StopReason>,
+}
+
+impl DebugRequests {
+    /// Whether interrupts and NMIs wait.
+    pub const fn masks_interrupts(&self) -> bool {
+        matches!(
+            self.action,
+            ResumeAction::Step {
+                mask_interrupts: true,
+                ..
+            }
+        )
+    }
+
+    /// Whether the vCPU single-steps.
+    pub const fn steps(&self) -> bool {
+        matches!(self.action, ResumeAction::Step { .. })
+    }
+
+    /// Whether a step continues that has come to this linear address.
+    pub fn in_range(&self, at: u64) -> bool {
+        matches!(self.action, ResumeAction::Step { range: Some((from, to)), .. } if (from..to).contains(&at))
+    }
+}
+
+/// Why a vCPU stopped by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// It reached something it stops for.
+    Hit(Hit),
+    /// It completed a [`ResumeAction::Step`].
+    Stepped,
+    /// Going backwards, it reached the beginning of the run.
+    Begin,
+    /// The guest cannot continue.
+    Crash(CrashCause),
+    /// The guest ended a run that can go back from there.
+    End(GuestEnd),
+    /// It did not resume: the debugger requires what KVM cannot do, and only KVM may run it.
+    Unsupported(Unsupported),
+}
+
+/// The report of a vCPU that stopped by itself.
+#[derive(Debug)]
+pub struct StopReport {
+    /// The vCPU.
+    pub id: usize,
+    /// Why it stopped.
+    pub reason: StopReason,
+    /// Its state, which a debugger looks at first; `None` where it must be requested.
+    pub state: Option<Box<CpuState>>,
+}
+
+/// Stop reports on their way from the vCPUs to a debugger.
+#[derive(Debug)]
+pub struct StopReports {
+    requested: AtomicBool,
+    queue: Mutex<Vec<StopReport>>,
+    /// Readable while the queue is not empty.
+    event: OwnedFd,
+}
+
+impl StopReports {
+    /// An empty queue; reports are not requested yet.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no more file descriptors.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            requested: AtomicBool::new(false),
+            queue: Mutex::default(),
+            event: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+        })
+    }
+
+    /// Requests reports. From now on, a vCPU that stops waits for
+    /// [`crate::vcpu::run_control::VcpuControl::hold_only`].
+    pub fn request(&self) {
+        self.requested.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a debugger requested reports.
+    pub fn requested(&self) -> bool {
+        self.requested.load(Ordering::SeqCst)
+    }
+
+    /// Queues a report.
+    pub fn push(&self, report: StopReport) {
+        lock(&self.queue).push(report);
+        self.signal();
+    }
+
+    /// Makes [`StopReports::as_fd`] readable.
+    pub fn signal(&self) {
+        // Fails only when the counter is full, and then the event is signalled already.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+    }
+
+    /// Takes all reports.
+    pub fn take(&self) -> Vec<StopReport> {
+        let mut count = [0; 8];
+        // Fails when nothing was signalled.
+        let _ = rustix::io::read(&self.event, &mut count);
+        std::mem::take(&mut *lock(&self.queue))
+    }
+}
+
+impl AsFd for StopReports {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+/// Why KVM cannot do what a debugger wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unsupported {
+    /// More breakpoints, or bytes to watch, than a processor has hw_breakpoints.
+    HwBreakpoints,
+    /// Stops at reads, but not at writes.
+    Reads,
+    /// Stops for which a processor has no breakpoint: exceptions, ports, MSRs, control registers.
+    Kind,
+    /// The guest has enabled breakpoints of its own.
+    Guest,
+    /// A step of a processor that has more to do than its next instruction.
+    Step,
+    /// Recording branches.
+    Branches,
+    /// This host's KVM lacks it: the probe of doctor, and what it found.
+    Probe(String),
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::HwBreakpoints => "more is watched than a processor has breakpoints for",
+            Self::Reads => "no processor stops at reads alone",
+            Self::Kind => "no processor has breakpoints for that",
+            Self::Guest => "the guest uses breakpoints of its own",
+            Self::Step => "KVM cannot step a processor that is halted, traps, or is interrupted",
+            Self::Branches => "KVM records no branches",
+            Self::Probe(found) => return write!(f, "this host's KVM does not do it: {found}"),
+        })
+    }
+}
