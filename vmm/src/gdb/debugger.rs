@@ -599,7 +599,7 @@ impl Debugger {
         let able = self
             .able
             .get_or_insert_with(|| measure_hw_breakpoints(changes));
-        Ok(hw_breakpoints::fit(&stops, plan, standing, able)
+        Ok(hw_breakpoints::allocate(&stops, plan, standing, able)
             .map(|hw_breakpoints| !hw_breakpoints.is_empty()))
     }
 

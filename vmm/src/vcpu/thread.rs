@@ -13,7 +13,7 @@ use super::kvm::KvmVcpu;
 use super::loop_guard::LoopGuard;
 use super::model::VcpuModel;
 use super::recorder::Recorder;
-use super::run_control::{Doorbell, RunError, RunLoopEnd};
+use super::run_control::{Doorbell, Kick, RunError, RunLoopEnd};
 use super::stats::VcpuStats;
 use crate::kvm::kick::Kicker;
 use crate::kvm::vcpu::KvmVcpuFd;
@@ -108,6 +108,16 @@ impl Vcpu {
     }
 }
 
+impl Kick for Kicker {
+    fn kick(&self) {
+        Kicker::kick(self);
+    }
+
+    fn clear(&self) {
+        Kicker::clear(self);
+    }
+}
+
 impl EngineVcpu {
     const fn kind(&self) -> Engine {
         match self {
@@ -126,7 +136,8 @@ impl EngineVcpu {
     /// Lets the doorbell kick the thread out of KVM_RUN. The interpreter polls the doorbell.
     fn set_kicker(&mut self, doorbell: &Doorbell) {
         if let Self::Kvm(vcpu, _) = self {
-            doorbell.set_kicker(Some(Kicker::of_this_thread(vcpu.fd_mut())));
+            let kicker = Kicker::of_this_thread(vcpu.fd_mut());
+            doorbell.set_kicker(Some(Box::new(kicker)));
         }
     }
 

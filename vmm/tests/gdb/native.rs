@@ -87,7 +87,7 @@ fn kvm_alone_says_what_it_cannot_do() {
         &text,
         &[
             "= 1",
-            "this needs --engine auto or interp: no processor stops at reads alone",
+            "this needs --engine auto or interp: no processor stops at reads but not at writes",
             "SIGTRAP",
             "this needs --engine auto or interp: no processor has breakpoints for that",
             "SIGTRAP",

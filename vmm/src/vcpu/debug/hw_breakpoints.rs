@@ -1,30 +1,30 @@
-//! A debugger's wishes in the debug registers of a processor that runs natively.
+//! A debugger's stops in the debug registers of a vCPU that runs under KVM.
 //!
 //! KVM_SET_GUEST_DEBUG gives a debugger what a processor has: four breakpoints, and single steps.
-//! [`fit`] is the whole rule of when that is enough, and pure: (what the debugger wants) x (where the
-//! processor stands) x (what this host's KVM was measured to do). [`HwBreakpointSupport::measure`] asks doctor,
-//! [`crate::vcpu::kvm`] has KVM do it, and beyond it the machine runs in the interpreter.
+//! [`allocate`] decides when that is enough, and is pure: (what the debugger requires) x (the state of
+//! the vCPU) x (what this host's KVM was measured to do). [`crate::vcpu::kvm`] programs KVM; beyond
+//! that, the machine runs in the interpreter.
 
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::debug::Registers;
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_interp::{Hit, MsrStops, Stops, Watch};
 use hindsight_regs::dr::{Condition, Dr7, Length, Slot};
+use hindsight_regs::rflags::Rflags;
 
 use super::stop::{ResumeAction, Unsupported};
 use crate::kvm::host_support::HwBreakpointSupport;
 
-/// RFLAGS.TF.
-const FLAG_TF: u64 = 1 << 8;
 /// Breakpoints that a processor has.
-const SLOTS: usize = 4;
+const HW_BREAKPOINTS: usize = 4;
 
-/// What of a processor's state decides whether KVM can debug it.
+/// What of a vCPU's state decides whether KVM can debug it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DebugStatus {
     /// The guest has armed something in its own debug registers.
     armed: bool,
-    /// The next thing it does is not one untrapped instruction.
+    /// It would not simply execute its next instruction: an event waits for delivery, it single-steps
+    /// itself, or it is not running.
     busy: bool,
 }
 
@@ -32,7 +32,7 @@ impl From<&CpuState> for DebugStatus {
     fn from(state: &CpuState) -> Self {
         let events = &state.events;
         let waits = events.exception.is_some() || events.interrupt.is_some() || events.nmi_pending;
-        let runs = state.activity == Activity::Running && state.rflags & FLAG_TF == 0;
+        let runs = state.activity == Activity::Running && state.rflags & Rflags::TF.bits() == 0;
         Self {
             armed: !Armed::by_dr7(state.dr7, state.cr4).is_empty(),
             busy: waits || !runs,
@@ -40,69 +40,65 @@ impl From<&CpuState> for DebugStatus {
     }
 }
 
-/// What one slot stops for.
+/// What one hardware breakpoint stops for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SlotUse {
+enum HwBreakpoint {
     Execute(u64),
     Data { watch: Watch, at: u64, len: Length },
 }
 
-/// Stops as the hw_breakpoints of a processor.
+/// A debugger's stops as hardware breakpoints, at most four.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HwBreakpoints(Vec<SlotUse>);
+pub struct HwBreakpoints(Vec<HwBreakpoint>);
 
 impl HwBreakpoints {
-    /// The hw_breakpoints for these stops.
+    /// The hardware breakpoints for these stops.
     ///
     /// # Errors
     ///
-    /// When a processor has not got what it takes.
+    /// When a processor does not have the breakpoints that they need.
     pub fn new(stops: &Stops) -> Result<Self, Unsupported> {
         let others = !stops.ports.is_empty() || stops.msrs != MsrStops::None;
         if others || stops.exceptions != 0 || stops.controls != 0 {
             return Err(Unsupported::Kind);
         }
-        if stops.execute.len() + stops.watch.len() > SLOTS {
-            return Err(Unsupported::HwBreakpoints);
+        if stops.execute.len() + stops.watch.len() > HW_BREAKPOINTS {
+            return Err(Unsupported::TooMany);
         }
-        let mut uses: Vec<_> = stops
-            .execute
-            .iter()
-            .copied()
-            .map(SlotUse::Execute)
-            .collect();
+        let execute = stops.execute.iter().copied();
+        let mut breakpoints: Vec<_> = execute.map(HwBreakpoint::Execute).collect();
         for &watch in &stops.watch {
             if !watch.write {
-                return Err(Unsupported::Reads);
+                return Err(Unsupported::ReadsOnly);
             }
-            for (at, len) in pieces(watch.at, watch.len) {
-                uses.push(SlotUse::Data { watch, at, len });
-                if uses.len() > SLOTS {
-                    return Err(Unsupported::HwBreakpoints);
+            for (at, len) in aligned_pieces(watch.at, watch.len) {
+                breakpoints.push(HwBreakpoint::Data { watch, at, len });
+                if breakpoints.len() > HW_BREAKPOINTS {
+                    return Err(Unsupported::TooMany);
                 }
             }
         }
-        Ok(Self(uses))
+        Ok(Self(breakpoints))
     }
 
-    /// None is used.
+    /// Whether none is used.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// DR0-3 and DR7, with general detect, and without the breakpoint at the address `but`.
-    pub fn registers(&self, but: Option<u64>) -> Registers {
+    /// DR0-3 and DR7, with general detect, and without the breakpoint at the address `except`.
+    pub fn registers(&self, except: Option<u64>) -> Registers {
         let mut registers = Registers::RESET;
         let mut control = Dr7(registers.control | Dr7::GD);
-        let places = (0..).map(Slot).zip(&mut registers.addresses);
-        for (used, (slot, address)) in self.0.iter().zip(places) {
-            match *used {
-                SlotUse::Execute(at) if but == Some(at) => {}
-                SlotUse::Execute(at) => {
+        let slots = (0..).map(Slot).zip(&mut registers.addresses);
+        for (breakpoint, (slot, address)) in self.0.iter().zip(slots) {
+            match *breakpoint {
+                HwBreakpoint::Execute(at) if except == Some(at) => {}
+                HwBreakpoint::Execute(at) => {
                     *address = at;
                     control = control.with(slot, Condition::Execute, Length::One);
                 }
-                SlotUse::Data { watch, at, len } => {
+                HwBreakpoint::Data { watch, at, len } => {
                     *address = at;
                     let condition = match watch.read {
                         true => Condition::ReadWrite,
@@ -116,24 +112,26 @@ impl HwBreakpoints {
         registers
     }
 
-    /// What B0-3 of DR6 say that the processor stopped for, with its next instruction at the linear
-    /// address `at`. A bit may also be set for a breakpoint that is not there.
+    /// The stop that B0-3 of DR6 report, for a vCPU whose next instruction is at the linear address
+    /// `at`. A processor may also set a bit for a breakpoint that was not hit.
     pub fn hit(&self, dr6: u64, at: u64) -> Option<Hit> {
-        let met = self.0.iter().enumerate();
-        let met = met.filter(|(slot, _)| dr6 >> slot & 1 != 0);
-        met.map(|(_, used)| *used).find_map(|used| match used {
-            SlotUse::Execute(place) => (place == at).then_some(Hit::Execute(place)),
-            SlotUse::Data { watch, at, .. } => Some(Hit::Watch {
-                watch,
-                at: at.max(watch.at),
-                write: !watch.read,
-            }),
-        })
+        let reported = self.0.iter().enumerate();
+        let reported = reported.filter(|(slot, _)| dr6 >> slot & 1 != 0);
+        reported
+            .map(|(_, breakpoint)| *breakpoint)
+            .find_map(|breakpoint| match breakpoint {
+                HwBreakpoint::Execute(address) => (address == at).then_some(Hit::Execute(address)),
+                HwBreakpoint::Data { watch, at, .. } => Some(Hit::Watch {
+                    watch,
+                    at: at.max(watch.at),
+                    write: !watch.read,
+                }),
+            })
     }
 }
 
-/// Aligned pieces of 8, 4, 2 and 1 bytes that are exactly these bytes, of which there is at least one.
-fn pieces(at: u64, len: u64) -> impl Iterator<Item = (u64, Length)> {
+/// Aligned pieces of 8, 4, 2 and 1 bytes that together are exactly these bytes, at least one.
+fn aligned_pieces(at: u64, len: u64) -> impl Iterator<Item = (u64, Length)> {
     let mut next = Some((at, len.max(1)));
     std::iter::from_fn(move || {
         let (at, left) = next?;
@@ -151,39 +149,39 @@ fn pieces(at: u64, len: u64) -> impl Iterator<Item = (u64, Length)> {
     })
 }
 
-/// The rule: the hw_breakpoints by which KVM does what a debugger wants of a processor.
+/// The hardware breakpoints by which KVM does what a debugger requires of a vCPU.
 ///
 /// # Errors
 ///
-/// What is beyond KVM.
-pub fn fit(
+/// When KVM cannot do it.
+pub fn allocate(
     stops: &Stops,
-    plan: ResumeAction,
-    at: DebugStatus,
-    able: &HwBreakpointSupport,
+    action: ResumeAction,
+    status: DebugStatus,
+    support: &HwBreakpointSupport,
 ) -> Result<HwBreakpoints, Unsupported> {
-    let hw_breakpoints = HwBreakpoints::new(stops)?;
-    let needs = |ability: &Result<(), String>| ability.clone().map_err(Unsupported::Probe);
+    let breakpoints = HwBreakpoints::new(stops)?;
+    let needs = |support: &Result<(), String>| support.clone().map_err(Unsupported::Probe);
     if !stops.execute.is_empty() {
-        needs(&able.execute)?;
+        needs(&support.execute)?;
     }
     if !stops.watch.is_empty() {
-        needs(&able.data)?;
+        needs(&support.data)?;
     }
-    if !hw_breakpoints.is_empty() && at.armed {
-        return Err(Unsupported::Guest);
+    if !breakpoints.is_empty() && status.armed {
+        return Err(Unsupported::GuestBreakpoints);
     }
-    match plan {
+    match action {
         ResumeAction::Run => {}
         ResumeAction::Step {
             mask_interrupts: true,
             ..
-        } if !at.busy => needs(&able.step)?,
+        } if !status.busy => needs(&support.step)?,
         ResumeAction::Step { .. } | ResumeAction::StepBack { .. } | ResumeAction::RunBack => {
             return Err(Unsupported::Step);
         }
     }
-    Ok(hw_breakpoints)
+    Ok(breakpoints)
 }
 
 #[cfg(test)]
@@ -191,12 +189,12 @@ mod tests {
     use super::*;
     use hindsight_interp::PortWatch;
 
-    const ABLE: HwBreakpointSupport = HwBreakpointSupport {
+    const SUPPORTED: HwBreakpointSupport = HwBreakpointSupport {
         execute: Ok(()),
         data: Ok(()),
         step: Ok(()),
     };
-    const IDLE: DebugStatus = DebugStatus {
+    const READY: DebugStatus = DebugStatus {
         armed: false,
         busy: false,
     };
@@ -222,35 +220,35 @@ mod tests {
         }
     }
 
-    fn beyond(stops: &Stops) -> Option<Unsupported> {
-        fit(stops, ResumeAction::Run, IDLE, &ABLE).err()
+    fn refusal(stops: &Stops) -> Option<Unsupported> {
+        allocate(stops, ResumeAction::Run, READY, &SUPPORTED).err()
     }
 
     #[test]
-    fn four_slots_are_enough_for_four_breakpoints_and_no_more() {
-        assert_eq!(beyond(&stops(&[1, 2, 3, 4], &[])), None);
+    fn four_breakpoints_fit_and_a_fifth_is_refused() {
+        assert_eq!(refusal(&stops(&[1, 2, 3, 4], &[])), None);
         assert_eq!(
-            beyond(&stops(&[1, 2, 3, 4, 5], &[])),
-            Some(Unsupported::HwBreakpoints)
+            refusal(&stops(&[1, 2, 3, 4, 5], &[])),
+            Some(Unsupported::TooMany)
         );
         let word = watch(0x1000, 8, false, true);
-        assert_eq!(beyond(&stops(&[1, 2, 3], &[word])), None);
+        assert_eq!(refusal(&stops(&[1, 2, 3], &[word])), None);
         assert_eq!(
-            beyond(&stops(&[1, 2, 3, 4], &[word])),
-            Some(Unsupported::HwBreakpoints)
+            refusal(&stops(&[1, 2, 3, 4], &[word])),
+            Some(Unsupported::TooMany)
         );
-        // Three bytes from an odd address take two hw_breakpoints, seven take three, a page too many.
+        // Three bytes from an odd address take two breakpoints, seven take three, a page too many.
         let odd = |len| stops(&[1, 2], &[watch(0x1001, len, true, true)]);
-        assert_eq!(beyond(&odd(3)), None);
-        assert_eq!(beyond(&odd(7)), Some(Unsupported::HwBreakpoints));
+        assert_eq!(refusal(&odd(3)), None);
+        assert_eq!(refusal(&odd(7)), Some(Unsupported::TooMany));
         for len in [0x1000, u64::MAX] {
-            assert_eq!(beyond(&odd(len)), Some(Unsupported::HwBreakpoints));
+            assert_eq!(refusal(&odd(len)), Some(Unsupported::TooMany));
         }
     }
 
-    /// SDM Vol. 3B, "Debug Address Registers (DR0-DR3)": what a breakpoint covers is aligned.
+    /// SDM Vol. 3B, "Debug Address Registers (DR0-DR3)": a breakpoint covers aligned bytes.
     #[test]
-    fn slots_cover_exactly_what_is_watched() {
+    fn breakpoints_cover_exactly_the_watched_bytes() {
         let bytes = |length| match length {
             Length::One => 1,
             Length::Two => 2,
@@ -260,7 +258,7 @@ mod tests {
         for at in 0x1000..0x1010_u64 {
             for len in 1..=24_u64 {
                 let mut next = at;
-                for (piece, length) in pieces(at, len) {
+                for (piece, length) in aligned_pieces(at, len) {
                     assert_eq!(piece, next);
                     assert!(piece.is_multiple_of(bytes(length)));
                     next += bytes(length);
@@ -268,14 +266,14 @@ mod tests {
                 assert_eq!(next, at + len);
             }
         }
-        assert_eq!(pieces(u64::MAX, 1).count(), 1);
-        assert_eq!(pieces(u64::MAX, 9).count(), 1);
+        assert_eq!(aligned_pieces(u64::MAX, 1).count(), 1);
+        assert_eq!(aligned_pieces(u64::MAX, 9).count(), 1);
     }
 
     #[test]
-    fn what_a_processor_has_no_breakpoint_for_is_beyond() {
+    fn what_a_processor_has_no_breakpoint_for_is_refusal() {
         let read = watch(0x1000, 4, true, false);
-        assert_eq!(beyond(&stops(&[], &[read])), Some(Unsupported::Reads));
+        assert_eq!(refusal(&stops(&[], &[read])), Some(Unsupported::ReadsOnly));
         let port = PortWatch {
             first: 1,
             last: 1,
@@ -299,14 +297,14 @@ mod tests {
             ..Stops::default()
         };
         for stops in [ports, exceptions, controls, msrs] {
-            assert_eq!(beyond(&stops), Some(Unsupported::Kind));
+            assert_eq!(refusal(&stops), Some(Unsupported::Kind));
         }
     }
 
     #[test]
-    fn what_kvm_lacks_is_beyond_only_where_it_is_wanted() {
+    fn missing_kvm_support_matters_only_where_it_is_needed() {
         let lacks = |name: &str| Err(format!("{name}: nothing"));
-        let able = HwBreakpointSupport {
+        let unsupported = HwBreakpointSupport {
             execute: lacks("execute"),
             data: lacks("data"),
             step: lacks("step"),
@@ -314,36 +312,37 @@ mod tests {
         let code = stops(&[1], &[]);
         let data = stops(&[], &[watch(0x1000, 4, false, true)]);
         let none = Stops::default();
-        let wanted = [
+        let rows = [
             (&code, ResumeAction::Run, "execute"),
             (&data, ResumeAction::Run, "data"),
             (&none, STEP, "step"),
         ];
-        for (stops, plan, name) in wanted {
-            let found = fit(stops, plan, IDLE, &able).unwrap_err();
+        for (stops, plan, name) in rows {
+            let found = allocate(stops, plan, READY, &unsupported).unwrap_err();
             assert_eq!(found, Unsupported::Probe(format!("{name}: nothing")));
-            assert!(fit(stops, plan, IDLE, &ABLE).is_ok());
+            assert!(allocate(stops, plan, READY, &SUPPORTED).is_ok());
         }
-        assert!(fit(&none, ResumeAction::Run, IDLE, &able).is_ok());
+        assert!(allocate(&none, ResumeAction::Run, READY, &unsupported).is_ok());
     }
 
     #[test]
-    fn a_guest_with_breakpoints_keeps_them() {
+    fn guest_with_breakpoints_keeps_them() {
         let armed = DebugStatus {
             armed: true,
-            ..IDLE
+            ..READY
         };
-        let found = fit(&stops(&[1], &[]), ResumeAction::Run, armed, &ABLE);
-        assert_eq!(found, Err(Unsupported::Guest));
-        assert!(fit(&Stops::default(), ResumeAction::Run, armed, &ABLE).is_ok());
+        let found = allocate(&stops(&[1], &[]), ResumeAction::Run, armed, &SUPPORTED);
+        assert_eq!(found, Err(Unsupported::GuestBreakpoints));
+        assert!(allocate(&Stops::default(), ResumeAction::Run, armed, &SUPPORTED).is_ok());
     }
 
     #[test]
     fn kvm_steps_only_over_a_plain_instruction() {
         let mut state = CpuState::reset();
-        let steps = |state: &CpuState| fit(&Stops::default(), STEP, state.into(), &ABLE).is_ok();
+        let steps =
+            |state: &CpuState| allocate(&Stops::default(), STEP, state.into(), &SUPPORTED).is_ok();
         assert!(steps(&state));
-        state.rflags |= FLAG_TF;
+        state.rflags |= Rflags::TF.bits();
         assert!(!steps(&state), "the guest steps itself");
         state = CpuState::reset();
         state.events.interrupt = Some(0x20);
@@ -351,38 +350,35 @@ mod tests {
         state = CpuState::reset();
         state.activity = Activity::Halted;
         assert!(!steps(&state));
-        let loud = ResumeAction::Step {
+        let with_interrupts = ResumeAction::Step {
             mask_interrupts: false,
             range: None,
         };
-        let into_handlers = fit(&Stops::default(), loud, IDLE, &ABLE);
+        let into_handlers = allocate(&Stops::default(), with_interrupts, READY, &SUPPORTED);
         assert_eq!(into_handlers, Err(Unsupported::Step));
     }
 
     #[test]
-    fn a_stop_is_for_what_its_slot_is_used_for() {
+    fn hit_names_the_stop_of_its_breakpoint() {
         let word = watch(0x1002, 6, false, true);
-        let hw_breakpoints = HwBreakpoints::new(&stops(&[0x2000], &[word])).unwrap();
-        let registers = hw_breakpoints.registers(None);
+        let breakpoints = HwBreakpoints::new(&stops(&[0x2000], &[word])).unwrap();
+        let registers = breakpoints.registers(None);
         assert_eq!(registers.addresses, [0x2000, 0x1002, 0x1004, 0]);
         // G0-G2, GD, bit 10; R/W1 and R/W2 are 01, LEN1 is 01 and LEN2 is 11.
         assert_eq!(registers.control, 0x0d50_242a);
-        assert_eq!(hw_breakpoints.registers(Some(0x2000)).control, 0x0d50_2428);
-        assert_eq!(
-            hw_breakpoints.hit(0b0001, 0x2000),
-            Some(Hit::Execute(0x2000))
-        );
-        assert_eq!(hw_breakpoints.hit(0b0001, 0x2001), None);
+        assert_eq!(breakpoints.registers(Some(0x2000)).control, 0x0d50_2428);
+        assert_eq!(breakpoints.hit(0b0001, 0x2000), Some(Hit::Execute(0x2000)));
+        assert_eq!(breakpoints.hit(0b0001, 0x2001), None);
         let written = Hit::Watch {
             watch: word,
             at: 0x1004,
             write: true,
         };
-        assert_eq!(hw_breakpoints.hit(0b0100, 0x2001), Some(written));
+        assert_eq!(breakpoints.hit(0b0100, 0x2001), Some(written));
         assert_eq!(
-            hw_breakpoints.hit(0b1000, 0x2000),
+            breakpoints.hit(0b1000, 0x2000),
             None,
-            "not a slot of ours"
+            "not a breakpoint of the debugger"
         );
     }
 }

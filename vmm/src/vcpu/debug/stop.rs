@@ -159,35 +159,38 @@ impl AsFd for StopReports {
     }
 }
 
-/// Why KVM cannot do what a debugger wants.
+/// Why KVM cannot do what a debugger requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsupported {
-    /// More breakpoints, or bytes to watch, than a processor has hw_breakpoints.
-    HwBreakpoints,
-    /// Stops at reads, but not at writes.
-    Reads,
-    /// Stops for which a processor has no breakpoint: exceptions, ports, MSRs, control registers.
+    /// More breakpoints, or more watched bytes, than a processor has debug registers for.
+    TooMany,
+    /// Stops at reads but not at writes.
+    ReadsOnly,
+    /// Stops at events other than execution and data accesses: exceptions, ports, MSRs, control
+    /// registers.
     Kind,
     /// The guest has enabled breakpoints of its own.
-    Guest,
-    /// A step of a processor that has more to do than its next instruction.
+    GuestBreakpoints,
+    /// A step of a vCPU that does more than execute its next instruction.
     Step,
     /// Recording branches.
     Branches,
-    /// This host's KVM lacks it: the probe of doctor, and what it found.
+    /// This host's KVM lacks it: the probe that showed it, with its finding.
     Probe(String),
 }
 
 impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::HwBreakpoints => "more is watched than a processor has breakpoints for",
-            Self::Reads => "no processor stops at reads alone",
+            Self::TooMany => "a processor has only four breakpoints, of at most 8 aligned bytes",
+            Self::ReadsOnly => "no processor stops at reads but not at writes",
             Self::Kind => "no processor has breakpoints for that",
-            Self::Guest => "the guest uses breakpoints of its own",
-            Self::Step => "KVM cannot step a processor that is halted, traps, or is interrupted",
+            Self::GuestBreakpoints => "the guest uses breakpoints of its own",
+            Self::Step => {
+                "KVM cannot step a vCPU that is halted, single-steps itself, or is interrupted"
+            }
             Self::Branches => "KVM records no branches",
-            Self::Probe(found) => return write!(f, "this host's KVM does not do it: {found}"),
+            Self::Probe(found) => return write!(f, "this host's KVM does not support it: {found}"),
         })
     }
 }

@@ -1,34 +1,34 @@
-//! The debug registers of a guest that runs natively: who holds them, when they are looked at, and
-//! which breakpoints are met by the accesses that KVM hands to us.
+//! Who owns the debug registers of a vCPU under KVM, when they must be read, and which breakpoints
+//! an access hits that KVM hands to the monitor.
 //!
-//! Everything here is pure; [`crate::vcpu::kvm`] asks KVM and does what follows.
+//! Everything here is pure; [`super::debugging`] acts on it.
 
 use std::time::{Duration, Instant};
 
 use hindsight_cpu::debug::Registers;
+use hindsight_regs::cr::Cr4;
 use hindsight_regs::dr::{Condition, Dr7, Slot};
 
 use crate::kvm::exit::{Exit, Port};
 
-/// CR4.DE: R/W = 10 in DR7 is a breakpoint on ports.
-const CR4_DE: u64 = 1 << 3;
 /// L0 to G3 of DR7.
 const ENABLES: u64 = 0xff;
 
-/// For how long a guest that has no breakpoint any more keeps its debug registers: taking them back
-/// makes its next MOV DR an exit, and debuggers set and clear breakpoints at each context switch.
+/// How long a guest without enabled breakpoints keeps its debug registers. Taking them back makes its
+/// next MOV DR exit, and debuggers set and clear breakpoints at each context switch.
 const COOLDOWN: Duration = Duration::from_millis(5);
 
 /// Whose DR0-3 and DR7 are in the processor while the guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DebugRegsOwner {
-    /// Ours, with nothing but GD: the guest has nothing enabled, and its next MOV DR exits first.
-    Us,
+    /// The monitor's, with nothing but GD: the guest has nothing enabled, and its next MOV DR exits
+    /// before it executes.
+    Monitor,
     /// The guest's own.
     Guest,
 }
 
-/// An access that KVM hands to us, and whose breakpoints it does not look for.
+/// An access that KVM hands to the monitor without checking it for breakpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitAccess {
     /// IN, OUT, INS, OUTS.
@@ -38,13 +38,13 @@ pub enum ExitAccess {
         /// Bytes of one element.
         size: u64,
     },
-    /// A read or write where there is no memory.
+    /// A read or write where there is no RAM.
     Memory {
         /// Guest-physical address.
         gpa: u64,
         /// Bytes.
         len: u64,
-        /// Whether it writes.
+        /// Whether it is a write.
         write: bool,
     },
 }
@@ -75,90 +75,94 @@ impl ExitAccess {
         })
     }
 
-    /// The breakpoints that it meets, as DR6\[3:0\]. `translate` gives the guest-physical address of
-    /// a linear one, or `None` where nothing is mapped.
-    pub fn meets(
+    /// The breakpoints that the access hits, as DR6\[3:0\]. `translate` maps a linear address to a
+    /// guest-physical one, or to `None` where nothing is mapped.
+    pub fn hits(
         self,
         registers: &Registers,
         cr4: u64,
         translate: impl FnMut(u64) -> Option<u64>,
     ) -> u64 {
         match self {
-            Self::Port { port, size } => registers.port(port, size, cr4 & CR4_DE != 0),
+            Self::Port { port, size } => registers.port(port, size, cr4 & Cr4::DE.bits() != 0),
             Self::Memory { gpa, len, write } => {
-                physical(registers, translate).accessed(gpa, len, write)
+                physical_breakpoints(registers, translate).accessed(gpa, len, write)
             }
         }
     }
 }
 
-/// The data breakpoints alone, at guest-physical addresses: what one watches never crosses a page.
-fn physical(registers: &Registers, mut translate: impl FnMut(u64) -> Option<u64>) -> Registers {
-    let mut there = *registers;
+/// The data breakpoints alone, at guest-physical addresses. The bytes that one covers never cross a
+/// page.
+fn physical_breakpoints(
+    registers: &Registers,
+    mut translate: impl FnMut(u64) -> Option<u64>,
+) -> Registers {
+    let mut physical = *registers;
     let control = Dr7(registers.control);
-    for (slot, address) in (0..).map(Slot).zip(&mut there.addresses) {
+    for (slot, address) in (0..).map(Slot).zip(&mut physical.addresses) {
         let data = matches!(
             control.condition(slot),
             Condition::Write | Condition::ReadWrite
         );
-        let found = (control.armed(slot) && data).then(|| translate(*address));
-        match found.flatten() {
+        let mapped = (control.armed(slot) && data).then(|| translate(*address));
+        match mapped.flatten() {
             Some(gpa) => *address = gpa,
-            None => there.control &= !(0b11 << (2 * slot.0)),
+            None => physical.control &= !(0b11 << (2 * slot.0)),
         }
     }
-    there
+    physical
 }
 
-/// How the debug registers of one processor are followed.
+/// Tracks the owner of one vCPU's debug registers.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestDebugRegs {
-    /// This KVM exits on MOV DR when our DR7 has GD set.
-    detects: bool,
-    holder: DebugRegsOwner,
-    /// Since when the guest, which holds them, was seen to have nothing enabled.
+    /// This KVM exits on MOV DR when the monitor's DR7 has GD set.
+    intercepts_mov_dr: bool,
+    owner: DebugRegsOwner,
+    /// Since when the guest, which owns them, has had nothing enabled.
     idle_since: Option<Instant>,
 }
 
 impl GuestDebugRegs {
-    /// For a processor whose DR7 is `control`.
-    pub const fn new(detects: bool, control: u64) -> Self {
+    /// The owner for a vCPU whose DR7 is `control`.
+    pub const fn new(intercepts_mov_dr: bool, control: u64) -> Self {
         let enabled = control & (ENABLES | Dr7::GD) != 0;
-        let holder = if detects && !enabled {
-            DebugRegsOwner::Us
+        let owner = if intercepts_mov_dr && !enabled {
+            DebugRegsOwner::Monitor
         } else {
             DebugRegsOwner::Guest
         };
         Self {
-            detects,
-            holder,
+            intercepts_mov_dr,
+            owner,
             idle_since: None,
         }
     }
 
-    /// Who holds the registers.
-    pub const fn holder(&self) -> DebugRegsOwner {
-        self.holder
+    /// Who owns the registers.
+    pub const fn owner(&self) -> DebugRegsOwner {
+        self.owner
     }
 
-    /// Whether they must be looked at after an exit with this access and this CR4.
-    pub const fn looks(&self, access: Option<ExitAccess>, cr4: u64) -> bool {
-        match (self.holder, access) {
-            // What they hold is known: nothing that is enabled.
-            (DebugRegsOwner::Us, _) => false,
-            // Whether they still hold anything decides about who holds them.
-            (DebugRegsOwner::Guest, _) if self.detects => true,
-            (DebugRegsOwner::Guest, Some(ExitAccess::Port { .. })) => cr4 & CR4_DE != 0,
+    /// Whether the registers must be read after an exit with this access and this CR4.
+    pub const fn must_read(&self, access: Option<ExitAccess>, cr4: u64) -> bool {
+        match (self.owner, access) {
+            // Their contents are known: nothing is enabled.
+            (DebugRegsOwner::Monitor, _) => false,
+            // Whether anything is still enabled decides who owns them.
+            (DebugRegsOwner::Guest, _) if self.intercepts_mov_dr => true,
+            (DebugRegsOwner::Guest, Some(ExitAccess::Port { .. })) => cr4 & Cr4::DE.bits() != 0,
             (DebugRegsOwner::Guest, Some(ExitAccess::Memory { .. })) => true,
             (DebugRegsOwner::Guest, None) => false,
         }
     }
 
-    /// They were looked at: DR7 is `control`. `true`: they have been idle for long enough, and are
-    /// ours from now on.
-    pub fn looked(&mut self, control: u64, now: Instant) -> bool {
-        let next = Self::new(self.detects, control);
-        if self.holder == next.holder {
+    /// Updates the owner after the registers were read: DR7 is `control`. Returns whether the monitor
+    /// takes them, because they were idle for [`COOLDOWN`].
+    pub fn update(&mut self, control: u64, now: Instant) -> bool {
+        let next = Self::new(self.intercepts_mov_dr, control);
+        if self.owner == next.owner {
             self.idle_since = None;
             return false;
         }
@@ -175,6 +179,8 @@ impl GuestDebugRegs {
 mod tests {
     use super::*;
     use hindsight_regs::dr::Length;
+
+    const DE: u64 = Cr4::DE.bits();
 
     const WRITE: ExitAccess = ExitAccess::Memory {
         gpa: 0xfee0_00b0,
@@ -206,20 +212,20 @@ mod tests {
 
     /// Rules IOB-01 and IOB-02: only with CR4.DE, and by overlap.
     #[test]
-    fn port_breakpoints_are_met_by_overlap_and_with_de() {
+    fn port_breakpoint_hits_by_overlap_and_only_with_cr4_de() {
         let r = registers(&[
             (0x60, Condition::Io, Length::One),
             (0x3f8, Condition::Io, Length::Four),
         ]);
-        assert_eq!(port(0x60, 1).meets(&r, CR4_DE, unmapped), 0b01);
-        assert_eq!(port(0x5e, 4).meets(&r, CR4_DE, unmapped), 0b01);
-        assert_eq!(port(0x3fb, 1).meets(&r, CR4_DE, unmapped), 0b10);
-        assert_eq!(port(0x3fc, 1).meets(&r, CR4_DE, unmapped), 0);
-        assert_eq!(port(0x60, 1).meets(&r, 0, unmapped), 0);
+        assert_eq!(port(0x60, 1).hits(&r, DE, unmapped), 0b01);
+        assert_eq!(port(0x5e, 4).hits(&r, DE, unmapped), 0b01);
+        assert_eq!(port(0x3fb, 1).hits(&r, DE, unmapped), 0b10);
+        assert_eq!(port(0x3fc, 1).hits(&r, DE, unmapped), 0);
+        assert_eq!(port(0x60, 1).hits(&r, 0, unmapped), 0);
     }
 
     #[test]
-    fn data_breakpoints_are_met_where_they_are_mapped() {
+    fn data_breakpoint_hits_only_where_it_is_mapped() {
         let r = registers(&[
             (0x7000_00b0, Condition::Write, Length::Four),
             (0x7000_00b2, Condition::ReadWrite, Length::One),
@@ -227,68 +233,68 @@ mod tests {
             (0xfee0_00b0, Condition::Execute, Length::One),
         ]);
         let apic = |linear: u64| (linear >> 12 == 0x7_0000).then_some(0xfee0_0000 | linear & 0xfff);
-        assert_eq!(WRITE.meets(&r, 0, apic), 0b011);
-        assert_eq!(READ.meets(&r, 0, apic), 0b010);
-        assert_eq!(WRITE.meets(&r, 0, unmapped), 0);
-        assert_eq!(WRITE.meets(&r, 0, Some), 0b100);
+        assert_eq!(WRITE.hits(&r, 0, apic), 0b011);
+        assert_eq!(READ.hits(&r, 0, apic), 0b010);
+        assert_eq!(WRITE.hits(&r, 0, unmapped), 0);
+        assert_eq!(WRITE.hits(&r, 0, Some), 0b100);
     }
 
     #[test]
-    fn they_are_ours_exactly_while_nothing_is_enabled_and_kvm_tells() {
+    fn monitor_owns_debug_registers_only_while_nothing_is_enabled_and_mov_dr_exits() {
         let data = registers(&[(0, Condition::Write, Length::One)]).control;
         assert_eq!(
-            GuestDebugRegs::new(true, 0x400).holder(),
-            DebugRegsOwner::Us
+            GuestDebugRegs::new(true, 0x400).owner(),
+            DebugRegsOwner::Monitor
         );
         assert_eq!(
-            GuestDebugRegs::new(true, 0xffff_0400).holder(),
-            DebugRegsOwner::Us
+            GuestDebugRegs::new(true, 0xffff_0400).owner(),
+            DebugRegsOwner::Monitor
         );
         for control in [data, 0x402, 0x480, 0x2400] {
             assert_eq!(
-                GuestDebugRegs::new(true, control).holder(),
+                GuestDebugRegs::new(true, control).owner(),
                 DebugRegsOwner::Guest
             );
         }
         assert_eq!(
-            GuestDebugRegs::new(false, 0x400).holder(),
+            GuestDebugRegs::new(false, 0x400).owner(),
             DebugRegsOwner::Guest
         );
     }
 
     #[test]
-    fn registers_are_looked_at_only_where_something_can_follow() {
-        // Ours: never.
+    fn debug_registers_are_read_only_where_they_can_matter() {
+        // The monitor's: never.
         for access in [None, Some(WRITE), Some(port(0x60, 1))] {
-            assert!(!GuestDebugRegs::new(true, 0x400).looks(access, CR4_DE));
+            assert!(!GuestDebugRegs::new(true, 0x400).must_read(access, DE));
         }
-        // The guest's, on a KVM that tells of MOV DR: always.
+        // The guest's, on a KVM that exits on MOV DR: always.
         for access in [None, Some(WRITE), Some(port(0x60, 1))] {
-            assert!(GuestDebugRegs::new(true, 0x401).looks(access, 0));
+            assert!(GuestDebugRegs::new(true, 0x401).must_read(access, 0));
         }
-        // The guest's, on another: where a breakpoint can be met.
-        let watch = GuestDebugRegs::new(false, 0x400);
-        assert!(!watch.looks(None, CR4_DE));
-        assert!(!watch.looks(Some(port(0x60, 1)), 0));
-        assert!(watch.looks(Some(port(0x60, 1)), CR4_DE));
-        assert!(watch.looks(Some(READ), 0));
+        // The guest's, on another KVM: where a breakpoint can be hit.
+        let regs = GuestDebugRegs::new(false, 0x400);
+        assert!(!regs.must_read(None, DE));
+        assert!(!regs.must_read(Some(port(0x60, 1)), 0));
+        assert!(regs.must_read(Some(port(0x60, 1)), DE));
+        assert!(regs.must_read(Some(READ), 0));
     }
 
     #[test]
-    fn they_are_taken_back_when_nothing_was_enabled_for_a_while() {
+    fn cooldown_returns_debug_registers_to_the_monitor() {
         let start = Instant::now();
-        let mut watch = GuestDebugRegs::new(true, 0x401);
-        assert!(!watch.looked(0x401, start));
-        assert!(!watch.looked(0x400, start));
-        assert!(!watch.looked(0x400, start + COOLDOWN / 2));
-        // Enabled again meanwhile: the time begins anew.
-        assert!(!watch.looked(0x404, start + COOLDOWN));
-        assert!(!watch.looked(0x400, start + COOLDOWN));
-        assert!(watch.looked(0x400, start + 2 * COOLDOWN));
-        assert_eq!(watch.holder(), DebugRegsOwner::Us);
-        // Where KVM does not tell, they stay with the guest.
-        let mut watch = GuestDebugRegs::new(false, 0x400);
-        assert!(!watch.looked(0x400, start));
-        assert!(!watch.looked(0x400, start + 2 * COOLDOWN));
+        let mut regs = GuestDebugRegs::new(true, 0x401);
+        assert!(!regs.update(0x401, start));
+        assert!(!regs.update(0x400, start));
+        assert!(!regs.update(0x400, start + COOLDOWN / 2));
+        // Enabled again: the cooldown starts anew.
+        assert!(!regs.update(0x404, start + COOLDOWN));
+        assert!(!regs.update(0x400, start + COOLDOWN));
+        assert!(regs.update(0x400, start + 2 * COOLDOWN));
+        assert_eq!(regs.owner(), DebugRegsOwner::Monitor);
+        // Where KVM does not exit on MOV DR, the guest keeps them.
+        let mut regs = GuestDebugRegs::new(false, 0x400);
+        assert!(!regs.update(0x400, start));
+        assert!(!regs.update(0x400, start + 2 * COOLDOWN));
     }
 }

@@ -4,9 +4,12 @@
 //! and [`RunEnd`] holds the outcome of the run until somebody waits for it.
 
 mod doorbell;
+#[cfg(test)]
+#[cfg(loom)]
+mod loom_tests;
 mod outcome;
 mod vcpus;
 
-pub use doorbell::Doorbell;
+pub use doorbell::{Doorbell, Kick};
 pub use outcome::{GuestEnd, Outcome, RunEnd, RunError};
 pub use vcpus::{Checkpoint, CheckpointState, RunLoopEnd, VcpuControl};

@@ -8,14 +8,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::doorbell::Doorbell;
-use crate::sync::lock;
+use crate::sync::checked::{Condvar, Mutex, MutexGuard, lock, wait};
 use crate::vcpu::engine::Engine;
 
-/// What all processors of a machine should do.
+/// What all vCPUs of a machine should do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
@@ -23,47 +22,77 @@ enum Phase {
     Stopped,
 }
 
-struct Inner<R> {
-    phase: Phase,
-    /// Threads inside of their run loop.
-    active: usize,
-    /// Threads that wait for the end of a pause, or for the others before a change.
-    waiting: usize,
+/// Where an engine change is. The phases of a change are counted in rounds: threads that wait for one
+/// see by the number that it was made or withdrawn.
+#[derive(Debug)]
+struct EngineChange {
     /// What runs the guest.
     engine: Engine,
     /// What is to run it, once all threads have arrived.
-    wanted: Option<Engine>,
-    /// Threads that have.
+    requested: Option<Engine>,
+    /// Threads that wait at their checkpoint for the change.
     arrived: usize,
-    /// Counts changes made and given up: those who wait see that theirs is over.
+    /// Changes made and withdrawn so far.
     round: u64,
-    /// Processors that stay paused when the others run on, a bit each. A thread that runs several pauses with
-    /// the last of them.
-    held: u64,
-    /// What the processors' threads are to do before they run on.
-    asked: Vec<VecDeque<R>>,
 }
 
-impl<R> Inner<R> {
-    /// Ends the wait for a change, which was made or given up.
+impl EngineChange {
+    /// Ends a round: the change was made or withdrawn.
     fn end_round(&mut self) {
-        self.wanted = None;
+        self.requested = None;
         self.arrived = 0;
         self.round += 1;
     }
 
+    /// The engine that runs the guest, or is about to.
+    fn target(&self) -> Engine {
+        self.requested.unwrap_or(self.engine)
+    }
+}
+
+struct Inner<R> {
+    phase: Phase,
+    /// Threads inside their run loop.
+    active: usize,
+    /// Threads that wait for the end of a pause, or for the others before a change.
+    waiting: usize,
+    change: EngineChange,
+    /// vCPUs that stay paused when the others resume, one bit each. A thread that runs several vCPUs
+    /// pauses when all of them are held.
+    held: u64,
+    /// Requests that the vCPUs' threads serve before they resume.
+    requests: Vec<VecDeque<R>>,
+}
+
+impl<R> Inner<R> {
     fn pauses(&self, ids: u64) -> bool {
         self.phase == Phase::Paused || (self.phase == Phase::Running && self.held & ids == ids)
     }
 
     fn has_request(&self, mut ids: Range<usize>) -> bool {
-        ids.any(|id| self.asked.get(id).is_some_and(|asked| !asked.is_empty()))
+        ids.any(|id| self.requests.get(id).is_some_and(|queue| !queue.is_empty()))
     }
 
     fn take_request(&mut self, ids: Range<usize>) -> Option<(usize, R)> {
         ids.into_iter()
-            .find_map(|id| Some((id, self.asked.get_mut(id)?.pop_front()?)))
+            .find_map(|id| Some((id, self.requests.get_mut(id)?.pop_front()?)))
     }
+}
+
+/// The vCPUs `ids`, one bit each.
+fn mask(ids: &Range<usize>) -> u64 {
+    ids.clone().filter(|&id| id < 64).map(|id| 1 << id).sum()
+}
+
+/// The machine's run state, and the doorbells of its vCPUs. `R` is a request that a vCPU's thread
+/// serves at its checkpoint.
+pub struct VcpuControl<R> {
+    inner: Mutex<Inner<R>>,
+    /// vCPU threads wait here. Release `inner` before notifying: they need it.
+    changed: Condvar,
+    /// Threads wait here until the vCPU threads wait.
+    settled: Condvar,
+    doorbells: Vec<Doorbell>,
 }
 
 impl<R> fmt::Debug for VcpuControl<R> {
@@ -74,33 +103,17 @@ impl<R> fmt::Debug for VcpuControl<R> {
     }
 }
 
-/// The processors `ids`, a bit each.
-fn mask(ids: &Range<usize>) -> u64 {
-    ids.clone().filter(|&id| id < 64).map(|id| 1 << id).sum()
-}
-
-/// The machine's run state, and the doorbells of its vCPUs. `R` is a request that a vCPU's thread
-/// serves at its checkpoint.
-pub struct VcpuControl<R> {
-    inner: Mutex<Inner<R>>,
-    /// The processors' threads wait here. Whoever wakes them lets go of `inner` first: they need it.
-    changed: Condvar,
-    /// Those who wait for the threads to wait.
-    settled: Condvar,
-    doorbells: Vec<Doorbell>,
-}
-
 /// What a thread does after a [`VcpuControl::checkpoint`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Checkpoint {
-    /// Runs on.
+    /// It resumes.
     Run,
-    /// Ends.
+    /// It ends.
     Stop,
-    /// Says whether it can be moved, and comes again.
+    /// It finds out whether its vCPUs can be moved, and calls again.
     Again,
-    /// Goes on in this engine; comes to another checkpoint before it runs the guest there.
+    /// It continues in this engine; it comes to another checkpoint before it runs the guest there.
     Change(Engine),
 }
 
@@ -115,32 +128,34 @@ pub enum RunLoopEnd {
     Emulate,
 }
 
-/// Where a thread is when it comes to a [`VcpuControl::checkpoint`].
+/// The state of a thread that comes to a [`VcpuControl::checkpoint`].
 #[derive(Clone, Debug)]
 pub struct CheckpointState {
-    /// The processors that it runs.
+    /// The vCPUs that it runs.
     pub ids: Range<usize>,
-    /// What it runs them in.
+    /// The engine that it runs them in.
     pub engine: Engine,
-    /// Whether their state is complete, between two instructions with nothing under way. `None`:
-    /// it has not looked.
+    /// Whether their state is complete, between two instructions with no event in delivery. `None`:
+    /// it has not checked.
     pub movable: Option<bool>,
 }
 
 impl<R> VcpuControl<R> {
-    /// For a machine of `cpus` processors, which starts paused, in `engine`.
+    /// The control of a machine of `cpus` vCPUs, which starts paused, in `engine`.
     pub fn new(cpus: usize, engine: Engine) -> Self {
         Self {
             inner: Mutex::new(Inner {
                 phase: Phase::Paused,
                 active: 0,
                 waiting: 0,
-                engine,
-                wanted: None,
-                arrived: 0,
-                round: 0,
+                change: EngineChange {
+                    engine,
+                    requested: None,
+                    arrived: 0,
+                    round: 0,
+                },
                 held: 0,
-                asked: (0..cpus).map(|_| VecDeque::new()).collect(),
+                requests: (0..cpus).map(|_| VecDeque::new()).collect(),
             }),
             changed: Condvar::new(),
             settled: Condvar::new(),
@@ -148,34 +163,35 @@ impl<R> VcpuControl<R> {
         }
     }
 
-    /// How many processors there are.
+    /// The number of vCPUs.
     pub const fn cpus(&self) -> usize {
         self.doorbells.len()
     }
 
-    /// The doorbell of processor `id`.
+    /// The doorbell of vCPU `id`.
     pub fn doorbell(&self, id: usize) -> &Doorbell {
         &self.doorbells[id]
     }
 
-    /// Makes all processors look for work.
+    /// Makes all vCPU threads check for work.
     pub fn ring_all(&self) {
         self.doorbells.iter().for_each(Doorbell::ring);
     }
 
-    /// Lets the processors run. No effect on a stopped machine.
+    /// Resumes the vCPUs. No effect on a stopped machine.
     pub fn resume(&self) {
         let mut inner = lock(&self.inner);
         if inner.phase == Phase::Paused {
             inner.phase = Phase::Running;
             drop(inner);
             self.changed.notify_all();
-            // Whoever waits for this pause waits for nothing now.
+            // Another thread may wait for this pause in `pause`: it is over.
             self.settled.notify_all();
         }
     }
 
-    /// Holds all processors, and returns when none runs any more. `false`: the machine is stopped.
+    /// Pauses all vCPUs, and returns when none runs any more. `false`: the machine is stopped, or
+    /// another thread resumed it meanwhile.
     pub fn pause(&self) -> bool {
         let mut inner = lock(&self.inner);
         if inner.phase == Phase::Stopped {
@@ -186,16 +202,13 @@ impl<R> VcpuControl<R> {
         self.ring_all();
         inner = lock(&self.inner);
         while inner.phase == Phase::Paused && inner.waiting < inner.active {
-            inner = self
-                .settled
-                .wait(inner)
-                .unwrap_or_else(PoisonError::into_inner);
+            inner = wait(&self.settled, inner);
         }
         inner.phase == Phase::Paused
     }
 
-    /// Has these processors (a bit each) stay where they are when the machine runs on, and no
-    /// others. They stop at their next checkpoint: call this while the machine is paused.
+    /// Holds these vCPUs (one bit each), and no others, when the machine resumes. They stop at their
+    /// next checkpoint: call this while the machine is paused.
     pub fn hold_only(&self, ids: u64) {
         let mut inner = lock(&self.inner);
         inner.held = ids;
@@ -206,16 +219,16 @@ impl<R> VcpuControl<R> {
         }
     }
 
-    /// Has processor `id` stop at its next checkpoint, and stay there until
-    /// [`VcpuControl::hold_only`] lets it go.
+    /// Makes vCPU `id` stop at its next checkpoint, and stay there until
+    /// [`VcpuControl::hold_only`] releases it.
     pub fn hold(&self, id: usize) {
         lock(&self.inner).held |= mask(&(id..id + 1));
         self.doorbells[id].ring();
     }
 
-    /// Has the thread of processor `id` do something while it is paused, which it must be or become
+    /// Has the thread of vCPU `id` serve a request while it is paused, which it must be or become
     /// soon. `false`: the machine is stopped, and the request was dropped. A request that is
-    /// accepted is done, or dropped when the machine stops: answer through a channel.
+    /// accepted is served, or dropped when the machine stops: reply through a channel.
     pub fn request(&self, id: usize, request: R) -> bool {
         let accepted = self.queue_request(id, request);
         if accepted {
@@ -224,31 +237,32 @@ impl<R> VcpuControl<R> {
         accepted
     }
 
-    /// As [`VcpuControl::request`], but when the machine runs on will do: the thread is not woken for it.
+    /// Like [`VcpuControl::request`], but the request may wait until the machine resumes: the thread
+    /// is not woken for it.
     pub fn queue_request(&self, id: usize, request: R) -> bool {
         let mut inner = lock(&self.inner);
         if inner.phase == Phase::Stopped {
             return false;
         }
-        let Some(asked) = inner.asked.get_mut(id) else {
+        let Some(queue) = inner.requests.get_mut(id) else {
             return false;
         };
-        asked.push_back(request);
+        queue.push_back(request);
         true
     }
 
-    /// Ends all processors for good; does not wait for them.
+    /// Stops all vCPUs for good; does not wait for them.
     pub fn stop(&self) {
         let mut inner = lock(&self.inner);
         inner.phase = Phase::Stopped;
-        inner.asked.iter_mut().for_each(VecDeque::clear);
+        inner.requests.iter_mut().for_each(VecDeque::clear);
         drop(inner);
         self.changed.notify_all();
         self.settled.notify_all();
         self.ring_all();
     }
 
-    /// Lets a stopped machine run again: it was set back to before its end.
+    /// Lets a stopped machine run again: it was restored to a state before its end.
     pub fn reopen(&self) {
         let mut inner = lock(&self.inner);
         if inner.phase == Phase::Stopped {
@@ -268,28 +282,31 @@ impl<R> VcpuControl<R> {
 
     /// A thread leaves its run loop.
     pub fn leave(&self) {
-        lock(&self.inner).active -= 1;
+        let mut inner = lock(&self.inner);
+        debug_assert!(inner.active > 0, "leave without enter");
+        inner.active -= 1;
+        drop(inner);
         self.changed.notify_all();
         self.settled.notify_all();
     }
 
-    /// What runs the guest, or is about to.
+    /// The engine that runs the guest, or is about to.
     pub fn engine(&self) -> Engine {
-        let inner = lock(&self.inner);
-        inner.wanted.unwrap_or(inner.engine)
+        lock(&self.inner).change.target()
     }
 
-    /// The machine is to run in `engine`. Takes back a wish for the other one that not all threads
-    /// have followed yet. `false`: it runs there already.
+    /// Requests a change to `engine`. A request for the other one that not all threads have followed
+    /// yet is withdrawn. `false`: the machine runs in `engine` already.
     pub fn change(&self, engine: Engine) -> bool {
         let mut inner = lock(&self.inner);
-        if inner.wanted.unwrap_or(inner.engine) == engine {
+        let change = &mut inner.change;
+        if change.target() == engine {
             return false;
         }
-        if inner.wanted.is_some() {
-            inner.end_round();
+        if change.requested.is_some() {
+            change.end_round();
         } else {
-            inner.wanted = Some(engine);
+            change.requested = Some(engine);
         }
         drop(inner);
         self.changed.notify_all();
@@ -297,35 +314,34 @@ impl<R> VcpuControl<R> {
         true
     }
 
-    /// Called by a processor's thread, with nothing locked, when its doorbell rang: waits out a
-    /// pause, has `serve` do what [`VcpuControl::request`] wants of a processor, and waits for the others
-    /// where the engine is to change. A thread that cannot be moved goes on as it did then, and
-    /// must come again soon.
+    /// Called by a vCPU's thread, with no lock held, when its doorbell rang: waits out a pause, calls
+    /// `serve` for each request, and waits for the other threads where the engine is to change. A
+    /// thread whose vCPUs cannot be moved runs them on in its engine, and must call again soon.
     pub fn checkpoint(
         &self,
-        mut place: CheckpointState,
+        mut state: CheckpointState,
         serve: &mut dyn FnMut(usize, R),
     ) -> Checkpoint {
         let mut inner = lock(&self.inner);
         loop {
-            if let Some((id, request)) = inner.take_request(place.ids.clone()) {
+            if let Some((id, request)) = inner.take_request(state.ids.clone()) {
                 drop(inner);
                 serve(id, request);
-                // It may have been given another state.
-                place.movable = None;
+                // The request may have replaced the vCPU's state.
+                state.movable = None;
                 inner = lock(&self.inner);
                 continue;
             }
             match inner.phase {
                 Phase::Stopped => return Checkpoint::Stop,
-                // A pause goes first: while it lasts nobody moves.
+                // A pause comes first: while it lasts, no thread changes engines.
                 Phase::Paused => {}
-                Phase::Running if inner.engine != place.engine => {
-                    return Checkpoint::Change(inner.engine);
+                Phase::Running if inner.change.engine != state.engine => {
+                    return Checkpoint::Change(inner.change.engine);
                 }
-                Phase::Running if inner.wanted.is_some() => match place.movable {
+                Phase::Running if inner.change.requested.is_some() => match state.movable {
                     Some(true) => {
-                        inner = self.arrive(inner, &place);
+                        inner = self.arrive(inner, &state);
                         continue;
                     }
                     Some(false) => {}
@@ -333,45 +349,46 @@ impl<R> VcpuControl<R> {
                 },
                 Phase::Running => {}
             }
-            if !inner.pauses(mask(&place.ids)) {
+            if !inner.pauses(mask(&state.ids)) {
                 return Checkpoint::Run;
             }
             inner = self.wait(inner);
         }
     }
 
-    /// Waits for something to change, as one of those that do not run.
+    /// Waits for a change of the run state, as a thread that does not run.
     fn wait<'a>(&'a self, mut inner: MutexGuard<'a, Inner<R>>) -> MutexGuard<'a, Inner<R>> {
         inner.waiting += 1;
+        debug_assert!(
+            inner.waiting <= inner.active,
+            "a thread waits outside its run loop"
+        );
         if inner.waiting >= inner.active {
             self.settled.notify_all();
         }
-        inner = self
-            .changed
-            .wait(inner)
-            .unwrap_or_else(PoisonError::into_inner);
+        inner = wait(&self.changed, inner);
         inner.waiting -= 1;
         inner
     }
 
-    /// Waits until all threads have arrived, and the change is made; or until it is given up, or
-    /// there is something else to do first.
+    /// Waits until all threads have arrived and the change is made, until it is withdrawn, or until
+    /// a request must be served first.
     fn arrive<'a>(
         &'a self,
         mut inner: MutexGuard<'a, Inner<R>>,
-        place: &CheckpointState,
+        state: &CheckpointState,
     ) -> MutexGuard<'a, Inner<R>> {
-        let round = inner.round;
-        inner.arrived += 1;
-        while inner.round == round {
-            let paused = inner.phase == Phase::Paused;
-            if inner.phase == Phase::Stopped || inner.has_request(place.ids.clone()) {
-                inner.arrived -= 1;
+        let round = inner.change.round;
+        inner.change.arrived += 1;
+        while inner.change.round == round {
+            if inner.phase == Phase::Stopped || inner.has_request(state.ids.clone()) {
+                inner.change.arrived -= 1;
                 break;
             }
-            if !paused && inner.arrived >= inner.active {
-                inner.engine = inner.wanted.unwrap_or(inner.engine);
-                inner.end_round();
+            let paused = inner.phase == Phase::Paused;
+            if !paused && inner.change.arrived >= inner.active {
+                inner.change.engine = inner.change.target();
+                inner.change.end_round();
                 self.changed.notify_all();
             } else {
                 inner = self.wait(inner);
@@ -380,19 +397,22 @@ impl<R> VcpuControl<R> {
         inner
     }
 
-    /// Whether the thread of processors `ids` must come to a [`VcpuControl::checkpoint`].
+    /// Whether the thread of vCPUs `ids` must come to a [`VcpuControl::checkpoint`].
     pub fn checkpoint_requested(&self, ids: Range<usize>) -> bool {
         let inner = lock(&self.inner);
-        inner.phase != Phase::Running || inner.pauses(mask(&ids)) || inner.wanted.is_some()
+        inner.phase != Phase::Running
+            || inner.pauses(mask(&ids))
+            || inner.change.requested.is_some()
     }
 
-    /// Whether the engine is to change.
+    /// Whether an engine change is requested and not made yet.
     pub fn switch_requested(&self) -> bool {
-        lock(&self.inner).wanted.is_some()
+        lock(&self.inner).change.requested.is_some()
     }
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use std::sync::Arc;
@@ -400,7 +420,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    fn place(id: usize, engine: Engine, movable: bool) -> CheckpointState {
+    fn state(id: usize, engine: Engine, movable: bool) -> CheckpointState {
         CheckpointState {
             ids: id..id + 1,
             engine,
@@ -408,7 +428,8 @@ mod tests {
         }
     }
 
-    /// Runs `cpus` threads that count until stopped, looking only when their doorbell rings.
+    /// Starts `cpus` threads that count until stopped, and come to a checkpoint only when their doorbell
+    /// rings.
     fn counters(
         cpus: usize,
     ) -> (
@@ -426,7 +447,7 @@ mod tests {
                     control.doorbell(id).ring();
                     loop {
                         if control.doorbell(id).answer()
-                            && control.checkpoint(place(id, Engine::Kvm, true), &mut |_, _| {})
+                            && control.checkpoint(state(id, Engine::Kvm, true), &mut |_, _| {})
                                 == Checkpoint::Stop
                         {
                             break;
@@ -475,8 +496,8 @@ mod tests {
                 thread::spawn(move || {
                     let mut engine = Engine::Kvm;
                     for turn in 0_u64.. {
-                        let place = place(id, engine, !turn.is_multiple_of(3));
-                        match control.checkpoint(place, &mut |_, ()| {}) {
+                        let state = state(id, engine, !turn.is_multiple_of(3));
+                        match control.checkpoint(state, &mut |_, ()| {}) {
                             Checkpoint::Stop => break,
                             Checkpoint::Change(to) => {
                                 engine = to;
@@ -543,13 +564,13 @@ mod tests {
     }
 
     #[test]
-    fn change_to_the_present_engine_is_none() {
+    fn change_to_the_current_engine_is_refused() {
         let control = VcpuControl::<()>::new(2, Engine::Kvm);
         assert!(!control.change(Engine::Kvm));
         assert!(control.change(Engine::Interp));
         assert!(!control.change(Engine::Interp));
         assert_eq!(control.engine(), Engine::Interp);
-        assert!(control.change(Engine::Kvm), "takes the wish back");
+        assert!(control.change(Engine::Kvm), "withdraws the request");
         assert!(!control.change(Engine::Kvm));
     }
 
@@ -561,9 +582,9 @@ mod tests {
         assert!(control.pause());
         control.change(Engine::Interp);
         thread::yield_now();
-        assert_eq!(lock(&control.inner).engine, Engine::Kvm);
+        assert_eq!(lock(&control.inner).change.engine, Engine::Kvm);
         control.resume();
-        while lock(&control.inner).engine == Engine::Kvm {
+        while lock(&control.inner).change.engine == Engine::Kvm {
             thread::yield_now();
         }
         control.stop();

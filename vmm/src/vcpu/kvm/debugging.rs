@@ -1,0 +1,148 @@
+//! Debug exits of a vCPU under KVM: the debugger's breakpoints and steps, the guest's own debug
+//! registers, and what KVM leaves to the monitor of both.
+
+use std::time::Instant;
+
+use hindsight_cpu::armed::Armed;
+use hindsight_interp::Stops;
+use hindsight_regs::dr::Dr6;
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
+use kvm_bindings::kvm_regs;
+
+use super::KvmVcpu;
+use super::guest_debug_regs::{DebugRegsOwner, ExitAccess};
+use crate::kvm::KvmError;
+use crate::kvm::vcpu::GuestDebug;
+use crate::vcpu::debug::stop::StopReason;
+
+/// How often a step is repeated that changed nothing: KVM inside Bochs stops up to three times at one
+/// instruction, and once for each page, page tables included, that KVM has yet to map.
+const STEP_REPEATS_MAX: u8 = 16;
+
+impl KvmVcpu {
+    /// Programs KVM's guest debugging for the next run: the debugger's breakpoints and steps, and
+    /// general detect to intercept MOV DR. No other code decides that.
+    pub(super) fn program_guest_debug(&mut self) -> Result<(), KvmError> {
+        let step = self.model.debug.steps() || self.steps_to_boundary();
+        let mut passed = None;
+        if step {
+            let general = self.unstepped_regs()?;
+            self.step_start.get_or_insert((general, 0));
+            // A step executes its instruction whether or not it has a breakpoint.
+            passed = Some(self.fd.code_address()?);
+        }
+        let ours = self.guest_debug_regs.owner() == DebugRegsOwner::Monitor
+            || !self.hw_breakpoints.is_empty();
+        self.fd.set_guest_debug(&GuestDebug {
+            step,
+            registers: ours.then(|| self.hw_breakpoints.registers(passed)),
+        })
+    }
+
+    /// General registers without the flags that stepping changes.
+    fn unstepped_regs(&self) -> Result<kvm_regs, KvmError> {
+        let mut registers = self.fd.general()?;
+        registers.rflags &= !(Rflags::TF | Rflags::RF).bits();
+        Ok(registers)
+    }
+
+    /// Whether the vCPU steps to a boundary at which it can be moved: the debugger requires a stop
+    /// that KVM cannot do, and at the last checkpoint the vCPU could not be moved.
+    fn steps_to_boundary(&self) -> bool {
+        self.unsettled
+            && self.hw_breakpoints.is_empty()
+            && self.model.debug.stops != Stops::default()
+    }
+
+    /// Serves a debug exit. `false`: the interpreter must execute the instruction, a MOV DR or INT1.
+    pub(super) fn debug_exit(&mut self, dr6: u64) -> Result<bool, KvmError> {
+        let trapped = dr6 & Dr6::BS.bits() != 0;
+        let steps = self.model.debug.steps() || self.steps_to_boundary();
+        let at = self.fd.code_address()?;
+        let hit = self.hw_breakpoints.hit(dr6, at);
+        if trapped && !steps {
+            self.raise_debug_exception(Dr6::BS)?;
+        }
+        match hit {
+            Some(hit) => self.model.debug.due = Some(StopReason::Hit(hit)),
+            None if trapped && steps => self.complete_step(at)?,
+            None => return Ok(trapped),
+        }
+        Ok(true)
+    }
+
+    /// KVM has stepped to `at`. Some KVMs stop more than once at one instruction: a step that changed
+    /// nothing is repeated, with a bound, since an instruction may jump to itself.
+    fn complete_step(&mut self, at: u64) -> Result<(), KvmError> {
+        let now = self.unstepped_regs()?;
+        if let Some((start, repeats)) = &mut self.step_start
+            && *start == now
+            && *repeats < STEP_REPEATS_MAX
+        {
+            *repeats += 1;
+            return Ok(());
+        }
+        self.step_start = None;
+        let debug = &mut self.model.debug;
+        if !debug.steps() {
+            self.model.board.run.vcpus.doorbell(self.model.id).ring();
+        } else if !debug.in_range(at) {
+            debug.due = Some(StopReason::Stepped);
+        }
+        Ok(())
+    }
+
+    /// Reads the debug registers where an exit may change what they arm, and finds the breakpoints
+    /// that its access hits.
+    pub(super) fn check_debug_regs(&mut self, access: Option<ExitAccess>) -> Result<(), KvmError> {
+        // Checked first: `at_exit` copies all registers.
+        if self.guest_debug_regs.owner() == DebugRegsOwner::Monitor {
+            return Ok(());
+        }
+        let cr4 = self.fd.at_exit().sregs.cr4;
+        if !self.guest_debug_regs.must_read(access, cr4) {
+            return Ok(());
+        }
+        let registers = self.fd.debug_registers()?;
+        let armed = Armed::by_dr7(registers.control, cr4);
+        if armed != self.armed {
+            self.armed = armed;
+            self.report_armed();
+        }
+        // `program_guest_debug` follows a change of the owner.
+        self.guest_debug_regs
+            .update(registers.control, Instant::now());
+        let translate = |linear| self.fd.translate(linear);
+        self.hits |= access.map_or(0, |access| access.hits(&registers, cr4, translate));
+        Ok(())
+    }
+
+    /// Raises the #DB that follows the instruction of the last exit: for the breakpoints that it hit
+    /// in the monitor and, if `stepped`, for RFLAGS.TF, unless KVM raises it.
+    pub(super) fn trap(&mut self, stepped: bool) -> Result<(), KvmError> {
+        self.complete()?;
+        let mut conditions = Dr6::from_bits_retain(std::mem::take(&mut self.hits));
+        match self.fd.waiting_exception()?.map(Vector) {
+            Some(Vector::DB) if conditions.is_empty() => return Ok(()),
+            Some(Vector::DB) | None => {}
+            // The instruction faulted.
+            Some(_) => return Ok(()),
+        }
+        if stepped {
+            conditions |= Dr6::BS;
+        }
+        self.raise_debug_exception(conditions)
+    }
+
+    /// Injects a #DB with these conditions in DR6.
+    fn raise_debug_exception(&mut self, conditions: Dr6) -> Result<(), KvmError> {
+        let mut registers = self.fd.debug_registers()?;
+        registers.report(conditions.bits());
+        registers.enter(false);
+        self.fd.set_debug_registers(&registers)?;
+        self.fd.inject_debug_exception()?;
+        self.accepts_interrupt = Some(false);
+        Ok(())
+    }
+}
