@@ -152,7 +152,7 @@ fn halted_guest_that_nothing_can_wake_ends() {
     });
     let output = run(folder.path(), &flat("halt", &[]));
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(text.contains("nothing left to wake it"), "{text}");
+    assert!(text.contains("nothing can wake it"), "{text}");
 }
 
 #[test]

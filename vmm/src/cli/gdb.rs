@@ -51,7 +51,7 @@ fn recording(text: &str) -> Result<usize, String> {
         Some(("branches", number)) => number,
         _ => return Err("only branches can be recorded: branches or branches=N".to_owned()),
     };
-    let most = branch_history::MOST;
+    let most = branch_history::BRANCHES_MAX;
     let kept = number.parse().ok().filter(|kept| (1..=most).contains(kept));
     kept.ok_or_else(|| format!("{number} is not a number from 1 to {most}"))
 }

@@ -247,7 +247,7 @@ impl Story {
         let msrs = self.phases.iter().find(|phase| phase.name == "MSRs");
         let msrs = msrs.map_or(0..0, |phase| phase.time.clone());
         for event in events {
-            match event.what {
+            match event.kind {
                 RecordedKind::Exit(kind) => {
                     self.exits.push(event.at);
                     since = Some((event.at, class(kind)));
@@ -322,7 +322,7 @@ impl Story {
 fn offset(events: &[RecordedEvent], log: &[Record]) -> u64 {
     let seen = events
         .iter()
-        .filter(|event| event.what == RecordedKind::Exit(ExitKind::PortWrite(MARK_PORT)));
+        .filter(|event| event.kind == RecordedKind::Exit(ExitKind::PortWrite(MARK_PORT)));
     let stamped = log
         .iter()
         .filter(|record| matches!(record.entry, Entry::Phase { .. }));
@@ -416,7 +416,7 @@ mod tests {
 
     /// Of a guest whose TSC is 1000 ahead of the monitor's clock.
     fn run() -> Run {
-        let event = |at, what| RecordedEvent { at, cpu: 0, what };
+        let event = |at, kind| RecordedEvent { at, cpu: 0, kind };
         let mark = RecordedKind::Exit(ExitKind::PortWrite(MARK_PORT));
         let record = |tsc, entry| Record { tsc, entry };
         let phase = |tsc, name: &str, cpl| {

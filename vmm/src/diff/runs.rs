@@ -405,7 +405,7 @@ impl fmt::Display for Divergence {
                 ""
             };
             writeln!(f, "{name} after it{ended}:")?;
-            write!(f, "{}", crate::vcpu::crash::Registers(&side.state))?;
+            write!(f, "{}", crate::vcpu::crash::RegisterDump(&side.state))?;
             writeln!(f, "{name}'s last branches, the oldest first:")?;
             for branch in &side.branches {
                 writeln!(

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use crate::gdb::debugger::{DebugError, Debugger};
 use crate::gdb::registers;
-use crate::vcpu::branch_history::{BranchHistory, KeptBranches};
+use crate::vcpu::branch_history::{BranchHistory, BranchSnapshot};
 use crate::vcpu::debug::stop::Unsupported;
 
 /// Branches that are kept unless the client says otherwise.
@@ -42,7 +42,7 @@ struct Read {
 type Block = (u64, u64);
 
 /// The blocks of all that is kept, the oldest first.
-fn blocks(kept: &KeptBranches, pc: u64) -> Vec<Block> {
+fn blocks(kept: &BranchSnapshot, pc: u64) -> Vec<Block> {
     let complete = kept.total == kept.branches.len() as u64;
     let first = complete.then_some(kept.start);
     let begins = first.into_iter().chain(kept.branches.iter().map(|b| b.1));
@@ -53,7 +53,7 @@ fn blocks(kept: &KeptBranches, pc: u64) -> Vec<Block> {
 
 /// The blocks since the client read last. The first one goes on with what it has: its beginning is
 /// not told. `None`: more branches were taken than are kept.
-fn delta(kept: &KeptBranches, pc: u64, read: u64) -> Option<Vec<Block>> {
+fn delta(kept: &BranchSnapshot, pc: u64, read: u64) -> Option<Vec<Block>> {
     let fresh = usize::try_from(kept.total.checked_sub(read)?).ok()?;
     let from = kept.branches.len().checked_sub(fresh)?;
     let fresh = kept.branches.get(from..)?;
@@ -130,7 +130,9 @@ impl Debugger {
             Ok(state) => registers::linear_pc(state, state.rip),
             Err(error) => return Err(format!("E.{error}.")),
         };
-        let kept = self.ask(cpu, |cpu| cpu.model().history.as_ref().map(|h| h.kept()));
+        let kept = self.ask(cpu, |cpu| {
+            cpu.model().history.as_ref().map(|h| h.snapshot())
+        });
         let kept = match kept {
             Ok(Some(kept)) => kept,
             Ok(None) => return Err("E.Branch tracing not enabled.".to_owned()),
@@ -158,8 +160,8 @@ impl Debugger {
 mod tests {
     use super::*;
 
-    fn kept(total: u64) -> KeptBranches {
-        KeptBranches {
+    fn kept(total: u64) -> BranchSnapshot {
+        BranchSnapshot {
             branches: vec![(0x10, 0x20), (0x28, 0x40)],
             total,
             start: 0x8,
@@ -172,9 +174,9 @@ mod tests {
             blocks(&kept(2), 0x44),
             [(0x8, 0x10), (0x20, 0x28), (0x40, 0x44)]
         );
-        let none = KeptBranches {
+        let none = BranchSnapshot {
             start: 8,
-            ..KeptBranches::default()
+            ..BranchSnapshot::default()
         };
         assert_eq!(blocks(&none, 8), [(8, 8)]);
     }

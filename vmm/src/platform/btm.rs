@@ -9,12 +9,12 @@ use hindsight_cpu::branch::{Branch, BranchClass};
 
 use crate::sync::lock;
 
-/// Who listens: one line of text a message.
+/// Receives branch trace messages, one line of text each.
 ///
-/// `CPU FROM TO KIND CPL`: the processor's number, two addresses in hexadecimal, the kind of branch,
-/// and the privilege level it started at.
+/// `CPU FROM TO KIND CPL`: the vCPU's number, two addresses in hexadecimal, the kind of branch, and the
+/// privilege level of its source.
 pub struct BtmSink {
-    /// None once writing failed.
+    /// `None` after a write failed.
     sink: Mutex<Option<Box<dyn Write + Send>>>,
 }
 
@@ -41,25 +41,28 @@ const fn kind(class: BranchClass) -> &'static str {
 }
 
 impl BtmSink {
-    /// Messages go to `sink`.
+    /// Writes messages to `sink`.
     pub fn new(sink: Box<dyn Write + Send>) -> Self {
         Self {
             sink: Mutex::new(Some(sink)),
         }
     }
 
-    /// Sends the messages of a processor. One that cannot be written ends them all, with a line on
-    /// standard error.
+    /// Writes the messages of vCPU `cpu`. The first one that cannot be written ends all messages, with a
+    /// line on stderr.
     pub fn send<'a>(&self, cpu: usize, branches: impl Iterator<Item = &'a Branch>) {
         let mut sink = lock(&self.sink);
         let Some(writer) = sink.as_mut() else { return };
         if let Err(error) = write_all(writer, cpu, branches) {
-            let _ = writeln!(io::stderr(), "hindsight: no more branch messages: {error}");
+            let _ = writeln!(
+                io::stderr(),
+                "hindsight: branch trace messages end here: {error}"
+            );
             *sink = None;
         }
     }
 
-    /// Writes out what is buffered.
+    /// Flushes buffered messages.
     pub fn flush(&self) {
         if let Some(writer) = lock(&self.sink).as_mut() {
             let _ = writer.flush();
@@ -75,7 +78,7 @@ fn write_all<'a>(
     for branch in branches.filter(|branch| branch.class != BranchClass::NotTaken) {
         let Branch { from, to, cpl, .. } = branch;
         let kind = kind(branch.class);
-        // In one piece: a line is written whole or not at all.
+        // One write: a line is written whole or not at all.
         let line = format!("{cpu} {from:#018x} {to:#018x} {kind} {cpl}\n");
         writer.write_all(line.as_bytes())?;
     }

@@ -1,4 +1,4 @@
-//! The board's devices, and where they sit.
+//! The devices of a machine, and their addresses.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -32,21 +32,21 @@ const COM1_LINE: u32 = 4;
 /// The I/O APIC's page.
 pub(crate) const IOAPIC_BASE: u64 = 0xfec0_0000;
 
-/// Where the guest's consoles write to.
+/// Receives the output of the guest's consoles.
 pub struct Sinks {
     /// COM1.
     pub serial: Box<dyn Write + Send>,
     /// The debug console, port 0xe9.
     pub debugcon: Box<dyn Write + Send>,
-    /// The bus that branch trace messages are sent to, if anybody listens.
+    /// Receives branch trace messages, if `--btm` was given.
     pub btm: Option<Box<dyn Write + Send>>,
 }
 
 impl Sinks {
-    /// The same, silent while `mute` says so.
+    /// The same sinks, silent while `mute` is set.
     pub(crate) fn muted(self, mute: &Mute) -> Self {
         let muted = |to| -> Box<dyn Write + Send> {
-            Box::new(Muted {
+            Box::new(MutedSink {
                 to,
                 mute: mute.clone(),
             })
@@ -59,24 +59,24 @@ impl Sinks {
     }
 }
 
-/// Whether what the guest writes was written before: a run that went back comes to it again.
+/// Silences the consoles while a run that went back repeats output that was written before.
 #[derive(Clone, Debug, Default)]
 pub struct Mute(Arc<AtomicBool>);
 
 impl Mute {
-    /// From now on nothing is written, or everything.
+    /// Drops all output from now on, or none.
     pub fn set(&self, mute: bool) {
         self.0.store(mute, Ordering::Relaxed);
     }
 }
 
-/// A console that can be silent.
-struct Muted {
+/// A sink that can be silenced.
+struct MutedSink {
     to: Box<dyn Write + Send>,
     mute: Mute,
 }
 
-impl Write for Muted {
+impl Write for MutedSink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.mute.0.load(Ordering::Relaxed) {
             return Ok(bytes.len());
@@ -147,11 +147,11 @@ fn shared(device: impl Device + 'static) -> SharedDevice {
     Arc::new(Mutex::new(device))
 }
 
-fn held<T>(device: T) -> Arc<Mutex<T>> {
+fn locked<T>(device: T) -> Arc<Mutex<T>> {
     Arc::new(Mutex::new(device))
 }
 
-/// The devices that have a state of their own, besides the interrupt controllers and timers.
+/// The devices with a state to save, besides the interrupt controllers and timers.
 #[derive(Clone, Debug)]
 pub struct Devices {
     pub(crate) serial: Arc<Mutex<Serial>>,
@@ -173,16 +173,16 @@ impl Devices {
         let irq = wiring.irq.clone();
         let line = IrqLine::new(move |level| irq.set_irq(COM1_LINE, level));
         Self {
-            serial: held(Serial::new(line, sinks.serial)),
-            post_code: held(PostCode::default()),
-            control_a: held(ControlA::new(requests())),
-            keyboard: held(I8042::new(requests())),
-            acpi_pm: held(AcpiPm::new(wiring.nanos.clone(), requests())),
-            pci: held(PciConfig::new(requests())),
-            latch: held(Latch::default()),
-            byte_latches: held(ByteLatches::new(DebugCon::new(sinks.debugcon))),
-            fw_cfg: held(firmware_config(wiring)),
-            test_memory: held(TestMemory::default()),
+            serial: locked(Serial::new(line, sinks.serial)),
+            post_code: locked(PostCode::default()),
+            control_a: locked(ControlA::new(requests())),
+            keyboard: locked(I8042::new(requests())),
+            acpi_pm: locked(AcpiPm::new(wiring.nanos.clone(), requests())),
+            pci: locked(PciConfig::new(requests())),
+            latch: locked(Latch::default()),
+            byte_latches: locked(ByteLatches::new(DebugCon::new(sinks.debugcon))),
+            fw_cfg: locked(firmware_config(wiring)),
+            test_memory: locked(TestMemory::default()),
         }
     }
 
@@ -202,9 +202,9 @@ impl Devices {
         }
     }
 
-    /// Takes over a state. Interrupt lines may move: the interrupt controllers are restored after.
+    /// Restores a state. Interrupt lines may move: the interrupt controllers are restored afterwards.
     pub(crate) fn restore(&self, state: &DevicesState) -> Result<(), DevicesError> {
-        // The two that may refuse come first.
+        // The two that may fail come first.
         lock(&self.test_memory).restore(&state.test_memory)?;
         lock(&self.serial).restore(&state.serial)?;
         *lock(&self.post_code) = state.post_code;

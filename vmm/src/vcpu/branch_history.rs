@@ -1,25 +1,24 @@
-//! The last branches of a processor, kept for a debugger: a flight recorder.
+//! A flight recorder: the last branches of a vCPU, for a debugger.
 
 use std::collections::VecDeque;
 
 use hindsight_cpu::branch::{Branch, BranchClass};
 
-/// Most branches that are kept for one processor: 16 bytes each.
-pub const MOST: usize = 1 << 24;
+/// Most branches that one vCPU's history keeps, 16 bytes each.
+pub const BRANCHES_MAX: usize = 1 << 24;
 
-/// What was kept, as of one moment.
+/// A copy of the history at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KeptBranches {
-    /// Where each branch was and went, the oldest first. All addresses are linear.
+pub struct BranchSnapshot {
+    /// Source and target of each branch, the oldest first. All addresses are linear.
     pub branches: Vec<(u64, u64)>,
-    /// Branches since the recording began, those that were forgotten included.
+    /// Branches since the recording started, including those that were dropped.
     pub total: u64,
-    /// Where the recording began.
+    /// The address at which the recording started.
     pub start: u64,
 }
 
-/// The linear address of code, by its place in a code segment. Only segments of 16- and 32-bit code
-/// have a base.
+/// The linear address of an instruction pointer. Only segments of 16- and 32-bit code have a base.
 const fn linear(ip: u64, base: u64) -> u64 {
     match base {
         0 => ip,
@@ -27,24 +26,25 @@ const fn linear(ip: u64, base: u64) -> u64 {
     }
 }
 
-/// The last branches of a processor.
+/// The last branches of a vCPU.
 #[derive(Debug)]
 pub struct BranchHistory {
     ring: VecDeque<(u64, u64)>,
     limit: usize,
     total: u64,
     start: u64,
-    /// The base of CS, and what it was before the branch that is told next.
+    /// The base of CS, and the base before the next branch.
     base: u64,
     from_base: u64,
 }
 
 impl BranchHistory {
-    /// Keeps `limit` branches, 1 to [`MOST`], from RIP `start` in a code segment with this base on.
+    /// A history of `limit` branches, 1 to [`BRANCHES_MAX`], that starts at RIP `start` of a code segment
+    /// with this base.
     pub fn new(limit: usize, start: u64, base: u64) -> Self {
         Self {
             ring: VecDeque::new(),
-            limit: limit.clamp(1, MOST),
+            limit: limit.clamp(1, BRANCHES_MAX),
             total: 0,
             start: linear(start, base),
             base,
@@ -52,24 +52,23 @@ impl BranchHistory {
         }
     }
 
-    /// The base of CS of the code that the next branches are in. Only a far branch comes from
-    /// another one.
+    /// Sets the base of CS for the next branches. Only a far branch comes from another base.
     pub fn set_base(&mut self, base: u64) {
         self.base = base;
     }
 
-    /// How many branches are kept at most.
+    /// The most branches that it keeps.
     pub const fn limit(&self) -> usize {
         self.limit
     }
 
-    /// The processor was put elsewhere, without a branch.
+    /// Restarts at a code segment with this base, which the vCPU reached without a branch.
     pub fn restart(&mut self, base: u64) {
         self.base = base;
         self.from_base = base;
     }
 
-    /// Takes branches, in order.
+    /// Appends branches, in order.
     pub fn push(&mut self, branches: &[Branch]) {
         for branch in branches {
             if branch.class == BranchClass::NotTaken {
@@ -87,9 +86,9 @@ impl BranchHistory {
         }
     }
 
-    /// What is kept now.
-    pub fn kept(&self) -> KeptBranches {
-        KeptBranches {
+    /// A copy of the history.
+    pub fn snapshot(&self) -> BranchSnapshot {
+        BranchSnapshot {
             branches: self.ring.iter().copied().collect(),
             total: self.total,
             start: self.start,
@@ -102,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_ones_are_kept_and_all_are_counted() {
+    fn history_keeps_the_last_branches_and_counts_all() {
         let mut history = BranchHistory::new(2, 0x100, 0);
         let branch = |from, class| Branch {
             from,
@@ -119,8 +118,8 @@ mod tests {
         ]);
         history.push(&[branch(3, BranchClass::Return), branch(4, BranchClass::Far)]);
         assert_eq!(
-            history.kept(),
-            KeptBranches {
+            history.snapshot(),
+            BranchSnapshot {
                 branches: vec![(3, 4), (4, 5)],
                 total: 3,
                 start: 0x100
@@ -149,7 +148,7 @@ mod tests {
         ]);
         history.set_base(0);
         history.push(&[branch(0x42, 0x5000, BranchClass::Exception)]);
-        let kept = history.kept();
+        let kept = history.snapshot();
         assert_eq!(kept.start, 0x7010);
         assert_eq!(
             kept.branches,

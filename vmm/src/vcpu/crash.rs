@@ -1,4 +1,4 @@
-//! The last words of a guest that cannot go on: the cause, the instruction, the state.
+//! The report of a guest that cannot continue: the cause, the instruction, the registers.
 
 use std::fmt;
 
@@ -9,26 +9,26 @@ use vm_memory::GuestMemoryMmap;
 use crate::kvm::exit::InternalError;
 use crate::memory::page_walk;
 
-/// Why a guest cannot go on.
+/// Why a guest cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CrashCause {
-    /// A triple fault, or RSM of a state that no processor can be in.
+    /// A triple fault, or RSM with a save area that holds an impossible state.
     TripleFault,
-    /// KVM met what it cannot do.
+    /// KVM reported an internal error.
     Internal(InternalError),
-    /// The interpreter lacks the instruction with these bytes.
+    /// The interpreter does not implement the instruction with these bytes.
     Missing(Vec<u8>),
     /// The hardware refused to enter the guest: KVM's reason.
     FailEntry(u64),
     /// KVM could not resolve an access to this guest physical address.
     MemoryFault(u64),
-    /// An exit reason that no machine of ours should produce.
+    /// An exit reason that this monitor never enables.
     Unexpected(u32),
-    /// HLT with interrupts off on the only processor, or the like: nothing can wake the machine.
+    /// All vCPUs are halted and no event can wake them: HLT with interrupts off, or no timer armed.
     Asleep,
 }
 
-/// A guest that cannot go on.
+/// A guest that cannot continue.
 #[derive(Debug)]
 pub struct Crash {
     cpu: usize,
@@ -39,8 +39,8 @@ pub struct Crash {
 }
 
 impl Crash {
-    /// Takes what is needed to tell the story. Bytes that KVM did not give are read through the
-    /// guest's page tables.
+    /// The report of vCPU `cpu` in `state`. Instruction bytes that KVM did not return are read through
+    /// the guest's page tables.
     pub fn new(cpu: usize, cause: CrashCause, state: CpuState, memory: &GuestMemoryMmap) -> Self {
         let mut code = match &cause {
             CrashCause::Internal(error) => error.bytes.clone(),
@@ -59,27 +59,28 @@ impl Crash {
         }
     }
 
-    /// Why it cannot go on.
+    /// Why it cannot continue.
     pub const fn cause(&self) -> &CrashCause {
         &self.cause
     }
 
-    /// The processor's state then.
+    /// The vCPU's state at that time.
     pub const fn state(&self) -> &CpuState {
         &self.state
     }
 
-    /// The processor is where a reset puts it, and can take exceptions there: it has not faulted so.
+    /// Whether the vCPU is in the state after reset, in which it can take exceptions: it cannot have
+    /// faulted there.
     fn is_reset(&self) -> bool {
         let reset = CpuState::reset();
-        let place = |state: &CpuState| (state.rip, state.seg[seg::CS].base, state.idtr);
-        place(&self.state) == place(&reset)
+        let key = |state: &CpuState| (state.rip, state.seg[seg::CS].base, state.idtr);
+        key(&self.state) == key(&reset)
     }
 
-    /// One line: what happened, where.
+    /// One line: what happened, and at which instruction.
     pub fn summary(&self) -> String {
         let rip = self.state.rip;
-        let at = place(rip, instruction(&self.state, &self.code));
+        let at = location(rip, instruction(&self.state, &self.code));
         match &self.cause {
             CrashCause::TripleFault if self.state.smm.active => format!(
                 "the processor shut down in system-management mode, by a triple fault or by RSM with \
@@ -87,14 +88,16 @@ impl Crash {
             ),
             CrashCause::TripleFault if self.is_reset() => {
                 "the guest triple-faulted, and this host's KVM \
-                 has reset the processor: where it was is lost (--engine interp keeps it)"
+                 has reset the processor, so that its state is lost; --engine interp keeps it"
                     .to_owned()
             }
             CrashCause::TripleFault => format!("the guest triple-faulted {at}"),
             CrashCause::Internal(error) => {
-                format!("this host's KVM cannot run the guest on: {error} ({at})")
+                format!("this host's KVM cannot continue the guest: {error} ({at})")
             }
-            CrashCause::Missing(_) => format!("the interpreter lacks the instruction {at}"),
+            CrashCause::Missing(_) => {
+                format!("the interpreter does not implement the instruction {at}")
+            }
             CrashCause::FailEntry(reason) => {
                 format!("the processor refused to enter the guest (reason {reason:#x}) {at}")
             }
@@ -102,22 +105,22 @@ impl Crash {
                 format!("KVM cannot reach guest memory at {address:#x} ({at})")
             }
             CrashCause::Unexpected(reason) => {
-                format!("KVM stopped for a reason that this machine never asks for ({reason}) {at}")
+                format!("KVM exited for reason {reason}, which this monitor never enables, {at}")
             }
-            CrashCause::Asleep => format!("the guest halted with nothing left to wake it {at}"),
+            CrashCause::Asleep => format!("the guest halted and nothing can wake it {at}"),
         }
     }
 }
 
-/// Where a processor is, in words.
-fn place(rip: u64, instruction: Option<String>) -> String {
+/// The location of a vCPU in words.
+fn location(rip: u64, instruction: Option<String>) -> String {
     match instruction {
         Some(text) => format!("at {rip:#x}: {text}"),
         None => format!("at {rip:#x}"),
     }
 }
 
-/// The instruction at RIP, as AT&T text with its bytes.
+/// The instruction at RIP as AT&T text, with its bytes.
 pub(crate) fn instruction(state: &CpuState, code: &[u8]) -> Option<String> {
     let mut text = String::new();
     let instruction = decode(state, code)?;
@@ -130,7 +133,7 @@ pub(crate) fn instruction(state: &CpuState, code: &[u8]) -> Option<String> {
     Some(format!("{text} [{}]", bytes.join(" ")))
 }
 
-/// Where a processor was when the machine was stopped from outside.
+/// The state of a vCPU when the machine was stopped from outside.
 #[derive(Debug)]
 pub struct FinalState {
     cpu: usize,
@@ -139,7 +142,7 @@ pub struct FinalState {
 }
 
 impl FinalState {
-    /// Takes what is needed to tell where processor `cpu` was.
+    /// The state of vCPU `cpu`.
     pub fn new(cpu: usize, state: CpuState, memory: &GuestMemoryMmap) -> Self {
         let linear = state.seg[seg::CS].base.wrapping_add(state.rip);
         let code = page_walk::read_linear(memory, &state, linear, 15);
@@ -150,7 +153,7 @@ impl FinalState {
         }
     }
 
-    /// The processor's state.
+    /// The architectural state.
     pub const fn state(&self) -> &CpuState {
         &self.state
     }
@@ -159,14 +162,14 @@ impl FinalState {
 impl fmt::Display for FinalState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (cpu, state) = (self.cpu, &self.state);
-        let what = match state.activity {
+        let activity = match state.activity {
             Activity::WaitForSipi => return write!(f, "cpu {cpu}: waits for a start-up IPI"),
             Activity::Halted => "halted before",
             _ => "ran",
         };
-        let at = place(state.rip, instruction(state, &self.code));
-        writeln!(f, "cpu {cpu}: {what} {at}")?;
-        Registers(state).fmt(f)
+        let at = location(state.rip, instruction(state, &self.code));
+        writeln!(f, "cpu {cpu}: {activity} {at}")?;
+        RegisterDump(state).fmt(f)
     }
 }
 
@@ -187,13 +190,13 @@ pub(crate) fn decode(state: &CpuState, code: &[u8]) -> Option<Instruction> {
 impl fmt::Display for Crash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "cpu {}: {}", self.cpu, self.summary())?;
-        Registers(&self.state).fmt(f)
+        RegisterDump(&self.state).fmt(f)
     }
 }
 
 /// The registers as a block of text.
 #[derive(Debug)]
-pub struct Registers<'a>(pub &'a CpuState);
+pub struct RegisterDump<'a>(pub &'a CpuState);
 
 const GPR_NAMES: [&str; 16] = [
     "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13",
@@ -201,7 +204,7 @@ const GPR_NAMES: [&str; 16] = [
 ];
 const SEGMENT_NAMES: [&str; 6] = ["es", "cs", "ss", "ds", "fs", "gs"];
 
-impl fmt::Display for Registers<'_> {
+impl fmt::Display for RegisterDump<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self.0;
         for (row, names) in s.gpr.chunks(4).zip(GPR_NAMES.chunks(4)) {
@@ -259,12 +262,12 @@ mod tests {
     }
 
     #[test]
-    fn triple_fault_of_a_processor_that_kvm_reset_names_no_place() {
+    fn triple_fault_after_which_kvm_reset_the_vcpu_names_no_address() {
         let memory =
             crate::memory::allocate(&[(vm_memory::GuestAddress(0), 0x10_0000)], false).unwrap();
         let mut state = CpuState::reset();
         let crash = Crash::new(0, CrashCause::TripleFault, state.clone(), &memory);
-        assert!(crash.summary().contains("where it was is lost"));
+        assert!(crash.summary().contains("its state is lost"));
         state.idtr.limit = 0;
         let crash = Crash::new(0, CrashCause::TripleFault, state, &memory);
         assert!(crash.summary().contains("at 0xfff0"));

@@ -1,5 +1,5 @@
-//! What one processor's performance counters count, as far as the machine knows it: the totals of
-//! an engine, and the cycles that come from the clock less the time that the processor was halted.
+//! The totals behind one vCPU's performance counters: events that an engine reports, and cycles,
+//! which are the clock's ticks less the time in which the vCPU was halted.
 
 use hindsight_cpu::pmu::{EventTotals, Kind, Ring};
 use hindsight_devices::clock::Ticks;
@@ -20,7 +20,7 @@ pub struct PmuTotals {
 }
 
 impl PmuTotals {
-    /// Instructions retired so far, and those of them at CPL 1 to 3.
+    /// Sets the instructions retired so far, and how many of them at CPL 1 to 3.
     pub fn retired(&mut self, count: u64, user: u64) {
         let system = count.wrapping_sub(user);
         self.totals.set(Kind::Instruction, Ring::Os, system);
@@ -32,7 +32,7 @@ impl PmuTotals {
         self.totals.get(Kind::Instruction, Ring::User)
     }
 
-    /// Everything there is to save.
+    /// The state to save.
     pub fn save(&self) -> PmuTotalsState {
         PmuTotalsState {
             totals: self.totals,
@@ -42,7 +42,7 @@ impl PmuTotals {
         }
     }
 
-    /// Takes over a saved state.
+    /// Restores a saved state.
     pub fn restore(&mut self, state: &PmuTotalsState) {
         *self = Self {
             totals: state.totals,
@@ -52,12 +52,12 @@ impl PmuTotals {
         };
     }
 
-    /// The processor halts, if it did not before.
+    /// Marks the vCPU as halted, if it is not yet.
     pub fn halt(&mut self, now: Ticks) {
         self.halted_since.get_or_insert(now);
     }
 
-    /// The processor is not halted any more; answers whether it was.
+    /// Marks the vCPU as running. Returns whether it was halted.
     pub fn wake(&mut self, now: Ticks) -> bool {
         let Some(since) = self.halted_since.take() else {
             return false;
@@ -69,8 +69,9 @@ impl PmuTotals {
 
     /// The totals at `now`.
     ///
-    /// Deviation: the cycles since the last call are given to the rings by the instructions that
-    /// each has retired. Where an instruction is a cycle, as in deterministic mode, that is exact.
+    /// Deviation: the cycles since the last call are divided among the rings in proportion to the
+    /// instructions that each has retired. Where an instruction is a cycle, as in deterministic mode,
+    /// that is exact.
     pub fn up_to(&mut self, now: Ticks) -> EventTotals {
         let since = self
             .halted_since
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn halted_time_is_no_cycles() {
+    fn halted_time_adds_no_cycles() {
         let mut events = PmuTotals::default();
         events.halt(100);
         events.halt(150);
@@ -113,18 +114,18 @@ mod tests {
     }
 
     #[test]
-    fn cycles_go_to_the_rings_by_their_instructions() {
+    fn cycles_are_divided_among_rings_by_instructions() {
         let mut events = PmuTotals::default();
         events.retired(40, 30);
         assert_eq!(cycles(&events.up_to(40)), [10, 30]);
         events.retired(60, 30);
         assert_eq!(cycles(&events.up_to(80)), [50, 30]);
-        // No instruction: whoever waits is the system.
+        // No instruction retired: the cycles count for CPL 0.
         assert_eq!(cycles(&events.up_to(90)), [60, 30]);
     }
 
     #[test]
-    fn clock_that_stands_still_adds_nothing() {
+    fn paused_clock_adds_no_cycles() {
         let mut events = PmuTotals::default();
         events.retired(10, 10);
         assert_eq!(cycles(&events.up_to(7)), [0, 7]);

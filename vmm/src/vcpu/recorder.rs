@@ -1,7 +1,7 @@
-//! A record of what happened to a processor, for whoever wants to draw or judge it afterwards.
+//! Records the events of a machine's vCPUs, to draw or check them after the run.
 //!
-//! Without a recorder this costs one comparison at an exit. It is for short runs: it keeps what came
-//! first and counts the rest.
+//! Without a recorder this costs one comparison at an exit. It is meant for short runs: it keeps the
+//! first events and counts the others.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,32 +13,32 @@ use crate::sync::lock;
 /// Most events a recorder keeps.
 const EVENTS_MAX: usize = 1 << 16;
 
-/// Something that happened.
+/// An event of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedEvent {
-    /// When, by the machine's clock.
+    /// The time, by the machine's clock.
     pub at: Ticks,
-    /// To which processor.
+    /// The vCPU.
     pub cpu: usize,
-    /// What.
-    pub what: RecordedKind,
+    /// The event.
+    pub kind: RecordedKind,
 }
 
-/// What happened.
+/// What happened to a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordedKind {
-    /// The processor stopped running the guest. The interpreter tells what would be an exit.
+    /// The vCPU stopped running the guest. The interpreter records kind would be an exit under KVM.
     Exit(ExitKind),
-    /// It runs the guest again: what the exit took here is over.
+    /// It runs the guest again: the exit was served.
     Enter,
-    /// RDMSR was answered; `None` is #GP(0).
+    /// RDMSR completed; `None` is #GP(0).
     Rdmsr {
         /// MSR number.
         index: u32,
-        /// What the guest got.
+        /// The value that the guest read.
         answer: Option<u64>,
     },
-    /// WRMSR was answered.
+    /// WRMSR completed.
     Wrmsr {
         /// MSR number.
         index: u32,
@@ -54,7 +54,7 @@ pub enum RecordedKind {
     },
 }
 
-/// Why a processor stopped, without its data.
+/// Why a vCPU stopped running the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ExitKind {
     /// IN.
@@ -73,7 +73,7 @@ pub enum ExitKind {
     Halt,
     /// An interrupt can be injected now.
     Window,
-    /// Called from another thread: an interrupt waits, or the machine stops.
+    /// Kicked by another thread: an interrupt is pending, or the machine stops.
     Kicked,
     /// Anything else.
     Other,
@@ -106,7 +106,7 @@ struct EventBuffer {
     lost: usize,
 }
 
-/// Keeps events, by the time of one machine.
+/// Records events with the time of one machine.
 #[derive(Debug)]
 pub struct Recorder {
     clock: Arc<Clock>,
@@ -114,7 +114,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder for the machine of `clock`.
+    /// The recorder of the machine with this clock.
     pub fn new(clock: Arc<Clock>) -> Self {
         Self {
             clock,
@@ -122,18 +122,18 @@ impl Recorder {
         }
     }
 
-    /// Keeps an event that happens now.
-    pub fn record(&self, cpu: usize, what: RecordedKind) {
+    /// Records an event that happens now.
+    pub fn record(&self, cpu: usize, kind: RecordedKind) {
         let at = self.clock.now();
         let mut events = lock(&self.events);
         if events.kept.len() < EVENTS_MAX {
-            events.kept.push(RecordedEvent { at, cpu, what });
+            events.kept.push(RecordedEvent { at, cpu, kind });
         } else {
             events.lost += 1;
         }
     }
 
-    /// The events so far, in order, and how many found no room.
+    /// Takes the events so far, in order, and how many were not kept.
     pub fn take(&self) -> (Vec<RecordedEvent>, usize) {
         let events = std::mem::take(&mut *lock(&self.events));
         (events.kept, events.lost)
@@ -145,21 +145,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recorder_keeps_what_came_first_and_counts_the_rest() {
+    fn recorder_keeps_the_first_events_and_counts_the_others() {
         let recorder = Recorder::new(Arc::new(Clock::new_virtual(1_000_000_000)));
         recorder.record(3, RecordedKind::Exit(ExitKind::Halt));
         (0..EVENTS_MAX).for_each(|_| recorder.record(0, RecordedKind::Enter));
         let (events, lost) = recorder.take();
         assert_eq!((events.len(), lost), (EVENTS_MAX, 1));
         assert_eq!(
-            (events[0].cpu, events[0].what),
+            (events[0].cpu, events[0].kind),
             (3, RecordedKind::Exit(ExitKind::Halt))
         );
         assert_eq!(recorder.take(), (Vec::new(), 0));
     }
 
     #[test]
-    fn kind_tells_directions_apart() {
+    fn exit_kind_distinguishes_port_reads_from_writes() {
         let mut data = [0];
         let read = Exit::Io {
             port: 0x61,

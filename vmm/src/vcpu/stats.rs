@@ -1,4 +1,4 @@
-//! Figures about a run: what `--stats` prints.
+//! Statistics of a run, as `--stats` prints them.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -24,16 +24,15 @@ const KINDS: [&str; 10] = [
     "other",
 ];
 
-/// Most instructions that are shown one by one.
-const MOST: usize = 16;
+/// Instructions of the mix that are printed one by one; the others are summed.
+const MIX_ROWS_MAX: usize = 16;
 
-/// How often a processor stopped running its guest, by kind. The interpreter counts what would be
-/// an exit under KVM.
+/// Exits of a vCPU, by kind. The interpreter counts what would be an exit under KVM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExitCounts([u64; KINDS.len()]);
 
 impl ExitCounts {
-    /// Counts one.
+    /// Counts one exit.
     pub fn count(&mut self, kind: ExitKind) {
         let index = match kind {
             ExitKind::PortRead(_) => 0,
@@ -69,27 +68,27 @@ impl fmt::Display for ExitCounts {
     }
 }
 
-/// What one processor did.
+/// Statistics of one vCPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VcpuStats {
-    /// Which processor.
+    /// The vCPU.
     pub cpu: usize,
     /// Its exits.
     pub exits: ExitCounts,
-    /// The interpreter's figures. KVM has none: it does not count instructions.
+    /// The interpreter's statistics. KVM has none: it does not count instructions.
     pub interpreter: Option<Stats>,
     /// How often each instruction retired in the interpreter, by mnemonic.
     pub mix: Vec<(String, u64)>,
 }
 
-/// The figures of a whole run, as text of several lines.
+/// The statistics of a whole run; `Display` prints several lines.
 #[derive(Clone, Debug)]
 pub struct RunReport {
     /// ForcedSwitch processor's figures.
     pub vcpus: Vec<VcpuStats>,
-    /// How often the machine changed its engine. `None`: it is not one that does.
+    /// Its engine changes. `None`: the machine cannot change engines.
     pub changes: Option<SwitchStats>,
-    /// How long it took.
+    /// The time that the run took on the host.
     pub host_time: Duration,
 }
 
@@ -153,7 +152,7 @@ impl RunReport {
         }
     }
 
-    /// The instructions that retired most often, with their share in percent, and the sum of the others.
+    /// Writes the most frequent instructions with their share in percent, and the sum of the others.
     fn write_mix(&self, f: &mut fmt::Formatter<'_>, retired: u64) -> fmt::Result {
         let mut sums = BTreeMap::<&str, u64>::new();
         for (name, count) in self.vcpus.iter().flat_map(|vcpu| &vcpu.mix) {
@@ -161,7 +160,7 @@ impl RunReport {
         }
         let mut list: Vec<_> = sums.into_iter().collect();
         list.sort_by_key(|(name, count)| (Reverse(*count), *name));
-        let rest = list.split_off(list.len().min(MOST));
+        let rest = list.split_off(list.len().min(MIX_ROWS_MAX));
         let share = |count: u64| 100.0 * precise(count) / precise(retired.max(1));
         write!(f, "instructions:")?;
         for (index, (name, count)) in list.iter().enumerate() {
@@ -176,7 +175,7 @@ impl RunReport {
     }
 }
 
-/// A count as a number to divide; counts beyond 2^53 lose their last digits.
+/// A count as a float; counts beyond 2^53 lose their last digits.
 fn precise(count: u64) -> f64 {
     count as f64
 }
@@ -186,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_sums_all_processors_and_names_the_exits_that_were() {
+    fn report_sums_all_vcpus_and_names_exits_that_occurred() {
         let mut exits = ExitCounts::default();
         exits.count(ExitKind::PortWrite(0xf4));
         let vcpus = [0, 1].map(|cpu| VcpuStats {
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn mix_sums_up_what_came_less_often() {
+    fn mix_sums_the_less_frequent_instructions() {
         let counts = (0..20).map(|n| (format!("insn{n:02}"), 100 - n));
         let report = RunReport {
             vcpus: vec![VcpuStats {
