@@ -8,6 +8,7 @@
 
 mod codegen;
 mod elements;
+mod masking;
 mod memory;
 mod vectors;
 

@@ -6,6 +6,7 @@
     reason = "register numbers and offsets are small"
 )]
 
+use super::masking::Masking;
 use super::vectors::Vectors;
 use iced_x86::{
     Code, Encoder, EncodingKind, Instruction, InstructionInfoFactory, InstructionInfoOptions,
@@ -28,6 +29,8 @@ pub(super) struct Access {
     pub(super) size: usize,
     pub(super) read: bool,
     pub(super) write: bool,
+    /// Only some elements are accessed.
+    pub(super) masking: Option<Masking>,
 }
 
 /// One generated thunk.
@@ -282,13 +285,18 @@ fn access(i: &Instruction, operand: u32) -> Access {
     let mut factory = InstructionInfoFactory::new();
     let info = factory.info(i);
     let how = info.op_access(operand);
+    let masking = Masking::of(i);
+    // A masked store leaves the other elements as they are: it does not read them.
+    let masked_store = masking.is_some() && writes(how);
+    let unread = matches!(
+        how,
+        OpAccess::Write | OpAccess::NoMemAccess | OpAccess::None
+    );
     Access {
         size: i.memory_size().size(),
-        read: !matches!(
-            how,
-            OpAccess::Write | OpAccess::NoMemAccess | OpAccess::None
-        ),
+        read: !unread && !masked_store,
         write: writes(how),
+        masking,
     }
 }
 

@@ -1,21 +1,30 @@
 //! The memory operand of a thunk: fetched into the buffer before, written from it after.
 
-use super::codegen::Thunk;
-use crate::core::{ACV, Core, Fault, GP0, cut};
-use crate::op::Op;
+use super::codegen::{Access, Thunk};
+use super::masking;
+use crate::core::{ACV, Core, Fault, GP0};
+use crate::op::{Op, slot};
 use crate::ops::Done;
+use crate::tlb::Set;
 use iced_x86::{EncodingKind, Instruction, Mnemonic as M};
+use std::ops::Range;
 
-/// Where the result goes.
+/// Where the operand is.
 #[derive(Debug)]
 pub(super) struct Place {
     seg: u8,
     offset: u64,
-    asz: u8,
-    size: usize,
     write: bool,
-    /// One bit for each element that is accessed, and the size of an element.
-    mask: Option<(u64, usize)>,
+    part: Part,
+}
+
+/// The part of the operand that is accessed.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// One bit for each element.
+    elements: u64,
+    /// Bytes of an element.
+    element: usize,
 }
 
 /// The operand must be aligned to its size.
@@ -51,77 +60,6 @@ fn aligned(i: &Instruction, size: usize) -> bool {
     }
 }
 
-/// A masked instruction that reads its whole operand all the same: the manual's exception classes
-/// with "NF", no fault suppression.
-fn reads_all(i: &Instruction) -> bool {
-    const NO_SUPPRESSION: [&str; 13] = [
-        "Vpunpck",
-        "Vunpck",
-        "Vpack",
-        "Vperm",
-        "Valign",
-        "Vpalign",
-        "Vdbpsadbw",
-        "Vpshuf",
-        "Vshuf",
-        "Vinserti",
-        "Vinsertf",
-        "Vpmultishift",
-        "Vpsadbw",
-    ];
-    let name = format!("{:?}", i.mnemonic());
-    // Shifts whose count, not their data, is in memory.
-    let count = ["Vpsll", "Vpsrl", "Vpsra"]
-        .iter()
-        .any(|p| name.starts_with(p))
-        && !["lv", "av"].iter().any(|v| name.contains(v))
-        && i.op2_kind() == iced_x86::OpKind::Memory;
-    count || NO_SUPPRESSION.iter().any(|p| name.starts_with(p))
-}
-
-/// The elements that a masked access touches.
-fn mask(c: &Core, i: &Instruction, size: usize) -> Option<(u64, usize)> {
-    let element = i.memory_size().element_size().max(1);
-    let k = c.vec.k[i.op_mask().number() & 7];
-    match i.mnemonic() {
-        M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq => {
-            // The mask is the second operand, for loads and for stores.
-            let reg = &c.vec.zmm[i.op1_register().number() & 31];
-            let tops = reg[..size]
-                .chunks(element)
-                .map(|e| e.last().is_some_and(|b| b & 0x80 != 0));
-            let bits = tops
-                .enumerate()
-                .fold(0, |m, (n, on)| m | u64::from(on) << n);
-            Some((bits, element))
-        }
-        _ if !i.has_op_mask() => None,
-        M::Vcompressps
-        | M::Vcompresspd
-        | M::Vpcompressb
-        | M::Vpcompressw
-        | M::Vpcompressd
-        | M::Vpcompressq
-        | M::Vexpandps
-        | M::Vexpandpd
-        | M::Vpexpandb
-        | M::Vpexpandw
-        | M::Vpexpandd
-        | M::Vpexpandq => {
-            let all = (1_u64 << (size / element).min(63)) - 1;
-            let all = if size / element >= 64 { u64::MAX } else { all };
-            let n = (k & all).count_ones();
-            Some((if n >= 64 { u64::MAX } else { (1 << n) - 1 }, element))
-        }
-        _ if i.is_broadcast() => {
-            let lanes = i.op0_register().size() / element;
-            let any = lanes >= 64 || k & ((1 << lanes) - 1) != 0;
-            Some((u64::from(any), size))
-        }
-        _ => Some((k, element)),
-    }
-}
-
 /// Checks the operand and fetches it.
 pub(super) fn prepare(
     c: &mut Core,
@@ -130,91 +68,121 @@ pub(super) fn prepare(
     t: &Thunk,
 ) -> Result<Option<Place>, Fault> {
     let Some(m) = t.memory else { return Ok(None) };
-    let offset = c.offset(o);
-    let mut place = Place {
-        seg: o.seg,
-        offset,
-        asz: o.asz,
-        size: m.size,
-        write: m.write,
-        mask: None,
+    let whole = Part {
+        elements: 1,
+        element: m.size,
     };
-    c.vec.buffer.fill(0);
+    let part = m.masking.map_or(whole, |masking| Part {
+        elements: masking.elements(&c.vec),
+        element: masking.element,
+    });
+    let place = Place {
+        seg: o.seg,
+        offset: c.offset(o),
+        write: m.write,
+        part,
+    };
     if aligned(i, m.size) {
-        let lin = c.linear(o.seg, offset, m.size as u64, m.write)?;
-        if lin & (m.size as u64 - 1) != 0 {
-            return Err(GP0);
-        }
+        place.check_alignment(c, &m)?;
     }
     let mut bytes = [0; 64];
-    if m.read && !m.write {
-        // Masks may be finer or coarser than the operand's elements: they only count if the whole
-        // cannot be read, or meets a breakpoint (OP-09).
-        let before = (c.hits, c.stops.hit);
-        let whole = place.read(c, &mut bytes);
-        if whole.is_err() || (c.hits, c.stops.hit) != before {
-            place.mask = mask(c, i, m.size);
-            if place.mask.is_none() || reads_all(i) {
-                whole?;
-            } else {
-                (c.hits, c.stops.hit) = before;
-                bytes = [0; 64];
-                place.read(c, &mut bytes)?;
-            }
-        }
-    } else {
-        place.mask = mask(c, i, m.size);
-        if m.read {
-            place.read(c, &mut bytes)?;
-        }
+    if m.read {
+        place.read(c, &mut bytes)?;
     }
     c.vec.buffer = bytes;
     if m.write {
-        for (at, len) in place.parts() {
-            let lin = place.linear(c, at, len)?;
-            c.probe_write(lin, len)?;
-        }
+        let suppresses = m.masking.is_none_or(|masking| masking.suppresses);
+        place.probe_write(c, if suppresses { part } else { whole })?;
     }
     Ok(Some(place))
 }
 
 /// Writes the result.
 pub(super) fn finish(c: &mut Core, place: &Place) -> Done {
-    if place.write {
-        let bytes = c.vec.buffer;
-        for (at, len) in place.parts() {
-            let lin = place.linear(c, at, len)?;
-            c.write_bytes(lin, &bytes[at..at + len])?;
-        }
+    if !place.write {
+        return Ok(());
     }
-    Ok(())
+    let bytes = c.vec.buffer;
+    place.each(c, place.part, |c, lin, range| {
+        c.write_bytes(lin, &bytes[range])
+    })
+}
+
+impl Part {
+    /// The ranges of bytes, lowest first, each of at most `most` elements.
+    fn ranges(self, most: u32) -> impl Iterator<Item = Range<usize>> {
+        let mut left = self.elements;
+        std::iter::from_fn(move || {
+            if left == 0 {
+                return None;
+            }
+            let first = left.trailing_zeros();
+            let count = (left >> first).trailing_ones().min(most);
+            left &= !(masking::low_bits(count as usize) << first);
+            let at = first as usize * self.element;
+            Some(at..at + count as usize * self.element)
+        })
+    }
 }
 
 impl Place {
-    fn linear(&self, c: &Core, at: usize, len: usize) -> Result<u64, Fault> {
-        let offset = cut(self.offset.wrapping_add(at as u64), self.asz);
-        c.linear(self.seg, offset, len as u64, self.write)
+    fn linear(&self, c: &Core, range: &Range<usize>) -> Result<u64, Fault> {
+        let offset = self.offset.wrapping_add(range.start as u64);
+        c.linear(self.seg, offset, range.len() as u64, self.write)
     }
 
-    fn read(&self, c: &mut Core, bytes: &mut [u8; 64]) -> Done {
-        for (at, len) in self.parts() {
-            let lin = self.linear(c, at, len)?;
-            if c.set == crate::tlb::Set::Never && len < 16 && lin & (len as u64 - 1) != 0 {
-                return Err(Fault::Code(ACV, 0));
+    /// Calls `access` with the linear address of each range of a part.
+    fn each(
+        &self,
+        c: &mut Core,
+        part: Part,
+        mut access: impl FnMut(&mut Core, u64, Range<usize>) -> Done,
+    ) -> Done {
+        // Alignment checks are about elements.
+        let most = if c.set == Set::Never { 1 } else { u64::BITS };
+        for range in part.ranges(most) {
+            if let Ok(lin) = self.linear(c, &range) {
+                access(c, lin, range)?;
+                continue;
             }
-            c.read_bytes(lin, &mut bytes[at..at + len])?;
+            // An element before the one that is out of bounds may fault first.
+            for at in range.step_by(part.element) {
+                let element = at..at + part.element;
+                let lin = self.linear(c, &element)?;
+                access(c, lin, element)?;
+            }
         }
         Ok(())
     }
 
-    /// The parts that are accessed: offset and length.
-    fn parts(&self) -> Vec<(usize, usize)> {
-        match self.mask {
-            None => vec![(0, self.size)],
-            Some((mask, element)) => (0..self.size / element)
-                .filter(|n| mask >> n & 1 != 0)
-                .map(|n| (n * element, element))
-                .collect(),
+    /// Raises #GP if the operand is not aligned to its size, whatever the mask selects: in SDM Vol. 2A,
+    /// Table "Type E1 Class Exception Conditions", fault suppression is no condition of this fault.
+    ///
+    /// Deviation: AMD family 1AH raises nothing if the mask selects no element.
+    fn check_alignment(&self, c: &Core, m: &Access) -> Done {
+        let lin = if m.masking.is_some() {
+            c.reg(slot::SEG_BASE + self.seg).wrapping_add(self.offset)
+        } else {
+            self.linear(c, &(0..m.size))?
+        };
+        if lin & (m.size as u64 - 1) == 0 {
+            Ok(())
+        } else {
+            Err(GP0)
         }
+    }
+
+    fn read(&self, c: &mut Core, bytes: &mut [u8; 64]) -> Done {
+        self.each(c, self.part, |c, lin, range| {
+            let len = range.len();
+            if c.set == Set::Never && len < 16 && lin & (len as u64 - 1) != 0 {
+                return Err(Fault::Code(ACV, 0));
+            }
+            c.read_bytes(lin, &mut bytes[range])
+        })
+    }
+
+    fn probe_write(&self, c: &mut Core, part: Part) -> Done {
+        self.each(c, part, |c, lin, range| c.probe_write(lin, range.len()))
     }
 }

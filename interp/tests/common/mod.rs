@@ -75,6 +75,8 @@ impl Drop for Ram {
 pub struct Machine {
     pub out: Vec<(u16, Vec<u8>)>,
     pub mmio: Vec<(u64, Vec<u8>)>,
+    /// Address and length of the reads.
+    pub mmio_reads: Vec<(u64, usize)>,
     pub observe: Observe,
     pub branches: Vec<Branch>,
     /// Branches in each batch, and what was retired when it came.
@@ -104,6 +106,7 @@ impl Platform for Machine {
         self.out.push((port, data.to_vec()));
     }
     fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
+        self.mmio_reads.push((gpa, data.len()));
         data.fill(gpa as u8);
     }
     fn mmio_write(&mut self, gpa: u64, data: &[u8]) {

@@ -1,0 +1,280 @@
+//! Masked memory operands: which of their elements an instruction accesses.
+//!
+//! Under a write mask, most instructions access only the elements that the mask selects. The others
+//! are neither read nor written, cannot fault and meet no breakpoint. Instructions of the exception
+//! classes whose names end in "NF" (no fault suppression) access the whole operand. SDM Vol. 2A,
+//! "Exception Classifications of EVEX-Encoded Instructions", and "VMASKMOV", "VPMASKMOV".
+//!
+//! Older revisions of the manual list VPCONFLICTD and VPCONFLICTQ in class E4, and VPMOVWB, VPMOVSWB
+//! and VPMOVUSWB in E6NF. Here they are of E4NF and E6, as in Intel's XED and on AMD family 1AH.
+
+#[cfg(test)]
+mod tests;
+
+use super::vectors::Vectors;
+use iced_x86::{Instruction, Mnemonic as M, OpKind, TupleType};
+
+/// How a masked instruction accesses its memory operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Masking {
+    source: Source,
+    order: Order,
+    /// Bytes of an element in memory.
+    pub(super) element: usize,
+    /// Elements in memory.
+    count: usize,
+    /// Elements of the result: bits of the mask that count.
+    lanes: usize,
+    /// Elements that are masked off cannot fault. Without it only stores have a masking: they check
+    /// the whole operand and write the elements that the mask selects.
+    pub(super) suppresses: bool,
+}
+
+/// Where the mask is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// An opmask register.
+    Opmask(usize),
+    /// The highest bits of the elements of a vector register.
+    SignBits(usize),
+}
+
+/// Which element in memory belongs to a bit of the mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// The element with the bit's number, modulo the number of elements in memory: broadcasts
+    /// have fewer elements in memory than in the result.
+    Each,
+    /// The set bits select the first elements, without gaps.
+    Packed,
+}
+
+impl Masking {
+    /// The masking of the instruction's memory operand; none if it accesses the whole operand.
+    pub(super) fn of(i: &Instruction) -> Option<Self> {
+        let source = match i.mnemonic() {
+            M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq => {
+                Source::SignBits(i.op1_register().number())
+            }
+            _ if i.has_op_mask() => Source::Opmask(i.op_mask().number()),
+            _ => return None,
+        };
+        let stores = i.op0_kind() == OpKind::Memory;
+        let suppresses = suppresses_faults(i);
+        if !suppresses && !stores {
+            return None;
+        }
+        let element = element_size(i);
+        let whole = i.op_code().memory_size().size();
+        let lanes = if repeats_memory(i.mnemonic()) {
+            i.op0_register().size() / element
+        } else {
+            whole / element
+        };
+        Some(Self {
+            source,
+            order: if packs(i.mnemonic()) {
+                Order::Packed
+            } else {
+                Order::Each
+            },
+            element,
+            count: i.memory_size().size() / element,
+            lanes,
+            suppresses,
+        })
+    }
+
+    /// The elements in memory that the instruction accesses, as bits.
+    pub(super) fn elements(&self, vectors: &Vectors) -> u64 {
+        self.select(match self.source {
+            Source::Opmask(k) => vectors.k[k & 7],
+            Source::SignBits(v) => sign_bits(&vectors.zmm[v & 31], self.element),
+        })
+    }
+
+    fn select(&self, mask: u64) -> u64 {
+        let mask = mask & low_bits(self.lanes);
+        match self.order {
+            Order::Packed => low_bits(mask.count_ones() as usize),
+            Order::Each => (0..self.lanes)
+                .step_by(self.count.max(1))
+                .fold(0, |all, first| all | mask >> first & low_bits(self.count)),
+        }
+    }
+}
+
+/// The lowest `n` bits, of 64.
+pub(super) fn low_bits(n: usize) -> u64 {
+    if n >= 64 { u64::MAX } else { (1 << n) - 1 }
+}
+
+fn sign_bits(register: &[u8; 64], element: usize) -> u64 {
+    register
+        .chunks_exact(element)
+        .enumerate()
+        .fold(0, |bits, (n, e)| {
+            let set = e.last().is_some_and(|top| top & 0x80 != 0);
+            bits | u64::from(set) << n
+        })
+}
+
+/// Bytes of memory that one bit of the mask stands for. An instruction that can broadcast masks by
+/// the element of the broadcast: VPDPBUSD multiplies bytes, but its mask is for doublewords.
+fn element_size(i: &Instruction) -> usize {
+    use TupleType as T;
+    match i.op_code().tuple_type() {
+        T::N8b4 | T::N16b4 | T::N32b4 | T::N64b4 => 4,
+        T::N16b8 | T::N32b8 | T::N64b8 => 8,
+        _ => i.memory_size().element_size().max(1),
+    }
+}
+
+/// Whether the memory operand is repeated to fill the result.
+fn repeats_memory(m: M) -> bool {
+    matches!(
+        m,
+        M::Vbroadcastss
+            | M::Vbroadcastsd
+            | M::Vbroadcastf32x2
+            | M::Vbroadcastf32x4
+            | M::Vbroadcastf32x8
+            | M::Vbroadcastf64x2
+            | M::Vbroadcastf64x4
+            | M::Vbroadcasti32x2
+            | M::Vbroadcasti32x4
+            | M::Vbroadcasti32x8
+            | M::Vbroadcasti64x2
+            | M::Vbroadcasti64x4
+            | M::Vpbroadcastb
+            | M::Vpbroadcastw
+            | M::Vpbroadcastd
+            | M::Vpbroadcastq
+    )
+}
+
+/// Whether the elements in memory are contiguous, whatever the mask selects.
+fn packs(m: M) -> bool {
+    matches!(
+        m,
+        M::Vcompressps
+            | M::Vcompresspd
+            | M::Vpcompressb
+            | M::Vpcompressw
+            | M::Vpcompressd
+            | M::Vpcompressq
+            | M::Vexpandps
+            | M::Vexpandpd
+            | M::Vpexpandb
+            | M::Vpexpandw
+            | M::Vpexpandd
+            | M::Vpexpandq
+    )
+}
+
+/// Whether elements that are masked off cannot fault.
+fn suppresses_faults(i: &Instruction) -> bool {
+    match i.mnemonic() {
+        // With the count in memory: E4NF. With the data in memory: E4.
+        M::Vpsllw
+        | M::Vpslld
+        | M::Vpsllq
+        | M::Vpsrlw
+        | M::Vpsrld
+        | M::Vpsrlq
+        | M::Vpsraw
+        | M::Vpsrad
+        | M::Vpsraq => i.op2_kind() != OpKind::Memory,
+        m => !(is_e4nf_or_e5nf(m) || is_e6nf(m)),
+    }
+}
+
+/// Exception classes E4NF and E5NF, but for the shifts by a count in memory.
+fn is_e4nf_or_e5nf(m: M) -> bool {
+    matches!(
+        m,
+        M::Valignd
+            | M::Valignq
+            | M::Vdbpsadbw
+            | M::Vgf2p8affineinvqb
+            | M::Vgf2p8affineqb
+            | M::Vmovddup
+            | M::Vmovshdup
+            | M::Vmovsldup
+            | M::Vpackssdw
+            | M::Vpacksswb
+            | M::Vpackusdw
+            | M::Vpackuswb
+            | M::Vpalignr
+            | M::Vpconflictd
+            | M::Vpconflictq
+            | M::Vpermb
+            | M::Vpermd
+            | M::Vpermw
+            | M::Vpermq
+            | M::Vpermpd
+            | M::Vpermps
+            | M::Vpermi2b
+            | M::Vpermi2d
+            | M::Vpermi2pd
+            | M::Vpermi2ps
+            | M::Vpermi2q
+            | M::Vpermi2w
+            | M::Vpermt2b
+            | M::Vpermt2d
+            | M::Vpermt2pd
+            | M::Vpermt2ps
+            | M::Vpermt2q
+            | M::Vpermt2w
+            | M::Vpermilpd
+            | M::Vpermilps
+            | M::Vpmaddubsw
+            | M::Vpmaddwd
+            | M::Vpmultishiftqb
+            | M::Vpshufb
+            | M::Vpshufd
+            | M::Vpshufhw
+            | M::Vpshuflw
+            | M::Vpunpckhbw
+            | M::Vpunpckhdq
+            | M::Vpunpckhqdq
+            | M::Vpunpckhwd
+            | M::Vpunpcklbw
+            | M::Vpunpckldq
+            | M::Vpunpcklqdq
+            | M::Vpunpcklwd
+            | M::Vshuff32x4
+            | M::Vshuff64x2
+            | M::Vshufi32x4
+            | M::Vshufi64x2
+            | M::Vshufpd
+            | M::Vshufps
+            | M::Vunpckhpd
+            | M::Vunpckhps
+            | M::Vunpcklpd
+            | M::Vunpcklps
+    )
+}
+
+/// Exception class E6NF.
+fn is_e6nf(m: M) -> bool {
+    matches!(
+        m,
+        M::Vextractf32x4
+            | M::Vextractf32x8
+            | M::Vextractf64x2
+            | M::Vextractf64x4
+            | M::Vextracti32x4
+            | M::Vextracti32x8
+            | M::Vextracti64x2
+            | M::Vextracti64x4
+            | M::Vinsertf32x4
+            | M::Vinsertf32x8
+            | M::Vinsertf64x2
+            | M::Vinsertf64x4
+            | M::Vinserti32x4
+            | M::Vinserti32x8
+            | M::Vinserti64x2
+            | M::Vinserti64x4
+    )
+}

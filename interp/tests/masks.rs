@@ -1,0 +1,269 @@
+//! Masked memory operands of EVEX-encoded instructions: what is accessed, what faults, what meets a
+//! breakpoint. On hosts without AVX-512 nothing runs.
+#![allow(unsafe_code, reason = "the programs are assembly")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::{CODE, Machine, Ram, between, gate, long_mode, state, vcpu};
+use hindsight_cpu::state::CpuState;
+use hindsight_interp::Exit;
+
+std::arch::global_asm!(
+    ".global mk_load, mk_store, mk_compress, mk_compare, mk_broadcast, mk_shuffle, mk_extract",
+    ".global mk_aligned, mk_end",
+    "mk_load:",
+    "vmovdqu32 xmm1 {{k1}}, [rax]",
+    "hlt",
+    "mk_store:",
+    "vmovdqu32 [rax] {{k1}}, xmm1",
+    "hlt",
+    "mk_compress:",
+    "vpcompressd [rax] {{k1}}, xmm1",
+    "hlt",
+    "mk_compare:",
+    "vcmppd k2 {{k1}}, ymm1, qword ptr [rax]{{1to4}}, 0",
+    "hlt",
+    "mk_broadcast:",
+    "vbroadcastf32x4 zmm1 {{k1}}, [rax]",
+    "hlt",
+    "mk_shuffle:",
+    "vpshufd xmm1 {{k1}}, [rax], 0",
+    "hlt",
+    "mk_extract:",
+    "vextracti32x4 [rax] {{k1}}, zmm1, 0",
+    "hlt",
+    "mk_aligned:",
+    "vmovaps xmm1 {{k1}}, [rax]",
+    "hlt",
+    "mk_end:",
+);
+
+unsafe extern "C" {
+    fn mk_load();
+    fn mk_store();
+    fn mk_compress();
+    fn mk_compare();
+    fn mk_broadcast();
+    fn mk_shuffle();
+    fn mk_extract();
+    fn mk_aligned();
+    static mk_end: u8;
+}
+
+const DATA: u64 = 0x20_0000;
+/// A page that is not mapped.
+const ABSENT: u64 = 0x60_0000;
+/// Beyond the memory.
+const MMIO: u64 = 32 << 20;
+/// Where exceptions go, in steps of 16 bytes by vector: HLT.
+const HANDLERS: usize = 0xf000;
+const GP: u64 = 13;
+const PF: u64 = 14;
+
+/// A machine that executes the program at `label`, with k1 and the doublewords of XMM1 1, 2, 3, 4;
+/// none if the host cannot.
+fn machine(label: unsafe extern "C" fn(), rax: u64, k1: u64) -> Option<(Ram, CpuState)> {
+    let has = std::arch::is_x86_feature_detected!("avx512bw")
+        && std::arch::is_x86_feature_detected!("avx512vl")
+        && std::arch::is_x86_feature_detected!("avx512dq");
+    if !has {
+        println!("skipped: this host has no AVX-512");
+        return None;
+    }
+    let ram = Ram::new(16 << 20);
+    let mut st = long_mode(&ram, 0);
+    // The 2 MiB page of ABSENT.
+    ram.write_u64(common::TABLES + 0x2000 + 8 * 3, 0);
+    for vector in 0..32 {
+        let handler = HANDLERS + vector * 16;
+        ram.write(handler, &[0xf4]);
+        gate(&ram, vector, handler as u64, 0);
+    }
+    let entry = mk_load as *const () as usize;
+    // SAFETY: labels of one section.
+    ram.write(CODE, unsafe {
+        between(entry as *const u8, &raw const mk_end)
+    });
+    st.rip = (CODE + label as usize - entry) as u64;
+    st.gpr[0] = rax;
+    st.xsave.0[512] |= 0x26;
+    st.xsave.0[1088 + 8..1088 + 16].copy_from_slice(&k1.to_le_bytes());
+    for n in 0..4_u8 {
+        st.xsave.0[160 + 16 + 4 * usize::from(n)] = n + 1;
+    }
+    Some((ram, st))
+}
+
+fn run(ram: &Ram, st: &CpuState) -> (CpuState, Machine) {
+    let mut cpu = vcpu(ram, st);
+    let mut machine = Machine::default();
+    assert_eq!(cpu.run(&mut machine, 1000), Exit::Halted);
+    (state(&mut cpu), machine)
+}
+
+/// The vector of the exception that ended the program, if one did.
+fn exception(st: &CpuState) -> Option<u64> {
+    let halted = st.rip - 1;
+    let at = halted.checked_sub(HANDLERS as u64)?;
+    (at < 32 * 16).then_some(at / 16)
+}
+
+/// The error code of the exception that ended the program.
+fn error_code(ram: &Ram, st: &CpuState) -> u64 {
+    ram.read_u64(usize::try_from(st.gpr[4]).unwrap())
+}
+
+/// The doublewords of XMM1.
+fn doublewords(st: &CpuState) -> [u32; 4] {
+    [0, 4, 8, 12].map(|at| {
+        let bytes = &st.xsave.0[160 + 16 + at..][..4];
+        u32::from_le_bytes(bytes.try_into().unwrap())
+    })
+}
+
+#[test]
+fn masked_load_does_not_read_the_other_elements() {
+    let Some((ram, st)) = machine(mk_load, ABSENT - 8, 0b11) else {
+        return;
+    };
+    let at = usize::try_from(ABSENT).unwrap() - 8;
+    ram.write_u64(at, 20 << 32 | 10);
+    let (st, _) = run(&ram, &st);
+    assert_eq!(exception(&st), None);
+    assert_eq!(doublewords(&st), [10, 20, 3, 4]);
+}
+
+#[test]
+fn masked_load_faults_at_the_first_selected_element() {
+    let Some((ram, st)) = machine(mk_load, ABSENT - 4, 0b1101) else {
+        return;
+    };
+    let (st, _) = run(&ram, &st);
+    assert_eq!((exception(&st), st.cr2), (Some(PF), ABSENT + 4));
+    assert_eq!(doublewords(&st), [1, 2, 3, 4], "nothing is loaded");
+}
+
+#[test]
+fn empty_mask_suppresses_a_non_canonical_address() {
+    let Some((ram, st)) = machine(mk_load, 1 << 62, 0xf0) else {
+        return;
+    };
+    let (st, _) = run(&ram, &st);
+    assert_eq!(exception(&st), None);
+}
+
+#[test]
+fn masked_store_reports_a_write() {
+    let Some((ram, st)) = machine(mk_store, ABSENT - 8, 0b101) else {
+        return;
+    };
+    let (st, _) = run(&ram, &st);
+    assert_eq!((exception(&st), st.cr2), (Some(PF), ABSENT));
+    assert_eq!(error_code(&ram, &st), 2);
+    let at = usize::try_from(ABSENT).unwrap() - 8;
+    assert_eq!(ram.read_u64(at), 0, "nothing is stored");
+}
+
+#[test]
+fn masked_accesses_reach_only_their_devices_registers() {
+    let Some((ram, st)) = machine(mk_load, MMIO, 0b101) else {
+        return;
+    };
+    let (_, machine_after) = run(&ram, &st);
+    assert_eq!(machine_after.mmio_reads, [(MMIO, 4), (MMIO + 8, 4)]);
+
+    let Some((ram, st)) = machine(mk_store, MMIO, 0b101) else {
+        return;
+    };
+    let (_, machine_after) = run(&ram, &st);
+    assert_eq!(machine_after.mmio_reads, [], "a store reads nothing");
+    let written = [(MMIO, vec![1, 0, 0, 0]), (MMIO + 8, vec![3, 0, 0, 0])];
+    assert_eq!(machine_after.mmio, written);
+}
+
+#[test]
+fn compressed_store_writes_as_many_elements_as_the_mask_selects() {
+    let Some((ram, st)) = machine(mk_compress, ABSENT - 8, 0b1010) else {
+        return;
+    };
+    let (st, _) = run(&ram, &st);
+    assert_eq!(exception(&st), None);
+    let at = usize::try_from(ABSENT).unwrap() - 8;
+    assert_eq!(ram.read_u64(at), 4 << 32 | 2);
+}
+
+#[test]
+fn embedded_broadcast_is_read_if_the_mask_selects_a_lane() {
+    for (k1, faults) in [(0b1000, true), (0b1_0000, false)] {
+        let Some((ram, st)) = machine(mk_compare, ABSENT, k1) else {
+            return;
+        };
+        let (st, _) = run(&ram, &st);
+        assert_eq!(exception(&st) == Some(PF), faults, "k1 {k1:#x}");
+    }
+}
+
+#[test]
+fn broadcast_reads_what_any_lane_needs() {
+    // Lane 9 needs element 1, which is the last one before the page that is not mapped.
+    for (k1, faults) in [(1 << 9, false), (1 << 10, true)] {
+        let Some((ram, st)) = machine(mk_broadcast, ABSENT - 8, k1) else {
+            return;
+        };
+        let (st, _) = run(&ram, &st);
+        assert_eq!(exception(&st) == Some(PF), faults, "k1 {k1:#x}");
+    }
+}
+
+#[test]
+fn instruction_without_fault_suppression_reads_all() {
+    let Some((ram, st)) = machine(mk_shuffle, ABSENT - 8, 0) else {
+        return;
+    };
+    let (st, _) = run(&ram, &st);
+    assert_eq!((exception(&st), st.cr2), (Some(PF), ABSENT));
+}
+
+#[test]
+fn extraction_checks_all_and_writes_the_selected_elements() {
+    let Some((ram, st)) = machine(mk_extract, ABSENT - 8, 0b1) else {
+        return;
+    };
+    let (st, _) = run(&ram, &st);
+    assert_eq!((exception(&st), st.cr2), (Some(PF), ABSENT));
+
+    let Some((ram, st)) = machine(mk_extract, DATA, 0b10) else {
+        return;
+    };
+    let (st, _) = run(&ram, &st);
+    assert_eq!(exception(&st), None);
+    let at = usize::try_from(DATA).unwrap();
+    assert_eq!([ram.read_u64(at), ram.read_u64(at + 8)], [2 << 32, 0]);
+}
+
+#[test]
+fn aligned_move_checks_alignment_whatever_the_mask() {
+    for k1 in [0, 1] {
+        let Some((ram, st)) = machine(mk_aligned, DATA + 4, k1) else {
+            return;
+        };
+        let (st, _) = run(&ram, &st);
+        assert_eq!(exception(&st), Some(GP), "k1 {k1}");
+    }
+}
+
+#[test]
+fn breakpoint_is_met_by_selected_elements_only() {
+    for (k1, hit) in [(0b1011, false), (0b0100, true)] {
+        for label in [mk_load, mk_store] {
+            let Some((ram, mut st)) = machine(label, DATA, k1) else {
+                return;
+            };
+            // Reads and writes of four bytes.
+            (st.dr[0], st.dr7) = (DATA + 8, 0x000f_0402);
+            let (st, _) = run(&ram, &st);
+            assert_eq!(exception(&st) == Some(1), hit, "k1 {k1:#x}");
+        }
+    }
+}
