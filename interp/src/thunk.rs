@@ -22,6 +22,7 @@ use crate::ops::Done;
 use codegen::{Bank, Class, Thunk};
 use iced_x86::{
     CodeSize, Encoder, EncodingKind, FlowControl, Instruction, Mnemonic as M, Register,
+    RoundingControl,
 };
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -190,9 +191,13 @@ fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     c.vec.backup(t);
     let mut run = (guest | 0x1f80) & !0x3f;
     if open & UNDERFLOW != 0 {
-        // Unmasked, a tiny result raises the exception even if it is exact; masked, the processor
-        // tells of an exact one only when it flushes it to zero.
-        run |= FLUSH_TO_ZERO;
+        match tiny_results(i) {
+            // Unmasked, a tiny result raises the exception even if it is exact; masked, the processor
+            // flags an exact one only if it flushes it to zero.
+            Tiny::Raise => run |= FLUSH_TO_ZERO,
+            Tiny::Keep => run &= !FLUSH_TO_ZERO,
+            Tiny::FlushIfAsked => {}
+        }
     }
     let mut raised = run_masked(c, t, run);
     if raised & open & UNDERFLOW != 0 && raised & open & BEFORE == 0 {
@@ -200,7 +205,8 @@ fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
         c.vec.restore(t);
         raised = UNDERFLOW | run_masked(c, t, run & !FLUSH_TO_ZERO);
     }
-    if open & UNDERFLOW != 0 && i.mnemonic() == M::Vcvtps2ph && tiny_halves(c, i) {
+    let halves = i.mnemonic() == M::Vcvtps2ph && !suppresses_exceptions(i);
+    if open & UNDERFLOW != 0 && halves && tiny_halves(c, i) {
         raised |= UNDERFLOW;
     }
     if raised & open & BEFORE != 0 {
@@ -213,6 +219,32 @@ fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
         return Err(if xm { Fault::Plain(XM) } else { UD_ });
     }
     Ok(())
+}
+
+/// What an instruction does with a tiny result while underflow is unmasked.
+enum Tiny {
+    /// It raises underflow.
+    Raise,
+    /// It keeps the result: MXCSR.FTZ has no effect while underflow is unmasked.
+    Keep,
+    /// It flushes the result if MXCSR.FTZ is set: underflow counts as masked.
+    FlushIfAsked,
+}
+
+/// Whether all floating-point exceptions count as masked: {sae}, which embedded rounding implies.
+fn suppresses_exceptions(i: &Instruction) -> bool {
+    i.suppress_all_exceptions() || i.rounding_control() != RoundingControl::None
+}
+
+/// SDM Vol. 2, "SIMD Floating-Point Exceptions" of each instruction: the estimates and reductions do
+/// not list underflow.
+fn tiny_results(i: &Instruction) -> Tiny {
+    match i.mnemonic() {
+        _ if suppresses_exceptions(i) => Tiny::FlushIfAsked,
+        M::Vrcp14pd | M::Vrcp14ps | M::Vrcp14sd | M::Vrcp14ss => Tiny::FlushIfAsked,
+        M::Vreducepd | M::Vreduceps | M::Vreducesd | M::Vreducess => Tiny::Keep,
+        _ => Tiny::Raise,
+    }
 }
 
 /// Whether VCVTPS2PH, which never flushes to zero, made a half that is denormal: tiny, and perhaps exact.

@@ -11,7 +11,7 @@ use hindsight_interp::Exit;
 
 std::arch::global_asm!(
     ".global mk_load, mk_store, mk_compress, mk_compare, mk_broadcast, mk_shuffle, mk_extract",
-    ".global mk_aligned, mk_end",
+    ".global mk_aligned, mk_tiny, mk_end",
     "mk_load:",
     "vmovdqu32 xmm1 {{k1}}, [rax]",
     "hlt",
@@ -36,6 +36,9 @@ std::arch::global_asm!(
     "mk_aligned:",
     "vmovaps xmm1 {{k1}}, [rax]",
     "hlt",
+    "mk_tiny:",
+    "vmulps zmm1, zmm1, zmm1, {{rn-sae}}",
+    "hlt",
     "mk_end:",
 );
 
@@ -48,6 +51,7 @@ unsafe extern "C" {
     fn mk_shuffle();
     fn mk_extract();
     fn mk_aligned();
+    fn mk_tiny();
     static mk_end: u8;
 }
 
@@ -266,4 +270,19 @@ fn breakpoint_is_met_by_selected_elements_only() {
             assert_eq!(exception(&st) == Some(1), hit, "k1 {k1:#x}");
         }
     }
+}
+
+#[test]
+fn suppressed_underflow_keeps_a_denormal_result() {
+    let Some((ram, mut st)) = machine(mk_tiny, DATA, 0) else {
+        return;
+    };
+    // Underflow is unmasked.
+    st.xsave.0[24..28].copy_from_slice(&0x1780_u32.to_le_bytes());
+    // 2^-70, whose square is the denormal 2^-140.
+    let small = (127_u32 - 70) << 23;
+    st.xsave.0[160 + 16..160 + 20].copy_from_slice(&small.to_le_bytes());
+    let (st, _) = run(&ram, &st);
+    assert_eq!(exception(&st), None);
+    assert_eq!(doublewords(&st)[0], 1 << 9);
 }
