@@ -160,7 +160,7 @@ impl Batch {
             }
         }
         for i in 0..8 {
-            put(START_VECTORS + 0x800 + i * 8, rng.value());
+            put(START_OPMASKS + i * 8, rng.value());
         }
     }
 
@@ -201,9 +201,9 @@ pub(crate) fn prologue(asm: &mut Asm, class: Class) {
     for (reg, len) in vectors(class) {
         asm.vector(false, reg, len, START_VECTORS + u32::from(reg) * 64);
     }
-    if class == Class::Avx512 {
+    if class.has_evex() {
         for k in 0..8 {
-            asm.opmask(false, k, START_VECTORS + 0x800 + u32::from(k) * 8);
+            asm.opmask(false, k, START_OPMASKS + u32::from(k) * 8);
         }
     }
     asm.ldmxcsr(START + 0x88);
@@ -240,6 +240,11 @@ pub(crate) fn epilogue(asm: &mut Asm, class: Class) {
     for (reg, len) in vectors(class) {
         asm.vector(true, reg, len, FINAL_VECTORS + 0x40 * u32::from(reg));
     }
+    if class.has_evex() {
+        for k in 0..8 {
+            asm.opmask(true, k, FINAL_OPMASKS + u32::from(k) * 8);
+        }
+    }
     asm.load(4, SAVED_RSP);
     asm.jump_to_cell(RESUME);
 }
@@ -257,7 +262,7 @@ fn vectors(class: Class) -> Vec<(u8, usize)> {
 
 /// Length of vector registers as far as a class knows them.
 pub(crate) fn vector_len(class: Class) -> usize {
-    if class == Class::Avx512 {
+    if class.has_evex() {
         64
     } else if std::arch::is_x86_feature_detected!("avx") {
         32

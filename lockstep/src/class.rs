@@ -109,6 +109,12 @@ impl Class {
         )
     }
 
+    /// Whether its instructions may use opmask and 512-bit vector registers on this host.
+    pub fn has_evex(self) -> bool {
+        let holds_evex = matches!(self, Self::Avx512 | Self::Fault | Self::CompatVector);
+        holds_evex && has_avx512()
+    }
+
     /// Whether an instruction of the kind `of` may appear in this class.
     pub fn has(self, of: Kind, i: &Instruction) -> bool {
         use Kind as K;
@@ -138,7 +144,7 @@ impl Class {
         match self {
             Self::Avx => host_has!("avx"),
             Self::Avx2 => host_has!("avx2"),
-            Self::Avx512 => host_has!("avx512f") && host_has!("avx512bw"),
+            Self::Avx512 => has_avx512(),
             Self::Crypto => host_has!("aes"),
             Self::Bmi => host_has!("bmi1"),
             Self::Xsave => host_has!("xsave"),
@@ -345,9 +351,14 @@ fn by_feature(i: &Instruction) -> Kind {
     Kind::Mov
 }
 
+/// Whether this host has what AVX-512 needs in the interpreter.
+pub(crate) fn has_avx512() -> bool {
+    host_has!("avx512f") && host_has!("avx512bw")
+}
+
 /// Extensions whose results can be compared, and that host and interpreter both have.
 fn comparable(f: F) -> bool {
-    let avx512 = host_has!("avx512f") && host_has!("avx512bw");
+    let avx512 = has_avx512();
     match f {
         F::INTEL8086 | F::INTEL186 | F::INTEL286 | F::INTEL386 | F::INTEL486 | F::X64 => true,
         F::INTEL8086_ONLY | F::FPU | F::FPU287 | F::FPU387 | F::CMOV | F::CX8 | F::MMX => true,

@@ -55,6 +55,8 @@ pub const FAR: u32 = LOG + 0x820;
 pub const FINAL: u32 = LOG + 0x840;
 /// In [`LOG`]: vector registers at the end, 64 bytes each.
 pub const FINAL_VECTORS: u32 = LOG + 0x1000;
+/// In [`LOG`]: opmask registers at the end.
+pub const FINAL_OPMASKS: u32 = FINAL_VECTORS + 0x800;
 /// In [`LOG`]: the results of the slots.
 pub const RESULTS: u32 = LOG + 0x2000;
 
@@ -64,6 +66,8 @@ pub const POST: u32 = PARAMS;
 pub const START: u32 = PARAMS + 0x200;
 /// In [`PARAMS`]: vector registers to start with, 64 bytes each.
 pub const START_VECTORS: u32 = PARAMS + 0x400;
+/// In [`PARAMS`]: opmask registers to start with.
+pub const START_OPMASKS: u32 = START_VECTORS + 0x800;
 /// In [`PARAMS`]: the values of the slots.
 pub const VALUES: u32 = PARAMS + 0x1000;
 
