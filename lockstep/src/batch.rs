@@ -10,7 +10,7 @@
     reason = "offsets in a region are below 2 GiB"
 )]
 
-use crate::class::Class;
+use crate::class::{Class, has_avx512};
 use crate::emit::Asm;
 use crate::layout::*;
 use crate::native::gs_base;
@@ -25,6 +25,9 @@ pub const CS64: u16 = 0x33;
 pub const CS32: u16 = 0x23;
 /// User data on Linux.
 pub const DS: u16 = 0x2b;
+
+/// State components of AVX-512: opmask registers, upper halves of ZMM registers, ZMM16 to 31.
+const AVX512_COMPONENTS: u32 = 0xe0;
 
 /// A note of a slot.
 #[derive(Clone, Debug)]
@@ -205,6 +208,15 @@ pub(crate) fn prologue(asm: &mut Asm, class: Class) {
         for k in 0..8 {
             asm.opmask(false, k, START_OPMASKS + u32::from(k) * 8);
         }
+    }
+    if class == Class::Xsave && has_avx512() {
+        // XGETBV reports which components are in use. The lockstep process itself uses these, and
+        // the guest does not: put them into their initial state.
+        // MOV EAX, imm; XOR EDX, EDX; XRSTOR.
+        asm.bytes.push(0xb8);
+        asm.bytes.extend(AVX512_COMPONENTS.to_le_bytes());
+        asm.bytes.extend([0x31, 0xd2]);
+        asm.map_0f(0xae, 5, ZEROS);
     }
     asm.ldmxcsr(START + 0x88);
     // MOV ESP, imm; POPFQ.

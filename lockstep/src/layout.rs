@@ -68,6 +68,8 @@ pub const START: u32 = PARAMS + 0x200;
 pub const START_VECTORS: u32 = PARAMS + 0x400;
 /// In [`PARAMS`]: opmask registers to start with.
 pub const START_OPMASKS: u32 = START_VECTORS + 0x800;
+/// In [`PARAMS`]: an XSAVE area in which nothing is in use.
+pub const ZEROS: u32 = START_VECTORS + 0x840;
 /// In [`PARAMS`]: the values of the slots.
 pub const VALUES: u32 = PARAMS + 0x1000;
 
