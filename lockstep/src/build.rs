@@ -6,7 +6,7 @@
 )]
 
 use crate::batch::{Batch, Note, Slot, What, epilogue, prologue, vector_len};
-use crate::class::{Class, Kind, kind, reads, undefined_flags, writes};
+use crate::class::{Class, Kind, alignment_depends_on_mask, kind, reads, undefined_flags, writes};
 use crate::emit::Asm;
 use crate::layout::*;
 use crate::native::gs_base;
@@ -42,7 +42,21 @@ struct Builder<'a> {
     operand: Option<u32>,
     /// An address of this slot may be one that faults.
     was_wild: bool,
+    /// For the slot under construction.
+    empty_mask: EmptyMask,
     factory: InstructionInfoFactory,
+}
+
+/// Whether the mask may select no element, where vendors differ in what then becomes of a misaligned
+/// operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EmptyMask {
+    /// It may: vendors agree.
+    Allowed,
+    /// It may: the operand is aligned.
+    Aligned,
+    /// It may not: the operand may be misaligned.
+    Avoided,
 }
 
 /// The batch of a seed with its first `count` slots.
@@ -69,6 +83,7 @@ pub fn build(stems: &Stems, class: Class, seed: u64, base: u32, count: usize) ->
         notes: Vec::new(),
         operand: None,
         was_wild: false,
+        empty_mask: EmptyMask::Allowed,
         factory: InstructionInfoFactory::new(),
     };
     prologue(&mut b.asm, class);
@@ -168,6 +183,7 @@ impl Builder<'_> {
         self.notes.clear();
         self.operand = None;
         self.was_wild = false;
+        self.empty_mask = self.empty_mask_of(&insn);
         let index = self.slots.len() as u32;
         self.asm.set(CURRENT, index);
         let info = self.factory.info(&insn).clone();
@@ -236,6 +252,16 @@ impl Builder<'_> {
         }
     }
 
+    fn empty_mask_of(&mut self, insn: &Instruction) -> EmptyMask {
+        let (base, index) = (insn.memory_base(), insn.memory_index());
+        let can_align = base.is_gpr() && base.full_register() != index.full_register();
+        match alignment_depends_on_mask(insn) {
+            false => EmptyMask::Allowed,
+            true if can_align && self.rng.one_in(2) => EmptyMask::Aligned,
+            true => EmptyMask::Avoided,
+        }
+    }
+
     /// Registers that make the address of a memory operand: in the data, or this cell.
     fn address(&mut self, insn: &Instruction, memory: &UsedMemory, to: Option<u32>) {
         let (base, index) = (memory.base(), memory.index());
@@ -250,7 +276,8 @@ impl Builder<'_> {
             } else {
                 size.next_power_of_two()
             },
-            strict: insn.cpuid_features().contains(&CpuidFeature::SHA),
+            strict: insn.cpuid_features().contains(&CpuidFeature::SHA)
+                || self.empty_mask == EmptyMask::Aligned,
             wild: if order_differs(insn) { 0 } else { self.wild() },
             narrow,
             to,
@@ -330,6 +357,9 @@ impl Builder<'_> {
                 let len = if legacy { 16 } else { len };
                 let cell = self.cell(Value::Vector(len));
                 self.asm.vector(false, r.number() as u8, len, cell);
+            } else if r.is_k() && r == insn.op_mask() && self.empty_mask == EmptyMask::Avoided {
+                let cell = self.cell(Value::Odd);
+                self.asm.opmask(false, r.number() as u8, cell);
             } else if r.is_k() && r != Register::K0 && self.rng.one_in(2) {
                 let cell = self.cell(Value::Random);
                 self.asm.opmask(false, r.number() as u8, cell);

@@ -448,6 +448,17 @@ fn vendors_differ(i: &Instruction) -> bool {
         || moves && i.encoding() == EncodingKind::VEX && i.code_size() == CodeSize::Code32
 }
 
+/// Whether vendors differ in a misaligned operand with a mask that selects no element: masked moves
+/// of exception class E1. By Intel's manual (Table "Type E1 Class Exception Conditions") they raise
+/// #GP whatever the mask is; on AMD family 1AH they raise nothing.
+pub(crate) fn alignment_depends_on_mask(i: &Instruction) -> bool {
+    let aligned = matches!(
+        i.mnemonic(),
+        M::Vmovaps | M::Vmovapd | M::Vmovdqa32 | M::Vmovdqa64
+    );
+    aligned && i.has_op_mask() && i.op_kinds().any(|k| k == OpKind::Memory)
+}
+
 /// Whether an operand access writes.
 pub fn writes(a: OpAccess) -> bool {
     matches!(

@@ -13,6 +13,8 @@ use crate::rng::Rng;
 pub enum Value {
     /// Any integer.
     Random,
+    /// Any odd integer: a mask that selects an element.
+    Odd,
     /// Less than this, at times negative.
     Small(u64),
     /// Iterations of a string instruction, at times far too many.
@@ -89,6 +91,7 @@ impl Value {
     pub fn fill(self, rng: &mut Rng, base: u32, cell: &mut [u8], index: impl Fn(u32) -> u64) {
         let v = match self {
             Self::Random => rng.value(),
+            Self::Odd => rng.value() | 1,
             Self::Small(n) => {
                 let v = rng.below(n);
                 if rng.one_in(4) { v.wrapping_neg() } else { v }
