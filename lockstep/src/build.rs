@@ -278,7 +278,11 @@ impl Builder<'_> {
             },
             strict: insn.cpuid_features().contains(&CpuidFeature::SHA)
                 || self.empty_mask == EmptyMask::Aligned,
-            wild: if order_differs(insn) { 0 } else { self.wild() },
+            wild: if order_differs(insn) {
+                0
+            } else {
+                self.wild(insn)
+            },
             narrow,
             to,
         };
@@ -321,13 +325,15 @@ impl Builder<'_> {
 
     /// How often an address is one that faults: one of an instruction, as the order in which two
     /// are accessed is not defined.
-    fn wild(&mut self) -> u64 {
+    fn wild(&mut self, insn: &Instruction) -> u64 {
         if std::mem::replace(&mut self.was_wild, true) {
             return 0;
         }
         match self.class {
             Class::Fault => 2,
             Class::Branch | Class::Xsave => 0,
+            // The mask decides what faults.
+            _ if insn.has_op_mask() => 8,
             _ => 100,
         }
     }
