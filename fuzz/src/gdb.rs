@@ -12,7 +12,7 @@ use std::time::Duration;
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::{Plan, Protocol};
 use hindsight_vmm::gdb::{Address, Server};
-use hindsight_vmm::machine::{Config, Machine};
+use hindsight_vmm::machine::{Machine, MachineConfig};
 use hindsight_vmm::platform::Sinks;
 use hindsight_vmm::vcpu::engine::policy::Engine;
 
@@ -45,7 +45,7 @@ impl Debuggee {
             protocol: Some(Protocol::Flat),
             ..Plan::default()
         };
-        let config = Config {
+        let config = MachineConfig {
             memory: 4 << 20,
             huge_pages: false,
             cpus: 1,

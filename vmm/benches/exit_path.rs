@@ -28,7 +28,7 @@ use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::Host;
 use hindsight_vmm::kvm::host_support::HostKvm;
 use hindsight_vmm::kvm::tiny::TinyVm;
-use hindsight_vmm::machine::{Config, Machine, Prepared};
+use hindsight_vmm::machine::{Machine, MachineConfig, PreparedMachine};
 use hindsight_vmm::platform::Sinks;
 use hindsight_vmm::vcpu::engine::ForcedSwitch;
 use hindsight_vmm::vcpu::engine::policy::{Engine, EngineChoice, EnginePolicy};
@@ -144,7 +144,7 @@ impl Write for Marks {
     }
 }
 
-const CONFIG: Config = Config {
+const CONFIG: MachineConfig = MachineConfig {
     memory: MEMORY,
     huge_pages: false,
     cpus: 1,
@@ -174,8 +174,8 @@ fn there_and_back(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
         debugcon: Box::new(io::sink()),
         btm: None,
     };
-    let prepared =
-        Prepared::new(&CONFIG, &plan(code))?.changing(policy, Some(ForcedSwitch::Exits(1)));
+    let prepared = PreparedMachine::new(&CONFIG, &plan(code))?
+        .with_engine_policy(policy, Some(ForcedSwitch::Exits(1)));
     let machine = prepared.build(Some(host), sinks)?;
     let board = machine.board().clone();
     match machine.run(Some(Duration::from_secs(60)), || {})? {

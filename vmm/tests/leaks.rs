@@ -6,7 +6,7 @@ use std::{fs, io};
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::{self, Host};
-use hindsight_vmm::machine::{Config, Machine};
+use hindsight_vmm::machine::{Machine, MachineConfig};
 use hindsight_vmm::platform::Sinks;
 use hindsight_vmm::vcpu::engine::policy::Engine;
 use hindsight_vmm::vcpu::run_control::Outcome;
@@ -35,7 +35,7 @@ fn fifty_machines_leave_nothing_behind() {
     code.out(0xf4, al).unwrap();
     let image = code.assemble(0x10_0000).unwrap();
     let run = || {
-        let config = Config {
+        let config = MachineConfig {
             memory: 4 << 20,
             huge_pages: false,
             cpus: 2,

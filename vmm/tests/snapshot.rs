@@ -10,7 +10,7 @@ use hindsight_vmm::boot::Plan;
 use hindsight_vmm::deterministic::{Breaker, DeterministicMachine, RunStop};
 use hindsight_vmm::deterministic::{CheckpointLimits, Timeline};
 use hindsight_vmm::harness::BUILTIN_PAYLOADS;
-use hindsight_vmm::machine::{Config, Prepared};
+use hindsight_vmm::machine::{MachineConfig, PreparedMachine};
 use hindsight_vmm::platform::Sinks;
 use hindsight_vmm::state::Snapshot;
 use hindsight_vmm::vcpu::engine::policy::Engine;
@@ -30,7 +30,7 @@ fn machine(payload: &str, cpus: usize, seed: u64) -> DeterministicMachine {
 }
 
 fn build(plan: &Plan<'_>, memory: u64, cpus: usize, seed: u64) -> DeterministicMachine {
-    let config = Config {
+    let config = MachineConfig {
         memory,
         huge_pages: false,
         cpus,
@@ -42,7 +42,7 @@ fn build(plan: &Plan<'_>, memory: u64, cpus: usize, seed: u64) -> DeterministicM
         debugcon: Box::new(io::sink()),
         btm: None,
     };
-    let prepared = Prepared::new(&config, plan).expect("the image is good");
+    let prepared = PreparedMachine::new(&config, plan).expect("the image is good");
     let machine = prepared.deterministic(seed).build(None, sinks);
     let machine = machine.expect("the interpreter needs nothing of the host");
     machine.into_deterministic().expect("it is deterministic")

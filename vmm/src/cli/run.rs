@@ -19,7 +19,7 @@ use crate::console::{self, Backend, Console, Releaser};
 use crate::deterministic::DeterministicMachine;
 use crate::deterministic::input_log::InputFeed;
 use crate::machine::start::{self, StartDecision};
-use crate::machine::{Config, MachineError, Prepared};
+use crate::machine::{MachineConfig, MachineError, PreparedMachine};
 use crate::platform::Sinks;
 use crate::vcpu::board::Board;
 use crate::vcpu::crash::FinalState;
@@ -336,7 +336,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         host,
         policy,
     } = decide(&args)?;
-    let config = Config {
+    let config = MachineConfig {
         memory: args.memory,
         huge_pages: args.hugepages,
         cpus: args.cpus,
@@ -344,12 +344,12 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
         engine: decision.engine,
     };
     let image = args.image.display();
-    let prepared = Prepared::new(&config, &files.plan(&args))
+    let prepared = PreparedMachine::new(&config, &files.plan(&args))
         .with_context(|| image.to_string())?
         .with_uarch(args.models == ModelsArg::On);
     let log = input_log(&args)?;
     let prepared = match policy {
-        Some(policy) => prepared.changing(policy, args.switch_every),
+        Some(policy) => prepared.with_engine_policy(policy, args.switch_every),
         None if args.deterministic => prepared.deterministic(args.seed),
         None => prepared,
     };
@@ -428,7 +428,7 @@ fn messages(path: &Path) -> anyhow::Result<Box<dyn Write + Send>> {
 pub(super) fn determined(args: &RunArgs) -> anyhow::Result<DeterministicMachine> {
     let files = Files::read(args)?;
     wanted_engine(args)?;
-    let config = Config {
+    let config = MachineConfig {
         memory: args.memory,
         huge_pages: args.hugepages,
         cpus: args.cpus,
@@ -436,7 +436,7 @@ pub(super) fn determined(args: &RunArgs) -> anyhow::Result<DeterministicMachine>
         engine: Engine::Interp,
     };
     let image = args.image.display();
-    let prepared = Prepared::new(&config, &files.plan(args))
+    let prepared = PreparedMachine::new(&config, &files.plan(args))
         .with_context(|| image.to_string())?
         .with_uarch(args.models == ModelsArg::On);
     let log = input_log(args)?;

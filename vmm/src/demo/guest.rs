@@ -13,7 +13,7 @@ use crate::demo::log::{self, Branch, Picture, Record};
 use crate::demo::symbols::Symbols;
 use crate::harness::BUILTIN_PAYLOADS;
 use crate::kvm::{self, KvmError};
-use crate::machine::{Config, Machine, MachineError};
+use crate::machine::{Machine, MachineConfig, MachineError};
 use crate::platform::Sinks;
 use crate::vcpu::engine::policy::Engine;
 use crate::vcpu::recorder::RecordedEvent;
@@ -71,7 +71,7 @@ pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
         .iter()
         .find(|(name, _)| *name == PAYLOAD)
         .ok_or(DemoError::NoPayload)?;
-    let config = Config {
+    let config = MachineConfig {
         memory: MEMORY,
         huge_pages: false,
         cpus: 1,

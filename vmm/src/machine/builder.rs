@@ -1,4 +1,4 @@
-//! Building a machine: memory and image first, then the board and the vCPUs around them.
+//! Building a machine: guest memory and image first, then the board and the vCPUs.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -36,26 +36,27 @@ use crate::vcpu::model::VcpuModel;
 use crate::vcpu::run_control::{RunEnd, VcpuControl};
 use crate::{deterministic, host_clock};
 
-/// What a machine is made of.
+/// The validated configuration of a machine.
 #[derive(Clone, Debug)]
-pub struct Config {
-    /// Bytes of memory.
+pub struct MachineConfig {
+    /// Guest memory, in bytes.
     pub memory: u64,
-    /// Back memory by huge pages.
+    /// Whether huge pages back guest memory.
     pub huge_pages: bool,
-    /// Processors, 1 to [`CPUS_MAX`].
+    /// Number of vCPUs, 1 to [`CPUS_MAX`].
     pub cpus: usize,
-    /// Which processor.
+    /// The CPU profile that the guest sees.
     pub cpu: Profile,
-    /// What executes its code at the start.
+    /// The engine in which the machine starts.
     pub engine: Engine,
 }
 
-/// Guest memory with an image in it, and no machine around it yet. Whatever is wrong with the image
-/// or the configuration has been reported by now.
+/// Guest memory with a loaded image, from which a machine can be built.
+///
+/// Errors of the image and of the configuration are found before this exists.
 #[derive(Debug)]
-pub struct Prepared {
-    config: Config,
+pub struct PreparedMachine {
+    config: MachineConfig,
     layout: Layout,
     memory: GuestMemoryMmap,
     loaded: Loaded,
@@ -65,14 +66,13 @@ pub struct Prepared {
     uarch: bool,
 }
 
-impl Prepared {
-    /// Loads the image of `plan` into the memory of `config`.
+impl PreparedMachine {
+    /// Allocates the memory of `config` and loads the image of `plan` into it.
     ///
     /// # Errors
     ///
-    /// When the configuration is impossible, the host does not have the memory, or the image cannot
-    /// be booted.
-    pub fn new(config: &Config, plan: &Plan<'_>) -> Result<Self, MachineError> {
+    /// When the configuration is impossible, the host lacks the memory, or the image cannot be booted.
+    pub fn new(config: &MachineConfig, plan: &Plan<'_>) -> Result<Self, MachineError> {
         if !(1..=CPUS_MAX).contains(&config.cpus) {
             return Err(MachineError::Cpus(config.cpus));
         }
@@ -92,36 +92,41 @@ impl Prepared {
         })
     }
 
-    /// Makes the machine deterministic: see [`crate::deterministic`]. `seed` is that of RDRAND and
-    /// RDSEED.
+    /// Makes the machine deterministic: see [`crate::deterministic`]. `seed` seeds RDRAND and RDSEED.
     #[must_use]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// Whether a branch predictor and caches are modelled for the events that need them; without
-    /// them, these events count nothing. See [`hindsight_cpu::uarch`].
+    /// Sets whether the branch predictor and the caches are modelled.
+    ///
+    /// Without them, the performance events that depend on them count 0. See [`hindsight_cpu::uarch`].
     #[must_use]
     pub fn with_uarch(mut self, uarch: bool) -> Self {
         self.uarch = uarch;
         self
     }
 
-    /// Lets a machine that starts in KVM change engines by `policy`, and in tests of that also as
-    /// `forced` says. See [`EngineSwitch`].
+    /// Lets a machine that starts in KVM change engines by `policy`; tests add `forced` changes.
+    ///
+    /// See [`EngineSwitch`].
     #[must_use]
-    pub fn changing(mut self, policy: EnginePolicy, forced: Option<ForcedSwitch>) -> Self {
+    pub fn with_engine_policy(
+        mut self,
+        policy: EnginePolicy,
+        forced: Option<ForcedSwitch>,
+    ) -> Self {
         self.policy = Some(policy);
         self.forced = forced;
         self
     }
 
-    /// Builds the machine. Only [`Engine::Interp`] works without `host`.
+    /// Builds the machine. [`Engine::Kvm`] needs `host`.
     ///
     /// # Errors
     ///
-    /// When KVM refuses, or is to be deterministic.
+    /// When KVM refuses, or a deterministic machine would start in KVM.
     pub fn build(
         mut self,
         host: Option<&kvm::Host>,
@@ -161,7 +166,7 @@ impl Prepared {
         }
         .build(self.memory, (policy, self.forced), sinks)?;
         if !matches!(self.loaded.protocol, Protocol::Pvh | Protocol::Elf) {
-            // As firmware leaves it: interrupts of the 8259 pair reach the processor.
+            // Firmware leaves virtual wire mode on: interrupts of the 8259 pair reach the boot processor.
             board.buses.irq.set_virtual_wire();
         }
         let msrs = MsrConfig {
@@ -245,15 +250,15 @@ fn interp_vcpus(
     Ok(vcpus.collect())
 }
 
-/// What the board is built from.
+/// The inputs from which a board is built.
 struct BoardBuilder<'a> {
-    config: &'a Config,
+    config: &'a MachineConfig,
     layout: &'a Layout,
     facilities: Facilities,
     tsc_hz: u64,
-    /// What the engine can execute, as CPUID reports it.
+    /// CPUID of what the engine can execute, by leaf and subleaf.
     supported: &'a dyn Fn(u32, u32) -> Regs,
-    /// Time is virtual.
+    /// Whether the clock is virtual.
     deterministic: bool,
 }
 
@@ -342,8 +347,9 @@ impl BoardBuilder<'_> {
     }
 }
 
-/// The state in which vCPU `id` starts: the boot processor as the boot protocol says, the others wait
-/// for a start-up IPI.
+/// The state in which vCPU `id` starts.
+///
+/// The boot protocol defines that of vCPU 0; the others wait for a start-up IPI.
 fn first_state(id: usize, loaded: &Loaded, cpuid: &CpuidTable) -> CpuState {
     if id == 0 {
         return loaded.state.clone();

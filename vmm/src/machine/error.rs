@@ -1,4 +1,4 @@
-//! Why a machine could not be built or run.
+//! Errors of building and starting a machine.
 
 use std::io;
 
@@ -13,13 +13,13 @@ use crate::kvm::KvmError;
 use crate::memory::MemoryError;
 use crate::memory::layout::LayoutError;
 
-/// Why a machine could not be built, or its threads could not be started.
+/// Why a machine could not be built or started.
 #[derive(Debug, Error)]
 pub enum MachineError {
     /// KVM refused.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// The size of memory is impossible.
+    /// The memory size is impossible.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The ACPI tables cannot be placed.
@@ -31,25 +31,28 @@ pub enum MachineError {
     /// The image cannot be booted.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// Two devices at one address: a bug of the monitor.
+    /// Two devices overlap on a bus, which is a bug of the monitor.
     #[error(transparent)]
     Bus(#[from] BusError),
     /// The host cannot provide the processor.
     #[error("--cpu")]
     Profile(#[from] ProfileError),
-    /// The number of processors is impossible.
-    #[error("a machine has 1 to {CPUS_MAX} processors, not {0}")]
+    /// The number of vCPUs is impossible.
+    #[error("a machine has 1 to {CPUS_MAX} processors, not {0}; change --cpus")]
     Cpus(usize),
-    /// Deterministic mode with KVM.
-    #[error("deterministic mode needs the interpreter: KVM cannot count instructions")]
+    /// A deterministic machine cannot run under KVM.
+    #[error(
+        "deterministic mode needs the interpreter, since KVM cannot count instructions; \
+         use --engine interp or auto"
+    )]
     Deterministic,
-    /// Only deterministic machines can be taken to an instruction.
+    /// Only a deterministic machine can be run by its caller.
     #[error("the machine is not deterministic")]
     NotDeterministic,
-    /// The host has no more file descriptors.
-    #[error("no file descriptor for the debugger's events")]
+    /// The host has no file descriptor left.
+    #[error("the event descriptor for the debugger cannot be created")]
     StopReports(#[source] io::Error),
     /// A thread could not be started.
-    #[error("a thread cannot be started")]
+    #[error("a thread of the machine cannot be started")]
     Thread(#[source] io::Error),
 }

@@ -1,4 +1,4 @@
-//! What of a processor works on this host, in one engine or in two that take turns.
+//! The processor facilities that work on this host, in one engine or in both.
 
 use hindsight_cpu::cpuid::Regs;
 use hindsight_cpu::facility::Facilities;
@@ -7,8 +7,9 @@ use crate::kvm;
 use crate::probe;
 use crate::vcpu::engine::Engine;
 
-/// The facilities that work in `engine` on this host. With `changes`, the machine moves into the
-/// interpreter for those that KVM lacks.
+/// The facilities that work in `engine` on this host.
+///
+/// With `changes`, the machine moves into the interpreter for those that KVM lacks.
 pub(super) fn available(engine: Engine, changes: bool) -> Facilities {
     if engine == Engine::Interp {
         return Facilities::INTERPRETED;
@@ -20,7 +21,7 @@ pub(super) fn available(engine: Engine, changes: bool) -> Facilities {
     } else {
         Facilities::NATIVE
     };
-    // Without an in-kernel APIC, some KVMs swallow writes of the deadline.
+    // Without an in-kernel APIC, some KVMs drop writes to IA32_TSC_DEADLINE.
     if matches!(probe::unmet("tsc-deadline-exit"), Ok(None)) {
         all
     } else {
@@ -28,32 +29,33 @@ pub(super) fn available(engine: Engine, changes: bool) -> Facilities {
     }
 }
 
-/// CPUID of what KVM and the interpreter both execute: a guest that moves between them must not
-/// notice. The layout of an XSAVE area is the host's, because XSAVE runs natively; the interpreter
-/// follows it.
+/// CPUID of what KVM and the interpreter both execute.
+///
+/// A guest that moves between the engines must not see a difference. The layout of the XSAVE area is
+/// the host's, because XSAVE executes on the host's processor under KVM; the interpreter follows it.
 pub(super) fn executed_by_both(host: &kvm::Host, leaf: u32, subleaf: u32) -> Regs {
-    let native = host.supported_cpuid(leaf, subleaf);
-    let interpreted = hindsight_interp::supported_cpuid(leaf, subleaf);
-    intersection(leaf, subleaf, native, interpreted)
+    let kvm = host.supported_cpuid(leaf, subleaf);
+    let interp = hindsight_interp::supported_cpuid(leaf, subleaf);
+    intersection(leaf, subleaf, kvm, interp)
 }
 
-fn intersection(leaf: u32, subleaf: u32, native: Regs, interpreted: Regs) -> Regs {
-    let mut both = native;
+fn intersection(leaf: u32, subleaf: u32, kvm: Regs, interp: Regs) -> Regs {
+    let mut both = kvm;
     match (leaf, subleaf) {
         (1, _) => {
-            both[2] &= interpreted[2];
-            both[3] &= interpreted[3];
+            both[2] &= interp[2];
+            both[3] &= interp[3];
         }
         (7, _) | (0x8000_0001, _) | (0xd, 1) => {
-            for (native, interpreted) in both.iter_mut().zip(interpreted) {
-                *native &= interpreted;
+            for (both, interp) in both.iter_mut().zip(interp) {
+                *both &= interp;
             }
         }
-        (0xd, 0) => both[0] &= interpreted[0],
-        // A component that the interpreter lacks has no length there.
-        (0xd, _) if interpreted[0] == 0 => both = [0; 4],
+        (0xd, 0) => both[0] &= interp[0],
+        // The interpreter reports length 0 for a component that it lacks.
+        (0xd, _) if interp[0] == 0 => both = [0; 4],
         (0x8000_0008, _) => {
-            let (a, b) = (both[0], interpreted[0]);
+            let (a, b) = (both[0], interp[0]);
             both[0] = (a & 0xff).min(b & 0xff) | (a & 0xff00).min(b & 0xff00);
         }
         _ => {}

@@ -1,4 +1,4 @@
-//! The virtual machine: how it is built ([`Prepared`]) and run to its end ([`Machine`]).
+//! The virtual machine: building it ([`PreparedMachine`]) and running it ([`Machine`]).
 
 mod builder;
 mod error;
@@ -7,9 +7,9 @@ mod run;
 pub mod start;
 mod timer;
 
-pub use builder::{Config, Prepared};
+pub use builder::{MachineConfig, PreparedMachine};
 pub use error::MachineError;
 pub use run::Machine;
 
-/// Most processors a machine may have.
+/// The largest number of vCPUs of a machine.
 pub const CPUS_MAX: usize = 64;

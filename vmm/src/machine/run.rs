@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hindsight_cpu::state::seg;
 
-use super::builder::{Config, Prepared};
+use super::builder::{MachineConfig, PreparedMachine};
 use super::{MachineError, timer};
 use crate::boot::{Loaded, Plan};
 use crate::console::Deliver;
@@ -28,15 +28,16 @@ pub struct Machine {
     vcpus: Vec<Vcpu>,
     deterministic: bool,
     feed: InputFeed,
-    /// [`Machine::run`] does not resume it.
+    /// [`Machine::run`] leaves it paused.
     starts_paused: bool,
     checkpoints: CheckpointLimits,
     loaded: Loaded,
 }
 
 impl Machine {
-    /// Builds a machine of `config` with the image of `plan` in its memory. Only
-    /// [`Engine::Interp`](crate::vcpu::engine::Engine::Interp) works without `host`.
+    /// Builds a machine of `config` with the image of `plan` in its memory.
+    ///
+    /// [`Engine::Kvm`](crate::vcpu::engine::Engine::Kvm) needs `host`.
     ///
     /// # Errors
     ///
@@ -44,11 +45,11 @@ impl Machine {
     /// booted.
     pub fn new(
         host: Option<&kvm::Host>,
-        config: &Config,
+        config: &MachineConfig,
         plan: &Plan<'_>,
         sinks: Sinks,
     ) -> Result<Self, MachineError> {
-        Prepared::new(config, plan)?.build(host, sinks)
+        PreparedMachine::new(config, plan)?.build(host, sinks)
     }
 
     pub(super) fn from_parts(
@@ -68,18 +69,17 @@ impl Machine {
         }
     }
 
-    /// What all threads share: for consoles, debuggers and the like.
+    /// The board that all threads of the machine share.
     pub const fn board(&self) -> &Arc<Board> {
         &self.board
     }
 
-    /// Sets the input of a deterministic machine; without it there is none.
+    /// Sets the input of a deterministic machine, which otherwise has none.
     pub fn set_feed(&mut self, feed: InputFeed) {
         self.feed = feed;
     }
 
-    /// Converts a deterministic machine into one that the caller runs: no threads, no input from
-    /// consoles.
+    /// Converts a deterministic machine into one that the caller runs, without threads.
     ///
     /// # Errors
     ///
@@ -94,7 +94,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// What was loaded where in guest memory.
+    /// The image as loaded into guest memory.
     pub const fn loaded(&self) -> &Loaded {
         &self.loaded
     }
@@ -125,18 +125,19 @@ impl Machine {
         }
     }
 
-    /// Limits the memory that a debugger's checkpoints of a deterministic run keep, in bytes.
+    /// Limits the memory of a deterministic run's checkpoints, in bytes.
     pub const fn limit_checkpoints(&mut self, bytes: u64) {
         self.checkpoints.bytes = bytes;
     }
 
-    /// Makes [`Machine::run`] wait for somebody else to call [`Board::resume`].
+    /// Makes [`Machine::run`] leave the machine paused until another thread calls [`Board::resume`].
     pub const fn start_paused(&mut self) {
         self.starts_paused = true;
     }
 
-    /// Runs the machine to its end, at most for `limit`. Calls `release` before joining the threads:
-    /// it must undo whatever could make them wait.
+    /// Runs the machine to its end, at most for `limit`.
+    ///
+    /// Calls `release` before it joins the threads; `release` must end all waiting for the consoles.
     ///
     /// # Errors
     ///
@@ -155,7 +156,7 @@ impl Machine {
             checkpoints,
             ..
         } = self;
-        // A limit beyond the end of time is none.
+        // A limit that `Instant` cannot represent is no limit.
         let limit = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut threads = Vec::new();
         let started = if deterministic {
@@ -172,10 +173,10 @@ impl Machine {
         }
         board.run.stop();
         release();
-        // The message of a panic in a thread has been printed; the outcome stands.
-        let last = threads.into_iter().filter_map(|thread| thread.join().ok());
-        let last: Vec<_> = last.flatten().collect();
-        Ok(outcome?.unwrap_or(Outcome::Timeout(last)))
+        // A thread that panicked has printed its message and set the outcome.
+        let states = threads.into_iter().filter_map(|thread| thread.join().ok());
+        let states: Vec<_> = states.flatten().collect();
+        Ok(outcome?.unwrap_or(Outcome::Timeout(states)))
     }
 }
 
@@ -208,7 +209,7 @@ fn spawn_all(
     Ok(())
 }
 
-/// Deterministic mode: one thread for all vCPUs, and none for time.
+/// Starts a deterministic machine: one thread runs all vCPUs, and there is no timer thread.
 fn spawn_one(
     board: &Arc<Board>,
     vcpus: Vec<Vcpu>,

@@ -1,4 +1,4 @@
-//! Which engine a machine starts in, and by what policy it may change.
+//! Chooses the engine in which a machine starts, and the policy by which it may change engines.
 
 use crate::kvm::host_support::HostKvm;
 use crate::kvm::{self, KvmError};
@@ -7,25 +7,25 @@ use crate::vcpu::engine::policy::{
     Engine, EngineChoice, EngineDecision, EngineDemand, EnginePolicy,
 };
 
-/// What was decided for a machine before it starts.
+/// The engine decision for a machine before it starts.
 #[derive(Debug)]
 pub struct StartDecision {
     /// The engine it starts in.
     pub decision: EngineDecision,
-    /// KVM, where it is needed.
+    /// KVM, if the machine uses it.
     pub host: Option<kvm::Host>,
-    /// The policy by which it changes engines. `None`: it never does.
+    /// The policy by which it changes engines; `None` if it never does.
     pub policy: Option<EnginePolicy>,
 }
 
-/// Decides for this host, and opens KVM if it is needed.
+/// Decides for this host, and opens KVM if the machine uses it.
 ///
 /// # Errors
 ///
-/// When KVM is requested and cannot be used.
+/// When the user requires KVM and it cannot be used.
 pub fn decide(choice: EngineChoice) -> Result<StartDecision, KvmError> {
     let policy = match choice {
-        // The choice is made: a host without KVM, or with a slow one, is not measured.
+        // The user chose: skip the probes, which take long on a host with a slow KVM.
         EngineChoice::Only(_) => EnginePolicy {
             choice,
             host: HostKvm::native(),
@@ -53,7 +53,7 @@ pub fn auto_policy() -> EnginePolicy {
     }
 }
 
-/// For tests of the engine change itself: KVM, whatever it is, and the interpreter in turn.
+/// For tests of engine changes: starts in KVM, whatever the probes would find.
 ///
 /// # Errors
 ///
@@ -66,7 +66,7 @@ pub fn decide_both() -> Result<StartDecision, KvmError> {
     Ok(StartDecision {
         decision: EngineDecision {
             engine: Engine::Kvm,
-            because: "its changes are tested".to_owned(),
+            because: "--switch-every tests engine changes".to_owned(),
         },
         host: Some(kvm::Host::open()?),
         policy: Some(policy),

@@ -1,4 +1,4 @@
-//! The thread that lets time pass for the devices.
+//! The timer thread: advances the interrupt controllers' timers as the machine's clock passes.
 
 use std::time::Duration;
 
@@ -6,12 +6,11 @@ use crate::platform::WINDOW_POLL;
 use crate::vcpu::board::Board;
 use crate::vcpu::run_control::RunError;
 
-/// The shortest sleep: a guest that programs timers of nanoseconds must not keep a host processor
-/// busy. Periods that pass meanwhile merge, as on a slow processor.
+/// The shortest sleep: a guest that programs timers of nanoseconds must not keep a host CPU busy.
+/// Periods that pass during a sleep merge into one interrupt.
 const SLEEP_MIN: Duration = Duration::from_micros(20);
 
-/// Ends the machine if the timer thread panics, which is a bug of the monitor: a guest without time
-/// hangs.
+/// Ends the machine if the timer thread panics: without timers, the guest would hang.
 struct PanicGuard<'a>(&'a Board);
 
 impl Drop for PanicGuard<'_> {
@@ -22,7 +21,7 @@ impl Drop for PanicGuard<'_> {
     }
 }
 
-/// Fires what is due until the machine stops.
+/// Fires due timers until the machine stops.
 pub(super) fn thread(board: &Board) {
     let _guard = PanicGuard(board);
     let (clock, irq, bell) = (&board.time.clock, &board.buses.irq, &board.time.bell);
@@ -32,7 +31,7 @@ pub(super) fn thread(board: &Board) {
         for id in (0..64).filter(|id| windows & 1 << id != 0) {
             board.run.vcpus.doorbell(id).ring();
         }
-        // A paused clock does not move: nothing becomes due until it is resumed, which rings the bell.
+        // Nothing becomes due while the clock is paused; resuming it rings the bell.
         let next_event = irq.next_event().filter(|_| !clock.is_paused());
         let until = next_event.map(|due| {
             let ticks = due.saturating_sub(clock.now());

@@ -10,7 +10,7 @@ use hindsight_cpu::profile::Profile;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::host_support::HostKvm;
 use hindsight_vmm::kvm::{self, Host};
-use hindsight_vmm::machine::{Config, Machine, Prepared};
+use hindsight_vmm::machine::{Machine, MachineConfig, PreparedMachine};
 use hindsight_vmm::platform::Sinks;
 use hindsight_vmm::vcpu::board::Board;
 use hindsight_vmm::vcpu::engine::ForcedSwitch;
@@ -139,7 +139,7 @@ pub fn machine_changing(
         // Whatever it is: these guests do with little.
         host: HostKvm::native(),
     };
-    build(prepared(Engine::Kvm, image, mode, cpus).changing(policy, forced))
+    build(prepared(Engine::Kvm, image, mode, cpus).with_engine_policy(policy, forced))
 }
 
 /// A machine of one processor, put together as `cpu` says, in the interpreter: without KVM.
@@ -148,12 +148,18 @@ pub fn machine_with(cpu: Profile, image: &[u8], mode: Mode) -> Machine {
     prepared.build(None, sinks()).unwrap()
 }
 
-fn prepared(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Prepared {
+fn prepared(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> PreparedMachine {
     prepared_with(Profile::default(), engine, image, mode, cpus)
 }
 
-fn prepared_with(cpu: Profile, engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Prepared {
-    let config = Config {
+fn prepared_with(
+    cpu: Profile,
+    engine: Engine,
+    image: &[u8],
+    mode: Mode,
+    cpus: usize,
+) -> PreparedMachine {
+    let config = MachineConfig {
         memory: MEMORY,
         huge_pages: false,
         cpus,
@@ -166,7 +172,7 @@ fn prepared_with(cpu: Profile, engine: Engine, image: &[u8], mode: Mode, cpus: u
         mode: Some(mode),
         ..Plan::default()
     };
-    Prepared::new(&config, &plan).unwrap()
+    PreparedMachine::new(&config, &plan).unwrap()
 }
 
 fn sinks() -> Sinks {
@@ -177,7 +183,7 @@ fn sinks() -> Sinks {
     }
 }
 
-fn build(prepared: Prepared) -> Machine {
+fn build(prepared: PreparedMachine) -> Machine {
     let host = Host::open().unwrap();
     prepared.build(Some(&host), sinks()).unwrap()
 }

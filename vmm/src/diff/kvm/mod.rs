@@ -449,7 +449,7 @@ mod tests {
     use super::*;
     use crate::boot::Plan as BootPlan;
     use crate::harness::BUILTIN_PAYLOADS;
-    use crate::machine::{Config, Prepared};
+    use crate::machine::{MachineConfig, PreparedMachine};
     use crate::platform::Sinks;
     use crate::vcpu::engine::policy::Engine;
 
@@ -461,7 +461,7 @@ mod tests {
             image: payload.unwrap().1,
             ..BootPlan::default()
         };
-        let config = Config {
+        let config = MachineConfig {
             memory: 16 << 20,
             huge_pages: false,
             cpus,
@@ -473,7 +473,9 @@ mod tests {
             debugcon: Box::new(io::sink()),
             btm: None,
         };
-        let prepared = Prepared::new(&config, &plan).unwrap().deterministic(0);
+        let prepared = PreparedMachine::new(&config, &plan)
+            .unwrap()
+            .deterministic(0);
         prepared
             .build(None, sinks)
             .unwrap()
