@@ -6,11 +6,11 @@ pub mod console;
 pub mod demo;
 pub mod deterministic;
 pub mod diff;
-
 pub mod gdb;
 pub mod harness;
 pub mod host_clock;
 pub mod kvm;
+pub mod log_limit;
 pub mod machine;
 pub mod memory;
 pub mod platform;

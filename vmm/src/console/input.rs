@@ -13,6 +13,7 @@ use crate::console::escape::{Command, Escape, HELP};
 use crate::console::output::Outbox;
 use crate::console::terminal::RawTerminal;
 use crate::console::{ConsoleError, Deliver, spawn};
+use crate::log_limit::LogLimit;
 
 /// How long the guest is given before bytes that it did not take are offered again.
 const RETRY: Timespec = Timespec {
@@ -203,6 +204,15 @@ fn read_terminal(
                 .into_iter()
                 .for_each(|command| obey(command, outbox, quit));
             waiting.extend(guest);
+            if waiting.len() > TYPED_MAX {
+                static LIMIT: LogLimit = LogLimit::new();
+                let lost = waiting.len() - TYPED_MAX;
+                if let Some(suppressed) = LIMIT.admit() {
+                    tracing::warn!(
+                        "{lost} typed bytes are lost: the guest does not read its serial port{suppressed}"
+                    );
+                }
+            }
             waiting.truncate(TYPED_MAX);
         }
         let accepted = deliver(waiting.make_contiguous()).min(waiting.len());

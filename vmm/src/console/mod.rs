@@ -189,6 +189,10 @@ impl Drop for Console {
     fn drop(&mut self) {
         self.outbox.close();
         let drained = self.outbox.wait_until_drained(DRAIN_TIME_MAX);
+        if !drained {
+            let limit = DRAIN_TIME_MAX.as_secs();
+            tracing::warn!("console output is lost: its reader did not take it within {limit} s");
+        }
         // Restores the terminal, or hangs up on the client, and that after its output.
         self.reader = None;
         // A thread that is stuck in a write is left to the end of the process.

@@ -160,7 +160,13 @@ impl Outbox {
             let written = write_all(&target, &bytes);
             this.lock().writing = false;
             if let Err(error) = written {
-                tracing::debug!("console output is lost: {error}");
+                match error {
+                    // The reader of a pipe, or the client of a socket, closed its end.
+                    Errno::PIPE | Errno::CONNRESET => {
+                        tracing::info!("console output is dropped: its reader closed");
+                    }
+                    _ => tracing::warn!("console output is dropped: it cannot be written: {error}"),
+                }
                 this.detach(&target);
             }
             this.emptied.notify_all();

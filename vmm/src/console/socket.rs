@@ -13,6 +13,7 @@ use rustix::event::PollFlags;
 use crate::console::input::{Reader, Stop, feed, read_some};
 use crate::console::output::Outbox;
 use crate::console::{ConsoleError, Deliver};
+use crate::log_limit::LogLimit;
 
 /// A listening socket; dropping it removes its path.
 #[derive(Debug)]
@@ -64,11 +65,23 @@ impl Socket {
                 .wait(self.listener.as_fd(), PollFlags::IN, None)
                 .is_some()
             {
-                // A client that left at once is no reason to stop.
-                let Ok((client, _)) = self.listener.accept() else {
-                    continue;
-                };
-                serve_client(&stop, client, &outbox, &deliver);
+                static LIMIT: LogLimit = LogLimit::new();
+                let path = self.path.display();
+                match self.listener.accept() {
+                    Ok((client, _)) => {
+                        tracing::debug!("client connected to console socket {path}");
+                        serve_client(&stop, client, &outbox, &deliver);
+                        tracing::debug!("client disconnected from console socket {path}");
+                    }
+                    // The client may have closed already.
+                    Err(error) => {
+                        if let Some(suppressed) = LIMIT.admit() {
+                            tracing::warn!(
+                                "a client of console socket {path} is lost: {error}{suppressed}"
+                            );
+                        }
+                    }
+                }
             }
         })
     }

@@ -80,6 +80,12 @@ impl PreparedMachine {
         let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
         let layout = boot::acpi::place(&memory, layout, config.cpus)?;
         let loaded = boot::load(&memory, &layout, plan)?;
+        tracing::debug!(
+            "image loaded by protocol {:?}, entered at {:#x}; memory {:#x} bytes",
+            loaded.protocol,
+            loaded.state.rip,
+            config.memory
+        );
         Ok(Self {
             config: config.clone(),
             layout,
@@ -156,6 +162,10 @@ impl PreparedMachine {
             (Some(_), Some(host)) => host.supported_cpuid(leaf, subleaf),
             _ => hindsight_interp::supported_cpuid(leaf, subleaf),
         };
+        tracing::debug!(
+            "CPU profile {}: {facilities:?}, TSC {tsc_hz} Hz",
+            self.config.cpu
+        );
         let board = BoardBuilder {
             config: &self.config,
             layout: &self.layout,

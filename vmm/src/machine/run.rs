@@ -159,6 +159,12 @@ impl Machine {
         // A limit that `Instant` cannot represent is no limit.
         let limit = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut threads = Vec::new();
+        tracing::info!(
+            "machine starts{}: {} vCPUs{}",
+            if starts_paused { " paused" } else { "" },
+            vcpus.len(),
+            if deterministic { ", deterministic" } else { "" },
+        );
         let started = if deterministic {
             spawn_one(&board, vcpus, (feed, checkpoints), &mut threads)
         } else {
@@ -176,7 +182,22 @@ impl Machine {
         // A thread that panicked has printed its message and set the outcome.
         let states = threads.into_iter().filter_map(|thread| thread.join().ok());
         let states: Vec<_> = states.flatten().collect();
-        Ok(outcome?.unwrap_or(Outcome::Timeout(states)))
+        let outcome = outcome?.unwrap_or(Outcome::Timeout(states));
+        tracing::info!("machine stopped: {}", reason(&outcome));
+        Ok(outcome)
+    }
+}
+
+/// Why a run ended, for the log.
+fn reason(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Exit(code) => format!("the guest exits with code {code:#x}"),
+        Outcome::PowerOff => "the guest powers the machine off".to_owned(),
+        Outcome::Reset => "the guest resets the machine".to_owned(),
+        Outcome::Crash(crash) => crash.summary(),
+        Outcome::Timeout(_) => "the time limit passed".to_owned(),
+        Outcome::Quit => "the user ended the run".to_owned(),
+        Outcome::Failed(error) => error.to_string(),
     }
 }
 

@@ -16,6 +16,7 @@ struct PanicGuard<'a>(&'a Board);
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            tracing::error!("the timer thread panicked: ending the machine");
             self.0.run.finish(RunError::Panicked);
         }
     }

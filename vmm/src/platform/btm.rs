@@ -48,16 +48,13 @@ impl BtmSink {
         }
     }
 
-    /// Writes the messages of vCPU `cpu`. The first one that cannot be written ends all messages, with a
-    /// line on stderr.
+    /// Writes the messages of vCPU `cpu`. The first one that cannot be written ends all messages, with an
+    /// error in the log.
     pub fn send<'a>(&self, cpu: usize, branches: impl Iterator<Item = &'a Branch>) {
         let mut sink = lock(&self.sink);
         let Some(writer) = sink.as_mut() else { return };
         if let Err(error) = write_all(writer, cpu, branches) {
-            let _ = writeln!(
-                io::stderr(),
-                "hindsight: branch trace messages end here: {error}"
-            );
+            tracing::error!("branch trace messages end: they cannot be written: {error}");
             *sink = None;
         }
     }

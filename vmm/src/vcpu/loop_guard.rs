@@ -19,6 +19,10 @@ impl Drop for LoopGuard<'_> {
         run.vcpus.doorbell(self.id).set_kicker(None);
         run.vcpus.leave();
         if std::thread::panicking() {
+            tracing::error!(
+                "the thread of vCPU {} panicked: ending the machine",
+                self.id
+            );
             run.finish(RunError::Panicked);
         }
     }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use hindsight_cpu::armed::Armed;
 
 use super::policy::{DebuggerDemand, Engine, EngineDemand, EnginePolicy};
+use crate::log_limit::LogLimit;
 use crate::platform::TimerBell;
 use crate::sync::lock;
 use crate::vcpu::run_control::VcpuControl;
@@ -301,6 +302,13 @@ impl<R> EngineSwitch<R> {
         }
         drop(inner);
         let us = took.as_micros();
+        // The vCPUs change together: one message is enough.
+        static LIMIT: LogLimit = LogLimit::new();
+        if cpu == 0
+            && let Some(suppressed) = LIMIT.admit()
+        {
+            tracing::info!("engine changes from {from} to {to}: {cause}{suppressed}");
+        }
         tracing::trace!(target: "mode", "cpu {cpu} {from} -> {to}: {cause}, {us} us");
     }
 }

@@ -5,6 +5,7 @@ use hindsight_devices::irq::Pending;
 
 use super::KvmVcpu;
 use crate::kvm::KvmError;
+use crate::log_limit::LogLimit;
 use crate::vcpu::board::Board;
 use crate::vcpu::recorder::RecordedKind;
 
@@ -95,7 +96,11 @@ impl KvmVcpu {
         };
         let offset = self.model.msrs.tsc().offset().wrapping_sub(base);
         if let Err(error) = self.fd.set_tsc_offset(offset) {
-            tracing::debug!("cpu {}: {error}", self.model.id);
+            static LIMIT: LogLimit = LogLimit::new();
+            if let Some(suppressed) = LIMIT.admit() {
+                let id = self.model.id;
+                tracing::warn!("the TSC of vCPU {id} under KVM is wrong: {error}{suppressed}");
+            }
         }
     }
 

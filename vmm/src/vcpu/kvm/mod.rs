@@ -22,6 +22,7 @@ use guest_debug_regs::{ExitAccess, GuestDebugRegs};
 
 use crate::kvm::KvmError;
 use crate::kvm::vcpu::{GuestDebug, KvmVcpuFd};
+use crate::log_limit::LogLimit;
 use crate::vcpu::board::Board;
 use crate::vcpu::crash::{Crash, CrashCause, FinalState};
 use crate::vcpu::debug::hw_breakpoints::HwBreakpoints;
@@ -325,7 +326,13 @@ impl KvmVcpu {
             Effect::TscMoved => self.set_tsc_offset(&self.model.board.clone()),
             Effect::Mirror(value) => {
                 if !self.fd.set_msr(index, value)? {
-                    tracing::debug!("this KVM does not accept {value:#x} for MSR {index:#x}");
+                    static LIMIT: LogLimit = LogLimit::new();
+                    if let Some(suppressed) = LIMIT.admit() {
+                        tracing::warn!(
+                            "this KVM refuses {value:#x} for MSR {index:#x}, which the guest wrote\
+                             {suppressed}"
+                        );
+                    }
                 }
                 if index == regs::IA32_APIC_BASE {
                     self.cr8 = self.fd.cr8();
