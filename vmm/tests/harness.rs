@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use hindsight_vmm::cli::test::{Host, TestArgs, run_with};
+use hindsight_vmm::cli::test::{HarnessHost, TestArgs, run_with};
 use hindsight_vmm::harness::needs::Capabilities;
 
 #[derive(Parser)]
@@ -81,7 +81,7 @@ fn run_in(dir: &Path, problem: Option<&str>, args: &[&str]) -> anyhow::Result<Ru
     words.extend(args);
     let args = Command::try_parse_from(words)?.test;
     let mut out = Vec::new();
-    let host = Host {
+    let host = HarnessHost {
         capabilities: &NoSmi,
         problem: problem.map(str::to_owned),
         interrupt: &AtomicBool::new(false),
@@ -261,7 +261,7 @@ fn runner_that_does_not_exist_is_an_error() {
         image.to_str().unwrap(),
     ];
     let args = Command::try_parse_from(words).unwrap().test;
-    let host = Host {
+    let host = HarnessHost {
         capabilities: &NoSmi,
         problem: None,
         interrupt: &AtomicBool::new(false),
@@ -295,7 +295,7 @@ fn interrupt_ends_the_children_and_says_what_is_missing() {
             std::thread::sleep(Duration::from_secs(1));
             interrupt.store(true, Ordering::Relaxed);
         });
-        let host = Host {
+        let host = HarnessHost {
             capabilities: &NoSmi,
             problem: None,
             interrupt: &interrupt,

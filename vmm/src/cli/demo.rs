@@ -3,7 +3,9 @@
 use std::env;
 use std::io::{self, BufWriter, IsTerminal, Write};
 
-use crate::cli::{EngineArg, Status};
+use super::Status;
+use super::config::EngineArg;
+use super::logging::Logging;
 use crate::demo::draw::{self, Fact, Look};
 use crate::demo::guest::{self, DemoError};
 use crate::demo::story::{Story, nanoseconds};
@@ -11,19 +13,29 @@ use crate::machine::start;
 use crate::probe::report::Host;
 use crate::vcpu::engine::Engine;
 
-/// Columns where nobody says how many there are.
+/// Columns of the drawing, where neither a terminal nor $COLUMNS has a number.
 const WIDTH: usize = 80;
-/// Columns that are used at most and at least.
+/// The least and the most columns of the drawing.
 const WIDTHS: (usize, usize) = (40, 120);
 
-/// Run a built-in guest, and show what it did.
+/// Run a built-in guest and draw what it did.
+///
+/// The guest computes, takes exceptions and accesses MSRs.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The width of the drawing is that of the terminal, or $COLUMNS. NO_COLOR switches colours off.
+
+Exit status: 0 the guest ran to its end, 2 nothing ran, 4 the guest failed, 6 the monitor failed.
+
+Examples:
+  hindsight demo
+  hindsight demo --engine interp --plain > demo.txt")]
 pub struct DemoArgs {
-    /// No colours, and ASCII only
+    /// Use ASCII only, and no colours
     #[arg(long)]
     plain: bool,
-    /// What executes the guest's code
-    #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
+    /// Engine that executes the guest: KVM, the interpreter, or the better one for this host
+    #[arg(long, value_enum, default_value_t)]
     engine: EngineArg,
 }
 
@@ -31,9 +43,10 @@ pub struct DemoArgs {
 ///
 /// # Errors
 ///
-/// When KVM cannot be used or standard output not be written.
+/// When KVM cannot be used, or standard output cannot be written.
 pub fn run(args: &DemoArgs) -> anyhow::Result<Status> {
-    // The demo shows one engine: it never changes.
+    Logging::start_from_environment()?;
+    // The demo shows one engine: the machine never changes it.
     let start::StartDecision { decision, host, .. } = start::decide(args.engine.into())?;
     let run = match guest::run(decision.engine, host.as_ref()) {
         Ok(run) => run,
@@ -48,12 +61,12 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<Status> {
     } else {
         Status::Success
     };
-    let host = facts_of_the_host(&Host::here());
+    let host = host_facts(&Host::here());
     let image_len = run.image_len;
     let story = Story::of(run);
     let facts: Vec<Fact> = host
         .into_iter()
-        .chain(facts_of_the_guest(&story, image_len, decision.engine))
+        .chain(guest_facts(&story, image_len, decision.engine))
         .collect();
     match print(&draw_lines(&story, &facts, args.plain)) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -116,7 +129,7 @@ fn printable(text: &str) -> String {
         .collect()
 }
 
-fn facts_of_the_host(host: &Host) -> Vec<Fact> {
+fn host_facts(host: &Host) -> Vec<Fact> {
     let model = host.cpu_model.replace("(R)", "").replace("(TM)", "");
     vec![
         ("host", printable(&model)),
@@ -125,7 +138,7 @@ fn facts_of_the_host(host: &Host) -> Vec<Fact> {
     ]
 }
 
-fn facts_of_the_guest(story: &Story, image_len: usize, engine: Engine) -> Vec<Fact> {
+fn guest_facts(story: &Story, image_len: usize, engine: Engine) -> Vec<Fact> {
     let engine = match engine {
         Engine::Kvm => "KVM",
         Engine::Interp => "the interpreter",
@@ -165,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locale_is_taken_from_the_first_variable_that_is_set() {
+    fn first_locale_variable_that_is_set_decides() {
         let with = |pairs: &'static [(&str, &str)]| {
             is_utf8(|name| {
                 let pair = pairs.iter().find(|pair| pair.0 == name);
@@ -179,16 +192,16 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_says_is_made_printable() {
+    fn host_facts_are_printable() {
         let host = Host {
             cpu_model: "Intel(R)  Xeon(R)\x1b[1m CPU".to_owned(),
             ..Host::default()
         };
-        assert_eq!(facts_of_the_host(&host)[0].1, "Intel Xeon[1m CPU");
+        assert_eq!(host_facts(&host)[0].1, "Intel Xeon[1m CPU");
     }
 
     #[test]
-    fn same_result_of_both_rings_is_one_fact() {
+    fn equal_results_of_both_rings_are_one_fact() {
         let story = Story {
             results: vec![
                 ("primes, ring 0".to_owned(), 95),
@@ -196,7 +209,7 @@ mod tests {
             ],
             ..Story::default()
         };
-        let facts = facts_of_the_guest(&story, 1, Engine::Kvm);
+        let facts = guest_facts(&story, 1, Engine::Kvm);
         assert_eq!(facts.iter().filter(|fact| fact.0 == "found").count(), 1);
     }
 }

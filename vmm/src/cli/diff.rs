@@ -1,6 +1,5 @@
 //! `hindsight diff`: where two runs of a guest first differ.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -8,123 +7,149 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use clap::{Args, Parser};
+use clap::{Args, Parser, ValueHint};
 
-use crate::cli::run::{self, RunArgs};
+use super::config::{ConfigArgs, EngineArg, Number, RunConfig, Word};
+use super::logging::{LogSettings, Logging};
+use super::run::deterministic_machine;
+use super::usage::one_line;
 use crate::deterministic::RunStop;
 use crate::deterministic::{CheckpointLimits, Timeline};
 use crate::diff::{Compared, KvmBranch, KvmVerdict, Progress, Verdict, compare, compare_with_kvm};
 
-/// No difference.
+/// Exit status when no difference was found.
 const SAME: u8 = 0;
-/// A difference was found, as with diff(1).
+/// Exit status when a difference was found, as with diff(1).
 const DIFFERENT: u8 = 1;
 
-/// How often progress is told.
-const TELL: Duration = Duration::from_secs(1);
+/// The shortest time between two reports of progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Find the first instruction at which two deterministic runs, or the two engines, differ.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Both sides run as with `hindsight run --deterministic`; consoles, --timeout, --stats \
-    and --trace have no effect. With --engine kvm on one side, KVM executes each instruction of the \
-    other side's run as well, but those that depend on devices, time or the models.\n\n\
-    Exit status: 0 no difference, 1 the runs differ, 2 trouble.\n\n\
-    Examples:\n  hindsight diff --memory 64M kernel --a '--seed 1' --b '--seed 2'\n  \
-    hindsight diff kernel --b '--engine kvm' --from 1000000 --limit 1100000"
-)]
-pub(super) struct DiffArgs {
+#[command(after_help = "\
+Both sides run as with `hindsight run --deterministic`. Consoles, debuggers, --timeout, --stats and
+--trace have no effect. With --engine kvm on one side, KVM executes each instruction of the other
+side's run as well, except those that depend on devices, time or the models.
+
+Exit status: 0 no difference, 1 the runs differ, 2 trouble.
+
+Examples:
+  hindsight diff kernel.elf --memory 64M --a '--seed 1' --b '--seed 2'
+  hindsight diff kernel.elf --b '--engine kvm' --from 1000000 --limit 1100000")]
+pub struct DiffArgs {
     #[command(flatten)]
-    run: RunArgs,
-    /// Options of `hindsight run` for one side only
+    config: ConfigArgs,
+    /// Options of `hindsight run` for side a only
     #[arg(
         long,
         value_name = "OPTIONS",
         default_value = "",
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        help_heading = "Comparison"
     )]
     a: String,
-    /// Options for the other side
+    /// Options of `hindsight run` for side b only
     #[arg(
         long,
         value_name = "OPTIONS",
         default_value = "",
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        help_heading = "Comparison"
     )]
     b: String,
-    /// Compare so many instructions at most
-    #[arg(long, value_name = "N", value_parser = run::number)]
-    limit: Option<u64>,
-    /// With --engine kvm on one side: begin to compare after so many instructions
-    #[arg(long, value_name = "N", value_parser = run::number)]
-    from: Option<u64>,
-    /// With --engine kvm on one side: write the branches that KVM's steps took to FILE, a line each of
-    /// two hexadecimal linear addresses; what KVM took over is not among them
-    #[arg(long, value_name = "FILE")]
+    /// Compare at most N instructions
+    #[arg(long, value_name = "N", help_heading = "Comparison")]
+    limit: Option<Word<Number>>,
+    /// With --engine kvm on one side: begin to compare after N instructions
+    #[arg(long, value_name = "N", help_heading = "Comparison")]
+    from: Option<Word<Number>>,
+    /// With --engine kvm on one side: write the branches that KVM took in single-steps to FILE, a line
+    /// each of two hexadecimal linear addresses
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Comparison")]
     branches: Option<PathBuf>,
-    /// Look every so many instructions for a difference [default: 1000000, with KVM 1000]
-    #[arg(long, value_name = "N", value_parser = run::number)]
-    stride: Option<u64>,
+    /// Compare states every N instructions [default: 1000000, or 1000 with KVM]
+    #[arg(long, value_name = "N", help_heading = "Comparison")]
+    stride: Option<Word<Number>>,
 }
 
-/// [`DiffArgs::stride`] of two runs in the interpreter.
+/// The default of [`DiffArgs::stride`] for two runs in the interpreter.
 const STRIDE: u64 = 1_000_000;
-/// And where KVM follows.
+/// The default of [`DiffArgs::stride`] where KVM follows.
 const STRIDE_KVM: u64 = 1_000;
 
 /// The options of one side, as `hindsight run` takes them.
 #[derive(Debug, Parser)]
-#[command(
-    name = "hindsight",
-    args_override_self = true,
-    disable_help_flag = true
-)]
+#[command(name = "hindsight", disable_help_flag = true)]
 struct SideArgs {
     #[command(flatten)]
-    run: RunArgs,
+    config: ConfigArgs,
 }
 
 /// Runs both sides until they differ.
-pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
-    if args.run.records_input() {
-        bail!("--record-input makes no sense here: both runs must have the same input");
-    }
-    let raw: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let sides = [("--a", &args.a), ("--b", &args.b)];
-    let parsed = sides.map(|(name, options)| {
-        side_args(&raw, options).with_context(|| format!("{name} {options:?}"))
+///
+/// # Errors
+///
+/// When the options conflict, or a side cannot be run.
+pub fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
+    let mut common = args.config.load()?;
+    let logging = Logging::start(&LogSettings {
+        trace: None,
+        ..common.log.settings()
     });
-    let [a, b] = parsed;
+    logging.open_files()?;
+    common.determinism.deterministic = true;
+    let sides = [("--a", &args.a), ("--b", &args.b)];
+    let [a, b] = sides.map(|(name, options)| {
+        side_config(&common, options).with_context(|| format!("{name} {options:?}"))
+    });
     let (a, b) = (a?, b?);
-    match (a.is_for_kvm(), b.is_for_kvm()) {
-        (true, true) => bail!("KVM follows the interpreter: --engine kvm is for one side"),
-        (false, true) => {
-            only_engine(sides[1])?;
-            return with_kvm(args, &a, 1);
+    if [&a, &b]
+        .iter()
+        .any(|side| side.determinism.record_input.is_some())
+    {
+        bail!("--record-input does not go with diff: both runs must have the same input");
+    }
+    match [&a, &b].map(|side| side.machine.engine == EngineArg::Kvm) {
+        [true, true] => bail!("KVM follows the interpreter: --engine kvm is for one side"),
+        [false, true] => {
+            check_kvm_side(sides[1])?;
+            run_with_kvm(args, &a, 1)
         }
-        (true, false) => {
-            only_engine(sides[0])?;
-            return with_kvm(args, &b, 0);
+        [true, false] => {
+            check_kvm_side(sides[0])?;
+            run_with_kvm(args, &b, 0)
         }
-        (false, false) if args.from.is_some() || args.branches.is_some() => {
+        [false, false] if args.from.is_some() || args.branches.is_some() => {
             bail!("--from and --branches are for a comparison with KVM: --b '--engine kvm'")
         }
-        (false, false) => {}
+        [false, false] => run_interpreters(args, &a, &b),
     }
-    let machines = [timeline(&a)?, timeline(&b)?];
-    let mut told = Instant::now();
-    let terminal = io::stderr().is_terminal();
-    let mut tell = |progress| {
-        if told.elapsed() >= TELL {
-            told = Instant::now();
-            show(progress, terminal);
-        }
-    };
-    let limit = args.limit.unwrap_or(u64::MAX);
-    let stride = args.stride.unwrap_or(STRIDE);
-    let verdict = compare(machines, limit, stride, &mut tell)?;
-    if terminal {
-        let _ = write!(io::stderr(), "\r\x1b[K");
+}
+
+impl DiffArgs {
+    fn limit(&self) -> u64 {
+        self.limit.map_or(u64::MAX, |limit| limit.0.0)
     }
+
+    fn stride(&self, default: u64) -> u64 {
+        self.stride.map_or(default, |stride| stride.0.0)
+    }
+}
+
+/// Compares two runs in the interpreter.
+fn run_interpreters(args: &DiffArgs, a: &RunConfig, b: &RunConfig) -> anyhow::Result<ExitCode> {
+    let machines = [timeline(a)?, timeline(b)?];
+    let mut line = ProgressLine::new();
+    let verdict = compare(
+        machines,
+        args.limit(),
+        args.stride(STRIDE),
+        &mut |progress| {
+            line.show(progress);
+        },
+    )?;
+    line.clear();
     let (status, text) = match verdict {
         Verdict::Same { place, ended: true } => (
             SAME,
@@ -136,17 +161,17 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
         } => (SAME, format!("no difference in {place} instructions\n")),
         Verdict::Different(divergence) => (DIFFERENT, divergence.to_string()),
     };
-    say(&text)?;
+    print(&text)?;
     Ok(ExitCode::from(status))
 }
 
-fn say(text: &str) -> anyhow::Result<()> {
+fn print(text: &str) -> anyhow::Result<()> {
     let written = io::stdout().write_all(text.as_bytes());
     written.context("standard output")
 }
 
-/// The side in KVM is the machine of the other one.
-fn only_engine((name, options): (&str, &String)) -> anyhow::Result<()> {
+/// Checks that the side in KVM has no options of its own: it executes the machine of the other side.
+fn check_kvm_side((name, options): (&str, &String)) -> anyhow::Result<()> {
     let words = shlex::split(options).unwrap_or_default();
     let mut words = words.iter().map(String::as_str);
     while let Some(word) = words.next() {
@@ -159,50 +184,40 @@ fn only_engine((name, options): (&str, &String)) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The run of one side, with KVM following as side `kvm`.
-fn with_kvm(args: &DiffArgs, side: &RunArgs, kvm: usize) -> anyhow::Result<ExitCode> {
-    let mut branches = args.branches.as_deref().map(Branches::new).transpose()?;
-    let mut machine = run::determined(side)?;
-    if let Some(from) = args.from
+/// Compares the run of `side` in the interpreter with KVM, which follows it as side `kvm`.
+fn run_with_kvm(args: &DiffArgs, side: &RunConfig, kvm: usize) -> anyhow::Result<ExitCode> {
+    let mut branches = args.branches.as_deref().map(BranchFile::new).transpose()?;
+    let mut machine = deterministic_machine(side)?;
+    if let Some(from) = args.from.map(|from| from.0.0)
         && machine.run_to(from) != RunStop::Reached
     {
-        bail!("the run ends before instruction {from}");
+        bail!("the run ends before instruction {from}: give a smaller --from");
     }
-    let mut told = Instant::now();
-    let terminal = io::stderr().is_terminal();
-    let mut tell = |compared: Compared, taken: &[KvmBranch]| {
+    let mut line = ProgressLine::new();
+    let mut on_progress = |compared: Compared, taken: &[KvmBranch]| {
         if let Some(branches) = &mut branches {
             branches.add(taken);
         }
-        if told.elapsed() >= TELL {
-            told = Instant::now();
-            show(Progress::Same(compared.place), terminal);
-        }
+        line.show(Progress::Same(compared.place));
     };
-    let limit = args.limit.unwrap_or(u64::MAX);
-    let stride = args.stride.unwrap_or(STRIDE_KVM);
-    let verdict = compare_with_kvm(machine, limit, stride, &mut tell)?;
+    let stride = args.stride(STRIDE_KVM);
+    let verdict = compare_with_kvm(machine, args.limit(), stride, &mut on_progress)?;
     if let Some(branches) = branches {
         branches.finish()?;
     }
-    if terminal {
-        let _ = write!(io::stderr(), "\r\x1b[K");
-    }
-    let counted = |c: Compared| {
+    line.clear();
+    let counts = |c: Compared| {
         format!(
             "KVM executed {} instructions and took over the results of {}",
             c.native, c.taken
         )
     };
-    match verdict {
+    let (status, text) = match verdict {
         KvmVerdict::Same { compared, ended } => {
             let end = if ended { ", where the run ended" } else { "" };
-            let place = compared.place;
-            say(&format!(
-                "no difference up to instruction {place}{end}; {}\n",
-                counted(compared)
-            ))?;
-            Ok(ExitCode::from(SAME))
+            let (at, counts) = (compared.place, counts(compared));
+            let text = format!("no difference up to instruction {at}{end}; {counts}\n");
+            (SAME, text)
         }
         KvmVerdict::Different {
             compared,
@@ -211,21 +226,22 @@ fn with_kvm(args: &DiffArgs, side: &RunArgs, kvm: usize) -> anyhow::Result<ExitC
             if kvm == 0 {
                 divergence.swap();
             }
-            say(&format!("{divergence}{}\n", counted(compared)))?;
-            Ok(ExitCode::from(DIFFERENT))
+            (DIFFERENT, format!("{divergence}{}\n", counts(compared)))
         }
-    }
+    };
+    print(&text)?;
+    Ok(ExitCode::from(status))
 }
 
 /// The file of [`DiffArgs::branches`].
-struct Branches<'a> {
+struct BranchFile<'a> {
     path: &'a Path,
     file: BufWriter<File>,
     /// The first write that failed.
     result: io::Result<()>,
 }
 
-impl<'a> Branches<'a> {
+impl<'a> BranchFile<'a> {
     fn new(path: &'a Path) -> anyhow::Result<Self> {
         let file = File::create(path).with_context(|| format!("--branches {}", path.display()))?;
         Ok(Self {
@@ -250,109 +266,102 @@ impl<'a> Branches<'a> {
     }
 }
 
-fn show(progress: Progress, terminal: bool) {
-    let text = match progress {
-        Progress::Same(place) => format!("the same for {place} instructions"),
-        Progress::Between(from, to) => format!("a difference between {from} and {to}"),
-    };
-    let _ = if terminal {
-        write!(io::stderr(), "\r\x1b[Khindsight: {text}")
-    } else {
-        writeln!(io::stderr(), "hindsight: {text}")
-    };
+/// Progress on standard error, at most once in [`PROGRESS_INTERVAL`].
+struct ProgressLine {
+    terminal: bool,
+    last: Instant,
+}
+
+impl ProgressLine {
+    fn new() -> Self {
+        Self {
+            terminal: io::stderr().is_terminal(),
+            last: Instant::now(),
+        }
+    }
+
+    fn show(&mut self, progress: Progress) {
+        if self.last.elapsed() < PROGRESS_INTERVAL {
+            return;
+        }
+        self.last = Instant::now();
+        let text = match progress {
+            Progress::Same(place) => format!("the same for {place} instructions"),
+            Progress::Between(from, to) => format!("a difference between {from} and {to}"),
+        };
+        let _ = if self.terminal {
+            write!(io::stderr(), "\r\x1b[Khindsight: {text}")
+        } else {
+            writeln!(io::stderr(), "hindsight: {text}")
+        };
+    }
+
+    /// Clears the line on a terminal.
+    fn clear(&self) {
+        if self.terminal {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
 }
 
 /// The machine of one side, at its start.
-fn timeline(args: &RunArgs) -> anyhow::Result<Timeline> {
-    Ok(Timeline::new(
-        run::determined(args)?,
-        CheckpointLimits::default(),
-    )?)
+fn timeline(config: &RunConfig) -> anyhow::Result<Timeline> {
+    let machine = deterministic_machine(config)?;
+    Ok(Timeline::new(machine, CheckpointLimits::default())?)
 }
 
-/// What `raw`, the arguments of `hindsight diff`, and the options of one side make together.
-fn side_args(raw: &[OsString], options: &str) -> anyhow::Result<RunArgs> {
-    /// Options that are not those of `hindsight run`; each takes a value.
-    const OWN: [&str; 6] = ["--a", "--b", "--limit", "--stride", "--from", "--branches"];
-    let own = |word: &OsString| {
-        let word = word.to_string_lossy();
-        OWN.iter().find_map(|name| {
-            let rest = word.strip_prefix(name)?;
-            (rest.is_empty() || rest.starts_with('=')).then_some(rest.is_empty())
-        })
-    };
-    let mut words = vec![OsString::from("hindsight"), "--deterministic".into()];
-    let mut rest = raw.iter().skip_while(|word| *word != "diff").skip(1);
-    while let Some(word) = rest.next() {
-        match own(word) {
-            // The value is a word of its own.
-            Some(true) => drop(rest.next()),
-            Some(false) => {}
-            None if word == "--deterministic" => {}
-            None => words.push(word.clone()),
-        }
-    }
-    let Some(extra) = shlex::split(options) else {
+/// The common configuration with the options of one side over it.
+fn side_config(common: &RunConfig, options: &str) -> anyhow::Result<RunConfig> {
+    let Some(words) = shlex::split(options) else {
         bail!("a quotation that does not end");
     };
-    words.extend(extra.into_iter().map(OsString::from));
-    SideArgs::try_parse_from(words)
-        .map(|side| side.run)
-        .map_err(|error| anyhow::Error::msg(super::one_line(&error).unwrap_or_default()))
+    let words = std::iter::once("hindsight".to_owned()).chain(words);
+    let side = SideArgs::try_parse_from(words)
+        .map_err(|error| anyhow::Error::msg(one_line(&error).unwrap_or_default()))?;
+    if side.config.has_file() {
+        bail!("--config is for both sides: give it outside of --a and --b");
+    }
+    Ok(side.config.apply_to(common.clone()).with_defaults())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn side(raw: &[&str], options: &str) -> anyhow::Result<RunArgs> {
-        let raw: Vec<_> = raw.iter().map(OsString::from).collect();
-        side_args(&raw, options)
-    }
-
     #[test]
-    fn side_has_the_common_options_and_its_own_which_win() {
-        let raw = [
-            "diff",
-            "--cpus",
-            "2",
-            "x",
-            "--a",
-            "--seed 1",
-            "--b=--seed 2",
-            "--limit",
-            "9",
-        ];
-        let a = side(&raw, "--cpus 3 --cmdline 'a b'").unwrap();
-        let text = format!("{a:?}");
-        for part in [
-            "cpus: 3",
-            "cmdline: \"a b\"",
-            "deterministic: true",
-            "image: \"x\"",
-        ] {
-            assert!(text.contains(part), "{part} in {text}");
-        }
+    fn options_of_a_side_override_the_common_ones() {
+        let command_line = ["hindsight", "--cpus", "2", "x", "--memory", "64M"];
+        let common = SideArgs::try_parse_from(command_line).unwrap();
+        let mut common = common.config.load().unwrap();
+        common.determinism.deterministic = true;
+        let side = side_config(&common, "--cpus 3 --cmdline 'a b' --seed=0x10").unwrap();
+        let mut expected = common.with_defaults();
+        expected.machine.cpus = 3;
+        expected.boot.cmdline = "a b".to_owned();
+        expected.determinism.seed = Some(Word(Number(16)));
+        assert_eq!(side, expected);
+        assert_eq!(side.boot.image.as_deref(), Some(Path::new("x")));
     }
 
     #[test]
     fn side_in_kvm_has_no_options_of_its_own() {
-        for (options, fine) in [
+        for (options, accepted) in [
             ("", true),
             ("--engine kvm", true),
             ("--engine=kvm", true),
             ("--engine kvm --seed 1", false),
             ("--seed=1", false),
         ] {
-            let checked = only_engine(("--b", &options.to_owned()));
-            assert_eq!(checked.is_ok(), fine, "{options}");
+            let checked = check_kvm_side(("--b", &options.to_owned()));
+            assert_eq!(checked.is_ok(), accepted, "{options}");
         }
     }
 
     #[test]
     fn bad_options_of_a_side_are_one_line() {
-        for options in ["--bogus", "'", "--seed x"] {
-            let error = side(&["diff", "x"], options).unwrap_err().to_string();
+        let common = RunConfig::default();
+        for options in ["--bogus", "'", "--seed x", "--config x", "--help"] {
+            let error = side_config(&common, options).unwrap_err().to_string();
             assert!(!error.is_empty() && !error.contains('\n'), "{error}");
         }
     }

@@ -6,29 +6,41 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
+use clap::ValueHint;
 
+use super::Status;
+use super::logging::Logging;
 use crate::probe::cache::{Cache, Findings};
 use crate::probe::finding::{Finding, Probe, Verdict};
 use crate::probe::guest::Bench;
 use crate::probe::report::{Form, Host, Printer, Report, Row};
 use crate::probe::{ProbeError, keep, probes};
 
-/// Status when KVM cannot be used or the arguments are wrong.
-const CANNOT: u8 = 2;
-
-/// Measure what this host's KVM really does.
+/// Measure what this host's KVM does.
+///
+/// Each probe runs a tiny guest. The findings are cached until the host reboots; `hindsight run` and
+/// `hindsight test` use them.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit status: 0 the probes ran, 2 KVM cannot be used or the arguments are wrong.
+
+Examples:
+  hindsight doctor
+  hindsight doctor --only gd,step-cpl0
+  hindsight doctor --json --save report.json")]
 pub struct DoctorArgs {
     /// Print JSON, a line for each probe
     #[arg(long)]
     json: bool,
-    /// Also write a report to contribute; it names the CPU model, kernel and KVM modules
+    /// Also write a report to contribute [default FILE: hindsight-doctor.json]; it names the CPU model,
+    /// the kernel and the KVM modules
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "hindsight-doctor.json")]
+    #[arg(value_hint = ValueHint::FilePath)]
     save: Option<PathBuf>,
-    /// Measure only these probes
+    /// Run only these probes, separated by commas
     #[arg(long, value_name = "PROBES", value_delimiter = ',')]
     only: Vec<String>,
-    /// Do not measure these probes
+    /// Do not run these probes, separated by commas
     #[arg(long, value_name = "PROBES", value_delimiter = ',')]
     skip: Vec<String>,
     /// List the probes and what each measures
@@ -36,24 +48,25 @@ pub struct DoctorArgs {
     list: bool,
 }
 
-/// Runs the command. Status 0 when it measured; 2 when it cannot, after one line that says why.
+/// Runs the command. The status is 2 when KVM cannot be used, after one line that says why.
 ///
 /// # Errors
 ///
 /// When the report cannot be written.
 pub fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
-    match examine(&args) {
+    Logging::start_from_environment()?;
+    match measure(&args) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) if is_closed_pipe(&error) => Ok(ExitCode::SUCCESS),
         Err(error) if error.is::<ProbeError>() => {
             let _ = writeln!(io::stderr(), "hindsight: {error:#}");
-            Ok(CANNOT.into())
+            Ok(Status::Usage.into())
         }
         Err(error) => Err(error),
     }
 }
 
-fn examine(args: &DoctorArgs) -> anyhow::Result<()> {
+fn measure(args: &DoctorArgs) -> anyhow::Result<()> {
     if let Some(name) = args
         .only
         .iter()

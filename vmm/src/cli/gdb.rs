@@ -1,88 +1,42 @@
-//! The options of `hindsight run` for debuggers.
+//! Serves debuggers in `hindsight run`.
 
 use std::io::{self, Write};
 
 use anyhow::Context;
-use clap::Args;
 
-use crate::gdb::{Address, Server};
+use crate::cli::config::DebugOptions;
+use crate::gdb::Server;
 use crate::machine::Machine;
-use crate::vcpu::branch_history;
 use crate::vcpu::run_control::Outcome;
 
-#[derive(Debug, Args)]
-pub(super) struct GdbArgs {
-    /// Serve gdb or lldb at tcp:HOST:PORT (tcp::PORT on this machine only) or unix:PATH
-    #[arg(long, value_name = "WHERE")]
-    gdb: Option<Address>,
-    /// Stop before the first instruction, until a debugger connects
-    #[arg(long, requires = "gdb")]
-    gdb_wait: bool,
-    /// Let other machines connect to --gdb, and with that do anything to the guest
-    #[arg(long, requires = "gdb")]
-    gdb_allow_remote: bool,
-    /// Keep the last N branches of every processor [default: 65536], for a debugger that connects
-    /// later
-    #[arg(long, value_name = "branches[=N]", value_parser = recording)]
-    record: Option<usize>,
-    /// Most memory for the checkpoints by which a debugger goes back in a deterministic run, in bytes
-    /// or with a suffix K, M, G
-    #[arg(
-        long,
-        value_name = "SIZE",
-        value_parser = crate::cli::run::size,
-        default_value = "1G",
-        requires_all = ["gdb", "deterministic"]
-    )]
-    checkpoint_memory: u64,
-}
-
-impl GdbArgs {
-    /// Something is wanted that only the interpreter does.
-    pub(super) const fn needs_interpreter(&self) -> bool {
-        self.record.is_some()
+/// Starts a server for debuggers, if `options` name an address. The debugger starts the machine.
+pub(super) fn start(
+    options: &DebugOptions,
+    machine: &mut Machine,
+) -> anyhow::Result<Option<Server>> {
+    if let Some(record) = &options.record {
+        machine.record_branches(record.0.0);
     }
-}
-
-/// What `--record` keeps.
-fn recording(text: &str) -> Result<usize, String> {
-    let number = match text.split_once('=') {
-        None if text == "branches" => return Ok(0x1_0000),
-        Some(("branches", number)) => number,
-        _ => return Err("only branches can be recorded: branches or branches=N".to_owned()),
-    };
-    let most = branch_history::BRANCHES_MAX;
-    let kept = number.parse().ok().filter(|kept| (1..=most).contains(kept));
-    kept.ok_or_else(|| format!("{number} is not a number from 1 to {most}"))
-}
-
-/// Serves debuggers, if that is wanted. The machine is theirs to start.
-pub(super) fn start(args: &GdbArgs, machine: &mut Machine) -> anyhow::Result<Option<Server>> {
-    if let Some(limit) = args.record {
-        machine.record_branches(limit);
-    }
-    let Some(address) = &args.gdb else {
+    let Some(address) = options.gdb.as_ref().map(|address| &address.0) else {
         return Ok(None);
     };
-    let listener = address.listen(args.gdb_allow_remote).context("--gdb")?;
+    let listener = address.listen(options.gdb_allow_remote).context("--gdb")?;
     let mut stderr = io::stderr();
     if address.is_remote() {
-        let _ = writeln!(
-            stderr,
-            "hindsight: warning: --gdb {address}: whoever can connect there can do anything to the \
-             guest"
-        );
+        tracing::warn!("--gdb {address}: whoever can connect there can do anything to the guest");
     }
     let shown = listener.address().unwrap_or_else(|| address.clone());
-    let waits = if args.gdb_wait { ", and waits" } else { "" };
+    let waits = if options.gdb_wait { ", and waits" } else { "" };
     let _ = writeln!(stderr, "hindsight: gdb may connect at {shown}{waits}");
     machine.start_paused();
-    machine.limit_checkpoints(args.checkpoint_memory);
-    let server = Server::start(machine.board(), listener, args.gdb_wait);
+    if let Some(limit) = options.checkpoint_memory {
+        machine.limit_checkpoints(limit.0.0);
+    }
+    let server = Server::start(machine.board(), listener, options.gdb_wait);
     Ok(Some(server.context("--gdb")?))
 }
 
-/// What a debugger is told of the end: the status of a guest that ended by itself.
+/// The exit status that a debugger sees, if the guest ended by itself.
 pub(super) fn exit_status(outcome: &Outcome) -> Option<u8> {
     match outcome {
         Outcome::Exit(code) => Some(code.to_le_bytes()[0] << 1 | 1),

@@ -11,10 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{Args, Parser, ValueHint};
 use hindsight_cpu::facility::Facilities;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use super::config::{ConfigArgs, EngineArg, OptionValue, Size, Word};
+use super::logging::Logging;
+use super::usage::one_line;
 use crate::harness::child::supervise;
 use crate::harness::image::Image;
 use crate::harness::needs::{self, Capabilities, HostKvm, Lacking, Unmeasured, kvm_problem};
@@ -24,6 +27,7 @@ use crate::harness::runner::{GRACE, Runner};
 use crate::harness::select::{self, Job, Pattern, Shard, check_needs, filter, mark_unmet, repeat};
 use crate::harness::verdict::CaseResult;
 use crate::machine::start;
+use crate::vcpu::engine::Engine;
 use crate::vcpu::engine::policy::EngineDemand;
 
 /// Status when a case failed.
@@ -33,113 +37,146 @@ const STATUS_UNUSABLE: u8 = 2;
 /// Status after an interrupt, as shells have it: 128 + SIGINT.
 const STATUS_INTERRUPTED: u8 = 130;
 /// Longest `--timeout`.
-const TIMEOUT_SECONDS_MAX: f64 = 86_400.0;
+const TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
 
 /// Run the built-in payloads, or images of your own, and judge them.
 #[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Exit status: 0 nothing failed, 1 a case failed, 2 bad usage or KVM cannot be used, 130 interrupted.
+
+Examples:
+  hindsight test
+  hindsight test --engine interp --filter 'exceptions/*' --jobs 4
+  hindsight test --rules 'TSC-*' --list
+  hindsight test my-payload.elf --junit report.xml
+  hindsight test --run-arg=--cpu --run-arg=skylake-server,-rdt")]
 pub struct TestArgs {
-    /// Images to run; the built-in payloads when there are none
-    #[arg(value_name = "IMAGE")]
+    /// Images to run; without any, the built-in payloads
+    #[arg(value_name = "IMAGE", value_hint = ValueHint::FilePath)]
     pub images: Vec<PathBuf>,
-    /// Run only cases whose name contains TEXT, or matches it as a glob when it has * or ?
-    #[arg(long, value_name = "TEXT")]
+    /// Run only cases whose name contains TEXT, or with * or ? matches it as a glob; may be repeated
+    #[arg(long, value_name = "TEXT", help_heading = "Selection")]
     pub filter: Vec<String>,
-    /// Run only cases that assert one of these rules
-    #[arg(long, value_name = "RULE", value_delimiter = ',')]
+    /// Run only cases that assert one of these rules, separated by commas; globs are allowed
+    #[arg(
+        long,
+        value_name = "RULES",
+        value_delimiter = ',',
+        help_heading = "Selection"
+    )]
     pub rules: Vec<String>,
-    /// Run this many cases at a time [default: the number of processors]
-    #[arg(long, short, value_name = "N")]
-    pub jobs: Option<NonZeroUsize>,
-    /// End a case after this time, instead of its own limit
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
-    pub timeout: Option<Duration>,
-    /// Run only part I of N of the cases
-    #[arg(long, value_name = "I/N")]
+    /// Run only every N-th case, beginning with the I-th
+    #[arg(long, value_name = "I/N", help_heading = "Selection")]
     pub shard: Option<Shard>,
-    /// Run everything N times, at most 1000
+    /// Run everything N times, at most 1000 [default: 1]
     #[arg(long, value_name = "N", default_value = "1", hide_default_value = true)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "Selection")]
     pub repeat: u32,
     /// List the cases and run none
-    #[arg(long, conflicts_with_all = ["tap", "junit"])]
+    #[arg(long, conflicts_with_all = ["tap", "junit"], help_heading = "Selection")]
     pub list: bool,
-    /// Write TAP 14 to standard output
-    #[arg(long)]
-    pub tap: bool,
-    /// Write a JUnit report to FILE
-    #[arg(long, value_name = "FILE")]
-    pub junit: Option<PathBuf>,
-    /// What runs the cases: kvm; interp, which needs nothing of the host; or auto, which changes
-    /// between them [default: kvm or interp, whichever auto begins with here]
-    #[arg(long, value_name = "ENGINE", value_parser = ["kvm", "interp", "auto"])]
-    pub engine: Option<String>,
-    /// Guest memory, passed on to `run`
-    #[arg(long, value_name = "SIZE", default_value = "64M")]
-    pub memory: String,
-    /// A further option passed on to `run`, such as --run-arg=--hugepages
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub run_arg: Vec<String>,
-    /// Run cases even where this host's KVM does not meet their needs
-    #[arg(long)]
+    /// Run cases even if this host's KVM does not meet their needs
+    #[arg(long, help_heading = "Selection")]
     pub ignore_needs: bool,
-    /// Do not run cases that need this of the host's KVM, whatever it does; WHY is told as the reason
+    /// Skip cases that need NEED of the host's KVM, without measuring it; WHY is reported as the reason
     #[arg(long, value_name = "NEED[=WHY]", value_parser = needs::parse_lacking)]
-    #[arg(conflicts_with = "ignore_needs")]
+    #[arg(conflicts_with = "ignore_needs", help_heading = "Selection")]
     pub lacking: Vec<(String, String)>,
+    /// Run N cases at a time [default: the number of processors]
+    #[arg(long, short, value_name = "N", help_heading = "Execution")]
+    pub jobs: Option<NonZeroUsize>,
+    /// End each case after TIME, in place of its own limit; in seconds, or with a unit ms, s, m or h
+    #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Execution")]
+    pub timeout: Option<Duration>,
+    /// Engine that runs the cases: kvm, interp (needs nothing of the host), or auto, which changes
+    /// between them [default: kvm or interp, whichever auto begins with on this host]
+    #[arg(long, value_enum, help_heading = "Execution")]
+    pub engine: Option<EngineArg>,
+    /// Guest memory in bytes, or with a suffix K, M, G or T
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "64M",
+        help_heading = "Execution"
+    )]
+    pub memory: Word<Size>,
+    /// Another option for `hindsight run`, such as --run-arg=--hugepages; may be repeated
+    #[arg(
+        long,
+        value_name = "ARG",
+        allow_hyphen_values = true,
+        help_heading = "Execution"
+    )]
+    pub run_arg: Vec<String>,
     /// Run the cases by another VMM: a command with {image}, {cmdline}, {cpus}, {memory}, {timeout}
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["engine", "run_arg"])]
+    #[arg(help_heading = "Execution")]
     pub runner: Option<String>,
+    /// Write TAP 14 to standard output
+    #[arg(long, help_heading = "Reports")]
+    pub tap: bool,
+    /// Write a JUnit report to FILE
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Reports")]
+    pub junit: Option<PathBuf>,
 }
 
-fn parse_seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= TIMEOUT_SECONDS_MAX => {
-            Ok(Duration::from_secs_f64(seconds))
-        }
-        _ => Err(format!(
-            "a number of seconds, more than 0 and at most {TIMEOUT_SECONDS_MAX}"
-        )),
-    }
+/// Parses the limit of [`TestArgs::timeout`].
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let limit = Duration::parse(text).ok();
+    limit
+        .filter(|limit| !limit.is_zero() && *limit <= TIMEOUT_MAX)
+        .ok_or_else(|| {
+            format!(
+                "not a number of seconds, more than 0 and at most {}, nor a time such as 500ms, 10s, \
+                 5m or 1h",
+                TIMEOUT_MAX.as_secs()
+            )
+        })
 }
 
-/// What surrounds a run of the harness.
-pub struct Host<'a> {
+/// The host of a harness run: its KVM, its terminal, its signals.
+pub struct HarnessHost<'a> {
     /// What this host's KVM does.
     pub capabilities: &'a dyn Capabilities,
-    /// Why no case can be run at all; then every case is listed as skipped for that reason.
+    /// Why no case can run; every case is then listed as skipped for that reason.
     pub problem: Option<String>,
     /// Ends the run when it is set; the reports are still written.
     pub interrupt: &'a AtomicBool,
-    /// Columns of the terminal behind `out`; `None` when it is no terminal.
+    /// Columns of the terminal behind `out`; `None` if it is no terminal.
     pub columns: Option<usize>,
-    /// Where the lines or the TAP go.
+    /// Receives the lines or the TAP.
     pub out: &'a mut dyn Write,
 }
 
-impl fmt::Debug for Host<'_> {
+impl fmt::Debug for HarnessHost<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Host")
+        f.debug_struct("HarnessHost")
             .field("problem", &self.problem)
             .finish_non_exhaustive()
     }
 }
 
-/// Runs `hindsight test` with what this host's KVM was measured to do.
+/// Runs `hindsight test` on this host.
 ///
 /// The status is 0 when nothing failed, 1 when a case failed, 2 when /dev/kvm cannot be used, and
 /// 130 after an interrupt.
 ///
 /// # Errors
 ///
-/// Bad usage and bad images, for which the caller is to end with status 2; host errors.
+/// Bad usage and bad images, for which the caller ends with status 2; host errors.
 pub fn run(mut args: TestArgs) -> Result<ExitCode> {
+    Logging::start_from_environment()?;
+    check_run_args(&args.run_arg)?;
     if args.runner.is_none() {
         args.engine.get_or_insert_with(|| {
-            let choice = start::auto_policy().decide(EngineDemand::default());
-            choice.engine.to_string()
+            let decision = start::auto_policy().decide(EngineDemand::default());
+            match decision.engine {
+                Engine::Kvm => EngineArg::Kvm,
+                Engine::Interp => EngineArg::Interp,
+            }
         });
     }
-    let needs_kvm = args.engine.as_deref() == Some("kvm") && !args.ignore_needs;
+    let needs_kvm = args.engine == Some(EngineArg::Kvm) && !args.ignore_needs;
     let interrupt = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         // Only sets the flag: the children are ended and the reports are written before the end.
@@ -157,7 +194,7 @@ pub fn run(mut args: TestArgs) -> Result<ExitCode> {
     let lacking = Lacking::new(&args.lacking, measured);
     let status = run_with(
         &args,
-        Host {
+        HarnessHost {
             capabilities: &lacking,
             problem: kvm_problem().filter(|_| needs_kvm),
             interrupt: &interrupt,
@@ -168,12 +205,29 @@ pub fn run(mut args: TestArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(status))
 }
 
-/// Runs `hindsight test` in given surroundings, and returns its status.
+/// The options in `--run-arg`, as `hindsight run` takes them.
+#[derive(Debug, Parser)]
+#[command(name = "hindsight", disable_help_flag = true)]
+struct RunArgWords {
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// Checks `--run-arg` before any case runs into its errors.
+fn check_run_args(words: &[String]) -> Result<()> {
+    let words = std::iter::once("hindsight").chain(words.iter().map(String::as_str));
+    let parsed = RunArgWords::try_parse_from(words)
+        .map_err(|error| anyhow::Error::msg(one_line(&error).unwrap_or_default()))
+        .and_then(|words| Ok(words.config.load()?));
+    parsed.context("--run-arg").map(drop)
+}
+
+/// Runs `hindsight test` on the given host, and returns its status.
 ///
 /// # Errors
 ///
 /// As [`run`].
-pub fn run_with(args: &TestArgs, host: Host<'_>) -> Result<u8> {
+pub fn run_with(args: &TestArgs, host: HarnessHost<'_>) -> Result<u8> {
     let runner = runner(args)?;
     let jobs = prepare(args, host.capabilities, host.problem.as_deref())?;
     if args.list {
@@ -183,7 +237,7 @@ pub fn run_with(args: &TestArgs, host: Host<'_>) -> Result<u8> {
     let start = Instant::now();
     let columns = host.columns.filter(|_| !args.tap);
     let progress = columns.map(|columns| text::Progress::new(columns.max(20) - 1));
-    let mut console = Console {
+    let mut console = ReportConsole {
         out: host.out,
         tap: args.tap,
         progress,
@@ -195,7 +249,7 @@ pub fn run_with(args: &TestArgs, host: Host<'_>) -> Result<u8> {
         let name = args
             .runner
             .as_deref()
-            .or(args.engine.as_deref())
+            .or(args.engine.map(EngineArg::word))
             .unwrap_or("hindsight");
         let xml = junit::to_xml(&results, name, start.elapsed()).context("JUnit report")?;
         fs::write(path, xml).with_context(|| format!("cannot write {}", path.display()))?;
@@ -217,7 +271,7 @@ fn runner(args: &TestArgs) -> Result<Runner> {
     options.extend(
         args.engine
             .iter()
-            .map(|engine| format!("--engine={engine}")),
+            .map(|engine| format!("--engine={}", engine.word())),
     );
     Ok(Runner::Hindsight { program, options })
 }
@@ -226,7 +280,7 @@ fn runner(args: &TestArgs) -> Result<Runner> {
 ///
 /// # Errors
 ///
-/// When the host gives no memory files.
+/// When the host cannot create memory files.
 pub fn builtin_images() -> Result<Vec<Arc<Image>>> {
     crate::harness::BUILTIN_PAYLOADS
         .iter()
@@ -234,7 +288,7 @@ pub fn builtin_images() -> Result<Vec<Arc<Image>>> {
         .collect()
 }
 
-/// ForcedSwitch case of the built-in payloads, at every level.
+/// Every case of the built-in payloads, at every privilege level.
 ///
 /// # Errors
 ///
@@ -243,7 +297,7 @@ pub fn builtin_jobs() -> Result<Vec<Job>> {
     Ok(select::jobs(&builtin_images()?))
 }
 
-/// The jobs of a command line, those that cannot run here marked.
+/// The jobs that a command line selects; those that cannot run here are marked.
 fn prepare(
     args: &TestArgs,
     capabilities: &dyn Capabilities,
@@ -273,7 +327,7 @@ fn prepare(
             .for_each(|job| job.skip = Some(problem.to_owned())),
         None => mark_unmet(&mut jobs, capabilities),
     }
-    if args.engine.as_deref() == Some("kvm") {
+    if args.engine == Some(EngineArg::Kvm) {
         select::mark_profiles(&mut jobs, Facilities::NATIVE);
     }
     Ok(repeat(jobs, args.repeat))
@@ -311,11 +365,12 @@ fn run_all(
     runner: &Runner,
     jobs: &[Job],
     interrupt: &AtomicBool,
-    console: &mut Console<'_>,
+    console: &mut ReportConsole<'_>,
 ) -> Result<Vec<CaseResult>> {
     let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let memory = args.memory.0.to_string();
     let run = |index: usize| -> Result<CaseResult> {
-        run_job(&jobs[index], runner, &args.memory, args.timeout, interrupt)
+        run_job(&jobs[index], runner, &memory, args.timeout, interrupt)
     };
     let mut results = Vec::new();
     console.begin(jobs.len())?;
@@ -327,7 +382,7 @@ fn run_all(
         |event| {
             match event {
                 Event::Running(running, ended) => console.progress(jobs, running, ended)?,
-                // A case that was cut short says nothing.
+                // An interrupted case has no verdict.
                 Event::Done(_) if interrupt.load(Ordering::Relaxed) => {}
                 Event::Done(result) => {
                     console.result(results.len() + 1, &result)?;
@@ -340,7 +395,7 @@ fn run_all(
     Ok(results)
 }
 
-/// Runs one job to its verdict; `timeout` takes the place of the job's own limit.
+/// Runs one job to its verdict, within `timeout` or else the job's own limit.
 ///
 /// # Errors
 ///
@@ -363,14 +418,14 @@ pub fn run_job(
     Ok(CaseResult::judged(job.clone(), limit, &finished))
 }
 
-/// The output: people's lines or TAP, and the progress line.
-struct Console<'a> {
+/// The output: lines for people or TAP, and the progress line.
+struct ReportConsole<'a> {
     out: &'a mut dyn Write,
     tap: bool,
     progress: Option<text::Progress>,
 }
 
-impl Console<'_> {
+impl ReportConsole<'_> {
     fn begin(&mut self, count: usize) -> io::Result<()> {
         if self.tap {
             tap::write_plan(&mut self.out, count)
@@ -402,7 +457,7 @@ impl Console<'_> {
         }
     }
 
-    /// Writes the summary: the last line, also when it is written as a TAP comment.
+    /// Writes the summary, which is the last line; in TAP it is a comment.
     fn end(
         &mut self,
         results: &[CaseResult],

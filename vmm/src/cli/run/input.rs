@@ -1,44 +1,39 @@
-//! Where the input of a run comes from: the console, a log, nowhere.
+//! Where the input of a run comes from: a console, or the input log of an earlier run.
 
 use std::fs::File;
-use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, bail};
 
-use crate::cli::run::{RunArgs, read};
+use crate::cli::config::RunConfig;
+use crate::cli::read::read_text;
 use crate::console::Deliver;
 use crate::deterministic::input_log::{InputFeed, InputLog, InputQueue, LoggedMachine};
 use crate::machine::Machine;
 use crate::vcpu::run_control::Outcome;
 
-impl RunArgs {
-    /// Input goes to a log.
-    pub(in crate::cli) const fn records_input(&self) -> bool {
-        self.record_input.is_some()
-    }
+/// The largest input log that is read, in bytes.
+const INPUT_LOG_MAX: u64 = 4 << 30;
 
-    /// Which machine an input log must be of.
-    fn logged_machine(&self) -> LoggedMachine {
-        LoggedMachine {
-            cpus: self.cpus as u64,
-            memory: self.memory,
-            seed: self.seed,
-        }
+/// The machine that an input log must be of.
+fn logged_machine(config: &RunConfig) -> LoggedMachine {
+    LoggedMachine {
+        cpus: config.machine.cpus as u64,
+        memory: config.machine.memory.0.0,
+        seed: config.deterministic_seed().unwrap_or(0),
     }
 }
 
-/// The log of `--replay-input`.
-pub(super) fn input_log(args: &RunArgs) -> anyhow::Result<Option<InputLog>> {
-    let Some(path) = &args.replay_input else {
+/// Reads the log of `--replay-input`.
+pub(super) fn read_log(config: &RunConfig) -> anyhow::Result<Option<InputLog>> {
+    let Some(path) = config.determinism.replay_input.as_deref() else {
         return Ok(None);
     };
     let name = path.display();
-    let text = String::from_utf8(read("input log", path)?)
-        .map_err(|_| anyhow::anyhow!("input log {name} is not text"))?;
+    let text = read_text("input log", path, INPUT_LOG_MAX)?;
     let log: InputLog = text.parse().with_context(|| format!("input log {name}"))?;
-    let own = args.logged_machine();
+    let own = logged_machine(config);
     if log.machine != own {
         let other = log.machine;
         bail!("input log {name} is of a machine with {other}, this one has {own}");
@@ -46,42 +41,36 @@ pub(super) fn input_log(args: &RunArgs) -> anyhow::Result<Option<InputLog>> {
     Ok(Some(log))
 }
 
-/// Where the input of a deterministic machine comes from, and goes to.
+/// The feed of a deterministic machine, and the queue for input that is recorded.
 pub(super) fn feed(
-    args: &RunArgs,
-    log: Option<InputLog>,
+    config: &RunConfig,
+    replay: Option<InputFeed>,
 ) -> anyhow::Result<(InputFeed, Option<Arc<InputQueue>>)> {
-    let Some(path) = &args.record_input else {
-        return Ok((log.map(InputFeed::replay).unwrap_or_default(), None));
+    let Some(path) = config.determinism.record_input.as_deref() else {
+        return Ok((replay.unwrap_or_default(), None));
     };
     let context = || format!("--record-input {}", path.display());
     let file = File::create(path).with_context(context)?;
-    let inbox = Arc::new(InputQueue::default());
-    let feed = InputFeed::record(inbox.clone(), args.logged_machine(), Box::new(file));
-    Ok((feed.with_context(context)?, Some(inbox)))
+    let queue = Arc::new(InputQueue::default());
+    let feed = InputFeed::record(queue.clone(), logged_machine(config), Box::new(file));
+    Ok((feed.with_context(context)?, Some(queue)))
 }
 
-/// What ends a run from outside: where input is recorded, that is input too.
-pub(super) fn ending(
-    machine: &Machine,
-    inbox: &Option<Arc<InputQueue>>,
-) -> impl Fn() + Send + use<> {
-    let (board, inbox) = (machine.board().clone(), inbox.clone());
-    move || match &inbox {
-        Some(inbox) => inbox.quit(),
+/// A function that ends the run for the user. Where input is recorded, the end is recorded too.
+pub(super) fn quit(machine: &Machine, queue: Option<Arc<InputQueue>>) -> impl Fn() + Send + use<> {
+    let board = machine.board().clone();
+    move || match &queue {
+        Some(queue) => queue.quit(),
         None => board.run.finish(Outcome::Quit),
     }
 }
 
-/// Takes what is typed and drops it: input at the host's time would make every run another one.
+/// Drops what is typed: input at the host's time would make every run a different one.
 pub(super) fn no_input() -> Deliver {
-    let said = AtomicBool::new(false);
+    let warned = AtomicBool::new(false);
     Box::new(move |bytes| {
-        if !bytes.is_empty() && !said.swap(true, Ordering::Relaxed) {
-            let _ = write!(
-                io::stderr(),
-                "hindsight: deterministic mode takes no input without --record-input\r\n"
-            );
+        if !bytes.is_empty() && !warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!("deterministic mode takes no input without --record-input");
         }
         bytes.len()
     })

@@ -1,0 +1,144 @@
+//! The `hindsight` command and its subcommands.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use super::completions::CompletionsArgs;
+use super::demo::DemoArgs;
+use super::diff::DiffArgs;
+use super::doctor::DoctorArgs;
+use super::man::ManArgs;
+use super::run::RunArgs;
+use super::test::TestArgs;
+use super::usage::one_line;
+use super::{Status, completions, demo, diff, doctor, man, run, test};
+
+/// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
+/// whatever the host has.
+#[derive(Debug, Parser)]
+#[command(
+    name = "hindsight",
+    version,
+    about,
+    propagate_version = true,
+    after_help = "\
+Environment:
+  HINDSIGHT_LOG  What the monitor logs, as for `hindsight run --log` [default: warn]
+
+Examples:
+  hindsight demo                 Run a built-in guest and draw what it did
+  hindsight doctor               Measure what this host's KVM does
+  hindsight test                 Run the built-in payloads
+  hindsight run kernel.elf       Boot an image
+  hindsight run --help           All options of `run`, with examples"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Boot a guest image
+    Run(Box<RunArgs>),
+    /// Find the first instruction at which two deterministic runs, or the two engines, differ
+    Diff(Box<DiffArgs>),
+    /// Measure what this host's KVM does
+    Doctor(DoctorArgs),
+    /// Run payloads that assert what the processor does, and judge them
+    Test(Box<TestArgs>),
+    /// Run a built-in guest and draw what it did
+    Demo(DemoArgs),
+    /// Print a script that completes hindsight's options in a shell
+    Completions(CompletionsArgs),
+    /// Write the man pages
+    #[command(hide = true)]
+    Man(ManArgs),
+}
+
+impl Command {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Run(args) => run::run(&args).map(ExitCode::from),
+            Self::Diff(args) => diff::run(&args),
+            Self::Doctor(args) => doctor::run(args),
+            Self::Test(args) => test::run(*args),
+            Self::Demo(args) => demo::run(&args).map(ExitCode::from),
+            Self::Completions(args) => completions::run(&args, &mut Cli::command()),
+            Self::Man(args) => man::run(&args, Cli::command()),
+        }
+    }
+}
+
+/// Runs the command that the arguments name, and returns the exit status of the process.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    match cli.command.run() {
+        Ok(status) => status,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "hindsight: {error:#}");
+            Status::Usage.into()
+        }
+    }
+}
+
+/// Prints what is wrong with the arguments, or the help that was requested.
+fn usage(error: &clap::Error) -> ExitCode {
+    // Help and version are no errors, and go to standard output.
+    let status = if error.use_stderr() {
+        Status::Usage
+    } else {
+        Status::Success
+    };
+    match one_line(error) {
+        Some(line) => {
+            let _ = writeln!(std::io::stderr(), "hindsight: {line}");
+        }
+        None => {
+            let _ = error.print();
+        }
+    }
+    status.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_arguments_become_one_line() {
+        let rows: [(&[&str], &str); 4] = [
+            (
+                &["run", "x", "--bogus"],
+                "unexpected argument '--bogus' found",
+            ),
+            (
+                &["completions"],
+                "were not provided: <SHELL>; usage: hindsight completions",
+            ),
+            (
+                &["run", "x", "--mode", "q"],
+                "[possible values: real, protected, long]",
+            ),
+            (&["run", "x", "--memroy", "1G"], "'--memory'"),
+        ];
+        for (args, expected) in rows {
+            let args = ["hindsight"].iter().chain(args);
+            let line = one_line(&Cli::try_parse_from(args).unwrap_err()).unwrap();
+            assert!(line.contains(expected), "{line}");
+            assert!(!line.contains('\n'), "{line}");
+        }
+        let help = Cli::try_parse_from(["hindsight", "--help"]).unwrap_err();
+        assert_eq!(one_line(&help), None);
+    }
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,96 @@
+//! Options that exclude or need each other, whether they come from the file or the command line.
+
+use hindsight_cpu::cpuid::CpuModel;
+use thiserror::Error;
+
+use super::choices::EngineArg;
+use super::options::RunConfig;
+
+/// Why options do not go together.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum ConflictError {
+    /// There is nothing to boot.
+    #[error(
+        "no guest image: give <IMAGE>, or `image` in the [boot] table of the --config file; \
+         usage: hindsight run [OPTIONS] <IMAGE>"
+    )]
+    NoImage,
+    /// An option has no meaning without another one.
+    #[error("{0} has no effect without {1}: add {1} or drop {0}")]
+    Needs(&'static str, &'static str),
+    /// Two options contradict each other.
+    #[error("{0} and {1} exclude each other: drop one of them")]
+    Excludes(&'static str, &'static str),
+    /// KVM cannot run deterministically.
+    #[error(
+        "--deterministic needs the interpreter, since KVM cannot count instructions; \
+         use --engine interp or auto"
+    )]
+    DeterministicKvm,
+    /// Other processors depend on the host's.
+    #[error("--deterministic needs --cpu portable-v1: other processors depend on the host's")]
+    DeterministicCpu,
+}
+
+impl RunConfig {
+    /// Checks what no option can check by itself.
+    ///
+    /// # Errors
+    ///
+    /// The first conflict.
+    pub fn check(&self) -> Result<(), ConflictError> {
+        use ConflictError::{DeterministicCpu, DeterministicKvm, Excludes, Needs, NoImage};
+        let Self {
+            boot,
+            machine,
+            determinism,
+            debugging,
+            run,
+            ..
+        } = self;
+        let deterministic = determinism.deterministic;
+        let (live, no_gdb) = (!deterministic, debugging.gdb.is_none());
+        let (records, replays) = (
+            determinism.record_input.is_some(),
+            determinism.replay_input.is_some(),
+        );
+        let limited = debugging.checkpoint_memory.is_some();
+        let cpu = machine.cpu.map(|cpu| cpu.0.model());
+        let foreign_cpu = cpu.is_some_and(|model| model != CpuModel::PortableV1);
+        let switches = run.switch_every.is_some();
+        let rows = [
+            (boot.image.is_none(), NoImage),
+            (
+                live && determinism.seed.is_some(),
+                Needs("--seed", "--deterministic"),
+            ),
+            (live && records, Needs("--record-input", "--deterministic")),
+            (live && replays, Needs("--replay-input", "--deterministic")),
+            (
+                records && replays,
+                Excludes("--record-input", "--replay-input"),
+            ),
+            (no_gdb && debugging.gdb_wait, Needs("--gdb-wait", "--gdb")),
+            (
+                no_gdb && debugging.gdb_allow_remote,
+                Needs("--gdb-allow-remote", "--gdb"),
+            ),
+            (no_gdb && limited, Needs("--checkpoint-memory", "--gdb")),
+            (
+                live && limited,
+                Needs("--checkpoint-memory", "--deterministic"),
+            ),
+            (
+                deterministic && switches,
+                Excludes("--switch-every", "--deterministic"),
+            ),
+            (
+                deterministic && machine.engine == EngineArg::Kvm,
+                DeterministicKvm,
+            ),
+            (deterministic && foreign_cpu, DeterministicCpu),
+        ];
+        let conflict = rows.into_iter().find(|&(conflicts, _)| conflicts);
+        conflict.map_or(Ok(()), |(_, error)| Err(error))
+    }
+}

@@ -1,0 +1,270 @@
+//! All options of `hindsight run`: one field each.
+//!
+//! A field's documentation is its help; its `#[arg]` attribute says how it is written on the command
+//! line, and its default is in the [`Default`] of its group. A field that is an [`Option`] has no
+//! default, or one that depends on other options ([`RunConfig::with_defaults`]).
+
+use std::time::Duration;
+
+use clap::{Args, ValueHint};
+use hindsight_cpu::cpuid::CpuModel;
+use hindsight_cpu::profile::Profile;
+use serde::{Deserialize, Serialize};
+
+use super::choices::{EngineArg, ModeArg, ModelsArg, ProtocolArg};
+use super::paths::FilePath;
+use super::values::{BranchRecord, BtmTarget, GuestAddress, ModuleArg, Number, Size};
+use super::word::Word;
+use crate::cli::logging::{LogFilter, LogSettings, TraceSpec, trace_help};
+use crate::console::Backend;
+use crate::deterministic::CheckpointLimits;
+use crate::gdb::Address;
+use crate::vcpu::engine::ForcedSwitch;
+
+/// Everything that `hindsight run` can be told.
+#[derive(Clone, Debug, Default, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct RunConfig {
+    /// The guest image, and how to boot it.
+    #[command(flatten)]
+    pub boot: BootOptions,
+    /// Memory, processors, engine.
+    #[command(flatten)]
+    pub machine: MachineOptions,
+    /// Where the guest's output goes.
+    #[command(flatten)]
+    pub console: ConsoleOptions,
+    /// Deterministic runs and their input.
+    #[command(flatten)]
+    pub determinism: DeterminismOptions,
+    /// Debuggers.
+    #[command(flatten)]
+    pub debugging: DebugOptions,
+    /// How the run ends, and what is printed about it.
+    #[command(flatten)]
+    pub run: RunOptions,
+    /// What the monitor logs.
+    #[command(flatten)]
+    pub log: LogOptions,
+}
+
+/// The guest image, and how to boot it.
+#[derive(Clone, Debug, Default, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[command(next_help_heading = "Boot")]
+pub struct BootOptions {
+    /// Guest image to boot
+    #[arg(value_name = "IMAGE", value_hint = ValueHint::FilePath)]
+    pub image: Option<FilePath>,
+    /// Boot protocol; auto detects it from the image
+    #[arg(long, value_enum)]
+    pub protocol: ProtocolArg,
+    /// Initial RAM disk
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub initrd: Option<FilePath>,
+    /// Kernel command line
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub cmdline: String,
+    /// Module of a PVH or multiboot image, with its command line; may be repeated
+    #[arg(long, value_name = "FILE[=ARGS]", value_hint = ValueHint::FilePath)]
+    pub module: Vec<Word<ModuleArg>>,
+    /// Guest-physical address at which to load a flat image [default: depends on --mode]
+    #[arg(long, value_name = "ADDRESS")]
+    pub load_address: Option<Word<GuestAddress>>,
+    /// Guest-physical address at which to enter a flat image [default: the load address]
+    #[arg(long, value_name = "ADDRESS")]
+    pub entry: Option<Word<GuestAddress>>,
+    /// Processor mode in which to enter a flat image
+    #[arg(long, value_enum)]
+    pub mode: Option<ModeArg>,
+}
+
+/// Memory, processors, engine.
+#[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[command(next_help_heading = "Machine")]
+pub struct MachineOptions {
+    /// Guest memory in bytes, or with a suffix K, M, G or T (binary: 1M is 1 MiB)
+    #[arg(long, short, value_name = "SIZE")]
+    pub memory: Word<Size>,
+    /// Back guest memory by huge pages
+    #[arg(long)]
+    pub hugepages: bool,
+    /// Number of vCPUs, 1 to 64
+    #[arg(long, value_name = "N")]
+    pub cpus: usize,
+    /// Processor that the guest sees: skylake-server, portable-v1 or host, with facilities added and
+    /// removed (such as skylake-server,-pebs,+l2cat,pmu=8), or a TOML file with a profile [default:
+    /// skylake-server, or portable-v1 if deterministic]
+    #[arg(long, value_name = "PROFILE|FILE.toml", allow_hyphen_values = true)]
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub cpu: Option<Word<Profile>>,
+    /// Engine that executes the guest: KVM, the interpreter, or the better one for this host
+    #[arg(long, value_enum)]
+    pub engine: EngineArg,
+    /// Branch predictor and cache models, for the performance events that depend on them; off leaves
+    /// those events at 0
+    #[arg(long, value_enum)]
+    pub models: ModelsArg,
+}
+
+impl Default for MachineOptions {
+    fn default() -> Self {
+        Self {
+            memory: Word(Size::mib(128)),
+            hugepages: false,
+            cpus: 1,
+            cpu: None,
+            engine: EngineArg::default(),
+            models: ModelsArg::default(),
+        }
+    }
+}
+
+/// Where the guest's output goes.
+#[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[command(next_help_heading = "Console")]
+pub struct ConsoleOptions {
+    /// COM1: stdio (Ctrl-A x quits, Ctrl-A h helps), none, file:PATH or unix:PATH
+    #[arg(long, value_name = "CONSOLE")]
+    pub serial: Word<Backend>,
+    /// Debug console, port 0xe9 (output only): stdio, none, file:PATH or unix:PATH
+    #[arg(long, value_name = "CONSOLE")]
+    pub debugcon: Word<Backend>,
+    /// File for branch trace messages, one line each; - is standard output
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub btm: Option<Word<BtmTarget>>,
+}
+
+impl Default for ConsoleOptions {
+    fn default() -> Self {
+        Self {
+            serial: Word(Backend::Stdio),
+            debugcon: Word(Backend::None),
+            btm: None,
+        }
+    }
+}
+
+/// Deterministic runs and their input.
+#[derive(Clone, Debug, Default, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[command(next_help_heading = "Determinism")]
+pub struct DeterminismOptions {
+    /// Run the same way every time: in the interpreter, on one thread, with virtual time and without
+    /// input
+    #[arg(long)]
+    pub deterministic: bool,
+    /// Seed of RDRAND and RDSEED in a deterministic run [default: 0]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<Word<Number>>,
+    /// Accept input in a deterministic run, and record it in FILE
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub record_input: Option<FilePath>,
+    /// Give a deterministic run the input that --record-input recorded in FILE
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub replay_input: Option<FilePath>,
+}
+
+/// Debuggers.
+#[derive(Clone, Debug, Default, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[command(next_help_heading = "Debugging")]
+pub struct DebugOptions {
+    /// Serve gdb or lldb at tcp:HOST:PORT (tcp::PORT on this machine only) or unix:PATH
+    #[arg(long, value_name = "ADDRESS")]
+    pub gdb: Option<Word<Address>>,
+    /// Stop before the first instruction until a debugger connects
+    #[arg(long)]
+    pub gdb_wait: bool,
+    /// Let other machines connect to --gdb; whoever connects controls the guest
+    #[arg(long)]
+    pub gdb_allow_remote: bool,
+    /// Record the last N branches of every vCPU for a debugger that connects later [default N: 65536]
+    #[arg(long, value_name = "branches[=N]")]
+    pub record: Option<Word<BranchRecord>>,
+    /// Most memory that checkpoints for reverse execution may take, in bytes or with a suffix K, M or G
+    /// [default: 1G]
+    #[arg(long, value_name = "SIZE")]
+    pub checkpoint_memory: Option<Word<Size>>,
+}
+
+/// How the run ends, and what is printed about it.
+#[derive(Clone, Debug, Default, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[command(next_help_heading = "Run")]
+pub struct RunOptions {
+    /// End the run after TIME with exit status 124; in seconds, or with a unit ms, s, m or h
+    #[arg(long, value_name = "TIME")]
+    pub timeout: Option<Word<Duration>>,
+    /// Print statistics to standard error when the run ends
+    #[arg(long)]
+    pub stats: bool,
+    /// For tests of Hindsight: change the engine after every N exits, or every N milliseconds
+    #[arg(long, value_name = "N|Nms")]
+    pub switch_every: Option<Word<ForcedSwitch>>,
+}
+
+/// What the monitor logs.
+#[derive(Clone, Debug, Default, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[command(next_help_heading = "Log")]
+pub struct LogOptions {
+    /// Messages of the monitor to log: off, error, warn, info, debug or trace, or a filter such as
+    /// warn,msr=debug
+    #[arg(long, value_name = "LEVEL|FILTER", env = LogFilter::VARIABLE, hide_env_values = true)]
+    pub log: Word<LogFilter>,
+    /// File for the log [default: standard error]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub log_file: Option<FilePath>,
+    /// Events to trace.
+    #[arg(long, value_name = "KINDS", help = trace_help())]
+    pub trace: Option<Word<TraceSpec>>,
+}
+
+impl LogOptions {
+    /// The settings of the log and the trace.
+    pub fn settings(&self) -> LogSettings {
+        LogSettings {
+            filter: self.log.0.clone(),
+            file: self.log_file.as_deref().map(Into::into),
+            trace: self.trace.as_ref().map(|trace| trace.0.clone()),
+        }
+    }
+}
+
+impl RunConfig {
+    /// Fills in the defaults that depend on other options.
+    #[must_use]
+    pub fn with_defaults(mut self) -> Self {
+        let deterministic = self.determinism.deterministic;
+        let model = if deterministic {
+            CpuModel::PortableV1
+        } else {
+            CpuModel::default()
+        };
+        self.machine.cpu.get_or_insert(Word(model.into()));
+        if deterministic {
+            self.determinism.seed.get_or_insert_default();
+        }
+        if deterministic && self.debugging.gdb.is_some() {
+            let limit = Word(Size(CheckpointLimits::BYTES));
+            self.debugging.checkpoint_memory.get_or_insert(limit);
+        }
+        self
+    }
+
+    /// The CPU profile that the guest sees.
+    pub fn cpu(&self) -> Profile {
+        let filled = self.clone().with_defaults();
+        filled.machine.cpu.map(|cpu| cpu.0).unwrap_or_default()
+    }
+
+    /// The seed of a deterministic run; `None` for other runs.
+    pub fn deterministic_seed(&self) -> Option<u64> {
+        let filled = self.clone().with_defaults();
+        let seed = filled.determinism.seed.map_or(0, |seed| seed.0.0);
+        self.determinism.deterministic.then_some(seed)
+    }
+}

@@ -1,0 +1,62 @@
+//! A file that is created when the first line is written to it.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use tracing_subscriber::fmt::MakeWriter;
+
+/// A file that is created by the first write, or by [`LazyFile::open`].
+///
+/// A run that fails before its machine exists thus leaves no empty file behind.
+#[derive(Clone, Debug)]
+pub(super) struct LazyFile(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    file: OnceLock<io::Result<File>>,
+}
+
+impl LazyFile {
+    /// A file at `path`, which does not yet exist.
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self(Arc::new(Inner {
+            path,
+            file: OnceLock::new(),
+        }))
+    }
+
+    /// The path of the file.
+    pub(super) fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Creates the file, if no write has done so.
+    pub(super) fn open(&self) -> io::Result<&File> {
+        let file = self.0.file.get_or_init(|| File::create(&self.0.path));
+        file.as_ref().map_err(|error| {
+            let code = error.raw_os_error();
+            code.map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
+        })
+    }
+}
+
+impl Write for LazyFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.open()?.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.open()?.flush()
+    }
+}
+
+impl<'a> MakeWriter<'a> for LazyFile {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}

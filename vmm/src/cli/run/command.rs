@@ -1,0 +1,134 @@
+//! The command `hindsight run`, from its arguments to the end of the guest.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::time::Instant;
+
+use clap::Args;
+
+use super::consoles::Consoles;
+use super::files::BootFiles;
+use super::input::{self, no_input};
+use super::machine;
+use super::report::{print_stats, report};
+use crate::cli::config::{ConfigArgs, EngineArg, RunConfig, dump};
+use crate::cli::logging::Logging;
+use crate::cli::{Status, gdb};
+use crate::deterministic::input_log::InputFeed;
+use crate::machine::start::StartDecision;
+use crate::probe::report::Host;
+use crate::vcpu::engine::Engine;
+
+/// Boot a guest image.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit status:
+  0      the guest powered off, or the user ended the run
+  2      nothing ran: bad options, a bad image, or something that the host lacks
+  4      the guest crashed
+  6      the monitor failed
+  8      the guest requested a reset
+  124    --timeout passed
+  2N+1   the guest wrote N to the debug exit port 0xf4
+
+Examples:
+  hindsight run vmlinuz --initrd initrd.gz --cmdline console=ttyS0 --memory 512M --cpus 2
+  hindsight run kernel.elf --trace exit,msr=trace.txt --timeout 10
+  hindsight run vmlinuz --initrd initrd.gz --memory 512M --gdb tcp::1234 --gdb-wait
+  hindsight run kernel.elf --deterministic --seed 7 --stats
+  hindsight run kernel.elf --memory 1G --dump-config > machine.toml
+  hindsight run --config machine.toml --cpus 4")]
+pub struct RunArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Print the effective options as a file for --config, and run nothing
+    #[arg(long)]
+    dump_config: bool,
+}
+
+/// Runs a guest to its end.
+///
+/// # Errors
+///
+/// When the guest cannot be started.
+pub fn run(args: &RunArgs) -> anyhow::Result<Status> {
+    let config = args.config.load()?;
+    config.check()?;
+    let config = config.with_defaults();
+    if args.dump_config {
+        io::stdout().write_all(dump(&config)?.as_bytes())?;
+        return Ok(Status::Success);
+    }
+    let logging = Logging::start(&config.log.settings());
+    tracing::debug!("hindsight {} on {}", env!("CARGO_PKG_VERSION"), HostFacts);
+    tracing::debug!("{config:?}");
+    run_machine(&config, &logging).inspect_err(|error| logging.log_failure(error))
+}
+
+/// This host in one line, read only if the line is logged.
+struct HostFacts;
+
+impl fmt::Display for HostFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let host = Host::here();
+        let modules = host.modules.join(", ");
+        write!(f, "{}, Linux {}, {modules}", host.cpu_model, host.kernel)
+    }
+}
+
+fn run_machine(config: &RunConfig, logging: &Logging) -> anyhow::Result<Status> {
+    let files = BootFiles::read(&config.boot)?;
+    let StartDecision {
+        decision,
+        host,
+        policy,
+    } = machine::decide(config)?;
+    let mut prepared = machine::prepare(config, decision.engine, &files)?;
+    if let Some(policy) = policy {
+        let forced = config.run.switch_every.map(|every| every.0);
+        prepared = prepared.with_engine_policy(policy, forced);
+    }
+    let log = input::read_log(config)?;
+    drop(files);
+    // Not before here: a run that fails above leaves no files and sockets behind.
+    logging.open_files()?;
+    tracing::trace!(target: "mode", "{}: {}", decision.engine, decision.because);
+    let mut consoles = Consoles::open(&config.console)?;
+    let mut machine = prepared.build(host.as_ref(), consoles.sinks()?)?;
+    let (feed, queue) = input::feed(config, log.map(InputFeed::replay))?;
+    machine.set_feed(feed);
+    let deterministic = config.determinism.deterministic;
+    let engines = (config.machine.engine, decision.engine);
+    if !deterministic && engines == (EngineArg::Auto, Engine::Interp) {
+        let because = &decision.because;
+        let _ = writeln!(io::stderr(), "hindsight: in the interpreter: {because}");
+    } else {
+        tracing::info!("engine {}: {}", decision.engine, decision.because);
+    }
+    consoles.watch_signals(input::quit(&machine, queue.clone()))?;
+    let quit = input::quit(&machine, queue.clone());
+    let serial_input = match queue {
+        Some(queue) => Box::new(move |bytes: &[u8]| queue.put(bytes)),
+        None if deterministic => no_input(),
+        None => machine.serial_input(),
+    };
+    consoles.start_input(serial_input, quit)?;
+    let board = machine.board().clone();
+    let debugger = gdb::start(&config.debugging, &mut machine)?;
+    let start = Instant::now();
+    let limit = config.run.timeout.map(|limit| limit.0);
+    let outcome = machine.run(limit, || consoles.release())?;
+    let host_time = start.elapsed();
+    if let Some(debugger) = debugger {
+        debugger.finish(gdb::exit_status(&outcome));
+    }
+    if let Some(btm) = &board.buses.btm {
+        btm.flush();
+    }
+    // Writes out all output and restores the terminal, before anything else is printed.
+    drop(consoles);
+    if config.run.stats {
+        print_stats(&board, host_time, &outcome);
+    }
+    Ok(report(&outcome, logging))
+}

@@ -1,0 +1,82 @@
+//! The consoles of a run: the serial port, the debug console and branch trace messages.
+
+use std::fs::File;
+use std::io::{self, Write};
+
+use anyhow::Context;
+
+use crate::cli::config::{BtmTarget, ConsoleOptions};
+use crate::console::{self, Backend, Console, Deliver, Releaser};
+use crate::platform::Sinks;
+
+/// The open consoles. Dropping them writes out what is buffered and restores the terminal.
+pub(super) struct Consoles<'a> {
+    options: &'a ConsoleOptions,
+    serial: Console,
+    debugcon: Console,
+}
+
+impl<'a> Consoles<'a> {
+    /// Opens the consoles for output.
+    pub(super) fn open(options: &'a ConsoleOptions) -> anyhow::Result<Self> {
+        Ok(Self {
+            options,
+            serial: Console::open(&options.serial.0).context("--serial")?,
+            debugcon: Console::open(&options.debugcon.0).context("--debugcon")?,
+        })
+    }
+
+    /// The devices' ends of the consoles.
+    pub(super) fn sinks(&self) -> anyhow::Result<Sinks> {
+        let btm = self.options.btm.as_ref().map(|target| open_btm(&target.0));
+        Ok(Sinks {
+            serial: self.serial.output(),
+            debugcon: self.debugcon.output(),
+            btm: btm.transpose()?,
+        })
+    }
+
+    /// Calls `quit` on a signal that ends the process, after ending all waiting for consoles.
+    pub(super) fn watch_signals(&self, quit: impl Fn() + Send + 'static) -> anyhow::Result<()> {
+        let waiting = [self.serial.releaser(), self.debugcon.releaser()];
+        let stop = move |signal| {
+            tracing::info!("signal {signal}: ending the run");
+            waiting.iter().for_each(Releaser::release);
+            quit();
+        };
+        console::watch_signals(stop).context("signal handlers cannot be installed")
+    }
+
+    /// Starts input: `deliver` gets that of the serial port, `quit` is called for Ctrl-A x.
+    pub(super) fn start_input(
+        &mut self,
+        deliver: Deliver,
+        quit: impl Fn() + Send + 'static,
+    ) -> anyhow::Result<()> {
+        self.serial.start_input(deliver, quit).context("--serial")?;
+        if matches!(self.options.debugcon.0, Backend::Unix(_)) {
+            // Its clients are accepted, and what they send is dropped.
+            self.debugcon
+                .start_input(Box::new(<[u8]>::len), || {})
+                .context("--debugcon")?;
+        }
+        Ok(())
+    }
+
+    /// Ends all waiting for the consoles.
+    pub(super) fn release(&self) {
+        self.serial.release();
+        self.debugcon.release();
+    }
+}
+
+/// Opens the receiver of branch trace messages.
+fn open_btm(target: &BtmTarget) -> anyhow::Result<Box<dyn Write + Send>> {
+    match target {
+        BtmTarget::Stdout => Ok(Box::new(io::stdout())),
+        BtmTarget::File(path) => {
+            let file = File::create(path).with_context(|| format!("--btm {}", path.display()))?;
+            Ok(Box::new(io::BufWriter::new(file)))
+        }
+    }
+}

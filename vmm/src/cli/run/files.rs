@@ -1,0 +1,77 @@
+//! The files that a guest boots from, read before the machine exists.
+
+use std::path::Path;
+
+use crate::boot::{Module, Plan};
+use crate::cli::config::{BootOptions, ConflictError, Word};
+use crate::cli::read::read;
+
+/// The largest image, initrd or module that is read, in bytes.
+const BOOT_FILE_MAX: u64 = 4 << 30;
+
+/// The contents of the files that [`BootOptions`] name.
+pub(super) struct BootFiles<'a> {
+    options: &'a BootOptions,
+    image_path: &'a Path,
+    image: Vec<u8>,
+    initrd: Option<Vec<u8>>,
+    modules: Vec<Vec<u8>>,
+}
+
+/// The name by which the guest knows a file: without its folder.
+fn file_name(path: &Path) -> Vec<u8> {
+    let name = path.file_name().unwrap_or_default();
+    name.as_encoded_bytes().to_vec()
+}
+
+impl<'a> BootFiles<'a> {
+    /// Reads the files.
+    ///
+    /// # Errors
+    ///
+    /// When one cannot be read or is too large.
+    pub(super) fn read(options: &'a BootOptions) -> anyhow::Result<Self> {
+        let image_path = options.image.as_deref().ok_or(ConflictError::NoImage)?;
+        let image = read("image", image_path, BOOT_FILE_MAX)?;
+        let initrd = options.initrd.as_deref();
+        let initrd = initrd.map(|path| read("initrd", path, BOOT_FILE_MAX));
+        let modules = options.module.iter();
+        let modules = modules.map(|Word(module)| read("module", &module.path, BOOT_FILE_MAX));
+        Ok(Self {
+            options,
+            image_path,
+            image,
+            initrd: initrd.transpose()?,
+            modules: modules.collect::<anyhow::Result<_>>()?,
+        })
+    }
+
+    /// The path of the image, as the user named it.
+    pub(super) const fn image_path(&self) -> &Path {
+        self.image_path
+    }
+
+    /// What is loaded and how, for the loaders.
+    pub(super) fn plan(&self) -> Plan<'_> {
+        let options = self.options;
+        let modules = options.module.iter().zip(&self.modules);
+        Plan {
+            image: &self.image,
+            protocol: options.protocol.protocol(),
+            name: file_name(self.image_path),
+            initrd_name: options.initrd.as_deref().map_or_else(Vec::new, file_name),
+            initrd: self.initrd.as_deref(),
+            modules: modules
+                .map(|(Word(module), data)| Module {
+                    data,
+                    args: module.args.clone().into_bytes(),
+                    name: file_name(&module.path),
+                })
+                .collect(),
+            cmdline: options.cmdline.clone().into_bytes(),
+            load_address: options.load_address.map(|address| address.0.0),
+            entry: options.entry.map(|address| address.0.0),
+            mode: options.mode.map(Into::into),
+        }
+    }
+}

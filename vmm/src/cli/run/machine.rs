@@ -1,0 +1,82 @@
+//! From a configuration to a machine.
+
+use std::io;
+
+use anyhow::{Context, bail};
+
+use super::files::BootFiles;
+use super::input;
+use crate::cli::config::{ModelsArg, RunConfig};
+use crate::deterministic::DeterministicMachine;
+use crate::deterministic::input_log::InputFeed;
+use crate::machine::start::{self, StartDecision};
+use crate::machine::{MachineConfig, PreparedMachine};
+use crate::platform::Sinks;
+use crate::vcpu::engine::Engine;
+use crate::vcpu::engine::policy::EngineChoice;
+
+/// Loads the image into the memory of a machine that starts in `engine`.
+pub(super) fn prepare(
+    config: &RunConfig,
+    engine: Engine,
+    files: &BootFiles<'_>,
+) -> anyhow::Result<PreparedMachine> {
+    let options = &config.machine;
+    let machine = MachineConfig {
+        memory: options.memory.0.0,
+        huge_pages: options.hugepages,
+        cpus: options.cpus,
+        cpu: config.cpu(),
+        engine,
+    };
+    let prepared = PreparedMachine::new(&machine, &files.plan())
+        .with_context(|| files.image_path().display().to_string())?
+        .with_uarch(options.models == ModelsArg::On);
+    Ok(match config.deterministic_seed() {
+        Some(seed) => prepared.deterministic(seed),
+        None => prepared,
+    })
+}
+
+/// Builds a deterministic machine that the caller runs. Its consoles drop all output.
+///
+/// # Errors
+///
+/// When the options conflict, or the machine cannot be built.
+pub fn deterministic_machine(config: &RunConfig) -> anyhow::Result<DeterministicMachine> {
+    config.check()?;
+    let files = BootFiles::read(&config.boot)?;
+    let prepared = prepare(config, Engine::Interp, &files)?;
+    let log = input::read_log(config)?;
+    let sinks = Sinks {
+        serial: Box::new(io::sink()),
+        debugcon: Box::new(io::sink()),
+        btm: None,
+    };
+    let mut machine = prepared.build(None, sinks)?;
+    machine.set_feed(log.map(InputFeed::replay).unwrap_or_default());
+    Ok(machine.into_deterministic()?)
+}
+
+/// The engine choice that the options amount to.
+fn engine_choice(config: &RunConfig) -> EngineChoice {
+    // Only the interpreter records branches, and only it has the processor of some profiles.
+    let needs_interpreter = config.debugging.record.is_some() || config.cpu().needs_interpreter();
+    match config.machine.engine.into() {
+        _ if config.determinism.deterministic => EngineChoice::Only(Engine::Interp),
+        EngineChoice::Auto if needs_interpreter => EngineChoice::Only(Engine::Interp),
+        choice => choice,
+    }
+}
+
+/// Decides in which engine the machine starts.
+pub(super) fn decide(config: &RunConfig) -> anyhow::Result<StartDecision> {
+    let choice = engine_choice(config);
+    if config.run.switch_every.is_none() {
+        return Ok(start::decide(choice)?);
+    }
+    if choice == EngineChoice::Only(Engine::Interp) {
+        bail!("--switch-every needs KVM: with --engine interp there is nothing to switch to");
+    }
+    Ok(start::decide_both()?)
+}

@@ -1,0 +1,9 @@
+//! The `hindsight` command as a user meets it.
+
+mod bad_input;
+mod config;
+mod consoles;
+mod ends;
+mod logging;
+mod manners;
+mod rig;
