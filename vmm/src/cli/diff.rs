@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::{Args, Parser, ValueHint};
 
-use super::config::{ConfigArgs, EngineArg, Number, RunConfig, Word};
+use super::config::{ConfigArgs, EngineArg, Number, OptionWord, RunConfig};
 use super::logging::{LogSettings, Logging};
 use super::run::deterministic_machine;
 use super::usage::one_line;
@@ -60,17 +60,17 @@ pub struct DiffArgs {
     b: String,
     /// Compare at most N instructions
     #[arg(long, value_name = "N", help_heading = "Comparison")]
-    limit: Option<Word<Number>>,
+    limit: Option<OptionWord<Number>>,
     /// With --engine kvm on one side: begin to compare after N instructions
     #[arg(long, value_name = "N", help_heading = "Comparison")]
-    from: Option<Word<Number>>,
+    from: Option<OptionWord<Number>>,
     /// With --engine kvm on one side: write the branches that KVM took in single-steps to FILE, a line
     /// each of two hexadecimal linear addresses
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Comparison")]
     branches: Option<PathBuf>,
     /// Compare states every N instructions [default: 1000000, or 1000 with KVM]
     #[arg(long, value_name = "N", help_heading = "Comparison")]
-    stride: Option<Word<Number>>,
+    stride: Option<OptionWord<Number>>,
 }
 
 /// The default of [`DiffArgs::stride`] for two runs in the interpreter.
@@ -338,7 +338,7 @@ mod tests {
         let mut expected = common.with_defaults();
         expected.machine.cpus = 3;
         expected.boot.cmdline = "a b".to_owned();
-        expected.determinism.seed = Some(Word(Number(16)));
+        expected.determinism.seed = Some(OptionWord(Number(16)));
         assert_eq!(side, expected);
         assert_eq!(side.boot.image.as_deref(), Some(Path::new("x")));
     }

@@ -2,18 +2,18 @@
 
 use std::process::ExitCode;
 
-/// How the process ends. Odd statuses belong to guests; ours are even, but for a time limit.
+/// The exit status of a command. Odd statuses are a guest's own; those of the monitor are even.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// 0: done, or the guest switched its machine off.
+    /// 0: the command succeeded, or the guest powered its machine off.
     Success,
-    /// 2: bad arguments, a bad image, or a host that lacks what it takes.
+    /// 2: bad options, a bad image, or something that the host lacks.
     Usage,
-    /// 4: the guest crashed: a triple fault, or something this KVM cannot run.
+    /// 4: the guest crashed: a triple fault, or something that this KVM cannot run.
     GuestCrash,
-    /// 6: the monitor itself failed.
+    /// 6: the monitor failed.
     Internal,
-    /// 8: the guest asked for a reset.
+    /// 8: the guest requested a reset.
     Reset,
     /// 124: the time limit passed, as with timeout(1).
     Timeout,
@@ -40,7 +40,7 @@ impl From<Status> for ExitCode {
 mod tests {
     use super::*;
 
-    /// The chapter with a row for each status.
+    /// The document with a row for each status.
     const DOCUMENT: &str = include_str!("../../../docs/exit-status.md");
 
     #[test]

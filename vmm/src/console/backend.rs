@@ -1,4 +1,4 @@
-//! The names of the backends on the command line.
+//! Console backends, and their names on the command line.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,26 +6,26 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// A place for console output, and perhaps a source of input.
+/// Where console output goes, and where input comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// `stdio`: standard output and input.
     Stdio,
     /// `none`: output is dropped.
     None,
-    /// `file:PATH`: a file, made or emptied; no input.
+    /// `file:PATH`: a file, created or truncated; no input.
     File(PathBuf),
     /// `unix:PATH`: a listening socket for one client at a time.
     Unix(PathBuf),
 }
 
-/// Why a backend's name is refused.
+/// Why the name of a backend is refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ParseBackendError {
-    /// None of the four.
+    /// It is none of the four.
     #[error("unknown console {0:?}: use stdio, none, file:PATH or unix:PATH")]
     Unknown(String),
-    /// Nothing after the colon.
+    /// No path follows the colon.
     #[error("console {0:?} needs a path, as in {0}PATH")]
     NoPath(String),
 }
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_parse_and_print_back() {
+    fn backend_names_print_as_they_parse() {
         for (text, backend) in [
             ("stdio", Backend::Stdio),
             ("none", Backend::None),
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_names_are_refused_in_one_line() {
+    fn bad_backend_names_are_refused_in_one_line() {
         for (text, message) in [
             (
                 "",

@@ -1,4 +1,4 @@
-//! Console input: the thread that reads standard input, and what all such threads share.
+//! Console input: the thread that reads standard input, and the base of all reading threads.
 
 use std::collections::VecDeque;
 use std::io::{self, PipeReader, PipeWriter};
@@ -9,34 +9,34 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::console::escape::{Command, Escape, HELP};
+use crate::console::escape::{EscapeCommand, EscapeFilter, HELP};
 use crate::console::output::Outbox;
 use crate::console::terminal::RawTerminal;
 use crate::console::{ConsoleError, Deliver, spawn};
 use crate::log_limit::LogLimit;
 
-/// How long the guest is given before bytes that it did not take are offered again.
+/// The time after which bytes that the guest did not accept are offered again.
 const RETRY: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
 };
 
-/// Typed bytes that wait for the guest to take them.
+/// Most typed bytes that wait for the guest to accept them.
 const TYPED_MAX: usize = 4096;
 
-/// A thread that reads input; dropping it ends and joins the thread.
+/// A thread that reads input. Dropping it ends and joins the thread.
 #[derive(Debug)]
-pub struct Reader {
+pub struct InputThread {
     /// Closing it wakes the thread.
     stop: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Reader {
-    /// Starts `run` on a thread; it must return when its [`Stop`] says so.
-    pub fn start(run: impl FnOnce(Stop) + Send + 'static) -> Result<Self, ConsoleError> {
+impl InputThread {
+    /// Starts `run` on a thread. It must return when [`StopPipe::wait`] returns `None`.
+    pub fn start(run: impl FnOnce(StopPipe) + Send + 'static) -> Result<Self, ConsoleError> {
         let (stopped, stop) = io::pipe().map_err(ConsoleError::SetUp)?;
-        let thread = spawn("console-input", Stop(stopped), run)?;
+        let thread = spawn("console-input", StopPipe(stopped), run)?;
         Ok(Self {
             stop: Some(stop),
             thread: Some(thread),
@@ -44,11 +44,11 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for InputThread {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take()
-            // A callback of the thread may be what drops us.
+            // A callback on the thread itself may drop this.
             && thread.thread().id() != std::thread::current().id()
         {
             let _ = thread.join();
@@ -56,13 +56,14 @@ impl Drop for Reader {
     }
 }
 
-/// The reading thread's end of the pipe that stops it.
+/// The thread's end of the pipe that stops it.
 #[derive(Debug)]
-pub struct Stop(PipeReader);
+pub struct StopPipe(PipeReader);
 
-impl Stop {
-    /// Waits until `fd` shows one of `events`, an error or a hang-up, and answers what it showed:
-    /// none when time ran out, `None` when the thread must end.
+impl StopPipe {
+    /// Waits until `fd` has one of `events`, an error or a hang-up, and returns what it has.
+    ///
+    /// Returns no events after `limit`, and `None` when the thread must end.
     pub fn wait(
         &self,
         fd: BorrowedFd<'_>,
@@ -84,9 +85,10 @@ impl Stop {
     }
 }
 
-/// Delivers all of `bytes`, again and again until the guest takes them; answers false when the
-/// thread must end or `source` hung up.
-pub fn feed(stop: &Stop, source: BorrowedFd<'_>, deliver: &Deliver, bytes: &[u8]) -> bool {
+/// Offers `bytes` to the guest until it has accepted all.
+///
+/// Returns false if the thread must end, or `source` hung up.
+pub fn feed(stop: &StopPipe, source: BorrowedFd<'_>, deliver: &Deliver, bytes: &[u8]) -> bool {
     let mut rest = bytes;
     loop {
         let accepted = deliver(rest).min(rest.len());
@@ -94,11 +96,11 @@ pub fn feed(stop: &Stop, source: BorrowedFd<'_>, deliver: &Deliver, bytes: &[u8]
         if rest.is_empty() {
             return true;
         }
-        // A pipe hangs up when its writer ends, which must not lose what it wrote: so the source
-        // is asked for nothing here, and only a socket reports its hang-up.
+        // Only a hang-up of a socket ends this: a pipe hangs up when its writer ends, and what was
+        // written before must reach the guest.
         match stop.wait(source, PollFlags::empty(), Some(&RETRY)) {
             None => return false,
-            Some(shown) if shown.contains(PollFlags::HUP) && is_socket(source) => return false,
+            Some(events) if events.contains(PollFlags::HUP) && is_socket(source) => return false,
             Some(_) => std::thread::sleep(std::time::Duration::from_millis(1)),
         }
     }
@@ -109,14 +111,14 @@ fn is_socket(fd: BorrowedFd<'_>) -> bool {
     kind.is_ok_and(|kind| kind == rustix::fs::FileType::Socket)
 }
 
-/// Reads what is there; none at the end of the file or on an error.
+/// Reads the bytes that are available; `None` at the end of the file or after an error.
 pub fn read_some(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Option<usize> {
     loop {
         match rustix::io::read(fd, &mut *buffer) {
             Ok(0) => return None,
             Ok(count) => return Some(count),
             Err(Errno::INTR) => {}
-            // Someone else read first from a descriptor that does not block.
+            // Another process read first from a descriptor that does not block.
             Err(Errno::AGAIN) => return Some(0),
             Err(_) => return None,
         }
@@ -128,7 +130,7 @@ pub fn read_stdin(
     outbox: Arc<Outbox>,
     deliver: Deliver,
     quit: impl Fn() + Send + 'static,
-) -> Result<Reader, ConsoleError> {
+) -> Result<InputThread, ConsoleError> {
     let stdin = io::stdin()
         .as_fd()
         .try_clone_to_owned()
@@ -136,30 +138,30 @@ pub fn read_stdin(
     read_terminal_or_pipe(stdin, outbox, deliver, quit)
 }
 
-/// Starts reading `stdin`: raw and with escape keys if it is a terminal, else as it is.
+/// Starts reading `stdin`. A terminal becomes raw and has escape keys.
 pub fn read_terminal_or_pipe(
     stdin: OwnedFd,
     outbox: Arc<Outbox>,
     deliver: Deliver,
     quit: impl Fn() + Send + 'static,
-) -> Result<Reader, ConsoleError> {
+) -> Result<InputThread, ConsoleError> {
     if !rustix::termios::isatty(&stdin) {
-        return Reader::start(move |stop| read_pipe(&stop, &stdin, &deliver));
+        return InputThread::start(move |stop| read_pipe(&stop, &stdin, &deliver));
     }
     if !in_foreground(&stdin) {
-        // Touching the terminal from the background would stop the process.
+        // The kernel would stop a background process that reads the terminal or changes its modes.
         tracing::info!("no console input: not in the foreground of the terminal");
-        return Reader::start(|_| {});
+        return InputThread::start(|_| {});
     }
     let raw = RawTerminal::enter(&stdin).map_err(ConsoleError::Terminal)?;
-    Reader::start(move |stop| {
+    InputThread::start(move |stop| {
         read_terminal(&stop, &stdin, &outbox, &deliver, &quit);
         drop(raw);
     })
 }
 
-/// Whether our process group is the one the terminal reads for; a terminal that does not control
-/// us stops nobody.
+/// Whether this process group may read the terminal; one that is not our controlling terminal always
+/// may be read.
 fn in_foreground(terminal: &OwnedFd) -> bool {
     match rustix::termios::tcgetpgrp(terminal) {
         Ok(group) => group == rustix::process::getpgrp(),
@@ -167,7 +169,7 @@ fn in_foreground(terminal: &OwnedFd) -> bool {
     }
 }
 
-fn read_pipe(stop: &Stop, stdin: &OwnedFd, deliver: &Deliver) {
+fn read_pipe(stop: &StopPipe, stdin: &OwnedFd, deliver: &Deliver) {
     let mut buffer = [0; 1024];
     while stop.wait(stdin.as_fd(), PollFlags::IN, None).is_some() {
         let Some(count) = read_some(stdin.as_fd(), &mut buffer) else {
@@ -180,29 +182,29 @@ fn read_pipe(stop: &Stop, stdin: &OwnedFd, deliver: &Deliver) {
 }
 
 fn read_terminal(
-    stop: &Stop,
+    stop: &StopPipe,
     stdin: &OwnedFd,
     outbox: &Outbox,
     deliver: &Deliver,
     quit: &impl Fn(),
 ) {
-    let mut escape = Escape::default();
+    let mut escape = EscapeFilter::default();
     let mut buffer = [0; 1024];
     let mut waiting = VecDeque::new();
     loop {
         let limit = (!waiting.is_empty()).then_some(&RETRY);
-        let Some(shown) = stop.wait(stdin.as_fd(), PollFlags::IN, limit) else {
+        let Some(events) = stop.wait(stdin.as_fd(), PollFlags::IN, limit) else {
             return;
         };
-        if !shown.is_empty() {
+        if !events.is_empty() {
             let Some(count) = read_some(stdin.as_fd(), &mut buffer) else {
                 return;
             };
             let (guest, commands) = escape.filter(&buffer[..count]);
-            // Before anything that may take long: the escape key must work when the guest hangs.
+            // Before input is offered: the escape key must work while the guest hangs.
             commands
                 .into_iter()
-                .for_each(|command| obey(command, outbox, quit));
+                .for_each(|command| execute(command, outbox, quit));
             waiting.extend(guest);
             if waiting.len() > TYPED_MAX {
                 static LIMIT: LogLimit = LogLimit::new();
@@ -220,10 +222,10 @@ fn read_terminal(
     }
 }
 
-fn obey(command: Command, outbox: &Outbox, quit: &impl Fn()) {
+fn execute(command: EscapeCommand, outbox: &Outbox, quit: &impl Fn()) {
     match command {
-        Command::Help => outbox.put(HELP),
-        Command::Quit => {
+        EscapeCommand::Help => outbox.put(HELP),
+        EscapeCommand::Quit => {
             outbox.release();
             quit();
         }

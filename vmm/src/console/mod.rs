@@ -1,10 +1,9 @@
-//! Where a guest's serial port and debug console go: the terminal, a file, a unix socket, nowhere.
+//! Connects a guest's serial port and debug console to a terminal, a file or a unix socket.
 //!
-//! Output passes through a bounded buffer and a thread of its own, so that a guest that writes byte
-//! by byte costs no system call a byte. Input is read by a thread and handed to a callback. The
-//! terminal is raw only while a [`Console`] reads input from it, and is restored however that ends:
-//! by drop, by the hook of a panic, by a signal ([`watch_signals`]), or by [`restore_terminal`]
-//! before a call of `exit`.
+//! A thread writes output from a bounded buffer, so that a guest that writes single bytes does not cost
+//! a system call for each. Another thread reads input and passes it to a callback. The terminal is raw
+//! only while a [`Console`] reads input from it. It is restored when the console is dropped, by the
+//! panic hook, by a signal ([`watch_signals`]), or by [`restore_terminal`] before a call of `exit`.
 
 mod backend;
 mod escape;
@@ -30,9 +29,9 @@ pub use signals::watch_signals;
 pub use terminal::restore_terminal;
 
 use output::{Outbox, WhenFull};
-use socket::Socket;
+use socket::ConsoleSocket;
 
-/// How long the end of a console waits for output to be taken.
+/// How long a dropped console waits for its output to be written.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Why a console cannot be opened or started.
@@ -43,86 +42,91 @@ pub enum ConsoleError {
     OpenFile {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// Someone listens on the path of `unix:PATH`, or it is no socket.
+    /// The path of `unix:PATH` is in use by another process, or by a file.
     #[error("cannot use {path:?} as console socket: {reason}")]
     PathInUse {
         /// The socket.
         path: PathBuf,
-        /// What is there.
+        /// What uses it.
         reason: &'static str,
     },
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     #[error("cannot listen on console socket {path:?}")]
     Listen {
         /// The socket.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// Standard output or a file of our own cannot be duplicated.
+    /// A descriptor, a pipe or a thread cannot be created.
     #[error("cannot set up the console")]
     SetUp(#[source] io::Error),
-    /// The terminal refuses to become raw.
+    /// The terminal cannot be set to raw mode.
     #[error("cannot set the terminal to raw mode")]
     Terminal(#[source] io::Error),
 }
 
-/// What takes the guest's input: it answers how many bytes it accepted; the rest is offered again.
+/// Passes input to the guest and returns how many bytes it accepted; the rest is offered again.
 ///
-/// It must not wait for a device that may be waiting for output: for a shared serial port, that is
-/// `serial.try_lock().map_or(0, |mut serial| serial.input(bytes))`. Or else a terminal that takes no
-/// output would keep the escape key from working.
+/// It must not wait for a device that may itself wait for output, since the escape key would not work
+/// during that time. For a shared serial port it is
+/// `serial.try_lock().map_or(0, |mut serial| serial.input(bytes))`.
 pub type Deliver = Box<dyn Fn(&[u8]) -> usize + Send>;
 
-/// An open console. Dropping it ends its threads, writes out what is buffered (for at most two
-/// seconds), restores the terminal and removes the socket.
+/// An open console.
+///
+/// Dropping it writes out buffered output for at most two seconds, ends its threads, restores the
+/// terminal and removes the socket.
 #[derive(Debug)]
 pub struct Console {
     outbox: Arc<Outbox>,
-    source: Source,
+    input: InputSource,
     writer: Option<JoinHandle<()>>,
-    reader: Option<input::Reader>,
+    reader: Option<input::InputThread>,
 }
 
 /// Where input comes from.
 #[derive(Debug)]
-enum Source {
-    Nothing,
+enum InputSource {
+    None,
     Stdin,
-    Socket(Option<Socket>),
+    Socket(Option<ConsoleSocket>),
 }
 
 impl Console {
-    /// Opens a backend for output. Nothing is read, and the terminal stays as it is, until
-    /// [`Console::start_input`].
+    /// Opens a backend for output. Input and raw mode begin with [`Console::start_input`].
     ///
     /// # Errors
+    ///
     /// A file that cannot be written, a socket path that is in use or cannot be bound.
     pub fn open(backend: &Backend) -> Result<Self, ConsoleError> {
-        let (outbox, source) = match backend {
-            Backend::None => (Outbox::closed(), Source::Nothing),
+        let (outbox, input) = match backend {
+            Backend::None => (Outbox::closed(), InputSource::None),
             Backend::Stdio => {
                 let stdout = io::stdout().as_fd().try_clone_to_owned();
                 let stdout = stdout.map_err(ConsoleError::SetUp)?;
-                (Outbox::new(WhenFull::Wait, Some(stdout)), Source::Stdin)
+                (
+                    Outbox::new(WhenFull::Wait, Some(stdout)),
+                    InputSource::Stdin,
+                )
             }
             Backend::File(path) => {
                 let file = open_file(path)?;
                 (
                     Outbox::new(WhenFull::Wait, Some(file.into())),
-                    Source::Nothing,
+                    InputSource::None,
                 )
             }
             Backend::Unix(path) => {
-                let socket = Socket::listen(path)?;
+                let socket = ConsoleSocket::listen(path)?;
                 (
                     Outbox::new(WhenFull::DropOldest, None),
-                    Source::Socket(Some(socket)),
+                    InputSource::Socket(Some(socket)),
                 )
             }
         };
@@ -133,27 +137,28 @@ impl Console {
         };
         Ok(Self {
             outbox,
-            source,
+            input,
             writer,
             reader: None,
         })
     }
 
-    /// A writer for a device. Writes return at once unless the buffer of 64 KiB is full: then a
-    /// client of a socket loses the oldest bytes, while a terminal, pipe or file is waited for
-    /// until [`Console::release`].
+    /// A writer for a device, which writes into a buffer of 64 KiB.
+    ///
+    /// When the buffer is full, the client of a socket loses the oldest bytes, and the device waits for
+    /// a terminal, pipe or file until [`Console::release`].
     pub fn output(&self) -> Box<dyn Write + Send> {
         Box::new(self.outbox.handle())
     }
 
-    /// Starts reading input, with the terminal raw if standard input is one: `deliver` gets the
-    /// bytes, `quit` is called for the escape sequence Ctrl-A x. Both run on the reading thread.
+    /// Starts reading input, and sets standard input to raw mode if it is a terminal.
     ///
-    /// Bytes that `deliver` does not accept are offered again until it does; but what is typed at a
-    /// terminal beyond 4 KiB of such bytes is lost. A socket has no client before this call, also
-    /// where the guest has no use for input.
+    /// The reading thread calls `deliver` with the bytes, and `quit` for the escape sequence Ctrl-A x.
+    /// Bytes that `deliver` does not accept are offered again; typed bytes beyond 4 KiB of them are
+    /// lost. A socket accepts its first client after this call.
     ///
     /// # Errors
+    ///
     /// The terminal cannot be made raw, or the thread cannot be started.
     pub fn start_input(
         &mut self,
@@ -161,10 +166,10 @@ impl Console {
         quit: impl Fn() + Send + 'static,
     ) -> Result<(), ConsoleError> {
         let outbox = Arc::clone(&self.outbox);
-        self.reader = match &mut self.source {
-            Source::Nothing => None,
-            Source::Stdin => Some(input::read_stdin(outbox, deliver, quit)?),
-            Source::Socket(socket) => match socket.take() {
+        self.reader = match &mut self.input {
+            InputSource::None => None,
+            InputSource::Stdin => Some(input::read_stdin(outbox, deliver, quit)?),
+            InputSource::Socket(socket) => match socket.take() {
                 Some(socket) => Some(socket.serve(outbox, deliver)?),
                 None => None,
             },
@@ -172,14 +177,14 @@ impl Console {
         Ok(())
     }
 
-    /// A handle that ends all waiting for room in the buffer; from then on output that does not
-    /// fit is dropped.
+    /// A handle that calls [`Console::release`] from another thread.
     pub fn releaser(&self) -> Releaser {
         Releaser(Arc::clone(&self.outbox))
     }
 
-    /// Ends all waiting for room in the buffer. Must come before a vCPU thread that may be writing
-    /// is joined.
+    /// Ends all waiting for a full buffer: from now on, output that does not fit is dropped.
+    ///
+    /// A vCPU thread may be waiting, so this comes before it is joined.
     pub fn release(&self) {
         self.outbox.release();
     }
@@ -193,9 +198,9 @@ impl Drop for Console {
             let limit = DRAIN_TIME_MAX.as_secs();
             tracing::warn!("console output is lost: its reader did not take it within {limit} s");
         }
-        // Restores the terminal, or hangs up on the client, and that after its output.
+        // Restores the terminal, or closes the client's connection, after the output.
         self.reader = None;
-        // A thread that is stuck in a write is left to the end of the process.
+        // A thread that is blocked in a write ends with the process.
         if let Some(writer) = self.writer.take().filter(|_| drained) {
             let _ = writer.join();
         }
@@ -214,7 +219,7 @@ impl Releaser {
 }
 
 fn open_file(path: &PathBuf) -> Result<std::fs::File, ConsoleError> {
-    // Not blocking: a named pipe that nobody reads is an error instead of a wait.
+    // Without blocking: a named pipe without a reader is an error.
     let mut options = OpenOptions::new();
     options
         .write(true)

@@ -9,46 +9,46 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-/// Bytes that wait for the thread.
+/// Capacity of the buffer, in bytes.
 pub const BUFFER_MAX: usize = 64 * 1024;
 
-/// What a write into a full buffer does.
+/// The policy for a write into a full buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenFull {
-    /// Waits for room.
+    /// Waits until the thread has written some of it.
     Wait,
-    /// Makes room: what is oldest is lost.
+    /// Drops the oldest bytes.
     DropOldest,
-    /// Loses what does not fit.
+    /// Drops the new bytes that do not fit.
     DropNewest,
 }
 
 #[derive(Debug)]
-struct State {
+struct OutboxState {
     buffer: VecDeque<u8>,
     when_full: WhenFull,
-    /// Where bytes go; none while a socket has no client.
+    /// The descriptor to write to; `None` while a socket has no client.
     target: Option<Arc<OwnedFd>>,
-    /// Bytes are being written, outside the lock.
+    /// Whether the thread is writing bytes that it took out of the buffer.
     writing: bool,
-    /// No more output is taken; what is buffered is still written.
+    /// Whether new output is refused. Buffered output is still written.
     closed: bool,
 }
 
-/// The buffer; lock order: none of our locks is taken while it is locked.
+/// The output buffer of a console. Lock order: last, no other lock is taken while it is locked.
 #[derive(Debug)]
 pub struct Outbox {
-    state: Mutex<State>,
-    /// There is something for the thread to do.
+    state: Mutex<OutboxState>,
+    /// Signals the thread that there are bytes, a target, or the end.
     filled: Condvar,
-    /// There is room, or nothing left, or nobody waits any longer.
+    /// Signals writers that the buffer has shrunk, or that they must not wait.
     emptied: Condvar,
 }
 
 impl Outbox {
-    /// An empty buffer before `target`.
+    /// An empty buffer for `target`.
     pub fn new(when_full: WhenFull, target: Option<OwnedFd>) -> Self {
-        let state = State {
+        let state = OutboxState {
             buffer: VecDeque::new(),
             when_full,
             target: target.map(Arc::new),
@@ -62,7 +62,7 @@ impl Outbox {
         }
     }
 
-    /// A buffer that takes nothing.
+    /// A buffer that drops all output.
     pub fn closed() -> Self {
         let outbox = Self::new(WhenFull::DropNewest, None);
         outbox.lock().closed = true;
@@ -71,16 +71,16 @@ impl Outbox {
 
     /// A writer into the buffer.
     pub fn handle(self: &Arc<Self>) -> impl Write + Send + use<> {
-        Handle(Arc::clone(self))
+        OutboxWriter(Arc::clone(self))
     }
 
-    /// Puts `bytes` into the buffer, or drops what does not fit, by the rule for a full one.
+    /// Puts `bytes` into the buffer. What does not fit is treated by its [`WhenFull`].
     pub fn put(&self, bytes: &[u8]) {
         let mut state = self.lock();
         let mut rest = bytes;
         while !rest.is_empty() && !state.closed {
-            let room = BUFFER_MAX - state.buffer.len();
-            let (now, later) = rest.split_at(room.min(rest.len()));
+            let capacity = BUFFER_MAX - state.buffer.len();
+            let (now, later) = rest.split_at(capacity.min(rest.len()));
             state.buffer.extend(now);
             rest = later;
             self.filled.notify_one();
@@ -102,13 +102,13 @@ impl Outbox {
         }
     }
 
-    /// Gives the buffer a new place to go to.
+    /// Sets the descriptor to write to.
     pub fn attach(&self, target: Arc<OwnedFd>) {
         self.lock().target = Some(target);
         self.filled.notify_one();
     }
 
-    /// Takes `target` away, if the buffer still goes there.
+    /// Removes the descriptor, if it still is `target`.
     pub fn detach(&self, target: &Arc<OwnedFd>) {
         let mut state = self.lock();
         if state
@@ -122,7 +122,7 @@ impl Outbox {
         self.emptied.notify_all();
     }
 
-    /// Ends all waiting for room.
+    /// Ends all waiting: from now on, output that does not fit is dropped.
     pub fn release(&self) {
         let mut state = self.lock();
         if state.when_full == WhenFull::Wait {
@@ -132,14 +132,14 @@ impl Outbox {
         self.emptied.notify_all();
     }
 
-    /// Takes no more output, and ends the thread once what is buffered is written.
+    /// Refuses new output. The thread ends when it has written the buffer.
     pub fn close(&self) {
         self.lock().closed = true;
         self.filled.notify_all();
         self.emptied.notify_all();
     }
 
-    /// Waits until nothing is left that could be written; answers false if `limit` passes first.
+    /// Waits until all output that has a target is written. Returns false if `limit` passes first.
     pub fn wait_until_drained(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = self.lock();
@@ -154,7 +154,7 @@ impl Outbox {
         true
     }
 
-    /// The thread: writes what comes into the buffer until it is closed.
+    /// Body of the output thread: writes the buffer's contents until it is closed.
     pub fn run(this: Arc<Self>) {
         while let Some((bytes, target)) = this.take() {
             let written = write_all(&target, &bytes);
@@ -173,7 +173,7 @@ impl Outbox {
         }
     }
 
-    /// What is to be written next; none when the buffer is closed and empty, or goes nowhere.
+    /// Waits for bytes to write; `None` when the buffer is closed and empty, or its target failed.
     fn take(&self) -> Option<(Vec<u8>, Arc<OwnedFd>)> {
         let mut state = self.lock();
         loop {
@@ -186,7 +186,7 @@ impl Outbox {
                 return None;
             }
             if state.target.is_none() && state.when_full != WhenFull::DropOldest {
-                // The pipe or file failed for good: nobody shall wait for room in vain.
+                // The pipe or file failed for good: writers must not wait for it.
                 state.buffer.clear();
                 state.when_full = WhenFull::DropNewest;
                 state.closed = true;
@@ -200,27 +200,28 @@ impl Outbox {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OutboxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-struct Handle(Arc<Outbox>);
+/// Writes into the buffer.
+struct OutboxWriter(Arc<Outbox>);
 
-impl Write for Handle {
+impl Write for OutboxWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.put(bytes);
         Ok(bytes.len())
     }
 
-    /// The thread writes at once what it finds; a flush for each byte would undo the buffer.
+    /// Does nothing: the thread writes at once, and devices flush after every byte.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// Writes all of `bytes`, whether or not the descriptor blocks: it may be shared with a process
-/// that changed that.
+/// Writes all of `bytes`, also to a descriptor that does not block: another process that shares it may
+/// have set that.
 fn write_all(target: &OwnedFd, bytes: &[u8]) -> Result<(), Errno> {
     let mut rest = bytes;
     while !rest.is_empty() {

@@ -1,4 +1,4 @@
-//! The signals that end the process: the terminal is restored first.
+//! Signals that end the process, after the terminal was restored.
 
 use std::io;
 use std::thread;
@@ -9,24 +9,26 @@ use signal_hook::low_level::emulate_default_handler;
 
 use crate::console::terminal::restore_terminal;
 
-/// Calls `stop` with the number of the first SIGHUP, SIGINT, SIGQUIT or SIGTERM, on a thread of its
-/// own and with the terminal restored; `stop` makes the machine end in order. A second signal ends
-/// the process at once.
+/// Calls `stop` with the number of the first SIGHUP, SIGINT, SIGQUIT or SIGTERM.
+///
+/// The call is made on a thread of its own, with the terminal restored, and must make the machine end
+/// in order. A second signal ends the process at once.
 ///
 /// # Errors
+///
 /// The handlers cannot be installed or the thread cannot be started.
 pub fn watch_signals(stop: impl Fn(i32) + Send + 'static) -> io::Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
     thread::Builder::new()
         .name("signals".to_owned())
         .spawn(move || {
-            let mut seen = false;
+            let mut is_second = false;
             for signal in signals.forever() {
                 restore_terminal();
-                if seen {
+                if is_second {
                     let _ = emulate_default_handler(signal);
                 }
-                seen = true;
+                is_second = true;
                 stop(signal);
             }
         })?;

@@ -1,4 +1,4 @@
-//! The console on a unix socket: one client at a time, who may leave and come back.
+//! The console on a unix socket: one client at a time, which may disconnect and reconnect.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,21 +10,21 @@ use std::{fs, net};
 
 use rustix::event::PollFlags;
 
-use crate::console::input::{Reader, Stop, feed, read_some};
+use crate::console::input::{InputThread, StopPipe, feed, read_some};
 use crate::console::output::Outbox;
 use crate::console::{ConsoleError, Deliver};
 use crate::log_limit::LogLimit;
 
 /// A listening socket; dropping it removes its path.
 #[derive(Debug)]
-pub struct Socket {
+pub struct ConsoleSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode: what is removed at the end must be ours.
+    /// Device and inode of the socket file, so that no other file is removed at the end.
     identity: (u64, u64),
 }
 
-impl Socket {
+impl ConsoleSocket {
     /// Listens on `path`. A socket that a dead process left behind is replaced.
     pub fn listen(path: &Path) -> Result<Self, ConsoleError> {
         let failed = |source| ConsoleError::Listen {
@@ -48,19 +48,19 @@ impl Socket {
             Err(_) => {}
         }
         let listener = UnixListener::bind(path).map_err(failed)?;
-        let made = fs::symlink_metadata(path).map_err(failed)?;
+        let created = fs::symlink_metadata(path).map_err(failed)?;
         let socket = Self {
             listener,
             path: path.to_owned(),
-            identity: (made.dev(), made.ino()),
+            identity: (created.dev(), created.ino()),
         };
         socket.listener.set_nonblocking(true).map_err(failed)?;
         Ok(socket)
     }
 
-    /// Serves clients on a thread: `outbox` goes to the client there is, its bytes go to `deliver`.
-    pub fn serve(self, outbox: Arc<Outbox>, deliver: Deliver) -> Result<Reader, ConsoleError> {
-        Reader::start(move |stop| {
+    /// Serves clients on a thread: each gets the contents of `outbox`, and `deliver` gets its bytes.
+    pub fn serve(self, outbox: Arc<Outbox>, deliver: Deliver) -> Result<InputThread, ConsoleError> {
+        InputThread::start(move |stop| {
             while stop
                 .wait(self.listener.as_fd(), PollFlags::IN, None)
                 .is_some()
@@ -87,7 +87,7 @@ impl Socket {
     }
 }
 
-impl Drop for Socket {
+impl Drop for ConsoleSocket {
     fn drop(&mut self) {
         let now = fs::symlink_metadata(&self.path);
         if now.is_ok_and(|now| (now.dev(), now.ino()) == self.identity) {
@@ -96,28 +96,28 @@ impl Drop for Socket {
     }
 }
 
-/// Serves one client until it hangs up or the thread must end. The client may stop sending and
-/// still read.
-fn serve_client(stop: &Stop, client: UnixStream, outbox: &Outbox, deliver: &Deliver) {
+/// Serves one client until it hangs up or the thread must end. A client may shut down its sending side
+/// and continue to read.
+fn serve_client(stop: &StopPipe, client: UnixStream, outbox: &Outbox, deliver: &Deliver) {
     let Ok(output) = client.try_clone() else {
         return;
     };
     let target = Arc::new(OwnedFd::from(output));
     outbox.attach(Arc::clone(&target));
-    let mut wanted = PollFlags::IN;
+    let mut polled = PollFlags::IN;
     let mut buffer = [0; 1024];
-    while let Some(shown) = stop.wait(client.as_fd(), wanted, None) {
-        if shown.contains(PollFlags::IN) {
+    while let Some(events) = stop.wait(client.as_fd(), polled, None) {
+        if events.contains(PollFlags::IN) {
             match read_some(client.as_fd(), &mut buffer) {
                 Some(count) if feed(stop, client.as_fd(), deliver, &buffer[..count]) => {}
                 Some(_) => break,
-                None => wanted = PollFlags::empty(),
+                None => polled = PollFlags::empty(),
             }
-        } else if shown.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
+        } else if events.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
             break;
         }
     }
     outbox.detach(&target);
-    // The output thread may be inside a write that the client does not read.
+    // Ends a write of the output thread that the client does not read.
     let _ = client.shutdown(net::Shutdown::Both);
 }

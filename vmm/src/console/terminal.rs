@@ -1,4 +1,4 @@
-//! The terminal in raw mode, and every way back.
+//! Sets the terminal to raw mode, and restores it however the process ends.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,12 +10,13 @@ use rustix::termios::{
     tcgetattr, tcsetattr,
 };
 
-/// The terminal that is raw now, and how it was.
+/// The terminal that is raw now, and its modes before.
 static RAW: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
 static PANIC_HOOK: Once = Once::new();
 
-/// Puts the terminal back as it was; does nothing if it is not raw. Any thread may call it, any
-/// number of times; a call of `std::process::exit` must come after it.
+/// Restores the terminal if it is raw.
+///
+/// Any thread may call this, any number of times. It must come before `std::process::exit`.
 pub fn restore_terminal() {
     let raw = RAW.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some((terminal, before)) = raw {
@@ -28,9 +29,10 @@ pub fn restore_terminal() {
 pub struct RawTerminal(());
 
 impl RawTerminal {
-    /// Makes `terminal` raw: every key reaches the guest, also those that make signals. Output is
-    /// still processed, so that our own messages look right. From the first call on, a panic of
-    /// any thread restores the terminal before its message.
+    /// Sets `terminal` to raw mode: every key reaches the guest, also those that send signals.
+    ///
+    /// Output processing stays on, so that the monitor's own messages look right. From the first call
+    /// on, a panic of any thread restores the terminal before its message.
     pub fn enter(terminal: &OwnedFd) -> io::Result<Self> {
         PANIC_HOOK.call_once(|| {
             let next = panic::take_hook();
@@ -61,7 +63,7 @@ impl RawTerminal {
         raw.special_codes[SpecialCodeIndex::VMIN] = 1;
         raw.special_codes[SpecialCodeIndex::VTIME] = 0;
         let copy = terminal.try_clone()?;
-        // Noted first: a signal between the two lines restores what was not changed yet.
+        // Stored first, so that a signal between the two lines restores the modes.
         *RAW.lock().unwrap_or_else(PoisonError::into_inner) = Some((copy, before));
         tcsetattr(terminal, OptionalActions::Now, &raw).inspect_err(|_| restore_terminal())?;
         Ok(Self(()))
@@ -79,7 +81,7 @@ mod tests {
     use super::*;
     use crate::console::tests::{TERMINAL, pseudo_terminal};
 
-    /// What tells a raw terminal from one in line mode.
+    /// The modes in which a raw terminal differs from one in line mode.
     fn modes(terminal: &OwnedFd) -> (InputModes, OutputModes, LocalModes) {
         let now = tcgetattr(terminal).unwrap();
         (now.input_modes, now.output_modes, now.local_modes)

@@ -27,7 +27,7 @@ pub fn pseudo_terminal() -> (OwnedFd, OwnedFd) {
     (control, terminal)
 }
 
-/// A callback that accepts everything, and what it was given.
+/// A callback that accepts all input, and a channel with what it accepted.
 fn collector() -> (Deliver, Receiver<Vec<u8>>) {
     let (sender, delivered) = mpsc::channel();
     let deliver = move |bytes: &[u8]| sender.send(bytes.to_vec()).map_or(0, |()| bytes.len());
@@ -57,7 +57,7 @@ fn expect_output(mut client: &UnixStream, expected: &[u8]) {
 }
 
 #[test]
-fn none_takes_output_and_drops_it() {
+fn none_drops_output() {
     let mut console = Console::open(&Backend::None).unwrap();
     console.start_input(collector().0, || {}).unwrap();
     console
@@ -67,7 +67,7 @@ fn none_takes_output_and_drops_it() {
 }
 
 #[test]
-fn file_holds_all_output_once_the_console_is_dropped() {
+fn file_is_complete_when_the_console_is_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     std::fs::write(&path, "old").unwrap();
@@ -106,7 +106,7 @@ fn socket_client_exchanges_bytes_with_the_guest() {
 }
 
 #[test]
-fn socket_client_may_leave_and_another_come() {
+fn second_socket_client_follows_the_first() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let (console, delivered) = open_socket(&path);
@@ -121,7 +121,7 @@ fn socket_client_may_leave_and_another_come() {
 }
 
 #[test]
-fn socket_client_that_stops_sending_still_reads() {
+fn socket_client_that_shut_down_sending_still_reads() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let (console, delivered) = open_socket(&path);
@@ -134,7 +134,7 @@ fn socket_client_that_stops_sending_still_reads() {
 }
 
 #[test]
-fn socket_client_that_does_not_read_blocks_nobody() {
+fn socket_client_that_does_not_read_does_not_block_the_guest() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let (console, delivered) = open_socket(&path);
@@ -153,7 +153,7 @@ fn socket_client_that_does_not_read_blocks_nobody() {
 }
 
 #[test]
-fn socket_client_gets_the_last_output_before_the_end() {
+fn socket_client_gets_output_written_just_before_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let (console, delivered) = open_socket(&path);
@@ -187,7 +187,7 @@ fn socket_path_in_use_is_refused_and_left_alone() {
 }
 
 #[test]
-fn socket_left_behind_is_replaced_and_removed_at_the_end() {
+fn stale_socket_is_replaced_and_removed_at_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     drop(UnixListener::bind(&path).unwrap());
@@ -205,9 +205,8 @@ fn socket_path_that_is_too_long_is_refused() {
     assert!(matches!(error, ConsoleError::Listen { .. }));
 }
 
-/// The guest takes nothing until it is allowed to.
 #[test]
-fn pipe_input_is_offered_again_until_it_is_taken() {
+fn pipe_input_is_offered_until_the_guest_accepts_it() {
     let (from, mut to) = io::pipe().unwrap();
     let outbox = Arc::new(Outbox::closed());
     let (sender, delivered) = mpsc::channel();
@@ -230,7 +229,7 @@ fn pipe_input_is_offered_again_until_it_is_taken() {
 }
 
 #[test]
-fn terminal_input_obeys_the_escape_key_while_the_guest_hangs() {
+fn escape_key_works_while_the_guest_hangs() {
     let _alone = TERMINAL.lock().unwrap_or_else(PoisonError::into_inner);
     let (control, terminal) = pseudo_terminal();
     let outbox = Arc::new(Outbox::new(WhenFull::Wait, None));
@@ -245,7 +244,7 @@ fn terminal_input_obeys_the_escape_key_while_the_guest_hangs() {
 }
 
 #[test]
-fn terminal_input_reaches_the_guest_byte_for_byte() {
+fn terminal_input_reaches_the_guest_unchanged() {
     let _alone = TERMINAL.lock().unwrap_or_else(PoisonError::into_inner);
     let (control, terminal) = pseudo_terminal();
     let outbox = Arc::new(Outbox::closed());
@@ -257,7 +256,7 @@ fn terminal_input_reaches_the_guest_byte_for_byte() {
 }
 
 #[test]
-fn full_buffer_waits_until_released() {
+fn write_into_a_full_buffer_waits_until_released() {
     let (from, to) = io::pipe().unwrap();
     let outbox = Arc::new(Outbox::new(WhenFull::Wait, Some(to.into())));
     let writer = spawn("writer", outbox.clone(), Outbox::run).unwrap();
@@ -278,7 +277,7 @@ fn full_buffer_waits_until_released() {
 }
 
 #[test]
-fn broken_pipe_ends_all_waiting() {
+fn broken_pipe_ends_waiting_writers() {
     let (from, to) = io::pipe().unwrap();
     drop(from);
     let outbox = Arc::new(Outbox::new(WhenFull::Wait, Some(to.into())));
@@ -288,7 +287,7 @@ fn broken_pipe_ends_all_waiting() {
 }
 
 #[test]
-fn pipe_that_nobody_reads_is_refused_as_a_file() {
+fn named_pipe_without_reader_is_refused_as_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("fifo");
     rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();

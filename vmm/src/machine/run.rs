@@ -160,9 +160,10 @@ impl Machine {
         let limit = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut threads = Vec::new();
         tracing::info!(
-            "machine starts{}: {} vCPUs{}",
+            "machine starts{}: {} vCPU{}{}",
             if starts_paused { " paused" } else { "" },
             vcpus.len(),
+            if vcpus.len() == 1 { "" } else { "s" },
             if deterministic { ", deterministic" } else { "" },
         );
         let started = if deterministic {

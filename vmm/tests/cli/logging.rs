@@ -66,7 +66,8 @@ fn each_level_adds_its_messages() {
     ];
     let debug = ["hindsight: debug: msr: cpu 0 rdmsr 0x1234: no such MSR, #GP(0)"];
     let trace = ["hindsight: trace: io: cpu 0 in 0x1234 = "];
-    let rows: [(&str, &[&[&str]], &[&[&str]]); 5] = [
+    type Groups<'a> = &'a [&'a [&'a str]];
+    let rows: [(&str, Groups<'_>, Groups<'_>); 5] = [
         ("warn", &[], &[&info, &debug, &trace]),
         ("info", &[&info], &[&debug, &trace]),
         ("debug", &[&info, &debug], &[&trace]),

@@ -14,17 +14,18 @@ mod choices;
 mod dump;
 mod file;
 mod nearest;
+mod option_word;
 mod options;
 mod paths;
 mod schema;
 mod values;
-mod word;
 
 pub use args::ConfigArgs;
 pub use check::ConflictError;
 pub use choices::{EngineArg, ModelsArg};
 pub use dump::dump;
 pub use file::{FileError, VERSION};
+pub use option_word::{OptionValue, OptionWord};
 pub use options::{
     BootOptions, ConsoleOptions, DebugOptions, DeterminismOptions, LogOptions, MachineOptions,
     RunConfig, RunOptions,
@@ -32,7 +33,6 @@ pub use options::{
 pub use paths::FilePath;
 pub use schema::{OptionInfo, options};
 pub use values::{BranchRecord, BtmTarget, GuestAddress, ModuleArg, Number, Size};
-pub use word::{OptionValue, Word};
 
 #[cfg(test)]
 mod tests;

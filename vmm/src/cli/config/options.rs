@@ -12,9 +12,9 @@ use hindsight_cpu::profile::Profile;
 use serde::{Deserialize, Serialize};
 
 use super::choices::{EngineArg, ModeArg, ModelsArg, ProtocolArg};
+use super::option_word::OptionWord;
 use super::paths::FilePath;
 use super::values::{BranchRecord, BtmTarget, GuestAddress, ModuleArg, Number, Size};
-use super::word::Word;
 use crate::cli::logging::{LogFilter, LogSettings, TraceSpec, trace_help};
 use crate::console::Backend;
 use crate::deterministic::CheckpointLimits;
@@ -67,13 +67,13 @@ pub struct BootOptions {
     pub cmdline: String,
     /// Module of a PVH or multiboot image, with its command line; may be repeated
     #[arg(long, value_name = "FILE[=ARGS]", value_hint = ValueHint::FilePath)]
-    pub module: Vec<Word<ModuleArg>>,
+    pub module: Vec<OptionWord<ModuleArg>>,
     /// Guest-physical address at which to load a flat image [default: depends on --mode]
     #[arg(long, value_name = "ADDRESS")]
-    pub load_address: Option<Word<GuestAddress>>,
+    pub load_address: Option<OptionWord<GuestAddress>>,
     /// Guest-physical address at which to enter a flat image [default: the load address]
     #[arg(long, value_name = "ADDRESS")]
-    pub entry: Option<Word<GuestAddress>>,
+    pub entry: Option<OptionWord<GuestAddress>>,
     /// Processor mode in which to enter a flat image
     #[arg(long, value_enum)]
     pub mode: Option<ModeArg>,
@@ -86,7 +86,7 @@ pub struct BootOptions {
 pub struct MachineOptions {
     /// Guest memory in bytes, or with a suffix K, M, G or T (binary: 1M is 1 MiB)
     #[arg(long, short, value_name = "SIZE")]
-    pub memory: Word<Size>,
+    pub memory: OptionWord<Size>,
     /// Back guest memory by huge pages
     #[arg(long)]
     pub hugepages: bool,
@@ -98,7 +98,7 @@ pub struct MachineOptions {
     /// skylake-server, or portable-v1 if deterministic]
     #[arg(long, value_name = "PROFILE|FILE.toml", allow_hyphen_values = true)]
     #[arg(value_hint = ValueHint::FilePath)]
-    pub cpu: Option<Word<Profile>>,
+    pub cpu: Option<OptionWord<Profile>>,
     /// Engine that executes the guest: KVM, the interpreter, or the better one for this host
     #[arg(long, value_enum)]
     pub engine: EngineArg,
@@ -111,7 +111,7 @@ pub struct MachineOptions {
 impl Default for MachineOptions {
     fn default() -> Self {
         Self {
-            memory: Word(Size::mib(128)),
+            memory: OptionWord(Size::mib(128)),
             hugepages: false,
             cpus: 1,
             cpu: None,
@@ -128,20 +128,20 @@ impl Default for MachineOptions {
 pub struct ConsoleOptions {
     /// COM1: stdio (Ctrl-A x quits, Ctrl-A h helps), none, file:PATH or unix:PATH
     #[arg(long, value_name = "CONSOLE")]
-    pub serial: Word<Backend>,
+    pub serial: OptionWord<Backend>,
     /// Debug console, port 0xe9 (output only): stdio, none, file:PATH or unix:PATH
     #[arg(long, value_name = "CONSOLE")]
-    pub debugcon: Word<Backend>,
+    pub debugcon: OptionWord<Backend>,
     /// File for branch trace messages, one line each; - is standard output
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub btm: Option<Word<BtmTarget>>,
+    pub btm: Option<OptionWord<BtmTarget>>,
 }
 
 impl Default for ConsoleOptions {
     fn default() -> Self {
         Self {
-            serial: Word(Backend::Stdio),
-            debugcon: Word(Backend::None),
+            serial: OptionWord(Backend::Stdio),
+            debugcon: OptionWord(Backend::None),
             btm: None,
         }
     }
@@ -158,7 +158,7 @@ pub struct DeterminismOptions {
     pub deterministic: bool,
     /// Seed of RDRAND and RDSEED in a deterministic run [default: 0]
     #[arg(long, value_name = "N")]
-    pub seed: Option<Word<Number>>,
+    pub seed: Option<OptionWord<Number>>,
     /// Accept input in a deterministic run, and record it in FILE
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub record_input: Option<FilePath>,
@@ -174,7 +174,7 @@ pub struct DeterminismOptions {
 pub struct DebugOptions {
     /// Serve gdb or lldb at tcp:HOST:PORT (tcp::PORT on this machine only) or unix:PATH
     #[arg(long, value_name = "ADDRESS")]
-    pub gdb: Option<Word<Address>>,
+    pub gdb: Option<OptionWord<Address>>,
     /// Stop before the first instruction until a debugger connects
     #[arg(long)]
     pub gdb_wait: bool,
@@ -183,11 +183,11 @@ pub struct DebugOptions {
     pub gdb_allow_remote: bool,
     /// Record the last N branches of every vCPU for a debugger that connects later [default N: 65536]
     #[arg(long, value_name = "branches[=N]")]
-    pub record: Option<Word<BranchRecord>>,
+    pub record: Option<OptionWord<BranchRecord>>,
     /// Most memory that checkpoints for reverse execution may take, in bytes or with a suffix K, M or G
     /// [default: 1G]
     #[arg(long, value_name = "SIZE")]
-    pub checkpoint_memory: Option<Word<Size>>,
+    pub checkpoint_memory: Option<OptionWord<Size>>,
 }
 
 /// How the run ends, and what is printed about it.
@@ -197,13 +197,13 @@ pub struct DebugOptions {
 pub struct RunOptions {
     /// End the run after TIME with exit status 124; in seconds, or with a unit ms, s, m or h
     #[arg(long, value_name = "TIME")]
-    pub timeout: Option<Word<Duration>>,
+    pub timeout: Option<OptionWord<Duration>>,
     /// Print statistics to standard error when the run ends
     #[arg(long)]
     pub stats: bool,
     /// For tests of Hindsight: change the engine after every N exits, or every N milliseconds
     #[arg(long, value_name = "N|Nms")]
-    pub switch_every: Option<Word<ForcedSwitch>>,
+    pub switch_every: Option<OptionWord<ForcedSwitch>>,
 }
 
 /// What the monitor logs.
@@ -214,13 +214,13 @@ pub struct LogOptions {
     /// Messages of the monitor to log: off, error, warn, info, debug or trace, or a filter such as
     /// warn,msr=debug
     #[arg(long, value_name = "LEVEL|FILTER", env = LogFilter::VARIABLE, hide_env_values = true)]
-    pub log: Word<LogFilter>,
+    pub log: OptionWord<LogFilter>,
     /// File for the log [default: standard error]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub log_file: Option<FilePath>,
     /// Events to trace.
     #[arg(long, value_name = "KINDS", help = trace_help())]
-    pub trace: Option<Word<TraceSpec>>,
+    pub trace: Option<OptionWord<TraceSpec>>,
 }
 
 impl LogOptions {
@@ -244,12 +244,12 @@ impl RunConfig {
         } else {
             CpuModel::default()
         };
-        self.machine.cpu.get_or_insert(Word(model.into()));
+        self.machine.cpu.get_or_insert(OptionWord(model.into()));
         if deterministic {
             self.determinism.seed.get_or_insert_default();
         }
         if deterministic && self.debugging.gdb.is_some() {
-            let limit = Word(Size(CheckpointLimits::BYTES));
+            let limit = OptionWord(Size(CheckpointLimits::BYTES));
             self.debugging.checkpoint_memory.get_or_insert(limit);
         }
         self

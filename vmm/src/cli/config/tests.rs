@@ -85,7 +85,7 @@ fn command_line_overrides_the_file_and_the_file_the_defaults() {
     let from_file = load(&["--config", &path]).unwrap();
     assert_eq!(from_file.boot.image.as_deref(), Some(&*kernel));
     assert_eq!(from_file.boot.module.len(), 2);
-    assert_eq!(from_file.machine.memory, Word(Size::mib(1024)));
+    assert_eq!(from_file.machine.memory, OptionWord(Size::mib(1024)));
     assert_eq!(from_file.machine.engine, EngineArg::Interp);
     assert_eq!(from_file.machine.models, ModelsArg::On);
     assert!(from_file.machine.hugepages && from_file.run.stats);
@@ -105,7 +105,7 @@ fn command_line_overrides_the_file_and_the_file_the_defaults() {
     let mut expected = from_file;
     expected.boot.image = Some(std::ffi::OsString::from("other").into());
     expected.boot.module = vec!["d".parse().unwrap()];
-    expected.machine.memory = Word(Size::mib(2048));
+    expected.machine.memory = OptionWord(Size::mib(2048));
     expected.machine.hugepages = false;
     assert_eq!(load(&args).unwrap(), expected);
 }
@@ -120,7 +120,7 @@ fn defaults_follow_the_kind_of_the_run() {
     assert_eq!(same.deterministic_seed(), Some(0));
     assert_eq!(
         same.debugging.checkpoint_memory,
-        Some(Word(Size::mib(1024)))
+        Some(OptionWord(Size::mib(1024)))
     );
 }
 
@@ -499,5 +499,35 @@ proptest! {
                 prop_assert!(!line.contains('\n') && line.len() < 1000, "{line}");
             }
         }
+    }
+}
+
+/// The document that shows the default file.
+const DOCUMENT: &str = include_str!("../../../../docs/configuration.md");
+
+#[test]
+fn document_shows_the_default_file() {
+    let text = dump(&RunConfig::default().with_defaults()).unwrap();
+    let block = format!("```toml\n{text}```\n");
+    assert!(
+        DOCUMENT.contains(&block),
+        "docs/configuration.md lacks:\n{block}"
+    );
+}
+
+#[test]
+fn document_lists_no_command_that_fails() {
+    let commands = DOCUMENT
+        .lines()
+        .filter_map(|line| line.strip_prefix("    $ hindsight run "));
+    for command in commands {
+        let words = shlex::split(command).unwrap();
+        let words = words
+            .iter()
+            .map(String::as_str)
+            .take_while(|word| *word != ">");
+        let words = words.filter(|word| !matches!(*word, "--dump-config"));
+        let words: Vec<&str> = ["hindsight"].into_iter().chain(words).collect();
+        assert!(TestCommand::try_parse_from(words).is_ok(), "{command}");
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hindsight_cpu::profile::{Profile, ProfileError};
 
+use super::option_word::OptionValue;
 use super::paths::with_folder;
-use super::word::OptionValue;
 use crate::cli::logging::{LogFilter, TraceSpec};
 use crate::cli::read::read_text;
 use crate::console::Backend;

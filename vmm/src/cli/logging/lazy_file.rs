@@ -11,10 +11,10 @@ use tracing_subscriber::fmt::MakeWriter;
 ///
 /// A run that fails before its machine exists thus leaves no empty file behind.
 #[derive(Clone, Debug)]
-pub(super) struct LazyFile(Arc<Inner>);
+pub(super) struct LazyFile(Arc<LazyFileState>);
 
 #[derive(Debug)]
-struct Inner {
+struct LazyFileState {
     path: PathBuf,
     file: OnceLock<io::Result<File>>,
 }
@@ -22,7 +22,7 @@ struct Inner {
 impl LazyFile {
     /// A file at `path`, which does not yet exist.
     pub(super) fn new(path: PathBuf) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(LazyFileState {
             path,
             file: OnceLock::new(),
         }))

@@ -44,10 +44,7 @@ impl Logging {
             .as_ref()
             .and_then(|trace| trace.file.clone())
             .map(LazyFile::new);
-        let mut layers = vec![log_layer(&settings.filter, log_file.clone())];
-        if let Some(trace) = &settings.trace {
-            layers.push(trace_layer(trace, trace_file.clone()));
-        }
+        let layers = layers(settings, log_file.clone(), trace_file.clone());
         // A second start in one process leaves the first one as it is.
         let _ = tracing_subscriber::registry().with(layers).try_init();
         Self {
@@ -109,6 +106,19 @@ impl Logging {
     }
 }
 
+/// The log, and the trace if there is one. An event that no layer takes costs one comparison.
+fn layers(
+    settings: &LogSettings,
+    log_file: Option<LazyFile>,
+    trace_file: Option<LazyFile>,
+) -> Vec<BoxedLayer> {
+    let mut layers = vec![log_layer(&settings.filter, log_file)];
+    if let Some(trace) = &settings.trace {
+        layers.push(trace_layer(trace, trace_file));
+    }
+    layers
+}
+
 fn log_layer(filter: &LogFilter, file: Option<LazyFile>) -> BoxedLayer {
     let layer = tracing_subscriber::fmt::layer()
         .with_ansi(false)
@@ -135,5 +145,34 @@ fn trace_layer(trace: &TraceSpec, file: Option<LazyFile>) -> BoxedLayer {
     match file {
         Some(file) => layer.with_writer(file).with_filter(filter).boxed(),
         None => layer.with_writer(io::stderr).with_filter(filter).boxed(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Subscriber;
+    use tracing_subscriber::filter::LevelFilter;
+
+    use super::*;
+
+    fn most_verbose(settings: &LogSettings) -> Option<LevelFilter> {
+        let subscriber = tracing_subscriber::registry().with(layers(settings, None, None));
+        subscriber.max_level_hint()
+    }
+
+    #[test]
+    fn events_of_the_run_loop_are_off_unless_requested() {
+        let default = LogSettings::default();
+        assert_eq!(most_verbose(&default), Some(LevelFilter::WARN));
+        let trace = LogSettings {
+            trace: Some("exit".parse().unwrap()),
+            ..LogSettings::default()
+        };
+        assert_eq!(most_verbose(&trace), Some(LevelFilter::TRACE));
+        let log = LogSettings {
+            filter: "debug".parse().unwrap(),
+            ..LogSettings::default()
+        };
+        assert_eq!(most_verbose(&log), Some(LevelFilter::DEBUG));
     }
 }

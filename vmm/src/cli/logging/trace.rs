@@ -30,7 +30,7 @@ pub(super) fn is_target(text: &str) -> bool {
 /// `KIND[,KIND...][=FILE]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceSpec {
-    /// Names of kinds, or [`ALL`].
+    /// Names of kinds; `all` stands for all of them.
     pub kinds: Vec<String>,
     /// Where the lines go; `None` is standard error.
     pub file: Option<PathBuf>,
@@ -93,4 +93,27 @@ pub fn trace_help() -> String {
         "Write a line for each event of these kinds, KIND[,KIND...], to standard error or =FILE: \
          {kinds}, {ALL}"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The document with a row for each kind.
+    const DOCUMENT: &str = include_str!("../../../../docs/logging.md");
+
+    #[test]
+    fn kinds_are_documented() {
+        for (name, about) in KINDS {
+            let row = format!("| `{name}` | {about} |");
+            assert!(DOCUMENT.contains(&row), "docs/logging.md lacks: {row}");
+        }
+    }
+
+    #[test]
+    fn unknown_kinds_are_refused() {
+        let error = "exit,bogus".parse::<TraceSpec>().unwrap_err();
+        let expected = "\"bogus\" is not one of exit, msr, irq, io, mode, gdb, all";
+        assert_eq!(error, expected);
+    }
 }

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::time::Instant;
 
 use clap::Args;
+use tracing::Level;
 
 use super::consoles::Consoles;
 use super::files::BootFiles;
@@ -100,8 +101,8 @@ fn run_machine(config: &RunConfig, logging: &Logging) -> anyhow::Result<Status> 
     let deterministic = config.determinism.deterministic;
     let engines = (config.machine.engine, decision.engine);
     if !deterministic && engines == (EngineArg::Auto, Engine::Interp) {
-        let because = &decision.because;
-        let _ = writeln!(io::stderr(), "hindsight: in the interpreter: {because}");
+        let text = format!("in the interpreter: {}", decision.because);
+        logging.report(Level::INFO, &text);
     } else {
         tracing::info!("engine {}: {}", decision.engine, decision.because);
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::boot::{Module, Plan};
-use crate::cli::config::{BootOptions, ConflictError, Word};
+use crate::cli::config::{BootOptions, ConflictError, OptionWord};
 use crate::cli::read::read;
 
 /// The largest image, initrd or module that is read, in bytes.
@@ -36,7 +36,7 @@ impl<'a> BootFiles<'a> {
         let initrd = options.initrd.as_deref();
         let initrd = initrd.map(|path| read("initrd", path, BOOT_FILE_MAX));
         let modules = options.module.iter();
-        let modules = modules.map(|Word(module)| read("module", &module.path, BOOT_FILE_MAX));
+        let modules = modules.map(|OptionWord(module)| read("module", &module.path, BOOT_FILE_MAX));
         Ok(Self {
             options,
             image_path,
@@ -62,7 +62,7 @@ impl<'a> BootFiles<'a> {
             initrd_name: options.initrd.as_deref().map_or_else(Vec::new, file_name),
             initrd: self.initrd.as_deref(),
             modules: modules
-                .map(|(Word(module), data)| Module {
+                .map(|(OptionWord(module), data)| Module {
                     data,
                     args: module.args.clone().into_bytes(),
                     name: file_name(&module.path),

@@ -41,8 +41,8 @@ fn timeout(states: &[FinalState]) -> String {
 /// Reports how the run ended, unless that was the end that the guest or the user asked for.
 pub(super) fn report(outcome: &Outcome, logging: &Logging) -> Status {
     match outcome {
-        Outcome::Exit(code) => return Status::Guest(*code),
-        Outcome::PowerOff | Outcome::Quit => return Status::Success,
+        Outcome::Exit(code) => Status::Guest(*code),
+        Outcome::PowerOff | Outcome::Quit => Status::Success,
         Outcome::Reset => {
             logging.report(Level::INFO, "the guest asked for a reset");
             Status::Reset

@@ -38,9 +38,9 @@ pub trait OptionValue: Sized {
 
 /// An option's value of type `T`. In the file, a number may stand for the word of its digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Word<T>(pub T);
+pub struct OptionWord<T>(pub T);
 
-impl<T: OptionValue> FromStr for Word<T> {
+impl<T: OptionValue> FromStr for OptionWord<T> {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -48,7 +48,7 @@ impl<T: OptionValue> FromStr for Word<T> {
     }
 }
 
-impl<T: OptionValue + Clone> Serialize for Word<T> {
+impl<T: OptionValue + Clone> Serialize for OptionWord<T> {
     /// Writes a number where the word is one. Paths become absolute, so that the file may be stored
     /// anywhere.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -62,7 +62,7 @@ impl<T: OptionValue + Clone> Serialize for Word<T> {
     }
 }
 
-impl<'de, T: OptionValue> Deserialize<'de> for Word<T> {
+impl<'de, T: OptionValue> Deserialize<'de> for OptionWord<T> {
     /// Paths are relative to the folder of the file that is being read.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value: T = deserializer.deserialize_any(WordVisitor(PhantomData))?;

@@ -4,27 +4,26 @@ use std::fmt;
 use std::fs;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, ValueHint};
 use hindsight_cpu::facility::Facilities;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::config::{ConfigArgs, EngineArg, OptionValue, Size, Word};
-use super::logging::Logging;
-use super::usage::one_line;
+use super::args::{TestArgs, check_run_args};
+use super::report_console::ReportConsole;
+use crate::cli::config::EngineArg;
+use crate::cli::logging::Logging;
 use crate::harness::child::supervise;
 use crate::harness::image::Image;
-use crate::harness::needs::{self, Capabilities, HostKvm, Lacking, Unmeasured, kvm_problem};
+use crate::harness::needs::{Capabilities, HostKvm, Lacking, Unmeasured, kvm_problem};
 use crate::harness::pool::{Event, run_in_order};
-use crate::harness::report::{Summary, junit, tap, text};
+use crate::harness::report::{junit, text};
 use crate::harness::runner::{GRACE, Runner};
-use crate::harness::select::{self, Job, Pattern, Shard, check_needs, filter, mark_unmet, repeat};
+use crate::harness::select::{self, Job, Pattern, check_needs, filter, mark_unmet, repeat};
 use crate::harness::verdict::CaseResult;
 use crate::machine::start;
 use crate::vcpu::engine::Engine;
@@ -36,103 +35,6 @@ const STATUS_FAILED: u8 = 1;
 const STATUS_UNUSABLE: u8 = 2;
 /// Status after an interrupt, as shells have it: 128 + SIGINT.
 const STATUS_INTERRUPTED: u8 = 130;
-/// Longest `--timeout`.
-const TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
-
-/// Run the built-in payloads, or images of your own, and judge them.
-#[derive(Args, Clone, Debug)]
-#[command(after_help = "\
-Exit status: 0 nothing failed, 1 a case failed, 2 bad usage or KVM cannot be used, 130 interrupted.
-
-Examples:
-  hindsight test
-  hindsight test --engine interp --filter 'exceptions/*' --jobs 4
-  hindsight test --rules 'TSC-*' --list
-  hindsight test my-payload.elf --junit report.xml
-  hindsight test --run-arg=--cpu --run-arg=skylake-server,-rdt")]
-pub struct TestArgs {
-    /// Images to run; without any, the built-in payloads
-    #[arg(value_name = "IMAGE", value_hint = ValueHint::FilePath)]
-    pub images: Vec<PathBuf>,
-    /// Run only cases whose name contains TEXT, or with * or ? matches it as a glob; may be repeated
-    #[arg(long, value_name = "TEXT", help_heading = "Selection")]
-    pub filter: Vec<String>,
-    /// Run only cases that assert one of these rules, separated by commas; globs are allowed
-    #[arg(
-        long,
-        value_name = "RULES",
-        value_delimiter = ',',
-        help_heading = "Selection"
-    )]
-    pub rules: Vec<String>,
-    /// Run only every N-th case, beginning with the I-th
-    #[arg(long, value_name = "I/N", help_heading = "Selection")]
-    pub shard: Option<Shard>,
-    /// Run everything N times, at most 1000 [default: 1]
-    #[arg(long, value_name = "N", default_value = "1", hide_default_value = true)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "Selection")]
-    pub repeat: u32,
-    /// List the cases and run none
-    #[arg(long, conflicts_with_all = ["tap", "junit"], help_heading = "Selection")]
-    pub list: bool,
-    /// Run cases even if this host's KVM does not meet their needs
-    #[arg(long, help_heading = "Selection")]
-    pub ignore_needs: bool,
-    /// Skip cases that need NEED of the host's KVM, without measuring it; WHY is reported as the reason
-    #[arg(long, value_name = "NEED[=WHY]", value_parser = needs::parse_lacking)]
-    #[arg(conflicts_with = "ignore_needs", help_heading = "Selection")]
-    pub lacking: Vec<(String, String)>,
-    /// Run N cases at a time [default: the number of processors]
-    #[arg(long, short, value_name = "N", help_heading = "Execution")]
-    pub jobs: Option<NonZeroUsize>,
-    /// End each case after TIME, in place of its own limit; in seconds, or with a unit ms, s, m or h
-    #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Execution")]
-    pub timeout: Option<Duration>,
-    /// Engine that runs the cases: kvm, interp (needs nothing of the host), or auto, which changes
-    /// between them [default: kvm or interp, whichever auto begins with on this host]
-    #[arg(long, value_enum, help_heading = "Execution")]
-    pub engine: Option<EngineArg>,
-    /// Guest memory in bytes, or with a suffix K, M, G or T
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "64M",
-        help_heading = "Execution"
-    )]
-    pub memory: Word<Size>,
-    /// Another option for `hindsight run`, such as --run-arg=--hugepages; may be repeated
-    #[arg(
-        long,
-        value_name = "ARG",
-        allow_hyphen_values = true,
-        help_heading = "Execution"
-    )]
-    pub run_arg: Vec<String>,
-    /// Run the cases by another VMM: a command with {image}, {cmdline}, {cpus}, {memory}, {timeout}
-    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["engine", "run_arg"])]
-    #[arg(help_heading = "Execution")]
-    pub runner: Option<String>,
-    /// Write TAP 14 to standard output
-    #[arg(long, help_heading = "Reports")]
-    pub tap: bool,
-    /// Write a JUnit report to FILE
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Reports")]
-    pub junit: Option<PathBuf>,
-}
-
-/// Parses the limit of [`TestArgs::timeout`].
-fn parse_time(text: &str) -> Result<Duration, String> {
-    let limit = Duration::parse(text).ok();
-    limit
-        .filter(|limit| !limit.is_zero() && *limit <= TIMEOUT_MAX)
-        .ok_or_else(|| {
-            format!(
-                "not a number of seconds, more than 0 and at most {}, nor a time such as 500ms, 10s, \
-                 5m or 1h",
-                TIMEOUT_MAX.as_secs()
-            )
-        })
-}
 
 /// The host of a harness run: its KVM, its terminal, its signals.
 pub struct HarnessHost<'a> {
@@ -203,23 +105,6 @@ pub fn run(mut args: TestArgs) -> Result<ExitCode> {
         },
     )?;
     Ok(ExitCode::from(status))
-}
-
-/// The options in `--run-arg`, as `hindsight run` takes them.
-#[derive(Debug, Parser)]
-#[command(name = "hindsight", disable_help_flag = true)]
-struct RunArgWords {
-    #[command(flatten)]
-    config: ConfigArgs,
-}
-
-/// Checks `--run-arg` before any case runs into its errors.
-fn check_run_args(words: &[String]) -> Result<()> {
-    let words = std::iter::once("hindsight").chain(words.iter().map(String::as_str));
-    let parsed = RunArgWords::try_parse_from(words)
-        .map_err(|error| anyhow::Error::msg(one_line(&error).unwrap_or_default()))
-        .and_then(|words| Ok(words.config.load()?));
-    parsed.context("--run-arg").map(drop)
 }
 
 /// Runs `hindsight test` on the given host, and returns its status.
@@ -416,67 +301,4 @@ pub fn run_job(
     let finished = supervise(command, limit + GRACE, interrupt)
         .with_context(|| format!("cannot run {}", program.display()))?;
     Ok(CaseResult::judged(job.clone(), limit, &finished))
-}
-
-/// The output: lines for people or TAP, and the progress line.
-struct ReportConsole<'a> {
-    out: &'a mut dyn Write,
-    tap: bool,
-    progress: Option<text::Progress>,
-}
-
-impl ReportConsole<'_> {
-    fn begin(&mut self, count: usize) -> io::Result<()> {
-        if self.tap {
-            tap::write_plan(&mut self.out, count)
-        } else {
-            Ok(())
-        }
-    }
-
-    fn progress(&mut self, jobs: &[Job], running: &[usize], ended: usize) -> io::Result<()> {
-        let Some(progress) = &mut self.progress else {
-            return Ok(());
-        };
-        let names: Vec<String> = running.iter().map(|index| jobs[*index].id()).collect();
-        progress.show(&mut self.out, ended, jobs.len(), &names)
-    }
-
-    fn clear(&mut self) -> io::Result<()> {
-        self.progress
-            .as_mut()
-            .map_or(Ok(()), |progress| progress.clear(&mut self.out))
-    }
-
-    fn result(&mut self, number: usize, result: &CaseResult) -> io::Result<()> {
-        self.clear()?;
-        if self.tap {
-            tap::write_result(&mut self.out, number, result)
-        } else {
-            text::write_result(&mut self.out, result)
-        }
-    }
-
-    /// Writes the summary, which is the last line; in TAP it is a comment.
-    fn end(
-        &mut self,
-        results: &[CaseResult],
-        count: usize,
-        interrupted: bool,
-    ) -> io::Result<Summary> {
-        self.clear()?;
-        let mut summary = Summary::default();
-        results.iter().for_each(|result| summary.count(result));
-        if interrupted {
-            let missing = format!("interrupted: {} cases not run", count - results.len());
-            if self.tap {
-                tap::write_bail_out(&mut self.out, &missing)?;
-            } else {
-                writeln!(self.out, "{missing}")?;
-            }
-        }
-        writeln!(self.out, "{}{summary}", if self.tap { "# " } else { "" })?;
-        self.out.flush()?;
-        Ok(summary)
-    }
 }
