@@ -45,6 +45,7 @@ pub struct DiffArgs {
         long,
         value_name = "OPTIONS",
         default_value = "",
+        hide_default_value = true,
         allow_hyphen_values = true,
         help_heading = "Comparison"
     )]
@@ -54,6 +55,7 @@ pub struct DiffArgs {
         long,
         value_name = "OPTIONS",
         default_value = "",
+        hide_default_value = true,
         allow_hyphen_values = true,
         help_heading = "Comparison"
     )]

@@ -89,6 +89,7 @@ fn each_command_has_a_man_page() {
         ".SH OPTIONS",
         "\\-\\-dump\\-config",
         "\\-\\-cpus",
+        ".SH NOTES",
         "Examples",
     ] {
         assert!(run.contains(part), "{part} in {run}");

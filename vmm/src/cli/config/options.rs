@@ -87,7 +87,7 @@ pub struct MachineOptions {
     /// Guest memory in bytes, or with a suffix K, M, G or T (binary: 1M is 1 MiB)
     #[arg(long, short, value_name = "SIZE")]
     pub memory: OptionWord<Size>,
-    /// Back guest memory by huge pages
+    /// Back guest memory with huge pages
     #[arg(long)]
     pub hugepages: bool,
     /// Number of vCPUs, 1 to 64
