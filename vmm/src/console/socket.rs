@@ -37,13 +37,19 @@ impl ConsoleSocket {
         };
         match fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => {
-                return Err(in_use("a file of another kind is there"));
+                return Err(in_use(
+                    "it is not a socket; remove it or choose another path",
+                ));
             }
             Ok(_) => match UnixStream::connect(path) {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     fs::remove_file(path).map_err(failed)?;
                 }
-                _ => return Err(in_use("another process is listening there")),
+                _ => {
+                    return Err(in_use(
+                        "another process is listening there; choose another path",
+                    ));
+                }
             },
             Err(_) => {}
         }

@@ -174,8 +174,14 @@ fn socket_path_in_use_is_refused_and_left_alone() {
     let _listener = UnixListener::bind(&busy).unwrap();
     std::fs::write(&file, "precious").unwrap();
     for (path, reason) in [
-        (&busy, "another process is listening there"),
-        (&file, "a file of another kind is there"),
+        (
+            &busy,
+            "another process is listening there; choose another path",
+        ),
+        (
+            &file,
+            "it is not a socket; remove it or choose another path",
+        ),
     ] {
         let error = Console::open(&Backend::Unix(path.clone())).unwrap_err();
         assert_eq!(

@@ -153,10 +153,7 @@ impl PreparedMachine {
             .config
             .cpu
             .facilities(available(self.config.engine, changes))?;
-        let tsc_hz = match self.seed {
-            Some(_) => deterministic::TSC_HZ,
-            None => host_clock::tsc_hz(kvm.as_ref().and_then(KvmParts::tsc_khz)),
-        };
+        let tsc_hz = self.tsc_hz(kvm.as_ref());
         let supported = |leaf, subleaf| match (&kvm, host) {
             (Some(_), Some(host)) if changes => executed_by_both(host, leaf, subleaf),
             (Some(_), Some(host)) => host.supported_cpuid(leaf, subleaf),
@@ -203,6 +200,14 @@ impl PreparedMachine {
             deterministic,
             self.loaded,
         ))
+    }
+
+    /// The TSC frequency of the machine, in Hz.
+    fn tsc_hz(&self, kvm: Option<&KvmParts>) -> u64 {
+        match self.seed {
+            Some(_) => deterministic::TSC_HZ,
+            None => host_clock::tsc_hz(kvm.and_then(KvmParts::tsc_khz)),
+        }
     }
 }
 

@@ -61,8 +61,10 @@ impl BtmSink {
 
     /// Flushes buffered messages.
     pub fn flush(&self) {
-        if let Some(writer) = lock(&self.sink).as_mut() {
-            let _ = writer.flush();
+        if let Some(writer) = lock(&self.sink).as_mut()
+            && let Err(error) = writer.flush()
+        {
+            tracing::error!("the last branch trace messages cannot be written: {error}");
         }
     }
 }

@@ -154,7 +154,7 @@ fn bad_consoles_and_traces_print_one_line_and_leave_no_files() {
             "unix:socket",
             "another process is listening there",
         ),
-        ("--serial", "unix:spin", "a file of another kind is there"),
+        ("--serial", "unix:spin", "it is not a socket"),
         ("--serial", "unix:nowhere/socket", "No such file"),
         ("--serial", "file:nowhere/file", "No such file"),
         (

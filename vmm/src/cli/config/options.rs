@@ -21,7 +21,7 @@ use crate::deterministic::CheckpointLimits;
 use crate::gdb::Address;
 use crate::vcpu::engine::ForcedSwitch;
 
-/// Everything that `hindsight run` can be told.
+/// Every option of `hindsight run`.
 #[derive(Clone, Debug, Default, PartialEq, Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RunConfig {

@@ -65,7 +65,7 @@ pub(super) fn quit(machine: &Machine, queue: Option<Arc<InputQueue>>) -> impl Fn
     }
 }
 
-/// Drops what is typed: input at the host's time would make every run a different one.
+/// Drops typed input, with a warning: input at the host's time would make every run a different one.
 pub(super) fn no_input() -> Deliver {
     let warned = AtomicBool::new(false);
     Box::new(move |bytes| {

@@ -76,7 +76,10 @@ pub(super) fn decide(config: &RunConfig) -> anyhow::Result<StartDecision> {
         return Ok(start::decide(choice)?);
     }
     if choice == EngineChoice::Only(Engine::Interp) {
-        bail!("--switch-every needs KVM: with --engine interp there is nothing to switch to");
+        bail!(
+            "--switch-every needs KVM, and --engine interp, --record or the --cpu profile needs the \
+             interpreter: drop one of them"
+        );
     }
     Ok(start::decide_both()?)
 }
