@@ -55,7 +55,7 @@ impl Debuggee {
         let sinks = Sinks {
             serial: Box::new(sink()),
             debugcon: Box::new(sink()),
-            messages: None,
+            btm: None,
         };
         let mut machine = Machine::new(None, &config, &plan, sinks).expect("the machine is valid");
         let listener = Address::Unix(socket.clone())

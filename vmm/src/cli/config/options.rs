@@ -3,6 +3,11 @@
 //! A field's documentation is its help; its `#[arg]` attribute says how it is written on the command
 //! line, and its default is in the [`Default`] of its group. A field that is an [`Option`] has no
 //! default, or one that depends on other options ([`RunConfig::with_defaults`]).
+//!
+//! To add an option, add a field to a group, and use it. A type that is written as one word implements
+//! [`OptionValue`](super::OptionValue); options that exclude each other get a row in
+//! [`RunConfig::check`]. Tests name what else must follow: the file in `docs/configuration.md`, and a
+//! sample value.
 
 use std::time::Duration;
 
