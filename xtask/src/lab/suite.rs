@@ -1,0 +1,155 @@
+//! What `ci/test labs` expects of each lab.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Result, bail};
+
+use super::gdb::{LabGdbArguments, run_tests};
+use super::{Lab, LabArguments, folder, require_success, run};
+use crate::guests::initramfs::GuestFile;
+use crate::guests::{gdb, make_images};
+use crate::process::{existing_file, root, say};
+
+/// The payloads that run under KVM in both labs.
+///
+/// Those that arm breakpoints crash the emulator of the amd lab (docs/labs.md), and those of facilities
+/// that no KVM has run in the interpreter, which requires no lab.
+const PAYLOADS: &[&str] = &[
+    "apic/",
+    "apic_timer/",
+    "cpuid/",
+    "debug_basic/",
+    "devices/",
+    "exceptions/",
+    "hello/",
+    "hlt/",
+    "ioapic_pic/",
+    "ipi_smp/",
+    "msr/",
+    "stress_exits/",
+    "sysregs/",
+    "timer/",
+    "tsc/",
+    "tsc_smp/",
+    "workload/",
+];
+
+/// Runs doctor, the payloads, the gdb sessions and, in the amd lab, guest images in one lab.
+pub fn run_suite(lab: Lab, binary: &Path) -> Result<()> {
+    let binary = existing_file("BINARY", binary)?;
+    payloads(lab, &binary)?;
+    gdb_sessions(lab, &binary)?;
+    if lab == Lab::Amd {
+        images(&binary)?;
+    }
+    Ok(())
+}
+
+/// Runs the suites of both labs at the same time; prints the output of each when both have ended.
+pub fn run_both(binary: &Path, results: &Path) -> Result<()> {
+    let program = std::env::current_exe()?;
+    let mut suites = Vec::new();
+    for lab in [Lab::Amd, Lab::Intel] {
+        let path = results.join(format!("lab-{}.log", lab.name()));
+        let log = File::create(&path)?;
+        let child = Command::new(&program)
+            .args(["lab-suite", lab.name()])
+            .arg(binary)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        suites.push((lab, path, child));
+    }
+    let mut failed = Vec::new();
+    for (lab, path, mut child) in suites {
+        if !child.wait()?.success() {
+            say(format!("lab {} failed", lab.name()));
+            failed.push(lab.name());
+        }
+        print!("{}", String::from_utf8_lossy(&fs::read(path)?));
+    }
+    if !failed.is_empty() {
+        bail!("the suite of lab {} failed", failed.join(" and "));
+    }
+    Ok(())
+}
+
+/// A lab with the time limits of a machine that also does something else.
+fn quiet_lab(lab: Lab, binary: &Path) -> LabArguments {
+    let mut arguments = LabArguments::new(lab);
+    arguments.binary = Some(binary.to_path_buf());
+    arguments.quiet = true;
+    (arguments.limit, arguments.timeout) = (Some(1200), Some(1800));
+    arguments
+}
+
+fn payloads(lab: Lab, binary: &Path) -> Result<()> {
+    let mut arguments = quiet_lab(lab, binary);
+    // The limits of the cases are meant for real processors.
+    arguments.test_args = "--timeout 60 --engine kvm".to_owned();
+    for payload in PAYLOADS {
+        arguments.test_args += &format!(" --filter {payload}");
+    }
+    let status = run(&arguments)?;
+    let out = arguments.out()?;
+    for name in ["status.txt", "table.md"] {
+        print!("{}", fs::read_to_string(out.join(name)).unwrap_or_default());
+    }
+    if status != 0 {
+        let text = fs::read_to_string(out.join("test.txt")).unwrap_or_default();
+        for line in text.lines() {
+            if !line.starts_with("pass ") && !line.starts_with("skip ") {
+                println!("{line}");
+            }
+        }
+    }
+    require_success("the lab's doctor and payloads", status)
+}
+
+/// The gdb tests with the engine that suffices for each, then gdb sessions under KVM alone.
+fn gdb_sessions(lab: Lab, binary: &Path) -> Result<()> {
+    let status = run_tests(&LabGdbArguments {
+        lab,
+        binary: Some(binary.to_path_buf()),
+        linux: false,
+        timeout: None,
+        names: Vec::new(),
+    })?;
+    require_success("the lab's gdb tests", status)?;
+    let mut arguments = quiet_lab(lab, binary);
+    arguments.out = Some(folder(&format!("{}-gdb", lab.name())));
+    arguments.files = gdb::make(&folder(&format!("{}-gdb-files", lab.name())))?;
+    arguments.command = ["env", "ENGINE=--engine kvm", "sh", "/files/gdb-sessions"]
+        .map(str::to_owned)
+        .to_vec();
+    require_success("the lab's gdb sessions", run(&arguments)?)
+}
+
+/// Guest images under kvm_amd.
+fn images(binary: &Path) -> Result<()> {
+    let guests: PathBuf = root().join("target/guests");
+    make_images(&guests)?;
+    let mut arguments = LabArguments::new(Lab::Amd);
+    arguments.binary = Some(binary.to_path_buf());
+    arguments.quiet = true;
+    arguments.out = Some(folder("amd-images"));
+    for name in [
+        "vmlinuz",
+        "initrd.gz",
+        "memtest86+x64.bin",
+        "grub-multiboot",
+        "multiboot",
+    ] {
+        arguments
+            .files
+            .push(GuestFile::in_files(guests.join(name))?);
+    }
+    arguments
+        .files
+        .push(GuestFile::in_files(root().join("ci/guest/image-tests"))?);
+    arguments.command = ["sh", "/files/image-tests"].map(str::to_owned).to_vec();
+    require_success("the lab's guest images", run(&arguments)?)
+}

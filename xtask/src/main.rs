@@ -1,0 +1,233 @@
+//! What builds, tests and checks Hindsight: `cargo xtask --help`.
+//!
+//! `ci/test`, `ci/lab` and `ci/conformance` are launchers of this program. The judges and benchmarks
+//! that it runs are a Python package, ci/judges; the scripts that run inside guests are in ci/guest.
+
+mod advisories;
+mod artifacts;
+mod check;
+mod conformance;
+mod coverage;
+mod guests;
+mod kernel;
+mod lab;
+mod nightly;
+mod packages;
+mod process;
+mod style;
+mod test;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::conformance::ConformanceArguments;
+use crate::guests::initramfs::GuestFile;
+use crate::guests::linux::Tools;
+use crate::lab::gdb::LabGdbArguments;
+use crate::lab::{Lab, LabArguments};
+
+#[derive(Parser)]
+#[command(
+    about = "Builds, tests and checks Hindsight",
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Sets up what is missing (Debian packages, Rust targets, tools) and runs all tests, or only the
+    /// named steps.
+    #[command(after_help = test::list())]
+    Test {
+        /// The steps.
+        steps: Vec<String>,
+    },
+
+    /// Builds the payloads of guest-tests and copies them to a folder.
+    Payloads {
+        /// The folder [default: guest-tests/target/payloads].
+        out: Option<PathBuf>,
+    },
+    /// Builds the statically linked program and prints its path.
+    StaticBinary,
+
+    #[command(flatten)]
+    Guest(Guest),
+
+    /// Runs hindsight on an upstream KVM that this machine does not have. See docs/labs.md.
+    Lab(LabArguments),
+    /// Runs the gdb tests in a lab.
+    LabGdb(LabGdbArguments),
+    /// Runs in one lab what `ci/test labs` expects of it.
+    LabSuite {
+        /// The lab.
+        lab: Lab,
+        /// A statically linked hindsight.
+        binary: PathBuf,
+    },
+    /// Prints the doctor and JUnit results of several machines as one markdown table.
+    LabTable {
+        /// doctor.json or junit.xml of a machine.
+        #[arg(required = true, value_name = "[MACHINE=]FILE")]
+        files: Vec<String>,
+    },
+    /// Runs the payloads on every machine at hand and makes docs/conformance.md of the results.
+    Conformance(ConformanceArguments),
+    /// Makes docs/conformance.md again from the results that are known, after a change of spec/.
+    ConformancePage,
+
+    /// Runs tests of the interpreter under a memory checker.
+    Sanitize {
+        /// The checker.
+        checker: Checker,
+        /// Arguments of the tests.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+
+    /// Finds names that the project does not use, and types that are defined twice.
+    CheckNames,
+    /// Finds import circles, and imports and unsafe code that docs/design.md does not have.
+    CheckHouse {
+        /// Prints the blocks of docs/design.md that match the tree.
+        #[arg(long)]
+        print: bool,
+    },
+    /// Finds files and functions that are too long.
+    CheckSize,
+    /// Finds rules without text, citations of rules that do not exist, and broken links of spec/.
+    CheckSpec,
+}
+
+/// Guest images.
+#[derive(Subcommand)]
+enum Guest {
+    /// Puts the Linux kernel of the labs and memtest86+ into a folder; nothing is installed.
+    FetchGuests {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// Puts the images that ci/guest/image-tests boots into a folder.
+    Images {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// Makes a busybox initramfs to boot as a Linux guest.
+    ///
+    /// As a guest it prints "hindsight-guest: ready" and gives a shell on the console; `poweroff -f` or
+    /// `exit` ends it. With "hindsight.selftest" on the kernel command line it runs a few commands,
+    /// prints "hindsight-guest: selftest passed" and powers off.
+    Initramfs {
+        /// The file, which is compressed if its name ends in .gz.
+        out: PathBuf,
+        /// Puts a file into it, at /files/NAME or GUEST; repeatable.
+        #[arg(long = "with", value_name = "FILE[:GUEST]")]
+        files: Vec<GuestFile>,
+    },
+    /// Makes a Linux guest from Debian packages. See docs/linux-guests.md.
+    #[command(name = "guest-linux")]
+    Linux {
+        /// The folder, which gets vmlinuz and initramfs, and with --perf the program measured.
+        dir: PathBuf,
+        /// With Debian's perf and rr.
+        #[arg(long, conflicts_with = "rdt")]
+        perf: bool,
+        /// With Debian's pqos.
+        #[arg(long)]
+        rdt: bool,
+    },
+    /// Makes a multiboot image of GRUB that prints "hello from GRUB".
+    GrubMultiboot {
+        /// The image.
+        out: PathBuf,
+    },
+    /// Makes a multiboot image that prints its command line.
+    Multiboot {
+        /// The image.
+        out: PathBuf,
+    },
+    /// Builds the sample guest of docs/debugging.md, with debug information.
+    Debuggee {
+        /// The image.
+        out: PathBuf,
+    },
+    /// Puts gdb and the guests of ci/guest/gdb-sessions into a folder.
+    LabGdbFiles {
+        /// The folder.
+        dir: PathBuf,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Checker {
+    /// Tests of the core and of its stops under valgrind: about a minute.
+    Valgrind,
+    /// All tests under AddressSanitizer, with a nightly toolchain.
+    Address,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            process::say(format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs a command; returns its exit status.
+fn run(command: Command) -> Result<u8> {
+    match command {
+        Command::Test { steps } => test::run(&steps)?,
+        Command::Payloads { out: Some(out) } => artifacts::build_payloads(&out)?,
+        Command::Payloads { out: None } => println!("{}", test::default_payloads()?.display()),
+        Command::StaticBinary => println!("{}", artifacts::build_static_binary()?.display()),
+        Command::Guest(guest) => run_guest(guest)?,
+        Command::Lab(arguments) => return lab::run(&arguments),
+        Command::LabGdb(arguments) => return lab::gdb::run_tests(&arguments),
+        Command::LabSuite { lab, binary } => lab::suite::run_suite(lab, &binary)?,
+        Command::LabTable { files } => process::judge("lab_table", &files)?,
+        Command::Conformance(arguments) => conformance::run(&arguments)?,
+        Command::ConformancePage => process::judge("conformance_report", &["render"])?,
+        Command::Sanitize {
+            checker: Checker::Valgrind,
+            arguments,
+        } => nightly::valgrind(&arguments)?,
+        Command::Sanitize {
+            checker: Checker::Address,
+            arguments,
+        } => {
+            nightly::address_sanitizer(&arguments)?;
+        }
+        Command::CheckNames => check::names::run()?,
+        Command::CheckHouse { print: false } => check::house::run()?,
+        Command::CheckHouse { print: true } => check::house::print()?,
+        Command::CheckSize => check::size::run()?,
+        Command::CheckSpec => check::spec::run()?,
+    }
+    Ok(0)
+}
+
+fn run_guest(guest: Guest) -> Result<()> {
+    match guest {
+        Guest::FetchGuests { dir } => guests::fetch_guests(&dir),
+        Guest::Images { dir } => guests::make_images(&dir),
+        Guest::Initramfs { out, files } => guests::initramfs::make(&out, &files),
+        Guest::Linux {
+            dir, perf: true, ..
+        } => guests::linux::make(Tools::Perf, &dir),
+        Guest::Linux { dir, rdt: true, .. } => guests::linux::make(Tools::Rdt, &dir),
+        Guest::Linux { dir, .. } => guests::linux::make(Tools::None, &dir),
+        Guest::GrubMultiboot { out } => guests::grub::make(&out),
+        Guest::Multiboot { out } => guests::programs::make_multiboot(&out),
+        Guest::Debuggee { out } => guests::programs::make_debuggee(&out),
+        Guest::LabGdbFiles { dir } => guests::gdb::make(&dir).map(|_| ()),
+    }
+}

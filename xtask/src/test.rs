@@ -1,0 +1,376 @@
+//! `ci/test`: the steps, in their order, and how they are run.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+use xshell::cmd;
+
+use crate::artifacts::{build_payloads, build_static_binary, static_binary};
+use crate::guests::linux::{self, Tools};
+use crate::guests::make_images;
+use crate::lab::suite;
+use crate::process::{has_kvm, has_program, judge, root, say, shell};
+use crate::{advisories, check, coverage, nightly, packages, style};
+
+/// A step of `ci/test`.
+struct Step {
+    name: &'static str,
+    about: &'static str,
+    /// Whether it runs when no step is named.
+    default: bool,
+    run: fn() -> Result<()>,
+}
+
+const fn step(name: &'static str, run: fn() -> Result<()>, about: &'static str) -> Step {
+    Step {
+        name,
+        about,
+        default: true,
+        run,
+    }
+}
+
+/// A step that runs only when it is named.
+const fn named_only(name: &'static str, run: fn() -> Result<()>, about: &'static str) -> Step {
+    Step {
+        name,
+        about,
+        default: false,
+        run,
+    }
+}
+
+/// All steps. To enable a step by default, make it a `step`.
+const STEPS: &[Step] = &[
+    step(
+        "format",
+        style::format,
+        "rustfmt, shellcheck, and ruff for the Python package",
+    ),
+    named_only(
+        "words",
+        check::names::run,
+        "names that the project does not use, and types defined twice",
+    ),
+    named_only(
+        "house",
+        check::house::run,
+        "import circles, and imports and unsafe code against docs/design.md",
+    ),
+    named_only(
+        "size",
+        check::size::run,
+        "the length of files and functions",
+    ),
+    step(
+        "commits",
+        check::commits::run,
+        "subjects of new commits: at most 72 characters (a warning)",
+    ),
+    step(
+        "lint",
+        style::lint,
+        "clippy, for the monitor and for the guests' payloads",
+    ),
+    step(
+        "docs",
+        style::docs,
+        "the API documentation builds without a warning",
+    ),
+    step(
+        "deny",
+        advisories::run,
+        "licences, bans, sources and advisories of the dependencies",
+    ),
+    step(
+        "unit",
+        unit,
+        "unit, property and integration tests, and the payloads one by one",
+    ),
+    step(
+        "coverage",
+        measure_coverage,
+        "line coverage of cpu, devices, regs and interp",
+    ),
+    step(
+        "miri",
+        nightly::miri,
+        "unit tests of regs, cpu and devices under Miri",
+    ),
+    step(
+        "tsan",
+        nightly::thread_sanitizer,
+        "unit tests under ThreadSanitizer",
+    ),
+    step("loom", nightly::loom, "the tests of run control under loom"),
+    step(
+        "lockstep",
+        lockstep,
+        "a million instructions of each class in the interpreter and on this processor",
+    ),
+    step(
+        "sanitize",
+        sanitize,
+        "the interpreter's tests under valgrind",
+    ),
+    step(
+        "counts",
+        counts,
+        "instructions and branches of whole programs, in the interpreter, in QEMU and in KVM's single steps",
+    ),
+    step(
+        "rules",
+        rules,
+        "spec/ is complete, cited rules exist, docs/conformance.md is up to date, and the judges' own tests",
+    ),
+    step(
+        "release",
+        release,
+        "the statically linked program, and `hindsight test` with it",
+    ),
+    step(
+        "labs",
+        labs,
+        "doctor, payloads, sessions of gdb and guest images in the amd and the intel lab",
+    ),
+    step(
+        "images",
+        images,
+        "the same guest images in the interpreter, on this machine; Linux saved, set back and debugged",
+    ),
+    step(
+        "rdt",
+        rdt,
+        "Linux's resctrl and Debian's pqos in a guest: cache and bandwidth monitored and partitioned",
+    ),
+    step(
+        "perf",
+        perf,
+        "Linux's own perf and rr in a guest, against what a program is known to do",
+    ),
+];
+
+/// The help text's list of steps.
+pub fn list() -> String {
+    let mut text = "Steps:\n".to_owned();
+    for step in STEPS {
+        let note = if step.default {
+            ""
+        } else {
+            " (only when it is named)"
+        };
+        text += &format!("  {:<9} {}{note}\n", step.name, step.about);
+    }
+    text
+}
+
+/// The folder of the results of steps.
+fn results() -> PathBuf {
+    root().join("target/ci")
+}
+
+/// Runs the named steps, or the default ones; fails if one fails.
+pub fn run(names: &[String]) -> Result<()> {
+    let mut chosen = Vec::new();
+    for name in names {
+        match STEPS.iter().find(|step| step.name == name) {
+            Some(step) => chosen.push(step),
+            None => bail!("there is no step '{name}'\n\n{}", list()),
+        }
+    }
+    if chosen.is_empty() {
+        chosen.extend(STEPS.iter().filter(|step| step.default));
+    }
+    setup()?;
+    let (mut passed, mut failed) = (Vec::new(), Vec::new());
+    let mut times = Vec::new();
+    for step in chosen {
+        say(format!("--- {}", step.name));
+        let start = Instant::now();
+        let result = (step.run)();
+        let seconds = start.elapsed().as_secs();
+        times.push(format!("{} {seconds} s", step.name));
+        match result {
+            Ok(()) => {
+                say(format!("--- {} passed after {seconds} s", step.name));
+                passed.push(step.name);
+            }
+            Err(error) => {
+                say(format!("{}: {error:#}", step.name));
+                say(format!("--- {} FAILED after {seconds} s", step.name));
+                failed.push(step.name);
+            }
+        }
+    }
+    let names = |list: &[&str]| {
+        if list.is_empty() {
+            "none".to_owned()
+        } else {
+            list.join(" ")
+        }
+    };
+    say(format!("times: {}", times.join(", ")));
+    say(format!(
+        "passed: {}; failed: {}",
+        names(&passed),
+        names(&failed)
+    ));
+    println!("{} passed, {} failed", passed.len(), failed.len());
+    ensure!(failed.is_empty(), "failed steps: {}", names(&failed));
+    Ok(())
+}
+
+/// Installs what every step requires.
+fn setup() -> Result<()> {
+    packages::install(&[
+        "ca-certificates",
+        "build-essential",
+        "shellcheck",
+        "binutils",
+        "gdb",
+        "lldb",
+        "python3",
+    ])?;
+    let shell = shell()?;
+    if has_program("rustup") {
+        cmd!(shell, "rustup --quiet target add x86_64-unknown-none")
+            .quiet()
+            .run()?;
+        cmd!(shell, "rustup --quiet component add rustfmt clippy")
+            .quiet()
+            .run()?;
+    }
+    Ok(fs::create_dir_all(results())?)
+}
+
+fn unit() -> Result<()> {
+    let shell = shell()?;
+    Ok(cmd!(shell, "cargo test --workspace").run()?)
+}
+
+fn measure_coverage() -> Result<()> {
+    coverage::run(&results())
+}
+
+/// Half with a seed that is always the same, half with a fresh one, which is printed.
+fn lockstep() -> Result<()> {
+    let shell = shell()?;
+    cmd!(shell, "cargo build --release -p hindsight-lockstep").run()?;
+    cmd!(
+        shell,
+        "target/release/lockstep --cases 500000 --seed 0x5eed"
+    )
+    .run()?;
+    Ok(cmd!(shell, "target/release/lockstep --cases 500000").run()?)
+}
+
+fn sanitize() -> Result<()> {
+    nightly::valgrind(&[])
+}
+
+fn counts() -> Result<()> {
+    packages::install(&["qemu-system-x86"])?;
+    judge("counts", &[] as &[&str])?;
+    let branches = results().join("branches.txt");
+    let mut options = vec!["--no-build".to_owned()];
+    if has_kvm() {
+        let shell = shell()?;
+        cmd!(
+            shell,
+            "target/release/hindsight diff guest-tests/target/payloads/workload --memory 64M"
+        )
+        .args([
+            "--cmdline",
+            "trace=none",
+            "--b",
+            "--engine kvm",
+            "--branches",
+        ])
+        .arg(&branches)
+        .run()?;
+        options.extend(["--kvm".to_owned(), branches.display().to_string()]);
+    }
+    judge("branch_judge", &options)
+}
+
+fn rules() -> Result<()> {
+    style::judge_tests()?;
+    check::spec::run()?;
+    let binary = build_static_binary()?;
+    let shell = shell()?;
+    let listed = cmd!(shell, "{binary} test --engine interp --list").read()?;
+    let cases = results().join("cases.txt");
+    fs::write(&cases, listed + "\n")?;
+    judge("conformance_report", &["check".as_ref(), cases.as_os_str()])
+}
+
+fn release() -> Result<()> {
+    let binary = build_static_binary()?;
+    let shell = shell()?;
+    cmd!(shell, "{binary} --version").run()?;
+    if has_kvm() {
+        let report = results().join("host.xml");
+        cmd!(shell, "{binary} doctor").run()?;
+        cmd!(shell, "{binary} test --junit {report}").run()?;
+    } else {
+        say("no usable /dev/kvm here: the payloads run in the labs only");
+    }
+    Ok(())
+}
+
+fn labs() -> Result<()> {
+    let binary = build_static_binary()?;
+    // The images are made before the labs start, which then do not wait for each other.
+    make_images(&root().join("target/guests"))?;
+    suite::run_both(&binary, &results())
+}
+
+fn images() -> Result<()> {
+    let binary = build_static_binary()?;
+    make_images(&root().join("target/guests"))?;
+    let shell = shell()?;
+    cmd!(shell, "sh ci/guest/image-tests")
+        .env("IMAGES", "target/guests")
+        .env("HINDSIGHT", binary)
+        .env("ENGINE", "interp")
+        .run()?;
+    cmd!(
+        shell,
+        "cargo test --release -p hindsight --test snapshot --test gdb -- --ignored"
+    )
+    .env("HINDSIGHT_GUESTS", root().join("target/guests"))
+    .run()?;
+    Ok(())
+}
+
+fn rdt() -> Result<()> {
+    judge_linux("rdt_judge", Tools::Rdt, "guests-rdt")
+}
+
+fn perf() -> Result<()> {
+    judge_linux("perf_judge", Tools::Perf, "guests-perf")
+}
+
+fn judge_linux(module: &str, tools: Tools, folder: &str) -> Result<()> {
+    build_static_binary()?;
+    let guests = root().join("target").join(folder);
+    linux::make(tools, &guests)?;
+    let binary = static_binary();
+    judge(
+        module,
+        &[
+            guests.as_os_str(),
+            "--hindsight".as_ref(),
+            binary.as_os_str(),
+        ],
+    )
+}
+
+/// Builds the payloads where the tools expect them.
+pub fn default_payloads() -> Result<PathBuf> {
+    let folder = root().join("guest-tests/target/payloads");
+    build_payloads(&folder)?;
+    Ok(folder)
+}
