@@ -1,24 +1,20 @@
-#!/usr/bin/env python3
-"""Tests of ci/conformance-report: from reports to the page, and what `check` finds."""
+"""Tests of hindsight_ci.conformance_report: from reports to the page, and what `check` finds."""
 
 import contextlib
-import importlib.machinery
-import importlib.util
 import io
 import json
 import os
-import sys
 import tempfile
 import unittest
 
-sys.dont_write_bytecode = True
-HERE = os.path.dirname(os.path.abspath(__file__))
-LOADER = importlib.machinery.SourceFileLoader("report", os.path.join(HERE, "conformance-report"))
-report = importlib.util.module_from_spec(importlib.util.spec_from_loader("report", LOADER))
-LOADER.exec_module(report)
+from hindsight_ci.conformance_report import __main__ as report
+from hindsight_ci.conformance_report.rules import read_rules
+from hindsight_ci.project import ROOT
 
-RULES = "## TF Single step\nTF-01\tA\tsteps\nTF-02\tA\tnot twice\n## GD General detect\nGD-01\tM\tdetects\n" \
-        "GD-02\tC\tadvice\tadvice for software\nGD-03\tA\tnobody asks\n"
+RULES = (
+    "## TF Single step\nTF-01\tA\tsteps\nTF-02\tA\tnot twice\n## GD General detect\nGD-01\tM\tdetects\n"
+    "GD-02\tC\tadvice\tadvice for software\nGD-03\tA\tnobody asks\n"
+)
 
 PASS = ""
 FAIL = '<failure message="1 assertion failed"/>'
@@ -59,10 +55,17 @@ class Files(unittest.TestCase):
         """The status and the messages of the program."""
         errors = io.StringIO()
         with contextlib.redirect_stderr(errors):
-            status = report.main([
-                "--rules", self.path("rules.tsv"), "--json", self.path("out.json"),
-                "--markdown", self.path("out.md"), *arguments,
-            ])
+            status = report.main(
+                [
+                    "--rules",
+                    self.path("rules.tsv"),
+                    "--json",
+                    self.path("out.json"),
+                    "--markdown",
+                    self.path("out.md"),
+                    *arguments,
+                ]
+            )
         return status, errors.getvalue()
 
     def update(self, place, **cases):
@@ -77,7 +80,9 @@ class Files(unittest.TestCase):
 
 class Update(Files):
     def test_each_outcome_has_its_cell(self):
-        self.update("amd/interp", step_0=("TF-01,TF-02", PASS), step_3=("TF-01", NEED), gd_0=("GD-01", NEED))
+        self.update(
+            "amd/interp", step_0=("TF-01,TF-02", PASS), step_3=("TF-01", NEED), gd_0=("GD-01", NEED)
+        )
         self.assertEqual(self.row("TF-01")[3:], ["pass 1/2", "steps"])
         self.assertEqual(self.row("TF-02")[3:], ["pass", "steps"])
         self.assertEqual(self.row("GD-01")[3:], ["*gd*", "steps"])
@@ -85,17 +90,17 @@ class Update(Files):
         self.assertEqual(self.row("GD-03")[3:], ["**no test**", ""])
         self.assertIn("| `gd` | no #DB |", self.read("out.md"))
 
-    def test_one_failure_fails_the_rule(self):
+    def test_one_failing_case_fails_the_rule(self):
         self.update("amd/kvm", step_0=("TF-01", PASS), step_3=("TF-01", FAIL))
         self.assertEqual(self.row("TF-01")[3], "**FAIL**")
         self.assertIn("Cases that fail somewhere: `steps/step cpl=3`.", self.read("out.md"))
 
-    def test_reasons_of_a_case_become_notes(self):
+    def test_reason_of_a_skipped_case_is_numbered(self):
         self.update("amd/kvm", gd_0=("GD-01", OWN))
         self.assertEqual(self.row("GD-01")[3], "[1]")
         self.assertIn("1. CPUID does not announce GD", self.read("out.md"))
 
-    def test_a_run_replaces_only_its_machine_and_engine(self):
+    def test_report_replaces_only_its_machine_and_engine(self):
         self.update("intel/kvm", step_0=("TF-01", FAIL))
         self.update("amd/kvm", step_0=("TF-01", PASS))
         self.update("amd/interp", step_0=("TF-01", PASS))
@@ -103,28 +108,33 @@ class Update(Files):
         self.update("intel/kvm", step_0=("TF-01", PASS))
         self.assertEqual(self.row("TF-01")[3:6], ["pass", "pass", "pass"])
 
-    def test_cases_that_no_run_has_any_more_are_forgotten(self):
+    def test_case_in_no_run_is_removed(self):
         self.update("amd/kvm", old_0=("TF-01", PASS))
         self.update("amd/kvm", new_0=("TF-02", PASS))
         self.assertEqual(list(json.loads(self.read("out.json"))["cases"]), ["steps/new cpl=0"])
         self.assertEqual(self.row("TF-01")[3], "**no test**")
 
-    def test_the_overview_counts(self):
+    def test_overview_counts_rules(self):
         self.update("amd/kvm", step_0=("TF-01", PASS), two_0=("TF-02", FAIL))
         self.assertIn("| [TF](#tf) Single step | 2 | 0 | 0 | 1, **1 fail** |", self.read("out.md"))
         self.assertIn("| [GD](#gd) General detect | 3 | 1 | 2 | 0 |", self.read("out.md"))
         self.assertIn("| all | 5 | 1 | 2 | 1, **1 fail** |", self.read("out.md"))
 
-    def test_judges_are_not_columns(self):
+    def test_judge_is_no_column(self):
         self.update("amd/kvm", step_0=("TF-01", PASS))
         self.update("judge/qemu", step_0=("TF-01", FAIL))
         self.assertEqual(self.row("TF-01")[3:], ["pass", "steps"])
         self.assertIn("**qemu** agrees with 0 of the 1 cases that it runs.", self.read("out.md"))
         self.assertIn("| `steps/step cpl=0` | TF-01 |", self.read("out.md"))
 
-    def test_unknown_rules_and_bad_input_are_refused(self):
-        for cases, text in ((junit(step_0=("TF-99", PASS)), "TF-99, which is no rule"), ("<broken", "unclosed token")):
-            status, message = self.run_report("update", f"amd/kvm={self.write('report.xml', cases)}")
+    def test_unknown_rule_and_bad_input_are_refused(self):
+        for cases, text in (
+            (junit(step_0=("TF-99", PASS)), "TF-99, which is no rule"),
+            ("<broken", "unclosed token"),
+        ):
+            status, message = self.run_report(
+                "update", f"amd/kvm={self.write('report.xml', cases)}"
+            )
             self.assertEqual(status, 2)
             self.assertIn(text, message)
         self.assertEqual(self.run_report("update", "amd=x.xml")[0], 2)
@@ -132,15 +142,29 @@ class Update(Files):
 
 
 class Rules(Files):
-    def test_bad_lines_are_refused(self):
-        for line in ("TF-1\tA\tshort", "TF-01\tB\tclass", "TF-01\tA", "XX-01\tA\tno heading", "TF-01\tA\tone\nTF-01\tA\ttwo"):
+    def test_rule_with_a_page_links_to_its_text(self):
+        self.write("chapter.md", "# Chapter\n\n### TF-01\n\nClass A. Text.\n")
+        self.update("amd/interp", step_0=("TF-01", PASS))
+        self.assertIn(
+            "| [TF-01](../spec/chapter.md#tf-01) | A | steps | pass |", self.read("out.md")
+        )
+
+    def test_bad_line_of_rules_tsv_is_refused(self):
+        for line in (
+            "TF-1\tA\tshort",
+            "TF-01\tB\tclass",
+            "TF-01\tA",
+            "XX-01\tA\tno heading",
+            "TF-01\tA\tone\nTF-01\tA\ttwo",
+        ):
             self.write("rules.tsv", f"## TF Single step\n{line}\n")
             self.assertEqual(self.run_report("render")[0], 2, line)
 
-    def test_the_rules_of_the_project_are_all_there(self):
-        groups, rules = report.read_rules(os.path.join(report.ROOT, "spec", "rules.tsv"))
-        self.assertEqual(len([rule for rule in rules if not rule.startswith("OP-")]), 660)
-        self.assertEqual(len(groups), len({rule.partition("-")[0] for rule in rules}))
+    def test_project_has_text_for_660_rules(self):
+        found = read_rules(ROOT / "spec/rules.tsv")
+        self.assertEqual(len([rule for rule in found.rules if not rule.startswith("OP-")]), 660)
+        self.assertEqual(len(found.groups), len({rule.partition("-")[0] for rule in found.rules}))
+        self.assertEqual([name for name, rule in found.rules.items() if not rule.page], [])
 
 
 class Check(Files):
@@ -149,11 +173,11 @@ class Check(Files):
     def check(self, text):
         return self.run_report("check", self.write("list", text))
 
-    def test_a_page_that_is_up_to_date_passes(self):
+    def test_up_to_date_page_passes(self):
         self.update("amd/kvm", step_0=("TF-01,GD-01", PASS))
         self.assertEqual(self.check(self.LIST), (0, ""))
 
-    def test_what_changed_is_named(self):
+    def test_changed_case_is_named(self):
         self.update("amd/kvm", step_0=("TF-01,GD-01", PASS))
         for text, message in (
             (self.LIST.replace("TF-01", "TF-77"), "names TF-77"),
@@ -165,7 +189,7 @@ class Check(Files):
             self.assertEqual(status, 1)
             self.assertIn(message, found)
 
-    def test_a_page_changed_by_hand_is_found(self):
+    def test_page_changed_by_hand_is_found(self):
         self.update("amd/kvm", step_0=("TF-01,GD-01", FAIL))
         self.write("out.md", self.read("out.md").replace("**FAIL**", "pass"))
         status, found = self.check(self.LIST)

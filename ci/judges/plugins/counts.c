@@ -2,11 +2,11 @@
  * A plugin for QEMU: counts the instructions and the taken branches of a guest, as this project counts them.
  *
  * Counting begins at the first instruction at the address `start=` and ends with QEMU. A repeated string
- * instruction is one, although QEMU tells of it once for each turn. A branch is taken where an instruction does
+ * instruction counts as one, although QEMU reports it once for each iteration. A branch is taken where an instruction does
  * not follow the one before it in memory; so interrupts and exceptions count too. With `branches=FILE` each is
  * written there: from and to, in hexadecimal, one a line.
  *
- * QEMU's header is not packaged: what is used of version 1 of its interface is declared here.
+ * QEMU's header is not packaged, so the functions of version 1 of its interface that are used are declared here.
  */
 #include <inttypes.h>
 #include <stdbool.h>
@@ -34,7 +34,7 @@ const void *qemu_plugin_insn_data(const struct qemu_plugin_insn *insn);
 
 __attribute__((visibility("default"))) int qemu_plugin_version = 1;
 
-/* One translated instruction. They are few, and live until the end. */
+/* One translated instruction. They are few, and are never freed. */
 struct insn {
     uint64_t at;
     uint64_t next;
@@ -44,7 +44,7 @@ struct insn {
 static uint64_t start;
 static bool counting;
 static const struct insn *last;
-static uint64_t instructions, branches, turns;
+static uint64_t instructions, branches, iterations;
 static FILE *stream;
 
 /* A string instruction with a repeat prefix. */
@@ -74,7 +74,7 @@ static void executed(unsigned int vcpu, void *data)
         counting = true;
     }
     if (last && last->at == now->at && now->repeats) {
-        turns++;
+        iterations++;
         return;
     }
     instructions++;
@@ -105,8 +105,8 @@ static void ended(qemu_plugin_id_t id, void *data)
 {
     (void)id;
     (void)data;
-    fprintf(stderr, "counts: instructions %" PRIu64 " branches %" PRIu64 " turns %" PRIu64 "\n", instructions,
-            branches, turns);
+    fprintf(stderr, "counts: instructions %" PRIu64 " branches %" PRIu64 " iterations %" PRIu64 "\n", instructions,
+            branches, iterations);
     if (stream)
         fclose(stream);
 }

@@ -2,14 +2,15 @@
  * A plugin for QEMU TCG (plugin API version 1) that writes every taken branch between two addresses to a
  * file: 16 bytes each, where it is and where it goes, little endian.
  *
- *   -plugin taken-branches.so,first=HEX,last=HEX,out=FILE
+ *   -plugin taken_branches.so,first=HEX,last=HEX,out=FILE
  *
  * Recording begins with the branch at `first` and ends with the branch that arrives at `last`. The
- * branch instructions are found here by their opcodes, and taken is what does not go on behind itself. A
+ * plugin finds branch instructions by their opcodes; a branch is taken when the next instruction does not follow
+ * it in memory. A
  * change of flow by any other instruction, that is an exception or interrupt, is an error: the programs
  * that are judged have none.
  *
- * QEMU's header is in no package: what is used of it is declared below.
+ * QEMU's header is in no package, so the functions that are used are declared below.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,7 +40,7 @@ __attribute__((visibility("default"))) int qemu_plugin_version = 1;
 
 enum kind { PLAIN, REPEATED, CONDITIONAL, ALWAYS };
 
-/* What the callback of an instruction needs. Kept until the end: QEMU may run it as long as it likes. */
+/* The data of an instruction's callback. It is never freed, because QEMU may call it until the end. */
 struct insn {
     uint64_t address;
     uint64_t next;
@@ -102,10 +103,10 @@ static void on_insn(unsigned int vcpu, void *data)
     if (have_before && !recording && before.address == first)
         recording = true;
     if (have_before && recording) {
-        bool goes_on = now->address == before.next;
-        if (before.kind == ALWAYS || (before.kind == CONDITIONAL && !goes_on))
+        bool follows = now->address == before.next;
+        if (before.kind == ALWAYS || (before.kind == CONDITIONAL && !follows))
             write_record(before.address, now->address);
-        else if (!goes_on && !(before.kind == REPEATED && now->address == before.address))
+        else if (!follows && !(before.kind == REPEATED && now->address == before.address))
             odd++;
         done = now->address == last;
     }
@@ -118,13 +119,13 @@ static void on_translation(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
     (void)id;
     for (size_t n = 0; n < qemu_plugin_tb_n_insns(tb); n++) {
         struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, n);
-        struct insn *kept = malloc(sizeof *kept);
-        if (!kept)
+        struct insn *entry = malloc(sizeof *entry);
+        if (!entry)
             abort();
-        kept->address = qemu_plugin_insn_vaddr(insn);
-        kept->next = kept->address + qemu_plugin_insn_size(insn);
-        kept->kind = kind_of(qemu_plugin_insn_data(insn), qemu_plugin_insn_size(insn));
-        qemu_plugin_register_vcpu_insn_exec_cb(insn, on_insn, QEMU_PLUGIN_CB_NO_REGS, kept);
+        entry->address = qemu_plugin_insn_vaddr(insn);
+        entry->next = entry->address + qemu_plugin_insn_size(insn);
+        entry->kind = kind_of(qemu_plugin_insn_data(insn), qemu_plugin_insn_size(insn));
+        qemu_plugin_register_vcpu_insn_exec_cb(insn, on_insn, QEMU_PLUGIN_CB_NO_REGS, entry);
     }
 }
 
@@ -132,7 +133,7 @@ static void on_end(qemu_plugin_id_t id, void *data)
 {
     (void)id;
     (void)data;
-    fprintf(stderr, "taken-branches: records=%llu odd=%llu done=%d\n", (unsigned long long)records,
+    fprintf(stderr, "taken_branches: records=%llu odd=%llu done=%d\n", (unsigned long long)records,
             (unsigned long long)odd, done);
     fclose(out);
 }
@@ -150,7 +151,7 @@ __attribute__((visibility("default"))) int qemu_plugin_install(qemu_plugin_id_t 
             out = fopen(argv[n] + 4, "wb");
     }
     if (!first || !last || !out) {
-        fprintf(stderr, "taken-branches: first=, last= and out= are needed\n");
+        fprintf(stderr, "taken_branches: first=, last= and out= are needed\n");
         return 1;
     }
     qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation);

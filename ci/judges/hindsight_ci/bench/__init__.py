@@ -1,0 +1,1 @@
+"""Measures how fast the monitor is, as ratios within one run."""

@@ -1,0 +1,252 @@
+"""Judges what Linux's own perf measures of a program whose events are known, in a guest, and rr.
+
+The guest boots twice with --deterministic and must print the same both times, to the last digit;
+--once leaves out the second time. It boots once more for rr. What perf counts must be what the
+program does, and its samples must be exactly those that executing the program step by step
+gives. Prints one line a check; exit status 1 if one failed, 2 for wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import pathlib
+import re
+import sys
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from hindsight_ci.checks import Checks
+from hindsight_ci.linux_guest import boot, sections
+from hindsight_ci.measured_program import (
+    ACCESS_PERIOD,
+    INSTRUCTION_PERIOD,
+    STACK,
+    Program,
+    Step,
+    recorded,
+)
+from hindsight_ci.project import ROOT
+
+TIMEOUT = 900
+# The self-tests of the kernel's ciphers take a while, and are left out.
+LINE = (
+    "console=ttyS0 quiet panic=-1 nmi_watchdog=0 cryptomgr.notests "
+    "hindsight.script=/files/guest-perf"
+)
+# Cycles of a load by the level that serves it, in perf's words (docs/pmu.md).
+LATENCIES = {"L1 hit": 5, "L2 hit": 14, "L3 hit": 60, "RAM hit": 240}
+
+# perf's own tests, and one that x86 processors have no hardware for.
+TESTS = (
+    "Read samples using the mmap interface",
+    "User space counter reading of instructions",
+    "User space counter reading of cycles",
+    "Test data source output",
+    "Breakpoint overflow signal handler",
+    "Breakpoint overflow sampling",
+    "Breakpoint accounting",
+    "Write Only Watchpoint",
+    "Read / Write Watchpoint",
+    "Modify Watchpoint",
+    "Use a dummy software event to keep tracking",
+    "Event times",
+    "Read backward ring buffer",
+    "TSC support",
+    "Perf time to TSC",
+    "Sigtrap",
+    "x86 bp modify",
+    "x86 Sample parsing",
+)
+SKIPPED = "Read Only Watchpoint"
+
+Sections: TypeAlias = dict[str, list[str]]
+
+
+def counts(lines: Sequence[str]) -> list[int | None]:
+    """The numbers of perf stat -x, in their order."""
+    numbers = [line.split(",")[0] for line in lines if line.count(",") >= 3]
+    return [int(number) if number.isdigit() else None for number in numbers]
+
+
+def known(numbers: Sequence[int | None], length: int) -> list[int] | None:
+    """The numbers if there are `length` of them and all were counted, else None."""
+    found = [number for number in numbers if number is not None]
+    return found if len(numbers) == len(found) == length else None
+
+
+def addresses(line: str) -> list[int]:
+    """The words of a line that are addresses."""
+    return [int(word, 16) for word in line.split() if re.fullmatch(r"[0-9a-f]{5,16}", word)]
+
+
+def judge_counts(checks: Checks, program: Program, found: Sections) -> None:
+    """The numbers of perf stat."""
+    taken = [step for step in program.branches if step.target]
+    checks.same(
+        "counts of instructions, branches, near taken and conditional ones",
+        counts(found["known"]),
+        [len(steps) for steps in (program.steps, program.branches, taken, program.conditional)],
+    )
+    locked = [step for step in program.loads if step.locked]
+    checks.same(
+        "counts of loads, stores and locked loads",
+        counts(found["memory"]),
+        [len(steps) for steps in (program.loads, program.stores, locked)],
+    )
+    caches, flushes = known(counts(found["caches"]), 4), program.symbols["FLUSHES"]
+    passed = False
+    if caches:
+        missed, references, misses, mispredicted = caches
+        passed = (
+            flushes <= missed <= flushes + 1100
+            and missed <= misses <= references
+            and 0 < mispredicted < len(program.branches) // 50
+        )
+    checks.check("cache misses and mispredicted branches", passed, counts(found["caches"]))
+    rings = known(counts(found["counts"]), 3)
+    passed = bool(rings and rings[0] > len(program.steps) and rings[1] > len(program.branches))
+    checks.check("counts of both rings", passed, counts(found["counts"]))
+
+
+def judge_samples(checks: Checks, program: Program, found: Sections) -> None:
+    """The samples of perf record."""
+    sampled = [address for line in found["plain"] for address in addresses(line)]
+    # The interrupt comes before the next instruction.
+    after = program.steps[INSTRUCTION_PERIOD::INSTRUCTION_PERIOD]
+    checks.same("samples: plain", sampled, [step.address for step in after])
+    sampled = [address for line in found["precise"] for address in addresses(line)]
+    precise = recorded(program.steps, INSTRUCTION_PERIOD)
+    checks.same("samples: precise", sampled, [step.address for step in precise])
+    pairs = [re.findall(r"0x([0-9a-f]+)/0x([0-9a-f]+)/", line) for line in found["branches"]]
+    stacks = [[(int(a, 16), int(b, 16)) for a, b in stack] for stack in pairs if stack]
+    expected = list(program.branch_stacks())
+    # A tick of the kernel's timer replaces a branch; at most one occurs while the program runs.
+    both = zip(stacks, expected, strict=False)
+    ticks = [n for n, (stack, full) in enumerate(both) if stack == full[:-1]]
+    if len(ticks) == 1:
+        expected[ticks[0]].pop()
+    checks.same("samples: branch stacks", stacks, expected)
+
+
+def judge_trace(checks: Checks, program: Program, found: Sections) -> None:
+    """The branch trace store: each branch of the program, and its ways to the kernel and back.
+
+    perf leaves out the last record of a buffer, which is the system call at the end.
+    """
+    edges: collections.Counter[tuple[int, int]] = collections.Counter()
+    wrong = []
+    for line in found["bts"]:
+        count, *pair = line.replace("=>", "").split()
+        if not count.isdigit():
+            continue
+        edge = [int(word, 16) for word in pair]
+        if len(edge) == 2 and all(map(program.contains, edge)):
+            edges[edge[0], edge[1]] += int(count)
+        elif not (len(edge) == 2 and program.contains(edge[0]) and edge[1] >> 63):
+            wrong.append(line)
+    passed = edges == program.edges() and not wrong
+    checks.check(
+        "samples: branch trace store", passed, f"{edges} of {program.edges()}, {wrong[:5]}"
+    )
+
+
+def judge_accesses(checks: Checks, found: Sections, name: str, steps: list[Step]) -> None:
+    """The sampled loads or stores: where the data is, and which instruction accessed it."""
+    steps = recorded(steps, ACCESS_PERIOD)
+    pairs = [(at[0], at[-1]) for line in found[name] if (at := addresses(line)) and at[1:]]
+    accessed = [step.load if name == "loads" else step.store for step in steps]
+    both = zip(pairs, accessed, strict=False)
+    stack = {pair[0] for pair, address in both if address == STACK}
+    checks.check(f"samples: {name} of the stack have one address", len(stack) == 1, stack)
+    on_stack = min(stack, default=None)
+    expected = [
+        (on_stack if address == STACK else address, step.address)
+        for step, address in zip(steps, accessed, strict=True)
+    ]
+    checks.same(f"samples: {name}", pairs, expected)
+
+
+def judge_memory(checks: Checks, program: Program, found: Sections) -> None:
+    """The sampled accesses and their latencies."""
+    judge_accesses(checks, found, "loads", program.loads)
+    judge_accesses(checks, found, "stores", program.stores)
+    lines = [line for line in found["loads"] if "OP LOAD" in line]
+    wrong = [
+        line
+        for line in lines
+        if not any(
+            f"{level}|" in line and f" {cycles} " in line for level, cycles in LATENCIES.items()
+        )
+    ]
+    checks.check("samples: latencies are those of the levels", bool(lines) and not wrong, wrong[:3])
+    far = [line for line in lines if program.symbols["far_load"] in addresses(line)]
+    passed = bool(far) and all("RAM hit" in line for line in far)
+    checks.check("samples: loads from memory say so", passed, far[:3])
+
+
+def judge_tests(checks: Checks, found: Sections) -> None:
+    """The results of perf's own tests."""
+    # perf colours what is skipped.
+    text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(found["tests"]))
+    results = dict(re.findall(r"^ *[0-9.]+: (.*?) *: *(\w+)", text, re.MULTILINE))
+    expected = {**dict.fromkeys(TESTS, "Ok"), SKIPPED: "Skip"}
+    checks.same("perf's own tests", sorted(results.items()), sorted(expected.items()))
+
+
+def judge_rr(checks: Checks, found: Sections) -> None:
+    """What rr replays must be what it recorded: the time and the processes of then."""
+    recording, replay = (
+        [line for line in found.get(name, []) if not line.startswith("rr:")]
+        for name in ("rr-record", "rr-replay")
+    )
+    passed = "50" in recording and recording == replay
+    checks.check("rr records and replays", passed, f"{recording[-5:]}, then {replay[-5:]}")
+
+
+def judge(output: str, program: Program, checks: Checks) -> None:
+    """Judges the first boot."""
+    found: Sections = collections.defaultdict(list, sections(output, "perf-judge"))
+    linux = " ".join(found["boot"])
+    for phrase in ("Skylake events", "32-deep LBR", "full-width counters"):
+        checks.check(f"Linux finds {phrase}", phrase in linux, linux)
+    for part in (judge_counts, judge_samples, judge_trace, judge_memory):
+        part(checks, program, found)
+    judge_tests(checks, found)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="hindsight_ci.perf_judge",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "directory", type=pathlib.Path, help="the folder that `cargo xtask guest-linux --perf` made"
+    )
+    parser.add_argument("--hindsight", type=pathlib.Path, default=ROOT / "target/debug/hindsight")
+    parser.add_argument("--once", action="store_true", help="leave out the second boot")
+    parser.add_argument("--keep", type=pathlib.Path, help="write the output of the guest to a file")
+    options = parser.parse_args(arguments)
+    directory, hindsight = options.directory, options.hindsight
+    deterministic = ["--engine", "interp", "--deterministic"]
+    output = boot(directory, hindsight, deterministic, LINE, TIMEOUT)
+    if options.keep:
+        options.keep.write_text(output, encoding="utf-8")
+    if "perf-judge: complete" not in output:
+        print("FAIL the guest did not finish; it printed:\n" + output[-3000:])
+        return 1
+    checks = Checks()
+    judge(output, Program(directory / "measured"), checks)
+    # rr requires XSAVE, which the processor of deterministic runs does not have.
+    with_rr = boot(directory, hindsight, ["--engine", "interp"], LINE + " hindsight.rr", TIMEOUT)
+    judge_rr(checks, sections(with_rr, "perf-judge"))
+    if not options.once:
+        again = boot(directory, hindsight, deterministic, LINE, TIMEOUT)
+        checks.check("the second boot prints the same", again == output, "the outputs differ")
+    return checks.status()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
