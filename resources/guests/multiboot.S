@@ -1,5 +1,5 @@
 # A multiboot 1 kernel: prints "hello from multiboot" and its command line on COM1, and writes its
-# verdict to the debug exit port: 0, or 1 if it was not booted by multiboot. ci/make-multiboot builds it.
+# verdict to the debug exit port: 0, or 1 if it was not booted by multiboot. `cargo xtask multiboot` builds it.
 
     .set COM1, 0x3f8
     .set DEBUG_EXIT, 0xf4

@@ -152,11 +152,6 @@ enum Guest {
         /// The image.
         out: PathBuf,
     },
-    /// Builds the sample guest of docs/debugging.md, with debug information.
-    Debuggee {
-        /// The image.
-        out: PathBuf,
-    },
     /// Puts gdb and the guests of ci/guest/gdb-sessions into a folder.
     LabGdbFiles {
         /// The folder.
@@ -227,7 +222,6 @@ fn run_guest(guest: Guest) -> Result<()> {
         Guest::Linux { dir, .. } => guests::linux::make(Tools::None, &dir),
         Guest::GrubMultiboot { out } => guests::grub::make(&out),
         Guest::Multiboot { out } => guests::programs::make_multiboot(&out),
-        Guest::Debuggee { out } => guests::programs::make_debuggee(&out),
         Guest::LabGdbFiles { dir } => guests::gdb::make(&dir).map(|_| ()),
     }
 }

@@ -1,4 +1,4 @@
-# A program of Linux whose performance events are known: ci/perf-judge counts along. It has no library: what runs at
+# A program of Linux whose performance events are known: hindsight_ci.perf_judge executes it too. It has no library: what runs at
 # CPL 3 between its first and its last instruction is what stands here.
     .set ROUNDS, 5000
     .set LINES, 512

@@ -1,5 +1,5 @@
 /* A program of Linux that reads one byte of each cache line of so much memory, again and again: with more memory than
- * the caches hold it streams, with less it is resident. ci/guest-rdt runs it, and ci/rdt-judge knows what it reads.
+ * the caches hold it streams, with less it is resident. ci/guest/guest-rdt runs it, and hindsight_ci.rdt_judge knows what it reads.
  *
  * usage: walk BYTES PASSES PAUSE_MS
  *

@@ -43,12 +43,16 @@ impl Graph {
     /// Reads the imports of the crate whose sources are in `source_folder`.
     pub fn read(source_folder: &str, sources: &[Source]) -> Self {
         let prefix = format!("{source_folder}/");
+        let library = format!("{prefix}lib.rs");
+        let is_library = sources.iter().any(|source| source.path == library);
         let mut modules = BTreeMap::new();
         for source in sources {
             let Some(file) = source.path.strip_prefix(&prefix) else {
                 continue;
             };
-            if is_test_file(file) || file.starts_with("bin/") {
+            // A program beside a library is a crate of its own.
+            let is_program = is_library && file == "main.rs";
+            if is_test_file(&source.path) || is_program || file.starts_with("bin/") {
                 continue;
             }
             let mut collector = Collector {

@@ -10,34 +10,6 @@ use xshell::cmd;
 use crate::packages::{self, with_cache_lock};
 use crate::process::{absolute, root, shell};
 
-/// Builds the sample guest of docs/debugging.md, with debug information.
-pub fn make_debuggee(out: &Path) -> Result<()> {
-    let out = absolute(out)?;
-    let shell = shell()?;
-    shell.change_dir(root().join("resources/guests/debuggee"));
-    cmd!(
-        shell,
-        "gcc -g -O1 -ffreestanding -fno-stack-protector -fcf-protection=none -fno-pie -no-pie"
-    )
-    .args([
-        "-fno-asynchronous-unwind-tables",
-        "-mgeneral-regs-only",
-        "-mno-red-zone",
-    ])
-    .args([
-        "-nostdlib",
-        "-static",
-        "-Wl,--build-id=none",
-        "-Wl,-Ttext=0x200000",
-        "-o",
-    ])
-    .arg(out)
-    .args(["start.S", "main.c", "queue.c"])
-    .quiet()
-    .run()?;
-    Ok(())
-}
-
 /// Builds the Linux program that perf measures, and whose events the judge knows.
 pub fn make_measured(out: &Path) -> Result<()> {
     let out = absolute(out)?;
