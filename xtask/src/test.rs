@@ -156,12 +156,12 @@ const STEPS: &[Step] = &[
 pub fn list() -> String {
     let mut text = "Steps:\n".to_owned();
     for step in STEPS {
-        let note = if step.default {
+        let when = if step.default {
             ""
         } else {
             " (only when it is named)"
         };
-        text += &format!("  {:<9} {}{note}\n", step.name, step.about);
+        text += &format!("  {:<9} {}{when}\n", step.name, step.about);
     }
     text
 }

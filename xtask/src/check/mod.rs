@@ -58,7 +58,7 @@ struct SizeSettings {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Allowed {
-    /// The identifier, or the path of a file.
+    /// The identifier, a word of identifiers, or the path of a file.
     name: String,
     /// The file or folder that it is limited to; everywhere if it is missing.
     path: Option<String>,

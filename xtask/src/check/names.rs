@@ -48,24 +48,24 @@ fn words(name: &str) -> Vec<String> {
     words
 }
 
-/// Why an identifier is refused, or None.
-fn refusal(settings: &NameSettings, name: &str, is_module: bool) -> Option<String> {
+/// The word for which an identifier is refused, and the reason; or None.
+fn refusal(settings: &NameSettings, name: &str, is_module: bool) -> Option<(String, String)> {
     let words = words(name);
     if let Some(word) = words.iter().find(|word| settings.parts.contains(word)) {
-        return Some(format!("'{name}' contains the word '{word}'"));
+        return Some((word.clone(), format!("'{name}' contains the word '{word}'")));
     }
     if let Some(text) = settings
         .texts
         .iter()
         .find(|text| name.contains(text.as_str()))
     {
-        return Some(format!("'{name}' contains '{text}'"));
+        return Some((text.clone(), format!("'{name}' contains '{text}'")));
     }
     if words.len() == 1 && settings.whole.contains(&words[0]) {
-        return Some(format!("'{name}' is no name"));
+        return Some((words[0].clone(), format!("'{name}' is no name")));
     }
     (is_module && settings.modules.iter().any(|module| module == name))
-        .then(|| format!("'{name}' is no name of a module"))
+        .then(|| (name.to_owned(), format!("'{name}' is no name of a module")))
 }
 
 struct Names<'a> {
@@ -77,15 +77,11 @@ struct Names<'a> {
 impl Names<'_> {
     fn check(&mut self, name: &Ident, is_module: bool) {
         let text = name.to_string();
-        let allowed = self
-            .settings
-            .allow
-            .iter()
-            .any(|allowed| allowed.covers(&text, self.path));
-        if allowed {
+        let Some((word, reason)) = refusal(self.settings, &text, is_module) else {
             return;
-        }
-        if let Some(reason) = refusal(self.settings, &text, is_module) {
+        };
+        let mut allowed = self.settings.allow.iter();
+        if !allowed.any(|it| it.covers(&text, self.path) || it.covers(&word, self.path)) {
             let line = name.span().start().line;
             self.found.push(format!("{}:{line}: {reason}", self.path));
         }
