@@ -14,7 +14,7 @@ struct Run {
     package: &'static str,
     /// What cargo builds of it: `--lib`, or test programs.
     targets: &'static [&'static str],
-    /// What the tests are told: names to run or to skip.
+    /// The arguments of the tests: names to run or to skip.
     filters: &'static [&'static str],
 }
 
