@@ -59,7 +59,8 @@ const MIRI: &[Run] = &[
     },
 ];
 
-/// What runs under ThreadSanitizer.
+/// What runs under ThreadSanitizer: what has threads. Tests of the monitor's run control belong here as
+/// well (package "hindsight"), once they can run without /dev/kvm in the time of the step.
 const TSAN: &[Run] = &[
     Run {
         package: "hindsight-interp",
