@@ -180,7 +180,7 @@ fn main() -> ExitCode {
 /// Runs a command; returns its exit status.
 fn run(command: Command) -> Result<u8> {
     match command {
-        Command::Test { steps } => test::run(&steps)?,
+        Command::Test { steps } => return test::run(&steps),
         Command::Payloads { out: Some(out) } => artifacts::build_payloads(&out)?,
         Command::Payloads { out: None } => println!("{}", test::default_payloads()?.display()),
         Command::StaticBinary => println!("{}", artifacts::build_static_binary()?.display()),

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::Result;
 use xshell::cmd;
 
 use crate::artifacts::{build_payloads, build_static_binary, static_binary};
@@ -171,13 +171,17 @@ fn results() -> PathBuf {
     root().join("target/ci")
 }
 
-/// Runs the named steps, or the default ones; fails if one fails.
-pub fn run(names: &[String]) -> Result<()> {
+/// Runs the named steps, or the default ones; returns the exit status: 0, 1 if a step failed, or 2 if
+/// there is no step of a name.
+pub fn run(names: &[String]) -> Result<u8> {
     let mut chosen = Vec::new();
     for name in names {
         match STEPS.iter().find(|step| step.name == name) {
             Some(step) => chosen.push(step),
-            None => bail!("there is no step '{name}'\n\n{}", list()),
+            None => {
+                say(format!("there is no step '{name}'\n\n{}", list()));
+                return Ok(2);
+            }
         }
     }
     if chosen.is_empty() {
@@ -218,8 +222,7 @@ pub fn run(names: &[String]) -> Result<()> {
         names(&failed)
     ));
     println!("{} passed, {} failed", passed.len(), failed.len());
-    ensure!(failed.is_empty(), "failed steps: {}", names(&failed));
-    Ok(())
+    Ok(u8::from(!failed.is_empty()))
 }
 
 /// Installs what every step requires.

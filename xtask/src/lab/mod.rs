@@ -13,7 +13,7 @@ pub mod suite;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::artifacts::build_static_binary;
@@ -208,6 +208,8 @@ struct Supplies {
     binary: PathBuf,
 }
 
+/// The exit status for arguments that do not fit together.
+const WRONG_ARGUMENTS: u8 = 2;
 /// The exit status when the lab did not come up or died.
 pub const LAB_DIED: u8 = 3;
 /// The exit status when time ran out.
@@ -215,12 +217,17 @@ pub const TIMED_OUT: u8 = 124;
 
 /// Runs a lab; returns the exit status that [`LabArguments`] describes.
 pub fn run(arguments: &LabArguments) -> Result<u8> {
-    ensure!(
-        arguments.lab == Lab::Amd || arguments.cpus == 1,
-        "the intel lab has one processor"
-    );
-    let supplies = supply(arguments)?;
-    run::run(arguments, &supplies)
+    if arguments.lab == Lab::Intel && arguments.cpus != 1 {
+        say("the intel lab has one processor");
+        return Ok(WRONG_ARGUMENTS);
+    }
+    match supply(arguments) {
+        Ok(supplies) => run::run(arguments, &supplies),
+        Err(error) => {
+            say(format!("{}: {error:#}", arguments.lab.name()));
+            Ok(LAB_DIED)
+        }
+    }
 }
 
 fn supply(arguments: &LabArguments) -> Result<Supplies> {

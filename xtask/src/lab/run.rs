@@ -206,8 +206,9 @@ fn exit_status(
                 arguments.timeout().as_secs()
             ));
         } else if let Some(signal) = end.signal {
+            let name = signal_name(signal);
             say(format!(
-                "{lab}: the emulator died of signal {signal} after {} s",
+                "{lab}: the emulator died of {name} after {} s",
                 end.seconds
             ));
         } else if ready {
@@ -234,6 +235,16 @@ fn exit_status(
         .into_iter()
         .find(|status| *status != 0)
         .unwrap_or(0))
+}
+
+fn signal_name(signal: i32) -> String {
+    use signal_hook::consts::{SIGABRT, SIGKILL, SIGSEGV};
+    match signal {
+        SIGSEGV => "SIGSEGV".to_owned(),
+        SIGABRT => "SIGABRT".to_owned(),
+        SIGKILL => "SIGKILL".to_owned(),
+        _ => format!("signal {signal}"),
+    }
 }
 
 fn show_console_end(work: &Work) -> Result<()> {
