@@ -36,6 +36,9 @@ const PAYLOADS: &[&str] = &[
     "workload/",
 ];
 
+/// This program, also after cargo has replaced its file.
+const THIS_PROGRAM: &str = "/proc/self/exe";
+
 /// Runs doctor, the payloads, the gdb sessions and, in the amd lab, guest images in one lab.
 pub fn run_suite(lab: Lab, binary: &Path) -> Result<()> {
     let binary = existing_file("BINARY", binary)?;
@@ -49,12 +52,11 @@ pub fn run_suite(lab: Lab, binary: &Path) -> Result<()> {
 
 /// Runs the suites of both labs at the same time; prints the output of each when both have ended.
 pub fn run_both(binary: &Path, results: &Path) -> Result<()> {
-    let program = std::env::current_exe()?;
     let mut suites = Vec::new();
     for lab in [Lab::Amd, Lab::Intel] {
         let path = results.join(format!("lab-{}.log", lab.name()));
         let log = File::create(&path)?;
-        let child = Command::new(&program)
+        let child = Command::new(THIS_PROGRAM)
             .args(["lab-suite", lab.name()])
             .arg(binary)
             .stdin(Stdio::null())
