@@ -152,7 +152,8 @@ enum Guest {
         /// The image.
         out: PathBuf,
     },
-    /// Puts gdb and the guests of ci/guest/gdb-sessions into a folder.
+    /// Puts gdb and the guests of ci/guest/gdb-sessions into a folder; prints the options of ci/lab that
+    /// take them along.
     LabGdbFiles {
         /// The folder.
         dir: PathBuf,
@@ -222,6 +223,11 @@ fn run_guest(guest: Guest) -> Result<()> {
         Guest::Linux { dir, .. } => guests::linux::make(Tools::None, &dir),
         Guest::GrubMultiboot { out } => guests::grub::make(&out),
         Guest::Multiboot { out } => guests::programs::make_multiboot(&out),
-        Guest::LabGdbFiles { dir } => guests::gdb::make(&dir).map(|_| ()),
+        Guest::LabGdbFiles { dir } => {
+            for file in guests::gdb::make(&dir)? {
+                println!("--file {}:/{}", file.host.display(), file.guest.display());
+            }
+            Ok(())
+        }
     }
 }
