@@ -89,7 +89,7 @@ const STEPS: &[Step] = &[
         unit,
         "unit, property and integration tests, and the payloads one by one",
     ),
-    step(
+    named_only(
         "coverage",
         measure_coverage,
         "line coverage of cpu, devices, regs and interp",
