@@ -14,7 +14,7 @@ use crate::process::{absolute, existing_file, judge, root, say};
 
 /// A machine that runs the payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Machine {
+pub enum TestMachine {
     /// This machine.
     Host,
     /// The lab with kvm_amd.
@@ -27,14 +27,14 @@ pub enum Machine {
 
 /// An engine of hindsight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Engine {
+pub enum TestEngine {
     /// The interpreter.
     Interp,
     /// KVM.
     Kvm,
 }
 
-impl Engine {
+impl TestEngine {
     fn name(self) -> &'static str {
         match self {
             Self::Interp => "interp",
@@ -53,10 +53,10 @@ wrong arguments.")]
 pub struct ConformanceArguments {
     /// The machines.
     #[arg(long, value_delimiter = ',', default_values = ["host", "amd", "intel", "qemu"], value_name = "LIST")]
-    pub machines: Vec<Machine>,
+    pub machines: Vec<TestMachine>,
     /// The engines.
     #[arg(long, value_delimiter = ',', default_values = ["interp", "kvm"], value_name = "LIST")]
-    pub engines: Vec<Engine>,
+    pub engines: Vec<TestEngine>,
     /// The name of this machine on the page [default: pvm with that KVM, else host].
     #[arg(long, value_name = "NAME")]
     pub host_name: Option<String>,
@@ -116,15 +116,18 @@ impl Conformance<'_> {
         let has = |machine| self.arguments.machines.contains(&machine);
         std::thread::scope(|scope| {
             let mut labs = Vec::new();
-            for (machine, lab) in [(Machine::Amd, Lab::Amd), (Machine::Intel, Lab::Intel)] {
+            for (machine, lab) in [
+                (TestMachine::Amd, Lab::Amd),
+                (TestMachine::Intel, Lab::Intel),
+            ] {
                 if has(machine) {
                     labs.push(scope.spawn(move || self.run_lab(lab)));
                 }
             }
-            if has(Machine::Host) {
+            if has(TestMachine::Host) {
                 self.run_host()?;
             }
-            if has(Machine::Qemu) {
+            if has(TestMachine::Qemu) {
                 self.run_qemu()?;
             }
             for lab in labs {
@@ -218,13 +221,13 @@ impl Conformance<'_> {
         let mut reports = Vec::new();
         for machine in &self.arguments.machines {
             let name = match machine {
-                Machine::Qemu => {
+                TestMachine::Qemu => {
                     reports.push(("judge/qemu".to_owned(), self.results.join("judge.qemu.xml")));
                     continue;
                 }
-                Machine::Host => &self.host,
-                Machine::Amd => "amd",
-                Machine::Intel => "intel",
+                TestMachine::Host => &self.host,
+                TestMachine::Amd => "amd",
+                TestMachine::Intel => "intel",
             };
             for engine in &self.arguments.engines {
                 let file = self.results.join(format!("{name}.{}.xml", engine.name()));
@@ -258,9 +261,9 @@ impl Conformance<'_> {
 
 /// Needs that a lab's KVM has, and whose cases are left out: armed debug registers crash the emulator
 /// of `amd` (docs/labs.md).
-fn lacking(lab: Lab, engine: Engine) -> Vec<String> {
+fn lacking(lab: Lab, engine: TestEngine) -> Vec<String> {
     let needs: &[&str] = match (lab, engine) {
-        (Lab::Amd, Engine::Kvm) => &[
+        (Lab::Amd, TestEngine::Kvm) => &[
             "gd",
             "guestbp-data",
             "guestbp-disabled",

@@ -34,13 +34,13 @@ use crate::lab::{Lab, LabArguments};
     about = "Builds, tests and checks Hindsight",
     disable_help_subcommand = true
 )]
-struct Cli {
+struct TaskLine {
     #[command(subcommand)]
-    command: Command,
+    command: Task,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum Task {
     /// Sets up what is missing (Debian packages, Rust targets, tools) and runs all tests, or only the
     /// named steps.
     #[command(after_help = test::list())]
@@ -58,7 +58,7 @@ enum Command {
     StaticBinary,
 
     #[command(flatten)]
-    Guest(Guest),
+    Guest(GuestTask),
 
     /// Runs hindsight on an upstream KVM that this machine does not have. See docs/labs.md.
     Lab(LabArguments),
@@ -107,7 +107,7 @@ enum Command {
 
 /// Guest images.
 #[derive(Subcommand)]
-enum Guest {
+enum GuestTask {
     /// Puts the Linux kernel of the labs and memtest86+ into a folder; nothing is installed.
     FetchGuests {
         /// The folder.
@@ -169,7 +169,7 @@ enum Checker {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    match run(TaskLine::parse().command) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             process::say(format!("{error:#}"));
@@ -179,51 +179,51 @@ fn main() -> ExitCode {
 }
 
 /// Runs a command; returns its exit status.
-fn run(command: Command) -> Result<u8> {
+fn run(command: Task) -> Result<u8> {
     match command {
-        Command::Test { steps } => return test::run(&steps),
-        Command::Payloads { out: Some(out) } => artifacts::build_payloads(&out)?,
-        Command::Payloads { out: None } => println!("{}", test::default_payloads()?.display()),
-        Command::StaticBinary => println!("{}", artifacts::build_static_binary()?.display()),
-        Command::Guest(guest) => run_guest(guest)?,
-        Command::Lab(arguments) => return lab::run(&arguments),
-        Command::LabGdb(arguments) => return lab::gdb::run_tests(&arguments),
-        Command::LabSuite { lab, binary } => lab::suite::run_suite(lab, &binary)?,
-        Command::LabTable { files } => process::judge("lab_table", &files)?,
-        Command::Conformance(arguments) => conformance::run(&arguments)?,
-        Command::ConformancePage => process::judge("conformance_report", &["render"])?,
-        Command::Sanitize {
+        Task::Test { steps } => return test::run(&steps),
+        Task::Payloads { out: Some(out) } => artifacts::build_payloads(&out)?,
+        Task::Payloads { out: None } => println!("{}", test::default_payloads()?.display()),
+        Task::StaticBinary => println!("{}", artifacts::build_static_binary()?.display()),
+        Task::Guest(guest) => run_guest(guest)?,
+        Task::Lab(arguments) => return lab::run(&arguments),
+        Task::LabGdb(arguments) => return lab::gdb::run_tests(&arguments),
+        Task::LabSuite { lab, binary } => lab::suite::run_suite(lab, &binary)?,
+        Task::LabTable { files } => process::judge("lab_table", &files)?,
+        Task::Conformance(arguments) => conformance::run(&arguments)?,
+        Task::ConformancePage => process::judge("conformance_report", &["render"])?,
+        Task::Sanitize {
             checker: Checker::Valgrind,
             arguments,
         } => nightly::valgrind(&arguments)?,
-        Command::Sanitize {
+        Task::Sanitize {
             checker: Checker::Address,
             arguments,
         } => {
             nightly::address_sanitizer(&arguments)?;
         }
-        Command::CheckNames => check::names::run()?,
-        Command::CheckHouse { print: false } => check::house::run()?,
-        Command::CheckHouse { print: true } => check::house::print()?,
-        Command::CheckSize => check::size::run()?,
-        Command::CheckSpec => check::spec::run()?,
+        Task::CheckNames => check::names::run()?,
+        Task::CheckHouse { print: false } => check::house::run()?,
+        Task::CheckHouse { print: true } => check::house::print()?,
+        Task::CheckSize => check::size::run()?,
+        Task::CheckSpec => check::spec::run()?,
     }
     Ok(0)
 }
 
-fn run_guest(guest: Guest) -> Result<()> {
+fn run_guest(guest: GuestTask) -> Result<()> {
     match guest {
-        Guest::FetchGuests { dir } => guests::fetch_guests(&dir),
-        Guest::Images { dir } => guests::make_images(&dir),
-        Guest::Initramfs { out, files } => guests::initramfs::make(&out, &files),
-        Guest::Linux {
+        GuestTask::FetchGuests { dir } => guests::fetch_guests(&dir),
+        GuestTask::Images { dir } => guests::make_images(&dir),
+        GuestTask::Initramfs { out, files } => guests::initramfs::make(&out, &files),
+        GuestTask::Linux {
             dir, perf: true, ..
         } => guests::linux::make(Tools::Perf, &dir),
-        Guest::Linux { dir, rdt: true, .. } => guests::linux::make(Tools::Rdt, &dir),
-        Guest::Linux { dir, .. } => guests::linux::make(Tools::None, &dir),
-        Guest::GrubMultiboot { out } => guests::grub::make(&out),
-        Guest::Multiboot { out } => guests::programs::make_multiboot(&out),
-        Guest::LabGdbFiles { dir } => {
+        GuestTask::Linux { dir, rdt: true, .. } => guests::linux::make(Tools::Rdt, &dir),
+        GuestTask::Linux { dir, .. } => guests::linux::make(Tools::None, &dir),
+        GuestTask::GrubMultiboot { out } => guests::grub::make(&out),
+        GuestTask::Multiboot { out } => guests::programs::make_multiboot(&out),
+        GuestTask::LabGdbFiles { dir } => {
             for file in guests::gdb::make(&dir)? {
                 println!("--file {}:/{}", file.host.display(), file.guest.display());
             }

@@ -10,7 +10,7 @@ use crate::process::{has_program, root, say, shell};
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// One run of `cargo test` under a tool.
-struct Run {
+struct ToolRun {
     package: &'static str,
     /// What cargo builds of it: `--lib`, or test programs.
     targets: &'static [&'static str],
@@ -22,13 +22,13 @@ struct Run {
 ///
 /// Miri is some thousand times slower than the processor, so tests of all cases or of long sequences
 /// are left out.
-const MIRI: &[Run] = &[
-    Run {
+const MIRI: &[ToolRun] = &[
+    ToolRun {
         package: "hindsight-regs",
         targets: &["--lib"],
         filters: &[],
     },
-    Run {
+    ToolRun {
         package: "hindsight-devices",
         targets: &["--lib"],
         filters: &[
@@ -42,7 +42,7 @@ const MIRI: &[Run] = &[
             "--skip=any_accesses",
         ],
     },
-    Run {
+    ToolRun {
         package: "hindsight-cpu",
         targets: &["--lib"],
         filters: &[
@@ -61,18 +61,18 @@ const MIRI: &[Run] = &[
 
 /// What runs under ThreadSanitizer: what has threads. Tests of the monitor's run control belong here as
 /// well (package "hindsight"), once they can run without /dev/kvm in the time of the step.
-const TSAN: &[Run] = &[
-    Run {
+const TSAN: &[ToolRun] = &[
+    ToolRun {
         package: "hindsight-interp",
         targets: &["--lib"],
         filters: &[],
     },
-    Run {
+    ToolRun {
         package: "hindsight-devices",
         targets: &["--lib"],
         filters: &[],
     },
-    Run {
+    ToolRun {
         package: "hindsight",
         targets: &["--lib"],
         filters: &["run_control", "doorbell"],
@@ -80,7 +80,7 @@ const TSAN: &[Run] = &[
 ];
 
 /// What runs under loom: the tests of run control, which are compiled with `--cfg loom` only.
-const LOOM: &[Run] = &[Run {
+const LOOM: &[ToolRun] = &[ToolRun {
     package: "hindsight",
     targets: &["--lib"],
     filters: &["loom"],
@@ -175,7 +175,7 @@ pub fn loom() -> Result<()> {
 fn run_all(
     shell: &Shell,
     tool: &str,
-    runs: &[Run],
+    runs: &[ToolRun],
     cargo: impl Fn(&Shell) -> Cmd<'_>,
 ) -> Result<()> {
     for run in runs {

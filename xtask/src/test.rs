@@ -15,7 +15,7 @@ use crate::process::{has_kvm, has_program, judge, root, say, shell};
 use crate::{advisories, check, coverage, nightly, packages, style};
 
 /// A step of `ci/test`.
-struct Step {
+struct TestStep {
     name: &'static str,
     about: &'static str,
     /// Whether it runs when no step is named.
@@ -23,8 +23,8 @@ struct Step {
     run: fn() -> Result<()>,
 }
 
-const fn step(name: &'static str, run: fn() -> Result<()>, about: &'static str) -> Step {
-    Step {
+const fn step(name: &'static str, run: fn() -> Result<()>, about: &'static str) -> TestStep {
+    TestStep {
         name,
         about,
         default: true,
@@ -33,8 +33,8 @@ const fn step(name: &'static str, run: fn() -> Result<()>, about: &'static str) 
 }
 
 /// A step that runs only when it is named.
-const fn named_only(name: &'static str, run: fn() -> Result<()>, about: &'static str) -> Step {
-    Step {
+const fn named_only(name: &'static str, run: fn() -> Result<()>, about: &'static str) -> TestStep {
+    TestStep {
         name,
         about,
         default: false,
@@ -43,7 +43,7 @@ const fn named_only(name: &'static str, run: fn() -> Result<()>, about: &'static
 }
 
 /// All steps. To enable a step by default, make it a `step`.
-const STEPS: &[Step] = &[
+const STEPS: &[TestStep] = &[
     step(
         "format",
         style::format,

@@ -9,7 +9,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::Visit;
 use syn::{Item, UseTree, Visibility};
 
-use super::source::{Source, attributes, is_test, is_test_file};
+use super::source::{SourceFile, attributes, is_test, is_test_file};
 
 /// The imports of a crate: for each file the files that it imports from, with an imported name.
 pub struct Graph {
@@ -23,7 +23,7 @@ type Path = Vec<String>;
 
 /// A file of the crate, as a module.
 #[derive(Default)]
-struct Module {
+struct FileModule {
     file: String,
     /// The items that it defines.
     items: BTreeSet<String>,
@@ -36,12 +36,12 @@ struct Module {
 }
 
 struct Crate {
-    modules: BTreeMap<Path, Module>,
+    modules: BTreeMap<Path, FileModule>,
 }
 
 impl Graph {
     /// Reads the imports of the crate whose sources are in `source_folder`.
-    pub fn read(source_folder: &str, sources: &[Source]) -> Self {
+    pub fn read(source_folder: &str, sources: &[SourceFile]) -> Self {
         let prefix = format!("{source_folder}/");
         let library = format!("{prefix}lib.rs");
         let is_library = sources.iter().any(|source| source.path == library);
@@ -56,9 +56,9 @@ impl Graph {
                 continue;
             }
             let mut collector = Collector {
-                module: Module {
+                module: FileModule {
                     file: file.to_owned(),
-                    ..Module::default()
+                    ..FileModule::default()
                 },
             };
             collector.visit_file(&source.tree);
@@ -125,16 +125,16 @@ fn unit_of(folder: &str, file: &str) -> Option<String> {
 /// The strongly connected components of more than one node, the largest first.
 pub fn circles(edges: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<String>> {
     let reach = |from: &str| {
-        let mut seen: BTreeSet<&str> = BTreeSet::new();
+        let mut reached: BTreeSet<&str> = BTreeSet::new();
         let mut queue = vec![from];
         while let Some(node) = queue.pop() {
             for next in edges.get(node).into_iter().flatten() {
-                if seen.insert(next) {
+                if reached.insert(next) {
                     queue.push(next);
                 }
             }
         }
-        seen
+        reached
     };
     let reachable: BTreeMap<&str, BTreeSet<&str>> = edges
         .keys()
@@ -178,7 +178,7 @@ fn module_path(file: &str) -> Path {
 }
 
 impl Crate {
-    fn imports_of(&self, path: &Path, module: &Module) -> BTreeMap<String, String> {
+    fn imports_of(&self, path: &Path, module: &FileModule) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         let mut add = |target: Option<Path>, name: &str| {
             let file = target
@@ -288,7 +288,7 @@ fn child(module: &Path, name: &str) -> Path {
 
 /// Collects what a file defines, imports and uses.
 struct Collector {
-    module: Module,
+    module: FileModule,
 }
 
 impl Collector {
@@ -415,9 +415,9 @@ mod tests {
     use super::*;
 
     fn graph(files: &[(&str, &str)]) -> Graph {
-        let sources: Vec<Source> = files
+        let sources: Vec<SourceFile> = files
             .iter()
-            .map(|(path, text)| Source {
+            .map(|(path, text)| SourceFile {
                 path: format!("a/src/{path}"),
                 text: (*text).to_owned(),
                 tree: syn::parse_file(text).unwrap(),

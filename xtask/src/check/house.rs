@@ -25,7 +25,7 @@ use anyhow::Result;
 
 use super::conclude;
 use super::graph::{Graph, circles};
-use super::source::{Source, is_test_file, sources};
+use super::source::{SourceFile, is_test_file, sources};
 use crate::process::root;
 
 const DESIGN: &str = "docs/design.md";
@@ -94,7 +94,7 @@ pub fn print() -> Result<()> {
 }
 
 /// The imports of every crate of the workspace.
-fn graphs(sources: &[Source]) -> Vec<Graph> {
+fn graphs(sources: &[SourceFile]) -> Vec<Graph> {
     let roots: BTreeSet<&str> = sources
         .iter()
         .filter(|source| !source.path.starts_with("guest-tests/") && !is_test_file(&source.path))
@@ -158,7 +158,7 @@ fn folder_circles(units: &Units) -> Vec<String> {
 }
 
 /// A fenced block of docs/design.md.
-struct Block {
+struct PageBlock {
     /// What follows the block's kind.
     argument: String,
     /// The lines, with their numbers.
@@ -168,8 +168,8 @@ struct Block {
 }
 
 /// The fenced blocks whose info string begins with `kind`.
-fn blocks(page: &str, kind: &str) -> Vec<Block> {
-    let mut found: Vec<Block> = Vec::new();
+fn blocks(page: &str, kind: &str) -> Vec<PageBlock> {
+    let mut found: Vec<PageBlock> = Vec::new();
     let mut inside = false;
     for (number, line) in page.lines().enumerate() {
         match line.strip_prefix("```") {
@@ -177,7 +177,7 @@ fn blocks(page: &str, kind: &str) -> Vec<Block> {
             Some(info) => {
                 if let Some(argument) = format!("{info} ").strip_prefix(kind) {
                     let argument = argument.trim().to_owned();
-                    found.push(Block {
+                    found.push(PageBlock {
                         argument,
                         lines: Vec::new(),
                         line: number + 1,
@@ -209,7 +209,7 @@ fn units_of(graphs: &[Graph], folder: &str) -> Option<Units> {
 }
 
 /// The lines of a block against the imports.
-fn compare(block: &Block, graphs: &[Graph]) -> Vec<String> {
+fn compare(block: &PageBlock, graphs: &[Graph]) -> Vec<String> {
     let folder = &block.argument;
     let Some(units) = units_of(graphs, folder) else {
         return vec![format!(
@@ -262,7 +262,7 @@ fn compare(block: &Block, graphs: &[Graph]) -> Vec<String> {
 }
 
 /// The files that opt in to unsafe code.
-fn unsafe_files(sources: &[Source]) -> Vec<String> {
+fn unsafe_files(sources: &[SourceFile]) -> Vec<String> {
     let own = ["guest-tests/", "xtask/src/check/house.rs"];
     let files = sources
         .iter()
@@ -278,7 +278,7 @@ fn unsafe_files(sources: &[Source]) -> Vec<String> {
 }
 
 /// The block of unsafe code against the tree.
-fn compare_unsafe(design: &str, sources: &[Source]) -> Vec<String> {
+fn compare_unsafe(design: &str, sources: &[SourceFile]) -> Vec<String> {
     let files = unsafe_files(sources);
     let blocks = blocks(design, "unsafe ");
     let Some(block) = blocks.first() else {
@@ -323,15 +323,15 @@ fn compare_unsafe(design: &str, sources: &[Source]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn source(path: &str, text: &str) -> Source {
-        Source {
+    fn source(path: &str, text: &str) -> SourceFile {
+        SourceFile {
             path: path.to_owned(),
             text: text.to_owned(),
             tree: syn::parse_file(text).unwrap(),
         }
     }
 
-    fn sample() -> Vec<Source> {
+    fn sample() -> Vec<SourceFile> {
         vec![
             source("a/src/lib.rs", "mod x; mod y;"),
             source("a/src/x.rs", "use crate::y::Y;"),

@@ -6,7 +6,7 @@ use anyhow::Result;
 use syn::visit::Visit;
 use syn::{Ident, Item};
 
-use super::source::{Source, attributes, is_test, is_test_file, sources};
+use super::source::{SourceFile, attributes, is_test, is_test_file, sources};
 use super::{NameSettings, conclude, settings};
 
 /// Fails when an identifier is in none of the field's words, or a type's name has two meanings.
@@ -155,7 +155,7 @@ impl<'a> Visit<'a> for Names<'_> {
 }
 
 /// The types that are defined more than once in the workspace, tests apart.
-fn duplicates(settings: &NameSettings, sources: &[Source]) -> Vec<String> {
+fn duplicates(settings: &NameSettings, sources: &[SourceFile]) -> Vec<String> {
     let mut types: BTreeMap<String, Vec<(String, usize)>> = BTreeMap::new();
     for source in sources {
         let other_workspace = source.path.starts_with("guest-tests/");
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn type_defined_twice_names_both_places() {
-        let source = |path: &str, text: &str| Source {
+        let source = |path: &str, text: &str| SourceFile {
             path: path.to_owned(),
             text: text.to_owned(),
             tree: syn::parse_file(text).unwrap(),

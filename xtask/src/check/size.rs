@@ -9,9 +9,9 @@ use super::source::{attributes, is_test, sources, test_lines};
 use super::{SizeSettings, conclude, settings};
 
 /// The lines of a flat match's arm.
-const ARM: usize = 5;
+const ARM_LINES: usize = 5;
 /// The lines around a flat match.
-const AROUND: usize = 20;
+const LINES_BESIDE: usize = 20;
 
 /// Fails when a file or a function is too long.
 pub fn run() -> Result<()> {
@@ -26,7 +26,7 @@ pub fn run() -> Result<()> {
                 source.path
             ));
         }
-        let mut visitor = Functions {
+        let mut visitor = FunctionVisitor {
             settings: &settings,
             path: &source.path,
             found: Vec::new(),
@@ -44,13 +44,13 @@ fn is_allowed(settings: &SizeSettings, name: &str, path: &str) -> bool {
         .any(|allowed| allowed.covers(name, path))
 }
 
-struct Functions<'a> {
+struct FunctionVisitor<'a> {
     settings: &'a SizeSettings,
     path: &'a str,
     found: Vec<String>,
 }
 
-impl Functions<'_> {
+impl FunctionVisitor<'_> {
     fn check(&mut self, name: &Ident, block: &Block) {
         let start = name.span().start().line;
         let lines = block.span().end().line + 1 - start;
@@ -65,7 +65,7 @@ impl Functions<'_> {
     }
 }
 
-impl<'a> Visit<'a> for Functions<'_> {
+impl<'a> Visit<'a> for FunctionVisitor<'_> {
     fn visit_item(&mut self, item: &'a Item) {
         if !is_test(attributes(item)) {
             syn::visit::visit_item(self, item);
@@ -101,7 +101,11 @@ fn is_flat(block: &Block) -> bool {
         return false;
     };
     let outside = lines(&block.span()) - lines(&longest.span());
-    outside <= AROUND && longest.arms.iter().all(|arm| lines(&arm.span()) <= ARM)
+    outside <= LINES_BESIDE
+        && longest
+            .arms
+            .iter()
+            .all(|arm| lines(&arm.span()) <= ARM_LINES)
 }
 
 fn match_of(expression: &Expr) -> Option<&ExprMatch> {

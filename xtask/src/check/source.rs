@@ -12,7 +12,7 @@ use xshell::cmd;
 use crate::process::{root, shell};
 
 /// A parsed file.
-pub struct Source {
+pub struct SourceFile {
     /// Its path, relative to the checkout.
     pub path: String,
     /// Its text.
@@ -41,14 +41,14 @@ pub fn files(extension: &str) -> Result<Vec<String>> {
 }
 
 /// All Rust files of the checkout.
-pub fn sources() -> Result<Vec<Source>> {
+pub fn sources() -> Result<Vec<SourceFile>> {
     files("rs")?.into_iter().map(read).collect()
 }
 
-fn read(path: String) -> Result<Source> {
+fn read(path: String) -> Result<SourceFile> {
     let text = fs::read_to_string(root().join(&path))?;
     let tree = syn::parse_file(&text).with_context(|| format!("{path} is no Rust"))?;
-    Ok(Source { path, text, tree })
+    Ok(SourceFile { path, text, tree })
 }
 
 /// Whether a file holds nothing but tests, benchmarks, examples or fuzz targets.

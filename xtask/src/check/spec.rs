@@ -108,12 +108,12 @@ fn compare(rules: &BTreeMap<String, Rule>, pages: &BTreeMap<String, String>) -> 
     let mut texts: BTreeMap<String, String> = BTreeMap::new();
     for (page, text) in pages {
         for (name, line, text) in sections(text) {
-            let place = format!("spec/{page}:{line}");
-            if let Some(first) = texts.insert(name.clone(), place.clone()) {
-                findings.push(format!("{place}: {name} has a text at {first} already"));
+            let location = format!("spec/{page}:{line}");
+            if let Some(first) = texts.insert(name.clone(), location.clone()) {
+                findings.push(format!("{location}: {name} has a text at {first} already"));
             }
             let Some(rule) = rules.get(&name) else {
-                findings.push(format!("{place}: {name} is not in spec/rules.tsv"));
+                findings.push(format!("{location}: {name} is not in spec/rules.tsv"));
                 continue;
             };
             let class = text
@@ -122,12 +122,12 @@ fn compare(rules: &BTreeMap<String, Rule>, pages: &BTreeMap<String, String>) -> 
                 .and_then(|rest| rest.split('.').next());
             if class != Some(rule.class.as_str()) {
                 findings.push(format!(
-                    "{place}: {name} is of class {} in spec/rules.tsv",
+                    "{location}: {name} is of class {} in spec/rules.tsv",
                     rule.class
                 ));
             }
             if text.trim().len() < "Class A. It does.".len() {
-                findings.push(format!("{place}: {name} has no text"));
+                findings.push(format!("{location}: {name} has no text"));
             }
         }
     }
@@ -188,17 +188,18 @@ fn anchors(page: &str) -> BTreeSet<String> {
 
 /// The anchor of a heading, as GitHub and mdBook make it.
 fn anchor(heading: &str) -> String {
-    let kept = heading
+    let allowed = heading
         .chars()
         .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
-    kept.map(|c| {
-        if c == ' ' {
-            '-'
-        } else {
-            c.to_ascii_lowercase()
-        }
-    })
-    .collect()
+    allowed
+        .map(|c| {
+            if c == ' ' {
+                '-'
+            } else {
+                c.to_ascii_lowercase()
+            }
+        })
+        .collect()
 }
 
 /// The targets of the links in a line.

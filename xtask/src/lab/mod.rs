@@ -85,7 +85,7 @@ impl Lab {
 
 /// The steps of a lab without a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Step {
+pub enum LabStep {
     /// `hindsight doctor`.
     Doctor,
     /// `hindsight test`.
@@ -118,7 +118,7 @@ pub struct LabArguments {
     pub files: Vec<GuestFile>,
     /// Of the default steps only these.
     #[arg(long, value_delimiter = ',', value_name = "STEPS")]
-    pub only: Vec<Step>,
+    pub only: Vec<LabStep>,
     /// More arguments for `hindsight test`, split at spaces.
     #[arg(
         long,
@@ -182,7 +182,7 @@ impl LabArguments {
         }
     }
 
-    fn runs(&self, step: Step) -> bool {
+    fn runs(&self, step: LabStep) -> bool {
         self.only.is_empty() || self.only.contains(&step)
     }
 
@@ -275,13 +275,13 @@ fn steps(arguments: &LabArguments) -> String {
         );
     }
     let mut script = String::new();
-    if arguments.runs(Step::Doctor) {
+    if arguments.runs(LabStep::Doctor) {
         script += &format!(
             "step doctor-json /out/doctor.json /out/doctor-json.err 0 {limit} hindsight doctor --json\n\
              step doctor /out/doctor.txt /out/doctor.err 1 {limit} hindsight doctor\n"
         );
     }
-    if arguments.runs(Step::Test) {
+    if arguments.runs(LabStep::Test) {
         let words: Vec<&str> = arguments.test_args.split_whitespace().collect();
         script += &format!(
             "step test /out/test.txt /out/test.err 1 {limit} \
@@ -327,7 +327,7 @@ mod tests {
     #[test]
     fn only_test_leaves_doctor_out() {
         let mut arguments = LabArguments::new(Lab::Intel);
-        arguments.only = vec![Step::Test];
+        arguments.only = vec![LabStep::Test];
         arguments.test_args = "--filter msr".to_owned();
         assert_eq!(
             steps(&arguments),

@@ -36,7 +36,7 @@ const RESULTS: [&str; 9] = [
 const READY: &str = "lab: ready";
 
 /// How a lab ended.
-struct End {
+struct LabEnd {
     timed_out: bool,
     /// The signal that the emulator died of by itself.
     signal: Option<i32>,
@@ -109,7 +109,7 @@ fn make_initramfs(arguments: &LabArguments, supplies: &Supplies, work: &Work) ->
 /// Runs the emulator until it ends or time is up.
 ///
 /// Powering off ends it; the line [`DONE`] is for when it does not.
-fn emulate(arguments: &LabArguments, supplies: &Supplies, work: &Work) -> Result<End> {
+fn emulate(arguments: &LabArguments, supplies: &Supplies, work: &Work) -> Result<LabEnd> {
     let interrupted = interruption()?;
     let start = Instant::now();
     let mut emulator = Emulator::start(arguments, &supplies.kernel, work)?;
@@ -135,7 +135,7 @@ fn emulate(arguments: &LabArguments, supplies: &Supplies, work: &Work) -> Result
     }
     let signal = emulator.end()?;
     followers.end();
-    Ok(End {
+    Ok(LabEnd {
         timed_out,
         signal,
         seconds: start.elapsed().as_secs(),
@@ -193,7 +193,7 @@ fn collect(result: &[u8], work: &Work, out: &Path) -> Result<bool> {
 /// The exit status: of the lab itself, else of the first step that failed.
 fn exit_status(
     arguments: &LabArguments,
-    end: &End,
+    end: &LabEnd,
     work: &Work,
     collected: Option<&PathBuf>,
 ) -> Result<u8> {
@@ -317,10 +317,10 @@ impl Followers {
         let ended = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
         if !arguments.quiet {
-            let mut shown = arguments.console;
+            let mut is_ready = arguments.console;
             threads.push(follow(work.console(), &ended, move |line| {
-                shown |= line.contains(READY);
-                shown.then(|| line.to_owned())
+                is_ready |= line.contains(READY);
+                is_ready.then(|| line.to_owned())
             }));
             threads.push(follow(work.result(), &ended, |line| {
                 let text = line.strip_prefix('[')?.split_once("] ")?.1;
