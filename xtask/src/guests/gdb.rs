@@ -86,7 +86,8 @@ fn make_debuginfod(shell: &Shell, to: &Path) -> Result<()> {
 
 /// Builds the guests of the gdb tests.
 fn make_guests(shell: &Shell, to: &Path) -> Result<()> {
-    let build = root().join("vmm/tests/gdb/guests/build");
+    // By its relative path, which gdb then finds below /files in the lab.
+    let build = "vmm/tests/gdb/guests/build";
     cmd!(shell, "{build} sample {to}")
         .quiet()
         .ignore_stdout()
