@@ -24,13 +24,20 @@ pub fn format() -> Result<()> {
     Ok(())
 }
 
-/// Clippy, for the workspace and for the guests' workspace.
+/// Clippy, for the workspace, the fuzz targets and the guests' workspace.
 pub fn lint() -> Result<()> {
     let shell = shell()?;
     cmd!(
         shell,
         "cargo clippy --workspace --all-targets -- -D warnings"
     )
+    .run()?;
+    cmd!(
+        shell,
+        "cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target/fuzz"
+    )
+    .args(["--", "-D", "warnings"])
+    .env("HINDSIGHT_WITHOUT_PAYLOADS", "1")
     .run()?;
     shell.change_dir(root().join("guest-tests"));
     cmd!(shell, "cargo clippy --workspace -- -D warnings").run()?;

@@ -72,7 +72,7 @@ const STEPS: &[TestStep] = &[
     step(
         "lint",
         style::lint,
-        "clippy, for the monitor and for the guests' payloads",
+        "clippy, for the monitor, the fuzz targets and the guests' payloads",
     ),
     step(
         "docs",
