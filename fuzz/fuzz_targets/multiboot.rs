@@ -7,6 +7,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|image: &[u8]| {
     let module = |data| Module {
+        name: b"module".to_vec(),
         data,
         args: b"name=value".to_vec(),
     };
