@@ -1,55 +1,61 @@
-//! The kernel of batches in 16- and 32-bit protected mode and virtual-8086 mode.
+//! The kernel of system batches in 16- and 32-bit protected mode and virtual-8086 mode.
 //!
-//! All of it is in the first MiB, where virtual-8086 code can be, at the same linear as physical
-//! addresses. Every event ends a case: its handler notes registers, segments and the top of the stack, makes
-//! all as it was, and goes on to the next case.
+//! All of it is in the first MiB, which virtual-8086 code can reach, and linear addresses equal
+//! physical ones. Every event ends a case: its handler records registers, segments and the top of
+//! the stack, restores the initial state, and continues with the next case.
 
 #![expect(unsafe_code, reason = "the kernel's code lies between two labels")]
 
-use crate::handlers::{copy, flat, gates, put, stubs};
+use crate::kernel_parts::{copy_code, exception_gates, flat_segment, put, stubs};
 use crate::layout::{CODE, CURRENT, DATA, POST, SLOTS};
-use crate::system::{RESET, SystemBatch, WINDOW, WINDOW_PAGES};
+use crate::system::batch::{RESET, SystemBatch, WINDOW, WINDOW_PAGES};
 use hindsight_cpu::state::{CpuState, seg};
+use hindsight_regs::rflags::Rflags;
 
-/// The page directory of 32-bit paging, and its one table.
-pub const DIRECTORY: usize = 0x4000;
+/// Address of the page directory of 32-bit paging.
+pub(super) const DIRECTORY: usize = 0x4000;
+/// Address of its only page table.
 const TABLE: usize = 0x5000;
-/// The pointers of PAE paging, its directory and table.
-pub const POINTERS: usize = 0x6000;
+/// Address of the page-directory pointers of PAE paging.
+pub(super) const POINTERS: usize = 0x6000;
 const PAE_DIRECTORY: usize = 0x7000;
 const PAE_TABLE: usize = 0x8000;
 const IDT: usize = 0x9000;
-/// The TSS of the kernel: 32 bits, with a redirection bitmap and an I/O map.
-pub const TSS: usize = 0xa000;
-/// Its limit.
-pub const TSS_LIMIT: u16 = 0x8f;
-/// A 32-bit TSS to switch to.
-pub const TASK32: usize = 0xa200;
-/// A 16-bit one.
-pub const TASK16: usize = 0xa400;
-/// The GDT.
-pub const GDT: usize = 0xc000;
+/// Address of the kernel's TSS: 32 bits, with a redirection bitmap and an I/O map.
+pub(super) const TSS: usize = 0xa000;
+/// Limit of the kernel's TSS.
+pub(super) const TSS_LIMIT: u16 = 0x8f;
+/// Address of a 32-bit TSS to switch to.
+pub(super) const TASK32: usize = 0xa200;
+/// Address of a 16-bit TSS to switch to.
+pub(super) const TASK16: usize = 0xa400;
+/// Address of the GDT.
+pub(super) const GDT: usize = 0xc000;
 const HANDLERS: usize = 0x3_0000;
 const STACK: usize = 0x3_fff0;
-/// Stacks of the other levels.
-pub const STACKS: [u32; 3] = [0x3_fff0, 0x3_d000, 0x3_c000];
-/// Where far transfers lead, also with 16-bit offsets: an interrupt that ends the case.
-pub const PAD: u32 = 0x8_fff0;
-/// Notes of the cases.
+/// Stacks of CPL 0 to 2.
+pub(super) const STACKS: [u32; 3] = [0x3_fff0, 0x3_d000, 0x3_c000];
+/// Target of far transfers, also by 16-bit offsets: an interrupt that ends the case.
+pub(super) const PAD: u32 = 0x8_fff0;
+/// Address of the records, one of which each case writes.
 const RECORDS: usize = 0x4_2000;
+/// Bytes of a record.
 const RECORD: usize = 160;
-/// Scratch memory at the bottom, with the interrupt table of virtual-8086 mode.
-const LOW: usize = 0x4000;
+/// End of the scratch memory at the bottom, which begins with the interrupt table of virtual-8086
+/// mode.
+const LOW_END: usize = 0x4000;
 
-/// Selectors of code and stack at each level; level 2 has none.
-pub const LEVELS: [(u16, u16); 4] = [(0x10, 0x18), (0x31, 0x39), (0, 0), (0x23, 0x2b)];
+/// Selectors of code and stack at each CPL; CPL 2 has none.
+pub(super) const LEVELS: [(u16, u16); 4] = [(0x10, 0x18), (0x31, 0x39), (0, 0), (0x23, 0x2b)];
 const KERNEL_TSS: u16 = 0x40;
 /// Selectors of the tasks' TSSs and of a task gate.
-pub const TASK_SELECTORS: [u16; 3] = [0x58, 0x60, 0x68];
+pub(super) const TASK_SELECTORS: [u16; 3] = [0x58, 0x60, 0x68];
 
 std::arch::global_asm!(
     ".pushsection .rodata",
     ".global hs_narrow_kernel, hs_narrow_stubs, hs_narrow_reset, hs_narrow_end",
+    // The stubs are aligned, so this makes all offsets the same in every build.
+    ".balign 16",
     ".code32",
     // On the stack: the vector, the error code, the frame.
     "hs_narrow_kernel:",
@@ -104,7 +110,7 @@ std::arch::global_asm!(
     "mov eax, 0x2b",
     "mov ds, eax",
     "mov es, eax",
-    // A 16-bit TSS leaves FS and GS alone in KVM, and makes them null elsewhere.
+    // A task switch by a 16-bit TSS keeps FS and GS in KVM, and loads null selectors elsewhere.
     "mov eax, dword ptr [{current} + 8]",
     "mov fs, eax",
     "mov gs, eax",
@@ -139,7 +145,7 @@ unsafe extern "C" {
 }
 
 /// Offset of a label in the kernel.
-fn place(label: *const u8) -> usize {
+fn offset(label: *const u8) -> usize {
     label.addr() - (&raw const hs_narrow_kernel).addr()
 }
 
@@ -147,8 +153,8 @@ fn put32(ram: &mut [u8], at: usize, v: usize) {
     ram[at..at + 4].copy_from_slice(&v.to_le_bytes()[..4]);
 }
 
-/// Writes everything but a batch.
-pub fn install(ram: &mut [u8]) {
+/// Writes page tables, descriptors and the kernel to guest memory.
+pub(super) fn install(ram: &mut [u8]) {
     put32(ram, DIRECTORY, TABLE | 7);
     put(ram, POINTERS, PAE_DIRECTORY as u64 | 1);
     put(ram, PAE_DIRECTORY, PAE_TABLE as u64 | 7);
@@ -169,13 +175,19 @@ pub fn install(ram: &mut [u8]) {
         put(ram, GDT + at, d);
     }
     let (from, to) = (&raw const hs_narrow_kernel, &raw const hs_narrow_end);
-    // SAFETY: both labels are of one section, in order, with instructions between.
-    unsafe { copy(ram, HANDLERS, from..to) };
-    for (vector, at, dpl) in gates() {
-        let stub = place(&raw const hs_narrow_stubs) + at;
+    // SAFETY: the assembly above puts both labels in one section, in this order, with instructions
+    // between them.
+    unsafe { copy_code(ram, HANDLERS, from..to) };
+    for (vector, at, dpl) in exception_gates() {
+        let stub = offset(&raw const hs_narrow_stubs) + at;
         gate(ram, vector, stub, 0x8e00 | dpl << 13);
     }
-    gate(ram, RESET.into(), place(&raw const hs_narrow_reset), 0xee00);
+    gate(
+        ram,
+        RESET.into(),
+        offset(&raw const hs_narrow_reset),
+        0xee00,
+    );
     for pad in [PAD as usize, PAD as usize & 0xffff] {
         ram[pad..pad + 2].copy_from_slice(&[0xcd, RESET]);
     }
@@ -187,13 +199,13 @@ fn gate(ram: &mut [u8], vector: usize, at: usize, kind: u64) {
     put(ram, IDT + vector * 8, low);
 }
 
-/// Where the gate of a vector stands.
-pub fn gate_at(vector: u8) -> usize {
+/// Address of the gate of a vector.
+pub(super) fn gate_at(vector: u8) -> usize {
     IDT + usize::from(vector) * 8
 }
 
-/// Where the entries of the window's pages stand, and how long one is.
-pub fn window(pae: bool) -> (usize, usize) {
+/// Address of the first page-table entry of the window, and the length of an entry.
+pub(super) fn window(pae: bool) -> (usize, usize) {
     let page = (WINDOW >> 12) as usize;
     if pae {
         (PAE_TABLE + page * 8, 8)
@@ -203,19 +215,19 @@ pub fn window(pae: bool) -> (usize, usize) {
 }
 
 /// Writes a batch.
-pub fn load(ram: &mut [u8], batch: &SystemBatch) {
+pub(super) fn load(ram: &mut [u8], batch: &SystemBatch) {
     let data = DATA as usize;
     let window = WINDOW as usize..(WINDOW + WINDOW_PAGES * 0x1000) as usize;
     for part in [
-        0..LOW,
+        0..LOW_END,
         data..data + 0x4000,
         0x3_b000..STACK,
         RECORDS..RECORDS + SLOTS * RECORD,
-        if batch.window { window } else { 0..0 },
+        if batch.uses_window { window } else { 0..0 },
     ] {
         ram[part].fill(0);
     }
-    // The interrupt table of virtual-8086 mode: all lead to the pad.
+    // All vectors of virtual-8086 mode lead to the pad.
     for vector in 0..256 {
         put32(ram, vector * 4, 0x8000_fff0);
     }
@@ -223,7 +235,7 @@ pub fn load(ram: &mut [u8], batch: &SystemBatch) {
     put32(
         ram,
         CURRENT as usize + 8,
-        if batch.tasks { 0 } else { 0x2b },
+        if batch.switches_tasks { 0 } else { 0x2b },
     );
     let code = CODE as usize;
     ram[code..code + batch.code.len()].copy_from_slice(&batch.code);
@@ -235,16 +247,16 @@ pub fn load(ram: &mut [u8], batch: &SystemBatch) {
     }
 }
 
-/// What must be equal after a run.
-pub fn compared() -> Vec<(&'static str, usize, usize)> {
+/// The parts of guest memory that must be equal after a run: name, from, to.
+pub(super) fn compared() -> Vec<(&'static str, usize, usize)> {
     let data = DATA as usize;
     let pages = WINDOW_PAGES as usize;
-    // What a far call that faults has pushed before is nobody's business; of one that does not, the records
-    // have the stack.
+    // What a far call pushed before it faulted is not defined. If it did not fault, the record
+    // holds its stack.
     let pushed = 0x17f8..0x1800;
     let mut parts = vec![
         ("records", RECORDS, RECORDS + SLOTS * RECORD),
-        ("low memory", 0, LOW),
+        ("low memory", 0, LOW_END),
         ("data", data, data + pushed.start),
         ("data", data + pushed.end, data + 0x4000),
         ("descriptors", GDT, GDT + 0x400),
@@ -258,24 +270,24 @@ pub fn compared() -> Vec<(&'static str, usize, usize)> {
     parts
 }
 
-/// The state to start from.
-pub fn start(batch: &SystemBatch) -> CpuState {
+/// The state at the start of a batch: CPL 0, at the batch's code.
+pub(super) fn start(batch: &SystemBatch) -> CpuState {
     let mut st = CpuState::reset();
     let control = batch.control;
     (st.cr0, st.cr3, st.cr4) = (control.cr0, control.cr3, control.cr4);
     st.efer = 0;
     st.pdptr = [PAE_DIRECTORY as u64 | 1, 0, 0, 0];
-    st.seg = [flat(0x2b, 0xc0f3); 6];
-    st.seg[seg::CS] = flat(0x10, 0xc09b);
-    st.seg[seg::SS] = flat(0x18, 0xc093);
-    st.tr = flat(KERNEL_TSS, 0x8b);
+    st.seg = [flat_segment(0x2b, 0xc0f3); 6];
+    st.seg[seg::CS] = flat_segment(0x10, 0xc09b);
+    st.seg[seg::SS] = flat_segment(0x18, 0xc093);
+    st.tr = flat_segment(KERNEL_TSS, 0x8b);
     (st.tr.base, st.tr.limit) = (TSS as u64, TSS_LIMIT.into());
     st.ldtr.unusable = true;
     st.ldtr.access = 0x82;
     (st.gdtr.base, st.gdtr.limit) = (GDT as u64, 0x2ff);
     (st.idtr.base, st.idtr.limit) = (IDT as u64, 0x7ff);
     st.rip = CODE.into();
-    st.rflags = 2;
+    st.rflags = Rflags::FIXED.bits();
     st.gpr[4] = STACK as u64;
     st
 }

@@ -1,4 +1,4 @@
-//! The few instructions that surround the compared ones.
+//! Encodes the few instructions that surround the compared ones.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -9,20 +9,20 @@ use crate::layout::SCRATCH;
 
 /// Code under construction at a fixed address.
 #[derive(Debug)]
-pub struct Asm {
-    /// What was emitted.
-    pub bytes: Vec<u8>,
+pub(crate) struct Asm {
+    /// The code so far.
+    pub(crate) bytes: Vec<u8>,
     /// Linear address of the region.
-    pub base: u32,
+    pub(crate) base: u32,
     /// Linear address of the first byte.
-    pub origin: u32,
+    pub(crate) origin: u32,
     /// 64-bit code, else 32-bit.
-    pub long: bool,
+    pub(crate) long: bool,
 }
 
 impl Asm {
     /// Linear address of the next instruction.
-    pub fn here(&self) -> u32 {
+    pub(crate) fn here(&self) -> u32 {
         self.origin + self.bytes.len() as u32
     }
 
@@ -49,52 +49,57 @@ impl Asm {
         self.absolute(reg, cell);
     }
 
-    /// MOV reg, \[cell\], as wide as registers are.
-    pub fn load(&mut self, reg: u8, cell: u32) {
+    /// MOV reg, \[cell\], as wide as the registers of the mode.
+    pub(crate) fn load(&mut self, reg: u8, cell: u32) {
         self.gpr(0x8b, reg, cell);
     }
 
     /// MOV \[cell\], reg.
-    pub fn store(&mut self, cell: u32, reg: u8) {
+    pub(crate) fn store(&mut self, cell: u32, reg: u8) {
         self.gpr(0x89, reg, cell);
     }
 
     /// MOV dword \[cell\], imm.
-    pub fn set(&mut self, cell: u32, value: u32) {
+    pub(crate) fn set(&mut self, cell: u32, value: u32) {
         self.bytes.push(0xc7);
         self.absolute(0, cell);
         self.bytes.extend(value.to_le_bytes());
     }
 
     /// An instruction of map 0FH on a cell.
-    pub fn map_0f(&mut self, opcode: u8, reg: u8, cell: u32) {
+    pub(crate) fn map_0f(&mut self, opcode: u8, reg: u8, cell: u32) {
         self.rex(reg, false);
         self.bytes.extend([0x0f, opcode]);
         self.absolute(reg, cell);
     }
 
     /// LDMXCSR.
-    pub fn ldmxcsr(&mut self, cell: u32) {
+    pub(crate) fn ldmxcsr(&mut self, cell: u32) {
         self.map_0f(0xae, 2, cell);
     }
 
     /// STMXCSR.
-    pub fn stmxcsr(&mut self, cell: u32) {
+    pub(crate) fn stmxcsr(&mut self, cell: u32) {
         self.map_0f(0xae, 3, cell);
     }
 
     /// FXRSTOR.
-    pub fn fxrstor(&mut self, cell: u32) {
+    pub(crate) fn fxrstor(&mut self, cell: u32) {
         self.map_0f(0xae, 1, cell);
     }
 
     /// FXSAVE.
-    pub fn fxsave(&mut self, cell: u32) {
+    pub(crate) fn fxsave(&mut self, cell: u32) {
         self.map_0f(0xae, 0, cell);
     }
 
+    /// XRSTOR.
+    pub(crate) fn xrstor(&mut self, cell: u32) {
+        self.map_0f(0xae, 5, cell);
+    }
+
     /// Loads or stores a vector register of 16, 32 or 64 bytes.
-    pub fn vector(&mut self, store: bool, reg: u8, len: usize, cell: u32) {
+    pub(crate) fn vector(&mut self, store: bool, reg: u8, len: usize, cell: u32) {
         let opcode = 0x10 | u8::from(store);
         match len {
             16 => {
@@ -114,31 +119,34 @@ impl Asm {
     }
 
     /// KMOVQ between an opmask register and a cell.
-    pub fn opmask(&mut self, store: bool, reg: u8, cell: u32) {
+    pub(crate) fn opmask(&mut self, store: bool, reg: u8, cell: u32) {
         self.bytes
             .extend([0xc4, 0xe1, 0xf8, 0x90 | u8::from(store)]);
         self.absolute(reg, cell);
     }
 
-    /// Notes the arithmetic flags in `mask` and clears the others, so that nothing after sees
-    /// them. RAX and the noted flags stay as they are.
-    pub fn note_flags(&mut self, cell: u32, mask: u32) {
+    /// Stores the arithmetic flags in `mask`, as LAHF and SETO leave them in EAX, and clears the
+    /// others.
+    ///
+    /// RAX and the flags in `mask` keep their values.
+    pub(crate) fn store_flags(&mut self, cell: u32, mask: u32) {
         self.store(SCRATCH, 0);
         // LAHF; SETO AL; AND EAX, imm.
         self.bytes.extend([0x9f, 0x0f, 0x90, 0xc0, 0x25]);
-        let kept = (mask & 0xd5) << 8 | mask >> 11 & 1;
-        self.bytes.extend(kept.to_le_bytes());
+        let defined = (mask & 0xd5) << 8 | mask >> 11 & 1;
+        self.bytes.extend(defined.to_le_bytes());
         self.bytes.push(0x89);
         self.absolute(0, cell);
-        // ADD AL, 7FH makes OF again; SAHF the others.
+        // ADD AL, 7FH restores OF; SAHF restores the others.
         self.bytes.extend([0x04, 0x7f, 0x9e]);
         self.load(0, SCRATCH);
     }
 
     /// JMP far to 32-bit code that follows.
-    pub fn to_compat(&mut self, pointer: u32, selector: u32) {
+    pub(crate) fn jump_to_compat(&mut self, pointer: u32, selector: u32) {
         let at = self.bytes.len();
-        // JMP m16:32, then the pointer's cells are set by the code before.
+        // JMP m16:32. The code that sets the pointer goes before it, and its length decides the
+        // target.
         self.bytes.push(0xff);
         self.absolute(5, pointer);
         let next = self.here();
@@ -159,7 +167,7 @@ impl Asm {
     }
 
     /// JMP far to 64-bit code that follows.
-    pub fn to_long(&mut self, selector: u16) {
+    pub(crate) fn jump_to_long(&mut self, selector: u16) {
         self.bytes.push(0xea);
         let target = self.here() + 6;
         self.bytes.extend(target.to_le_bytes());
@@ -168,7 +176,7 @@ impl Asm {
     }
 
     /// JMP through a cell: only in 64-bit code.
-    pub fn jump_to_cell(&mut self, cell: u32) {
+    pub(crate) fn jump_to_cell(&mut self, cell: u32) {
         self.bytes.push(0xff);
         self.absolute(4, cell);
     }

@@ -1,243 +1,46 @@
-//! System instructions: the interpreter against KVM, at CPL 0 and 3 of 64-bit mode.
-//!
-//! The same kernel as for user code, but the slots run in it. Each works on random descriptors,
-//! gates, page-table entries or control registers, notes what it left, and ends with an interrupt
-//! that brings segments, flags and privilege back to what the next slot expects. A batch is one
-//! KVM_RUN, as steps are slow; what differs is bisected.
+//! Cases in 64-bit mode, at CPL 0 and 3.
 
 #![expect(
     clippy::cast_possible_truncation,
     reason = "offsets in a region and selectors are small"
 )]
 
-use crate::batch::{Note, What};
-use crate::emit::Asm;
+use crate::asm::Asm;
+use crate::kernel_parts::{CR0_64, CR4_64};
 use crate::layout::*;
 use crate::rng::Rng;
-use crate::{kernel, narrow, protected};
-use hindsight_cpu::state::CpuState;
+use crate::system::batch::{
+    ControlRegisters, GATE_COUNT, GATES, KernelMode, RANDOM, RESET, SystemBatch, SystemSlot,
+    WINDOW, WINDOW_PAGES,
+};
+use crate::system::class::SystemClass;
 
-/// Offset in guest memory of the descriptors that slots use: a page of the kernel's.
-pub const DESCRIPTORS: usize = 0xc000;
-/// First selector of random descriptors in the GDT.
-pub const RANDOM: u16 = 0x100;
-/// How many there are, 16 bytes each.
-pub const COUNT: u16 = 32;
-/// First vector of random gates.
-pub const GATES: u8 = 0x90;
-/// How many there are.
-pub const GATE_COUNT: u8 = 32;
-/// Vector that ends a slot.
-pub const RESET: u8 = 0x81;
-/// Linear address of pages whose entries are random.
-pub const WINDOW: u32 = 0xb_0000;
-/// How many there are.
-pub const WINDOW_PAGES: u32 = 16;
+/// How many random descriptors there are, 16 bytes each.
+const DESCRIPTOR_COUNT: u16 = 32;
+/// Vector of the INT n that ends a batch.
+const LEAVE: u8 = 0x80;
 
-/// A class of system instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum)]
-pub enum SystemClass {
-    /// MOV to segment registers, LFS, LGS, LSS, PUSH and POP of segments.
-    Segments,
-    /// LAR, LSL, VERR, VERW, SLDT, STR, LLDT.
-    Descriptors,
-    /// Far JMP, CALL and RET, direct descriptors and call gates.
-    Far,
-    /// IRETQ with frames of all kinds.
-    Iret,
-    /// INT n through gates of all kinds.
-    Gates,
-    /// MOV to and from control registers, LMSW, SMSW, CLTS.
-    Control,
-    /// MOV to and from debug registers.
-    Debug,
-    /// Accesses through page-table entries of all kinds: error codes, accessed and dirty bits.
-    Paging,
-    /// Exceptions with their error codes, from both privilege levels.
-    Exceptions,
-    /// Protected mode: loads of segments, far pointers, accesses through segments with limits.
-    Segments32,
-    /// Protected mode: LAR, LSL, VERR, VERW, ARPL, LLDT, LTR and their like.
-    Descriptors32,
-    /// Protected mode: far branches of both sizes, call gates, tasks.
-    Far32,
-    /// Protected mode: IRET of both sizes, also to virtual-8086 mode.
-    Iret32,
-    /// Protected mode: INT n through gates of both sizes and task gates, INT3, INTO, BOUND.
-    Gates32,
-    /// Protected mode: task switches of all kinds.
-    Tasks,
-    /// What virtual-8086 mode does otherwise, with and without CR4.VME.
-    Virtual8086,
-    /// 32-bit and PAE paging.
-    Paging32,
-}
-
-/// The classes that a processor can be asked about through KVM: KVM does task switches itself, writes the old task in
-/// the format of the new one, and loses the registers of a new task that faults.
-pub const SYSTEM: [SystemClass; 16] = [
-    SystemClass::Segments,
-    SystemClass::Descriptors,
-    SystemClass::Far,
-    SystemClass::Iret,
-    SystemClass::Gates,
-    SystemClass::Control,
-    SystemClass::Debug,
-    SystemClass::Paging,
-    SystemClass::Exceptions,
-    SystemClass::Segments32,
-    SystemClass::Descriptors32,
-    SystemClass::Far32,
-    SystemClass::Iret32,
-    SystemClass::Gates32,
-    SystemClass::Virtual8086,
-    SystemClass::Paging32,
-];
-
-impl SystemClass {
-    /// Its name on the command line.
-    pub fn name(self) -> String {
-        format!("{self:?}").to_lowercase()
-    }
-
-    /// Its name in a state.
-    pub fn key(self) -> String {
-        format!("system-{}", self.name())
-    }
-}
-
-/// The kernels that batches run under.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernel {
-    /// 64-bit mode.
-    Long,
-    /// Protected mode of 16 and 32 bits, and virtual-8086 mode.
-    Narrow,
-}
-
-/// Control registers to start with.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Control {
-    /// CR0.
-    pub cr0: u64,
-    /// CR3.
-    pub cr3: u64,
-    /// CR4.
-    pub cr4: u64,
-}
-
-impl Kernel {
-    /// Writes everything but a batch to guest memory that is all zero.
-    pub fn install(self, ram: &mut [u8]) {
-        match self {
-            Self::Long => kernel::install(ram, FIRST),
-            Self::Narrow => protected::install(ram),
-        }
-    }
-
-    /// Writes a batch.
-    pub fn load(self, ram: &mut [u8], batch: &SystemBatch) {
-        match self {
-            Self::Long => kernel::load(ram, FIRST, batch),
-            Self::Narrow => protected::load(ram, batch),
-        }
-    }
-
-    /// The state to start from.
-    pub fn start(self, batch: &SystemBatch) -> CpuState {
-        match self {
-            Self::Long => kernel::start(FIRST),
-            Self::Narrow => protected::start(batch),
-        }
-    }
-
-    /// What must be equal after a run: parts of guest memory with their names.
-    pub fn compared(self, batch: &SystemBatch) -> Vec<(&'static str, usize, usize)> {
-        match self {
-            Self::Long => kernel::compared(FIRST, batch).to_vec(),
-            Self::Narrow => protected::compared(),
-        }
-    }
-}
-
-/// One case.
-#[derive(Clone, Debug)]
-pub struct SystemSlot {
-    /// The instruction.
-    pub text: String,
-    /// What it noted.
-    pub notes: Vec<Note>,
-}
-
-impl SystemSlot {
-    /// Its instruction without operands, or its bytes.
-    pub fn kind(&self) -> &str {
-        match self.text.strip_prefix('[') {
-            Some(bytes) => bytes.split(']').next().unwrap_or_default(),
-            None => self.text.split_whitespace().next().unwrap_or_default(),
-        }
-    }
-}
-
-/// Code and tables of many cases.
-#[derive(Debug)]
-pub struct SystemBatch {
-    /// The cases.
-    pub slots: Vec<SystemSlot>,
-    /// The code, from [`CODE`].
-    pub code: Vec<u8>,
-    /// Random descriptors, from [`RANDOM`].
-    pub descriptors: Vec<u64>,
-    /// Random gates, from [`GATES`].
-    pub gates: Vec<u64>,
-    /// Entries of the window's pages.
-    pub entries: Vec<u64>,
-    /// Where each slot goes on.
-    pub post: Vec<u32>,
-    /// End of the notes.
-    pub log_end: u32,
-    /// The pages of the window are used.
-    pub window: bool,
-    /// Tasks are switched.
-    pub tasks: bool,
-    /// What it runs under.
-    pub kernel: Kernel,
-    /// For [`Kernel::Narrow`]: what else to write to guest memory, and where.
-    pub patches: Vec<(usize, Vec<u8>)>,
-    /// For [`Kernel::Narrow`]: what to start with.
-    pub control: Control,
-}
-
-/// CR4 of the kernel: PSE, PAE, PGE, OSFXSR, OSXMMEXCPT.
-pub const CR4: u32 = 0x6b0;
-
-struct Builder<'a> {
+struct CaseBuilder64<'a> {
     rng: &'a mut Rng,
     asm: Asm,
     base: u32,
-    slots: Vec<SystemSlot>,
-    notes: Vec<Note>,
     log_end: u32,
-    post: Vec<u32>,
-    /// The slot runs at CPL 3.
+    /// The case runs at CPL 3.
     user: bool,
 }
 
 /// The batch of a seed with its first `count` slots.
-pub fn build(class: SystemClass, seed: u64, count: usize) -> SystemBatch {
-    if class >= SystemClass::Segments32 {
-        return narrow::build(class, seed, count);
-    }
-    let base = FIRST;
+pub(super) fn build(class: SystemClass, seed: u64, count: usize) -> SystemBatch {
+    let base = REGION_BASE;
     let mut rng = Rng::new(seed);
-    let descriptors = (0..COUNT)
+    let descriptors = (0..DESCRIPTOR_COUNT)
         .flat_map(|_| descriptor(&mut rng, class, base))
         .collect();
     let gates = (0..GATE_COUNT).flat_map(|_| gate(&mut rng)).collect();
     let entries = (0..WINDOW_PAGES)
         .map(|_| rng.bits() & (1 << 63 | 0x67))
         .collect();
-    let mut b = Builder {
+    let mut b = CaseBuilder64 {
         rng: &mut rng,
         asm: Asm {
             bytes: Vec::new(),
@@ -246,13 +49,11 @@ pub fn build(class: SystemClass, seed: u64, count: usize) -> SystemBatch {
             long: true,
         },
         base,
-        slots: Vec::new(),
-        notes: Vec::new(),
         log_end: RESULTS,
-        post: Vec::new(),
         user: false,
     };
-    // The interrupt that ends slots starts the first one, too.
+    let (mut slots, mut post) = (Vec::new(), Vec::new());
+    // The interrupt that ends a slot also starts the first one.
     b.reset();
     for index in 0..count.min(SLOTS - 1) {
         b.asm.set(CURRENT, index as u32);
@@ -261,34 +62,33 @@ pub fn build(class: SystemClass, seed: u64, count: usize) -> SystemBatch {
             b.enter_user();
         }
         let text = b.case(class);
-        b.post.push(b.asm.here());
-        b.finish();
-        let notes = std::mem::take(&mut b.notes);
-        b.slots.push(SystemSlot { text, notes });
+        post.push(b.asm.here());
+        b.finish_case();
+        slots.push(SystemSlot { text });
     }
     b.asm.set(CURRENT, SLOTS as u32 - 1);
     let end = b.asm.here();
-    b.asm.bytes.extend([0xcd, 0x80]);
-    let (code, mut post, slots, log_end) = (b.asm.bytes, b.post, b.slots, b.log_end);
+    b.asm.bytes.extend([0xcd, LEAVE]);
     post.resize(SLOTS, end);
     SystemBatch {
         slots,
-        code,
+        code: b.asm.bytes,
         descriptors,
         gates,
         entries,
         post,
-        log_end,
-        window: class == SystemClass::Paging,
-        tasks: false,
-        kernel: Kernel::Long,
+        log_end: b.log_end,
+        uses_window: class == SystemClass::Paging,
+        switches_tasks: false,
+        kernel: KernelMode::Long,
         patches: Vec::new(),
-        control: Control::default(),
+        control: ControlRegisters::default(),
     }
 }
 
-/// A descriptor of any kind, and what may be its upper half. Code is 64-bit code, so that what
-/// follows can run.
+/// A random descriptor, and eight bytes that may be its upper half.
+///
+/// Code segments are 64-bit, so that the code after a far branch can run.
 fn descriptor(rng: &mut Rng, class: SystemClass, base: u32) -> [u64; 2] {
     let present = u64::from(!rng.one_in(6)) << 47;
     let dpl = rng.below(4) << 45;
@@ -296,8 +96,8 @@ fn descriptor(rng: &mut Rng, class: SystemClass, base: u32) -> [u64; 2] {
         // System descriptors, LDT, TSS and call gates among them.
         0 => rng.below(16) << 40,
         1 => {
-            // A call gate to the end of a slot does not exist: it leads to the middle of nowhere
-            // or to a random descriptor, whose faults count.
+            // A call gate leads to an invalid instruction in a random code segment: the exceptions
+            // are compared.
             let selector = selector(rng);
             let low = 0x0c << 40 | present | dpl | u64::from(selector) << 16;
             let to = u64::from(base + CODE + CODE_LEN - 16);
@@ -306,7 +106,7 @@ fn descriptor(rng: &mut Rng, class: SystemClass, base: u32) -> [u64; 2] {
         // Data and code.
         _ => (0x10 | rng.below(16)) << 40,
     };
-    // IRET to a stack that is not present raises #SS, as Linux has met it; emulators raise #NP.
+    // IRET to a stack that is not present raises #SS on processors, and #NP in emulators.
     let (present, high) = match class {
         SystemClass::Iret => (1 << 47, 1 << 47),
         _ => (present, 0),
@@ -319,7 +119,7 @@ fn descriptor(rng: &mut Rng, class: SystemClass, base: u32) -> [u64; 2] {
     } else {
         rng.bits() & 0xff00_00ff_ffff_0000
     };
-    // Whether LAR and LSL look at the type in the upper half is not defined.
+    // It is not defined whether LAR and LSL check the type field in the upper half.
     let upper = match class {
         SystemClass::Descriptors => 0xffff_ffff,
         _ => 0x1f00_ffff_ffff,
@@ -333,14 +133,14 @@ fn descriptor(rng: &mut Rng, class: SystemClass, base: u32) -> [u64; 2] {
 fn gate(rng: &mut Rng) -> [u64; 2] {
     let present = u64::from(!rng.one_in(6)) << 47;
     let kind = *rng.pick(&[14, 14, 15, 15, 12, 5, 6, 7, 0, 9]) << 40;
-    // A handler in conforming code stays at CPL 3 and may not write to a stack of the kernel's, which
-    // emulators let it: only the kernel's own code has one by IST.
+    // A handler in conforming code stays at CPL 3, where it may not write to the kernel's stack.
+    // Emulators allow that, so only gates to the kernel's own code have an IST.
     let (selector, ist) = if rng.one_in(2) {
         (0x10, 1)
     } else {
         (selector(rng), 0)
     };
-    // Offset 0 of the kernel's stub is put in when the batch is installed.
+    // The offset is put in when the batch is written to guest memory.
     [
         kind | present | rng.below(4) << 45 | u64::from(selector) << 16 | ist << 32,
         0,
@@ -356,19 +156,19 @@ fn selector(rng: &mut Rng) -> u16 {
         3 => 0x28 | rpl,
         4 => 0x30 | rpl,
         5 => rng.bits() as u16,
-        _ => (RANDOM + rng.below(u64::from(COUNT) * 2) as u16 * 8) | rpl,
+        _ => (RANDOM + rng.below(u64::from(DESCRIPTOR_COUNT) * 2) as u16 * 8) | rpl,
     }
 }
 
-impl Builder<'_> {
-    fn note(&mut self, what: What, len: u32) -> u32 {
+impl CaseBuilder64<'_> {
+    /// Allocates 8 bytes of the log for a result.
+    fn result(&mut self) -> u32 {
         let at = self.log_end;
-        self.log_end += len.next_multiple_of(8);
-        self.notes.push(Note { what, at, len });
+        self.log_end += 8;
         at
     }
 
-    /// Back to the kernel's segments, flags and privilege.
+    /// Restores the kernel's segments, flags and privilege level.
     fn reset(&mut self) {
         self.asm.bytes.extend([0xcd, RESET]);
     }
@@ -385,7 +185,7 @@ impl Builder<'_> {
         self.asm.bytes.extend(v.to_le_bytes());
     }
 
-    /// IRETQ to CPL 3, right behind it.
+    /// IRETQ to the next instruction at CPL 3.
     fn enter_user(&mut self) {
         self.push(0x2b);
         self.push(self.base + DATA + 0x1000);
@@ -396,9 +196,9 @@ impl Builder<'_> {
         self.asm.bytes.extend([0x48, 0xcf]);
     }
 
-    /// Notes a register before it changes.
-    fn keep(&mut self, reg: u8) {
-        let at = self.note(What::Gpr(reg), 8);
+    /// Stores a general register.
+    fn store_result(&mut self, reg: u8) {
+        let at = self.result();
         self.asm.store(at, reg);
     }
 
@@ -406,23 +206,19 @@ impl Builder<'_> {
         self.asm.bytes.extend_from_slice(bytes);
     }
 
-    /// Notes segments, flags and registers, and ends the slot.
-    fn finish(&mut self) {
-        // ESP is wherever the case left it: no stack here.
-        for reg in [0, 1, 2, 3] {
-            let at = self.note(What::Gpr(reg), 8);
-            self.asm.store(at, reg);
+    /// Stores registers, segments and flags, and ends the slot.
+    fn finish_case(&mut self) {
+        // The case may have changed ESP, so the code does not use a stack.
+        for reg in [0, 1, 2, 3, 4] {
+            self.store_result(reg);
         }
-        let at = self.note(What::Gpr(4), 8);
-        self.asm.store(at, 4);
         for segment in 0..6_u8 {
-            let at = self.note(What::Memory, 8);
             // MOV EAX, Sreg.
             self.raw(&[0x8c, 0xc0 | segment << 3]);
-            self.asm.store(at, 0);
+            self.store_result(0);
         }
-        let at = self.note(What::Flags, 4);
-        self.asm.note_flags(at, 0x8d5);
+        let at = self.result();
+        self.asm.store_flags(at, 0x8d5);
         self.reset();
     }
 
@@ -493,7 +289,7 @@ impl Builder<'_> {
         let user = self.user;
         match self.rng.below(3) {
             0 => {
-                // RETFQ to the end; to an outer level it also pops a stack.
+                // RETFQ to the end of the case; a return to an outer level also pops SS:RSP.
                 self.push(0x2b);
                 self.push(self.base + DATA + 0x1000);
                 self.push(selector.into());
@@ -520,7 +316,7 @@ impl Builder<'_> {
 
     fn iret(&mut self) -> String {
         let (cs, ss) = (selector(self.rng), selector(self.rng));
-        // Neither TF, IF, NT nor VM: what is left may be popped.
+        // TF, IF, NT and VM are clear; the other flags may be set.
         let flags = self.rng.bits() as u32 & 0x1_3cd5 | 2;
         let user = self.user;
         self.push(ss.into());
@@ -543,15 +339,16 @@ impl Builder<'_> {
         let bit = self.rng.below(64);
         match self.rng.below(5) {
             0 => {
-                // MOV RAX, CR0; BTC RAX, n; MOV CR0, RAX. Not CD and NW: KVM keeps them.
+                // MOV RAX, CR0; BTC RAX, n; MOV CR0, RAX. CD and NW are left out, because KVM does
+                // not let them change.
                 let bit = *self.rng.pick(&[1, 2, 3, 4, 5, 16, 18, 0, 31, 32, 40, 63]);
                 self.raw(&[
                     0x0f, 0x20, 0xc0, 0x48, 0x0f, 0xba, 0xf8, bit, 0x0f, 0x22, 0xc0,
                 ]);
                 self.raw(&[0x0f, 0x20, 0xc3]);
-                self.keep(3);
+                self.store_result(3);
                 self.raw(&[0xb8]);
-                self.raw(&0x8005_0033_u32.to_le_bytes());
+                self.raw(&(CR0_64 as u32).to_le_bytes());
                 self.raw(&[0x0f, 0x22, 0xc0]);
                 format!("flip bit {bit} of CR0")
             }
@@ -563,9 +360,9 @@ impl Builder<'_> {
                     0x0f, 0x20, 0xe0, 0x48, 0x0f, 0xba, 0xf8, bit, 0x0f, 0x22, 0xe0,
                 ]);
                 self.raw(&[0x0f, 0x20, 0xe3]);
-                self.keep(3);
+                self.store_result(3);
                 self.raw(&[0xb8]);
-                self.raw(&CR4.to_le_bytes());
+                self.raw(&(CR4_64 as u32).to_le_bytes());
                 self.raw(&[0x0f, 0x22, 0xe0]);
                 format!("flip bit {bit} of CR4")
             }
@@ -574,9 +371,9 @@ impl Builder<'_> {
                 self.imm(0, v);
                 // LMSW AX; SMSW EBX.
                 self.raw(&[0x0f, 0x01, 0xf0, 0x0f, 0x01, 0xe3]);
-                self.keep(3);
+                self.store_result(3);
                 self.raw(&[0xb8]);
-                self.raw(&0x8005_0033_u32.to_le_bytes());
+                self.raw(&(CR0_64 as u32).to_le_bytes());
                 self.raw(&[0x0f, 0x22, 0xc0]);
                 format!("lmsw {v:#x}")
             }
@@ -598,9 +395,8 @@ impl Builder<'_> {
     fn debug(&mut self) -> String {
         let n = self.rng.below(8) as u8;
         let v = match n {
-            // No breakpoint enabled, no GD: the batch goes on.
+            // No breakpoint is enabled and GD is clear, because a #DB would end the case.
             5 | 7 => self.rng.bits() & 0xffff_d000 | u64::from(self.rng.one_in(8)) << 40,
-            6 | 4 => self.rng.value(),
             _ => self.rng.value(),
         };
         self.raw(&[0x48, 0xb8]);
@@ -621,19 +417,19 @@ impl Builder<'_> {
             self.raw(&[0x0f, 0x01, 0x3c, 0x25]);
             self.raw(&at.to_le_bytes());
         }
-        let how: &[u8] = match self.rng.below(4) {
+        let access: &[u8] = match self.rng.below(4) {
             0 => &[0x8b, 0x04, 0x25],             // MOV EAX, [at]
             1 => &[0x89, 0x04, 0x25],             // MOV [at], EAX
             2 => &[0x83, 0x04, 0x25],             // ADD dword [at], imm8
             _ => &[0x48, 0x0f, 0xb1, 0x04, 0x25], // CMPXCHG [at], RAX
         };
         self.imm(0, 0x1111_1111);
-        self.raw(how);
+        self.raw(access);
         self.raw(&at.to_le_bytes());
-        if how[0] == 0x83 {
+        if access[0] == 0x83 {
             self.raw(&[1]);
         }
-        format!("{how:02x?} {at:#x}, user {}", self.user)
+        format!("{access:02x?} {at:#x}, user {}", self.user)
     }
 
     fn exception(&mut self) -> String {

@@ -1,4 +1,4 @@
-//! The kernel of system batches and its memory, for the interpreter and for KVM alike.
+//! The kernel of system batches in 64-bit mode, and its memory layout.
 
 #![expect(unsafe_code, reason = "the kernel's code lies between two labels")]
 #![expect(
@@ -6,29 +6,32 @@
     reason = "offsets in guest memory are small"
 )]
 
-use crate::handlers::{copy, flat, gates, put, stubs};
+use crate::kernel_parts::*;
 use crate::layout::*;
-use crate::system::{CR4, GATES, RANDOM, RESET, SystemBatch, WINDOW, WINDOW_PAGES};
+use crate::system::batch::{GATES, RANDOM, RESET, SystemBatch, WINDOW, WINDOW_PAGES};
 use hindsight_cpu::state::{CpuState, seg};
+use hindsight_regs::rflags::Rflags;
 
 /// Guest-physical address of the region.
-pub const REGION: usize = 0x10_0000;
+const REGION: usize = 0x10_0000;
 /// Bytes of guest memory.
-pub const MEMORY: usize = REGION + (WINDOW + WINDOW_PAGES * 0x1000) as usize;
+pub(super) const MEMORY: usize = REGION + (WINDOW + WINDOW_PAGES * 0x1000) as usize;
 const TABLES: usize = 0x1000;
 const IDT: usize = 0x9000;
 const TSS: usize = 0xa000;
 const GDT: usize = 0xc000;
 const HANDLERS: usize = 0x1_0000;
-/// Top of the stack of all handlers; the region's address stands there.
+/// Top of the stack of all handlers, where the region's linear address is kept.
 const STACK: usize = 0x1_fff0;
+/// Linear address of guest-physical address 0 in the kernel's half.
 const KERNEL: u64 = 0xffff_8000_0000_0000;
-const NX: u64 = 1 << 63;
 
 std::arch::global_asm!(
     ".pushsection .rodata",
     ".global hs_system_kernel, hs_system_reset, hs_system_leave, hs_system_stubs, hs_system_end",
-    // An exception, or INT n through a random gate: notes it and goes on behind the case.
+    // The stubs are aligned, so this makes all offsets the same in every build.
+    ".balign 16",
+    // An exception, or INT n through a random gate: records it and continues behind the case.
     // On the stack: the vector, the error code, the frame, the region's address.
     "hs_system_kernel:",
     "push rax",
@@ -68,7 +71,7 @@ std::arch::global_asm!(
     "pop rax",
     "add rsp, 16",
     "iretq",
-    // The end of a case: notes the frame, makes everything as it was.
+    // The end of a case: records the frame, and restores segments, registers and flags.
     "hs_system_reset:",
     "mov rcx, [rsp + 40]",
     "mov eax, [rcx + {current}]",
@@ -125,12 +128,12 @@ unsafe extern "C" {
 }
 
 /// Offset of a label in the kernel.
-fn place(label: *const u8) -> usize {
+fn offset(label: *const u8) -> usize {
     label.addr() - (&raw const hs_system_kernel).addr()
 }
 
-/// Writes everything but a batch.
-pub fn install(ram: &mut [u8], base: u32) {
+/// Writes page tables, descriptors and the kernel to guest memory.
+pub(super) fn install(ram: &mut [u8], base: u32) {
     let at = base as usize;
     put(ram, TABLES, TABLES as u64 + 0x1007);
     put(
@@ -145,7 +148,7 @@ pub fn install(ram: &mut [u8], base: u32) {
     );
     for page in (0..GUEST_LEN).step_by(0x1000) {
         let rights = if page & !0xffff == CODE { 7 } else { NX | 7 };
-        // Accessed and dirty already: only the window's entries change.
+        // Accessed and dirty are set, so that the processor changes only the window's entries.
         put(
             ram,
             entry(at, page),
@@ -175,15 +178,21 @@ pub fn install(ram: &mut [u8], base: u32) {
     }
     put(ram, STACK, base.into());
     let (from, to) = (&raw const hs_system_kernel, &raw const hs_system_end);
-    // SAFETY: both labels are of one section, in order, with instructions between.
-    unsafe { copy(ram, HANDLERS, from..to) };
-    for (vector, at, dpl) in gates() {
-        let stub = place(&raw const hs_system_stubs) + at;
+    // SAFETY: the assembly above puts both labels in one section, in this order, with instructions
+    // between them.
+    unsafe { copy_code(ram, HANDLERS, from..to) };
+    for (vector, at, dpl) in exception_gates() {
+        let stub = offset(&raw const hs_system_stubs) + at;
         gate(ram, vector, stub, 0x8e00 | dpl << 13);
     }
-    gate(ram, RESET.into(), place(&raw const hs_system_reset), 0xee00);
-    gate(ram, 0x80, place(&raw const hs_system_leave), 0xee00);
-    // Where call gates lead: UD2.
+    gate(
+        ram,
+        RESET.into(),
+        offset(&raw const hs_system_reset),
+        0xee00,
+    );
+    gate(ram, 0x80, offset(&raw const hs_system_leave), 0xee00);
+    // Call gates lead to UD2.
     let pad = REGION + (CODE + CODE_LEN) as usize - 16;
     ram[pad..pad + 2].copy_from_slice(&[0x0f, 0x0b]);
 }
@@ -200,14 +209,14 @@ fn gate(ram: &mut [u8], vector: usize, at: usize, kind: u64) {
 }
 
 /// Writes a batch.
-pub fn load(ram: &mut [u8], base: u32, batch: &SystemBatch) {
+pub(super) fn load(ram: &mut [u8], base: u32, batch: &SystemBatch) {
     let region = &mut ram[REGION..];
-    let window = if batch.window {
+    let window = if batch.uses_window {
         WINDOW..WINDOW + WINDOW_PAGES * 0x1000
     } else {
         0..0
     };
-    // Only what a batch uses: the judge may be slow.
+    // Only what a batch uses is filled, because KVM may run in a slow emulator.
     for part in [DATA..DATA + DATA_LEN, LOG..batch.log_end, window] {
         region[part.start as usize..part.end as usize].fill(0x11);
     }
@@ -219,7 +228,7 @@ pub fn load(ram: &mut [u8], base: u32, batch: &SystemBatch) {
     for (i, d) in batch.descriptors.iter().enumerate() {
         put(ram, GDT + RANDOM as usize + i * 8, *d);
     }
-    let stub = KERNEL + (HANDLERS + place(&raw const hs_system_stubs) + 3 * 16) as u64;
+    let stub = KERNEL + (HANDLERS + offset(&raw const hs_system_stubs) + 3 * 16) as u64;
     for (i, pair) in batch.gates.chunks_exact(2).enumerate() {
         let at = IDT + (usize::from(GATES) + i) * 16;
         put(
@@ -239,38 +248,38 @@ pub fn load(ram: &mut [u8], base: u32, batch: &SystemBatch) {
     }
 }
 
-/// What must be equal after a run: parts of guest memory with their names.
-pub fn compared(base: u32, batch: &SystemBatch) -> [(&'static str, usize, usize); 6] {
+/// The parts of guest memory that must be equal after a run: name, from, to.
+pub(super) fn compared(base: u32, batch: &SystemBatch) -> [(&'static str, usize, usize); 6] {
     let region = |at: u32| REGION + at as usize;
     let window = entry(base as usize, WINDOW);
     [
         ("exceptions", region(FAULTS), region(CURRENT)),
         ("ends", region(ENDS), region(ENDS) + 0x800),
-        ("notes", region(RESULTS), region(batch.log_end)),
+        ("results", region(RESULTS), region(batch.log_end)),
         ("data", region(DATA), region(DATA + DATA_LEN)),
         ("descriptors", GDT, GDT + 0x400),
         ("page tables", window, window + 8 * WINDOW_PAGES as usize),
     ]
 }
 
-/// The state to start from: the kernel, at the batch's code.
-pub fn start(base: u32) -> CpuState {
+/// The state at the start of a batch: CPL 0, at the batch's code.
+pub(super) fn start(base: u32) -> CpuState {
     let mut st = CpuState::reset();
-    st.cr0 = 0x8005_0033;
+    st.cr0 = CR0_64;
     st.cr3 = TABLES as u64;
-    st.cr4 = CR4.into();
-    st.efer = 0xd01;
-    st.seg = [flat(0x2b, 0xc0f3); 6];
-    st.seg[seg::CS] = flat(0x10, 0xa09b);
-    st.seg[seg::SS] = flat(0x18, 0xc093);
-    st.tr = flat(0x40, 0x8b);
+    st.cr4 = CR4_64;
+    st.efer = EFER_64;
+    st.seg = [flat_segment(0x2b, 0xc0f3); 6];
+    st.seg[seg::CS] = flat_segment(0x10, 0xa09b);
+    st.seg[seg::SS] = flat_segment(0x18, 0xc093);
+    st.tr = flat_segment(0x40, 0x8b);
     (st.tr.base, st.tr.limit) = (KERNEL + TSS as u64, 0x67);
     st.ldtr.unusable = true;
     st.ldtr.access = 0x82;
     (st.gdtr.base, st.gdtr.limit) = (KERNEL + GDT as u64, RANDOM + 0x1ff);
     (st.idtr.base, st.idtr.limit) = (KERNEL + IDT as u64, 0xfff);
     st.rip = u64::from(base + CODE);
-    st.rflags = 2;
+    st.rflags = Rflags::FIXED.bits();
     st.gpr[4] = u64::from(base + DATA + 0x1800);
     st
 }

@@ -1,31 +1,32 @@
-//! What long runs have done so far, kept in a file.
+//! Progress of long runs, kept in a file.
 
-use crate::judge::{Mismatch, Tally};
+use crate::tally::{Mismatch, Tally};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Most mismatches that are kept of a class.
-const KEPT: usize = 200;
+/// The most mismatches of a class that the file keeps.
+const MISMATCHES_MAX: usize = 200;
 
-/// All runs on one kind of machine.
+/// What all runs on one kind of machine have compared.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct State {
-    /// The processor that judged.
-    pub judge: String,
+pub struct Progress {
+    /// The processor with which the interpreter was compared; written into the file by hand.
+    #[serde(rename = "judge")]
+    pub processor: String,
     /// By class.
-    pub classes: BTreeMap<String, Record>,
+    pub classes: BTreeMap<String, ClassProgress>,
 }
 
-/// What was done of a class.
+/// What all runs have compared of a class.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Record {
+pub struct ClassProgress {
     /// Instructions compared.
     pub cases: u64,
     /// Seeds, each with the number of batches done with it.
     pub seeds: BTreeMap<u64, u64>,
-    /// Seconds of work, of all jobs together.
+    /// Seconds of work, summed over all workers.
     pub seconds: f64,
     /// Opcodes that the class has on this host.
     pub opcodes: usize,
@@ -33,19 +34,19 @@ pub struct Record {
     pub codes: BTreeMap<String, u64>,
     /// How many runs differed.
     pub mismatched: u64,
-    /// The first ones.
+    /// The first mismatches.
     pub mismatches: Vec<Mismatch>,
 }
 
-impl State {
-    /// Reads a file; an absent one is an empty state.
+impl Progress {
+    /// Reads a file; an absent one is no progress.
     ///
     /// # Errors
-    /// When it cannot be read or is not a state.
+    /// If it cannot be read or does not hold a progress.
     pub fn read(path: &Path) -> Result<Self> {
         match std::fs::read_to_string(path) {
             Ok(text) => serde_json::from_str(&text)
-                .with_context(|| format!("{} is not a state of lockstep", path.display())),
+                .with_context(|| format!("{} is not a state file of lockstep", path.display())),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
             Err(e) => Err(e).with_context(|| format!("cannot read {}", path.display())),
         }
@@ -54,7 +55,7 @@ impl State {
     /// Replaces the file.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn write(&self, path: &Path) -> Result<()> {
         let temporary = path.with_extension("new");
         let text = serde_json::to_string_pretty(self)?;
@@ -62,18 +63,23 @@ impl State {
             .and_then(|()| std::fs::rename(&temporary, path))
             .with_context(|| format!("cannot write {}", path.display()))
     }
+
+    /// How many runs differed, of all classes.
+    pub fn mismatched(&self) -> u64 {
+        self.classes.values().map(|c| c.mismatched).sum()
+    }
 }
 
-impl Record {
-    /// Adds what was done.
-    pub fn add(&mut self, tally: Tally) {
+impl ClassProgress {
+    /// Adds a tally.
+    pub(crate) fn add(&mut self, tally: Tally) {
         self.cases += tally.cases;
         for (code, n) in tally.codes {
             *self.codes.entry(code).or_default() += n;
         }
         self.mismatched += tally.mismatches.len() as u64;
-        let room = KEPT.saturating_sub(self.mismatches.len());
+        let capacity = MISMATCHES_MAX.saturating_sub(self.mismatches.len());
         self.mismatches
-            .extend(tally.mismatches.into_iter().take(room));
+            .extend(tally.mismatches.into_iter().take(capacity));
     }
 }

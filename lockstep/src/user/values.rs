@@ -1,4 +1,5 @@
-//! What the slots of a batch load: decided when it is built, filled anew for every run.
+//! Values that the slots of a batch load: chosen when the batch is built, filled in before every
+//! run.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -8,87 +9,94 @@
 use crate::layout::{DATA, DATA_LEN, READ_ONLY};
 use crate::rng::Rng;
 
-/// What a cell of the parameters holds.
+/// The kind of value that a cell of the parameters holds.
 #[derive(Clone, Copy, Debug)]
-pub enum Value {
+pub(super) enum CellValue {
     /// Any integer.
     Random,
     /// Any odd integer: a mask that selects an element.
     Odd,
-    /// Less than this, at times negative.
+    /// A number below this one, sometimes negated.
     Small(u64),
-    /// Iterations of a string instruction, at times far too many.
+    /// The count of a repeated string instruction, sometimes any integer.
     Count,
-    /// A register that leads to the data.
-    Address(Address),
+    /// A register of an address.
+    Address(AddressValue),
     /// Flags for POPF.
     Flags,
     /// A vector register of this many bytes.
     Vector(usize),
-    /// Indices of a gather, with elements of this many bytes.
+    /// Indices of a gather or scatter, with elements of this many bytes.
     Indices(usize),
-    /// A valid MXCSR, at times with unmasked exceptions.
+    /// A valid MXCSR, sometimes with unmasked exceptions.
     Mxcsr,
-    /// The operand of LDMXCSR: at times one that faults.
-    Loaded,
-    /// The MXCSR of RESET with some rounding.
-    Masked,
+    /// The operand of LDMXCSR, sometimes one that raises #GP.
+    LdmxcsrOperand,
+    /// An MXCSR with all exceptions masked and any rounding mode.
+    MaskedMxcsr,
     /// A valid FXSAVE image.
-    Fx,
-    /// A valid XSAVE image, followed by the upper halves of YMM registers.
+    Fxsave,
+    /// An XSAVE image with the upper halves of YMM registers; sometimes its header raises #GP.
     Xsave,
-    /// Mask of components for EAX.
+    /// A mask of state components for EAX.
     Components,
-    /// This.
+    /// This value.
     Fixed(u64),
 }
 
-/// How a register makes an address.
+/// How a register contributes to an address.
 #[derive(Clone, Copy, Debug)]
-pub struct Address {
+pub(super) struct AddressValue {
     /// What the instruction adds: displacement and segment base.
-    pub plus: u64,
+    pub(super) plus: u64,
     /// Cell of the index register and its scale.
-    pub index: Option<(u32, u64)>,
-    /// How often the register counts: more than once if it is base and index.
-    pub times: u64,
-    /// Alignment of the target, mostly.
-    pub align: u64,
-    /// Always: processors differ in what misalignment does.
-    pub strict: bool,
-    /// Once in so many times the target cannot be accessed; 0 never.
-    pub wild: u64,
+    pub(super) index: Option<(u32, u64)>,
+    /// How often the register is added: more than once if it is base and index.
+    pub(super) times: u64,
+    /// Alignment of most targets.
+    pub(super) align: u64,
+    /// All targets are aligned, because processors differ in what misalignment does.
+    pub(super) strict: bool,
+    /// Once in this many times the target cannot be accessed; 0 means never.
+    pub(super) wild: u64,
     /// Addresses have 32 bits.
-    pub narrow: bool,
-    /// Where to, if not into the data: an offset in the region.
-    pub to: Option<u32>,
+    pub(super) narrow: bool,
+    /// Offset of the target in the region, if it is not in the data.
+    pub(super) to: Option<u32>,
 }
 
-/// Bytes of an XSAVE image here: legacy region, header, YMM upper halves.
-pub const XSAVE_LEN: u32 = 832;
+/// Bytes of the XSAVE images here: legacy region, header and YMM upper halves.
+const XSAVE_LEN: u32 = 832;
 
-impl Value {
+impl CellValue {
     /// Bytes of the cell.
-    pub fn size(self) -> u32 {
+    pub(super) fn size(self) -> u32 {
         match self {
             Self::Vector(len) => len as u32,
             Self::Indices(_) => 64,
-            Self::Fx => 512,
+            Self::Fxsave => 512,
             Self::Xsave => XSAVE_LEN,
             _ => 8,
         }
     }
 
     /// Alignment of the cell.
-    pub fn align(self) -> u32 {
+    pub(super) fn align(self) -> u32 {
         match self {
-            Self::Vector(_) | Self::Indices(_) | Self::Fx | Self::Xsave => 64,
+            Self::Vector(_) | Self::Indices(_) | Self::Fxsave | Self::Xsave => 64,
             _ => 8,
         }
     }
 
-    /// Fills the cell at `at` of the region. `region` reads cells that were filled before.
-    pub fn fill(self, rng: &mut Rng, base: u32, cell: &mut [u8], index: impl Fn(u32) -> u64) {
+    /// Fills a cell. `read_cell` reads cells that were filled before, by their offset in the
+    /// region.
+    pub(super) fn fill(
+        self,
+        rng: &mut Rng,
+        base: u32,
+        cell: &mut [u8],
+        read_cell: impl Fn(u32) -> u64,
+    ) {
         let v = match self {
             Self::Random => rng.value(),
             Self::Odd => rng.value() | 1,
@@ -98,17 +106,17 @@ impl Value {
             }
             Self::Count if rng.one_in(64) => rng.value(),
             Self::Count => rng.below(20),
-            Self::Address(a) => a.choose(rng, base, index),
+            Self::Address(a) => a.choose(rng, base, read_cell),
             // What user code may set, but not TF, NT and AC; a signal handler would not keep ID.
             Self::Flags => rng.bits() & 0xcd5 | 2,
-            Self::Mxcsr => mxcsr(rng).into(),
-            // Some processors have the bit 17 that is reserved here.
-            Self::Loaded if rng.one_in(8) => rng.bits() | 1 << 31,
-            Self::Loaded => mxcsr(rng).into(),
-            Self::Masked => 0x1f80 | rng.bits() & 0x6000,
+            Self::Mxcsr => random_mxcsr(rng).into(),
+            // Bit 31 is reserved everywhere. Bit 17 is not: some processors have it.
+            Self::LdmxcsrOperand if rng.one_in(8) => rng.bits() | 1 << 31,
+            Self::LdmxcsrOperand => random_mxcsr(rng).into(),
+            Self::MaskedMxcsr => 0x1f80 | rng.bits() & 0x6000,
             Self::Components => *rng.pick(&[7, 7, 7, 3, 4, 1, 2, 6, 5, 0]),
             Self::Fixed(v) => v,
-            Self::Vector(_) | Self::Indices(_) | Self::Fx | Self::Xsave => {
+            Self::Vector(_) | Self::Indices(_) | Self::Fxsave | Self::Xsave => {
                 self.fill_wide(rng, cell);
                 return;
             }
@@ -133,13 +141,13 @@ impl Value {
                     e.copy_from_slice(&v.to_le_bytes());
                 }
             }
-            Self::Fx => fx(rng, cell),
+            Self::Fxsave => fill_fxsave(rng, cell),
             Self::Xsave => {
-                fx(rng, cell);
+                fill_fxsave(rng, cell);
                 cell[512..576].fill(0);
                 cell[512] = *rng.pick(&[7, 7, 7, 7, 3, 4, 1, 2, 5, 6, 0]);
                 if rng.one_in(16) {
-                    // A header that faults.
+                    // A header that raises #GP, if the bit is reserved.
                     cell[512 + rng.below(64) as usize] |= 1 << rng.below(8);
                 }
             }
@@ -148,10 +156,12 @@ impl Value {
     }
 }
 
-/// A valid MXCSR. Where overflow or underflow is unmasked, the sticky inexact flag is set already:
-/// whether they raise that flag too shows only with an unbounded exponent, and the interpreter
-/// cannot tell.
-pub fn mxcsr(rng: &mut Rng) -> u32 {
+/// A valid MXCSR.
+///
+/// If overflow or underflow is unmasked, the inexact flag is set already: whether these exceptions
+/// set it too depends on the result with an unbounded exponent, which the interpreter does not
+/// compute.
+pub(super) fn random_mxcsr(rng: &mut Rng) -> u32 {
     let v = any_mxcsr(rng);
     if v & 0xc00 != 0xc00 { v | 0x20 } else { v }
 }
@@ -164,8 +174,9 @@ fn any_mxcsr(rng: &mut Rng) -> u32 {
     }
 }
 
-/// Makes an FXSAVE image of floats: control words, tags and registers.
-fn fx(rng: &mut Rng, cell: &mut [u8]) {
+/// Makes an FXSAVE image of a cell that holds random floats: sets control words, tags and
+/// registers.
+fn fill_fxsave(rng: &mut Rng, cell: &mut [u8]) {
     let control: u16 = match rng.below(8) {
         0 => rng.bits() as u16 & 0x1f7f | 0x40,
         1 | 2 => 0x7f | (rng.bits() as u16 & 0xf00),
@@ -175,7 +186,7 @@ fn fx(rng: &mut Rng, cell: &mut [u8]) {
     if rng.one_in(4) {
         status |= rng.bits() as u16 & 0x477f;
     }
-    // ES and B as the exceptions ask for.
+    // ES and B are set if an exception is pending.
     if status & !control & 0x3f != 0 {
         status |= 0x8080;
     }
@@ -184,7 +195,7 @@ fn fx(rng: &mut Rng, cell: &mut [u8]) {
     cell[..2].copy_from_slice(&control.to_le_bytes());
     cell[2..4].copy_from_slice(&status.to_le_bytes());
     cell[4] = tags;
-    cell[24..28].copy_from_slice(&mxcsr(rng).to_le_bytes());
+    cell[24..28].copy_from_slice(&random_mxcsr(rng).to_le_bytes());
     for reg in cell[32..160].chunks_exact_mut(16) {
         let (mantissa, exponent) = match rng.below(8) {
             0 => (rng.bits(), rng.bits() as u16),
@@ -203,12 +214,12 @@ fn fx(rng: &mut Rng, cell: &mut [u8]) {
     }
 }
 
-impl Address {
-    fn choose(self, rng: &mut Rng, base: u32, index: impl Fn(u32) -> u64) -> u64 {
+impl AddressValue {
+    fn choose(self, rng: &mut Rng, base: u32, read_cell: impl Fn(u32) -> u64) -> u64 {
         let to = match self.to {
             Some(at) => u64::from(base + at),
-            // Which of two faults a misaligned vector operand at an address that is not canonical
-            // raises differs between processors.
+            // Processors differ in which of two faults a vector operand raises that is misaligned
+            // and at a non-canonical address.
             None if self.wild != 0 && rng.one_in(self.wild) => match self.wild(rng, base) {
                 at if at >> 40 != 0 && self.align >= 16 || self.strict => at & !63,
                 at => at,
@@ -217,11 +228,11 @@ impl Address {
         };
         let mut sum = self.plus;
         if let Some((cell, scale)) = self.index {
-            sum = sum.wrapping_add(index(cell).wrapping_mul(scale));
+            sum = sum.wrapping_add(read_cell(cell).wrapping_mul(scale));
         }
         let v = to.wrapping_sub(sum);
         if self.narrow {
-            // The upper half must not count.
+            // The upper half must have no effect.
             let v = (v as u32) / self.times as u32;
             return u64::from(v) | if rng.one_in(2) { rng.bits() << 32 } else { 0 };
         }
@@ -230,7 +241,7 @@ impl Address {
             .cast_unsigned()
     }
 
-    /// Somewhere in the data, often at the page boundary.
+    /// An address in the data, often at the page boundary.
     fn data(self, rng: &mut Rng, base: u32) -> u64 {
         let at = match rng.below(3) {
             0 => 0x1000 - 64 + rng.below(128),
@@ -244,7 +255,7 @@ impl Address {
         u64::from(base + DATA) + at
     }
 
-    /// Where no access, or no write, is possible.
+    /// An address at which no access, or no write, is possible.
     fn wild(self, rng: &mut Rng, base: u32) -> u64 {
         let region = u64::from(base);
         let end = region + u64::from(DATA + DATA_LEN);
