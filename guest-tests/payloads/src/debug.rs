@@ -1,11 +1,12 @@
 //! Debug exceptions: exact instruction sequences, breakpoints on them, and what was reported.
 
 use hindsight_guest::case::Ctx;
-use hindsight_guest::catch::{self, Exception};
+use hindsight_guest::catch;
+use hindsight_guest::exception::CaughtException;
+use hindsight_guest::exception::ExceptionLog;
 use hindsight_guest::insn;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_guest::trap::Log;
 
 /// #DB, as a bit of a set of vectors.
 pub const DB: u32 = 1 << 1;
@@ -100,7 +101,7 @@ pub fn disarm() {
 }
 
 /// Runs a sequence at the level of this run, and returns the exception that ended it, if one did.
-pub fn run(ctx: &Ctx, code: Code, first: u64, second: u64) -> Option<Exception> {
+pub fn run(ctx: &Ctx, code: Code, first: u64, second: u64) -> Option<CaughtException> {
     ctx.run(|| call(code, first, second))
 }
 
@@ -112,7 +113,7 @@ pub fn call(code: Code, first: u64, second: u64) {
 
 /// Runs a sequence at the level of this run, and returns the #DBs that it met. Each is resumed, an instruction
 /// breakpoint with RF set. Breakpoints are disarmed afterwards.
-pub fn events(ctx: &Ctx, code: Code, first: u64, second: u64) -> &'static Log {
+pub fn events(ctx: &Ctx, code: Code, first: u64, second: u64) -> &'static ExceptionLog {
     let log = catch::logged(DB, || {
         run(ctx, code, first, second);
     });
@@ -121,19 +122,19 @@ pub fn events(ctx: &Ctx, code: Code, first: u64, second: u64) -> &'static Log {
 }
 
 /// RIP and conditions of event `n`, or zeros if there were fewer.
-pub fn event(log: &Log, n: usize) -> (u64, u64) {
+pub fn event(log: &ExceptionLog, n: usize) -> (u64, u64) {
     log.events()
         .get(n)
         .map_or((0, 0), |e| (e.rip, conditions(e.dr6)))
 }
 
 /// Whether RF is set in the image of event `n`.
-pub fn rf(log: &Log, n: usize) -> bool {
+pub fn rf(log: &ExceptionLog, n: usize) -> bool {
     log.events().get(n).is_some_and(pushed_rf)
 }
 
 /// Whether RF is set in the image of an exception.
-pub fn pushed_rf(exception: &Exception) -> bool {
+pub fn pushed_rf(exception: &CaughtException) -> bool {
     exception.rflags & Rflags::RF.bits() != 0
 }
 
@@ -141,7 +142,7 @@ pub fn pushed_rf(exception: &Exception) -> bool {
 #[macro_export]
 macro_rules! check_events {
     ($log:expr, [$($event:expr),* $(,)?], $what:expr $(,)?) => {{
-        let log: &hindsight_guest::trap::Log = $log;
+        let log: &hindsight_guest::exception::ExceptionLog = $log;
         let expected: &[(u64, u64)] = &[$($event),*];
         hindsight_guest::check_eq!(log.count(), expected.len(), concat!($what, ": how many #DBs"));
         for (n, expected) in expected.iter().enumerate() {
@@ -155,7 +156,7 @@ macro_rules! check_events {
 #[macro_export]
 macro_rules! check_steps {
     ($log:expr, [$($event:expr),* $(,)?], $what:expr $(,)?) => {{
-        let log: &hindsight_guest::trap::Log = $log;
+        let log: &hindsight_guest::exception::ExceptionLog = $log;
         let expected: &[(u64, u64)] = &[$($event),*];
         let count = expected.len() + $crate::debug::CLEAR_TF_STEPS;
         hindsight_guest::check_eq!(log.count(), count, concat!($what, ": how many #DBs"));

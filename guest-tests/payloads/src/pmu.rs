@@ -2,10 +2,11 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::regs::apic::{LVT_MASKED, Register};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::{EventSelect, pebs};
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_guest::{apic, insn, msr};
 
 /// EN, USR and OS of an event selection.
@@ -150,7 +151,7 @@ static STATUS: AtomicU64 = AtomicU64::new(0);
 static READINGS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 static LVT: AtomicU64 = AtomicU64::new(0);
 
-fn on_pmi(frame: &mut Frame) {
+fn on_pmi(frame: &mut TrapFrame) {
     READINGS[0].store(get(0), Ordering::Release);
     READINGS[1].store(get(0), Ordering::Release);
     TAKEN.fetch_add(1, Ordering::AcqRel);

@@ -2,7 +2,7 @@
 
 use core::arch::global_asm;
 
-use hindsight_guest::boot::{KERNEL_CODE, USER_CODE32};
+use hindsight_guest::gdt::{KERNEL_CODE, USER_CODE32};
 use hindsight_guest::msr;
 use hindsight_guest::regs::msr::IA32_EFER;
 

@@ -6,15 +6,16 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic::{self, read, write};
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn;
-use hindsight_guest::msr::{self, Fault, GP};
+use hindsight_guest::msr::{self, GP, MsrFault};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{
     ApicBase, ESR_ILLEGAL_REGISTER, ESR_SEND_ILLEGAL_VECTOR, ICR_ASSERT, ICR_SELF, LVT_MASKED,
     Register,
 };
 use hindsight_guest::regs::msr::IA32_APIC_BASE;
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_payloads::clock::wait_until;
 
 payload!("apic");
@@ -25,7 +26,7 @@ const HIGH: u8 = 0x91;
 /// Vectors taken, the latest in the low byte.
 static ORDER: AtomicU64 = AtomicU64::new(0);
 
-fn note_vector(frame: &mut Frame) {
+fn note_vector(frame: &mut TrapFrame) {
     let order = ORDER.load(Ordering::Acquire);
     ORDER.store(order << 8 | frame.vector, Ordering::Release);
     apic::eoi();
@@ -99,7 +100,7 @@ case! {
     name: "pending_and_in_service", cpl: [0], rules: [], needs: ["interrupt"],
     about: "a vector is in IRR until it is taken, then in ISR until EOI",
     fn body(_ctx) {
-        fn look(frame: &mut Frame) {
+        fn look(frame: &mut TrapFrame) {
             let vector = (frame.vector & 0xff) as u8;
             let seen = u64::from(apic::has_vector(Register::ISR, vector))
                 | u64::from(apic::has_vector(Register::IRR, vector)) << 1;
@@ -288,8 +289,8 @@ case! {
         check_eq!(msr::write_safe(Register::TPR.x2apic_msr(), 0x100), Err(GP), "TPR, bit 8");
         let pmc = Register::LVT_PMC.x2apic_msr();
         check_eq!(msr::write_safe(pmc, 1 << 17), Err(GP), "LVT entry of the counters, bit 17");
-        check_eq!(msr::write_safe(pmc, 0x1_04ff), Ok::<(), Fault>(()), "the same, legal");
-        check_eq!(msr::read_safe(pmc), Ok::<u64, Fault>(0x1_04ff), "read back");
+        check_eq!(msr::write_safe(pmc, 0x1_04ff), Ok::<(), MsrFault>(()), "the same, legal");
+        check_eq!(msr::read_safe(pmc), Ok::<u64, MsrFault>(0x1_04ff), "read back");
         apic::leave_x2apic();
     }
 }

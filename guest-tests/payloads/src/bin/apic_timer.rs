@@ -6,12 +6,13 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic::{self, read, write};
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn::{self, rdtsc};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{LVT_MASKED, LVT_TIMER_DEADLINE, LVT_TIMER_PERIODIC, Register};
 use hindsight_guest::regs::msr::{IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST, IA32_TSC_DEADLINE};
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_payloads::clock::{ticks, wait, wait_until};
 
 payload!("apic_timer");
@@ -29,7 +30,7 @@ static TAKEN: AtomicU64 = AtomicU64::new(0);
 /// TSC of the latest interrupt.
 static TAKEN_AT: AtomicU64 = AtomicU64::new(0);
 
-fn count(_: &mut Frame) {
+fn count(_: &mut TrapFrame) {
     TAKEN_AT.store(rdtsc(), Ordering::Release);
     TAKEN.fetch_add(1, Ordering::AcqRel);
     apic::eoi();

@@ -55,7 +55,7 @@ fn report(_index: usize) {
 }
 
 /// Runs `work` on the second processor and waits for its end.
-fn there(work: smp::Work) {
+fn there(work: smp::CpuWork) {
     smp::run(1, work);
     smp::wait(1);
 }

@@ -4,9 +4,11 @@
 #![no_main]
 
 use hindsight_guest::blob;
-use hindsight_guest::boot::{KERNEL_CODE32, USER_CODE32, set_spare_descriptor};
+use hindsight_guest::gdt::{KERNEL_CODE32, USER_CODE32, set_spare_descriptor};
 use hindsight_guest::legacy::tables::Tss32;
-use hindsight_guest::legacy::{self, Blob, Label, Machine, Mode, Paging, Start, action, sel};
+use hindsight_guest::legacy::{
+    self, Blob, BlobLabel, BlobStart, LegacyMachine, LegacyMode, LegacyPaging, action, sel,
+};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::msr::{IA32_DEBUGCTL, MSR_LBR_SELECT};
 use hindsight_guest::{insn, msr};
@@ -207,15 +209,15 @@ blob! {
 /// A blob and its labels.
 struct Branches {
     blob: Blob,
-    start: Label,
-    user: Label,
-    done: Label,
+    start: BlobLabel,
+    user: BlobLabel,
+    done: BlobLabel,
     /// Source, destination, class. The last is taken only with ECX = 0, that is at CPL 3.
-    taken: [(Label, Label, u64); 5],
+    taken: [(BlobLabel, BlobLabel, u64); 5],
 }
 
-fn branches(mode: Mode) -> Branches {
-    if matches!(mode, Mode::Protected32(_)) {
+fn branches(mode: LegacyMode) -> Branches {
+    if matches!(mode, LegacyMode::Protected32(_)) {
         Branches {
             blob: branches32(),
             start: b32_start,
@@ -248,7 +250,7 @@ fn branches(mode: Mode) -> Branches {
 
 impl Branches {
     /// Its branches, with labels as `place` gives them.
-    fn list(&self, level: u8, place: impl Fn(Label) -> u32) -> List {
+    fn list(&self, level: u8, place: impl Fn(BlobLabel) -> u32) -> List {
         let mut list = List::new();
         let count = if level == 3 { 5 } else { 4 };
         for (from, to, class) in self.taken.into_iter().take(count) {
@@ -258,8 +260,8 @@ impl Branches {
     }
 
     /// Offsets in CS as the mode has them.
-    fn offsets(&self, level: u8, mode: Mode) -> List {
-        if matches!(mode, Mode::Protected32(_)) {
+    fn offsets(&self, level: u8, mode: LegacyMode) -> List {
+        if matches!(mode, LegacyMode::Protected32(_)) {
             self.linear(level)
         } else {
             self.list(level, |label| self.blob.offset(label))
@@ -272,29 +274,29 @@ impl Branches {
 }
 
 /// The modes at CPL 0.
-const KERNEL_MODES: [(Mode, Paging); 5] = [
-    (Mode::Real, Paging::Off),
-    (Mode::Protected16(0), Paging::Off),
-    (Mode::Protected32(0), Paging::Off),
-    (Mode::Protected32(0), Paging::Narrow),
-    (Mode::Protected32(0), Paging::Pae),
+const KERNEL_MODES: [(LegacyMode, LegacyPaging); 5] = [
+    (LegacyMode::Real, LegacyPaging::Off),
+    (LegacyMode::Protected16(0), LegacyPaging::Off),
+    (LegacyMode::Protected32(0), LegacyPaging::Off),
+    (LegacyMode::Protected32(0), LegacyPaging::Bits32),
+    (LegacyMode::Protected32(0), LegacyPaging::Pae),
 ];
 
 /// The modes at CPL 3.
-const USER_MODES: [(Mode, Paging); 4] = [
-    (Mode::Virtual8086, Paging::Off),
-    (Mode::Protected16(3), Paging::Off),
-    (Mode::Protected32(3), Paging::Off),
-    (Mode::Protected32(3), Paging::Narrow),
+const USER_MODES: [(LegacyMode, LegacyPaging); 4] = [
+    (LegacyMode::Virtual8086, LegacyPaging::Off),
+    (LegacyMode::Protected16(3), LegacyPaging::Off),
+    (LegacyMode::Protected32(3), LegacyPaging::Off),
+    (LegacyMode::Protected32(3), LegacyPaging::Bits32),
 ];
 
 /// Runs the blob of the mode with IA32_DEBUGCTL = `debugctl` from its own WRMSR to its own WRMSR.
-fn run_kernel(mode: Mode, paging: Paging, debugctl: u32) -> Branches {
+fn run_kernel(mode: LegacyMode, paging: LegacyPaging, debugctl: u32) -> Branches {
     let what = branches(mode);
     let machine = legacy::machine(&what.blob);
-    let mut start = Start {
+    let mut start = BlobStart {
         paging,
-        ..Start::at(mode, what.start)
+        ..BlobStart::at(mode, what.start)
     };
     start.registers.ebx = debugctl;
     machine.run(&what.blob, &start);
@@ -303,12 +305,12 @@ fn run_kernel(mode: Mode, paging: Paging, debugctl: u32) -> Branches {
 }
 
 /// Runs the blob of the mode at CPL 3 with IA32_DEBUGCTL = `debugctl` on all the way there and back.
-fn run_user(mode: Mode, paging: Paging, debugctl: u64) -> Branches {
+fn run_user(mode: LegacyMode, paging: LegacyPaging, debugctl: u64) -> Branches {
     let what = branches(mode);
     let machine = legacy::machine(&what.blob);
-    let start = Start {
+    let start = BlobStart {
         paging,
-        ..Start::at(mode, what.user)
+        ..BlobStart::at(mode, what.user)
     };
     msr::write(IA32_DEBUGCTL, debugctl);
     machine.run(&what.blob, &start);
@@ -317,8 +319,8 @@ fn run_user(mode: Mode, paging: Paging, debugctl: u64) -> Branches {
     what
 }
 
-fn check_end(machine: &Machine, what: &Branches, mode: Mode) {
-    let flat = matches!(mode, Mode::Protected32(_));
+fn check_end(machine: &LegacyMachine, what: &Branches, mode: LegacyMode) {
+    let flat = matches!(mode, LegacyMode::Protected32(_));
     let done = if flat {
         what.blob.linear(what.done)
     } else {
@@ -326,7 +328,7 @@ fn check_end(machine: &Machine, what: &Branches, mode: Mode) {
     };
     check_eq!(machine.events().len(), 1, "events");
     check_eq!(
-        machine.last().place(),
+        machine.last().vector_and_eip(),
         (6, done),
         "vector and EIP of the last"
     );
@@ -341,7 +343,7 @@ case! {
             lbr::reset();
             let what = run_kernel(mode, paging, 1);
             if !lbr::check_list(&what.offsets(ctx.cpl, mode)) {
-                hindsight_guest::run::note("mode", number);
+                hindsight_guest::report::measurement("mode", number);
             }
         }
     }
@@ -359,12 +361,12 @@ case! {
             let stack = Stack::read();
             let mut expected = List::new();
             // The way into the mode; where it is from is the runtime's.
-            let flat = matches!(mode, Mode::Protected32(_));
+            let flat = matches!(mode, LegacyMode::Protected32(_));
             let user = if flat { what.blob.linear(what.user) } else { what.blob.offset(what.user) };
             expected.push(Transfer::new(stack.from[1], user.into(), FAR));
             what.offsets(ctx.cpl, mode).items().iter().for_each(|&item| expected.push(item));
             if !lbr::check_records(&stack, expected.items()) {
-                hindsight_guest::run::note("mode", number);
+                hindsight_guest::report::measurement("mode", number);
             }
         }
     }
@@ -379,7 +381,7 @@ case! {
             let area = STORE.arm(50);
             let what = run_kernel(mode, paging, 0xc0);
             if !STORE.check_stored(&area, what.linear(ctx.cpl).items()) {
-                hindsight_guest::run::note("mode", number);
+                hindsight_guest::report::measurement("mode", number);
             }
         }
     }
@@ -398,7 +400,7 @@ case! {
             let last = STORE.record(area.base + 5 * RECORD_BYTES);
             expected.push(Transfer::new(what.blob.linear(what.done).into(), last.to, FAR));
             if !STORE.check_stored(&area, expected.items()) {
-                hindsight_guest::run::note("mode", number);
+                hindsight_guest::report::measurement("mode", number);
             }
         }
     }
@@ -422,7 +424,7 @@ blob! {
 }
 
 /// Prepares a switch to task 1, which begins at `tasks_there` with these flags.
-fn two_tasks(eflags: u32) -> (Blob, &'static mut Machine) {
+fn two_tasks(eflags: u32) -> (Blob, &'static mut LegacyMachine) {
     let blob = tasks();
     let machine = legacy::machine(&blob);
     let (code, data) = (u32::from(sel::CODE32), u32::from(sel::DATA32));
@@ -451,10 +453,10 @@ case! {
             let (blob, machine) = two_tasks(0);
             lbr::reset();
             msr::write(MSR_LBR_SELECT, select);
-            let mut start = Start::at(Mode::Protected32(0), tasks_start);
+            let mut start = BlobStart::at(LegacyMode::Protected32(0), tasks_start);
             start.registers.ebx = 1;
             machine.run(&blob, &start);
-            check_eq!(machine.last().place(), (6, blob.linear(tasks_done)), "the end");
+            check_eq!(machine.last().vector_and_eip(), (6, blob.linear(tasks_done)), "the end");
             let place = |label| u64::from(blob.linear(label));
             let records = [
                 Transfer::new(place(tasks_jump), place(tasks_there), FAR),
@@ -475,7 +477,7 @@ case! {
         for new_flags in [0, TF] {
             let (blob, machine) = two_tasks(new_flags);
             machine.actions[1] = action::RESUME_NO_TF;
-            let mut start = Start::at(Mode::Protected32(0), tasks_start);
+            let mut start = BlobStart::at(LegacyMode::Protected32(0), tasks_start);
             start.eflags = TF;
             start.registers.ebx = u32::try_from(BTF).unwrap_or(0);
             // BTF is set already: the WRMSR at the start is not stepped over.
@@ -490,7 +492,7 @@ case! {
             }
             let expected = if new_flags == TF { blob.linear(tasks_target) } else { 0 };
             check_eq!(places, [expected, 0], "where #DBs came");
-            check_eq!(machine.last().place(), (6, blob.linear(tasks_done)), "the end");
+            check_eq!(machine.last().vector_and_eip(), (6, blob.linear(tasks_done)), "the end");
         }
     }
 }
@@ -501,13 +503,13 @@ case! {
     fn body(_ctx) {
         let (blob, machine) = two_tasks(0);
         machine.actions[1] = action::RESUME;
-        let mut start = Start::at(Mode::Protected32(0), tasks_start);
+        let mut start = BlobStart::at(LegacyMode::Protected32(0), tasks_start);
         start.eflags = TF;
         machine.run(&blob, &start);
         insn::write_dr6(hindsight_guest::regs::dr::Dr6::RESET);
         let steps = || machine.events().iter().filter(|event| event.vector == 1).map(|event| event.eip);
         check_eq!(steps().max(), Some(blob.linear(tasks_jump)), "the last step");
         check_eq!(steps().count(), 4, "steps: the four instructions before the JMP");
-        check_eq!(machine.last().place(), (6, blob.linear(tasks_done)), "the end");
+        check_eq!(machine.last().vector_and_eip(), (6, blob.linear(tasks_done)), "the end");
     }
 }

@@ -4,7 +4,7 @@
 #![no_main]
 
 use hindsight_guest::insn;
-use hindsight_guest::msr::{self, Fault, GP};
+use hindsight_guest::msr::{self, GP, MsrFault};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
@@ -88,7 +88,7 @@ const ROWS: &[Row] = &[
 /// Says which register the failures before it are about.
 fn name(good: bool, index: u32) {
     if !good {
-        hindsight_guest::run::note("msr", u64::from(index));
+        hindsight_guest::report::measurement("msr", u64::from(index));
     }
 }
 
@@ -106,7 +106,7 @@ case! {
     fn body(ctx) {
         need_lbr!(ctx);
         for (index, _) in registers() {
-            name(check_eq!(msr::read_safe(index), Ok::<u64, Fault>(0), "after reset"), index);
+            name(check_eq!(msr::read_safe(index), Ok::<u64, MsrFault>(0), "after reset"), index);
         }
     }
 }
@@ -120,8 +120,8 @@ case! {
         need_lbr!(ctx);
         for (index, row) in registers() {
             for &value in row.stored {
-                name(check_eq!(msr::write_safe(index, value), Ok::<(), Fault>(()), "the write"), index);
-                name(check_eq!(msr::read_safe(index), Ok::<u64, Fault>(value), "read back"), index);
+                name(check_eq!(msr::write_safe(index, value), Ok::<(), MsrFault>(()), "the write"), index);
+                name(check_eq!(msr::read_safe(index), Ok::<u64, MsrFault>(value), "read back"), index);
             }
         }
     }
@@ -140,7 +140,7 @@ case! {
             for &value in row.refused {
                 name(check_eq!(msr::write_safe(index, value), Err(GP), "the write"), index);
             }
-            name(check_eq!(msr::read_safe(index), Ok::<u64, Fault>(row.stored[0]), "the value after that"), index);
+            name(check_eq!(msr::read_safe(index), Ok::<u64, MsrFault>(row.stored[0]), "the value after that"), index);
             msr::write(index, 0);
         }
     }

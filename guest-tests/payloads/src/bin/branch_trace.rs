@@ -7,11 +7,12 @@
 use core::hint::black_box;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::Register as Apic;
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
-use hindsight_guest::show::{Sink, decimal};
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::show::{TextSink, decimal};
+use hindsight_guest::trap;
 use hindsight_guest::{apic, msr, serial};
 use hindsight_payloads::branch::{BTINT, BTS, BTS_OFF_OS, TR};
 use hindsight_payloads::ds::{RECORD_BYTES, Store};
@@ -161,7 +162,7 @@ fn containing(address: u64) -> Option<usize> {
 }
 
 /// The NMI: stops the trace, drains, opens the LVT entry again, and goes on.
-fn nmi(_frame: &mut Frame) {
+fn nmi(_frame: &mut TrapFrame) {
     let debugctl = msr::read(IA32_DEBUGCTL);
     msr::write(IA32_DEBUGCTL, 0);
     profile().drain();
@@ -185,7 +186,7 @@ fn traced(answer: &mut u64) {
 }
 
 fn show_histogram(profile: &Profile) {
-    let out = &mut serial::Serial;
+    let out = &mut serial::Com1;
     for ((name, ..), (&calls, &branches)) in FUNCTIONS
         .iter()
         .zip(profile.calls.iter().zip(&profile.branches))
@@ -230,7 +231,7 @@ case! {
         check!(branches > 10 * THRESHOLD, "many times the threshold");
         check!(profile.drains > branches / RECORDS, "so many drains");
         check_eq!(profile.gaps, 0, "gaps in the trace");
-        hindsight_guest::run::note("branches", branches);
-        hindsight_guest::run::note("drains", profile.drains);
+        hindsight_guest::report::measurement("branches", branches);
+        hindsight_guest::report::measurement("drains", profile.drains);
     }
 }

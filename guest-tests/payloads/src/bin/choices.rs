@@ -9,7 +9,7 @@ use hindsight_guest::apic;
 use hindsight_guest::blob;
 use hindsight_guest::catch::logged;
 use hindsight_guest::insn;
-use hindsight_guest::legacy::{self, Label, Mode, Start};
+use hindsight_guest::legacy::{self, BlobLabel, BlobStart, LegacyMode};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF};
@@ -218,14 +218,14 @@ case! {
         for (cr4, expected) in [(0, (13_u8, None)), (CR4_PCE, (6, Some(0x1234)))] {
             let blob = code();
             let m = legacy::machine(&blob);
-            let mut start = Start::at(Mode::Virtual8086, v86_rdpmc);
+            let mut start = BlobStart::at(LegacyMode::Virtual8086, v86_rdpmc);
             start.cr4 = cr4;
             m.run(&blob, &start);
             let last = m.last();
-            let place: Label = v86_end;
+            let place: BlobLabel = v86_end;
             check_eq!(last.vector, u32::from(expected.0), "the exception");
             if let Some(counter) = expected.1 {
-                check_eq!(last.place(), (6, blob.offset(place)), "after RDPMC");
+                check_eq!(last.vector_and_eip(), (6, blob.offset(place)), "after RDPMC");
                 check_eq!(last.registers.eax, counter, "the counter");
             }
         }

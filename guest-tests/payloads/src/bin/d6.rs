@@ -6,10 +6,10 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::catch::logged;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, trap};
 use hindsight_payloads::access::Page;
 use hindsight_payloads::debug::{self, BD, BP, BS, arm, at, conditions, event, events};
@@ -40,7 +40,7 @@ snippet! { call_code [] "sub rsp, 8", "call rdi", "add rsp, 8", "ret" }
 static HISTORY: AtomicU64 = AtomicU64::new(0);
 
 /// Notes DR6 and does not clear it; an instruction breakpoint is resumed.
-fn note_dr6(frame: &mut Frame) {
+fn note_dr6(frame: &mut TrapFrame) {
     let dr6 = conditions(insn::read_dr6());
     let short = dr6 >> 13 << 4 | dr6 & 15;
     HISTORY.store(

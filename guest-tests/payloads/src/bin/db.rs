@@ -7,12 +7,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic;
 use hindsight_guest::catch::logged;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_NMI};
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, paging, trap, vectors};
 use hindsight_payloads::access::{self, Page};
 use hindsight_payloads::debug::{
@@ -87,7 +87,7 @@ case! {
     about: "a handler that returns with RF clear gets the same #DB again",
     fn body(ctx) {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        fn third_time_lucky(frame: &mut Frame) {
+        fn third_time_lucky(frame: &mut TrapFrame) {
             if COUNT.fetch_add(1, Ordering::Relaxed) == 2 {
                 frame.rflags |= Rflags::RF.bits();
             }
@@ -126,7 +126,7 @@ case! {
 }
 
 /// Makes OTHER present and counts.
-fn map_other(frame: &mut Frame) {
+fn map_other(frame: &mut TrapFrame) {
     FAULTS.fetch_add(1, Ordering::Relaxed);
     FAULT_FLAGS.store(frame.rflags, Ordering::Relaxed);
     paging::change(OTHER.address(), paging::P, 0);
@@ -160,7 +160,7 @@ case! {
     fn body(ctx) {
         static INSIDE: AtomicU64 = AtomicU64::new(0);
         static IMAGE: AtomicU64 = AtomicU64::new(0);
-        fn keep_flags(frame: &mut Frame) {
+        fn keep_flags(frame: &mut TrapFrame) {
             INSIDE.store(insn::rflags(), Ordering::Relaxed);
             IMAGE.store(frame.rflags, Ordering::Relaxed);
             let gone = Rflags::NT | Rflags::TF | Rflags::IF;
@@ -230,7 +230,7 @@ case! {
     fn body(ctx) {
         static SEEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        fn arm_detect_again(frame: &mut Frame) {
+        fn arm_detect_again(frame: &mut TrapFrame) {
             let n = COUNT.fetch_add(1, Ordering::Relaxed);
             if let Some(place) = usize::try_from(n).ok().and_then(|n| SEEN.get(n)) {
                 place.store(conditions(insn::read_dr6()), Ordering::Relaxed);
@@ -260,18 +260,18 @@ fn note(digit: u64) {
     ORDER.store(order * 10 + digit, Ordering::Relaxed);
 }
 
-fn note_step(_frame: &mut Frame) {
+fn note_step(_frame: &mut TrapFrame) {
     insn::write_dr6(Dr6::RESET);
     note(1);
 }
 
-fn note_interrupt(frame: &mut Frame) {
+fn note_interrupt(frame: &mut TrapFrame) {
     INTERRUPTED.store(frame.rip, Ordering::Relaxed);
     note(2);
     apic::eoi();
 }
 
-fn note_nmi(frame: &mut Frame) {
+fn note_nmi(frame: &mut TrapFrame) {
     INTERRUPTED.store(frame.rip, Ordering::Relaxed);
     note(3);
 }

@@ -11,10 +11,10 @@ use core::arch::global_asm;
 use core::cell::UnsafeCell;
 
 use hindsight_guest::catch::user;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, trap};
 use hindsight_payloads::debug::{self, Label, at, conditions};
 
@@ -145,7 +145,7 @@ fn debugger() -> &'static mut Debugger {
 }
 
 /// Notes a stop, and goes on: past a breakpoint with RF, and stepping while steps are left.
-fn stopped(frame: &mut Frame) {
+fn stopped(frame: &mut TrapFrame) {
     let why = conditions(insn::read_dr6());
     insn::write_dr6(Dr6::RESET);
     let d = debugger();

@@ -6,11 +6,11 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, paging, port, smp, trap};
 use hindsight_payloads::access::{self, Page};
 use hindsight_payloads::debug::{self, BD, arm, at, call, conditions, disarm, events};
@@ -270,7 +270,7 @@ case! {
 static FAULT_CONDITIONS: AtomicU64 = AtomicU64::new(0);
 
 /// Makes OTHER present, and keeps what DR6 said at the fault.
-fn map_other(_frame: &mut Frame) {
+fn map_other(_frame: &mut TrapFrame) {
     FAULT_CONDITIONS.store(conditions(insn::read_dr6()), Ordering::Relaxed);
     paging::change(OTHER.address(), paging::P, 0);
 }

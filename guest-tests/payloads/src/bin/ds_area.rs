@@ -207,7 +207,7 @@ case! {
             }
             msr::write(IA32_DS_AREA, NOWHERE - inside);
             if !check_dropped(ctx.cpl, area, "the area ends beyond the canonical addresses") {
-                hindsight_guest::run::note("bytes inside", inside);
+                hindsight_guest::report::measurement("bytes inside", inside);
             }
         }
     }

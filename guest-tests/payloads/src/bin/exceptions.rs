@@ -9,11 +9,12 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use hindsight_guest::boot::{ABSENT_DATA, KERNEL_DATA};
+use hindsight_guest::exception::TrapFrame;
+use hindsight_guest::gdt::{ABSENT_DATA, KERNEL_DATA};
 use hindsight_guest::insn;
 use hindsight_guest::paging::{self, NX, RW, US};
 use hindsight_guest::prelude::*;
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_payloads::access::{self, Page};
 
 payload!("exceptions");
@@ -45,7 +46,7 @@ fn load_ss(selector: u16) {
     unsafe { asm!("mov ss, {:x}", in(reg) selector, options(nostack)) };
 }
 
-fn expect_page_fault(ctx: &Ctx, fault: Option<Exception>, address: u64, error: u64) {
+fn expect_page_fault(ctx: &Ctx, fault: Option<CaughtException>, address: u64, error: u64) {
     check_eq!(
         fault.map(|e| e.code()),
         Some((14, error)),
@@ -253,7 +254,7 @@ case! {
 
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
-fn note_frame(frame: &mut Frame) {
+fn note_frame(frame: &mut TrapFrame) {
     SEEN.store(frame.cs & 3 | frame.vector << 8, Ordering::Release);
 }
 

@@ -8,10 +8,12 @@ use core::arch::asm;
 use core::ptr;
 
 use hindsight_guest::blob;
-use hindsight_guest::boot::KERNEL_DATA;
 use hindsight_guest::catch::catch;
+use hindsight_guest::gdt::KERNEL_DATA;
 use hindsight_guest::legacy::tables::{self, segment};
-use hindsight_guest::legacy::{self, BASE, Blob, DATA, Label, Machine, Mode, STACK, Start, sel};
+use hindsight_guest::legacy::{
+    self, BASE, Blob, BlobLabel, BlobStart, DATA, LegacyMachine, LegacyMode, STACK, sel,
+};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::msr::IA32_FS_BASE;
@@ -79,7 +81,7 @@ blob! {
     "target_end: ud2"
 }
 
-fn machine() -> (Blob, &'static mut Machine) {
+fn machine() -> (Blob, &'static mut LegacyMachine) {
     let blob = code();
     (blob, legacy::machine(&blob))
 }
@@ -104,7 +106,7 @@ fn put16(at: u32, words: &[u16]) {
 }
 
 /// What the event shows of a segment: the upper half of what PUSH wrote is not defined.
-fn selector(m: &Machine, index: usize) -> u32 {
+fn selector(m: &LegacyMachine, index: usize) -> u32 {
     m.last().segments[index] & 0xffff
 }
 
@@ -115,11 +117,11 @@ case! {
         let (blob, m) = machine();
         let frame = DATA + 0x40;
         put32(frame - 8, &[0x2222, 0x1111]);
-        let mut start = Start::at(Mode::Protected32(0), nested);
+        let mut start = BlobStart::at(LegacyMode::Protected32(0), nested);
         start.registers.ebp = frame;
         m.run(&blob, &start);
         let last = m.last();
-        check_eq!(last.place(), (6, blob.linear(nested_end)), "the end");
+        check_eq!(last.vector_and_eip(), (6, blob.linear(nested_end)), "the end");
         let top = BASE + STACK - 4;
         check_eq!(last.registers.esi, top, "EBP: where the old one was pushed");
         check_eq!(last.registers.edi, top - 12 - 16, "ESP");
@@ -136,11 +138,11 @@ case! {
     fn body(_ctx) {
         let (blob, m) = machine();
         put16(BASE + 0xe03e, &[0x1111]);
-        let mut start = Start::at(Mode::Protected16(0), short_nested);
+        let mut start = BlobStart::at(LegacyMode::Protected16(0), short_nested);
         start.registers.ebp = 0xe040;
         m.run(&blob, &start);
         let last = m.last();
-        check_eq!(last.place(), (6, blob.offset(short_nested_end)), "the end");
+        check_eq!(last.vector_and_eip(), (6, blob.offset(short_nested_end)), "the end");
         let top = STACK - 2;
         check_eq!(last.registers.esi & 0xffff, top, "BP");
         check_eq!(last.registers.edi & 0xffff, top - 4 - 8, "SP");
@@ -183,11 +185,11 @@ case! {
     about: "LDS, LES, LFS, LGS and LSS load offset and segment; a refused selector leaves both alone",
     fn body(_ctx) {
         // What the event shows: GS, FS, ES, DS.
-        for (entry, index) in [(load_gs as Label, 0), (load_fs, 1), (load_es, 2), (load_ds, 3)] {
+        for (entry, index) in [(load_gs as BlobLabel, 0), (load_fs, 1), (load_es, 2), (load_ds, 3)] {
             let (blob, m) = machine();
             m.gdt[FREE] = segment(0, 0xffff_ffff, tables::DATA | tables::BIG);
             put32(DATA, &[0x1234_5678, sel::FREE.into()]);
-            let mut start = Start::at(Mode::Protected32(0), entry);
+            let mut start = BlobStart::at(LegacyMode::Protected32(0), entry);
             start.registers.esi = DATA;
             m.run(&blob, &start);
             check_eq!(m.last().registers.ebx, 0x1234_5678, "the offset");
@@ -201,14 +203,14 @@ case! {
             m.gdt[FREE] = segment(0, 0xffff_ffff, tables::CODE & !2 | tables::BIG);
             put32(DATA, &[1, sel::FREE.into()]);
             m.run(&blob, &start);
-            check_eq!(m.last().place(), (13, blob.linear(entry)), "code that cannot be read");
+            check_eq!(m.last().vector_and_eip(), (13, blob.linear(entry)), "code that cannot be read");
             check_eq!(m.last().code(), (13, sel::FREE.into()), "its selector");
             check_eq!(m.last().registers.ebx, 0, "the offset is not loaded");
         }
         let (blob, m) = machine();
         m.gdt[FREE] = segment(0, 0xffff_ffff, tables::DATA | tables::BIG);
         put32(DATA, &[0x55, sel::FREE.into()]);
-        let mut start = Start::at(Mode::Protected32(0), load_ss);
+        let mut start = BlobStart::at(LegacyMode::Protected32(0), load_ss);
         start.registers.esi = DATA;
         m.run(&blob, &start);
         check_eq!((m.last().registers.ebx, m.last().registers.ecx & 0xffff), (0x55, sel::FREE.into()), "LSS");
@@ -220,7 +222,7 @@ case! {
         }
         let (blob, m) = machine();
         put16(DATA, &[0x5678, sel::DATA32]);
-        let mut start = Start::at(Mode::Protected32(0), load_short);
+        let mut start = BlobStart::at(LegacyMode::Protected32(0), load_short);
         start.registers.esi = DATA;
         start.registers.ebx = 0xaaaa_0000;
         m.run(&blob, &start);
@@ -235,15 +237,15 @@ case! {
     fn body(_ctx) {
         let (blob, m) = machine();
         put32(DATA, &[blob.linear(target), sel::CODE32.into()]);
-        let mut start = Start::at(Mode::Protected32(0), jump);
+        let mut start = BlobStart::at(LegacyMode::Protected32(0), jump);
         start.registers.esi = DATA;
         m.run(&blob, &start);
-        check_eq!(m.last().place(), (6, blob.linear(target_end)), "JMP");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(target_end)), "JMP");
         let (blob, m) = machine();
         put32(DATA, &[blob.linear(called), sel::CODE32.into()]);
         start.entry = call;
         m.run(&blob, &start);
-        check_eq!(m.last().place(), (6, blob.linear(back)), "back from CALL");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(back)), "back from CALL");
         let r = m.last().registers;
         check_eq!((r.eax, r.edx & 0xffff), (blob.linear(back), sel::CODE32.into()), "what CALL pushed");
         check_eq!(m.last().esp, BASE + STACK, "ESP");
@@ -262,9 +264,12 @@ case! {
 }
 
 /// Runs `entry`, which returns to `target` by a frame of doublewords on the stack; answers the machine.
-fn return_by(entry: Label, frame: impl Fn(&Blob) -> [u32; 6]) -> (Blob, &'static mut Machine) {
+fn return_by(
+    entry: BlobLabel,
+    frame: impl Fn(&Blob) -> [u32; 6],
+) -> (Blob, &'static mut LegacyMachine) {
     let (blob, m) = machine();
-    let mut start = Start::at(Mode::Protected32(0), entry);
+    let mut start = BlobStart::at(LegacyMode::Protected32(0), entry);
     start.sp = BASE + 0xe000;
     put32(start.sp, &frame(&blob));
     m.run(&blob, &start);
@@ -279,12 +284,12 @@ case! {
     fn body(_ctx) {
         let (code, data) = (u32::from(sel::USER_CODE32), u32::from(sel::USER_DATA32));
         let (blob, m) = return_by(return_outer, |b| [b.linear(target), code, 0x99, USER_STACK, data, 0]);
-        check_eq!(m.last().place(), (6, blob.linear(target_end)), "RET");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(target_end)), "RET");
         check_eq!((m.last().cs, m.last().ss), (code, data), "CS and SS");
         check_eq!(m.last().registers.edi, USER_STACK + 4, "ESP, less the parameters of the outer stack, too");
         check_eq!([0, 1, 2, 3].map(|n| selector(m, n)), [0; 4], "data segments of CPL 0");
         let (blob, m) = return_by(iret_outer, |b| [b.linear(target), code, 0x3002, USER_STACK, data, 0]);
-        check_eq!(m.last().place(), (6, blob.linear(target_end)), "IRET");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(target_end)), "IRET");
         check_eq!((m.last().cs, m.last().ss), (code, data), "CS and SS");
         check_eq!(m.last().registers.edi, USER_STACK, "ESP");
         check_eq!(m.last().eflags & 0x3000, 0x3000, "IOPL");
@@ -299,7 +304,7 @@ case! {
 
 /// As [`return_by`] with descriptors of CPL 3 at [`FREE`]: code that ends below its target, and a stack that was
 /// never used.
-fn return_beyond(entry: Label, stack: u32) -> &'static mut Machine {
+fn return_beyond(entry: BlobLabel, stack: u32) -> &'static mut LegacyMachine {
     let (blob, m) = machine();
     m.gdt[FREE] = segment(0, 0xfff, tables::CODE | tables::USER | tables::BIG);
     m.gdt[FREE + 1] = segment(
@@ -307,7 +312,7 @@ fn return_beyond(entry: Label, stack: u32) -> &'static mut Machine {
         0xffff_ffff,
         tables::DATA & !1 | tables::USER | tables::BIG,
     );
-    let mut start = Start::at(Mode::Protected32(0), entry);
+    let mut start = BlobStart::at(LegacyMode::Protected32(0), entry);
     start.sp = BASE + 0xe000;
     let code = u32::from(sel::FREE | 3);
     // For RET the third word is a parameter.
@@ -321,7 +326,7 @@ case! {
     name: "return_beyond_the_limit", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0", "gd"],
     about: "RET and IRET to CPL 3 check the stack before EIP, and touch its descriptor after both",
     fn body(_ctx) {
-        for entry in [return_outer as Label, iret_outer] {
+        for entry in [return_outer as BlobLabel, iret_outer] {
             let m = return_beyond(entry, sel::DATA32.into());
             check_eq!(m.last().code(), (13, sel::DATA32.into()), "a stack of CPL 0, and EIP beyond the limit");
             let unused = u32::from((sel::FREE + 8) | 3);
@@ -337,20 +342,20 @@ case! {
     about: "IRET of 32 and 16 bits to the same level and to an outer one",
     fn body(_ctx) {
         let (blob, m) = return_by(iret_same, |b| [b.linear(target), sel::CODE32.into(), 0x0cd7, 0, 0, 0]);
-        check_eq!(m.last().place(), (6, blob.linear(target_end)), "32 bits");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(target_end)), "32 bits");
         check_eq!(m.last().registers.edi, BASE + 0xe000 + 12, "ESP");
         check_eq!(m.last().eflags & 0xfd5, 0x0cd5, "the flags");
         // In words: IP, CS, FLAGS, SP, SS. The segments have the blob's base, so that 16 bits reach it.
         let words = |a: u32, b: u32| a & 0xffff | b << 16;
-        let short = |entry: Label, cs: u16, ss: u16| {
+        let short = |entry: BlobLabel, cs: u16, ss: u16| {
             let (blob, m) = machine();
             m.gdt[FREE] = segment(BASE, 0xffff, tables::CODE | tables::BIG);
             m.gdt[FREE + 1] = segment(BASE, 0xffff, tables::CODE | tables::BIG | tables::USER);
-            let mut start = Start::at(Mode::Protected32(0), entry);
+            let mut start = BlobStart::at(LegacyMode::Protected32(0), entry);
             start.sp = BASE + 0xe000;
             put32(start.sp, &[words(blob.offset(target), cs.into()), words(0x0003, 0xd000), ss.into()]);
             m.run(&blob, &start);
-            (m.last().place(), blob.offset(target_end), m.last().registers.edi, m.last().ss)
+            (m.last().vector_and_eip(), blob.offset(target_end), m.last().registers.edi, m.last().ss)
         };
         let (place, end, esp, _) = short(iret_short, sel::FREE, 0);
         check_eq!((place, esp), ((6, end), BASE + 0xe000 + 6), "16 bits, the same level");

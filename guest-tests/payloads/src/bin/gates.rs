@@ -8,7 +8,9 @@ use hindsight_guest::blob;
 use hindsight_guest::legacy::tables::{
     self, CALL16, CALL32, CODE_CONFORMING, USER, gate, segment, with_parameters,
 };
-use hindsight_guest::legacy::{self, BASE, Blob, Label, Machine, Mode, STACK, Start, sel};
+use hindsight_guest::legacy::{
+    self, BASE, Blob, BlobLabel, BlobStart, LegacyMachine, LegacyMode, STACK, sel,
+};
 use hindsight_guest::prelude::*;
 
 payload!("gates");
@@ -67,13 +69,13 @@ blob! {
     ".byte 0x66, 0xca, 4, 0" // RET of 16 bits, 4 bytes of parameters
 }
 
-fn machine() -> (Blob, &'static mut Machine) {
+fn machine() -> (Blob, &'static mut LegacyMachine) {
     let blob = calls();
     (blob, legacy::machine(&blob))
 }
 
-fn run(m: &mut Machine, blob: &Blob, cpl: u8, entry: Label) {
-    m.run(blob, &Start::at(Mode::Protected32(cpl), entry));
+fn run(m: &mut LegacyMachine, blob: &Blob, cpl: u8, entry: BlobLabel) {
+    m.run(blob, &BlobStart::at(LegacyMode::Protected32(cpl), entry));
 }
 
 case! {
@@ -84,7 +86,7 @@ case! {
         m.gdt[FREE] = with_parameters(gate(sel::CODE32, blob.linear(inner), CALL32 | USER), 2);
         run(m, &blob, 3, call_gate);
         let last = m.last();
-        check_eq!(last.place(), (6, blob.linear(after_call)), "the end");
+        check_eq!(last.vector_and_eip(), (6, blob.linear(after_call)), "the end");
         check_eq!(last.esp, BASE + STACK, "the outer stack without parameters");
         let r = last.registers;
         check_eq!((r.eax, r.ebx), (0x2222, 0x1111), "the parameters");
@@ -103,8 +105,8 @@ case! {
         // Return addresses of 16 bits need segments whose offsets fit.
         m.gdt[FREE + 1] = segment(BASE, 0xffff, tables::CODE | tables::BIG);
         m.gdt[FREE] = with_parameters(gate(sel::FREE + 8, blob.offset(short_inner), CALL16 | USER), 2);
-        m.run(&blob, &Start::at(Mode::Protected16(3), call_short));
-        check_eq!(m.last().place(), (6, blob.offset(short_back)), "the end");
+        m.run(&blob, &BlobStart::at(LegacyMode::Protected16(3), call_short));
+        check_eq!(m.last().vector_and_eip(), (6, blob.offset(short_back)), "the end");
         let r = m.last().registers;
         check_eq!((r.eax, r.ebx), (0x6666, 0x5555), "the parameters");
         check_eq!(m.last().esp & 0xffff, STACK, "the outer stack without parameters");
@@ -145,13 +147,13 @@ case! {
         let (blob, m) = machine();
         m.gdt[FREE] = gate(sel::CODE32, blob.linear(inner_same), CALL32 | USER);
         run(m, &blob, 0, call_gate);
-        check_eq!(m.last().place(), (6, blob.linear(inner_same)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(inner_same)), "the end");
         check_eq!(m.last().esp, BASE + STACK - 16, "the same stack");
 
         let (blob, m) = machine();
         m.gdt[FREE + 1] = segment(0, 0xffff_ffff, CODE_CONFORMING | tables::BIG);
         run(m, &blob, 3, conforming);
-        check_eq!(m.last().place(), (6, blob.linear(at_conforming)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(at_conforming)), "the end");
         check_eq!(m.last().cs & 3, 3, "CPL");
     }
 }
@@ -161,15 +163,15 @@ case! {
     about: "BOUND faults outside its limits, INTO traps on overflow",
     fn body(_ctx) {
         let (blob, m) = machine();
-        let mut start = Start::at(Mode::Protected32(3), bounds);
+        let mut start = BlobStart::at(LegacyMode::Protected32(3), bounds);
         start.registers.esi = legacy::DATA;
         // 0 and 0 are the limits.
         m.run(&blob, &start);
-        check_eq!(m.last().place(), (5, blob.linear(bounds_at)), "#BR");
+        check_eq!(m.last().vector_and_eip(), (5, blob.linear(bounds_at)), "#BR");
 
         let (blob, m) = machine();
         run(m, &blob, 3, overflow);
-        check_eq!(m.last().place(), (4, blob.linear(after_into)), "#OF");
+        check_eq!(m.last().vector_and_eip(), (4, blob.linear(after_into)), "#OF");
     }
 }
 
@@ -178,12 +180,12 @@ case! {
     about: "LAR, LSL, VERR, VERW and ARPL answer for the level that asks",
     fn body(_ctx) {
         let (blob, m) = machine();
-        let mut start = Start::at(Mode::Protected32(3), check_segments);
+        let mut start = BlobStart::at(LegacyMode::Protected32(3), check_segments);
         start.registers.ebx = sel::USER_CODE16.into();
         start.registers.ecx = sel::USER_DATA16.into();
         m.run(&blob, &start);
         let r = m.last().registers;
-        check_eq!(m.last().place(), (6, blob.linear(segments_end)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(segments_end)), "the end");
         check_eq!(r.eax & 0xff00, 0xfb00, "LAR: access rights");
         check_eq!(r.edx, 0xffff, "LSL");
         check_eq!(r.ebx & 0xffff, 0x0101, "VERR and VERW");

@@ -5,11 +5,11 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, trap, vectors};
 use hindsight_payloads::access::Page;
 use hindsight_payloads::debug::{self, BD, at, call, conditions, pushed_rf};
@@ -97,7 +97,7 @@ static DETECTED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// At the first #DB sets GD again and reads a debug register itself; the second #DB is inside it.
-fn protect_again(frame: &mut Frame) {
+fn protect_again(frame: &mut TrapFrame) {
     let n = COUNT.fetch_add(1, Ordering::Relaxed);
     if let Some(place) = usize::try_from(n).ok().and_then(|n| DETECTED.get(n)) {
         place.store(frame.rip, Ordering::Relaxed);

@@ -6,11 +6,12 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn::{self, rdtsc};
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_NMI, LVT_TIMER_PERIODIC, Register};
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 
 payload!("hlt");
 
@@ -19,7 +20,7 @@ const VECTOR: u8 = 0x62;
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static SAVED_RIP: AtomicU64 = AtomicU64::new(0);
 
-fn count(frame: &mut Frame) {
+fn count(frame: &mut TrapFrame) {
     SAVED_RIP.store(frame.rip, Ordering::Release);
     TAKEN.fetch_add(1, Ordering::AcqRel);
     if frame.vector != 2 {

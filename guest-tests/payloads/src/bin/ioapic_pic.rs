@@ -5,10 +5,11 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::ioapic::{self, ACTIVE_LOW, LEVEL, MASKED, REMOTE_IRR};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::Register;
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_guest::{apic, insn, pic, port};
 use hindsight_payloads::clock::{wait, wait_until};
 
@@ -32,18 +33,18 @@ fn drive(line: u8, level: u8) {
     port::outb(LINES + u16::from(line), level);
 }
 
-fn count_pic(frame: &mut Frame) {
+fn count_pic(frame: &mut TrapFrame) {
     TAKEN.fetch_add(1, Ordering::AcqRel);
     pic::eoi((frame.vector & 0xff) as u8 - PIC_BASE);
 }
 
-fn count_apic(_: &mut Frame) {
+fn count_apic(_: &mut TrapFrame) {
     TAKEN.fetch_add(1, Ordering::AcqRel);
     apic::eoi();
 }
 
 /// Lowers the line before the EOI, as a driver does that serves its device.
-fn serve_level(_: &mut Frame) {
+fn serve_level(_: &mut TrapFrame) {
     TAKEN.fetch_add(1, Ordering::AcqRel);
     drive(HIGH_LINE, 0);
     apic::eoi();
@@ -60,7 +61,7 @@ fn prepare_pic() {
     trap::set_handler(PIC_BASE + HIGH_LINE, count_pic);
 }
 
-fn prepare_ioapic(handler: fn(&mut Frame), flags: u64) {
+fn prepare_ioapic(handler: fn(&mut TrapFrame), flags: u64) {
     TAKEN.store(0, Ordering::Release);
     drive(HIGH_LINE, 0);
     pic::mask_all();
@@ -169,7 +170,7 @@ case! {
     name: "ioapic_level", cpl: [0], rules: [], needs: ["interrupt", "mmio-exit"],
     about: "a level pin interrupts until the line falls, with remote IRR set until the EOI",
     fn body(ctx) {
-        fn stay_asserted(_: &mut Frame) {
+        fn stay_asserted(_: &mut TrapFrame) {
             // The third time the device is served.
             if TAKEN.fetch_add(1, Ordering::AcqRel) == 2 {
                 drive(HIGH_LINE, 0);

@@ -6,11 +6,12 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use hindsight_guest::apic;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{
     ICR_ALL, ICR_ASSERT, ICR_LOGICAL, ICR_NMI, ICR_OTHERS, ICR_SELF, Register,
 };
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_guest::{insn, smp};
 
 payload!("ipi_smp");
@@ -21,13 +22,13 @@ static IDS: AtomicU32 = AtomicU32::new(0);
 static TAKEN: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
 static READY: AtomicU32 = AtomicU32::new(0);
 
-fn count(_: &mut Frame) {
+fn count(_: &mut TrapFrame) {
     let index = hindsight_guest::cpu::current().index;
     TAKEN[index].fetch_add(1, Ordering::AcqRel);
     apic::eoi();
 }
 
-fn count_nmi(_: &mut Frame) {
+fn count_nmi(_: &mut TrapFrame) {
     let index = hindsight_guest::cpu::current().index;
     TAKEN[index].fetch_add(1, Ordering::AcqRel);
 }

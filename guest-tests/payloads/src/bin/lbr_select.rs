@@ -36,7 +36,7 @@ case! {
         need_lbr!(ctx);
         for bit in 0..9 {
             if !check_filtered(ctx.cpl, seq::one_of_each(), 1 << bit) {
-                hindsight_guest::run::note("select", 1 << bit);
+                hindsight_guest::report::measurement("select", 1 << bit);
             }
         }
     }
@@ -49,7 +49,7 @@ case! {
         need_lbr!(ctx);
         for bit in 2..9 {
             if !check_filtered(ctx.cpl, seq::one_of_each(), 0x1fc & !(1 << bit)) {
-                hindsight_guest::run::note("class", bit);
+                hindsight_guest::report::measurement("class", bit);
             }
         }
     }
@@ -63,7 +63,7 @@ case! {
         need_lbr!(ctx);
         for select in 0..512 {
             if !check_filtered(ctx.cpl, seq::one_of_each(), select) {
-                hindsight_guest::run::note("select", select);
+                hindsight_guest::report::measurement("select", select);
                 return;
             }
         }
@@ -110,7 +110,7 @@ case! {
         for (number, sequence) in (0..).zip(sequences) {
             for bit in 2..9 {
                 if !check_filtered(ctx.cpl, sequence, 1 << bit) {
-                    hindsight_guest::run::note("sequence and bit", number << 8 | bit);
+                    hindsight_guest::report::measurement("sequence and bit", number << 8 | bit);
                     return;
                 }
             }

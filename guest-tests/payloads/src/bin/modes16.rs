@@ -5,17 +5,19 @@
 #![no_main]
 
 use hindsight_guest::blob;
-use hindsight_guest::legacy::{self, Blob, Label, Machine, Mode, SEGMENT, STACK, Start};
+use hindsight_guest::legacy::{
+    self, Blob, BlobLabel, BlobStart, LegacyMachine, LegacyMode, SEGMENT, STACK,
+};
 use hindsight_guest::legacy::{action, sel};
 use hindsight_guest::prelude::*;
 
 payload!("modes16");
 
-const MODES: [Mode; 4] = [
-    Mode::Real,
-    Mode::Virtual8086,
-    Mode::Protected16(0),
-    Mode::Protected16(3),
+const MODES: [LegacyMode; 4] = [
+    LegacyMode::Real,
+    LegacyMode::Virtual8086,
+    LegacyMode::Protected16(0),
+    LegacyMode::Protected16(3),
 ];
 
 /// IOPL 3.
@@ -23,9 +25,9 @@ const IOPL: u32 = 3 << 12;
 const TF: u32 = 1 << 8;
 
 /// Runs `blob` from `entry` in `mode`, with IOPL 3.
-fn run(blob: &Blob, mode: Mode, entry: Label) -> &'static mut Machine {
+fn run(blob: &Blob, mode: LegacyMode, entry: BlobLabel) -> &'static mut LegacyMachine {
     let machine = legacy::machine(blob);
-    let mut start = Start::at(mode, entry);
+    let mut start = BlobStart::at(mode, entry);
     start.eflags = IOPL;
     machine.run(blob, &start);
     machine
@@ -68,7 +70,7 @@ case! {
         for mode in MODES {
             let m = run(&blob, mode, decimal_start);
             let last = m.last();
-            check_eq!(last.place(), (6, blob.offset(decimal_end)), "the end");
+            check_eq!(last.vector_and_eip(), (6, blob.offset(decimal_end)), "the end");
             let r = last.registers;
             check_eq!(r.esi & 0xffff, 0x0727, "DAA of 99H + 28H");
             check_eq!(r.edi & 0xffff, 0x0788, "DAS of 35H - 47H");
@@ -97,13 +99,13 @@ case! {
         for mode in MODES {
             let m = legacy::machine(&blob);
             m.actions[1] = action::RESUME;
-            let mut start = Start::at(mode, steps_start);
+            let mut start = BlobStart::at(mode, steps_start);
             start.eflags = TF;
             m.run(&blob, &start);
             check_eq!(m.events().len(), 4, "three steps and the end");
-            let places = [(1, steps_second as Label), (1, steps_third), (1, steps_end), (6, steps_end)];
+            let places = [(1, steps_second as BlobLabel), (1, steps_third), (1, steps_end), (6, steps_end)];
             for (event, (vector, label)) in m.events().iter().zip(places) {
-                check_eq!(event.place(), (vector, blob.offset(label)), "vector and IP");
+                check_eq!(event.vector_and_eip(), (vector, blob.offset(label)), "vector and IP");
             }
             for event in &m.events()[..3] {
                 check_eq!(event.dr6 & 0xf00f, 0x4000, "DR6 shows BS");
@@ -116,10 +118,10 @@ case! {
     }
 }
 
-fn stack_of(mode: Mode) -> u32 {
+fn stack_of(mode: LegacyMode) -> u32 {
     match mode {
-        Mode::Protected16(0) => sel::DATA16.into(),
-        Mode::Protected16(_) => sel::USER_DATA16.into(),
+        LegacyMode::Protected16(0) => sel::DATA16.into(),
+        LegacyMode::Protected16(_) => sel::USER_DATA16.into(),
         _ => SEGMENT.into(),
     }
 }

@@ -3,11 +3,11 @@
 #![no_std]
 #![no_main]
 
-use hindsight_guest::msr::{self, Fault, GP};
+use hindsight_guest::msr::{self, GP, MsrFault};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
-use hindsight_guest::{insn, run};
+use hindsight_guest::{insn, report};
 
 payload!("msr");
 
@@ -135,7 +135,7 @@ fn present(row: &Row) -> bool {
 /// Says which register the failures before it are about.
 fn name(failed: bool, index: u32) {
     if failed {
-        run::note("msr", u64::from(index));
+        report::measurement("msr", u64::from(index));
     }
 }
 
@@ -153,7 +153,7 @@ case! {
             let Some((value, mask)) = row.reset else { continue };
             if present(row) {
                 let found = msr::read_safe(row.index).map(|found| found & mask);
-                name(!check_eq!(found, Ok::<u64, Fault>(value & mask), "value after reset"), row.index);
+                name(!check_eq!(found, Ok::<u64, MsrFault>(value & mask), "value after reset"), row.index);
             }
         }
     }
@@ -192,9 +192,9 @@ case! {
             let before = msr::read_safe(row.index);
             for &value in row.stored {
                 let answer = msr::write_safe(row.index, value);
-                name(!check_eq!(answer, Ok::<(), Fault>(()), "the write"), row.index);
+                name(!check_eq!(answer, Ok::<(), MsrFault>(()), "the write"), row.index);
                 let after = msr::read_safe(row.index).map(|after| after & !row.read_only);
-                name(!check_eq!(after, Ok::<u64, Fault>(value), "value read back"), row.index);
+                name(!check_eq!(after, Ok::<u64, MsrFault>(value), "value read back"), row.index);
             }
             if let Ok(before) = before {
                 // The last of a row's values is one that may stay; a read-only row refuses this.
@@ -214,7 +214,7 @@ case! {
         const READ_ONLY: u64 = 1 << 7 | 1 << 11 | 1 << 12;
         let before = msr::read(reg::IA32_MISC_ENABLE);
         let answer = msr::write_safe(reg::IA32_MISC_ENABLE, before ^ READ_ONLY);
-        check_eq!(answer, Ok::<(), Fault>(()), "the write");
+        check_eq!(answer, Ok::<(), MsrFault>(()), "the write");
         check_eq!(msr::read(reg::IA32_MISC_ENABLE), before, "the value");
         if insn::has(Feature::DS) {
             check_eq!(before & (1 << 11), 0, "BTS_UNAVAILABLE");
@@ -343,7 +343,7 @@ case! {
         if insn::is_qemu_tcg() {
             skip!(ctx, "the revision is of the model Skylake");
         }
-        check_eq!(msr::write_safe(reg::IA32_BIOS_SIGN_ID, 0), Ok::<(), Fault>(()), "a write of 0");
+        check_eq!(msr::write_safe(reg::IA32_BIOS_SIGN_ID, 0), Ok::<(), MsrFault>(()), "a write of 0");
         let revision = msr::read_safe(reg::IA32_BIOS_SIGN_ID).unwrap_or(0) >> 32;
         check!(revision >= 0x0200_0014, "the revision is new enough");
     }

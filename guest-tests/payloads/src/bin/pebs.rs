@@ -5,7 +5,7 @@
 
 use core::arch::asm;
 
-use hindsight_guest::boot::KERNEL_CODE32;
+use hindsight_guest::gdt::KERNEL_CODE32;
 use hindsight_guest::insn;
 use hindsight_guest::msr;
 use hindsight_guest::paging;
@@ -109,7 +109,7 @@ case! {
             (0x80, 0x10e), (0x88, 0x10f), (0x98, 0), (0xa0, 0), (0xa8, 0), (0xb8, 0),
         ] {
             if !check_eq!(ds.record(0, offset), value, "a field") {
-                hindsight_guest::run::note("offset", offset as u64);
+                hindsight_guest::report::measurement("offset", offset as u64);
             }
         }
         let flags = ds.record(0, record::RFLAGS);

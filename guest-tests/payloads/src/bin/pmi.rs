@@ -6,6 +6,7 @@
 use core::arch::asm;
 
 use hindsight_guest::apic;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn;
 use hindsight_guest::msr::{self, GP};
 use hindsight_guest::prelude::*;
@@ -13,7 +14,7 @@ use hindsight_guest::regs::apic::{LVT_MASKED, Register, SVR_ENABLE};
 use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_payloads::pmu::{self, INT, MAX, ON, VECTOR};
 use hindsight_payloads::{counted, need_lbr, need_pmu};
 
@@ -368,7 +369,7 @@ case! {
 static STORMS: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
 
 /// Takes an interrupt of a counter that overflows at every instruction outside of the handler.
-fn on_storm(_: &mut Frame) {
+fn on_storm(_: &mut TrapFrame) {
     pmu::stop();
     let taken = STORMS.fetch_add(1, core::sync::atomic::Ordering::AcqRel);
     apic::write(Register::LVT_PMC, pmu::LVT_NMI);

@@ -84,8 +84,8 @@ case! {
                 for bit in (0..64).map(|n| 1_u64 << n) {
                     let expected = if writable & bit == 0 { Err(GP) } else { Ok(()) };
                     if !check_eq!(msr::write_safe(index, bit), expected, "WRMSR of one bit") {
-                        hindsight_guest::run::note("msr", index.into());
-                        hindsight_guest::run::note("value", bit);
+                        hindsight_guest::report::measurement("msr", index.into());
+                        hindsight_guest::report::measurement("value", bit);
                     }
                     if expected.is_ok() {
                         check_eq!(msr::read(index), bit & kept, "what reads back");

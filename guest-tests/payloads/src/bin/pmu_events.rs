@@ -174,7 +174,7 @@ case! {
     about: "INT n and the IRET of its handler are far branches",
     fn body(ctx) {
         need_pmu!(ctx);
-        fn back(_: &mut hindsight_guest::trap::Frame) {}
+        fn back(_: &mut hindsight_guest::exception::TrapFrame) {}
         hindsight_guest::trap::set_handler(0x55, back);
         pmu::select(0, 0xc4, 0x40, ON);
         counted!(1, "int 0x55");
@@ -234,7 +234,7 @@ case! {
         };
         let quiet = run(ctx);
         check!(quiet >= 500 * 201, "the loops at least");
-        fn tick(_: &mut hindsight_guest::trap::Frame) {
+        fn tick(_: &mut hindsight_guest::exception::TrapFrame) {
             apic::eoi();
         }
         use hindsight_guest::regs::apic::{LVT_TIMER_PERIODIC, Register};
@@ -308,7 +308,7 @@ case! {
     about: "no cycles pass in HLT; leaving it is an edge of the cycle event",
     fn body(ctx) {
         need_pmu!(ctx);
-        fn tick(_: &mut hindsight_guest::trap::Frame) {
+        fn tick(_: &mut hindsight_guest::exception::TrapFrame) {
             apic::eoi();
         }
         use hindsight_guest::regs::apic::Register;

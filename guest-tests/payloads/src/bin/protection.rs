@@ -7,7 +7,8 @@
 use core::arch::asm;
 use core::cell::UnsafeCell;
 
-use hindsight_guest::catch::{Exception, catch};
+use hindsight_guest::catch::catch;
+use hindsight_guest::exception::CaughtException;
 use hindsight_guest::insn;
 use hindsight_guest::paging::{self, A, ADDRESS, D, P, PS, RW, US};
 use hindsight_guest::prelude::*;
@@ -41,7 +42,7 @@ unsafe impl Sync for Tables {}
 static TABLES: Tables = Tables(UnsafeCell::new([[0; 512]; 4]));
 
 /// Runs `f` at CPL 0 with bits of CR4 set, on page tables in which [`PAGE`] alone is open to CPL 3.
-fn supervised(cr4: u64, f: impl FnOnce()) -> Option<Exception> {
+fn supervised(cr4: u64, f: impl FnOnce()) -> Option<CaughtException> {
     let page = PAGE.address();
     // Splits the page around it.
     let mut from = insn::read_cr3() & ADDRESS;
@@ -71,7 +72,7 @@ fn supervised(cr4: u64, f: impl FnOnce()) -> Option<Exception> {
     found
 }
 
-fn code(fault: Option<Exception>) -> Option<(u8, u64)> {
+fn code(fault: Option<CaughtException>) -> Option<(u8, u64)> {
     fault.map(|e| (e.vector, e.error))
 }
 

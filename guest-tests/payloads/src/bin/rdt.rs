@@ -7,16 +7,16 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::insn::{self, cpuid};
-use hindsight_guest::msr::{self, Fault, GP};
+use hindsight_guest::msr::{self, GP, MsrFault};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::rdt::{self, Association, EventSelect, counter, event};
-use hindsight_guest::{run, smp};
+use hindsight_guest::{report, smp};
 
 payload!("rdt");
 
-const DONE: Result<(), Fault> = Ok(());
+const DONE: Result<(), MsrFault> = Ok(());
 
 fn leaf(leaf: u32, subleaf: u32) -> [u32; 4] {
     let found = cpuid(leaf, subleaf);
@@ -36,7 +36,7 @@ fn refuses(index: u32, values: &[u64]) {
     let before = msr::read_safe(index);
     for &value in values {
         if !check_eq!(msr::write_safe(index, value), Err(GP), "the write") {
-            run::note("value", value);
+            report::measurement("value", value);
         }
         check_eq!(msr::read_safe(index), before, "what the register holds");
     }
@@ -48,7 +48,7 @@ fn takes(index: u32, values: impl IntoIterator<Item = u64>) {
         check_eq!(msr::write_safe(index, value), DONE, "the write");
         check_eq!(
             msr::read_safe(index),
-            Ok::<u64, Fault>(value),
+            Ok::<u64, MsrFault>(value),
             "what was written"
         );
     }
@@ -205,7 +205,7 @@ case! {
             let good = value != 0 && value < 0x800 && run & (run + 1) == 0;
             let answer = msr::write_safe(reg::IA32_L3_QOS_MASK_0, value);
             if !check_eq!(answer.is_ok(), good, "whether the mask is taken") {
-                run::note("mask", value);
+                report::measurement("mask", value);
             }
         }
         takes(reg::IA32_L3_QOS_MASK_0, [0x7ff]);

@@ -6,15 +6,15 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic;
-use hindsight_guest::boot::{KERNEL_CODE, USER_DATA};
 use hindsight_guest::catch::logged;
+use hindsight_guest::exception::{ExceptionLog, TrapFrame};
+use hindsight_guest::gdt::{KERNEL_CODE, USER_DATA};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{DEFAULT_BASE, ICR_ASSERT, Register};
 use hindsight_guest::regs::cr::Cr0;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_guest::trap::{Frame, Log};
 use hindsight_guest::{insn, paging, trap};
 use hindsight_payloads::access::Page;
 use hindsight_payloads::debug::{
@@ -124,7 +124,7 @@ case! {
 
 static AT: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
-fn note_interrupt(frame: &mut Frame) {
+fn note_interrupt(frame: &mut TrapFrame) {
     for (place, value) in AT.iter().zip([frame.rip, frame.rflags, frame.rcx]) {
         place.store(value, Ordering::Relaxed);
     }
@@ -172,7 +172,7 @@ case! {
 }
 
 /// Whether the log has one event, and its RF.
-fn only_rf(log: &Log) -> (usize, bool) {
+fn only_rf(log: &ExceptionLog) -> (usize, bool) {
     (log.count(), rf(log, 0))
 }
 
@@ -269,7 +269,7 @@ case! {
 
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 
-fn map_other(frame: &mut Frame) {
+fn map_other(frame: &mut TrapFrame) {
     FAULTS.fetch_add(1 + u64::from(frame.rflags & RF != 0), Ordering::Relaxed);
     paging::change(OTHER.address(), paging::P, 0);
 }
@@ -380,7 +380,7 @@ case! {
     about: "after SYSEXIT RF is clear: the breakpoint on its target is met",
     fn body(ctx) {
         /// SYSEXIT sets SS to a selector that our GDT has no stack segment for, so IRET must not reload it.
-        fn note_and_disarm(frame: &mut Frame) {
+        fn note_and_disarm(frame: &mut TrapFrame) {
             AT[0].store(frame.rip, Ordering::Relaxed);
             frame.ss = u64::from(USER_DATA);
             debug::disarm();

@@ -7,6 +7,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use hindsight_guest::case::Ctx;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF};
 use hindsight_guest::regs::cpuid::Feature;
@@ -14,7 +15,7 @@ use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::EventSelect;
 use hindsight_guest::regs::pmu::pebs::record;
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_guest::{apic, insn, msr, smp};
 use hindsight_payloads::access::Page;
 use hindsight_payloads::debug::{self, BS, Code, arm, arm_at, at, conditions, pushed_rf};
@@ -234,7 +235,7 @@ case! {
 static TAKEN: AtomicU32 = AtomicU32::new(0);
 const VECTOR: u8 = 0x61;
 
-fn count(_: &mut Frame) {
+fn count(_: &mut TrapFrame) {
     TAKEN.fetch_add(1, Ordering::AcqRel);
     apic::eoi();
 }
@@ -440,7 +441,7 @@ static SEEN: AtomicU64 = AtomicU64::new(0);
 static PLACE: AtomicU64 = AtomicU64::new(0);
 
 /// Keeps DR6 of the first #DB about a region, and ends the stepping there.
-fn first_in_region(frame: &mut Frame) {
+fn first_in_region(frame: &mut TrapFrame) {
     let dr6 = insn::read_dr6();
     if dr6 & DR6_RTM == 0 {
         SEEN.store(dr6, Ordering::Release);

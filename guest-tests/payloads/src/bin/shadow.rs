@@ -6,13 +6,13 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic;
-use hindsight_guest::boot::{KERNEL_DATA, USER_DATA};
 use hindsight_guest::catch::logged;
+use hindsight_guest::exception::TrapFrame;
+use hindsight_guest::gdt::{KERNEL_DATA, USER_DATA};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_NMI};
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, smp, trap, vectors};
 use hindsight_payloads::access::Page;
 use hindsight_payloads::debug::{self, BP, BS, DB, arm, arm_at, at, call, events};
@@ -127,7 +127,7 @@ case! {
     needs_cpl3: ["int3-cpl3", "intn-cpl3", "iretq-cpl3", "shadow-cpl3", "shadow-int3-cpl3"],
     about: "before INT3 and INT n the deferred breakpoint reports at the entry of their handler",
     fn body(ctx) {
-        fn ignore(_frame: &mut Frame) {}
+        fn ignore(_frame: &mut TrapFrame) {}
         let place = watch_selector(ctx);
         let log = logged(DB | BP, || { debug::run(ctx, load_ss_int3, 0, place); });
         debug::disarm();
@@ -239,7 +239,7 @@ case! {
 
 static INTERRUPTED: AtomicU64 = AtomicU64::new(0);
 
-fn note_rip(frame: &mut Frame) {
+fn note_rip(frame: &mut TrapFrame) {
     INTERRUPTED.store(frame.rip, Ordering::Relaxed);
     apic::eoi();
 }
@@ -262,7 +262,7 @@ case! {
 static NMIS: AtomicU64 = AtomicU64::new(0);
 static IN_SHADOW: AtomicU64 = AtomicU64::new(0);
 
-fn note_nmi(frame: &mut Frame) {
+fn note_nmi(frame: &mut TrapFrame) {
     NMIS.fetch_add(1, Ordering::Relaxed);
     if frame.rip == at(ss_loop_nop) {
         IN_SHADOW.fetch_add(1, Ordering::Relaxed);

@@ -12,7 +12,7 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SMI, Register};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::pebs::record;
-use hindsight_guest::{apic, insn, run};
+use hindsight_guest::{apic, insn, report};
 use hindsight_payloads::branch::{BTS, TR};
 use hindsight_payloads::ds::Store;
 use hindsight_payloads::pmu::{self, Ds};
@@ -290,7 +290,7 @@ case! {
         for n in 0..records.min(pmu::RECORDS) {
             let eventing = ds.record(n, record::EVENTING_RIP);
             if !check!(!is_handlers(eventing), "no sample of the handler") {
-                run::note("eventing", eventing);
+                report::measurement("eventing", eventing);
             }
         }
         pmu::reset();

@@ -6,11 +6,11 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::catch::{logged, user_with_flags};
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::dr::{Dr6, Dr7};
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, trap, vectors};
 use hindsight_payloads::debug::{self, BD, BP, BS, DB, at, call, conditions};
 use hindsight_payloads::{clear_tf, set_tf, snippet};
@@ -39,7 +39,7 @@ snippet! { step_int1 [step_int1_next step_int1_after] set_tf!(), ".byte 0xf1", "
 }
 snippet! { step_here [step_here_next] set_tf!(), "nop", "step_here_next:", clear_tf!(), "ret" }
 
-fn ignore(_frame: &mut Frame) {}
+fn ignore(_frame: &mut TrapFrame) {}
 
 case! {
     name: "int_n_gate_dpl", cpl: [3], rules: ["SWI-02"], needs: ["intn-cpl3", "iretq-cpl3", "gd"],
@@ -69,7 +69,7 @@ case! {
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
 /// Notes the saved RIP, and touches no debug register.
-fn note_rip(frame: &mut Frame) {
+fn note_rip(frame: &mut TrapFrame) {
     SEEN.store(frame.rip, Ordering::Relaxed);
 }
 
@@ -157,7 +157,7 @@ case! {
     needs_cpl3: ["int3-cpl3", "tf-cpl3", "iretq-cpl3"],
     about: "a handler that sets TF itself is stepped from there",
     fn body(ctx) {
-        fn step_myself(_frame: &mut Frame) {
+        fn step_myself(_frame: &mut TrapFrame) {
             call(step_here, 0, 0);
         }
         trap::set_handler(3, step_myself);
@@ -188,7 +188,7 @@ case! {
     needs_cpl3: ["int3-cpl3", "iretq-cpl3"],
     about: "an interrupt gate clears IF, a trap gate leaves it",
     fn body(ctx) {
-        fn note_flags(_frame: &mut Frame) {
+        fn note_flags(_frame: &mut TrapFrame) {
             SEEN.store(insn::rflags(), Ordering::Relaxed);
         }
         trap::set_handler(3, note_flags);

@@ -5,8 +5,8 @@
 
 use core::arch::asm;
 
-use hindsight_guest::boot::{KERNEL_CODE, KERNEL_DATA, USER_CODE, USER_DATA};
 use hindsight_guest::catch::user_with_flags;
+use hindsight_guest::gdt::{KERNEL_CODE, KERNEL_DATA, USER_CODE, USER_DATA};
 use hindsight_guest::insn;
 use hindsight_guest::msr::{self, GP};
 use hindsight_guest::paging::{self, D, P, RW, US};

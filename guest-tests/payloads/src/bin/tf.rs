@@ -6,15 +6,15 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use hindsight_guest::boot::{FIRST_TSS, KERNEL_CODE};
 use hindsight_guest::catch::logged;
-use hindsight_guest::cpu::MAX_CPUS;
+use hindsight_guest::exception::TrapFrame;
+use hindsight_guest::gdt::MAX_CPUS;
+use hindsight_guest::gdt::{FIRST_TSS, KERNEL_CODE};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{DEFAULT_BASE, Register};
 use hindsight_guest::regs::dr::Dr6;
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, paging, trap};
 use hindsight_payloads::access::{self, Page};
 use hindsight_payloads::debug::{self, BS, CLEAR_TF_STEPS, DB, at, event, events};
@@ -96,7 +96,7 @@ case! {
 
 static FLAGS: AtomicU64 = AtomicU64::new(0);
 
-fn map_other(_frame: &mut Frame) {
+fn map_other(_frame: &mut TrapFrame) {
     FLAGS.store(insn::rflags(), Ordering::Relaxed);
     paging::change(OTHER.address(), paging::P, 0);
 }
@@ -201,7 +201,7 @@ case! {
 static STEP: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// Notes where the first step was, and ends the stepping.
-fn end_stepping(frame: &mut Frame) {
+fn end_stepping(frame: &mut TrapFrame) {
     STEP[0].store(frame.rip, Ordering::Relaxed);
     STEP[1].store(frame.cs & 3, Ordering::Relaxed);
     frame.rflags &= !TF;

@@ -36,8 +36,8 @@ use hindsight_guest::regs::msr::{
     IA32_DEBUGCTL, IA32_DS_AREA, IA32_PEBS_ENABLE, IA32_PERF_GLOBAL_STATUS_RESET, IA32_PQR_ASSOC,
 };
 use hindsight_guest::regs::pmu::pebs;
-use hindsight_guest::trap::{self, Frame};
 use hindsight_guest::{apic, cpu, exit, insn, msr, port, run};
+use hindsight_guest::{exception::TrapFrame, trap};
 use hindsight_payloads::access::Page;
 use hindsight_payloads::branch::{BTINT, BTS, LBR, TR};
 use hindsight_payloads::ds::{Area, RECORD_BYTES};
@@ -99,7 +99,7 @@ static mut KEYS: [u32; NUMBERS] = [0; NUMBERS];
 static mut COMPOSITE: [u8; SIEVE] = [0; SIEVE];
 
 fn start(info: StartInfo) -> ! {
-    info::keep_command_line(info);
+    info::copy_command_line(info);
     if let Some(how) = info::option("trace") {
         trace(how);
     }
@@ -241,7 +241,7 @@ fn take_interrupts() -> bool {
     TAKEN.load(Ordering::Acquire) == INTERRUPTS
 }
 
-fn on_overflow(_: &mut Frame) {
+fn on_overflow(_: &mut TrapFrame) {
     if TAKEN.fetch_add(1, Ordering::AcqRel) + 1 < INTERRUPTS {
         rearm();
     }

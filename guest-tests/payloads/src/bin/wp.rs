@@ -7,12 +7,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic;
 use hindsight_guest::catch::logged;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{DEFAULT_BASE, Register};
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
 use hindsight_guest::regs::msr::{IA32_FS_BASE, IA32_GS_BASE};
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, paging, trap};
 use hindsight_payloads::access::{self, Page};
 use hindsight_payloads::debug::{self, DB, arm, at, conditions, event, events};
@@ -311,7 +311,7 @@ case! {
 
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
-fn note_value(_frame: &mut Frame) {
+fn note_value(_frame: &mut TrapFrame) {
     SEEN.store(
         u64::from(access::load(PAGE.address())) << 32 | conditions(insn::read_dr6()),
         Ordering::Relaxed,
@@ -366,7 +366,7 @@ case! {
         check_eq!(log.events().get(1).map(|e| e.vector), Some(3), "then the #BP");
         // The end of the call writes to the frame too: what counts is the entry of the handler.
         let log = logged(DB, || { debug::run(ctx, one_ud2, 0, 0); });
-        let at_handler = |e: &hindsight_guest::catch::Exception| e.rip == hindsight_guest::vectors::entry(6);
+        let at_handler = |e: &hindsight_guest::exception::CaughtException| e.rip == hindsight_guest::vectors::entry(6);
         check!(!log.events().iter().any(at_handler), "none at the handler of #UD");
         debug::disarm();
         hindsight_guest::cpu::set_rsp0(old);
@@ -384,7 +384,7 @@ case! {
         // SAFETY: it stores ten bytes.
         unsafe { core::arch::asm!("sgdt [{}]", in(reg) &raw mut pointer, options(nostack)) };
         let base = pointer[2..].iter().rev().fold(0, |base, byte| base << 8 | u64::from(*byte));
-        let selector = u64::from(hindsight_guest::boot::USER_DATA);
+        let selector = u64::from(hindsight_guest::gdt::USER_DATA);
         arm(0, base + (selector & !7), Condition::ReadWrite, Length::Eight);
         check_events!(events(ctx, load_es, selector, 0), [], "no #DB");
     }

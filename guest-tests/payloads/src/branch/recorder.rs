@@ -3,9 +3,9 @@
 use core::arch::global_asm;
 use core::cell::UnsafeCell;
 
-use hindsight_guest::boot::{USER_CODE, USER_DATA};
 use hindsight_guest::catch::catch;
 use hindsight_guest::check_eq;
+use hindsight_guest::gdt::{USER_CODE, USER_DATA};
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
 use hindsight_guest::vectors::{restore_gate, set_gate};
 use hindsight_guest::{insn, msr};
