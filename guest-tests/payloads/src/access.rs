@@ -33,12 +33,12 @@ pub fn call(address: u64) {
 /// A page of memory to play with.
 #[repr(C, align(4096))]
 #[derive(Debug)]
-pub struct Page(core::cell::UnsafeCell<[u8; 4096]>);
+pub struct ScratchPage(core::cell::UnsafeCell<[u8; 4096]>);
 
 // SAFETY: payloads use it by address, with volatile accesses.
-unsafe impl Sync for Page {}
+unsafe impl Sync for ScratchPage {}
 
-impl Page {
+impl ScratchPage {
     /// A page of zeros.
     pub const fn new() -> Self {
         Self(core::cell::UnsafeCell::new([0; 4096]))
@@ -50,7 +50,7 @@ impl Page {
     }
 }
 
-impl Default for Page {
+impl Default for ScratchPage {
     fn default() -> Self {
         Self::new()
     }

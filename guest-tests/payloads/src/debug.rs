@@ -19,9 +19,9 @@ pub const BS: u64 = Dr6::BS.bits();
 pub const BD: u64 = Dr6::BD.bits();
 
 /// A sequence of instructions that [`snippet!`](crate::snippet!) made; it is given two values in RDI and RSI.
-pub type Code = unsafe extern "C" fn(u64, u64) -> u64;
+pub type SnippetFn = unsafe extern "C" fn(u64, u64) -> u64;
 /// A label inside a sequence.
-pub type Label = unsafe extern "C" fn();
+pub type SnippetLabel = unsafe extern "C" fn();
 
 /// Writes instructions that are called as `extern "C" fn(u64, u64) -> u64`, with labels to compare addresses
 /// with. The instructions end with RET and keep what a C function keeps.
@@ -63,12 +63,12 @@ macro_rules! clear_tf {
 pub const CLEAR_TF_STEPS: usize = 3;
 
 /// The address of a label.
-pub fn at(label: Label) -> u64 {
+pub fn at(label: SnippetLabel) -> u64 {
     label as *const () as u64
 }
 
 /// The address of the first instruction of a sequence.
-pub fn start(code: Code) -> u64 {
+pub fn start(code: SnippetFn) -> u64 {
     code as *const () as u64
 }
 
@@ -81,17 +81,17 @@ pub fn conditions(dr6: u64) -> u64 {
 pub fn arm(slot: u8, address: u64, condition: Condition, length: Length) {
     insn::write_dr7(Dr7::RESET.0);
     insn::write_dr6(Dr6::RESET);
-    also(slot, address, condition, length);
+    arm_also(slot, address, condition, length);
 }
 
 /// Arms breakpoint `slot` besides those that are armed.
-pub fn also(slot: u8, address: u64, condition: Condition, length: Length) {
+pub fn arm_also(slot: u8, address: u64, condition: Condition, length: Length) {
     insn::write_dr(slot, address);
     insn::write_dr7(Dr7(insn::read_dr7()).with(Slot(slot), condition, length).0);
 }
 
 /// Arms instruction breakpoint `slot` alone.
-pub fn arm_at(slot: u8, label: Label) {
+pub fn arm_at(slot: u8, label: SnippetLabel) {
     arm(slot, at(label), Condition::Execute, Length::One);
 }
 
@@ -101,19 +101,19 @@ pub fn disarm() {
 }
 
 /// Runs a sequence at the level of this run, and returns the exception that ended it, if one did.
-pub fn run(ctx: &Ctx, code: Code, first: u64, second: u64) -> Option<CaughtException> {
+pub fn run(ctx: &Ctx, code: SnippetFn, first: u64, second: u64) -> Option<CaughtException> {
     ctx.run(|| call(code, first, second))
 }
 
 /// Calls a sequence.
-pub fn call(code: Code, first: u64, second: u64) {
+pub fn call(code: SnippetFn, first: u64, second: u64) {
     // SAFETY: sequences keep the C rules.
     unsafe { code(first, second) };
 }
 
 /// Runs a sequence at the level of this run, and returns the #DBs that it met. Each is resumed, an instruction
 /// breakpoint with RF set. Breakpoints are disarmed afterwards.
-pub fn events(ctx: &Ctx, code: Code, first: u64, second: u64) -> &'static ExceptionLog {
+pub fn events(ctx: &Ctx, code: SnippetFn, first: u64, second: u64) -> &'static ExceptionLog {
     let log = catch::logged(DB, || {
         run(ctx, code, first, second);
     });

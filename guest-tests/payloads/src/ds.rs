@@ -7,7 +7,7 @@ use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr::{IA32_DS_AREA, IA32_MISC_ENABLE};
 use hindsight_guest::{insn, msr};
 
-use crate::branch::{List, Transfer};
+use crate::branch::{BranchList, TakenBranch};
 
 /// Bytes of a BTS record.
 pub const RECORD_BYTES: u64 = 24;
@@ -26,7 +26,7 @@ pub fn present() -> bool {
 /// The management area, 64-bit format.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Area {
+pub struct DsArea {
     /// First byte of the branch-trace buffer.
     pub base: u64,
     /// Where the next record goes.
@@ -42,7 +42,7 @@ pub struct Area {
 /// A branch record.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct BtsRecord {
     /// Source, linear.
     pub from: u64,
     /// Destination, linear.
@@ -57,18 +57,18 @@ pub const BUFFER: usize = 8192;
 /// Pages of their own for the area and the buffer.
 #[repr(C, align(4096))]
 #[derive(Debug)]
-pub struct Store {
+pub struct DsPages {
     area: UnsafeCell<[u8; 4096]>,
     buffer: UnsafeCell<[u8; BUFFER]>,
 }
 
 // SAFETY: used by address, with volatile accesses, by one processor at a time.
-unsafe impl Sync for Store {}
+unsafe impl Sync for DsPages {}
 
 /// What the buffer is filled with before a run.
 pub const FILL: u8 = 0xa5;
 
-impl Store {
+impl DsPages {
     /// An area of zeros.
     pub const fn new() -> Self {
         Self {
@@ -88,15 +88,15 @@ impl Store {
     }
 
     /// Reads the management area.
-    pub fn area(&self) -> Area {
+    pub fn area(&self) -> DsArea {
         // SAFETY: the page holds the area; the processor may write it, hence volatile.
-        unsafe { self.area.get().cast::<Area>().read_volatile() }
+        unsafe { self.area.get().cast::<DsArea>().read_volatile() }
     }
 
     /// Writes the management area.
-    pub fn set_area(&self, area: Area) {
+    pub fn set_area(&self, area: DsArea) {
         // SAFETY: as in `area`.
-        unsafe { self.area.get().cast::<Area>().write_volatile(area) };
+        unsafe { self.area.get().cast::<DsArea>().write_volatile(area) };
     }
 
     /// The byte at `offset` of the buffer's pages.
@@ -107,24 +107,24 @@ impl Store {
     }
 
     /// The record that begins at address `at`, which is inside the buffer.
-    pub fn record(&self, at: u64) -> Record {
+    pub fn record(&self, at: u64) -> BtsRecord {
         let offset = at.wrapping_sub(self.buffer_address());
         assert!(offset <= BUFFER as u64 - RECORD_BYTES, "inside the buffer");
         // SAFETY: checked above; unaligned places are allowed.
-        unsafe { (at as *const Record).read_unaligned() }
+        unsafe { (at as *const BtsRecord).read_unaligned() }
     }
 
     /// Fills the buffer with [`FILL`], makes an area for `count` records, empty, with the threshold
     /// at the maximum and marks in all other fields, and tells the processor.
-    pub fn arm(&self, count: u64) -> Area {
+    pub fn arm(&self, count: u64) -> DsArea {
         self.arm_at(self.buffer_address(), count)
     }
 
     /// As [`arm`](Self::arm), with the buffer at `base`.
-    pub fn arm_at(&self, base: u64, count: u64) -> Area {
+    pub fn arm_at(&self, base: u64, count: u64) -> DsArea {
         // SAFETY: the buffer is inside the static.
         unsafe { self.buffer.get().cast::<u8>().write_bytes(FILL, BUFFER) };
-        let area = Area {
+        let area = DsArea {
             base,
             index: base,
             maximum: base + count * RECORD_BYTES,
@@ -137,13 +137,13 @@ impl Store {
     }
 
     /// The records from the base up to the index.
-    pub fn records(&self) -> List {
+    pub fn records(&self) -> BranchList {
         let area = self.area();
-        let mut list = List::new();
+        let mut list = BranchList::new();
         let mut at = area.base;
         while at + RECORD_BYTES <= area.index.min(area.base + 160 * RECORD_BYTES) {
             let record = self.record(at);
-            list.push(Transfer::new(record.from, record.to, 0));
+            list.push(TakenBranch::new(record.from, record.to, 0));
             at += RECORD_BYTES;
         }
         list
@@ -151,9 +151,9 @@ impl Store {
 
     /// Checks that exactly `expected` was stored from the base of `before` on, that the index says so,
     /// that nothing else changed in the area or the buffer, and that all flags are 0.
-    pub fn check_stored(&self, before: &Area, expected: &[Transfer]) -> bool {
+    pub fn check_stored(&self, before: &DsArea, expected: &[TakenBranch]) -> bool {
         let end = before.index + expected.len() as u64 * RECORD_BYTES;
-        let after = Area {
+        let after = DsArea {
             index: end,
             ..*before
         };
@@ -163,7 +163,7 @@ impl Store {
             "the index, from the base"
         );
         good &= check!(
-            Area {
+            DsArea {
                 index: end,
                 ..self.area()
             } == after,
@@ -185,7 +185,7 @@ impl Store {
     }
 }
 
-impl Default for Store {
+impl Default for DsPages {
     fn default() -> Self {
         Self::new()
     }

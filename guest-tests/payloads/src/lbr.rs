@@ -8,8 +8,8 @@ use hindsight_guest::regs::msr::{
 };
 use hindsight_guest::{insn, msr};
 
-use crate::branch::recorder::Seen;
-use crate::branch::{LBR, List, Sequence, Transfer, run_sequence};
+use crate::branch::recorder::RunEvents;
+use crate::branch::{BranchList, BranchSequence, LBR, TakenBranch, run_sequence};
 
 /// Entries of the stack.
 pub const ENTRIES: usize = 32;
@@ -26,7 +26,7 @@ pub fn present() -> bool {
 
 /// The whole stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stack {
+pub struct LbrStack {
     /// Index of the newest entry.
     pub tos: u64,
     /// Sources.
@@ -51,7 +51,7 @@ fn write_all(first: u32, values: &[u64; ENTRIES]) {
     }
 }
 
-impl Stack {
+impl LbrStack {
     /// An empty stack, as RESET leaves it.
     pub const EMPTY: Self = Self {
         tos: 0,
@@ -88,7 +88,7 @@ impl Stack {
 
 /// Empties the stack and the last exception record, and takes the filter away.
 pub fn reset() {
-    Stack::EMPTY.write();
+    LbrStack::EMPTY.write();
     msr::write(MSR_LBR_SELECT, 0);
     msr::write(MSR_LER_FROM_LIP, 0);
     msr::write(MSR_LER_TO_LIP, 0);
@@ -101,7 +101,7 @@ pub fn ler() -> (u64, u64) {
 
 /// Checks that the stack, empty before, holds exactly the records `expected`: TOS, the records down
 /// from it as far as they were not overwritten, the entries beyond them empty, INFO without flags.
-pub fn check_records(stack: &Stack, expected: &[Transfer]) -> bool {
+pub fn check_records(stack: &LbrStack, expected: &[TakenBranch]) -> bool {
     let count = expected.len() as u64;
     let mut good = check_eq!(stack.tos, count % ENTRIES as u64, "TOS");
     for (age, record) in expected.iter().rev().take(ENTRIES).enumerate() {
@@ -117,18 +117,18 @@ pub fn check_records(stack: &Stack, expected: &[Transfer]) -> bool {
 }
 
 /// [`check_records`] of the stack as it is now.
-pub fn check_list(expected: &List) -> bool {
-    check_records(&Stack::read(), expected.items())
+pub fn check_list(expected: &BranchList) -> bool {
+    check_records(&LbrStack::read(), expected.items())
 }
 
 /// Runs the sequence with LBR on, from an empty stack.
-pub fn record(level: u8, sequence: &Sequence) -> Option<Seen> {
+pub fn record(level: u8, sequence: &BranchSequence) -> Option<RunEvents> {
     reset();
     run_sequence(level, sequence, LBR)
 }
 
 /// Records the sequence and checks the whole stack.
-pub fn check_sequence(level: u8, sequence: &Sequence) -> Option<Seen> {
+pub fn check_sequence(level: u8, sequence: &BranchSequence) -> Option<RunEvents> {
     let seen = record(level, sequence)?;
     check_list(&sequence.all(level));
     Some(seen)

@@ -165,7 +165,7 @@ fn on_pmi(frame: &mut TrapFrame) {
 
 /// What the handler of the interrupt saw.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen {
+pub struct PmiState {
     /// Interrupts taken.
     pub taken: u64,
     /// RIP that the last one interrupted.
@@ -178,9 +178,9 @@ pub struct Seen {
     pub lvt: u64,
 }
 
-/// What was seen since [`listen`].
-pub fn seen() -> Seen {
-    Seen {
+/// What was seen since [`unmask_pmi`].
+pub fn pmi_state() -> PmiState {
+    PmiState {
         taken: TAKEN.load(Ordering::Acquire),
         rip: RIP.load(Ordering::Acquire),
         status: STATUS.load(Ordering::Acquire),
@@ -193,7 +193,7 @@ pub fn seen() -> Seen {
 }
 
 /// Unmasks the LVT entry: an interrupt with [`VECTOR`], or an NMI.
-pub fn listen(nmi: bool) {
+pub fn unmask_pmi(nmi: bool) {
     TAKEN.store(0, Ordering::Release);
     trap::set_handler(VECTOR, on_pmi);
     trap::set_handler(2, on_pmi);
@@ -203,34 +203,34 @@ pub fn listen(nmi: bool) {
 }
 
 /// Masks the LVT entry, and takes no more interrupts.
-pub fn deafen() {
+pub fn mask_pmi() {
     stop();
     insn::cli();
     apic::write(Register::LVT_PMC, LVT_MASKED);
     apic::disable();
 }
 
-/// Records in the PEBS buffer of [`Area`], of 200 bytes.
+/// Records in the PEBS buffer of [`PebsPages`], of 200 bytes.
 pub const RECORDS: usize = 16;
 
 /// A DS buffer management area with its PEBS buffer.
 #[repr(C, align(4096))]
 #[derive(Debug)]
-pub struct Area {
+pub struct PebsPages {
     management: [u64; 512],
     buffer: [u64; 512],
 }
 
-static mut AREA: Area = Area {
+static mut AREA: PebsPages = PebsPages {
     management: [0; 512],
     buffer: [0; 512],
 };
 
 /// The DS area of the payload.
 #[derive(Clone, Copy, Debug)]
-pub struct Ds(*mut Area);
+pub struct PebsArea(*mut PebsPages);
 
-impl Ds {
+impl PebsArea {
     /// Sets up room for `records`, a threshold at record `threshold`, and reset values; all of the
     /// buffer reads A5H bytes. The area is in IA32_DS_AREA.
     pub fn new(records: usize, threshold: usize, reset: [u64; 4]) -> Self {

@@ -10,12 +10,12 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::{msr, smp};
 use hindsight_payloads::branch::{BTF, BTINT, BTS, BTS_OFF_OS, BTS_OFF_USR, TR, other_bits};
-use hindsight_payloads::ds::{self, Store};
+use hindsight_payloads::ds::{self, DsPages};
 use hindsight_payloads::{need_bts, need_lbr};
 
 payload!("branch_init");
 
-static STORE: Store = Store::new();
+static STORE: DsPages = DsPages::new();
 
 /// MSRs that INIT leaves alone, each with a value of its own.
 const KEPT: [(u32, u64); 9] = [

@@ -13,15 +13,16 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::msr::{IA32_DEBUGCTL, MSR_LBR_SELECT};
 use hindsight_guest::{insn, msr};
 use hindsight_payloads::branch::{
-    BTF, BTS, BTS_OFF_OS, FAR, JCC, LBR, List, REL_CALL, REL_JMP, RET, TR, Transfer, run_sequence,
+    BTF, BTS, BTS_OFF_OS, BranchList, FAR, JCC, LBR, REL_CALL, REL_JMP, RET, TR, TakenBranch,
+    run_sequence,
 };
-use hindsight_payloads::ds::{RECORD_BYTES, Store};
-use hindsight_payloads::lbr::{self, Stack};
+use hindsight_payloads::ds::{DsPages, RECORD_BYTES};
+use hindsight_payloads::lbr::{self, LbrStack};
 use hindsight_payloads::{need_bts, need_lbr, sequence};
 
 payload!("branch_modes");
 
-static STORE: Store = Store::new();
+static STORE: DsPages = DsPages::new();
 
 sequence! {
     /// Goes to the segment that `compat_selector` names, and back: in between a jump, a call, a return
@@ -71,7 +72,7 @@ unsafe extern "C" {
 
 /// Chooses the code segment of [`compatibility`], whose base is `base`, and returns its branches as
 /// offsets in their segments.
-fn choose(level: u8, selector: u16, base: u64) -> List {
+fn choose(level: u8, selector: u16, base: u64) -> BranchList {
     let records = compatibility().records();
     let inside = records[0].to;
     let offset = u32::try_from(inside - base).unwrap_or(0);
@@ -88,19 +89,19 @@ fn choose(level: u8, selector: u16, base: u64) -> List {
             address
         }
     };
-    let mut list = List::new();
+    let mut list = BranchList::new();
     for item in compatibility().all(level).items() {
-        list.push(Transfer::new(cut(item.from), cut(item.to), item.class()));
+        list.push(TakenBranch::new(cut(item.from), cut(item.to), item.class()));
     }
     list
 }
 
 /// Records the sequence in the LBR stack and by BTS: offsets in the one, linear addresses in the other.
-fn check_compatibility(level: u8, offsets: &List) {
+fn check_compatibility(level: u8, offsets: &BranchList) {
     lbr::reset();
     if run_sequence(level, compatibility(), LBR).is_some() {
         lbr::check_list(offsets);
-        let stack = Stack::read();
+        let stack = LbrStack::read();
         for age in 0..lbr::ENTRIES {
             let (from, to) = stack.entry(age);
             check_eq!((from >> 32, to >> 32), (0, 0), "bits 63:32");
@@ -250,17 +251,21 @@ fn branches(mode: LegacyMode) -> Branches {
 
 impl Branches {
     /// Its branches, with labels as `place` gives them.
-    fn list(&self, level: u8, place: impl Fn(BlobLabel) -> u32) -> List {
-        let mut list = List::new();
+    fn list(&self, level: u8, place: impl Fn(BlobLabel) -> u32) -> BranchList {
+        let mut list = BranchList::new();
         let count = if level == 3 { 5 } else { 4 };
         for (from, to, class) in self.taken.into_iter().take(count) {
-            list.push(Transfer::new(place(from).into(), place(to).into(), class));
+            list.push(TakenBranch::new(
+                place(from).into(),
+                place(to).into(),
+                class,
+            ));
         }
         list
     }
 
     /// Offsets in CS as the mode has them.
-    fn offsets(&self, level: u8, mode: LegacyMode) -> List {
+    fn offsets(&self, level: u8, mode: LegacyMode) -> BranchList {
         if matches!(mode, LegacyMode::Protected32(_)) {
             self.linear(level)
         } else {
@@ -268,7 +273,7 @@ impl Branches {
         }
     }
 
-    fn linear(&self, level: u8) -> List {
+    fn linear(&self, level: u8) -> BranchList {
         self.list(level, |label| self.blob.linear(label))
     }
 }
@@ -358,12 +363,12 @@ case! {
             lbr::reset();
             msr::write(MSR_LBR_SELECT, 1);
             let what = run_user(mode, paging, LBR);
-            let stack = Stack::read();
-            let mut expected = List::new();
+            let stack = LbrStack::read();
+            let mut expected = BranchList::new();
             // The way into the mode; where it is from is the runtime's.
             let flat = matches!(mode, LegacyMode::Protected32(_));
             let user = if flat { what.blob.linear(what.user) } else { what.blob.offset(what.user) };
-            expected.push(Transfer::new(stack.from[1], user.into(), FAR));
+            expected.push(TakenBranch::new(stack.from[1], user.into(), FAR));
             what.offsets(ctx.cpl, mode).items().iter().for_each(|&item| expected.push(item));
             if !lbr::check_records(&stack, expected.items()) {
                 hindsight_guest::report::measurement("mode", number);
@@ -398,7 +403,7 @@ case! {
             let mut expected = what.linear(ctx.cpl);
             // The UD2 at the end; where it goes is the runtime's.
             let last = STORE.record(area.base + 5 * RECORD_BYTES);
-            expected.push(Transfer::new(what.blob.linear(what.done).into(), last.to, FAR));
+            expected.push(TakenBranch::new(what.blob.linear(what.done).into(), last.to, FAR));
             if !STORE.check_stored(&area, expected.items()) {
                 hindsight_guest::report::measurement("mode", number);
             }
@@ -459,10 +464,10 @@ case! {
             check_eq!(machine.last().vector_and_eip(), (6, blob.linear(tasks_done)), "the end");
             let place = |label| u64::from(blob.linear(label));
             let records = [
-                Transfer::new(place(tasks_jump), place(tasks_there), FAR),
-                Transfer::new(place(tasks_branch), place(tasks_target), REL_JMP),
+                TakenBranch::new(place(tasks_jump), place(tasks_there), FAR),
+                TakenBranch::new(place(tasks_branch), place(tasks_target), REL_JMP),
             ];
-            lbr::check_records(&Stack::read(), &records[skipped..]);
+            lbr::check_records(&LbrStack::read(), &records[skipped..]);
         }
     }
 }

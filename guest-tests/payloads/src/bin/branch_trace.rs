@@ -15,7 +15,7 @@ use hindsight_guest::show::{TextSink, decimal};
 use hindsight_guest::trap;
 use hindsight_guest::{apic, msr, serial};
 use hindsight_payloads::branch::{BTINT, BTS, BTS_OFF_OS, TR};
-use hindsight_payloads::ds::{RECORD_BYTES, Store};
+use hindsight_payloads::ds::{DsPages, RECORD_BYTES};
 use hindsight_payloads::need_bts;
 
 payload!("branch_trace");
@@ -84,7 +84,7 @@ const ROUNDS: u64 = 60;
 /// What [`program`] answers for [`ROUNDS`]: found by a program elsewhere.
 const ANSWER: u64 = 1993;
 
-static STORE: Store = Store::new();
+static STORE: DsPages = DsPages::new();
 /// Records in the buffer, and after how many of them the NMI comes.
 const RECORDS: u64 = 300;
 const THRESHOLD: u64 = 100;
@@ -125,7 +125,7 @@ impl Profile {
             self.take(record.from, record.to);
             place += RECORD_BYTES;
         }
-        STORE.set_area(hindsight_payloads::ds::Area {
+        STORE.set_area(hindsight_payloads::ds::DsArea {
             index: area.base,
             ..area
         });
@@ -213,7 +213,7 @@ case! {
         apic::write(Apic::LVT_PMC, LVT_NMI);
         trap::set_handler(2, nmi);
         let area = STORE.arm(RECORDS);
-        STORE.set_area(hindsight_payloads::ds::Area { threshold: area.base + THRESHOLD * RECORD_BYTES, ..area });
+        STORE.set_area(hindsight_payloads::ds::DsArea { threshold: area.base + THRESHOLD * RECORD_BYTES, ..area });
         let mut answer = 0;
         let debugctl = TR | BTS | BTINT | if ctx.cpl == 3 { BTS_OFF_OS } else { 0 };
         msr::write(IA32_DEBUGCTL, debugctl);

@@ -13,9 +13,9 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
-use hindsight_payloads::branch::recorder::Handler;
+use hindsight_payloads::branch::recorder::AsmHandler;
 use hindsight_payloads::branch::sequences as seq;
-use hindsight_payloads::branch::{BTF, LBR, Run, Sequence, run_checked};
+use hindsight_payloads::branch::{BTF, BranchRun, BranchSequence, LBR, run_checked};
 use hindsight_payloads::{need_lbr, sequence};
 
 payload!("btf");
@@ -116,19 +116,19 @@ unsafe extern "C" {
     static mut btf_log: Log;
 }
 
-const HANDLERS: &[(u8, Handler)] = &[(1, btf_handler)];
+const HANDLERS: &[(u8, AsmHandler)] = &[(1, btf_handler)];
 
 /// Runs the sequence with IA32_DEBUGCTL = `debugctl`, which every #DB sets to `rearm`.
-fn stepped(level: u8, sequence: &Sequence, debugctl: u64, rearm: u64) -> Option<Log> {
+fn stepped(level: u8, sequence: &BranchSequence, debugctl: u64, rearm: u64) -> Option<Log> {
     // SAFETY: no run is going on.
     unsafe {
         (&raw mut btf_log.count).write_volatile(0);
         (&raw mut btf_log.rearm).write_volatile(rearm);
     }
     insn::write_dr6(Dr6::RESET);
-    run_checked(Run {
+    run_checked(BranchRun {
         handlers: HANDLERS,
-        ..Run::new(level, sequence, debugctl)
+        ..BranchRun::new(level, sequence, debugctl)
     })?;
     // SAFETY: the run is over.
     Some(unsafe { (&raw const btf_log).read_volatile() })
@@ -136,7 +136,7 @@ fn stepped(level: u8, sequence: &Sequence, debugctl: u64, rearm: u64) -> Option<
 
 /// Checks that there was a #DB after each of the sequence's records, at its target, with BS alone, and
 /// that its handler found BTF clear.
-fn check_steps(log: &Log, sequence: &Sequence) {
+fn check_steps(log: &Log, sequence: &BranchSequence) {
     let expected = sequence.records();
     check_eq!(log.count, expected.len(), "#DBs");
     for (n, (step, record)) in (0_u64..).zip(log.steps().iter().zip(expected)) {
@@ -312,7 +312,7 @@ case! {
             (&raw mut btf_log.rearm).write_volatile(BTF);
         }
         let sequence = iret_target();
-        let what = Run { handlers: HANDLERS, flags: 0x100, ..Run::new(3, sequence, BTF) };
+        let what = BranchRun { handlers: HANDLERS, flags: 0x100, ..BranchRun::new(3, sequence, BTF) };
         require!(run_checked(what).is_some(), "the run ended well");
         // SAFETY: the run is over.
         let log = unsafe { (&raw const btf_log).read_volatile() };

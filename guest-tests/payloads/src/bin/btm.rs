@@ -10,12 +10,12 @@ use hindsight_guest::regs::dr::Dr6;
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{BTS, BTS_OFF_OS, BTS_OFF_USR, LBR, TR, run_sequence};
-use hindsight_payloads::ds::Store;
+use hindsight_payloads::ds::DsPages;
 use hindsight_payloads::{lbr, need_bts, sequence};
 
 payload!("btm");
 
-static STORE: Store = Store::new();
+static STORE: DsPages = DsPages::new();
 
 case! {
     name: "execution_is_unaffected", cpl: [0, 3], rules: ["BTM-01", "BTM-05"], needs: [],

@@ -14,18 +14,18 @@ use hindsight_guest::{apic, insn, msr, paging};
 use hindsight_payloads::branch::recorder::IRQ_VECTOR;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
-    BTINT, BTS, BTS_OFF_OS, BTS_OFF_USR, LBR, List, Sequence, TR, run_sequence,
+    BTINT, BTS, BTS_OFF_OS, BTS_OFF_USR, BranchList, BranchSequence, LBR, TR, run_sequence,
 };
-use hindsight_payloads::ds::{self, Area, RECORD_BYTES, Store};
-use hindsight_payloads::lbr::{self, Stack};
+use hindsight_payloads::ds::{self, DsArea, DsPages, RECORD_BYTES};
+use hindsight_payloads::lbr::{self, LbrStack};
 use hindsight_payloads::{need_bts, sequence};
 
 payload!("bts");
 
-static STORE: Store = Store::new();
+static STORE: DsPages = DsPages::new();
 
 /// Stores the sequence with TR, BTS and these bits in a large buffer, and checks what is there.
-fn check_stored(level: u8, sequence: &Sequence, bits: u64) -> bool {
+fn check_stored(level: u8, sequence: &BranchSequence, bits: u64) -> bool {
     let debugctl = TR | BTS | bits;
     let area = STORE.arm(100);
     if run_sequence(level, sequence, debugctl).is_none() {
@@ -129,7 +129,7 @@ case! {
         lbr::reset();
         msr::write(reg::MSR_LBR_SELECT, 0x1ff);
         check_stored(ctx.cpl, seq::one_of_each(), 0);
-        check!(Stack::read() == Stack::EMPTY, "the LBR stack is as before");
+        check!(LbrStack::read() == LbrStack::EMPTY, "the LBR stack is as before");
         // Both at once.
         lbr::reset();
         check_stored(ctx.cpl, seq::one_of_each(), LBR);
@@ -204,7 +204,7 @@ case! {
 }
 
 /// Checks what a circular buffer of `count` records holds after `expected`.
-fn check_circular(area: &Area, count: u64, expected: &List) {
+fn check_circular(area: &DsArea, count: u64, expected: &BranchList) {
     let total = expected.items().len() as u64;
     check_eq!(
         STORE.area().index.wrapping_sub(area.base),
@@ -226,10 +226,10 @@ fn check_circular(area: &Area, count: u64, expected: &List) {
     let beyond = (end..ds::BUFFER).all(|n| STORE.byte(n) == ds::FILL);
     check!(beyond, "nothing at or above the maximum is written");
     check!(
-        Area {
+        DsArea {
             index: 0,
             ..STORE.area()
-        } == Area { index: 0, ..*area },
+        } == DsArea { index: 0, ..*area },
         "the other fields"
     );
 }
@@ -328,14 +328,14 @@ case! {
         let n = all.items().len() as u64;
         // Below the base: stored there.
         let area = STORE.arm_at(STORE.buffer_address() + 4096, 40);
-        let area = Area { index: area.base - 10 * RECORD_BYTES, ..area };
+        let area = DsArea { index: area.base - 10 * RECORD_BYTES, ..area };
         STORE.set_area(area);
         require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "the run ended well");
         STORE.check_stored(&area, all.items());
         // At and beyond the maximum, circular: from the base on.
         for beyond in [0, 1, RECORD_BYTES, 1 << 40] {
             let area = STORE.arm(40);
-            STORE.set_area(Area { index: area.maximum + beyond, ..area });
+            STORE.set_area(DsArea { index: area.maximum + beyond, ..area });
             require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "the run ended well");
             STORE.check_stored(&area, all.items());
             check_eq!(STORE.area().index - area.base, n * RECORD_BYTES, "the index");
@@ -343,7 +343,7 @@ case! {
         // With BTINT: dropped.
         for beyond in [0, 1, RECORD_BYTES, 1 << 40] {
             let area = STORE.arm(40);
-            let area = Area { index: area.maximum + beyond, ..area };
+            let area = DsArea { index: area.maximum + beyond, ..area };
             STORE.set_area(area);
             require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS | BTINT).is_some(), "the run ended well");
             check!(STORE.area() == area, "the index stays");
@@ -360,7 +360,7 @@ case! {
         let base = STORE.buffer_address();
         for (index, maximum) in [(base, base), (base, base + 23), (base, base - 1), (base + 100, base), (base, 0)] {
             for bits in [0, BTINT] {
-                let area = Area { index, maximum, ..STORE.arm(1) };
+                let area = DsArea { index, maximum, ..STORE.arm(1) };
                 STORE.set_area(area);
                 require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS | bits).is_some(), "the run ended well");
                 check!(STORE.area() == area, "the area is as before");

@@ -14,16 +14,16 @@ use hindsight_guest::{apic, insn, msr};
 use hindsight_payloads::branch::recorder::IRQ_VECTOR;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
-    BTINT, BTS, FAR, FREEZE_LBRS_ON_PMI, FREEZE_PERFMON_ON_PMI, LBR, List, Run, Sequence, TR,
-    Transfer, run_checked, run_sequence,
+    BTINT, BTS, BranchList, BranchRun, BranchSequence, FAR, FREEZE_LBRS_ON_PMI,
+    FREEZE_PERFMON_ON_PMI, LBR, TR, TakenBranch, run_checked, run_sequence,
 };
-use hindsight_payloads::ds::{Area, RECORD_BYTES, Store};
+use hindsight_payloads::ds::{DsArea, DsPages, RECORD_BYTES};
 use hindsight_payloads::lbr;
 use hindsight_payloads::{need_bts, sequence};
 
 payload!("bts_pmi");
 
-static STORE: Store = Store::new();
+static STORE: DsPages = DsPages::new();
 
 /// LVT: delivery mode NMI.
 const LVT_NMI: u32 = 0b100 << 8;
@@ -31,9 +31,9 @@ const LVT_NMI: u32 = 0b100 << 8;
 const LVT_FIXED: u32 = IRQ_VECTOR as u32;
 
 /// A buffer of `count` records whose threshold is after `threshold` of them.
-fn arm(count: u64, threshold: u64) -> Area {
+fn arm(count: u64, threshold: u64) -> DsArea {
     let area = STORE.arm(count);
-    let area = Area {
+    let area = DsArea {
         threshold: area.base + threshold * RECORD_BYTES,
         ..area
     };
@@ -89,7 +89,7 @@ case! {
             [(0, true), (base, true), (base + 1, true), (end - 1, true), (end, true), (end + 1, false), (u64::MAX, false)]
         {
             apic::write(Apic::LVT_PMC, LVT_FIXED);
-            let area = Area { threshold, ..STORE.arm(50) };
+            let area = DsArea { threshold, ..STORE.arm(50) };
             STORE.set_area(area);
             require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "the run ended well");
             STORE.check_stored(&area, all.items());
@@ -103,13 +103,13 @@ case! {
 
 /// The records of a run in which the interrupt comes right after record `at`, with handler `handler`
 /// returning by the IRET `back`.
-fn interrupted(all: &List, at: usize, handler: u64, back: u64) -> List {
-    let mut out = List::new();
+fn interrupted(all: &BranchList, at: usize, handler: u64, back: u64) -> BranchList {
+    let mut out = BranchList::new();
     for (n, &item) in (1..).zip(all.items()) {
         out.push(item);
         if n == at {
-            out.push(Transfer::new(item.to, handler, FAR));
-            out.push(Transfer::new(back, item.to, FAR));
+            out.push(TakenBranch::new(item.to, handler, FAR));
+            out.push(TakenBranch::new(back, item.to, FAR));
         }
     }
     out
@@ -117,7 +117,14 @@ fn interrupted(all: &List, at: usize, handler: u64, back: u64) -> List {
 
 /// Records before which the interrupt can come when code of CPL 3 runs with interrupts on: all but
 /// the last, at whose end they are off.
-fn check_delivery(level: u8, lvt: u32, handler: u64, back: u64, flags: u64, sequence: &Sequence) {
+fn check_delivery(
+    level: u8,
+    lvt: u32,
+    handler: u64,
+    back: u64,
+    flags: u64,
+    sequence: &BranchSequence,
+) {
     let all = sequence.all(level);
     for at in 1..all.items().len() {
         // Interrupts are off in handlers: a fixed interrupt waits for the IRET.
@@ -127,9 +134,9 @@ fn check_delivery(level: u8, lvt: u32, handler: u64, back: u64, flags: u64, sequ
         }
         apic::write(Apic::LVT_PMC, lvt);
         let area = arm(50, at as u64);
-        let what = Run {
+        let what = BranchRun {
             flags,
-            ..Run::new(level, sequence, TR | BTS | BTINT)
+            ..BranchRun::new(level, sequence, TR | BTS | BTINT)
         };
         let Some(seen) = run_checked(what) else {
             return;
@@ -234,7 +241,7 @@ case! {
         check!(!is_requested(), "nor by unmasking");
         require!(run_sequence(ctx.cpl, seq::jumps(), 0).is_some(), "the run ended well");
         check!(!is_requested(), "nor by branches that are not stored");
-        let mut twice = List::new();
+        let mut twice = BranchList::new();
         all.items().iter().chain(all.items()).for_each(|&item| twice.push(item));
         require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "the run ended well");
         STORE.check_stored(&area, twice.items());
@@ -251,7 +258,7 @@ case! {
         apic::enable();
         apic::write(Apic::LVT_PMC, LVT_FIXED);
         let area = arm(4, 1);
-        STORE.set_area(Area { index: area.maximum, ..area });
+        STORE.set_area(DsArea { index: area.maximum, ..area });
         require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "the run ended well");
         check!(!is_requested(), "nothing is requested");
         check_eq!(apic::read(Apic::LVT_PMC), LVT_FIXED, "the LVT entry");
@@ -334,7 +341,7 @@ case! {
             let expected = interrupted(&all, 2, records[0].to, records[1].from);
             STORE.check_stored(&area, expected.items());
             if bits == FREEZE_LBRS_ON_PMI {
-                lbr::check_records(&lbr::Stack::read(), &all.items()[..2]);
+                lbr::check_records(&lbr::LbrStack::read(), &all.items()[..2]);
             } else {
                 lbr::check_list(&expected);
             }
@@ -371,7 +378,7 @@ case! {
         let base = PEBS_BUFFER.as_ptr() as u64;
         let mut pebs = area.pebs;
         pebs[..4].copy_from_slice(&[base, base, base + 4 * PEBS_BYTES, base + PEBS_BYTES]);
-        STORE.set_area(Area { pebs, ..area });
+        STORE.set_area(DsArea { pebs, ..area });
         msr::write(reg::IA32_PERFEVTSEL0, BRANCHES_USER);
         // The third branch overflows, the one after it gives the record.
         msr::write(reg::IA32_A_PMC0, (1 << 48) - 3);
@@ -391,6 +398,6 @@ case! {
         check!((4..=5).contains(&at), "it came after the fourth or fifth branch");
         let records = nmi_handler().records();
         let expected = interrupted(&all, at, records[0].to, records[1].from);
-        STORE.check_stored(&Area { pebs: STORE.area().pebs, ..area }, expected.items());
+        STORE.check_stored(&DsArea { pebs: STORE.area().pebs, ..area }, expected.items());
     }
 }

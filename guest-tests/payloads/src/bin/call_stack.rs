@@ -11,8 +11,8 @@ use hindsight_guest::regs::msr::{
     IA32_DEBUGCTL, IA32_PERF_GLOBAL_STATUS_RESET, IA32_PERF_GLOBAL_STATUS_SET, MSR_LASTBRANCH_TOS,
     MSR_LBR_SELECT,
 };
-use hindsight_payloads::branch::{LBR, Sequence, Transfer, run_sequence};
-use hindsight_payloads::lbr::{self, Stack};
+use hindsight_payloads::branch::{BranchSequence, LBR, TakenBranch, run_sequence};
+use hindsight_payloads::lbr::{self, LbrStack};
 use hindsight_payloads::{need_lbr, sequence};
 
 payload!("call_stack");
@@ -25,15 +25,15 @@ const CPL_EQ_0: u64 = 1 << 0;
 const CPL_NEQ_0: u64 = 1 << 1;
 
 /// Runs the sequence in call-stack mode with these further bits, from an empty stack.
-fn run_in(level: u8, sequence: &Sequence, select: u64) -> Option<Stack> {
+fn run_in(level: u8, sequence: &BranchSequence, select: u64) -> Option<LbrStack> {
     lbr::reset();
     msr::write(MSR_LBR_SELECT, select);
     run_sequence(level, sequence, LBR)?;
-    Some(Stack::read())
+    Some(LbrStack::read())
 }
 
 /// Checks that the stack holds exactly the records of the sequence.
-fn check_calls(level: u8, sequence: &Sequence, select: u64) {
+fn check_calls(level: u8, sequence: &BranchSequence, select: u64) {
     if let Some(stack) = run_in(level, sequence, select) {
         lbr::check_records(&stack, sequence.records());
     }
@@ -71,7 +71,7 @@ case! {
         let (own, other) = if ctx.cpl == 0 { (CPL_EQ_0, CPL_NEQ_0) } else { (CPL_NEQ_0, CPL_EQ_0) };
         check_calls(ctx.cpl, calls_a_b_c(), CALL_STACK | other);
         let stack = run_in(ctx.cpl, calls_a_b_c(), CALL_STACK | own);
-        check!(stack == Some(Stack::EMPTY), "with the filter of the own level the stack stays empty");
+        check!(stack == Some(LbrStack::EMPTY), "with the filter of the own level the stack stays empty");
     }
 }
 
@@ -93,7 +93,7 @@ case! {
     fn body(ctx) {
         need_lbr!(ctx);
         let stack = require_some!(run_in(ctx.cpl, balanced(), CALL_STACK), "the run ended well");
-        check!(stack == Stack::EMPTY, "the stack is empty");
+        check!(stack == LbrStack::EMPTY, "the stack is empty");
     }
 }
 
@@ -113,7 +113,7 @@ case! {
         need_lbr!(ctx);
         let stack = require_some!(run_in(ctx.cpl, bare_return(), CALL_STACK), "the run ended well");
         check_eq!(stack.tos, 31, "TOS");
-        check!(Stack { tos: 0, ..stack } == Stack::EMPTY, "the entries");
+        check!(LbrStack { tos: 0, ..stack } == LbrStack::EMPTY, "the entries");
     }
 }
 
@@ -267,12 +267,12 @@ const DEPTH: usize = 16;
 
 /// What the probe found: call sites from the innermost outwards, and the target of each call.
 struct Probe {
-    calls: [Transfer; DEPTH],
+    calls: [TakenBranch; DEPTH],
     count: usize,
 }
 
 static mut PROBE: Probe = Probe {
-    calls: [Transfer::new(0, 0, 0); DEPTH],
+    calls: [TakenBranch::new(0, 0, 0); DEPTH],
     count: 0,
 };
 
@@ -281,7 +281,7 @@ static mut PROBE: Probe = Probe {
 extern "C" fn probe() {
     msr::write(IA32_DEBUGCTL, 0);
     let tos = msr::read(MSR_LASTBRANCH_TOS);
-    let stack = Stack::read();
+    let stack = LbrStack::read();
     check_eq!(stack.tos, tos, "TOS");
     let found = &raw mut PROBE;
     // SAFETY: one processor runs, and no handler uses it.
@@ -295,7 +295,7 @@ extern "C" fn probe() {
         if from == 0 || found.count == DEPTH {
             break;
         }
-        found.calls[found.count] = Transfer::new(from, to, 0);
+        found.calls[found.count] = TakenBranch::new(from, to, 0);
         found.count += 1;
     }
 }

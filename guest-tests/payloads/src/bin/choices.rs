@@ -18,10 +18,10 @@ use hindsight_guest::regs::dr::{Condition, Length};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::FixedControl;
 use hindsight_guest::{smp, trap};
-use hindsight_payloads::access::Page;
+use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::debug::{self, DB, arm, event};
-use hindsight_payloads::lbr::{self, Stack};
+use hindsight_payloads::lbr::{self, LbrStack};
 use hindsight_payloads::pmu::{self, ON};
 use hindsight_payloads::{counted, need_lbr, need_pebs, need_pmu, snippet};
 
@@ -36,7 +36,7 @@ static MASK_AND_OFFSETS: [Mask; 2] = [
     Mask([0, u32::MAX, 0, 1 << 31, 0, 0, u32::MAX, 0]),
     Mask([40, 3, 30, 60, 8, 9, 17, 1]),
 ];
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
 // RDI: memory; RSI: the mask.
 snippet! { masked_load [] "vmovdqu ymm1, [rsi]", "vmaskmovps ymm0, ymm1, [rdi]", "vzeroupper", "ret" }
@@ -53,7 +53,12 @@ fn enable_avx() {
 }
 
 /// Whether an access with breakpoint 0 on `address` reports it.
-fn reports(ctx: &hindsight_guest::case::Ctx, code: debug::Code, address: u64, mask: u64) -> bool {
+fn reports(
+    ctx: &hindsight_guest::case::Ctx,
+    code: debug::SnippetFn,
+    address: u64,
+    mask: u64,
+) -> bool {
     arm(0, address, Condition::ReadWrite, Length::Four);
     let log = logged(DB, || {
         debug::run(ctx, code, PAGE.address(), mask);
@@ -90,7 +95,7 @@ case! {
     fn body(ctx) {
         need_lbr!(ctx);
         require!(lbr::record(0, seq::jumps()).is_some(), "the run ended well");
-        let before = Stack::read();
+        let before = LbrStack::read();
         apic::enable();
         trap::set_handler(VECTOR, |_| {
             WOKEN.fetch_add(1, Ordering::AcqRel);
@@ -101,7 +106,7 @@ case! {
         insn::cli();
         apic::disable();
         check_eq!(WOKEN.load(Ordering::Acquire), 1, "interrupts");
-        check!(Stack::read() == before, "the stack is as it was");
+        check!(LbrStack::read() == before, "the stack is as it was");
         lbr::check_list(&seq::jumps().all(0));
     }
 }

@@ -11,13 +11,13 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, trap};
-use hindsight_payloads::access::Page;
+use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::debug::{self, BD, BP, BS, arm, at, conditions, event, events};
 use hindsight_payloads::{check_events, clear_tf, set_tf, snippet};
 
 payload!("d6");
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
 const B0: u64 = Dr6::B0.bits();
 const B1: u64 = Dr6::B1.bits();
@@ -122,7 +122,7 @@ case! {
     about: "B3:0 are those of the last #DB alone; INT1 leaves them",
     fn body(ctx) {
         arm(0, PAGE.address(), Condition::Write, Length::One);
-        debug::also(1, PAGE.address() + 8, Condition::Write, Length::One);
+        debug::arm_also(1, PAGE.address() + 8, Condition::Write, Length::One);
         let found = history(|| {
             debug::run(ctx, two_stores, PAGE.address(), PAGE.address() + 8);
             debug::run(ctx, int1, 0, 0);
@@ -138,7 +138,7 @@ case! {
     about: "Bn masked with the enables is what matched; a disabled breakpoint's Bn stays clear",
     fn body(ctx) {
         arm(0, PAGE.address(), Condition::Write, Length::One);
-        debug::also(2, PAGE.address(), Condition::Write, Length::One);
+        debug::arm_also(2, PAGE.address(), Condition::Write, Length::One);
         insn::write_dr7(insn::read_dr7() & !(3 << 4));
         let found = event(events(ctx, store, PAGE.address(), 0), 0);
         check_eq!((found.0, found.1 & B0), (at(store_next), B0), "the enabled one");
@@ -171,10 +171,10 @@ case! {
         // SAFETY: the page is ours.
         unsafe { (code as *mut u16).write_volatile(0xc390) };
         arm(0, code, Condition::Execute, Length::One);
-        debug::also(1, code, Condition::ReadWrite, Length::One);
+        debug::arm_also(1, code, Condition::ReadWrite, Length::One);
         check_events!(events(ctx, call_code, code, 0), [(code, B0)], "the fetch");
         arm(0, code, Condition::Execute, Length::One);
-        debug::also(1, code, Condition::ReadWrite, Length::One);
+        debug::arm_also(1, code, Condition::ReadWrite, Length::One);
         check_events!(events(ctx, store, code, 0), [(at(store_next), B1)], "the write");
     }
 }

@@ -14,7 +14,7 @@ use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_NMI};
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, paging, trap, vectors};
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 use hindsight_payloads::debug::{
     self, BD, BS, DB, arm, arm_at, at, call, conditions, events, pushed_rf,
 };
@@ -22,8 +22,8 @@ use hindsight_payloads::{check_events, check_steps, clear_tf, set_tf, snippet};
 
 payload!("db");
 
-static PAGE: Page = Page::new();
-static OTHER: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
+static OTHER: ScratchPage = ScratchPage::new();
 
 const B0: u64 = Dr6::B0.bits();
 const B1: u64 = Dr6::B1.bits();
@@ -68,7 +68,7 @@ case! {
     about: "the breakpoint on UD2, and on a load that page-faults, comes before the fault",
     fn body(ctx) {
         paging::change(OTHER.address(), 0, paging::P);
-        for (code, label, vector) in [(undefined as debug::Code, ud2_insn as debug::Label, 6), (load, load_insn, 14)] {
+        for (code, label, vector) in [(undefined as debug::SnippetFn, ud2_insn as debug::SnippetLabel, 6), (load, load_insn, 14)] {
             arm_at(1, label);
             let mut fault = None;
             let log = logged(DB, || fault = debug::run(ctx, code, OTHER.address(), 0));
@@ -194,7 +194,7 @@ case! {
     about: "one #DB reports the two breakpoints that one MOVSB meets",
     fn body(ctx) {
         arm(0, PAGE.address(), Condition::ReadWrite, Length::One);
-        debug::also(3, OTHER.address(), Condition::Write, Length::One);
+        debug::arm_also(3, OTHER.address(), Condition::Write, Length::One);
         let log = events(ctx, copy_byte, OTHER.address(), PAGE.address());
         check_events!(log, [(at(copy_done), B0 | Dr6::B3.bits())], "both");
     }

@@ -13,14 +13,14 @@ use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::vectors::with_gate;
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 
 payload!("debug_basic");
 
 // The probe of general detect also stands for a host whose processor is complete: QEMU's emulated one
 // lacks it, and the other details of the cases that name it.
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
 /// #DB, as a bit of a set of vectors.
 const DB: u32 = 1 << 1;

@@ -12,18 +12,18 @@ use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA, IA32_PERF_CAPABILITIES};
 use hindsight_guest::{apic, insn, paging, smp};
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 use hindsight_payloads::branch::recorder::IRQ_VECTOR;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
     BTF, BTINT, BTS, BTS_OFF_OS, BTS_OFF_USR, FREEZE_WHILE_SMM, LBR, TR, other_bits, run_sequence,
 };
-use hindsight_payloads::ds::{self, Store};
+use hindsight_payloads::ds::{self, DsPages};
 use hindsight_payloads::{lbr, need_bts, need_lbr, sequence};
 
 payload!("debugctl");
 
-static STORE: Store = Store::new();
+static STORE: DsPages = DsPages::new();
 
 /// Bits 10:6, which belong to the debug store.
 const DEBUG_STORE: u64 = TR | BTS | BTINT | BTS_OFF_OS | BTS_OFF_USR;
@@ -206,7 +206,7 @@ case! {
             check_eq!((seen.debugs, seen.irqs), (0, 0), "#DBs, interrupts");
         }
         STORE.check_stored(&area, &[]);
-        check!(lbr::Stack::read() == lbr::Stack::EMPTY, "no LBR records");
+        check!(lbr::LbrStack::read() == lbr::LbrStack::EMPTY, "no LBR records");
     }
 }
 
@@ -247,7 +247,7 @@ case! {
     }
 }
 
-static PAGES: [Page; 2] = [Page::new(), Page::new()];
+static PAGES: [ScratchPage; 2] = [ScratchPage::new(), ScratchPage::new()];
 
 case! {
     name: "mapped_elsewhere_while_recorded", cpl: [0], rules: [], needs: [],

@@ -16,7 +16,7 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, trap};
-use hindsight_payloads::debug::{self, Label, at, conditions};
+use hindsight_payloads::debug::{self, SnippetLabel, at, conditions};
 
 payload!("debugger");
 
@@ -194,7 +194,7 @@ fn rips<const N: usize>(stops: &[Stop]) -> [u64; N] {
     core::array::from_fn(|n| stops.get(n).map_or(0, |stop| stop.rip))
 }
 
-fn addresses<const N: usize>(labels: [Label; N]) -> [u64; N] {
+fn addresses<const N: usize>(labels: [SnippetLabel; N]) -> [u64; N] {
     labels.map(at)
 }
 
@@ -239,9 +239,9 @@ case! {
     fn body(_ctx) {
         let stops = debug_program(0, || {
             debug::arm_at(0, deposit);
-            debug::also(1, at(update_sum), Condition::Execute, Length::One);
-            debug::also(2, at(clear_all), Condition::Execute, Length::One);
-            debug::also(3, sum_address(), Condition::Write, Length::Four);
+            debug::arm_also(1, at(update_sum), Condition::Execute, Length::One);
+            debug::arm_also(2, at(clear_all), Condition::Execute, Length::One);
+            debug::arm_also(3, sum_address(), Condition::Write, Length::Four);
         });
         let sum_written = at(update_sum_store) + STORE_SUM_LENGTH;
         let [first, second, third, last] = addresses([deposit, update_sum, clear_all, deposit]);

@@ -541,7 +541,7 @@ fn last_branches() {
     msr::write(reg::IA32_DEBUGCTL, LBR);
     let fault = user(week);
     msr::write(reg::IA32_DEBUGCTL, 0);
-    let stack = lbr::Stack::read();
+    let stack = lbr::LbrStack::read();
     for (from, to) in (0..LAST).rev().map(|age| stack.entry(age)) {
         log(BRANCH, [from, to, 0, 0, 0]);
     }

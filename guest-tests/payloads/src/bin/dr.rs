@@ -12,14 +12,14 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::{insn, paging, port, smp, trap};
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 use hindsight_payloads::debug::{self, BD, arm, at, call, conditions, disarm, events};
 use hindsight_payloads::{check_events, snippet};
 
 payload!("dr");
 
-static PAGE: Page = Page::new();
-static OTHER: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
+static OTHER: ScratchPage = ScratchPage::new();
 
 /// A linear address far above all memory that is used.
 const FAR: u64 = 0x4000_0000_0000;
@@ -56,7 +56,7 @@ snippet! { write_dr5 [] ".byte 0x0f, 0x23, 0xef", "ret" }
 snippet! { write_dr6_at [write_dr6_insn] "write_dr6_insn:", "mov dr6, rdi", "ret" }
 
 /// What a sequence returns.
-fn value(code: debug::Code, first: u64) -> u64 {
+fn value(code: debug::SnippetFn, first: u64) -> u64 {
     // SAFETY: sequences keep the C rules.
     unsafe { code(first, 0) }
 }
@@ -162,7 +162,7 @@ case! {
     fn body(ctx) {
         for bit in [48, 63] {
             arm(0, PAGE.address() ^ 1 << bit, Condition::ReadWrite, Length::One);
-            debug::also(1, debug::start(store_one) ^ 1 << bit, Condition::Execute, Length::One);
+            debug::arm_also(1, debug::start(store_one) ^ 1 << bit, Condition::Execute, Length::One);
             check_events!(events(ctx, store_one, PAGE.address(), 0), [], "no event");
         }
     }

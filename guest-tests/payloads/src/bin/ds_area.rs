@@ -13,12 +13,12 @@ use hindsight_guest::regs::dr::{Condition, Dr7, Length, Slot};
 use hindsight_guest::regs::msr::IA32_DS_AREA;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{BTINT, BTS, TR, run_sequence};
-use hindsight_payloads::ds::{self, Area, RECORD_BYTES, Store};
+use hindsight_payloads::ds::{self, DsArea, DsPages, RECORD_BYTES};
 use hindsight_payloads::{need_bts, sequence};
 
 payload!("ds_area");
 
-static STORE: Store = Store::new();
+static STORE: DsPages = DsPages::new();
 
 /// Where the store is mapped a second time, in the upper half.
 const HIGH: u64 = 0xffff_9000_0000_0000;
@@ -30,7 +30,7 @@ fn run(level: u8, debugctl: u64) -> bool {
 }
 
 /// Runs and checks that nothing was stored and nothing changed.
-fn check_dropped(level: u8, area: Area, what: &'static str) -> bool {
+fn check_dropped(level: u8, area: DsArea, what: &'static str) -> bool {
     let mut good = true;
     for bits in [0, BTINT] {
         let before = STORE.area();
@@ -71,13 +71,13 @@ case! {
             let area = STORE.arm(20);
             let place = STORE.buffer_address() + 2000 + offset;
             // SAFETY: inside the buffer, which nothing else uses there.
-            unsafe { (place as *mut Area).write_unaligned(area) };
+            unsafe { (place as *mut DsArea).write_unaligned(area) };
             msr::write(IA32_DS_AREA, place);
             require!(run(ctx.cpl, TR | BTS), "the run ended well");
             // SAFETY: as above.
-            let after = unsafe { (place as *const Area).read_unaligned() };
+            let after = unsafe { (place as *const DsArea).read_unaligned() };
             let index = area.base + all.items().len() as u64 * RECORD_BYTES;
-            check!(after == Area { index, ..area }, "only the index has moved");
+            check!(after == DsArea { index, ..area }, "only the index has moved");
             check_eq!(STORE.record(area.base).to, all.items()[0].to, "the first record");
         }
     }
@@ -98,7 +98,7 @@ case! {
         require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS).is_some(), "the run ended well");
         STORE.check_stored(&first, all.items());
         // Moved on, with room for two more.
-        let moved = Area { index: first.base + 50 * RECORD_BYTES, maximum: first.base + 52 * RECORD_BYTES, ..first };
+        let moved = DsArea { index: first.base + 50 * RECORD_BYTES, maximum: first.base + 52 * RECORD_BYTES, ..first };
         STORE.set_area(moved);
         require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "the run ended well");
         check_eq!(STORE.area().index, moved.maximum, "the index");
@@ -114,7 +114,7 @@ case! {
     about: "of the area only the BTS index changes; the reserved bytes and PEBS fields do not",
     fn body(ctx) {
         need_bts!(ctx);
-        let area = Area { pebs: [u64::MAX, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], ..STORE.arm(100) };
+        let area = DsArea { pebs: [u64::MAX, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], ..STORE.arm(100) };
         STORE.set_area(area);
         require!(run(ctx.cpl, TR | BTS), "the run ended well");
         STORE.check_stored(&area, seq::one_of_each().all(ctx.cpl).items());
@@ -122,14 +122,14 @@ case! {
 }
 
 /// Maps the store in the upper half with these flags for its area and its buffer, and arms it there.
-fn arm_high(area_flags: u64, buffer_flags: u64) -> Area {
+fn arm_high(area_flags: u64, buffer_flags: u64) -> DsArea {
     let (area_page, buffer) = (STORE.area_address(), STORE.buffer_address());
     paging::map(HIGH, area_page, area_flags);
     paging::map(HIGH + PAGE, buffer, buffer_flags);
     paging::map(HIGH + 2 * PAGE, buffer + PAGE, buffer_flags);
     let area = STORE.arm(100);
     let high = HIGH + PAGE;
-    let area = Area {
+    let area = DsArea {
         base: high,
         index: high,
         maximum: high + 100 * RECORD_BYTES,
@@ -142,7 +142,7 @@ fn arm_high(area_flags: u64, buffer_flags: u64) -> Area {
 }
 
 /// Checks the records of [`arm_high`]'s buffer by its other mapping.
-fn check_high(level: u8, area: &Area) {
+fn check_high(level: u8, area: &DsArea) {
     let all = seq::one_of_each().all(level);
     let end = area.base + all.items().len() as u64 * RECORD_BYTES;
     check_eq!(STORE.area().index, end, "the index");
@@ -224,13 +224,13 @@ case! {
         let area = arm_high(good, P | A);
         check_dropped(ctx.cpl, area, "the buffer is read-only");
         for base in [NOWHERE, NOWHERE - 1, NOWHERE - 23, 1 << 63, 0xffff_7fff_ffff_fff0] {
-            let area = Area { base, index: base, maximum: base + 2400, threshold: u64::MAX, ..arm_high(good, good) };
+            let area = DsArea { base, index: base, maximum: base + 2400, threshold: u64::MAX, ..arm_high(good, good) };
             STORE.set_area(area);
             check_dropped(ctx.cpl, area, "the buffer is not canonical");
         }
         // Round the end of the address space.
         let base = u64::MAX - 10;
-        let area = Area { base, index: base, maximum: u64::MAX, threshold: u64::MAX, ..arm_high(good, good) };
+        let area = DsArea { base, index: base, maximum: u64::MAX, threshold: u64::MAX, ..arm_high(good, good) };
         STORE.set_area(area);
         check_dropped(ctx.cpl, area, "the buffer goes round the end of the address space");
     }
@@ -368,7 +368,7 @@ case! {
         let area = STORE.arm(10);
         // Registers that are reserved.
         let base = APIC_PAGE + 0x400;
-        STORE.set_area(Area { base, index: base, maximum: base + 480, ..area });
+        STORE.set_area(DsArea { base, index: base, maximum: base + 480, ..area });
         check!(run(ctx.cpl, TR | BTS), "with the buffer there the run ends well");
         msr::write(IA32_DS_AREA, base);
         check!(run(ctx.cpl, TR | BTS), "with the area there too");
@@ -411,7 +411,7 @@ case! {
         let base = function - 4 * RECORD_BYTES;
         STORE.arm(10);
         let area = STORE.area();
-        STORE.set_area(Area { base, index: base, maximum: base + 8 * RECORD_BYTES, ..area });
+        STORE.set_area(DsArea { base, index: base, maximum: base + 8 * RECORD_BYTES, ..area });
         let mark = (seq::UNMAPPED - 128) as *mut u32;
         // SAFETY: the page below that address is in no other use.
         unsafe { mark.write_volatile(99) };

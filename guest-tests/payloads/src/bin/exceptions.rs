@@ -15,7 +15,7 @@ use hindsight_guest::insn;
 use hindsight_guest::paging::{self, NX, RW, US};
 use hindsight_guest::prelude::*;
 use hindsight_guest::trap;
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 
 payload!("exceptions");
 
@@ -29,7 +29,7 @@ const WRITE: u64 = 1 << 1;
 /// #PF error code: an instruction fetch.
 const FETCH: u64 = 1 << 4;
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
 /// The user bit of a #PF error code, for an access at `cpl`.
 fn user_bit(cpl: u8) -> u64 {

@@ -39,7 +39,7 @@ case! {
     about: "with FREEZE_PERFMON_ON_PMI all counters stop at the overflow; the controls stay",
     fn body(ctx) {
         need_pmu!(ctx);
-        pmu::listen(true);
+        pmu::unmask_pmi(true);
         pmu::select(0, 0xc0, 0, ON | INT);
         pmu::select(1, 0xc0, 0, ON);
         pmu::preset(0, 10);
@@ -49,7 +49,7 @@ case! {
         for _ in 0..100 {
             core::hint::spin_loop();
         }
-        let seen = pmu::seen();
+        let seen = pmu::pmi_state();
         check_eq!(seen.taken, 1, "interrupts");
         check_eq!(seen.status, CTR_FRZ | 1, "status in the handler");
         check_eq!(seen.readings, [0, 0], "counter 0 stands still");
@@ -57,7 +57,7 @@ case! {
         check_eq!(pmu::fixed(0), 10, "and fixed counter 0");
         check_eq!(msr::read(reg::IA32_PERF_GLOBAL_CTRL), 3 | 1 << 32, "GLOBAL_CTRL");
         check_eq!(msr::read(reg::IA32_FIXED_CTR_CTRL), 0b11, "FIXED_CTR_CTRL");
-        pmu::deafen();
+        pmu::mask_pmi();
         pmu::reset();
     }
 }
@@ -121,7 +121,7 @@ case! {
         if !has_lbr() {
             skip!(ctx, "IA32_PERF_CAPABILITIES shows no LBR stack");
         }
-        pmu::listen(true);
+        pmu::unmask_pmi(true);
         pmu::select(0, 0xc0, 0, ON | INT);
         pmu::preset(0, 8);
         msr::write(reg::IA32_DEBUGCTL, LBR | FREEZE_LBRS);
@@ -130,7 +130,7 @@ case! {
             "jmp 2f", "2: .rept 64", "nop", ".endr",
             "lea r8, [rip + 2b]", "jmp 3f", "3: lea r9, [rip + 3b]";
             out("r8") first, out("r9") second);
-        let seen = pmu::seen();
+        let seen = pmu::pmi_state();
         let tos = (msr::read(reg::MSR_LASTBRANCH_TOS) & 31) as u32;
         let to = msr::read(reg::MSR_LASTBRANCH_0_TO_IP + tos);
         check_eq!(seen.taken, 1, "interrupts");
@@ -149,7 +149,7 @@ case! {
             msr::read(reg::MSR_LASTBRANCH_0_TO_IP + tos)
         };
         check!(to != first && to != second, "the stack records again");
-        pmu::deafen();
+        pmu::mask_pmi();
         pmu::reset();
     }
 }
@@ -179,7 +179,7 @@ case! {
     about: "an overflow at CPL 3 freezes a counter of CPL 0 before the handler runs",
     fn body(ctx) {
         need_pmu!(ctx);
-        pmu::listen(true);
+        pmu::unmask_pmi(true);
         pmu::select(0, 0xc0, 0, pmu::OS);
         pmu::select(1, 0xc0, 0, pmu::USR | INT);
         pmu::preset(1, 50);
@@ -192,11 +192,11 @@ case! {
         });
         let kernel = pmu::get(0);
         check!(fault.is_none(), "no exception");
-        check_eq!(pmu::seen().taken, 1, "interrupts");
-        check_eq!(pmu::seen().readings, [kernel, kernel], "counter 0 in the handler and after it");
+        check_eq!(pmu::pmi_state().taken, 1, "interrupts");
+        check_eq!(pmu::pmi_state().readings, [kernel, kernel], "counter 0 in the handler and after it");
         check_eq!(pmu::get(1) & MAX, 0, "counter 1");
         insn::cli();
-        pmu::deafen();
+        pmu::mask_pmi();
         pmu::reset();
     }
 }

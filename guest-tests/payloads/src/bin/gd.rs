@@ -11,13 +11,13 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::{insn, trap, vectors};
-use hindsight_payloads::access::Page;
+use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::debug::{self, BD, at, call, conditions, pushed_rf};
 use hindsight_payloads::snippet;
 
 payload!("gd");
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
 const GD: u64 = Dr7::RESET.0 | Dr7::GD;
 
@@ -36,9 +36,9 @@ macro_rules! each_register {
             snippet! { $write [$write_at] "mov eax, 0x400", concat!(stringify!($write_at), ":"), concat!("mov ", $name, ", rax"), "ret" }
         )+
         /// Each MOV DR, and its address.
-        fn moves() -> [(debug::Code, u64); 12] {
-            let mut all = [(store as debug::Code, 0); 12];
-            let found = [$(($read as debug::Code, at($read_at)), ($write as debug::Code, at($write_at))),+];
+        fn moves() -> [(debug::SnippetFn, u64); 12] {
+            let mut all = [(store as debug::SnippetFn, 0); 12];
+            let found = [$(($read as debug::SnippetFn, at($read_at)), ($write as debug::SnippetFn, at($write_at))),+];
             all.copy_from_slice(&found);
             all
         }
@@ -154,7 +154,7 @@ case! {
     about: "DR4 and DR5 are detected as the registers they stand for; with CR4.DE they raise #UD",
     fn body(ctx) {
         let cr4 = insn::read_cr4();
-        for (code, address) in [(read_dr4 as debug::Code, at(read_dr4_insn)), (write_dr5, at(write_dr5_insn))] {
+        for (code, address) in [(read_dr4 as debug::SnippetFn, at(read_dr4_insn)), (write_dr5, at(write_dr5_insn))] {
             insn::write_cr4(cr4 & !Cr4::DE.bits());
             insn::write_dr6(Dr6::RESET);
             insn::write_dr7(GD);

@@ -12,13 +12,13 @@ use hindsight_guest::regs::apic::{DEFAULT_BASE, Register};
 use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
 use hindsight_guest::{insn, port};
-use hindsight_payloads::access::Page;
+use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::debug::{self, DB, arm, at, event, events};
 use hindsight_payloads::{check_events, check_steps, clear_tf, set_tf, snippet};
 
 payload!("iob");
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
 /// Sixteen ports that nothing answers.
 const PORTS: u64 = 0x9a0;
@@ -114,8 +114,8 @@ case! {
     name: "ranges", cpl: [0], rules: ["IOB-03", "IOB-10"], needs: ["guestbp-io"],
     about: "every length with accesses of 1, 2 and 4 ports around it matches by overlap",
     fn body(ctx) {
-        let inputs = [(1, in1 as debug::Code), (2, in2), (4, in4)];
-        let outputs = [(1, out1 as debug::Code), (2, out2), (4, out4)];
+        let inputs = [(1, in1 as debug::SnippetFn), (2, in2), (4, in4)];
+        let outputs = [(1, out1 as debug::SnippetFn), (2, out2), (4, out4)];
         with_de(|| for (length, bytes) in [(Length::One, 1), (Length::Two, 2), (Length::Four, 4), (Length::Eight, 8)] {
             for (size, code) in inputs.into_iter().chain(outputs) {
                 for port in PORTS..PORTS + 16 - size {
@@ -135,7 +135,7 @@ case! {
     about: "REP OUTS and REP INS report after each iteration",
     fn body(ctx) {
         with_de(|| for (code, insn, next) in [
-            (rep_outs as debug::Code, rep_outs_insn as debug::Label, rep_outs_next as debug::Label),
+            (rep_outs as debug::SnippetFn, rep_outs_insn as debug::SnippetLabel, rep_outs_next as debug::SnippetLabel),
             (rep_ins, rep_ins_insn, rep_ins_next),
         ] {
             arm(0, PORTS, Condition::Io, Length::One);
@@ -153,7 +153,7 @@ case! {
     about: "a breakpoint on the buffer of REP INS and OUTS reports after the iteration that touched it",
     fn body(ctx) {
         for (code, insn, condition) in [
-            (rep_outs as debug::Code, rep_outs_insn as debug::Label, Condition::ReadWrite),
+            (rep_outs as debug::SnippetFn, rep_outs_insn as debug::SnippetLabel, Condition::ReadWrite),
             (rep_ins, rep_ins_insn, Condition::Write),
         ] {
             arm(1, PAGE.address() + 1, condition, Length::One);

@@ -12,9 +12,9 @@ use hindsight_guest::{insn, msr, paging};
 use hindsight_payloads::branch::recorder;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
-    BTS, LBR, List, Run, TR, Transfer, other_bits, run, run_sequence,
+    BTS, BranchList, BranchRun, LBR, TR, TakenBranch, other_bits, run, run_sequence,
 };
-use hindsight_payloads::lbr::{self, Stack};
+use hindsight_payloads::lbr::{self, LbrStack};
 use hindsight_payloads::{need_lbr, sequence};
 
 payload!("lbr");
@@ -43,12 +43,12 @@ case! {
     about: "all entries, TOS, the filter and LER are 0 after RESET; the first record goes to entry 1",
     fn body(ctx) {
         need_lbr!(ctx);
-        check!(Stack::read() == Stack::EMPTY, "the stack is empty");
+        check!(LbrStack::read() == LbrStack::EMPTY, "the stack is empty");
         check_eq!(msr::read(reg::MSR_LBR_SELECT), 0, "MSR_LBR_SELECT");
         check_eq!(lbr::ler(), (0, 0), "LER");
         let sequence = seq::jumps();
         if run_sequence(0, sequence, LBR).is_some() {
-            let stack = Stack::read();
+            let stack = LbrStack::read();
             check_eq!((stack.from[1], stack.to[1]), recorder::entry(0, sequence.code()).pair(), "entry 1");
             check_eq!((stack.from[0], stack.to[0]), (0, 0), "entry 0");
             lbr::check_list(&sequence.all(0));
@@ -134,7 +134,7 @@ case! {
             if run_sequence(0, sequence, LBR).is_none() {
                 return;
             }
-            let stack = Stack::read();
+            let stack = LbrStack::read();
             let expected = sequence.all(0);
             check_eq!(stack.tos, (tos + expected.items().len() as u64) % 32, "TOS");
             for (age, item) in expected.items().iter().rev().enumerate() {
@@ -151,9 +151,9 @@ case! {
     fn body(ctx) {
         need_lbr!(ctx);
         require!(lbr::record(ctx.cpl, seq::one_of_each()).is_some(), "the run ended well");
-        let before = Stack::read();
+        let before = LbrStack::read();
         if run_sequence(ctx.cpl, seq::conditionals(), 0).is_some() {
-            check!(Stack::read() == before, "the stack is as before");
+            check!(LbrStack::read() == before, "the stack is as before");
         }
     }
 }
@@ -167,14 +167,14 @@ case! {
         lbr::reset();
         for debugctl in [0, others] {
             require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "the run ended well");
-            check!(Stack::read() == Stack::EMPTY, "nothing was recorded");
+            check!(LbrStack::read() == LbrStack::EMPTY, "nothing was recorded");
         }
         if !insn::has(Feature::DS) {
             return;
         }
         for debugctl in [TR, others | TR] {
             require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "the run ended well");
-            check!(Stack::read() == Stack::EMPTY, "TR alone records nothing here");
+            check!(LbrStack::read() == LbrStack::EMPTY, "TR alone records nothing here");
         }
         // The area at 0 has no room: base, index and maximum are whatever is there, so point it at zeros.
         msr::write(reg::IA32_DS_AREA, (&raw const NO_BUFFER) as u64);
@@ -239,17 +239,17 @@ case! {
             let inside = (sequence.code()..=sequence.stop()).contains(&address);
             if inside { address + HIGH_HALF } else { address }
         };
-        let mut expected = List::new();
+        let mut expected = BranchList::new();
         for item in sequence.all(ctx.cpl).items() {
-            expected.push(Transfer::new(lift(item.from), lift(item.to), item.class()));
+            expected.push(TakenBranch::new(lift(item.from), lift(item.to), item.class()));
         }
         lbr::reset();
         let code = HIGH_HALF + sequence.code();
-        let answer = run(Run { code, ..Run::new(ctx.cpl, sequence, LBR) });
+        let answer = run(BranchRun { code, ..BranchRun::new(ctx.cpl, sequence, LBR) });
         require!(answer.is_ok(), "the run ended well");
         lbr::check_list(&expected);
-        check_eq!(Stack::read().entry(1).0 >> 48, 0, "the IRET in the lower half");
-        check_eq!(Stack::read().entry(2).0 >> 48, 0xffff, "the INT in the upper half");
+        check_eq!(LbrStack::read().entry(1).0 >> 48, 0, "the IRET in the lower half");
+        check_eq!(LbrStack::read().entry(2).0 >> 48, 0xffff, "the INT in the upper half");
     }
 }
 
@@ -259,7 +259,7 @@ case! {
     fn body(ctx) {
         need_lbr!(ctx);
         require!(lbr::record(ctx.cpl, seq::loop_33()).is_some(), "the run ended well");
-        let stack = Stack::read();
+        let stack = LbrStack::read();
         for n in 0..lbr::ENTRIES {
             check_eq!(stack.info[n] & lbr::INFO_ZERO, 0, "INFO");
             check_eq!((stack.from[n] >> 48, stack.to[n] >> 48), (0, 0), "bits 63:48");
@@ -272,7 +272,7 @@ case! {
     about: "every entry keeps what software writes",
     fn body(ctx) {
         need_lbr!(ctx);
-        let mut stack = Stack { tos: 17, ..Stack::EMPTY };
+        let mut stack = LbrStack { tos: 17, ..LbrStack::EMPTY };
         for n in 0..lbr::ENTRIES {
             let value = n as u64;
             stack.from[n] = 0xffff_8000_0000_1000 + value;
@@ -280,7 +280,7 @@ case! {
             stack.info[n] = value << 61 | 0xff00 | value;
         }
         stack.write();
-        let found = Stack::read();
+        let found = LbrStack::read();
         check_eq!(found.tos, 17, "TOS");
         for n in 0..lbr::ENTRIES {
             check_eq!((found.from[n], found.to[n]), (stack.from[n], stack.to[n]), "FROM and TO");
@@ -331,7 +331,7 @@ case! {
         lbr::reset();
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_SET, LBR_FRZ);
         require!(run_sequence(ctx.cpl, seq::one_of_each(), LBR).is_some(), "the run ended well");
-        check!(Stack::read() == Stack::EMPTY, "nothing was recorded");
+        check!(LbrStack::read() == LbrStack::EMPTY, "nothing was recorded");
         msr::write(reg::MSR_LASTBRANCH_0_FROM_IP, 0x1234);
         check_eq!(msr::read(reg::MSR_LASTBRANCH_0_FROM_IP), 0x1234, "a written entry");
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, LBR_FRZ);

@@ -12,7 +12,8 @@ use hindsight_guest::{insn, paging};
 use hindsight_payloads::branch::recorder::{self, IRQ_VECTOR};
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
-    DEBUG, FAR, LBR, List, Run, Sequence, Transfer, other_bits, run, run_sequence,
+    BranchList, BranchRun, BranchSequence, DEBUG, FAR, LBR, TakenBranch, other_bits, run,
+    run_sequence,
 };
 use hindsight_payloads::{lbr, need_lbr, sequence};
 
@@ -109,13 +110,13 @@ case! {
         lbr::reset();
         let sequence = seq::not_taken();
         let flags = Rflags::IF.bits();
-        let answer = run(Run { flags, ..Run::new(ctx.cpl, sequence, LBR) });
+        let answer = run(BranchRun { flags, ..BranchRun::new(ctx.cpl, sequence, LBR) });
         check_eq!(answer.map(|seen| (seen.irqs, seen.irq_rip)).ok(), Some((1, sequence.code())), "interrupts, saved RIP");
-        let mut expected = List::new();
+        let mut expected = BranchList::new();
         expected.push(recorder::entry(3, sequence.code()));
         let (irq, back) = (seq::interrupt_after_nop().records()[0], seq::interrupt_after_nop().records()[1]);
-        expected.push(Transfer::new(sequence.code(), irq.to, FAR));
-        expected.push(Transfer::new(back.from, sequence.code(), FAR));
+        expected.push(TakenBranch::new(sequence.code(), irq.to, FAR));
+        expected.push(TakenBranch::new(back.from, sequence.code(), FAR));
         expected.push(recorder::exit(sequence.stop()));
         lbr::check_list(&expected);
     }
@@ -144,9 +145,9 @@ case! {
         // It may be recognized some instructions later.
         let mut expected = sequence.all(0);
         if seen.irq_rip != sequence.records()[0].from {
-            let moved = Transfer::new(seen.irq_rip, sequence.records()[0].to, FAR);
-            let back = Transfer::new(sequence.records()[1].from, seen.irq_rip, FAR);
-            expected = List::new();
+            let moved = TakenBranch::new(seen.irq_rip, sequence.records()[0].to, FAR);
+            let back = TakenBranch::new(sequence.records()[1].from, seen.irq_rip, FAR);
+            expected = BranchList::new();
             [recorder::entry(0, sequence.code()), moved, back, recorder::exit(sequence.stop())]
                 .into_iter()
                 .for_each(|item| expected.push(item));
@@ -156,8 +157,8 @@ case! {
 }
 
 /// What is in the LBR stack when the run ends at its first #DB.
-fn until_debug(list: &List) -> List {
-    let mut out = List::new();
+fn until_debug(list: &BranchList) -> BranchList {
+    let mut out = BranchList::new();
     for &item in list.items().iter().take_while(|item| item.class() != DEBUG) {
         out.push(item);
     }
@@ -216,7 +217,7 @@ sequence! {
 }
 
 /// Runs a sequence with one #DB in it, with LBR and other bits set, and checks what LBR-15 says.
-fn check_debug(level: u8, sequence: &Sequence, condition: u64) {
+fn check_debug(level: u8, sequence: &BranchSequence, condition: u64) {
     let others = other_bits();
     lbr::reset();
     let Some(seen) = run_sequence(level, sequence, LBR | others) else {

@@ -7,8 +7,8 @@ use hindsight_guest::msr::{self, GP};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::msr::{MSR_LASTBRANCH_TOS, MSR_LBR_SELECT};
 use hindsight_payloads::branch::sequences as seq;
-use hindsight_payloads::branch::{LBR, Sequence, run_sequence};
-use hindsight_payloads::lbr::{self, Stack};
+use hindsight_payloads::branch::{BranchSequence, LBR, run_sequence};
+use hindsight_payloads::lbr::{self, LbrStack};
 use hindsight_payloads::{need_lbr, sequence};
 
 payload!("lbr_select");
@@ -17,7 +17,7 @@ const CPL_EQ_0: u64 = 1 << 0;
 const CPL_NEQ_0: u64 = 1 << 1;
 
 /// Records the sequence with a filter, and checks that exactly what passes it is there.
-fn check_filtered(level: u8, sequence: &Sequence, select: u64) -> bool {
+fn check_filtered(level: u8, sequence: &BranchSequence, select: u64) -> bool {
     lbr::reset();
     msr::write(MSR_LBR_SELECT, select);
     if run_sequence(level, sequence, LBR).is_none() {
@@ -84,7 +84,7 @@ case! {
         // In words: user code with CPL_EQ_0 does not see the SYSCALL, and does see the SYSRET.
         check_filtered(3, seq::syscall_sysret(), CPL_EQ_0);
         let sysret = seq::syscall_sysret().records()[1].pair();
-        check_eq!(Stack::read().entry(0), sysret, "the newest record");
+        check_eq!(LbrStack::read().entry(0), sysret, "the newest record");
     }
 }
 
@@ -94,10 +94,10 @@ case! {
     fn body(ctx) {
         need_lbr!(ctx);
         require!(lbr::record(ctx.cpl, seq::conditionals()).is_some(), "the run ended well");
-        let before = Stack::read();
+        let before = LbrStack::read();
         msr::write(MSR_LBR_SELECT, CPL_EQ_0 | CPL_NEQ_0);
         require!(run_sequence(ctx.cpl, seq::one_of_each(), LBR).is_some(), "the run ended well");
-        check!(Stack::read() == before, "the stack is as before");
+        check!(LbrStack::read() == before, "the stack is as before");
     }
 }
 
@@ -154,9 +154,9 @@ case! {
     fn body(ctx) {
         need_lbr!(ctx);
         require!(lbr::record(0, seq::jumps()).is_some(), "the run ended well");
-        let before = Stack::read();
+        let before = LbrStack::read();
         msr::write(MSR_LBR_SELECT, 0x1fc);
-        check!(Stack::read() == before, "the stack is as before");
+        check!(LbrStack::read() == before, "the stack is as before");
         check_eq!(msr::read(MSR_LASTBRANCH_TOS), before.tos, "TOS");
         lbr::check_sequence(0, filter_changes());
     }

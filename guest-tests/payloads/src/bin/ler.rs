@@ -10,10 +10,10 @@ use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF};
 use hindsight_guest::regs::dr::Dr6;
 use hindsight_guest::regs::msr::{MSR_LBR_SELECT, MSR_LER_FROM_LIP, MSR_LER_TO_LIP};
 use hindsight_guest::{insn, paging};
-use hindsight_payloads::branch::recorder::{Handler, IRQ_VECTOR, STOP};
+use hindsight_payloads::branch::recorder::{AsmHandler, IRQ_VECTOR, STOP};
 use hindsight_payloads::branch::sequences as seq;
-use hindsight_payloads::branch::{LBR, Run, Sequence, run_checked};
-use hindsight_payloads::lbr::{self, Stack};
+use hindsight_payloads::branch::{BranchRun, BranchSequence, LBR, run_checked};
+use hindsight_payloads::lbr::{self, LbrStack};
 use hindsight_payloads::{need_lbr, sequence};
 
 payload!("ler");
@@ -24,15 +24,15 @@ const BEFORE: (u64, u64) = (0x1111_0000, 0x2222_0000);
 /// Runs the sequence with `handlers`, one of which ends it.
 fn run_to(
     level: u8,
-    sequence: &Sequence,
+    sequence: &BranchSequence,
     debugctl: u64,
-    handlers: &'static [(u8, Handler)],
+    handlers: &'static [(u8, AsmHandler)],
 ) -> bool {
     msr::write(MSR_LER_FROM_LIP, BEFORE.0);
     msr::write(MSR_LER_TO_LIP, BEFORE.1);
-    run_checked(Run {
+    run_checked(BranchRun {
         handlers,
-        ..Run::new(level, sequence, debugctl)
+        ..BranchRun::new(level, sequence, debugctl)
     })
     .is_some()
 }
@@ -40,7 +40,7 @@ fn run_to(
 /// Checks LER and the newest two records of the LBR stack: the branch before, then the exception.
 fn check_ler(branch: (u64, u64), source: u64) {
     check_eq!(lbr::ler(), branch, "LER: the last branch before");
-    let stack = Stack::read();
+    let stack = LbrStack::read();
     check_eq!(
         stack.entry(0).0,
         source,
@@ -70,7 +70,7 @@ case! {
         require!(run_to(ctx.cpl, sequence, LBR, &[(6, STOP)]), "the run ended well");
         let records = sequence.records();
         check_ler(records[1].pair(), records[2].from);
-        check_eq!(Stack::read().tos, 4, "records: the entry, two branches, the exception");
+        check_eq!(LbrStack::read().tos, 4, "records: the entry, two branches, the exception");
     }
 }
 
@@ -127,7 +127,7 @@ case! {
         check_ler(sequence.records()[1].pair(), sequence.records()[2].from);
         lbr::reset();
         require!(run_to(ctx.cpl, sequence, LBR, &[(0x82, STOP)]), "the run ended well");
-        check_ler(Stack::read().entry(1), sequence.records()[0].from);
+        check_ler(LbrStack::read().entry(1), sequence.records()[0].from);
     }
 }
 
@@ -149,7 +149,7 @@ case! {
         require!(run_to(ctx.cpl, branch_then_debug(), LBR, &[(1, STOP)]), "the run ended well");
         insn::write_dr6(Dr6::RESET);
         check_eq!(lbr::ler(), BEFORE, "LER");
-        check_eq!(Stack::read().entry(0), branch_then_debug().records()[0].pair(), "the newest LBR record");
+        check_eq!(LbrStack::read().entry(0), branch_then_debug().records()[0].pair(), "the newest LBR record");
     }
 }
 

@@ -11,8 +11,8 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::pebs::{self, record};
-use hindsight_payloads::lbr::{self, Stack};
-use hindsight_payloads::pmu::{self, Ds, ON};
+use hindsight_payloads::lbr::{self, LbrStack};
+use hindsight_payloads::pmu::{self, ON, PebsArea};
 use hindsight_payloads::{counted, need_lbr, need_pebs, need_pmu};
 
 payload!("models");
@@ -68,7 +68,7 @@ case! {
     about: "PEBS on C5H records the branch that chance decides",
     fn body(ctx) {
         need_pebs!(ctx);
-        let ds = Ds::new(16, 16, [50_u64.wrapping_neg(); 4]);
+        let ds = PebsArea::new(16, 16, [50_u64.wrapping_neg(); 4]);
         // Once the branch of the loop has been learnt.
         pmu::preset(0, 5000);
         pmu::select(0, 0xc5, 1, ON);
@@ -94,16 +94,16 @@ case! {
     fn body(ctx) {
         need_lbr!(ctx);
         const MISPRED: u64 = 1 << 63;
-        let missed = |stack: &Stack| stack.info.iter().filter(|&&info| info & MISPRED != 0).count();
-        Stack::EMPTY.write();
+        let missed = |stack: &LbrStack| stack.info.iter().filter(|&&info| info & MISPRED != 0).count();
+        LbrStack::EMPTY.write();
         msr::write(reg::IA32_DEBUGCTL, DebugCtl::LBR.bits());
         // SAFETY: registers only.
         unsafe {
             asm!("mov r8d, 1000", "2: sub r8d, 1", "jnz 2b", out("r8") _);
         }
         msr::write(reg::IA32_DEBUGCTL, 0);
-        let steady = Stack::read();
-        Stack::EMPTY.write();
+        let steady = LbrStack::read();
+        LbrStack::EMPTY.write();
         msr::write(reg::IA32_DEBUGCTL, DebugCtl::LBR.bits());
         // SAFETY: registers only.
         unsafe {
@@ -115,7 +115,7 @@ case! {
             );
         }
         msr::write(reg::IA32_DEBUGCTL, 0);
-        let chance = Stack::read();
+        let chance = LbrStack::read();
         check!(missed(&steady) <= 2, "a loop");
         check!(missed(&chance) >= 3, "chance");
         for n in 0..lbr::ENTRIES {
@@ -171,7 +171,7 @@ case! {
         let lines = Lines([0; 16]);
         let far = lines.0.as_ptr();
         let near = far.wrapping_add(8);
-        let ds = Ds::new(16, 16, [1_u64.wrapping_neg(); 4]);
+        let ds = PebsArea::new(16, 16, [1_u64.wrapping_neg(); 4]);
         msr::write(reg::MSR_PEBS_LD_LAT_THRESHOLD, THRESHOLD);
         pmu::preset(0, 1);
         pmu::select(0, 0xcd, 1, ON);
@@ -200,7 +200,7 @@ case! {
         let mut lines = Lines([0; 16]);
         let at = lines.0.as_mut_ptr();
         for (event, umask, offset) in [(0xd0, 0x81, 16), (0xd0, 0x82, 24), (0xd1, 0x01, 16)] {
-            let ds = Ds::new(4, 4, [1000_u64.wrapping_neg(); 4]);
+            let ds = PebsArea::new(4, 4, [1000_u64.wrapping_neg(); 4]);
             pmu::preset(0, 5);
             pmu::select(0, event, umask, ON);
             msr::write(reg::IA32_PEBS_ENABLE, 1);
@@ -220,7 +220,7 @@ case! {
     fn body(ctx) {
         need_pmu!(ctx);
         for (round, exits) in [(3_u64, false), (100, false), (3, true), (100, true)] {
-            pmu::listen(true);
+            pmu::unmask_pmi(true);
             pmu::preset(0, round);
             pmu::select(0, 0xc4, 1, ON | pmu::INT);
             let port = if exits { 0xed_u64 } else { 0 };
@@ -229,7 +229,7 @@ case! {
                 "2: test r10d, r10d", "jz 3f", "mov edx, r10d", "in al, dx",
                 "3: sub r8d, 1", "jnz 2b", "lea r9, [rip + 2b]", "lea r11, [rip + 3b]";
                 in("r10") port, out("r8") left, out("r9") first, out("r11") third);
-            let seen = pmu::seen();
+            let seen = pmu::pmi_state();
             check_eq!(left, 0, "the loop ran on");
             check_eq!(seen.taken, 1, "one interrupt");
             // Two conditional branches a round: an odd count ends at the first one of a round.
@@ -239,7 +239,7 @@ case! {
                 (false, _) => first,
             };
             check_eq!(seen.rip, expected, "right after the branch");
-            pmu::deafen();
+            pmu::mask_pmi();
             pmu::reset();
             // Without an interrupt, whose handler branches as well, all are counted.
             let all = count!(0xc4, 1, "mov r8d, 500",

@@ -12,13 +12,13 @@ use hindsight_guest::legacy::{
 };
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
-use hindsight_payloads::access::Page;
+use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::debug::{self, BS, arm, at, conditions, disarm};
 use hindsight_payloads::{check_steps, snippet};
 
 payload!("modes");
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
 const MODES16: [LegacyMode; 4] = [
     LegacyMode::Real,
@@ -220,7 +220,7 @@ case! {
         for (mode, blob, [start, insn, ..]) in writers() {
             let m = run(&blob, mode, start, || {
                 arm(0, u64::from(DATA) | 1 << 32, Condition::ReadWrite, Length::Eight);
-                debug::also(1, u64::from(blob.linear(insn)) | 1 << 40, Condition::Execute, Length::One);
+                debug::arm_also(1, u64::from(blob.linear(insn)) | 1 << 40, Condition::Execute, Length::One);
             });
             check_eq!(m.events().len(), 1, "the end alone");
         }
@@ -492,7 +492,7 @@ case! {
         check_eq!((USER_CODE32 | 3, USER_CODE), (0x1b, 0x2b), "the selectors");
         let address = PAGE.address();
         arm(0, at(compatibility_store), Condition::Execute, Length::One);
-        debug::also(1, address, Condition::Write, Length::Eight);
+        debug::arm_also(1, address, Condition::Write, Length::Eight);
         let log = debug::events(ctx, through_compatibility, address, 0);
         check_eq!(log.count(), 2, "two #DBs");
         check_eq!(debug::event(log, 0), (at(compatibility_store), B0), "the instruction");

@@ -11,7 +11,7 @@ use hindsight_guest::legacy::{
 };
 use hindsight_guest::paging::{self as tables, A, D, P, RW, US};
 use hindsight_guest::prelude::*;
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 
 payload!("paging");
 
@@ -21,8 +21,8 @@ const GLOBAL: u64 = 1 << 8;
 /// The linear address that the legacy cases map: its directory entry is number 512.
 const TARGET: u32 = 0x8000_0000;
 
-static FIRST: Page = Page::new();
-static SECOND: Page = Page::new();
+static FIRST: ScratchPage = ScratchPage::new();
+static SECOND: ScratchPage = ScratchPage::new();
 
 blob! {
     fn code[32](p_load, p_store, p_reload; p_stop);
@@ -165,7 +165,7 @@ case! {
     }
 }
 
-fn mark(page: &Page, value: u8) -> u64 {
+fn mark(page: &ScratchPage, value: u8) -> u64 {
     access::store(page.address(), value);
     page.address()
 }

@@ -15,7 +15,7 @@ use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::EventSelect;
 use hindsight_payloads::clock;
-use hindsight_payloads::pmu::{self, Ds, ON, OVERHEAD};
+use hindsight_payloads::pmu::{self, ON, OVERHEAD, PebsArea};
 use hindsight_payloads::{counted, need_pmu};
 
 payload!("pmu_events");
@@ -382,7 +382,7 @@ case! {
         if !insn::has(Feature::DS) {
             skip!(ctx, "CPUID does not announce DS");
         }
-        let area = Ds::new(0, 0, [0; 4]);
+        let area = PebsArea::new(0, 0, [0; 4]);
         // Room for twenty records, circular.
         for (offset, value) in [(0, area.base()), (8, area.base()), (0x10, area.base() + 480), (0x18, u64::MAX)] {
             area.put(offset, value);

@@ -12,7 +12,7 @@ use hindsight_guest::exception::CaughtException;
 use hindsight_guest::insn;
 use hindsight_guest::paging::{self, A, ADDRESS, D, P, PS, RW, US};
 use hindsight_guest::prelude::*;
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 
 payload!("protection");
 
@@ -31,7 +31,7 @@ const USER: u64 = 4;
 const FETCH: u64 = 16;
 const KEY: u64 = 32;
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
 #[repr(C, align(4096))]
 struct Tables(UnsafeCell<[[u64; 512]; 4]>);

@@ -16,7 +16,7 @@ use hindsight_guest::regs::cr::Cr0;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, paging, trap};
-use hindsight_payloads::access::Page;
+use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::debug::{
     self, BD, BP, BS, DB, arm, arm_at, at, call, conditions, events, pushed_rf, rf,
 };
@@ -24,8 +24,8 @@ use hindsight_payloads::{check_events, clear_tf, set_tf, snippet, syscall};
 
 payload!("rf");
 
-static PAGE: Page = Page::new();
-static OTHER: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
+static OTHER: ScratchPage = ScratchPage::new();
 
 const B0: u64 = Dr6::B0.bits();
 const B1: u64 = Dr6::B1.bits();
@@ -91,13 +91,17 @@ case! {
     about: "RF that IRET loads protects its target, and not the instruction after it",
     fn body(ctx) {
         arm_at(0, rf_nop);
-        debug::also(1, at(rf_nop2), Condition::Execute, Length::One);
+        debug::arm_also(1, at(rf_nop2), Condition::Execute, Length::One);
         check_events!(events(ctx, to_nops, 0, WITH_RF), [(at(rf_nop2), B1)], "the second only");
     }
 }
 
 /// The exception that a sequence ends with, and whether its image has RF.
-fn fault_of(ctx: &hindsight_guest::case::Ctx, code: debug::Code, first: u64) -> Option<(u8, bool)> {
+fn fault_of(
+    ctx: &hindsight_guest::case::Ctx,
+    code: debug::SnippetFn,
+    first: u64,
+) -> Option<(u8, bool)> {
     debug::run(ctx, code, first, WITH_RF).map(|e| (e.vector, pushed_rf(&e)))
 }
 
@@ -294,7 +298,7 @@ case! {
     about: "RF protects IN as any instruction and is clear after it; a refused RDMSR pushes RF=1",
     fn body(ctx) {
         arm_at(0, rf_in);
-        debug::also(1, at(rf_in_done), Condition::Execute, Length::One);
+        debug::arm_also(1, at(rf_in_done), Condition::Execute, Length::One);
         check_events!(events(ctx, to_in, 0, WITH_RF), [(at(rf_in_done), B1)], "after IN");
         check_eq!(fault_of(ctx, to_rdmsr, 0), Some((13, true)), "#GP of RDMSR");
         check_eq!(msr::read_safe(0x570), Err(msr::GP), "the MSR is absent");
@@ -348,7 +352,7 @@ case! {
         };
         arm(3, target, Condition::Execute, Length::One);
         // SAFETY: the copied code keeps the C rules.
-        let code = unsafe { core::mem::transmute::<u64, debug::Code>(base) };
+        let code = unsafe { core::mem::transmute::<u64, debug::SnippetFn>(base) };
         check_events!(events(ctx, code, 0, 0), [(target, Dr6::B3.bits())], "at the target");
     }
 }

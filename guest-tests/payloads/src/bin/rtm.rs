@@ -17,10 +17,10 @@ use hindsight_guest::regs::pmu::EventSelect;
 use hindsight_guest::regs::pmu::pebs::record;
 use hindsight_guest::trap;
 use hindsight_guest::{apic, insn, msr, smp};
-use hindsight_payloads::access::Page;
-use hindsight_payloads::debug::{self, BS, Code, arm, arm_at, at, conditions, pushed_rf};
-use hindsight_payloads::lbr::Stack;
-use hindsight_payloads::pmu::{self, Ds, ON};
+use hindsight_payloads::access::ScratchPage;
+use hindsight_payloads::debug::{self, BS, SnippetFn, arm, arm_at, at, conditions, pushed_rf};
+use hindsight_payloads::lbr::LbrStack;
+use hindsight_payloads::pmu::{self, ON, PebsArea};
 use hindsight_payloads::{need_lbr, need_pebs, need_pmu, snippet};
 
 payload!("rtm");
@@ -43,8 +43,8 @@ const CTL_RTM: u64 = 1 << 15;
 const TSX_ABORT: u64 = 1 << 61;
 const IN_TSX: u64 = 1 << 62;
 
-static PAGE: Page = Page::new();
-static PAGES: [Page; 9] = [const { Page::new() }; 9];
+static PAGE: ScratchPage = ScratchPage::new();
+static PAGES: [ScratchPage; 9] = [const { ScratchPage::new() }; 9];
 
 // Each sequence is given an address in RDI, and answers EAX: what was there before XBEGIN, or the
 // status of the abort.
@@ -131,7 +131,7 @@ fn written() -> u8 {
 }
 
 /// Runs a sequence at the level of this run; answers EAX.
-fn eax(ctx: &Ctx, code: Code, second: u64) -> u64 {
+fn eax(ctx: &Ctx, code: SnippetFn, second: u64) -> u64 {
     let mut found = 0;
     // SAFETY: sequences keep the C rules.
     let ended = ctx.run(|| found = unsafe { code(address(), second) });
@@ -224,7 +224,7 @@ case! {
     about: "instructions and accesses that abort, and exceptions that are not delivered",
     fn body(ctx) {
         need_rtm!(ctx);
-        let codes: [Code; 7] = [pause, cpuid, undefined, no_page, port, device, x87];
+        let codes: [SnippetFn; 7] = [pause, cpuid, undefined, no_page, port, device, x87];
         for code in codes {
             check_eq!(eax(ctx, code, 0) & !RETRY, 0, "EAX");
             check_eq!(written(), 0, "the store");
@@ -346,7 +346,7 @@ case! {
             for kind in 0..5 {
                 insn::write_dr7(Dr7::RESET.0);
                 insn::write_dr6(Dr6::RESET);
-                let code: Code = match kind {
+                let code: SnippetFn = match kind {
                     0 => int3_inside,
                     1 => int1_inside,
                     2 => stepped,
@@ -391,7 +391,7 @@ case! {
         for kind in 0..4 {
             insn::write_dr7(Dr7::RESET.0);
             insn::write_dr6(Dr6::RESET);
-            let (code, begin, cause): (Code, _, _) = match kind {
+            let (code, begin, cause): (SnippetFn, _, _) = match kind {
                 0 => (int3_inside, at(int3_begin), 0),
                 1 => (int1_inside, at(int1_begin), 0),
                 2 => (stored, at(stored_begin), Dr6::B0.bits()),
@@ -514,7 +514,7 @@ case! {
         msr::write(reg::IA32_DEBUGCTL, 1);
         debug::call(jump_abort, 0, 0);
         msr::write(reg::IA32_DEBUGCTL, 0);
-        let stack = Stack::read();
+        let stack = LbrStack::read();
         let abort = stack.info.iter().position(|info| info & TSX_ABORT != 0);
         let abort = require_some!(abort, "a record of the abort");
         check_eq!((stack.from[abort], stack.to[abort]), (at(abort_from), at(abort_to)), "its places");
@@ -537,7 +537,7 @@ case! {
         pmu::select(2, 0xc0, 0, ON | EventSelect::IN_TX | EventSelect::IN_TXCP);
         pmu::select(3, 0xc0, 0, ON | EventSelect::IN_TX);
         pmu::start(0b1111);
-        for code in [ten_nops as Code, ten_nops_abort, ten_nops, ten_nops_abort, ten_nops_abort] {
+        for code in [ten_nops as SnippetFn, ten_nops_abort, ten_nops, ten_nops_abort, ten_nops_abort] {
             debug::call(code, 0, 0);
         }
         pmu::stop();
@@ -564,7 +564,7 @@ case! {
     fn body(ctx) {
         need_rtm!(ctx);
         need_pebs!(ctx);
-        let ds = Ds::new(4, 4, [1000_u64.wrapping_neg(); 4]);
+        let ds = PebsArea::new(4, 4, [1000_u64.wrapping_neg(); 4]);
         pmu::preset(0, 1);
         pmu::select(0, 0xc9, 4, ON);
         msr::write(reg::IA32_PEBS_ENABLE, 1);

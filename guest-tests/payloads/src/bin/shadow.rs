@@ -14,13 +14,13 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_NMI};
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
 use hindsight_guest::{insn, smp, trap, vectors};
-use hindsight_payloads::access::Page;
+use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::debug::{self, BP, BS, DB, arm, arm_at, at, call, events};
 use hindsight_payloads::{check_events, check_steps, clear_tf, clock, set_tf, snippet, syscall};
 
 payload!("shadow");
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
 const B0: u64 = Dr6::B0.bits();
 /// A vector for interrupts to oneself.
@@ -304,7 +304,7 @@ case! {
     fn body(ctx) {
         require!(msr::read_safe(0x3b).is_ok(), "the MSR is there");
         let codes = [
-            (load_ss_cpuid as debug::Code, load_ss_cpuid_next as debug::Label),
+            (load_ss_cpuid as debug::SnippetFn, load_ss_cpuid_next as debug::SnippetLabel),
             (load_ss_in, load_ss_in_next),
             (load_ss_rdmsr, load_ss_rdmsr_next),
         ];

@@ -106,7 +106,7 @@ case! {
     needs_cpl3: ["intn-cpl3", "int3-cpl3", "iretq-cpl3"],
     about: "CD 03 and CC reach the same gate, with the address after them",
     fn body(ctx) {
-        for (code, next) in [(int_3 as debug::Code, int_3_next as debug::Label), (int3, int3_next)] {
+        for (code, next) in [(int_3 as debug::SnippetFn, int_3_next as debug::SnippetLabel), (int3, int3_next)] {
             let log = logged(BP, || { debug::run(ctx, code, 0, 0); });
             check_eq!(log.events().first().map(|e| (e.code(), e.rip)), Some(((3, 0), at(next))), "#BP");
         }
@@ -131,7 +131,7 @@ case! {
     fn body(ctx) {
         trap::set_handler(3, ignore);
         trap::set_handler(CALLABLE, ignore);
-        for (code, after) in [(step_int3 as debug::Code, step_int3_after as debug::Label), (step_int80, step_int80_after)] {
+        for (code, after) in [(step_int3 as debug::SnippetFn, step_int3_after as debug::SnippetLabel), (step_int80, step_int80_after)] {
             let log = debug::events(ctx, code, 0, 0);
             check_eq!(debug::event(log, 0), (at(after), BS), "the first step");
             check_eq!(log.count(), 1 + debug::CLEAR_TF_STEPS, "steps");

@@ -14,7 +14,7 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::{Cr0, Cr4, Efer};
 use hindsight_guest::regs::msr::{IA32_EFER, IA32_FS_BASE, IA32_KERNEL_GS_BASE};
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 
 payload!("sysregs");
 
@@ -22,8 +22,8 @@ payload!("sysregs");
 // guest's own selectors and flags, and one on which INT n works at CPL 0 checks all bits of CR0 and
 // CR4.
 
-static FIRST: Page = Page::new();
-static SECOND: Page = Page::new();
+static FIRST: ScratchPage = ScratchPage::new();
+static SECOND: ScratchPage = ScratchPage::new();
 
 case! {
     name: "mode", cpl: [0], rules: ["RST-05"], needs: [],

@@ -16,14 +16,14 @@ use hindsight_guest::regs::apic::{DEFAULT_BASE, Register};
 use hindsight_guest::regs::dr::Dr6;
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, paging, trap};
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 use hindsight_payloads::debug::{self, BS, CLEAR_TF_STEPS, DB, at, event, events};
 use hindsight_payloads::{check_steps, clear_tf, set_tf, snippet, syscall};
 
 payload!("tf");
 
-static PAGE: Page = Page::new();
-static OTHER: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
+static OTHER: ScratchPage = ScratchPage::new();
 
 const TF: u64 = Rflags::TF.bits();
 const IA32_DEBUGCTL: u32 = 0x1d9;
@@ -60,8 +60,8 @@ macro_rules! stepped {
             snippet! { $code [$next] "mov r8, rbx", set_tf!(), $($line,)+ concat!(stringify!($next), ":"), clear_tf!(), "mov rbx, r8", "ret" }
         )+
         /// Each sequence, and the address after its instruction.
-        fn emulated() -> impl Iterator<Item = (debug::Code, u64)> {
-            [$(($code as debug::Code, at($next))),+].into_iter()
+        fn emulated() -> impl Iterator<Item = (debug::SnippetFn, u64)> {
+            [$(($code as debug::SnippetFn, at($next))),+].into_iter()
         }
     };
 }

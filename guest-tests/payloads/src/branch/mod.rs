@@ -9,7 +9,7 @@ use hindsight_guest::insn;
 pub mod recorder;
 pub mod sequences;
 
-pub use recorder::{Run, run, run_checked, run_sequence};
+pub use recorder::{BranchRun, run, run_checked, run_sequence};
 
 /// IA32_DEBUGCTL: record branches in the LBR stack.
 pub const LBR: u64 = 1 << 0;
@@ -70,7 +70,7 @@ const FROM_0: u64 = 1 << 9;
 /// A transfer of control.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Transfer {
+pub struct TakenBranch {
     /// Where it is.
     pub from: u64,
     /// Where it goes.
@@ -79,7 +79,7 @@ pub struct Transfer {
     kind: u64,
 }
 
-impl Transfer {
+impl TakenBranch {
     /// A transfer inside the level of the run.
     pub const fn new(from: u64, to: u64, class: u64) -> Self {
         Self {
@@ -142,38 +142,38 @@ impl Transfer {
     }
 }
 
-/// The most transfers a [`List`] holds.
+/// The most transfers a [`BranchList`] holds.
 pub const LIST_MAX: usize = 160;
 
 /// Transfers in order of time.
 #[derive(Clone, Copy, Debug)]
-pub struct List {
-    items: [Transfer; LIST_MAX],
+pub struct BranchList {
+    items: [TakenBranch; LIST_MAX],
     count: usize,
 }
 
-impl List {
+impl BranchList {
     /// No transfers.
     pub const fn new() -> Self {
         Self {
-            items: [Transfer::new(0, 0, 0); LIST_MAX],
+            items: [TakenBranch::new(0, 0, 0); LIST_MAX],
             count: 0,
         }
     }
 
     /// Appends one; more than [`LIST_MAX`] end the payload.
-    pub fn push(&mut self, item: Transfer) {
+    pub fn push(&mut self, item: TakenBranch) {
         self.items[self.count] = item;
         self.count += 1;
     }
 
     /// The transfers.
-    pub fn items(&self) -> &[Transfer] {
+    pub fn items(&self) -> &[TakenBranch] {
         &self.items[..self.count]
     }
 
     /// Those for which `keep` says so.
-    pub fn filtered(&self, keep: impl Fn(&Transfer) -> bool) -> Self {
+    pub fn filtered(&self, keep: impl Fn(&TakenBranch) -> bool) -> Self {
         let mut out = Self::new();
         self.items()
             .iter()
@@ -183,7 +183,7 @@ impl List {
     }
 }
 
-impl Default for List {
+impl Default for BranchList {
     fn default() -> Self {
         Self::new()
     }
@@ -192,14 +192,14 @@ impl Default for List {
 /// Instructions with known branches, as [`sequence!`](crate::sequence!) lays them out.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Sequence {
+pub struct BranchSequence {
     code: u64,
     stop: u64,
-    records: *const Transfer,
+    records: *const TakenBranch,
     count: usize,
 }
 
-impl Sequence {
+impl BranchSequence {
     /// Its first instruction.
     pub fn code(&self) -> u64 {
         self.code
@@ -211,14 +211,14 @@ impl Sequence {
     }
 
     /// Its taken branches.
-    pub fn records(&self) -> &'static [Transfer] {
+    pub fn records(&self) -> &'static [TakenBranch] {
         // SAFETY: `sequence!` lays out so many of them at this address.
         unsafe { core::slice::from_raw_parts(self.records, self.count) }
     }
 
     /// The records with the transfer into the sequence and the one out of it.
-    pub fn all(&self, level: u8) -> List {
-        let mut list = List::new();
+    pub fn all(&self, level: u8) -> BranchList {
+        let mut list = BranchList::new();
         list.push(recorder::entry(level, self.code));
         self.records().iter().for_each(|&item| list.push(item));
         list.push(recorder::exit(self.stop));
@@ -226,7 +226,7 @@ impl Sequence {
     }
 }
 
-/// Lays out a [`Sequence`] and defines a function that returns it.
+/// Lays out a [`BranchSequence`] and defines a function that returns it.
 ///
 /// Instructions in Intel syntax, then the branches that are taken as `[from, to, class]`. Places are
 /// numeric labels; use 20 to 79, each once. Classes are `JCC`, `REL_CALL`, `IND_CALL`, `RET_NEAR`,
@@ -268,9 +268,9 @@ macro_rules! sequence {
             ".popsection",
         );
         $(#[$doc])*
-        pub fn $name() -> &'static $crate::branch::Sequence {
+        pub fn $name() -> &'static $crate::branch::BranchSequence {
             unsafe extern "C" {
-                static $name: $crate::branch::Sequence;
+                static $name: $crate::branch::BranchSequence;
             }
             // SAFETY: the assembler laid it out, and nothing writes it.
             unsafe { &$name }

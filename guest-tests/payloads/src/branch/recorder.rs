@@ -10,7 +10,7 @@ use hindsight_guest::regs::msr::IA32_DEBUGCTL;
 use hindsight_guest::vectors::{restore_gate, set_gate};
 use hindsight_guest::{insn, msr};
 
-use super::{FAR, IND_JMP, LBR, Sequence, TR, Transfer};
+use super::{BranchSequence, FAR, IND_JMP, LBR, TR, TakenBranch};
 
 /// Vector by which a sequence ends; callable at CPL 3.
 pub const STOP_VECTOR: u8 = 0x81;
@@ -159,13 +159,13 @@ unsafe extern "C" {
     fn recorder_irq();
     fn recorder_nmi();
     fn recorder_debug();
-    static mut recorder_seen: Seen;
+    static mut recorder_seen: RunEvents;
 }
 
 /// What the handlers saw in the last run.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
+pub struct RunEvents {
     /// Hardware interrupts and NMIs.
     pub irqs: u64,
     /// RIP that the last of them saved.
@@ -190,7 +190,7 @@ static USER_STACK: UserStack = UserStack(UnsafeCell::new([0; 4096]));
 
 /// The exception that ended a run, because no handler takes it.
 #[derive(Clone, Copy, Debug)]
-pub struct Stopped {
+pub struct UnhandledException {
     /// Vector and error code.
     pub code: (u8, u64),
     /// Saved RIP; 0 if IA32_DEBUGCTL refused its value.
@@ -199,7 +199,7 @@ pub struct Stopped {
 
 /// One run of a piece of code.
 #[derive(Clone, Copy, Debug)]
-pub struct Run {
+pub struct BranchRun {
     /// Its first instruction.
     pub code: u64,
     /// IA32_DEBUGCTL while it runs.
@@ -209,12 +209,12 @@ pub struct Run {
     /// RFLAGS at the start of a run at CPL 3; bit 1 is added.
     pub flags: u64,
     /// Vectors with handlers of the caller's, in place of the usual ones.
-    pub handlers: &'static [(u8, Handler)],
+    pub handlers: &'static [(u8, AsmHandler)],
 }
 
-impl Run {
+impl BranchRun {
     /// A run of `sequence`, at CPL 3 with interrupts off and IOPL 3.
-    pub fn new(level: u8, sequence: &Sequence, debugctl: u64) -> Self {
+    pub fn new(level: u8, sequence: &BranchSequence, debugctl: u64) -> Self {
         Self {
             code: sequence.code(),
             debugctl,
@@ -226,33 +226,33 @@ impl Run {
 }
 
 /// A handler in assembly, which ends by IRETQ or is [`STOP`].
-pub type Handler = unsafe extern "C" fn();
+pub type AsmHandler = unsafe extern "C" fn();
 
 /// The handler that ends a run.
-pub const STOP: Handler = recorder_stop;
+pub const STOP: AsmHandler = recorder_stop;
 /// The handler that returns at once.
-pub const RETURN: Handler = recorder_return;
+pub const RETURN: AsmHandler = recorder_return;
 
-fn address(f: Handler) -> u64 {
+fn address(f: AsmHandler) -> u64 {
     f as *const () as u64
 }
 
 /// The transfer that begins a run at `level`.
-pub fn entry(level: u8, code: u64) -> Transfer {
+pub fn entry(level: u8, code: u64) -> TakenBranch {
     if level == 3 {
-        Transfer::new(address(recorder_iretq), code, FAR).from_0()
+        TakenBranch::new(address(recorder_iretq), code, FAR).from_0()
     } else {
-        Transfer::new(address(recorder_jump), code, IND_JMP)
+        TakenBranch::new(address(recorder_jump), code, IND_JMP)
     }
 }
 
 /// The transfer that ends a run.
-pub fn exit(stop: u64) -> Transfer {
-    Transfer::new(stop, address(recorder_stop), FAR).into_0()
+pub fn exit(stop: u64) -> TakenBranch {
+    TakenBranch::new(stop, address(recorder_stop), FAR).into_0()
 }
 
 /// Vector, DPL of its gate, handler.
-const GATES: [(u8, u8, Handler); 12] = [
+const GATES: [(u8, u8, AsmHandler); 12] = [
     (STOP_VECTOR, 3, recorder_stop),
     (RETURN_VECTOR, 3, recorder_return),
     (IRQ_VECTOR, 0, recorder_irq),
@@ -270,13 +270,13 @@ const GATES: [(u8, u8, Handler); 12] = [
 /// Runs the code, and returns what the handlers saw, or the exception that none of them takes.
 ///
 /// Interrupts are off at the start, unless a run at CPL 3 says otherwise. IA32_DEBUGCTL is 0 after.
-pub fn run(run: Run) -> Result<Seen, Stopped> {
+pub fn run(run: BranchRun) -> Result<RunEvents, UnhandledException> {
     // A value that is refused must fail here, not in the assembly: all but what records at once.
     if let Err(code) = msr::write_safe(IA32_DEBUGCTL, run.debugctl & !(LBR | TR)) {
-        return Err(Stopped { code, rip: 0 });
+        return Err(UnhandledException { code, rip: 0 });
     }
     // SAFETY: no run is going on.
-    unsafe { (&raw mut recorder_seen).write_volatile(Seen::default()) };
+    unsafe { (&raw mut recorder_seen).write_volatile(RunEvents::default()) };
     let stack = if run.level == 3 {
         USER_STACK.0.get() as u64 + 4096
     } else {
@@ -298,7 +298,7 @@ pub fn run(run: Run) -> Result<Seen, Stopped> {
     match fault {
         Some(exception) => {
             msr::write(IA32_DEBUGCTL, 0);
-            Err(Stopped {
+            Err(UnhandledException {
                 code: exception.code(),
                 rip: exception.rip,
             })
@@ -313,12 +313,12 @@ pub const IOPL_3: u64 = 3 << 12;
 
 /// Runs `sequence` with IA32_DEBUGCTL = `debugctl`. An exception that no handler takes is a failed
 /// check, and gives `None`.
-pub fn run_sequence(level: u8, sequence: &Sequence, debugctl: u64) -> Option<Seen> {
-    run_checked(Run::new(level, sequence, debugctl))
+pub fn run_sequence(level: u8, sequence: &BranchSequence, debugctl: u64) -> Option<RunEvents> {
+    run_checked(BranchRun::new(level, sequence, debugctl))
 }
 
 /// As [`run_sequence`], for any run.
-pub fn run_checked(what: Run) -> Option<Seen> {
+pub fn run_checked(what: BranchRun) -> Option<RunEvents> {
     match run(what) {
         Ok(seen) => Some(seen),
         Err(stopped) => {
