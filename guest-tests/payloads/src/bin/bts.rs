@@ -65,7 +65,7 @@ case! {
         need_bts!(ctx);
         let old = paging::unmap(seq::UNMAPPED);
         let sequences =
-            [seq::software_interrupts(), seq::faults(), seq::faulting_branches(), seq::branches_to_nowhere()];
+            [seq::software_interrupts(), seq::faults(), seq::faulting_branches(), seq::branches_to_unmapped()];
         for sequence in sequences {
             check_stored(ctx.cpl, sequence, 0);
         }

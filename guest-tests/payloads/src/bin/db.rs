@@ -16,7 +16,7 @@ use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, paging, trap, vectors};
 use hindsight_payloads::access::{self, ScratchPage};
 use hindsight_payloads::debug::{
-    self, BD, BS, DB, arm, arm_at, at, call, conditions, events, pushed_rf,
+    self, BD, BS, DB, arm, arm_at, at, call, conditions, events, saved_rf,
 };
 use hindsight_payloads::{check_events, check_steps, clear_tf, set_tf, snippet};
 
@@ -395,7 +395,7 @@ case! {
             check_eq!(msr::read(IA32_DEBUGCTL), 0, "IA32_DEBUGCTL");
             let fault = require_some!(fault, "an exception");
             check_eq!((fault.code(), conditions(fault.dr6)), ((1, 0), B0), "the #DB");
-            check!(!pushed_rf(&fault), "RF in the image");
+            check!(!saved_rf(&fault), "RF in the image");
             check_eq!(insn::read_dr7() & Dr7::GD, 0, "GD");
         }
     }

@@ -12,7 +12,7 @@ use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::{insn, trap, vectors};
 use hindsight_payloads::access::ScratchPage;
-use hindsight_payloads::debug::{self, BD, at, call, conditions, pushed_rf};
+use hindsight_payloads::debug::{self, BD, at, call, conditions, saved_rf};
 use hindsight_payloads::snippet;
 
 payload!("gd");
@@ -76,7 +76,7 @@ case! {
     fn body(ctx) {
         insn::write_dr7(GD);
         let fault = debug::run(ctx, read_dr3, 0, 0);
-        check_eq!(fault.map(|e| pushed_rf(&e)), Some(true), "RF");
+        check_eq!(fault.map(|e| saved_rf(&e)), Some(true), "RF");
     }
 }
 

@@ -143,7 +143,7 @@ case! {
             check_events!(log, [(at(insn), B0), (at(insn), B0), (at(next), B0)], "three #DBs");
             let counts = [0, 1, 2].map(|n: usize| log.events().get(n).map_or(99, |e| e.frame.rcx));
             check_eq!(counts, [2, 1, 0], "RCX");
-            check_eq!([0, 1, 2].map(|n| debug::rf(log, n)), [true, true, false], "RF");
+            check_eq!([0, 1, 2].map(|n| debug::event_saved_rf(log, n)), [true, true, false], "RF");
         });
     }
 }

@@ -65,7 +65,7 @@ case! {
     fn body(ctx) {
         need_lbr!(ctx);
         let old = paging::unmap(seq::UNMAPPED);
-        lbr::check_sequence(ctx.cpl, seq::branches_to_nowhere());
+        lbr::check_sequence(ctx.cpl, seq::branches_to_unmapped());
         paging::restore(seq::UNMAPPED, old);
     }
 }

@@ -93,7 +93,7 @@ case! {
         need_lbr!(ctx);
         lbr::reset();
         let old = paging::unmap(seq::UNMAPPED);
-        let sequence = seq::branches_to_nowhere();
+        let sequence = seq::branches_to_unmapped();
         let good = run_to(ctx.cpl, sequence, LBR, &[(14, STOP)]);
         paging::restore(seq::UNMAPPED, old);
         require!(good, "the run ended well");

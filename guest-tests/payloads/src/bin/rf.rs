@@ -18,7 +18,7 @@ use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, paging, trap};
 use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::debug::{
-    self, BD, BP, BS, DB, arm, arm_at, at, call, conditions, events, pushed_rf, rf,
+    self, BD, BP, BS, DB, arm, arm_at, at, call, conditions, event_saved_rf, events, saved_rf,
 };
 use hindsight_payloads::{check_events, clear_tf, set_tf, snippet, syscall};
 
@@ -102,7 +102,7 @@ fn fault_of(
     code: debug::SnippetFn,
     first: u64,
 ) -> Option<(u8, bool)> {
-    debug::run(ctx, code, first, WITH_RF).map(|e| (e.vector, pushed_rf(&e)))
+    debug::run(ctx, code, first, WITH_RF).map(|e| (e.vector, saved_rf(&e)))
 }
 
 case! {
@@ -164,20 +164,20 @@ case! {
             arm(0, PAGE.address() + offset, Condition::Write, Length::One);
             let log = events(ctx, rep_store, PAGE.address(), 3);
             check_events!(log, [(rip, B0)], "the data breakpoint");
-            check_eq!(rf(log, 0), flag, "RF");
+            check_eq!(event_saved_rf(log, 0), flag, "RF");
         }
         let log = events(ctx, step_rep, PAGE.address(), 3);
         let expected = [(at(rf_step_rep), true), (at(rf_step_rep), true), (at(rf_step_rep_done), false)];
         for (n, expected) in expected.into_iter().enumerate() {
             check_eq!(debug::event(log, n), (expected.0, BS), "a step");
-            check_eq!(rf(log, n), expected.1, "RF of a step");
+            check_eq!(event_saved_rf(log, n), expected.1, "RF of a step");
         }
     }
 }
 
 /// Whether the log has one event, and its RF.
 fn only_rf(log: &ExceptionLog) -> (usize, bool) {
-    (log.count(), rf(log, 0))
+    (log.count(), event_saved_rf(log, 0))
 }
 
 case! {
@@ -189,7 +189,7 @@ case! {
         check_eq!(only_rf(events(ctx, one_load, PAGE.address(), 0)), (1, false), "instruction breakpoint");
         arm(0, PAGE.address(), Condition::ReadWrite, Length::One);
         check_eq!(only_rf(events(ctx, one_load, PAGE.address(), 0)), (1, false), "data breakpoint");
-        check!(!rf(events(ctx, step_nop, 0, 0), 0), "single step");
+        check!(!event_saved_rf(events(ctx, step_nop, 0, 0), 0), "single step");
         let log = logged(BP, || { debug::run(ctx, one_int3, 0, 0); });
         check_eq!(only_rf(log), (1, false), "INT3");
         if ctx.cpl == 0 {
@@ -265,7 +265,7 @@ case! {
             insn::write_dr6(Dr6::RESET);
             insn::write_dr7(Dr7::RESET.0 | Dr7::GD);
             let fault = debug::run(ctx, to_mov_dr, 0, WITH_RF);
-            let found = fault.map(|e| (e.rip, (conditions(e.dr6), pushed_rf(&e))));
+            let found = fault.map(|e| (e.rip, (conditions(e.dr6), saved_rf(&e))));
             check_eq!(found, Some((at(rf_mov_dr), (BD, true))), "general detect");
         }
     }

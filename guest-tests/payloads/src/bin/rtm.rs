@@ -18,7 +18,7 @@ use hindsight_guest::regs::pmu::pebs::record;
 use hindsight_guest::trap;
 use hindsight_guest::{apic, insn, msr, smp};
 use hindsight_payloads::access::ScratchPage;
-use hindsight_payloads::debug::{self, BS, SnippetFn, arm, arm_at, at, conditions, pushed_rf};
+use hindsight_payloads::debug::{self, BS, SnippetFn, arm, arm_at, at, conditions, saved_rf};
 use hindsight_payloads::lbr::LbrStack;
 use hindsight_payloads::pmu::{self, ON, PebsArea};
 use hindsight_payloads::{need_lbr, need_pebs, need_pmu, snippet};
@@ -410,7 +410,7 @@ case! {
             check_eq!(event.dr6 & DR6_RTM, 0, "DR6.RTM");
             check_eq!(conditions(event.dr6), cause, "the conditions");
             check_eq!(event.frame.rax & 0xffff_ffff, STARTED, "EAX");
-            check!(!pushed_rf(&event), "RF");
+            check!(!saved_rf(&event), "RF");
             check_eq!(written(), 0, "the store");
         }
         disable();

@@ -62,7 +62,7 @@ case! {
         check_eq!(log.count(), 1, "how many #DBs");
         check_eq!(debug::event(log, 0), (at(int1_next), 0), "RIP and conditions");
         check_eq!(log.events().first().map(|e| e.cpl()), Some(ctx.cpl), "level");
-        check!(!debug::rf(log, 0), "RF in the image");
+        check!(!debug::event_saved_rf(log, 0), "RF in the image");
     }
 }
 
