@@ -187,7 +187,7 @@ case! {
         unsafe { mark.write_volatile(0) };
         apic::enable();
         apic::send(0, ICR_SELF | ICR_ASSERT | u32::from(IRQ_VECTOR));
-        let seen = require_some!(run_sequence(0, other_events(), writable()), "the run ended well");
+        let seen = require_some!(run_sequence(0, other_events(), writable()), "no unhandled exception");
         check_eq!(seen.irqs, 1, "interrupts");
         // SAFETY: as above.
         check_eq!(unsafe { mark.read_volatile() }, 0, "a difference was seen");
@@ -202,7 +202,7 @@ case! {
         let area = STORE.arm(50);
         lbr::reset();
         for bits in [other_bits(), writable() & FREEZE_WHILE_SMM, BTINT, BTS_OFF_OS, BTS_OFF_USR, BTS] {
-            let seen = require_some!(run_sequence(ctx.cpl, seq::one_of_each(), bits), "the run ended well");
+            let seen = require_some!(run_sequence(ctx.cpl, seq::one_of_each(), bits), "no unhandled exception");
             check_eq!((seen.debugs, seen.irqs), (0, 0), "#DBs, interrupts");
         }
         STORE.check_stored(&area, &[]);

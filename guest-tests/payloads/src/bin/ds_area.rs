@@ -73,7 +73,7 @@ case! {
             // SAFETY: inside the buffer, which nothing else uses there.
             unsafe { (place as *mut DsArea).write_unaligned(area) };
             msr::write(IA32_DS_AREA, place);
-            require!(run(ctx.cpl, TR | BTS), "the run ended well");
+            require!(run(ctx.cpl, TR | BTS), "no unhandled exception");
             // SAFETY: as above.
             let after = unsafe { (place as *const DsArea).read_unaligned() };
             let index = area.base + all.items().len() as u64 * RECORD_BYTES;
@@ -91,16 +91,16 @@ case! {
         let all = seq::jumps().all(ctx.cpl);
         let n = all.items().len() as u64;
         let first = STORE.arm(100);
-        require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS).is_some(), "the run ended well");
+        require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS).is_some(), "no unhandled exception");
         STORE.check_stored(&first, all.items());
         // Drained: from the base again.
         STORE.set_area(first);
-        require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS).is_some(), "the run ended well");
+        require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS).is_some(), "no unhandled exception");
         STORE.check_stored(&first, all.items());
         // Moved on, with room for two more.
         let moved = DsArea { index: first.base + 50 * RECORD_BYTES, maximum: first.base + 52 * RECORD_BYTES, ..first };
         STORE.set_area(moved);
-        require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "the run ended well");
+        require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "no unhandled exception");
         check_eq!(STORE.area().index, moved.maximum, "the index");
         let found = STORE.record(moved.index + RECORD_BYTES);
         check_eq!((found.from, found.to), all.items()[1].pair(), "the second record there");
@@ -116,7 +116,7 @@ case! {
         need_bts!(ctx);
         let area = DsArea { pebs: [u64::MAX, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], ..STORE.arm(100) };
         STORE.set_area(area);
-        require!(run(ctx.cpl, TR | BTS), "the run ended well");
+        require!(run(ctx.cpl, TR | BTS), "no unhandled exception");
         STORE.check_stored(&area, seq::one_of_each().all(ctx.cpl).items());
     }
 }
@@ -163,7 +163,7 @@ case! {
         need_bts!(ctx);
         for flags in [P | RW | A | D, P | RW | US | A | D] {
             let area = arm_high(flags, flags);
-            require!(run(ctx.cpl, TR | BTS), "the run ended well");
+            require!(run(ctx.cpl, TR | BTS), "no unhandled exception");
             check_high(ctx.cpl, &area);
         }
     }
@@ -175,7 +175,7 @@ case! {
     fn body(ctx) {
         need_bts!(ctx);
         let area = arm_high(P | RW, P | RW);
-        require!(run(ctx.cpl, TR | BTS), "the run ended well");
+        require!(run(ctx.cpl, TR | BTS), "no unhandled exception");
         check_high(ctx.cpl, &area);
         // SAFETY: `entry` returns a valid place.
         let flags = |page: u64| unsafe { paging::entry(HIGH + page * PAGE).read_volatile() } & (A | D);
@@ -246,7 +246,7 @@ case! {
         insn::write_cr0(cr0 & !Cr0::WP.bits());
         let good = run(0, TR | BTS);
         insn::write_cr0(cr0);
-        require!(good, "the run ended well");
+        require!(good, "no unhandled exception");
         check_high(0, &area);
     }
 }
@@ -264,7 +264,7 @@ case! {
         area.maximum = area.base + 2400;
         STORE.set_area(area);
         paging::unmap(HIGH + 2 * PAGE);
-        require!(run(ctx.cpl, TR | BTS), "the run ended well");
+        require!(run(ctx.cpl, TR | BTS), "no unhandled exception");
         check_eq!(STORE.area().index - area.base, 48, "the index");
         let offset = 4096 - 60;
         check!((0..offset).all(|n| STORE.byte(n) == ds::FILL), "nothing below the base");
@@ -284,7 +284,7 @@ case! {
         let area = arm_high(good, 0);
         check_dropped(ctx.cpl, area, "the buffer is not mapped");
         paging::map(HIGH + PAGE, STORE.buffer_address(), good);
-        require!(run(ctx.cpl, TR | BTS), "the run ended well");
+        require!(run(ctx.cpl, TR | BTS), "no unhandled exception");
         check_high(ctx.cpl, &area);
     }
 }
@@ -415,7 +415,7 @@ case! {
         let mark = (seq::UNMAPPED - 128) as *mut u32;
         // SAFETY: the page below that address is in no other use.
         unsafe { mark.write_volatile(99) };
-        require!(run_sequence(ctx.cpl, sequence, TR | BTS).is_some(), "the run ended well");
+        require!(run_sequence(ctx.cpl, sequence, TR | BTS).is_some(), "no unhandled exception");
         // SAFETY: as above.
         check_eq!(unsafe { mark.read_volatile() }, 1, "calls that counted");
         // SAFETY: the code is readable.

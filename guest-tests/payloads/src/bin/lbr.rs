@@ -150,7 +150,7 @@ case! {
     about: "once LBR is cleared nothing is added and nothing is lost",
     fn body(ctx) {
         need_lbr!(ctx);
-        require!(lbr::record(ctx.cpl, seq::one_of_each()).is_some(), "the run ended well");
+        require!(lbr::record(ctx.cpl, seq::one_of_each()).is_some(), "no unhandled exception");
         let before = LbrStack::read();
         if run_sequence(ctx.cpl, seq::conditionals(), 0).is_some() {
             check!(LbrStack::read() == before, "the stack is as before");
@@ -166,21 +166,21 @@ case! {
         let others = other_bits();
         lbr::reset();
         for debugctl in [0, others] {
-            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "the run ended well");
+            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "no unhandled exception");
             check!(LbrStack::read() == LbrStack::EMPTY, "nothing was recorded");
         }
         if !insn::has(Feature::DS) {
             return;
         }
         for debugctl in [TR, others | TR] {
-            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "the run ended well");
+            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "no unhandled exception");
             check!(LbrStack::read() == LbrStack::EMPTY, "TR alone records nothing here");
         }
         // The area at 0 has no room: base, index and maximum are whatever is there, so point it at zeros.
         msr::write(reg::IA32_DS_AREA, (&raw const NO_BUFFER) as u64);
         for debugctl in [LBR | TR, LBR | TR | BTS, LBR | others] {
             lbr::reset();
-            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "the run ended well");
+            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "no unhandled exception");
             lbr::check_list(&seq::one_of_each().all(ctx.cpl));
         }
     }
@@ -246,7 +246,7 @@ case! {
         lbr::reset();
         let code = HIGH_HALF + sequence.code();
         let answer = run(BranchRun { code, ..BranchRun::new(ctx.cpl, sequence, LBR) });
-        require!(answer.is_ok(), "the run ended well");
+        require!(answer.is_ok(), "no unhandled exception");
         lbr::check_list(&expected);
         check_eq!(LbrStack::read().entry(1).0 >> 48, 0, "the IRET in the lower half");
         check_eq!(LbrStack::read().entry(2).0 >> 48, 0xffff, "the INT in the upper half");
@@ -258,7 +258,7 @@ case! {
     about: "INFO has no bits beyond MISPRED and CYC_CNT; FROM carries no flags",
     fn body(ctx) {
         need_lbr!(ctx);
-        require!(lbr::record(ctx.cpl, seq::loop_33()).is_some(), "the run ended well");
+        require!(lbr::record(ctx.cpl, seq::loop_33()).is_some(), "no unhandled exception");
         let stack = LbrStack::read();
         for n in 0..lbr::ENTRIES {
             check_eq!(stack.info[n] & lbr::INFO_ZERO, 0, "INFO");
@@ -330,7 +330,7 @@ case! {
         }
         lbr::reset();
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_SET, LBR_FRZ);
-        require!(run_sequence(ctx.cpl, seq::one_of_each(), LBR).is_some(), "the run ended well");
+        require!(run_sequence(ctx.cpl, seq::one_of_each(), LBR).is_some(), "no unhandled exception");
         check!(LbrStack::read() == LbrStack::EMPTY, "nothing was recorded");
         msr::write(reg::MSR_LASTBRANCH_0_FROM_IP, 0x1234);
         check_eq!(msr::read(reg::MSR_LASTBRANCH_0_FROM_IP), 0x1234, "a written entry");

@@ -82,7 +82,7 @@ case! {
         need_lbr!(ctx);
         pend_interrupt();
         let sequence = seq::interrupt_after_nop();
-        let seen = require_some!(lbr::check_sequence(ctx.cpl, sequence), "the run ended well");
+        let seen = require_some!(lbr::check_sequence(ctx.cpl, sequence), "no unhandled exception");
         check_eq!(seen.irqs, 1, "interrupts");
         check_eq!(seen.irq_rip, sequence.records()[0].from, "saved RIP");
     }
@@ -95,7 +95,7 @@ case! {
         need_lbr!(ctx);
         pend_interrupt();
         let sequence = seq::interrupt_after_branch();
-        let seen = require_some!(lbr::check_sequence(ctx.cpl, sequence), "the run ended well");
+        let seen = require_some!(lbr::check_sequence(ctx.cpl, sequence), "no unhandled exception");
         check_eq!(seen.irqs, 1, "interrupts");
         check_eq!(seen.irq_rip, sequence.records()[0].to, "saved RIP");
     }
@@ -140,7 +140,7 @@ case! {
         apic::write(Apic::ICR_HIGH, apic::id() << 24);
         check_eq!(ICR_NMI | ICR_ASSERT, 0x4400, "the command in the sequence");
         let sequence = nmi_to_self();
-        let seen = require_some!(lbr::record(0, sequence), "the run ended well");
+        let seen = require_some!(lbr::record(0, sequence), "no unhandled exception");
         require_eq!(seen.irqs, 1, "NMIs");
         // It may be recognized some instructions later.
         let mut expected = sequence.all(0);

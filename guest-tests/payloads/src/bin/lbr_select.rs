@@ -93,10 +93,10 @@ case! {
     about: "with both CPL bits nothing is recorded: neither an entry nor TOS changes",
     fn body(ctx) {
         need_lbr!(ctx);
-        require!(lbr::record(ctx.cpl, seq::conditionals()).is_some(), "the run ended well");
+        require!(lbr::record(ctx.cpl, seq::conditionals()).is_some(), "no unhandled exception");
         let before = LbrStack::read();
         msr::write(MSR_LBR_SELECT, CPL_EQ_0 | CPL_NEQ_0);
-        require!(run_sequence(ctx.cpl, seq::one_of_each(), LBR).is_some(), "the run ended well");
+        require!(run_sequence(ctx.cpl, seq::one_of_each(), LBR).is_some(), "no unhandled exception");
         check!(LbrStack::read() == before, "the stack is as before");
     }
 }
@@ -153,7 +153,7 @@ case! {
     about: "a write counts from the next branch on, and leaves entries and TOS alone",
     fn body(ctx) {
         need_lbr!(ctx);
-        require!(lbr::record(0, seq::jumps()).is_some(), "the run ended well");
+        require!(lbr::record(0, seq::jumps()).is_some(), "no unhandled exception");
         let before = LbrStack::read();
         msr::write(MSR_LBR_SELECT, 0x1fc);
         check!(LbrStack::read() == before, "the stack is as before");

@@ -67,7 +67,7 @@ case! {
         need_lbr!(ctx);
         lbr::reset();
         let sequence = branch_then_fault();
-        require!(run_to(ctx.cpl, sequence, LBR, &[(6, STOP)]), "the run ended well");
+        require!(run_to(ctx.cpl, sequence, LBR, &[(6, STOP)]), "no unhandled exception");
         let records = sequence.records();
         check_ler(records[1].pair(), records[2].from);
         check_eq!(LbrStack::read().tos, 4, "records: the entry, two branches, the exception");
@@ -81,7 +81,7 @@ case! {
         need_lbr!(ctx);
         lbr::reset();
         let sequence = seq::faults();
-        require!(run_to(ctx.cpl, sequence, LBR, &[(0, STOP)]), "the run ended well");
+        require!(run_to(ctx.cpl, sequence, LBR, &[(0, STOP)]), "no unhandled exception");
         check_ler(sequence.records()[1].pair(), sequence.records()[2].from);
     }
 }
@@ -96,7 +96,7 @@ case! {
         let sequence = seq::branches_to_unmapped();
         let good = run_to(ctx.cpl, sequence, LBR, &[(14, STOP)]);
         paging::restore(seq::UNMAPPED, old);
-        require!(good, "the run ended well");
+        require!(good, "no unhandled exception");
         check_ler(sequence.records()[0].pair(), seq::UNMAPPED);
     }
 }
@@ -110,7 +110,7 @@ case! {
         apic::enable();
         apic::send(0, ICR_SELF | ICR_ASSERT | u32::from(IRQ_VECTOR));
         let sequence = seq::interrupt_after_branch();
-        require!(run_to(ctx.cpl, sequence, LBR, &[(IRQ_VECTOR, STOP)]), "the run ended well");
+        require!(run_to(ctx.cpl, sequence, LBR, &[(IRQ_VECTOR, STOP)]), "no unhandled exception");
         apic::eoi();
         check_ler(sequence.records()[0].pair(), sequence.records()[0].to);
     }
@@ -123,10 +123,10 @@ case! {
         need_lbr!(ctx);
         let sequence = seq::software_interrupts();
         lbr::reset();
-        require!(run_to(ctx.cpl, sequence, LBR, &[(3, STOP)]), "the run ended well");
+        require!(run_to(ctx.cpl, sequence, LBR, &[(3, STOP)]), "no unhandled exception");
         check_ler(sequence.records()[1].pair(), sequence.records()[2].from);
         lbr::reset();
-        require!(run_to(ctx.cpl, sequence, LBR, &[(0x82, STOP)]), "the run ended well");
+        require!(run_to(ctx.cpl, sequence, LBR, &[(0x82, STOP)]), "no unhandled exception");
         check_ler(LbrStack::read().entry(1), sequence.records()[0].from);
     }
 }
@@ -146,7 +146,7 @@ case! {
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::reset();
-        require!(run_to(ctx.cpl, branch_then_debug(), LBR, &[(1, STOP)]), "the run ended well");
+        require!(run_to(ctx.cpl, branch_then_debug(), LBR, &[(1, STOP)]), "no unhandled exception");
         insn::write_dr6(Dr6::RESET);
         check_eq!(lbr::ler(), BEFORE, "LER");
         check_eq!(LbrStack::read().entry(0), branch_then_debug().records()[0].pair(), "the newest LBR record");
@@ -162,7 +162,7 @@ case! {
         // No relative jumps.
         msr::write(MSR_LBR_SELECT, 1 << 7);
         let sequence = branch_then_fault();
-        require!(run_to(ctx.cpl, sequence, LBR, &[(6, STOP)]), "the run ended well");
+        require!(run_to(ctx.cpl, sequence, LBR, &[(6, STOP)]), "no unhandled exception");
         check_ler(sequence.records()[0].pair(), sequence.records()[2].from);
     }
 }
@@ -173,7 +173,7 @@ case! {
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::reset();
-        require!(run_to(ctx.cpl, branch_then_fault(), 0, &[(6, STOP)]), "the run ended well");
+        require!(run_to(ctx.cpl, branch_then_fault(), 0, &[(6, STOP)]), "no unhandled exception");
         check_eq!(lbr::ler(), BEFORE, "LER");
     }
 }
