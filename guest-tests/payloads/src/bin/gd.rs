@@ -122,7 +122,7 @@ case! {
         let seen = [0, 1].map(|n: usize| DETECTED[n].load(Ordering::Relaxed));
         check_eq!(seen, [at(read_dr1_at), at(set_then_read_insn)], "the first two");
         // The third is the first MOV again, as the handler returned with GD set.
-        check_eq!(COUNT.load(Ordering::Relaxed), 3, "how many #DBs");
+        check_eq!(COUNT.load(Ordering::Relaxed), 3, "count of #DBs");
     }
 }
 

@@ -115,7 +115,7 @@ case! {
     name: "fixed", cpl: [0], rules: [], needs: ["interrupt", "hlt-exit"], vcpus: 2, timeout_ms: 5000,
     about: "a fixed interrupt to one processor wakes it from HLT",
     fn body(_ctx) {
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         trap::set_handler(VECTOR, count);
         start_receivers(2);
         apic::send(1, ICR_ASSERT | u32::from(VECTOR));
@@ -128,7 +128,7 @@ case! {
     name: "logical", cpl: [0], rules: [], needs: ["interrupt", "hlt-exit"], vcpus: 2, timeout_ms: 5000,
     about: "a fixed interrupt to a logical destination (flat model)",
     fn body(_ctx) {
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         trap::set_handler(VECTOR, count);
         smp::run_all(2, |_| {
             apic::write(Register::DFR, u32::MAX);
@@ -148,7 +148,7 @@ case! {
     name: "nmi", cpl: [0], rules: [], needs: ["nmi", "hlt-exit"], vcpus: 2, timeout_ms: 5000,
     about: "an NMI reaches a processor whose interrupts are off",
     fn body(_ctx) {
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         trap::set_handler(2, count_nmi);
         TAKEN[1].store(0, Ordering::Release);
         READY.store(0, Ordering::Release);
@@ -189,7 +189,7 @@ case! {
     name: "all_and_self", cpl: [0], rules: [], needs: ["interrupt", "hlt-exit"], vcpus: 2, timeout_ms: 5000,
     about: "the shorthands all including self, and self",
     fn body(_ctx) {
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         trap::set_handler(VECTOR, count);
         start_receivers(2);
         apic::send(0, ICR_ALL | ICR_ASSERT | u32::from(VECTOR));

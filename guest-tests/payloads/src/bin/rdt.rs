@@ -287,7 +287,7 @@ case! {
     about: "masks, delays and CDP are the package's; association and event selection the processor's",
     fn body(ctx) {
         need_rdt!(ctx);
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         for (index, value) in WATCHED.into_iter().zip([0x70, 30, 5, 1]) {
             takes(index, [value]);
         }
@@ -307,14 +307,14 @@ case! {
     about: "INIT leaves all registers as they are",
     fn body(ctx) {
         need_rdt!(ctx);
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         smp::run(1, |_| {
             for (index, value) in WATCHED.into_iter().zip([0x3e0, 40, 0x2_0000_0007, 0x7_0000_0002]) {
                 msr::write(index, value);
             }
         });
         smp::wait(1);
-        require!(smp::restart(1), "the second processor starts again");
+        require!(smp::restart(1), "the second CPU started again");
         check_eq!(other(), [0x3e0, 40, 0x2_0000_0007, 0x7_0000_0002], "after INIT");
         smp::run(1, |_| {
             for (index, value) in WATCHED.into_iter().zip([0x7ff, 0, 0, 0]) {
@@ -334,7 +334,7 @@ case! {
         if leaf(0x10, 0)[1] & 1 << 2 == 0 {
             skip!(ctx, "no masks for the L2");
         }
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         takes(reg::IA32_L2_QOS_MASK_0 + 3, [0x0f]);
         takes(reg::IA32_L2_QOS_CFG, [1]);
         smp::run(1, |_| {

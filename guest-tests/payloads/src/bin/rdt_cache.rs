@@ -232,7 +232,7 @@ case! {
     about: "use that one processor begins is in effect on the others; they may share an RMID",
     fn body(ctx) {
         need_rdt!(ctx);
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         smp::run(1, stream_when_told);
         while !READY.load(Ordering::SeqCst) {
             core::hint::spin_loop();

@@ -405,7 +405,7 @@ case! {
             enable(true, true);
             let ended = debug::run(ctx, code, address(), 0);
             debug::disarm();
-            let event = require_some!(ended, "an exception");
+            let event = require_some!(ended, "exception raised");
             check_eq!((event.vector, event.rip), (1, begin), "#DB at XBEGIN");
             check_eq!(event.dr6 & DR6_RTM, 0, "DR6.RTM");
             check_eq!(conditions(event.dr6), cause, "the conditions");
@@ -461,12 +461,12 @@ case! {
         enable(true, true);
         insn::write_dr6(Dr6::RESET & !DR6_RTM);
         check_eq!(insn::read_dr6() & DR6_RTM, 0, "DR6.RTM as software wrote it");
-        let event = require_some!(debug::run(ctx, store_plain, address(), 0), "an exception");
+        let event = require_some!(debug::run(ctx, store_plain, address(), 0), "exception raised");
         check_eq!((event.vector, event.rip), (1, at(plain_next)), "#DB behind the store");
         check_eq!(event.dr6 & DR6_RTM, DR6_RTM, "DR6.RTM");
         debug::disarm();
         enable(true, true);
-        let event = require_some!(debug::run(ctx, int3_outside, 0, 0), "an exception");
+        let event = require_some!(debug::run(ctx, int3_outside, 0, 0), "exception raised");
         check_eq!(event.vector, 3, "#BP");
         insn::write_dr6(Dr6::RESET);
         check_eq!(insn::read_dr6() & DR6_RTM, DR6_RTM, "set again");

@@ -277,7 +277,7 @@ case! {
     timeout_ms: 10000,
     about: "NMIs that another processor sends are never taken right after MOV SS",
     fn body(_ctx) {
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         NMIS.store(0, Ordering::Relaxed);
         IN_SHADOW.store(0, Ordering::Relaxed);
         trap::set_handler(2, note_nmi);

@@ -59,7 +59,7 @@ case! {
     fn body(ctx) {
         insn::write_dr6(Dr6::RESET);
         let log = logged(DB, || { debug::run(ctx, int1, 0, 0); });
-        check_eq!(log.count(), 1, "how many #DBs");
+        check_eq!(log.count(), 1, "count of #DBs");
         check_eq!(debug::event(log, 0), (at(int1_next), 0), "RIP and conditions");
         check_eq!(log.events().first().map(|e| e.cpl()), Some(ctx.cpl), "level");
         check!(!debug::event_saved_rf(log, 0), "RF in the image");
@@ -147,7 +147,7 @@ case! {
         let log = debug::events(ctx, step_int1, 0, 0);
         check_eq!(debug::event(log, 0), (at(step_int1_next), 0), "INT1");
         check_eq!(debug::event(log, 1), (at(step_int1_after), BS), "the step");
-        check_eq!(log.count(), 2 + debug::CLEAR_TF_STEPS, "how many #DBs");
+        check_eq!(log.count(), 2 + debug::CLEAR_TF_STEPS, "count of #DBs");
     }
 }
 

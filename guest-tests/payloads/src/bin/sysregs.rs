@@ -183,7 +183,7 @@ case! {
                 asm!("ud2");
             }
         });
-        let fault = require_some!(fault, "an exception");
+        let fault = require_some!(fault, "exception raised");
         check_eq!(fault.code(), (6, 0), "vector");
         check_eq!(fault.frame.ss, u64::from(USER_DATA), "saved SS");
         check_eq!(fault.frame.rsp, rsp, "saved RSP");

@@ -243,7 +243,7 @@ case! {
         arm(3, from + 4, Condition::ReadWrite, Length::Two);
         let log = logged(DB, || { debug::run(ctx, rep_copy, to, from); });
         debug::disarm();
-        require_eq!(log.count(), 1, "how many #DBs");
+        require_eq!(log.count(), 1, "count of #DBs");
         let Some(e) = log.events().first() else { return };
         let done = 6 - e.frame.rcx;
         check!(done >= 3, "the count is at or past the iteration");
