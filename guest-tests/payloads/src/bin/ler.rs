@@ -18,7 +18,7 @@ use hindsight_payloads::{need_lbr, sequence};
 
 payload!("ler");
 
-/// What LER holds before a run.
+/// Values of LER before a run.
 const BEFORE: (u64, u64) = (0x1111_0000, 0x2222_0000);
 
 /// Runs the sequence with `handlers`, one of which ends it.
@@ -37,16 +37,20 @@ fn run_to(
     .is_some()
 }
 
-/// Checks LER and the newest two records of the LBR stack: the branch before, then the exception.
+/// Checks LER, and the newest two records of the LBR stack: the exception and the branch before it.
 fn check_ler(branch: (u64, u64), source: u64) {
-    check_eq!(lbr::ler(), branch, "LER: the last branch before");
+    check_eq!(
+        lbr::ler(),
+        branch,
+        "LER, the last branch before the exception"
+    );
     let stack = LbrStack::read();
     check_eq!(
         stack.entry(0).0,
         source,
-        "source of the newest LBR record, the exception"
+        "source of the newest record, the exception"
     );
-    check_eq!(stack.entry(1), branch, "the record before it");
+    check_eq!(stack.entry(1), branch, "record before the newest");
 }
 
 sequence! {
@@ -62,7 +66,7 @@ sequence! {
 
 case! {
     name: "fault", cpl: [0, 3], rules: ["LER-01", "LER-02"], needs: [],
-    about: "in the handler LER gives the branch that led to the fault, the LBR top gives the fault",
+    about: "in the handler LER holds the branch before the fault, and the newest LBR record the fault",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::reset();
@@ -70,7 +74,7 @@ case! {
         require!(run_to(ctx.cpl, sequence, LBR, &[(6, STOP)]), "no unhandled exception");
         let records = sequence.records();
         check_ler(records[1].pair(), records[2].from);
-        check_eq!(LbrStack::read().tos, 4, "records: the entry, two branches, the exception");
+        check_eq!(LbrStack::read().tos, 4, "TOS after four records: entry, two branches, exception");
     }
 }
 
@@ -88,22 +92,22 @@ case! {
 
 case! {
     name: "page_fault_of_a_fetch", cpl: [0, 3], rules: ["LER-01", "LER-02"], needs: [],
-    about: "after a jump to an unmapped page LER gives the jump",
+    about: "after a jump to an unmapped page LER holds the jump",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::reset();
         let old = paging::unmap(seq::UNMAPPED);
         let sequence = seq::branches_to_unmapped();
-        let good = run_to(ctx.cpl, sequence, LBR, &[(14, STOP)]);
+        let ended = run_to(ctx.cpl, sequence, LBR, &[(14, STOP)]);
         paging::restore(seq::UNMAPPED, old);
-        require!(good, "no unhandled exception");
+        require!(ended, "no unhandled exception");
         check_ler(sequence.records()[0].pair(), seq::UNMAPPED);
     }
 }
 
 case! {
     name: "interrupt", cpl: [0, 3], rules: ["LER-01"], needs: [],
-    about: "a hardware interrupt updates LER too",
+    about: "a hardware interrupt updates LER",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::reset();
@@ -118,7 +122,7 @@ case! {
 
 case! {
     name: "software_interrupts", cpl: [0, 3], rules: ["LER-08"], needs: [],
-    about: "INT n and INT3 count as exceptions",
+    about: "INT n and INT3 update LER",
     fn body(ctx) {
         need_lbr!(ctx);
         let sequence = seq::software_interrupts();
@@ -149,17 +153,17 @@ case! {
         require!(run_to(ctx.cpl, branch_then_debug(), LBR, &[(1, STOP)]), "no unhandled exception");
         insn::write_dr6(Dr6::RESET);
         check_eq!(lbr::ler(), BEFORE, "LER");
-        check_eq!(LbrStack::read().entry(0), branch_then_debug().records()[0].pair(), "the newest LBR record");
+        check_eq!(LbrStack::read().entry(0), branch_then_debug().records()[0].pair(), "newest LBR record");
     }
 }
 
 case! {
     name: "filtered_branches", cpl: [0, 3], rules: ["LER-04", "OP-13"], needs: [],
-    about: "with a filter LER gives the last branch that was recorded (OP-13)",
+    about: "with a filter LER holds the last branch that was recorded (OP-13)",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::reset();
-        // No relative jumps.
+        // The filter excludes relative jumps.
         msr::write(MSR_LBR_SELECT, 1 << 7);
         let sequence = branch_then_fault();
         require!(run_to(ctx.cpl, sequence, LBR, &[(6, STOP)]), "no unhandled exception");
@@ -180,17 +184,17 @@ case! {
 
 case! {
     name: "written_values", cpl: [0], rules: ["LER-06", "MSR-09", "MSR-10"], needs: [],
-    about: "canonical values are kept, others raise #GP(0)",
+    about: "canonical values read back, others raise #GP(0)",
     fn body(ctx) {
         need_lbr!(ctx);
         for index in [MSR_LER_FROM_LIP, MSR_LER_TO_LIP] {
             for value in [0xffff_8000_0000_0000, u64::MAX, 0x7fff_ffff_ffff, 0x1234] {
                 msr::write(index, value);
-                check_eq!(msr::read(index), value, "a canonical value");
+                check_eq!(msr::read(index), value, "canonical value");
             }
             for value in [0x8000_0000_0000, 0xffff_7fff_ffff_ffff, 1 << 63, 1 << 48] {
-                check_eq!(msr::write_safe(index, value), Err(GP), "a non-canonical value");
-                check_eq!(msr::read(index), 0x1234, "the value after that");
+                check_eq!(msr::write_safe(index, value), Err(GP), "write of a non-canonical value");
+                check_eq!(msr::read(index), 0x1234, "value after the write");
             }
         }
     }

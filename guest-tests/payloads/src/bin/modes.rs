@@ -246,7 +246,7 @@ case! {
         insn::write_dr1(u64::MAX);
         let blob = move_dr();
         let m = run(&blob, LegacyMode::Protected32(0), move_dr_start, nothing);
-        check_eq!(m.last().vector_and_eip(), (6, blob.linear(move_dr_end)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(move_dr_end)), "vector and EIP at the end");
         let r = m.last().registers;
         check_eq!([r.ebx, r.ecx, r.edx], [0x0123_4567, 0x8765_4321, 0x400], "what 32-bit mode reads");
         check_eq!((insn::read_dr0(), insn::read_dr1()), (0x8765_4321, 0x8765_4321), "what 64-bit mode reads");
@@ -269,7 +269,7 @@ case! {
         for mode in MODES16 {
             let m = run(&blob, mode, move_dr16_start, nothing);
             if matches!(mode, LegacyMode::Real | LegacyMode::Protected16(0)) {
-                check_eq!(m.last().vector_and_eip(), (6, blob.offset(move_dr16_end)), "the end");
+                check_eq!(m.last().vector_and_eip(), (6, blob.offset(move_dr16_end)), "vector and EIP at the end");
                 check_eq!(m.last().registers.ecx, 0x1234, "the value read back");
             } else {
                 check_eq!(m.last().vector_and_eip(), (13, blob.offset(move_dr16_next)), "#GP");

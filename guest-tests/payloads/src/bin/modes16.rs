@@ -70,7 +70,7 @@ case! {
         for mode in MODES {
             let m = run(&blob, mode, decimal_start);
             let last = m.last();
-            check_eq!(last.vector_and_eip(), (6, blob.offset(decimal_end)), "the end");
+            check_eq!(last.vector_and_eip(), (6, blob.offset(decimal_end)), "vector and EIP at the end");
             let r = last.registers;
             check_eq!(r.esi & 0xffff, 0x0727, "DAA of 99H + 28H");
             check_eq!(r.edi & 0xffff, 0x0788, "DAS of 35H - 47H");

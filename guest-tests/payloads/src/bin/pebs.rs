@@ -334,7 +334,7 @@ case! {
         let first = nops(1);
         let seen = pmu::pmi_state();
         check_eq!(ds.count(), 1, "records");
-        check_eq!(seen.taken, 1, "interrupts");
+        check_eq!(seen.taken, 1, "count of interrupts");
         check_eq!(seen.rip, ds.record(0, record::RIP), "right behind the record");
         check_eq!(seen.rip - first, 9, "which is of event ten");
         check_eq!(seen.status & DS_BUFFER, 0, "no threshold");

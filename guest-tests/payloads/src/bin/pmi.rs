@@ -75,7 +75,7 @@ case! {
                 let taken = pmu::pmi_state().taken;
                 let first = nops();
                 let seen = pmu::pmi_state();
-                check_eq!(seen.taken, taken + 1, "interrupts");
+                check_eq!(seen.taken, taken + 1, "count of interrupts");
                 // The WRMSR is the first event.
                 check_eq!(seen.rip - first, events - 1, "instructions after the WRMSR");
                 check_eq!(seen.status & MAX, 1, "status in the handler");
@@ -180,7 +180,7 @@ case! {
         pmu::select(0, 0xc0, 0, ON);
         pmu::preset(0, 5);
         nops();
-        check_eq!(pmu::pmi_state().taken, 0, "interrupts");
+        check_eq!(pmu::pmi_state().taken, 0, "count of interrupts");
         check_eq!(pmu::status(), 1, "status");
         pmu::mask_pmi();
         pmu::reset();
@@ -198,7 +198,7 @@ case! {
         let first: u64;
         counted!(1 << 32, "2: .rept 64", "nop", ".endr", "lea r8, [rip + 2b]"; out("r8") first);
         let seen = pmu::pmi_state();
-        check_eq!(seen.taken, 1, "interrupts");
+        check_eq!(seen.taken, 1, "count of interrupts");
         check_eq!(seen.rip - first, 19, "instructions after the WRMSR");
         check_eq!(seen.status & (MAX | 7 << 32), 1 << 32, "status");
         pmu::mask_pmi();
@@ -219,7 +219,7 @@ case! {
             apic::write(Register::LVT_PMC, pmu::LVT_NMI);
             pmu::preset(0, 5);
             nops();
-            check_eq!(pmu::pmi_state().taken, round, "interrupts");
+            check_eq!(pmu::pmi_state().taken, round, "count of interrupts");
             check_eq!(pmu::status(), 1, "the bit is still set");
         }
         pmu::mask_pmi();
@@ -255,7 +255,7 @@ case! {
             pmu::preset(0, 5);
             nops();
             let seen = pmu::pmi_state();
-            check_eq!(seen.taken, 1, "interrupts");
+            check_eq!(seen.taken, 1, "count of interrupts");
             check!(seen.lvt & u64::from(LVT_MASKED) != 0, "masked in the handler");
             pmu::preset(0, 5);
             nops();
@@ -286,7 +286,7 @@ case! {
         nops();
         apic::write(Register::SVR, SVR_ENABLE | 0xff);
         nops();
-        check_eq!(pmu::pmi_state().taken, 0, "interrupts");
+        check_eq!(pmu::pmi_state().taken, 0, "count of interrupts");
         check_eq!(pmu::status(), 1, "status");
         pmu::mask_pmi();
         pmu::reset();
@@ -336,7 +336,7 @@ case! {
         msr::write(reg::IA32_FIXED_CTR0, MAX - 19);
         counted!(0xf | 1 << 32, ".rept 64", "nop", ".endr");
         let seen = pmu::pmi_state();
-        check_eq!(seen.taken, 1, "interrupts");
+        check_eq!(seen.taken, 1, "count of interrupts");
         check_eq!(seen.status & (0xf | 7 << 32), 0xf | 1 << 32, "status");
         pmu::mask_pmi();
         pmu::reset();
@@ -393,7 +393,7 @@ case! {
             core::hint::spin_loop();
         }
         pmu::mask_pmi();
-        check_eq!(STORMS.load(core::sync::atomic::Ordering::Acquire), 501, "interrupts");
+        check_eq!(STORMS.load(core::sync::atomic::Ordering::Acquire), 501, "count of interrupts");
         pmu::reset();
     }
 }

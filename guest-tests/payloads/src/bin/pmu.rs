@@ -243,7 +243,7 @@ case! {
         check_eq!(pmu::status(), 0x3c00_0005_0000_000e, "three cleared");
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 0);
         check_eq!(pmu::status(), 0x3c00_0005_0000_000e, "none cleared");
-        check_eq!(pmu::pmi_state().taken, 0, "interrupts");
+        check_eq!(pmu::pmi_state().taken, 0, "count of interrupts");
         pmu::mask_pmi();
         pmu::reset();
         check_eq!(pmu::status(), 0, "all cleared");

@@ -251,7 +251,7 @@ case! {
         apic::send(0, ICR_SELF | ICR_ASSERT | u32::from(VECTOR));
         check_eq!(eax(ctx, interrupted, 0) & !RETRY, 0, "EAX");
         check_eq!(written(), 0, "the store");
-        check_eq!(TAKEN.load(Ordering::Acquire), 1, "interrupts");
+        check_eq!(TAKEN.load(Ordering::Acquire), 1, "count of interrupts");
         apic::disable();
         trap::clear_handler(VECTOR);
     }

@@ -91,7 +91,7 @@ case! {
     fn body(ctx) {
         let log = events(ctx, step_ss, selector(ctx), 0);
         check_eq!(debug::event(log, 0), (at(step_ss_next), BS), "the first step");
-        check_eq!(log.count(), 2 + debug::CLEAR_TF_STEPS, "steps");
+        check_eq!(log.count(), 2 + debug::CLEAR_TF_STEPS, "count of steps");
     }
 }
 
@@ -233,7 +233,7 @@ case! {
         let log = events(ctx, step_sti, 0, 0);
         check_eq!(debug::event(log, 0), (at(step_sti_next), BS), "the first step");
         // STI and CLI, and what clears TF.
-        check_eq!(log.count(), 2 + debug::CLEAR_TF_STEPS, "steps");
+        check_eq!(log.count(), 2 + debug::CLEAR_TF_STEPS, "count of steps");
     }
 }
 

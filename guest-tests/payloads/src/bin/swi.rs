@@ -134,7 +134,7 @@ case! {
         for (code, after) in [(step_int3 as debug::SnippetFn, step_int3_after as debug::SnippetLabel), (step_int80, step_int80_after)] {
             let log = debug::events(ctx, code, 0, 0);
             check_eq!(debug::event(log, 0), (at(after), BS), "the first step");
-            check_eq!(log.count(), 1 + debug::CLEAR_TF_STEPS, "steps");
+            check_eq!(log.count(), 1 + debug::CLEAR_TF_STEPS, "count of steps");
         }
     }
 }
@@ -164,7 +164,7 @@ case! {
         let log = debug::events(ctx, int3, 0, 0);
         check_eq!(debug::event(log, 0), (at(step_here_next), BS), "the first step");
         check_eq!(log.events().first().map(|e| e.cpl()), Some(0), "its level");
-        check_eq!(log.count(), 1 + debug::CLEAR_TF_STEPS, "steps");
+        check_eq!(log.count(), 1 + debug::CLEAR_TF_STEPS, "count of steps");
     }
 }
 

@@ -157,7 +157,7 @@ case! {
         check_eq!(m.events().len(), 3, "two #DBs and the end");
         check_eq!(event(m, 0), ((1, blob.linear(twice_loop)), BT), "the first");
         check_eq!(event(m, 1), ((1, blob.linear(twice_loop) + 1), BT), "the second");
-        check_eq!(m.last().vector_and_eip(), (6, blob.linear(twice_end)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(twice_end)), "vector and EIP at the end");
     }
 }
 

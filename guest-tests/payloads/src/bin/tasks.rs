@@ -79,7 +79,7 @@ case! {
         at.registers.esi = 0xabcd;
         m.run(&blob, &at);
         let last = m.last();
-        check_eq!(last.vector_and_eip(), (6, blob.linear(other_next)), "the end");
+        check_eq!(last.vector_and_eip(), (6, blob.linear(other_next)), "vector and EIP at the end");
         let r = last.registers;
         check_eq!([r.eax, r.ecx, r.edx, r.ebx], [0x1111, 0x2222, 0x3333, 0x4444], "EAX to EBX");
         check_eq!([r.esi, r.edi, r.ebp], [0x5555, 0x6666, 0x7777], "ESI, EDI, EBP");
@@ -100,7 +100,7 @@ case! {
         let blob = tasks();
         let m = with_task(other_nested);
         m.run(&blob, &start(call_task));
-        check_eq!(m.last().vector_and_eip(), (6, blob.linear(call_back)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(call_back)), "vector and EIP at the end");
         check_eq!(m.last().registers.ebx, 7, "EBX of the first task");
         check_eq!(m.last().tr, sel::TSS0.into(), "TR");
         check_eq!(m.last().eflags & NT, 0, "NT");
@@ -119,7 +119,7 @@ case! {
         let m = with_task(other_nested);
         m.idt[0x40] = gate(sel::TSS1, 0, TASK);
         m.run(&blob, &start(soft_task));
-        check_eq!(m.last().vector_and_eip(), (6, blob.linear(soft_back)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(soft_back)), "vector and EIP at the end");
         check_eq!(m.tss[1].ebx, 99, "the other task ran");
         check_eq!(m.tss[0].eip, blob.linear(soft_back), "saved EIP");
     }
@@ -135,7 +135,7 @@ case! {
         let mut at = start(fault_task);
         at.registers.eax = 0x1f8;
         m.run(&blob, &at);
-        check_eq!(m.last().vector_and_eip(), (6, blob.linear(other_end)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(other_end)), "vector and EIP at the end");
         check_eq!(m.last().registers.ecx, 0x1f8, "the error code");
         check_eq!(m.tss[0].eip, blob.linear(fault_task), "saved EIP");
         check_eq!(m.last().eflags & NT, NT, "NT");
@@ -154,7 +154,7 @@ case! {
         (t.sp, t.flags) = (0x8000, 2);
         (t.ax, t.bx, t.si) = (0x1234, 0x5678, 0x9abc);
         m.run(&blob, &start(jump_task16));
-        check_eq!(m.last().vector_and_eip(), (6, blob.offset(small)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.offset(small)), "vector and EIP at the end");
         let r = m.last().registers;
         check_eq!([r.eax, r.ebx, r.esi].map(|v| v & 0xffff), [0x1234, 0x5678, 0x9abc], "registers");
         check_eq!(m.last().tr, sel::TSS16.into(), "TR");

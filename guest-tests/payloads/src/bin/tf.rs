@@ -88,7 +88,7 @@ case! {
     fn body(ctx) {
         let mut fault = None;
         let log = logged(DB, || fault = debug::run(ctx, step_ud2, 0, 0));
-        check_eq!(log.count(), 0, "steps");
+        check_eq!(log.count(), 0, "count of steps");
         check_eq!(fault.map(|e| (e.vector, (e.rip, e.rflags & TF))), Some((6, (at(step_ud2_insn), TF))), "#UD, and TF in its image");
         check_eq!(insn::read_dr6(), Dr6::RESET, "DR6");
     }
@@ -125,7 +125,7 @@ case! {
         for (n, label) in expected.into_iter().enumerate() {
             check_eq!(event(log, n), (at(label), BS), "a step");
         }
-        check_eq!(log.count(), 5 + CLEAR_TF_STEPS, "steps");
+        check_eq!(log.count(), 5 + CLEAR_TF_STEPS, "count of steps");
     }
 }
 
@@ -162,7 +162,7 @@ case! {
         let log = require_some!(log, "a log");
         check_eq!(event(log, 0), (at(step_syscall_next), BS), "the first step: after SYSRET");
         // The store and what clears TF.
-        check_eq!(log.count(), 2 + CLEAR_TF_STEPS, "steps");
+        check_eq!(log.count(), 2 + CLEAR_TF_STEPS, "count of steps");
         // SAFETY: the page is ours.
         let r11 = unsafe { (place as *const u64).read_volatile() };
         check_eq!(r11 & TF, TF, "TF in R11");
@@ -194,7 +194,7 @@ case! {
         let log = require_some!(log, "a log");
         check_eq!(event(log, 0), (at(sysret_into_step_next), BS), "at the target");
         check_eq!(log.events().first().map(|e| e.cpl()), Some(3), "its level");
-        check_eq!(log.count(), 2 + CLEAR_TF_STEPS, "steps");
+        check_eq!(log.count(), 2 + CLEAR_TF_STEPS, "count of steps");
     }
 }
 
@@ -300,7 +300,7 @@ case! {
             check!(step.is_some_and(|n| n < 2), "a step after the instruction");
             let n = step.unwrap_or(0);
             check_eq!(event(log, n), (next, BS), "RIP and conditions");
-            check_eq!(log.count(), n + 1 + CLEAR_TF_STEPS, "steps");
+            check_eq!(log.count(), n + 1 + CLEAR_TF_STEPS, "count of steps");
         }
     }
 }

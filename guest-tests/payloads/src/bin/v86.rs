@@ -112,7 +112,7 @@ case! {
         let (blob, m) = machine();
         m.tss[0].io[0x80 / 8] = 0xfe;
         m.run(&blob, &start(v_allowed, IOPL, 0));
-        check_eq!(m.last().vector_and_eip(), (6, blob.offset(v_allowed_end)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.offset(v_allowed_end)), "vector and EIP at the end");
         let r = m.last().registers;
         check_eq!(r.ebx & IF, IF, "IF after STI");
         check_eq!((m.last().ss, m.last().esp & 0xffff), (SEGMENT.into(), STACK), "the stack");
@@ -129,7 +129,7 @@ case! {
         }
         let (blob, m) = machine();
         m.run(&blob, &start(v_flags, 0, VME));
-        check_eq!(m.last().vector_and_eip(), (6, blob.offset(v_flags_end)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.offset(v_flags_end)), "vector and EIP at the end");
         let r = m.last().registers;
         check_eq!((r.eax & IF, r.ebx & IF), (IF, 0), "IF in the images is VIF");
         check_eq!(m.last().eflags & VIF, 0, "VIF at the end");
@@ -182,7 +182,7 @@ case! {
             place.write_volatile(0xbeef);
         }
         m.run(&blob, &start(v_segments, 0, 0));
-        check_eq!(m.last().vector_and_eip(), (6, blob.offset(v_segments_end)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.offset(v_segments_end)), "vector and EIP at the end");
         let r = m.last().registers;
         check_eq!((r.ebx & 0xffff, r.ecx & 0xffff), (0xbeef, 0xbeef), "the same word");
         if insn::is_qemu_tcg() {
