@@ -2,14 +2,17 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use hindsight_lockstep::class::{ALL, Class};
-use hindsight_lockstep::expected::Expected;
-use hindsight_lockstep::judge::{Judge, Tally};
-use hindsight_lockstep::run::{Plan, run};
-use hindsight_lockstep::state::State;
-use hindsight_lockstep::stems::Stems;
-use hindsight_lockstep::system::{SYSTEM, SystemClass};
-use hindsight_lockstep::{report, versus};
+use hindsight_lockstep::progress::Progress;
+use hindsight_lockstep::report;
+use hindsight_lockstep::system::class::{KVM_CLASSES, SystemClass};
+use hindsight_lockstep::system::compare::SystemComparer;
+use hindsight_lockstep::system::expected::ExpectedDigests;
+use hindsight_lockstep::system::run::{SystemOptions, expect, run as run_system};
+use hindsight_lockstep::tally::Tally;
+use hindsight_lockstep::user::class::{ALL_CLASSES, InsnClass};
+use hindsight_lockstep::user::compare::UserComparer;
+use hindsight_lockstep::user::run::{UserOptions, run as run_user};
+use hindsight_lockstep::user::stems::Stems;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -20,35 +23,38 @@ use std::time::Duration;
 struct Arguments {
     /// Classes of instructions; default: all.
     #[arg(long, value_enum, value_delimiter = ',')]
-    classes: Vec<Class>,
+    classes: Vec<InsnClass>,
     /// Cases of each class, counting those that the state file already has.
     #[arg(long, default_value = "1000000", value_name = "N")]
     cases: u64,
     /// Stop after so many seconds.
     #[arg(long, value_name = "SECONDS")]
     time: Option<u64>,
-    /// Decides all; default: by chance. It is printed.
+    /// The seed from which all batches follow; a random one is chosen and printed if it is not
+    /// given.
     #[arg(long, value_parser = number, value_name = "SEED")]
     seed: Option<u64>,
-    /// Replay one batch of the one class given and show it.
+    /// Run one batch of one class again and print its code.
     #[arg(long, value_parser = number, value_name = "SEED")]
     one: Option<u64>,
-    /// Processes at once; default: one for each processor.
+    /// Worker processes; default: one for each processor of the host.
     #[arg(long, value_name = "N")]
     jobs: Option<u32>,
-    /// Compare these classes of system instructions with this host's KVM instead; `all` for all but tasks, which KVM does not leave to the processor
+    /// Compare these classes of system instructions with this host's KVM instead; `all` is all but
+    /// tasks, because KVM emulates task switches
     #[arg(long, value_delimiter = ',', value_name = "CLASS")]
     system: Vec<String>,
-    /// With --system: write to this file what the interpreter leaves, and run nothing else
+    /// With --system: run only the interpreter, and write digests of its results to this file
     #[arg(long, requires = "system", value_name = "FILE")]
     expect: Option<PathBuf>,
-    /// With --system: run only KVM, and the interpreter where KVM leaves other than this file of --expect says
+    /// With --system: run only KVM, and the interpreter where KVM's results differ from this file
+    /// of --expect
     #[arg(long, requires = "system", value_name = "FILE")]
     against: Option<PathBuf>,
-    /// Print what the state file says as a page of markdown, and run nothing.
+    /// Print the contents of the state file as a page of markdown, and run nothing.
     #[arg(long, requires = "state")]
     report: bool,
-    /// Keep in this file what was done, and go on where it ends.
+    /// Keep the progress in this file, and continue from it.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
 }
@@ -61,118 +67,140 @@ fn number(text: &str) -> Result<u64, String> {
     .map_err(|e| e.to_string())
 }
 
-/// A seed that no run before had.
-fn fresh() -> u64 {
+impl Arguments {
+    fn time_limit(&self) -> Option<Duration> {
+        self.time.map(Duration::from_secs)
+    }
+
+    /// The seed of the run, which is printed.
+    fn run_seed(&self) -> u64 {
+        let seed = self.seed.unwrap_or_else(random_seed);
+        println!("seed {seed:#x}");
+        seed
+    }
+
+    fn read_progress(&self) -> Result<Progress> {
+        match &self.state {
+            Some(path) => Progress::read(path),
+            None => Ok(Progress::default()),
+        }
+    }
+
+    fn system_classes(&self) -> Result<Vec<SystemClass>> {
+        let mut classes = Vec::new();
+        for name in &self.system {
+            if name == "all" {
+                classes.extend(KVM_CLASSES);
+            } else {
+                let class = <SystemClass as clap::ValueEnum>::from_str(name, true);
+                classes.push(class.map_err(anyhow::Error::msg)?);
+            }
+        }
+        Ok(classes)
+    }
+}
+
+fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::hash::RandomState::new().build_hasher().finish()
 }
 
-fn one(class: Class, seed: u64) -> Result<bool> {
-    let text = Judge::new()?.replay(&Stems::of(class), class, seed)?;
+/// Runs one batch of user code again; returns whether all its runs are equal.
+fn replay_user(class: InsnClass, seed: u64) -> Result<bool> {
+    let text = UserComparer::new()?.replay(&Stems::of(class), class, seed);
     print!("{text}");
-    Ok(!text.contains(": equal")
-        || text
-            .lines()
-            .any(|l| l.starts_with("run ") && !l.ends_with(": equal")))
+    let runs: Vec<_> = text.lines().filter(|l| l.starts_with("run ")).collect();
+    Ok(!runs.is_empty() && runs.iter().all(|l| l.ends_with(": equal")))
 }
 
-fn state_of(arguments: &Arguments) -> Result<State> {
-    match &arguments.state {
-        Some(path) => State::read(path),
-        None => Ok(State::default()),
-    }
+/// Runs one batch of system code again; returns whether all its cases are equal.
+fn replay_system(class: SystemClass, seed: u64) -> Result<bool> {
+    let mut tally = Tally::default();
+    SystemComparer::new()?.compare_batch(class, seed, None, &mut tally)?;
+    println!("{:#x?}", tally.mismatches);
+    Ok(tally.mismatches.is_empty())
 }
 
-fn mismatched(state: &State) -> u64 {
-    state.classes.values().map(|c| c.mismatched).sum()
-}
-
-/// The system classes against KVM.
-fn system(arguments: &Arguments) -> Result<bool> {
-    let mut classes = Vec::new();
-    for name in &arguments.system {
-        if name == "all" {
-            classes.extend(SYSTEM);
-        } else {
-            let class = <SystemClass as clap::ValueEnum>::from_str(name, true);
-            classes.push(class.map_err(anyhow::Error::msg)?);
-        }
-    }
+/// Compares system classes with KVM; returns whether no mismatch was found.
+fn compare_system(arguments: &Arguments) -> Result<bool> {
+    let classes = arguments.system_classes()?;
     if let Some(path) = &arguments.expect {
-        let seed = arguments.seed.context("--expect wants a --seed")?;
-        versus::expect(&classes, arguments.cases, seed)?.write(path)?;
+        let seed = arguments.seed.context("--expect needs --seed")?;
+        expect(&classes, arguments.cases, seed)?.write(path)?;
         return Ok(true);
     }
-    let mut state = state_of(arguments)?;
-    let before = mismatched(&state);
     if let (Some(seed), [class]) = (arguments.one, &classes[..]) {
-        let mut tally = Tally::default();
-        versus::Versus::new()?.batch(*class, seed, None, &mut tally)?;
-        println!("{:#x?}", tally.mismatches);
-        return Ok(tally.mismatches.is_empty());
+        return replay_system(*class, seed);
     }
-    let seed = arguments.seed.unwrap_or_else(fresh);
-    println!("seed {seed:#x}");
+    let mut progress = arguments.read_progress()?;
+    let before = progress.mismatched();
+    let seed = arguments.run_seed();
     let expected = match &arguments.against {
-        Some(path) => Expected::read(path)?,
-        None => Expected::default(),
+        Some(path) => ExpectedDigests::read(path)?,
+        None => ExpectedDigests::default(),
     };
-    let plan = versus::Plan {
+    let options = SystemOptions {
         classes: &classes,
         cases: arguments.cases,
-        time: arguments.time.map(Duration::from_secs),
+        time: arguments.time_limit(),
         seed,
         path: arguments.state.as_deref(),
         expected: &expected,
     };
-    versus::run(&plan, &mut state)?;
-    Ok(mismatched(&state) == before)
+    run_system(&options, &mut progress)?;
+    Ok(progress.mismatched() == before)
 }
 
-fn go(arguments: &Arguments) -> Result<bool> {
-    if arguments.report {
-        print!("{}", report::page(&state_of(arguments)?));
-        return Ok(true);
-    }
-    if !arguments.system.is_empty() {
-        return system(arguments);
-    }
+/// Compares user classes with this host's processor; returns whether no mismatch was found.
+fn compare_user(arguments: &Arguments) -> Result<bool> {
     if let Some(seed) = arguments.one {
         let [class] = arguments.classes[..] else {
-            anyhow::bail!("--one wants exactly one class in --classes");
+            anyhow::bail!("--one needs exactly one class in --classes");
         };
-        return Ok(!one(class, seed)?);
+        return replay_user(class, seed);
     }
     let classes = if arguments.classes.is_empty() {
-        ALL.to_vec()
+        ALL_CLASSES.to_vec()
     } else {
         arguments.classes.clone()
     };
-    let mut state = state_of(arguments)?;
-    let seed = arguments.seed.unwrap_or_else(fresh);
-    println!("seed {seed:#x}");
+    let mut progress = arguments.read_progress()?;
+    let seed = arguments.run_seed();
     let jobs = match arguments.jobs {
         Some(n) => n,
-        None => u32::try_from(
-            std::thread::available_parallelism()
-                .context("no processor")?
-                .get(),
-        )?,
+        None => {
+            let processors = std::thread::available_parallelism()
+                .context("cannot count the host's processors; use --jobs")?;
+            u32::try_from(processors.get())?
+        }
     };
-    let plan = Plan {
+    let options = UserOptions {
         cases: arguments.cases,
-        time: arguments.time.map(Duration::from_secs),
+        time: arguments.time_limit(),
         seed,
         jobs: jobs.max(1),
-        state: arguments.state.clone(),
+        path: arguments.state.clone(),
     };
-    let before = mismatched(&state);
-    run(&classes, &plan, &mut state)?;
-    Ok(mismatched(&state) == before)
+    let before = progress.mismatched();
+    run_user(&classes, &options, &mut progress)?;
+    Ok(progress.mismatched() == before)
+}
+
+/// Does what the arguments say; returns whether no mismatch was found.
+fn execute(arguments: &Arguments) -> Result<bool> {
+    if arguments.report {
+        print!("{}", report::page(&arguments.read_progress()?));
+        return Ok(true);
+    }
+    if arguments.system.is_empty() {
+        compare_user(arguments)
+    } else {
+        compare_system(arguments)
+    }
 }
 
 fn main() -> ExitCode {
-    match go(&Arguments::parse()) {
+    match execute(&Arguments::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(e) => {

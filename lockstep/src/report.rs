@@ -1,39 +1,40 @@
-//! What a state says, as a page of markdown.
+//! The progress of long runs as a page of markdown.
 
-use crate::state::{Record, State};
+use crate::progress::{ClassProgress, Progress};
 use std::fmt::Write;
 
-/// Opcodes shown of those that came least often.
+/// How many of the rarest opcodes the page names.
 const RAREST: usize = 5;
 
 /// The page.
-pub fn page(state: &State) -> String {
+pub fn page(progress: &Progress) -> String {
     let mut text = String::from(
-        "# What the lock-step tester has covered\n\n\
+        "# Coverage of the lock-step tester\n\n\
          <!-- Made by `lockstep --state FILE --report`; see testing.md. -->\n\n\
-         Random instructions on random state, in the interpreter and on a processor; all results compared.\n\
+         The tester runs random instructions on random state, in the interpreter and on a \
+         processor, and compares all results.\n\
          A case is one instruction on one state.\n\n",
     );
-    if !state.judge.is_empty() {
-        let _ = writeln!(text, "The processor: {}.\n", state.judge);
+    if !progress.processor.is_empty() {
+        let _ = writeln!(text, "The processor: {}.\n", progress.processor);
     }
     let user = |name: &str| !name.starts_with("system-");
     table(
         &mut text,
         "User-mode classes, against the host's processor",
-        state,
+        progress,
         user,
     );
-    system(&mut text, state);
-    differences(&mut text, state);
+    system(&mut text, progress);
+    differences(&mut text, progress);
     text
 }
 
-fn table(text: &mut String, title: &str, state: &State, wanted: impl Fn(&str) -> bool) {
-    let rows: Vec<_> = state
+fn table(text: &mut String, title: &str, progress: &Progress, selects: impl Fn(&str) -> bool) {
+    let rows: Vec<_> = progress
         .classes
         .iter()
-        .filter(|(name, _)| wanted(name))
+        .filter(|(name, _)| selects(name))
         .collect();
     if rows.is_empty() {
         return;
@@ -41,7 +42,7 @@ fn table(text: &mut String, title: &str, state: &State, wanted: impl Fn(&str) ->
     let _ = writeln!(
         text,
         "## {title}\n\n\
-         | class | cases | opcodes met | of | cases of an opcode: least, median, most | rarest | differ | seeds |\n\
+         | class | cases | opcodes run | of | cases of an opcode: least, median, most | rarest | differ | seeds |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- |"
     );
     for (name, record) in rows {
@@ -60,9 +61,9 @@ fn table(text: &mut String, title: &str, state: &State, wanted: impl Fn(&str) ->
     text.push('\n');
 }
 
-/// The system classes, whose opcodes are no list to choose from.
-fn system(text: &mut String, state: &State) {
-    let rows = state.classes.iter();
+/// The table of system classes, which have no list of opcodes to choose from.
+fn system(text: &mut String, progress: &Progress) {
+    let rows = progress.classes.iter();
     let rows: Vec<_> = rows
         .filter_map(|(name, record)| Some((name.strip_prefix("system-")?, record)))
         .collect();
@@ -71,8 +72,9 @@ fn system(text: &mut String, state: &State) {
     }
     text.push_str(
         "## System classes, against KVM\n\n\
-         Task switches are not among them: under KVM no processor does them, but KVM itself.\n\n\
-         | class | cases | codes met | differ | seeds |\n| --- | --- | --- | --- | --- |\n",
+         Task switches are left out, because KVM emulates them and the processor does not \
+         execute them.\n\n\
+         | class | cases | codes run | differ | seeds |\n| --- | --- | --- | --- | --- |\n",
     );
     for (name, record) in rows {
         let _ = writeln!(
@@ -87,7 +89,7 @@ fn system(text: &mut String, state: &State) {
     text.push('\n');
 }
 
-fn spread(record: &Record) -> String {
+fn spread(record: &ClassProgress) -> String {
     let mut counts: Vec<u64> = record.codes.values().copied().collect();
     counts.sort_unstable();
     match (counts.first(), counts.get(counts.len() / 2), counts.last()) {
@@ -96,7 +98,7 @@ fn spread(record: &Record) -> String {
     }
 }
 
-fn rarest(record: &Record) -> String {
+fn rarest(record: &ClassProgress) -> String {
     let mut list: Vec<_> = record.codes.iter().collect();
     list.sort_by_key(|(_, n)| **n);
     let names: Vec<_> = list
@@ -107,7 +109,7 @@ fn rarest(record: &Record) -> String {
     names.join(" ")
 }
 
-fn seeds(record: &Record) -> String {
+fn seeds(record: &ClassProgress) -> String {
     let list: Vec<_> = record
         .seeds
         .iter()
@@ -116,18 +118,21 @@ fn seeds(record: &Record) -> String {
     list.join(", ")
 }
 
-/// Every opcode that differed, once.
-fn differences(text: &mut String, state: &State) {
+/// A line for every opcode that differed.
+fn differences(text: &mut String, progress: &Progress) {
     let mut lines = std::collections::BTreeMap::new();
-    for (class, record) in &state.classes {
+    for (class, record) in &progress.classes {
         for m in &record.mismatches {
             lines.entry((class, &m.code)).or_insert_with(|| {
-                format!("- {class}, seed {:#x}: `{}`: {}\n", m.seed, m.text, m.what)
+                format!(
+                    "- {class}, seed {:#x}: `{}`: {}\n",
+                    m.seed, m.text, m.difference
+                )
             });
         }
     }
     if !lines.is_empty() {
-        text.push_str("## What differs\n\n");
+        text.push_str("## Differences\n\n");
         text.extend(lines.into_values());
     }
 }

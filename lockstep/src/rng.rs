@@ -1,19 +1,19 @@
-//! Random numbers and the values that instructions find interesting.
+//! Random numbers, and values at which instructions have edge cases.
 
-/// xorshift64*: fast, and the same on every machine for a seed.
+/// xorshift64*, which gives the same numbers for a seed on every machine.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub(crate) struct Rng(u64);
 
 impl Rng {
-    /// From any seed; neighbours give unrelated streams.
-    pub fn new(seed: u64) -> Self {
+    /// A generator for any seed; seeds that differ by 1 give unrelated numbers.
+    pub(crate) fn new(seed: u64) -> Self {
         let mut rng = Self(mix(seed) | 1);
         rng.bits();
         rng
     }
 
     /// 64 random bits.
-    pub fn bits(&mut self) -> u64 {
+    pub(crate) fn bits(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -21,28 +21,28 @@ impl Rng {
     }
 
     /// A number below `n`, which must not be 0.
-    pub fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         (self.bits() >> 33) % n
     }
 
     /// True once in `n` times.
-    pub fn one_in(&mut self, n: u64) -> bool {
+    pub(crate) fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
     /// A random byte.
-    pub fn byte(&mut self) -> u8 {
+    pub(crate) fn byte(&mut self) -> u8 {
         self.bits().to_le_bytes()[5]
     }
 
-    /// One of the elements, which must not be none.
-    pub fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+    /// One of the elements of a list that is not empty.
+    pub(crate) fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
         let at = self.below(list.len() as u64);
         &list[usize::try_from(at).unwrap_or(0)]
     }
 
-    /// An integer, often one at an edge.
-    pub fn value(&mut self) -> u64 {
+    /// An integer, often 0, all ones, a power of two, or another edge case.
+    pub(crate) fn value(&mut self) -> u64 {
         let v = self.bits();
         match self.below(12) {
             0 => 0,
@@ -57,8 +57,8 @@ impl Rng {
         }
     }
 
-    /// Eight bytes that are often a double or two floats of moderate size, or special ones.
-    pub fn float(&mut self) -> u64 {
+    /// Eight bytes that are often a double or two floats, of moderate size or special values.
+    pub(crate) fn float(&mut self) -> u64 {
         const DOUBLES: [u64; 8] = [
             0,
             1 << 63,
@@ -91,20 +91,20 @@ impl Rng {
     }
 }
 
-/// A number of moderate size.
+/// A double of moderate size.
 fn small(bits: u64) -> f64 {
     let n = i32::from_le_bytes([bits.to_le_bytes()[2], bits.to_le_bytes()[3], 0, 0]);
     f64::from(n - 0x8000) / 64.0
 }
 
-/// The same as a float, with a part of any size.
+/// A float of moderate size.
 fn small_float(bits: u64) -> f32 {
     let [low, high, ..] = bits.to_le_bytes();
     f32::from(i16::from_le_bytes([low, high])) * 0.37
 }
 
-/// SplitMix64's finalizer: unrelated outputs for neighbouring inputs.
-pub fn mix(seed: u64) -> u64 {
+/// SplitMix64's finalizer: inputs that differ by 1 give unrelated outputs.
+pub(crate) fn mix(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -3,9 +3,9 @@
 //! `LOCKSTEP_CASES=n` sets the number of cases of each class, `LOCKSTEP_SEED=s` the seed. The
 //! program `lockstep` replays a mismatch.
 
-use hindsight_lockstep::class::ALL;
-use hindsight_lockstep::run::{Plan, run};
-use hindsight_lockstep::state::State;
+use hindsight_lockstep::progress::Progress;
+use hindsight_lockstep::user::class::ALL_CLASSES;
+use hindsight_lockstep::user::run::{UserOptions, run};
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
@@ -14,19 +14,19 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn instructions_do_what_the_host_does() {
-    let plan = Plan {
+fn interpreter_matches_host_processor_in_every_class() {
+    let options = UserOptions {
         cases: number("LOCKSTEP_CASES").unwrap_or(20_000),
         time: None,
         seed: number("LOCKSTEP_SEED").unwrap_or(0x5eed),
         jobs: 1,
-        state: None,
+        path: None,
     };
-    let mut state = State::default();
-    run(&ALL, &plan, &mut state).unwrap();
-    assert!(!state.classes.is_empty());
-    for (class, record) in &state.classes {
-        assert!(record.cases >= plan.cases, "{class}");
+    let mut progress = Progress::default();
+    run(&ALL_CLASSES, &options, &mut progress).unwrap();
+    assert!(!progress.classes.is_empty());
+    for (class, record) in &progress.classes {
+        assert!(record.cases >= options.cases, "{class}");
         assert_eq!(record.mismatched, 0, "{class}: {:?}", record.mismatches);
     }
 }

@@ -1,11 +1,11 @@
-//! Single memory accesses, to addresses that may fault.
+//! Single memory accesses to addresses that may fault.
 
 use core::arch::asm;
 
 /// Loads one byte.
 pub fn load(address: u64) -> u8 {
     let value;
-    // SAFETY: a load changes nothing; the caller catches the exception.
+    // SAFETY: a load changes no memory. If it faults, the caller catches the exception.
     unsafe { asm!("mov {}, [{}]", out(reg_byte) value, in(reg) address, options(nostack)) };
     value
 }
@@ -24,33 +24,33 @@ pub fn load_stack(address: u64) -> u8 {
     value
 }
 
-/// Calls `address`, which returns or faults.
+/// Calls `address`, which is a C function or faults.
 pub fn call(address: u64) {
-    // SAFETY: the caller names code that keeps the C rules, or an address that faults.
+    // SAFETY: the caller names a C function, or an address that faults.
     unsafe { asm!("call {}", in(reg) address, clobber_abi("C")) };
 }
 
-/// A page of memory to play with.
+/// A page of memory that a case may use.
 #[repr(C, align(4096))]
 #[derive(Debug)]
-pub struct Page(core::cell::UnsafeCell<[u8; 4096]>);
+pub struct ScratchPage(core::cell::UnsafeCell<[u8; 4096]>);
 
-// SAFETY: payloads use it by address, with volatile accesses.
-unsafe impl Sync for Page {}
+// SAFETY: payloads access it only through its address, by volatile accesses or assembly.
+unsafe impl Sync for ScratchPage {}
 
-impl Page {
+impl ScratchPage {
     /// A page of zeros.
     pub const fn new() -> Self {
         Self(core::cell::UnsafeCell::new([0; 4096]))
     }
 
-    /// Its address.
+    /// The address of the page.
     pub fn address(&self) -> u64 {
         self.0.get() as u64
     }
 }
 
-impl Default for Page {
+impl Default for ScratchPage {
     fn default() -> Self {
         Self::new()
     }

@@ -1,29 +1,31 @@
-//! Debug exceptions: exact instruction sequences, breakpoints on them, and what was reported.
+//! Debug exceptions: exact instruction sequences, breakpoints on them, and the #DBs they raise.
 
 use hindsight_guest::case::Ctx;
-use hindsight_guest::catch::{self, Exception};
+use hindsight_guest::catch;
+use hindsight_guest::exception::{CaughtException, ExceptionLog};
 use hindsight_guest::insn;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_guest::trap::Log;
+use hindsight_guest::regs::vector::Vector;
 
-/// #DB, as a bit of a set of vectors.
-pub const DB: u32 = 1 << 1;
-/// #BP, as a bit of a set of vectors.
-pub const BP: u32 = 1 << 3;
+/// #DB as a bit of a set of vectors.
+pub const DB: u32 = 1 << Vector::DB.0;
+/// #BP as a bit of a set of vectors.
+pub const BP: u32 = 1 << Vector::BP.0;
 
 /// DR6.BS alone.
 pub const BS: u64 = Dr6::BS.bits();
 /// DR6.BD alone.
 pub const BD: u64 = Dr6::BD.bits();
 
-/// A sequence of instructions that [`snippet!`](crate::snippet!) made; it is given two values in RDI and RSI.
-pub type Code = unsafe extern "C" fn(u64, u64) -> u64;
+/// A sequence of instructions that [`snippet!`](crate::snippet!) defines; RDI and RSI are arguments.
+pub type SnippetFn = unsafe extern "C" fn(u64, u64) -> u64;
 /// A label inside a sequence.
-pub type Label = unsafe extern "C" fn();
+pub type SnippetLabel = unsafe extern "C" fn();
 
-/// Writes instructions that are called as `extern "C" fn(u64, u64) -> u64`, with labels to compare addresses
-/// with. The instructions end with RET and keep what a C function keeps.
+/// Defines an `extern "C" fn(u64, u64) -> u64` of exact instructions, with labels.
+///
+/// The instructions end with RET and preserve the registers that a C function preserves.
 #[macro_export]
 macro_rules! snippet {
     ($name:ident [$($label:ident)*] $($line:expr),+ $(,)?) => {
@@ -42,7 +44,7 @@ macro_rules! snippet {
     };
 }
 
-/// Instructions that set TF: the next one is the first to be stepped.
+/// Instructions that set TF: the next one is the first that raises a single-step #DB.
 #[macro_export]
 macro_rules! set_tf {
     () => {
@@ -50,7 +52,7 @@ macro_rules! set_tf {
     };
 }
 
-/// Instructions that clear TF. They are three steps; the last event's RIP is after them.
+/// Instructions that clear TF; they raise three single-step #DBs, the last one behind them.
 #[macro_export]
 macro_rules! clear_tf {
     () => {
@@ -58,40 +60,40 @@ macro_rules! clear_tf {
     };
 }
 
-/// How many steps [`clear_tf!`](crate::clear_tf!) takes.
+/// Single-step #DBs of [`clear_tf!`](crate::clear_tf!).
 pub const CLEAR_TF_STEPS: usize = 3;
 
 /// The address of a label.
-pub fn at(label: Label) -> u64 {
+pub fn at(label: SnippetLabel) -> u64 {
     label as *const () as u64
 }
 
 /// The address of the first instruction of a sequence.
-pub fn start(code: Code) -> u64 {
+pub fn start(code: SnippetFn) -> u64 {
     code as *const () as u64
 }
 
-/// The conditions in DR6: all but the bits that always read as one.
+/// The conditions in DR6: all bits except those that always read as one.
 pub fn conditions(dr6: u64) -> u64 {
     dr6 & (Dr6::all().bits() & !Dr6::RTM.bits())
 }
 
-/// Arms breakpoint `slot` alone, and makes DR6 ready.
-pub fn arm(slot: u8, address: u64, condition: Condition, length: Length) {
+/// Arms breakpoint `index` and no other, and resets DR6.
+pub fn arm(index: u8, address: u64, condition: Condition, length: Length) {
     insn::write_dr7(Dr7::RESET.0);
     insn::write_dr6(Dr6::RESET);
-    also(slot, address, condition, length);
+    arm_also(index, address, condition, length);
 }
 
-/// Arms breakpoint `slot` besides those that are armed.
-pub fn also(slot: u8, address: u64, condition: Condition, length: Length) {
-    insn::write_dr(slot, address);
-    insn::write_dr7(Dr7(insn::read_dr7()).with(Slot(slot), condition, length).0);
+/// Arms breakpoint `index`; those that are armed stay armed.
+pub fn arm_also(index: u8, address: u64, condition: Condition, length: Length) {
+    insn::write_dr(index, address);
+    insn::write_dr7(Dr7(insn::read_dr7()).with(Slot(index), condition, length).0);
 }
 
-/// Arms instruction breakpoint `slot` alone.
-pub fn arm_at(slot: u8, label: Label) {
-    arm(slot, at(label), Condition::Execute, Length::One);
+/// Arms an instruction breakpoint `index` and no other.
+pub fn arm_at(index: u8, label: SnippetLabel) {
+    arm(index, at(label), Condition::Execute, Length::One);
 }
 
 /// Disarms all breakpoints.
@@ -99,20 +101,21 @@ pub fn disarm() {
     insn::write_dr7(Dr7::RESET.0);
 }
 
-/// Runs a sequence at the level of this run, and returns the exception that ended it, if one did.
-pub fn run(ctx: &Ctx, code: Code, first: u64, second: u64) -> Option<Exception> {
+/// Runs a sequence at the level of this run and returns the exception that ended it, if one did.
+pub fn run(ctx: &Ctx, code: SnippetFn, first: u64, second: u64) -> Option<CaughtException> {
     ctx.run(|| call(code, first, second))
 }
 
 /// Calls a sequence.
-pub fn call(code: Code, first: u64, second: u64) {
-    // SAFETY: sequences keep the C rules.
+pub fn call(code: SnippetFn, first: u64, second: u64) {
+    // SAFETY: `snippet!` defines only sequences that follow the C calling convention.
     unsafe { code(first, second) };
 }
 
-/// Runs a sequence at the level of this run, and returns the #DBs that it met. Each is resumed, an instruction
-/// breakpoint with RF set. Breakpoints are disarmed afterwards.
-pub fn events(ctx: &Ctx, code: Code, first: u64, second: u64) -> &'static Log {
+/// Runs a sequence at the level of this run and returns its #DBs; then disarms all breakpoints.
+///
+/// Every #DB is resumed, after an instruction breakpoint with RF set.
+pub fn events(ctx: &Ctx, code: SnippetFn, first: u64, second: u64) -> &'static ExceptionLog {
     let log = catch::logged(DB, || {
         run(ctx, code, first, second);
     });
@@ -120,47 +123,47 @@ pub fn events(ctx: &Ctx, code: Code, first: u64, second: u64) -> &'static Log {
     log
 }
 
-/// RIP and conditions of event `n`, or zeros if there were fewer.
-pub fn event(log: &Log, n: usize) -> (u64, u64) {
+/// RIP and conditions of event `n`, or zeros if there are fewer events.
+pub fn event(log: &ExceptionLog, n: usize) -> (u64, u64) {
     log.events()
         .get(n)
         .map_or((0, 0), |e| (e.rip, conditions(e.dr6)))
 }
 
-/// Whether RF is set in the image of event `n`.
-pub fn rf(log: &Log, n: usize) -> bool {
-    log.events().get(n).is_some_and(pushed_rf)
+/// Whether RF is set in the RFLAGS that event `n` saved.
+pub fn event_saved_rf(log: &ExceptionLog, n: usize) -> bool {
+    log.events().get(n).is_some_and(saved_rf)
 }
 
-/// Whether RF is set in the image of an exception.
-pub fn pushed_rf(exception: &Exception) -> bool {
+/// Whether RF is set in the RFLAGS that an exception saved.
+pub fn saved_rf(exception: &CaughtException) -> bool {
     exception.rflags & Rflags::RF.bits() != 0
 }
 
-/// Checks that the log holds exactly the given events: RIP and conditions of each.
+/// Checks that the log holds exactly these events, each given by RIP and conditions.
 #[macro_export]
 macro_rules! check_events {
-    ($log:expr, [$($event:expr),* $(,)?], $what:expr $(,)?) => {{
-        let log: &hindsight_guest::trap::Log = $log;
+    ($log:expr, [$($event:expr),* $(,)?], $message:expr $(,)?) => {{
+        let log: &hindsight_guest::exception::ExceptionLog = $log;
         let expected: &[(u64, u64)] = &[$($event),*];
-        hindsight_guest::check_eq!(log.count(), expected.len(), concat!($what, ": how many #DBs"));
+        hindsight_guest::check_eq!(log.count(), expected.len(), concat!($message, ": count of #DBs"));
         for (n, expected) in expected.iter().enumerate() {
-            hindsight_guest::check_eq!($crate::debug::event(log, n), *expected, concat!($what, ": RIP and conditions"));
+            hindsight_guest::check_eq!($crate::debug::event(log, n), *expected, concat!($message, ": RIP and conditions"));
         }
     }};
 }
 
-/// As [`check_events!`](crate::check_events!), for a sequence that then clears TF by
+/// Like [`check_events!`](crate::check_events!), for a sequence that ends with
 /// [`clear_tf!`](crate::clear_tf!).
 #[macro_export]
 macro_rules! check_steps {
-    ($log:expr, [$($event:expr),* $(,)?], $what:expr $(,)?) => {{
-        let log: &hindsight_guest::trap::Log = $log;
+    ($log:expr, [$($event:expr),* $(,)?], $message:expr $(,)?) => {{
+        let log: &hindsight_guest::exception::ExceptionLog = $log;
         let expected: &[(u64, u64)] = &[$($event),*];
         let count = expected.len() + $crate::debug::CLEAR_TF_STEPS;
-        hindsight_guest::check_eq!(log.count(), count, concat!($what, ": how many #DBs"));
+        hindsight_guest::check_eq!(log.count(), count, concat!($message, ": count of #DBs"));
         for (n, expected) in expected.iter().enumerate() {
-            hindsight_guest::check_eq!($crate::debug::event(log, n), *expected, concat!($what, ": RIP and conditions"));
+            hindsight_guest::check_eq!($crate::debug::event(log, n), *expected, concat!($message, ": RIP and conditions"));
         }
     }};
 }

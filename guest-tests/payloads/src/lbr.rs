@@ -1,6 +1,7 @@
-//! The LBR stack, read and written.
+//! The LBR stack: how to read, write and check it.
 
 use hindsight_guest::prelude::*;
+use hindsight_guest::regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LbrInfo};
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr::{
     IA32_PERF_CAPABILITIES, MSR_LASTBRANCH_0_FROM_IP, MSR_LASTBRANCH_0_TO_IP, MSR_LASTBRANCH_TOS,
@@ -8,25 +9,25 @@ use hindsight_guest::regs::msr::{
 };
 use hindsight_guest::{insn, msr};
 
-use crate::branch::recorder::Seen;
-use crate::branch::{LBR, List, Sequence, Transfer, run_sequence};
+use crate::branch::recorder::RunEvents;
+use crate::branch::{BranchList, BranchSequence, LBR, TakenBranch, run_sequence};
 
 /// Entries of the stack.
-pub const ENTRIES: usize = 32;
-/// MSR_LBR_INFO: bits that are 0 in every record, RTM's among them.
-pub const INFO_ZERO: u64 = 0x7fff_ffff_ffff_0000;
+pub const ENTRIES: usize = LBR_DEPTH;
+/// Bits of MSR_LBR_INFO that are 0 in every record outside a transaction.
+pub const INFO_ZERO: u64 = !(LbrInfo::MISPRED.bits() | CYC_CNT_MAX);
 
-/// Why a case skips without the facility.
-pub const ABSENT: &str = "CPUID and IA32_PERF_CAPABILITIES announce no LBR stack of format 5";
+/// Why a case is skipped without the facility.
+pub const ABSENT: &str = "CPUID and IA32_PERF_CAPABILITIES report no LBR stack of format 5";
 
-/// Whether the processor has this LBR stack.
+/// Whether the processor has an LBR stack of format 5.
 pub fn present() -> bool {
     insn::has(Feature::PDCM) && msr::read(IA32_PERF_CAPABILITIES) & 0x3f == 5
 }
 
-/// The whole stack.
+/// The whole LBR stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stack {
+pub struct LbrStack {
     /// Index of the newest entry.
     pub tos: u64,
     /// Sources.
@@ -51,7 +52,7 @@ fn write_all(first: u32, values: &[u64; ENTRIES]) {
     }
 }
 
-impl Stack {
+impl LbrStack {
     /// An empty stack, as RESET leaves it.
     pub const EMPTY: Self = Self {
         tos: 0,
@@ -60,7 +61,7 @@ impl Stack {
         info: [0; ENTRIES],
     };
 
-    /// Reads it.
+    /// Reads the MSRs of the stack.
     pub fn read() -> Self {
         Self {
             tos: msr::read(MSR_LASTBRANCH_TOS),
@@ -70,7 +71,7 @@ impl Stack {
         }
     }
 
-    /// Writes it.
+    /// Writes the MSRs of the stack.
     pub fn write(&self) {
         msr::write(MSR_LASTBRANCH_TOS, self.tos);
         write_all(MSR_LASTBRANCH_0_FROM_IP, &self.from);
@@ -78,7 +79,7 @@ impl Stack {
         write_all(MSR_LBR_INFO_0, &self.info);
     }
 
-    /// The entry `age` places below the newest, as from and to.
+    /// From and to of the entry that is `age` entries older than the newest.
     pub fn entry(&self, age: usize) -> (u64, u64) {
         let tos = usize::try_from(self.tos).unwrap_or(0);
         let at = tos.wrapping_sub(age) % ENTRIES;
@@ -86,55 +87,57 @@ impl Stack {
     }
 }
 
-/// Empties the stack and the last exception record, and takes the filter away.
+/// Clears the stack, the last exception record and the filter.
 pub fn reset() {
-    Stack::EMPTY.write();
+    LbrStack::EMPTY.write();
     msr::write(MSR_LBR_SELECT, 0);
     msr::write(MSR_LER_FROM_LIP, 0);
     msr::write(MSR_LER_TO_LIP, 0);
 }
 
-/// The last exception record, as from and to.
+/// From and to of the last exception record.
 pub fn ler() -> (u64, u64) {
     (msr::read(MSR_LER_FROM_LIP), msr::read(MSR_LER_TO_LIP))
 }
 
-/// Checks that the stack, empty before, holds exactly the records `expected`: TOS, the records down
-/// from it as far as they were not overwritten, the entries beyond them empty, INFO without flags.
-pub fn check_records(stack: &Stack, expected: &[Transfer]) -> bool {
+/// Checks that the stack, which was empty before, holds exactly the records `expected`.
+///
+/// It checks TOS, the records from the newest on as far as they were not overwritten, that the other
+/// entries are empty, and that no INFO has flags.
+pub fn check_records(stack: &LbrStack, expected: &[TakenBranch]) -> bool {
     let count = expected.len() as u64;
-    let mut good = check_eq!(stack.tos, count % ENTRIES as u64, "TOS");
+    let mut equal = check_eq!(stack.tos, count % ENTRIES as u64, "TOS");
     for (age, record) in expected.iter().rev().take(ENTRIES).enumerate() {
-        good &= check_eq!(stack.entry(age), record.pair(), AGES[age]);
+        equal &= check_eq!(stack.entry(age), record.pair(), AGES[age]);
     }
     for (age, name) in AGES.iter().enumerate().skip(expected.len()) {
-        good &= check_eq!(stack.entry(age), (0, 0), name);
+        equal &= check_eq!(stack.entry(age), (0, 0), name);
     }
     for info in stack.info {
-        good &= check_eq!(info & INFO_ZERO, 0, "bits of INFO that are always 0");
+        equal &= check_eq!(info & INFO_ZERO, 0, "bits of INFO that are always 0");
     }
-    good
+    equal
 }
 
-/// [`check_records`] of the stack as it is now.
-pub fn check_list(expected: &List) -> bool {
-    check_records(&Stack::read(), expected.items())
+/// Like [`check_records`], for the stack in the MSRs.
+pub fn check_list(expected: &BranchList) -> bool {
+    check_records(&LbrStack::read(), expected.items())
 }
 
-/// Runs the sequence with LBR on, from an empty stack.
-pub fn record(level: u8, sequence: &Sequence) -> Option<Seen> {
+/// Runs the sequence with DEBUGCTL.LBR set, from an empty stack.
+pub fn record(level: u8, sequence: &BranchSequence) -> Option<RunEvents> {
     reset();
     run_sequence(level, sequence, LBR)
 }
 
-/// Records the sequence and checks the whole stack.
-pub fn check_sequence(level: u8, sequence: &Sequence) -> Option<Seen> {
-    let seen = record(level, sequence)?;
+/// Like [`record`], and checks the whole stack.
+pub fn check_sequence(level: u8, sequence: &BranchSequence) -> Option<RunEvents> {
+    let events = record(level, sequence)?;
     check_list(&sequence.all(level));
-    Some(seen)
+    Some(events)
 }
 
-/// Names of the entries from the newest down.
+/// Names of the entries, from the newest on.
 const AGES: [&str; ENTRIES] = [
     "the newest entry",
     "entry -1",

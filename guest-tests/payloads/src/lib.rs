@@ -1,4 +1,4 @@
-//! What several payloads share.
+//! Helpers that several payloads share.
 
 #![no_std]
 

@@ -1,69 +1,71 @@
-//! The performance monitor, for the payloads that are about it.
+//! The performance monitoring unit: counters, its interrupt (PMI), and PEBS.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::regs::apic::{LVT_MASKED, Register};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::{EventSelect, pebs};
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_guest::{apic, insn, msr};
 
-/// EN, USR and OS of an event selection.
+/// EN, USR and OS of IA32_PERFEVTSELx.
 pub const ON: u64 = EventSelect::ENABLE | EventSelect::USR | EventSelect::OS;
 /// EN and OS.
 pub const OS: u64 = EventSelect::ENABLE | EventSelect::OS;
 /// EN and USR.
 pub const USR: u64 = EventSelect::ENABLE | EventSelect::USR;
-/// The request for an interrupt.
+/// INT: an overflow requests an interrupt.
 pub const INT: u64 = EventSelect::INT;
 /// The largest value of a counter.
 pub const MAX: u64 = (1 << 48) - 1;
-/// Instructions that [`counted!`](crate::counted) counts beside those of its text: the WRMSR that
-/// starts, and three before the WRMSR that stops.
+/// Instructions that [`counted!`](crate::counted) counts in addition to those of its text.
+///
+/// They are the WRMSR that starts the counters and three before the WRMSR that stops them.
 pub const OVERHEAD: u64 = 4;
-/// The vector of the interrupt, when it is not an NMI.
+/// The vector of the PMI, unless it is an NMI.
 pub const VECTOR: u8 = 0x71;
 /// Delivery mode NMI of an LVT entry.
 pub const LVT_NMI: u32 = 0b100 << 8;
 
-/// CPUID.0AH shows version 4 of architectural performance monitoring.
+/// Whether CPUID.0AH reports version 4 of architectural performance monitoring.
 pub fn present() -> bool {
     insn::cpuid(0, 0).eax >= 0xa && insn::cpuid(0xa, 0).eax & 0xff >= 4
 }
 
-/// IA32_PERF_CAPABILITIES shows PEBS with records of format 3.
+/// Whether IA32_PERF_CAPABILITIES reports PEBS with records of format 3.
 pub fn has_pebs() -> bool {
     present() && msr::read_safe(reg::IA32_PERF_CAPABILITIES).is_ok_and(|v| v >> 8 & 0xf == 3)
 }
 
-/// Ends the case as skipped where there is no performance monitor.
+/// Ends the case as skipped without the PMU, else resets the PMU.
 #[macro_export]
 macro_rules! need_pmu {
     ($ctx:expr) => {
         if !$crate::pmu::present() {
-            hindsight_guest::skip!($ctx, "CPUID.0AH shows no performance monitor of version 4");
+            hindsight_guest::skip!($ctx, "CPUID.0AH reports no PMU of version 4");
         }
         $crate::pmu::reset();
     };
 }
 
-/// Ends the case as skipped where there is no PEBS.
+/// Ends the case as skipped without PEBS, else resets the PMU.
 #[macro_export]
 macro_rules! need_pebs {
     ($ctx:expr) => {
         if !$crate::pmu::has_pebs() {
-            hindsight_guest::skip!($ctx, "IA32_PERF_CAPABILITIES shows no PEBS of format 3");
+            hindsight_guest::skip!($ctx, "IA32_PERF_CAPABILITIES reports no PEBS of format 3");
         }
         $crate::pmu::reset();
     };
 }
 
-/// Runs assembly text at CPL 0 with the counters in `global` on: see [`OVERHEAD`].
+/// Runs assembly text at CPL 0 with the counters in `global` enabled: see [`OVERHEAD`].
 #[macro_export]
 macro_rules! counted {
     ($global:expr, $($text:literal),* $(; $($operands:tt)*)?) => {{
         let global: u64 = $global;
-        // SAFETY: the payload owns the machine; the text keeps to the registers it names.
+        // SAFETY: the payload owns the machine. The text changes only the registers that it names.
         unsafe {
             core::arch::asm!(
                 "wrmsr",
@@ -81,7 +83,7 @@ macro_rules! counted {
     }};
 }
 
-/// Everything off and 0; IA32_PERF_GLOBAL_CTRL is 0 as well.
+/// Resets the PMU: all its MSRs and IA32_DEBUGCTL are 0.
 pub fn reset() {
     msr::write(reg::IA32_PERF_GLOBAL_CTRL, 0);
     if has_pebs() {
@@ -102,13 +104,13 @@ pub fn reset() {
     );
 }
 
-/// Programs a counter: its event, and the bits of the selection.
+/// Programs the event selection of a counter.
 pub fn select(counter: u32, event: u8, umask: u8, bits: u64) {
     let select = EventSelect::new(event, umask, bits);
     msr::write(reg::IA32_PERFEVTSEL0 + counter, select.0);
 }
 
-/// Sets a general-purpose counter, at full width.
+/// Sets a general-purpose counter with its full width.
 pub fn set(counter: u32, value: u64) {
     msr::write(reg::IA32_A_PMC0 + counter, value & MAX);
 }
@@ -143,14 +145,14 @@ pub fn stop() {
     start(0);
 }
 
-/// What the interrupt found: how many, the last one's RIP, status and two readings of counter 0.
+// What the handler of the PMI recorded: see `PmiState`.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static RIP: AtomicU64 = AtomicU64::new(0);
 static STATUS: AtomicU64 = AtomicU64::new(0);
 static READINGS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 static LVT: AtomicU64 = AtomicU64::new(0);
 
-fn on_pmi(frame: &mut Frame) {
+fn on_pmi(frame: &mut TrapFrame) {
     READINGS[0].store(get(0), Ordering::Release);
     READINGS[1].store(get(0), Ordering::Release);
     TAKEN.fetch_add(1, Ordering::AcqRel);
@@ -162,24 +164,24 @@ fn on_pmi(frame: &mut Frame) {
     }
 }
 
-/// What the handler of the interrupt saw.
+/// What the handler of the PMI recorded.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen {
+pub struct PmiState {
     /// Interrupts taken.
     pub taken: u64,
-    /// RIP that the last one interrupted.
+    /// The RIP that the last one saved.
     pub rip: u64,
-    /// IA32_PERF_GLOBAL_STATUS in its handler.
+    /// IA32_PERF_GLOBAL_STATUS in the handler of the last one.
     pub status: u64,
-    /// Counter 0, read twice there.
+    /// Counter 0, read twice in the handler of the last one.
     pub readings: [u64; 2],
-    /// The LVT entry there.
+    /// The LVT entry in the handler of the last one.
     pub lvt: u64,
 }
 
-/// What was seen since [`listen`].
-pub fn seen() -> Seen {
-    Seen {
+/// What the handler of the PMI recorded since [`unmask_pmi`].
+pub fn pmi_state() -> PmiState {
+    PmiState {
         taken: TAKEN.load(Ordering::Acquire),
         rip: RIP.load(Ordering::Acquire),
         status: STATUS.load(Ordering::Acquire),
@@ -191,8 +193,8 @@ pub fn seen() -> Seen {
     }
 }
 
-/// Unmasks the LVT entry: an interrupt with [`VECTOR`], or an NMI.
-pub fn listen(nmi: bool) {
+/// Unmasks the PMI as an NMI or as an interrupt with [`VECTOR`].
+pub fn unmask_pmi(nmi: bool) {
     TAKEN.store(0, Ordering::Release);
     trap::set_handler(VECTOR, on_pmi);
     trap::set_handler(2, on_pmi);
@@ -201,40 +203,43 @@ pub fn listen(nmi: bool) {
     apic::write(Register::LVT_PMC, entry);
 }
 
-/// Masks the LVT entry, and takes no more interrupts.
-pub fn deafen() {
+/// Stops all counters, disables interrupts and masks the PMI.
+pub fn mask_pmi() {
     stop();
     insn::cli();
     apic::write(Register::LVT_PMC, LVT_MASKED);
     apic::disable();
 }
 
-/// Records in the PEBS buffer of [`Area`], of 200 bytes.
+/// Records of 200 bytes that the PEBS buffer can hold.
 pub const RECORDS: usize = 16;
 
-/// A DS buffer management area with its PEBS buffer.
+/// Pages for the DS management area and the PEBS buffer.
 #[repr(C, align(4096))]
 #[derive(Debug)]
-pub struct Area {
+pub struct PebsPages {
     management: [u64; 512],
     buffer: [u64; 512],
 }
 
-static mut AREA: Area = Area {
+static mut AREA: PebsPages = PebsPages {
     management: [0; 512],
     buffer: [0; 512],
 };
 
-/// The DS area of the payload.
+/// The DS management area and the PEBS buffer of the payload.
 #[derive(Clone, Copy, Debug)]
-pub struct Ds(*mut Area);
+pub struct PebsArea(*mut PebsPages);
 
-impl Ds {
-    /// Sets up room for `records`, a threshold at record `threshold`, and reset values; all of the
-    /// buffer reads A5H bytes. The area is in IA32_DS_AREA.
+impl PebsArea {
+    /// Prepares a buffer for `records` and writes IA32_DS_AREA.
+    ///
+    /// The threshold is at record `threshold`, `reset` holds the reset values of the counters, and all
+    /// bytes of the buffer are A5H.
     pub fn new(records: usize, threshold: usize, reset: [u64; 4]) -> Self {
         let ds = Self(&raw mut AREA);
-        // SAFETY: one processor uses the area, through this pointer only.
+        // SAFETY: only one CPU uses the pages, and only through this pointer; PEBS stores no records
+        // before the counters start.
         unsafe { (*ds.0).buffer = [0xa5a5_a5a5_a5a5_a5a5; 512] };
         let base = ds.base();
         let end = |records: usize| base + (records * pebs::RECORD) as u64;
@@ -261,17 +266,17 @@ impl Ds {
 
     /// Changes a field of the management area.
     pub fn put(self, offset: u64, value: u64) {
-        // SAFETY: the offsets are inside the page of the area.
+        // SAFETY: callers pass offsets of fields, which are inside the page of the area.
         unsafe { ((self.address() + offset) as *mut u64).write_volatile(value) };
     }
 
     /// A field of the management area.
     pub fn field(self, offset: u64) -> u64 {
-        // SAFETY: the offsets are inside the page of the area.
+        // SAFETY: callers pass offsets of fields, which are inside the page of the area.
         unsafe { ((self.address() + offset) as *const u64).read_volatile() }
     }
 
-    /// Records stored, from the index.
+    /// How many records are stored, by the index.
     pub fn count(self) -> u64 {
         (self.field(pebs::INDEX) - self.base()) / pebs::RECORD as u64
     }
@@ -279,15 +284,15 @@ impl Ds {
     /// A field of a record.
     pub fn record(self, index: usize, offset: usize) -> u64 {
         let at = self.base() + (index * pebs::RECORD + offset) as u64;
-        // SAFETY: the buffer is one page, and records below `RECORDS` end in it.
+        // SAFETY: the buffer is one page, in which records below `RECORDS` end.
         unsafe { (at as *const u64).read_volatile() }
     }
 
-    /// Whether the buffer is untouched from record `index` on.
+    /// Whether the buffer is unchanged from record `index` on.
     pub fn is_clean_from(self, index: usize) -> bool {
         (index * pebs::RECORD / 8..512).all(|n| {
             let at = self.base() + 8 * n as u64;
-            // SAFETY: inside the buffer.
+            // SAFETY: the index stays below 512, so the read is inside the buffer.
             unsafe { (at as *const u64).read_volatile() == 0xa5a5_a5a5_a5a5_a5a5 }
         })
     }

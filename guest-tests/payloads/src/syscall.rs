@@ -2,23 +2,15 @@
 
 use core::arch::global_asm;
 
-use hindsight_guest::boot::{KERNEL_CODE, USER_CODE32};
+use hindsight_guest::gdt::{KERNEL_CODE, USER_CODE32};
 use hindsight_guest::msr;
-use hindsight_guest::regs::msr::IA32_EFER;
-
-/// IA32_STAR.
-pub const IA32_STAR: u32 = 0xc000_0081;
-/// IA32_LSTAR.
-pub const IA32_LSTAR: u32 = 0xc000_0082;
-/// IA32_FMASK.
-pub const IA32_FMASK: u32 = 0xc000_0084;
-/// EFER.SCE.
-const SCE: u64 = 1;
+use hindsight_guest::regs::cr::Efer;
+use hindsight_guest::regs::msr::{IA32_EFER, IA32_FMASK, IA32_LSTAR, IA32_STAR};
 
 global_asm!(
     ".pushsection .text.syscall, \"ax\"",
     ".global syscall_entry, syscall_return, syscall_second",
-    // It keeps R11 as SYSCALL left it in R9, and adds the flags that R10 holds for SYSRET.
+    // It copies R11 to R9 as SYSCALL left it, and adds the flags in R10 to R11 for SYSRET.
     "syscall_entry:",
     "mov r9, r11",
     "syscall_second:",
@@ -34,12 +26,12 @@ unsafe extern "C" {
     fn syscall_return();
 }
 
-/// Where SYSCALL enters.
+/// The address at which SYSCALL enters.
 pub fn entry() -> u64 {
     syscall_entry as *const () as u64
 }
 
-/// The second instruction there.
+/// The address of the second instruction after SYSCALL.
 pub fn second() -> u64 {
     syscall_second as *const () as u64
 }
@@ -49,11 +41,12 @@ pub fn sysret() -> u64 {
     syscall_return as *const () as u64
 }
 
-/// Runs `f` with SYSCALL set up: it enters at [`entry`] with the flags of `mask` cleared. SYSRET then goes back
-/// with the flags of R10 added, and the R11 that SYSCALL left in R9.
+/// Runs `f` with SYSCALL set up: it enters at [`entry`] with the flags of `mask` cleared.
+///
+/// SYSRET then returns with the flags of R10 added, and R9 holds the R11 that SYSCALL wrote.
 pub fn with(mask: u64, f: impl FnOnce()) {
     let old = [IA32_EFER, IA32_STAR, IA32_LSTAR, IA32_FMASK].map(|index| (index, msr::read(index)));
-    msr::write(IA32_EFER, msr::read(IA32_EFER) | SCE);
+    msr::write(IA32_EFER, msr::read(IA32_EFER) | Efer::SCE.bits());
     msr::write(
         IA32_STAR,
         u64::from(KERNEL_CODE) << 32 | u64::from(USER_CODE32 | 3) << 48,

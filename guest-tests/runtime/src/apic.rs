@@ -1,4 +1,4 @@
-//! The local APIC of the running processor, in xAPIC or x2APIC mode.
+//! The local APIC of the running CPU, in xAPIC or x2APIC mode.
 
 use hindsight_regs::apic::{
     ApicBase, DEFAULT_BASE, ICR_ASSERT, ICR_INIT, ICR_PENDING, ICR_STARTUP, LVT_MASKED, Register,
@@ -8,9 +8,9 @@ use hindsight_regs::msr::IA32_APIC_BASE;
 
 use crate::{cpu, insn, msr};
 
-/// Vector that wakes an idle processor; the runtime takes it itself.
+/// Vector that wakes an idle CPU; the runtime handles it itself.
 pub const WAKE_VECTOR: u8 = 0xf0;
-/// Vector of spurious interrupts that [`enable`] sets.
+/// Vector of spurious interrupts, which [`enable`] sets.
 pub const SPURIOUS_VECTOR: u8 = 0xff;
 
 fn mapped(register: Register) -> *mut u32 {
@@ -22,7 +22,8 @@ pub fn read(register: Register) -> u32 {
     if cpu::current().x2apic {
         (msr::read(register.x2apic_msr()) & 0xffff_ffff) as u32
     } else {
-        // SAFETY: the page is mapped, and holds device registers only.
+        // SAFETY: the page is mapped and holds only device registers, so no Rust object is
+        // accessed.
         unsafe { mapped(register).read_volatile() }
     }
 }
@@ -37,20 +38,20 @@ pub fn write(register: Register, value: u32) {
     }
 }
 
-/// Enables the APIC by software and accepts all priorities.
+/// Enables the APIC in SVR and sets TPR to accept all priorities.
 pub fn enable() {
     write(Register::SVR, SVR_ENABLE | u32::from(SPURIOUS_VECTOR));
     write(Register::TPR, 0);
 }
 
-/// Masks the timer, stops it and disables the APIC by software.
+/// Masks and stops the timer, and disables the APIC in SVR.
 pub fn disable() {
     write(Register::LVT_TIMER, LVT_MASKED);
     write(Register::TIMER_INITIAL, 0);
     write(Register::SVR, u32::from(SPURIOUS_VECTOR));
 }
 
-/// Ends the interrupt in service.
+/// Sends EOI for the interrupt in service.
 pub fn eoi() {
     write(Register::EOI, 0);
 }
@@ -61,7 +62,7 @@ pub fn id() -> u32 {
     if cpu::current().x2apic { id } else { id >> 24 }
 }
 
-/// Switches this processor to x2APIC mode.
+/// Switches this CPU to x2APIC mode.
 pub fn enter_x2apic() {
     let base = msr::read(IA32_APIC_BASE);
     msr::write(
@@ -71,7 +72,7 @@ pub fn enter_x2apic() {
     cpu::current().x2apic = true;
 }
 
-/// Switches this processor back to xAPIC mode, by way of disabling the APIC, which resets it.
+/// Switches this CPU back to xAPIC mode; it disables the APIC for that, which resets it.
 pub fn leave_x2apic() {
     let base = msr::read(IA32_APIC_BASE) & !(ApicBase::EN | ApicBase::EXTD).bits();
     msr::write(IA32_APIC_BASE, base);
@@ -79,7 +80,7 @@ pub fn leave_x2apic() {
     msr::write(IA32_APIC_BASE, base | ApicBase::EN.bits());
 }
 
-/// Sends an interprocessor interrupt to APIC ID (or logical address) `destination`.
+/// Sends an interprocessor interrupt to the APIC ID or logical address `destination`.
 pub fn send(destination: u32, command: u32) {
     if cpu::current().x2apic {
         let value = u64::from(destination) << 32 | u64::from(command);
@@ -98,12 +99,12 @@ pub fn send_init(destination: u32) {
     send(destination, ICR_INIT | ICR_ASSERT);
 }
 
-/// Sends a start-up IPI for the page `page` (its number) below 1 MiB.
+/// Sends a start-up IPI with the number of a page below 1 MiB.
 pub fn send_startup(destination: u32, page: u8) {
     send(destination, ICR_STARTUP | ICR_ASSERT | u32::from(page));
 }
 
-/// Whether `vector` is set in the eight registers that begin with `first` (ISR, TMR or IRR).
+/// Whether `vector` is set in the eight registers from `first` on: ISR, TMR or IRR.
 pub fn has_vector(first: Register, vector: u8) -> bool {
     let register = Register(first.0 + u16::from(vector / 32) * 16);
     read(register) & (1 << (vector % 32)) != 0

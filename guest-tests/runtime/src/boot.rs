@@ -1,27 +1,27 @@
-//! From the PVH entry point to 64-bit Rust.
+//! Start-up code: from the PVH entry point to 64-bit Rust.
 //!
 //! The monitor enters in 32-bit protected mode with paging off and EBX pointing to the start info
-//! (Xen documentation, "x86/HVM direct boot ABI"). Nothing is computed here: page tables and GDT are
-//! laid out by the assembler, so that start-up is two dozen instructions on an emulated ring 0 too.
+//! (Xen documentation, "x86/HVM direct boot ABI"). The assembler lays out page tables and GDT, so
+//! start-up takes two dozen instructions, which matters on hosts that emulate ring 0.
 
 use core::arch::global_asm;
 
-/// Selector of the 64-bit code segment of CPL 0.
-pub const KERNEL_CODE: u16 = 0x08;
-/// Selector of the data segment of CPL 0.
-pub const KERNEL_DATA: u16 = 0x10;
-/// Selector of the 32-bit code segment of CPL 3, without its RPL.
-pub const USER_CODE32: u16 = 0x18;
-/// Selector of the data segment of CPL 3, with its RPL.
-pub const USER_DATA: u16 = 0x23;
-/// Selector of the 64-bit code segment of CPL 3, with its RPL.
-pub const USER_CODE: u16 = 0x2b;
-/// Selector of the 32-bit code segment of CPL 0.
-pub const KERNEL_CODE32: u16 = 0x30;
-/// Selector of a data segment that is not present.
-pub const ABSENT_DATA: u16 = 0x38;
-/// Selector of the TSS of CPU 0; each CPU's is 16 bytes further.
-pub const FIRST_TSS: u16 = 0x40;
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
+use hindsight_regs::msr::IA32_EFER;
+
+use crate::gdt::MAX_CPUS;
+
+/// CR0 of 64-bit mode.
+pub(crate) const CR0: u64 = Cr0::PG
+    .union(Cr0::WP)
+    .union(Cr0::NE)
+    .union(Cr0::ET)
+    .union(Cr0::PE)
+    .bits();
+/// CR4 of 64-bit mode.
+pub(crate) const CR4: u64 = Cr4::PAE.bits();
+/// EFER before paging is enabled, which adds LMA.
+pub(crate) const EFER: u64 = Efer::LME.union(Efer::NXE).bits();
 
 global_asm!(
     ".pushsection .note.hindsight, \"a\", @note",
@@ -34,15 +34,15 @@ global_asm!(
     ".code32",
     ".global hindsight_pvh_entry",
     "hindsight_pvh_entry:",
-    "mov eax, 0x20", // CR4.PAE
+    "mov eax, {cr4}",
     "mov cr4, eax",
     "mov eax, offset hindsight_pml4",
     "mov cr3, eax",
-    "mov ecx, 0xc0000080", // EFER: LME, NXE
+    "mov ecx, {ia32_efer}",
     "xor edx, edx",
-    "mov eax, 0x900",
+    "mov eax, {efer}",
     "wrmsr",
-    "mov eax, 0x80010031", // CR0: PG, WP, NE, ET, PE
+    "mov eax, {cr0}",
     "mov cr0, eax",
     "lgdt [hindsight_gdt_pointer]",
     "mov esp, offset hindsight_boot_stack_end",
@@ -65,10 +65,14 @@ global_asm!(
     "call hindsight_start",
     "ud2",
     ".popsection",
+    cr0 = const CR0,
+    cr4 = const CR4,
+    efer = const EFER,
+    ia32_efer = const IA32_EFER,
 );
 
-// The first 4 GiB, one to one, in 2 MiB pages that CPL 3 may use too; the last GiB, where the
-// device memory is, uncached. The GDT's code and data descriptors have their accessed bits set, so
+// The first 4 GiB are mapped one to one, in 2 MiB pages that CPL 3 may use too. The last GiB holds
+// the device memory and is uncached. The code and data descriptors have their accessed bits set, so
 // that loading them writes nothing.
 global_asm!(
     ".pushsection .data.hindsight.tables, \"aw\"",
@@ -118,23 +122,5 @@ global_asm!(
     ".global hindsight_boot_stack_end",
     "hindsight_boot_stack_end:",
     ".popsection",
-    tss = const 2 * crate::cpu::MAX_CPUS,
+    tss = const 2 * MAX_CPUS,
 );
-
-unsafe extern "C" {
-    static mut hindsight_gdt: [u64; 8 + 2 * crate::cpu::MAX_CPUS];
-}
-
-/// Puts `descriptor` in the GDT, in the place of the TSS of the last processors, and returns its
-/// selector. `slot` is taken modulo 8.
-pub fn set_spare_descriptor(slot: usize, descriptor: u64) -> u16 {
-    let index = 2 * crate::cpu::MAX_CPUS + slot % 8;
-    // SAFETY: the index is inside the table; machines with so many processors run no such payload.
-    unsafe {
-        (&raw mut hindsight_gdt)
-            .cast::<u64>()
-            .add(index)
-            .write_volatile(descriptor);
-    }
-    u16::try_from(index * 8).unwrap_or(0)
-}

@@ -1,33 +1,34 @@
-//! Cases: what a payload asserts, and how it is listed.
+//! Cases: the assertions of a payload, and the list of them in the ELF file.
 
-use crate::catch::{self, Exception};
+use crate::catch;
+use crate::exception::CaughtException;
 
 /// One case, as [`case!`](crate::case!) registers it.
 #[derive(Debug)]
 pub struct Case {
-    /// Its name, unique in the payload.
+    /// The name, unique in the payload.
     pub name: &'static str,
-    /// The privilege levels it runs at.
+    /// The privilege levels that it runs at.
     pub cpls: &'static [u8],
     /// How many processors it needs.
     pub vcpus: u32,
-    /// What it does.
+    /// The assertions.
     pub body: fn(&mut Ctx),
 }
 
-/// What a running case knows and can say.
+/// The run of a case: its conditions, and whether it is skipped.
 #[derive(Debug)]
 pub struct Ctx {
     /// The privilege level of this run.
     pub cpl: u8,
-    /// How many processors the machine has; read only when the case needs more than one.
+    /// How many processors the machine has; 1 if the case needs only one.
     pub vcpus: u32,
     pub(crate) skipped: Option<&'static str>,
 }
 
 impl Ctx {
-    /// Runs `f` at this run's level, and returns the exception that ended it, if one did.
-    pub fn run<F: FnOnce()>(&self, f: F) -> Option<Exception> {
+    /// Runs `f` at the level of this run and returns the exception that ended it, if one did.
+    pub fn run<F: FnOnce()>(&self, f: F) -> Option<CaughtException> {
         if self.cpl == 3 {
             catch::user(f)
         } else {
@@ -35,15 +36,15 @@ impl Ctx {
         }
     }
 
-    /// Says that the case cannot hold here; the body then returns.
+    /// Records that the case cannot run here; the body then returns.
     pub fn skip(&mut self, reason: &'static str) {
         self.skipped = Some(reason);
     }
 }
 
-/// The bytes of a record, as an array that a `static` can hold.
+/// The bytes of a line of the case list, as an array that a `static` can hold.
 #[doc(hidden)]
-pub const fn record<const N: usize>(text: &str) -> [u8; N] {
+pub const fn list_line<const N: usize>(text: &str) -> [u8; N] {
     let bytes = text.as_bytes();
     let mut out = [0; N];
     let mut at = 0;
@@ -54,15 +55,21 @@ pub const fn record<const N: usize>(text: &str) -> [u8; N] {
     out
 }
 
-/// Registers a case. See the crate's example; the fields come in this order:
+/// Registers a case and puts one line of text into the ELF section `.hindsight.cases`.
 ///
-/// - `name`, `cpl` (levels it runs at), `rules` (identifiers it asserts), `needs` (probes that must
-///   hold), and optionally `needs_cpl0` and `needs_cpl3` (more of them, for one level only), `vcpus`
-///   (default 1), `cpu` (the processor as a profile, such as `+l2cat`), `clock` (`virtual`: time that only the
-///   processors move), `timeout_ms` (default 2000), then `about`;
+/// The crate's documentation has an example. The fields come in this order:
+///
+/// - `name`;
+/// - `cpl`: the privilege levels that the case runs at;
+/// - `rules`: identifiers of the rules that it asserts;
+/// - `needs`: probes of the host that must hold;
+/// - `needs_cpl0`, `needs_cpl3` (optional): more probes, for one level only;
+/// - `vcpus` (default 1);
+/// - `cpu` (optional): the CPU profile, such as `+l2cat`;
+/// - `clock` (optional): `virtual` for time that only the vCPUs advance;
+/// - `timeout_ms` (default 2000);
+/// - `about`: one line of text;
 /// - `fn body(ctx) { .. }`.
-///
-/// It also puts one line of text into the ELF section `.hindsight.cases`.
 #[macro_export]
 macro_rules! case {
     (
@@ -79,7 +86,7 @@ macro_rules! case {
         fn body($ctx:ident) $body:block
     ) => {
         const _: () = {
-            const RECORD: &str = concat!(
+            const CASE_LIST_LINE: &str = concat!(
                 "case ", $name,
                 " cpl=", $cpl0 $(, ",", $cpl)*,
                 " rules=" $(, $rule0 $(, ",", $rule)*)?,
@@ -94,7 +101,7 @@ macro_rules! case {
             );
             #[used]
             #[unsafe(link_section = ".hindsight.cases")]
-            static TEXT: [u8; RECORD.len()] = $crate::case::record(RECORD);
+            static TEXT: [u8; CASE_LIST_LINE.len()] = $crate::case::list_line(CASE_LIST_LINE);
 
             fn body($ctx: &mut $crate::case::Ctx) $body
 
@@ -111,28 +118,4 @@ macro_rules! case {
     };
     (@or $default:literal) => { $default };
     (@or $default:literal $value:literal) => { $value };
-}
-
-/// Names the payload and makes it run its cases.
-#[macro_export]
-macro_rules! payload {
-    ($name:literal) => {
-        fn run_payload(info: $crate::info::StartInfo) -> ! {
-            $crate::run::run($name, info)
-        }
-        $crate::entry!(run_payload);
-    };
-}
-
-/// Makes `$main`, a `fn(StartInfo) -> !`, what runs first: with a stack and paging, but with no
-/// exceptions set up. For payloads that do not use the case runner.
-#[macro_export]
-macro_rules! entry {
-    ($main:path) => {
-        #[unsafe(no_mangle)]
-        extern "C" fn hindsight_start(info: u32) -> ! {
-            let main: fn($crate::info::StartInfo) -> ! = $main;
-            main($crate::run::start_info(info))
-        }
-    };
 }

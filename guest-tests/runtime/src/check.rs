@@ -1,80 +1,83 @@
-//! Assertions. Each records file, line, what was expected and what was found.
+//! Assertions. A failure is recorded with file, line, and the values expected and found.
 
-use crate::run;
+use crate::report;
 use crate::show::Show;
 
 /// Records a failed comparison.
 #[doc(hidden)]
 #[cold]
 #[inline(never)]
-pub fn failed_eq(file: &str, line: u32, what: &str, found: &dyn Show, expected: &dyn Show) {
-    run::record_failure(file, line, what, Some((expected, found)));
+pub fn failed_eq(file: &str, line: u32, message: &str, found: &dyn Show, expected: &dyn Show) {
+    report::record_failure(file, line, message, Some((expected, found)));
 }
 
 /// Records a failed condition.
 #[doc(hidden)]
 #[cold]
 #[inline(never)]
-pub fn failed(file: &str, line: u32, what: &str) {
-    run::record_failure(file, line, what, None);
+pub fn failed(file: &str, line: u32, message: &str) {
+    report::record_failure(file, line, message, None);
 }
 
-/// Checks that two values are equal, and goes on either way. The value of the expression says
-/// whether they are.
+/// Checks that two values are equal; the case continues if they are not.
+///
+/// The expression has the value `true` if they are equal.
 #[macro_export]
 macro_rules! check_eq {
-    ($found:expr, $expected:expr, $what:expr $(,)?) => {
+    ($found:expr, $expected:expr, $message:expr $(,)?) => {
         match (&$found, &$expected) {
             (found, expected) if *found == *expected => true,
             (found, expected) => {
-                $crate::check::failed_eq(file!(), line!(), $what, found, expected);
+                $crate::check::failed_eq(file!(), line!(), $message, found, expected);
                 false
             }
         }
     };
 }
 
-/// Checks a condition, and goes on either way. The value of the expression says whether it holds.
+/// Checks a condition; the case continues if it does not hold.
+///
+/// The expression has the value of the condition.
 #[macro_export]
 macro_rules! check {
-    ($condition:expr, $what:expr $(,)?) => {
+    ($condition:expr, $message:expr $(,)?) => {
         if $condition {
             true
         } else {
-            $crate::check::failed(file!(), line!(), $what);
+            $crate::check::failed(file!(), line!(), $message);
             false
         }
     };
 }
 
-/// As [`check_eq!`](crate::check_eq!), but a failure returns from the function, so ends the case.
+/// Like [`check_eq!`](crate::check_eq!), but a failure returns from the function and ends the case.
 #[macro_export]
 macro_rules! require_eq {
-    ($found:expr, $expected:expr, $what:expr $(,)?) => {
-        if !$crate::check_eq!($found, $expected, $what) {
+    ($found:expr, $expected:expr, $message:expr $(,)?) => {
+        if !$crate::check_eq!($found, $expected, $message) {
             return;
         }
     };
 }
 
-/// As [`check!`](crate::check!), but a failure returns from the function, so ends the case.
+/// Like [`check!`](crate::check!), but a failure returns from the function and ends the case.
 #[macro_export]
 macro_rules! require {
-    ($condition:expr, $what:expr $(,)?) => {
-        if !$crate::check!($condition, $what) {
+    ($condition:expr, $message:expr $(,)?) => {
+        if !$crate::check!($condition, $message) {
             return;
         }
     };
 }
 
-/// Unwraps an `Option`; for `None` it records a failure and returns from the function.
+/// Unwraps an `Option`; `None` is a failure, which returns from the function and ends the case.
 #[macro_export]
 macro_rules! require_some {
-    ($value:expr, $what:expr $(,)?) => {
+    ($value:expr, $message:expr $(,)?) => {
         match $value {
             Some(value) => value,
             None => {
-                $crate::check::failed(file!(), line!(), $what);
+                $crate::check::failed(file!(), line!(), $message);
                 return;
             }
         }
@@ -90,14 +93,14 @@ macro_rules! skip {
     }};
 }
 
-/// Ends the case as skipped unless CPUID announces the feature.
+/// Ends the case as skipped unless CPUID reports the feature.
 #[macro_export]
 macro_rules! need_feature {
     ($ctx:expr, $feature:ident) => {
         if !$crate::insn::has($crate::regs::cpuid::Feature::$feature) {
             $crate::skip!(
                 $ctx,
-                concat!("CPUID does not announce ", stringify!($feature))
+                concat!("CPUID does not report ", stringify!($feature))
             );
         }
     };

@@ -1,20 +1,15 @@
-//! What each virtual processor has of its own: stacks, TSS, and the state of exception capture.
+//! Memory of each CPU: stacks, TSS, and the state of exception capture.
 //!
-//! GS points to it, at CPL 0 and 3 alike, so no SWAPGS is needed.
+//! The GS base points to it at CPL 0 and at CPL 3, so SWAPGS is never needed.
 
 use core::arch::asm;
 use core::cell::UnsafeCell;
-use core::ptr;
 
 use hindsight_regs::msr::IA32_GS_BASE;
 
-use crate::boot::FIRST_TSS;
-use crate::catch::{Exception, Slot};
-use crate::msr;
-use crate::trap::Log;
-
-/// The most processors a payload can use.
-pub const MAX_CPUS: usize = 64;
+use crate::exception::{CaughtException, ExceptionLog};
+use crate::gdt::{self, MAX_CPUS};
+use crate::insn;
 
 const IST_BYTES: usize = 4096;
 const STACK_BYTES: usize = 16384;
@@ -28,7 +23,7 @@ pub(crate) struct Tss {
     _reserved1: u64,
     ist: [u64; 7],
     _reserved2: [u16; 5],
-    /// Beyond the limit: no I/O bitmap.
+    /// Beyond the limit: there is no I/O bitmap.
     io_map: u16,
 }
 
@@ -41,22 +36,33 @@ impl<const N: usize> Stack<N> {
     }
 }
 
-/// One processor's own memory.
+/// The state to return to when an exception is caught. Frames of nested catches form a list.
+#[derive(Debug)]
+pub(crate) struct CatchFrame {
+    /// The stack pointer of `hindsight_enter_kernel` or `hindsight_enter_user`, which set it.
+    pub(crate) rsp: u64,
+    /// IF and bit 1 of the RFLAGS to return with.
+    pub(crate) rflags: u64,
+    /// The frame of the enclosing catch, or null.
+    pub(crate) outer: *mut CatchFrame,
+}
+
+/// Memory of one CPU.
 #[repr(C)]
-pub struct Cpu {
+pub struct CpuArea {
     /// Its own address, read through GS.
-    this: *mut Cpu,
+    this: *mut CpuArea,
     /// 0 for the bootstrap processor, then in order of starting.
     pub index: usize,
-    /// Whether its APIC is in x2APIC mode.
+    /// Whether the local APIC is in x2APIC mode.
     pub(crate) x2apic: bool,
     /// The innermost catch, or null.
-    pub(crate) slot: *mut Slot,
-    /// The exception caught last.
-    pub exception: Exception,
+    pub(crate) catch_frame: *mut CatchFrame,
+    /// The exception that was caught last.
+    pub exception: CaughtException,
     /// Vectors whose exceptions are logged and resumed, one bit each.
     pub(crate) logged: u32,
-    pub(crate) log: Log,
+    pub(crate) log: ExceptionLog,
     tss: Tss,
     ist: [Stack<IST_BYTES>; 4],
     entry_stack: Stack<STACK_BYTES>,
@@ -64,59 +70,59 @@ pub struct Cpu {
     user_stack: Stack<STACK_BYTES>,
 }
 
-impl core::fmt::Debug for Cpu {
+impl core::fmt::Debug for CpuArea {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Cpu")
+        f.debug_struct("CpuArea")
             .field("index", &self.index)
             .finish_non_exhaustive()
     }
 }
 
 #[repr(transparent)]
-struct Cpus(UnsafeCell<[Cpu; MAX_CPUS]>);
+struct CpuAreas(UnsafeCell<[CpuArea; MAX_CPUS]>);
 
-// SAFETY: each processor uses its own element only; `smp` reads another's stack address before that
-// processor starts.
-unsafe impl Sync for Cpus {}
+// SAFETY: each CPU uses only its own element; `smp` reads the stack address of another one before
+// that CPU starts.
+unsafe impl Sync for CpuAreas {}
 
-// SAFETY: all zeros is a valid value of every field: null pointers, numbers and byte arrays. The section
-// is the linker script's last, behind what [`crate::run`] touches.
+// SAFETY: all zeros is a valid value of every field: null pointers, numbers and byte arrays. The
+// linker script puts the section last, behind what `run` touches.
 #[unsafe(link_section = ".bss..cpus")]
-static CPUS: Cpus = unsafe { core::mem::zeroed() };
+static AREAS: CpuAreas = unsafe { core::mem::zeroed() };
 
 unsafe extern "C" {
-    static mut hindsight_gdt: [u64; 8 + 2 * MAX_CPUS];
     static hindsight_gdt_pointer: [u8; 10];
     static hindsight_idt_pointer: [u8; 10];
 }
 
-/// The memory of processor `index`, which is below [`MAX_CPUS`].
-pub(crate) fn area(index: usize) -> *mut Cpu {
-    assert!(index < MAX_CPUS, "no such processor");
+/// The memory of CPU `index`, which is below [`MAX_CPUS`].
+pub(crate) fn area(index: usize) -> *mut CpuArea {
+    assert!(index < MAX_CPUS, "no such CPU");
     // SAFETY: the index is inside the array.
-    unsafe { CPUS.0.get().cast::<Cpu>().add(index) }
+    unsafe { AREAS.0.get().cast::<CpuArea>().add(index) }
 }
 
-/// The processor that runs this.
-pub fn current() -> &'static mut Cpu {
-    let this: *mut Cpu;
-    // SAFETY: `init` made GS point to the area, whose first field is its own address. The reference
-    // is to memory that no other processor uses; callers keep it for a few lines only.
+/// The memory of the CPU that executes this.
+pub fn current() -> &'static mut CpuArea {
+    let this: *mut CpuArea;
+    // SAFETY: `init` made GS point to the area, whose first field is its own address. No other CPU
+    // uses the area, and callers keep the reference only between calls that may take another one.
     unsafe {
         asm!("mov {}, gs:[0]", out(reg) this, options(readonly, nostack, preserves_flags));
         &mut *this
     }
 }
 
-/// Sets up the first processor for interrupts, in an image that does not leave that to [`run`](crate::run::run).
+/// Sets up the bootstrap processor for exceptions, in a payload that does not use the case runner.
 pub fn init_first() {
     init(0);
 }
 
-/// Gives the running processor the memory of number `index`: GS base, TSS with its stacks, IDT.
+/// Gives the running CPU the memory of number `index`: GS base, TSS with its stacks, IDT.
 pub(crate) fn init(index: usize) {
     let this = area(index);
-    // SAFETY: the area belongs to this processor, which is starting; the descriptor slot too.
+    // SAFETY: no other CPU has this number, so area and TSS descriptor belong to the CPU that runs
+    // here, and `area` has checked the index. The pointers of GDT and IDT are the assembler's.
     unsafe {
         (*this).this = this;
         (*this).index = index;
@@ -129,39 +135,30 @@ pub(crate) fn init(index: usize) {
         (&raw mut (*tss).rsp).write_unaligned([(*this).entry_stack.top(), 0, 0]);
         (*tss).io_map = TSS_LIMIT + 1;
 
-        let base = tss as u64;
-        let low = u64::from(TSS_LIMIT)
-            | (base & 0xff_ffff) << 16
-            | 0x89 << 40
-            | (base >> 24 & 0xff) << 56;
-        let gdt = (&raw mut hindsight_gdt).cast::<u64>();
-        ptr::write_volatile(gdt.add(8 + 2 * index), low);
-        ptr::write_volatile(gdt.add(9 + 2 * index), base >> 32);
+        let selector = gdt::set_tss(index, tss as u64, TSS_LIMIT);
 
         asm!("lgdt [{}]", in(reg) &raw const hindsight_gdt_pointer, options(nostack));
         asm!("lidt [{}]", in(reg) &raw const hindsight_idt_pointer, options(nostack));
-        #[expect(clippy::cast_possible_truncation, reason = "index is below MAX_CPUS")]
-        let selector = FIRST_TSS + 16 * index as u16;
         asm!("ltr {:x}", in(reg) selector, options(nostack));
     }
-    msr::write(IA32_GS_BASE, this as u64);
+    insn::wrmsr(IA32_GS_BASE, this as u64);
 }
 
 const TSS_LIMIT: u16 = 0x67;
 
-/// Top of the CPL 3 stack of the running processor.
+/// Top of the CPL 3 stack of the running CPU.
 pub(crate) fn user_stack_top() -> u64 {
     current().user_stack.top()
 }
 
-/// Sets RSP0, the stack that events from CPL 3 arrive on, and returns the old value.
+/// Sets RSP0, the stack for events from CPL 3, and returns the old value.
 pub fn set_rsp0(rsp: u64) -> u64 {
     let tss = &raw mut current().tss;
-    // SAFETY: the TSS is this processor's own; the fields are accessed unaligned.
+    // SAFETY: the TSS is this CPU's own; the accesses are unaligned, as the packed layout needs.
     unsafe {
-        let place = (&raw mut (*tss).rsp).cast::<u64>();
-        let old = place.read_unaligned();
-        place.write_unaligned(rsp);
+        let rsp0 = (&raw mut (*tss).rsp).cast::<u64>();
+        let old = rsp0.read_unaligned();
+        rsp0.write_unaligned(rsp);
         old
     }
 }

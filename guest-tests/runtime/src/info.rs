@@ -1,8 +1,8 @@
-//! What the monitor hands over: `hvm_start_info` of the PVH boot ABI, and the command line.
+//! Boot information from the monitor: `hvm_start_info` of the PVH boot ABI, and the command line.
 
 use core::cell::UnsafeCell;
 
-use crate::show::{Sink, Text};
+use crate::show::{TextBuffer, TextSink};
 
 const MAGIC: u32 = 0x336e_c578;
 /// Offset of `cmdline_paddr` in `hvm_start_info`.
@@ -10,7 +10,7 @@ const COMMAND_LINE: usize = 24;
 /// Offset of `rsdp_paddr`.
 const RSDP: usize = 32;
 
-/// The start info, by its physical address.
+/// The start info in guest memory.
 #[derive(Clone, Copy, Debug)]
 pub struct StartInfo(*const u8);
 
@@ -20,7 +20,8 @@ impl StartInfo {
     }
 
     fn field<T: Copy>(self, offset: usize) -> Option<T> {
-        // SAFETY: the first 4 GiB are mapped, and the monitor put the structure there.
+        // SAFETY: the address has 32 bits and the first 4 GiB are mapped. The magic number shows
+        // that the monitor put the structure there.
         unsafe {
             (self.0.cast::<u32>().read_unaligned() == MAGIC)
                 .then(|| self.0.add(offset).cast::<T>().read_unaligned())
@@ -34,7 +35,7 @@ impl StartInfo {
 
     /// Whether the monitor passed a command line that is not empty.
     pub fn has_command_line(self) -> bool {
-        // SAFETY: the monitor ended the text with a zero, so there is a first byte.
+        // SAFETY: the PVH boot ABI ends the text with a zero, so it has a first byte.
         self.command_line_address()
             .is_some_and(|text| unsafe { text.read() } != 0)
     }
@@ -45,23 +46,23 @@ impl StartInfo {
     }
 }
 
-struct CommandLine(UnsafeCell<Text<512>>);
+struct CommandLine(UnsafeCell<TextBuffer<512>>);
 
-// SAFETY: written once, before other processors start.
+// SAFETY: only `copy_command_line` writes it, before other CPUs start.
 unsafe impl Sync for CommandLine {}
 
-static COMMAND_LINE_TEXT: CommandLine = CommandLine(UnsafeCell::new(Text::new()));
+static COMMAND_LINE_TEXT: CommandLine = CommandLine(UnsafeCell::new(TextBuffer::new()));
 
-/// Copies the command line, up to 512 bytes, out of memory that payloads may use otherwise.
-pub fn keep_command_line(info: StartInfo) {
+/// Copies the command line, up to 512 bytes, from memory that payloads may overwrite.
+pub fn copy_command_line(info: StartInfo) {
     let Some(mut at) = info.command_line_address() else {
         return;
     };
-    // SAFETY: called before other processors start; the monitor ended the text with a zero.
+    // SAFETY: `run::init` calls this before other CPUs start and before the first reader.
     let text = unsafe { &mut *COMMAND_LINE_TEXT.0.get() };
-    *text = Text::new();
+    *text = TextBuffer::new();
     loop {
-        // SAFETY: as above.
+        // SAFETY: the PVH boot ABI ends the text with a zero, at which the loop stops.
         let byte = unsafe { at.read() };
         if byte == 0 {
             return;
@@ -74,9 +75,9 @@ pub fn keep_command_line(info: StartInfo) {
     }
 }
 
-/// The command line kept before.
+/// The command line that [`copy_command_line`] copied.
 pub fn command_line() -> &'static str {
-    // SAFETY: not written any more.
+    // SAFETY: after `copy_command_line` nothing writes it.
     unsafe { &*COMMAND_LINE_TEXT.0.get() }.as_str()
 }
 
@@ -87,7 +88,7 @@ pub fn option(key: &str) -> Option<&'static str> {
         .find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
 }
 
-/// Whether `word` stands alone on the command line.
+/// Whether `word` is one of the words of the command line.
 pub fn flag(word: &str) -> bool {
     command_line().split(' ').any(|other| other == word)
 }

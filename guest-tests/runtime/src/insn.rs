@@ -1,4 +1,4 @@
-//! Single instructions: control and debug registers, flags, CPUID, time, halting.
+//! Single instructions: control and debug registers, MSRs, flags, CPUID, time, halting.
 
 use core::arch::asm;
 use core::arch::x86_64::CpuidResult;
@@ -20,8 +20,8 @@ macro_rules! move_register {
 
             #[doc = concat!("Writes ", $name, ".")]
             pub fn $write(value: u64) {
-                // SAFETY: the payload owns the machine; memory it uses stays mapped as it was unless
-                // the caller means to change that.
+                // SAFETY: the payload owns the machine. The caller keeps the memory mapped that
+                // Rust code uses.
                 unsafe {
                     asm!(concat!("mov ", $name, ", {}"), in(reg) value, options(nostack, preserves_flags));
                 }
@@ -49,7 +49,7 @@ macro_rules! plain {
         $(
             $(#[$doc])*
             pub fn $name() {
-                // SAFETY: the instruction changes no memory and no register that Rust code holds.
+                // SAFETY: the instruction changes no memory and no general register.
                 unsafe { asm!($text, options(nostack)) };
             }
         )*
@@ -69,7 +69,7 @@ plain! {
     ud2: "ud2";
     /// Hints that this is a waiting loop.
     pause: "pause";
-    /// Writes all caches back and empties them.
+    /// Writes back and invalidates all caches.
     wbinvd: "wbinvd";
     /// Orders loads and stores.
     mfence: "mfence";
@@ -77,9 +77,9 @@ plain! {
     lfence: "lfence";
 }
 
-/// Writes DR0 to DR3; `slot` is taken modulo 4.
-pub fn write_dr(slot: u8, address: u64) {
-    match slot & 3 {
+/// Writes one of DR0 to DR3; `index` is taken modulo 4.
+pub fn write_dr(index: u8, address: u64) {
+    match index & 3 {
         0 => write_dr0(address),
         1 => write_dr1(address),
         2 => write_dr2(address),
@@ -90,7 +90,7 @@ pub fn write_dr(slot: u8, address: u64) {
 /// Reads RFLAGS.
 pub fn rflags() -> u64 {
     let value;
-    // SAFETY: the stack is as before when the sequence ends.
+    // SAFETY: the POP removes what the PUSHF pushed.
     unsafe { asm!("pushfq", "pop {}", out(reg) value, options(preserves_flags)) };
     value
 }
@@ -103,16 +103,34 @@ pub fn cpl() -> u8 {
     (cs & 3) as u8
 }
 
-/// Forgets the translation of `address`.
+/// Invalidates the cached translations of `address`.
 pub fn invlpg(address: u64) {
     // SAFETY: only cached translations change.
     unsafe { asm!("invlpg [{}]", in(reg) address, options(nostack, preserves_flags)) };
 }
 
+/// RDMSR. An exception ends the case.
+pub fn rdmsr(index: u32) -> u64 {
+    let (low, high): (u64, u64);
+    // SAFETY: reading an MSR touches no memory.
+    unsafe {
+        asm!("rdmsr", in("ecx") index, out("rax") low, out("rdx") high, options(nostack, preserves_flags));
+    }
+    high << 32 | low
+}
+
+/// WRMSR. An exception ends the case.
+pub fn wrmsr(index: u32, value: u64) {
+    // SAFETY: the payload owns the machine. The caller knows what the MSR does.
+    unsafe {
+        asm!("wrmsr", in("ecx") index, in("rax") value, in("rdx") value >> 32, options(nostack, preserves_flags));
+    }
+}
+
 /// RDTSC.
 pub fn rdtsc() -> u64 {
     let (low, high): (u64, u64);
-    // SAFETY: the instruction touches no memory. No `nomem`: it stays in order with other accesses.
+    // SAFETY: the instruction touches no memory. Without `nomem` it stays in order with accesses.
     unsafe { asm!("rdtsc", out("rax") low, out("rdx") high, options(nostack, preserves_flags)) };
     high << 32 | low
 }
@@ -132,7 +150,7 @@ pub fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
     core::arch::x86_64::__cpuid_count(leaf, subleaf)
 }
 
-/// Whether CPUID announces `feature`.
+/// Whether CPUID reports `feature`.
 pub fn has(feature: Feature) -> bool {
     if cpuid(feature.leaf & 0x8000_0000, 0).eax < feature.leaf {
         return false;
@@ -147,7 +165,7 @@ pub fn has(feature: Feature) -> bool {
     register & (1 << feature.bit) != 0
 }
 
-/// Whether this is QEMU's TCG, which lacks our test device and some of the facilities.
+/// Whether this is QEMU's TCG, which does not implement our test device and some facilities.
 pub fn is_qemu_tcg() -> bool {
     has(Feature::HYPERVISOR) && cpuid(LEAF_HYPERVISOR, 0).ebx == u32::from_le_bytes(*b"TCGT")
 }

@@ -1,4 +1,4 @@
-//! The I/O APIC at its usual address, with 24 pins.
+//! The I/O APIC at its usual address; it has 24 pins.
 
 const SELECT: *mut u32 = 0xfec0_0000 as *mut u32;
 const WINDOW: *mut u32 = 0xfec0_0010 as *mut u32;
@@ -12,14 +12,14 @@ pub const VERSION: u8 = 0x01;
 pub const MASKED: u64 = 1 << 16;
 /// Redirection entry: level triggered.
 pub const LEVEL: u64 = 1 << 15;
-/// Redirection entry: remote IRR, set while a level interrupt awaits its EOI.
+/// Redirection entry: remote IRR, set from a level-triggered interrupt until its EOI.
 pub const REMOTE_IRR: u64 = 1 << 14;
 /// Redirection entry: active low.
 pub const ACTIVE_LOW: u64 = 1 << 13;
 
 /// Reads a register.
 pub fn read(register: u8) -> u32 {
-    // SAFETY: the page is mapped, and holds device registers only.
+    // SAFETY: the page is mapped and holds only device registers, so no Rust object is accessed.
     unsafe {
         SELECT.write_volatile(u32::from(register));
         WINDOW.read_volatile()

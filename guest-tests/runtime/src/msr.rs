@@ -2,37 +2,24 @@
 
 use core::arch::asm;
 
+use hindsight_regs::vector::Vector;
+
 use crate::cpu;
 
-/// Vector and error code of a refused access.
-pub type Fault = (u8, u64);
+pub use crate::insn::{rdmsr as read, wrmsr as write};
 
-/// #GP(0), what every refused access raises.
-pub const GP: Fault = (13, 0);
+/// Vector and error code of the exception that an access raised.
+pub type MsrFault = (u8, u64);
 
-/// RDMSR. An exception ends the case.
-pub fn read(index: u32) -> u64 {
-    let (low, high): (u64, u64);
-    // SAFETY: reading an MSR touches no memory.
-    unsafe {
-        asm!("rdmsr", in("ecx") index, out("rax") low, out("rdx") high, options(nostack, preserves_flags));
-    }
-    high << 32 | low
-}
+/// #GP(0), which every access raises that is not allowed.
+pub const GP: MsrFault = (Vector::GP.0, 0);
 
-/// WRMSR. An exception ends the case.
-pub fn write(index: u32, value: u64) {
-    // SAFETY: the payload owns the machine; what the MSR does is the caller's business.
-    unsafe {
-        asm!("wrmsr", in("ecx") index, in("rax") value, in("rdx") value >> 32, options(nostack, preserves_flags));
-    }
-}
-
-/// RDMSR that tells of an exception. At CPL 3 use [`crate::catch::user`] instead.
+/// RDMSR that returns an exception as an error. Only at CPL 0; at CPL 3 use [`crate::catch::user`].
 #[inline(never)]
-pub fn read_safe(index: u32) -> Result<u64, Fault> {
+pub fn read_safe(index: u32) -> Result<u64, MsrFault> {
     let (low, high, fault): (u64, u64, u64);
-    // SAFETY: as for `read`; the fixup sends a fault to label 3, with no register changed.
+    // SAFETY: reading an MSR touches no memory. After a fault, the fixup continues at label 3 with
+    // all registers unchanged.
     unsafe {
         asm!(
             "xor r8d, r8d",
@@ -54,11 +41,12 @@ pub fn read_safe(index: u32) -> Result<u64, Fault> {
     }
 }
 
-/// WRMSR that tells of an exception. At CPL 3 use [`crate::catch::user`] instead.
+/// WRMSR that returns an exception as an error. Only at CPL 0; at CPL 3 use [`crate::catch::user`].
 #[inline(never)]
-pub fn write_safe(index: u32, value: u64) -> Result<(), Fault> {
+pub fn write_safe(index: u32, value: u64) -> Result<(), MsrFault> {
     let fault: u64;
-    // SAFETY: as for `write`; the fixup sends a fault to label 3, with no register changed.
+    // SAFETY: the payload owns the machine. After a fault, the fixup continues at label 3 with all
+    // registers unchanged.
     unsafe {
         asm!(
             "xor r8d, r8d",

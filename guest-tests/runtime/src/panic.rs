@@ -1,17 +1,17 @@
-//! A panic ends the payload: it says where, and exits with code 1.
+//! The panic handler: it writes a `fail` line with the location, and exits with code 1.
 
 use core::fmt::Write;
 use core::panic::PanicInfo;
 
-use crate::{exit, run, serial};
+use crate::{exit, report, serial};
 
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
-    run::start_failure_line(&mut serial::Serial);
-    if let Some(place) = info.location() {
+    report::start_failure_line(&mut serial::Com1);
+    if let Some(location) = info.location() {
         // Writing to the serial line cannot fail.
-        let _ = write!(serial::Serial, "{}:{} ", place.file(), place.line());
+        let _ = write!(serial::Com1, "{}:{} ", location.file(), location.line());
     }
-    let _ = writeln!(serial::Serial, "panicked: {}", info.message());
+    let _ = writeln!(serial::Com1, "panicked: {}", info.message());
     exit::exit(1);
 }

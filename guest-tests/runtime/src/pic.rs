@@ -2,13 +2,14 @@
 
 use crate::port;
 
-/// Command port of the first controller; its data port is the next.
+/// Command port of the first controller; the next port is its data port.
 pub const MASTER: u16 = 0x20;
 /// Command port of the second controller.
 pub const SLAVE: u16 = 0xa0;
 
-/// Initialises both controllers: edge triggered, cascaded on line 2, line n raises `base + n`, all
-/// lines masked.
+/// Initialises both controllers: line n raises the vector `base + n`, and all lines are masked.
+///
+/// They are edge triggered and cascaded on line 2.
 pub fn init(base: u8) {
     for (controller, first, wiring) in [(MASTER, base, 1 << 2), (SLAVE, base + 8, 2)] {
         port::outb(controller, 0x11); // ICW1: edge, cascade, ICW4 follows
@@ -25,7 +26,7 @@ pub fn mask_all() {
     port::outb(SLAVE + 1, 0xff);
 }
 
-/// Unmasks `line`, 0 to 15, and the cascade if it needs it.
+/// Unmasks `line`, 0 to 15, and for a line of the second controller the cascade too.
 pub fn unmask(line: u8) {
     let (controller, bit) = if line < 8 {
         (MASTER, line)
@@ -39,7 +40,7 @@ pub fn unmask(line: u8) {
     }
 }
 
-/// Ends the interrupt of `line`.
+/// Sends EOI for the interrupt of `line`.
 pub fn eoi(line: u8) {
     if line >= 8 {
         port::outb(SLAVE, 0x20);
@@ -47,7 +48,7 @@ pub fn eoi(line: u8) {
     port::outb(MASTER, 0x20);
 }
 
-/// The interrupt request register of the controller of `line`, as that line's bit.
+/// Whether `line` is set in the interrupt request register of its controller.
 pub fn requested(line: u8) -> bool {
     let (controller, bit) = if line < 8 {
         (MASTER, line)

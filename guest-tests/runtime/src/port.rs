@@ -1,4 +1,4 @@
-//! Port input and output.
+//! Input and output on ports.
 
 use core::arch::asm;
 
@@ -34,19 +34,19 @@ pub fn inl(port: u16) -> u32 {
 
 /// Writes one byte.
 pub fn outb(port: u16, value: u8) {
-    // SAFETY: the instruction itself touches no memory; a device may, as the caller asked it to.
+    // SAFETY: the instruction touches no memory. A device may, if the caller programmed it so.
     unsafe { asm!("out dx, al", in("dx") port, in("al") value, options(nostack, preserves_flags)) };
 }
 
 /// Writes two bytes.
 pub fn outw(port: u16, value: u16) {
-    // SAFETY: the instruction itself touches no memory; a device may, as the caller asked it to.
+    // SAFETY: the instruction touches no memory. A device may, if the caller programmed it so.
     unsafe { asm!("out dx, ax", in("dx") port, in("ax") value, options(nostack, preserves_flags)) };
 }
 
 /// Writes four bytes.
 pub fn outl(port: u16, value: u32) {
-    // SAFETY: the instruction itself touches no memory; a device may, as the caller asked it to.
+    // SAFETY: the instruction touches no memory. A device may, if the caller programmed it so.
     unsafe {
         asm!("out dx, eax", in("dx") port, in("eax") value, options(nostack, preserves_flags))
     };

@@ -1,13 +1,13 @@
-//! Values as short text, without the size and the cost of `core::fmt`.
+//! Short text from values, smaller and faster than by `core::fmt`.
 
-/// Collects text; what does not fit is dropped.
+/// A buffer for text; text that does not fit is dropped.
 #[derive(Debug)]
-pub struct Text<const N: usize> {
+pub struct TextBuffer<const N: usize> {
     bytes: [u8; N],
     len: usize,
 }
 
-impl<const N: usize> Text<N> {
+impl<const N: usize> TextBuffer<N> {
     /// An empty text.
     pub const fn new() -> Self {
         Self {
@@ -16,7 +16,7 @@ impl<const N: usize> Text<N> {
         }
     }
 
-    /// Forgets the text.
+    /// Empties the buffer.
     pub fn clear(&mut self) {
         self.len = 0;
     }
@@ -28,43 +28,37 @@ impl<const N: usize> Text<N> {
     }
 }
 
-impl<const N: usize> Default for Text<N> {
+impl<const N: usize> Default for TextBuffer<N> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<const N: usize> Sink for Text<N> {
+impl<const N: usize> TextSink for TextBuffer<N> {
     fn put(&mut self, text: &str) {
         for &byte in text.as_bytes() {
-            if let Some(place) = self.bytes.get_mut(self.len) {
-                *place = byte;
+            if let Some(next) = self.bytes.get_mut(self.len) {
+                *next = byte;
                 self.len += 1;
             }
         }
     }
 }
 
-impl Sink for crate::serial::Serial {
-    fn put(&mut self, text: &str) {
-        crate::serial::write(text);
-    }
-}
-
-/// Where text goes.
-pub trait Sink {
+/// A destination of text.
+pub trait TextSink {
     /// Appends `text`.
     fn put(&mut self, text: &str);
 }
 
-/// A value that a failed check can show.
+/// A value that a failed check can print.
 pub trait Show {
     /// Writes the value as one word.
-    fn show(&self, out: &mut dyn Sink);
+    fn show(&self, out: &mut dyn TextSink);
 }
 
 /// Writes `value` in base `base`, 10 or 16, without a prefix.
-fn digits(value: u64, base: u64, out: &mut dyn Sink) {
+fn digits(value: u64, base: u64, out: &mut dyn TextSink) {
     let mut buffer = [0_u8; 20];
     let mut rest = value;
     let mut at = buffer.len();
@@ -80,12 +74,12 @@ fn digits(value: u64, base: u64, out: &mut dyn Sink) {
 }
 
 /// Writes `value` in decimal.
-pub fn decimal(value: u64, out: &mut dyn Sink) {
+pub fn decimal(value: u64, out: &mut dyn TextSink) {
     digits(value, 10, out);
 }
 
 /// Writes `value` in hexadecimal with the prefix `0x`.
-pub fn hex(value: u64, out: &mut dyn Sink) {
+pub fn hex(value: u64, out: &mut dyn TextSink) {
     out.put("0x");
     digits(value, 16, out);
 }
@@ -93,7 +87,7 @@ pub fn hex(value: u64, out: &mut dyn Sink) {
 macro_rules! show_as_hex {
     ($($kind:ty),*) => {
         $(impl Show for $kind {
-            fn show(&self, out: &mut dyn Sink) {
+            fn show(&self, out: &mut dyn TextSink) {
                 hex(u64::from(*self), out);
             }
         })*
@@ -103,13 +97,13 @@ macro_rules! show_as_hex {
 show_as_hex!(u8, u16, u32, u64);
 
 impl Show for usize {
-    fn show(&self, out: &mut dyn Sink) {
+    fn show(&self, out: &mut dyn TextSink) {
         hex(*self as u64, out);
     }
 }
 
 impl Show for i32 {
-    fn show(&self, out: &mut dyn Sink) {
+    fn show(&self, out: &mut dyn TextSink) {
         if *self < 0 {
             out.put("-");
         }
@@ -118,25 +112,25 @@ impl Show for i32 {
 }
 
 impl Show for bool {
-    fn show(&self, out: &mut dyn Sink) {
+    fn show(&self, out: &mut dyn TextSink) {
         out.put(if *self { "true" } else { "false" });
     }
 }
 
 impl Show for &str {
-    fn show(&self, out: &mut dyn Sink) {
+    fn show(&self, out: &mut dyn TextSink) {
         out.put(self);
     }
 }
 
 impl Show for () {
-    fn show(&self, out: &mut dyn Sink) {
+    fn show(&self, out: &mut dyn TextSink) {
         out.put("()");
     }
 }
 
 impl<T: Show> Show for Option<T> {
-    fn show(&self, out: &mut dyn Sink) {
+    fn show(&self, out: &mut dyn TextSink) {
         match self {
             None => out.put("none"),
             Some(value) => value.show(out),
@@ -145,7 +139,7 @@ impl<T: Show> Show for Option<T> {
 }
 
 impl<T: Show, E: Show> Show for Result<T, E> {
-    fn show(&self, out: &mut dyn Sink) {
+    fn show(&self, out: &mut dyn TextSink) {
         match self {
             Ok(value) => value.show(out),
             Err(error) => {
@@ -157,7 +151,7 @@ impl<T: Show, E: Show> Show for Result<T, E> {
 }
 
 impl<A: Show, B: Show> Show for (A, B) {
-    fn show(&self, out: &mut dyn Sink) {
+    fn show(&self, out: &mut dyn TextSink) {
         self.0.show(out);
         out.put(",");
         self.1.show(out);
@@ -165,7 +159,7 @@ impl<A: Show, B: Show> Show for (A, B) {
 }
 
 impl<T: Show, const N: usize> Show for [T; N] {
-    fn show(&self, out: &mut dyn Sink) {
+    fn show(&self, out: &mut dyn TextSink) {
         out.put("[");
         for (n, value) in self.iter().enumerate() {
             if n != 0 {

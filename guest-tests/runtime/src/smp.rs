@@ -1,18 +1,20 @@
-//! Application processors: starting them, and giving them work.
+//! Application processors: how to start them and give them work.
 //!
-//! APIC IDs are taken to be 0 to n - 1. A started processor halts, with interrupts on, until [`run`]
-//! sends it work.
+//! Their APIC IDs must be 0 to n - 1. A started CPU halts with interrupts enabled until [`run`]
+//! gives it work.
 
 use core::arch::global_asm;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::boot::KERNEL_CODE32;
-use crate::cpu::{self, MAX_CPUS};
-use crate::{apic, info, insn, port};
 use hindsight_regs::apic::ICR_ASSERT;
+use hindsight_regs::cr::Cr0;
+use hindsight_regs::msr::IA32_EFER;
 
-/// Where the start-up code is copied: a page below 1 MiB that nothing else uses.
+use crate::gdt::{self, KERNEL_CODE32, MAX_CPUS};
+use crate::{apic, boot, cpu, info, insn, port};
+
+/// Number of the page below 1 MiB to which the start-up code is copied; nothing else uses it.
 const START_PAGE: u8 = 0x08;
 
 global_asm!(
@@ -24,7 +26,7 @@ global_asm!(
     "xorw %ax, %ax",
     "movw %ax, %ds",
     "lgdtl 0x8000 + (2f - hindsight_ap_begin)",
-    "movl $1, %eax",
+    "movl ${pe}, %eax",
     "movl %eax, %cr0",
     "ljmpl ${code32}, $hindsight_ap32",
     ".balign 8",
@@ -39,15 +41,15 @@ global_asm!(
     "movl $0x10, %eax",
     "movl %eax, %ds",
     "movl %eax, %ss",
-    "movl $0x20, %eax", // CR4.PAE
+    "movl ${cr4}, %eax",
     "movl %eax, %cr4",
     "movl $hindsight_pml4, %eax",
     "movl %eax, %cr3",
-    "movl $0xc0000080, %ecx", // EFER: LME, NXE
+    "movl ${ia32_efer}, %ecx",
     "xorl %edx, %edx",
-    "movl $0x900, %eax",
+    "movl ${efer}, %eax",
     "wrmsr",
-    "movl $0x80010031, %eax", // CR0: PG, WP, NE, ET, PE
+    "movl ${cr0}, %eax",
     "movl %eax, %cr0",
     "movl hindsight_ap_stack, %esp",
     "pushl $8",
@@ -71,7 +73,12 @@ global_asm!(
     ".quad 0",
     ".popsection",
     code32 = const KERNEL_CODE32,
-    gdt_limit = const 8 * (8 + 2 * MAX_CPUS) - 1,
+    gdt_limit = const gdt::LIMIT,
+    pe = const Cr0::PE.bits(),
+    cr0 = const boot::CR0,
+    cr4 = const boot::CR4,
+    efer = const boot::EFER,
+    ia32_efer = const IA32_EFER,
     options(att_syntax),
 );
 
@@ -86,20 +93,20 @@ const FW_CFG_DATA: u16 = 0x511;
 const FW_CFG_SIGNATURE: u16 = 0x00;
 const FW_CFG_CPU_COUNT: u16 = 0x05;
 
-/// Processors that run: the bootstrap processor, and those that reached `hindsight_ap_main`.
+/// CPUs that run: the bootstrap processor, and those that reached `hindsight_ap_main`.
 static STARTED: AtomicUsize = AtomicUsize::new(1);
-/// Number of the processor that is being started.
+/// Number of the CPU that is being started.
 static STARTING: AtomicUsize = AtomicUsize::new(0);
-/// How many starts there were.
+/// How many times a CPU reached `hindsight_ap_main`.
 static ARRIVALS: AtomicUsize = AtomicUsize::new(0);
 static COUNT: AtomicU32 = AtomicU32::new(0);
-/// The function each processor is to run, 0 while it is idle.
+/// The function that each CPU is to run; 0 while it is idle.
 static WORK: [AtomicUsize; MAX_CPUS] = [const { AtomicUsize::new(0) }; MAX_CPUS];
 
-/// Work for a processor; it is given its number.
-pub type Work = fn(usize);
+/// Work for a CPU, called with its number.
+pub type CpuWork = fn(usize);
 
-/// How many processors the machine has: the option `cpus=`, else what fw_cfg says, else 1.
+/// How many CPUs the machine has: by the option `cpus=`, else by fw_cfg, else 1.
 pub fn count() -> u32 {
     if COUNT.load(Ordering::Relaxed) == 0 {
         let found = info::option("cpus")
@@ -119,7 +126,7 @@ fn fw_cfg_count() -> u32 {
     u32::from(u16::from_le_bytes([0; 2].map(|_| port::inb(FW_CFG_DATA))))
 }
 
-/// Makes sure that `cpus` processors run, this one included. False if one does not start.
+/// Starts CPUs until `cpus` of them run, this one included; returns false if one does not start.
 pub fn start(cpus: usize) -> bool {
     apic::enable();
     while STARTED.load(Ordering::Acquire) < cpus {
@@ -134,8 +141,9 @@ fn start_next() -> bool {
     init_and_start(STARTED.load(Ordering::Acquire))
 }
 
-/// Sends INIT to processor `index`, which was started and is idle, and starts it again. False if it
-/// does not start.
+/// Resets CPU `index` by INIT and starts it again; returns false if it does not start.
+///
+/// The CPU was started before and is idle.
 pub fn restart(index: usize) -> bool {
     init_and_start(index)
 }
@@ -146,14 +154,14 @@ fn init_and_start(index: usize) -> bool {
     };
     let before = ARRIVALS.load(Ordering::Acquire);
     STARTING.store(index, Ordering::Release);
-    place_start_code(index);
+    copy_start_code(index);
     apic::send_init(id);
-    // Some seconds: its thread may wait for a host that is busy.
+    // This takes up to some seconds, because on a busy host the vCPU's thread may have to wait.
     for _ in 0..2000 {
-        wait_a_little();
+        short_delay();
         apic::send_startup(id, START_PAGE);
         for _ in 0..20 {
-            wait_a_little();
+            short_delay();
             if ARRIVALS.load(Ordering::Acquire) != before {
                 return true;
             }
@@ -162,10 +170,10 @@ fn init_and_start(index: usize) -> bool {
     false
 }
 
-/// Copies the real-mode code below 1 MiB, and sets the stack that processor `index` starts on.
-fn place_start_code(index: usize) {
-    // SAFETY: the page is free (the command line was copied), and the processor that will use the
-    // area does not run yet.
+/// Copies the real-mode code below 1 MiB, and sets the stack that CPU `index` starts on.
+fn copy_start_code(index: usize) {
+    // SAFETY: the page is RAM that nothing uses, since `run::init` has copied the command line. The
+    // CPU that will use the area does not run yet, and `area` checks the index.
     unsafe {
         let begin = &raw const hindsight_ap_begin;
         let length = (&raw const hindsight_ap_end).offset_from_unsigned(begin);
@@ -174,7 +182,7 @@ fn place_start_code(index: usize) {
     }
 }
 
-fn wait_a_little() {
+fn short_delay() {
     for _ in 0..500 {
         insn::pause();
     }
@@ -194,16 +202,17 @@ extern "C" fn hindsight_ap_main() -> ! {
             insn::sti_hlt();
             continue;
         }
-        // SAFETY: only `run` stores here, and it stores a function of this type.
-        let work = unsafe { core::mem::transmute::<usize, Work>(work) };
+        // SAFETY: only `run` stores a value other than 0, and it stores a function of this type.
+        let work = unsafe { core::mem::transmute::<usize, CpuWork>(work) };
         work(index);
         WORK[index].store(0, Ordering::Release);
     }
 }
 
-/// Gives `work` to processor `index`, which was started and is idle, and does not wait for it. The
-/// work begins with interrupts off.
-pub fn run(index: usize, work: Work) {
+/// Gives `work` to CPU `index`, which was started and is idle, and does not wait for it.
+///
+/// The work begins with interrupts disabled.
+pub fn run(index: usize, work: CpuWork) {
     WORK[index].store(work as usize, Ordering::Release);
     apic::send(
         u32::try_from(index).unwrap_or(0),
@@ -211,20 +220,20 @@ pub fn run(index: usize, work: Work) {
     );
 }
 
-/// Whether processor `index` has finished its work.
-pub fn idle(index: usize) -> bool {
+/// Whether CPU `index` has finished its work.
+pub fn is_idle(index: usize) -> bool {
     WORK[index].load(Ordering::Acquire) == 0
 }
 
-/// Waits until processor `index` has finished its work.
+/// Waits until CPU `index` has finished its work.
 pub fn wait(index: usize) {
-    while !idle(index) {
+    while !is_idle(index) {
         insn::pause();
     }
 }
 
-/// Gives `work` to the started processors 1 to `cpus` - 1 and waits until all have finished.
-pub fn run_all(cpus: usize, work: Work) {
+/// Gives `work` to the started CPUs 1 to `cpus` - 1 and waits until all have finished.
+pub fn run_all(cpus: usize, work: CpuWork) {
     (1..cpus).for_each(|index| run(index, work));
     (1..cpus).for_each(wait);
 }

@@ -1,7 +1,7 @@
-//! Entry stubs of the 256 vectors, and the IDT, both laid out by the assembler.
+//! The entry stubs of the 256 vectors and the IDT, which the assembler lays out.
 //!
-//! #DF, NMI, #MC and #DB have stacks of their own (IST 1 to 4); all others use the current stack, or
-//! the TSS's RSP0 when they come from CPL 3. Gates 3 and 0x80 may be called from CPL 3.
+//! #DF, NMI, #MC and #DB have stacks of their own (IST 1 to 4). The others use the current stack, or
+//! RSP0 of the TSS if they come from CPL 3. INT n through gates 3 and 80H is allowed at CPL 3.
 
 use core::arch::global_asm;
 
@@ -12,7 +12,7 @@ global_asm!(
     ".set vector, 0",
     ".rept 256",
     ".balign 16, 0xcc",
-    // Vectors whose exception pushes an error code: 8, 10 to 14, 17, 21.
+    // The exceptions 8, 10 to 14, 17 and 21 push an error code.
     ".if vector == 8 || (vector >= 10 && vector <= 14) || vector == 17 || vector == 21",
     ".else",
     "push 0",
@@ -92,12 +92,12 @@ global_asm!(
     "hindsight_idt_pointer:",
     ".word 4095",
     ".quad hindsight_idt",
-    ".quad hindsight_stubs", // only to keep the stubs where the IDT is kept
+    ".quad hindsight_stubs", // a reference, so that the linker keeps the stubs with the IDT
     ".popsection",
     stubs = const STUBS,
 );
 
-/// Where the linker script places the stubs.
+/// Address at which the linker script places the stubs.
 const STUBS: u64 = 0x10_0000;
 
 unsafe extern "C" {
@@ -113,7 +113,7 @@ impl Gate {
     const IST: usize = 4;
     const ATTRIBUTES: usize = 5;
 
-    /// This gate with another stack: an entry of the interrupt stack table, or 0 for the usual stack.
+    /// This gate with another stack: an entry of the interrupt stack table, or 0 for none.
     #[must_use]
     pub fn with_ist(mut self, ist: u8) -> Self {
         self.0[Self::IST] = ist & 7;
@@ -135,7 +135,7 @@ impl Gate {
     }
 }
 
-fn place(vector: u8) -> *mut Gate {
+fn slot(vector: u8) -> *mut Gate {
     (&raw mut hindsight_idt)
         .cast::<Gate>()
         .wrapping_add(usize::from(vector))
@@ -143,12 +143,13 @@ fn place(vector: u8) -> *mut Gate {
 
 /// The gate of `vector`.
 pub fn gate(vector: u8) -> Gate {
-    // SAFETY: inside the IDT.
-    unsafe { place(vector).read_volatile() }
+    // SAFETY: every vector is inside the IDT.
+    unsafe { slot(vector).read_volatile() }
 }
 
-/// Makes `vector` an interrupt gate to `handler` at CPL 0, callable from `dpl`, on the current stack
-/// or RSP0. Returns the old entry. For handlers in assembly that must not run the runtime's.
+/// Makes `vector` an interrupt gate with this DPL to `handler` at CPL 0, and returns the old gate.
+///
+/// The gate has no IST. It is for handlers in assembly that run instead of the runtime's handler.
 pub fn set_gate(vector: u8, handler: u64, dpl: u8) -> Gate {
     let low = handler & 0xffff
         | 8 << 16
@@ -162,10 +163,10 @@ pub fn set_gate(vector: u8, handler: u64, dpl: u8) -> Gate {
     old
 }
 
-/// Puts back what [`set_gate`] replaced, or a gate made from it.
+/// Restores a gate that [`set_gate`] replaced, or sets one that was made from it.
 pub fn restore_gate(vector: u8, gate: Gate) {
-    // SAFETY: inside the IDT; the processor reads it at the next event.
-    unsafe { place(vector).write_volatile(gate) };
+    // SAFETY: every vector is inside the IDT, which only the processor reads.
+    unsafe { slot(vector).write_volatile(gate) };
 }
 
 /// Runs `f` with the gate of `vector` changed by `change`.
@@ -177,7 +178,7 @@ pub fn with_gate<R>(vector: u8, change: impl FnOnce(Gate) -> Gate, f: impl FnOnc
     result
 }
 
-/// The address where an event of `vector` enters.
+/// The address of the entry stub of `vector`.
 pub fn entry(vector: u8) -> u64 {
     STUBS + 16 * u64::from(vector)
 }

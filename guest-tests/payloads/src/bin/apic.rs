@@ -1,4 +1,4 @@
-//! The local APIC of one processor: identity, priorities, self-interrupts, errors, x2APIC.
+//! The local APIC of one CPU: identity, priorities, self-IPIs, errors, x2APIC mode.
 
 #![no_std]
 #![no_main]
@@ -6,15 +6,16 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic::{self, read, write};
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn;
-use hindsight_guest::msr::{self, Fault, GP};
+use hindsight_guest::msr::{self, GP, MsrFault};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{
     ApicBase, ESR_ILLEGAL_REGISTER, ESR_SEND_ILLEGAL_VECTOR, ICR_ASSERT, ICR_SELF, LVT_MASKED,
     Register,
 };
 use hindsight_guest::regs::msr::IA32_APIC_BASE;
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_payloads::clock::wait_until;
 
 payload!("apic");
@@ -22,10 +23,10 @@ payload!("apic");
 const LOW: u8 = 0x51;
 const HIGH: u8 = 0x91;
 
-/// Vectors taken, the latest in the low byte.
+/// Vectors delivered, the latest in the low byte.
 static ORDER: AtomicU64 = AtomicU64::new(0);
 
-fn note_vector(frame: &mut Frame) {
+fn record_vector(frame: &mut TrapFrame) {
     let order = ORDER.load(Ordering::Acquire);
     ORDER.store(order << 8 | frame.vector, Ordering::Release);
     apic::eoi();
@@ -37,8 +38,8 @@ fn order() -> u64 {
 
 fn prepare() {
     ORDER.store(0, Ordering::Release);
-    trap::set_handler(LOW, note_vector);
-    trap::set_handler(HIGH, note_vector);
+    trap::set_handler(LOW, record_vector);
+    trap::set_handler(HIGH, record_vector);
     apic::enable();
 }
 
@@ -46,12 +47,12 @@ fn send_self(vector: u8) {
     apic::send(0, ICR_SELF | ICR_ASSERT | u32::from(vector));
 }
 
-/// Lets interrupts in until `condition` holds.
-fn take_until(condition: impl Fn() -> bool) -> bool {
+/// Enables interrupts until `condition` holds; returns false if it does not within 500 ms.
+fn open_until(condition: impl Fn() -> bool) -> bool {
     insn::sti();
-    let held = wait_until(500, condition);
+    let holds = wait_until(500, condition);
     insn::cli();
-    held
+    holds
 }
 
 case! {
@@ -60,15 +61,15 @@ case! {
     fn body(_ctx) {
         check_eq!(msr::read(IA32_APIC_BASE), 0xfee0_0900, "IA32_APIC_BASE");
         let version = read(Register::VERSION);
-        check_eq!(version & 0xf0, 0x10, "an integrated APIC");
-        check!(version >> 16 & 0xff >= 5, "six LVT entries at least");
-        check_eq!(apic::id(), 0, "the ID of the bootstrap processor");
+        check_eq!(version & 0xf0, 0x10, "version of an integrated APIC");
+        check!(version >> 16 & 0xff >= 5, "at least six LVT entries");
+        check_eq!(apic::id(), 0, "APIC ID of the bootstrap processor");
     }
 }
 
 case! {
     name: "task_priority", cpl: [0], rules: [], needs: [],
-    about: "TPR and CR8 are one register, and PPR follows",
+    about: "TPR and CR8 are one register, and PPR follows it",
     fn body(_ctx) {
         apic::enable();
         write(Register::TPR, 0x50);
@@ -83,7 +84,7 @@ case! {
 
 case! {
     name: "self_interrupt", cpl: [0, 3], rules: [], needs: ["interrupt"], needs_cpl3: ["iretq-cpl3"],
-    about: "an interrupt to oneself is taken, at each level",
+    about: "a self-IPI is delivered at each level",
     fn body(ctx) {
         prepare();
         send_self(LOW);
@@ -91,68 +92,68 @@ case! {
         let fault = ctx.run(|| { wait_until(500, || order() != 0); });
         insn::cli();
         check!(fault.is_none(), "no exception");
-        check_eq!(order(), u64::from(LOW), "the vector taken");
+        check_eq!(order(), u64::from(LOW), "vector delivered");
     }
 }
 
 case! {
     name: "pending_and_in_service", cpl: [0], rules: [], needs: ["interrupt"],
-    about: "a vector is in IRR until it is taken, then in ISR until EOI",
+    about: "a vector is in IRR until it is delivered, then in ISR until EOI",
     fn body(_ctx) {
-        fn look(frame: &mut Frame) {
+        fn record_registers(frame: &mut TrapFrame) {
             let vector = (frame.vector & 0xff) as u8;
-            let seen = u64::from(apic::has_vector(Register::ISR, vector))
+            let bits = u64::from(apic::has_vector(Register::ISR, vector))
                 | u64::from(apic::has_vector(Register::IRR, vector)) << 1;
-            ORDER.store(seen | 0x100, Ordering::Release);
+            ORDER.store(bits | 0x100, Ordering::Release);
             apic::eoi();
         }
         prepare();
-        trap::set_handler(LOW, look);
+        trap::set_handler(LOW, record_registers);
         send_self(LOW);
-        check!(apic::has_vector(Register::IRR, LOW), "pending before");
-        check!(take_until(|| order() != 0), "it is taken");
-        check_eq!(order(), 0x101, "in service and not pending in the handler");
-        check!(!apic::has_vector(Register::ISR, LOW), "not in service after EOI");
+        check!(apic::has_vector(Register::IRR, LOW), "in IRR before");
+        check!(open_until(|| order() != 0), "interrupt delivered");
+        check_eq!(order(), 0x101, "in ISR and not in IRR in the handler");
+        check!(!apic::has_vector(Register::ISR, LOW), "not in ISR after EOI");
     }
 }
 
 case! {
     name: "priority_order", cpl: [0], rules: [], needs: ["interrupt"],
-    about: "of two pending interrupts the higher vector comes first",
+    about: "of two pending interrupts, the higher vector is delivered first",
     fn body(_ctx) {
         prepare();
         send_self(LOW);
         send_self(HIGH);
-        check!(take_until(|| order() > 0xff), "both are taken");
-        check_eq!(order(), u64::from(HIGH) << 8 | u64::from(LOW), "in order");
+        check!(open_until(|| order() > 0xff), "both delivered");
+        check_eq!(order(), u64::from(HIGH) << 8 | u64::from(LOW), "order");
     }
 }
 
-/// A higher TPR holds the lower of two interrupts back until `lower` lowers it.
+/// Checks that TPR holds the lower of two interrupts back until `lower` lowers TPR.
 fn held_back_until(lower: fn()) {
     prepare();
     write(Register::TPR, u32::from(LOW & 0xf0));
     send_self(LOW);
     send_self(HIGH);
-    check!(take_until(|| order() != 0), "the higher one is taken");
-    check_eq!(order(), u64::from(HIGH), "and only that one");
+    check!(open_until(|| order() != 0), "the higher vector delivered");
+    check_eq!(order(), u64::from(HIGH), "only the higher vector");
     lower();
-    check!(take_until(|| order() > 0xff), "the lower one follows");
-    check_eq!(order(), u64::from(HIGH) << 8 | u64::from(LOW), "in order");
+    check!(open_until(|| order() > 0xff), "the lower vector delivered");
+    check_eq!(order(), u64::from(HIGH) << 8 | u64::from(LOW), "order");
 }
 
 case! {
     name: "priority_threshold", cpl: [0], rules: [], needs: ["interrupt"],
-    about: "TPR holds interrupts of its class and below back; lowering it lets them in",
+    about: "TPR holds back interrupts of its priority class and below; a lower TPR lets them through",
     fn body(_ctx) {
         held_back_until(|| write(Register::TPR, 0));
     }
 }
 
-// A host that sends no notice when CR8 falls sends none when its guest opens the window either.
+// A host that does not exit when CR8 falls does not exit when the interrupt window opens either.
 case! {
     name: "priority_threshold_cr8", cpl: [0], rules: [], needs: ["interrupt", "irq-window-cpl0"],
-    about: "the same by CR8, which need not exit",
+    about: "the same with CR8, a write of which need not exit",
     fn body(_ctx) {
         held_back_until(|| insn::write_cr8(0));
     }
@@ -160,17 +161,17 @@ case! {
 
 case! {
     name: "software_disable", cpl: [0], rules: [], needs: [],
-    about: "clearing SVR's enable bit masks the LVT entries, which then stay masked",
+    about: "clearing the enable bit of SVR masks the LVT entries, which then cannot be unmasked",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
-            skip!(ctx, "QEMU TCG leaves them unmasked");
+            skip!(ctx, "QEMU TCG leaves the LVT entries unmasked");
         }
         apic::enable();
         write(Register::LVT_TIMER, u32::from(LOW));
         write(Register::SVR, 0xff);
-        check_eq!(read(Register::LVT_TIMER), LVT_MASKED | u32::from(LOW), "the timer entry");
+        check_eq!(read(Register::LVT_TIMER), LVT_MASKED | u32::from(LOW), "LVT timer entry");
         write(Register::LVT_TIMER, u32::from(LOW));
-        check_eq!(read(Register::LVT_TIMER) & LVT_MASKED, LVT_MASKED, "it cannot be unmasked");
+        check_eq!(read(Register::LVT_TIMER) & LVT_MASKED, LVT_MASKED, "LVT timer entry after a write that unmasks it");
         apic::enable();
         write(Register::LVT_TIMER, LVT_MASKED);
     }
@@ -178,21 +179,21 @@ case! {
 
 case! {
     name: "illegal_vector", cpl: [0], rules: [], needs: [],
-    about: "sending vector 5 sets a bit of ESR, which reads after a write",
+    about: "sending vector 5 sets a bit of ESR, which a write makes readable",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
-            skip!(ctx, "QEMU TCG does not detect it");
+            skip!(ctx, "QEMU TCG does not detect illegal vectors");
         }
         apic::enable();
         write(Register::LVT_ERROR, LVT_MASKED);
         write(Register::ESR, 0);
         write(Register::ESR, 0);
-        check_eq!(read(Register::ESR), 0, "no error at first");
+        check_eq!(read(Register::ESR), 0, "ESR at first");
         send_self(5);
         write(Register::ESR, 0);
-        check_eq!(read(Register::ESR), ESR_SEND_ILLEGAL_VECTOR, "after sending");
+        check_eq!(read(Register::ESR), ESR_SEND_ILLEGAL_VECTOR, "ESR after sending");
         write(Register::ESR, 0);
-        check_eq!(read(Register::ESR), 0, "cleared by the next write");
+        check_eq!(read(Register::ESR), 0, "ESR after the next write");
     }
 }
 
@@ -201,7 +202,7 @@ case! {
     about: "an access to a reserved register sets a bit of ESR",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
-            skip!(ctx, "QEMU TCG reports it at once");
+            skip!(ctx, "QEMU TCG sets ESR without a write");
         }
         apic::enable();
         write(Register::LVT_ERROR, LVT_MASKED);
@@ -209,60 +210,60 @@ case! {
         write(Register::ESR, 0);
         read(Register(0x040));
         write(Register::ESR, 0);
-        check_eq!(read(Register::ESR), ESR_ILLEGAL_REGISTER, "after the read");
+        check_eq!(read(Register::ESR), ESR_ILLEGAL_REGISTER, "ESR after the read");
         write(Register::ESR, 0);
     }
 }
 
 case! {
     name: "lvt_performance", cpl: [0], rules: ["RST-11"], needs: [],
-    about: "the LVT entry of the counters is masked after reset, and keeps its fields",
+    about: "the LVT entry of the performance counters is masked after RESET and keeps its fields",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
-            skip!(ctx, "firmware ran before");
+            skip!(ctx, "the firmware has changed it");
         }
-        check_eq!(read(Register::LVT_PMC), LVT_MASKED, "after reset");
+        check_eq!(read(Register::LVT_PMC), LVT_MASKED, "LVT entry after RESET");
         apic::enable();
         write(Register::LVT_PMC, LVT_MASKED | 0x4ef);
-        check_eq!(read(Register::LVT_PMC), LVT_MASKED | 0x4ef, "NMI, masked");
+        check_eq!(read(Register::LVT_PMC), LVT_MASKED | 0x4ef, "LVT entry: NMI, masked");
         write(Register::LVT_PMC, LVT_MASKED);
     }
 }
 
 case! {
     name: "x2apic", cpl: [0], rules: ["CPU-03"], needs: ["msr-exit", "interrupt"],
-    about: "the switch to x2APIC mode, interrupts there, and the way back",
+    about: "the switch to x2APIC mode, interrupts in it, and the switch back",
     fn body(ctx) {
         need_feature!(ctx, X2APIC);
         prepare();
         let version = read(Register::VERSION);
         apic::enter_x2apic();
         check_eq!(msr::read(IA32_APIC_BASE), 0xfee0_0d00, "IA32_APIC_BASE");
-        check_eq!(apic::id(), 0, "the ID has 32 bits");
-        check_eq!(read(Register::VERSION), version, "the version");
-        check_eq!(read(Register::SVR) & 0x100, 0x100, "still enabled");
+        check_eq!(apic::id(), 0, "APIC ID of 32 bits");
+        check_eq!(read(Register::VERSION), version, "version");
+        check_eq!(read(Register::SVR) & 0x100, 0x100, "enable bit of SVR");
         send_self(LOW);
-        check!(take_until(|| order() != 0), "by the ICR, it is taken");
+        check!(open_until(|| order() != 0), "interrupt by ICR delivered");
         write(Register::SELF_IPI, u32::from(HIGH));
-        check!(take_until(|| order() > 0xff), "by SELF IPI, it is taken");
-        check_eq!(order(), u64::from(LOW) << 8 | u64::from(HIGH), "the vectors");
+        check!(open_until(|| order() > 0xff), "interrupt by SELF IPI delivered");
+        check_eq!(order(), u64::from(LOW) << 8 | u64::from(HIGH), "vectors delivered");
         apic::leave_x2apic();
         check_eq!(msr::read(IA32_APIC_BASE), 0xfee0_0900, "IA32_APIC_BASE afterwards");
-        check_eq!(read(Register::SVR), 0xff, "disabling reset the APIC");
+        check_eq!(read(Register::SVR), 0xff, "SVR, which disabling the APIC has reset");
     }
 }
 
 case! {
-    // Under KVM, CPUID is KVM's.
+    // Under KVM, KVM computes CPUID.
     name: "disabled", cpl: [0], rules: [], needs: ["guestbp-io"],
-    about: "CPUID shows no APIC while IA32_APIC_BASE disables it",
+    about: "CPUID reports no APIC while IA32_APIC_BASE disables it",
     fn body(_ctx) {
-        let shown = || insn::cpuid(1, 0).edx >> 9 & 1;
-        check_eq!(shown(), 1, "enabled");
+        let reported = || insn::cpuid(1, 0).edx >> 9 & 1;
+        check_eq!(reported(), 1, "CPUID, enabled");
         msr::write(IA32_APIC_BASE, 0xfee0_0900 & !ApicBase::EN.bits());
-        check_eq!(shown(), 0, "disabled");
+        check_eq!(reported(), 0, "CPUID, disabled");
         msr::write(IA32_APIC_BASE, 0xfee0_0900);
-        check_eq!(shown(), 1, "enabled again");
+        check_eq!(reported(), 1, "CPUID, enabled again");
     }
 }
 
@@ -272,10 +273,10 @@ case! {
     fn body(ctx) {
         need_feature!(ctx, X2APIC);
         let base = 0xfee0_0900 & !ApicBase::EN.bits();
-        check_eq!(msr::read_safe(Register::ID.x2apic_msr()), Err(GP), "registers in xAPIC mode");
+        check_eq!(msr::read_safe(Register::ID.x2apic_msr()), Err(GP), "x2APIC register in xAPIC mode");
         check_eq!(msr::write_safe(IA32_APIC_BASE, base | ApicBase::EXTD.bits()), Err(GP), "EXTD without EN");
         apic::enter_x2apic();
-        check_eq!(msr::write_safe(IA32_APIC_BASE, 0xfee0_0900), Err(GP), "from x2APIC to xAPIC");
+        check_eq!(msr::write_safe(IA32_APIC_BASE, 0xfee0_0900), Err(GP), "direct change from x2APIC to xAPIC mode");
         for register in [Register::DFR, Register::ICR_HIGH, Register(0x040), Register(0x3f0 + 0x10)] {
             check_eq!(msr::read_safe(register.x2apic_msr()), Err(GP), "read of an absent register");
         }
@@ -285,11 +286,11 @@ case! {
         check_eq!(msr::write_safe(Register::VERSION.x2apic_msr(), 0), Err(GP), "write of the version");
         check_eq!(msr::write_safe(Register::EOI.x2apic_msr(), 1), Err(GP), "EOI of 1");
         check_eq!(msr::write_safe(Register::ESR.x2apic_msr(), 1), Err(GP), "ESR of 1");
-        check_eq!(msr::write_safe(Register::TPR.x2apic_msr(), 0x100), Err(GP), "TPR, bit 8");
+        check_eq!(msr::write_safe(Register::TPR.x2apic_msr(), 0x100), Err(GP), "TPR with bit 8");
         let pmc = Register::LVT_PMC.x2apic_msr();
-        check_eq!(msr::write_safe(pmc, 1 << 17), Err(GP), "LVT entry of the counters, bit 17");
-        check_eq!(msr::write_safe(pmc, 0x1_04ff), Ok::<(), Fault>(()), "the same, legal");
-        check_eq!(msr::read_safe(pmc), Ok::<u64, Fault>(0x1_04ff), "read back");
+        check_eq!(msr::write_safe(pmc, 1 << 17), Err(GP), "LVT entry of the counters with bit 17");
+        check_eq!(msr::write_safe(pmc, 0x1_04ff), Ok::<(), MsrFault>(()), "legal write of that entry");
+        check_eq!(msr::read_safe(pmc), Ok::<u64, MsrFault>(0x1_04ff), "value read back");
         apic::leave_x2apic();
     }
 }

@@ -1,5 +1,6 @@
-//! What INIT does to branch recording: a second processor is prepared, gets an INIT, starts again, and
-//! tells what it finds.
+//! INIT and branch recording.
+//!
+//! A second CPU writes the MSRs, gets INIT, starts again, and reports what the MSRs hold.
 
 #![no_std]
 #![no_main]
@@ -10,15 +11,15 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::{msr, smp};
 use hindsight_payloads::branch::{BTF, BTINT, BTS, BTS_OFF_OS, BTS_OFF_USR, TR, other_bits};
-use hindsight_payloads::ds::{self, Store};
+use hindsight_payloads::ds::{self, DsPages};
 use hindsight_payloads::{need_bts, need_lbr};
 
 payload!("branch_init");
 
-static STORE: Store = Store::new();
+static PAGES: DsPages = DsPages::new();
 
-/// MSRs that INIT leaves alone, each with a value of its own.
-const KEPT: [(u32, u64); 9] = [
+/// MSRs that INIT does not change, each with a value of its own.
+const UNCHANGED: [(u32, u64); 9] = [
     (reg::MSR_LASTBRANCH_0_FROM_IP, 0x1111_1111),
     (reg::MSR_LASTBRANCH_0_FROM_IP + 31, 0xffff_8000_2222_2222),
     (reg::MSR_LASTBRANCH_0_TO_IP, 0x3333_3333),
@@ -30,22 +31,22 @@ const KEPT: [(u32, u64); 9] = [
     (reg::MSR_LER_TO_LIP, 0x7777_7777),
 ];
 
-static FOUND: [AtomicU64; KEPT.len()] = [const { AtomicU64::new(0) }; KEPT.len()];
+static FOUND: [AtomicU64; UNCHANGED.len()] = [const { AtomicU64::new(0) }; UNCHANGED.len()];
 static FOUND_DEBUGCTL: AtomicU64 = AtomicU64::new(0);
 static FOUND_AREA: AtomicU64 = AtomicU64::new(0);
 
 fn prepare(_index: usize) {
-    for (index, value) in KEPT {
+    for (index, value) in UNCHANGED {
         msr::write(index, value);
     }
-    // Not LBR, which would overwrite the entries.
-    let store = TR | BTINT | BTS_OFF_OS | BTS_OFF_USR;
-    let store = if ds::present() { store } else { 0 };
-    msr::write(reg::IA32_DEBUGCTL, BTF | store | other_bits());
+    // LBR stays clear, because recorded branches would overwrite the entries.
+    let bts = TR | BTINT | BTS_OFF_OS | BTS_OFF_USR;
+    let bts = if ds::present() { bts } else { 0 };
+    msr::write(reg::IA32_DEBUGCTL, BTF | bts | other_bits());
 }
 
 fn report(_index: usize) {
-    for ((index, _), found) in KEPT.iter().zip(&FOUND) {
+    for ((index, _), found) in UNCHANGED.iter().zip(&FOUND) {
         found.store(msr::read(*index), Ordering::Release);
     }
     FOUND_DEBUGCTL.store(msr::read(reg::IA32_DEBUGCTL), Ordering::Release);
@@ -54,51 +55,52 @@ fn report(_index: usize) {
     }
 }
 
-/// Runs `work` on the second processor and waits for its end.
-fn there(work: smp::Work) {
+/// Runs `work` on the second CPU and waits for its end.
+fn run_on_second(work: smp::CpuWork) {
     smp::run(1, work);
     smp::wait(1);
 }
 
 case! {
-    name: "registers", cpl: [0], rules: ["DCTL-11", "LBR-31", "LSEL-08", "LER-05", "RST-06", "RST-07", "OP-24"], needs: [],
+    name: "registers", cpl: [0],
+    rules: ["DCTL-11", "LBR-31", "LSEL-08", "LER-05", "RST-06", "RST-07", "OP-24"], needs: [],
     vcpus: 2, timeout_ms: 10000,
     about: "INIT clears IA32_DEBUGCTL and keeps the LBR stack, its filter and LER",
     fn body(ctx) {
         need_lbr!(ctx);
-        require!(smp::start(2), "the second processor started");
-        there(prepare);
-        there(report);
-        check!(FOUND_DEBUGCTL.load(Ordering::Acquire) != 0, "IA32_DEBUGCTL is set");
-        require!(smp::restart(1), "the second processor started again");
-        there(report);
+        require!(smp::start(2), "the second CPU started");
+        run_on_second(prepare);
+        run_on_second(report);
+        check!(FOUND_DEBUGCTL.load(Ordering::Acquire) != 0, "IA32_DEBUGCTL before INIT");
+        require!(smp::restart(1), "the second CPU started again");
+        run_on_second(report);
         check_eq!(FOUND_DEBUGCTL.load(Ordering::Acquire), 0, "IA32_DEBUGCTL after INIT");
-        for ((index, value), found) in KEPT.iter().zip(&FOUND) {
-            check_eq!((*index, found.load(Ordering::Acquire)), (*index, *value), "an MSR after INIT");
+        for ((index, value), found) in UNCHANGED.iter().zip(&FOUND) {
+            check_eq!((*index, found.load(Ordering::Acquire)), (*index, *value), "MSR after INIT");
         }
     }
 }
 
 fn trace(_index: usize) {
-    msr::write(reg::IA32_DS_AREA, STORE.area_address());
+    msr::write(reg::IA32_DS_AREA, PAGES.area_address());
     msr::write(reg::IA32_DEBUGCTL, TR | BTS);
 }
 
 case! {
     name: "debug_store", cpl: [0], rules: ["DS-12", "RST-09", "DCTL-11", "OP-24"], needs: [],
     vcpus: 2, timeout_ms: 10000,
-    about: "INIT ends the recording by BTS and keeps IA32_DS_AREA",
+    about: "INIT ends BTS and keeps IA32_DS_AREA",
     fn body(ctx) {
         need_bts!(ctx);
-        require!(smp::start(2), "the second processor started");
-        let area = STORE.arm(300);
-        there(trace);
-        // Until it halts, that processor's branches are stored.
-        require!(smp::restart(1), "the second processor started again");
-        let stored = STORE.area();
-        check!(stored.index != area.base, "there were records before INIT");
-        there(report);
-        check!(STORE.area() == stored, "no record after INIT");
-        check_eq!(FOUND_AREA.load(Ordering::Acquire), STORE.area_address(), "IA32_DS_AREA");
+        require!(smp::start(2), "the second CPU started");
+        let area = PAGES.arm(300);
+        run_on_second(trace);
+        // The branches of the second CPU are stored until it halts.
+        require!(smp::restart(1), "the second CPU started again");
+        let stored = PAGES.area();
+        check!(stored.index != area.base, "records stored before INIT");
+        run_on_second(report);
+        check!(PAGES.area() == stored, "no records stored after INIT");
+        check_eq!(FOUND_AREA.load(Ordering::Acquire), PAGES.area_address(), "IA32_DS_AREA");
     }
 }

@@ -4,26 +4,31 @@
 #![no_main]
 
 use hindsight_guest::blob;
-use hindsight_guest::boot::{KERNEL_CODE32, USER_CODE32, set_spare_descriptor};
+use hindsight_guest::gdt::{KERNEL_CODE32, USER_CODE32, set_spare_descriptor};
 use hindsight_guest::legacy::tables::Tss32;
-use hindsight_guest::legacy::{self, Blob, Label, Machine, Mode, Paging, Start, action, sel};
+use hindsight_guest::legacy::{
+    self, Blob, BlobLabel, BlobStart, LegacyMachine, LegacyMode, LegacyPaging, action, sel,
+};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::msr::{IA32_DEBUGCTL, MSR_LBR_SELECT};
+use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, msr};
 use hindsight_payloads::branch::{
-    BTF, BTS, BTS_OFF_OS, FAR, JCC, LBR, List, REL_CALL, REL_JMP, RET, TR, Transfer, run_sequence,
+    BTF, BTS, BTS_OFF_OS, BranchList, FAR, JCC, LBR, REL_CALL, REL_JMP, RET, TR, TakenBranch,
+    run_sequence,
 };
-use hindsight_payloads::ds::{RECORD_BYTES, Store};
-use hindsight_payloads::lbr::{self, Stack};
+use hindsight_payloads::ds::{DsPages, RECORD_BYTES};
+use hindsight_payloads::lbr::{self, LbrStack};
 use hindsight_payloads::{need_bts, need_lbr, sequence};
 
 payload!("branch_modes");
 
-static STORE: Store = Store::new();
+static PAGES: DsPages = DsPages::new();
 
 sequence! {
-    /// Goes to the segment that `compat_selector` names, and back: in between a jump, a call, a return
-    /// and a taken INTO.
+    /// A far jump to the segment that `compat_selector` names, and a far return from it.
+    ///
+    /// In the segment there are a jump, a call, a return and a taken INTO.
     compatibility:
         "mov rbp, rsp",
         "sub rsp, 16",
@@ -67,38 +72,43 @@ unsafe extern "C" {
     static mut compat_offset: u32;
 }
 
-/// Chooses the code segment of [`compatibility`], whose base is `base`, and returns its branches as
-/// offsets in their segments.
-fn choose(level: u8, selector: u16, base: u64) -> List {
+/// Chooses the code segment of [`compatibility`] and returns the branches as offsets in segments.
+///
+/// `base` is the base of the segment.
+fn choose_segment(level: u8, selector: u16, base: u64) -> BranchList {
     let records = compatibility().records();
     let inside = records[0].to;
     let offset = u32::try_from(inside - base).unwrap_or(0);
-    // SAFETY: no run is going on.
+    // SAFETY: only a run accesses it otherwise, and none runs now.
     unsafe {
         (&raw mut compat_selector).write_volatile(u32::from(selector));
         (&raw mut compat_offset).write_volatile(offset);
     }
     let end = records[6].from;
-    let cut = |address: u64| {
+    let offset_of = |address: u64| {
         if (inside..=end).contains(&address) {
             address - base
         } else {
             address
         }
     };
-    let mut list = List::new();
+    let mut list = BranchList::new();
     for item in compatibility().all(level).items() {
-        list.push(Transfer::new(cut(item.from), cut(item.to), item.class()));
+        list.push(TakenBranch::new(
+            offset_of(item.from),
+            offset_of(item.to),
+            item.class(),
+        ));
     }
     list
 }
 
-/// Records the sequence in the LBR stack and by BTS: offsets in the one, linear addresses in the other.
-fn check_compatibility(level: u8, offsets: &List) {
+/// Records the sequence in the LBR stack and compares it with the offsets.
+fn check_compatibility(level: u8, offsets: &BranchList) {
     lbr::reset();
     if run_sequence(level, compatibility(), LBR).is_some() {
         lbr::check_list(offsets);
-        let stack = Stack::read();
+        let stack = LbrStack::read();
         for age in 0..lbr::ENTRIES {
             let (from, to) = stack.entry(age);
             check_eq!((from >> 32, to >> 32), (0, 0), "bits 63:32");
@@ -106,7 +116,7 @@ fn check_compatibility(level: u8, offsets: &List) {
     }
 }
 
-fn flat(level: u8) -> u16 {
+fn flat_selector(level: u8) -> u16 {
     if level == 3 {
         USER_CODE32 | 3
     } else {
@@ -116,18 +126,18 @@ fn flat(level: u8) -> u16 {
 
 case! {
     name: "compatibility_mode", cpl: [0, 3], rules: ["LBR-18", "LBR-10"], needs: [],
-    about: "32-bit code under 64-bit mode: far jumps into and out of it, near branches, a taken INTO",
+    about: "compatibility mode: far branches into and out of it, near branches, a taken INTO",
     fn body(ctx) {
         need_lbr!(ctx);
-        check_compatibility(ctx.cpl, &choose(ctx.cpl, flat(ctx.cpl), 0));
+        check_compatibility(ctx.cpl, &choose_segment(ctx.cpl, flat_selector(ctx.cpl), 0));
     }
 }
 
-/// Base of the segment of the next two cases.
+/// Base of the code segment in the next two cases.
 const CODE_BASE: u64 = 0xf_f000;
 
-/// A 32-bit code segment with that base and this DPL.
-fn based(level: u8) -> u16 {
+/// The selector of a 32-bit code segment with the base [`CODE_BASE`] and this DPL.
+fn based_selector(level: u8) -> u16 {
     let kind = 0x9b | legacy::tables::BIG | u32::from(level) << 5;
     let descriptor = legacy::tables::segment(0xf_f000, 0xf_ffff, kind) | 0x80 << 48;
     set_spare_descriptor(0, descriptor) | u16::from(level)
@@ -138,7 +148,7 @@ case! {
     about: "LBR addresses are offsets in CS, not linear addresses (OP-12)",
     fn body(ctx) {
         need_lbr!(ctx);
-        check_compatibility(ctx.cpl, &choose(ctx.cpl, based(ctx.cpl), CODE_BASE));
+        check_compatibility(ctx.cpl, &choose_segment(ctx.cpl, based_selector(ctx.cpl), CODE_BASE));
     }
 }
 
@@ -147,18 +157,20 @@ case! {
     about: "BTS stores linear addresses (OP-12), in 24-byte records",
     fn body(ctx) {
         need_bts!(ctx);
-        for (selector, base) in [(flat(ctx.cpl), 0), (based(ctx.cpl), CODE_BASE)] {
-            choose(ctx.cpl, selector, base);
-            let area = STORE.arm(50);
-            require!(run_sequence(ctx.cpl, compatibility(), TR | BTS).is_some(), "the run ended well");
-            STORE.check_stored(&area, compatibility().all(ctx.cpl).items());
+        for (selector, base) in [(flat_selector(ctx.cpl), 0), (based_selector(ctx.cpl), CODE_BASE)] {
+            choose_segment(ctx.cpl, selector, base);
+            let area = PAGES.arm(50);
+            let events = run_sequence(ctx.cpl, compatibility(), TR | BTS);
+            require!(events.is_some(), "no unhandled exception");
+            PAGES.check_stored(&area, compatibility().all(ctx.cpl).items());
         }
     }
 }
 
 blob! {
-    /// With IA32_DEBUGCTL from EBX: a jump, a call, a return, a conditional branch; UD2. From the label
-    /// `user` on without the first WRMSR, and with ECX = 0 without the second.
+    /// Writes EBX to IA32_DEBUGCTL; then a jump, a call, a return, a conditional branch and UD2.
+    ///
+    /// A start at the label `b16_user` leaves out the first WRMSR, and with ECX = 0 the second one.
     fn branches16[16](
         b16_start, b16_user, b16_jmp, b16_call, b16_after, b16_f, b16_jz, b16_end, b16_done; b16_stop
     );
@@ -181,8 +193,7 @@ blob! {
 }
 
 blob! {
-    /// With IA32_DEBUGCTL from EBX: a jump, a call, a return, a conditional branch; UD2. From the label
-    /// `user` on without the first WRMSR, and with ECX = 0 without the second.
+    /// Like [`branches16`], for 32-bit segments.
     fn branches32[32](
         b32_start, b32_user, b32_jmp, b32_call, b32_after, b32_f, b32_jz, b32_end, b32_done; b32_stop
     );
@@ -204,19 +215,19 @@ blob! {
     "b32_done: ud2"
 }
 
-/// A blob and its labels.
-struct Branches {
+/// A blob with known branches.
+struct BranchBlob {
     blob: Blob,
-    start: Label,
-    user: Label,
-    done: Label,
-    /// Source, destination, class. The last is taken only with ECX = 0, that is at CPL 3.
-    taken: [(Label, Label, u64); 5],
+    start: BlobLabel,
+    user: BlobLabel,
+    done: BlobLabel,
+    /// Source, target, class. The last branch is taken only with ECX = 0, which means at CPL 3.
+    taken: [(BlobLabel, BlobLabel, u64); 5],
 }
 
-fn branches(mode: Mode) -> Branches {
-    if matches!(mode, Mode::Protected32(_)) {
-        Branches {
+fn blob_of(mode: LegacyMode) -> BranchBlob {
+    if matches!(mode, LegacyMode::Protected32(_)) {
+        BranchBlob {
             blob: branches32(),
             start: b32_start,
             user: b32_user,
@@ -230,7 +241,7 @@ fn branches(mode: Mode) -> Branches {
             ],
         }
     } else {
-        Branches {
+        BranchBlob {
             blob: branches16(),
             start: b16_start,
             user: b16_user,
@@ -246,89 +257,94 @@ fn branches(mode: Mode) -> Branches {
     }
 }
 
-impl Branches {
-    /// Its branches, with labels as `place` gives them.
-    fn list(&self, level: u8, place: impl Fn(Label) -> u32) -> List {
-        let mut list = List::new();
+impl BranchBlob {
+    /// The taken branches; `address` converts labels.
+    fn list(&self, level: u8, address: impl Fn(BlobLabel) -> u32) -> BranchList {
+        let mut list = BranchList::new();
         let count = if level == 3 { 5 } else { 4 };
         for (from, to, class) in self.taken.into_iter().take(count) {
-            list.push(Transfer::new(place(from).into(), place(to).into(), class));
+            list.push(TakenBranch::new(
+                address(from).into(),
+                address(to).into(),
+                class,
+            ));
         }
         list
     }
 
-    /// Offsets in CS as the mode has them.
-    fn offsets(&self, level: u8, mode: Mode) -> List {
-        if matches!(mode, Mode::Protected32(_)) {
+    /// The taken branches as offsets in CS.
+    fn offsets(&self, level: u8, mode: LegacyMode) -> BranchList {
+        if matches!(mode, LegacyMode::Protected32(_)) {
             self.linear(level)
         } else {
             self.list(level, |label| self.blob.offset(label))
         }
     }
 
-    fn linear(&self, level: u8) -> List {
+    /// The taken branches as linear addresses.
+    fn linear(&self, level: u8) -> BranchList {
         self.list(level, |label| self.blob.linear(label))
     }
 }
 
-/// The modes at CPL 0.
-const KERNEL_MODES: [(Mode, Paging); 5] = [
-    (Mode::Real, Paging::Off),
-    (Mode::Protected16(0), Paging::Off),
-    (Mode::Protected32(0), Paging::Off),
-    (Mode::Protected32(0), Paging::Narrow),
-    (Mode::Protected32(0), Paging::Pae),
+/// Modes with CPL 0.
+const KERNEL_MODES: [(LegacyMode, LegacyPaging); 5] = [
+    (LegacyMode::Real, LegacyPaging::Off),
+    (LegacyMode::Protected16(0), LegacyPaging::Off),
+    (LegacyMode::Protected32(0), LegacyPaging::Off),
+    (LegacyMode::Protected32(0), LegacyPaging::Bits32),
+    (LegacyMode::Protected32(0), LegacyPaging::Pae),
 ];
 
-/// The modes at CPL 3.
-const USER_MODES: [(Mode, Paging); 4] = [
-    (Mode::Virtual8086, Paging::Off),
-    (Mode::Protected16(3), Paging::Off),
-    (Mode::Protected32(3), Paging::Off),
-    (Mode::Protected32(3), Paging::Narrow),
+/// Modes with CPL 3.
+const USER_MODES: [(LegacyMode, LegacyPaging); 4] = [
+    (LegacyMode::Virtual8086, LegacyPaging::Off),
+    (LegacyMode::Protected16(3), LegacyPaging::Off),
+    (LegacyMode::Protected32(3), LegacyPaging::Off),
+    (LegacyMode::Protected32(3), LegacyPaging::Bits32),
 ];
 
-/// Runs the blob of the mode with IA32_DEBUGCTL = `debugctl` from its own WRMSR to its own WRMSR.
-fn run_kernel(mode: Mode, paging: Paging, debugctl: u32) -> Branches {
-    let what = branches(mode);
-    let machine = legacy::machine(&what.blob);
-    let mut start = Start {
+/// Runs the blob of the mode, which itself sets IA32_DEBUGCTL and clears it again.
+fn run_kernel(mode: LegacyMode, paging: LegacyPaging, debugctl: u32) -> BranchBlob {
+    let branches = blob_of(mode);
+    let machine = legacy::machine(&branches.blob);
+    let mut start = BlobStart {
         paging,
-        ..Start::at(mode, what.start)
+        ..BlobStart::at(mode, branches.start)
     };
     start.registers.ebx = debugctl;
-    machine.run(&what.blob, &start);
-    check_end(machine, &what, mode);
-    what
+    machine.run(&branches.blob, &start);
+    check_end(machine, &branches, mode);
+    branches
 }
 
-/// Runs the blob of the mode at CPL 3 with IA32_DEBUGCTL = `debugctl` on all the way there and back.
-fn run_user(mode: Mode, paging: Paging, debugctl: u64) -> Branches {
-    let what = branches(mode);
-    let machine = legacy::machine(&what.blob);
-    let start = Start {
+/// Runs the blob of the mode at CPL 3; IA32_DEBUGCTL is set during the switches to the mode and back.
+fn run_user(mode: LegacyMode, paging: LegacyPaging, debugctl: u64) -> BranchBlob {
+    let branches = blob_of(mode);
+    let machine = legacy::machine(&branches.blob);
+    let start = BlobStart {
         paging,
-        ..Start::at(mode, what.user)
+        ..BlobStart::at(mode, branches.user)
     };
     msr::write(IA32_DEBUGCTL, debugctl);
-    machine.run(&what.blob, &start);
+    machine.run(&branches.blob, &start);
     msr::write(IA32_DEBUGCTL, 0);
-    check_end(machine, &what, mode);
-    what
+    check_end(machine, &branches, mode);
+    branches
 }
 
-fn check_end(machine: &Machine, what: &Branches, mode: Mode) {
-    let flat = matches!(mode, Mode::Protected32(_));
+fn check_end(machine: &LegacyMachine, branches: &BranchBlob, mode: LegacyMode) {
+    let flat = matches!(mode, LegacyMode::Protected32(_));
     let done = if flat {
-        what.blob.linear(what.done)
+        branches.blob.linear(branches.done)
     } else {
-        what.blob.offset(what.done)
+        branches.blob.offset(branches.done)
     };
-    check_eq!(machine.events().len(), 1, "events");
+    check_eq!(machine.events().len(), 1, "count of events");
     check_eq!(
-        machine.last().place(),
+        machine.last().vector_and_eip(),
         (6, done),
-        "vector and EIP of the last"
+        "vector and EIP of the last event"
     );
 }
 
@@ -339,9 +355,9 @@ case! {
         need_lbr!(ctx);
         for (number, (mode, paging)) in (0..).zip(KERNEL_MODES) {
             lbr::reset();
-            let what = run_kernel(mode, paging, 1);
-            if !lbr::check_list(&what.offsets(ctx.cpl, mode)) {
-                hindsight_guest::run::note("mode", number);
+            let branches = run_kernel(mode, paging, 1);
+            if !lbr::check_list(&branches.offsets(ctx.cpl, mode)) {
+                hindsight_guest::report::measurement("mode", number);
             }
         }
     }
@@ -355,16 +371,17 @@ case! {
         for (number, (mode, paging)) in (0..).zip(USER_MODES) {
             lbr::reset();
             msr::write(MSR_LBR_SELECT, 1);
-            let what = run_user(mode, paging, LBR);
-            let stack = Stack::read();
-            let mut expected = List::new();
-            // The way into the mode; where it is from is the runtime's.
-            let flat = matches!(mode, Mode::Protected32(_));
-            let user = if flat { what.blob.linear(what.user) } else { what.blob.offset(what.user) };
-            expected.push(Transfer::new(stack.from[1], user.into(), FAR));
-            what.offsets(ctx.cpl, mode).items().iter().for_each(|&item| expected.push(item));
+            let branches = run_user(mode, paging, LBR);
+            let stack = LbrStack::read();
+            let mut expected = BranchList::new();
+            // The branch into the mode, whose source is code of the runtime.
+            let flat = matches!(mode, LegacyMode::Protected32(_));
+            let blob = &branches.blob;
+            let user = if flat { blob.linear(branches.user) } else { blob.offset(branches.user) };
+            expected.push(TakenBranch::new(stack.from[1], user.into(), FAR));
+            branches.offsets(ctx.cpl, mode).items().iter().for_each(|&item| expected.push(item));
             if !lbr::check_records(&stack, expected.items()) {
-                hindsight_guest::run::note("mode", number);
+                hindsight_guest::report::measurement("mode", number);
             }
         }
     }
@@ -372,14 +389,14 @@ case! {
 
 case! {
     name: "bts_in_legacy_modes", cpl: [0], rules: ["DS-02", "DS-17", "BTS-02"], needs: [],
-    about: "the 64-bit format and linear addresses in every mode, with paging on and off",
+    about: "BTS stores 64-bit records with linear addresses in every mode, with and without paging",
     fn body(ctx) {
         need_bts!(ctx);
         for (number, (mode, paging)) in (0..).zip(KERNEL_MODES) {
-            let area = STORE.arm(50);
-            let what = run_kernel(mode, paging, 0xc0);
-            if !STORE.check_stored(&area, what.linear(ctx.cpl).items()) {
-                hindsight_guest::run::note("mode", number);
+            let area = PAGES.arm(50);
+            let branches = run_kernel(mode, paging, 0xc0);
+            if !PAGES.check_stored(&area, branches.linear(ctx.cpl).items()) {
+                hindsight_guest::report::measurement("mode", number);
             }
         }
     }
@@ -387,33 +404,34 @@ case! {
 
 case! {
     name: "bts_in_legacy_user_modes", cpl: [3], rules: ["DS-02", "DS-17", "BTS-13"], needs: [],
-    about: "the same at CPL 3, in virtual-8086 mode too",
+    about: "BTS stores 64-bit records with linear addresses at CPL 3, also in virtual-8086 mode",
     fn body(ctx) {
         need_bts!(ctx);
         for (number, (mode, paging)) in (0..).zip(USER_MODES) {
-            let area = STORE.arm(50);
-            let what = run_user(mode, paging, TR | BTS | BTS_OFF_OS);
-            let mut expected = what.linear(ctx.cpl);
-            // The UD2 at the end; where it goes is the runtime's.
-            let last = STORE.record(area.base + 5 * RECORD_BYTES);
-            expected.push(Transfer::new(what.blob.linear(what.done).into(), last.to, FAR));
-            if !STORE.check_stored(&area, expected.items()) {
-                hindsight_guest::run::note("mode", number);
+            let area = PAGES.arm(50);
+            let branches = run_user(mode, paging, TR | BTS | BTS_OFF_OS);
+            let mut expected = branches.linear(ctx.cpl);
+            // The exception at the end, whose target is code of the runtime.
+            let last = PAGES.record(area.base + 5 * RECORD_BYTES);
+            let done = branches.blob.linear(branches.done);
+            expected.push(TakenBranch::new(done.into(), last.to, FAR));
+            if !PAGES.check_stored(&area, expected.items()) {
+                hindsight_guest::report::measurement("mode", number);
             }
         }
     }
 }
 
 blob! {
-    /// A jump to another task, and what that one does: a branch and a UD2.
-    fn tasks[32](tasks_start, tasks_jump, tasks_there, tasks_branch, tasks_target, tasks_done; tasks_stop);
+    /// A jump to another task, which begins at `tasks_new` with a branch and ends with UD2.
+    fn tasks[32](tasks_start, tasks_jump, tasks_new, tasks_branch, tasks_target, tasks_done; tasks_stop);
     "movl $0x1d9, %ecx"
     "xorl %edx, %edx"
     "movl %ebx, %eax"
     "wrmsr"
     "tasks_jump: ljmp $0x58, $0"
     "ud2"
-    "tasks_there: nop"
+    "tasks_new: nop"
     "tasks_branch: jmp tasks_target"
     "ud2"
     "tasks_target: xorl %eax, %eax"
@@ -421,15 +439,15 @@ blob! {
     "tasks_done: ud2"
 }
 
-/// Prepares a switch to task 1, which begins at `tasks_there` with these flags.
-fn two_tasks(eflags: u32) -> (Blob, &'static mut Machine) {
+/// Prepares the blob [`tasks`], whose new task starts with these flags.
+fn two_tasks(eflags: u32) -> (Blob, &'static mut LegacyMachine) {
     let blob = tasks();
     let machine = legacy::machine(&blob);
     let (code, data) = (u32::from(sel::CODE32), u32::from(sel::DATA32));
     let cr3 = machine.tss[1].cr3;
     machine.tss[1] = Tss32 {
         cr3,
-        eip: blob.linear(tasks_there),
+        eip: blob.linear(tasks_new),
         eflags: eflags | 2,
         ecx: 0x1d9,
         esp: legacy::BASE + legacy::STACK - 256,
@@ -444,70 +462,70 @@ fn two_tasks(eflags: u32) -> (Blob, &'static mut Machine) {
 
 case! {
     name: "task_switch", cpl: [0], rules: ["LBR-35", "BTS-01"], needs: [],
-    about: "a task switch by JMP is one far branch to the first instruction of the new task",
+    about: "the LBR stack records a task switch by JMP as one far branch to the new task",
     fn body(ctx) {
         need_lbr!(ctx);
         for (select, skipped) in [(0, 0), (1 << 8, 1)] {
             let (blob, machine) = two_tasks(0);
             lbr::reset();
             msr::write(MSR_LBR_SELECT, select);
-            let mut start = Start::at(Mode::Protected32(0), tasks_start);
+            let mut start = BlobStart::at(LegacyMode::Protected32(0), tasks_start);
             start.registers.ebx = 1;
             machine.run(&blob, &start);
-            check_eq!(machine.last().place(), (6, blob.linear(tasks_done)), "the end");
-            let place = |label| u64::from(blob.linear(label));
+            check_eq!(machine.last().vector_and_eip(), (6, blob.linear(tasks_done)), "vector and EIP at the end");
+            let linear = |label| u64::from(blob.linear(label));
             let records = [
-                Transfer::new(place(tasks_jump), place(tasks_there), FAR),
-                Transfer::new(place(tasks_branch), place(tasks_target), REL_JMP),
+                TakenBranch::new(linear(tasks_jump), linear(tasks_new), FAR),
+                TakenBranch::new(linear(tasks_branch), linear(tasks_target), REL_JMP),
             ];
-            lbr::check_records(&Stack::read(), &records[skipped..]);
+            lbr::check_records(&LbrStack::read(), &records[skipped..]);
         }
     }
 }
 
-const TF: u32 = 1 << 8;
+const TF: u32 = Rflags::TF.bits() as u32;
 
 case! {
     name: "task_switch_under_btf", cpl: [0], rules: ["BTF-13", "TF-22", "TF-14"], needs: [],
-    about: "a task switch by JMP is not itself followed by a #DB; the first branch of a new task with TF is",
+    about: "with BTF, a task switch by JMP raises no #DB; the first branch of a new task with TF does",
     fn body(ctx) {
         need_lbr!(ctx);
         for new_flags in [0, TF] {
             let (blob, machine) = two_tasks(new_flags);
             machine.actions[1] = action::RESUME_NO_TF;
-            let mut start = Start::at(Mode::Protected32(0), tasks_start);
+            let mut start = BlobStart::at(LegacyMode::Protected32(0), tasks_start);
             start.eflags = TF;
             start.registers.ebx = u32::try_from(BTF).unwrap_or(0);
-            // BTF is set already: the WRMSR at the start is not stepped over.
+            // BTF is set already, so no #DB follows the WRMSR at the start.
             msr::write(IA32_DEBUGCTL, BTF);
             machine.run(&blob, &start);
             msr::write(IA32_DEBUGCTL, 0);
             insn::write_dr6(hindsight_guest::regs::dr::Dr6::RESET);
             let steps = machine.events().iter().filter(|event| event.vector == 1);
-            let mut places = [0; 2];
-            for (place, event) in places.iter_mut().zip(steps) {
-                *place = event.eip;
+            let mut eips = [0; 2];
+            for (eip, event) in eips.iter_mut().zip(steps) {
+                *eip = event.eip;
             }
             let expected = if new_flags == TF { blob.linear(tasks_target) } else { 0 };
-            check_eq!(places, [expected, 0], "where #DBs came");
-            check_eq!(machine.last().place(), (6, blob.linear(tasks_done)), "the end");
+            check_eq!(eips, [expected, 0], "EIPs of the #DBs");
+            check_eq!(machine.last().vector_and_eip(), (6, blob.linear(tasks_done)), "vector and EIP at the end");
         }
     }
 }
 
 case! {
     name: "task_switch_under_tf", cpl: [0], rules: ["TF-22", "TF-14"], needs: ["intn-cpl0", "gd"],
-    about: "the same without BTF: each instruction before the JMP is stepped, the JMP is not",
+    about: "without BTF, a #DB follows each instruction before the task switch, and not the JMP",
     fn body(_ctx) {
         let (blob, machine) = two_tasks(0);
         machine.actions[1] = action::RESUME;
-        let mut start = Start::at(Mode::Protected32(0), tasks_start);
+        let mut start = BlobStart::at(LegacyMode::Protected32(0), tasks_start);
         start.eflags = TF;
         machine.run(&blob, &start);
         insn::write_dr6(hindsight_guest::regs::dr::Dr6::RESET);
         let steps = || machine.events().iter().filter(|event| event.vector == 1).map(|event| event.eip);
-        check_eq!(steps().max(), Some(blob.linear(tasks_jump)), "the last step");
-        check_eq!(steps().count(), 4, "steps: the four instructions before the JMP");
-        check_eq!(machine.last().place(), (6, blob.linear(tasks_done)), "the end");
+        check_eq!(steps().max(), Some(blob.linear(tasks_jump)), "EIP of the last #DB");
+        check_eq!(steps().count(), 4, "count of #DBs, for the four instructions before the JMP");
+        check_eq!(machine.last().vector_and_eip(), (6, blob.linear(tasks_done)), "vector and EIP at the end");
     }
 }

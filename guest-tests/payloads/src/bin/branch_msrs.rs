@@ -1,10 +1,10 @@
-//! The MSRs of branch recording, by the table: reset value, what may be written, what is refused.
+//! The MSRs of branch recording: reset values, legal values, and values that raise #GP(0).
 
 #![no_std]
 #![no_main]
 
 use hindsight_guest::insn;
-use hindsight_guest::msr::{self, Fault, GP};
+use hindsight_guest::msr::{self, GP, MsrFault};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
@@ -12,17 +12,17 @@ use hindsight_payloads::need_lbr;
 
 payload!("branch_msrs");
 
-/// Registers `first` to `first + count - 1`.
-struct Row {
+/// Values of the MSRs `first` to `first + count - 1`.
+struct MsrValues {
     first: u32,
     count: u32,
     /// Legal values.
-    stored: &'static [u64],
+    legal: &'static [u64],
     /// Values that raise #GP(0).
-    refused: &'static [u64],
+    illegal: &'static [u64],
 }
 
-/// The edges of the canonical addresses of 48 bits.
+/// The first and last canonical addresses of 48 bits.
 const CANONICAL: &[u64] = &[0xffff_8000_0000_0000, u64::MAX, 0x7fff_ffff_ffff, 1, 0];
 const NOT_CANONICAL: &[u64] = &[
     0x8000_0000_0000,
@@ -33,67 +33,67 @@ const NOT_CANONICAL: &[u64] = &[
     0x7fff_ffff_ffff_ffff,
 ];
 
-const ROWS: &[Row] = &[
+const MSRS: &[MsrValues] = &[
     // MSR-06
-    Row {
+    MsrValues {
         first: 0x1c8,
         count: 1,
-        stored: &[0x3ff, 1, 0x200, 0],
-        refused: &[1 << 10, 1 << 31, 1 << 32, 1 << 63, 0x7ff],
+        legal: &[0x3ff, 1, 0x200, 0],
+        illegal: &[1 << 10, 1 << 31, 1 << 32, 1 << 63, 0x7ff],
     },
     // MSR-07
-    Row {
+    MsrValues {
         first: 0x1c9,
         count: 1,
-        stored: &[0x1f, 1, 0x10, 0],
-        refused: &[0x20, 0x3f, 1 << 31, 1 << 32, 1 << 63],
+        legal: &[0x1f, 1, 0x10, 0],
+        illegal: &[0x20, 0x3f, 1 << 31, 1 << 32, 1 << 63],
     },
     // MSR-09, MSR-10
-    Row {
+    MsrValues {
         first: 0x1dd,
         count: 2,
-        stored: CANONICAL,
-        refused: NOT_CANONICAL,
+        legal: CANONICAL,
+        illegal: NOT_CANONICAL,
     },
     // MSR-23
-    Row {
+    MsrValues {
         first: 0x600,
         count: 1,
-        stored: CANONICAL,
-        refused: NOT_CANONICAL,
+        legal: CANONICAL,
+        illegal: NOT_CANONICAL,
     },
     // MSR-24
-    Row {
+    MsrValues {
         first: 0x680,
         count: 32,
-        stored: CANONICAL,
-        refused: NOT_CANONICAL,
+        legal: CANONICAL,
+        illegal: NOT_CANONICAL,
     },
     // MSR-25
-    Row {
+    MsrValues {
         first: 0x6c0,
         count: 32,
-        stored: CANONICAL,
-        refused: NOT_CANONICAL,
+        legal: CANONICAL,
+        illegal: NOT_CANONICAL,
     },
     // MSR-36
-    Row {
+    MsrValues {
         first: 0xdc0,
         count: 32,
-        stored: &[0xe000_0000_0000_ffff, 1 << 61, 1 << 62, 1 << 63, 0xffff, 0],
-        refused: &[1 << 16, 1 << 60, 1 << 32, 0x1fff_ffff_ffff_0000, u64::MAX],
+        legal: &[0xe000_0000_0000_ffff, 1 << 61, 1 << 62, 1 << 63, 0xffff, 0],
+        illegal: &[1 << 16, 1 << 60, 1 << 32, 0x1fff_ffff_ffff_0000, u64::MAX],
     },
 ];
 
-/// Says which register the failures before it are about.
-fn name(good: bool, index: u32) {
-    if !good {
-        hindsight_guest::run::note("msr", u64::from(index));
+/// Reports the MSR of a check that failed.
+fn report_msr(passed: bool, index: u32) {
+    if !passed {
+        hindsight_guest::report::measurement("msr", u64::from(index));
     }
 }
 
-fn registers() -> impl Iterator<Item = (u32, &'static Row)> {
-    ROWS.iter()
+fn registers() -> impl Iterator<Item = (u32, &'static MsrValues)> {
+    MSRS.iter()
         .flat_map(|row| (row.first..row.first + row.count).map(move |index| (index, row)))
         .filter(|&(index, _)| index != reg::IA32_DS_AREA || insn::has(Feature::DS))
 }
@@ -102,11 +102,11 @@ case! {
     name: "reset_values", cpl: [0],
     rules: ["MSR-06", "MSR-07", "MSR-09", "MSR-10", "MSR-23", "MSR-24", "MSR-25", "MSR-36", "RST-07", "RST-09"],
     needs: [],
-    about: "all are 0 after RESET",
+    about: "all MSRs are 0 after RESET",
     fn body(ctx) {
         need_lbr!(ctx);
         for (index, _) in registers() {
-            name(check_eq!(msr::read_safe(index), Ok::<u64, Fault>(0), "after reset"), index);
+            report_msr(check_eq!(msr::read_safe(index), Ok::<u64, MsrFault>(0), "value after RESET"), index);
         }
     }
 }
@@ -115,13 +115,13 @@ case! {
     name: "legal_values", cpl: [0],
     rules: ["MSR-06", "MSR-07", "MSR-09", "MSR-10", "MSR-23", "MSR-24", "MSR-25", "MSR-36", "LBR-25", "LER-06"],
     needs: [],
-    about: "legal values are kept as they are",
+    about: "legal values read back unchanged",
     fn body(ctx) {
         need_lbr!(ctx);
         for (index, row) in registers() {
-            for &value in row.stored {
-                name(check_eq!(msr::write_safe(index, value), Ok::<(), Fault>(()), "the write"), index);
-                name(check_eq!(msr::read_safe(index), Ok::<u64, Fault>(value), "read back"), index);
+            for &value in row.legal {
+                report_msr(check_eq!(msr::write_safe(index, value), Ok::<(), MsrFault>(()), "write"), index);
+                report_msr(check_eq!(msr::read_safe(index), Ok::<u64, MsrFault>(value), "value read back"), index);
             }
         }
     }
@@ -136,18 +136,17 @@ case! {
     fn body(ctx) {
         need_lbr!(ctx);
         for (index, row) in registers() {
-            msr::write(index, row.stored[0]);
-            for &value in row.refused {
-                name(check_eq!(msr::write_safe(index, value), Err(GP), "the write"), index);
+            msr::write(index, row.legal[0]);
+            for &value in row.illegal {
+                report_msr(check_eq!(msr::write_safe(index, value), Err(GP), "write"), index);
             }
-            name(check_eq!(msr::read_safe(index), Ok::<u64, Fault>(row.stored[0]), "the value after that"), index);
+            report_msr(check_eq!(msr::read_safe(index), Ok::<u64, MsrFault>(row.legal[0]), "value after the writes"), index);
             msr::write(index, 0);
         }
     }
 }
 
-/// What is beside the entries and in the places of other models' registers. Of these only the deadline
-/// register, 6E0H, exists.
+/// MSRs next to the entries, and MSRs of other models; 6E0H is left out, which is the TSC deadline.
 const ABSENT: &[(u32, u32)] = &[
     (0x40, 0x47),
     (0x60, 0x67),
@@ -168,11 +167,11 @@ case! {
     fn body(ctx) {
         need_lbr!(ctx);
         for index in ABSENT.iter().flat_map(|&(first, last)| first..=last) {
-            name(check_eq!(msr::read_safe(index), Err(GP), "RDMSR"), index);
-            name(check_eq!(msr::write_safe(index, 0), Err(GP), "WRMSR"), index);
+            report_msr(check_eq!(msr::read_safe(index), Err(GP), "RDMSR"), index);
+            report_msr(check_eq!(msr::write_safe(index, 0), Err(GP), "WRMSR"), index);
         }
         if insn::has(Feature::TSC_DEADLINE) {
-            check!(msr::read_safe(reg::IA32_TSC_DEADLINE).is_ok(), "6E0H is the deadline register");
+            check!(msr::read_safe(reg::IA32_TSC_DEADLINE).is_ok(), "6E0H is IA32_TSC_DEADLINE");
         }
     }
 }
@@ -183,12 +182,12 @@ case! {
     about: "at CPL 3 every access raises #GP(0)",
     fn body(ctx) {
         need_lbr!(ctx);
-        for row in ROWS {
+        for row in MSRS {
             let index = row.first;
             let fault = ctx.run(|| { msr::read(index); });
-            name(check_eq!(fault.map(|e| e.code()), Some(GP), "RDMSR"), index);
+            report_msr(check_eq!(fault.map(|e| e.code()), Some(GP), "RDMSR"), index);
             let fault = ctx.run(|| msr::write(index, 0));
-            name(check_eq!(fault.map(|e| e.code()), Some(GP), "WRMSR"), index);
+            report_msr(check_eq!(fault.map(|e| e.code()), Some(GP), "WRMSR"), index);
         }
     }
 }
@@ -196,19 +195,19 @@ case! {
 case! {
     name: "capabilities", cpl: [0], rules: ["PCAP-01", "PCAP-02", "PCAP-03", "PCAP-04", "MSR-12", "LBR-01", "SMF-01"],
     needs: [],
-    about: "IA32_PERF_CAPABILITIES: the fields of branch recording, read-only",
+    about: "IA32_PERF_CAPABILITIES reports branch recording and is read-only",
     fn body(ctx) {
         need_lbr!(ctx);
         let value = msr::read(reg::IA32_PERF_CAPABILITIES);
         check_eq!(value & 0x3f, 5, "LBR format");
-        // The whole value where PEBS is there too; less where a profile lacks some of it.
+        // With PEBS the whole value is known; a profile without PEBS clears its fields.
         if insn::has(Feature::DS) && msr::read(reg::IA32_MISC_ENABLE) & (1 << 12) == 0 {
             check_eq!(value, 0x33c5, "IA32_PERF_CAPABILITIES");
         } else {
-            check_eq!(value & 0xfc0, 0, "the fields of PEBS");
+            check_eq!(value & 0xfc0, 0, "fields of PEBS");
         }
         for written in [0, value, u64::MAX] {
-            check_eq!(msr::write_safe(reg::IA32_PERF_CAPABILITIES, written), Err(GP), "a write");
+            check_eq!(msr::write_safe(reg::IA32_PERF_CAPABILITIES, written), Err(GP), "write");
         }
     }
 }

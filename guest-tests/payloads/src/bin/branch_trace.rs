@@ -1,5 +1,7 @@
-//! A profiler in the guest: BTS traces a small program, an NMI drains the buffer, and the histogram is
-//! compared with what the program itself counted.
+//! A profiler in the guest.
+//!
+//! BTS traces a small program, an NMI drains the buffer, and the histogram is compared with the
+//! program's own counts.
 
 #![no_std]
 #![no_main]
@@ -7,27 +9,29 @@
 use core::hint::black_box;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::Register as Apic;
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
-use hindsight_guest::show::{Sink, decimal};
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::show::{TextSink, decimal};
+use hindsight_guest::trap;
 use hindsight_guest::{apic, msr, serial};
 use hindsight_payloads::branch::{BTINT, BTS, BTS_OFF_OS, TR};
-use hindsight_payloads::ds::{RECORD_BYTES, Store};
+use hindsight_payloads::ds::{DsPages, RECORD_BYTES};
 use hindsight_payloads::need_bts;
+use hindsight_payloads::pmu::LVT_NMI;
 
 payload!("branch_trace");
 
-// The program: greatest common divisors, ones of binary numbers, and steps of Collatz's sequence. Each
-// function counts its own calls.
+// The program computes greatest common divisors, counts set bits, and counts steps of the Collatz
+// sequence. Each function counts its own calls.
 
 static GCD_CALLS: AtomicU64 = AtomicU64::new(0);
 static ONES_CALLS: AtomicU64 = AtomicU64::new(0);
 static COLLATZ_CALLS: AtomicU64 = AtomicU64::new(0);
 static PROGRAM_CALLS: AtomicU64 = AtomicU64::new(0);
 
-/// One processor runs: no need for a locked instruction.
+/// Only one CPU runs, so no locked instruction is needed.
 fn count(calls: &AtomicU64) {
     calls.store(calls.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
@@ -69,10 +73,10 @@ extern "C" fn program(rounds: u64, _unused: u64) -> u64 {
     sum
 }
 
-type Function = extern "C" fn(u64, u64) -> u64;
+type TracedFn = extern "C" fn(u64, u64) -> u64;
 
-/// The functions, as the histogram shows them.
-const FUNCTIONS: [(&str, Function, &AtomicU64); 4] = [
+/// The functions of the program, in the order of the histogram.
+const FUNCTIONS: [(&str, TracedFn, &AtomicU64); 4] = [
     ("gcd", gcd, &GCD_CALLS),
     ("ones", ones, &ONES_CALLS),
     ("collatz", collatz, &COLLATZ_CALLS),
@@ -80,30 +84,31 @@ const FUNCTIONS: [(&str, Function, &AtomicU64); 4] = [
 ];
 
 const ROUNDS: u64 = 60;
-/// What [`program`] answers for [`ROUNDS`]: found by a program elsewhere.
+/// The result of [`program`] for [`ROUNDS`], which another program computed.
 const ANSWER: u64 = 1993;
 
-static STORE: Store = Store::new();
-/// Records in the buffer, and after how many of them the NMI comes.
+static PAGES: DsPages = DsPages::new();
+/// Records that the buffer can hold.
 const RECORDS: u64 = 300;
+/// Records after which the NMI is requested.
 const THRESHOLD: u64 = 100;
 
-/// What the drained records add up to.
-struct Profile {
+/// Sums over the drained records.
+struct BranchProfile {
     /// Branches to each function's entry.
     calls: [u64; FUNCTIONS.len()],
-    /// Branches that start in it.
+    /// Branches in each function.
     branches: [u64; FUNCTIONS.len()],
     drains: u64,
-    /// Where the record before went, 0 before the first.
+    /// The address at which execution continued after the last record; 0 before the first.
     at: u64,
-    /// Records that do not start where the one before could have led.
+    /// Records that execution could not reach from the record before.
     gaps: u64,
 }
 
-static mut PROFILE: Profile = Profile::new();
+static mut PROFILE: BranchProfile = BranchProfile::new();
 
-impl Profile {
+impl BranchProfile {
     const fn new() -> Self {
         Self {
             calls: [0; FUNCTIONS.len()],
@@ -114,43 +119,43 @@ impl Profile {
         }
     }
 
-    /// Takes the records from the base up to the index, and empties the buffer.
+    /// Adds the records from the base up to the index, and empties the buffer.
     fn drain(&mut self) {
         self.drains += 1;
-        let area = STORE.area();
-        let mut place = area.base;
-        while place + RECORD_BYTES <= area.index {
-            let record = STORE.record(place);
-            self.take(record.from, record.to);
-            place += RECORD_BYTES;
+        let area = PAGES.area();
+        let mut at = area.base;
+        while at + RECORD_BYTES <= area.index {
+            let record = PAGES.record(at);
+            self.add(record.from, record.to);
+            at += RECORD_BYTES;
         }
-        STORE.set_area(hindsight_payloads::ds::Area {
+        PAGES.set_area(hindsight_payloads::ds::DsArea {
             index: area.base,
             ..area
         });
     }
 
-    fn take(&mut self, from: u64, to: u64) {
+    fn add(&mut self, from: u64, to: u64) {
         if let Some(n) = containing(from) {
             self.branches[n] += 1;
             if containing(self.at).is_some_and(|before| before != n || from < self.at) {
                 self.gaps += 1;
             }
         }
-        // Not the IRET of the handler, which may go to a first instruction too.
+        // The IRET of the handler is no call, although it may return to the entry of a function.
         let caller = traced as *const () as u64;
         if containing(from).is_some() || (caller..caller + 256).contains(&from) {
             for ((_, function, _), calls) in FUNCTIONS.iter().zip(&mut self.calls) {
                 *calls += u64::from(to == *function as *const () as u64);
             }
         }
-        // An interrupt comes back to where it was.
+        // An interrupt returns to the interrupted instruction.
         let leaves = containing(from).is_some() && containing(to).is_none();
         self.at = if leaves { from } else { to };
     }
 }
 
-/// The function whose code `address` is in: the last that begins at or below it, if that is near.
+/// The function that contains `address`: the last one that begins at or below it, if it is near.
 fn containing(address: u64) -> Option<usize> {
     let starts = FUNCTIONS.map(|(_, function, _)| function as *const () as u64);
     let (n, start) = (0..)
@@ -160,8 +165,8 @@ fn containing(address: u64) -> Option<usize> {
     (address - start < 256).then_some(n)
 }
 
-/// The NMI: stops the trace, drains, opens the LVT entry again, and goes on.
-fn nmi(_frame: &mut Frame) {
+/// Handles the NMI: drains the buffer with BTS disabled, and unmasks the LVT entry again.
+fn nmi(_frame: &mut TrapFrame) {
     let debugctl = msr::read(IA32_DEBUGCTL);
     msr::write(IA32_DEBUGCTL, 0);
     profile().drain();
@@ -169,23 +174,21 @@ fn nmi(_frame: &mut Frame) {
     msr::write(IA32_DEBUGCTL, debugctl);
 }
 
-fn profile() -> &'static mut Profile {
+fn profile() -> &'static mut BranchProfile {
     let profile = &raw mut PROFILE;
-    // SAFETY: one processor runs; the NMI comes only while the program runs, which does not use it.
+    // SAFETY: one CPU runs, and the NMI is delivered only while the program runs, which does not use
+    // the profile.
     unsafe { &mut *profile }
 }
 
-/// LVT: delivery mode NMI.
-const LVT_NMI: u32 = 0b100 << 8;
-
-/// Calls the program; what it returns to.
+/// Calls the program. The records name this function as its caller.
 #[inline(never)]
 fn traced(answer: &mut u64) {
     *answer = black_box(program(ROUNDS, 0));
 }
 
-fn show_histogram(profile: &Profile) {
-    let out = &mut serial::Serial;
+fn print_histogram(profile: &BranchProfile) {
+    let out = &mut serial::Com1;
     for ((name, ..), (&calls, &branches)) in FUNCTIONS
         .iter()
         .zip(profile.calls.iter().zip(&profile.branches))
@@ -203,16 +206,17 @@ fn show_histogram(profile: &Profile) {
 }
 
 case! {
-    name: "profiler", cpl: [0, 3], rules: ["BTS-07", "BTS-08", "BTS-11", "BTS-25", "DS-14", "DS-15", "DS-16", "BTS-27"],
+    name: "profiler", cpl: [0, 3],
+    rules: ["BTS-07", "BTS-08", "BTS-11", "BTS-25", "DS-14", "DS-15", "DS-16", "BTS-27"],
     needs: [], timeout_ms: 10000,
-    about: "drained by NMI, the trace has every call exactly once, and no gap",
+    about: "a trace that an NMI handler drains has every call exactly once and no gap",
     fn body(ctx) {
         need_bts!(ctx);
         apic::enable();
         apic::write(Apic::LVT_PMC, LVT_NMI);
         trap::set_handler(2, nmi);
-        let area = STORE.arm(RECORDS);
-        STORE.set_area(hindsight_payloads::ds::Area { threshold: area.base + THRESHOLD * RECORD_BYTES, ..area });
+        let area = PAGES.arm(RECORDS);
+        PAGES.set_area(hindsight_payloads::ds::DsArea { threshold: area.base + THRESHOLD * RECORD_BYTES, ..area });
         let mut answer = 0;
         let debugctl = TR | BTS | BTINT | if ctx.cpl == 3 { BTS_OFF_OS } else { 0 };
         msr::write(IA32_DEBUGCTL, debugctl);
@@ -221,16 +225,16 @@ case! {
         check!(fault.is_none(), "no exception");
         let profile = profile();
         profile.drain();
-        show_histogram(profile);
-        check_eq!(answer, ANSWER, "the program's answer");
+        print_histogram(profile);
+        check_eq!(answer, ANSWER, "result of the program");
         for ((name, _, calls), found) in FUNCTIONS.iter().zip(profile.calls) {
-            check_eq!((*name, found), (*name, calls.load(Ordering::Relaxed)), "calls of a function");
+            check_eq!((*name, found), (*name, calls.load(Ordering::Relaxed)), "calls of the function");
         }
         let branches: u64 = profile.branches.iter().sum();
-        check!(branches > 10 * THRESHOLD, "many times the threshold");
-        check!(profile.drains > branches / RECORDS, "so many drains");
+        check!(branches > 10 * THRESHOLD, "branches, many times the threshold");
+        check!(profile.drains > branches / RECORDS, "count of drains");
         check_eq!(profile.gaps, 0, "gaps in the trace");
-        hindsight_guest::run::note("branches", branches);
-        hindsight_guest::run::note("drains", profile.drains);
+        hindsight_guest::report::measurement("branches", branches);
+        hindsight_guest::report::measurement("drains", profile.drains);
     }
 }

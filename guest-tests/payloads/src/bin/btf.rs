@@ -1,7 +1,7 @@
-//! Single-step on branches.
+//! Single-stepping on branches (BTF).
 //!
-//! The handler of #DB keeps RIP, DR6 and IA32_DEBUGCTL of each. It then sets IA32_DEBUGCTL as the case
-//! says and returns with TF as it was.
+//! The handler of #DB records RIP, DR6 and IA32_DEBUGCTL. Then it writes a value that the case chose
+//! to IA32_DEBUGCTL, and returns with TF unchanged.
 
 #![no_std]
 #![no_main]
@@ -13,15 +13,16 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
-use hindsight_payloads::branch::recorder::Handler;
+use hindsight_guest::regs::rflags::Rflags;
+use hindsight_payloads::branch::recorder::AsmHandler;
 use hindsight_payloads::branch::sequences as seq;
-use hindsight_payloads::branch::{BTF, LBR, Run, Sequence, run_checked};
+use hindsight_payloads::branch::{BTF, BranchRun, BranchSequence, LBR, run_checked};
 use hindsight_payloads::{need_lbr, sequence};
 
 payload!("btf");
 
-/// Why a case skips without the facility.
-const ABSENT: &str = "IA32_DEBUGCTL refuses BTF";
+/// Why a case is skipped without the facility.
+const ABSENT: &str = "IA32_DEBUGCTL does not accept BTF";
 
 macro_rules! need_btf {
     ($ctx:expr) => {
@@ -34,8 +35,8 @@ macro_rules! need_btf {
     };
 }
 
-/// The most #DBs that are kept.
-const KEPT: usize = 64;
+/// The most #DBs that are recorded.
+const STEPS_MAX: usize = 64;
 
 global_asm!(
     ".pushsection .text.btf, \"ax\"",
@@ -46,7 +47,7 @@ global_asm!(
     "push rdx",
     "push rbx",
     "mov rbx, [rip + btf_log]",
-    "cmp rbx, {kept}",
+    "cmp rbx, {steps_max}",
     "jae 2f",
     "inc qword ptr [rip + btf_log]",
     "shl rbx, 5",
@@ -64,7 +65,7 @@ global_asm!(
     "mov rax, [rsp + 48]",
     "mov [rbx + 24], rax",
     "2:",
-    // An execution breakpoint is not to hit again.
+    // RF keeps an instruction breakpoint from raising #DB again.
     "or qword ptr [rsp + 48], 0x10000",
     "mov eax, 0xffff0ff0",
     "mov dr6, rax",
@@ -81,15 +82,15 @@ global_asm!(
     ".pushsection .bss.btf, \"aw\", @nobits",
     ".balign 8",
     ".global btf_log",
-    "btf_log: .fill 16 + 32 * {kept}, 1, 0",
+    "btf_log: .fill 16 + 32 * {steps_max}, 1, 0",
     ".popsection",
-    kept = const KEPT,
+    steps_max = const STEPS_MAX,
 );
 
-/// A #DB.
+/// A #DB, as the handler records it.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Step {
+struct RecordedDb {
     rip: u64,
     dr6: u64,
     debugctl: u64,
@@ -98,47 +99,48 @@ struct Step {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Log {
+struct DbLog {
     count: usize,
-    /// What the handler writes to IA32_DEBUGCTL.
+    /// The value that the handler writes to IA32_DEBUGCTL.
     rearm: u64,
-    steps: [Step; KEPT],
+    steps: [RecordedDb; STEPS_MAX],
 }
 
-impl Log {
-    fn steps(&self) -> &[Step] {
-        &self.steps[..self.count.min(KEPT)]
+impl DbLog {
+    fn steps(&self) -> &[RecordedDb] {
+        &self.steps[..self.count.min(STEPS_MAX)]
     }
 }
 
 unsafe extern "C" {
     fn btf_handler();
-    static mut btf_log: Log;
+    static mut btf_log: DbLog;
 }
 
-const HANDLERS: &[(u8, Handler)] = &[(1, btf_handler)];
+const HANDLERS: &[(u8, AsmHandler)] = &[(1, btf_handler)];
 
-/// Runs the sequence with IA32_DEBUGCTL = `debugctl`, which every #DB sets to `rearm`.
-fn stepped(level: u8, sequence: &Sequence, debugctl: u64, rearm: u64) -> Option<Log> {
-    // SAFETY: no run is going on.
+/// Runs the sequence with this IA32_DEBUGCTL; the handler of #DB writes `rearm` to it.
+fn step(level: u8, sequence: &BranchSequence, debugctl: u64, rearm: u64) -> Option<DbLog> {
+    // SAFETY: only a run accesses it otherwise, and none runs now.
     unsafe {
         (&raw mut btf_log.count).write_volatile(0);
         (&raw mut btf_log.rearm).write_volatile(rearm);
     }
     insn::write_dr6(Dr6::RESET);
-    run_checked(Run {
+    run_checked(BranchRun {
         handlers: HANDLERS,
-        ..Run::new(level, sequence, debugctl)
+        ..BranchRun::new(level, sequence, debugctl)
     })?;
-    // SAFETY: the run is over.
+    // SAFETY: the run is over, so no handler writes it.
     Some(unsafe { (&raw const btf_log).read_volatile() })
 }
 
-/// Checks that there was a #DB after each of the sequence's records, at its target, with BS alone, and
-/// that its handler found BTF clear.
-fn check_steps(log: &Log, sequence: &Sequence) {
+/// Checks that a #DB followed each branch of the sequence.
+///
+/// Each #DB saved the target, had only BS in DR6, and found BTF and LBR clear.
+fn check_steps(log: &DbLog, sequence: &BranchSequence) {
     let expected = sequence.records();
-    check_eq!(log.count, expected.len(), "#DBs");
+    check_eq!(log.count, expected.len(), "count of #DBs");
     for (n, (step, record)) in (0_u64..).zip(log.steps().iter().zip(expected)) {
         check_eq!(
             (n, step.rip),
@@ -151,8 +153,7 @@ fn check_steps(log: &Log, sequence: &Sequence) {
 }
 
 sequence! {
-    /// Branches with TF set among other instructions. The records are where a #DB is due: after each
-    /// taken branch.
+    /// Branches and other instructions with TF set. A #DB must follow each record: a taken branch.
     walk:
         "pushfq", "or qword ptr [rsp], 0x100", "popfq",
         "nop",
@@ -184,10 +185,10 @@ sequence! {
 case! {
     name: "near_branches", cpl: [0, 3], rules: ["BTF-01", "BTF-02", "BTF-04", "BTF-06", "BTF-10", "BTF-11", "TF-17"],
     needs: [],
-    about: "#DB with BS after taken branches only, at their targets; no other instruction, no REP iteration",
+    about: "#DB with BS follows only taken branches: no other instruction and no REP iteration",
     fn body(ctx) {
         need_btf!(ctx);
-        let log = require_some!(stepped(ctx.cpl, walk(), BTF, BTF), "the run ended well");
+        let log = require_some!(step(ctx.cpl, walk(), BTF, BTF), "no unhandled exception");
         check_steps(&log, walk());
     }
 }
@@ -198,7 +199,7 @@ case! {
     fn body(ctx) {
         need_btf!(ctx);
         need_lbr!(ctx);
-        let log = require_some!(stepped(ctx.cpl, walk(), BTF | LBR, BTF | LBR), "the run ended well");
+        let log = require_some!(step(ctx.cpl, walk(), BTF | LBR, BTF | LBR), "no unhandled exception");
         check_steps(&log, walk());
     }
 }
@@ -224,10 +225,10 @@ sequence! {
 
 case! {
     name: "far_branches", cpl: [0, 3], rules: ["BTF-01", "BTF-06"], needs: [],
-    about: "far JMP, CALL, RET and IRET count as branches",
+    about: "#DB follows far JMP, CALL, RET and IRET",
     fn body(ctx) {
         need_btf!(ctx);
-        let log = require_some!(stepped(ctx.cpl, far_walk(), BTF, BTF), "the run ended well");
+        let log = require_some!(step(ctx.cpl, far_walk(), BTF, BTF), "no unhandled exception");
         check_steps(&log, far_walk());
     }
 }
@@ -241,17 +242,17 @@ sequence! {
 
 case! {
     name: "needs_tf", cpl: [0, 3], rules: ["BTF-03"], needs: [],
-    about: "BTF without TF gives no #DB",
+    about: "BTF without TF raises no #DB",
     fn body(ctx) {
         need_btf!(ctx);
-        let log = require_some!(stepped(ctx.cpl, without_tf(), BTF, 0), "the run ended well");
-        check_eq!(log.count, 0, "#DBs");
+        let log = require_some!(step(ctx.cpl, without_tf(), BTF, 0), "no unhandled exception");
+        check_eq!(log.count, 0, "count of #DBs");
     }
 }
 
 sequence! {
-    /// A branch, and then an end of the stepping. The records are where a #DB is due if the first one
-    /// does not set BTF again.
+    /// A branch and other instructions. A #DB must follow each record if the handler of the first one
+    /// leaves BTF clear.
     resumes_stepping:
         "pushfq", "or qword ptr [rsp], 0x100", "popfq",
         "nop",
@@ -268,10 +269,10 @@ sequence! {
 
 case! {
     name: "handler_without_btf", cpl: [0, 3], rules: ["BTF-05", "BTF-04", "TF-03"], needs: [],
-    about: "if the handler leaves BTF clear ordinary single-stepping goes on",
+    about: "if the handler leaves BTF clear, single-stepping of every instruction follows",
     fn body(ctx) {
         need_btf!(ctx);
-        let log = require_some!(stepped(ctx.cpl, resumes_stepping(), BTF, 0), "the run ended well");
+        let log = require_some!(step(ctx.cpl, resumes_stepping(), BTF, 0), "no unhandled exception");
         check_steps(&log, resumes_stepping());
     }
 }
@@ -293,35 +294,36 @@ sequence! {
 
 case! {
     name: "interrupts_and_exceptions", cpl: [0, 3], rules: ["BTF-07", "BTF-08", "OP-16"], needs: [],
-    about: "they clear TF and give no #DB; the IRET that restores TF does not trap, the next branch does",
+    about: "they clear TF and raise no #DB; nor does the IRET that restores TF, but the next branch does",
     fn body(ctx) {
         need_btf!(ctx);
-        let log = require_some!(stepped(ctx.cpl, events(), BTF, BTF), "the run ended well");
+        let log = require_some!(step(ctx.cpl, events(), BTF, BTF), "no unhandled exception");
         check_steps(&log, events());
     }
 }
 
 case! {
     name: "iret_to_tf", cpl: [3], rules: ["BTF-08"], needs: [],
-    about: "an IRET that sets TF with BTF set does not trap; the first branch after it does",
+    about: "an IRET that sets TF with BTF set raises no #DB; the first branch after it does",
     fn body(ctx) {
         need_btf!(ctx);
-        // SAFETY: no run is going on.
+        // SAFETY: only a run accesses it otherwise, and none runs now.
         unsafe {
             (&raw mut btf_log.count).write_volatile(0);
             (&raw mut btf_log.rearm).write_volatile(BTF);
         }
         let sequence = iret_target();
-        let what = Run { handlers: HANDLERS, flags: 0x100, ..Run::new(3, sequence, BTF) };
-        require!(run_checked(what).is_some(), "the run ended well");
-        // SAFETY: the run is over.
+        let flags = Rflags::TF.bits();
+        let run = BranchRun { handlers: HANDLERS, flags, ..BranchRun::new(3, sequence, BTF) };
+        require!(run_checked(run).is_some(), "no unhandled exception");
+        // SAFETY: the run is over, so no handler writes it.
         let log = unsafe { (&raw const btf_log).read_volatile() };
         check_steps(&log, sequence);
     }
 }
 
 sequence! {
-    /// Entered with TF set.
+    /// A branch; the sequence is entered with TF set.
     iret_target:
         "nop", "nop",
         "20: jmp 21f", "ud2",
@@ -348,7 +350,7 @@ sequence! {
 
 case! {
     name: "breakpoints", cpl: [0, 3], rules: ["BTF-09"], needs: [],
-    about: "breakpoints report on any instruction and clear BTF; BS is with them only if a branch was taken too",
+    about: "breakpoints on any instruction raise #DB and clear BTF; BS is set only after a taken branch",
     fn body(ctx) {
         need_btf!(ctx);
         let records = breakpoints().records();
@@ -359,11 +361,11 @@ case! {
             .with(Slot(0), Condition::Write, Length::One)
             .with(Slot(2), Condition::Execute, Length::One);
         insn::write_dr7(dr7.0);
-        let log = require_some!(stepped(ctx.cpl, breakpoints(), BTF, BTF), "the run ended well");
+        let log = require_some!(step(ctx.cpl, breakpoints(), BTF, BTF), "no unhandled exception");
         insn::write_dr7(Dr7::RESET.0);
         // The store (B0 alone), the call (BS alone), the instruction (B2 alone).
         let expected = [(records[0].to, 1), (records[1].to, Dr6::BS.bits()), (records[2].to, 4)];
-        check_eq!(log.count, 3, "#DBs");
+        check_eq!(log.count, 3, "count of #DBs");
         for (step, (rip, conditions)) in log.steps().iter().zip(expected) {
             check_eq!((step.rip, step.dr6 & 0xe00f), (rip, conditions), "saved RIP, DR6");
             check_eq!(step.debugctl, 0, "IA32_DEBUGCTL in the handler");
@@ -373,15 +375,15 @@ case! {
 
 case! {
     name: "breakpoint_on_a_branch", cpl: [0, 3], rules: ["BTF-09"], needs: [],
-    about: "a call that hits a data breakpoint by its push reports both",
+    about: "a call whose push hits a data breakpoint reports both",
     fn body(ctx) {
         need_btf!(ctx);
         let records = breakpoints().records();
         insn::write_dr1(seq::UNMAPPED - 8);
         insn::write_dr7(Dr7::RESET.with(Slot(1), Condition::Write, Length::Eight).0);
-        let log = require_some!(stepped(ctx.cpl, breakpoints(), BTF, BTF), "the run ended well");
+        let log = require_some!(step(ctx.cpl, breakpoints(), BTF, BTF), "no unhandled exception");
         insn::write_dr7(Dr7::RESET.0);
-        // The flags are pushed to the same place before and after: those stores report as well.
+        // PUSHF before and after the call stores to the same address, which raises #DBs too.
         let call = log.steps().iter().find(|step| step.rip == records[1].to);
         check_eq!(call.map(|step| step.dr6 & 0xe00f), Some(2 | Dr6::BS.bits()), "DR6 after the call");
         for step in log.steps().iter().filter(|step| step.rip != records[1].to) {
@@ -402,25 +404,25 @@ sequence! {
 
 case! {
     name: "io_breakpoint", cpl: [0, 3], rules: ["BTF-09"], needs: [],
-    about: "an I/O breakpoint reports without BS, though TF and BTF are set",
+    about: "an I/O breakpoint raises #DB without BS, although TF and BTF are set",
     fn body(ctx) {
         need_btf!(ctx);
         let cr4 = insn::read_cr4();
         insn::write_cr4(cr4 | Cr4::DE.bits());
         insn::write_dr3(0x80);
         insn::write_dr7(Dr7::RESET.with(Slot(3), Condition::Io, Length::One).0);
-        let log = stepped(ctx.cpl, port_input(), BTF, BTF);
+        let log = step(ctx.cpl, port_input(), BTF, BTF);
         insn::write_dr7(Dr7::RESET.0);
         insn::write_cr4(cr4);
-        let log = require_some!(log, "the run ended well");
+        let log = require_some!(log, "no unhandled exception");
         let found = log.steps().first().map(|step| (step.rip, step.dr6 & 0xe00f));
         check_eq!(found, Some((port_input().records()[0].to, 8)), "saved RIP, DR6");
-        check_eq!(log.count, 1, "#DBs");
+        check_eq!(log.count, 1, "count of #DBs");
     }
 }
 
 sequence! {
-    /// WRMSR sets BTF under TF: it is stepped over as usual. The records are the #DBs.
+    /// WRMSR sets BTF under TF: #DB follows the WRMSR and then only taken branches.
     sets_btf:
         "mov ecx, 0x1d9", "xor edx, edx", "mov eax, 2",
         "pushfq", "or qword ptr [rsp], 0x100", "popfq",
@@ -432,7 +434,7 @@ sequence! {
 }
 
 sequence! {
-    /// WRMSR clears BTF under TF: nothing after it, then ordinary steps.
+    /// WRMSR clears BTF under TF: no #DB follows the WRMSR, but every instruction after it.
     clears_btf:
         "mov ecx, 0x1d9", "xor edx, edx", "xor eax, eax",
         "pushfq", "or qword ptr [rsp], 0x100", "popfq",
@@ -448,25 +450,25 @@ sequence! {
 
 case! {
     name: "wrmsr_under_tf", cpl: [0], rules: ["BTF-12", "OP-41"], needs: [],
-    about: "BTF as it was before the WRMSR decides about the #DB after it",
+    about: "the value of BTF before a WRMSR decides whether #DB follows the WRMSR",
     fn body(ctx) {
         need_btf!(ctx);
-        let log = require_some!(stepped(0, sets_btf(), 0, BTF), "the run ended well");
+        let log = require_some!(step(0, sets_btf(), 0, BTF), "no unhandled exception");
         check_steps(&log, sets_btf());
-        let log = require_some!(stepped(0, clears_btf(), BTF, 0), "the run ended well");
+        let log = require_some!(step(0, clears_btf(), BTF, 0), "no unhandled exception");
         check_steps(&log, clears_btf());
     }
 }
 
 case! {
     name: "flags_in_the_image", cpl: [0, 3], rules: ["BTF-01", "BTF-04"], needs: [],
-    about: "the image of each #DB holds TF=1, to which its handler returns",
+    about: "each #DB saves TF = 1, with which its handler returns",
     fn body(ctx) {
         need_btf!(ctx);
-        let log = require_some!(stepped(ctx.cpl, walk(), BTF, BTF), "the run ended well");
-        check!(log.count > 0, "there were #DBs");
+        let log = require_some!(step(ctx.cpl, walk(), BTF, BTF), "no unhandled exception");
+        check!(log.count > 0, "at least one #DB");
         for step in log.steps() {
-            check_eq!(step.flags & 0x1_0100, 0x100, "TF and RF in the image");
+            check_eq!(step.flags & 0x1_0100, 0x100, "TF and RF in the saved flags");
         }
     }
 }

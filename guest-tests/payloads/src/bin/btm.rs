@@ -1,4 +1,4 @@
-//! Branch trace messages: what a guest can see of them, which is nothing.
+//! Branch trace messages (BTMs), which no guest can observe.
 
 #![no_std]
 #![no_main]
@@ -10,24 +10,24 @@ use hindsight_guest::regs::dr::Dr6;
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{BTS, BTS_OFF_OS, BTS_OFF_USR, LBR, TR, run_sequence};
-use hindsight_payloads::ds::Store;
+use hindsight_payloads::ds::DsPages;
 use hindsight_payloads::{lbr, need_bts, sequence};
 
 payload!("btm");
 
-static STORE: Store = Store::new();
+static PAGES: DsPages = DsPages::new();
 
 case! {
     name: "execution_is_unaffected", cpl: [0, 3], rules: ["BTM-01", "BTM-05"], needs: [],
-    about: "with TR alone code runs as ever, nothing is stored, and the bits stay",
+    about: "with TR alone code runs as without it, nothing is stored, and the bits read back",
     fn body(ctx) {
         need_bts!(ctx);
         for bits in [TR, TR | BTS_OFF_OS, TR | BTS_OFF_USR, TR | BTS_OFF_OS | BTS_OFF_USR] {
-            let area = STORE.arm(100);
+            let area = PAGES.arm(100);
             for sequence in [seq::one_of_each(), seq::conditionals(), seq::calls(), seq::faults(), seq::loop_33()] {
-                require!(run_sequence(ctx.cpl, sequence, bits).is_some(), "the run ended well");
+                require!(run_sequence(ctx.cpl, sequence, bits).is_some(), "no unhandled exception");
             }
-            STORE.check_stored(&area, &[]);
+            PAGES.check_stored(&area, &[]);
             msr::write(IA32_DEBUGCTL, bits);
             check_eq!(msr::read(IA32_DEBUGCTL), bits, "IA32_DEBUGCTL");
             msr::write(IA32_DEBUGCTL, 0);
@@ -37,14 +37,14 @@ case! {
 
 case! {
     name: "redirected_to_the_buffer", cpl: [0, 3], rules: ["BTM-02", "BTM-04"], needs: [],
-    about: "BTS with TR stores, BTS without TR does not",
+    about: "BTS with TR stores records, BTS without TR does not",
     fn body(ctx) {
         need_bts!(ctx);
-        let area = STORE.arm(100);
-        require!(run_sequence(ctx.cpl, seq::one_of_each(), BTS).is_some(), "the run ended well");
-        STORE.check_stored(&area, &[]);
-        require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "the run ended well");
-        STORE.check_stored(&area, seq::one_of_each().all(ctx.cpl).items());
+        let area = PAGES.arm(100);
+        require!(run_sequence(ctx.cpl, seq::one_of_each(), BTS).is_some(), "no unhandled exception");
+        PAGES.check_stored(&area, &[]);
+        require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "no unhandled exception");
+        PAGES.check_stored(&area, seq::one_of_each().all(ctx.cpl).items());
     }
 }
 
@@ -60,12 +60,14 @@ sequence! {
 
 case! {
     name: "debug_exception_keeps_tr", cpl: [0, 3], rules: ["BTM-03", "DCTL-06"], needs: [],
-    about: "#DB clears LBR and leaves TR",
+    about: "#DB clears LBR and not TR",
     fn body(ctx) {
         need_bts!(ctx);
         let bits = if lbr::present() { TR | LBR } else { TR };
-        let seen = require_some!(run_sequence(ctx.cpl, debug_exception(), bits), "the run ended well");
+        let events = run_sequence(ctx.cpl, debug_exception(), bits);
+        let events = require_some!(events, "no unhandled exception");
         insn::write_dr6(Dr6::RESET);
-        check_eq!((seen.debugs, seen.debugctl), (1, TR), "#DBs, IA32_DEBUGCTL in the handler");
+        let found = (events.debugs, events.debugctl);
+        check_eq!(found, (1, TR), "count of #DBs, IA32_DEBUGCTL in the handler");
     }
 }

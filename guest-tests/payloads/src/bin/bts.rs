@@ -1,6 +1,6 @@
-//! The branch trace store: what is stored, where, and when the interrupt comes.
+//! The branch trace store (BTS): which branches are stored, and where.
 //!
-//! Every case compares all records, the management area, and the bytes round the buffer.
+//! Every case compares all records, the management area, and the bytes around the buffer.
 
 #![no_std]
 #![no_main]
@@ -14,36 +14,38 @@ use hindsight_guest::{apic, insn, msr, paging};
 use hindsight_payloads::branch::recorder::IRQ_VECTOR;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
-    BTINT, BTS, BTS_OFF_OS, BTS_OFF_USR, LBR, List, Sequence, TR, run_sequence,
+    BTINT, BTS, BTS_OFF_OS, BTS_OFF_USR, BranchList, BranchSequence, LBR, TR, run_sequence,
 };
-use hindsight_payloads::ds::{self, Area, RECORD_BYTES, Store};
-use hindsight_payloads::lbr::{self, Stack};
+use hindsight_payloads::ds::{self, DsArea, DsPages, RECORD_BYTES};
+use hindsight_payloads::lbr::{self, LbrStack};
 use hindsight_payloads::{need_bts, sequence};
 
 payload!("bts");
 
-static STORE: Store = Store::new();
+static PAGES: DsPages = DsPages::new();
 
-/// Stores the sequence with TR, BTS and these bits in a large buffer, and checks what is there.
-fn check_stored(level: u8, sequence: &Sequence, bits: u64) -> bool {
+/// Runs the sequence with TR, BTS and these bits and a large buffer, and checks all records.
+fn check_stored(level: u8, sequence: &BranchSequence, bits: u64) -> bool {
     let debugctl = TR | BTS | bits;
-    let area = STORE.arm(100);
+    let area = PAGES.arm(100);
     if run_sequence(level, sequence, debugctl).is_none() {
         return false;
     }
     let expected = sequence
         .all(level)
         .filtered(|item| item.is_stored(debugctl, level));
-    STORE.check_stored(&area, expected.items())
+    PAGES.check_stored(&area, expected.items())
 }
 
 case! {
-    name: "branches", cpl: [0, 3], rules: ["BTS-01", "BTS-02", "BTS-16", "BTS-17", "BTS-26", "DS-01", "DS-11", "OP-36"],
-    needs: [],
-    about: "every kind of taken branch is stored, from the WRMSR on; LBR need not be set",
+    name: "branches", cpl: [0, 3],
+    rules: ["BTS-01", "BTS-02", "BTS-16", "BTS-17", "BTS-26", "DS-01", "DS-11", "OP-36"], needs: [],
+    about: "every kind of taken branch after the WRMSR is stored; LBR need not be set",
     fn body(ctx) {
         need_bts!(ctx);
-        for sequence in [seq::one_of_each(), seq::conditionals(), seq::jumps(), seq::calls(), seq::far_transfers()] {
+        let sequences =
+            [seq::one_of_each(), seq::conditionals(), seq::jumps(), seq::calls(), seq::far_transfers()];
+        for sequence in sequences {
             check_stored(ctx.cpl, sequence, 0);
         }
     }
@@ -60,12 +62,12 @@ case! {
 
 case! {
     name: "exceptions", cpl: [0, 3], rules: ["BTS-01", "BTS-02", "BTS-25"], needs: [],
-    about: "software interrupts, faults and faulting branches, with the returns of their handlers",
+    about: "software interrupts, faults and faulting branches are stored, with the IRETs of their handlers",
     fn body(ctx) {
         need_bts!(ctx);
         let old = paging::unmap(seq::UNMAPPED);
         let sequences =
-            [seq::software_interrupts(), seq::faults(), seq::faulting_branches(), seq::branches_to_nowhere()];
+            [seq::software_interrupts(), seq::faults(), seq::faulting_branches(), seq::branches_to_unmapped()];
         for sequence in sequences {
             check_stored(ctx.cpl, sequence, 0);
         }
@@ -80,7 +82,7 @@ fn pend_interrupt() {
 
 case! {
     name: "interrupts", cpl: [0, 3], rules: ["BTS-01", "BTS-19", "BTS-25"], needs: [],
-    about: "an interrupt right after a branch: the branch first, then the interrupt",
+    about: "an interrupt directly after a branch is stored after the branch",
     fn body(ctx) {
         need_bts!(ctx);
         pend_interrupt();
@@ -92,7 +94,7 @@ case! {
 
 case! {
     name: "levels", cpl: [0, 3], rules: ["BTS-13"], needs: [],
-    about: "BTS_OFF_OS and BTS_OFF_USR skip the branches of their levels, both skip all",
+    about: "BTS_OFF_OS and BTS_OFF_USR exclude the branches of their levels",
     fn body(ctx) {
         need_bts!(ctx);
         for bits in [BTS_OFF_OS, BTS_OFF_USR, BTS_OFF_OS | BTS_OFF_USR] {
@@ -104,7 +106,7 @@ case! {
 
 case! {
     name: "crossing_levels", cpl: [3], rules: ["BTS-14", "OP-10"], needs: [],
-    about: "a transfer between levels is judged by where it starts (OP-10)",
+    about: "a branch between levels is filtered by the level at which it starts (OP-10)",
     fn body(ctx) {
         need_bts!(ctx);
         seq::set_fast_calls();
@@ -129,8 +131,8 @@ case! {
         lbr::reset();
         msr::write(reg::MSR_LBR_SELECT, 0x1ff);
         check_stored(ctx.cpl, seq::one_of_each(), 0);
-        check!(Stack::read() == Stack::EMPTY, "the LBR stack is as before");
-        // Both at once.
+        check!(LbrStack::read() == LbrStack::EMPTY, "LBR stack unchanged");
+        // LBR and BTS at the same time.
         lbr::reset();
         check_stored(ctx.cpl, seq::one_of_each(), LBR);
         lbr::check_list(&seq::one_of_each().all(ctx.cpl));
@@ -139,19 +141,21 @@ case! {
 
 case! {
     name: "needs_both_bits", cpl: [0, 3], rules: ["BTS-18", "BTM-04", "BTM-02"], needs: [],
-    about: "without TR, or without BTS, nothing is stored, whatever the other bits",
+    about: "without TR or without BTS nothing is stored, whatever the other bits",
     fn body(ctx) {
         need_bts!(ctx);
-        for debugctl in [BTS, TR, BTINT, BTS_OFF_OS, BTS_OFF_USR, BTS | BTINT, BTS | BTS_OFF_OS, BTINT | TR] {
-            let area = STORE.arm(100);
-            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "the run ended well");
-            STORE.check_stored(&area, &[]);
+        let values =
+            [BTS, TR, BTINT, BTS_OFF_OS, BTS_OFF_USR, BTS | BTINT, BTS | BTS_OFF_OS, BTINT | TR];
+        for debugctl in values {
+            let area = PAGES.arm(100);
+            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "no unhandled exception");
+            PAGES.check_stored(&area, &[]);
         }
     }
 }
 
 sequence! {
-    /// Branches with recording off between them: WRMSR clears TR, then BTS. At CPL 0.
+    /// Branches between which WRMSR clears TR and later BTS, and sets them again. At CPL 0.
     switched_off:
         "20: jmp 21f", "ud2",
         "21: mov ecx, 0x1d9", "mov eax, 0x80", "xor edx, edx", "wrmsr",
@@ -166,13 +170,13 @@ sequence! {
 
 case! {
     name: "stops_at_once", cpl: [0], rules: ["BTS-24", "BTS-26"], needs: [],
-    about: "clearing TR or BTS stops with the next instruction; setting it starts with the next branch",
+    about: "clearing TR or BTS takes effect with the next instruction, setting them with the next branch",
     fn body(ctx) {
         need_bts!(ctx);
         check_stored(0, switched_off(), 0);
-        let area = STORE.area();
-        require!(run_sequence(0, seq::conditionals(), 0).is_some(), "the run ended well");
-        check!(STORE.area() == area, "buffer and index keep their content");
+        let area = PAGES.area();
+        require!(run_sequence(0, seq::conditionals(), 0).is_some(), "no unhandled exception");
+        check!(PAGES.area() == area, "area unchanged without TR and BTS");
     }
 }
 
@@ -190,59 +194,60 @@ sequence! {
 
 case! {
     name: "debug_exceptions", cpl: [0, 3], rules: ["BTS-15", "DCTL-06", "BTM-03", "OP-11"], needs: [],
-    about: "the delivery of a #DB is stored, and what follows it too: TR and BTS stay set",
+    about: "the delivery of a #DB and the branches after it are stored: TR and BTS stay set",
     fn body(ctx) {
         need_bts!(ctx);
         let sequence = debug_exception();
-        let area = STORE.arm(100);
-        let seen = require_some!(run_sequence(ctx.cpl, sequence, TR | BTS | LBR), "the run ended well");
+        let area = PAGES.arm(100);
+        let events = run_sequence(ctx.cpl, sequence, TR | BTS | LBR);
+        let events = require_some!(events, "no unhandled exception");
         insn::write_dr6(Dr6::RESET);
-        check_eq!(seen.debugctl, TR | BTS, "IA32_DEBUGCTL in the handler");
-        // As any trap it comes from the instruction that caused it.
-        STORE.check_stored(&area, sequence.all(ctx.cpl).items());
+        check_eq!(events.debugctl, TR | BTS, "IA32_DEBUGCTL in the handler");
+        // INT1 is a trap, whose record names the INT1 as the source.
+        PAGES.check_stored(&area, sequence.all(ctx.cpl).items());
     }
 }
 
-/// Checks what a circular buffer of `count` records holds after `expected`.
-fn check_circular(area: &Area, count: u64, expected: &List) {
+/// Checks a circular buffer of `count` records after the branches `expected`.
+fn check_circular(area: &DsArea, count: u64, expected: &BranchList) {
     let total = expected.items().len() as u64;
     check_eq!(
-        STORE.area().index.wrapping_sub(area.base),
+        PAGES.area().index.wrapping_sub(area.base),
         total % count * RECORD_BYTES,
-        "the index, from the base"
+        "offset of the index from the base"
     );
     for (n, item) in (0..total).zip(expected.items()) {
         if n + count >= total {
-            let found = STORE.record(area.base + n % count * RECORD_BYTES);
+            let found = PAGES.record(area.base + n % count * RECORD_BYTES);
             check_eq!(
                 (n % count, (found.from, found.to)),
                 (n % count, item.pair()),
-                "an entry: number, from, to"
+                "record: number, from, to"
             );
             check_eq!(found.flags, 0, "flags");
         }
     }
     let end = usize::try_from(count * RECORD_BYTES).unwrap_or(0);
-    let beyond = (end..ds::BUFFER).all(|n| STORE.byte(n) == ds::FILL);
-    check!(beyond, "nothing at or above the maximum is written");
+    let beyond = (end..ds::BUFFER).all(|n| PAGES.byte(n) == ds::FILL);
+    check!(beyond, "bytes from the maximum on unchanged");
     check!(
-        Area {
+        DsArea {
             index: 0,
-            ..STORE.area()
-        } == Area { index: 0, ..*area },
-        "the other fields"
+            ..PAGES.area()
+        } == DsArea { index: 0, ..*area },
+        "other fields of the area unchanged"
     );
 }
 
 case! {
     name: "circular", cpl: [0, 3], rules: ["BTS-04", "BTS-05", "BTS-06", "BTS-10"], needs: [],
-    about: "with BTINT clear the newest overwrite the oldest, for all sizes from 1 to 40 records",
+    about: "with BTINT clear new records overwrite the oldest, for all sizes from 1 to 40 records",
     fn body(ctx) {
         need_bts!(ctx);
         let sequence = seq::loop_33();
         for count in 1..=40 {
-            let area = STORE.arm(count);
-            require!(run_sequence(ctx.cpl, sequence, TR | BTS).is_some(), "the run ended well");
+            let area = PAGES.arm(count);
+            require!(run_sequence(ctx.cpl, sequence, TR | BTS).is_some(), "no unhandled exception");
             check_circular(&area, count, &sequence.all(ctx.cpl));
         }
     }
@@ -250,22 +255,22 @@ case! {
 
 case! {
     name: "one_more_than_fits", cpl: [0, 3], rules: ["BTS-05", "BTS-06", "OP-34"], needs: [],
-    about: "after n+1 branches entry 0 is the newest and the index is base+24; after n it is the base",
+    about: "after n+1 branches record 0 is the newest and the index is base+24; after n it is the base",
     fn body(ctx) {
         need_bts!(ctx);
         apic::enable();
         apic::write(apic_pmc(), u32::from(IRQ_VECTOR));
         let all = seq::one_of_each().all(ctx.cpl);
         let n = all.items().len() as u64;
-        let area = STORE.arm(n - 1);
-        require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "the run ended well");
-        check_eq!(STORE.area().index - area.base, RECORD_BYTES, "index after n+1");
-        let newest = STORE.record(area.base);
-        check_eq!((newest.from, newest.to), all.items()[all.items().len() - 1].pair(), "entry 0");
-        let area = STORE.arm(n);
-        require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "the run ended well");
-        check_eq!(STORE.area().index, area.base, "index after n");
-        check_eq!(apic::read(apic_pmc()), u32::from(IRQ_VECTOR), "no PMI: the LVT entry is not masked");
+        let area = PAGES.arm(n - 1);
+        require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "no unhandled exception");
+        check_eq!(PAGES.area().index - area.base, RECORD_BYTES, "index after n+1");
+        let newest = PAGES.record(area.base);
+        check_eq!((newest.from, newest.to), all.items()[all.items().len() - 1].pair(), "record 0");
+        let area = PAGES.arm(n);
+        require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "no unhandled exception");
+        check_eq!(PAGES.area().index, area.base, "index after n");
+        check_eq!(apic::read(apic_pmc()), u32::from(IRQ_VECTOR), "LVT entry, which a PMI would have masked");
     }
 }
 
@@ -275,32 +280,32 @@ fn apic_pmc() -> hindsight_guest::regs::apic::Register {
 
 case! {
     name: "full_with_interrupt", cpl: [0, 3], rules: ["BTS-08", "BTS-09", "BTS-10", "OP-35"], needs: [],
-    about: "with BTINT records go on from the threshold to the maximum, and are dropped there",
+    about: "with BTINT records are stored beyond the threshold up to the maximum, and then dropped",
     fn body(ctx) {
         need_bts!(ctx);
         let all = seq::one_of_each().all(ctx.cpl);
         for count in 1..=all.items().len() {
-            let mut area = STORE.arm(count as u64);
+            let mut area = PAGES.arm(count as u64);
             area.threshold = area.base + RECORD_BYTES * (count as u64).div_ceil(2);
-            STORE.set_area(area);
-            require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS | BTINT).is_some(), "the run ended well");
-            STORE.check_stored(&area, &all.items()[..count]);
+            PAGES.set_area(area);
+            require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS | BTINT).is_some(), "no unhandled exception");
+            PAGES.check_stored(&area, &all.items()[..count]);
         }
     }
 }
 
 case! {
     name: "maximum_conventions", cpl: [0, 3], rules: ["BTS-21", "BTS-10"], needs: [],
-    about: "base + 24 n and base + 24 n + 1 both hold n records, and so does anything below n + 1",
+    about: "a buffer holds n records for every maximum from base + 24 n to below base + 24 (n + 1)",
     fn body(ctx) {
         need_bts!(ctx);
         let all = seq::one_of_each().all(ctx.cpl);
         for extra in [0, 1, 7, 23] {
-            let mut area = STORE.arm(5);
+            let mut area = PAGES.arm(5);
             area.maximum += extra;
-            STORE.set_area(area);
-            require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS | BTINT).is_some(), "the run ended well");
-            STORE.check_stored(&area, &all.items()[..5]);
+            PAGES.set_area(area);
+            require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS | BTINT).is_some(), "no unhandled exception");
+            PAGES.check_stored(&area, &all.items()[..5]);
         }
     }
 }
@@ -312,59 +317,60 @@ case! {
         need_bts!(ctx);
         let all = seq::one_of_each().all(ctx.cpl);
         for offset in [1, 3, 4, 12, 4096 - 24 * 5 - 1, 4096 - 24 * 5 - 13, 4096 - 24 * 5 - 20] {
-            let area = STORE.arm_at(STORE.buffer_address() + offset, 40);
-            require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "the run ended well");
-            STORE.check_stored(&area, all.items());
+            let area = PAGES.arm_at(PAGES.buffer_address() + offset, 40);
+            require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "no unhandled exception");
+            PAGES.check_stored(&area, all.items());
         }
     }
 }
 
 case! {
     name: "odd_indexes", cpl: [0, 3], rules: ["BTS-22"], needs: [],
-    about: "an index below the base, or at or beyond the maximum, is used as the algorithm says",
+    about: "an index below the base is used; one at or beyond the maximum wraps, or drops with BTINT",
     fn body(ctx) {
         need_bts!(ctx);
         let all = seq::one_of_each().all(ctx.cpl);
         let n = all.items().len() as u64;
-        // Below the base: stored there.
-        let area = STORE.arm_at(STORE.buffer_address() + 4096, 40);
-        let area = Area { index: area.base - 10 * RECORD_BYTES, ..area };
-        STORE.set_area(area);
-        require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "the run ended well");
-        STORE.check_stored(&area, all.items());
-        // At and beyond the maximum, circular: from the base on.
+        // Below the base: records are stored at the index.
+        let area = PAGES.arm_at(PAGES.buffer_address() + 4096, 40);
+        let area = DsArea { index: area.base - 10 * RECORD_BYTES, ..area };
+        PAGES.set_area(area);
+        require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "no unhandled exception");
+        PAGES.check_stored(&area, all.items());
+        // At and beyond the maximum, circular: records are stored from the base on.
         for beyond in [0, 1, RECORD_BYTES, 1 << 40] {
-            let area = STORE.arm(40);
-            STORE.set_area(Area { index: area.maximum + beyond, ..area });
-            require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "the run ended well");
-            STORE.check_stored(&area, all.items());
-            check_eq!(STORE.area().index - area.base, n * RECORD_BYTES, "the index");
+            let area = PAGES.arm(40);
+            PAGES.set_area(DsArea { index: area.maximum + beyond, ..area });
+            require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS).is_some(), "no unhandled exception");
+            PAGES.check_stored(&area, all.items());
+            check_eq!(PAGES.area().index - area.base, n * RECORD_BYTES, "offset of the index from the base");
         }
-        // With BTINT: dropped.
+        // At and beyond the maximum, with BTINT: records are dropped.
         for beyond in [0, 1, RECORD_BYTES, 1 << 40] {
-            let area = STORE.arm(40);
-            let area = Area { index: area.maximum + beyond, ..area };
-            STORE.set_area(area);
-            require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS | BTINT).is_some(), "the run ended well");
-            check!(STORE.area() == area, "the index stays");
-            check!((0..ds::BUFFER).all(|n| STORE.byte(n) == ds::FILL), "nothing is stored");
+            let area = PAGES.arm(40);
+            let area = DsArea { index: area.maximum + beyond, ..area };
+            PAGES.set_area(area);
+            require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS | BTINT).is_some(), "no unhandled exception");
+            check!(PAGES.area() == area, "index unchanged");
+            check!((0..ds::BUFFER).all(|n| PAGES.byte(n) == ds::FILL), "buffer unchanged");
         }
     }
 }
 
 case! {
     name: "degenerate_buffers", cpl: [0, 3], rules: ["BTS-09", "BTS-10", "BTS-22"], needs: [],
-    about: "a buffer without room for a record, or with its fields in the wrong order, takes nothing",
+    about: "nothing is stored in a buffer shorter than a record or with its fields in the wrong order",
     fn body(ctx) {
         need_bts!(ctx);
-        let base = STORE.buffer_address();
-        for (index, maximum) in [(base, base), (base, base + 23), (base, base - 1), (base + 100, base), (base, 0)] {
+        let base = PAGES.buffer_address();
+        let fields = [(base, base), (base, base + 23), (base, base - 1), (base + 100, base), (base, 0)];
+        for (index, maximum) in fields {
             for bits in [0, BTINT] {
-                let area = Area { index, maximum, ..STORE.arm(1) };
-                STORE.set_area(area);
-                require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS | bits).is_some(), "the run ended well");
-                check!(STORE.area() == area, "the area is as before");
-                check!((0..ds::BUFFER).all(|n| STORE.byte(n) == ds::FILL), "nothing is stored");
+                let area = DsArea { index, maximum, ..PAGES.arm(1) };
+                PAGES.set_area(area);
+                require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS | bits).is_some(), "no unhandled exception");
+                check!(PAGES.area() == area, "area unchanged");
+                check!((0..ds::BUFFER).all(|n| PAGES.byte(n) == ds::FILL), "buffer unchanged");
             }
         }
     }
@@ -376,7 +382,7 @@ case! {
     fn body(ctx) {
         need_bts!(ctx);
         if insn::cpuid(0xa, 0).eax & 0xff < 4 {
-            skip!(ctx, "CPUID leaf 0AH announces no version 4, which has LBR_FRZ");
+            skip!(ctx, "CPUID leaf 0AH reports no version 4, which has LBR_FRZ");
         }
         let frozen = 1 << 58 | 1 << 59;
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_SET, frozen);
@@ -390,14 +396,15 @@ case! {
 
 case! {
     name: "announced", cpl: [0], rules: ["DS-01", "DS-13"], needs: [],
-    about: "DS, DTES64 and DS-CPL, and the unavailable bits clear, which writes do not change",
+    about: "CPUID reports DS, DTES64 and DS-CPL; the unavailable bits are clear and read-only",
     fn body(ctx) {
         need_feature!(ctx, DS);
         check!(insn::has(Feature::DTES64), "DTES64");
         check!(insn::has(Feature::DS_CPL), "DS-CPL");
         let before = msr::read(reg::IA32_MISC_ENABLE);
         check_eq!(before & (1 << 11), 0, "BTS_UNAVAILABLE");
-        check_eq!(msr::write_safe(reg::IA32_MISC_ENABLE, before ^ (1 << 11 | 1 << 12)), Ok::<(), _>(()), "a write");
-        check_eq!(msr::read(reg::IA32_MISC_ENABLE), before, "is ignored");
+        let written = msr::write_safe(reg::IA32_MISC_ENABLE, before ^ (1 << 11 | 1 << 12));
+        check_eq!(written, Ok::<(), _>(()), "write of the read-only bits");
+        check_eq!(msr::read(reg::IA32_MISC_ENABLE), before, "IA32_MISC_ENABLE after the write");
     }
 }

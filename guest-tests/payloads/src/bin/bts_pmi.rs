@@ -1,5 +1,4 @@
-//! The interrupt of the branch trace store: when it is requested, how it is delivered, and what
-//! becomes of it while it is masked.
+//! The interrupt of the branch trace store: when it is requested, how it is delivered, and masking.
 
 #![no_std]
 #![no_main]
@@ -14,30 +13,29 @@ use hindsight_guest::{apic, insn, msr};
 use hindsight_payloads::branch::recorder::IRQ_VECTOR;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
-    BTINT, BTS, FAR, FREEZE_LBRS_ON_PMI, FREEZE_PERFMON_ON_PMI, LBR, List, Run, Sequence, TR,
-    Transfer, run_checked, run_sequence,
+    BTINT, BTS, BranchList, BranchRun, BranchSequence, FAR, FREEZE_LBRS_ON_PMI,
+    FREEZE_PERFMON_ON_PMI, LBR, TR, TakenBranch, run_checked, run_sequence,
 };
-use hindsight_payloads::ds::{Area, RECORD_BYTES, Store};
+use hindsight_payloads::ds::{DsArea, DsPages, RECORD_BYTES};
 use hindsight_payloads::lbr;
+use hindsight_payloads::pmu::LVT_NMI;
 use hindsight_payloads::{need_bts, sequence};
 
 payload!("bts_pmi");
 
-static STORE: Store = Store::new();
+static PAGES: DsPages = DsPages::new();
 
-/// LVT: delivery mode NMI.
-const LVT_NMI: u32 = 0b100 << 8;
-/// A fixed interrupt.
+/// LVT entry of a fixed interrupt.
 const LVT_FIXED: u32 = IRQ_VECTOR as u32;
 
-/// A buffer of `count` records whose threshold is after `threshold` of them.
-fn arm(count: u64, threshold: u64) -> Area {
-    let area = STORE.arm(count);
-    let area = Area {
+/// Prepares a buffer of `count` records with the threshold after `threshold` of them.
+fn arm(count: u64, threshold: u64) -> DsArea {
+    let area = PAGES.arm(count);
+    let area = DsArea {
         threshold: area.base + threshold * RECORD_BYTES,
         ..area
     };
-    STORE.set_area(area);
+    PAGES.set_area(area);
     area
 }
 
@@ -45,16 +43,15 @@ fn is_requested() -> bool {
     apic::has_vector(Apic::IRR, IRQ_VECTOR)
 }
 
-/// Takes a requested interrupt, so that the next run begins without one.
-fn take_requested() {
-    let sequence = seq::interrupt_after_nop();
-    run_sequence(0, sequence, 0);
+/// Lets a pending interrupt be delivered, so that the next run begins without one.
+fn deliver_pending() {
+    run_sequence(0, seq::interrupt_after_nop(), 0);
 }
 
 case! {
-    name: "requested_at_the_threshold", cpl: [0, 3], rules: ["BTS-07", "BTS-08", "BTS-11", "DS-15", "OVF-08", "OVF-10"],
-    needs: [],
-    about: "with interrupts off: requested exactly if the index reaches the threshold; the LVT entry is then masked",
+    name: "requested_at_the_threshold", cpl: [0, 3],
+    rules: ["BTS-07", "BTS-08", "BTS-11", "DS-15", "OVF-08", "OVF-10"], needs: [],
+    about: "an interrupt is requested only if the index reaches the threshold; it masks the LVT entry",
     fn body(ctx) {
         need_bts!(ctx);
         apic::enable();
@@ -63,13 +60,13 @@ case! {
         for threshold in 1..n + 2 {
             apic::write(Apic::LVT_PMC, LVT_FIXED);
             let area = arm(50, threshold);
-            require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS | BTINT).is_some(), "the run ended well");
-            STORE.check_stored(&area, all.items());
-            check_eq!(is_requested(), threshold <= n, "the interrupt is requested");
+            require!(run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS | BTINT).is_some(), "no unhandled exception");
+            PAGES.check_stored(&area, all.items());
+            check_eq!(is_requested(), threshold <= n, "interrupt requested");
             let masked = if threshold <= n { LVT_MASKED } else { 0 };
-            check_eq!(apic::read(Apic::LVT_PMC), LVT_FIXED | masked, "the LVT entry");
+            check_eq!(apic::read(Apic::LVT_PMC), LVT_FIXED | masked, "LVT entry");
             if is_requested() {
-                take_requested();
+                deliver_pending();
             }
         }
     }
@@ -77,81 +74,88 @@ case! {
 
 case! {
     name: "requested_by_any_position", cpl: [0, 3], rules: ["BTS-07"], needs: [],
-    about: "a threshold between two records or below the base counts as reached when the index has passed it",
+    about: "a threshold between two records or below the base is reached when the index passes it",
     fn body(ctx) {
         need_bts!(ctx);
         apic::enable();
         let all = seq::jumps().all(ctx.cpl);
         let n = all.items().len() as u64;
-        let base = STORE.buffer_address();
+        let base = PAGES.buffer_address();
         let end = base + n * RECORD_BYTES;
-        for (threshold, expected) in
-            [(0, true), (base, true), (base + 1, true), (end - 1, true), (end, true), (end + 1, false), (u64::MAX, false)]
-        {
+        let reached = [0, base, base + 1, end - 1, end].map(|threshold| (threshold, true));
+        let beyond = [end + 1, u64::MAX].map(|threshold| (threshold, false));
+        for (threshold, expected) in reached.into_iter().chain(beyond) {
             apic::write(Apic::LVT_PMC, LVT_FIXED);
-            let area = Area { threshold, ..STORE.arm(50) };
-            STORE.set_area(area);
-            require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "the run ended well");
-            STORE.check_stored(&area, all.items());
-            check_eq!(is_requested(), expected, "the interrupt is requested");
+            let area = DsArea { threshold, ..PAGES.arm(50) };
+            PAGES.set_area(area);
+            require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "no unhandled exception");
+            PAGES.check_stored(&area, all.items());
+            check_eq!(is_requested(), expected, "interrupt requested");
             if is_requested() {
-                take_requested();
+                deliver_pending();
             }
         }
     }
 }
 
-/// The records of a run in which the interrupt comes right after record `at`, with handler `handler`
-/// returning by the IRET `back`.
-fn interrupted(all: &List, at: usize, handler: u64, back: u64) -> List {
-    let mut out = List::new();
+/// The records of a run with an interrupt after record `at`.
+///
+/// The interrupt handler is at `handler`, and its IRET at `back`.
+fn interrupted(all: &BranchList, at: usize, handler: u64, back: u64) -> BranchList {
+    let mut out = BranchList::new();
     for (n, &item) in (1..).zip(all.items()) {
         out.push(item);
         if n == at {
-            out.push(Transfer::new(item.to, handler, FAR));
-            out.push(Transfer::new(back, item.to, FAR));
+            out.push(TakenBranch::new(item.to, handler, FAR));
+            out.push(TakenBranch::new(back, item.to, FAR));
         }
     }
     out
 }
 
-/// Records before which the interrupt can come when code of CPL 3 runs with interrupts on: all but
-/// the last, at whose end they are off.
-fn check_delivery(level: u8, lvt: u32, handler: u64, back: u64, flags: u64, sequence: &Sequence) {
+/// Runs the sequence with each threshold and checks that the interrupt follows that branch.
+fn check_delivery(
+    level: u8,
+    lvt: u32,
+    handler: u64,
+    back: u64,
+    flags: u64,
+    sequence: &BranchSequence,
+) {
     let all = sequence.all(level);
     for at in 1..all.items().len() {
-        // Interrupts are off in handlers: a fixed interrupt waits for the IRET.
+        // Handlers run with interrupts disabled, so a fixed interrupt waits for the IRET.
         let in_handler = all.items()[at - 1].cpl_after(level) != level;
         if in_handler || (level == 0 && lvt == LVT_FIXED) {
             continue;
         }
         apic::write(Apic::LVT_PMC, lvt);
         let area = arm(50, at as u64);
-        let what = Run {
+        let run = BranchRun {
             flags,
-            ..Run::new(level, sequence, TR | BTS | BTINT)
+            ..BranchRun::new(level, sequence, TR | BTS | BTINT)
         };
-        let Some(seen) = run_checked(what) else {
+        let Some(events) = run_checked(run) else {
             return;
         };
-        check_eq!(seen.irqs, 1, "interrupts");
+        check_eq!(events.irqs, 1, "count of interrupts");
         check_eq!(
-            seen.irq_rip,
+            events.irq_rip,
             all.items()[at - 1].to,
-            "saved RIP: the boundary after the branch"
+            "saved RIP: the target of the branch"
         );
-        STORE.check_stored(&area, interrupted(&all, at, handler, back).items());
+        PAGES.check_stored(&area, interrupted(&all, at, handler, back).items());
         check_eq!(
             apic::read(Apic::LVT_PMC),
             lvt | LVT_MASKED,
-            "the LVT entry is masked"
+            "LVT entry, masked"
         );
     }
 }
 
 case! {
     name: "fixed_delivery", cpl: [3], rules: ["BTS-11", "BTS-25", "OVF-06", "OVF-09", "OVF-10"], needs: [],
-    about: "as a fixed interrupt it comes right after the branch, once, and is itself recorded",
+    about: "a fixed interrupt is delivered once, directly after the branch, and is stored too",
     fn body(ctx) {
         need_bts!(ctx);
         apic::enable();
@@ -164,7 +168,7 @@ case! {
 }
 
 sequence! {
-    /// An NMI to this processor itself: only for the addresses of its handler. Not run.
+    /// Never runs: its records hold the addresses of the NMI handler.
     nmi_handler:
         "20: nop",
     => ["20b", "recorder_nmi", "FAR_IN"], ["recorder_nmi_return", "20b", "FAR_OUT"],
@@ -172,7 +176,7 @@ sequence! {
 
 case! {
     name: "nmi_delivery", cpl: [0, 3], rules: ["BTS-11", "BTS-25", "OVF-09", "OVF-13"], needs: [],
-    about: "as an NMI it comes right after the branch, with interrupts off too",
+    about: "an NMI is delivered directly after the branch, also with interrupts disabled",
     fn body(ctx) {
         need_bts!(ctx);
         apic::enable();
@@ -184,7 +188,7 @@ case! {
 }
 
 sequence! {
-    /// Branches with interrupts on, at CPL 0. The interrupt flag goes off again before the end.
+    /// Branches with IF set, at CPL 0; the sequence sets and clears IF itself.
     with_interrupts_on:
         "sti",
         "nop",
@@ -196,7 +200,7 @@ sequence! {
 
 case! {
     name: "fixed_delivery_at_level_0", cpl: [0], rules: ["BTS-11", "OVF-06", "OVF-10", "OVF-13"], needs: [],
-    about: "the same at CPL 0; while IF is clear it waits",
+    about: "a fixed interrupt is delivered directly after the branch at CPL 0, or when IF is set",
     fn body(ctx) {
         need_bts!(ctx);
         apic::enable();
@@ -206,55 +210,59 @@ case! {
         for at in [2, 3] {
             apic::write(Apic::LVT_PMC, LVT_FIXED);
             let area = arm(50, at as u64);
-            let seen = require_some!(run_sequence(0, sequence, TR | BTS | BTINT), "the run ended well");
-            check_eq!((seen.irqs, seen.irq_rip), (1, all.items()[at - 1].to), "interrupts, saved RIP");
-            STORE.check_stored(&area, interrupted(&all, at, records[0].to, records[1].from).items());
+            let events = run_sequence(0, sequence, TR | BTS | BTINT);
+            let events = require_some!(events, "no unhandled exception");
+            let found = (events.irqs, events.irq_rip);
+            check_eq!(found, (1, all.items()[at - 1].to), "count of interrupts, saved RIP");
+            PAGES.check_stored(&area, interrupted(&all, at, records[0].to, records[1].from).items());
         }
-        // Reached by the jump into the sequence, where IF is clear: taken after STI and NOP.
+        // The jump into the sequence reaches the threshold with IF clear: delivery is after STI; NOP.
         apic::write(Apic::LVT_PMC, LVT_FIXED);
         arm(50, 1);
-        let seen = require_some!(run_sequence(0, sequence, TR | BTS | BTINT), "the run ended well");
-        check_eq!((seen.irqs, seen.irq_rip), (1, sequence.records()[0].from), "interrupts, saved RIP");
+        let events = run_sequence(0, sequence, TR | BTS | BTINT);
+        let events = require_some!(events, "no unhandled exception");
+        let found = (events.irqs, events.irq_rip);
+        check_eq!(found, (1, sequence.records()[0].from), "count of interrupts, saved RIP");
     }
 }
 
 case! {
     name: "masked", cpl: [0, 3], rules: ["BTS-23", "OVF-11"], needs: [],
-    about: "while the LVT entry is masked requests are lost; the next record after that requests again",
+    about: "requests are lost while the LVT entry is masked; the next record after that requests again",
     fn body(ctx) {
         need_bts!(ctx);
         apic::enable();
         apic::write(Apic::LVT_PMC, LVT_FIXED | LVT_MASKED);
         let area = arm(50, 2);
         let all = seq::jumps().all(ctx.cpl);
-        require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "the run ended well");
-        STORE.check_stored(&area, all.items());
-        check!(!is_requested(), "nothing is requested while masked");
+        require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "no unhandled exception");
+        PAGES.check_stored(&area, all.items());
+        check!(!is_requested(), "no request while masked");
         apic::write(Apic::LVT_PMC, LVT_FIXED);
-        check!(!is_requested(), "nor by unmasking");
-        require!(run_sequence(ctx.cpl, seq::jumps(), 0).is_some(), "the run ended well");
-        check!(!is_requested(), "nor by branches that are not stored");
-        let mut twice = List::new();
+        check!(!is_requested(), "no request after unmasking");
+        require!(run_sequence(ctx.cpl, seq::jumps(), 0).is_some(), "no unhandled exception");
+        check!(!is_requested(), "no request by branches that are not stored");
+        let mut twice = BranchList::new();
         all.items().iter().chain(all.items()).for_each(|&item| twice.push(item));
-        require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "the run ended well");
-        STORE.check_stored(&area, twice.items());
-        check!(is_requested(), "by the next record");
-        take_requested();
+        require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "no unhandled exception");
+        PAGES.check_stored(&area, twice.items());
+        check!(is_requested(), "request by the next record");
+        deliver_pending();
     }
 }
 
 case! {
     name: "full_buffer_requests_nothing", cpl: [0, 3], rules: ["BTS-09", "BTS-23"], needs: [],
-    about: "a dropped record requests nothing",
+    about: "a dropped record requests no interrupt",
     fn body(ctx) {
         need_bts!(ctx);
         apic::enable();
         apic::write(Apic::LVT_PMC, LVT_FIXED);
         let area = arm(4, 1);
-        STORE.set_area(Area { index: area.maximum, ..area });
-        require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "the run ended well");
-        check!(!is_requested(), "nothing is requested");
-        check_eq!(apic::read(Apic::LVT_PMC), LVT_FIXED, "the LVT entry");
+        PAGES.set_area(DsArea { index: area.maximum, ..area });
+        require!(run_sequence(ctx.cpl, seq::jumps(), TR | BTS | BTINT).is_some(), "no unhandled exception");
+        check!(!is_requested(), "no interrupt requested");
+        check_eq!(apic::read(Apic::LVT_PMC), LVT_FIXED, "LVT entry");
     }
 }
 
@@ -266,28 +274,28 @@ case! {
         apic::enable();
         apic::write(Apic::LVT_PMC, LVT_FIXED);
         arm(4, 1);
-        require!(run_sequence(ctx.cpl, seq::loop_33(), TR | BTS).is_some(), "the run ended well");
-        check!(!is_requested(), "nothing is requested");
-        check_eq!(apic::read(Apic::LVT_PMC), LVT_FIXED, "the LVT entry");
+        require!(run_sequence(ctx.cpl, seq::loop_33(), TR | BTS).is_some(), "no unhandled exception");
+        check!(!is_requested(), "no interrupt requested");
+        check_eq!(apic::read(Apic::LVT_PMC), LVT_FIXED, "LVT entry");
     }
 }
 
 case! {
     name: "disabled_apic", cpl: [0], rules: ["DS-18", "OVF-12"], needs: [],
-    about: "a disabled APIC delivers nothing; records are stored all the same",
+    about: "a disabled APIC delivers no interrupt; records are stored nevertheless",
     fn body(ctx) {
         need_bts!(ctx);
         apic::disable();
         let area = arm(50, 1);
-        require!(run_sequence(0, seq::jumps(), TR | BTS | BTINT).is_some(), "the run ended well");
-        STORE.check_stored(&area, seq::jumps().all(0).items());
-        check!(!is_requested(), "nothing is requested");
+        require!(run_sequence(0, seq::jumps(), TR | BTS | BTINT).is_some(), "no unhandled exception");
+        PAGES.check_stored(&area, seq::jumps().all(0).items());
+        check!(!is_requested(), "no interrupt requested");
     }
 }
 
 case! {
     name: "status_and_debugctl", cpl: [0, 3], rules: ["BTS-12", "DCTL-13", "DCTL-07", "DS-14"], needs: [],
-    about: "the interrupt sets no status bit, and leaves IA32_DEBUGCTL as it is; the index is its only sign",
+    about: "the interrupt sets no status bit and does not change IA32_DEBUGCTL; only the index shows it",
     fn body(ctx) {
         need_bts!(ctx);
         if !lbr::present() {
@@ -298,27 +306,28 @@ case! {
         let area = arm(50, 2);
         lbr::reset();
         let sequence = seq::jumps();
-        let seen = require_some!(run_sequence(ctx.cpl, sequence, TR | BTS | BTINT | LBR), "the run ended well");
-        check_eq!(seen.irqs, 1, "NMIs");
-        // LBR stayed on: both recorders saw the same.
+        let events = run_sequence(ctx.cpl, sequence, TR | BTS | BTINT | LBR);
+        let events = require_some!(events, "no unhandled exception");
+        check_eq!(events.irqs, 1, "count of NMIs");
+        // LBR stayed set: the LBR stack and BTS recorded the same branches.
         let records = nmi_handler().records();
         let expected = interrupted(&sequence.all(ctx.cpl), 2, records[0].to, records[1].from);
-        STORE.check_stored(&area, expected.items());
+        PAGES.check_stored(&area, expected.items());
         lbr::check_list(&expected);
         if insn::cpuid(0xa, 0).eax & 0xff >= 2 {
             check_eq!(msr::read(reg::IA32_PERF_GLOBAL_STATUS), 0, "IA32_PERF_GLOBAL_STATUS");
         }
-        check!(STORE.area().index >= area.threshold, "the index has reached the threshold");
+        check!(PAGES.area().index >= area.threshold, "index at or beyond the threshold");
     }
 }
 
 case! {
     name: "freezes_the_lbr_stack", cpl: [0, 3], rules: ["BTS-12", "DCTL-13", "LBR-03"], needs: [],
-    about: "with FREEZE_LBRS_ON_PMI the request freezes the LBR stack: the interrupt itself is not in it",
+    about: "with FREEZE_LBRS_ON_PMI the request freezes the LBR stack, which lacks the interrupt itself",
     fn body(ctx) {
         need_bts!(ctx);
         if insn::cpuid(0xa, 0).eax & 0xff < 4 || !lbr::present() {
-            skip!(ctx, "CPUID leaf 0AH announces no version 4, which has LBR_FRZ");
+            skip!(ctx, "CPUID leaf 0AH reports no version 4, which has LBR_FRZ");
         }
         apic::enable();
         for (bits, status) in [(FREEZE_LBRS_ON_PMI, 1 << 58), (FREEZE_PERFMON_ON_PMI, 1 << 59)] {
@@ -326,15 +335,15 @@ case! {
             let area = arm(50, 2);
             lbr::reset();
             let sequence = seq::jumps();
-            let seen = run_sequence(ctx.cpl, sequence, TR | BTS | BTINT | LBR | bits);
-            check_eq!(seen.map(|seen| seen.irqs), Some(1), "NMIs");
+            let events = run_sequence(ctx.cpl, sequence, TR | BTS | BTINT | LBR | bits);
+            check_eq!(events.map(|events| events.irqs), Some(1), "count of NMIs");
             check_eq!(msr::read(reg::IA32_PERF_GLOBAL_STATUS), status, "IA32_PERF_GLOBAL_STATUS");
             let all = sequence.all(ctx.cpl);
             let records = nmi_handler().records();
             let expected = interrupted(&all, 2, records[0].to, records[1].from);
-            STORE.check_stored(&area, expected.items());
+            PAGES.check_stored(&area, expected.items());
             if bits == FREEZE_LBRS_ON_PMI {
-                lbr::check_records(&lbr::Stack::read(), &all.items()[..2]);
+                lbr::check_records(&lbr::LbrStack::read(), &all.items()[..2]);
             } else {
                 lbr::check_list(&expected);
             }
@@ -359,11 +368,11 @@ fn has_pebs() -> bool {
 
 case! {
     name: "together_with_pebs", cpl: [3], rules: ["BTS-20", "DS-14", "PEBS-23"], needs: [],
-    about: "where one branch triggers both, the interrupt comes when both records are there",
+    about: "if one branch triggers BTS and PEBS, the interrupt is delivered after both records",
     fn body(ctx) {
         need_bts!(ctx);
         if !has_pebs() {
-            skip!(ctx, "IA32_PERF_CAPABILITIES announces no PEBS of format 3");
+            skip!(ctx, "IA32_PERF_CAPABILITIES reports no PEBS of format 3");
         }
         apic::enable();
         apic::write(Apic::LVT_PMC, LVT_NMI);
@@ -371,26 +380,26 @@ case! {
         let base = PEBS_BUFFER.as_ptr() as u64;
         let mut pebs = area.pebs;
         pebs[..4].copy_from_slice(&[base, base, base + 4 * PEBS_BYTES, base + PEBS_BYTES]);
-        STORE.set_area(Area { pebs, ..area });
+        PAGES.set_area(DsArea { pebs, ..area });
         msr::write(reg::IA32_PERFEVTSEL0, BRANCHES_USER);
-        // The third branch overflows, the one after it gives the record.
+        // The third branch overflows the counter, and the branch after it stores the PEBS record.
         msr::write(reg::IA32_A_PMC0, (1 << 48) - 3);
         msr::write(reg::IA32_PEBS_ENABLE, 1);
         msr::write(reg::IA32_PERF_GLOBAL_CTRL, 1);
         let sequence = seq::conditionals();
-        let seen = run_sequence(ctx.cpl, sequence, TR | BTS | BTINT);
+        let events = run_sequence(ctx.cpl, sequence, TR | BTS | BTINT);
         msr::write(reg::IA32_PERF_GLOBAL_CTRL, 0);
         msr::write(reg::IA32_PEBS_ENABLE, 0);
         msr::write(reg::IA32_PERFEVTSEL0, 0);
-        let seen = require_some!(seen, "the run ended well");
-        check_eq!(seen.irqs, 1, "interrupts");
-        check_eq!(STORE.area().pebs[1], base + PEBS_BYTES, "the PEBS index");
-        // Which branch it was depends on whether the IRET to the sequence counts as one of CPL 3.
+        let events = require_some!(events, "no unhandled exception");
+        check_eq!(events.irqs, 1, "count of interrupts");
+        check_eq!(PAGES.area().pebs[1], base + PEBS_BYTES, "PEBS index");
+        // Which branch it is depends on whether the IRET to the sequence counts as one of CPL 3.
         let all = sequence.all(ctx.cpl);
-        let at = all.items().iter().position(|item| item.to == seen.irq_rip).map_or(0, |n| n + 1);
-        check!((4..=5).contains(&at), "it came after the fourth or fifth branch");
+        let at = all.items().iter().position(|item| item.to == events.irq_rip).map_or(0, |n| n + 1);
+        check!((4..=5).contains(&at), "interrupt after the fourth or fifth branch");
         let records = nmi_handler().records();
         let expected = interrupted(&all, at, records[0].to, records[1].from);
-        STORE.check_stored(&Area { pebs: STORE.area().pebs, ..area }, expected.items());
+        PAGES.check_stored(&DsArea { pebs: PAGES.area().pebs, ..area }, expected.items());
     }
 }

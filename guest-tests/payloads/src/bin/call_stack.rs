@@ -11,8 +11,8 @@ use hindsight_guest::regs::msr::{
     IA32_DEBUGCTL, IA32_PERF_GLOBAL_STATUS_RESET, IA32_PERF_GLOBAL_STATUS_SET, MSR_LASTBRANCH_TOS,
     MSR_LBR_SELECT,
 };
-use hindsight_payloads::branch::{LBR, Sequence, Transfer, run_sequence};
-use hindsight_payloads::lbr::{self, Stack};
+use hindsight_payloads::branch::{BranchSequence, LBR, TakenBranch, run_sequence};
+use hindsight_payloads::lbr::{self, LbrStack};
 use hindsight_payloads::{need_lbr, sequence};
 
 payload!("call_stack");
@@ -24,23 +24,23 @@ const ENABLE: u64 = 0x200;
 const CPL_EQ_0: u64 = 1 << 0;
 const CPL_NEQ_0: u64 = 1 << 1;
 
-/// Runs the sequence in call-stack mode with these further bits, from an empty stack.
-fn run_in(level: u8, sequence: &Sequence, select: u64) -> Option<Stack> {
+/// Runs the sequence with this MSR_LBR_SELECT, from an empty stack.
+fn record_with(level: u8, sequence: &BranchSequence, select: u64) -> Option<LbrStack> {
     lbr::reset();
     msr::write(MSR_LBR_SELECT, select);
     run_sequence(level, sequence, LBR)?;
-    Some(Stack::read())
+    Some(LbrStack::read())
 }
 
 /// Checks that the stack holds exactly the records of the sequence.
-fn check_calls(level: u8, sequence: &Sequence, select: u64) {
-    if let Some(stack) = run_in(level, sequence, select) {
+fn check_calls(level: u8, sequence: &BranchSequence, select: u64) {
+    if let Some(stack) = record_with(level, sequence, select) {
         lbr::check_records(&stack, sequence.records());
     }
 }
 
 sequence! {
-    /// Calls A, B, returns from B, calls C, and ends there. B and C are called by register and memory.
+    /// Calls A, which calls B by register and then C through memory; the sequence ends in C.
     calls_a_b_c:
         "20: call 30f",
         "ud2",
@@ -56,7 +56,7 @@ sequence! {
 
 case! {
     name: "calls_push_and_returns_pop", cpl: [0, 3], rules: ["LSEL-10", "LSEL-11", "LSEL-12", "LSEL-17"], needs: [],
-    about: "calls A, B, a return, call C leave C over A",
+    about: "after calls of A and B, a return and a call of C, the stack holds C over A",
     fn body(ctx) {
         need_lbr!(ctx);
         check_calls(ctx.cpl, calls_a_b_c(), CALL_STACK);
@@ -65,13 +65,13 @@ case! {
 
 case! {
     name: "level_filters", cpl: [0, 3], rules: ["LSEL-10"], needs: [],
-    about: "the filter of the other level changes nothing, that of the own level stops all",
+    about: "the filter of the other level has no effect, that of the own level records nothing",
     fn body(ctx) {
         need_lbr!(ctx);
         let (own, other) = if ctx.cpl == 0 { (CPL_EQ_0, CPL_NEQ_0) } else { (CPL_NEQ_0, CPL_EQ_0) };
         check_calls(ctx.cpl, calls_a_b_c(), CALL_STACK | other);
-        let stack = run_in(ctx.cpl, calls_a_b_c(), CALL_STACK | own);
-        check!(stack == Some(Stack::EMPTY), "with the filter of the own level the stack stays empty");
+        let stack = record_with(ctx.cpl, calls_a_b_c(), CALL_STACK | own);
+        check!(stack == Some(LbrStack::EMPTY), "LBR stack empty with the filter of the own level");
     }
 }
 
@@ -89,11 +89,11 @@ sequence! {
 
 case! {
     name: "popped_entries_are_zero", cpl: [0, 3], rules: ["LSEL-12", "LSEL-13", "OP-33"], needs: [],
-    about: "after as many returns as calls TOS is back, and the entries are zero",
+    about: "after as many returns as calls TOS and all entries are zero",
     fn body(ctx) {
         need_lbr!(ctx);
-        let stack = require_some!(run_in(ctx.cpl, balanced(), CALL_STACK), "the run ended well");
-        check!(stack == Stack::EMPTY, "the stack is empty");
+        let stack = require_some!(record_with(ctx.cpl, balanced(), CALL_STACK), "no unhandled exception");
+        check!(stack == LbrStack::EMPTY, "LBR stack empty");
     }
 }
 
@@ -108,12 +108,12 @@ sequence! {
 
 case! {
     name: "return_from_an_empty_stack", cpl: [0, 3], rules: ["LSEL-14"], needs: [],
-    about: "a return with nothing to pop decrements TOS and changes nothing else",
+    about: "a return from an empty stack decrements TOS and changes nothing else",
     fn body(ctx) {
         need_lbr!(ctx);
-        let stack = require_some!(run_in(ctx.cpl, bare_return(), CALL_STACK), "the run ended well");
+        let stack = require_some!(record_with(ctx.cpl, bare_return(), CALL_STACK), "no unhandled exception");
         check_eq!(stack.tos, 31, "TOS");
-        check!(Stack { tos: 0, ..stack } == Stack::EMPTY, "the entries");
+        check!(LbrStack { tos: 0, ..stack } == LbrStack::EMPTY, "entries unchanged");
     }
 }
 
@@ -123,7 +123,7 @@ sequence! {
         "20: call 21f", "ud2",
         "21: call 22f",
         "22: pop rax",
-        // Not by displacement 0, though it goes to the next instruction.
+        // An indirect call of the next instruction, which has no displacement of 0.
         "lea rax, [rip + 24f]",
         "23: call rax",
         "24: nop",
@@ -132,7 +132,7 @@ sequence! {
 
 case! {
     name: "call_of_the_next_instruction", cpl: [0, 3], rules: ["LSEL-15", "OP-32"], needs: [],
-    about: "a relative call with displacement 0 is not pushed, an indirect one to the same place is",
+    about: "a relative call with displacement 0 is not pushed; an indirect call of the next instruction is",
     fn body(ctx) {
         need_lbr!(ctx);
         check_calls(ctx.cpl, call_next(), CALL_STACK);
@@ -140,7 +140,7 @@ case! {
 }
 
 sequence! {
-    /// One of everything that is neither a near call nor a near return, inside a function.
+    /// A call of a function with branches of all kinds but near calls and near returns.
     others_inside:
         "20: call 21f", "ud2",
         "21: xor eax, eax",
@@ -162,7 +162,7 @@ sequence! {
 
 case! {
     name: "other_branches", cpl: [0, 3], rules: ["LSEL-16"], needs: [],
-    about: "jumps, conditional and far branches, interrupts and exceptions do not change the stack",
+    about: "jumps, conditional and far branches, interrupts and exceptions do not change the LBR stack",
     fn body(ctx) {
         need_lbr!(ctx);
         check_calls(ctx.cpl, others_inside(), CALL_STACK);
@@ -170,7 +170,7 @@ case! {
 }
 
 sequence! {
-    /// 40 calls, one inside the other.
+    /// 40 nested calls.
     deep:
         "mov ecx, 41",
         "20: dec ecx", "jz 29f",
@@ -181,7 +181,7 @@ sequence! {
 }
 
 sequence! {
-    /// The same, and 10 returns.
+    /// 40 nested calls and 10 returns.
     deep_and_back:
         "mov ecx, 41", "mov edx, 11",
         "20: dec ecx", "jz 22f",
@@ -193,27 +193,27 @@ sequence! {
 
 case! {
     name: "more_calls_than_entries", cpl: [0, 3], rules: ["LSEL-19", "LSEL-11", "LSEL-12"], needs: [],
-    about: "40 calls overwrite the oldest entries; returns go back modulo 32",
+    about: "40 calls overwrite the oldest entries; returns decrement TOS modulo 32",
     fn body(ctx) {
         need_lbr!(ctx);
-        let stack = require_some!(run_in(ctx.cpl, deep(), CALL_STACK), "the run ended well");
+        let stack = require_some!(record_with(ctx.cpl, deep(), CALL_STACK), "no unhandled exception");
         check_eq!(stack.tos, 40 % 32, "TOS after 40 calls");
         for age in 0..lbr::ENTRIES {
-            check_eq!(stack.entry(age), deep().records()[0].pair(), "an entry");
+            check_eq!(stack.entry(age), deep().records()[0].pair(), "entry");
         }
-        let stack = require_some!(run_in(ctx.cpl, deep_and_back(), CALL_STACK), "the run ended well");
+        let stack = require_some!(record_with(ctx.cpl, deep_and_back(), CALL_STACK), "no unhandled exception");
         check_eq!(stack.tos, 30, "TOS after 10 returns");
         for age in 0..22 {
-            check_eq!(stack.entry(age), deep_and_back().records()[0].pair(), "an entry that is left");
+            check_eq!(stack.entry(age), deep_and_back().records()[0].pair(), "entry that was not popped");
         }
         for age in 22..32 {
-            check_eq!(stack.entry(age), (0, 0), "a popped entry");
+            check_eq!(stack.entry(age), (0, 0), "popped entry");
         }
     }
 }
 
 sequence! {
-    /// Jumps and calls mixed, to be run with EN_CALLSTACK alone.
+    /// Jumps and calls, for EN_CALLSTACK alone.
     mixed:
         "20: jmp 21f", "ud2",
         "21: call 30f",
@@ -226,16 +226,16 @@ sequence! {
 
 case! {
     name: "undefined_combination", cpl: [0, 3], rules: ["LSEL-10", "OP-15"], needs: [],
-    about: "OP-15: with EN_CALLSTACK alone calls push, returns pop, all else is recorded as usual",
+    about: "with EN_CALLSTACK alone calls push, returns pop, and other branches are recorded (OP-15)",
     fn body(ctx) {
         need_lbr!(ctx);
-        let stack = require_some!(run_in(ctx.cpl, mixed(), ENABLE), "the run ended well");
+        let stack = require_some!(record_with(ctx.cpl, mixed(), ENABLE), "no unhandled exception");
         lbr::check_records(&stack, mixed().all(ctx.cpl).items());
     }
 }
 
 sequence! {
-    /// Calls with the stack frozen and unfrozen between them by IA32_PERF_GLOBAL_STATUS_SET and _RESET.
+    /// Calls between which IA32_PERF_GLOBAL_STATUS_SET and _RESET freeze and unfreeze the stack.
     frozen_between:
         "20: call 21f", "ud2",
         "21: mov ecx, 0x391", "xor eax, eax", "mov edx, 0x04000000", "wrmsr",
@@ -248,65 +248,66 @@ sequence! {
 
 case! {
     name: "freeze", cpl: [0], rules: ["LSEL-18"], needs: [],
-    about: "a frozen stack loses exactly what happens while it is frozen",
+    about: "a frozen stack records exactly the calls before and after the freeze",
     fn body(ctx) {
         need_lbr!(ctx);
         if hindsight_guest::insn::cpuid(0xa, 0).eax & 0xff < 4 {
-            skip!(ctx, "CPUID leaf 0AH announces no version 4, which has LBR_FRZ");
+            skip!(ctx, "CPUID leaf 0AH reports no version 4, which has LBR_FRZ");
         }
-        check_eq!((IA32_PERF_GLOBAL_STATUS_SET, IA32_PERF_GLOBAL_STATUS_RESET), (0x391, 0x390), "as in the sequence");
+        let msrs = (IA32_PERF_GLOBAL_STATUS_SET, IA32_PERF_GLOBAL_STATUS_RESET);
+        check_eq!(msrs, (0x391, 0x390), "MSR numbers in the sequence");
         check_calls(0, frozen_between(), CALL_STACK);
     }
 }
 
-// The unwinder: a recursive descent over an expression. At its deepest point a probe looks at the LBR
-// stack and says by which functions it was reached, without frame pointers or unwind tables.
+// The unwinder: a recursive descent over an expression. At its deepest point `probe` reads the chain
+// of callers from the LBR stack, without frame pointers or unwind tables.
 
-/// The most callers that the unwinder keeps.
+/// The most calls of a chain.
 const DEPTH: usize = 16;
 
-/// What the probe found: call sites from the innermost outwards, and the target of each call.
-struct Probe {
-    calls: [Transfer; DEPTH],
+/// The calls that led to `probe`, from the innermost on.
+struct CallChain {
+    calls: [TakenBranch; DEPTH],
     count: usize,
 }
 
-static mut PROBE: Probe = Probe {
-    calls: [Transfer::new(0, 0, 0); DEPTH],
+static mut CHAIN: CallChain = CallChain {
+    calls: [TakenBranch::new(0, 0, 0); DEPTH],
     count: 0,
 };
 
-/// Stops recording and keeps the calls that led here, its own excluded.
+/// Clears LBR and stores the calls that led to the caller.
 #[inline(never)]
 extern "C" fn probe() {
     msr::write(IA32_DEBUGCTL, 0);
     let tos = msr::read(MSR_LASTBRANCH_TOS);
-    let stack = Stack::read();
+    let stack = LbrStack::read();
     check_eq!(stack.tos, tos, "TOS");
-    let found = &raw mut PROBE;
-    // SAFETY: one processor runs, and no handler uses it.
-    let found = unsafe { &mut *found };
-    found.count = 0;
-    // The WRMSR may be in a function of its own: begin below the call of this one.
+    let chain = &raw mut CHAIN;
+    // SAFETY: one CPU runs, and no handler uses the chain.
+    let chain = unsafe { &mut *chain };
+    chain.count = 0;
+    // The WRMSR may be in a function of its own: begin with the entry after the call of this one.
     let own = probe as *const () as u64;
     let begin = (0..lbr::ENTRIES).find(|&age| stack.entry(age).1 == own);
     for age in begin.map_or(0, |age| age + 1).. {
         let (from, to) = stack.entry(age);
-        if from == 0 || found.count == DEPTH {
+        if from == 0 || chain.count == DEPTH {
             break;
         }
-        found.calls[found.count] = Transfer::new(from, to, 0);
-        found.count += 1;
+        chain.calls[chain.count] = TakenBranch::new(from, to, 0);
+        chain.count += 1;
     }
 }
 
-/// What the parser reads: a digit, a sum in parentheses, or `?`, where the probe is.
-struct Text {
+/// The input of the parser: digits, `+`, `*`, parentheses, and `?`, which calls [`probe`].
+struct Input {
     bytes: &'static [u8],
     at: usize,
 }
 
-impl Text {
+impl Input {
     fn next(&mut self) -> u8 {
         self.at += 1;
         self.bytes.get(self.at - 1).copied().unwrap_or(0)
@@ -314,31 +315,31 @@ impl Text {
 }
 
 #[inline(never)]
-extern "C" fn sum(text: &mut Text) -> u32 {
-    let mut value = product(text);
-    while text.bytes.get(text.at) == Some(&b'+') {
-        text.at += 1;
-        value += black_box(product(text));
+extern "C" fn sum(input: &mut Input) -> u32 {
+    let mut value = product(input);
+    while input.bytes.get(input.at) == Some(&b'+') {
+        input.at += 1;
+        value += black_box(product(input));
     }
     black_box(value)
 }
 
 #[inline(never)]
-extern "C" fn product(text: &mut Text) -> u32 {
-    let mut value = atom(text);
-    while text.bytes.get(text.at) == Some(&b'*') {
-        text.at += 1;
-        value *= black_box(atom(text));
+extern "C" fn product(input: &mut Input) -> u32 {
+    let mut value = atom(input);
+    while input.bytes.get(input.at) == Some(&b'*') {
+        input.at += 1;
+        value *= black_box(atom(input));
     }
     black_box(value)
 }
 
 #[inline(never)]
-extern "C" fn atom(text: &mut Text) -> u32 {
-    match text.next() {
+extern "C" fn atom(input: &mut Input) -> u32 {
+    match input.next() {
         b'(' => {
-            let value = sum(text);
-            text.next();
+            let value = sum(input);
+            input.next();
             black_box(value)
         }
         b'?' => {
@@ -349,38 +350,39 @@ extern "C" fn atom(text: &mut Text) -> u32 {
     }
 }
 
-/// The expression: by the time of the `?` calls have come and gone at every level.
+/// The expression. Before the `?`, functions were called and returned at every level.
 const EXPRESSION: &[u8] = b"1+2*(3+4*5+(6*2+?)*2)+1";
 
 case! {
     name: "unwinder", cpl: [0], rules: ["LSEL-11", "LSEL-12", "LSEL-17"], needs: [],
-    about: "at a deep point of a recursive program the stack gives the chain of callers, and only that",
+    about: "at a deep point of a recursive program the LBR stack holds exactly the chain of callers",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::reset();
         msr::write(MSR_LBR_SELECT, CALL_STACK | CPL_NEQ_0);
-        let mut text = Text { bytes: EXPRESSION, at: 0 };
-        let parse: extern "C" fn(&mut Text) -> u32 = black_box(sum);
+        let mut input = Input { bytes: EXPRESSION, at: 0 };
+        let parse: extern "C" fn(&mut Input) -> u32 = black_box(sum);
         msr::write(IA32_DEBUGCTL, LBR);
-        let value = parse(&mut text);
+        let value = parse(&mut input);
         msr::write(IA32_DEBUGCTL, 0);
-        check_eq!(value, 1 + 2 * (3 + 20 + (12 + 7) * 2) + 1, "the value of the expression");
-        let found = &raw const PROBE;
-        // SAFETY: the probe is done.
-        let found = unsafe { &*found };
-        let place = |f: extern "C" fn(&mut Text) -> u32| f as *const () as u64;
-        let (sum, product, atom) = (place(sum), place(product), place(atom));
-        let names = [sum, product, atom];
-        let called: [u64; DEPTH] = found.calls.map(|call| call.to);
-        // Innermost first: three rounds of atom, product, sum.
+        check_eq!(value, 1 + 2 * (3 + 20 + (12 + 7) * 2) + 1, "value of the expression");
+        let chain = &raw const CHAIN;
+        // SAFETY: `probe` has returned, so nothing writes the chain.
+        let chain = unsafe { &*chain };
+        let address = |f: extern "C" fn(&mut Input) -> u32| f as *const () as u64;
+        let (sum, product, atom) = (address(sum), address(product), address(atom));
+        let functions = [sum, product, atom];
+        let called: [u64; DEPTH] = chain.calls.map(|call| call.to);
+        // From the innermost on: three times atom, product, sum.
         let expected = [atom, product, sum, atom, product, sum, atom, product, sum, 0, 0, 0, 0, 0, 0, 0];
-        check_eq!(found.count, 9, "callers");
-        check_eq!(called, expected, "the functions called");
-        for pair in found.calls[..found.count.min(DEPTH)].windows(2) {
-            // The call site of a function lies in its caller, which the next entry names.
+        check_eq!(chain.count, 9, "count of callers");
+        check_eq!(called, expected, "functions called");
+        for pair in chain.calls[..chain.count.min(DEPTH)].windows(2) {
+            // The call site of a function lies in its caller, whose entry is the next one.
             let caller = pair[1].to;
-            let end = names.iter().copied().filter(|&name| name > caller).min().unwrap_or(caller + 512);
-            check!((caller..end).contains(&pair[0].from), "the call site is in the caller");
+            let next = functions.iter().copied().filter(|&function| function > caller).min();
+            let end = next.unwrap_or(caller + 512);
+            check!((caller..end).contains(&pair[0].from), "call site in the caller");
         }
     }
 }

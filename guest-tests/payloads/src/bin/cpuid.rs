@@ -1,5 +1,6 @@
-//! CPUID: the model, and that what is announced is consistent. Facilities that are not announced
-//! are followed, not demanded.
+//! CPUID: the model, and the consistency of what it reports.
+//!
+//! A facility that CPUID does not report is not demanded.
 
 #![no_std]
 #![no_main]
@@ -13,7 +14,7 @@ use hindsight_payloads::clock;
 
 payload!("cpuid");
 
-/// Whether this is the model that the rules describe, and not a host's processor or QEMU's.
+/// Whether this is the model of the rules, and not a host's processor or QEMU's.
 fn is_skylake_server() -> bool {
     cpuid(1, 0).eax == 0x0005_0654
 }
@@ -25,12 +26,12 @@ fn leaf(leaf: u32, subleaf: u32) -> [u32; 4] {
 
 case! {
     name: "model", cpl: [0], rules: ["CPU-01", "CPU-02"], needs: [],
-    about: "the signature, and a highest leaf that covers the frequency leaves",
+    about: "the signature, and a highest leaf that includes the frequency leaves",
     fn body(ctx) {
         if !is_skylake_server() {
             skip!(ctx, "the CPU model is not skylake-server");
         }
-        check!(cpuid(0, 0).eax >= 0x16, "the highest basic leaf is at least 16H");
+        check!(cpuid(0, 0).eax >= 0x16, "highest basic leaf at least 16H");
         check_eq!(cpuid(1, 0).eax, 0x0005_0654, "family, model and stepping");
     }
 }
@@ -38,14 +39,14 @@ case! {
 case! {
     name: "same_for_users", cpl: [3], rules: ["CPU-01", "CPU-02"],
     needs: ["cpuid", "iretq-cpl3"],
-    about: "CPUID at CPL 3 gives what it gives at CPL 0",
+    about: "CPUID returns the same values at CPL 3 and CPL 0",
     fn body(ctx) {
         for number in [0, 1, 7, 0xa, LEAF_TSC, LEAF_HYPERVISOR, 0x8000_0001, 0x8000_0007] {
             let expected = leaf(number, 0);
             let mut found = [0; 4];
             let fault = ctx.run(|| found = leaf(number, 0));
-            check!(fault.is_none(), "CPUID raises nothing");
-            check_eq!(found, expected, "the leaf");
+            check!(fault.is_none(), "no exception");
+            check_eq!(found, expected, "values of the leaf");
         }
     }
 }
@@ -53,7 +54,7 @@ case! {
 case! {
     name: "base_features", cpl: [0], rules: ["CPU-03", "CPU-04", "CPU-05", "CPU-19", "CPU-20"],
     needs: [],
-    about: "features of the foundation are announced",
+    about: "basic features of the model are reported",
     fn body(ctx) {
         if !is_skylake_server() {
             skip!(ctx, "the CPU model is not skylake-server");
@@ -77,7 +78,7 @@ case! {
 
 case! {
     name: "absent_features", cpl: [0], rules: ["CPU-06", "CPU-07", "CPU-21", "CPU-23"], needs: [],
-    about: "features that this model lacks are not announced",
+    about: "features that this model lacks are not reported",
     fn body(ctx) {
         if !is_skylake_server() {
             skip!(ctx, "the CPU model is not skylake-server");
@@ -104,8 +105,8 @@ case! {
         if !is_skylake_server() {
             skip!(ctx, "the CPU model is not skylake-server");
         }
-        check_eq!(has(Feature::DTES64), has(Feature::DS), "DTES64 goes with DS");
-        check_eq!(has(Feature::DS_CPL), has(Feature::DS), "DS-CPL goes with DS");
+        check_eq!(has(Feature::DTES64), has(Feature::DS), "DTES64 equals DS");
+        check_eq!(has(Feature::DS_CPL), has(Feature::DS), "DS-CPL equals DS");
         let pmu = leaf(0xa, 0);
         if pmu[0] & 0xff == 0 {
             check_eq!(pmu, [0; 4], "leaf 0AH without counters");
@@ -119,7 +120,7 @@ case! {
     name: "resource_director", cpl: [0],
     rules: ["CPU-05", "CPU-11", "CPU-12", "CPU-13", "CPU-14", "CPU-15", "CPU-16", "CPU-22"],
     needs: [],
-    about: "leaves 0FH and 10H are as specified, or zero where not announced",
+    about: "leaves 0FH and 10H are as specified, or zero if the facility is not reported",
     fn body(ctx) {
         if !is_skylake_server() {
             skip!(ctx, "the CPU model is not skylake-server");
@@ -149,16 +150,16 @@ case! {
 case! {
     name: "frequencies", cpl: [0], rules: ["CPU-17", "CPU-18", "ART-01", "ART-03", "ART-06", "OP-29"],
     needs: [],
-    about: "leaves 15H and 16H give the frequency of the TSC, in numbers that Linux can multiply",
+    about: "leaves 15H and 16H report the frequency of the TSC, in numbers that Linux can multiply",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
             skip!(ctx, "QEMU TCG has no leaf 15H");
         }
         let [denominator, numerator, crystal, _] = leaf(LEAF_TSC, 0);
-        check_eq!(crystal, 25_000_000, "the crystal in Hz");
-        check!(denominator != 0 && numerator != 0, "the ratio is announced");
-        check!(u64::from(crystal / 1000) * u64::from(numerator) < 1 << 32, "32 bits hold the product");
-        let hz = require_some!(clock::tsc_hz(), "a frequency");
+        check_eq!(crystal, 25_000_000, "frequency of the crystal in Hz");
+        check!(denominator != 0 && numerator != 0, "ratio is not zero");
+        check!(u64::from(crystal / 1000) * u64::from(numerator) < 1 << 32, "product fits in 32 bits");
+        let hz = require_some!(clock::tsc_hz(), "TSC frequency reported");
         let [base, max, bus, _] = leaf(LEAF_FREQUENCY, 0);
         check_eq!(u64::from(base), (hz + 500_000) / 1_000_000, "base MHz");
         check!(max >= base, "maximum MHz");
@@ -168,7 +169,7 @@ case! {
 
 case! {
     name: "hypervisor", cpl: [0], rules: ["CPU-25"], needs: [],
-    about: "a hypervisor is announced, and has a leaf with its signature",
+    about: "a hypervisor is reported and has a leaf with its signature",
     fn body(_ctx) {
         if check!(has(Feature::HYPERVISOR), "CPUID.1:ECX[31]") {
             let found = leaf(LEAF_HYPERVISOR, 0);
@@ -185,7 +186,7 @@ case! {
         let mut upper = u64::MAX;
         let fault = ctx.run(|| {
             let (a, b, c, d): (u64, u64, u64, u64);
-            // SAFETY: registers only; RBX, which the compiler may use, is exchanged back.
+            // SAFETY: CPUID changes only registers. RBX, which the compiler may use, is restored.
             unsafe {
                 asm!(
                     "mov {b}, rbx",
@@ -201,7 +202,7 @@ case! {
             }
             upper = (a | b | c | d) >> 32;
         });
-        check!(fault.is_none(), "CPUID raises nothing");
+        check!(fault.is_none(), "no exception");
         check_eq!(upper, 0, "bits 63:32 of the four registers");
     }
 }
@@ -216,13 +217,13 @@ case! {
 
 case! {
     name: "cache", cpl: [0], rules: ["CPU-24"], needs: ["gd"],
-    about: "leaf 4 describes the L3 that leaves 0FH and 10H speak of: its ways, and its size",
+    about: "leaf 4 describes the ways and the size of the L3 cache as leaves 0FH and 10H do",
     fn body(ctx) {
         if !is_skylake_server() {
-            skip!(ctx, "another model");
+            skip!(ctx, "the CPU model is not skylake-server");
         }
         let level3 = (0..8).map(|n| leaf(4, n)).find(|[eax, ..]| eax & 0x1f != 0 && eax >> 5 & 7 == 3);
-        let [_, ebx, sets, _] = require_some!(level3, "an L3");
+        let [_, ebx, sets, _] = require_some!(level3, "L3 cache reported");
         let ways = u64::from(ebx >> 22) + 1;
         let partitions = u64::from(ebx >> 12 & 0x3ff) + 1;
         let line = u64::from(ebx & 0xfff) + 1;
@@ -230,7 +231,7 @@ case! {
         check_eq!(ways * partitions * line * (u64::from(sets) + 1), 73_728 * 352, "bytes");
         let [allocation, ..] = leaf(0x10, 1);
         if allocation != 0 {
-            check_eq!(u64::from(allocation & 0x1f) + 1, ways, "the length of the masks");
+            check_eq!(u64::from(allocation & 0x1f) + 1, ways, "length of the masks");
         }
         let [_, upscale, ..] = leaf(0x0f, 1);
         if upscale != 0 {

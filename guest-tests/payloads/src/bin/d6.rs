@@ -1,4 +1,4 @@
-//! DR6: what sets and what clears its bits.
+//! DR6: which events set and clear its bits.
 
 #![no_std]
 #![no_main]
@@ -6,18 +6,18 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::catch::logged;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, trap};
-use hindsight_payloads::access::Page;
+use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::debug::{self, BD, BP, BS, arm, at, conditions, event, events};
 use hindsight_payloads::{check_events, clear_tf, set_tf, snippet};
 
 payload!("d6");
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
 const B0: u64 = Dr6::B0.bits();
 const B1: u64 = Dr6::B1.bits();
@@ -36,11 +36,11 @@ snippet! { int1 [] ".byte 0xf1", "ret" }
 snippet! { read_dr0 [] "mov rax, dr0", "ret" }
 snippet! { call_code [] "sub rsp, 8", "call rdi", "add rsp, 8", "ret" }
 
-/// What DR6 held at each #DB, newest last, eight bits each: BD, BS and BT above B3 to B0.
+/// DR6 at each #DB, eight bits each, the newest lowest: BD, BS and BT above B3 to B0.
 static HISTORY: AtomicU64 = AtomicU64::new(0);
 
-/// Notes DR6 and does not clear it; an instruction breakpoint is resumed.
-fn note_dr6(frame: &mut Frame) {
+/// Records DR6 without clearing it, and resumes with RF set.
+fn record_dr6(frame: &mut TrapFrame) {
     let dr6 = conditions(insn::read_dr6());
     let short = dr6 >> 13 << 4 | dr6 & 15;
     HISTORY.store(
@@ -50,11 +50,11 @@ fn note_dr6(frame: &mut Frame) {
     frame.rflags |= Rflags::RF.bits();
 }
 
-/// Runs `f` with [`note_dr6`] as the handler, and returns what it noted.
+/// Runs `f` with [`record_dr6`] as the handler and returns what it recorded.
 fn history(f: impl FnOnce()) -> u64 {
     HISTORY.store(0, Ordering::Relaxed);
     insn::write_dr6(Dr6::RESET);
-    trap::set_handler(1, note_dr6);
+    trap::set_handler(1, record_dr6);
     f();
     trap::clear_handler(1);
     debug::disarm();
@@ -65,14 +65,14 @@ case! {
     name: "only_debug_exceptions", cpl: [0, 3], rules: ["D6-01", "D6-08"], needs: ["exceptions"],
     needs_cpl0: ["int3-cpl0"],
     needs_cpl3: ["int3-cpl3", "iretq-cpl3"],
-    about: "#UD and #BP leave DR6 as it is",
+    about: "#UD and #BP do not change DR6",
     fn body(ctx) {
         for value in [Dr6::RESET, Dr6::RESET | BS | B2] {
             insn::write_dr6(value);
             debug::run(ctx, undefined, 0, 0);
-            check_eq!(insn::read_dr6(), value, "after #UD");
+            check_eq!(insn::read_dr6(), value, "DR6 after #UD");
             logged(BP, || { debug::run(ctx, int3, 0, 0); });
-            check_eq!(insn::read_dr6(), value, "after #BP");
+            check_eq!(insn::read_dr6(), value, "DR6 after #BP");
         }
     }
 }
@@ -80,7 +80,7 @@ case! {
 case! {
     name: "disabled_leaves_it", cpl: [0, 3], rules: ["D6-01", "DR-19"], needs: [],
     needs_cpl3: ["iretq-cpl3"],
-    about: "a match of a breakpoint that is not enabled changes nothing",
+    about: "a match of a disabled breakpoint does not change DR6",
     fn body(ctx) {
         insn::write_dr0(PAGE.address());
         insn::write_dr7(Dr7::RESET.with(Slot(0), Condition::Write, Length::One).0 & !3);
@@ -97,8 +97,8 @@ case! {
     fn body(ctx) {
         arm(0, PAGE.address(), Condition::Write, Length::One);
         let found = history(|| { debug::run(ctx, step_store, PAGE.address(), 0); });
-        // Four steps with BS alone, then the store.
-        check_eq!(found, 0x20_20_20_20_21, "BS, and at last BS and B0");
+        // Four single steps with BS alone, then the store.
+        check_eq!(found, 0x20_20_20_20_21, "BS four times, then BS and B0");
     }
 }
 
@@ -119,15 +119,15 @@ case! {
 case! {
     name: "replaced", cpl: [0, 3], rules: ["D6-03", "D6-04", "OP-45"], needs: ["guestbp-data", "guestbp-io"],
     needs_cpl3: ["iretq-cpl3"],
-    about: "B3:0 are those of the last #DB alone; INT1 leaves them",
+    about: "B3 to B0 are those of the last #DB only; INT1 does not change them",
     fn body(ctx) {
         arm(0, PAGE.address(), Condition::Write, Length::One);
-        debug::also(1, PAGE.address() + 8, Condition::Write, Length::One);
+        debug::arm_also(1, PAGE.address() + 8, Condition::Write, Length::One);
         let found = history(|| {
             debug::run(ctx, two_stores, PAGE.address(), PAGE.address() + 8);
             debug::run(ctx, int1, 0, 0);
         });
-        check_eq!(found, 0x01_02_02, "B0, then B1, then still B1");
+        check_eq!(found, 0x01_02_02, "B0, B1, B1");
     }
 }
 
@@ -135,15 +135,15 @@ case! {
     name: "enabled_only", cpl: [0, 3], rules: ["D6-05", "D6-06", "OP-45"],
     needs: ["guestbp-data", "guestbp-disabled"],
     needs_cpl3: ["iretq-cpl3"],
-    about: "Bn masked with the enables is what matched; a disabled breakpoint's Bn stays clear",
+    about: "Bn is set for breakpoints that match and are enabled; for disabled ones it stays clear",
     fn body(ctx) {
         arm(0, PAGE.address(), Condition::Write, Length::One);
-        debug::also(2, PAGE.address(), Condition::Write, Length::One);
+        debug::arm_also(2, PAGE.address(), Condition::Write, Length::One);
         insn::write_dr7(insn::read_dr7() & !(3 << 4));
         let found = event(events(ctx, store, PAGE.address(), 0), 0);
-        check_eq!((found.0, found.1 & B0), (at(store_next), B0), "the enabled one");
+        check_eq!((found.0, found.1 & B0), (at(store_next), B0), "RIP, B0");
         if !insn::is_qemu_tcg() {
-            check_eq!(found.1, B0, "nothing else");
+            check_eq!(found.1, B0, "no other condition");
         }
     }
 }
@@ -151,7 +151,7 @@ case! {
 case! {
     name: "rtm_bit", cpl: [0, 3], rules: ["D6-07"], needs: ["guestbp-data", "gd"],
     needs_cpl3: ["iretq-cpl3"],
-    about: "DR6[16] is 1 after a #DB, also when 0 was written before",
+    about: "DR6[16] is 1 after a #DB, even if 0 was written before",
     fn body(ctx) {
         arm(0, PAGE.address(), Condition::Write, Length::One);
         insn::write_dr6(0);
@@ -164,17 +164,17 @@ case! {
     name: "data_or_fetch", cpl: [0, 3], rules: ["D6-09"], needs: ["guestbp-data"],
     needs_cpl0: ["guestbp-exec-cpl0"],
     needs_cpl3: ["guestbp-exec-cpl3", "iretq-cpl3"],
-    about: "on one address a fetch meets the instruction breakpoint only, a write the data breakpoint only",
+    about: "at one address, a fetch hits only the instruction breakpoint and a write only the data breakpoint",
     fn body(ctx) {
         let code = PAGE.address() + 0x100;
         debug::call(store, code, 0);
-        // SAFETY: the page is ours.
+        // SAFETY: the page is this payload's, and no other code uses it now.
         unsafe { (code as *mut u16).write_volatile(0xc390) };
         arm(0, code, Condition::Execute, Length::One);
-        debug::also(1, code, Condition::ReadWrite, Length::One);
+        debug::arm_also(1, code, Condition::ReadWrite, Length::One);
         check_events!(events(ctx, call_code, code, 0), [(code, B0)], "the fetch");
         arm(0, code, Condition::Execute, Length::One);
-        debug::also(1, code, Condition::ReadWrite, Length::One);
+        debug::arm_also(1, code, Condition::ReadWrite, Length::One);
         check_events!(events(ctx, store, code, 0), [(at(store_next), B1)], "the write");
     }
 }
@@ -182,7 +182,7 @@ case! {
 case! {
     name: "fresh_after_reset", cpl: [0, 3], rules: ["D6-10"], needs: ["guestbp-data", "gd"],
     needs_cpl3: ["iretq-cpl3"],
-    about: "after the handler writes FFFF0FF0H only the new condition shows",
+    about: "after the handler writes FFFF0FF0H, the next #DB sets only its own condition",
     fn body(ctx) {
         insn::write_dr6(Dr6::RESET | BS | BD | B2);
         insn::write_dr6(Dr6::RESET);

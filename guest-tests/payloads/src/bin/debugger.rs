@@ -1,8 +1,8 @@
-//! A debugger inside the guest: CPL 0 finds a bug in a program at CPL 3 by a watchpoint, a breakpoint and
-//! single-steps, as `gdb` would.
+//! A debugger inside the guest.
 //!
-//! The program keeps a table of accounts with a checksum next to it, and one of its functions writes one entry
-//! too many, over the checksum.
+//! Code at CPL 0 finds a bug in a program at CPL 3 by a watchpoint, a breakpoint and single steps, as
+//! `gdb` does. The program has a table of accounts with a checksum behind it, and one of its functions
+//! writes one entry too many, over the checksum.
 
 #![no_std]
 #![no_main]
@@ -11,33 +11,33 @@ use core::arch::global_asm;
 use core::cell::UnsafeCell;
 
 use hindsight_guest::catch::user;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, trap};
-use hindsight_payloads::debug::{self, Label, at, conditions};
+use hindsight_payloads::debug::{self, SnippetLabel, at, conditions};
 
 payload!("debugger");
 
-/// The program's data: eight accounts, and their sum.
+/// The program's data: eight accounts and their sum.
 #[repr(C, align(64))]
 struct Bank {
     accounts: [u32; 8],
     sum: u32,
 }
 
-struct Shared<T>(UnsafeCell<T>);
+struct SingleCpu<T>(UnsafeCell<T>);
 
-// SAFETY: one processor uses it, and the debugger only while the program is stopped.
-unsafe impl<T> Sync for Shared<T> {}
+// SAFETY: one CPU uses it, and the debugger only while the program is stopped.
+unsafe impl<T> Sync for SingleCpu<T> {}
 
-static BANK: Shared<Bank> = Shared(UnsafeCell::new(Bank {
+static BANK: SingleCpu<Bank> = SingleCpu(UnsafeCell::new(Bank {
     accounts: [0; 8],
     sum: 0,
 }));
 
-// The program. RDI: the bank.
+// The program. RDI points to the bank.
 global_asm!(
     ".pushsection .text.program, \"ax\"",
     ".global program, deposit, deposit_store, update_sum, update_sum_store, clear_all, clear_all_store, clear_all_next",
@@ -51,7 +51,7 @@ global_asm!(
     "mov edx, 250",
     "call deposit",
     "ret",
-    // RSI: account, EDX: amount.
+    // RSI is the account, EDX the amount.
     "deposit:",
     "deposit_store:",
     "add [rdi + 4 * rsi], edx",
@@ -92,13 +92,13 @@ unsafe extern "C" {
 }
 
 fn run_program() {
-    // SAFETY: the program stays inside the bank.
+    // SAFETY: the program accesses only the bank.
     let fault = user(|| unsafe { program(BANK.0.get()) });
-    check!(fault.is_none(), "the program ends");
+    check!(fault.is_none(), "no exception in the program");
 }
 
 fn sum_address() -> u64 {
-    // SAFETY: only an address is made.
+    // SAFETY: it computes an address inside the static and accesses nothing.
     unsafe { &raw const (*BANK.0.get()).sum as u64 }
 }
 
@@ -107,29 +107,32 @@ fn bank_sum() -> u32 {
     unsafe { (&raw const (*BANK.0.get()).sum).read_volatile() }
 }
 
-/// What the debugger noted at a stop.
+/// What the debugger recorded at a stop.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Stop {
+struct RecordedStop {
     rip: u64,
-    why: u64,
+    conditions: u64,
+    /// The sum at the stop before.
     old: u32,
+    /// The sum.
     new: u32,
+    /// RCX.
     index: u64,
 }
 
 /// The debugger's state.
-struct Debugger {
-    stops: [Stop; 32],
+struct GuestDebugger {
+    stops: [RecordedStop; 32],
     count: usize,
     value: u32,
-    /// Steps to go before the program runs free again.
+    /// Single steps before the program continues without TF.
     steps: u32,
 }
 
-static DEBUGGER: Shared<Debugger> = Shared(UnsafeCell::new(Debugger {
-    stops: [Stop {
+static DEBUGGER: SingleCpu<GuestDebugger> = SingleCpu(UnsafeCell::new(GuestDebugger {
+    stops: [RecordedStop {
         rip: 0,
-        why: 0,
+        conditions: 0,
         old: 0,
         new: 0,
         index: 0,
@@ -139,21 +142,22 @@ static DEBUGGER: Shared<Debugger> = Shared(UnsafeCell::new(Debugger {
     steps: 0,
 }));
 
-fn debugger() -> &'static mut Debugger {
-    // SAFETY: the handler and the case take turns, on one processor; neither keeps it over the other's turn.
+fn debugger() -> &'static mut GuestDebugger {
+    // SAFETY: handler and case run on one CPU and never at the same time; neither keeps the reference
+    // while the other one runs.
     unsafe { &mut *DEBUGGER.0.get() }
 }
 
-/// Notes a stop, and goes on: past a breakpoint with RF, and stepping while steps are left.
-fn stopped(frame: &mut Frame) {
-    let why = conditions(insn::read_dr6());
+/// Handles #DB: records a stop and resumes with RF, and with TF while steps are left.
+fn on_debug_exception(frame: &mut TrapFrame) {
+    let conditions = conditions(insn::read_dr6());
     insn::write_dr6(Dr6::RESET);
     let d = debugger();
     let new = bank_sum();
-    if let Some(place) = d.stops.get_mut(d.count) {
-        *place = Stop {
+    if let Some(stop) = d.stops.get_mut(d.count) {
+        *stop = RecordedStop {
             rip: frame.rip,
-            why,
+            conditions,
             old: d.value,
             new,
             index: frame.rcx,
@@ -170,9 +174,9 @@ fn stopped(frame: &mut Frame) {
     }
 }
 
-/// Runs the program from its initial state under the debugger with what `arm` arms, and returns the stops.
-fn debug_program(steps: u32, arm: impl FnOnce()) -> &'static [Stop] {
-    // SAFETY: the program does not run.
+/// Runs the program from its initial state with the breakpoints of `arm`, and returns the stops.
+fn debug_program(steps: u32, arm: impl FnOnce()) -> &'static [RecordedStop] {
+    // SAFETY: the program does not run now.
     unsafe {
         BANK.0.get().write_volatile(Bank {
             accounts: [0; 8],
@@ -181,7 +185,7 @@ fn debug_program(steps: u32, arm: impl FnOnce()) -> &'static [Stop] {
     };
     let d = debugger();
     (d.count, d.value, d.steps) = (0, 0, steps);
-    trap::set_handler(1, stopped);
+    trap::set_handler(1, on_debug_exception);
     arm();
     run_program();
     trap::clear_handler(1);
@@ -190,63 +194,65 @@ fn debug_program(steps: u32, arm: impl FnOnce()) -> &'static [Stop] {
     &d.stops[..d.count.min(d.stops.len())]
 }
 
-fn rips<const N: usize>(stops: &[Stop]) -> [u64; N] {
+fn rips<const N: usize>(stops: &[RecordedStop]) -> [u64; N] {
     core::array::from_fn(|n| stops.get(n).map_or(0, |stop| stop.rip))
 }
 
-fn addresses<const N: usize>(labels: [Label; N]) -> [u64; N] {
+fn addresses<const N: usize>(labels: [SnippetLabel; N]) -> [u64; N] {
     labels.map(at)
 }
 
-/// The length of `ret` and of the two stores before the labels.
+/// Bytes of the store that writes the sum.
 const STORE_SUM_LENGTH: u64 = 3;
 
 case! {
     name: "watchpoint_finds_the_writer", cpl: [0], rules: ["WP-01", "WP-18", "DR-27", "D6-10"],
     needs: ["guestbp-data", "iretq-cpl3"],
-    about: "a watchpoint on the sum stops at its two writers, and tells old and new value",
+    about: "a watchpoint on the sum stops behind its two writers, with the old and the new value",
     fn body(_ctx) {
         let stops = debug_program(0, || debug::arm(0, sum_address(), Condition::Write, Length::Four));
-        require_eq!(stops.len(), 2, "stops");
-        check_eq!(stops[0].rip, at(update_sum_store) + STORE_SUM_LENGTH, "the rightful writer");
-        check_eq!((stops[0].old, stops[0].new), (0, 100), "its values");
-        check_eq!(stops[1].rip, at(clear_all_next), "the bug");
-        check_eq!((stops[1].old, stops[1].new), (100, 0), "its values");
-        check_eq!(stops[1].index, 8, "the index that is one too many");
+        require_eq!(stops.len(), 2, "count of stops");
+        check_eq!(stops[0].rip, at(update_sum_store) + STORE_SUM_LENGTH, "RIP behind the correct writer");
+        check_eq!((stops[0].old, stops[0].new), (0, 100), "values of the correct writer");
+        check_eq!(stops[1].rip, at(clear_all_next), "RIP behind the bug");
+        check_eq!((stops[1].old, stops[1].new), (100, 0), "values of the bug");
+        check_eq!(stops[1].index, 8, "index, which is one too high");
     }
 }
 
 case! {
     name: "breakpoint_and_steps", cpl: [0], rules: ["DB-01", "DB-03", "TF-01", "RF-08", "DR-27"],
     needs: ["guestbp-exec-cpl3", "tf-cpl3", "iretq-cpl3"],
-    about: "a breakpoint on the guilty function, and five steps from there",
+    about: "a breakpoint on the function with the bug, and five single steps from there",
     fn body(_ctx) {
         let stops = debug_program(5, || debug::arm_at(1, clear_all));
-        require_eq!(stops.len(), 6, "stops");
-        check_eq!((stops[0].rip, stops[0].why), (at(clear_all), Dr6::B1.bits()), "the breakpoint");
-        check!(stops[1..].iter().all(|stop| stop.why == debug::BS), "five steps");
+        require_eq!(stops.len(), 6, "count of stops");
+        let first = (stops[0].rip, stops[0].conditions);
+        check_eq!(first, (at(clear_all), Dr6::B1.bits()), "RIP and conditions of the breakpoint");
+        check!(stops[1..].iter().all(|stop| stop.conditions == debug::BS), "BS at the five steps");
         let next = at(clear_all_next);
         // XOR, the store, INC (2 bytes), CMP (3), JBE back to the store.
         let expected = [at(clear_all_store), next, next + 2, next + 5, at(clear_all_store)];
-        check_eq!(rips::<5>(&stops[1..]), expected, "where they end");
+        check_eq!(rips::<5>(&stops[1..]), expected, "RIPs of the steps");
     }
 }
 
 case! {
     name: "all_at_once", cpl: [0], rules: ["DB-12", "DR-19", "DR-27", "WP-02"],
     needs: ["guestbp-data", "guestbp-exec-cpl3", "iretq-cpl3"],
-    about: "three breakpoints and a watchpoint together trace the program's calls and the sum's writers",
+    about: "three breakpoints and a watchpoint trace the program's calls and the writers of the sum",
     fn body(_ctx) {
         let stops = debug_program(0, || {
             debug::arm_at(0, deposit);
-            debug::also(1, at(update_sum), Condition::Execute, Length::One);
-            debug::also(2, at(clear_all), Condition::Execute, Length::One);
-            debug::also(3, sum_address(), Condition::Write, Length::Four);
+            debug::arm_also(1, at(update_sum), Condition::Execute, Length::One);
+            debug::arm_also(2, at(clear_all), Condition::Execute, Length::One);
+            debug::arm_also(3, sum_address(), Condition::Write, Length::Four);
         });
         let sum_written = at(update_sum_store) + STORE_SUM_LENGTH;
         let [first, second, third, last] = addresses([deposit, update_sum, clear_all, deposit]);
-        check_eq!(rips::<6>(stops), [first, second, sum_written, third, at(clear_all_next), last], "the order");
-        check_eq!(stops.len(), 6, "stops");
+        let expected = [first, second, sum_written, third, at(clear_all_next), last];
+        check_eq!(rips::<6>(stops), expected, "RIPs of the stops");
+        check_eq!(stops.len(), 6, "count of stops");
         check_eq!(at(deposit), at(deposit_store), "labels of one instruction");
     }
 }

@@ -18,12 +18,13 @@ use core::hint::black_box;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic::{self, write};
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::info::StartInfo;
 use hindsight_guest::insn::{self, rdtsc};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{LVT_TIMER_PERIODIC, Register};
 use hindsight_guest::regs::msr as reg;
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_guest::{catch, exit, msr, port, run};
 use hindsight_payloads::branch::{BTINT, BTS, BTS_OFF_OS, LBR, TR};
 use hindsight_payloads::clock::{crystal_hz, ticks};
@@ -347,7 +348,7 @@ const VECTOR: u8 = 0x40;
 const TICKS_MAX: u64 = 150;
 static TICKS_LEFT: AtomicU64 = AtomicU64::new(0);
 
-fn tick(frame: &mut Frame) {
+fn tick(frame: &mut TrapFrame) {
     log(TICK, [frame.rip, frame.cs, 0, 0, 0]);
     if TICKS_LEFT.fetch_sub(1, Ordering::Relaxed) == 1 {
         write(Register::TIMER_INITIAL, 0);
@@ -417,7 +418,7 @@ fn read_msr() {
     msr::read(reg::IA32_TIME_STAMP_COUNTER);
 }
 
-fn take(level: fn(fn()) -> Option<Exception>, f: fn()) {
+fn take(level: fn(fn()) -> Option<CaughtException>, f: fn()) {
     if let Some(e) = level(f) {
         log(
             EXCEPTION,
@@ -540,7 +541,7 @@ fn last_branches() {
     msr::write(reg::IA32_DEBUGCTL, LBR);
     let fault = user(week);
     msr::write(reg::IA32_DEBUGCTL, 0);
-    let stack = lbr::Stack::read();
+    let stack = lbr::LbrStack::read();
     for (from, to) in (0..LAST).rev().map(|age| stack.entry(age)) {
         log(BRANCH, [from, to, 0, 0, 0]);
     }

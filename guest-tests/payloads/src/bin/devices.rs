@@ -1,4 +1,4 @@
-//! The test device, fw_cfg, and what nothing claims.
+//! The test device, fw_cfg, and ports and addresses without a device.
 
 #![no_std]
 #![no_main]
@@ -13,27 +13,27 @@ payload!("devices");
 const LATCH: u16 = 0xe0;
 /// The four byte latches.
 const BYTES: u16 = 0xe8;
-/// The MMIO memory, and its size.
+/// The address of the MMIO memory, and its size.
 const MEMORY: u64 = 0xff00_0000;
 const MEMORY_BYTES: u64 = 0x1_0000;
-/// A port and an address that no device has.
+/// A port and an address without a device.
 const NO_PORT: u16 = 0x5a00;
 const NO_MEMORY: u64 = 0xf800_0000;
 const DEBUG_CONSOLE: u16 = 0xe9;
 
 fn read<T: Copy>(address: u64) -> T {
-    // SAFETY: device memory, aligned by the caller.
+    // SAFETY: callers pass aligned addresses of device memory, which holds no Rust objects.
     unsafe { (address as *const T).read_volatile() }
 }
 
 fn write<T>(address: u64, value: T) {
-    // SAFETY: device memory, aligned by the caller.
+    // SAFETY: as for `read`.
     unsafe { (address as *mut T).write_volatile(value) };
 }
 
 case! {
     name: "latch", cpl: [0], rules: [], needs: ["io-exit"],
-    about: "the 32-bit latch keeps bytes, words and doublewords",
+    about: "the 32-bit latch stores bytes, words and doublewords",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
             skip!(ctx, "QEMU has no test device");
@@ -52,7 +52,7 @@ case! {
 
 case! {
     name: "byte_latches", cpl: [0], rules: [], needs: ["io-exit"],
-    about: "the byte latches keep a byte each, but for the one that the debug console covers",
+    about: "each byte latch stores a byte, except the one at the port of the debug console",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
             skip!(ctx, "QEMU has no test device");
@@ -67,7 +67,7 @@ case! {
 
 case! {
     name: "string_io", cpl: [0], rules: [], needs: ["io-exit"],
-    about: "REP OUTSB and REP INSB move as many bytes as RCX says",
+    about: "REP OUTSB and REP INSB move RCX bytes",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
             skip!(ctx, "QEMU has no test device");
@@ -75,7 +75,7 @@ case! {
         let out = *b"abcd";
         let mut read_back = [0_u8; 4];
         let (left_out, left_in): (u64, u64);
-        // SAFETY: four bytes each way.
+        // SAFETY: both buffers have four bytes, and RCX is 4.
         unsafe {
             core::arch::asm!("rep outsb", in("dx") BYTES, inout("rcx") 4_u64 => left_out,
                 inout("rsi") out.as_ptr() => _, options(nostack));
@@ -89,7 +89,7 @@ case! {
 
 case! {
     name: "mmio_memory", cpl: [0, 3], rules: [], needs: ["mmio-exit"], needs_cpl3: ["iretq-cpl3"],
-    about: "the MMIO memory keeps bytes, words, doublewords and quadwords",
+    about: "the MMIO memory stores bytes, words, doublewords and quadwords",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
             skip!(ctx, "QEMU has no test device");
@@ -110,7 +110,7 @@ case! {
 
 case! {
     name: "mmio_memory_end", cpl: [0], rules: [], needs: ["mmio-exit"],
-    about: "the MMIO memory is 64 KiB, and no longer",
+    about: "the MMIO memory has exactly 64 KiB",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
             skip!(ctx, "QEMU has no test device");
@@ -124,10 +124,10 @@ case! {
 
 case! {
     name: "debug_console", cpl: [0], rules: [], needs: ["io-exit"],
-    about: "the debug console says that it is there",
+    about: "a read of the debug console returns E9H",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
-            skip!(ctx, "QEMU has it only by an option");
+            skip!(ctx, "QEMU has a debug console only by an option");
         }
         check_eq!(inb(DEBUG_CONSOLE), 0xe9, "the byte read");
         outb(DEBUG_CONSOLE, b'.');
@@ -136,7 +136,7 @@ case! {
 
 case! {
     name: "fw_cfg", cpl: [0], rules: [], needs: ["io-exit"],
-    about: "fw_cfg has its signature, a number of processors, and a directory",
+    about: "fw_cfg has its signature, the number of CPUs, the size of memory, and a directory",
     fn body(_ctx) {
         outw(0x510, 0);
         check_eq!([0; 4].map(|_| inb(0x511)), *b"QEMU", "the signature");
@@ -154,7 +154,7 @@ case! {
 
 case! {
     name: "unclaimed_ports", cpl: [0], rules: [], needs: ["io-exit"],
-    about: "ports that no device has read all ones and take any write",
+    about: "ports without a device read all ones and ignore writes",
     fn body(_ctx) {
         outb(NO_PORT, 1);
         outw(NO_PORT, 2);
@@ -167,10 +167,10 @@ case! {
 
 case! {
     name: "unclaimed_memory", cpl: [0], rules: [], needs: ["mmio-exit"],
-    about: "addresses that no device has read all ones and take any write",
+    about: "addresses without a device read all ones and ignore writes",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
-            skip!(ctx, "QEMU answers zeros");
+            skip!(ctx, "QEMU returns zeros");
         }
         write(NO_MEMORY, 1_u64);
         check_eq!(read::<u8>(NO_MEMORY), u8::MAX, "a byte");
@@ -182,7 +182,7 @@ case! {
 
 case! {
     name: "pci_is_empty", cpl: [0], rules: [], needs: ["io-exit"],
-    about: "every PCI function reads all ones",
+    about: "the configuration space of every PCI function reads all ones",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
             skip!(ctx, "QEMU has PCI devices");

@@ -1,7 +1,7 @@
-//! Exceptions: vectors, error codes, saved addresses, at both levels.
+//! Exceptions: vectors, error codes and saved addresses, at both levels.
 //!
-//! SDM Vol. 3A, "Interrupt and Exception Handling". No rule numbers: the specification takes these
-//! for granted; everything else stands on them.
+//! SDM Vol. 3A, "Interrupt and Exception Handling". The cases have no rule numbers, because the
+//! specification presupposes them.
 
 #![no_std]
 #![no_main]
@@ -9,12 +9,13 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use hindsight_guest::boot::{ABSENT_DATA, KERNEL_DATA};
+use hindsight_guest::exception::TrapFrame;
+use hindsight_guest::gdt::{ABSENT_DATA, KERNEL_DATA};
 use hindsight_guest::insn;
 use hindsight_guest::paging::{self, NX, RW, US};
 use hindsight_guest::prelude::*;
-use hindsight_guest::trap::{self, Frame};
-use hindsight_payloads::access::{self, Page};
+use hindsight_guest::trap;
+use hindsight_payloads::access::{self, ScratchPage};
 
 payload!("exceptions");
 
@@ -28,7 +29,7 @@ const WRITE: u64 = 1 << 1;
 /// #PF error code: an instruction fetch.
 const FETCH: u64 = 1 << 4;
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
 /// The user bit of a #PF error code, for an access at `cpl`.
 fn user_bit(cpl: u8) -> u64 {
@@ -36,16 +37,16 @@ fn user_bit(cpl: u8) -> u64 {
 }
 
 fn load_ds(selector: u16) {
-    // SAFETY: no code uses DS in 64-bit mode; a faulting load changes nothing.
+    // SAFETY: 64-bit code does not use DS, and a load that faults changes nothing.
     unsafe { asm!("mov ds, {:x}", in(reg) selector, options(nostack)) };
 }
 
 fn load_ss(selector: u16) {
-    // SAFETY: used only with selectors that fault.
+    // SAFETY: callers pass only selectors whose load faults.
     unsafe { asm!("mov ss, {:x}", in(reg) selector, options(nostack)) };
 }
 
-fn expect_page_fault(ctx: &Ctx, fault: Option<Exception>, address: u64, error: u64) {
+fn expect_page_fault(ctx: &Ctx, fault: Option<CaughtException>, address: u64, error: u64) {
     check_eq!(
         fault.map(|e| e.code()),
         Some((14, error)),
@@ -70,7 +71,7 @@ case! {
     about: "DIV by zero raises #DE",
     fn body(ctx) {
         let fault = ctx.run(|| {
-            // SAFETY: registers only.
+            // SAFETY: the instruction accesses only registers.
             unsafe { asm!("div {:e}", in(reg) 0, inout("eax") 1 => _, inout("edx") 0 => _) };
         });
         check_eq!(fault.map(|e| e.code()), Some((0, 0)), "vector and error code");
@@ -79,13 +80,13 @@ case! {
 
 case! {
     name: "divide_overflow", cpl: [0, 3], rules: [], needs: ["exceptions"], needs_cpl3: ["iretq-cpl3"],
-    about: "a quotient that does not fit raises #DE, and leaves the registers alone",
+    about: "a quotient that does not fit raises #DE and does not change the registers",
     fn body(ctx) {
         let fault = ctx.run(|| {
-            // SAFETY: registers only.
+            // SAFETY: the instruction accesses only registers.
             unsafe { asm!("div {:e}", in(reg) 2, inout("eax") 7 => _, inout("edx") 9 => _) };
         });
-        let fault = require_some!(fault, "an exception");
+        let fault = require_some!(fault, "exception raised");
         check_eq!(fault.code(), (0, 0), "vector and error code");
         check_eq!((fault.frame.rax, fault.frame.rdx), (7, 9), "RAX and RDX");
     }
@@ -93,7 +94,7 @@ case! {
 
 case! {
     name: "pf_read_absent", cpl: [0, 3], rules: [], needs: ["exceptions"], needs_cpl3: ["iretq-cpl3"],
-    about: "a load from an absent page",
+    about: "a load from an absent page raises #PF",
     fn body(ctx) {
         let fault = ctx.run(|| { access::load(UNMAPPED); });
         expect_page_fault(ctx, fault, UNMAPPED, user_bit(ctx.cpl));
@@ -102,7 +103,7 @@ case! {
 
 case! {
     name: "pf_write_absent", cpl: [0, 3], rules: [], needs: ["exceptions"], needs_cpl3: ["iretq-cpl3"],
-    about: "a store to an absent page",
+    about: "a store to an absent page raises #PF",
     fn body(ctx) {
         let fault = ctx.run(|| access::store(UNMAPPED, 1));
         expect_page_fault(ctx, fault, UNMAPPED, WRITE | user_bit(ctx.cpl));
@@ -111,7 +112,7 @@ case! {
 
 case! {
     name: "pf_fetch_absent", cpl: [0, 3], rules: [], needs: ["exceptions"], needs_cpl3: ["iretq-cpl3"],
-    about: "a fetch from an absent page",
+    about: "a fetch from an absent page raises #PF",
     fn body(ctx) {
         let fault = ctx.run(|| access::call(UNMAPPED));
         expect_page_fault(ctx, fault, UNMAPPED, FETCH | user_bit(ctx.cpl));
@@ -121,7 +122,7 @@ case! {
 
 case! {
     name: "pf_write_read_only", cpl: [0, 3], rules: [], needs: ["exceptions"], needs_cpl3: ["iretq-cpl3"],
-    about: "a store to a read-only page, which CR0.WP forbids CPL 0 too",
+    about: "a store to a read-only page raises #PF, with CR0.WP at CPL 0 too",
     fn body(ctx) {
         let old = paging::change(PAGE.address(), 0, RW);
         access::load(PAGE.address());
@@ -133,13 +134,13 @@ case! {
 
 case! {
     name: "pf_supervisor_page", cpl: [0, 3], rules: [], needs: ["exceptions"], needs_cpl3: ["iretq-cpl3"],
-    about: "a load from a page that is closed to CPL 3",
+    about: "a load from a supervisor page raises #PF at CPL 3",
     fn body(ctx) {
         let old = paging::change(PAGE.address(), 0, US);
         let fault = ctx.run(|| { access::load(PAGE.address() + 7); });
         paging::restore(PAGE.address(), old);
         if ctx.cpl == 0 {
-            check!(fault.is_none(), "CPL 0 may read it");
+            check!(fault.is_none(), "no exception at CPL 0");
         } else {
             expect_page_fault(ctx, fault, PAGE.address() + 7, PRESENT | user_bit(3));
         }
@@ -148,7 +149,7 @@ case! {
 
 case! {
     name: "pf_execute_disabled", cpl: [0, 3], rules: [], needs: ["exceptions"], needs_cpl3: ["iretq-cpl3"],
-    about: "a fetch from a page that is not executable",
+    about: "a fetch from a page with XD set raises #PF",
     fn body(ctx) {
         access::store(PAGE.address(), 0xc3);
         let old = paging::change(PAGE.address(), NX, 0);
@@ -156,7 +157,7 @@ case! {
         paging::restore(PAGE.address(), old);
         expect_page_fault(ctx, fault, PAGE.address(), PRESENT | FETCH | user_bit(ctx.cpl));
         let fault = ctx.run(|| access::call(PAGE.address()));
-        check!(fault.is_none(), "executable again, it returns");
+        check!(fault.is_none(), "no exception with XD clear");
     }
 }
 
@@ -171,13 +172,13 @@ case! {
 
 case! {
     name: "ss_non_canonical", cpl: [0, 3], rules: [], needs: ["exceptions", "gd"], needs_cpl3: ["iretq-cpl3"],
-    about: "the same through a stack reference raises #SS(0)",
+    about: "a load from a non-canonical address relative to RBP raises #SS(0)",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
             skip!(ctx, "QEMU TCG raises #GP");
         }
         let fault = ctx.run(|| {
-            // SAFETY: the load faults; RBP is restored by the landing.
+            // SAFETY: the load faults, and the return to the catch restores RBP.
             unsafe {
                 asm!("push rbp", "mov rbp, {}", "mov al, [rbp]", "pop rbp",
                     in(reg) NON_CANONICAL, out("al") _);
@@ -210,7 +211,7 @@ case! {
 
 case! {
     name: "gp_kernel_segment", cpl: [3], rules: [], needs: ["exceptions", "iretq-cpl3"],
-    about: "CPL 3 cannot load a data segment of CPL 0",
+    about: "a load of a data segment of CPL 0 at CPL 3 raises #GP",
     fn body(ctx) {
         let fault = ctx.run(|| load_ds(KERNEL_DATA));
         check_eq!(fault.map(|e| e.code()), Some((13, u64::from(KERNEL_DATA))), "vector and error code");
@@ -241,35 +242,36 @@ case! {
 
 case! {
     name: "double_fault", cpl: [0], rules: ["DB-17"], needs: ["exceptions"],
-    about: "a page fault while a page fault is delivered becomes #DF, on its own stack",
+    about: "a page fault in the delivery of a page fault raises #DF, on a stack of its own",
     fn body(ctx) {
         let fault = ctx.run(|| {
-            // SAFETY: the landing brings the stack back.
+            // SAFETY: the return to the catch restores RSP.
             unsafe { asm!("mov rsp, {}", "ud2", in(reg) UNMAPPED & !0xf, options(noreturn)) };
         });
         check_eq!(fault.map(|e| e.code()), Some((8, 0)), "vector and error code");
     }
 }
 
-static SEEN: AtomicU64 = AtomicU64::new(0);
+/// CPL of the interrupted code, and above it the vector.
+static LAST_EVENT: AtomicU64 = AtomicU64::new(0);
 
-fn note_frame(frame: &mut Frame) {
-    SEEN.store(frame.cs & 3 | frame.vector << 8, Ordering::Release);
+fn record_event(frame: &mut TrapFrame) {
+    LAST_EVENT.store(frame.cs & 3 | frame.vector << 8, Ordering::Release);
 }
 
 case! {
     name: "int_n", cpl: [0, 3], rules: [], needs: [], needs_cpl0: ["intn-cpl0"],
     needs_cpl3: ["intn-cpl3", "iretq-cpl3"],
-    about: "INT 80H through a gate of DPL 3",
+    about: "INT 80H enters a gate of DPL 3 from both levels",
     fn body(ctx) {
-        trap::set_handler(0x80, note_frame);
-        SEEN.store(0, Ordering::Release);
+        trap::set_handler(0x80, record_event);
+        LAST_EVENT.store(0, Ordering::Release);
         let fault = ctx.run(|| {
-            // SAFETY: the handler returns to the next instruction.
+            // SAFETY: the handler changes no register and returns to the next instruction.
             unsafe { asm!("int 0x80") };
         });
         check!(fault.is_none(), "no exception");
-        check_eq!(SEEN.load(Ordering::Acquire), u64::from(ctx.cpl) | 0x8000, "vector and level");
+        check_eq!(LAST_EVENT.load(Ordering::Acquire), u64::from(ctx.cpl) | 0x8000, "vector and level");
     }
 }
 
@@ -281,7 +283,7 @@ case! {
             skip!(ctx, "QEMU TCG shifts the vector by four bits");
         }
         let fault = ctx.run(|| {
-            // SAFETY: it faults.
+            // SAFETY: it faults, and the exception is caught.
             unsafe { asm!("int 0x20") };
         });
         check_eq!(fault.map(|e| e.code()), Some((13, 0x102)), "vector and error code");

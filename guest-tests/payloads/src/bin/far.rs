@@ -1,5 +1,6 @@
-//! ENTER with nesting levels, far pointers, far branches through memory, and IRET of all sizes. SDM Vol. 1,
-//! "Procedure Calls for Block-Structured Languages"; Vol. 2, the instructions' pages.
+//! ENTER with nesting levels, far pointers, far branches through memory, and IRET of all sizes.
+//!
+//! SDM Vol. 1, "Procedure Calls for Block-Structured Languages"; Vol. 2, the pages of the instructions.
 
 #![no_std]
 #![no_main]
@@ -8,10 +9,12 @@ use core::arch::asm;
 use core::ptr;
 
 use hindsight_guest::blob;
-use hindsight_guest::boot::KERNEL_DATA;
 use hindsight_guest::catch::catch;
+use hindsight_guest::gdt::KERNEL_DATA;
 use hindsight_guest::legacy::tables::{self, segment};
-use hindsight_guest::legacy::{self, BASE, Blob, DATA, Label, Machine, Mode, STACK, Start, sel};
+use hindsight_guest::legacy::{
+    self, BASE, Blob, BlobLabel, BlobStart, DATA, LegacyMachine, LegacyMode, STACK, sel,
+};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::msr::IA32_FS_BASE;
@@ -22,9 +25,11 @@ payload!("far");
 const FREE: usize = (sel::FREE / 8) as usize;
 
 blob! {
-    fn code[32](nested, nested_end, short_nested, short_nested_end, load_ds, load_es, load_fs, load_gs, load_ss, loaded, load_short,
-        jump, call, called, back, call_short, called_short, return_outer, return_short, iret_same, iret_short, iret_outer,
-        iret_outer_short, target, target_end; code_stop);
+    fn code[32](
+        nested, nested_end, short_nested, short_nested_end, load_ds, load_es, load_fs, load_gs, load_ss,
+        loaded, load_short, jump, call, called, back, call_short, called_short, return_outer,
+        return_short, iret_same, iret_short, iret_outer, iret_outer_short, target, target_end; code_stop
+    );
     "enter $16, $3"
     "movl %esp, %edi"
     "movl %ebp, %esi"
@@ -34,7 +39,7 @@ blob! {
     "movl -12(%ebp), %edx"
     "leave"
     "nested_end: ud2"
-    // In 16-bit code: words.
+    // 16-bit code, which pushes words.
     ".code16"
     "short_nested: enter $8, $0x22" // the level counts modulo 32
     "movw %sp, %di"
@@ -79,21 +84,22 @@ blob! {
     "target_end: ud2"
 }
 
-fn machine() -> (Blob, &'static mut Machine) {
+fn machine() -> (Blob, &'static mut LegacyMachine) {
     let blob = code();
     (blob, legacy::machine(&blob))
 }
 
-/// Writes words from a linear address on.
+/// Writes doublewords from a linear address on.
 fn put32(at: u32, words: &[u32]) {
     for (n, word) in (0..).zip(words) {
-        // SAFETY: the blob's memory and the data page belong to the case.
+        // SAFETY: callers pass addresses in the blob's segment or the data page, which the case owns.
         unsafe {
             ptr::with_exposed_provenance_mut::<u32>((at + n * 4) as usize).write_unaligned(*word)
         };
     }
 }
 
+/// Writes words from a linear address on.
 fn put16(at: u32, words: &[u16]) {
     for (n, word) in (0..).zip(words) {
         // SAFETY: as above.
@@ -103,30 +109,30 @@ fn put16(at: u32, words: &[u16]) {
     }
 }
 
-/// What the event shows of a segment: the upper half of what PUSH wrote is not defined.
-fn selector(m: &Machine, index: usize) -> u32 {
+/// A selector of the last event; PUSH leaves its upper half undefined.
+fn selector(m: &LegacyMachine, index: usize) -> u32 {
     m.last().segments[index] & 0xffff
 }
 
 case! {
     name: "enter_nested", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
-    about: "ENTER of level 3 copies the frame pointers of levels 1 and 2 and pushes its own; LEAVE undoes it",
+    about: "ENTER of level 3 copies the frame pointers of levels 1 and 2 and pushes its own; LEAVE reverses it",
     fn body(_ctx) {
         let (blob, m) = machine();
         let frame = DATA + 0x40;
         put32(frame - 8, &[0x2222, 0x1111]);
-        let mut start = Start::at(Mode::Protected32(0), nested);
+        let mut start = BlobStart::at(LegacyMode::Protected32(0), nested);
         start.registers.ebp = frame;
         m.run(&blob, &start);
         let last = m.last();
-        check_eq!(last.place(), (6, blob.linear(nested_end)), "the end");
+        check_eq!(last.vector_and_eip(), (6, blob.linear(nested_end)), "vector and EIP at the end");
         let top = BASE + STACK - 4;
-        check_eq!(last.registers.esi, top, "EBP: where the old one was pushed");
+        check_eq!(last.registers.esi, top, "EBP, the address of the old EBP");
         check_eq!(last.registers.edi, top - 12 - 16, "ESP");
         let r = last.registers;
         let found = [r.eax, r.ebx, r.ecx, r.edx];
-        check_eq!(found, [frame, 0x1111, 0x2222, top], "the old EBP, two levels, the new EBP");
-        check_eq!((last.registers.ebp, last.esp), (frame, BASE + STACK), "after LEAVE");
+        check_eq!(found, [frame, 0x1111, 0x2222, top], "old EBP, two levels, new EBP");
+        check_eq!((last.registers.ebp, last.esp), (frame, BASE + STACK), "EBP and ESP after LEAVE");
     }
 }
 
@@ -136,79 +142,80 @@ case! {
     fn body(_ctx) {
         let (blob, m) = machine();
         put16(BASE + 0xe03e, &[0x1111]);
-        let mut start = Start::at(Mode::Protected16(0), short_nested);
+        let mut start = BlobStart::at(LegacyMode::Protected16(0), short_nested);
         start.registers.ebp = 0xe040;
         m.run(&blob, &start);
         let last = m.last();
-        check_eq!(last.place(), (6, blob.offset(short_nested_end)), "the end");
+        check_eq!(last.vector_and_eip(), (6, blob.offset(short_nested_end)), "vector and EIP at the end");
         let top = STACK - 2;
         check_eq!(last.registers.esi & 0xffff, top, "BP");
         check_eq!(last.registers.edi & 0xffff, top - 4 - 8, "SP");
         let r = last.registers;
         let found = [r.eax, r.ebx, r.ecx].map(|word| word & 0xffff);
-        check_eq!(found, [0xe040, 0x1111, top], "the old BP, one level, the new BP");
+        check_eq!(found, [0xe040, 0x1111, top], "old BP, one level, new BP");
     }
 }
 
 case! {
-    name: "enter_64", cpl: [0, 3], rules: [], needs: ["exceptions"], needs_cpl0: ["intn-cpl0"], needs_cpl3: ["iretq-cpl3"],
+    name: "enter_64", cpl: [0, 3], rules: [], needs: ["exceptions"], needs_cpl0: ["intn-cpl0"],
+    needs_cpl3: ["iretq-cpl3"],
     about: "ENTER of level 2 in 64-bit code copies one frame pointer of 8 bytes",
     fn body(ctx) {
         let frames = [0_u64, 0x1111_2222_3333, 0];
         let at = &raw const frames[2] as u64;
         let (mut copied, mut own, mut old, mut size) = (0_u64, 0_u64, 0_u64, 0_u64);
         let fault = ctx.run(|| {
-            // SAFETY: RBP and RSP are put back; the frame pointer is only read.
+            // SAFETY: RBP and RSP are restored, and the frame pointer is only read.
             unsafe {
                 asm!(
-                    "mov {keep}, rbp", "mov rbp, {at}", "mov {size}, rsp",
+                    "mov {saved}, rbp", "mov rbp, {at}", "mov {size}, rsp",
                     "enter 32, 2",
                     "mov {old}, [rbp]", "mov {copied}, [rbp - 8]", "mov {own}, [rbp - 16]", "sub {own}, rbp",
                     "sub {size}, rsp",
-                    "leave", "mov rbp, {keep}",
-                    keep = out(reg) _, at = in(reg) at, old = out(reg) old, copied = out(reg) copied,
+                    "leave", "mov rbp, {saved}",
+                    saved = out(reg) _, at = in(reg) at, old = out(reg) old, copied = out(reg) copied,
                     own = out(reg) own, size = out(reg) size,
                 );
             }
         });
         check!(fault.is_none(), "no exception");
-        check_eq!((old, copied), (at, frames[1]), "the old RBP and one level");
-        check_eq!(own, 0, "the new RBP less RBP");
+        check_eq!((old, copied), (at, frames[1]), "old RBP and one level");
+        check_eq!(own, 0, "new RBP less RBP");
         check_eq!(size, 8 * 3 + 32, "bytes of the frame");
     }
 }
 
 case! {
     name: "far_pointers", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
-    about: "LDS, LES, LFS, LGS and LSS load offset and segment; a refused selector leaves both alone",
+    about: "LDS, LES, LFS, LGS and LSS load offset and segment; a selector that faults changes neither",
     fn body(_ctx) {
-        // What the event shows: GS, FS, ES, DS.
-        for (entry, index) in [(load_gs as Label, 0), (load_fs, 1), (load_es, 2), (load_ds, 3)] {
+        // An event records GS, FS, ES and DS in this order.
+        for (entry, index) in [(load_gs as BlobLabel, 0), (load_fs, 1), (load_es, 2), (load_ds, 3)] {
             let (blob, m) = machine();
             m.gdt[FREE] = segment(0, 0xffff_ffff, tables::DATA | tables::BIG);
             put32(DATA, &[0x1234_5678, sel::FREE.into()]);
-            let mut start = Start::at(Mode::Protected32(0), entry);
+            let mut start = BlobStart::at(LegacyMode::Protected32(0), entry);
             start.registers.esi = DATA;
             m.run(&blob, &start);
-            check_eq!(m.last().registers.ebx, 0x1234_5678, "the offset");
-            check_eq!(selector(m, index), sel::FREE.into(), "the selector");
-            // A null selector is loaded; one of code that cannot be read is not.
+            check_eq!(m.last().registers.ebx, 0x1234_5678, "offset");
+            check_eq!(selector(m, index), sel::FREE.into(), "selector");
+            // A null selector is loaded; one of execute-only code is not.
             let (blob, m) = machine();
             put32(DATA, &[1, 0]);
             m.run(&blob, &start);
-            check_eq!((m.last().registers.ebx, selector(m, index)), (1, 0), "a null selector");
+            check_eq!((m.last().registers.ebx, selector(m, index)), (1, 0), "offset and null selector");
             let (blob, m) = machine();
             m.gdt[FREE] = segment(0, 0xffff_ffff, tables::CODE & !2 | tables::BIG);
             put32(DATA, &[1, sel::FREE.into()]);
             m.run(&blob, &start);
-            check_eq!(m.last().place(), (13, blob.linear(entry)), "code that cannot be read");
-            check_eq!(m.last().code(), (13, sel::FREE.into()), "its selector");
-            check_eq!(m.last().registers.ebx, 0, "the offset is not loaded");
+            check_eq!(m.last().vector_and_eip(), (13, blob.linear(entry)), "vector and EIP, execute-only code");
+            check_eq!(m.last().code(), (13, sel::FREE.into()), "vector and error code");
+            check_eq!(m.last().registers.ebx, 0, "offset, not loaded");
         }
         let (blob, m) = machine();
         m.gdt[FREE] = segment(0, 0xffff_ffff, tables::DATA | tables::BIG);
         put32(DATA, &[0x55, sel::FREE.into()]);
-        let mut start = Start::at(Mode::Protected32(0), load_ss);
+        let mut start = BlobStart::at(LegacyMode::Protected32(0), load_ss);
         start.registers.esi = DATA;
         m.run(&blob, &start);
         check_eq!((m.last().registers.ebx, m.last().registers.ecx & 0xffff), (0x55, sel::FREE.into()), "LSS");
@@ -216,38 +223,38 @@ case! {
             let (blob, m) = machine();
             put32(DATA, &[0x55, selector.into()]);
             m.run(&blob, &start);
-            check_eq!(m.last().code(), expected, "LSS of a selector that no stack has");
+            check_eq!(m.last().code(), expected, "LSS of a selector that SS cannot have");
         }
         let (blob, m) = machine();
         put16(DATA, &[0x5678, sel::DATA32]);
-        let mut start = Start::at(Mode::Protected32(0), load_short);
+        let mut start = BlobStart::at(LegacyMode::Protected32(0), load_short);
         start.registers.esi = DATA;
         start.registers.ebx = 0xaaaa_0000;
         m.run(&blob, &start);
-        check_eq!(m.last().registers.ebx, 0xaaaa_5678, "an offset of 16 bits");
-        check_eq!(selector(m, 2), sel::DATA32.into(), "its selector");
+        check_eq!(m.last().registers.ebx, 0xaaaa_5678, "offset of 16 bits");
+        check_eq!(selector(m, 2), sel::DATA32.into(), "selector after a 16-bit load");
     }
 }
 
 case! {
     name: "far_through_memory", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
-    about: "far JMP and CALL take 48 or 32 bits from memory; CALL pushes CS and EIP as wide, RET goes back",
+    about: "far JMP and CALL read 48 or 32 bits from memory; CALL pushes CS and EIP, with which RET returns",
     fn body(_ctx) {
         let (blob, m) = machine();
         put32(DATA, &[blob.linear(target), sel::CODE32.into()]);
-        let mut start = Start::at(Mode::Protected32(0), jump);
+        let mut start = BlobStart::at(LegacyMode::Protected32(0), jump);
         start.registers.esi = DATA;
         m.run(&blob, &start);
-        check_eq!(m.last().place(), (6, blob.linear(target_end)), "JMP");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(target_end)), "JMP");
         let (blob, m) = machine();
         put32(DATA, &[blob.linear(called), sel::CODE32.into()]);
         start.entry = call;
         m.run(&blob, &start);
-        check_eq!(m.last().place(), (6, blob.linear(back)), "back from CALL");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(back)), "after CALL and RET");
         let r = m.last().registers;
-        check_eq!((r.eax, r.edx & 0xffff), (blob.linear(back), sel::CODE32.into()), "what CALL pushed");
+        check_eq!((r.eax, r.edx & 0xffff), (blob.linear(back), sel::CODE32.into()), "EIP and CS that CALL pushed");
         check_eq!(m.last().esp, BASE + STACK, "ESP");
-        // A pointer of 16 bits, to a segment with the blob's base.
+        // A pointer with a 16-bit offset, to a segment with the blob's base.
         let (blob, m) = machine();
         m.gdt[FREE] = segment(BASE, 0xffff, tables::CODE | tables::BIG);
         let to = u16::try_from(blob.offset(called_short)).unwrap_or(0);
@@ -256,15 +263,18 @@ case! {
         m.run(&blob, &start);
         let r = m.last().registers;
         let next = blob.linear(call_short) + 3;
-        check_eq!(r.eax, next & 0xffff | u32::from(sel::CODE32) << 16, "two words");
+        check_eq!(r.eax, next & 0xffff | u32::from(sel::CODE32) << 16, "two words that CALL pushed");
         check_eq!(r.edi, BASE + STACK - 4, "ESP");
     }
 }
 
-/// Runs `entry`, which returns to `target` by a frame of doublewords on the stack; answers the machine.
-fn return_by(entry: Label, frame: impl Fn(&Blob) -> [u32; 6]) -> (Blob, &'static mut Machine) {
+/// Runs `entry`, which returns by a frame of doublewords on the stack, and returns the machine.
+fn return_by(
+    entry: BlobLabel,
+    frame: impl Fn(&Blob) -> [u32; 6],
+) -> (Blob, &'static mut LegacyMachine) {
     let (blob, m) = machine();
-    let mut start = Start::at(Mode::Protected32(0), entry);
+    let mut start = BlobStart::at(LegacyMode::Protected32(0), entry);
     start.sp = BASE + 0xe000;
     put32(start.sp, &frame(&blob));
     m.run(&blob, &start);
@@ -275,31 +285,32 @@ const USER_STACK: u32 = BASE + 0xd000;
 
 case! {
     name: "return_to_outer_level", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
-    about: "RET and IRET to CPL 3 load SS:ESP and empty segments that CPL 3 cannot use",
+    about: "RET and IRET to CPL 3 load SS:ESP and null the segments that CPL 3 cannot use",
     fn body(_ctx) {
         let (code, data) = (u32::from(sel::USER_CODE32), u32::from(sel::USER_DATA32));
         let (blob, m) = return_by(return_outer, |b| [b.linear(target), code, 0x99, USER_STACK, data, 0]);
-        check_eq!(m.last().place(), (6, blob.linear(target_end)), "RET");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(target_end)), "RET");
         check_eq!((m.last().cs, m.last().ss), (code, data), "CS and SS");
-        check_eq!(m.last().registers.edi, USER_STACK + 4, "ESP, less the parameters of the outer stack, too");
-        check_eq!([0, 1, 2, 3].map(|n| selector(m, n)), [0; 4], "data segments of CPL 0");
+        check_eq!(m.last().registers.edi, USER_STACK + 4, "ESP, without the parameter on the outer stack");
+        check_eq!([0, 1, 2, 3].map(|n| selector(m, n)), [0; 4], "data segments, which were of CPL 0");
         let (blob, m) = return_by(iret_outer, |b| [b.linear(target), code, 0x3002, USER_STACK, data, 0]);
-        check_eq!(m.last().place(), (6, blob.linear(target_end)), "IRET");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(target_end)), "IRET");
         check_eq!((m.last().cs, m.last().ss), (code, data), "CS and SS");
         check_eq!(m.last().registers.edi, USER_STACK, "ESP");
         check_eq!(m.last().eflags & 0x3000, 0x3000, "IOPL");
-        check_eq!([0, 1, 2, 3].map(|n| selector(m, n)), [0; 4], "data segments of CPL 0");
-        // SS of another level than CS.
+        check_eq!([0, 1, 2, 3].map(|n| selector(m, n)), [0; 4], "data segments, which were of CPL 0");
+        // SS of another level than CS, and a null SS.
         let (_, m) = return_by(iret_outer, |b| [b.linear(target), code, 2, USER_STACK, sel::DATA32.into(), 0]);
-        check_eq!(m.last().code(), (13, sel::DATA32.into()), "a stack of CPL 0");
+        check_eq!(m.last().code(), (13, sel::DATA32.into()), "SS of CPL 0");
         let (_, m) = return_by(iret_outer, |b| [b.linear(target), code, 2, USER_STACK, 0, 0]);
-        check_eq!(m.last().code(), (13, 0), "no stack");
+        check_eq!(m.last().code(), (13, 0), "null SS");
     }
 }
 
-/// As [`return_by`] with descriptors of CPL 3 at [`FREE`]: code that ends below its target, and a stack that was
-/// never used.
-fn return_beyond(entry: Label, stack: u32) -> &'static mut Machine {
+/// Like [`return_by`], with descriptors of CPL 3 at [`FREE`].
+///
+/// They are code that ends below the target, and a stack whose accessed bit is clear.
+fn return_beyond(entry: BlobLabel, stack: u32) -> &'static mut LegacyMachine {
     let (blob, m) = machine();
     m.gdt[FREE] = segment(0, 0xfff, tables::CODE | tables::USER | tables::BIG);
     m.gdt[FREE + 1] = segment(
@@ -307,10 +318,10 @@ fn return_beyond(entry: Label, stack: u32) -> &'static mut Machine {
         0xffff_ffff,
         tables::DATA & !1 | tables::USER | tables::BIG,
     );
-    let mut start = Start::at(Mode::Protected32(0), entry);
+    let mut start = BlobStart::at(LegacyMode::Protected32(0), entry);
     start.sp = BASE + 0xe000;
     let code = u32::from(sel::FREE | 3);
-    // For RET the third word is a parameter.
+    // For RET the third doubleword is a parameter.
     let frame = [blob.linear(target), code, 2, USER_STACK, stack, 0];
     put32(start.sp, &frame);
     m.run(&blob, &start);
@@ -319,15 +330,15 @@ fn return_beyond(entry: Label, stack: u32) -> &'static mut Machine {
 
 case! {
     name: "return_beyond_the_limit", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0", "gd"],
-    about: "RET and IRET to CPL 3 check the stack before EIP, and touch its descriptor after both",
+    about: "RET and IRET to CPL 3 check SS before EIP, and write the descriptor of SS after both checks",
     fn body(_ctx) {
-        for entry in [return_outer as Label, iret_outer] {
+        for entry in [return_outer as BlobLabel, iret_outer] {
             let m = return_beyond(entry, sel::DATA32.into());
-            check_eq!(m.last().code(), (13, sel::DATA32.into()), "a stack of CPL 0, and EIP beyond the limit");
+            check_eq!(m.last().code(), (13, sel::DATA32.into()), "SS of CPL 0, and EIP beyond the limit");
             let unused = u32::from((sel::FREE + 8) | 3);
             let m = return_beyond(entry, unused);
             check_eq!(m.last().code(), (13, 0), "EIP beyond the limit");
-            check_eq!(m.gdt[FREE + 1] >> 40 & 1, 0, "the stack's accessed bit");
+            check_eq!(m.gdt[FREE + 1] >> 40 & 1, 0, "accessed bit of SS");
         }
     }
 }
@@ -337,46 +348,47 @@ case! {
     about: "IRET of 32 and 16 bits to the same level and to an outer one",
     fn body(_ctx) {
         let (blob, m) = return_by(iret_same, |b| [b.linear(target), sel::CODE32.into(), 0x0cd7, 0, 0, 0]);
-        check_eq!(m.last().place(), (6, blob.linear(target_end)), "32 bits");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(target_end)), "32 bits");
         check_eq!(m.last().registers.edi, BASE + 0xe000 + 12, "ESP");
-        check_eq!(m.last().eflags & 0xfd5, 0x0cd5, "the flags");
-        // In words: IP, CS, FLAGS, SP, SS. The segments have the blob's base, so that 16 bits reach it.
+        check_eq!(m.last().eflags & 0xfd5, 0x0cd5, "EFLAGS");
+        // The frame is IP, CS, FLAGS, SP, SS in words. The segments have the blob's base, so that 16-bit
+        // offsets reach the blob.
         let words = |a: u32, b: u32| a & 0xffff | b << 16;
-        let short = |entry: Label, cs: u16, ss: u16| {
+        let short = |entry: BlobLabel, cs: u16, ss: u16| {
             let (blob, m) = machine();
             m.gdt[FREE] = segment(BASE, 0xffff, tables::CODE | tables::BIG);
             m.gdt[FREE + 1] = segment(BASE, 0xffff, tables::CODE | tables::BIG | tables::USER);
-            let mut start = Start::at(Mode::Protected32(0), entry);
+            let mut start = BlobStart::at(LegacyMode::Protected32(0), entry);
             start.sp = BASE + 0xe000;
             put32(start.sp, &[words(blob.offset(target), cs.into()), words(0x0003, 0xd000), ss.into()]);
             m.run(&blob, &start);
-            (m.last().place(), blob.offset(target_end), m.last().registers.edi, m.last().ss)
+            (m.last().vector_and_eip(), blob.offset(target_end), m.last().registers.edi, m.last().ss)
         };
-        let (place, end, esp, _) = short(iret_short, sel::FREE, 0);
-        check_eq!((place, esp), ((6, end), BASE + 0xe000 + 6), "16 bits, the same level");
-        let (place, end, esp, ss) = short(iret_outer_short, sel::FREE + 8 + 3, sel::USER_DATA16);
-        check_eq!((place, ss), ((6, end), sel::USER_DATA16.into()), "16 bits, to CPL 3");
+        let (found, end, esp, _) = short(iret_short, sel::FREE, 0);
+        check_eq!((found, esp), ((6, end), BASE + 0xe000 + 6), "16 bits, same level");
+        let (found, end, esp, ss) = short(iret_outer_short, sel::FREE + 8 + 3, sel::USER_DATA16);
+        check_eq!((found, ss), ((6, end), sel::USER_DATA16.into()), "16 bits, to CPL 3");
         check_eq!(esp & 0xffff, 0xd000, "SP");
-        let (place, end, esp, _) = short(return_short, sel::FREE, 0);
-        check_eq!((place, esp), ((6, end), BASE + 0xe000 + 4), "RET of 16 bits");
+        let (found, end, esp, _) = short(return_short, sel::FREE, 0);
+        check_eq!((found, esp), ((6, end), BASE + 0xe000 + 4), "RET of 16 bits");
     }
 }
 
 case! {
     name: "iret_64", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0", "iretd-cpl0"],
-    about: "in 64-bit mode IRET of any size pops SS and the stack pointer at the same level, too",
+    about: "in 64-bit mode IRET of any size pops SS and RSP even if the level stays the same",
     fn body(_ctx) {
         let (mut wide, mut narrow) = (0_u64, 0_u64);
         let fault = catch(|| {
-            // SAFETY: both frames lead to the next label, with this stack and these segments.
+            // SAFETY: both frames return to the next label with these segments, and RSP is restored.
             unsafe {
                 asm!(
-                    "mov {keep}, rsp",
+                    "mov {saved}, rsp",
                     "mov {t:e}, ss", "push {t}", "lea {t}, [rsp - 0x100]", "push {t}",
                     "pushfq", "mov {t:e}, cs", "push {t}", "lea {t}, [rip + 2f]", "push {t}",
                     "mov {t}, rsp",
                     "iretq",
-                    "2: sub {t}, rsp", "mov {wide}, {t}", "mov rsp, {keep}",
+                    "2: sub {t}, rsp", "mov {wide}, {t}", "mov rsp, {saved}",
                     "sub rsp, 20",
                     "lea {t}, [rip + 3f]", "mov [rsp], {t:e}",
                     "mov {t:e}, cs", "mov [rsp + 4], {t:e}",
@@ -385,13 +397,13 @@ case! {
                     "mov {t:e}, ss", "mov [rsp + 16], {t:e}",
                     "mov {t}, rsp",
                     "iretd",
-                    "3: sub {t}, rsp", "mov {narrow}, {t}", "mov rsp, {keep}",
-                    keep = out(reg) _, t = out(reg) _, wide = out(reg) wide, narrow = out(reg) narrow,
+                    "3: sub {t}, rsp", "mov {narrow}, {t}", "mov rsp, {saved}",
+                    saved = out(reg) _, t = out(reg) _, wide = out(reg) wide, narrow = out(reg) narrow,
                 );
             }
         });
         check!(fault.is_none(), "no exception");
-        // Above the frame were SS (8 bytes) and what was pushed after it.
+        // Above the frame are 32 bytes: SS and the values pushed after it.
         check_eq!(wide, 0x100 - 32, "RSP after IRETQ");
         check_eq!(narrow, 0x200, "RSP after IRET of 32 bits");
     }
@@ -400,11 +412,11 @@ case! {
 case! {
     // Emulators clear the base.
     name: "return_keeps_bases", cpl: [3], rules: [], needs: ["guestbp-io"],
-    about: "a return to CPL 3 makes a segment of CPL 0 in FS null and leaves its base alone",
+    about: "a return to CPL 3 nulls FS if it holds a segment of CPL 0, and keeps its base",
     fn body(ctx) {
         let base = 0x1234_5000;
         let selector: u16;
-        // SAFETY: nothing uses FS.
+        // SAFETY: no code uses FS.
         unsafe { asm!("mov fs, {0:x}", in(reg) KERNEL_DATA, options(nomem, nostack)) };
         msr::write(IA32_FS_BASE, base);
         check!(ctx.run(|| {}).is_none(), "no exception");

@@ -1,4 +1,4 @@
-//! HLT, and what ends it.
+//! HLT and the events that end it.
 
 #![no_std]
 #![no_main]
@@ -6,11 +6,12 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn::{self, rdtsc};
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_NMI, LVT_TIMER_PERIODIC, Register};
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 
 payload!("hlt");
 
@@ -19,7 +20,7 @@ const VECTOR: u8 = 0x62;
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static SAVED_RIP: AtomicU64 = AtomicU64::new(0);
 
-fn count(frame: &mut Frame) {
+fn count(frame: &mut TrapFrame) {
     SAVED_RIP.store(frame.rip, Ordering::Release);
     TAKEN.fetch_add(1, Ordering::AcqRel);
     if frame.vector != 2 {
@@ -31,7 +32,7 @@ fn taken() -> u64 {
     TAKEN.load(Ordering::Acquire)
 }
 
-/// Starts the APIC timer in `mode`, with `initial` ticks of its undivided clock.
+/// Starts the APIC timer in `mode` with `initial` ticks of its undivided clock.
 fn start_timer(mode: u32, initial: u32) {
     TAKEN.store(0, Ordering::Release);
     apic::enable();
@@ -43,13 +44,13 @@ fn start_timer(mode: u32, initial: u32) {
 
 case! {
     name: "timer_wakes", cpl: [0], rules: [], needs: ["hlt-exit", "interrupt"],
-    about: "an interrupt of the APIC timer ends HLT; execution goes on after it",
+    about: "an interrupt of the APIC timer ends HLT; execution continues behind it",
     fn body(_ctx) {
         start_timer(0, 50_000);
         insn::sti_hlt();
         insn::cli();
         apic::disable();
-        check_eq!(taken(), 1, "interrupts");
+        check_eq!(taken(), 1, "count of interrupts");
     }
 }
 
@@ -66,13 +67,13 @@ case! {
             }
         }
         apic::disable();
-        check!(taken() >= 5, "interrupts");
+        check!(taken() >= 5, "at least five interrupts");
     }
 }
 
 case! {
     name: "time_goes_on", cpl: [0], rules: ["TSC-07"], needs: ["hlt-exit", "interrupt"],
-    about: "the TSC counts while the processor is halted",
+    about: "the TSC counts while the CPU is halted",
     fn body(_ctx) {
         let before = rdtsc();
         start_timer(0, 250_000);
@@ -80,7 +81,7 @@ case! {
         insn::cli();
         apic::disable();
         // 250,000 ticks of a timer of at most 1 GHz are at least 250 us.
-        check!(rdtsc().wrapping_sub(before) > 250_000 / 4, "the TSC went on");
+        check!(rdtsc().wrapping_sub(before) > 250_000 / 4, "ticks of the TSC");
     }
 }
 
@@ -94,24 +95,24 @@ case! {
         apic::send(apic::id(), ICR_ASSERT | u32::from(VECTOR));
         insn::sti_hlt();
         insn::cli();
-        check_eq!(taken(), 1, "interrupts");
+        check_eq!(taken(), 1, "count of interrupts");
         apic::disable();
     }
 }
 
 case! {
     name: "nmi_wakes", cpl: [0], rules: [], needs: ["hlt-exit", "nmi"],
-    about: "an NMI ends HLT with interrupts off",
+    about: "an NMI ends HLT with interrupts disabled",
     fn body(_ctx) {
         TAKEN.store(0, Ordering::Release);
         apic::enable();
         trap::set_handler(2, count);
         apic::send(apic::id(), ICR_NMI | ICR_ASSERT);
-        // Taken before or during the halt; if before, a second one ends it.
+        // If the NMI was delivered already, HLT would wait without an end.
         if taken() == 0 {
             insn::hlt();
         }
-        check_eq!(taken(), 1, "NMIs");
+        check_eq!(taken(), 1, "count of NMIs");
         apic::disable();
     }
 }

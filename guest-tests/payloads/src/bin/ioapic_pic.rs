@@ -1,14 +1,15 @@
-//! Interrupt lines through the 8259 pair and the I/O APIC, driven by the test device.
+//! Interrupt lines through the 8259 pair and the I/O APIC; the test device drives them.
 
 #![no_std]
 #![no_main]
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::ioapic::{self, ACTIVE_LOW, LEVEL, MASKED, REMOTE_IRR};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::Register;
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_guest::{apic, insn, pic, port};
 use hindsight_payloads::clock::{wait, wait_until};
 
@@ -32,18 +33,18 @@ fn drive(line: u8, level: u8) {
     port::outb(LINES + u16::from(line), level);
 }
 
-fn count_pic(frame: &mut Frame) {
+fn count_pic(frame: &mut TrapFrame) {
     TAKEN.fetch_add(1, Ordering::AcqRel);
     pic::eoi((frame.vector & 0xff) as u8 - PIC_BASE);
 }
 
-fn count_apic(_: &mut Frame) {
+fn count_apic(_: &mut TrapFrame) {
     TAKEN.fetch_add(1, Ordering::AcqRel);
     apic::eoi();
 }
 
-/// Lowers the line before the EOI, as a driver does that serves its device.
-fn serve_level(_: &mut Frame) {
+/// Lowers the line before the EOI, like a driver that serves its device.
+fn serve_level(_: &mut TrapFrame) {
     TAKEN.fetch_add(1, Ordering::AcqRel);
     drive(HIGH_LINE, 0);
     apic::eoi();
@@ -60,7 +61,7 @@ fn prepare_pic() {
     trap::set_handler(PIC_BASE + HIGH_LINE, count_pic);
 }
 
-fn prepare_ioapic(handler: fn(&mut Frame), flags: u64) {
+fn prepare_ioapic(handler: fn(&mut TrapFrame), flags: u64) {
     TAKEN.store(0, Ordering::Release);
     drive(HIGH_LINE, 0);
     pic::mask_all();
@@ -69,24 +70,24 @@ fn prepare_ioapic(handler: fn(&mut Frame), flags: u64) {
     ioapic::set_entry(HIGH_LINE, u64::from(VECTOR) | flags);
 }
 
-/// Lets interrupts in for a moment.
+/// Enables interrupts for 2 ms.
 fn open() {
     insn::sti();
     wait(2);
     insn::cli();
 }
 
-/// Lets interrupts in until one was taken.
+/// Enables interrupts until one was delivered; returns false if none was within 500 ms.
 fn open_until_taken() -> bool {
     insn::sti();
-    let came = wait_until(500, || taken() != 0);
+    let delivered = wait_until(500, || taken() != 0);
     insn::cli();
-    came
+    delivered
 }
 
 case! {
     name: "pic_edge", cpl: [0], rules: [], needs: ["interrupt", "io-exit"],
-    about: "a rising edge on either PIC raises one interrupt; the line staying high, none",
+    about: "a rising edge on either PIC raises one interrupt; a line that stays high raises no more",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
             skip!(ctx, "QEMU has no test device");
@@ -95,13 +96,13 @@ case! {
             prepare_pic();
             pic::unmask(line);
             drive(line, 1);
-            check!(open_until_taken(), "it is taken");
+            check!(open_until_taken(), "interrupt delivered");
             open();
-            check_eq!(taken(), 1, "once while the line stays high");
+            check_eq!(taken(), 1, "count of interrupts while the line stays high");
             drive(line, 0);
             drive(line, 1);
             open();
-            check_eq!(taken(), 2, "again after the next edge");
+            check_eq!(taken(), 2, "count of interrupts after the next edge");
             drive(line, 0);
             pic::mask_all();
         }
@@ -111,7 +112,7 @@ case! {
 
 case! {
     name: "pic_masked", cpl: [0], rules: [], needs: ["interrupt", "io-exit"],
-    about: "a masked line waits in the request register until it is unmasked",
+    about: "a request of a masked line stays in the request register until the line is unmasked",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
             skip!(ctx, "QEMU has no test device");
@@ -119,10 +120,10 @@ case! {
         prepare_pic();
         drive(LINE, 1);
         open();
-        check_eq!(taken(), 0, "none while masked");
-        check!(pic::requested(LINE), "the request stays");
+        check_eq!(taken(), 0, "count of interrupts while masked");
+        check!(pic::requested(LINE), "request while masked");
         pic::unmask(LINE);
-        check!(open_until_taken(), "taken when unmasked");
+        check!(open_until_taken(), "interrupt delivered after unmasking");
         drive(LINE, 0);
         pic::mask_all();
         apic::disable();
@@ -131,15 +132,15 @@ case! {
 
 case! {
     name: "ioapic_registers", cpl: [0], rules: [], needs: ["mmio-exit"],
-    about: "24 pins, and redirection entries that keep their fields",
+    about: "the I/O APIC has 24 pins, and redirection entries read back",
     fn body(_ctx) {
         let version = ioapic::read(ioapic::VERSION);
-        check_eq!(version >> 16 & 0xff, 23, "the last pin");
+        check_eq!(version >> 16 & 0xff, 23, "number of the last pin");
         let entry = 0x01_u64 << 56 | MASKED | LEVEL | ACTIVE_LOW | 0x71;
         ioapic::set_entry(HIGH_LINE, entry);
-        check_eq!(ioapic::entry(HIGH_LINE), entry, "the entry reads back");
+        check_eq!(ioapic::entry(HIGH_LINE), entry, "entry");
         ioapic::set_entry(HIGH_LINE, MASKED);
-        check_eq!(ioapic::entry(HIGH_LINE), MASKED, "masked again");
+        check_eq!(ioapic::entry(HIGH_LINE), MASKED, "masked entry");
     }
 }
 
@@ -152,13 +153,13 @@ case! {
         }
         prepare_ioapic(count_apic, 0);
         drive(HIGH_LINE, 1);
-        check!(open_until_taken(), "it is taken");
+        check!(open_until_taken(), "interrupt delivered");
         open();
-        check_eq!(taken(), 1, "once while the line stays high");
+        check_eq!(taken(), 1, "count of interrupts while the line stays high");
         drive(HIGH_LINE, 0);
         drive(HIGH_LINE, 1);
         open();
-        check_eq!(taken(), 2, "again after the next edge");
+        check_eq!(taken(), 2, "count of interrupts after the next edge");
         drive(HIGH_LINE, 0);
         ioapic::set_entry(HIGH_LINE, MASKED);
         apic::disable();
@@ -167,10 +168,10 @@ case! {
 
 case! {
     name: "ioapic_level", cpl: [0], rules: [], needs: ["interrupt", "mmio-exit"],
-    about: "a level pin interrupts until the line falls, with remote IRR set until the EOI",
+    about: "a level-triggered pin interrupts until the line falls; remote IRR is set until the EOI",
     fn body(ctx) {
-        fn stay_asserted(_: &mut Frame) {
-            // The third time the device is served.
+        fn stay_asserted(_: &mut TrapFrame) {
+            // At the third interrupt the device is served.
             if TAKEN.fetch_add(1, Ordering::AcqRel) == 2 {
                 drive(HIGH_LINE, 0);
             }
@@ -182,9 +183,9 @@ case! {
         prepare_ioapic(serve_level, LEVEL);
         drive(HIGH_LINE, 1);
         check_eq!(ioapic::entry(HIGH_LINE) & REMOTE_IRR, REMOTE_IRR, "remote IRR while pending");
-        check!(open_until_taken(), "it is taken");
+        check!(open_until_taken(), "interrupt delivered");
         open();
-        check_eq!(taken(), 1, "once when it is served");
+        check_eq!(taken(), 1, "count of interrupts, device served");
         check_eq!(ioapic::entry(HIGH_LINE) & REMOTE_IRR, 0, "remote IRR after the EOI");
         prepare_ioapic(stay_asserted, LEVEL);
         drive(HIGH_LINE, 1);
@@ -192,7 +193,7 @@ case! {
         wait_until(500, || taken() >= 3);
         insn::cli();
         open();
-        check_eq!(taken(), 3, "again after each EOI while the line is high");
+        check_eq!(taken(), 3, "count of interrupts, one after each EOI while the line is high");
         ioapic::set_entry(HIGH_LINE, MASKED);
         apic::disable();
     }
@@ -200,7 +201,7 @@ case! {
 
 case! {
     name: "ioapic_masked", cpl: [0], rules: [], needs: ["interrupt", "mmio-exit"],
-    about: "a masked level pin waits; unmasking delivers it",
+    about: "a request of a masked level-triggered pin is delivered when the pin is unmasked",
     fn body(ctx) {
         if insn::is_qemu_tcg() {
             skip!(ctx, "QEMU has no test device");
@@ -208,9 +209,9 @@ case! {
         prepare_ioapic(serve_level, LEVEL | MASKED);
         drive(HIGH_LINE, 1);
         open();
-        check_eq!(taken(), 0, "none while masked");
+        check_eq!(taken(), 0, "count of interrupts while masked");
         ioapic::set_entry(HIGH_LINE, u64::from(VECTOR) | LEVEL);
-        check!(open_until_taken(), "taken when unmasked");
+        check!(open_until_taken(), "interrupt delivered after unmasking");
         ioapic::set_entry(HIGH_LINE, MASKED);
         apic::disable();
     }

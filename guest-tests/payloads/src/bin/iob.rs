@@ -12,17 +12,17 @@ use hindsight_guest::regs::apic::{DEFAULT_BASE, Register};
 use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
 use hindsight_guest::{insn, port};
-use hindsight_payloads::access::Page;
+use hindsight_payloads::access::{self, ScratchPage};
 use hindsight_payloads::debug::{self, DB, arm, at, event, events};
 use hindsight_payloads::{check_events, check_steps, clear_tf, set_tf, snippet};
 
 payload!("iob");
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
-/// Sixteen ports that nothing answers.
+/// The first of sixteen ports without a device.
 const PORTS: u64 = 0x9a0;
-/// COM1's scratch register, which keeps what is written.
+/// COM1's scratch register, which reads back what was written.
 const SCRATCH: u64 = 0x3ff;
 const B0: u64 = Dr6::B0.bits();
 const B1: u64 = Dr6::B1.bits();
@@ -30,8 +30,13 @@ const B1: u64 = Dr6::B1.bits();
 macro_rules! port_moves {
     ($($input:ident $input_next:ident $output:ident $output_next:ident $register:literal;)+) => {
         $(
-            snippet! { $input [$input_next] "mov edx, edi", concat!("in ", $register, ", dx"), concat!(stringify!($input_next), ":"), "ret" }
-            snippet! { $output [$output_next] "mov edx, edi", "mov eax, esi", concat!("out dx, ", $register), concat!(stringify!($output_next), ":"), "ret" }
+            snippet! { $input [$input_next]
+                "mov edx, edi", concat!("in ", $register, ", dx"), concat!(stringify!($input_next), ":"), "ret"
+            }
+            snippet! { $output [$output_next]
+                "mov edx, edi", "mov eax, esi", concat!("out dx, ", $register),
+                concat!(stringify!($output_next), ":"), "ret"
+            }
         )+
     };
 }
@@ -67,28 +72,31 @@ fn with_de(f: impl FnOnce()) {
 
 case! {
     name: "after_the_access", cpl: [0], rules: ["IOB-01", "IOB-09", "DR-30"], needs: ["guestbp-io"],
-    about: "IN, OUT, INS and OUTS report after the access, which is done",
+    about: "IN, OUT, INS and OUTS raise #DB after the access",
     fn body(ctx) {
         with_de(|| {
             arm(0, SCRATCH, Condition::Io, Length::One);
             check_events!(events(ctx, out1, SCRATCH, 0x5a), [(at(out1_next), B0)], "OUT");
-            check_eq!(port::inb(0x3ff), 0x5a, "the register of the device");
+            check_eq!(port::inb(0x3ff), 0x5a, "register of the device");
             arm(0, SCRATCH, Condition::Io, Length::One);
             check_events!(events(ctx, in1, SCRATCH, 0), [(at(in1_next), B0)], "IN");
             arm(0, SCRATCH, Condition::Io, Length::One);
-            check_events!(events(ctx, ins_one, SCRATCH, PAGE.address()), [(at(ins_one_next), B0)], "INS");
-            check_eq!(hindsight_payloads::access::load(PAGE.address()), 0x5a, "what INS stored");
+            let log = events(ctx, ins_one, SCRATCH, PAGE.address());
+            check_events!(log, [(at(ins_one_next), B0)], "INS");
+            check_eq!(access::load(PAGE.address()), 0x5a, "byte that INS stored");
             arm(0, SCRATCH, Condition::Io, Length::One);
-            check_events!(events(ctx, outs_one, SCRATCH, PAGE.address()), [(at(outs_one_next), B0)], "OUTS");
+            let log = events(ctx, outs_one, SCRATCH, PAGE.address());
+            check_events!(log, [(at(outs_one_next), B0)], "OUTS");
             arm(0, 0xe8, Condition::Io, Length::One);
-            check_events!(events(ctx, out_immediate, 0, 0), [(at(out_immediate_next), B0)], "OUT with an immediate port");
+            let log = events(ctx, out_immediate, 0, 0);
+            check_events!(log, [(at(out_immediate_next), B0)], "OUT with an immediate port");
         });
     }
 }
 
 case! {
     name: "value_of_in", cpl: [0], rules: ["IOB-01", "IOB-09"], needs: ["guestbp-io"],
-    about: "the register that IN loads has its value in the handler",
+    about: "the register that IN loads has its new value in the handler",
     fn body(ctx) {
         with_de(|| {
             port::outb(0x3ff, 0xc3);
@@ -101,7 +109,7 @@ case! {
 
 case! {
     name: "wide_addresses", cpl: [0], rules: ["IOB-02"], needs: ["guestbp-io"],
-    about: "an address with a bit above 15 matches no port",
+    about: "a breakpoint address with a bit above 15 matches no port",
     fn body(ctx) {
         with_de(|| for bit in [16, 31, 32, 63] {
             arm(0, PORTS | 1 << bit, Condition::Io, Length::One);
@@ -112,11 +120,13 @@ case! {
 
 case! {
     name: "ranges", cpl: [0], rules: ["IOB-03", "IOB-10"], needs: ["guestbp-io"],
-    about: "every length with accesses of 1, 2 and 4 ports around it matches by overlap",
+    about: "a breakpoint of any length matches accesses of 1, 2 and 4 bytes that overlap its range",
     fn body(ctx) {
-        let inputs = [(1, in1 as debug::Code), (2, in2), (4, in4)];
-        let outputs = [(1, out1 as debug::Code), (2, out2), (4, out4)];
-        with_de(|| for (length, bytes) in [(Length::One, 1), (Length::Two, 2), (Length::Four, 4), (Length::Eight, 8)] {
+        let inputs = [(1, in1 as debug::SnippetFn), (2, in2), (4, in4)];
+        let outputs = [(1, out1 as debug::SnippetFn), (2, out2), (4, out4)];
+        let lengths =
+            [(Length::One, 1), (Length::Two, 2), (Length::Four, 4), (Length::Eight, 8)];
+        with_de(|| for (length, bytes) in lengths {
             for (size, code) in inputs.into_iter().chain(outputs) {
                 for port in PORTS..PORTS + 16 - size {
                     arm(3, PORTS + 5, Condition::Io, length);
@@ -132,30 +142,31 @@ case! {
 
 case! {
     name: "repeated", cpl: [0], rules: ["IOB-04", "RF-06"], needs: ["guestbp-io"],
-    about: "REP OUTS and REP INS report after each iteration",
+    about: "REP OUTS and REP INS raise #DB after each iteration",
     fn body(ctx) {
-        with_de(|| for (code, insn, next) in [
-            (rep_outs as debug::Code, rep_outs_insn as debug::Label, rep_outs_next as debug::Label),
-            (rep_ins, rep_ins_insn, rep_ins_next),
-        ] {
+        let snippets: [(debug::SnippetFn, debug::SnippetLabel, debug::SnippetLabel); 2] =
+            [(rep_outs, rep_outs_insn, rep_outs_next), (rep_ins, rep_ins_insn, rep_ins_next)];
+        with_de(|| for (code, insn, next) in snippets {
             arm(0, PORTS, Condition::Io, Length::One);
             let log = events(ctx, code, PORTS, PAGE.address());
             check_events!(log, [(at(insn), B0), (at(insn), B0), (at(next), B0)], "three #DBs");
             let counts = [0, 1, 2].map(|n: usize| log.events().get(n).map_or(99, |e| e.frame.rcx));
-            check_eq!(counts, [2, 1, 0], "RCX");
-            check_eq!([0, 1, 2].map(|n| debug::rf(log, n)), [true, true, false], "RF");
+            check_eq!(counts, [2, 1, 0], "RCX at the #DBs");
+            let rf = [0, 1, 2].map(|n| debug::event_saved_rf(log, n));
+            check_eq!(rf, [true, true, false], "RF in the saved flags");
         });
     }
 }
 
 case! {
     name: "buffers", cpl: [0], rules: ["IOB-05"], needs: ["guestbp-io", "guestbp-data"],
-    about: "a breakpoint on the buffer of REP INS and OUTS reports after the iteration that touched it",
+    about: "a breakpoint on the buffer of REP INS or OUTS raises #DB after the iteration that accesses it",
     fn body(ctx) {
-        for (code, insn, condition) in [
-            (rep_outs as debug::Code, rep_outs_insn as debug::Label, Condition::ReadWrite),
+        let snippets: [(debug::SnippetFn, debug::SnippetLabel, Condition); 2] = [
+            (rep_outs, rep_outs_insn, Condition::ReadWrite),
             (rep_ins, rep_ins_insn, Condition::Write),
-        ] {
+        ];
+        for (code, insn, condition) in snippets {
             arm(1, PAGE.address() + 1, condition, Length::One);
             let log = events(ctx, code, PORTS, PAGE.address());
             check_events!(log, [(at(insn), B1)], "one #DB");
@@ -166,13 +177,13 @@ case! {
 
 case! {
     name: "refused_access", cpl: [3], rules: ["IOB-06"], needs: ["guestbp-io", "iretq-cpl3"],
-    about: "an access that IOPL and the bitmap refuse raises #GP(0), and no #DB",
+    about: "an access that IOPL and the I/O permission bitmap deny raises #GP(0) and no #DB",
     fn body(ctx) {
         with_de(|| {
             arm(0, PORTS, Condition::Io, Length::One);
             let mut fault = None;
             let log = logged(DB, || fault = debug::run(ctx, in1, PORTS, 0));
-            check_eq!(fault.map(|e| e.code()), Some(GP), "#GP");
+            check_eq!(fault.map(|e| e.code()), Some(GP), "vector and error code");
             check_events!(log, [], "no #DB");
             check_eq!(insn::read_dr6(), Dr6::RESET, "DR6");
             debug::disarm();
@@ -182,7 +193,7 @@ case! {
 
 case! {
     name: "user_level", cpl: [3], rules: ["IOB-01", "DR-27"], needs: ["guestbp-io", "iretq-cpl3"],
-    about: "with IOPL 3 an access at CPL 3 reports like one at CPL 0",
+    about: "with IOPL 3 an access at CPL 3 raises #DB",
     fn body(_ctx) {
         with_de(|| {
             arm(0, PORTS, Condition::Io, Length::Two);
@@ -191,17 +202,17 @@ case! {
             });
             debug::disarm();
             check_events!(log, [(at(out1_next), B0)], "one #DB");
-            check_eq!(log.events().first().map(|e| e.cpl()), Some(3), "its level");
+            check_eq!(log.events().first().map(|e| e.cpl()), Some(3), "CPL of the interrupted code");
         });
     }
 }
 
 case! {
     name: "memory_is_not_ports", cpl: [0], rules: ["IOB-07"], needs: ["guestbp-io", "guestbp-data"],
-    about: "R/W=10 matches no memory access, and R/W=01 and 11 no port",
+    about: "R/W = 10B matches no memory access, and R/W = 01B and 11B match no port",
     fn body(ctx) {
         with_de(|| {
-            // Memory at an address that is a port number too, and a device's register.
+            // Memory whose address is also a port number, and a device register.
             arm(0, PORTS, Condition::Io, Length::Eight);
             check_events!(events(ctx, load_byte, PORTS, 0), [], "memory");
             let register = DEFAULT_BASE + u64::from(Register::TPR.0);
@@ -219,7 +230,7 @@ case! {
 
 case! {
     name: "with_step", cpl: [0], rules: ["IOB-09", "DB-13", "TF-18"], needs: ["guestbp-io"],
-    about: "a step over a watched OUT is one #DB with BS and Bn",
+    about: "a single step over an OUT that hits a breakpoint raises one #DB with BS and Bn",
     fn body(ctx) {
         with_de(|| {
             arm(0, SCRATCH, Condition::Io, Length::One);
@@ -231,11 +242,11 @@ case! {
 
 case! {
     name: "many_ports", cpl: [0], rules: ["IOB-09"], needs: ["guestbp-io"],
-    about: "ports of different devices report alike",
+    about: "breakpoints on ports of different devices raise #DB",
     fn body(_ctx) {
         with_de(|| for number in [0x21_u16, 0x43, 0x61, 0x64, 0x71, 0x92, 0x3fd, 0x608, 0xcf8] {
             arm(2, u64::from(number), Condition::Io, Length::One);
-            // SAFETY: reading these ports changes nothing that the case needs.
+            // SAFETY: the instruction touches no memory, and the case needs no state of these devices.
             let log = logged(DB, || unsafe { asm!("in al, dx", in("dx") number, out("al") _, options(nostack)) });
             debug::disarm();
             check_eq!(event(log, 0).1, Dr6::B2.bits(), "conditions");

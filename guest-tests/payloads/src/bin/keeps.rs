@@ -1,5 +1,6 @@
-//! What a processor keeps while the monitor serves its exits, and changes its engine at them: run it with
-//! `--run-arg=--switch-every=1`.
+//! State that must be the same after exits, during which the monitor may change the engine.
+//!
+//! `hindsight test keeps --run-arg=--switch-every=1` changes it at every exit.
 
 #![no_std]
 #![no_main]
@@ -18,32 +19,32 @@ use hindsight_guest::regs::msr::{
 
 payload!("keeps");
 
-/// A port that nothing answers.
+/// A port without a device.
 const PORT: u16 = 0x2e8;
-/// Exits for each thing that is kept.
+/// Exits of each case.
 const EXITS: u64 = 6;
 /// Bytes of an FXSAVE image that the processor writes.
 const WRITTEN: usize = 416;
 
 /// An FXSAVE image.
 #[repr(C, align(16))]
-struct Image([u8; 512]);
+struct FxsaveImage([u8; 512]);
 
-impl Image {
+impl FxsaveImage {
     const fn new() -> Self {
         Self([0; 512])
     }
 
     fn save(&mut self) {
-        // SAFETY: FXSAVE writes 512 bytes, which the image has, at an aligned address.
+        // SAFETY: FXSAVE writes at most 512 bytes, which the aligned image has.
         unsafe {
             asm!("fxsave64 [{}]", in(reg) &raw mut self.0, options(nostack, preserves_flags))
         };
     }
 
     fn load(&self) {
-        // SAFETY: the payloads use no x87 and no SSE register; the image was made by FXSAVE but for registers'
-        // contents.
+        // SAFETY: the code of payloads uses no x87 and no SSE registers. FXSAVE made the image, and the
+        // case changed only the contents of registers.
         unsafe {
             asm!("fxrstor64 [{}]", in(reg) &raw const self.0, options(nostack, preserves_flags))
         };
@@ -61,7 +62,7 @@ case! {
     about: "general registers and flags are the same after port reads",
     fn body(_ctx) {
         let (mut differ, flags): (u64, u64);
-        // SAFETY: all registers that are changed are declared; the stack is used below what Rust code needs.
+        // SAFETY: all registers that change are declared or restored, and the stack is balanced.
         unsafe {
             asm!(
                 "push rbx", "push rbp", "mov rbp, 0x1122334455667788", "mov rbx, 0x99aabbccddeeff00",
@@ -93,52 +94,53 @@ case! {
     about: "x87 and SSE registers, their control words and tags are the same after port reads",
     fn body(_ctx) {
         let cr4 = insn::read_cr4();
-        // Without it FXSAVE may leave out what belongs to SSE.
+        // Without OSFXSR, FXSAVE may leave out SSE state.
         insn::write_cr4(cr4 | Cr4::OSFXSR.bits());
-        let mut before = Image::new();
+        let mut before = FxsaveImage::new();
         before.save();
-        let original = Image(before.0);
-        // FCW, FSW with TOP 3 and C1, FTW: three registers in use; MXCSR rounds up, with the flag of a denormal.
+        let original = FxsaveImage(before.0);
+        // FCW; FSW with TOP 3 and C1; FTW with three registers in use; MXCSR with rounding up and DE set.
         before.0[..5].copy_from_slice(&[0x7f, 0x0f, 0x00, 0x1a, 0b0011_1000]);
         before.0[24..28].copy_from_slice(&0x5f82_u32.to_le_bytes());
         for (byte, value) in before.0[32..WRITTEN].iter_mut().zip((1_u8..=251).cycle()) {
             *byte = value;
         }
-        // The upper 6 bytes of each x87 register are not there.
+        // The upper 6 bytes of each x87 register are reserved.
         for register in before.0[32..160].chunks_exact_mut(16) {
             register[10..].fill(0);
         }
         before.load();
-        let mut after = Image::new();
+        let mut after = FxsaveImage::new();
         exits();
         after.save();
         original.load();
         insn::write_cr4(cr4);
-        // MXCSR_MASK is the processor's, and FOP, FIP and FDP need not be kept: no instruction has used the x87.
-        let shown = |image: &Image| {
+        // MXCSR_MASK is a constant. FOP, FIP and FDP need not stay, because no x87 instruction was executed.
+        let compared = |image: &FxsaveImage| {
             let mut bytes = image.0;
             bytes[5..24].fill(0);
             bytes[28..32].fill(0);
             bytes
         };
-        let (before, after) = (shown(&before), shown(&after));
-        check_eq!((0..WRITTEN).find(|&at| before[at] != after[at]), None, "first byte that differs");
+        let (before, after) = (compared(&before), compared(&after));
+        let differs = (0..WRITTEN).find(|&at| before[at] != after[at]);
+        check_eq!(differs, None, "first byte that differs");
     }
 }
 
 case! {
     name: "debug_registers", cpl: [0], rules: [], needs: ["io-exit"],
-    about: "DR0 to DR3, DR6 and DR7 with nothing enabled are the same after port reads",
+    about: "DR0 to DR3, DR6 and DR7 without enabled breakpoints are the same after port reads",
     fn body(_ctx) {
         let (status, control) = (0xffff_4ff5, 0xd9b5_0400);
-        for slot in 0..4 {
-            insn::write_dr(slot, 0x1000_2000_3000 + u64::from(slot));
+        for n in 0..4 {
+            insn::write_dr(n, 0x1000_2000_3000 + u64::from(n));
         }
         insn::write_dr6(status);
         insn::write_dr7(control);
         exits();
         let addresses = [insn::read_dr0(), insn::read_dr1(), insn::read_dr2(), insn::read_dr3()];
-        check_eq!(addresses, [0, 1, 2, 3].map(|slot| 0x1000_2000_3000 + slot), "DR0 to DR3");
+        check_eq!(addresses, [0, 1, 2, 3].map(|n| 0x1000_2000_3000 + n), "DR0 to DR3");
         check_eq!([insn::read_dr6(), insn::read_dr7()], [status, control], "DR6 and DR7");
     }
 }
@@ -173,7 +175,7 @@ case! {
 
 case! {
     name: "time", cpl: [0], rules: ["TSC-05", "ADJ-03", "ADJ-04"], needs: ["msr-exit", "tsc-offset"],
-    about: "the TSC goes on across exits, and a step that the guest made by IA32_TSC_ADJUST stays in it",
+    about: "the TSC increases across exits and keeps a step that the guest made by IA32_TSC_ADJUST",
     fn body(_ctx) {
         const STEP: u64 = 1 << 50;
         let mut last = insn::rdtsc();
@@ -184,10 +186,10 @@ case! {
                 port::inb(PORT);
                 let by_instruction = insn::rdtsc();
                 let by_msr = msr::read(IA32_TIME_STAMP_COUNTER);
-                check!(last < by_instruction && by_instruction < by_msr, "it goes on");
+                check!(last < by_instruction && by_instruction < by_msr, "the TSC increases");
                 last = by_msr;
             }
-            check_eq!(last >= STEP, adjust == STEP, "the step is in it");
+            check_eq!(last >= STEP, adjust == STEP, "step in the TSC");
             check_eq!(msr::read(IA32_TSC_ADJUST), before.wrapping_add(adjust), "IA32_TSC_ADJUST");
         }
         let adjusted = msr::read(IA32_TSC_ADJUST);

@@ -1,6 +1,6 @@
-//! The LBR stack: one instruction of each kind, exceptions, interrupts, and what is not recorded.
+//! The LBR stack: branches of all kinds, and instructions that add no record.
 //!
-//! Each case runs a sequence whose every branch is known and compares all 32 entries.
+//! Each case runs a sequence with known branches and compares all 32 entries.
 
 #![no_std]
 #![no_main]
@@ -8,23 +8,24 @@
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
+use hindsight_guest::regs::pmu::global::LBR_FRZ;
 use hindsight_guest::{insn, msr, paging};
 use hindsight_payloads::branch::recorder;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
-    BTS, LBR, List, Run, TR, Transfer, other_bits, run, run_sequence,
+    BTS, BranchList, BranchRun, LBR, TR, TakenBranch, other_bits, run, run_sequence,
 };
-use hindsight_payloads::lbr::{self, Stack};
+use hindsight_payloads::lbr::{self, LbrStack};
 use hindsight_payloads::{need_lbr, sequence};
 
 payload!("lbr");
 
 case! {
     name: "format", cpl: [0], rules: ["LBR-01", "LBR-02", "LBR-39", "PCAP-03"], needs: [],
-    about: "IA32_PERF_CAPABILITIES announces format 5; the stack has 32 entries, TOS five bits",
+    about: "IA32_PERF_CAPABILITIES reports format 5; the stack has 32 entries, and TOS has five bits",
     fn body(ctx) {
         need_lbr!(ctx);
-        check_eq!(msr::read(reg::IA32_PERF_CAPABILITIES) & 0x3f, 5, "the format");
+        check_eq!(msr::read(reg::IA32_PERF_CAPABILITIES) & 0x3f, 5, "LBR format");
         for tos in 0..32 {
             msr::write(reg::MSR_LASTBRANCH_TOS, tos);
             check_eq!(msr::read(reg::MSR_LASTBRANCH_TOS), tos, "TOS");
@@ -43,12 +44,12 @@ case! {
     about: "all entries, TOS, the filter and LER are 0 after RESET; the first record goes to entry 1",
     fn body(ctx) {
         need_lbr!(ctx);
-        check!(Stack::read() == Stack::EMPTY, "the stack is empty");
+        check!(LbrStack::read() == LbrStack::EMPTY, "LBR stack empty");
         check_eq!(msr::read(reg::MSR_LBR_SELECT), 0, "MSR_LBR_SELECT");
         check_eq!(lbr::ler(), (0, 0), "LER");
         let sequence = seq::jumps();
         if run_sequence(0, sequence, LBR).is_some() {
-            let stack = Stack::read();
+            let stack = LbrStack::read();
             check_eq!((stack.from[1], stack.to[1]), recorder::entry(0, sequence.code()).pair(), "entry 1");
             check_eq!((stack.from[0], stack.to[0]), (0, 0), "entry 0");
             lbr::check_list(&sequence.all(0));
@@ -58,7 +59,7 @@ case! {
 
 case! {
     name: "one_of_each", cpl: [0, 3], rules: ["LBR-03", "LBR-04", "LBR-07", "LBR-08", "LSEL-01"], needs: [],
-    about: "one branch of each class is recorded, in order, from the WRMSR that enables on",
+    about: "one branch of each class is recorded in order, from the WRMSR that sets LBR on",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::check_sequence(ctx.cpl, seq::one_of_each());
@@ -67,7 +68,7 @@ case! {
 
 case! {
     name: "conditional_branches", cpl: [0, 3], rules: ["LBR-04"], needs: [],
-    about: "every condition, JRCXZ, JECXZ and the LOOPs: first byte of the branch, and its target",
+    about: "Jcc with every condition, JRCXZ, JECXZ and LOOPs: FROM is the first byte of the branch",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::check_sequence(ctx.cpl, seq::conditionals());
@@ -76,7 +77,7 @@ case! {
 
 case! {
     name: "not_taken", cpl: [0, 3], rules: ["LBR-07"], needs: [],
-    about: "not-taken conditional branches and REP iterations add no record",
+    about: "conditional branches that are not taken and REP iterations add no record",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::check_sequence(ctx.cpl, seq::not_taken());
@@ -85,7 +86,7 @@ case! {
 
 case! {
     name: "jumps", cpl: [0, 3], rules: ["LBR-04"], needs: [],
-    about: "JMP: short, near, by register and through memory",
+    about: "JMP short, near, by register and through memory is recorded",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::check_sequence(ctx.cpl, seq::jumps());
@@ -94,7 +95,7 @@ case! {
 
 case! {
     name: "calls", cpl: [0, 3], rules: ["LBR-04", "LSEL-15"], needs: [],
-    about: "CALL and RET; a call of the next instruction is recorded as well",
+    about: "CALL and RET are recorded, also a call of the next instruction",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::check_sequence(ctx.cpl, seq::calls());
@@ -103,7 +104,7 @@ case! {
 
 case! {
     name: "far_transfers", cpl: [0, 3], rules: ["LBR-04"], needs: [],
-    about: "far JMP, CALL and RET, and IRET, inside one level",
+    about: "far JMP, CALL and RET, and IRET within one level are recorded",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::check_sequence(ctx.cpl, seq::far_transfers());
@@ -112,11 +113,11 @@ case! {
 
 case! {
     name: "wraps_around", cpl: [0, 3], rules: ["LBR-02", "LBR-06"], needs: [],
-    about: "after 33 more branches TOS has gone round once and the oldest are overwritten",
+    about: "after more than 32 branches TOS has wrapped and the oldest records are overwritten",
     fn body(ctx) {
         need_lbr!(ctx);
         let sequence = seq::loop_33();
-        check_eq!(sequence.records().len(), 33, "branches of the loop");
+        check_eq!(sequence.records().len(), 33, "count of branches of the loop");
         lbr::check_sequence(ctx.cpl, sequence);
         check_eq!(msr::read(reg::MSR_LASTBRANCH_TOS), (33 + 2) % 32, "TOS");
     }
@@ -124,7 +125,7 @@ case! {
 
 case! {
     name: "starts_at_any_tos", cpl: [0], rules: ["LBR-04", "LBR-25"], needs: [],
-    about: "TOS is advanced modulo 32 from where software put it, then the entry is written",
+    about: "a record increments TOS modulo 32 from the value that software wrote, then writes the entry",
     fn body(ctx) {
         need_lbr!(ctx);
         for tos in [30, 31] {
@@ -134,53 +135,53 @@ case! {
             if run_sequence(0, sequence, LBR).is_none() {
                 return;
             }
-            let stack = Stack::read();
+            let stack = LbrStack::read();
             let expected = sequence.all(0);
             check_eq!(stack.tos, (tos + expected.items().len() as u64) % 32, "TOS");
             for (age, item) in expected.items().iter().rev().enumerate() {
-                check_eq!(stack.entry(age), item.pair(), "an entry");
+                check_eq!(stack.entry(age), item.pair(), "entry");
             }
-            check_eq!(stack.entry(expected.items().len()), (0, 0), "the one before");
+            check_eq!(stack.entry(expected.items().len()), (0, 0), "entry before the first record");
         }
     }
 }
 
 case! {
     name: "stops_and_keeps", cpl: [0, 3], rules: ["LBR-09"], needs: [],
-    about: "once LBR is cleared nothing is added and nothing is lost",
+    about: "with LBR clear the stack does not change",
     fn body(ctx) {
         need_lbr!(ctx);
-        require!(lbr::record(ctx.cpl, seq::one_of_each()).is_some(), "the run ended well");
-        let before = Stack::read();
+        require!(lbr::record(ctx.cpl, seq::one_of_each()).is_some(), "no unhandled exception");
+        let before = LbrStack::read();
         if run_sequence(ctx.cpl, seq::conditionals(), 0).is_some() {
-            check!(Stack::read() == before, "the stack is as before");
+            check!(LbrStack::read() == before, "LBR stack unchanged");
         }
     }
 }
 
 case! {
     name: "needs_the_bit", cpl: [0, 3], rules: ["LBR-03", "LBR-33", "OP-14"], needs: [],
-    about: "without LBR nothing is recorded, whatever the other bits; TR and BTS change nothing with it",
+    about: "without LBR no other bit makes records; with LBR, TR and BTS have no effect on them",
     fn body(ctx) {
         need_lbr!(ctx);
         let others = other_bits();
         lbr::reset();
         for debugctl in [0, others] {
-            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "the run ended well");
-            check!(Stack::read() == Stack::EMPTY, "nothing was recorded");
+            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "no unhandled exception");
+            check!(LbrStack::read() == LbrStack::EMPTY, "no records");
         }
         if !insn::has(Feature::DS) {
             return;
         }
         for debugctl in [TR, others | TR] {
-            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "the run ended well");
-            check!(Stack::read() == Stack::EMPTY, "TR alone records nothing here");
+            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "no unhandled exception");
+            check!(LbrStack::read() == LbrStack::EMPTY, "no records with TR alone");
         }
-        // The area at 0 has no room: base, index and maximum are whatever is there, so point it at zeros.
+        // IA32_DS_AREA is 0, where memory holds any values; an area of zeros stores no records.
         msr::write(reg::IA32_DS_AREA, (&raw const NO_BUFFER) as u64);
         for debugctl in [LBR | TR, LBR | TR | BTS, LBR | others] {
             lbr::reset();
-            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "the run ended well");
+            require!(run_sequence(ctx.cpl, seq::one_of_each(), debugctl).is_some(), "no unhandled exception");
             lbr::check_list(&seq::one_of_each().all(ctx.cpl));
         }
     }
@@ -190,7 +191,7 @@ case! {
 static NO_BUFFER: [u64; 16] = [0; 16];
 
 sequence! {
-    /// Instructions that serialize or leave to the monitor, and do not branch. At CPL 0.
+    /// Instructions that serialize or exit and do not branch. At CPL 0.
     not_branches_0:
         "mov ecx, 0xc0000084", "rdmsr", "wrmsr",
         "xor eax, eax", "cpuid",
@@ -206,7 +207,7 @@ sequence! {
 }
 
 sequence! {
-    /// The same at CPL 3.
+    /// Instructions that serialize or exit and do not branch. At CPL 3.
     not_branches_3:
         "xor eax, eax", "cpuid", "lfence", "mfence", "rdtsc", "pause",
         "mov eax, 0xfee00020", "mov eax, [rax]",
@@ -215,14 +216,14 @@ sequence! {
 
 case! {
     name: "not_branches", cpl: [0, 3], rules: ["LBR-34", "LBR-36"], needs: [],
-    about: "serializing instructions, and those that the monitor carries out, add no record",
+    about: "serializing instructions and those that exit add no record",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::check_sequence(ctx.cpl, if ctx.cpl == 0 { not_branches_0() } else { not_branches_3() });
     }
 }
 
-/// Where the low memory is mapped a second time.
+/// A second linear address of the low memory.
 const HIGH_HALF: u64 = 0xffff_8000_0000_0000;
 
 case! {
@@ -235,21 +236,21 @@ case! {
         for page in [page, page + paging::PAGE] {
             paging::map(HIGH_HALF + page, page, paging::P | paging::RW | paging::US);
         }
-        let lift = |address: u64| {
+        let to_high = |address: u64| {
             let inside = (sequence.code()..=sequence.stop()).contains(&address);
             if inside { address + HIGH_HALF } else { address }
         };
-        let mut expected = List::new();
+        let mut expected = BranchList::new();
         for item in sequence.all(ctx.cpl).items() {
-            expected.push(Transfer::new(lift(item.from), lift(item.to), item.class()));
+            expected.push(TakenBranch::new(to_high(item.from), to_high(item.to), item.class()));
         }
         lbr::reset();
         let code = HIGH_HALF + sequence.code();
-        let answer = run(Run { code, ..Run::new(ctx.cpl, sequence, LBR) });
-        require!(answer.is_ok(), "the run ended well");
+        let result = run(BranchRun { code, ..BranchRun::new(ctx.cpl, sequence, LBR) });
+        require!(result.is_ok(), "no unhandled exception");
         lbr::check_list(&expected);
-        check_eq!(Stack::read().entry(1).0 >> 48, 0, "the IRET in the lower half");
-        check_eq!(Stack::read().entry(2).0 >> 48, 0xffff, "the INT in the upper half");
+        check_eq!(LbrStack::read().entry(1).0 >> 48, 0, "bits 63:48 of the IRET in the lower half");
+        check_eq!(LbrStack::read().entry(2).0 >> 48, 0xffff, "bits 63:48 of the INT in the upper half");
     }
 }
 
@@ -258,8 +259,8 @@ case! {
     about: "INFO has no bits beyond MISPRED and CYC_CNT; FROM carries no flags",
     fn body(ctx) {
         need_lbr!(ctx);
-        require!(lbr::record(ctx.cpl, seq::loop_33()).is_some(), "the run ended well");
-        let stack = Stack::read();
+        require!(lbr::record(ctx.cpl, seq::loop_33()).is_some(), "no unhandled exception");
+        let stack = LbrStack::read();
         for n in 0..lbr::ENTRIES {
             check_eq!(stack.info[n] & lbr::INFO_ZERO, 0, "INFO");
             check_eq!((stack.from[n] >> 48, stack.to[n] >> 48), (0, 0), "bits 63:48");
@@ -269,10 +270,10 @@ case! {
 
 case! {
     name: "written_values", cpl: [0], rules: ["LBR-25", "MSR-07", "MSR-24", "MSR-25", "MSR-36"], needs: [],
-    about: "every entry keeps what software writes",
+    about: "every entry reads back what software wrote",
     fn body(ctx) {
         need_lbr!(ctx);
-        let mut stack = Stack { tos: 17, ..Stack::EMPTY };
+        let mut stack = LbrStack { tos: 17, ..LbrStack::EMPTY };
         for n in 0..lbr::ENTRIES {
             let value = n as u64;
             stack.from[n] = 0xffff_8000_0000_1000 + value;
@@ -280,7 +281,7 @@ case! {
             stack.info[n] = value << 61 | 0xff00 | value;
         }
         stack.write();
-        let found = Stack::read();
+        let found = LbrStack::read();
         check_eq!(found.tos, 17, "TOS");
         for n in 0..lbr::ENTRIES {
             check_eq!((found.from[n], found.to[n]), (stack.from[n], stack.to[n]), "FROM and TO");
@@ -291,7 +292,7 @@ case! {
 
 case! {
     name: "probes_of_linux", cpl: [0], rules: ["LBR-38"], needs: [],
-    about: "what Linux writes under a hypervisor, to see whether the registers are there",
+    about: "the writes by which Linux tests under a hypervisor whether the MSRs exist",
     fn body(ctx) {
         need_lbr!(ctx);
         let entries = (reg::MSR_LASTBRANCH_0_FROM_IP..).take(32).chain((reg::MSR_LASTBRANCH_0_TO_IP..).take(32));
@@ -302,14 +303,14 @@ case! {
     }
 }
 
-/// Changes the bits of `mask`, reads back, and puts the old value back.
+/// Changes the bits of `mask` and restores the old value, reading back both times.
 fn probe(index: u32, mask: u64) {
     let old = msr::read(index);
-    let answer = msr::write_safe(index, old ^ mask);
-    check_eq!(answer.is_ok(), true, "the write is accepted");
-    check_eq!(msr::read(index), old ^ mask, "and read back");
+    let written = msr::write_safe(index, old ^ mask);
+    check_eq!(written.is_ok(), true, "write");
+    check_eq!(msr::read(index), old ^ mask, "value read back");
     msr::write(index, old);
-    check_eq!(msr::read(index), old, "as the old value is");
+    check_eq!(msr::read(index), old, "old value read back");
 }
 
 /// Version of the architectural PMU, CPUID.0AH:EAX[7:0].
@@ -317,23 +318,20 @@ fn pmu_version() -> u32 {
     insn::cpuid(0xa, 0).eax & 0xff
 }
 
-/// IA32_PERF_GLOBAL_STATUS: the LBR stack is frozen.
-const LBR_FRZ: u64 = 1 << 58;
-
 case! {
     name: "frozen", cpl: [0, 3], rules: ["LBR-03", "LBR-25"], needs: [],
-    about: "with LBR_FRZ set nothing is recorded, though LBR stays 1; entries can be written",
+    about: "with LBR_FRZ set no branch is recorded although LBR is 1; entries can be written",
     fn body(ctx) {
         need_lbr!(ctx);
         if pmu_version() < 4 {
-            skip!(ctx, "CPUID leaf 0AH announces no version 4, which has LBR_FRZ");
+            skip!(ctx, "CPUID leaf 0AH reports no version 4, which has LBR_FRZ");
         }
         lbr::reset();
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_SET, LBR_FRZ);
-        require!(run_sequence(ctx.cpl, seq::one_of_each(), LBR).is_some(), "the run ended well");
-        check!(Stack::read() == Stack::EMPTY, "nothing was recorded");
+        require!(run_sequence(ctx.cpl, seq::one_of_each(), LBR).is_some(), "no unhandled exception");
+        check!(LbrStack::read() == LbrStack::EMPTY, "no records");
         msr::write(reg::MSR_LASTBRANCH_0_FROM_IP, 0x1234);
-        check_eq!(msr::read(reg::MSR_LASTBRANCH_0_FROM_IP), 0x1234, "a written entry");
+        check_eq!(msr::read(reg::MSR_LASTBRANCH_0_FROM_IP), 0x1234, "written entry");
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, LBR_FRZ);
         lbr::check_sequence(ctx.cpl, seq::one_of_each());
     }

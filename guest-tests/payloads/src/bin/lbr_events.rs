@@ -1,4 +1,4 @@
-//! What interrupts and exceptions leave in the LBR stack, and what a #DB does not.
+//! Interrupts and exceptions in the LBR stack, and #DB, which adds no record.
 
 #![no_std]
 #![no_main]
@@ -12,7 +12,8 @@ use hindsight_guest::{insn, paging};
 use hindsight_payloads::branch::recorder::{self, IRQ_VECTOR};
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{
-    DEBUG, FAR, LBR, List, Run, Sequence, Transfer, other_bits, run, run_sequence,
+    BranchList, BranchRun, BranchSequence, DEBUG, FAR, LBR, TakenBranch, other_bits, run,
+    run_sequence,
 };
 use hindsight_payloads::{lbr, need_lbr, sequence};
 
@@ -20,7 +21,7 @@ payload!("lbr_events");
 
 case! {
     name: "software_interrupts", cpl: [0, 3], rules: ["LBR-10"], needs: [],
-    about: "INT n and INT3: from the first byte of the instruction to the handler; then the IRET",
+    about: "INT n and INT3 are recorded from their first byte to the handler, then the IRET",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::check_sequence(ctx.cpl, seq::software_interrupts());
@@ -29,7 +30,7 @@ case! {
 
 case! {
     name: "fast_calls", cpl: [3], rules: ["LBR-04", "LBR-10"], needs: [],
-    about: "SYSCALL with SYSRET, SYSENTER with SYSEXIT",
+    about: "SYSCALL and SYSRET, and SYSENTER and SYSEXIT are recorded",
     fn body(ctx) {
         need_lbr!(ctx);
         seq::set_fast_calls();
@@ -40,7 +41,7 @@ case! {
 
 case! {
     name: "faults", cpl: [0, 3], rules: ["LBR-10"], needs: [],
-    about: "a fault: from the faulting instruction to the handler; then the IRET",
+    about: "a fault is recorded from the faulting instruction to the handler, then the IRET",
     fn body(ctx) {
         need_lbr!(ctx);
         lbr::check_sequence(ctx.cpl, seq::faults());
@@ -49,7 +50,7 @@ case! {
 
 case! {
     name: "branches_that_fault", cpl: [0, 3], rules: ["LBR-14"], needs: [],
-    about: "a branch that faults gives only the record of the exception",
+    about: "for a branch that faults only the exception is recorded",
     fn body(ctx) {
         need_lbr!(ctx);
         let old = paging::unmap(seq::UNMAPPED);
@@ -60,11 +61,11 @@ case! {
 
 case! {
     name: "branches_to_an_unmapped_page", cpl: [0, 3], rules: ["LBR-10", "LBR-14"], needs: [],
-    about: "the branch is recorded, then the page fault of the fetch, from the target",
+    about: "the branch is recorded, then the page fault of the fetch from the target",
     fn body(ctx) {
         need_lbr!(ctx);
         let old = paging::unmap(seq::UNMAPPED);
-        lbr::check_sequence(ctx.cpl, seq::branches_to_nowhere());
+        lbr::check_sequence(ctx.cpl, seq::branches_to_unmapped());
         paging::restore(seq::UNMAPPED, old);
     }
 }
@@ -76,53 +77,55 @@ fn pend_interrupt() {
 
 case! {
     name: "interrupt", cpl: [0, 3], rules: ["LBR-11"], needs: [],
-    about: "a hardware interrupt: from the saved RIP to the handler",
+    about: "a hardware interrupt is recorded from the saved RIP to the handler",
     fn body(ctx) {
         need_lbr!(ctx);
         pend_interrupt();
         let sequence = seq::interrupt_after_nop();
-        let seen = require_some!(lbr::check_sequence(ctx.cpl, sequence), "the run ended well");
-        check_eq!(seen.irqs, 1, "interrupts");
-        check_eq!(seen.irq_rip, sequence.records()[0].from, "saved RIP");
+        let events = require_some!(lbr::check_sequence(ctx.cpl, sequence), "no unhandled exception");
+        check_eq!(events.irqs, 1, "count of interrupts");
+        check_eq!(events.irq_rip, sequence.records()[0].from, "saved RIP");
     }
 }
 
 case! {
     name: "interrupt_after_branch", cpl: [0, 3], rules: ["LBR-12"], needs: [],
-    about: "a branch and an interrupt at once: the branch first, the interrupt from its target",
+    about: "a branch with an interrupt after it is recorded before the interrupt, whose FROM is the target",
     fn body(ctx) {
         need_lbr!(ctx);
         pend_interrupt();
         let sequence = seq::interrupt_after_branch();
-        let seen = require_some!(lbr::check_sequence(ctx.cpl, sequence), "the run ended well");
-        check_eq!(seen.irqs, 1, "interrupts");
-        check_eq!(seen.irq_rip, sequence.records()[0].to, "saved RIP");
+        let events = require_some!(lbr::check_sequence(ctx.cpl, sequence), "no unhandled exception");
+        check_eq!(events.irqs, 1, "count of interrupts");
+        check_eq!(events.irq_rip, sequence.records()[0].to, "saved RIP");
     }
 }
 
 case! {
     name: "interrupt_after_iret", cpl: [3], rules: ["LBR-11", "LBR-12"], needs: [],
-    about: "an interrupt right after the IRET to CPL 3 comes from the first user instruction",
+    about: "the FROM of an interrupt directly after the IRET to CPL 3 is the first user instruction",
     fn body(ctx) {
         need_lbr!(ctx);
         pend_interrupt();
         lbr::reset();
         let sequence = seq::not_taken();
         let flags = Rflags::IF.bits();
-        let answer = run(Run { flags, ..Run::new(ctx.cpl, sequence, LBR) });
-        check_eq!(answer.map(|seen| (seen.irqs, seen.irq_rip)).ok(), Some((1, sequence.code())), "interrupts, saved RIP");
-        let mut expected = List::new();
+        let result = run(BranchRun { flags, ..BranchRun::new(ctx.cpl, sequence, LBR) });
+        let found = result.map(|events| (events.irqs, events.irq_rip)).ok();
+        check_eq!(found, Some((1, sequence.code())), "count of interrupts, saved RIP");
+        let mut expected = BranchList::new();
         expected.push(recorder::entry(3, sequence.code()));
-        let (irq, back) = (seq::interrupt_after_nop().records()[0], seq::interrupt_after_nop().records()[1]);
-        expected.push(Transfer::new(sequence.code(), irq.to, FAR));
-        expected.push(Transfer::new(back.from, sequence.code(), FAR));
+        let records = seq::interrupt_after_nop().records();
+        let (irq, back) = (records[0], records[1]);
+        expected.push(TakenBranch::new(sequence.code(), irq.to, FAR));
+        expected.push(TakenBranch::new(back.from, sequence.code(), FAR));
         expected.push(recorder::exit(sequence.stop()));
         lbr::check_list(&expected);
     }
 }
 
 sequence! {
-    /// An NMI to this processor itself, by the APIC's page. At CPL 0.
+    /// An NMI to this CPU itself, by the ICR in xAPIC mode. At CPL 0.
     nmi_to_self:
         "mov eax, 0xfee00300",
         "mov dword ptr [rax], 0x4400",
@@ -132,21 +135,21 @@ sequence! {
 
 case! {
     name: "nmi", cpl: [0], rules: ["LBR-11"], needs: [],
-    about: "an NMI: from the saved RIP to the handler",
+    about: "an NMI is recorded from the saved RIP to the handler",
     fn body(ctx) {
         need_lbr!(ctx);
         apic::enable();
         apic::write(Apic::ICR_HIGH, apic::id() << 24);
-        check_eq!(ICR_NMI | ICR_ASSERT, 0x4400, "the command in the sequence");
+        check_eq!(ICR_NMI | ICR_ASSERT, 0x4400, "command in the sequence");
         let sequence = nmi_to_self();
-        let seen = require_some!(lbr::record(0, sequence), "the run ended well");
-        require_eq!(seen.irqs, 1, "NMIs");
-        // It may be recognized some instructions later.
+        let events = require_some!(lbr::record(0, sequence), "no unhandled exception");
+        require_eq!(events.irqs, 1, "count of NMIs");
+        // The NMI may be recognized some instructions later.
         let mut expected = sequence.all(0);
-        if seen.irq_rip != sequence.records()[0].from {
-            let moved = Transfer::new(seen.irq_rip, sequence.records()[0].to, FAR);
-            let back = Transfer::new(sequence.records()[1].from, seen.irq_rip, FAR);
-            expected = List::new();
+        if events.irq_rip != sequence.records()[0].from {
+            let moved = TakenBranch::new(events.irq_rip, sequence.records()[0].to, FAR);
+            let back = TakenBranch::new(sequence.records()[1].from, events.irq_rip, FAR);
+            expected = BranchList::new();
             [recorder::entry(0, sequence.code()), moved, back, recorder::exit(sequence.stop())]
                 .into_iter()
                 .for_each(|item| expected.push(item));
@@ -155,9 +158,9 @@ case! {
     }
 }
 
-/// What is in the LBR stack when the run ends at its first #DB.
-fn until_debug(list: &List) -> List {
-    let mut out = List::new();
+/// The branches before the first #DB of a list.
+fn until_debug(list: &BranchList) -> BranchList {
+    let mut out = BranchList::new();
     for &item in list.items().iter().take_while(|item| item.class() != DEBUG) {
         out.push(item);
     }
@@ -165,7 +168,7 @@ fn until_debug(list: &List) -> List {
 }
 
 sequence! {
-    /// One step by TF, over a branch; then two more branches.
+    /// A single step over a branch, then two more branches.
     debug_by_step:
         "pushfq", "or qword ptr [rsp], 0x100", "popfq",
         "20: jmp 21f", "ud2",
@@ -189,8 +192,7 @@ sequence! {
 }
 
 sequence! {
-    /// Two branches with an instruction between them that has a breakpoint: an execution breakpoint at
-    /// the target of the first branch.
+    /// Two branches; the target of the first one gets an instruction breakpoint.
     debug_by_execution:
         "20: jmp 21f", "ud2",
         "21: nop",
@@ -202,7 +204,7 @@ sequence! {
 }
 
 sequence! {
-    /// A call with a write breakpoint on the word that it pushes: RSP at 3D00000H before.
+    /// A call with RSP = 3D00000H, whose push hits a data breakpoint.
     debug_by_push:
         "mov rbp, rsp",
         "mov esp, 0x03d00000",
@@ -215,23 +217,23 @@ sequence! {
         ["22b", "23b", "REL_JMP"],
 }
 
-/// Runs a sequence with one #DB in it, with LBR and other bits set, and checks what LBR-15 says.
-fn check_debug(level: u8, sequence: &Sequence, condition: u64) {
+/// Runs a sequence with one #DB, with LBR and other bits set, and checks rule LBR-15.
+fn check_debug(level: u8, sequence: &BranchSequence, condition: u64) {
     let others = other_bits();
     lbr::reset();
-    let Some(seen) = run_sequence(level, sequence, LBR | others) else {
+    let Some(events) = run_sequence(level, sequence, LBR | others) else {
         return;
     };
     insn::write_dr7(Dr7::RESET.0);
-    check_eq!(seen.debugs, 1, "#DBs");
-    check_eq!(seen.dr6 & 0xe00f, condition, "DR6");
-    check_eq!(seen.debugctl, others, "IA32_DEBUGCTL in the handler");
+    check_eq!(events.debugs, 1, "count of #DBs");
+    check_eq!(events.dr6 & 0xe00f, condition, "DR6");
+    check_eq!(events.debugctl, others, "IA32_DEBUGCTL in the handler");
     lbr::check_list(&until_debug(&sequence.all(level)));
 }
 
 case! {
     name: "debug_exception_by_step", cpl: [0, 3], rules: ["LBR-15", "LBR-16", "DCTL-06"], needs: [],
-    about: "a single-step #DB adds no record and clears LBR; the branch before it stays",
+    about: "#DB of a single step adds no record and clears LBR; the record of the branch before it stays",
     fn body(ctx) {
         need_lbr!(ctx);
         insn::write_dr6(Dr6::RESET);
@@ -251,7 +253,7 @@ case! {
 
 case! {
     name: "debug_exception_by_breakpoint", cpl: [0, 3], rules: ["LBR-15", "LBR-16", "DCTL-06"], needs: [],
-    about: "a breakpoint, execution or data, adds no record and clears LBR",
+    about: "#DB of an instruction or data breakpoint adds no record and clears LBR",
     fn body(ctx) {
         need_lbr!(ctx);
         let sequence = debug_by_execution();
@@ -267,7 +269,7 @@ case! {
 }
 
 sequence! {
-    /// A wait for a write in a state deeper than C1, which a pending interrupt ends at once.
+    /// MWAIT for a state deeper than C1, which a pending interrupt ends at once.
     deep_wait:
         "20: jmp 21f", "ud2",
         "21: mov rax, rsp", "xor ecx, ecx", "xor edx, edx",
@@ -281,7 +283,7 @@ sequence! {
 
 case! {
     name: "deep_wait", cpl: [0], rules: ["LBR-32"], needs: [],
-    about: "MWAIT for a state deeper than C1 keeps the stack",
+    about: "MWAIT for a state deeper than C1 does not change the LBR stack",
     fn body(ctx) {
         need_lbr!(ctx);
         need_feature!(ctx, MONITOR);

@@ -4,27 +4,29 @@
 #![no_main]
 
 use hindsight_guest::blob;
-use hindsight_guest::boot::{USER_CODE, USER_CODE32};
+use hindsight_guest::gdt::{USER_CODE, USER_CODE32};
 use hindsight_guest::insn;
 use hindsight_guest::legacy::action;
-use hindsight_guest::legacy::{self, Blob, Event, Label, Machine, Mode, Start};
+use hindsight_guest::legacy::{
+    self, Blob, BlobLabel, BlobStart, LegacyEvent, LegacyMachine, LegacyMode,
+};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
-use hindsight_payloads::access::Page;
+use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::debug::{self, BS, arm, at, conditions, disarm};
 use hindsight_payloads::{check_steps, snippet};
 
 payload!("modes");
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
-const MODES16: [Mode; 4] = [
-    Mode::Real,
-    Mode::Virtual8086,
-    Mode::Protected16(0),
-    Mode::Protected16(3),
+const MODES16: [LegacyMode; 4] = [
+    LegacyMode::Real,
+    LegacyMode::Virtual8086,
+    LegacyMode::Protected16(0),
+    LegacyMode::Protected16(3),
 ];
-const MODES32: [Mode; 2] = [Mode::Protected32(0), Mode::Protected32(3)];
+const MODES32: [LegacyMode; 2] = [LegacyMode::Protected32(0), LegacyMode::Protected32(3)];
 
 const B0: u64 = Dr6::B0.bits();
 const B1: u64 = Dr6::B1.bits();
@@ -44,7 +46,12 @@ const PORT: u64 = 0x2e8;
 const DATA: u32 = legacy::BASE + 0x8000;
 
 /// Runs `blob` from `entry` with IOPL 3 and what `arm` arms, while #DBs resume.
-fn run(blob: &Blob, mode: Mode, entry: Label, arm: impl FnOnce()) -> &'static mut Machine {
+fn run(
+    blob: &Blob,
+    mode: LegacyMode,
+    entry: BlobLabel,
+    arm: impl FnOnce(),
+) -> &'static mut LegacyMachine {
     run_with(blob, mode, entry, 0, 0, |_| arm())
 }
 
@@ -55,16 +62,16 @@ fn nothing() {}
 /// armed there too: the making of the machine writes to all its memory.
 fn run_with(
     blob: &Blob,
-    mode: Mode,
-    entry: Label,
+    mode: LegacyMode,
+    entry: BlobLabel,
     eflags: u32,
     cr4: u32,
-    change: impl FnOnce(&mut Machine),
-) -> &'static mut Machine {
+    change: impl FnOnce(&mut LegacyMachine),
+) -> &'static mut LegacyMachine {
     let machine = legacy::machine(blob);
     machine.actions[1] = action::RESUME_RF;
     change(machine);
-    let mut start = Start::at(mode, entry);
+    let mut start = BlobStart::at(mode, entry);
     start.eflags = IOPL | eflags;
     start.cr4 = cr4;
     machine.run(blob, &start);
@@ -73,20 +80,22 @@ fn run_with(
 }
 
 /// The EIP of a label in a mode.
-fn place(blob: &Blob, mode: Mode, label: Label) -> u32 {
+fn place(blob: &Blob, mode: LegacyMode, label: BlobLabel) -> u32 {
     match mode {
-        Mode::Protected32(_) => blob.linear(label),
+        LegacyMode::Protected32(_) => blob.linear(label),
         _ => blob.offset(label),
     }
 }
 
 /// Vector, EIP and conditions of an event.
-fn debugged(event: Option<&Event>) -> ((u32, u32), u64) {
-    event.map_or(((0, 0), 0), |e| (e.place(), conditions(u64::from(e.dr6))))
+fn debugged(event: Option<&LegacyEvent>) -> ((u32, u32), u64) {
+    event.map_or(((0, 0), 0), |e| {
+        (e.vector_and_eip(), conditions(u64::from(e.dr6)))
+    })
 }
 
 /// Checks that there was one #DB, with these conditions, at `label`, and then the end.
-fn check_one(machine: &Machine, eip: u32, expected: u64) {
+fn check_one(machine: &LegacyMachine, eip: u32, expected: u64) {
     check_eq!(machine.events().len(), 2, "one #DB and the end");
     check_eq!(
         debugged(machine.events().first()),
@@ -112,11 +121,11 @@ blob! {
 }
 
 /// A blob that stores to byte 7 of the data, with its labels, for each mode.
-fn writers() -> [(Mode, Blob, [Label; 4]); 6] {
+fn writers() -> [(LegacyMode, Blob, [BlobLabel; 4]); 6] {
     let narrow = (
         write16(),
         [
-            write16_start as Label,
+            write16_start as BlobLabel,
             write16_insn,
             write16_next,
             write16_end,
@@ -125,13 +134,13 @@ fn writers() -> [(Mode, Blob, [Label; 4]); 6] {
     let wide = (
         write32(),
         [
-            write32_start as Label,
+            write32_start as BlobLabel,
             write32_insn,
             write32_next,
             write32_end,
         ],
     );
-    let entry = |mode, (blob, labels): (Blob, [Label; 4])| (mode, blob, labels);
+    let entry = |mode, (blob, labels): (Blob, [BlobLabel; 4])| (mode, blob, labels);
     let [a, b, c, d] = MODES16;
     let [e, f] = MODES32;
     [
@@ -154,7 +163,7 @@ case! {
             check_one(m, place(&blob, mode, next), B0);
             let saved = m.events().first().map_or(0, |e| e.eflags);
             check_eq!(saved & (RF | TF), 0, "RF and TF in the image");
-            check_eq!(saved & VM != 0, mode == Mode::Virtual8086, "VM in the image");
+            check_eq!(saved & VM != 0, mode == LegacyMode::Virtual8086, "VM in the image");
         }
     }
 }
@@ -165,7 +174,7 @@ case! {
     about: "an instruction breakpoint is met in every legacy mode; IRETD with RF resumes it where RF can be restored",
     fn body(_ctx) {
         for (mode, blob, [start, insn, ..]) in writers() {
-            if mode == Mode::Real {
+            if mode == LegacyMode::Real {
                 continue; // the stubs of real mode return by a 16-bit IRET: see the next case
             }
             let m = run(&blob, mode, start, || arm(1, u64::from(blob.linear(insn)), Condition::Execute, Length::One));
@@ -180,7 +189,7 @@ case! {
     about: "an instruction breakpoint enters by vector 1 of the real-mode table",
     fn body(_ctx) {
         let blob = write16();
-        let m = run_with(&blob, Mode::Real, write16_start, 0, 0, |m| {
+        let m = run_with(&blob, LegacyMode::Real, write16_start, 0, 0, |m| {
             m.actions[1] = action::END;
             arm(0, u64::from(blob.linear(write16_insn)), Condition::Execute, Length::One);
         });
@@ -211,7 +220,7 @@ case! {
         for (mode, blob, [start, insn, ..]) in writers() {
             let m = run(&blob, mode, start, || {
                 arm(0, u64::from(DATA) | 1 << 32, Condition::ReadWrite, Length::Eight);
-                debug::also(1, u64::from(blob.linear(insn)) | 1 << 40, Condition::Execute, Length::One);
+                debug::arm_also(1, u64::from(blob.linear(insn)) | 1 << 40, Condition::Execute, Length::One);
             });
             check_eq!(m.events().len(), 1, "the end alone");
         }
@@ -236,8 +245,8 @@ case! {
         insn::write_dr0(0xfedc_ba98_0123_4567);
         insn::write_dr1(u64::MAX);
         let blob = move_dr();
-        let m = run(&blob, Mode::Protected32(0), move_dr_start, nothing);
-        check_eq!(m.last().place(), (6, blob.linear(move_dr_end)), "the end");
+        let m = run(&blob, LegacyMode::Protected32(0), move_dr_start, nothing);
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(move_dr_end)), "vector and EIP at the end");
         let r = m.last().registers;
         check_eq!([r.ebx, r.ecx, r.edx], [0x0123_4567, 0x8765_4321, 0x400], "what 32-bit mode reads");
         check_eq!((insn::read_dr0(), insn::read_dr1()), (0x8765_4321, 0x8765_4321), "what 64-bit mode reads");
@@ -259,11 +268,11 @@ case! {
         let blob = move_dr16();
         for mode in MODES16 {
             let m = run(&blob, mode, move_dr16_start, nothing);
-            if matches!(mode, Mode::Real | Mode::Protected16(0)) {
-                check_eq!(m.last().place(), (6, blob.offset(move_dr16_end)), "the end");
+            if matches!(mode, LegacyMode::Real | LegacyMode::Protected16(0)) {
+                check_eq!(m.last().vector_and_eip(), (6, blob.offset(move_dr16_end)), "vector and EIP at the end");
                 check_eq!(m.last().registers.ecx, 0x1234, "the value read back");
             } else {
-                check_eq!(m.last().place(), (13, blob.offset(move_dr16_next)), "#GP");
+                check_eq!(m.last().vector_and_eip(), (13, blob.offset(move_dr16_next)), "#GP");
                 check_eq!(m.last().error, 0, "its error code");
             }
         }
@@ -282,7 +291,7 @@ case! {
     name: "general_detect", cpl: [0], rules: ["GD-01", "DR-27"], needs: ["gd", "intn-cpl0", "guestbp-io"],
     about: "general detect in real and 16-bit protected mode",
     fn body(_ctx) {
-        for mode in [Mode::Real, Mode::Protected16(0)] {
+        for mode in [LegacyMode::Real, LegacyMode::Protected16(0)] {
             let blob = general_detect16();
             let m = run(&blob, mode, detect_start, nothing);
             check_one(m, blob.offset(detect_insn), debug::BD);
@@ -311,7 +320,7 @@ case! {
             let m = run_with(&blob, mode, pop_ss16_start, TF, 0, |m| m.actions[1] = action::RESUME);
             // The steps: two MOVs, PUSH, then NOP with POP SS, and NOP.
             let steps = [3, 4].map(|n: usize| debugged(m.events().get(n)));
-            let expected = [pop_ss16_next as Label, pop_ss16_end].map(|label| ((1, blob.offset(label)), BS));
+            let expected = [pop_ss16_next as BlobLabel, pop_ss16_end].map(|label| ((1, blob.offset(label)), BS));
             check_eq!(steps[0], expected[0], "the step after POP SS");
             check_eq!(steps[1], expected[1], "the next step");
             let m = run(&blob, mode, pop_ss16_start, || arm(0, u64::from(blob.linear(pop_ss16_nop)), Condition::Execute, Length::One));
@@ -327,7 +336,7 @@ case! {
     fn body(_ctx) {
         let blob = pop_ss16();
         // Where the handler has a stack of its own.
-        for mode in [Mode::Virtual8086, Mode::Protected16(3)] {
+        for mode in [LegacyMode::Virtual8086, LegacyMode::Protected16(3)] {
             let stack = u64::from(legacy::BASE + legacy::STACK - 2);
             let m = run_with(&blob, mode, pop_ss16_start, 0, 0, |m| {
                 m.actions[1] = action::RESUME;
@@ -359,7 +368,7 @@ case! {
             let m = run_with(&blob, mode, into_start, 0, 0, |m| m.actions[4] = action::RESUME);
             check_eq!(m.events().len(), 2, "one #OF and the end");
             let first = m.events().first();
-            check_eq!(first.map(|e| (e.place(), e.error)), Some(((4, blob.linear(into_next)), 0)), "#OF");
+            check_eq!(first.map(|e| (e.vector_and_eip(), e.error)), Some(((4, blob.linear(into_next)), 0)), "#OF");
             check_eq!(first.map(|e| e.eflags & OF), Some(OF), "OF in the image");
         }
     }
@@ -382,8 +391,8 @@ case! {
         let m = legacy::machine(&blob);
         m.actions[1] = action::RESUME;
         m.actions[3] = action::RESUME;
-        m.run(&blob, &Start::at(Mode::Virtual8086, breaks_start));
-        let places = [0, 1, 2].map(|n: usize| m.events().get(n).map_or((99, 0), Event::place));
+        m.run(&blob, &BlobStart::at(LegacyMode::Virtual8086, breaks_start));
+        let places = [0, 1, 2].map(|n: usize| m.events().get(n).map_or((99, 0), LegacyEvent::vector_and_eip));
         let offset = |label| blob.offset(label);
         check_eq!(places, [(3, offset(breaks_int1)), (1, offset(breaks_cd03)), (13, offset(breaks_cd03))], "vectors and IPs");
         check_eq!(m.last().error, 0, "the error code");
@@ -404,7 +413,7 @@ case! {
         protected-mode gate",
     fn body(_ctx) {
         let blob = redirected16();
-        let m = run_with(&blob, Mode::Virtual8086, redirected_start, 0, VME, |m| {
+        let m = run_with(&blob, LegacyMode::Virtual8086, redirected_start, 0, VME, |m| {
             m.tss[0].redirect[0] &= !(1 << 3);
             let vector = u32::from(legacy::SEGMENT) << 16 | blob.offset(redirected_here);
             // SAFETY: vector 3 of the real-mode table, which the machine owns.
@@ -430,12 +439,12 @@ case! {
         let blob = rdtsc16();
         for mode in MODES16 {
             let m = run(&blob, mode, rdtsc16_start, nothing);
-            check_eq!(m.last().place(), (6, blob.offset(rdtsc16_end)), "without TSD");
-            let refused = matches!(mode, Mode::Virtual8086 | Mode::Protected16(3));
-            for (entry, label) in [(rdtsc16_start as Label, rdtsc16_start as Label), (rdtscp16, rdtscp16)] {
+            check_eq!(m.last().vector_and_eip(), (6, blob.offset(rdtsc16_end)), "without TSD");
+            let refused = matches!(mode, LegacyMode::Virtual8086 | LegacyMode::Protected16(3));
+            for (entry, label) in [(rdtsc16_start as BlobLabel, rdtsc16_start as BlobLabel), (rdtscp16, rdtscp16)] {
                 let m = run_with(&blob, mode, entry, 0, TSD, |_| ());
                 let expected = if refused { (13, blob.offset(label)) } else { (6, blob.offset(rdtsc16_end)) };
-                check_eq!(m.last().place(), expected, "with TSD");
+                check_eq!(m.last().vector_and_eip(), expected, "with TSD");
             }
         }
     }
@@ -461,9 +470,9 @@ case! {
             });
             check_one(m, blob.offset(port16_next), B0);
         }
-        let m = run_with(&blob, Mode::Virtual8086, port16_start, 0, DE, |_| arm(0, PORT, Condition::Io, Length::One));
+        let m = run_with(&blob, LegacyMode::Virtual8086, port16_start, 0, DE, |_| arm(0, PORT, Condition::Io, Length::One));
         check_eq!(m.events().len(), 1, "no #DB");
-        check_eq!((m.last().place(), m.last().error), ((13, blob.offset(port16_insn)), 0), "#GP");
+        check_eq!((m.last().vector_and_eip(), m.last().error), ((13, blob.offset(port16_insn)), 0), "#GP");
     }
 }
 
@@ -483,7 +492,7 @@ case! {
         check_eq!((USER_CODE32 | 3, USER_CODE), (0x1b, 0x2b), "the selectors");
         let address = PAGE.address();
         arm(0, at(compatibility_store), Condition::Execute, Length::One);
-        debug::also(1, address, Condition::Write, Length::Eight);
+        debug::arm_also(1, address, Condition::Write, Length::Eight);
         let log = debug::events(ctx, through_compatibility, address, 0);
         check_eq!(log.count(), 2, "two #DBs");
         check_eq!(debug::event(log, 0), (at(compatibility_store), B0), "the instruction");
@@ -551,7 +560,7 @@ case! {
     about: "a 16-bit IRET leaves RF clear: the breakpoint on its target is met",
     fn body(_ctx) {
         let blob = iret16();
-        for mode in [Mode::Virtual8086, Mode::Protected16(0), Mode::Protected16(3)] {
+        for mode in [LegacyMode::Virtual8086, LegacyMode::Protected16(0), LegacyMode::Protected16(3)] {
             let m = run(&blob, mode, iret16_start, || arm(0, u64::from(blob.linear(iret16_target)), Condition::Execute, Length::One));
             check_one(m, blob.offset(iret16_target), B0);
         }

@@ -1,32 +1,34 @@
-//! Real mode, 16-bit protected mode and virtual-8086 mode: the instructions that 64-bit mode lacks,
-//! 16-bit addressing and wrap-around, and how events are delivered.
+//! Real mode, 16-bit protected mode and virtual-8086 mode: instructions that 64-bit mode lacks,
+//! and the delivery of single-step #DBs.
 
 #![no_std]
 #![no_main]
 
 use hindsight_guest::blob;
-use hindsight_guest::legacy::{self, Blob, Label, Machine, Mode, SEGMENT, STACK, Start};
+use hindsight_guest::legacy::{
+    self, Blob, BlobLabel, BlobStart, LegacyMachine, LegacyMode, SEGMENT, STACK,
+};
 use hindsight_guest::legacy::{action, sel};
 use hindsight_guest::prelude::*;
+use hindsight_guest::regs::rflags::Rflags;
 
 payload!("modes16");
 
-const MODES: [Mode; 4] = [
-    Mode::Real,
-    Mode::Virtual8086,
-    Mode::Protected16(0),
-    Mode::Protected16(3),
+const MODES: [LegacyMode; 4] = [
+    LegacyMode::Real,
+    LegacyMode::Virtual8086,
+    LegacyMode::Protected16(0),
+    LegacyMode::Protected16(3),
 ];
 
-/// IOPL 3.
-const IOPL: u32 = 3 << 12;
-const TF: u32 = 1 << 8;
+const IOPL_3: u32 = Rflags::IOPL.bits() as u32;
+const TF: u32 = Rflags::TF.bits() as u32;
 
 /// Runs `blob` from `entry` in `mode`, with IOPL 3.
-fn run(blob: &Blob, mode: Mode, entry: Label) -> &'static mut Machine {
+fn run(blob: &Blob, mode: LegacyMode, entry: BlobLabel) -> &'static mut LegacyMachine {
     let machine = legacy::machine(blob);
-    let mut start = Start::at(mode, entry);
-    start.eflags = IOPL;
+    let mut start = BlobStart::at(mode, entry);
+    start.eflags = IOPL_3;
     machine.run(blob, &start);
     machine
 }
@@ -62,13 +64,14 @@ blob! {
 
 case! {
     name: "decimal_arithmetic", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
-    about: "DAA, DAS, AAA, AAS, AAD, AAM and SALC give their results in every 16-bit mode",
+    about: "DAA, DAS, AAA, AAS, AAD, AAM and SALC compute their results in every 16-bit mode",
     fn body(_ctx) {
         let blob = decimal();
         for mode in MODES {
             let m = run(&blob, mode, decimal_start);
             let last = m.last();
-            check_eq!(last.place(), (6, blob.offset(decimal_end)), "the end");
+            let end = (6, blob.offset(decimal_end));
+            check_eq!(last.vector_and_eip(), end, "vector and EIP at the end");
             let r = last.registers;
             check_eq!(r.esi & 0xffff, 0x0727, "DAA of 99H + 28H");
             check_eq!(r.edi & 0xffff, 0x0788, "DAS of 35H - 47H");
@@ -97,29 +100,30 @@ case! {
         for mode in MODES {
             let m = legacy::machine(&blob);
             m.actions[1] = action::RESUME;
-            let mut start = Start::at(mode, steps_start);
+            let mut start = BlobStart::at(mode, steps_start);
             start.eflags = TF;
             m.run(&blob, &start);
-            check_eq!(m.events().len(), 4, "three steps and the end");
-            let places = [(1, steps_second as Label), (1, steps_third), (1, steps_end), (6, steps_end)];
-            for (event, (vector, label)) in m.events().iter().zip(places) {
-                check_eq!(event.place(), (vector, blob.offset(label)), "vector and IP");
+            check_eq!(m.events().len(), 4, "count of exceptions: three steps and the end");
+            let expected =
+                [(1, steps_second as BlobLabel), (1, steps_third), (1, steps_end), (6, steps_end)];
+            for (event, (vector, label)) in m.events().iter().zip(expected) {
+                check_eq!(event.vector_and_eip(), (vector, blob.offset(label)), "vector and IP");
             }
             for event in &m.events()[..3] {
-                check_eq!(event.dr6 & 0xf00f, 0x4000, "DR6 shows BS");
-                check_eq!(event.eflags & TF, TF, "TF in the image");
-                check_eq!(event.ss, stack_of(mode), "the interrupted SS");
+                check_eq!(event.dr6 & 0xf00f, 0x4000, "conditions in DR6");
+                check_eq!(event.eflags & TF, TF, "TF in the saved flags");
+                check_eq!(event.ss, expected_ss(mode), "interrupted SS");
             }
             check_eq!(m.events()[1].esp & 0xffff, STACK - 2, "SP after the push");
-            check_eq!(m.last().registers.ecx & 0xffff, 1, "the value popped");
+            check_eq!(m.last().registers.ecx & 0xffff, 1, "value popped");
         }
     }
 }
 
-fn stack_of(mode: Mode) -> u32 {
+fn expected_ss(mode: LegacyMode) -> u32 {
     match mode {
-        Mode::Protected16(0) => sel::DATA16.into(),
-        Mode::Protected16(_) => sel::USER_DATA16.into(),
+        LegacyMode::Protected16(0) => sel::DATA16.into(),
+        LegacyMode::Protected16(_) => sel::USER_DATA16.into(),
         _ => SEGMENT.into(),
     }
 }

@@ -6,10 +6,12 @@
 
 use hindsight_guest::blob;
 use hindsight_guest::insn;
-use hindsight_guest::legacy::{self, Blob, DATA, Label, Machine, Mode, Paging, Start};
+use hindsight_guest::legacy::{
+    self, Blob, BlobLabel, BlobStart, DATA, LegacyMachine, LegacyMode, LegacyPaging,
+};
 use hindsight_guest::paging::{self as tables, A, D, P, RW, US};
 use hindsight_guest::prelude::*;
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 
 payload!("paging");
 
@@ -19,8 +21,8 @@ const GLOBAL: u64 = 1 << 8;
 /// The linear address that the legacy cases map: its directory entry is number 512.
 const TARGET: u32 = 0x8000_0000;
 
-static FIRST: Page = Page::new();
-static SECOND: Page = Page::new();
+static FIRST: ScratchPage = ScratchPage::new();
+static SECOND: ScratchPage = ScratchPage::new();
 
 blob! {
     fn code[32](p_load, p_store, p_reload; p_stop);
@@ -35,14 +37,14 @@ blob! {
     "ud2"
 }
 
-fn machine() -> (Blob, &'static mut Machine) {
+fn machine() -> (Blob, &'static mut LegacyMachine) {
     let blob = code();
     (blob, legacy::machine(&blob))
 }
 
 /// A start at `entry` with ESI at the target.
-fn start(entry: Label, cpl: u8, paging: Paging) -> Start {
-    let mut start = Start::at(Mode::Protected32(cpl), entry);
+fn start(entry: BlobLabel, cpl: u8, paging: LegacyPaging) -> BlobStart {
+    let mut start = BlobStart::at(LegacyMode::Protected32(cpl), entry);
     start.paging = paging;
     start.registers.esi = TARGET;
     start.registers.eax = 0x5a5a;
@@ -50,7 +52,7 @@ fn start(entry: Label, cpl: u8, paging: Paging) -> Start {
 }
 
 /// The error code of the page fault at the target; none if there was none.
-fn fault(m: &Machine) -> Option<u32> {
+fn fault(m: &LegacyMachine) -> Option<u32> {
     let last = m.last();
     (last.vector == 14 && last.cr2 == TARGET).then_some(last.error)
 }
@@ -61,7 +63,7 @@ fn table_entry() -> *mut u32 {
 }
 
 /// Maps the target by a 4 KiB page to the blob's memory at 1F000H.
-fn map_small(m: &mut Machine, directory: u32, entry: u32) {
+fn map_small(m: &mut LegacyMachine, directory: u32, entry: u32) {
     m.directory.0[512] = DATA | directory;
     // SAFETY: the data page belongs to the case.
     unsafe { table_entry().write_volatile(0x1_f000 | entry) };
@@ -92,7 +94,7 @@ case! {
         for (directory, entry, cpl, cr0, store, expected) in rows {
             let (blob, m) = machine();
             map_small(m, directory, entry);
-            let mut at = start(if store { p_store } else { p_load }, cpl, Paging::Narrow);
+            let mut at = start(if store { p_store } else { p_load }, cpl, LegacyPaging::Bits32);
             at.cr0 = cr0;
             m.run(&blob, &at);
             check_eq!(fault(m), expected, "the error code");
@@ -106,15 +108,15 @@ case! {
     fn body(_ctx) {
         let (blob, m) = machine();
         map_small(m, 7, 7);
-        m.run(&blob, &start(p_load, 0, Paging::Narrow));
+        m.run(&blob, &start(p_load, 0, LegacyPaging::Bits32));
         check_eq!((m.directory.0[512] & 0x60, small_entry() & 0x60), (0x20, 0x20), "after a load");
         let (blob, m) = machine();
         map_small(m, 7, 7);
-        m.run(&blob, &start(p_store, 0, Paging::Narrow));
+        m.run(&blob, &start(p_store, 0, LegacyPaging::Bits32));
         check_eq!((m.directory.0[512] & 0x60, small_entry() & 0x60), (0x20, 0x60), "after a store");
         let (blob, m) = machine();
         m.directory.0[512] = 0x87;
-        m.run(&blob, &start(p_store, 0, Paging::Narrow));
+        m.run(&blob, &start(p_store, 0, LegacyPaging::Bits32));
         check_eq!(m.directory.0[512] & 0x60, 0x60, "a 4 MiB page");
     }
 }
@@ -128,7 +130,7 @@ case! {
         }
         let (blob, m) = machine();
         m.directory.0[512] = 0x87 | 1 << 21;
-        m.run(&blob, &start(p_load, 0, Paging::Narrow));
+        m.run(&blob, &start(p_load, 0, LegacyPaging::Bits32));
         check_eq!(fault(m), Some(9), "RSVD and P");
     }
 }
@@ -139,7 +141,7 @@ case! {
     fn body(_ctx) {
         let (blob, m) = machine();
         m.pdpt.0[2] = 0;
-        m.run(&blob, &start(p_load, 3, Paging::Pae));
+        m.run(&blob, &start(p_load, 3, LegacyPaging::Pae));
         check_eq!(fault(m), Some(4), "an absent pointer");
 
         if insn::is_qemu_tcg() {
@@ -147,7 +149,7 @@ case! {
             return;
         }
         let (blob, m) = machine();
-        let mut at = start(p_reload, 0, Paging::Pae);
+        let mut at = start(p_reload, 0, LegacyPaging::Pae);
         at.registers.edi = u32::try_from((&raw const m.pdpt.0[2]).addr()).unwrap_or(0);
         at.registers.eax = 1 << 5;
         m.run(&blob, &at);
@@ -155,7 +157,7 @@ case! {
         check!(m.last().eip > blob.linear(p_reload), "at the load of CR3");
 
         let (blob, m) = machine();
-        let mut at = start(p_reload, 0, Paging::Pae);
+        let mut at = start(p_reload, 0, LegacyPaging::Pae);
         at.registers.edi = u32::try_from((&raw const m.pdpt.0[2]).addr()).unwrap_or(0);
         at.registers.eax = 0xe00;
         m.run(&blob, &at);
@@ -163,7 +165,7 @@ case! {
     }
 }
 
-fn mark(page: &Page, value: u8) -> u64 {
+fn mark(page: &ScratchPage, value: u8) -> u64 {
     access::store(page.address(), value);
     page.address()
 }

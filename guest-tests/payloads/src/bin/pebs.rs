@@ -5,7 +5,7 @@
 
 use core::arch::asm;
 
-use hindsight_guest::boot::KERNEL_CODE32;
+use hindsight_guest::gdt::KERNEL_CODE32;
 use hindsight_guest::insn;
 use hindsight_guest::msr;
 use hindsight_guest::paging;
@@ -14,7 +14,7 @@ use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::EventSelect;
 use hindsight_guest::regs::pmu::global::{CTR_FRZ, DS_BUFFER};
 use hindsight_guest::regs::pmu::pebs::{self, record};
-use hindsight_payloads::pmu::{self, Ds, INT, MAX, ON};
+use hindsight_payloads::pmu::{self, INT, MAX, ON, PebsArea};
 use hindsight_payloads::{counted, need_pebs};
 
 payload!("pebs");
@@ -50,7 +50,7 @@ case! {
     fn body(ctx) {
         need_pebs!(ctx);
         for events in [1, 5, 40] {
-            let ds = Ds::new(4, 4, [after(1000); 4]);
+            let ds = PebsArea::new(4, 4, [after(1000); 4]);
             arm(0, 0xc0, 0, ON, events);
             let first = nops(1);
             require_eq!(ds.count(), 1, "records");
@@ -70,7 +70,7 @@ case! {
     about: "INST_RETIRED.PREC_DIST in counter 1 records the instruction that overflows, or the next",
     fn body(ctx) {
         need_pebs!(ctx);
-        let ds = Ds::new(4, 4, [after(1000); 4]);
+        let ds = PebsArea::new(4, 4, [after(1000); 4]);
         arm(1, 0xc0, 1, ON, 20);
         let first = nops(2);
         require_eq!(ds.count(), 1, "records");
@@ -87,7 +87,7 @@ case! {
     about: "the record has the registers after the instruction, flags, time, and nothing of data",
     fn body(ctx) {
         need_pebs!(ctx);
-        let ds = Ds::new(4, 4, [after(1000); 4]);
+        let ds = PebsArea::new(4, 4, [after(1000); 4]);
         // WRMSR, CLC and eleven MOVs, then one more is the event after the overflow.
         arm(0, 0xc0, 0, ON, 14);
         let (rbp, rsp): (u64, u64);
@@ -109,7 +109,7 @@ case! {
             (0x80, 0x10e), (0x88, 0x10f), (0x98, 0), (0xa0, 0), (0xa8, 0), (0xb8, 0),
         ] {
             if !check_eq!(ds.record(0, offset), value, "a field") {
-                hindsight_guest::run::note("offset", offset as u64);
+                hindsight_guest::report::measurement("offset", offset as u64);
             }
         }
         let flags = ds.record(0, record::RFLAGS);
@@ -126,7 +126,7 @@ case! {
     about: "a record of 32-bit code has no upper halves, and nothing of R8 to R15",
     fn body(ctx) {
         need_pebs!(ctx);
-        let ds = Ds::new(4, 4, [after(1000); 4]);
+        let ds = PebsArea::new(4, 4, [after(1000); 4]);
         // The far JMP is instruction 11: the event after the overflow is the fourth NOP behind it.
         arm(0, 0xc0, 0, ON, 14);
         let first: u64;
@@ -160,7 +160,7 @@ case! {
         need_pebs!(ctx);
         for (umask, events, not_taken) in [(0x00, 3, false), (0x01, 3, false), (0x04, 3, false), (0x20, 3, false),
             (0x01, 9, true), (0x10, 0, true)] {
-            let ds = Ds::new(4, 4, [after(1000); 4]);
+            let ds = PebsArea::new(4, 4, [after(1000); 4]);
             // Nine are taken, the tenth is not.
             let to_go = if umask == 0x10 { continue } else { events };
             arm(0, 0xc4, umask, ON, to_go);
@@ -183,7 +183,7 @@ case! {
     fn body(ctx) {
         need_pebs!(ctx);
         for (umask, at_return) in [(0x02, false), (0x08, true)] {
-            let ds = Ds::new(4, 4, [after(1000); 4]);
+            let ds = PebsArea::new(4, 4, [after(1000); 4]);
             arm(0, 0xc4, umask, ON, 1);
             let (callee, back): (u64, u64);
             counted!(1, "call 5f", "call 5f", "4: jmp 6f", "5: ret", "6:",
@@ -203,7 +203,7 @@ case! {
     about: "each record reloads the counter, clears its status bit, and the time never goes back",
     fn body(ctx) {
         need_pebs!(ctx);
-        let ds = Ds::new(16, 16, [0xffff_0000_0000_0000 | after(9); 4]);
+        let ds = PebsArea::new(16, 16, [0xffff_0000_0000_0000 | after(9); 4]);
         arm(0, 0xc0, 0, ON, 9);
         pmu::preset(1, 9);
         pmu::select(1, 0xc0, 0, ON);
@@ -228,28 +228,28 @@ case! {
     about: "at the threshold status bit 62 is set and an interrupt is requested, not before",
     fn body(ctx) {
         need_pebs!(ctx);
-        pmu::listen(true);
-        let ds = Ds::new(16, 3, [after(9); 4]);
+        pmu::unmask_pmi(true);
+        let ds = PebsArea::new(16, 3, [after(9); 4]);
         arm(0, 0xc0, 0, ON, 9);
         let first = nops(1);
-        let seen = pmu::seen();
+        let seen = pmu::pmi_state();
         check_eq!(seen.taken, 1, "interrupts; the LVT entry is masked then");
         check_eq!(seen.rip - first, 29, "right after the third record");
         check_eq!(seen.status & DS_BUFFER, DS_BUFFER, "status bit 62");
-        pmu::deafen();
+        pmu::mask_pmi();
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 1);
         check_eq!(pmu::status(), DS_BUFFER, "it stays");
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, DS_BUFFER);
         check_eq!(pmu::status(), 0, "until it is cleared");
         check!(ds.count() >= 3, "records go on after the threshold");
         pmu::reset();
-        pmu::listen(true);
-        let ds = Ds::new(16, 7, [after(9); 4]);
+        pmu::unmask_pmi(true);
+        let ds = PebsArea::new(16, 7, [after(9); 4]);
         arm(0, 0xc0, 0, ON, 9);
         nops(1);
         check_eq!(ds.count(), 6, "records");
-        check_eq!((pmu::seen().taken, pmu::status()), (0, 0), "nothing below the threshold");
-        pmu::deafen();
+        check_eq!((pmu::pmi_state().taken, pmu::status()), (0, 0), "nothing below the threshold");
+        pmu::mask_pmi();
         done();
     }
 }
@@ -259,18 +259,18 @@ case! {
     about: "records stop at the maximum; the counter is reloaded, the index stays",
     fn body(ctx) {
         need_pebs!(ctx);
-        pmu::listen(true);
-        let ds = Ds::new(3, 8, [after(9); 4]);
+        pmu::unmask_pmi(true);
+        let ds = PebsArea::new(3, 8, [after(9); 4]);
         ds.put(pebs::MAXIMUM, ds.base() + 3 * 200 - 1);
         arm(0, 0xc0, 0, ON, 9);
         nops(1);
         check_eq!(ds.count(), 2, "records");
         check!(ds.is_clean_from(2), "nothing beyond them");
         check_eq!(pmu::get(0), MAX - 8 + 7, "reloaded all the same");
-        check_eq!((pmu::seen().taken, pmu::status()), (0, 0), "nothing is signalled");
+        check_eq!((pmu::pmi_state().taken, pmu::status()), (0, 0), "nothing is signalled");
         check_eq!(ds.field(pebs::BASE), ds.base(), "the base");
         check_eq!(ds.field(pebs::RESET), after(9), "the reset value");
-        pmu::deafen();
+        pmu::mask_pmi();
         done();
     }
 }
@@ -280,7 +280,7 @@ case! {
     about: "a counter of CPL 3 records CPL 3 only, into pages that CPL 3 cannot reach",
     fn body(ctx) {
         need_pebs!(ctx);
-        let ds = Ds::new(16, 16, [after(100); 4]);
+        let ds = PebsArea::new(16, 16, [after(100); 4]);
         let old = [0, 4096].map(|at| (ds.address() + at, paging::change(ds.address() + at, 0, paging::US)));
         arm(0, 0xc4, 1, pmu::USR, 100);
         pmu::start(1);
@@ -312,7 +312,7 @@ case! {
     about: "a threshold freezes the counters when asked to, and no record is taken after that",
     fn body(ctx) {
         need_pebs!(ctx);
-        let ds = Ds::new(16, 2, [after(9); 4]);
+        let ds = PebsArea::new(16, 2, [after(9); 4]);
         msr::write(reg::IA32_DEBUGCTL, 1 << 12);
         arm(0, 0xc0, 0, ON, 9);
         nops(1);
@@ -328,17 +328,17 @@ case! {
     about: "with INT the interrupt comes after the record is written",
     fn body(ctx) {
         need_pebs!(ctx);
-        pmu::listen(true);
-        let ds = Ds::new(16, 16, [after(1000); 4]);
+        pmu::unmask_pmi(true);
+        let ds = PebsArea::new(16, 16, [after(1000); 4]);
         arm(0, 0xc0, 0, ON | INT, 9);
         let first = nops(1);
-        let seen = pmu::seen();
+        let seen = pmu::pmi_state();
         check_eq!(ds.count(), 1, "records");
-        check_eq!(seen.taken, 1, "interrupts");
+        check_eq!(seen.taken, 1, "count of interrupts");
         check_eq!(seen.rip, ds.record(0, record::RIP), "right behind the record");
         check_eq!(seen.rip - first, 9, "which is of event ten");
         check_eq!(seen.status & DS_BUFFER, 0, "no threshold");
-        pmu::deafen();
+        pmu::mask_pmi();
         done();
     }
 }
@@ -348,7 +348,7 @@ case! {
     about: "counters that come due at one instruction share a record and are all reloaded",
     fn body(ctx) {
         need_pebs!(ctx);
-        let ds = Ds::new(16, 16, [after(1000), after(2000), after(3000), after(4000)]);
+        let ds = PebsArea::new(16, 16, [after(1000), after(2000), after(3000), after(4000)]);
         for n in 0..4 {
             arm(n, 0xc0, 0, ON, 9);
         }
@@ -377,7 +377,7 @@ case! {
             (0xc0, 0, ON & !EventSelect::ENABLE),
             (0xb7, 1, ON),
         ] {
-            let ds = Ds::new(16, 1, [after(9); 4]);
+            let ds = PebsArea::new(16, 1, [after(9); 4]);
             arm(0, event, umask, bits, 5);
             nops(1);
             check_eq!(ds.count(), 0, "records");
@@ -394,7 +394,7 @@ case! {
     about: "a buffer or an area where nothing can be stored: no record, no exception",
     fn body(ctx) {
         need_pebs!(ctx);
-        let good = Ds::new(16, 16, [after(9); 4]);
+        let good = PebsArea::new(16, 16, [after(9); 4]);
         let unmapped = good.base();
         for (index, maximum) in [
             (0x8000_0000_0000_0000_u64, u64::MAX),
@@ -403,7 +403,7 @@ case! {
             (u64::MAX - 199, u64::MAX),
             (0xfffe_0000_0000, u64::MAX),
         ] {
-            let ds = Ds::new(16, 16, [after(9); 4]);
+            let ds = PebsArea::new(16, 16, [after(9); 4]);
             ds.put(pebs::INDEX, index);
             ds.put(pebs::MAXIMUM, maximum);
             arm(0, 0xc0, 0, ON, 9);
@@ -419,7 +419,7 @@ case! {
             check_eq!(pmu::status() & DS_BUFFER, 0, "status bit 62");
             pmu::reset();
         }
-        let ds = Ds::new(16, 16, [after(9); 4]);
+        let ds = PebsArea::new(16, 16, [after(9); 4]);
         let old = paging::unmap(unmapped);
         arm(0, 0xc0, 0, ON, 9);
         nops(1);
@@ -436,7 +436,7 @@ case! {
     fn body(ctx) {
         need_pebs!(ctx);
         for (n, umask) in [(0, 0), (1, 1), (3, 0)] {
-            let ds = Ds::new(16, 16, [after(20_000); 4]);
+            let ds = PebsArea::new(16, 16, [after(20_000); 4]);
             arm(n, 0xc0, umask, ON | EventSelect::INVERT | 0x10 << 24, 20_000);
             let (head, end): (u64, u64);
             counted!(1 << n, "mov r8d, 400000", "2: sub r8d, 1", "jnz 2b", "3:",
@@ -460,7 +460,7 @@ case! {
         need_pebs!(ctx);
         let mut word = 5_u64;
         for (umask, place) in [(0x81, 0), (0x82, 3)] {
-            let ds = Ds::new(4, 4, [after(1000); 4]);
+            let ds = PebsArea::new(4, 4, [after(1000); 4]);
             arm(0, 0xd0, umask, ON, 2);
             let first: u64;
             counted!(1, "2: .rept 20", "mov r8, [r9]", "mov [r9], r8", ".endr",

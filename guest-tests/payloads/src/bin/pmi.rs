@@ -6,6 +6,7 @@
 use core::arch::asm;
 
 use hindsight_guest::apic;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn;
 use hindsight_guest::msr::{self, GP};
 use hindsight_guest::prelude::*;
@@ -13,7 +14,7 @@ use hindsight_guest::regs::apic::{LVT_MASKED, Register, SVR_ENABLE};
 use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_payloads::pmu::{self, INT, MAX, ON, VECTOR};
 use hindsight_payloads::{counted, need_lbr, need_pmu};
 
@@ -64,23 +65,23 @@ case! {
     fn body(ctx) {
         need_pmu!(ctx);
         for nmi in [false, true] {
-            pmu::listen(nmi);
+            pmu::unmask_pmi(nmi);
             pmu::select(0, 0xc0, 0, ON | INT);
             insn::sti();
             for events in [1, 2, 10, 60] {
                 pmu::preset(0, events);
                 msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 1);
                 apic::write(Register::LVT_PMC, if nmi { pmu::LVT_NMI } else { VECTOR.into() });
-                let taken = pmu::seen().taken;
+                let taken = pmu::pmi_state().taken;
                 let first = nops();
-                let seen = pmu::seen();
-                check_eq!(seen.taken, taken + 1, "interrupts");
+                let seen = pmu::pmi_state();
+                check_eq!(seen.taken, taken + 1, "count of interrupts");
                 // The WRMSR is the first event.
                 check_eq!(seen.rip - first, events - 1, "instructions after the WRMSR");
                 check_eq!(seen.status & MAX, 1, "status in the handler");
             }
             insn::cli();
-            pmu::deafen();
+            pmu::mask_pmi();
             pmu::reset();
         }
     }
@@ -89,20 +90,20 @@ case! {
 /// Counts 5 000 instructions of a loop with these bits of IA32_DEBUGCTL: interrupts, where the interrupt came, and
 /// how far the counter was on in its handler.
 fn in_a_loop(debugctl: u64) -> ((u64, u64), u64) {
-    pmu::listen(false);
+    pmu::unmask_pmi(false);
     pmu::select(0, 0xc0, 0, ON | INT);
     pmu::preset(0, 5000);
     msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 1);
     apic::write(Register::LVT_PMC, VECTOR.into());
     msr::write(reg::IA32_DEBUGCTL, debugctl);
     insn::sti();
-    let before = pmu::seen().taken;
+    let before = pmu::pmi_state().taken;
     let first: u64;
     counted!(1, "mov r9d, 4000", "2: dec r9d", "jnz 2b", "lea r8, [rip + 2b]";
         out("r8") first, out("r9") _);
     insn::cli();
-    let seen = pmu::seen();
-    pmu::deafen();
+    let seen = pmu::pmi_state();
+    pmu::mask_pmi();
     pmu::reset();
     let place = seen.rip.wrapping_sub(first);
     ((seen.taken - before, place), seen.readings[0])
@@ -153,17 +154,17 @@ case! {
         check_eq!(pmu::get(0) >= before + 100, true, "the branches of the loop");
         pmu::select(0, 0xc4, 1, pmu::USR | INT);
         for events in [1, 50, 99, 100] {
-            pmu::listen(true);
+            pmu::unmask_pmi(true);
             pmu::preset(0, before + events);
             let _ = go(ctx);
-            let seen = pmu::seen();
+            let seen = pmu::pmi_state();
             check_eq!(seen.taken, 1, "one NMI");
             // SUB and JNZ are five bytes; the last JNZ falls through.
             let expected = if events == 100 { after } else { after - 5 };
             check_eq!(seen.rip, expected, "after the branch");
             check_eq!(seen.readings[0], seen.readings[1], "nothing counts at CPL 0");
             check_eq!(seen.readings[0], 0, "right at the overflow");
-            pmu::deafen();
+            pmu::mask_pmi();
         }
         insn::write_cr4(cr4);
         pmu::reset();
@@ -175,13 +176,13 @@ case! {
     about: "without INT an overflow interrupts nobody",
     fn body(ctx) {
         need_pmu!(ctx);
-        pmu::listen(true);
+        pmu::unmask_pmi(true);
         pmu::select(0, 0xc0, 0, ON);
         pmu::preset(0, 5);
         nops();
-        check_eq!(pmu::seen().taken, 0, "interrupts");
+        check_eq!(pmu::pmi_state().taken, 0, "count of interrupts");
         check_eq!(pmu::status(), 1, "status");
-        pmu::deafen();
+        pmu::mask_pmi();
         pmu::reset();
     }
 }
@@ -191,16 +192,16 @@ case! {
     about: "a fixed counter with its PMI bit interrupts too",
     fn body(ctx) {
         need_pmu!(ctx);
-        pmu::listen(true);
+        pmu::unmask_pmi(true);
         msr::write(reg::IA32_FIXED_CTR_CTRL, 0b1011);
         msr::write(reg::IA32_FIXED_CTR0, MAX - 19);
         let first: u64;
         counted!(1 << 32, "2: .rept 64", "nop", ".endr", "lea r8, [rip + 2b]"; out("r8") first);
-        let seen = pmu::seen();
-        check_eq!(seen.taken, 1, "interrupts");
+        let seen = pmu::pmi_state();
+        check_eq!(seen.taken, 1, "count of interrupts");
         check_eq!(seen.rip - first, 19, "instructions after the WRMSR");
         check_eq!(seen.status & (MAX | 7 << 32), 1 << 32, "status");
-        pmu::deafen();
+        pmu::mask_pmi();
         pmu::reset();
     }
 }
@@ -213,15 +214,15 @@ case! {
         pmu::select(0, 0xc0, 0, ON | INT);
         for round in 1..4_u64 {
             if round == 1 {
-                pmu::listen(true);
+                pmu::unmask_pmi(true);
             }
             apic::write(Register::LVT_PMC, pmu::LVT_NMI);
             pmu::preset(0, 5);
             nops();
-            check_eq!(pmu::seen().taken, round, "interrupts");
+            check_eq!(pmu::pmi_state().taken, round, "count of interrupts");
             check_eq!(pmu::status(), 1, "the bit is still set");
         }
-        pmu::deafen();
+        pmu::mask_pmi();
         pmu::reset();
     }
 }
@@ -249,25 +250,25 @@ case! {
         need_pmu!(ctx);
         pmu::select(0, 0xc0, 0, ON | INT);
         for nmi in [true, false] {
-            pmu::listen(nmi);
+            pmu::unmask_pmi(nmi);
             insn::sti();
             pmu::preset(0, 5);
             nops();
-            let seen = pmu::seen();
-            check_eq!(seen.taken, 1, "interrupts");
+            let seen = pmu::pmi_state();
+            check_eq!(seen.taken, 1, "count of interrupts");
             check!(seen.lvt & u64::from(LVT_MASKED) != 0, "masked in the handler");
             pmu::preset(0, 5);
             nops();
-            check_eq!(pmu::seen().taken, 1, "none while masked");
+            check_eq!(pmu::pmi_state().taken, 1, "none while masked");
             let entry = apic::read(Register::LVT_PMC);
             apic::write(Register::LVT_PMC, entry & !LVT_MASKED);
             counted!(0, "nop", "nop");
-            check_eq!(pmu::seen().taken, 1, "none later");
+            check_eq!(pmu::pmi_state().taken, 1, "none later");
             pmu::preset(0, 5);
             nops();
-            check_eq!(pmu::seen().taken, 2, "a new one");
+            check_eq!(pmu::pmi_state().taken, 2, "a new one");
             insn::cli();
-            pmu::deafen();
+            pmu::mask_pmi();
         }
         pmu::reset();
     }
@@ -278,16 +279,16 @@ case! {
     about: "a local APIC that is disabled by software delivers nothing",
     fn body(ctx) {
         need_pmu!(ctx);
-        pmu::listen(true);
+        pmu::unmask_pmi(true);
         pmu::select(0, 0xc0, 0, ON | INT);
         apic::write(Register::SVR, 0xff);
         pmu::preset(0, 5);
         nops();
         apic::write(Register::SVR, SVR_ENABLE | 0xff);
         nops();
-        check_eq!(pmu::seen().taken, 0, "interrupts");
+        check_eq!(pmu::pmi_state().taken, 0, "count of interrupts");
         check_eq!(pmu::status(), 1, "status");
-        pmu::deafen();
+        pmu::mask_pmi();
         pmu::reset();
     }
 }
@@ -298,25 +299,25 @@ case! {
     fn body(ctx) {
         need_pmu!(ctx);
         pmu::select(0, 0xc0, 0, ON | INT);
-        pmu::listen(false);
+        pmu::unmask_pmi(false);
         pmu::preset(0, 5);
         nops();
-        check_eq!(pmu::seen().taken, 0, "not with IF clear");
+        check_eq!(pmu::pmi_state().taken, 0, "not with IF clear");
         insn::write_cr8(u64::from(VECTOR >> 4));
         insn::sti();
         core::hint::spin_loop();
-        check_eq!(pmu::seen().taken, 0, "not with CR8 as high");
+        check_eq!(pmu::pmi_state().taken, 0, "not with CR8 as high");
         insn::write_cr8(0);
         core::hint::spin_loop();
         insn::cli();
-        check_eq!(pmu::seen().taken, 1, "then");
-        pmu::listen(true);
+        check_eq!(pmu::pmi_state().taken, 1, "then");
+        pmu::unmask_pmi(true);
         insn::write_cr8(15);
         pmu::preset(0, 5);
         nops();
         insn::write_cr8(0);
-        check_eq!(pmu::seen().taken, 1, "an NMI");
-        pmu::deafen();
+        check_eq!(pmu::pmi_state().taken, 1, "an NMI");
+        pmu::mask_pmi();
         pmu::reset();
     }
 }
@@ -326,7 +327,7 @@ case! {
     about: "counters that overflow at one instruction give one interrupt and all their bits",
     fn body(ctx) {
         need_pmu!(ctx);
-        pmu::listen(true);
+        pmu::unmask_pmi(true);
         for n in 0..4 {
             pmu::select(n, 0xc0, 0, ON | INT);
             pmu::preset(n, 20);
@@ -334,10 +335,10 @@ case! {
         msr::write(reg::IA32_FIXED_CTR_CTRL, 0b1011);
         msr::write(reg::IA32_FIXED_CTR0, MAX - 19);
         counted!(0xf | 1 << 32, ".rept 64", "nop", ".endr");
-        let seen = pmu::seen();
-        check_eq!(seen.taken, 1, "interrupts");
+        let seen = pmu::pmi_state();
+        check_eq!(seen.taken, 1, "count of interrupts");
         check_eq!(seen.status & (0xf | 7 << 32), 0xf | 1 << 32, "status");
-        pmu::deafen();
+        pmu::mask_pmi();
         pmu::reset();
     }
 }
@@ -349,7 +350,7 @@ case! {
         need_pmu!(ctx);
         pmu::select(0, 0xc0, 0, ON | INT);
         for nmi in [true, false] {
-            pmu::listen(nmi);
+            pmu::unmask_pmi(nmi);
             // WRMSR, STI or NOP, HLT.
             pmu::preset(0, 3);
             if nmi {
@@ -357,8 +358,8 @@ case! {
             } else {
                 counted!(1, "sti", "hlt", "cli");
             }
-            check_eq!(pmu::seen().taken, 1, "woken by the interrupt");
-            pmu::deafen();
+            check_eq!(pmu::pmi_state().taken, 1, "woken by the interrupt");
+            pmu::mask_pmi();
         }
         pmu::reset();
     }
@@ -368,7 +369,7 @@ case! {
 static STORMS: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
 
 /// Takes an interrupt of a counter that overflows at every instruction outside of the handler.
-fn on_storm(_: &mut Frame) {
+fn on_storm(_: &mut TrapFrame) {
     pmu::stop();
     let taken = STORMS.fetch_add(1, core::sync::atomic::Ordering::AcqRel);
     apic::write(Register::LVT_PMC, pmu::LVT_NMI);
@@ -383,7 +384,7 @@ case! {
     about: "a counter that overflows again on the way out of each handler: every one is taken",
     fn body(ctx) {
         need_pmu!(ctx);
-        pmu::listen(true);
+        pmu::unmask_pmi(true);
         trap::set_handler(2, on_storm);
         pmu::select(0, 0xc0, 0, ON | INT);
         pmu::preset(0, 5);
@@ -391,8 +392,8 @@ case! {
         for _ in 0..20_000 {
             core::hint::spin_loop();
         }
-        pmu::deafen();
-        check_eq!(STORMS.load(core::sync::atomic::Ordering::Acquire), 501, "interrupts");
+        pmu::mask_pmi();
+        check_eq!(STORMS.load(core::sync::atomic::Ordering::Acquire), 501, "count of interrupts");
         pmu::reset();
     }
 }

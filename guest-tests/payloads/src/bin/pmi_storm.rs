@@ -5,10 +5,11 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF, LVT_MASKED, Register};
 use hindsight_guest::regs::msr as reg;
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_guest::{apic, cpu, insn, msr, smp};
 use hindsight_payloads::need_pmu;
 use hindsight_payloads::pmu::{self, INT, LVT_NMI, ON};
@@ -31,14 +32,14 @@ fn rearm(entry: u32) {
     pmu::preset(0, 1);
 }
 
-fn on_storm(_: &mut Frame) {
+fn on_storm(_: &mut TrapFrame) {
     STORMS.fetch_add(1, Ordering::AcqRel);
     if !STOP.load(Ordering::Acquire) {
         rearm(LVT_NMI);
     }
 }
 
-fn on_self(_: &mut Frame) {
+fn on_self(_: &mut TrapFrame) {
     // The other processor takes what is pending there when its interrupts are on again.
     if cpu::current().index == 0 {
         TAKEN.fetch_add(1, Ordering::AcqRel);
@@ -83,7 +84,7 @@ fn unheard(_: usize) {
 }
 
 /// Has processor 1 do `work` while this one computes, takes interrupts, and sees the storm go on.
-fn beside(work: smp::Work) {
+fn beside(work: smp::CpuWork) {
     require!(smp::start(2), "processor 1 answers INIT and SIPI");
     STOP.store(false, Ordering::Release);
     STORMS.store(0, Ordering::Release);

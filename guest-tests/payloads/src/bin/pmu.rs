@@ -84,8 +84,8 @@ case! {
                 for bit in (0..64).map(|n| 1_u64 << n) {
                     let expected = if writable & bit == 0 { Err(GP) } else { Ok(()) };
                     if !check_eq!(msr::write_safe(index, bit), expected, "WRMSR of one bit") {
-                        hindsight_guest::run::note("msr", index.into());
-                        hindsight_guest::run::note("value", bit);
+                        hindsight_guest::report::measurement("msr", index.into());
+                        hindsight_guest::report::measurement("value", bit);
                     }
                     if expected.is_ok() {
                         check_eq!(msr::read(index), bit & kept, "what reads back");
@@ -236,15 +236,15 @@ case! {
     about: "STATUS_SET and STATUS_RESET move exactly the bits that are written, with no interrupt",
     fn body(ctx) {
         need_pmu!(ctx);
-        pmu::listen(true);
+        pmu::unmask_pmi(true);
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_SET, 0x7c00_0007_0000_000f);
         check_eq!(pmu::status(), 0x7c00_0007_0000_000f, "all set");
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 0x4000_0002_0000_0001);
         check_eq!(pmu::status(), 0x3c00_0005_0000_000e, "three cleared");
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 0);
         check_eq!(pmu::status(), 0x3c00_0005_0000_000e, "none cleared");
-        check_eq!(pmu::seen().taken, 0, "interrupts");
-        pmu::deafen();
+        check_eq!(pmu::pmi_state().taken, 0, "count of interrupts");
+        pmu::mask_pmi();
         pmu::reset();
         check_eq!(pmu::status(), 0, "all cleared");
     }

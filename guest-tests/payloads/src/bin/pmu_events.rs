@@ -15,7 +15,7 @@ use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::EventSelect;
 use hindsight_payloads::clock;
-use hindsight_payloads::pmu::{self, Ds, ON, OVERHEAD};
+use hindsight_payloads::pmu::{self, ON, OVERHEAD, PebsArea};
 use hindsight_payloads::{counted, need_pmu};
 
 payload!("pmu_events");
@@ -174,7 +174,7 @@ case! {
     about: "INT n and the IRET of its handler are far branches",
     fn body(ctx) {
         need_pmu!(ctx);
-        fn back(_: &mut hindsight_guest::trap::Frame) {}
+        fn back(_: &mut hindsight_guest::exception::TrapFrame) {}
         hindsight_guest::trap::set_handler(0x55, back);
         pmu::select(0, 0xc4, 0x40, ON);
         counted!(1, "int 0x55");
@@ -234,7 +234,7 @@ case! {
         };
         let quiet = run(ctx);
         check!(quiet >= 500 * 201, "the loops at least");
-        fn tick(_: &mut hindsight_guest::trap::Frame) {
+        fn tick(_: &mut hindsight_guest::exception::TrapFrame) {
             apic::eoi();
         }
         use hindsight_guest::regs::apic::{LVT_TIMER_PERIODIC, Register};
@@ -308,7 +308,7 @@ case! {
     about: "no cycles pass in HLT; leaving it is an edge of the cycle event",
     fn body(ctx) {
         need_pmu!(ctx);
-        fn tick(_: &mut hindsight_guest::trap::Frame) {
+        fn tick(_: &mut hindsight_guest::exception::TrapFrame) {
             apic::eoi();
         }
         use hindsight_guest::regs::apic::Register;
@@ -382,7 +382,7 @@ case! {
         if !insn::has(Feature::DS) {
             skip!(ctx, "CPUID does not announce DS");
         }
-        let area = Ds::new(0, 0, [0; 4]);
+        let area = PebsArea::new(0, 0, [0; 4]);
         // Room for twenty records, circular.
         for (offset, value) in [(0, area.base()), (8, area.base()), (0x10, area.base() + 480), (0x18, u64::MAX)] {
             area.put(offset, value);

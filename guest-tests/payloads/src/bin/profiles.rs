@@ -4,11 +4,11 @@
 #![no_main]
 
 use hindsight_guest::insn::{self, cpuid};
-use hindsight_guest::msr::{self, Fault, GP};
+use hindsight_guest::msr::{self, GP, MsrFault};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
-use hindsight_guest::run;
+use hindsight_guest::report;
 
 payload!("profiles");
 
@@ -20,7 +20,7 @@ fn absent(first: u32, count: u32) {
     for index in first..first + count {
         let answers = (msr::read_safe(index).err(), msr::write_safe(index, 0).err());
         if !check_eq!(answers, (Some(GP), Some(GP)), "an absent register") {
-            run::note("msr", u64::from(index));
+            report::measurement("msr", u64::from(index));
         }
     }
 }
@@ -30,7 +30,7 @@ fn reserved_in_debugctl(bits: impl IntoIterator<Item = u32>) {
     for bit in bits {
         let answer = msr::write_safe(reg::IA32_DEBUGCTL, 1 << bit);
         if !check_eq!(answer, Err(GP), "a bit of a facility that is absent") {
-            run::note("bit", u64::from(bit));
+            report::measurement("bit", u64::from(bit));
         }
     }
 }
@@ -53,7 +53,7 @@ case! {
     about: "without PEBS: capability bits, registers and the bit in IA32_MISC_ENABLE go together",
     fn body(ctx) {
         on_hindsight!(ctx);
-        check_eq!(msr::read_safe(reg::IA32_PERF_CAPABILITIES), Ok::<u64, Fault>(0x3005), "IA32_PERF_CAPABILITIES");
+        check_eq!(msr::read_safe(reg::IA32_PERF_CAPABILITIES), Ok::<u64, MsrFault>(0x3005), "IA32_PERF_CAPABILITIES");
         check_eq!(misc_enable(BTS_UNAVAILABLE | PEBS_UNAVAILABLE), PEBS_UNAVAILABLE, "IA32_MISC_ENABLE");
         absent(reg::IA32_PEBS_ENABLE, 1);
         absent(reg::MSR_PEBS_LD_LAT_THRESHOLD, 2);

@@ -7,11 +7,12 @@
 use core::arch::asm;
 use core::cell::UnsafeCell;
 
-use hindsight_guest::catch::{Exception, catch};
+use hindsight_guest::catch::catch;
+use hindsight_guest::exception::CaughtException;
 use hindsight_guest::insn;
 use hindsight_guest::paging::{self, A, ADDRESS, D, P, PS, RW, US};
 use hindsight_guest::prelude::*;
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 
 payload!("protection");
 
@@ -30,7 +31,7 @@ const USER: u64 = 4;
 const FETCH: u64 = 16;
 const KEY: u64 = 32;
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
 #[repr(C, align(4096))]
 struct Tables(UnsafeCell<[[u64; 512]; 4]>);
@@ -41,7 +42,7 @@ unsafe impl Sync for Tables {}
 static TABLES: Tables = Tables(UnsafeCell::new([[0; 512]; 4]));
 
 /// Runs `f` at CPL 0 with bits of CR4 set, on page tables in which [`PAGE`] alone is open to CPL 3.
-fn supervised(cr4: u64, f: impl FnOnce()) -> Option<Exception> {
+fn supervised(cr4: u64, f: impl FnOnce()) -> Option<CaughtException> {
     let page = PAGE.address();
     // Splits the page around it.
     let mut from = insn::read_cr3() & ADDRESS;
@@ -71,7 +72,7 @@ fn supervised(cr4: u64, f: impl FnOnce()) -> Option<Exception> {
     found
 }
 
-fn code(fault: Option<Exception>) -> Option<(u8, u64)> {
+fn code(fault: Option<CaughtException>) -> Option<(u8, u64)> {
     fault.map(|e| (e.vector, e.error))
 }
 

@@ -7,16 +7,16 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::insn::{self, cpuid};
-use hindsight_guest::msr::{self, Fault, GP};
+use hindsight_guest::msr::{self, GP, MsrFault};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::rdt::{self, Association, EventSelect, counter, event};
-use hindsight_guest::{run, smp};
+use hindsight_guest::{report, smp};
 
 payload!("rdt");
 
-const DONE: Result<(), Fault> = Ok(());
+const DONE: Result<(), MsrFault> = Ok(());
 
 fn leaf(leaf: u32, subleaf: u32) -> [u32; 4] {
     let found = cpuid(leaf, subleaf);
@@ -36,7 +36,7 @@ fn refuses(index: u32, values: &[u64]) {
     let before = msr::read_safe(index);
     for &value in values {
         if !check_eq!(msr::write_safe(index, value), Err(GP), "the write") {
-            run::note("value", value);
+            report::measurement("value", value);
         }
         check_eq!(msr::read_safe(index), before, "what the register holds");
     }
@@ -48,7 +48,7 @@ fn takes(index: u32, values: impl IntoIterator<Item = u64>) {
         check_eq!(msr::write_safe(index, value), DONE, "the write");
         check_eq!(
             msr::read_safe(index),
-            Ok::<u64, Fault>(value),
+            Ok::<u64, MsrFault>(value),
             "what was written"
         );
     }
@@ -205,7 +205,7 @@ case! {
             let good = value != 0 && value < 0x800 && run & (run + 1) == 0;
             let answer = msr::write_safe(reg::IA32_L3_QOS_MASK_0, value);
             if !check_eq!(answer.is_ok(), good, "whether the mask is taken") {
-                run::note("mask", value);
+                report::measurement("mask", value);
             }
         }
         takes(reg::IA32_L3_QOS_MASK_0, [0x7ff]);
@@ -287,7 +287,7 @@ case! {
     about: "masks, delays and CDP are the package's; association and event selection the processor's",
     fn body(ctx) {
         need_rdt!(ctx);
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         for (index, value) in WATCHED.into_iter().zip([0x70, 30, 5, 1]) {
             takes(index, [value]);
         }
@@ -307,14 +307,14 @@ case! {
     about: "INIT leaves all registers as they are",
     fn body(ctx) {
         need_rdt!(ctx);
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         smp::run(1, |_| {
             for (index, value) in WATCHED.into_iter().zip([0x3e0, 40, 0x2_0000_0007, 0x7_0000_0002]) {
                 msr::write(index, value);
             }
         });
         smp::wait(1);
-        require!(smp::restart(1), "the second processor starts again");
+        require!(smp::restart(1), "the second CPU started again");
         check_eq!(other(), [0x3e0, 40, 0x2_0000_0007, 0x7_0000_0002], "after INIT");
         smp::run(1, |_| {
             for (index, value) in WATCHED.into_iter().zip([0x7ff, 0, 0, 0]) {
@@ -334,7 +334,7 @@ case! {
         if leaf(0x10, 0)[1] & 1 << 2 == 0 {
             skip!(ctx, "no masks for the L2");
         }
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         takes(reg::IA32_L2_QOS_MASK_0 + 3, [0x0f]);
         takes(reg::IA32_L2_QOS_CFG, [1]);
         smp::run(1, |_| {

@@ -6,13 +6,14 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{LVT_TIMER_DEADLINE, Register};
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::rdt::{self, Association, EventSelect, counter, event};
-use hindsight_guest::trap::{self, Frame};
-use hindsight_guest::{apic, insn, msr, run, smp};
+use hindsight_guest::trap;
+use hindsight_guest::{apic, insn, msr, report, smp};
 use hindsight_payloads::pmu;
 
 payload!("rdt_cache");
@@ -231,7 +232,7 @@ case! {
     about: "use that one processor begins is in effect on the others; they may share an RMID",
     fn body(ctx) {
         need_rdt!(ctx);
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         smp::run(1, stream_when_told);
         while !READY.load(Ordering::SeqCst) {
             core::hint::spin_loop();
@@ -312,7 +313,7 @@ const VECTOR: u8 = 0x63;
 /// TSC when the timer's interrupt was taken.
 static TAKEN_AT: AtomicU64 = AtomicU64::new(0);
 
-fn take(_: &mut Frame) {
+fn take(_: &mut TrapFrame) {
     TAKEN_AT.store(insn::rdtsc(), Ordering::SeqCst);
     apic::eoi();
 }
@@ -388,7 +389,7 @@ case! {
         let two_ways = misses_beside(0b110, 0b001);
         check!(two_ways < FEW, "in two ways of its own: none");
         for (key, misses) in [("shared", shared), ("one_way", one_way), ("two_ways", two_ways)] {
-            run::note(key, misses);
+            report::measurement(key, misses);
         }
         pmu::reset();
         msr::write(reg::IA32_L3_QOS_MASK_0 + 1, 0x7ff);

@@ -6,26 +6,26 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic;
-use hindsight_guest::boot::{KERNEL_CODE, USER_DATA};
 use hindsight_guest::catch::logged;
+use hindsight_guest::exception::{ExceptionLog, TrapFrame};
+use hindsight_guest::gdt::{KERNEL_CODE, USER_DATA};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{DEFAULT_BASE, ICR_ASSERT, Register};
 use hindsight_guest::regs::cr::Cr0;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_guest::trap::{Frame, Log};
 use hindsight_guest::{insn, paging, trap};
-use hindsight_payloads::access::Page;
+use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::debug::{
-    self, BD, BP, BS, DB, arm, arm_at, at, call, conditions, events, pushed_rf, rf,
+    self, BD, BP, BS, DB, arm, arm_at, at, call, conditions, event_saved_rf, events, saved_rf,
 };
 use hindsight_payloads::{check_events, clear_tf, set_tf, snippet, syscall};
 
 payload!("rf");
 
-static PAGE: Page = Page::new();
-static OTHER: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
+static OTHER: ScratchPage = ScratchPage::new();
 
 const B0: u64 = Dr6::B0.bits();
 const B1: u64 = Dr6::B1.bits();
@@ -91,14 +91,18 @@ case! {
     about: "RF that IRET loads protects its target, and not the instruction after it",
     fn body(ctx) {
         arm_at(0, rf_nop);
-        debug::also(1, at(rf_nop2), Condition::Execute, Length::One);
+        debug::arm_also(1, at(rf_nop2), Condition::Execute, Length::One);
         check_events!(events(ctx, to_nops, 0, WITH_RF), [(at(rf_nop2), B1)], "the second only");
     }
 }
 
 /// The exception that a sequence ends with, and whether its image has RF.
-fn fault_of(ctx: &hindsight_guest::case::Ctx, code: debug::Code, first: u64) -> Option<(u8, bool)> {
-    debug::run(ctx, code, first, WITH_RF).map(|e| (e.vector, pushed_rf(&e)))
+fn fault_of(
+    ctx: &hindsight_guest::case::Ctx,
+    code: debug::SnippetFn,
+    first: u64,
+) -> Option<(u8, bool)> {
+    debug::run(ctx, code, first, WITH_RF).map(|e| (e.vector, saved_rf(&e)))
 }
 
 case! {
@@ -124,7 +128,7 @@ case! {
 
 static AT: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
-fn note_interrupt(frame: &mut Frame) {
+fn note_interrupt(frame: &mut TrapFrame) {
     for (place, value) in AT.iter().zip([frame.rip, frame.rflags, frame.rcx]) {
         place.store(value, Ordering::Relaxed);
     }
@@ -160,20 +164,20 @@ case! {
             arm(0, PAGE.address() + offset, Condition::Write, Length::One);
             let log = events(ctx, rep_store, PAGE.address(), 3);
             check_events!(log, [(rip, B0)], "the data breakpoint");
-            check_eq!(rf(log, 0), flag, "RF");
+            check_eq!(event_saved_rf(log, 0), flag, "RF");
         }
         let log = events(ctx, step_rep, PAGE.address(), 3);
         let expected = [(at(rf_step_rep), true), (at(rf_step_rep), true), (at(rf_step_rep_done), false)];
         for (n, expected) in expected.into_iter().enumerate() {
             check_eq!(debug::event(log, n), (expected.0, BS), "a step");
-            check_eq!(rf(log, n), expected.1, "RF of a step");
+            check_eq!(event_saved_rf(log, n), expected.1, "RF of a step");
         }
     }
 }
 
 /// Whether the log has one event, and its RF.
-fn only_rf(log: &Log) -> (usize, bool) {
-    (log.count(), rf(log, 0))
+fn only_rf(log: &ExceptionLog) -> (usize, bool) {
+    (log.count(), event_saved_rf(log, 0))
 }
 
 case! {
@@ -185,7 +189,7 @@ case! {
         check_eq!(only_rf(events(ctx, one_load, PAGE.address(), 0)), (1, false), "instruction breakpoint");
         arm(0, PAGE.address(), Condition::ReadWrite, Length::One);
         check_eq!(only_rf(events(ctx, one_load, PAGE.address(), 0)), (1, false), "data breakpoint");
-        check!(!rf(events(ctx, step_nop, 0, 0), 0), "single step");
+        check!(!event_saved_rf(events(ctx, step_nop, 0, 0), 0), "single step");
         let log = logged(BP, || { debug::run(ctx, one_int3, 0, 0); });
         check_eq!(only_rf(log), (1, false), "INT3");
         if ctx.cpl == 0 {
@@ -261,7 +265,7 @@ case! {
             insn::write_dr6(Dr6::RESET);
             insn::write_dr7(Dr7::RESET.0 | Dr7::GD);
             let fault = debug::run(ctx, to_mov_dr, 0, WITH_RF);
-            let found = fault.map(|e| (e.rip, (conditions(e.dr6), pushed_rf(&e))));
+            let found = fault.map(|e| (e.rip, (conditions(e.dr6), saved_rf(&e))));
             check_eq!(found, Some((at(rf_mov_dr), (BD, true))), "general detect");
         }
     }
@@ -269,7 +273,7 @@ case! {
 
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 
-fn map_other(frame: &mut Frame) {
+fn map_other(frame: &mut TrapFrame) {
     FAULTS.fetch_add(1 + u64::from(frame.rflags & RF != 0), Ordering::Relaxed);
     paging::change(OTHER.address(), paging::P, 0);
 }
@@ -294,7 +298,7 @@ case! {
     about: "RF protects IN as any instruction and is clear after it; a refused RDMSR pushes RF=1",
     fn body(ctx) {
         arm_at(0, rf_in);
-        debug::also(1, at(rf_in_done), Condition::Execute, Length::One);
+        debug::arm_also(1, at(rf_in_done), Condition::Execute, Length::One);
         check_events!(events(ctx, to_in, 0, WITH_RF), [(at(rf_in_done), B1)], "after IN");
         check_eq!(fault_of(ctx, to_rdmsr, 0), Some((13, true)), "#GP of RDMSR");
         check_eq!(msr::read_safe(0x570), Err(msr::GP), "the MSR is absent");
@@ -348,7 +352,7 @@ case! {
         };
         arm(3, target, Condition::Execute, Length::One);
         // SAFETY: the copied code keeps the C rules.
-        let code = unsafe { core::mem::transmute::<u64, debug::Code>(base) };
+        let code = unsafe { core::mem::transmute::<u64, debug::SnippetFn>(base) };
         check_events!(events(ctx, code, 0, 0), [(target, Dr6::B3.bits())], "at the target");
     }
 }
@@ -380,7 +384,7 @@ case! {
     about: "after SYSEXIT RF is clear: the breakpoint on its target is met",
     fn body(ctx) {
         /// SYSEXIT sets SS to a selector that our GDT has no stack segment for, so IRET must not reload it.
-        fn note_and_disarm(frame: &mut Frame) {
+        fn note_and_disarm(frame: &mut TrapFrame) {
             AT[0].store(frame.rip, Ordering::Relaxed);
             frame.ss = u64::from(USER_DATA);
             debug::disarm();

@@ -7,6 +7,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use hindsight_guest::case::Ctx;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF};
 use hindsight_guest::regs::cpuid::Feature;
@@ -14,12 +15,12 @@ use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::EventSelect;
 use hindsight_guest::regs::pmu::pebs::record;
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_guest::{apic, insn, msr, smp};
-use hindsight_payloads::access::Page;
-use hindsight_payloads::debug::{self, BS, Code, arm, arm_at, at, conditions, pushed_rf};
-use hindsight_payloads::lbr::Stack;
-use hindsight_payloads::pmu::{self, Ds, ON};
+use hindsight_payloads::access::ScratchPage;
+use hindsight_payloads::debug::{self, BS, SnippetFn, arm, arm_at, at, conditions, saved_rf};
+use hindsight_payloads::lbr::LbrStack;
+use hindsight_payloads::pmu::{self, ON, PebsArea};
 use hindsight_payloads::{need_lbr, need_pebs, need_pmu, snippet};
 
 payload!("rtm");
@@ -42,8 +43,8 @@ const CTL_RTM: u64 = 1 << 15;
 const TSX_ABORT: u64 = 1 << 61;
 const IN_TSX: u64 = 1 << 62;
 
-static PAGE: Page = Page::new();
-static PAGES: [Page; 9] = [const { Page::new() }; 9];
+static PAGE: ScratchPage = ScratchPage::new();
+static PAGES: [ScratchPage; 9] = [const { ScratchPage::new() }; 9];
 
 // Each sequence is given an address in RDI, and answers EAX: what was there before XBEGIN, or the
 // status of the abort.
@@ -130,7 +131,7 @@ fn written() -> u8 {
 }
 
 /// Runs a sequence at the level of this run; answers EAX.
-fn eax(ctx: &Ctx, code: Code, second: u64) -> u64 {
+fn eax(ctx: &Ctx, code: SnippetFn, second: u64) -> u64 {
     let mut found = 0;
     // SAFETY: sequences keep the C rules.
     let ended = ctx.run(|| found = unsafe { code(address(), second) });
@@ -223,7 +224,7 @@ case! {
     about: "instructions and accesses that abort, and exceptions that are not delivered",
     fn body(ctx) {
         need_rtm!(ctx);
-        let codes: [Code; 7] = [pause, cpuid, undefined, no_page, port, device, x87];
+        let codes: [SnippetFn; 7] = [pause, cpuid, undefined, no_page, port, device, x87];
         for code in codes {
             check_eq!(eax(ctx, code, 0) & !RETRY, 0, "EAX");
             check_eq!(written(), 0, "the store");
@@ -234,7 +235,7 @@ case! {
 static TAKEN: AtomicU32 = AtomicU32::new(0);
 const VECTOR: u8 = 0x61;
 
-fn count(_: &mut Frame) {
+fn count(_: &mut TrapFrame) {
     TAKEN.fetch_add(1, Ordering::AcqRel);
     apic::eoi();
 }
@@ -250,7 +251,7 @@ case! {
         apic::send(0, ICR_SELF | ICR_ASSERT | u32::from(VECTOR));
         check_eq!(eax(ctx, interrupted, 0) & !RETRY, 0, "EAX");
         check_eq!(written(), 0, "the store");
-        check_eq!(TAKEN.load(Ordering::Acquire), 1, "interrupts");
+        check_eq!(TAKEN.load(Ordering::Acquire), 1, "count of interrupts");
         apic::disable();
         trap::clear_handler(VECTOR);
     }
@@ -345,7 +346,7 @@ case! {
             for kind in 0..5 {
                 insn::write_dr7(Dr7::RESET.0);
                 insn::write_dr6(Dr6::RESET);
-                let code: Code = match kind {
+                let code: SnippetFn = match kind {
                     0 => int3_inside,
                     1 => int1_inside,
                     2 => stepped,
@@ -390,7 +391,7 @@ case! {
         for kind in 0..4 {
             insn::write_dr7(Dr7::RESET.0);
             insn::write_dr6(Dr6::RESET);
-            let (code, begin, cause): (Code, _, _) = match kind {
+            let (code, begin, cause): (SnippetFn, _, _) = match kind {
                 0 => (int3_inside, at(int3_begin), 0),
                 1 => (int1_inside, at(int1_begin), 0),
                 2 => (stored, at(stored_begin), Dr6::B0.bits()),
@@ -404,12 +405,12 @@ case! {
             enable(true, true);
             let ended = debug::run(ctx, code, address(), 0);
             debug::disarm();
-            let event = require_some!(ended, "an exception");
+            let event = require_some!(ended, "exception raised");
             check_eq!((event.vector, event.rip), (1, begin), "#DB at XBEGIN");
             check_eq!(event.dr6 & DR6_RTM, 0, "DR6.RTM");
             check_eq!(conditions(event.dr6), cause, "the conditions");
             check_eq!(event.frame.rax & 0xffff_ffff, STARTED, "EAX");
-            check!(!pushed_rf(&event), "RF");
+            check!(!saved_rf(&event), "RF");
             check_eq!(written(), 0, "the store");
         }
         disable();
@@ -440,7 +441,7 @@ static SEEN: AtomicU64 = AtomicU64::new(0);
 static PLACE: AtomicU64 = AtomicU64::new(0);
 
 /// Keeps DR6 of the first #DB about a region, and ends the stepping there.
-fn first_in_region(frame: &mut Frame) {
+fn first_in_region(frame: &mut TrapFrame) {
     let dr6 = insn::read_dr6();
     if dr6 & DR6_RTM == 0 {
         SEEN.store(dr6, Ordering::Release);
@@ -460,12 +461,12 @@ case! {
         enable(true, true);
         insn::write_dr6(Dr6::RESET & !DR6_RTM);
         check_eq!(insn::read_dr6() & DR6_RTM, 0, "DR6.RTM as software wrote it");
-        let event = require_some!(debug::run(ctx, store_plain, address(), 0), "an exception");
+        let event = require_some!(debug::run(ctx, store_plain, address(), 0), "exception raised");
         check_eq!((event.vector, event.rip), (1, at(plain_next)), "#DB behind the store");
         check_eq!(event.dr6 & DR6_RTM, DR6_RTM, "DR6.RTM");
         debug::disarm();
         enable(true, true);
-        let event = require_some!(debug::run(ctx, int3_outside, 0, 0), "an exception");
+        let event = require_some!(debug::run(ctx, int3_outside, 0, 0), "exception raised");
         check_eq!(event.vector, 3, "#BP");
         insn::write_dr6(Dr6::RESET);
         check_eq!(insn::read_dr6() & DR6_RTM, DR6_RTM, "set again");
@@ -513,7 +514,7 @@ case! {
         msr::write(reg::IA32_DEBUGCTL, 1);
         debug::call(jump_abort, 0, 0);
         msr::write(reg::IA32_DEBUGCTL, 0);
-        let stack = Stack::read();
+        let stack = LbrStack::read();
         let abort = stack.info.iter().position(|info| info & TSX_ABORT != 0);
         let abort = require_some!(abort, "a record of the abort");
         check_eq!((stack.from[abort], stack.to[abort]), (at(abort_from), at(abort_to)), "its places");
@@ -536,7 +537,7 @@ case! {
         pmu::select(2, 0xc0, 0, ON | EventSelect::IN_TX | EventSelect::IN_TXCP);
         pmu::select(3, 0xc0, 0, ON | EventSelect::IN_TX);
         pmu::start(0b1111);
-        for code in [ten_nops as Code, ten_nops_abort, ten_nops, ten_nops_abort, ten_nops_abort] {
+        for code in [ten_nops as SnippetFn, ten_nops_abort, ten_nops, ten_nops_abort, ten_nops_abort] {
             debug::call(code, 0, 0);
         }
         pmu::stop();
@@ -563,7 +564,7 @@ case! {
     fn body(ctx) {
         need_rtm!(ctx);
         need_pebs!(ctx);
-        let ds = Ds::new(4, 4, [1000_u64.wrapping_neg(); 4]);
+        let ds = PebsArea::new(4, 4, [1000_u64.wrapping_neg(); 4]);
         pmu::preset(0, 1);
         pmu::select(0, 0xc9, 4, ON);
         msr::write(reg::IA32_PEBS_ENABLE, 1);

@@ -6,21 +6,21 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic;
-use hindsight_guest::boot::{KERNEL_DATA, USER_DATA};
 use hindsight_guest::catch::logged;
+use hindsight_guest::exception::TrapFrame;
+use hindsight_guest::gdt::{KERNEL_DATA, USER_DATA};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_NMI};
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, smp, trap, vectors};
-use hindsight_payloads::access::Page;
+use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::debug::{self, BP, BS, DB, arm, arm_at, at, call, events};
 use hindsight_payloads::{check_events, check_steps, clear_tf, clock, set_tf, snippet, syscall};
 
 payload!("shadow");
 
-static PAGE: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
 
 const B0: u64 = Dr6::B0.bits();
 /// A vector for interrupts to oneself.
@@ -91,7 +91,7 @@ case! {
     fn body(ctx) {
         let log = events(ctx, step_ss, selector(ctx), 0);
         check_eq!(debug::event(log, 0), (at(step_ss_next), BS), "the first step");
-        check_eq!(log.count(), 2 + debug::CLEAR_TF_STEPS, "steps");
+        check_eq!(log.count(), 2 + debug::CLEAR_TF_STEPS, "count of steps");
     }
 }
 
@@ -127,7 +127,7 @@ case! {
     needs_cpl3: ["int3-cpl3", "intn-cpl3", "iretq-cpl3", "shadow-cpl3", "shadow-int3-cpl3"],
     about: "before INT3 and INT n the deferred breakpoint reports at the entry of their handler",
     fn body(ctx) {
-        fn ignore(_frame: &mut Frame) {}
+        fn ignore(_frame: &mut TrapFrame) {}
         let place = watch_selector(ctx);
         let log = logged(DB | BP, || { debug::run(ctx, load_ss_int3, 0, place); });
         debug::disarm();
@@ -233,13 +233,13 @@ case! {
         let log = events(ctx, step_sti, 0, 0);
         check_eq!(debug::event(log, 0), (at(step_sti_next), BS), "the first step");
         // STI and CLI, and what clears TF.
-        check_eq!(log.count(), 2 + debug::CLEAR_TF_STEPS, "steps");
+        check_eq!(log.count(), 2 + debug::CLEAR_TF_STEPS, "count of steps");
     }
 }
 
 static INTERRUPTED: AtomicU64 = AtomicU64::new(0);
 
-fn note_rip(frame: &mut Frame) {
+fn note_rip(frame: &mut TrapFrame) {
     INTERRUPTED.store(frame.rip, Ordering::Relaxed);
     apic::eoi();
 }
@@ -262,7 +262,7 @@ case! {
 static NMIS: AtomicU64 = AtomicU64::new(0);
 static IN_SHADOW: AtomicU64 = AtomicU64::new(0);
 
-fn note_nmi(frame: &mut Frame) {
+fn note_nmi(frame: &mut TrapFrame) {
     NMIS.fetch_add(1, Ordering::Relaxed);
     if frame.rip == at(ss_loop_nop) {
         IN_SHADOW.fetch_add(1, Ordering::Relaxed);
@@ -277,7 +277,7 @@ case! {
     timeout_ms: 10000,
     about: "NMIs that another processor sends are never taken right after MOV SS",
     fn body(_ctx) {
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         NMIS.store(0, Ordering::Relaxed);
         IN_SHADOW.store(0, Ordering::Relaxed);
         trap::set_handler(2, note_nmi);
@@ -304,7 +304,7 @@ case! {
     fn body(ctx) {
         require!(msr::read_safe(0x3b).is_ok(), "the MSR is there");
         let codes = [
-            (load_ss_cpuid as debug::Code, load_ss_cpuid_next as debug::Label),
+            (load_ss_cpuid as debug::SnippetFn, load_ss_cpuid_next as debug::SnippetLabel),
             (load_ss_in, load_ss_in_next),
             (load_ss_rdmsr, load_ss_rdmsr_next),
         ];

@@ -12,10 +12,10 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SMI, Register};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::pebs::record;
-use hindsight_guest::{apic, insn, run};
+use hindsight_guest::{apic, insn, report};
 use hindsight_payloads::branch::{BTS, TR};
-use hindsight_payloads::ds::Store;
-use hindsight_payloads::pmu::{self, Ds};
+use hindsight_payloads::ds::DsPages;
+use hindsight_payloads::pmu::{self, PebsArea};
 use hindsight_payloads::{need_bts, need_pebs};
 
 payload!("smm");
@@ -230,7 +230,7 @@ case! {
     }
 }
 
-static STORE: Store = Store::new();
+static STORE: DsPages = DsPages::new();
 
 /// Whether a linear address, or an offset in the handler's code segment, is the handler's.
 fn is_handlers(address: u64) -> bool {
@@ -272,7 +272,7 @@ case! {
         need_smm!(ctx);
         need_pebs!(ctx);
         // Well into the handler's loop, and once more as often as the loop has instructions.
-        let ds = Ds::new(16, 16, [20_u64.wrapping_neg(); 4]);
+        let ds = PebsArea::new(16, 16, [20_u64.wrapping_neg(); 4]);
         install();
         pmu::preset(0, 60);
         pmu::select(0, 0xc0, 0, pmu::ON);
@@ -290,7 +290,7 @@ case! {
         for n in 0..records.min(pmu::RECORDS) {
             let eventing = ds.record(n, record::EVENTING_RIP);
             if !check!(!is_handlers(eventing), "no sample of the handler") {
-                run::note("eventing", eventing);
+                report::measurement("eventing", eventing);
             }
         }
         pmu::reset();

@@ -7,7 +7,7 @@
 use hindsight_guest::insn::rdtsc;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
-use hindsight_guest::{info, msr, port, run};
+use hindsight_guest::{info, msr, port, report};
 
 payload!("stress_exits");
 
@@ -25,8 +25,8 @@ fn measure(mut access: impl FnMut(u32)) {
         access(n);
     }
     let ticks = rdtsc().wrapping_sub(start);
-    run::note("loops", u64::from(loops));
-    run::note("ticks_each", ticks / u64::from(loops.max(1)));
+    report::measurement("loops", u64::from(loops));
+    report::measurement("ticks_each", ticks / u64::from(loops.max(1)));
 }
 
 case! {

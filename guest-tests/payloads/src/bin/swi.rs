@@ -6,11 +6,11 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::catch::{logged, user_with_flags};
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::dr::{Dr6, Dr7};
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, trap, vectors};
 use hindsight_payloads::debug::{self, BD, BP, BS, DB, at, call, conditions};
 use hindsight_payloads::{clear_tf, set_tf, snippet};
@@ -39,7 +39,7 @@ snippet! { step_int1 [step_int1_next step_int1_after] set_tf!(), ".byte 0xf1", "
 }
 snippet! { step_here [step_here_next] set_tf!(), "nop", "step_here_next:", clear_tf!(), "ret" }
 
-fn ignore(_frame: &mut Frame) {}
+fn ignore(_frame: &mut TrapFrame) {}
 
 case! {
     name: "int_n_gate_dpl", cpl: [3], rules: ["SWI-02"], needs: ["intn-cpl3", "iretq-cpl3", "gd"],
@@ -59,17 +59,17 @@ case! {
     fn body(ctx) {
         insn::write_dr6(Dr6::RESET);
         let log = logged(DB, || { debug::run(ctx, int1, 0, 0); });
-        check_eq!(log.count(), 1, "how many #DBs");
+        check_eq!(log.count(), 1, "count of #DBs");
         check_eq!(debug::event(log, 0), (at(int1_next), 0), "RIP and conditions");
         check_eq!(log.events().first().map(|e| e.cpl()), Some(ctx.cpl), "level");
-        check!(!debug::rf(log, 0), "RF in the image");
+        check!(!debug::event_saved_rf(log, 0), "RF in the image");
     }
 }
 
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
 /// Notes the saved RIP, and touches no debug register.
-fn note_rip(frame: &mut Frame) {
+fn note_rip(frame: &mut TrapFrame) {
     SEEN.store(frame.rip, Ordering::Relaxed);
 }
 
@@ -106,7 +106,7 @@ case! {
     needs_cpl3: ["intn-cpl3", "int3-cpl3", "iretq-cpl3"],
     about: "CD 03 and CC reach the same gate, with the address after them",
     fn body(ctx) {
-        for (code, next) in [(int_3 as debug::Code, int_3_next as debug::Label), (int3, int3_next)] {
+        for (code, next) in [(int_3 as debug::SnippetFn, int_3_next as debug::SnippetLabel), (int3, int3_next)] {
             let log = logged(BP, || { debug::run(ctx, code, 0, 0); });
             check_eq!(log.events().first().map(|e| (e.code(), e.rip)), Some(((3, 0), at(next))), "#BP");
         }
@@ -131,10 +131,10 @@ case! {
     fn body(ctx) {
         trap::set_handler(3, ignore);
         trap::set_handler(CALLABLE, ignore);
-        for (code, after) in [(step_int3 as debug::Code, step_int3_after as debug::Label), (step_int80, step_int80_after)] {
+        for (code, after) in [(step_int3 as debug::SnippetFn, step_int3_after as debug::SnippetLabel), (step_int80, step_int80_after)] {
             let log = debug::events(ctx, code, 0, 0);
             check_eq!(debug::event(log, 0), (at(after), BS), "the first step");
-            check_eq!(log.count(), 1 + debug::CLEAR_TF_STEPS, "steps");
+            check_eq!(log.count(), 1 + debug::CLEAR_TF_STEPS, "count of steps");
         }
     }
 }
@@ -147,7 +147,7 @@ case! {
         let log = debug::events(ctx, step_int1, 0, 0);
         check_eq!(debug::event(log, 0), (at(step_int1_next), 0), "INT1");
         check_eq!(debug::event(log, 1), (at(step_int1_after), BS), "the step");
-        check_eq!(log.count(), 2 + debug::CLEAR_TF_STEPS, "how many #DBs");
+        check_eq!(log.count(), 2 + debug::CLEAR_TF_STEPS, "count of #DBs");
     }
 }
 
@@ -157,14 +157,14 @@ case! {
     needs_cpl3: ["int3-cpl3", "tf-cpl3", "iretq-cpl3"],
     about: "a handler that sets TF itself is stepped from there",
     fn body(ctx) {
-        fn step_myself(_frame: &mut Frame) {
+        fn step_myself(_frame: &mut TrapFrame) {
             call(step_here, 0, 0);
         }
         trap::set_handler(3, step_myself);
         let log = debug::events(ctx, int3, 0, 0);
         check_eq!(debug::event(log, 0), (at(step_here_next), BS), "the first step");
         check_eq!(log.events().first().map(|e| e.cpl()), Some(0), "its level");
-        check_eq!(log.count(), 1 + debug::CLEAR_TF_STEPS, "steps");
+        check_eq!(log.count(), 1 + debug::CLEAR_TF_STEPS, "count of steps");
     }
 }
 
@@ -188,7 +188,7 @@ case! {
     needs_cpl3: ["int3-cpl3", "iretq-cpl3"],
     about: "an interrupt gate clears IF, a trap gate leaves it",
     fn body(ctx) {
-        fn note_flags(_frame: &mut Frame) {
+        fn note_flags(_frame: &mut TrapFrame) {
             SEEN.store(insn::rflags(), Ordering::Relaxed);
         }
         trap::set_handler(3, note_flags);

@@ -5,8 +5,8 @@
 
 use core::arch::asm;
 
-use hindsight_guest::boot::{KERNEL_CODE, KERNEL_DATA, USER_CODE, USER_DATA};
 use hindsight_guest::catch::user_with_flags;
+use hindsight_guest::gdt::{KERNEL_CODE, KERNEL_DATA, USER_CODE, USER_DATA};
 use hindsight_guest::insn;
 use hindsight_guest::msr::{self, GP};
 use hindsight_guest::paging::{self, D, P, RW, US};
@@ -14,7 +14,7 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::{Cr0, Cr4, Efer};
 use hindsight_guest::regs::msr::{IA32_EFER, IA32_FS_BASE, IA32_KERNEL_GS_BASE};
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 
 payload!("sysregs");
 
@@ -22,8 +22,8 @@ payload!("sysregs");
 // guest's own selectors and flags, and one on which INT n works at CPL 0 checks all bits of CR0 and
 // CR4.
 
-static FIRST: Page = Page::new();
-static SECOND: Page = Page::new();
+static FIRST: ScratchPage = ScratchPage::new();
+static SECOND: ScratchPage = ScratchPage::new();
 
 case! {
     name: "mode", cpl: [0], rules: ["RST-05"], needs: [],
@@ -183,7 +183,7 @@ case! {
                 asm!("ud2");
             }
         });
-        let fault = require_some!(fault, "an exception");
+        let fault = require_some!(fault, "exception raised");
         check_eq!(fault.code(), (6, 0), "vector");
         check_eq!(fault.frame.ss, u64::from(USER_DATA), "saved SS");
         check_eq!(fault.frame.rsp, rsp, "saved RSP");

@@ -4,11 +4,13 @@
 #![no_main]
 
 use hindsight_guest::blob;
-use hindsight_guest::boot::FIRST_TSS;
 use hindsight_guest::catch::catch;
+use hindsight_guest::gdt::FIRST_TSS;
 use hindsight_guest::insn;
 use hindsight_guest::legacy::tables::{TASK, USER, gate};
-use hindsight_guest::legacy::{self, Blob, Event, Label, Machine, Mode, Paging, STACK, Start};
+use hindsight_guest::legacy::{
+    self, Blob, BlobLabel, BlobStart, LegacyEvent, LegacyMachine, LegacyMode, LegacyPaging, STACK,
+};
 use hindsight_guest::legacy::{action, sel};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
@@ -50,7 +52,7 @@ blob! {
 }
 
 /// Makes task `n` go on at `entry`, with a stack of its own.
-fn set_task(m: &mut Machine, n: usize, entry: u32, eflags: u32, trap: u16) {
+fn set_task(m: &mut LegacyMachine, n: usize, entry: u32, eflags: u32, trap: u16) {
     let data = u32::from(sel::DATA32);
     let tss = &mut m.tss[n];
     (tss.eip, tss.eflags, tss.trap) = (entry, eflags | 2, trap);
@@ -60,7 +62,7 @@ fn set_task(m: &mut Machine, n: usize, entry: u32, eflags: u32, trap: u16) {
 }
 
 /// A machine whose task 1 goes on at `entry`.
-fn prepared(blob: &Blob, entry: Label, eflags: u32, trap: u16) -> &'static mut Machine {
+fn prepared(blob: &Blob, entry: BlobLabel, eflags: u32, trap: u16) -> &'static mut LegacyMachine {
     let m = legacy::machine(blob);
     m.actions[1] = action::RESUME;
     set_task(m, 1, blob.linear(entry), eflags, trap);
@@ -68,18 +70,18 @@ fn prepared(blob: &Blob, entry: Label, eflags: u32, trap: u16) -> &'static mut M
 }
 
 /// Starts task 0 at `entry`.
-fn run(m: &mut Machine, blob: &Blob, entry: Label, eflags: u32) {
-    let mut start = Start::at(Mode::Protected32(0), entry);
+fn run(m: &mut LegacyMachine, blob: &Blob, entry: BlobLabel, eflags: u32) {
+    let mut start = BlobStart::at(LegacyMode::Protected32(0), entry);
     start.eflags = eflags;
     m.run(blob, &start);
     disarm();
 }
 
 /// Vector, EIP and conditions of event `n`.
-fn event(m: &Machine, n: usize) -> ((u32, u32), u64) {
-    m.events()
-        .get(n)
-        .map_or(((0, 0), 0), |e| (e.place(), conditions(u64::from(e.dr6))))
+fn event(m: &LegacyMachine, n: usize) -> ((u32, u32), u64) {
+    m.events().get(n).map_or(((0, 0), 0), |e| {
+        (e.vector_and_eip(), conditions(u64::from(e.dr6)))
+    })
 }
 
 case! {
@@ -106,8 +108,8 @@ case! {
         let m = prepared(&blob, here, 0x40, T);
         m.tss[1].ecx = 0x1357;
         let esp = m.tss[1].esp;
-        let mut start = Start::at(Mode::Protected32(0), tasks_jump);
-        start.paging = Paging::Narrow;
+        let mut start = BlobStart::at(LegacyMode::Protected32(0), tasks_jump);
+        start.paging = LegacyPaging::Bits32;
         m.run(&blob, &start);
         let e = *require_some!(m.events().first(), "an event");
         check_eq!(event(m, 0), ((1, blob.linear(here)), BT), "#DB");
@@ -155,7 +157,7 @@ case! {
         check_eq!(m.events().len(), 3, "two #DBs and the end");
         check_eq!(event(m, 0), ((1, blob.linear(twice_loop)), BT), "the first");
         check_eq!(event(m, 1), ((1, blob.linear(twice_loop) + 1), BT), "the second");
-        check_eq!(m.last().place(), (6, blob.linear(twice_end)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(twice_end)), "vector and EIP at the end");
     }
 }
 
@@ -169,7 +171,7 @@ case! {
         (0..4).for_each(|slot| insn::write_dr(slot, FAR));
         let fields = 0xdead_0000_u64 & 0xffff_0000;
         insn::write_dr7(Dr7::RESET.0 | fields | 0x3ff);
-        let mut start = Start::at(Mode::Protected32(0), tasks_jump);
+        let mut start = BlobStart::at(LegacyMode::Protected32(0), tasks_jump);
         start.eflags = 0;
         m.run(&blob, &start);
         let found = insn::read_dr7();
@@ -184,17 +186,17 @@ case! {
     about: "far JMP, far CALL, INT and a fault through a task gate, and IRET with NT set trap",
     fn body(_ctx) {
         let blob = tasks();
-        for entry in [tasks_jump as Label, tasks_call, tasks_int, tasks_fault] {
+        for entry in [tasks_jump as BlobLabel, tasks_call, tasks_int, tasks_fault] {
             let m = prepared(&blob, here, 0, T);
             let task = gate(sel::TSS1, 0, TASK | USER);
             m.idt[TASK_VECTOR] = task;
-            if core::ptr::fn_addr_eq(entry, tasks_fault as Label) {
+            if core::ptr::fn_addr_eq(entry, tasks_fault as BlobLabel) {
                 m.idt[6] = task;
             }
             m.actions[6] = action::END;
             run(m, &blob, entry, 0);
             check_eq!(event(m, 0), ((1, blob.linear(here)), BT), "#DB");
-            if core::ptr::fn_addr_eq(entry, tasks_fault as Label) {
+            if core::ptr::fn_addr_eq(entry, tasks_fault as BlobLabel) {
                 check_eq!(m.tss[0].eflags & RF, RF, "RF in the old task's image");
             }
         }
@@ -212,13 +214,13 @@ case! {
     about: "a fault through a task gate saves RF set in the old task's image, INT n does not",
     fn body(_ctx) {
         let blob = tasks();
-        for (entry, vector, expected) in [(tasks_fault as Label, 6, RF), (tasks_int, TASK_VECTOR, 0)] {
+        for (entry, vector, expected) in [(tasks_fault as BlobLabel, 6, RF), (tasks_int, TASK_VECTOR, 0)] {
             let m = prepared(&blob, here, 0, T);
             m.idt[vector] = gate(sel::TSS1, 0, TASK | USER);
             m.actions[1] = action::END;
             run(m, &blob, entry, 0);
             check_eq!(m.tss[0].eflags & RF, expected, "RF in the old task's image");
-            let next = if vector == 6 { tasks_fault as Label } else { tasks_int_next };
+            let next = if vector == 6 { tasks_fault as BlobLabel } else { tasks_int_next };
             check_eq!(m.tss[0].eip, blob.linear(next), "EIP in the old task's image");
         }
     }
@@ -236,7 +238,7 @@ case! {
         (m.tss16.cs, m.tss16.ss, m.tss16.ds, m.tss16.es) = (sel::CODE16, sel::DATA16, sel::DATA16, sel::DATA16);
         run(m, &blob, narrow_start, 0);
         check_eq!(m.events().len(), 1, "the end alone");
-        check_eq!(m.last().place(), (6, blob.linear(narrow_end)), "back in the first task");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(narrow_end)), "back in the first task");
         // SAFETY: memory of the blob's segment.
         let mark = unsafe { ((legacy::BASE + 0x8000) as usize as *const u8).read_volatile() };
         check_eq!(mark, 0x77, "what the 16-bit task stored");
@@ -349,6 +351,6 @@ case! {
         m.actions[1] = action::RESUME_NO_TF;
         run(m, &blob, tasks_jump, 0);
         check_eq!(event(m, 0), ((1, blob.linear(here_next)), BS | BT), "BS, and BT of before");
-        check_eq!(m.events().first().map(Event::code), Some((1, 0)), "no error code");
+        check_eq!(m.events().first().map(LegacyEvent::code), Some((1, 0)), "no error code");
     }
 }

@@ -6,7 +6,9 @@
 use hindsight_guest::blob;
 use hindsight_guest::insn;
 use hindsight_guest::legacy::tables::{self, TASK, TSS32, gate};
-use hindsight_guest::legacy::{self, BASE, Label, Machine, Mode, STACK, Start, action, sel};
+use hindsight_guest::legacy::{
+    self, BASE, BlobLabel, BlobStart, LegacyMachine, LegacyMode, STACK, action, sel,
+};
 use hindsight_guest::prelude::*;
 
 payload!("tasks");
@@ -44,7 +46,7 @@ blob! {
 }
 
 /// A machine whose task 1 starts at `entry` with known registers.
-fn with_task(entry: Label) -> &'static mut Machine {
+fn with_task(entry: BlobLabel) -> &'static mut LegacyMachine {
     let blob = tasks();
     let m = legacy::machine(&blob);
     let t = &mut m.tss[1];
@@ -58,11 +60,11 @@ fn with_task(entry: Label) -> &'static mut Machine {
     m
 }
 
-fn start(entry: Label) -> Start {
-    Start::at(Mode::Protected32(0), entry)
+fn start(entry: BlobLabel) -> BlobStart {
+    BlobStart::at(LegacyMode::Protected32(0), entry)
 }
 
-fn busy(m: &Machine, selector: u16) -> bool {
+fn busy(m: &LegacyMachine, selector: u16) -> bool {
     m.gdt[usize::from(selector / 8)] & BUSY != 0
 }
 
@@ -77,7 +79,7 @@ case! {
         at.registers.esi = 0xabcd;
         m.run(&blob, &at);
         let last = m.last();
-        check_eq!(last.place(), (6, blob.linear(other_next)), "the end");
+        check_eq!(last.vector_and_eip(), (6, blob.linear(other_next)), "vector and EIP at the end");
         let r = last.registers;
         check_eq!([r.eax, r.ecx, r.edx, r.ebx], [0x1111, 0x2222, 0x3333, 0x4444], "EAX to EBX");
         check_eq!([r.esi, r.edi, r.ebp], [0x5555, 0x6666, 0x7777], "ESI, EDI, EBP");
@@ -98,7 +100,7 @@ case! {
         let blob = tasks();
         let m = with_task(other_nested);
         m.run(&blob, &start(call_task));
-        check_eq!(m.last().place(), (6, blob.linear(call_back)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(call_back)), "vector and EIP at the end");
         check_eq!(m.last().registers.ebx, 7, "EBX of the first task");
         check_eq!(m.last().tr, sel::TSS0.into(), "TR");
         check_eq!(m.last().eflags & NT, 0, "NT");
@@ -117,7 +119,7 @@ case! {
         let m = with_task(other_nested);
         m.idt[0x40] = gate(sel::TSS1, 0, TASK);
         m.run(&blob, &start(soft_task));
-        check_eq!(m.last().place(), (6, blob.linear(soft_back)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(soft_back)), "vector and EIP at the end");
         check_eq!(m.tss[1].ebx, 99, "the other task ran");
         check_eq!(m.tss[0].eip, blob.linear(soft_back), "saved EIP");
     }
@@ -133,7 +135,7 @@ case! {
         let mut at = start(fault_task);
         at.registers.eax = 0x1f8;
         m.run(&blob, &at);
-        check_eq!(m.last().place(), (6, blob.linear(other_end)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.linear(other_end)), "vector and EIP at the end");
         check_eq!(m.last().registers.ecx, 0x1f8, "the error code");
         check_eq!(m.tss[0].eip, blob.linear(fault_task), "saved EIP");
         check_eq!(m.last().eflags & NT, NT, "NT");
@@ -152,7 +154,7 @@ case! {
         (t.sp, t.flags) = (0x8000, 2);
         (t.ax, t.bx, t.si) = (0x1234, 0x5678, 0x9abc);
         m.run(&blob, &start(jump_task16));
-        check_eq!(m.last().place(), (6, blob.offset(small)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.offset(small)), "vector and EIP at the end");
         let r = m.last().registers;
         check_eq!([r.eax, r.ebx, r.esi].map(|v| v & 0xffff), [0x1234, 0x5678, 0x9abc], "registers");
         check_eq!(m.last().tr, sel::TSS16.into(), "TR");
@@ -206,7 +208,7 @@ case! {
         m.tss[1].eflags = TF | 2;
         m.run(&blob, &start(jump_task));
         check_eq!(m.events().len(), 2, "one step and the end");
-        check_eq!(m.events()[0].place(), (1, blob.linear(other_next)), "after the first instruction");
+        check_eq!(m.events()[0].vector_and_eip(), (1, blob.linear(other_next)), "after the first instruction");
         check_eq!(m.events()[0].dr6 & 0xe00f, 0x4000, "BS");
 
         let m = with_task(other);
@@ -214,7 +216,7 @@ case! {
         m.tss[1].trap = 1;
         m.run(&blob, &start(jump_task));
         check_eq!(m.events().len(), 2, "one trap and the end");
-        check_eq!(m.events()[0].place(), (1, blob.linear(other)), "before the first instruction");
+        check_eq!(m.events()[0].vector_and_eip(), (1, blob.linear(other)), "before the first instruction");
         check_eq!(m.events()[0].dr6 & 0xe00f, 0x8000, "BT");
     }
 }

@@ -6,24 +6,24 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use hindsight_guest::boot::{FIRST_TSS, KERNEL_CODE};
 use hindsight_guest::catch::logged;
-use hindsight_guest::cpu::MAX_CPUS;
+use hindsight_guest::exception::TrapFrame;
+use hindsight_guest::gdt::MAX_CPUS;
+use hindsight_guest::gdt::{FIRST_TSS, KERNEL_CODE};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{DEFAULT_BASE, Register};
 use hindsight_guest::regs::dr::Dr6;
 use hindsight_guest::regs::rflags::Rflags;
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, paging, trap};
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 use hindsight_payloads::debug::{self, BS, CLEAR_TF_STEPS, DB, at, event, events};
 use hindsight_payloads::{check_steps, clear_tf, set_tf, snippet, syscall};
 
 payload!("tf");
 
-static PAGE: Page = Page::new();
-static OTHER: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
+static OTHER: ScratchPage = ScratchPage::new();
 
 const TF: u64 = Rflags::TF.bits();
 const IA32_DEBUGCTL: u32 = 0x1d9;
@@ -60,8 +60,8 @@ macro_rules! stepped {
             snippet! { $code [$next] "mov r8, rbx", set_tf!(), $($line,)+ concat!(stringify!($next), ":"), clear_tf!(), "mov rbx, r8", "ret" }
         )+
         /// Each sequence, and the address after its instruction.
-        fn emulated() -> impl Iterator<Item = (debug::Code, u64)> {
-            [$(($code as debug::Code, at($next))),+].into_iter()
+        fn emulated() -> impl Iterator<Item = (debug::SnippetFn, u64)> {
+            [$(($code as debug::SnippetFn, at($next))),+].into_iter()
         }
     };
 }
@@ -88,7 +88,7 @@ case! {
     fn body(ctx) {
         let mut fault = None;
         let log = logged(DB, || fault = debug::run(ctx, step_ud2, 0, 0));
-        check_eq!(log.count(), 0, "steps");
+        check_eq!(log.count(), 0, "count of steps");
         check_eq!(fault.map(|e| (e.vector, (e.rip, e.rflags & TF))), Some((6, (at(step_ud2_insn), TF))), "#UD, and TF in its image");
         check_eq!(insn::read_dr6(), Dr6::RESET, "DR6");
     }
@@ -96,7 +96,7 @@ case! {
 
 static FLAGS: AtomicU64 = AtomicU64::new(0);
 
-fn map_other(_frame: &mut Frame) {
+fn map_other(_frame: &mut TrapFrame) {
     FLAGS.store(insn::rflags(), Ordering::Relaxed);
     paging::change(OTHER.address(), paging::P, 0);
 }
@@ -125,7 +125,7 @@ case! {
         for (n, label) in expected.into_iter().enumerate() {
             check_eq!(event(log, n), (at(label), BS), "a step");
         }
-        check_eq!(log.count(), 5 + CLEAR_TF_STEPS, "steps");
+        check_eq!(log.count(), 5 + CLEAR_TF_STEPS, "count of steps");
     }
 }
 
@@ -162,7 +162,7 @@ case! {
         let log = require_some!(log, "a log");
         check_eq!(event(log, 0), (at(step_syscall_next), BS), "the first step: after SYSRET");
         // The store and what clears TF.
-        check_eq!(log.count(), 2 + CLEAR_TF_STEPS, "steps");
+        check_eq!(log.count(), 2 + CLEAR_TF_STEPS, "count of steps");
         // SAFETY: the page is ours.
         let r11 = unsafe { (place as *const u64).read_volatile() };
         check_eq!(r11 & TF, TF, "TF in R11");
@@ -194,14 +194,14 @@ case! {
         let log = require_some!(log, "a log");
         check_eq!(event(log, 0), (at(sysret_into_step_next), BS), "at the target");
         check_eq!(log.events().first().map(|e| e.cpl()), Some(3), "its level");
-        check_eq!(log.count(), 2 + CLEAR_TF_STEPS, "steps");
+        check_eq!(log.count(), 2 + CLEAR_TF_STEPS, "count of steps");
     }
 }
 
 static STEP: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// Notes where the first step was, and ends the stepping.
-fn end_stepping(frame: &mut Frame) {
+fn end_stepping(frame: &mut TrapFrame) {
     STEP[0].store(frame.rip, Ordering::Relaxed);
     STEP[1].store(frame.cs & 3, Ordering::Relaxed);
     frame.rflags &= !TF;
@@ -300,7 +300,7 @@ case! {
             check!(step.is_some_and(|n| n < 2), "a step after the instruction");
             let n = step.unwrap_or(0);
             check_eq!(event(log, n), (next, BS), "RIP and conditions");
-            check_eq!(log.count(), n + 1 + CLEAR_TF_STEPS, "steps");
+            check_eq!(log.count(), n + 1 + CLEAR_TF_STEPS, "count of steps");
         }
     }
 }

@@ -6,10 +6,11 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic::{self, read, write};
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn::{self, rdtsc};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{LVT_MASKED, Register};
-use hindsight_guest::trap::{self, Frame};
+use hindsight_guest::trap;
 use hindsight_guest::{pic, port};
 use hindsight_payloads::clock::{self, PM_HZ, pm_timer, rate_by_pm_timer, wait_until};
 
@@ -35,12 +36,12 @@ fn taken() -> u64 {
     TAKEN.load(Ordering::Acquire)
 }
 
-fn count_pit(_: &mut Frame) {
+fn count_pit(_: &mut TrapFrame) {
     TAKEN.fetch_add(1, Ordering::AcqRel);
     pic::eoi(PIT_LINE);
 }
 
-fn count_rtc(_: &mut Frame) {
+fn count_rtc(_: &mut TrapFrame) {
     rtc(0x0c);
     TAKEN.fetch_add(1, Ordering::AcqRel);
     pic::eoi(RTC_LINE);

@@ -6,7 +6,7 @@
 use core::arch::asm;
 
 use hindsight_guest::insn::{self, rdtsc};
-use hindsight_guest::msr::{self, Fault, GP};
+use hindsight_guest::msr::{self, GP, MsrFault};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::cr::Cr4;
@@ -121,7 +121,7 @@ case! {
         let fault = ctx.run(|| { rdtsc(); });
         let by_msr = msr::read_safe(IA32_TIME_STAMP_COUNTER);
         insn::write_cr4(cr4);
-        let expected: Option<Fault> = (ctx.cpl == 3).then_some(GP);
+        let expected: Option<MsrFault> = (ctx.cpl == 3).then_some(GP);
         check_eq!(fault.map(|e| e.code()), expected, "RDTSC with TSD");
         check!(by_msr.is_ok(), "RDMSR with TSD");
         let fault = ctx.run(|| { rdtsc(); });
@@ -192,7 +192,7 @@ case! {
     about: "CPUID announces IA32_TSC_ADJUST, which is 0",
     fn body(ctx) {
         need_feature!(ctx, TSC_ADJUST);
-        check_eq!(msr::read_safe(IA32_TSC_ADJUST), Ok::<u64, Fault>(0), "the value after reset");
+        check_eq!(msr::read_safe(IA32_TSC_ADJUST), Ok::<u64, MsrFault>(0), "the value after reset");
     }
 }
 

@@ -40,7 +40,7 @@ case! {
     name: "equal_after_reset", cpl: [0], rules: ["TSC-12", "TSC-05"], needs: [], vcpus: 2, timeout_ms: 5000,
     about: "the TSCs of two processors agree, also for one that started later",
     fn body(_ctx) {
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         check_equal("the other TSC lies between two of ours");
     }
 }
@@ -51,7 +51,7 @@ case! {
     about: "a write to the TSC moves that of the writer only",
     fn body(ctx) {
         need_feature!(ctx, TSC_ADJUST);
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         let before = rdtsc();
         smp::run_all(2, |_| {
             msr::write(IA32_TIME_STAMP_COUNTER, rdtsc() + FAR);
@@ -70,7 +70,7 @@ case! {
     about: "the same IA32_TSC_ADJUST on both makes their TSCs agree",
     fn body(ctx) {
         need_feature!(ctx, TSC_ADJUST);
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         smp::run_all(2, |_| msr::write(IA32_TIME_STAMP_COUNTER, FAR));
         smp::run_all(2, |_| msr::write(IA32_TSC_ADJUST, FAR));
         msr::write(IA32_TSC_ADJUST, FAR);
@@ -86,7 +86,7 @@ case! {
     about: "each processor has its own IA32_TSC_AUX",
     fn body(ctx) {
         need_feature!(ctx, RDTSCP);
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         msr::write(IA32_TSC_AUX, 5);
         smp::run_all(2, |_| {
             OTHER.store(msr::read(IA32_TSC_AUX), Ordering::Release);
@@ -128,13 +128,13 @@ case! {
     fn body(ctx) {
         need_feature!(ctx, TSC_ADJUST);
         need_feature!(ctx, RDTSCP);
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         ask(|| {
             msr::write(IA32_TSC_ADJUST, FAR);
             msr::write(IA32_TSC_AUX, 7);
             [0; 4]
         });
-        require!(smp::restart(1), "the second processor starts again");
+        require!(smp::restart(1), "the second CPU started again");
         let [adjust, aux, ..] = ask(|| [msr::read(IA32_TSC_ADJUST), msr::read(IA32_TSC_AUX), 0, 0]);
         check_eq!((adjust, aux), (FAR, 7), "IA32_TSC_ADJUST and IA32_TSC_AUX");
         let (before, other, after) = (rdtsc(), other_tsc(), rdtsc());
@@ -154,7 +154,7 @@ case! {
     about: "INIT clears the deadline, and masks the timer's and the counters' entries of the APIC",
     fn body(ctx) {
         need_feature!(ctx, TSC_DEADLINE);
-        require!(smp::start(2), "the second processor starts");
+        require!(smp::start(2), "the second CPU started");
         let [armed, ..] = ask(|| {
             apic::write(Register::LVT_TIMER, LVT_TIMER_DEADLINE | LVT_MASKED);
             apic::write(Register::LVT_PMC, 0x33);
@@ -163,7 +163,7 @@ case! {
             [msr::read(IA32_TSC_DEADLINE), 0, 0, 0]
         });
         check!(armed != 0, "the deadline was armed");
-        require!(smp::restart(1), "the second processor starts again");
+        require!(smp::restart(1), "the second CPU started again");
         let found = ask(|| {
             let entries = [Register::LVT_TIMER, Register::LVT_PMC].map(|r| u64::from(apic::read(r)));
             apic::write(Register::LVT_TIMER, LVT_TIMER_DEADLINE | LVT_MASKED);

@@ -5,7 +5,9 @@
 
 use hindsight_guest::blob;
 use hindsight_guest::insn;
-use hindsight_guest::legacy::{self, Blob, Label, Machine, Mode, SEGMENT, STACK, Start, action};
+use hindsight_guest::legacy::{
+    self, Blob, BlobLabel, BlobStart, LegacyMachine, LegacyMode, SEGMENT, STACK, action,
+};
 use hindsight_guest::prelude::*;
 
 payload!("v86");
@@ -73,13 +75,13 @@ blob! {
     "ud2"
 }
 
-fn machine() -> (Blob, &'static mut Machine) {
+fn machine() -> (Blob, &'static mut LegacyMachine) {
     let blob = code();
     (blob, legacy::machine(&blob))
 }
 
-fn start(entry: Label, eflags: u32, cr4: u32) -> Start {
-    let mut start = Start::at(Mode::Virtual8086, entry);
+fn start(entry: BlobLabel, eflags: u32, cr4: u32) -> BlobStart {
+    let mut start = BlobStart::at(LegacyMode::Virtual8086, entry);
     (start.eflags, start.cr4) = (eflags, cr4);
     start
 }
@@ -88,17 +90,17 @@ case! {
     name: "sensitive", cpl: [0], rules: ["DR-15"], needs: ["exceptions", "intn-cpl0"],
     about: "with IOPL 0 the instructions that depend on IOPL, and with any those of CPL 0, raise #GP(0)",
     fn body(_ctx) {
-        for entry in [v_cli as Label, v_sti, v_pushf, v_popf, v_int, v_iret, v_in, v_hlt, v_cr, v_dr] {
+        for entry in [v_cli as BlobLabel, v_sti, v_pushf, v_popf, v_int, v_iret, v_in, v_hlt, v_cr, v_dr] {
             let (blob, m) = machine();
             m.run(&blob, &start(entry, 0, 0));
-            check_eq!(m.last().place(), (13, blob.offset(entry)), "#GP at the instruction");
+            check_eq!(m.last().vector_and_eip(), (13, blob.offset(entry)), "#GP at the instruction");
             check_eq!(m.last().error, 0, "error code");
             check_eq!(m.last().eflags >> 17 & 1, 1, "VM in the image");
         }
-        for entry in [v_hlt as Label, v_cr, v_dr] {
+        for entry in [v_hlt as BlobLabel, v_cr, v_dr] {
             let (blob, m) = machine();
             m.run(&blob, &start(entry, IOPL, 0));
-            check_eq!(m.last().place(), (13, blob.offset(entry)), "#GP with IOPL 3");
+            check_eq!(m.last().vector_and_eip(), (13, blob.offset(entry)), "#GP with IOPL 3");
         }
     }
 }
@@ -110,7 +112,7 @@ case! {
         let (blob, m) = machine();
         m.tss[0].io[0x80 / 8] = 0xfe;
         m.run(&blob, &start(v_allowed, IOPL, 0));
-        check_eq!(m.last().place(), (6, blob.offset(v_allowed_end)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.offset(v_allowed_end)), "vector and EIP at the end");
         let r = m.last().registers;
         check_eq!(r.ebx & IF, IF, "IF after STI");
         check_eq!((m.last().ss, m.last().esp & 0xffff), (SEGMENT.into(), STACK), "the stack");
@@ -127,13 +129,13 @@ case! {
         }
         let (blob, m) = machine();
         m.run(&blob, &start(v_flags, 0, VME));
-        check_eq!(m.last().place(), (6, blob.offset(v_flags_end)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.offset(v_flags_end)), "vector and EIP at the end");
         let r = m.last().registers;
         check_eq!((r.eax & IF, r.ebx & IF), (IF, 0), "IF in the images is VIF");
         check_eq!(m.last().eflags & VIF, 0, "VIF at the end");
         let (blob, m) = machine();
         m.run(&blob, &start(v_sti, VIP, VME));
-        check_eq!(m.last().place(), (13, blob.offset(v_sti)), "VIP");
+        check_eq!(m.last().vector_and_eip(), (13, blob.offset(v_sti)), "VIP");
     }
 }
 
@@ -143,7 +145,7 @@ case! {
     fn body(ctx) {
         let (blob, m) = machine();
         m.run(&blob, &start(v_int3, 0, VME));
-        check_eq!(m.last().place(), (3, blob.offset(v_int3_end)), "#BP");
+        check_eq!(m.last().vector_and_eip(), (3, blob.offset(v_int3_end)), "#BP");
         if insn::is_qemu_tcg() {
             skip!(ctx, "QEMU TCG has no PUSHF and INT n of CR4.VME");
         }
@@ -157,12 +159,12 @@ case! {
         }
         m.actions[3] = action::END;
         m.run(&blob, &start(v_redirected, VIF, VME));
-        check_eq!(m.last().place(), (6, blob.offset(v_redirected_end)), "back from the handler");
+        check_eq!(m.last().vector_and_eip(), (6, blob.offset(v_redirected_end)), "back from the handler");
         check_eq!(m.last().registers.ecx & (IF | IOPL), IF | IOPL, "the image shows VIF as IF, and IOPL 3");
 
         let (blob, m) = machine();
         m.run(&blob, &start(v_int, 0, VME));
-        check_eq!(m.last().place(), (13, blob.offset(v_int)), "a set bit in the map: #GP");
+        check_eq!(m.last().vector_and_eip(), (13, blob.offset(v_int)), "a set bit in the map: #GP");
         let (blob, m) = machine();
         m.run(&blob, &start(v_int, IOPL, 0));
         check_eq!(m.last().vector, 0x21, "with IOPL 3 through the gate");
@@ -180,7 +182,7 @@ case! {
             place.write_volatile(0xbeef);
         }
         m.run(&blob, &start(v_segments, 0, 0));
-        check_eq!(m.last().place(), (6, blob.offset(v_segments_end)), "the end");
+        check_eq!(m.last().vector_and_eip(), (6, blob.offset(v_segments_end)), "vector and EIP at the end");
         let r = m.last().registers;
         check_eq!((r.ebx & 0xffff, r.ecx & 0xffff), (0xbeef, 0xbeef), "the same word");
         if insn::is_qemu_tcg() {

@@ -36,13 +36,13 @@ use hindsight_guest::regs::msr::{
     IA32_DEBUGCTL, IA32_DS_AREA, IA32_PEBS_ENABLE, IA32_PERF_GLOBAL_STATUS_RESET, IA32_PQR_ASSOC,
 };
 use hindsight_guest::regs::pmu::pebs;
-use hindsight_guest::trap::{self, Frame};
 use hindsight_guest::{apic, cpu, exit, insn, msr, port, run};
-use hindsight_payloads::access::Page;
+use hindsight_guest::{exception::TrapFrame, trap};
+use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::branch::{BTINT, BTS, LBR, TR};
-use hindsight_payloads::ds::{Area, RECORD_BYTES};
+use hindsight_payloads::ds::{DsArea, RECORD_BYTES};
 use hindsight_payloads::lbr;
-use hindsight_payloads::pmu::{self, Ds};
+use hindsight_payloads::pmu::{self, PebsArea};
 
 entry!(start);
 
@@ -79,12 +79,12 @@ const RECORDS: usize = 1024;
 /// The DS area, and the buffer after it.
 #[repr(C, align(4096))]
 struct Trace {
-    area: Area,
+    area: DsArea,
     records: [[u64; 3]; RECORDS],
 }
 
 static mut TRACE: Trace = Trace {
-    area: Area {
+    area: DsArea {
         base: 0,
         index: 0,
         maximum: 0,
@@ -93,13 +93,13 @@ static mut TRACE: Trace = Trace {
     },
     records: [[0; 3]; RECORDS],
 };
-static UNTOUCHED: Page = Page::new();
+static UNTOUCHED: ScratchPage = ScratchPage::new();
 
 static mut KEYS: [u32; NUMBERS] = [0; NUMBERS];
 static mut COMPOSITE: [u8; SIEVE] = [0; SIEVE];
 
 fn start(info: StartInfo) -> ! {
-    info::keep_command_line(info);
+    info::copy_command_line(info);
     if let Some(how) = info::option("trace") {
         trace(how);
     }
@@ -168,7 +168,7 @@ fn store_branches() {
 
 /// PEBS each [`PERIOD`] instructions, into memory that nothing else uses.
 fn sample() {
-    let area = Ds::new(pmu::RECORDS, pmu::RECORDS, [PERIOD.wrapping_neg(); 4]);
+    let area = PebsArea::new(pmu::RECORDS, pmu::RECORDS, [PERIOD.wrapping_neg(); 4]);
     area.put(pebs::INDEX, SAMPLES);
     area.put(pebs::MAXIMUM, SAMPLES + SAMPLES_BYTES);
     area.put(pebs::THRESHOLD, SAMPLES + SAMPLES_BYTES);
@@ -241,7 +241,7 @@ fn take_interrupts() -> bool {
     TAKEN.load(Ordering::Acquire) == INTERRUPTS
 }
 
-fn on_overflow(_: &mut Frame) {
+fn on_overflow(_: &mut TrapFrame) {
     if TAKEN.fetch_add(1, Ordering::AcqRel) + 1 < INTERRUPTS {
         rearm();
     }
@@ -307,10 +307,10 @@ const TRACE_RECORDS: u64 = 1 << 20;
 fn trace(how: &str) -> ! {
     let base = TRACE_AREA + 4096;
     let maximum = base + TRACE_RECORDS * RECORD_BYTES;
-    let area = TRACE_AREA as *mut Area;
+    let area = TRACE_AREA as *mut DsArea;
     // SAFETY: nothing else uses the memory from there on; 64 MiB hold it all.
     unsafe {
-        area.write_volatile(Area {
+        area.write_volatile(DsArea {
             base,
             index: base,
             maximum,
@@ -330,7 +330,7 @@ fn trace(how: &str) -> ! {
     // SAFETY: the assembly keeps the C rules.
     unsafe { workload_traced(middling_round, debugctl) };
     if debugctl == LBR {
-        let stack = lbr::Stack::read();
+        let stack = lbr::LbrStack::read();
         for (from, to) in (0..lbr::ENTRIES).rev().map(|age| stack.entry(age)) {
             put(&[from, to]);
         }

@@ -7,21 +7,21 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::apic;
 use hindsight_guest::catch::logged;
+use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{DEFAULT_BASE, Register};
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
 use hindsight_guest::regs::msr::{IA32_FS_BASE, IA32_GS_BASE};
-use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, paging, trap};
-use hindsight_payloads::access::{self, Page};
+use hindsight_payloads::access::{self, ScratchPage};
 use hindsight_payloads::debug::{self, DB, arm, at, conditions, event, events};
 use hindsight_payloads::{check_events, snippet};
 
 payload!("wp");
 
-static PAGE: Page = Page::new();
-static OTHER: Page = Page::new();
+static PAGE: ScratchPage = ScratchPage::new();
+static OTHER: ScratchPage = ScratchPage::new();
 
 const B0: u64 = Dr6::B0.bits();
 const B1: u64 = Dr6::B1.bits();
@@ -86,7 +86,7 @@ snippet! { mmio_load [mmio_load_next] "mov eax, [rdi]", "mmio_load_next:", "ret"
 snippet! { mmio_store [mmio_store_next] "mov [rdi], esi", "mmio_store_next:", "ret" }
 
 /// The conditions that one run of a sequence reports, 0 if it reports nothing.
-fn reported(ctx: &hindsight_guest::case::Ctx, code: debug::Code, first: u64) -> u64 {
+fn reported(ctx: &hindsight_guest::case::Ctx, code: debug::SnippetFn, first: u64) -> u64 {
     let log = logged(DB, || {
         debug::run(ctx, code, first, 0);
     });
@@ -102,10 +102,10 @@ case! {
         let base = PAGE.address();
         let (ten, thirty, forty) = (base + 0x100, base + 0x300, base + 0x400);
         arm(0, ten + 1, Condition::ReadWrite, Length::One);
-        debug::also(1, ten + 2, Condition::Write, Length::One);
-        debug::also(2, thirty + 2, Condition::ReadWrite, Length::Two);
-        debug::also(3, forty + 5, Condition::Write, Length::Four);
-        let table: [(&str, debug::Code, u64, u64); 16] = [
+        debug::arm_also(1, ten + 2, Condition::Write, Length::One);
+        debug::arm_also(2, thirty + 2, Condition::ReadWrite, Length::Two);
+        debug::arm_also(3, forty + 5, Condition::Write, Length::Four);
+        let table: [(&str, debug::SnippetFn, u64, u64); 16] = [
             ("read 1 byte at 10001H", load1, ten + 1, B0),
             ("read 4 bytes at 10000H", load4, ten, B0),
             ("write 2 bytes at 10001H", store2, ten + 1, B0 | B1),
@@ -136,9 +136,9 @@ case! {
     fn body(ctx) {
         let base = PAGE.address() + 0x40;
         arm(0, base + 6, Condition::Write, Length::Two);
-        debug::also(1, base + 8, Condition::Write, Length::Two);
+        debug::arm_also(1, base + 8, Condition::Write, Length::Two);
         for (address, code, expected) in [
-            (base + 6, store4 as debug::Code, B0 | B1),
+            (base + 6, store4 as debug::SnippetFn, B0 | B1),
             (base + 7, store2, B0 | B1),
             (base + 5, store1, 0),
             (base + 9, store1, B1),
@@ -154,7 +154,7 @@ case! {
     about: "every length at every offset, with accesses of every size around it, matches by overlap",
     fn body(ctx) {
         let base = PAGE.address() + 0x80;
-        let sizes = [(1, store1 as debug::Code), (2, store2), (4, store4), (8, store8)];
+        let sizes = [(1, store1 as debug::SnippetFn), (2, store2), (4, store4), (8, store8)];
         for (length, bytes) in [(Length::One, 1), (Length::Two, 2), (Length::Four, 4), (Length::Eight, 8)] {
             for offset in [0, 3, 6] {
                 arm(2, base + offset, Condition::Write, length);
@@ -178,7 +178,7 @@ case! {
     fn body(ctx) {
         let address = PAGE.address();
         for (code, next) in [
-            (add_zero as debug::Code, add_zero_next as debug::Label),
+            (add_zero as debug::SnippetFn, add_zero_next as debug::SnippetLabel),
             (lock_xadd, lock_xadd_next),
             (exchange, exchange_next),
             (compare_fails, compare_fails_next),
@@ -197,7 +197,7 @@ case! {
     fn body(ctx) {
         let stack = PAGE.address() + 0x800;
         for (code, next, offset, condition) in [
-            (stack_push as debug::Code, stack_push_next as debug::Label, 8, Condition::Write),
+            (stack_push as debug::SnippetFn, stack_push_next as debug::SnippetLabel, 8, Condition::Write),
             (stack_call, stack_called, 8, Condition::Write),
             (stack_enter, stack_enter_next, 8, Condition::Write),
             (stack_pop, stack_pop_next, 8, Condition::ReadWrite),
@@ -243,7 +243,7 @@ case! {
         arm(3, from + 4, Condition::ReadWrite, Length::Two);
         let log = logged(DB, || { debug::run(ctx, rep_copy, to, from); });
         debug::disarm();
-        require_eq!(log.count(), 1, "how many #DBs");
+        require_eq!(log.count(), 1, "count of #DBs");
         let Some(e) = log.events().first() else { return };
         let done = 6 - e.frame.rcx;
         check!(done >= 3, "the count is at or past the iteration");
@@ -260,7 +260,7 @@ case! {
     about: "REP with RCX=0, LEA, NOP, PREFETCH, CLFLUSH, INVLPG and page walks do not match",
     fn body(ctx) {
         let address = PAGE.address();
-        for code in [rep_none as debug::Code, no_access, flush_lines] {
+        for code in [rep_none as debug::SnippetFn, no_access, flush_lines] {
             arm(0, address, Condition::ReadWrite, Length::Eight);
             check_events!(events(ctx, code, address, 0), [], "no #DB");
         }
@@ -311,7 +311,7 @@ case! {
 
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
-fn note_value(_frame: &mut Frame) {
+fn note_value(_frame: &mut TrapFrame) {
     SEEN.store(
         u64::from(access::load(PAGE.address())) << 32 | conditions(insn::read_dr6()),
         Ordering::Relaxed,
@@ -366,7 +366,7 @@ case! {
         check_eq!(log.events().get(1).map(|e| e.vector), Some(3), "then the #BP");
         // The end of the call writes to the frame too: what counts is the entry of the handler.
         let log = logged(DB, || { debug::run(ctx, one_ud2, 0, 0); });
-        let at_handler = |e: &hindsight_guest::catch::Exception| e.rip == hindsight_guest::vectors::entry(6);
+        let at_handler = |e: &hindsight_guest::exception::CaughtException| e.rip == hindsight_guest::vectors::entry(6);
         check!(!log.events().iter().any(at_handler), "none at the handler of #UD");
         debug::disarm();
         hindsight_guest::cpu::set_rsp0(old);
@@ -384,7 +384,7 @@ case! {
         // SAFETY: it stores ten bytes.
         unsafe { core::arch::asm!("sgdt [{}]", in(reg) &raw mut pointer, options(nostack)) };
         let base = pointer[2..].iter().rev().fold(0, |base, byte| base << 8 | u64::from(*byte));
-        let selector = u64::from(hindsight_guest::boot::USER_DATA);
+        let selector = u64::from(hindsight_guest::gdt::USER_DATA);
         arm(0, base + (selector & !7), Condition::ReadWrite, Length::Eight);
         check_events!(events(ctx, load_es, selector, 0), [], "no #DB");
     }

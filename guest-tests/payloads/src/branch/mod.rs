@@ -1,41 +1,43 @@
-//! Code whose every branch is known, run with a value of IA32_DEBUGCTL at CPL 0 or 3.
+//! Code with known branches, which runs with a value of IA32_DEBUGCTL at CPL 0 or 3.
 //!
-//! A [`Sequence`] is a few instructions with the list of their taken branches beside them. [`run`]
-//! arms the recording by the last instruction before it and disarms it by the first one after it, so
-//! that what was recorded can be compared record for record.
+//! A [`BranchSequence`] is a few instructions with the list of their taken branches. [`run`] writes
+//! IA32_DEBUGCTL by the last instruction before them and by the first one after them, so that the
+//! recorded branches can be compared one by one.
 
 use hindsight_guest::insn;
+use hindsight_guest::regs::branch::DebugCtl;
 
 pub mod recorder;
 pub mod sequences;
 
-pub use recorder::{Run, run, run_checked, run_sequence};
+pub use recorder::{BranchRun, run, run_checked, run_sequence};
 
 /// IA32_DEBUGCTL: record branches in the LBR stack.
-pub const LBR: u64 = 1 << 0;
+pub const LBR: u64 = DebugCtl::LBR.bits();
 /// IA32_DEBUGCTL: single-step on branches.
-pub const BTF: u64 = 1 << 1;
-/// IA32_DEBUGCTL: branch trace messages.
-pub const TR: u64 = 1 << 6;
-/// IA32_DEBUGCTL: messages go to the BTS buffer.
-pub const BTS: u64 = 1 << 7;
+pub const BTF: u64 = DebugCtl::BTF.bits();
+/// IA32_DEBUGCTL: branch trace messages (BTMs).
+pub const TR: u64 = DebugCtl::TR.bits();
+/// IA32_DEBUGCTL: BTMs are stored in the BTS buffer.
+pub const BTS: u64 = DebugCtl::BTS.bits();
 /// IA32_DEBUGCTL: interrupt at the threshold of the BTS buffer.
-pub const BTINT: u64 = 1 << 8;
-/// IA32_DEBUGCTL: no messages at CPL 0.
-pub const BTS_OFF_OS: u64 = 1 << 9;
-/// IA32_DEBUGCTL: no messages at CPL 1 to 3.
-pub const BTS_OFF_USR: u64 = 1 << 10;
+pub const BTINT: u64 = DebugCtl::BTINT.bits();
+/// IA32_DEBUGCTL: no BTMs at CPL 0.
+pub const BTS_OFF_OS: u64 = DebugCtl::BTS_OFF_OS.bits();
+/// IA32_DEBUGCTL: no BTMs at CPL 1 to 3.
+pub const BTS_OFF_USR: u64 = DebugCtl::BTS_OFF_USR.bits();
 /// IA32_DEBUGCTL: a PMI request freezes the LBR stack.
-pub const FREEZE_LBRS_ON_PMI: u64 = 1 << 11;
+pub const FREEZE_LBRS_ON_PMI: u64 = DebugCtl::FREEZE_LBRS_ON_PMI.bits();
 /// IA32_DEBUGCTL: a PMI request freezes the counters.
-pub const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
+pub const FREEZE_PERFMON_ON_PMI: u64 = DebugCtl::FREEZE_PERFMON_ON_PMI.bits();
 /// IA32_DEBUGCTL: uncore PMIs.
-pub const UNCORE_PMI_EN: u64 = 1 << 13;
-/// IA32_DEBUGCTL: suspend the facilities in SMM.
-pub const FREEZE_WHILE_SMM: u64 = 1 << 14;
+pub const UNCORE_PMI_EN: u64 = DebugCtl::UNCORE_PMI_EN.bits();
+/// IA32_DEBUGCTL: SMM suspends the facilities.
+pub const FREEZE_WHILE_SMM: u64 = DebugCtl::FREEZE_WHILE_SMM.bits();
 
-/// Those bits of IA32_DEBUGCTL that record nothing and this processor has: the two freezes on a PMI and
-/// the uncore's PMIs, which come with the counters.
+/// Bits of IA32_DEBUGCTL that this processor has and that record no branches.
+///
+/// With performance counters these are the two freezes on a PMI and the PMIs of the uncore.
 pub fn other_bits() -> u64 {
     let counters = insn::cpuid(0, 0).eax >= 0xa && insn::cpuid(0xa, 0).eax & 0xff >= 2;
     if counters {
@@ -45,7 +47,7 @@ pub fn other_bits() -> u64 {
     }
 }
 
-/// Class of a conditional branch: its bit in MSR_LBR_SELECT, as all classes here.
+/// Class of a conditional branch. Every class is a bit number of MSR_LBR_SELECT.
 pub const JCC: u64 = 2;
 /// Class of a near relative call.
 pub const REL_CALL: u64 = 3;
@@ -59,48 +61,48 @@ pub const IND_JMP: u64 = 6;
 pub const REL_JMP: u64 = 7;
 /// Class of far branches, interrupts and exceptions.
 pub const FAR: u64 = 8;
-/// Not in the LBR stack: the delivery of a #DB.
+/// Class of the delivery of a #DB, which is not in the LBR stack.
 pub const DEBUG: u64 = 0;
 
-/// Flag of a transfer that ends at CPL 0 whatever the level of the run.
+/// Flag of a branch that ends at CPL 0, at whatever level the sequence runs.
 const INTO_0: u64 = 1 << 8;
-/// Flag of a transfer that begins at CPL 0 whatever the level of the run.
+/// Flag of a branch that begins at CPL 0, at whatever level the sequence runs.
 const FROM_0: u64 = 1 << 9;
 
-/// A transfer of control.
+/// A taken branch, interrupt or exception.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Transfer {
-    /// Where it is.
+pub struct TakenBranch {
+    /// Address of the branch.
     pub from: u64,
-    /// Where it goes.
+    /// Address of the target.
     pub to: u64,
-    /// Class, with the flags of its levels.
-    kind: u64,
+    /// Class, with the flags of the levels.
+    class_and_flags: u64,
 }
 
-impl Transfer {
-    /// A transfer inside the level of the run.
+impl TakenBranch {
+    /// A branch within the level at which the sequence runs.
     pub const fn new(from: u64, to: u64, class: u64) -> Self {
         Self {
             from,
             to,
-            kind: class,
+            class_and_flags: class,
         }
     }
 
-    /// The same, ending at CPL 0.
+    /// The same branch, ending at CPL 0.
     pub const fn into_0(self) -> Self {
         Self {
-            kind: self.kind | INTO_0,
+            class_and_flags: self.class_and_flags | INTO_0,
             ..self
         }
     }
 
-    /// The same, beginning at CPL 0.
+    /// The same branch, beginning at CPL 0.
     pub const fn from_0(self) -> Self {
         Self {
-            kind: self.kind | FROM_0,
+            class_and_flags: self.class_and_flags | FROM_0,
             ..self
         }
     }
@@ -110,28 +112,36 @@ impl Transfer {
         (self.from, self.to)
     }
 
-    /// Its class: a bit number of MSR_LBR_SELECT, or [`DEBUG`].
+    /// The class: a bit number of MSR_LBR_SELECT, or [`DEBUG`].
     pub fn class(&self) -> u64 {
-        self.kind & 0xff
+        self.class_and_flags & 0xff
     }
 
-    /// CPL before it, in a run at `level`.
+    /// CPL before the branch, in a run at `level`.
     pub fn cpl_before(&self, level: u8) -> u8 {
-        if self.kind & FROM_0 != 0 { 0 } else { level }
+        if self.class_and_flags & FROM_0 != 0 {
+            0
+        } else {
+            level
+        }
     }
 
-    /// CPL after it, in a run at `level`.
+    /// CPL after the branch, in a run at `level`.
     pub fn cpl_after(&self, level: u8) -> u8 {
-        if self.kind & INTO_0 != 0 { 0 } else { level }
+        if self.class_and_flags & INTO_0 != 0 {
+            0
+        } else {
+            level
+        }
     }
 
-    /// Whether the LBR stack takes it with MSR_LBR_SELECT = `select` (without call-stack mode).
+    /// Whether the LBR stack records the branch with this MSR_LBR_SELECT, outside call-stack mode.
     pub fn passes(&self, select: u64, level: u8) -> bool {
         let cpl_bit = if self.cpl_after(level) == 0 { 1 } else { 2 };
         self.class() != DEBUG && select & (1 << self.class() | cpl_bit) == 0
     }
 
-    /// Whether BTS takes it with the filters of `debugctl`.
+    /// Whether BTS stores the branch with the filters of `debugctl`.
     pub fn is_stored(&self, debugctl: u64, level: u8) -> bool {
         let off = if self.cpl_before(level) == 0 {
             BTS_OFF_OS
@@ -142,38 +152,38 @@ impl Transfer {
     }
 }
 
-/// The most transfers a [`List`] holds.
+/// The most branches that a [`BranchList`] holds.
 pub const LIST_MAX: usize = 160;
 
-/// Transfers in order of time.
+/// Branches in the order in which they were taken.
 #[derive(Clone, Copy, Debug)]
-pub struct List {
-    items: [Transfer; LIST_MAX],
+pub struct BranchList {
+    items: [TakenBranch; LIST_MAX],
     count: usize,
 }
 
-impl List {
-    /// No transfers.
+impl BranchList {
+    /// An empty list.
     pub const fn new() -> Self {
         Self {
-            items: [Transfer::new(0, 0, 0); LIST_MAX],
+            items: [TakenBranch::new(0, 0, 0); LIST_MAX],
             count: 0,
         }
     }
 
-    /// Appends one; more than [`LIST_MAX`] end the payload.
-    pub fn push(&mut self, item: Transfer) {
+    /// Appends a branch; more than [`LIST_MAX`] branches panic.
+    pub fn push(&mut self, item: TakenBranch) {
         self.items[self.count] = item;
         self.count += 1;
     }
 
-    /// The transfers.
-    pub fn items(&self) -> &[Transfer] {
+    /// The branches.
+    pub fn items(&self) -> &[TakenBranch] {
         &self.items[..self.count]
     }
 
-    /// Those for which `keep` says so.
-    pub fn filtered(&self, keep: impl Fn(&Transfer) -> bool) -> Self {
+    /// The branches for which `keep` returns true.
+    pub fn filtered(&self, keep: impl Fn(&TakenBranch) -> bool) -> Self {
         let mut out = Self::new();
         self.items()
             .iter()
@@ -183,42 +193,42 @@ impl List {
     }
 }
 
-impl Default for List {
+impl Default for BranchList {
     fn default() -> Self {
         Self::new()
     }
 }
 
-/// Instructions with known branches, as [`sequence!`](crate::sequence!) lays them out.
+/// Instructions with known branches; [`sequence!`](crate::sequence!) defines them.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Sequence {
+pub struct BranchSequence {
     code: u64,
     stop: u64,
-    records: *const Transfer,
+    records: *const TakenBranch,
     count: usize,
 }
 
-impl Sequence {
-    /// Its first instruction.
+impl BranchSequence {
+    /// Address of the first instruction.
     pub fn code(&self) -> u64 {
         self.code
     }
 
-    /// Its last instruction, the INT that ends the run.
+    /// Address of the last instruction, the INT that ends the run.
     pub fn stop(&self) -> u64 {
         self.stop
     }
 
-    /// Its taken branches.
-    pub fn records(&self) -> &'static [Transfer] {
-        // SAFETY: `sequence!` lays out so many of them at this address.
+    /// The taken branches.
+    pub fn records(&self) -> &'static [TakenBranch] {
+        // SAFETY: `sequence!` puts this many records at this address, and nothing writes them.
         unsafe { core::slice::from_raw_parts(self.records, self.count) }
     }
 
-    /// The records with the transfer into the sequence and the one out of it.
-    pub fn all(&self, level: u8) -> List {
-        let mut list = List::new();
+    /// The taken branches with the branch into the sequence and the one out of it.
+    pub fn all(&self, level: u8) -> BranchList {
+        let mut list = BranchList::new();
         list.push(recorder::entry(level, self.code));
         self.records().iter().for_each(|&item| list.push(item));
         list.push(recorder::exit(self.stop));
@@ -226,12 +236,12 @@ impl Sequence {
     }
 }
 
-/// Lays out a [`Sequence`] and defines a function that returns it.
+/// Defines a function that returns a [`BranchSequence`].
 ///
-/// Instructions in Intel syntax, then the branches that are taken as `[from, to, class]`. Places are
-/// numeric labels; use 20 to 79, each once. Classes are `JCC`, `REL_CALL`, `IND_CALL`, `RET_NEAR`,
-/// `IND_JMP`, `REL_JMP`, `FAR`, `FAR_IN` (ends at CPL 0), `FAR_OUT` (begins at CPL 0), `FAR_0` (both) and
-/// `DEBUG_IN` (delivery of a #DB).
+/// The instructions are in Intel syntax. The taken branches follow as `[from, to, class]`. Addresses
+/// are numeric labels from 20 to 79, each used once. Classes are `JCC`, `REL_CALL`, `IND_CALL`,
+/// `RET_NEAR`, `IND_JMP`, `REL_JMP`, `FAR`, `FAR_IN` (ends at CPL 0), `FAR_OUT` (begins at CPL 0),
+/// `FAR_0` (both) and `DEBUG_IN` (delivery of a #DB).
 #[macro_export]
 macro_rules! sequence {
     (
@@ -268,11 +278,11 @@ macro_rules! sequence {
             ".popsection",
         );
         $(#[$doc])*
-        pub fn $name() -> &'static $crate::branch::Sequence {
+        pub fn $name() -> &'static $crate::branch::BranchSequence {
             unsafe extern "C" {
-                static $name: $crate::branch::Sequence;
+                static $name: $crate::branch::BranchSequence;
             }
-            // SAFETY: the assembler laid it out, and nothing writes it.
+            // SAFETY: the assembly above defines it with this layout, and nothing writes it.
             unsafe { &$name }
         }
     };

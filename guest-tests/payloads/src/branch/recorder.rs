@@ -1,29 +1,33 @@
-//! Runs a piece of code between the WRMSR that arms the recording and the one that disarms it.
+//! Runs code between two WRMSRs to IA32_DEBUGCTL, with exception handlers in assembly.
+//!
+//! Nothing but the code and the handlers branches while branches are recorded.
 
 use core::arch::global_asm;
 use core::cell::UnsafeCell;
 
-use hindsight_guest::boot::{USER_CODE, USER_DATA};
 use hindsight_guest::catch::catch;
 use hindsight_guest::check_eq;
+use hindsight_guest::gdt::{USER_CODE, USER_DATA};
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
+use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::vectors::{restore_gate, set_gate};
 use hindsight_guest::{insn, msr};
 
-use super::{FAR, IND_JMP, LBR, Sequence, TR, Transfer};
+use crate::branch::{BranchSequence, FAR, IND_JMP, LBR, TR, TakenBranch};
 
-/// Vector by which a sequence ends; callable at CPL 3.
+/// Vector of the INT that ends a sequence; allowed at CPL 3.
 pub const STOP_VECTOR: u8 = 0x81;
-/// Vector whose handler returns at once; callable at CPL 3.
+/// Vector whose handler returns at once; allowed at CPL 3.
 pub const RETURN_VECTOR: u8 = 0x82;
-/// Vector of hardware interrupts; its handler keeps the saved RIP, ends the interrupt, and returns.
+/// Vector of hardware interrupts. Its handler records the saved RIP, sends EOI and returns.
 pub const IRQ_VECTOR: u8 = 0xe0;
 
-// Handlers, by what they do with the frame:
-// recorder_return: nothing. recorder_skip: goes on 2 bytes further, past a UD2.
-// recorder_resume, recorder_resume_code (with an error code): go on at R15 with RSP = R14.
-// recorder_irq, recorder_nmi: keep the saved RIP, count. recorder_debug: also keeps IA32_DEBUGCTL
-// and DR6, goes on with TF clear and RF set.
+// The handlers:
+// recorder_return returns. recorder_skip returns 2 bytes further, behind a UD2.
+// recorder_resume, and recorder_resume_code for exceptions with an error code, return to R15 with
+// RSP = R14.
+// recorder_irq and recorder_nmi count the event and record the saved RIP.
+// recorder_debug also records IA32_DEBUGCTL and DR6, and returns with TF clear and RF set.
 global_asm!(
     ".pushsection .text.recorder, \"ax\"",
     // extern "C" fn(code, debugctl, flags of CPL 3, stack of CPL 3 or 0 for CPL 0)
@@ -132,9 +136,9 @@ global_asm!(
     ".popsection",
     ".pushsection .data.recorder, \"aw\"",
     ".balign 8",
-    ".global recorder_seen",
+    ".global recorder_events",
     "recorder_rsp: .quad 0",
-    "recorder_seen:",
+    "recorder_events:",
     "recorder_irqs: .quad 0",
     "recorder_irq_rip: .quad 0",
     "recorder_debugs: .quad 0",
@@ -159,62 +163,62 @@ unsafe extern "C" {
     fn recorder_irq();
     fn recorder_nmi();
     fn recorder_debug();
-    static mut recorder_seen: Seen;
+    static mut recorder_events: RunEvents;
 }
 
-/// What the handlers saw in the last run.
+/// What the handlers recorded in the last run.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
+pub struct RunEvents {
     /// Hardware interrupts and NMIs.
     pub irqs: u64,
-    /// RIP that the last of them saved.
+    /// The RIP that the last of them saved.
     pub irq_rip: u64,
     /// #DBs.
     pub debugs: u64,
-    /// RIP that the last of them saved.
+    /// The RIP that the last #DB saved.
     pub debug_rip: u64,
-    /// IA32_DEBUGCTL as its handler read it first.
+    /// IA32_DEBUGCTL at the start of the handler of the last #DB.
     pub debugctl: u64,
-    /// DR6 in its handler.
+    /// DR6 in the handler of the last #DB.
     pub dr6: u64,
 }
 
 #[repr(C, align(16))]
 struct UserStack(UnsafeCell<[u8; 4096]>);
 
-// SAFETY: used by one run at a time, by address only.
+// SAFETY: one run at a time uses it, as its stack.
 unsafe impl Sync for UserStack {}
 
 static USER_STACK: UserStack = UserStack(UnsafeCell::new([0; 4096]));
 
-/// The exception that ended a run, because no handler takes it.
+/// An exception that ended a run because it has no handler.
 #[derive(Clone, Copy, Debug)]
-pub struct Stopped {
+pub struct UnhandledException {
     /// Vector and error code.
     pub code: (u8, u64),
-    /// Saved RIP; 0 if IA32_DEBUGCTL refused its value.
+    /// Saved RIP; 0 if the WRMSR to IA32_DEBUGCTL raised the exception.
     pub rip: u64,
 }
 
-/// One run of a piece of code.
+/// One run of code with known branches.
 #[derive(Clone, Copy, Debug)]
-pub struct Run {
-    /// Its first instruction.
+pub struct BranchRun {
+    /// Address of the first instruction.
     pub code: u64,
-    /// IA32_DEBUGCTL while it runs.
+    /// IA32_DEBUGCTL during the run.
     pub debugctl: u64,
     /// CPL, 0 or 3.
     pub level: u8,
     /// RFLAGS at the start of a run at CPL 3; bit 1 is added.
     pub flags: u64,
-    /// Vectors with handlers of the caller's, in place of the usual ones.
-    pub handlers: &'static [(u8, Handler)],
+    /// Handlers that replace the usual ones, by vector.
+    pub handlers: &'static [(u8, AsmHandler)],
 }
 
-impl Run {
-    /// A run of `sequence`, at CPL 3 with interrupts off and IOPL 3.
-    pub fn new(level: u8, sequence: &Sequence, debugctl: u64) -> Self {
+impl BranchRun {
+    /// A run of `sequence`, at CPL 3 with interrupts disabled and IOPL 3.
+    pub fn new(level: u8, sequence: &BranchSequence, debugctl: u64) -> Self {
         Self {
             code: sequence.code(),
             debugctl,
@@ -225,34 +229,34 @@ impl Run {
     }
 }
 
-/// A handler in assembly, which ends by IRETQ or is [`STOP`].
-pub type Handler = unsafe extern "C" fn();
+/// A handler in assembly, which ends with IRETQ or is [`STOP`].
+pub type AsmHandler = unsafe extern "C" fn();
 
 /// The handler that ends a run.
-pub const STOP: Handler = recorder_stop;
+pub const STOP: AsmHandler = recorder_stop;
 /// The handler that returns at once.
-pub const RETURN: Handler = recorder_return;
+pub const RETURN: AsmHandler = recorder_return;
 
-fn address(f: Handler) -> u64 {
+fn address(f: AsmHandler) -> u64 {
     f as *const () as u64
 }
 
-/// The transfer that begins a run at `level`.
-pub fn entry(level: u8, code: u64) -> Transfer {
+/// The branch that begins a run at `level`.
+pub fn entry(level: u8, code: u64) -> TakenBranch {
     if level == 3 {
-        Transfer::new(address(recorder_iretq), code, FAR).from_0()
+        TakenBranch::new(address(recorder_iretq), code, FAR).from_0()
     } else {
-        Transfer::new(address(recorder_jump), code, IND_JMP)
+        TakenBranch::new(address(recorder_jump), code, IND_JMP)
     }
 }
 
-/// The transfer that ends a run.
-pub fn exit(stop: u64) -> Transfer {
-    Transfer::new(stop, address(recorder_stop), FAR).into_0()
+/// The branch that ends a run.
+pub fn exit(stop: u64) -> TakenBranch {
+    TakenBranch::new(stop, address(recorder_stop), FAR).into_0()
 }
 
-/// Vector, DPL of its gate, handler.
-const GATES: [(u8, u8, Handler); 12] = [
+/// Vectors, with the DPL of their gates and their handlers.
+const GATES: [(u8, u8, AsmHandler); 12] = [
     (STOP_VECTOR, 3, recorder_stop),
     (RETURN_VECTOR, 3, recorder_return),
     (IRQ_VECTOR, 0, recorder_irq),
@@ -267,16 +271,18 @@ const GATES: [(u8, u8, Handler); 12] = [
     (14, 0, recorder_resume_code),
 ];
 
-/// Runs the code, and returns what the handlers saw, or the exception that none of them takes.
+/// Runs the code; returns what the handlers recorded, or the exception that has no handler.
 ///
-/// Interrupts are off at the start, unless a run at CPL 3 says otherwise. IA32_DEBUGCTL is 0 after.
-pub fn run(run: Run) -> Result<Seen, Stopped> {
-    // A value that is refused must fail here, not in the assembly: all but what records at once.
+/// Interrupts are disabled at the start, unless the flags of a run at CPL 3 enable them.
+/// IA32_DEBUGCTL is 0 afterwards.
+pub fn run(run: BranchRun) -> Result<RunEvents, UnhandledException> {
+    // An invalid value must fault here and not in the assembly. LBR and TR are left out, because
+    // they would record branches at once.
     if let Err(code) = msr::write_safe(IA32_DEBUGCTL, run.debugctl & !(LBR | TR)) {
-        return Err(Stopped { code, rip: 0 });
+        return Err(UnhandledException { code, rip: 0 });
     }
-    // SAFETY: no run is going on.
-    unsafe { (&raw mut recorder_seen).write_volatile(Seen::default()) };
+    // SAFETY: only the handlers of a run access it otherwise, and none runs now.
+    unsafe { (&raw mut recorder_events).write_volatile(RunEvents::default()) };
     let stack = if run.level == 3 {
         USER_STACK.0.get() as u64 + 4096
     } else {
@@ -288,7 +294,8 @@ pub fn run(run: Run) -> Result<Seen, Stopped> {
         set_gate(vector, address(handler), dpl)
     });
     let fault = catch(|| {
-        // SAFETY: the sequence ends by the stop vector, which restores the stack and the registers.
+        // SAFETY: the code ends with INT 81H, whose handler restores the stack and the registers
+        // that the C calling convention names.
         unsafe { recorder_enter(run.code, run.debugctl, run.flags | 2, stack) };
     });
     insn::cli();
@@ -298,31 +305,30 @@ pub fn run(run: Run) -> Result<Seen, Stopped> {
     match fault {
         Some(exception) => {
             msr::write(IA32_DEBUGCTL, 0);
-            Err(Stopped {
+            Err(UnhandledException {
                 code: exception.code(),
                 rip: exception.rip,
             })
         }
-        // SAFETY: the handlers are done.
-        None => Ok(unsafe { (&raw const recorder_seen).read_volatile() }),
+        // SAFETY: the run is over, so no handler writes it.
+        None => Ok(unsafe { (&raw const recorder_events).read_volatile() }),
     }
 }
 
 /// IOPL 3, with which STI and CLI work at CPL 3.
-pub const IOPL_3: u64 = 3 << 12;
+pub const IOPL_3: u64 = Rflags::IOPL.bits();
 
-/// Runs `sequence` with IA32_DEBUGCTL = `debugctl`. An exception that no handler takes is a failed
-/// check, and gives `None`.
-pub fn run_sequence(level: u8, sequence: &Sequence, debugctl: u64) -> Option<Seen> {
-    run_checked(Run::new(level, sequence, debugctl))
+/// Runs `sequence` with this IA32_DEBUGCTL. An exception without a handler is a failed check.
+pub fn run_sequence(level: u8, sequence: &BranchSequence, debugctl: u64) -> Option<RunEvents> {
+    run_checked(BranchRun::new(level, sequence, debugctl))
 }
 
-/// As [`run_sequence`], for any run.
-pub fn run_checked(what: Run) -> Option<Seen> {
-    match run(what) {
-        Ok(seen) => Some(seen),
-        Err(stopped) => {
-            let found = Some((stopped.code, stopped.rip));
+/// Like [`run_sequence`], for any run.
+pub fn run_checked(branch_run: BranchRun) -> Option<RunEvents> {
+    match run(branch_run) {
+        Ok(events) => Some(events),
+        Err(exception) => {
+            let found = Some((exception.code, exception.rip));
             check_eq!(
                 found,
                 None,

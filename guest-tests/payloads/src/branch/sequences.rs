@@ -1,14 +1,17 @@
-//! Sequences that several payloads run. All of them do the same at CPL 0 and 3 unless they say so.
+//! Sequences that several payloads run; they do the same at CPL 0 and 3 unless their comment says so.
 
 use hindsight_guest::msr;
+use hindsight_guest::regs::cr::Efer;
 use hindsight_guest::regs::msr as reg;
+use hindsight_guest::regs::rflags::Rflags;
 
 use crate::sequence;
 
 sequence! {
-    /// One taken branch of each class, in the order of the bits of MSR_LBR_SELECT: conditional, calls
-    /// relative and indirect with their returns, indirect and relative jump, and a far one (INT n with
-    /// its IRET). Among them one not-taken branch.
+    /// One taken branch of each class, in the order of the bits of MSR_LBR_SELECT.
+    ///
+    /// They are a conditional branch, relative and indirect calls with their returns, indirect and
+    /// relative jumps, and a far branch (INT n with its IRET). One branch among them is not taken.
     one_of_each:
         "xor eax, eax",
         "20: jz 21f",
@@ -35,7 +38,7 @@ sequence! {
 }
 
 sequence! {
-    /// Conditional branches, all taken: each condition, then those that look at RCX.
+    /// Conditional branches, all taken: each condition, then those that depend on RCX.
     conditionals:
         "xor eax, eax",
         "20: jz 21f", "ud2", "21: jnc 22f", "ud2", "22: jno 23f", "ud2", "23: jns 24f", "ud2",
@@ -65,7 +68,7 @@ sequence! {
 }
 
 sequence! {
-    /// Conditional branches that are not taken, LOOPs that end, REP string instructions.
+    /// Conditional branches and LOOPs that are not taken, and repeated string instructions.
     not_taken:
         "xor eax, eax",
         "20: jnz 20b", "jc 20b", "jo 20b", "js 20b", "ja 20b", "jnp 20b", "jl 20b", "jg 20b",
@@ -93,8 +96,7 @@ sequence! {
 }
 
 sequence! {
-    /// Calls: relative, relative to the next instruction, by register and through memory; returns with
-    /// and without a count of bytes to release.
+    /// Calls: relative, to the next instruction, by register and through memory; RET and RET n.
     calls:
         "20: jmp 22f",
         "21: ret",
@@ -116,7 +118,7 @@ sequence! {
 }
 
 sequence! {
-    /// Far transfers inside one level: far jump, far call and return, IRET.
+    /// Far branches within one level: far jump, far call and return, IRET.
     far_transfers:
         "mov rbp, rsp",
         "sub rsp, 16",
@@ -146,7 +148,7 @@ sequence! {
 }
 
 sequence! {
-    /// A fault that is not of a branch (#UD), and a #DE, each with the IRET of its handler.
+    /// #UD and #DE, each with the IRET of its handler.
     faults:
         "mov r14, rsp",
         "20: ud2",
@@ -158,13 +160,14 @@ sequence! {
         ["22b", "recorder_resume", "FAR_IN"], ["recorder_resume_return", "23b", "FAR_OUT"],
 }
 
-/// An address that a payload leaves unmapped, in no other use: 61 MiB.
+/// An address that payloads unmap and do not use otherwise: 61 MiB.
 pub const UNMAPPED: u64 = 0x03d0_0000;
 
 sequence! {
-    /// Branches that fault and so do not branch: JMP and CALL through unmapped memory, a RET from an
-    /// unmapped stack, JMP, CALL and RET to non-canonical addresses. [`UNMAPPED`] is to be unmapped, and
-    /// the page below it to be a stack.
+    /// Branches that fault and so are not taken.
+    ///
+    /// They are JMP and CALL through unmapped memory, RET from an unmapped stack, and JMP, CALL and RET
+    /// to non-canonical addresses. The caller unmaps [`UNMAPPED`] and maps the page below it.
     faulting_branches:
         "mov r14, rsp",
         "mov rbp, rsp",
@@ -195,9 +198,8 @@ sequence! {
 }
 
 sequence! {
-    /// A branch to an unmapped page branches, and then the fetch faults: jump, call, return and a
-    /// conditional branch to [`UNMAPPED`].
-    branches_to_nowhere:
+    /// Branches to [`UNMAPPED`]: jump, call and return are taken, and then the fetch faults.
+    branches_to_unmapped:
         "mov r14, rsp",
         "mov eax, 0x03d00000",
         "lea r15, [rip + 21f]",
@@ -217,8 +219,9 @@ sequence! {
 }
 
 sequence! {
-    /// STI with a pending interrupt, which is taken one instruction later: after a NOP. At CPL 3 it
-    /// needs IOPL 3.
+    /// STI with a pending interrupt, which is delivered one instruction later: after a NOP.
+    ///
+    /// At CPL 3 it needs IOPL 3.
     interrupt_after_nop:
         "sti",
         "nop",
@@ -227,7 +230,7 @@ sequence! {
 }
 
 sequence! {
-    /// The same, after a taken branch.
+    /// Like [`interrupt_after_nop`], with a taken branch in place of the NOP.
     interrupt_after_branch:
         "sti",
         "20: jmp 21f",
@@ -246,7 +249,7 @@ sequence! {
 }
 
 sequence! {
-    /// SYSENTER at CPL 3, with IA32_SYSENTER_EIP at a SYSEXIT; RDX and RCX tell it where to go.
+    /// SYSENTER at CPL 3, with IA32_SYSENTER_EIP at a SYSEXIT, which returns to RDX with RSP = RCX.
     sysenter_sysexit:
         "lea rdx, [rip + 21f]",
         "mov rcx, rsp",
@@ -264,19 +267,19 @@ core::arch::global_asm!(
     ".popsection",
 );
 
-/// Makes SYSCALL and SYSENTER go where [`syscall_sysret`] and [`sysenter_sysexit`] say.
+/// Sets the MSRs of SYSCALL and SYSENTER for [`syscall_sysret`] and [`sysenter_sysexit`].
 pub fn set_fast_calls() {
     unsafe extern "C" {
         fn hindsight_sysret();
         fn hindsight_sysexit();
     }
-    msr::write(reg::IA32_EFER, msr::read(reg::IA32_EFER) | EFER_SCE);
+    msr::write(reg::IA32_EFER, msr::read(reg::IA32_EFER) | Efer::SCE.bits());
     // SYSRET's selectors from 18H on, SYSCALL's from 08H on.
     msr::write(reg::IA32_STAR, 0x001b_0008_0000_0000);
     msr::write(reg::IA32_LSTAR, hindsight_sysret as *const () as u64);
-    msr::write(reg::IA32_FMASK, 0x200);
+    msr::write(reg::IA32_FMASK, Rflags::IF.bits());
     msr::write(reg::IA32_SYSENTER_CS, 8);
-    // Nothing is pushed there.
+    // SYSENTER pushes nothing, so its stack may be unmapped.
     msr::write(reg::IA32_SYSENTER_ESP, UNMAPPED);
     msr::write(
         reg::IA32_SYSENTER_EIP,
@@ -284,11 +287,8 @@ pub fn set_fast_calls() {
     );
 }
 
-/// IA32_EFER: SYSCALL and SYSRET.
-const EFER_SCE: u64 = 1;
-
 sequence! {
-    /// 33 branches that are taken: a loop.
+    /// A loop of 33 taken branches.
     loop_33:
         "mov ecx, 34",
         "20: loop 20b",

@@ -1,29 +1,23 @@
-//! The way from 64-bit mode into a legacy mode and back, and the entry stubs of both kinds.
+//! The switch from 64-bit mode to a legacy mode and back.
 
 use core::arch::global_asm;
 use core::mem::offset_of;
-use core::ptr;
 
-use super::{Event, Image, Kept, LOW_CODE, MACHINE, Machine, sel};
+use hindsight_regs::msr::IA32_EFER;
 
-/// Bytes between two stubs of protected mode.
-pub(super) const STUB: u32 = 16;
-/// Bytes between two stubs of real mode.
-const REAL_STUB: u32 = 16;
+use crate::gdt::{KERNEL_CODE, KERNEL_CODE32, KERNEL_DATA};
+use crate::legacy::layout::{MACHINE, sel};
+use crate::legacy::machine::{EntryImage, LegacyMachine, STACK_BYTES, SavedState};
 
-const fn kept(field: usize) -> usize {
-    offset_of!(Machine, kept) + field
+const fn saved(field: usize) -> usize {
+    offset_of!(LegacyMachine, saved) + field
 }
 
-const fn image(field: usize) -> usize {
-    offset_of!(Machine, image) + field
+const fn entry(field: usize) -> usize {
+    offset_of!(LegacyMachine, entry) + field
 }
 
-const fn log(field: usize) -> usize {
-    offset_of!(Machine, log) + field
-}
-
-// 64-bit mode -> 32-bit protected mode -> the blob; and back. EBX points to the machine.
+// 64-bit mode, then 32-bit protected mode, then the blob; and back. EBX points to the machine.
 global_asm!(
     ".pushsection .text.hindsight.legacy, \"ax\"",
     ".code64",
@@ -36,13 +30,13 @@ global_asm!(
     "pushq %r15",
     "pushfq",
     "movl ${machine}, %ebx",
-    "movq %rsp, {kept_rsp}(%rbx)",
+    "movq %rsp, {saved_rsp}(%rbx)",
     "movq %cr0, %rax",
-    "movl %eax, {kept_cr0}(%rbx)",
+    "movl %eax, {saved_cr0}(%rbx)",
     "movq %cr3, %rax",
-    "movl %eax, {kept_cr3}(%rbx)",
+    "movl %eax, {saved_cr3}(%rbx)",
     "movq %cr4, %rax",
-    "movl %eax, {kept_cr4}(%rbx)",
+    "movl %eax, {saved_cr4}(%rbx)",
     "pushq ${old_code32}",
     "pushq $2f",
     "lretq",
@@ -53,9 +47,9 @@ global_asm!(
     "movl %cr0, %eax",
     "andl $0x7fffffff, %eax",
     "movl %eax, %cr0",
-    "movl $0xc0000080, %ecx",
+    "movl ${ia32_efer}, %ecx",
     "rdmsr",
-    "movl %eax, {kept_efer}(%ebx)",
+    "movl %eax, {saved_efer}(%ebx)",
     "andl $0xfffffeff, %eax", // LME
     "wrmsr",
     "movl {cr4}(%ebx), %eax",
@@ -93,7 +87,7 @@ global_asm!(
     ".byte 0xea",
     ".long hindsight_legacy_to_real - hindsight_legacy_low",
     ".word {low_code}",
-    // From any legacy mode at CPL 0, in the flat code segment.
+    // Entered from any legacy mode, at CPL 0 in the flat code segment.
     "hindsight_legacy_leave:",
     "movl ${data32}, %eax",
     "movl %eax, %ss",
@@ -105,7 +99,7 @@ global_asm!(
     "movl %cr0, %eax",
     "andl $0x7fffffff, %eax",
     "movl %eax, %cr0",
-    // IA-32e mode cannot be entered with a 16-bit TSS.
+    // IA-32e mode cannot be entered with a 16-bit TSS in TR.
     "str %eax",
     "cmpw ${tss16}, %ax",
     "jne 7f",
@@ -113,15 +107,15 @@ global_asm!(
     "movl ${tss0}, %eax",
     "ltr %ax",
     "7:",
-    "movl {kept_cr4}(%ebx), %eax",
+    "movl {saved_cr4}(%ebx), %eax",
     "movl %eax, %cr4",
-    "movl {kept_cr3}(%ebx), %eax",
+    "movl {saved_cr3}(%ebx), %eax",
     "movl %eax, %cr3",
-    "movl {kept_efer}(%ebx), %eax",
+    "movl {saved_efer}(%ebx), %eax",
     "xorl %edx, %edx",
-    "movl $0xc0000080, %ecx",
+    "movl ${ia32_efer}, %ecx",
     "wrmsr",
-    "movl {kept_cr0}(%ebx), %eax",
+    "movl {saved_cr0}(%ebx), %eax",
     "movl %eax, %cr0",
     "xorl %eax, %eax",
     "lldt %ax",
@@ -138,7 +132,7 @@ global_asm!(
     "movl ${old_data}, %eax",
     "movl %eax, %ss",
     "movl ${machine}, %ebx",
-    "movq {kept_rsp}(%rbx), %rsp",
+    "movq {saved_rsp}(%rbx), %rsp",
     "popfq",
     "popq %r15",
     "popq %r14",
@@ -153,362 +147,47 @@ global_asm!(
     ".popsection",
     options(att_syntax),
     machine = const MACHINE,
-    old_code32 = const crate::boot::KERNEL_CODE32,
-    old_code64 = const crate::boot::KERNEL_CODE,
-    old_data = const crate::boot::KERNEL_DATA,
+    old_code32 = const KERNEL_CODE32,
+    old_code64 = const KERNEL_CODE,
+    old_data = const KERNEL_DATA,
     code32 = const sel::CODE32,
     data32 = const sel::DATA32,
     low_code = const sel::LOW_CODE,
     tss0 = const sel::TSS0,
     tss16 = const sel::TSS16,
-    tss0_type = const offset_of!(Machine, gdt) + sel::TSS0 as usize + 5,
-    kept_rsp = const kept(offset_of!(Kept, rsp)),
-    kept_cr0 = const kept(offset_of!(Kept, cr0)),
-    kept_cr3 = const kept(offset_of!(Kept, cr3)),
-    kept_cr4 = const kept(offset_of!(Kept, cr4)),
-    kept_efer = const kept(offset_of!(Kept, efer)),
-    gdt_pointer = const image(offset_of!(Image, gdt_pointer)),
-    idt_pointer = const image(offset_of!(Image, idt_pointer)),
-    cr0 = const image(offset_of!(Image, cr0)),
-    cr3 = const image(offset_of!(Image, cr3)),
-    cr4 = const image(offset_of!(Image, cr4)),
-    real = const image(offset_of!(Image, real)),
-    esp = const image(offset_of!(Image, esp)),
-    len = const image(offset_of!(Image, len)),
-    words = const image(offset_of!(Image, words)),
-    stack_end = const offset_of!(Machine, stack) + 2048,
-);
-
-// Events of protected and virtual-8086 mode. The stack may be of 16 or 32 bits; SS:EBP is the frame:
-// GS, FS, ES, DS, PUSHA, vector (48), error code (52), EIP, CS, EFLAGS (64), then by the mode that was
-// interrupted ESP, SS (68), ES, DS, FS, GS (76).
-global_asm!(
-    ".pushsection .text.hindsight.legacy, \"ax\"",
-    ".code32",
-    ".balign 16",
-    "hindsight_legacy_stubs:",
-    ".set legacy_vector, 0",
-    ".rept 256",
-    ".balign 16, 0xcc",
-    ".if legacy_vector == 8 || (legacy_vector >= 10 && legacy_vector <= 14) || legacy_vector == 17",
-    ".else",
-    "pushl $0",
-    ".endif",
-    "pushl $legacy_vector",
-    "jmp hindsight_legacy_event",
-    ".set legacy_vector, legacy_vector + 1",
-    ".endr",
-    ".balign 16, 0xcc",
-    "hindsight_legacy_event:",
-    "pushal",
-    "pushl %ds",
-    "pushl %es",
-    "pushl %fs",
-    "pushl %gs",
-    "cld",
-    "movl ${data32}, %eax",
-    "movl %eax, %ds",
-    "movl %eax, %es",
-    "movl %ss, %eax",
-    "larl %eax, %ecx",
-    "movl %esp, %ebp",
-    "testl $0x400000, %ecx",
-    "jnz 2f",
-    "movzwl %bp, %ebp",
-    "2: movl ${machine}, %ebx",
-    "movl {count}(%ebx), %eax",
-    "cmpl ${events}, %eax",
-    "jae hindsight_legacy_leave",
-    "incl {count}(%ebx)",
-    "imull ${event}, %eax, %eax",
-    "leal {log}(%ebx, %eax), %edi",
-    // Vector, error code, EIP, CS, EFLAGS.
-    "leal 48(%ebp), %esi",
-    "movl $5, %ecx",
-    "3: movl %ss:(%esi), %eax",
-    "stosl",
-    "addl $4, %esi",
-    "loop 3b",
-    // The interrupted stack: in the frame, or just above it.
-    "testl $0x20000, %ss:64(%ebp)",
-    "jnz 4f",
-    "testl $3, %ss:60(%ebp)",
-    "jnz 4f",
-    "movl %esi, %eax",
-    "stosl",
-    "movl %ss, %eax",
-    "stosl",
-    "jmp 5f",
-    "4: movl %ss:68(%ebp), %eax",
-    "stosl",
-    "movl %ss:72(%ebp), %eax",
-    "stosl",
-    "5: movl %cr2, %eax",
-    "stosl",
-    "xorl %eax, %eax",
-    "xorl %edx, %edx",
-    "cmpl $1, %ss:48(%ebp)",
-    "jne 6f",
-    "movl %dr6, %eax",
-    "movl %dr7, %edx",
-    "6: stosl",
-    "movl %edx, %eax",
-    "stosl",
-    // Segments and general registers.
-    "movl $12, %ecx",
-    "movl %ebp, %esi",
-    "7: movl %ss:(%esi), %eax",
-    "stosl",
-    "addl $4, %esi",
-    "loop 7b",
-    "testl $0x20000, %ss:64(%ebp)",
-    "jz 9f",
-    "leal -48(%edi), %edx",
-    "movl %ss:88(%ebp), %eax",
-    "movl %eax, (%edx)",
-    "movl %ss:84(%ebp), %eax",
-    "movl %eax, 4(%edx)",
-    "movl %ss:76(%ebp), %eax",
-    "movl %eax, 8(%edx)",
-    "movl %ss:80(%ebp), %eax",
-    "movl %eax, 12(%edx)",
-    "9: strl %eax",
-    "stosl",
-    "movl %cr0, %eax",
-    "stosl",
-    // What next?
-    "movl %ss:48(%ebp), %ecx",
-    "movzbl {actions}(%ebx, %ecx), %eax",
-    "testl %eax, %eax",
-    "jz hindsight_legacy_leave",
-    "cmpl $1, %ecx",
-    "jne 2f",
-    "movl $0xffff0ff0, %edx",
-    "movl %edx, %dr6",
-    "2: cmpl ${resume_rf}, %eax",
-    "jne 3f",
-    "orl $0x10000, %ss:64(%ebp)",
-    "3: cmpl ${resume_no_tf}, %eax",
-    "jne 4f",
-    "andl $0xfffffeff, %ss:64(%ebp)",
-    "4: testl $0x10, %eax",
-    "jz 5f",
-    "andl $0xf, %eax",
-    "addl %eax, %ss:56(%ebp)",
-    "5: popl %gs",
-    "popl %fs",
-    "popl %es",
-    "popl %ds",
-    "popal",
-    "addl $8, %esp",
-    "iretl",
-    ".code64",
-    ".popsection",
-    options(att_syntax),
-    machine = const MACHINE,
-    data32 = const sel::DATA32,
-    count = const offset_of!(Machine, count),
-    log = const log(0),
-    actions = const offset_of!(Machine, actions),
-    events = const super::EVENTS,
-    event = const size_of::<Event>(),
-    resume_rf = const super::action::RESUME_RF,
-    resume_no_tf = const super::action::RESUME_NO_TF,
-);
-
-// Copied to LOW_CODE, its segment in real mode; DS is the machine's. The frame at SS:BP: GS, FS, ES,
-// DS, PUSHA, vector (48), IP (52), CS, FLAGS (56).
-global_asm!(
-    ".pushsection .rodata.hindsight.legacy, \"a\"",
-    ".code16",
-    "hindsight_legacy_low:",
-    ".set legacy_vector, 0",
-    ".rept 256",
-    ".balign 16, 0xcc",
-    "pushl $legacy_vector",
-    "jmp hindsight_legacy_real_event",
-    ".set legacy_vector, legacy_vector + 1",
-    ".endr",
-    // Still protected, from a 16-bit segment: registers of 64 KiB, then real mode.
-    "hindsight_legacy_to_real:",
-    "movw ${data16}, %ax",
-    "movw %ax, %ds",
-    "movw %ax, %es",
-    "movw %ax, %fs",
-    "movw %ax, %gs",
-    "movw %ax, %ss",
-    "movl %cr0, %eax",
-    "andl $0xfffffffe, %eax",
-    "movl %eax, %cr0",
-    ".byte 0xea",
-    ".word 2f - hindsight_legacy_low, {low_segment}",
-    "2: movw ${machine_segment}, %ax",
-    "movw %ax, %ds",
-    "lssl {esp}, %esp",
-    "movl {len}, %ecx",
-    "3: pushl {words} - 4(, %ecx, 4)",
-    "loop 3b",
-    "popl %gs",
-    "popl %fs",
-    "popl %es",
-    "popl %ds",
-    "popal",
-    "iretl",
-    "hindsight_legacy_real_event:",
-    "pushal",
-    "pushl %ds",
-    "pushl %es",
-    "pushl %fs",
-    "pushl %gs",
-    "cld",
-    "movw ${machine_segment}, %ax",
-    "movw %ax, %ds",
-    "movw %ax, %es",
-    "movzwl %sp, %ebp",
-    "movl {count}, %eax",
-    "cmpl ${events}, %eax",
-    "jae 9f",
-    "incl {count}",
-    "imull ${event}, %eax, %edi",
-    "addl ${log}, %edi",
-    "movl 48(%bp), %eax",
-    "stosl",
-    "xorl %eax, %eax",
-    "stosl",
-    "movw 52(%bp), %ax",
-    "stosl",
-    "movl %eax, %cs:(hindsight_legacy_resume - hindsight_legacy_low)",
-    "movw 54(%bp), %ax",
-    "stosl",
-    "movl %eax, %cs:(hindsight_legacy_resume - hindsight_legacy_low + 4)",
-    "movw 56(%bp), %ax",
-    "stosl",
-    "movl %eax, %cs:(hindsight_legacy_resume - hindsight_legacy_low + 8)",
-    "leal 58(%ebp), %eax",
-    "stosl",
-    "xorl %eax, %eax",
-    "movw %ss, %ax",
-    "stosl",
-    "movl %cr2, %eax",
-    "stosl",
-    "xorl %eax, %eax",
-    "xorl %edx, %edx",
-    "cmpb $1, 48(%bp)",
-    "jne 4f",
-    "movl %dr6, %eax",
-    "movl %dr7, %edx",
-    "4: stosl",
-    "movl %edx, %eax",
-    "stosl",
-    "movw $12, %cx",
-    "movw %bp, %si",
-    "5: movl %ss:(%si), %eax",
-    "stosl",
-    "addw $4, %si",
-    "loop 5b",
-    "xorl %eax, %eax",
-    "stosl",
-    "movl %cr0, %eax",
-    "stosl",
-    "movl 48(%bp), %ecx",
-    "xorl %eax, %eax",
-    "movb {actions}(%ecx), %al",
-    "testb %al, %al",
-    "jz 9f",
-    "cmpb $1, %cl",
-    "jne 6f",
-    "movl $0xffff0ff0, %edx",
-    "movl %edx, %dr6",
-    "6: cmpb ${resume_rf}, %al",
-    "jne 7f",
-    "orl $0x10000, %cs:(hindsight_legacy_resume - hindsight_legacy_low + 8)",
-    "7: cmpb ${resume_no_tf}, %al",
-    "jne 8f",
-    "andl $0xfffffeff, %cs:(hindsight_legacy_resume - hindsight_legacy_low + 8)",
-    "8: testb $0x10, %al",
-    "jz 2f",
-    "andb $0xf, %al",
-    "addl %eax, %cs:(hindsight_legacy_resume - hindsight_legacy_low)",
-    "2: popl %gs",
-    "popl %fs",
-    "popl %es",
-    "popl %ds",
-    "popal",
-    // Vector and the 16-bit frame make room for one of 32 bits, which can set RF.
-    "addw $10, %sp",
-    "pushl %cs:(hindsight_legacy_resume - hindsight_legacy_low + 8)",
-    "pushl %cs:(hindsight_legacy_resume - hindsight_legacy_low + 4)",
-    "pushl %cs:(hindsight_legacy_resume - hindsight_legacy_low)",
-    "iretl",
-    "9: movl %cr0, %eax",
-    "orl $1, %eax",
-    "movl %eax, %cr0",
-    ".byte 0x66, 0xea",
-    ".long hindsight_legacy_leave",
-    ".word {code32}",
-    ".balign 4",
-    "hindsight_legacy_resume:",
-    ".long 0, 0, 0",
-    "hindsight_legacy_low_end:",
-    ".code64",
-    ".popsection",
-    options(att_syntax),
-    code32 = const sel::CODE32,
-    data16 = const sel::DATA16,
-    low_segment = const LOW_CODE >> 4,
-    machine_segment = const MACHINE >> 4,
-    count = const offset_of!(Machine, count),
-    log = const log(0),
-    actions = const offset_of!(Machine, actions),
-    events = const super::EVENTS,
-    event = const size_of::<Event>(),
-    esp = const image(offset_of!(Image, esp)),
-    len = const image(offset_of!(Image, len)),
-    words = const image(offset_of!(Image, words)),
-    resume_rf = const super::action::RESUME_RF,
-    resume_no_tf = const super::action::RESUME_NO_TF,
+    tss0_type = const offset_of!(LegacyMachine, gdt) + sel::TSS0 as usize + 5,
+    ia32_efer = const IA32_EFER,
+    saved_rsp = const saved(offset_of!(SavedState, rsp)),
+    saved_cr0 = const saved(offset_of!(SavedState, cr0)),
+    saved_cr3 = const saved(offset_of!(SavedState, cr3)),
+    saved_cr4 = const saved(offset_of!(SavedState, cr4)),
+    saved_efer = const saved(offset_of!(SavedState, efer)),
+    gdt_pointer = const entry(offset_of!(EntryImage, gdt_pointer)),
+    idt_pointer = const entry(offset_of!(EntryImage, idt_pointer)),
+    cr0 = const entry(offset_of!(EntryImage, cr0)),
+    cr3 = const entry(offset_of!(EntryImage, cr3)),
+    cr4 = const entry(offset_of!(EntryImage, cr4)),
+    real = const entry(offset_of!(EntryImage, real)),
+    esp = const entry(offset_of!(EntryImage, esp)),
+    len = const entry(offset_of!(EntryImage, len)),
+    words = const entry(offset_of!(EntryImage, words)),
+    stack_end = const offset_of!(LegacyMachine, stack) + STACK_BYTES,
 );
 
 unsafe extern "C" {
     fn hindsight_legacy_enter();
-    fn hindsight_legacy_stubs();
-    static hindsight_legacy_low: u8;
-    static hindsight_legacy_low_end: u8;
     static hindsight_pd: [u64; 2048];
 }
 
-/// Leaves 64-bit mode for what the machine's image says, and comes back.
-pub(super) fn enter(_machine: &mut Machine) {
-    // SAFETY: the image leads into the blob, from which every way out is an event; the registers of
-    // the C rules are kept, and memory is changed only by what the case made the blob do.
+/// Switches to the legacy mode of the machine's entry image, and returns after the last event.
+pub(super) fn enter(_machine: &mut LegacyMachine) {
+    // SAFETY: the machine is the one at MACHINE, because only `machine` makes one. Its image leads
+    // into the blob, which can leave only by an event. The assembly preserves the registers that
+    // the C calling convention names; memory changes only as the case made the blob do.
     unsafe { hindsight_legacy_enter() }
-}
-
-/// Address of the stub of vector 0 in protected mode; the others are [`STUB`] bytes apart.
-pub(super) fn protected_stubs() -> u32 {
-    u32::try_from(hindsight_legacy_stubs as *const () as usize).unwrap_or(0)
-}
-
-/// The real-mode vectors 0 to 255.
-pub(super) fn real_stubs() -> impl Iterator<Item = u32> {
-    (0_u32..).map(|vector| ((LOW_CODE >> 4) << 16) | (vector * REAL_STUB))
 }
 
 /// Physical address of the four page directories of 64-bit mode, which PAE paging can use.
 pub(super) fn directories() -> u64 {
     (&raw const hindsight_pd) as u64
-}
-
-/// Copies the code of real mode to its place.
-pub(super) fn copy_low_code() {
-    let start = &raw const hindsight_legacy_low;
-    let len = (&raw const hindsight_legacy_low_end) as usize - start as usize;
-    // SAFETY: the two symbols enclose the code; the target is RAM below 640 KiB for this use only.
-    unsafe {
-        ptr::copy(
-            start,
-            ptr::with_exposed_provenance_mut(LOW_CODE as usize),
-            len,
-        );
-    }
 }

@@ -34,7 +34,7 @@ pub const USER: u32 = 0x60;
 /// Added to a kind of segment: the D/B flag.
 pub const BIG: u32 = 0x4000;
 
-/// A segment descriptor. A limit above FFFFFH is given in bytes, its low 12 bits all ones.
+/// A segment descriptor. A limit above FFFFFH must have its low 12 bits set, and sets G.
 pub const fn segment(base: u32, limit: u32, kind: u32) -> u64 {
     let (limit, granular) = if limit > 0xf_ffff {
         (limit >> 12, 0x8000)
@@ -47,7 +47,7 @@ pub const fn segment(base: u32, limit: u32, kind: u32) -> u64 {
     (high as u64) << 32 | low as u64
 }
 
-/// A gate descriptor; `offset`'s parameter count of call gates is 0, see [`with_parameters`].
+/// A gate descriptor. A call gate copies no parameters, see [`with_parameters`].
 pub const fn gate(selector: u16, offset: u32, kind: u32) -> u64 {
     let low = (selector as u32) << 16 | (offset & 0xffff);
     let high = (offset & 0xffff_0000) | kind << 8;
@@ -93,14 +93,16 @@ pub struct Tss32 {
     pub trap: u16,
     /// Offset of `io`.
     pub io_map: u16,
-    /// A clear bit sends INT n of virtual-8086 mode with CR4.VME to the real-mode vector. All set at first.
+    /// A clear bit redirects INT n of virtual-8086 mode to the real-mode vector, if CR4.VME is set.
+    /// All bits are set at first.
     pub redirect: [u8; 32],
-    /// Ports 0 to 3FFH, a set bit refuses; the last byte is the end mark. All set at first.
+    /// I/O permission map of the ports 0 to 3FFH: a set bit denies access. The last bytes are the
+    /// end mark. All bits are set at first.
     pub io: [u8; 132],
 }
 
 impl Tss32 {
-    /// Zero, but for the maps, which refuse everything.
+    /// A TSS of zeros, except that the maps redirect and permit nothing.
     pub const fn new() -> Self {
         Self {
             link: 0,
