@@ -2,8 +2,8 @@
 
 #![expect(unsafe_code, reason = "guest memory is reached through host pointers")]
 #![expect(clippy::cast_possible_truncation, reason = "the host is 64-bit")]
-
-use crate::core::{ACV, Core, Fault};
+use crate::core::Core;
+use crate::fault::Fault;
 use crate::mmu::Want;
 use crate::tlb::Set;
 use crate::word::Word;
@@ -207,7 +207,7 @@ impl Core {
         set: Set,
     ) -> Result<Pieces, Fault> {
         if set == Set::Never && len.is_power_of_two() && len <= 8 && lin & (len as u64 - 1) != 0 {
-            return Err(Fault::Code(ACV, 0));
+            return Err(Fault::AC);
         }
         let first = len.min(Self::page_rest(lin));
         let page = self.translate(lin, want, set)?;

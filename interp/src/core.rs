@@ -12,7 +12,9 @@
 use crate::block::Cache;
 use crate::counting::Counters;
 use crate::decode::Features;
-use crate::flags::{AC, ARITH, Flags, IF, RF, TF, VM};
+use crate::fault::{ExitReason, Fault};
+use crate::flags::ARITHMETIC;
+use crate::flags::LazyFlags;
 use crate::memory::Memory;
 use crate::op::{HIGH, Next, Op, slot};
 use crate::platform::Platform;
@@ -24,105 +26,11 @@ use crate::tlb::{First, Set, Tlb};
 use crate::transaction::Region;
 use crate::word::Word;
 use hindsight_cpu::state::{CpuState, Segment, seg};
-use hindsight_cpu::transaction::Cause;
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 use std::ptr::NonNull;
 use std::sync::Arc;
-
-pub(crate) const CR0_PE: u64 = 1;
-pub(crate) const CR0_MP: u64 = 1 << 1;
-pub(crate) const CR0_EM: u64 = 1 << 2;
-pub(crate) const CR0_TS: u64 = 1 << 3;
-pub(crate) const CR0_ET: u64 = 1 << 4;
-pub(crate) const CR0_WP: u64 = 1 << 16;
-pub(crate) const CR0_AM: u64 = 1 << 18;
-pub(crate) const CR0_PG: u64 = 1 << 31;
-pub(crate) const CR4_VME: u64 = 1;
-pub(crate) const CR4_PVI: u64 = 1 << 1;
-pub(crate) const CR4_TSD: u64 = 1 << 2;
-pub(crate) const CR4_DE: u64 = 1 << 3;
-pub(crate) const CR4_PSE: u64 = 1 << 4;
-pub(crate) const CR4_PAE: u64 = 1 << 5;
-pub(crate) const CR4_PGE: u64 = 1 << 7;
-pub(crate) const CR4_PCE: u64 = 1 << 8;
-pub(crate) const CR4_OSFXSR: u64 = 1 << 9;
-pub(crate) const CR4_UMIP: u64 = 1 << 11;
-pub(crate) const CR4_FSGSBASE: u64 = 1 << 16;
-pub(crate) const CR4_PCIDE: u64 = 1 << 17;
-pub(crate) const CR4_OSXSAVE: u64 = 1 << 18;
-pub(crate) const CR4_SMEP: u64 = 1 << 20;
-pub(crate) const CR4_SMAP: u64 = 1 << 21;
-pub(crate) const CR4_PKE: u64 = 1 << 22;
-pub(crate) const EFER_SCE: u64 = 1;
-pub(crate) const EFER_LME: u64 = 1 << 8;
-pub(crate) const EFER_LMA: u64 = 1 << 10;
-pub(crate) const EFER_NXE: u64 = 1 << 11;
-
-pub(crate) const DE: u8 = 0;
-pub(crate) const DB: u8 = 1;
-pub(crate) const BP: u8 = 3;
-pub(crate) const OFV: u8 = 4;
-pub(crate) const BR: u8 = 5;
-pub(crate) const UD: u8 = 6;
-pub(crate) const NM: u8 = 7;
-pub(crate) const DF: u8 = 8;
-pub(crate) const TS: u8 = 10;
-pub(crate) const NP: u8 = 11;
-pub(crate) const SS: u8 = 12;
-pub(crate) const GP: u8 = 13;
-pub(crate) const PF: u8 = 14;
-pub(crate) const MF: u8 = 16;
-pub(crate) const ACV: u8 = 17;
-pub(crate) const XM: u8 = 19;
-
-/// Why an instruction did not complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// An exception without further data.
-    Plain(u8),
-    /// An exception with an error code.
-    Code(u8, u32),
-    /// A page fault: error code and CR2.
-    Page(u32, u64),
-    /// #DB of the fault class, with the DR6 bits to merge.
-    Debug(u64),
-    /// An instruction that the interpreter lacks.
-    Missing,
-    /// The string instruction stopped between two iterations; it goes on later.
-    Repeat,
-    /// The transaction aborts.
-    Transaction(Cause),
-    /// RSM met a save area that no processor can have left: the processor shuts down.
-    Shutdown,
-}
-
-pub(crate) const GP0: Fault = Fault::Code(GP, 0);
-pub(crate) const UD_: Fault = Fault::Plain(UD);
-
-/// Why the dispatch loop was left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leave {
-    /// The next block must be looked up.
-    Lookup,
-    /// The budget does not cover the next block, or the block is dead.
-    Budget,
-    /// The event state may have changed.
-    Poll,
-    /// [`Core::fault`] holds a fault.
-    Fault,
-    /// A software interrupt: vector and whether the gate's DPL counts.
-    SoftInt(u8, SoftKind),
-}
-
-/// How a software interrupt was raised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SoftKind {
-    /// INT n.
-    Int,
-    /// INT3 and INTO.
-    Trap,
-    /// INT1.
-    Icebp,
-}
 
 /// One virtual processor.
 pub(crate) struct Core {
@@ -130,7 +38,7 @@ pub(crate) struct Core {
     pub(crate) regs: [u64; 32],
     /// Instructions that may still be started.
     pub(crate) budget: i64,
-    pub(crate) cc: Flags,
+    pub(crate) cc: LazyFlags,
     pub(crate) rd: Tlb,
     pub(crate) wr: Tlb,
     pub(crate) ex: Tlb,
@@ -151,14 +59,14 @@ pub(crate) struct Core {
     /// [`crate::seg::is_open`].
     pub(crate) open: u8,
     /// RFLAGS without the arithmetic flags.
-    pub(crate) fl: u64,
+    pub(crate) fl: Rflags,
     /// Valid between blocks.
     pub(crate) rip: u64,
     /// [`Op::left`] of the general operation that runs.
     pub(crate) left: u8,
     /// The block must be left after this operation.
     pub(crate) leave: bool,
-    pub(crate) why: Leave,
+    pub(crate) why: ExitReason,
     pub(crate) fault: Fault,
     /// Code size in bytes: 2, 4 or 8.
     pub(crate) code: u8,
@@ -250,7 +158,7 @@ impl Core {
         let mut core = Self {
             regs: [0; 32],
             budget: 0,
-            cc: Flags::default(),
+            cc: LazyFlags::default(),
             rd: Tlb::new(),
             wr: Tlb::new(),
             ex: Tlb::new(),
@@ -262,12 +170,12 @@ impl Core {
             ip_mask: 0,
             stack_mask: 0,
             open: 0,
-            fl: 2,
+            fl: Rflags::FIXED,
             rip: 0,
             left: 0,
             leave: false,
-            why: Leave::Poll,
-            fault: Fault::Missing,
+            why: ExitReason::Poll,
+            fault: Fault::Unimplemented,
             code: 2,
             cpl: 0,
             prot: false,
@@ -321,7 +229,7 @@ impl Core {
         self.regs[..16].copy_from_slice(&st.gpr);
         self.rip = st.rip;
         self.cpl = st.cpl();
-        self.set_rflags(st.rflags);
+        self.set_rflags(Rflags::from_bits_retain(st.rflags));
         self.vec.load(&st.xsave);
         self.trap = 0;
         self.trap_pending = false;
@@ -338,7 +246,7 @@ impl Core {
         self.vec.store(&mut st.xsave);
         if self.trap_pending {
             st.events.exception = Some(hindsight_cpu::state::Exception {
-                vector: DB,
+                vector: Vector::DB.0,
                 error_code: None,
                 payload: Some(self.trap),
             });
@@ -349,46 +257,55 @@ impl Core {
     pub(crate) fn sync_state(&mut self) {
         self.st.gpr.copy_from_slice(&self.regs[..16]);
         self.st.rip = self.rip;
-        self.st.rflags = self.rflags();
+        self.st.rflags = self.rflags().bits();
     }
 
-    pub(crate) fn rflags(&self) -> u64 {
-        self.fl | self.cc.bits()
+    pub(crate) fn rflags(&self) -> Rflags {
+        self.fl | self.cc.rflags()
     }
 
-    pub(crate) fn set_rflags(&mut self, v: u64) {
-        self.cc = Flags::explicit(v);
-        self.fl = (v & !ARITH & 0x3f_7fd7) | 2;
+    pub(crate) fn set_rflags(&mut self, v: Rflags) {
+        self.cc = LazyFlags::explicit(v);
+        self.fl = (v & !ARITHMETIC) | Rflags::FIXED;
     }
 
-    pub(crate) fn flag(&self, mask: u64) -> bool {
-        self.fl & mask != 0
+    /// Whether any of these flags is set; they are no arithmetic ones.
+    pub(crate) fn flag(&self, flags: Rflags) -> bool {
+        debug_assert!(!flags.intersects(ARITHMETIC));
+        self.fl.intersects(flags)
     }
 
     pub(crate) fn v86(&self) -> bool {
-        self.fl & VM != 0
+        self.flag(Rflags::VM)
+    }
+
+    /// Whether any of these bits of IA32_EFER is set.
+    pub(crate) fn efer(&self, bits: Efer) -> bool {
+        self.st.efer & bits.bits() != 0
     }
 
     pub(crate) fn lma(&self) -> bool {
-        self.st.efer & EFER_LMA != 0
+        self.efer(Efer::LMA)
     }
 
     pub(crate) fn iopl(&self) -> u8 {
-        (self.fl >> 12 & 3) as u8
+        (self.fl.bits() >> 12 & 3) as u8
     }
 
-    pub(crate) fn cr0(&self, mask: u64) -> bool {
-        self.st.cr0 & mask != 0
+    /// Whether any of these bits of CR0 is set.
+    pub(crate) fn cr0(&self, bits: Cr0) -> bool {
+        self.st.cr0 & bits.bits() != 0
     }
 
-    pub(crate) fn cr4(&self, mask: u64) -> bool {
-        self.st.cr4 & mask != 0
+    /// Whether any of these bits of CR4 is set.
+    pub(crate) fn cr4(&self, bits: Cr4) -> bool {
+        self.st.cr4 & bits.bits() != 0
     }
 
     /// Recomputes all that depends on CS, SS, CR0, EFER, CPL and EFLAGS.VM.
     pub(crate) fn update_mode(&mut self) {
         let cs = self.st.seg[seg::CS];
-        self.prot = self.cr0(CR0_PE) && !self.v86();
+        self.prot = self.cr0(Cr0::PE) && !self.v86();
         self.code = match (self.lma() && cs.long(), cs.default_big()) {
             (true, _) => 8,
             (_, true) => 4,
@@ -414,11 +331,11 @@ impl Core {
     /// Recomputes the TLB set: after changes of CPL, EFLAGS.AC, CR0.AM.
     pub(crate) fn update_set(&mut self) {
         self.update_levels();
-        let ac = self.flag(AC);
+        let ac = self.flag(Rflags::AC);
         let set = match self.cpl {
-            3 if ac && self.cr0(CR0_AM) => Set::Never,
+            3 if ac && self.cr0(Cr0::AM) => Set::Never,
             3 => Set::User,
-            _ if ac && self.cr4(CR4_SMAP) => Set::SupervisorAc,
+            _ if ac && self.cr4(Cr4::SMAP) => Set::SupervisorAc,
             _ => Set::Supervisor,
         };
         let seen = self.counters.tells_accesses();
@@ -583,7 +500,7 @@ impl Core {
 
     /// Leaves the dispatch loop.
     #[inline(always)]
-    pub(crate) fn exit(&mut self, why: Leave) -> Next {
+    pub(crate) fn exit(&mut self, why: ExitReason) -> Next {
         self.why = why;
         std::ptr::from_ref(&*self.exit_op)
     }
@@ -597,7 +514,7 @@ impl Core {
         self.budget += i64::from(op.left);
         self.left = 0;
         self.fault = fault;
-        self.exit(Leave::Fault)
+        self.exit(ExitReason::Fault)
     }
 
     /// Ends a block after `op`, which completed.
@@ -611,7 +528,7 @@ impl Core {
         }
         self.budget += i64::from(op.left.saturating_sub(1));
         self.left = 0;
-        self.exit(Leave::Poll)
+        self.exit(ExitReason::Poll)
     }
 
     /// Retired instructions, not counting the one that runs.
@@ -665,13 +582,13 @@ impl Core {
 
     /// An interrupt may be taken as far as the flags go.
     pub(crate) fn interrupts_on(&self) -> bool {
-        self.flag(IF)
+        self.flag(Rflags::IF)
     }
 
     /// Something needs one instruction at a time.
     pub(crate) fn needs_exact(&self) -> bool {
         let e = &self.st.events;
-        self.fl & (TF | RF) != 0
+        self.flag(Rflags::TF | Rflags::RF)
             || e.mov_ss_shadow
             || e.sti_shadow
             || self.exec_breakpoints()

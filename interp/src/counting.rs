@@ -9,7 +9,8 @@
     reason = "the clock of branches is cut to 32 bits"
 )]
 
-use crate::core::{Core, Fault, Leave};
+use crate::core::Core;
+use crate::fault::{ExitReason, Fault};
 use hindsight_cpu::pmu::pebs::{self, Sample};
 use hindsight_cpu::pmu::{Counting, Ring};
 use hindsight_cpu::transaction::Cause;
@@ -172,7 +173,7 @@ impl Core {
         let mut gpr = [0; 16];
         gpr.copy_from_slice(&self.regs[..16]);
         let sample = Sample {
-            rflags: self.rflags(),
+            rflags: self.rflags().bits(),
             rip: self.rip,
             gpr,
             long: self.code == 8,
@@ -207,8 +208,9 @@ impl Core {
         if !std::mem::take(&mut self.counters.noting) {
             return;
         }
-        let retired = self.why != Leave::Fault;
-        if self.counters.touches.is_empty() || (!retired && self.fault != Fault::Repeat) {
+        let retired = self.why != ExitReason::Fault;
+        if self.counters.touches.is_empty() || (!retired && self.fault != Fault::BetweenIterations)
+        {
             return;
         }
         let touches = std::mem::take(&mut self.counters.touches);

@@ -3,19 +3,14 @@
 //!
 //! Not modelled here: DEBUGCTL.BTF (the owner of DEBUGCTL sees to it).
 
-use hindsight_cpu::debug::{Access, Refusal, Registers};
-use hindsight_regs::dr::{Condition, Dr7, Slot};
-
-use crate::core::{CR4_DE, Core, DB, Fault, GP0, UD_};
+use crate::core::Core;
 use crate::events::{Cause, Event, Shutdown};
-use crate::flags::TF;
-
-/// DR6.BD.
-const BD: u64 = 1 << 13;
-/// DR6.BS.
-pub(crate) const BS: u64 = 1 << 14;
-/// DR6.BT.
-pub(crate) const BT: u64 = 1 << 15;
+use crate::fault::Fault;
+use hindsight_cpu::debug::{Access, Refusal, Registers};
+use hindsight_regs::cr::Cr4;
+use hindsight_regs::dr::{Condition, Dr6, Dr7, Slot};
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 
 impl Core {
     /// The debug registers, as their model has them.
@@ -90,7 +85,7 @@ impl Core {
 
     /// A port access was made.
     pub(crate) fn note_port(&mut self, port: u16, len: u64) {
-        self.hits |= self.debug().port(port, len, self.cr4(CR4_DE));
+        self.hits |= self.debug().port(port, len, self.cr4(Cr4::DE));
     }
 
     /// Some instruction breakpoint is armed.
@@ -127,7 +122,7 @@ impl Core {
         }
         self.debug_bits(bits);
         self.deliver(Event {
-            vector: DB,
+            vector: Vector::DB,
             cause: Cause::Exception,
             code: None,
             rf: false,
@@ -138,7 +133,7 @@ impl Core {
     pub(crate) fn after_instruction(&mut self, tf: bool) {
         let mut bits = std::mem::take(&mut self.hits);
         if tf {
-            bits |= BS;
+            bits |= Dr6::BS.bits();
         }
         if self.st.events.mov_ss_shadow {
             self.st.events.deferred_db |= bits & 0xf;
@@ -153,14 +148,14 @@ impl Core {
 
     /// TF is set.
     pub(crate) fn tf(&self) -> bool {
-        self.flag(TF)
+        self.flag(Rflags::TF)
     }
 
     /// How MOV DR is executed now.
     fn debug_access(&self) -> Access {
         Access {
             cpl: self.cpl,
-            extensions: self.cr4(CR4_DE),
+            extensions: self.cr4(Cr4::DE),
             long: self.code == 8,
             rtm: self.features.has(iced_x86::CpuidFeature::RTM),
         }
@@ -182,8 +177,8 @@ impl Core {
 
 fn fault_of(refusal: Refusal) -> Fault {
     match refusal {
-        Refusal::Undefined => UD_,
-        Refusal::Protection => GP0,
-        Refusal::Detected => Fault::Debug(BD),
+        Refusal::Undefined => Fault::UD,
+        Refusal::Protection => Fault::GP,
+        Refusal::Detected => Fault::Debug(Dr6::BD.bits()),
     }
 }

@@ -13,14 +13,13 @@ mod select;
 #[cfg(test)]
 mod tests;
 mod transaction;
-
-pub(crate) use cpuid::Features;
-
-use crate::core::{Core, Fault, GP0};
+use crate::core::Core;
+use crate::fault::Fault;
 use crate::mmu::Want;
 use crate::op::{Handler, LINKABLE, MEM, Next, Op};
 use crate::ops::{branch, fused};
 use crate::tlb::Set;
+pub(crate) use cpuid::Features;
 use hindsight_cpu::state::seg;
 use iced_x86::{Decoder, DecoderError, DecoderOptions, FlowControl, Instruction, OpKind};
 use quiet::{Effect, hush};
@@ -64,7 +63,7 @@ impl Core {
             Set::Supervisor
         };
         if self.code == 8 && !crate::seg::canonical(lin) {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         let page = self.translate(lin, Want::Fetch, set)?;
         self.enter(lin, page, Want::Fetch, set);
@@ -94,7 +93,7 @@ impl Core {
             made = self.decode_bytes(rip, &code, 1)?;
         }
         let Some((made, len)) = made else {
-            return Err(GP0);
+            return Err(Fault::GP);
         };
         let first = usize::from(len).min(Self::page_rest(lin));
         self.fetch_in_region(gpa, first)?;
@@ -177,7 +176,7 @@ impl Core {
             }
             if rip.wrapping_add(at as u64 + insn.len().max(1) as u64 - 1) > limit {
                 if count == 0 {
-                    return Err(GP0);
+                    return Err(Fault::GP);
                 }
                 break;
             }

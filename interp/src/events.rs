@@ -6,12 +6,15 @@
     reason = "stack images are cut to their width"
 )]
 
-use crate::core::{BP, Core, DB, DE, DF, Fault, GP, GP0, NP, OFV, PF, SS, TS, UD};
-use crate::flags::{AC, IF, NT, RF, TF, VM};
+use crate::core::Core;
+use crate::fault::{Fault, SoftwareInterruptKind};
 use crate::iret::NewStack;
 use crate::platform::BranchClass;
 use crate::seg::{Descriptor, canonical, code_of, gp};
 use hindsight_cpu::state::{Segment, seg};
+use hindsight_regs::cr::Cr0;
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 
 /// What is delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +32,7 @@ pub(crate) enum Cause {
 /// An event under delivery.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
-    pub(crate) vector: u8,
+    pub(crate) vector: Vector,
     pub(crate) cause: Cause,
     pub(crate) code: Option<u32>,
     /// RF in the pushed image.
@@ -48,37 +51,26 @@ enum Class {
     Double,
 }
 
-fn class(vector: u8) -> Class {
+fn class(vector: Vector) -> Class {
     match vector {
-        DE | TS | NP | SS | GP => Class::Contributory,
-        PF => Class::Page,
-        DF => Class::Double,
+        Vector::DE | Vector::TS | Vector::NP | Vector::SS | Vector::GP => Class::Contributory,
+        Vector::PF => Class::Page,
+        Vector::DF => Class::Double,
         _ => Class::Benign,
-    }
-}
-
-/// Vector and error code of a fault.
-fn parts(fault: Fault) -> (u8, Option<u32>) {
-    match fault {
-        Fault::Plain(v) => (v, None),
-        Fault::Code(v, code) => (v, Some(code)),
-        Fault::Page(code, _) => (PF, Some(code)),
-        Fault::Debug(_) => (DB, None),
-        Fault::Missing | Fault::Repeat | Fault::Transaction(_) | Fault::Shutdown => (UD, None),
     }
 }
 
 impl Core {
     /// Delivers a fault of the instruction at RIP.
     pub(crate) fn deliver_fault(&mut self, fault: Fault) -> Result<(), Shutdown> {
-        let (vector, code) = parts(fault);
+        let (vector, code) = fault.exception();
         if let Fault::Page(_, lin) = fault {
             self.st.cr2 = lin;
         }
         if let Fault::Debug(bits) = fault {
             self.debug_bits(bits);
         }
-        let rf = !matches!(vector, DF);
+        let rf = !matches!(vector, Vector::DF);
         self.deliver(Event {
             vector,
             cause: Cause::Exception,
@@ -93,7 +85,10 @@ impl Core {
             return Ok(());
         }
         let mut event = event;
-        if event.vector == DB && event.cause != Cause::Software && event.cause != Cause::External {
+        if event.vector == Vector::DB
+            && event.cause != Cause::Software
+            && event.cause != Cause::External
+        {
             self.enter_debug();
             self.tell_debug_exception();
         }
@@ -116,12 +111,12 @@ impl Core {
                 self.budget += 1;
                 self.cache.mix.ended(self.soft_op, false);
             }
-            let (vector, mut code) = parts(fault);
+            let (vector, mut code) = fault.exception();
             if let Fault::Page(_, lin) = fault {
                 self.st.cr2 = lin;
             }
             let external = event.cause != Cause::Software;
-            if external && matches!(vector, TS | NP | SS | GP) {
+            if external && matches!(vector, Vector::TS | Vector::NP | Vector::SS | Vector::GP) {
                 code = code.map(|c| c | 1);
             }
             // An interrupt or a software interrupt counts as benign whatever its vector.
@@ -139,7 +134,7 @@ impl Core {
             };
             event = if double {
                 Event {
-                    vector: DF,
+                    vector: Vector::DF,
                     cause: Cause::Exception,
                     code: Some(0),
                     rf: false,
@@ -161,11 +156,11 @@ impl Core {
             return false;
         }
         let payload = match event.vector {
-            PF => Some(self.st.cr2),
-            DB => Some(self.st.dr6 & 0xf),
+            Vector::PF => Some(self.st.cr2),
+            Vector::DB => Some(self.st.dr6 & 0xf),
             _ => None,
         };
-        self.stop_at_exception(event.vector, event.code, payload)
+        self.stop_at_exception(event.vector.0, event.code, payload)
     }
 
     fn note_delivery(&mut self, event: &Event, place: (u64, u64, u8)) {
@@ -177,13 +172,13 @@ impl Core {
             self.trap |= hits;
             self.trap_pending = true;
         }
-        if event.vector == DF || software {
-            self.stop_after_delivery(event.vector, event.code);
+        if event.vector == Vector::DF || software {
+            self.stop_after_delivery(event.vector.0, event.code);
         }
         self.st.events.mov_ss_shadow = false;
         self.st.events.sti_shadow = false;
         let class = match event.cause {
-            Cause::Exception if event.vector == DB => BranchClass::Debug,
+            Cause::Exception if event.vector == Vector::DB => BranchClass::Debug,
             Cause::Icebp => BranchClass::Debug,
             Cause::Exception => BranchClass::Exception,
             Cause::External => BranchClass::Interrupt,
@@ -193,7 +188,7 @@ impl Core {
     }
 
     fn try_deliver(&mut self, e: &Event) -> Result<(), Fault> {
-        if !self.cr0(crate::core::CR0_PE) {
+        if !self.cr0(Cr0::PE) {
             return self.deliver_real(e.vector);
         }
         if self.lma() {
@@ -205,19 +200,20 @@ impl Core {
 
     fn image(&self, e: &Event) -> u64 {
         let flags = self.rflags();
-        if e.rf { flags | RF } else { flags }
+        let image = if e.rf { flags | Rflags::RF } else { flags };
+        image.bits()
     }
 
     /// Through the interrupt vector table.
-    fn deliver_real(&mut self, vector: u8) -> Result<(), Fault> {
-        let at = u64::from(vector) * 4;
+    fn deliver_real(&mut self, vector: Vector) -> Result<(), Fault> {
+        let at = u64::from(vector.0) * 4;
         if at + 3 > self.st.idtr.limit.into() {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         let base = self.st.idtr.base.wrapping_add(at) & 0xffff_ffff;
         let entry: u32 = self.read_sys(base)?;
         let old = self.regs[4];
-        let (flags, cs, ip) = (self.rflags(), self.cs().selector, self.rip);
+        let (flags, cs, ip) = (self.rflags().bits(), self.cs().selector, self.rip);
         let pushed = self
             .push(2, flags & 0xffff)
             .and_then(|()| self.push(2, cs.into()))
@@ -226,7 +222,7 @@ impl Core {
             self.regs[4] = old;
             return Err(fault);
         }
-        self.set_rflags(self.rflags() & !(IF | TF | AC | RF));
+        self.set_rflags(self.rflags() & !(Rflags::IF | Rflags::TF | Rflags::AC | Rflags::RF));
         self.load_segment_real(seg::CS, (entry >> 16) as u16);
         self.rip = (entry & 0xffff).into();
         Ok(())
@@ -235,8 +231,8 @@ impl Core {
     /// Reads the gate; `wide` gates have 16 bytes.
     fn gate(&mut self, e: &Event, wide: bool) -> Result<(Descriptor, u64), Fault> {
         let size = if wide { 16 } else { 8 };
-        let at = u64::from(e.vector) * size;
-        let bad = Fault::Code(GP, u32::from(e.vector) * 8 + 2);
+        let at = u64::from(e.vector.0) * size;
+        let bad = Fault::WithCode(Vector::GP, u32::from(e.vector.0) * 8 + 2);
         if at + size - 1 > self.st.idtr.limit.into() {
             return Err(bad);
         }
@@ -259,7 +255,7 @@ impl Core {
             return Err(bad);
         }
         if !gate.present() {
-            return Err(Fault::Code(NP, u32::from(e.vector) * 8 + 2));
+            return Err(Fault::WithCode(Vector::NP, u32::from(e.vector.0) * 8 + 2));
         }
         Ok((gate, u64::from(high) << 32))
     }
@@ -267,7 +263,7 @@ impl Core {
     /// The code segment of a gate; answers it and the privilege level of the handler.
     fn handler_cs(&mut self, selector: u16) -> Result<(Descriptor, u8), Fault> {
         if selector & 0xfffc == 0 {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         let d = self.need_descriptor(selector)?;
         if !d.is_code() || d.dpl() > self.cpl {
@@ -298,7 +294,7 @@ impl Core {
             self.regs[4]
         };
         if !canonical(rip) {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         sp &= !15;
         let mut frame = vec![
@@ -312,7 +308,7 @@ impl Core {
         let top = sp;
         sp = top.wrapping_sub(frame.len() as u64 * 8);
         if !canonical(sp) || !canonical(top.wrapping_sub(1)) {
-            return Err(Fault::Code(SS, 0));
+            return Err(Fault::SS);
         }
         let places = (1..).map(|n: u64| top.wrapping_sub(n * 8));
         // A fault names the first one in the order of the pushes, and nothing is written.
@@ -324,7 +320,7 @@ impl Core {
         }
         self.mark_accessed(&mut cs)?;
         self.cpl = cpl;
-        self.clear_for_handler(gate, TF | NT | RF | VM);
+        self.clear_for_handler(gate, Rflags::TF | Rflags::NT | Rflags::RF | Rflags::VM);
         if inner {
             self.null_ss(cpl);
         }
@@ -333,9 +329,9 @@ impl Core {
         Ok(())
     }
 
-    fn clear_for_handler(&mut self, gate: Descriptor, mut mask: u64) {
+    fn clear_for_handler(&mut self, gate: Descriptor, mut mask: Rflags) {
         if gate.access() & 1 == 0 {
-            mask |= IF;
+            mask |= Rflags::IF;
         }
         self.set_rflags(self.rflags() & !mask);
         self.update_mode();
@@ -345,7 +341,7 @@ impl Core {
     pub(crate) fn tss_pointer(&mut self, offset: u64, size: u64) -> Result<u64, Fault> {
         let tr = self.st.tr;
         if offset + size - 1 > tr.limit.into() {
-            return Err(Fault::Code(TS, code_of(tr.selector)));
+            return Err(Fault::WithCode(Vector::TS, code_of(tr.selector)));
         }
         let at = self.wrap(tr.base.wrapping_add(offset));
         let v = match size {
@@ -354,7 +350,7 @@ impl Core {
             _ => self.read_sys::<u64>(at)?,
         };
         if size == 8 && !canonical(v) {
-            return Err(Fault::Code(SS, 0));
+            return Err(Fault::SS);
         }
         Ok(v)
     }
@@ -375,7 +371,7 @@ impl Core {
             )
         };
         let selector = selector as u16;
-        let bad = Fault::Code(TS, code_of(selector));
+        let bad = Fault::WithCode(Vector::TS, code_of(selector));
         let Some(d) = self.descriptor(selector)? else {
             return Err(bad);
         };
@@ -383,7 +379,7 @@ impl Core {
             return Err(bad);
         }
         if !d.present() {
-            return Err(Fault::Code(SS, code_of(selector)));
+            return Err(Fault::WithCode(Vector::SS, code_of(selector)));
         }
         Ok((NewStack::Described(d, selector), sp))
     }
@@ -430,7 +426,7 @@ impl Core {
         };
         self.mark_accessed(&mut cs)?;
         self.cpl = cpl;
-        self.clear_for_handler(gate, TF | NT | RF | VM);
+        self.clear_for_handler(gate, Rflags::TF | Rflags::NT | Rflags::RF | Rflags::VM);
         if let Some(ss) = new_ss {
             if v86 {
                 for i in [seg::GS, seg::FS, seg::DS, seg::ES] {
@@ -465,8 +461,8 @@ impl Core {
             0xffff
         };
         let mut at = sp & mask;
-        let bad = Fault::Code(
-            SS,
+        let bad = Fault::WithCode(
+            Vector::SS,
             if cpl < self.cpl {
                 code_of(ss.selector)
             } else {
@@ -502,12 +498,14 @@ impl Core {
     }
 
     /// Vectors of software interrupts that are exceptions by name.
-    pub(crate) fn soft_event(vector: u8, kind: crate::core::SoftKind) -> Event {
+    pub(crate) fn soft_event(vector: Vector, kind: SoftwareInterruptKind) -> Event {
         let cause = match kind {
-            crate::core::SoftKind::Icebp => Cause::Icebp,
+            SoftwareInterruptKind::Int1 => Cause::Icebp,
             _ => Cause::Software,
         };
-        debug_assert!(kind != crate::core::SoftKind::Trap || matches!(vector, BP | OFV));
+        debug_assert!(
+            kind != SoftwareInterruptKind::Trap || matches!(vector, Vector::BP | Vector::OF)
+        );
         Event {
             vector,
             cause,

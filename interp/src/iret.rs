@@ -6,10 +6,14 @@
     reason = "stack images are cut to their width"
 )]
 
-use crate::core::{CR4_VME, Core, Fault, GP0, SS};
-use crate::flags::{AC, ARITH, DF as DIR, ID, IF, IOPL, NT, RF, TF, VIF, VIP, VM};
+use crate::core::Core;
+use crate::fault::Fault;
+use crate::flags::ARITHMETIC;
 use crate::seg::{Descriptor, code_of, gp};
 use hindsight_cpu::state::{Segment, seg};
+use hindsight_regs::cr::{Cr0, Cr4};
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 
 /// The stack segment of another privilege level, before it counts as accessed.
 #[derive(Clone, Copy)]
@@ -34,13 +38,13 @@ impl Core {
     pub(crate) fn iret(&mut self, size: u8, after: u64) -> Result<(), Fault> {
         // Even if it faults: SDM Vol. 3A, "Handling Multiple NMIs".
         self.st.events.nmi_blocked = false;
-        if !self.cr0(crate::core::CR0_PE) {
+        if !self.cr0(Cr0::PE) {
             self.iret_real(size)
         } else if self.v86() {
             self.iret_v86(size)
-        } else if self.flag(NT) {
+        } else if self.flag(Rflags::NT) {
             if self.lma() {
-                Err(GP0)
+                Err(Fault::GP)
             } else {
                 self.rip = after;
                 self.task_return()
@@ -52,20 +56,18 @@ impl Core {
 
     fn iret_real(&mut self, size: u8) -> Result<(), Fault> {
         let s = u64::from(size);
-        let (ip, cs, flags) = (
-            self.peek(size, 0)?,
-            self.peek(size, s)?,
-            self.peek(size, 2 * s)?,
-        );
+        let (ip, cs) = (self.peek(size, 0)?, self.peek(size, s)?);
+        let flags = Rflags::from_bits_truncate(self.peek(size, 2 * s)?);
         if ip > self.cs().limit.into() {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         self.set_sp(self.sp().wrapping_add(3 * s));
         self.load_segment_real(seg::CS, cs as u16);
         self.rip = ip;
-        let mut mask = ARITH | TF | IF | DIR | IOPL | NT;
+        let mut mask =
+            ARITHMETIC | Rflags::TF | Rflags::IF | Rflags::DF | Rflags::IOPL | Rflags::NT;
         if size == 4 {
-            mask |= RF | AC | ID;
+            mask |= Rflags::RF | Rflags::AC | Rflags::ID;
         }
         self.set_rflags((self.rflags() & !mask) | (flags & mask));
         self.update_mode();
@@ -74,30 +76,28 @@ impl Core {
 
     fn iret_v86(&mut self, size: u8) -> Result<(), Fault> {
         let vme = self.iopl() < 3;
-        if vme && (size != 2 || !self.cr4(CR4_VME)) {
-            return Err(GP0);
+        if vme && (size != 2 || !self.cr4(Cr4::VME)) {
+            return Err(Fault::GP);
         }
         let s = u64::from(size);
-        let (ip, cs, flags) = (
-            self.peek(size, 0)?,
-            self.peek(size, s)?,
-            self.peek(size, 2 * s)?,
-        );
+        let (ip, cs) = (self.peek(size, 0)?, self.peek(size, s)?);
+        let flags = Rflags::from_bits_truncate(self.peek(size, 2 * s)?);
         if ip > 0xffff {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
-        let mut mask = ARITH | TF | DIR | NT;
+        let mut mask = ARITHMETIC | Rflags::TF | Rflags::DF | Rflags::NT;
         let mut flags = flags;
         if vme {
-            if flags & TF != 0 || (flags & IF != 0 && self.flag(VIP)) {
-                return Err(GP0);
+            let interrupts = flags.contains(Rflags::IF);
+            if flags.contains(Rflags::TF) || (interrupts && self.flag(Rflags::VIP)) {
+                return Err(Fault::GP);
             }
-            flags = (flags & !VIF) | if flags & IF != 0 { VIF } else { 0 };
-            mask |= VIF;
+            flags.set(Rflags::VIF, interrupts);
+            mask |= Rflags::VIF;
         } else {
-            mask |= IF;
+            mask |= Rflags::IF;
             if size == 4 {
-                mask |= RF | AC | ID;
+                mask |= Rflags::RF | Rflags::AC | Rflags::ID;
             }
         }
         self.set_sp(self.sp().wrapping_add(3 * s));
@@ -110,12 +110,9 @@ impl Core {
 
     fn iret_protected(&mut self, size: u8) -> Result<(), Fault> {
         let s = u64::from(size);
-        let (rip, cs_sel, flags) = (
-            self.peek(size, 0)?,
-            self.peek(size, s)? as u16,
-            self.peek(size, 2 * s)?,
-        );
-        if size == 4 && flags & VM != 0 && self.cpl == 0 && !self.lma() {
+        let (rip, cs_sel) = (self.peek(size, 0)?, self.peek(size, s)? as u16);
+        let flags = Rflags::from_bits_truncate(self.peek(size, 2 * s)?);
+        if size == 4 && flags.contains(Rflags::VM) && self.cpl == 0 && !self.lma() {
             return self.iret_to_v86(rip, cs_sel, flags);
         }
         let rpl = (cs_sel & 3) as u8;
@@ -165,18 +162,18 @@ impl Core {
     }
 
     /// What IRET may change in RFLAGS.
-    fn iret_mask(&self, size: u8) -> u64 {
-        let mut mask = ARITH | TF | DIR | NT;
+    fn iret_mask(&self, size: u8) -> Rflags {
+        let mut mask = ARITHMETIC | Rflags::TF | Rflags::DF | Rflags::NT;
         if size != 2 {
-            mask |= RF | AC | ID;
+            mask |= Rflags::RF | Rflags::AC | Rflags::ID;
         }
         if self.cpl <= self.iopl() {
-            mask |= IF;
+            mask |= Rflags::IF;
         }
         if self.cpl == 0 {
-            mask |= IOPL;
+            mask |= Rflags::IOPL;
             if size != 2 {
-                mask |= VIF | VIP;
+                mask |= Rflags::VIF | Rflags::VIP;
             }
         }
         mask
@@ -185,7 +182,7 @@ impl Core {
     /// The code segment of a return, checked.
     pub(crate) fn return_cs(&mut self, selector: u16) -> Result<Descriptor, Fault> {
         if selector & 0xfffc == 0 {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         let d = self.need_descriptor(selector)?;
         let rpl = (selector & 3) as u8;
@@ -213,7 +210,7 @@ impl Core {
     ) -> Result<NewStack, Fault> {
         if selector & 0xfffc == 0 {
             if !(self.lma() && long) || rpl == 3 {
-                return Err(GP0);
+                return Err(Fault::GP);
             }
             let access = u16::from(rpl) << 5;
             return Ok(NewStack::Null(Segment {
@@ -229,7 +226,7 @@ impl Core {
             return Err(gp(selector));
         }
         if !d.present() {
-            return Err(Fault::Code(SS, code_of(selector)));
+            return Err(Fault::WithCode(Vector::SS, code_of(selector)));
         }
         Ok(NewStack::Described(d, selector))
     }
@@ -266,15 +263,26 @@ impl Core {
         }
     }
 
-    fn iret_to_v86(&mut self, rip: u64, cs: u16, flags: u64) -> Result<(), Fault> {
+    fn iret_to_v86(&mut self, rip: u64, cs: u16, flags: Rflags) -> Result<(), Fault> {
         let mut v = [0_u64; 6];
         for (i, slot) in (3_u64..).zip(&mut v) {
             *slot = self.peek(4, 4 * i)?;
         }
         if rip > 0xffff {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
-        let mask = ARITH | TF | DIR | NT | RF | AC | ID | IF | IOPL | VIF | VIP | VM;
+        let mask = ARITHMETIC
+            | Rflags::TF
+            | Rflags::DF
+            | Rflags::NT
+            | Rflags::RF
+            | Rflags::AC
+            | Rflags::ID
+            | Rflags::IF
+            | Rflags::IOPL
+            | Rflags::VIF
+            | Rflags::VIP
+            | Rflags::VM;
         self.set_rflags((self.rflags() & !mask) | (flags & mask));
         self.cpl = 3;
         let [sp, ss, es, ds, fs, gs] = v;

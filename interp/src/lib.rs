@@ -12,6 +12,7 @@ mod counting;
 mod debug;
 mod decode;
 mod events;
+mod fault;
 mod flags;
 mod iret;
 mod memory;
@@ -35,7 +36,7 @@ mod word;
 
 pub use memory::{Memory, MemoryError, RegionSpec};
 pub use platform::{Accesses, Cause, Step};
-pub use platform::{Branch, BranchClass, Counting, Gp, Observe, Pending, Platform};
+pub use platform::{Branch, BranchClass, Counting, GpFault, Observe, Pending, Platform};
 pub use run::{Exit, Kicker, Stats, Vcpu};
 pub use stops::{Hit, MsrStops, PortWatch, Stops, Watch};
 pub use supported::supported_cpuid;

@@ -8,12 +8,11 @@
     reason = "page-table indices are cut on purpose"
 )]
 
-use crate::core::{
-    CR0_PG, CR0_WP, CR4_PAE, CR4_PGE, CR4_PKE, CR4_PSE, CR4_SMAP, CR4_SMEP, Core, EFER_NXE, Fault,
-    GP0,
-};
+use crate::core::Core;
+use crate::fault::Fault;
 use crate::memory::PAGE;
 use crate::tlb::{Set, Translation};
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
 
 /// What an access wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +53,7 @@ impl Core {
         want: Want,
         set: Set,
     ) -> Result<Translation, Fault> {
-        if !self.cr0(CR0_PG) {
+        if !self.cr0(Cr0::PG) {
             return Ok(Translation {
                 gpa: lin & 0xffff_ffff & self.phys_mask,
                 global: false,
@@ -74,8 +73,8 @@ impl Core {
             let mut code = match want {
                 Want::Read => 0,
                 Want::Write => 2,
-                Want::Fetch if self.st.efer & EFER_NXE != 0 && self.cr4(CR4_PAE) => 0x10,
-                Want::Fetch if self.cr4(CR4_SMEP) => 0x10,
+                Want::Fetch if self.efer(Efer::NXE) && self.cr4(Cr4::PAE) => 0x10,
+                Want::Fetch if self.cr4(Cr4::SMEP) => 0x10,
                 Want::Fetch => 0,
             };
             code |= if user { 4 } else { 0 };
@@ -97,7 +96,7 @@ impl Core {
             }
             return Ok(Translation {
                 gpa: walk.gpa,
-                global: entry & G != 0 && self.cr4(CR4_PGE),
+                global: entry & G != 0 && self.cr4(Cr4::PGE),
                 shift: walk.shift,
             });
         }
@@ -108,9 +107,9 @@ impl Core {
         let writable = w.rights & RW != 0;
         let denied = match want {
             _ if user && !user_page => true,
-            Want::Fetch => w.nx || (!user && user_page && self.cr4(CR4_SMEP)),
-            _ if !user && user_page && set == Set::Supervisor && self.cr4(CR4_SMAP) => true,
-            Want::Write => !writable && (user || self.cr0(CR0_WP)),
+            Want::Fetch => w.nx || (!user && user_page && self.cr4(Cr4::SMEP)),
+            _ if !user && user_page && set == Set::Supervisor && self.cr4(Cr4::SMAP) => true,
+            Want::Write => !writable && (user || self.cr0(Cr0::WP)),
             Want::Read => false,
         };
         // The error code tells of the key whatever else forbids the access.
@@ -123,11 +122,11 @@ impl Core {
 
     /// PKRU forbids a data access to a user page with this key.
     fn key_denies(&self, key: u8, want: Want, user: bool) -> bool {
-        if !self.cr4(CR4_PKE) || !self.lma() {
+        if !self.cr4(Cr4::PKE) || !self.lma() {
             return false;
         }
         let bits = self.vec.pkru >> (2 * key) & 3;
-        let wd = bits & 2 != 0 && (user || self.cr0(CR0_WP));
+        let wd = bits & 2 != 0 && (user || self.cr0(Cr0::WP));
         bits & 1 != 0 || (want == Want::Write && wd)
     }
 
@@ -135,7 +134,7 @@ impl Core {
     fn walk(&mut self, lin: u64) -> Result<Option<Walk>, ()> {
         if self.lma() {
             self.walk_wide(lin, self.st.cr3 & self.phys_mask & !0xfff, 4)
-        } else if self.cr4(CR4_PAE) {
+        } else if self.cr4(Cr4::PAE) {
             let pdpte = self.st.pdptr[(lin >> 30 & 3) as usize];
             if pdpte & P == 0 {
                 return Ok(None);
@@ -149,7 +148,7 @@ impl Core {
     fn walk_wide(&mut self, lin: u64, mut table: u64, levels: u32) -> Result<Option<Walk>, ()> {
         let mut rights = RW | US;
         let mut nx = false;
-        let nxe = self.st.efer & EFER_NXE != 0;
+        let nxe = self.efer(Efer::NXE);
         let mut reserved = !self.phys_mask & 0x000f_ffff_ffff_f000;
         if !nxe {
             reserved |= NX;
@@ -198,7 +197,7 @@ impl Core {
         if pde & P == 0 {
             return Ok(None);
         }
-        if pde & PS != 0 && self.cr4(CR4_PSE) {
+        if pde & PS != 0 && self.cr4(Cr4::PSE) {
             if pde & 1 << 21 != 0 {
                 return Err(());
             }
@@ -251,7 +250,7 @@ impl Core {
             let entry = self.memory.read_entry((cr3 & 0xffff_ffe0) + i * 8, true);
             let reserved = 0x1e6 | !self.phys_mask;
             if entry & P != 0 && entry & reserved != 0 {
-                return Err(GP0);
+                return Err(Fault::GP);
             }
             *slot = entry;
         }

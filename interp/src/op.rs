@@ -1,7 +1,6 @@
 //! The pre-resolved operation: what the decoder makes of one instruction.
 
 #![expect(unsafe_code, reason = "operations are reached through raw pointers")]
-
 use crate::core::Core;
 use std::cell::Cell;
 

@@ -6,10 +6,7 @@ use hindsight_cpu::pmu::Ring;
 use hindsight_cpu::pmu::pebs::Stored;
 pub use hindsight_cpu::transaction::{Cause, Step};
 pub use hindsight_cpu::uarch::Accesses;
-
-/// The access raises #GP(0).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gp;
+pub use hindsight_regs::vector::GpFault;
 
 /// What waits for the processor at an instruction boundary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,19 +36,19 @@ pub trait Platform {
     /// RDMSR of an MSR that the interpreter does not hold itself.
     ///
     /// # Errors
-    /// [`Gp`] where the processor raises #GP(0).
-    fn rdmsr(&mut self, index: u32) -> Result<u64, Gp>;
+    /// [`GpFault`] where the processor raises #GP(0).
+    fn rdmsr(&mut self, index: u32) -> Result<u64, GpFault>;
     /// WRMSR of an MSR that the interpreter does not hold itself.
     ///
     /// # Errors
-    /// [`Gp`] where the processor raises #GP(0).
-    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), Gp>;
+    /// [`GpFault`] where the processor raises #GP(0).
+    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), GpFault>;
     /// RDPMC; the default has no counters.
     ///
     /// # Errors
-    /// [`Gp`] where the processor raises #GP(0).
-    fn rdpmc(&mut self, _index: u32) -> Result<u64, Gp> {
-        Err(Gp)
+    /// [`GpFault`] where the processor raises #GP(0).
+    fn rdpmc(&mut self, _index: u32) -> Result<u64, GpFault> {
+        Err(GpFault)
     }
     /// CPUID: EAX, EBX, ECX, EDX. The bits that follow CR4 and XCR0 are put in by the interpreter.
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4];

@@ -12,7 +12,6 @@ mod estimate;
 mod extended;
 mod stack;
 mod transcendental;
-
 use crate::core::Core;
 use crate::op::{Handler, Op};
 use crate::ops::{Done, general};

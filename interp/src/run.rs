@@ -5,10 +5,10 @@
     reason = "links are set and the platform is kept through raw pointers"
 )]
 
-use crate::core::{Core, Fault, Leave};
+use crate::core::Core;
 use crate::decode::{EXACT, Features};
 use crate::events::{Cause as Why, Event, Shutdown};
-use crate::flags::RF;
+use crate::fault::{ExitReason, Fault, SoftwareInterruptKind};
 use crate::memory::Memory;
 use crate::op::{DEAD, Next, slot};
 use crate::ops::branch;
@@ -17,6 +17,8 @@ use crate::stops::{Hit, Stops};
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::{Activity, CpuState, gpr};
 use hindsight_cpu::transaction::Cause;
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -378,16 +380,17 @@ impl Core {
     }
 
     fn deliver_saved(&mut self, e: hindsight_cpu::state::Exception) -> Result<(), Shutdown> {
-        match (e.vector, e.payload) {
-            (crate::core::PF, Some(cr2)) => self.st.cr2 = cr2,
-            (crate::core::DB, Some(bits)) => self.debug_bits(bits),
+        let vector = Vector(e.vector);
+        match (vector, e.payload) {
+            (Vector::PF, Some(cr2)) => self.st.cr2 = cr2,
+            (Vector::DB, Some(bits)) => self.debug_bits(bits),
             _ => {}
         }
         self.st.activity = Activity::Running;
-        let rf = !matches!(e.vector, 1 | 3 | 4 | 8);
+        let rf = !matches!(vector, Vector::DB | Vector::BP | Vector::OF | Vector::DF);
         self.stops.pass = true;
         self.deliver(Event {
-            vector: e.vector,
+            vector,
             cause: Why::Exception,
             code: e.error_code,
             rf,
@@ -438,10 +441,10 @@ impl Core {
                 self.st.activity = Activity::Running;
                 self.st.events.nmi_blocked = true;
                 self.deliver(Event {
-                    vector: 2,
+                    vector: Vector::NMI,
                     cause: Why::External,
                     code: None,
-                    rf: self.flag(RF),
+                    rf: self.flag(Rflags::RF),
                 })?;
                 continue;
             }
@@ -461,10 +464,10 @@ impl Core {
     fn interrupt(&mut self, vector: u8) -> Result<(), Shutdown> {
         self.st.activity = Activity::Running;
         self.deliver(Event {
-            vector,
+            vector: Vector(vector),
             cause: Why::External,
             code: None,
-            rf: self.flag(RF),
+            rf: self.flag(Rflags::RF),
         })
     }
 
@@ -499,7 +502,8 @@ impl Core {
                 }
                 // The deadline lies inside the block.
                 let outcome = self.step()?;
-                if outcome.is_some() || !matches!(self.why, Leave::Lookup | Leave::Budget) {
+                if outcome.is_some() || !matches!(self.why, ExitReason::Lookup | ExitReason::Budget)
+                {
                     return Ok(outcome);
                 }
                 continue;
@@ -507,13 +511,13 @@ impl Core {
             branch::start(self, first);
             self.dispatch(first);
             match self.why {
-                Leave::Lookup | Leave::Budget => {}
-                Leave::Poll => {
+                ExitReason::Lookup | ExitReason::Budget => {}
+                ExitReason::Poll => {
                     self.after_instruction(false);
                     return Ok(None);
                 }
-                Leave::Fault => return self.fault(self.fault),
-                Leave::SoftInt(vector, kind) => {
+                ExitReason::Fault => return self.fault(self.fault),
+                ExitReason::SoftwareInterrupt(vector, kind) => {
                     self.deliver(Self::soft_event(vector, kind))?;
                     return Ok(None);
                 }
@@ -524,19 +528,19 @@ impl Core {
 
     /// Executes exactly one instruction, with all that may happen around it.
     fn step(&mut self) -> Outcome {
-        self.why = Leave::Lookup;
+        self.why = ExitReason::Lookup;
         let lin = self.code_lin(self.rip);
         let e = &self.st.events;
-        if !self.flag(RF) && !e.mov_ss_shadow {
+        if !self.flag(Rflags::RF) && !e.mov_ss_shadow {
             let bits = self.exec_hits(lin);
             if bits != 0 {
-                self.why = Leave::Poll;
+                self.why = ExitReason::Poll;
                 if self.in_region() {
                     return self.debug_in_region(bits).map(|()| None);
                 }
                 self.debug_bits(bits);
                 self.deliver(Event {
-                    vector: crate::core::DB,
+                    vector: Vector::DB,
                     cause: Why::Exception,
                     code: None,
                     rf: false,
@@ -554,9 +558,9 @@ impl Core {
         let (on_branch, taken) = (self.rec.observe.step_on_branch, self.rec.taken());
         self.st.events.mov_ss_shadow = false;
         self.st.events.sti_shadow = false;
-        self.repeat = self.flag(RF);
+        self.repeat = self.flag(Rflags::RF);
         self.no_step = false;
-        self.fl &= !RF;
+        self.fl &= !Rflags::RF;
         self.begin_accesses(lin);
         self.dispatch_one(first);
         self.end_accesses();
@@ -564,10 +568,10 @@ impl Core {
             self.st.events.mov_ss_shadow = false;
         }
         match self.why {
-            Leave::Fault => self.fault(self.fault),
-            Leave::SoftInt(vector, kind) => {
+            ExitReason::Fault => self.fault(self.fault),
+            ExitReason::SoftwareInterrupt(vector, kind) => {
                 let mut deferred = std::mem::take(&mut self.st.events.deferred_db);
-                if kind == crate::core::SoftKind::Icebp && deferred != 0 {
+                if kind == SoftwareInterruptKind::Int1 && deferred != 0 {
                     // Its own #DB reports what MOV SS held back.
                     self.debug_bits(std::mem::take(&mut deferred));
                 }
@@ -582,7 +586,7 @@ impl Core {
                 let tf = tf && !self.no_step && (!on_branch || self.rec.taken() != taken);
                 self.after_instruction(tf);
                 if tf || self.trap_pending {
-                    self.why = Leave::Poll;
+                    self.why = ExitReason::Poll;
                 }
                 Ok(None)
             }
@@ -601,7 +605,7 @@ impl Core {
         self.reserve = 0;
         self.slice = slice;
         self.update_stamp();
-        if matches!(self.why, Leave::Lookup | Leave::Budget) {
+        if matches!(self.why, ExitReason::Lookup | ExitReason::Budget) {
             self.link_from = std::ptr::null();
         }
     }
@@ -609,16 +613,16 @@ impl Core {
     /// Delivers a fault, or turns it into an exit.
     fn fault(&mut self, fault: Fault) -> Outcome {
         self.leave = false;
-        self.why = Leave::Poll;
-        if self.in_region() && fault != Fault::Repeat {
+        self.why = ExitReason::Poll;
+        if self.in_region() && fault != Fault::BetweenIterations {
             return self.fault_in_region(fault).map(|()| None);
         }
         match fault {
-            Fault::Missing => return Ok(Some(self.missing())),
+            Fault::Unimplemented => return Ok(Some(self.missing())),
             Fault::Shutdown => return Err(Shutdown),
-            Fault::Repeat => {
+            Fault::BetweenIterations => {
                 // Not retired: it goes on after whatever pends was seen to.
-                self.fl |= RF;
+                self.fl |= Rflags::RF;
                 // An iteration is no branch (rule BTF-11).
                 let tf = self.tf() && !self.rec.observe.step_on_branch;
                 self.after_instruction(tf);
@@ -670,7 +674,7 @@ impl Core {
         self.cache.tidy();
         let lin = self.code_lin(rip);
         if self.code != 8 && rip > self.cs().limit.into() {
-            return Err(crate::core::GP0);
+            return Err(Fault::GP);
         }
         let gpa = self.translate_code(lin)?;
         let key = self.block_key() | if exact { EXACT } else { 0 };

@@ -6,9 +6,11 @@
     reason = "descriptor fields are cut on purpose"
 )]
 
-use crate::core::{Core, Fault, GP, GP0, NP, SS};
+use crate::core::Core;
+use crate::fault::Fault;
 pub(crate) use hindsight_cpu::state::canonical;
 use hindsight_cpu::state::{Segment, seg};
+use hindsight_regs::vector::Vector;
 
 /// The access byte: present, and the types.
 pub(crate) const PRESENT: u16 = 1 << 7;
@@ -94,11 +96,11 @@ pub(crate) fn code_of(selector: u16) -> u32 {
 }
 
 pub(crate) fn gp(selector: u16) -> Fault {
-    Fault::Code(GP, code_of(selector))
+    Fault::WithCode(Vector::GP, code_of(selector))
 }
 
 pub(crate) fn np(selector: u16) -> Fault {
-    Fault::Code(NP, code_of(selector))
+    Fault::WithCode(Vector::NP, code_of(selector))
 }
 
 /// A data segment of 4 GiB that can be written, at the beginning of a page. What lies within a page
@@ -117,22 +119,14 @@ impl Core {
             if canonical(lin) && canonical(lin.wrapping_add(size.saturating_sub(1))) {
                 return Ok(lin);
             }
-            return Err(if seg == seg::SS {
-                Fault::Code(SS, 0)
-            } else {
-                GP0
-            });
+            return Err(if seg == seg::SS { Fault::SS } else { Fault::GP });
         }
         let last = ea.wrapping_add(size.saturating_sub(1));
         if self.open >> seg & 1 != 0 && (ea..=0xffff_ffff).contains(&last) {
             return Ok(self.st.seg[seg].base.wrapping_add(ea) & 0xffff_ffff);
         }
         let s = &self.st.seg[seg];
-        let bad = if seg == seg::SS {
-            Fault::Code(SS, 0)
-        } else {
-            GP0
-        };
+        let bad = if seg == seg::SS { Fault::SS } else { Fault::GP };
         if self.prot {
             let kind = s.access & (CODE | READ_WRITE);
             let wrong = if write {
@@ -141,7 +135,7 @@ impl Core {
                 kind == CODE
             };
             if s.unusable || wrong {
-                return Err(if s.unusable { bad } else { GP0 });
+                return Err(if s.unusable { bad } else { Fault::GP });
             }
         }
         let ok = if s.access & (CODE | CONFORMING) == CONFORMING {
@@ -234,7 +228,7 @@ impl Core {
                 return Err(gp(selector));
             }
             if !d.present() {
-                return Err(Fault::Code(SS, code_of(selector)));
+                return Err(Fault::WithCode(Vector::SS, code_of(selector)));
             }
         } else {
             let readable = d.ordinary() && d.access() & (CODE | READ_WRITE) != CODE;
@@ -255,7 +249,7 @@ impl Core {
         if index == seg::SS {
             let rpl = (selector & 3) as u8;
             if self.code != 8 || self.cpl == 3 || rpl != self.cpl {
-                return Err(GP0);
+                return Err(Fault::GP);
             }
         }
         let dpl = u16::from(self.cpl) << 5;
@@ -340,7 +334,7 @@ impl Core {
     /// Loads the task register and marks the TSS busy.
     pub(crate) fn load_tr(&mut self, selector: u16) -> Result<(), Fault> {
         if selector & 0xfffc == 0 {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         if selector & 4 != 0 {
             return Err(gp(selector));
@@ -383,7 +377,7 @@ impl Core {
         } else {
             rip <= cs.limit.into()
         };
-        if ok { Ok(()) } else { Err(GP0) }
+        if ok { Ok(()) } else { Err(Fault::GP) }
     }
 
     /// Sets CS, CPL and RIP, after all checks. SS must already fit the new CPL.

@@ -1,10 +1,12 @@
 //! System-management mode: taking an SMI, and RSM. SDM Vol. 3C, "System Management Mode".
 
-use crate::core::{CR0_PG, CR4_PAE, Core, Fault, UD_};
+use crate::core::Core;
+use crate::fault::Fault;
 use crate::op::Op;
 use crate::ops::Done;
 use hindsight_cpu::smm::{AREA_LEN, SaveArea};
 use hindsight_cpu::state::CpuState;
+use hindsight_regs::cr::{Cr0, Cr4};
 
 impl Core {
     /// The processor is in system-management mode.
@@ -28,7 +30,7 @@ impl Core {
 
     fn resume(&mut self) -> Result<(), Fault> {
         if !self.in_smm() {
-            return Err(UD_);
+            return Err(Fault::UD);
         }
         let mut area = SaveArea([0; AREA_LEN]);
         for (gpa, byte) in (self.st.smm.area()..).zip(&mut area.0) {
@@ -39,7 +41,7 @@ impl Core {
         self.store(&mut state);
         state.leave_smm(&area).map_err(|_| Fault::Shutdown)?;
         self.load(&state);
-        if self.cr0(CR0_PG) && self.cr4(CR4_PAE) && !self.lma() {
+        if self.cr0(Cr0::PG) && self.cr4(Cr4::PAE) && !self.lma() {
             let loaded = self.load_pdptrs(self.st.cr3);
             loaded.map_err(|_| Fault::Shutdown)?;
         }

@@ -8,12 +8,15 @@
     reason = "TSS fields are cut to their width"
 )]
 
-use crate::core::{CR0_PG, CR0_TS, CR4_PAE, Core, Fault, SS, TS};
-use crate::debug::BT;
-use crate::flags::{NT, RF};
+use crate::core::Core;
+use crate::fault::Fault;
 use crate::seg::{Descriptor, code_of, gp, np};
 use hindsight_cpu::debug::Registers;
 use hindsight_cpu::state::{Segment, seg};
+use hindsight_regs::cr::{Cr0, Cr4};
+use hindsight_regs::dr::Dr6;
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 
 /// What switches tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +40,7 @@ struct Image {
 }
 
 fn ts(selector: u16) -> Fault {
-    Fault::Code(TS, code_of(selector))
+    Fault::WithCode(Vector::TS, code_of(selector))
 }
 
 impl Core {
@@ -49,7 +52,7 @@ impl Core {
         rf: bool,
     ) -> Result<(), Fault> {
         if rf {
-            self.fl |= RF;
+            self.fl |= Rflags::RF;
         }
         self.switch(selector, Source::Nested)?;
         if let Some(code) = code {
@@ -162,9 +165,9 @@ impl Core {
         let wide = tr.access & 8 != 0;
         let mut flags = self.rflags();
         if source == Source::Return {
-            flags &= !NT;
+            flags &= !Rflags::NT;
         }
-        let mut values = vec![self.rip, flags];
+        let mut values = vec![self.rip, flags.bits()];
         values.extend_from_slice(&self.regs[..8]);
         let selectors = &self.st.seg[..if wide { 6 } else { 4 }];
         values.extend(selectors.iter().map(|s| u64::from(s.selector)));
@@ -189,20 +192,20 @@ impl Core {
         source: Source,
         wide: bool,
     ) -> Result<(), Fault> {
-        self.st.cr0 |= CR0_TS;
+        self.st.cr0 |= Cr0::TS.bits();
         let mut tr = new.segment(selector);
         tr.access |= 2;
         self.st.tr = tr;
-        if wide && self.cr0(CR0_PG) {
-            if self.cr4(CR4_PAE) {
+        if wide && self.cr0(Cr0::PG) {
+            if self.cr4(Cr4::PAE) {
                 self.load_pdptrs(image.cr3.into())?;
             }
             self.st.cr3 = image.cr3.into();
             self.flush_local_tlb();
         }
-        let mut flags = u64::from(image.eflags);
+        let mut flags = Rflags::from_bits_truncate(image.eflags.into());
         if source == Source::Nested {
-            flags |= NT;
+            flags |= Rflags::NT;
         }
         self.set_rflags(flags);
         self.no_step = true;
@@ -214,7 +217,7 @@ impl Core {
         self.update_debug();
         self.load_task_segments(image)?;
         if image.trap {
-            self.trap |= BT;
+            self.trap |= Dr6::BT.bits();
             self.trap_pending = true;
         }
         Ok(())
@@ -261,8 +264,8 @@ impl Core {
         }
         self.prot = true;
         let rename = |fault: Fault, selector: u16| match fault {
-            Fault::Code(SS, code) => Fault::Code(SS, code),
-            Fault::Code(crate::core::NP, code) => Fault::Code(crate::core::NP, code),
+            Fault::WithCode(Vector::SS, code) => Fault::WithCode(Vector::SS, code),
+            Fault::WithCode(Vector::NP, code) => Fault::WithCode(Vector::NP, code),
             Fault::Page(..) => fault,
             _ => ts(selector),
         };

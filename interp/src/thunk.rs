@@ -11,21 +11,23 @@ mod elements;
 mod masking;
 mod memory;
 mod vectors;
-
-pub(crate) use elements::run as elements;
-pub(crate) use vectors::Vectors;
-
-use crate::core::{CR0_EM, CR0_TS, CR4_OSFXSR, CR4_OSXSAVE, Core, Fault, MF, NM, UD_, XM};
-use crate::flags::{ARITH, Flags};
+use crate::core::Core;
+use crate::fault::Fault;
+use crate::flags::LazyFlags;
 use crate::op::Op;
 use crate::ops::Done;
 use codegen::{Bank, Class, Thunk};
+pub(crate) use elements::run as elements;
+use hindsight_regs::cr::{Cr0, Cr4};
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 use iced_x86::{
     CodeSize, Encoder, EncodingKind, FlowControl, Instruction, Mnemonic as M, Register,
     RoundingControl,
 };
 use std::collections::HashMap;
 use std::rc::Rc;
+pub(crate) use vectors::Vectors;
 
 /// How the host can help with an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +68,7 @@ pub(crate) fn support(i: &Instruction) -> Support {
 pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
     let insn = c.cache.insns[o.insn as usize];
     let Some(thunk) = lookup(c, o.insn, &insn) else {
-        return Err(Fault::Missing);
+        return Err(Fault::Unimplemented);
     };
     check(c, &insn, &thunk)?;
     if matches!(insn.mnemonic(), M::Vzeroupper | M::Vzeroall) {
@@ -122,14 +124,18 @@ fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Rc<Thunk>> {
 /// What the control registers say about the instruction.
 fn check(c: &Core, i: &Instruction, t: &Thunk) -> Done {
     if t.class == Class::X87 && !t.mmx {
-        if c.cr0(CR0_EM | CR0_TS) {
-            return Err(Fault::Plain(NM));
+        if c.cr0(Cr0::EM | Cr0::TS) {
+            return Err(Fault::NM);
         }
         return c.check_x87_pending();
     }
     if t.class == Class::Integer {
         let vex = i.encoding() != EncodingKind::Legacy;
-        return if vex && !c.prot { Err(UD_) } else { Ok(()) };
+        return if vex && !c.prot {
+            Err(Fault::UD)
+        } else {
+            Ok(())
+        };
     }
     check_state(c, i.encoding(), t.vector, t.mmx)
 }
@@ -137,8 +143,8 @@ fn check(c: &Core, i: &Instruction, t: &Thunk) -> Done {
 /// Whether the registers of a vector or MMX instruction may be used.
 pub(crate) fn check_state(c: &Core, encoding: EncodingKind, vector: bool, mmx: bool) -> Done {
     let legacy = encoding == EncodingKind::Legacy;
-    if (!legacy && !c.prot) || (mmx && c.cr0(CR0_EM)) {
-        return Err(UD_);
+    if (!legacy && !c.prot) || (mmx && c.cr0(Cr0::EM)) {
+        return Err(Fault::UD);
     }
     if vector {
         let need = if encoding == EncodingKind::EVEX {
@@ -147,16 +153,16 @@ pub(crate) fn check_state(c: &Core, encoding: EncodingKind, vector: bool, mmx: b
             6
         };
         let off = if legacy {
-            c.cr0(CR0_EM) || !c.cr4(CR4_OSFXSR)
+            c.cr0(Cr0::EM) || !c.cr4(Cr4::OSFXSR)
         } else {
-            !c.cr4(CR4_OSXSAVE) || c.st.xcr0 & need != need
+            !c.cr4(Cr4::OSXSAVE) || c.st.xcr0 & need != need
         };
         if off {
-            return Err(UD_);
+            return Err(Fault::UD);
         }
     }
-    if c.cr0(CR0_TS) {
-        return Err(Fault::Plain(NM));
+    if c.cr0(Cr0::TS) {
+        return Err(Fault::NM);
     }
     if mmx { c.check_x87_pending() } else { Ok(()) }
 }
@@ -172,7 +178,7 @@ fn execute(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> Result<bool, Fau
     for &reg in &t.gpr_read {
         c.vec.gpr[usize::from(reg & 15)] = c.reg(reg & 15);
     }
-    c.vec.flags = c.cc.bits();
+    c.vec.flags = c.cc.rflags().bits();
     if t.vector {
         execute_vector(c, i, t)?;
         return Ok(true);
@@ -215,8 +221,12 @@ fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     c.vec.mxcsr = guest | raised;
     if raised & open != 0 {
         c.vec.restore(t);
-        let xm = c.cr4(1 << 10);
-        return Err(if xm { Fault::Plain(XM) } else { UD_ });
+        let xm = c.cr4(Cr4::OSXMMEXCPT);
+        return Err(if xm {
+            Fault::NoCode(Vector::XM)
+        } else {
+            Fault::UD
+        });
     }
     Ok(())
 }
@@ -341,7 +351,7 @@ fn commit(c: &mut Core, o: &Op, t: &Thunk) {
         c.put_sized(reg & 15, size, v);
     }
     if t.flags {
-        c.cc = Flags::explicit(c.vec.flags & ARITH);
+        c.cc = LazyFlags::explicit(Rflags::from_bits_retain(c.vec.flags));
     }
     if t.class == Class::X87 && !t.mmx {
         let rip = c.rip_of(o);
@@ -353,7 +363,7 @@ impl Core {
     /// #MF of an earlier x87 instruction.
     pub(crate) fn check_x87_pending(&self) -> Done {
         if self.vec.x87_pending() {
-            Err(Fault::Plain(MF))
+            Err(Fault::NoCode(Vector::MF))
         } else {
             Ok(())
         }

@@ -13,7 +13,7 @@ use crate::layout::*;
 use crate::map::Map;
 use anyhow::{Result, anyhow};
 use hindsight_cpu::state::{CpuState, seg};
-use hindsight_interp::{Exit, Gp, Memory, Pending, Platform, RegionSpec, Vcpu, supported_cpuid};
+use hindsight_interp::{Exit, GpFault, Memory, Pending, Platform, RegionSpec, Vcpu, supported_cpuid};
 use std::sync::Arc;
 
 /// Guest-physical address of the region.
@@ -106,11 +106,11 @@ impl Platform for Around {
         data.fill(0xff);
     }
     fn mmio_write(&mut self, _: u64, _: &[u8]) {}
-    fn rdmsr(&mut self, _: u32) -> Result<u64, Gp> {
-        Err(Gp)
+    fn rdmsr(&mut self, _: u32) -> Result<u64, GpFault> {
+        Err(GpFault)
     }
-    fn wrmsr(&mut self, _: u32, _: u64) -> Result<(), Gp> {
-        Err(Gp)
+    fn wrmsr(&mut self, _: u32, _: u64) -> Result<(), GpFault> {
+        Err(GpFault)
     }
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
         supported_cpuid(leaf, subleaf)

@@ -18,6 +18,7 @@ use crate::portable;
 use crate::thunk;
 use crate::word::Low;
 use hindsight_cpu::state::seg;
+use hindsight_regs::rflags::Rflags;
 use iced_x86::{Instruction, Mnemonic as M, OpKind};
 
 /// An instruction with what its choice of operation depends on.
@@ -494,10 +495,10 @@ impl Pick<'_> {
             M::Movbe if self.mem(1) => sized!(size, general, alu::movbe_load),
             M::Movbe => sized!(size, general, alu::movbe_store),
             M::Bswap => sized!(size, plain, alu::bswap),
-            M::Adcx if size == 8 => general!(alu::adx::<u64, { crate::flags::CF }>),
-            M::Adcx => general!(alu::adx::<u32, { crate::flags::CF }>),
-            M::Adox if size == 8 => general!(alu::adx::<u64, { crate::flags::OF }>),
-            M::Adox => general!(alu::adx::<u32, { crate::flags::OF }>),
+            M::Adcx if size == 8 => general!(alu::adx::<u64, { Rflags::CF.bits() }>),
+            M::Adcx => general!(alu::adx::<u32, { Rflags::CF.bits() }>),
+            M::Adox if size == 8 => general!(alu::adx::<u64, { Rflags::OF.bits() }>),
+            M::Adox => general!(alu::adx::<u32, { Rflags::OF.bits() }>),
             M::Cbw | M::Cwde | M::Cdqe => plain!(mov::widen_acc),
             M::Cwd | M::Cdq | M::Cqo => plain!(mov::sign_acc),
             M::Xlatb => general!(mov::xlat),

@@ -1,7 +1,6 @@
 //! Every instruction that CPUID can show is executed: a walk over the whole opcode space.
 
 #![expect(unsafe_code, reason = "a memory is made of raw regions")]
-
 use super::Features;
 use crate::core::Core;
 use crate::memory::Memory;

@@ -1,10 +1,12 @@
 //! Addition, subtraction, logic, and what works like them.
 
 use super::{Done, dst, load, modify, read_rm, store};
-use crate::core::{Core, Fault};
-use crate::flags::{CF, Flags, OF};
+use crate::core::Core;
+use crate::fault::Fault;
+use crate::flags::{LazyFlags, flag_if};
 use crate::op::{Next, Op};
 use crate::word::Word;
+use hindsight_regs::rflags::Rflags;
 use std::marker::PhantomData;
 
 /// A two-operand operation.
@@ -18,7 +20,7 @@ pub(crate) trait Alu: 'static {
     /// The same operation, where the flags are set.
     type Loud: Alu;
     fn eval(a: u64, b: u64, cf: u64) -> u64;
-    fn flags<T: Word>(a: T, b: T, r: T) -> Flags;
+    fn flags<T: Word>(a: T, b: T, r: T) -> LazyFlags;
 }
 
 macro_rules! alu {
@@ -34,7 +36,7 @@ macro_rules! alu {
                 $eval
             }
             #[inline(always)]
-            fn flags<T: Word>(a: T, b: T, r: T) -> Flags {
+            fn flags<T: Word>(a: T, b: T, r: T) -> LazyFlags {
                 $flags(a, b, r)
             }
         }
@@ -56,22 +58,22 @@ impl<O: Alu> Alu for Quiet<O> {
         O::eval(a, b, cf)
     }
     #[inline(always)]
-    fn flags<T: Word>(a: T, b: T, r: T) -> Flags {
+    fn flags<T: Word>(a: T, b: T, r: T) -> LazyFlags {
         O::flags(a, b, r)
     }
 }
 
 #[inline(always)]
-fn added<T: Word>(a: T, b: T, r: T) -> Flags {
-    Flags::add(a, b, r)
+fn added<T: Word>(a: T, b: T, r: T) -> LazyFlags {
+    LazyFlags::add(a, b, r)
 }
 #[inline(always)]
-fn subtracted<T: Word>(a: T, b: T, r: T) -> Flags {
-    Flags::sub(a, b, r)
+fn subtracted<T: Word>(a: T, b: T, r: T) -> LazyFlags {
+    LazyFlags::sub(a, b, r)
 }
 #[inline(always)]
-fn logical<T: Word>(_: T, _: T, r: T) -> Flags {
-    Flags::result(r, 0)
+fn logical<T: Word>(_: T, _: T, r: T) -> LazyFlags {
+    LazyFlags::result(r, Rflags::empty())
 }
 
 alu!(Add, true, false, |a, b, _c| a.wrapping_add(b), added);
@@ -165,15 +167,12 @@ pub(crate) fn mi<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Done {
 
 /// INC and DEC keep CF.
 #[inline(always)]
-pub(crate) fn step_flags<T: Word, const DEC: bool>(c: &Core, a: T, r: T) -> Flags {
-    let cf = if c.cc.cf() { CF } else { 0 };
+pub(crate) fn step_flags<T: Word, const DEC: bool>(c: &Core, a: T, r: T) -> LazyFlags {
     let half = 1_u64 << (T::BITS - 1);
-    let of = if r.zext() == if DEC { half - 1 } else { half } {
-        OF
-    } else {
-        0
-    };
-    Flags::result(r, cf | of | ((a.zext() ^ r.zext()) & 0x10))
+    let overflow = r.zext() == if DEC { half - 1 } else { half };
+    let adjust = Rflags::from_bits_retain((a.zext() ^ r.zext()) & Rflags::AF.bits());
+    let carry = flag_if(c.cc.cf(), Rflags::CF);
+    LazyFlags::result(r, carry | flag_if(overflow, Rflags::OF) | adjust)
 }
 
 #[inline(always)]
@@ -218,14 +217,14 @@ fn inverted<T: Word>(a: T) -> T {
 
 pub(crate) fn neg_r<T: Word>(c: &mut Core, o: &Op) -> Next {
     let a = c.get::<T>(o.d);
-    c.cc = Flags::sub(T::from_u64(0), a, negated(a));
+    c.cc = LazyFlags::sub(T::from_u64(0), a, negated(a));
     c.put(o.d, negated(a));
     o.go(c)
 }
 
 pub(crate) fn neg_m<T: Word>(c: &mut Core, o: &Op) -> Done {
     let a: T = modify(c, o, negated)?;
-    c.cc = Flags::sub(T::from_u64(0), a, negated(a));
+    c.cc = LazyFlags::sub(T::from_u64(0), a, negated(a));
     Ok(())
 }
 
@@ -252,7 +251,7 @@ pub(crate) fn xadd<T: Word>(c: &mut Core, o: &Op) -> Done {
     if !super::is_mem(o) {
         c.put(o.d, sum(a));
     }
-    c.cc = Flags::add(a, b, sum(a));
+    c.cc = LazyFlags::add(a, b, sum(a));
     Ok(())
 }
 
@@ -267,7 +266,7 @@ pub(crate) fn cmpxchg<T: Word>(c: &mut Core, o: &Op) -> Done {
         c.get(o.d)
     };
     let r = T::from_u64(acc.zext().wrapping_sub(old.zext()));
-    c.cc = Flags::sub(acc, old, r);
+    c.cc = LazyFlags::sub(acc, old, r);
     if old == acc {
         if !mem {
             c.put(o.d, new);
@@ -282,13 +281,12 @@ pub(crate) fn cmpxchg<T: Word>(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn cmpxchg_pair<T: Word>(c: &mut Core, o: &Op) -> Done {
     let lin = dst(c, o, 2 * T::SIZE)?;
     if T::SIZE == 8 && lin & 15 != 0 {
-        return Err(crate::core::GP0);
+        return Err(Fault::GP);
     }
     let expected = (c.get::<T>(0), c.get::<T>(2));
     let new = (c.get::<T>(3), c.get::<T>(1));
     let equal = exchange_pair(c, lin, expected, new)?;
-    let zf = crate::flags::ZF;
-    c.cc = Flags::explicit((c.cc.bits() & !zf) | if equal.is_none() { zf } else { 0 });
+    c.cc = c.cc.with(Rflags::ZF, equal.is_none());
     if let Some((lo, hi)) = equal {
         c.put(0, lo);
         c.put(2, hi);
@@ -373,15 +371,14 @@ fn swapped<T: Word>(v: T) -> T {
 /// ADCX and ADOX: `FLAG` is carried.
 pub(crate) fn adx<T: Word, const FLAG: u64>(c: &mut Core, o: &Op) -> Done {
     let b = read_rm::<T>(c, o, o.s)?;
-    let bits = c.cc.bits();
-    let sum =
-        u128::from(c.get::<T>(o.d).zext()) + u128::from(b.zext()) + u128::from(bits & FLAG != 0);
+    let flag = Rflags::from_bits_retain(FLAG);
+    let carry = c.cc.rflags().contains(flag);
+    let sum = u128::from(c.get::<T>(o.d).zext()) + u128::from(b.zext()) + u128::from(carry);
     #[expect(
         clippy::cast_possible_truncation,
         reason = "the low half is the result"
     )]
     c.put(o.d, T::from_u64(sum as u64));
-    let carry = if sum >> T::BITS != 0 { FLAG } else { 0 };
-    c.cc = Flags::explicit((bits & !FLAG) | carry);
+    c.cc = c.cc.with(flag, sum >> T::BITS != 0);
     Ok(())
 }

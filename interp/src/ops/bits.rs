@@ -2,9 +2,10 @@
 
 use super::{Done, is_mem, read_rm};
 use crate::core::{Core, cut};
-use crate::flags::{CF, Flags, ZF};
+use crate::flags::{LazyFlags, flag_if};
 use crate::op::Op;
 use crate::word::Word;
+use hindsight_regs::rflags::Rflags;
 
 pub(crate) const BT: u8 = 0;
 pub(crate) const BTS: u8 = 1;
@@ -18,10 +19,6 @@ fn change<T: Word, const OP: u8>(a: T, mask: u64) -> T {
         BTC => a.zext() ^ mask,
         _ => a.zext(),
     })
-}
-
-fn set_cf(c: &mut Core, on: bool) {
-    c.cc = Flags::explicit((c.cc.bits() & !CF) | if on { CF } else { 0 });
 }
 
 /// BT, BTS, BTR, BTC with an immediate bit number.
@@ -55,7 +52,7 @@ fn test<T: Word, const OP: u8>(c: &mut Core, o: &Op, n: u64, offset: u64) -> Don
         let lin = c.linear(o.seg, offset, T::SIZE as u64, true)?;
         c.modify(lin, o.lock(), |a| change::<T, OP>(a, mask))?
     };
-    set_cf(c, old.zext() & mask != 0);
+    c.cc = c.cc.with(Rflags::CF, old.zext() & mask != 0);
     Ok(())
 }
 
@@ -63,7 +60,7 @@ fn test<T: Word, const OP: u8>(c: &mut Core, o: &Op, n: u64, offset: u64) -> Don
 pub(crate) fn scan<T: Word, const REVERSE: bool>(c: &mut Core, o: &Op) -> Done {
     let v = read_rm::<T>(c, o, o.s)?.zext();
     if v == 0 {
-        c.cc = Flags::explicit(ZF | crate::flags::PF);
+        c.cc = LazyFlags::explicit(Rflags::ZF | Rflags::PF);
         return Ok(());
     }
     let n = if REVERSE {
@@ -72,7 +69,7 @@ pub(crate) fn scan<T: Word, const REVERSE: bool>(c: &mut Core, o: &Op) -> Done {
         v.trailing_zeros()
     };
     c.put(o.d, T::from_u64(n.into()));
-    c.cc = Flags::result(1_u8, 0);
+    c.cc = LazyFlags::result(1_u8, Rflags::empty());
     Ok(())
 }
 
@@ -85,8 +82,7 @@ pub(crate) fn count<T: Word, const LEADING: bool>(c: &mut Core, o: &Op) -> Done 
         _ => v.trailing_zeros(),
     };
     c.put(o.d, T::from_u64(n.into()));
-    let zero = if n == 0 { ZF } else { 0 };
-    c.cc = Flags::explicit(zero | if v == 0 { CF } else { 0 });
+    c.cc = LazyFlags::explicit(flag_if(n == 0, Rflags::ZF) | flag_if(v == 0, Rflags::CF));
     Ok(())
 }
 
@@ -94,7 +90,7 @@ pub(crate) fn count<T: Word, const LEADING: bool>(c: &mut Core, o: &Op) -> Done 
 pub(crate) fn popcnt<T: Word>(c: &mut Core, o: &Op) -> Done {
     let v = read_rm::<T>(c, o, o.s)?.zext();
     c.put(o.d, T::from_u64(v.count_ones().into()));
-    c.cc = Flags::explicit(if v == 0 { ZF } else { 0 });
+    c.cc = LazyFlags::explicit(flag_if(v == 0, Rflags::ZF));
     Ok(())
 }
 

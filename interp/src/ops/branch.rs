@@ -2,7 +2,8 @@
 
 use super::{is_mem, load_sized, poll, read_sized};
 use crate::block::{count, entered};
-use crate::core::{Core, Fault, GP0, Leave, cut};
+use crate::core::{Core, cut};
+use crate::fault::{ExitReason, Fault};
 use crate::op::{Next, Op, run, slot};
 use crate::platform::BranchClass;
 use crate::seg::canonical;
@@ -14,7 +15,7 @@ pub(crate) fn enter(c: &mut Core, first: Next, rip: u64) -> Next {
     let budget = c.budget - i64::from(count(first));
     if budget < 0 {
         c.rip = rip;
-        return c.exit(Leave::Budget);
+        return c.exit(ExitReason::Budget);
     }
     c.budget = budget;
     c.regs[slot::BLOCK_RIP as usize] = rip;
@@ -29,7 +30,7 @@ pub(crate) fn jump(c: &mut Core, rip: u64) -> Next {
         Some(first) => enter(c, first, rip),
         None => {
             c.rip = rip;
-            c.exit(Leave::Lookup)
+            c.exit(ExitReason::Lookup)
         }
     }
 }
@@ -41,7 +42,7 @@ fn linked(c: &mut Core, o: &Op, rip: u64) -> Next {
     if first.is_null() {
         c.link_from = o;
         c.rip = rip;
-        return c.exit(Leave::Lookup);
+        return c.exit(ExitReason::Lookup);
     }
     enter(c, first, rip)
 }
@@ -68,7 +69,7 @@ fn near(c: &Core, rip: u64) -> Result<u64, Fault> {
     } else {
         rip <= c.st.seg[seg::CS].limit.into()
     };
-    if ok { Ok(rip) } else { Err(GP0) }
+    if ok { Ok(rip) } else { Err(Fault::GP) }
 }
 
 /// The target of a direct branch in any mode.
@@ -113,7 +114,7 @@ pub(crate) fn leap(c: &mut Core, o: &Op, to: Result<u64, Fault>) -> Next {
 pub(crate) fn look(c: &mut Core, rip: u64) -> Next {
     c.rip = rip;
     c.left = 0;
-    c.exit(Leave::Poll)
+    c.exit(ExitReason::Poll)
 }
 
 /// After a noted branch that somebody waits for.

@@ -1,14 +1,15 @@
 //! Control and debug registers. SDM Vol. 3A, "Control Registers".
 
 use super::Done;
-use crate::core::*;
+use crate::core::{Core, cut};
+use crate::fault::Fault;
 use crate::op::Op;
 use hindsight_cpu::control::{self, Controls};
 use hindsight_cpu::state::seg;
-use hindsight_regs::cr::Cr0;
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
 
 fn privileged(c: &Core) -> Done {
-    if c.cpl == 0 { Ok(()) } else { Err(GP0) }
+    if c.cpl == 0 { Ok(()) } else { Err(Fault::GP) }
 }
 
 /// MOV from CRn: register in `o.d`, n in `o.s`.
@@ -20,7 +21,7 @@ pub(crate) fn read(c: &mut Core, o: &Op) -> Done {
         3 => c.st.cr3,
         4 => c.st.cr4,
         8 => c.platform().cr8().into(),
-        _ => return Err(UD_),
+        _ => return Err(Fault::UD),
     };
     let size = if c.code == 8 { 8 } else { 4 };
     c.put_sized(o.d, size, v);
@@ -39,11 +40,13 @@ pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
         4 => c.write_cr4(v)?,
         8 => {
             let priority = u8::try_from(v).ok();
-            let priority = priority.filter(|_| control::takes_cr8(v)).ok_or(GP0)?;
+            let priority = priority
+                .filter(|_| control::takes_cr8(v))
+                .ok_or(Fault::GP)?;
             c.st.cr8 = v;
             c.platform().set_cr8(priority);
         }
-        _ => return Err(UD_),
+        _ => return Err(Fault::UD),
     }
     c.stop_at_control(o.d, v);
     c.leave = true;
@@ -53,31 +56,31 @@ pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
 impl Core {
     fn write_cr0(&mut self, v: u64) -> Done {
         if !control::takes_cr0(v) {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
-        let v = (v & Cr0::all().bits()) | CR0_ET;
+        let v = (v & Cr0::all().bits()) | Cr0::ET.bits();
         let old = self.st.cr0;
-        let paging = (v ^ old) & CR0_PG != 0;
-        if paging && v & CR0_PG != 0 {
-            if self.st.efer & EFER_LME != 0 {
-                if !self.cr4(CR4_PAE) || self.cs().long() || self.st.tr.access & 8 == 0 {
-                    return Err(GP0);
+        let changed = Cr0::from_bits_retain(v ^ old);
+        if changed.contains(Cr0::PG) && v & Cr0::PG.bits() != 0 {
+            if self.efer(Efer::LME) {
+                if !self.cr4(Cr4::PAE) || self.cs().long() || self.st.tr.access & 8 == 0 {
+                    return Err(Fault::GP);
                 }
-                self.st.efer |= EFER_LMA;
-            } else if self.cr4(CR4_PAE) {
+                self.st.efer |= Efer::LMA.bits();
+            } else if self.cr4(Cr4::PAE) {
                 self.load_pdptrs(self.st.cr3)?;
             }
-        } else if paging {
-            if self.code == 8 || self.cr4(CR4_PCIDE) {
-                return Err(GP0);
+        } else if changed.contains(Cr0::PG) {
+            if self.code == 8 || self.cr4(Cr4::PCIDE) {
+                return Err(Fault::GP);
             }
-            self.st.efer &= !EFER_LMA;
+            self.st.efer &= !Efer::LMA.bits();
         }
         self.st.cr0 = v;
-        if (v ^ old) & (CR0_PG | CR0_WP | CR0_PE) != 0 {
+        if changed.intersects(Cr0::PG | Cr0::WP | Cr0::PE) {
             self.flush_tlb();
         }
-        if (v ^ old) & CR0_PE != 0 {
+        if changed.contains(Cr0::PE) {
             // The privilege level of real-address mode is 0 whatever SS says.
             self.cpl = 0;
             self.st.seg[seg::SS].access &= !(3 << 5);
@@ -90,12 +93,12 @@ impl Core {
         let mut v = v;
         if self.lma() {
             if !control::takes_cr3(&self.st, self.phys_mask, v) {
-                return Err(GP0);
+                return Err(Fault::GP);
             }
-            if self.cr4(CR4_PCIDE) {
+            if self.cr4(Cr4::PCIDE) {
                 v &= !(1 << 63);
             }
-        } else if self.cr4(CR4_PAE) && self.cr0(CR0_PG) {
+        } else if self.cr4(Cr4::PAE) && self.cr0(Cr0::PG) {
             self.load_pdptrs(v)?;
         }
         self.st.cr3 = v;
@@ -113,13 +116,13 @@ impl Core {
         let old = self.st.cr4;
         let controls = self.controls();
         if !controls.takes_cr4(&self.st, v) {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
-        let changed = v ^ old;
-        if self.cr0(CR0_PG)
+        let changed = Cr4::from_bits_retain(v ^ old);
+        if self.cr0(Cr0::PG)
             && !self.lma()
-            && v & CR4_PAE != 0
-            && changed & (CR4_PAE | CR4_PGE | CR4_PSE) != 0
+            && v & Cr4::PAE.bits() != 0
+            && changed.intersects(Cr4::PAE | Cr4::PGE | Cr4::PSE)
         {
             self.load_pdptrs(self.st.cr3)?;
         }
@@ -145,7 +148,7 @@ pub(crate) fn write_dr(c: &mut Core, o: &Op) -> Done {
 
 pub(crate) fn clts(c: &mut Core, _: &Op) -> Done {
     privileged(c)?;
-    c.st.cr0 &= !CR0_TS;
+    c.st.cr0 &= !Cr0::TS.bits();
     c.stop_at_control(0, c.st.cr0);
     c.leave = true;
     Ok(())
@@ -164,8 +167,8 @@ pub(crate) fn lmsw(c: &mut Core, o: &Op) -> Done {
 }
 
 fn umip(c: &Core) -> Done {
-    if c.cr4(CR4_UMIP) && c.cpl > 0 {
-        Err(GP0)
+    if c.cr4(Cr4::UMIP) && c.cpl > 0 {
+        Err(Fault::GP)
     } else {
         Ok(())
     }
@@ -190,7 +193,7 @@ fn store_word(c: &mut Core, o: &Op, v: u64) -> Done {
 
 pub(crate) fn sldt(c: &mut Core, o: &Op) -> Done {
     if !c.prot {
-        return Err(UD_);
+        return Err(Fault::UD);
     }
     umip(c)?;
     store_word(c, o, c.st.ldtr.selector.into())
@@ -198,7 +201,7 @@ pub(crate) fn sldt(c: &mut Core, o: &Op) -> Done {
 
 pub(crate) fn str(c: &mut Core, o: &Op) -> Done {
     if !c.prot {
-        return Err(UD_);
+        return Err(Fault::UD);
     }
     umip(c)?;
     store_word(c, o, c.st.tr.selector.into())
@@ -206,7 +209,7 @@ pub(crate) fn str(c: &mut Core, o: &Op) -> Done {
 
 pub(crate) fn lldt(c: &mut Core, o: &Op) -> Done {
     if !c.prot {
-        return Err(UD_);
+        return Err(Fault::UD);
     }
     privileged(c)?;
     let v: u16 = super::read_rm(c, o, o.d)?;
@@ -215,7 +218,7 @@ pub(crate) fn lldt(c: &mut Core, o: &Op) -> Done {
 
 pub(crate) fn ltr(c: &mut Core, o: &Op) -> Done {
     if !c.prot {
-        return Err(UD_);
+        return Err(Fault::UD);
     }
     privileged(c)?;
     let v: u16 = super::read_rm(c, o, o.d)?;
@@ -233,7 +236,7 @@ fn read_table(c: &mut Core, o: &Op) -> Result<(u16, u64), Fault> {
         c.read::<u32>(lin + 2)?.into()
     };
     if wide && !crate::seg::canonical(base) {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     Ok((
         limit,
@@ -306,10 +309,10 @@ pub(crate) fn invpcid(c: &mut Core, o: &Op) -> Done {
     let one = matches!(kind, ADDRESS | CONTEXT);
     if kind > LOCALS
         || pcid & !0xfff != 0
-        || (one && !c.cr4(CR4_PCIDE) && pcid != 0)
+        || (one && !c.cr4(Cr4::PCIDE) && pcid != 0)
         || (kind == ADDRESS && !crate::seg::canonical(address))
     {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     match kind {
         ADDRESS => c.invalidate_page(address),

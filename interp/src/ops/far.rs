@@ -1,13 +1,15 @@
 //! Far branches, IRET, and the fast system calls.
 
 use super::{Done, load_sized};
-use crate::core::{Core, EFER_SCE, Fault, GP0, SS, UD_, cut};
-use crate::debug::BS;
-use crate::flags::{IF, RF, VM};
+use crate::core::{Core, cut};
+use crate::fault::Fault;
 use crate::op::Op;
 use crate::platform::BranchClass;
 use crate::seg::{Descriptor, canonical, gp, np};
 use hindsight_cpu::state::{Segment, seg};
+use hindsight_regs::cr::Efer;
+use hindsight_regs::dr::Dr6;
+use hindsight_regs::rflags::Rflags;
 
 fn noted(c: &mut Core, o: &Op, f: impl FnOnce(&mut Core, &Op) -> Done) -> Done {
     let place = (c.rip_of(o), c.cs_base(), c.cpl);
@@ -59,7 +61,7 @@ pub(crate) fn call_mem(c: &mut Core, o: &Op) -> Done {
 
 fn real_target(c: &mut Core, selector: u16, offset: u64) -> Done {
     if offset > c.cs().limit.into() {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     c.load_segment_real(seg::CS, selector);
     c.rip = offset;
@@ -89,7 +91,7 @@ fn jmp(c: &mut Core, o: &Op, selector: u16, offset: u64) -> Done {
         return real_target(c, selector, offset);
     }
     if selector & 0xfffc == 0 {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     let mut d = c.need_descriptor(selector)?;
     let (selector, offset) = match d.system() {
@@ -158,7 +160,7 @@ fn gate(
         offset &= 0xffff;
     }
     if target & 0xfffc == 0 {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     let code = c.need_descriptor(target)?;
     let inner = code.dpl() < c.cpl && !code.conforming();
@@ -176,14 +178,14 @@ fn call(c: &mut Core, o: &Op, selector: u16, offset: u64) -> Done {
     let (old_cs, after) = (c.cs().selector, c.rip_after(o));
     if !c.prot {
         if offset > c.cs().limit.into() {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         c.push(o.size, old_cs.into())?;
         c.push(o.size, after)?;
         return real_target(c, selector, offset);
     }
     if selector & 0xfffc == 0 {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     let mut d = c.need_descriptor(selector)?;
     match d.system() {
@@ -261,7 +263,7 @@ fn call_gate_long(
     for v in &frame {
         at = at.wrapping_sub(8);
         if !canonical(at) || !canonical(at.wrapping_add(7)) {
-            return Err(Fault::Code(SS, 0));
+            return Err(Fault::SS);
         }
         c.probe_write_as(at, 8, cpl)?;
         c.write_as(at, *v, cpl)?;
@@ -286,7 +288,7 @@ fn far_return(c: &mut Core, o: &Op) -> Done {
     let (rip, selector) = (c.peek(o.size, 0)?, c.peek(o.size, size)? as u16);
     if !c.prot {
         if rip > c.cs().limit.into() {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         c.set_sp(c.sp().wrapping_add(2 * size).wrapping_add(o.imm));
         c.load_segment_real(seg::CS, selector);
@@ -341,15 +343,15 @@ fn flat_ss(c: &mut Core, selector: u16, cpl: u8) {
 
 #[expect(clippy::cast_possible_truncation, reason = "fields of STAR")]
 pub(crate) fn syscall(c: &mut Core, o: &Op) -> Done {
-    if c.st.efer & EFER_SCE == 0 || c.code != 8 {
-        return Err(UD_);
+    if !c.efer(Efer::SCE) || c.code != 8 {
+        return Err(Fault::UD);
     }
     noted(c, o, |c, o| {
         c.regs[1] = c.rip_after(o);
-        c.regs[11] = c.rflags() & !RF;
+        c.regs[11] = (c.rflags() & !Rflags::RF).bits();
         let m = c.st.msrs;
-        let flags = c.rflags() & !m.fmask & !RF;
-        c.set_rflags(flags);
+        let cleared = Rflags::from_bits_truncate(m.fmask) | Rflags::RF;
+        c.set_rflags(c.rflags() & !cleared);
         c.no_step = !c.tf();
         let base = (m.star >> 32) as u16;
         c.cpl = 0;
@@ -361,11 +363,11 @@ pub(crate) fn syscall(c: &mut Core, o: &Op) -> Done {
 }
 
 pub(crate) fn sysret(c: &mut Core, o: &Op) -> Done {
-    if c.st.efer & EFER_SCE == 0 || c.code != 8 {
-        return Err(UD_);
+    if !c.efer(Efer::SCE) || c.code != 8 {
+        return Err(Fault::UD);
     }
     if c.cpl != 0 || (o.size == 8 && !canonical(c.regs[1])) {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     noted(c, o, |c, o| {
         let base = (c.st.msrs.star >> 48) as u16;
@@ -375,11 +377,11 @@ pub(crate) fn sysret(c: &mut Core, o: &Op) -> Done {
         } else {
             c.regs[1] & 0xffff_ffff
         };
-        c.set_rflags((c.regs[11] & 0x3c_7fd7) | 2);
-        c.fl &= !(RF | VM);
+        let flags = Rflags::from_bits_truncate(c.regs[11]);
+        c.set_rflags(flags & !(Rflags::RF | Rflags::VM));
         if c.tf() {
             // The trap comes before the first instruction of the target.
-            c.hits |= BS;
+            c.hits |= Dr6::BS.bits();
             c.leave = true;
         }
         c.cpl = 3;
@@ -402,11 +404,11 @@ pub(crate) fn sysenter(c: &mut Core, o: &Op) -> Done {
     let m = c.st.msrs;
     let selector = m.sysenter_cs as u16 & 0xfffc;
     if !c.prot && !c.v86() || selector == 0 {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     noted(c, o, |c, _| {
         let long = c.lma();
-        c.set_rflags(c.rflags() & !(VM | IF | RF));
+        c.set_rflags(c.rflags() & !(Rflags::VM | Rflags::IF | Rflags::RF));
         c.cpl = 0;
         flat_ss(c, selector.wrapping_add(8), 0);
         c.set_flat_cs(selector, if long { CODE64 } else { CODE32 }, 0);
@@ -423,7 +425,7 @@ pub(crate) fn sysenter(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn sysexit(c: &mut Core, o: &Op) -> Done {
     let selector = c.st.msrs.sysenter_cs as u16 & 0xfffc;
     if c.cpl != 0 || selector == 0 || !c.prot {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     let wide = o.size == 8;
     let (rip, sp) = (
@@ -431,7 +433,7 @@ pub(crate) fn sysexit(c: &mut Core, o: &Op) -> Done {
         cut(c.regs[1], if wide { 8 } else { 4 }),
     );
     if wide && (!canonical(rip) || !canonical(sp)) {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     noted(c, o, |c, _| {
         c.regs[4] = sp;

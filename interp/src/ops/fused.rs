@@ -7,7 +7,8 @@
 use super::alu::{Add, Alu, And, Cmp, Or, Quiet, Sub, Test, Xor, eval};
 use super::branch::{due, enter, fall_noted, jump};
 use super::shift;
-use crate::core::{Core, Leave};
+use crate::core::Core;
+use crate::fault::ExitReason;
 use crate::op::{Handler, LINKABLE, LOW, Next, Op, slot};
 use crate::platform::BranchClass;
 use crate::word::{Low, Word};
@@ -83,7 +84,7 @@ fn fused<O: Compare, T: Word, const IMM: bool, const CC: u8, const REC: bool>(
     }
     c.link_from = o;
     c.rip = rip;
-    c.exit(Leave::Lookup)
+    c.exit(ExitReason::Lookup)
 }
 
 /// What may be fused: in [`Op::fuse`].

@@ -1,30 +1,36 @@
 //! Port input and output.
 
 use super::Done;
-use crate::core::{Core, GP0};
+use crate::core::Core;
+use crate::fault::Fault;
 use crate::op::Op;
+use hindsight_regs::cr::Cr0;
 
 impl Core {
     /// Checks IOPL and the I/O permission bitmap.
     pub(crate) fn check_port(&mut self, port: u16, size: u8) -> Done {
         let allowed = !self.v86() && self.cpl <= self.iopl();
-        if !self.cr0(crate::core::CR0_PE) || allowed {
+        if !self.cr0(Cr0::PE) || allowed {
             return Ok(());
         }
         let tr = self.st.tr;
         let limit = u64::from(tr.limit);
         // Only a 32-bit or 64-bit TSS has a bitmap.
         if tr.access & 0xd != 9 || limit < 0x67 {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         let base: u16 = self.read_sys(self.wrap(tr.base.wrapping_add(0x66)))?;
         let at = u64::from(base) + u64::from(port) / 8;
         if at + 1 > limit {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         let bits: u16 = self.read_sys(self.wrap(tr.base.wrapping_add(at)))?;
         let mask = ((1_u16 << size) - 1) << (port % 8);
-        if bits & mask == 0 { Ok(()) } else { Err(GP0) }
+        if bits & mask == 0 {
+            Ok(())
+        } else {
+            Err(Fault::GP)
+        }
     }
 
     pub(crate) fn port_in(&mut self, port: u16, size: u8) -> u64 {

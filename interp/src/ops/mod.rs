@@ -18,8 +18,8 @@ pub(crate) mod string;
 pub(crate) mod system;
 pub(crate) mod transaction;
 pub(crate) mod xsave;
-
-use crate::core::{Core, Fault};
+use crate::core::Core;
+use crate::fault::{ExitReason, Fault};
 use crate::op::{Next, Op};
 use crate::word::Word;
 
@@ -94,7 +94,7 @@ pub(crate) fn slowly(c: &mut Core, o: &Op, f: impl Fn(&mut Core, &Op) -> Done) -
 pub(crate) fn poll(c: &mut Core) -> Next {
     c.leave = false;
     c.left = 0;
-    c.exit(crate::core::Leave::Poll)
+    c.exit(ExitReason::Poll)
 }
 
 /// Linear address of the memory operand, checked for a read of `size` bytes.

@@ -1,13 +1,16 @@
 //! Multiplication, division, and the decimal adjustments.
 
 use super::{Done, read_rm};
-use crate::core::{Core, DE, Fault};
-use crate::flags::{AF, CF, Flags, OF, PF, SF, ZF};
+use crate::core::Core;
+use crate::fault::Fault;
+use crate::flags::{LazyFlags, flag_if};
 use crate::op::Op;
 use crate::word::Word;
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 
-fn overflow<T: Word>(low: T, on: bool) -> Flags {
-    Flags::result(low, if on { CF | OF } else { 0 })
+fn overflow<T: Word>(low: T, on: bool) -> LazyFlags {
+    LazyFlags::result(low, flag_if(on, Rflags::CF | Rflags::OF))
 }
 
 /// Puts a double-width product into AX or DX:AX, EDX:EAX, RDX:RAX.
@@ -64,7 +67,7 @@ pub(crate) fn imul3<T: Word>(c: &mut Core, o: &Op) -> Done {
     Ok(())
 }
 
-const DIVIDE: Fault = Fault::Plain(DE);
+const DIVIDE: Fault = Fault::NoCode(Vector::DE);
 
 fn dividend<T: Word>(c: &Core) -> u128 {
     if T::SIZE == 1 {
@@ -123,13 +126,13 @@ pub(crate) fn aas(c: &mut Core, _: &Op) -> Done {
 
 fn adjust(c: &mut Core, by: u16) {
     let mut ax: u16 = c.get(0);
-    let carry = ax & 0xf > 9 || c.cc.bits() & AF != 0;
+    let carry = ax & 0xf > 9 || c.cc.rflags().contains(Rflags::AF);
     if carry {
         ax = ax.wrapping_add(by);
     }
     ax &= 0xff0f;
     c.put(0, ax);
-    c.cc = Flags::result(al(c), if carry { CF | AF } else { 0 });
+    c.cc = LazyFlags::result(al(c), flag_if(carry, Rflags::CF | Rflags::AF));
 }
 
 pub(crate) fn aad(c: &mut Core, o: &Op) -> Done {
@@ -137,7 +140,7 @@ pub(crate) fn aad(c: &mut Core, o: &Op) -> Done {
     let v = u64::from(ax) + u64::from(ax >> 8) * (o.imm & 0xff);
     let v = u8::from_u64(v);
     c.put::<u16>(0, v.into());
-    c.cc = Flags::result(v, 0);
+    c.cc = LazyFlags::result(v, Rflags::empty());
     Ok(())
 }
 
@@ -148,7 +151,7 @@ pub(crate) fn aam(c: &mut Core, o: &Op) -> Done {
         return Err(DIVIDE);
     };
     c.put::<u16>(0, u16::from(q) << 8 | u16::from(r));
-    c.cc = Flags::result(r, 0);
+    c.cc = LazyFlags::result(r, Rflags::empty());
     Ok(())
 }
 
@@ -159,35 +162,35 @@ pub(crate) fn daa(c: &mut Core, _: &Op) -> Done {
 
 pub(crate) fn das(c: &mut Core, _: &Op) -> Done {
     let old = al(c);
-    let before = c.cc.bits();
+    let before = c.cc.rflags();
     decimal(c, u8::wrapping_sub);
     // DAS also carries when the low adjustment borrows.
-    if (old & 0xf > 9 || before & AF != 0) && old < 6 {
-        c.cc = Flags::explicit(c.cc.bits() | CF);
+    if (old & 0xf > 9 || before.contains(Rflags::AF)) && old < 6 {
+        c.cc = c.cc.with(Rflags::CF, true);
     }
     Ok(())
 }
 
 fn decimal(c: &mut Core, f: fn(u8, u8) -> u8) {
     let old = al(c);
-    let bits = c.cc.bits();
+    let before = c.cc.rflags();
     let mut v = old;
-    let mut set = 0;
-    if old & 0xf > 9 || bits & AF != 0 {
+    let mut set = Rflags::empty();
+    if old & 0xf > 9 || before.contains(Rflags::AF) {
         v = f(v, 6);
-        set |= AF;
+        set |= Rflags::AF;
     }
-    if old > 0x99 || bits & CF != 0 {
+    if old > 0x99 || before.contains(Rflags::CF) {
         v = f(v, 0x60);
-        set |= CF;
+        set |= Rflags::CF;
     }
     c.put(0, v);
-    c.cc = Flags::result(v, set);
+    c.cc = LazyFlags::result(v, set);
 }
 
 /// LAHF.
 pub(crate) fn lahf(c: &mut Core, _: &Op) -> Done {
-    let v = u8::from_u64(c.cc.bits() & 0xff | 2);
+    let v = u8::from_u64((c.cc.rflags() | Rflags::FIXED).bits());
     c.put(crate::op::HIGH, v);
     Ok(())
 }
@@ -195,7 +198,8 @@ pub(crate) fn lahf(c: &mut Core, _: &Op) -> Done {
 /// SAHF.
 pub(crate) fn sahf(c: &mut Core, _: &Op) -> Done {
     let ah: u8 = c.get(crate::op::HIGH);
-    let keep = c.cc.bits() & OF;
-    c.cc = Flags::explicit(keep | (u64::from(ah) & (CF | PF | AF | ZF | SF)));
+    let kept = c.cc.rflags() & Rflags::OF;
+    let loaded = Rflags::from_bits_retain(ah.into()) & !Rflags::OF;
+    c.cc = LazyFlags::explicit(kept | loaded);
     Ok(())
 }

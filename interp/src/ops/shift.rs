@@ -2,9 +2,10 @@
 
 use super::{Done, dst, is_mem};
 use crate::core::Core;
-use crate::flags::{CF, Flags, OF};
+use crate::flags::{LazyFlags, flag_if};
 use crate::op::{Next, Op};
 use crate::word::Word;
+use hindsight_regs::rflags::Rflags;
 
 /// Which operation: the reg field of the opcode.
 pub(crate) const ROL: u8 = 0;
@@ -15,13 +16,9 @@ pub(crate) const SHL: u8 = 4;
 pub(crate) const SHR: u8 = 5;
 pub(crate) const SAR: u8 = 7;
 
-fn bit(on: bool, mask: u64) -> u64 {
-    if on { mask } else { 0 }
-}
-
 /// Shifts `a` by `n`, which is not 0 and already masked; answers result and flags.
 #[inline(always)]
-pub(crate) fn eval<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags) {
+pub(crate) fn eval<T: Word, const OP: u8>(cc: LazyFlags, a: T, n: u32) -> (T, LazyFlags) {
     let bits = T::BITS;
     let (v, top) = (a.zext(), T::BITS - 1);
     match OP {
@@ -29,25 +26,31 @@ pub(crate) fn eval<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags)
             let r = T::from_u64(if n < 64 { v << n } else { 0 });
             let cf = n <= bits && v >> (bits - n) & 1 != 0;
             let of = (r.zext() >> top & 1 != 0) != cf;
-            (r, Flags::result(r, bit(cf, CF) | bit(of, OF)))
+            (
+                r,
+                LazyFlags::result(r, flag_if(cf, Rflags::CF) | flag_if(of, Rflags::OF)),
+            )
         }
         SHR => {
             let r = T::from_u64(v.checked_shr(n).unwrap_or(0));
             let cf = v.checked_shr(n - 1).unwrap_or(0) & 1 != 0;
             let of = n == 1 && v >> top & 1 != 0;
-            (r, Flags::result(r, bit(cf, CF) | bit(of, OF)))
+            (
+                r,
+                LazyFlags::result(r, flag_if(cf, Rflags::CF) | flag_if(of, Rflags::OF)),
+            )
         }
         SAR => {
             let s = a.sext().cast_signed();
             let r = T::from_u64((s >> n.min(63)).cast_unsigned());
             let cf = s >> (n - 1).min(63) & 1 != 0;
-            (r, Flags::result(r, bit(cf, CF)))
+            (r, LazyFlags::result(r, flag_if(cf, Rflags::CF)))
         }
         _ => rotate::<T, OP>(cc, a, n),
     }
 }
 
-fn rotate<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags) {
+fn rotate<T: Word, const OP: u8>(cc: LazyFlags, a: T, n: u32) -> (T, LazyFlags) {
     let bits = T::BITS;
     let (v, top) = (u128::from(a.zext()), T::BITS - 1);
     // RCL and RCR rotate through CF: one bit wider.
@@ -83,10 +86,7 @@ fn rotate<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags) {
         }
         _ => (turned >> bits & 1 != 0, msb != second),
     };
-    (
-        r,
-        Flags::explicit((cc.bits() & !(CF | OF)) | bit(cf, CF) | bit(of, OF)),
-    )
+    (r, cc.with(Rflags::CF, cf).with(Rflags::OF, of))
 }
 
 #[inline(always)]
@@ -167,7 +167,7 @@ pub(crate) fn double<T: Word, const RIGHT: bool>(c: &mut Core, o: &Op) -> Done {
     Ok(())
 }
 
-fn double_eval<T: Word, const RIGHT: bool>(cc: Flags, a: T, b: T, n: u32) -> (T, Flags) {
+fn double_eval<T: Word, const RIGHT: bool>(cc: LazyFlags, a: T, b: T, n: u32) -> (T, LazyFlags) {
     if n == 0 {
         return (a, cc);
     }
@@ -192,5 +192,8 @@ fn double_eval<T: Word, const RIGHT: bool>(cc: Flags, a: T, b: T, n: u32) -> (T,
         (T::from_u64((wide >> (total - bits - n)) as u64), out)
     };
     let of = (r.zext() ^ a.zext()) >> (bits - 1) & 1 != 0;
-    (r, Flags::result(r, bit(cf, CF) | bit(of, OF)))
+    (
+        r,
+        LazyFlags::result(r, flag_if(cf, Rflags::CF) | flag_if(of, Rflags::OF)),
+    )
 }

@@ -1,10 +1,13 @@
 //! PUSH, POP and their relatives.
 
 use super::{Done, is_mem, load_sized, read_sized, store_sized};
-use crate::core::{CR4_VME, Core, Fault, GP0, cut};
-use crate::flags::{AC, ARITH, DF, ID, IF, IOPL, NT, TF, VIF, VIP};
+use crate::core::Core;
+use crate::fault::Fault;
+use crate::flags::ARITHMETIC;
 use crate::op::{Next, Op};
 use hindsight_cpu::state::seg;
+use hindsight_regs::cr::Cr4;
+use hindsight_regs::rflags::Rflags;
 
 const SS: u8 = 2;
 
@@ -201,56 +204,59 @@ pub(crate) fn leave64(c: &mut Core, o: &Op) -> Next {
 
 /// PUSHF: RF and VM read as 0.
 pub(crate) fn pushf(c: &mut Core, o: &Op) -> Done {
-    let mut v = c.rflags() & 0x00fc_ffff & !crate::flags::RF & !crate::flags::VM;
+    let mut image = c.rflags() & !(Rflags::RF | Rflags::VM);
     if c.v86() && c.iopl() < 3 {
-        if o.size != 2 || !c.cr4(CR4_VME) {
-            return Err(GP0);
+        if o.size != 2 || !c.cr4(Cr4::VME) {
+            return Err(Fault::GP);
         }
-        v = (v & !IF) | IOPL | if c.flag(VIF) { IF } else { 0 };
+        image.set(Rflags::IF, c.flag(Rflags::VIF));
+        image |= Rflags::IOPL;
     }
-    c.push(o.size, v)
+    c.push(o.size, image.bits())
 }
 
 /// POPF: what may change depends on CPL and IOPL.
 pub(crate) fn popf(c: &mut Core, o: &Op) -> Done {
     let v86 = c.v86();
     let vme = v86 && c.iopl() < 3;
-    if vme && (o.size != 2 || !c.cr4(CR4_VME)) {
-        return Err(GP0);
+    if vme && (o.size != 2 || !c.cr4(Cr4::VME)) {
+        return Err(Fault::GP);
     }
-    let mut v = c.peek(o.size, 0)?;
-    let mut mask = ARITH | TF | DF | NT;
+    let mut image = Rflags::from_bits_truncate(c.peek(o.size, 0)?);
+    let mut mask = ARITHMETIC | Rflags::TF | Rflags::DF | Rflags::NT;
     if o.size != 2 {
-        mask |= AC | ID;
+        mask |= Rflags::AC | Rflags::ID;
     }
     if c.cpl <= c.iopl() && !vme {
-        mask |= IF;
+        mask |= Rflags::IF;
     }
     if c.cpl == 0 && !v86 {
-        mask |= IOPL;
+        mask |= Rflags::IOPL;
     }
     if vme {
         // IF of the image goes to VIF.
-        if v & TF != 0 || (v & IF != 0 && c.flag(VIP)) {
-            return Err(GP0);
+        let interrupts = image.contains(Rflags::IF);
+        if image.contains(Rflags::TF) || (interrupts && c.flag(Rflags::VIP)) {
+            return Err(Fault::GP);
         }
-        mask |= VIF;
-        v = (v & !VIF) | if v & IF != 0 { VIF } else { 0 };
+        mask |= Rflags::VIF;
+        image.set(Rflags::VIF, interrupts);
     }
     c.set_sp(c.sp().wrapping_add(o.size.into()));
     let old = c.rflags();
-    c.change_rflags((old & !mask) | (cut(v, 4) & mask));
+    c.change_rflags((old & !mask) | (image & mask));
     Ok(())
 }
 
 impl Core {
     /// Writes RFLAGS in an instruction; leaves the block if more than arithmetic flags changed.
-    pub(crate) fn change_rflags(&mut self, v: u64) {
+    pub(crate) fn change_rflags(&mut self, v: Rflags) {
         let old = self.fl;
         self.set_rflags(v);
         if old != self.fl {
             self.update_set();
-            self.leave |= (old ^ self.fl) & (TF | IF | crate::flags::RF | crate::flags::VM) != 0;
+            self.leave |=
+                (old ^ self.fl).intersects(Rflags::TF | Rflags::IF | Rflags::RF | Rflags::VM);
         }
     }
 }

@@ -2,15 +2,17 @@
 //! cycle of the budget; a fault or a break between iterations leaves the registers at what was done.
 
 use super::{Done, load_sized, store_sized};
-use crate::core::{Core, Fault, cut};
-use crate::flags::{DF, Flags};
+use crate::core::{Core, cut};
+use crate::fault::Fault;
+use crate::flags::LazyFlags;
 use crate::op::{Op, REP, REPNE};
 use crate::word::Word;
+use hindsight_regs::rflags::Rflags;
 
 const ES: u8 = 0;
 
 fn step(c: &Core, size: u64) -> u64 {
-    if c.flag(DF) {
+    if c.flag(Rflags::DF) {
         size.wrapping_neg()
     } else {
         size
@@ -71,14 +73,14 @@ fn repeat_from(
     if o.prefix & (REP | REPNE) == 0 {
         return f(c, o).map(|_| ());
     }
-    let single = c.flag(crate::flags::TF);
+    let single = c.flag(Rflags::TF);
     loop {
         let n = cut(c.reg(1), o.asz);
         if n == 0 {
             return finish(c, o, before);
         }
         if affordable(c, o) == 0 {
-            return Err(Fault::Repeat);
+            return Err(Fault::BetweenIterations);
         }
         let more = f(c, o)?;
         c.put_sized(1, o.asz, n - 1);
@@ -87,7 +89,7 @@ fn repeat_from(
             return finish(c, o, before);
         }
         if single || c.hits != 0 || c.leave {
-            return Err(Fault::Repeat);
+            return Err(Fault::BetweenIterations);
         }
     }
 }
@@ -104,8 +106,8 @@ fn target(c: &Core, o: &Op, size: usize, write: bool) -> Result<u64, Fault> {
 /// observer of single iterations.
 fn bulk(c: &Core, o: &Op, size: u64, regs: &[u8]) -> u64 {
     if o.prefix & (REP | REPNE) == 0
-        || c.flag(DF)
-        || c.flag(crate::flags::TF)
+        || c.flag(Rflags::DF)
+        || c.flag(Rflags::TF)
         || c.watching
         || c.counters.tells_accesses()
     {
@@ -141,7 +143,7 @@ pub(crate) fn movs<T: Word>(c: &mut Core, o: &Op) -> Done {
         advance(c, 1, o.asz, n.wrapping_neg());
         charge(c, n);
         if c.leave && cut(c.reg(1), o.asz) != 0 {
-            return Err(Fault::Repeat);
+            return Err(Fault::BetweenIterations);
         }
     }
     repeat_from(c, o, before, |c, o| {
@@ -199,7 +201,7 @@ fn goes_on(c: &Core, o: &Op) -> bool {
 }
 
 fn compare<T: Word>(c: &mut Core, a: T, b: T) {
-    c.cc = Flags::sub(a, b, T::from_u64(a.zext().wrapping_sub(b.zext())));
+    c.cc = LazyFlags::sub(a, b, T::from_u64(a.zext().wrapping_sub(b.zext())));
 }
 
 pub(crate) fn scas<T: Word>(c: &mut Core, o: &Op) -> Done {

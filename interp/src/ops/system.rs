@@ -1,29 +1,32 @@
 //! HLT, flags, segment registers, software interrupts, and what else is left.
 
 use super::{Done, read_rm};
-use crate::core::*;
-use crate::flags::{AC, CF, DF as DIR, Flags, IF, VIF, VIP, ZF};
+use crate::core::{Core, cut};
+use crate::fault::{ExitReason, Fault, SoftwareInterruptKind};
 use crate::op::{Next, Op};
 use crate::platform::BranchClass;
 use hindsight_cpu::state::{Activity, seg};
+use hindsight_regs::cr::{Cr0, Cr4};
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 
 pub(crate) fn ud(_: &mut Core, _: &Op) -> Done {
-    Err(UD_)
+    Err(Fault::UD)
 }
 
 /// An instruction that the interpreter lacks.
 pub(crate) fn missing(_: &mut Core, _: &Op) -> Done {
-    Err(Fault::Missing)
+    Err(Fault::Unimplemented)
 }
 
 /// An instruction of more than 15 bytes.
 pub(crate) fn too_long(_: &mut Core, _: &Op) -> Done {
-    Err(GP0)
+    Err(Fault::GP)
 }
 
 pub(crate) fn hlt(c: &mut Core, _: &Op) -> Done {
     if c.cpl != 0 {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     c.st.activity = Activity::Halted;
     c.leave = true;
@@ -32,53 +35,53 @@ pub(crate) fn hlt(c: &mut Core, _: &Op) -> Done {
 
 pub(crate) fn cli(c: &mut Core, _: &Op) -> Done {
     let v86 = c.v86();
-    if c.cpl <= c.iopl() || !c.cr0(CR0_PE) {
-        c.fl &= !IF;
-    } else if (v86 && c.cr4(CR4_VME)) || (!v86 && c.cpl == 3 && c.cr4(CR4_PVI)) {
-        c.fl &= !VIF;
+    if c.cpl <= c.iopl() || !c.cr0(Cr0::PE) {
+        c.fl &= !Rflags::IF;
+    } else if (v86 && c.cr4(Cr4::VME)) || (!v86 && c.cpl == 3 && c.cr4(Cr4::PVI)) {
+        c.fl &= !Rflags::VIF;
     } else {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     Ok(())
 }
 
 pub(crate) fn sti(c: &mut Core, _: &Op) -> Done {
     let v86 = c.v86();
-    if c.cpl <= c.iopl() || !c.cr0(CR0_PE) {
-        if !c.flag(IF) {
+    if c.cpl <= c.iopl() || !c.cr0(Cr0::PE) {
+        if !c.flag(Rflags::IF) {
             c.st.events.sti_shadow = true;
             c.leave = true;
         }
-        c.fl |= IF;
-    } else if (v86 && c.cr4(CR4_VME)) || (!v86 && c.cpl == 3 && c.cr4(CR4_PVI)) {
-        if c.flag(VIP) {
-            return Err(GP0);
+        c.fl |= Rflags::IF;
+    } else if (v86 && c.cr4(Cr4::VME)) || (!v86 && c.cpl == 3 && c.cr4(Cr4::PVI)) {
+        if c.flag(Rflags::VIP) {
+            return Err(Fault::GP);
         }
-        c.fl |= VIF;
+        c.fl |= Rflags::VIF;
     } else {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     Ok(())
 }
 
 pub(crate) fn cld(c: &mut Core, o: &Op) -> Next {
-    c.fl &= !DIR;
+    c.fl &= !Rflags::DF;
     o.go(c)
 }
 
 pub(crate) fn std(c: &mut Core, o: &Op) -> Next {
-    c.fl |= DIR;
+    c.fl |= Rflags::DF;
     o.go(c)
 }
 
 /// CLC (`HOW` 0), STC (1), CMC (2).
 pub(crate) fn carry<const HOW: u8>(c: &mut Core, o: &Op) -> Next {
-    let bits = c.cc.bits();
-    c.cc = Flags::explicit(match HOW {
-        0 => bits & !CF,
-        1 => bits | CF,
-        _ => bits ^ CF,
-    });
+    let on = match HOW {
+        0 => false,
+        1 => true,
+        _ => !c.cc.cf(),
+    };
+    c.cc = c.cc.with(Rflags::CF, on);
     o.go(c)
 }
 
@@ -92,9 +95,9 @@ pub(crate) fn salc(c: &mut Core, o: &Op) -> Next {
 /// CLAC and STAC (`SET`).
 pub(crate) fn smap_ac<const SET: bool>(c: &mut Core, _: &Op) -> Done {
     if c.cpl != 0 {
-        return Err(UD_);
+        return Err(Fault::UD);
     }
-    c.fl = (c.fl & !AC) | if SET { AC } else { 0 };
+    c.fl.set(Rflags::AC, SET);
     c.update_set();
     Ok(())
 }
@@ -120,18 +123,18 @@ pub(crate) fn mov_to_seg(c: &mut Core, o: &Op) -> Done {
     Ok(())
 }
 
-fn software(c: &mut Core, o: &Op, vector: u8, kind: SoftKind) -> Next {
+fn software(c: &mut Core, o: &Op, vector: Vector, kind: SoftwareInterruptKind) -> Next {
     c.soft_rip = c.rip_of(o);
     c.soft_op = o;
     c.rip = c.rip_after(o);
     c.left = 0;
-    c.exit(Leave::SoftInt(vector, kind))
+    c.exit(ExitReason::SoftwareInterrupt(vector, kind))
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "an 8-bit immediate")]
 pub(crate) fn int_n(c: &mut Core, o: &Op) -> Next {
-    let vector = o.imm as u8;
-    if c.v86() && (c.iopl() < 3 || c.cr4(CR4_VME)) {
+    let vector = Vector(o.imm as u8);
+    if c.v86() && (c.iopl() < 3 || c.cr4(Cr4::VME)) {
         match vme_redirects(c, vector) {
             Ok(true) => {
                 c.left = o.left;
@@ -140,44 +143,45 @@ pub(crate) fn int_n(c: &mut Core, o: &Op) -> Next {
                     Err(fault) => c.fault_at(o, fault),
                 };
             }
-            Ok(false) if c.iopl() < 3 => return c.fault_at(o, GP0),
+            Ok(false) if c.iopl() < 3 => return c.fault_at(o, Fault::GP),
             Ok(false) => {}
             Err(fault) => return c.fault_at(o, fault),
         }
     }
-    software(c, o, vector, SoftKind::Int)
+    software(c, o, vector, SoftwareInterruptKind::IntN)
 }
 
 /// With CR4.VME, the redirection bitmap in the TSS sends INT n to the guest's own table.
-fn vme_redirects(c: &mut Core, vector: u8) -> Result<bool, Fault> {
-    if !c.cr4(CR4_VME) {
+fn vme_redirects(c: &mut Core, vector: Vector) -> Result<bool, Fault> {
+    if !c.cr4(Cr4::VME) {
         return Ok(false);
     }
     let tr = c.st.tr;
     let base: u16 = c.read_sys(tr.base.wrapping_add(0x66) & 0xffff_ffff)?;
-    let at = u64::from(base).wrapping_sub(32) + u64::from(vector / 8);
+    let at = u64::from(base).wrapping_sub(32) + u64::from(vector.0 / 8);
     if base < 32 || at > tr.limit.into() {
         return Ok(false);
     }
     let bits: u8 = c.read_sys(tr.base.wrapping_add(at) & 0xffff_ffff)?;
-    Ok(bits >> (vector % 8) & 1 == 0)
+    Ok(bits >> (vector.0 % 8) & 1 == 0)
 }
 
 /// INT n through the virtual-8086 task's own vector table.
-fn int_v86(c: &mut Core, o: &Op, vector: u8) -> Done {
-    let entry: u32 = c.read(u64::from(vector) * 4)?;
+fn int_v86(c: &mut Core, o: &Op, vector: Vector) -> Done {
+    let entry: u32 = c.read(u64::from(vector.0) * 4)?;
     // Below IOPL 3 the task's IF is VIF, and its image shows IOPL 3.
     let (flags, cleared) = if c.iopl() == 3 {
-        (c.rflags(), IF)
+        (c.rflags(), Rflags::IF)
     } else {
-        let virtual_if = if c.flag(VIF) { IF } else { 0 };
-        ((c.rflags() & !IF) | 0x3000 | virtual_if, VIF)
+        let mut image = c.rflags() | Rflags::IOPL;
+        image.set(Rflags::IF, c.flag(Rflags::VIF));
+        (image, Rflags::VIF)
     };
     let old = c.regs[4];
     let cs = c.cs().selector;
     let after = c.rip_after(o);
     let pushed = c
-        .push(2, flags)
+        .push(2, flags.bits())
         .and_then(|()| c.push(2, cs.into()))
         .and_then(|()| c.push(2, after));
     if let Err(fault) = pushed {
@@ -185,7 +189,7 @@ fn int_v86(c: &mut Core, o: &Op, vector: u8) -> Done {
         return Err(fault);
     }
     let place = (c.rip_of(o), c.cs_base(), c.cpl);
-    c.fl &= !(cleared | crate::flags::TF);
+    c.fl &= !(cleared | Rflags::TF);
     // With TF clear nothing is left to trap.
     c.no_step = true;
     c.load_segment_real(seg::CS, (entry >> 16) as u16);
@@ -195,29 +199,29 @@ fn int_v86(c: &mut Core, o: &Op, vector: u8) -> Done {
 }
 
 pub(crate) fn int3(c: &mut Core, o: &Op) -> Next {
-    software(c, o, BP, SoftKind::Trap)
+    software(c, o, Vector::BP, SoftwareInterruptKind::Trap)
 }
 
 pub(crate) fn int1(c: &mut Core, o: &Op) -> Next {
-    software(c, o, DB, SoftKind::Icebp)
+    software(c, o, Vector::DB, SoftwareInterruptKind::Int1)
 }
 
 pub(crate) fn into(c: &mut Core, o: &Op) -> Next {
     if c.cc.condition::<0>() {
-        software(c, o, OFV, SoftKind::Trap)
+        software(c, o, Vector::OF, SoftwareInterruptKind::Trap)
     } else {
         o.go(c)
     }
 }
 
 fn set_zf(c: &mut Core, on: bool) {
-    c.cc = Flags::explicit((c.cc.bits() & !ZF) | if on { ZF } else { 0 });
+    c.cc = c.cc.with(Rflags::ZF, on);
 }
 
 /// VERR and VERW (`WRITE`).
 pub(crate) fn verify<const WRITE: bool>(c: &mut Core, o: &Op) -> Done {
     if !c.prot {
-        return Err(UD_);
+        return Err(Fault::UD);
     }
     let selector: u16 = read_rm(c, o, o.d)?;
     let ok = c.inspect(selector)?.is_some_and(|d| {
@@ -233,7 +237,7 @@ pub(crate) fn verify<const WRITE: bool>(c: &mut Core, o: &Op) -> Done {
 
 pub(crate) fn lar(c: &mut Core, o: &Op) -> Done {
     if !c.prot {
-        return Err(UD_);
+        return Err(Fault::UD);
     }
     let selector: u16 = read_rm(c, o, o.s)?;
     let long = c.lma();
@@ -253,7 +257,7 @@ pub(crate) fn lar(c: &mut Core, o: &Op) -> Done {
 
 pub(crate) fn lsl(c: &mut Core, o: &Op) -> Done {
     if !c.prot {
-        return Err(UD_);
+        return Err(Fault::UD);
     }
     let selector: u16 = read_rm(c, o, o.s)?;
     let long = c.lma();
@@ -273,7 +277,7 @@ pub(crate) fn lsl(c: &mut Core, o: &Op) -> Done {
 /// ARPL.
 pub(crate) fn arpl(c: &mut Core, o: &Op) -> Done {
     if !c.prot {
-        return Err(UD_);
+        return Err(Fault::UD);
     }
     let rpl = c.get::<u16>(o.s) & 3;
     let raise = |a: u16| if a & 3 < rpl { (a & !3) | rpl } else { a };
@@ -302,7 +306,7 @@ pub(crate) fn bound(c: &mut Core, o: &Op) -> Done {
     let high = super::load_sized(c, above, o.size)?;
     let v = signed(c.reg(o.d));
     if v < signed(low) || v > signed(high) {
-        Err(Fault::Plain(BR))
+        Err(Fault::NoCode(Vector::BR))
     } else {
         Ok(())
     }
@@ -310,41 +314,41 @@ pub(crate) fn bound(c: &mut Core, o: &Op) -> Done {
 
 /// FWAIT.
 pub(crate) fn wait(c: &mut Core, _: &Op) -> Done {
-    if c.cr0(CR0_MP) && c.cr0(CR0_TS) {
-        return Err(Fault::Plain(NM));
+    if c.cr0(Cr0::MP) && c.cr0(Cr0::TS) {
+        return Err(Fault::NM);
     }
     c.check_x87_pending()
 }
 
 /// MONITOR and MWAIT: the wait ends at once.
 pub(crate) fn monitor(c: &mut Core, _: &Op) -> Done {
-    if c.cpl != 0 { Err(UD_) } else { Ok(()) }
+    if c.cpl != 0 { Err(Fault::UD) } else { Ok(()) }
 }
 
 /// XGETBV.
 pub(crate) fn xgetbv(c: &mut Core, _: &Op) -> Done {
-    if !c.cr4(CR4_OSXSAVE) {
-        return Err(UD_);
+    if !c.cr4(Cr4::OSXSAVE) {
+        return Err(Fault::UD);
     }
     let v = match c.get::<u32>(1) {
         0 => c.st.xcr0,
         1 => c.st.xcr0 & c.vec.in_use(),
-        _ => return Err(GP0),
+        _ => return Err(Fault::GP),
     };
     c.put_edx_eax(v);
     Ok(())
 }
 
 pub(crate) fn xsetbv(c: &mut Core, _: &Op) -> Done {
-    if !c.cr4(CR4_OSXSAVE) {
-        return Err(UD_);
+    if !c.cr4(Cr4::OSXSAVE) {
+        return Err(Fault::UD);
     }
     let v = (c.regs[2] << 32) | (c.regs[0] & 0xffff_ffff);
     let supported: u64 = c.platform().cpuid(0xd, 0)[0].into();
     let avx = v & 4 == 0 || v & 2 != 0;
     let avx512 = v & 0xe0 == 0 || v & 0xe6 == 0xe6;
     if c.cpl != 0 || c.get::<u32>(1) != 0 || v & 1 == 0 || v & !supported != 0 || !avx || !avx512 {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     c.st.xcr0 = v;
     Ok(())
@@ -352,11 +356,11 @@ pub(crate) fn xsetbv(c: &mut Core, _: &Op) -> Done {
 
 /// RDPKRU and WRPKRU (`WRITE`).
 pub(crate) fn pkru<const WRITE: bool>(c: &mut Core, _: &Op) -> Done {
-    if !c.cr4(CR4_PKE) {
-        return Err(UD_);
+    if !c.cr4(Cr4::PKE) {
+        return Err(Fault::UD);
     }
     if c.get::<u32>(1) != 0 || (WRITE && c.get::<u32>(2) != 0) {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     if WRITE {
         c.vec.pkru = c.get(0);

@@ -1,11 +1,13 @@
 //! XBEGIN, XEND, XABORT and XTEST.
 
 use super::Done;
-use crate::core::{Core, Fault, GP0};
-use crate::flags::{Flags, ZF};
+use crate::core::Core;
+use crate::fault::Fault;
+use crate::flags::{LazyFlags, flag_if};
 use crate::op::Op;
 use crate::transaction::UNFIT;
 use hindsight_cpu::transaction::Cause;
+use hindsight_regs::rflags::Rflags;
 
 /// XBEGIN. Its target is not cut to 16 bits, whatever the operand size.
 pub(crate) fn xbegin(c: &mut Core, o: &Op) -> Done {
@@ -16,7 +18,7 @@ pub(crate) fn xbegin(c: &mut Core, o: &Op) -> Done {
 /// XEND.
 pub(crate) fn xend(c: &mut Core, o: &Op) -> Done {
     if !c.in_region() {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     c.end_region()?;
     c.rip = c.rip_after(o);
@@ -28,12 +30,12 @@ pub(crate) fn xabort(c: &mut Core, o: &Op) -> Done {
     if !c.in_region() {
         return Ok(());
     }
-    Err(Fault::Transaction(Cause::Explicit(o.imm.to_le_bytes()[0])))
+    Err(Fault::Abort(Cause::Explicit(o.imm.to_le_bytes()[0])))
 }
 
 /// XTEST: ZF is clear in a transaction.
 pub(crate) fn xtest(c: &mut Core, _: &Op) -> Done {
-    c.cc = Flags::explicit(if c.in_region() { 0 } else { ZF });
+    c.cc = LazyFlags::explicit(flag_if(!c.in_region(), Rflags::ZF));
     Ok(())
 }
 
@@ -44,5 +46,5 @@ pub(crate) fn unfit(_: &mut Core, _: &Op) -> Done {
 
 /// INT3 and INT1 in a transaction.
 pub(crate) fn breakpoint(_: &mut Core, _: &Op) -> Done {
-    Err(Fault::Transaction(Cause::Debug))
+    Err(Fault::Abort(Cause::Debug))
 }

@@ -1,6 +1,7 @@
 //! RCPPS and RSQRTPS, to the bit.
 
-use crate::core::{Core, Fault, GP0};
+use crate::core::Core;
+use crate::fault::Fault;
 use crate::op::Op;
 use crate::ops::{self, Done};
 use crate::thunk;
@@ -43,7 +44,7 @@ fn read(c: &mut Core, o: &Op, i: &Instruction, lanes: usize) -> Result<[u8; 16],
     }
     let lin = ops::src(c, o, 4 * lanes)?;
     if lanes == 4 && lin & 15 != 0 {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     c.read_bytes(lin, &mut bytes[..4 * lanes])?;
     Ok(bytes)

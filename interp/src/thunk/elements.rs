@@ -4,7 +4,8 @@
 //! SDM Vol. 2, "VSIB Memory Addressing", "VPGATHERDD", "VPSCATTERDD", "MASKMOVDQU".
 
 use super::check_state;
-use crate::core::{Core, Fault, UD_, cut};
+use crate::core::{Core, cut};
+use crate::fault::Fault;
 use crate::op::Op;
 use crate::ops::Done;
 use iced_x86::{EncodingKind, Instruction, Mnemonic as M, Register};
@@ -78,7 +79,7 @@ impl Shape {
         } else {
             mask == Register::None || mask == Register::K0 || (same && !store)
         };
-        if bad { Err(UD_) } else { Ok(shape) }
+        if bad { Err(Fault::UD) } else { Ok(shape) }
     }
 
     fn wanted(&self, c: &Core, n: usize) -> bool {

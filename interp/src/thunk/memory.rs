@@ -2,7 +2,8 @@
 
 use super::codegen::{Access, Thunk};
 use super::masking;
-use crate::core::{ACV, Core, Fault, GP0};
+use crate::core::Core;
+use crate::fault::Fault;
 use crate::op::{Op, slot};
 use crate::ops::Done;
 use crate::tlb::Set;
@@ -168,7 +169,7 @@ impl Place {
         if lin & (m.size as u64 - 1) == 0 {
             Ok(())
         } else {
-            Err(GP0)
+            Err(Fault::GP)
         }
     }
 
@@ -176,7 +177,7 @@ impl Place {
         self.each(c, self.part, |c, lin, range| {
             let len = range.len();
             if c.set == Set::Never && len < 16 && lin & (len as u64 - 1) != 0 {
-                return Err(Fault::Code(ACV, 0));
+                return Err(Fault::AC);
             }
             c.read_bytes(lin, &mut bytes[range])
         })

@@ -1,6 +1,7 @@
 //! Read-modify-write accesses while some processor has a transaction open.
 
-use crate::core::{Core, Fault};
+use crate::core::Core;
+use crate::fault::Fault;
 use crate::mmu::Want;
 use crate::word::Word;
 use hindsight_cpu::uarch::cache::Kind;

@@ -7,15 +7,17 @@
 
 mod careful;
 pub(crate) mod shared;
-
-use crate::core::{Core, DB, Fault};
+use crate::core::Core;
 use crate::events::{Cause as Why, Event, Shutdown};
+use crate::fault::Fault;
 use crate::ops::Done;
 use crate::platform::BranchClass;
 use crate::thunk::Vectors;
 use hindsight_cpu::pmu::Ring;
 use hindsight_cpu::transaction::{Cause, NEST_MAX, Step};
 use hindsight_regs::dr::Dr7;
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 use shared::{Loss, Seat};
 use std::sync::Arc;
 
@@ -35,10 +37,10 @@ pub(crate) struct Region {
 }
 
 /// What an abort brings back.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Saved {
     gpr: [u64; 16],
-    rflags: u64,
+    rflags: Rflags,
     vec: Vectors,
     /// RIP of the XBEGIN.
     rip: u64,
@@ -48,11 +50,24 @@ struct Saved {
     cycles: u64,
 }
 
+impl Saved {
+    fn new() -> Self {
+        Self {
+            gpr: [0; 16],
+            rflags: Rflags::FIXED,
+            vec: Vectors::default(),
+            rip: 0,
+            fallback: 0,
+            cycles: 0,
+        }
+    }
+}
+
 impl Region {
     pub(crate) fn new(seat: Arc<Seat>) -> Self {
         Self {
             depth: 0,
-            saved: Box::default(),
+            saved: Box::new(Saved::new()),
             seat,
             walked: false,
             debugged: false,
@@ -62,7 +77,7 @@ impl Region {
 
 impl From<Loss> for Fault {
     fn from(loss: Loss) -> Self {
-        Self::Transaction(match loss {
+        Self::Abort(match loss {
             Loss::Conflict => Cause::Conflict,
             Loss::Writes => Cause::Writes,
             Loss::Reads => Cause::Reads,
@@ -71,7 +86,7 @@ impl From<Loss> for Fault {
 }
 
 /// The access or the instruction cannot be part of a transaction.
-pub(crate) const UNFIT: Fault = Fault::Transaction(Cause::Instruction);
+pub(crate) const UNFIT: Fault = Fault::Abort(Cause::Instruction);
 
 impl Core {
     /// A transaction is open.
@@ -97,7 +112,7 @@ impl Core {
     /// XBEGIN at `rip`, with `next` behind it.
     pub(crate) fn begin_region(&mut self, rip: u64, next: u64, fallback: u64) -> Done {
         if self.region.depth == NEST_MAX {
-            return Err(Fault::Transaction(Cause::Nesting));
+            return Err(Fault::Abort(Cause::Nesting));
         }
         self.region.depth += 1;
         self.rip = next;
@@ -164,8 +179,8 @@ impl Core {
         self.stops.hit = None;
         match fault {
             Fault::Debug(bits) => return self.debug_in_region(bits),
-            Fault::Transaction(Cause::Debug) => return self.debug_in_region(0),
-            Fault::Transaction(cause) => self.abort_region(cause),
+            Fault::Abort(Cause::Debug) => return self.debug_in_region(0),
+            Fault::Abort(cause) => self.abort_region(cause),
             _ => self.abort_region(Cause::Instruction),
         }
         Ok(())
@@ -183,7 +198,7 @@ impl Core {
         self.debug_bits(bits);
         self.region.debugged = true;
         self.deliver(Event {
-            vector: DB,
+            vector: Vector::DB,
             cause: Why::Exception,
             code: None,
             rf: false,

@@ -13,7 +13,7 @@
 #![allow(unsafe_code, reason = "guest memory is a raw allocation")]
 
 use hindsight_cpu::state::{CpuState, Segment, seg};
-use hindsight_interp::{Branch, Gp, Memory, Observe, Pending, Platform, RegionSpec, Vcpu};
+use hindsight_interp::{Branch, GpFault, Memory, Observe, Pending, Platform, RegionSpec, Vcpu};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
@@ -112,11 +112,11 @@ impl Platform for Machine {
     fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
         self.mmio.push((gpa, data.to_vec()));
     }
-    fn rdmsr(&mut self, _: u32) -> Result<u64, Gp> {
-        Err(Gp)
+    fn rdmsr(&mut self, _: u32) -> Result<u64, GpFault> {
+        Err(GpFault)
     }
-    fn wrmsr(&mut self, _: u32, _: u64) -> Result<(), Gp> {
-        Err(Gp)
+    fn wrmsr(&mut self, _: u32, _: u64) -> Result<(), GpFault> {
+        Err(GpFault)
     }
     fn cpuid(&self, leaf: u32, sub: u32) -> [u32; 4] {
         self.cpuid.unwrap_or(host_cpuid)(leaf, sub)

@@ -5,7 +5,7 @@ use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::msr::Effect;
 use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::pmu::{Counting, Ring};
-use hindsight_interp::{Accesses, Gp, Pending, Platform, Step};
+use hindsight_interp::{Accesses, GpFault, Pending, Platform, Step};
 use hindsight_regs::apic::ApicBase;
 use hindsight_regs::msr as regs;
 
@@ -111,7 +111,7 @@ impl Platform for InterpPlatform {
         });
     }
 
-    fn rdmsr(&mut self, index: u32) -> Result<u64, Gp> {
+    fn rdmsr(&mut self, index: u32) -> Result<u64, GpFault> {
         let answer = self.served(ExitKind::Rdmsr(index), |model| model.rdmsr(index));
         self.model.record(RecordedKind::Rdmsr {
             index,
@@ -120,10 +120,10 @@ impl Platform for InterpPlatform {
         tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {answer:x?}", self.model.id);
         let shown = answer.ok().flatten().unwrap_or(0);
         self.note(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
-        answer.ok().flatten().ok_or(Gp)
+        answer.ok().flatten().ok_or(GpFault)
     }
 
-    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), Gp> {
+    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), GpFault> {
         self.note(LoggedEvent::Wrmsr, index.into(), &value.to_le_bytes());
         let answer = self.served(ExitKind::Wrmsr(index), |model| model.wrmsr(index, value));
         self.model.record(RecordedKind::Wrmsr {
@@ -133,7 +133,7 @@ impl Platform for InterpPlatform {
         });
         let id = self.model.id;
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
-        let effect = answer.ok().flatten().ok_or(Gp)?;
+        let effect = answer.ok().flatten().ok_or(GpFault)?;
         // The run loop looks round soon, and tells the machine.
         let control = &self.model.board.run.vcpus;
         match effect {
@@ -217,11 +217,11 @@ impl Platform for InterpPlatform {
         self.model.pebs_stored(stored);
     }
 
-    fn rdpmc(&mut self, index: u32) -> Result<u64, Gp> {
+    fn rdpmc(&mut self, index: u32) -> Result<u64, GpFault> {
         let answer = self.model.rdpmc(index);
         let shown = answer.unwrap_or(0);
         self.note(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
-        answer.ok_or(Gp)
+        answer.ok_or(GpFault)
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
