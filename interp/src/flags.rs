@@ -8,7 +8,7 @@
     reason = "PF is the parity of the low byte"
 )]
 
-use crate::word::Word;
+use crate::width::Width;
 use hindsight_regs::rflags::Rflags;
 
 /// CF, PF, AF, ZF, SF and OF.
@@ -68,7 +68,7 @@ impl LazyFlags {
 
     /// The flags of `a + b = r`, with or without a carry in.
     #[inline(always)]
-    pub(crate) fn add<T: Word>(a: T, b: T, r: T) -> Self {
+    pub(crate) fn add<T: Width>(a: T, b: T, r: T) -> Self {
         Self {
             source: FlagSource::Add,
             a: a.sext(),
@@ -79,7 +79,7 @@ impl LazyFlags {
 
     /// The flags of `a - b = r`, with or without a borrow in.
     #[inline(always)]
-    pub(crate) fn sub<T: Word>(a: T, b: T, r: T) -> Self {
+    pub(crate) fn sub<T: Width>(a: T, b: T, r: T) -> Self {
         Self {
             source: FlagSource::Sub,
             a: a.sext(),
@@ -90,7 +90,7 @@ impl LazyFlags {
 
     /// SF, ZF and PF of a result; `rest` holds CF, OF and AF.
     #[inline(always)]
-    pub(crate) fn result<T: Word>(r: T, rest: Rflags) -> Self {
+    pub(crate) fn result<T: Width>(r: T, rest: Rflags) -> Self {
         debug_assert!((Rflags::CF | Rflags::OF | Rflags::AF).contains(rest));
         Self {
             source: FlagSource::Result,

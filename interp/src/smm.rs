@@ -1,8 +1,7 @@
 //! System-management mode: taking an SMI, and RSM. SDM Vol. 3C, "System Management Mode".
 
-use crate::core::Core;
+use crate::core::{Core, Op};
 use crate::fault::Fault;
-use crate::op::Op;
 use crate::ops::Done;
 use hindsight_cpu::smm::{AREA_LEN, SaveArea};
 use hindsight_cpu::state::CpuState;
@@ -11,12 +10,12 @@ use hindsight_regs::cr::{Cr0, Cr4};
 impl Core {
     /// The processor is in system-management mode.
     pub(crate) fn in_smm(&self) -> bool {
-        self.st.smm.active
+        self.state.smm.active
     }
 
     /// Takes an SMI at an instruction boundary: saves the state and goes to the handler.
-    pub(crate) fn system_management(&mut self) {
-        self.tell_branches();
+    pub(crate) fn enter_smm(&mut self) {
+        self.report_branches();
         self.platform().smm(true);
         let mut state = CpuState::reset();
         self.store(&mut state);
@@ -25,7 +24,7 @@ impl Core {
             self.write_phys(gpa, &[byte]);
         }
         self.load(&state);
-        self.reobserve();
+        self.update_observe();
     }
 
     fn resume(&mut self) -> Result<(), Fault> {
@@ -33,23 +32,23 @@ impl Core {
             return Err(Fault::UD);
         }
         let mut area = SaveArea([0; AREA_LEN]);
-        for (gpa, byte) in (self.st.smm.area()..).zip(&mut area.0) {
+        for (gpa, byte) in (self.state.smm.area()..).zip(&mut area.0) {
             self.read_phys(gpa, std::slice::from_mut(byte));
         }
-        self.tell_branches();
+        self.report_branches();
         let mut state = CpuState::reset();
         self.store(&mut state);
         state.leave_smm(&area).map_err(|_| Fault::Shutdown)?;
         self.load(&state);
         if self.cr0(Cr0::PG) && self.cr4(Cr4::PAE) && !self.lma() {
-            let loaded = self.load_pdptrs(self.st.cr3);
+            let loaded = self.load_pdptrs(self.state.cr3);
             loaded.map_err(|_| Fault::Shutdown)?;
         }
         self.platform().smm(false);
-        self.reobserve();
-        self.counters.resume();
+        self.update_observe();
+        self.counters.record_rsm();
         // TF counts from the next instruction on.
-        self.no_step = true;
+        self.debug.suppress_step = true;
         Ok(())
     }
 }

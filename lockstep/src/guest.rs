@@ -294,8 +294,8 @@ fn processor(ram: &Map, len: usize, base: u32) -> Result<Vcpu> {
         host: ram.pointer(),
         writable: true,
     };
-    // SAFETY: `Guest` keeps the memory longer than the processor, and touches it between runs.
-    let memory = unsafe { Memory::new(&[spec]) }?;
+    // SAFETY: the owner keeps the mapping, whose bytes are used between runs only.
+    let memory = unsafe { Memory::new(&[spec], ram.owner()) }?;
     let mut cpu = Vcpu::new(Arc::new(memory));
     cpu.load(&start(base));
     Ok(cpu)

@@ -3,14 +3,25 @@
 #![expect(unsafe_code, reason = "memory is mapped at fixed addresses")]
 
 use anyhow::{Result, bail};
+use std::any::Any;
 use std::io;
+use std::sync::Arc;
 
-/// A mapping that is removed with its owner.
+/// A mapping, removed when it is dropped.
 #[derive(Debug)]
-pub struct Map {
+struct Mapping {
     at: *mut u8,
     len: usize,
 }
+
+// SAFETY: it holds an address only.
+unsafe impl Send for Mapping {}
+// SAFETY: as for Send.
+unsafe impl Sync for Mapping {}
+
+/// A mapping that is removed with its last owner.
+#[derive(Debug)]
+pub struct Map(Arc<Mapping>);
 
 impl Map {
     /// Maps `len` bytes: at a linear address if it is not 0, of a file if there is one.
@@ -40,23 +51,28 @@ impl Map {
                 io::Error::last_os_error()
             );
         }
-        Ok(Self { at: p.cast(), len })
+        Ok(Self(Arc::new(Mapping { at: p.cast(), len })))
     }
 
     /// Its address.
     pub fn pointer(&self) -> *mut u8 {
-        self.at
+        self.0.at
+    }
+
+    /// An owner of the mapping, which keeps it as long as it lives.
+    pub fn owner(&self) -> Box<dyn Any + Send + Sync> {
+        Box::new(self.0.clone())
     }
 
     /// Its bytes. Nothing else may use them meanwhile.
     pub fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is ours, readable, writable and initialized; what else maps the
         // same file or runs on it does so only between calls.
-        unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.at, self.0.len) }
     }
 }
 
-impl Drop for Map {
+impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped by `new` with this length.
         unsafe { libc::munmap(self.at.cast(), self.len) };

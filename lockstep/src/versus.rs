@@ -209,8 +209,8 @@ impl Ours {
             host: ram.map.pointer(),
             writable: true,
         };
-        // SAFETY: the memory lives as long as the processor, and is touched between runs only.
-        let memory = unsafe { Memory::new(&[spec]) }?;
+        // SAFETY: the owner keeps the mapping, whose bytes are used between runs only.
+        let memory = unsafe { Memory::new(&[spec], ram.map.owner()) }?;
         Ok(Self {
             cpu: Vcpu::new(Arc::new(memory)),
             around: Around::default(),

@@ -1,10 +1,10 @@
 //! Shifts and rotates.
 
-use super::{Done, dst, is_mem};
-use crate::core::Core;
+use super::{Done, dst};
+use crate::core::{Core, InnerOp, Next, Op};
 use crate::flags::{LazyFlags, flag_if};
-use crate::op::{Next, Op};
-use crate::word::Word;
+use crate::registers::Reg;
+use crate::width::Width;
 use hindsight_regs::rflags::Rflags;
 
 /// Which operation: the reg field of the opcode.
@@ -18,7 +18,7 @@ pub(crate) const SAR: u8 = 7;
 
 /// Shifts `a` by `n`, which is not 0 and already masked; answers result and flags.
 #[inline(always)]
-pub(crate) fn eval<T: Word, const OP: u8>(cc: LazyFlags, a: T, n: u32) -> (T, LazyFlags) {
+pub(crate) fn eval<T: Width, const OP: u8>(cc: LazyFlags, a: T, n: u32) -> (T, LazyFlags) {
     let bits = T::BITS;
     let (v, top) = (a.zext(), T::BITS - 1);
     match OP {
@@ -50,7 +50,7 @@ pub(crate) fn eval<T: Word, const OP: u8>(cc: LazyFlags, a: T, n: u32) -> (T, La
     }
 }
 
-fn rotate<T: Word, const OP: u8>(cc: LazyFlags, a: T, n: u32) -> (T, LazyFlags) {
+fn rotate<T: Width, const OP: u8>(cc: LazyFlags, a: T, n: u32) -> (T, LazyFlags) {
     let bits = T::BITS;
     let (v, top) = (u128::from(a.zext()), T::BITS - 1);
     // RCL and RCR rotate through CF: one bit wider.
@@ -90,84 +90,88 @@ fn rotate<T: Word, const OP: u8>(cc: LazyFlags, a: T, n: u32) -> (T, LazyFlags) 
 }
 
 #[inline(always)]
-pub(crate) fn count<T: Word>(n: u64) -> u32 {
+pub(crate) fn count<T: Width>(n: u64) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "masked to six bits")]
     let n = (n & if T::SIZE == 8 { 63 } else { 31 }) as u32;
     n
 }
 
 #[inline(always)]
-fn reg<T: Word, const OP: u8>(c: &mut Core, o: &Op, n: u64) -> Next {
+fn reg<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>, n: u64) -> Next {
     let n = count::<T>(n);
-    let a = c.get::<T>(o.d);
+    let a = c.regs.read::<T>(o.dst);
     if n != 0 {
-        let (r, cc) = eval::<T, OP>(c.cc, a, n);
-        c.cc = cc;
-        c.put(o.d, r);
+        let (r, cc) = eval::<T, OP>(c.regs.flags, a, n);
+        c.regs.flags = cc;
+        c.regs.write(o.dst, r);
     } else {
         // A 32-bit destination is zero-extended even by a shift of nothing.
-        c.put(o.d, a);
+        c.regs.write(o.dst, a);
     }
     o.go(c)
 }
 
-fn mem<T: Word, const OP: u8>(c: &mut Core, o: &Op, n: u64) -> Done {
+fn mem<T: Width, const OP: u8>(c: &mut Core, o: &Op, n: u64) -> Done {
     let n = count::<T>(n);
     let lin = dst(c, o, T::SIZE)?;
-    let cc = c.cc;
+    let cc = c.regs.flags;
     if n == 0 {
         return c.modify::<T>(lin, false, |a| a).map(|_| ());
     }
     let a = c.modify::<T>(lin, false, |a| eval::<T, OP>(cc, a, n).0)?;
-    c.cc = eval::<T, OP>(cc, a, n).1;
+    c.regs.flags = eval::<T, OP>(cc, a, n).1;
     Ok(())
 }
 
-pub(crate) fn r_imm<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn r_imm<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>) -> Next {
     reg::<T, OP>(c, o, o.imm)
 }
 
 /// SHL, SHR or SAR of a register by a number that is not 0, where nobody looks at the flags.
-pub(crate) fn quiet<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {
-    let a = c.get::<T>(o.d);
-    let (r, _) = eval::<T, OP>(c.cc, a, count::<T>(o.imm));
-    c.put(o.d, r);
+pub(crate) fn quiet<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let a = c.regs.read::<T>(o.dst);
+    let (r, _) = eval::<T, OP>(c.regs.flags, a, count::<T>(o.imm));
+    c.regs.write(o.dst, r);
     o.go(c)
 }
 
-pub(crate) fn r_cl<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {
-    let n = c.reg(1);
+pub(crate) fn r_cl<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let n = c.regs.get(Reg::Rcx);
     reg::<T, OP>(c, o, n)
 }
 
-pub(crate) fn m_imm<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn m_imm<T: Width, const OP: u8>(c: &mut Core, o: &Op) -> Done {
     mem::<T, OP>(c, o, o.imm)
 }
 
-pub(crate) fn m_cl<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Done {
-    let n = c.reg(1);
+pub(crate) fn m_cl<T: Width, const OP: u8>(c: &mut Core, o: &Op) -> Done {
+    let n = c.regs.get(Reg::Rcx);
     mem::<T, OP>(c, o, n)
 }
 
 /// SHLD and SHRD (`RIGHT`); the count is in `o.imm`, or in CL if that is all ones.
-pub(crate) fn double<T: Word, const RIGHT: bool>(c: &mut Core, o: &Op) -> Done {
-    let n = count::<T>(if o.imm == u64::MAX { c.reg(1) } else { o.imm });
-    let b = c.get::<T>(o.s);
-    let cc = c.cc;
+pub(crate) fn double<T: Width, const RIGHT: bool>(c: &mut Core, o: &Op) -> Done {
+    let n = count::<T>(if o.imm == u64::MAX {
+        c.regs.get(Reg::Rcx)
+    } else {
+        o.imm
+    });
+    let b = c.regs.read::<T>(o.src);
+    let cc = c.regs.flags;
     let f = |a: T| double_eval::<T, RIGHT>(cc, a, b, n);
-    let a = if is_mem(o) {
+    let a = if o.is_mem() {
         let lin = dst(c, o, T::SIZE)?;
         c.modify::<T>(lin, false, |a| f(a).0)?
     } else {
-        let a = c.get::<T>(o.d);
-        c.put(o.d, f(a).0);
+        let a = c.regs.read::<T>(o.dst);
+        c.regs.write(o.dst, f(a).0);
         a
     };
-    c.cc = f(a).1;
+    c.regs.flags = f(a).1;
     Ok(())
 }
 
-fn double_eval<T: Word, const RIGHT: bool>(cc: LazyFlags, a: T, b: T, n: u32) -> (T, LazyFlags) {
+fn double_eval<T: Width, const RIGHT: bool>(cc: LazyFlags, a: T, b: T, n: u32) -> (T, LazyFlags) {
     if n == 0 {
         return (a, cc);
     }

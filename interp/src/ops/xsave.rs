@@ -2,10 +2,10 @@
 //! SDM Vol. 1, "Managing State Using the XSAVE Feature Set".
 
 #![expect(clippy::cast_possible_truncation, reason = "fields of the areas")]
-use super::{Done, general, is_mem, load, store};
-use crate::core::Core;
+use super::{Done, general, load, store};
+use crate::core::{Core, Handler, Op};
 use crate::fault::Fault;
-use crate::op::{Handler, Op};
+use crate::registers::Reg;
 use hindsight_regs::cr::{Cr0, Cr4};
 use iced_x86::{Code, Instruction, Mnemonic as M};
 
@@ -54,7 +54,7 @@ pub(crate) fn handler(i: &Instruction) -> Option<Handler> {
 }
 
 fn xmm_count(c: &Core) -> usize {
-    if c.code == 8 { 16 } else { 8 }
+    if c.mode.is_64bit() { 16 } else { 8 }
 }
 
 fn fx_check(c: &Core, lin: u64) -> Done {
@@ -186,8 +186,8 @@ impl Core {
     }
 
     fn rfbm(&self) -> u64 {
-        let v = (self.regs[2] << 32) | (self.regs[0] & 0xffff_ffff);
-        v & self.st.xcr0
+        let v = (self.regs.get(Reg::Rdx) << 32) | (self.regs.get(Reg::Rax) & 0xffff_ffff);
+        v & self.state.xcr0
     }
 
     /// Reads the area from `lin` in pieces of a page.
@@ -200,7 +200,7 @@ impl Core {
 }
 
 fn xsaves(c: &mut Core, o: &Op) -> Done {
-    if c.cpl != 0 {
+    if c.mode.cpl() != 0 {
         return Err(Fault::GP);
     }
     xsave::<true>(c, o)
@@ -263,7 +263,7 @@ fn xsave<const COMPACTED: bool>(c: &mut Core, o: &Op) -> Done {
 }
 
 fn xrstors(c: &mut Core, o: &Op) -> Done {
-    if c.cpl != 0 {
+    if c.mode.cpl() != 0 {
         return Err(Fault::GP);
     }
     xrstor(c, o)
@@ -286,9 +286,9 @@ fn xrstor(c: &mut Core, o: &Op) -> Done {
     let known = if compacted {
         compact & !COMPACT
     } else {
-        c.st.xcr0
+        c.state.xcr0
     };
-    if reserved || present & !known != 0 || (compacted && known & !c.st.xcr0 != 0) {
+    if reserved || present & !known != 0 || (compacted && known & !c.state.xcr0 != 0) {
         return Err(Fault::GP);
     }
     let loads_mxcsr = if compacted {
@@ -333,7 +333,7 @@ fn xrstor(c: &mut Core, o: &Op) -> Done {
     if c.vec.pkru != pkru {
         // Rights are checked when the TLB is filled.
         c.flush_tlb();
-        c.leave = true;
+        c.exit.requested = true;
     }
     Ok(())
 }
@@ -407,10 +407,10 @@ fn fnstcw(c: &mut Core, o: &Op) -> Done {
 fn fnstsw(c: &mut Core, o: &Op) -> Done {
     x87_check(c)?;
     let v = c.vec.fsw();
-    if is_mem(o) {
+    if o.is_mem() {
         return store(c, o, v);
     }
-    c.put(0, v);
+    c.regs.write(Reg::Rax, v);
     Ok(())
 }
 
@@ -459,7 +459,7 @@ fn fnstenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
     let fip = u32::from_le_bytes([fx[8], fx[9], fx[10], fx[11]]);
     let fdp = u32::from_le_bytes([fx[16], fx[17], fx[18], fx[19]]);
     let fop = u32::from(c.vec.fop());
-    let pointers = if c.prot {
+    let pointers = if c.mode.protected() {
         [fip, fop << 16, fdp, 0xffff_0000]
     } else {
         let high = |p: u32| (p >> 16) << 12;
@@ -516,7 +516,7 @@ fn fldenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
         bytes[..W].copy_from_slice(&data[n * W..n * W + W]);
         u32::from_le_bytes(bytes)
     };
-    let (fop, fip, fdp) = if c.prot {
+    let (fop, fip, fdp) = if c.mode.protected() {
         let fop = if W == 4 { (field(4) >> 16) as u16 } else { 0 };
         (fop, field(3), field(5))
     } else {

@@ -1,9 +1,8 @@
 //! The transcendental instructions on the register stack: operands, special values, exceptions.
 
 use super::extended::{DE, Exact, Extended, IE, Kind, OE, Rounded, UE, ZE};
-use crate::core::Core;
+use crate::core::{Core, Op};
 use crate::fault::Fault;
-use crate::op::Op;
 use crate::ops::Done;
 use crate::thunk;
 use hindsight_regs::cr::Cr0;

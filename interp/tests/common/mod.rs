@@ -17,8 +17,27 @@ use hindsight_interp::{Branch, GpFault, Memory, Observe, Pending, Platform, Regi
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
-/// Page-aligned guest memory.
+/// Page-aligned memory.
+struct Pages {
+    host: *mut u8,
+    len: usize,
+}
+
+// SAFETY: it gives out its address only.
+unsafe impl Send for Pages {}
+// SAFETY: as for Send.
+unsafe impl Sync for Pages {}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.host, Layout::from_size_align(self.len, 4096).unwrap()) };
+    }
+}
+
+/// Guest RAM that a test writes without reporting it to the interpreter.
 pub struct Ram {
+    pages: Arc<Pages>,
     host: *mut u8,
     len: usize,
 }
@@ -28,16 +47,21 @@ impl Ram {
         let layout = Layout::from_size_align(len, 4096).unwrap();
         // SAFETY: the length is not zero.
         let host = unsafe { alloc_zeroed(layout) };
-        Self { host, len }
+        assert!(!host.is_null());
+        let pages = Arc::new(Pages { host, len });
+        Self { pages, host, len }
     }
 
-    pub fn spec(&self, gpa: u64) -> RegionSpec {
-        RegionSpec {
-            gpa,
+    /// The memory from guest-physical address 0.
+    pub fn memory(&self) -> Arc<Memory> {
+        let spec = RegionSpec {
+            gpa: 0,
             len: self.len as u64,
             host: self.host,
             writable: true,
-        }
+        };
+        // SAFETY: the pages stay allocated as long as the owner, and have no references.
+        Arc::new(unsafe { Memory::new(&[spec], Box::new(self.pages.clone())) }.unwrap())
     }
 
     pub fn write(&self, at: usize, bytes: &[u8]) {
@@ -60,13 +84,6 @@ impl Ram {
 
     pub fn read_u64(&self, at: usize) -> u64 {
         u64::from_le_bytes(self.read(at, 8).try_into().unwrap())
-    }
-}
-
-impl Drop for Ram {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.host, Layout::from_size_align(self.len, 4096).unwrap()) };
     }
 }
 
@@ -254,9 +271,7 @@ pub fn gate(ram: &Ram, vector: usize, target: u64, dpl: u64) {
 }
 
 pub fn vcpu(ram: &Ram, st: &CpuState) -> Vcpu {
-    // SAFETY: every test keeps the RAM longer than the processor.
-    let memory = unsafe { Memory::new(&[ram.spec(0)]) }.unwrap();
-    let mut vcpu = Vcpu::new(Arc::new(memory));
+    let mut vcpu = Vcpu::new(ram.memory());
     vcpu.load(st);
     vcpu
 }
