@@ -3,8 +3,8 @@
 use crate::core::Core;
 use crate::events::{EventSource, GuestEvent, Shutdown};
 use crate::interpreter::Exit;
+use crate::platform::AbortCause;
 use hindsight_cpu::state::{Activity, Exception};
-use hindsight_cpu::transaction::Cause as AbortCause;
 use hindsight_regs::rflags::Rflags;
 use hindsight_regs::vector::Vector;
 

@@ -214,8 +214,7 @@ impl Core {
             return;
         }
         let (platform, branches) = self.platform_and_branches();
-        platform.code_base(cs_base);
-        platform.branches(branches.emptied(count));
+        platform.branches(cs_base, branches.emptied(count));
         self.update_observe();
     }
 

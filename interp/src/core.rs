@@ -10,7 +10,7 @@ use crate::features::Features;
 use crate::memory::{Memory, MemoryHandle};
 use crate::mmu::{Mmu, TlbSet};
 use crate::mode::ExecutionMode;
-use crate::platform::Platform;
+use crate::platform::{Platform, RetiredCounts};
 use crate::platform_slot::PlatformSlot;
 use crate::portable::transcendental::Functions;
 use crate::progress::Progress;
@@ -349,10 +349,14 @@ impl Core {
 
     /// The platform, after its clock and counts were advanced, and the branch buffer.
     pub(crate) fn platform_and_branches(&mut self) -> (&mut dyn Platform, &mut BranchBuffer) {
-        let (count, cycles) = (self.progress.retired(), self.progress.cycles());
-        let user = self.counters.user(self.progress.retired_in_slice());
+        let counts = RetiredCounts {
+            instructions: self.progress.retired(),
+            user: self.counters.user(self.progress.retired_in_slice()),
+            cycles: self.progress.cycles(),
+        };
+        debug_assert!(counts.user <= counts.instructions);
         let platform = self.platform.get();
-        platform.retired(count, user, cycles);
+        platform.advance(counts);
         (platform, &mut self.branches)
     }
 

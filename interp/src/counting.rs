@@ -3,10 +3,10 @@
 
 use crate::core::Core;
 use crate::fault::{ExitReason, Fault};
+use crate::platform::AbortCause;
 use crate::progress::SliceUse;
 use hindsight_cpu::pmu::Ring;
 use hindsight_cpu::pmu::pebs::{self, Sample};
-use hindsight_cpu::transaction::Cause as AbortCause;
 use hindsight_cpu::uarch::cache::Kind;
 
 impl Core {
@@ -107,7 +107,7 @@ impl Core {
         }
         let ring = self.counters.ring();
         let accesses = self.counters.accesses(&touches, retired);
-        let used = self.platform().accessed(ring, &accesses);
+        let used = self.platform().accesses(ring, &accesses);
         self.counters.spend_accesses(used, touches);
     }
 

@@ -1,5 +1,5 @@
 //! Why an instruction did not complete, and why the dispatch loop was left.
-use hindsight_cpu::transaction::Cause as AbortCause;
+use crate::platform::AbortCause;
 use hindsight_regs::vector::{GpFault, Vector};
 
 /// Why an instruction did not complete.

@@ -168,7 +168,7 @@ impl Vcpu {
         self.core.flush_tlb();
     }
 
-    /// Core cycles so far: see [`Platform::retired`].
+    /// Core cycles so far: see [`RetiredCounts::cycles`](crate::RetiredCounts::cycles).
     pub fn cycles(&self) -> u64 {
         self.core.progress.cycles()
     }
@@ -233,7 +233,7 @@ impl Vcpu {
         if !self.prepared {
             self.prepared = true;
             self.core.features = Features::of(platform);
-            self.core.portable = platform.portable();
+            self.core.portable = platform.portable_results();
             let width = platform.cpuid(0x8000_0008, 0)[0] & 0xff;
             self.core.mmu.set_phys_width(width);
         }

@@ -47,7 +47,9 @@ mod width;
 
 pub use interpreter::{Exit, Kicker, Stats, Vcpu};
 pub use memory::{Memory, MemoryError, RegionSpec};
-pub use platform::{Accesses, Cause, Step};
-pub use platform::{Branch, BranchClass, Counting, GpFault, Observe, Pending, Platform};
+pub use platform::{
+    AbortCause, Accesses, Branch, BranchClass, Bus, Counting, GpFault, Interrupts, Msrs, Observe,
+    Observer, Pending, Platform, RetiredCounts, Ring, TransactionEvent,
+};
 pub use stops::{Hit, MsrStops, PortWatch, Stops, Watch};
 pub use supported::supported_cpuid;

@@ -12,8 +12,12 @@ use crate::handlers::{copy, flat, gates, put, stubs};
 use crate::layout::*;
 use crate::map::Map;
 use anyhow::{Result, anyhow};
+use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::state::{CpuState, seg};
-use hindsight_interp::{Exit, GpFault, Memory, Pending, Platform, RegionSpec, Vcpu, supported_cpuid};
+use hindsight_interp::{
+    Accesses, Branch, Bus, Counting, Exit, GpFault, Interrupts, Memory, Msrs, Observe, Observer,
+    Pending, RegionSpec, RetiredCounts, Ring, TransactionEvent, Vcpu, supported_cpuid,
+};
 use std::sync::Arc;
 
 /// Guest-physical address of the region.
@@ -95,7 +99,7 @@ pub(crate) struct Around {
     pub(crate) done: bool,
 }
 
-impl Platform for Around {
+impl Bus for Around {
     fn port_read(&mut self, _: u16, data: &mut [u8]) {
         data.fill(0xff);
     }
@@ -106,28 +110,30 @@ impl Platform for Around {
         data.fill(0xff);
     }
     fn mmio_write(&mut self, _: u64, _: &[u8]) {}
+}
+
+impl Msrs for Around {
     fn rdmsr(&mut self, _: u32) -> Result<u64, GpFault> {
         Err(GpFault)
     }
     fn wrmsr(&mut self, _: u32, _: u64) -> Result<(), GpFault> {
         Err(GpFault)
     }
-    fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
-        supported_cpuid(leaf, subleaf)
-    }
-    fn tsc(&mut self) -> u64 {
-        0
+    fn rdpmc(&mut self, _: u32) -> Result<u64, GpFault> {
+        Err(GpFault)
     }
     fn tsc_aux(&mut self) -> u32 {
         0
     }
-    fn random(&mut self) -> u64 {
-        0
+    fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
+        supported_cpuid(leaf, subleaf)
     }
-    fn cr8(&mut self) -> u8 {
-        0
+    fn portable_results(&self) -> bool {
+        false
     }
-    fn set_cr8(&mut self, _: u8) {}
+}
+
+impl Interrupts for Around {
     fn pending(&mut self) -> Pending {
         Pending {
             leave: self.done,
@@ -137,6 +143,41 @@ impl Platform for Around {
     fn acknowledge(&mut self) -> Option<u8> {
         None
     }
+    fn acknowledge_nmi(&mut self) {}
+    fn acknowledge_smi(&mut self) {}
+    fn smm(&mut self, _: bool) {}
+    fn cr8(&mut self) -> u8 {
+        0
+    }
+    fn set_cr8(&mut self, _: u8) {}
+    fn advance(&mut self, _: RetiredCounts) {}
+    fn tsc(&mut self) -> u64 {
+        0
+    }
+    fn random(&mut self) -> u64 {
+        0
+    }
+}
+
+impl Observer for Around {
+    fn observe(&mut self) -> Observe {
+        Observe::default()
+    }
+    fn branches(&mut self, _: u64, _: &mut [Branch]) {}
+    fn debug_exception(&mut self) {}
+    fn counting(&mut self) -> Counting {
+        Counting::NONE
+    }
+    fn accesses(&mut self, _: Ring, _: &Accesses<'_>) -> u64 {
+        1
+    }
+    fn caches_flushed(&mut self, _: Option<u64>) {}
+    fn pebs_stored(&mut self, _: &Stored) {}
+    fn request_pmi(&mut self) {}
+    fn allows_transactions(&self) -> bool {
+        true
+    }
+    fn transaction(&mut self, _: TransactionEvent, _: Ring) {}
 }
 
 /// The interpreter with one region.

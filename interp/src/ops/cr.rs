@@ -329,6 +329,6 @@ pub(crate) fn invpcid(c: &mut Core, o: &Op) -> Done {
 /// WBINVD, INVD: memory is always current; the model of the caches is told.
 pub(crate) fn wbinvd(c: &mut Core, _: &Op) -> Done {
     privileged(c)?;
-    c.platform().flushed(None);
+    c.platform().caches_flushed(None);
     Ok(())
 }

@@ -154,6 +154,6 @@ pub(crate) fn clean(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn flush(c: &mut Core, o: &Op) -> Done {
     let lin = src(c, o, 1)?;
     let gpa = c.probe_read(lin, 1)?;
-    c.platform().flushed(Some(gpa));
+    c.platform().caches_flushed(Some(gpa));
     Ok(())
 }

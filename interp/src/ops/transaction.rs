@@ -4,8 +4,8 @@ use super::Done;
 use crate::core::{Core, Op};
 use crate::fault::Fault;
 use crate::flags::{LazyFlags, flag_if};
+use crate::platform::AbortCause;
 use crate::transaction::state::NOT_ALLOWED;
-use hindsight_cpu::transaction::Cause;
 use hindsight_regs::rflags::Rflags;
 
 /// XBEGIN. Its target is not cut to 16 bits, whatever the operand size.
@@ -29,7 +29,7 @@ pub(crate) fn xabort(c: &mut Core, o: &Op) -> Done {
     if !c.in_transaction() {
         return Ok(());
     }
-    Err(Fault::Abort(Cause::Explicit(o.imm.to_le_bytes()[0])))
+    Err(Fault::Abort(AbortCause::Explicit(o.imm.to_le_bytes()[0])))
 }
 
 /// XTEST: ZF is clear in a transaction.
@@ -45,5 +45,5 @@ pub(crate) fn unfit(_: &mut Core, _: &Op) -> Done {
 
 /// INT3 and INT1 in a transaction.
 pub(crate) fn breakpoint(_: &mut Core, _: &Op) -> Done {
-    Err(Fault::Abort(Cause::Debug))
+    Err(Fault::Abort(AbortCause::Debug))
 }

@@ -7,9 +7,9 @@ use crate::counters::AbortRecord;
 use crate::events::{GuestEvent, Shutdown};
 use crate::fault::Fault;
 use crate::platform::BranchClass;
+use crate::platform::{AbortCause, TransactionEvent};
 use crate::registers::Reg;
 use hindsight_cpu::pmu::Ring;
-use hindsight_cpu::transaction::{Cause as AbortCause, Step as TransactionEvent};
 use hindsight_regs::dr::Dr7;
 use hindsight_regs::vector::Vector;
 use std::sync::Arc;
@@ -66,7 +66,8 @@ impl Core {
         let ring = Ring::of(self.mode.cpl());
         self.platform().transaction(TransactionEvent::Begun, ring);
         // BTS records go to memory at once, which no transaction can undo.
-        let possible = self.platform().may_transact() && self.branches.observe().store.is_none();
+        let possible =
+            self.platform().allows_transactions() && self.branches.observe().store.is_none();
         if possible && self.memory.shared.begin(&self.transaction.seat) {
             self.update_in_transaction();
             return Ok(());

@@ -2,8 +2,9 @@
 
 use super::shared::{Seat, Shared};
 use crate::fault::Fault;
+use crate::platform::AbortCause;
 use crate::thunk::vectors::Vectors;
-use hindsight_cpu::transaction::{Cause as AbortCause, NEST_MAX};
+use hindsight_cpu::transaction::NEST_MAX;
 use hindsight_regs::rflags::Rflags;
 use std::sync::Arc;
 

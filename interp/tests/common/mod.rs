@@ -12,8 +12,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "guest memory is a raw allocation")]
 
+use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::state::{CpuState, Segment, seg};
-use hindsight_interp::{Branch, GpFault, Memory, Observe, Pending, Platform, RegionSpec, Vcpu};
+use hindsight_interp::{
+    Accesses, Branch, Bus, Counting, GpFault, Interrupts, Memory, Msrs, Observe, Observer, Pending,
+    RegionSpec, RetiredCounts, Ring, TransactionEvent, Vcpu,
+};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
@@ -98,10 +102,10 @@ pub struct Machine {
     pub branches: Vec<Branch>,
     /// Branches in each batch, and what was retired when it came.
     pub batches: Vec<usize>,
-    pub retired_at_tell: Vec<u64>,
+    pub retired_at_report: Vec<u64>,
     pub debug_exceptions: u32,
     pub pmis: u32,
-    pub retired: u64,
+    pub counts: RetiredCounts,
     pub interrupts: Vec<u8>,
     pub nmi: bool,
     pub cpuid: Option<fn(u32, u32) -> [u32; 4]>,
@@ -115,7 +119,7 @@ pub fn host_cpuid(leaf: u32, sub: u32) -> [u32; 4] {
     [r.eax, r.ebx, r.ecx, r.edx]
 }
 
-impl Platform for Machine {
+impl Bus for Machine {
     fn port_read(&mut self, port: u16, data: &mut [u8]) {
         data.fill(port as u8);
     }
@@ -123,37 +127,35 @@ impl Platform for Machine {
         self.out.push((port, data.to_vec()));
     }
     fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
-        self.mmio_reads.push((gpa, data.len()));
         data.fill(gpa as u8);
     }
     fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
         self.mmio.push((gpa, data.to_vec()));
     }
+}
+
+impl Msrs for Machine {
     fn rdmsr(&mut self, _: u32) -> Result<u64, GpFault> {
         Err(GpFault)
     }
     fn wrmsr(&mut self, _: u32, _: u64) -> Result<(), GpFault> {
         Err(GpFault)
     }
-    fn cpuid(&self, leaf: u32, sub: u32) -> [u32; 4] {
-        self.cpuid.unwrap_or(host_cpuid)(leaf, sub)
-    }
-    fn portable(&self) -> bool {
-        self.portable
-    }
-    fn tsc(&mut self) -> u64 {
-        self.retired
+    fn rdpmc(&mut self, _: u32) -> Result<u64, GpFault> {
+        Err(GpFault)
     }
     fn tsc_aux(&mut self) -> u32 {
         7
     }
-    fn random(&mut self) -> u64 {
-        0x1234_5678_9abc_def0
+    fn cpuid(&self, leaf: u32, sub: u32) -> [u32; 4] {
+        self.cpuid.unwrap_or(host_cpuid)(leaf, sub)
     }
-    fn cr8(&mut self) -> u8 {
-        0
+    fn portable_results(&self) -> bool {
+        self.portable
     }
-    fn set_cr8(&mut self, _: u8) {}
+}
+
+impl Interrupts for Machine {
     fn pending(&mut self) -> Pending {
         if let Some(at_boundary) = &mut self.at_boundary {
             at_boundary();
@@ -171,25 +173,54 @@ impl Platform for Machine {
     fn acknowledge_nmi(&mut self) {
         self.nmi = false;
     }
-    fn retired(&mut self, count: u64, _user: u64, _cycles: u64) {
-        self.retired = count;
+    fn acknowledge_smi(&mut self) {
+        unreachable!("no SMI is pending");
     }
+    fn smm(&mut self, _: bool) {}
+    fn cr8(&mut self) -> u8 {
+        0
+    }
+    fn set_cr8(&mut self, _: u8) {}
+    fn advance(&mut self, counts: RetiredCounts) {
+        self.counts = counts;
+    }
+    fn tsc(&mut self) -> u64 {
+        self.counts.instructions
+    }
+    fn random(&mut self) -> u64 {
+        0x1234_5678_9abc_def0
+    }
+}
+
+impl Observer for Machine {
     fn observe(&mut self) -> Observe {
         self.observe
+    }
+    fn branches(&mut self, _: u64, branches: &mut [Branch]) {
+        self.branches.extend_from_slice(branches);
+        self.batches.push(branches.len());
+        self.retired_at_report.push(self.counts.instructions);
     }
     fn debug_exception(&mut self) {
         self.debug_exceptions += 1;
         self.observe.step_on_branch = false;
         self.observe.debug_exceptions = false;
     }
+    fn counting(&mut self) -> Counting {
+        Counting::NONE
+    }
+    fn accesses(&mut self, _: Ring, _: &Accesses<'_>) -> u64 {
+        1
+    }
+    fn caches_flushed(&mut self, _: Option<u64>) {}
+    fn pebs_stored(&mut self, _: &Stored) {}
     fn request_pmi(&mut self) {
         self.pmis += 1;
     }
-    fn branches(&mut self, branches: &mut [Branch]) {
-        self.branches.extend_from_slice(branches);
-        self.batches.push(branches.len());
-        self.retired_at_tell.push(self.retired);
+    fn allows_transactions(&self) -> bool {
+        true
     }
+    fn transaction(&mut self, _: TransactionEvent, _: Ring) {}
 }
 
 /// Where [`long_mode`] puts things.
