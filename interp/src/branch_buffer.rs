@@ -10,7 +10,7 @@
     reason = "a branch is written in three stores, and its fast BTS record through host addresses"
 )]
 
-use crate::memory::{load_u64, store_u64};
+use crate::memory::{load_u64, store_record, store_u64};
 use crate::platform::{Branch, BranchClass, Observe};
 use hindsight_cpu::branch::bts::{self, Quiet};
 use std::mem::offset_of;
@@ -183,22 +183,23 @@ impl BranchBuffer {
         if target.epoch != write_epoch {
             return false;
         }
+        let area = target.area;
         // SAFETY: the contract of `set_bts_target`, for the epoch that was just compared.
-        let field = |n: u64| unsafe { load_u64(target.area + n * 8) };
-        let index = field(1);
+        let index = unsafe { load_u64::<8>(area) };
         if index.wrapping_sub(target.page) > 4096 - bts::RECORD {
             return false;
         }
-        let Some(end) = target.quiet.end(index, || field(2), || field(3)) else {
+        // SAFETY: as above, for both.
+        let maximum = || unsafe { load_u64::<16>(area) };
+        // SAFETY: as above.
+        let threshold = || unsafe { load_u64::<24>(area) };
+        let Some(end) = target.quiet.end(index, maximum, threshold) else {
             return false;
         };
-        let record = index.wrapping_add(target.add);
         // SAFETY: as above; the record lies within the page, as just checked.
         unsafe {
-            store_u64(record, from);
-            store_u64(record + 8, to);
-            store_u64(record + 16, 0);
-            store_u64(target.area + 8, end);
+            store_record(target.add, index, from, to);
+            store_u64::<8>(area, end);
         }
         self.reported = self.reported.wrapping_add(1);
         true

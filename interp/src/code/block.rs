@@ -5,7 +5,7 @@
     reason = "operations are owned through a raw pointer, because handlers hold pointers into them"
 )]
 
-use super::op::{BlockEntry, DEAD, Op};
+use super::op::{BlockEntry, DEAD, Handler, Next, Op};
 use std::ptr::NonNull;
 
 /// The operations of a block. The last one has a `LastHandler`.
@@ -82,6 +82,15 @@ impl<C> Block<C> {
             count,
             suspect: false,
         }
+    }
+
+    /// A block that must not run.
+    pub(super) fn dead() -> Self {
+        let op = Op::new(Handler::Last(|_, _| Next::EXIT));
+        op.set_count(1);
+        let block = Self::new(0, Box::default(), None, (vec![op], vec![0]));
+        block.kill();
+        block
     }
 
     /// The entry that leads to its first operation.

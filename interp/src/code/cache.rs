@@ -29,6 +29,9 @@ const JUMPS: usize = 4096;
 /// Operations after which the whole cache is dropped.
 const CAPACITY: usize = 1 << 20;
 
+/// The context of unused entries of the jump cache: generations begin with 1.
+const NO_CONTEXT: u64 = 0;
+
 /// A multiplicative hash for addresses.
 #[derive(Default)]
 struct AddressHasher(u64);
@@ -56,7 +59,7 @@ type AddressMap<V> = HashMap<u64, V, BuildHasherDefault<AddressHasher>>;
 struct Jump<C> {
     rip: u64,
     context: u64,
-    entry: Option<BlockEntry<C>>,
+    entry: BlockEntry<C>,
 }
 
 impl<C> Clone for Jump<C> {
@@ -90,6 +93,8 @@ pub(crate) struct CodeCache<C> {
     by_id: AddressMap<u32>,
     pages: AddressMap<CodePage>,
     jumps: Box<[Jump<C>; JUMPS]>,
+    /// What unused entries of the jump cache lead to.
+    _dead: Block<C>,
     /// Full instructions, for operations that need them: see [`Op::insn`].
     pub(crate) insns: Vec<Instruction>,
     /// A direct branch whose target was not linked yet; the next block may become its link.
@@ -116,23 +121,25 @@ unsafe impl<C> Send for CodeCache<C> {}
 impl<C> CodeCache<C> {
     /// An empty cache.
     pub(crate) fn new() -> Self {
+        let dead = Block::dead();
         let none = Jump {
             rip: 0,
-            context: 0,
-            entry: None,
+            context: NO_CONTEXT,
+            entry: dead.entry(),
         };
         Self {
             blocks: Vec::new(),
             by_id: AddressMap::default(),
             pages: AddressMap::default(),
             jumps: Box::new([none; JUMPS]),
+            _dead: dead,
             insns: Vec::new(),
             pending_link: None,
             trusted: Vec::new(),
             ops: 0,
             stale: false,
             generation: 1,
-            context: 0,
+            context: NO_CONTEXT,
             epoch: 0,
             decoded: 0,
             lookups: 0,
@@ -181,17 +188,14 @@ impl<C> CodeCache<C> {
     pub(crate) fn set_context(&mut self, key: u8, user: bool) {
         debug_assert!(key & 0xc0 == 0);
         self.context = self.generation << 8 | u64::from(user) << 7 | u64::from(key);
+        debug_assert!(self.context != NO_CONTEXT);
     }
 
     /// The block at a RIP, if the jump cache has it in the current context.
     #[inline(always)]
     pub(crate) fn jump(&self, rip: u64) -> Option<BlockEntry<C>> {
         let jump = &self.jumps[Self::jump_index(rip)];
-        if jump.rip == rip && jump.context == self.context {
-            jump.entry
-        } else {
-            None
-        }
+        (jump.rip == rip && jump.context == self.context).then_some(jump.entry)
     }
 
     /// Enters a block into the jump cache, for the current context.
@@ -199,7 +203,7 @@ impl<C> CodeCache<C> {
         self.jumps[Self::jump_index(rip)] = Jump {
             rip,
             context: self.context,
-            entry: Some(entry),
+            entry,
         };
     }
 

@@ -200,24 +200,34 @@ impl GuestBytesMut<'_> {
     }
 }
 
-/// Loads eight bytes of guest memory by host address.
+/// Loads eight bytes of guest memory at an offset from a host address.
 ///
 /// # Safety
-/// As for [`GuestRef::new`].
+/// As for [`GuestRef::new`], for the address with the offset.
 #[inline(always)]
-pub(crate) unsafe fn load_u64(host: u64) -> u64 {
+pub(crate) unsafe fn load_u64<const OFFSET: usize>(host: u64) -> u64 {
     // SAFETY: by the contract of this function.
-    unsafe { access::load(host) }
+    unsafe { access::load_u64::<OFFSET>(host) }
 }
 
-/// Stores eight bytes of guest memory by host address.
+/// Stores eight bytes of guest memory at an offset from a host address.
 ///
 /// # Safety
-/// As for [`GuestMut::new`].
+/// As for [`GuestMut::new`], for the address with the offset.
 #[inline(always)]
-pub(crate) unsafe fn store_u64(host: u64, v: u64) {
+pub(crate) unsafe fn store_u64<const OFFSET: usize>(host: u64, v: u64) {
     // SAFETY: by the contract of this function.
-    unsafe { access::store(host, v) }
+    unsafe { access::store_u64::<OFFSET>(host, v) }
+}
+
+/// Stores a BTS record, whose third word is 0, at the host address `base + index`, modulo 2^64.
+///
+/// # Safety
+/// As for [`GuestMut::new`], for 24 bytes.
+#[inline(always)]
+pub(crate) unsafe fn store_record(base: u64, index: u64, from: u64, to: u64) {
+    // SAFETY: by the contract of this function.
+    unsafe { access::store_record(base, index, from, to) }
 }
 
 /// Compares 16 bytes with `expected` and stores `new` if they are equal, in one atomic step. Returns
@@ -323,6 +333,43 @@ mod native {
                 _ => asm!("mov qword ptr [{host}], {v}", v = in(reg) v,
                     host = in(reg) host, options(nostack, preserves_flags)),
             }
+        }
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn load_u64<const OFFSET: usize>(host: u64) -> u64 {
+        let v;
+        // SAFETY: the bytes may be read, by the contract; the instruction has no other effect.
+        unsafe {
+            asm!("mov {v}, qword ptr [{host} + {offset}]", v = lateout(reg) v, host = in(reg) host,
+                offset = const OFFSET, options(nostack, preserves_flags, readonly));
+        }
+        v
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn store_u64<const OFFSET: usize>(host: u64, v: u64) {
+        // SAFETY: the bytes may be written, by the contract; the instruction has no other effect.
+        unsafe {
+            asm!("mov qword ptr [{host} + {offset}], {v}", v = in(reg) v, host = in(reg) host,
+                offset = const OFFSET, options(nostack, preserves_flags));
+        }
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn store_record(base: u64, index: u64, from: u64, to: u64) {
+        // SAFETY: the bytes may be written, by the contract; the instructions have no other effect.
+        unsafe {
+            asm!(
+                "mov qword ptr [{base} + {index}], {from}",
+                "mov qword ptr [{base} + {index} + 8], {to}",
+                "mov qword ptr [{base} + {index} + 16], 0",
+                base = in(reg) base,
+                index = in(reg) index,
+                from = in(reg) from,
+                to = in(reg) to,
+                options(nostack, preserves_flags),
+            );
         }
     }
 
@@ -465,6 +512,23 @@ mod model {
     pub(super) unsafe fn store<T: Width>(host: u64, v: T) {
         // SAFETY: as many bytes as the contract allows.
         unsafe { write(host, &v.zext().to_le_bytes()[..T::SIZE]) };
+    }
+
+    pub(super) unsafe fn load_u64<const OFFSET: usize>(host: u64) -> u64 {
+        // SAFETY: by the contract.
+        unsafe { load(host + OFFSET as u64) }
+    }
+
+    pub(super) unsafe fn store_u64<const OFFSET: usize>(host: u64, v: u64) {
+        // SAFETY: by the contract.
+        unsafe { store(host + OFFSET as u64, v) };
+    }
+
+    pub(super) unsafe fn store_record(base: u64, index: u64, from: u64, to: u64) {
+        for (at, v) in (base.wrapping_add(index)..).step_by(8).zip([from, to, 0]) {
+            // SAFETY: within the bytes of the contract.
+            unsafe { store(at, v) };
+        }
     }
 
     pub(super) unsafe fn read(host: u64, data: &mut [u8]) {

@@ -18,7 +18,8 @@ use crate::transaction::shared::Shared;
 use crate::width::Width;
 use allocation::PageAllocation;
 pub(crate) use atomic::{
-    GuestBytes, GuestBytesMut, GuestMut, GuestRef, compare_exchange_pair, load_u64, store_u64,
+    GuestBytes, GuestBytesMut, GuestMut, GuestRef, compare_exchange_pair, load_u64, store_record,
+    store_u64,
 };
 pub(crate) use handle::{CodeChanges, MemoryHandle};
 use std::any::Any;

@@ -127,6 +127,7 @@ impl Bus for Machine {
         self.out.push((port, data.to_vec()));
     }
     fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
+        self.mmio_reads.push((gpa, data.len()));
         data.fill(gpa as u8);
     }
     fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
