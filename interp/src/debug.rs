@@ -1,189 +1,146 @@
 //! Debug registers, breakpoints and single-step. SDM Vol. 3B, "Debug, Branch Profile, TSC, and
 //! Intel Resource Director Technology Features".
 //!
-//! Not modelled here: DEBUGCTL.BTF (the owner of DEBUGCTL sees to it).
+//! Not modelled here: DEBUGCTL, which is the platform's; its BTF arrives in
+//! [`Observe::step_on_branch`](crate::Observe::step_on_branch).
 
-use hindsight_cpu::debug::{Access, Refusal, Registers};
-use hindsight_regs::dr::{Condition, Dr7, Slot};
+use crate::core::Core;
+use crate::events::{GuestEvent, Shutdown};
+use crate::fault::Fault;
+use crate::stops::Stops;
+use hindsight_cpu::debug::{Access, Refusal, Registers as DebugRegisters};
+use hindsight_regs::cr::Cr4;
+use hindsight_regs::dr::{Condition, Dr6};
+use hindsight_regs::vector::Vector;
 
-use crate::core::{CR4_DE, Core, DB, Fault, GP0, UD_};
-use crate::events::{Cause, Event, Shutdown};
-use crate::flags::TF;
-
-/// DR6.BD.
-const BD: u64 = 1 << 13;
-/// DR6.BS.
-pub(crate) const BS: u64 = 1 << 14;
-/// DR6.BT.
-pub(crate) const BT: u64 = 1 << 15;
+/// Enable bits of DR7.
+const DR7_ENABLES: u64 = 0xff;
 
 impl Core {
-    /// The debug registers, as their model has them.
-    fn debug(&self) -> Registers {
-        self.st.debug()
-    }
-
     /// Changes the debug registers by their model.
-    pub(crate) fn change_debug<R>(&mut self, f: impl FnOnce(&mut Registers) -> R) -> R {
-        let mut registers = self.st.debug();
+    pub(crate) fn change_debug_registers<R>(
+        &mut self,
+        f: impl FnOnce(&mut DebugRegisters) -> R,
+    ) -> R {
+        let mut registers = self.state.debug();
         let result = f(&mut registers);
-        self.st.set_debug(&registers);
+        self.state.set_debug(&registers);
         result
     }
 
-    /// Recomputes what depends on DR0 to DR7: pages that are watched leave the TLB.
+    /// Follows changes of DR0 to DR7 and of the debugger's watchpoints: pages that are watched leave
+    /// the TLBs.
     pub(crate) fn update_debug(&mut self) {
-        let data = [Condition::Write, Condition::ReadWrite];
-        let watching = self.stops.watching || self.debug().watches(&data);
-        if watching || self.watching {
-            self.watching = watching;
-            self.watched = self.watched_range();
+        if self.debug.update_watched(&self.state.debug()) {
             self.flush_tlb();
         }
     }
 
-    /// The first and the last byte of all that is watched; the first is behind the last for nothing.
-    fn watched_range(&self) -> (u64, u64) {
-        let registers = self.debug();
-        let control = Dr7(registers.control);
-        let data = |slot| {
-            matches!(
-                control.condition(slot),
-                Condition::Write | Condition::ReadWrite
-            )
-        };
-        let slots = (0..).map(Slot).zip(registers.addresses);
-        let guest = slots.filter(|&(slot, _)| control.armed(slot) && data(slot));
-        // Whatever its length: eight bytes, aligned.
-        let guest = guest.map(|(_, at)| (at & !7, at | 7));
-        let all = guest.chain(self.stops.watched());
-        all.fold((u64::MAX, 0), |(first, last), (from, to)| {
-            (first.min(from), last.max(to))
-        })
-    }
-
-    /// Something is watched, but none of these bytes; no transaction is open, and nobody is told of single accesses.
-    pub(crate) fn passes_watches(&self, lin: u64, len: u64) -> bool {
-        let (first, last) = self.watched;
-        self.watching
-            && (lin > last || lin.checked_add(len - 1).is_some_and(|end| end < first))
-            && !self.counters.tells_accesses()
-            && !self.careful
-    }
-
-    /// The page holds a data breakpoint of the guest or a watch of the debugger.
-    pub(crate) fn watched_page(&self, lin: u64) -> bool {
-        self.watching && (self.stops.watches_page(lin) || self.debug().watches_page(lin))
-    }
-
-    /// A data access was made.
-    pub(crate) fn note_access(&mut self, lin: u64, len: u64, write: bool) {
-        if self.stops.watching {
-            self.stop_at_access(lin, len, write);
+    /// Sets what a debugger outside the guest stops for.
+    pub(crate) fn set_stops(&mut self, stops: &Stops) {
+        let change = self.debug.stops.set(stops);
+        if !change.new_offsets.is_empty() {
+            self.code.kill_at(&change.new_offsets);
+            self.new_code_context();
         }
-        let hits = self.debug().accessed(lin, len, write);
+        if change.watchpoints {
+            self.update_debug();
+            self.flush_tlb();
+        }
+    }
+
+    /// Whether some memory is watched, but none of these bytes, and nothing else must see single
+    /// accesses: no transaction is open, and no model follows them.
+    pub(crate) fn misses_watchpoints(&self, lin: u64, len: u64) -> bool {
+        self.debug.misses_watched(lin, len) && !self.counters.counts_accesses() && !self.careful
+    }
+
+    /// Records the guest's breakpoints and the debugger's watchpoints that a data access has met.
+    pub(crate) fn check_watchpoints(&mut self, lin: u64, len: u64, write: bool) {
+        if self.debug.stops.record_access(lin, len, write) {
+            self.exit.requested = true;
+        }
+        let hits = self.state.debug().accessed(lin, len, write);
         if hits != 0 {
-            self.hits |= hits;
-            self.leave = true;
+            self.debug.record_hits(hits);
+            self.exit.requested = true;
         }
     }
 
-    /// A port access was made.
-    pub(crate) fn note_port(&mut self, port: u16, len: u64) {
-        self.hits |= self.debug().port(port, len, self.cr4(CR4_DE));
+    /// Records the guest's I/O breakpoints that a port access has met. The block is left after it.
+    pub(crate) fn check_port_breakpoints(&mut self, port: u16, len: u64) {
+        let hits = self.state.debug().port(port, len, self.cr4(Cr4::DE));
+        self.debug.record_hits(hits);
     }
 
-    /// Some instruction breakpoint is armed.
-    pub(crate) fn exec_breakpoints(&self) -> bool {
-        self.st.dr7 & 0xff != 0 && self.debug().watches(&[Condition::Execute])
+    /// Whether some instruction breakpoint of the guest is armed.
+    pub(crate) fn has_exec_breakpoints(&self) -> bool {
+        self.state.dr7 & DR7_ENABLES != 0 && self.state.debug().watches(&[Condition::Execute])
     }
 
-    /// DR6 bits of the instruction breakpoints at a linear address.
-    pub(crate) fn exec_hits(&self, lin: u64) -> u64 {
-        // Asked before every single step, and mostly none is on.
-        if self.st.dr7 & 0xff == 0 {
+    /// DR6 bits of the guest's instruction breakpoints at a linear address.
+    pub(crate) fn exec_breakpoints_at(&self, lin: u64) -> u64 {
+        // Called before every single step; mostly none is enabled.
+        if self.state.dr7 & DR7_ENABLES == 0 {
             return 0;
         }
-        self.debug().executed(lin)
+        self.state.debug().executed(lin)
     }
 
-    /// Puts the conditions of a #DB into DR6.
-    pub(crate) fn debug_bits(&mut self, bits: u64) {
-        self.change_debug(|registers| registers.report(bits));
+    /// Reports the conditions of a #DB in DR6.
+    pub(crate) fn report_debug_conditions(&mut self, bits: u64) {
+        self.change_debug_registers(|registers| registers.report(bits));
     }
 
-    /// What every #DB does on entry.
-    pub(crate) fn enter_debug(&mut self) {
-        let in_region = self.take_debugged();
-        self.change_debug(|registers| registers.enter(in_region));
+    /// Changes the debug registers as the delivery of every #DB does.
+    pub(crate) fn enter_debug_handler(&mut self) {
+        let in_transaction = self.take_transaction_debugged();
+        self.change_debug_registers(|registers| registers.enter(in_transaction));
     }
 
-    /// Delivers the #DB of the trap class that waits.
+    /// Delivers the #DB of the trap that is pending.
     pub(crate) fn deliver_trap(&mut self) -> Result<(), Shutdown> {
-        let bits = std::mem::take(&mut self.trap);
-        self.trap_pending = false;
-        if self.in_region() {
-            return self.debug_in_region(bits);
+        let Some(bits) = self.debug.take_trap() else {
+            return Ok(());
+        };
+        if self.in_transaction() {
+            return self.debug_in_transaction(bits);
         }
-        self.debug_bits(bits);
-        self.deliver(Event {
-            vector: DB,
-            cause: Cause::Exception,
-            code: None,
-            rf: false,
-        })
-    }
-
-    /// After an instruction that started with `tf` completed: what traps.
-    pub(crate) fn after_instruction(&mut self, tf: bool) {
-        let mut bits = std::mem::take(&mut self.hits);
-        if tf {
-            bits |= BS;
-        }
-        if self.st.events.mov_ss_shadow {
-            self.st.events.deferred_db |= bits & 0xf;
-        } else {
-            bits |= std::mem::take(&mut self.st.events.deferred_db);
-            if bits != 0 {
-                self.trap |= bits;
-                self.trap_pending = true;
-            }
-        }
-    }
-
-    /// TF is set.
-    pub(crate) fn tf(&self) -> bool {
-        self.flag(TF)
+        self.report_debug_conditions(bits);
+        self.deliver(GuestEvent::exception(Vector::DB))
     }
 
     /// How MOV DR is executed now.
     fn debug_access(&self) -> Access {
         Access {
-            cpl: self.cpl,
-            extensions: self.cr4(CR4_DE),
-            long: self.code == 8,
+            cpl: self.mode.cpl(),
+            extensions: self.cr4(Cr4::DE),
+            long: self.mode.is_64bit(),
             rtm: self.features.has(iced_x86::CpuidFeature::RTM),
         }
     }
 
+    /// MOV from DR`n`.
     pub(crate) fn read_dr(&self, n: u8) -> Result<u64, Fault> {
-        self.debug().read(n, self.debug_access()).map_err(fault_of)
+        let access = self.debug_access();
+        self.state.debug().read(n, access).map_err(fault_of)
     }
 
+    /// MOV to DR`n`.
     pub(crate) fn write_dr(&mut self, n: u8, v: u64) -> Result<(), Fault> {
         let access = self.debug_access();
-        self.change_debug(|registers| registers.write(n, v, access))
+        self.change_debug_registers(|registers| registers.write(n, v, access))
             .map_err(fault_of)?;
         self.update_debug();
-        self.leave = true;
+        self.exit.requested = true;
         Ok(())
     }
 }
 
 fn fault_of(refusal: Refusal) -> Fault {
     match refusal {
-        Refusal::Undefined => UD_,
-        Refusal::Protection => GP0,
-        Refusal::Detected => Fault::Debug(BD),
+        Refusal::Undefined => Fault::UD,
+        Refusal::Protection => Fault::GP,
+        Refusal::Detected => Fault::Debug(Dr6::BD.bits()),
     }
 }

@@ -1,199 +1,218 @@
-//! Delivery of exceptions, interrupts and software interrupts.
-//! SDM Vol. 3A, "Interrupt and Exception Handling".
+//! Delivery of exceptions, interrupts and software interrupts. SDM Vol. 3A, "Interrupt and Exception
+//! Handling".
 
 #![expect(
     clippy::cast_possible_truncation,
     reason = "stack images are cut to their width"
 )]
 
-use crate::core::{BP, Core, DB, DE, DF, Fault, GP, GP0, NP, OFV, PF, SS, TS, UD};
-use crate::flags::{AC, IF, NT, RF, TF, VM};
+use crate::branches::BranchSource;
+use crate::core::Core;
+use crate::descriptor::{Descriptor, gp, np, selector_error, ts};
+use crate::fault::{Fault, SoftwareInterruptKind};
 use crate::iret::NewStack;
 use crate::platform::BranchClass;
-use crate::seg::{Descriptor, canonical, code_of, gp};
-use hindsight_cpu::state::{Segment, seg};
+use crate::registers::Reg;
+use crate::seg::canonical;
+use hindsight_cpu::state::{Exception, Segment, seg};
+use hindsight_regs::cr::Cr0;
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 
-/// What is delivered.
+/// Where an event comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum EventSource {
     /// A fault or trap of the processor.
     Exception,
     /// A maskable interrupt or NMI.
     External,
-    /// INT n, INT3, INTO: the gate's DPL counts.
+    /// INT n, INT3, INTO: the DPL of the gate counts.
     Software,
-    /// INT1: like software, but the DPL does not count.
-    Icebp,
+    /// INT1, for which the DPL of the gate does not count.
+    Int1,
 }
 
-/// An event under delivery.
+/// An exception or interrupt to be delivered.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Event {
-    pub(crate) vector: u8,
-    pub(crate) cause: Cause,
+pub(crate) struct GuestEvent {
+    pub(crate) vector: Vector,
+    pub(crate) source: EventSource,
     pub(crate) code: Option<u32>,
-    /// RF in the pushed image.
+    /// RF in the RFLAGS image that is pushed.
     pub(crate) rf: bool,
 }
 
-/// A triple fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shutdown;
+impl GuestEvent {
+    /// An exception without an error code whose RFLAGS image has RF clear.
+    pub(crate) fn exception(vector: Vector) -> Self {
+        Self {
+            vector,
+            source: EventSource::Exception,
+            code: None,
+            rf: false,
+        }
+    }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
-    Benign,
-    Contributory,
-    Page,
-    Double,
-}
-
-fn class(vector: u8) -> Class {
-    match vector {
-        DE | TS | NP | SS | GP => Class::Contributory,
-        PF => Class::Page,
-        DF => Class::Double,
-        _ => Class::Benign,
+    /// Whether an instruction asked for it.
+    fn is_software(&self) -> bool {
+        matches!(self.source, EventSource::Software | EventSource::Int1)
     }
 }
 
-/// Vector and error code of a fault.
-fn parts(fault: Fault) -> (u8, Option<u32>) {
-    match fault {
-        Fault::Plain(v) => (v, None),
-        Fault::Code(v, code) => (v, Some(code)),
-        Fault::Page(code, _) => (PF, Some(code)),
-        Fault::Debug(_) => (DB, None),
-        Fault::Missing | Fault::Repeat | Fault::Transaction(_) | Fault::Shutdown => (UD, None),
+/// The processor shuts down: a triple fault, or RSM from an impossible state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shutdown;
+
+/// Classes of exceptions for double faults. SDM Vol. 3A, "Interrupt 8—Double Fault Exception".
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum DoubleFaultClass {
+    Benign,
+    Contributory,
+    PageFault,
+    DoubleFault,
+}
+
+impl DoubleFaultClass {
+    fn of(vector: Vector) -> Self {
+        match vector {
+            Vector::DE | Vector::TS | Vector::NP | Vector::SS | Vector::GP => Self::Contributory,
+            Vector::PF => Self::PageFault,
+            Vector::DF => Self::DoubleFault,
+            _ => Self::Benign,
+        }
+    }
+}
+
+/// The exception that is delivered when `fault` came up while `event` was delivered.
+fn next_event(event: &GuestEvent, fault: Fault) -> Result<GuestEvent, Shutdown> {
+    use DoubleFaultClass::{Contributory, DoubleFault, PageFault};
+    let (vector, mut code) = fault.exception();
+    let external = event.source != EventSource::Software;
+    if external && matches!(vector, Vector::TS | Vector::NP | Vector::SS | Vector::GP) {
+        code = code.map(|c| c | 1);
+    }
+    // An interrupt or a software interrupt counts as benign whatever its vector.
+    let first = if event.source == EventSource::Exception {
+        DoubleFaultClass::of(event.vector)
+    } else {
+        DoubleFaultClass::Benign
+    };
+    match (first, DoubleFaultClass::of(vector)) {
+        (DoubleFault, Contributory | PageFault) => Err(Shutdown),
+        (Contributory, Contributory) | (PageFault, Contributory | PageFault) => Ok(GuestEvent {
+            code: Some(0),
+            ..GuestEvent::exception(Vector::DF)
+        }),
+        _ => Ok(GuestEvent {
+            code,
+            rf: true,
+            ..GuestEvent::exception(vector)
+        }),
     }
 }
 
 impl Core {
     /// Delivers a fault of the instruction at RIP.
     pub(crate) fn deliver_fault(&mut self, fault: Fault) -> Result<(), Shutdown> {
-        let (vector, code) = parts(fault);
+        let (vector, code) = fault.exception();
+        debug_assert_eq!(code.is_some(), vector.has_error_code());
         if let Fault::Page(_, lin) = fault {
-            self.st.cr2 = lin;
+            self.state.cr2 = lin;
         }
         if let Fault::Debug(bits) = fault {
-            self.debug_bits(bits);
+            self.report_debug_conditions(bits);
         }
-        let rf = !matches!(vector, DF);
-        self.deliver(Event {
-            vector,
-            cause: Cause::Exception,
+        self.deliver(GuestEvent {
             code,
-            rf,
+            rf: vector != Vector::DF,
+            ..GuestEvent::exception(vector)
         })
     }
 
-    /// Delivers an event; faults on the way become what the tables of the manual say.
-    pub(crate) fn deliver(&mut self, event: Event) -> Result<(), Shutdown> {
-        if self.stop_before(&event) {
+    /// Delivers an event. A fault during the delivery becomes a further exception, a double fault or
+    /// a shutdown.
+    pub(crate) fn deliver(&mut self, mut event: GuestEvent) -> Result<(), Shutdown> {
+        if self.stops_before(&event) {
             return Ok(());
         }
-        let mut event = event;
-        if event.vector == DB && event.cause != Cause::Software && event.cause != Cause::External {
-            self.enter_debug();
-            self.tell_debug_exception();
+        let is_db = event.vector == Vector::DB;
+        if is_db && matches!(event.source, EventSource::Exception | EventSource::Int1) {
+            self.enter_debug_handler();
+            self.report_debug_exception();
         }
         loop {
-            let from = match event.cause {
-                Cause::Software | Cause::Icebp => self.soft_rip,
-                Cause::Exception | Cause::External => self.rip,
+            let from = if event.is_software() {
+                self.exit.software_rip
+            } else {
+                self.regs.rip
             };
-            let place = (from, self.cs_base(), self.cpl);
+            let from = self.branch_source(from);
             let fault = match self.try_deliver(&event) {
                 Ok(()) => {
-                    self.note_delivery(&event, place);
+                    self.finish_delivery(&event, from);
                     return Ok(());
                 }
                 Err(fault) => fault,
             };
-            if matches!(event.cause, Cause::Software | Cause::Icebp) {
-                // The instruction itself faults: it is not retired.
-                self.rip = self.soft_rip;
-                self.budget += 1;
-                self.cache.mix.ended(self.soft_op, false);
+            if event.is_software() {
+                // The instruction itself faults: it does not retire.
+                self.regs.rip = self.exit.software_rip;
+                self.progress.give_back(1);
+                self.code.mix.ended_early(self.exit.software_op, false);
             }
-            let (vector, mut code) = parts(fault);
             if let Fault::Page(_, lin) = fault {
-                self.st.cr2 = lin;
+                self.state.cr2 = lin;
             }
-            let external = event.cause != Cause::Software;
-            if external && matches!(vector, TS | NP | SS | GP) {
-                code = code.map(|c| c | 1);
-            }
-            // An interrupt or a software interrupt counts as benign whatever its vector.
-            let first = if event.cause == Cause::Exception {
-                class(event.vector)
-            } else {
-                Class::Benign
-            };
-            let second = class(vector);
-            let double = match (first, second) {
-                (Class::Double, Class::Contributory | Class::Page) => return Err(Shutdown),
-                (Class::Contributory, Class::Contributory) => true,
-                (Class::Page, Class::Contributory | Class::Page) => true,
-                _ => false,
-            };
-            event = if double {
-                Event {
-                    vector: DF,
-                    cause: Cause::Exception,
-                    code: Some(0),
-                    rf: false,
-                }
-            } else {
-                Event {
-                    vector,
-                    cause: Cause::Exception,
-                    code,
-                    rf: true,
-                }
-            };
+            event = next_event(&event, fault)?;
         }
     }
 
-    /// The debugger sees this exception first: it waits in the state.
-    fn stop_before(&mut self, event: &Event) -> bool {
-        if event.cause != Cause::Exception {
+    /// Whether the debugger stops before an exception is delivered, which is pending then.
+    fn stops_before(&mut self, event: &GuestEvent) -> bool {
+        if event.source != EventSource::Exception
+            || !self.debug.stops.record_exception(event.vector, event.code)
+        {
             return false;
         }
         let payload = match event.vector {
-            PF => Some(self.st.cr2),
-            DB => Some(self.st.dr6 & 0xf),
+            Vector::PF => Some(self.state.cr2),
+            Vector::DB => Some(self.state.dr6 & 0xf),
             _ => None,
         };
-        self.stop_at_exception(event.vector, event.code, payload)
+        self.state.events.exception = Some(Exception {
+            vector: event.vector.0,
+            error_code: event.code,
+            payload,
+        });
+        true
     }
 
-    fn note_delivery(&mut self, event: &Event, place: (u64, u64, u8)) {
-        self.stops.deliveries += 1;
-        let software = matches!(event.cause, Cause::Software | Cause::Icebp);
+    fn finish_delivery(&mut self, event: &GuestEvent, from: BranchSource) {
+        self.debug.stops.count_delivery();
         // Breakpoints that the frame met (rule OP-08).
-        let hits = std::mem::take(&mut self.hits);
-        if software && hits != 0 {
-            self.trap |= hits;
-            self.trap_pending = true;
+        let hits = self.debug.take_hits();
+        if event.is_software() && hits != 0 {
+            self.debug.raise_trap(hits);
         }
-        if event.vector == DF || software {
-            self.stop_after_delivery(event.vector, event.code);
+        if event.vector == Vector::DF || event.is_software() {
+            self.debug
+                .stops
+                .record_delivered_exception(event.vector, event.code);
         }
-        self.st.events.mov_ss_shadow = false;
-        self.st.events.sti_shadow = false;
-        let class = match event.cause {
-            Cause::Exception if event.vector == DB => BranchClass::Debug,
-            Cause::Icebp => BranchClass::Debug,
-            Cause::Exception => BranchClass::Exception,
-            Cause::External => BranchClass::Interrupt,
-            Cause::Software => BranchClass::SoftwareInterrupt,
+        self.state.events.mov_ss_shadow = false;
+        self.state.events.sti_shadow = false;
+        let class = match event.source {
+            EventSource::Exception if event.vector == Vector::DB => BranchClass::Debug,
+            EventSource::Int1 => BranchClass::Debug,
+            EventSource::Exception => BranchClass::Exception,
+            EventSource::External => BranchClass::Interrupt,
+            EventSource::Software => BranchClass::SoftwareInterrupt,
         };
-        self.note_far(place, self.rip, class);
+        self.record_far(from, self.regs.rip, class);
     }
 
-    fn try_deliver(&mut self, e: &Event) -> Result<(), Fault> {
-        if !self.cr0(crate::core::CR0_PE) {
+    fn try_deliver(&mut self, e: &GuestEvent) -> Result<(), Fault> {
+        if !self.cr0(Cr0::PE) {
             return self.deliver_real(e.vector);
         }
         if self.lma() {
@@ -203,63 +222,58 @@ impl Core {
         }
     }
 
-    fn image(&self, e: &Event) -> u64 {
-        let flags = self.rflags();
-        if e.rf { flags | RF } else { flags }
+    /// The RFLAGS image that is pushed.
+    fn flags_image(&self, e: &GuestEvent) -> u64 {
+        let flags = self.regs.rflags();
+        let image = if e.rf { flags | Rflags::RF } else { flags };
+        image.bits()
     }
 
-    /// Through the interrupt vector table.
-    fn deliver_real(&mut self, vector: u8) -> Result<(), Fault> {
-        let at = u64::from(vector) * 4;
-        if at + 3 > self.st.idtr.limit.into() {
-            return Err(GP0);
+    /// Delivers through the interrupt vector table of real-address mode.
+    fn deliver_real(&mut self, vector: Vector) -> Result<(), Fault> {
+        let at = u64::from(vector.0) * 4;
+        if at + 3 > self.state.idtr.limit.into() {
+            return Err(Fault::GP);
         }
-        let base = self.st.idtr.base.wrapping_add(at) & 0xffff_ffff;
+        let base = self.state.idtr.base.wrapping_add(at) & 0xffff_ffff;
         let entry: u32 = self.read_sys(base)?;
-        let old = self.regs[4];
-        let (flags, cs, ip) = (self.rflags(), self.cs().selector, self.rip);
-        let pushed = self
-            .push(2, flags & 0xffff)
-            .and_then(|()| self.push(2, cs.into()))
-            .and_then(|()| self.push(2, ip & 0xffff));
-        if let Err(fault) = pushed {
-            self.regs[4] = old;
-            return Err(fault);
-        }
-        self.set_rflags(self.rflags() & !(IF | TF | AC | RF));
+        let (flags, cs, ip) = (self.regs.rflags(), self.cs().selector, self.regs.rip);
+        self.push_all(2, &[flags.bits() & 0xffff, cs.into(), ip & 0xffff])?;
+        let cleared = Rflags::IF | Rflags::TF | Rflags::AC | Rflags::RF;
+        self.regs.set_rflags(flags & !cleared);
         self.load_segment_real(seg::CS, (entry >> 16) as u16);
-        self.rip = (entry & 0xffff).into();
+        self.regs.rip = (entry & 0xffff).into();
         Ok(())
     }
 
     /// Reads the gate; `wide` gates have 16 bytes.
-    fn gate(&mut self, e: &Event, wide: bool) -> Result<(Descriptor, u64), Fault> {
+    fn gate(&mut self, e: &GuestEvent, wide: bool) -> Result<(Descriptor, u64), Fault> {
         let size = if wide { 16 } else { 8 };
-        let at = u64::from(e.vector) * size;
-        let bad = Fault::Code(GP, u32::from(e.vector) * 8 + 2);
-        if at + size - 1 > self.st.idtr.limit.into() {
+        let at = u64::from(e.vector.0) * size;
+        let bad = Fault::WithCode(Vector::GP, u32::from(e.vector.0) * 8 + 2);
+        if at + size - 1 > self.state.idtr.limit.into() {
             return Err(bad);
         }
-        let at = self.wrap(self.st.idtr.base.wrapping_add(at));
+        let at = self.wrap(self.state.idtr.base.wrapping_add(at));
         let gate = Descriptor {
             raw: self.read_sys(at)?,
-            at,
+            address: at,
         };
         let high = if wide {
             self.read_sys::<u32>(at + 8)?
         } else {
             0
         };
-        let kind_ok = match gate.system() {
+        let kind_ok = match gate.system_type() {
             Some(0xe | 0xf) => true,
             Some(5..=7) => !wide,
             _ => false,
         };
-        if !kind_ok || (e.cause == Cause::Software && gate.dpl() < self.cpl) {
+        if !kind_ok || (e.source == EventSource::Software && gate.dpl() < self.mode.cpl()) {
             return Err(bad);
         }
         if !gate.present() {
-            return Err(Fault::Code(NP, u32::from(e.vector) * 8 + 2));
+            return Err(Fault::WithCode(Vector::NP, u32::from(e.vector.0) * 8 + 2));
         }
         Ok((gate, u64::from(high) << 32))
     }
@@ -267,52 +281,56 @@ impl Core {
     /// The code segment of a gate; answers it and the privilege level of the handler.
     fn handler_cs(&mut self, selector: u16) -> Result<(Descriptor, u8), Fault> {
         if selector & 0xfffc == 0 {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         let d = self.need_descriptor(selector)?;
-        if !d.is_code() || d.dpl() > self.cpl {
+        if !d.is_code() || d.dpl() > self.mode.cpl() {
             return Err(gp(selector));
         }
-        if self.lma() && (!d.long() || d.big()) {
+        if self.lma() && (!d.is_long() || d.is_big()) {
             return Err(gp(selector));
         }
         if !d.present() {
-            return Err(crate::seg::np(selector));
+            return Err(np(selector));
         }
-        let cpl = if d.conforming() { self.cpl } else { d.dpl() };
+        let cpl = if d.is_conforming() {
+            self.mode.cpl()
+        } else {
+            d.dpl()
+        };
         Ok((d, cpl))
     }
 
-    fn deliver_long(&mut self, e: &Event) -> Result<(), Fault> {
+    fn deliver_long(&mut self, e: &GuestEvent) -> Result<(), Fault> {
         let (gate, high) = self.gate(e, true)?;
-        let (selector, offset) = gate.gate();
+        let (selector, offset) = gate.gate_target();
         let rip = offset | high;
         let ist = gate.raw >> 32 & 7;
         let (mut cs, cpl) = self.handler_cs(selector)?;
-        let inner = cpl < self.cpl;
+        let inner = cpl < self.mode.cpl();
         let mut sp = if ist != 0 {
             self.tss_pointer(0x24 + (ist - 1) * 8, 8)?
         } else if inner {
             self.tss_pointer(4 + u64::from(cpl) * 8, 8)?
         } else {
-            self.regs[4]
+            self.regs.get(Reg::Rsp)
         };
         if !canonical(rip) {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         sp &= !15;
         let mut frame = vec![
-            self.st.seg[seg::SS].selector.into(),
-            self.regs[4],
-            self.image(e),
+            self.state.seg[seg::SS].selector.into(),
+            self.regs.get(Reg::Rsp),
+            self.flags_image(e),
             self.cs().selector.into(),
-            self.rip,
+            self.regs.rip,
         ];
         frame.extend(e.code.map(u64::from));
         let top = sp;
         sp = top.wrapping_sub(frame.len() as u64 * 8);
         if !canonical(sp) || !canonical(top.wrapping_sub(1)) {
-            return Err(Fault::Code(SS, 0));
+            return Err(Fault::SS);
         }
         let places = (1..).map(|n: u64| top.wrapping_sub(n * 8));
         // A fault names the first one in the order of the pushes, and nothing is written.
@@ -323,29 +341,29 @@ impl Core {
             self.write_as(at, v, cpl)?;
         }
         self.mark_accessed(&mut cs)?;
-        self.cpl = cpl;
-        self.clear_for_handler(gate, TF | NT | RF | VM);
+        self.mode.set_cpl(cpl);
+        self.clear_for_handler(gate, Rflags::TF | Rflags::NT | Rflags::RF | Rflags::VM);
         if inner {
             self.null_ss(cpl);
         }
         self.set_cs(cs.segment(selector), cpl, rip);
-        self.regs[4] = sp;
+        self.regs.set(Reg::Rsp, sp);
         Ok(())
     }
 
-    fn clear_for_handler(&mut self, gate: Descriptor, mut mask: u64) {
+    fn clear_for_handler(&mut self, gate: Descriptor, mut mask: Rflags) {
         if gate.access() & 1 == 0 {
-            mask |= IF;
+            mask |= Rflags::IF;
         }
-        self.set_rflags(self.rflags() & !mask);
+        self.regs.set_rflags(self.regs.rflags() & !mask);
         self.update_mode();
     }
 
     /// A stack pointer or selector in the current TSS.
     pub(crate) fn tss_pointer(&mut self, offset: u64, size: u64) -> Result<u64, Fault> {
-        let tr = self.st.tr;
+        let tr = self.state.tr;
         if offset + size - 1 > tr.limit.into() {
-            return Err(Fault::Code(TS, code_of(tr.selector)));
+            return Err(ts(tr.selector));
         }
         let at = self.wrap(tr.base.wrapping_add(offset));
         let v = match size {
@@ -354,7 +372,7 @@ impl Core {
             _ => self.read_sys::<u64>(at)?,
         };
         if size == 8 && !canonical(v) {
-            return Err(Fault::Code(SS, 0));
+            return Err(Fault::SS);
         }
         Ok(v)
     }
@@ -363,7 +381,7 @@ impl Core {
     /// [`Core::take_ss`].
     pub(crate) fn inner_stack(&mut self, cpl: u8) -> Result<(NewStack, u64), Fault> {
         let level = u64::from(cpl);
-        let (sp, selector) = if self.st.tr.access & 8 != 0 {
+        let (sp, selector) = if self.state.tr.access & 8 != 0 {
             (
                 self.tss_pointer(4 + level * 8, 4)?,
                 self.tss_pointer(8 + level * 8, 2)?,
@@ -375,23 +393,23 @@ impl Core {
             )
         };
         let selector = selector as u16;
-        let bad = Fault::Code(TS, code_of(selector));
+        let bad = ts(selector);
         let Some(d) = self.descriptor(selector)? else {
             return Err(bad);
         };
-        if selector & 3 != cpl.into() || d.dpl() != cpl || !d.writable() {
+        if selector & 3 != cpl.into() || d.dpl() != cpl || !d.is_writable() {
             return Err(bad);
         }
         if !d.present() {
-            return Err(Fault::Code(SS, code_of(selector)));
+            return Err(crate::descriptor::ss(selector));
         }
         Ok((NewStack::Described(d, selector), sp))
     }
 
-    fn deliver_protected(&mut self, e: &Event) -> Result<(), Fault> {
+    fn deliver_protected(&mut self, e: &GuestEvent) -> Result<(), Fault> {
         let (gate, _) = self.gate(e, false)?;
-        let (selector, mut rip) = gate.gate();
-        if gate.system() == Some(5) {
+        let (selector, mut rip) = gate.gate_target();
+        if gate.system_type() == Some(5) {
             return self.task_gate_event(selector, e.code, e.rf);
         }
         let wide = gate.access() & 8 != 0;
@@ -399,27 +417,27 @@ impl Core {
         if !wide {
             rip &= 0xffff;
         }
-        let v86 = self.v86();
+        let v86 = self.regs.v86();
         let (mut cs, cpl) = self.handler_cs(selector)?;
         if v86 && cpl != 0 {
             return Err(gp(selector));
         }
-        let image = self.image(e);
+        let image = self.flags_image(e);
         let mut frame: Vec<u64> = Vec::with_capacity(10);
-        let old = (self.st.seg[seg::SS], self.regs[4]);
+        let old = (self.state.seg[seg::SS], self.regs.get(Reg::Rsp));
         let mut target = None;
-        if cpl < self.cpl {
+        if cpl < self.mode.cpl() {
             let (ss, sp) = self.inner_stack(cpl)?;
             if v86 {
                 for i in [seg::GS, seg::FS, seg::DS, seg::ES] {
-                    frame.push(self.st.seg[i].selector.into());
+                    frame.push(self.state.seg[i].selector.into());
                 }
             }
             frame.push(old.0.selector.into());
             frame.push(old.1);
             target = Some((ss, sp));
         }
-        frame.extend([image, self.cs().selector.into(), self.rip]);
+        frame.extend([image, self.cs().selector.into(), self.regs.rip]);
         frame.extend(e.code.map(u64::from));
         self.check_rip(rip, &cs.segment(selector))?;
         let (ss, sp) = target.map_or((old.0, self.sp()), |(ss, sp)| (ss.segment(), sp));
@@ -429,8 +447,8 @@ impl Core {
             None => None,
         };
         self.mark_accessed(&mut cs)?;
-        self.cpl = cpl;
-        self.clear_for_handler(gate, TF | NT | RF | VM);
+        self.mode.set_cpl(cpl);
+        self.clear_for_handler(gate, Rflags::TF | Rflags::NT | Rflags::RF | Rflags::VM);
         if let Some(ss) = new_ss {
             if v86 {
                 for i in [seg::GS, seg::FS, seg::DS, seg::ES] {
@@ -465,10 +483,10 @@ impl Core {
             0xffff
         };
         let mut at = sp & mask;
-        let bad = Fault::Code(
-            SS,
-            if cpl < self.cpl {
-                code_of(ss.selector)
+        let bad = Fault::WithCode(
+            Vector::SS,
+            if cpl < self.mode.cpl() {
+                selector_error(ss.selector)
             } else {
                 0
             },
@@ -501,18 +519,56 @@ impl Core {
         Ok(at)
     }
 
-    /// Vectors of software interrupts that are exceptions by name.
-    pub(crate) fn soft_event(vector: u8, kind: crate::core::SoftKind) -> Event {
-        let cause = match kind {
-            crate::core::SoftKind::Icebp => Cause::Icebp,
-            _ => Cause::Software,
+    /// The event of a software interrupt.
+    pub(crate) fn software_event(vector: Vector, kind: SoftwareInterruptKind) -> GuestEvent {
+        debug_assert!(
+            kind != SoftwareInterruptKind::Trap || matches!(vector, Vector::BP | Vector::OF)
+        );
+        let source = match kind {
+            SoftwareInterruptKind::Int1 => EventSource::Int1,
+            SoftwareInterruptKind::IntN | SoftwareInterruptKind::Trap => EventSource::Software,
         };
-        debug_assert!(kind != crate::core::SoftKind::Trap || matches!(vector, BP | OFV));
-        Event {
-            vector,
-            cause,
-            code: None,
-            rf: false,
+        GuestEvent {
+            source,
+            ..GuestEvent::exception(vector)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_fault_becomes_a_double_fault_or_a_shutdown() {
+        let page = Fault::Page(2, 0x1000);
+        let np = Fault::WithCode(Vector::NP, 0x10);
+        for (first, fault, expected) in [
+            (Vector::UD, page, Ok((Vector::PF, Some(2)))),
+            (Vector::GP, page, Ok((Vector::PF, Some(2)))),
+            (Vector::GP, np, Ok((Vector::DF, Some(0)))),
+            (Vector::PF, page, Ok((Vector::DF, Some(0)))),
+            (Vector::PF, Fault::UD, Ok((Vector::UD, None))),
+            (Vector::DF, page, Err(Shutdown)),
+        ] {
+            let next = next_event(&GuestEvent::exception(first), fault);
+            assert_eq!(
+                next.map(|e| (e.vector, e.code)),
+                expected,
+                "{first} {fault:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn external_event_sets_ext_in_the_error_code_of_its_fault() {
+        let np = Fault::WithCode(Vector::NP, 0x10);
+        for (source, expected) in [(EventSource::External, 0x11), (EventSource::Software, 0x10)] {
+            let event = GuestEvent {
+                source,
+                ..GuestEvent::exception(Vector(0x40))
+            };
+            assert_eq!(next_event(&event, np).map(|e| e.code), Ok(Some(expected)));
         }
     }
 }

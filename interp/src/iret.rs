@@ -6,10 +6,14 @@
     reason = "stack images are cut to their width"
 )]
 
-use crate::core::{CR4_VME, Core, Fault, GP0, SS};
-use crate::flags::{AC, ARITH, DF as DIR, ID, IF, IOPL, NT, RF, TF, VIF, VIP, VM};
-use crate::seg::{Descriptor, code_of, gp};
+use crate::core::Core;
+use crate::descriptor::{Descriptor, gp, np};
+use crate::fault::Fault;
+use crate::flags::ARITHMETIC;
+use crate::registers::Reg;
 use hindsight_cpu::state::{Segment, seg};
+use hindsight_regs::cr::{Cr0, Cr4};
+use hindsight_regs::rflags::Rflags;
 
 /// The stack segment of another privilege level, before it counts as accessed.
 #[derive(Clone, Copy)]
@@ -33,16 +37,16 @@ impl Core {
     /// IRET of `size` bytes; sets RIP. A task that is left goes on at `after`.
     pub(crate) fn iret(&mut self, size: u8, after: u64) -> Result<(), Fault> {
         // Even if it faults: SDM Vol. 3A, "Handling Multiple NMIs".
-        self.st.events.nmi_blocked = false;
-        if !self.cr0(crate::core::CR0_PE) {
+        self.state.events.nmi_blocked = false;
+        if !self.cr0(Cr0::PE) {
             self.iret_real(size)
-        } else if self.v86() {
+        } else if self.regs.v86() {
             self.iret_v86(size)
-        } else if self.flag(NT) {
+        } else if self.regs.flag(Rflags::NT) {
             if self.lma() {
-                Err(GP0)
+                Err(Fault::GP)
             } else {
-                self.rip = after;
+                self.regs.rip = after;
                 self.task_return()
             }
         } else {
@@ -52,79 +56,74 @@ impl Core {
 
     fn iret_real(&mut self, size: u8) -> Result<(), Fault> {
         let s = u64::from(size);
-        let (ip, cs, flags) = (
-            self.peek(size, 0)?,
-            self.peek(size, s)?,
-            self.peek(size, 2 * s)?,
-        );
+        let (ip, cs) = (self.peek(size, 0)?, self.peek(size, s)?);
+        let flags = Rflags::from_bits_truncate(self.peek(size, 2 * s)?);
         if ip > self.cs().limit.into() {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         self.set_sp(self.sp().wrapping_add(3 * s));
         self.load_segment_real(seg::CS, cs as u16);
-        self.rip = ip;
-        let mut mask = ARITH | TF | IF | DIR | IOPL | NT;
+        self.regs.rip = ip;
+        let mut mask =
+            ARITHMETIC | Rflags::TF | Rflags::IF | Rflags::DF | Rflags::IOPL | Rflags::NT;
         if size == 4 {
-            mask |= RF | AC | ID;
+            mask |= Rflags::RF | Rflags::AC | Rflags::ID;
         }
-        self.set_rflags((self.rflags() & !mask) | (flags & mask));
+        self.regs
+            .set_rflags((self.regs.rflags() & !mask) | (flags & mask));
         self.update_mode();
         Ok(())
     }
 
     fn iret_v86(&mut self, size: u8) -> Result<(), Fault> {
-        let vme = self.iopl() < 3;
-        if vme && (size != 2 || !self.cr4(CR4_VME)) {
-            return Err(GP0);
+        let vme = self.regs.iopl() < 3;
+        if vme && (size != 2 || !self.cr4(Cr4::VME)) {
+            return Err(Fault::GP);
         }
         let s = u64::from(size);
-        let (ip, cs, flags) = (
-            self.peek(size, 0)?,
-            self.peek(size, s)?,
-            self.peek(size, 2 * s)?,
-        );
+        let (ip, cs) = (self.peek(size, 0)?, self.peek(size, s)?);
+        let flags = Rflags::from_bits_truncate(self.peek(size, 2 * s)?);
         if ip > 0xffff {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
-        let mut mask = ARITH | TF | DIR | NT;
+        let mut mask = ARITHMETIC | Rflags::TF | Rflags::DF | Rflags::NT;
         let mut flags = flags;
         if vme {
-            if flags & TF != 0 || (flags & IF != 0 && self.flag(VIP)) {
-                return Err(GP0);
+            let interrupts = flags.contains(Rflags::IF);
+            if flags.contains(Rflags::TF) || (interrupts && self.regs.flag(Rflags::VIP)) {
+                return Err(Fault::GP);
             }
-            flags = (flags & !VIF) | if flags & IF != 0 { VIF } else { 0 };
-            mask |= VIF;
+            flags.set(Rflags::VIF, interrupts);
+            mask |= Rflags::VIF;
         } else {
-            mask |= IF;
+            mask |= Rflags::IF;
             if size == 4 {
-                mask |= RF | AC | ID;
+                mask |= Rflags::RF | Rflags::AC | Rflags::ID;
             }
         }
         self.set_sp(self.sp().wrapping_add(3 * s));
         self.load_segment_real(seg::CS, cs as u16);
-        self.rip = ip;
-        self.set_rflags((self.rflags() & !mask) | (flags & mask));
+        self.regs.rip = ip;
+        self.regs
+            .set_rflags((self.regs.rflags() & !mask) | (flags & mask));
         self.update_mode();
         Ok(())
     }
 
     fn iret_protected(&mut self, size: u8) -> Result<(), Fault> {
         let s = u64::from(size);
-        let (rip, cs_sel, flags) = (
-            self.peek(size, 0)?,
-            self.peek(size, s)? as u16,
-            self.peek(size, 2 * s)?,
-        );
-        if size == 4 && flags & VM != 0 && self.cpl == 0 && !self.lma() {
+        let (rip, cs_sel) = (self.peek(size, 0)?, self.peek(size, s)? as u16);
+        let flags = Rflags::from_bits_truncate(self.peek(size, 2 * s)?);
+        if size == 4 && flags.contains(Rflags::VM) && self.mode.cpl() == 0 && !self.lma() {
             return self.iret_to_v86(rip, cs_sel, flags);
         }
         let rpl = (cs_sel & 3) as u8;
         let mut cs = self.return_cs(cs_sel)?;
-        let outer = rpl > self.cpl;
+        let outer = rpl > self.mode.cpl();
         // 64-bit code always pops SS:RSP.
-        let stack = if outer || self.code == 8 {
+        let stack = if outer || self.mode.is_64bit() {
             let (sp, ss_sel) = (self.peek(size, 3 * s)?, self.peek(size, 4 * s)? as u16);
-            Some((sp, self.return_ss(ss_sel, rpl, cs.long())?))
+            Some((sp, self.return_ss(ss_sel, rpl, cs.is_long())?))
         } else {
             None
         };
@@ -136,10 +135,11 @@ impl Core {
         self.mark_accessed(&mut cs)?;
         let mask = self.iret_mask(size);
         let old_sp = self.sp().wrapping_add(3 * s);
-        self.set_rflags((self.rflags() & !mask) | (flags & mask));
+        self.regs
+            .set_rflags((self.regs.rflags() & !mask) | (flags & mask));
         match stack {
             Some((sp, ss)) => {
-                self.cpl = rpl;
+                self.mode.set_cpl(rpl);
                 self.put_segment(seg::SS, ss);
                 self.set_cs(cs.segment(cs_sel), rpl, rip);
                 self.set_popped_sp(sp, size);
@@ -157,26 +157,26 @@ impl Core {
 
     /// RSP popped by IRET or a far return to an outer level.
     pub(crate) fn set_popped_sp(&mut self, sp: u64, size: u8) {
-        if size == 8 || self.code == 8 {
-            self.regs[4] = sp;
+        if size == 8 || self.mode.is_64bit() {
+            self.regs.set(Reg::Rsp, sp);
         } else {
             self.set_sp(sp);
         }
     }
 
     /// What IRET may change in RFLAGS.
-    fn iret_mask(&self, size: u8) -> u64 {
-        let mut mask = ARITH | TF | DIR | NT;
+    fn iret_mask(&self, size: u8) -> Rflags {
+        let mut mask = ARITHMETIC | Rflags::TF | Rflags::DF | Rflags::NT;
         if size != 2 {
-            mask |= RF | AC | ID;
+            mask |= Rflags::RF | Rflags::AC | Rflags::ID;
         }
-        if self.cpl <= self.iopl() {
-            mask |= IF;
+        if self.mode.cpl() <= self.regs.iopl() {
+            mask |= Rflags::IF;
         }
-        if self.cpl == 0 {
-            mask |= IOPL;
+        if self.mode.cpl() == 0 {
+            mask |= Rflags::IOPL;
             if size != 2 {
-                mask |= VIF | VIP;
+                mask |= Rflags::VIF | Rflags::VIP;
             }
         }
         mask
@@ -185,20 +185,24 @@ impl Core {
     /// The code segment of a return, checked.
     pub(crate) fn return_cs(&mut self, selector: u16) -> Result<Descriptor, Fault> {
         if selector & 0xfffc == 0 {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
         let d = self.need_descriptor(selector)?;
         let rpl = (selector & 3) as u8;
-        let dpl_ok = if d.conforming() {
+        let dpl_ok = if d.is_conforming() {
             d.dpl() <= rpl
         } else {
             d.dpl() == rpl
         };
-        if !d.is_code() || rpl < self.cpl || !dpl_ok || (self.lma() && d.long() && d.big()) {
+        if !d.is_code()
+            || rpl < self.mode.cpl()
+            || !dpl_ok
+            || (self.lma() && d.is_long() && d.is_big())
+        {
             return Err(gp(selector));
         }
         if !d.present() {
-            return Err(crate::seg::np(selector));
+            return Err(np(selector));
         }
         Ok(d)
     }
@@ -213,7 +217,7 @@ impl Core {
     ) -> Result<NewStack, Fault> {
         if selector & 0xfffc == 0 {
             if !(self.lma() && long) || rpl == 3 {
-                return Err(GP0);
+                return Err(Fault::GP);
             }
             let access = u16::from(rpl) << 5;
             return Ok(NewStack::Null(Segment {
@@ -225,11 +229,11 @@ impl Core {
             }));
         }
         let d = self.need_descriptor(selector)?;
-        if selector & 3 != rpl.into() || !d.writable() || d.dpl() != rpl {
+        if selector & 3 != rpl.into() || !d.is_writable() || d.dpl() != rpl {
             return Err(gp(selector));
         }
         if !d.present() {
-            return Err(Fault::Code(SS, code_of(selector)));
+            return Err(crate::descriptor::ss(selector));
         }
         Ok(NewStack::Described(d, selector))
     }
@@ -248,12 +252,12 @@ impl Core {
     /// After a return to an outer level: data segments it may not see become null.
     pub(crate) fn drop_private_segments(&mut self) {
         for i in [seg::ES, seg::DS, seg::FS, seg::GS] {
-            let s = self.st.seg[i];
+            let s = self.state.seg[i];
             let data = s.access & 8 == 0 || s.access & 4 == 0;
-            if s.unusable || (data && s.dpl() < self.cpl) {
+            if s.unusable || (data && s.dpl() < self.mode.cpl()) {
                 // The manual changes the selector alone, and 64-bit code goes on using the bases of FS and GS.
                 let base = if i >= seg::FS { s.base } else { 0 };
-                let access = u16::from(self.cpl) << 5;
+                let access = u16::from(self.mode.cpl()) << 5;
                 let null = Segment {
                     selector: 0,
                     base,
@@ -266,17 +270,29 @@ impl Core {
         }
     }
 
-    fn iret_to_v86(&mut self, rip: u64, cs: u16, flags: u64) -> Result<(), Fault> {
+    fn iret_to_v86(&mut self, rip: u64, cs: u16, flags: Rflags) -> Result<(), Fault> {
         let mut v = [0_u64; 6];
         for (i, slot) in (3_u64..).zip(&mut v) {
             *slot = self.peek(4, 4 * i)?;
         }
         if rip > 0xffff {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
-        let mask = ARITH | TF | DIR | NT | RF | AC | ID | IF | IOPL | VIF | VIP | VM;
-        self.set_rflags((self.rflags() & !mask) | (flags & mask));
-        self.cpl = 3;
+        let mask = ARITHMETIC
+            | Rflags::TF
+            | Rflags::DF
+            | Rflags::NT
+            | Rflags::RF
+            | Rflags::AC
+            | Rflags::ID
+            | Rflags::IF
+            | Rflags::IOPL
+            | Rflags::VIF
+            | Rflags::VIP
+            | Rflags::VM;
+        self.regs
+            .set_rflags((self.regs.rflags() & !mask) | (flags & mask));
+        self.mode.set_cpl(3);
         let [sp, ss, es, ds, fs, gs] = v;
         for (i, sel) in [
             (seg::CS, u64::from(cs)),
@@ -288,9 +304,9 @@ impl Core {
         ] {
             self.load_segment_real(i, sel as u16);
         }
-        self.rip = rip;
+        self.regs.rip = rip;
         self.update_mode();
-        self.regs[4] = sp & 0xffff_ffff;
+        self.regs.set(Reg::Rsp, sp & 0xffff_ffff);
         Ok(())
     }
 }

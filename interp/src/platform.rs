@@ -1,126 +1,139 @@
-//! What the interpreter needs from the machine around the processor.
+//! What surrounds the processor: the traits that the user of the interpreter implements.
 
 pub use hindsight_cpu::branch::{Branch, BranchClass, Observe};
-pub use hindsight_cpu::pmu::Counting;
-use hindsight_cpu::pmu::Ring;
 use hindsight_cpu::pmu::pebs::Stored;
-pub use hindsight_cpu::transaction::{Cause, Step};
+pub use hindsight_cpu::pmu::{Counting, Ring};
+pub use hindsight_cpu::transaction::{Cause as AbortCause, Step as TransactionEvent};
 pub use hindsight_cpu::uarch::Accesses;
+pub use hindsight_regs::vector::GpFault;
 
-/// The access raises #GP(0).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gp;
-
-/// What waits for the processor at an instruction boundary.
+/// What is pending for the processor at an instruction boundary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
-    /// A maskable interrupt whose priority is above the processor's.
+    /// A maskable interrupt whose priority is above the processor's:
+    /// [`Interrupts::acknowledge`] takes it.
     pub interrupt: bool,
-    /// A non-maskable interrupt. [`Platform::acknowledge_nmi`] takes it.
+    /// A non-maskable interrupt: [`Interrupts::acknowledge_nmi`] takes it.
     pub nmi: bool,
-    /// A system-management interrupt. [`Platform::acknowledge_smi`] takes it.
+    /// A system-management interrupt: [`Interrupts::acknowledge_smi`] takes it.
     pub smi: bool,
-    /// Anything that the caller of [`crate::Vcpu::run`] must see to: INIT, start-up IPI, a stop.
+    /// Anything that the caller of [`crate::Vcpu::run`] must handle: INIT, a start-up IPI, a stop.
     pub leave: bool,
 }
 
-/// The machine around one virtual processor.
-///
-/// Every call that may depend on time is preceded by [`Platform::retired`].
-pub trait Platform {
-    /// IN and INS: 1, 2 or 4 bytes from a port.
+/// How far the processor has come since [`crate::Vcpu::new`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RetiredCounts {
+    /// Retired instructions. A repeated string instruction counts once.
+    pub instructions: u64,
+    /// Of these, the ones that started at CPL 1 to 3.
+    pub user: u64,
+    /// Core cycles: a retired instruction is one, and so is each iteration of a repeated string
+    /// instruction beyond its first.
+    pub cycles: u64,
+}
+
+/// I/O ports and memory-mapped devices.
+pub trait Bus {
+    /// IN and INS: reads 1, 2 or 4 bytes from a port.
     fn port_read(&mut self, port: u16, data: &mut [u8]);
-    /// OUT and OUTS: 1, 2 or 4 bytes to a port.
+    /// OUT and OUTS: writes 1, 2 or 4 bytes to a port.
     fn port_write(&mut self, port: u16, data: &[u8]);
-    /// A read of guest-physical memory that is not RAM: 1 to 8 bytes.
+    /// Reads 1 to 8 bytes of guest-physical addresses that are not RAM or ROM.
     fn mmio_read(&mut self, gpa: u64, data: &mut [u8]);
-    /// A write to guest-physical memory that is not writable RAM: 1 to 8 bytes.
+    /// Writes 1 to 8 bytes to guest-physical addresses that are not RAM.
     fn mmio_write(&mut self, gpa: u64, data: &[u8]);
-    /// RDMSR of an MSR that the interpreter does not hold itself.
+}
+
+/// Model-specific registers and CPUID.
+pub trait Msrs {
+    /// RDMSR of an MSR that the interpreter does not hold itself. It holds IA32_EFER, IA32_STAR,
+    /// IA32_LSTAR, IA32_CSTAR, IA32_PAT, IA32_SYSENTER_CS, IA32_SYSENTER_ESP, IA32_SYSENTER_EIP and
+    /// the bases of FS and GS.
     ///
     /// # Errors
-    /// [`Gp`] where the processor raises #GP(0).
-    fn rdmsr(&mut self, index: u32) -> Result<u64, Gp>;
-    /// WRMSR of an MSR that the interpreter does not hold itself.
+    /// [`GpFault`] where the processor raises #GP(0).
+    fn rdmsr(&mut self, index: u32) -> Result<u64, GpFault>;
+    /// WRMSR of such an MSR.
     ///
     /// # Errors
-    /// [`Gp`] where the processor raises #GP(0).
-    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), Gp>;
-    /// RDPMC; the default has no counters.
+    /// [`GpFault`] where the processor raises #GP(0).
+    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), GpFault>;
+    /// RDPMC.
     ///
     /// # Errors
-    /// [`Gp`] where the processor raises #GP(0).
-    fn rdpmc(&mut self, _index: u32) -> Result<u64, Gp> {
-        Err(Gp)
-    }
-    /// CPUID: EAX, EBX, ECX, EDX. The bits that follow CR4 and XCR0 are put in by the interpreter.
-    fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4];
-    /// Whether results must be the same on every host: then estimates and transcendental functions
-    /// are not left to the host's processor. Asked once.
-    fn portable(&self) -> bool {
-        false
-    }
-    /// The time-stamp counter as RDTSC shows it.
-    fn tsc(&mut self) -> u64;
-    /// IA32_TSC_AUX.
+    /// [`GpFault`] where the processor raises #GP(0).
+    fn rdpmc(&mut self, index: u32) -> Result<u64, GpFault>;
+    /// IA32_TSC_AUX, for RDTSCP and RDPID.
     fn tsc_aux(&mut self) -> u32;
-    /// 64 random bits for RDRAND and RDSEED.
-    fn random(&mut self) -> u64;
-    /// The task priority: TPR bits `[7:4]` of the local APIC.
-    fn cr8(&mut self) -> u8;
-    /// MOV to CR8.
-    fn set_cr8(&mut self, priority: u8);
-    /// What waits. Polled at block boundaries at a bounded interval, and after anything that may
-    /// change it.
+    /// CPUID: EAX, EBX, ECX, EDX. The interpreter sets the bits that follow from CR4 and XCR0. What
+    /// it cannot execute must not be shown: see [`crate::supported_cpuid`].
+    fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4];
+    /// Whether results must be the same on every host: estimates and transcendental functions are
+    /// then computed in software. Called once.
+    fn portable_results(&self) -> bool;
+}
+
+/// Interrupts, system-management mode and time.
+pub trait Interrupts {
+    /// What is pending. Called at block boundaries at a bounded interval, and after anything that
+    /// may change it.
     fn pending(&mut self) -> Pending;
-    /// Acknowledges the interrupt controller's highest interrupt.
+    /// Acknowledges the interrupt controller's highest interrupt; returns its vector.
     fn acknowledge(&mut self) -> Option<u8>;
     /// Takes the pending NMI.
-    fn acknowledge_nmi(&mut self) {}
+    fn acknowledge_nmi(&mut self);
     /// Takes the pending system-management interrupt.
-    fn acknowledge_smi(&mut self) {}
+    fn acknowledge_smi(&mut self);
     /// The processor enters system-management mode, or leaves it.
-    fn smm(&mut self, _entered: bool) {}
-    /// Retired instructions since [`crate::Vcpu::new`], how many of them at CPL 1 to 3, and core
-    /// cycles: before a call that may depend on time. An instruction belongs to the level that it
-    /// starts at. A cycle is a retired instruction, or one more iteration of a repeated string
-    /// instruction.
-    fn retired(&mut self, _count: u64, _user: u64, _cycles: u64) {}
-    /// What must be reported. Asked at the start of a run, after each WRMSR that is the platform's,
-    /// and after the calls below.
-    fn observe(&mut self) -> Observe {
-        Observe::default()
-    }
-    /// Branches in order, as [`Observe`] asks for them: before anything that could look at them,
-    /// and at the end of every run.
-    fn branches(&mut self, _branches: &mut [Branch]) {}
-
-    /// Told before [`Platform::branches`]: the base of CS, as it counts, of the code that these
-    /// branches are in. Where a far branch changed it, that one is the first, and the base is the one
-    /// that it went to.
-    fn code_base(&mut self, _base: u64) {}
-    /// A #DB is about to be delivered; only told when [`Observe::debug_exceptions`] is set.
-    fn debug_exception(&mut self) {}
-    /// Moves the performance counters up to now, and says how far they let the processor run and
-    /// what they are told. Asked when [`Platform::observe`] is, and where the last answer ends.
-    fn counting(&mut self) -> Counting {
-        Counting::NONE
-    }
-    /// An instruction accessed memory; told if [`Counting::accesses`] asks for it. Answers how much
-    /// of that quota it has used, at least 1.
-    fn accessed(&mut self, _ring: Ring, _accesses: &Accesses<'_>) -> u64 {
-        1
-    }
-    /// The line at a guest-physical address, or everything, was flushed from the caches.
-    fn flushed(&mut self, _gpa: Option<u64>) {}
-    /// The PEBS record of [`Counting::record`] was stored, or could not be.
-    fn pebs_stored(&mut self, _stored: &Stored) {}
-    /// A transaction begins or ends. [`Platform::branches`] was told all branches before.
-    fn transaction(&mut self, _step: Step, _ring: Ring) {}
-    /// Whether transactions may go on at all; otherwise each aborts at its XBEGIN.
-    fn may_transact(&self) -> bool {
-        true
-    }
-    /// The BTS buffer is at its threshold: a performance-monitoring interrupt is due.
-    fn request_pmi(&mut self) {}
+    fn smm(&mut self, entered: bool);
+    /// The task priority: TPR bits `[7:4]` of the local APIC.
+    fn cr8(&mut self) -> u8;
+    /// MOV to CR8, with a value below 16.
+    fn set_cr8(&mut self, priority: u8);
+    /// The processor has come so far. Called before every call that may depend on time.
+    fn advance(&mut self, counts: RetiredCounts);
+    /// The time-stamp counter, as RDTSC shows it.
+    fn tsc(&mut self) -> u64;
+    /// 64 random bits for RDRAND and RDSEED.
+    fn random(&mut self) -> u64;
 }
+
+/// Models that follow the guest: branch recording, performance counters, caches.
+pub trait Observer {
+    /// What must be reported. Called at the start of a run, after each WRMSR that is the platform's,
+    /// and after the methods of this trait that report something.
+    fn observe(&mut self) -> Observe;
+    /// Branches in order, as [`Observe`] asks for them: before anything that could read what is
+    /// recorded of them, and at the end of every run.
+    ///
+    /// `cs_base` is the base of CS, as it counts in the mode, of the code that they are in. If a far
+    /// branch changed it, that branch is the first, and the base is the one that it led to.
+    fn branches(&mut self, cs_base: u64, branches: &mut [Branch]);
+    /// A #DB is about to be delivered. Called if [`Observe::debug_exceptions`] is set.
+    fn debug_exception(&mut self);
+    /// Moves the performance counters up to now; returns how far they let the processor run, and
+    /// what must be reported for them. Called when [`Observer::observe`] is, and where the last
+    /// answer ends.
+    fn counting(&mut self) -> Counting;
+    /// The accesses of an instruction. Called if [`Counting::accesses`] asks for it. Returns how much
+    /// of that quota they have used, at least 1.
+    fn accesses(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64;
+    /// The cache line at a guest-physical address was flushed, or, for `None`, all of them.
+    fn caches_flushed(&mut self, gpa: Option<u64>);
+    /// The PEBS record of [`Counting::record`] was stored, or could not be.
+    fn pebs_stored(&mut self, stored: &Stored);
+    /// The BTS buffer is at its threshold: a performance-monitoring interrupt is due.
+    fn request_pmi(&mut self);
+    /// Whether transactions may be executed; otherwise each one aborts at its XBEGIN.
+    fn allows_transactions(&self) -> bool;
+    /// A transaction begins or ends. All branches before it were reported.
+    fn transaction(&mut self, event: TransactionEvent, ring: Ring);
+}
+
+/// Everything that surrounds one virtual processor.
+///
+/// It is implemented for every type that implements its parts.
+pub trait Platform: Bus + Msrs + Interrupts + Observer {}
+
+impl<T: Bus + Msrs + Interrupts + Observer> Platform for T {}

@@ -1,20 +1,21 @@
 //! System-management mode: taking an SMI, and RSM. SDM Vol. 3C, "System Management Mode".
 
-use crate::core::{CR0_PG, CR4_PAE, Core, Fault, UD_};
-use crate::op::Op;
+use crate::core::{Core, Op};
+use crate::fault::Fault;
 use crate::ops::Done;
 use hindsight_cpu::smm::{AREA_LEN, SaveArea};
 use hindsight_cpu::state::CpuState;
+use hindsight_regs::cr::{Cr0, Cr4};
 
 impl Core {
     /// The processor is in system-management mode.
     pub(crate) fn in_smm(&self) -> bool {
-        self.st.smm.active
+        self.state.smm.active
     }
 
     /// Takes an SMI at an instruction boundary: saves the state and goes to the handler.
-    pub(crate) fn system_management(&mut self) {
-        self.tell_branches();
+    pub(crate) fn enter_smm(&mut self) {
+        self.report_branches();
         self.platform().smm(true);
         let mut state = CpuState::reset();
         self.store(&mut state);
@@ -23,31 +24,31 @@ impl Core {
             self.write_phys(gpa, &[byte]);
         }
         self.load(&state);
-        self.reobserve();
+        self.update_observe();
     }
 
     fn resume(&mut self) -> Result<(), Fault> {
         if !self.in_smm() {
-            return Err(UD_);
+            return Err(Fault::UD);
         }
         let mut area = SaveArea([0; AREA_LEN]);
-        for (gpa, byte) in (self.st.smm.area()..).zip(&mut area.0) {
+        for (gpa, byte) in (self.state.smm.area()..).zip(&mut area.0) {
             self.read_phys(gpa, std::slice::from_mut(byte));
         }
-        self.tell_branches();
+        self.report_branches();
         let mut state = CpuState::reset();
         self.store(&mut state);
         state.leave_smm(&area).map_err(|_| Fault::Shutdown)?;
         self.load(&state);
-        if self.cr0(CR0_PG) && self.cr4(CR4_PAE) && !self.lma() {
-            let loaded = self.load_pdptrs(self.st.cr3);
+        if self.cr0(Cr0::PG) && self.cr4(Cr4::PAE) && !self.lma() {
+            let loaded = self.load_pdptrs(self.state.cr3);
             loaded.map_err(|_| Fault::Shutdown)?;
         }
         self.platform().smm(false);
-        self.reobserve();
-        self.counters.resume();
+        self.update_observe();
+        self.counters.record_rsm();
         // TF counts from the next instruction on.
-        self.no_step = true;
+        self.debug.suppress_step = true;
         Ok(())
     }
 }

@@ -1,12 +1,13 @@
-//! What a debugger outside the machine stops for: breakpoints that no guest can see.
+//! What a debugger outside the guest stops for: breakpoints that no guest can detect.
 //!
-//! They are kept apart from the guest's own debug registers. A breakpoint goes by linear address.
-//! Blocks are shared by all linear addresses that lead to their page, so a block ends before every
-//! place whose offset in its page is that of a breakpoint; and a block that starts at such a place
-//! is never linked, so that [`crate::Vcpu::run`] looks at its address each time it is entered.
+//! They are independent of the guest's own debug registers. A breakpoint has a linear address.
+//! Blocks are shared by all linear addresses that are mapped to their page, so a block ends before
+//! every instruction whose offset in its page is that of a breakpoint; and a block that starts at
+//! such an offset is never linked, so that [`crate::Vcpu::run`] checks its address each time it is
+//! entered.
 
-use crate::core::Core;
 use crate::memory::PAGE;
+use hindsight_regs::vector::Vector;
 
 /// Accesses to a range of linear addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -120,188 +121,225 @@ pub enum Hit {
     },
 }
 
-/// [`Stops`] in the form that the processor asks.
-#[derive(Debug)]
-pub(crate) struct Armed {
-    stops: Stops,
-    /// Some breakpoint is set.
-    pub(crate) execute: bool,
-    /// Offsets in a page that some breakpoint has, a bit each.
-    offsets: Box<[u64; 64]>,
-    /// Memory is watched.
-    pub(crate) watching: bool,
-    /// The first thing that was hit.
-    pub(crate) hit: Option<Hit>,
-    /// The next exception was already stopped at.
-    pub(crate) pass: bool,
-    /// Interrupts and NMIs wait: a debugger steps.
-    pub(crate) quiet: bool,
-    /// Counts deliveries of events.
-    pub(crate) deliveries: u64,
-    /// The run ends when an exception was delivered.
-    pub(crate) at_exceptions: bool,
+/// Bytes of a page that have a breakpoint, a bit each.
+type PageOffsets = Box<[u64; 64]>;
+
+/// Word and bit of a page offset.
+fn offset_bit(lin: u64) -> (usize, u64) {
+    let offset = lin % PAGE;
+    (
+        usize::try_from(offset / 64).unwrap_or(0),
+        1 << (offset % 64),
+    )
 }
 
-impl Armed {
+/// [`Stops`] in the form in which the processor checks them, and what was hit.
+#[derive(Debug)]
+pub(crate) struct ActiveStops {
+    stops: Stops,
+    /// Offsets in a page at which some breakpoint is.
+    offsets: PageOffsets,
+    /// The first condition that was met.
+    hit: Option<Hit>,
+    /// The exception that is delivered next was already stopped at.
+    pub(crate) skip_exception: bool,
+    /// Interrupts and NMIs are masked: a debugger steps.
+    pub(crate) mask_interrupts: bool,
+    /// The run ends when an exception was delivered.
+    pub(crate) at_exceptions: bool,
+    /// Events delivered so far.
+    deliveries: u64,
+}
+
+/// What changed by [`ActiveStops::set`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StopsChange {
+    /// Page offsets at which there is a breakpoint now and was none before: blocks that contain one
+    /// must be split.
+    pub(crate) new_offsets: Vec<u64>,
+    /// The watchpoints changed.
+    pub(crate) watchpoints: bool,
+}
+
+impl ActiveStops {
     pub(crate) fn new() -> Self {
         Self {
             stops: Stops::default(),
-            execute: false,
             offsets: Box::new([0; 64]),
-            watching: false,
             hit: None,
-            pass: false,
-            quiet: false,
-            deliveries: 0,
+            skip_exception: false,
+            mask_interrupts: false,
             at_exceptions: false,
+            deliveries: 0,
         }
     }
 
-    /// Some breakpoint has this place in its page.
-    pub(crate) fn splits(&self, lin: u64) -> bool {
-        let offset = lin % PAGE;
-        self.execute
-            && self
-                .offsets
-                .get(usize::try_from(offset / 64).unwrap_or(0))
-                .is_some_and(|bits| bits >> (offset % 64) & 1 != 0)
+    /// Stops for these conditions from now on.
+    pub(crate) fn set(&mut self, stops: &Stops) -> StopsChange {
+        let mut stops = stops.clone();
+        stops.execute.sort_unstable();
+        stops.execute.dedup();
+        stops.watch.retain(|watch| watch.len != 0);
+        if stops == self.stops {
+            return StopsChange::default();
+        }
+        let mut change = StopsChange {
+            new_offsets: Vec::new(),
+            watchpoints: stops.watch != self.stops.watch,
+        };
+        let mut offsets = Box::new([0_u64; 64]);
+        for &lin in &stops.execute {
+            if !self.has_offset(lin) {
+                change.new_offsets.push(lin % PAGE);
+            }
+            let (word, bit) = offset_bit(lin);
+            offsets[word] |= bit;
+        }
+        self.offsets = offsets;
+        self.stops = stops;
+        change
     }
 
-    /// A breakpoint is set at this linear address.
-    pub(crate) fn at(&self, lin: u64) -> bool {
-        self.splits(lin) && self.stops.execute.binary_search(&lin).is_ok()
+    /// Whether there is any breakpoint.
+    pub(crate) fn has_breakpoints(&self) -> bool {
+        !self.stops.execute.is_empty()
     }
 
+    /// Whether some breakpoint has the same offset in its page.
+    pub(crate) fn has_offset(&self, lin: u64) -> bool {
+        let (word, bit) = offset_bit(lin);
+        self.offsets[word] & bit != 0
+    }
+
+    /// Whether there is a breakpoint at this linear address.
+    pub(crate) fn has_breakpoint(&self, lin: u64) -> bool {
+        debug_assert!(self.stops.execute.is_sorted());
+        self.has_offset(lin) && self.stops.execute.binary_search(&lin).is_ok()
+    }
+
+    /// Whether there is any watchpoint.
+    pub(crate) fn has_watchpoints(&self) -> bool {
+        !self.stops.watch.is_empty()
+    }
+
+    /// Whether a watchpoint overlaps the page of this linear address.
     pub(crate) fn watches_page(&self, lin: u64) -> bool {
-        self.watching && self.stops.watch.iter().any(|watch| watch.in_page(lin))
+        self.stops.watch.iter().any(|watch| watch.in_page(lin))
     }
 
-    /// First and last bytes of what is watched.
+    /// First and last bytes of the watchpoints.
     pub(crate) fn watched(&self) -> impl Iterator<Item = (u64, u64)> {
         let watches = self.stops.watch.iter();
         watches.map(|watch| (watch.at, watch.at.saturating_add(watch.len - 1)))
     }
 
-    fn wants(&self, vector: u8) -> bool {
-        vector < 32 && self.stops.exceptions >> vector & 1 != 0
+    /// The condition that was met first.
+    pub(crate) fn hit(&self) -> Option<Hit> {
+        self.hit
     }
 
-    fn note(&mut self, hit: Hit) {
+    /// Returns and clears that condition.
+    pub(crate) fn take_hit(&mut self) -> Option<Hit> {
+        self.hit.take()
+    }
+
+    fn record(&mut self, hit: Hit) {
         self.hit.get_or_insert(hit);
     }
-}
 
-impl Core {
-    /// Stops for these things from now on.
-    pub(crate) fn set_stops(&mut self, stops: &Stops) {
-        let mut stops = stops.clone();
-        stops.execute.sort_unstable();
-        stops.execute.dedup();
-        stops.watch.retain(|watch| watch.len != 0);
-        if stops == self.stops.stops {
-            return;
-        }
-        let mut fresh = Vec::new();
-        let mut offsets = Box::new([0_u64; 64]);
-        for &lin in &stops.execute {
-            if !self.stops.splits(lin) {
-                fresh.push(lin % PAGE);
-            }
-            let offset = lin % PAGE;
-            if let Some(bits) = offsets.get_mut(usize::try_from(offset / 64).unwrap_or(0)) {
-                *bits |= 1 << (offset % 64);
-            }
-        }
-        if !fresh.is_empty() {
-            self.cache.kill_at(&fresh);
-            self.new_context();
-        }
-        let watches_changed = stops.watch != self.stops.stops.watch;
-        self.stops.execute = !stops.execute.is_empty();
-        self.stops.offsets = offsets;
-        self.stops.watching = !stops.watch.is_empty();
-        self.stops.stops = stops;
-        if watches_changed {
-            self.update_debug();
-            self.flush_tlb();
-        }
+    /// Records that an instruction with a breakpoint is next.
+    pub(crate) fn record_breakpoint(&mut self, lin: u64) {
+        debug_assert!(self.has_breakpoint(lin));
+        self.record(Hit::Execute(lin));
     }
 
-    /// A data access was made: looks for the debugger's watches.
-    pub(crate) fn stop_at_access(&mut self, lin: u64, len: u64, write: bool) {
+    /// Records a data access that meets a watchpoint; false if it meets none.
+    pub(crate) fn record_access(&mut self, lin: u64, len: u64, write: bool) -> bool {
         let found =
-            self.stops.stops.watch.iter().find(|watch| {
+            self.stops.watch.iter().find(|watch| {
                 (if write { watch.write } else { watch.read }) && watch.covers(lin, len)
             });
-        if let Some(&watch) = found {
-            self.stops.note(Hit::Watch {
-                watch,
-                at: lin,
-                write,
-            });
-            self.leave = true;
-        }
+        let Some(&watch) = found else {
+            return false;
+        };
+        self.record(Hit::Watch {
+            watch,
+            at: lin,
+            write,
+        });
+        true
     }
 
-    /// A port access was made; the processor leaves its block after it anyway.
-    pub(crate) fn stop_at_port(&mut self, port: u16, size: u8, write: bool) {
+    /// Records a port access, if it is stopped for.
+    pub(crate) fn record_port(&mut self, port: u16, size: u8, write: bool) {
         let last = port.saturating_add(u16::from(size.max(1) - 1));
-        let hit = self.stops.stops.ports.iter().any(|watch| {
+        let hit = self.stops.ports.iter().any(|watch| {
             (if write { watch.write } else { watch.read })
                 && watch.first <= last
                 && port <= watch.last
         });
         if hit {
-            self.stops.note(Hit::Port { port, write });
+            self.record(Hit::Port { port, write });
         }
     }
 
-    /// An MSR was written; the processor leaves its block after it anyway.
-    pub(crate) fn stop_at_msr(&mut self, index: u32, value: u64) {
-        let hit = match &self.stops.stops.msrs {
+    /// Records a write to an MSR, if it is stopped for.
+    pub(crate) fn record_msr(&mut self, index: u32, value: u64) {
+        let hit = match &self.stops.msrs {
             MsrStops::None => false,
             MsrStops::These(list) => list.contains(&index),
             MsrStops::All => true,
         };
         if hit {
-            self.stops.note(Hit::Msr { index, value });
+            self.record(Hit::Msr { index, value });
         }
     }
 
-    /// A control register was written; the processor leaves its block after it anyway.
-    pub(crate) fn stop_at_control(&mut self, number: u8, value: u64) {
-        if self.stops.stops.controls >> (number & 15) & 1 != 0 {
-            self.stops.note(Hit::Control { number, value });
+    /// Records a write to a control register, if it is stopped for.
+    pub(crate) fn record_control(&mut self, number: u8, value: u64) {
+        if self.stops.controls >> (number & 15) & 1 != 0 {
+            self.record(Hit::Control { number, value });
         }
     }
 
-    /// A double fault, or an exception that an instruction raises by its name, was delivered: these
-    /// are stopped at behind it, because they cannot be raised anew.
-    pub(crate) fn stop_after_delivery(&mut self, vector: u8, code: Option<u32>) {
-        let passed = std::mem::take(&mut self.stops.pass);
-        if !passed && self.stops.wants(vector) {
-            self.stops.note(Hit::Exception { vector, code });
+    /// Whether to stop for an exception that is delivered now. One that was stopped at before its
+    /// delivery is not stopped for again.
+    fn stops_for_exception(&mut self, vector: Vector) -> bool {
+        let skip = std::mem::take(&mut self.skip_exception);
+        !skip && vector.0 < 32 && self.stops.exceptions >> vector.0 & 1 != 0
+    }
+
+    /// Records an exception that is about to be delivered; true if its delivery must wait.
+    pub(crate) fn record_exception(&mut self, vector: Vector, code: Option<u32>) -> bool {
+        let stop = self.stops_for_exception(vector);
+        if stop {
+            self.hit = Some(Hit::Exception {
+                vector: vector.0,
+                code,
+            });
+        }
+        stop
+    }
+
+    /// Counts an event that was delivered.
+    pub(crate) fn count_delivery(&mut self) {
+        self.deliveries += 1;
+    }
+
+    /// Records the delivery of a double fault, or of an exception that an instruction raises by its
+    /// name. The stop comes after the delivery, because such an exception cannot be raised again.
+    pub(crate) fn record_delivered_exception(&mut self, vector: Vector, code: Option<u32>) {
+        if self.stops_for_exception(vector) {
+            self.record(Hit::Exception {
+                vector: vector.0,
+                code,
+            });
         }
     }
 
-    /// An exception is about to be delivered: true if the debugger sees it first.
-    pub(crate) fn stop_at_exception(
-        &mut self,
-        vector: u8,
-        code: Option<u32>,
-        payload: Option<u64>,
-    ) -> bool {
-        let passed = std::mem::take(&mut self.stops.pass);
-        if passed || !self.stops.wants(vector) {
-            return false;
-        }
-        self.stops.hit = Some(Hit::Exception { vector, code });
-        self.st.events.exception = Some(hindsight_cpu::state::Exception {
-            vector,
-            error_code: code,
-            payload,
-        });
-        true
+    /// Events delivered so far.
+    pub(crate) fn deliveries(&self) -> u64 {
+        self.deliveries
     }
 }
 

@@ -8,12 +8,15 @@
     reason = "TSS fields are cut to their width"
 )]
 
-use crate::core::{CR0_PG, CR0_TS, CR4_PAE, Core, Fault, SS, TS};
-use crate::debug::BT;
-use crate::flags::{NT, RF};
-use crate::seg::{Descriptor, code_of, gp, np};
-use hindsight_cpu::debug::Registers;
+use crate::core::Core;
+use crate::descriptor::{Descriptor, gp, np, ts};
+use crate::fault::Fault;
+use hindsight_cpu::debug::Registers as DebugRegisters;
 use hindsight_cpu::state::{Segment, seg};
+use hindsight_regs::cr::{Cr0, Cr4};
+use hindsight_regs::dr::Dr6;
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 
 /// What switches tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,10 +39,6 @@ struct Image {
     trap: bool,
 }
 
-fn ts(selector: u16) -> Fault {
-    Fault::Code(TS, code_of(selector))
-}
-
 impl Core {
     /// An event through a task gate.
     pub(crate) fn task_gate_event(
@@ -49,11 +48,11 @@ impl Core {
         rf: bool,
     ) -> Result<(), Fault> {
         if rf {
-            self.fl |= RF;
+            self.regs.set_flag(Rflags::RF, true);
         }
         self.switch(selector, Source::Nested)?;
         if let Some(code) = code {
-            let size = if self.st.tr.access & 8 != 0 { 4 } else { 2 };
+            let size = if self.state.tr.access & 8 != 0 { 4 } else { 2 };
             self.push(size, code.into())?;
         }
         Ok(())
@@ -61,7 +60,7 @@ impl Core {
 
     /// IRET with NT set.
     pub(crate) fn task_return(&mut self) -> Result<(), Fault> {
-        let link: u16 = self.read_sys(self.st.tr.base & 0xffff_ffff)?;
+        let link: u16 = self.read_sys(self.state.tr.base & 0xffff_ffff)?;
         self.switch(link, Source::Return)
     }
 
@@ -82,7 +81,7 @@ impl Core {
         let Some(new) = self.descriptor(selector)? else {
             return Err(bad);
         };
-        let wide = match (new.system(), source) {
+        let wide = match (new.system_type(), source) {
             (Some(3 | 11), Source::Return) | (Some(1 | 9), Source::Jump | Source::Nested) => {
                 new.access() & 8 != 0
             }
@@ -97,9 +96,9 @@ impl Core {
         let image = self.read_image(new.base(), wide)?;
         self.save_image(source)?;
         if source != Source::Nested {
-            self.set_busy(self.st.tr.selector, false)?;
+            self.set_busy(self.state.tr.selector, false)?;
         }
-        let old = self.st.tr.selector;
+        let old = self.state.tr.selector;
         if source == Source::Nested {
             self.write_sys(new.base() & 0xffff_ffff, old)?;
         }
@@ -114,7 +113,7 @@ impl Core {
             return Ok(());
         };
         let byte = (d.raw >> 40) as u8;
-        self.write_sys(d.at + 5, if on { byte | 2 } else { byte & !2 })
+        self.write_sys(d.address + 5, if on { byte | 2 } else { byte & !2 })
     }
 
     fn field(&mut self, base: u64, offset: u64, wide: bool) -> Result<u32, Fault> {
@@ -158,15 +157,15 @@ impl Core {
     }
 
     fn save_image(&mut self, source: Source) -> Result<(), Fault> {
-        let tr = self.st.tr;
+        let tr = self.state.tr;
         let wide = tr.access & 8 != 0;
-        let mut flags = self.rflags();
+        let mut flags = self.regs.rflags();
         if source == Source::Return {
-            flags &= !NT;
+            flags &= !Rflags::NT;
         }
-        let mut values = vec![self.rip, flags];
-        values.extend_from_slice(&self.regs[..8]);
-        let selectors = &self.st.seg[..if wide { 6 } else { 4 }];
+        let mut values = vec![self.regs.rip, flags.bits()];
+        values.extend_from_slice(&self.regs.general()[..8]);
+        let selectors = &self.state.seg[..if wide { 6 } else { 4 }];
         values.extend(selectors.iter().map(|s| u64::from(s.selector)));
         let (mut at, step) = if wide { (0x20, 4) } else { (0x0e, 2) };
         for v in values {
@@ -189,54 +188,53 @@ impl Core {
         source: Source,
         wide: bool,
     ) -> Result<(), Fault> {
-        self.st.cr0 |= CR0_TS;
+        self.state.cr0 |= Cr0::TS.bits();
         let mut tr = new.segment(selector);
         tr.access |= 2;
-        self.st.tr = tr;
-        if wide && self.cr0(CR0_PG) {
-            if self.cr4(CR4_PAE) {
+        self.state.tr = tr;
+        if wide && self.cr0(Cr0::PG) {
+            if self.cr4(Cr4::PAE) {
                 self.load_pdptrs(image.cr3.into())?;
             }
-            self.st.cr3 = image.cr3.into();
+            self.state.cr3 = image.cr3.into();
             self.flush_local_tlb();
         }
-        let mut flags = u64::from(image.eflags);
+        let mut flags = Rflags::from_bits_truncate(image.eflags.into());
         if source == Source::Nested {
-            flags |= NT;
+            flags |= Rflags::NT;
         }
-        self.set_rflags(flags);
-        self.no_step = true;
-        for (reg, v) in self.regs.iter_mut().zip(image.gpr) {
+        self.regs.set_rflags(flags);
+        self.debug.suppress_step = true;
+        for (reg, v) in self.regs.general_mut().iter_mut().zip(image.gpr) {
             *reg = v.into();
         }
-        self.rip = image.eip.into();
-        self.change_debug(Registers::switch_task);
+        self.regs.rip = image.eip.into();
+        self.change_debug_registers(DebugRegisters::switch_task);
         self.update_debug();
         self.load_task_segments(image)?;
         if image.trap {
-            self.trap |= BT;
-            self.trap_pending = true;
+            self.debug.raise_trap(Dr6::BT.bits());
         }
         Ok(())
     }
 
     fn load_task_segments(&mut self, image: &Image) -> Result<(), Fault> {
         // Until they are loaded, all segments are unusable.
-        self.st.ldtr = Segment {
+        self.state.ldtr = Segment {
             selector: image.ldt,
             unusable: true,
             ..Segment::default()
         };
         for (i, &selector) in image.seg.iter().enumerate() {
-            self.st.seg[i] = Segment {
+            self.state.seg[i] = Segment {
                 selector,
                 unusable: true,
                 ..Segment::default()
             };
         }
         self.load_ldtr(image.ldt).map_err(|_| ts(image.ldt))?;
-        if self.v86() {
-            self.cpl = 3;
+        if self.regs.v86() {
+            self.mode.set_cpl(3);
             for (i, &selector) in image.seg.iter().enumerate() {
                 self.load_segment_real(i, selector);
             }
@@ -244,11 +242,11 @@ impl Core {
         }
         let selector = image.seg[seg::CS];
         let cpl = (selector & 3) as u8;
-        self.cpl = cpl;
+        self.mode.set_cpl(cpl);
         let Some(mut cs) = self.descriptor(selector)? else {
             return Err(ts(selector));
         };
-        let dpl_ok = if cs.conforming() {
+        let dpl_ok = if cs.is_conforming() {
             cs.dpl() <= cpl
         } else {
             cs.dpl() == cpl
@@ -259,10 +257,10 @@ impl Core {
         if !cs.present() {
             return Err(np(selector));
         }
-        self.prot = true;
+        self.mode.set_protected();
         let rename = |fault: Fault, selector: u16| match fault {
-            Fault::Code(SS, code) => Fault::Code(SS, code),
-            Fault::Code(crate::core::NP, code) => Fault::Code(crate::core::NP, code),
+            Fault::WithCode(Vector::SS, code) => Fault::WithCode(Vector::SS, code),
+            Fault::WithCode(Vector::NP, code) => Fault::WithCode(Vector::NP, code),
             Fault::Page(..) => fault,
             _ => ts(selector),
         };
@@ -274,7 +272,7 @@ impl Core {
                 .map_err(|f| rename(f, selector))?;
         }
         self.mark_accessed(&mut cs)?;
-        let rip = self.rip;
+        let rip = self.regs.rip;
         self.set_cs(cs.segment(selector), cpl, rip);
         self.check_rip(rip, &cs.segment(selector))
     }

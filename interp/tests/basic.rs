@@ -284,7 +284,7 @@ fn branches_are_told_at_the_one_that_was_asked_for() {
     assert!(!machine.batches.is_empty());
     let (_, whole) = machine.batches.split_last().unwrap();
     assert!(whole.iter().all(|&n| n == 7));
-    assert_eq!(machine.branches[6].at as u64, machine.retired_at_tell[0]);
+    assert_eq!(machine.branches[6].at as u64, machine.retired_at_report[0]);
 }
 
 #[test]

@@ -4,13 +4,12 @@
     clippy::allow_attributes,
     reason = "a test may panic"
 )]
-#![allow(unsafe_code, reason = "guest memory is a raw allocation")]
 
 mod common;
 
 use common::*;
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::{BranchClass, Exit, Memory, Vcpu};
+use hindsight_interp::{BranchClass, Exit, Vcpu};
 use std::sync::Arc;
 
 /// Where the tests' data is.
@@ -321,8 +320,7 @@ fn processors_in_parallel_lose_no_count() {
     .concat();
     let mut st = start(&ram, &code);
     st.gpr[6] = 3000;
-    // SAFETY: the RAM outlives both threads.
-    let memory = Arc::new(unsafe { Memory::new(&[ram.spec(0)]) }.unwrap());
+    let memory = ram.memory();
     let cpus: Vec<_> = (0..2)
         .map(|_| {
             let mut cpu = Vcpu::new(Arc::clone(&memory));

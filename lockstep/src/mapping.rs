@@ -3,16 +3,25 @@
 #![expect(unsafe_code, reason = "memory is mapped at fixed addresses")]
 
 use anyhow::{Result, bail};
+use std::any::Any;
 use std::io;
+use std::sync::Arc;
 
-/// A mapping that is removed when it is dropped.
-///
-/// It holds a raw pointer, so it stays on the thread that made it.
+/// A mapping that is removed when its last owner is dropped.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub(crate) struct Mapping(Arc<MappedRange>);
+
+/// What `mmap` returned; dropping it unmaps it.
+#[derive(Debug)]
+struct MappedRange {
     address: *mut u8,
     len: usize,
 }
+
+// SAFETY: it holds an address and uses the memory behind it only to unmap it.
+unsafe impl Send for MappedRange {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for MappedRange {}
 
 impl Mapping {
     /// Maps `len` bytes: at `address` if it is not 0, of a file and from an offset if they are
@@ -50,15 +59,20 @@ impl Mapping {
                 io::Error::last_os_error()
             );
         }
-        Ok(Self {
+        Ok(Self(Arc::new(MappedRange {
             address: mapped.cast(),
             len,
-        })
+        })))
+    }
+
+    /// An owner of the mapping, which keeps it mapped as long as it lives.
+    pub(crate) fn owner(&self) -> Box<dyn Any + Send + Sync> {
+        Box::new(Arc::clone(&self.0))
     }
 
     /// The address of the first byte.
     pub(crate) fn pointer(&self) -> *mut u8 {
-        self.address
+        self.0.address
     }
 
     /// The mapped bytes.
@@ -69,7 +83,7 @@ impl Mapping {
     pub(crate) unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: `new` mapped `len` bytes, which the kernel zeroed; the caller excludes other
         // writers.
-        unsafe { std::slice::from_raw_parts(self.address, self.len) }
+        unsafe { std::slice::from_raw_parts(self.0.address, self.0.len) }
     }
 
     /// The mapped bytes, for writing.
@@ -80,14 +94,13 @@ impl Mapping {
     pub(crate) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: `new` mapped `len` bytes, which the kernel zeroed; the caller excludes all other
         // uses.
-        unsafe { std::slice::from_raw_parts_mut(self.address, self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.address, self.0.len) }
     }
 }
 
-impl Drop for Mapping {
+impl Drop for MappedRange {
     fn drop(&mut self) {
-        // SAFETY: `new` mapped these bytes, and who keeps a pointer to them has promised to drop it
-        // first.
+        // SAFETY: `Mapping::new` mapped these bytes, and who keeps a pointer to them keeps an owner.
         unsafe { libc::munmap(self.address.cast(), self.len) };
     }
 }
@@ -111,6 +124,11 @@ impl GuestRam {
     /// The address of the first byte, for an engine.
     pub(crate) fn pointer(&self) -> *mut u8 {
         self.0.pointer()
+    }
+
+    /// An owner of the memory, for an engine that keeps the pointer.
+    pub(crate) fn owner(&self) -> Box<dyn Any + Send + Sync> {
+        self.0.owner()
     }
 
     /// The guest's memory.

@@ -1,6 +1,10 @@
 //! The platform of the interpreter's guests: one port, which ends a run.
 
-use hindsight_interp::{Gp, Pending, Platform, supported_cpuid};
+use hindsight_cpu::pmu::pebs::Stored;
+use hindsight_interp::{
+    Accesses, Branch, Bus, Counting, GpFault, Interrupts, Msrs, Observe, Observer, Pending,
+    RetiredCounts, Ring, TransactionEvent, supported_cpuid,
+};
 
 /// A platform whose only device is a port that ends the run when it is written.
 #[derive(Debug, Default)]
@@ -9,7 +13,7 @@ pub(crate) struct ExitPortPlatform {
     pub(crate) exited: bool,
 }
 
-impl Platform for ExitPortPlatform {
+impl Bus for ExitPortPlatform {
     fn port_read(&mut self, _: u16, data: &mut [u8]) {
         data.fill(0xff);
     }
@@ -20,28 +24,30 @@ impl Platform for ExitPortPlatform {
         data.fill(0xff);
     }
     fn mmio_write(&mut self, _: u64, _: &[u8]) {}
-    fn rdmsr(&mut self, _: u32) -> Result<u64, Gp> {
-        Err(Gp)
+}
+
+impl Msrs for ExitPortPlatform {
+    fn rdmsr(&mut self, _: u32) -> Result<u64, GpFault> {
+        Err(GpFault)
     }
-    fn wrmsr(&mut self, _: u32, _: u64) -> Result<(), Gp> {
-        Err(Gp)
+    fn wrmsr(&mut self, _: u32, _: u64) -> Result<(), GpFault> {
+        Err(GpFault)
     }
-    fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
-        supported_cpuid(leaf, subleaf)
-    }
-    fn tsc(&mut self) -> u64 {
-        0
+    fn rdpmc(&mut self, _: u32) -> Result<u64, GpFault> {
+        Err(GpFault)
     }
     fn tsc_aux(&mut self) -> u32 {
         0
     }
-    fn random(&mut self) -> u64 {
-        0
+    fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
+        supported_cpuid(leaf, subleaf)
     }
-    fn cr8(&mut self) -> u8 {
-        0
+    fn portable_results(&self) -> bool {
+        false
     }
-    fn set_cr8(&mut self, _: u8) {}
+}
+
+impl Interrupts for ExitPortPlatform {
     fn pending(&mut self) -> Pending {
         Pending {
             leave: self.exited,
@@ -51,4 +57,39 @@ impl Platform for ExitPortPlatform {
     fn acknowledge(&mut self) -> Option<u8> {
         None
     }
+    fn acknowledge_nmi(&mut self) {}
+    fn acknowledge_smi(&mut self) {}
+    fn smm(&mut self, _: bool) {}
+    fn cr8(&mut self) -> u8 {
+        0
+    }
+    fn set_cr8(&mut self, _: u8) {}
+    fn advance(&mut self, _: RetiredCounts) {}
+    fn tsc(&mut self) -> u64 {
+        0
+    }
+    fn random(&mut self) -> u64 {
+        0
+    }
+}
+
+impl Observer for ExitPortPlatform {
+    fn observe(&mut self) -> Observe {
+        Observe::default()
+    }
+    fn branches(&mut self, _: u64, _: &mut [Branch]) {}
+    fn debug_exception(&mut self) {}
+    fn counting(&mut self) -> Counting {
+        Counting::NONE
+    }
+    fn accesses(&mut self, _: Ring, _: &Accesses<'_>) -> u64 {
+        1
+    }
+    fn caches_flushed(&mut self, _: Option<u64>) {}
+    fn pebs_stored(&mut self, _: &Stored) {}
+    fn request_pmi(&mut self) {}
+    fn allows_transactions(&self) -> bool {
+        true
+    }
+    fn transaction(&mut self, _: TransactionEvent, _: Ring) {}
 }

@@ -3,9 +3,9 @@
 use super::operands::gpr;
 use super::quiet::Effect;
 use super::select::Pick;
-use crate::op::Op;
+use crate::core::Op;
 use crate::ops::alu::Quiet;
-use crate::ops::{alu, mov, shift};
+use crate::ops::{alu, inner, mov, shift};
 use iced_x86::Mnemonic as M;
 
 impl Pick<'_> {
@@ -22,10 +22,10 @@ impl Pick<'_> {
         macro_rules! stepped {
             ($dec:literal) => {
                 Effect::SetButCarry(match size {
-                    1 => alu::step_r::<u8, $dec, false>,
-                    2 => alu::step_r::<u16, $dec, false>,
-                    4 => alu::step_r::<u32, $dec, false>,
-                    _ => alu::step_r::<u64, $dec, false>,
+                    1 => inner!(alu::step_r::<u8, $dec, false>),
+                    2 => inner!(alu::step_r::<u16, $dec, false>),
+                    4 => inner!(alu::step_r::<u32, $dec, false>),
+                    _ => inner!(alu::step_r::<u64, $dec, false>),
                 })
             };
         }
@@ -38,7 +38,7 @@ impl Pick<'_> {
             M::And => Effect::Set(Some(self.alu::<Quiet<alu::And>>(o))),
             M::Or => Effect::Set(Some(self.alu::<Quiet<alu::Or>>(o))),
             M::Xor => Effect::Set(Some(self.alu::<Quiet<alu::Xor>>(o))),
-            M::Cmp | M::Test => Effect::Set(Some(mov::nop)),
+            M::Cmp | M::Test => Effect::Set(Some(inner!(mov::nop))),
             M::Inc => stepped!(false),
             M::Dec => stepped!(true),
             M::Shl | M::Sal => self.shift_effect::<{ shift::SHL }>(o),
@@ -68,10 +68,10 @@ impl Pick<'_> {
             return Effect::Seen;
         }
         Effect::Set(Some(match self.size {
-            1 => shift::quiet::<u8, OP>,
-            2 => shift::quiet::<u16, OP>,
-            4 => shift::quiet::<u32, OP>,
-            _ => shift::quiet::<u64, OP>,
+            1 => inner!(shift::quiet::<u8, OP>),
+            2 => inner!(shift::quiet::<u16, OP>),
+            4 => inner!(shift::quiet::<u32, OP>),
+            _ => inner!(shift::quiet::<u64, OP>),
         }))
     }
 }

@@ -5,14 +5,17 @@
     reason = "register numbers and sizes are small"
 )]
 
-use crate::core::Core;
-use crate::op::{HIGH, LOCK, MEM, Op, REP, REPNE, slot};
+use crate::code::{LOCK, MEM, REP, REPNE};
+use crate::core::{Core, Op};
+use crate::registers::Reg;
 use iced_x86::{Code, Instruction, Mnemonic as M, OpKind, Register};
 
-fn register(r: Register) -> u8 {
-    let n = r.full_register().number() as u8 & 15;
-    let high = matches!(r, Register::AH | Register::CH | Register::DH | Register::BH);
-    if high { n | HIGH } else { n }
+fn register(r: Register) -> Reg {
+    let n = r.full_register().number() as u8;
+    match r {
+        Register::AH | Register::CH | Register::DH | Register::BH => Reg::high_byte(n),
+        _ => Reg::general(n),
+    }
 }
 
 pub(super) fn gpr(r: Register) -> bool {
@@ -20,11 +23,11 @@ pub(super) fn gpr(r: Register) -> bool {
 }
 
 /// Numbers of segment, control and debug registers too.
-fn number(r: Register) -> u8 {
+fn number(r: Register) -> Reg {
     if gpr(r) {
         register(r)
     } else {
-        r.number() as u8 & 15
+        Reg::general(r.number() as u8)
     }
 }
 
@@ -80,8 +83,8 @@ fn operand_size(i: &Instruction, code: u8) -> u8 {
 impl Core {
     /// All operands, their sizes and the prefixes; `rip` is where the block begins.
     pub(super) fn operands(&self, i: &Instruction, rip: u64, op: &mut Op) {
-        op.size = operand_size(i, self.code);
-        op.asz = self.code;
+        op.size = operand_size(i, self.mode.code_size());
+        op.address_size = self.mode.code_size();
         if i.has_lock_prefix() {
             op.prefix |= LOCK;
         }
@@ -96,12 +99,12 @@ impl Core {
             if kind == OpKind::Register {
                 let r = number(i.op_register(n));
                 if n == 0 {
-                    op.d = r;
+                    op.dst = r;
                 } else {
-                    op.s = r;
+                    op.src = r;
                 }
             } else if let Some(asz) = string_address_size(kind) {
-                op.asz = asz;
+                op.address_size = asz;
             }
         }
         for n in 0..i.op_count() {
@@ -132,17 +135,17 @@ impl Core {
             i.mnemonic(),
             M::Loop | M::Loope | M::Loopne | M::Jcxz | M::Jecxz | M::Jrcxz
         ) {
-            op.asz = match i.op_code().address_size() {
+            op.address_size = match i.op_code().address_size() {
                 16 => 2,
                 32 => 4,
                 64 => 8,
-                _ => self.code,
+                _ => self.mode.code_size(),
             };
         }
         if i.op_count() > 0 && string_address_size(i.op0_kind()).is_some()
             || i.op_count() > 1 && string_address_size(i.op1_kind()).is_some()
         {
-            op.seg = self.segment(i);
+            op.set_segment(self.segment(i));
             op.size = (i.memory_size().size() as u8).max(1);
         }
     }
@@ -150,7 +153,7 @@ impl Core {
     /// The segment of a memory operand: in 64-bit mode only FS and GS can be chosen.
     fn segment(&self, i: &Instruction) -> u8 {
         let chosen = i.segment_prefix();
-        let segment = if self.code == 8 && !matches!(chosen, Register::FS | Register::GS) {
+        let segment = if self.mode.is_64bit() && !matches!(chosen, Register::FS | Register::GS) {
             match i.memory_base().full_register() {
                 Register::RSP | Register::RBP => Register::SS,
                 _ => Register::DS,
@@ -163,27 +166,27 @@ impl Core {
 
     fn memory_operand(&self, i: &Instruction, rip: u64, op: &mut Op) {
         op.prefix |= MEM;
-        op.seg = self.segment(i);
+        op.set_segment(self.segment(i));
         op.disp = i.memory_displacement64();
         let (base, index) = (i.memory_base(), i.memory_index());
-        op.asz = match (base, index) {
+        op.address_size = match (base, index) {
             (Register::RIP, _) => 8,
             (Register::EIP, _) => 4,
             (Register::None, Register::None) => match i.memory_displ_size() {
                 2 => 2,
                 4 => 4,
                 8 => 8,
-                _ => self.code,
+                _ => self.mode.code_size(),
             },
             (Register::None, r) if gpr(r) => r.size() as u8,
             (Register::None, _) if i.memory_displ_size() == 4 => 4,
-            (Register::None, _) => self.code.max(4),
+            (Register::None, _) => self.mode.code_size().max(4),
             (r, _) => r.size() as u8,
         };
         match base {
             Register::None => {}
             Register::RIP | Register::EIP => {
-                op.base = slot::BLOCK_RIP;
+                op.base = Reg::BlockRip;
                 op.disp = op.disp.wrapping_sub(rip);
             }
             r => op.base = register(r),

@@ -1,6 +1,6 @@
 //! Which operations of a block need not set the flags: nothing can look at them before they are set again.
 
-use crate::op::{Handler, Op};
+use crate::core::{Handler, Op};
 
 /// What an operation does with the arithmetic flags.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ pub(super) fn hush(ops: &mut [Op], effects: &[Effect]) {
             Effect::SetLast(quiet) => (Some(quiet), false),
         };
         if let (true, Some(quiet)) = (unseen, quiet) {
-            op.h = quiet;
+            op.set_handler(quiet);
         }
         unseen = before;
     }
@@ -41,17 +41,17 @@ mod tests {
     use crate::ops::mov;
 
     fn hushed(effects: &[Effect]) -> Vec<bool> {
-        let loud: Handler = mov::nop;
+        let loud = Handler::Inner(mov::nop);
         let mut ops: Vec<Op> = effects.iter().map(|_| Op::new(loud)).collect();
         hush(&mut ops, effects);
         ops.iter()
-            .map(|op| !std::ptr::fn_addr_eq(op.h, loud))
+            .map(|op| op.handler_address() != Op::new(loud).handler_address())
             .collect()
     }
 
     #[test]
     fn flags_are_set_unless_they_are_set_again_unseen() {
-        let quiet: Handler = mov::fence;
+        let quiet = Handler::Inner(mov::fence);
         let set = Effect::Set(Some(quiet));
         let step = Effect::SetButCarry(quiet);
         let last = Effect::SetLast(quiet);

@@ -8,16 +8,18 @@
 use super::operands::gpr;
 use super::quiet::Effect;
 use super::transaction::aborts;
-use crate::core::Core;
-use crate::op::{HIGH, Handler, LINKABLE, LOW, Op, slot};
+use crate::code::{LINKABLE, LOW};
+use crate::core::{Core, Handler, LastHandler, Op};
 use crate::ops::{
-    alu, bits, branch, by_size, cr, ending, far, fast, fused, general, io, mov, msr, muldiv, plain,
-    shift, stack, string, system, transaction, xsave,
+    alu, bits, branch, by_size, cr, ending, far, fast, fused, general, inner, io, last, mov, msr,
+    muldiv, shift, stack, string, system, transaction, xsave,
 };
 use crate::portable;
+use crate::registers::Reg;
 use crate::thunk;
-use crate::word::Low;
+use crate::width::Low;
 use hindsight_cpu::state::seg;
+use hindsight_regs::rflags::Rflags;
 use iced_x86::{Instruction, Mnemonic as M, OpKind};
 
 /// An instruction with what its choice of operation depends on.
@@ -75,7 +77,7 @@ macro_rules! sized_low {
 /// The operand size, and whether a byte is always the lowest one of its register.
 pub(super) fn width(o: &Op) -> u8 {
     match o.size {
-        1 if (o.d | o.s) & HIGH == 0 => LOW,
+        1 if !o.dst.is_high_byte() && !o.src.is_high_byte() => LOW,
         size => size,
     }
 }
@@ -93,10 +95,10 @@ enum At {
 }
 
 fn place(o: &Op) -> At {
-    match (o.asz, o.seg, o.index) {
+    match (o.address_size, o.segment(), o.index) {
         (4, ..) => At::Open,
-        (_, 4.., _) => At::Any,
-        (_, _, slot::ZERO) => At::Base,
+        (_, seg::FS | seg::GS, _) => At::Any,
+        (_, _, Reg::Zero) => At::Base,
         _ => At::Index,
     }
 }
@@ -114,9 +116,9 @@ fn without_feature(i: &Instruction, size: u8) -> Option<Handler> {
         M::Wbnoinvd => general!(cr::wbinvd),
         // Encodings of the space that is reserved for hints.
         M::Bndcl | M::Bndcn | M::Bndcu | M::Bndldx | M::Bndmk | M::Bndmov | M::Bndstx => {
-            plain!(mov::nop)
+            inner!(mov::nop)
         }
-        M::Cldemote | M::Rdsspd | M::Rdsspq => plain!(mov::nop),
+        M::Cldemote | M::Rdsspd | M::Rdsspq => inner!(mov::nop),
         _ => return None,
     })
 }
@@ -127,7 +129,7 @@ impl Core {
         let mut op = Op::new(general!(system::ud));
         if i.is_invalid() {
             if too_long {
-                op.h = general!(system::too_long);
+                op.set_handler(general!(system::too_long));
             }
             return (op, Effect::Seen);
         }
@@ -137,30 +139,30 @@ impl Core {
         let pick = Pick {
             i,
             fast: self.is_fast(&op),
-            code: self.code,
-            link: self.may_link() && (lin ^ target) >> 12 == 0,
+            code: self.mode.code_size(),
+            link: !self.is_code_limited() && (lin ^ target) >> 12 == 0,
             size: op.size,
-            record: self.rec.observe.notices(),
+            record: self.branches.records(),
         };
         if !i.cpuid_features().iter().all(|f| self.features.has(*f)) {
             if let Some(handler) = without_feature(i, op.size) {
-                op.h = handler;
+                op.set_handler(handler);
             }
             return (op, Effect::Seen);
         }
-        if self.in_region() && aborts(i) {
-            op.h = general!(transaction::unfit);
+        if self.in_transaction() && aborts(i) {
+            op.set_handler(general!(transaction::unfit));
             return (op, Effect::Seen);
         }
-        if self.in_region() && matches!(i.mnemonic(), M::Int1 | M::Int3) {
-            op.h = general!(transaction::breakpoint);
+        if self.in_transaction() && matches!(i.mnemonic(), M::Int1 | M::Int3) {
+            op.set_handler(general!(transaction::breakpoint));
             return (op, Effect::Seen);
         }
         if pick.link {
             op.prefix |= LINKABLE;
         }
         if let Some(handler) = pick.handler(&mut op) {
-            op.h = handler;
+            op.set_handler(handler);
             let effect = pick.effect(&mut op);
             return (op, effect);
         } else {
@@ -169,24 +171,24 @@ impl Core {
             } else {
                 None
             };
-            op.insn = self.cache.insns.len() as u32;
-            self.cache.insns.push(*i);
-            op.h = match thunk::support(i) {
-                _ if own.is_some() => own.unwrap_or(op.h),
+            op.insn = self.code.insns.len() as u32;
+            self.code.insns.push(*i);
+            op.set_handler(match thunk::support(i) {
+                _ if own.is_some() => own.unwrap_or(general!(system::unimplemented)),
                 thunk::Support::Yes => general!(thunk::run),
-                thunk::Support::Elements => general!(thunk::elements),
-                thunk::Support::No => general!(system::missing),
-            };
+                thunk::Support::Elements => general!(thunk::run_elements),
+                thunk::Support::No => general!(system::unimplemented),
+            });
         }
         (op, Effect::Seen)
     }
 
     /// Whether the fast forms serve for a memory operand.
     fn is_fast(&self, op: &Op) -> bool {
-        let usual = [seg::DS, seg::ES, seg::SS].contains(&usize::from(op.seg));
-        match self.code {
-            8 => op.asz == 8,
-            4 => op.asz == 4 && usual && self.opens_memory(),
+        let usual = [seg::DS, seg::ES, seg::SS].contains(&op.segment());
+        match self.mode.code_size() {
+            8 => op.address_size == 8,
+            4 => op.address_size == 4 && usual && self.mode.is_flat_32bit(),
             _ => false,
         }
     }
@@ -203,7 +205,7 @@ impl Core {
         let pick = Pick {
             i,
             fast: self.is_fast(&op),
-            code: self.code,
+            code: self.mode.code_size(),
             link: false,
             size: op.size,
             record: false,
@@ -241,10 +243,10 @@ impl Pick<'_> {
         macro_rules! placed {
             ($f:ident) => {
                 match place(o) {
-                    At::Open => by_size!(width(o), plain, $f, Open, O),
-                    At::Base => by_size!(width(o), plain, $f, Based, O),
-                    At::Index => by_size!(width(o), plain, $f, Indexed, O),
-                    At::Any => by_size!(width(o), plain, $f, Anywhere, O),
+                    At::Open => by_size!(width(o), inner, $f, Open, O),
+                    At::Base => by_size!(width(o), inner, $f, Based, O),
+                    At::Index => by_size!(width(o), inner, $f, Indexed, O),
+                    At::Any => by_size!(width(o), inner, $f, Anywhere, O),
                 }
             };
         }
@@ -256,8 +258,8 @@ impl Pick<'_> {
             (true, ..) => by_size!(self.size, general, mi, O),
             (_, true, _) if fast => placed!(alu_rm),
             (_, true, _) => by_size!(self.size, general, rm, O),
-            (_, _, true) => by_size!(width(o), plain, rr, O),
-            _ => by_size!(width(o), plain, ri, O),
+            (_, _, true) => by_size!(width(o), inner, rr, O),
+            _ => by_size!(width(o), inner, ri, O),
         }
     }
 
@@ -274,8 +276,8 @@ impl Pick<'_> {
         match (self.mem(0), by_cl) {
             (true, true) => sized!(self.size, general, shift::m_cl, OP),
             (true, false) => sized!(self.size, general, shift::m_imm, OP),
-            (false, true) => sized!(self.size, plain, shift::r_cl, OP),
-            (false, false) => sized!(self.size, plain, shift::r_imm, OP),
+            (false, true) => sized!(self.size, inner, shift::r_cl, OP),
+            (false, false) => sized!(self.size, inner, shift::r_imm, OP),
         }
     }
 
@@ -309,10 +311,10 @@ impl Pick<'_> {
         macro_rules! placed {
             ($($f:ident)::+) => {
                 match place(o) {
-                    At::Open => sized_low!(width(o), plain, $($f)::+, Open),
-                    At::Base => sized_low!(width(o), plain, $($f)::+, Based),
-                    At::Index => sized_low!(width(o), plain, $($f)::+, Indexed),
-                    At::Any => sized_low!(width(o), plain, $($f)::+, Anywhere),
+                    At::Open => sized_low!(width(o), inner, $($f)::+, Open),
+                    At::Base => sized_low!(width(o), inner, $($f)::+, Based),
+                    At::Index => sized_low!(width(o), inner, $($f)::+, Indexed),
+                    At::Any => sized_low!(width(o), inner, $($f)::+, Anywhere),
                 }
             };
         }
@@ -325,9 +327,9 @@ impl Pick<'_> {
             (_, true, _) => sized!(self.size, general, mov::rm),
             (_, _, true) => {
                 o.fuse = fused::MOV_REG;
-                sized_low!(width(o), plain, mov::rr)
+                sized_low!(width(o), inner, mov::rr)
             }
-            _ => sized_low!(width(o), plain, mov::ri),
+            _ => sized_low!(width(o), inner, mov::ri),
         }
     }
 
@@ -336,10 +338,10 @@ impl Pick<'_> {
         macro_rules! placed {
             ($s:ty, $d:ty) => {
                 match place(o) {
-                    At::Open => plain!(fast::extend_rm::<Open, $s, $d, SIGN>),
-                    At::Base => plain!(fast::extend_rm::<Based, $s, $d, SIGN>),
-                    At::Index => plain!(fast::extend_rm::<Indexed, $s, $d, SIGN>),
-                    At::Any => plain!(fast::extend_rm::<Anywhere, $s, $d, SIGN>),
+                    At::Open => inner!(fast::extend_rm::<Open, $s, $d, SIGN>),
+                    At::Base => inner!(fast::extend_rm::<Based, $s, $d, SIGN>),
+                    At::Index => inner!(fast::extend_rm::<Indexed, $s, $d, SIGN>),
+                    At::Any => inner!(fast::extend_rm::<Anywhere, $s, $d, SIGN>),
                 }
             };
         }
@@ -349,20 +351,20 @@ impl Pick<'_> {
         } else {
             self.i.op1_register().size()
         } as u8;
-        let low = o.s & HIGH == 0;
+        let low = !o.src.is_high_byte();
         match (mem, from, self.size) {
             (true, 1, 4) if self.fast => placed!(u8, u32),
             (true, 1, 8) if self.fast => placed!(u8, u64),
             (true, 2, 4) if self.fast => placed!(u16, u32),
             (true, 2, 8) if self.fast => placed!(u16, u64),
             (true, 4, 8) if self.fast => placed!(u32, u64),
-            (false, 1, 4) if low => plain!(mov::extend_rr::<Low, u32, SIGN>),
-            (false, 1, 8) if low => plain!(mov::extend_rr::<Low, u64, SIGN>),
-            (false, 1, 4) => plain!(mov::extend_rr::<u8, u32, SIGN>),
-            (false, 1, 8) => plain!(mov::extend_rr::<u8, u64, SIGN>),
-            (false, 2, 4) => plain!(mov::extend_rr::<u16, u32, SIGN>),
-            (false, 2, 8) => plain!(mov::extend_rr::<u16, u64, SIGN>),
-            (false, 4, 8) => plain!(mov::extend_rr::<u32, u64, SIGN>),
+            (false, 1, 4) if low => inner!(mov::extend_rr::<Low, u32, SIGN>),
+            (false, 1, 8) if low => inner!(mov::extend_rr::<Low, u64, SIGN>),
+            (false, 1, 4) => inner!(mov::extend_rr::<u8, u32, SIGN>),
+            (false, 1, 8) => inner!(mov::extend_rr::<u8, u64, SIGN>),
+            (false, 2, 4) => inner!(mov::extend_rr::<u16, u32, SIGN>),
+            (false, 2, 8) => inner!(mov::extend_rr::<u16, u64, SIGN>),
+            (false, 4, 8) => inner!(mov::extend_rr::<u32, u64, SIGN>),
             (_, 1, _) => general!(mov::extend::<u8, SIGN>),
             (_, 2, _) => general!(mov::extend::<u16, SIGN>),
             _ => general!(mov::extend::<u32, SIGN>),
@@ -390,10 +392,10 @@ impl Pick<'_> {
         macro_rules! stepped {
             ($dec:literal) => {
                 [
-                    alu::step_r::<u8, $dec, true>,
-                    alu::step_r::<u16, $dec, true>,
-                    alu::step_r::<u32, $dec, true>,
-                    alu::step_r::<u64, $dec, true>,
+                    inner!(alu::step_r::<u8, $dec, true>),
+                    inner!(alu::step_r::<u16, $dec, true>),
+                    inner!(alu::step_r::<u32, $dec, true>),
+                    inner!(alu::step_r::<u64, $dec, true>),
                 ]
             };
         }
@@ -420,16 +422,16 @@ impl Pick<'_> {
             M::Movsx | M::Movsxd
                 if self.i.op0_register().size() == self.i.op1_register().size() && self.reg(1) =>
             {
-                sized!(size, plain, mov::rr)
+                sized!(size, inner, mov::rr)
             }
             M::Movsxd if size < 8 && self.mem(1) => sized!(size, general, mov::rm),
             M::Movsx | M::Movsxd => self.extend::<true>(o),
-            M::Lea if self.fast && size == 8 => plain!(mov::lea64),
-            M::Lea => plain!(mov::lea),
+            M::Lea if self.fast && size == 8 => inner!(mov::lea64),
+            M::Lea => inner!(mov::lea),
             M::Inc => self.unary(stepped!(false), all!(general, alu::inc_m)),
             M::Dec => self.unary(stepped!(true), all!(general, alu::dec_m)),
-            M::Neg => self.unary(all!(plain, alu::neg_r), all!(general, alu::neg_m)),
-            M::Not => self.unary(all!(plain, alu::not_r), all!(general, alu::not_m)),
+            M::Neg => self.unary(all!(inner, alu::neg_r), all!(general, alu::neg_m)),
+            M::Not => self.unary(all!(inner, alu::not_r), all!(general, alu::not_m)),
             M::Shl | M::Sal => self.shift::<{ shift::SHL }>(),
             M::Shr => self.shift::<{ shift::SHR }>(),
             M::Sar => self.shift::<{ shift::SAR }>(),
@@ -487,19 +489,19 @@ impl Pick<'_> {
             M::Xchg => {
                 if self.mem(1) {
                     // XCHG reg, mem is shown with its operands in either order.
-                    o.s = o.d;
+                    o.src = o.dst;
                 }
                 sized!(size, general, alu::xchg)
             }
             M::Movbe if self.mem(1) => sized!(size, general, alu::movbe_load),
             M::Movbe => sized!(size, general, alu::movbe_store),
-            M::Bswap => sized!(size, plain, alu::bswap),
-            M::Adcx if size == 8 => general!(alu::adx::<u64, { crate::flags::CF }>),
-            M::Adcx => general!(alu::adx::<u32, { crate::flags::CF }>),
-            M::Adox if size == 8 => general!(alu::adx::<u64, { crate::flags::OF }>),
-            M::Adox => general!(alu::adx::<u32, { crate::flags::OF }>),
-            M::Cbw | M::Cwde | M::Cdqe => plain!(mov::widen_acc),
-            M::Cwd | M::Cdq | M::Cqo => plain!(mov::sign_acc),
+            M::Bswap => sized!(size, inner, alu::bswap),
+            M::Adcx if size == 8 => general!(alu::adx::<u64, { Rflags::CF.bits() }>),
+            M::Adcx => general!(alu::adx::<u32, { Rflags::CF.bits() }>),
+            M::Adox if size == 8 => general!(alu::adx::<u64, { Rflags::OF.bits() }>),
+            M::Adox => general!(alu::adx::<u32, { Rflags::OF.bits() }>),
+            M::Cbw | M::Cwde | M::Cdqe => inner!(mov::widen_acc),
+            M::Cwd | M::Cdq | M::Cqo => inner!(mov::sign_acc),
             M::Xlatb => general!(mov::xlat),
             M::Prefetchit0
             | M::Prefetchit1
@@ -507,23 +509,23 @@ impl Pick<'_> {
             | M::Pause
             | M::Endbr32
             | M::Endbr64
-            | M::Reservednop => plain!(mov::nop),
+            | M::Reservednop => inner!(mov::nop),
             M::Prefetch
             | M::Prefetchw
             | M::Prefetchwt1
             | M::Prefetchnta
             | M::Prefetcht0
             | M::Prefetcht1
-            | M::Prefetcht2 => plain!(mov::nop),
-            M::Mfence | M::Lfence | M::Sfence => plain!(mov::fence),
+            | M::Prefetcht2 => inner!(mov::nop),
+            M::Mfence | M::Lfence | M::Sfence => inner!(mov::fence),
             M::Clflush | M::Clflushopt => general!(mov::flush),
             M::Clwb => general!(mov::clean),
-            M::Cld => plain!(system::cld),
-            M::Std => plain!(system::std),
-            M::Clc => plain!(system::carry::<0>),
-            M::Stc => plain!(system::carry::<1>),
-            M::Cmc => plain!(system::carry::<2>),
-            M::Salc => plain!(system::salc),
+            M::Cld => inner!(system::cld),
+            M::Std => inner!(system::std),
+            M::Clc => inner!(system::carry::<0>),
+            M::Stc => inner!(system::carry::<1>),
+            M::Cmc => inner!(system::carry::<2>),
+            M::Salc => inner!(system::salc),
             M::Movnti => sized!(size, general, mov::mr),
             _ if cc != 0 && self.is_cmov() => match size {
                 2 => by_condition!(cc - 1, general, mov::cmov, u16),
@@ -551,23 +553,23 @@ impl Pick<'_> {
         let quad = self.code == 8 && size == 8;
         Some(match self.i.mnemonic() {
             M::Push if self.reg(0) && self.i.op0_register().is_segment_register() => {
-                o.s = o.d;
+                o.src = o.dst;
                 general!(stack::push_seg)
             }
-            M::Push if self.reg(0) && quad => plain!(stack::push_r64),
+            M::Push if self.reg(0) && quad => inner!(stack::push_r64),
             M::Push if self.reg(0) || self.mem(0) => general!(stack::push),
             M::Push => general!(stack::push_imm),
             M::Pop if self.reg(0) && self.i.op0_register().is_segment_register() => {
                 general!(stack::pop_seg)
             }
-            M::Pop if self.reg(0) && quad => plain!(stack::pop_r64),
+            M::Pop if self.reg(0) && quad => inner!(stack::pop_r64),
             M::Pop => general!(stack::pop),
             M::Pusha | M::Pushad => general!(stack::pusha),
             M::Popa | M::Popad => general!(stack::popa),
             M::Pushf | M::Pushfd | M::Pushfq => general!(stack::pushf),
             M::Popf | M::Popfd | M::Popfq => general!(stack::popf),
             M::Enter => general!(stack::enter),
-            M::Leave if quad => plain!(stack::leave64),
+            M::Leave if quad => inner!(stack::leave64),
             M::Leave => general!(stack::leave),
             M::Movsb | M::Movsw | M::Movsq => sized!(size, general, string::movs),
             M::Movsd if self.i.is_string_instruction() => general!(string::movs::<u32>),
@@ -580,13 +582,13 @@ impl Pick<'_> {
             M::Outsb | M::Outsw | M::Outsd => general!(string::outs),
             M::In => {
                 if !self.reg(1) {
-                    o.s = slot::ZERO;
+                    o.src = Reg::Zero;
                 }
                 general!(io::input)
             }
             M::Out => {
                 o.size = self.i.op1_register().size() as u8;
-                o.s = if self.reg(0) { 2 } else { slot::ZERO };
+                o.src = if self.reg(0) { Reg::Rdx } else { Reg::Zero };
                 general!(io::output)
             }
             _ => return None,
@@ -602,7 +604,7 @@ impl Pick<'_> {
                 (true, false, false) => jcc::<false, false>(cc - 1),
                 (true, true, true) => jcc::<true, true>(cc - 1),
                 (true, false, true) => jcc::<false, true>(cc - 1),
-                _ => by_condition!(cc - 1, plain, branch::jcc),
+                _ => by_condition!(cc - 1, inner, branch::jcc),
             },
             M::Jmp if self.i.is_jmp_short_or_near() => self.linked(
                 wide,
@@ -612,9 +614,9 @@ impl Pick<'_> {
             ),
             M::Jmp if self.i.is_jmp_far() => ending!(far::jmp_imm),
             M::Jmp if self.i.is_jmp_far_indirect() => ending!(far::jmp_mem),
-            M::Jmp if wide && self.fast && self.record => plain!(branch::jmp_rm64::<true>),
-            M::Jmp if wide && self.fast => plain!(branch::jmp_rm64::<false>),
-            M::Jmp => plain!(branch::jmp_rm),
+            M::Jmp if wide && self.fast && self.record => last!(branch::jmp_rm64::<true>),
+            M::Jmp if wide && self.fast => last!(branch::jmp_rm64::<false>),
+            M::Jmp => last!(branch::jmp_rm),
             M::Call if self.i.is_call_near() => self.linked(
                 wide,
                 [
@@ -626,19 +628,19 @@ impl Pick<'_> {
             ),
             M::Call if self.i.is_call_far() => ending!(far::call_imm),
             M::Call if self.i.is_call_far_indirect() => ending!(far::call_mem),
-            M::Call if wide && self.fast && self.record => plain!(branch::call_rm64::<true>),
-            M::Call if wide && self.fast => plain!(branch::call_rm64::<false>),
-            M::Call => plain!(branch::call_rm),
-            M::Ret if wide && self.record => plain!(branch::ret64::<true>),
-            M::Ret if wide => plain!(branch::ret64::<false>),
-            M::Ret => plain!(branch::ret),
+            M::Call if wide && self.fast && self.record => last!(branch::call_rm64::<true>),
+            M::Call if wide && self.fast => last!(branch::call_rm64::<false>),
+            M::Call => last!(branch::call_rm),
+            M::Ret if wide && self.record => last!(branch::ret64::<true>),
+            M::Ret if wide => last!(branch::ret64::<false>),
+            M::Ret => last!(branch::ret),
             M::Retf => ending!(far::retf),
             M::Iret | M::Iretd | M::Iretq => ending!(far::iret),
             M::Rsm => ending!(crate::smm::rsm),
-            M::Jcxz | M::Jecxz | M::Jrcxz => plain!(branch::jcxz),
-            M::Loop => plain!(branch::loopcc::<0>),
-            M::Loope => plain!(branch::loopcc::<1>),
-            M::Loopne => plain!(branch::loopcc::<2>),
+            M::Jcxz | M::Jecxz | M::Jrcxz => inner!(branch::jcxz),
+            M::Loop => inner!(branch::loopcc::<0>),
+            M::Loope => inner!(branch::loopcc::<1>),
+            M::Loopne => inner!(branch::loopcc::<2>),
             M::Syscall => ending!(far::syscall),
             M::Sysret | M::Sysretq => ending!(far::sysret),
             M::Sysenter => ending!(far::sysenter),
@@ -647,19 +649,19 @@ impl Pick<'_> {
             M::Xend => ending!(transaction::xend),
             M::Xabort => general!(transaction::xabort),
             M::Xtest => general!(transaction::xtest),
-            M::Int => plain!(system::int_n),
-            M::Int3 => plain!(system::int3),
-            M::Int1 => plain!(system::int1),
-            M::Into => plain!(system::into),
+            M::Int => last!(system::int_n),
+            M::Int3 => last!(system::int3),
+            M::Int1 => last!(system::int1),
+            M::Into => inner!(system::into),
             M::Ud0 | M::Ud1 | M::Ud2 => general!(system::ud),
             M::Lds | M::Les | M::Lfs | M::Lgs | M::Lss => {
-                o.s = match self.i.mnemonic() {
+                o.src = Reg::general(match self.i.mnemonic() {
                     M::Les => 0,
                     M::Lss => 2,
                     M::Lds => 3,
                     M::Lfs => 4,
                     _ => 5,
-                };
+                });
                 general!(far::load_far)
             }
             _ => return None,
@@ -667,12 +669,18 @@ impl Pick<'_> {
     }
 
     /// A direct branch: in 64-bit mode the form for links and recording.
-    fn linked(&self, wide: bool, off: [Handler; 2], on: [Handler; 2], other: Handler) -> Handler {
-        match (wide, self.record) {
+    fn linked(
+        &self,
+        wide: bool,
+        off: [LastHandler; 2],
+        on: [LastHandler; 2],
+        other: LastHandler,
+    ) -> Handler {
+        last!(match (wide, self.record) {
             (true, false) => off[usize::from(self.link)],
             (true, true) => on[usize::from(self.link)],
             _ => other,
-        }
+        })
     }
 
     fn system(&self, o: &mut Op) -> Option<Handler> {
@@ -707,7 +715,7 @@ impl Pick<'_> {
             M::Rdrand | M::Rdseed => sized!(random_size, general, msr::random),
             M::Rdfsbase | M::Rdgsbase | M::Wrfsbase | M::Wrgsbase => {
                 let fs = matches!(self.i.mnemonic(), M::Rdfsbase | M::Wrfsbase);
-                o.s = if fs { 4 } else { 5 };
+                o.src = Reg::general(if fs { 4 } else { 5 });
                 if matches!(self.i.mnemonic(), M::Rdfsbase | M::Rdgsbase) {
                     general!(msr::read_base)
                 } else {
@@ -736,8 +744,8 @@ fn jcc<const LINK: bool, const REC: bool>(cc: u8) -> Handler {
     macro_rules! pick {
         ($($n:literal)*) => {
             match cc {
-                $($n => plain!(branch::jcc64::<$n, LINK, REC>),)*
-                _ => plain!(branch::jcc64::<15, LINK, REC>),
+                $($n => inner!(branch::jcc64::<$n, LINK, REC>),)*
+                _ => inner!(branch::jcc64::<15, LINK, REC>),
             }
         };
     }

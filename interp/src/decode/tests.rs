@@ -1,9 +1,7 @@
 //! Every instruction that CPUID can show is executed: a walk over the whole opcode space.
 
-#![expect(unsafe_code, reason = "a memory is made of raw regions")]
-
-use super::Features;
 use crate::core::Core;
+use crate::features::Features;
 use crate::memory::Memory;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
 use std::collections::BTreeMap;
@@ -123,11 +121,10 @@ fn every_instruction_that_cpuid_can_show_is_executed() {
     let mut missing = Vec::new();
     let mut not_met = Vec::new();
     for (bits, code) in [(16, 2), (32, 4), (64, 8)] {
-        // SAFETY: no memory is described.
-        let memory = unsafe { Memory::new(&[]) }.expect("no memory is needed");
+        let memory = Memory::allocate(&[]).expect("no memory is needed");
         let mut core = Core::new(Arc::new(memory));
         core.features = Features::all();
-        core.code = code;
+        core.mode.set_code_size(code);
         let examples = examples(bits);
         let unmet = expected(bits, &core.features).filter(|c| !examples.contains_key(&(*c as u16)));
         not_met.extend(unmet.map(|c| (bits, c)));
@@ -146,7 +143,7 @@ fn every_instruction_that_cpuid_can_show_is_executed() {
 
 #[test]
 fn too_long_is_told_from_undefined() {
-    use super::is_too_long;
+    use super::block::is_too_long;
     for bits in [16, 32, 64] {
         for more in [0, 1, 40] {
             let prefixes = [vec![0x66; 15], vec![0x90; more]].concat();

@@ -1,10 +1,12 @@
 //! Addition, subtraction, logic, and what works like them.
 
 use super::{Done, dst, load, modify, read_rm, store};
-use crate::core::{Core, Fault};
-use crate::flags::{CF, Flags, OF};
-use crate::op::{Next, Op};
-use crate::word::Word;
+use crate::core::{Core, InnerOp, Next, Op};
+use crate::fault::Fault;
+use crate::flags::{LazyFlags, flag_if};
+use crate::registers::Reg;
+use crate::width::Width;
+use hindsight_regs::rflags::Rflags;
 use std::marker::PhantomData;
 
 /// A two-operand operation.
@@ -18,7 +20,7 @@ pub(crate) trait Alu: 'static {
     /// The same operation, where the flags are set.
     type Loud: Alu;
     fn eval(a: u64, b: u64, cf: u64) -> u64;
-    fn flags<T: Word>(a: T, b: T, r: T) -> Flags;
+    fn flags<T: Width>(a: T, b: T, r: T) -> LazyFlags;
 }
 
 macro_rules! alu {
@@ -34,7 +36,7 @@ macro_rules! alu {
                 $eval
             }
             #[inline(always)]
-            fn flags<T: Word>(a: T, b: T, r: T) -> Flags {
+            fn flags<T: Width>(a: T, b: T, r: T) -> LazyFlags {
                 $flags(a, b, r)
             }
         }
@@ -56,22 +58,22 @@ impl<O: Alu> Alu for Quiet<O> {
         O::eval(a, b, cf)
     }
     #[inline(always)]
-    fn flags<T: Word>(a: T, b: T, r: T) -> Flags {
+    fn flags<T: Width>(a: T, b: T, r: T) -> LazyFlags {
         O::flags(a, b, r)
     }
 }
 
 #[inline(always)]
-fn added<T: Word>(a: T, b: T, r: T) -> Flags {
-    Flags::add(a, b, r)
+fn added<T: Width>(a: T, b: T, r: T) -> LazyFlags {
+    LazyFlags::add(a, b, r)
 }
 #[inline(always)]
-fn subtracted<T: Word>(a: T, b: T, r: T) -> Flags {
-    Flags::sub(a, b, r)
+fn subtracted<T: Width>(a: T, b: T, r: T) -> LazyFlags {
+    LazyFlags::sub(a, b, r)
 }
 #[inline(always)]
-fn logical<T: Word>(_: T, _: T, r: T) -> Flags {
-    Flags::result(r, 0)
+fn logical<T: Width>(_: T, _: T, r: T) -> LazyFlags {
+    LazyFlags::result(r, Rflags::empty())
 }
 
 alu!(Add, true, false, |a, b, _c| a.wrapping_add(b), added);
@@ -97,87 +99,92 @@ alu!(Cmp, false, false, |a, b, _c| a.wrapping_sub(b), subtracted);
 alu!(Test, false, false, |a, b, _c| a & b, logical);
 
 #[inline(always)]
-pub(crate) fn eval<O: Alu, T: Word>(c: &Core, a: T, b: T) -> T {
-    let carry = if O::CARRY { c.cc.cf().into() } else { 0 };
+pub(crate) fn eval<O: Alu, T: Width>(c: &Core, a: T, b: T) -> T {
+    let carry = if O::CARRY {
+        c.regs.flags.cf().into()
+    } else {
+        0
+    };
     T::from_u64(O::eval(a.zext(), b.zext(), carry))
 }
 
 /// Register, register.
-pub(crate) fn rr<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
-    let (a, b) = (c.get::<T>(o.d), c.get::<T>(o.s));
+pub(crate) fn rr<O: Alu, T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let (a, b) = (c.regs.read::<T>(o.dst), c.regs.read::<T>(o.src));
     let r = eval::<O, T>(c, a, b);
     if O::FLAGS {
-        c.cc = O::flags(a, b, r);
+        c.regs.flags = O::flags(a, b, r);
     }
     if O::WRITES {
-        c.put(o.d, r);
+        c.regs.write(o.dst, r);
     }
     o.go(c)
 }
 
 /// Register, immediate.
-pub(crate) fn ri<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
-    let (a, b) = (c.get::<T>(o.d), T::from_u64(o.imm));
+pub(crate) fn ri<O: Alu, T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let (a, b) = (c.regs.read::<T>(o.dst), T::from_u64(o.imm));
     let r = eval::<O, T>(c, a, b);
     if O::FLAGS {
-        c.cc = O::flags(a, b, r);
+        c.regs.flags = O::flags(a, b, r);
     }
     if O::WRITES {
-        c.put(o.d, r);
+        c.regs.write(o.dst, r);
     }
     o.go(c)
 }
 
 /// Register, memory.
-pub(crate) fn rm<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn rm<O: Alu, T: Width>(c: &mut Core, o: &Op) -> Done {
     let b: T = load(c, o)?;
-    let a = c.get::<T>(o.d);
+    let a = c.regs.read::<T>(o.dst);
     let r = eval::<O, T>(c, a, b);
-    c.cc = O::flags(a, b, r);
+    c.regs.flags = O::flags(a, b, r);
     if O::WRITES {
-        c.put(o.d, r);
+        c.regs.write(o.dst, r);
     }
     Ok(())
 }
 
-fn memory<O: Alu, T: Word>(c: &mut Core, o: &Op, b: T) -> Done {
-    let carry = if O::CARRY { c.cc.cf().into() } else { 0 };
+fn memory<O: Alu, T: Width>(c: &mut Core, o: &Op, b: T) -> Done {
+    let carry = if O::CARRY {
+        c.regs.flags.cf().into()
+    } else {
+        0
+    };
     let f = |a: T| T::from_u64(O::eval(a.zext(), b.zext(), carry));
     let a = if O::WRITES {
         modify(c, o, f)?
     } else {
         load(c, o)?
     };
-    c.cc = O::flags(a, b, f(a));
+    c.regs.flags = O::flags(a, b, f(a));
     Ok(())
 }
 
 /// Memory, register.
-pub(crate) fn mr<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Done {
-    let b = c.get::<T>(o.s);
+pub(crate) fn mr<O: Alu, T: Width>(c: &mut Core, o: &Op) -> Done {
+    let b = c.regs.read::<T>(o.src);
     memory::<O, T>(c, o, b)
 }
 
 /// Memory, immediate.
-pub(crate) fn mi<O: Alu, T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn mi<O: Alu, T: Width>(c: &mut Core, o: &Op) -> Done {
     memory::<O, T>(c, o, T::from_u64(o.imm))
 }
 
 /// INC and DEC keep CF.
 #[inline(always)]
-pub(crate) fn step_flags<T: Word, const DEC: bool>(c: &Core, a: T, r: T) -> Flags {
-    let cf = if c.cc.cf() { CF } else { 0 };
+pub(crate) fn step_flags<T: Width, const DEC: bool>(c: &Core, a: T, r: T) -> LazyFlags {
     let half = 1_u64 << (T::BITS - 1);
-    let of = if r.zext() == if DEC { half - 1 } else { half } {
-        OF
-    } else {
-        0
-    };
-    Flags::result(r, cf | of | ((a.zext() ^ r.zext()) & 0x10))
+    let overflow = r.zext() == if DEC { half - 1 } else { half };
+    let adjust = Rflags::from_bits_retain((a.zext() ^ r.zext()) & Rflags::AF.bits());
+    let carry = flag_if(c.regs.flags.cf(), Rflags::CF);
+    LazyFlags::result(r, carry | flag_if(overflow, Rflags::OF) | adjust)
 }
 
 #[inline(always)]
-pub(crate) fn step<T: Word, const DEC: bool>(a: T) -> T {
+pub(crate) fn step<T: Width, const DEC: bool>(a: T) -> T {
     T::from_u64(if DEC {
         a.zext().wrapping_sub(1)
     } else {
@@ -186,118 +193,120 @@ pub(crate) fn step<T: Word, const DEC: bool>(a: T) -> T {
 }
 
 /// INC or DEC of a register; the flags are set if `FLAGS`.
-pub(crate) fn step_r<T: Word, const DEC: bool, const FLAGS: bool>(c: &mut Core, o: &Op) -> Next {
-    let a = c.get::<T>(o.d);
+pub(crate) fn step_r<T: Width, const DEC: bool, const FLAGS: bool>(
+    c: &mut Core,
+    o: InnerOp<'_>,
+) -> Next {
+    let a = c.regs.read::<T>(o.dst);
     let r = step::<T, DEC>(a);
     if FLAGS {
-        c.cc = step_flags::<T, DEC>(c, a, r);
+        c.regs.flags = step_flags::<T, DEC>(c, a, r);
     }
-    c.put(o.d, r);
+    c.regs.write(o.dst, r);
     o.go(c)
 }
 
-pub(crate) fn inc_m<T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn inc_m<T: Width>(c: &mut Core, o: &Op) -> Done {
     let a: T = modify(c, o, step::<T, false>)?;
-    c.cc = step_flags::<T, false>(c, a, step::<T, false>(a));
+    c.regs.flags = step_flags::<T, false>(c, a, step::<T, false>(a));
     Ok(())
 }
 
-pub(crate) fn dec_m<T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn dec_m<T: Width>(c: &mut Core, o: &Op) -> Done {
     let a: T = modify(c, o, step::<T, true>)?;
-    c.cc = step_flags::<T, true>(c, a, step::<T, true>(a));
+    c.regs.flags = step_flags::<T, true>(c, a, step::<T, true>(a));
     Ok(())
 }
 
-fn negated<T: Word>(a: T) -> T {
+fn negated<T: Width>(a: T) -> T {
     T::from_u64(a.zext().wrapping_neg())
 }
 
-fn inverted<T: Word>(a: T) -> T {
+fn inverted<T: Width>(a: T) -> T {
     T::from_u64(!a.zext())
 }
 
-pub(crate) fn neg_r<T: Word>(c: &mut Core, o: &Op) -> Next {
-    let a = c.get::<T>(o.d);
-    c.cc = Flags::sub(T::from_u64(0), a, negated(a));
-    c.put(o.d, negated(a));
+pub(crate) fn neg_r<T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let a = c.regs.read::<T>(o.dst);
+    c.regs.flags = LazyFlags::sub(T::from_u64(0), a, negated(a));
+    c.regs.write(o.dst, negated(a));
     o.go(c)
 }
 
-pub(crate) fn neg_m<T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn neg_m<T: Width>(c: &mut Core, o: &Op) -> Done {
     let a: T = modify(c, o, negated)?;
-    c.cc = Flags::sub(T::from_u64(0), a, negated(a));
+    c.regs.flags = LazyFlags::sub(T::from_u64(0), a, negated(a));
     Ok(())
 }
 
-pub(crate) fn not_r<T: Word>(c: &mut Core, o: &Op) -> Next {
-    let a = c.get::<T>(o.d);
-    c.put(o.d, inverted(a));
+pub(crate) fn not_r<T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let a = c.regs.read::<T>(o.dst);
+    c.regs.write(o.dst, inverted(a));
     o.go(c)
 }
 
-pub(crate) fn not_m<T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn not_m<T: Width>(c: &mut Core, o: &Op) -> Done {
     modify::<T>(c, o, inverted).map(|_| ())
 }
 
 /// XADD with a register or memory.
-pub(crate) fn xadd<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let b = c.get::<T>(o.s);
+pub(crate) fn xadd<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let b = c.regs.read::<T>(o.src);
     let sum = |a: T| T::from_u64(a.zext().wrapping_add(b.zext()));
-    let a = if super::is_mem(o) {
+    let a = if o.is_mem() {
         modify(c, o, sum)?
     } else {
-        c.get(o.d)
+        c.regs.read(o.dst)
     };
-    c.put(o.s, a);
-    if !super::is_mem(o) {
-        c.put(o.d, sum(a));
+    c.regs.write(o.src, a);
+    if !o.is_mem() {
+        c.regs.write(o.dst, sum(a));
     }
-    c.cc = Flags::add(a, b, sum(a));
+    c.regs.flags = LazyFlags::add(a, b, sum(a));
     Ok(())
 }
 
 /// CMPXCHG: always writes its destination.
-pub(crate) fn cmpxchg<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let acc = c.get::<T>(0);
-    let new = c.get::<T>(o.s);
-    let mem = super::is_mem(o);
+pub(crate) fn cmpxchg<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let acc = c.regs.read::<T>(Reg::Rax);
+    let new = c.regs.read::<T>(o.src);
+    let mem = o.is_mem();
     let old = if mem {
         modify(c, o, |a: T| if a == acc { new } else { a })?
     } else {
-        c.get(o.d)
+        c.regs.read(o.dst)
     };
     let r = T::from_u64(acc.zext().wrapping_sub(old.zext()));
-    c.cc = Flags::sub(acc, old, r);
+    c.regs.flags = LazyFlags::sub(acc, old, r);
     if old == acc {
         if !mem {
-            c.put(o.d, new);
+            c.regs.write(o.dst, new);
         }
     } else {
-        c.put(0, old);
+        c.regs.write(Reg::Rax, old);
     }
     Ok(())
 }
 
 /// CMPXCHG8B and, with `T` = u64, CMPXCHG16B.
-pub(crate) fn cmpxchg_pair<T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn cmpxchg_pair<T: Width>(c: &mut Core, o: &Op) -> Done {
     let lin = dst(c, o, 2 * T::SIZE)?;
     if T::SIZE == 8 && lin & 15 != 0 {
-        return Err(crate::core::GP0);
+        return Err(Fault::GP);
     }
-    let expected = (c.get::<T>(0), c.get::<T>(2));
-    let new = (c.get::<T>(3), c.get::<T>(1));
+    let expected = (c.regs.read::<T>(Reg::Rax), c.regs.read::<T>(Reg::Rdx));
+    let new = (c.regs.read::<T>(Reg::Rbx), c.regs.read::<T>(Reg::Rcx));
     let equal = exchange_pair(c, lin, expected, new)?;
-    let zf = crate::flags::ZF;
-    c.cc = Flags::explicit((c.cc.bits() & !zf) | if equal.is_none() { zf } else { 0 });
+    c.regs.flags = c.regs.flags.with(Rflags::ZF, equal.is_none());
     if let Some((lo, hi)) = equal {
-        c.put(0, lo);
-        c.put(2, hi);
+        c.regs.write(Reg::Rax, lo);
+        c.regs.write(Reg::Rdx, hi);
     }
     Ok(())
 }
 
 /// Compares and writes; answers the old pair if it differed.
-fn exchange_pair<T: Word>(
+fn exchange_pair<T: Width>(
     c: &mut Core,
     lin: u64,
     expected: (T, T),
@@ -311,7 +320,7 @@ fn exchange_pair<T: Word>(
         return Ok((old != want).then_some(pair));
     }
     // For where the host's own instruction cannot be used.
-    let memory = std::sync::Arc::clone(&c.memory);
+    let memory = std::sync::Arc::clone(c.memory.shared_memory());
     let _guard = memory
         .split_lock
         .lock()
@@ -326,37 +335,37 @@ fn exchange_pair<T: Word>(
 }
 
 /// XCHG with a register or memory; memory is always locked.
-pub(crate) fn xchg<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let b = c.get::<T>(o.s);
-    if super::is_mem(o) {
+pub(crate) fn xchg<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let b = c.regs.read::<T>(o.src);
+    if o.is_mem() {
         let lin = dst(c, o, T::SIZE)?;
         let a = c.modify(lin, true, |_| b)?;
-        c.put(o.s, a);
+        c.regs.write(o.src, a);
     } else {
-        let a = c.get::<T>(o.d);
-        c.put(o.d, b);
-        c.put(o.s, a);
+        let a = c.regs.read::<T>(o.dst);
+        c.regs.write(o.dst, b);
+        c.regs.write(o.src, a);
     }
     Ok(())
 }
 
 /// MOVBE and BSWAP differ only in where the value is.
-pub(crate) fn movbe_load<T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn movbe_load<T: Width>(c: &mut Core, o: &Op) -> Done {
     let v: T = load(c, o)?;
-    c.put(o.d, swapped(v));
+    c.regs.write(o.dst, swapped(v));
     Ok(())
 }
 
-pub(crate) fn movbe_store<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let v = c.get::<T>(o.s);
+pub(crate) fn movbe_store<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let v = c.regs.read::<T>(o.src);
     store(c, o, swapped(v))
 }
 
-pub(crate) fn bswap<T: Word>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn bswap<T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
     // With a 16-bit operand the result is undefined; processors give 0.
-    let v = c.get::<T>(o.d);
-    c.put(
-        o.d,
+    let v = c.regs.read::<T>(o.dst);
+    c.regs.write(
+        o.dst,
         if T::SIZE == 2 {
             T::from_u64(0)
         } else {
@@ -366,22 +375,21 @@ pub(crate) fn bswap<T: Word>(c: &mut Core, o: &Op) -> Next {
     o.go(c)
 }
 
-fn swapped<T: Word>(v: T) -> T {
+fn swapped<T: Width>(v: T) -> T {
     T::from_u64(v.zext().swap_bytes() >> (64 - T::BITS))
 }
 
 /// ADCX and ADOX: `FLAG` is carried.
-pub(crate) fn adx<T: Word, const FLAG: u64>(c: &mut Core, o: &Op) -> Done {
-    let b = read_rm::<T>(c, o, o.s)?;
-    let bits = c.cc.bits();
-    let sum =
-        u128::from(c.get::<T>(o.d).zext()) + u128::from(b.zext()) + u128::from(bits & FLAG != 0);
+pub(crate) fn adx<T: Width, const FLAG: u64>(c: &mut Core, o: &Op) -> Done {
+    let b = read_rm::<T>(c, o, o.src)?;
+    let flag = Rflags::from_bits_retain(FLAG);
+    let carry = c.regs.flags.rflags().contains(flag);
+    let sum = u128::from(c.regs.read::<T>(o.dst).zext()) + u128::from(b.zext()) + u128::from(carry);
     #[expect(
         clippy::cast_possible_truncation,
         reason = "the low half is the result"
     )]
-    c.put(o.d, T::from_u64(sum as u64));
-    let carry = if sum >> T::BITS != 0 { FLAG } else { 0 };
-    c.cc = Flags::explicit((bits & !FLAG) | carry);
+    c.regs.write(o.dst, T::from_u64(sum as u64));
+    c.regs.flags = c.regs.flags.with(flag, sum >> T::BITS != 0);
     Ok(())
 }

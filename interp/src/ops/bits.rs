@@ -1,17 +1,17 @@
 //! Bit tests and scans.
 
-use super::{Done, is_mem, read_rm};
-use crate::core::{Core, cut};
-use crate::flags::{CF, Flags, ZF};
-use crate::op::Op;
-use crate::word::Word;
+use super::{Done, read_rm};
+use crate::core::{Core, Op, truncate};
+use crate::flags::{LazyFlags, flag_if};
+use crate::width::Width;
+use hindsight_regs::rflags::Rflags;
 
 pub(crate) const BT: u8 = 0;
 pub(crate) const BTS: u8 = 1;
 pub(crate) const BTR: u8 = 2;
 pub(crate) const BTC: u8 = 3;
 
-fn change<T: Word, const OP: u8>(a: T, mask: u64) -> T {
+fn change<T: Width, const OP: u8>(a: T, mask: u64) -> T {
     T::from_u64(match OP {
         BTS => a.zext() | mask,
         BTR => a.zext() & !mask,
@@ -20,50 +20,46 @@ fn change<T: Word, const OP: u8>(a: T, mask: u64) -> T {
     })
 }
 
-fn set_cf(c: &mut Core, on: bool) {
-    c.cc = Flags::explicit((c.cc.bits() & !CF) | if on { CF } else { 0 });
-}
-
 /// BT, BTS, BTR, BTC with an immediate bit number.
-pub(crate) fn imm<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn imm<T: Width, const OP: u8>(c: &mut Core, o: &Op) -> Done {
     test::<T, OP>(c, o, o.imm, c.offset(o))
 }
 
 /// The same with a register bit number, which may lead beyond a memory operand.
-pub(crate) fn reg<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Done {
-    let n = c.get::<T>(o.s);
+pub(crate) fn reg<T: Width, const OP: u8>(c: &mut Core, o: &Op) -> Done {
+    let n = c.regs.read::<T>(o.src);
     let words = n.sext().cast_signed() >> T::BITS.trailing_zeros();
     let bytes = words
         .wrapping_mul(T::SIZE.cast_signed() as i64)
         .cast_unsigned();
-    let offset = cut(c.offset(o).wrapping_add(bytes), o.asz);
+    let offset = truncate(c.offset(o).wrapping_add(bytes), o.address_size);
     test::<T, OP>(c, o, n.zext(), offset)
 }
 
-fn test<T: Word, const OP: u8>(c: &mut Core, o: &Op, n: u64, offset: u64) -> Done {
+fn test<T: Width, const OP: u8>(c: &mut Core, o: &Op, n: u64, offset: u64) -> Done {
     let mask = 1_u64 << (n & u64::from(T::BITS - 1));
-    let old: T = if !is_mem(o) {
-        let a = c.get::<T>(o.d);
+    let old: T = if !o.is_mem() {
+        let a = c.regs.read::<T>(o.dst);
         if OP != BT {
-            c.put(o.d, change::<T, OP>(a, mask));
+            c.regs.write(o.dst, change::<T, OP>(a, mask));
         }
         a
     } else if OP == BT {
-        let lin = c.linear(o.seg, offset, T::SIZE as u64, false)?;
+        let lin = c.linear(o.segment(), offset, T::SIZE as u64, false)?;
         c.read(lin)?
     } else {
-        let lin = c.linear(o.seg, offset, T::SIZE as u64, true)?;
+        let lin = c.linear(o.segment(), offset, T::SIZE as u64, true)?;
         c.modify(lin, o.lock(), |a| change::<T, OP>(a, mask))?
     };
-    set_cf(c, old.zext() & mask != 0);
+    c.regs.flags = c.regs.flags.with(Rflags::CF, old.zext() & mask != 0);
     Ok(())
 }
 
 /// BSF and BSR (`REVERSE`): a zero source leaves the destination.
-pub(crate) fn scan<T: Word, const REVERSE: bool>(c: &mut Core, o: &Op) -> Done {
-    let v = read_rm::<T>(c, o, o.s)?.zext();
+pub(crate) fn scan<T: Width, const REVERSE: bool>(c: &mut Core, o: &Op) -> Done {
+    let v = read_rm::<T>(c, o, o.src)?.zext();
     if v == 0 {
-        c.cc = Flags::explicit(ZF | crate::flags::PF);
+        c.regs.flags = LazyFlags::explicit(Rflags::ZF | Rflags::PF);
         return Ok(());
     }
     let n = if REVERSE {
@@ -71,43 +67,42 @@ pub(crate) fn scan<T: Word, const REVERSE: bool>(c: &mut Core, o: &Op) -> Done {
     } else {
         v.trailing_zeros()
     };
-    c.put(o.d, T::from_u64(n.into()));
-    c.cc = Flags::result(1_u8, 0);
+    c.regs.write(o.dst, T::from_u64(n.into()));
+    c.regs.flags = LazyFlags::result(1_u8, Rflags::empty());
     Ok(())
 }
 
 /// LZCNT, TZCNT.
-pub(crate) fn count<T: Word, const LEADING: bool>(c: &mut Core, o: &Op) -> Done {
-    let v = read_rm::<T>(c, o, o.s)?.zext();
+pub(crate) fn count<T: Width, const LEADING: bool>(c: &mut Core, o: &Op) -> Done {
+    let v = read_rm::<T>(c, o, o.src)?.zext();
     let n = match (v, LEADING) {
         (0, _) => T::BITS,
         (_, true) => v.leading_zeros() - (64 - T::BITS),
         _ => v.trailing_zeros(),
     };
-    c.put(o.d, T::from_u64(n.into()));
-    let zero = if n == 0 { ZF } else { 0 };
-    c.cc = Flags::explicit(zero | if v == 0 { CF } else { 0 });
+    c.regs.write(o.dst, T::from_u64(n.into()));
+    c.regs.flags = LazyFlags::explicit(flag_if(n == 0, Rflags::ZF) | flag_if(v == 0, Rflags::CF));
     Ok(())
 }
 
 /// POPCNT.
-pub(crate) fn popcnt<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let v = read_rm::<T>(c, o, o.s)?.zext();
-    c.put(o.d, T::from_u64(v.count_ones().into()));
-    c.cc = Flags::explicit(if v == 0 { ZF } else { 0 });
+pub(crate) fn popcnt<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let v = read_rm::<T>(c, o, o.src)?.zext();
+    c.regs.write(o.dst, T::from_u64(v.count_ones().into()));
+    c.regs.flags = LazyFlags::explicit(flag_if(v == 0, Rflags::ZF));
     Ok(())
 }
 
 /// CRC32 of a source of width `T`.
-pub(crate) fn crc32<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let v = read_rm::<T>(c, o, o.s)?.zext();
-    let mut crc: u32 = c.get(o.d);
+pub(crate) fn crc32<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let v = read_rm::<T>(c, o, o.src)?.zext();
+    let mut crc: u32 = c.regs.read(o.dst);
     for byte in &v.to_le_bytes()[..T::SIZE] {
         crc ^= u32::from(*byte);
         for _ in 0..8 {
             crc = (crc >> 1) ^ (0x82f6_3b78 & 0_u32.wrapping_sub(crc & 1));
         }
     }
-    c.put(o.d, crc);
+    c.regs.write(o.dst, crc);
     Ok(())
 }

@@ -1,219 +1,236 @@
 //! Near branches, and how blocks lead to each other.
 
-use super::{is_mem, load_sized, poll, read_sized};
-use crate::block::{count, entered};
-use crate::core::{Core, Fault, GP0, Leave, cut};
-use crate::op::{Next, Op, run, slot};
+#![expect(
+    unsafe_code,
+    reason = "an entry of the jump cache is turned into a live block"
+)]
+
+use super::{load_sized, read_sized};
+use crate::code::{BlockOp, LiveBlock};
+use crate::core::{Core, InnerOp, LastOp, Next, Op, truncate};
+use crate::fault::{ExitReason, Fault};
 use crate::platform::BranchClass;
+use crate::registers::Reg;
 use crate::seg::canonical;
 use hindsight_cpu::state::seg;
 
-/// Starts the block that begins with `first` at `rip`, if the budget covers all of it.
+/// An operation of either kind.
+type AnyOp<'b> = BlockOp<'b, Core>;
+
+/// Enters a block at `rip`, if the budget covers all of it.
 #[inline(always)]
-pub(crate) fn enter(c: &mut Core, first: Next, rip: u64) -> Next {
-    let budget = c.budget - i64::from(count(first));
-    if budget < 0 {
-        c.rip = rip;
-        return c.exit(Leave::Budget);
+pub(super) fn enter(c: &mut Core, block: LiveBlock<'_, Core>, rip: u64) -> Next {
+    if !c.progress.take(block.count()) {
+        c.regs.rip = rip;
+        return c.leave(ExitReason::Budget);
     }
-    c.budget = budget;
-    c.regs[slot::BLOCK_RIP as usize] = rip;
-    entered(first);
-    run(c, first)
+    c.regs.set(Reg::BlockRip, rip);
+    block.count_run();
+    block.go(c)
 }
 
-/// Goes to any RIP.
+/// Continues at any RIP, after the operation `o`.
 #[inline(always)]
-pub(crate) fn jump(c: &mut Core, rip: u64) -> Next {
-    match c.cache.jump(rip, c.ctx) {
-        Some(first) => enter(c, first, rip),
+pub(super) fn jump(c: &mut Core, o: AnyOp<'_>, rip: u64) -> Next {
+    match c.code.jump(rip) {
+        Some(entry) => {
+            // SAFETY: the entry was read just now, from the cache whose operation runs.
+            let block = unsafe { o.live_sibling(entry) };
+            enter(c, block, rip)
+        }
         None => {
-            c.rip = rip;
-            c.exit(Leave::Lookup)
+            c.regs.rip = rip;
+            c.leave(ExitReason::Lookup)
         }
     }
 }
 
-/// Goes to a RIP in the page of the branch: the block found there is remembered in `o`.
+/// Continues at a RIP in the page of the branch `o`, which is linked to the block that is found
+/// there.
 #[inline(always)]
-fn linked(c: &mut Core, o: &Op, rip: u64) -> Next {
-    let first = o.link.get();
-    if first.is_null() {
-        c.link_from = o;
-        c.rip = rip;
-        return c.exit(Leave::Lookup);
+pub(super) fn jump_linked(c: &mut Core, o: AnyOp<'_>, rip: u64) -> Next {
+    match o.link() {
+        Some(block) => enter(c, block, rip),
+        None => {
+            c.code.set_pending_link(o);
+            c.regs.rip = rip;
+            c.leave(ExitReason::Lookup)
+        }
     }
-    enter(c, first, rip)
 }
 
 #[inline(always)]
-fn go<const LINK: bool>(c: &mut Core, o: &Op, rip: u64) -> Next {
+fn go<const LINK: bool>(c: &mut Core, o: AnyOp<'_>, rip: u64) -> Next {
     if LINK {
-        linked(c, o, rip)
+        jump_linked(c, o, rip)
     } else {
-        jump(c, rip)
+        jump(c, o, rip)
     }
 }
 
 /// The target of a direct branch in 64-bit mode.
 #[inline(always)]
 fn target64(c: &Core, o: &Op) -> u64 {
-    c.reg(slot::BLOCK_RIP).wrapping_add(o.imm)
+    c.regs.get(Reg::BlockRip).wrapping_add(o.imm)
 }
 
 /// Checks the target of a near branch.
-fn near(c: &Core, rip: u64) -> Result<u64, Fault> {
-    let ok = if c.code == 8 {
+fn check_target(c: &Core, rip: u64) -> Result<u64, Fault> {
+    let ok = if c.mode.is_64bit() {
         canonical(rip)
     } else {
-        rip <= c.st.seg[seg::CS].limit.into()
+        rip <= c.state.seg[seg::CS].limit.into()
     };
-    if ok { Ok(rip) } else { Err(GP0) }
+    if ok { Ok(rip) } else { Err(Fault::GP) }
 }
 
 /// The target of a direct branch in any mode.
 fn target(c: &Core, o: &Op) -> Result<u64, Fault> {
-    near(c, cut(target64(c, o), o.size) & c.ip_mask)
+    check_target(c, truncate(target64(c, o), o.size) & c.mode.ip_mask())
 }
 
-/// The target of a direct branch whose operand size does not cut it.
-pub(crate) fn relative(c: &Core, o: &Op) -> Result<u64, Fault> {
-    near(c, target64(c, o) & c.ip_mask)
+/// The target of a direct branch that the operand size does not truncate.
+pub(crate) fn relative_target(c: &Core, o: &Op) -> Result<u64, Fault> {
+    check_target(c, target64(c, o) & c.mode.ip_mask())
 }
 
-impl Op {
-    /// From a conditional branch that is not taken: what [`fall`], the operation after it, does.
-    #[inline(always)]
-    pub(crate) fn fall(&self, c: &mut Core) -> Next {
-        let (first, distance) = self.after();
-        if first.is_null() {
-            return self.go(c);
+/// Continues after a conditional branch that is not taken: as [`fall`], the operation after it, does.
+#[inline(always)]
+fn fall_through(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let next = o.next_op();
+    match next.link() {
+        Some(block) => {
+            let rip = c.regs.get(Reg::BlockRip).wrapping_add(next.imm);
+            enter(c, block, rip)
         }
-        let rip = c.reg(slot::BLOCK_RIP).wrapping_add(distance);
-        enter(c, first, rip)
+        None => o.go(c),
     }
 }
 
 /// Ends a block by a jump, or by its fault.
 #[inline(always)]
-pub(crate) fn leap(c: &mut Core, o: &Op, to: Result<u64, Fault>) -> Next {
+fn finish_branch(c: &mut Core, o: AnyOp<'_>, to: Result<u64, Fault>) -> Next {
     match to {
-        Ok(rip) if !c.leave => jump(c, rip),
+        Ok(rip) if !c.exit.requested => jump(c, o, rip),
         Ok(rip) => {
-            c.rip = rip;
-            poll(c)
+            c.regs.rip = rip;
+            c.leave_at_boundary()
         }
-        Err(fault) => c.fault_at(o, fault),
+        Err(fault) => c.fault_at(&o, fault),
     }
 }
 
 /// Leaves for the boundary after a branch to `rip`.
 #[cold]
 #[inline(never)]
-pub(crate) fn look(c: &mut Core, rip: u64) -> Next {
-    c.rip = rip;
-    c.left = 0;
-    c.exit(Leave::Poll)
+fn leave_to(c: &mut Core, rip: u64) -> Next {
+    c.regs.rip = rip;
+    c.progress.end_operation();
+    c.leave(ExitReason::Poll)
 }
 
-/// After a noted branch that somebody waits for.
+/// Continues after a branch that must be handled at once.
 #[inline(never)]
-pub(crate) fn due(c: &mut Core, rip: u64) -> Next {
-    if c.branches_due() {
-        look(c, rip)
+pub(super) fn handle_due(c: &mut Core, o: AnyOp<'_>, rip: u64) -> Next {
+    if c.handle_due_branches() {
+        leave_to(c, rip)
     } else {
-        jump(c, rip)
+        jump(c, o, rip)
     }
 }
 
-/// From a conditional branch that is not taken, alone or fused: notes that where it is wanted.
+/// Continues after a conditional branch at `from` that is not taken, alone or fused; records it where
+/// that is asked for.
 #[inline(always)]
-pub(crate) fn fall_noted<const REC: bool>(c: &mut Core, o: &Op, from: u64) -> Next {
-    if REC && c.wants_not_taken() {
-        return fall_slowly(c, o, from);
+pub(super) fn not_taken<const REC: bool>(c: &mut Core, o: InnerOp<'_>, from: u64) -> Next {
+    if REC && c.records_not_taken() {
+        return record_not_taken(c, o, from);
     }
-    o.fall(c)
+    fall_through(c, o)
 }
 
 #[inline(never)]
-fn fall_slowly(c: &mut Core, o: &Op, from: u64) -> Next {
-    let next = c.rip_after(o);
-    if c.note_not_taken(from, next) {
-        look(c, next)
+fn record_not_taken(c: &mut Core, o: InnerOp<'_>, from: u64) -> Next {
+    let next = c.rip_after(&o);
+    if c.record_not_taken(from, next) {
+        leave_to(c, next)
     } else {
-        o.fall(c)
+        fall_through(c, o)
     }
 }
 
-/// After the last operation of a block that does not branch.
-pub(crate) fn fall<const LINK: bool>(c: &mut Core, o: &Op) -> Next {
-    let rip = target64(c, o) & c.ip_mask;
-    go::<LINK>(c, o, rip)
+/// The end of a block whose last instruction does not branch.
+pub(crate) fn fall<const LINK: bool>(c: &mut Core, o: LastOp<'_>) -> Next {
+    let rip = target64(c, &o) & c.mode.ip_mask();
+    go::<LINK>(c, *o, rip)
 }
 
-pub(crate) fn jmp64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
-    let rip = target64(c, o);
-    if REC && c.note_and_store(c.rip64_of(o), rip, BranchClass::DirectJump) {
-        return due(c, rip);
+pub(crate) fn jmp64<const LINK: bool, const REC: bool>(c: &mut Core, o: LastOp<'_>) -> Next {
+    let rip = target64(c, &o);
+    if REC && c.record_near(c.rip64_of(&o), rip, BranchClass::DirectJump) {
+        return handle_due(c, *o, rip);
     }
-    go::<LINK>(c, o, rip)
+    go::<LINK>(c, *o, rip)
 }
 
-pub(crate) fn jmp(c: &mut Core, o: &Op) -> Next {
-    let to = target(c, o);
+pub(crate) fn jmp(c: &mut Core, o: LastOp<'_>) -> Next {
+    let to = target(c, &o);
     if let Ok(rip) = to {
-        c.record(c.rip_of(o), rip, BranchClass::DirectJump);
+        c.record_branch(c.rip_of(&o), rip, BranchClass::DirectJump);
     }
-    leap(c, o, to)
+    finish_branch(c, *o, to)
 }
 
-pub(crate) fn jcc64<const CC: u8, const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
-    if c.cc.condition::<CC>() {
+pub(crate) fn jcc64<const CC: u8, const LINK: bool, const REC: bool>(
+    c: &mut Core,
+    o: InnerOp<'_>,
+) -> Next {
+    if c.regs.flags.condition::<CC>() {
         taken64::<LINK, REC>(c, o)
     } else {
-        fall_noted::<REC>(c, o, c.rip64_of(o))
+        not_taken::<REC>(c, o, c.rip64_of(&o))
     }
 }
 
 /// A conditional branch that is taken, in 64-bit mode.
 #[inline(always)]
-pub(crate) fn taken64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
-    let rip = target64(c, o);
-    if REC && c.note_and_store(c.rip64_of(o), rip, BranchClass::Conditional) {
-        return due(c, rip);
+fn taken64<const LINK: bool, const REC: bool>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let rip = target64(c, &o);
+    if REC && c.record_near(c.rip64_of(&o), rip, BranchClass::Conditional) {
+        return handle_due(c, *o, rip);
     }
-    go::<LINK>(c, o, rip)
+    go::<LINK>(c, *o, rip)
 }
 
-pub(crate) fn jcc<const CC: u8>(c: &mut Core, o: &Op) -> Next {
-    if c.cc.condition::<CC>() {
+pub(crate) fn jcc<const CC: u8>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    if c.regs.flags.condition::<CC>() {
         taken(c, o)
     } else {
         untaken(c, o)
     }
 }
 
-fn untaken(c: &mut Core, o: &Op) -> Next {
-    if c.wants_not_taken() {
-        let next = c.rip_after(o);
-        if c.note_not_taken(c.rip_of(o), next) {
-            return look(c, next);
+fn untaken(c: &mut Core, o: InnerOp<'_>) -> Next {
+    if c.records_not_taken() {
+        let next = c.rip_after(&o);
+        if c.record_not_taken(c.rip_of(&o), next) {
+            return leave_to(c, next);
         }
     }
     o.go(c)
 }
 
-fn taken(c: &mut Core, o: &Op) -> Next {
-    let to = target(c, o);
+fn taken(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let to = target(c, &o);
     if let Ok(rip) = to {
-        c.record(c.rip_of(o), rip, BranchClass::Conditional);
+        c.record_branch(c.rip_of(&o), rip, BranchClass::Conditional);
     }
-    leap(c, o, to)
+    finish_branch(c, *o, to)
 }
 
 /// JCXZ, JECXZ, JRCXZ.
-pub(crate) fn jcxz(c: &mut Core, o: &Op) -> Next {
-    if cut(c.reg(1), o.asz) == 0 {
+pub(crate) fn jcxz(c: &mut Core, o: InnerOp<'_>) -> Next {
+    if truncate(c.regs.get(Reg::Rcx), o.address_size) == 0 {
         taken(c, o)
     } else {
         untaken(c, o)
@@ -221,146 +238,140 @@ pub(crate) fn jcxz(c: &mut Core, o: &Op) -> Next {
 }
 
 /// LOOP (`KIND` 0), LOOPE (1), LOOPNE (2).
-pub(crate) fn loopcc<const KIND: u8>(c: &mut Core, o: &Op) -> Next {
-    let n = cut(c.reg(1).wrapping_sub(1), o.asz);
-    let go = n != 0
+pub(crate) fn loopcc<const KIND: u8>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let count = c.regs.get(Reg::Rcx).wrapping_sub(1);
+    let count = truncate(count, o.address_size);
+    let takes = count != 0
         && match KIND {
             0 => true,
-            1 => c.cc.zf(),
-            _ => !c.cc.zf(),
+            1 => c.regs.flags.zf(),
+            _ => !c.regs.flags.zf(),
         };
-    if go && let Err(fault) = target(c, o) {
-        return c.fault_at(o, fault);
+    if takes && let Err(fault) = target(c, &o) {
+        return c.fault_at(&o, fault);
     }
-    c.put_sized(1, o.asz, n);
-    if go { taken(c, o) } else { untaken(c, o) }
+    c.regs.write_sized(Reg::Rcx, o.address_size, count);
+    if takes { taken(c, o) } else { untaken(c, o) }
 }
 
 /// Reads a near target from a register or memory.
 fn indirect_target(c: &mut Core, o: &Op) -> Result<u64, Fault> {
-    let v = read_sized(c, o, o.d, o.size)?;
-    near(c, v)
+    let v = read_sized(c, o, o.dst, o.size)?;
+    check_target(c, v)
 }
 
-pub(crate) fn jmp_rm(c: &mut Core, o: &Op) -> Next {
-    c.left = o.left;
-    let to = indirect_target(c, o);
+pub(crate) fn jmp_rm(c: &mut Core, o: LastOp<'_>) -> Next {
+    c.progress.begin_operation(o.remaining);
+    let to = indirect_target(c, &o);
     if let Ok(rip) = to {
-        c.record(c.rip_of(o), rip, BranchClass::IndirectJump);
+        c.record_branch(c.rip_of(&o), rip, BranchClass::IndirectJump);
     }
-    leap(c, o, to)
+    finish_branch(c, *o, to)
 }
 
-fn do_call(c: &mut Core, o: &Op, to: Result<u64, Fault>, class: BranchClass) -> Next {
+fn do_call(c: &mut Core, o: AnyOp<'_>, to: Result<u64, Fault>, class: BranchClass) -> Next {
     let to = to.and_then(|rip| {
-        c.push(o.size, c.rip_after(o))?;
+        c.push(o.size, c.rip_after(&o))?;
         Ok(rip)
     });
     if let Ok(rip) = to {
-        c.record(c.rip_of(o), rip, class);
+        c.record_branch(c.rip_of(&o), rip, class);
     }
-    leap(c, o, to)
+    finish_branch(c, o, to)
 }
 
-pub(crate) fn call(c: &mut Core, o: &Op) -> Next {
-    c.left = o.left;
-    let to = target(c, o);
-    let class = to.map_or(BranchClass::DirectCall, |rip| c.call_class(o, rip));
-    do_call(c, o, to, class)
+pub(crate) fn call(c: &mut Core, o: LastOp<'_>) -> Next {
+    c.progress.begin_operation(o.remaining);
+    let to = target(c, &o);
+    let class = to.map_or(BranchClass::DirectCall, |rip| c.call_class(&o, rip));
+    do_call(c, *o, to, class)
 }
 
-pub(crate) fn call64<const LINK: bool, const REC: bool>(c: &mut Core, o: &Op) -> Next {
-    let sp = c.regs[4].wrapping_sub(8);
-    if !c.fast_write(sp, c.rip_after(o)) {
+pub(crate) fn call64<const LINK: bool, const REC: bool>(c: &mut Core, o: LastOp<'_>) -> Next {
+    let sp = c.regs.get(Reg::Rsp).wrapping_sub(8);
+    if !c.fast_write(sp, c.rip_after(&o)) {
         return call(c, o);
     }
-    c.regs[4] = sp;
-    let rip = target64(c, o);
-    if REC && c.note_and_store(c.rip64_of(o), rip, c.call_class(o, rip)) {
-        return due(c, rip);
+    c.regs.set(Reg::Rsp, sp);
+    let rip = target64(c, &o);
+    if REC && c.record_near(c.rip64_of(&o), rip, c.call_class(&o, rip)) {
+        return handle_due(c, *o, rip);
     }
-    go::<LINK>(c, o, rip)
+    go::<LINK>(c, *o, rip)
 }
 
-pub(crate) fn call_rm(c: &mut Core, o: &Op) -> Next {
-    c.left = o.left;
-    let to = indirect_target(c, o);
-    do_call(c, o, to, BranchClass::IndirectCall)
+pub(crate) fn call_rm(c: &mut Core, o: LastOp<'_>) -> Next {
+    c.progress.begin_operation(o.remaining);
+    let to = indirect_target(c, &o);
+    do_call(c, *o, to, BranchClass::IndirectCall)
 }
 
 /// Near RET; `o.imm` more bytes are popped.
-pub(crate) fn ret(c: &mut Core, o: &Op) -> Next {
-    c.left = o.left;
-    let to = ret_target(c, o);
+pub(crate) fn ret(c: &mut Core, o: LastOp<'_>) -> Next {
+    c.progress.begin_operation(o.remaining);
+    let to = ret_target(c, &o);
     if let Ok(rip) = to {
         let sp = c.sp().wrapping_add(u64::from(o.size)).wrapping_add(o.imm);
         c.set_sp(sp);
-        c.record(c.rip_of(o), rip, BranchClass::Return);
+        c.record_branch(c.rip_of(&o), rip, BranchClass::Return);
     }
-    leap(c, o, to)
+    finish_branch(c, *o, to)
 }
 
 fn ret_target(c: &mut Core, o: &Op) -> Result<u64, Fault> {
-    let lin = c.linear(2, c.sp(), o.size.into(), false)?;
+    let lin = c.linear(seg::SS, c.sp(), o.size.into(), false)?;
     let v = load_sized(c, lin, o.size)?;
-    near(c, v)
+    check_target(c, v)
 }
 
-pub(crate) fn ret64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
-    let sp = c.regs[4];
+pub(crate) fn ret64<const REC: bool>(c: &mut Core, o: LastOp<'_>) -> Next {
+    let sp = c.regs.get(Reg::Rsp);
     match c.fast_read::<u64>(sp) {
         Some(rip) if canonical(rip) => {
-            c.regs[4] = sp.wrapping_add(8).wrapping_add(o.imm);
-            if REC && c.note_and_store(c.rip64_of(o), rip, BranchClass::Return) {
-                return due(c, rip);
+            c.regs.set(Reg::Rsp, sp.wrapping_add(8).wrapping_add(o.imm));
+            if REC && c.record_near(c.rip64_of(&o), rip, BranchClass::Return) {
+                return handle_due(c, *o, rip);
             }
-            jump(c, rip)
+            jump(c, *o, rip)
         }
         _ => ret(c, o),
     }
 }
 
 /// JMP through a register or memory in 64-bit mode.
-pub(crate) fn jmp_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
-    let rip = if is_mem(o) {
-        c.fast_read::<u64>(c.ea64(o))
+pub(crate) fn jmp_rm64<const REC: bool>(c: &mut Core, o: LastOp<'_>) -> Next {
+    let rip = if o.is_mem() {
+        c.fast_read::<u64>(c.ea64(&o))
     } else {
-        Some(c.reg(o.d))
+        Some(c.regs.get(o.dst))
     };
     match rip {
         Some(rip) if canonical(rip) => {
-            if REC && c.note_and_store(c.rip64_of(o), rip, BranchClass::IndirectJump) {
-                return due(c, rip);
+            if REC && c.record_near(c.rip64_of(&o), rip, BranchClass::IndirectJump) {
+                return handle_due(c, *o, rip);
             }
-            jump(c, rip)
+            jump(c, *o, rip)
         }
         _ => jmp_rm(c, o),
     }
 }
 
 /// CALL through a register or memory in 64-bit mode.
-pub(crate) fn call_rm64<const REC: bool>(c: &mut Core, o: &Op) -> Next {
-    let rip = if is_mem(o) {
-        c.fast_read::<u64>(c.ea64(o))
+pub(crate) fn call_rm64<const REC: bool>(c: &mut Core, o: LastOp<'_>) -> Next {
+    let rip = if o.is_mem() {
+        c.fast_read::<u64>(c.ea64(&o))
     } else {
-        Some(c.reg(o.d))
+        Some(c.regs.get(o.dst))
     };
-    let sp = c.regs[4].wrapping_sub(8);
+    let sp = c.regs.get(Reg::Rsp).wrapping_sub(8);
     match rip {
-        Some(rip) if canonical(rip) && c.fast_write(sp, c.rip_after(o)) => {
-            c.regs[4] = sp;
-            if REC && c.note_and_store(c.rip64_of(o), rip, BranchClass::IndirectCall) {
-                return due(c, rip);
+        Some(rip) if canonical(rip) && c.fast_write(sp, c.rip_after(&o)) => {
+            c.regs.set(Reg::Rsp, sp);
+            if REC && c.record_near(c.rip64_of(&o), rip, BranchClass::IndirectCall) {
+                return handle_due(c, *o, rip);
             }
-            jump(c, rip)
+            jump(c, *o, rip)
         }
         _ => call_rm(c, o),
     }
-}
-
-/// Starts the block at RIP; its instructions fit the budget.
-pub(crate) fn start(c: &mut Core, first: Next) {
-    c.budget -= i64::from(count(first));
-    c.regs[slot::BLOCK_RIP as usize] = c.rip;
-    entered(first);
 }

@@ -1,86 +1,92 @@
 //! Control and debug registers. SDM Vol. 3A, "Control Registers".
 
 use super::Done;
-use crate::core::*;
-use crate::op::Op;
+use crate::core::{Core, Op, truncate};
+use crate::fault::Fault;
 use hindsight_cpu::control::{self, Controls};
 use hindsight_cpu::state::seg;
-use hindsight_regs::cr::Cr0;
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
 
 fn privileged(c: &Core) -> Done {
-    if c.cpl == 0 { Ok(()) } else { Err(GP0) }
+    if c.mode.cpl() == 0 {
+        Ok(())
+    } else {
+        Err(Fault::GP)
+    }
 }
 
 /// MOV from CRn: register in `o.d`, n in `o.s`.
 pub(crate) fn read(c: &mut Core, o: &Op) -> Done {
     privileged(c)?;
-    let v = match o.s {
-        0 => c.st.cr0,
-        2 => c.st.cr2,
-        3 => c.st.cr3,
-        4 => c.st.cr4,
+    let v = match o.src.number() {
+        0 => c.state.cr0,
+        2 => c.state.cr2,
+        3 => c.state.cr3,
+        4 => c.state.cr4,
         8 => c.platform().cr8().into(),
-        _ => return Err(UD_),
+        _ => return Err(Fault::UD),
     };
-    let size = if c.code == 8 { 8 } else { 4 };
-    c.put_sized(o.d, size, v);
+    let size = c.mode.wide_size();
+    c.regs.write_sized(o.dst, size, v);
     Ok(())
 }
 
 /// MOV to CRn: n in `o.d`, register in `o.s`.
 pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
     privileged(c)?;
-    let size = if c.code == 8 { 8 } else { 4 };
-    let v = cut(c.reg(o.s), size);
-    match o.d {
+    let size = c.mode.wide_size();
+    let v = truncate(c.regs.get(o.src), size);
+    match o.dst.number() {
         0 => c.write_cr0(v)?,
-        2 => c.st.cr2 = v,
+        2 => c.state.cr2 = v,
         3 => c.write_cr3(v)?,
         4 => c.write_cr4(v)?,
         8 => {
             let priority = u8::try_from(v).ok();
-            let priority = priority.filter(|_| control::takes_cr8(v)).ok_or(GP0)?;
-            c.st.cr8 = v;
+            let priority = priority
+                .filter(|_| control::takes_cr8(v))
+                .ok_or(Fault::GP)?;
+            c.state.cr8 = v;
             c.platform().set_cr8(priority);
         }
-        _ => return Err(UD_),
+        _ => return Err(Fault::UD),
     }
-    c.stop_at_control(o.d, v);
-    c.leave = true;
+    c.debug.stops.record_control(o.dst.number(), v);
+    c.exit.requested = true;
     Ok(())
 }
 
 impl Core {
     fn write_cr0(&mut self, v: u64) -> Done {
         if !control::takes_cr0(v) {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
-        let v = (v & Cr0::all().bits()) | CR0_ET;
-        let old = self.st.cr0;
-        let paging = (v ^ old) & CR0_PG != 0;
-        if paging && v & CR0_PG != 0 {
-            if self.st.efer & EFER_LME != 0 {
-                if !self.cr4(CR4_PAE) || self.cs().long() || self.st.tr.access & 8 == 0 {
-                    return Err(GP0);
+        let v = (v & Cr0::all().bits()) | Cr0::ET.bits();
+        let old = self.state.cr0;
+        let changed = Cr0::from_bits_retain(v ^ old);
+        if changed.contains(Cr0::PG) && v & Cr0::PG.bits() != 0 {
+            if self.efer(Efer::LME) {
+                if !self.cr4(Cr4::PAE) || self.cs().long() || self.state.tr.access & 8 == 0 {
+                    return Err(Fault::GP);
                 }
-                self.st.efer |= EFER_LMA;
-            } else if self.cr4(CR4_PAE) {
-                self.load_pdptrs(self.st.cr3)?;
+                self.state.efer |= Efer::LMA.bits();
+            } else if self.cr4(Cr4::PAE) {
+                self.load_pdptrs(self.state.cr3)?;
             }
-        } else if paging {
-            if self.code == 8 || self.cr4(CR4_PCIDE) {
-                return Err(GP0);
+        } else if changed.contains(Cr0::PG) {
+            if self.mode.is_64bit() || self.cr4(Cr4::PCIDE) {
+                return Err(Fault::GP);
             }
-            self.st.efer &= !EFER_LMA;
+            self.state.efer &= !Efer::LMA.bits();
         }
-        self.st.cr0 = v;
-        if (v ^ old) & (CR0_PG | CR0_WP | CR0_PE) != 0 {
+        self.state.cr0 = v;
+        if changed.intersects(Cr0::PG | Cr0::WP | Cr0::PE) {
             self.flush_tlb();
         }
-        if (v ^ old) & CR0_PE != 0 {
+        if changed.contains(Cr0::PE) {
             // The privilege level of real-address mode is 0 whatever SS says.
-            self.cpl = 0;
-            self.st.seg[seg::SS].access &= !(3 << 5);
+            self.mode.set_cpl(0);
+            self.state.seg[seg::SS].access &= !(3 << 5);
         }
         self.update_mode();
         Ok(())
@@ -89,16 +95,16 @@ impl Core {
     fn write_cr3(&mut self, v: u64) -> Done {
         let mut v = v;
         if self.lma() {
-            if !control::takes_cr3(&self.st, self.phys_mask, v) {
-                return Err(GP0);
+            if !control::takes_cr3(&self.state, self.mmu.phys_mask(), v) {
+                return Err(Fault::GP);
             }
-            if self.cr4(CR4_PCIDE) {
+            if self.cr4(Cr4::PCIDE) {
                 v &= !(1 << 63);
             }
-        } else if self.cr4(CR4_PAE) && self.cr0(CR0_PG) {
+        } else if self.cr4(Cr4::PAE) && self.cr0(Cr0::PG) {
             self.load_pdptrs(v)?;
         }
-        self.st.cr3 = v;
+        self.state.cr3 = v;
         self.flush_local_tlb();
         Ok(())
     }
@@ -110,20 +116,20 @@ impl Core {
     }
 
     fn write_cr4(&mut self, v: u64) -> Done {
-        let old = self.st.cr4;
+        let old = self.state.cr4;
         let controls = self.controls();
-        if !controls.takes_cr4(&self.st, v) {
-            return Err(GP0);
+        if !controls.takes_cr4(&self.state, v) {
+            return Err(Fault::GP);
         }
-        let changed = v ^ old;
-        if self.cr0(CR0_PG)
+        let changed = Cr4::from_bits_retain(v ^ old);
+        if self.cr0(Cr0::PG)
             && !self.lma()
-            && v & CR4_PAE != 0
-            && changed & (CR4_PAE | CR4_PGE | CR4_PSE) != 0
+            && v & Cr4::PAE.bits() != 0
+            && changed.intersects(Cr4::PAE | Cr4::PGE | Cr4::PSE)
         {
-            self.load_pdptrs(self.st.cr3)?;
+            self.load_pdptrs(self.state.cr3)?;
         }
-        self.st.cr4 = v;
+        self.state.cr4 = v;
         self.flush_tlb();
         self.update_mode();
         Ok(())
@@ -132,40 +138,40 @@ impl Core {
 
 /// MOV from DRn.
 pub(crate) fn read_dr(c: &mut Core, o: &Op) -> Done {
-    let v = c.read_dr(o.s)?;
-    let size = if c.code == 8 { 8 } else { 4 };
-    c.put_sized(o.d, size, v);
+    let v = c.read_dr(o.src.number())?;
+    let size = c.mode.wide_size();
+    c.regs.write_sized(o.dst, size, v);
     Ok(())
 }
 
 /// MOV to DRn.
 pub(crate) fn write_dr(c: &mut Core, o: &Op) -> Done {
-    c.write_dr(o.d, c.reg(o.s))
+    c.write_dr(o.dst.number(), c.regs.get(o.src))
 }
 
 pub(crate) fn clts(c: &mut Core, _: &Op) -> Done {
     privileged(c)?;
-    c.st.cr0 &= !CR0_TS;
-    c.stop_at_control(0, c.st.cr0);
-    c.leave = true;
+    c.state.cr0 &= !Cr0::TS.bits();
+    c.debug.stops.record_control(0, c.state.cr0);
+    c.exit.requested = true;
     Ok(())
 }
 
 /// LMSW: can set PE, never clear it.
 pub(crate) fn lmsw(c: &mut Core, o: &Op) -> Done {
     privileged(c)?;
-    let v: u16 = super::read_rm(c, o, o.d)?;
+    let v: u16 = super::read_rm(c, o, o.dst)?;
     let v = u64::from(v) & 0xf;
-    let keep = c.st.cr0 & !0xe;
+    let keep = c.state.cr0 & !0xe;
     c.write_cr0(keep | v)?;
-    c.stop_at_control(0, keep | v);
-    c.leave = true;
+    c.debug.stops.record_control(0, keep | v);
+    c.exit.requested = true;
     Ok(())
 }
 
 fn umip(c: &Core) -> Done {
-    if c.cr4(CR4_UMIP) && c.cpl > 0 {
-        Err(GP0)
+    if c.cr4(Cr4::UMIP) && c.mode.cpl() > 0 {
+        Err(Fault::GP)
     } else {
         Ok(())
     }
@@ -174,57 +180,57 @@ fn umip(c: &Core) -> Done {
 /// SMSW.
 pub(crate) fn smsw(c: &mut Core, o: &Op) -> Done {
     umip(c)?;
-    let v = c.st.cr0;
+    let v = c.state.cr0;
     store_word(c, o, v)
 }
 
 /// Writes 16 bits to memory or the operand size to a register.
 fn store_word(c: &mut Core, o: &Op, v: u64) -> Done {
-    if super::is_mem(o) {
+    if o.is_mem() {
         #[expect(clippy::cast_possible_truncation, reason = "a word is stored")]
         return super::store(c, o, v as u16);
     }
-    c.put_sized(o.d, o.size, v);
+    c.regs.write_sized(o.dst, o.size, v);
     Ok(())
 }
 
 pub(crate) fn sldt(c: &mut Core, o: &Op) -> Done {
-    if !c.prot {
-        return Err(UD_);
+    if !c.mode.protected() {
+        return Err(Fault::UD);
     }
     umip(c)?;
-    store_word(c, o, c.st.ldtr.selector.into())
+    store_word(c, o, c.state.ldtr.selector.into())
 }
 
 pub(crate) fn str(c: &mut Core, o: &Op) -> Done {
-    if !c.prot {
-        return Err(UD_);
+    if !c.mode.protected() {
+        return Err(Fault::UD);
     }
     umip(c)?;
-    store_word(c, o, c.st.tr.selector.into())
+    store_word(c, o, c.state.tr.selector.into())
 }
 
 pub(crate) fn lldt(c: &mut Core, o: &Op) -> Done {
-    if !c.prot {
-        return Err(UD_);
+    if !c.mode.protected() {
+        return Err(Fault::UD);
     }
     privileged(c)?;
-    let v: u16 = super::read_rm(c, o, o.d)?;
+    let v: u16 = super::read_rm(c, o, o.dst)?;
     c.load_ldtr(v)
 }
 
 pub(crate) fn ltr(c: &mut Core, o: &Op) -> Done {
-    if !c.prot {
-        return Err(UD_);
+    if !c.mode.protected() {
+        return Err(Fault::UD);
     }
     privileged(c)?;
-    let v: u16 = super::read_rm(c, o, o.d)?;
+    let v: u16 = super::read_rm(c, o, o.dst)?;
     c.load_tr(v)
 }
 
 fn read_table(c: &mut Core, o: &Op) -> Result<(u16, u64), Fault> {
     privileged(c)?;
-    let wide = c.code == 8;
+    let wide = c.mode.is_64bit();
     let lin = super::src(c, o, if wide { 10 } else { 6 })?;
     let limit: u16 = c.read(lin)?;
     let base = if wide {
@@ -233,7 +239,7 @@ fn read_table(c: &mut Core, o: &Op) -> Result<(u16, u64), Fault> {
         c.read::<u32>(lin + 2)?.into()
     };
     if wide && !crate::seg::canonical(base) {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     Ok((
         limit,
@@ -247,19 +253,19 @@ fn read_table(c: &mut Core, o: &Op) -> Result<(u16, u64), Fault> {
 
 pub(crate) fn lgdt(c: &mut Core, o: &Op) -> Done {
     let (limit, base) = read_table(c, o)?;
-    c.st.gdtr = hindsight_cpu::state::DescriptorTable { base, limit };
+    c.state.gdtr = hindsight_cpu::state::DescriptorTable { base, limit };
     Ok(())
 }
 
 pub(crate) fn lidt(c: &mut Core, o: &Op) -> Done {
     let (limit, base) = read_table(c, o)?;
-    c.st.idtr = hindsight_cpu::state::DescriptorTable { base, limit };
+    c.state.idtr = hindsight_cpu::state::DescriptorTable { base, limit };
     Ok(())
 }
 
 fn store_table(c: &mut Core, o: &Op, table: hindsight_cpu::state::DescriptorTable) -> Done {
     umip(c)?;
-    let len = if c.code == 8 { 10 } else { 6 };
+    let len = if c.mode.is_64bit() { 10 } else { 6 };
     let lin = super::dst(c, o, len)?;
     let mut data = [0; 10];
     data[..2].copy_from_slice(&table.limit.to_le_bytes());
@@ -268,26 +274,26 @@ fn store_table(c: &mut Core, o: &Op, table: hindsight_cpu::state::DescriptorTabl
 }
 
 pub(crate) fn sgdt(c: &mut Core, o: &Op) -> Done {
-    store_table(c, o, c.st.gdtr)
+    store_table(c, o, c.state.gdtr)
 }
 
 pub(crate) fn sidt(c: &mut Core, o: &Op) -> Done {
-    store_table(c, o, c.st.idtr)
+    store_table(c, o, c.state.idtr)
 }
 
 pub(crate) fn invlpg(c: &mut Core, o: &Op) -> Done {
     privileged(c)?;
     let ea = c.offset(o);
-    let lin = if c.code == 8 {
+    let lin = if c.mode.is_64bit() {
         c.ea64(o)
     } else {
-        c.st.seg[usize::from(o.seg) % 6].base.wrapping_add(ea) & 0xffff_ffff
+        c.state.seg[o.segment()].base.wrapping_add(ea) & 0xffff_ffff
     };
-    if c.code == 8 && !crate::seg::canonical(lin) {
+    if c.mode.is_64bit() && !crate::seg::canonical(lin) {
         return Ok(());
     }
     c.invalidate_page(lin);
-    c.leave = true;
+    c.exit.requested = true;
     Ok(())
 }
 
@@ -302,27 +308,27 @@ pub(crate) fn invpcid(c: &mut Core, o: &Op) -> Done {
     let lin = super::src(c, o, 16)?;
     let pcid: u64 = c.read(lin)?;
     let address: u64 = c.read(lin.wrapping_add(8))?;
-    let kind = cut(c.reg(o.d), if c.code == 8 { 8 } else { 4 });
+    let kind = truncate(c.regs.get(o.dst), c.mode.wide_size());
     let one = matches!(kind, ADDRESS | CONTEXT);
     if kind > LOCALS
         || pcid & !0xfff != 0
-        || (one && !c.cr4(CR4_PCIDE) && pcid != 0)
+        || (one && !c.cr4(Cr4::PCIDE) && pcid != 0)
         || (kind == ADDRESS && !crate::seg::canonical(address))
     {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     match kind {
         ADDRESS => c.invalidate_page(address),
         ALL => c.flush_tlb(),
         _ => c.flush_local_tlb(),
     }
-    c.leave = true;
+    c.exit.requested = true;
     Ok(())
 }
 
 /// WBINVD, INVD: memory is always current; the model of the caches is told.
 pub(crate) fn wbinvd(c: &mut Core, _: &Op) -> Done {
     privileged(c)?;
-    c.platform().flushed(None);
+    c.platform().caches_flushed(None);
     Ok(())
 }

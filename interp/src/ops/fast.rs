@@ -4,9 +4,8 @@
 
 use super::alu::{self, Alu, eval};
 use super::{mov, slowly};
-use crate::core::Core;
-use crate::op::{Next, Op};
-use crate::word::Word;
+use crate::core::{Core, InnerOp, Next, Op};
+use crate::width::Width;
 
 /// How the linear address of a memory operand is made.
 pub(crate) trait Place: 'static {
@@ -26,14 +25,14 @@ pub(crate) struct Open;
 impl Place for Based {
     #[inline(always)]
     fn of(c: &Core, o: &Op) -> u64 {
-        c.reg(o.base).wrapping_add(o.disp)
+        c.regs.get(o.base).wrapping_add(o.disp)
     }
 }
 
 impl Place for Indexed {
     #[inline(always)]
     fn of(c: &Core, o: &Op) -> u64 {
-        Based::of(c, o).wrapping_add(c.reg(o.index) << (o.scale & 3))
+        Based::of(c, o).wrapping_add(c.regs.get(o.index) << (o.scale & 3))
     }
 }
 
@@ -51,81 +50,81 @@ impl Place for Open {
     }
 }
 
-pub(crate) fn alu_rm<P: Place, O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
-    let Some(b) = c.fast_read::<T>(P::of(c, o)) else {
+pub(crate) fn alu_rm<P: Place, O: Alu, T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let Some(b) = c.fast_read::<T>(P::of(c, &o)) else {
         return slowly(c, o, alu::rm::<O::Loud, T>);
     };
-    let a = c.get::<T>(o.d);
+    let a = c.regs.read::<T>(o.dst);
     let r = eval::<O, T>(c, a, b);
     if O::FLAGS {
-        c.cc = O::flags(a, b, r);
+        c.regs.flags = O::flags(a, b, r);
     }
     if O::WRITES {
-        c.put(o.d, r);
+        c.regs.write(o.dst, r);
     }
     o.go(c)
 }
 
 #[inline(always)]
-fn alu_memory<P: Place, O: Alu, T: Word>(c: &mut Core, o: &Op, b: T) -> bool {
+fn alu_memory<P: Place, O: Alu, T: Width>(c: &mut Core, o: &Op, b: T) -> bool {
     let lin = P::of(c, o);
     if !O::WRITES {
         let Some(a) = c.fast_read::<T>(lin) else {
             return false;
         };
-        c.cc = O::flags(a, b, eval::<O, T>(c, a, b));
+        c.regs.flags = O::flags(a, b, eval::<O, T>(c, a, b));
         return true;
     }
     let Some(place) = c.fast_modify::<T>(lin) else {
         return false;
     };
-    let a = place.get();
+    let a = place.load();
     let r = eval::<O, T>(c, a, b);
-    place.set(r);
+    place.store(r);
     if O::FLAGS {
-        c.cc = O::flags(a, b, r);
+        c.regs.flags = O::flags(a, b, r);
     }
     true
 }
 
-pub(crate) fn alu_mr<P: Place, O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
-    let b = c.get::<T>(o.s);
-    if alu_memory::<P, O, T>(c, o, b) {
+pub(crate) fn alu_mr<P: Place, O: Alu, T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let b = c.regs.read::<T>(o.src);
+    if alu_memory::<P, O, T>(c, &o, b) {
         o.go(c)
     } else {
         slowly(c, o, alu::mr::<O::Loud, T>)
     }
 }
 
-pub(crate) fn alu_mi<P: Place, O: Alu, T: Word>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn alu_mi<P: Place, O: Alu, T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
     let b = T::from_u64(o.imm);
-    if alu_memory::<P, O, T>(c, o, b) {
+    if alu_memory::<P, O, T>(c, &o, b) {
         o.go(c)
     } else {
         slowly(c, o, alu::mi::<O::Loud, T>)
     }
 }
 
-pub(crate) fn mov_rm<T: Word, P: Place>(c: &mut Core, o: &Op) -> Next {
-    match c.fast_read::<T>(P::of(c, o)) {
+pub(crate) fn mov_rm<T: Width, P: Place>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    match c.fast_read::<T>(P::of(c, &o)) {
         Some(v) => {
-            c.put(o.d, v);
+            c.regs.write(o.dst, v);
             o.go(c)
         }
         None => slowly(c, o, mov::rm::<T>),
     }
 }
 
-pub(crate) fn mov_mr<T: Word, P: Place>(c: &mut Core, o: &Op) -> Next {
-    if c.fast_write(P::of(c, o), c.get::<T>(o.s)) {
+pub(crate) fn mov_mr<T: Width, P: Place>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    if c.fast_write(P::of(c, &o), c.regs.read::<T>(o.src)) {
         o.go(c)
     } else {
         slowly(c, o, mov::mr::<T>)
     }
 }
 
-pub(crate) fn mov_mi<T: Word, P: Place>(c: &mut Core, o: &Op) -> Next {
-    if c.fast_write(P::of(c, o), T::from_u64(o.imm)) {
+pub(crate) fn mov_mi<T: Width, P: Place>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    if c.fast_write(P::of(c, &o), T::from_u64(o.imm)) {
         o.go(c)
     } else {
         slowly(c, o, mov::mi::<T>)
@@ -133,13 +132,14 @@ pub(crate) fn mov_mi<T: Word, P: Place>(c: &mut Core, o: &Op) -> Next {
 }
 
 /// MOVZX, MOVSX, MOVSXD from memory to a 32- or 64-bit register.
-pub(crate) fn extend_rm<P: Place, S: Word, D: Word, const SIGN: bool>(
+pub(crate) fn extend_rm<P: Place, S: Width, D: Width, const SIGN: bool>(
     c: &mut Core,
-    o: &Op,
+    o: InnerOp<'_>,
 ) -> Next {
-    match c.fast_read::<S>(P::of(c, o)) {
+    match c.fast_read::<S>(P::of(c, &o)) {
         Some(v) => {
-            c.put(o.d, D::from_u64(if SIGN { v.sext() } else { v.zext() }));
+            c.regs
+                .write(o.dst, D::from_u64(if SIGN { v.sext() } else { v.zext() }));
             o.go(c)
         }
         None => slowly(c, o, mov::extend::<S, SIGN>),

@@ -5,22 +5,23 @@
 //! the moved value: where it came from is in `o.base`.
 
 use super::alu::{Add, Alu, And, Cmp, Or, Quiet, Sub, Test, Xor, eval};
-use super::branch::{due, enter, fall_noted, jump};
+use super::branch::{enter, handle_due, jump, jump_linked, not_taken};
 use super::shift;
-use crate::core::{Core, Leave};
-use crate::op::{Handler, LINKABLE, LOW, Next, Op, slot};
+use crate::code::{LINKABLE, LOW};
+use crate::core::{Core, InnerHandler, InnerOp, Next, Op};
 use crate::platform::BranchClass;
-use crate::word::{Low, Word};
+use crate::registers::Reg;
+use crate::width::{Low, Width};
 use iced_x86::{Instruction, Mnemonic as M, OpKind};
 
 /// A comparison: its condition straight from the operands.
 trait Compare: Alu {
-    fn holds<T: Word, const CC: u8>(a: T, b: T, r: T) -> bool;
+    fn holds<T: Width, const CC: u8>(a: T, b: T, r: T) -> bool;
 }
 
 impl Compare for Cmp {
     #[inline(always)]
-    fn holds<T: Word, const CC: u8>(a: T, b: T, r: T) -> bool {
+    fn holds<T: Width, const CC: u8>(a: T, b: T, r: T) -> bool {
         let (x, y) = (a.sext().cast_signed(), b.sext().cast_signed());
         let yes = match CC >> 1 {
             0 => Self::flags(a, b, r).condition::<0>(),
@@ -38,7 +39,7 @@ impl Compare for Cmp {
 
 impl Compare for Test {
     #[inline(always)]
-    fn holds<T: Word, const CC: u8>(a: T, b: T, r: T) -> bool {
+    fn holds<T: Width, const CC: u8>(a: T, b: T, r: T) -> bool {
         let negative = r.sext() >> 63 != 0;
         let yes = match CC >> 1 {
             0 | 1 => false,
@@ -51,39 +52,36 @@ impl Compare for Test {
     }
 }
 
-fn fused<O: Compare, T: Word, const IMM: bool, const CC: u8, const REC: bool>(
+fn fused<O: Compare, T: Width, const IMM: bool, const CC: u8, const REC: bool>(
     c: &mut Core,
-    o: &Op,
+    o: InnerOp<'_>,
 ) -> Next {
-    let a = c.get::<T>(o.d);
+    let a = c.regs.read::<T>(o.dst);
     let b = if IMM {
         T::from_u64(o.imm)
     } else {
-        c.get::<T>(o.s)
+        c.regs.read::<T>(o.src)
     };
     let r = eval::<O, T>(c, a, b);
-    c.cc = O::flags(a, b, r);
+    c.regs.flags = O::flags(a, b, r);
     if !O::holds::<T, CC>(a, b, r) {
-        let from = c.rip64_of(o).wrapping_add(o.asz.into());
-        return fall_noted::<REC>(c, o, from);
+        let from = c.rip64_of(&o).wrapping_add(o.address_size.into());
+        return not_taken::<REC>(c, o, from);
     }
-    let rip = c.reg(slot::BLOCK_RIP).wrapping_add(o.disp);
+    let rip = c.regs.get(Reg::BlockRip).wrapping_add(o.disp);
     if REC {
-        let from = c.rip64_of(o).wrapping_add(o.asz.into());
-        if c.note_and_store(from, rip, BranchClass::Conditional) {
-            return due(c, rip);
+        let from = c.rip64_of(&o).wrapping_add(o.address_size.into());
+        if c.record_near(from, rip, BranchClass::Conditional) {
+            return handle_due(c, *o, rip);
         }
     }
-    let first = o.link.get();
-    if !first.is_null() {
-        return enter(c, first, rip);
+    if let Some(block) = o.link() {
+        return enter(c, block, rip);
     }
     if o.prefix & LINKABLE == 0 {
-        return jump(c, rip);
+        return jump(c, *o, rip);
     }
-    c.link_from = o;
-    c.rip = rip;
-    c.exit(Leave::Lookup)
+    jump_linked(c, *o, rip)
 }
 
 /// What may be fused: in [`Op::fuse`].
@@ -95,7 +93,7 @@ pub(crate) const TEST_IMM: u8 = 4;
 pub(crate) const MOV_REG: u8 = 5;
 
 /// The fused handler for a comparison and a condition.
-pub(crate) fn handler<const REC: bool>(kind: u8, size: u8, cc: u8) -> Option<Handler> {
+pub(crate) fn handler<const REC: bool>(kind: u8, size: u8, cc: u8) -> Option<InnerHandler> {
     Some(match kind {
         CMP_REG => by_width::<Cmp, false, REC>(size, cc),
         CMP_IMM => by_width::<Cmp, true, REC>(size, cc),
@@ -106,34 +104,34 @@ pub(crate) fn handler<const REC: bool>(kind: u8, size: u8, cc: u8) -> Option<Han
 }
 
 /// MOV, then a two-operand operation.
-fn moved<O: Alu, T: Word, const IMM: bool>(c: &mut Core, o: &Op) -> Next {
-    let a = c.get::<T>(o.base);
+fn moved<O: Alu, T: Width, const IMM: bool>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let a = c.regs.read::<T>(o.base);
     let b = if IMM {
         T::from_u64(o.imm)
     } else {
-        c.get::<T>(o.s)
+        c.regs.read::<T>(o.src)
     };
     let r = eval::<O, T>(c, a, b);
     if O::FLAGS {
-        c.cc = O::flags(a, b, r);
+        c.regs.flags = O::flags(a, b, r);
     }
-    c.put(o.d, r);
+    c.regs.write(o.dst, r);
     o.go(c)
 }
 
 /// MOV, then a shift by a number that is not 0 after it was masked.
-fn shifted<T: Word, const OP: u8, const FLAGS: bool>(c: &mut Core, o: &Op) -> Next {
-    let a = c.get::<T>(o.base);
-    let (r, cc) = shift::eval::<T, OP>(c.cc, a, shift::count::<T>(o.imm));
+fn shifted<T: Width, const OP: u8, const FLAGS: bool>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let a = c.regs.read::<T>(o.base);
+    let (r, cc) = shift::eval::<T, OP>(c.regs.flags, a, shift::count::<T>(o.imm));
     if FLAGS {
-        c.cc = cc;
+        c.regs.flags = cc;
     }
-    c.put(o.d, r);
+    c.regs.write(o.dst, r);
     o.go(c)
 }
 
 /// The operations for MOV and the instruction after it, with and without flags.
-pub(crate) fn after_mov(i: &Instruction, op: &Op) -> Option<[Handler; 2]> {
+pub(crate) fn after_mov(i: &Instruction, op: &Op) -> Option<[InnerHandler; 2]> {
     match op.size {
         4 => by_mnemonic::<u32>(i, op),
         8 => by_mnemonic::<u64>(i, op),
@@ -141,7 +139,7 @@ pub(crate) fn after_mov(i: &Instruction, op: &Op) -> Option<[Handler; 2]> {
     }
 }
 
-fn by_mnemonic<T: Word>(i: &Instruction, op: &Op) -> Option<[Handler; 2]> {
+fn by_mnemonic<T: Width>(i: &Instruction, op: &Op) -> Option<[InnerHandler; 2]> {
     let imm = i.op1_kind() != OpKind::Register;
     macro_rules! alu {
         ($o:ty) => {
@@ -170,7 +168,7 @@ fn by_mnemonic<T: Word>(i: &Instruction, op: &Op) -> Option<[Handler; 2]> {
     })
 }
 
-fn by_width<O: Compare, const IMM: bool, const REC: bool>(size: u8, cc: u8) -> Handler {
+fn by_width<O: Compare, const IMM: bool, const REC: bool>(size: u8, cc: u8) -> InnerHandler {
     match size {
         LOW => by_condition::<O, Low, IMM, REC>(cc),
         1 => by_condition::<O, u8, IMM, REC>(cc),
@@ -180,7 +178,7 @@ fn by_width<O: Compare, const IMM: bool, const REC: bool>(size: u8, cc: u8) -> H
     }
 }
 
-fn by_condition<O: Compare, T: Word, const IMM: bool, const REC: bool>(cc: u8) -> Handler {
+fn by_condition<O: Compare, T: Width, const IMM: bool, const REC: bool>(cc: u8) -> InnerHandler {
     macro_rules! pick {
         ($($n:literal)*) => {
             match cc { $($n => fused::<O, T, IMM, $n, REC>,)* _ => fused::<O, T, IMM, 15, REC> }

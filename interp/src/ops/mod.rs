@@ -18,43 +18,53 @@ pub(crate) mod string;
 pub(crate) mod system;
 pub(crate) mod transaction;
 pub(crate) mod xsave;
-
-use crate::core::{Core, Fault};
-use crate::op::{Next, Op};
-use crate::word::Word;
+use crate::core::{Core, InnerOp, Next, Op};
+use crate::fault::Fault;
+use crate::registers::Reg;
+use crate::width::Width;
 
 /// Result of a general operation.
 pub(crate) type Done = Result<(), Fault>;
 
-/// Makes a [`crate::op::Handler`] of a general operation that goes on to the next one.
+/// Makes a [`Handler`](crate::core::Handler) of a general operation that another one follows.
 macro_rules! general {
-    ($f:expr) => {{
-        let handler: $crate::op::Handler = |c, o| {
-            c.left = o.left;
-            let done = $f(c, o);
+    ($f:expr) => {
+        $crate::code::Handler::Inner(|c, o| {
+            c.progress.begin_operation(o.remaining);
+            let done = $f(c, &o);
             $crate::ops::finish(c, o, done)
-        };
-        handler
-    }};
+        })
+    };
 }
-/// Makes a handler of a general operation that ends a block and set [`Core::rip`].
+/// Makes a handler of a general operation that ends its block and sets RIP.
 macro_rules! ending {
-    ($f:expr) => {{
-        let handler: $crate::op::Handler = |c, o| {
-            c.left = o.left;
-            match $f(c, o) {
-                Ok(()) => $crate::ops::poll(c),
-                Err(fault) => c.fault_at(o, fault),
+    ($f:expr) => {
+        $crate::code::Handler::Last(|c, o| {
+            c.progress.begin_operation(o.remaining);
+            match $f(c, &o) {
+                Ok(()) => c.leave_at_boundary(),
+                Err(fault) => c.fault_at(&o, fault),
             }
-        };
-        handler
-    }};
+        })
+    };
+}
+/// Makes a handler of a function that is one for an operation that another one follows.
+macro_rules! inner {
+    ($f:expr) => {
+        $crate::code::Handler::Inner($f)
+    };
+}
+/// Makes a handler of a function that is one for the last operation of a block.
+macro_rules! last {
+    ($f:expr) => {
+        $crate::code::Handler::Last($f)
+    };
 }
 /// Picks a width by operand size.
 macro_rules! by_size {
     ($size:expr, $wrap:ident, $f:ident $(, $g:ty)*) => {
         match $size {
-            $crate::op::LOW => $wrap!($f::<$($g,)* $crate::word::Low>),
+            $crate::code::LOW => $wrap!($f::<$($g,)* $crate::width::Low>),
             1 => $wrap!($f::<$($g,)* u8>),
             2 => $wrap!($f::<$($g,)* u16>),
             4 => $wrap!($f::<$($g,)* u32>),
@@ -62,92 +72,74 @@ macro_rules! by_size {
         }
     };
 }
-/// For [`by_size`]: the function is a handler already.
-macro_rules! plain {
-    ($f:expr) => {{
-        let handler: $crate::op::Handler = $f;
-        handler
-    }};
-}
-pub(crate) use {by_size, ending, general, plain};
+pub(crate) use {by_size, ending, general, inner, last};
 
+/// Continues after a general operation.
 #[inline(always)]
-pub(crate) fn finish(c: &mut Core, o: &Op, done: Done) -> Next {
+pub(crate) fn finish(c: &mut Core, o: InnerOp<'_>, done: Done) -> Next {
     match done {
-        Ok(()) if !c.leave => o.go(c),
-        Ok(()) => c.leave_after(o),
-        Err(fault) => c.fault_at(o, fault),
+        Ok(()) if !c.exit.requested => o.go(c),
+        Ok(()) => c.leave_after(&o),
+        Err(fault) => c.fault_at(&o, fault),
     }
 }
 
-/// The general form of an operation whose fast one cannot go on. A function of its own, so that the
-/// fast form needs no stack frame.
+/// The general form of an operation whose fast form cannot complete. It is a function of its own, so
+/// that the fast form needs no stack frame.
 #[cold]
 #[inline(never)]
-pub(crate) fn slowly(c: &mut Core, o: &Op, f: impl Fn(&mut Core, &Op) -> Done) -> Next {
-    c.left = o.left;
-    let done = f(c, o);
+pub(crate) fn slowly(c: &mut Core, o: InnerOp<'_>, f: impl Fn(&mut Core, &Op) -> Done) -> Next {
+    c.progress.begin_operation(o.remaining);
+    let done = f(c, &o);
     finish(c, o, done)
-}
-
-/// Leaves the block; [`Core::rip`] is set and the instruction retired.
-pub(crate) fn poll(c: &mut Core) -> Next {
-    c.leave = false;
-    c.left = 0;
-    c.exit(crate::core::Leave::Poll)
 }
 
 /// Linear address of the memory operand, checked for a read of `size` bytes.
 pub(crate) fn src(c: &Core, o: &Op, size: usize) -> Result<u64, Fault> {
-    c.linear(o.seg, c.offset(o), size as u64, false)
+    c.linear(o.segment(), c.offset(o), size as u64, false)
 }
 
 /// Linear address of the memory operand, checked for a write of `size` bytes.
 pub(crate) fn dst(c: &Core, o: &Op, size: usize) -> Result<u64, Fault> {
-    c.linear(o.seg, c.offset(o), size as u64, true)
+    c.linear(o.segment(), c.offset(o), size as u64, true)
 }
 
-pub(crate) fn load<T: Word>(c: &mut Core, o: &Op) -> Result<T, Fault> {
+pub(crate) fn load<T: Width>(c: &mut Core, o: &Op) -> Result<T, Fault> {
     let lin = src(c, o, T::SIZE)?;
     c.read(lin)
 }
 
-pub(crate) fn store<T: Word>(c: &mut Core, o: &Op, v: T) -> Done {
+pub(crate) fn store<T: Width>(c: &mut Core, o: &Op, v: T) -> Done {
     let lin = dst(c, o, T::SIZE)?;
     c.write(lin, v)
 }
 
 /// Reads, computes and writes the memory operand; answers the old value.
-pub(crate) fn modify<T: Word>(c: &mut Core, o: &Op, f: impl FnMut(T) -> T) -> Result<T, Fault> {
+pub(crate) fn modify<T: Width>(c: &mut Core, o: &Op, f: impl FnMut(T) -> T) -> Result<T, Fault> {
     let lin = dst(c, o, T::SIZE)?;
     c.modify(lin, o.lock(), f)
 }
 
-/// An operand that is a register or memory, as [`Op::base`] tells: see [`is_mem`].
-pub(crate) fn read_rm<T: Word>(c: &mut Core, o: &Op, reg: u8) -> Result<T, Fault> {
-    if is_mem(o) {
+/// An operand that is a register or memory, as [`Op::is_mem`] says.
+pub(crate) fn read_rm<T: Width>(c: &mut Core, o: &Op, reg: Reg) -> Result<T, Fault> {
+    if o.is_mem() {
         load(c, o)
     } else {
-        Ok(c.get(reg))
+        Ok(c.regs.read(reg))
     }
 }
 
-pub(crate) fn write_rm<T: Word>(c: &mut Core, o: &Op, reg: u8, v: T) -> Done {
-    if is_mem(o) {
+pub(crate) fn write_rm<T: Width>(c: &mut Core, o: &Op, reg: Reg, v: T) -> Done {
+    if o.is_mem() {
         store(c, o, v)
     } else {
-        c.put(reg, v);
+        c.regs.write(reg, v);
         Ok(())
     }
 }
 
-/// The instruction has a memory operand.
-pub(crate) fn is_mem(o: &Op) -> bool {
-    o.prefix & crate::op::MEM != 0
-}
-
 /// Reads a register-or-memory operand of `size` bytes.
-pub(crate) fn read_sized(c: &mut Core, o: &Op, reg: u8, size: u8) -> Result<u64, Fault> {
+pub(crate) fn read_sized(c: &mut Core, o: &Op, reg: Reg, size: u8) -> Result<u64, Fault> {
     Ok(match size {
         1 => read_rm::<u8>(c, o, reg)?.zext(),
         2 => read_rm::<u16>(c, o, reg)?.zext(),

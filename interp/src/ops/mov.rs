@@ -1,122 +1,137 @@
 //! Data movement between registers and memory.
 
 use super::{Done, load, read_rm, src, store, write_rm};
-use crate::core::{Core, cut};
-use crate::op::{Next, Op};
-use crate::word::Word;
+use crate::core::{Core, InnerOp, Next, Op, truncate};
+use crate::registers::Reg;
+use crate::width::Width;
 
-pub(crate) fn rr<T: Word>(c: &mut Core, o: &Op) -> Next {
-    let v = c.get::<T>(o.s);
-    c.put(o.d, v);
+pub(crate) fn rr<T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let v = c.regs.read::<T>(o.src);
+    c.regs.write(o.dst, v);
     o.go(c)
 }
 
-pub(crate) fn ri<T: Word>(c: &mut Core, o: &Op) -> Next {
-    c.put(o.d, T::from_u64(o.imm));
+pub(crate) fn ri<T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    c.regs.write(o.dst, T::from_u64(o.imm));
     o.go(c)
 }
 
-pub(crate) fn rm<T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn rm<T: Width>(c: &mut Core, o: &Op) -> Done {
     let v: T = load(c, o)?;
-    c.put(o.d, v);
+    c.regs.write(o.dst, v);
     Ok(())
 }
 
-pub(crate) fn mr<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let v = c.get::<T>(o.s);
+pub(crate) fn mr<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let v = c.regs.read::<T>(o.src);
     store(c, o, v)
 }
 
-pub(crate) fn mi<T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn mi<T: Width>(c: &mut Core, o: &Op) -> Done {
     store(c, o, T::from_u64(o.imm))
 }
 
 /// MOVZX, MOVSX, MOVSXD from `S` to the operand size.
-pub(crate) fn extend<S: Word, const SIGN: bool>(c: &mut Core, o: &Op) -> Done {
-    let v = read_rm::<S>(c, o, o.s)?;
-    c.put_sized(o.d, o.size, if SIGN { v.sext() } else { v.zext() });
+pub(crate) fn extend<S: Width, const SIGN: bool>(c: &mut Core, o: &Op) -> Done {
+    let v = read_rm::<S>(c, o, o.src)?;
+    c.regs
+        .write_sized(o.dst, o.size, if SIGN { v.sext() } else { v.zext() });
     Ok(())
 }
 
 /// The same from a register to a 32- or 64-bit one.
-pub(crate) fn extend_rr<S: Word, D: Word, const SIGN: bool>(c: &mut Core, o: &Op) -> Next {
-    let v = c.get::<S>(o.s);
-    c.put(o.d, D::from_u64(if SIGN { v.sext() } else { v.zext() }));
+pub(crate) fn extend_rr<S: Width, D: Width, const SIGN: bool>(
+    c: &mut Core,
+    o: InnerOp<'_>,
+) -> Next {
+    let v = c.regs.read::<S>(o.src);
+    c.regs
+        .write(o.dst, D::from_u64(if SIGN { v.sext() } else { v.zext() }));
     o.go(c)
 }
 
 /// LEA with 64-bit operand and address.
-pub(crate) fn lea64(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn lea64(c: &mut Core, o: InnerOp<'_>) -> Next {
     let v = c
-        .reg(o.base)
-        .wrapping_add(c.reg(o.index) << (o.scale & 3))
+        .regs
+        .get(o.base)
+        .wrapping_add(c.regs.get(o.index) << (o.scale & 3))
         .wrapping_add(o.disp);
-    c.set_reg(o.d, v);
+    c.regs.set(o.dst, v);
     o.go(c)
 }
 
-pub(crate) fn lea(c: &mut Core, o: &Op) -> Next {
-    let v = c.offset(o);
-    c.put_sized(o.d, o.size, v);
+pub(crate) fn lea(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let v = c.offset(&o);
+    c.regs.write_sized(o.dst, o.size, v);
     o.go(c)
 }
 
 /// CBW, CWDE, CDQE.
-pub(crate) fn widen_acc(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn widen_acc(c: &mut Core, o: InnerOp<'_>) -> Next {
     match o.size {
-        2 => c.put(0, u16::from_u64(c.get::<u8>(0).sext())),
-        4 => c.put(0, u32::from_u64(c.get::<u16>(0).sext())),
-        _ => c.set_reg(0, c.get::<u32>(0).sext()),
+        2 => c
+            .regs
+            .write(Reg::Rax, u16::from_u64(c.regs.read::<u8>(Reg::Rax).sext())),
+        4 => c
+            .regs
+            .write(Reg::Rax, u32::from_u64(c.regs.read::<u16>(Reg::Rax).sext())),
+        _ => c.regs.set(Reg::Rax, c.regs.read::<u32>(Reg::Rax).sext()),
     }
     o.go(c)
 }
 
 /// CWD, CDQ, CQO.
-pub(crate) fn sign_acc(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn sign_acc(c: &mut Core, o: InnerOp<'_>) -> Next {
     let sign = |v: u64| if v >> 63 != 0 { u64::MAX } else { 0 };
     let v = match o.size {
-        2 => sign(c.get::<u16>(0).sext()),
-        4 => sign(c.get::<u32>(0).sext()),
-        _ => sign(c.reg(0)),
+        2 => sign(c.regs.read::<u16>(Reg::Rax).sext()),
+        4 => sign(c.regs.read::<u32>(Reg::Rax).sext()),
+        _ => sign(c.regs.get(Reg::Rax)),
     };
-    c.put_sized(2, o.size, v);
+    c.regs.write_sized(Reg::Rdx, o.size, v);
     o.go(c)
 }
 
 /// CMOVcc: the source is read in any case, and a 32-bit destination zero-extended.
-pub(crate) fn cmov<T: Word, const CC: u8>(c: &mut Core, o: &Op) -> Done {
-    let v = read_rm::<T>(c, o, o.s)?;
-    let v = if c.cc.condition::<CC>() {
+pub(crate) fn cmov<T: Width, const CC: u8>(c: &mut Core, o: &Op) -> Done {
+    let v = read_rm::<T>(c, o, o.src)?;
+    let v = if c.regs.flags.condition::<CC>() {
         v
     } else {
-        c.get(o.d)
+        c.regs.read(o.dst)
     };
-    c.put(o.d, v);
+    c.regs.write(o.dst, v);
     Ok(())
 }
 
 pub(crate) fn setcc<const CC: u8>(c: &mut Core, o: &Op) -> Done {
-    let v = u8::from(c.cc.condition::<CC>());
-    write_rm(c, o, o.d, v)
+    let v = u8::from(c.regs.flags.condition::<CC>());
+    write_rm(c, o, o.dst, v)
 }
 
 /// XLAT.
 pub(crate) fn xlat(c: &mut Core, o: &Op) -> Done {
-    let offset = cut(c.reg(3).wrapping_add(c.reg(0) & 0xff), o.asz);
-    let lin = c.linear(o.seg, offset, 1, false)?;
+    let offset = truncate(
+        c.regs
+            .get(Reg::Rbx)
+            .wrapping_add(c.regs.get(Reg::Rax) & 0xff),
+        o.address_size,
+    );
+    let lin = c.linear(o.segment(), offset, 1, false)?;
     let v: u8 = c.read(lin)?;
-    c.put(0, v);
+    c.regs.write(Reg::Rax, v);
     Ok(())
 }
 
 /// NOP, PREFETCH, fences, CLFLUSH without effect.
-pub(crate) fn nop(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn nop(c: &mut Core, o: InnerOp<'_>) -> Next {
     o.go(c)
 }
 
 /// Fences order our own accesses against other processors, and against the host's counter that the guest's TSC
 /// is read from.
-pub(crate) fn fence(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn fence(c: &mut Core, o: InnerOp<'_>) -> Next {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     wait_for_earlier();
     o.go(c)
@@ -139,6 +154,6 @@ pub(crate) fn clean(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn flush(c: &mut Core, o: &Op) -> Done {
     let lin = src(c, o, 1)?;
     let gpa = c.probe_read(lin, 1)?;
-    c.platform().flushed(Some(gpa));
+    c.platform().caches_flushed(Some(gpa));
     Ok(())
 }

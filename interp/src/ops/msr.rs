@@ -1,42 +1,35 @@
 //! MSRs, CPUID, time, random numbers.
 
 use super::Done;
-use crate::core::*;
-use crate::flags::{CF, Flags};
-use crate::op::Op;
-use crate::platform::Gp;
+use crate::core::{Core, Op, truncate};
+use crate::fault::Fault;
+use crate::flags::LazyFlags;
+use crate::registers::Reg;
 use crate::seg::canonical;
-use crate::word::Word;
+use crate::width::Width;
 use hindsight_cpu::state::seg;
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
 use hindsight_regs::msr;
-
-const EFER: u32 = 0xc000_0080;
-const STAR: u32 = 0xc000_0081;
-const LSTAR: u32 = 0xc000_0082;
-const CSTAR: u32 = 0xc000_0083;
-const FS_BASE: u32 = 0xc000_0100;
-const GS_BASE: u32 = 0xc000_0101;
-const KERNEL_GS_BASE: u32 = 0xc000_0102;
-const PAT: u32 = 0x277;
+use hindsight_regs::rflags::Rflags;
 
 impl Core {
     fn read_msr(&mut self, index: u32) -> Result<u64, Fault> {
-        let m = &self.st.msrs;
+        let m = &self.state.msrs;
         Ok(match index {
-            EFER => self.st.efer,
-            STAR => m.star,
-            LSTAR => m.lstar,
-            CSTAR => m.cstar,
-            FS_BASE => self.st.seg[seg::FS].base,
-            GS_BASE => self.st.seg[seg::GS].base,
-            KERNEL_GS_BASE => m.kernel_gs_base,
-            PAT => m.pat,
+            msr::IA32_EFER => self.state.efer,
+            msr::IA32_STAR => m.star,
+            msr::IA32_LSTAR => m.lstar,
+            msr::IA32_CSTAR => m.cstar,
+            msr::IA32_FS_BASE => self.state.seg[seg::FS].base,
+            msr::IA32_GS_BASE => self.state.seg[seg::GS].base,
+            msr::IA32_KERNEL_GS_BASE => m.kernel_gs_base,
+            msr::IA32_PAT => m.pat,
             msr::IA32_SYSENTER_CS => m.sysenter_cs,
             msr::IA32_SYSENTER_ESP => m.sysenter_esp,
             msr::IA32_SYSENTER_EIP => m.sysenter_eip,
             _ => {
-                self.tell_branches();
-                return self.platform().rdmsr(index).map_err(|Gp| GP0);
+                self.report_branches();
+                return Ok(self.platform().rdmsr(index)?);
             }
         })
     }
@@ -44,30 +37,30 @@ impl Core {
     fn write_msr(&mut self, index: u32, v: u64) -> Done {
         let address = matches!(
             index,
-            LSTAR
-                | CSTAR
-                | FS_BASE
-                | GS_BASE
-                | KERNEL_GS_BASE
+            msr::IA32_LSTAR
+                | msr::IA32_CSTAR
+                | msr::IA32_FS_BASE
+                | msr::IA32_GS_BASE
+                | msr::IA32_KERNEL_GS_BASE
                 | msr::IA32_SYSENTER_ESP
                 | msr::IA32_SYSENTER_EIP
         );
         if address && !canonical(v) {
-            return Err(GP0);
+            return Err(Fault::GP);
         }
-        let m = &mut self.st.msrs;
+        let m = &mut self.state.msrs;
         match index {
-            EFER => return self.write_efer(v),
-            STAR => m.star = v,
-            LSTAR => m.lstar = v,
-            CSTAR => m.cstar = v,
-            FS_BASE => self.set_base(seg::FS, v),
-            GS_BASE => self.set_base(seg::GS, v),
-            KERNEL_GS_BASE => m.kernel_gs_base = v,
-            PAT => {
+            msr::IA32_EFER => return self.write_efer(v),
+            msr::IA32_STAR => m.star = v,
+            msr::IA32_LSTAR => m.lstar = v,
+            msr::IA32_CSTAR => m.cstar = v,
+            msr::IA32_FS_BASE => self.set_base(seg::FS, v),
+            msr::IA32_GS_BASE => self.set_base(seg::GS, v),
+            msr::IA32_KERNEL_GS_BASE => m.kernel_gs_base = v,
+            msr::IA32_PAT => {
                 let ok = v.to_le_bytes().iter().all(|t| matches!(t, 0 | 1 | 4..=7));
                 if !ok {
-                    return Err(GP0);
+                    return Err(Fault::GP);
                 }
                 m.pat = v;
             }
@@ -81,24 +74,25 @@ impl Core {
 
     /// An MSR that a model owns.
     fn write_foreign_msr(&mut self, index: u32, v: u64) -> Done {
-        self.tell_branches();
-        self.platform().wrmsr(index, v).map_err(|Gp| GP0)?;
+        self.report_branches();
+        self.platform().wrmsr(index, v)?;
         if index == msr::IA32_FMASK {
             // The model keeps the value; SYSCALL uses it.
-            self.st.msrs.fmask = v;
+            self.state.msrs.fmask = v;
         }
-        self.reobserve();
+        self.update_observe();
         Ok(())
     }
 
     fn write_efer(&mut self, v: u64) -> Done {
         let controls = self.controls();
-        if !controls.takes_efer(&self.st, v) {
-            return Err(GP0);
+        if !controls.takes_efer(&self.state, v) {
+            return Err(Fault::GP);
         }
-        let old = self.st.efer;
-        self.st.efer = (v & !EFER_LMA) | (old & EFER_LMA);
-        if (v ^ old) & EFER_NXE != 0 {
+        let old = self.state.efer;
+        let active = Efer::LMA.bits();
+        self.state.efer = (v & !active) | (old & active);
+        if (v ^ old) & Efer::NXE.bits() != 0 {
             self.flush_tlb();
         }
         Ok(())
@@ -106,126 +100,118 @@ impl Core {
 
     /// Sets FS.base or GS.base.
     pub(crate) fn set_base(&mut self, index: usize, v: u64) {
-        self.st.seg[index].base = v;
-        self.regs[usize::from(crate::op::slot::SEG_BASE) + index] = v;
-    }
-
-    fn edx_eax(&self) -> u64 {
-        (self.regs[2] << 32) | (self.regs[0] & 0xffff_ffff)
-    }
-
-    pub(crate) fn put_edx_eax(&mut self, v: u64) {
-        self.regs[0] = v & 0xffff_ffff;
-        self.regs[2] = v >> 32;
+        self.state.seg[index].base = v;
+        self.regs.set(Reg::segment_base(index), v);
     }
 }
 
 pub(crate) fn rdmsr(c: &mut Core, _: &Op) -> Done {
-    if c.cpl != 0 {
-        return Err(GP0);
+    if c.mode.cpl() != 0 {
+        return Err(Fault::GP);
     }
-    let v = c.read_msr(c.get(1))?;
-    c.put_edx_eax(v);
+    let v = c.read_msr(c.regs.read(Reg::Rcx))?;
+    c.regs.set_edx_eax(v);
     Ok(())
 }
 
 pub(crate) fn wrmsr(c: &mut Core, _: &Op) -> Done {
-    if c.cpl != 0 {
-        return Err(GP0);
+    if c.mode.cpl() != 0 {
+        return Err(Fault::GP);
     }
-    let (index, value) = (c.get(1), c.edx_eax());
+    let (index, value) = (c.regs.read(Reg::Rcx), c.regs.edx_eax());
     c.write_msr(index, value)?;
-    c.stop_at_msr(index, value);
-    c.leave = true;
+    c.debug.stops.record_msr(index, value);
+    c.exit.requested = true;
     Ok(())
 }
 
 pub(crate) fn rdpmc(c: &mut Core, _: &Op) -> Done {
-    if c.cpl != 0 && !c.cr4(CR4_PCE) && c.cr0(CR0_PE) {
-        return Err(GP0);
+    if c.mode.cpl() != 0 && !c.cr4(Cr4::PCE) && c.cr0(Cr0::PE) {
+        return Err(Fault::GP);
     }
-    let index = c.get(1);
-    c.tell_branches();
-    let v = c.platform().rdpmc(index).map_err(|Gp| GP0)?;
-    c.put_edx_eax(v);
+    let index = c.regs.read(Reg::Rcx);
+    c.report_branches();
+    let v = c.platform().rdpmc(index)?;
+    c.regs.set_edx_eax(v);
     Ok(())
 }
 
 /// RDTSC and, with `AUX`, RDTSCP.
 pub(crate) fn rdtsc<const AUX: bool>(c: &mut Core, _: &Op) -> Done {
-    if c.cpl != 0 && c.cr4(CR4_TSD) && c.cr0(CR0_PE) {
-        return Err(GP0);
+    if c.mode.cpl() != 0 && c.cr4(Cr4::TSD) && c.cr0(Cr0::PE) {
+        return Err(Fault::GP);
     }
     if AUX {
         super::mov::wait_for_earlier();
     }
     let v = c.platform().tsc();
-    c.put_edx_eax(v);
+    c.regs.set_edx_eax(v);
     if AUX {
-        c.regs[1] = c.platform().tsc_aux().into();
+        let aux = c.platform().tsc_aux();
+        c.regs.set(Reg::Rcx, aux.into());
     }
     Ok(())
 }
 
 pub(crate) fn rdpid(c: &mut Core, o: &Op) -> Done {
     let v = c.platform().tsc_aux();
-    c.put_sized(o.d, if c.code == 8 { 8 } else { 4 }, v.into());
+    c.regs.write_sized(o.dst, c.mode.wide_size(), v.into());
     Ok(())
 }
 
 pub(crate) fn cpuid(c: &mut Core, _: &Op) -> Done {
-    let (leaf, sub): (u32, u32) = (c.get(0), c.get(1));
+    let (leaf, sub): (u32, u32) = (c.regs.read(Reg::Rax), c.regs.read(Reg::Rcx));
     let mut v = c.platform().cpuid(leaf, sub);
     match (leaf, sub) {
         (1, _) => {
-            v[2] = (v[2] & !(1 << 27)) | if c.cr4(CR4_OSXSAVE) { 1 << 27 } else { 0 };
+            v[2] = (v[2] & !(1 << 27)) | if c.cr4(Cr4::OSXSAVE) { 1 << 27 } else { 0 };
         }
-        (7, 0) => v[2] = (v[2] & !(1 << 4)) | if c.cr4(CR4_PKE) { 1 << 4 } else { 0 },
-        (0xd, 0) => v[1] = c.xsave_size(c.st.xcr0, false),
-        (0xd, 1) if v[0] & 2 != 0 => v[1] = c.xsave_size(c.st.xcr0, true),
+        (7, 0) => v[2] = (v[2] & !(1 << 4)) | if c.cr4(Cr4::PKE) { 1 << 4 } else { 0 },
+        (0xd, 0) => v[1] = c.xsave_size(c.state.xcr0, false),
+        (0xd, 1) if v[0] & 2 != 0 => v[1] = c.xsave_size(c.state.xcr0, true),
         _ => {}
     }
-    for (reg, v) in [0, 3, 1, 2].into_iter().zip(v) {
-        c.set_reg(reg, v.into());
+    for (reg, v) in [Reg::Rax, Reg::Rbx, Reg::Rcx, Reg::Rdx].into_iter().zip(v) {
+        c.regs.set(reg, v.into());
     }
     Ok(())
 }
 
 /// RDRAND and RDSEED always succeed.
-pub(crate) fn random<T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn random<T: Width>(c: &mut Core, o: &Op) -> Done {
     let v = c.platform().random();
-    c.put(o.d, T::from_u64(v));
-    c.cc = Flags::explicit(CF);
+    c.regs.write(o.dst, T::from_u64(v));
+    c.regs.flags = LazyFlags::explicit(Rflags::CF);
     Ok(())
 }
 
 /// RDFSBASE and its relatives: `o.s` is the segment.
 pub(crate) fn read_base(c: &mut Core, o: &Op) -> Done {
-    if !c.cr4(CR4_FSGSBASE) {
-        return Err(UD_);
+    if !c.cr4(Cr4::FSGSBASE) {
+        return Err(Fault::UD);
     }
-    let v = c.st.seg[usize::from(o.s) % 6].base;
-    c.put_sized(o.d, o.size, v);
+    let v = c.state.seg[usize::from(o.src.number()) % 6].base;
+    c.regs.write_sized(o.dst, o.size, v);
     Ok(())
 }
 
 pub(crate) fn write_base(c: &mut Core, o: &Op) -> Done {
-    if !c.cr4(CR4_FSGSBASE) {
-        return Err(UD_);
+    if !c.cr4(Cr4::FSGSBASE) {
+        return Err(Fault::UD);
     }
-    let v = cut(c.reg(o.d), o.size);
+    let v = truncate(c.regs.get(o.dst), o.size);
     if !canonical(v) {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
-    c.set_base(usize::from(o.s) % 6, v);
+    c.set_base(usize::from(o.src.number()) % 6, v);
     Ok(())
 }
 
 pub(crate) fn swapgs(c: &mut Core, _: &Op) -> Done {
-    if c.cpl != 0 {
-        return Err(GP0);
+    if c.mode.cpl() != 0 {
+        return Err(Fault::GP);
     }
-    let v = std::mem::replace(&mut c.st.msrs.kernel_gs_base, c.st.seg[seg::GS].base);
+    let v = std::mem::replace(&mut c.state.msrs.kernel_gs_base, c.state.seg[seg::GS].base);
     c.set_base(seg::GS, v);
     Ok(())
 }

@@ -1,37 +1,41 @@
 //! Multiplication, division, and the decimal adjustments.
 
 use super::{Done, read_rm};
-use crate::core::{Core, DE, Fault};
-use crate::flags::{AF, CF, Flags, OF, PF, SF, ZF};
-use crate::op::Op;
-use crate::word::Word;
+use crate::core::{Core, Op};
+use crate::fault::Fault;
+use crate::flags::{LazyFlags, flag_if};
+use crate::registers::Reg;
+use crate::width::Width;
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 
-fn overflow<T: Word>(low: T, on: bool) -> Flags {
-    Flags::result(low, if on { CF | OF } else { 0 })
+fn overflow<T: Width>(low: T, on: bool) -> LazyFlags {
+    LazyFlags::result(low, flag_if(on, Rflags::CF | Rflags::OF))
 }
 
 /// Puts a double-width product into AX or DX:AX, EDX:EAX, RDX:RAX.
-fn put_pair<T: Word>(c: &mut Core, lo: T, hi: T) {
+fn put_pair<T: Width>(c: &mut Core, lo: T, hi: T) {
     if T::SIZE == 1 {
-        c.put::<u16>(0, u16::from_u64(lo.zext() | hi.zext() << 8));
+        c.regs
+            .write::<u16>(Reg::Rax, u16::from_u64(lo.zext() | hi.zext() << 8));
     } else {
-        c.put(0, lo);
-        c.put(2, hi);
+        c.regs.write(Reg::Rax, lo);
+        c.regs.write(Reg::Rdx, hi);
     }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "halves of a product")]
-pub(crate) fn mul<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let b = read_rm::<T>(c, o, o.d)?;
-    let p = u128::from(c.get::<T>(0).zext()) * u128::from(b.zext());
+pub(crate) fn mul<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let b = read_rm::<T>(c, o, o.dst)?;
+    let p = u128::from(c.regs.read::<T>(Reg::Rax).zext()) * u128::from(b.zext());
     let (lo, hi) = (T::from_u64(p as u64), T::from_u64((p >> T::BITS) as u64));
     put_pair(c, lo, hi);
-    c.cc = overflow(lo, hi.zext() != 0);
+    c.regs.flags = overflow(lo, hi.zext() != 0);
     Ok(())
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "halves of a product")]
-fn signed_product<T: Word>(a: T, b: T) -> (T, T, bool) {
+fn signed_product<T: Width>(a: T, b: T) -> (T, T, bool) {
     let p = i128::from(a.sext().cast_signed()) * i128::from(b.sext().cast_signed());
     let p = p.cast_unsigned();
     let lo = T::from_u64(p as u64);
@@ -40,42 +44,43 @@ fn signed_product<T: Word>(a: T, b: T) -> (T, T, bool) {
     (lo, hi, over)
 }
 
-pub(crate) fn imul1<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let b = read_rm::<T>(c, o, o.d)?;
-    let (lo, hi, over) = signed_product(c.get::<T>(0), b);
+pub(crate) fn imul1<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let b = read_rm::<T>(c, o, o.dst)?;
+    let (lo, hi, over) = signed_product(c.regs.read::<T>(Reg::Rax), b);
     put_pair(c, lo, hi);
-    c.cc = overflow(lo, over);
+    c.regs.flags = overflow(lo, over);
     Ok(())
 }
 
-pub(crate) fn imul2<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let b = read_rm::<T>(c, o, o.s)?;
-    let (lo, _, over) = signed_product(c.get::<T>(o.d), b);
-    c.put(o.d, lo);
-    c.cc = overflow(lo, over);
+pub(crate) fn imul2<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let b = read_rm::<T>(c, o, o.src)?;
+    let (lo, _, over) = signed_product(c.regs.read::<T>(o.dst), b);
+    c.regs.write(o.dst, lo);
+    c.regs.flags = overflow(lo, over);
     Ok(())
 }
 
-pub(crate) fn imul3<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let b = read_rm::<T>(c, o, o.s)?;
+pub(crate) fn imul3<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let b = read_rm::<T>(c, o, o.src)?;
     let (lo, _, over) = signed_product(T::from_u64(o.imm), b);
-    c.put(o.d, lo);
-    c.cc = overflow(lo, over);
+    c.regs.write(o.dst, lo);
+    c.regs.flags = overflow(lo, over);
     Ok(())
 }
 
-const DIVIDE: Fault = Fault::Plain(DE);
+const DIVIDE: Fault = Fault::NoCode(Vector::DE);
 
-fn dividend<T: Word>(c: &Core) -> u128 {
+fn dividend<T: Width>(c: &Core) -> u128 {
     if T::SIZE == 1 {
-        return c.get::<u16>(0).into();
+        return c.regs.read::<u16>(Reg::Rax).into();
     }
-    u128::from(c.get::<T>(2).zext()) << T::BITS | u128::from(c.get::<T>(0).zext())
+    u128::from(c.regs.read::<T>(Reg::Rdx).zext()) << T::BITS
+        | u128::from(c.regs.read::<T>(Reg::Rax).zext())
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "checked to fit")]
-pub(crate) fn div<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let b = u128::from(read_rm::<T>(c, o, o.d)?.zext());
+pub(crate) fn div<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let b = u128::from(read_rm::<T>(c, o, o.dst)?.zext());
     let a = dividend::<T>(c);
     // Most dividends fit 64 bits, where the host divides much faster.
     let (q, r) = match (u64::try_from(a), u64::try_from(b)) {
@@ -91,8 +96,8 @@ pub(crate) fn div<T: Word>(c: &mut Core, o: &Op) -> Done {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "checked to fit")]
-pub(crate) fn idiv<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let b = i128::from(read_rm::<T>(c, o, o.d)?.sext().cast_signed());
+pub(crate) fn idiv<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let b = i128::from(read_rm::<T>(c, o, o.dst)?.sext().cast_signed());
     let shift = 128 - 2 * T::BITS;
     let a = (dividend::<T>(c) << shift).cast_signed() >> shift;
     let (Some(q), Some(r)) = (a.checked_div(b), a.checked_rem(b)) else {
@@ -108,7 +113,7 @@ pub(crate) fn idiv<T: Word>(c: &mut Core, o: &Op) -> Done {
 }
 
 fn al(c: &Core) -> u8 {
-    c.get(0)
+    c.regs.read(Reg::Rax)
 }
 
 pub(crate) fn aaa(c: &mut Core, _: &Op) -> Done {
@@ -122,22 +127,22 @@ pub(crate) fn aas(c: &mut Core, _: &Op) -> Done {
 }
 
 fn adjust(c: &mut Core, by: u16) {
-    let mut ax: u16 = c.get(0);
-    let carry = ax & 0xf > 9 || c.cc.bits() & AF != 0;
+    let mut ax: u16 = c.regs.read(Reg::Rax);
+    let carry = ax & 0xf > 9 || c.regs.flags.rflags().contains(Rflags::AF);
     if carry {
         ax = ax.wrapping_add(by);
     }
     ax &= 0xff0f;
-    c.put(0, ax);
-    c.cc = Flags::result(al(c), if carry { CF | AF } else { 0 });
+    c.regs.write(Reg::Rax, ax);
+    c.regs.flags = LazyFlags::result(al(c), flag_if(carry, Rflags::CF | Rflags::AF));
 }
 
 pub(crate) fn aad(c: &mut Core, o: &Op) -> Done {
-    let ax: u16 = c.get(0);
+    let ax: u16 = c.regs.read(Reg::Rax);
     let v = u64::from(ax) + u64::from(ax >> 8) * (o.imm & 0xff);
     let v = u8::from_u64(v);
-    c.put::<u16>(0, v.into());
-    c.cc = Flags::result(v, 0);
+    c.regs.write::<u16>(Reg::Rax, v.into());
+    c.regs.flags = LazyFlags::result(v, Rflags::empty());
     Ok(())
 }
 
@@ -147,8 +152,9 @@ pub(crate) fn aam(c: &mut Core, o: &Op) -> Done {
     let (Some(q), Some(r)) = (al.checked_div(base), al.checked_rem(base)) else {
         return Err(DIVIDE);
     };
-    c.put::<u16>(0, u16::from(q) << 8 | u16::from(r));
-    c.cc = Flags::result(r, 0);
+    c.regs
+        .write::<u16>(Reg::Rax, u16::from(q) << 8 | u16::from(r));
+    c.regs.flags = LazyFlags::result(r, Rflags::empty());
     Ok(())
 }
 
@@ -159,43 +165,44 @@ pub(crate) fn daa(c: &mut Core, _: &Op) -> Done {
 
 pub(crate) fn das(c: &mut Core, _: &Op) -> Done {
     let old = al(c);
-    let before = c.cc.bits();
+    let before = c.regs.flags.rflags();
     decimal(c, u8::wrapping_sub);
     // DAS also carries when the low adjustment borrows.
-    if (old & 0xf > 9 || before & AF != 0) && old < 6 {
-        c.cc = Flags::explicit(c.cc.bits() | CF);
+    if (old & 0xf > 9 || before.contains(Rflags::AF)) && old < 6 {
+        c.regs.flags = c.regs.flags.with(Rflags::CF, true);
     }
     Ok(())
 }
 
 fn decimal(c: &mut Core, f: fn(u8, u8) -> u8) {
     let old = al(c);
-    let bits = c.cc.bits();
+    let before = c.regs.flags.rflags();
     let mut v = old;
-    let mut set = 0;
-    if old & 0xf > 9 || bits & AF != 0 {
+    let mut set = Rflags::empty();
+    if old & 0xf > 9 || before.contains(Rflags::AF) {
         v = f(v, 6);
-        set |= AF;
+        set |= Rflags::AF;
     }
-    if old > 0x99 || bits & CF != 0 {
+    if old > 0x99 || before.contains(Rflags::CF) {
         v = f(v, 0x60);
-        set |= CF;
+        set |= Rflags::CF;
     }
-    c.put(0, v);
-    c.cc = Flags::result(v, set);
+    c.regs.write(Reg::Rax, v);
+    c.regs.flags = LazyFlags::result(v, set);
 }
 
 /// LAHF.
 pub(crate) fn lahf(c: &mut Core, _: &Op) -> Done {
-    let v = u8::from_u64(c.cc.bits() & 0xff | 2);
-    c.put(crate::op::HIGH, v);
+    let v = u8::from_u64((c.regs.flags.rflags() | Rflags::FIXED).bits());
+    c.regs.write(Reg::Ah, v);
     Ok(())
 }
 
 /// SAHF.
 pub(crate) fn sahf(c: &mut Core, _: &Op) -> Done {
-    let ah: u8 = c.get(crate::op::HIGH);
-    let keep = c.cc.bits() & OF;
-    c.cc = Flags::explicit(keep | (u64::from(ah) & (CF | PF | AF | ZF | SF)));
+    let ah: u8 = c.regs.read(Reg::Ah);
+    let kept = c.regs.flags.rflags() & Rflags::OF;
+    let loaded = Rflags::from_bits_retain(ah.into()) & !Rflags::OF;
+    c.regs.flags = LazyFlags::explicit(kept | loaded);
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! Shifts and rotates.
 
-use super::{Done, dst, is_mem};
-use crate::core::Core;
-use crate::flags::{CF, Flags, OF};
-use crate::op::{Next, Op};
-use crate::word::Word;
+use super::{Done, dst};
+use crate::core::{Core, InnerOp, Next, Op};
+use crate::flags::{LazyFlags, flag_if};
+use crate::registers::Reg;
+use crate::width::Width;
+use hindsight_regs::rflags::Rflags;
 
 /// Which operation: the reg field of the opcode.
 pub(crate) const ROL: u8 = 0;
@@ -15,13 +16,9 @@ pub(crate) const SHL: u8 = 4;
 pub(crate) const SHR: u8 = 5;
 pub(crate) const SAR: u8 = 7;
 
-fn bit(on: bool, mask: u64) -> u64 {
-    if on { mask } else { 0 }
-}
-
 /// Shifts `a` by `n`, which is not 0 and already masked; answers result and flags.
 #[inline(always)]
-pub(crate) fn eval<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags) {
+pub(crate) fn eval<T: Width, const OP: u8>(cc: LazyFlags, a: T, n: u32) -> (T, LazyFlags) {
     let bits = T::BITS;
     let (v, top) = (a.zext(), T::BITS - 1);
     match OP {
@@ -29,25 +26,31 @@ pub(crate) fn eval<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags)
             let r = T::from_u64(if n < 64 { v << n } else { 0 });
             let cf = n <= bits && v >> (bits - n) & 1 != 0;
             let of = (r.zext() >> top & 1 != 0) != cf;
-            (r, Flags::result(r, bit(cf, CF) | bit(of, OF)))
+            (
+                r,
+                LazyFlags::result(r, flag_if(cf, Rflags::CF) | flag_if(of, Rflags::OF)),
+            )
         }
         SHR => {
             let r = T::from_u64(v.checked_shr(n).unwrap_or(0));
             let cf = v.checked_shr(n - 1).unwrap_or(0) & 1 != 0;
             let of = n == 1 && v >> top & 1 != 0;
-            (r, Flags::result(r, bit(cf, CF) | bit(of, OF)))
+            (
+                r,
+                LazyFlags::result(r, flag_if(cf, Rflags::CF) | flag_if(of, Rflags::OF)),
+            )
         }
         SAR => {
             let s = a.sext().cast_signed();
             let r = T::from_u64((s >> n.min(63)).cast_unsigned());
             let cf = s >> (n - 1).min(63) & 1 != 0;
-            (r, Flags::result(r, bit(cf, CF)))
+            (r, LazyFlags::result(r, flag_if(cf, Rflags::CF)))
         }
         _ => rotate::<T, OP>(cc, a, n),
     }
 }
 
-fn rotate<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags) {
+fn rotate<T: Width, const OP: u8>(cc: LazyFlags, a: T, n: u32) -> (T, LazyFlags) {
     let bits = T::BITS;
     let (v, top) = (u128::from(a.zext()), T::BITS - 1);
     // RCL and RCR rotate through CF: one bit wider.
@@ -83,91 +86,92 @@ fn rotate<T: Word, const OP: u8>(cc: Flags, a: T, n: u32) -> (T, Flags) {
         }
         _ => (turned >> bits & 1 != 0, msb != second),
     };
-    (
-        r,
-        Flags::explicit((cc.bits() & !(CF | OF)) | bit(cf, CF) | bit(of, OF)),
-    )
+    (r, cc.with(Rflags::CF, cf).with(Rflags::OF, of))
 }
 
 #[inline(always)]
-pub(crate) fn count<T: Word>(n: u64) -> u32 {
+pub(crate) fn count<T: Width>(n: u64) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "masked to six bits")]
     let n = (n & if T::SIZE == 8 { 63 } else { 31 }) as u32;
     n
 }
 
 #[inline(always)]
-fn reg<T: Word, const OP: u8>(c: &mut Core, o: &Op, n: u64) -> Next {
+fn reg<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>, n: u64) -> Next {
     let n = count::<T>(n);
-    let a = c.get::<T>(o.d);
+    let a = c.regs.read::<T>(o.dst);
     if n != 0 {
-        let (r, cc) = eval::<T, OP>(c.cc, a, n);
-        c.cc = cc;
-        c.put(o.d, r);
+        let (r, cc) = eval::<T, OP>(c.regs.flags, a, n);
+        c.regs.flags = cc;
+        c.regs.write(o.dst, r);
     } else {
         // A 32-bit destination is zero-extended even by a shift of nothing.
-        c.put(o.d, a);
+        c.regs.write(o.dst, a);
     }
     o.go(c)
 }
 
-fn mem<T: Word, const OP: u8>(c: &mut Core, o: &Op, n: u64) -> Done {
+fn mem<T: Width, const OP: u8>(c: &mut Core, o: &Op, n: u64) -> Done {
     let n = count::<T>(n);
     let lin = dst(c, o, T::SIZE)?;
-    let cc = c.cc;
+    let cc = c.regs.flags;
     if n == 0 {
         return c.modify::<T>(lin, false, |a| a).map(|_| ());
     }
     let a = c.modify::<T>(lin, false, |a| eval::<T, OP>(cc, a, n).0)?;
-    c.cc = eval::<T, OP>(cc, a, n).1;
+    c.regs.flags = eval::<T, OP>(cc, a, n).1;
     Ok(())
 }
 
-pub(crate) fn r_imm<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {
+pub(crate) fn r_imm<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>) -> Next {
     reg::<T, OP>(c, o, o.imm)
 }
 
 /// SHL, SHR or SAR of a register by a number that is not 0, where nobody looks at the flags.
-pub(crate) fn quiet<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {
-    let a = c.get::<T>(o.d);
-    let (r, _) = eval::<T, OP>(c.cc, a, count::<T>(o.imm));
-    c.put(o.d, r);
+pub(crate) fn quiet<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let a = c.regs.read::<T>(o.dst);
+    let (r, _) = eval::<T, OP>(c.regs.flags, a, count::<T>(o.imm));
+    c.regs.write(o.dst, r);
     o.go(c)
 }
 
-pub(crate) fn r_cl<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Next {
-    let n = c.reg(1);
+pub(crate) fn r_cl<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let n = c.regs.get(Reg::Rcx);
     reg::<T, OP>(c, o, n)
 }
 
-pub(crate) fn m_imm<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn m_imm<T: Width, const OP: u8>(c: &mut Core, o: &Op) -> Done {
     mem::<T, OP>(c, o, o.imm)
 }
 
-pub(crate) fn m_cl<T: Word, const OP: u8>(c: &mut Core, o: &Op) -> Done {
-    let n = c.reg(1);
+pub(crate) fn m_cl<T: Width, const OP: u8>(c: &mut Core, o: &Op) -> Done {
+    let n = c.regs.get(Reg::Rcx);
     mem::<T, OP>(c, o, n)
 }
 
 /// SHLD and SHRD (`RIGHT`); the count is in `o.imm`, or in CL if that is all ones.
-pub(crate) fn double<T: Word, const RIGHT: bool>(c: &mut Core, o: &Op) -> Done {
-    let n = count::<T>(if o.imm == u64::MAX { c.reg(1) } else { o.imm });
-    let b = c.get::<T>(o.s);
-    let cc = c.cc;
+pub(crate) fn double<T: Width, const RIGHT: bool>(c: &mut Core, o: &Op) -> Done {
+    let n = count::<T>(if o.imm == u64::MAX {
+        c.regs.get(Reg::Rcx)
+    } else {
+        o.imm
+    });
+    let b = c.regs.read::<T>(o.src);
+    let cc = c.regs.flags;
     let f = |a: T| double_eval::<T, RIGHT>(cc, a, b, n);
-    let a = if is_mem(o) {
+    let a = if o.is_mem() {
         let lin = dst(c, o, T::SIZE)?;
         c.modify::<T>(lin, false, |a| f(a).0)?
     } else {
-        let a = c.get::<T>(o.d);
-        c.put(o.d, f(a).0);
+        let a = c.regs.read::<T>(o.dst);
+        c.regs.write(o.dst, f(a).0);
         a
     };
-    c.cc = f(a).1;
+    c.regs.flags = f(a).1;
     Ok(())
 }
 
-fn double_eval<T: Word, const RIGHT: bool>(cc: Flags, a: T, b: T, n: u32) -> (T, Flags) {
+fn double_eval<T: Width, const RIGHT: bool>(cc: LazyFlags, a: T, b: T, n: u32) -> (T, LazyFlags) {
     if n == 0 {
         return (a, cc);
     }
@@ -192,5 +196,8 @@ fn double_eval<T: Word, const RIGHT: bool>(cc: Flags, a: T, b: T, n: u32) -> (T,
         (T::from_u64((wide >> (total - bits - n)) as u64), out)
     };
     let of = (r.zext() ^ a.zext()) >> (bits - 1) & 1 != 0;
-    (r, Flags::result(r, bit(cf, CF) | bit(of, OF)))
+    (
+        r,
+        LazyFlags::result(r, flag_if(cf, Rflags::CF) | flag_if(of, Rflags::OF)),
+    )
 }

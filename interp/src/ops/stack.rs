@@ -1,27 +1,38 @@
 //! PUSH, POP and their relatives.
 
-use super::{Done, is_mem, load_sized, read_sized, store_sized};
-use crate::core::{CR4_VME, Core, Fault, GP0, cut};
-use crate::flags::{AC, ARITH, DF, ID, IF, IOPL, NT, TF, VIF, VIP};
-use crate::op::{Next, Op};
+use super::{Done, load_sized, read_sized, store_sized};
+use crate::core::{Core, InnerOp, Next, Op};
+use crate::fault::Fault;
+use crate::flags::ARITHMETIC;
+use crate::registers::Reg;
 use hindsight_cpu::state::seg;
-
-const SS: u8 = 2;
+use hindsight_regs::cr::Cr4;
+use hindsight_regs::rflags::Rflags;
 
 impl Core {
     /// Pushes `size` bytes; nothing changes on a fault.
     pub(crate) fn push(&mut self, size: u8, v: u64) -> Done {
-        let sp = self.sp().wrapping_sub(size.into()) & self.stack_mask;
-        let lin = self.linear(SS, sp, size.into(), true)?;
+        let sp = self.sp().wrapping_sub(size.into()) & self.mode.stack_mask();
+        let lin = self.linear(seg::SS, sp, size.into(), true)?;
         store_sized(self, lin, size, v)?;
         self.set_sp(sp);
         Ok(())
     }
 
+    /// Pushes values of `size` bytes in order; nothing changes but memory on a fault.
+    pub(crate) fn push_all(&mut self, size: u8, values: &[u64]) -> Done {
+        let rsp = self.regs.get(Reg::Rsp);
+        let pushed = values.iter().try_for_each(|&v| self.push(size, v));
+        if pushed.is_err() {
+            self.regs.set(Reg::Rsp, rsp);
+        }
+        pushed
+    }
+
     /// Reads `size` bytes at `offset` above the stack pointer.
     pub(crate) fn peek(&mut self, size: u8, offset: u64) -> Result<u64, Fault> {
-        let sp = self.sp().wrapping_add(offset) & self.stack_mask;
-        let lin = self.linear(SS, sp, size.into(), false)?;
+        let sp = self.sp().wrapping_add(offset) & self.mode.stack_mask();
+        let lin = self.linear(seg::SS, sp, size.into(), false)?;
         load_sized(self, lin, size)
     }
 
@@ -33,27 +44,27 @@ impl Core {
     }
 }
 
-pub(crate) fn push_r64(c: &mut Core, o: &Op) -> Next {
-    let sp = c.regs[4].wrapping_sub(8);
-    if c.fast_write(sp, c.reg(o.d)) {
-        c.regs[4] = sp;
+pub(crate) fn push_r64(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let sp = c.regs.get(Reg::Rsp).wrapping_sub(8);
+    if c.fast_write(sp, c.regs.get(o.dst)) {
+        c.regs.set(Reg::Rsp, sp);
         return o.go(c);
     }
     super::slowly(c, o, push)
 }
 
-pub(crate) fn pop_r64(c: &mut Core, o: &Op) -> Next {
-    let sp = c.regs[4];
+pub(crate) fn pop_r64(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let sp = c.regs.get(Reg::Rsp);
     if let Some(v) = c.fast_read::<u64>(sp) {
-        c.regs[4] = sp.wrapping_add(8);
-        c.set_reg(o.d, v);
+        c.regs.set(Reg::Rsp, sp.wrapping_add(8));
+        c.regs.set(o.dst, v);
         return o.go(c);
     }
     super::slowly(c, o, pop)
 }
 
 pub(crate) fn push(c: &mut Core, o: &Op) -> Done {
-    let v = read_sized(c, o, o.d, o.size)?;
+    let v = read_sized(c, o, o.dst, o.size)?;
     c.push(o.size, v)
 }
 
@@ -63,12 +74,12 @@ pub(crate) fn push_imm(c: &mut Core, o: &Op) -> Done {
 
 /// PUSH of a segment register, number in `o.s`: 16 bits are written whatever the size.
 pub(crate) fn push_seg(c: &mut Core, o: &Op) -> Done {
-    let sp = c.sp().wrapping_sub(o.size.into()) & c.stack_mask;
-    let v = c.st.seg[usize::from(o.s) % 6].selector;
+    let sp = c.sp().wrapping_sub(o.size.into()) & c.mode.stack_mask();
+    let v = c.state.seg[usize::from(o.src.number()) % 6].selector;
     if o.size == 8 {
         return c.push(8, v.into());
     }
-    let lin = c.linear(SS, sp, 2, true)?;
+    let lin = c.linear(seg::SS, sp, 2, true)?;
     c.write(lin, v)?;
     c.set_sp(sp);
     Ok(())
@@ -76,35 +87,33 @@ pub(crate) fn push_seg(c: &mut Core, o: &Op) -> Done {
 
 /// POP to a register or memory; a memory address sees the stack pointer already raised.
 pub(crate) fn pop(c: &mut Core, o: &Op) -> Done {
-    let old = c.regs[4];
+    let old = c.regs.get(Reg::Rsp);
     let v = c.pop(o.size)?;
-    if !is_mem(o) {
-        c.put_sized(o.d, o.size, v);
+    if !o.is_mem() {
+        c.regs.write_sized(o.dst, o.size, v);
         return Ok(());
     }
     let done = super::dst(c, o, o.size.into()).and_then(|lin| store_sized(c, lin, o.size, v));
     if done.is_err() {
-        c.regs[4] = old;
+        c.regs.set(Reg::Rsp, old);
     }
     done
 }
 
 /// POP of a segment register, number in `o.d`.
 pub(crate) fn pop_seg(c: &mut Core, o: &Op) -> Done {
-    let lin = c.linear(SS, c.sp(), 2, false)?;
+    let lin = c.linear(seg::SS, c.sp(), 2, false)?;
     let v: u16 = c.read(lin)?;
     let sp = c.sp().wrapping_add(o.size.into());
     // The size of the stack may change with SS; the pointer moves as the old one says.
-    let mask = c.stack_mask;
-    c.load_segment(usize::from(o.d), v)?;
-    let new = c.stack_mask;
-    c.stack_mask = mask;
-    c.set_sp(sp);
-    c.stack_mask = new;
-    if usize::from(o.d) == seg::SS {
+    let mask = c.mode.stack_mask();
+    let index = usize::from(o.dst.number());
+    c.load_segment(index, v)?;
+    c.set_sp_masked(sp, mask);
+    if index == seg::SS {
         c.shadow_ss();
     }
-    c.leave = true;
+    c.exit.requested = true;
     Ok(())
 }
 
@@ -114,28 +123,28 @@ pub(crate) fn pusha(c: &mut Core, o: &Op) -> Done {
     let sp = c.sp();
     let at = |i: u64| sp.wrapping_sub(size * (i + 1));
     for i in 0..8 {
-        let lin = c.linear(SS, at(i) & c.stack_mask, size, true)?;
+        let lin = c.linear(seg::SS, at(i) & c.mode.stack_mask(), size, true)?;
         c.probe_write(lin, o.size.into())?;
     }
-    for (i, reg) in (0..8).zip(0_u8..) {
-        let v = if reg == 4 { sp } else { c.reg(reg) };
-        let lin = c.linear(SS, at(i) & c.stack_mask, size, true)?;
+    for (i, reg) in (0..8).zip((0..).map(Reg::general)) {
+        let v = if reg == Reg::Rsp { sp } else { c.regs.get(reg) };
+        let lin = c.linear(seg::SS, at(i) & c.mode.stack_mask(), size, true)?;
         store_sized(c, lin, o.size, v)?;
     }
     c.set_sp(at(7));
     Ok(())
 }
 
-/// POPA and POPAD: the slot of SP is skipped.
+/// POPA and POPAD: the value of SP is skipped.
 pub(crate) fn popa(c: &mut Core, o: &Op) -> Done {
     let size = u64::from(o.size);
     let mut values = [0; 8];
     for (i, v) in (0..8).zip(&mut values) {
         *v = c.peek(o.size, i * size)?;
     }
-    for (reg, v) in (0_u8..8).zip(values.iter().rev()) {
-        if reg != 4 {
-            c.put_sized(reg, o.size, *v);
+    for (reg, v) in (0..).map(Reg::general).zip(values.iter().rev()) {
+        if reg != Reg::Rsp {
+            c.regs.write_sized(reg, o.size, *v);
         }
     }
     c.set_sp(c.sp().wrapping_add(8 * size));
@@ -146,111 +155,113 @@ pub(crate) fn popa(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn enter(c: &mut Core, o: &Op) -> Done {
     let level = o.disp & 31;
     let size = u64::from(o.size);
-    let old = (c.regs[4], c.regs[5]);
+    let old = (c.regs.get(Reg::Rsp), c.regs.get(Reg::Rbp));
     let done = enter_frame(c, o, level, size);
     if done.is_err() {
-        (c.regs[4], c.regs[5]) = old;
+        c.regs.set(Reg::Rsp, old.0);
+        c.regs.set(Reg::Rbp, old.1);
     }
     done
 }
 
 fn enter_frame(c: &mut Core, o: &Op, level: u64, size: u64) -> Done {
-    c.push(o.size, c.reg(5))?;
-    let frame = c.regs[4];
-    let mut bp = c.regs[5];
+    c.push(o.size, c.regs.get(Reg::Rbp))?;
+    let frame = c.regs.get(Reg::Rsp);
+    let mut bp = c.regs.get(Reg::Rbp);
     for i in 1..=level {
         if i == level {
             c.push(o.size, frame)?;
         } else {
             bp = bp.wrapping_sub(size);
-            let lin = c.linear(SS, bp & c.stack_mask, size, false)?;
+            let lin = c.linear(seg::SS, bp & c.mode.stack_mask(), size, false)?;
             let v = load_sized(c, lin, o.size)?;
             c.push(o.size, v)?;
         }
     }
-    let sp = c.sp().wrapping_sub(o.imm) & c.stack_mask;
+    let sp = c.sp().wrapping_sub(o.imm) & c.mode.stack_mask();
     // The new top of stack must be writable.
-    let lin = c.linear(SS, sp, 1, true)?;
+    let lin = c.linear(seg::SS, sp, 1, true)?;
     c.probe_write(lin, 1)?;
     c.set_sp(sp);
-    c.put_sized(5, o.size, frame);
+    c.regs.write_sized(Reg::Rbp, o.size, frame);
     Ok(())
 }
 
 pub(crate) fn leave(c: &mut Core, o: &Op) -> Done {
-    let bp = c.reg(5) & c.stack_mask;
-    let lin = c.linear(SS, bp, o.size.into(), false)?;
+    let bp = c.regs.get(Reg::Rbp) & c.mode.stack_mask();
+    let lin = c.linear(seg::SS, bp, o.size.into(), false)?;
     let v = load_sized(c, lin, o.size)?;
     c.set_sp(bp.wrapping_add(o.size.into()));
-    c.put_sized(5, o.size, v);
+    c.regs.write_sized(Reg::Rbp, o.size, v);
     Ok(())
 }
 
 /// LEAVE in 64-bit mode.
-pub(crate) fn leave64(c: &mut Core, o: &Op) -> Next {
-    let bp = c.regs[5];
+pub(crate) fn leave64(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let bp = c.regs.get(Reg::Rbp);
     if let Some(v) = c.fast_read::<u64>(bp) {
-        c.regs[4] = bp.wrapping_add(8);
-        c.regs[5] = v;
+        c.regs.set(Reg::Rsp, bp.wrapping_add(8));
+        c.regs.set(Reg::Rbp, v);
         return o.go(c);
     }
-    c.left = o.left;
-    let done = leave(c, o);
-    super::finish(c, o, done)
+    super::slowly(c, o, leave)
 }
 
 /// PUSHF: RF and VM read as 0.
 pub(crate) fn pushf(c: &mut Core, o: &Op) -> Done {
-    let mut v = c.rflags() & 0x00fc_ffff & !crate::flags::RF & !crate::flags::VM;
-    if c.v86() && c.iopl() < 3 {
-        if o.size != 2 || !c.cr4(CR4_VME) {
-            return Err(GP0);
+    let mut image = c.regs.rflags() & !(Rflags::RF | Rflags::VM);
+    if c.regs.v86() && c.regs.iopl() < 3 {
+        if o.size != 2 || !c.cr4(Cr4::VME) {
+            return Err(Fault::GP);
         }
-        v = (v & !IF) | IOPL | if c.flag(VIF) { IF } else { 0 };
+        image.set(Rflags::IF, c.regs.flag(Rflags::VIF));
+        image |= Rflags::IOPL;
     }
-    c.push(o.size, v)
+    c.push(o.size, image.bits())
 }
 
 /// POPF: what may change depends on CPL and IOPL.
 pub(crate) fn popf(c: &mut Core, o: &Op) -> Done {
-    let v86 = c.v86();
-    let vme = v86 && c.iopl() < 3;
-    if vme && (o.size != 2 || !c.cr4(CR4_VME)) {
-        return Err(GP0);
+    let v86 = c.regs.v86();
+    let vme = v86 && c.regs.iopl() < 3;
+    if vme && (o.size != 2 || !c.cr4(Cr4::VME)) {
+        return Err(Fault::GP);
     }
-    let mut v = c.peek(o.size, 0)?;
-    let mut mask = ARITH | TF | DF | NT;
+    let mut image = Rflags::from_bits_truncate(c.peek(o.size, 0)?);
+    let mut mask = ARITHMETIC | Rflags::TF | Rflags::DF | Rflags::NT;
     if o.size != 2 {
-        mask |= AC | ID;
+        mask |= Rflags::AC | Rflags::ID;
     }
-    if c.cpl <= c.iopl() && !vme {
-        mask |= IF;
+    if c.mode.cpl() <= c.regs.iopl() && !vme {
+        mask |= Rflags::IF;
     }
-    if c.cpl == 0 && !v86 {
-        mask |= IOPL;
+    if c.mode.cpl() == 0 && !v86 {
+        mask |= Rflags::IOPL;
     }
     if vme {
         // IF of the image goes to VIF.
-        if v & TF != 0 || (v & IF != 0 && c.flag(VIP)) {
-            return Err(GP0);
+        let interrupts = image.contains(Rflags::IF);
+        if image.contains(Rflags::TF) || (interrupts && c.regs.flag(Rflags::VIP)) {
+            return Err(Fault::GP);
         }
-        mask |= VIF;
-        v = (v & !VIF) | if v & IF != 0 { VIF } else { 0 };
+        mask |= Rflags::VIF;
+        image.set(Rflags::VIF, interrupts);
     }
     c.set_sp(c.sp().wrapping_add(o.size.into()));
-    let old = c.rflags();
-    c.change_rflags((old & !mask) | (cut(v, 4) & mask));
+    let old = c.regs.rflags();
+    c.change_rflags((old & !mask) | (image & mask));
     Ok(())
 }
 
 impl Core {
     /// Writes RFLAGS in an instruction; leaves the block if more than arithmetic flags changed.
-    pub(crate) fn change_rflags(&mut self, v: u64) {
-        let old = self.fl;
-        self.set_rflags(v);
-        if old != self.fl {
-            self.update_set();
-            self.leave |= (old ^ self.fl) & (TF | IF | crate::flags::RF | crate::flags::VM) != 0;
+    pub(crate) fn change_rflags(&mut self, v: Rflags) {
+        let old = self.regs.system_flags();
+        self.regs.set_rflags(v);
+        if old != self.regs.system_flags() {
+            self.update_rights();
+            self.exit.requested |= (old ^ self.regs.system_flags())
+                .intersects(Rflags::TF | Rflags::IF | Rflags::RF | Rflags::VM);
         }
     }
 }

@@ -1,256 +1,268 @@
-//! String instructions. A repeated one counts as one instruction, and each of its iterations as one
-//! cycle of the budget; a fault or a break between iterations leaves the registers at what was done.
+//! String instructions.
+//!
+//! A repeated one counts as one instruction, and each of its iterations beyond the first as one cycle
+//! of the budget. A fault or an event between iterations leaves the registers as the iterations so
+//! far have set them.
 
 use super::{Done, load_sized, store_sized};
-use crate::core::{Core, Fault, cut};
-use crate::flags::{DF, Flags};
-use crate::op::{Op, REP, REPNE};
-use crate::word::Word;
+use crate::code::{REP, REPNE};
+use crate::core::{Core, Op, truncate};
+use crate::fault::Fault;
+use crate::flags::LazyFlags;
+use crate::registers::Reg;
+use crate::width::Width;
+use hindsight_cpu::state::seg;
+use hindsight_regs::rflags::Rflags;
 
-const ES: u8 = 0;
+/// Iterations that are worth a bulk copy.
+const BULK_MIN: u64 = 4;
 
-fn step(c: &Core, size: u64) -> u64 {
-    if c.flag(DF) {
+/// What the index registers move by after an element of `size` bytes.
+fn stride(c: &Core, size: u64) -> u64 {
+    if c.regs.flag(Rflags::DF) {
         size.wrapping_neg()
     } else {
         size
     }
 }
 
-fn advance(c: &mut Core, reg: u8, asz: u8, by: u64) {
-    let v = c.reg(reg).wrapping_add(by);
-    c.put_sized(reg, asz, v);
+fn advance(c: &mut Core, reg: Reg, address_size: u8, by: u64) {
+    let v = c.regs.get(reg).wrapping_add(by);
+    c.regs.write_sized(reg, address_size, v);
 }
 
-/// Iterations that the budget allows: the instruction's own cycle pays for one.
-fn affordable(c: &Core, o: &Op) -> u64 {
-    let rest = c.budget + i64::from(o.left) + c.reserve;
-    rest.max(0).cast_unsigned()
+/// Whether the instruction has a repeat prefix.
+fn is_repeated(o: &Op) -> bool {
+    o.prefix & (REP | REPNE) != 0
 }
 
-/// Pays for iterations.
-fn charge(c: &mut Core, iterations: u64) {
-    let cycles = iterations.cast_signed();
-    c.budget -= cycles;
-    c.extra += cycles;
-    c.update_stamp();
+/// Iterations that are left, by the count register.
+fn iterations(c: &Core, o: &Op) -> u64 {
+    truncate(c.regs.get(Reg::Rcx), o.address_size)
 }
 
-/// The repetition is over, which retires the instruction. `before` was [`Core::extra`] when it began
-/// or went on: one of the iterations since is the instruction's own cycle.
-fn finish(c: &mut Core, o: &Op, before: i64) -> Done {
-    if c.extra > before {
-        c.extra -= 1;
-        c.budget += 1;
-        c.update_stamp();
-    }
-    // The budget does not cover the rest of the block any more.
-    if c.budget < 0 && o.left > 1 {
-        c.leave = true;
+/// Ends the repetition, which retires the instruction; `before` was the count of extra cycles when it
+/// began or continued.
+fn finish(c: &mut Core, before: i64) -> Done {
+    if !c.progress.finish_repetition(before) {
+        c.exit.requested = true;
     }
     Ok(())
 }
 
-/// One iteration or all of them. `f` does one; it answers false to end the repetition.
-pub(crate) fn repeat(
-    c: &mut Core,
-    o: &Op,
-    f: impl FnMut(&mut Core, &Op) -> Result<bool, Fault>,
-) -> Done {
-    let before = c.extra;
+/// Does one iteration, or all of them with a repeat prefix. `f` does one, and returns false to end the
+/// repetition.
+fn repeat(c: &mut Core, o: &Op, f: impl FnMut(&mut Core, &Op) -> Result<bool, Fault>) -> Done {
+    let before = c.progress.extra();
     repeat_from(c, o, before, f)
 }
 
-/// As [`repeat`], after iterations that were done in another way since [`Core::extra`] was `before`.
+/// Like [`repeat`], after iterations that were done in bulk since the count of extra cycles was
+/// `before`.
 fn repeat_from(
     c: &mut Core,
     o: &Op,
     before: i64,
     mut f: impl FnMut(&mut Core, &Op) -> Result<bool, Fault>,
 ) -> Done {
-    if o.prefix & (REP | REPNE) == 0 {
+    if !is_repeated(o) {
         return f(c, o).map(|_| ());
     }
-    let single = c.flag(crate::flags::TF);
+    let single = c.regs.flag(Rflags::TF);
     loop {
-        let n = cut(c.reg(1), o.asz);
-        if n == 0 {
-            return finish(c, o, before);
+        let left = iterations(c, o);
+        if left == 0 {
+            return finish(c, before);
         }
-        if affordable(c, o) == 0 {
-            return Err(Fault::Repeat);
+        if c.progress.affordable_iterations() == 0 {
+            return Err(Fault::BetweenIterations);
         }
         let more = f(c, o)?;
-        c.put_sized(1, o.asz, n - 1);
-        charge(c, 1);
-        if !more || n == 1 {
-            return finish(c, o, before);
+        c.regs.write_sized(Reg::Rcx, o.address_size, left - 1);
+        c.progress.charge_iterations(1);
+        if !more || left == 1 {
+            return finish(c, before);
         }
-        if single || c.hits != 0 || c.leave {
-            return Err(Fault::Repeat);
+        if single || c.debug.hits() != 0 || c.exit.requested {
+            return Err(Fault::BetweenIterations);
         }
     }
 }
 
-fn source(c: &Core, o: &Op, size: usize) -> Result<u64, Fault> {
-    c.linear(o.seg, cut(c.reg(6), o.asz), size as u64, false)
+/// The linear address of the element at the source index.
+fn source(c: &Core, o: &Op, size: u64) -> Result<u64, Fault> {
+    let offset = truncate(c.regs.get(Reg::Rsi), o.address_size);
+    c.linear(o.segment(), offset, size, false)
 }
 
-fn target(c: &Core, o: &Op, size: usize, write: bool) -> Result<u64, Fault> {
-    c.linear(ES, cut(c.reg(7), o.asz), size as u64, write)
+/// The linear address of the element at the destination index.
+fn target(c: &Core, o: &Op, size: u64, write: bool) -> Result<u64, Fault> {
+    let offset = truncate(c.regs.get(Reg::Rdi), o.address_size);
+    c.linear(seg::ES, offset, size, write)
 }
 
-/// How many iterations of a forward REP may run as one copy: within a page at both ends, with no
-/// observer of single iterations.
-fn bulk(c: &Core, o: &Op, size: u64, regs: &[u8]) -> u64 {
-    if o.prefix & (REP | REPNE) == 0
-        || c.flag(DF)
-        || c.flag(crate::flags::TF)
-        || c.watching
-        || c.counters.tells_accesses()
+/// How many iterations of a forward REP may be done as one copy, with these index registers: all of
+/// them within a page, and none that must be seen on its own. 0: none.
+fn bulk(c: &Core, o: &Op, size: u64, index_regs: &[Reg]) -> u64 {
+    if !is_repeated(o)
+        || c.regs.flag(Rflags::DF | Rflags::TF)
+        || c.debug.watching()
+        || c.counters.counts_accesses()
     {
         return 0;
     }
-    let mut n = cut(c.reg(1), o.asz).min(affordable(c, o));
-    for &reg in regs {
-        let at = c.reg(reg);
+    let mut n = iterations(c, o).min(c.progress.affordable_iterations());
+    for &reg in index_regs {
+        let at = c.regs.get(reg);
         n = n.min((0x1000 - at % 0x1000) / size);
-        if o.asz == 2 && at & 0xffff > 0xf000 {
+        if o.address_size == 2 && at & 0xffff > 0xf000 {
             return 0;
         }
     }
-    if n < 4 { 0 } else { n }
+    if n < BULK_MIN { 0 } else { n }
 }
 
-pub(crate) fn movs<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let (size, before) = (T::SIZE as u64, c.extra);
+/// Takes iterations that were done in bulk off the count register and the budget.
+fn charge_bulk(c: &mut Core, o: &Op, n: u64) {
+    advance(c, Reg::Rcx, o.address_size, n.wrapping_neg());
+    c.progress.charge_iterations(n);
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "bulk copies lie within a page"
+)]
+pub(crate) fn movs<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let (size, before) = (T::SIZE as u64, c.progress.extra());
     loop {
-        let n = bulk(c, o, size, &[6, 7]);
+        let n = bulk(c, o, size, &[Reg::Rsi, Reg::Rdi]);
         if n == 0 {
             break;
         }
         let len = n * size;
-        let from = c.linear(o.seg, cut(c.reg(6), o.asz), len, false)?;
-        let to = c.linear(ES, cut(c.reg(7), o.asz), len, true)?;
-        let overlap = to.wrapping_sub(from) < len;
-        if overlap || !c.copy(from, to, len)? {
+        let from = source(c, o, len)?;
+        let to = target(c, o, len, true)?;
+        let overlaps = to.wrapping_sub(from) < len;
+        if overlaps || !c.copy(from, to, len as usize)? {
             break;
         }
-        advance(c, 6, o.asz, len);
-        advance(c, 7, o.asz, len);
-        advance(c, 1, o.asz, n.wrapping_neg());
-        charge(c, n);
-        if c.leave && cut(c.reg(1), o.asz) != 0 {
-            return Err(Fault::Repeat);
+        advance(c, Reg::Rsi, o.address_size, len);
+        advance(c, Reg::Rdi, o.address_size, len);
+        charge_bulk(c, o, n);
+        if c.exit.requested && iterations(c, o) != 0 {
+            return Err(Fault::BetweenIterations);
         }
     }
     repeat_from(c, o, before, |c, o| {
-        let from = source(c, o, T::SIZE)?;
-        let to = target(c, o, T::SIZE, true)?;
+        let from = source(c, o, size)?;
+        let to = target(c, o, size, true)?;
         let v: T = c.read(from)?;
         c.write(to, v)?;
-        let by = step(c, size);
-        advance(c, 6, o.asz, by);
-        advance(c, 7, o.asz, by);
+        let by = stride(c, size);
+        advance(c, Reg::Rsi, o.address_size, by);
+        advance(c, Reg::Rdi, o.address_size, by);
         Ok(true)
     })
 }
 
-pub(crate) fn stos<T: Word>(c: &mut Core, o: &Op) -> Done {
-    let (size, before) = (T::SIZE as u64, c.extra);
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "bulk stores lie within a page"
+)]
+pub(crate) fn stos<T: Width>(c: &mut Core, o: &Op) -> Done {
+    let (size, before) = (T::SIZE as u64, c.progress.extra());
     loop {
-        let n = bulk(c, o, size, &[7]);
+        let n = bulk(c, o, size, &[Reg::Rdi]);
         if n == 0 {
             break;
         }
-        let len = n * size;
-        let to = c.linear(ES, cut(c.reg(7), o.asz), len, true)?;
-        if !c.fill::<T>(to, n)? {
+        let to = target(c, o, n * size, true)?;
+        if !c.fill::<T>(to, n as usize)? {
             break;
         }
-        advance(c, 7, o.asz, len);
-        advance(c, 1, o.asz, n.wrapping_neg());
-        charge(c, n);
+        advance(c, Reg::Rdi, o.address_size, n * size);
+        charge_bulk(c, o, n);
     }
     repeat_from(c, o, before, |c, o| {
-        let to = target(c, o, T::SIZE, true)?;
-        let v = c.get::<T>(0);
+        let to = target(c, o, size, true)?;
+        let v = c.regs.read::<T>(Reg::Rax);
         c.write(to, v)?;
-        let by = step(c, size);
-        advance(c, 7, o.asz, by);
+        let by = stride(c, size);
+        advance(c, Reg::Rdi, o.address_size, by);
         Ok(true)
     })
 }
 
-pub(crate) fn lods<T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn lods<T: Width>(c: &mut Core, o: &Op) -> Done {
     repeat(c, o, |c, o| {
-        let from = source(c, o, T::SIZE)?;
+        let from = source(c, o, T::SIZE as u64)?;
         let v: T = c.read(from)?;
-        c.put(0, v);
-        let by = step(c, T::SIZE as u64);
-        advance(c, 6, o.asz, by);
+        c.regs.write(Reg::Rax, v);
+        let by = stride(c, T::SIZE as u64);
+        advance(c, Reg::Rsi, o.address_size, by);
         Ok(true)
     })
 }
 
-/// The condition of REPE or REPNE after a comparison.
-fn goes_on(c: &Core, o: &Op) -> bool {
-    c.cc.zf() == (o.prefix & REP != 0)
+/// Whether REPE or REPNE continues after a comparison.
+fn continues(c: &Core, o: &Op) -> bool {
+    c.regs.flags.zf() == (o.prefix & REP != 0)
 }
 
-fn compare<T: Word>(c: &mut Core, a: T, b: T) {
-    c.cc = Flags::sub(a, b, T::from_u64(a.zext().wrapping_sub(b.zext())));
+fn compare<T: Width>(c: &mut Core, a: T, b: T) {
+    c.regs.flags = LazyFlags::sub(a, b, T::from_u64(a.zext().wrapping_sub(b.zext())));
 }
 
-pub(crate) fn scas<T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn scas<T: Width>(c: &mut Core, o: &Op) -> Done {
     repeat(c, o, |c, o| {
-        let at = target(c, o, T::SIZE, false)?;
+        let at = target(c, o, T::SIZE as u64, false)?;
         let v: T = c.read(at)?;
-        let a = c.get::<T>(0);
+        let a = c.regs.read::<T>(Reg::Rax);
         compare(c, a, v);
-        let by = step(c, T::SIZE as u64);
-        advance(c, 7, o.asz, by);
-        Ok(goes_on(c, o))
+        let by = stride(c, T::SIZE as u64);
+        advance(c, Reg::Rdi, o.address_size, by);
+        Ok(continues(c, o))
     })
 }
 
-pub(crate) fn cmps<T: Word>(c: &mut Core, o: &Op) -> Done {
+pub(crate) fn cmps<T: Width>(c: &mut Core, o: &Op) -> Done {
     repeat(c, o, |c, o| {
-        let from = source(c, o, T::SIZE)?;
-        let to = target(c, o, T::SIZE, false)?;
+        let from = source(c, o, T::SIZE as u64)?;
+        let to = target(c, o, T::SIZE as u64, false)?;
         let a: T = c.read(from)?;
         let b: T = c.read(to)?;
         compare(c, a, b);
-        let by = step(c, T::SIZE as u64);
-        advance(c, 6, o.asz, by);
-        advance(c, 7, o.asz, by);
-        Ok(goes_on(c, o))
+        let by = stride(c, T::SIZE as u64);
+        advance(c, Reg::Rsi, o.address_size, by);
+        advance(c, Reg::Rdi, o.address_size, by);
+        Ok(continues(c, o))
     })
 }
 
 pub(crate) fn ins(c: &mut Core, o: &Op) -> Done {
-    let port = c.get::<u16>(2);
+    let port = c.regs.read::<u16>(Reg::Rdx);
     c.check_port(port, o.size)?;
     repeat(c, o, |c, o| {
         let to = target(c, o, o.size.into(), true)?;
+        // A store that faults must not read the port.
         c.probe_write(to, o.size.into())?;
         let v = c.port_in(port, o.size);
         store_sized(c, to, o.size, v)?;
-        let by = step(c, o.size.into());
-        advance(c, 7, o.asz, by);
+        let by = stride(c, o.size.into());
+        advance(c, Reg::Rdi, o.address_size, by);
         Ok(true)
     })
 }
 
 pub(crate) fn outs(c: &mut Core, o: &Op) -> Done {
-    let port = c.get::<u16>(2);
+    let port = c.regs.read::<u16>(Reg::Rdx);
     c.check_port(port, o.size)?;
     repeat(c, o, |c, o| {
         let from = source(c, o, o.size.into())?;
         let v = load_sized(c, from, o.size)?;
         c.port_out(port, o.size, v);
-        let by = step(c, o.size.into());
-        advance(c, 6, o.asz, by);
+        let by = stride(c, o.size.into());
+        advance(c, Reg::Rsi, o.address_size, by);
         Ok(true)
     })
 }

@@ -1,230 +1,226 @@
 //! HLT, flags, segment registers, software interrupts, and what else is left.
 
 use super::{Done, read_rm};
-use crate::core::*;
-use crate::flags::{AC, CF, DF as DIR, Flags, IF, VIF, VIP, ZF};
-use crate::op::{Next, Op};
+use crate::core::{Core, InnerOp, LastOp, Next, Op, truncate};
+use crate::fault::{ExitReason, Fault, SoftwareInterruptKind};
 use crate::platform::BranchClass;
+use crate::registers::Reg;
 use hindsight_cpu::state::{Activity, seg};
+use hindsight_regs::cr::{Cr0, Cr4};
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 
 pub(crate) fn ud(_: &mut Core, _: &Op) -> Done {
-    Err(UD_)
+    Err(Fault::UD)
 }
 
 /// An instruction that the interpreter lacks.
-pub(crate) fn missing(_: &mut Core, _: &Op) -> Done {
-    Err(Fault::Missing)
+pub(crate) fn unimplemented(_: &mut Core, _: &Op) -> Done {
+    Err(Fault::Unimplemented)
 }
 
 /// An instruction of more than 15 bytes.
 pub(crate) fn too_long(_: &mut Core, _: &Op) -> Done {
-    Err(GP0)
+    Err(Fault::GP)
 }
 
 pub(crate) fn hlt(c: &mut Core, _: &Op) -> Done {
-    if c.cpl != 0 {
-        return Err(GP0);
+    if c.mode.cpl() != 0 {
+        return Err(Fault::GP);
     }
-    c.st.activity = Activity::Halted;
-    c.leave = true;
+    c.state.activity = Activity::Halted;
+    c.exit.requested = true;
     Ok(())
 }
 
 pub(crate) fn cli(c: &mut Core, _: &Op) -> Done {
-    let v86 = c.v86();
-    if c.cpl <= c.iopl() || !c.cr0(CR0_PE) {
-        c.fl &= !IF;
-    } else if (v86 && c.cr4(CR4_VME)) || (!v86 && c.cpl == 3 && c.cr4(CR4_PVI)) {
-        c.fl &= !VIF;
+    let v86 = c.regs.v86();
+    if c.mode.cpl() <= c.regs.iopl() || !c.cr0(Cr0::PE) {
+        c.regs.set_flag(Rflags::IF, false);
+    } else if (v86 && c.cr4(Cr4::VME)) || (!v86 && c.mode.cpl() == 3 && c.cr4(Cr4::PVI)) {
+        c.regs.set_flag(Rflags::VIF, false);
     } else {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     Ok(())
 }
 
 pub(crate) fn sti(c: &mut Core, _: &Op) -> Done {
-    let v86 = c.v86();
-    if c.cpl <= c.iopl() || !c.cr0(CR0_PE) {
-        if !c.flag(IF) {
-            c.st.events.sti_shadow = true;
-            c.leave = true;
+    let v86 = c.regs.v86();
+    if c.mode.cpl() <= c.regs.iopl() || !c.cr0(Cr0::PE) {
+        if !c.regs.flag(Rflags::IF) {
+            c.state.events.sti_shadow = true;
+            c.exit.requested = true;
         }
-        c.fl |= IF;
-    } else if (v86 && c.cr4(CR4_VME)) || (!v86 && c.cpl == 3 && c.cr4(CR4_PVI)) {
-        if c.flag(VIP) {
-            return Err(GP0);
+        c.regs.set_flag(Rflags::IF, true);
+    } else if (v86 && c.cr4(Cr4::VME)) || (!v86 && c.mode.cpl() == 3 && c.cr4(Cr4::PVI)) {
+        if c.regs.flag(Rflags::VIP) {
+            return Err(Fault::GP);
         }
-        c.fl |= VIF;
+        c.regs.set_flag(Rflags::VIF, true);
     } else {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     Ok(())
 }
 
-pub(crate) fn cld(c: &mut Core, o: &Op) -> Next {
-    c.fl &= !DIR;
+pub(crate) fn cld(c: &mut Core, o: InnerOp<'_>) -> Next {
+    c.regs.set_flag(Rflags::DF, false);
     o.go(c)
 }
 
-pub(crate) fn std(c: &mut Core, o: &Op) -> Next {
-    c.fl |= DIR;
+pub(crate) fn std(c: &mut Core, o: InnerOp<'_>) -> Next {
+    c.regs.set_flag(Rflags::DF, true);
     o.go(c)
 }
 
 /// CLC (`HOW` 0), STC (1), CMC (2).
-pub(crate) fn carry<const HOW: u8>(c: &mut Core, o: &Op) -> Next {
-    let bits = c.cc.bits();
-    c.cc = Flags::explicit(match HOW {
-        0 => bits & !CF,
-        1 => bits | CF,
-        _ => bits ^ CF,
-    });
+pub(crate) fn carry<const HOW: u8>(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let on = match HOW {
+        0 => false,
+        1 => true,
+        _ => !c.regs.flags.cf(),
+    };
+    c.regs.flags = c.regs.flags.with(Rflags::CF, on);
     o.go(c)
 }
 
 /// SALC: AL is 0 or FFH by CF.
-pub(crate) fn salc(c: &mut Core, o: &Op) -> Next {
-    let v = if c.cc.cf() { 0xff_u8 } else { 0 };
-    c.put(0, v);
+pub(crate) fn salc(c: &mut Core, o: InnerOp<'_>) -> Next {
+    let v = if c.regs.flags.cf() { 0xff_u8 } else { 0 };
+    c.regs.write(Reg::Rax, v);
     o.go(c)
 }
 
 /// CLAC and STAC (`SET`).
 pub(crate) fn smap_ac<const SET: bool>(c: &mut Core, _: &Op) -> Done {
-    if c.cpl != 0 {
-        return Err(UD_);
+    if c.mode.cpl() != 0 {
+        return Err(Fault::UD);
     }
-    c.fl = (c.fl & !AC) | if SET { AC } else { 0 };
-    c.update_set();
+    c.regs.set_flag(Rflags::AC, SET);
+    c.update_rights();
     Ok(())
 }
 
 /// MOV from a segment register.
 pub(crate) fn mov_from_seg(c: &mut Core, o: &Op) -> Done {
-    let v = c.st.seg[usize::from(o.s) % 6].selector;
-    if super::is_mem(o) {
+    let v = c.state.seg[usize::from(o.src.number()) % 6].selector;
+    if o.is_mem() {
         return super::store(c, o, v);
     }
-    c.put_sized(o.d, o.size, v.into());
+    c.regs.write_sized(o.dst, o.size, v.into());
     Ok(())
 }
 
 /// MOV to a segment register.
 pub(crate) fn mov_to_seg(c: &mut Core, o: &Op) -> Done {
-    let v: u16 = read_rm(c, o, o.s)?;
-    c.load_segment(usize::from(o.d), v)?;
-    if usize::from(o.d) == seg::SS {
+    let v: u16 = read_rm(c, o, o.src)?;
+    let index = usize::from(o.dst.number());
+    c.load_segment(index, v)?;
+    if index == seg::SS {
         c.shadow_ss();
     }
-    c.leave = true;
+    c.exit.requested = true;
     Ok(())
 }
 
-fn software(c: &mut Core, o: &Op, vector: u8, kind: SoftKind) -> Next {
-    c.soft_rip = c.rip_of(o);
-    c.soft_op = o;
-    c.rip = c.rip_after(o);
-    c.left = 0;
-    c.exit(Leave::SoftInt(vector, kind))
+fn software_interrupt(c: &mut Core, o: &Op, vector: Vector, kind: SoftwareInterruptKind) -> Next {
+    c.exit.software_rip = c.rip_of(o);
+    c.exit.software_op = o.id();
+    c.regs.rip = c.rip_after(o);
+    c.progress.end_operation();
+    c.leave(ExitReason::SoftwareInterrupt(vector, kind))
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "an 8-bit immediate")]
-pub(crate) fn int_n(c: &mut Core, o: &Op) -> Next {
-    let vector = o.imm as u8;
-    if c.v86() && (c.iopl() < 3 || c.cr4(CR4_VME)) {
+pub(crate) fn int_n(c: &mut Core, o: LastOp<'_>) -> Next {
+    let vector = Vector(o.imm as u8);
+    if c.regs.v86() && (c.regs.iopl() < 3 || c.cr4(Cr4::VME)) {
         match vme_redirects(c, vector) {
             Ok(true) => {
-                c.left = o.left;
-                return match int_v86(c, o, vector) {
-                    Ok(()) => super::poll(c),
-                    Err(fault) => c.fault_at(o, fault),
+                c.progress.begin_operation(o.remaining);
+                return match int_v86(c, &o, vector) {
+                    Ok(()) => c.leave_at_boundary(),
+                    Err(fault) => c.fault_at(&o, fault),
                 };
             }
-            Ok(false) if c.iopl() < 3 => return c.fault_at(o, GP0),
+            Ok(false) if c.regs.iopl() < 3 => return c.fault_at(&o, Fault::GP),
             Ok(false) => {}
-            Err(fault) => return c.fault_at(o, fault),
+            Err(fault) => return c.fault_at(&o, fault),
         }
     }
-    software(c, o, vector, SoftKind::Int)
+    software_interrupt(c, &o, vector, SoftwareInterruptKind::IntN)
 }
 
 /// With CR4.VME, the redirection bitmap in the TSS sends INT n to the guest's own table.
-fn vme_redirects(c: &mut Core, vector: u8) -> Result<bool, Fault> {
-    if !c.cr4(CR4_VME) {
+fn vme_redirects(c: &mut Core, vector: Vector) -> Result<bool, Fault> {
+    if !c.cr4(Cr4::VME) {
         return Ok(false);
     }
-    let tr = c.st.tr;
+    let tr = c.state.tr;
     let base: u16 = c.read_sys(tr.base.wrapping_add(0x66) & 0xffff_ffff)?;
-    let at = u64::from(base).wrapping_sub(32) + u64::from(vector / 8);
+    let at = u64::from(base).wrapping_sub(32) + u64::from(vector.0 / 8);
     if base < 32 || at > tr.limit.into() {
         return Ok(false);
     }
     let bits: u8 = c.read_sys(tr.base.wrapping_add(at) & 0xffff_ffff)?;
-    Ok(bits >> (vector % 8) & 1 == 0)
+    Ok(bits >> (vector.0 % 8) & 1 == 0)
 }
 
 /// INT n through the virtual-8086 task's own vector table.
-fn int_v86(c: &mut Core, o: &Op, vector: u8) -> Done {
-    let entry: u32 = c.read(u64::from(vector) * 4)?;
+fn int_v86(c: &mut Core, o: &Op, vector: Vector) -> Done {
+    let entry: u32 = c.read(u64::from(vector.0) * 4)?;
     // Below IOPL 3 the task's IF is VIF, and its image shows IOPL 3.
-    let (flags, cleared) = if c.iopl() == 3 {
-        (c.rflags(), IF)
+    let (flags, cleared) = if c.regs.iopl() == 3 {
+        (c.regs.rflags(), Rflags::IF)
     } else {
-        let virtual_if = if c.flag(VIF) { IF } else { 0 };
-        ((c.rflags() & !IF) | 0x3000 | virtual_if, VIF)
+        let mut image = c.regs.rflags() | Rflags::IOPL;
+        image.set(Rflags::IF, c.regs.flag(Rflags::VIF));
+        (image, Rflags::VIF)
     };
-    let old = c.regs[4];
-    let cs = c.cs().selector;
-    let after = c.rip_after(o);
-    let pushed = c
-        .push(2, flags)
-        .and_then(|()| c.push(2, cs.into()))
-        .and_then(|()| c.push(2, after));
-    if let Err(fault) = pushed {
-        c.regs[4] = old;
-        return Err(fault);
-    }
-    let place = (c.rip_of(o), c.cs_base(), c.cpl);
-    c.fl &= !(cleared | crate::flags::TF);
+    let (cs, after) = (c.cs().selector, c.rip_after(o));
+    c.push_all(2, &[flags.bits(), cs.into(), after])?;
+    let from = c.branch_source(c.rip_of(o));
+    c.regs.set_flag(cleared | Rflags::TF, false);
     // With TF clear nothing is left to trap.
-    c.no_step = true;
+    c.debug.suppress_step = true;
     c.load_segment_real(seg::CS, (entry >> 16) as u16);
-    c.rip = (entry & 0xffff).into();
-    c.note_far(place, c.rip, BranchClass::SoftwareInterrupt);
+    c.regs.rip = (entry & 0xffff).into();
+    c.record_far(from, c.regs.rip, BranchClass::SoftwareInterrupt);
     Ok(())
 }
 
-pub(crate) fn int3(c: &mut Core, o: &Op) -> Next {
-    software(c, o, BP, SoftKind::Trap)
+pub(crate) fn int3(c: &mut Core, o: LastOp<'_>) -> Next {
+    software_interrupt(c, &o, Vector::BP, SoftwareInterruptKind::Trap)
 }
 
-pub(crate) fn int1(c: &mut Core, o: &Op) -> Next {
-    software(c, o, DB, SoftKind::Icebp)
+pub(crate) fn int1(c: &mut Core, o: LastOp<'_>) -> Next {
+    software_interrupt(c, &o, Vector::DB, SoftwareInterruptKind::Int1)
 }
 
-pub(crate) fn into(c: &mut Core, o: &Op) -> Next {
-    if c.cc.condition::<0>() {
-        software(c, o, OFV, SoftKind::Trap)
+pub(crate) fn into(c: &mut Core, o: InnerOp<'_>) -> Next {
+    if c.regs.flags.condition::<0>() {
+        software_interrupt(c, &o, Vector::OF, SoftwareInterruptKind::Trap)
     } else {
         o.go(c)
     }
 }
 
 fn set_zf(c: &mut Core, on: bool) {
-    c.cc = Flags::explicit((c.cc.bits() & !ZF) | if on { ZF } else { 0 });
+    c.regs.flags = c.regs.flags.with(Rflags::ZF, on);
 }
 
 /// VERR and VERW (`WRITE`).
 pub(crate) fn verify<const WRITE: bool>(c: &mut Core, o: &Op) -> Done {
-    if !c.prot {
-        return Err(UD_);
+    if !c.mode.protected() {
+        return Err(Fault::UD);
     }
-    let selector: u16 = read_rm(c, o, o.d)?;
+    let selector: u16 = read_rm(c, o, o.dst)?;
     let ok = c.inspect(selector)?.is_some_and(|d| {
         if WRITE {
-            d.writable()
+            d.is_writable()
         } else {
-            d.ordinary() && (!d.is_code() || d.access() & 2 != 0)
+            d.is_code_or_data() && (!d.is_code() || d.access() & 2 != 0)
         }
     });
     set_zf(c, ok);
@@ -232,12 +228,12 @@ pub(crate) fn verify<const WRITE: bool>(c: &mut Core, o: &Op) -> Done {
 }
 
 pub(crate) fn lar(c: &mut Core, o: &Op) -> Done {
-    if !c.prot {
-        return Err(UD_);
+    if !c.mode.protected() {
+        return Err(Fault::UD);
     }
-    let selector: u16 = read_rm(c, o, o.s)?;
+    let selector: u16 = read_rm(c, o, o.src)?;
     let long = c.lma();
-    let found = c.inspect(selector)?.filter(|d| match d.system() {
+    let found = c.inspect(selector)?.filter(|d| match d.system_type() {
         None => true,
         Some(2 | 9 | 11 | 12) => true,
         Some(1 | 3 | 4 | 5) => !long,
@@ -245,26 +241,26 @@ pub(crate) fn lar(c: &mut Core, o: &Op) -> Done {
     });
     if let Some(d) = found {
         let v = d.raw >> 32 & 0x00ff_ff00;
-        c.put_sized(o.d, o.size, v);
+        c.regs.write_sized(o.dst, o.size, v);
     }
     set_zf(c, found.is_some());
     Ok(())
 }
 
 pub(crate) fn lsl(c: &mut Core, o: &Op) -> Done {
-    if !c.prot {
-        return Err(UD_);
+    if !c.mode.protected() {
+        return Err(Fault::UD);
     }
-    let selector: u16 = read_rm(c, o, o.s)?;
+    let selector: u16 = read_rm(c, o, o.src)?;
     let long = c.lma();
-    let found = c.inspect(selector)?.filter(|d| match d.system() {
+    let found = c.inspect(selector)?.filter(|d| match d.system_type() {
         None => true,
         Some(2 | 9 | 11) => true,
         Some(1 | 3) => !long,
         _ => false,
     });
     if let Some(d) = found {
-        c.put_sized(o.d, o.size, d.limit().into());
+        c.regs.write_sized(o.dst, o.size, d.limit().into());
     }
     set_zf(c, found.is_some());
     Ok(())
@@ -272,15 +268,15 @@ pub(crate) fn lsl(c: &mut Core, o: &Op) -> Done {
 
 /// ARPL.
 pub(crate) fn arpl(c: &mut Core, o: &Op) -> Done {
-    if !c.prot {
-        return Err(UD_);
+    if !c.mode.protected() {
+        return Err(Fault::UD);
     }
-    let rpl = c.get::<u16>(o.s) & 3;
+    let rpl = c.regs.read::<u16>(o.src) & 3;
     let raise = |a: u16| if a & 3 < rpl { (a & !3) | rpl } else { a };
     // Without a change there is no write.
-    let old: u16 = read_rm(c, o, o.d)?;
+    let old: u16 = read_rm(c, o, o.dst)?;
     if raise(old) != old {
-        super::write_rm(c, o, o.d, raise(old))?;
+        super::write_rm(c, o, o.dst, raise(old))?;
     }
     set_zf(c, raise(old) != old);
     Ok(())
@@ -289,8 +285,8 @@ pub(crate) fn arpl(c: &mut Core, o: &Op) -> Done {
 /// BOUND.
 pub(crate) fn bound(c: &mut Core, o: &Op) -> Done {
     let lin = super::src(c, o, o.size.into())?;
-    let above = cut(c.offset(o).wrapping_add(o.size.into()), o.asz);
-    let above = c.linear(o.seg, above, o.size.into(), false)?;
+    let above = truncate(c.offset(o).wrapping_add(o.size.into()), o.address_size);
+    let above = c.linear(o.segment(), above, o.size.into(), false)?;
     let signed = |v: u64| {
         if o.size == 2 {
             i64::from((v & 0xffff) as u16 as i16)
@@ -300,9 +296,9 @@ pub(crate) fn bound(c: &mut Core, o: &Op) -> Done {
     };
     let low = super::load_sized(c, lin, o.size)?;
     let high = super::load_sized(c, above, o.size)?;
-    let v = signed(c.reg(o.d));
+    let v = signed(c.regs.get(o.dst));
     if v < signed(low) || v > signed(high) {
-        Err(Fault::Plain(BR))
+        Err(Fault::NoCode(Vector::BR))
     } else {
         Ok(())
     }
@@ -310,61 +306,71 @@ pub(crate) fn bound(c: &mut Core, o: &Op) -> Done {
 
 /// FWAIT.
 pub(crate) fn wait(c: &mut Core, _: &Op) -> Done {
-    if c.cr0(CR0_MP) && c.cr0(CR0_TS) {
-        return Err(Fault::Plain(NM));
+    if c.cr0(Cr0::MP) && c.cr0(Cr0::TS) {
+        return Err(Fault::NM);
     }
     c.check_x87_pending()
 }
 
 /// MONITOR and MWAIT: the wait ends at once.
 pub(crate) fn monitor(c: &mut Core, _: &Op) -> Done {
-    if c.cpl != 0 { Err(UD_) } else { Ok(()) }
+    if c.mode.cpl() != 0 {
+        Err(Fault::UD)
+    } else {
+        Ok(())
+    }
 }
 
 /// XGETBV.
 pub(crate) fn xgetbv(c: &mut Core, _: &Op) -> Done {
-    if !c.cr4(CR4_OSXSAVE) {
-        return Err(UD_);
+    if !c.cr4(Cr4::OSXSAVE) {
+        return Err(Fault::UD);
     }
-    let v = match c.get::<u32>(1) {
-        0 => c.st.xcr0,
-        1 => c.st.xcr0 & c.vec.in_use(),
-        _ => return Err(GP0),
+    let v = match c.regs.read::<u32>(Reg::Rcx) {
+        0 => c.state.xcr0,
+        1 => c.state.xcr0 & c.vec.in_use(),
+        _ => return Err(Fault::GP),
     };
-    c.put_edx_eax(v);
+    c.regs.set_edx_eax(v);
     Ok(())
 }
 
 pub(crate) fn xsetbv(c: &mut Core, _: &Op) -> Done {
-    if !c.cr4(CR4_OSXSAVE) {
-        return Err(UD_);
+    if !c.cr4(Cr4::OSXSAVE) {
+        return Err(Fault::UD);
     }
-    let v = (c.regs[2] << 32) | (c.regs[0] & 0xffff_ffff);
+    let v = (c.regs.get(Reg::Rdx) << 32) | (c.regs.get(Reg::Rax) & 0xffff_ffff);
     let supported: u64 = c.platform().cpuid(0xd, 0)[0].into();
     let avx = v & 4 == 0 || v & 2 != 0;
     let avx512 = v & 0xe0 == 0 || v & 0xe6 == 0xe6;
-    if c.cpl != 0 || c.get::<u32>(1) != 0 || v & 1 == 0 || v & !supported != 0 || !avx || !avx512 {
-        return Err(GP0);
+    if c.mode.cpl() != 0
+        || c.regs.read::<u32>(Reg::Rcx) != 0
+        || v & 1 == 0
+        || v & !supported != 0
+        || !avx
+        || !avx512
+    {
+        return Err(Fault::GP);
     }
-    c.st.xcr0 = v;
+    c.state.xcr0 = v;
     Ok(())
 }
 
 /// RDPKRU and WRPKRU (`WRITE`).
 pub(crate) fn pkru<const WRITE: bool>(c: &mut Core, _: &Op) -> Done {
-    if !c.cr4(CR4_PKE) {
-        return Err(UD_);
+    if !c.cr4(Cr4::PKE) {
+        return Err(Fault::UD);
     }
-    if c.get::<u32>(1) != 0 || (WRITE && c.get::<u32>(2) != 0) {
-        return Err(GP0);
+    if c.regs.read::<u32>(Reg::Rcx) != 0 || (WRITE && c.regs.read::<u32>(Reg::Rdx) != 0) {
+        return Err(Fault::GP);
     }
     if WRITE {
-        c.vec.pkru = c.get(0);
+        c.vec.pkru = c.regs.read(Reg::Rax);
         c.flush_tlb();
-        c.leave = true;
+        c.exit.requested = true;
     } else {
         let v = c.vec.pkru.into();
-        c.put_edx_eax(v);
+        c.regs.set_edx_eax(v);
     }
     Ok(())
 }

@@ -2,10 +2,11 @@
 //! SDM Vol. 1, "Managing State Using the XSAVE Feature Set".
 
 #![expect(clippy::cast_possible_truncation, reason = "fields of the areas")]
-
-use super::{Done, general, is_mem, load, store};
-use crate::core::{CR0_EM, CR0_TS, CR4_OSFXSR, CR4_OSXSAVE, Core, Fault, GP0, NM, UD_};
-use crate::op::{Handler, Op};
+use super::{Done, general, load, store};
+use crate::core::{Core, Handler, Op};
+use crate::fault::Fault;
+use crate::registers::Reg;
+use hindsight_regs::cr::{Cr0, Cr4};
 use iced_x86::{Code, Instruction, Mnemonic as M};
 
 const X87: u64 = 1;
@@ -53,14 +54,18 @@ pub(crate) fn handler(i: &Instruction) -> Option<Handler> {
 }
 
 fn xmm_count(c: &Core) -> usize {
-    if c.code == 8 { 16 } else { 8 }
+    if c.mode.is_64bit() { 16 } else { 8 }
 }
 
 fn fx_check(c: &Core, lin: u64) -> Done {
-    if c.cr0(CR0_EM | CR0_TS) {
-        return Err(Fault::Plain(NM));
+    if c.cr0(Cr0::EM | Cr0::TS) {
+        return Err(Fault::NM);
     }
-    if lin & 15 != 0 { Err(GP0) } else { Ok(()) }
+    if lin & 15 != 0 {
+        Err(Fault::GP)
+    } else {
+        Ok(())
+    }
 }
 
 fn fxsave<const WIDE: bool>(c: &mut Core, o: &Op) -> Done {
@@ -75,7 +80,7 @@ fn fxsave<const WIDE: bool>(c: &mut Core, o: &Op) -> Done {
     }
     area[24..28].copy_from_slice(&c.vec.mxcsr.to_le_bytes());
     area[28..32].copy_from_slice(&MXCSR_MASK.to_le_bytes());
-    let sse = c.cr4(CR4_OSFXSR);
+    let sse = c.cr4(Cr4::OSFXSR);
     let count = xmm_count(c);
     if sse {
         c.vec.write_xmm(&mut area, count);
@@ -90,7 +95,7 @@ fn read_mxcsr(area: &[u8]) -> Result<u32, Fault> {
         .and_then(|b| b.try_into().ok())
         .map_or(0, u32::from_le_bytes);
     if v & !MXCSR_MASK != 0 {
-        Err(GP0)
+        Err(Fault::GP)
     } else {
         Ok(v)
     }
@@ -101,7 +106,7 @@ fn fxrstor<const WIDE: bool>(c: &mut Core, o: &Op) -> Done {
     fx_check(c, lin)?;
     let mut area = [0; 512];
     c.read_bytes(lin, &mut area)?;
-    let sse = c.cr4(CR4_OSFXSR);
+    let sse = c.cr4(Cr4::OSFXSR);
     let mxcsr = read_mxcsr(&area);
     if sse {
         c.vec.mxcsr = mxcsr?;
@@ -167,18 +172,22 @@ impl Core {
     }
 
     fn xsave_check(&mut self, lin: u64) -> Done {
-        if !self.cr4(CR4_OSXSAVE) {
-            return Err(UD_);
+        if !self.cr4(Cr4::OSXSAVE) {
+            return Err(Fault::UD);
         }
-        if self.cr0(CR0_TS) {
-            return Err(Fault::Plain(NM));
+        if self.cr0(Cr0::TS) {
+            return Err(Fault::NM);
         }
-        if lin & 63 != 0 { Err(GP0) } else { Ok(()) }
+        if lin & 63 != 0 {
+            Err(Fault::GP)
+        } else {
+            Ok(())
+        }
     }
 
     fn rfbm(&self) -> u64 {
-        let v = (self.regs[2] << 32) | (self.regs[0] & 0xffff_ffff);
-        v & self.st.xcr0
+        let v = (self.regs.get(Reg::Rdx) << 32) | (self.regs.get(Reg::Rax) & 0xffff_ffff);
+        v & self.state.xcr0
     }
 
     /// Reads the area from `lin` in pieces of a page.
@@ -191,8 +200,8 @@ impl Core {
 }
 
 fn xsaves(c: &mut Core, o: &Op) -> Done {
-    if c.cpl != 0 {
-        return Err(GP0);
+    if c.mode.cpl() != 0 {
+        return Err(Fault::GP);
     }
     xsave::<true>(c, o)
 }
@@ -254,8 +263,8 @@ fn xsave<const COMPACTED: bool>(c: &mut Core, o: &Op) -> Done {
 }
 
 fn xrstors(c: &mut Core, o: &Op) -> Done {
-    if c.cpl != 0 {
-        return Err(GP0);
+    if c.mode.cpl() != 0 {
+        return Err(Fault::GP);
     }
     xrstor(c, o)
 }
@@ -277,10 +286,10 @@ fn xrstor(c: &mut Core, o: &Op) -> Done {
     let known = if compacted {
         compact & !COMPACT
     } else {
-        c.st.xcr0
+        c.state.xcr0
     };
-    if reserved || present & !known != 0 || (compacted && known & !c.st.xcr0 != 0) {
-        return Err(GP0);
+    if reserved || present & !known != 0 || (compacted && known & !c.state.xcr0 != 0) {
+        return Err(Fault::GP);
     }
     let loads_mxcsr = if compacted {
         mask & present & SSE != 0
@@ -324,17 +333,17 @@ fn xrstor(c: &mut Core, o: &Op) -> Done {
     if c.vec.pkru != pkru {
         // Rights are checked when the TLB is filled.
         c.flush_tlb();
-        c.leave = true;
+        c.exit.requested = true;
     }
     Ok(())
 }
 
 fn sse_check(c: &Core) -> Done {
-    if c.cr0(CR0_EM) || !c.cr4(CR4_OSFXSR) {
-        return Err(UD_);
+    if c.cr0(Cr0::EM) || !c.cr4(Cr4::OSFXSR) {
+        return Err(Fault::UD);
     }
-    if c.cr0(CR0_TS) {
-        Err(Fault::Plain(NM))
+    if c.cr0(Cr0::TS) {
+        Err(Fault::NM)
     } else {
         Ok(())
     }
@@ -344,7 +353,7 @@ fn ldmxcsr(c: &mut Core, o: &Op) -> Done {
     sse_check(c)?;
     let v: u32 = load(c, o)?;
     if v & !MXCSR_MASK != 0 {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     c.vec.mxcsr = v;
     Ok(())
@@ -357,8 +366,8 @@ fn stmxcsr(c: &mut Core, o: &Op) -> Done {
 }
 
 fn x87_check(c: &Core) -> Done {
-    if c.cr0(CR0_EM | CR0_TS) {
-        Err(Fault::Plain(NM))
+    if c.cr0(Cr0::EM | Cr0::TS) {
+        Err(Fault::NM)
     } else {
         Ok(())
     }
@@ -398,19 +407,19 @@ fn fnstcw(c: &mut Core, o: &Op) -> Done {
 fn fnstsw(c: &mut Core, o: &Op) -> Done {
     x87_check(c)?;
     let v = c.vec.fsw();
-    if is_mem(o) {
+    if o.is_mem() {
         return store(c, o, v);
     }
-    c.put(0, v);
+    c.regs.write(Reg::Rax, v);
     Ok(())
 }
 
 fn emms(c: &mut Core, _: &Op) -> Done {
-    if c.cr0(CR0_EM) {
-        return Err(UD_);
+    if c.cr0(Cr0::EM) {
+        return Err(Fault::UD);
     }
-    if c.cr0(CR0_TS) {
-        return Err(Fault::Plain(NM));
+    if c.cr0(Cr0::TS) {
+        return Err(Fault::NM);
     }
     c.check_x87_pending()?;
     c.vec.set_top(0);
@@ -450,7 +459,7 @@ fn fnstenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
     let fip = u32::from_le_bytes([fx[8], fx[9], fx[10], fx[11]]);
     let fdp = u32::from_le_bytes([fx[16], fx[17], fx[18], fx[19]]);
     let fop = u32::from(c.vec.fop());
-    let pointers = if c.prot {
+    let pointers = if c.mode.protected() {
         [fip, fop << 16, fdp, 0xffff_0000]
     } else {
         let high = |p: u32| (p >> 16) << 12;
@@ -507,7 +516,7 @@ fn fldenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
         bytes[..W].copy_from_slice(&data[n * W..n * W + W]);
         u32::from_le_bytes(bytes)
     };
-    let (fop, fip, fdp) = if c.prot {
+    let (fop, fip, fdp) = if c.mode.protected() {
         let fop = if W == 4 { (field(4) >> 16) as u16 } else { 0 };
         (fop, field(3), field(5))
     } else {

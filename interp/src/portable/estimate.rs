@@ -1,7 +1,7 @@
 //! RCPPS and RSQRTPS, to the bit.
 
-use crate::core::{Core, Fault, GP0};
-use crate::op::Op;
+use crate::core::{Core, Op};
+use crate::fault::Fault;
 use crate::ops::{self, Done};
 use crate::thunk;
 use iced_x86::{Instruction, Mnemonic as M};
@@ -37,13 +37,13 @@ pub(super) fn run(c: &mut Core, o: &Op, i: &Instruction) -> Done {
 
 fn read(c: &mut Core, o: &Op, i: &Instruction, lanes: usize) -> Result<[u8; 16], Fault> {
     let mut bytes = [0; 16];
-    if !ops::is_mem(o) {
+    if !o.is_mem() {
         bytes.copy_from_slice(&c.vec.zmm[i.op1_register().number() & 31][..16]);
         return Ok(bytes);
     }
     let lin = ops::src(c, o, 4 * lanes)?;
     if lanes == 4 && lin & 15 != 0 {
-        return Err(GP0);
+        return Err(Fault::GP);
     }
     c.read_bytes(lin, &mut bytes[..4 * lanes])?;
     Ok(bytes)

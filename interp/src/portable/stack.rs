@@ -1,10 +1,11 @@
 //! The transcendental instructions on the register stack: operands, special values, exceptions.
 
 use super::extended::{DE, Exact, Extended, IE, Kind, OE, Rounded, UE, ZE};
-use crate::core::{CR0_EM, CR0_TS, Core, Fault, NM};
-use crate::op::Op;
+use crate::core::{Core, Op};
+use crate::fault::Fault;
 use crate::ops::Done;
 use crate::thunk;
+use hindsight_regs::cr::Cr0;
 use iced_x86::{Instruction, Mnemonic as M};
 
 const SF: u16 = 1 << 6;
@@ -43,8 +44,8 @@ enum Effect {
 }
 
 pub(super) fn run(c: &mut Core, o: &Op, i: &Instruction) -> Done {
-    if c.cr0(CR0_EM | CR0_TS) {
-        return Err(Fault::Plain(NM));
+    if c.cr0(Cr0::EM | Cr0::TS) {
+        return Err(Fault::NM);
     }
     c.check_x87_pending()?;
     let rip = c.rip_of(o);
@@ -66,7 +67,7 @@ pub(super) fn run(c: &mut Core, o: &Op, i: &Instruction) -> Done {
             _ => Effect::Replace(bad),
         }
     } else {
-        compute(c, i.mnemonic()).ok_or(Fault::Missing)?
+        compute(c, i.mnemonic()).ok_or(Fault::Unimplemented)?
     };
     apply(c, &effect);
     if c.vec.x87_pending() {

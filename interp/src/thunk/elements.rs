@@ -4,14 +4,15 @@
 //! SDM Vol. 2, "VSIB Memory Addressing", "VPGATHERDD", "VPSCATTERDD", "MASKMOVDQU".
 
 use super::check_state;
-use crate::core::{Core, Fault, UD_, cut};
-use crate::op::Op;
+use crate::core::{Core, Op, truncate};
+use crate::fault::Fault;
 use crate::ops::Done;
+use crate::registers::Reg;
 use iced_x86::{EncodingKind, Instruction, Mnemonic as M, Register};
 
 /// Runs an instruction that [`super::Support::Elements`] was said of.
 pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
-    let i = c.cache.insns[o.insn as usize];
+    let i = c.code.insns[o.insn as usize];
     match i.mnemonic() {
         M::Maskmovq => masked_mmx(c, o, &i),
         M::Maskmovdqu | M::Vmaskmovdqu => masked_xmm(c, o, &i),
@@ -78,7 +79,7 @@ impl Shape {
         } else {
             mask == Register::None || mask == Register::K0 || (same && !store)
         };
-        if bad { Err(UD_) } else { Ok(shape) }
+        if bad { Err(Fault::UD) } else { Ok(shape) }
     }
 
     fn wanted(&self, c: &Core, n: usize) -> bool {
@@ -106,10 +107,16 @@ impl Shape {
             _ => raw.try_into().map_or(0, i64::from_le_bytes),
         };
         let offset = c
-            .reg(o.base)
+            .regs
+            .get(o.base)
             .wrapping_add(index.cast_unsigned().wrapping_mul(self.scale.into()))
             .wrapping_add(o.disp);
-        c.linear(o.seg, cut(offset, o.asz), self.element as u64, self.store)
+        c.linear(
+            o.segment(),
+            truncate(offset, o.address_size),
+            self.element as u64,
+            self.store,
+        )
     }
 }
 
@@ -204,13 +211,13 @@ fn masked_mmx(c: &mut Core, o: &Op, i: &Instruction) -> Done {
 
 /// Stores the bytes whose mask has its highest bit set to DS:rDI; none of them if any would fault.
 fn store_masked(c: &mut Core, o: &Op, data: &[u8], mask: &[u8]) -> Done {
-    let base = cut(c.reg(7), o.asz);
+    let base = truncate(c.regs.get(Reg::Rdi), o.address_size);
     let mut runs = Vec::new();
     let mut at = 0;
     for part in mask.chunk_by(|a, b| (a ^ b) & 0x80 == 0) {
         if part[0] & 0x80 != 0 {
-            let offset = cut(base.wrapping_add(at as u64), o.asz);
-            let lin = c.linear(o.seg, offset, part.len() as u64, true)?;
+            let offset = truncate(base.wrapping_add(at as u64), o.address_size);
+            let lin = c.linear(o.segment(), offset, part.len() as u64, true)?;
             c.probe_write(lin, part.len())?;
             runs.push((lin, at..at + part.len()));
         }

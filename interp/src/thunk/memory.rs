@@ -2,17 +2,18 @@
 
 use super::codegen::{Access, Thunk};
 use super::masking;
-use crate::core::{ACV, Core, Fault, GP0};
-use crate::op::{Op, slot};
+use crate::core::{Core, Op};
+use crate::fault::Fault;
+use crate::mmu::TlbSet;
 use crate::ops::Done;
-use crate::tlb::Set;
+use crate::registers::Reg;
 use iced_x86::{EncodingKind, Instruction, Mnemonic as M};
 use std::ops::Range;
 
 /// Where the operand is.
 #[derive(Debug)]
 pub(super) struct Place {
-    seg: u8,
+    seg: usize,
     offset: u64,
     write: bool,
     part: Part,
@@ -77,7 +78,7 @@ pub(super) fn prepare(
         element: masking.element,
     });
     let place = Place {
-        seg: o.seg,
+        seg: o.segment(),
         offset: c.offset(o),
         write: m.write,
         part,
@@ -139,7 +140,11 @@ impl Place {
         mut access: impl FnMut(&mut Core, u64, Range<usize>) -> Done,
     ) -> Done {
         // Alignment checks are about elements.
-        let most = if c.set == Set::Never { 1 } else { u64::BITS };
+        let most = if c.mmu.rights() == TlbSet::UserAligned {
+            1
+        } else {
+            u64::BITS
+        };
         for range in part.ranges(most) {
             if let Ok(lin) = self.linear(c, &range) {
                 access(c, lin, range)?;
@@ -161,22 +166,24 @@ impl Place {
     /// Deviation: AMD family 1AH raises nothing if the mask selects no element.
     fn check_alignment(&self, c: &Core, m: &Access) -> Done {
         let lin = if m.masking.is_some() {
-            c.reg(slot::SEG_BASE + self.seg).wrapping_add(self.offset)
+            c.regs
+                .get(Reg::segment_base(self.seg))
+                .wrapping_add(self.offset)
         } else {
             self.linear(c, &(0..m.size))?
         };
         if lin & (m.size as u64 - 1) == 0 {
             Ok(())
         } else {
-            Err(GP0)
+            Err(Fault::GP)
         }
     }
 
     fn read(&self, c: &mut Core, bytes: &mut [u8; 64]) -> Done {
         self.each(c, self.part, |c, lin, range| {
             let len = range.len();
-            if c.set == Set::Never && len < 16 && lin & (len as u64 - 1) != 0 {
-                return Err(Fault::Code(ACV, 0));
+            if c.mmu.rights() == TlbSet::UserAligned && len < 16 && lin & (len as u64 - 1) != 0 {
+                return Err(Fault::AC);
             }
             c.read_bytes(lin, &mut bytes[range])
         })

@@ -1,8 +1,9 @@
 //! Read-modify-write accesses while some processor has a transaction open.
 
-use crate::core::{Core, Fault};
-use crate::mmu::Want;
-use crate::word::Word;
+use crate::core::Core;
+use crate::fault::Fault;
+use crate::mmu::AccessKind;
+use crate::width::Width;
 use hindsight_cpu::uarch::cache::Kind;
 use std::sync::{Arc, PoisonError};
 
@@ -15,7 +16,7 @@ type Change<'a> = &'a mut dyn FnMut(&mut [u8]);
 impl Core {
     /// As [`Core::modify`].
     #[cold]
-    pub(crate) fn modify_carefully<T: Word>(
+    pub(crate) fn modify_carefully<T: Width>(
         &mut self,
         lin: u64,
         lock: bool,
@@ -57,17 +58,19 @@ impl Core {
     }
 
     fn change(&mut self, lin: u64, len: usize, lock: bool, f: Change<'_>) -> Result<(), Fault> {
-        let pieces = self.pieces(lin, len, Want::Write, self.set)?.0;
+        let pieces = self
+            .pieces(lin, len, AccessKind::Write, self.mmu.rights())?
+            .0;
         if lock {
-            self.counters.lock();
+            self.counters.record_lock();
         }
         let mut buffer = [0; MOST];
         let bytes = &mut buffer[..len];
-        if self.in_region() {
-            self.each(pieces, bytes, Self::load_in_region)?;
+        if self.in_transaction() {
+            self.each(pieces, bytes, Self::load_in_transaction)?;
             f(bytes);
             self.each(pieces, bytes, |core, gpa, data| {
-                core.store_in_region(gpa, data)
+                core.store_in_transaction(gpa, data)
             })?;
         } else {
             self.change_held(pieces, bytes, f);
@@ -77,11 +80,11 @@ impl Core {
             (pieces[0].1, pieces[1].0, pieces[1].1),
         ] {
             for kind in [Kind::Load, Kind::Store] {
-                self.note_touch(lin.wrapping_add(at as u64), gpa, len, kind);
+                self.record_touch(lin.wrapping_add(at as u64), gpa, len, kind);
             }
         }
-        if self.watching {
-            self.note_access(lin, len as u64, true);
+        if self.debug.watching() {
+            self.check_watchpoints(lin, len as u64, true);
         }
         Ok(())
     }
@@ -89,7 +92,7 @@ impl Core {
     /// Outside a transaction. Nobody else accesses memory meanwhile, but where the bytes lie in two
     /// pages or belong to a device.
     fn change_held(&mut self, pieces: [(u64, usize); 2], bytes: &mut [u8], f: Change<'_>) {
-        let memory = Arc::clone(&self.memory);
+        let memory = Arc::clone(self.memory.shared_memory());
         let (gpa, len) = pieces[0];
         let plain = memory.page(gpa).is_some_and(|page| page.writable);
         if plain && len == bytes.len() {

@@ -12,13 +12,36 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "guest memory is a raw allocation")]
 
+use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::state::{CpuState, Segment, seg};
-use hindsight_interp::{Branch, Gp, Memory, Observe, Pending, Platform, RegionSpec, Vcpu};
+use hindsight_interp::{
+    Accesses, Branch, Bus, Counting, GpFault, Interrupts, Memory, Msrs, Observe, Observer, Pending,
+    RegionSpec, RetiredCounts, Ring, TransactionEvent, Vcpu,
+};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
-/// Page-aligned guest memory.
+/// Page-aligned memory.
+struct Pages {
+    host: *mut u8,
+    len: usize,
+}
+
+// SAFETY: it gives out its address only.
+unsafe impl Send for Pages {}
+// SAFETY: as for Send.
+unsafe impl Sync for Pages {}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.host, Layout::from_size_align(self.len, 4096).unwrap()) };
+    }
+}
+
+/// Guest RAM that a test writes without reporting it to the interpreter.
 pub struct Ram {
+    pages: Arc<Pages>,
     host: *mut u8,
     len: usize,
 }
@@ -28,16 +51,21 @@ impl Ram {
         let layout = Layout::from_size_align(len, 4096).unwrap();
         // SAFETY: the length is not zero.
         let host = unsafe { alloc_zeroed(layout) };
-        Self { host, len }
+        assert!(!host.is_null());
+        let pages = Arc::new(Pages { host, len });
+        Self { pages, host, len }
     }
 
-    pub fn spec(&self, gpa: u64) -> RegionSpec {
-        RegionSpec {
-            gpa,
+    /// The memory from guest-physical address 0.
+    pub fn memory(&self) -> Arc<Memory> {
+        let spec = RegionSpec {
+            gpa: 0,
             len: self.len as u64,
             host: self.host,
             writable: true,
-        }
+        };
+        // SAFETY: the pages stay allocated as long as the owner, and have no references.
+        Arc::new(unsafe { Memory::new(&[spec], Box::new(self.pages.clone())) }.unwrap())
     }
 
     pub fn write(&self, at: usize, bytes: &[u8]) {
@@ -63,13 +91,6 @@ impl Ram {
     }
 }
 
-impl Drop for Ram {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.host, Layout::from_size_align(self.len, 4096).unwrap()) };
-    }
-}
-
 /// Collects what the guest does.
 #[derive(Default)]
 pub struct Machine {
@@ -81,10 +102,10 @@ pub struct Machine {
     pub branches: Vec<Branch>,
     /// Branches in each batch, and what was retired when it came.
     pub batches: Vec<usize>,
-    pub retired_at_tell: Vec<u64>,
+    pub retired_at_report: Vec<u64>,
     pub debug_exceptions: u32,
     pub pmis: u32,
-    pub retired: u64,
+    pub counts: RetiredCounts,
     pub interrupts: Vec<u8>,
     pub nmi: bool,
     pub cpuid: Option<fn(u32, u32) -> [u32; 4]>,
@@ -98,7 +119,7 @@ pub fn host_cpuid(leaf: u32, sub: u32) -> [u32; 4] {
     [r.eax, r.ebx, r.ecx, r.edx]
 }
 
-impl Platform for Machine {
+impl Bus for Machine {
     fn port_read(&mut self, port: u16, data: &mut [u8]) {
         data.fill(port as u8);
     }
@@ -112,31 +133,30 @@ impl Platform for Machine {
     fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
         self.mmio.push((gpa, data.to_vec()));
     }
-    fn rdmsr(&mut self, _: u32) -> Result<u64, Gp> {
-        Err(Gp)
+}
+
+impl Msrs for Machine {
+    fn rdmsr(&mut self, _: u32) -> Result<u64, GpFault> {
+        Err(GpFault)
     }
-    fn wrmsr(&mut self, _: u32, _: u64) -> Result<(), Gp> {
-        Err(Gp)
+    fn wrmsr(&mut self, _: u32, _: u64) -> Result<(), GpFault> {
+        Err(GpFault)
     }
-    fn cpuid(&self, leaf: u32, sub: u32) -> [u32; 4] {
-        self.cpuid.unwrap_or(host_cpuid)(leaf, sub)
-    }
-    fn portable(&self) -> bool {
-        self.portable
-    }
-    fn tsc(&mut self) -> u64 {
-        self.retired
+    fn rdpmc(&mut self, _: u32) -> Result<u64, GpFault> {
+        Err(GpFault)
     }
     fn tsc_aux(&mut self) -> u32 {
         7
     }
-    fn random(&mut self) -> u64 {
-        0x1234_5678_9abc_def0
+    fn cpuid(&self, leaf: u32, sub: u32) -> [u32; 4] {
+        self.cpuid.unwrap_or(host_cpuid)(leaf, sub)
     }
-    fn cr8(&mut self) -> u8 {
-        0
+    fn portable_results(&self) -> bool {
+        self.portable
     }
-    fn set_cr8(&mut self, _: u8) {}
+}
+
+impl Interrupts for Machine {
     fn pending(&mut self) -> Pending {
         if let Some(at_boundary) = &mut self.at_boundary {
             at_boundary();
@@ -154,25 +174,54 @@ impl Platform for Machine {
     fn acknowledge_nmi(&mut self) {
         self.nmi = false;
     }
-    fn retired(&mut self, count: u64, _user: u64, _cycles: u64) {
-        self.retired = count;
+    fn acknowledge_smi(&mut self) {
+        unreachable!("no SMI is pending");
     }
+    fn smm(&mut self, _: bool) {}
+    fn cr8(&mut self) -> u8 {
+        0
+    }
+    fn set_cr8(&mut self, _: u8) {}
+    fn advance(&mut self, counts: RetiredCounts) {
+        self.counts = counts;
+    }
+    fn tsc(&mut self) -> u64 {
+        self.counts.instructions
+    }
+    fn random(&mut self) -> u64 {
+        0x1234_5678_9abc_def0
+    }
+}
+
+impl Observer for Machine {
     fn observe(&mut self) -> Observe {
         self.observe
+    }
+    fn branches(&mut self, _: u64, branches: &mut [Branch]) {
+        self.branches.extend_from_slice(branches);
+        self.batches.push(branches.len());
+        self.retired_at_report.push(self.counts.instructions);
     }
     fn debug_exception(&mut self) {
         self.debug_exceptions += 1;
         self.observe.step_on_branch = false;
         self.observe.debug_exceptions = false;
     }
+    fn counting(&mut self) -> Counting {
+        Counting::NONE
+    }
+    fn accesses(&mut self, _: Ring, _: &Accesses<'_>) -> u64 {
+        1
+    }
+    fn caches_flushed(&mut self, _: Option<u64>) {}
+    fn pebs_stored(&mut self, _: &Stored) {}
     fn request_pmi(&mut self) {
         self.pmis += 1;
     }
-    fn branches(&mut self, branches: &mut [Branch]) {
-        self.branches.extend_from_slice(branches);
-        self.batches.push(branches.len());
-        self.retired_at_tell.push(self.retired);
+    fn allows_transactions(&self) -> bool {
+        true
     }
+    fn transaction(&mut self, _: TransactionEvent, _: Ring) {}
 }
 
 /// Where [`long_mode`] puts things.
@@ -254,9 +303,7 @@ pub fn gate(ram: &Ram, vector: usize, target: u64, dpl: u64) {
 }
 
 pub fn vcpu(ram: &Ram, st: &CpuState) -> Vcpu {
-    // SAFETY: every test keeps the RAM longer than the processor.
-    let memory = unsafe { Memory::new(&[ram.spec(0)]) }.unwrap();
-    let mut vcpu = Vcpu::new(Arc::new(memory));
+    let mut vcpu = Vcpu::new(ram.memory());
     vcpu.load(st);
     vcpu
 }

@@ -42,9 +42,9 @@ impl SystemInterpRunner {
             host: ram.pointer(),
             writable: true,
         };
-        // SAFETY: the mapping has this length. The runner drops the vCPU before the RAM, and
-        // accesses the RAM only while the vCPU does not run, because both need the runner mutably.
-        let memory = unsafe { Memory::new(&[spec]) }?;
+        // SAFETY: the mapping has this length, and its owner goes along. The runner accesses the RAM
+        // only while the vCPU does not run, because both need the runner mutably.
+        let memory = unsafe { Memory::new(&[spec], ram.owner()) }?;
         Ok(Self {
             vcpu: Vcpu::new(Arc::new(memory)),
             platform: ExitPortPlatform::default(),

@@ -96,9 +96,9 @@ fn new_vcpu(ram: &GuestRam, base: u32) -> Result<Vcpu> {
         host: ram.pointer(),
         writable: true,
     };
-    // SAFETY: the mapping has this length. `InterpRunner` drops the vCPU before the RAM, and
-    // accesses the RAM only while the vCPU does not run, because both need the runner mutably.
-    let memory = unsafe { Memory::new(&[spec]) }?;
+    // SAFETY: the mapping has this length, and its owner goes along. The runner accesses the RAM
+    // only while the vCPU does not run, because both need the runner mutably.
+    let memory = unsafe { Memory::new(&[spec], ram.owner()) }?;
     let mut vcpu = Vcpu::new(Arc::new(memory));
     vcpu.load(&kernel::start(base));
     Ok(vcpu)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hindsight_cpu::branch::{Branch, BranchClass};
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::{Exit, Hit, Platform};
+use hindsight_interp::{Exit, Hit, Interrupts, RetiredCounts};
 
 use super::QUANTUM;
 use crate::state::RunLogState;
@@ -144,8 +144,11 @@ impl InterpVcpu {
         }
         let exit = self.vcpu.run(&mut self.platform, budget);
         let stats = self.vcpu.stats();
-        let cycles = self.vcpu.cycles();
-        self.platform.retired(stats.retired, stats.user, cycles);
+        self.platform.advance(RetiredCounts {
+            instructions: stats.retired,
+            user: stats.user,
+            cycles: self.vcpu.cycles(),
+        });
         if exit == Exit::Halted {
             self.platform.model.halt();
         }

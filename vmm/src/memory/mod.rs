@@ -207,8 +207,7 @@ fn host_memory() -> Option<u64> {
     Some((kib("MemTotal:")? + kib("SwapTotal:").unwrap_or(0)) << 10)
 }
 
-/// Guest memory as the interpreter reaches it. `memory` must outlive what is returned: both belong
-/// to the machine's board, or to what holds it.
+/// Guest memory as the interpreter accesses it. It keeps the regions of `memory` mapped.
 ///
 /// # Errors
 ///
@@ -227,9 +226,10 @@ pub fn for_interpreter(memory: &GuestMemoryMmap) -> Result<hindsight_interp::Mem
             writable: true,
         })
         .collect();
+    let owner = Box::new(memory.clone());
     // SAFETY: the regions are mapped readable and writable, and stay mapped as long as a clone of
-    // `memory` lives: the interpreter's processors hold the board, which holds one.
-    Ok(unsafe { hindsight_interp::Memory::new(&specs) }?)
+    // `memory` lives; `vm_memory` gives out no references to their bytes.
+    Ok(unsafe { hindsight_interp::Memory::new(&specs, owner) }?)
 }
 
 #[cfg(test)]

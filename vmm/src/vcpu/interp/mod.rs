@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::{Activity, CpuState, seg};
-use hindsight_interp::{Exit, Memory, Platform, Stops, Vcpu};
+use hindsight_interp::{Exit, Memory, Msrs, Stops, Vcpu};
 
 use crate::kvm::KvmError;
 use crate::vcpu::board::Board;
@@ -307,7 +307,7 @@ impl PausedVcpu for InterpVcpu {
     }
 
     fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {
-        let done = Platform::wrmsr(&mut self.platform, index, value).is_ok();
+        let done = Msrs::wrmsr(&mut self.platform, index, value).is_ok();
         // What the interpreter derives from MSRs is derived anew.
         let state = InterpVcpu::state(self);
         self.vcpu.load(&state);

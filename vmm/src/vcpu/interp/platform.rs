@@ -5,7 +5,9 @@ use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::msr::Effect;
 use hindsight_cpu::pmu::pebs::Stored;
 use hindsight_cpu::pmu::{Counting, Ring};
-use hindsight_interp::{Accesses, Gp, Pending, Platform, Step};
+use hindsight_interp::{
+    Accesses, Bus, GpFault, Interrupts, Msrs, Observer, Pending, RetiredCounts, TransactionEvent,
+};
 use hindsight_regs::apic::ApicBase;
 use hindsight_regs::msr as regs;
 
@@ -79,7 +81,7 @@ impl InterpPlatform {
     }
 }
 
-impl Platform for InterpPlatform {
+impl Bus for InterpPlatform {
     fn port_read(&mut self, port: u16, data: &mut [u8]) {
         self.served(ExitKind::PortRead(port), |model| {
             model.board.buses.ports.read(port, data);
@@ -110,8 +112,10 @@ impl Platform for InterpPlatform {
             model.mmio_write(gpa, data)
         });
     }
+}
 
-    fn rdmsr(&mut self, index: u32) -> Result<u64, Gp> {
+impl Msrs for InterpPlatform {
+    fn rdmsr(&mut self, index: u32) -> Result<u64, GpFault> {
         let answer = self.served(ExitKind::Rdmsr(index), |model| model.rdmsr(index));
         self.model.record(RecordedKind::Rdmsr {
             index,
@@ -120,10 +124,10 @@ impl Platform for InterpPlatform {
         tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {answer:x?}", self.model.id);
         let shown = answer.ok().flatten().unwrap_or(0);
         self.note(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
-        answer.ok().flatten().ok_or(Gp)
+        answer.ok().flatten().ok_or(GpFault)
     }
 
-    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), Gp> {
+    fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), GpFault> {
         self.note(LoggedEvent::Wrmsr, index.into(), &value.to_le_bytes());
         let answer = self.served(ExitKind::Wrmsr(index), |model| model.wrmsr(index, value));
         self.model.record(RecordedKind::Wrmsr {
@@ -133,7 +137,7 @@ impl Platform for InterpPlatform {
         });
         let id = self.model.id;
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
-        let effect = answer.ok().flatten().ok_or(Gp)?;
+        let effect = answer.ok().flatten().ok_or(GpFault)?;
         // The run loop looks round soon, and tells the machine.
         let control = &self.model.board.run.vcpus;
         match effect {
@@ -144,84 +148,17 @@ impl Platform for InterpPlatform {
         Ok(())
     }
 
-    fn observe(&mut self) -> Observe {
-        let wanted = self.model.msrs.observe();
-        // Deterministic mode has the way of the guest in its hash.
-        let kept = self.model.history.is_some() || self.log.is_some();
-        Observe {
-            branches: wanted.branches || kept,
-            ..wanted
-        }
-    }
-
-    fn code_base(&mut self, base: u64) {
-        if let Some(history) = &mut self.model.history {
-            history.set_base(base);
-        }
-    }
-
-    fn branches(&mut self, branches: &mut [Branch]) {
-        if let Some(log) = &mut self.log {
-            log.follow(branches);
-        }
-        if self.model.msrs.observe().branches || self.model.history.is_some() {
-            self.model.branches(branches);
-        }
-    }
-
-    fn debug_exception(&mut self) {
-        self.model.msrs.debug_exception();
-    }
-
-    fn transaction(&mut self, step: Step, ring: Ring) {
-        self.model.transaction(step, ring);
-    }
-
-    fn may_transact(&self) -> bool {
-        // When one is aborted from outside would depend on who looks at the machine.
-        self.log.is_none()
-    }
-
-    fn request_pmi(&mut self) {
-        self.model.trace_interrupts();
-    }
-
-    fn counting(&mut self) -> Counting {
-        // The limits count from where the counters stand: they must stand where the processor does.
-        if !self.model.msrs.pmu().needs().is_empty() {
-            self.model.count();
-        }
-        let counting = self.model.counting();
-        let cycles = self.model.msrs.pmu().limits().cycles;
-        let as_instructions = if self.log.is_some() {
-            // An instruction is a tick of the clock.
-            cycles
-        } else {
-            cycles.map(|ticks| (ticks / TICKS_PER_INSTRUCTION).max(INSTRUCTIONS_MIN))
-        };
-        Counting {
-            instructions: counting.instructions.min(&as_instructions),
-            ..counting
-        }
-    }
-
-    fn accessed(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64 {
-        self.model.accessed(ring, accesses)
-    }
-
-    fn flushed(&mut self, gpa: Option<u64>) {
-        self.model.flushed(gpa);
-    }
-
-    fn pebs_stored(&mut self, stored: &Stored) {
-        self.model.pebs_stored(stored);
-    }
-
-    fn rdpmc(&mut self, index: u32) -> Result<u64, Gp> {
+    fn rdpmc(&mut self, index: u32) -> Result<u64, GpFault> {
         let answer = self.model.rdpmc(index);
         let shown = answer.unwrap_or(0);
         self.note(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
-        answer.ok_or(Gp)
+        answer.ok_or(GpFault)
+    }
+
+    fn tsc_aux(&mut self) -> u32 {
+        let answer = self.model.rdmsr(regs::IA32_TSC_AUX);
+        let value = answer.ok().flatten().unwrap_or(0);
+        u32::try_from(value & 0xffff_ffff).unwrap_or(0)
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
@@ -240,47 +177,12 @@ impl Platform for InterpPlatform {
         regs
     }
 
-    fn portable(&self) -> bool {
+    fn portable_results(&self) -> bool {
         self.model.board.package.cpuid.model() == CpuModel::PortableV1
     }
+}
 
-    fn tsc(&mut self) -> u64 {
-        let answer = self.model.rdmsr(regs::IA32_TIME_STAMP_COUNTER);
-        answer.ok().flatten().unwrap_or(0)
-    }
-
-    fn tsc_aux(&mut self) -> u32 {
-        let answer = self.model.rdmsr(regs::IA32_TSC_AUX);
-        let value = answer.ok().flatten().unwrap_or(0);
-        u32::try_from(value & 0xffff_ffff).unwrap_or(0)
-    }
-
-    fn random(&mut self) -> u64 {
-        if let Some(log) = &mut self.log {
-            let value = log.random();
-            self.note(LoggedEvent::Random, value, &[]);
-            return value;
-        }
-        // An LCG step mixed with the time: enough for a guest whose host is trusted anyway.
-        self.random = self
-            .random
-            .wrapping_mul(0x5851_f42d_4c95_7f2d)
-            .wrapping_add(self.model.board.time.clock.now() | 1);
-        self.random ^ self.random >> 29
-    }
-
-    fn cr8(&mut self) -> u8 {
-        u8::try_from(self.model.board.buses.irq.cr8(self.model.id)).unwrap_or(0)
-    }
-
-    fn set_cr8(&mut self, priority: u8) {
-        self.model
-            .board
-            .buses
-            .irq
-            .set_cr8(self.model.id, priority.into());
-    }
-
+impl Interrupts for InterpPlatform {
     fn pending(&mut self) -> Pending {
         let (id, board) = (self.model.id, &self.model.board);
         let pending = board.buses.irq.pending(id);
@@ -326,15 +228,123 @@ impl Platform for InterpPlatform {
         self.model.smm(entered);
     }
 
-    fn retired(&mut self, count: u64, user: u64, cycles: u64) {
-        self.model.pmu_totals().retired(count, user);
+    fn cr8(&mut self) -> u8 {
+        u8::try_from(self.model.board.buses.irq.cr8(self.model.id)).unwrap_or(0)
+    }
+
+    fn set_cr8(&mut self, priority: u8) {
+        self.model
+            .board
+            .buses
+            .irq
+            .set_cr8(self.model.id, priority.into());
+    }
+
+    fn advance(&mut self, counts: RetiredCounts) {
+        let RetiredCounts {
+            instructions,
+            user,
+            cycles,
+        } = counts;
+        self.model.pmu_totals().retired(instructions, user);
         if let Some(log) = &mut self.log {
-            log.retired = count;
+            log.retired = instructions;
             let new = cycles.saturating_sub(log.cycles);
             if new != 0 {
                 log.cycles = cycles;
                 self.model.board.time.clock.advance(new);
             }
         }
+    }
+
+    fn tsc(&mut self) -> u64 {
+        let answer = self.model.rdmsr(regs::IA32_TIME_STAMP_COUNTER);
+        answer.ok().flatten().unwrap_or(0)
+    }
+
+    fn random(&mut self) -> u64 {
+        if let Some(log) = &mut self.log {
+            let value = log.random();
+            self.note(LoggedEvent::Random, value, &[]);
+            return value;
+        }
+        // An LCG step mixed with the time: enough for a guest whose host is trusted anyway.
+        self.random = self
+            .random
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(self.model.board.time.clock.now() | 1);
+        self.random ^ self.random >> 29
+    }
+}
+
+impl Observer for InterpPlatform {
+    fn observe(&mut self) -> Observe {
+        let wanted = self.model.msrs.observe();
+        // Deterministic mode has the way of the guest in its hash.
+        let kept = self.model.history.is_some() || self.log.is_some();
+        Observe {
+            branches: wanted.branches || kept,
+            ..wanted
+        }
+    }
+
+    fn branches(&mut self, cs_base: u64, branches: &mut [Branch]) {
+        if let Some(history) = &mut self.model.history {
+            history.set_base(cs_base);
+        }
+        if let Some(log) = &mut self.log {
+            log.follow(branches);
+        }
+        if self.model.msrs.observe().branches || self.model.history.is_some() {
+            self.model.branches(branches);
+        }
+    }
+
+    fn debug_exception(&mut self) {
+        self.model.msrs.debug_exception();
+    }
+
+    fn counting(&mut self) -> Counting {
+        // The limits count from where the counters stand: they must stand where the processor does.
+        if !self.model.msrs.pmu().needs().is_empty() {
+            self.model.count();
+        }
+        let counting = self.model.counting();
+        let cycles = self.model.msrs.pmu().limits().cycles;
+        let as_instructions = if self.log.is_some() {
+            // An instruction is a tick of the clock.
+            cycles
+        } else {
+            cycles.map(|ticks| (ticks / TICKS_PER_INSTRUCTION).max(INSTRUCTIONS_MIN))
+        };
+        Counting {
+            instructions: counting.instructions.min(&as_instructions),
+            ..counting
+        }
+    }
+
+    fn accesses(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64 {
+        self.model.accessed(ring, accesses)
+    }
+
+    fn caches_flushed(&mut self, gpa: Option<u64>) {
+        self.model.flushed(gpa);
+    }
+
+    fn pebs_stored(&mut self, stored: &Stored) {
+        self.model.pebs_stored(stored);
+    }
+
+    fn request_pmi(&mut self) {
+        self.model.trace_interrupts();
+    }
+
+    fn allows_transactions(&self) -> bool {
+        // Whether one is aborted from outside would depend on when the machine is inspected.
+        self.log.is_none()
+    }
+
+    fn transaction(&mut self, event: TransactionEvent, ring: Ring) {
+        self.model.transaction(event, ring);
     }
 }

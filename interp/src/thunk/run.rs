@@ -1,31 +1,20 @@
-//! Host thunks: vector, x87 and rare integer instructions are executed by the host's processor on
-//! the guest's register values, with the memory operand redirected to a buffer.
-//!
-//! SSE's floating-point exceptions are masked while the host executes. If the sticky flags then show
-//! one that the guest has unmasked, the result is discarded and the guest's exception raised. Those of
-//! the x87 are as the guest has them: the host would only raise one at the next x87 instruction, and
-//! the thunk takes the state away before that.
+//! Chooses, runs and commits thunks.
 
-mod codegen;
-mod elements;
-mod masking;
-mod memory;
-mod vectors;
-
-pub(crate) use elements::run as elements;
-pub(crate) use vectors::Vectors;
-
-use crate::core::{CR0_EM, CR0_TS, CR4_OSFXSR, CR4_OSXSAVE, Core, Fault, MF, NM, UD_, XM};
-use crate::flags::{ARITH, Flags};
-use crate::op::Op;
+use super::codegen::{self, Class, Thunk};
+use super::memory;
+use crate::core::{Core, Op};
+use crate::fault::Fault;
+use crate::flags::LazyFlags;
 use crate::ops::Done;
-use codegen::{Bank, Class, Thunk};
+use crate::registers::Reg;
+use hindsight_regs::cr::{Cr0, Cr4};
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 use iced_x86::{
     CodeSize, Encoder, EncodingKind, FlowControl, Instruction, Mnemonic as M, Register,
     RoundingControl,
 };
-use std::collections::HashMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// How the host can help with an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,18 +26,6 @@ pub(crate) enum Support {
     Elements,
     /// It must not.
     No,
-}
-
-/// Bytes of the redirected instruction, and the register that stands for RSP.
-type Key = (Vec<u8>, Option<Register>);
-
-/// Generated thunks of one processor.
-#[derive(Debug, Default)]
-pub(crate) struct Thunks {
-    bank: Bank,
-    known: HashMap<Key, Option<Rc<Thunk>>>,
-    by_insn: HashMap<u32, Option<Rc<Thunk>>>,
-    epoch: u64,
 }
 
 pub(crate) fn support(i: &Instruction) -> Support {
@@ -64,13 +41,13 @@ pub(crate) fn support(i: &Instruction) -> Support {
 
 /// Runs the instruction of an operation on the host.
 pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
-    let insn = c.cache.insns[o.insn as usize];
+    let insn = c.code.insns[o.insn as usize];
     let Some(thunk) = lookup(c, o.insn, &insn) else {
-        return Err(Fault::Missing);
+        return Err(Fault::Unimplemented);
     };
     check(c, &insn, &thunk)?;
     if matches!(insn.mnemonic(), M::Vzeroupper | M::Vzeroall) {
-        let count = if c.code == 8 { 16 } else { 8 };
+        let count = if c.mode.is_64bit() { 16 } else { 8 };
         c.vec.zero_upper(insn.mnemonic() == M::Vzeroall, count);
         return Ok(());
     }
@@ -93,10 +70,10 @@ pub(crate) fn can_run(c: &mut Core, insn: &Instruction) -> bool {
     codegen::build(&mut c.thunks.bank, insn, &bytes, plan).is_some()
 }
 
-fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Rc<Thunk>> {
-    if c.thunks.epoch != c.cache.epoch {
+fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Arc<Thunk>> {
+    if c.thunks.epoch != c.code.epoch() {
         c.thunks.by_insn.clear();
-        c.thunks.epoch = c.cache.epoch;
+        c.thunks.epoch = c.code.epoch();
     }
     if let Some(known) = c.thunks.by_insn.get(&index) {
         return known.clone();
@@ -107,7 +84,7 @@ fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Rc<Thunk>> {
             match c.thunks.known.get(&key) {
                 Some(thunk) => thunk.clone(),
                 None => {
-                    let made = codegen::build(&mut c.thunks.bank, insn, &key.0, plan).map(Rc::new);
+                    let made = codegen::build(&mut c.thunks.bank, insn, &key.0, plan).map(Arc::new);
                     c.thunks.known.insert(key, made.clone());
                     made
                 }
@@ -122,14 +99,18 @@ fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Rc<Thunk>> {
 /// What the control registers say about the instruction.
 fn check(c: &Core, i: &Instruction, t: &Thunk) -> Done {
     if t.class == Class::X87 && !t.mmx {
-        if c.cr0(CR0_EM | CR0_TS) {
-            return Err(Fault::Plain(NM));
+        if c.cr0(Cr0::EM | Cr0::TS) {
+            return Err(Fault::NM);
         }
         return c.check_x87_pending();
     }
     if t.class == Class::Integer {
         let vex = i.encoding() != EncodingKind::Legacy;
-        return if vex && !c.prot { Err(UD_) } else { Ok(()) };
+        return if vex && !c.mode.protected() {
+            Err(Fault::UD)
+        } else {
+            Ok(())
+        };
     }
     check_state(c, i.encoding(), t.vector, t.mmx)
 }
@@ -137,8 +118,8 @@ fn check(c: &Core, i: &Instruction, t: &Thunk) -> Done {
 /// Whether the registers of a vector or MMX instruction may be used.
 pub(crate) fn check_state(c: &Core, encoding: EncodingKind, vector: bool, mmx: bool) -> Done {
     let legacy = encoding == EncodingKind::Legacy;
-    if (!legacy && !c.prot) || (mmx && c.cr0(CR0_EM)) {
-        return Err(UD_);
+    if (!legacy && !c.mode.protected()) || (mmx && c.cr0(Cr0::EM)) {
+        return Err(Fault::UD);
     }
     if vector {
         let need = if encoding == EncodingKind::EVEX {
@@ -147,16 +128,16 @@ pub(crate) fn check_state(c: &Core, encoding: EncodingKind, vector: bool, mmx: b
             6
         };
         let off = if legacy {
-            c.cr0(CR0_EM) || !c.cr4(CR4_OSFXSR)
+            c.cr0(Cr0::EM) || !c.cr4(Cr4::OSFXSR)
         } else {
-            !c.cr4(CR4_OSXSAVE) || c.st.xcr0 & need != need
+            !c.cr4(Cr4::OSXSAVE) || c.state.xcr0 & need != need
         };
         if off {
-            return Err(UD_);
+            return Err(Fault::UD);
         }
     }
-    if c.cr0(CR0_TS) {
-        return Err(Fault::Plain(NM));
+    if c.cr0(Cr0::TS) {
+        return Err(Fault::NM);
     }
     if mmx { c.check_x87_pending() } else { Ok(()) }
 }
@@ -170,9 +151,9 @@ const FLUSH_TO_ZERO: u32 = 1 << 15;
 /// of the x87 keeps the instruction from storing.
 fn execute(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> Result<bool, Fault> {
     for &reg in &t.gpr_read {
-        c.vec.gpr[usize::from(reg & 15)] = c.reg(reg & 15);
+        c.vec.gpr[usize::from(reg & 15)] = c.regs.get(Reg::general(reg));
     }
-    c.vec.flags = c.cc.bits();
+    c.vec.flags = c.regs.flags.rflags().bits();
     if t.vector {
         execute_vector(c, i, t)?;
         return Ok(true);
@@ -215,8 +196,12 @@ fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     c.vec.mxcsr = guest | raised;
     if raised & open != 0 {
         c.vec.restore(t);
-        let xm = c.cr4(1 << 10);
-        return Err(if xm { Fault::Plain(XM) } else { UD_ });
+        let xm = c.cr4(Cr4::OSXMMEXCPT);
+        return Err(if xm {
+            Fault::NoCode(Vector::XM)
+        } else {
+            Fault::UD
+        });
     }
     Ok(())
 }
@@ -338,10 +323,10 @@ pub(crate) fn last_opcode(i: &Instruction) -> u16 {
 fn commit(c: &mut Core, o: &Op, t: &Thunk) {
     for &(reg, size) in &t.gpr_write {
         let v = c.vec.gpr[usize::from(reg & 15)];
-        c.put_sized(reg & 15, size, v);
+        c.regs.write_sized(Reg::general(reg), size, v);
     }
     if t.flags {
-        c.cc = Flags::explicit(c.vec.flags & ARITH);
+        c.regs.flags = LazyFlags::explicit(Rflags::from_bits_retain(c.vec.flags));
     }
     if t.class == Class::X87 && !t.mmx {
         let rip = c.rip_of(o);
@@ -353,7 +338,7 @@ impl Core {
     /// #MF of an earlier x87 instruction.
     pub(crate) fn check_x87_pending(&self) -> Done {
         if self.vec.x87_pending() {
-            Err(Fault::Plain(MF))
+            Err(Fault::NoCode(Vector::MF))
         } else {
             Ok(())
         }

@@ -7,13 +7,13 @@
 )]
 
 /// An operand width: 8, 16, 32 or 64 bits.
-pub(crate) trait Word: Copy + Eq + 'static {
+pub(crate) trait Width: Copy + Eq + 'static {
     /// Width in bits.
     const BITS: u32;
     /// Width in bytes.
     const SIZE: usize;
     /// A register operand may be AH, CH, DH or BH.
-    const HIGH: bool = false;
+    const HIGH_BYTES: bool = false;
     /// The low bits of `v`.
     fn from_u64(v: u64) -> Self;
     /// Zero extension.
@@ -25,12 +25,12 @@ pub(crate) trait Word: Copy + Eq + 'static {
     fn merge(self, old: u64) -> u64;
 }
 
-macro_rules! word {
+macro_rules! width {
     ($t:ty, $i:ty, $merge:expr) => {
-        impl Word for $t {
+        impl Width for $t {
             const BITS: u32 = <$t>::BITS;
             const SIZE: usize = size_of::<$t>();
-            const HIGH: bool = size_of::<$t>() == 1;
+            const HIGH_BYTES: bool = size_of::<$t>() == 1;
             #[inline(always)]
             fn from_u64(v: u64) -> Self {
                 v as $t
@@ -52,17 +52,17 @@ macro_rules! word {
     };
 }
 
-word!(u8, i8, |old, v| (old & !0xff) | v);
-word!(u16, i16, |old, v| (old & !0xffff) | v);
-word!(u32, i32, |_, v| v);
-word!(u64, i64, |_, v| v);
+width!(u8, i8, |old, v| (old & !0xff) | v);
+width!(u16, i16, |old, v| (old & !0xffff) | v);
+width!(u32, i32, |_, v| v);
+width!(u64, i64, |_, v| v);
 
 /// A byte, in registers always the lowest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Low(u8);
 
-impl Word for Low {
+impl Width for Low {
     const BITS: u32 = 8;
     const SIZE: usize = 1;
     #[inline(always)]

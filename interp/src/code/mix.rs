@@ -1,10 +1,10 @@
 //! The instruction mix: how often each instruction retired.
 //!
-//! Every block counts how often it was entered; what a run of it did not get to, because of a fault or
-//! something to look at, is noted on the way out. Both are folded into mnemonics when somebody asks, and
-//! before blocks are freed.
+//! Every block counts how often it was entered. When a run of a block ends early, by a fault or for
+//! an event, the place is counted too. Both are converted to counts by mnemonic when the mix is
+//! asked for, and before blocks are freed.
 
-use crate::op::{Next, Op};
+use super::op::{Op, OpId};
 use iced_x86::{Instruction, Mnemonic};
 use std::collections::HashMap;
 
@@ -14,23 +14,23 @@ pub(crate) struct Mix {
     /// By number of the mnemonic. Corrections may come before what they correct.
     counts: Vec<i64>,
     /// How often a block ended early: at which operation, and whether that one retired.
-    early: HashMap<(usize, bool), u64>,
+    early: HashMap<(OpId, bool), u64>,
 }
 
 /// The number of an instruction's mnemonic.
-pub(crate) fn number(insn: &Instruction) -> u16 {
+pub(crate) fn mnemonic_number(insn: &Instruction) -> u16 {
     insn.mnemonic() as u16
 }
 
 impl Mix {
-    /// A block ended at this operation, which retired or not.
-    pub(crate) fn ended(&mut self, op: Next, retired: bool) {
-        *self.early.entry((op.addr(), retired)).or_default() += 1;
+    /// Counts that a run of a block ended at this operation, which retired or not.
+    pub(crate) fn ended_early(&mut self, op: OpId, retired: bool) {
+        *self.early.entry((op, retired)).or_default() += 1;
     }
 
-    /// Adds what a block did. Once, unless in a copy.
-    pub(crate) fn fold(&mut self, ops: &[Op], mnemonics: &[u16]) {
-        let runs = ops.first().map_or(0, |op| op.runs.get());
+    /// Adds the runs of a block. A block may be added once, unless to a copy of the mix.
+    pub(crate) fn add_block<C>(&mut self, ops: &[Op<C>], mnemonics: &[u16]) {
+        let runs = ops.first().map_or(0, Op::runs);
         if runs == 0 {
             return;
         }
@@ -40,16 +40,15 @@ impl Mix {
         }
         for op in ops {
             for retired in [false, true] {
-                let key = (std::ptr::from_ref(op).addr(), retired);
-                let Some(times) = self.early.remove(&key) else {
+                let Some(times) = self.early.remove(&(op.id(), retired)) else {
                     continue;
                 };
-                let unfinished = usize::from(op.left) - usize::from(retired && op.left != 0);
+                let unfinished =
+                    usize::from(op.remaining) - usize::from(retired && op.remaining != 0);
+                debug_assert!(unfinished <= mnemonics.len());
                 let from = mnemonics.len().saturating_sub(unfinished);
-                self.add(
-                    mnemonics.get(from..).unwrap_or_default(),
-                    -times.cast_signed(),
-                );
+                let rest = mnemonics.get(from..).unwrap_or_default();
+                self.add(rest, -times.cast_signed());
             }
         }
     }

@@ -1,0 +1,16 @@
+//! Detects builds in which calls in tail position are not turned into jumps, or memory accesses must
+//! be visible to a sanitizer.
+
+fn main() {
+    println!("cargo::rustc-check-cfg=cfg(hindsight_trampoline)");
+    println!("cargo::rustc-check-cfg=cfg(hindsight_sanitizer)");
+    println!("cargo::rerun-if-changed=build.rs");
+    let optimized = std::env::var("OPT_LEVEL").is_ok_and(|level| level != "0");
+    let sanitizer = std::env::var("CARGO_CFG_SANITIZE").is_ok_and(|list| !list.is_empty());
+    if sanitizer {
+        println!("cargo::rustc-cfg=hindsight_sanitizer");
+    }
+    if sanitizer || !optimized {
+        println!("cargo::rustc-cfg=hindsight_trampoline");
+    }
+}

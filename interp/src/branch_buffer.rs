@@ -1,0 +1,342 @@
+//! Branches on their way to the platform and into the BTS buffer.
+//!
+//! Branches go into a buffer. [`BranchBuffer::push`] makes one comparison, with the count at which
+//! the branch handlers must call `Core::handle_due_branches`: after every branch while BTS is on,
+//! because the guest may read its records with the next instruction; otherwise when the platform
+//! asked for a report, or the buffer is full.
+
+#![expect(
+    unsafe_code,
+    reason = "a branch is written in three stores, and its fast BTS record through host addresses"
+)]
+
+use crate::memory::{load_u64, store_record, store_u64};
+use crate::platform::{Branch, BranchClass, Observe};
+use hindsight_cpu::branch::bts::{self, Quiet};
+use std::mem::offset_of;
+
+/// Branches in the buffer at most, a power of two: few enough to stay in the first-level cache.
+const CAPACITY: usize = 256;
+
+/// Where the fields after the addresses are in their word, in bits.
+const CLASS: usize = (offset_of!(Branch, class) - STAMP) * 8;
+const CPL: usize = (offset_of!(Branch, cpl) - STAMP) * 8;
+const TO_CPL: usize = (offset_of!(Branch, to_cpl) - STAMP) * 8;
+const STAMP: usize = offset_of!(Branch, at);
+const _: () = assert!(
+    offset_of!(Branch, from) == 0
+        && offset_of!(Branch, to) == 8
+        && STAMP == 16
+        && size_of::<Branch>() == 24
+        && size_of::<BranchClass>() == 1
+        && offset_of!(Branch, mispredicted) == 23
+        && align_of::<Branch>() == 8
+);
+
+const NO_BRANCH: Branch = Branch {
+    from: 0,
+    to: 0,
+    at: 0,
+    class: BranchClass::Far,
+    cpl: 0,
+    to_cpl: 0,
+    mispredicted: false,
+};
+
+/// Where the next BTS records go, as long as the TLB for writes forgets no page.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BtsTarget {
+    /// [`Tlb::epoch`](crate::mmu::Tlb::epoch) when it was found; 0 for no target.
+    pub(crate) epoch: u64,
+    /// Host address of the BTS fields of the DS management area, all four of which are writable.
+    pub(crate) area: u64,
+    /// Linear address of the page of the BTS buffer.
+    pub(crate) page: u64,
+    /// What to add to a linear address in the page to get the host address.
+    pub(crate) add: u64,
+    /// Which records need nothing but to be stored.
+    pub(crate) quiet: Quiet,
+}
+
+/// Branches that the platform has not been given yet.
+///
+/// Invariant: at most [`CAPACITY`] branches are in the buffer.
+#[derive(Debug)]
+pub(crate) struct BranchBuffer {
+    observe: Observe,
+    bts_target: BtsTarget,
+    buffer: [Branch; CAPACITY],
+    /// Branches in the buffer.
+    count: usize,
+    /// Count at which a branch must be handled at once.
+    due: usize,
+    /// Count at which branches must be reported.
+    full: usize,
+    /// Branches that left the buffer.
+    reported: u64,
+    /// Branches so far that were not taken.
+    not_taken: u64,
+    /// The privilege level, where the last word of a near branch has it, twice.
+    levels: u64,
+}
+
+impl BranchBuffer {
+    pub(crate) fn new() -> Self {
+        Self {
+            observe: Observe::default(),
+            bts_target: BtsTarget::default(),
+            buffer: [NO_BRANCH; CAPACITY],
+            count: 0,
+            due: CAPACITY,
+            full: CAPACITY,
+            reported: 0,
+            not_taken: 0,
+            levels: 0,
+        }
+    }
+
+    /// What the platform asked for.
+    #[inline(always)]
+    pub(crate) fn observe(&self) -> &Observe {
+        &self.observe
+    }
+
+    /// Whether branches must be recorded at all.
+    pub(crate) fn records(&self) -> bool {
+        self.observe.notices()
+    }
+
+    /// Follows what the platform asks for.
+    pub(crate) fn set_observe(&mut self, observe: Observe) {
+        self.observe = observe;
+        self.forget_bts_target();
+        self.schedule();
+    }
+
+    /// Sets the privilege level of the near branches from now on.
+    pub(crate) fn set_cpl(&mut self, cpl: u8) {
+        debug_assert!(cpl < 4);
+        self.levels = u64::from(cpl) * (1 << CPL | 1 << TO_CPL);
+    }
+
+    /// Sets at which branch the handlers must act.
+    fn schedule(&mut self) {
+        self.full = match self.observe.every as usize {
+            0 => CAPACITY,
+            n => n.min(CAPACITY),
+        };
+        self.due = if self.observe.store.is_some() || !self.observe.branches {
+            self.count + 1
+        } else {
+            self.full
+        };
+    }
+
+    /// Forgets where BTS records go: the level, the mode, or who observes branches may have changed.
+    pub(crate) fn forget_bts_target(&mut self) {
+        self.bts_target = BtsTarget::default();
+    }
+
+    /// Sets where BTS records go.
+    ///
+    /// # Safety
+    /// While the TLB for writes has the epoch of the target, the addresses of the target must be
+    /// those of writable guest memory: the BTS fields of the management area, and a page.
+    pub(crate) unsafe fn set_bts_target(&mut self, target: BtsTarget) {
+        debug_assert!(target.epoch != 0 && target.page & 0xfff == 0);
+        self.bts_target = target;
+    }
+
+    /// Adds a near branch at the current privilege level. `true`: it must be handled at once.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, from: u64, to: u64, class: BranchClass, stamp: u32) -> bool {
+        let rest = u64::from(stamp) | (class as u64) << CLASS | self.levels;
+        let i = self.count;
+        debug_assert!(i < CAPACITY);
+        let branch = &raw mut self.buffer[i & (CAPACITY - 1)];
+        // SAFETY: the three words are a `Branch`, as the constants check: `rest` has a valid class,
+        // and its highest byte, `mispredicted`, is 0.
+        unsafe { branch.cast::<[u64; 3]>().write([from, to, rest]) };
+        self.count = i + 1;
+        i + 1 >= self.due
+    }
+
+    /// Adds a conditional branch that was not taken, like [`BranchBuffer::push`].
+    pub(crate) fn push_not_taken(&mut self, from: u64, to: u64, stamp: u32) -> bool {
+        self.not_taken += 1;
+        self.push(from, to, BranchClass::NotTaken, stamp)
+    }
+
+    /// Adds any branch; the buffer must not be full.
+    pub(crate) fn push_far(&mut self, branch: Branch) {
+        debug_assert!(self.count < CAPACITY);
+        self.buffer[self.count & (CAPACITY - 1)] = branch;
+        self.count += 1;
+    }
+
+    /// Stores the BTS record of a near branch of 64-bit code on the fast path: right after the
+    /// previous record, when no page, wrap or threshold is reached and nothing else wants the
+    /// branch. `false`: nothing was stored.
+    #[inline(always)]
+    pub(crate) fn store_near(&mut self, from: u64, to: u64, write_epoch: u64) -> bool {
+        let target = &self.bts_target;
+        if target.epoch != write_epoch {
+            return false;
+        }
+        let area = target.area;
+        // SAFETY: the contract of `set_bts_target`, for the epoch that was just compared.
+        let index = unsafe { load_u64::<8>(area) };
+        if index.wrapping_sub(target.page) > 4096 - bts::RECORD {
+            return false;
+        }
+        // SAFETY: as above, for both.
+        let maximum = || unsafe { load_u64::<16>(area) };
+        // SAFETY: as above.
+        let threshold = || unsafe { load_u64::<24>(area) };
+        let Some(end) = target.quiet.end(index, maximum, threshold) else {
+            return false;
+        };
+        // SAFETY: as above; the record lies within the page, as just checked.
+        unsafe {
+            store_record(target.add, index, from, to);
+            store_u64::<8>(area, end);
+        }
+        self.reported = self.reported.wrapping_add(1);
+        true
+    }
+
+    /// Branches in the buffer.
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether nothing more fits.
+    pub(crate) fn is_full(&self) -> bool {
+        self.count >= CAPACITY
+    }
+
+    /// Whether branches must be reported.
+    pub(crate) fn report_is_due(&self) -> bool {
+        self.count >= self.full
+    }
+
+    /// The branch added last, if it was not reported yet.
+    pub(crate) fn last(&self) -> Option<&Branch> {
+        self.buffer.get(self.count.checked_sub(1)?)
+    }
+
+    /// After a branch was handled: drops it if the platform does not want branches. Returns whether
+    /// another one fits before a report is due.
+    pub(crate) fn keep_handled(&mut self) -> bool {
+        if !self.observe.branches {
+            self.reported = self.reported.wrapping_add(self.count as u64);
+            self.count = 0;
+            return true;
+        }
+        self.schedule();
+        self.count < self.full
+    }
+
+    /// Empties the buffer. The branches stay readable in [`BranchBuffer::emptied`]; returns how many
+    /// there are.
+    pub(crate) fn empty(&mut self) -> usize {
+        debug_assert!(self.count <= CAPACITY);
+        let count = std::mem::take(&mut self.count).min(CAPACITY);
+        if count != 0 {
+            self.reported = self.reported.wrapping_add(count as u64);
+            self.schedule();
+        }
+        count
+    }
+
+    /// The `count` branches that [`BranchBuffer::empty`] took out.
+    pub(crate) fn emptied(&mut self, count: usize) -> &mut [Branch] {
+        &mut self.buffer[..count]
+    }
+
+    /// How many branches were taken while branches were recorded, modulo 2^64.
+    pub(crate) fn taken(&self) -> u64 {
+        let all = self.reported.wrapping_add(self.count as u64);
+        all.wrapping_sub(self.not_taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn buffer(observe: Observe) -> BranchBuffer {
+        let mut buffer = BranchBuffer::new();
+        buffer.set_observe(observe);
+        buffer
+    }
+
+    const BRANCHES: Observe = Observe {
+        branches: true,
+        not_taken: false,
+        every: 0,
+        store: None,
+        step_on_branch: false,
+        debugs_transactions: false,
+        debug_exceptions: false,
+    };
+
+    #[test]
+    fn pushed_branch_has_all_its_fields() {
+        let mut buffer = buffer(BRANCHES);
+        buffer.set_cpl(3);
+        assert!(!buffer.push(0x1000, 0x2000, BranchClass::Return, 0xffff_fff0));
+        let expected = Branch {
+            from: 0x1000,
+            to: 0x2000,
+            at: 0xffff_fff0,
+            class: BranchClass::Return,
+            cpl: 3,
+            to_cpl: 3,
+            mispredicted: false,
+        };
+        assert_eq!(buffer.last(), Some(&expected));
+        let n = buffer.empty();
+        assert_eq!(buffer.emptied(n), [expected]);
+        assert_eq!((buffer.len(), buffer.last()), (0, None));
+    }
+
+    #[test]
+    fn report_is_due_when_asked_for_or_full() {
+        for (every, expected) in [(7, 7), (0, 256), (1000, 256)] {
+            let mut buffer = buffer(Observe { every, ..BRANCHES });
+            let mut pushed = 1;
+            while !buffer.push(1, 2, BranchClass::DirectJump, 0) {
+                pushed += 1;
+            }
+            assert_eq!(pushed, expected, "every {every}");
+            assert!(buffer.report_is_due());
+        }
+    }
+
+    #[test]
+    fn branch_is_dropped_after_it_was_handled_if_only_steps_want_it() {
+        let mut buffer = buffer(Observe {
+            branches: false,
+            step_on_branch: true,
+            ..BRANCHES
+        });
+        assert!(
+            buffer.push(1, 2, BranchClass::DirectJump, 0),
+            "every one is due"
+        );
+        assert!(buffer.keep_handled());
+        assert_eq!((buffer.len(), buffer.taken()), (0, 1));
+    }
+
+    #[test]
+    fn branches_that_are_not_taken_do_not_count_as_taken() {
+        let mut buffer = buffer(BRANCHES);
+        buffer.push(1, 2, BranchClass::Conditional, 0);
+        buffer.push_not_taken(3, 4, 0);
+        assert_eq!(buffer.taken(), 1);
+        buffer.empty();
+        assert_eq!(buffer.taken(), 1);
+    }
+}

@@ -1,0 +1,229 @@
+//! Records branches, interrupts and exceptions: for the platform, and into the BTS buffer.
+
+#![expect(
+    unsafe_code,
+    reason = "where BTS records go is kept as host addresses from the TLB"
+)]
+
+use crate::branch_buffer::BtsTarget;
+use crate::code::Op;
+use crate::core::Core;
+use crate::platform::{Branch, BranchClass};
+use hindsight_cpu::branch::Store;
+use hindsight_cpu::branch::bts::{self, Quiet, Stored};
+
+/// Bytes of the BTS fields at the start of the DS management area.
+const BTS_FIELDS: usize = 32;
+
+/// Where a far branch or an event comes from: RIP, base of CS, and CPL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BranchSource {
+    pub(crate) rip: u64,
+    pub(crate) cs_base: u64,
+    pub(crate) cpl: u8,
+}
+
+impl Core {
+    /// Asks the platform what to report, and follows.
+    pub(crate) fn update_observe(&mut self) {
+        let observe = self.platform().observe();
+        if observe != *self.branches.observe() {
+            self.branches.set_observe(observe);
+            self.update_context();
+            self.exit.requested = true;
+        }
+        self.update_counting();
+    }
+
+    /// The source of a far branch or an event at `rip`, before it changes CS or the CPL.
+    pub(crate) fn branch_source(&self, rip: u64) -> BranchSource {
+        BranchSource {
+            rip,
+            cs_base: self.regs.cs_base(),
+            cpl: self.mode.cpl(),
+        }
+    }
+
+    /// Adds a near branch to the buffer. `true`: [`Core::handle_due_branches`] must be called.
+    #[inline(always)]
+    fn push_branch(&mut self, from: u64, to: u64, class: BranchClass) -> bool {
+        let stamp = self.progress.branch_stamp();
+        self.branches.push(from, to, class, stamp)
+    }
+
+    /// Records a near branch of 64-bit code. `true`: [`Core::handle_due_branches`] must be called.
+    #[inline(always)]
+    pub(crate) fn record_near(&mut self, from: u64, to: u64, class: BranchClass) -> bool {
+        let epoch = self.mmu.writes.epoch();
+        !self.branches.store_near(from, to, epoch) && self.push_branch(from, to, class)
+    }
+
+    /// Records a near branch in a handler that checks [`ExitState::requested`](crate::exit::ExitState).
+    pub(crate) fn record_branch(&mut self, from: u64, to: u64, class: BranchClass) {
+        if self.branches.records()
+            && self.push_branch(from, to, class)
+            && self.handle_due_branches()
+        {
+            self.exit.requested = true;
+        }
+    }
+
+    /// Records a conditional branch that was not taken. `true`: the block must be left.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn record_not_taken(&mut self, from: u64, to: u64) -> bool {
+        let stamp = self.progress.branch_stamp();
+        self.branches.push_not_taken(from, to, stamp) && self.handle_due_branches()
+    }
+
+    /// Whether conditional branches that are not taken are recorded too.
+    #[inline(always)]
+    pub(crate) fn records_not_taken(&self) -> bool {
+        self.branches.observe().not_taken
+    }
+
+    /// The class of a direct call.
+    pub(crate) fn call_class(&self, op: &Op<Self>, to: u64) -> BranchClass {
+        if to == self.rip_after(op) {
+            BranchClass::CallNext
+        } else {
+            BranchClass::DirectCall
+        }
+    }
+
+    /// Records a far branch or an event that is complete. A boundary follows.
+    pub(crate) fn record_far(&mut self, from: BranchSource, to: u64, class: BranchClass) {
+        if !self.branches.records() {
+            return;
+        }
+        if self.branches.is_full() {
+            self.report_branches();
+        } else if from.cs_base != self.regs.cs_base() {
+            self.report_branches_of(from.cs_base);
+        }
+        let branch = Branch {
+            from: from.rip,
+            to,
+            at: self.progress.branch_stamp(),
+            class,
+            cpl: from.cpl,
+            to_cpl: self.mode.cpl(),
+            mispredicted: false,
+        };
+        self.branches.push_far(branch);
+        if let Some(how) = self.branches.observe().store {
+            let to_base = self.regs.cs_base();
+            self.store_record(&how, &branch, from.cs_base, to_base);
+        }
+        self.branches.keep_handled();
+    }
+
+    /// Handles the branch added last, which is due: stores its BTS record. Returns whether the
+    /// block must be left before the next instruction.
+    #[inline(never)]
+    pub(crate) fn handle_due_branches(&mut self) -> bool {
+        let Some(how) = self.branches.observe().store else {
+            return !self.branches.keep_handled();
+        };
+        let mut interrupts = false;
+        if let Some(&branch) = self.branches.last() {
+            let base = self.regs.cs_base();
+            interrupts = self.store_record(&how, &branch, base, base);
+        }
+        interrupts | !self.branches.keep_handled()
+    }
+
+    /// Stores the BTS record of a branch; returns whether an interrupt was requested.
+    #[inline(always)]
+    fn store_record(&mut self, how: &Store, branch: &Branch, from_base: u64, to_base: u64) -> bool {
+        if branch.class == BranchClass::NotTaken || !how.wants(branch.cpl) {
+            return false;
+        }
+        let mask = if self.lma() { u64::MAX } else { 0xffff_ffff };
+        let from = branch.from.wrapping_add(from_base) & mask;
+        let to = branch.to.wrapping_add(to_base) & mask;
+        let stored = bts::store(self, how, from, to);
+        self.find_bts_target(how);
+        stored == Stored::AtThreshold && self.request_pmi()
+    }
+
+    /// After a BTS record: finds where the next ones go for [`BranchBuffer::store_near`], which
+    /// serves 64-bit code, whose segments have no base, at a level whose branches are stored, while
+    /// nothing else observes them.
+    ///
+    /// [`BranchBuffer::store_near`]: crate::branch_buffer::BranchBuffer::store_near
+    fn find_bts_target(&mut self, how: &Store) {
+        self.branches.forget_bts_target();
+        if self.branches.observe().branches || !self.mode.is_64bit() || !how.wants(self.mode.cpl())
+        {
+            return;
+        }
+        let ds = self.mmu.ds();
+        let Some(area) = self.mmu.writes.find_bytes(how.area, BTS_FIELDS, ds) else {
+            return;
+        };
+        let Some(index) = self.ds_fast_read(how.area.wrapping_add(8)) else {
+            return;
+        };
+        let page = index & !0xfff;
+        // An index in the last page could overflow.
+        if page == !0xfff {
+            return;
+        }
+        if let Some(bytes) = self.mmu.writes.find_bytes(page, 4096, ds) {
+            let target = BtsTarget {
+                epoch: self.mmu.writes.epoch(),
+                area: area.host(),
+                page,
+                add: bytes.host().wrapping_sub(page),
+                quiet: Quiet::new(how.interrupt),
+            };
+            // SAFETY: the TLB for writes has all of the fields and the page now, and forgets a page
+            // only with a new epoch.
+            unsafe { self.branches.set_bts_target(target) };
+        }
+    }
+
+    /// Requests the interrupt of a BTS buffer that has reached its threshold.
+    #[cold]
+    fn request_pmi(&mut self) -> bool {
+        // What the request freezes must include this branch.
+        self.report_branches();
+        self.platform().request_pmi();
+        self.update_observe();
+        true
+    }
+
+    /// At a boundary: reports branches if a report is due.
+    pub(crate) fn report_due_branches(&mut self) {
+        if self.branches.report_is_due() {
+            self.report_branches();
+        }
+    }
+
+    /// Reports all branches in the buffer.
+    #[cold]
+    pub(crate) fn report_branches(&mut self) {
+        self.report_branches_of(self.regs.cs_base());
+    }
+
+    /// Reports all branches in the buffer, which are those of code with this base of CS.
+    fn report_branches_of(&mut self, cs_base: u64) {
+        let count = self.branches.empty();
+        if count == 0 {
+            return;
+        }
+        let (platform, branches) = self.platform_and_branches();
+        platform.branches(cs_base, branches.emptied(count));
+        self.update_observe();
+    }
+
+    /// Reports that a #DB is about to be delivered, if that changes a model.
+    pub(crate) fn report_debug_exception(&mut self) {
+        if self.branches.observe().debug_exceptions {
+            self.report_branches();
+            self.platform().debug_exception();
+            self.update_observe();
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! A decoded block: its operations, and what the cache must know to find and to check it.
+
+#![expect(
+    unsafe_code,
+    reason = "operations are owned through a raw pointer, because handlers hold pointers into them"
+)]
+
+use super::op::{BlockEntry, DEAD, Handler, Next, Op};
+use std::ptr::NonNull;
+
+/// The operations of a block. The last one has a `LastHandler`.
+///
+/// Handlers point into them, so that no unique reference to them may exist: not even the one that
+/// moving a `Box` would be.
+#[derive(Debug)]
+struct OpSlice<C>(NonNull<[Op<C>]>);
+
+impl<C> OpSlice<C> {
+    fn new(ops: Vec<Op<C>>) -> Self {
+        assert!(
+            ops.last().is_some_and(Op::is_last),
+            "a block ends in an operation that leads elsewhere"
+        );
+        let ops = Box::into_raw(ops.into_boxed_slice());
+        // SAFETY: `Box::into_raw` never returns null.
+        Self(unsafe { NonNull::new_unchecked(ops) })
+    }
+
+    fn get(&self) -> &[Op<C>] {
+        // SAFETY: allocated by `new` and freed by `drop` only; there are shared references only.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<C> Drop for OpSlice<C> {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new` as a box, and not used after this.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+/// A decoded block.
+#[derive(Debug)]
+pub(crate) struct Block<C> {
+    ops: OpSlice<C>,
+    /// Address and mode, as `CodeCache::id` combines them.
+    pub(super) id: u64,
+    /// Guest-physical address of the second page, if the last instruction reaches into it.
+    pub(crate) second_page: Option<u64>,
+    /// Bytes of code.
+    pub(crate) len: u16,
+    /// The bytes it was decoded from.
+    pub(super) code: Box<[u8]>,
+    /// Numbers of the mnemonics of its instructions, of which there may be more than operations.
+    mnemonics: Box<[u16]>,
+    /// What [`Op::count`] of its first operation is while it may run.
+    count: u32,
+    /// Dead, and to be compared with memory before it runs again.
+    pub(super) suspect: bool,
+}
+
+impl<C> Block<C> {
+    /// A block made of `ops`, the last of which ends it.
+    pub(super) fn new(
+        id: u64,
+        code: Box<[u8]>,
+        second_page: Option<u64>,
+        (ops, mnemonics): (Vec<Op<C>>, Vec<u16>),
+    ) -> Self {
+        let len = u16::try_from(code.len()).unwrap_or(u16::MAX);
+        let ops = OpSlice::new(ops);
+        let count = ops.get().first().map_or(0, Op::count);
+        debug_assert_eq!(usize::try_from(count).ok(), Some(mnemonics.len()));
+        debug_assert!(count != 0 && count != DEAD, "a block has instructions");
+        Self {
+            ops,
+            id,
+            second_page,
+            len,
+            code,
+            mnemonics: mnemonics.into(),
+            count,
+            suspect: false,
+        }
+    }
+
+    /// A block that must not run.
+    pub(super) fn dead() -> Self {
+        let op = Op::new(Handler::Last(|_, _| Next::EXIT));
+        op.set_count(1);
+        let block = Self::new(0, Box::default(), None, (vec![op], vec![0]));
+        block.kill();
+        block
+    }
+
+    /// The entry that leads to its first operation.
+    pub(crate) fn entry(&self) -> BlockEntry<C> {
+        BlockEntry::new(self.ops.0.cast())
+    }
+
+    pub(super) fn ops(&self) -> &[Op<C>] {
+        self.ops.get()
+    }
+
+    pub(super) fn mnemonics(&self) -> &[u16] {
+        &self.mnemonics
+    }
+
+    /// Makes every link to it fail.
+    pub(super) fn kill(&self) {
+        if let Some(first) = self.ops().first() {
+            first.set_count(DEAD);
+        }
+    }
+
+    /// Lets a suspect block run again, because its code is still that in memory.
+    pub(super) fn revive(&mut self) {
+        debug_assert!(self.suspect);
+        self.suspect = false;
+        if let Some(first) = self.ops().first() {
+            first.set_count(self.count);
+        }
+    }
+}

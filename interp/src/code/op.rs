@@ -1,0 +1,479 @@
+//! The pre-resolved operation: what the decoder makes of one instruction, or of two fused ones.
+
+#![expect(unsafe_code, reason = "handlers reach operations through raw pointers")]
+
+use crate::registers::Reg;
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::ptr::NonNull;
+
+/// Executes an operation that another one follows in its block.
+pub(crate) type InnerHandler<C> = for<'b> fn(&mut C, InnerOp<'b, C>) -> Next<C>;
+
+/// Executes the last operation of a block, which leads to another block or leaves the dispatch loop.
+pub(crate) type LastHandler<C> = for<'b> fn(&mut C, LastOp<'b, C>) -> Next<C>;
+
+/// A handler of either kind, in the form in which an operation stores it.
+type StoredHandler<C> = for<'b> unsafe fn(&mut C, BlockOp<'b, C>) -> Next<C>;
+
+/// How an operation is executed.
+#[derive(Debug)]
+pub(crate) enum Handler<C> {
+    /// The operation after this one may run next.
+    Inner(InnerHandler<C>),
+    /// No operation of the block runs next.
+    Last(LastHandler<C>),
+}
+
+impl<C> Clone for Handler<C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for Handler<C> {}
+
+/// Operand size of byte operations none of whose registers is AH, CH, DH or BH; otherwise it is 1.
+pub(crate) const LOW: u8 = 0x81;
+
+/// In [`Op::count`]: more than any budget.
+pub(crate) const DEAD: u32 = u32::MAX;
+
+/// In [`Op::prefix`]: LOCK.
+pub(crate) const LOCK: u8 = 1;
+/// In [`Op::prefix`]: REP or REPE.
+pub(crate) const REP: u8 = 2;
+/// In [`Op::prefix`]: REPNE.
+pub(crate) const REPNE: u8 = 4;
+/// In [`Op::prefix`]: there is a memory operand.
+pub(crate) const MEM: u8 = 8;
+/// In [`Op::prefix`]: a fused branch may be linked to the block that it leads to.
+pub(crate) const LINKABLE: u8 = 16;
+
+/// One operation of a block. It fills a cache line of the host.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Op<C> {
+    handler: StoredHandler<C>,
+    /// Immediate, or the distance of a branch target from the start of the block.
+    pub(crate) imm: u64,
+    /// Displacement of the memory operand.
+    pub(crate) disp: u64,
+    /// The block that a direct branch leads to, once it was looked up.
+    link: Cell<Option<BlockEntry<C>>>,
+    /// In the first operation of a block: how often the block was entered.
+    runs: Cell<u64>,
+    /// In the first operation of a block: its instructions, or [`DEAD`] when it must not run.
+    count: Cell<u32>,
+    /// Index of the full instruction in [`super::CodeCache::insns`].
+    pub(crate) insn: u32,
+    /// First (destination) register.
+    pub(crate) dst: Reg,
+    /// Second (source) register.
+    pub(crate) src: Reg,
+    /// Base register of the memory operand.
+    pub(crate) base: Reg,
+    /// Index register of the memory operand.
+    pub(crate) index: Reg,
+    /// Binary logarithm of the index register's factor, 0 to 3.
+    pub(crate) scale: u8,
+    /// The slot of the base of the memory operand's segment: see [`Op::set_segment`].
+    pub(crate) seg_base: Reg,
+    /// Operand size in bytes.
+    pub(crate) size: u8,
+    /// Address size in bytes.
+    pub(crate) address_size: u8,
+    /// Length of the instruction in bytes; of both, if two were fused.
+    pub(crate) len: u8,
+    /// Instructions from this one to the end of the block, itself included.
+    pub(crate) remaining: u8,
+    /// Offset of the instruction from the start of the block, in bytes.
+    pub(crate) offset: u16,
+    /// [`LOCK`], [`REP`], [`REPNE`], [`MEM`], [`LINKABLE`].
+    pub(crate) prefix: u8,
+    /// How it can be fused with the instruction after it: see `ops::fused`.
+    pub(crate) fuse: u8,
+    /// The handler is a [`LastHandler`].
+    is_last: bool,
+}
+
+impl<C> Op<C> {
+    /// An operation with this handler and no operands.
+    pub(crate) fn new(handler: Handler<C>) -> Self {
+        let (handler, is_last) = stored(handler);
+        Self {
+            handler,
+            imm: 0,
+            disp: 0,
+            link: Cell::new(None),
+            runs: Cell::new(0),
+            count: Cell::new(0),
+            insn: 0,
+            dst: Reg::Rax,
+            src: Reg::Rax,
+            base: Reg::Zero,
+            index: Reg::Zero,
+            scale: 0,
+            seg_base: Reg::DsBase,
+            size: 0,
+            address_size: 8,
+            len: 0,
+            remaining: 0,
+            offset: 0,
+            prefix: 0,
+            fuse: 0,
+            is_last,
+        }
+    }
+
+    /// Replaces the handler.
+    pub(crate) fn set_handler(&mut self, handler: Handler<C>) {
+        (self.handler, self.is_last) = stored(handler);
+    }
+
+    /// Whether the handler is one for the last operation of a block.
+    pub(crate) fn is_last(&self) -> bool {
+        self.is_last
+    }
+
+    /// Sets the segment of the memory operand, 0 to 5.
+    pub(crate) fn set_segment(&mut self, seg: u8) {
+        debug_assert!(seg < 6);
+        self.seg_base = Reg::segment_base(seg.into());
+    }
+
+    /// The segment of the memory operand, 0 to 5.
+    pub(crate) fn segment(&self) -> usize {
+        self.seg_base.segment()
+    }
+
+    /// Whether the instruction has a LOCK prefix.
+    pub(crate) fn lock(&self) -> bool {
+        self.prefix & LOCK != 0
+    }
+
+    /// Whether the instruction has a memory operand.
+    pub(crate) fn is_mem(&self) -> bool {
+        self.prefix & MEM != 0
+    }
+
+    /// How often the block was entered whose first operation this is.
+    pub(super) fn runs(&self) -> u64 {
+        self.runs.get()
+    }
+
+    /// Instructions of the block whose first operation this is, or [`DEAD`].
+    pub(crate) fn count(&self) -> u32 {
+        self.count.get()
+    }
+
+    /// Sets the value that [`Op::count`] returns.
+    pub(crate) fn set_count(&self, count: u32) {
+        self.count.set(count);
+    }
+
+    /// The operation's address: identifies it among those that are not freed yet.
+    pub(crate) fn id(&self) -> OpId {
+        OpId(std::ptr::from_ref(self).addr())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn handler_address(&self) -> usize {
+        self.handler as usize
+    }
+}
+
+/// Identifies an operation among those that are not freed yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct OpId(usize);
+
+fn stored<C>(handler: Handler<C>) -> (StoredHandler<C>, bool) {
+    // SAFETY: `InnerOp` and `LastOp` are transparent wrappers of `BlockOp`, so the function types
+    // have the same ABI. A stored handler is called only by `BlockOp::execute`, with the operation
+    // that it belongs to, whose block puts it where its kind demands (`OpSlice::new`).
+    unsafe {
+        match handler {
+            Handler::Inner(handler) => (
+                std::mem::transmute::<InnerHandler<C>, StoredHandler<C>>(handler),
+                false,
+            ),
+            Handler::Last(handler) => (
+                std::mem::transmute::<LastHandler<C>, StoredHandler<C>>(handler),
+                true,
+            ),
+        }
+    }
+}
+
+/// An operation of a block that is not freed during `'b`.
+#[repr(transparent)]
+pub(crate) struct BlockOp<'b, C> {
+    /// Points into the operations of a block, with provenance over all of them.
+    op: NonNull<Op<C>>,
+    block: PhantomData<&'b Op<C>>,
+}
+
+impl<C> Clone for BlockOp<'_, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for BlockOp<'_, C> {}
+
+impl<C> Deref for BlockOp<'_, C> {
+    type Target = Op<C>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Op<C> {
+        // SAFETY: the type's invariant; nothing ever takes a unique reference to an operation of a
+        // block.
+        unsafe { self.op.as_ref() }
+    }
+}
+
+impl<'b, C> BlockOp<'b, C> {
+    /// # Safety
+    /// `op` must point into the operations of a block, with provenance over all of them, and the
+    /// block must not be freed during `'b`.
+    #[inline(always)]
+    pub(super) unsafe fn new(op: NonNull<Op<C>>) -> Self {
+        Self {
+            op,
+            block: PhantomData,
+        }
+    }
+
+    pub(super) fn as_ptr(self) -> NonNull<Op<C>> {
+        self.op
+    }
+
+    /// The block that the operation is linked to.
+    #[inline(always)]
+    pub(crate) fn link(self) -> Option<LiveBlock<'b, C>> {
+        // SAFETY: links lead to blocks of the same cache (`CodeCache::link_pending`), which frees
+        // all of its blocks at once: not during `'b`.
+        self.link.get().map(|entry| unsafe { entry.live() })
+    }
+
+    /// The block of an entry that the jump cache has now.
+    ///
+    /// # Safety
+    /// The entry must have been read, during `'b`, from the cache that the operation's block is in.
+    #[inline(always)]
+    pub(crate) unsafe fn live_sibling(self, entry: BlockEntry<C>) -> LiveBlock<'b, C> {
+        // SAFETY: a cache frees all of its blocks at once, so not during `'b`; the rest is this
+        // function's contract.
+        unsafe { entry.live() }
+    }
+
+    pub(super) fn set_link(self, entry: BlockEntry<C>) {
+        self.link.set(Some(entry));
+    }
+
+    /// Executes the operation: a jump to its handler, where the caller returns what this returns.
+    #[inline(always)]
+    fn execute(self, c: &mut C) -> Next<C> {
+        // SAFETY: the handler is called with its own operation, and a block ends in a `LastHandler`
+        // (`OpSlice::new`).
+        unsafe { (self.handler)(c, self) }
+    }
+
+    /// Executes the operation now, or has the dispatch loop do it: see [`Next`].
+    #[inline(always)]
+    fn run(self, c: &mut C) -> Next<C> {
+        if cfg!(any(miri, hindsight_trampoline)) {
+            Next(Some(self.op))
+        } else {
+            self.execute(c)
+        }
+    }
+}
+
+/// An operation that another one follows in its block.
+#[repr(transparent)]
+pub(crate) struct InnerOp<'b, C>(BlockOp<'b, C>);
+
+impl<C> Clone for InnerOp<'_, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for InnerOp<'_, C> {}
+
+impl<'b, C> Deref for InnerOp<'b, C> {
+    type Target = BlockOp<'b, C>;
+
+    #[inline(always)]
+    fn deref(&self) -> &BlockOp<'b, C> {
+        &self.0
+    }
+}
+
+impl<'b, C> InnerOp<'b, C> {
+    /// The operation after this one.
+    #[inline(always)]
+    pub(crate) fn next_op(self) -> BlockOp<'b, C> {
+        // SAFETY: an `InnerOp` is made for an `InnerHandler` only, and a block ends in a
+        // `LastHandler` (`OpSlice::new`): another operation follows, in the same allocation.
+        unsafe { BlockOp::new(self.0.op.add(1)) }
+    }
+
+    /// Executes the operation after this one, as the last thing a handler does.
+    #[inline(always)]
+    pub(crate) fn go(self, c: &mut C) -> Next<C> {
+        self.next_op().run(c)
+    }
+}
+
+/// The last operation of a block.
+#[repr(transparent)]
+pub(crate) struct LastOp<'b, C>(BlockOp<'b, C>);
+
+impl<C> Clone for LastOp<'_, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for LastOp<'_, C> {}
+
+impl<'b, C> Deref for LastOp<'b, C> {
+    type Target = BlockOp<'b, C>;
+
+    #[inline(always)]
+    fn deref(&self) -> &BlockOp<'b, C> {
+        &self.0
+    }
+}
+
+/// The first operation of a block, as links and the jump cache store it.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(crate) struct BlockEntry<C>(NonNull<Op<C>>);
+
+impl<C> Clone for BlockEntry<C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for BlockEntry<C> {}
+
+impl<C> PartialEq for BlockEntry<C> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl<C> BlockEntry<C> {
+    /// The entry of the block whose operations begin at `first`.
+    pub(super) fn new(first: NonNull<Op<C>>) -> Self {
+        Self(first)
+    }
+
+    /// The block.
+    ///
+    /// # Safety
+    /// The block must not have been freed since the entry was read from its cache, and must not be
+    /// freed during `'b`.
+    #[inline(always)]
+    pub(crate) unsafe fn live<'b>(self) -> LiveBlock<'b, C> {
+        // SAFETY: entries are made from the first operation of a block, with provenance over all of
+        // its operations; the rest is this function's contract.
+        LiveBlock(unsafe { BlockOp::new(self.0) })
+    }
+}
+
+/// A block that is not freed during `'b`.
+#[repr(transparent)]
+pub(crate) struct LiveBlock<'b, C>(BlockOp<'b, C>);
+
+impl<C> Clone for LiveBlock<'_, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for LiveBlock<'_, C> {}
+
+impl<'b, C> LiveBlock<'b, C> {
+    /// The block's first operation.
+    #[cfg(test)]
+    pub(super) fn first(self) -> BlockOp<'b, C> {
+        self.0
+    }
+
+    /// Instructions of the block, or [`DEAD`].
+    #[inline(always)]
+    pub(crate) fn count(self) -> u32 {
+        self.0.count.get()
+    }
+
+    /// Counts that the block is entered.
+    #[inline(always)]
+    pub(crate) fn count_run(self) {
+        let runs = &self.0.runs;
+        runs.set(runs.get().wrapping_add(1));
+    }
+
+    /// Executes the block, as the last thing a handler does.
+    #[inline(always)]
+    pub(crate) fn go(self, c: &mut C) -> Next<C> {
+        self.0.run(c)
+    }
+
+    /// Executes operations, beginning with the block's first one, until a handler leaves.
+    pub(crate) fn dispatch(self, c: &mut C) {
+        let mut next = self.0.execute(c);
+        while let Some(op) = next.0 {
+            // SAFETY: a handler returned it, from an operation or a block that is live until
+            // blocks are freed, which no handler does.
+            next = unsafe { BlockOp::new(op) }.execute(c);
+        }
+    }
+}
+
+/// What a handler returns: the operation to execute next, or none to leave the dispatch loop.
+///
+/// Handlers normally execute the next operation themselves, as their last call, which the compiler
+/// makes a jump: one handler follows the other without a loop, and the loop in
+/// [`LiveBlock::dispatch`] only meets the end. Where calls are not turned into jumps (no
+/// optimization, sanitizers, Miri), the stack would grow with each operation; there, handlers return
+/// the next operation (cfg `hindsight_trampoline`, which the build script sets).
+#[must_use]
+#[repr(transparent)]
+pub(crate) struct Next<C>(Option<NonNull<Op<C>>>);
+
+impl<C> Next<C> {
+    /// Leaves the dispatch loop.
+    pub(crate) const EXIT: Self = Self(None);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn op_fills_one_cache_line() {
+        assert_eq!((size_of::<Op<()>>(), align_of::<Op<()>>()), (64, 64));
+    }
+
+    #[test]
+    fn handler_kind_is_kept() {
+        fn inner(c: &mut u8, o: InnerOp<'_, u8>) -> Next<u8> {
+            *c += 1;
+            o.go(c)
+        }
+        fn last(c: &mut u8, _: LastOp<'_, u8>) -> Next<u8> {
+            *c += 10;
+            Next::EXIT
+        }
+        let mut op = Op::new(Handler::Inner(inner));
+        assert!(!op.is_last());
+        op.set_handler(Handler::Last(last));
+        assert!(op.is_last());
+    }
+}

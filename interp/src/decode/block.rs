@@ -1,0 +1,305 @@
+//! Decodes blocks, and fuses operations.
+
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "lengths and offsets of a block are small"
+)]
+
+use super::quiet::{Effect, hush};
+use super::select;
+use crate::code::{BlockEntry, LINKABLE, MEM, mnemonic_number};
+use crate::core::{Core, Handler, InnerHandler, Op};
+use crate::fault::Fault;
+use crate::memory::PAGE;
+use crate::mmu::{AccessKind, TlbSet};
+use crate::ops::{branch, fused, last};
+use hindsight_cpu::state::seg;
+use iced_x86::{Decoder, DecoderError, DecoderOptions, FlowControl, Instruction, OpKind};
+
+/// Instructions in a block at most.
+const BLOCK_INSTRUCTIONS: usize = 32;
+/// Bytes of an instruction at most.
+const INSTRUCTION_BYTES: usize = 15;
+/// In a block key: a block of one instruction, for exact stepping.
+pub(crate) const EXACT: u8 = 0x40;
+
+/// The operations of a block, the numbers of its instructions' mnemonics, and its bytes.
+struct DecodedBlock {
+    ops: Vec<Op>,
+    mnemonics: Vec<u16>,
+    len: u16,
+}
+
+/// Bytes of code to decode from.
+struct CodeBytes {
+    bytes: Vec<u8>,
+    gpa: u64,
+    /// Guest-physical address of the next page, if the bytes reach into it.
+    second_page: Option<u64>,
+}
+
+/// Whether bytes that are no instruction are one of more than 15 bytes.
+///
+/// The decoder does not report that: it is given one byte less than the longest instruction has. Only
+/// prefixes make an instruction too long, so without its first byte it needs the next 14 still.
+#[cold]
+pub(super) fn is_too_long(bits: u32, bytes: &[u8]) -> bool {
+    let needs_more = |bytes: &[u8]| {
+        let mut decoder = Decoder::new(bits, bytes, DecoderOptions::NONE);
+        let _ = decoder.decode();
+        decoder.last_error() == DecoderError::NoMoreBytes
+    };
+    bytes.len() >= INSTRUCTION_BYTES
+        && needs_more(&bytes[..INSTRUCTION_BYTES - 1])
+        && needs_more(&bytes[1..INSTRUCTION_BYTES])
+}
+
+impl Core {
+    /// Guest-physical address of code, with the right to fetch checked.
+    pub(crate) fn translate_code(&mut self, lin: u64) -> Result<u64, Fault> {
+        let set = if self.mode.cpl() == 3 {
+            TlbSet::User
+        } else {
+            TlbSet::Supervisor
+        };
+        if self.mode.is_64bit() && !crate::seg::canonical(lin) {
+            return Err(Fault::GP);
+        }
+        let page = self.translate(lin, AccessKind::Fetch, set)?;
+        self.enter_page(lin, page, AccessKind::Fetch, set);
+        Ok(page.gpa)
+    }
+
+    /// Linear address of an offset in the code segment.
+    pub(crate) fn code_lin(&self, rip: u64) -> u64 {
+        if self.mode.is_64bit() {
+            rip
+        } else {
+            self.cs().base.wrapping_add(rip) & 0xffff_ffff
+        }
+    }
+
+    /// Decodes the block at RIP and adds it to the cache.
+    pub(crate) fn decode(
+        &mut self,
+        rip: u64,
+        gpa: u64,
+        exact: bool,
+    ) -> Result<BlockEntry<Self>, Fault> {
+        let lin = self.code_lin(rip);
+        let most = if exact { 1 } else { BLOCK_INSTRUCTIONS };
+        let mut code = self.read_code(lin, gpa, most * INSTRUCTION_BYTES);
+        let mut decoded = self.decode_bytes(rip, &code, most)?;
+        if decoded.is_none() {
+            // The first instruction continues in the next page.
+            code = self.read_code_across(lin, code)?;
+            decoded = self.decode_bytes(rip, &code, 1)?;
+        }
+        let Some(block) = decoded else {
+            return Err(Fault::GP);
+        };
+        let len = usize::from(block.len);
+        let first = len.min(Self::page_rest(lin));
+        self.fetch_in_transaction(gpa, first)?;
+        if let Some(second) = code.second_page {
+            self.fetch_in_transaction(second, len - first)?;
+        }
+        let key = self.block_key() | if exact { EXACT } else { 0 };
+        self.memory.mark_code(gpa);
+        if let Some(second) = code.second_page {
+            self.memory.mark_code(second);
+        }
+        // The page has become a code page: the TLB for writes must not have it any more.
+        self.follow_code_changes();
+        let bytes = code.bytes.get(..len).unwrap_or(&code.bytes);
+        let second_page = code.second_page.filter(|_| len > first);
+        let decoded = (block.ops, block.mnemonics);
+        Ok(self.code.insert(gpa, key, bytes, second_page, decoded))
+    }
+
+    /// Reads at most `most` bytes of code within one page.
+    fn read_code(&mut self, lin: u64, gpa: u64, most: usize) -> CodeBytes {
+        let len = Self::page_rest(lin).min(most);
+        let mut bytes = vec![0; len];
+        self.get_phys(gpa, &mut bytes);
+        self.exit.requested = false;
+        CodeBytes {
+            bytes,
+            gpa,
+            second_page: None,
+        }
+    }
+
+    /// Reads the rest of the page and as much of the next one as an instruction may have.
+    fn read_code_across(&mut self, lin: u64, mut code: CodeBytes) -> Result<CodeBytes, Fault> {
+        let rest = Self::page_rest(lin);
+        let next = lin.wrapping_add(rest as u64) & self.mode.ip_mask();
+        let gpa = self.translate_code(next)?;
+        code.bytes.resize(rest, 0);
+        code.bytes.resize(rest + INSTRUCTION_BYTES, 0);
+        let (_, tail) = code.bytes.split_at_mut(rest);
+        self.get_phys(gpa, tail);
+        self.exit.requested = false;
+        code.second_page = Some(gpa);
+        Ok(code)
+    }
+
+    /// Decodes at most `most` instructions; `None` if the first one needs more bytes.
+    fn decode_bytes(
+        &mut self,
+        rip: u64,
+        code: &CodeBytes,
+        most: usize,
+    ) -> Result<Option<DecodedBlock>, Fault> {
+        debug_assert!(
+            code.gpa % PAGE + code.bytes.len() as u64 <= PAGE || code.second_page.is_some()
+        );
+        let bits = u32::from(self.mode.code_size()) * 8;
+        let limit = if self.mode.is_64bit() {
+            u64::MAX
+        } else {
+            self.state.seg[seg::CS].limit.into()
+        };
+        let lin = self.code_lin(rip);
+        let mut decoder = Decoder::with_ip(bits, &code.bytes, rip, DecoderOptions::NONE);
+        let mut insn = Instruction::default();
+        let mut ops: Vec<Op> = Vec::with_capacity(8);
+        let mut mnemonics = Vec::with_capacity(8);
+        let mut effects: Vec<Effect> = Vec::with_capacity(8);
+        let mut ended = false;
+        let mut len = 0;
+        while mnemonics.len() < most && decoder.can_decode() && !ended {
+            let at = decoder.position();
+            let is_first = mnemonics.is_empty();
+            if !is_first && self.debug.stops.has_offset(lin.wrapping_add(at as u64)) {
+                break;
+            }
+            decoder.decode_out(&mut insn);
+            let short = decoder.last_error() == DecoderError::NoMoreBytes;
+            if short && code.bytes.len() - at < INSTRUCTION_BYTES {
+                if is_first {
+                    return Ok(None);
+                }
+                break;
+            }
+            if rip.wrapping_add(at as u64 + insn.len().max(1) as u64 - 1) > limit {
+                if is_first {
+                    return Err(Fault::GP);
+                }
+                break;
+            }
+            let too_long = insn.is_invalid() && is_too_long(bits, &code.bytes[at..]);
+            let (mut op, effect) = self.select(&insn, rip, too_long);
+            op.offset = at as u16;
+            // Instructions before it, for now.
+            op.remaining = mnemonics.len() as u8;
+            ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
+            len = (at + insn.len().max(1)) as u16;
+            op.len = insn.len() as u8;
+            match fuse(&insn, ops.last(), &op, self.branches.records()) {
+                Some((both, quiet)) => {
+                    ops.pop();
+                    effects.pop();
+                    ops.push(both);
+                    effects.push(Effect::Set(quiet.map(Handler::Inner)));
+                }
+                None => {
+                    ops.push(op);
+                    effects.push(effect);
+                }
+            }
+            mnemonics.push(mnemonic_number(&insn));
+        }
+        hush(&mut ops, &effects);
+        let count = mnemonics.len();
+        debug_assert!(count <= BLOCK_INSTRUCTIONS && usize::from(len) <= code.bytes.len().max(1));
+        for op in &mut ops {
+            op.remaining = count as u8 - op.remaining;
+        }
+        if !ops.last().is_some_and(Op::is_last) {
+            ops.push(self.fall(rip, len));
+        }
+        if let Some(first) = ops.first() {
+            first.set_count(count as u32);
+        }
+        Ok(Some(DecodedBlock {
+            ops,
+            mnemonics,
+            len,
+        }))
+    }
+
+    /// The operation after a block's last instruction, if that may not branch.
+    fn fall(&self, rip: u64, len: u16) -> Op {
+        let lin = self.code_lin(rip);
+        let same_page = (lin ^ lin.wrapping_add(len.into())) >> 12 == 0;
+        let mut op = Op::new(if same_page && !self.is_code_limited() {
+            last!(branch::fall::<true>)
+        } else {
+            last!(branch::fall::<false>)
+        });
+        op.imm = len.into();
+        op.offset = len;
+        op
+    }
+}
+
+/// The operation that does two instructions, and how it is executed if nobody sees the flags.
+fn fuse(
+    insn: &Instruction,
+    first: Option<&Op>,
+    second: &Op,
+    record: bool,
+) -> Option<(Op, Option<InnerHandler>)> {
+    let first = first?;
+    match first.fuse {
+        0 => None,
+        fused::MOV_REG => fuse_mov(insn, first, second).map(|(op, quiet)| (op, Some(quiet))),
+        _ => fuse_branch(insn, first, second, record).map(|op| (op, None)),
+    }
+}
+
+/// MOV, and what then works on the moved value.
+fn fuse_mov(insn: &Instruction, first: &Op, second: &Op) -> Option<(Op, InnerHandler)> {
+    let plain = insn.op0_kind() == OpKind::Register
+        && second.prefix & MEM == 0
+        && (second.dst, second.size) == (first.dst, first.size);
+    // The second operand must not be what was moved.
+    let itself = insn.op1_kind() == OpKind::Register && second.src == first.dst;
+    if !plain || itself {
+        return None;
+    }
+    let [handler, quiet] = fused::after_mov(insn, second)?;
+    let mut both = Op::new(Handler::Inner(handler));
+    (both.imm, both.dst, both.src, both.size) = (second.imm, second.dst, second.src, second.size);
+    both.base = first.src;
+    (both.offset, both.len) = (first.offset, first.len + second.len);
+    both.remaining = first.remaining;
+    Some((both, quiet))
+}
+
+/// A comparison and the conditional branch after it.
+fn fuse_branch(insn: &Instruction, first: &Op, branch: &Op, record: bool) -> Option<Op> {
+    if branch.size != 8 || !insn.is_jcc_short_or_near() {
+        return None;
+    }
+    let cc = (insn.condition_code() as u8).wrapping_sub(1);
+    let handler = if record {
+        fused::handler::<true>
+    } else {
+        fused::handler::<false>
+    };
+    let mut both = Op::new(Handler::Inner(handler(
+        first.fuse,
+        select::width(first),
+        cc,
+    )?));
+    (both.imm, both.dst, both.src, both.size) = (first.imm, first.dst, first.src, first.size);
+    both.disp = branch.imm;
+    both.prefix = branch.prefix & LINKABLE;
+    both.offset = first.offset;
+    both.address_size = first.len;
+    both.len = first.len + branch.len;
+    both.remaining = first.remaining;
+    Some(both)
+}

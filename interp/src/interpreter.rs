@@ -1,0 +1,249 @@
+//! The interpreter as its user sees it.
+
+use crate::core::Core;
+use crate::features::Features;
+use crate::memory::Memory;
+use crate::platform::Platform;
+use crate::registers::Reg;
+use crate::stops::{Hit, Stops};
+use hindsight_cpu::armed::Armed;
+use hindsight_cpu::state::CpuState;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Why [`Vcpu::run`] or [`Vcpu::step`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// The budget is used up, to the instruction.
+    Budget,
+    /// The processor executed HLT, or waits for a start-up IPI, and nothing is pending that would
+    /// wake it. It may be run again at any time.
+    Halted,
+    /// A triple fault; the state is that before the last delivery.
+    Shutdown,
+    /// [`Kicker::kick`] was called.
+    Kicked,
+    /// [`crate::Pending::leave`] was set, or the guest does nothing but fault: an exception whose
+    /// handler raises the next one before its first instruction retires.
+    Leave,
+    /// A condition of [`Vcpu::set_stops`] was met.
+    Stop(Hit),
+    /// [`Vcpu::step`] is complete; or, after [`Vcpu::stop_at_exceptions`], an exception was
+    /// delivered.
+    Stepped,
+    /// The guest executed an instruction that the interpreter does not implement.
+    Missing {
+        /// The instruction's bytes, and what follows them in the page; the rest is 0.
+        bytes: [u8; 15],
+        /// RIP of the instruction.
+        rip: u64,
+    },
+}
+
+/// Makes [`Vcpu::run`] on another thread return soon.
+#[derive(Clone, Debug, Default)]
+pub struct Kicker(Arc<AtomicBool>);
+
+impl Kicker {
+    /// Makes the run in progress, or else the next one, return [`Exit::Kicked`] within some
+    /// microseconds.
+    pub fn kick(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn take(&self) -> bool {
+        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Acquire)
+    }
+}
+
+/// Statistics of an interpreter since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Retired instructions; a repeated string instruction counts once.
+    pub retired: u64,
+    /// Of these, the ones that started at CPL 1 to 3.
+    pub user: u64,
+    /// Blocks decoded.
+    pub blocks: u64,
+    /// Blocks looked up because neither a link nor the jump cache led to them.
+    pub lookups: u64,
+    /// Times that all blocks were dropped.
+    pub drops: u64,
+    /// Entries made in the TLBs.
+    pub tlb_fills: u64,
+}
+
+/// One virtual processor, run by the interpreter.
+#[derive(Debug)]
+pub struct Vcpu {
+    core: Box<Core>,
+    kicker: Kicker,
+    /// The platform was asked what does not change.
+    prepared: bool,
+}
+
+impl Vcpu {
+    /// A processor in its state after RESET.
+    pub fn new(memory: Arc<Memory>) -> Self {
+        Self {
+            core: Box::new(Core::new(memory)),
+            kicker: Kicker::default(),
+            prepared: false,
+        }
+    }
+
+    /// Replaces the architectural state.
+    pub fn load(&mut self, state: &CpuState) {
+        self.core.load(state);
+    }
+
+    /// Stores the architectural state.
+    pub fn store(&mut self, state: &mut CpuState) {
+        self.core.store(state);
+    }
+
+    /// RIP, between two runs.
+    pub fn rip(&self) -> u64 {
+        self.core.regs.rip
+    }
+
+    /// Linear address of the next instruction, between two runs.
+    pub fn code_address(&self) -> u64 {
+        self.core.code_lin(self.core.regs.rip)
+    }
+
+    /// RSP, between two runs.
+    pub fn stack_pointer(&self) -> u64 {
+        self.core.regs.get(Reg::Rsp)
+    }
+
+    /// Sets what a debugger outside the guest stops for. The guest cannot detect it.
+    pub fn set_stops(&mut self, stops: &Stops) {
+        self.core.set_stops(stops);
+    }
+
+    /// Reports that something other than a processor wrote guest memory: `len` bytes at `gpa`.
+    pub fn code_changed(&mut self, gpa: u64, len: u64) {
+        self.core.memory.changed(gpa, len);
+    }
+
+    /// Reports that something else ran the guest, which may have changed code anywhere. Decoded code
+    /// is compared with memory before it is used again.
+    pub fn distrust_code(&mut self) {
+        self.core.code.distrust();
+        self.core.new_code_context();
+    }
+
+    /// Whether the guest invalidated translations since the last call: something else that caches
+    /// translations must drop them before it runs the guest.
+    pub fn take_flushed(&mut self) -> bool {
+        self.core.mmu.take_flushed()
+    }
+
+    /// Whether [`CpuState`] is all the state between two instructions: no shadow, no trap and no
+    /// event is pending. Otherwise running one instruction more, at most a few times, gets there.
+    pub fn at_clean_boundary(&self) -> bool {
+        let events = &self.core.state.events;
+        self.core.debug.pending_trap().is_none()
+            && events.exception.is_none()
+            && events.interrupt.is_none()
+            && !events.mov_ss_shadow
+            && !events.sti_shadow
+            && events.deferred_db == 0
+    }
+
+    /// What the debug registers arm.
+    pub fn armed_by_dr7(&self) -> Armed {
+        Armed::by_dr7(self.core.state.dr7, self.core.state.cr4)
+    }
+
+    /// Guest memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        self.core.memory.shared_memory()
+    }
+
+    /// Drops all translations, as a processor may at any time. Needed after [`Memory::take_dirty`],
+    /// for the next writes to be marked.
+    pub fn forget_translations(&mut self) {
+        self.core.flush_tlb();
+    }
+
+    /// Core cycles so far: see [`RetiredCounts::cycles`](crate::RetiredCounts::cycles).
+    pub fn cycles(&self) -> u64 {
+        self.core.progress.cycles()
+    }
+
+    /// Sets [`Stats::retired`], [`Stats::user`] and [`Vcpu::cycles`]: for a restored snapshot.
+    pub fn set_retired(&mut self, retired: u64, user: u64, cycles: u64) {
+        self.core.progress.set_totals(retired, cycles);
+        self.core.counters.set_user(user);
+    }
+
+    /// A handle that stops a run from another thread.
+    pub fn kicker(&self) -> Kicker {
+        self.kicker.clone()
+    }
+
+    /// Statistics so far.
+    pub fn stats(&self) -> Stats {
+        let core = &self.core;
+        Stats {
+            retired: core.progress.retired_before_slice(),
+            user: core.counters.user(0),
+            blocks: core.code.decoded(),
+            lookups: core.code.lookups(),
+            drops: core.code.epoch(),
+            tlb_fills: core.mmu.fills(),
+        }
+    }
+
+    /// How often each instruction retired, by mnemonic, the most frequent first.
+    pub fn mix(&self) -> Vec<(String, u64)> {
+        self.core.code.mix().list()
+    }
+
+    /// Runs until something stops it, at most `budget` core cycles: as many instructions, less one
+    /// for each iteration of a repeated string instruction beyond its first.
+    pub fn run<P: Platform>(&mut self, platform: &mut P, budget: u64) -> Exit {
+        self.enter(platform, |core, kicker| core.run(kicker, budget))
+    }
+
+    /// For a debugger: executes one instruction, whether or not a breakpoint is set there, or
+    /// delivers one event, and returns [`Exit::Stepped`]. With `mask_interrupts`, interrupts, NMIs
+    /// and SMIs stay pending, unless the processor is halted.
+    pub fn step<P: Platform>(&mut self, platform: &mut P, mask_interrupts: bool) -> Exit {
+        self.core.debug.stops.mask_interrupts = mask_interrupts;
+        let exit = self.enter(platform, |core, _| core.step());
+        self.core.debug.stops.mask_interrupts = false;
+        exit
+    }
+
+    /// Sets whether [`Vcpu::run`] returns [`Exit::Stepped`] when an instruction has raised an
+    /// exception instead of retiring, and that was delivered.
+    pub const fn stop_at_exceptions(&mut self, stop: bool) {
+        self.core.debug.stops.at_exceptions = stop;
+    }
+
+    /// Lends the platform to the processor, and begins and ends a run.
+    fn enter(
+        &mut self,
+        platform: &mut dyn Platform,
+        run: impl FnOnce(&mut Core, &Kicker) -> Exit,
+    ) -> Exit {
+        if !self.prepared {
+            self.prepared = true;
+            self.core.features = Features::of(platform);
+            self.core.portable = platform.portable_results();
+            let width = platform.cpuid(0x8000_0008, 0)[0] & 0xff;
+            self.core.mmu.set_phys_width(width);
+        }
+        let kicker = &self.kicker;
+        self.core.with_platform(platform, |core| {
+            core.follow_transactions();
+            let exit = run(core, kicker);
+            core.end_run();
+            core.report_branches();
+            exit
+        })
+    }
+}

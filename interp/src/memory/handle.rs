@@ -1,0 +1,88 @@
+//! Guest memory as one processor uses it: with its mark on code pages, and how far it has followed
+//! changes of code.
+
+use super::Memory;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// One processor's handle on guest memory.
+#[derive(Debug)]
+pub(crate) struct MemoryHandle {
+    memory: Arc<Memory>,
+    /// The processor's bit in the code marks of pages.
+    code_mark: u64,
+    /// Entries of the log of code changes that were followed.
+    log_position: u64,
+    /// Pages that had become code pages when the write TLB was last emptied for that.
+    code_epoch: u64,
+}
+
+/// What other processors and devices did to code pages.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct CodeChanges {
+    /// Pages became code pages: they may be in the write TLB and must not be.
+    pub(crate) new_code_pages: bool,
+    /// Ranges of code pages that were written, as address and length; `None` if some are unknown.
+    pub(crate) written: Option<Vec<(u64, usize)>>,
+}
+
+impl Deref for MemoryHandle {
+    type Target = Memory;
+
+    fn deref(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+impl MemoryHandle {
+    /// A handle for one more processor.
+    pub(crate) fn new(memory: Arc<Memory>) -> Self {
+        Self {
+            code_mark: memory.join(),
+            log_position: memory.log_len(),
+            code_epoch: memory.code_epoch(),
+            memory,
+        }
+    }
+
+    /// The memory itself.
+    pub(crate) fn shared_memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Marks a page as one that this processor has decoded code of.
+    pub(crate) fn mark_code(&self, gpa: u64) {
+        self.memory.mark_code(gpa, self.code_mark);
+    }
+
+    /// Takes this processor's mark off a page.
+    pub(crate) fn unmark_code(&self, gpa: u64) {
+        self.memory.unmark_code(gpa, self.code_mark);
+    }
+
+    /// Whether a page with these code marks holds code that another processor has decoded.
+    pub(crate) fn is_others_code(&self, marks: u64) -> bool {
+        marks & !self.code_mark != 0
+    }
+
+    /// What changed since the last call; `None` for nothing.
+    pub(crate) fn take_code_changes(&mut self) -> Option<CodeChanges> {
+        let epoch = self.memory.code_epoch();
+        let len = self.memory.log_len();
+        if epoch == self.code_epoch && len == self.log_position {
+            return None;
+        }
+        let changes = CodeChanges {
+            new_code_pages: epoch != self.code_epoch,
+            written: if len == self.log_position {
+                Some(Vec::new())
+            } else {
+                self.memory.log_since(self.log_position)
+            },
+        };
+        debug_assert!(epoch >= self.code_epoch && len >= self.log_position);
+        self.code_epoch = epoch;
+        self.log_position = len;
+        Some(changes)
+    }
+}

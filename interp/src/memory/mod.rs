@@ -1,0 +1,502 @@
+//! Guest memory as all virtual processors of a VM share it: where it is in the host's address space,
+//! and what is known of each page.
+
+#![expect(
+    unsafe_code,
+    reason = "guest memory is described by host addresses, which become typed references here"
+)]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "the host is 64-bit: usize holds a u64"
+)]
+
+mod allocation;
+mod atomic;
+mod handle;
+
+use crate::transaction::shared::Shared;
+use crate::width::Width;
+use allocation::PageAllocation;
+pub(crate) use atomic::{
+    GuestBytes, GuestBytesMut, GuestMut, GuestRef, compare_exchange_pair, load_u64, store_record,
+    store_u64,
+};
+pub(crate) use handle::{CodeChanges, MemoryHandle};
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes in a page.
+pub(crate) const PAGE: u64 = 0x1000;
+
+/// In [`PageState::flags`]: the page was written.
+const DIRTY: u8 = 2;
+
+/// Entries of the log of code changes before it is cleared.
+const LOG_MAX: usize = 4096;
+
+/// A range of guest-physical memory to be used by a [`Memory`].
+#[derive(Clone, Copy, Debug)]
+pub struct RegionSpec {
+    /// First guest-physical address, page-aligned.
+    pub gpa: u64,
+    /// Length in bytes, a multiple of the page size.
+    pub len: u64,
+    /// Its address in the host's address space, page-aligned.
+    pub host: *mut u8,
+    /// False for ROM: writes go to [`crate::Platform::mmio_write`].
+    pub writable: bool,
+}
+
+/// Why a [`Memory`] could not be made.
+#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// An address or length is not page-aligned, or the range wraps.
+    #[error("the region at {0:#x} is not page-aligned")]
+    Unaligned(u64),
+    /// Two regions share an address.
+    #[error("the region at {0:#x} overlaps another one")]
+    Overlap(u64),
+    /// A null host address.
+    #[error("the region at {0:#x} has no host memory")]
+    Null(u64),
+    /// The host has not enough memory.
+    #[error("the host cannot allocate {0:#x} bytes of guest memory")]
+    Allocation(u64),
+}
+
+#[derive(Debug, Default)]
+struct PageState {
+    /// One bit for each processor that has decoded code of this page, whose writes it must see.
+    code_marks: AtomicU64,
+    flags: AtomicU8,
+}
+
+/// A region that is in use. Invariant: that of [`RegionSpec`] by the contract of [`Memory::new`].
+#[derive(Debug)]
+struct MappedRegion {
+    gpa: u64,
+    len: u64,
+    host: NonNull<u8>,
+    writable: bool,
+    pages: Box<[PageState]>,
+}
+
+/// One page of RAM or ROM.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Page<'m> {
+    /// The exposed host address of the page.
+    host: u64,
+    /// The page is RAM.
+    pub(crate) writable: bool,
+    state: &'m PageState,
+}
+
+impl<'m> Page<'m> {
+    /// The host address of the page, for a TLB.
+    pub(crate) fn host(&self) -> u64 {
+        self.host
+    }
+
+    /// The processors that cache code of the page, a bit each.
+    pub(crate) fn code_marks(&self) -> u64 {
+        self.state.code_marks.load(Ordering::Acquire)
+    }
+
+    /// Marks the page as written.
+    pub(crate) fn set_dirty(&self) {
+        if self.state.flags.load(Ordering::Relaxed) & DIRTY == 0 {
+            self.state.flags.fetch_or(DIRTY, Ordering::Relaxed);
+        }
+    }
+
+    fn host_of(&self, gpa: u64, len: usize) -> u64 {
+        let offset = gpa % PAGE;
+        assert!(offset + len as u64 <= PAGE, "an access lies within a page");
+        self.host + offset
+    }
+
+    /// The bytes at `gpa`, which must be within the page.
+    pub(crate) fn bytes(self, gpa: u64, len: usize) -> GuestBytes<'m> {
+        // SAFETY: pages are those of mapped regions, whose memory lives as long as the `Memory`.
+        unsafe { GuestBytes::new(self.host_of(gpa, len), len) }
+    }
+
+    /// The bytes at `gpa`, which must be within the page, to be written; none in ROM.
+    pub(crate) fn bytes_mut(self, gpa: u64, len: usize) -> Option<GuestBytesMut<'m>> {
+        let host = self.host_of(gpa, len);
+        // SAFETY: as in `bytes`, and the page is writable.
+        self.writable
+            .then(|| unsafe { GuestBytesMut::new(host, len) })
+    }
+
+    /// The value at `gpa`, which must be within the page.
+    fn value<T: Width>(self, gpa: u64) -> GuestRef<'m, T> {
+        // SAFETY: as in `bytes`.
+        unsafe { GuestRef::new(self.host_of(gpa, T::SIZE)) }
+    }
+
+    /// The value at `gpa`, which must be within the page, to be written; none in ROM.
+    fn value_mut<T: Width>(self, gpa: u64) -> Option<GuestMut<'m, T>> {
+        let host = self.host_of(gpa, T::SIZE);
+        // SAFETY: as in `bytes`, and the page is writable.
+        self.writable.then(|| unsafe { GuestMut::new(host) })
+    }
+}
+
+/// The guest-physical memory of a VM, shared by its virtual processors and devices.
+///
+/// All accesses to it are atomic or made by single instructions of the host, so that processors on
+/// several threads, devices and another hypervisor may use the memory at the same time.
+#[derive(Debug)]
+pub struct Memory {
+    /// By ascending address.
+    regions: Vec<MappedRegion>,
+    /// Counts pages that became code pages: TLBs for writes must be emptied.
+    code_epoch: AtomicU64,
+    log: Mutex<CodeLog>,
+    /// Entries ever added to the log.
+    log_len: AtomicU64,
+    /// Processors made so far.
+    processors: AtomicU64,
+    /// Held by locked accesses that cross a cache line.
+    pub(crate) split_lock: Mutex<()>,
+    /// The transactions of all processors.
+    pub(crate) shared: Shared,
+    /// Keeps the regions mapped.
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+/// Bytes of code pages that were written, in order.
+#[derive(Debug, Default)]
+struct CodeLog {
+    /// Entries that were cleared.
+    cleared: u64,
+    /// Address and length.
+    entries: Vec<(u64, usize)>,
+}
+
+// SAFETY: the host pointers are valid on every thread for as long as the owner lives (contract of
+// `Memory::new`); all bookkeeping is atomic or behind a lock.
+unsafe impl Send for Memory {}
+// SAFETY: as for Send; guest memory itself is accessed by the functions of `atomic` only.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Uses memory that `owner` keeps mapped.
+    ///
+    /// # Safety
+    /// As long as `owner` lives, the host range of every region must stay mapped, readable and, if
+    /// the region is writable, writable. While this value or a processor that has it is used, no
+    /// Rust reference to the bytes may be used.
+    ///
+    /// # Errors
+    /// [`MemoryError`] for regions that are unaligned or overlap.
+    pub unsafe fn new(
+        specs: &[RegionSpec],
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self, MemoryError> {
+        let mut regions: Vec<MappedRegion> = Vec::new();
+        for spec in specs {
+            let end = spec.gpa.checked_add(spec.len);
+            let host = spec.host.expose_provenance() as u64;
+            if !(spec.gpa | spec.len | host).is_multiple_of(PAGE) || end.is_none() {
+                return Err(MemoryError::Unaligned(spec.gpa));
+            }
+            let host = NonNull::new(spec.host).ok_or(MemoryError::Null(spec.gpa))?;
+            if spec.len == 0 {
+                continue;
+            }
+            regions.push(MappedRegion {
+                gpa: spec.gpa,
+                len: spec.len,
+                host,
+                writable: spec.writable,
+                pages: (0..spec.len / PAGE).map(|_| PageState::default()).collect(),
+            });
+        }
+        regions.sort_by_key(|r| r.gpa);
+        if let Some(pair) = regions.windows(2).find(|p| p[0].gpa + p[0].len > p[1].gpa) {
+            return Err(MemoryError::Overlap(pair[1].gpa));
+        }
+        Ok(Self {
+            regions,
+            code_epoch: AtomicU64::new(0),
+            log: Mutex::default(),
+            log_len: AtomicU64::new(0),
+            processors: AtomicU64::new(0),
+            split_lock: Mutex::new(()),
+            shared: Shared::new(),
+            _owner: owner,
+        })
+    }
+
+    /// Allocates RAM that is zero for ranges of guest-physical addresses, given as first address and
+    /// length in bytes, both page-aligned.
+    ///
+    /// # Errors
+    /// [`MemoryError`] for ranges that are unaligned or overlap, and when the host has not enough
+    /// memory.
+    pub fn allocate(ranges: &[(u64, u64)]) -> Result<Self, MemoryError> {
+        let mut allocations = Vec::new();
+        let mut specs = Vec::new();
+        for &(gpa, len) in ranges {
+            if !len.is_multiple_of(PAGE) {
+                return Err(MemoryError::Unaligned(gpa));
+            }
+            let Some(allocation) = PageAllocation::new(len) else {
+                return Err(MemoryError::Allocation(len));
+            };
+            specs.push(RegionSpec {
+                gpa,
+                len,
+                host: allocation.host(),
+                writable: true,
+            });
+            allocations.push(allocation);
+        }
+        // SAFETY: an allocation is its owner's alone, lives as long, and gives out no reference.
+        unsafe { Self::new(&specs, Box::new(allocations)) }
+    }
+
+    /// The page that contains a guest-physical address, if it is RAM or ROM.
+    pub(crate) fn page(&self, gpa: u64) -> Option<Page<'_>> {
+        let region = self
+            .regions
+            .iter()
+            .find(|r| gpa.wrapping_sub(r.gpa) < r.len)?;
+        let offset = (gpa - region.gpa) & !(PAGE - 1);
+        debug_assert!(offset < region.len);
+        let host = region.host.as_ptr().wrapping_add(offset as usize);
+        Some(Page {
+            host: host.expose_provenance() as u64,
+            writable: region.writable,
+            state: &region.pages[(offset / PAGE) as usize],
+        })
+    }
+
+    /// Reads guest-physical bytes; false if they are not all RAM or ROM.
+    pub fn read(&self, gpa: u64, data: &mut [u8]) -> bool {
+        let mut done = 0;
+        while done < data.len() {
+            let at = gpa.wrapping_add(done as u64);
+            let chunk = (data.len() - done).min((PAGE - at % PAGE) as usize);
+            let Some(page) = self.page(at) else {
+                return false;
+            };
+            page.bytes(at, chunk).read(&mut data[done..done + chunk]);
+            done += chunk;
+        }
+        true
+    }
+
+    /// Writes guest-physical bytes, as a device or a loader does; false if they are not all RAM.
+    /// Decoded code of the pages is dropped.
+    pub fn write(&self, gpa: u64, data: &[u8]) -> bool {
+        let mut done = 0;
+        while done < data.len() {
+            let at = gpa.wrapping_add(done as u64);
+            let chunk = (data.len() - done).min((PAGE - at % PAGE) as usize);
+            let Some(bytes) = self.page(at).and_then(|page| page.bytes_mut(at, chunk)) else {
+                return false;
+            };
+            bytes.write(&data[done..done + chunk]);
+            done += chunk;
+        }
+        self.changed(gpa, data.len() as u64);
+        true
+    }
+
+    /// Reports that something other than the interpreter wrote `len` bytes at `gpa`: processors drop
+    /// what they decoded there.
+    pub fn changed(&self, gpa: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        self.shared.written(gpa, len as usize);
+        let mut at = gpa & !(PAGE - 1);
+        let end = gpa.saturating_add(len);
+        while at < end {
+            if let Some(page) = self.page(at) {
+                page.set_dirty();
+                if page.code_marks() != 0 {
+                    self.code_written(at, PAGE as usize);
+                }
+            }
+            let Some(next) = at.checked_add(PAGE) else {
+                break;
+            };
+            at = next;
+        }
+    }
+
+    /// Calls `f` with the guest-physical address of every page that was written since the last call.
+    /// Processors must forget their translations then: see [`crate::Vcpu::forget_translations`].
+    pub fn take_dirty(&self, mut f: impl FnMut(u64)) {
+        for region in &self.regions {
+            for (gpa, page) in (region.gpa..).step_by(PAGE as usize).zip(&region.pages) {
+                if page.flags.fetch_and(!DIRTY, Ordering::Relaxed) & DIRTY != 0 {
+                    f(gpa);
+                }
+            }
+        }
+    }
+
+    /// The code mark of a new processor. Processors beyond 63 share one, which is never taken off a
+    /// page.
+    fn join(&self) -> u64 {
+        1 << self.processors.fetch_add(1, Ordering::Relaxed).min(63)
+    }
+
+    /// Marks a page as one that the processor with this mark has decoded code of. If it is the first
+    /// one, all TLBs for writes must be emptied.
+    fn mark_code(&self, gpa: u64, mark: u64) {
+        debug_assert!(mark.is_power_of_two());
+        let Some(page) = self.page(gpa) else { return };
+        if page.state.code_marks.fetch_or(mark, Ordering::AcqRel) == 0 {
+            self.code_epoch.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Takes the mark of a processor, which has no code of the page any more, off the page.
+    fn unmark_code(&self, gpa: u64, mark: u64) {
+        if mark != 1 << 63
+            && let Some(page) = self.page(gpa)
+        {
+            page.state.code_marks.fetch_and(!mark, Ordering::AcqRel);
+        }
+    }
+
+    fn code_epoch(&self) -> u64 {
+        self.code_epoch.load(Ordering::Acquire)
+    }
+
+    /// Reports to all processors that bytes of a code page changed.
+    pub(crate) fn code_written(&self, gpa: u64, len: usize) {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        if log.entries.len() >= LOG_MAX {
+            log.cleared += log.entries.len() as u64;
+            log.entries.clear();
+        }
+        log.entries.push((gpa, len));
+        self.log_len.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn log_len(&self) -> u64 {
+        self.log_len.load(Ordering::Acquire)
+    }
+
+    /// Changes logged since entry `position`; `None` if some were cleared.
+    fn log_since(&self, position: u64) -> Option<Vec<(u64, usize)>> {
+        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = position.checked_sub(log.cleared)?;
+        log.entries.get(from as usize..).map(<[_]>::to_vec)
+    }
+
+    /// A paging-structure entry of 8 bytes, or of 4 if not `wide`; all ones where there is no memory.
+    pub(crate) fn read_entry(&self, gpa: u64, wide: bool) -> u64 {
+        debug_assert!(gpa.is_multiple_of(if wide { 8 } else { 4 }));
+        match self.page(gpa) {
+            None => u64::MAX,
+            Some(page) if wide => page.value::<u64>(gpa).load(),
+            Some(page) => page.value::<u32>(gpa).load().into(),
+        }
+    }
+
+    /// Sets bits of a paging-structure entry if it still is `old`; false if it has changed. Entries
+    /// in ROM and outside of memory stay as they are.
+    pub(crate) fn mark_entry(&self, gpa: u64, wide: bool, old: u64, bits: u64) -> bool {
+        debug_assert!(gpa.is_multiple_of(if wide { 8 } else { 4 }));
+        let Some(page) = self.page(gpa).filter(|page| page.writable) else {
+            return true;
+        };
+        page.set_dirty();
+        let new = old | bits;
+        let done = if wide {
+            let entry = page.value_mut::<u64>(gpa);
+            entry.is_some_and(|entry| entry.compare_exchange(old, new))
+        } else {
+            let entry = page.value_mut::<u32>(gpa);
+            entry.is_some_and(|entry| entry.compare_exchange(old as u32, new as u32))
+        };
+        if done {
+            self.shared.written(gpa, 1);
+        }
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlapping_or_unaligned_regions_are_refused() {
+        let refused = |ranges: &[(u64, u64)]| Memory::allocate(ranges).err();
+        let overlap = refused(&[(0x1000, 0x2000), (0x2000, 0x2000)]);
+        assert_eq!(overlap, Some(MemoryError::Overlap(0x2000)));
+        let unaligned = refused(&[(0x1000, 0x800)]);
+        assert_eq!(unaligned, Some(MemoryError::Unaligned(0x1000)));
+        assert_eq!(refused(&[(0x1000, 0x1000), (0x2000, 0x1000)]), None);
+    }
+
+    #[test]
+    fn owner_lives_as_long_as_the_memory() {
+        let alive = std::sync::Arc::new(());
+        let owner = Box::new(alive.clone());
+        // SAFETY: no memory is described.
+        let memory = unsafe { Memory::new(&[], owner) }.unwrap();
+        assert_eq!(std::sync::Arc::strong_count(&alive), 2);
+        drop(memory);
+        assert_eq!(std::sync::Arc::strong_count(&alive), 1);
+    }
+
+    #[test]
+    fn reads_and_writes_cross_pages_but_not_the_end() {
+        let memory = Memory::allocate(&[(0, 0x1000), (0x1000, 0x1000)]).unwrap();
+        assert!(memory.write(0xffe, &[1, 2, 3, 4]));
+        let mut data = [0; 6];
+        assert!(memory.read(0xffd, &mut data));
+        assert_eq!(data, [0, 1, 2, 3, 4, 0]);
+        assert!(!memory.read(0x1ffe, &mut data) && !memory.write(0x1fff, &[1, 2]));
+        let mut dirty = Vec::new();
+        memory.take_dirty(|gpa| dirty.push(gpa));
+        assert_eq!(dirty, [0, 0x1000]);
+    }
+
+    #[test]
+    fn write_to_code_page_is_logged_while_it_is_marked() {
+        let memory = Memory::allocate(&[(0, 0x2000)]).unwrap();
+        let mark = memory.join();
+        memory.mark_code(0x1000, mark);
+        assert!(memory.write(0xfff, &[1, 2]));
+        assert_eq!(memory.log_since(0), Some(vec![(0x1000, 0x1000)]));
+        memory.unmark_code(0x1000, mark);
+        assert!(memory.write(0xfff, &[1, 2]));
+        assert_eq!(memory.log_len(), 1);
+    }
+
+    #[test]
+    fn log_that_was_cleared_is_unknown() {
+        let memory = Memory::allocate(&[]).unwrap();
+        for _ in 0..=LOG_MAX {
+            memory.code_written(0x1000, 1);
+        }
+        assert_eq!(memory.log_since(0), None);
+        assert_eq!(memory.log_since(LOG_MAX as u64), Some(vec![(0x1000, 1)]));
+    }
+
+    #[test]
+    fn entry_is_marked_only_if_it_is_unchanged() {
+        let memory = Memory::allocate(&[(0, 0x1000)]).unwrap();
+        assert!(memory.write(8, &0x7007_u64.to_le_bytes()));
+        assert!(!memory.mark_entry(8, true, 0x7003, 0x20));
+        assert!(memory.mark_entry(8, true, 0x7007, 0x20));
+        assert_eq!(memory.read_entry(8, true), 0x7027);
+        assert!(memory.mark_entry(8, false, 0x7027, 0x40));
+        assert_eq!(memory.read_entry(8, false), 0x7067);
+        assert_eq!(memory.read_entry(0x5000, true), u64::MAX);
+    }
+}

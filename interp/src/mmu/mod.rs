@@ -1,0 +1,143 @@
+//! Paging: translation lookaside buffers, page walks, and with which rights accesses are made.
+//!
+//! Nothing here knows the rest of the processor; `translate` connects it.
+
+mod tlb;
+mod walk;
+
+pub(crate) use tlb::{FetchTlb, ReadTlb, SetOffset, Tlb, TlbSet, Translation, WriteTlb};
+pub(crate) use walk::{AccessKind, Paging, TableMemory};
+
+/// The TLBs, and how the accesses that are made now look pages up in them.
+#[derive(Debug)]
+pub(crate) struct Mmu {
+    /// Pages that may be read.
+    pub(crate) reads: ReadTlb,
+    /// Pages that may be written.
+    pub(crate) writes: WriteTlb,
+    /// Pages that code may be fetched from.
+    pub(crate) fetches: FetchTlb,
+    /// The rights of explicit accesses.
+    rights: TlbSet,
+    /// The set in which the fast path of explicit accesses finds pages.
+    fast: SetOffset,
+    /// The set in which locked accesses find pages.
+    locked: SetOffset,
+    /// The set in which accesses to the DS save area find pages.
+    ds: SetOffset,
+    /// Bits of a physical address.
+    phys_mask: u64,
+    /// Translations were invalidated since [`Mmu::take_flushed`].
+    flushed: bool,
+    /// Entries made in the TLBs, for statistics.
+    fills: u64,
+}
+
+impl Mmu {
+    pub(crate) fn new() -> Self {
+        Self {
+            reads: ReadTlb::new(),
+            writes: WriteTlb::new(),
+            fetches: FetchTlb::new(),
+            rights: TlbSet::Supervisor,
+            fast: TlbSet::Supervisor.offset(),
+            locked: TlbSet::Supervisor.offset(),
+            ds: TlbSet::SupervisorNoSmap.offset(),
+            phys_mask: (1 << 46) - 1,
+            flushed: false,
+            fills: 0,
+        }
+    }
+
+    /// Sets the rights of explicit accesses. The fast path finds no page while `every_access` is
+    /// reported to a model; no path without a page walk finds one while `transactions` are open.
+    pub(crate) fn set_rights(&mut self, rights: TlbSet, every_access: bool, transactions: bool) {
+        let unless = |slow: bool, set: TlbSet| if slow { SetOffset::EMPTY } else { set.offset() };
+        self.rights = rights;
+        self.fast = unless(every_access || transactions, rights);
+        self.locked = unless(transactions, rights);
+        self.ds = unless(transactions, TlbSet::SupervisorNoSmap);
+    }
+
+    /// The rights of explicit accesses.
+    pub(crate) fn rights(&self) -> TlbSet {
+        self.rights
+    }
+
+    /// The set in which the fast path of explicit accesses finds pages.
+    #[inline(always)]
+    pub(crate) fn fast(&self) -> SetOffset {
+        self.fast
+    }
+
+    /// The set in which locked accesses find pages.
+    pub(crate) fn locked(&self) -> SetOffset {
+        self.locked
+    }
+
+    /// The set in which accesses to the DS save area find pages.
+    #[inline(always)]
+    pub(crate) fn ds(&self) -> SetOffset {
+        self.ds
+    }
+
+    /// Bits of a physical address.
+    pub(crate) fn phys_mask(&self) -> u64 {
+        self.phys_mask
+    }
+
+    /// Sets the width of physical addresses, 32 to 52 bits; other widths are ignored.
+    pub(crate) fn set_phys_width(&mut self, width: u32) {
+        if (32..=52).contains(&width) {
+            self.phys_mask = (1 << width) - 1;
+        }
+    }
+
+    /// The TLB for accesses of a kind.
+    pub(crate) fn tlb(&self, access: AccessKind) -> &Tlb {
+        match access {
+            AccessKind::Read => &self.reads,
+            AccessKind::Write => &self.writes,
+            AccessKind::Fetch => &self.fetches,
+        }
+    }
+
+    /// Forgets all translations.
+    pub(crate) fn flush(&mut self) {
+        self.flushed = true;
+        self.reads.flush();
+        self.writes.flush();
+        self.fetches.flush();
+    }
+
+    /// Forgets the translations that a load of CR3 invalidates: all but those of global pages.
+    pub(crate) fn flush_locals(&mut self) {
+        self.flushed = true;
+        self.reads.flush_locals();
+        self.writes.flush_locals();
+        self.fetches.flush_locals();
+    }
+
+    /// Forgets the page that a linear address lies in, of whatever size.
+    pub(crate) fn evict(&mut self, lin: u64) {
+        self.flushed = true;
+        self.reads.evict(lin);
+        self.writes.evict(lin);
+        self.fetches.evict(lin);
+    }
+
+    /// Whether translations were invalidated since the last call.
+    pub(crate) fn take_flushed(&mut self) -> bool {
+        std::mem::take(&mut self.flushed)
+    }
+
+    /// Counts an entry made in a TLB.
+    pub(crate) fn count_fill(&mut self) {
+        self.fills += 1;
+    }
+
+    /// Entries made in the TLBs.
+    pub(crate) fn fills(&self) -> u64 {
+        self.fills
+    }
+}

@@ -1,0 +1,542 @@
+//! The software TLB: direct host pointers for pages of RAM whose accesses have no side effects.
+//!
+//! Accesses that something must see (MMIO, writes to code pages) are kept on the slow path by never
+//! entering their pages. Pages that contain a watchpoint are entered apart: the slow path finds them
+//! here for accesses that miss the watchpoint.
+
+#![expect(
+    unsafe_code,
+    reason = "entries are read without a bounds check, and become references to guest memory"
+)]
+
+use crate::memory::{GuestBytes, GuestBytesMut, GuestMut, GuestRef};
+use crate::width::Width;
+
+/// Entries of one set, a power of two.
+const ENTRIES: usize = 512;
+/// Pages with watchpoints that are entered, a power of two.
+const WATCHED: usize = 8;
+/// Values of [`TlbSet`].
+const SETS: usize = 4;
+/// Generations are tags of 12 bits.
+const GENERATIONS: u64 = 1 << 12;
+
+/// The rights of an access. They are checked when an entry is made, so each has its own entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum TlbSet {
+    /// CPL 0 to 2, and implicit accesses by the processor; SMAP is in force.
+    Supervisor = 0,
+    /// CPL 3.
+    User = 1,
+    /// CPL 0 to 2 with RFLAGS.AC set, which suspends SMAP; accesses to the DS save area.
+    SupervisorNoSmap = 2,
+    /// CPL 3 with alignment checks on. Nothing is entered, so that every access is checked.
+    UserAligned = 3,
+}
+
+/// The offset of a set's entries, in bytes.
+///
+/// Invariant: it is that of one of the [`SETS`] sets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SetOffset(usize);
+
+impl SetOffset {
+    /// A set that has no entries.
+    pub(crate) const EMPTY: Self = TlbSet::UserAligned.offset();
+}
+
+impl TlbSet {
+    /// Where the entries of the set are.
+    #[inline(always)]
+    pub(crate) const fn offset(self) -> SetOffset {
+        SetOffset(self as usize * ENTRIES * size_of::<TlbEntry>())
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct TlbEntry {
+    /// Linear page address, with the generation in the low 12 bits.
+    tag: u64,
+    /// What to add to a linear address to get the host address.
+    add: u64,
+}
+
+/// Binary logarithm of the size of an entry.
+const ENTRY_SHIFT: u32 = size_of::<TlbEntry>().trailing_zeros();
+
+/// The part of an entry that the fast path does not need.
+#[derive(Clone, Copy, Debug, Default)]
+struct TlbEntryDetails {
+    /// Guest-physical page address.
+    gpa: u64,
+    /// For a global page its linear address, with the generation of global pages in the low 12
+    /// bits; else 0.
+    global: u64,
+    /// Binary logarithm of the guest's page size.
+    shift: u8,
+}
+
+/// A translated address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Translation {
+    /// Guest-physical address.
+    pub(crate) gpa: u64,
+    /// The page is global: a load of CR3 keeps its translation.
+    pub(crate) global: bool,
+    /// Binary logarithm of the size of the guest's page.
+    pub(crate) shift: u8,
+}
+
+/// What the TLBs for reads, writes and fetches share.
+#[derive(Debug)]
+pub(crate) struct Tlb {
+    entries: Box<[TlbEntry; ENTRIES * SETS]>,
+    details: Box<[TlbEntryDetails; ENTRIES * SETS]>,
+    /// 1 to 0xfff.
+    generation: u64,
+    /// Generation of the global pages, 1 to 0xfff.
+    globals: u64,
+    epoch: u64,
+    /// Where parts of large pages were entered: a bit for each 4 MiB, and for each GiB, modulo 1024.
+    large: [u64; 16],
+    huge: [u64; 16],
+    /// Pages with watchpoints, and the rights with which they were entered.
+    watched: [(TlbEntry, TlbSet); WATCHED],
+    /// Index of the next one to be replaced.
+    next_watched: usize,
+}
+
+/// Word and bit of a map with a bit for each 2^`shift` bytes.
+fn map_bit(lin: u64, shift: u8) -> (usize, u64) {
+    let n = lin >> shift & 0x3ff;
+    ((n / 64) as usize, 1 << (n % 64))
+}
+
+impl Tlb {
+    pub(crate) fn new() -> Self {
+        Self {
+            entries: Box::new([TlbEntry::default(); ENTRIES * SETS]),
+            details: Box::new([TlbEntryDetails::default(); ENTRIES * SETS]),
+            generation: 1,
+            globals: 1,
+            epoch: 1,
+            large: [0; 16],
+            huge: [0; 16],
+            watched: [(TlbEntry::default(), TlbSet::UserAligned); WATCHED],
+            next_watched: 0,
+        }
+    }
+
+    #[inline(always)]
+    fn index(lin: u64, set: SetOffset) -> usize {
+        set.0 / size_of::<TlbEntry>() + ((lin >> 12) as usize & (ENTRIES - 1))
+    }
+
+    /// The host address of `size` bytes, at most a page, at `lin`, if they lie in one page that is
+    /// entered.
+    #[inline(always)]
+    fn find(&self, lin: u64, size: u64, set: SetOffset) -> Option<u64> {
+        // SAFETY: `set` is the offset of a set, and the page's number in it is cut to `ENTRIES`.
+        let entry = unsafe {
+            let page = (lin >> (12 - ENTRY_SHIFT)) as usize & ((ENTRIES - 1) << ENTRY_SHIFT);
+            &*self.entries.as_ptr().byte_add(set.0 + page)
+        };
+        let tag = (lin.wrapping_add(size - 1) & !0xfff) | self.generation;
+        (entry.tag == tag).then(|| lin.wrapping_add(entry.add))
+    }
+
+    /// The translation of `lin`, if its page is entered; also that of a global page that was entered
+    /// before the last load of CR3.
+    pub(crate) fn translation(&self, lin: u64, set: TlbSet) -> Option<Translation> {
+        let i = Self::index(lin, set.offset());
+        let (entry, details) = (&self.entries[i], &self.details[i]);
+        let page = lin & !0xfff;
+        let global = details.global == page | self.globals;
+        (global || entry.tag == page | self.generation).then_some(Translation {
+            gpa: details.gpa | (lin & 0xfff),
+            global,
+            shift: details.shift,
+        })
+    }
+
+    /// Enters a page whose exposed host address is `host_page`.
+    fn insert(&mut self, lin: u64, set: TlbSet, host_page: u64, t: Translation) {
+        if set == TlbSet::UserAligned {
+            return;
+        }
+        let entry = self.entry(lin, host_page);
+        let page = lin & !0xfff;
+        let i = Self::index(lin, set.offset());
+        self.entries[i] = entry;
+        self.details[i] = TlbEntryDetails {
+            gpa: t.gpa & !0xfff,
+            global: if t.global { page | self.globals } else { 0 },
+            shift: t.shift,
+        };
+        if t.shift > 12 {
+            debug_assert!(matches!(t.shift, 21 | 22 | 30));
+            let (map, shift) = match t.shift {
+                30 => (&mut self.huge, 30),
+                _ => (&mut self.large, 22),
+            };
+            let (word, mask) = map_bit(lin, shift);
+            map[word] |= mask;
+        }
+    }
+
+    fn entry(&self, lin: u64, host_page: u64) -> TlbEntry {
+        debug_assert!(host_page & 0xfff == 0, "entries are made of pages");
+        debug_assert!((1..GENERATIONS).contains(&self.generation));
+        let page = lin & !0xfff;
+        TlbEntry {
+            tag: page | self.generation,
+            add: host_page.wrapping_sub(page),
+        }
+    }
+
+    /// Enters a page that contains a watchpoint: [`Tlb::find`] does not find it.
+    fn insert_watched(&mut self, lin: u64, set: TlbSet, host_page: u64) {
+        if set == TlbSet::UserAligned {
+            return;
+        }
+        self.watched[self.next_watched] = (self.entry(lin, host_page), set);
+        self.next_watched = (self.next_watched + 1) % WATCHED;
+    }
+
+    /// Like [`Tlb::find`], among the pages that contain a watchpoint.
+    fn find_watched(&self, lin: u64, size: u64, set: TlbSet) -> Option<u64> {
+        let tag = (lin.wrapping_add(size - 1) & !0xfff) | self.generation;
+        let same = lin.wrapping_add(size - 1) & !0xfff == lin & !0xfff;
+        let found = self.watched.iter().find(|(e, s)| e.tag == tag && *s == set);
+        found
+            .filter(|_| same)
+            .map(|(entry, _)| lin.wrapping_add(entry.add))
+    }
+
+    fn forget_watched(&mut self) {
+        self.watched = [(TlbEntry::default(), TlbSet::UserAligned); WATCHED];
+    }
+
+    /// Changes whenever a page is forgotten: what was found is valid until then. Never 0.
+    #[inline(always)]
+    pub(crate) const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Forgets the page that `lin` lies in, of whatever size, in all sets.
+    pub(crate) fn evict(&mut self, lin: u64) {
+        self.epoch += 1;
+        self.forget_watched();
+        for set in (0..SETS).map(|n| SetOffset(n * ENTRIES * size_of::<TlbEntry>())) {
+            let i = Self::index(lin, set);
+            self.entries[i].tag = 0;
+            self.details[i].global = 0;
+        }
+        let entered = |map: &[u64; 16], shift| {
+            let (word, mask) = map_bit(lin, shift);
+            map[word] & mask != 0
+        };
+        if !entered(&self.large, 22) && !entered(&self.huge, 30) {
+            return;
+        }
+        for (entry, details) in self.entries.iter_mut().zip(self.details.iter_mut()) {
+            if details.shift > 12 && (entry.tag ^ lin) >> details.shift == 0 {
+                entry.tag = 0;
+            }
+            if details.shift > 12 && (details.global ^ lin) >> details.shift == 0 {
+                details.global = 0;
+            }
+        }
+    }
+
+    /// Forgets all pages that are not global.
+    pub(crate) fn flush_locals(&mut self) {
+        self.epoch += 1;
+        self.generation += 1;
+        if self.generation == GENERATIONS {
+            self.entries.fill(TlbEntry::default());
+            self.forget_watched();
+            self.generation = 1;
+        }
+    }
+
+    /// Forgets all pages.
+    pub(crate) fn flush(&mut self) {
+        self.flush_locals();
+        self.large = [0; 16];
+        self.huge = [0; 16];
+        self.globals += 1;
+        if self.globals == GENERATIONS {
+            self.details.fill(TlbEntryDetails::default());
+            self.globals = 1;
+        }
+    }
+}
+
+/// The TLB for fetches, which gives translations only.
+#[derive(Debug)]
+pub(crate) struct FetchTlb(Tlb);
+
+impl FetchTlb {
+    pub(crate) fn new() -> Self {
+        Self(Tlb::new())
+    }
+
+    /// Enters a page.
+    pub(crate) fn insert(&mut self, lin: u64, set: TlbSet, t: Translation) {
+        self.0.insert(lin, set, 0, t);
+    }
+}
+
+/// The TLB for reads.
+///
+/// Invariant: the host addresses of its entries are those of pages of guest memory that stay mapped
+/// as long as the TLB exists.
+#[derive(Debug)]
+pub(crate) struct ReadTlb(Tlb);
+
+impl ReadTlb {
+    pub(crate) fn new() -> Self {
+        Self(Tlb::new())
+    }
+
+    /// Enters a page; one with a watchpoint, if `watched`, for [`ReadTlb::find_watched`] only.
+    ///
+    /// # Safety
+    /// `host_page` must be the exposed host address of a page of guest memory that stays mapped as
+    /// long as the TLB exists.
+    pub(crate) unsafe fn insert(
+        &mut self,
+        lin: u64,
+        set: TlbSet,
+        host_page: u64,
+        t: Translation,
+        watched: bool,
+    ) {
+        if watched {
+            self.0.insert_watched(lin, set, host_page);
+        } else {
+            self.0.insert(lin, set, host_page, t);
+        }
+    }
+
+    /// The value at `lin`, if it lies in one page that is entered.
+    #[inline(always)]
+    pub(crate) fn find<T: Width>(&self, lin: u64, set: SetOffset) -> Option<GuestRef<'_, T>> {
+        let host = self.0.find(lin, T::SIZE as u64, set)?;
+        // SAFETY: the type's invariant, for all bytes of the value.
+        Some(unsafe { GuestRef::new(host) })
+    }
+
+    /// Like [`ReadTlb::find`], among the pages that contain a watchpoint.
+    pub(crate) fn find_watched<T: Width>(&self, lin: u64, set: TlbSet) -> Option<GuestRef<'_, T>> {
+        let host = self.0.find_watched(lin, T::SIZE as u64, set)?;
+        // SAFETY: the type's invariant, for all bytes of the value.
+        Some(unsafe { GuestRef::new(host) })
+    }
+
+    /// The bytes at `lin`, 1 to 4096, if they lie in one page that is entered.
+    pub(crate) fn find_bytes(
+        &self,
+        lin: u64,
+        len: usize,
+        set: SetOffset,
+    ) -> Option<GuestBytes<'_>> {
+        assert!((1..=4096).contains(&len));
+        let host = self.0.find(lin, len as u64, set)?;
+        // SAFETY: the type's invariant, for all of the bytes.
+        Some(unsafe { GuestBytes::new(host, len) })
+    }
+}
+
+/// The TLB for writes.
+///
+/// Invariant: as for [`ReadTlb`], and the pages are writable.
+#[derive(Debug)]
+pub(crate) struct WriteTlb(Tlb);
+
+impl WriteTlb {
+    pub(crate) fn new() -> Self {
+        Self(Tlb::new())
+    }
+
+    /// Enters a page; one with a watchpoint, if `watched`, for [`WriteTlb::find_watched`] only.
+    ///
+    /// # Safety
+    /// As for [`ReadTlb::insert`], and the page must be writable.
+    pub(crate) unsafe fn insert(
+        &mut self,
+        lin: u64,
+        set: TlbSet,
+        host_page: u64,
+        t: Translation,
+        watched: bool,
+    ) {
+        if watched {
+            self.0.insert_watched(lin, set, host_page);
+        } else {
+            self.0.insert(lin, set, host_page, t);
+        }
+    }
+
+    /// The value at `lin`, if it lies in one page that is entered.
+    #[inline(always)]
+    pub(crate) fn find<T: Width>(&self, lin: u64, set: SetOffset) -> Option<GuestMut<'_, T>> {
+        let host = self.0.find(lin, T::SIZE as u64, set)?;
+        // SAFETY: the type's invariant, for all bytes of the value.
+        Some(unsafe { GuestMut::new(host) })
+    }
+
+    /// Like [`WriteTlb::find`], among the pages that contain a watchpoint.
+    pub(crate) fn find_watched<T: Width>(&self, lin: u64, set: TlbSet) -> Option<GuestMut<'_, T>> {
+        let host = self.0.find_watched(lin, T::SIZE as u64, set)?;
+        // SAFETY: the type's invariant, for all bytes of the value.
+        Some(unsafe { GuestMut::new(host) })
+    }
+
+    /// The bytes at `lin`, 1 to 4096, if they lie in one page that is entered.
+    #[inline(always)]
+    pub(crate) fn find_bytes(
+        &self,
+        lin: u64,
+        len: usize,
+        set: SetOffset,
+    ) -> Option<GuestBytesMut<'_>> {
+        assert!((1..=4096).contains(&len));
+        let host = self.0.find(lin, len as u64, set)?;
+        // SAFETY: the type's invariant, for all of the bytes.
+        Some(unsafe { GuestBytesMut::new(host, len) })
+    }
+}
+
+macro_rules! is_tlb {
+    ($($name:ident)*) => {$(
+        impl std::ops::Deref for $name {
+            type Target = Tlb;
+
+            #[inline(always)]
+            fn deref(&self) -> &Tlb {
+                &self.0
+            }
+        }
+
+        impl std::ops::DerefMut for $name {
+            fn deref_mut(&mut self) -> &mut Tlb {
+                &mut self.0
+            }
+        }
+    )*};
+}
+is_tlb!(FetchTlb ReadTlb WriteTlb);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entry_is_found_until_flushed_and_not_beyond_its_page() {
+        let mut tlb = Tlb::new();
+        tlb.insert(0x7000, TlbSet::User, 0x10_0000, page(0x3000, false, 12));
+        assert_eq!(tlb.find(0x7ff8, 8, TlbSet::User.offset()), Some(0x10_0ff8));
+        assert_eq!(tlb.find(0x7ff9, 8, TlbSet::User.offset()), None);
+        assert_eq!(tlb.find(0x7ff8, 8, TlbSet::Supervisor.offset()), None);
+        for _ in 0..0x1001 {
+            let epoch = tlb.epoch();
+            tlb.flush();
+            assert_eq!(tlb.find(0x7000, 1, TlbSet::User.offset()), None);
+            assert_ne!(tlb.epoch(), epoch);
+        }
+    }
+
+    #[test]
+    fn watched_page_is_found_apart_until_flushed_or_evicted() {
+        let mut tlb = Tlb::new();
+        let find = |tlb: &Tlb, lin, set| tlb.find_watched(lin, 8, set);
+        tlb.insert_watched(0x7000, TlbSet::User, 0x10_0000);
+        assert_eq!(tlb.find(0x7000, 8, TlbSet::User.offset()), None);
+        assert_eq!(find(&tlb, 0x7ff8, TlbSet::User), Some(0x10_0ff8));
+        assert_eq!(find(&tlb, 0x7ff9, TlbSet::User), None, "across its end");
+        assert_eq!(find(&tlb, 0x6ff9, TlbSet::User), None, "across its start");
+        assert_eq!(find(&tlb, 0x7000, TlbSet::Supervisor), None);
+        for _ in 0..0x1001 {
+            let epoch = tlb.epoch();
+            tlb.flush_locals();
+            assert_eq!(find(&tlb, 0x7000, TlbSet::User), None);
+            assert_ne!(tlb.epoch(), epoch);
+        }
+        tlb.insert_watched(0x7000, TlbSet::User, 0x10_0000);
+        let epoch = tlb.epoch();
+        tlb.evict(0x9000);
+        assert_eq!(find(&tlb, 0x7000, TlbSet::User), None);
+        assert_ne!(tlb.epoch(), epoch);
+        tlb.insert_watched(0x7000, TlbSet::UserAligned, 0x10_0000);
+        assert_eq!(find(&tlb, 0x7000, TlbSet::UserAligned), None);
+    }
+
+    fn page(gpa: u64, global: bool, shift: u8) -> Translation {
+        Translation { gpa, global, shift }
+    }
+
+    fn gpa(tlb: &Tlb, lin: u64) -> Option<u64> {
+        tlb.translation(lin, TlbSet::Supervisor).map(|t| t.gpa)
+    }
+
+    #[test]
+    fn global_page_survives_flush_of_locals() {
+        let mut tlb = Tlb::new();
+        tlb.insert(
+            0x7000,
+            TlbSet::Supervisor,
+            0x10_0000,
+            page(0x3000, true, 12),
+        );
+        tlb.insert(
+            0x8000,
+            TlbSet::Supervisor,
+            0x11_0000,
+            page(0x4000, false, 12),
+        );
+        for _ in 0..0x1001 {
+            tlb.flush_locals();
+            assert_eq!((gpa(&tlb, 0x7123), gpa(&tlb, 0x8000)), (Some(0x3123), None));
+            assert_eq!(
+                tlb.find(0x7000, 1, TlbSet::Supervisor.offset()),
+                None,
+                "not before it is entered again"
+            );
+        }
+        tlb.flush();
+        assert_eq!(gpa(&tlb, 0x7000), None);
+    }
+
+    #[test]
+    fn eviction_forgets_whole_large_page() {
+        let mut tlb = Tlb::new();
+        let (large, next, huge) = (0x4020_0000, 0x4040_0000, 0x8000_0000);
+        tlb.insert(
+            large + 0x5000,
+            TlbSet::Supervisor,
+            0,
+            page(0x5000, true, 21),
+        );
+        tlb.insert(
+            next + 0x6000,
+            TlbSet::Supervisor,
+            0,
+            page(0x6000, false, 21),
+        );
+        tlb.insert(
+            huge + 0x12_3000,
+            TlbSet::Supervisor,
+            0,
+            page(0x7000, false, 30),
+        );
+        tlb.evict(large + 0x1f_0000);
+        assert_eq!(gpa(&tlb, large + 0x5000), None);
+        assert_eq!(gpa(&tlb, next + 0x6000), Some(0x6000));
+        tlb.evict(huge + 0x3000_0000);
+        assert_eq!(gpa(&tlb, huge + 0x12_3000), None);
+    }
+}
