@@ -8,9 +8,10 @@
 )]
 
 use crate::transaction::shared::Shared;
+use std::any::Any;
 use std::ptr::NonNull;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Bytes in a page.
 pub(crate) const PAGE: u64 = 0x1000;
@@ -99,6 +100,8 @@ pub struct Memory {
     pub(crate) split_lock: Mutex<()>,
     /// The transactions of all processors.
     pub(crate) shared: Shared,
+    /// Keeps the host memory mapped; dropped with `self`.
+    _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 // SAFETY: the host pointers are valid on every thread for the life of the value (contract of
@@ -148,7 +151,17 @@ impl Memory {
             processors: AtomicU64::new(0),
             split_lock: Mutex::new(()),
             shared: Shared::new(),
+            _owner: None,
         })
+    }
+
+    /// Keeps `owner`, which holds the host memory mapped, alive as long as the value.
+    #[must_use]
+    pub fn with_owner(self, owner: impl Any + Send + Sync) -> Self {
+        Self {
+            _owner: Some(Arc::new(owner)),
+            ..self
+        }
     }
 
     /// The page that holds a guest-physical address, if it is RAM or ROM.
