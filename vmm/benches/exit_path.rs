@@ -25,9 +25,9 @@ use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::profile::Profile;
 use hindsight_regs::msr::IA32_SYSENTER_CS;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
-use hindsight_vmm::kvm::Host;
+use hindsight_vmm::kvm::KvmDevice;
 use hindsight_vmm::kvm::host_support::HostKvm;
-use hindsight_vmm::kvm::tiny::TinyVm;
+use hindsight_vmm::kvm::tiny_vm::TinyVm;
 use hindsight_vmm::machine::{Config, Machine, Prepared};
 use hindsight_vmm::platform::Sinks;
 use hindsight_vmm::vcpu::engine::ForcedSwitch;
@@ -164,10 +164,10 @@ fn plan(code: &[u8]) -> Plan<'_> {
 
 /// Time of a change from KVM into the interpreter and back, on average over a batch of exits that
 /// each change the engine.
-fn there_and_back(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
+fn there_and_back(device: &KvmDevice, code: &[u8]) -> anyhow::Result<Duration> {
     let policy = EnginePolicy {
         choice: EngineChoice::Auto,
-        host: HostKvm::native(),
+        host: HostKvm::usable(),
     };
     let sinks = Sinks {
         serial: Box::new(io::sink()),
@@ -176,7 +176,7 @@ fn there_and_back(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
     };
     let prepared =
         Prepared::new(&CONFIG, &plan(code))?.changing(policy, Some(ForcedSwitch::Exits(1)));
-    let machine = prepared.build(Some(host), sinks)?;
+    let machine = prepared.build(Some(device), sinks)?;
     let board = machine.board().clone();
     match machine.run(Some(Duration::from_secs(60)), || {})? {
         Outcome::Exit(0) => {}
@@ -193,21 +193,21 @@ fn there_and_back(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
 }
 
 /// Time of a KVM_GET_REGS, on average over a batch.
-fn get_regs(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
-    let vm = bare_vm(host, code, false)?;
+fn get_regs(device: &KvmDevice, code: &[u8]) -> anyhow::Result<Duration> {
+    let vm = bare_vm(device, code, false)?;
     let start = Instant::now();
     for _ in 0..EXITS {
-        std::hint::black_box(vm.vcpu.get_regs()?);
+        std::hint::black_box(vm.vcpu().get_regs()?);
     }
     Ok(start.elapsed() / EXITS)
 }
 
-fn measure_change(host: &Host, code: &[u8], batches: usize) -> anyhow::Result<Times> {
+fn measure_change(device: &KvmDevice, code: &[u8], batches: usize) -> anyhow::Result<Times> {
     let mut times = Times::default();
     for _ in 0..batches {
-        let change = there_and_back(host, code)?;
+        let change = there_and_back(device, code)?;
         times.path.push(change.as_secs_f64() * 1e9);
-        let ioctl = in_thread(|| get_regs(host, code))?;
+        let ioctl = in_thread(|| get_regs(device, code))?;
         times.bare.push(ioctl.as_secs_f64() * 1e9);
     }
     Ok(times)
@@ -227,14 +227,14 @@ fn report_change(times: &Times, json: bool) {
 }
 
 /// One batch through the whole machine.
-fn whole_path(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
+fn whole_path(device: &KvmDevice, code: &[u8]) -> anyhow::Result<Duration> {
     let marks = Arc::new(Mutex::new(Vec::new()));
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(Marks(marks.clone())),
         btm: None,
     };
-    let machine = Machine::new(Some(host), &CONFIG, &plan(code), sinks)?;
+    let machine = Machine::new(Some(device), &CONFIG, &plan(code), sinks)?;
     match machine.run(Some(Duration::from_secs(60)), || {})? {
         Outcome::Exit(0) => {}
         other => bail!("the guest ended by {other:?}"),
@@ -257,9 +257,9 @@ fn flat_segment(code: bool) -> kvm_segment {
 }
 
 /// A bare machine at the entry of `code`.
-fn bare_vm(host: &Host, code: &[u8], sync_regs: bool) -> anyhow::Result<TinyVm> {
+fn bare_vm(device: &KvmDevice, code: &[u8], sync_regs: bool) -> anyhow::Result<TinyVm> {
     let size = usize::try_from(MEMORY)?;
-    let mut vm = TinyVm::new(host.kvm(), size, |vm| {
+    let mut vm = TinyVm::new(device.kvm(), size, |vm| {
         vm.enable_cap(&kvm_enable_cap {
             cap: Cap::X86UserSpaceMsr as u32,
             args: [MSR_EXITS, 0, 0, 0],
@@ -275,30 +275,30 @@ fn bare_vm(host: &Host, code: &[u8], sync_regs: bool) -> anyhow::Result<TinyVm> 
         vm.set_msr_filter(MsrFilterDefaultAction::DENY, &[passes])
     })?;
     vm.write(LOAD_ADDRESS, code)?;
-    let cpuid = host.kvm().get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
-    vm.vcpu.set_cpuid2(&cpuid)?;
-    let mut sregs = vm.vcpu.get_sregs()?;
+    let cpuid = device.kvm().get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
+    vm.vcpu().set_cpuid2(&cpuid)?;
+    let mut sregs = vm.vcpu().get_sregs()?;
     sregs.cr0 |= 1;
     sregs.cs = flat_segment(true);
     let data = flat_segment(false);
     (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
-    vm.vcpu.set_sregs(&sregs)?;
-    let mut regs = vm.vcpu.get_regs()?;
+    vm.vcpu().set_sregs(&sregs)?;
+    let mut regs = vm.vcpu().get_regs()?;
     (regs.rip, regs.rflags) = (LOAD_ADDRESS, 2);
-    vm.vcpu.set_regs(&regs)?;
+    vm.vcpu().set_regs(&regs)?;
     if sync_regs {
         let valid = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS | KVM_SYNC_X86_EVENTS;
-        vm.vcpu.get_kvm_run().kvm_valid_regs = u64::from(valid);
+        vm.kvm_run().kvm_valid_regs = u64::from(valid);
     }
     Ok(vm)
 }
 
 /// One batch round KVM_RUN and nothing else.
-fn bare_loop(host: &Host, code: &[u8], sync_regs: bool) -> anyhow::Result<Duration> {
-    let mut vm = bare_vm(host, code, sync_regs)?;
+fn bare_loop(device: &KvmDevice, code: &[u8], sync_regs: bool) -> anyhow::Result<Duration> {
+    let mut vm = bare_vm(device, code, sync_regs)?;
     let mut marks = Vec::new();
     loop {
-        match vm.vcpu.run()? {
+        match vm.run()? {
             VcpuExit::IoOut(MARK_PORT, _) => marks.push(Instant::now()),
             VcpuExit::IoOut(EXIT_PORT, _) => return stretch(&marks),
             VcpuExit::IoOut(..) => {}
@@ -323,15 +323,15 @@ struct Times {
     bare_sync: Vec<f64>,
 }
 
-fn measure(host: &Host, code: &[u8], batches: usize) -> anyhow::Result<Times> {
+fn measure(device: &KvmDevice, code: &[u8], batches: usize) -> anyhow::Result<Times> {
     let per_exit = |time: Duration| time.as_secs_f64() * 1e9 / f64::from(EXITS);
     let mut times = Times::default();
     for _ in 0..batches {
-        let path = whole_path(host, code)?;
+        let path = whole_path(device, code)?;
         times.path.push(per_exit(path));
-        let bare = in_thread(|| bare_loop(host, code, false))?;
+        let bare = in_thread(|| bare_loop(device, code, false))?;
         times.bare.push(per_exit(bare));
-        let bare = in_thread(|| bare_loop(host, code, true))?;
+        let bare = in_thread(|| bare_loop(device, code, true))?;
         times.bare_sync.push(per_exit(bare));
     }
     Ok(times)
@@ -369,8 +369,8 @@ fn report(name: &str, times: &Times, json: bool) {
 
 fn main() -> anyhow::Result<()> {
     let has = |flag: &str| std::env::args().any(|argument| argument == flag);
-    let host = match Host::open() {
-        Ok(host) => host,
+    let device = match KvmDevice::open() {
+        Ok(device) => device,
         Err(error) => {
             eprintln!("skipped: {error}");
             return Ok(());
@@ -378,9 +378,9 @@ fn main() -> anyhow::Result<()> {
     };
     let batches = if has("--quick") { 31 } else { 151 };
     for (name, code) in cases() {
-        report(name, &measure(&host, code, batches)?, has("--json"));
+        report(name, &measure(&device, code, batches)?, has("--json"));
     }
     let (_, code) = cases()[0];
-    report_change(&measure_change(&host, code, batches)?, has("--json"));
+    report_change(&measure_change(&device, code, batches)?, has("--json"));
     Ok(())
 }

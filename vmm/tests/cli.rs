@@ -240,14 +240,14 @@ fn bad_input_is_one_line_and_status_two_and_leaves_nothing() {
             "module missing cannot be opened",
         ),
         (&["multiboot", "--initrd", "empty"], "is empty"),
-        (&["spin", "--mode", "real", "-m", "0"], "too few"),
-        (&["spin", "--mode", "real", "-m", "1048575"], "too few"),
+        (&["spin", "--mode", "real", "-m", "0"], "too little"),
+        (&["spin", "--mode", "real", "-m", "1048575"], "too little"),
         (
             &["spin", "--mode", "real", "-m", "1048577"],
-            "not a multiple of 0x1000",
+            "not whole pages",
         ),
         (&["spin", "--mode", "real", "-m", "32T"], "more than"),
-        (&["spin", "--mode", "real", "-m", "33T"], "too many"),
+        (&["spin", "--mode", "real", "-m", "33T"], "too much"),
         (&["spin", "--mode", "real", "-m", "99999999T"], "2^64"),
         (&["spin", "--mode", "real", "-m", "lots"], "not a size"),
         (

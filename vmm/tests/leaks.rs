@@ -5,7 +5,7 @@ use std::{fs, io};
 
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
-use hindsight_vmm::kvm::{self, Host};
+use hindsight_vmm::kvm::{self, KvmDevice};
 use hindsight_vmm::machine::{Config, Machine};
 use hindsight_vmm::platform::Sinks;
 use hindsight_vmm::vcpu::engine::policy::Engine;
@@ -53,7 +53,8 @@ fn fifty_machines_leave_nothing_behind() {
             debugcon: Box::new(io::sink()),
             btm: None,
         };
-        let machine = Machine::new(Some(&Host::open().unwrap()), &config, &plan, sinks).unwrap();
+        let machine =
+            Machine::new(Some(&KvmDevice::open().unwrap()), &config, &plan, sinks).unwrap();
         let outcome = machine.run(Some(Duration::from_secs(20)), || {}).unwrap();
         assert!(matches!(outcome, Outcome::Exit(3)), "{outcome:?}");
     };

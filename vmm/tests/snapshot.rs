@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_vmm::boot::Plan;
-use hindsight_vmm::deterministic::{Breaker, DeterministicMachine, RunStop};
+use hindsight_vmm::deterministic::{StopHandle, DeterministicMachine, RunStop};
 use hindsight_vmm::deterministic::{CheckpointLimits, Timeline};
 use hindsight_vmm::harness::BUILTIN_PAYLOADS;
 use hindsight_vmm::machine::{Config, Prepared};
@@ -53,7 +53,7 @@ fn finish(machine: &mut DeterministicMachine) -> (u128, u64) {
     assert_eq!(machine.run_to(u64::MAX), RunStop::Ended);
     let outcome = machine.take_outcome();
     assert!(matches!(outcome, Some(Outcome::Exit(0))), "{outcome:?}");
-    (machine.hash().expect("memory can be read"), machine.place())
+    (machine.hash().expect("memory can be read"), machine.icount())
 }
 
 /// Places all over a run of `end` instructions, many of them close together.
@@ -70,7 +70,7 @@ fn save_everywhere(payload: &str, cpus: usize) {
     let mut stopped = machine(payload, cpus, 0);
     for place in places(end, 400) {
         assert_eq!(stopped.run_to(place), RunStop::Reached);
-        assert_eq!(stopped.place(), place);
+        assert_eq!(stopped.icount(), place);
     }
     assert_eq!(finish(&mut stopped), (hash, end), "stopped at many places");
     let mut carried = machine(payload, cpus, 0);
@@ -166,7 +166,7 @@ fn snapshot_of_another_machine_is_refused_and_changes_nothing() {
     let mut two = machine("hlt", 2, 0);
     let before = two.save().unwrap();
     let error = two.restore(&snapshot).unwrap_err().to_string();
-    assert!(error.contains("processors"), "{error}");
+    assert!(error.contains("vCPUs"), "{error}");
     assert_eq!(two.save().unwrap(), before);
 }
 
@@ -178,7 +178,7 @@ fn impossible_snapshots_are_refused_and_change_nothing() {
         ("version", |s| s.version += 1),
         ("schedule", |s| s.schedule.turn = 1),
         ("schedule", |s| s.schedule.used = u64::MAX),
-        ("processors", |s| s.vcpus.clear()),
+        ("vCPUs", |s| s.vcpus.clear()),
         ("processor 0", |s| s.vcpus[0].cpu.dr7 = 0),
         ("MSRs", |s| s.vcpus[0].msrs.stored.clear()),
         ("interval timer", |s| {
@@ -227,13 +227,13 @@ fn numbers(value: &serde_json::Value, path: &str, found: &mut Vec<String>) {
 }
 
 /// Stops what runs now and then, until told that all is done: a guest may halt for good.
-fn watchdog(breaker: Breaker) -> Arc<AtomicBool> {
+fn watchdog(stop_handle: StopHandle) -> Arc<AtomicBool> {
     let done = Arc::new(AtomicBool::new(false));
     let seen = done.clone();
     std::thread::spawn(move || {
         while !seen.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(50));
-            breaker.stop();
+            stop_handle.stop();
         }
     });
     done
@@ -253,7 +253,7 @@ fn corrupt_snapshots_never_panic() {
     let mut machine = machine("hlt", 1, 0);
     let mut random = 1_u64;
     let mut accepted = 0;
-    let done = watchdog(machine.breaker());
+    let done = watchdog(machine.stop_handle());
     for path in paths {
         random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
         let value = VALUES[(random >> 61) as usize];
@@ -266,7 +266,7 @@ fn corrupt_snapshots_never_panic() {
         snapshot.devices.test_memory = vec![0; 0x1_0000];
         if machine.restore(&snapshot).is_ok() {
             accepted += 1;
-            let place = machine.place();
+            let place = machine.icount();
             machine.run_to(place.saturating_add(3000));
         }
     }

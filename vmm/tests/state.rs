@@ -9,7 +9,7 @@ use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::state::{CpuState, Exception, Segment, seg};
 use hindsight_vmm::kvm::vcpu::KvmVcpuFd;
 use hindsight_vmm::kvm::vm::KvmVm;
-use hindsight_vmm::kvm::{self, Host};
+use hindsight_vmm::kvm::{self, KvmDevice};
 use hindsight_vmm::memory;
 use proptest::prelude::*;
 use vm_memory::GuestAddress;
@@ -125,7 +125,7 @@ fn in_kvm() -> Option<KvmVcpuFd> {
         eprintln!("skipped: /dev/kvm cannot be used here");
         return None;
     }
-    let host = Host::open().unwrap();
+    let host = KvmDevice::open().unwrap();
     let memory = memory::allocate(&[(GuestAddress(0), 1 << 20)], false).unwrap();
     let vm = KvmVm::new(&host, &memory).unwrap();
     let config = cpuid::Config {
@@ -135,14 +135,14 @@ fn in_kvm() -> Option<KvmVcpuFd> {
         tsc_hz: 1_000_000_000,
     };
     let table = CpuidTable::new(&config, |leaf, sub| host.supported_cpuid(leaf, sub));
-    let vcpu = vm.create_vcpu(0).unwrap();
+    let vcpu = KvmVcpuFd::new(&vm, 0).unwrap();
     vcpu.set_cpuid(0, &table).unwrap();
     Some(vcpu)
 }
 
 fn in_interpreter() -> hindsight_interp::Vcpu {
     let memory = memory::allocate(&[(GuestAddress(0), 1 << 20)], false).unwrap();
-    let interpreter = memory::for_interpreter(&memory).unwrap();
+    let interpreter = memory::interp_memory(&memory).unwrap();
     // The processor never runs, so it never touches the memory.
     hindsight_interp::Vcpu::new(Arc::new(interpreter))
 }

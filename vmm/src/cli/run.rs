@@ -17,7 +17,7 @@ use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::cli::{Status, gdb, trace};
 use crate::console::{self, Backend, Console, Releaser};
 use crate::deterministic::DeterministicMachine;
-use crate::deterministic::input_log::InputFeed;
+use crate::deterministic::input::InputFeed;
 use crate::machine::start::{self, StartDecision};
 use crate::machine::{Config, MachineError, Prepared};
 use crate::platform::Sinks;
@@ -382,7 +382,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<Status> {
     };
     console::watch_signals(signalled).context("signals")?;
     let input = match inbox {
-        Some(inbox) => Box::new(move |bytes: &[u8]| inbox.put(bytes)),
+        Some(inbox) => Box::new(move |bytes: &[u8]| inbox.push(bytes)),
         None if args.deterministic => no_input(),
         None => machine.serial_input(),
     };

@@ -66,7 +66,7 @@ pub struct Run {
 /// # Errors
 ///
 /// When KVM cannot be used, or the machine not be built.
-pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
+pub fn run(engine: Engine, host: Option<&kvm::KvmDevice>) -> Result<Run, DemoError> {
     let (_, image) = BUILTIN_PAYLOADS
         .iter()
         .find(|(name, _)| *name == PAYLOAD)

@@ -147,7 +147,7 @@ impl Pair {
     fn go_to(&mut self, place: u64) -> Result<([RunStop; 2], [u64; 2]), RestoreError> {
         let [a, b] = &mut self.timelines;
         let stops = [a.go_to(place)?, b.go_to(place)?];
-        Ok((stops, [a.place(), b.place()]))
+        Ok((stops, [a.icount(), b.icount()]))
     }
 
     fn hash(&mut self, side: usize) -> u128 {

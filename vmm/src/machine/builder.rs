@@ -124,7 +124,7 @@ impl Prepared {
     /// When KVM refuses, or is to be deterministic.
     pub fn build(
         mut self,
-        host: Option<&kvm::Host>,
+        host: Option<&kvm::KvmDevice>,
         sinks: Sinks,
     ) -> Result<Machine, MachineError> {
         if self.seed.is_some() && self.config.engine != Engine::Interp {
@@ -197,9 +197,13 @@ struct KvmParts {
 }
 
 impl KvmParts {
-    fn new(host: &kvm::Host, memory: &GuestMemoryMmap, cpus: usize) -> Result<Self, KvmError> {
-        let vm = KvmVm::new(host, memory)?;
-        let vcpus = (0_u32..).take(cpus).map(|id| vm.create_vcpu(id));
+    fn new(
+        device: &kvm::KvmDevice,
+        memory: &GuestMemoryMmap,
+        cpus: usize,
+    ) -> Result<Self, KvmError> {
+        let vm = KvmVm::new(device, memory)?;
+        let vcpus = (0_u32..).take(cpus).map(|id| KvmVcpuFd::new(&vm, id));
         Ok(Self {
             vcpus: vcpus.collect::<Result<_, _>>()?,
         })

@@ -10,7 +10,7 @@ use super::CPUS_MAX;
 use crate::boot::BootError;
 use crate::boot::acpi::PlaceError;
 use crate::kvm::KvmError;
-use crate::memory::MemoryError;
+use crate::memory::RamError;
 use crate::memory::layout::LayoutError;
 
 /// Why a machine could not be built, or its threads could not be started.
@@ -27,7 +27,7 @@ pub enum MachineError {
     Acpi(#[from] PlaceError),
     /// Guest memory could not be allocated.
     #[error(transparent)]
-    Memory(#[from] MemoryError),
+    Memory(#[from] RamError),
     /// The image cannot be booted.
     #[error(transparent)]
     Boot(#[from] BootError),

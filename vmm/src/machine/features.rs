@@ -31,7 +31,7 @@ pub(super) fn available(engine: Engine, changes: bool) -> Facilities {
 /// CPUID of what KVM and the interpreter both execute: a guest that moves between them must not
 /// notice. The layout of an XSAVE area is the host's, because XSAVE runs natively; the interpreter
 /// follows it.
-pub(super) fn executed_by_both(host: &kvm::Host, leaf: u32, subleaf: u32) -> Regs {
+pub(super) fn executed_by_both(host: &kvm::KvmDevice, leaf: u32, subleaf: u32) -> Regs {
     let native = host.supported_cpuid(leaf, subleaf);
     let interpreted = hindsight_interp::supported_cpuid(leaf, subleaf);
     intersection(leaf, subleaf, native, interpreted)

@@ -10,7 +10,7 @@ use super::builder::{Config, Prepared};
 use super::{MachineError, timer};
 use crate::boot::{Loaded, Plan};
 use crate::console::Deliver;
-use crate::deterministic::input_log::InputFeed;
+use crate::deterministic::input::InputFeed;
 use crate::deterministic::{self, CheckpointLimits, DeterministicMachine};
 use crate::kvm;
 use crate::platform::Sinks;
@@ -43,7 +43,7 @@ impl Machine {
     /// When the configuration is impossible, the host lacks what it needs, or the image cannot be
     /// booted.
     pub fn new(
-        host: Option<&kvm::Host>,
+        host: Option<&kvm::KvmDevice>,
         config: &Config,
         plan: &Plan<'_>,
         sinks: Sinks,

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use kvm_bindings::{
     CpuId, Msrs, kvm_debug_exit_arch, kvm_guest_debug, kvm_msr_entry, kvm_regs, kvm_sregs,
 };
-use kvm_ioctls::{Kvm, VcpuExit, VmFd};
+use kvm_ioctls::{Kvm, VcpuExit};
 use thiserror::Error;
 
-use crate::kvm::tiny::{Alarm, TinyVm, thread_time};
-use crate::kvm::{KvmError, ioctl, ioctls};
+use crate::host_clock::thread_cpu_time;
+use crate::kvm::kick_timer::KickTimer;
+use crate::kvm::tiny_vm::{TinyVm, TinyVmSetup};
+use crate::kvm::{KvmError, decode, ioctl};
 pub(crate) use crate::probe::code::Code;
 use crate::probe::code::code;
 pub(crate) use crate::probe::image::*;
@@ -59,7 +61,7 @@ impl<T, E: Into<io::Error>> Named<T> for Result<T, E> {
 pub(crate) struct Bench {
     pub(crate) kvm: Kvm,
     pub(crate) cpuid: CpuId,
-    alarm: Alarm,
+    kick_timer: KickTimer,
     image: Vec<u8>,
     /// A guest has hung since somebody last asked.
     pub(crate) hung: Cell<bool>,
@@ -77,14 +79,14 @@ impl Bench {
         let cpuid = kvm
             .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
             .map_err(ioctl("KVM_GET_SUPPORTED_CPUID"))?;
-        let alarm = Alarm::new().map_err(|source| KvmError::Ioctl {
+        let kick_timer = KickTimer::new().map_err(|source| KvmError::Ioctl {
             call: "timer_create",
             source,
         })?;
         Ok(Self {
             kvm,
             cpuid,
-            alarm,
+            kick_timer,
             image: image(),
             hung: Cell::new(false),
         })
@@ -109,17 +111,19 @@ impl Bench {
         &self,
         level: Level,
         code: Code,
-        setup: impl FnOnce(&VmFd) -> Result<(), kvm_ioctls::Error>,
+        setup: impl FnOnce(&TinyVmSetup<'_>) -> Result<(), kvm_ioctls::Error>,
     ) -> Result<Guest<'_>, Refused> {
         let tiny = TinyVm::new(&self.kvm, MEMORY, setup).named("creating a VM")?;
         tiny.write(0, &self.image).named("guest memory")?;
         tiny.write(SMM_HANDLER, smm_handler().bytes())
             .named("guest memory")?;
         tiny.write(CODE, code.bytes()).named("guest memory")?;
-        tiny.vcpu.set_cpuid2(&self.cpuid).named("KVM_SET_CPUID2")?;
-        let mut sregs = tiny.vcpu.get_sregs().named("KVM_GET_SREGS")?;
+        tiny.vcpu()
+            .set_cpuid2(&self.cpuid)
+            .named("KVM_SET_CPUID2")?;
+        let mut sregs = tiny.vcpu().get_sregs().named("KVM_GET_SREGS")?;
         long_mode(&mut sregs, level);
-        tiny.vcpu.set_sregs(&sregs).named("KVM_SET_SREGS")?;
+        tiny.vcpu().set_sregs(&sregs).named("KVM_SET_SREGS")?;
         let (_, ss) = level.selectors();
         let regs = kvm_regs {
             rip: CODE,
@@ -130,7 +134,7 @@ impl Bench {
             r9: DATA,
             ..Default::default()
         };
-        tiny.vcpu.set_regs(&regs).named("KVM_SET_REGS")?;
+        tiny.vcpu().set_regs(&regs).named("KVM_SET_REGS")?;
         Ok(Guest {
             tiny,
             bench: self,
@@ -168,10 +172,10 @@ impl Guest<'_> {
     /// Runs until it stops for a reason of its own, or has used up its time: processor time, so
     /// that a loaded host does not look like a hang, with an end in real time too.
     pub(crate) fn run(&mut self) -> Stop {
-        let (start, used) = (Instant::now(), thread_time());
-        let spent = || (thread_time().saturating_sub(used)).max(start.elapsed() / LOAD_MAX);
+        let (start, used) = (Instant::now(), thread_cpu_time());
+        let spent = || (thread_cpu_time().saturating_sub(used)).max(start.elapsed() / LOAD_MAX);
         self.bench
-            .alarm
+            .kick_timer
             .arm(self.left.max(Duration::from_micros(1)));
         let stop = loop {
             match self.run_once() {
@@ -182,7 +186,7 @@ impl Guest<'_> {
                 stop => break stop,
             }
         };
-        self.bench.alarm.disarm();
+        self.bench.kick_timer.disarm();
         self.left = self.left.saturating_sub(spent());
         self.bench
             .hung
@@ -202,7 +206,7 @@ impl Guest<'_> {
     }
 
     fn run_once(&mut self) -> Stop {
-        match self.tiny.vcpu.run() {
+        match self.tiny.run() {
             Ok(VcpuExit::IoOut(port, data)) => Stop::Out {
                 port,
                 data: data.to_vec(),
@@ -269,11 +273,9 @@ impl Guest<'_> {
                 port: PORT_REPORT, ..
             } => self.trap().map_or(stop, Stop::Trap),
             Stop::Internal { .. } => {
-                ioctls::internal_error(self.tiny.vcpu.get_kvm_run()).map_or(stop, |error| {
-                    Stop::Internal {
-                        suberror: error.suberror,
-                        instruction: name_instruction(error.instruction_bytes()),
-                    }
+                decode::internal_error(self.tiny.kvm_run()).map_or(stop, |error| Stop::Internal {
+                    suberror: error.suberror,
+                    instruction: name_instruction(&error.bytes),
                 })
             }
             stop => stop,
@@ -281,7 +283,7 @@ impl Guest<'_> {
     }
 
     fn trap(&self) -> Option<Trap> {
-        let regs = self.tiny.vcpu.get_regs().ok()?;
+        let regs = self.tiny.vcpu().get_regs().ok()?;
         let vector = regs.rip.checked_sub(STUBS)? / 16;
         let has_error = has_error_code(vector);
         let frame = regs.rsp.checked_add(if has_error { 8 } else { 0 })?;
@@ -310,9 +312,9 @@ impl Guest<'_> {
 
     /// Lets the pending exit take effect without running any more guest code.
     pub(crate) fn complete(&mut self) -> Stop {
-        self.tiny.vcpu.set_kvm_immediate_exit(1);
+        self.tiny.set_immediate_exit(true);
         let stop = self.run_once();
-        self.tiny.vcpu.set_kvm_immediate_exit(0);
+        self.tiny.set_immediate_exit(false);
         self.refine(stop)
     }
 
@@ -337,26 +339,26 @@ impl Guest<'_> {
 
     /// General registers.
     pub(crate) fn regs(&self) -> Result<kvm_regs, Refused> {
-        self.tiny.vcpu.get_regs().named("KVM_GET_REGS")
+        self.tiny.vcpu().get_regs().named("KVM_GET_REGS")
     }
 
     /// Changes general registers.
     pub(crate) fn edit_regs(&self, edit: impl FnOnce(&mut kvm_regs)) -> Result<(), Refused> {
         let mut regs = self.regs()?;
         edit(&mut regs);
-        self.tiny.vcpu.set_regs(&regs).named("KVM_SET_REGS")
+        self.tiny.vcpu().set_regs(&regs).named("KVM_SET_REGS")
     }
 
     /// Changes system registers.
     pub(crate) fn edit_sregs(&self, edit: impl FnOnce(&mut kvm_sregs)) -> Result<(), Refused> {
-        let mut sregs = self.tiny.vcpu.get_sregs().named("KVM_GET_SREGS")?;
+        let mut sregs = self.tiny.vcpu().get_sregs().named("KVM_GET_SREGS")?;
         edit(&mut sregs);
-        self.tiny.vcpu.set_sregs(&sregs).named("KVM_SET_SREGS")
+        self.tiny.vcpu().set_sregs(&sregs).named("KVM_SET_SREGS")
     }
 
     /// System registers.
     pub(crate) fn sregs(&self) -> Result<kvm_sregs, Refused> {
-        self.tiny.vcpu.get_sregs().named("KVM_GET_SREGS")
+        self.tiny.vcpu().get_sregs().named("KVM_GET_SREGS")
     }
 
     /// KVM_SET_MSRS with one MSR.
@@ -369,7 +371,7 @@ impl Guest<'_> {
         let msrs = Msrs::from_entries(&[entry])
             .map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))
             .named("KVM_SET_MSRS")?;
-        match self.tiny.vcpu.set_msrs(&msrs).named("KVM_SET_MSRS")? {
+        match self.tiny.vcpu().set_msrs(&msrs).named("KVM_SET_MSRS")? {
             1 => Ok(()),
             _ => {
                 Err(io::Error::other(format!("does not take MSR {index:#x}"))).named("KVM_SET_MSRS")
@@ -381,7 +383,7 @@ impl Guest<'_> {
     pub(crate) fn dr6(&self) -> Result<u64, Refused> {
         Ok(self
             .tiny
-            .vcpu
+            .vcpu()
             .get_debug_regs()
             .named("KVM_GET_DEBUGREGS")?
             .dr6)
@@ -396,7 +398,7 @@ impl Guest<'_> {
         debug.arch.debugreg[0] = dr0;
         debug.arch.debugreg[7] = dr7;
         self.tiny
-            .vcpu
+            .vcpu()
             .set_guest_debug(&debug)
             .named("KVM_SET_GUEST_DEBUG")
     }

@@ -35,7 +35,7 @@ pub fn measure_kvm() -> HostKvm {
         }
     }
     match measure_breakpoints() {
-        Ok((exact, detects_mov_dr)) => HostKvm::Native {
+        Ok((exact, detects_mov_dr)) => HostKvm::Usable {
             exact,
             detects_mov_dr,
         },

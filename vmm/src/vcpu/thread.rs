@@ -76,7 +76,6 @@ impl Vcpu {
     /// Runs until the machine stops. Returns the final state if the machine requests it.
     pub fn run(mut self, board: &Arc<Board>) -> Option<FinalState> {
         let id = self.id;
-        // Declared after `self` and so dropped before it: the kicker points into it.
         let guard = LoopGuard { id, board };
         let doorbell = board.run.vcpus.doorbell(id);
         self.engine.set_kicker(doorbell);
@@ -157,7 +156,7 @@ impl EngineVcpu {
                 let (mut interpreter, model) = vcpu.into_parts();
                 state.cr8 = board.buses.irq.cr8(model.id);
                 if interpreter.take_flushed() {
-                    fd.forget_translations();
+                    fd.flush_tlb_on_load();
                 }
                 let vcpu = KvmVcpu::new(*fd, model, &state)?;
                 Ok(Self::Kvm(Box::new(vcpu), Some(Box::new(interpreter))))

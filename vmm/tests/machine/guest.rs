@@ -9,7 +9,7 @@ use std::time::Duration;
 use hindsight_cpu::profile::Profile;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::host_support::HostKvm;
-use hindsight_vmm::kvm::{self, Host};
+use hindsight_vmm::kvm::{self, KvmDevice};
 use hindsight_vmm::machine::{Config, Machine, Prepared};
 use hindsight_vmm::platform::Sinks;
 use hindsight_vmm::vcpu::board::Board;
@@ -137,7 +137,7 @@ pub fn machine_changing(
     let policy = EnginePolicy {
         choice: EngineChoice::Auto,
         // Whatever it is: these guests do with little.
-        host: HostKvm::native(),
+        host: HostKvm::usable(),
     };
     build(prepared(Engine::Kvm, image, mode, cpus).changing(policy, forced))
 }
@@ -178,7 +178,7 @@ fn sinks() -> Sinks {
 }
 
 fn build(prepared: Prepared) -> Machine {
-    let host = Host::open().unwrap();
+    let host = KvmDevice::open().unwrap();
     prepared.build(Some(&host), sinks()).unwrap()
 }
 

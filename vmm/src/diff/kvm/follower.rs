@@ -10,9 +10,9 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestM
 use crate::deterministic::DeterministicMachine;
 use crate::diff::kvm::plan::Abilities;
 use crate::diff::kvm::{KvmDiffError, Refused};
-use crate::kvm::Host;
-use crate::kvm::exit::Exit;
-use crate::kvm::tiny::Alarm;
+use crate::kvm::KvmDevice;
+use crate::kvm::exit::KvmExit;
+use crate::kvm::kick_timer::KickTimer;
 use crate::kvm::vcpu::{GuestDebug, KvmVcpuFd};
 use crate::kvm::vm::KvmVm;
 use crate::memory;
@@ -45,7 +45,7 @@ pub(super) enum Executed {
 pub(super) struct Follower {
     vcpu: KvmVcpuFd,
     memory: GuestMemoryMmap,
-    alarm: Alarm,
+    kick_timer: KickTimer,
     pub abilities: Abilities,
     state: Box<CpuState>,
 }
@@ -53,7 +53,7 @@ pub(super) struct Follower {
 impl Follower {
     /// A machine like `leader`, with its CPUID and as much memory, all zero.
     pub fn new(leader: &DeterministicMachine) -> Result<Self, KvmDiffError> {
-        let host = Host::open()?;
+        let host = KvmDevice::open()?;
         let board = leader.board();
         let mut ranges = Vec::new();
         for region in board.ram.map.iter() {
@@ -62,12 +62,12 @@ impl Follower {
         }
         let memory = memory::allocate(&ranges, false)?;
         let vm: Arc<KvmVm> = KvmVm::new(&host, &memory)?;
-        let vcpu = vm.create_vcpu(0)?;
+        let vcpu = KvmVcpuFd::new(&vm, 0)?;
         vcpu.set_cpuid(0, &board.package.cpuid)?;
         Ok(Self {
             vcpu,
             memory,
-            alarm: Alarm::new().map_err(KvmDiffError::Io)?,
+            kick_timer: KickTimer::new().map_err(KvmDiffError::Io)?,
             abilities: abilities()?,
             state: Box::new(CpuState::reset()),
         })
@@ -98,17 +98,17 @@ impl Follower {
         to: u64,
     ) -> Result<Executed, KvmDiffError> {
         self.vcpu.set_guest_debug(stop)?;
-        self.alarm.arm(LIMIT);
+        self.kick_timer.arm(LIMIT);
         let executed = self.run(from, to);
-        self.alarm.disarm();
+        self.kick_timer.disarm();
         executed
     }
 
     fn run(&mut self, from: u64, to: u64) -> Result<Executed, KvmDiffError> {
         for _ in 0..STOPS_MAX {
             let failed = match self.vcpu.run()?.1 {
-                Exit::Debug { .. } => {
-                    let rip = self.vcpu.at_exit().regs.rip;
+                KvmExit::Debug { .. } => {
+                    let rip = self.vcpu.regs_at_exit().regs.rip;
                     // An element of a repeated instruction leaves RIP where it was, and so does a
                     // KVM that stops before it executes.
                     if rip == to || rip != from {
@@ -116,19 +116,19 @@ impl Follower {
                     }
                     continue;
                 }
-                Exit::Io { .. }
-                | Exit::MmioRead { .. }
-                | Exit::MmioWrite { .. }
-                | Exit::Rdmsr { .. }
-                | Exit::Wrmsr { .. }
-                | Exit::Halt
-                | Exit::TprLowered => return Ok(self.outside(from, to)),
-                Exit::InternalError(error) if error.suberror == EMULATION => {
+                KvmExit::Io { .. }
+                | KvmExit::MmioRead { .. }
+                | KvmExit::MmioWrite { .. }
+                | KvmExit::Rdmsr { .. }
+                | KvmExit::Wrmsr { .. }
+                | KvmExit::Halt
+                | KvmExit::TprLowered => return Ok(self.outside(from, to)),
+                KvmExit::InternalError(error) if error.suberror == EMULATION => {
                     return Ok(self.outside(from, to));
                 }
-                Exit::Kicked => format!("no stop within {} s", LIMIT.as_secs()),
-                Exit::Shutdown => "a triple fault".to_owned(),
-                Exit::InternalError(error) => error.to_string(),
+                KvmExit::Kicked => format!("no stop within {} s", LIMIT.as_secs()),
+                KvmExit::Shutdown => "a triple fault".to_owned(),
+                KvmExit::InternalError(error) => error.to_string(),
                 other => format!("{other:?}"),
             };
             return Ok(Executed::Failed(failed));
@@ -138,7 +138,7 @@ impl Follower {
 
     /// An exit of the instruction at `from`, or of the one before `to`; of others none belongs here.
     fn outside(&self, from: u64, to: u64) -> Executed {
-        match self.vcpu.at_exit().regs.rip {
+        match self.vcpu.regs_at_exit().regs.rip {
             rip if rip == from || rip == to => Executed::Outside,
             rip => Executed::Failed(format!("it went on to {rip:#x}, and needs the host there")),
         }
@@ -152,7 +152,7 @@ impl Follower {
 
     /// The general and segment registers, at little cost; all else is as it was at the last look.
     pub fn glance(&mut self) -> &CpuState {
-        self.vcpu.store_at_exit(&mut self.state);
+        self.vcpu.store_regs_at_exit(&mut self.state);
         &self.state
     }
 
@@ -165,7 +165,7 @@ impl Follower {
 
     /// Changes RFLAGS.
     pub fn set_flags(&mut self, rflags: u64) -> Result<(), KvmDiffError> {
-        Ok(self.vcpu.set_flags_at_exit(rflags)?)
+        Ok(self.vcpu.set_rflags_at_exit(rflags)?)
     }
 
     /// A page of memory.
@@ -192,7 +192,7 @@ impl Follower {
 
     /// Takes over all memory, page tables too.
     pub fn take_all(&mut self, pages: &Pages) -> Result<(), KvmDiffError> {
-        self.vcpu.forget_translations();
+        self.vcpu.flush_tlb_on_load();
         let stale = self.nonzero()?;
         let gone = stale.into_iter().filter(|&gpa| pages.get(gpa).is_none());
         self.take(pages, gone)?;
@@ -203,7 +203,7 @@ impl Follower {
     pub fn nonzero(&self) -> Result<Vec<u64>, KvmDiffError> {
         let mut found = Vec::new();
         memory::nonzero_pages(&self.memory, |offset, _| {
-            found.extend(memory::address(&self.memory, offset));
+            found.extend(memory::offset_to_address(&self.memory, offset));
         })?;
         Ok(found)
     }

@@ -20,7 +20,7 @@ use crate::deterministic::{DeterministicMachine, RunStop};
 use crate::diff::{Divergence, Executed, Side};
 use crate::kvm::KvmError;
 use crate::kvm::vcpu::GuestDebug;
-use crate::memory::MemoryError;
+use crate::memory::RamError;
 use crate::memory::page_walk;
 use crate::probe::ProbeError;
 use crate::state::{RestoreError, Snapshot};
@@ -53,7 +53,7 @@ pub enum KvmDiffError {
     Probe(#[from] ProbeError),
     /// No second machine.
     #[error(transparent)]
-    Memory(#[from] MemoryError),
+    Memory(#[from] RamError),
     /// The interpreter's machine could not be saved or set back.
     #[error(transparent)]
     Restore(#[from] RestoreError),
@@ -137,7 +137,7 @@ pub fn compare_with_kvm(
     let mut pair = Pair::new(leader)?;
     loop {
         let before = pair.compared;
-        let end = limit.min(pair.leader.place().saturating_add(stride.max(1)));
+        let end = limit.min(pair.leader.icount().saturating_add(stride.max(1)));
         let stretch = pair.stretch(end, false)?;
         let ended = matches!(stretch, Stretch::Ended);
         let found = match stretch {
@@ -208,7 +208,7 @@ impl Pair {
         }
         let follower = Follower::new(&leader)?;
         let base = leader.save()?;
-        let place = leader.place();
+        let place = leader.icount();
         let mut pair = Self {
             leader,
             follower,
@@ -237,10 +237,10 @@ impl Pair {
 
     /// Runs both until the interpreter is at `end`; `closely`: with a full look after each step.
     fn stretch(&mut self, end: u64, closely: bool) -> Result<Stretch, KvmDiffError> {
-        while self.leader.place() < end {
+        while self.leader.icount() < end {
             let before = self.state();
             let events = self.leader.delivered();
-            let place = self.leader.place();
+            let place = self.leader.icount();
             // It may change its own bytes.
             let linear = before.seg[seg::CS].base.wrapping_add(before.rip);
             let memory = &self.leader.board().ram.map;
@@ -273,7 +273,7 @@ impl Pair {
                 let step = Some(Box::new(step));
                 return Ok(Stretch::Different(Found { step, differences }));
             }
-            self.compared.place = self.leader.place();
+            self.compared.place = self.leader.icount();
         }
         Ok(Stretch::Reached)
     }
@@ -303,7 +303,9 @@ impl Pair {
                 return Ok(Vec::new());
             }
             Plan::Step => GuestDebug::STEP,
-            Plan::Until(rip) => GuestDebug::until(after.seg[seg::CS].base.wrapping_add(rip)),
+            Plan::Until(rip) => {
+                GuestDebug::execute_breakpoint(after.seg[seg::CS].base.wrapping_add(rip))
+            }
         };
         match self.follower.execute(&stop, before.rip, after.rip)? {
             follower::Executed::Outside => {
@@ -393,8 +395,8 @@ impl Pair {
         end: u64,
         found: Found,
     ) -> Result<KvmVerdict, KvmDiffError> {
-        let seen = self.leader.place();
-        let first = self.base.retired();
+        let seen = self.leader.icount();
+        let first = self.base.icount();
         self.compared = Compared {
             place: first,
             ..before
@@ -406,7 +408,7 @@ impl Pair {
             Stretch::Reached | Stretch::Ended => found,
         };
         let place = match &found.step {
-            Some(_) => self.leader.place(),
+            Some(_) => self.leader.icount(),
             None => seen,
         };
         let ours = self.state();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use kvm_bindings::{KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP};
 use kvm_ioctls::SyncReg;
 
-use crate::kvm::tiny::thread_time;
+use crate::host_clock::thread_cpu_time;
 use crate::probe::code::code;
 use crate::probe::finding::{Finding, Probe};
 use crate::probe::guest::{Bench, Guest, IF, Level, Named, Refused, Stop};
@@ -42,9 +42,9 @@ pub(in crate::probe) const PROBES: &[Probe] = &[
         "one OUT exit at CPL0 with all sync regs",
         |b| {
             let mut guest = b.guest(Level::Kernel, writes_for_ever())?;
-            guest.tiny.vcpu.set_sync_valid_reg(SyncReg::Register);
-            guest.tiny.vcpu.set_sync_valid_reg(SyncReg::SystemRegister);
-            guest.tiny.vcpu.set_sync_valid_reg(SyncReg::VcpuEvents);
+            guest.tiny.sync_at_exit(SyncReg::Register);
+            guest.tiny.sync_at_exit(SyncReg::SystemRegister);
+            guest.tiny.sync_at_exit(SyncReg::VcpuEvents);
             exits(guest)
         },
     ),
@@ -80,9 +80,9 @@ fn speed(bench: &Bench, level: Level) -> Result<Finding, Refused> {
     let mut guest = bench.guest(level, counts())?;
     // Bochs' emulated VMX keeps the host's timer from a guest that loops with IF clear.
     guest.edit_regs(|regs| regs.rflags |= IF)?;
-    let start = thread_time();
+    let start = thread_cpu_time();
     let stop = guest.run_for(RUN);
-    let elapsed = thread_time().saturating_sub(start);
+    let elapsed = thread_cpu_time().saturating_sub(start);
     if stop != Stop::Hung {
         return Ok(Finding::broken(stop));
     }

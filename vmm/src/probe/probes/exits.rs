@@ -272,7 +272,11 @@ fn cpuid(bench: &Bench) -> Result<Finding, Refused> {
     let mut wrong = Vec::new();
     for level in [Level::Kernel, Level::User] {
         let mut guest = bench.guest(level, reads_cpuid())?;
-        guest.tiny.vcpu.set_cpuid2(&cpuid).named("KVM_SET_CPUID2")?;
+        guest
+            .tiny
+            .vcpu()
+            .set_cpuid2(&cpuid)
+            .named("KVM_SET_CPUID2")?;
         let stop = guest.run();
         let rbx = guest.regs()?.rbx;
         if stop != Stop::Done {
@@ -317,14 +321,14 @@ fn sync_regs(bench: &Bench) -> Result<Finding, Refused> {
         return Ok(Finding::absent("not offered"));
     }
     let mut guest = bench.guest(Level::Kernel, leaves())?;
-    guest.tiny.vcpu.set_sync_valid_reg(SyncReg::Register);
-    guest.tiny.vcpu.set_sync_valid_reg(SyncReg::SystemRegister);
-    guest.tiny.vcpu.set_sync_valid_reg(SyncReg::VcpuEvents);
+    guest.tiny.sync_at_exit(SyncReg::Register);
+    guest.tiny.sync_at_exit(SyncReg::SystemRegister);
+    guest.tiny.sync_at_exit(SyncReg::VcpuEvents);
     let stop = guest.run();
     if stop != Stop::Done {
         return Ok(Finding::broken(stop));
     }
-    let synced = guest.tiny.vcpu.sync_regs();
+    let synced = guest.tiny.sync_regs();
     let (regs, sregs) = (guest.regs()?, guest.sregs()?);
     Ok(
         if synced.regs.rax == regs.rax
@@ -342,7 +346,7 @@ fn sync_regs(bench: &Bench) -> Result<Finding, Refused> {
 
 fn sync_pending_in(bench: &Bench) -> Result<Finding, Refused> {
     let mut guest = bench.guest(Level::Kernel, reads_port())?;
-    guest.tiny.vcpu.set_sync_valid_reg(SyncReg::Register);
+    guest.tiny.sync_at_exit(SyncReg::Register);
     let stop = guest.run();
     if stop
         != (Stop::In {
@@ -352,7 +356,7 @@ fn sync_pending_in(bench: &Bench) -> Result<Finding, Refused> {
     {
         return Ok(Finding::broken(stop));
     }
-    let run = guest.tiny.vcpu.get_kvm_run();
+    let run = guest.tiny.kvm_run();
     run.kvm_dirty_regs |= u64::from(KVM_SYNC_X86_REGS);
     let stop = guest.run();
     let rax = guest.regs()?.rax;
@@ -366,7 +370,7 @@ fn sync_pending_in(bench: &Bench) -> Result<Finding, Refused> {
 fn prefault(bench: &Bench) -> Result<Finding, Refused> {
     let guest = bench.guest(Level::Kernel, leaves())?;
     Ok(
-        match ioctls::pre_fault_memory(&guest.tiny.vcpu, 0, 0x1000) {
+        match ioctls::pre_fault_memory(guest.tiny.vcpu(), 0, 0x1000) {
             Ok(0) => Finding::works("works"),
             Ok(left) => Finding::differs(format!("leaves {left:#x} bytes")),
             Err(error) => Finding::absent(format!("KVM refuses: {error}")),

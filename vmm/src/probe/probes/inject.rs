@@ -57,7 +57,7 @@ pub(in crate::probe) const PROBES: &[Probe] = &[
         "KVM_NMI without an in-kernel interrupt controller",
         |b| {
             let mut guest = b.guest(Level::Kernel, runs())?;
-            guest.tiny.vcpu.nmi().named("KVM_NMI")?;
+            guest.tiny.vcpu().nmi().named("KVM_NMI")?;
             Ok(arrives(&mut guest, 2))
         },
     ),
@@ -67,7 +67,7 @@ pub(in crate::probe) const PROBES: &[Probe] = &[
         |b| {
             let mut guest = b.guest(Level::Kernel, runs())?;
             guest.edit_regs(|regs| regs.rflags |= IF)?;
-            ioctls::interrupt(&guest.tiny.vcpu, INTERRUPT).named("KVM_INTERRUPT")?;
+            ioctls::interrupt(guest.tiny.vcpu(), INTERRUPT).named("KVM_INTERRUPT")?;
             Ok(arrives(&mut guest, u64::from(INTERRUPT)))
         },
     ),
@@ -118,7 +118,7 @@ fn by_events(
     let mut guest = bench.guest_in(Level::Kernel, runs(), |vm| vm.enable_cap(&enable))?;
     let mut events = guest
         .tiny
-        .vcpu
+        .vcpu()
         .get_vcpu_events()
         .named("KVM_GET_VCPU_EVENTS")?;
     events.flags |= KVM_VCPUEVENT_VALID_PAYLOAD;
@@ -130,7 +130,7 @@ fn by_events(
     events.exception_payload = payload.unwrap_or(0);
     guest
         .tiny
-        .vcpu
+        .vcpu()
         .set_vcpu_events(&events)
         .named("KVM_SET_VCPU_EVENTS")?;
     let (trap, rip) = match guest.run() {
@@ -169,7 +169,7 @@ fn by_events(
 
 fn window(bench: &Bench, code: Code) -> Result<Finding, Refused> {
     let mut guest = bench.guest(Level::Kernel, code)?;
-    guest.tiny.vcpu.get_kvm_run().request_interrupt_window = 1;
+    guest.tiny.kvm_run().request_interrupt_window = 1;
     Ok(match guest.run() {
         Stop::InterruptWindow => match guest.regs()?.rax {
             0 | 1 => Finding::works("exits at once"),
@@ -181,15 +181,15 @@ fn window(bench: &Bench, code: Code) -> Result<Finding, Refused> {
 }
 
 fn irqchip(bench: &Bench) -> Result<Finding, Refused> {
-    let guest = bench.guest_in(Level::Kernel, runs(), kvm_ioctls::VmFd::create_irq_chip)?;
+    let guest = bench.guest_in(Level::Kernel, runs(), |vm| vm.create_irq_chip())?;
     let event = EventFd::new(0).named("eventfd")?;
-    guest.tiny.vm.register_irqfd(&event, 4).named("KVM_IRQFD")?;
+    guest.tiny.register_irqfd(&event, 4).named("KVM_IRQFD")?;
     let msi = kvm_msi {
         address_lo: 0xfee0_0000,
         data: u32::from(INTERRUPT),
         ..Default::default()
     };
-    let delivered = guest.tiny.vm.signal_msi(msi).named("KVM_SIGNAL_MSI")?;
+    let delivered = guest.tiny.signal_msi(msi).named("KVM_SIGNAL_MSI")?;
     // The APIC is still disabled, so the guest may block the message; the call is what counts.
     Ok(Finding::works(if delivered > 0 {
         "accepted, MSI delivered"
@@ -200,7 +200,7 @@ fn irqchip(bench: &Bench) -> Result<Finding, Refused> {
 
 fn smi(bench: &Bench) -> Result<Finding, Refused> {
     let mut guest = bench.guest(Level::Kernel, runs())?;
-    if let Err(error) = guest.tiny.vcpu.smi() {
+    if let Err(error) = guest.tiny.vcpu().smi() {
         let error = std::io::Error::from(error);
         return Ok(if error.raw_os_error() == Some(libc::ENOTTY) {
             Finding::absent("KVM_SMI: ENOTTY")
@@ -209,7 +209,7 @@ fn smi(bench: &Bench) -> Result<Finding, Refused> {
         });
     }
     Ok(match guest.run() {
-        Stop::Done if guest.tiny.vcpu.get_kvm_run().flags & 1 != 0 => match guest.run() {
+        Stop::Done if guest.tiny.kvm_run().flags & 1 != 0 => match guest.run() {
             Stop::Done => Finding::works("handler runs in SMM; RSM returns"),
             stop => Finding::broken(format!("handler runs in SMM; then {stop}")),
         },

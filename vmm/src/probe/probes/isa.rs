@@ -194,7 +194,7 @@ fn enable_xsave(guest: &Guest<'_>, xcr0: u64) -> Result<(), Refused> {
         ..Default::default()
     };
     xcrs.xcrs[0].value = xcr0;
-    guest.tiny.vcpu.set_xcrs(&xcrs).named("KVM_SET_XCRS")
+    guest.tiny.vcpu().set_xcrs(&xcrs).named("KVM_SET_XCRS")
 }
 
 fn judge(works: &[&str], failures: &[Failure], offered: bool) -> Finding {

@@ -61,15 +61,15 @@ fn rdtsc(guest: &mut Guest<'_>) -> Result<Result<u64, Stop>, Refused> {
 
 fn tsc_offset(bench: &Bench) -> Result<Finding, Refused> {
     let mut guest = bench.guest(Level::Kernel, reads_tsc())?;
-    if !ioctls::has_tsc_offset(&guest.tiny.vcpu) {
+    if !ioctls::has_tsc_offset(guest.tiny.vcpu()) {
         return Ok(Finding::absent("no such attribute"));
     }
     let before = match rdtsc(&mut guest)? {
         Ok(tsc) => tsc,
         Err(stop) => return Ok(Finding::broken(stop)),
     };
-    let offset = ioctls::tsc_offset(&guest.tiny.vcpu).named("KVM_GET_DEVICE_ATTR")?;
-    ioctls::set_tsc_offset(&guest.tiny.vcpu, offset.wrapping_add(JUMP))
+    let offset = ioctls::tsc_offset(guest.tiny.vcpu()).named("KVM_GET_DEVICE_ATTR")?;
+    ioctls::set_tsc_offset(guest.tiny.vcpu(), offset.wrapping_add(JUMP))
         .named("KVM_SET_DEVICE_ATTR")?;
     let host = read_tsc();
     Ok(match rdtsc(&mut guest)? {
@@ -135,7 +135,11 @@ fn deadline(bench: &Bench) -> Result<Finding, Refused> {
     {
         entry.ecx |= TSC_DEADLINE;
     }
-    guest.tiny.vcpu.set_cpuid2(&cpuid).named("KVM_SET_CPUID2")?;
+    guest
+        .tiny
+        .vcpu()
+        .set_cpuid2(&cpuid)
+        .named("KVM_SET_CPUID2")?;
     Ok(match guest.run() {
         Stop::Wrmsr {
             index: IA32_TSC_DEADLINE,

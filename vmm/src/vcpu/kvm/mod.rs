@@ -304,7 +304,7 @@ impl KvmVcpu {
             }
         }
         self.look(access)?;
-        let stepped = access.is_some() && self.fd.at_exit().regs.rflags & FLAG_TF != 0;
+        let stepped = access.is_some() && self.fd.regs_at_exit().regs.rflags & FLAG_TF != 0;
         if stepped || self.met != 0 {
             self.trap(stepped)?;
         }
@@ -340,7 +340,7 @@ impl KvmVcpu {
 
     /// General registers without the flags that stepping changes.
     fn plain_registers(&self) -> Result<kvm_regs, KvmError> {
-        let mut registers = self.fd.general()?;
+        let mut registers = self.fd.general_registers()?;
         registers.rflags &= !(FLAG_TF | FLAG_RF);
         Ok(registers)
     }
@@ -405,7 +405,7 @@ impl KvmVcpu {
         if self.guest_debug_regs.holder() == DebugRegsOwner::Us {
             return Ok(());
         }
-        let cr4 = self.fd.at_exit().sregs.cr4;
+        let cr4 = self.fd.regs_at_exit().sregs.cr4;
         if !self.guest_debug_regs.looks(access, cr4) {
             return Ok(());
         }
@@ -428,7 +428,7 @@ impl KvmVcpu {
     fn trap(&mut self, stepped: bool) -> Result<(), KvmError> {
         self.complete()?;
         let mut conditions = Dr6::from_bits_retain(std::mem::take(&mut self.met));
-        match self.fd.waiting_exception()? {
+        match self.fd.pending_exception()? {
             Some(DB) if conditions.is_empty() => return Ok(()),
             Some(DB) | None => {}
             // It was not completed.
@@ -473,7 +473,7 @@ impl KvmVcpu {
         }
         if pending.nmi && irq.take_nmi(id) {
             tracing::trace!(target: "irq", "cpu {id} NMI");
-            self.fd.nmi()?;
+            self.fd.inject_nmi()?;
             self.activity = Activity::Running;
         }
         self.offer_interrupt(pending, &board)?;
@@ -497,7 +497,7 @@ impl KvmVcpu {
             if let Some(vector) = board.buses.irq.acknowledge(id) {
                 tracing::trace!(target: "irq", "cpu {id} interrupt {vector:#x}");
                 self.model.record(RecordedKind::Interrupt { vector });
-                self.fd.interrupt(vector)?;
+                self.fd.inject_interrupt(vector)?;
                 // KVM takes no second one before it runs.
                 self.takes_interrupt = Some(false);
                 self.activity = Activity::Running;

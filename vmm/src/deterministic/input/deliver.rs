@@ -1,34 +1,35 @@
-//! What comes to a deterministic machine from outside: input, and time while nobody runs.
+//! Delivers input to a deterministic machine, and advances its clock while all vCPUs are halted.
 
 use std::time::Duration;
 
 use hindsight_devices::clock::Ticks;
 
-use super::DeterministicMachine;
-use crate::deterministic::input_log::InputEvent;
+use super::log::InputEvent;
+use crate::deterministic::machine::DeterministicMachine;
 use crate::vcpu::crash::CrashCause;
 use crate::vcpu::interp::run_log::LoggedEvent;
 use crate::vcpu::run_control::RunError;
 
 impl DeterministicMachine {
-    /// Nobody runs: the clock goes to the next timer, or to the next input if that comes first.
-    /// `false`: neither can come.
-    pub(super) fn let_time_pass(&mut self) -> bool {
+    /// All vCPUs are halted: advances the clock to the next timer or input, whichever is earlier.
+    ///
+    /// Returns `false` if neither can come, which ends the run.
+    pub(in crate::deterministic) fn advance_idle_clock(&mut self) -> bool {
         let board = &self.board;
         let now = board.time.clock.now();
         let due = board.buses.irq.next_event();
-        let known = self.feed.known(self.schedule.inputs);
-        let to = match known {
+        let logged = self.feed.logged(self.schedule.inputs);
+        let to = match logged {
             Some(input) if input.round == self.schedule.round => {
                 Some(input.ticks.min(due.unwrap_or(u64::MAX)))
             }
             Some(_) => due,
-            None => self.await_input(now, due),
+            None => self.await_live_input(now, due),
         };
         let Some(to) = to else {
             let board = board.clone();
             if let Some(first) = self.vcpus.first_mut() {
-                first.cannot_go_on(&board, CrashCause::Asleep);
+                first.end_in_crash(&board, CrashCause::Asleep);
             }
             return false;
         };
@@ -37,8 +38,10 @@ impl DeterministicMachine {
         true
     }
 
-    /// Where input is recorded, time passes as on the host while nothing runs: up to which tick.
-    fn await_input(&self, now: Ticks, due: Option<Ticks>) -> Option<Ticks> {
+    /// Waits for live input or the next timer, and returns to which tick to advance the clock.
+    ///
+    /// While input is recorded and all vCPUs are halted, the clock follows the host's.
+    fn await_live_input(&self, now: Ticks, due: Option<Ticks>) -> Option<Ticks> {
         let board = &self.board;
         let nanos = |ticks| Duration::from_nanos(board.time.clock.ns_from_ticks(ticks));
         let limit = due.map(|due| nanos(due.saturating_sub(now)));
@@ -54,36 +57,37 @@ impl DeterministicMachine {
         Some(woken.min(due.unwrap_or(u64::MAX)))
     }
 
-    /// At the beginning of a round: takes the input that comes here. `false`: it ends the run.
-    pub(super) fn take_input(&mut self) -> bool {
+    /// At the beginning of a round, delivers the input that is due. Returns `false` if that ends the
+    /// run.
+    pub(in crate::deterministic) fn deliver_input(&mut self) -> bool {
         if (self.schedule.turn, self.schedule.used) != (0, 0) {
             return true;
         }
-        let place = (
+        let now = (
             self.schedule.round,
-            self.place(),
+            self.icount(),
             self.board.time.clock.now(),
         );
         loop {
-            let recorded = self.feed.known(self.schedule.inputs).is_some();
-            let event = match self.feed.known(self.schedule.inputs) {
-                Some(input) if input.round > place.0 => return true,
-                Some(input) if (input.round, input.place, input.ticks) != place => {
-                    return self.lost_input(place);
+            let replayed = self.feed.logged(self.schedule.inputs).is_some();
+            let event = match self.feed.logged(self.schedule.inputs) {
+                Some(input) if input.round > now.0 => return true,
+                Some(input) if (input.round, input.icount, input.ticks) != now => {
+                    return self.refuse_input(now);
                 }
                 Some(input) => {
                     let event = input.event.clone();
                     if let InputEvent::Serial(bytes) = &event
                         && self.board.buses.serial_input(bytes) != bytes.len()
                     {
-                        return self.lost_input(place);
+                        return self.refuse_input(now);
                     }
                     event
                 }
                 None => {
                     let board = self.board.clone();
                     let accept = |bytes: &[u8]| board.buses.serial_input(bytes);
-                    match self.feed.take_live(place, accept) {
+                    match self.feed.take_live(now, accept) {
                         Ok(None) => return true,
                         Ok(Some(event)) => event,
                         Err(error) => return self.fail(RunError::InputLog(error)),
@@ -96,21 +100,21 @@ impl DeterministicMachine {
                 InputEvent::Quit => &[],
             };
             if let Some(first) = self.vcpus.first_mut() {
-                first.note(LoggedEvent::Input, self.schedule.inputs, bytes);
+                first.log_event(LoggedEvent::Input, self.schedule.inputs, bytes);
             }
             if event == InputEvent::Quit {
-                self.board.run.finish_by_input(recorded);
+                self.board.run.finish_by_input(replayed);
                 return false;
             }
         }
     }
 
-    /// The log says what cannot be in this run.
-    fn lost_input(&self, (round, place, ticks): (u64, u64, Ticks)) -> bool {
-        let entry = self.feed.known(self.schedule.inputs);
+    /// Ends the run because the next entry of the log does not belong to this run.
+    fn refuse_input(&self, (round, icount, ticks): (u64, u64, Ticks)) -> bool {
+        let entry = self.feed.logged(self.schedule.inputs);
         self.fail(RunError::ForeignInput {
             round,
-            icount: place,
+            icount,
             ticks,
             entry: entry.map(ToString::to_string).unwrap_or_default(),
         })
