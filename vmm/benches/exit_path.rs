@@ -24,7 +24,7 @@ use anyhow::{Context, bail};
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::profile::Profile;
 use hindsight_regs::msr::IA32_SYSENTER_CS;
-use hindsight_vmm::boot::{Mode, Plan, Protocol};
+use hindsight_vmm::boot::{EntryMode, LoadRequest, Protocol};
 use hindsight_vmm::kvm::KvmDevice;
 use hindsight_vmm::kvm::host_support::HostKvm;
 use hindsight_vmm::kvm::tiny_vm::TinyVm;
@@ -152,13 +152,13 @@ const CONFIG: Config = Config {
     engine: Engine::Kvm,
 };
 
-fn plan(code: &[u8]) -> Plan<'_> {
-    Plan {
+fn plan(code: &[u8]) -> LoadRequest<'_> {
+    LoadRequest {
         image: code,
         protocol: Some(Protocol::Flat),
         load_address: Some(LOAD_ADDRESS),
-        mode: Some(Mode::Protected),
-        ..Plan::default()
+        mode: Some(EntryMode::Protected),
+        ..LoadRequest::default()
     }
 }
 

@@ -192,27 +192,24 @@ fn bad_input_is_one_line_and_status_two_and_leaves_nothing() {
         (&[], "<IMAGE>"),
         (&["spin", "--bogus"], "unexpected argument '--bogus'"),
         (&["empty"], "the image is empty"),
-        (&["text"], "cannot tell what the image is"),
+        (&["text"], "the image's format is unknown"),
         (&["elf-cut"], "ELF"),
         (&["elf-bad"], "ELF"),
-        (&["gzip"], "unpack it first"),
+        (&["gzip"], "decompress it first"),
         (&["linux-cut"], "Linux image"),
         (&["multiboot-cut"], "multiboot"),
         (&["spin", "--protocol", "pvh"], "not ELF"),
         (&["spin", "--protocol", "linux"], "no boot header"),
         (&["spin", "--protocol", "x"], "[possible values: auto"),
         (&["spin", "--mode", "x"], "real, protected, long"),
-        (
-            &["big", "--mode", "long", "-m", "8M"],
-            "needs 0x1000000 bytes",
-        ),
+        (&["big", "--mode", "long", "-m", "8M"], "it needs 16 MiB"),
         (
             &["spin", "--mode", "long", "--load-address", "0xe0000"],
             "overlaps",
         ),
         (
             &["spin", "--load-address", "0xfffffffffffffff0"],
-            "not within the RAM",
+            "does not fit in guest memory",
         ),
         (&["spin", "--load-address", "x"], "not a number"),
         (
@@ -221,7 +218,7 @@ fn bad_input_is_one_line_and_status_two_and_leaves_nothing() {
         ),
         (
             &["spin", "--mode", "real", "--initrd", "big"],
-            "--initrd does not go with",
+            "--initrd cannot be used with",
         ),
         (
             &["multiboot", "--initrd", "missing"],
@@ -229,11 +226,11 @@ fn bad_input_is_one_line_and_status_two_and_leaves_nothing() {
         ),
         (
             &["multiboot", "-m", "8M", "--initrd", "big"],
-            "no room for the 0x1000000 bytes",
+            "it needs 16 MiB",
         ),
         (
             &["multiboot", "-m", "8M", "--module", "big=x"],
-            "no room for the 0x1000000 bytes",
+            "it needs 16 MiB",
         ),
         (
             &["multiboot", "--module", "missing"],

@@ -4,7 +4,7 @@ use std::time::Duration;
 use std::{fs, io};
 
 use hindsight_cpu::cpuid::CpuModel;
-use hindsight_vmm::boot::{Mode, Plan, Protocol};
+use hindsight_vmm::boot::{EntryMode, LoadRequest, Protocol};
 use hindsight_vmm::kvm::{self, KvmDevice};
 use hindsight_vmm::machine::{Config, Machine};
 use hindsight_vmm::platform::Sinks;
@@ -42,11 +42,11 @@ fn fifty_machines_leave_nothing_behind() {
             cpu: CpuModel::SkylakeServer.into(),
             engine: Engine::Kvm,
         };
-        let plan = Plan {
+        let plan = LoadRequest {
             image: &image,
             protocol: Some(Protocol::Flat),
-            mode: Some(Mode::Long),
-            ..Plan::default()
+            mode: Some(EntryMode::Long),
+            ..LoadRequest::default()
         };
         let sinks = Sinks {
             serial: Box::new(io::sink()),

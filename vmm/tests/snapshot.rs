@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hindsight_cpu::cpuid::CpuModel;
-use hindsight_vmm::boot::Plan;
-use hindsight_vmm::deterministic::{StopHandle, DeterministicMachine, RunStop};
+use hindsight_vmm::boot::LoadRequest;
 use hindsight_vmm::deterministic::{CheckpointLimits, Timeline};
+use hindsight_vmm::deterministic::{DeterministicMachine, RunStop, StopHandle};
 use hindsight_vmm::harness::BUILTIN_PAYLOADS;
 use hindsight_vmm::machine::{Config, Prepared};
 use hindsight_vmm::platform::Sinks;
@@ -22,14 +22,14 @@ fn machine(payload: &str, cpus: usize, seed: u64) -> DeterministicMachine {
         .iter()
         .find(|(name, _)| *name == payload)
         .expect("the payload is built in");
-    let plan = Plan {
+    let plan = LoadRequest {
         image,
-        ..Plan::default()
+        ..LoadRequest::default()
     };
     build(&plan, 16 << 20, cpus, seed)
 }
 
-fn build(plan: &Plan<'_>, memory: u64, cpus: usize, seed: u64) -> DeterministicMachine {
+fn build(plan: &LoadRequest<'_>, memory: u64, cpus: usize, seed: u64) -> DeterministicMachine {
     let config = Config {
         memory,
         huge_pages: false,
@@ -53,7 +53,10 @@ fn finish(machine: &mut DeterministicMachine) -> (u128, u64) {
     assert_eq!(machine.run_to(u64::MAX), RunStop::Ended);
     let outcome = machine.take_outcome();
     assert!(matches!(outcome, Some(Outcome::Exit(0))), "{outcome:?}");
-    (machine.hash().expect("memory can be read"), machine.icount())
+    (
+        machine.hash().expect("memory can be read"),
+        machine.icount(),
+    )
 }
 
 /// Places all over a run of `end` instructions, many of them close together.
@@ -282,11 +285,11 @@ fn linux(cpus: usize, seed: u64) -> DeterministicMachine {
         std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     };
     let (kernel, initrd) = (file("vmlinuz"), file("initrd.gz"));
-    let plan = Plan {
+    let plan = LoadRequest {
         image: &kernel,
         initrd: Some(&initrd),
         cmdline: b"console=ttyS0 quiet panic=-1 hindsight.selftest".to_vec(),
-        ..Plan::default()
+        ..LoadRequest::default()
     };
     build(&plan, 256 << 20, cpus, seed)
 }

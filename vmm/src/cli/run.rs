@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::profile::{Profile, ProfileError};
 
-use crate::boot::{Mode, Module, Plan, Protocol};
+use crate::boot::{BootModule, EntryMode, LoadRequest, Protocol};
 use crate::cli::{Status, gdb, trace};
 use crate::console::{self, Backend, Console, Releaser};
 use crate::deterministic::DeterministicMachine;
@@ -293,8 +293,8 @@ impl Files {
         })
     }
 
-    fn plan<'a>(&'a self, args: &RunArgs) -> Plan<'a> {
-        Plan {
+    fn plan<'a>(&'a self, args: &RunArgs) -> LoadRequest<'a> {
+        LoadRequest {
             image: &self.image,
             protocol: match args.protocol {
                 ProtocolArg::Auto => None,
@@ -310,7 +310,7 @@ impl Files {
             modules: self
                 .modules
                 .iter()
-                .map(|module| Module {
+                .map(|module| BootModule {
                     data: &module.data,
                     args: module.args.clone().into_bytes(),
                     name: module.name.clone(),
@@ -320,9 +320,9 @@ impl Files {
             load_address: args.load_address,
             entry: args.entry,
             mode: args.mode.map(|mode| match mode {
-                ModeArg::Real => Mode::Real,
-                ModeArg::Protected => Mode::Protected,
-                ModeArg::Long => Mode::Long,
+                ModeArg::Real => EntryMode::Real,
+                ModeArg::Protected => EntryMode::Protected,
+                ModeArg::Long => EntryMode::Long,
             }),
         }
     }

@@ -8,7 +8,7 @@ use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::msr::MsrConfig;
 use thiserror::Error;
 
-use crate::boot::Plan;
+use crate::boot::LoadRequest;
 use crate::demo::log::{self, Branch, Picture, Record};
 use crate::demo::symbols::Symbols;
 use crate::harness::BUILTIN_PAYLOADS;
@@ -78,9 +78,9 @@ pub fn run(engine: Engine, host: Option<&kvm::KvmDevice>) -> Result<Run, DemoErr
         cpu: CpuModel::SkylakeServer.into(),
         engine,
     };
-    let plan = Plan {
+    let plan = LoadRequest {
         image,
-        ..Plan::default()
+        ..LoadRequest::default()
     };
     let sinks = Sinks {
         serial: Box::new(io::sink()),

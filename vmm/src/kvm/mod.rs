@@ -10,6 +10,7 @@ mod error;
 pub mod exit;
 mod filter;
 pub mod host_support;
+mod immediate_exit;
 pub mod ioctls;
 pub mod kick;
 pub mod kick_timer;

@@ -18,7 +18,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::features::{available, executed_by_both};
 use super::{CPUS_MAX, Machine, MachineError};
-use crate::boot::{self, Loaded, Plan, Protocol};
+use crate::boot::{self, LoadRequest, LoadedImage, Protocol};
 use crate::kvm::vcpu::KvmVcpuFd;
 use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
@@ -58,7 +58,7 @@ pub struct Prepared {
     config: Config,
     layout: Layout,
     memory: GuestMemoryMmap,
-    loaded: Loaded,
+    loaded: LoadedImage,
     seed: Option<u64>,
     policy: Option<EnginePolicy>,
     forced: Option<ForcedSwitch>,
@@ -72,13 +72,13 @@ impl Prepared {
     ///
     /// When the configuration is impossible, the host does not have the memory, or the image cannot
     /// be booted.
-    pub fn new(config: &Config, plan: &Plan<'_>) -> Result<Self, MachineError> {
+    pub fn new(config: &Config, plan: &LoadRequest<'_>) -> Result<Self, MachineError> {
         if !(1..=CPUS_MAX).contains(&config.cpus) {
             return Err(MachineError::Cpus(config.cpus));
         }
         let layout = Layout::new(config.memory)?;
         let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
-        let layout = boot::acpi::place(&memory, layout, config.cpus)?;
+        let layout = boot::acpi::write_tables(&memory, layout, config.cpus)?;
         let loaded = boot::load(&memory, &layout, plan)?;
         Ok(Self {
             config: config.clone(),
@@ -216,7 +216,7 @@ impl KvmParts {
     fn into_vcpus(
         self,
         board: &Board,
-        loaded: &Loaded,
+        loaded: &LoadedImage,
         model: impl Fn(usize) -> VcpuModel,
     ) -> Result<Vec<Vcpu>, MachineError> {
         let vcpus = self.vcpus.into_iter().zip(0_u32..).enumerate();
@@ -233,7 +233,7 @@ impl KvmParts {
 fn interp_vcpus(
     cpus: usize,
     board: &Board,
-    loaded: &Loaded,
+    loaded: &LoadedImage,
     seed: Option<u64>,
     model: impl Fn(usize) -> VcpuModel,
 ) -> Result<Vec<Vcpu>, MachineError> {
@@ -348,7 +348,7 @@ impl BoardBuilder<'_> {
 
 /// The state in which vCPU `id` starts: the boot processor as the boot protocol says, the others wait
 /// for a start-up IPI.
-fn first_state(id: usize, loaded: &Loaded, cpuid: &CpuidTable) -> CpuState {
+fn first_state(id: usize, loaded: &LoadedImage, cpuid: &CpuidTable) -> CpuState {
     if id == 0 {
         return loaded.state.clone();
     }

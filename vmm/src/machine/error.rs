@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use super::CPUS_MAX;
 use crate::boot::BootError;
-use crate::boot::acpi::PlaceError;
+use crate::boot::acpi::AcpiTablesError;
 use crate::kvm::KvmError;
 use crate::memory::RamError;
 use crate::memory::layout::LayoutError;
@@ -24,7 +24,7 @@ pub enum MachineError {
     Layout(#[from] LayoutError),
     /// The ACPI tables cannot be placed.
     #[error(transparent)]
-    Acpi(#[from] PlaceError),
+    Acpi(#[from] AcpiTablesError),
     /// Guest memory could not be allocated.
     #[error(transparent)]
     Memory(#[from] RamError),

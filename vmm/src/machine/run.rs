@@ -8,7 +8,7 @@ use hindsight_cpu::state::seg;
 
 use super::builder::{Config, Prepared};
 use super::{MachineError, timer};
-use crate::boot::{Loaded, Plan};
+use crate::boot::{LoadRequest, LoadedImage};
 use crate::console::Deliver;
 use crate::deterministic::input::InputFeed;
 use crate::deterministic::{self, CheckpointLimits, DeterministicMachine};
@@ -31,7 +31,7 @@ pub struct Machine {
     /// [`Machine::run`] does not resume it.
     starts_paused: bool,
     checkpoints: CheckpointLimits,
-    loaded: Loaded,
+    loaded: LoadedImage,
 }
 
 impl Machine {
@@ -45,7 +45,7 @@ impl Machine {
     pub fn new(
         host: Option<&kvm::KvmDevice>,
         config: &Config,
-        plan: &Plan<'_>,
+        plan: &LoadRequest<'_>,
         sinks: Sinks,
     ) -> Result<Self, MachineError> {
         Prepared::new(config, plan)?.build(host, sinks)
@@ -55,7 +55,7 @@ impl Machine {
         board: Arc<Board>,
         vcpus: Vec<Vcpu>,
         deterministic: bool,
-        loaded: Loaded,
+        loaded: LoadedImage,
     ) -> Self {
         Self {
             board,
@@ -95,7 +95,7 @@ impl Machine {
     }
 
     /// What was loaded where in guest memory.
-    pub const fn loaded(&self) -> &Loaded {
+    pub const fn loaded(&self) -> &LoadedImage {
         &self.loaded
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hindsight_vmm::boot::Mode;
+use hindsight_vmm::boot::EntryMode;
 use hindsight_vmm::vcpu::engine::ForcedSwitch;
 use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::code_asm::*;
@@ -48,7 +48,7 @@ fn guest_that_arms_is_observed_at_once_and_goes_back_when_it_disarmed() {
         return;
     }
     let image = recording_guest();
-    let guest = Running::start_machine(machine_changing(&image, Mode::Long, 1, None));
+    let guest = Running::start_machine(machine_changing(&image, EntryMode::Long, 1, None));
     guest.wait_for(FROM, 1);
     // Four instructions of WRMSR, 5 + 5 + 5 + 2 bytes: the jump is behind them.
     assert_eq!(guest.word(FROM), super::guest::LONG + 17);
@@ -90,7 +90,7 @@ fn pause_holds_a_machine_that_keeps_changing() {
     }
     let machine = machine_changing(
         &counting_guest(),
-        Mode::Long,
+        EntryMode::Long,
         1,
         Some(ForcedSwitch::Exits(3)),
     );
@@ -134,7 +134,10 @@ fn guest_that_arms_nothing_has_not_one_exit_more() {
         assert_eq!(changes.map_or(0, |stats| stats.count()), 0);
         board.run.stats()[0].exits.to_string()
     };
-    let plain = exits(machine(&image, Mode::Long, 1));
-    assert_eq!(exits(machine_changing(&image, Mode::Long, 1, None)), plain);
+    let plain = exits(machine(&image, EntryMode::Long, 1));
+    assert_eq!(
+        exits(machine_changing(&image, EntryMode::Long, 1, None)),
+        plain
+    );
     assert!(plain.contains("WRMSR 100"), "{plain}");
 }

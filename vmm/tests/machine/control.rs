@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::guest::{COUNTERS, Running, assemble, exit, has_kvm, long, machine, wrmsr};
-use hindsight_vmm::boot::Mode;
+use hindsight_vmm::boot::EntryMode;
 use hindsight_vmm::vcpu::engine::policy::Engine;
 use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::code_asm::*;
@@ -117,7 +117,7 @@ fn machine_rung_before_its_threads_start_still_stops() {
     if !has_kvm("machine_rung_before_its_threads_start_still_stops") {
         return;
     }
-    let machine = machine(&counting(), Mode::Long, 1);
+    let machine = machine(&counting(), EntryMode::Long, 1);
     machine.board().run.vcpus.doorbell(0).ring();
     let (done, ended) = std::sync::mpsc::channel();
     thread::spawn(move || {
@@ -185,7 +185,7 @@ fn sixty_four_processors_start() {
         a.jne(again)?;
         exit(a, 0)
     });
-    let machine = machine(&image, Mode::Long, CPUS as usize);
+    let machine = machine(&image, EntryMode::Long, CPUS as usize);
     let outcome = machine.run(Some(Duration::from_secs(30)), || {}).unwrap();
     assert!(matches!(outcome, Outcome::Exit(0)), "{outcome:?}");
 }
@@ -236,7 +236,7 @@ fn running_and_halted_processors_take_init() {
         a.jb(round)?;
         exit(a, 0)
     });
-    let machine = machine(&image, Mode::Long, 3);
+    let machine = machine(&image, EntryMode::Long, 3);
     let outcome = machine.run(Some(Duration::from_secs(30)), || {}).unwrap();
     assert!(matches!(outcome, Outcome::Exit(0)), "{outcome:?}");
 }

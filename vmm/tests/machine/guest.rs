@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use hindsight_cpu::profile::Profile;
-use hindsight_vmm::boot::{Mode, Plan, Protocol};
+use hindsight_vmm::boot::{EntryMode, LoadRequest, Protocol};
 use hindsight_vmm::kvm::host_support::HostKvm;
 use hindsight_vmm::kvm::{self, KvmDevice};
 use hindsight_vmm::machine::{Config, Machine, Prepared};
@@ -118,19 +118,19 @@ pub fn with_idt(
 }
 
 /// A machine of `cpus` processors with a flat image, under KVM.
-pub fn machine(image: &[u8], mode: Mode, cpus: usize) -> Machine {
+pub fn machine(image: &[u8], mode: EntryMode, cpus: usize) -> Machine {
     machine_on(Engine::Kvm, image, mode, cpus)
 }
 
 /// As [`machine`], with either way to run.
-pub fn machine_on(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Machine {
+pub fn machine_on(engine: Engine, image: &[u8], mode: EntryMode, cpus: usize) -> Machine {
     build(prepared(engine, image, mode, cpus))
 }
 
 /// As [`machine`], in an engine that changes when the guest arms something, and `every` so often.
 pub fn machine_changing(
     image: &[u8],
-    mode: Mode,
+    mode: EntryMode,
     cpus: usize,
     forced: Option<ForcedSwitch>,
 ) -> Machine {
@@ -143,16 +143,22 @@ pub fn machine_changing(
 }
 
 /// A machine of one processor, put together as `cpu` says, in the interpreter: without KVM.
-pub fn machine_with(cpu: Profile, image: &[u8], mode: Mode) -> Machine {
+pub fn machine_with(cpu: Profile, image: &[u8], mode: EntryMode) -> Machine {
     let prepared = prepared_with(cpu, Engine::Interp, image, mode, 1);
     prepared.build(None, sinks()).unwrap()
 }
 
-fn prepared(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Prepared {
+fn prepared(engine: Engine, image: &[u8], mode: EntryMode, cpus: usize) -> Prepared {
     prepared_with(Profile::default(), engine, image, mode, cpus)
 }
 
-fn prepared_with(cpu: Profile, engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Prepared {
+fn prepared_with(
+    cpu: Profile,
+    engine: Engine,
+    image: &[u8],
+    mode: EntryMode,
+    cpus: usize,
+) -> Prepared {
     let config = Config {
         memory: MEMORY,
         huge_pages: false,
@@ -160,11 +166,11 @@ fn prepared_with(cpu: Profile, engine: Engine, image: &[u8], mode: Mode, cpus: u
         cpu,
         engine,
     };
-    let plan = Plan {
+    let plan = LoadRequest {
         image,
         protocol: Some(Protocol::Flat),
         mode: Some(mode),
-        ..Plan::default()
+        ..LoadRequest::default()
     };
     Prepared::new(&config, &plan).unwrap()
 }
@@ -197,7 +203,7 @@ pub fn run(image: &[u8], seconds: f64) -> Outcome {
     );
     let limit = Duration::from_secs_f64(seconds);
     // Not at every exit: some guests have two hundred thousand.
-    let machine = machine_changing(image, Mode::Long, 1, Some(ForcedSwitch::Exits(97)));
+    let machine = machine_changing(image, EntryMode::Long, 1, Some(ForcedSwitch::Exits(97)));
     let both = machine.run(Some(limit), || {}).unwrap();
     assert!(same(&both, &native), "in turn: {both:?}, KVM: {native:?}");
     native
@@ -206,7 +212,7 @@ pub fn run(image: &[u8], seconds: f64) -> Outcome {
 /// Runs a 64-bit image on one processor for at most `seconds`.
 pub fn run_on(engine: Engine, image: &[u8], seconds: f64) -> Outcome {
     let limit = Duration::from_secs_f64(seconds);
-    let machine = machine_on(engine, image, Mode::Long, 1);
+    let machine = machine_on(engine, image, EntryMode::Long, 1);
     machine.run(Some(limit), || {}).unwrap()
 }
 
@@ -218,7 +224,7 @@ pub struct Running {
 
 impl Running {
     pub fn start(engine: Engine, image: &[u8], cpus: usize) -> Self {
-        Self::start_machine(machine_on(engine, image, Mode::Long, cpus))
+        Self::start_machine(machine_on(engine, image, EntryMode::Long, cpus))
     }
 
     pub fn start_machine(machine: Machine) -> Self {

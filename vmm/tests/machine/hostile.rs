@@ -8,7 +8,7 @@ use super::guest::{
     with_idt, wrmsr,
 };
 use hindsight_cpu::state::Activity;
-use hindsight_vmm::boot::Mode;
+use hindsight_vmm::boot::EntryMode;
 use hindsight_vmm::vcpu::crash::CrashCause;
 use hindsight_vmm::vcpu::engine::policy::Engine;
 use hindsight_vmm::vcpu::run_control::Outcome;
@@ -389,7 +389,7 @@ fn garbage_as_code_ends_in_a_guests_ways_only() {
     }
     let limit = Some(Duration::from_millis(20));
     let engines = [Engine::Kvm, Engine::Interp];
-    let modes = [Mode::Real, Mode::Protected, Mode::Long];
+    let modes = [EntryMode::Real, EntryMode::Protected, EntryMode::Long];
     for (engine, mode) in engines.into_iter().flat_map(|e| modes.map(|m| (e, m))) {
         for seed in 0..80 {
             let name = format!("{engine:?} {mode:?} {seed}");
@@ -434,7 +434,7 @@ fn garbage_in_descriptor_and_page_tables_ends_in_a_guests_ways_only() {
         image.extend(noise(seed).take(0x1000));
         let limit = Some(Duration::from_millis(20));
         for engine in [Engine::Kvm, Engine::Interp] {
-            let machine = machine_on(engine, &image, Mode::Long, 1);
+            let machine = machine_on(engine, &image, EntryMode::Long, 1);
             let outcome = machine.run(limit, || {}).unwrap();
             assert!(
                 !matches!(outcome, Outcome::Failed(_)),
@@ -471,7 +471,7 @@ fn real_mode_code_can_leave_through_the_debug_exit_port() {
         return;
     }
     let image = assemble(16, REAL, |a| exit(a, 9));
-    let outcome = machine(&image, Mode::Real, 1);
+    let outcome = machine(&image, EntryMode::Real, 1);
     let outcome = outcome.run(Some(Duration::from_secs(10)), || {}).unwrap();
     assert_exit(&outcome, 9);
 }

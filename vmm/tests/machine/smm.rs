@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hindsight_vmm::boot::Mode;
+use hindsight_vmm::boot::EntryMode;
 use hindsight_vmm::vcpu::crash::CrashCause;
 use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::code_asm::*;
@@ -29,7 +29,7 @@ fn spoiled(writes: &[(u64, u32)]) -> Outcome {
         a.out(0xb2, al)?;
         exit(a, 7)
     });
-    let machine = machine_with("+smm".parse().unwrap(), &image, Mode::Long);
+    let machine = machine_with("+smm".parse().unwrap(), &image, EntryMode::Long);
     let memory = &machine.board().ram.map;
     memory.write_slice(&handler, GuestAddress(ENTRY)).unwrap();
     let limit = Duration::from_secs(60);

@@ -449,7 +449,7 @@ mod tests {
     use hindsight_cpu::cpuid::CpuModel;
 
     use super::*;
-    use crate::boot::Plan as BootPlan;
+    use crate::boot::LoadRequest;
     use crate::harness::BUILTIN_PAYLOADS;
     use crate::machine::{Config, Prepared};
     use crate::platform::Sinks;
@@ -459,9 +459,9 @@ mod tests {
         let payload = BUILTIN_PAYLOADS
             .iter()
             .find(|(name, _)| *name == "workload");
-        let plan = BootPlan {
+        let plan = LoadRequest {
             image: payload.unwrap().1,
-            ..BootPlan::default()
+            ..LoadRequest::default()
         };
         let config = Config {
             memory: 16 << 20,

@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "decodes the kvm_run page after KVM_RUN")]
 
 mod debug;
+mod loaded_state;
 mod msrs;
 mod transfer;
 
@@ -21,9 +22,9 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VcpuFd;
 
-use self::transfer::LoadedState;
+use self::loaded_state::LoadedState;
 use crate::kvm::exit::KvmExit;
-use crate::kvm::kick::ImmediateExit;
+use crate::kvm::immediate_exit::ImmediateExit;
 use crate::kvm::vm::KvmVm;
 use crate::kvm::{KvmError, call, decode, ioctl, ioctls, state};
 

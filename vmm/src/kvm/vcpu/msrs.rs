@@ -1,60 +1,10 @@
 //! MSRs of a vCPU in KVM.
 
-use hindsight_cpu::state::CpuState;
-use hindsight_regs::msr as regs;
 use kvm_bindings::{Msrs, kvm_msr_entry};
 
 use super::KvmVcpuFd;
+use super::loaded_state::{BASE_MSRS, BaseMsrs};
 use crate::kvm::{KvmError, ioctl};
-
-/// MSRs of the base architecture: those that [`CpuState::msrs`] holds, in its order, except FMASK,
-/// which the MSR table owns.
-const BASE: [u32; 8] = [
-    regs::IA32_STAR,
-    regs::IA32_LSTAR,
-    regs::IA32_CSTAR,
-    regs::IA32_KERNEL_GS_BASE,
-    regs::IA32_SYSENTER_CS,
-    regs::IA32_SYSENTER_ESP,
-    regs::IA32_SYSENTER_EIP,
-    regs::IA32_PAT,
-];
-
-/// The values of the MSRs of the base architecture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BaseMsrs([u64; BASE.len()]);
-
-impl BaseMsrs {
-    /// The values in `state`.
-    pub(super) const fn of(state: &CpuState) -> Self {
-        let m = &state.msrs;
-        Self([
-            m.star,
-            m.lstar,
-            m.cstar,
-            m.kernel_gs_base,
-            m.sysenter_cs,
-            m.sysenter_esp,
-            m.sysenter_eip,
-            m.pat,
-        ])
-    }
-
-    /// Copies the values to `state`.
-    pub(super) const fn store(self, state: &mut CpuState) {
-        let m = &mut state.msrs;
-        [
-            m.star,
-            m.lstar,
-            m.cstar,
-            m.kernel_gs_base,
-            m.sysenter_cs,
-            m.sysenter_esp,
-            m.sysenter_eip,
-            m.pat,
-        ] = self.0;
-    }
-}
 
 impl KvmVcpuFd {
     /// Sets one MSR in KVM. Returns `false` if KVM refuses it.
@@ -103,8 +53,8 @@ impl KvmVcpuFd {
 
     /// Sets the MSRs of the base architecture.
     pub(super) fn load_base_msrs(&self, msrs: BaseMsrs) -> Result<(), KvmError> {
-        let refused = self.set_msrs(BASE.into_iter().zip(msrs.0))?;
-        let mut needed = BASE
+        let refused = self.set_msrs(BASE_MSRS.into_iter().zip(msrs.0))?;
+        let mut needed = BASE_MSRS
             .into_iter()
             .zip(msrs.0)
             .filter(|&(_, value)| value != 0);
@@ -116,10 +66,10 @@ impl KvmVcpuFd {
 
     /// The MSRs of the base architecture; 0 for those that KVM lacks.
     pub(super) fn base_msrs(&self) -> Result<BaseMsrs, KvmError> {
-        let mut values = [0; BASE.len()];
+        let mut values = [0; BASE_MSRS.len()];
         let mut from = 0;
-        while from < BASE.len() {
-            let entries: Vec<_> = BASE[from..]
+        while from < BASE_MSRS.len() {
+            let entries: Vec<_> = BASE_MSRS[from..]
                 .iter()
                 .map(|&index| kvm_msr_entry {
                     index,

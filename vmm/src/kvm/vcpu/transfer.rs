@@ -2,40 +2,14 @@
 
 #![expect(unsafe_code, reason = "KVM_SET_XSAVE")]
 
-use hindsight_cpu::debug::Registers;
 use hindsight_cpu::state::{CpuState, XsaveArea};
 use hindsight_regs::cr::Cr0;
 use kvm_bindings::{kvm_sregs, kvm_xcr, kvm_xcrs, kvm_xsave};
 
 use super::KvmVcpuFd;
-use super::msrs::BaseMsrs;
+use super::loaded_state::LoadedState;
 use crate::kvm::{KvmError, call, ioctl, ioctls, state};
 use crate::memory::page_walk;
-
-/// The parts of the state that the interpreter often leaves unchanged. What KVM still has is not
-/// loaded again.
-#[derive(Debug, PartialEq)]
-pub(super) struct LoadedState {
-    sregs: kvm_sregs,
-    pdptr: [u64; 4],
-    xcr0: u64,
-    xsave: XsaveArea,
-    msrs: BaseMsrs,
-    debug: Registers,
-}
-
-impl LoadedState {
-    fn of(state: &CpuState, apic_base: u64) -> Self {
-        Self {
-            sregs: state::export_sregs(state, apic_base),
-            pdptr: state.pdptr,
-            xcr0: state.xcr0,
-            xsave: state.xsave.clone(),
-            msrs: BaseMsrs::of(state),
-            debug: state.debug(),
-        }
-    }
-}
 
 impl KvmVcpuFd {
     /// Loads the whole state into KVM. `apic_base` is the local APIC's.

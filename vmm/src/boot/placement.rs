@@ -1,7 +1,7 @@
-//! Who occupies which guest memory.
+//! Where each part of an image goes in guest memory.
 //!
-//! Parts of the image have fixed addresses and come first; the rest is fitted in around them. No two
-//! parts ever overlap. Guest memory is written once everything has its place.
+//! The parts of the image have fixed addresses and are placed first; the rest is fitted around them.
+//! No two parts ever overlap. Guest memory is written after everything was placed.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,20 +10,21 @@ use std::ops::Range;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::boot::BootError;
+use crate::boot::error::MemoryHint;
 use crate::memory::layout::{CONVENTIONAL_END, Layout};
 
-/// A part of the guest's memory that a loader filled.
+/// A part of guest memory that a loader filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placed {
-    /// What it is: `segment 0`, `initrd`, `page tables`.
+pub struct PlacedPart {
+    /// Name for messages: `segment 0`, `initrd`, `page tables`.
     pub name: String,
     /// Guest physical addresses.
     pub range: Range<u64>,
 }
 
-/// Which end of the free memory to take.
+/// Which of the free addresses to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Take {
+pub(super) enum Fit {
     Lowest,
     Highest,
 }
@@ -35,14 +36,14 @@ struct Part<'a> {
 }
 
 /// The parts placed so far.
-pub(super) struct Places<'a> {
+pub(super) struct Placement<'a> {
     ram_end: u64,
     /// By start address; neighbours never overlap.
     parts: BTreeMap<u64, Part<'a>>,
 }
 
-impl<'a> Places<'a> {
-    /// Nothing but the ACPI tables, if there are any.
+impl<'a> Placement<'a> {
+    /// A placement that has only the ACPI tables, if there are any.
     pub(super) fn new(layout: &Layout) -> Self {
         let mut parts = BTreeMap::new();
         if let Some(tables) = layout.acpi() {
@@ -64,7 +65,7 @@ impl<'a> Places<'a> {
         self.ram_end
     }
 
-    /// Places `size` bytes at `start`, `data` first and zeros behind it.
+    /// Places `size` bytes at `start`: `data`, then zeros.
     pub(super) fn fixed(
         &mut self,
         name: impl Into<String>,
@@ -76,19 +77,19 @@ impl<'a> Places<'a> {
         if size == 0 {
             return Err(BootError::EmptyPart { name });
         }
-        debug_assert!(data.len() as u64 <= size);
+        debug_assert!(data.len() as u64 <= size, "the data are a part of {name}");
         let end = match start.checked_add(size) {
             Some(end) if end <= self.ram_end => end,
-            _ => {
+            end => {
                 return Err(BootError::NotInRam {
                     name,
                     start,
                     size,
-                    ram_end: self.ram_end,
+                    hint: MemoryHint::to_reach(end),
                 });
             }
         };
-        // The last part that starts below our end is the only one that can reach into us.
+        // The last part that starts below `end` is the only one that can overlap.
         if let Some((&other_start, other)) = self.parts.range(..end).next_back()
             && other.end > start
         {
@@ -105,21 +106,21 @@ impl<'a> Places<'a> {
         Ok(())
     }
 
-    /// Places `data` on a multiple of `align` (a power of two) somewhere in `within`.
+    /// Places `data` at a multiple of `align` (a power of two) within `within`. Returns the address.
     pub(super) fn fit(
         &mut self,
         name: impl Into<String>,
         data: impl Into<Cow<'a, [u8]>>,
         align: u64,
         within: Range<u64>,
-        take: Take,
+        fit: Fit,
     ) -> Result<u64, BootError> {
         let data = data.into();
         let size = data.len() as u64;
-        self.fit_sized(name, size, data, align, within, take)
+        self.fit_sized(name, size, data, align, within, fit)
     }
 
-    /// As [`Self::fit`], with `size` bytes of which `data` are the first.
+    /// Like [`Self::fit`], with `size` bytes: `data`, then zeros.
     pub(super) fn fit_sized(
         &mut self,
         name: impl Into<String>,
@@ -127,45 +128,66 @@ impl<'a> Places<'a> {
         data: impl Into<Cow<'a, [u8]>>,
         align: u64,
         within: Range<u64>,
-        take: Take,
+        fit: Fit,
     ) -> Result<u64, BootError> {
+        debug_assert!(align.is_power_of_two(), "{align:#x} is not an alignment");
         let name = name.into();
         if size == 0 {
             return Err(BootError::EmptyPart { name });
         }
-        let within = within.start..within.end.min(self.ram_end);
-        let Some(start) = self.find(size, align, &within, take) else {
-            return Err(BootError::NoRoom {
-                name,
-                size,
-                start: within.start,
-                last: within.end.saturating_sub(1),
-            });
+        let in_ram = within.start..within.end.min(self.ram_end);
+        let Some(start) = self.find(size, align, &in_ram, fit) else {
+            return Err(self.does_not_fit(name, size, align, &within));
         };
         self.fixed(name, start, size, data)?;
         Ok(start)
     }
 
-    /// Places a structure of the boot protocol in conventional memory, above the real-mode
-    /// interrupt table and the BIOS data area.
+    /// Why [`Self::fit_sized`] found no free memory.
+    fn does_not_fit(&self, name: String, size: u64, align: u64, within: &Range<u64>) -> BootError {
+        if within.end < self.ram_end {
+            return BootError::Occupied {
+                name,
+                size,
+                start: within.start,
+                last: within.end.saturating_sub(1),
+            };
+        }
+        // With RAM up to `end`, the part fits above all others.
+        let highest = self.parts.values().map(|part| part.end).max();
+        let lowest = within.start.max(highest.unwrap_or(0));
+        let end = lowest
+            .checked_next_multiple_of(align)
+            .and_then(|start| start.checked_add(size))
+            .filter(|&end| within.end == self.ram_end || end <= within.end);
+        BootError::DoesNotFit {
+            name,
+            size,
+            start: within.start,
+            hint: MemoryHint::to_reach(end),
+        }
+    }
+
+    /// Places a structure of the boot protocol in conventional memory, above the real-mode interrupt
+    /// table and the BIOS data area. Returns the address.
     pub(super) fn structure(
         &mut self,
         name: impl Into<String>,
         data: impl Into<Cow<'a, [u8]>>,
         align: u64,
     ) -> Result<u64, BootError> {
-        self.fit(name, data, align, 0x1000..CONVENTIONAL_END, Take::Lowest)
+        self.fit(name, data, align, 0x1000..CONVENTIONAL_END, Fit::Lowest)
     }
 
     /// Replaces the data of the part at `start` by as many bytes.
     pub(super) fn fill(&mut self, start: u64, data: Vec<u8>) {
         if let Some(part) = self.parts.get_mut(&start) {
-            debug_assert_eq!(part.data.len(), data.len());
+            debug_assert_eq!(part.data.len(), data.len(), "{} keeps its size", part.name);
             part.data = Cow::Owned(data);
         }
     }
 
-    /// Whether `address` is within a part that is already placed.
+    /// Whether `address` is within a part.
     pub(super) fn covers(&self, address: u64) -> bool {
         self.parts
             .range(..=address)
@@ -173,14 +195,13 @@ impl<'a> Places<'a> {
             .is_some_and(|(_, part)| address < part.end)
     }
 
-    fn find(&self, size: u64, align: u64, within: &Range<u64>, take: Take) -> Option<u64> {
-        // Fits `size` bytes into the free range, or not.
-        let fit = |free: Range<u64>| match take {
-            Take::Lowest => {
+    fn find(&self, size: u64, align: u64, within: &Range<u64>, fit: Fit) -> Option<u64> {
+        let fit_in = |free: Range<u64>| match fit {
+            Fit::Lowest => {
                 let start = free.start.checked_next_multiple_of(align)?;
                 (start.checked_add(size)? <= free.end).then_some(start)
             }
-            Take::Highest => {
+            Fit::Highest => {
                 let start = free.end.checked_sub(size)? & !(align - 1);
                 (start >= free.start).then_some(start)
             }
@@ -189,14 +210,14 @@ impl<'a> Places<'a> {
         let ends = std::iter::once(0).chain(self.parts.values().map(|part| part.end));
         let starts = self.parts.keys().copied().chain([u64::MAX]);
         let mut free = ends.zip(starts).map(|(from, to)| clamp(from)..clamp(to));
-        match take {
-            Take::Lowest => free.find_map(fit),
-            Take::Highest => free.filter_map(fit).last(),
+        match fit {
+            Fit::Lowest => free.find_map(fit_in),
+            Fit::Highest => free.filter_map(fit_in).last(),
         }
     }
 
-    /// Writes everything to guest memory.
-    pub(super) fn write(self, memory: &GuestMemoryMmap) -> Result<Vec<Placed>, BootError> {
+    /// Writes all parts to guest memory. Returns them in ascending order.
+    pub(super) fn write(self, memory: &GuestMemoryMmap) -> Result<Vec<PlacedPart>, BootError> {
         let mut placed = Vec::with_capacity(self.parts.len());
         for (start, part) in self.parts {
             if let Err(source) = memory.write_slice(&part.data, GuestAddress(start)) {
@@ -206,7 +227,7 @@ impl<'a> Places<'a> {
                     source,
                 });
             }
-            placed.push(Placed {
+            placed.push(PlacedPart {
                 name: part.name,
                 range: start..part.end,
             });
