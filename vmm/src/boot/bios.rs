@@ -44,8 +44,8 @@ pub(super) fn place(placement: &mut Placement<'_>) {
 
 fn interrupt_table() -> Vec<u8> {
     let entry = |vector: u8| {
-        // Exceptions and the vectors of the two interrupt controllers must not change the CF of the code
-        // that they interrupt.
+        // Exceptions and the vectors of the two interrupt controllers must not change the CF of the
+        // code that they interrupt.
         let handler = match vector {
             0..=0x0f | 0x70..=0x77 => HANDLERS_OFFSET,
             _ => HANDLERS_OFFSET + FAIL,

@@ -1,4 +1,5 @@
-//! The plain ELF protocol: a static executable is entered at its entry point, in the mode of its class.
+//! The plain ELF protocol: a static executable is entered at its entry point, in the mode of its
+//! class.
 //!
 //! RBX points to the same start info as in the PVH protocol.
 

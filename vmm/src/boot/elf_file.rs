@@ -1,7 +1,8 @@
 //! ELF executables. System V ABI, "Object Files" and "Program Loading".
 //!
-//! Segments are loaded at their physical addresses. If the virtual addresses of a segment contain the
-//! entry point, it is a virtual address and is translated; otherwise it is a physical one, as in Linux.
+//! Segments are loaded at their physical addresses. If the virtual addresses of a segment contain
+//! the entry point, it is a virtual address and is translated; otherwise it is a physical one, as
+//! in Linux.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! The first vCPU's state at the entry to an image, and the tables that it needs in memory.
 //!
 //! SDM Vol. 3A, "Segment Descriptors", "64-Bit Mode Segment Descriptors", "Task-State Segment" and
-//! "4-Level Paging". The selectors are those of the Linux 64-bit boot protocol: code 0x10, data 0x18;
-//! the task state segment is 0x20.
+//! "4-Level Paging". The selectors are those of the Linux 64-bit boot protocol: code 0x10, data
+//! 0x18; the task state segment is 0x20.
 
 use hindsight_cpu::state::{CpuState, DescriptorTable, Segment, gpr, seg};
 use hindsight_regs::cr::{Cr0, Cr4, Efer};
@@ -107,8 +107,8 @@ pub(super) fn real(placement: &mut Placement<'_>, entry: u64) -> Result<CpuState
     state.rip = entry - (u64::from(selector) << 4);
     state.cr0 = Cr0::ET.bits();
     state.idtr = REAL_IDTR;
-    // A BIOS leaves the stack below the boot sector. An image may also fill all 64 KiB; then SP stays 0,
-    // the top of the segment.
+    // A BIOS leaves the stack below the boot sector. An image may also fill all 64 KiB; then SP
+    // stays 0, the top of the segment.
     for top in [0x7c00, 0x1_0000] {
         let stack = zeros(STACK_SIZE);
         if let Ok(at) = placement.fit("stack", stack, 16, 0x500..top, Fit::Highest) {
@@ -197,7 +197,8 @@ fn descriptors(gdt: u64, width: Width) -> Vec<u8> {
     bytes
 }
 
-/// A segment descriptor. The G bit of `access` (as in [`Segment::access`]) defines the unit of `limit`.
+/// A segment descriptor. The G bit of `access` (as in [`Segment::access`]) defines the unit of
+/// `limit`.
 const fn descriptor(base: u64, limit: u32, access: u16) -> u64 {
     let (limit, access) = (limit as u64, access as u64);
     (limit & 0xffff)

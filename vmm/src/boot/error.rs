@@ -16,9 +16,9 @@ pub enum BootError {
     #[error("the image is empty")]
     Empty,
     #[error(
-        "the image's format is unknown: it has no multiboot header in its first 8 KiB, no ELF header, \
-         and no Linux boot header at 0x202; use --protocol flat or --load-address to load it as a flat \
-         image"
+        "the image's format is unknown: it has no multiboot header in its first 8 KiB, no ELF \
+         header, and no Linux boot header at 0x202; use --protocol flat or --load-address to load \
+         it as a flat image"
     )]
     Unrecognised,
     #[error("the image is compressed with {0}: decompress it first")]
@@ -86,8 +86,8 @@ pub enum BootError {
     #[error("the entry point {entry:#x} is outside of the loaded image")]
     EntryOutside { entry: u64 },
     #[error(
-        "the entry point {entry:#x} cannot be reached in real mode, which ends at 0xfffff; use --mode \
-         protected or --mode long"
+        "the entry point {entry:#x} cannot be reached in real mode, which ends at 0xfffff; use \
+         --mode protected or --mode long"
     )]
     EntryReal { entry: u64 },
 

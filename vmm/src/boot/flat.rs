@@ -1,7 +1,7 @@
 //! Flat images: loaded unchanged, at the requested address, and entered in the requested mode.
 //!
-//! Real mode is the default, and follows a BIOS that loads a boot sector: the image is loaded at 0x7c00
-//! and entered there with DL = 0x80, the first hard disk. There is no BIOS to call.
+//! Real mode is the default, and follows a BIOS that loads a boot sector: the image is loaded at
+//! 0x7c00 and entered there with DL = 0x80, the first hard disk. There is no BIOS to call.
 
 use hindsight_cpu::state::{CpuState, gpr};
 

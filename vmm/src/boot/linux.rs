@@ -1,8 +1,9 @@
-//! Linux bzImage, by the 64-bit boot protocol if the kernel has that entry, otherwise by the 32-bit one.
+//! Linux bzImage, by the 64-bit boot protocol if the kernel has that entry, otherwise by the 32-bit
+//! one.
 //!
-//! The kernel is entered in 64-bit mode at its load address plus 0x200, or in protected mode at the load
-//! address, with the boot parameters ("zero page") in RSI. Linux, "The Linux/x86 Boot Protocol", "64-bit
-//! Boot Protocol" and "32-bit Boot Protocol"; "Zero Page" for the offsets.
+//! The kernel is entered in 64-bit mode at its load address plus 0x200, or in protected mode at the
+//! load address, with the boot parameters ("zero page") in RSI. Linux, "The Linux/x86 Boot
+//! Protocol", "64-bit Boot Protocol" and "32-bit Boot Protocol"; "Zero Page" for the offsets.
 //!
 //! Of the file's real-mode part, only the setup header is used. The command line and the boot
 //! parameters go to conventional memory, the initrd to the highest address that the kernel allows.
@@ -202,8 +203,8 @@ pub(super) fn place<'a>(
 
 /// Places the kernel with the memory that it needs before it reads the memory map.
 ///
-/// It goes to its preferred address, or above if it is relocatable: if it were loaded below, it would
-/// move itself to the preferred address.
+/// It goes to its preferred address, or above if it is relocatable: if it were loaded below, it
+/// would move itself to the preferred address.
 fn place_kernel<'a>(
     placement: &mut Placement<'a>,
     image: &'a [u8],

@@ -25,8 +25,8 @@ const MODULES_MAX: usize = 256;
 
 /// Detects the protocol of `image`; `None` if its format is unknown.
 ///
-/// It checks for a multiboot header in the first 8 KiB, then for a PVH note, a Linux boot header, and
-/// ELF. [`load`] may still refuse the image.
+/// It checks for a multiboot header in the first 8 KiB, then for a PVH note, a Linux boot header,
+/// and ELF. [`load`] may still refuse the image.
 pub fn detect(image: &[u8]) -> Option<Protocol> {
     if multiboot::find_header(image).is_some() {
         Some(Protocol::Multiboot)

@@ -1,5 +1,6 @@
-//! Image loaders. They detect an image's format, load it and the structures of its boot protocol into
-//! guest memory, and set up the state in which the first vCPU enters it. `docs/boot.md` has the table.
+//! Image loaders. They detect an image's format, load it and the structures of its boot protocol
+//! into guest memory, and set up the state in which the first vCPU enters it. `docs/boot.md` has
+//! the table.
 //!
 //! - `request`: what to load, and the options;
 //! - [`load()`]: chooses the protocol and loads the image;
@@ -11,8 +12,8 @@
 //!   headers, and `start_info` is the structure that ELF and PVH share.
 //!
 //! Images are untrusted: sizes, addresses and offsets are checked before use, and a refused image
-//! leaves guest memory unchanged. Loaders use only RAM below the PCI hole, and require guest memory to
-//! be zero: they write what the image holds, but not the zeros that follow it.
+//! leaves guest memory unchanged. Loaders use only RAM below the PCI hole, and require guest memory
+//! to be zero: they write what the image holds, but not the zeros that follow it.
 
 pub mod acpi;
 mod bios;

@@ -1,8 +1,8 @@
 //! Multiboot 1: "The Multiboot Specification version 0.6.96".
 //!
-//! The header is in the first 8 KiB of an ELF image, or of any image if the header has the addresses.
-//! The image is entered in 32-bit protected mode with EAX = 0x2badb002 and the address of the information
-//! structure in EBX.
+//! The header is in the first 8 KiB of an ELF image, or of any image if the header has the
+//! addresses. The image is entered in 32-bit protected mode with EAX = 0x2badb002 and the address
+//! of the information structure in EBX.
 //!
 //! Deviation: ELF64 images are accepted too, with the same 32-bit entry, as in GRUB.
 

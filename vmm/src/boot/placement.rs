@@ -1,7 +1,7 @@
 //! Where each part of an image goes in guest memory.
 //!
-//! The parts of the image have fixed addresses and are placed first; the rest is fitted around them.
-//! No two parts ever overlap. Guest memory is written after everything was placed.
+//! The parts of the image have fixed addresses and are placed first; the rest is fitted around
+//! them. No two parts ever overlap. Guest memory is written after everything was placed.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -106,7 +106,8 @@ impl<'a> Placement<'a> {
         Ok(())
     }
 
-    /// Places `data` at a multiple of `align` (a power of two) within `within`. Returns the address.
+    /// Places `data` at a multiple of `align` (a power of two) within `within`. Returns the
+    /// address.
     pub(super) fn fit(
         &mut self,
         name: impl Into<String>,
@@ -168,8 +169,8 @@ impl<'a> Placement<'a> {
         }
     }
 
-    /// Places a structure of the boot protocol in conventional memory, above the real-mode interrupt
-    /// table and the BIOS data area. Returns the address.
+    /// Places a structure of the boot protocol in conventional memory, above the real-mode
+    /// interrupt table and the BIOS data area. Returns the address.
     pub(super) fn structure(
         &mut self,
         name: impl Into<String>,

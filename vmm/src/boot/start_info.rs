@@ -1,5 +1,5 @@
-//! The start info structure, which an entry by PVH or plain ELF points to in EBX. Xen, "x86/HVM direct
-//! boot ABI".
+//! The start info structure, which an entry by PVH or plain ELF points to in EBX. Xen, "x86/HVM
+//! direct boot ABI".
 
 use linux_loader::loader::elf::start_info::{
     hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info,

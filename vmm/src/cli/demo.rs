@@ -8,7 +8,7 @@ use crate::demo::draw::{self, Fact, Look};
 use crate::demo::guest::{self, DemoError};
 use crate::demo::story::{Story, nanoseconds};
 use crate::machine::start;
-use crate::probe::report::Host;
+use crate::probe::report::HostInfo;
 use crate::vcpu::engine::Engine;
 
 /// Columns where nobody says how many there are.
@@ -48,7 +48,7 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<Status> {
     } else {
         Status::Success
     };
-    let host = facts_of_the_host(&Host::here());
+    let host = facts_of_the_host(&HostInfo::here());
     let image_len = run.image_len;
     let story = Story::of(run);
     let facts: Vec<Fact> = host
@@ -116,7 +116,7 @@ fn printable(text: &str) -> String {
         .collect()
 }
 
-fn facts_of_the_host(host: &Host) -> Vec<Fact> {
+fn facts_of_the_host(host: &HostInfo) -> Vec<Fact> {
     let model = host.cpu_model.replace("(R)", "").replace("(TM)", "");
     vec![
         ("host", printable(&model)),
@@ -180,9 +180,9 @@ mod tests {
 
     #[test]
     fn what_the_host_says_is_made_printable() {
-        let host = Host {
+        let host = HostInfo {
             cpu_model: "Intel(R)  Xeon(R)\x1b[1m CPU".to_owned(),
-            ..Host::default()
+            ..HostInfo::default()
         };
         assert_eq!(facts_of_the_host(&host)[0].1, "Intel Xeon[1m CPU");
     }

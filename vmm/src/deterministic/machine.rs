@@ -163,8 +163,8 @@ impl DeterministicMachine {
 
     /// Sets what the vCPUs stop for from now on, without an effect on the guest.
     ///
-    /// A breakpoint at the next instruction is hit at once. To continue past it, run one instruction
-    /// without stops.
+    /// A breakpoint at the next instruction is hit at once. To continue past it, run one
+    /// instruction without stops.
     pub fn set_stops(&mut self, stops: &Stops) {
         for vcpu in &mut self.vcpus {
             vcpu.vcpu.set_stops(stops);
@@ -210,8 +210,8 @@ impl DeterministicMachine {
         self.vcpus.get_mut(cpu).map(InterpVcpu::cpu_state)
     }
 
-    /// Sets the state of vCPU `cpu`, which makes this a different run. Returns `false` if there is no
-    /// such vCPU.
+    /// Sets the state of vCPU `cpu`, which makes this a different run. Returns `false` if there is
+    /// no such vCPU.
     ///
     /// # Errors
     ///
@@ -226,8 +226,8 @@ impl DeterministicMachine {
         Ok(true)
     }
 
-    /// Writes guest-physical memory, which makes this a different run. Returns `false` if the range is
-    /// not all in memory.
+    /// Writes guest-physical memory, which makes this a different run. Returns `false` if the range
+    /// is not all in memory.
     pub fn write_memory(&mut self, address: u64, bytes: &[u8]) -> bool {
         let vcpu = self.vcpus.first();
         vcpu.is_some_and(|vcpu| vcpu.memory().write(address, bytes))

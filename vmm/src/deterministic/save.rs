@@ -21,8 +21,8 @@ impl DeterministicMachine {
 
     /// Saves the whole machine.
     ///
-    /// It flushes the TLB of every vCPU, as a processor may at any time. Only a guest that changes page
-    /// tables without the flush that the architecture requires can observe it.
+    /// It flushes the TLB of every vCPU, as a processor may at any time. Only a guest that changes
+    /// page tables without the flush that the architecture requires can observe it.
     ///
     /// # Errors
     ///

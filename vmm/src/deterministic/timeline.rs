@@ -119,8 +119,8 @@ impl Timeline {
 
     /// Goes to `icount` from a checkpoint, even if that is the current instruction count.
     ///
-    /// Events between the last instruction before `icount` and the present are undone then: traps and
-    /// interrupts that were delivered without retiring an instruction.
+    /// Events between the last instruction before `icount` and the present are undone then: traps
+    /// and interrupts that were delivered without retiring an instruction.
     ///
     /// # Errors
     ///

@@ -62,11 +62,11 @@ impl InterpVcpu {
 
     /// Continues a turn, of which `used` instructions are executed, to its end.
     ///
-    /// A turn ends after [`QUANTUM`] instructions, or when the vCPU halts. At most `limit` instructions
-    /// are retired now.
+    /// A turn ends after [`QUANTUM`] instructions, or when the vCPU halts. At most `limit`
+    /// instructions are retired now.
     ///
-    /// The limit must not change the run, wherever it interrupts a turn. So everything that logs events
-    /// or changes the platform comes after the check of the limit.
+    /// The limit must not change the run, wherever it interrupts a turn. So everything that logs
+    /// events or changes the platform comes after the check of the limit.
     pub(super) fn run_turn(&mut self, used: &mut u64, limit: u64) -> TurnEnd {
         let board = self.platform.model.board.clone();
         let first = self.retired();
@@ -113,7 +113,8 @@ impl InterpVcpu {
         }
     }
 
-    /// Whether the machine is stopped, or a debugger pauses it. Waits for the end of any other pause.
+    /// Whether the machine is stopped, or a debugger pauses it. Waits for the end of any other
+    /// pause.
     fn must_stop(&self, board: &Board) -> Option<TurnEnd> {
         let rung = board.run.vcpus.doorbell(self.platform.model.id).answer();
         if !rung
@@ -238,7 +239,8 @@ impl InterpVcpu {
         Ok(())
     }
 
-    /// Adds an event to the event hash. `operand` is the address, MSR, vector or number of the event.
+    /// Adds an event to the event hash. `operand` is the address, MSR, vector or number of the
+    /// event.
     pub(super) fn log_event(&mut self, event: LoggedEvent, operand: u64, data: &[u8]) {
         let now = self.platform.model.board.time.clock.now();
         if let Some(log) = &mut self.platform.log {

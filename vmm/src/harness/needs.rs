@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::kvm;
 use crate::probe;
-use crate::probe::{Finding, Verdict};
+use crate::probe::{Finding, ProbeVerdict};
 
 /// Answers which needs of the cases this host meets.
 pub trait Capabilities {
@@ -48,7 +48,7 @@ impl Capabilities for HostKvm {
 
 /// Why a finding is not what a case can rely on. One that differs from the architecture is not.
 fn unconfirmed(finding: &Finding) -> Option<String> {
-    (finding.verdict != Verdict::Works).then(|| finding.detail.clone())
+    (finding.verdict != ProbeVerdict::Works).then(|| finding.detail.clone())
 }
 
 /// Capabilities less what the user says is not there: for what cannot be measured without harm.
@@ -165,11 +165,11 @@ mod tests {
             verdict,
             detail: "internal error".to_owned(),
         };
-        assert_eq!(unconfirmed(&finding(Verdict::Works)), None);
+        assert_eq!(unconfirmed(&finding(ProbeVerdict::Works)), None);
         let reason = Some("internal error".to_owned());
-        assert_eq!(unconfirmed(&finding(Verdict::Broken)), reason);
-        assert_eq!(unconfirmed(&finding(Verdict::Differs)), reason);
-        assert_eq!(unconfirmed(&finding(Verdict::Absent)), reason);
+        assert_eq!(unconfirmed(&finding(ProbeVerdict::Broken)), reason);
+        assert_eq!(unconfirmed(&finding(ProbeVerdict::Differs)), reason);
+        assert_eq!(unconfirmed(&finding(ProbeVerdict::Absent)), reason);
     }
 
     #[test]

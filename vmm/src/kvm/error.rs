@@ -21,7 +21,8 @@ pub enum KvmError {
     NotPermitted,
     /// Another hypervisor occupies the virtualization hardware.
     #[error(
-        "/dev/kvm is busy: another hypervisor on this host uses the virtualization hardware; stop it"
+        "/dev/kvm is busy: another hypervisor on this host uses the virtualization hardware; stop \
+         it first"
     )]
     Busy,
     /// Opening the device failed for another reason.

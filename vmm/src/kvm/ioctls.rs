@@ -89,7 +89,8 @@ pub fn sregs2(vcpu: &VcpuFd) -> io::Result<kvm_sregs2> {
 
 /// KVM_SET_SREGS2: sets segment and control registers.
 ///
-/// Unlike KVM_SET_SREGS, it can set the page-directory pointers instead of loading them from memory.
+/// Unlike KVM_SET_SREGS, it can set the page-directory pointers instead of loading them from
+/// memory.
 ///
 /// # Errors
 ///

@@ -58,7 +58,8 @@ impl KickTimer {
             it_value: timespec(delay),
             it_interval: timespec(period),
         };
-        // SAFETY: `new` created the timer and only `drop` deletes it; the pointer is to a live local.
+        // SAFETY: `new` created the timer and only `drop` deletes it; the pointer is to a live
+        // local.
         unsafe { libc::timer_settime(self.timer, 0, &raw const spec, ptr::null_mut()) };
     }
 

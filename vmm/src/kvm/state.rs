@@ -20,8 +20,8 @@ const SHADOW_STI: u8 = 2;
 /// Intel: opmask, upper halves of ZMM0-15, ZMM16-31, PKRU.
 const MOVING: [(u32, usize); 4] = [(5, 0x440), (6, 0x480), (7, 0x680), (9, 0xa80)];
 
-/// Bytes of the legacy region that XSAVE never writes and that software may use. SDM Vol. 1, "Legacy
-/// Region of an XSAVE Area".
+/// Bytes of the legacy region that XSAVE never writes and that software may use. SDM Vol. 1,
+/// "Legacy Region of an XSAVE Area".
 const SOFTWARE: std::ops::Range<usize> = 464..512;
 
 /// This host's XSAVE layout: of each component of [`MOVING`], Intel offset, host offset and bytes.
@@ -218,7 +218,8 @@ pub(super) fn export_sregs2(s: &kvm_sregs, state: &CpuState) -> kvm_sregs2 {
     }
 }
 
-/// Whether [`CpuState`] can represent these events: see [`crate::kvm::vcpu::KvmVcpuFd::is_movable`].
+/// Whether [`CpuState`] can represent these events: see
+/// [`crate::kvm::vcpu::KvmVcpuFd::is_movable`].
 pub(super) const fn is_movable(e: &kvm_vcpu_events) -> bool {
     // Hosts differ on whether an injected NMI already blocks further NMIs. `CpuState` has only one
     // pending NMI, and lacks the instruction length of a software interrupt.

@@ -155,7 +155,8 @@ impl TinyVm {
         self.vm.register_irqfd(event, gsi)
     }
 
-    /// KVM_SIGNAL_MSI. Returns a positive number if the interrupt was delivered, 0 if it was blocked.
+    /// KVM_SIGNAL_MSI. Returns a positive number if the interrupt was delivered, 0 if it was
+    /// blocked.
     ///
     /// # Errors
     ///

@@ -116,8 +116,8 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// [`LayoutError::Acpi`]: the tables are not within the area, or the RSDP is not in the tables at
-    /// a multiple of 16.
+    /// [`LayoutError::Acpi`]: the tables are not within the area, or the RSDP is not in the tables
+    /// at a multiple of 16.
     pub fn with_acpi(mut self, tables: Range<u64>, rsdp: u64) -> Result<Self, LayoutError> {
         let within = ACPI_AREA.start <= tables.start && tables.end <= ACPI_AREA.end;
         if !within || !tables.contains(&rsdp) || !rsdp.is_multiple_of(16) {

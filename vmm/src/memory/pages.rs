@@ -7,7 +7,8 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// Calls `each` for every 4-KiB page that is not all zero, in order of its offset in the memory file.
+/// Calls `each` for every 4-KiB page that is not all zero, in order of its offset in the memory
+/// file.
 ///
 /// It passes the offset and the bytes. Holes of the file are not read. No vCPU may run meanwhile.
 ///

@@ -1,8 +1,8 @@
 //! Guest memory in snapshots: the pages that are not zero, shared between snapshots.
 //!
 //! A snapshot costs only the pages that were written since the one before: unchanged pages share an
-//! [`Arc`]. The interpreter's dirty marks say which pages were written, so only the first save scans
-//! memory.
+//! [`Arc`]. The interpreter's dirty marks say which pages were written, so only the first save
+//! scans memory.
 
 use std::collections::BTreeMap;
 use std::fmt;

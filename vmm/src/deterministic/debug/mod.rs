@@ -129,8 +129,8 @@ impl DebuggedMachine {
         })
     }
 
-    /// Ends the machine if its guest has ended the run or crashed: the debugger has inspected that, and
-    /// continues. Returns `false` if it did neither.
+    /// Ends the machine if its guest has ended the run or crashed: the debugger has inspected that,
+    /// and continues. Returns `false` if it did neither.
     fn end_if_held(&mut self) -> bool {
         let board = self.board.clone();
         let vcpus = &mut self.timeline.machine().vcpus;

@@ -1,8 +1,9 @@
 //! Reverse execution of a deterministic machine.
 //!
-//! Going back is going to an earlier instruction of the same run ([`crate::deterministic::Timeline`]).
-//! To run back to a stop, the stretches between checkpoints are executed again, the last stretch
-//! first. The last stop in the first stretch that has any is the one to go to.
+//! Going back is going to an earlier instruction of the same run
+//! ([`crate::deterministic::Timeline`]). To run back to a stop, the stretches between checkpoints
+//! are executed again, the last stretch first. The last stop in the first stretch that has any is
+//! the one to go to.
 
 use std::ops::ControlFlow;
 
@@ -29,8 +30,8 @@ struct ReverseHit {
     hit: Hit,
     /// Address of the vCPU's next instruction.
     pc: u64,
-    /// The breakpoint at `pc` has stopped already, and must be disarmed to continue. The instruction is
-    /// not complete: a repeated one may have executed some iterations.
+    /// The breakpoint at `pc` has stopped already, and must be disarmed to continue. The
+    /// instruction is not complete: a repeated one may have executed some iterations.
     at_breakpoint: bool,
     /// Accesses that stopped at this instruction count so far, this one included.
     accesses: usize,
@@ -60,8 +61,8 @@ impl DebuggedMachine {
 
     /// Goes to an instruction count while the machine is paused.
     ///
-    /// A doorbell that rings meanwhile, for example by an interrupt, interrupts the run, but must not
-    /// end the travel.
+    /// A doorbell that rings meanwhile, for example by an interrupt, interrupts the run, but must
+    /// not end the travel.
     pub(super) fn travel_paused(&mut self, icount: u64) -> Result<bool, RestoreError> {
         for cpu in 0..self.cpus() {
             self.board.run.vcpus.doorbell(cpu).answer();
@@ -132,7 +133,8 @@ impl DebuggedMachine {
         if !self.travel(near.clamp(begin, before.max(begin)))? {
             return Ok(false);
         }
-        // Other vCPUs had turns in between. At `low` the vCPU has retired fewer, at `high` it has not.
+        // Other vCPUs had turns in between. At `low` the vCPU has retired fewer, at `high` it has
+        // not.
         let (mut low, mut high) = (begin, self.timeline.icount());
         if self.retired(cpu) < retired {
             return Ok(true);
@@ -192,8 +194,8 @@ impl DebuggedMachine {
         cpus.map(|cpu| self.timeline.machine().state(cpu)).collect()
     }
 
-    /// Finds the last stop from `start` to `end`. If `end` is the present, only stops before the states
-    /// `present` count.
+    /// Finds the last stop from `start` to `end`. If `end` is the present, only stops before the
+    /// states `present` count.
     fn last_hit(
         &mut self,
         start: u64,
@@ -236,8 +238,8 @@ impl DebuggedMachine {
         }
     }
 
-    /// Continues [`DebuggedMachine::last_hit`] at the present instruction count `now`: with deliveries,
-    /// and with accesses of an instruction that is not complete.
+    /// Continues [`DebuggedMachine::last_hit`] at the present instruction count `now`: with
+    /// deliveries, and with accesses of an instruction that is not complete.
     fn last_hit_at_present(
         &mut self,
         now: u64,

@@ -10,9 +10,9 @@ use crate::vcpu::debug::stop::StopReason;
 impl DebuggedMachine {
     /// Steps one instruction of a vCPU, or until its RIP leaves `range`.
     ///
-    /// With `mask_interrupts`, an interrupt that comes before the instruction is not reported: the step
-    /// ends when its handler has returned and the instruction has retired. The interrupt cannot be
-    /// delayed, because that would make this a different run.
+    /// With `mask_interrupts`, an interrupt that comes before the instruction is not reported: the
+    /// step ends when its handler has returned and the instruction has retired. The interrupt
+    /// cannot be delayed, because that would make this a different run.
     pub(super) fn step(
         &mut self,
         cpu: usize,
@@ -59,8 +59,8 @@ impl DebuggedMachine {
         stop
     }
 
-    /// Runs until a vCPU has returned to the interrupted instruction, of which `frame` has the address
-    /// and the stack pointer. Returns any other stop that comes first.
+    /// Runs until a vCPU has returned to the interrupted instruction, of which `frame` has the
+    /// address and the stack pointer. Returns any other stop that comes first.
     fn finish_handler(
         &mut self,
         cpu: usize,

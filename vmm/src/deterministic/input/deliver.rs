@@ -57,8 +57,8 @@ impl DeterministicMachine {
         Some(woken.min(due.unwrap_or(u64::MAX)))
     }
 
-    /// At the beginning of a round, delivers the input that is due. Returns `false` if that ends the
-    /// run.
+    /// At the beginning of a round, delivers the input that is due. Returns `false` if that ends
+    /// the run.
     pub(in crate::deterministic) fn deliver_input(&mut self) -> bool {
         if (self.schedule.turn, self.schedule.used) != (0, 0) {
             return true;

@@ -68,8 +68,8 @@ impl InputFeed {
         self.logged.get(usize::try_from(index).ok()?)
     }
 
-    /// Takes live input: as much as `accept` takes. It is recorded with the given round, instruction
-    /// count and time.
+    /// Takes live input: as much as `accept` takes. It is recorded with the given round,
+    /// instruction count and time.
     pub(crate) fn take_live(
         &mut self,
         (round, icount, ticks): (u64, u64, Ticks),
@@ -95,8 +95,8 @@ impl InputFeed {
 
     /// Waits in real time, while all vCPUs are halted, for live input or until `stopped`.
     ///
-    /// It waits for at most `limit`. Bytes count only if the guest `accepts_bytes`. Returns how long it
-    /// waited, or `None` without waiting if there is no live input.
+    /// It waits for at most `limit`. Bytes count only if the guest `accepts_bytes`. Returns how
+    /// long it waited, or `None` without waiting if there is no live input.
     pub(crate) fn wait(
         &self,
         limit: Option<Duration>,

@@ -17,7 +17,7 @@ use crate::kvm::vcpu::{GuestDebug, KvmVcpuFd};
 use crate::kvm::vm::KvmVm;
 use crate::memory;
 use crate::probe;
-use crate::probe::Verdict;
+use crate::probe::ProbeVerdict;
 use crate::state::{PAGE, Pages};
 
 /// The local APIC's base address, enabled, of the bootstrap processor. KVM has no APIC of its own here.
@@ -218,14 +218,16 @@ fn abilities() -> Result<Abilities, KvmDiffError> {
         "hostbp-exec-cpl3",
     ];
     let found = probe::findings(names)?;
-    let is = |name: &str, wanted: &[Verdict]| {
+    let is = |name: &str, wanted: &[ProbeVerdict]| {
         found.get(name).is_some_and(|f| wanted.contains(&f.verdict))
     };
     // What it does differently is about exits and shadows, which we do not step over.
-    let steps = [Verdict::Works, Verdict::Differs];
+    let steps = [ProbeVerdict::Works, ProbeVerdict::Differs];
     Ok(Abilities {
         step_kernel: is("step-cpl0", &steps),
         step_user: is("step-cpl3", &steps),
-        breakpoint: names[2..].iter().all(|name| is(name, &[Verdict::Works])),
+        breakpoint: names[2..]
+            .iter()
+            .all(|name| is(name, &[ProbeVerdict::Works])),
     })
 }

@@ -1,7 +1,7 @@
 //! One vCPU in KVM: running it, its interrupts and its clock.
 //!
-//! `transfer` loads and stores the whole state; `msrs` has the MSRs, `debug` the debug registers and
-//! KVM_SET_GUEST_DEBUG.
+//! `transfer` loads and stores the whole state; `msrs` has the MSRs, `debug` the debug registers
+//! and KVM_SET_GUEST_DEBUG.
 
 #![expect(unsafe_code, reason = "decodes the kvm_run page after KVM_RUN")]
 

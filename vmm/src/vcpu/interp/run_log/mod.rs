@@ -23,8 +23,8 @@ pub(crate) struct RunLog {
     pub(crate) retired: u64,
     /// Core cycles by which the vCPU has advanced the clock.
     pub(crate) cycles: u64,
-    /// When the current run of the interpreter ends; a timer that becomes due earlier interrupts it.
-    /// 0 if none can.
+    /// When the current run of the interpreter ends; a timer that becomes due earlier interrupts
+    /// it. 0 if none can.
     pub(crate) deadline: Ticks,
     /// Reused, so that a boundary allocates nothing.
     pub(crate) scratch: Box<CpuState>,

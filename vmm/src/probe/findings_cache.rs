@@ -1,7 +1,9 @@
-//! Findings kept for this boot of the host, so that each is measured once and only when wanted.
+//! Findings cached for this boot of the host, so that each probe runs at most once, when it is
+//! needed.
 //!
 //! The file is `doctor.json` in `$XDG_CACHE_HOME/hindsight` or `~/.cache/hindsight`. It belongs to
-//! one boot and one build of this program; any other, or one that does not parse, counts as empty.
+//! one boot and one build of this program. A file of another boot or build, or one that does not
+//! parse, counts as empty.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,29 +14,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::probe::finding::Finding;
 
-/// By the probe's name.
+/// Findings by the name of the probe.
 pub type Findings = BTreeMap<String, Finding>;
 
-/// The file's content.
+/// The content of the file.
 #[derive(Debug, Serialize, Deserialize)]
-struct Content {
+struct CacheFile {
     key: String,
     findings: Findings,
 }
 
-/// Where findings are kept, and for which boot and build.
+/// The cache file of one boot and build.
 #[derive(Debug, Clone)]
-pub(crate) struct Cache {
+pub(crate) struct FindingsCache {
     file: PathBuf,
+    /// Identifies the boot and the build.
     key: String,
 }
 
-impl Cache {
-    /// This user's cache for this boot. `None` where there is no home or no boot id.
-    pub(crate) fn here() -> Option<Self> {
+impl FindingsCache {
+    /// This user's cache for this boot. `None` if there is no home directory or no boot id.
+    pub(crate) fn of_this_boot() -> Option<Self> {
         let folder = folder(env::var_os("XDG_CACHE_HOME"), env::var_os("HOME"))?;
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-        let key = format!("{} {}", boot.trim(), build());
+        let key = format!("{} {}", boot.trim(), build_id());
         Some(Self {
             file: folder.join("hindsight/doctor.json"),
             key,
@@ -49,24 +52,24 @@ impl Cache {
         }
     }
 
-    /// What is kept; empty when there is nothing of this boot and build.
+    /// The cached findings; empty if there are none of this boot and build.
     pub(crate) fn load(&self) -> Findings {
         fs::read_to_string(&self.file)
             .ok()
-            .and_then(|text| serde_json::from_str::<Content>(&text).ok())
+            .and_then(|text| serde_json::from_str::<CacheFile>(&text).ok())
             .filter(|content| content.key == self.key)
             .map(|content| content.findings)
             .unwrap_or_default()
     }
 
-    /// Adds to what is kept. Readers see the old file or the new one, never a part.
+    /// Adds findings. It replaces the file atomically.
     pub(crate) fn store(&self, new: &Findings) -> io::Result<()> {
         let mut findings = self.load();
         findings.extend(
             new.iter()
                 .map(|(name, finding)| (name.clone(), finding.clone())),
         );
-        let text = serde_json::to_string(&Content {
+        let text = serde_json::to_string(&CacheFile {
             key: self.key.clone(),
             findings,
         })?;
@@ -84,13 +87,13 @@ impl Cache {
 }
 
 fn folder(xdg: Option<std::ffi::OsString>, home: Option<std::ffi::OsString>) -> Option<PathBuf> {
-    // The specification of XDG_CACHE_HOME says that a relative path is to be ignored.
+    // The specification of XDG_CACHE_HOME requires that a relative path is ignored.
     let xdg = xdg.map(PathBuf::from).filter(|path| path.is_absolute());
     xdg.or_else(|| Some(PathBuf::from(home.filter(|home| !home.is_empty())?).join(".cache")))
 }
 
-/// Tells builds of this program apart: another build may have other probes.
-fn build() -> String {
+/// Identifies the build of this program, because another build may have other probes.
+fn build_id() -> String {
     let changed = env::current_exe()
         .and_then(|path| fs::metadata(path)?.modified())
         .ok()
@@ -108,20 +111,22 @@ mod tests {
     }
 
     #[test]
-    fn findings_stored_are_loaded_with_those_before() {
+    fn stored_findings_are_added_to_those_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::at(&folder.path().join("new/doctor.json"), "boot 1");
+        let cache = FindingsCache::at(&folder.path().join("new/doctor.json"), "boot 1");
         cache.store(&findings("nmi")).unwrap();
         cache.store(&findings("smi")).unwrap();
         assert_eq!(cache.load().into_keys().collect::<Vec<_>>(), ["nmi", "smi"]);
     }
 
     #[test]
-    fn findings_of_another_boot_are_forgotten() {
+    fn findings_of_another_boot_are_not_loaded() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("doctor.json");
-        Cache::at(&file, "boot 1").store(&findings("nmi")).unwrap();
-        assert_eq!(Cache::at(&file, "boot 2").load(), Findings::new());
+        FindingsCache::at(&file, "boot 1")
+            .store(&findings("nmi"))
+            .unwrap();
+        assert_eq!(FindingsCache::at(&file, "boot 2").load(), Findings::new());
     }
 
     #[test]
@@ -129,7 +134,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("doctor.json");
         fs::write(&file, "{\"key\":").unwrap();
-        assert_eq!(Cache::at(&file, "boot 1").load(), Findings::new());
+        assert_eq!(FindingsCache::at(&file, "boot 1").load(), Findings::new());
     }
 
     #[test]

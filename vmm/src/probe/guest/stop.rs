@@ -1,13 +1,16 @@
-//! Why a guest stopped, in words.
+//! Why a guest stopped, and its description in findings.
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
+use hindsight_regs::vector::Vector;
 use iced_x86::{Decoder, DecoderOptions};
 
-use crate::probe::guest::BUDGET;
+/// CPU time that one guest may use in all. A probe that hangs costs no more.
+pub(super) const BUDGET: Duration = Duration::from_millis(50);
 
-/// An exception or interrupt as the guest's handler found it.
+/// An exception or interrupt, with the frame that the guest's handler got.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Trap {
     pub(crate) vector: u64,
@@ -16,16 +19,16 @@ pub(crate) struct Trap {
     pub(crate) cs: u64,
     pub(crate) rflags: u64,
     pub(crate) ss: u64,
-    /// Where the frame is: the address of its RIP.
+    /// Address of the frame's RIP.
     pub(crate) frame: u64,
 }
 
 /// Why a guest stopped.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Stop {
-    /// It wrote to `PORT_DONE`.
+pub(crate) enum GuestStop {
+    /// The guest wrote to `PORT_DONE`.
     Done,
-    /// Its handler reports an exception or interrupt.
+    /// The guest's handler reported an exception or interrupt.
     Trap(Trap),
     /// KVM_EXIT_DEBUG.
     Debug {
@@ -38,7 +41,7 @@ pub(crate) enum Stop {
         port: u16,
         data: Vec<u8>,
     },
-    /// IN; answered with bytes of 0x5a.
+    /// IN; the guest reads bytes of 0x5a.
     In {
         port: u16,
         size: usize,
@@ -60,7 +63,7 @@ pub(crate) enum Stop {
     },
     Halt,
     InterruptWindow,
-    /// KVM_EXIT_INTERNAL_ERROR, with the instruction where KVM gave it.
+    /// KVM_EXIT_INTERNAL_ERROR, with the instruction if KVM reported it.
     Internal {
         suberror: u32,
         instruction: String,
@@ -73,36 +76,27 @@ pub(crate) enum Stop {
     Error {
         errno: i32,
     },
-    /// The budget is used up.
+    /// The guest has used up its budget.
     Hung,
-    /// Any other exit, named as kvm-ioctls does.
-    Strange(String),
+    /// Any other exit, as kvm-ioctls prints it.
+    Unexpected(String),
 }
 
-fn exception_name(vector: u64) -> String {
-    let name = match vector {
-        0 => "#DE",
-        1 => "#DB",
-        2 => "NMI",
-        3 => "#BP",
-        6 => "#UD",
-        7 => "#NM",
-        8 => "#DF",
-        10 => "#TS",
-        11 => "#NP",
-        12 => "#SS",
-        13 => "#GP",
-        14 => "#PF",
-        _ => return format!("vector {vector:#x}"),
-    };
-    name.to_owned()
+/// The name of an exception as in the manual, or the vector's number.
+fn vector_name(vector: u64) -> String {
+    let vector = u8::try_from(vector).map_or(Vector(u8::MAX), Vector);
+    match vector {
+        Vector::NMI => "NMI".to_owned(),
+        vector if vector <= Vector::PF && vector.mnemonic().is_some() => vector.to_string(),
+        Vector(number) => format!("vector {number:#x}"),
+    }
 }
 
-impl fmt::Display for Stop {
+impl fmt::Display for GuestStop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Done => f.write_str("the guest runs on"),
-            Self::Trap(trap) => write!(f, "guest gets {}", exception_name(trap.vector)),
+            Self::Trap(trap) => write!(f, "guest gets {}", vector_name(trap.vector)),
             Self::Debug { vector, dr6, .. } => {
                 write!(f, "debug exit (vector {vector}, DR6 {dr6:#x})")
             }
@@ -128,7 +122,7 @@ impl fmt::Display for Stop {
                 write!(f, "KVM_RUN fails: {}", io::Error::from_raw_os_error(*errno))
             }
             Self::Hung => write!(f, "hangs (over {} ms)", BUDGET.as_millis()),
-            Self::Strange(exit) => write!(f, "unexpected exit {exit}"),
+            Self::Unexpected(exit) => write!(f, "unexpected exit {exit}"),
         }
     }
 }
@@ -150,14 +144,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instruction_bytes_are_named() {
+    fn instruction_bytes_are_named_by_their_mnemonic() {
         assert_eq!(name_instruction(&[0xcc, 0x90]), "INT3");
         assert_eq!(name_instruction(&[]), "");
     }
 
     #[test]
     fn internal_error_names_the_instruction() {
-        let stop = Stop::Internal {
+        let stop = GuestStop::Internal {
             suberror: 1,
             instruction: "INT3".to_owned(),
         };
@@ -165,9 +159,9 @@ mod tests {
     }
 
     #[test]
-    fn trap_is_named_as_the_manual_does() {
+    fn trap_is_named_as_in_the_manual() {
         let stop = |vector| {
-            Stop::Trap(Trap {
+            GuestStop::Trap(Trap {
                 vector,
                 ..Trap::default()
             })

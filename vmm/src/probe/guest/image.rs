@@ -1,17 +1,20 @@
-//! What a guest finds in memory and in its registers: the layout, tables, handlers and 64-bit mode.
+//! The memory and registers of a guest: the layout, tables, handlers and 64-bit mode.
 //!
-//! Linear addresses equal physical ones in the first 2 MiB; memory ends at [`MEMORY`], what is
-//! above it exits as MMIO, and what is above 2 MiB is not mapped. Everything may be used at CPL3.
+//! The first 2 MiB are mapped one to one and can be accessed at CPL3. Memory ends at [`MEMORY`];
+//! accesses above it exit as MMIO. Addresses above 2 MiB are not mapped.
 
 use std::fmt;
 
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 use kvm_bindings::{kvm_segment, kvm_sregs};
 
-use crate::probe::code::code;
+use crate::probe::guest::code::code;
 
-/// Where the processor enters system-management mode: SMBASE after reset, and 0x8000.
+/// The entry of system-management mode: SMBASE after reset, plus 0x8000.
 pub(crate) const SMM_HANDLER: u64 = 0x3_8000;
-/// Size of guest memory in bytes: room for the SMM state save area.
+/// Size of guest memory in bytes, including the SMM state save area.
 pub(crate) const MEMORY: usize = 0x4_0000;
 pub(crate) const GDT: u64 = 0x1000;
 pub(crate) const IDT: u64 = 0x2000;
@@ -20,25 +23,25 @@ pub(crate) const PML4: u64 = 0x4000;
 pub(crate) const PDPT: u64 = 0x5000;
 pub(crate) const PD: u64 = 0x6000;
 pub(crate) const STUBS: u64 = 0x7000;
-/// A page for the guest's data; R9 at the start.
+/// A page for the guest's data. R9 points to it at the start.
 pub(crate) const DATA: u64 = 0x8000;
 pub(crate) const DATA_START: usize = 0x8000;
 /// Top of the stack that exceptions use.
 pub(crate) const HANDLER_STACK: u64 = 0xa000;
-/// Top of the stack: RSP at the start.
+/// Top of the stack; RSP at the start.
 pub(crate) const STACK: u64 = 0xb000;
-/// Top of a second stack, for the way to CPL3; R8 at the start.
+/// Top of the stack at CPL3. R8 points to it at the start.
 pub(crate) const USER_STACK: u64 = 0xbf00;
-/// Where the probe's code is.
+/// Address of the probe's code.
 pub(crate) const CODE: u64 = 0xc000;
-/// A page behind which there is no memory, only MMIO.
+/// A mapped page without memory: accesses exit as MMIO.
 pub(crate) const MMIO: u64 = 0x10_0000;
 /// A linear address that is not mapped.
 pub(crate) const UNMAPPED: u64 = 0x4000_0000;
 
-/// Handlers write here.
+/// The port that handlers write to.
 pub(crate) const PORT_REPORT: u16 = 0xd0;
-/// Guest code writes here when it has got where it should.
+/// The port that guest code writes to when it is done.
 pub(crate) const PORT_DONE: u16 = 0xd1;
 
 pub(crate) const KERNEL_CS: u16 = 0x08;
@@ -46,34 +49,31 @@ pub(crate) const KERNEL_SS: u16 = 0x10;
 pub(crate) const USER_SS: u16 = 0x1b;
 pub(crate) const USER_CS: u16 = 0x23;
 pub(crate) const TSS_SELECTOR: u16 = 0x28;
-/// The TSS proper, an I/O map for 0x400 ports, and its closing byte of ones.
+/// Limit of the TSS with an I/O map for 0x400 ports and its final byte of ones.
 pub(crate) const TSS_LIMIT: u32 = 0x67 + 0x80 + 1;
 
-/// RFLAGS.TF.
-pub(crate) const TF: u64 = 1 << 8;
-/// RFLAGS.IF.
-pub(crate) const IF: u64 = 1 << 9;
-/// RFLAGS.RF.
-pub(crate) const RF: u64 = 1 << 16;
-pub(crate) const IOPL3: u64 = 3 << 12;
+pub(crate) const TF: u64 = Rflags::TF.bits();
+pub(crate) const IF: u64 = Rflags::IF.bits();
+pub(crate) const RF: u64 = Rflags::RF.bits();
+pub(crate) const IOPL3: u64 = Rflags::IOPL.bits();
 
 code! {
-    /// A handler. The host knows the vector by where it is.
+    /// A handler. The host derives the vector from its address.
     fn handler { "out 0xd0, al", "iretq" }
-    /// The same where the processor pushes an error code.
+    /// A handler of an exception with an error code.
     fn handler_with_error { "out 0xd0, al", "add rsp, 8", "iretq" }
 }
 
-/// Where a guest starts.
+/// The privilege level at which a guest starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Level {
+pub(crate) enum StartLevel {
     /// CPL 0.
     Kernel,
     /// CPL 3, with I/O allowed.
     User,
 }
 
-impl Level {
+impl StartLevel {
     /// Code and stack segment selectors.
     pub(crate) fn selectors(self) -> (u16, u16) {
         match self {
@@ -83,7 +83,7 @@ impl Level {
     }
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for StartLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Kernel => "CPL0",
@@ -92,12 +92,13 @@ impl fmt::Display for Level {
     }
 }
 
+/// Whether an exception pushes an error code.
 pub(crate) fn has_error_code(vector: u64) -> bool {
-    matches!(vector, 8 | 10..=14 | 17 | 21)
+    u8::try_from(vector).is_ok_and(|vector| Vector(vector).has_error_code())
 }
 
-/// What every guest finds in memory from 0 on: tables and handlers.
-pub(crate) fn image() -> Vec<u8> {
+/// The memory of every guest from 0 on: tables and handlers.
+pub(crate) fn guest_image() -> Vec<u8> {
     const PRESENT_WRITE_USER: u64 = 0b111;
     const LARGE_PAGE: u64 = 1 << 7;
     let mut image = vec![0; DATA_START];
@@ -114,7 +115,7 @@ pub(crate) fn image() -> Vec<u8> {
     put(PML4, &bytes(&[PDPT | PRESENT_WRITE_USER]));
     put(PDPT, &bytes(&[PD | PRESENT_WRITE_USER]));
     put(PD, &bytes(&[LARGE_PAGE | PRESENT_WRITE_USER]));
-    // Null, code and data at 0, data and code at 3, TSS: access bytes 0x9b 0x93 0xf3 0xfb 0x8b.
+    // Null, CPL0 code and data, CPL3 data and code, TSS: access bytes 0x9b 0x93 0xf3 0xfb 0x8b.
     let gdt = [
         0,
         0x00af_9b00_0000_ffff,
@@ -125,7 +126,7 @@ pub(crate) fn image() -> Vec<u8> {
         0,
     ];
     put(GDT, &bytes(&gdt));
-    // RSP0 at 4, IST1 at 36, the I/O map base at 102; the map allows every port it covers.
+    // RSP0 at 4, IST1 at 36, the I/O map base at 102. The map allows every port that it covers.
     put(TSS + 4, &STACK.to_le_bytes());
     put(TSS + 36, &HANDLER_STACK.to_le_bytes());
     put(TSS + 102, &0x68_u16.to_le_bytes());
@@ -138,7 +139,7 @@ pub(crate) fn image() -> Vec<u8> {
         };
         let handler = STUBS + vector * 16;
         put(handler, code.bytes());
-        // An interrupt gate that INT n may use from CPL3, on IST1.
+        // An interrupt gate with IST1, and DPL 3 for INT n at CPL3.
         put(
             IDT + vector * 16,
             &bytes(&[handler | (u64::from(KERNEL_CS) << 16) | (0xee01 << 32)]),
@@ -147,6 +148,7 @@ pub(crate) fn image() -> Vec<u8> {
     image
 }
 
+/// A flat segment of type `kind`, with the privilege level of its selector.
 pub(crate) fn segment(selector: u16, kind: u8) -> kvm_segment {
     let code = kind & 8 != 0;
     kvm_segment {
@@ -164,7 +166,8 @@ pub(crate) fn segment(selector: u16, kind: u8) -> kvm_segment {
     }
 }
 
-pub(crate) fn long_mode(sregs: &mut kvm_sregs, level: Level) {
+/// Sets up 64-bit mode at `level`.
+pub(crate) fn long_mode(sregs: &mut kvm_sregs, level: StartLevel) {
     let (cs, ss) = level.selectors();
     sregs.cs = segment(cs, 0xb);
     sregs.ss = segment(ss, 0x3);
@@ -184,13 +187,10 @@ pub(crate) fn long_mode(sregs: &mut kvm_sregs, level: Level) {
     sregs.gdt.limit = 0x37;
     sregs.idt.base = IDT;
     sregs.idt.limit = 0xfff;
-    // PE, MP, ET, NE, WP, PG.
-    sregs.cr0 = 0x8001_0033;
+    sregs.cr0 = (Cr0::PE | Cr0::MP | Cr0::ET | Cr0::NE | Cr0::WP | Cr0::PG).bits();
     sregs.cr3 = PML4;
-    // DE, PAE, OSFXSR, OSXMMEXCPT.
-    sregs.cr4 = 0x628;
-    // SCE, LME, LMA.
-    sregs.efer = 0x501;
+    sregs.cr4 = (Cr4::DE | Cr4::PAE | Cr4::OSFXSR | Cr4::OSXMMEXCPT).bits();
+    sregs.efer = (Efer::SCE | Efer::LME | Efer::LMA).bits();
 }
 
 #[cfg(test)]
@@ -198,14 +198,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handlers_fit_their_places() {
+    fn handlers_fit_in_16_bytes() {
         assert!(handler().bytes().len() <= 16);
         assert!(handler_with_error().bytes().len() <= 16);
     }
 
     #[test]
-    fn gates_lead_to_their_handlers() {
-        let image = image();
+    fn gates_point_to_their_handlers() {
+        let image = guest_image();
         let gate = |vector: usize| {
             let at = 0x2000 + vector * 16;
             (
