@@ -89,8 +89,8 @@ fn seed_decides_the_random_numbers() {
     assert_ne!(seeded("0"), seeded("7"));
 }
 
-/// ForcedSwitch processor counts in a race without locks for one counter in memory; the boot processor
-/// leaves with what became of it.
+/// ForcedSwitch processor counts in a race without locks for one counter in memory; the boot
+/// processor leaves with what became of it.
 fn race(a: &mut CodeAssembler) -> Result<(), IcedError> {
     const ENTRY: u32 = 0x8000;
     let mut count = a.create_label();
@@ -171,8 +171,8 @@ fn kvm_and_processors_of_the_host_are_refused() {
     }
 }
 
-/// Adds up what comes in at the serial port, with the time at which it came, until it is `q`; leaves
-/// with the sum. Waits by polling.
+/// Adds up what comes in at the serial port, with the time at which it came, until it is `q`;
+/// leaves with the sum. Waits by polling.
 fn listen(a: &mut CodeAssembler) -> Result<(), IcedError> {
     let mut again = a.create_label();
     a.xor(ebx, ebx)?;

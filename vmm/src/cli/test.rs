@@ -16,12 +16,14 @@ use hindsight_cpu::facility::Facilities;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::harness::child::supervise;
-use crate::harness::image::Image;
-use crate::harness::needs::{self, Capabilities, HostKvm, Lacking, Unmeasured, kvm_problem};
-use crate::harness::pool::{Event, run_in_order};
+use crate::harness::image::TestImage;
+use crate::harness::needs::{self, Capabilities, Lacking, MeasuredHost, Unmeasured, kvm_problem};
+use crate::harness::pool::{PoolEvent, run_in_order};
 use crate::harness::report::{Summary, junit, tap, text};
 use crate::harness::runner::{GRACE, Runner};
-use crate::harness::select::{self, Job, Pattern, Shard, check_needs, filter, mark_unmet, repeat};
+use crate::harness::select::{
+    self, Pattern, Shard, TestJob, check_needs, filter, mark_unmet, repeat,
+};
 use crate::harness::verdict::CaseResult;
 use crate::machine::start;
 use crate::vcpu::engine::policy::EngineDemand;
@@ -153,7 +155,11 @@ pub fn run(mut args: TestArgs) -> Result<ExitCode> {
             .filter(|columns| *columns > 0)
             .unwrap_or(80)
     });
-    let measured: &dyn Capabilities = if needs_kvm { &HostKvm } else { &Unmeasured };
+    let measured: &dyn Capabilities = if needs_kvm {
+        &MeasuredHost
+    } else {
+        &Unmeasured
+    };
     let lacking = Lacking::new(&args.lacking, measured);
     let status = run_with(
         &args,
@@ -182,7 +188,7 @@ pub fn run_with(args: &TestArgs, host: Host<'_>) -> Result<u8> {
     }
     let start = Instant::now();
     let columns = host.columns.filter(|_| !args.tap);
-    let progress = columns.map(|columns| text::Progress::new(columns.max(20) - 1));
+    let progress = columns.map(|columns| text::ProgressLine::new(columns.max(20) - 1));
     let mut console = Console {
         out: host.out,
         tap: args.tap,
@@ -227,19 +233,19 @@ fn runner(args: &TestArgs) -> Result<Runner> {
 /// # Errors
 ///
 /// When the host gives no memory files.
-pub fn builtin_images() -> Result<Vec<Arc<Image>>> {
+pub fn builtin_images() -> Result<Vec<Arc<TestImage>>> {
     crate::harness::BUILTIN_PAYLOADS
         .iter()
-        .map(|(name, bytes)| Ok(Arc::new(Image::builtin(name, bytes)?)))
+        .map(|(name, bytes)| Ok(Arc::new(TestImage::builtin(name, bytes)?)))
         .collect()
 }
 
-/// ForcedSwitch case of the built-in payloads, at every level.
+/// Every case of the built-in payloads, at every level.
 ///
 /// # Errors
 ///
 /// As [`builtin_images`].
-pub fn builtin_jobs() -> Result<Vec<Job>> {
+pub fn builtin_jobs() -> Result<Vec<TestJob>> {
     Ok(select::jobs(&builtin_images()?))
 }
 
@@ -248,13 +254,13 @@ fn prepare(
     args: &TestArgs,
     capabilities: &dyn Capabilities,
     host_problem: Option<&str>,
-) -> Result<Vec<Job>> {
+) -> Result<Vec<TestJob>> {
     let images = if args.images.is_empty() {
         builtin_images()?
     } else {
         args.images
             .iter()
-            .map(|path| Ok(Arc::new(Image::open(path)?)))
+            .map(|path| Ok(Arc::new(TestImage::open(path)?)))
             .collect::<Result<_>>()?
     };
     let all = select::jobs(&images);
@@ -279,7 +285,7 @@ fn prepare(
     Ok(repeat(jobs, args.repeat))
 }
 
-fn list(out: &mut dyn Write, jobs: &[Job]) -> io::Result<()> {
+fn list(out: &mut dyn Write, jobs: &[TestJob]) -> io::Result<()> {
     let mut out = BufWriter::new(out);
     for job in jobs {
         write!(out, "{}", job.id())?;
@@ -309,7 +315,7 @@ fn list(out: &mut dyn Write, jobs: &[Job]) -> io::Result<()> {
 fn run_all(
     args: &TestArgs,
     runner: &Runner,
-    jobs: &[Job],
+    jobs: &[TestJob],
     interrupt: &AtomicBool,
     console: &mut Console<'_>,
 ) -> Result<Vec<CaseResult>> {
@@ -326,10 +332,10 @@ fn run_all(
         run,
         |event| {
             match event {
-                Event::Running(running, ended) => console.progress(jobs, running, ended)?,
+                PoolEvent::Running(running, ended) => console.progress(jobs, running, ended)?,
                 // A case that was cut short says nothing.
-                Event::Done(_) if interrupt.load(Ordering::Relaxed) => {}
-                Event::Done(result) => {
+                PoolEvent::Done(_) if interrupt.load(Ordering::Relaxed) => {}
+                PoolEvent::Done(result) => {
                     console.result(results.len() + 1, &result)?;
                     results.push(result);
                 }
@@ -346,7 +352,7 @@ fn run_all(
 ///
 /// When the host cannot start the child.
 pub fn run_job(
-    job: &Job,
+    job: &TestJob,
     runner: &Runner,
     memory: &str,
     timeout: Option<Duration>,
@@ -367,7 +373,7 @@ pub fn run_job(
 struct Console<'a> {
     out: &'a mut dyn Write,
     tap: bool,
-    progress: Option<text::Progress>,
+    progress: Option<text::ProgressLine>,
 }
 
 impl Console<'_> {
@@ -379,7 +385,7 @@ impl Console<'_> {
         }
     }
 
-    fn progress(&mut self, jobs: &[Job], running: &[usize], ended: usize) -> io::Result<()> {
+    fn progress(&mut self, jobs: &[TestJob], running: &[usize], ended: usize) -> io::Result<()> {
         let Some(progress) = &mut self.progress else {
             return Ok(());
         };

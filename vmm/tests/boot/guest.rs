@@ -1,5 +1,5 @@
-//! Guests that say on COM1 what they find at their entry. Each piece starts with an instruction that
-//! has no label, so that pieces can follow each other.
+//! Guests that say on COM1 what they find at their entry. Each piece starts with an instruction
+//! that has no label, so that pieces can follow each other.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -75,7 +75,8 @@ pub fn say_eax(a: &mut CodeAssembler, name: &str) -> Code {
     a.jnz(next)
 }
 
-/// Writes `name`, and the string that the word at `pointer` points to, if any. Changes EAX, EDX, ESI.
+/// Writes `name`, and the string that the word at `pointer` points to, if any. Changes EAX, EDX,
+/// ESI.
 pub fn say_string(a: &mut CodeAssembler, name: &str, pointer: AsmMemoryOperand) -> Code {
     let (mut next, mut end) = (a.create_label(), a.create_label());
     say(a, name)?;
@@ -131,8 +132,8 @@ fn reload_segments(a: &mut CodeAssembler) -> Code {
     a.nop()
 }
 
-/// Writes control register 0, the code and data segments, the flags that are no arithmetic's, and in
-/// 64-bit mode EFER. Uses the stack: one that is not there ends the guest. Keeps EBX, EBP, ESI.
+/// Writes control register 0, the code and data segments, the flags that are no arithmetic's, and
+/// in 64-bit mode EFER. Uses the stack: one that is not there ends the guest. Keeps EBX, EBP, ESI.
 pub fn say_state(a: &mut CodeAssembler) -> Code {
     match a.bitness() {
         64 => {
@@ -201,7 +202,8 @@ const START_INFO: Format = Format {
     args: 16,
 };
 
-/// Writes the command line, and each module's content and own command line; the structure is at EBX.
+/// Writes the command line, and each module's content and own command line; the structure is at
+/// EBX.
 fn say_strings(a: &mut CodeAssembler, format: &Format) -> Code {
     let (mut module, mut end) = (a.create_label(), a.create_label());
     say_string(a, "cmdline=", dword_ptr(ebx + format.cmdline))?;
@@ -247,8 +249,8 @@ pub fn multiboot(a: &mut CodeAssembler) -> Code {
     exit(a, 0)
 }
 
-/// A kernel that is given start info: the verdict is 2 if its magic is wrong, 3 if there is no RSDP, 4
-/// if the memory map does not start with RAM.
+/// A kernel that is given start info: the verdict is 2 if its magic is wrong, 3 if there is no
+/// RSDP, 4 if the memory map does not start with RAM.
 pub fn start_info(a: &mut CodeAssembler) -> Code {
     check(a, dword_ptr(ebx), 0x336e_c578, 2)?;
     say_state(a)?;
@@ -265,8 +267,8 @@ pub fn start_info(a: &mut CodeAssembler) -> Code {
     exit(a, 0)
 }
 
-/// A kernel for the 64-bit Linux protocol: the verdict is 2 if the boot parameters have no header, 4 if
-/// their memory map does not start with RAM.
+/// A kernel for the 64-bit Linux protocol: the verdict is 2 if the boot parameters have no header,
+/// 4 if their memory map does not start with RAM.
 pub fn linux(a: &mut CodeAssembler) -> Code {
     const E820: i32 = 0x2d0;
     a.mov(ebx, esi)?;

@@ -225,7 +225,8 @@ fn multiboot_kernel_booted_as_plain_elf_misses_the_magic() {
 
 #[test]
 fn linux_is_entered_in_long_mode_with_boot_parameters() {
-    // The kernel follows 0x600 bytes of setup, and its 64-bit entry point is 0x200 behind its start.
+    // The kernel follows 0x600 bytes of setup, and its 64-bit entry point is 0x200 behind its
+    // start.
     let kernel = assemble(64, 0x100_0200, linux);
     let mut image = bzimage();
     assert!(kernel.len() <= image.len() - 0x800);

@@ -70,8 +70,8 @@ pub fn wrmsr(a: &mut CodeAssembler, index: u32, value: u64) -> Result<(), IcedEr
 }
 
 /// A 64-bit image with an IDT: every exception and interrupt goes to its handler, `#GP` to one that
-/// skips the two bytes of RDMSR or WRMSR. `interrupt` is the code of the handler for vectors from 32
-/// on, which ends in IRETQ and keeps what it changes.
+/// skips the two bytes of RDMSR or WRMSR. `interrupt` is the code of the handler for vectors from
+/// 32 on, which ends in IRETQ and keeps what it changes.
 pub fn with_idt(
     interrupt: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
     code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
@@ -188,8 +188,8 @@ fn build(prepared: Prepared) -> Machine {
     prepared.build(Some(&host), sinks()).unwrap()
 }
 
-/// Runs a 64-bit image on one processor for at most `seconds`: in the interpreter, under KVM, and in
-/// both in turn, which must end in the same way. Gives KVM's outcome.
+/// Runs a 64-bit image on one processor for at most `seconds`: in the interpreter, under KVM, and
+/// in both in turn, which must end in the same way. Gives KVM's outcome.
 pub fn run(image: &[u8], seconds: f64) -> Outcome {
     let same = |a: &Outcome, b: &Outcome| match (a, b) {
         (Outcome::Exit(a), Outcome::Exit(b)) => a == b,

@@ -14,8 +14,8 @@ use super::guest::{assemble, exit, long, machine_with};
 const ENTRY: u64 = 0x3_8000;
 const MAP: u64 = 0x3_8000;
 
-/// Runs a guest that raises an SMI by port B2H, whose handler writes these doublewords to offsets of the
-/// manual's map, and leaves; then the guest ends with code 7.
+/// Runs a guest that raises an SMI by port B2H, whose handler writes these doublewords to offsets
+/// of the manual's map, and leaves; then the guest ends with code 7.
 fn spoiled(writes: &[(u64, u32)]) -> Outcome {
     let handler = assemble(16, 0x8000, |a| {
         for &(offset, value) in writes {
