@@ -4,7 +4,7 @@ use std::env;
 use std::io::{self, BufWriter, IsTerminal, Write};
 
 use crate::cli::{EngineArg, Status};
-use crate::demo::draw::{self, Fact, Look};
+use crate::demo::draw::{self, Fact, TerminalStyle};
 use crate::demo::guest::{self, DemoError};
 use crate::demo::story::{Story, nanoseconds};
 use crate::machine::start;
@@ -62,9 +62,9 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<Status> {
 }
 
 fn draw_lines(story: &Story, facts: &[Fact], plain: bool) -> Vec<String> {
-    let look = look(plain);
-    let lines = draw::draw(story, facts, look);
-    lines.iter().map(|l| l.show(look).to_string()).collect()
+    let style = terminal_style(plain);
+    let lines = draw::draw(story, facts, style);
+    lines.iter().map(|l| l.render(style).to_string()).collect()
 }
 
 fn print(lines: &[String]) -> io::Result<()> {
@@ -76,7 +76,7 @@ fn print(lines: &[String]) -> io::Result<()> {
 }
 
 /// What standard output can show.
-fn look(plain: bool) -> Look {
+fn terminal_style(plain: bool) -> TerminalStyle {
     let stdout = io::stdout();
     let terminal = stdout.is_terminal();
     let set = |name: &str| env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -88,7 +88,7 @@ fn look(plain: bool) -> Look {
             .filter(|columns| terminal && *columns > 0)
     };
     let width: usize = columns.or_else(of_terminal).unwrap_or(WIDTH);
-    Look {
+    TerminalStyle {
         colour: terminal && !plain && !dumb && !set("NO_COLOR"),
         unicode: terminal && !plain && !dumb && is_utf8(|name| env::var(name).ok()),
         width: width.clamp(WIDTHS.0, WIDTHS.1),

@@ -1,171 +1,31 @@
-//! One time line of what the guest kept and what the monitor saw.
+//! Builds the story of a run.
 //!
-//! The two have different clocks where KVM ignores the TSC offset. Each phase begins with an OUT
-//! that the guest stamps just before and the monitor sees just after: the smallest difference of
-//! all of them is taken as the clocks' offset.
+//! The guest and the monitor have different clocks if KVM ignores the TSC offset. Each phase begins
+//! with an OUT: the guest logs its TSC just before, and the monitor records the exit just after.
+//! The smallest difference of all these pairs is the offset between the clocks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use hindsight_devices::clock::Ticks;
 
+use super::{
+    BranchRow, ExceptionRow, ExitRow, FaultRow, MsrRow, SampleProfile, Story, StoryPhase,
+    nanoseconds,
+};
 use crate::demo::explain::{self, MsrAccess};
-use crate::demo::guest::Run;
-use crate::demo::log::{Branch, Caught, Entry, Picture, Record};
+use crate::demo::guest::DemoRun;
+use crate::demo::log::{CaughtException, DemoEntry, DemoRecord, TracedBranch};
 use crate::demo::symbols::{self, Symbols};
 use crate::vcpu::recorder::{ExitKind, RecordedEvent, RecordedKind};
 
-/// The port by which the guest stamps a phase.
+/// The port by which the guest marks the beginning of a phase.
 const MARK_PORT: u16 = 0xe0;
 const APIC_PAGE: Range<u64> = 0xfee0_0000..0xfee0_1000;
 
-/// What the guest did, ready to be drawn.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Story {
-    /// Why the guest did not come to its end, if so.
-    pub problem: Option<String>,
-    /// Ticks in a second.
-    pub hz: u64,
-    /// When it was over.
-    pub end: Ticks,
-    /// Its parts, in order.
-    pub phases: Vec<Phase>,
-    /// What it computed.
-    pub results: Vec<(String, u64)>,
-    /// What it drew.
-    pub picture: Option<Picture>,
-    /// Exceptions its handlers took.
-    pub exceptions: Vec<ExceptionRow>,
-    /// MSR accesses that the models answered, for the table.
-    pub msrs: Vec<MsrRow>,
-    /// When its timer's interrupts were taken.
-    pub ticks: Vec<Ticks>,
-    /// When the processor stopped for the monitor.
-    pub exits: Vec<Ticks>,
-    /// Kinds of exits, most frequent first.
-    pub kinds: Vec<KindRow>,
-    /// Where samples found the guest.
-    pub profiles: Vec<Profile>,
-    /// What its LBR stack told about the way to a fault, oldest first.
-    pub way: Vec<BranchRow>,
-    /// The fault.
-    pub fault: Option<FaultRow>,
-    /// How many times longer ring 0 takes than ring 3 to do the same.
-    pub ring0_slower: Option<u64>,
-}
-
-/// A part of the guest's run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Phase {
-    /// Its name.
-    pub name: String,
-    /// The level of its work.
-    pub cpl: u8,
-    /// When.
-    pub time: Range<Ticks>,
-}
-
-/// An exception.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExceptionRow {
-    /// When.
-    pub at: Ticks,
-    /// Level of the code that raised it.
-    pub cpl: u8,
-    /// Mnemonic, such as #PF.
-    pub mnemonic: &'static str,
-    /// Symbol, or address.
-    pub place: String,
-    /// The instruction.
-    pub instruction: String,
-    /// Why.
-    pub why: String,
-}
-
-/// An entry of the LBR stack.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BranchRow {
-    /// Symbol of the branch.
-    pub from: String,
-    /// The instruction, without its operand.
-    pub instruction: String,
-    /// Symbol of its target.
-    pub to: String,
-}
-
-/// What the branches led to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FaultRow {
-    /// Mnemonic, such as #DE.
-    pub mnemonic: &'static str,
-    /// Symbol.
-    pub place: String,
-    /// The instruction.
-    pub instruction: String,
-}
-
-/// An access to an MSR.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MsrRow {
-    /// When.
-    pub at: Ticks,
-    /// Which, and with what answer.
-    pub access: MsrAccess,
-    /// The manual's name.
-    pub name: String,
-    /// Why it was answered so.
-    pub why: String,
-}
-
-/// Exits of one kind, or something that is measured against them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KindRow {
-    /// What it is.
-    pub name: String,
-    /// How many; 0 for what does not exit to us.
-    pub count: usize,
-    /// Nanoseconds this program took for one: the median.
-    pub ours_ns: Option<u64>,
-    /// Nanoseconds the guest lost by one: the median of its stopwatch.
-    pub guest_ns: Option<u64>,
-}
-
-/// Where samples found the guest.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Profile {
-    /// What they are, after their number.
-    pub about: String,
-    /// Samples by symbol, most first.
-    pub hits: Vec<(String, usize)>,
-}
-
-impl Profile {
-    /// Counts the symbols of `addresses`.
-    pub fn new(about: &str, addresses: &[u64], symbols: &Symbols) -> Self {
-        let mut counts = BTreeMap::<String, usize>::new();
-        for &address in addresses {
-            let name = symbols.find(address).map(|(name, _)| name.to_owned());
-            *counts
-                .entry(name.unwrap_or_else(|| format!("{address:#x}")))
-                .or_default() += 1;
-        }
-        let mut hits: Vec<_> = counts.into_iter().collect();
-        hits.sort_by_key(|hit| std::cmp::Reverse(hit.1));
-        Self {
-            about: about.to_owned(),
-            hits,
-        }
-    }
-
-    /// All samples.
-    pub fn total(&self) -> usize {
-        self.hits.iter().map(|hit| hit.1).sum()
-    }
-}
-
 impl Story {
-    /// Tells the story of a run.
-    pub fn of(run: Run) -> Self {
+    /// The story of a run.
+    pub fn of(run: DemoRun) -> Self {
         let hz = run.msrs.tsc_hz;
         let mut story = Self {
             problem: run.problem,
@@ -174,28 +34,30 @@ impl Story {
             picture: run.picture,
             ..Self::default()
         };
-        let offset = offset(&run.events, &run.log);
+        let offset = clock_offset(&run.events, &run.log);
         let mut costs = BTreeMap::<String, Vec<Ticks>>::new();
         let mut hits = Vec::new();
         for record in run.log {
             let at = record.tsc.wrapping_add(offset).min(story.end);
             match record.entry {
-                Entry::Phase { name, cpl } => story.begin(at, name, cpl),
-                Entry::Exception(caught) => {
+                DemoEntry::Phase { name, cpl } => story.begin(at, name, cpl),
+                DemoEntry::Exception(caught) => {
                     let row = exception_row(at, &caught, &run.symbols);
                     story.exceptions.push(row);
                 }
-                Entry::Tick { rip, cpl } => {
+                DemoEntry::Tick { rip, cpl } => {
                     story.ticks.push(at);
-                    // At ring 0 it can only come while the guest halts.
+                    // At ring 0, interrupts are enabled only while the guest is halted.
                     if cpl == 3 {
                         hits.push(rip);
                     }
                 }
-                Entry::Cost { name, ticks } => costs.entry(name).or_default().push(ticks),
-                Entry::Result { name, value } => story.results.push((name, value)),
-                Entry::Branch(branch) => story.way.extend(branch_row(&branch, &run.symbols)),
-                Entry::Fault { vector, rip } => {
+                DemoEntry::Cost { name, ticks } => costs.entry(name).or_default().push(ticks),
+                DemoEntry::Result { name, value } => story.results.push((name, value)),
+                DemoEntry::Branch(branch) => {
+                    story.branches.extend(branch_row(&branch, &run.symbols));
+                }
+                DemoEntry::Fault { vector, rip } => {
                     story.fault = Some(fault_row(vector, rip, &run.symbols));
                 }
             }
@@ -211,7 +73,7 @@ impl Story {
                 &traced,
             ),
         ] {
-            let profile = Profile::new(about, addresses, &run.symbols);
+            let profile = SampleProfile::new(about, addresses, &run.symbols);
             story
                 .profiles
                 .extend((!addresses.is_empty()).then_some(profile));
@@ -219,30 +81,30 @@ impl Story {
         let mut sieve = |name| costs.remove(name).and_then(|mut times| median(&mut times));
         let (ring0, ring3) = (sieve("sieve, ring 0"), sieve("sieve, ring 3"));
         story.ring0_slower = ring0.zip(ring3).map(|(slow, fast)| slow / fast.max(1));
-        story.see(&run.events, costs);
+        story.add_events(&run.events, costs);
         for row in &mut story.msrs {
-            row.why = explain::msr(&row.access, &run.msrs);
+            row.reason = explain::msr(&row.access, &run.msrs);
         }
         story
     }
 
-    /// Ends the phase before and begins one.
+    /// Ends the last phase and begins a new one.
     fn begin(&mut self, at: Ticks, name: String, cpl: u8) {
         match self.phases.last_mut() {
             Some(last) => last.time.end = at,
-            None => self.phases.push(Phase {
+            None => self.phases.push(StoryPhase {
                 name: "boot".to_owned(),
                 cpl: 0,
                 time: 0..at,
             }),
         }
         let time = at..at;
-        self.phases.push(Phase { name, cpl, time });
+        self.phases.push(StoryPhase { name, cpl, time });
     }
 
-    /// Takes over what the monitor saw.
-    fn see(&mut self, events: &[RecordedEvent], mut costs: BTreeMap<String, Vec<Ticks>>) {
-        let mut ours = BTreeMap::<&str, Vec<Ticks>>::new();
+    /// Adds the events that the monitor recorded. `costs` are the times that the guest measured.
+    fn add_events(&mut self, events: &[RecordedEvent], mut costs: BTreeMap<String, Vec<Ticks>>) {
+        let mut monitor = BTreeMap::<&str, Vec<Ticks>>::new();
         let mut since: Option<(Ticks, &str)> = None;
         let msrs = self.phases.iter().find(|phase| phase.name == "MSRs");
         let msrs = msrs.map_or(0..0, |phase| phase.time.clone());
@@ -250,15 +112,15 @@ impl Story {
             match event.what {
                 RecordedKind::Exit(kind) => {
                     self.exits.push(event.at);
-                    since = Some((event.at, class(kind)));
+                    since = Some((event.at, exit_name(kind)));
                 }
                 RecordedKind::Enter => {
-                    if let Some((at, class)) = since.take() {
-                        ours.entry(class).or_default().push(event.at - at);
+                    if let Some((at, name)) = since.take() {
+                        monitor.entry(name).or_default().push(event.at - at);
                     }
                 }
                 RecordedKind::Rdmsr { index, answer } => {
-                    self.see_msr(event.at, &msrs, index, None, answer);
+                    self.add_msr(event.at, &msrs, index, None, answer);
                 }
                 RecordedKind::Wrmsr {
                     index,
@@ -266,36 +128,34 @@ impl Story {
                     accepted,
                 } => {
                     let answer = accepted.then_some(0);
-                    self.see_msr(event.at, &msrs, index, Some(value), answer);
+                    self.add_msr(event.at, &msrs, index, Some(value), answer);
                 }
                 RecordedKind::Interrupt { .. } => {}
             }
         }
         let ns = |ticks: Ticks| nanoseconds(ticks, self.hz);
-        for (class, mut times) in ours {
-            self.kinds.push(KindRow {
-                name: class.to_owned(),
+        for (name, mut times) in monitor {
+            self.exit_rows.push(ExitRow {
+                name: name.to_owned(),
                 count: times.len(),
-                // What passes at HLT is sleep.
-                ours_ns: (class != HALT)
-                    .then(|| median(&mut times))
-                    .flatten()
-                    .map(ns),
-                guest_ns: costs.remove(class).and_then(|mut t| median(&mut t)).map(ns),
+                // At HLT, the monitor sleeps.
+                monitor_ns: (name != HALT).then(|| median(&mut times)).flatten().map(ns),
+                guest_ns: costs.remove(name).and_then(|mut t| median(&mut t)).map(ns),
             });
         }
-        self.kinds.sort_by_key(|row| std::cmp::Reverse(row.count));
+        self.exit_rows
+            .sort_by_key(|row| std::cmp::Reverse(row.count));
         for (name, mut times) in costs {
-            self.kinds.push(KindRow {
+            self.exit_rows.push(ExitRow {
                 name,
                 guest_ns: median(&mut times).map(ns),
-                ..KindRow::default()
+                ..ExitRow::default()
             });
         }
     }
 
-    /// Accesses outside of the phase that is about them are not worth a row.
-    fn see_msr(
+    /// Adds an MSR access if it is in the phase about MSRs.
+    fn add_msr(
         &mut self,
         at: Ticks,
         phase: &Range<Ticks>,
@@ -312,38 +172,40 @@ impl Story {
                     answer,
                 },
                 name: explain::msr_name(index),
-                why: String::new(),
+                reason: String::new(),
             });
         }
     }
 }
 
-/// What to add to the guest's TSC to get the monitor's time.
-fn offset(events: &[RecordedEvent], log: &[Record]) -> u64 {
-    let seen = events
+/// The monitor's clock minus the guest's TSC.
+fn clock_offset(events: &[RecordedEvent], log: &[DemoRecord]) -> u64 {
+    let exits = events
         .iter()
         .filter(|event| event.what == RecordedKind::Exit(ExitKind::PortWrite(MARK_PORT)));
-    let stamped = log
+    let phases = log
         .iter()
-        .filter(|record| matches!(record.entry, Entry::Phase { .. }));
-    let difference = |(event, record): (&RecordedEvent, &Record)| event.at.wrapping_sub(record.tsc);
-    seen.zip(stamped)
+        .filter(|record| matches!(record.entry, DemoEntry::Phase { .. }));
+    let difference =
+        |(event, record): (&RecordedEvent, &DemoRecord)| event.at.wrapping_sub(record.tsc);
+    exits
+        .zip(phases)
         .map(difference)
         .min_by_key(|offset| offset.cast_signed())
         .unwrap_or(0)
 }
 
-/// An entry of the LBR stack; one that is empty has no row.
-fn branch_row(branch: &Branch, symbols: &Symbols) -> Option<BranchRow> {
+/// The row of an LBR entry; `None` if the entry is empty.
+fn branch_row(branch: &TracedBranch, symbols: &Symbols) -> Option<BranchRow> {
     let text = mnemonic_at(branch.from, symbols);
     (branch.from != 0).then(|| BranchRow {
-        from: symbols.place(branch.from),
+        from: symbols.name_address(branch.from),
         instruction: text,
-        to: symbols.place(branch.to),
+        to: symbols.name_address(branch.to),
     })
 }
 
-/// The first word of the instruction there.
+/// The mnemonic of the instruction at `address`.
 fn mnemonic_at(address: u64, symbols: &Symbols) -> String {
     let instruction = symbols.instruction(address);
     let text = instruction.as_ref().map(symbols::disassemble);
@@ -355,7 +217,7 @@ fn fault_row(vector: u8, rip: u64, symbols: &Symbols) -> FaultRow {
     let instruction = symbols.instruction(rip);
     FaultRow {
         mnemonic: explain::mnemonic(vector),
-        place: symbols.place(rip),
+        location: symbols.name_address(rip),
         instruction: instruction
             .as_ref()
             .map(symbols::disassemble)
@@ -363,24 +225,24 @@ fn fault_row(vector: u8, rip: u64, symbols: &Symbols) -> FaultRow {
     }
 }
 
-fn exception_row(at: Ticks, caught: &Caught, symbols: &Symbols) -> ExceptionRow {
+fn exception_row(at: Ticks, caught: &CaughtException, symbols: &Symbols) -> ExceptionRow {
     let instruction = symbols.instruction(caught.rip);
     ExceptionRow {
         at,
         cpl: caught.cpl,
         mnemonic: explain::mnemonic(caught.vector),
-        place: symbols.place(caught.rip),
+        location: symbols.name_address(caught.rip),
         instruction: instruction
             .as_ref()
             .map_or_else(String::new, symbols::disassemble),
-        why: explain::exception(caught, instruction.as_ref()),
+        reason: explain::exception(caught, instruction.as_ref()),
     }
 }
 
 const HALT: &str = "HLT";
 
-/// The exit's name in the table; the guest's stopwatch uses the same.
-fn class(kind: ExitKind) -> &'static str {
+/// The name of an exit in the table. The guest's stopwatch uses the same names.
+fn exit_name(kind: ExitKind) -> &'static str {
     match kind {
         ExitKind::PortRead(_) => "port read",
         ExitKind::PortWrite(_) => "port write",
@@ -402,33 +264,27 @@ fn median(times: &mut [Ticks]) -> Option<Ticks> {
     times.get(times.len() / 2).copied()
 }
 
-/// Ticks as nanoseconds.
-pub fn nanoseconds(ticks: Ticks, hz: u64) -> u64 {
-    let ns = u128::from(ticks) * 1_000_000_000 / u128::from(hz.max(1));
-    u64::try_from(ns).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use hindsight_cpu::facility::Facilities;
     use hindsight_cpu::msr::MsrConfig;
 
-    /// Of a guest whose TSC is 1000 ahead of the monitor's clock.
-    fn run() -> Run {
+    /// A run whose guest's TSC is 1000 ahead of the monitor's clock.
+    fn run() -> DemoRun {
         let event = |at, what| RecordedEvent { at, cpu: 0, what };
         let mark = RecordedKind::Exit(ExitKind::PortWrite(MARK_PORT));
-        let record = |tsc, entry| Record { tsc, entry };
+        let record = |tsc, entry| DemoRecord { tsc, entry };
         let phase = |tsc, name: &str, cpl| {
             let name = name.to_owned();
-            record(tsc, Entry::Phase { name, cpl })
+            record(tsc, DemoEntry::Phase { name, cpl })
         };
-        let sieve = |name: &str, ticks| Entry::Cost {
+        let sieve = |name: &str, ticks| DemoEntry::Cost {
             name: name.to_owned(),
             ticks,
         };
         let cost = |ticks| sieve("RDMSR", ticks);
-        Run {
+        DemoRun {
             problem: None,
             events: vec![
                 event(0, RecordedKind::Enter),
@@ -451,7 +307,7 @@ mod tests {
             ],
             log: vec![
                 phase(1100, "compute", 3),
-                record(1150, Entry::Tick { rip: 0x10, cpl: 3 }),
+                record(1150, DemoEntry::Tick { rip: 0x10, cpl: 3 }),
                 phase(1200, "MSRs", 0),
                 record(1250, cost(30)),
                 record(1251, cost(10)),
@@ -473,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_times_are_brought_to_the_clock_of_the_monitor() {
+    fn guest_times_are_converted_to_the_clock_of_the_monitor() {
         let story = Story::of(run());
         let phases: Vec<_> = story
             .phases
@@ -489,45 +345,38 @@ mod tests {
     }
 
     #[test]
-    fn exits_have_the_median_of_both_sides() {
+    fn exit_rows_have_the_medians_of_monitor_and_guest() {
         let story = Story::of(run());
-        let writes = &story.kinds[0];
+        let writes = &story.exit_rows[0];
         assert_eq!((writes.name.as_str(), writes.count), ("port write", 3));
-        assert_eq!((writes.ours_ns, writes.guest_ns), (Some(3), None));
-        let reads = &story.kinds[1];
+        assert_eq!((writes.monitor_ns, writes.guest_ns), (Some(3), None));
+        let reads = &story.exit_rows[1];
         assert_eq!((reads.name.as_str(), reads.guest_ns), ("RDMSR", Some(20)));
         assert_eq!(story.exits.len(), 5);
-        assert_eq!(story.kinds.len(), 2, "the sieve is no exit");
+        assert_eq!(story.exit_rows.len(), 2, "the sieve is not an exit");
         assert_eq!(story.ring0_slower, Some(20));
     }
 
     #[test]
-    fn msr_accesses_of_their_phase_are_explained() {
+    fn msr_accesses_in_the_msr_phase_have_a_reason() {
         let story = Story::of(run());
         let row = &story.msrs[0];
         assert_eq!(
             (row.name.as_str(), row.access.answer),
             ("IA32_TSC_ADJUST", Some(7))
         );
-        assert_eq!(row.why, "TSC model");
+        assert_eq!(row.reason, "TSC model");
         assert_eq!(story.msrs.len(), 1);
     }
 
     #[test]
     fn empty_run_has_an_empty_story() {
-        let story = Story::of(Run {
+        let story = Story::of(DemoRun {
             events: Vec::new(),
             log: Vec::new(),
             ..run()
         });
         assert_eq!((story.end, story.exits.len()), (0, 0));
         assert!(story.profiles.is_empty());
-    }
-
-    #[test]
-    fn profile_counts_symbols_most_first() {
-        let profile = Profile::new("test", &[1, 2, 2], &Symbols::default());
-        assert_eq!(profile.hits, [("0x2".to_owned(), 2), ("0x1".to_owned(), 1)]);
-        assert_eq!(profile.total(), 3);
     }
 }
