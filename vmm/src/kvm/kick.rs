@@ -1,8 +1,8 @@
 //! Forces a vCPU thread out of KVM_RUN.
 //!
-//! [`Kicker::kick`] first sets `immediate_exit` in the vCPU's kvm_run page, then signals the thread
+//! [`KvmKicker::kick`] first sets `immediate_exit` in the vCPU's kvm_run page, then signals the thread
 //! if it may be inside of KVM_RUN. In every interleaving the thread leaves KVM_RUN, or returns from
-//! it at once when it next enters, until [`Kicker::clear`].
+//! it at once when it next enters, until [`KvmKicker::clear`].
 
 #![expect(unsafe_code, reason = "signals a thread")]
 
@@ -16,7 +16,7 @@ use crate::kvm::vcpu::KvmVcpuFd;
 
 /// Forces one vCPU thread out of KVM_RUN, from any thread.
 #[derive(Debug)]
-pub struct Kicker {
+pub struct KvmKicker {
     immediate_exit: Arc<ImmediateExit>,
     process: libc::pid_t,
     thread: libc::pid_t,
@@ -26,7 +26,7 @@ pub struct Kicker {
 /// Does nothing: the arrival of the signal alone ends KVM_RUN.
 extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-impl Kicker {
+impl KvmKicker {
     /// Creates a kicker for the calling thread, which runs `vcpu`.
     pub fn of_this_thread(vcpu: &KvmVcpuFd) -> Self {
         static HANDLER: Once = Once::new();

@@ -15,7 +15,7 @@ use super::model::VcpuModel;
 use super::recorder::Recorder;
 use super::run_control::{Doorbell, RunError, RunLoopEnd};
 use super::stats::VcpuStats;
-use crate::kvm::kick::Kicker;
+use crate::kvm::kick::KvmKicker;
 use crate::kvm::vcpu::KvmVcpuFd;
 
 /// A vCPU of a machine, in one engine, with what it needs for the other.
@@ -125,7 +125,7 @@ impl EngineVcpu {
     /// Lets the doorbell kick the thread out of KVM_RUN. The interpreter polls the doorbell.
     fn set_kicker(&mut self, doorbell: &Doorbell) {
         if let Self::Kvm(vcpu, _) = self {
-            doorbell.set_kicker(Some(Kicker::of_this_thread(vcpu.fd_mut())));
+            doorbell.set_kicker(Some(KvmKicker::of_this_thread(vcpu.fd_mut())));
         }
     }
 

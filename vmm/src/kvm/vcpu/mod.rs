@@ -82,12 +82,12 @@ impl KvmVcpuFd {
         })
     }
 
-    /// The flag that makes KVM_RUN return, for [`crate::kvm::kick::Kicker`].
+    /// The flag that makes KVM_RUN return, for [`crate::kvm::kick::KvmKicker`].
     pub(super) const fn immediate_exit(&self) -> &Arc<ImmediateExit> {
         &self.immediate_exit
     }
 
-    /// Whether the thread is inside of KVM_RUN, for [`crate::kvm::kick::Kicker`].
+    /// Whether the thread is inside of KVM_RUN, for [`crate::kvm::kick::KvmKicker`].
     pub(super) const fn in_guest(&self) -> &Arc<AtomicBool> {
         &self.in_guest
     }

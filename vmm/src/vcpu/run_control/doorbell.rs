@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::kvm::kick::Kicker;
+use crate::kvm::kick::KvmKicker;
 use crate::sync::lock;
 
 /// One processor's doorbell.
@@ -17,7 +17,7 @@ pub struct Doorbell {
     /// Somebody wants the processor to look around.
     rung: AtomicBool,
     /// Throws the thread out of KVM_RUN; there while it is inside of its run loop.
-    kicker: Mutex<Option<Kicker>>,
+    kicker: Mutex<Option<KvmKicker>>,
     asleep: Mutex<bool>,
     wake: Condvar,
 }
@@ -70,7 +70,7 @@ impl Doorbell {
     }
 
     /// Puts the kicker in place, or takes it away before what it points to ends.
-    pub fn set_kicker(&self, kicker: Option<Kicker>) {
+    pub fn set_kicker(&self, kicker: Option<KvmKicker>) {
         *lock(&self.kicker) = kicker;
     }
 }
