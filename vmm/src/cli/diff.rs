@@ -13,7 +13,10 @@ use clap::{Args, Parser};
 use crate::cli::run::{self, RunArgs};
 use crate::deterministic::RunStop;
 use crate::deterministic::{CheckpointLimits, Timeline};
-use crate::diff::{Compared, KvmBranch, KvmVerdict, Progress, Verdict, compare, compare_with_kvm};
+use crate::diff::{
+    DiffProgress, DiffVerdict, KvmBranch, KvmDiffProgress, KvmDiffVerdict, compare,
+    compare_with_kvm,
+};
 
 /// No difference.
 const SAME: u8 = 0;
@@ -126,15 +129,18 @@ pub(super) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
         let _ = write!(io::stderr(), "\r\x1b[K");
     }
     let (status, text) = match verdict {
-        Verdict::Same { place, ended: true } => (
+        DiffVerdict::Same {
+            icount,
+            ended: true,
+        } => (
             SAME,
-            format!("no difference: both runs ended after {place} instructions\n"),
+            format!("no difference: both runs ended after {icount} instructions\n"),
         ),
-        Verdict::Same {
-            place,
+        DiffVerdict::Same {
+            icount,
             ended: false,
-        } => (SAME, format!("no difference in {place} instructions\n")),
-        Verdict::Different(divergence) => (DIFFERENT, divergence.to_string()),
+        } => (SAME, format!("no difference in {icount} instructions\n")),
+        DiffVerdict::Different(divergence) => (DIFFERENT, divergence.to_string()),
     };
     say(&text)?;
     Ok(ExitCode::from(status))
@@ -170,13 +176,13 @@ fn with_kvm(args: &DiffArgs, side: &RunArgs, kvm: usize) -> anyhow::Result<ExitC
     }
     let mut told = Instant::now();
     let terminal = io::stderr().is_terminal();
-    let mut tell = |compared: Compared, taken: &[KvmBranch]| {
+    let mut tell = |compared: KvmDiffProgress, taken: &[KvmBranch]| {
         if let Some(branches) = &mut branches {
             branches.add(taken);
         }
         if told.elapsed() >= TELL {
             told = Instant::now();
-            show(Progress::Same(compared.place), terminal);
+            show(DiffProgress::SameUntil(compared.icount), terminal);
         }
     };
     let limit = args.limit.unwrap_or(u64::MAX);
@@ -188,23 +194,23 @@ fn with_kvm(args: &DiffArgs, side: &RunArgs, kvm: usize) -> anyhow::Result<ExitC
     if terminal {
         let _ = write!(io::stderr(), "\r\x1b[K");
     }
-    let counted = |c: Compared| {
+    let counted = |c: KvmDiffProgress| {
         format!(
             "KVM executed {} instructions and took over the results of {}",
-            c.native, c.taken
+            c.executed, c.copied
         )
     };
     match verdict {
-        KvmVerdict::Same { compared, ended } => {
+        KvmDiffVerdict::Same { compared, ended } => {
             let end = if ended { ", where the run ended" } else { "" };
-            let place = compared.place;
+            let icount = compared.icount;
             say(&format!(
-                "no difference up to instruction {place}{end}; {}\n",
+                "no difference up to instruction {icount}{end}; {}\n",
                 counted(compared)
             ))?;
             Ok(ExitCode::from(SAME))
         }
-        KvmVerdict::Different {
+        KvmDiffVerdict::Different {
             compared,
             mut divergence,
         } => {
@@ -250,10 +256,10 @@ impl<'a> Branches<'a> {
     }
 }
 
-fn show(progress: Progress, terminal: bool) {
+fn show(progress: DiffProgress, terminal: bool) {
     let text = match progress {
-        Progress::Same(place) => format!("the same for {place} instructions"),
-        Progress::Between(from, to) => format!("a difference between {from} and {to}"),
+        DiffProgress::SameUntil(icount) => format!("the same for {icount} instructions"),
+        DiffProgress::Between(from, to) => format!("a difference between {from} and {to}"),
     };
     let _ = if terminal {
         write!(io::stderr(), "\r\x1b[Khindsight: {text}")
