@@ -1,4 +1,4 @@
-//! Machines that come and go leave no threads and no descriptors. Alone in its process.
+//! Machines free their threads, descriptors and memory. The test is alone in its process.
 
 use std::time::Duration;
 use std::{fs, io};
@@ -21,13 +21,13 @@ fn resident_kib() -> u64 {
     let line = status.lines().find(|l| l.starts_with("VmRSS:"));
     let word = line.and_then(|l| l.split_whitespace().nth(1));
     word.and_then(|word| word.parse().ok())
-        .expect("the kernel says how much is resident")
+        .expect("/proc/self/status has VmRSS")
 }
 
 #[test]
-fn fifty_machines_leave_nothing_behind() {
+fn fifty_machines_free_all_that_they_used() {
     if kvm::open_device().is_err() {
-        eprintln!("skipped: fifty_machines_leave_nothing_behind: /dev/kvm cannot be used here");
+        eprintln!("skipped: fifty_machines_free_all_that_they_used: /dev/kvm cannot be used here");
         return;
     }
     let mut code = CodeAssembler::new(64).unwrap();
@@ -42,7 +42,7 @@ fn fifty_machines_leave_nothing_behind() {
             cpu: CpuModel::SkylakeServer.into(),
             engine: Engine::Kvm,
         };
-        let plan = LoadRequest {
+        let request = LoadRequest {
             image: &image,
             protocol: Some(Protocol::Flat),
             mode: Some(EntryMode::Long),
@@ -54,7 +54,7 @@ fn fifty_machines_leave_nothing_behind() {
             btm: None,
         };
         let machine =
-            Machine::new(Some(&KvmDevice::open().unwrap()), &config, &plan, sinks).unwrap();
+            Machine::new(Some(&KvmDevice::open().unwrap()), &config, &request, sinks).unwrap();
         let outcome = machine.run(Some(Duration::from_secs(20)), || {}).unwrap();
         assert!(matches!(outcome, Outcome::Exit(3)), "{outcome:?}");
     };
@@ -65,7 +65,7 @@ fn fifty_machines_leave_nothing_behind() {
         run();
     }
     let after = (entries("/proc/self/task"), entries("/proc/self/fd"));
-    assert_eq!(after, before, "threads, descriptors");
+    assert_eq!(after, before, "numbers of threads and descriptors");
     let grown = resident_kib().saturating_sub(resident);
     assert!(grown < 8 << 10, "resident memory grew by {grown} KiB");
 }

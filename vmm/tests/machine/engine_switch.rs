@@ -1,4 +1,4 @@
-//! Machines that change their engine while they run.
+//! Machines that switch their engine while they run.
 
 use std::time::Duration;
 
@@ -7,17 +7,20 @@ use hindsight_vmm::vcpu::engine::ForcedSwitch;
 use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::code_asm::*;
 
-use super::guest::{COUNTERS, Running, exit, has_kvm, long, machine, machine_changing, wrmsr};
+use super::guest::{
+    COUNTERS, RunningGuest, exit, has_kvm, long, machine, switching_machine, wrmsr,
+};
 
 const DEBUGCTL: u32 = 0x1d9;
 const LBR_TOS: u32 = 0x1c9;
 const LBR_FROM: u32 = 0x680;
-/// Where the guest leaves the source of a branch, and where it waits for a word.
+/// Where the guest stores the source of a branch.
 const FROM: u64 = COUNTERS + 8;
-const GO: u64 = COUNTERS + 16;
+/// The guest exits when this word is not zero.
+const MAY_EXIT: u64 = COUNTERS + 16;
 
-/// Records the branch between arming and disarming, then waits to be let go.
-fn recording_guest() -> Vec<u8> {
+/// Records a branch in the LBR stack, disarms LBRs, and waits for [`MAY_EXIT`].
+fn lbr_guest() -> Vec<u8> {
     long(|a| {
         let mut target = a.create_label();
         let mut wait = a.create_label();
@@ -32,7 +35,7 @@ fn recording_guest() -> Vec<u8> {
         a.rdmsr()?;
         a.mov(rbx, FROM)?;
         a.mov(dword_ptr(rbx), eax)?;
-        a.mov(rbx, GO)?;
+        a.mov(rbx, MAY_EXIT)?;
         a.set_label(&mut wait)?;
         a.pause()?;
         a.cmp(dword_ptr(rbx), 0)?;
@@ -41,16 +44,16 @@ fn recording_guest() -> Vec<u8> {
     })
 }
 
-/// Rule LBR-01, on a machine that began natively.
+/// Rule LBR-01, on a machine that started in KVM.
 #[test]
-fn guest_that_arms_is_observed_at_once_and_goes_back_when_it_disarmed() {
-    if !has_kvm("guest_that_arms_is_observed_at_once_and_goes_back_when_it_disarmed") {
+fn armed_guest_runs_in_the_interpreter_until_it_disarms() {
+    if !has_kvm("armed_guest_runs_in_the_interpreter_until_it_disarms") {
         return;
     }
-    let image = recording_guest();
-    let guest = Running::start_machine(machine_changing(&image, EntryMode::Long, 1, None));
+    let image = lbr_guest();
+    let guest = RunningGuest::start_machine(switching_machine(&image, EntryMode::Long, 1, None));
     guest.wait_for(FROM, 1);
-    // Four instructions of WRMSR, 5 + 5 + 5 + 2 bytes: the jump is behind them.
+    // The jump follows the code that writes the MSR, of 5 + 5 + 5 + 2 bytes.
     assert_eq!(guest.word(FROM), super::guest::LONG + 17);
     for _ in 0..1000 {
         if guest
@@ -66,42 +69,42 @@ fn guest_that_arms_is_observed_at_once_and_goes_back_when_it_disarmed() {
     }
     let stats = guest.board.run.engine.stats().unwrap();
     assert_eq!((stats.armed, stats.cooled_down, stats.test), (1, 1, 0));
-    guest.put_word(GO, 1);
+    guest.write_word(MAY_EXIT, 1);
     assert!(matches!(guest.end(), Outcome::Exit(0)));
 }
 
-/// Counts in memory, with an exit now and then.
+/// Increments a counter in memory, with an exit in each iteration.
 fn counting_guest() -> Vec<u8> {
     long(|a| {
         let mut again = a.create_label();
         a.mov(rbx, COUNTERS)?;
         a.set_label(&mut again)?;
         a.inc(qword_ptr(rbx))?;
-        // The old value of a delay port: an exit that changes nothing.
+        // A read of the delay port exits and changes nothing.
         a.in_(al, 0x80)?;
         a.jmp(again)
     })
 }
 
 #[test]
-fn pause_holds_a_machine_that_keeps_changing() {
-    if !has_kvm("pause_holds_a_machine_that_keeps_changing") {
+fn paused_machine_stands_still_despite_frequent_switches() {
+    if !has_kvm("paused_machine_stands_still_despite_frequent_switches") {
         return;
     }
-    let machine = machine_changing(
+    let machine = switching_machine(
         &counting_guest(),
         EntryMode::Long,
         1,
         Some(ForcedSwitch::Exits(3)),
     );
-    let guest = Running::start_machine(machine);
+    let guest = RunningGuest::start_machine(machine);
     let mut before = 0;
     for _ in 0..20 {
         guest.wait_for(COUNTERS, before + 50);
         assert!(guest.board.pause());
         before = guest.word(COUNTERS);
         std::thread::sleep(Duration::from_millis(2));
-        assert_eq!(guest.word(COUNTERS), before, "it runs while it is paused");
+        assert_eq!(guest.word(COUNTERS), before, "it ran while it was paused");
         guest.board.resume();
     }
     assert!(guest.board.run.engine.stats().unwrap().test > 100);
@@ -109,10 +112,10 @@ fn pause_holds_a_machine_that_keeps_changing() {
     assert!(matches!(guest.end(), Outcome::Quit));
 }
 
-/// A guest that arms nothing has the same exits on a machine that could change, and never moves.
+/// A guest that arms nothing has the same exits as on a machine that stays in KVM.
 #[test]
-fn guest_that_arms_nothing_has_not_one_exit_more() {
-    if !has_kvm("guest_that_arms_nothing_has_not_one_exit_more") {
+fn guest_that_arms_nothing_has_no_additional_exits() {
+    if !has_kvm("guest_that_arms_nothing_has_no_additional_exits") {
         return;
     }
     let image = long(|a| {
@@ -130,13 +133,13 @@ fn guest_that_arms_nothing_has_not_one_exit_more() {
         let board = machine.board().clone();
         let limit = Some(Duration::from_secs(60));
         assert!(matches!(machine.run(limit, || {}), Ok(Outcome::Exit(0))));
-        let changes = board.run.engine.stats();
-        assert_eq!(changes.map_or(0, |stats| stats.count()), 0);
+        let switches = board.run.engine.stats();
+        assert_eq!(switches.map_or(0, |stats| stats.count()), 0);
         board.run.stats()[0].exits.to_string()
     };
     let plain = exits(machine(&image, EntryMode::Long, 1));
     assert_eq!(
-        exits(machine_changing(&image, EntryMode::Long, 1, None)),
+        exits(switching_machine(&image, EntryMode::Long, 1, None)),
         plain
     );
     assert!(plain.contains("WRMSR 100"), "{plain}");
