@@ -1,12 +1,12 @@
-//! What one exit costs through the whole path (KVM_RUN, decoding, dispatch, model), against a bare
-//! KVM_RUN loop that answers without looking.
+//! The time of one exit through the whole path (KVM_RUN, decoding, dispatch, model).
 //!
-//! Batches of both alternate, and what counts is the ratio of neighbours: the machine is shared, and
-//! what disturbs one mostly disturbs the other. The guest itself marks the begin and the end of the
-//! timed stretch by a write to the debug console, so that building the machine is not counted.
+//! It is compared with a bare KVM_RUN loop that completes each exit without decoding it. Batches of
+//! both alternate, and the result is the median ratio of adjacent batches: the host is shared, and
+//! other load mostly affects both. The guest marks the begin and the end of the measured exits by
+//! writes to the debug console, so that the construction of the machine is not measured.
 //!
-//! One more row is the change of the engine: from KVM into the interpreter and back, against one
-//! KVM_GET_REGS.
+//! Another row is the time of an engine switch, from KVM to the interpreter and back, compared with
+//! one KVM_GET_REGS.
 //!
 //! `cargo bench -p hindsight --bench exit_path -- [--quick] [--json]`
 
@@ -39,18 +39,19 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuExit};
 
-/// Exits in the timed stretch; the guests count to it.
+/// The number of measured exits in a batch; the guests count them.
 const EXITS: u32 = 400;
 const MEMORY: u64 = 4 << 20;
 const LOAD_ADDRESS: u64 = 0x1_0000;
-/// The debug console: where the guest marks begin and end.
+/// The debug console, where the guest marks the begin and the end.
 const MARK_PORT: u16 = 0xe9;
 const EXIT_PORT: u16 = 0xf4;
 /// KVM_MSR_EXIT_REASON_INVAL, _UNKNOWN and _FILTER.
 const MSR_EXITS: u64 = 0b111;
 
-/// Defines guest code in 32-bit protected mode around the instruction that is measured. Port 0xe8 is
-/// a latch of the test device, MSR 0x1d9 is IA32_DEBUGCTL.
+/// Defines guest code for 32-bit protected mode that executes one instruction 400 times.
+///
+/// Port 0xe8 is a latch of the test device, MSR 0x1d9 is IA32_DEBUGCTL.
 macro_rules! guest {
     ($start:literal, $end:literal, $measured:literal) => {
         std::arch::global_asm!(
@@ -94,8 +95,9 @@ unsafe extern "C" {
 }
 
 /// The bytes between two labels of one [`guest!`].
-fn between(start: *const u8, end: *const u8) -> &'static [u8] {
-    // SAFETY: both labels are in one stretch of read-only data, in this order.
+fn code_between(start: *const u8, end: *const u8) -> &'static [u8] {
+    // SAFETY: both labels are in one read-only section, which `guest!` defines contiguously and in
+    // this order.
     unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }
 }
 
@@ -103,32 +105,32 @@ fn cases() -> [(&'static str, &'static [u8]); 4] {
     [
         (
             "out",
-            between(&raw const exit_path_out, &raw const exit_path_out_end),
+            code_between(&raw const exit_path_out, &raw const exit_path_out_end),
         ),
         (
             "in",
-            between(&raw const exit_path_in, &raw const exit_path_in_end),
+            code_between(&raw const exit_path_in, &raw const exit_path_in_end),
         ),
         (
             "rdmsr",
-            between(&raw const exit_path_rdmsr, &raw const exit_path_rdmsr_end),
+            code_between(&raw const exit_path_rdmsr, &raw const exit_path_rdmsr_end),
         ),
         (
             "wrmsr",
-            between(&raw const exit_path_wrmsr, &raw const exit_path_wrmsr_end),
+            code_between(&raw const exit_path_wrmsr, &raw const exit_path_wrmsr_end),
         ),
     ]
 }
 
-/// Time from the guest's first mark to its last.
-fn stretch(marks: &[Instant]) -> anyhow::Result<Duration> {
+/// The time between the guest's two marks.
+fn measured_time(marks: &[Instant]) -> anyhow::Result<Duration> {
     match marks {
         [begin, end] => Ok(*end - *begin),
         _ => bail!("the guest made {} marks, not 2", marks.len()),
     }
 }
 
-/// A debug console that keeps when it was written to.
+/// A debug console that stores the time of each write.
 struct Marks(Arc<Mutex<Vec<Instant>>>);
 
 impl Write for Marks {
@@ -152,7 +154,7 @@ const CONFIG: Config = Config {
     engine: Engine::Kvm,
 };
 
-fn plan(code: &[u8]) -> LoadRequest<'_> {
+fn load_request(code: &[u8]) -> LoadRequest<'_> {
     LoadRequest {
         image: code,
         protocol: Some(Protocol::Flat),
@@ -162,9 +164,10 @@ fn plan(code: &[u8]) -> LoadRequest<'_> {
     }
 }
 
-/// Time of a change from KVM into the interpreter and back, on average over a batch of exits that
-/// each change the engine.
-fn there_and_back(device: &KvmDevice, code: &[u8]) -> anyhow::Result<Duration> {
+/// The time of a switch from KVM to the interpreter and back.
+///
+/// It is the average over a batch of exits that each switch the engine.
+fn switch_engine_twice(device: &KvmDevice, code: &[u8]) -> anyhow::Result<Duration> {
     let policy = EnginePolicy {
         choice: EngineChoice::Auto,
         host: HostKvm::usable(),
@@ -175,24 +178,24 @@ fn there_and_back(device: &KvmDevice, code: &[u8]) -> anyhow::Result<Duration> {
         btm: None,
     };
     let prepared =
-        Prepared::new(&CONFIG, &plan(code))?.changing(policy, Some(ForcedSwitch::Exits(1)));
+        Prepared::new(&CONFIG, &load_request(code))?.changing(policy, Some(ForcedSwitch::Exits(1)));
     let machine = prepared.build(Some(device), sinks)?;
     let board = machine.board().clone();
     match machine.run(Some(Duration::from_secs(60)), || {})? {
         Outcome::Exit(0) => {}
-        other => bail!("the guest ended by {other:?}"),
+        other => bail!("the guest ended with {other:?}"),
     }
     let stats = board
         .run
         .engine
         .stats()
-        .expect("the machine changes engines");
-    let changes = u32::try_from(stats.count())?;
-    let both_ways = stats.total.saturating_mul(2).checked_div(changes);
-    both_ways.context("the engine never changed")
+        .expect("the machine can switch engines");
+    let switches = u32::try_from(stats.count())?;
+    let both_ways = stats.total.saturating_mul(2).checked_div(switches);
+    both_ways.context("the engine was never switched")
 }
 
-/// Time of a KVM_GET_REGS, on average over a batch.
+/// The time of a KVM_GET_REGS, on average over a batch.
 fn get_regs(device: &KvmDevice, code: &[u8]) -> anyhow::Result<Duration> {
     let vm = bare_vm(device, code, false)?;
     let start = Instant::now();
@@ -202,18 +205,18 @@ fn get_regs(device: &KvmDevice, code: &[u8]) -> anyhow::Result<Duration> {
     Ok(start.elapsed() / EXITS)
 }
 
-fn measure_change(device: &KvmDevice, code: &[u8], batches: usize) -> anyhow::Result<Times> {
+fn measure_switch(device: &KvmDevice, code: &[u8], batches: usize) -> anyhow::Result<Times> {
     let mut times = Times::default();
     for _ in 0..batches {
-        let change = there_and_back(device, code)?;
-        times.path.push(change.as_secs_f64() * 1e9);
+        let switch = switch_engine_twice(device, code)?;
+        times.path.push(switch.as_secs_f64() * 1e9);
         let ioctl = in_thread(|| get_regs(device, code))?;
         times.bare.push(ioctl.as_secs_f64() * 1e9);
     }
     Ok(times)
 }
 
-fn report_change(times: &Times, json: bool) {
+fn report_switch(times: &Times, json: bool) {
     if json {
         return report("change", times, true);
     }
@@ -226,7 +229,7 @@ fn report_change(times: &Times, json: bool) {
     );
 }
 
-/// One batch through the whole machine.
+/// Runs one batch in a whole machine.
 fn whole_path(device: &KvmDevice, code: &[u8]) -> anyhow::Result<Duration> {
     let marks = Arc::new(Mutex::new(Vec::new()));
     let sinks = Sinks {
@@ -234,13 +237,13 @@ fn whole_path(device: &KvmDevice, code: &[u8]) -> anyhow::Result<Duration> {
         debugcon: Box::new(Marks(marks.clone())),
         btm: None,
     };
-    let machine = Machine::new(Some(device), &CONFIG, &plan(code), sinks)?;
+    let machine = Machine::new(Some(device), &CONFIG, &load_request(code), sinks)?;
     match machine.run(Some(Duration::from_secs(60)), || {})? {
         Outcome::Exit(0) => {}
-        other => bail!("the guest ended by {other:?}"),
+        other => bail!("the guest ended with {other:?}"),
     }
     let marks = marks.lock().ok().context("the console's thread panicked")?;
-    stretch(&marks)
+    measured_time(&marks)
 }
 
 fn flat_segment(code: bool) -> kvm_segment {
@@ -256,7 +259,7 @@ fn flat_segment(code: bool) -> kvm_segment {
     }
 }
 
-/// A bare machine at the entry of `code`.
+/// A bare VM with its vCPU at the entry of `code`.
 fn bare_vm(device: &KvmDevice, code: &[u8], sync_regs: bool) -> anyhow::Result<TinyVm> {
     let size = usize::try_from(MEMORY)?;
     let mut vm = TinyVm::new(device.kvm(), size, |vm| {
@@ -265,14 +268,14 @@ fn bare_vm(device: &KvmDevice, code: &[u8], sync_regs: bool) -> anyhow::Result<T
             args: [MSR_EXITS, 0, 0, 0],
             ..Default::default()
         })?;
-        // KVM wants at least one range.
-        let passes = MsrFilterRange {
+        // KVM requires at least one range.
+        let allowed = MsrFilterRange {
             flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
             base: IA32_SYSENTER_CS,
             msr_count: 8,
             bitmap: &[1],
         };
-        vm.set_msr_filter(MsrFilterDefaultAction::DENY, &[passes])
+        vm.set_msr_filter(MsrFilterDefaultAction::DENY, &[allowed])
     })?;
     vm.write(LOAD_ADDRESS, code)?;
     let cpuid = device.kvm().get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
@@ -293,24 +296,24 @@ fn bare_vm(device: &KvmDevice, code: &[u8], sync_regs: bool) -> anyhow::Result<T
     Ok(vm)
 }
 
-/// One batch round KVM_RUN and nothing else.
+/// Runs one batch with nothing but KVM_RUN.
 fn bare_loop(device: &KvmDevice, code: &[u8], sync_regs: bool) -> anyhow::Result<Duration> {
     let mut vm = bare_vm(device, code, sync_regs)?;
     let mut marks = Vec::new();
     loop {
         match vm.run()? {
             VcpuExit::IoOut(MARK_PORT, _) => marks.push(Instant::now()),
-            VcpuExit::IoOut(EXIT_PORT, _) => return stretch(&marks),
+            VcpuExit::IoOut(EXIT_PORT, _) => return measured_time(&marks),
             VcpuExit::IoOut(..) => {}
             VcpuExit::IoIn(_, data) => data.fill(0),
             VcpuExit::X86Rdmsr(msr) => (*msr.data, *msr.error) = (0, 0),
             VcpuExit::X86Wrmsr(msr) => *msr.error = 0,
-            other => bail!("the bare guest stopped by {other:?}"),
+            other => bail!("the bare VM stopped with {other:?}"),
         }
     }
 }
 
-/// In a thread of its own, as a processor has.
+/// Does `work` in a thread of its own, as a vCPU runs in one.
 fn in_thread(work: impl FnOnce() -> anyhow::Result<Duration> + Send) -> anyhow::Result<Duration> {
     thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|_| bail!("the thread panicked"))
 }
@@ -356,14 +359,14 @@ fn report(name: &str, times: &Times, json: bool) {
         );
         return;
     }
-    let middle = |values: &[f64]| median(values.iter().copied());
+    let median_of = |values: &[f64]| median(values.iter().copied());
     let ratio = median(path.iter().zip(bare).map(|(path, bare)| path / bare));
     let ours = median(path.iter().zip(bare_sync).map(|(path, bare)| path - bare));
     println!(
         "{name:6} whole path {:7.0} ns, bare {:7.0} ns, ratio {ratio:.3}; bare with sync regs {:7.0} ns, ours {ours:5.0} ns",
-        middle(path),
-        middle(bare),
-        middle(bare_sync),
+        median_of(path),
+        median_of(bare),
+        median_of(bare_sync),
     );
 }
 
@@ -381,6 +384,6 @@ fn main() -> anyhow::Result<()> {
         report(name, &measure(&device, code, batches)?, has("--json"));
     }
     let (_, code) = cases()[0];
-    report_change(&measure_change(&device, code, batches)?, has("--json"));
+    report_switch(&measure_switch(&device, code, batches)?, has("--json"));
     Ok(())
 }
