@@ -293,7 +293,7 @@ fn bad_input_is_one_line_and_status_two_and_leaves_nothing() {
         ),
         (
             &["text", "--serial", "file:made", "--debugcon", "unix:made2"],
-            "cannot tell",
+            "format is unknown",
         ),
     ];
     for (arguments, expected) in rows {

@@ -152,8 +152,8 @@ pub enum BootError {
     #[error("the Linux image is truncated: it needs {needed:#x} bytes and has {len:#x}")]
     LinuxTruncated { needed: u64, len: u64 },
     #[error(
-        "the Linux image is too old: its boot protocol is {}.{:02}, and the oldest that is supported \
-         is 2.10, of Linux 2.6.31",
+        "the Linux image is too old: its boot protocol is {}.{:02}, and the oldest that is \
+         supported is 2.10, of Linux 2.6.31",
         .0 >> 8, .0 & 0xff
     )]
     LinuxVersion(u16),

@@ -261,7 +261,8 @@ mod tests {
     #[test]
     fn record_with_every_key_is_parsed() {
         let text = b"case tsc/adjust cpl=0,3 rules=TSC-01,ADJ-02 needs=tsc-msr needs_cpl0=a \
-            needs_cpl3=tsd-cpl3 vcpus=2 cpu=+l2cat,pmu=8 clock=virtual timeout_ms=1500 about=it = moves, both ways\n";
+            needs_cpl3=tsd-cpl3 vcpus=2 cpu=+l2cat,pmu=8 clock=virtual timeout_ms=1500 \
+            about=it = moves, both ways\n";
         let cases = parse_section(text).unwrap();
         assert_eq!(cases.len(), 1);
         let case = &cases[0];

@@ -385,10 +385,8 @@ pub(crate) mod tests {
     fn job_with_an_unmet_need_is_skipped_at_that_level_only() {
         let mut jobs = jobs_of("exc", RECORDS);
         mark_unmet(&mut jobs, &NoInt3);
-        assert_eq!(
-            jobs[0].skip.as_deref(),
-            Some("this KVM: int3-cpl0: internal error")
-        );
+        let reason = "this KVM: int3-cpl0: internal error";
+        assert_eq!(jobs[0].skip.as_deref(), Some(reason));
         assert_eq!(jobs[1].skip, None);
     }
 

@@ -215,8 +215,15 @@ pub fn escape(bytes: &[u8]) -> String {
 
 /// Whether `c` is neither a control character nor one that reorders or hides text.
 fn is_printable(c: char) -> bool {
-    !c.is_control()
-        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
+    let hides_text = matches!(
+        c,
+        '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+    );
+    !c.is_control() && !hides_text
 }
 
 #[cfg(test)]

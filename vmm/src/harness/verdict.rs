@@ -273,69 +273,46 @@ mod tests {
 
     #[test]
     fn verdict_follows_from_end_and_report() {
+        use ChildEnd::{Interrupted, Overdue, Signal, Status};
+        const OK: &str = "ok int3 cpl=3\n";
         let job = &jobs_of("exc", "case int3 cpl=3\n")[0];
         let failed = "fail int3 cpl=3 a.rs:1 x expected=1 found=2\n";
         let rows: [(ChildEnd, &str, &str, &str); 20] = [
-            (ChildEnd::Status(1), "ok int3 cpl=3\n", "pass", ""),
+            (Status(1), OK, "pass", ""),
             (
-                ChildEnd::Status(1),
+                Status(1),
                 "ok int3 cpl=3\nend passed=1 failed=0 skipped=0",
                 "pass",
                 "",
             ),
-            (ChildEnd::Status(1), "", "no-report", "did not report"),
+            (Status(1), "", "no-report", "did not report"),
+            (Status(1), "ok int3 cpl=0\n", "no-report", "did not report"),
+            (Status(1), "ok int4 cpl=3\n", "no-report", "did not report"),
             (
-                ChildEnd::Status(1),
-                "ok int3 cpl=0\n",
-                "no-report",
-                "did not report",
-            ),
-            (
-                ChildEnd::Status(1),
-                "ok int4 cpl=3\n",
-                "no-report",
-                "did not report",
-            ),
-            (
-                ChildEnd::Status(1),
+                Status(1),
                 "ok int3 cpl=3\nend passed=1 failed=1",
                 "guest",
                 "wrote code 0",
             ),
-            (ChildEnd::Status(1), failed, "guest", "wrote code 0"),
+            (Status(1), failed, "guest", "wrote code 0"),
             (
-                ChildEnd::Status(1),
+                Status(1),
                 "skip int3 cpl=3 no TSD\n",
                 "skip",
                 "guest: no TSD",
             ),
-            (ChildEnd::Status(3), failed, "guest", "1 assertion failed"),
-            (ChildEnd::Status(7), "", "guest", "code 3"),
-            (ChildEnd::Status(3), "ok int3 cpl=3\n", "guest", "code 1"),
-            (ChildEnd::Status(2), "", "vmm", "refused"),
-            (
-                ChildEnd::Status(124),
-                "ok int3 cpl=3\n",
-                "timeout",
-                "timed out after 2 s",
-            ),
-            (
-                ChildEnd::Status(4),
-                "ok int3 cpl=3\n",
-                "crash",
-                "the guest crashed",
-            ),
-            (ChildEnd::Status(6), "", "vmm", "status 6"),
-            (ChildEnd::Status(8), "", "crash", "reset"),
-            (ChildEnd::Status(0), "ok int3 cpl=3\n", "vmm", "status 0"),
-            (ChildEnd::Signal(11), "ok int3 cpl=3\n", "vmm", "signal 11"),
-            (
-                ChildEnd::Overdue,
-                "ok int3 cpl=3\n",
-                "timeout",
-                "did not end by itself",
-            ),
-            (ChildEnd::Interrupted, "", "vmm", "interrupted"),
+            (Status(3), failed, "guest", "1 assertion failed"),
+            (Status(7), "", "guest", "code 3"),
+            (Status(3), OK, "guest", "code 1"),
+            (Status(2), "", "vmm", "refused"),
+            (Status(124), OK, "timeout", "timed out after 2 s"),
+            (Status(4), OK, "crash", "the guest crashed"),
+            (Status(6), "", "vmm", "status 6"),
+            (Status(8), "", "crash", "reset"),
+            (Status(0), OK, "vmm", "status 0"),
+            (Signal(11), OK, "vmm", "signal 11"),
+            (Overdue, OK, "timeout", "did not end by itself"),
+            (Interrupted, "", "vmm", "interrupted"),
         ];
         for (end, output, word, message) in rows {
             let found = verdict(job, end, output, "");

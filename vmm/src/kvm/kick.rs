@@ -1,8 +1,8 @@
 //! Forces a vCPU thread out of KVM_RUN.
 //!
-//! [`KvmKicker::kick`] first sets `immediate_exit` in the vCPU's kvm_run page, then signals the thread
-//! if it may be inside of KVM_RUN. In every interleaving the thread leaves KVM_RUN, or returns from
-//! it at once when it next enters, until [`KvmKicker::clear`].
+//! [`KvmKicker::kick`] first sets `immediate_exit` in the vCPU's kvm_run page, then signals the
+//! thread if it may be inside of KVM_RUN. In every interleaving the thread leaves KVM_RUN, or
+//! returns from it immediately when it next enters, until [`KvmKicker::clear`].
 
 #![expect(unsafe_code, reason = "signals a thread")]
 

@@ -19,7 +19,9 @@ pub enum ProbeError {
     Unknown(String),
 }
 
-/// The findings of the named probes. Those that this boot's cache lacks are measured and stored in it.
+/// Returns the findings of the named probes.
+///
+/// Those that this boot's cache lacks are measured and stored in it.
 ///
 /// # Errors
 ///

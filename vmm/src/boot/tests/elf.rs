@@ -164,15 +164,18 @@ fn malformed_elf_is_refused_with_a_reason() {
         ),
         (
             |elf| elf.loads[0].memory_size = u64::MAX,
-            "segment 0 does not fit in guest memory: it needs 16384 PiB at 0x200000, and only RAM below 3 GiB is used",
+            "segment 0 does not fit in guest memory: it needs 16384 PiB at 0x200000, and only RAM \
+             below 3 GiB is used",
         ),
         (
             |elf| elf.loads[0].physical = 0xc000_0000,
-            "segment 0 does not fit in guest memory: it needs 64 bytes at 0xc0000000, and only RAM below 3 GiB is used",
+            "segment 0 does not fit in guest memory: it needs 64 bytes at 0xc0000000, and only \
+             RAM below 3 GiB is used",
         ),
         (
             |elf| elf.loads[0].physical = 0x800_0000,
-            "segment 0 does not fit in guest memory: it needs 64 bytes at 0x8000000; use --memory 256M or more",
+            "segment 0 does not fit in guest memory: it needs 64 bytes at 0x8000000; use --memory \
+             256M or more",
         ),
         (
             |elf| elf.loads.push(Load::at(AT + 0x3f, &[1])),
@@ -187,7 +190,8 @@ fn malformed_elf_is_refused_with_a_reason() {
                 elf.others
                     .push((2, [8_u64.to_le_bytes(), 24_u64.to_le_bytes()].concat()))
             },
-            "the ELF image has relocations (0x18 bytes), which are not applied: link it to a fixed address (-no-pie, or -C relocation-model=static)",
+            "the ELF image has relocations (0x18 bytes), which are not applied: link it to a \
+             fixed address (-no-pie, or -C relocation-model=static)",
         ),
     ];
     for (change, message) in rows {
@@ -256,7 +260,8 @@ fn refused_image_leaves_memory_untouched() {
     let error = load(&memory, &layout, &request).err().unwrap();
     assert_eq!(
         error.to_string(),
-        "initrd does not fit in guest memory: it needs 7 MiB from 1 MiB on; use --memory 16M or more"
+        "initrd does not fit in guest memory: it needs 7 MiB from 1 MiB on; use --memory 16M or \
+         more"
     );
     let mut bytes = vec![0; 8 << 20];
     memory.read_slice(&mut bytes, GuestAddress(0)).unwrap();

@@ -125,8 +125,8 @@ fn bad_headers_are_refused_with_a_reason() {
         (
             0x206,
             &[9],
-            "the Linux image is too old: its boot protocol is 2.09, and the oldest that is supported is \
-             2.10, of Linux 2.6.31",
+            "the Linux image is too old: its boot protocol is 2.09, and the oldest that is \
+             supported is 2.10, of Linux 2.6.31",
         ),
         (
             0x211,
@@ -151,20 +151,20 @@ fn bad_headers_are_refused_with_a_reason() {
         (
             0x260,
             &[0, 0, 0, 0xff],
-            "kernel does not fit in guest memory: it needs 4 GiB from 16 MiB on, and only RAM below \
-             3 GiB is used",
+            "kernel does not fit in guest memory: it needs 4 GiB from 16 MiB on, and only RAM \
+             below 3 GiB is used",
         ),
         (
             0x260,
             &[0, 0x70, 0x9f, 7],
-            "kernel does not fit in guest memory: it needs 122 MiB from 16 MiB on; use --memory 256M \
-             or more",
+            "kernel does not fit in guest memory: it needs 122 MiB from 16 MiB on; use --memory \
+             256M or more",
         ),
         (
             0x258,
             &[0xff; 8],
-            "kernel does not fit in guest memory: it needs 2 MiB from 0xffffffffffffffff on, and only \
-             RAM below 3 GiB is used",
+            "kernel does not fit in guest memory: it needs 2 MiB from 0xffffffffffffffff on, and \
+             only RAM below 3 GiB is used",
         ),
     ];
     for (at, bytes, message) in rows {
@@ -226,7 +226,8 @@ fn initrd_that_does_not_fit_or_is_empty_is_refused() {
     };
     assert_eq!(
         boot_in(&layout, &request).err().unwrap().to_string(),
-        "initrd does not fit in guest memory: it needs 15.1 MiB from 1 MiB on; use --memory 64M or more"
+        "initrd does not fit in guest memory: it needs 15.1 MiB from 1 MiB on; use --memory 64M \
+         or more"
     );
     assert_eq!(
         refusal(&LoadRequest {

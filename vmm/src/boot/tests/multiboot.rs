@@ -129,23 +129,28 @@ fn bad_headers_are_refused_with_a_reason() {
         ),
         (
             by_addresses([0x1000, 0x1001, 0, 0, 0x1000]),
-            "the multiboot header's addresses contradict each other: load_addr is above header_addr (0x1001, limit 0x1000)",
+            "the multiboot header's addresses contradict each other: load_addr is above \
+             header_addr (0x1001, limit 0x1000)",
         ),
         (
             by_addresses([0x1001, 0x1000, 0, 0, 0x1000]),
-            "the multiboot header's addresses contradict each other: load_addr is before the file's start (0x1, limit 0x0)",
+            "the multiboot header's addresses contradict each other: load_addr is before the \
+             file's start (0x1, limit 0x0)",
         ),
         (
             by_addresses([0x1000, 0x1000, 0xfff, 0, 0x1000]),
-            "the multiboot header's addresses contradict each other: load_end_addr is not above load_addr (0xfff, limit 0x1000)",
+            "the multiboot header's addresses contradict each other: load_end_addr is not above \
+             load_addr (0xfff, limit 0x1000)",
         ),
         (
             by_addresses([0x1000, 0x1000, 0x1021, 0, 0x1000]),
-            "the multiboot header's addresses contradict each other: load_end_addr is beyond the file's end (0x1021, limit 0x1020)",
+            "the multiboot header's addresses contradict each other: load_end_addr is beyond the \
+             file's end (0x1021, limit 0x1020)",
         ),
         (
             by_addresses([0x1000, 0x1000, 0x1020, 0x101f, 0x1000]),
-            "the multiboot header's addresses contradict each other: bss_end_addr is below load_end_addr (0x101f, limit 0x1020)",
+            "the multiboot header's addresses contradict each other: bss_end_addr is below \
+             load_end_addr (0x101f, limit 0x1020)",
         ),
         (
             by_addresses([0x1000, 0x1000, 0, 0, 0x1020]),
@@ -153,7 +158,8 @@ fn bad_headers_are_refused_with_a_reason() {
         ),
         (
             by_addresses([u32::MAX; 5]),
-            "the multiboot header's addresses contradict each other: load_end_addr is not above load_addr (0xffffffff, limit 0xffffffff)",
+            "the multiboot header's addresses contradict each other: load_end_addr is not above \
+             load_addr (0xffffffff, limit 0xffffffff)",
         ),
         (
             multiboot_header(0x1_0000, &[0]),
@@ -192,6 +198,7 @@ fn module_that_does_not_fit_is_refused() {
     let error = boot_in(&layout, &request).err().unwrap();
     assert_eq!(
         error.to_string(),
-        "module 0 does not fit in guest memory: it needs 64 KiB from 0x10002c on; use --memory 2M or more"
+        "module 0 does not fit in guest memory: it needs 64 KiB from 0x10002c on; use --memory 2M \
+         or more"
     );
 }

@@ -35,7 +35,7 @@ const MAX_STOPS: u32 = 1 << 24;
 pub(super) enum KvmStepEnd {
     /// KVM executed the instruction, and its state is the one after it.
     Executed,
-    /// The instruction needs a device, an MSR or the models. It was not executed, or not completely.
+    /// The instruction needs a device, an MSR or the models. KVM has not completed it.
     NeedsHost,
     /// KVM stopped for a reason that no instruction should have.
     Failed(String),
