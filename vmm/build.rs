@@ -1,7 +1,7 @@
-//! Builds the guests' payloads and makes a table of them, for `hindsight test` to carry.
+//! Builds the test payloads and a table of them, which `hindsight test` embeds.
 //!
 //! The payloads are a workspace of their own for another target. The same cargo builds them into
-//! the build directory, without what this build's flags and wrappers would do to them.
+//! the build directory, without this build's flags and compiler wrappers.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 const GUEST_TARGET: &str = "x86_64-unknown-none";
 const PACKAGE: &str = "hindsight-payloads";
-/// If set, the program is built without payloads: for checks that do not run it, which are much faster so.
+/// If set, the program is built without payloads. That makes builds for checks much faster.
 const WITHOUT_PAYLOADS: &str = "HINDSIGHT_WITHOUT_PAYLOADS";
 
 type Result<T> = std::result::Result<T, String>;
@@ -32,10 +32,10 @@ fn build() -> Result<()> {
         .parent()
         .ok_or("no workspace above the package")?;
     let guest_tests = root.join("guest-tests");
-    watch(root, &guest_tests)?;
+    print_inputs(root, &guest_tests)?;
     println!("cargo::rerun-if-env-changed={WITHOUT_PAYLOADS}");
-    let wanted = env::var_os(WITHOUT_PAYLOADS).is_none();
-    let payloads = if wanted && guest_tests.join("Cargo.toml").exists() {
+    let with_payloads = env::var_os(WITHOUT_PAYLOADS).is_none();
+    let payloads = if with_payloads && guest_tests.join("Cargo.toml").exists() {
         check_target()?;
         build_payloads(&guest_tests)?
     } else {
@@ -45,9 +45,10 @@ fn build() -> Result<()> {
     fs::write(&table, render_table(&payloads)?).map_err(|e| format!("{}: {e}", table.display()))
 }
 
-/// Names what the payloads are made of. Cargo looks through whole folders, so those named here must
-/// not hold build output.
-fn watch(root: &Path, guest_tests: &Path) -> Result<()> {
+/// Prints the files and folders that the payloads are built from.
+///
+/// Cargo scans whole folders, so these must not contain build output.
+fn print_inputs(root: &Path, guest_tests: &Path) -> Result<()> {
     for path in [
         "Cargo.toml",
         "rust-toolchain.toml",
@@ -70,10 +71,10 @@ fn watch(root: &Path, guest_tests: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Says what to do when the guests' target is missing, instead of a page of compiler errors.
+/// Fails with one instruction if the guests' target is missing, instead of many compiler errors.
 fn check_target() -> Result<()> {
     let mut rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    clean(&mut rustc);
+    remove_build_variables(&mut rustc);
     let output = rustc
         .args(["--print", "target-libdir", "--target", GUEST_TARGET])
         .output()
@@ -91,7 +92,7 @@ fn check_target() -> Result<()> {
 /// Builds the payloads, and returns their names and files in the order of the names.
 fn build_payloads(guest_tests: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    clean(&mut cargo);
+    remove_build_variables(&mut cargo);
     let output = cargo
         .current_dir(guest_tests)
         .args([
@@ -102,7 +103,7 @@ fn build_payloads(guest_tests: &Path) -> Result<Vec<(String, PathBuf)>> {
             "--target",
             GUEST_TARGET,
         ])
-        // Line tables are for debuggers; the embedded copies go without.
+        // The embedded copies need no line tables.
         .args(["--config", "profile.release.strip=\"debuginfo\""])
         .args([
             "--message-format",
@@ -125,7 +126,7 @@ fn build_payloads(guest_tests: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(payloads)
 }
 
-/// The name and file of the executable that a message of cargo speaks of.
+/// The name and file of the executable that a message of cargo reports.
 fn executable(message: &str) -> Option<(String, PathBuf)> {
     let message: serde_json::Value = serde_json::from_str(message).ok()?;
     if message["reason"] != "compiler-artifact" {
@@ -150,11 +151,12 @@ fn render_table(payloads: &[(String, PathBuf)]) -> Result<String> {
     Ok(table)
 }
 
-/// Takes away what says how *this* package is built: flags, targets, profiles, and the wrappers by
-/// which clippy and others look at it. Where cargo finds its home, its network and its job slots
-/// stays.
-fn clean(command: &mut Command) {
-    const KEPT: [&str; 8] = [
+/// Removes the variables that configure the build of *this* package.
+///
+/// They are flags, targets, profiles, and the compiler wrappers of clippy and other tools. Those
+/// that configure cargo's home, network and number of jobs stay.
+fn remove_build_variables(command: &mut Command) {
+    const CARGO_CONFIGURATION: [&str; 8] = [
         "CARGO_BUILD_JOBS",
         "CARGO_HOME",
         "CARGO_HTTP_",
@@ -166,11 +168,14 @@ fn clean(command: &mut Command) {
     ];
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
-        let about_this_build = ["CARGO", "RUSTC", "RUSTFLAGS", "RUSTDOC"]
+        let configures_build = ["CARGO", "RUSTC", "RUSTFLAGS", "RUSTDOC"]
             .iter()
             .any(|prefix| text.starts_with(prefix))
             || ["TARGET", "HOST", "OUT_DIR", "PROFILE", "OPT_LEVEL", "DEBUG"].contains(&&*text);
-        if about_this_build && !KEPT.iter().any(|kept| text.starts_with(kept)) {
+        let configures_cargo = CARGO_CONFIGURATION
+            .iter()
+            .any(|prefix| text.starts_with(prefix));
+        if configures_build && !configures_cargo {
             command.env_remove(&name);
         }
     }

@@ -3,7 +3,7 @@
 #![no_main]
 
 use hindsight_fuzz::check;
-use hindsight_vmm::boot::{Mode, Plan, Protocol};
+use hindsight_vmm::boot::{EntryMode, LoadRequest, Protocol};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -13,18 +13,18 @@ fuzz_target!(|data: &[u8]| {
     let addresses = u128::from_le_bytes(*addresses);
     let mode = match options & 3 {
         0 => None,
-        1 => Some(Mode::Real),
-        2 => Some(Mode::Protected),
-        _ => Some(Mode::Long),
+        1 => Some(EntryMode::Real),
+        2 => Some(EntryMode::Protected),
+        _ => Some(EntryMode::Long),
     };
     #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
     let (load_address, entry) = (addresses as u64, (addresses >> 64) as u64);
-    check(&Plan {
+    check(&LoadRequest {
         image,
         protocol: (options & 4 == 0).then_some(Protocol::Flat),
         load_address: (options & 8 == 0).then_some(load_address),
         entry: (options & 16 == 0).then_some(entry),
         mode,
-        ..Plan::default()
+        ..LoadRequest::default()
     });
 });

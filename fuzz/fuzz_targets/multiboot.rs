@@ -2,20 +2,20 @@
 #![no_main]
 
 use hindsight_fuzz::check;
-use hindsight_vmm::boot::{Module, Plan, Protocol};
+use hindsight_vmm::boot::{BootModule, LoadRequest, Protocol};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|image: &[u8]| {
-    let module = |data| Module {
+    let module = |data| BootModule {
         name: b"module".to_vec(),
         data,
         args: b"name=value".to_vec(),
     };
-    check(&Plan {
+    check(&LoadRequest {
         image,
         protocol: Some(Protocol::Multiboot),
         modules: vec![module(&[1; 3]), module(&[2; 0x1001])],
         cmdline: b"quiet".to_vec(),
-        ..Plan::default()
+        ..LoadRequest::default()
     });
 });

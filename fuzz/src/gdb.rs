@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use hindsight_cpu::cpuid::CpuModel;
-use hindsight_vmm::boot::{Plan, Protocol};
+use hindsight_vmm::boot::{LoadRequest, Protocol};
 use hindsight_vmm::gdb::{Address, Server};
 use hindsight_vmm::machine::{Machine, MachineConfig};
 use hindsight_vmm::platform::Sinks;
@@ -40,10 +40,10 @@ impl Debuggee {
             COUNT.fetch_add(1, Ordering::SeqCst)
         );
         let socket = std::env::temp_dir().join(name);
-        let plan = Plan {
+        let request = LoadRequest {
             image: CODE,
             protocol: Some(Protocol::Flat),
-            ..Plan::default()
+            ..LoadRequest::default()
         };
         let config = MachineConfig {
             memory: 4 << 20,
@@ -57,7 +57,8 @@ impl Debuggee {
             debugcon: Box::new(sink()),
             btm: None,
         };
-        let mut machine = Machine::new(None, &config, &plan, sinks).expect("the machine is valid");
+        let mut machine =
+            Machine::new(None, &config, &request, sinks).expect("the machine is valid");
         let listener = Address::Unix(socket.clone())
             .listen(false)
             .expect("the name is free");

@@ -2,7 +2,7 @@
 
 pub mod gdb;
 
-use hindsight_vmm::boot::{Plan, load};
+use hindsight_vmm::boot::{LoadRequest, load};
 use hindsight_vmm::memory::layout::Layout;
 use vm_memory::GuestMemoryMmap;
 
@@ -10,14 +10,14 @@ use vm_memory::GuestMemoryMmap;
 const MEMORY: u64 = 4 << 20;
 const ACPI: std::ops::Range<u64> = 0xe_0000..0xe_2000;
 
-/// Loads the plan, and panics if parts of a loaded image overlap or lie outside of RAM, or if the
+/// Loads the request, and panics if parts of a loaded image overlap or lie outside of RAM, or if the
 /// entry is in none of them.
-pub fn check(plan: &Plan<'_>) {
+pub fn check(request: &LoadRequest<'_>) {
     let layout = Layout::new(MEMORY)
         .and_then(|layout| layout.with_acpi(ACPI, ACPI.start))
         .expect("the layout is valid");
     let memory = GuestMemoryMmap::from_ranges(&layout.ram()).expect("4 MiB can be mapped");
-    let Ok(loaded) = load(&memory, &layout, plan) else {
+    let Ok(loaded) = load(&memory, &layout, request) else {
         return;
     };
     let mut end = 0;

@@ -33,7 +33,7 @@ fail:
     mov $1, %eax
 end:
     out %eax, $DEBUG_EXIT
-    # Nobody listens at that port: wait for ever.
+    # The port has not ended the run: wait for ever.
 1:  cli
     hlt
     jmp 1b

@@ -1,12 +1,12 @@
-//! What one exit costs through the whole path (KVM_RUN, decoding, dispatch, model), against a bare
-//! KVM_RUN loop that answers without looking.
+//! The time of one exit through the whole path (KVM_RUN, decoding, dispatch, model).
 //!
-//! Batches of both alternate, and what counts is the ratio of neighbours: the machine is shared, and
-//! what disturbs one mostly disturbs the other. The guest itself marks the begin and the end of the
-//! timed stretch by a write to the debug console, so that building the machine is not counted.
+//! It is compared with a bare KVM_RUN loop that completes each exit without decoding it. Batches of
+//! both alternate, and the result is the median ratio of adjacent batches: the host is shared, and
+//! other load mostly affects both. The guest marks the begin and the end of the measured exits by
+//! writes to the debug console, so that the construction of the machine is not measured.
 //!
-//! One more row is the change of the engine: from KVM into the interpreter and back, against one
-//! KVM_GET_REGS.
+//! Another row is the time of an engine switch, from KVM to the interpreter and back, compared with
+//! one KVM_GET_REGS.
 //!
 //! `cargo bench -p hindsight --bench exit_path -- [--quick] [--json]`
 
@@ -24,10 +24,10 @@ use anyhow::{Context, bail};
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::profile::Profile;
 use hindsight_regs::msr::IA32_SYSENTER_CS;
-use hindsight_vmm::boot::{Mode, Plan, Protocol};
-use hindsight_vmm::kvm::Host;
+use hindsight_vmm::boot::{EntryMode, LoadRequest, Protocol};
+use hindsight_vmm::kvm::KvmDevice;
 use hindsight_vmm::kvm::host_support::HostKvm;
-use hindsight_vmm::kvm::tiny::TinyVm;
+use hindsight_vmm::kvm::tiny_vm::TinyVm;
 use hindsight_vmm::machine::{Machine, MachineConfig, PreparedMachine};
 use hindsight_vmm::platform::Sinks;
 use hindsight_vmm::vcpu::engine::ForcedSwitch;
@@ -39,18 +39,19 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuExit};
 
-/// Exits in the timed stretch; the guests count to it.
+/// The number of measured exits in a batch; the guests count them.
 const EXITS: u32 = 400;
 const MEMORY: u64 = 4 << 20;
 const LOAD_ADDRESS: u64 = 0x1_0000;
-/// The debug console: where the guest marks begin and end.
+/// The debug console, where the guest marks the begin and the end.
 const MARK_PORT: u16 = 0xe9;
 const EXIT_PORT: u16 = 0xf4;
 /// KVM_MSR_EXIT_REASON_INVAL, _UNKNOWN and _FILTER.
 const MSR_EXITS: u64 = 0b111;
 
-/// Defines guest code in 32-bit protected mode around the instruction that is measured. Port 0xe8 is
-/// a latch of the test device, MSR 0x1d9 is IA32_DEBUGCTL.
+/// Defines guest code for 32-bit protected mode that executes one instruction 400 times.
+///
+/// Port 0xe8 is a latch of the test device, MSR 0x1d9 is IA32_DEBUGCTL.
 macro_rules! guest {
     ($start:literal, $end:literal, $measured:literal) => {
         std::arch::global_asm!(
@@ -94,8 +95,9 @@ unsafe extern "C" {
 }
 
 /// The bytes between two labels of one [`guest!`].
-fn between(start: *const u8, end: *const u8) -> &'static [u8] {
-    // SAFETY: both labels are in one stretch of read-only data, in this order.
+fn code_between(start: *const u8, end: *const u8) -> &'static [u8] {
+    // SAFETY: both labels are in one read-only section, which `guest!` defines contiguously and in
+    // this order.
     unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }
 }
 
@@ -103,32 +105,32 @@ fn cases() -> [(&'static str, &'static [u8]); 4] {
     [
         (
             "out",
-            between(&raw const exit_path_out, &raw const exit_path_out_end),
+            code_between(&raw const exit_path_out, &raw const exit_path_out_end),
         ),
         (
             "in",
-            between(&raw const exit_path_in, &raw const exit_path_in_end),
+            code_between(&raw const exit_path_in, &raw const exit_path_in_end),
         ),
         (
             "rdmsr",
-            between(&raw const exit_path_rdmsr, &raw const exit_path_rdmsr_end),
+            code_between(&raw const exit_path_rdmsr, &raw const exit_path_rdmsr_end),
         ),
         (
             "wrmsr",
-            between(&raw const exit_path_wrmsr, &raw const exit_path_wrmsr_end),
+            code_between(&raw const exit_path_wrmsr, &raw const exit_path_wrmsr_end),
         ),
     ]
 }
 
-/// Time from the guest's first mark to its last.
-fn stretch(marks: &[Instant]) -> anyhow::Result<Duration> {
+/// The time between the guest's two marks.
+fn measured_time(marks: &[Instant]) -> anyhow::Result<Duration> {
     match marks {
         [begin, end] => Ok(*end - *begin),
         _ => bail!("the guest made {} marks, not 2", marks.len()),
     }
 }
 
-/// A debug console that keeps when it was written to.
+/// A debug console that stores the time of each write.
 struct Marks(Arc<Mutex<Vec<Instant>>>);
 
 impl Write for Marks {
@@ -152,68 +154,69 @@ const CONFIG: MachineConfig = MachineConfig {
     engine: Engine::Kvm,
 };
 
-fn plan(code: &[u8]) -> Plan<'_> {
-    Plan {
+fn load_request(code: &[u8]) -> LoadRequest<'_> {
+    LoadRequest {
         image: code,
         protocol: Some(Protocol::Flat),
         load_address: Some(LOAD_ADDRESS),
-        mode: Some(Mode::Protected),
-        ..Plan::default()
+        mode: Some(EntryMode::Protected),
+        ..LoadRequest::default()
     }
 }
 
-/// Time of a change from KVM into the interpreter and back, on average over a batch of exits that
-/// each change the engine.
-fn there_and_back(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
+/// The time of a switch from KVM to the interpreter and back.
+///
+/// It is the average over a batch of exits that each switch the engine.
+fn switch_engine_twice(device: &KvmDevice, code: &[u8]) -> anyhow::Result<Duration> {
     let policy = EnginePolicy {
         choice: EngineChoice::Auto,
-        host: HostKvm::native(),
+        host: HostKvm::usable(),
     };
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()),
         btm: None,
     };
-    let prepared = PreparedMachine::new(&CONFIG, &plan(code))?
+    let prepared = PreparedMachine::new(&CONFIG, &load_request(code))?
         .with_engine_policy(policy, Some(ForcedSwitch::Exits(1)));
-    let machine = prepared.build(Some(host), sinks)?;
+    let machine = prepared.build(Some(device), sinks)?;
     let board = machine.board().clone();
     match machine.run(Some(Duration::from_secs(60)), || {})? {
         Outcome::Exit(0) => {}
-        other => bail!("the guest ended by {other:?}"),
+        other => bail!("the guest ended with {other:?}"),
     }
     let stats = board
         .run
         .engine
         .stats()
-        .expect("the machine changes engines");
-    let changes = u32::try_from(stats.count())?;
-    let both_ways = stats.total.saturating_mul(2).checked_div(changes);
-    both_ways.context("the engine never changed")
+        .expect("the machine can switch engines");
+    let switches = u32::try_from(stats.count())?;
+    let both_ways = stats.total.saturating_mul(2).checked_div(switches);
+    both_ways.context("the engine was never switched")
 }
 
-/// Time of a KVM_GET_REGS, on average over a batch.
-fn get_regs(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
-    let vm = bare_vm(host, code, false)?;
+/// The time of a KVM_GET_REGS, on average over a batch.
+fn get_regs(device: &KvmDevice, code: &[u8]) -> anyhow::Result<Duration> {
+    let vm = bare_vm(device, code, false)?;
     let start = Instant::now();
     for _ in 0..EXITS {
-        std::hint::black_box(vm.vcpu.get_regs()?);
+        std::hint::black_box(vm.vcpu().get_regs()?);
     }
     Ok(start.elapsed() / EXITS)
 }
 
-fn measure_change(host: &Host, code: &[u8], batches: usize) -> anyhow::Result<Times> {
+fn measure_switch(device: &KvmDevice, code: &[u8], batches: usize) -> anyhow::Result<Times> {
     let mut times = Times::default();
     for _ in 0..batches {
-        let change = there_and_back(host, code)?;
-        times.path.push(change.as_secs_f64() * 1e9);
-        let ioctl = in_thread(|| get_regs(host, code))?;
+        let switch = switch_engine_twice(device, code)?;
+        times.path.push(switch.as_secs_f64() * 1e9);
+        let ioctl = in_thread(|| get_regs(device, code))?;
         times.bare.push(ioctl.as_secs_f64() * 1e9);
     }
     Ok(times)
 }
 
-fn report_change(times: &Times, json: bool) {
+fn report_switch(times: &Times, json: bool) {
     if json {
         return report("change", times, true);
     }
@@ -226,21 +229,21 @@ fn report_change(times: &Times, json: bool) {
     );
 }
 
-/// One batch through the whole machine.
-fn whole_path(host: &Host, code: &[u8]) -> anyhow::Result<Duration> {
+/// Runs one batch in a whole machine.
+fn whole_path(device: &KvmDevice, code: &[u8]) -> anyhow::Result<Duration> {
     let marks = Arc::new(Mutex::new(Vec::new()));
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(Marks(marks.clone())),
         btm: None,
     };
-    let machine = Machine::new(Some(host), &CONFIG, &plan(code), sinks)?;
+    let machine = Machine::new(Some(device), &CONFIG, &load_request(code), sinks)?;
     match machine.run(Some(Duration::from_secs(60)), || {})? {
         Outcome::Exit(0) => {}
-        other => bail!("the guest ended by {other:?}"),
+        other => bail!("the guest ended with {other:?}"),
     }
     let marks = marks.lock().ok().context("the console's thread panicked")?;
-    stretch(&marks)
+    measured_time(&marks)
 }
 
 fn flat_segment(code: bool) -> kvm_segment {
@@ -256,61 +259,61 @@ fn flat_segment(code: bool) -> kvm_segment {
     }
 }
 
-/// A bare machine at the entry of `code`.
-fn bare_vm(host: &Host, code: &[u8], sync_regs: bool) -> anyhow::Result<TinyVm> {
+/// A bare VM with its vCPU at the entry of `code`.
+fn bare_vm(device: &KvmDevice, code: &[u8], sync_regs: bool) -> anyhow::Result<TinyVm> {
     let size = usize::try_from(MEMORY)?;
-    let mut vm = TinyVm::new(host.kvm(), size, |vm| {
+    let mut vm = TinyVm::new(device.kvm(), size, |vm| {
         vm.enable_cap(&kvm_enable_cap {
             cap: Cap::X86UserSpaceMsr as u32,
             args: [MSR_EXITS, 0, 0, 0],
             ..Default::default()
         })?;
-        // KVM wants at least one range.
-        let passes = MsrFilterRange {
+        // KVM requires at least one range.
+        let allowed = MsrFilterRange {
             flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
             base: IA32_SYSENTER_CS,
             msr_count: 8,
             bitmap: &[1],
         };
-        vm.set_msr_filter(MsrFilterDefaultAction::DENY, &[passes])
+        vm.set_msr_filter(MsrFilterDefaultAction::DENY, &[allowed])
     })?;
     vm.write(LOAD_ADDRESS, code)?;
-    let cpuid = host.kvm().get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
-    vm.vcpu.set_cpuid2(&cpuid)?;
-    let mut sregs = vm.vcpu.get_sregs()?;
+    let cpuid = device.kvm().get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
+    vm.vcpu().set_cpuid2(&cpuid)?;
+    let mut sregs = vm.vcpu().get_sregs()?;
     sregs.cr0 |= 1;
     sregs.cs = flat_segment(true);
     let data = flat_segment(false);
     (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
-    vm.vcpu.set_sregs(&sregs)?;
-    let mut regs = vm.vcpu.get_regs()?;
+    vm.vcpu().set_sregs(&sregs)?;
+    let mut regs = vm.vcpu().get_regs()?;
     (regs.rip, regs.rflags) = (LOAD_ADDRESS, 2);
-    vm.vcpu.set_regs(&regs)?;
+    vm.vcpu().set_regs(&regs)?;
     if sync_regs {
         let valid = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS | KVM_SYNC_X86_EVENTS;
-        vm.vcpu.get_kvm_run().kvm_valid_regs = u64::from(valid);
+        vm.kvm_run().kvm_valid_regs = u64::from(valid);
     }
     Ok(vm)
 }
 
-/// One batch round KVM_RUN and nothing else.
-fn bare_loop(host: &Host, code: &[u8], sync_regs: bool) -> anyhow::Result<Duration> {
-    let mut vm = bare_vm(host, code, sync_regs)?;
+/// Runs one batch with nothing but KVM_RUN.
+fn bare_loop(device: &KvmDevice, code: &[u8], sync_regs: bool) -> anyhow::Result<Duration> {
+    let mut vm = bare_vm(device, code, sync_regs)?;
     let mut marks = Vec::new();
     loop {
-        match vm.vcpu.run()? {
+        match vm.run()? {
             VcpuExit::IoOut(MARK_PORT, _) => marks.push(Instant::now()),
-            VcpuExit::IoOut(EXIT_PORT, _) => return stretch(&marks),
+            VcpuExit::IoOut(EXIT_PORT, _) => return measured_time(&marks),
             VcpuExit::IoOut(..) => {}
             VcpuExit::IoIn(_, data) => data.fill(0),
             VcpuExit::X86Rdmsr(msr) => (*msr.data, *msr.error) = (0, 0),
             VcpuExit::X86Wrmsr(msr) => *msr.error = 0,
-            other => bail!("the bare guest stopped by {other:?}"),
+            other => bail!("the bare VM stopped with {other:?}"),
         }
     }
 }
 
-/// In a thread of its own, as a processor has.
+/// Does `work` in a thread of its own, as a vCPU runs in one.
 fn in_thread(work: impl FnOnce() -> anyhow::Result<Duration> + Send) -> anyhow::Result<Duration> {
     thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|_| bail!("the thread panicked"))
 }
@@ -323,15 +326,15 @@ struct Times {
     bare_sync: Vec<f64>,
 }
 
-fn measure(host: &Host, code: &[u8], batches: usize) -> anyhow::Result<Times> {
+fn measure(device: &KvmDevice, code: &[u8], batches: usize) -> anyhow::Result<Times> {
     let per_exit = |time: Duration| time.as_secs_f64() * 1e9 / f64::from(EXITS);
     let mut times = Times::default();
     for _ in 0..batches {
-        let path = whole_path(host, code)?;
+        let path = whole_path(device, code)?;
         times.path.push(per_exit(path));
-        let bare = in_thread(|| bare_loop(host, code, false))?;
+        let bare = in_thread(|| bare_loop(device, code, false))?;
         times.bare.push(per_exit(bare));
-        let bare = in_thread(|| bare_loop(host, code, true))?;
+        let bare = in_thread(|| bare_loop(device, code, true))?;
         times.bare_sync.push(per_exit(bare));
     }
     Ok(times)
@@ -356,21 +359,21 @@ fn report(name: &str, times: &Times, json: bool) {
         );
         return;
     }
-    let middle = |values: &[f64]| median(values.iter().copied());
+    let median_of = |values: &[f64]| median(values.iter().copied());
     let ratio = median(path.iter().zip(bare).map(|(path, bare)| path / bare));
     let ours = median(path.iter().zip(bare_sync).map(|(path, bare)| path - bare));
     println!(
         "{name:6} whole path {:7.0} ns, bare {:7.0} ns, ratio {ratio:.3}; bare with sync regs {:7.0} ns, ours {ours:5.0} ns",
-        middle(path),
-        middle(bare),
-        middle(bare_sync),
+        median_of(path),
+        median_of(bare),
+        median_of(bare_sync),
     );
 }
 
 fn main() -> anyhow::Result<()> {
     let has = |flag: &str| std::env::args().any(|argument| argument == flag);
-    let host = match Host::open() {
-        Ok(host) => host,
+    let device = match KvmDevice::open() {
+        Ok(device) => device,
         Err(error) => {
             eprintln!("skipped: {error}");
             return Ok(());
@@ -378,9 +381,9 @@ fn main() -> anyhow::Result<()> {
     };
     let batches = if has("--quick") { 31 } else { 151 };
     for (name, code) in cases() {
-        report(name, &measure(&host, code, batches)?, has("--json"));
+        report(name, &measure(&device, code, batches)?, has("--json"));
     }
     let (_, code) = cases()[0];
-    report_change(&measure_change(&host, code, batches)?, has("--json"));
+    report_switch(&measure_switch(&device, code, batches)?, has("--json"));
     Ok(())
 }

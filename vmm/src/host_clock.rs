@@ -1,6 +1,8 @@
-//! The host's time-stamp counter: what the machine's clock runs on.
+//! The host's clocks: the time-stamp counter, on which machines run, and a thread's CPU time.
 
 use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// Reads the host's TSC.
 #[expect(unsafe_code, reason = "the RDTSC intrinsic")]
@@ -9,16 +11,23 @@ pub fn read_tsc() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Its frequency in Hz: what KVM says, or a measurement against the host's monotonic clock.
+/// The CPU time that this thread has used, guests included.
+pub fn thread_cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let part = |value: i64| u64::try_from(value).unwrap_or(0);
+    Duration::from_secs(part(time.tv_sec)) + Duration::from_nanos(part(time.tv_nsec))
+}
+
+/// The frequency of the TSC in Hz: KVM's value, or a measurement against the monotonic clock.
 pub fn tsc_hz(kvm_khz: Option<u32>) -> u64 {
     match kvm_khz {
         Some(khz) => u64::from(khz) * 1000,
-        None => measure(),
+        None => measure_tsc_hz(),
     }
 }
 
-/// Both clocks at one moment: of a few readings the one that was disturbed least.
-fn both() -> (Instant, u64) {
+/// Reads the monotonic clock and the TSC at one moment: the least disturbed of several readings.
+fn read_both_clocks() -> (Instant, u64) {
     let reading = || {
         let before = read_tsc();
         let time = Instant::now();
@@ -35,14 +44,16 @@ fn both() -> (Instant, u64) {
     (time, ticks)
 }
 
-/// Every start of a guest waits for this. A reading is good to some 20 ns, so this span makes the
-/// frequency good to some 20 parts in a million, as good as a crystal.
+/// How long a measurement takes; every start of a guest waits for it.
+///
+/// A reading is accurate to about 20 ns, so the frequency is accurate to about 20 parts in a
+/// million, like a crystal.
 const SPAN: Duration = Duration::from_millis(2);
 
-fn measure() -> u64 {
-    let (start, first) = both();
+fn measure_tsc_hz() -> u64 {
+    let (start, first) = read_both_clocks();
     std::thread::sleep(SPAN);
-    let (end, last) = both();
+    let (end, last) = read_both_clocks();
     let ticks = u128::from(last.wrapping_sub(first)) * 1_000_000_000;
     u64::try_from(ticks / (end - start).as_nanos().max(1))
         .unwrap_or(1_000_000_000)
@@ -55,19 +66,19 @@ mod tests {
 
     #[test]
     fn measured_frequency_is_plausible() {
-        let hz = measure();
+        let hz = measure_tsc_hz();
         assert!((100_000_000..20_000_000_000).contains(&hz), "{hz}");
     }
 
     #[test]
     fn short_measurement_agrees_with_a_long_one() {
-        let (start, first) = both();
+        let (start, first) = read_both_clocks();
         std::thread::sleep(Duration::from_millis(100));
-        let (end, last) = both();
+        let (end, last) = read_both_clocks();
         let long = (last - first) as f64 / (end - start).as_secs_f64();
-        // The best of a few: the machine is shared.
-        let worst = (0..5).map(|_| (measure() as f64 / long - 1.0).abs());
-        let error = worst.fold(f64::MAX, f64::min);
+        // The best of several, because other programs load the host.
+        let errors = (0..5).map(|_| (measure_tsc_hz() as f64 / long - 1.0).abs());
+        let error = errors.fold(f64::MAX, f64::min);
         assert!(error < 1e-3, "off by {error}");
     }
 }

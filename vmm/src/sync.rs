@@ -1,8 +1,8 @@
-//! Locks that a panic in another thread does not poison, and the lock types that loom can check.
+//! Mutexes that a panic in another thread does not poison, and the lock types that loom can check.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks `mutex`, whether or not a thread panicked while it held the lock.
+/// Locks `mutex`, even if a thread panicked while it held the lock.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

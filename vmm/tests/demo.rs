@@ -1,4 +1,4 @@
-//! `hindsight demo` as a user runs it.
+//! Runs `hindsight demo` as a user does.
 
 use std::process::{Command, Output};
 
@@ -13,7 +13,7 @@ fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("UTF-8")
 }
 
-/// Says why the tests that need KVM do nothing, if so.
+/// Whether KVM cannot be used here. Prints why the tests that need it are skipped.
 fn skipped() -> bool {
     let problem = hindsight_vmm::harness::needs::kvm_problem();
     if let Some(problem) = &problem {
@@ -22,7 +22,7 @@ fn skipped() -> bool {
     problem.is_some()
 }
 
-/// The first line that begins with `start`, its runs of spaces made one.
+/// The first line that starts with `start`, with runs of spaces replaced by one.
 fn line(text: &str, start: &str) -> String {
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut lines = text.lines().map(squeezed);
@@ -32,7 +32,7 @@ fn line(text: &str, start: &str) -> String {
 }
 
 #[test]
-fn demo_shows_what_the_guest_did() {
+fn demo_prints_results_exceptions_msrs_and_timer_interrupts() {
     if skipped() {
         return;
     }
@@ -65,7 +65,7 @@ fn demo_shows_what_the_guest_did() {
         ("WRMSR 3b TSC_ADJUST", "ok TSC model; TSC moves too"),
         ("WRMSR 1b APIC_BASE", "#GP local APIC: reserved bit"),
         ("WRMSR c0000084 FMASK", "#GP bit 32 is reserved"),
-        // What is said of the LBR stack depends on whether there is one.
+        // The outcome depends on whether the processor has an LBR stack.
         ("RDMSR 680 ", ""),
     ] {
         let line = line(&text, start);
@@ -77,7 +77,7 @@ fn demo_shows_what_the_guest_did() {
 }
 
 #[test]
-fn output_that_is_no_terminal_is_plain_and_as_wide_as_columns_says() {
+fn output_to_a_pipe_is_plain_and_fits_the_columns_variable() {
     if skipped() {
         return;
     }
@@ -96,7 +96,7 @@ fn output_that_is_no_terminal_is_plain_and_as_wide_as_columns_says() {
 }
 
 #[test]
-fn demo_without_kvm_says_so_in_one_line() {
+fn demo_without_kvm_prints_one_line_with_the_reason() {
     if !skipped() {
         return;
     }

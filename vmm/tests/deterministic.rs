@@ -1,4 +1,4 @@
-//! Deterministic mode: the same run, every time.
+//! Deterministic mode: the same guest runs the same way every time.
 
 use std::fs;
 use std::path::Path;
@@ -7,9 +7,9 @@ use std::process::{Command, Output, Stdio};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-/// 32-bit code for `--mode protected`, as a file.
-fn image(path: &Path, code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) {
-    let mut assembler = CodeAssembler::new(32).expect("a possible width");
+/// Writes 32-bit code for `--mode protected` to a file.
+fn write_image(path: &Path, code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) {
+    let mut assembler = CodeAssembler::new(32).expect("the width is valid");
     code(&mut assembler).expect("the code is valid");
     let image = assembler.assemble(0x10_0000).expect("the code fits");
     fs::write(path, image).expect("the image can be written");
@@ -44,8 +44,8 @@ fn flat<'a>(image: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&FLAT, more, &[image]].concat()
 }
 
-/// Waits for the APIC timer to run down, then leaves with what the time-stamp counter said last.
-fn timer(a: &mut CodeAssembler) -> Result<(), IcedError> {
+/// Waits until the APIC timer reaches 0, then exits with the last value of the TSC as its status.
+fn wait_for_timer(a: &mut CodeAssembler) -> Result<(), IcedError> {
     let mut again = a.create_label();
     // Divide by 1; the LVT entry is masked, as after RESET.
     a.mov(esi, 0xfee0_0000_u32)?;
@@ -62,35 +62,35 @@ fn timer(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.out(dx, eax)
 }
 
-/// Leaves with a random number.
-fn random(a: &mut CodeAssembler) -> Result<(), IcedError> {
+/// Exits with a random number as its status.
+fn exit_with_random_number(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.rdrand(eax)?;
     a.mov(dx, 0xf4)?;
     a.out(dx, eax)
 }
 
 #[test]
-fn same_image_runs_the_same_and_another_image_another_way() {
+fn hash_depends_on_the_image_alone() {
     let folder = tempfile::tempdir().unwrap();
-    image(&folder.path().join("timer"), timer);
-    image(&folder.path().join("random"), random);
+    write_image(&folder.path().join("timer"), wait_for_timer);
+    write_image(&folder.path().join("random"), exit_with_random_number);
     let first = hash(folder.path(), &flat("timer", &[]));
     assert_eq!(first, hash(folder.path(), &flat("timer", &[])));
     assert_ne!(first, hash(folder.path(), &flat("random", &[])));
 }
 
 #[test]
-fn seed_decides_the_random_numbers() {
+fn random_numbers_depend_on_the_seed() {
     let folder = tempfile::tempdir().unwrap();
-    image(&folder.path().join("random"), random);
+    write_image(&folder.path().join("random"), exit_with_random_number);
     let seeded = |seed| hash(folder.path(), &flat("random", &["--seed", seed]));
     assert_eq!(seeded("0"), hash(folder.path(), &flat("random", &[])));
     assert_eq!(seeded("7"), seeded("7"));
     assert_ne!(seeded("0"), seeded("7"));
 }
 
-/// ForcedSwitch processor counts in a race without locks for one counter in memory; the boot processor
-/// leaves with what became of it.
+/// Two vCPUs increment one counter in memory without locks; the bootstrap processor exits with the
+/// counter as its status.
 fn race(a: &mut CodeAssembler) -> Result<(), IcedError> {
     const ENTRY: u32 = 0x8000;
     let mut count = a.create_label();
@@ -110,7 +110,7 @@ fn race(a: &mut CodeAssembler) -> Result<(), IcedError> {
         let word = u32::from_le_bytes(word.try_into().expect("four bytes"));
         a.mov(dword_ptr(at), word)?;
     }
-    // INIT and start-up IPI to all but this one. SVR enables the APIC.
+    // INIT and start-up IPI to all vCPUs but this one. SVR enables the APIC.
     a.mov(esi, 0xfee0_0000_u32)?;
     a.mov(dword_ptr(esi + 0xf0), 0x1ff)?;
     a.mov(dword_ptr(esi + 0x300), 0xc_4500_u32)?;
@@ -131,9 +131,9 @@ fn race(a: &mut CodeAssembler) -> Result<(), IcedError> {
 }
 
 #[test]
-fn race_of_two_processors_ends_the_same_way_every_time() {
+fn race_of_two_vcpus_has_the_same_result_every_time() {
     let folder = tempfile::tempdir().unwrap();
-    image(&folder.path().join("race"), race);
+    write_image(&folder.path().join("race"), race);
     let first = hash(folder.path(), &flat("race", &["--cpus", "2"]));
     for _ in 0..3 {
         assert_eq!(first, hash(folder.path(), &flat("race", &["--cpus", "2"])));
@@ -141,9 +141,9 @@ fn race_of_two_processors_ends_the_same_way_every_time() {
 }
 
 #[test]
-fn halted_guest_that_nothing_can_wake_ends() {
+fn run_ends_when_nothing_can_wake_the_halted_guest() {
     let folder = tempfile::tempdir().unwrap();
-    image(&folder.path().join("halt"), |a| {
+    write_image(&folder.path().join("halt"), |a| {
         let mut again = a.create_label();
         a.cli()?;
         a.set_label(&mut again)?;
@@ -156,9 +156,9 @@ fn halted_guest_that_nothing_can_wake_ends() {
 }
 
 #[test]
-fn kvm_and_processors_of_the_host_are_refused() {
+fn kvm_and_the_host_cpu_model_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
-    image(&folder.path().join("random"), random);
+    write_image(&folder.path().join("random"), exit_with_random_number);
     for (arguments, expected) in [
         (["--engine", "kvm"], "needs the interpreter"),
         (["--cpu", "host"], "needs --cpu portable-v1"),
@@ -171,9 +171,9 @@ fn kvm_and_processors_of_the_host_are_refused() {
     }
 }
 
-/// Adds up what comes in at the serial port, with the time at which it came, until it is `q`; leaves
-/// with the sum. Waits by polling.
-fn listen(a: &mut CodeAssembler) -> Result<(), IcedError> {
+/// Adds up the bytes from the serial port and the times at which they arrived, until a `q`; exits
+/// with the sum as its status. It polls.
+fn sum_serial_input(a: &mut CodeAssembler) -> Result<(), IcedError> {
     let mut again = a.create_label();
     a.xor(ebx, ebx)?;
     a.set_label(&mut again)?;
@@ -194,7 +194,7 @@ fn listen(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.out(dx, eax)
 }
 
-/// As [`run`], with something to read on standard input.
+/// As [`run`], with `input` on standard input.
 fn run_with_input(folder: &Path, arguments: &[&str], input: &[u8]) -> Output {
     use std::io::Write;
     let mut child = Command::new(env!("CARGO_BIN_EXE_hindsight"))
@@ -222,26 +222,26 @@ fn hash_of(output: &Output) -> String {
 }
 
 #[test]
-fn recorded_input_is_replayed_at_its_place() {
+fn recorded_input_is_replayed_at_the_same_instruction() {
     let folder = tempfile::tempdir().unwrap();
-    image(&folder.path().join("listen"), listen);
-    let record = flat("listen", &["--record-input", "log"]);
+    write_image(&folder.path().join("serial"), sum_serial_input);
+    let record = flat("serial", &["--record-input", "log"]);
     let recorded = run_with_input(folder.path(), &record, b"hello, q");
     let log = fs::read_to_string(folder.path().join("log")).unwrap();
     assert!(log.starts_with("hindsight-input 1 cpus=1 "), "{log}");
     assert!(log.contains(" serial "), "{log}");
     for _ in 0..2 {
-        let (replayed, status) = hash(folder.path(), &flat("listen", &["--replay-input", "log"]));
+        let (replayed, status) = hash(folder.path(), &flat("serial", &["--replay-input", "log"]));
         assert_eq!(
             (replayed, status),
             (hash_of(&recorded), recorded.status.code())
         );
     }
-    let seeded = flat("listen", &["--replay-input", "log", "--seed", "1"]);
+    let seeded = flat("serial", &["--replay-input", "log", "--seed", "1"]);
     assert_one_line(&run(folder.path(), &seeded), "is of a machine with cpus=1");
 }
 
-/// Status 2 and one line that has `expected` in it.
+/// The status is 2, and there is one line of output, which contains `expected`.
 fn assert_one_line(output: &Output, expected: &str) {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains(expected), "{text}");
@@ -250,10 +250,10 @@ fn assert_one_line(output: &Output, expected: &str) {
 }
 
 #[test]
-fn input_wakes_a_halted_guest_and_the_replay_too() {
+fn signal_ends_a_halted_guest_and_its_replay() {
     let folder = tempfile::tempdir().unwrap();
-    // Without interrupts nothing wakes it but the end that is recorded.
-    image(&folder.path().join("halt"), |a| {
+    // With interrupts off, only the recorded end of the run wakes the vCPU.
+    write_image(&folder.path().join("halt"), |a| {
         a.cli()?;
         a.hlt()
     });
@@ -281,21 +281,21 @@ fn input_wakes_a_halted_guest_and_the_replay_too() {
 }
 
 #[test]
-fn bad_input_logs_are_refused_with_one_line() {
+fn bad_input_logs_are_rejected_with_one_line() {
     let folder = tempfile::tempdir().unwrap();
-    image(&folder.path().join("listen"), listen);
+    write_image(&folder.path().join("serial"), sum_serial_input);
     let head = "hindsight-input 1 cpus=1 memory=16777216 seed=0\n";
     for (log, expected) in [
         ("", "line 1: not an input log"),
         (&*format!("{head}1 2 3 mouse"), "line 2: expected"),
     ] {
         fs::write(folder.path().join("log"), log).unwrap();
-        let output = run(folder.path(), &flat("listen", &["--replay-input", "log"]));
+        let output = run(folder.path(), &flat("serial", &["--replay-input", "log"]));
         assert_one_line(&output, expected);
     }
-    // Well-formed, but no run of this guest has its sixth round there.
+    // The log is well-formed, but in no run of this guest does the sixth round begin there.
     fs::write(folder.path().join("log"), format!("{head}5 1 1 serial 71")).unwrap();
-    let output = run(folder.path(), &flat("listen", &["--replay-input", "log"]));
+    let output = run(folder.path(), &flat("serial", &["--replay-input", "log"]));
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(
         text.contains("the input log belongs to another run"),
@@ -319,8 +319,10 @@ fn diff(folder: &Path, arguments: &[&str]) -> (String, Option<i32>) {
     )
 }
 
-/// Works, then asks for a random number, and only later lets it show.
-fn gamble(a: &mut CodeAssembler) -> Result<(), IcedError> {
+/// Runs a loop, reads a random number, runs a loop again, and exits with the number as its status.
+///
+/// The first event that depends on the number is the exit.
+fn late_random_number(a: &mut CodeAssembler) -> Result<(), IcedError> {
     let (mut before, mut after) = (a.create_label(), a.create_label());
     a.mov(ecx, 30_000)?;
     a.set_label(&mut before)?;
@@ -337,16 +339,16 @@ fn gamble(a: &mut CodeAssembler) -> Result<(), IcedError> {
 }
 
 #[test]
-fn diff_finds_the_instruction_at_which_two_seeds_part() {
+fn diff_finds_the_instruction_at_which_two_seeds_diverge() {
     let folder = tempfile::tempdir().unwrap();
-    image(&folder.path().join("gamble"), gamble);
+    write_image(&folder.path().join("random"), late_random_number);
     let seeds = ["--a", "--seed 1", "--b", "--seed 2"];
     for stride in ["1000000", "77"] {
-        let arguments = flat("gamble", &[&seeds[..], &["--stride", stride]].concat());
+        let arguments = flat("random", &[&seeds[..], &["--stride", stride]].concat());
         let (text, status) = diff(folder.path(), &arguments);
         assert_eq!(status, Some(1), "{text}");
         // mov, 30000 times dec and jnz, nop, rdrand.
-        let expected = "part at instruction 60003: cpu 0 at ";
+        let expected = "the runs diverge at instruction 60003: cpu 0 at ";
         assert!(text.contains(expected), "{text}");
         assert!(text.contains("rdrand"), "{text}");
         assert!(text.contains("cpu.0.cpu.gpr.rax: a 0x"), "{text}");
@@ -355,16 +357,16 @@ fn diff_finds_the_instruction_at_which_two_seeds_part() {
 }
 
 #[test]
-fn diff_of_a_run_with_itself_finds_nothing() {
+fn diff_finds_no_difference_between_equal_runs() {
     let folder = tempfile::tempdir().unwrap();
-    image(&folder.path().join("gamble"), gamble);
-    let (text, status) = diff(folder.path(), &flat("gamble", &[]));
+    write_image(&folder.path().join("random"), late_random_number);
+    let (text, status) = diff(folder.path(), &flat("random", &[]));
     assert_eq!(status, Some(0), "{text}");
     assert!(
         text.contains("both runs ended after 160006 instructions"),
         "{text}"
     );
-    let limited = flat("gamble", &["--limit", "1000", "--b", "--seed 3"]);
+    let limited = flat("random", &["--limit", "1000", "--b", "--seed 3"]);
     let (text, status) = diff(folder.path(), &limited);
     assert_eq!(
         (&*text, status),
@@ -373,12 +375,12 @@ fn diff_of_a_run_with_itself_finds_nothing() {
 }
 
 #[test]
-fn diff_of_machines_that_differ_from_the_start_says_so() {
+fn diff_reports_machines_that_differ_from_the_start() {
     let folder = tempfile::tempdir().unwrap();
-    image(&folder.path().join("gamble"), gamble);
-    let (text, status) = diff(folder.path(), &flat("gamble", &["--b", "--cpus 2"]));
+    write_image(&folder.path().join("random"), late_random_number);
+    let (text, status) = diff(folder.path(), &flat("random", &["--b", "--cpus 2"]));
     assert_eq!(status, Some(1), "{text}");
     assert!(text.contains("before the first instruction"), "{text}");
-    let (text, status) = diff(folder.path(), &flat("gamble", &["--b", "--bogus"]));
+    let (text, status) = diff(folder.path(), &flat("random", &["--b", "--bogus"]));
     assert_eq!((status, text.lines().count()), (Some(2), 1), "{text}");
 }

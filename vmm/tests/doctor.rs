@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use hindsight_vmm::probe::report::Report;
-use hindsight_vmm::probe::{Verdict, probes};
+use hindsight_vmm::probe::report::DoctorReport;
+use hindsight_vmm::probe::{ProbeVerdict, probes};
 
 fn doctor(arguments: &[&str], cache: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_hindsight"))
@@ -16,7 +16,7 @@ fn doctor(arguments: &[&str], cache: &Path) -> Output {
         .expect("the command starts")
 }
 
-/// Whether KVM can be used here; says so when not.
+/// Whether KVM can be used here. If not, it prints that the test is skipped.
 fn has_kvm(test: &str) -> bool {
     let usable = hindsight_vmm::kvm::open_device().is_ok_and(|kvm| kvm.create_vm().is_ok());
     if !usable {
@@ -47,20 +47,20 @@ fn report_has_a_well_formed_row_for_every_probe() {
         String::from_utf8_lossy(&output.stderr)
     );
 
-    let report: Report = serde_json::from_slice(&output.stdout).unwrap();
+    let report: DoctorReport = serde_json::from_slice(&output.stdout).unwrap();
     let names: BTreeSet<&str> = report.probes.iter().map(|row| row.name.as_str()).collect();
     assert_eq!(names, probes().map(|probe| probe.name).collect());
     for row in &report.probes {
         assert!(!row.finding.detail.is_empty(), "{}", row.name);
-        let skipped = row.finding.verdict == Verdict::Skipped;
+        let skipped = row.finding.verdict == ProbeVerdict::Skipped;
         assert_eq!(skipped, row.name == "guestbp-data", "{}", row.name);
     }
-    // No KVM at all does without these.
+    // Every KVM passes these.
     for name in ["io-exit", "hlt-exit", "mmio-exit", "msr-exit"] {
         let row = report.probes.iter().find(|row| row.name == name).unwrap();
         assert_eq!(
             row.finding.verdict,
-            Verdict::Works,
+            ProbeVerdict::Works,
             "{name}: {}",
             row.finding.detail
         );
@@ -69,7 +69,7 @@ fn report_has_a_well_formed_row_for_every_probe() {
 }
 
 #[test]
-fn probe_that_is_unknown_is_refused_with_status_2() {
+fn unknown_probe_is_refused_with_status_2() {
     let folder = tempfile::tempdir().unwrap();
     let output = doctor(&["--only", "no-such-probe"], folder.path());
     assert_eq!(output.status.code(), Some(2));
@@ -92,13 +92,13 @@ fn list_names_every_probe_without_measuring() {
 }
 
 #[test]
-fn findings_are_kept_for_the_next_run() {
-    if !has_kvm("findings_are_kept_for_the_next_run") {
+fn findings_are_stored_for_the_next_run() {
+    if !has_kvm("findings_are_stored_for_the_next_run") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let output = doctor(&["--only", "hlt-exit"], folder.path());
     assert_eq!(output.status.code(), Some(0));
-    let kept = std::fs::read_to_string(folder.path().join("hindsight/doctor.json")).unwrap();
-    assert!(kept.contains("\"hlt-exit\""), "{kept}");
+    let stored = std::fs::read_to_string(folder.path().join("hindsight/doctor.json")).unwrap();
+    assert!(stored.contains("\"hlt-exit\""), "{stored}");
 }

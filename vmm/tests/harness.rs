@@ -1,4 +1,4 @@
-//! `hindsight test` from its arguments to its report, with shell scripts in the place of the VMM.
+//! `hindsight test` from its arguments to its report, with a shell script instead of the VMM.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use hindsight_vmm::cli::test::{HarnessHost, TestArgs, run_with};
 use hindsight_vmm::harness::needs::Capabilities;
 
 #[derive(Parser)]
-struct Command {
+struct TestCommand {
     #[command(flatten)]
     test: TestArgs,
 }
 
-/// A host that does everything but one thing.
+/// A host that meets every need but one.
 struct NoSmi;
 
 impl Capabilities for NoSmi {
@@ -24,7 +24,7 @@ impl Capabilities for NoSmi {
     }
 }
 
-/// An ELF64 file with nothing but a case section.
+/// Writes an ELF64 file that has only a case section.
 fn write_image(dir: &Path, name: &str, records: &str) -> PathBuf {
     let names = b"\0.shstrtab\0.hindsight.cases\0";
     let (names_at, cases_at) = (64, 64 + names.len());
@@ -52,7 +52,7 @@ fn write_image(dir: &Path, name: &str, records: &str) -> PathBuf {
     path
 }
 
-/// A stand-in for the VMM and its guest. The case's name says what happens.
+/// A script that acts as the VMM and its guest. The name of the case selects what it does.
 const VMM: &str = r#"
 case=${1%% *}; case=${case#case=}; cpl=${1##*cpl=}
 echo "run $case cpl=$cpl"
@@ -68,18 +68,18 @@ case $case in
 esac
 "#;
 
-struct Run {
+struct HarnessRun {
     status: u8,
     lines: String,
 }
 
-fn run_in(dir: &Path, problem: Option<&str>, args: &[&str]) -> anyhow::Result<Run> {
+fn run_in(dir: &Path, problem: Option<&str>, args: &[&str]) -> anyhow::Result<HarnessRun> {
     let vmm = dir.join("vmm.sh");
     fs::write(&vmm, VMM)?;
     let runner = format!("/bin/sh {} {{cmdline}} {{image}}", vmm.display());
     let mut words = vec!["test", "--runner", &runner];
     words.extend(args);
-    let args = Command::try_parse_from(words)?.test;
+    let args = TestCommand::try_parse_from(words)?.test;
     let mut out = Vec::new();
     let host = HarnessHost {
         capabilities: &NoSmi,
@@ -89,14 +89,14 @@ fn run_in(dir: &Path, problem: Option<&str>, args: &[&str]) -> anyhow::Result<Ru
         out: &mut out,
     };
     let status = run_with(&args, host)?;
-    Ok(Run {
+    Ok(HarnessRun {
         status,
         lines: String::from_utf8(out)?,
     })
 }
 
-/// Runs one image with these records.
-fn run_records(records: &str, args: &[&str]) -> anyhow::Result<Run> {
+/// Runs one image with the given case records.
+fn run_records(records: &str, args: &[&str]) -> anyhow::Result<HarnessRun> {
     let dir = tempfile::tempdir()?;
     let image = write_image(dir.path(), "img", records);
     let mut all = vec![image.to_str().expect("temporary names are UTF-8")];
@@ -104,7 +104,7 @@ fn run_records(records: &str, args: &[&str]) -> anyhow::Result<Run> {
     run_in(dir.path(), None, &all)
 }
 
-/// Takes the times away, which differ from run to run.
+/// Removes the times, which differ from run to run.
 fn without_times(lines: &str) -> String {
     let mut out = String::new();
     for line in lines.lines() {
@@ -148,7 +148,7 @@ fn run_without_failures_has_status_zero() {
 }
 
 #[test]
-fn children_that_hang_flood_or_crash_cost_only_their_line() {
+fn child_that_hangs_floods_or_crashes_costs_only_its_line() {
     let start = Instant::now();
     let records = "case hang\ncase flood\ncase crash\ncase binary\ncase silent\ncase good\n";
     let run = run_records(records, &["--timeout", "0.2", "--jobs", "6"]).unwrap();
@@ -157,10 +157,10 @@ fn children_that_hang_flood_or_crash_cost_only_their_line() {
     for part in [
         "fail img/hang cpl=0: timed out after 0.2 s; the VMM did not end by itself\n",
         "fail img/flood cpl=0: timed out after 0.2 s",
-        "fail img/crash cpl=0: the VMM died of signal 6\n",
-        "    the VMM says:\n    | panicked at x\n",
+        "fail img/crash cpl=0: signal 6 terminated the VMM\n",
+        "    the VMM's last lines:\n    | panicked at x\n",
         "    | no newline \\x1b\\xff\n",
-        "fail img/silent cpl=0: the guest wrote code 0 but does not report the case\n",
+        "fail img/silent cpl=0: the guest wrote code 0 but did not report the case\n",
         "pass img/good cpl=0\n",
         "\n1 passed, 5 failed, 0 skipped\n",
     ] {
@@ -169,7 +169,7 @@ fn children_that_hang_flood_or_crash_cost_only_their_line() {
 }
 
 #[test]
-fn tap_and_junit_are_written_together() {
+fn tap_and_junit_reports_are_written_in_one_run() {
     let dir = tempfile::tempdir().unwrap();
     let junit = dir.path().join("out.xml");
     let args = ["--tap", "--junit", junit.to_str().unwrap()];
@@ -187,7 +187,7 @@ fn tap_and_junit_are_written_together() {
 }
 
 #[test]
-fn list_shows_the_cases_and_runs_none() {
+fn list_prints_the_cases_and_runs_none() {
     let run = run_records(
         "case hang rules=R-1 about=waits\ncase x needs=smi\n",
         &["--list"],
@@ -199,7 +199,7 @@ fn list_shows_the_cases_and_runs_none() {
 }
 
 #[test]
-fn host_without_kvm_skips_all_with_status_two() {
+fn host_without_kvm_skips_all_cases_with_status_two() {
     let dir = tempfile::tempdir().unwrap();
     let image = write_image(dir.path(), "img", "case good\ncase bad\n");
     let run = run_in(
@@ -214,7 +214,7 @@ fn host_without_kvm_skips_all_with_status_two() {
 }
 
 #[test]
-fn selection_options_work_together() {
+fn rules_filter_shard_and_repeat_can_be_combined() {
     let records = "case good cpl=0,3 rules=R-1\ncase bad rules=R-1\ncase hang rules=R-2\n";
     let args = [
         "--rules", "R-1", "--filter", "good", "--shard", "2/2", "--repeat", "2",
@@ -226,7 +226,7 @@ fn selection_options_work_together() {
 }
 
 #[test]
-fn bad_use_is_an_error_that_says_why() {
+fn bad_arguments_and_images_are_refused_with_a_reason() {
     let rows: [(&str, &[&str], &str); 8] = [
         ("case a", &["--filter", "zz"], "nothing matches"),
         ("case a needs=magic", &[], "unknown need `magic`"),
@@ -251,7 +251,7 @@ fn bad_use_is_an_error_that_says_why() {
 }
 
 #[test]
-fn runner_that_does_not_exist_is_an_error() {
+fn missing_runner_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let image = write_image(dir.path(), "img", "case a\ncase b\n");
     let words = [
@@ -260,7 +260,7 @@ fn runner_that_does_not_exist_is_an_error() {
         "/no/such/vmm {image}",
         image.to_str().unwrap(),
     ];
-    let args = Command::try_parse_from(words).unwrap().test;
+    let args = TestCommand::try_parse_from(words).unwrap().test;
     let host = HarnessHost {
         capabilities: &NoSmi,
         problem: None,
@@ -273,7 +273,7 @@ fn runner_that_does_not_exist_is_an_error() {
 }
 
 #[test]
-fn interrupt_ends_the_children_and_says_what_is_missing() {
+fn interrupt_kills_the_children_and_reports_cases_not_run() {
     let dir = tempfile::tempdir().unwrap();
     let image = write_image(dir.path(), "img", "case good\ncase hang\ncase good2\n");
     let vmm = dir.path().join("vmm.sh");
@@ -287,7 +287,7 @@ fn interrupt_ends_the_children_and_says_what_is_missing() {
         &runner,
         image.to_str().unwrap(),
     ];
-    let args = Command::try_parse_from(words).unwrap().test;
+    let args = TestCommand::try_parse_from(words).unwrap().test;
     let interrupt = AtomicBool::new(false);
     let mut out = Vec::new();
     let status = std::thread::scope(|scope| {

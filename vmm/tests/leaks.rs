@@ -1,11 +1,11 @@
-//! Machines that come and go leave no threads and no descriptors. Alone in its process.
+//! Machines free their threads, descriptors and memory. The test is alone in its process.
 
 use std::time::Duration;
 use std::{fs, io};
 
 use hindsight_cpu::cpuid::CpuModel;
-use hindsight_vmm::boot::{Mode, Plan, Protocol};
-use hindsight_vmm::kvm::{self, Host};
+use hindsight_vmm::boot::{EntryMode, LoadRequest, Protocol};
+use hindsight_vmm::kvm::{self, KvmDevice};
 use hindsight_vmm::machine::{Machine, MachineConfig};
 use hindsight_vmm::platform::Sinks;
 use hindsight_vmm::vcpu::engine::policy::Engine;
@@ -21,13 +21,13 @@ fn resident_kib() -> u64 {
     let line = status.lines().find(|l| l.starts_with("VmRSS:"));
     let word = line.and_then(|l| l.split_whitespace().nth(1));
     word.and_then(|word| word.parse().ok())
-        .expect("the kernel says how much is resident")
+        .expect("/proc/self/status has VmRSS")
 }
 
 #[test]
-fn fifty_machines_leave_nothing_behind() {
+fn fifty_machines_free_all_that_they_used() {
     if kvm::open_device().is_err() {
-        eprintln!("skipped: fifty_machines_leave_nothing_behind: /dev/kvm cannot be used here");
+        eprintln!("skipped: fifty_machines_free_all_that_they_used: /dev/kvm cannot be used here");
         return;
     }
     let mut code = CodeAssembler::new(64).unwrap();
@@ -42,18 +42,19 @@ fn fifty_machines_leave_nothing_behind() {
             cpu: CpuModel::SkylakeServer.into(),
             engine: Engine::Kvm,
         };
-        let plan = Plan {
+        let request = LoadRequest {
             image: &image,
             protocol: Some(Protocol::Flat),
-            mode: Some(Mode::Long),
-            ..Plan::default()
+            mode: Some(EntryMode::Long),
+            ..LoadRequest::default()
         };
         let sinks = Sinks {
             serial: Box::new(io::sink()),
             debugcon: Box::new(io::sink()),
             btm: None,
         };
-        let machine = Machine::new(Some(&Host::open().unwrap()), &config, &plan, sinks).unwrap();
+        let machine =
+            Machine::new(Some(&KvmDevice::open().unwrap()), &config, &request, sinks).unwrap();
         let outcome = machine.run(Some(Duration::from_secs(20)), || {}).unwrap();
         assert!(matches!(outcome, Outcome::Exit(3)), "{outcome:?}");
     };
@@ -64,7 +65,7 @@ fn fifty_machines_leave_nothing_behind() {
         run();
     }
     let after = (entries("/proc/self/task"), entries("/proc/self/fd"));
-    assert_eq!(after, before, "threads, descriptors");
+    assert_eq!(after, before, "numbers of threads and descriptors");
     let grown = resident_kib().saturating_sub(resident);
     assert!(grown < 8 << 10, "resident memory grew by {grown} KiB");
 }

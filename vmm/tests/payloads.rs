@@ -1,18 +1,18 @@
 //! The built-in payloads, each case at each level one test: `cargo test --test payloads int3`.
 //!
-//! ForcedSwitch case runs under KVM and in the interpreter. One that this host's KVM cannot run is reported
-//! as ignored there, with the reason; the interpreter has no such excuse.
+//! Every case runs under KVM and in the interpreter. A case whose needs this host's KVM does not
+//! meet is reported as ignored under KVM, with the reason. The interpreter runs every case.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use hindsight_vmm::cli::test::{builtin_jobs, run_job};
-use hindsight_vmm::harness::needs::{HostKvm, kvm_problem};
+use hindsight_vmm::harness::needs::{MeasuredHost, kvm_problem};
 use hindsight_vmm::harness::report::text::failure_text;
 use hindsight_vmm::harness::runner::Runner;
-use hindsight_vmm::harness::select::{Job, check_needs, mark_unmet};
-use hindsight_vmm::harness::verdict::Verdict;
+use hindsight_vmm::harness::select::{TestJob, check_needs, mark_unmet};
+use hindsight_vmm::harness::verdict::CaseVerdict;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 /// Guest memory of every case.
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-fn trial(job: Job, engine: &'static str, runner: Arc<Runner>) -> Trial {
+fn trial(job: TestJob, engine: &'static str, runner: Arc<Runner>) -> Trial {
     let name = match &job.case {
         Some(_) => format!("{engine}/{}/cpl{}", job.name(), job.cpl),
         None => format!("{engine}/{}", job.name()),
@@ -47,21 +47,21 @@ fn trial(job: Job, engine: &'static str, runner: Arc<Runner>) -> Trial {
     Trial::ignorable_test(name, move || run(job, engine, &runner))
 }
 
-fn run(job: Job, engine: &str, runner: &Runner) -> Result<Completion, Failed> {
+fn run(job: TestJob, engine: &str, runner: &Runner) -> Result<Completion, Failed> {
     let mut jobs = [job];
     if engine == "kvm" {
         if let Some(problem) = kvm_problem() {
             return Ok(Completion::ignored_with(problem));
         }
-        // Measured when the test runs, so that listing the tests costs nothing.
-        check_needs(&jobs, &HostKvm)?;
-        mark_unmet(&mut jobs, &HostKvm);
+        // Measured only when the test runs, so that listing the tests costs nothing.
+        check_needs(&jobs, &MeasuredHost)?;
+        mark_unmet(&mut jobs, &MeasuredHost);
     }
     let result = run_job(&jobs[0], runner, MEMORY, None, &AtomicBool::new(false))
         .map_err(|error| Failed::from(format!("{error:#}")))?;
     match &result.verdict {
-        Verdict::Pass => Ok(Completion::Completed),
-        Verdict::Skip(reason) => Ok(Completion::ignored_with(reason)),
-        Verdict::Fail(_) => Err(failure_text(&result).into()),
+        CaseVerdict::Pass => Ok(Completion::Completed),
+        CaseVerdict::Skip(reason) => Ok(Completion::ignored_with(reason)),
+        CaseVerdict::Fail(_) => Err(failure_text(&result).into()),
     }
 }

@@ -1,4 +1,4 @@
-//! Whole machines saved, set back and taken to any instruction.
+//! Whole machines are saved, restored, and brought to any instruction.
 
 use std::io;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hindsight_cpu::cpuid::CpuModel;
-use hindsight_vmm::boot::Plan;
-use hindsight_vmm::deterministic::{Breaker, DeterministicMachine, RunStop};
+use hindsight_vmm::boot::LoadRequest;
 use hindsight_vmm::deterministic::{CheckpointLimits, Timeline};
+use hindsight_vmm::deterministic::{DeterministicMachine, RunStop, StopHandle};
 use hindsight_vmm::harness::BUILTIN_PAYLOADS;
 use hindsight_vmm::machine::{MachineConfig, PreparedMachine};
 use hindsight_vmm::platform::Sinks;
@@ -16,20 +16,20 @@ use hindsight_vmm::state::Snapshot;
 use hindsight_vmm::vcpu::engine::policy::Engine;
 use hindsight_vmm::vcpu::run_control::Outcome;
 
-/// A deterministic machine with a built-in payload at its entry.
+/// A deterministic machine at the entry of a built-in payload.
 fn machine(payload: &str, cpus: usize, seed: u64) -> DeterministicMachine {
     let (_, image) = BUILTIN_PAYLOADS
         .iter()
         .find(|(name, _)| *name == payload)
         .expect("the payload is built in");
-    let plan = Plan {
+    let request = LoadRequest {
         image,
-        ..Plan::default()
+        ..LoadRequest::default()
     };
-    build(&plan, 16 << 20, cpus, seed)
+    build(&request, 16 << 20, cpus, seed)
 }
 
-fn build(plan: &Plan<'_>, memory: u64, cpus: usize, seed: u64) -> DeterministicMachine {
+fn build(request: &LoadRequest<'_>, memory: u64, cpus: usize, seed: u64) -> DeterministicMachine {
     let config = MachineConfig {
         memory,
         huge_pages: false,
@@ -42,83 +42,90 @@ fn build(plan: &Plan<'_>, memory: u64, cpus: usize, seed: u64) -> DeterministicM
         debugcon: Box::new(io::sink()),
         btm: None,
     };
-    let prepared = PreparedMachine::new(&config, plan).expect("the image is good");
+    let prepared = PreparedMachine::new(&config, request).expect("the image is valid");
     let machine = prepared.deterministic(seed).build(None, sinks);
     let machine = machine.expect("the interpreter needs nothing of the host");
     machine.into_deterministic().expect("it is deterministic")
 }
 
-/// The hash at the end of the run, and where that is.
+/// Runs to the end. Returns the hash and the instruction count there.
 fn finish(machine: &mut DeterministicMachine) -> (u128, u64) {
     assert_eq!(machine.run_to(u64::MAX), RunStop::Ended);
     let outcome = machine.take_outcome();
     assert!(matches!(outcome, Some(Outcome::Exit(0))), "{outcome:?}");
-    (machine.hash().expect("memory can be read"), machine.place())
+    (
+        machine.hash().expect("memory can be read"),
+        machine.icount(),
+    )
 }
 
-/// Places all over a run of `end` instructions, many of them close together.
-fn places(end: u64, count: u64) -> impl Iterator<Item = u64> {
+/// About `count` instruction counts, spread over a run of `end` instructions.
+fn spread_icounts(end: u64, count: u64) -> impl Iterator<Item = u64> {
     let step = (end / count).max(1);
     (1..=count)
         .map(move |n| n * step - n % 7)
-        .filter(move |&p| p < end)
+        .filter(move |&icount| icount < end)
 }
 
-/// Stops at many places, and saves there into a fresh machine: each goes on as if nothing had been.
-fn save_everywhere(payload: &str, cpus: usize) {
+/// Stops, saves and restores at many instructions; the run continues as without.
+fn save_at_many_instructions(payload: &str, cpus: usize) {
     let (hash, end) = finish(&mut machine(payload, cpus, 0));
     let mut stopped = machine(payload, cpus, 0);
-    for place in places(end, 400) {
-        assert_eq!(stopped.run_to(place), RunStop::Reached);
-        assert_eq!(stopped.place(), place);
-    }
-    assert_eq!(finish(&mut stopped), (hash, end), "stopped at many places");
-    let mut carried = machine(payload, cpus, 0);
-    for place in places(end, 60) {
-        assert_eq!(carried.run_to(place), RunStop::Reached);
-        let snapshot = carried.save().expect("memory can be read");
-        // Another seed: the numbers are the snapshot's.
-        let mut fresh = machine(payload, cpus, 1);
-        fresh.restore(&snapshot).expect("the snapshot is good");
-        assert_eq!(
-            fresh.save().expect("memory can be read"),
-            snapshot,
-            "at {place}"
-        );
-        if place % 5 == 0 && end < 1_000_000 {
-            let mut other = machine(payload, cpus, 0);
-            other.restore(&snapshot).expect("the snapshot is good");
-            assert_eq!(finish(&mut other), (hash, end), "saved at {place}");
-        }
-        carried = fresh;
+    for icount in spread_icounts(end, 400) {
+        assert_eq!(stopped.run_to(icount), RunStop::Reached);
+        assert_eq!(stopped.icount(), icount);
     }
     assert_eq!(
-        finish(&mut carried),
+        finish(&mut stopped),
         (hash, end),
-        "carried from machine to machine"
+        "stopped at many instructions"
+    );
+    let mut moved = machine(payload, cpus, 0);
+    for icount in spread_icounts(end, 60) {
+        assert_eq!(moved.run_to(icount), RunStop::Reached);
+        let snapshot = moved.save().expect("memory can be read");
+        // The snapshot's random numbers replace those of the other seed.
+        let mut restored = machine(payload, cpus, 1);
+        restored.restore(&snapshot).expect("the snapshot is valid");
+        assert_eq!(
+            restored.save().expect("memory can be read"),
+            snapshot,
+            "at {icount}"
+        );
+        if icount % 5 == 0 && end < 1_000_000 {
+            let mut other = machine(payload, cpus, 0);
+            other.restore(&snapshot).expect("the snapshot is valid");
+            assert_eq!(finish(&mut other), (hash, end), "saved at {icount}");
+        }
+        moved = restored;
+    }
+    assert_eq!(
+        finish(&mut moved),
+        (hash, end),
+        "moved from machine to machine"
     );
 }
 
 #[test]
-fn machine_saved_amid_timer_interrupts_goes_on_the_same() {
-    save_everywhere("hlt", 1);
-    save_everywhere("ioapic_pic", 1);
+fn run_continues_unchanged_after_a_save_between_timer_interrupts() {
+    save_at_many_instructions("hlt", 1);
+    save_at_many_instructions("ioapic_pic", 1);
 }
 
 #[test]
-fn machine_saved_amid_exits_goes_on_the_same() {
-    save_everywhere("stress_exits", 1);
-    save_everywhere("exceptions", 1);
+fn run_continues_unchanged_after_a_save_between_exits() {
+    save_at_many_instructions("stress_exits", 1);
+    save_at_many_instructions("exceptions", 1);
 }
 
 #[test]
-fn machine_of_two_processors_saved_amid_ipis_goes_on_the_same() {
-    save_everywhere("ipi_smp", 2);
-    save_everywhere("tsc_smp", 2);
+fn run_of_two_vcpus_continues_unchanged_after_a_save_between_ipis() {
+    save_at_many_instructions("ipi_smp", 2);
+    save_at_many_instructions("tsc_smp", 2);
 }
 
 #[test]
-fn timeline_goes_back_and_forth_within_its_limits() {
+fn timeline_goes_backwards_and_forwards_within_its_limits() {
     let (hash, end) = finish(&mut machine("exceptions", 1, 0));
     let limits = CheckpointLimits {
         spacing: end / 50,
@@ -127,10 +134,10 @@ fn timeline_goes_back_and_forth_within_its_limits() {
     };
     let mut timeline = Timeline::new(machine("exceptions", 1, 0), limits).unwrap();
     let mut forward = Vec::new();
-    for place in places(end, 30) {
-        assert_eq!(timeline.go_to(place).unwrap(), RunStop::Reached);
+    for icount in spread_icounts(end, 30) {
+        assert_eq!(timeline.go_to(icount).unwrap(), RunStop::Reached);
         forward.push((
-            place,
+            icount,
             timeline.machine().state(0),
             timeline.machine().trace_hash(),
         ));
@@ -138,10 +145,10 @@ fn timeline_goes_back_and_forth_within_its_limits() {
     }
     assert_eq!(timeline.go_to(u64::MAX).unwrap(), RunStop::Ended);
     assert_eq!(timeline.machine().hash(), Some(hash));
-    for (place, state, trace) in forward.into_iter().rev() {
-        assert_eq!(timeline.go_to(place).unwrap(), RunStop::Reached);
-        assert_eq!(timeline.machine().state(0), state, "at {place}");
-        assert_eq!(timeline.machine().trace_hash(), trace, "at {place}");
+    for (icount, state, trace) in forward.into_iter().rev() {
+        assert_eq!(timeline.go_to(icount).unwrap(), RunStop::Reached);
+        assert_eq!(timeline.machine().state(0), state, "at {icount}");
+        assert_eq!(timeline.machine().trace_hash(), trace, "at {icount}");
     }
     assert_eq!(timeline.go_to(0).unwrap(), RunStop::Reached);
     assert_eq!(finish(timeline.machine()), (hash, end));
@@ -161,28 +168,28 @@ fn snapshot_survives_serialization() {
 }
 
 #[test]
-fn snapshot_of_another_machine_is_refused_and_changes_nothing() {
+fn snapshot_of_another_machine_is_rejected_and_changes_nothing() {
     let snapshot = snapshot_of("hlt");
-    let mut two = machine("hlt", 2, 0);
-    let before = two.save().unwrap();
-    let error = two.restore(&snapshot).unwrap_err().to_string();
-    assert!(error.contains("processors"), "{error}");
-    assert_eq!(two.save().unwrap(), before);
+    let mut machine = machine("hlt", 2, 0);
+    let before = machine.save().unwrap();
+    let error = machine.restore(&snapshot).unwrap_err().to_string();
+    assert!(error.contains("vCPUs"), "{error}");
+    assert_eq!(machine.save().unwrap(), before);
 }
 
-type Spoil = fn(&mut Snapshot);
+type Corruption = fn(&mut Snapshot);
 
 #[test]
-fn impossible_snapshots_are_refused_and_change_nothing() {
-    let rows: [(&str, Spoil); 9] = [
+fn invalid_snapshots_are_rejected_and_change_nothing() {
+    let rows: [(&str, Corruption); 9] = [
         ("version", |s| s.version += 1),
         ("schedule", |s| s.schedule.turn = 1),
         ("schedule", |s| s.schedule.used = u64::MAX),
-        ("processors", |s| s.vcpus.clear()),
-        ("processor 0", |s| s.vcpus[0].cpu.dr7 = 0),
+        ("vCPUs", |s| s.vcpus.clear()),
+        ("vCPU 0", |s| s.vcpus[0].cpu.dr7 = 0),
         ("MSRs", |s| s.vcpus[0].msrs.stored.clear()),
         ("interval timer", |s| {
-            s.interrupts.pit = bad_pit(&s.interrupts.pit)
+            s.interrupts.pit = invalid_pit(&s.interrupts.pit)
         }),
         ("local APIC 0", |s| s.interrupts.lapics[0].dfr = 0),
         ("test memory", |s| s.devices.test_memory.clear()),
@@ -190,50 +197,50 @@ fn impossible_snapshots_are_refused_and_change_nothing() {
     let mut machine = machine("hlt", 1, 0);
     machine.run_to(1000);
     let before = machine.save().unwrap();
-    for (what, spoil) in rows {
+    for (part, corrupt) in rows {
         let mut snapshot = snapshot_of("hlt");
-        spoil(&mut snapshot);
+        corrupt(&mut snapshot);
         let error = machine.restore(&snapshot).unwrap_err().to_string();
-        assert!(error.contains(what), "{what}: {error}");
-        assert_eq!(machine.save().unwrap(), before, "{what}");
+        assert!(error.contains(part), "{part}: {error}");
+        assert_eq!(machine.save().unwrap(), before, "{part}");
     }
     machine.restore(&snapshot_of("hlt")).unwrap();
     finish(&mut machine);
 }
 
-/// A state with a mode that does not exist.
-fn bad_pit(pit: &hindsight_devices::pit::PitState) -> hindsight_devices::pit::PitState {
+/// A state with a channel mode that does not exist.
+fn invalid_pit(pit: &hindsight_devices::pit::PitState) -> hindsight_devices::pit::PitState {
     let mut value = serde_json::to_value(pit).expect("it is plain data");
     value["channels"][0]["mode"] = 9.into();
     serde_json::from_value(value).expect("the shape is right")
 }
 
-/// All numbers in a tree, as paths to them.
-fn numbers(value: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+/// Collects the paths of all numbers in a tree.
+fn number_paths(value: &serde_json::Value, path: &str, found: &mut Vec<String>) {
     match value {
         serde_json::Value::Number(_) => found.push(path.to_owned()),
         serde_json::Value::Array(list) => {
             for (index, value) in list.iter().enumerate() {
-                numbers(value, &format!("{path}/{index}"), found);
+                number_paths(value, &format!("{path}/{index}"), found);
             }
         }
         serde_json::Value::Object(map) => {
             for (name, value) in map {
-                numbers(value, &format!("{path}/{name}"), found);
+                number_paths(value, &format!("{path}/{name}"), found);
             }
         }
         _ => {}
     }
 }
 
-/// Stops what runs now and then, until told that all is done: a guest may halt for good.
-fn watchdog(breaker: Breaker) -> Arc<AtomicBool> {
+/// Stops the run every 50 ms until the returned flag is set, because a guest may halt for ever.
+fn watchdog(stop_handle: StopHandle) -> Arc<AtomicBool> {
     let done = Arc::new(AtomicBool::new(false));
-    let seen = done.clone();
+    let finished = done.clone();
     std::thread::spawn(move || {
-        while !seen.load(Ordering::SeqCst) {
+        while !finished.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(50));
-            breaker.stop();
+            stop_handle.stop();
         }
     });
     done
@@ -242,18 +249,18 @@ fn watchdog(breaker: Breaker) -> Arc<AtomicBool> {
 #[test]
 fn corrupt_snapshots_never_panic() {
     const VALUES: [u64; 8] = [0, 1, 2, 0x7f, 0xff, 0xffff_ffff, 1 << 63, u64::MAX];
-    let mut good = snapshot_of("hlt");
-    let memory = std::mem::take(&mut good.memory);
-    // Most of the bytes there are say nothing.
-    good.devices.test_memory.clear();
-    let tree = serde_json::to_value(&good).unwrap();
+    let mut valid = snapshot_of("hlt");
+    let memory = std::mem::take(&mut valid.memory);
+    // The bytes of the test memory have no meaning.
+    valid.devices.test_memory.clear();
+    let tree = serde_json::to_value(&valid).unwrap();
     let mut paths = Vec::new();
-    numbers(&tree, "", &mut paths);
+    number_paths(&tree, "", &mut paths);
     paths.retain(|path| !path.contains("/xsave/") && !path.contains("/cpuid/"));
     let mut machine = machine("hlt", 1, 0);
     let mut random = 1_u64;
     let mut accepted = 0;
-    let done = watchdog(machine.breaker());
+    let done = watchdog(machine.stop_handle());
     for path in paths {
         random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
         let value = VALUES[(random >> 61) as usize];
@@ -266,15 +273,15 @@ fn corrupt_snapshots_never_panic() {
         snapshot.devices.test_memory = vec![0; 0x1_0000];
         if machine.restore(&snapshot).is_ok() {
             accepted += 1;
-            let place = machine.place();
-            machine.run_to(place.saturating_add(3000));
+            let icount = machine.icount();
+            machine.run_to(icount.saturating_add(3000));
         }
     }
     done.store(true, Ordering::SeqCst);
     assert!(accepted > 100, "{accepted}");
 }
 
-/// A Linux at its entry; the images are in the folder `$HINDSIGHT_GUESTS`.
+/// A machine at the entry of Linux, whose images are in the folder `$HINDSIGHT_GUESTS`.
 fn linux(cpus: usize, seed: u64) -> DeterministicMachine {
     let folder = std::env::var_os("HINDSIGHT_GUESTS").expect("HINDSIGHT_GUESTS names the images");
     let file = |name: &str| {
@@ -282,32 +289,32 @@ fn linux(cpus: usize, seed: u64) -> DeterministicMachine {
         std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     };
     let (kernel, initrd) = (file("vmlinuz"), file("initrd.gz"));
-    let plan = Plan {
+    let request = LoadRequest {
         image: &kernel,
         initrd: Some(&initrd),
         cmdline: b"console=ttyS0 quiet panic=-1 hindsight.selftest".to_vec(),
-        ..Plan::default()
+        ..LoadRequest::default()
     };
-    build(&plan, 256 << 20, cpus, seed)
+    build(&request, 256 << 20, cpus, seed)
 }
 
 #[test]
 #[ignore = "boots Linux: needs guest images, see ci/test images"]
-fn linux_saved_on_its_way_goes_on_the_same() {
+fn linux_boot_continues_unchanged_after_saves() {
     for cpus in [1, 2] {
-        let mut through = linux(cpus, 0);
-        let mut carried = linux(cpus, 0);
-        for place in [10, 100, 101, 250, 400, 401, 600].map(|millions| millions * 1_000_000) {
-            assert_eq!(carried.run_to(place - 12_345), RunStop::Reached);
-            let snapshot = carried.save().expect("memory can be read");
-            carried = linux(cpus, 1);
-            carried.restore(&snapshot).expect("the snapshot is good");
-            assert_eq!(carried.run_to(place), RunStop::Reached);
-            assert_eq!(through.run_to(place), RunStop::Reached);
+        let mut uninterrupted = linux(cpus, 0);
+        let mut moved = linux(cpus, 0);
+        for icount in [10, 100, 101, 250, 400, 401, 600].map(|millions| millions * 1_000_000) {
+            assert_eq!(moved.run_to(icount - 12_345), RunStop::Reached);
+            let snapshot = moved.save().expect("memory can be read");
+            moved = linux(cpus, 1);
+            moved.restore(&snapshot).expect("the snapshot is valid");
+            assert_eq!(moved.run_to(icount), RunStop::Reached);
+            assert_eq!(uninterrupted.run_to(icount), RunStop::Reached);
             assert_eq!(
-                carried.hash(),
-                through.hash(),
-                "{cpus} processors at {place}"
+                moved.hash(),
+                uninterrupted.hash(),
+                "{cpus} vCPUs at {icount}"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! The state of a processor on its way through KVM and the interpreter and back.
+//! A vCPU's state is moved to KVM, to the interpreter, and back.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::cell::RefCell;
@@ -9,7 +9,7 @@ use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::state::{CpuState, Exception, Segment, seg};
 use hindsight_vmm::kvm::vcpu::KvmVcpuFd;
 use hindsight_vmm::kvm::vm::KvmVm;
-use hindsight_vmm::kvm::{self, Host};
+use hindsight_vmm::kvm::{self, KvmDevice};
 use hindsight_vmm::memory;
 use proptest::prelude::*;
 use vm_memory::GuestAddress;
@@ -24,7 +24,7 @@ fn segment(selector: u16, access: u16) -> Segment {
     }
 }
 
-/// A processor in 64-bit mode at CPL 0, before its registers are filled.
+/// The state of a vCPU in 64-bit mode at CPL 0, with all general registers zero.
 fn long_mode() -> CpuState {
     let mut state = CpuState::reset();
     state.cr0 = 0x8000_0033;
@@ -78,9 +78,11 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// x87, SSE, and upper halves of YMM.
-    fn vectors()(bytes in prop::collection::vec(any::<u8>(), 0x340), avx in any::<bool>()) -> Vec<u8> {
-        let mut area = bytes;
+    /// The bytes of an XSAVE area: x87, SSE, and the upper halves of YMM.
+    fn xsave_areas()(
+        mut area in prop::collection::vec(any::<u8>(), 0x340),
+        avx in any::<bool>(),
+    ) -> Vec<u8> {
         // FCW, FSW, FTW (abridged), opcode, FIP, FDP as FNINIT leaves them.
         area[..24].fill(0);
         area[..2].copy_from_slice(&0x37f_u16.to_le_bytes());
@@ -98,7 +100,7 @@ prop_compose! {
 prop_compose! {
     fn states()(
         mut state in registers(),
-        area in vectors(),
+        area in xsave_areas(),
         nmi in any::<(bool, bool)>(),
         interrupt in prop::option::of(32..=255_u8),
         fault in any::<bool>(),
@@ -119,49 +121,49 @@ prop_compose! {
     }
 }
 
-/// A processor in KVM; `None` where there is none.
-fn in_kvm() -> Option<KvmVcpuFd> {
+/// A vCPU in KVM; `None` on a host without KVM.
+fn kvm_vcpu() -> Option<KvmVcpuFd> {
     if !kvm::open_device().is_ok_and(|kvm| kvm.create_vm().is_ok()) {
         eprintln!("skipped: /dev/kvm cannot be used here");
         return None;
     }
-    let host = Host::open().unwrap();
+    let kvm = KvmDevice::open().unwrap();
     let memory = memory::allocate(&[(GuestAddress(0), 1 << 20)], false).unwrap();
-    let vm = KvmVm::new(&host, &memory).unwrap();
+    let vm = KvmVm::new(&kvm, &memory).unwrap();
     let config = cpuid::Config {
         model: CpuModel::SkylakeServer,
         facilities: Facilities::NATIVE,
         cpus: 1,
         tsc_hz: 1_000_000_000,
     };
-    let table = CpuidTable::new(&config, |leaf, sub| host.supported_cpuid(leaf, sub));
-    let vcpu = vm.create_vcpu(0).unwrap();
+    let table = CpuidTable::new(&config, |leaf, sub| kvm.supported_cpuid(leaf, sub));
+    let vcpu = KvmVcpuFd::new(&vm, 0).unwrap();
     vcpu.set_cpuid(0, &table).unwrap();
     Some(vcpu)
 }
 
-fn in_interpreter() -> hindsight_interp::Vcpu {
+fn interp_vcpu() -> hindsight_interp::Vcpu {
     let memory = memory::allocate(&[(GuestAddress(0), 1 << 20)], false).unwrap();
-    let interpreter = memory::for_interpreter(&memory).unwrap();
-    // The processor never runs, so it never touches the memory.
-    hindsight_interp::Vcpu::new(Arc::new(interpreter))
+    let memory = memory::interp_memory(&memory).unwrap();
+    // The vCPU never runs, so it never accesses the memory.
+    hindsight_interp::Vcpu::new(Arc::new(memory))
 }
 
-/// What KVM is known not to keep is taken from the original.
+/// Replaces what KVM is known not to keep by what is in `original`.
 fn comparable(mut state: CpuState, original: &CpuState) -> CpuState {
-    // The models own it.
+    // The vCPU model holds IA32_FMASK.
     state.msrs.fmask = original.msrs.fmask;
-    // Images say which components they hold as they like: the bytes count.
+    // XSTATE_BV may differ for a component in its initial state.
     state.xsave.0[512..576].copy_from_slice(&original.xsave.0[512..576]);
-    // MXCSR_MASK is the processor's.
+    // MXCSR_MASK depends on the processor.
     state.xsave.0[28..32].copy_from_slice(&original.xsave.0[28..32]);
     state
 }
 
 #[test]
 fn state_survives_kvm_and_the_interpreter() {
-    let Some(kvm) = in_kvm() else { return };
-    let engines = RefCell::new((kvm, in_interpreter()));
+    let Some(kvm) = kvm_vcpu() else { return };
+    let engines = RefCell::new((kvm, interp_vcpu()));
     let avx = std::arch::is_x86_feature_detected!("avx");
     let config = ProptestConfig {
         cases: 200,
@@ -174,19 +176,20 @@ fn state_survives_kvm_and_the_interpreter() {
             state.xsave.0[576..].fill(0);
         }
         let mut engines = engines.borrow_mut();
-        let (kvm, interpreter) = &mut *engines;
+        let (kvm, interp) = &mut *engines;
         kvm.load(&state, 0xfee0_0900).unwrap();
-        let mut observed = CpuState::reset();
-        kvm.store(&mut observed).unwrap();
-        prop_assert_eq!(&comparable(observed.clone(), &state), &state, "in KVM");
-        prop_assert_eq!(&observed.xsave.0[..24], &state.xsave.0[..24]);
-        interpreter.load(&observed);
-        let mut back = CpuState::reset();
-        interpreter.store(&mut back);
-        prop_assert!(comparable(back.clone(), &state).xsave == state.xsave, "vectors in the interpreter");
-        prop_assert_eq!(&comparable(back.clone(), &state), &state, "in the interpreter");
-        kvm.load(&back, 0xfee0_0900).unwrap();
-        kvm.store(&mut observed).unwrap();
-        prop_assert_eq!(&comparable(observed.clone(), &state), &state, "back in KVM");
+        let mut from_kvm = CpuState::reset();
+        kvm.store(&mut from_kvm).unwrap();
+        prop_assert_eq!(&comparable(from_kvm.clone(), &state), &state, "in KVM");
+        prop_assert_eq!(&from_kvm.xsave.0[..24], &state.xsave.0[..24]);
+        interp.load(&from_kvm);
+        let mut from_interp = CpuState::reset();
+        interp.store(&mut from_interp);
+        let loaded = comparable(from_interp.clone(), &state);
+        prop_assert!(loaded.xsave == state.xsave, "vector registers in the interpreter");
+        prop_assert_eq!(&loaded, &state, "in the interpreter");
+        kvm.load(&from_interp, 0xfee0_0900).unwrap();
+        kvm.store(&mut from_kvm).unwrap();
+        prop_assert_eq!(&comparable(from_kvm.clone(), &state), &state, "back in KVM");
     });
 }

@@ -11,7 +11,7 @@ int queue_put(struct queue *queue, long job)
 {
     if (queue->put - queue->taken > SLOTS)
         return 0;
-    /* The mistake: the ring has SLOTS places, not one more. */
+    /* The bug: the ring has SLOTS slots, not SLOTS + 1. */
     queue->slots[queue->put % (SLOTS + 1)] = job;
     queue->put++;
     return 1;

@@ -4,7 +4,7 @@
 #define SLOTS 8
 #define GUARD 0x5ca1ab1eUL
 
-/* A ring of jobs, with a guard behind it that nobody may write. */
+/* A ring of jobs, followed by a guard word that must never be written. */
 struct queue {
     unsigned long put;
     unsigned long taken;

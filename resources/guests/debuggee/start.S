@@ -1,4 +1,4 @@
-# Entered in 64-bit mode (hindsight run --protocol elf): a stack, then main().
+# The entry point in 64-bit mode (hindsight run --protocol elf): sets up a stack, and calls main().
     .globl _start
     .text
 _start:

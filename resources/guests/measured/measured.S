@@ -1,5 +1,5 @@
-# A program of Linux whose performance events are known: hindsight_ci.perf_judge executes it too. It has no library: what runs at
-# CPL 3 between its first and its last instruction is what stands here.
+# A Linux program whose performance events are known: hindsight_ci.perf_judge computes them from this code. It has no library,
+# so that it executes nothing else at CPL 3.
     .set ROUNDS, 5000
     .set LINES, 512
     .set PASSES, 8
@@ -33,7 +33,7 @@ load_jump:
 pass_jump:
     jnz pass
 
-# Every load of these comes from memory.
+# Each of these loads misses the caches, because the line was flushed.
     mov $FLUSHES, %ecx
     lea buffer(%rip), %rsi
 flush:

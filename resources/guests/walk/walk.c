@@ -1,10 +1,11 @@
-/* A program of Linux that reads one byte of each cache line of so much memory, again and again: with more memory than
- * the caches hold it streams, with less it is resident. ci/guest/guest-rdt runs it, and hindsight_ci.rdt_judge knows what it reads.
+/* A Linux program that reads one byte of each cache line of a buffer, PASSES times. A buffer that is larger than the
+ * caches is read from memory in each pass, a smaller one stays in the caches. ci/guest/guest-rdt runs the program, and
+ * hindsight_ci.rdt_judge computes what it reads.
  *
  * usage: walk BYTES PASSES PAUSE_MS
  *
- * It stops itself once the memory is there, until somebody sends it SIGCONT. It sleeps PAUSE_MS after each pass, and
- * says at the end how long the passes took, without the pauses. */
+ * It stops itself after it has allocated the buffer, until it receives SIGCONT. It sleeps PAUSE_MS after each pass, and
+ * prints at the end how long the passes took, without the pauses. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-//! Placing the ACPI tables in guest memory.
+//! Writes the ACPI tables to guest memory.
 
 use hindsight_devices::acpi::{self, AcpiConfig, AcpiError};
 use thiserror::Error;
@@ -6,27 +6,30 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::memory::layout::{Layout, LayoutError};
 
-/// Why the tables could not be placed.
+/// Why the ACPI tables cannot be written.
 #[derive(Debug, Error)]
-pub enum PlaceError {
-    /// There are none for this machine.
+pub enum AcpiTablesError {
+    /// This machine cannot have ACPI tables.
     #[error(transparent)]
-    Tables(#[from] AcpiError),
-    /// They lie outside of their area.
+    Build(#[from] AcpiError),
+    /// The tables are outside of the ACPI area.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// There is no memory where they belong.
-    #[error("guest memory does not reach the ACPI tables at {0:#x}")]
+    /// There is no guest memory at the tables' address.
+    #[error("guest memory does not extend to the ACPI tables at {0:#x}")]
     NoMemory(u64),
 }
 
-/// Writes the tables of a machine with `cpus` processors, and gives the layout that says where they
-/// are.
+/// Writes the tables of a machine with `cpus` vCPUs. Returns `layout` with the tables added.
 ///
 /// # Errors
 ///
-/// When the tables do not fit.
-pub fn place(memory: &GuestMemoryMmap, layout: Layout, cpus: usize) -> Result<Layout, PlaceError> {
+/// The tables do not fit.
+pub fn write_tables(
+    memory: &GuestMemoryMmap,
+    layout: Layout,
+    cpus: usize,
+) -> Result<Layout, AcpiTablesError> {
     let apic_ids: Vec<u32> = (0..).take(cpus).collect();
     let io_apic_id = u8::try_from(cpus).unwrap_or(u8::MAX);
     let acpi = acpi::build(&AcpiConfig {
@@ -37,7 +40,7 @@ pub fn place(memory: &GuestMemoryMmap, layout: Layout, cpus: usize) -> Result<La
     for (address, bytes) in &acpi.tables {
         memory
             .write_slice(bytes, GuestAddress(*address))
-            .map_err(|_| PlaceError::NoMemory(*address))?;
+            .map_err(|_| AcpiTablesError::NoMemory(*address))?;
         end = end.max(address + bytes.len() as u64);
     }
     Ok(layout.with_acpi(acpi.rsdp..end, acpi.rsdp)?)

@@ -1,19 +1,21 @@
-//! What a BIOS leaves in low memory, as far as images look at it that were loaded by something else:
-//! an interrupt table whose services all say no, and the words from which the size of conventional
-//! memory is known. There is no BIOS; a kernel that calls one in real mode goes on without.
+//! The structures of a BIOS in low memory, as far as images read them that a boot loader loads.
+//!
+//! They are an interrupt table whose services all fail, and the BIOS data area with the size of
+//! conventional memory. There is no BIOS: a kernel that calls one in real mode gets errors and
+//! continues without.
 
 use crate::boot::bytes::put;
-use crate::boot::place::Places;
+use crate::boot::placement::Placement;
 use crate::memory::layout::CONVENTIONAL_END;
 
 /// The interrupt table of real mode: 256 pairs of offset and segment.
 const TABLE: u64 = 0;
-/// The handlers, at the end of the segment where a BIOS is.
+/// The handlers, at the end of the segment of a BIOS.
 const HANDLERS: u64 = 0xf_ff00;
 const HANDLERS_SEGMENT: u16 = 0xf000;
 const HANDLERS_OFFSET: u16 = 0xff00;
 
-/// IRET; behind it a service that fails: CF is set in the FLAGS that IRET restores.
+/// IRET, followed by a service that fails: it sets CF in the FLAGS that IRET restores.
 ///
 /// `iret; push bp; mov bp, sp; or byte [bp + 6], 1; pop bp; iret`
 const CODE: [u8; 10] = [0xcf, 0x55, 0x89, 0xe5, 0x80, 0x4e, 0x06, 0x01, 0x5d, 0xcf];
@@ -28,22 +30,22 @@ const EBDA_SEGMENT: usize = 0x0e;
 /// Size of conventional memory in KiB.
 const MEMORY_KIB: usize = 0x13;
 
-/// Places what the image left room for; an image may have low memory for itself.
-pub(super) fn place(places: &mut Places<'_>) {
+/// Places the structures that do not overlap the image. An image may occupy low memory itself.
+pub(super) fn place(placement: &mut Placement<'_>) {
     let data = data_area();
-    // A table without its handlers would be worse than none.
-    let handlers = places.fixed("BIOS handlers", HANDLERS, CODE.len() as u64, CODE.to_vec());
+    // A table without its handlers would be worse than no table.
+    let handlers = placement.fixed("BIOS handlers", HANDLERS, CODE.len() as u64, CODE.to_vec());
     if handlers.is_ok() {
-        let table = table();
-        let _taken = places.fixed("interrupt table", TABLE, table.len() as u64, table);
+        let table = interrupt_table();
+        let _occupied = placement.fixed("interrupt table", TABLE, table.len() as u64, table);
     }
-    let _taken = places.fixed("BIOS data area", DATA, data.len() as u64, data);
+    let _occupied = placement.fixed("BIOS data area", DATA, data.len() as u64, data);
 }
 
-fn table() -> Vec<u8> {
+fn interrupt_table() -> Vec<u8> {
     let entry = |vector: u8| {
-        // Exceptions and the lines of the two interrupt controllers return; they interrupt code that
-        // does not look at CF.
+        // Exceptions and the vectors of the two interrupt controllers must not change the CF of the
+        // code that they interrupt.
         let handler = match vector {
             0..=0x0f | 0x70..=0x77 => HANDLERS_OFFSET,
             _ => HANDLERS_OFFSET + FAIL,

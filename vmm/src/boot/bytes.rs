@@ -1,26 +1,26 @@
-//! Little-endian fields in byte strings, at offsets that the boot protocols name.
+//! Little-endian fields at offsets that the boot protocols define.
 
-/// The two bytes at `at`, if they are there.
+/// The two bytes at `at`, if `bytes` is long enough.
 pub(super) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// The four bytes at `at`, if they are there.
+/// The four bytes at `at`, if `bytes` is long enough.
 pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// The eight bytes at `at`, if they are there.
+/// The eight bytes at `at`, if `bytes` is long enough.
 pub(super) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// Puts `field` at `at` of a structure of ours, which is large enough.
+/// Writes `field` at `at` of a structure that is large enough.
 pub(super) fn put<const N: usize>(bytes: &mut [u8], at: usize, field: [u8; N]) {
     bytes[at..at + N].copy_from_slice(&field);
 }
 
-/// An address below 4 GiB, as all that [`crate::boot::place::Places`] hands out are.
+/// An address below 4 GiB as bytes. All addresses of [`crate::boot::placement::Placement`] are.
 pub(super) fn address32(address: u64) -> [u8; 4] {
     debug_assert!(u32::try_from(address).is_ok());
     #[expect(clippy::cast_possible_truncation, reason = "below the PCI hole")]

@@ -1,13 +1,14 @@
-//! The first processor's state at the entry to an image, and the tables it needs in memory.
+//! The first vCPU's state at the entry to an image, and the tables that it needs in memory.
 //!
 //! SDM Vol. 3A, "Segment Descriptors", "64-Bit Mode Segment Descriptors", "Task-State Segment" and
-//! "4-Level Paging". The selectors are those that the Linux 64-bit boot protocol demands: code 0x10,
-//! data 0x18; the task state segment is 0x20.
+//! "4-Level Paging". The selectors are those of the Linux 64-bit boot protocol: code 0x10, data
+//! 0x18; the task state segment is 0x20.
 
 use hindsight_cpu::state::{CpuState, DescriptorTable, Segment, gpr, seg};
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
 
 use crate::boot::BootError;
-use crate::boot::place::{Places, Take};
+use crate::boot::placement::{Fit, Placement};
 
 const CODE: u16 = 0x10;
 const DATA: u16 = 0x18;
@@ -22,17 +23,14 @@ const ACCESS_DATA: u16 = 0xc093;
 /// Present, busy 32-bit or 64-bit task state segment.
 const ACCESS_TSS: u16 = 0x8b;
 
-/// Size in bytes of the task state segment: the shape is the 64-bit one, the 32-bit one is as large.
+/// Size of the task state segment in bytes, of the 64-bit and of the 32-bit one.
 const TSS_SIZE: u32 = 0x68;
-/// The segment descriptors: six slots of eight bytes, of which the last two are the TSS's.
+/// Size of the segment descriptors: six of eight bytes, the last two of which are the TSS's.
 const GDT_SIZE: u16 = 0x30;
 
-const CR0_PE: u64 = 1;
-const CR0_ET: u64 = 1 << 4;
-const CR0_PG: u64 = 1 << 31;
-const CR4_PAE: u64 = 1 << 5;
-const EFER_LME: u64 = 1 << 8;
-const EFER_LMA: u64 = 1 << 10;
+const CR0_PROTECTED: Cr0 = Cr0::PE.union(Cr0::ET);
+const CR0_LONG: Cr0 = CR0_PROTECTED.union(Cr0::PG);
+const EFER_LONG: Efer = Efer::LME.union(Efer::LMA);
 
 /// Page-table entry: present, writable.
 const PTE_TABLE: u64 = 0x3;
@@ -40,7 +38,7 @@ const PTE_TABLE: u64 = 0x3;
 const PTE_LARGE: u64 = 0x83;
 const PAGE: u64 = 0x1000;
 
-/// The stack that entries other than real mode get, in bytes.
+/// Size of the stack in bytes.
 const STACK_SIZE: u64 = 0x1000;
 
 /// The interrupt table of real mode.
@@ -49,44 +47,46 @@ const REAL_IDTR: DescriptorTable = DescriptorTable {
     limit: 0x3ff,
 };
 
-/// Width of the code at the entry.
+/// Operand width of the code at the entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Width {
     Bits32,
     Bits64,
 }
 
-/// 32-bit protected mode with flat 4 GiB segments, without paging. Places a descriptor table and a
-/// stack.
-pub(super) fn protected(places: &mut Places<'_>, entry: u64) -> Result<CpuState, BootError> {
-    let mut state = flat_segments(places, Width::Bits32)?;
+/// Enters 32-bit protected mode with flat 4 GiB segments, without paging.
+///
+/// Places a descriptor table and a stack.
+pub(super) fn protected(placement: &mut Placement<'_>, entry: u64) -> Result<CpuState, BootError> {
+    let mut state = flat_segments(placement, Width::Bits32)?;
     state.rip = entry;
-    state.cr0 = CR0_PE | CR0_ET;
-    // As a BIOS leaves it: good for images that go to real mode, and nothing in protected mode.
+    state.cr0 = CR0_PROTECTED.bits();
+    // As a BIOS leaves it, for images that switch to real mode. It is useless in protected mode.
     state.idtr = REAL_IDTR;
     Ok(state)
 }
 
-/// 64-bit mode with the first 4 GiB mapped one to one by 2 MiB pages. Places page tables, a
-/// descriptor table, and a stack.
-pub(super) fn long(places: &mut Places<'_>, entry: u64) -> Result<CpuState, BootError> {
-    let mut state = flat_segments(places, Width::Bits64)?;
+/// Enters 64-bit mode with the first 4 GiB mapped one to one by 2 MiB pages.
+///
+/// Places page tables, a descriptor table and a stack.
+pub(super) fn long(placement: &mut Placement<'_>, entry: u64) -> Result<CpuState, BootError> {
+    let mut state = flat_segments(placement, Width::Bits64)?;
     state.rip = entry;
-    state.cr0 = CR0_PG | CR0_PE | CR0_ET;
-    state.cr4 = CR4_PAE;
-    state.efer = EFER_LME | EFER_LMA;
+    state.cr0 = CR0_LONG.bits();
+    state.cr4 = Cr4::PAE.bits();
+    state.efer = EFER_LONG.bits();
     let size = page_tables(0).len();
-    let cr3 = places.structure("page tables", vec![0; size], PAGE)?;
-    places.fill(cr3, page_tables(cr3));
+    let cr3 = placement.structure("page tables", vec![0; size], PAGE)?;
+    placement.fill(cr3, page_tables(cr3));
     state.cr3 = cr3;
     Ok(state)
 }
 
-/// Real mode, with a stack below 64 KiB if there is room for one.
+/// Enters real mode, with a stack below 64 KiB if one fits there.
 ///
-/// An entry in the first 64 KiB has CS 0, which is what code with an origin expects; above that it
-/// is the segment that starts at most 15 bytes before the entry.
-pub(super) fn real(places: &mut Places<'_>, entry: u64) -> Result<CpuState, BootError> {
+/// An entry in the first 64 KiB has CS 0, as code with an origin expects. Above that, CS is the
+/// segment that starts at most 15 bytes before the entry.
+pub(super) fn real(placement: &mut Placement<'_>, entry: u64) -> Result<CpuState, BootError> {
     let mut state = CpuState::reset();
     let selector = if entry <= 0xffff { 0 } else { entry >> 4 };
     let Ok(selector) = u16::try_from(selector) else {
@@ -105,13 +105,13 @@ pub(super) fn real(places: &mut Places<'_>, entry: u64) -> Result<CpuState, Boot
         ..data
     };
     state.rip = entry - (u64::from(selector) << 4);
-    state.cr0 = CR0_ET;
+    state.cr0 = Cr0::ET.bits();
     state.idtr = REAL_IDTR;
-    // Below a boot sector is where a BIOS leaves the stack; an image may also fill all 64 KiB, and
-    // then SP is 0, the top of the segment.
+    // A BIOS leaves the stack below the boot sector. An image may also fill all 64 KiB; then SP
+    // stays 0, the top of the segment.
     for top in [0x7c00, 0x1_0000] {
         let stack = zeros(STACK_SIZE);
-        if let Ok(at) = places.fit("stack", stack, 16, 0x500..top, Take::Highest) {
+        if let Ok(at) = placement.fit("stack", stack, 16, 0x500..top, Fit::Highest) {
             state.gpr[gpr::RSP] = (at + STACK_SIZE) & 0xffff;
             break;
         }
@@ -119,12 +119,12 @@ pub(super) fn real(places: &mut Places<'_>, entry: u64) -> Result<CpuState, Boot
     Ok(state)
 }
 
-fn flat_segments(places: &mut Places<'_>, width: Width) -> Result<CpuState, BootError> {
+fn flat_segments(placement: &mut Placement<'_>, width: Width) -> Result<CpuState, BootError> {
     let mut state = CpuState::reset();
     let size = descriptors(0, width).len();
-    let gdt = places.structure("descriptor table", vec![0; size], 16)?;
-    places.fill(gdt, descriptors(gdt, width));
-    let stack = places.structure("stack", zeros(STACK_SIZE), PAGE)?;
+    let gdt = placement.structure("descriptor table", vec![0; size], 16)?;
+    placement.fill(gdt, descriptors(gdt, width));
+    let stack = placement.structure("stack", zeros(STACK_SIZE), PAGE)?;
     state.gpr[gpr::RSP] = stack + STACK_SIZE;
     let data = Segment {
         selector: DATA,
@@ -151,7 +151,7 @@ fn flat_segments(places: &mut Places<'_>, width: Width) -> Result<CpuState, Boot
         base: gdt,
         limit: GDT_SIZE - 1,
     };
-    // No handlers: an exception before the guest sets up its own ends in a triple fault at once.
+    // No handlers: until the guest installs its own, an exception ends in a triple fault.
     state.idtr = DescriptorTable { base: 0, limit: 0 };
     Ok(state)
 }
@@ -164,7 +164,7 @@ impl Width {
         }
     }
 
-    /// Base of the task state segment. The PVH protocol wants 0 in 32-bit mode.
+    /// Base of the task state segment. The PVH protocol requires 0 in 32-bit mode.
     fn tss(self, gdt: u64) -> u64 {
         match self {
             Self::Bits32 => 0,
@@ -173,10 +173,10 @@ impl Width {
     }
 }
 
-/// The descriptor table for address `gdt`, with the 64-bit task state segment behind it.
+/// The descriptor table for address `gdt`, followed by the 64-bit task state segment.
 fn descriptors(gdt: u64, width: Width) -> Vec<u8> {
     let tss = width.tss(gdt);
-    let slots = [
+    let entries = [
         0,
         0,
         descriptor(0, 0xf_ffff, width.code_access()),
@@ -184,20 +184,21 @@ fn descriptors(gdt: u64, width: Width) -> Vec<u8> {
         descriptor(tss & 0xffff_ffff, TSS_SIZE - 1, ACCESS_TSS),
         tss >> 32,
     ];
-    let mut bytes: Vec<u8> = slots
+    let mut bytes: Vec<u8> = entries
         .iter()
-        .flat_map(|slot: &u64| slot.to_le_bytes())
+        .flat_map(|entry: &u64| entry.to_le_bytes())
         .collect();
     if width == Width::Bits64 {
         let mut tss = zeros(u64::from(TSS_SIZE));
-        // The I/O map base, at the segment's limit or beyond, says that there is no map.
+        // An I/O map base at or beyond the segment's limit means that there is no map.
         tss[0x66] = 0x68;
         bytes.extend(tss);
     }
     bytes
 }
 
-/// A segment descriptor. `limit` is in the units that `access` (as in [`Segment::access`]) says.
+/// A segment descriptor. The G bit of `access` (as in [`Segment::access`]) defines the unit of
+/// `limit`.
 const fn descriptor(base: u64, limit: u32, access: u16) -> u64 {
     let (limit, access) = (limit as u64, access as u64);
     (limit & 0xffff)
@@ -207,8 +208,8 @@ const fn descriptor(base: u64, limit: u32, access: u16) -> u64 {
         | (base & 0xff00_0000) << 32
 }
 
-/// A PML4, a page-directory-pointer table and four page directories for address `base`, that map the
-/// first 4 GiB to themselves.
+/// Page tables for address `base` that map the first 4 GiB one to one: a PML4, a
+/// page-directory-pointer table and four page directories.
 fn page_tables(base: u64) -> Vec<u8> {
     let table = |first: u64, count: u64, step: u64| {
         (0..512).map(move |index| {
@@ -226,7 +227,7 @@ fn page_tables(base: u64) -> Vec<u8> {
         .collect()
 }
 
-/// `size` zero bytes; for parts whose place is only reserved.
+/// `size` zero bytes.
 fn zeros(size: u64) -> Vec<u8> {
     vec![0; crate::memory::layout::to_usize(size)]
 }
@@ -236,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_match_the_manual() {
+    fn segment_descriptors_match_the_manual() {
         assert_eq!(
             descriptor(0, 0xf_ffff, ACCESS_CODE64),
             0x00af_9b00_0000_ffff
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn page_tables_map_the_first_four_gib_to_themselves() {
+    fn page_tables_map_the_first_four_gib_one_to_one() {
         let bytes = page_tables(0x5000);
         let entry = |table: usize, index: usize| {
             let at = table * 0x1000 + index * 8;

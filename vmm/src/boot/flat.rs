@@ -1,37 +1,40 @@
-//! Flat images: loaded as they are, at the address and in the mode that the user names.
+//! Flat images: loaded unchanged, at the requested address, and entered in the requested mode.
 //!
-//! In real mode the default is what a BIOS does with a boot sector: load it to 0x7c00 and enter it
-//! there with DL = 0x80, the first hard disk (there is no BIOS to call, though).
+//! Real mode is the default, and follows a BIOS that loads a boot sector: the image is loaded at
+//! 0x7c00 and entered there with DL = 0x80, the first hard disk. There is no BIOS to call.
 
 use hindsight_cpu::state::{CpuState, gpr};
 
-use crate::boot::place::Places;
-use crate::boot::{BootError, Mode, Plan, entry};
+use crate::boot::placement::Placement;
+use crate::boot::{BootError, EntryMode, LoadRequest, entry};
 
 const BOOT_SECTOR: u64 = 0x7c00;
 const DISK: u64 = 0x80;
 
-/// Places the image and what the mode needs.
-pub(super) fn place<'a>(places: &mut Places<'a>, plan: &Plan<'a>) -> Result<CpuState, BootError> {
-    let mode = plan.mode.unwrap_or(Mode::Real);
+/// Places the image and the structures of the mode.
+pub(super) fn place<'a>(
+    placement: &mut Placement<'a>,
+    request: &LoadRequest<'a>,
+) -> Result<CpuState, BootError> {
+    let mode = request.mode.unwrap_or(EntryMode::Real);
     let default = match mode {
-        Mode::Real => BOOT_SECTOR,
-        Mode::Protected | Mode::Long => 0x10_0000,
+        EntryMode::Real => BOOT_SECTOR,
+        EntryMode::Protected | EntryMode::Long => 0x10_0000,
     };
-    let load = plan.load_address.unwrap_or(default);
-    let size = plan.image.len() as u64;
-    places.fixed("image", load, size, plan.image)?;
-    let at = plan.entry.unwrap_or(load);
-    if !places.covers(at) || at < load {
+    let load = request.load_address.unwrap_or(default);
+    let size = request.image.len() as u64;
+    placement.fixed("image", load, size, request.image)?;
+    let at = request.entry.unwrap_or(load);
+    if !placement.covers(at) || at < load {
         return Err(BootError::EntryOutside { entry: at });
     }
     match mode {
-        Mode::Real => {
-            let mut state = entry::real(places, at)?;
+        EntryMode::Real => {
+            let mut state = entry::real(placement, at)?;
             state.gpr[gpr::RDX] = DISK;
             Ok(state)
         }
-        Mode::Protected => entry::protected(places, at),
-        Mode::Long => entry::long(places, at),
+        EntryMode::Protected => entry::protected(placement, at),
+        EntryMode::Long => entry::long(placement, at),
     }
 }

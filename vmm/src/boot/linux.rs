@@ -1,16 +1,18 @@
-//! Linux bzImage by the 64-bit boot protocol where the kernel has that entry, else by the 32-bit one:
-//! in 64-bit mode at its load address plus 0x200, or in protected mode at the load address, with the
-//! boot parameters ("zero page") in RSI. Linux, "The Linux/x86 Boot Protocol", "64-bit Boot Protocol"
-//! and "32-bit Boot Protocol"; "Zero Page" for the offsets.
+//! Linux bzImage, by the 64-bit boot protocol if the kernel has that entry, otherwise by the 32-bit
+//! one.
 //!
-//! Of the file's real-mode part only the setup header is used. The command line and the boot
-//! parameters go to conventional memory; the initrd as high as the kernel allows.
+//! The kernel is entered in 64-bit mode at its load address plus 0x200, or in protected mode at the
+//! load address, with the boot parameters ("zero page") in RSI. Linux, "The Linux/x86 Boot
+//! Protocol", "64-bit Boot Protocol" and "32-bit Boot Protocol"; "Zero Page" for the offsets.
+//!
+//! Of the file's real-mode part, only the setup header is used. The command line and the boot
+//! parameters go to conventional memory, the initrd to the highest address that the kernel allows.
 
 use hindsight_cpu::state::{CpuState, gpr};
 
 use crate::boot::bytes::{address32, put, u16_at, u32_at, u64_at};
-use crate::boot::place::{Places, Take};
-use crate::boot::{BootError, Plan, entry};
+use crate::boot::placement::{Fit, Placement};
+use crate::boot::{BootError, LoadRequest, entry};
 use crate::memory::layout::{EXTENDED_START, Layout, to_usize};
 
 /// Offsets in the file and, from `HEADER` on, in the boot parameters.
@@ -22,7 +24,7 @@ mod offset {
     pub(super) const SYSSIZE: usize = 0x1f4;
     pub(super) const VID_MODE: usize = 0x1fa;
     pub(super) const BOOT_FLAG: usize = 0x1fe;
-    /// The second byte of a short jump over the header: the header's end, from 0x202.
+    /// The second byte of a short jump over the header: the offset of its end from 0x202.
     pub(super) const JUMP: usize = 0x201;
     pub(super) const MAGIC: usize = 0x202;
     pub(super) const VERSION: usize = 0x206;
@@ -31,7 +33,7 @@ mod offset {
     pub(super) const CODE32_START: usize = 0x214;
     pub(super) const RAMDISK_IMAGE: usize = 0x218;
     pub(super) const RAMDISK_SIZE: usize = 0x21c;
-    /// bootsect_kludge, heap_end_ptr, ext_loader_ver, ext_loader_type: ours to clear.
+    /// bootsect_kludge, heap_end_ptr, ext_loader_ver, ext_loader_type: the loader clears them.
     pub(super) const BOOTSECT_KLUDGE: usize = 0x220;
     pub(super) const CMD_LINE_PTR: usize = 0x228;
     pub(super) const INITRD_ADDR_MAX: usize = 0x22c;
@@ -44,7 +46,7 @@ mod offset {
     pub(super) const INIT_SIZE: usize = 0x260;
     /// End of the header of version 2.10.
     pub(super) const HEADER_END: usize = 0x264;
-    /// Where the boot parameters go on after the largest header.
+    /// The end of the largest header in the boot parameters.
     pub(super) const HEADER_LIMIT: usize = 0x290;
     pub(super) const E820_TABLE: usize = 0x2d0;
 }
@@ -52,7 +54,7 @@ mod offset {
 /// Size of the boot parameters in bytes.
 const PARAMS_SIZE: usize = 0x1000;
 const SECTOR: usize = 0x200;
-/// The 64-bit entry point, from where the kernel is loaded.
+/// The offset of the 64-bit entry point from the load address.
 const ENTRY_64: u64 = 0x200;
 /// The first version with `pref_address` and `init_size` (Linux 2.6.31).
 const VERSION_OLDEST: u16 = 0x20a;
@@ -61,7 +63,7 @@ const VERSION_64: u16 = 0x20c;
 const XLF_KERNEL_64: u16 = 1;
 const LOADED_HIGH: u8 = 1;
 const CAN_USE_HEAP: u8 = 1 << 7;
-/// A loader without a number of its own.
+/// The type of a loader without an assigned number.
 const LOADER_UNKNOWN: u8 = 0xff;
 const VIDEO_NORMAL: u16 = 0xffff;
 const PAGE: u64 = 0x1000;
@@ -74,16 +76,16 @@ pub(super) fn has_header(image: &[u8]) -> bool {
             .is_some_and(|rest| rest.starts_with(b"HdrS"))
 }
 
-/// The fields of the setup header that decide what goes where.
+/// The fields of the setup header that the loader uses.
 #[derive(Clone, Copy, Debug)]
-struct Header {
+struct SetupHeader {
     /// Offset of the protected-mode kernel in the file.
     kernel_offset: usize,
-    /// Its size in bytes.
+    /// Size of the protected-mode kernel in bytes.
     kernel_size: usize,
     /// End of the setup header in the file.
     end: usize,
-    /// Whether there is a 64-bit entry.
+    /// The kernel has a 64-bit entry.
     long: bool,
     loadflags: u8,
     initrd_last: u32,
@@ -94,7 +96,7 @@ struct Header {
     init_size: u32,
 }
 
-impl Header {
+impl SetupHeader {
     fn parse(image: &[u8]) -> Result<Self, BootError> {
         if !has_header(image) {
             return Err(BootError::LinuxNoHeader);
@@ -115,7 +117,7 @@ impl Header {
         if loadflags & LOADED_HIGH == 0 {
             return Err(BootError::LinuxLow);
         }
-        // 0 means 4, for the sake of very old kernels; the boot sector comes on top.
+        // 0 means 4, for very old kernels. The boot sector is not counted.
         let sectors = match byte(offset::SETUP_SECTS)? {
             0 => 4,
             sectors => usize::from(sectors),
@@ -141,8 +143,10 @@ impl Header {
     }
 }
 
-/// Size of the kernel proper. The header has it in paragraphs of 16 bytes, the last of which may be
-/// cut; what the file has beyond that (a signature) is not loaded.
+/// Size of the protected-mode kernel.
+///
+/// The header has it in paragraphs of 16 bytes, the last of which may be truncated. Anything that
+/// follows in the file (a signature) is not loaded.
 fn kernel_size(image: &[u8], at: usize, paragraphs: u64) -> Result<usize, BootError> {
     let size = paragraphs * 16;
     let available = image.len().saturating_sub(at) as u64;
@@ -153,31 +157,31 @@ fn kernel_size(image: &[u8], at: usize, paragraphs: u64) -> Result<usize, BootEr
             len: image.len() as u64,
         });
     }
-    // A header without the size means the whole file.
+    // Size 0 in the header means the rest of the file.
     let size = if size == 0 { available } else { size };
     Ok(to_usize(size.min(available)))
 }
 
 /// Places a Linux kernel.
 pub(super) fn place<'a>(
-    places: &mut Places<'a>,
+    placement: &mut Placement<'a>,
     layout: &Layout,
-    plan: &Plan<'a>,
+    request: &LoadRequest<'a>,
 ) -> Result<CpuState, BootError> {
-    let header = Header::parse(plan.image)?;
-    let cmdline = plan.cmdline_string()?;
-    if plan.cmdline.len() as u64 > u64::from(header.cmdline_max) {
+    let header = SetupHeader::parse(request.image)?;
+    let cmdline = request.cmdline_string()?;
+    if request.cmdline.len() as u64 > u64::from(header.cmdline_max) {
         return Err(BootError::CmdlineTooLong {
-            len: plan.cmdline.len(),
+            len: request.cmdline.len(),
             max: header.cmdline_max,
         });
     }
-    let kernel = place_kernel(places, plan.image, &header)?;
-    let mut params = parameters(layout, plan.image, &header);
+    let kernel = place_kernel(placement, request.image, &header)?;
+    let mut params = parameters(layout, request.image, &header);
     put(&mut params, offset::CODE32_START, address32(kernel));
-    if let Some(initrd) = plan.initrd {
+    if let Some(initrd) = request.initrd {
         let within = EXTENDED_START..u64::from(header.initrd_last) + 1;
-        let at = places.fit("initrd", initrd, PAGE, within, Take::Highest)?;
+        let at = placement.fit("initrd", initrd, PAGE, within, Fit::Highest)?;
         put(&mut params, offset::RAMDISK_IMAGE, address32(at));
         put(
             &mut params,
@@ -185,24 +189,26 @@ pub(super) fn place<'a>(
             address32(initrd.len() as u64),
         );
     }
-    let at = places.structure("command line", cmdline, 16)?;
+    let at = placement.structure("command line", cmdline, 16)?;
     put(&mut params, offset::CMD_LINE_PTR, address32(at));
-    let params = places.structure("boot parameters", params, PAGE)?;
+    let params = placement.structure("boot parameters", params, PAGE)?;
     let mut state = if header.long {
-        entry::long(places, kernel + ENTRY_64)?
+        entry::long(placement, kernel + ENTRY_64)?
     } else {
-        entry::protected(places, kernel)?
+        entry::protected(placement, kernel)?
     };
     state.gpr[gpr::RSI] = params;
     Ok(state)
 }
 
-/// Places the kernel with the memory that it needs until it can read the memory map: at its
-/// preferred address, or above that if it can be relocated (below it, it would go there by itself).
+/// Places the kernel with the memory that it needs before it reads the memory map.
+///
+/// It goes to its preferred address, or above if it is relocatable: if it were loaded below, it
+/// would move itself to the preferred address.
 fn place_kernel<'a>(
-    places: &mut Places<'a>,
+    placement: &mut Placement<'a>,
     image: &'a [u8],
-    header: &Header,
+    header: &SetupHeader,
 ) -> Result<u64, BootError> {
     let data = &image[header.kernel_offset..][..header.kernel_size];
     let size = u64::from(header.init_size).max(data.len() as u64);
@@ -210,20 +216,19 @@ fn place_kernel<'a>(
         if header.preferred < EXTENDED_START {
             return Err(BootError::LinuxAddress(header.preferred));
         }
-        places.fixed("kernel", header.preferred, size, data)?;
+        placement.fixed("kernel", header.preferred, size, data)?;
         return Ok(header.preferred);
     }
     let align = u64::from(header.alignment);
     if !align.is_power_of_two() || align < PAGE {
         return Err(BootError::LinuxAlignment(header.alignment));
     }
-    let above = header.preferred.max(EXTENDED_START)..places.ram_end();
-    places.fit_sized("kernel", size, data, align, above, Take::Lowest)
+    let above = header.preferred.max(EXTENDED_START)..placement.ram_end();
+    placement.fit_sized("kernel", size, data, align, above, Fit::Lowest)
 }
 
-/// The boot parameters: the setup header as it is in the file, with the loader's fields filled in,
-/// but for addresses.
-fn parameters(layout: &Layout, image: &[u8], header: &Header) -> Vec<u8> {
+/// The boot parameters: the file's setup header with the loader's fields, except addresses.
+fn parameters(layout: &Layout, image: &[u8], header: &SetupHeader) -> Vec<u8> {
     let mut params = vec![0; PARAMS_SIZE];
     let setup = offset::HEADER..header.end;
     params[setup.clone()].copy_from_slice(&image[setup]);

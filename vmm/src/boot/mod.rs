@@ -1,32 +1,40 @@
-//! Image loaders: they find out what an image is, put it and what it needs into guest memory, and
-//! say in which state the first processor enters it. `docs/boot.md` has the table.
+//! Image loaders. They detect an image's format, load it and the structures of its boot protocol
+//! into guest memory, and set up the state in which the first vCPU enters it. `docs/boot.md` has
+//! the table.
 //!
-//! - [`plan`]: what to load, the choice of the protocol, and [`load`];
-//! - `place`: who occupies which guest memory; nothing is written before everything has its place;
-//! - `entry`: the processor's state at the entry, the descriptor table, the page tables;
-//! - `bios`: what a BIOS would have left in low memory;
-//! - one module for each protocol: `flat`, `elf` (with `pvh`), `multiboot`, `linux`.
+//! - `request`: what to load, and the options;
+//! - [`load()`]: chooses the protocol and loads the image;
+//! - `placement`: which part occupies which guest memory. Nothing is written before every part has
+//!   its address;
+//! - `entry`: the vCPU's state at the entry, the descriptor table and the page tables;
+//! - `bios`: the structures that a BIOS would leave in low memory;
+//! - one module for each protocol: `flat`, `elf`, `pvh`, `multiboot`, `linux`. `elf_file` reads ELF
+//!   headers, and `start_info` is the structure that ELF and PVH share.
 //!
-//! Images are untrusted: sizes, addresses and offsets are checked before use, and an image that is
-//! refused leaves guest memory as it was. Loaders use only RAM below the PCI hole, and rely on guest
-//! memory being zero: they write what the image holds, never the zeros behind it.
+//! Images are untrusted: sizes, addresses and offsets are checked before use, and a refused image
+//! leaves guest memory unchanged. Loaders use only RAM below the PCI hole, and require guest memory
+//! to be zero: they write what the image holds, but not the zeros that follow it.
 
 pub mod acpi;
 mod bios;
 mod bytes;
 mod elf;
+mod elf_file;
 mod entry;
 mod error;
 mod flat;
 mod linux;
+mod load;
 mod multiboot;
-mod place;
-pub mod plan;
+mod placement;
 mod pvh;
+mod request;
+mod start_info;
 
 #[cfg(test)]
 mod tests;
 
-pub use error::BootError;
-pub use place::Placed;
-pub use plan::{Loaded, Mode, Module, Plan, Protocol, detect, load};
+pub use error::{BootError, MemoryHint};
+pub use load::{LoadedImage, detect, load};
+pub use placement::PlacedPart;
+pub use request::{BootModule, EntryMode, LoadRequest, Protocol};

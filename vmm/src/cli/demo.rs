@@ -6,11 +6,11 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use super::Status;
 use super::config::EngineArg;
 use super::logging::Logging;
-use crate::demo::draw::{self, Fact, Look};
+use crate::demo::draw::{self, Fact, TerminalStyle};
 use crate::demo::guest::{self, DemoError};
 use crate::demo::story::{Story, nanoseconds};
 use crate::machine::start;
-use crate::probe::report::Host;
+use crate::probe::report::HostInfo;
 use crate::vcpu::engine::Engine;
 
 /// Columns of the drawing, where neither a terminal nor $COLUMNS has a number.
@@ -61,7 +61,7 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<Status> {
     } else {
         Status::Success
     };
-    let host = host_facts(&Host::here());
+    let host = host_facts(&HostInfo::here());
     let image_len = run.image_len;
     let story = Story::of(run);
     let facts: Vec<Fact> = host
@@ -75,9 +75,9 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<Status> {
 }
 
 fn draw_lines(story: &Story, facts: &[Fact], plain: bool) -> Vec<String> {
-    let look = look(plain);
-    let lines = draw::draw(story, facts, look);
-    lines.iter().map(|l| l.show(look).to_string()).collect()
+    let style = terminal_style(plain);
+    let lines = draw::draw(story, facts, style);
+    lines.iter().map(|l| l.render(style).to_string()).collect()
 }
 
 fn print(lines: &[String]) -> io::Result<()> {
@@ -89,7 +89,7 @@ fn print(lines: &[String]) -> io::Result<()> {
 }
 
 /// What standard output can show.
-fn look(plain: bool) -> Look {
+fn terminal_style(plain: bool) -> TerminalStyle {
     let stdout = io::stdout();
     let terminal = stdout.is_terminal();
     let set = |name: &str| env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -101,7 +101,7 @@ fn look(plain: bool) -> Look {
             .filter(|columns| terminal && *columns > 0)
     };
     let width: usize = columns.or_else(of_terminal).unwrap_or(WIDTH);
-    Look {
+    TerminalStyle {
         colour: terminal && !plain && !dumb && !set("NO_COLOR"),
         unicode: terminal && !plain && !dumb && is_utf8(|name| env::var(name).ok()),
         width: width.clamp(WIDTHS.0, WIDTHS.1),
@@ -129,7 +129,7 @@ fn printable(text: &str) -> String {
         .collect()
 }
 
-fn host_facts(host: &Host) -> Vec<Fact> {
+fn host_facts(host: &HostInfo) -> Vec<Fact> {
     let model = host.cpu_model.replace("(R)", "").replace("(TM)", "");
     vec![
         ("host", printable(&model)),
@@ -193,9 +193,9 @@ mod tests {
 
     #[test]
     fn host_facts_are_printable() {
-        let host = Host {
+        let host = HostInfo {
             cpu_model: "Intel(R)  Xeon(R)\x1b[1m CPU".to_owned(),
-            ..Host::default()
+            ..HostInfo::default()
         };
         assert_eq!(host_facts(&host)[0].1, "Intel Xeon[1m CPU");
     }

@@ -15,7 +15,10 @@ use super::run::deterministic_machine;
 use super::usage::one_line;
 use crate::deterministic::RunStop;
 use crate::deterministic::{CheckpointLimits, Timeline};
-use crate::diff::{Compared, KvmBranch, KvmVerdict, Progress, Verdict, compare, compare_with_kvm};
+use crate::diff::{
+    DiffProgress, DiffVerdict, KvmBranch, KvmDiffProgress, KvmDiffVerdict, compare,
+    compare_with_kvm,
+};
 
 /// Exit status when no difference was found.
 const SAME: u8 = 0;
@@ -153,15 +156,18 @@ fn run_interpreters(args: &DiffArgs, a: &RunConfig, b: &RunConfig) -> anyhow::Re
     )?;
     line.clear();
     let (status, text) = match verdict {
-        Verdict::Same { place, ended: true } => (
+        DiffVerdict::Same {
+            icount,
+            ended: true,
+        } => (
             SAME,
-            format!("no difference: both runs ended after {place} instructions\n"),
+            format!("no difference: both runs ended after {icount} instructions\n"),
         ),
-        Verdict::Same {
-            place,
+        DiffVerdict::Same {
+            icount,
             ended: false,
-        } => (SAME, format!("no difference in {place} instructions\n")),
-        Verdict::Different(divergence) => (DIFFERENT, divergence.to_string()),
+        } => (SAME, format!("no difference in {icount} instructions\n")),
+        DiffVerdict::Different(divergence) => (DIFFERENT, divergence.to_string()),
     };
     print(&text)?;
     Ok(ExitCode::from(status))
@@ -196,11 +202,11 @@ fn run_with_kvm(args: &DiffArgs, side: &RunConfig, kvm: usize) -> anyhow::Result
         bail!("the run ends before instruction {from}: give a smaller --from");
     }
     let mut line = ProgressLine::new();
-    let mut on_progress = |compared: Compared, taken: &[KvmBranch]| {
+    let mut on_progress = |compared: KvmDiffProgress, taken: &[KvmBranch]| {
         if let Some(branches) = &mut branches {
             branches.add(taken);
         }
-        line.show(Progress::Same(compared.place));
+        line.show(DiffProgress::SameUntil(compared.icount));
     };
     let stride = args.stride(STRIDE_KVM);
     let verdict = compare_with_kvm(machine, args.limit(), stride, &mut on_progress)?;
@@ -208,20 +214,20 @@ fn run_with_kvm(args: &DiffArgs, side: &RunConfig, kvm: usize) -> anyhow::Result
         branches.finish()?;
     }
     line.clear();
-    let counts = |c: Compared| {
+    let counts = |c: KvmDiffProgress| {
         format!(
             "KVM executed {} instructions and took over the results of {}",
-            c.native, c.taken
+            c.executed, c.copied
         )
     };
     let (status, text) = match verdict {
-        KvmVerdict::Same { compared, ended } => {
+        KvmDiffVerdict::Same { compared, ended } => {
             let end = if ended { ", where the run ended" } else { "" };
-            let (at, counts) = (compared.place, counts(compared));
+            let (at, counts) = (compared.icount, counts(compared));
             let text = format!("no difference up to instruction {at}{end}; {counts}\n");
             (SAME, text)
         }
-        KvmVerdict::Different {
+        KvmDiffVerdict::Different {
             compared,
             mut divergence,
         } => {
@@ -282,14 +288,14 @@ impl ProgressLine {
         }
     }
 
-    fn show(&mut self, progress: Progress) {
+    fn show(&mut self, progress: DiffProgress) {
         if self.last.elapsed() < PROGRESS_INTERVAL {
             return;
         }
         self.last = Instant::now();
         let text = match progress {
-            Progress::Same(place) => format!("the same for {place} instructions"),
-            Progress::Between(from, to) => format!("a difference between {from} and {to}"),
+            DiffProgress::SameUntil(icount) => format!("the same for {icount} instructions"),
+            DiffProgress::Between(from, to) => format!("a difference between {from} and {to}"),
         };
         let _ = if self.terminal {
             write!(io::stderr(), "\r\x1b[Khindsight: {text}")

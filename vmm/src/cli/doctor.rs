@@ -10,11 +10,11 @@ use clap::ValueHint;
 
 use super::Status;
 use super::logging::Logging;
-use crate::probe::cache::{Cache, Findings};
-use crate::probe::finding::{Finding, Probe, Verdict};
-use crate::probe::guest::Bench;
-use crate::probe::report::{Form, Host, Printer, Report, Row};
-use crate::probe::{ProbeError, keep, probes};
+use crate::probe::context::ProbeContext;
+use crate::probe::finding::{Finding, Probe, ProbeVerdict};
+use crate::probe::findings_cache::{Findings, FindingsCache};
+use crate::probe::report::{DoctorReport, HostInfo, ProbeResult, ReportFormat, ReportPrinter};
+use crate::probe::{ProbeError, probes, store_findings};
 
 /// Measure what this host's KVM does.
 ///
@@ -79,31 +79,35 @@ fn measure(args: &DoctorArgs) -> anyhow::Result<()> {
     if args.list {
         return list(probes().filter(chosen));
     }
-    let bench = Bench::open().map_err(ProbeError::from)?;
-    let mut report = Report::new(Host::here());
-    let form = if args.json { Form::Json } else { Form::Table };
-    let mut printer = Printer::new(io::stdout().lock(), form, &report)?;
+    let context = ProbeContext::open().map_err(ProbeError::from)?;
+    let mut report = DoctorReport::new(HostInfo::here());
+    let form = if args.json {
+        ReportFormat::Json
+    } else {
+        ReportFormat::Table
+    };
+    let mut printer = ReportPrinter::new(io::stdout().lock(), form, &report)?;
     for probe in probes().filter(chosen) {
         let finding = if args.skip.iter().any(|name| name == probe.name) {
-            Finding::new(Verdict::Skipped, "not asked for")
+            Finding::new(ProbeVerdict::Skipped, "not asked for")
         } else {
-            probe.run(&bench)
+            probe.run(&context)
         };
-        let row = Row {
+        let row = ProbeResult {
             name: probe.name.to_owned(),
             finding,
         };
-        printer.row(&row)?;
+        printer.result(&row)?;
         report.probes.push(row);
     }
     printer.finish(&report)?;
     let measured: Findings = report
         .probes
         .iter()
-        .filter(|row| row.finding.verdict != Verdict::Skipped)
+        .filter(|row| row.finding.verdict != ProbeVerdict::Skipped)
         .map(|row| (row.name.clone(), row.finding.clone()))
         .collect();
-    keep(Cache::here().as_ref(), &measured);
+    store_findings(FindingsCache::of_this_boot().as_ref(), &measured);
     args.save
         .as_deref()
         .map_or(Ok(()), |path| save(&report, path))
@@ -117,7 +121,7 @@ fn list<'a>(probes: impl Iterator<Item = &'a Probe>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn save(report: &Report, path: &Path) -> anyhow::Result<()> {
+fn save(report: &DoctorReport, path: &Path) -> anyhow::Result<()> {
     let context = || format!("cannot write the report to {}", path.display());
     let mut file = BufWriter::new(File::create(path).with_context(context)?);
     report

@@ -1,20 +1,21 @@
-//! Why the processor answered as it did: for MSR accesses from the one table, for exceptions from
-//! the vector, the error code and the instruction.
+//! Explains outcomes: of MSR accesses by the one table, of exceptions by the vector, the error code
+//! and the instruction.
 
 use hindsight_cpu::msr::{MsrConfig, MsrSpec, OnKvm, Owner, find};
 use hindsight_regs::msr as regs;
+use hindsight_regs::vector::Vector;
 use iced_x86::{Code, Instruction};
 
-use crate::demo::log::Caught;
+use crate::demo::log::CaughtException;
 
-/// An access to an MSR, with its answer.
+/// An access to an MSR, with its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MsrAccess {
     /// MSR number.
     pub index: u32,
     /// EDX:EAX of a WRMSR; `None` for RDMSR.
     pub written: Option<u64>,
-    /// EDX:EAX after a RDMSR, 0 after a WRMSR; `None` is #GP(0).
+    /// EDX:EAX after RDMSR, 0 after WRMSR; `None` for #GP(0).
     pub answer: Option<u64>,
 }
 
@@ -22,19 +23,19 @@ pub struct MsrAccess {
 pub fn msr_name(index: u32) -> String {
     match find(index) {
         Some(spec) => spec.name.to_owned(),
-        // Those that the guest asks for and the table lacks.
+        // MSRs that the guest accesses and the table lacks.
         None if (0x680..0x6a0).contains(&index) => "LASTBRANCH_FROM_IP".to_owned(),
         None => "unknown".to_owned(),
     }
 }
 
-/// Why an access was answered as it was.
+/// Explains the outcome of an access.
 pub fn msr(access: &MsrAccess, config: &MsrConfig) -> String {
     let Some(spec) = find(access.index) else {
         return "no such MSR".to_owned();
     };
     if access.answer.is_some() {
-        return answered(spec, access.written.is_some());
+        return completed(spec, access.written.is_some());
     }
     if !spec.present(config) {
         return "absent, says CPUID".to_owned();
@@ -50,7 +51,8 @@ pub fn msr(access: &MsrAccess, config: &MsrConfig) -> String {
     }
 }
 
-fn answered(spec: &MsrSpec, write: bool) -> String {
+/// What completes an access that succeeds.
+fn completed(spec: &MsrSpec, write: bool) -> String {
     let owner = match (spec.owner, spec.index) {
         (Owner::Tsc, regs::IA32_TSC_ADJUST) if write => "TSC model; TSC moves too",
         (Owner::Tsc, _) => "TSC model",
@@ -85,44 +87,29 @@ fn reserved_bits(bits: u64) -> String {
     }
 }
 
-/// The manual's mnemonic of an exception. SDM Vol. 3A, "Exception and Interrupt Vectors".
-pub const fn mnemonic(vector: u8) -> &'static str {
-    match vector {
-        0 => "#DE",
-        1 => "#DB",
-        2 => "NMI",
-        3 => "#BP",
-        4 => "#OF",
-        5 => "#BR",
-        6 => "#UD",
-        7 => "#NM",
-        8 => "#DF",
-        10 => "#TS",
-        11 => "#NP",
-        12 => "#SS",
-        13 => "#GP",
-        14 => "#PF",
-        16 => "#MF",
-        17 => "#AC",
-        18 => "#MC",
-        19 => "#XM",
-        _ => "#?",
+/// The manual's mnemonic of an exception.
+pub fn mnemonic(vector: u8) -> String {
+    match Vector(vector) {
+        Vector::NMI => "NMI".to_owned(),
+        vector if vector.mnemonic().is_some() => vector.to_string(),
+        _ => "#?".to_owned(),
     }
 }
 
-/// Why an exception came.
-pub fn exception(caught: &Caught, instruction: Option<&Instruction>) -> String {
-    match caught.vector {
-        0 => "divide error".to_owned(),
-        6 => "invalid opcode".to_owned(),
-        13 => general_protection(caught, instruction).to_owned(),
-        14 => page_fault(caught),
+/// Explains an exception.
+pub fn exception(caught: &CaughtException, instruction: Option<&Instruction>) -> String {
+    match Vector(caught.vector) {
+        Vector::DE => "divide error".to_owned(),
+        Vector::UD => "invalid opcode".to_owned(),
+        Vector::GP => general_protection(caught, instruction).to_owned(),
+        Vector::PF => page_fault(caught),
         _ => format!("error code {:#x}", caught.error),
     }
 }
 
-/// In 64-bit mode a plain load or store gives #GP(0) for one reason only: its address.
-fn general_protection(caught: &Caught, instruction: Option<&Instruction>) -> &'static str {
+/// Explains #GP. In 64-bit mode, a plain load or store raises #GP(0) only for a non-canonical
+/// address.
+fn general_protection(caught: &CaughtException, instruction: Option<&Instruction>) -> &'static str {
     match instruction.map(Instruction::code) {
         Some(Code::Rdmsr | Code::Wrmsr) if caught.cpl != 0 => "privileged, at ring 3",
         Some(Code::Mov_r8_rm8 | Code::Mov_rm8_r8 | Code::Mov_r64_rm64 | Code::Mov_rm64_r64) => {
@@ -132,8 +119,8 @@ fn general_protection(caught: &Caught, instruction: Option<&Instruction>) -> &'s
     }
 }
 
-/// SDM Vol. 3A, "Page-Fault Exceptions", on the error code.
-fn page_fault(caught: &Caught) -> String {
+/// Explains #PF by its error code. SDM Vol. 3A, "Page-Fault Exceptions".
+fn page_fault(caught: &CaughtException) -> String {
     const PRESENT: u64 = 1;
     const WRITE: u64 = 1 << 1;
     const FETCH: u64 = 1 << 4;
@@ -162,7 +149,7 @@ mod tests {
     };
 
     #[test]
-    fn msr_answers_are_explained_by_the_table() {
+    fn msr_outcomes_are_explained_by_the_table() {
         let rows = [
             (0x560, None, None, "no such MSR"),
             (0x680, None, None, "absent, says CPUID"),
@@ -186,8 +173,8 @@ mod tests {
     }
 
     #[test]
-    fn page_faults_tell_access_and_cause() {
-        let caught = |error| Caught {
+    fn page_fault_is_explained_by_access_and_cause() {
+        let caught = |error| CaughtException {
             vector: 14,
             error,
             rip: 0,

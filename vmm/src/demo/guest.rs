@@ -1,4 +1,4 @@
-//! Runs the demo's guest in this process, and gathers what there is to tell.
+//! Runs the demo's guest in this process, and collects its logs and the monitor's recording.
 
 use std::io;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::msr::MsrConfig;
 use thiserror::Error;
 
-use crate::boot::Plan;
-use crate::demo::log::{self, Branch, Picture, Record};
+use crate::boot::LoadRequest;
+use crate::demo::log::{self, DemoPicture, DemoRecord, TracedBranch};
 use crate::demo::symbols::Symbols;
 use crate::harness::BUILTIN_PAYLOADS;
 use crate::kvm::{self, KvmError};
@@ -19,45 +19,47 @@ use crate::vcpu::engine::policy::Engine;
 use crate::vcpu::recorder::RecordedEvent;
 use crate::vcpu::run_control::Outcome;
 
-/// The payload that is run.
+/// The name of the demo's payload.
 const PAYLOAD: &str = "demo";
 /// Guest memory, in bytes.
 pub const MEMORY: u64 = 16 << 20;
-/// The guest needs a tenth of a second; on a host that emulates everything, seconds.
+/// Time limit. The guest needs a tenth of a second; on a host that emulates everything, seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Why there is nothing to show.
+/// Why the demo cannot run.
 #[derive(Debug, Error)]
 pub enum DemoError {
     /// KVM cannot be used.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// The machine could not be built or run.
-    #[error("the demo's machine")]
+    /// The machine cannot be built or run.
+    #[error("the demo's machine cannot run")]
     Machine(#[from] MachineError),
-    /// The guest is not in this program.
-    #[error("this program was built without its payloads")]
+    /// The guest is not part of this program.
+    #[error(
+        "this program was built without its payloads; build it without HINDSIGHT_WITHOUT_PAYLOADS"
+    )]
     NoPayload,
 }
 
-/// All that came out of a run.
+/// The results of a run.
 #[derive(Debug)]
-pub struct Run {
-    /// How it ended, in words; `None` is a good end.
+pub struct DemoRun {
+    /// Why the guest did not complete its run; `None` if it did.
     pub problem: Option<String>,
-    /// What the monitor saw.
+    /// The events that the monitor recorded.
     pub events: Vec<RecordedEvent>,
-    /// What the guest kept.
-    pub log: Vec<Record>,
+    /// The guest's log.
+    pub log: Vec<DemoRecord>,
     /// What the guest drew.
-    pub picture: Option<Picture>,
+    pub picture: Option<DemoPicture>,
     /// The branches that the guest traced.
-    pub branches: Vec<Branch>,
-    /// Names of its addresses.
+    pub branches: Vec<TracedBranch>,
+    /// The symbols of the guest's image.
     pub symbols: Symbols,
-    /// Bytes of the image.
+    /// Size of the image in bytes.
     pub image_len: usize,
-    /// What the processor's MSRs depend on.
+    /// The configuration on which the MSRs depend.
     pub msrs: MsrConfig,
 }
 
@@ -65,8 +67,8 @@ pub struct Run {
 ///
 /// # Errors
 ///
-/// When KVM cannot be used, or the machine not be built.
-pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
+/// KVM cannot be used, or the machine cannot be built.
+pub fn run(engine: Engine, host: Option<&kvm::KvmDevice>) -> Result<DemoRun, DemoError> {
     let (_, image) = BUILTIN_PAYLOADS
         .iter()
         .find(|(name, _)| *name == PAYLOAD)
@@ -78,9 +80,9 @@ pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
         cpu: CpuModel::SkylakeServer.into(),
         engine,
     };
-    let plan = Plan {
+    let plan = LoadRequest {
         image,
-        ..Plan::default()
+        ..LoadRequest::default()
     };
     let sinks = Sinks {
         serial: Box::new(io::sink()),
@@ -95,7 +97,7 @@ pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
     let log = symbols.address("demo_log");
     let picture = symbols.address("demo_picture");
     let branches = symbols.address("demo_branches");
-    Ok(Run {
+    Ok(DemoRun {
         problem: problem(&outcome),
         events: recorder.take().0,
         log: log.map_or_else(Vec::new, |at| log::read_log(&board.ram.map, at)),
@@ -127,7 +129,7 @@ fn problem(outcome: &Outcome) -> Option<String> {
             text
         }
         Outcome::PowerOff | Outcome::Quit | Outcome::Reset => {
-            "the guest ended the machine before its story was over".to_owned()
+            "the guest ended the machine before it completed its run".to_owned()
         }
     })
 }

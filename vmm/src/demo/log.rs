@@ -1,32 +1,33 @@
-//! What the demo's guest left in its memory: a log, a picture and a branch trace. The layouts are those of
-//! `guest-tests/payloads/src/bin/demo.rs`; all numbers are 64-bit little-endian unless said
-//! otherwise.
+//! Reads the log, the picture and the branch trace that the demo's guest left in its memory.
+//!
+//! `guest-tests/payloads/src/bin/demo.rs` defines the layouts. All numbers are 64-bit little-endian
+//! except the pixels.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"HSDEMO01");
-/// Records the guest has room for.
+/// Capacity of the guest's log.
 const RECORDS_MAX: u64 = 1024;
 const RECORD_WORDS: usize = 8;
-/// Branches the guest has room for.
+/// Capacity of the guest's branch trace.
 const BRANCHES_MAX: u64 = 1 << 14;
 /// Longest name, in bytes.
 const NAME_MAX: u64 = 64;
-/// Most pixels of a side.
+/// Most pixels in a row or column.
 const SIDE_MAX: u64 = 256;
 
-/// One record.
+/// A record of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
-    /// The guest's TSC when it was written.
+pub struct DemoRecord {
+    /// The guest's TSC when it wrote the record.
     pub tsc: u64,
-    /// What it tells.
-    pub entry: Entry,
+    /// What the guest recorded.
+    pub entry: DemoEntry,
 }
 
-/// What a record tells.
+/// What the guest recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum DemoEntry {
     /// A phase begins.
     Phase {
         /// Its name.
@@ -34,32 +35,32 @@ pub enum Entry {
         /// The privilege level of its work.
         cpl: u8,
     },
-    /// An exception was caught.
-    Exception(Caught),
-    /// The timer's interrupt was taken.
+    /// A handler took an exception.
+    Exception(CaughtException),
+    /// A handler took the timer's interrupt.
     Tick {
-        /// What was interrupted.
+        /// Address of the interrupted instruction.
         rip: u64,
-        /// Its level.
+        /// Privilege level of the interrupted code.
         cpl: u8,
     },
-    /// Something took time.
+    /// The guest measured the time of an operation.
     Cost {
-        /// Its name.
+        /// Name of the operation.
         name: String,
         /// Ticks of the guest's TSC.
         ticks: u64,
     },
-    /// Something was computed.
+    /// The guest computed a result.
     Result {
-        /// Its name.
+        /// Name of the result.
         name: String,
         /// Its value.
         value: u64,
     },
-    /// An entry of the LBR stack; they come oldest first.
-    Branch(Branch),
-    /// What the branches before it led to.
+    /// An entry of the LBR stack, oldest first.
+    Branch(TracedBranch),
+    /// The fault after these branches.
     Fault {
         /// Vector, 0 to 31.
         vector: u8,
@@ -70,44 +71,44 @@ pub enum Entry {
 
 /// A taken branch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Branch {
+pub struct TracedBranch {
     /// The branch instruction.
     pub from: u64,
     /// Its target.
     pub to: u64,
 }
 
-/// An exception as the guest's handler saw it.
+/// An exception as the guest's handler recorded it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caught {
+pub struct CaughtException {
     /// Vector, 0 to 31.
     pub vector: u8,
     /// Error code; 0 for vectors without one.
     pub error: u64,
     /// Saved RIP.
     pub rip: u64,
-    /// Level of the interrupted code.
+    /// Privilege level of the interrupted code.
     pub cpl: u8,
-    /// CR2; means something for #PF only.
+    /// CR2, for #PF.
     pub cr2: u64,
 }
 
-/// The picture the guest drew.
+/// The picture that the guest drew.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Picture {
-    /// Pixels of a row.
+pub struct DemoPicture {
+    /// Pixels in a row.
     pub width: usize,
-    /// Rows.
+    /// Number of rows.
     pub height: usize,
-    /// Each pixel's brightness, 0 to 1000 (1000: inside of the set).
+    /// The brightness of each pixel, 0 to 1000 (1000: inside of the set).
     pub pixels: Vec<u16>,
-    /// Samples of each pixel.
+    /// Samples for each pixel.
     pub samples: u64,
 }
 
-struct Reader<'a>(&'a GuestMemoryMmap);
+struct GuestReader<'a>(&'a GuestMemoryMmap);
 
-impl Reader<'_> {
+impl GuestReader<'_> {
     fn bytes(&self, address: u64, len: u64) -> Option<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(len).ok()?];
         self.0
@@ -128,7 +129,7 @@ impl Reader<'_> {
         Some(words)
     }
 
-    /// A name; what is not printable ASCII is left out.
+    /// Reads a name, without characters that are not printable ASCII.
     fn name(&self, address: u64, len: u64) -> Option<String> {
         let bytes = self.bytes(address, len.min(NAME_MAX))?;
         let printable = |b: &u8| b.is_ascii_graphic() || *b == b' ';
@@ -141,35 +142,35 @@ impl Reader<'_> {
         )
     }
 
-    fn entry(&self, words: [u64; RECORD_WORDS]) -> Option<Entry> {
+    fn entry(&self, words: [u64; RECORD_WORDS]) -> Option<DemoEntry> {
         let [kind, _, a, b, c, d, e, _] = words;
         let level = |cs: u64| cs.to_le_bytes()[0] & 3;
         Some(match kind {
-            1 => Entry::Phase {
+            1 => DemoEntry::Phase {
                 name: self.name(a, b)?,
                 cpl: level(c),
             },
-            2 => Entry::Exception(Caught {
+            2 => DemoEntry::Exception(CaughtException {
                 vector: a.to_le_bytes()[0] & 31,
                 error: b,
                 rip: c,
                 cpl: level(d),
                 cr2: e,
             }),
-            3 => Entry::Tick {
+            3 => DemoEntry::Tick {
                 rip: a,
                 cpl: level(b),
             },
-            4 => Entry::Cost {
+            4 => DemoEntry::Cost {
                 name: self.name(a, b)?,
                 ticks: c,
             },
-            5 => Entry::Result {
+            5 => DemoEntry::Result {
                 name: self.name(a, b)?,
                 value: c,
             },
-            6 => Entry::Branch(Branch { from: a, to: b }),
-            7 => Entry::Fault {
+            6 => DemoEntry::Branch(TracedBranch { from: a, to: b }),
+            7 => DemoEntry::Fault {
                 vector: a.to_le_bytes()[0] & 31,
                 rip: b,
             },
@@ -178,9 +179,9 @@ impl Reader<'_> {
     }
 }
 
-/// Reads the log at `address`; empty if there is none. Records that make no sense are left out.
-pub fn read_log(memory: &GuestMemoryMmap, address: u64) -> Vec<Record> {
-    let reader = Reader(memory);
+/// Reads the log at `address`, without malformed records; empty if there is no log.
+pub fn read_log(memory: &GuestMemoryMmap, address: u64) -> Vec<DemoRecord> {
+    let reader = GuestReader(memory);
     let Some([MAGIC, count]) = reader.words(address) else {
         return Vec::new();
     };
@@ -188,7 +189,7 @@ pub fn read_log(memory: &GuestMemoryMmap, address: u64) -> Vec<Record> {
     let record = |n: u64| {
         let words: [u64; RECORD_WORDS] = reader.words(address.checked_add(16 + n * size)?)?;
         let entry = reader.entry(words)?;
-        Some(Record {
+        Some(DemoRecord {
             tsc: words[1],
             entry,
         })
@@ -196,25 +197,25 @@ pub fn read_log(memory: &GuestMemoryMmap, address: u64) -> Vec<Record> {
     (0..count.min(RECORDS_MAX)).filter_map(record).collect()
 }
 
-/// Reads the branch trace at `address`; empty if there is none.
-pub fn read_branches(memory: &GuestMemoryMmap, address: u64) -> Vec<Branch> {
-    /// From, to, flags.
+/// Reads the branch trace at `address`; empty if there is no trace.
+pub fn read_branches(memory: &GuestMemoryMmap, address: u64) -> Vec<TracedBranch> {
+    /// Words of a branch: from, to, flags.
     const WORDS: u64 = 3;
-    let reader = Reader(memory);
+    let reader = GuestReader(memory);
     let Some([MAGIC, count]) = reader.words(address) else {
         return Vec::new();
     };
     let branch = |n: u64| {
         let at = address.checked_add(16 + n * 8 * WORDS)?;
         let [from, to] = reader.words(at)?;
-        Some(Branch { from, to })
+        Some(TracedBranch { from, to })
     };
     (0..count.min(BRANCHES_MAX)).map_while(branch).collect()
 }
 
 /// Reads the picture at `address`, if there is one.
-pub fn read_picture(memory: &GuestMemoryMmap, address: u64) -> Option<Picture> {
-    let reader = Reader(memory);
+pub fn read_picture(memory: &GuestMemoryMmap, address: u64) -> Option<DemoPicture> {
+    let reader = GuestReader(memory);
     let [magic, width, height, limit, samples] = reader.words(address)?;
     let sides = 1..=SIDE_MAX;
     let good = magic == MAGIC && sides.contains(&width) && sides.contains(&height);
@@ -222,12 +223,12 @@ pub fn read_picture(memory: &GuestMemoryMmap, address: u64) -> Option<Picture> {
         return None;
     }
     let sums = reader.bytes(address.checked_add(40)?, width * height * 4)?;
-    let most = limit.saturating_mul(samples);
+    let brightest = limit.saturating_mul(samples);
     let pixels = sums.chunks_exact(4).map(|sum| {
         let sum = u64::from(u32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]]));
-        u16::try_from(sum.saturating_mul(1000) / most).map_or(1000, |p| p.min(1000))
+        u16::try_from(sum.saturating_mul(1000) / brightest).map_or(1000, |p| p.min(1000))
     });
-    Some(Picture {
+    Some(DemoPicture {
         width: usize::try_from(width).ok()?,
         height: usize::try_from(height).ok()?,
         pixels: pixels.collect(),
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn log_gives_its_records_in_order_and_skips_senseless_ones() {
+    fn log_is_read_in_order_without_malformed_records() {
         let mut words = vec![MAGIC, 4];
         words.extend([1, 10, 0x8000, 3, 3, 0, 0, 0]);
         words.extend([99, 11, 0, 0, 0, 0, 0, 0]);
@@ -256,24 +257,24 @@ mod tests {
         words.extend([1, 13, u64::MAX, 3, 0, 0, 0, 0]);
         let memory = memory(0x1000, &words);
         memory.write_slice(b"a\x1bb", GuestAddress(0x8000)).unwrap();
-        let caught = Caught {
+        let caught = CaughtException {
             vector: 14,
             error: 6,
             rip: 0x1234,
             cpl: 3,
             cr2: 0x5678,
         };
-        let phase = Entry::Phase {
+        let phase = DemoEntry::Phase {
             name: "ab".to_owned(),
             cpl: 3,
         };
-        let expected = [(10, phase), (12, Entry::Exception(caught))];
-        let expected = expected.map(|(tsc, entry)| Record { tsc, entry });
+        let expected = [(10, phase), (12, DemoEntry::Exception(caught))];
+        let expected = expected.map(|(tsc, entry)| DemoRecord { tsc, entry });
         assert_eq!(read_log(&memory, 0x1000), expected);
     }
 
     #[test]
-    fn absurd_logs_are_bounded_or_empty() {
+    fn malformed_log_is_empty() {
         let memory = memory(0x1000, &[MAGIC, u64::MAX]);
         assert_eq!(read_log(&memory, 0x1000), []);
         assert_eq!(read_log(&memory, 0x2000), [], "no magic");
@@ -281,9 +282,9 @@ mod tests {
     }
 
     #[test]
-    fn branch_trace_gives_as_many_records_as_it_says_and_memory_has() {
+    fn branch_trace_is_bounded_by_its_count_and_by_memory() {
         let memory = memory(0x1000, &[MAGIC, 2, 10, 20, 0, 30, 40, 0, 50, 60, 0]);
-        let branch = |from, to| Branch { from, to };
+        let branch = |from, to| TracedBranch { from, to };
         assert_eq!(
             read_branches(&memory, 0x1000),
             [branch(10, 20), branch(30, 40)]
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_pictures_are_refused() {
+    fn malformed_picture_is_refused() {
         for words in [
             [0, 2, 1, 220, 2],
             [MAGIC, 257, 1, 220, 2],

@@ -1,52 +1,52 @@
-//! Names for a guest's addresses, from the symbol table of its ELF image, and its instructions.
+//! The symbols and instructions of a guest's ELF image.
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter, Instruction};
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSegment, ObjectSymbol, SymbolKind, SymbolSection};
 
-/// A function or a variable.
+/// A function, a variable or a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Symbol {
+struct ElfSymbol {
     address: u64,
     size: u64,
     name: String,
 }
 
-/// The symbols and the code of an image that runs where it is linked.
+/// The symbols and the segments of an image that runs at its link address.
 #[derive(Clone, Debug, Default)]
 pub struct Symbols {
-    /// By address.
-    symbols: Vec<Symbol>,
-    /// Segments: address and bytes.
+    /// In ascending order of their addresses.
+    symbols: Vec<ElfSymbol>,
+    /// Address and bytes of each segment.
     segments: Vec<(u64, Vec<u8>)>,
 }
 
 impl Symbols {
-    /// Those of an ELF64 image; none if it is no such image.
+    /// Reads an ELF64 image. An image of another format has no symbols.
     pub fn of(image: &[u8]) -> Self {
         let Ok(file) = ElfFile64::<object::LittleEndian>::parse(image) else {
             return Self::default();
         };
         let named = |symbol: &object::read::elf::ElfSymbol64<'_, '_, object::LittleEndian>| {
-            let wanted = matches!(
+            let is_location = matches!(
                 symbol.kind(),
                 SymbolKind::Text | SymbolKind::Data | SymbolKind::Label | SymbolKind::Unknown
             );
-            wanted && matches!(symbol.section(), SymbolSection::Section(_))
+            is_location && matches!(symbol.section(), SymbolSection::Section(_))
         };
         let mut symbols: Vec<_> = file
             .symbols()
             .filter(named)
             .filter_map(|symbol| {
-                Some(Symbol {
+                Some(ElfSymbol {
                     address: symbol.address(),
                     size: symbol.size(),
-                    name: short(symbol.name().ok()?),
+                    name: short_name(symbol.name().ok()?),
                 })
             })
             .collect();
         symbols.sort_by_key(|symbol| symbol.address);
-        reach_to_the_next(&mut symbols);
+        extend_labels(&mut symbols);
         let segments = file
             .segments()
             .filter_map(|segment| Some((segment.address(), segment.data().ok()?.to_vec())))
@@ -60,7 +60,7 @@ impl Symbols {
         found.map(|symbol| symbol.address)
     }
 
-    /// The symbol that `address` lies in, and how far into it.
+    /// The symbol that contains `address`, and the offset in it.
     pub fn find(&self, address: u64) -> Option<(&str, u64)> {
         let after = self.symbols.partition_point(|s| s.address <= address);
         let symbol = self.symbols[..after]
@@ -70,8 +70,8 @@ impl Symbols {
         Some((&symbol.name, address - symbol.address))
     }
 
-    /// `name+0x12`, or the plain address where no symbol is.
-    pub fn place(&self, address: u64) -> String {
+    /// The name of an address: `name+0x12`, or the address if no symbol contains it.
+    pub fn name_address(&self, address: u64) -> String {
         match self.find(address) {
             Some((name, 0)) => name.to_owned(),
             Some((name, offset)) => format!("{name}+{offset:#x}"),
@@ -90,8 +90,8 @@ impl Symbols {
     }
 }
 
-/// Labels of assembly have no size: they reach as far as the next symbol.
-fn reach_to_the_next(symbols: &mut [Symbol]) {
+/// Extends labels of assembly text, which have no size, to the next symbol.
+fn extend_labels(symbols: &mut [ElfSymbol]) {
     let mut next = None;
     for symbol in symbols.iter_mut().rev() {
         if let (0, Some(next)) = (symbol.size, next) {
@@ -101,16 +101,16 @@ fn reach_to_the_next(symbols: &mut [Symbol]) {
     }
 }
 
-/// An instruction as AT&T text, as everywhere in this program.
+/// Formats an instruction in AT&T syntax, as everywhere in this program.
 pub fn disassemble(instruction: &Instruction) -> String {
     let mut text = String::new();
     GasFormatter::new().format(instruction, &mut text);
     text
 }
 
-/// The last part of a Rust path, without its hash; other names without the prefix by which the
-/// guest's runtime keeps its own apart.
-fn short(name: &str) -> String {
+/// The last part of a Rust path, without its hash. Other names lose the prefix of the guest's
+/// runtime.
+fn short_name(name: &str) -> String {
     let plain = format!("{:#}", rustc_demangle::demangle(name));
     let last = plain.rsplit("::").next().unwrap_or(&plain);
     let last = last.strip_prefix("hindsight_").unwrap_or(last);
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     fn symbols() -> Symbols {
-        let symbol = |address, size, name: &str| Symbol {
+        let symbol = |address, size, name: &str| ElfSymbol {
             address,
             size,
             name: name.to_owned(),
@@ -135,22 +135,22 @@ mod tests {
     }
 
     #[test]
-    fn place_names_the_symbol_around_an_address() {
+    fn address_is_named_by_symbol_and_offset() {
         let symbols = symbols();
-        assert_eq!(symbols.place(0x100), "one");
-        assert_eq!(symbols.place(0x10f), "one+0xf");
-        assert_eq!(symbols.place(0x110), "0x110");
-        assert_eq!(symbols.place(0), "0x0");
+        assert_eq!(symbols.name_address(0x100), "one");
+        assert_eq!(symbols.name_address(0x10f), "one+0xf");
+        assert_eq!(symbols.name_address(0x110), "0x110");
+        assert_eq!(symbols.name_address(0), "0x0");
         assert_eq!(symbols.address("two"), Some(0x120));
     }
 
     #[test]
-    fn labels_reach_to_the_next_symbol() {
+    fn labels_extend_to_the_next_symbol() {
         let mut symbols = symbols();
         symbols.symbols[0].size = 0;
-        reach_to_the_next(&mut symbols.symbols);
-        assert_eq!(symbols.place(0x11f), "one+0x1f");
-        assert_eq!(symbols.place(0x124), "0x124");
+        extend_labels(&mut symbols.symbols);
+        assert_eq!(symbols.name_address(0x11f), "one+0x1f");
+        assert_eq!(symbols.name_address(0x124), "0x124");
     }
 
     #[test]
@@ -163,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn rust_names_are_cut_to_their_last_part() {
-        assert_eq!(short("_ZN4demo6escape17h0123456789abcdefE"), "escape");
-        assert_eq!(short("hindsight_land"), "land");
-        assert_eq!(short("main"), "main");
+    fn rust_path_is_shortened_to_its_last_part() {
+        assert_eq!(short_name("_ZN4demo6escape17h0123456789abcdefE"), "escape");
+        assert_eq!(short_name("hindsight_land"), "land");
+        assert_eq!(short_name("main"), "main");
     }
 
     #[test]
-    fn no_image_has_no_symbols() {
-        assert_eq!(Symbols::of(b"\x7fELF").place(16), "0x10");
+    fn malformed_image_has_no_symbols() {
+        assert_eq!(Symbols::of(b"\x7fELF").name_address(16), "0x10");
     }
 }

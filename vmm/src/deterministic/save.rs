@@ -1,16 +1,17 @@
-//! Saving a deterministic machine, and setting it back.
+//! Saves and restores a deterministic machine.
 
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-use crate::deterministic::{DeterministicMachine, QUANTUM, Schedule};
-use crate::state::{MemoryKeeper, RestoreError, Shape, Snapshot, VERSION};
+use super::machine::DeterministicMachine;
+use super::turn::QUANTUM;
+use crate::state::{MachineShape, MemorySaver, RestoreError, SNAPSHOT_VERSION, Schedule, Snapshot};
 use crate::vcpu::interp::InterpVcpu;
 
 impl DeterministicMachine {
-    /// What machines this one's snapshots fit.
-    fn shape(&self) -> Shape {
+    /// The machine's configuration, which its snapshots must match.
+    fn shape(&self) -> MachineShape {
         let regions = self.board.ram.map.iter();
-        Shape {
+        MachineShape {
             cpus: self.vcpus.len(),
             memory: regions.map(|r| (r.start_addr().0, r.len())).collect(),
             clock_hz: self.board.time.clock.hz(),
@@ -18,18 +19,19 @@ impl DeterministicMachine {
         }
     }
 
-    /// Saves the whole machine. The processors forget their translations, as they may at any time:
-    /// only a guest that changes page tables without the flush that the architecture asks for can
-    /// tell.
+    /// Saves the whole machine.
+    ///
+    /// It flushes the TLB of every vCPU, as a processor may at any time. Only a guest that changes
+    /// page tables without the flush that the architecture requires can observe it.
     ///
     /// # Errors
     ///
-    /// When memory cannot be read.
+    /// Guest memory cannot be read.
     pub fn save(&mut self) -> Result<Snapshot, RestoreError> {
-        let memory = self.memory.as_mut().map(MemoryKeeper::save).transpose()?;
+        let memory = self.memory.as_mut().map(MemorySaver::save).transpose()?;
         let (interrupts, devices) = self.board.buses.save();
         Ok(Snapshot {
-            version: VERSION,
+            version: SNAPSHOT_VERSION,
             shape: self.shape(),
             ticks: self.board.time.clock.now(),
             schedule: self.schedule,
@@ -41,55 +43,56 @@ impl DeterministicMachine {
         })
     }
 
-    /// Sets the machine to a snapshot of one of its shape. A machine whose run is over can run
-    /// again. Output that the guest wrote stays written.
+    /// Restores a snapshot of a machine of the same shape. A run that has ended can run again.
+    ///
+    /// Output that the guest has written is not taken back.
     ///
     /// # Errors
     ///
-    /// A snapshot that does not fit or cannot be; the machine is as it was.
+    /// The snapshot does not fit or is invalid; the machine has not changed.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), RestoreError> {
-        self.accepts(snapshot)?;
+        self.check(snapshot)?;
         let old = self.save()?;
-        if let Err(error) = self.put(snapshot) {
-            // It was just saved, and is restored in the same order.
-            self.put(&old)?;
+        if let Err(error) = self.apply(snapshot) {
+            // The machine made `old` itself, so this fails only if memory cannot be written.
+            self.apply(&old)?;
             return Err(error);
         }
         self.board.run.reopen();
         Ok(())
     }
 
-    /// What can be checked before anything is changed.
-    fn accepts(&self, snapshot: &Snapshot) -> Result<(), RestoreError> {
+    /// Checks what can be checked before anything is changed.
+    fn check(&self, snapshot: &Snapshot) -> Result<(), RestoreError> {
         let own = self.shape();
         let other = &snapshot.shape;
-        if snapshot.version != VERSION {
+        if snapshot.version != SNAPSHOT_VERSION {
             return Err(RestoreError::Version(snapshot.version));
         }
-        let differ = [
-            (own.cpus != other.cpus, "processors"),
+        let parts = [
+            (own.cpus != other.cpus, "vCPUs"),
             (own.memory != other.memory, "memory ranges"),
             (own.clock_hz != other.clock_hz, "clocks"),
             (own.cpuid != other.cpuid, "CPUID tables"),
-            (snapshot.vcpus.len() != own.cpus, "processors"),
+            (snapshot.vcpus.len() != own.cpus, "vCPUs"),
         ];
-        if let Some((_, what)) = differ.into_iter().find(|(differ, _)| *differ) {
-            return Err(RestoreError::Shape(what));
+        if let Some((_, part)) = parts.into_iter().find(|(differs, _)| *differs) {
+            return Err(RestoreError::Shape(part));
         }
         let Schedule { turn, used, .. } = snapshot.schedule;
         if turn >= own.cpus || used > QUANTUM {
             return Err(RestoreError::Schedule);
         }
-        let keeper = self.memory.as_ref();
-        match keeper.and_then(|keeper| keeper.misplaced(&snapshot.memory)) {
+        let saver = self.memory.as_ref();
+        match saver.and_then(|saver| saver.misplaced(&snapshot.memory)) {
             Some(page) => Err(RestoreError::Page(page)),
             None => Ok(()),
         }
     }
 
-    fn put(&mut self, snapshot: &Snapshot) -> Result<(), RestoreError> {
-        // The order counts: timers are restored at their time, what drives interrupt lines before
-        // what the lines go to, and APICs before the processors that ask where their page is.
+    fn apply(&mut self, snapshot: &Snapshot) -> Result<(), RestoreError> {
+        // The order matters: the clock before the timers, devices that drive interrupt lines before
+        // the interrupt controllers, and APICs before the vCPUs, which read their APIC base.
         self.board.time.clock.set(snapshot.ticks);
         self.board
             .buses
@@ -98,8 +101,8 @@ impl DeterministicMachine {
         for (vcpu, state) in self.vcpus.iter_mut().zip(&snapshot.vcpus) {
             vcpu.restore(state)?;
         }
-        if let Some(keeper) = &mut self.memory {
-            keeper.restore(&snapshot.memory)?;
+        if let Some(saver) = &mut self.memory {
+            saver.restore(&snapshot.memory)?;
         }
         self.vcpus.iter_mut().for_each(|vcpu| {
             vcpu.vcpu.forget_translations();

@@ -1,4 +1,4 @@
-//! One processor's turn, and what is saved of it.
+//! One vCPU's turn, and its saved state.
 
 use std::sync::Arc;
 
@@ -6,40 +6,51 @@ use hindsight_cpu::branch::{Branch, BranchClass};
 use hindsight_cpu::state::CpuState;
 use hindsight_interp::{Exit, Hit, Interrupts, RetiredCounts};
 
-use super::QUANTUM;
-use crate::state::RunLogState;
-use crate::state::{RestoreError, VcpuState};
+use crate::state::{RestoreError, RunLogState, VcpuState};
 use crate::vcpu::board::Board;
 use crate::vcpu::crash::CrashCause;
+use crate::vcpu::engine::policy::Engine;
 use crate::vcpu::interp::InterpVcpu;
 use crate::vcpu::interp::run_log::{LoggedEvent, RunLog};
-use crate::vcpu::run_control::Checkpoint;
+use crate::vcpu::run_control::{Checkpoint, CheckpointState};
 
-/// How a turn ended.
+/// Instructions in a turn.
+pub const QUANTUM: u64 = 10_000;
+
+/// How a turn ended, or why it was interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// Instructions were executed.
+pub(super) enum TurnEnd {
+    /// The turn ended; instructions were executed.
     Ran,
-    /// The processor is halted and stayed so.
+    /// The turn ended; the vCPU was halted throughout.
     Idle,
-    /// As many instructions as were allowed are retired; the turn is not over.
+    /// Interrupted: the allowed number of instructions is retired.
     Limit,
-    /// What a debugger stops for was reached; the turn is not over.
+    /// Interrupted: the vCPU reached what a debugger stops for.
     Hit(Hit),
-    /// An exception was delivered while a debugger steps; the turn is not over.
+    /// Interrupted: an exception was delivered while a debugger steps.
     Delivered,
-    /// The guest cannot go on, and a debugger looks at that.
+    /// The guest cannot continue, and a debugger inspects it.
     Crashed,
-    /// The guest has ended the run, and a debugger holds that.
+    /// The guest has ended the run, and a debugger holds it there.
     AtEnd,
-    /// A debugger pauses the machine; the turn is not over.
+    /// Interrupted: a debugger pauses the machine.
     Paused,
     /// The machine stops.
     Stop,
 }
 
+/// The checkpoint of the one thread that runs all vCPUs. It never changes its engine.
+pub(super) const fn checkpoint_state() -> CheckpointState {
+    CheckpointState {
+        ids: 0..1,
+        engine: Engine::Interp,
+        movable: Some(false),
+    }
+}
+
 impl InterpVcpu {
-    /// Makes this a processor of deterministic mode, see [`super`].
+    /// Makes this a vCPU of deterministic mode, see [`super`].
     pub fn make_deterministic(&mut self, seed: u64) {
         self.platform.log = Some(RunLog::new(seed, self.platform.model.id));
     }
@@ -49,12 +60,14 @@ impl InterpVcpu {
         self.vcpu.stats().retired
     }
 
-    /// Runs a turn, of which `used` instructions are over, to its end: [`QUANTUM`] instructions,
-    /// fewer if the processor halts. `limit` instructions at most are retired now.
+    /// Continues a turn, of which `used` instructions are executed, to its end.
     ///
-    /// Wherever a limit cuts a turn, what follows is what would have followed: whatever is noted,
-    /// and all that moves but the processor, comes after the look at the limit.
-    pub(crate) fn turn(&mut self, used: &mut u64, limit: u64) -> Turn {
+    /// A turn ends after [`QUANTUM`] instructions, or when the vCPU halts. At most `limit`
+    /// instructions are retired now.
+    ///
+    /// The limit must not change the run, wherever it interrupts a turn. So everything that logs
+    /// events or changes the platform comes after the check of the limit.
+    pub(super) fn run_turn(&mut self, used: &mut u64, limit: u64) -> TurnEnd {
         let board = self.platform.model.board.clone();
         let first = self.retired();
         let mut halted = false;
@@ -64,25 +77,25 @@ impl InterpVcpu {
             }
             let allowed = limit.saturating_sub(self.retired().wrapping_sub(first));
             if allowed == 0 {
-                return Turn::Limit;
+                return TurnEnd::Limit;
             }
             if board.run.end.held().is_some() {
-                return Turn::AtEnd;
+                return TurnEnd::AtEnd;
             }
             let now = board.time.clock.now();
             if board.buses.irq.next_event().is_some_and(|due| due <= now) {
-                self.note_boundary();
+                self.log_boundary();
                 board.buses.irq.advance(now);
                 halted = false;
             }
             self.start_signals();
             let left = QUANTUM.saturating_sub(*used);
             if halted && *used == 0 {
-                return Turn::Idle;
+                return TurnEnd::Idle;
             }
             if halted || left == 0 {
-                self.note_boundary();
-                return Turn::Ran;
+                self.log_boundary();
+                return TurnEnd::Ran;
             }
             let before = self.retired();
             let exit = self.run_until(&board, left.min(allowed));
@@ -90,18 +103,19 @@ impl InterpVcpu {
             match exit {
                 Exit::Halted => halted = true,
                 Exit::Budget | Exit::Kicked | Exit::Leave => {}
-                Exit::Stepped => return Turn::Delivered,
-                Exit::Stop(hit) => return Turn::Hit(hit),
-                Exit::Shutdown => return self.cannot_go_on(&board, CrashCause::TripleFault),
+                Exit::Stepped => return TurnEnd::Delivered,
+                Exit::Stop(hit) => return TurnEnd::Hit(hit),
+                Exit::Shutdown => return self.end_in_crash(&board, CrashCause::TripleFault),
                 Exit::Missing { bytes, .. } => {
-                    return self.cannot_go_on(&board, CrashCause::Missing(bytes.to_vec()));
+                    return self.end_in_crash(&board, CrashCause::Missing(bytes.to_vec()));
                 }
             }
         }
     }
 
-    /// The machine is stopped, or a debugger pauses it. Waits out any other pause.
-    fn must_stop(&self, board: &Board) -> Option<Turn> {
+    /// Whether the machine is stopped, or a debugger pauses it. Waits for the end of any other
+    /// pause.
+    fn must_stop(&self, board: &Board) -> Option<TurnEnd> {
         let rung = board.run.vcpus.doorbell(self.platform.model.id).answer();
         if !rung
             || !board
@@ -112,31 +126,32 @@ impl InterpVcpu {
             return None;
         }
         if board.run.stops.requested() {
-            return Some(Turn::Paused);
+            return Some(TurnEnd::Paused);
         }
         let checkpoint = board
             .run
             .vcpus
-            .checkpoint(super::checkpoint_state(), &mut |_, _| {});
-        (checkpoint == Checkpoint::Stop).then_some(Turn::Stop)
+            .checkpoint(checkpoint_state(), &mut |_, _| {});
+        (checkpoint == Checkpoint::Stop).then_some(TurnEnd::Stop)
     }
 
-    pub(crate) fn cannot_go_on(&mut self, board: &Arc<Board>, cause: CrashCause) -> Turn {
+    /// Ends the run because the guest cannot continue. A debugger inspects the crash first.
+    pub(super) fn end_in_crash(&mut self, board: &Arc<Board>, cause: CrashCause) -> TurnEnd {
         if board.run.stops.requested() {
             self.crashed = Some(cause);
-            return Turn::Crashed;
+            return TurnEnd::Crashed;
         }
         self.crash(board, cause);
-        Turn::Stop
+        TurnEnd::Stop
     }
 
-    /// Runs `limit` instructions at most, and not beyond the next timer.
+    /// Runs at most `limit` instructions, and not beyond the next timer.
     fn run_until(&mut self, board: &Board, limit: u64) -> Exit {
         let now = board.time.clock.now();
         let due = board.buses.irq.next_event().unwrap_or(u64::MAX);
         let budget = limit.min(due.saturating_sub(now)).max(1);
         if let Some(log) = &mut self.platform.log {
-            log.until = if due > now {
+            log.deadline = if due > now {
                 now.saturating_add(budget)
             } else {
                 0
@@ -155,17 +170,18 @@ impl InterpVcpu {
         exit
     }
 
-    /// Puts the registers into the hash.
-    fn note_boundary(&mut self) {
+    /// Adds the registers to the event hash.
+    fn log_boundary(&mut self) {
         if let Some(log) = &mut self.platform.log {
             self.vcpu.store(&mut log.scratch);
-            log.note_boundary(self.platform.model.board.time.clock.now());
+            log.add_boundary(self.platform.model.board.time.clock.now());
         }
     }
 
-    /// The hash of all that this processor did, and of where it is; 0 outside of deterministic
-    /// mode. The hash itself stays as it was.
-    pub(crate) fn digest(&mut self) -> u128 {
+    /// The hash of all events and of the current registers; 0 outside of deterministic mode.
+    ///
+    /// It does not add the registers to the event hash itself.
+    pub(super) fn digest(&mut self) -> u128 {
         let now = self.platform.model.board.time.clock.now();
         let Some(log) = &mut self.platform.log else {
             return 0;
@@ -175,20 +191,20 @@ impl InterpVcpu {
     }
 
     /// The architectural state.
-    pub(crate) fn cpu_state(&mut self) -> CpuState {
+    pub(super) fn cpu_state(&mut self) -> CpuState {
         let mut state = CpuState::reset();
         self.vcpu.store(&mut state);
         state.cr8 = self.platform.cr8().into();
         state
     }
 
-    /// Takes over an architectural state, from outside: a debugger's, say.
-    pub(crate) fn set_cpu_state(&mut self, state: &CpuState) {
+    /// Sets the architectural state, for a debugger or a comparison.
+    pub(super) fn set_cpu_state(&mut self, state: &CpuState) {
         self.vcpu.load(state);
     }
 
-    /// The state, to be saved; forgets all translations.
-    pub(crate) fn save(&mut self) -> VcpuState {
+    /// The state for a snapshot. Flushes the TLB.
+    pub(super) fn save(&mut self) -> VcpuState {
         self.vcpu.forget_translations();
         VcpuState {
             cpu: self.cpu_state(),
@@ -204,8 +220,8 @@ impl InterpVcpu {
         }
     }
 
-    /// Takes over a state. The interrupt controllers are restored before.
-    pub(crate) fn restore(&mut self, state: &VcpuState) -> Result<(), RestoreError> {
+    /// Restores a saved state. The interrupt controllers must be restored before.
+    pub(super) fn restore(&mut self, state: &VcpuState) -> Result<(), RestoreError> {
         let cpu = self.platform.model.id;
         let vcpu = |source| RestoreError::Vcpu { cpu, source };
         state.cpu.check().map_err(vcpu)?;
@@ -226,43 +242,46 @@ impl InterpVcpu {
         Ok(())
     }
 
-    /// Puts an event into the hash.
-    pub(crate) fn note(&mut self, noted: LoggedEvent, place: u64, data: &[u8]) {
+    /// Adds an event to the event hash. `operand` is the address, MSR, vector or number of the
+    /// event.
+    pub(super) fn log_event(&mut self, event: LoggedEvent, operand: u64, data: &[u8]) {
         let now = self.platform.model.board.time.clock.now();
         if let Some(log) = &mut self.platform.log {
-            log.note(noted, now, place, data);
+            log.add_event(event, now, operand, data);
         }
     }
 
-    /// Its last branches, the oldest first: as many as are kept since it was made or restored.
-    pub(crate) fn last_branches(&self) -> Vec<Branch> {
+    /// The last branches since the vCPU was created or restored, the oldest first.
+    pub(super) fn last_branches(&self) -> Vec<Branch> {
         let log = self.platform.log.as_ref();
-        log.map_or_else(Vec::new, |log| log.recent.clone())
+        log.map_or_else(Vec::new, |log| log.branches.recent().to_vec())
     }
 
-    /// Interrupts it took since it was made or restored.
-    pub(crate) fn interrupts(&self) -> u64 {
-        self.platform.log.as_ref().map_or(0, |log| log.interrupts)
+    /// Interrupts delivered since the vCPU was created or restored.
+    pub(super) fn interrupts(&self) -> u64 {
+        self.delivered().0
     }
 
-    /// Instructions it had retired when it was last interrupted at `rip`, if that was by an interrupt: see [`RunLog::events`].
-    pub(crate) fn interrupted(&self, rip: u64) -> Option<u64> {
+    /// The number of retired instructions when an interrupt was last delivered at `rip`.
+    ///
+    /// Returns `None` if the last delivery at `rip` was an exception, or is too long ago.
+    pub(super) fn interrupted_at(&self, rip: u64) -> Option<u64> {
         let log = self.platform.log.as_ref()?;
-        let event = log.events.iter().rev().find(|event| event.from == rip)?;
-        // The low half of a count that has not gone on by 2^32 since.
+        let delivery = log.branches.last_delivery_from(rip)?;
+        // A branch has the low half of the count; fewer than 2^32 instructions retired since then.
         let low = u32::try_from(self.retired() & u64::from(u32::MAX)).ok()?;
-        let since = low.wrapping_sub(event.at);
+        let since = low.wrapping_sub(delivery.at);
         let retired = self.retired().checked_sub(since.into());
-        retired.filter(|_| event.class == BranchClass::Interrupt)
+        retired.filter(|_| delivery.class == BranchClass::Interrupt)
     }
 
-    /// Interrupts and exceptions it took since it was made or restored.
-    pub(crate) fn delivered(&self) -> (u64, u64) {
+    /// Interrupts and exceptions delivered since the vCPU was created or restored.
+    pub(super) fn delivered(&self) -> (u64, u64) {
         let log = self.platform.log.as_ref();
-        log.map_or((0, 0), |log| (log.interrupts, log.exceptions))
+        log.map_or((0, 0), |log| log.branches.delivered())
     }
 
-    /// Guest memory as the interpreter reaches it.
+    /// Guest memory as the interpreter accesses it.
     pub(crate) fn memory(&self) -> &Arc<hindsight_interp::Memory> {
         self.vcpu.memory()
     }

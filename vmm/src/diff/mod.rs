@@ -1,10 +1,15 @@
 //! The divergence finder behind `hindsight diff`.
 //!
-//! [`compare`] finds the first instruction at which two deterministic runs differ,
+//! [`compare`] finds the first instruction after which two deterministic runs differ,
 //! [`compare_with_kvm`] the first one that KVM and the interpreter execute differently.
 
+mod difference;
+mod divergence;
 mod kvm;
 mod runs;
 
-pub use kvm::{Compared, KvmBranch, KvmDiffError, KvmVerdict, Refused, compare_with_kvm};
-pub use runs::{Divergence, Executed, Progress, Side, Verdict, compare};
+pub use divergence::{DivergedMachine, Divergence, ExecutedInstruction};
+pub use kvm::{
+    KvmBranch, KvmDiffError, KvmDiffProgress, KvmDiffVerdict, NotComparable, compare_with_kvm,
+};
+pub use runs::{DiffProgress, DiffVerdict, compare};

@@ -1,37 +1,32 @@
-//! The divergence finder: where two deterministic runs first differ.
+//! Compares two deterministic runs.
 //!
-//! Both runs go forward side by side, compared by their hashes. Where those differ, the place is
-//! bisected by the whole state of both machines, with their checkpoints, down to one instruction:
-//! before it they were the same, after it they are not.
+//! Both runs advance side by side, compared by their trace hashes. Where those differ, a bisection
+//! over the whole state of both machines finds the instruction count, with the timelines'
+//! checkpoints: before that instruction the machines were the same, after it they are not.
 
-use std::fmt;
+use hindsight_cpu::state::CpuState;
 
-use hindsight_cpu::branch::Branch;
-use hindsight_cpu::state::{CpuState, seg};
-use serde_json::Value;
+use super::difference::DifferenceList;
+use super::divergence::{DivergedMachine, Divergence, ExecutedInstruction, code_at_rip};
+use crate::deterministic::{RunStop, Timeline};
+use crate::state::{RestoreError, Snapshot};
 
-use crate::deterministic::RunStop;
-use crate::deterministic::Timeline;
-use crate::memory::page_walk;
-use crate::state::{PAGE, RestoreError, Snapshot};
-use crate::vcpu::crash::instruction;
-
-/// How far the search is.
+/// How far the search is, in instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// No difference up to this place.
-    Same(u64),
-    /// The difference lies between these places.
+pub enum DiffProgress {
+    /// No difference up to this instruction count.
+    SameUntil(u64),
+    /// The difference lies between these instruction counts.
     Between(u64, u64),
 }
 
-/// What came of a comparison.
+/// The result of a comparison of two runs.
 #[derive(Debug)]
-pub enum Verdict {
+pub enum DiffVerdict {
     /// No difference.
     Same {
-        /// How far was compared.
-        place: u64,
+        /// How many instructions were compared.
+        icount: u64,
         /// Both runs ended there.
         ended: bool,
     },
@@ -39,60 +34,9 @@ pub enum Verdict {
     Different(Box<Divergence>),
 }
 
-/// Where two runs part.
-#[derive(Debug)]
-pub struct Divergence {
-    /// The first place at which they differ; 0: from the start.
-    pub place: u64,
-    /// The instruction that made the difference, if one did.
-    pub instruction: Option<Executed>,
-    /// What differs: the name, then both values.
-    pub differences: Vec<(String, String, String)>,
-    /// There are more differences than that.
-    pub more: bool,
-    /// Both machines at that place.
-    pub sides: [Side; 2],
-    /// Memory was different from the start, and was not compared.
-    pub memory_ignored: bool,
-}
-
-impl Divergence {
-    /// Makes side a of side b.
-    pub fn swap(&mut self) {
-        self.sides.swap(0, 1);
-        for (_, a, b) in &mut self.differences {
-            std::mem::swap(a, b);
-        }
-    }
-}
-
-/// The last instruction of a run that was still the same in both.
-#[derive(Debug)]
-pub struct Executed {
-    /// Which processor.
-    pub cpu: usize,
-    /// Its state before.
-    pub before: CpuState,
-    /// The instruction, disassembled, with its bytes.
-    pub text: String,
-}
-
-/// One machine where they differ.
-#[derive(Debug)]
-pub struct Side {
-    /// The run ended there.
-    pub ended: bool,
-    /// The processor that made the difference.
-    pub state: CpuState,
-    /// Its last branches, the oldest first.
-    pub branches: Vec<Branch>,
-}
-
-/// Most differences that are listed.
-pub(super) const LISTED: usize = 40;
-
-/// Compares two runs from where the timelines begin, up to instruction `limit`, looking every
-/// `stride` instructions.
+/// Compares two runs from where the timelines begin up to instruction `limit`.
+///
+/// The hashes are compared every `stride` instructions.
 ///
 /// # Errors
 ///
@@ -101,40 +45,44 @@ pub fn compare(
     timelines: [Timeline; 2],
     limit: u64,
     stride: u64,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Verdict, RestoreError> {
-    let mut pair = Pair::new(timelines)?;
-    if let Some(found) = pair.at_start()? {
-        return Ok(Verdict::Different(Box::new(found)));
+    progress: &mut dyn FnMut(DiffProgress),
+) -> Result<DiffVerdict, RestoreError> {
+    let mut runs = RunPair::new(timelines)?;
+    if let Some(divergence) = runs.divergence_at_start()? {
+        return Ok(DiffVerdict::Different(Box::new(divergence)));
     }
-    let mut same: u64 = pair.timelines[0].begin();
+    let mut same_until: u64 = runs.timelines[0].begin();
     loop {
-        let next = same.saturating_add(stride.max(1)).min(limit);
-        let (stops, places) = pair.go_to(next)?;
-        let differ = stops[0] != stops[1] || places[0] != places[1] || pair.hash(0) != pair.hash(1);
-        let over = stops[0] != RunStop::Reached || next == limit;
-        // What no event has shown yet shows in the whole state at the end.
-        if differ || over && !pair.same_here()? {
-            let place = pair.bisect(same, next, progress)?;
-            return Ok(Verdict::Different(Box::new(pair.explain(place)?)));
+        let next = same_until.saturating_add(stride.max(1)).min(limit);
+        let (stops, icounts) = runs.go_to(next)?;
+        let hashes_differ = runs.trace_hash(0) != runs.trace_hash(1);
+        let differ = stops[0] != stops[1] || icounts[0] != icounts[1] || hashes_differ;
+        let finished = stops[0] != RunStop::Reached || next == limit;
+        // The hash covers only logged events. A difference that no event has shown yet is found
+        // in the whole state at the end.
+        if differ || finished && !runs.states_equal()? {
+            let icount = runs.bisect(same_until, next, progress)?;
+            return Ok(DiffVerdict::Different(Box::new(runs.explain(icount)?)));
         }
-        if over {
-            return Ok(Verdict::Same {
-                place: places[0],
+        if finished {
+            return Ok(DiffVerdict::Same {
+                icount: icounts[0],
                 ended: stops[0] != RunStop::Reached,
             });
         }
-        same = next;
-        progress(Progress::Same(same));
+        same_until = next;
+        progress(DiffProgress::SameUntil(same_until));
     }
 }
 
-struct Pair {
+/// The two runs.
+struct RunPair {
     timelines: [Timeline; 2],
+    /// Memory was the same at the start.
     compare_memory: bool,
 }
 
-impl Pair {
+impl RunPair {
     fn new(mut timelines: [Timeline; 2]) -> Result<Self, RestoreError> {
         let [a, b] = &mut timelines;
         let same = a.machine().save()?.memory == b.machine().save()?.memory;
@@ -144,66 +92,65 @@ impl Pair {
         })
     }
 
-    fn go_to(&mut self, place: u64) -> Result<([RunStop; 2], [u64; 2]), RestoreError> {
+    /// Brings both runs to `icount`. Returns why each stopped, and at which instruction count.
+    fn go_to(&mut self, icount: u64) -> Result<([RunStop; 2], [u64; 2]), RestoreError> {
         let [a, b] = &mut self.timelines;
-        let stops = [a.go_to(place)?, b.go_to(place)?];
-        Ok((stops, [a.place(), b.place()]))
+        let stops = [a.go_to(icount)?, b.go_to(icount)?];
+        Ok((stops, [a.icount(), b.icount()]))
     }
 
-    fn hash(&mut self, side: usize) -> u128 {
-        self.timelines[side].machine().trace_hash()
+    fn trace_hash(&mut self, run: usize) -> u128 {
+        self.timelines[run].machine().trace_hash()
     }
 
     fn snapshots(&mut self) -> Result<[Snapshot; 2], RestoreError> {
         let [a, b] = &mut self.timelines;
-        let mut both = [a.machine().save()?, b.machine().save()?];
-        for snapshot in &mut both {
-            // The generator's state is no difference before a number was asked for.
-            snapshot
-                .vcpus
-                .iter_mut()
-                .for_each(|vcpu| vcpu.log.random = 0);
+        let mut snapshots = [a.machine().save()?, b.machine().save()?];
+        // The random number generators of runs with different seeds always differ. That matters
+        // only once the guest has read a number, and then a register differs too.
+        for vcpu in snapshots.iter_mut().flat_map(|save| &mut save.vcpus) {
+            vcpu.log.random = 0;
         }
-        Ok(both)
+        Ok(snapshots)
     }
 
-    fn same_here(&mut self) -> Result<bool, RestoreError> {
-        let memory = self.compare_memory;
+    fn states_equal(&mut self) -> Result<bool, RestoreError> {
+        let compare_memory = self.compare_memory;
         let [a, b] = self.snapshots()?;
         Ok(a.vcpus == b.vcpus
             && (a.ticks, a.schedule) == (b.ticks, b.schedule)
             && a.interrupts == b.interrupts
             && a.devices == b.devices
-            && (!memory || a.memory == b.memory))
+            && (!compare_memory || a.memory == b.memory))
     }
 
-    /// The machines differ before the first instruction.
-    fn at_start(&mut self) -> Result<Option<Divergence>, RestoreError> {
+    /// The difference between the machines before the first instruction.
+    fn divergence_at_start(&mut self) -> Result<Option<Divergence>, RestoreError> {
         let begin = self.timelines[0].begin();
-        if self.same_here()? {
+        if self.states_equal()? {
             return Ok(None);
         }
-        self.differences_at(begin, None).map(Some)
+        self.divergence_at(begin, None).map(Some)
     }
 
-    /// The first place in `same + 1 ..= different` at which the machines differ for good.
+    /// The first instruction count in `same + 1 ..= different` from which the machines differ.
     fn bisect(
         &mut self,
         same: u64,
         different: u64,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(DiffProgress),
     ) -> Result<u64, RestoreError> {
         let (mut low, mut high) = (same, different);
         self.go_to(low)?;
-        if !self.same_here()? {
-            // It began where no event showed it.
+        if !self.states_equal()? {
+            // The hashes were the same at `same`, but the machines had diverged before.
             low = self.timelines[0].begin();
         }
         while high - low > 1 {
-            progress(Progress::Between(low, high));
+            progress(DiffProgress::Between(low, high));
             let middle = low + (high - low) / 2;
-            let (stops, places) = self.go_to(middle)?;
-            if stops[0] == stops[1] && places[0] == places[1] && self.same_here()? {
+            let (stops, icounts) = self.go_to(middle)?;
+            if stops[0] == stops[1] && icounts[0] == icounts[1] && self.states_equal()? {
                 low = middle;
             } else {
                 high = middle;
@@ -212,209 +159,55 @@ impl Pair {
         Ok(high)
     }
 
-    /// What happened at `place`, which is the first that differs.
-    fn explain(&mut self, place: u64) -> Result<Divergence, RestoreError> {
-        self.go_to(place.saturating_sub(1))?;
+    /// The divergence at `icount`, with the instruction that led to it.
+    fn explain(&mut self, icount: u64) -> Result<Divergence, RestoreError> {
+        self.go_to(icount.saturating_sub(1))?;
         let machine = self.timelines[0].machine();
-        let before = machine.retired();
-        let states: Vec<_> = (0..before.len()).map(|cpu| machine.state(cpu)).collect();
-        self.go_to(place)?;
+        let retired_before = machine.retired();
+        let vcpus = 0..retired_before.len();
+        let states: Vec<_> = vcpus.map(|cpu| machine.state(cpu)).collect();
+        self.go_to(icount)?;
         let machine = self.timelines[0].machine();
-        let after = machine.retired();
-        let moved = before.iter().zip(&after).position(|(old, new)| old != new);
-        let cpu = moved.unwrap_or(machine.current());
-        let state = states.into_iter().nth(cpu).flatten();
-        let executed = state.map(|before| {
-            let linear = before.seg[seg::CS].base.wrapping_add(before.rip);
-            let code = page_walk::read_linear(&machine.board().ram.map, &before, linear, 15);
-            let text = instruction(&before, &code).unwrap_or_else(|| "no instruction".to_owned());
-            Executed { cpu, before, text }
+        let retired = machine.retired();
+        let mut counts = retired_before.iter().zip(&retired);
+        let executed = counts.position(|(before, after)| before != after);
+        let cpu = executed.unwrap_or(machine.current());
+        let instruction = states.into_iter().nth(cpu).flatten().map(|before| {
+            let code = code_at_rip(&machine.board().ram.map, &before);
+            ExecutedInstruction::new(cpu, before, &code)
         });
-        self.differences_at(place, executed)
+        self.divergence_at(icount, instruction)
     }
 
-    fn differences_at(
+    fn divergence_at(
         &mut self,
-        place: u64,
-        instruction: Option<Executed>,
+        icount: u64,
+        instruction: Option<ExecutedInstruction>,
     ) -> Result<Divergence, RestoreError> {
-        let (stops, _) = self.go_to(place)?;
+        let (stops, _) = self.go_to(icount)?;
         let [a, b] = self.snapshots()?;
-        let mut list = Differences::default();
-        list.walk(String::new(), &state_of(&a), &state_of(&b));
+        let mut list = DifferenceList::of_snapshots(&a, &b);
         if self.compare_memory {
-            list.memory(&a, &b);
+            list.add_memory(&a, &b);
         }
         let cpu = instruction.as_ref().map_or(0, |executed| executed.cpu);
-        let [one, two] = &mut self.timelines;
-        let side = |timeline: &mut Timeline, stop| {
+        let [a, b] = &mut self.timelines;
+        let diverged = |timeline: &mut Timeline, stop| {
             let machine = timeline.machine();
-            Side {
+            DivergedMachine {
                 ended: stop != RunStop::Reached,
                 state: machine.state(cpu).unwrap_or_else(CpuState::reset),
                 branches: machine.last_branches(cpu),
             }
         };
-        let sides = [side(one, stops[0]), side(two, stops[1])];
+        let machines = [diverged(a, stops[0]), diverged(b, stops[1])];
         Ok(Divergence {
-            place,
+            icount,
             instruction,
-            differences: list.found,
-            more: list.more,
-            sides,
+            differences: list.differences,
+            truncated: list.truncated,
+            machines,
             memory_ignored: !self.compare_memory,
         })
-    }
-}
-
-/// All but memory, as a tree.
-fn state_of(snapshot: &Snapshot) -> Value {
-    let value = |value: Result<Value, serde_json::Error>| value.unwrap_or(Value::Null);
-    let mut tree = serde_json::Map::new();
-    let vcpus = snapshot.vcpus.iter().enumerate().map(|(id, vcpu)| {
-        let vcpu = value(serde_json::to_value(vcpu));
-        (id.to_string(), vcpu)
-    });
-    tree.insert("cpu".to_owned(), Value::Object(vcpus.collect()));
-    let mut put = |name: &str, part| tree.insert(name.to_owned(), value(part));
-    put("interrupts", serde_json::to_value(&snapshot.interrupts));
-    put("devices", serde_json::to_value(&snapshot.devices));
-    put("ticks", serde_json::to_value(snapshot.ticks));
-    put("schedule", serde_json::to_value(snapshot.schedule));
-    Value::Object(tree)
-}
-
-/// Leaves of two trees that differ: the name, then both values.
-#[derive(Default)]
-pub(super) struct Differences {
-    pub found: Vec<(String, String, String)>,
-    more: bool,
-}
-
-const GPR_NAMES: [&str; 16] = [
-    "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13",
-    "r14", "r15",
-];
-const SEGMENT_NAMES: [&str; 6] = ["es", "cs", "ss", "ds", "fs", "gs"];
-
-impl Differences {
-    fn add(&mut self, name: String, a: String, b: String) {
-        if self.found.len() < LISTED {
-            self.found.push((name, a, b));
-        } else {
-            self.more = true;
-        }
-    }
-
-    pub fn walk(&mut self, path: String, a: &Value, b: &Value) {
-        let below = |name: &str| {
-            if path.is_empty() {
-                name.to_owned()
-            } else {
-                format!("{path}.{name}")
-            }
-        };
-        match (a, b) {
-            _ if a == b => {}
-            (Value::Object(one), Value::Object(two)) => {
-                let names = one
-                    .keys()
-                    .chain(two.keys().filter(|&k| !one.contains_key(k)));
-                for name in names {
-                    let of =
-                        |map: &serde_json::Map<_, _>| map.get(name).cloned().unwrap_or(Value::Null);
-                    self.walk(below(name), &of(one), &of(two));
-                }
-            }
-            (Value::Array(one), Value::Array(two)) => {
-                for index in 0..one.len().max(two.len()) {
-                    let of = |list: &[Value]| list.get(index).cloned().unwrap_or(Value::Null);
-                    self.walk(below(&element(&path, index)), &of(one), &of(two));
-                }
-            }
-            _ => self.add(path, shown(a), shown(b)),
-        }
-    }
-
-    /// The first words of memory that differ.
-    fn memory(&mut self, a: &Snapshot, b: &Snapshot) {
-        const ZEROS: [u8; PAGE] = [0; PAGE];
-        for gpa in a.memory.differing(&b.memory) {
-            let (one, two) = (
-                a.memory.get(gpa).unwrap_or(&ZEROS),
-                b.memory.get(gpa).unwrap_or(&ZEROS),
-            );
-            let words = one.chunks(8).zip(two.chunks(8)).zip((gpa..).step_by(8));
-            for ((one, two), at) in words.filter(|((one, two), _)| one != two) {
-                self.add(format!("memory {at:#x}"), hex(one), hex(two));
-            }
-        }
-    }
-}
-
-/// The name of an element of the list at `path`.
-fn element(path: &str, index: usize) -> String {
-    let names: &[&str] = match path.rsplit('.').next() {
-        Some("gpr") => &GPR_NAMES,
-        Some("seg") => &SEGMENT_NAMES,
-        _ => &[],
-    };
-    names
-        .get(index)
-        .map_or_else(|| index.to_string(), |&name| name.to_owned())
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn shown(value: &Value) -> String {
-    match value.as_u64() {
-        Some(number) => format!("{number:#x}"),
-        None if value.is_null() => "-".to_owned(),
-        None => value.to_string(),
-    }
-}
-
-impl fmt::Display for Divergence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.instruction {
-            None => writeln!(f, "the machines differ before the first instruction")?,
-            Some(executed) => {
-                let Executed { cpu, before, text } = executed;
-                writeln!(
-                    f,
-                    "the runs part at instruction {}: cpu {cpu} at {:#x}: {text}",
-                    self.place, before.rip
-                )?;
-            }
-        }
-        if self.memory_ignored {
-            writeln!(f, "(memory differs from the start and is not compared)")?;
-        }
-        for (name, a, b) in &self.differences {
-            writeln!(f, "  {name}: a {a}, b {b}")?;
-        }
-        if self.more {
-            writeln!(f, "  and more")?;
-        }
-        for (name, side) in ["a", "b"].into_iter().zip(&self.sides) {
-            let ended = if side.ended {
-                ", where the run ended"
-            } else {
-                ""
-            };
-            writeln!(f, "{name} after it{ended}:")?;
-            write!(f, "{}", crate::vcpu::crash::RegisterDump(&side.state))?;
-            writeln!(f, "{name}'s last branches, the oldest first:")?;
-            for branch in &side.branches {
-                writeln!(
-                    f,
-                    "  {:#x} -> {:#x} {:?}",
-                    branch.from, branch.to, branch.class
-                )?;
-            }
-        }
-        Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! The case records of a payload: lines of text in the ELF section `.hindsight.cases`.
 //!
-//! One line a record, in any order after the name; `about` takes the rest of the line:
+//! A record is one line. Its fields follow the name in any order; `about` extends to the end of the
+//! line:
 //!
 //! ```text
 //! case int3 cpl=0,3 rules=EXC-03 needs=exceptions needs_cpl3=int3-cpl3 about=#BP is a trap
@@ -12,38 +13,38 @@ use std::time::Duration;
 use hindsight_cpu::profile::Profile;
 use thiserror::Error;
 
-/// Most cases an image may hold.
+/// Most cases in an image.
 pub const CASES_MAX: usize = 1024;
 /// Longest name of a case, in bytes.
 pub const NAME_BYTES_MAX: usize = 120;
-/// Most vCPUs a case may ask for.
+/// Most vCPUs of a case.
 pub const VCPUS_MAX: u32 = 64;
-/// Longest time a case may ask for.
+/// Longest time limit of a case.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
-/// The time limit of a case that names none.
+/// Time limit of a case that does not specify one.
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 /// Most entries in one list of a record.
 const LIST_MAX: usize = 64;
 
-/// Why the case records of an image were refused.
+/// Why the case records of an image are refused.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum CaseError {
     /// The section is not UTF-8.
-    #[error("the case section is not text")]
+    #[error("the case section is not UTF-8 text")]
     NotText,
     /// The section has no record.
-    #[error("the case section holds no case")]
+    #[error("the case section has no case")]
     Empty,
     /// The image has too many cases.
-    #[error("more than {CASES_MAX} cases")]
+    #[error("the case section has more than {CASES_MAX} cases")]
     TooMany,
-    /// A line does not begin with `case`.
+    /// A line does not start with `case`.
     #[error("case section, line {line}: not a case record")]
     NotARecord {
         /// Line in the section, from 1.
         line: usize,
     },
-    /// The name is missing, too long, or holds characters other than `A-Za-z0-9_-./:+`.
+    /// The name is missing, too long, or has characters other than `A-Za-z0-9_-./:+`.
     #[error("case section, line {line}: bad or missing case name")]
     BadName {
         /// Line in the section, from 1.
@@ -55,7 +56,7 @@ pub enum CaseError {
         /// The name.
         name: String,
     },
-    /// A key that this harness does not know, or one given twice.
+    /// A key is unknown, or given twice.
     #[error("case `{name}`: unknown or repeated key `{key}`")]
     BadKey {
         /// Name of the case.
@@ -63,7 +64,7 @@ pub enum CaseError {
         /// The key.
         key: String,
     },
-    /// A value out of its range.
+    /// A value is malformed or out of range.
     #[error("case `{name}`: bad value of `{key}`")]
     BadValue {
         /// Name of the case.
@@ -75,7 +76,7 @@ pub enum CaseError {
 
 /// One case of a payload, as its record declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Case {
+pub struct PayloadCase {
     /// Name, unique in the image.
     pub name: String,
     /// Privilege levels the case runs at: 0, 3 or both.
@@ -84,31 +85,31 @@ pub struct Case {
     pub rules: Vec<String>,
     /// Needs at every level: names of doctor's probes.
     pub needs: Vec<String>,
-    /// Further needs at CPL0.
+    /// Additional needs at CPL0.
     pub needs_cpl0: Vec<String>,
-    /// Further needs at CPL3.
+    /// Additional needs at CPL3.
     pub needs_cpl3: Vec<String>,
     /// Number of vCPUs, 1 to [`VCPUS_MAX`].
     pub vcpus: u32,
-    /// The processor that it runs on, if not the default one.
+    /// The processor profile, if it is not the default one.
     pub cpu: Option<Profile>,
-    /// Time is what the processors make it: deterministic mode.
+    /// The case needs a virtual clock, and so deterministic mode.
     pub virtual_clock: bool,
     /// Time limit of one run.
     pub timeout: Duration,
-    /// What the case is about, for people.
+    /// A description for people.
     pub about: String,
 }
 
-impl Case {
+impl PayloadCase {
     /// All needs of the case at level `cpl`.
     pub fn needs_at(&self, cpl: u8) -> impl Iterator<Item = &str> {
-        let further = if cpl == 3 {
+        let additional = if cpl == 3 {
             &self.needs_cpl3
         } else {
             &self.needs_cpl0
         };
-        self.needs.iter().chain(further).map(String::as_str)
+        self.needs.iter().chain(additional).map(String::as_str)
     }
 }
 
@@ -116,13 +117,13 @@ impl Case {
 ///
 /// # Errors
 ///
-/// [`CaseError`] for the first record that is malformed, and for a section with no record.
-pub fn parse_section(section: &[u8]) -> Result<Vec<Case>, CaseError> {
+/// A record is malformed, or the section has no record.
+pub fn parse_section(section: &[u8]) -> Result<Vec<PayloadCase>, CaseError> {
     let text = std::str::from_utf8(section).map_err(|_| CaseError::NotText)?;
     let mut cases = Vec::new();
     let mut names = HashSet::new();
     for (index, line) in text.split('\n').enumerate() {
-        // A linker may pad between the records.
+        // The linker may insert padding between records.
         let line = line.trim_matches(['\0', '\r', ' ', '\t']);
         if line.is_empty() {
             continue;
@@ -143,7 +144,7 @@ pub fn parse_section(section: &[u8]) -> Result<Vec<Case>, CaseError> {
     }
 }
 
-fn parse_record(record: &str, line: usize) -> Result<Case, CaseError> {
+fn parse_record(record: &str, line: usize) -> Result<PayloadCase, CaseError> {
     let rest = record
         .strip_prefix("case ")
         .ok_or(CaseError::NotARecord { line })?
@@ -152,7 +153,7 @@ fn parse_record(record: &str, line: usize) -> Result<Case, CaseError> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(is_name_byte) {
         return Err(CaseError::BadName { line });
     }
-    let mut case = Case {
+    let mut case = PayloadCase {
         name: name.to_owned(),
         cpls: vec![0],
         rules: Vec::new(),
@@ -165,7 +166,7 @@ fn parse_record(record: &str, line: usize) -> Result<Case, CaseError> {
         timeout: TIMEOUT_DEFAULT,
         about: String::new(),
     };
-    let mut seen = HashSet::new();
+    let mut keys = HashSet::new();
     loop {
         rest = rest.trim_start();
         if rest.is_empty() {
@@ -177,7 +178,7 @@ fn parse_record(record: &str, line: usize) -> Result<Case, CaseError> {
         }
         let (field, after) = rest.split_once(' ').unwrap_or((rest, ""));
         let (key, value) = field.split_once('=').unwrap_or((field, ""));
-        if !seen.insert(key) {
+        if !keys.insert(key) {
             return Err(bad_key(name, key));
         }
         set_field(&mut case, key, value)?;
@@ -185,7 +186,7 @@ fn parse_record(record: &str, line: usize) -> Result<Case, CaseError> {
     }
 }
 
-fn set_field(case: &mut Case, key: &str, value: &str) -> Result<(), CaseError> {
+fn set_field(case: &mut PayloadCase, key: &str, value: &str) -> Result<(), CaseError> {
     let bad = |name: &str| CaseError::BadValue {
         name: name.to_owned(),
         key: escape_short(key),
@@ -233,7 +234,8 @@ fn parse_list(value: &str) -> Option<Vec<String>> {
     (items.len() <= LIST_MAX && items.iter().all(good)).then_some(items)
 }
 
-/// The bytes of names: none that a kernel command line, a shell or a report would take apart.
+/// Whether a name may contain `byte`. Bytes with a meaning on a kernel command line, in a shell or
+/// in a report are excluded.
 fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"_-./:+".contains(&byte)
 }
@@ -245,7 +247,7 @@ fn bad_key(name: &str, key: &str) -> CaseError {
     }
 }
 
-/// A piece of an untrusted image, fit for an error message.
+/// The beginning of untrusted text, escaped for an error message.
 fn escape_short(text: &str) -> String {
     let end = text.char_indices().nth(40).map_or(text.len(), |(at, _)| at);
     crate::harness::serial::escape(&text.as_bytes()[..end])
@@ -257,9 +259,10 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn record_with_all_keys_is_parsed() {
+    fn record_with_every_key_is_parsed() {
         let text = b"case tsc/adjust cpl=0,3 rules=TSC-01,ADJ-02 needs=tsc-msr needs_cpl0=a \
-            needs_cpl3=tsd-cpl3 vcpus=2 cpu=+l2cat,pmu=8 clock=virtual timeout_ms=1500 about=it = moves, both ways\n";
+            needs_cpl3=tsd-cpl3 vcpus=2 cpu=+l2cat,pmu=8 clock=virtual timeout_ms=1500 \
+            about=it = moves, both ways\n";
         let cases = parse_section(text).unwrap();
         assert_eq!(cases.len(), 1);
         let case = &cases[0];
@@ -291,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn records_padded_with_nul_are_parsed() {
+    fn records_with_nul_padding_are_parsed() {
         let cases = parse_section(b"case a cpl=3\n\0\0\0case b rules= about=\n\0").unwrap();
         assert_eq!(cases.len(), 2);
         assert_eq!(cases[1].name, "b");

@@ -1,7 +1,9 @@
-//! Supervises the process that runs one case: its output, its time, its end.
+//! Supervises the process that runs one case: collects its output, limits its time, gets its
+//! status.
 //!
-//! The child leads a process group of its own, and the whole group is killed when the child ends,
-//! runs out of time or the harness is interrupted: nothing that a runner started stays behind.
+//! The child leads a process group of its own. The whole group is killed when the child ends, when
+//! its time is up or when the harness is interrupted, so that no process of a runner is left
+//! running.
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -15,67 +17,67 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::harness::serial::Transcript;
 
-/// How often the interrupt flag is looked at.
+/// How often the interrupt flag is polled.
 const INTERRUPT_POLL: Duration = Duration::from_millis(100);
-/// How long output may still come after the end of the child, from a process that left its group.
+/// How long output is read after the child has ended, from a process that left its group.
 const DRAIN: Duration = Duration::from_millis(500);
 
 /// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// It exited with this status.
+pub enum ChildEnd {
+    /// The child exited with this status.
     Status(i32),
-    /// A signal, which the harness did not send, ended it.
+    /// A signal that the harness did not send terminated the child.
     Signal(i32),
-    /// It was killed because its time was over.
+    /// The harness killed the child because its time was up.
     Overdue,
-    /// It was killed because the harness was interrupted.
+    /// The harness killed the child because the harness was interrupted.
     Interrupted,
 }
 
-/// A child that has ended, and what it said.
+/// A child that has ended, and its output.
 #[derive(Debug)]
-pub struct Finished {
+pub struct FinishedChild {
     /// How it ended.
-    pub end: End,
+    pub end: ChildEnd,
     /// Its standard output: the guest's serial line.
     pub output: Transcript,
-    /// Its standard error: what the VMM says.
+    /// Its standard error: the VMM's messages.
     pub stderr: Transcript,
-    /// From start to end.
+    /// Time from start to end.
     pub elapsed: Duration,
 }
 
-/// Runs `command` until it ends, `limit` is over or `interrupt` is set.
+/// Runs `command` until it ends, `limit` has passed or `interrupt` is set.
 ///
 /// # Errors
 ///
-/// When the host cannot start the child or wait for it; then no child remains.
+/// The host cannot start the child or wait for it. No child is left running then.
 pub fn supervise(
     mut command: Command,
     limit: Duration,
     interrupt: &AtomicBool,
-) -> io::Result<Finished> {
+) -> io::Result<FinishedChild> {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0);
     let start = Instant::now();
-    let mut group = Group(command.spawn()?);
-    let mut output = Stream::new(group.0.stdout.take());
-    let mut stderr = Stream::new(group.0.stderr.take());
+    let mut group = ProcessGroup(command.spawn()?);
+    let mut output = OutputPipe::new(group.0.stdout.take());
+    let mut stderr = OutputPipe::new(group.0.stderr.take());
     let pidfd = pidfd_open(group.pid(), PidfdFlags::empty())?;
     let deadline = start + limit;
     let killed = loop {
         let now = Instant::now();
         if interrupt.load(Ordering::Relaxed) {
-            break Some(End::Interrupted);
+            break Some(ChildEnd::Interrupted);
         }
         if now >= deadline {
-            break Some(End::Overdue);
+            break Some(ChildEnd::Overdue);
         }
-        if poll_streams(
+        if poll_pipes(
             &mut [&mut output, &mut stderr],
             Some(&pidfd),
             deadline - now,
@@ -91,17 +93,17 @@ pub fn supervise(
         if left.is_zero() || interrupt.load(Ordering::Relaxed) {
             break;
         }
-        poll_streams(
+        poll_pipes(
             &mut [&mut output, &mut stderr],
             None::<&std::fs::File>,
             left,
         )?;
     }
     let end = killed.unwrap_or_else(|| match (status.code(), status.signal()) {
-        (Some(code), _) => End::Status(code),
-        (None, signal) => End::Signal(signal.unwrap_or(0)),
+        (Some(code), _) => ChildEnd::Status(code),
+        (None, signal) => ChildEnd::Signal(signal.unwrap_or(0)),
     });
-    Ok(Finished {
+    Ok(FinishedChild {
         end,
         output: output.finish(),
         stderr: stderr.finish(),
@@ -110,23 +112,24 @@ pub fn supervise(
 }
 
 /// A child and the process group it leads. Both are killed when this is dropped.
-struct Group(Child);
+struct ProcessGroup(Child);
 
-impl Group {
+impl ProcessGroup {
     fn pid(&self) -> Pid {
         Pid::from_child(&self.0)
     }
 
-    /// Kills what is left of the group, then takes the status of its leader. In this order, since
-    /// the group's number stays taken as long as its leader has not been waited for.
+    /// Kills the rest of the group, then waits for its leader.
+    ///
+    /// The order matters: the group's number cannot be reused until its leader has been waited for.
     fn end(&mut self) -> io::Result<std::process::ExitStatus> {
-        // No such group: the leader has ended, and has just been waited for.
+        // Fails if the group has no process left.
         let _ = kill_process_group(self.pid(), Signal::KILL);
         self.0.wait()
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if let Ok(None) = self.0.try_wait() {
             let _ = self.end();
@@ -134,13 +137,13 @@ impl Drop for Group {
     }
 }
 
-/// One output of the child, and what was read from it.
-struct Stream<R> {
+/// One output of the child, and the transcript of what was read from it.
+struct OutputPipe<R> {
     pipe: Option<R>,
     transcript: Transcript,
 }
 
-impl<R: Read + AsFd> Stream<R> {
+impl<R: Read + AsFd> OutputPipe<R> {
     fn new(pipe: Option<R>) -> Self {
         Self {
             pipe,
@@ -148,7 +151,7 @@ impl<R: Read + AsFd> Stream<R> {
         }
     }
 
-    /// Reads once; the pipe must be readable.
+    /// Reads once. The pipe must be readable.
     fn read(&mut self) {
         let mut buffer = [0; 16 << 10];
         let Some(pipe) = &mut self.pipe else { return };
@@ -166,14 +169,14 @@ impl<R: Read + AsFd> Stream<R> {
     }
 }
 
-/// What [`poll_streams`] needs of a stream, whatever its pipe is.
-trait Source {
+/// An [`OutputPipe`] of any type, for [`poll_pipes`].
+trait PolledPipe {
     fn poll_fd(&self) -> Option<PollFd<'_>>;
     fn is_open(&self) -> bool;
-    fn ready(&mut self);
+    fn on_readable(&mut self);
 }
 
-impl<R: Read + AsFd> Source for Stream<R> {
+impl<R: Read + AsFd> PolledPipe for OutputPipe<R> {
     fn poll_fd(&self) -> Option<PollFd<'_>> {
         self.pipe
             .as_ref()
@@ -184,15 +187,16 @@ impl<R: Read + AsFd> Source for Stream<R> {
         self.pipe.is_some()
     }
 
-    fn ready(&mut self) {
+    fn on_readable(&mut self) {
         self.read();
     }
 }
 
-/// Waits at most `limit` (and no longer than [`INTERRUPT_POLL`]), reads what can be read, and
-/// returns whether the process behind `pidfd` has ended.
-fn poll_streams(
-    streams: &mut [&mut dyn Source],
+/// Waits for at most `limit` and [`INTERRUPT_POLL`], and reads the pipes that are readable.
+///
+/// Returns whether the process of `pidfd` has ended.
+fn poll_pipes(
+    pipes: &mut [&mut dyn PolledPipe],
     pidfd: Option<&impl AsFd>,
     limit: Duration,
 ) -> io::Result<bool> {
@@ -201,9 +205,9 @@ fn poll_streams(
         .iter()
         .map(|fd| PollFd::new(fd, PollFlags::IN))
         .collect();
-    let mut polled = Vec::with_capacity(streams.len());
-    for (index, stream) in streams.iter().enumerate() {
-        if let Some(fd) = stream.poll_fd() {
+    let mut polled = Vec::with_capacity(pipes.len());
+    for (index, pipe) in pipes.iter().enumerate() {
+        if let Some(fd) = pipe.poll_fd() {
             fds.push(fd);
             polled.push(index);
         }
@@ -216,7 +220,7 @@ fn poll_streams(
     let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
     let (ended, ready) = ready.split_at(usize::from(pidfd.is_some()));
     for (index, _) in polled.into_iter().zip(ready).filter(|(_, ready)| **ready) {
-        streams[index].ready();
+        pipes[index].on_readable();
     }
     Ok(ended == [true])
 }
@@ -225,7 +229,7 @@ fn poll_streams(
 mod tests {
     use super::*;
 
-    fn shell(script: &str, limit: Duration) -> Finished {
+    fn shell(script: &str, limit: Duration) -> FinishedChild {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]);
         supervise(command, limit, &AtomicBool::new(false)).unwrap()
@@ -234,26 +238,26 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn child_that_exits_gives_status_and_both_outputs() {
+    fn exited_child_has_its_status_and_both_outputs() {
         let finished = shell("echo ok a cpl=0; echo oops >&2; exit 7", LONG);
-        assert_eq!(finished.end, End::Status(7));
+        assert_eq!(finished.end, ChildEnd::Status(7));
         assert_eq!(finished.output.tail(), ["ok a cpl=0"]);
         assert_eq!(finished.stderr.tail(), ["oops"]);
         assert!(finished.elapsed < LONG);
     }
 
     #[test]
-    fn child_that_dies_gives_its_signal() {
-        assert_eq!(shell("kill -SEGV $$", LONG).end, End::Signal(11));
+    fn child_killed_by_a_signal_has_that_signal() {
+        assert_eq!(shell("kill -SEGV $$", LONG).end, ChildEnd::Signal(11));
     }
 
     #[test]
-    fn child_that_hangs_is_killed_with_its_children() {
+    fn hanging_child_is_killed_with_its_children() {
         let finished = shell("sleep 1000 & echo $!; wait", Duration::from_secs(1));
-        assert_eq!(finished.end, End::Overdue);
+        assert_eq!(finished.end, ChildEnd::Overdue);
         let sleeper = finished.output.tail()[0].clone();
         let stat = || std::fs::read_to_string(format!("/proc/{sleeper}/stat")).unwrap_or_default();
-        // Where the machine is busy it takes the signal a while to end the process.
+        // On a busy host, the process does not end at once.
         let start = Instant::now();
         let mut state = stat();
         while !state.is_empty() && !state.contains(") Z") {
@@ -264,26 +268,26 @@ mod tests {
     }
 
     #[test]
-    fn descendant_that_holds_the_pipes_does_not_hold_the_harness() {
+    fn descendant_that_keeps_the_pipes_open_does_not_block_the_harness() {
         let start = Instant::now();
         let finished = shell("setsid sleep 20 & echo $!; exit 1", LONG);
-        assert_eq!(finished.end, End::Status(1));
+        assert_eq!(finished.end, ChildEnd::Status(1));
         assert!(start.elapsed() < Duration::from_secs(10));
         let sleeper = finished.output.tail()[0].parse().unwrap();
         let _ = rustix::process::kill_process(Pid::from_raw(sleeper).unwrap(), Signal::KILL);
     }
 
     #[test]
-    fn child_that_floods_its_output_is_stopped_in_time() {
+    fn child_that_floods_its_output_is_killed_when_its_time_is_up() {
         let start = Instant::now();
         let finished = shell("cat /dev/zero", Duration::from_millis(300));
-        assert_eq!(finished.end, End::Overdue);
+        assert_eq!(finished.end, ChildEnd::Overdue);
         assert!(start.elapsed() < Duration::from_secs(10));
         assert!(finished.output.tail()[0].contains("more bytes]"));
     }
 
     #[test]
-    fn interrupt_ends_the_child() {
+    fn interrupt_kills_the_child() {
         let interrupt = AtomicBool::new(false);
         let mut command = Command::new("/bin/sleep");
         command.arg("1000");
@@ -293,7 +297,7 @@ mod tests {
             interrupt.store(true, Ordering::Relaxed);
             child.join().unwrap()
         });
-        assert_eq!(finished.unwrap().end, End::Interrupted);
+        assert_eq!(finished.unwrap().end, ChildEnd::Interrupted);
     }
 
     #[test]

@@ -1,17 +1,18 @@
-//! The harness that runs asserting guest payloads, `hindsight test`.
+//! The harness that runs asserting guest payloads: `hindsight test`.
 //!
 //! A payload is a guest image that reports on the serial line and writes its verdict to the debug
-//! exit port. An image with an ELF section `.hindsight.cases` names the cases it holds; every
-//! (case, privilege level) runs in a child process of its own, so that a guest which hangs, floods
-//! the serial line or brings the VMM down costs only its own line. An image without that section is
-//! one case.
+//! exit port. An image with an ELF section `.hindsight.cases` declares its cases. Each case runs at
+//! each of its privilege levels in a child process of its own, so that a guest that hangs, floods
+//! the serial line or crashes the VMM costs only its own line of the report. An image without that
+//! section is one case.
 //!
-//! The way of a case: [`image`] finds the records, [`case`] parses them, [`select`] makes jobs of
-//! them, [`needs`] says which of them this host cannot run, [`runner`] builds the command of the
-//! child, [`child`] supervises it, [`serial`] reads what the guest says, [`verdict`] judges, and
-//! [`report`] prints. Everything an image or its guest says is untrusted and bounded here.
+//! [`image`] opens the images, [`case`] parses the case records, [`select`] makes jobs of them,
+//! [`needs`] finds which of them this host cannot run, [`runner`] builds the command of the child,
+//! [`child`] supervises it, [`serial`] parses the guest's output, [`verdict`] judges, and
+//! [`report`] prints. Images and their output are untrusted, and bounded here.
 
 pub mod case;
+mod case_section;
 pub mod child;
 pub mod image;
 pub mod needs;
@@ -24,5 +25,5 @@ pub mod verdict;
 
 pub use needs::Capabilities;
 
-/// The payloads built into this program: name and image, in the order of the names.
+/// The payloads built into this program: name and image, ordered by name.
 pub const BUILTIN_PAYLOADS: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/payloads.rs"));

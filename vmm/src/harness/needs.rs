@@ -1,25 +1,26 @@
-//! What a case needs of the host, and whether it is there.
+//! The needs of cases, and whether this host meets them.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::kvm;
 use crate::probe;
-use crate::probe::{Finding, Verdict};
+use crate::probe::{Finding, ProbeVerdict};
+use crate::sync::lock;
 
-/// Answers which needs of the cases this host meets.
+/// Says which needs of the cases this host meets.
 pub trait Capabilities {
-    /// Whether `need` is the name of something that can be measured.
+    /// Whether `need` is the name of a probe.
     fn is_known(&self, need: &str) -> bool {
         probe::probes().any(|probe| probe.name == need)
     }
 
-    /// Why `need` is not met here; `None` when it is.
+    /// Why this host does not meet `need`; `None` if it does.
     fn unmet(&self, need: &str) -> Option<String>;
 }
 
-/// Capabilities where nothing was measured: every need counts as met.
+/// Capabilities that are not measured: every need counts as met.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unmeasured;
 
@@ -29,32 +30,34 @@ impl Capabilities for Unmeasured {
     }
 }
 
-/// The host's KVM, as doctor's probes find it.
+/// The capabilities of this host's KVM, measured by probes.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct HostKvm;
+pub struct MeasuredHost;
 
-/// Probes are timed, so they run one at a time, whatever the threads that ask.
+/// Held by the thread that measures: probes measure times, so only one may run.
 static MEASURING: Mutex<()> = Mutex::new(());
 
-impl Capabilities for HostKvm {
+impl Capabilities for MeasuredHost {
     fn unmet(&self, need: &str) -> Option<String> {
-        let _one = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = lock(&MEASURING);
         match probe::findings([need]) {
-            Ok(findings) => findings.get(need).and_then(unconfirmed),
+            Ok(findings) => findings.get(need).and_then(unmet_reason),
             Err(error) => Some(error.to_string()),
         }
     }
 }
 
-/// Why a finding is not what a case can rely on. One that differs from the architecture is not.
-fn unconfirmed(finding: &Finding) -> Option<String> {
-    (finding.verdict != Verdict::Works).then(|| finding.detail.clone())
+/// Why a case cannot rely on a finding; `None` if it can. A facility that differs does not count.
+fn unmet_reason(finding: &Finding) -> Option<String> {
+    (finding.verdict != ProbeVerdict::Works).then(|| finding.detail.clone())
 }
 
-/// Capabilities less what the user says is not there: for what cannot be measured without harm.
+/// Capabilities without those that the user excludes, because measuring them does harm.
 #[derive(Clone, Copy)]
 pub struct Lacking<'a> {
+    /// Needs that are not met, each with the reason.
     lacking: &'a [(String, String)],
+    /// Says about all other needs.
     rest: &'a dyn Capabilities,
 }
 
@@ -67,7 +70,7 @@ impl fmt::Debug for Lacking<'_> {
 }
 
 impl<'a> Lacking<'a> {
-    /// Needs that are not met, each with the reason, and what knows of all others.
+    /// `rest` without the needs in `lacking`, each of which has a reason.
     pub fn new(lacking: &'a [(String, String)], rest: &'a dyn Capabilities) -> Self {
         Self { lacking, rest }
     }
@@ -80,29 +83,33 @@ impl Capabilities for Lacking<'_> {
 
     fn unmet(&self, need: &str) -> Option<String> {
         match self.lacking.iter().find(|(name, _)| name == need) {
-            Some((_, why)) => Some(why.clone()),
+            Some((_, reason)) => Some(reason.clone()),
             None => self.rest.unmet(need),
         }
     }
 }
 
-/// The value of `--lacking`: the name of a probe, and after `=` the reason that is told.
+/// Parses the value of `--lacking`: the name of a probe and, after `=`, the reason to report.
+///
+/// # Errors
+///
+/// No probe has this name.
 pub fn parse_lacking(text: &str) -> Result<(String, String), String> {
-    let (name, why) = text.split_once('=').unwrap_or((text, "left out"));
+    let (name, reason) = text.split_once('=').unwrap_or((text, "left out"));
     if !Unmeasured.is_known(name) {
         return Err(format!(
-            "hindsight doctor has no probe {name:?} (--list shows them)"
+            "there is no probe {name:?}; `hindsight doctor --list` lists all probes"
         ));
     }
-    Ok((name.to_owned(), why.to_owned()))
+    Ok((name.to_owned(), reason.to_owned()))
 }
 
-/// Why this host's KVM cannot be used at all; `None` when it can.
+/// Why this host's KVM cannot be used at all; `None` if it can.
 pub fn kvm_problem() -> Option<String> {
     kvm::open_device().err().map(|error| error.to_string())
 }
 
-/// The reason why needs are unmet, each asked only once.
+/// Asks each need only once.
 pub(super) struct NeedCache<'a> {
     capabilities: &'a dyn Capabilities,
     answers: HashMap<String, Option<String>>,
@@ -139,9 +146,9 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    struct Counting(Cell<u32>);
+    struct CountingCapabilities(Cell<u32>);
 
-    impl Capabilities for Counting {
+    impl Capabilities for CountingCapabilities {
         fn unmet(&self, need: &str) -> Option<String> {
             self.0.set(self.0.get() + 1);
             (need == "gd").then(|| "no #DB".to_owned())
@@ -149,8 +156,8 @@ mod tests {
     }
 
     #[test]
-    fn unmet_need_is_named_with_its_reason_and_asked_once() {
-        let host = Counting(Cell::new(0));
+    fn first_unmet_need_is_named_and_asked_only_once() {
+        let host = CountingCapabilities(Cell::new(0));
         let mut cache = NeedCache::new(&host);
         let needs = ["nmi", "gd", "smi"];
         let first = cache.first_unmet(needs.into_iter());
@@ -160,25 +167,25 @@ mod tests {
     }
 
     #[test]
-    fn only_a_finding_that_works_confirms_a_need() {
+    fn need_is_met_only_if_the_finding_works() {
         let finding = |verdict| Finding {
             verdict,
             detail: "internal error".to_owned(),
         };
-        assert_eq!(unconfirmed(&finding(Verdict::Works)), None);
+        assert_eq!(unmet_reason(&finding(ProbeVerdict::Works)), None);
         let reason = Some("internal error".to_owned());
-        assert_eq!(unconfirmed(&finding(Verdict::Broken)), reason);
-        assert_eq!(unconfirmed(&finding(Verdict::Differs)), reason);
-        assert_eq!(unconfirmed(&finding(Verdict::Absent)), reason);
+        assert_eq!(unmet_reason(&finding(ProbeVerdict::Broken)), reason);
+        assert_eq!(unmet_reason(&finding(ProbeVerdict::Differs)), reason);
+        assert_eq!(unmet_reason(&finding(ProbeVerdict::Absent)), reason);
     }
 
     #[test]
-    fn what_is_said_to_be_lacking_is_not_measured() {
+    fn lacking_need_is_unmet_without_measuring() {
         let lacking = [
             parse_lacking("gd=it crashes").unwrap(),
             parse_lacking("smi").unwrap(),
         ];
-        let host = Counting(Cell::new(0));
+        let host = CountingCapabilities(Cell::new(0));
         let lacking = Lacking::new(&lacking, &host);
         assert_eq!(lacking.unmet("gd").as_deref(), Some("it crashes"));
         assert_eq!(lacking.unmet("smi").as_deref(), Some("left out"));
@@ -186,12 +193,12 @@ mod tests {
         assert_eq!(host.0.get(), 1);
         assert_eq!(
             parse_lacking("gb=x").unwrap_err(),
-            "hindsight doctor has no probe \"gb\" (--list shows them)"
+            "there is no probe \"gb\"; `hindsight doctor --list` lists all probes"
         );
     }
 
     #[test]
-    fn need_that_no_probe_measures_is_unknown() {
+    fn need_without_a_probe_is_unknown() {
         assert!(Unmeasured.is_known("int3-cpl0"));
         assert!(!Unmeasured.is_known("int3-cpl1"));
     }

@@ -1,34 +1,34 @@
-//! Runs jobs in parallel and hands their results on in the order of the jobs.
+//! Runs jobs in parallel, and delivers their results in the order of the jobs.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-/// What happens while jobs run. Results come in the order of the jobs.
+/// An event while jobs run. Results are delivered in the order of the jobs.
 #[derive(Debug)]
-pub enum Event<'a, R> {
-    /// The set of running jobs changed: their indices, and the number of jobs that have ended.
+pub enum PoolEvent<'a, R> {
+    /// The set of running jobs has changed: their indices, and the number of jobs that have ended.
     Running(&'a [usize], usize),
-    /// The next job in order is done.
+    /// The result of the next job in order.
     Done(R),
 }
 
 /// Runs `run(index)` for each index below `count` on at most `threads` threads.
 ///
-/// Ends early when `stop` is set, when `run` gives `None` or an error, and when `on_event` fails;
-/// `stop` is set then, so that `run` can end its children. Results before the first gap are still
-/// handed on. Returns how many were.
+/// It ends early when `stop` is set, and when `run` or `on_event` fails. In the latter cases it
+/// sets `stop`, so that `run` can end its children. Results before the first missing one are still
+/// delivered. Returns the number of delivered results.
 ///
 /// # Errors
 ///
-/// The first error of `run` or `on_event`.
+/// Returns the first error of `run` or `on_event`.
 pub fn run_in_order<R: Send, E: Send>(
     count: usize,
     threads: NonZeroUsize,
     stop: &AtomicBool,
     run: impl Fn(usize) -> Result<R, E> + Sync,
-    mut on_event: impl FnMut(Event<'_, R>) -> Result<(), E>,
+    mut on_event: impl FnMut(PoolEvent<'_, R>) -> Result<(), E>,
 ) -> Result<usize, E> {
     let next = AtomicUsize::new(0);
     let (sender, receiver) = mpsc::channel::<(usize, Option<Result<R, E>>)>();
@@ -53,20 +53,20 @@ pub fn run_in_order<R: Send, E: Send>(
         let mut order = InOrder::default();
         for (index, result) in receiver {
             if let Err(error) = order.take(index, result, &mut on_event) {
-                // The threads see the flag, and that nobody listens any more.
+                // The threads end: by the flag, or because they cannot send any more.
                 stop.store(true, Ordering::Relaxed);
                 return Err(error);
             }
         }
-        Ok(order.handed_on)
+        Ok(order.delivered)
     })
 }
 
-/// Results that wait for those before them.
+/// Reorders results: each waits for those before it.
 struct InOrder<R> {
     running: Vec<usize>,
     waiting: BTreeMap<usize, R>,
-    handed_on: usize,
+    delivered: usize,
 }
 
 impl<R> Default for InOrder<R> {
@@ -74,7 +74,7 @@ impl<R> Default for InOrder<R> {
         Self {
             running: Vec::new(),
             waiting: BTreeMap::new(),
-            handed_on: 0,
+            delivered: 0,
         }
     }
 }
@@ -85,7 +85,7 @@ impl<R> InOrder<R> {
         &mut self,
         index: usize,
         result: Option<Result<R, E>>,
-        on_event: &mut impl FnMut(Event<'_, R>) -> Result<(), E>,
+        on_event: &mut impl FnMut(PoolEvent<'_, R>) -> Result<(), E>,
     ) -> Result<(), E> {
         match result {
             None => self.running.push(index),
@@ -94,13 +94,13 @@ impl<R> InOrder<R> {
                 self.waiting.insert(index, result?);
             }
         }
-        while let Some(result) = self.waiting.remove(&self.handed_on) {
-            self.handed_on += 1;
-            on_event(Event::Done(result))?;
+        while let Some(result) = self.waiting.remove(&self.delivered) {
+            self.delivered += 1;
+            on_event(PoolEvent::Done(result))?;
         }
-        on_event(Event::Running(
+        on_event(PoolEvent::Running(
             &self.running,
-            self.handed_on + self.waiting.len(),
+            self.delivered + self.waiting.len(),
         ))
     }
 }
@@ -113,25 +113,25 @@ mod tests {
     const FOUR: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 
     #[test]
-    fn results_come_in_order_though_jobs_end_out_of_order() {
-        let mut seen = Vec::new();
+    fn results_are_delivered_in_order_when_jobs_end_out_of_order() {
+        let mut delivered = Vec::new();
         let run = |index: usize| {
             let pause = u64::try_from(20 - index).unwrap();
             std::thread::sleep(Duration::from_millis(pause));
             Ok::<_, ()>(index)
         };
         let count = run_in_order(20, FOUR, &AtomicBool::new(false), run, |event| {
-            if let Event::Done(index) = event {
-                seen.push(index);
+            if let PoolEvent::Done(index) = event {
+                delivered.push(index);
             }
             Ok(())
         });
         assert_eq!(count, Ok(20));
-        assert_eq!(seen, (0..20).collect::<Vec<_>>());
+        assert_eq!(delivered, (0..20).collect::<Vec<_>>());
     }
 
     #[test]
-    fn never_more_jobs_run_than_threads() {
+    fn at_most_one_job_runs_on_each_thread() {
         let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let run = |_| {
             most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn error_of_a_job_stops_the_rest() {
+    fn error_of_a_job_stops_the_other_jobs() {
         let (stop, started) = (AtomicBool::new(false), AtomicUsize::new(0));
         let run = |index| {
             started.fetch_add(1, Ordering::SeqCst);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn no_jobs_give_no_events() {
+    fn empty_list_of_jobs_has_no_events() {
         let run = |_| Ok::<(), ()>(());
         assert_eq!(
             run_in_order(0, FOUR, &AtomicBool::new(false), run, |_| Err(())),

@@ -1,4 +1,4 @@
-//! The command that runs one case: `hindsight run`, or another VMM by a template.
+//! The command that runs one case: `hindsight run`, or a template for another VMM.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -8,47 +8,47 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::harness::select::Job;
+use crate::harness::select::TestJob;
 
-/// How much longer than its own limit a child may take before it is killed.
+/// How much longer than its own time limit a child may run before it is killed.
 pub const GRACE: Duration = Duration::from_secs(5);
 
-/// Why a runner template was refused.
+/// Why a runner template is refused.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum TemplateError {
-    /// Unbalanced quotes.
-    #[error("--runner: unbalanced quotes")]
+    /// The quotes are unbalanced.
+    #[error("--runner: the command has unbalanced quotes")]
     Quotes,
-    /// No command at all.
-    #[error("--runner: no command")]
+    /// There is no command.
+    #[error("--runner: the command is empty")]
     Empty,
-    /// The image would never be run.
-    #[error("--runner: no {{image}} in the command")]
+    /// The command does not use the image.
+    #[error("--runner: the command has no {{image}}, the image's path")]
     NoImage,
 }
 
-/// What runs the cases.
+/// The program that runs the cases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Runner {
     /// `hindsight run` of this program.
     Hindsight {
         /// The program.
         program: PathBuf,
-        /// Options passed on to `run` as they are.
+        /// Additional options of `run`.
         options: Vec<String>,
     },
-    /// A command whose words hold placeholders.
+    /// A command whose words contain placeholders.
     Template(Vec<String>),
 }
 
 impl Runner {
-    /// Parses a command template: words as in a shell, but no shell runs it.
+    /// Parses a command template. It is split into words as in a shell, but not run by a shell.
     ///
     /// The placeholders are `{image}`, `{cmdline}`, `{cpus}`, `{memory}` and `{timeout}`.
     ///
     /// # Errors
     ///
-    /// [`TemplateError`] when it cannot be split into words or does not run the image.
+    /// The template cannot be split into words, or has no `{image}`.
     pub fn template(text: &str) -> Result<Self, TemplateError> {
         let words = shlex::split(text).ok_or(TemplateError::Quotes)?;
         if words.is_empty() {
@@ -60,9 +60,8 @@ impl Runner {
         Ok(Self::Template(words))
     }
 
-    /// The command that runs `job` with `memory` of guest memory (as `run` takes it) for at most
-    /// `limit`.
-    pub fn command(&self, job: &Job, memory: &str, limit: Duration) -> Command {
+    /// The command that runs `job` for at most `limit`. `memory` is the value of `--memory`.
+    pub fn command(&self, job: &TestJob, memory: &str, limit: Duration) -> Command {
         let cmdline = job
             .case
             .as_ref()
@@ -92,7 +91,7 @@ impl Runner {
                 command
             }
             Self::Template(words) => {
-                // Whole seconds, and never less than asked for: other monitors may want that.
+                // Rounded up to whole seconds, because other VMMs may not accept fractions.
                 let seconds = limit.as_secs() + u64::from(limit.subsec_nanos() > 0);
                 let values = [
                     ("{image}", job.image.path.as_os_str()),
@@ -113,7 +112,7 @@ impl Runner {
     }
 }
 
-/// Puts values in the place of their names; values are not searched for names again.
+/// Replaces names by their values. Names in values are not replaced.
 fn fill(word: &[u8], values: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let mut filled = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -138,7 +137,7 @@ fn fill(word: &[u8], values: &[(&str, Vec<u8>)]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::image::Image;
+    use crate::harness::image::TestImage;
     use crate::harness::select::jobs;
     use crate::harness::select::tests::jobs_of;
     use std::sync::Arc;
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn hindsight_gets_the_case_its_vcpus_and_its_time() {
+    fn hindsight_command_has_case_vcpus_and_timeout() {
         let runner = Runner::Hindsight {
             program: "/bin/h".into(),
             options: vec!["--engine=kvm".into()],
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_clock_is_deterministic_mode() {
+    fn virtual_clock_adds_the_deterministic_option() {
         let runner = Runner::Hindsight {
             program: "/bin/h".into(),
             options: Vec::new(),
@@ -182,19 +181,19 @@ mod tests {
     }
 
     #[test]
-    fn image_without_cases_gets_no_command_line() {
+    fn image_without_cases_has_no_kernel_command_line() {
         let runner = Runner::Hindsight {
             program: "/bin/h".into(),
             options: Vec::new(),
         };
-        let image = Arc::new(Image::builtin("flat", b"x").unwrap());
+        let image = Arc::new(TestImage::builtin("flat", b"x").unwrap());
         let command = runner.command(&jobs(&[image])[0], "64M", Duration::from_secs(1));
         assert!(!words(&command).contains(&"--cmdline".to_owned()));
         assert!(words(&command).contains(&"auto".to_owned()));
     }
 
     #[test]
-    fn template_words_are_filled_in() {
+    fn template_placeholders_are_replaced() {
         let text = "qemu -m {memory} -smp {cpus} -append 'x {cmdline}' -kernel {image} {other}";
         let runner = Runner::template(text).unwrap();
         let job = &jobs_of("exc", "case int3 cpl=3\n")[0];
@@ -206,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_templates_are_refused() {
+    fn malformed_template_is_refused() {
         assert_eq!(Runner::template("a 'b {image}"), Err(TemplateError::Quotes));
         assert_eq!(Runner::template("  "), Err(TemplateError::Empty));
         assert_eq!(Runner::template("qemu"), Err(TemplateError::NoImage));

@@ -1,4 +1,4 @@
-//! From images to jobs: every case at every level, less what the user left out.
+//! Makes jobs of images: every case at every level that the user selects.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -7,27 +7,27 @@ use std::time::Duration;
 use hindsight_cpu::facility::Facilities;
 use thiserror::Error;
 
-use crate::harness::case::{Case, TIMEOUT_DEFAULT};
-use crate::harness::image::Image;
+use crate::harness::case::{PayloadCase, TIMEOUT_DEFAULT};
+use crate::harness::image::TestImage;
 use crate::harness::needs::{Capabilities, NeedCache};
 
 /// One run of one case at one level.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub struct TestJob {
     /// The image.
-    pub image: Arc<Image>,
-    /// The case; `None` when the image as a whole is the case.
-    pub case: Option<Case>,
-    /// Privilege level the case runs at.
+    pub image: Arc<TestImage>,
+    /// The case; `None` if the image as a whole is the case.
+    pub case: Option<PayloadCase>,
+    /// Privilege level at which the case runs.
     pub cpl: u8,
-    /// Number of this run and of all runs, with `--repeat`.
+    /// With `--repeat`: the number of this run, and of all runs.
     pub repeat: Option<(u32, u32)>,
-    /// Why it is not run here.
+    /// Why the job is skipped on this host.
     pub skip: Option<String>,
 }
 
-impl Job {
-    /// `PAYLOAD/CASE`, or the image's name when it is one case.
+impl TestJob {
+    /// `PAYLOAD/CASE`, or the image's name if it is one case.
     pub fn name(&self) -> String {
         match &self.case {
             None => self.image.name.clone(),
@@ -36,7 +36,7 @@ impl Job {
         }
     }
 
-    /// The name with the level, as reports show it: `exceptions/int3 cpl=0`.
+    /// The name with the level, for reports: `exceptions/int3 cpl=0`.
     pub fn id(&self) -> String {
         let mut id = self.name();
         if self.case.is_some() {
@@ -48,12 +48,12 @@ impl Job {
         id
     }
 
-    /// Rules the case asserts.
+    /// Rules that the case asserts.
     pub fn rules(&self) -> &[String] {
         self.case.as_ref().map_or(&[], |case| &case.rules)
     }
 
-    /// Number of vCPUs the case wants.
+    /// Number of vCPUs of the case.
     pub fn vcpus(&self) -> u32 {
         self.case.as_ref().map_or(1, |case| case.vcpus)
     }
@@ -71,11 +71,11 @@ fn is_below(name: &str, payload: &str) -> bool {
         .is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// ForcedSwitch case of the images at every level, in the order of the images and their records.
-pub fn jobs(images: &[Arc<Image>]) -> Vec<Job> {
+/// Every case of the images at every level, in the order of the images and their records.
+pub fn jobs(images: &[Arc<TestImage>]) -> Vec<TestJob> {
     let mut jobs = Vec::new();
     for image in images {
-        let job = |case: Option<&Case>, cpl| Job {
+        let job = |case: Option<&PayloadCase>, cpl| TestJob {
             image: Arc::clone(image),
             case: case.cloned(),
             cpl,
@@ -95,7 +95,7 @@ pub fn jobs(images: &[Arc<Image>]) -> Vec<Job> {
     jobs
 }
 
-/// A pattern on names: with `*` or `?` a glob for the whole name, else a part of it.
+/// A pattern for names: with `*` or `?`, a glob for the whole name; otherwise a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern(pub String);
 
@@ -105,8 +105,8 @@ impl Pattern {
         self.0.contains(['*', '?'])
     }
 
-    /// Whether `job` is meant: by its name or by its name with the level.
-    pub fn matches(&self, job: &Job) -> bool {
+    /// Whether the pattern matches `job`: its name, or its name with the level.
+    pub fn matches(&self, job: &TestJob) -> bool {
         if self.is_glob() {
             glob(self.0.as_bytes(), job.name().as_bytes())
                 || glob(self.0.as_bytes(), job.id().as_bytes())
@@ -115,15 +115,15 @@ impl Pattern {
         }
     }
 
-    /// Whether one of the rules of `job` is meant: the whole name, or a glob.
-    pub fn matches_rules(&self, job: &Job) -> bool {
+    /// Whether the pattern, as a glob, matches one of the rules of `job`.
+    pub fn matches_rules(&self, job: &TestJob) -> bool {
         job.rules()
             .iter()
             .any(|rule| glob(self.0.as_bytes(), rule.as_bytes()))
     }
 }
 
-/// Matches `*` (any bytes) and `?` (one byte) in time linear in the pattern for each byte.
+/// Matches `*` (any bytes) and `?` (one byte). The time for each byte is linear in the pattern.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut retry = None;
@@ -157,7 +157,7 @@ pub struct Shard {
     count: usize,
 }
 
-/// A shard that is no `i/n` with 1 <= i <= n.
+/// A shard is not `i/n` with 1 <= i <= n.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("a shard is i/n with 1 <= i <= n, such as 1/4")]
 pub struct ShardError;
@@ -178,8 +178,9 @@ impl FromStr for Shard {
 }
 
 impl Shard {
-    /// Keeps the jobs of this shard: every n-th, so that neighbours of alike cost spread out.
-    pub fn keep(self, jobs: Vec<Job>) -> Vec<Job> {
+    /// Keeps the jobs of this shard: every n-th, so that neighbouring jobs of similar cost are
+    /// divided.
+    pub fn keep(self, jobs: Vec<TestJob>) -> Vec<TestJob> {
         jobs.into_iter()
             .enumerate()
             .filter(|(at, _)| at % self.count == self.index - 1)
@@ -188,8 +189,8 @@ impl Shard {
     }
 }
 
-/// Keeps the jobs that one of `filters` and one of `rules` mean; an empty list means all.
-pub fn filter(jobs: Vec<Job>, filters: &[Pattern], rules: &[Pattern]) -> Vec<Job> {
+/// Keeps the jobs that one of `filters` and one of `rules` match. An empty list matches all.
+pub fn filter(jobs: Vec<TestJob>, filters: &[Pattern], rules: &[Pattern]) -> Vec<TestJob> {
     jobs.into_iter()
         .filter(|job| filters.is_empty() || filters.iter().any(|f| f.matches(job)))
         .filter(|job| rules.is_empty() || rules.iter().any(|r| r.matches_rules(job)))
@@ -197,20 +198,20 @@ pub fn filter(jobs: Vec<Job>, filters: &[Pattern], rules: &[Pattern]) -> Vec<Job
 }
 
 /// Repeats the whole list `count` times.
-pub fn repeat(jobs: Vec<Job>, count: u32) -> Vec<Job> {
+pub fn repeat(jobs: Vec<TestJob>, count: u32) -> Vec<TestJob> {
     if count == 1 {
         return jobs;
     }
-    let round = |number| {
-        jobs.iter().map(move |job| Job {
+    let run = |number| {
+        jobs.iter().map(move |job| TestJob {
             repeat: Some((number, count)),
             ..job.clone()
         })
     };
-    (1..=count).flat_map(round).collect()
+    (1..=count).flat_map(run).collect()
 }
 
-/// A need that no probe measures.
+/// A case has a need that no probe measures.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("case {case}: unknown need `{need}`")]
 pub struct UnknownNeed {
@@ -224,8 +225,8 @@ pub struct UnknownNeed {
 ///
 /// # Errors
 ///
-/// The first need that is not.
-pub fn check_needs(jobs: &[Job], capabilities: &dyn Capabilities) -> Result<(), UnknownNeed> {
+/// Returns the first unknown need.
+pub fn check_needs(jobs: &[TestJob], capabilities: &dyn Capabilities) -> Result<(), UnknownNeed> {
     for job in jobs {
         let mut needs = job.case.iter().flat_map(|case| case.needs_at(job.cpl));
         if let Some(need) = needs.find(|need| !capabilities.is_known(need)) {
@@ -238,8 +239,8 @@ pub fn check_needs(jobs: &[Job], capabilities: &dyn Capabilities) -> Result<(), 
     Ok(())
 }
 
-/// Marks the jobs whose needs this host does not meet.
-pub fn mark_unmet(jobs: &mut [Job], capabilities: &dyn Capabilities) {
+/// Marks the jobs whose needs this host does not meet as skipped.
+pub fn mark_unmet(jobs: &mut [TestJob], capabilities: &dyn Capabilities) {
     let mut cache = NeedCache::new(capabilities);
     for job in jobs {
         if let (None, Some(case)) = (&job.skip, &job.case) {
@@ -248,8 +249,8 @@ pub fn mark_unmet(jobs: &mut [Job], capabilities: &dyn Capabilities) {
     }
 }
 
-/// Marks the jobs whose processor or clock needs the interpreter.
-pub fn mark_profiles(jobs: &mut [Job], available: Facilities) {
+/// Marks the jobs whose processor profile or clock needs the interpreter as skipped.
+pub fn mark_profiles(jobs: &mut [TestJob], available: Facilities) {
     for job in jobs {
         if let (None, Some(cpu)) = (&job.skip, job.case.as_ref().and_then(|case| case.cpu)) {
             job.skip = cpu.facilities(available).err().map(|e| e.to_string());
@@ -267,13 +268,13 @@ pub(crate) mod tests {
     use crate::harness::image::tests::elf_with_cases;
     use crate::harness::needs::Unmeasured;
 
-    pub(crate) fn jobs_of(name: &str, records: &str) -> Vec<Job> {
-        let image = Image::builtin(name, &elf_with_cases(records.as_bytes())).unwrap();
+    pub(crate) fn jobs_of(name: &str, records: &str) -> Vec<TestJob> {
+        let image = TestImage::builtin(name, &elf_with_cases(records.as_bytes())).unwrap();
         jobs(&[Arc::new(image)])
     }
 
     #[test]
-    fn processor_that_needs_the_interpreter_is_left_out() {
+    fn job_that_needs_the_interpreter_is_skipped_under_kvm() {
         let records = "case a cpu=pmu=8\ncase b cpu=-x2apic\ncase c\ncase d clock=virtual\n";
         let mut jobs = jobs_of("p", records);
         mark_profiles(&mut jobs, Facilities::NATIVE);
@@ -281,8 +282,8 @@ pub(crate) mod tests {
         assert_eq!(skipped, [true, false, false, true]);
     }
 
-    fn ids(jobs: &[Job]) -> Vec<String> {
-        jobs.iter().map(Job::id).collect()
+    fn ids(jobs: &[TestJob]) -> Vec<String> {
+        jobs.iter().map(TestJob::id).collect()
     }
 
     const RECORDS: &str = "case int3 cpl=0,3 rules=EXC-01 needs=exceptions needs_cpl0=int3-cpl0\n\
@@ -304,12 +305,12 @@ pub(crate) mod tests {
 
     #[test]
     fn image_without_cases_is_one_job() {
-        let image = Image::builtin("flat.bin", b"rubbish").unwrap();
+        let image = TestImage::builtin("flat.bin", b"rubbish").unwrap();
         assert_eq!(ids(&jobs(&[Arc::new(image)])), ["flat.bin"]);
     }
 
     #[test]
-    fn filters_match_parts_globs_and_rules() {
+    fn filters_match_parts_of_names_globs_and_rules() {
         let rows: [(&[&str], &[&str], usize); 9] = [
             (&[], &[], 4),
             (&["int3"], &[], 2),
@@ -331,7 +332,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn glob_with_many_stars_ends_soon() {
+    fn glob_with_many_stars_does_not_backtrack_exponentially() {
         assert!(glob(b"a*b?c*", b"aXXbbXcYY"));
         assert!(!glob(b"a*b", b"ab "));
         assert!(glob(b"**", b""));
@@ -351,7 +352,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn shard_text_is_checked() {
+    fn malformed_shard_is_refused() {
         assert_eq!("2/3".parse(), Ok(Shard { index: 2, count: 3 }));
         for bad in ["", "1", "0/3", "4/3", "1/0", "-1/2", "a/b", "1/2/3"] {
             assert_eq!(bad.parse::<Shard>(), Err(ShardError), "row {bad}");
@@ -359,7 +360,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn repeated_jobs_have_ids_of_their_own() {
+    fn repeated_jobs_have_distinct_ids() {
         let jobs = repeat(jobs_of("exc", "case a\ncase b\n"), 2);
         assert_eq!(
             ids(&jobs),
@@ -381,18 +382,16 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn job_with_an_unmet_need_is_marked_at_that_level_only() {
+    fn job_with_an_unmet_need_is_skipped_at_that_level_only() {
         let mut jobs = jobs_of("exc", RECORDS);
         mark_unmet(&mut jobs, &NoInt3);
-        assert_eq!(
-            jobs[0].skip.as_deref(),
-            Some("this KVM: int3-cpl0: internal error")
-        );
+        let reason = "this KVM: int3-cpl0: internal error";
+        assert_eq!(jobs[0].skip.as_deref(), Some(reason));
         assert_eq!(jobs[1].skip, None);
     }
 
     #[test]
-    fn unknown_need_is_an_error() {
+    fn unknown_need_is_refused() {
         let jobs = jobs_of("exc", "case a needs=nmi,magic\n");
         let error = check_needs(&jobs, &Unmeasured).unwrap_err();
         assert_eq!(error.to_string(), "case exc/a: unknown need `magic`");

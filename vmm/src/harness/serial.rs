@@ -1,39 +1,39 @@
-//! What a payload says on the serial line: its report lines, and the end of everything else.
+//! Parses a payload's output on the serial line: its report lines, and the last lines of all.
 //!
-//! The guest is untrusted. A [`Transcript`] takes output without bound and keeps a bounded part of
-//! it, printable: bytes that are no printable UTF-8 become `\xNN`.
+//! The guest is untrusted. A [`Transcript`] accepts any amount of output and keeps a bounded part
+//! of it. Kept lines are printable: bytes that are not printable UTF-8 become `\xNN`.
 
 use std::collections::VecDeque;
 
-/// Longest line kept, in bytes; the rest of it is dropped.
+/// Longest line to keep, in bytes; the rest of the line is dropped.
 const LINE_BYTES_MAX: usize = 2048;
-/// Most lines kept from the end of the output.
+/// Most lines to keep from the end of the output.
 const TAIL_LINES_MAX: usize = 40;
-/// Most bytes kept from the end of the output.
+/// Most bytes to keep from the end of the output.
 const TAIL_BYTES_MAX: usize = 16 << 10;
-/// Most bytes of report lines kept; later ones count for nothing.
+/// Most bytes of report lines to parse; later report lines are ignored.
 const REPORT_BYTES_MAX: usize = 16 << 10;
 
 /// A failed assertion: `fail CASE cpl=N FILE:LINE MESSAGE expected=.. found=..`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Assertion {
-    /// Source file and line, `FILE:LINE`; empty when the guest named none.
-    pub place: String,
+pub struct FailedAssertion {
+    /// Source file and line, `FILE:LINE`; empty if the guest did not report it.
+    pub location: String,
     /// What was asserted.
     pub message: String,
-    /// The value the payload expected.
+    /// The expected value.
     pub expected: Option<String>,
-    /// The value it found.
+    /// The value found.
     pub found: Option<String>,
 }
 
-/// What the report lines of a run say.
+/// The report lines of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct GuestReport {
     /// `ok` lines, as (case, level).
     pub ok: Vec<(String, u8)>,
     /// `fail` lines, as (case, level, assertion).
-    pub failed: Vec<(String, u8, Assertion)>,
+    pub failed: Vec<(String, u8, FailedAssertion)>,
     /// `skip` lines, as (case, level, reason).
     pub skipped: Vec<(String, u8, String)>,
     /// The number of failures in the `end` line.
@@ -41,27 +41,28 @@ pub struct Report {
     bytes: usize,
 }
 
-/// Collects the output of a child: report lines and the last lines of all.
+/// Collects the output of a child: report lines, and the last lines of all.
 #[derive(Debug, Default)]
 pub struct Transcript {
     line: Vec<u8>,
+    /// Bytes dropped from the line.
     cut: u64,
     tail: VecDeque<String>,
     tail_bytes: usize,
     lines_dropped: u64,
-    report: Report,
+    report: GuestReport,
 }
 
 impl Transcript {
-    /// Takes the next bytes of the output.
+    /// Adds the next bytes of the output.
     pub fn push(&mut self, bytes: &[u8]) {
         for piece in bytes.split_inclusive(|b| *b == b'\n') {
             let (text, ends) = match piece.split_last() {
                 Some((b'\n', text)) => (text, true),
                 _ => (piece, false),
             };
-            let room = LINE_BYTES_MAX - self.line.len();
-            let (kept, cut) = text.split_at(text.len().min(room));
+            let capacity = LINE_BYTES_MAX - self.line.len();
+            let (kept, cut) = text.split_at(text.len().min(capacity));
             self.line.extend_from_slice(kept);
             self.cut += cut.len() as u64;
             if ends {
@@ -70,15 +71,15 @@ impl Transcript {
         }
     }
 
-    /// Ends the output: what remains without a newline is a line too.
+    /// Ends the output. A last line without a newline counts as a line.
     pub fn finish(&mut self) {
         if !self.line.is_empty() {
             self.end_line();
         }
     }
 
-    /// The report lines seen so far.
-    pub fn report(&self) -> &Report {
+    /// The report lines so far.
+    pub fn report(&self) -> &GuestReport {
         &self.report
     }
 
@@ -104,7 +105,7 @@ impl Transcript {
             text.push_str(&format!(" [{} more bytes]", self.cut));
             self.cut = 0;
         }
-        self.report.take_line(&text);
+        self.report.add_line(&text);
         self.tail_bytes += text.len();
         self.tail.push_back(text);
         while self.tail.len() > TAIL_LINES_MAX || self.tail_bytes > TAIL_BYTES_MAX {
@@ -117,8 +118,9 @@ impl Transcript {
     }
 }
 
-impl Report {
-    fn take_line(&mut self, line: &str) {
+impl GuestReport {
+    /// Adds a line if it is a report line.
+    fn add_line(&mut self, line: &str) {
         if let Some(counts) = line.strip_prefix("end ") {
             let failed = counts
                 .split(' ')
@@ -145,7 +147,7 @@ impl Report {
     }
 }
 
-/// `CASE cpl=N REST`.
+/// Parses `CASE cpl=N REST`.
 fn parse_subject(text: &str) -> Option<(String, u8, &str)> {
     let (case, rest) = text.split_once(' ')?;
     let (cpl, rest) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -153,24 +155,24 @@ fn parse_subject(text: &str) -> Option<(String, u8, &str)> {
     Some((case.to_owned(), cpl, rest.trim()))
 }
 
-/// `FILE:LINE MESSAGE expected=.. found=..`; the values may hold blanks.
-fn parse_assertion(text: &str) -> Assertion {
-    let (place, rest) = match text.split_once(' ') {
-        Some((first, rest)) if is_place(first) => (first, rest),
-        None if is_place(text) => (text, ""),
+/// Parses `FILE:LINE MESSAGE expected=.. found=..`. The values may contain spaces.
+fn parse_assertion(text: &str) -> FailedAssertion {
+    let (location, rest) = match text.split_once(' ') {
+        Some((first, rest)) if is_location(first) => (first, rest),
+        None if is_location(text) => (text, ""),
         _ => ("", text),
     };
     let (rest, found) = split_value(rest, "found=");
     let (message, expected) = split_value(rest, "expected=");
-    Assertion {
-        place: place.to_owned(),
+    FailedAssertion {
+        location: location.to_owned(),
         message: message.trim().to_owned(),
         expected: expected.map(str::to_owned),
         found: found.map(str::to_owned),
     }
 }
 
-fn is_place(word: &str) -> bool {
+fn is_location(word: &str) -> bool {
     let line = word
         .rsplit_once(':')
         .filter(|(file, _)| !file.is_empty())
@@ -188,7 +190,7 @@ fn split_value<'a>(text: &'a str, key: &str) -> (&'a str, Option<&'a str>) {
     }
 }
 
-/// Makes bytes printable: tabs become blanks, everything else that is no printable UTF-8 `\xNN`.
+/// Makes bytes printable: tabs become spaces, other bytes that are not printable UTF-8 `\xNN`.
 pub fn escape(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -211,10 +213,17 @@ pub fn escape(bytes: &[u8]) -> String {
     text
 }
 
-/// Neither a control character nor one that reorders or hides the text around it.
+/// Whether `c` is neither a control character nor one that reorders or hides text.
 fn is_printable(c: char) -> bool {
-    !c.is_control()
-        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
+    let hides_text = matches!(
+        c,
+        '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+    );
+    !c.is_control() && !hides_text
 }
 
 #[cfg(test)]
@@ -229,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn report_lines_are_found_among_other_output() {
+    fn report_lines_are_parsed_among_other_output() {
         let t = transcript(
             b"payload demo\r\nrun a cpl=0\r\nhello\r\nok a cpl=0\r\nskip b cpl=3 no such thing\r\n\
               end passed=1 failed=0 skipped=1\r\n",
@@ -245,26 +254,26 @@ mod tests {
     }
 
     #[test]
-    fn fail_line_is_taken_apart() {
+    fn fail_line_is_parsed_into_location_message_and_values() {
         let t = transcript(
             b"fail x/y cpl=3 src/bin/x.rs:42 DR6 after INT3 expected=0xf0 | BS found=Some(0x0 1)",
         );
         let (case, cpl, assertion) = &t.report().failed[0];
         assert_eq!((case.as_str(), *cpl), ("x/y", 3));
-        assert_eq!(assertion.place, "src/bin/x.rs:42");
+        assert_eq!(assertion.location, "src/bin/x.rs:42");
         assert_eq!(assertion.message, "DR6 after INT3");
         assert_eq!(assertion.expected.as_deref(), Some("0xf0 | BS"));
         assert_eq!(assertion.found.as_deref(), Some("Some(0x0 1)"));
     }
 
     #[test]
-    fn fail_line_without_place_or_values_is_a_message() {
+    fn fail_line_without_location_or_values_is_a_message() {
         let t = transcript(b"fail a cpl=0 panicked: no place\nfail a cpl=0\nfail a cpl=0 f.rs:1\n");
         let failed = &t.report().failed;
         assert_eq!(failed[0].2.message, "panicked: no place");
         assert_eq!(failed[0].2.expected, None);
-        assert_eq!(failed[1].2, Assertion::default());
-        assert_eq!(failed[2].2.place, "f.rs:1");
+        assert_eq!(failed[1].2, FailedAssertion::default());
+        assert_eq!(failed[2].2.location, "f.rs:1");
     }
 
     #[test]
@@ -278,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_output_is_kept_within_bounds() {
+    fn transcript_of_endless_output_is_bounded() {
         let mut t = Transcript::default();
         for _ in 0..1000 {
             t.push(&[b'x'; 10_000]);
@@ -294,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn long_binary_lines_are_kept_within_bounds() {
+    fn transcript_of_long_binary_lines_is_bounded() {
         let mut t = Transcript::default();
         for _ in 0..100 {
             t.push(&[0; LINE_BYTES_MAX]);
@@ -305,13 +314,13 @@ mod tests {
     }
 
     #[test]
-    fn cut_line_says_how_much_is_missing() {
+    fn truncated_line_ends_with_the_number_of_dropped_bytes() {
         let t = transcript(&[b'y'; LINE_BYTES_MAX + 5]);
         assert!(t.tail()[0].ends_with("y [5 more bytes]"));
     }
 
     #[test]
-    fn binary_output_is_shown_escaped() {
+    fn binary_output_is_escaped() {
         assert_eq!(
             escape(b"a\x00\x1b[2J\xff\tb \xc3\xa9"),
             "a\\x00\\x1b[2J\\xff b \u{e9}"

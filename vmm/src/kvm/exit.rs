@@ -1,97 +1,113 @@
-//! Why a virtual processor stopped running, in our own words.
+//! Why KVM_RUN returned, independent of KVM's own structures.
 
 use std::fmt;
 
 /// Direction and data of a port access. `REP INS` and `REP OUTS` may carry several elements.
 #[derive(Debug)]
-pub enum Port<'a> {
-    /// IN or INS: to be filled.
+pub enum PortData<'a> {
+    /// IN or INS: bytes that the monitor must fill.
     In(&'a mut [u8]),
-    /// OUT or OUTS.
+    /// OUT or OUTS: bytes that the guest wrote.
     Out(&'a [u8]),
 }
 
-/// Why the processor stopped. The kinds up to [`Exit::Wrmsr`] leave an instruction half done: it
-/// must be completed before the state is read, written or moved
-/// ([`crate::kvm::vcpu::KvmVcpuFd::complete`]). At all others the state is consistent.
+/// Why a vCPU left KVM_RUN.
+///
+/// The variants up to [`KvmExit::Wrmsr`] leave an instruction incomplete. It must be completed
+/// ([`crate::kvm::vcpu::KvmVcpuFd::complete`]) before the vCPU's state is read, written or moved.
+/// At all other exits the state is consistent.
 #[derive(Debug)]
-pub enum Exit<'a> {
-    /// A port access; `data` holds elements of `size` bytes (1, 2 or 4).
+pub enum KvmExit<'a> {
+    /// A port access.
     Io {
         /// First port.
         port: u16,
-        /// Bytes of one element.
+        /// Bytes of one element: 1, 2 or 4.
         size: usize,
         /// All elements.
-        data: Port<'a>,
+        data: PortData<'a>,
     },
-    /// A read where there is no memory: fill 1 to 8 bytes.
+    /// A read of an address without memory.
     MmioRead {
         /// Guest physical address.
         address: u64,
-        /// To be filled.
+        /// 1 to 8 bytes that the monitor must fill.
         data: &'a mut [u8],
     },
-    /// A write where there is no memory.
+    /// A write to an address without memory.
     MmioWrite {
         /// Guest physical address.
         address: u64,
         /// 1 to 8 bytes.
         data: &'a [u8],
     },
-    /// RDMSR of an MSR that the filter holds back or that KVM does not know.
+    /// RDMSR of an MSR that the filter denies or that KVM does not know.
     Rdmsr {
         /// MSR number.
         index: u32,
-        /// Where the answer goes.
+        /// Takes the outcome.
         reply: MsrReply<'a>,
     },
-    /// WRMSR likewise.
+    /// WRMSR of an MSR that the filter denies or that KVM does not know.
     Wrmsr {
         /// MSR number.
         index: u32,
         /// EDX:EAX.
         value: u64,
-        /// Where the answer goes.
+        /// Takes the outcome.
         reply: MsrReply<'a>,
     },
     /// HLT.
     Halt,
-    /// The guest lowered CR8: interrupts held back by the task priority may now be due.
+    /// The guest lowered CR8: interrupts that the task priority blocked may now be deliverable.
     TprLowered,
     /// An interrupt can now be injected.
     InterruptWindow,
-    /// Kicked from another thread, or a signal.
+    /// Another thread kicked the vCPU, or a signal arrived.
     Kicked,
     /// A triple fault.
     Shutdown,
-    /// A debug event that the host asked for.
+    /// A debug event that KVM_SET_GUEST_DEBUG requested.
     Debug {
         /// Vector: 1 or 3.
         vector: u32,
         /// DR6 of the event.
         dr6: u64,
     },
-    /// KVM met what it cannot do.
+    /// KVM could not continue.
     InternalError(InternalError),
     /// The hardware refused to enter the guest.
     FailEntry {
         /// KVM's hardware_entry_failure_reason.
         reason: u64,
     },
-    /// KVM reports a guest access it could not resolve to host memory.
+    /// KVM could not resolve a guest access to host memory.
     MemoryFault {
         /// Guest physical address.
         address: u64,
     },
-    /// An exit reason that no machine of ours should produce.
+    /// An exit reason that Hindsight's machines should never produce.
     Unexpected {
         /// KVM's exit_reason.
         reason: u32,
     },
 }
 
-/// Answers a RDMSR or WRMSR exit.
+impl KvmExit<'_> {
+    /// Whether the exit leaves an instruction incomplete.
+    pub const fn is_incomplete(&self) -> bool {
+        matches!(
+            self,
+            Self::Io { .. }
+                | Self::MmioRead { .. }
+                | Self::MmioWrite { .. }
+                | Self::Rdmsr { .. }
+                | Self::Wrmsr { .. }
+        )
+    }
+}
+
+/// Takes the outcome of an RDMSR or WRMSR exit.
 #[derive(Debug)]
 pub struct MsrReply<'a> {
     pub(crate) data: &'a mut u64,
@@ -99,13 +115,13 @@ pub struct MsrReply<'a> {
 }
 
 impl MsrReply<'_> {
-    /// RDMSR gives `value`; for WRMSR use [`MsrReply::done`].
+    /// RDMSR returns `value`; for WRMSR use [`MsrReply::done`].
     pub const fn value(self, value: u64) {
         *self.data = value;
         *self.error = 0;
     }
 
-    /// WRMSR is done.
+    /// WRMSR succeeds.
     pub const fn done(self) {
         *self.error = 0;
     }
@@ -116,13 +132,13 @@ impl MsrReply<'_> {
     }
 }
 
-/// What KVM says of an internal error.
+/// Why KVM could not continue: KVM_EXIT_INTERNAL_ERROR.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InternalError {
     /// KVM_INTERNAL_ERROR_*: 1 emulation, 2 simultaneous exceptions, 3 delivery of an event, 4
     /// unexpected exit.
     pub suberror: u32,
-    /// Instruction bytes at RIP as far as KVM gives them.
+    /// The bytes at RIP that KVM had fetched: the instruction and perhaps more; empty if unknown.
     pub bytes: Vec<u8>,
 }
 

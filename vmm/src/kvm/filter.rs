@@ -1,7 +1,7 @@
-//! The MSR filter: which accesses KVM may answer by itself, made from the one table in `cpu`.
+//! The MSR filter: which MSR accesses KVM completes by itself, from the one table in `cpu`.
 //!
-//! Everything exits but the rows marked [`OnKvm::Passthrough`]. KVM never filters the x2APIC range;
-//! without an in-kernel APIC those accesses exit as invalid instead.
+//! Every access exits, except those to rows marked [`OnKvm::Passthrough`]. KVM never filters the
+//! x2APIC range; without an in-kernel APIC those accesses exit as invalid.
 
 use hindsight_cpu::msr::table::TABLE;
 use hindsight_cpu::msr::{MsrSpec, OnKvm};
@@ -9,26 +9,26 @@ use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, Vm
 
 use crate::kvm::{KvmError, ioctl};
 
-/// MSRs one range of the filter covers at most here: a bitmap of 32 bytes.
+/// Most MSRs in one range of the filter: a bitmap of 32 bytes.
 const RANGE: u32 = 256;
 
-/// One range: MSRs whose bit is set pass.
+/// One range of the filter. A set bit lets KVM complete the access.
 #[derive(Debug, PartialEq, Eq)]
-struct Range {
+struct BitmapRange {
     base: u32,
     bitmap: Vec<u8>,
 }
 
-/// Groups the rows that pass into ranges.
-fn ranges<'a>(rows: impl Iterator<Item = &'a MsrSpec>) -> Vec<Range> {
-    let mut ranges: Vec<Range> = Vec::new();
+/// Groups the passthrough rows into ranges.
+fn ranges<'a>(rows: impl Iterator<Item = &'a MsrSpec>) -> Vec<BitmapRange> {
+    let mut ranges: Vec<BitmapRange> = Vec::new();
     let indices = rows
         .filter(|spec| spec.on_kvm == OnKvm::Passthrough)
         .flat_map(|spec| spec.index..spec.index + spec.count);
     for index in indices {
         let fits = ranges.last().is_some_and(|r| index - r.base < RANGE);
         if !fits {
-            ranges.push(Range {
+            ranges.push(BitmapRange {
                 base: index,
                 bitmap: vec![0; RANGE as usize / 8],
             });
@@ -41,7 +41,7 @@ fn ranges<'a>(rows: impl Iterator<Item = &'a MsrSpec>) -> Vec<Range> {
     ranges
 }
 
-/// Installs the filter. It comes into force for vCPUs that run afterwards.
+/// Installs the filter. It applies to vCPUs that run afterwards.
 pub(super) fn install(vm: &VmFd) -> Result<(), KvmError> {
     let ranges = ranges(TABLE.iter());
     let ranges: Vec<_> = ranges

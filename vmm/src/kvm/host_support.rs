@@ -1,49 +1,50 @@
-//! What this host's KVM was measured to do, as data: [`crate::probe`] fills it in, the engine policy
-//! and the debugger decide by it.
+//! What this host's KVM supports, as plain data.
+//!
+//! [`crate::probe`] measures it; the engine policy and the debugger decide by it.
 
 use hindsight_cpu::armed::Armed;
 
-/// What a guest can arm in its debug registers. KVM checks no access for I/O breakpoints; where an
-/// access exits, the monitor does.
+/// What a guest can arm in its debug registers. KVM checks no access against I/O breakpoints; the
+/// monitor checks those accesses that exit.
 pub const GUEST_BREAKPOINTS: Armed = Armed::CODE_BREAKPOINT
     .union(Armed::DATA_BREAKPOINT)
     .union(Armed::GENERAL_DETECT);
 
-/// What is known of the host's KVM.
+/// Whether and how well this host's KVM runs guests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostKvm {
-    /// It cannot be used, for this reason.
+    /// KVM cannot be used, for this reason.
     Unusable(String),
-    /// It runs ring 0 as the processor does.
-    Native {
-        /// The facilities that it handles by itself, as exactly as the interpreter.
+    /// KVM runs ring 0 on the processor itself.
+    Usable {
+        /// The facilities that KVM handles by itself, as exactly as the interpreter does.
         exact: Armed,
-        /// It exits on MOV DR before the instruction executes, where general detect is set.
+        /// KVM exits on MOV DR before the instruction executes, while general detect is set.
         detects_mov_dr: bool,
     },
-    /// It does not run ring 0 natively: the probe that showed it, with its finding.
+    /// KVM emulates ring 0 instead of running it: the probe that failed, with its finding.
     EmulatesRing0(String),
-    /// It shows guests another time than their processor's: the probe, with its finding.
+    /// Guests read the host's TSC instead of their own: the probe that failed, with its finding.
     ForeignTime(String),
 }
 
 impl HostKvm {
-    /// A KVM that runs ring 0 natively, of which nothing else is known.
-    pub const fn native() -> Self {
-        Self::Native {
+    /// A usable KVM of which nothing else is known.
+    pub const fn usable() -> Self {
+        Self::Usable {
             exact: GUEST_BREAKPOINTS,
             detects_mov_dr: false,
         }
     }
 }
 
-/// What this host's KVM was measured to do for a debugger, by KVM_SET_GUEST_DEBUG; where it does
-/// not, why.
+/// What this host's KVM does for a debugger, by KVM_SET_GUEST_DEBUG. An error holds the reason why
+/// a facility cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HwBreakpointSupport {
-    /// Breakpoints on execution.
+    /// Execution breakpoints.
     pub execute: Result<(), String>,
-    /// Breakpoints on data.
+    /// Data breakpoints.
     pub data: Result<(), String>,
     /// Single steps.
     pub step: Result<(), String>,

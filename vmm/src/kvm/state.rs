@@ -1,4 +1,4 @@
-//! Between KVM's structures and [`CpuState`].
+//! Converts between KVM's structures and [`CpuState`].
 
 use hindsight_cpu::state::{CpuState, DescriptorTable, Segment, XSAVE_LEN, XsaveArea, seg};
 use kvm_bindings::{
@@ -6,7 +6,7 @@ use kvm_bindings::{
     kvm_vcpu_events,
 };
 
-use crate::kvm::Host;
+use crate::kvm::KvmDevice;
 
 /// KVM_VCPUEVENT_VALID_NMI_PENDING, _SHADOW, and _PAYLOAD.
 const VALID_NMI_PENDING: u32 = 1;
@@ -16,23 +16,25 @@ const VALID_PAYLOAD: u32 = 1 << 4;
 const SHADOW_MOV_SS: u8 = 1;
 const SHADOW_STI: u8 = 2;
 
-/// Components whose place in the standard XSAVE format differs between hosts, with their Intel
-/// offset: opmask, upper halves of ZMM0-15, ZMM16-31, PKRU.
+/// XSAVE components whose offset in the standard format differs between hosts, with their offset on
+/// Intel: opmask, upper halves of ZMM0-15, ZMM16-31, PKRU.
 const MOVING: [(u32, usize); 4] = [(5, 0x440), (6, 0x480), (7, 0x680), (9, 0xa80)];
 
-/// Bytes of the legacy region that no XSAVE writes. SDM Vol. 1, "Legacy Region of an XSAVE Area".
+/// Bytes of the legacy region that XSAVE never writes and that software may use. SDM Vol. 1,
+/// "Legacy Region of an XSAVE Area".
 const SOFTWARE: std::ops::Range<usize> = 464..512;
 
-/// Where this host's XSAVE puts the components of [`MOVING`]: (Intel offset, host offset, bytes).
+/// This host's XSAVE layout: of each component of [`MOVING`], Intel offset, host offset and bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct XsaveLayout([(usize, usize, usize); 4]);
 
 impl XsaveLayout {
-    pub(super) fn of_host(host: &Host) -> Self {
+    /// The layout that CPUID leaf 0xd reports.
+    pub(super) fn of_host(device: &KvmDevice) -> Self {
         Self(MOVING.map(|(component, intel)| {
-            let [len, offset, ..] = host.supported_cpuid(0xd, component);
+            let [len, offset, ..] = device.supported_cpuid(0xd, component);
             let (len, offset) = (len as usize, offset as usize);
-            // A component that the host lacks, or an answer out of range, is not copied.
+            // A component that the host lacks, or whose offset is out of range, is not copied.
             let fits = intel + len <= XSAVE_LEN && offset >= 576 && offset + len <= 4096;
             if fits {
                 (intel, offset, len)
@@ -42,19 +44,19 @@ impl XsaveLayout {
         }))
     }
 
-    /// From KVM's 4-KiB image to ours.
+    /// Converts KVM's 4-KiB image to Intel's layout.
     pub(super) fn import(&self, from: &[u8; 4096], area: &mut XsaveArea) {
         area.0.fill(0);
         let common = 0x240 + 0x100;
         area.0[..common].copy_from_slice(&from[..common]);
-        // Left to software by the format; the kernel notes its own there.
+        // The kernel stores data of its own in the bytes that the format leaves to software.
         area.0[SOFTWARE].fill(0);
         for (intel, host, len) in self.0 {
             area.0[intel..intel + len].copy_from_slice(&from[host..host + len]);
         }
     }
 
-    /// From our image to KVM's.
+    /// Converts an image of Intel's layout to KVM's.
     pub(super) fn export(&self, area: &XsaveArea) -> [u8; 4096] {
         let mut to = [0; 4096];
         let common = 0x240 + 0x100;
@@ -161,7 +163,7 @@ pub(super) fn import_sregs(s: &kvm_sregs, state: &mut CpuState) {
     state.efer = s.efer;
 }
 
-/// `apic_base` is the local APIC's, which `CpuState` does not hold.
+/// Converts the system registers. `apic_base` is the local APIC's, which `CpuState` does not hold.
 pub(super) fn export_sregs(state: &CpuState, apic_base: u64) -> kvm_sregs {
     let table = |t: DescriptorTable| kvm_dtable {
         base: t.base,
@@ -191,15 +193,7 @@ pub(super) fn export_sregs(state: &CpuState, apic_base: u64) -> kvm_sregs {
     }
 }
 
-/// Whether the processor uses PAE paging, and so the loaded page-directory pointers.
-pub(super) const fn is_pae(state: &CpuState) -> bool {
-    const CR0_PG: u64 = 1 << 31;
-    const CR4_PAE: u64 = 1 << 5;
-    const EFER_LMA: u64 = 1 << 10;
-    state.cr0 & CR0_PG != 0 && state.cr4 & CR4_PAE != 0 && state.efer & EFER_LMA == 0
-}
-
-/// The same with the page-directory pointers of `state`.
+/// Adds the page-directory pointers of `state` to the system registers.
 pub(super) fn export_sregs2(s: &kvm_sregs, state: &CpuState) -> kvm_sregs2 {
     kvm_sregs2 {
         cs: s.cs,
@@ -224,10 +218,11 @@ pub(super) fn export_sregs2(s: &kvm_sregs, state: &CpuState) -> kvm_sregs2 {
     }
 }
 
-/// Whether these events are complete as data: see [`crate::kvm::vcpu::KvmVcpuFd::is_movable`].
+/// Whether [`CpuState`] can represent these events: see
+/// [`crate::kvm::vcpu::KvmVcpuFd::is_movable`].
 pub(super) const fn is_movable(e: &kvm_vcpu_events) -> bool {
-    // Whether an NMI that is injected counts as blocked already differs between hosts, and of two
-    // that wait the second has no place in our state. A software interrupt's length is lost.
+    // Hosts differ on whether an injected NMI already blocks further NMIs. `CpuState` has only one
+    // pending NMI, and lacks the instruction length of a software interrupt.
     let soft = e.interrupt.injected != 0 && e.interrupt.soft != 0;
     e.interrupt.shadow == 0 && e.nmi.injected == 0 && e.nmi.pending < 2 && !soft
 }
@@ -249,8 +244,8 @@ pub(super) fn import_events(e: &kvm_vcpu_events, state: &mut CpuState) {
     events.nmi_blocked = e.nmi.masked != 0;
 }
 
-/// `has_payload`: KVM_CAP_EXCEPTION_PAYLOAD was enabled, so that an exception is pending, not
-/// injected, and its payload is delivered with it.
+/// Converts the events. `has_payload`: KVM_CAP_EXCEPTION_PAYLOAD is enabled, so that an exception
+/// with a payload is pending instead of injected, and KVM delivers the payload with it.
 pub(super) fn export_events(state: &CpuState, has_payload: bool) -> kvm_vcpu_events {
     let mut e = kvm_vcpu_events {
         flags: VALID_NMI_PENDING | VALID_SHADOW,
@@ -290,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn registers_segments_and_events_survive_the_round_trip() {
+    fn registers_segments_and_events_survive_export_and_import() {
         let mut state = CpuState::reset();
         for (i, gpr) in (0..).zip(&mut state.gpr) {
             *gpr = 0x1000 + i;
@@ -307,11 +302,11 @@ mod tests {
     }
 
     #[test]
-    fn shadows_and_half_delivered_events_do_not_move() {
-        let quiet = kvm_vcpu_events::default();
-        assert!(is_movable(&quiet));
+    fn shadows_and_half_delivered_events_are_not_movable() {
+        let none = kvm_vcpu_events::default();
+        assert!(is_movable(&none));
         let change = |f: fn(&mut kvm_vcpu_events)| {
-            let mut events = quiet;
+            let mut events = none;
             f(&mut events);
             is_movable(&events)
         };
@@ -322,14 +317,14 @@ mod tests {
         assert!(!change(
             |e| (e.interrupt.injected, e.interrupt.soft) = (1, 1)
         ));
-        // These are data: they are delivered in the other engine.
+        // The other engine can deliver these.
         assert!(change(|e| e.interrupt.injected = 1));
         assert!(change(|e| e.exception.injected = 1));
         assert!(change(|e| (e.nmi.pending, e.nmi.masked) = (1, 1)));
     }
 
     #[test]
-    fn xsave_components_move_between_the_layouts_of_host_and_intel() {
+    fn xsave_layout_converts_between_host_and_intel_offsets() {
         let amd = XsaveLayout([
             (0x440, 0x340, 0x40),
             (0x480, 0x380, 0x200),
@@ -349,10 +344,10 @@ mod tests {
         let mut back = XsaveArea::default();
         amd.import(&image, &mut back);
         assert_eq!(back, area);
-        // What is left to software is not the processor's.
-        let mut noted = image;
-        noted[464] = 7;
-        amd.import(&noted, &mut back);
+        // The bytes left to software are not part of the processor's state.
+        let mut with_software_bytes = image;
+        with_software_bytes[464] = 7;
+        amd.import(&with_software_bytes, &mut back);
         assert_eq!(back, area);
     }
 }

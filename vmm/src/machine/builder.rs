@@ -18,7 +18,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::features::{available, executed_by_both};
 use super::{CPUS_MAX, Machine, MachineError};
-use crate::boot::{self, Loaded, Plan, Protocol};
+use crate::boot::{self, LoadRequest, LoadedImage, Protocol};
 use crate::kvm::vcpu::KvmVcpuFd;
 use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
@@ -59,7 +59,7 @@ pub struct PreparedMachine {
     config: MachineConfig,
     layout: Layout,
     memory: GuestMemoryMmap,
-    loaded: Loaded,
+    loaded: LoadedImage,
     seed: Option<u64>,
     policy: Option<EnginePolicy>,
     forced: Option<ForcedSwitch>,
@@ -72,13 +72,13 @@ impl PreparedMachine {
     /// # Errors
     ///
     /// When the configuration is impossible, the host lacks the memory, or the image cannot be booted.
-    pub fn new(config: &MachineConfig, plan: &Plan<'_>) -> Result<Self, MachineError> {
+    pub fn new(config: &MachineConfig, plan: &LoadRequest<'_>) -> Result<Self, MachineError> {
         if !(1..=CPUS_MAX).contains(&config.cpus) {
             return Err(MachineError::Cpus(config.cpus));
         }
         let layout = Layout::new(config.memory)?;
         let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
-        let layout = boot::acpi::place(&memory, layout, config.cpus)?;
+        let layout = boot::acpi::write_tables(&memory, layout, config.cpus)?;
         let loaded = boot::load(&memory, &layout, plan)?;
         tracing::debug!(
             "image loaded by protocol {:?}, entered at {:#x}; memory {:#x} bytes",
@@ -135,7 +135,7 @@ impl PreparedMachine {
     /// When KVM refuses, or a deterministic machine would start in KVM.
     pub fn build(
         mut self,
-        host: Option<&kvm::Host>,
+        host: Option<&kvm::KvmDevice>,
         sinks: Sinks,
     ) -> Result<Machine, MachineError> {
         if self.seed.is_some() && self.config.engine != Engine::Interp {
@@ -217,9 +217,13 @@ struct KvmParts {
 }
 
 impl KvmParts {
-    fn new(host: &kvm::Host, memory: &GuestMemoryMmap, cpus: usize) -> Result<Self, KvmError> {
-        let vm = KvmVm::new(host, memory)?;
-        let vcpus = (0_u32..).take(cpus).map(|id| vm.create_vcpu(id));
+    fn new(
+        device: &kvm::KvmDevice,
+        memory: &GuestMemoryMmap,
+        cpus: usize,
+    ) -> Result<Self, KvmError> {
+        let vm = KvmVm::new(device, memory)?;
+        let vcpus = (0_u32..).take(cpus).map(|id| KvmVcpuFd::new(&vm, id));
         Ok(Self {
             vcpus: vcpus.collect::<Result<_, _>>()?,
         })
@@ -232,7 +236,7 @@ impl KvmParts {
     fn into_vcpus(
         self,
         board: &Board,
-        loaded: &Loaded,
+        loaded: &LoadedImage,
         model: impl Fn(usize) -> VcpuModel,
     ) -> Result<Vec<Vcpu>, MachineError> {
         let vcpus = self.vcpus.into_iter().zip(0_u32..).enumerate();
@@ -249,7 +253,7 @@ impl KvmParts {
 fn interp_vcpus(
     cpus: usize,
     board: &Board,
-    loaded: &Loaded,
+    loaded: &LoadedImage,
     seed: Option<u64>,
     model: impl Fn(usize) -> VcpuModel,
 ) -> Result<Vec<Vcpu>, MachineError> {
@@ -365,7 +369,7 @@ impl BoardBuilder<'_> {
 /// The state in which vCPU `id` starts.
 ///
 /// The boot protocol defines that of vCPU 0; the others wait for a start-up IPI.
-fn first_state(id: usize, loaded: &Loaded, cpuid: &CpuidTable) -> CpuState {
+fn first_state(id: usize, loaded: &LoadedImage, cpuid: &CpuidTable) -> CpuState {
     if id == 0 {
         return loaded.state.clone();
     }

@@ -8,9 +8,9 @@ use thiserror::Error;
 
 use super::CPUS_MAX;
 use crate::boot::BootError;
-use crate::boot::acpi::PlaceError;
+use crate::boot::acpi::AcpiTablesError;
 use crate::kvm::KvmError;
-use crate::memory::MemoryError;
+use crate::memory::RamError;
 use crate::memory::layout::LayoutError;
 
 /// Why a machine could not be built or started.
@@ -24,10 +24,10 @@ pub enum MachineError {
     Layout(#[from] LayoutError),
     /// The ACPI tables cannot be placed.
     #[error(transparent)]
-    Acpi(#[from] PlaceError),
+    Acpi(#[from] AcpiTablesError),
     /// Guest memory could not be allocated.
     #[error(transparent)]
-    Memory(#[from] MemoryError),
+    Memory(#[from] RamError),
     /// The image cannot be booted.
     #[error(transparent)]
     Boot(#[from] BootError),

@@ -33,7 +33,7 @@ pub(super) fn available(engine: Engine, changes: bool) -> Facilities {
 ///
 /// A guest that moves between the engines must not see a difference. The layout of the XSAVE area is
 /// the host's, because XSAVE executes on the host's processor under KVM; the interpreter follows it.
-pub(super) fn executed_by_both(host: &kvm::Host, leaf: u32, subleaf: u32) -> Regs {
+pub(super) fn executed_by_both(host: &kvm::KvmDevice, leaf: u32, subleaf: u32) -> Regs {
     let kvm = host.supported_cpuid(leaf, subleaf);
     let interp = hindsight_interp::supported_cpuid(leaf, subleaf);
     intersection(leaf, subleaf, kvm, interp)

@@ -8,9 +8,9 @@ use hindsight_cpu::state::seg;
 
 use super::builder::{MachineConfig, PreparedMachine};
 use super::{MachineError, timer};
-use crate::boot::{Loaded, Plan};
+use crate::boot::{LoadRequest, LoadedImage};
 use crate::console::Deliver;
-use crate::deterministic::input_log::InputFeed;
+use crate::deterministic::input::InputFeed;
 use crate::deterministic::{self, CheckpointLimits, DeterministicMachine};
 use crate::kvm;
 use crate::platform::Sinks;
@@ -31,7 +31,7 @@ pub struct Machine {
     /// [`Machine::run`] leaves it paused.
     starts_paused: bool,
     checkpoints: CheckpointLimits,
-    loaded: Loaded,
+    loaded: LoadedImage,
 }
 
 impl Machine {
@@ -44,9 +44,9 @@ impl Machine {
     /// When the configuration is impossible, the host lacks what it needs, or the image cannot be
     /// booted.
     pub fn new(
-        host: Option<&kvm::Host>,
+        host: Option<&kvm::KvmDevice>,
         config: &MachineConfig,
-        plan: &Plan<'_>,
+        plan: &LoadRequest<'_>,
         sinks: Sinks,
     ) -> Result<Self, MachineError> {
         PreparedMachine::new(config, plan)?.build(host, sinks)
@@ -56,7 +56,7 @@ impl Machine {
         board: Arc<Board>,
         vcpus: Vec<Vcpu>,
         deterministic: bool,
-        loaded: Loaded,
+        loaded: LoadedImage,
     ) -> Self {
         Self {
             board,
@@ -95,7 +95,7 @@ impl Machine {
     }
 
     /// The image as loaded into guest memory.
-    pub const fn loaded(&self) -> &Loaded {
+    pub const fn loaded(&self) -> &LoadedImage {
         &self.loaded
     }
 

@@ -13,7 +13,7 @@ pub struct StartDecision {
     /// The engine it starts in.
     pub decision: EngineDecision,
     /// KVM, if the machine uses it.
-    pub host: Option<kvm::Host>,
+    pub host: Option<kvm::KvmDevice>,
     /// The policy by which it changes engines; `None` if it never does.
     pub policy: Option<EnginePolicy>,
 }
@@ -28,13 +28,13 @@ pub fn decide(choice: EngineChoice) -> Result<StartDecision, KvmError> {
         // The user chose: skip the probes, which take long on a host with a slow KVM.
         EngineChoice::Only(_) => EnginePolicy {
             choice,
-            host: HostKvm::native(),
+            host: HostKvm::usable(),
         },
         EngineChoice::Auto => auto_policy(),
     };
     let decision = policy.decide(EngineDemand::default());
     let host = match decision.engine {
-        Engine::Kvm => Some(kvm::Host::open()?),
+        Engine::Kvm => Some(kvm::KvmDevice::open()?),
         Engine::Interp => None,
     };
     let changes = choice == EngineChoice::Auto && host.is_some();
@@ -61,14 +61,14 @@ pub fn auto_policy() -> EnginePolicy {
 pub fn decide_both() -> Result<StartDecision, KvmError> {
     let policy = EnginePolicy {
         choice: EngineChoice::Auto,
-        host: HostKvm::native(),
+        host: HostKvm::usable(),
     };
     Ok(StartDecision {
         decision: EngineDecision {
             engine: Engine::Kvm,
             because: "--switch-every tests engine changes".to_owned(),
         },
-        host: Some(kvm::Host::open()?),
+        host: Some(kvm::KvmDevice::open()?),
         policy: Some(policy),
     })
 }

@@ -1,15 +1,17 @@
-//! Where the guest's memory lies in its physical address space.
+//! The layout of guest memory in the physical address space.
 //!
-//! RAM starts at 0 and runs up to the PCI hole at 3 GiB; what is left continues at 4 GiB. The first
-//! MiB is RAM throughout, but the map that guests are given keeps its upper part for firmware: the
+//! RAM starts at 0 and extends to the PCI hole at 3 GiB; the rest continues at 4 GiB. The first MiB
+//! is RAM throughout, but the memory map for guests reserves its upper part for firmware: the
 //! extended BIOS data area, and the ACPI tables at 0xe0000. ACPI Specification, "System Address Map
-//! Interfaces". What the loaders put where is decided by [`crate::boot`], around the image.
+//! Interfaces". [`crate::boot`] decides where an image and its structures go.
 
 use std::ops::Range;
 
 use vm_memory::GuestAddress;
 
-/// Start of the hole that holds MMIO: local APICs, I/O APIC, PCI.
+use crate::memory::ByteSize;
+
+/// Start of the hole for MMIO: local APICs, I/O APIC, PCI.
 pub const PCI_HOLE_START: u64 = 0xc000_0000;
 /// End of the hole: 4 GiB, where RAM continues.
 pub const PCI_HOLE_END: u64 = 0x1_0000_0000;
@@ -17,7 +19,7 @@ pub const PCI_HOLE_END: u64 = 0x1_0000_0000;
 pub const CONVENTIONAL_END: u64 = 0x9_fc00;
 /// End of the first MiB, where extended memory starts.
 pub const EXTENDED_START: u64 = 0x10_0000;
-/// The ACPI tables, with the RSDP where the ACPI Specification lets a BIOS put it.
+/// The area of the ACPI tables, in which the ACPI Specification allows the RSDP.
 pub const ACPI_AREA: Range<u64> = 0xe_0000..EXTENDED_START;
 /// The least RAM in bytes: 1 MiB.
 pub const MEMORY_MIN: u64 = EXTENDED_START;
@@ -30,23 +32,23 @@ const PAGE_SIZE: u64 = 0x1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// Less than [`MEMORY_MIN`].
-    #[error("{0:#x} bytes of guest memory are too few: the least is 0x100000 (1M)")]
+    #[error("{} of guest memory is too little: use --memory 1M or more", ByteSize(*.0))]
     TooSmall(u64),
     /// More than [`MEMORY_MAX`].
-    #[error("{0:#x} bytes of guest memory are too many: the most is 0x200000000000 (32T)")]
+    #[error("{} of guest memory is too much: use --memory 32T or less", ByteSize(*.0))]
     TooLarge(u64),
     /// Not whole pages.
-    #[error("{0:#x} bytes of guest memory are not a multiple of 0x1000 (a page)")]
+    #[error("{0:#x} bytes of guest memory are not whole pages: use a multiple of 4K for --memory")]
     NotPages(u64),
-    /// The ACPI tables are not within [`ACPI_AREA`], or the RSDP is not on a 16-byte boundary in them.
+    /// The tables are not within [`ACPI_AREA`], or the RSDP is not in them on a 16-byte boundary.
     #[error(
         "ACPI tables at {start:#x} up to {end:#x} with the RSDP at {rsdp:#x} are not within \
-         0xe0000-0xfffff, or the RSDP is not a multiple of 0x10 within them"
+         0xe0000-0xfffff, or the RSDP is not in them at a multiple of 0x10"
     )]
     Acpi {
         /// First address of the tables.
         start: u64,
-        /// The address behind them.
+        /// The first address after them.
         end: u64,
         /// Address of the RSDP.
         rsdp: u64,
@@ -59,31 +61,31 @@ pub enum LayoutError {
 pub enum MemoryKind {
     /// RAM for the guest's use.
     Ram = 1,
-    /// Not for use.
+    /// Reserved for firmware.
     Reserved = 2,
 }
 
-/// An entry of the memory map that guests are given.
+/// An entry of the memory map that loaders pass to guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryMapEntry {
     /// First guest physical address.
     pub base: u64,
     /// Size in bytes.
     pub size: u64,
-    /// What it is.
+    /// Whether guests may use it.
     pub kind: MemoryKind,
 }
 
-/// Where RAM lies, and where the ACPI tables are.
+/// Where RAM and the ACPI tables are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     memory: u64,
-    acpi: Option<Acpi>,
+    acpi: Option<AcpiTables>,
 }
 
-/// What [`Layout::with_acpi`] was told.
+/// The arguments of [`Layout::with_acpi`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Acpi {
+struct AcpiTables {
     start: u64,
     end: u64,
     rsdp: u64,
@@ -94,7 +96,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// A size outside of these bounds.
+    /// The size is outside of these bounds.
     pub const fn new(memory: u64) -> Result<Self, LayoutError> {
         if memory < MEMORY_MIN {
             return Err(LayoutError::TooSmall(memory));
@@ -108,13 +110,14 @@ impl Layout {
         Ok(Self { memory, acpi: None })
     }
 
-    /// Says that `tables`, a part of [`ACPI_AREA`], holds the ACPI tables, with the RSDP at `rsdp`.
-    /// The loaders pass that address on and keep images off the tables.
+    /// Adds the ACPI tables at `tables`, a part of [`ACPI_AREA`], with the RSDP at `rsdp`.
+    ///
+    /// The loaders pass the RSDP's address to guests, and refuse images that overlap the tables.
     ///
     /// # Errors
     ///
-    /// [`LayoutError::Acpi`]: the tables are not within the area, or the RSDP is not at a multiple of
-    /// 16 within the tables.
+    /// [`LayoutError::Acpi`]: the tables are not within the area, or the RSDP is not in the tables
+    /// at a multiple of 16.
     pub fn with_acpi(mut self, tables: Range<u64>, rsdp: u64) -> Result<Self, LayoutError> {
         let within = ACPI_AREA.start <= tables.start && tables.end <= ACPI_AREA.end;
         if !within || !tables.contains(&rsdp) || !rsdp.is_multiple_of(16) {
@@ -124,7 +127,7 @@ impl Layout {
                 rsdp,
             });
         }
-        self.acpi = Some(Acpi {
+        self.acpi = Some(AcpiTables {
             start: tables.start,
             end: tables.end,
             rsdp,
@@ -132,7 +135,7 @@ impl Layout {
         Ok(self)
     }
 
-    /// Where the ACPI tables are, if there are any.
+    /// The address range of the ACPI tables, if there are any.
     pub fn acpi(&self) -> Option<Range<u64>> {
         self.acpi.map(|acpi| acpi.start..acpi.end)
     }
@@ -165,7 +168,7 @@ impl Layout {
         Some(PCI_HOLE_END..PCI_HOLE_END + size)
     }
 
-    /// The RAM as address and size in bytes, in the form that `GuestMemoryMmap::from_ranges` takes.
+    /// The ranges of RAM: address and size in bytes, as `GuestMemoryMmap::from_ranges` takes them.
     pub fn ram(&self) -> Vec<(GuestAddress, usize)> {
         std::iter::once(0..self.low_end())
             .chain(self.high())
@@ -173,7 +176,7 @@ impl Layout {
             .collect()
     }
 
-    /// The memory map for the guest, in ascending order and without overlaps.
+    /// The memory map for the guest, ascending and without overlaps.
     pub fn memory_map(&self) -> Vec<MemoryMapEntry> {
         let entry = |range: Range<u64>, kind| MemoryMapEntry {
             base: range.start,
@@ -188,11 +191,16 @@ impl Layout {
             map.push(entry(EXTENDED_START..self.low_end(), MemoryKind::Ram));
         }
         map.extend(self.high().map(|range| entry(range, MemoryKind::Ram)));
+        debug_assert!(
+            map.windows(2)
+                .all(|pair| pair[0].base + pair[0].size <= pair[1].base),
+            "the map is ascending and without overlaps"
+        );
         map
     }
 }
 
-/// `usize` has 64 bits on the only host architecture, x86-64.
+/// Converts to `usize`, which has 64 bits on x86-64 hosts.
 #[expect(clippy::cast_possible_truncation, reason = "x86-64 hosts only")]
 pub(crate) const fn to_usize(value: u64) -> usize {
     value as usize
@@ -205,7 +213,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn one_mib_has_conventional_memory_only() {
+    fn layout_of_one_mib_has_conventional_memory_only() {
         let layout = Layout::new(0x10_0000).unwrap();
         assert_eq!(layout.ram(), [(GuestAddress(0), 0x10_0000)]);
         let map = layout.memory_map();
@@ -215,14 +223,14 @@ mod tests {
     }
 
     #[test]
-    fn three_gib_end_at_the_hole() {
+    fn layout_of_three_gib_ends_at_the_hole() {
         let layout = Layout::new(3 * GIB).unwrap();
         assert_eq!(layout.low_end(), 0xc000_0000);
         assert_eq!(layout.high(), None);
     }
 
     #[test]
-    fn a_page_beyond_three_gib_continues_at_four() {
+    fn ram_beyond_three_gib_continues_at_four() {
         let layout = Layout::new(3 * GIB + 0x1000).unwrap();
         assert_eq!(
             layout.ram(),
@@ -259,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn acpi_tables_outside_of_their_area_are_refused() {
+    fn acpi_tables_outside_of_the_acpi_area_are_refused() {
         let layout = Layout::new(GIB).unwrap();
         let good = layout.with_acpi(0xe_0000..0xe_1000, 0xe_0ff0).unwrap();
         assert_eq!(

@@ -1,23 +1,24 @@
-//! Reading guest memory by linear address, without any effect on the guest.
+//! Reads guest memory by linear address, without any effect on the guest.
 //!
-//! Walks the page tables as the processor would but sets no accessed or dirty bits and checks no
-//! rights. SDM Vol. 3A, "Paging".
+//! The walk follows the page tables as the processor does, but sets no accessed or dirty bits and
+//! checks no access rights. SDM Vol. 3A, "Paging".
 
 use hindsight_cpu::state::{CpuState, canonical};
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 const PRESENT: u64 = 1;
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// The physical address behind `linear`, if it is mapped.
+/// The physical address that `linear` maps to, if it is mapped.
 pub fn linear_to_physical(memory: &GuestMemoryMmap, state: &CpuState, linear: u64) -> Option<u64> {
-    if state.cr0 & 1 << 31 == 0 {
+    if state.cr0 & Cr0::PG.bits() == 0 {
         return Some(linear & 0xffff_ffff);
     }
-    let long = state.efer & 1 << 10 != 0;
-    match (long, state.cr4 & 1 << 5 != 0) {
-        // The processor raises #GP or #SS.
+    let long = state.efer & Efer::LMA.bits() != 0;
+    match (long, state.cr4 & Cr4::PAE.bits() != 0) {
+        // The processor would raise #GP or #SS.
         (true, _) if !canonical(linear) => None,
         (true, _) => walk(memory, state.cr3 & ADDRESS, linear, 4),
         (false, true) => {
@@ -34,12 +35,16 @@ pub fn linear_to_physical(memory: &GuestMemoryMmap, state: &CpuState, linear: u6
     }
 }
 
-/// Whether the processor keeps page-directory-pointer entries: 32-bit code with PAE paging.
+/// Whether the vCPU uses PAE paging, for which it holds the page-directory-pointer entries.
 pub const fn has_pdptrs(state: &CpuState) -> bool {
-    state.cr0 & 1 << 31 != 0 && state.cr4 & 1 << 5 != 0 && state.efer & 1 << 10 == 0
+    state.cr0 & Cr0::PG.bits() != 0
+        && state.cr4 & Cr4::PAE.bits() != 0
+        && state.efer & Efer::LMA.bits() == 0
 }
 
-/// The page-directory-pointer entries that MOV to CR3 loads with PAE paging; `None` if they are not in memory.
+/// The page-directory-pointer entries that MOV to CR3 loads with PAE paging.
+///
+/// Returns `None` if they are not all in memory.
 pub fn pdptrs(memory: &GuestMemoryMmap, cr3: u64) -> Option<[u64; 4]> {
     let mut entries = [0; 4];
     for (address, entry) in (cr3 & 0xffff_ffe0..).step_by(8).zip(&mut entries) {
@@ -56,7 +61,7 @@ fn read(memory: &GuestMemoryMmap, address: u64, len: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes))
 }
 
-/// Tables of 512 entries, from `level` down to 1.
+/// Walks tables of 512 entries, from `level` down to 1.
 fn walk(memory: &GuestMemoryMmap, table: u64, linear: u64, level: u32) -> Option<u64> {
     let mut table = table;
     for level in (1..=level).rev() {
@@ -79,7 +84,7 @@ fn walk_32(memory: &GuestMemoryMmap, state: &CpuState, linear: u64) -> Option<u6
     if pde & PRESENT == 0 {
         return None;
     }
-    if pde & LARGE != 0 && state.cr4 & 1 << 4 != 0 {
+    if pde & LARGE != 0 && state.cr4 & Cr4::PSE.bits() != 0 {
         let high = (pde >> 13 & 0xff) << 32;
         return Some(high | (pde & 0xffc0_0000) | (linear & 0x3f_ffff));
     }
@@ -87,7 +92,7 @@ fn walk_32(memory: &GuestMemoryMmap, state: &CpuState, linear: u64) -> Option<u6
     (pte & PRESENT != 0).then_some((pte & 0xffff_f000) | (linear & 0xfff))
 }
 
-/// Up to `len` bytes at `linear`; fewer where the rest is not mapped or not memory.
+/// Reads up to `len` bytes at `linear`; fewer if the rest is not mapped or not memory.
 pub fn read_linear(memory: &GuestMemoryMmap, state: &CpuState, linear: u64, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
     while bytes.len() < len {
@@ -116,16 +121,16 @@ mod tests {
         crate::memory::allocate(&[(vm_memory::GuestAddress(0), 0x10_0000)], false).unwrap()
     }
 
-    fn put(memory: &GuestMemoryMmap, address: u64, value: u64) {
+    fn write_entry(memory: &GuestMemoryMmap, address: u64, value: u64) {
         memory.write_obj(value, GuestAddress(address)).unwrap();
     }
 
     #[test]
-    fn four_levels_with_a_large_page() {
+    fn four_level_walk_translates_a_large_page() {
         let memory = memory();
-        put(&memory, 0x1000, 0x2003);
-        put(&memory, 0x2000, 0x3003);
-        put(&memory, 0x3000 + 8, 0x40_0083);
+        write_entry(&memory, 0x1000, 0x2003);
+        write_entry(&memory, 0x2000, 0x3003);
+        write_entry(&memory, 0x3000 + 8, 0x40_0083);
         let mut state = CpuState::reset();
         (state.cr0, state.cr3, state.cr4, state.efer) = (0x8000_0011, 0x1000, 0x20, 0x500);
         assert_eq!(
@@ -140,17 +145,17 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_a_load_of_cr3_takes() {
+    fn pdptrs_are_the_four_entries_at_cr3() {
         let memory = memory();
-        put(&memory, 0x1018, 0x3001);
-        put(&memory, 0x1020, 0x2001);
+        write_entry(&memory, 0x1018, 0x3001);
+        write_entry(&memory, 0x1020, 0x2001);
         assert_eq!(pdptrs(&memory, 0x1018), Some([0, 0, 0, 0x3001]));
         assert_eq!(pdptrs(&memory, 0x1020), Some([0x2001, 0, 0, 0]));
         assert_eq!(pdptrs(&memory, 0xfff_ffe0), None);
     }
 
     #[test]
-    fn two_levels_of_32_bit_paging() {
+    fn two_level_walk_of_32_bit_paging_translates() {
         let memory = memory();
         memory.write_obj(0x2003_u32, GuestAddress(0x1004)).unwrap();
         memory.write_obj(0x5003_u32, GuestAddress(0x2008)).unwrap();

@@ -1,11 +1,11 @@
-//! The RAM of one machine, as KVM and as the interpreter reach it.
+//! The RAM of one machine, as KVM and as the interpreter access it.
 
 use std::sync::{Arc, Mutex};
 
-use hindsight_interp::Memory;
-use vm_memory::GuestMemoryMmap;
+use hindsight_interp::{Memory, RegionSpec};
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::{MemoryError, for_interpreter};
+use super::RamError;
 use crate::sync::lock;
 
 /// The RAM of one machine.
@@ -13,7 +13,7 @@ use crate::sync::lock;
 pub struct GuestRam {
     /// The mapped regions.
     pub map: GuestMemoryMmap,
-    /// The interpreter's view, once it was needed.
+    /// The interpreters' view, from its first use on.
     interp: Mutex<Option<Arc<Memory>>>,
 }
 
@@ -30,13 +30,38 @@ impl GuestRam {
     ///
     /// # Errors
     ///
-    /// When the regions overlap or are not page-aligned.
-    pub fn for_interpreters(&self) -> Result<Arc<Memory>, MemoryError> {
-        let mut made = lock(&self.interp);
-        if let Some(memory) = &*made {
+    /// The regions overlap or are not page-aligned.
+    pub fn for_interpreters(&self) -> Result<Arc<Memory>, RamError> {
+        let mut shared = lock(&self.interp);
+        if let Some(memory) = &*shared {
             return Ok(memory.clone());
         }
-        let memory = Arc::new(for_interpreter(&self.map)?);
-        Ok(made.insert(memory).clone())
+        let memory = Arc::new(interp_memory(&self.map)?);
+        Ok(shared.insert(memory).clone())
     }
+}
+
+/// Guest memory as the interpreter accesses it. It keeps `memory` mapped as long as it exists.
+///
+/// # Errors
+///
+/// The regions overlap or are not page-aligned.
+#[expect(
+    unsafe_code,
+    reason = "the interpreter accesses guest memory through host pointers"
+)]
+pub fn interp_memory(memory: &GuestMemoryMmap) -> Result<Memory, RamError> {
+    let regions: Vec<_> = memory
+        .iter()
+        .map(|region| RegionSpec {
+            gpa: region.start_addr().0,
+            len: region.len(),
+            host: region.as_ptr(),
+            writable: true,
+        })
+        .collect();
+    // SAFETY: the regions are mapped readable and writable. The clone of `memory` that the result
+    // owns keeps them mapped, and vm-memory never makes Rust references into them.
+    let view = unsafe { Memory::new(&regions, Box::new(memory.clone())) }?;
+    Ok(view)
 }

@@ -1,28 +1,28 @@
-//! What a probe is, and what it finds.
+//! A probe, and its finding.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::probe::guest::{Bench, Refused};
+use crate::probe::context::{ProbeContext, RefusedCall};
 
-/// The verdict in one word.
+/// The verdict of a probe, in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
-    /// As the architecture, or the KVM API, says.
+pub enum ProbeVerdict {
+    /// It behaves as the architecture or the KVM API specifies.
     Works,
-    /// It happens, but in another way, which the detail describes.
+    /// It happens in another way, which the detail describes.
     Differs,
-    /// It is offered, or was tried, and does something wrong or nothing.
+    /// It was tried, and does something wrong or nothing.
     Broken,
-    /// This KVM does not have it.
+    /// This KVM lacks it.
     Absent,
-    /// Nobody asked.
+    /// It was not measured.
     Skipped,
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for ProbeVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Works => "works",
@@ -34,17 +34,17 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What a probe found.
+/// The finding of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// In one word.
-    pub verdict: Verdict,
+    /// The verdict.
+    pub verdict: ProbeVerdict,
     /// The measured facts, in words.
     pub detail: String,
 }
 
 impl Finding {
-    pub(crate) fn new(verdict: Verdict, detail: impl Into<String>) -> Self {
+    pub(crate) fn new(verdict: ProbeVerdict, detail: impl Into<String>) -> Self {
         Self {
             verdict,
             detail: detail.into(),
@@ -52,31 +52,31 @@ impl Finding {
     }
 
     pub(crate) fn works(detail: impl Into<String>) -> Self {
-        Self::new(Verdict::Works, detail)
+        Self::new(ProbeVerdict::Works, detail)
     }
 
     pub(crate) fn differs(detail: impl Into<String>) -> Self {
-        Self::new(Verdict::Differs, detail)
+        Self::new(ProbeVerdict::Differs, detail)
     }
 
     pub(crate) fn broken(detail: impl fmt::Display) -> Self {
-        Self::new(Verdict::Broken, detail.to_string())
+        Self::new(ProbeVerdict::Broken, detail.to_string())
     }
 
     pub(crate) fn absent(detail: impl Into<String>) -> Self {
-        Self::new(Verdict::Absent, detail)
+        Self::new(ProbeVerdict::Absent, detail)
     }
 }
 
-/// How a probe measures.
-pub(crate) type Measure = fn(&Bench) -> Result<Finding, Refused>;
+/// The function that measures.
+pub(crate) type Measure = fn(&ProbeContext) -> Result<Finding, RefusedCall>;
 
-/// One row of the report.
+/// A tiny guest that measures one property of this host's KVM.
 #[derive(Debug, Clone, Copy)]
 pub struct Probe {
-    /// Kebab-case and stable: payloads name it in `needs`.
+    /// The name, in kebab-case. It is stable: payloads name it in `needs`.
     pub name: &'static str,
-    /// What it measures, in one line.
+    /// What the probe measures, in one line.
     pub about: &'static str,
     pub(crate) measure: Measure,
 }
@@ -90,13 +90,15 @@ impl Probe {
         }
     }
 
-    /// Measures. A refusal by KVM is a finding too. What hangs is tried once more: on a host that
-    /// is itself an emulated machine, time that it was not given looks like time that it used.
-    pub(crate) fn run(&self, bench: &Bench) -> Finding {
-        let measure = || (self.measure)(bench).unwrap_or_else(Finding::broken);
-        bench.hung.set(false);
+    /// Measures. A refusal by KVM is a finding too.
+    ///
+    /// A probe that hangs is tried once more: on a host that is itself an emulated machine, stolen
+    /// time counts as CPU time of the guest.
+    pub(crate) fn run(&self, context: &ProbeContext) -> Finding {
+        let measure = || (self.measure)(context).unwrap_or_else(Finding::broken);
+        context.hung.set(false);
         let finding = measure();
-        if bench.hung.replace(false) && finding.verdict == Verdict::Broken {
+        if context.hung.replace(false) && finding.verdict == ProbeVerdict::Broken {
             return measure();
         }
         finding

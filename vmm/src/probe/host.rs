@@ -1,26 +1,26 @@
-//! What the engine policy and the debugger must know of this host's KVM, by the probes that tell.
+//! This host's KVM as the engine policy and the debugger need to know it, measured by probes.
 
 use hindsight_cpu::armed::Armed;
 
-use super::{ProbeError, Verdict, findings, unmet};
+use super::{ProbeError, ProbeVerdict, findings, unmet};
 use crate::kvm;
 use crate::kvm::host_support::{GUEST_BREAKPOINTS, HostKvm, HwBreakpointSupport};
 
 /// Probes that a KVM fails when it emulates ring 0 instead of running it: INT n, and SSE.
 const RING0_PROBES: [&str; 2] = ["intn-cpl0", "sse-cpl0"];
-/// The probe that shows whether a KVM exits on MOV DR.
+/// The probe that measures whether KVM exits on MOV DR.
 const MOV_DR_PROBE: &str = "gd-host";
-/// Probes of what a guest does with debug registers that it sets natively: [`GUEST_BREAKPOINTS`].
+/// Probes of the guest's own debug registers under KVM: [`GUEST_BREAKPOINTS`].
 const BREAKPOINT_PROBES: [&str; 4] = [
     "guestbp-exec-cpl0",
     "guestbp-exec-cpl3",
     "gd",
     "guestbp-data",
 ];
-/// Probes that a KVM fails under which RDTSC or RDTSCP is the host's, whatever the guest's MSRs say.
+/// Probes that fail if RDTSC or RDTSCP return the host's values under KVM instead of the guest's.
 const TIME_PROBES: [&str; 3] = ["tsc-offset", "tsd-cpl3", "tsc-aux"];
 
-/// Measures this host's KVM. Findings of this boot are reused.
+/// Measures this host's KVM. Uses this boot's cached findings if there are any.
 pub fn measure_kvm() -> HostKvm {
     if let Err(error) = kvm::open_device() {
         return HostKvm::Unusable(error.to_string());
@@ -35,7 +35,7 @@ pub fn measure_kvm() -> HostKvm {
         }
     }
     match measure_breakpoints() {
-        Ok((exact, detects_mov_dr)) => HostKvm::Native {
+        Ok((exact, detects_mov_dr)) => HostKvm::Usable {
             exact,
             detects_mov_dr,
         },
@@ -43,32 +43,39 @@ pub fn measure_kvm() -> HostKvm {
     }
 }
 
-/// Which of a guest's breakpoints this KVM handles exactly, and whether it exits on MOV DR. Where it
-/// does not exit, a native guest sets breakpoints unseen; one that has set them in the interpreter
-/// stays there.
+/// Measures which of a guest's breakpoints this KVM handles exactly, and whether it exits on MOV
+/// DR.
+///
+/// If it does not exit, a guest sets breakpoints under KVM without the monitor's knowledge. A guest
+/// that has set them in the interpreter stays there.
 fn measure_breakpoints() -> Result<(Armed, bool), ProbeError> {
     let detects_mov_dr = unmet(MOV_DR_PROBE)?.is_none();
     for probe in BREAKPOINT_PROBES {
         if unmet(probe)?.is_some() {
-            // A guest that may arm some of them natively can arm the others unseen: none are exact.
+            // A guest that may arm some of them under KVM can arm the others undetected: none are
+            // exact.
             return Ok((Armed::empty(), detects_mov_dr));
         }
     }
     Ok((GUEST_BREAKPOINTS, detects_mov_dr))
 }
 
-/// Measures what this host's KVM does for a debugger. Findings of this boot are reused. `exact`: the
-/// interpreter can take over, so steps that the guest can notice are left to it.
+/// Measures what this host's KVM does for a debugger. Uses this boot's cached findings if there are
+/// any.
+///
+/// With `exact`, the interpreter can take over, so a step that the guest can observe counts as
+/// unsupported.
 pub fn measure_hw_breakpoints(exact: bool) -> HwBreakpointSupport {
-    let works = |names: &[&str]| first_unmet(names, |verdict| verdict == Verdict::Works);
+    let works = |names: &[&str]| first_unmet(names, |verdict| verdict == ProbeVerdict::Works);
     let step = if exact {
         works(&["step-cpl0", "step-cpl3", "step-hides-tf"])
     } else {
         first_unmet(&["step-cpl0", "step-cpl3"], |verdict| {
-            matches!(verdict, Verdict::Works | Verdict::Differs)
+            matches!(verdict, ProbeVerdict::Works | ProbeVerdict::Differs)
         })
     };
-    // Without general detect, a guest that arms its own breakpoints overwrites the debugger's unseen.
+    // Without general detect, a guest that arms its own breakpoints overwrites the debugger's
+    // undetected.
     HwBreakpointSupport {
         execute: works(&["hostbp-exec-cpl0", "hostbp-exec-cpl3", "gd-host"]),
         data: works(&["hostbp-data", "gd-host"]),
@@ -76,9 +83,9 @@ pub fn measure_hw_breakpoints(exact: bool) -> HwBreakpointSupport {
     }
 }
 
-/// Succeeds if the verdicts of all these probes are acceptable; otherwise names the first that is
-/// not, with its finding.
-fn first_unmet(names: &[&str], acceptable: impl Fn(Verdict) -> bool) -> Result<(), String> {
+/// Succeeds if the verdicts of all probes are acceptable. Otherwise returns the first probe whose
+/// verdict is not, with its finding.
+fn first_unmet(names: &[&str], acceptable: impl Fn(ProbeVerdict) -> bool) -> Result<(), String> {
     let findings = findings(names.iter().copied()).map_err(|error| error.to_string())?;
     let unmet = names.iter().find_map(|name| {
         let finding = findings.get(*name)?;

@@ -1,18 +1,18 @@
-//! The report: about the host, and a row for each probe; as a table, as JSON, saved to a file.
+//! The report of `hindsight doctor`, as a table or as JSON.
 
 use std::fs;
 use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
-use crate::probe::finding::{Finding, Verdict};
+use crate::probe::finding::{Finding, ProbeVerdict};
 
-/// Version of the JSON form.
+/// Version of the JSON format.
 pub const FORMAT: u32 = 1;
 
-/// What the host says it is. Nothing here tells one machine of a model from another.
+/// What kind of host it is. Nothing here identifies an individual machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Host {
+pub struct HostInfo {
     /// CPUID vendor, such as `GenuineIntel`.
     pub cpu_vendor: String,
     /// Model name.
@@ -23,8 +23,8 @@ pub struct Host {
     pub modules: Vec<String>,
 }
 
-impl Host {
-    /// This host; what cannot be read is left empty.
+impl HostInfo {
+    /// This host. Fields that cannot be read are empty.
     pub fn here() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -53,32 +53,32 @@ fn cpuinfo_field(cpuinfo: &str, name: &str) -> String {
         .map_or_else(String::new, |(_, value)| value.trim().to_owned())
 }
 
-/// One row.
+/// A probe and its finding: one row of the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Row {
-    /// The probe.
+pub struct ProbeResult {
+    /// The probe's name.
     pub name: String,
-    /// What it found.
+    /// Its finding.
     #[serde(flatten)]
     pub finding: Finding,
 }
 
-/// A whole report.
+/// The report of all probes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
-    /// `FORMAT`.
+pub struct DoctorReport {
+    /// [`FORMAT`].
     pub format: u32,
     /// Version of this program.
     pub hindsight: String,
-    /// Where it was measured.
-    pub host: Host,
-    /// What was found, in the order in which it was measured.
-    pub probes: Vec<Row>,
+    /// The host.
+    pub host: HostInfo,
+    /// The results, in the order of measurement.
+    pub probes: Vec<ProbeResult>,
 }
 
-impl Report {
-    /// A report without rows.
-    pub fn new(host: Host) -> Self {
+impl DoctorReport {
+    /// A report without results.
+    pub fn new(host: HostInfo) -> Self {
         Self {
             format: FORMAT,
             hindsight: env!("CARGO_PKG_VERSION").to_owned(),
@@ -87,11 +87,11 @@ impl Report {
         }
     }
 
-    /// The report as JSON, a line for each row.
+    /// Writes the report as JSON, one line for each result.
     ///
     /// # Errors
     ///
-    /// When `out` fails.
+    /// Writing to `out` fails.
     pub fn write_json(&self, mut out: impl Write) -> io::Result<()> {
         json_head(&mut out, self)?;
         for (n, row) in self.probes.iter().enumerate() {
@@ -101,34 +101,33 @@ impl Report {
     }
 }
 
-/// How rows are shown as they come, so that what was measured is seen even if a later probe takes
-/// the machine down.
+/// How results are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum ReportFormat {
     /// For people.
     Table,
     /// For programs.
     Json,
 }
 
-/// Shows a report row by row.
+/// Prints each result as soon as it is known: a later probe may crash the host.
 #[derive(Debug)]
-pub(crate) struct Printer<W> {
+pub(crate) struct ReportPrinter<W> {
     out: W,
-    form: Form,
+    form: ReportFormat,
     first: bool,
 }
 
-impl<W: Write> Printer<W> {
-    pub(crate) fn new(mut out: W, form: Form, report: &Report) -> io::Result<Self> {
+impl<W: Write> ReportPrinter<W> {
+    pub(crate) fn new(mut out: W, form: ReportFormat, report: &DoctorReport) -> io::Result<Self> {
         match form {
-            Form::Table => {
+            ReportFormat::Table => {
                 let host = &report.host;
                 writeln!(out, "CPU     {} ({})", host.cpu_model, host.cpu_vendor)?;
                 writeln!(out, "kernel  {}, {}", host.kernel, host.modules.join(", "))?;
                 writeln!(out)?;
             }
-            Form::Json => json_head(&mut out, report)?,
+            ReportFormat::Json => json_head(&mut out, report)?,
         }
         out.flush()?;
         Ok(Self {
@@ -138,21 +137,21 @@ impl<W: Write> Printer<W> {
         })
     }
 
-    pub(crate) fn row(&mut self, row: &Row) -> io::Result<()> {
+    pub(crate) fn result(&mut self, row: &ProbeResult) -> io::Result<()> {
         match self.form {
-            Form::Table => {
+            ReportFormat::Table => {
                 let Finding { verdict, detail } = &row.finding;
                 writeln!(self.out, "{:<18} {verdict:<8} {detail}", row.name)?;
             }
-            Form::Json => json_row(&mut self.out, row, self.first)?,
+            ReportFormat::Json => json_row(&mut self.out, row, self.first)?,
         }
         self.first = false;
         self.out.flush()
     }
 
-    pub(crate) fn finish(mut self, report: &Report) -> io::Result<()> {
+    pub(crate) fn finish(mut self, report: &DoctorReport) -> io::Result<()> {
         match self.form {
-            Form::Table => {
+            ReportFormat::Table => {
                 let count = |verdict| {
                     report
                         .probes
@@ -164,20 +163,20 @@ impl<W: Write> Printer<W> {
                     self.out,
                     "\n{} probes: {} work, {} differ, {} broken, {} absent, {} skipped",
                     report.probes.len(),
-                    count(Verdict::Works),
-                    count(Verdict::Differs),
-                    count(Verdict::Broken),
-                    count(Verdict::Absent),
-                    count(Verdict::Skipped),
+                    count(ProbeVerdict::Works),
+                    count(ProbeVerdict::Differs),
+                    count(ProbeVerdict::Broken),
+                    count(ProbeVerdict::Absent),
+                    count(ProbeVerdict::Skipped),
                 )?;
             }
-            Form::Json => json_tail(&mut self.out)?,
+            ReportFormat::Json => json_tail(&mut self.out)?,
         }
         self.out.flush()
     }
 }
 
-fn json_head(out: &mut impl Write, report: &Report) -> io::Result<()> {
+fn json_head(out: &mut impl Write, report: &DoctorReport) -> io::Result<()> {
     let (version, host) = (
         serde_json::to_string(&report.hindsight)?,
         serde_json::to_string(&report.host)?,
@@ -190,7 +189,7 @@ fn json_head(out: &mut impl Write, report: &Report) -> io::Result<()> {
     write!(out, "\"host\":{host},\n\"probes\":[")
 }
 
-fn json_row(out: &mut impl Write, row: &Row, first: bool) -> io::Result<()> {
+fn json_row(out: &mut impl Write, row: &ProbeResult, first: bool) -> io::Result<()> {
     let comma = if first { "" } else { "," };
     write!(out, "{comma}\n{}", serde_json::to_string(row)?)
 }
@@ -203,19 +202,19 @@ fn json_tail(out: &mut impl Write) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn report() -> Report {
-        let host = Host {
+    fn report() -> DoctorReport {
+        let host = HostInfo {
             cpu_vendor: "GenuineIntel".into(),
             cpu_model: "A \"model\"".into(),
             kernel: "6.1.0".into(),
             modules: vec!["kvm".into(), "kvm_intel".into()],
         };
-        let mut report = Report::new(host);
+        let mut report = DoctorReport::new(host);
         for (name, finding) in [
             ("step-cpl0", Finding::differs("stops; duplicates")),
             ("smi", Finding::absent("KVM_SMI: ENOTTY")),
         ] {
-            report.probes.push(Row {
+            report.probes.push(ProbeResult {
                 name: name.into(),
                 finding,
             });
@@ -223,50 +222,52 @@ mod tests {
         report
     }
 
-    fn printed(form: Form, report: &Report) -> String {
+    fn printed(form: ReportFormat, report: &DoctorReport) -> String {
         let mut out = Vec::new();
-        let mut printer = Printer::new(&mut out, form, report).unwrap();
+        let mut printer = ReportPrinter::new(&mut out, form, report).unwrap();
         report
             .probes
             .iter()
-            .for_each(|row| printer.row(row).unwrap());
+            .for_each(|row| printer.result(row).unwrap());
         printer.finish(report).unwrap();
         String::from_utf8(out).unwrap()
     }
 
     #[test]
-    fn json_row_by_row_is_the_report() {
+    fn json_printed_row_by_row_parses_as_the_report() {
         let report = report();
-        let read: Report = serde_json::from_str(&printed(Form::Json, &report)).unwrap();
+        let read: DoctorReport =
+            serde_json::from_str(&printed(ReportFormat::Json, &report)).unwrap();
         assert_eq!(read, report);
     }
 
     #[test]
-    fn json_at_once_and_row_by_row_are_the_same() {
+    fn json_written_at_once_equals_json_printed_row_by_row() {
         let mut whole = Vec::new();
         report().write_json(&mut whole).unwrap();
         assert_eq!(
             String::from_utf8(whole).unwrap(),
-            printed(Form::Json, &report())
+            printed(ReportFormat::Json, &report())
         );
     }
 
     #[test]
-    fn json_of_no_rows_is_well_formed() {
-        let report = Report::new(Host::default());
-        let read: Report = serde_json::from_str(&printed(Form::Json, &report)).unwrap();
+    fn json_without_rows_is_well_formed() {
+        let report = DoctorReport::new(HostInfo::default());
+        let read: DoctorReport =
+            serde_json::from_str(&printed(ReportFormat::Json, &report)).unwrap();
         assert_eq!(read.probes, []);
     }
 
     #[test]
-    fn table_has_a_line_for_each_row_and_counts_them() {
-        let table = printed(Form::Table, &report());
+    fn table_has_a_line_for_each_row_and_a_count_of_verdicts() {
+        let table = printed(ReportFormat::Table, &report());
         assert!(table.contains("step-cpl0          differs  stops; duplicates\n"));
         assert!(table.ends_with("2 probes: 0 work, 1 differ, 0 broken, 1 absent, 0 skipped\n"));
     }
 
     #[test]
-    fn cpuinfo_field_is_taken_from_its_first_line() {
+    fn cpuinfo_field_is_read_from_its_first_line() {
         let cpuinfo =
             "vendor_id\t: AuthenticAMD\nmodel\t: 1\nmodel name\t: X: 1\nmodel name\t: Y\n";
         assert_eq!(cpuinfo_field(cpuinfo, "model name"), "X: 1");

@@ -10,8 +10,9 @@ use hindsight_devices::test_device::{Latch, TestMemoryError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The state of all devices but the interrupt controllers and timers. The debug exit port and the
-/// ports that drive interrupt lines have none.
+/// The state of all devices except the interrupt controllers and timers.
+///
+/// The debug exit port and the ports that drive interrupt lines have no state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DevicesState {
     /// COM1.
@@ -28,7 +29,7 @@ pub struct DevicesState {
     pub pci: PciState,
     /// The 32-bit test latch.
     pub latch: Latch,
-    /// The byte latches, with what port 0xe9 reads as.
+    /// The byte latches, and the value that port 0xe9 returns.
     pub byte_latches: Latch,
     /// The firmware configuration device.
     pub fw_cfg: FwCfgState,
@@ -36,13 +37,13 @@ pub struct DevicesState {
     pub test_memory: Vec<u8>,
 }
 
-/// A device state that cannot be restored.
+/// Why a device's state cannot be restored.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum DevicesError {
-    /// Of the serial port.
+    /// The serial port's state is invalid.
     #[error(transparent)]
     Serial(#[from] SerialError),
-    /// Of the test memory.
+    /// The test memory's state is invalid.
     #[error(transparent)]
     TestMemory(#[from] TestMemoryError),
 }

@@ -8,9 +8,9 @@ mod schedule;
 mod snapshot;
 
 pub use devices::{DevicesError, DevicesState};
-pub(crate) use pages::MemoryKeeper;
+pub(crate) use pages::MemorySaver;
 pub use pages::{PAGE, Pages};
 pub use pmu_totals::{PmuTotalsState, RingShare};
 pub use run_log::RunLogState;
 pub use schedule::Schedule;
-pub use snapshot::{RestoreError, Shape, Snapshot, VERSION, VcpuState};
+pub use snapshot::{MachineShape, RestoreError, SNAPSHOT_VERSION, Snapshot, VcpuState};

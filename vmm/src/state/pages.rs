@@ -1,8 +1,8 @@
 //! Guest memory in snapshots: the pages that are not zero, shared between snapshots.
 //!
-//! A snapshot costs what was written since the one before: pages that did not change are the same
-//! [`Arc`]. The interpreter's marks say which were written, so nothing is scanned but at the first
-//! save.
+//! A snapshot costs only the pages that were written since the one before: unchanged pages share an
+//! [`Arc`]. The interpreter's dirty marks say which pages were written, so only the first save
+//! scans memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,52 +19,52 @@ use crate::memory;
 pub const PAGE: usize = 4096;
 
 /// The bytes of a page.
-pub type Page = [u8; PAGE];
+pub type PageBytes = [u8; PAGE];
 
 /// The pages of a guest that are not all zero, by guest-physical address.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Pages(BTreeMap<u64, Arc<Page>>);
+pub struct Pages(BTreeMap<u64, Arc<PageBytes>>);
 
 impl Pages {
-    /// Pages kept.
+    /// The number of pages that are not all zero.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// All of memory is zero.
+    /// Whether all of memory is zero.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Every page with its address, in order.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, &Page)> {
+    /// Every page with its address, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &PageBytes)> {
         self.0.iter().map(|(&gpa, page)| (gpa, &**page))
     }
 
-    /// A page, if it is not all zero.
-    pub fn get(&self, gpa: u64) -> Option<&Page> {
+    /// The page at `gpa`, if it is not all zero.
+    pub fn get(&self, gpa: u64) -> Option<&PageBytes> {
         self.0.get(&gpa).map(|page| &**page)
     }
 
-    /// Addresses of pages that are not the same in both, in order.
+    /// Addresses of the pages whose bytes differ, ascending.
     pub fn differing(&self, other: &Self) -> Vec<u64> {
-        let mut pages: Vec<_> = self.differences(other).collect();
+        let mut pages: Vec<_> = self.unshared_addresses(other).collect();
         pages.retain(|&gpa| self.get(gpa) != other.get(gpa));
         pages.sort_unstable();
         pages
     }
 
-    /// How many pages are kept here that `other` does not share: what this snapshot costs beside
-    /// the other one.
+    /// The number of pages that are not shared with `other`: what this snapshot costs in addition.
     pub fn unshared(&self, other: &Self) -> usize {
-        let shared = |(gpa, page): &(&u64, &Arc<Page>)| {
+        let shared = |(gpa, page): &(&u64, &Arc<PageBytes>)| {
             other.0.get(gpa).is_some_and(|same| Arc::ptr_eq(same, page))
         };
         self.0.len() - self.0.iter().filter(shared).count()
     }
 
-    /// Keeps a page as it is now; a page of zeros is none.
-    pub(crate) fn set(&mut self, gpa: u64, bytes: &Page) {
+    /// Sets the page at `gpa`. A page that is equal already stays shared.
+    pub(crate) fn set(&mut self, gpa: u64, bytes: &PageBytes) {
+        debug_assert!(gpa.is_multiple_of(PAGE as u64), "{gpa:#x} is not aligned");
         if bytes.iter().all(|&byte| byte == 0) {
             self.0.remove(&gpa);
         } else if self.0.get(&gpa).is_none_or(|old| **old != *bytes) {
@@ -72,14 +72,14 @@ impl Pages {
         }
     }
 
-    /// Addresses at which the two differ, as far as sharing shows.
-    fn differences<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = u64> + 'a {
+    /// Addresses of the pages that the two do not share. Their bytes may be equal all the same.
+    fn unshared_addresses<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = u64> + 'a {
         let changed = self.0.iter().filter_map(|(&gpa, page)| {
             let same = other.0.get(&gpa).is_some_and(|o| Arc::ptr_eq(o, page));
             (!same).then_some(gpa)
         });
-        let gone = other.0.keys().copied();
-        changed.chain(gone.filter(|gpa| !self.0.contains_key(gpa)))
+        let others = other.0.keys().copied();
+        changed.chain(others.filter(|gpa| !self.0.contains_key(gpa)))
     }
 }
 
@@ -101,7 +101,7 @@ impl<'de> Deserialize<'de> for Pages {
         let mut pages = BTreeMap::new();
         for (gpa, bytes) in list {
             let len = bytes.len();
-            let page = Page::try_from(bytes)
+            let page = PageBytes::try_from(bytes)
                 .map_err(|_| de::Error::invalid_length(len, &"a page of 4096 bytes"))?;
             if pages.insert(gpa, Arc::new(page)).is_some() {
                 return Err(de::Error::custom(format!("two pages at {gpa:#x}")));
@@ -111,37 +111,40 @@ impl<'de> Deserialize<'de> for Pages {
     }
 }
 
-/// Saves and restores the memory of one machine.
+/// Saves and restores the memory of one machine. No vCPU may run meanwhile.
 #[derive(Debug)]
-pub(crate) struct MemoryKeeper {
+pub(crate) struct MemorySaver {
     ram: GuestMemoryMmap,
-    marks: Arc<Memory>,
-    /// What memory held when the marks were last cleared.
+    /// The interpreters' view of `ram`, which has the dirty marks.
+    interp: Arc<Memory>,
+    /// The contents of memory when the dirty marks were last cleared.
     base: Option<Pages>,
 }
 
-impl MemoryKeeper {
-    /// For the memory `ram`, which the interpreter reaches as `marks`.
-    pub(crate) fn new(ram: GuestMemoryMmap, marks: Arc<Memory>) -> Self {
+impl MemorySaver {
+    /// A saver for `ram`, which the interpreters access through `interp`.
+    pub(crate) fn new(ram: GuestMemoryMmap, interp: Arc<Memory>) -> Self {
         Self {
             ram,
-            marks,
+            interp,
             base: None,
         }
     }
 
-    /// The pages as they are now. Afterwards every processor must forget its translations: a page
-    /// is marked when it enters a TLB for writing.
+    /// The current pages.
+    ///
+    /// Afterwards the caller flushes the TLB of every vCPU: a page is marked dirty when a TLB entry
+    /// for writing is filled.
     pub(crate) fn save(&mut self) -> io::Result<Pages> {
         let base = match self.base.take() {
             Some(mut pages) => {
-                for gpa in self.written() {
+                for gpa in self.take_dirty() {
                     pages.set(gpa, &self.read(gpa)?);
                 }
                 pages
             }
             None => {
-                self.written();
+                self.take_dirty();
                 self.scan()?
             }
         };
@@ -149,20 +152,22 @@ impl MemoryKeeper {
         Ok(base)
     }
 
-    /// Sets memory to `pages`, which [`MemoryKeeper::accepts`]. Afterwards every processor must
-    /// forget its translations.
+    /// Sets memory to `pages`, all of which are in it ([`MemorySaver::misplaced`]).
+    ///
+    /// Afterwards the caller flushes the TLB of every vCPU.
     pub(crate) fn restore(&mut self, pages: &Pages) -> io::Result<()> {
+        debug_assert_eq!(self.misplaced(pages), None, "the caller checks the pages");
         self.save()?;
         let now = self.base.take().unwrap_or_default();
-        for gpa in pages.differences(&now) {
+        for gpa in pages.unshared_addresses(&now) {
             let zeros = [0; PAGE];
             let bytes = pages.0.get(&gpa).map_or(&zeros, |page| &**page);
             self.ram
                 .write_slice(bytes, GuestAddress(gpa))
                 .map_err(io::Error::other)?;
-            self.marks.changed(gpa, PAGE as u64);
+            self.interp.changed(gpa, PAGE as u64);
         }
-        self.written();
+        self.take_dirty();
         self.base = Some(pages.clone());
         Ok(())
     }
@@ -175,14 +180,14 @@ impl MemoryKeeper {
         pages.0.keys().copied().find(|&gpa| !fits(gpa))
     }
 
-    /// Takes the marks.
-    fn written(&self) -> Vec<u64> {
-        let mut written = Vec::new();
-        self.marks.take_dirty(|gpa| written.push(gpa));
-        written
+    /// Reads and clears the dirty marks.
+    fn take_dirty(&self) -> Vec<u64> {
+        let mut dirty = Vec::new();
+        self.interp.take_dirty(|gpa| dirty.push(gpa));
+        dirty
     }
 
-    fn read(&self, gpa: u64) -> io::Result<Page> {
+    fn read(&self, gpa: u64) -> io::Result<PageBytes> {
         let mut page = [0; PAGE];
         let read = self.ram.read_slice(&mut page, GuestAddress(gpa));
         read.map(|()| page).map_err(io::Error::other)
@@ -191,7 +196,8 @@ impl MemoryKeeper {
     fn scan(&self) -> io::Result<Pages> {
         let mut pages = Pages::default();
         memory::nonzero_pages(&self.ram, |offset, bytes| {
-            if let (Some(gpa), Ok(page)) = (memory::address(&self.ram, offset), bytes.try_into()) {
+            let gpa = memory::offset_to_address(&self.ram, offset);
+            if let (Some(gpa), Ok(page)) = (gpa, bytes.try_into()) {
                 pages.set(gpa, page);
             }
         })?;
@@ -203,55 +209,55 @@ impl MemoryKeeper {
 mod tests {
     use super::*;
 
-    fn keeper() -> MemoryKeeper {
+    fn saver() -> MemorySaver {
         let ranges = [(GuestAddress(0), 0x10_000), (GuestAddress(1 << 32), 0x4000)];
         let ram = memory::allocate(&ranges, false).unwrap();
-        let marks = Arc::new(memory::for_interpreter(&ram).unwrap());
-        MemoryKeeper::new(ram, marks)
+        let interp = Arc::new(memory::interp_memory(&ram).unwrap());
+        MemorySaver::new(ram, interp)
     }
 
     #[test]
-    fn later_save_takes_what_was_written_and_shares_the_rest() {
-        let mut keeper = keeper();
-        assert!(keeper.marks.write(0x1000, b"one"));
-        assert!(keeper.marks.write((1 << 32) + 0x3000, b"two"));
-        let first = keeper.save().unwrap();
-        let places: Vec<_> = first.iter().map(|(gpa, _)| gpa).collect();
-        assert_eq!(places, [0x1000, (1 << 32) + 0x3000]);
-        assert!(keeper.marks.write(0x1000, b"One"));
-        let second = keeper.save().unwrap();
+    fn later_save_copies_written_pages_and_shares_the_rest() {
+        let mut saver = saver();
+        assert!(saver.interp.write(0x1000, b"one"));
+        assert!(saver.interp.write((1 << 32) + 0x3000, b"two"));
+        let first = saver.save().unwrap();
+        let addresses: Vec<_> = first.iter().map(|(gpa, _)| gpa).collect();
+        assert_eq!(addresses, [0x1000, (1 << 32) + 0x3000]);
+        assert!(saver.interp.write(0x1000, b"One"));
+        let second = saver.save().unwrap();
         assert_eq!(second.unshared(&first), 1);
-        assert_eq!(second, keeper.scan().unwrap());
+        assert_eq!(second, saver.scan().unwrap());
     }
 
     #[test]
-    fn restored_memory_is_what_was_saved_forwards_and_backwards() {
-        let mut keeper = keeper();
-        assert!(keeper.marks.write(0x1000, b"one"));
-        let first = keeper.save().unwrap();
-        assert!(keeper.marks.write(0x1000, &[0; 3]));
-        assert!(keeper.marks.write(0x5ffe, b"across"));
-        let second = keeper.save().unwrap();
-        assert!(keeper.marks.write(0x9000, b"later"));
+    fn restore_brings_back_earlier_and_later_contents() {
+        let mut saver = saver();
+        assert!(saver.interp.write(0x1000, b"one"));
+        let first = saver.save().unwrap();
+        assert!(saver.interp.write(0x1000, &[0; 3]));
+        assert!(saver.interp.write(0x5ffe, b"across"));
+        let second = saver.save().unwrap();
+        assert!(saver.interp.write(0x9000, b"later"));
         for pages in [&first, &second, &first] {
-            keeper.restore(pages).unwrap();
-            assert_eq!(&keeper.scan().unwrap(), pages);
-            assert_eq!(&keeper.save().unwrap(), pages);
+            saver.restore(pages).unwrap();
+            assert_eq!(&saver.scan().unwrap(), pages);
+            assert_eq!(&saver.save().unwrap(), pages);
         }
     }
 
     #[test]
-    fn pages_outside_of_memory_are_found() {
-        let keeper = keeper();
+    fn misplaced_finds_pages_that_are_unaligned_or_outside_of_memory() {
+        let saver = saver();
         for gpa in [0x10_000, 0x1001, u64::MAX - 0xfff] {
             let pages = Pages(BTreeMap::from([(gpa, Arc::new([1; PAGE]))]));
-            assert_eq!(keeper.misplaced(&pages), Some(gpa));
+            assert_eq!(saver.misplaced(&pages), Some(gpa));
         }
-        assert_eq!(keeper.misplaced(&Pages::default()), None);
+        assert_eq!(saver.misplaced(&Pages::default()), None);
     }
 
     #[test]
-    fn pages_survive_serialization_and_short_or_double_ones_are_refused() {
+    fn serialized_pages_round_trip_and_short_or_duplicate_pages_are_refused() {
         let mut pages = Pages::default();
         pages.set(0x2000, &[7; PAGE]);
         let text = serde_json::to_string(&pages).unwrap();

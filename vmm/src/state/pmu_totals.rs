@@ -4,20 +4,20 @@ use hindsight_cpu::pmu::EventTotals;
 use hindsight_devices::clock::Ticks;
 use serde::{Deserialize, Serialize};
 
-/// Saved totals of one vCPU since the machine was created. Every value is possible.
+/// The saved totals of one vCPU since the machine was created. Every value is valid.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PmuTotalsState {
-    /// Events of all kinds; cycles up to the last time they were given to rings.
+    /// Events of all kinds; cycles up to the last time they were divided between the rings.
     pub totals: EventTotals,
     /// Ticks spent halted, up to `halted_since`.
     pub halted: Ticks,
-    /// When the vCPU halted, while it is halted.
+    /// When the vCPU halted, if it is halted.
     pub halted_since: Option<Ticks>,
-    /// Where both rings stood when cycles were last given to them.
+    /// The counts when cycles were last divided between the rings.
     pub split: RingShare,
 }
 
-/// Unhalted ticks, and instructions of each ring, at the last time cycles were given to rings.
+/// Counts when cycles were last divided between the rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RingShare {
     /// Unhalted ticks.

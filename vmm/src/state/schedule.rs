@@ -1,19 +1,21 @@
-//! Where a deterministic machine is in its round of turns.
+//! The position of a deterministic machine in its round of turns.
 
 use serde::{Deserialize, Serialize};
 
-/// Where the round of turns is.
+/// The position in the round of turns.
+///
+/// In a round, each vCPU has one turn of a fixed number of instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
-    /// Whose turn it is.
+    /// The vCPU whose turn it is.
     pub turn: usize,
-    /// Instructions of the turn that are over.
+    /// Instructions of the turn that are executed already.
     pub used: u64,
-    /// Nobody ran in this round so far.
+    /// No vCPU has executed an instruction in this round so far.
     pub idle: bool,
     /// Rounds before this one.
     pub round: u64,
-    /// Entries of the input log that came.
+    /// Entries of the input log that were delivered.
     pub inputs: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The whole of a machine as plain data.
+//! The state of a whole machine as plain data.
 
 use std::io;
 
@@ -13,111 +13,111 @@ use thiserror::Error;
 
 use super::{DevicesError, DevicesState, Pages, PmuTotalsState, RunLogState, Schedule};
 
-/// The version of [`Snapshot`]'s form. One of another version is refused.
-pub const VERSION: u32 = 3;
+/// The version of the [`Snapshot`] format. A snapshot of another version is refused.
+pub const SNAPSHOT_VERSION: u32 = 3;
 
-/// What a machine is, apart from what it did: a snapshot fits only a machine of its own shape.
+/// The configuration of a machine: a snapshot fits only machines of the same shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shape {
-    /// Processors.
+pub struct MachineShape {
+    /// Number of vCPUs.
     pub cpus: usize,
-    /// First address and bytes of each range of memory.
+    /// First address and size in bytes of each range of memory.
     pub memory: Vec<(u64, u64)>,
-    /// The clock's ticks in a second.
+    /// The clock's frequency.
     pub clock_hz: u64,
-    /// Which processor.
+    /// The processor model.
     pub cpuid: CpuidTable,
 }
 
-/// One processor with its models.
+/// One vCPU with its models.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuState {
     /// The architectural state.
     pub cpu: CpuState,
     /// The MSRs of the models.
     pub msrs: MsrsState,
-    /// What its performance counters count.
+    /// The totals behind its performance counters.
     pub events: PmuTotalsState,
     /// Its branch predictor and caches.
     pub unit: UnitState,
-    /// What deterministic mode keeps: the hash, the place, the random numbers.
+    /// Its run log: the event hash, the instruction count and the random numbers.
     pub log: RunLogState,
 }
 
 /// A whole machine between two instructions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// [`VERSION`].
+    /// [`SNAPSHOT_VERSION`].
     pub version: u32,
-    /// What machine it is of.
-    pub shape: Shape,
-    /// The time.
+    /// The machine's configuration.
+    pub shape: MachineShape,
+    /// The clock.
     pub ticks: Ticks,
-    /// Whose turn it is.
+    /// The position in the round of turns.
     pub schedule: Schedule,
-    /// The processors.
+    /// The vCPUs.
     pub vcpus: Vec<VcpuState>,
     /// The interrupt controllers and timers.
     pub interrupts: InterruptsState,
     /// The other devices.
     pub devices: DevicesState,
-    /// The last level of cache.
+    /// The last-level cache.
     pub cache: CacheState,
-    /// Memory.
+    /// Guest memory.
     pub memory: Pages,
 }
 
 impl Snapshot {
-    /// Instructions that all processors together had retired.
-    pub fn retired(&self) -> u64 {
+    /// Instructions that all vCPUs together had retired.
+    pub fn icount(&self) -> u64 {
         let retired = self.vcpus.iter().map(|vcpu| vcpu.log.retired);
         retired.fold(0, u64::wrapping_add)
     }
 }
 
-/// Why a snapshot was refused, or could not be made.
+/// Why a snapshot cannot be restored or made.
 #[derive(Debug, Error)]
 pub enum RestoreError {
-    /// Made by another version of Hindsight.
-    #[error("the snapshot has version {0}, this program reads {VERSION}")]
+    /// Another version of Hindsight made it.
+    #[error("the snapshot has format version {0}; this program reads version {SNAPSHOT_VERSION}")]
     Version(u32),
-    /// Of a machine with other processors, memory or CPUID.
-    #[error("the snapshot is of another kind of machine: its {0} differ")]
+    /// The machine has other vCPUs, memory, clock or CPUID.
+    #[error("the snapshot is of a machine of another shape: its {0} differ")]
     Shape(&'static str),
-    /// The schedule names a processor or a place that does not exist.
-    #[error("the snapshot's schedule is not possible")]
+    /// The schedule names a vCPU that does not exist, or more instructions than a turn has.
+    #[error("the snapshot's schedule is invalid")]
     Schedule,
     /// A page is not in guest memory.
     #[error("the snapshot has a page at {0:#x}, where this machine has no memory")]
     Page(u64),
-    /// A processor's state is impossible.
-    #[error("processor {cpu} of the snapshot cannot be restored")]
+    /// A vCPU's state is invalid.
+    #[error("the state of vCPU {cpu} in the snapshot is invalid")]
     Vcpu {
-        /// Which.
+        /// Number of the vCPU.
         cpu: usize,
-        /// What is wrong.
+        /// What is invalid.
         #[source]
         source: StateError,
     },
-    /// A processor's MSRs are impossible.
-    #[error("the MSRs of processor {cpu} of the snapshot cannot be restored")]
+    /// A vCPU's MSRs are invalid.
+    #[error("the MSRs of vCPU {cpu} in the snapshot are invalid")]
     Msrs {
-        /// Which.
+        /// Number of the vCPU.
         cpu: usize,
-        /// What is wrong.
+        /// What is invalid.
         #[source]
         source: MsrError,
     },
-    /// A cache or a branch predictor is impossible.
+    /// A cache's or a branch predictor's state is invalid.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The interrupt controllers' state is impossible.
+    /// The interrupt controllers' state is invalid.
     #[error(transparent)]
     Interrupts(#[from] InterruptsError),
-    /// A device's state is impossible.
+    /// A device's state is invalid.
     #[error(transparent)]
     Devices(#[from] DevicesError),
-    /// Guest memory cannot be read or written: a flaw of the host.
-    #[error("guest memory cannot be reached")]
+    /// The host cannot read or write guest memory.
+    #[error("guest memory cannot be read or written")]
     Memory(#[from] io::Error),
 }

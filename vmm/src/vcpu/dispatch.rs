@@ -5,7 +5,7 @@ use hindsight_cpu::msr::Effect;
 use super::crash::CrashCause;
 use super::hex_bytes::HexBytes;
 use super::model::{Gp, VcpuModel};
-use crate::kvm::exit::{Exit, Port};
+use crate::kvm::exit::{KvmExit, PortData};
 use crate::vcpu::recorder::RecordedKind;
 
 /// What the run loop does after an exit was served.
@@ -35,12 +35,12 @@ pub enum ExitAction {
 }
 
 /// Serves one exit.
-pub fn serve(exit: Exit<'_>, cpu: &mut VcpuModel) -> ExitAction {
+pub fn serve(exit: KvmExit<'_>, cpu: &mut VcpuModel) -> ExitAction {
     match exit {
-        Exit::Io { port, size, data } => io(cpu, port, size, data),
-        Exit::MmioRead { address, data } => cpu.mmio_read(address, data),
-        Exit::MmioWrite { address, data } => cpu.mmio_write(address, data),
-        Exit::Rdmsr { index, reply } => {
+        KvmExit::Io { port, size, data } => io(cpu, port, size, data),
+        KvmExit::MmioRead { address, data } => cpu.mmio_read(address, data),
+        KvmExit::MmioWrite { address, data } => cpu.mmio_write(address, data),
+        KvmExit::Rdmsr { index, reply } => {
             let answer = cpu.rdmsr(index);
             tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {}", cpu.id, Shown(answer));
             cpu.record(RecordedKind::Rdmsr {
@@ -53,7 +53,7 @@ pub fn serve(exit: Exit<'_>, cpu: &mut VcpuModel) -> ExitAction {
                 Ok(None) | Err(Gp) => reply.fault(),
             }
         }
-        Exit::Wrmsr {
+        KvmExit::Wrmsr {
             index,
             value,
             reply,
@@ -80,30 +80,32 @@ pub fn serve(exit: Exit<'_>, cpu: &mut VcpuModel) -> ExitAction {
                 Ok(None) | Err(Gp) => reply.fault(),
             }
         }
-        Exit::Halt => return ExitAction::Halt,
-        Exit::InterruptWindow | Exit::Kicked | Exit::TprLowered => return ExitAction::Poll,
-        Exit::Shutdown => return ExitAction::Crash(CrashCause::TripleFault),
-        Exit::InternalError(error) => return ExitAction::Crash(CrashCause::Internal(error)),
-        Exit::FailEntry { reason } => return ExitAction::Crash(CrashCause::FailEntry(reason)),
-        Exit::MemoryFault { address } => {
+        KvmExit::Halt => return ExitAction::Halt,
+        KvmExit::InterruptWindow | KvmExit::Kicked | KvmExit::TprLowered => {
+            return ExitAction::Poll;
+        }
+        KvmExit::Shutdown => return ExitAction::Crash(CrashCause::TripleFault),
+        KvmExit::InternalError(error) => return ExitAction::Crash(CrashCause::Internal(error)),
+        KvmExit::FailEntry { reason } => return ExitAction::Crash(CrashCause::FailEntry(reason)),
+        KvmExit::MemoryFault { address } => {
             return ExitAction::Crash(CrashCause::MemoryFault(address));
         }
-        Exit::Unexpected { reason } => return ExitAction::Crash(CrashCause::Unexpected(reason)),
-        Exit::Debug { dr6, .. } => return ExitAction::Debug { dr6 },
+        KvmExit::Unexpected { reason } => return ExitAction::Crash(CrashCause::Unexpected(reason)),
+        KvmExit::Debug { dr6, .. } => return ExitAction::Debug { dr6 },
     }
     ExitAction::Run
 }
 
-fn io(cpu: &VcpuModel, port: u16, size: usize, data: Port<'_>) {
+fn io(cpu: &VcpuModel, port: u16, size: usize, data: PortData<'_>) {
     let board = &cpu.board;
     match data {
-        Port::In(data) => {
+        PortData::In(data) => {
             for element in data.chunks_mut(size) {
                 board.buses.ports.read(port, element);
                 tracing::trace!(target: "io", "cpu {} in {port:#x} = {}", cpu.id, HexBytes(element));
             }
         }
-        Port::Out(data) => {
+        PortData::Out(data) => {
             for element in data.chunks(size) {
                 tracing::trace!(target: "io", "cpu {} out {port:#x} = {}", cpu.id, HexBytes(element));
                 board.buses.ports.write(port, element);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use hindsight_devices::clock::{Clock, Ticks};
 
-use crate::kvm::exit::{Exit, Port};
+use crate::kvm::exit::{KvmExit, PortData};
 use crate::sync::lock;
 
 /// Most events a recorder keeps.
@@ -79,22 +79,22 @@ pub enum ExitKind {
     Other,
 }
 
-impl From<&Exit<'_>> for ExitKind {
-    fn from(exit: &Exit<'_>) -> Self {
+impl From<&KvmExit<'_>> for ExitKind {
+    fn from(exit: &KvmExit<'_>) -> Self {
         match *exit {
-            Exit::Io {
+            KvmExit::Io {
                 port,
-                data: Port::In(_),
+                data: PortData::In(_),
                 ..
             } => Self::PortRead(port),
-            Exit::Io { port, .. } => Self::PortWrite(port),
-            Exit::MmioRead { address, .. } => Self::MmioRead(address),
-            Exit::MmioWrite { address, .. } => Self::MmioWrite(address),
-            Exit::Rdmsr { index, .. } => Self::Rdmsr(index),
-            Exit::Wrmsr { index, .. } => Self::Wrmsr(index),
-            Exit::Halt => Self::Halt,
-            Exit::InterruptWindow => Self::Window,
-            Exit::Kicked => Self::Kicked,
+            KvmExit::Io { port, .. } => Self::PortWrite(port),
+            KvmExit::MmioRead { address, .. } => Self::MmioRead(address),
+            KvmExit::MmioWrite { address, .. } => Self::MmioWrite(address),
+            KvmExit::Rdmsr { index, .. } => Self::Rdmsr(index),
+            KvmExit::Wrmsr { index, .. } => Self::Wrmsr(index),
+            KvmExit::Halt => Self::Halt,
+            KvmExit::InterruptWindow => Self::Window,
+            KvmExit::Kicked => Self::Kicked,
             _ => Self::Other,
         }
     }
@@ -161,16 +161,16 @@ mod tests {
     #[test]
     fn exit_kind_distinguishes_port_reads_from_writes() {
         let mut data = [0];
-        let read = Exit::Io {
+        let read = KvmExit::Io {
             port: 0x61,
             size: 1,
-            data: Port::In(&mut data),
+            data: PortData::In(&mut data),
         };
         assert_eq!(ExitKind::from(&read), ExitKind::PortRead(0x61));
-        let write = Exit::Io {
+        let write = KvmExit::Io {
             port: 0x61,
             size: 1,
-            data: Port::Out(&[0]),
+            data: PortData::Out(&[0]),
         };
         assert_eq!(ExitKind::from(&write), ExitKind::PortWrite(0x61));
     }

@@ -15,7 +15,7 @@ use super::model::VcpuModel;
 use super::recorder::Recorder;
 use super::run_control::{Doorbell, Kick, RunError, RunLoopEnd};
 use super::stats::VcpuStats;
-use crate::kvm::kick::Kicker;
+use crate::kvm::kick::KvmKicker;
 use crate::kvm::vcpu::KvmVcpuFd;
 
 /// A vCPU of a machine, in one engine, with what it needs for the other.
@@ -76,7 +76,6 @@ impl Vcpu {
     /// Runs until the machine stops. Returns the final state if the machine requests it.
     pub fn run(mut self, board: &Arc<Board>) -> Option<FinalState> {
         let id = self.id;
-        // Declared after `self` and so dropped before it: the kicker points into it.
         let guard = LoopGuard { id, board };
         let doorbell = board.run.vcpus.doorbell(id);
         self.engine.set_kicker(doorbell);
@@ -108,13 +107,13 @@ impl Vcpu {
     }
 }
 
-impl Kick for Kicker {
+impl Kick for KvmKicker {
     fn kick(&self) {
-        Kicker::kick(self);
+        KvmKicker::kick(self);
     }
 
     fn clear(&self) {
-        Kicker::clear(self);
+        KvmKicker::clear(self);
     }
 }
 
@@ -136,7 +135,7 @@ impl EngineVcpu {
     /// Lets the doorbell kick the thread out of KVM_RUN. The interpreter polls the doorbell.
     fn set_kicker(&mut self, doorbell: &Doorbell) {
         if let Self::Kvm(vcpu, _) = self {
-            let kicker = Kicker::of_this_thread(vcpu.fd_mut());
+            let kicker = KvmKicker::of_this_thread(vcpu.fd_mut());
             doorbell.set_kicker(Some(Box::new(kicker)));
         }
     }
@@ -168,7 +167,7 @@ impl EngineVcpu {
                 let (mut interpreter, model) = vcpu.into_parts();
                 state.cr8 = board.buses.irq.cr8(model.id);
                 if interpreter.take_flushed() {
-                    fd.forget_translations();
+                    fd.flush_tlb_on_load();
                 }
                 let vcpu = KvmVcpu::new(*fd, model, &state)?;
                 Ok(Self::Kvm(Box::new(vcpu), Some(Box::new(interpreter))))

@@ -1,5 +1,7 @@
-//! Guests that say on COM1 what they find at their entry. Each piece starts with an instruction that
-//! has no label, so that pieces can follow each other.
+//! Guests that write the state at their entry to COM1.
+//!
+//! Each piece of code ends in an instruction after its last label, so that pieces can be
+//! concatenated.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -25,28 +27,28 @@ pub fn exit(a: &mut CodeAssembler, verdict: u32) -> Code {
     a.out(EXIT, eax)
 }
 
-/// Ends with `verdict` unless the word is the expected one.
+/// Exits with `verdict` unless the word is the expected one.
 pub fn check(a: &mut CodeAssembler, word: AsmMemoryOperand, expected: u32, verdict: u32) -> Code {
-    let mut right = a.create_label();
+    let mut correct = a.create_label();
     a.cmp(word, expected)?;
-    a.je(right)?;
+    a.je(correct)?;
     exit(a, verdict)?;
-    a.set_label(&mut right)?;
+    a.set_label(&mut correct)?;
     a.nop()
 }
 
-/// Ends with `verdict` unless EAX is as expected.
+/// Exits with `verdict` unless EAX has the expected value.
 pub fn check_eax(a: &mut CodeAssembler, expected: u32, verdict: u32) -> Code {
-    let mut right = a.create_label();
+    let mut correct = a.create_label();
     a.cmp(eax, expected)?;
-    a.je(right)?;
+    a.je(correct)?;
     exit(a, verdict)?;
-    a.set_label(&mut right)?;
+    a.set_label(&mut correct)?;
     a.nop()
 }
 
 /// Writes `text` to COM1. Changes AL and DX.
-pub fn say(a: &mut CodeAssembler, text: &str) -> Code {
+pub fn print(a: &mut CodeAssembler, text: &str) -> Code {
     a.mov(dx, COM1)?;
     for byte in text.bytes() {
         a.mov(al, u32::from(byte))?;
@@ -55,11 +57,11 @@ pub fn say(a: &mut CodeAssembler, text: &str) -> Code {
     Ok(())
 }
 
-/// Writes `name` and EAX to COM1, in eight digits. Changes EAX, ECX, EDX, EDI.
-pub fn say_eax(a: &mut CodeAssembler, name: &str) -> Code {
+/// Writes `name` and EAX to COM1, as eight hexadecimal digits. Changes EAX, ECX, EDX, EDI.
+pub fn print_eax(a: &mut CodeAssembler, name: &str) -> Code {
     let (mut next, mut digit) = (a.create_label(), a.create_label());
     a.mov(edi, eax)?;
-    say(a, name)?;
+    print(a, name)?;
     a.mov(ecx, 8)?;
     a.set_label(&mut next)?;
     a.rol(edi, 4)?;
@@ -75,10 +77,11 @@ pub fn say_eax(a: &mut CodeAssembler, name: &str) -> Code {
     a.jnz(next)
 }
 
-/// Writes `name`, and the string that the word at `pointer` points to, if any. Changes EAX, EDX, ESI.
-pub fn say_string(a: &mut CodeAssembler, name: &str, pointer: AsmMemoryOperand) -> Code {
+/// Writes `name`, and the string that the word at `pointer` points to unless that is 0. Changes
+/// EAX, EDX, ESI.
+pub fn print_string(a: &mut CodeAssembler, name: &str, pointer: AsmMemoryOperand) -> Code {
     let (mut next, mut end) = (a.create_label(), a.create_label());
-    say(a, name)?;
+    print(a, name)?;
     a.mov(esi, pointer)?;
     a.test(esi, esi)?;
     a.jz(end)?;
@@ -94,7 +97,7 @@ pub fn say_string(a: &mut CodeAssembler, name: &str, pointer: AsmMemoryOperand) 
 }
 
 /// Writes the bytes from ESI up to ECX. Changes EAX, EDX, ESI.
-fn say_bytes(a: &mut CodeAssembler) -> Code {
+fn print_bytes(a: &mut CodeAssembler) -> Code {
     let (mut next, mut end) = (a.create_label(), a.create_label());
     a.mov(dx, COM1)?;
     a.set_label(&mut next)?;
@@ -108,32 +111,33 @@ fn say_bytes(a: &mut CodeAssembler) -> Code {
     a.nop()
 }
 
-/// Loads all segment registers anew from the descriptor table, with the selectors that they have.
+/// Reloads all segment registers from the GDT, with their present selectors.
 fn reload_segments(a: &mut CodeAssembler) -> Code {
-    let (mut back, mut over) = (a.create_label(), a.create_label());
+    let (mut far_return, mut done) = (a.create_label(), a.create_label());
     a.mov(ax, ds)?;
     a.mov(ds, ax)?;
     a.mov(es, ax)?;
     a.mov(ss, ax)?;
     a.xor(eax, eax)?;
     a.mov(ax, cs)?;
-    // A near call, and a far return from it.
+    // A near call that returns by a far return.
     match a.bitness() {
         64 => a.push(rax)?,
         _ => a.push(eax)?,
     }
-    a.call(back)?;
-    a.jmp(over)?;
-    a.set_label(&mut back)?;
-    // Of the mode's own operand size: 64 bits in 64-bit mode.
+    a.call(far_return)?;
+    a.jmp(done)?;
+    a.set_label(&mut far_return)?;
+    // The operand size is the mode's: 64 bits in 64-bit mode.
     a.retf()?;
-    a.set_label(&mut over)?;
+    a.set_label(&mut done)?;
     a.nop()
 }
 
-/// Writes control register 0, the code and data segments, the flags that are no arithmetic's, and in
-/// 64-bit mode EFER. Uses the stack: one that is not there ends the guest. Keeps EBX, EBP, ESI.
-pub fn say_state(a: &mut CodeAssembler) -> Code {
+/// Writes CR0, CS, DS, the flags except for the status flags, and in 64-bit mode EFER.
+///
+/// It uses the stack, so that a missing stack crashes the guest. Preserves EBX, EBP, ESI.
+pub fn print_state(a: &mut CodeAssembler) -> Code {
     match a.bitness() {
         64 => {
             a.pushfq()?;
@@ -145,7 +149,7 @@ pub fn say_state(a: &mut CodeAssembler) -> Code {
         }
     }
     a.and(eax, !STATUS_FLAGS)?;
-    say_eax(a, "flags=")?;
+    print_eax(a, "flags=")?;
     if a.bitness() != 16 {
         reload_segments(a)?;
     }
@@ -153,35 +157,35 @@ pub fn say_state(a: &mut CodeAssembler) -> Code {
         64 => a.mov(rax, cr0)?,
         _ => a.mov(eax, cr0)?,
     }
-    say_eax(a, " cr0=")?;
+    print_eax(a, " cr0=")?;
     a.xor(eax, eax)?;
     a.mov(ax, cs)?;
-    say_eax(a, " cs=")?;
+    print_eax(a, " cs=")?;
     a.xor(eax, eax)?;
     a.mov(ax, ds)?;
-    say_eax(a, " ds=")?;
+    print_eax(a, " ds=")?;
     if a.bitness() == 64 {
         a.mov(ecx, 0xc000_0080_u32)?;
         a.rdmsr()?;
-        say_eax(a, " efer=")?;
+        print_eax(a, " efer=")?;
     }
-    say(a, "\n")
+    print(a, "\n")
 }
 
-/// Where an information structure has its parts, in bytes.
-struct Format {
+/// The offsets of the fields of an information structure, in bytes.
+struct InfoLayout {
     cmdline: i32,
     count: i32,
     list: i32,
-    /// Of an entry of the list of modules, which starts with the address.
+    /// The size of an entry of the list of modules. An entry starts with the address.
     entry: i32,
-    /// In an entry: the end, or the length.
+    /// The offset of the end, or of the length, in an entry.
     end: i32,
     is_length: bool,
     args: i32,
 }
 
-const MULTIBOOT: Format = Format {
+const MULTIBOOT: InfoLayout = InfoLayout {
     cmdline: 16,
     count: 20,
     list: 24,
@@ -191,7 +195,7 @@ const MULTIBOOT: Format = Format {
     args: 8,
 };
 
-const START_INFO: Format = Format {
+const START_INFO: InfoLayout = InfoLayout {
     cmdline: 24,
     count: 12,
     list: 16,
@@ -201,103 +205,104 @@ const START_INFO: Format = Format {
     args: 16,
 };
 
-/// Writes the command line, and each module's content and own command line; the structure is at EBX.
-fn say_strings(a: &mut CodeAssembler, format: &Format) -> Code {
+/// Writes the command line, and each module's content and command line. EBX is the address of the
+/// structure.
+fn print_strings(a: &mut CodeAssembler, layout: &InfoLayout) -> Code {
     let (mut module, mut end) = (a.create_label(), a.create_label());
-    say_string(a, "cmdline=", dword_ptr(ebx + format.cmdline))?;
-    a.mov(ebp, dword_ptr(ebx + format.list))?;
-    a.mov(ebx, dword_ptr(ebx + format.count))?;
+    print_string(a, "cmdline=", dword_ptr(ebx + layout.cmdline))?;
+    a.mov(ebp, dword_ptr(ebx + layout.list))?;
+    a.mov(ebx, dword_ptr(ebx + layout.count))?;
     a.set_label(&mut module)?;
     a.test(ebx, ebx)?;
     a.jz(end)?;
-    say(a, "\nmodule=")?;
+    print(a, "\nmodule=")?;
     a.mov(esi, dword_ptr(ebp))?;
-    a.mov(ecx, dword_ptr(ebp + format.end))?;
-    if format.is_length {
+    a.mov(ecx, dword_ptr(ebp + layout.end))?;
+    if layout.is_length {
         a.add(ecx, esi)?;
     }
-    say_bytes(a)?;
-    say_string(a, " args=", dword_ptr(ebp + format.args))?;
-    // Modules start on a page.
+    print_bytes(a)?;
+    print_string(a, " args=", dword_ptr(ebp + layout.args))?;
+    // Modules are page-aligned.
     a.mov(eax, dword_ptr(ebp))?;
     a.and(eax, 0xfff)?;
     check_eax(a, 0, 6)?;
-    a.add(ebp, format.entry)?;
+    a.add(ebp, layout.entry)?;
     a.dec(ebx)?;
     a.jmp(module)?;
     a.set_label(&mut end)?;
     a.nop()?;
-    say(a, "\n")
+    print(a, "\n")
 }
 
-/// A kernel for multiboot: the verdict is 2 if EAX is wrong, 3 if there is no loader's name.
+/// A multiboot kernel: the verdict is 2 if EAX is wrong, 3 if the loader's name is missing.
 pub fn multiboot(a: &mut CodeAssembler) -> Code {
     check_eax(a, 0x2bad_b002, 2)?;
-    say_state(a)?;
+    print_state(a)?;
     a.mov(esi, dword_ptr(ebx + 64))?;
     check(a, dword_ptr(esi), u32::from_le_bytes(*b"hind"), 3)?;
     a.mov(eax, dword_ptr(ebx))?;
-    say_eax(a, "info=")?;
+    print_eax(a, "info=")?;
     a.mov(eax, dword_ptr(ebx + 4))?;
-    say_eax(a, " lower=")?;
+    print_eax(a, " lower=")?;
     a.mov(eax, dword_ptr(ebx + 8))?;
-    say_eax(a, " upper=")?;
-    say(a, "\n")?;
-    say_strings(a, &MULTIBOOT)?;
+    print_eax(a, " upper=")?;
+    print(a, "\n")?;
+    print_strings(a, &MULTIBOOT)?;
     exit(a, 0)
 }
 
-/// A kernel that is given start info: the verdict is 2 if its magic is wrong, 3 if there is no RSDP, 4
-/// if the memory map does not start with RAM.
+/// A kernel that receives start info: the verdict is 2 if the magic is wrong, 3 if there is no
+/// RSDP, 4 if the memory map does not start with RAM.
 pub fn start_info(a: &mut CodeAssembler) -> Code {
     check(a, dword_ptr(ebx), 0x336e_c578, 2)?;
-    say_state(a)?;
+    print_state(a)?;
     a.mov(esi, dword_ptr(ebx + 32))?;
     check(a, dword_ptr(esi), u32::from_le_bytes(*b"RSD "), 3)?;
     a.mov(esi, dword_ptr(ebx + 40))?;
     check(a, dword_ptr(esi + 16), 1, 4)?;
     a.mov(eax, dword_ptr(ebx + 4))?;
-    say_eax(a, "version=")?;
+    print_eax(a, "version=")?;
     a.mov(eax, dword_ptr(ebx + 48))?;
-    say_eax(a, " ranges=")?;
-    say(a, "\n")?;
-    say_strings(a, &START_INFO)?;
+    print_eax(a, " ranges=")?;
+    print(a, "\n")?;
+    print_strings(a, &START_INFO)?;
     exit(a, 0)
 }
 
-/// A kernel for the 64-bit Linux protocol: the verdict is 2 if the boot parameters have no header, 4 if
-/// their memory map does not start with RAM.
+/// A kernel for the 64-bit Linux protocol: the verdict is 2 if the boot parameters have no header,
+/// 4 if their memory map does not start with RAM.
 pub fn linux(a: &mut CodeAssembler) -> Code {
     const E820: i32 = 0x2d0;
     a.mov(ebx, esi)?;
     check(a, dword_ptr(ebx + 0x202), u32::from_le_bytes(*b"HdrS"), 2)?;
     check(a, dword_ptr(ebx + E820 + 16), 1, 4)?;
-    say_state(a)?;
+    print_state(a)?;
     a.movzx(eax, byte_ptr(ebx + 0x210))?;
-    say_eax(a, "loader=")?;
+    print_eax(a, "loader=")?;
     a.movzx(eax, byte_ptr(ebx + 0x1e8))?;
-    say_eax(a, " ranges=")?;
-    say_string(a, "\ncmdline=", dword_ptr(ebx + 0x228))?;
+    print_eax(a, " ranges=")?;
+    print_string(a, "\ncmdline=", dword_ptr(ebx + 0x228))?;
     a.mov(esi, dword_ptr(ebx + 0x218))?;
     a.mov(ecx, dword_ptr(ebx + 0x21c))?;
     a.add(ecx, esi)?;
-    say(a, "\ninitrd=")?;
-    say_bytes(a)?;
-    say(a, "\n")?;
+    print(a, "\ninitrd=")?;
+    print_bytes(a)?;
+    print(a, "\n")?;
     exit(a, 0)
 }
 
-/// A flat image: writes the state, and EDX.
+/// A flat image that writes the state and EDX.
 pub fn flat(a: &mut CodeAssembler) -> Code {
     a.mov(ebx, edx)?;
-    say_state(a)?;
+    print_state(a)?;
     a.mov(eax, ebx)?;
-    say_eax(a, "edx=")?;
-    say(a, "\n")?;
+    print_eax(a, "edx=")?;
+    print(a, "\n")?;
     exit(a, 0)
 }
 
-/// Writes the vendor that CPUID names, and the signature of leaf 1.
+/// Writes CPUID's vendor string and the signature of leaf 1.
 pub fn cpuid(a: &mut CodeAssembler) -> Code {
     const SCRATCH: u32 = 0x20_0000;
     a.xor(eax, eax)?;
@@ -308,11 +313,11 @@ pub fn cpuid(a: &mut CodeAssembler) -> Code {
     a.mov(dword_ptr(esi + 4), ebx)?;
     a.mov(dword_ptr(esi + 8), edx)?;
     a.mov(dword_ptr(esi + 12), ecx)?;
-    say_string(a, "vendor=", dword_ptr(esi))?;
+    print_string(a, "vendor=", dword_ptr(esi))?;
     a.mov(eax, 1)?;
     a.xor(ecx, ecx)?;
     a.cpuid()?;
-    say_eax(a, " signature=")?;
-    say(a, "\n")?;
+    print_eax(a, " signature=")?;
+    print(a, "\n")?;
     exit(a, 0)
 }

@@ -1,4 +1,4 @@
-//! `hindsight run` on an image of every boot protocol: what the guest finds at its entry.
+//! `hindsight run` with an image of every boot protocol: the guest's state at its entry.
 
 #[cfg(test)]
 mod guest;

@@ -1,16 +1,16 @@
-//! Pause, resume, stop and kick, from other threads while guests run.
+//! Other threads pause, resume, stop and kick a machine while its guest runs.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::guest::{COUNTERS, Running, assemble, exit, has_kvm, long, machine, wrmsr};
-use hindsight_vmm::boot::Mode;
+use super::guest::{COUNTERS, RunningGuest, assemble, exit, has_kvm, long, machine, wrmsr};
+use hindsight_vmm::boot::EntryMode;
 use hindsight_vmm::vcpu::engine::policy::Engine;
 use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::code_asm::*;
 
-/// Counts in memory for ever, with no exit.
-fn counting() -> Vec<u8> {
+/// Increments a counter in memory for ever, without an exit.
+fn counting_guest() -> Vec<u8> {
     long(|a| {
         let mut again = a.create_label();
         a.mov(rbx, COUNTERS)?;
@@ -20,7 +20,8 @@ fn counting() -> Vec<u8> {
     })
 }
 
-fn halted() -> Vec<u8> {
+/// Halts with interrupts off.
+fn halted_guest() -> Vec<u8> {
     long(|a| {
         let mut again = a.create_label();
         a.mov(rbx, COUNTERS)?;
@@ -33,12 +34,12 @@ fn halted() -> Vec<u8> {
 }
 
 #[test]
-fn paused_guest_stands_still_and_goes_on_a_thousand_times() {
-    if !has_kvm("paused_guest_stands_still_and_goes_on_a_thousand_times") {
+fn guest_can_be_paused_and_resumed_a_thousand_times() {
+    if !has_kvm("guest_can_be_paused_and_resumed_a_thousand_times") {
         return;
     }
     for engine in [Engine::Kvm, Engine::Interp] {
-        let guest = Running::start(engine, &counting(), 1);
+        let guest = RunningGuest::start(engine, &counting_guest(), 1);
         guest.wait_for(COUNTERS, 1);
         for _ in 0..1000 {
             assert!(guest.board.pause());
@@ -54,12 +55,12 @@ fn paused_guest_stands_still_and_goes_on_a_thousand_times() {
 }
 
 #[test]
-fn halted_guest_pauses_and_resumes_at_once() {
-    if !has_kvm("halted_guest_pauses_and_resumes_at_once") {
+fn halted_guest_is_paused_and_resumed_at_once() {
+    if !has_kvm("halted_guest_is_paused_and_resumed_at_once") {
         return;
     }
     for engine in [Engine::Kvm, Engine::Interp] {
-        let guest = Running::start(engine, &halted(), 2);
+        let guest = RunningGuest::start(engine, &halted_guest(), 2);
         guest.wait_for(COUNTERS, 1);
         let start = Instant::now();
         for _ in 0..1000 {
@@ -78,7 +79,7 @@ fn guest_makes_progress_while_it_is_kicked() {
         return;
     }
     for engine in [Engine::Kvm, Engine::Interp] {
-        let guest = Running::start(engine, &counting(), 1);
+        let guest = RunningGuest::start(engine, &counting_guest(), 1);
         guest.wait_for(COUNTERS, 1);
         thread::scope(|scope| {
             for _ in 0..2 {
@@ -103,7 +104,7 @@ fn paused_machine_can_be_stopped() {
         return;
     }
     for engine in [Engine::Kvm, Engine::Interp] {
-        let guest = Running::start(engine, &counting(), 2);
+        let guest = RunningGuest::start(engine, &counting_guest(), 2);
         guest.wait_for(COUNTERS, 1);
         assert!(guest.board.pause());
         guest.board.run.finish(Outcome::Quit);
@@ -111,28 +112,31 @@ fn paused_machine_can_be_stopped() {
     }
 }
 
-/// A ring that nobody heard must not make all later ones silent.
+/// A doorbell that rings before its vCPU's thread exists must still work later.
 #[test]
-fn machine_rung_before_its_threads_start_still_stops() {
-    if !has_kvm("machine_rung_before_its_threads_start_still_stops") {
+fn doorbell_works_after_a_ring_before_the_threads_start() {
+    if !has_kvm("doorbell_works_after_a_ring_before_the_threads_start") {
         return;
     }
-    let machine = machine(&counting(), Mode::Long, 1);
+    let machine = machine(&counting_guest(), EntryMode::Long, 1);
     machine.board().run.vcpus.doorbell(0).ring();
-    let (done, ended) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     thread::spawn(move || {
-        let _ = done.send(machine.run(Some(Duration::from_millis(300)), || {}));
+        let _ = sender.send(machine.run(Some(Duration::from_millis(300)), || {}));
     });
-    let outcome = ended.recv_timeout(Duration::from_secs(20));
-    assert!(matches!(outcome, Ok(Ok(Outcome::Timeout(_)))), "it hangs");
+    let outcome = receiver.recv_timeout(Duration::from_secs(20));
+    assert!(
+        matches!(outcome, Ok(Ok(Outcome::Timeout(_)))),
+        "the machine hangs"
+    );
 }
 
 #[test]
-fn paused_time_stands_still_for_the_guests_timers() {
-    if !has_kvm("paused_time_stands_still_for_the_guests_timers") {
+fn guest_time_stands_still_while_the_machine_is_paused() {
+    if !has_kvm("guest_time_stands_still_while_the_machine_is_paused") {
         return;
     }
-    let guest = Running::start(Engine::Kvm, &halted(), 1);
+    let guest = RunningGuest::start(Engine::Kvm, &halted_guest(), 1);
     guest.wait_for(COUNTERS, 1);
     assert!(guest.board.pause());
     let before = guest.board.time.clock.now();
@@ -150,13 +154,13 @@ fn paused_time_stands_still_for_the_guests_timers() {
     let _ = guest.end();
 }
 
-/// INIT and SIPI to all; each application processor counts up in real mode.
+/// Each application processor increments a counter in real mode.
 #[test]
-fn sixty_four_processors_start() {
+fn sixty_four_vcpus_start() {
     const CPUS: u32 = 64;
     const ENTRY: u64 = 0x8000;
     const COUNT: u64 = 0x9000;
-    if !has_kvm("sixty_four_processors_start") {
+    if !has_kvm("sixty_four_vcpus_start") {
         return;
     }
     let start = assemble(16, 0, |a| {
@@ -174,7 +178,7 @@ fn sixty_four_processors_start() {
             a.mov(rdi, at)?;
             a.mov(byte_ptr(rdi), u32::from(byte))?;
         }
-        // x2APIC mode; then INIT and SIPI to all but ourselves.
+        // x2APIC mode; then INIT and SIPI to all other vCPUs.
         wrmsr(a, 0x1b, 0xfee0_0d00)?;
         wrmsr(a, 0x830, 0xc_4500)?;
         wrmsr(a, 0x830, 0xc_4600 | ENTRY >> 12)?;
@@ -185,21 +189,20 @@ fn sixty_four_processors_start() {
         a.jne(again)?;
         exit(a, 0)
     });
-    let machine = machine(&image, Mode::Long, CPUS as usize);
+    let machine = machine(&image, EntryMode::Long, CPUS as usize);
     let outcome = machine.run(Some(Duration::from_secs(30)), || {}).unwrap();
     assert!(matches!(outcome, Outcome::Exit(0)), "{outcome:?}");
 }
 
-/// INIT reaches processors that run and that halt, again and again.
 #[test]
-fn running_and_halted_processors_take_init() {
+fn init_resets_running_and_halted_vcpus() {
     const ENTRY: u64 = 0x8000;
     const COUNT: u64 = 0x9000;
-    const ROUNDS: u32 = 50;
-    if !has_kvm("running_and_halted_processors_take_init") {
+    const ITERATIONS: u32 = 50;
+    if !has_kvm("init_resets_running_and_halted_vcpus") {
         return;
     }
-    // Processor 1 spins, processor 2 halts.
+    // In each iteration, one vCPU spins and the other halts.
     let start = assemble(16, 0, |a| {
         let (mut spin, mut sleep) = (a.create_label(), a.create_label());
         a.xor(ax, ax)?;
@@ -216,7 +219,7 @@ fn running_and_halted_processors_take_init() {
         a.jmp(sleep)
     });
     let image = long(|a| {
-        let (mut round, mut wait) = (a.create_label(), a.create_label());
+        let (mut again, mut wait) = (a.create_label(), a.create_label());
         for (at, &byte) in (ENTRY..).zip(&start) {
             a.mov(rdi, at)?;
             a.mov(byte_ptr(rdi), u32::from(byte))?;
@@ -224,7 +227,7 @@ fn running_and_halted_processors_take_init() {
         a.mov(rdi, COUNT)?;
         a.xor(esi, esi)?;
         wrmsr(a, 0x1b, 0xfee0_0d00)?;
-        a.set_label(&mut round)?;
+        a.set_label(&mut again)?;
         wrmsr(a, 0x830, 0xc_4500)?;
         wrmsr(a, 0x830, 0xc_4600 | ENTRY >> 12)?;
         a.add(esi, 2)?;
@@ -232,11 +235,11 @@ fn running_and_halted_processors_take_init() {
         a.pause()?;
         a.cmp(dword_ptr(rdi), esi)?;
         a.jne(wait)?;
-        a.cmp(esi, 2 * ROUNDS)?;
-        a.jb(round)?;
+        a.cmp(esi, 2 * ITERATIONS)?;
+        a.jb(again)?;
         exit(a, 0)
     });
-    let machine = machine(&image, Mode::Long, 3);
+    let machine = machine(&image, EntryMode::Long, 3);
     let outcome = machine.run(Some(Duration::from_secs(30)), || {}).unwrap();
     assert!(matches!(outcome, Outcome::Exit(0)), "{outcome:?}");
 }

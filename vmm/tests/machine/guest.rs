@@ -1,4 +1,4 @@
-//! What tests of whole machines share: guests assembled on the spot, and a machine to run them.
+//! Guests assembled by the tests of whole machines, and machines that run them.
 
 use std::io::{self, Write};
 use std::mem;
@@ -7,9 +7,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use hindsight_cpu::profile::Profile;
-use hindsight_vmm::boot::{Mode, Plan, Protocol};
+use hindsight_vmm::boot::{EntryMode, LoadRequest, Protocol};
 use hindsight_vmm::kvm::host_support::HostKvm;
-use hindsight_vmm::kvm::{self, Host};
+use hindsight_vmm::kvm::{self, KvmDevice};
 use hindsight_vmm::machine::{Machine, MachineConfig, PreparedMachine};
 use hindsight_vmm::platform::Sinks;
 use hindsight_vmm::vcpu::board::Board;
@@ -19,18 +19,18 @@ use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-/// Where images in 64-bit mode are loaded and entered.
+/// The load address and entry point of 64-bit images.
 pub const LONG: u64 = 0x10_0000;
-/// Where images in real mode are loaded and entered.
+/// The load address and entry point of real-mode images.
 pub const REAL: u64 = 0x7c00;
-/// A byte count of guest memory that all guests here can do with.
+/// The size of guest memory, enough for all guests here.
 pub const MEMORY: u64 = 8 << 20;
-/// Words that guests count in.
+/// The address of the words that guests count in.
 pub const COUNTERS: u64 = 0x20_0000;
 /// The debug exit port.
 pub const EXIT: u32 = 0xf4;
 
-/// Whether KVM can be used here; says so when not.
+/// Whether KVM can be used on this host; if not, reports that `test` is skipped.
 pub fn has_kvm(test: &str) -> bool {
     let usable = kvm::open_device().is_ok_and(|kvm| kvm.create_vm().is_ok());
     if !usable {
@@ -69,9 +69,11 @@ pub fn wrmsr(a: &mut CodeAssembler, index: u32, value: u64) -> Result<(), IcedEr
     a.wrmsr()
 }
 
-/// A 64-bit image with an IDT: every exception and interrupt goes to its handler, `#GP` to one that
-/// skips the two bytes of RDMSR or WRMSR. `interrupt` is the code of the handler for vectors from 32
-/// on, which ends in IRETQ and keeps what it changes.
+/// A 64-bit image with an IDT.
+///
+/// The handler of #GP skips the two bytes of RDMSR or WRMSR, those of other exceptions exit with
+/// 77H. `interrupt` is the code of the handler of vectors from 32 on; it ends with IRETQ and
+/// preserves all registers.
 pub fn with_idt(
     interrupt: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
     code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
@@ -82,7 +84,7 @@ pub fn with_idt(
     const IDTR: u64 = LONG + 0xff0;
     const IDT: u64 = LONG + 0x1000;
     let mut image = vec![0; 0x2000];
-    let mut put = |at: u64, bytes: &[u8], limit: usize| {
+    let mut write = |at: u64, bytes: &[u8], limit: usize| {
         assert!(bytes.len() <= limit, "code is too long");
         let at = usize::try_from(at - LONG).unwrap();
         image[at..at + bytes.len()].copy_from_slice(bytes);
@@ -92,17 +94,17 @@ pub fn with_idt(
         a.lidt(ptr(rax))?;
         code(a)
     });
-    put(LONG, &main, 0x800);
+    write(LONG, &main, 0x800);
     let gp = assemble(64, GP, |a| {
         a.add(rsp, 8)?;
         a.add(qword_ptr(rsp), 2)?;
         a.iretq()
     });
-    put(GP, &gp, 0x100);
-    put(INTERRUPT, &assemble(64, INTERRUPT, interrupt), 0x300);
-    put(FATAL, &assemble(64, FATAL, |a| exit(a, 0x77)), 0x100);
+    write(GP, &gp, 0x100);
+    write(INTERRUPT, &assemble(64, INTERRUPT, interrupt), 0x300);
+    write(FATAL, &assemble(64, FATAL, |a| exit(a, 0x77)), 0x100);
     let limit_and_base = [&0xfff_u16.to_le_bytes()[..], &IDT.to_le_bytes()].concat();
-    put(IDTR, &limit_and_base, 10);
+    write(IDTR, &limit_and_base, 10);
     for vector in 0..256 {
         let handler = match vector {
             13 => GP,
@@ -112,43 +114,43 @@ pub fn with_idt(
         // A 64-bit interrupt gate to selector 0x10.
         let low = (handler & 0xffff) | 0x10 << 16 | 0x8e00 << 32 | (handler >> 16) << 48;
         let gate = u128::from(low) | u128::from(handler >> 32) << 64;
-        put(IDT + vector * 16, &gate.to_le_bytes(), 16);
+        write(IDT + vector * 16, &gate.to_le_bytes(), 16);
     }
     image
 }
 
-/// A machine of `cpus` processors with a flat image, under KVM.
-pub fn machine(image: &[u8], mode: Mode, cpus: usize) -> Machine {
+/// A machine with `cpus` vCPUs and a flat image, in KVM.
+pub fn machine(image: &[u8], mode: EntryMode, cpus: usize) -> Machine {
     machine_on(Engine::Kvm, image, mode, cpus)
 }
 
-/// As [`machine`], with either way to run.
-pub fn machine_on(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Machine {
+/// As [`machine`], in either engine.
+pub fn machine_on(engine: Engine, image: &[u8], mode: EntryMode, cpus: usize) -> Machine {
     build(prepared(engine, image, mode, cpus))
 }
 
-/// As [`machine`], in an engine that changes when the guest arms something, and `every` so often.
-pub fn machine_changing(
+/// As [`machine`], with the engine switched when the guest arms a facility, and as `forced` says.
+pub fn switching_machine(
     image: &[u8],
-    mode: Mode,
+    mode: EntryMode,
     cpus: usize,
     forced: Option<ForcedSwitch>,
 ) -> Machine {
     let policy = EnginePolicy {
         choice: EngineChoice::Auto,
-        // Whatever it is: these guests do with little.
-        host: HostKvm::native(),
+        // These guests use nothing that a KVM may lack.
+        host: HostKvm::usable(),
     };
     build(prepared(Engine::Kvm, image, mode, cpus).with_engine_policy(policy, forced))
 }
 
-/// A machine of one processor, put together as `cpu` says, in the interpreter: without KVM.
-pub fn machine_with(cpu: Profile, image: &[u8], mode: Mode) -> Machine {
+/// A machine with one vCPU of the CPU model `cpu`, in the interpreter. It needs no KVM.
+pub fn machine_with_model(cpu: Profile, image: &[u8], mode: EntryMode) -> Machine {
     let prepared = prepared_with(cpu, Engine::Interp, image, mode, 1);
     prepared.build(None, sinks()).unwrap()
 }
 
-fn prepared(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> PreparedMachine {
+fn prepared(engine: Engine, image: &[u8], mode: EntryMode, cpus: usize) -> PreparedMachine {
     prepared_with(Profile::default(), engine, image, mode, cpus)
 }
 
@@ -156,7 +158,7 @@ fn prepared_with(
     cpu: Profile,
     engine: Engine,
     image: &[u8],
-    mode: Mode,
+    mode: EntryMode,
     cpus: usize,
 ) -> PreparedMachine {
     let config = MachineConfig {
@@ -166,13 +168,13 @@ fn prepared_with(
         cpu,
         engine,
     };
-    let plan = Plan {
+    let request = LoadRequest {
         image,
         protocol: Some(Protocol::Flat),
         mode: Some(mode),
-        ..Plan::default()
+        ..LoadRequest::default()
     };
-    PreparedMachine::new(&config, &plan).unwrap()
+    PreparedMachine::new(&config, &request).unwrap()
 }
 
 fn sinks() -> Sinks {
@@ -184,47 +186,47 @@ fn sinks() -> Sinks {
 }
 
 fn build(prepared: PreparedMachine) -> Machine {
-    let host = Host::open().unwrap();
-    prepared.build(Some(&host), sinks()).unwrap()
+    let kvm = KvmDevice::open().unwrap();
+    prepared.build(Some(&kvm), sinks()).unwrap()
 }
 
-/// Runs a 64-bit image on one processor for at most `seconds`: in the interpreter, under KVM, and in
-/// both in turn, which must end in the same way. Gives KVM's outcome.
+/// Runs a 64-bit image on one vCPU for at most `seconds`: in the interpreter, in KVM, and with
+/// forced switches between them. All three must end in the same way; returns KVM's outcome.
 pub fn run(image: &[u8], seconds: f64) -> Outcome {
     let same = |a: &Outcome, b: &Outcome| match (a, b) {
         (Outcome::Exit(a), Outcome::Exit(b)) => a == b,
         (a, b) => mem::discriminant(a) == mem::discriminant(b),
     };
-    let native = run_on(Engine::Kvm, image, seconds);
-    let observed = run_on(Engine::Interp, image, seconds);
-    assert!(
-        same(&observed, &native),
-        "interpreter: {observed:?}, KVM: {native:?}"
-    );
+    let kvm = run_on(Engine::Kvm, image, seconds);
+    let interp = run_on(Engine::Interp, image, seconds);
+    assert!(same(&interp, &kvm), "interpreter: {interp:?}, KVM: {kvm:?}");
     let limit = Duration::from_secs_f64(seconds);
-    // Not at every exit: some guests have two hundred thousand.
-    let machine = machine_changing(image, Mode::Long, 1, Some(ForcedSwitch::Exits(97)));
-    let both = machine.run(Some(limit), || {}).unwrap();
-    assert!(same(&both, &native), "in turn: {both:?}, KVM: {native:?}");
-    native
+    // A switch at every exit would take too long: some guests have 200 000.
+    let machine = switching_machine(image, EntryMode::Long, 1, Some(ForcedSwitch::Exits(97)));
+    let switched = machine.run(Some(limit), || {}).unwrap();
+    assert!(
+        same(&switched, &kvm),
+        "with switches: {switched:?}, KVM: {kvm:?}"
+    );
+    kvm
 }
 
-/// Runs a 64-bit image on one processor for at most `seconds`.
+/// Runs a 64-bit image on one vCPU for at most `seconds`.
 pub fn run_on(engine: Engine, image: &[u8], seconds: f64) -> Outcome {
     let limit = Duration::from_secs_f64(seconds);
-    let machine = machine_on(engine, image, Mode::Long, 1);
+    let machine = machine_on(engine, image, EntryMode::Long, 1);
     machine.run(Some(limit), || {}).unwrap()
 }
 
 /// A machine that runs on a thread of its own, for at most a minute.
-pub struct Running {
+pub struct RunningGuest {
     pub board: Arc<Board>,
     thread: JoinHandle<Outcome>,
 }
 
-impl Running {
+impl RunningGuest {
     pub fn start(engine: Engine, image: &[u8], cpus: usize) -> Self {
-        Self::start_machine(machine_on(engine, image, Mode::Long, cpus))
+        Self::start_machine(machine_on(engine, image, EntryMode::Long, cpus))
     }
 
     pub fn start_machine(machine: Machine) -> Self {
@@ -234,7 +236,7 @@ impl Running {
         Self { board, thread }
     }
 
-    /// Waits for the end.
+    /// Waits for the end of the run.
     pub fn end(self) -> Outcome {
         self.thread.join().unwrap()
     }
@@ -246,7 +248,7 @@ impl Running {
     }
 
     /// Sets the 64-bit word at `address`.
-    pub fn put_word(&self, address: u64, value: u64) {
+    pub fn write_word(&self, address: u64, value: u64) {
         use vm_memory::{Bytes, GuestAddress};
         let memory = &self.board.ram.map;
         memory.write_obj(value, GuestAddress(address)).unwrap();
@@ -260,6 +262,9 @@ impl Running {
             }
             thread::sleep(Duration::from_millis(1));
         }
-        panic!("the guest does not get there: {:#x}", self.word(address));
+        panic!(
+            "the guest did not reach {value:#x}: {:#x}",
+            self.word(address)
+        );
     }
 }

@@ -1,11 +1,11 @@
-//! Whole machines: control from other threads, and guests that do their worst.
+//! Whole machines: control from other threads, switches of the engine, and hostile guests.
 
-#[cfg(test)]
-mod changes;
 mod control;
+#[cfg(test)]
+mod engine_switch;
 #[cfg(test)]
 mod guest;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
-mod smm;
+mod rsm;

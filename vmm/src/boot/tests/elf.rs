@@ -6,9 +6,9 @@ use crate::boot::tests::*;
 const AT: u64 = 0x20_0000;
 
 #[test]
-fn elf64_is_entered_in_long_mode_with_start_info() {
+fn elf64_enters_long_mode_with_start_info() {
     let file = ElfImage::new(true, AT, b"\xf4code").build();
-    let guest = boot(&Plan {
+    let guest = boot(&LoadRequest {
         cmdline: b"quiet".to_vec(),
         ..image(&file)
     });
@@ -22,7 +22,7 @@ fn elf64_is_entered_in_long_mode_with_start_info() {
 }
 
 #[test]
-fn elf32_is_entered_in_protected_mode() {
+fn elf32_enters_protected_mode() {
     let file = ElfImage::new(false, AT, &[0xf4]).build();
     let guest = boot(&image(&file));
     assert_protected(guest.state());
@@ -33,7 +33,7 @@ fn elf32_is_entered_in_protected_mode() {
 }
 
 #[test]
-fn bss_is_placed_but_not_written() {
+fn bss_is_reserved_but_not_written() {
     let mut elf = ElfImage::new(true, AT, &[0xf4]);
     elf.loads[0].memory_size = 0x8000;
     elf.loads.push(Load {
@@ -47,7 +47,7 @@ fn bss_is_placed_but_not_written() {
 }
 
 #[test]
-fn virtual_entry_point_is_translated() {
+fn virtual_entry_point_is_translated_to_its_physical_address() {
     let mut elf = ElfImage::new(true, AT, &[0x90; 32]);
     elf.loads[0].virtual_ = 0xffff_ffff_8000_0000;
     elf.entry = 0xffff_ffff_8000_0010;
@@ -57,11 +57,11 @@ fn virtual_entry_point_is_translated() {
 }
 
 #[test]
-fn pvh_has_memory_map_command_line_and_modules() {
+fn pvh_start_info_has_memory_map_command_line_and_modules() {
     let file = ElfImage::pvh(true, AT, &[0xf4]).build();
-    let plan = Plan {
+    let request = LoadRequest {
         initrd: Some(b"initrd"),
-        modules: vec![Module {
+        modules: vec![BootModule {
             data: b"module",
             args: b"key=value".to_vec(),
             name: Vec::new(),
@@ -69,7 +69,7 @@ fn pvh_has_memory_map_command_line_and_modules() {
         cmdline: b"console=ttyS0".to_vec(),
         ..image(&file)
     };
-    let guest = boot(&plan);
+    let guest = boot(&request);
     assert_eq!(guest.loaded.protocol, Protocol::Pvh);
     assert_protected(guest.state());
     assert_eq!(guest.state().rip, AT);
@@ -102,7 +102,7 @@ fn pvh_has_memory_map_command_line_and_modules() {
 }
 
 #[test]
-fn pvh_note_is_found_behind_other_notes_and_in_elf32() {
+fn pvh_note_is_found_after_other_notes_and_in_elf32() {
     let mut elf = ElfImage::new(false, AT, &[0x90; 8]);
     let entry = u32::try_from(AT + 4).unwrap().to_le_bytes();
     let notes = [
@@ -122,7 +122,7 @@ fn pvh_note_is_found_behind_other_notes_and_in_elf32() {
 }
 
 #[test]
-fn tables_go_around_segments_in_low_memory() {
+fn tables_are_placed_around_segments_in_low_memory() {
     let mut elf = ElfImage::pvh(true, 0x1000, &[0xf4; 0x8000]);
     elf.loads.push(Load::at(0x1_0000, &[0xf4; 0x8000]));
     let file = elf.build();
@@ -132,12 +132,12 @@ fn tables_go_around_segments_in_low_memory() {
     assert_eq!(guest.bytes(0x1_0000, 0x8000), [0xf4; 0x8000]);
 }
 
-/// A row of the table of bad images: what it changes, and the message.
-type Row = (fn(&mut ElfImage), &'static str);
+/// A malformed image: how it differs from a good one, and the message.
+type MalformedElf = (fn(&mut ElfImage), &'static str);
 
 #[test]
 fn malformed_elf_is_refused_with_a_reason() {
-    let rows: [Row; 11] = [
+    let rows: [MalformedElf; 12] = [
         (
             |elf| elf.kind = 1,
             "the ELF image's type is 0x1, not an executable (0x2, or 0x3 if it is static)",
@@ -148,11 +148,11 @@ fn malformed_elf_is_refused_with_a_reason() {
         ),
         (
             |elf| elf.entry = 0x10,
-            "the entry point 0x10 is outside of what the image loads",
+            "the entry point 0x10 is outside of the loaded image",
         ),
         (
             |elf| elf.entry = u64::MAX,
-            "the entry point 0xffffffffffffffff is outside of what the image loads",
+            "the entry point 0xffffffffffffffff is outside of the loaded image",
         ),
         (
             |elf| elf.loads.clear(),
@@ -164,11 +164,18 @@ fn malformed_elf_is_refused_with_a_reason() {
         ),
         (
             |elf| elf.loads[0].memory_size = u64::MAX,
-            "segment 0 needs 0xffffffffffffffff bytes at 0x200000, which is not within the RAM below 3 GiB, that ends at 0x8000000",
+            "segment 0 does not fit in guest memory: it needs 16384 PiB at 0x200000, and only RAM \
+             below 3 GiB is used",
         ),
         (
             |elf| elf.loads[0].physical = 0xc000_0000,
-            "segment 0 needs 0x40 bytes at 0xc0000000, which is not within the RAM below 3 GiB, that ends at 0x8000000",
+            "segment 0 does not fit in guest memory: it needs 64 bytes at 0xc0000000, and only \
+             RAM below 3 GiB is used",
+        ),
+        (
+            |elf| elf.loads[0].physical = 0x800_0000,
+            "segment 0 does not fit in guest memory: it needs 64 bytes at 0x8000000; use --memory \
+             256M or more",
         ),
         (
             |elf| elf.loads.push(Load::at(AT + 0x3f, &[1])),
@@ -176,14 +183,15 @@ fn malformed_elf_is_refused_with_a_reason() {
         ),
         (
             |elf| elf.others.push((3, b"/lib/ld.so\0".to_vec())),
-            "the ELF image asks for an interpreter: only static executables can be booted",
+            "the ELF image requests an interpreter: only static executables can be booted",
         ),
         (
             |elf| {
                 elf.others
                     .push((2, [8_u64.to_le_bytes(), 24_u64.to_le_bytes()].concat()))
             },
-            "the ELF image has relocations to apply (0x18 bytes): link it to a fixed address (-no-pie, or -C relocation-model=static)",
+            "the ELF image has relocations (0x18 bytes), which are not applied: link it to a \
+             fixed address (-no-pie, or -C relocation-model=static)",
         ),
     ];
     for (change, message) in rows {
@@ -202,7 +210,7 @@ fn bad_pvh_notes_are_refused() {
         ),
         (
             &[0, 0, 0x40, 0],
-            "the entry point 0x400000 is outside of what the image loads",
+            "the entry point 0x400000 is outside of the loaded image",
         ),
         (
             &[0, 0, 0x20, 0, 1, 0, 0, 0],
@@ -215,18 +223,18 @@ fn bad_pvh_notes_are_refused() {
         assert_eq!(refusal(&image(&elf.build())), message);
     }
     let plain = ElfImage::new(true, AT, &[0x90]).build();
-    let plan = Plan {
+    let request = LoadRequest {
         protocol: Some(Protocol::Pvh),
         ..image(&plain)
     };
     assert_eq!(
-        refusal(&plan),
+        refusal(&request),
         "the ELF image has no PVH note (Xen, type 0x12) with its 32-bit entry point"
     );
 }
 
 #[test]
-fn truncation_anywhere_is_refused() {
+fn elf_truncated_anywhere_is_refused() {
     for bits64 in [false, true] {
         let file = ElfImage::new(bits64, AT, &[0x90; 0x40]).build();
         for len in 4..file.len() {
@@ -245,14 +253,15 @@ fn refused_image_leaves_memory_untouched() {
     let layout = Layout::new(8 * MIB).unwrap();
     let memory = GuestMemoryMmap::from_ranges(&layout.ram()).unwrap();
     let file = ElfImage::pvh(true, 0x10_0000, &[0xf4; 64]).build();
-    let plan = Plan {
+    let request = LoadRequest {
         initrd: Some(&[1; 0x70_0000]),
         ..image(&file)
     };
-    let error = load(&memory, &layout, &plan).err().unwrap();
+    let error = load(&memory, &layout, &request).err().unwrap();
     assert_eq!(
         error.to_string(),
-        "no room for the 0x700000 bytes of initrd in 0x100000-0x7fffff"
+        "initrd does not fit in guest memory: it needs 7 MiB from 1 MiB on; use --memory 16M or \
+         more"
     );
     let mut bytes = vec![0; 8 << 20];
     memory.read_slice(&mut bytes, GuestAddress(0)).unwrap();

@@ -3,11 +3,11 @@
 use crate::boot::tests::*;
 
 #[test]
-fn boot_sector_is_entered_at_7c00_with_the_disk_in_dl() {
+fn boot_sector_is_entered_at_7c00_with_disk_0x80_in_dl() {
     let mut sector = [0x90; 512];
     sector[510..].copy_from_slice(&[0x55, 0xaa]);
-    let guest = boot(&Plan {
-        mode: Some(Mode::Real),
+    let guest = boot(&LoadRequest {
+        mode: Some(EntryMode::Real),
         ..image(&sector)
     });
     let state = guest.state();
@@ -26,7 +26,7 @@ fn boot_sector_is_entered_at_7c00_with_the_disk_in_dl() {
 
 #[test]
 fn real_mode_entry_above_64_kib_gets_a_segment() {
-    let guest = boot(&Plan {
+    let guest = boot(&LoadRequest {
         load_address: Some(0x2_0000),
         entry: Some(0x2_0013),
         ..image(&[0xf4; 32])
@@ -41,19 +41,19 @@ fn real_mode_entry_above_64_kib_gets_a_segment() {
 
 #[test]
 fn real_mode_image_of_64_kib_runs_in_one_mib_without_a_stack() {
-    let plan = Plan {
+    let request = LoadRequest {
         load_address: Some(0),
         ..image(&[0xf4; 0x1_0000])
     };
-    let guest = boot_in(&Layout::new(MIB).unwrap(), &plan).unwrap();
+    let guest = boot_in(&Layout::new(MIB).unwrap(), &request).unwrap();
     assert_eq!(guest.loaded.placed.len(), 1);
     assert_eq!((guest.state().rip, guest.state().gpr[gpr::RSP]), (0, 0));
 }
 
 #[test]
-fn protected_mode_is_flat_and_at_one_mib() {
-    let guest = boot(&Plan {
-        mode: Some(Mode::Protected),
+fn protected_mode_image_has_flat_segments_and_starts_at_one_mib() {
+    let guest = boot(&LoadRequest {
+        mode: Some(EntryMode::Protected),
         ..image(&[0xf4])
     });
     assert_protected(guest.state());
@@ -65,21 +65,21 @@ fn protected_mode_is_flat_and_at_one_mib() {
 }
 
 #[test]
-fn long_mode_runs_in_one_mib() {
-    let plan = Plan {
-        mode: Some(Mode::Long),
+fn long_mode_image_fits_in_one_mib() {
+    let request = LoadRequest {
+        mode: Some(EntryMode::Long),
         load_address: Some(0x1_0000),
         entry: Some(0x1_0008),
         ..image(&[0xf4; 16])
     };
-    let guest = boot_in(&Layout::new(MIB).unwrap(), &plan).unwrap();
+    let guest = boot_in(&Layout::new(MIB).unwrap(), &request).unwrap();
     assert_long(&guest);
     assert_eq!(guest.state().rip, 0x1_0008);
 }
 
 #[test]
 fn impossible_addresses_are_refused() {
-    let plan = |mode, load, entry| Plan {
+    let request = |mode, load, entry| LoadRequest {
         mode: Some(mode),
         load_address: Some(load),
         entry,
@@ -87,43 +87,44 @@ fn impossible_addresses_are_refused() {
     };
     let rows = [
         (
-            plan(Mode::Long, u64::MAX, None),
-            "image needs 0x10 bytes at 0xffffffffffffffff, which is not within the RAM below \
-             3 GiB, that ends at 0x8000000",
+            request(EntryMode::Long, u64::MAX, None),
+            "image does not fit in guest memory: it needs 16 bytes at 0xffffffffffffffff, and only \
+             RAM below 3 GiB is used",
         ),
         (
-            plan(Mode::Long, 0x7ff_fff8, None),
-            "image needs 0x10 bytes at 0x7fffff8, which is not within the RAM below 3 GiB, that \
-             ends at 0x8000000",
+            request(EntryMode::Long, 0x7ff_fff8, None),
+            "image does not fit in guest memory: it needs 16 bytes at 0x7fffff8; use --memory 256M \
+             or more",
         ),
         (
-            plan(Mode::Protected, 0x10_0000, Some(0xf_ffff)),
-            "the entry point 0xfffff is outside of what the image loads",
+            request(EntryMode::Protected, 0x10_0000, Some(0xf_ffff)),
+            "the entry point 0xfffff is outside of the loaded image",
         ),
         (
-            plan(Mode::Protected, 0x10_0000, Some(0x10_0010)),
-            "the entry point 0x100010 is outside of what the image loads",
+            request(EntryMode::Protected, 0x10_0000, Some(0x10_0010)),
+            "the entry point 0x100010 is outside of the loaded image",
         ),
         (
-            plan(Mode::Real, 0x10_0000, None),
-            "the entry point 0x100000 is not one that real mode reaches: that ends at 0xfffff",
+            request(EntryMode::Real, 0x10_0000, None),
+            "the entry point 0x100000 cannot be reached in real mode, which ends at 0xfffff; use \
+             --mode protected or --mode long",
         ),
     ];
-    for (plan, message) in rows {
-        assert_eq!(refusal(&plan), message);
+    for (request, message) in rows {
+        assert_eq!(refusal(&request), message);
     }
 }
 
 #[test]
-fn image_that_fills_conventional_memory_leaves_no_room_for_tables() {
+fn image_that_fills_conventional_memory_is_refused_for_lack_of_tables() {
     let fill = vec![0xf4; 0x9_fc00];
-    let plan = Plan {
-        mode: Some(Mode::Long),
+    let request = LoadRequest {
+        mode: Some(EntryMode::Long),
         load_address: Some(0),
         ..image(&fill)
     };
     assert_eq!(
-        refusal(&plan),
-        "no room for the 0x98 bytes of descriptor table in 0x1000-0x9fbff"
+        refusal(&request),
+        "descriptor table does not fit: it needs 152 bytes of free memory within 0x1000-0x9fbff"
     );
 }

@@ -1,4 +1,4 @@
-//! Images made here, field by field, by the formats' own definitions.
+//! Builds images field by field, from the definitions of their formats.
 
 /// A PT_LOAD segment.
 pub(super) struct Load {
@@ -9,7 +9,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// `data` at `address`, nothing behind it.
+    /// A segment of `data` at `address`, without BSS.
     pub(super) fn at(address: u64, data: &[u8]) -> Self {
         Self {
             virtual_: address,
@@ -20,7 +20,7 @@ impl Load {
     }
 }
 
-/// An ELF executable to be.
+/// An ELF executable to build.
 pub(super) struct ElfImage {
     pub(super) bits64: bool,
     pub(super) kind: u16,
@@ -44,7 +44,7 @@ impl ElfImage {
         }
     }
 
-    /// The same with a PVH note that names the entry.
+    /// Like [`Self::new`], with a PVH note that names the entry.
     pub(super) fn pvh(bits64: bool, address: u64, data: &[u8]) -> Self {
         let mut image = Self::new(bits64, address, data);
         let entry = u32::try_from(address).unwrap();
@@ -134,7 +134,7 @@ pub(super) fn note(name: &[u8], kind: u32, content: &[u8]) -> Vec<u8> {
     note
 }
 
-/// A multiboot header: flags, and the fields behind the checksum.
+/// A multiboot header: flags, and the fields after the checksum.
 pub(super) fn multiboot_header(flags: u32, fields: &[u32]) -> Vec<u8> {
     let magic = 0x1bad_b002_u32;
     let sum = 0_u32.wrapping_sub(magic).wrapping_sub(flags);
@@ -142,8 +142,8 @@ pub(super) fn multiboot_header(flags: u32, fields: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// An image whose multiboot header, at offset 0x10, has the addresses: loaded to 0x100000, entered
-/// behind the header, with a BSS of 0x1000.
+/// An image whose multiboot header, at offset 0x10, has the addresses: loaded at 0x100000, entered
+/// after the header, with a BSS of 0x1000.
 pub(super) fn multiboot_by_addresses() -> Vec<u8> {
     let mut image = vec![0xcc; 0x10];
     image.extend(multiboot_header(

@@ -10,12 +10,12 @@ fn kernel_is_entered_at_its_preferred_address_with_boot_parameters() {
         .unwrap()
         .with_acpi(0xe_0000..0xe_2000, 0xe_0010)
         .unwrap();
-    let plan = Plan {
+    let request = LoadRequest {
         initrd: Some(&[7; 0x1234]),
         cmdline: b"console=ttyS0".to_vec(),
         ..image(&file)
     };
-    let guest = boot_in(&layout, &plan).unwrap();
+    let guest = boot_in(&layout, &request).unwrap();
     assert_eq!(guest.loaded.protocol, Protocol::Linux);
     assert_long(&guest);
     assert_eq!(guest.state().rip, 0x100_0200);
@@ -43,7 +43,7 @@ fn kernel_is_entered_at_its_preferred_address_with_boot_parameters() {
 
 #[test]
 fn kernel_without_a_64_bit_entry_is_entered_in_protected_mode() {
-    // Without XLF_KERNEL_64, and from before there was such a flag.
+    // Without XLF_KERNEL_64, and of a version before the flag.
     for (at, byte) in [(0x236, 0x7e), (0x206, 11)] {
         let mut file = bzimage();
         file[at] = byte;
@@ -60,7 +60,7 @@ fn kernel_without_a_64_bit_entry_is_entered_in_protected_mode() {
 }
 
 #[test]
-fn header_ends_where_its_jump_goes() {
+fn setup_header_ends_at_the_target_of_its_jump() {
     let mut file = bzimage();
     file[0x268..0x290].fill(0xaa);
     let guest = boot(&image(&file));
@@ -69,7 +69,7 @@ fn header_ends_where_its_jump_goes() {
         guest.bytes(params + 0x268, 8),
         [0xaa, 0xaa, 0xaa, 0xaa, 0, 0, 0, 0]
     );
-    // A jump over more than the boot parameters have room for.
+    // A jump beyond the space for the header in the boot parameters.
     file[0x201] = 0xff;
     let guest = boot(&image(&file));
     assert_eq!(
@@ -82,7 +82,7 @@ fn header_ends_where_its_jump_goes() {
 fn initrd_stays_below_the_limit_of_the_kernel() {
     let mut file = bzimage();
     file[0x22c..0x230].copy_from_slice(&0x3ff_ffff_u32.to_le_bytes());
-    let guest = boot(&Plan {
+    let guest = boot(&LoadRequest {
         initrd: Some(&[7; 0x800]),
         ..image(&file)
     });
@@ -90,7 +90,7 @@ fn initrd_stays_below_the_limit_of_the_kernel() {
 }
 
 #[test]
-fn preferred_address_is_rounded_up_for_a_relocatable_kernel() {
+fn relocatable_kernel_is_placed_at_its_preferred_address_rounded_up() {
     let mut file = bzimage();
     file[0x258..0x260].copy_from_slice(&0x123_4567_u64.to_le_bytes());
     assert_eq!(boot(&image(&file)).state().rip, 0x140_0200);
@@ -99,7 +99,7 @@ fn preferred_address_is_rounded_up_for_a_relocatable_kernel() {
     file[0x234] = 0;
     assert_eq!(
         refusal(&image(&file)),
-        "the Linux image wants to be at 0x0, which is below 1 MiB"
+        "the Linux image requires address 0x0, which is below 1 MiB"
     );
 }
 
@@ -111,22 +111,22 @@ fn trailing_signature_is_not_loaded() {
     assert_eq!(guest.bytes(0x100_0ff0, 16), [0; 16]);
 }
 
-/// A row of the table of bad images: offset, new bytes, message.
-type Row = (usize, &'static [u8], &'static str);
+/// A malformed header: offset, new bytes, message.
+type MalformedHeader = (usize, &'static [u8], &'static str);
 
 #[test]
 fn bad_headers_are_refused_with_a_reason() {
-    let rows: [Row; 8] = [
+    let rows: [MalformedHeader; 9] = [
         (
             0x1fe,
             &[0],
-            "the Linux image has no boot header: its boot flag and magic (HdrS) are missing",
+            "the Linux image has no boot header: its boot flag or its magic (HdrS) is missing",
         ),
         (
             0x206,
             &[9],
-            "the Linux image is too old: its boot protocol is 2.09, and the oldest that is supported is \
-             2.10, of Linux 2.6.31",
+            "the Linux image is too old: its boot protocol is 2.09, and the oldest that is \
+             supported is 2.10, of Linux 2.6.31",
         ),
         (
             0x211,
@@ -136,12 +136,12 @@ fn bad_headers_are_refused_with_a_reason() {
         (
             0x1f4,
             &[2, 1],
-            "the Linux image is cut off: it needs 0x1611 bytes and has 0x1600",
+            "the Linux image is truncated: it needs 0x1611 bytes and has 0x1600",
         ),
         (
             0x1f1,
             &[0xff],
-            "the Linux image is cut off: it needs 0x20ff1 bytes and has 0x1600",
+            "the Linux image is truncated: it needs 0x20ff1 bytes and has 0x1600",
         ),
         (
             0x230,
@@ -151,48 +151,56 @@ fn bad_headers_are_refused_with_a_reason() {
         (
             0x260,
             &[0, 0, 0, 0xff],
-            "no room for the 0xff000000 bytes of kernel in 0x1000000-0x7ffffff",
+            "kernel does not fit in guest memory: it needs 4 GiB from 16 MiB on, and only RAM \
+             below 3 GiB is used",
+        ),
+        (
+            0x260,
+            &[0, 0x70, 0x9f, 7],
+            "kernel does not fit in guest memory: it needs 122 MiB from 16 MiB on; use --memory \
+             256M or more",
         ),
         (
             0x258,
             &[0xff; 8],
-            "no room for the 0x200000 bytes of kernel in 0xffffffffffffffff-0x7ffffff",
+            "kernel does not fit in guest memory: it needs 2 MiB from 0xffffffffffffffff on, and \
+             only RAM below 3 GiB is used",
         ),
     ];
     for (at, bytes, message) in rows {
         let mut file = bzimage();
         file[at..at + bytes.len()].copy_from_slice(bytes);
-        let plan = Plan {
+        let request = LoadRequest {
             protocol: Some(Protocol::Linux),
             ..image(&file)
         };
-        assert_eq!(refusal(&plan), message);
+        assert_eq!(refusal(&request), message);
     }
 }
 
 #[test]
-fn too_long_command_line_is_refused() {
+fn command_line_that_is_too_long_or_has_a_nul_is_refused() {
     let file = bzimage();
-    let plan = |len| Plan {
+    let request = |len| LoadRequest {
         cmdline: vec![b'a'; len],
         ..image(&file)
     };
-    boot(&plan(0x7ff));
+    boot(&request(0x7ff));
     assert_eq!(
-        refusal(&plan(0x800)),
-        "the command line has 0x800 bytes, more than the 0x7ff that this kernel takes"
+        refusal(&request(0x800)),
+        "the command line has 2048 bytes, more than the 2047 that this kernel accepts"
     );
     assert_eq!(
-        refusal(&Plan {
+        refusal(&LoadRequest {
             cmdline: b"a\0b".to_vec(),
             ..image(&file)
         }),
-        "the command line has a NUL byte at 0x1, where it would end"
+        "the command line contains a NUL byte at offset 0x1, which would end it"
     );
 }
 
 #[test]
-fn truncation_anywhere_is_refused() {
+fn bzimage_truncated_anywhere_is_refused() {
     let file = bzimage();
     for len in 0x206..file.len() - 15 {
         refusal(&image(&file[..len]));
@@ -202,26 +210,27 @@ fn truncation_anywhere_is_refused() {
 #[test]
 fn initrd_that_does_not_fit_or_is_empty_is_refused() {
     let file = bzimage();
-    let plan = Plan {
+    let request = LoadRequest {
         initrd: Some(&[7; 0x20_0000]),
         ..image(&file)
     };
     let layout = Layout::new(19 * MIB).unwrap();
-    // The kernel has 16 to 18 MiB, so that the initrd goes below it.
+    // The kernel occupies 16 to 18 MiB, so the initrd goes below it.
     assert_eq!(
-        boot_in(&layout, &plan).unwrap().placed("initrd").start,
+        boot_in(&layout, &request).unwrap().placed("initrd").start,
         0xe0_0000
     );
-    let plan = Plan {
+    let request = LoadRequest {
         initrd: Some(&[7; 0xf0_1000]),
         ..image(&file)
     };
     assert_eq!(
-        boot_in(&layout, &plan).err().unwrap().to_string(),
-        "no room for the 0xf01000 bytes of initrd in 0x100000-0x12fffff"
+        boot_in(&layout, &request).err().unwrap().to_string(),
+        "initrd does not fit in guest memory: it needs 15.1 MiB from 1 MiB on; use --memory 64M \
+         or more"
     );
     assert_eq!(
-        refusal(&Plan {
+        refusal(&LoadRequest {
             initrd: Some(&[]),
             ..image(&file)
         }),

@@ -1,4 +1,4 @@
-//! Whole images through [`load`], and what it leaves in memory.
+//! Loads whole images by [`load()`], and checks guest memory and the entry state.
 
 mod elf;
 mod flat;
@@ -16,12 +16,12 @@ use crate::memory::layout::Layout;
 const MIB: u64 = 1 << 20;
 
 /// A loaded image with its memory.
-struct Guest {
+struct BootedGuest {
     memory: GuestMemoryMmap,
-    loaded: Loaded,
+    loaded: LoadedImage,
 }
 
-impl Guest {
+impl BootedGuest {
     fn state(&self) -> &CpuState {
         &self.loaded.state
     }
@@ -52,35 +52,35 @@ impl Guest {
     fn placed(&self, name: &str) -> std::ops::Range<u64> {
         let found = self.loaded.placed.iter().find(|placed| placed.name == name);
         found
-            .unwrap_or_else(|| panic!("{name} is not placed"))
+            .unwrap_or_else(|| panic!("{name} was not placed"))
             .range
             .clone()
     }
 }
 
-fn boot_in(layout: &Layout, plan: &Plan<'_>) -> Result<Guest, BootError> {
+fn boot_in(layout: &Layout, request: &LoadRequest<'_>) -> Result<BootedGuest, BootError> {
     let memory = GuestMemoryMmap::from_ranges(&layout.ram()).unwrap();
-    let loaded = load(&memory, layout, plan)?;
-    Ok(Guest { memory, loaded })
+    let loaded = load(&memory, layout, request)?;
+    Ok(BootedGuest { memory, loaded })
 }
 
 /// Loads into 128 MiB.
-fn boot(plan: &Plan<'_>) -> Guest {
-    boot_in(&Layout::new(128 * MIB).unwrap(), plan).unwrap()
+fn boot(request: &LoadRequest<'_>) -> BootedGuest {
+    boot_in(&Layout::new(128 * MIB).unwrap(), request).unwrap()
 }
 
-/// The message with which 128 MiB refuse the plan.
-fn refusal(plan: &Plan<'_>) -> String {
-    match boot_in(&Layout::new(128 * MIB).unwrap(), plan) {
+/// The message with which a guest of 128 MiB refuses the request.
+fn refusal(request: &LoadRequest<'_>) -> String {
+    match boot_in(&Layout::new(128 * MIB).unwrap(), request) {
         Ok(_) => panic!("the image was loaded"),
         Err(error) => error.to_string(),
     }
 }
 
-fn image(image: &[u8]) -> Plan<'_> {
-    Plan {
+fn image(image: &[u8]) -> LoadRequest<'_> {
+    LoadRequest {
         image,
-        ..Plan::default()
+        ..LoadRequest::default()
     }
 }
 
@@ -105,7 +105,7 @@ fn assert_protected(state: &CpuState) {
     );
 }
 
-fn assert_long(guest: &Guest) {
+fn assert_long(guest: &BootedGuest) {
     let state = guest.state();
     assert_eq!(
         (state.cr0, state.cr4, state.efer),
@@ -151,7 +151,7 @@ fn detection_prefers_multiboot_then_pvh_then_linux_then_elf() {
 }
 
 #[test]
-fn unrecognised_image_is_refused_with_what_was_looked_for() {
+fn unrecognised_image_is_refused_with_the_known_formats() {
     let message = refusal(&image(&[0x90; 100]));
     for part in [
         "multiboot",
@@ -165,89 +165,89 @@ fn unrecognised_image_is_refused_with_what_was_looked_for() {
     assert_eq!(refusal(&image(&[])), "the image is empty");
     assert_eq!(
         refusal(&image(b"\x1f\x8b\x08\0")),
-        "the image is compressed with gzip: unpack it first"
+        "the image is compressed with gzip: decompress it first"
     );
 }
 
 #[test]
-fn options_that_the_protocol_does_not_take_are_refused() {
+fn options_that_the_protocol_would_ignore_are_refused() {
     let elf = images::ElfImage::new(true, 0x10_0000, &[0x90]).build();
     let linux = images::bzimage();
-    let base = Plan {
+    let base = LoadRequest {
         protocol: Some(Protocol::Flat),
         ..image(&elf)
     };
     let rows = [
         (
             "--load-address",
-            Plan {
+            LoadRequest {
                 load_address: Some(0),
                 ..image(&elf)
             },
         ),
         (
             "--entry",
-            Plan {
+            LoadRequest {
                 entry: Some(0),
                 ..image(&elf)
             },
         ),
         (
             "--mode",
-            Plan {
-                mode: Some(Mode::Long),
+            LoadRequest {
+                mode: Some(EntryMode::Long),
                 ..image(&linux)
             },
         ),
         (
             "--initrd",
-            Plan {
+            LoadRequest {
                 initrd: Some(&[1]),
                 ..base.clone()
             },
         ),
         (
             "--module",
-            Plan {
-                modules: vec![Module::default()],
+            LoadRequest {
+                modules: vec![BootModule::default()],
                 ..base.clone()
             },
         ),
         (
             "--cmdline",
-            Plan {
+            LoadRequest {
                 cmdline: b"a".to_vec(),
                 ..base.clone()
             },
         ),
         (
             "--module",
-            Plan {
-                modules: vec![Module::default()],
+            LoadRequest {
+                modules: vec![BootModule::default()],
                 ..image(&linux)
             },
         ),
     ];
-    for (option, plan) in rows {
-        let message = refusal(&plan);
+    for (option, request) in rows {
+        let message = refusal(&request);
         assert!(
-            message.starts_with(&format!("{option} does not go with")),
+            message.starts_with(&format!("{option} cannot be used with")),
             "{message}"
         );
     }
 }
 
 #[test]
-fn acpi_area_is_kept_free_and_its_rsdp_is_handed_on() {
+fn image_over_acpi_tables_is_refused_and_start_info_has_the_rsdp() {
     let layout = Layout::new(MIB)
         .unwrap()
         .with_acpi(0xe_0000..0xe_2000, 0xe_0000)
         .unwrap();
-    let plan = Plan {
+    let request = LoadRequest {
         load_address: Some(0xe_1fff),
         ..image(&[0xf4])
     };
-    let error = boot_in(&layout, &plan).err().unwrap();
+    let error = boot_in(&layout, &request).err().unwrap();
     assert_eq!(
         error.to_string(),
         "image at 0xe1fff-0xe1fff overlaps the ACPI tables at 0xe0000-0xe1fff"
@@ -258,22 +258,22 @@ fn acpi_area_is_kept_free_and_its_rsdp_is_handed_on() {
 }
 
 #[test]
-fn low_memory_has_what_a_bios_leaves_unless_the_image_wants_it() {
+fn low_memory_has_bios_structures_unless_the_image_occupies_it() {
     let pvh = |address| images::ElfImage::pvh(true, address, &[0xf4; 0x500]).build();
     let guest = boot(&image(&pvh(0x10_0000)));
     assert_eq!(guest.bytes(0x40e, 2), 0x9fc0_u16.to_le_bytes());
     assert_eq!(guest.bytes(0x413, 2), 639_u16.to_le_bytes());
-    // INT 0 and the timer return, INT 13H fails: both handlers are F000:something.
+    // INT 0 and the timer return, INT 13H fails.
     for (vector, code) in [(0, 0xcf), (8, 0xcf), (0x13, 0x55), (0xff, 0x55)] {
         let entry = u64::from(guest.u32(4 * vector));
         let handler = (entry >> 16 << 4) + (entry & 0xffff);
         assert_eq!(guest.bytes(handler, 1), [code], "vector {vector:#x}");
     }
-    // An image in low memory has it for itself, and so has one that is loaded as it is.
+    // An image in low memory replaces the structures, and a flat image never gets them.
     let guest = boot(&image(&pvh(0x300)));
     assert_eq!(guest.bytes(0x300, 0x500), [0xf4; 0x500]);
     assert_eq!(guest.bytes(0, 4), [0; 4]);
-    let guest = boot(&Plan {
+    let guest = boot(&LoadRequest {
         protocol: Some(Protocol::Flat),
         ..image(&[0xf4])
     });

@@ -10,19 +10,19 @@ fn elf_image(header: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn elf_is_entered_with_magic_and_information() {
+fn multiboot_elf_is_entered_with_magic_and_information() {
     let file = elf_image(&multiboot_header(3, &[]));
-    let plan = Plan {
+    let request = LoadRequest {
         cmdline: b"root=/dev/null".to_vec(),
         initrd: Some(b"first"),
-        modules: vec![Module {
+        modules: vec![BootModule {
             data: b"second",
             args: b"b c".to_vec(),
             name: Vec::new(),
         }],
         ..image(&file)
     };
-    let guest = boot(&plan);
+    let guest = boot(&request);
     assert_eq!(guest.loaded.protocol, Protocol::Multiboot);
     assert_protected(guest.state());
     assert_eq!(
@@ -52,15 +52,15 @@ fn elf_is_entered_with_magic_and_information() {
 }
 
 #[test]
-fn command_lines_begin_with_the_names_of_the_files() {
+fn multiboot_command_lines_begin_with_file_names() {
     let file = elf_image(&multiboot_header(3, &[]));
-    let module = |args: &[u8], name: &[u8]| Module {
+    let module = |args: &[u8], name: &[u8]| BootModule {
         data: b"data",
         args: args.to_vec(),
         name: name.to_vec(),
     };
     let strings = |cmdline: &[u8]| {
-        let guest = boot(&Plan {
+        let guest = boot(&LoadRequest {
             cmdline: cmdline.to_vec(),
             name: b"kernel".to_vec(),
             initrd_name: b"initrd.gz".to_vec(),
@@ -81,7 +81,7 @@ fn command_lines_begin_with_the_names_of_the_files() {
 }
 
 #[test]
-fn addresses_in_the_header_place_the_image() {
+fn multiboot_header_addresses_place_the_image() {
     let file = multiboot_by_addresses();
     let guest = boot(&image(&file));
     assert_eq!(guest.state().rip, 0x10_0030);
@@ -98,17 +98,17 @@ fn zero_load_end_loads_the_rest_of_the_file() {
 }
 
 #[test]
-fn text_mode_wish_is_ignored_and_graphics_refused() {
+fn requested_text_mode_is_ignored_and_graphics_mode_refused() {
     let video = |mode| multiboot_header(4, &[0, 0, 0, 0, 0, mode, 80, 25, 0]);
     assert_eq!(boot(&image(&elf_image(&video(1)))).state().rip, AT);
     assert_eq!(
         refusal(&image(&elf_image(&video(0)))),
-        "the multiboot header asks for a graphics mode, and there is no display"
+        "the multiboot header requires a graphics mode, and there is no display"
     );
 }
 
 #[test]
-fn header_beyond_8_kib_or_unaligned_or_with_wrong_sum_is_none() {
+fn multiboot_header_beyond_8_kib_unaligned_or_with_wrong_sum_is_ignored() {
     let mut late = vec![0; 0x1ff8];
     late.extend(multiboot_header(0, &[]));
     assert_eq!(detect(&late), None);
@@ -125,39 +125,45 @@ fn bad_headers_are_refused_with_a_reason() {
     let rows = [
         (
             elf_image(&multiboot_header(0x48, &[])),
-            "the multiboot header asks for features 0x48, which are not supported",
+            "the multiboot header requires features 0x48, which are not supported",
         ),
         (
             by_addresses([0x1000, 0x1001, 0, 0, 0x1000]),
-            "the multiboot header's addresses contradict each other: load_addr is above header_addr (0x1001, limit 0x1000)",
+            "the multiboot header's addresses contradict each other: load_addr is above \
+             header_addr (0x1001, limit 0x1000)",
         ),
         (
             by_addresses([0x1001, 0x1000, 0, 0, 0x1000]),
-            "the multiboot header's addresses contradict each other: load_addr is before the file's start (0x1, limit 0x0)",
+            "the multiboot header's addresses contradict each other: load_addr is before the \
+             file's start (0x1, limit 0x0)",
         ),
         (
             by_addresses([0x1000, 0x1000, 0xfff, 0, 0x1000]),
-            "the multiboot header's addresses contradict each other: load_end_addr is not above load_addr (0xfff, limit 0x1000)",
+            "the multiboot header's addresses contradict each other: load_end_addr is not above \
+             load_addr (0xfff, limit 0x1000)",
         ),
         (
             by_addresses([0x1000, 0x1000, 0x1021, 0, 0x1000]),
-            "the multiboot header's addresses contradict each other: load_end_addr is beyond the file's end (0x1021, limit 0x1020)",
+            "the multiboot header's addresses contradict each other: load_end_addr is beyond the \
+             file's end (0x1021, limit 0x1020)",
         ),
         (
             by_addresses([0x1000, 0x1000, 0x1020, 0x101f, 0x1000]),
-            "the multiboot header's addresses contradict each other: bss_end_addr is below load_end_addr (0x101f, limit 0x1020)",
+            "the multiboot header's addresses contradict each other: bss_end_addr is below \
+             load_end_addr (0x101f, limit 0x1020)",
         ),
         (
             by_addresses([0x1000, 0x1000, 0, 0, 0x1020]),
-            "the entry point 0x1020 is outside of what the image loads",
+            "the entry point 0x1020 is outside of the loaded image",
         ),
         (
             by_addresses([u32::MAX; 5]),
-            "the multiboot header's addresses contradict each other: load_end_addr is not above load_addr (0xffffffff, limit 0xffffffff)",
+            "the multiboot header's addresses contradict each other: load_end_addr is not above \
+             load_addr (0xffffffff, limit 0xffffffff)",
         ),
         (
             multiboot_header(0x1_0000, &[0]),
-            "the multiboot header at 0x0 is cut off: the file ends at 0x10",
+            "the multiboot header at 0x0 is truncated: the file ends at 0x10",
         ),
         (
             multiboot_header(0, &[]),
@@ -167,21 +173,21 @@ fn bad_headers_are_refused_with_a_reason() {
     for (file, message) in rows {
         assert_eq!(refusal(&image(&file)), message);
     }
-    let plan = Plan {
+    let request = LoadRequest {
         protocol: Some(Protocol::Multiboot),
         ..image(&[0; 64])
     };
     assert_eq!(
-        refusal(&plan),
-        "the image has no multiboot header in its first 0x2000 bytes"
+        refusal(&request),
+        "the image has no multiboot header in its first 8 KiB"
     );
 }
 
 #[test]
 fn module_that_does_not_fit_is_refused() {
     let file = elf_image(&multiboot_header(0, &[]));
-    let plan = Plan {
-        modules: vec![Module {
+    let request = LoadRequest {
+        modules: vec![BootModule {
             data: &[1; 0x1_0000],
             args: vec![],
             name: Vec::new(),
@@ -189,9 +195,10 @@ fn module_that_does_not_fit_is_refused() {
         ..image(&file)
     };
     let layout = Layout::new(MIB + 0x1000).unwrap();
-    let error = boot_in(&layout, &plan).err().unwrap();
+    let error = boot_in(&layout, &request).err().unwrap();
     assert_eq!(
         error.to_string(),
-        "no room for the 0x10000 bytes of module 0 in 0x10002c-0x100fff"
+        "module 0 does not fit in guest memory: it needs 64 KiB from 0x10002c on; use --memory 2M \
+         or more"
     );
 }

@@ -1,4 +1,4 @@
-//! No image, however broken, panics or gets out of its bounds.
+//! Properties: no image, however malformed, panics the loader or writes out of bounds.
 
 use proptest::collection::vec;
 use proptest::option;
@@ -12,15 +12,15 @@ use crate::boot::tests::*;
 
 const ACPI: std::ops::Range<u64> = 0xe_0000..0xe_2000;
 
-/// Loads into `mib` MiB with ACPI tables. What comes out lies within RAM, off the ACPI tables, and
-/// apart from each other; nothing else is written; and the entry is within a part.
-fn check(mib: u64, plan: &Plan<'_>) {
+/// Loads into `mib` MiB with ACPI tables, and checks the result: all parts are within RAM, do not
+/// overlap each other or the ACPI tables, and contain the entry; nothing else is written.
+fn check(mib: u64, request: &LoadRequest<'_>) {
     let layout = Layout::new(mib * MIB)
         .unwrap()
         .with_acpi(ACPI, 0xe_0000)
         .unwrap();
     let memory = GuestMemoryMmap::from_ranges(&layout.ram()).unwrap();
-    let result = load(&memory, &layout, plan);
+    let result = load(&memory, &layout, request);
     let mut bytes = vec![0; usize::try_from(layout.memory()).unwrap()];
     memory.read_slice(&mut bytes, GuestAddress(0)).unwrap();
     let placed = match &result {
@@ -49,7 +49,7 @@ fn check(mib: u64, plan: &Plan<'_>) {
 fn assert_zero(bytes: &[u8], range: std::ops::Range<u64>) {
     let start = usize::try_from(range.start).unwrap();
     let bytes = &bytes[start..usize::try_from(range.end).unwrap()];
-    // Slices compare faster than bytes do, and most of this is zero.
+    // Slices compare faster than bytes.
     let chunk = bytes
         .chunks(0x1000)
         .position(|chunk| chunk != &[0; 0x1000][..chunk.len()]);
@@ -73,7 +73,7 @@ fn valid_images() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Values that boundary checks tend to miss.
+/// Values at and around the bounds that the loaders check.
 fn interesting() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
@@ -106,17 +106,17 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn arbitrary_bytes_stay_in_bounds(
+    fn arbitrary_image_stays_in_bounds(
         bytes in vec(any::<u8>(), 0..0x1000),
         protocol in protocol(),
         load_address in option::of(interesting()),
     ) {
         let load_address = load_address.filter(|_| matches!(protocol, None | Some(Protocol::Flat)));
-        check(2, &Plan { protocol, load_address, ..image(&bytes) });
+        check(2, &LoadRequest { protocol, load_address, ..image(&bytes) });
     }
 
     #[test]
-    fn mutated_images_stay_in_bounds(
+    fn mutated_image_stays_in_bounds(
         mut bytes in select(valid_images()),
         changes in vec((any::<Index>(), interesting(), 1..=8_usize), 0..4),
         keep in any::<Index>(),
@@ -125,7 +125,7 @@ proptest! {
         initrd in 0..0x3000_usize,
         cmdline in "[a-z]{0,40}",
     ) {
-        // Mostly the headers: the first KiB holds all of them.
+        // The first KiB holds all headers.
         for (at, value, size) in changes {
             let at = at.index(bytes.len().min(0x400));
             let end = (at + size).min(bytes.len());
@@ -135,16 +135,16 @@ proptest! {
             bytes.truncate(keep.index(bytes.len()));
         }
         let initrd = vec![0xab; initrd];
-        let plan = Plan {
+        let request = LoadRequest {
             initrd: (!initrd.is_empty()).then_some(&initrd),
             cmdline: cmdline.into_bytes(),
             ..image(&bytes)
         };
-        check(mib, &plan);
+        check(mib, &request);
     }
 
     #[test]
-    fn multiboot_addresses_stay_in_bounds(fields in prop::array::uniform5(interesting())) {
+    fn multiboot_image_with_any_addresses_stays_in_bounds(fields in prop::array::uniform5(interesting())) {
         #[expect(clippy::cast_possible_truncation, reason = "any 32 bits do")]
         let fields = fields.map(|field| field as u32);
         let mut bytes = multiboot_header(0x1_0000, &fields);
@@ -153,7 +153,7 @@ proptest! {
     }
 
     #[test]
-    fn segments_anywhere_stay_in_bounds(
+    fn elf_with_any_segments_stays_in_bounds(
         loads in vec((interesting(), interesting(), 0..64_usize, interesting()), 1..6),
         entry in interesting(),
     ) {
@@ -169,18 +169,18 @@ proptest! {
             })
             .collect();
         let protocol = Some(Protocol::Elf);
-        check(2, &Plan { protocol, ..image(&elf.build()) });
+        check(2, &LoadRequest { protocol, ..image(&elf.build()) });
     }
 
     #[test]
-    fn flat_images_stay_in_bounds(
+    fn flat_image_stays_in_bounds(
         len in 1..0x2_0000_usize,
         load_address in option::of(interesting()),
         entry in option::of(interesting()),
-        mode in option::of(select(vec![Mode::Real, Mode::Protected, Mode::Long])),
+        mode in option::of(select(vec![EntryMode::Real, EntryMode::Protected, EntryMode::Long])),
     ) {
         let bytes = vec![0xf4; len];
         let protocol = Some(Protocol::Flat);
-        check(2, &Plan { protocol, load_address, entry, mode, ..image(&bytes) });
+        check(2, &LoadRequest { protocol, load_address, entry, mode, ..image(&bytes) });
     }
 }

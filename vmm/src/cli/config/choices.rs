@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::boot::{Mode, Protocol};
+use crate::boot::{EntryMode, Protocol};
 use crate::vcpu::engine::Engine;
 use crate::vcpu::engine::policy::EngineChoice;
 
@@ -52,7 +52,7 @@ pub enum ModeArg {
     Long,
 }
 
-impl From<ModeArg> for Mode {
+impl From<ModeArg> for EntryMode {
     fn from(mode: ModeArg) -> Self {
         match mode {
             ModeArg::Real => Self::Real,

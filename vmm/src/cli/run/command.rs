@@ -15,9 +15,9 @@ use super::report::{print_stats, report};
 use crate::cli::config::{ConfigArgs, EngineArg, RunConfig, dump};
 use crate::cli::logging::Logging;
 use crate::cli::{Status, gdb};
-use crate::deterministic::input_log::InputFeed;
+use crate::deterministic::input::InputFeed;
 use crate::machine::start::StartDecision;
-use crate::probe::report::Host;
+use crate::probe::report::HostInfo;
 use crate::vcpu::engine::Engine;
 
 /// Boot a guest image.
@@ -71,7 +71,7 @@ struct HostFacts;
 
 impl fmt::Display for HostFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let host = Host::here();
+        let host = HostInfo::here();
         let modules = host.modules.join(", ");
         write!(f, "{}, Linux {}, {modules}", host.cpu_model, host.kernel)
     }
@@ -109,7 +109,7 @@ fn run_machine(config: &RunConfig, logging: &Logging) -> anyhow::Result<Status> 
     consoles.watch_signals(input::quit(&machine, queue.clone()))?;
     let quit = input::quit(&machine, queue.clone());
     let serial_input = match queue {
-        Some(queue) => Box::new(move |bytes: &[u8]| queue.put(bytes)),
+        Some(queue) => Box::new(move |bytes: &[u8]| queue.push(bytes)),
         None if deterministic => no_input(),
         None => machine.serial_input(),
     };

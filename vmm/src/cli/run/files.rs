@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::boot::{Module, Plan};
+use crate::boot::{BootModule, LoadRequest};
 use crate::cli::config::{BootOptions, ConflictError, OptionWord};
 use crate::cli::read::read;
 
@@ -52,17 +52,17 @@ impl<'a> BootFiles<'a> {
     }
 
     /// What is loaded and how, for the loaders.
-    pub(super) fn plan(&self) -> Plan<'_> {
+    pub(super) fn plan(&self) -> LoadRequest<'_> {
         let options = self.options;
         let modules = options.module.iter().zip(&self.modules);
-        Plan {
+        LoadRequest {
             image: &self.image,
             protocol: options.protocol.protocol(),
             name: file_name(self.image_path),
             initrd_name: options.initrd.as_deref().map_or_else(Vec::new, file_name),
             initrd: self.initrd.as_deref(),
             modules: modules
-                .map(|(OptionWord(module), data)| Module {
+                .map(|(OptionWord(module), data)| BootModule {
                     data,
                     args: module.args.clone().into_bytes(),
                     name: file_name(&module.path),

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use crate::cli::config::RunConfig;
 use crate::cli::read::read_text;
 use crate::console::Deliver;
-use crate::deterministic::input_log::{InputFeed, InputLog, InputQueue, LoggedMachine};
+use crate::deterministic::input::{InputFeed, InputLog, InputQueue, LoggedMachine};
 use crate::machine::Machine;
 use crate::vcpu::run_control::Outcome;
 

@@ -8,7 +8,7 @@ use super::files::BootFiles;
 use super::input;
 use crate::cli::config::{ModelsArg, RunConfig};
 use crate::deterministic::DeterministicMachine;
-use crate::deterministic::input_log::InputFeed;
+use crate::deterministic::input::InputFeed;
 use crate::machine::start::{self, StartDecision};
 use crate::machine::{MachineConfig, PreparedMachine};
 use crate::platform::Sinks;

@@ -18,12 +18,12 @@ use super::report_console::ReportConsole;
 use crate::cli::config::EngineArg;
 use crate::cli::logging::Logging;
 use crate::harness::child::supervise;
-use crate::harness::image::Image;
-use crate::harness::needs::{Capabilities, HostKvm, Lacking, Unmeasured, kvm_problem};
-use crate::harness::pool::{Event, run_in_order};
+use crate::harness::image::TestImage;
+use crate::harness::needs::{Capabilities, Lacking, MeasuredHost, Unmeasured, kvm_problem};
+use crate::harness::pool::{PoolEvent, run_in_order};
 use crate::harness::report::{junit, text};
 use crate::harness::runner::{GRACE, Runner};
-use crate::harness::select::{self, Job, Pattern, check_needs, filter, mark_unmet, repeat};
+use crate::harness::select::{self, Pattern, TestJob, check_needs, filter, mark_unmet, repeat};
 use crate::harness::verdict::CaseResult;
 use crate::machine::start;
 use crate::vcpu::engine::Engine;
@@ -92,7 +92,11 @@ pub fn run(mut args: TestArgs) -> Result<ExitCode> {
             .filter(|columns| *columns > 0)
             .unwrap_or(80)
     });
-    let measured: &dyn Capabilities = if needs_kvm { &HostKvm } else { &Unmeasured };
+    let measured: &dyn Capabilities = if needs_kvm {
+        &MeasuredHost
+    } else {
+        &Unmeasured
+    };
     let lacking = Lacking::new(&args.lacking, measured);
     let status = run_with(
         &args,
@@ -121,7 +125,7 @@ pub fn run_with(args: &TestArgs, host: HarnessHost<'_>) -> Result<u8> {
     }
     let start = Instant::now();
     let columns = host.columns.filter(|_| !args.tap);
-    let progress = columns.map(|columns| text::Progress::new(columns.max(20) - 1));
+    let progress = columns.map(|columns| text::ProgressLine::new(columns.max(20) - 1));
     let mut console = ReportConsole {
         out: host.out,
         tap: args.tap,
@@ -166,10 +170,10 @@ fn runner(args: &TestArgs) -> Result<Runner> {
 /// # Errors
 ///
 /// When the host cannot create memory files.
-pub fn builtin_images() -> Result<Vec<Arc<Image>>> {
+pub fn builtin_images() -> Result<Vec<Arc<TestImage>>> {
     crate::harness::BUILTIN_PAYLOADS
         .iter()
-        .map(|(name, bytes)| Ok(Arc::new(Image::builtin(name, bytes)?)))
+        .map(|(name, bytes)| Ok(Arc::new(TestImage::builtin(name, bytes)?)))
         .collect()
 }
 
@@ -178,7 +182,7 @@ pub fn builtin_images() -> Result<Vec<Arc<Image>>> {
 /// # Errors
 ///
 /// As [`builtin_images`].
-pub fn builtin_jobs() -> Result<Vec<Job>> {
+pub fn builtin_jobs() -> Result<Vec<TestJob>> {
     Ok(select::jobs(&builtin_images()?))
 }
 
@@ -187,13 +191,13 @@ fn prepare(
     args: &TestArgs,
     capabilities: &dyn Capabilities,
     host_problem: Option<&str>,
-) -> Result<Vec<Job>> {
+) -> Result<Vec<TestJob>> {
     let images = if args.images.is_empty() {
         builtin_images()?
     } else {
         args.images
             .iter()
-            .map(|path| Ok(Arc::new(Image::open(path)?)))
+            .map(|path| Ok(Arc::new(TestImage::open(path)?)))
             .collect::<Result<_>>()?
     };
     let all = select::jobs(&images);
@@ -218,7 +222,7 @@ fn prepare(
     Ok(repeat(jobs, args.repeat))
 }
 
-fn list(out: &mut dyn Write, jobs: &[Job]) -> io::Result<()> {
+fn list(out: &mut dyn Write, jobs: &[TestJob]) -> io::Result<()> {
     let mut out = BufWriter::new(out);
     for job in jobs {
         write!(out, "{}", job.id())?;
@@ -248,7 +252,7 @@ fn list(out: &mut dyn Write, jobs: &[Job]) -> io::Result<()> {
 fn run_all(
     args: &TestArgs,
     runner: &Runner,
-    jobs: &[Job],
+    jobs: &[TestJob],
     interrupt: &AtomicBool,
     console: &mut ReportConsole<'_>,
 ) -> Result<Vec<CaseResult>> {
@@ -266,10 +270,10 @@ fn run_all(
         run,
         |event| {
             match event {
-                Event::Running(running, ended) => console.progress(jobs, running, ended)?,
+                PoolEvent::Running(running, ended) => console.progress(jobs, running, ended)?,
                 // An interrupted case has no verdict.
-                Event::Done(_) if interrupt.load(Ordering::Relaxed) => {}
-                Event::Done(result) => {
+                PoolEvent::Done(_) if interrupt.load(Ordering::Relaxed) => {}
+                PoolEvent::Done(result) => {
                     console.result(results.len() + 1, &result)?;
                     results.push(result);
                 }
@@ -286,7 +290,7 @@ fn run_all(
 ///
 /// When the host cannot start the child.
 pub fn run_job(
-    job: &Job,
+    job: &TestJob,
     runner: &Runner,
     memory: &str,
     timeout: Option<Duration>,

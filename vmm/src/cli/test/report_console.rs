@@ -3,14 +3,14 @@
 use std::io::{self, Write};
 
 use crate::harness::report::{Summary, tap, text};
-use crate::harness::select::Job;
+use crate::harness::select::TestJob;
 use crate::harness::verdict::CaseResult;
 
 /// The output: lines for people or TAP, and the progress line.
 pub(super) struct ReportConsole<'a> {
     pub(super) out: &'a mut dyn Write,
     pub(super) tap: bool,
-    pub(super) progress: Option<text::Progress>,
+    pub(super) progress: Option<text::ProgressLine>,
 }
 
 impl ReportConsole<'_> {
@@ -24,7 +24,7 @@ impl ReportConsole<'_> {
 
     pub(super) fn progress(
         &mut self,
-        jobs: &[Job],
+        jobs: &[TestJob],
         running: &[usize],
         ended: usize,
     ) -> io::Result<()> {

@@ -1,115 +1,126 @@
-//! A story as lines for the terminal. A further panel is a function from the story and the [`Look`]
-//! to lines, and a row in [`draw`].
+//! Draws a story as lines of text.
+//!
+//! A panel is a function from the story and the [`TerminalStyle`] to lines, and a call in [`draw`].
 
 mod picture;
 mod tables;
 mod text;
 mod timeline;
 
-pub use text::{Line, Look, Paint, time};
+pub use text::{Paint, TerminalStyle, TextLine, time};
 
 use crate::demo::story::Story;
 
-/// What a fact is about, and the fact.
+/// The subject of a fact, and the fact.
 pub type Fact = (&'static str, String);
 
-/// Everything, from top to bottom. `facts` stand beside the picture.
-pub fn draw(story: &Story, facts: &[Fact], look: Look) -> Vec<Line> {
-    let mut lines = head(story, facts, look);
-    let mut panel = |title: &str, about: Line, content: Vec<Line>| {
+/// Draws all panels, from top to bottom. `facts` are beside the picture.
+pub fn draw(story: &Story, facts: &[Fact], style: TerminalStyle) -> Vec<TextLine> {
+    let mut lines = head(story, facts, style);
+    let mut panel = |title: &str, about: TextLine, content: Vec<TextLine>| {
         if !content.is_empty() {
-            lines.push(Line::new());
+            lines.push(TextLine::new());
             lines.push(heading(title, about));
             lines.extend(content);
         }
     };
-    let dim = |text: &str| Line::new().with(text, Paint::Dim);
+    let dim = |text: &str| TextLine::new().with(text, Paint::Dim);
     let rings = dim("its phases, at ")
-        .with(format!("{} ring 0", look.pick('▒', '=')), Paint::Ring0)
+        .with(format!("{} ring 0", style.pick('▒', '=')), Paint::Ring0)
         .with(" and ", Paint::Dim)
-        .with(format!("{} ring 3", look.pick('█', '#')), Paint::Ring3)
+        .with(format!("{} ring 3", style.pick('█', '#')), Paint::Ring3)
         .with(", and when things happened", Paint::Dim);
-    panel("TIME", rings, timeline::draw(story, look));
+    panel("TIME", rings, timeline::draw(story, style));
     for profile in &story.profiles {
         let about = format!("{} {}", profile.total(), profile.about);
-        panel("PROFILE", dim(&about), tables::profile(profile, look));
+        panel("PROFILE", dim(&about), tables::profile(profile, style));
     }
     panel(
         "HOW IT CAME TO THIS",
         dim("the last branches before a fault, by its own LBR stack"),
-        tables::way(story, look),
+        tables::fault_path(story, style),
     );
     panel(
         "EXCEPTIONS",
         dim("as the guest's own handlers saw them; none needs an exit"),
-        tables::exceptions(story, look),
+        tables::exceptions(story, style),
     );
     panel(
         "MSRs",
         dim("what the guest asked for, what it got, and why"),
-        tables::msrs(story, look),
+        tables::msrs(story, style),
     );
     let share = dim("and the median time of one; ")
-        .with(look.pick('█', '#').to_string(), Paint::Strong)
+        .with(style.pick('█', '#').to_string(), Paint::Strong)
         .with(" is Hindsight's share of it", Paint::Dim);
-    panel("EXITS", share, tables::exits(story, look));
+    panel("EXITS", share, tables::exits(story, style));
     lines.extend(closing(story));
-    lines.into_iter().map(|line| line.fit(look.width)).collect()
+    lines
+        .into_iter()
+        .map(|line| line.fit(style.width))
+        .collect()
 }
 
-fn heading(title: &str, about: Line) -> Line {
-    let mut line = Line::new()
+fn heading(title: &str, about: TextLine) -> TextLine {
+    let mut line = TextLine::new()
         .with(title, Paint::Title)
         .with("  ", Paint::Plain);
     line.append(about);
     line
 }
 
-/// The picture, and the facts beside it, or below where there is no room.
-fn head(story: &Story, facts: &[Fact], look: Look) -> Vec<Line> {
+/// The picture with the facts beside it, or below it on a narrow terminal.
+fn head(story: &Story, facts: &[Fact], style: TerminalStyle) -> Vec<TextLine> {
     const FACTS_MIN: usize = 28;
     let mut right = vec![
-        Line::new()
+        TextLine::new()
             .with("hindsight demo", Paint::Title)
             .with(concat!(" ", env!("CARGO_PKG_VERSION")), Paint::Dim),
-        Line::new(),
+        TextLine::new(),
     ];
     let mut before = "";
     right.extend(facts.iter().map(|(name, fact)| {
         let same = std::mem::replace(&mut before, name) == *name;
-        Line::new()
+        TextLine::new()
             .column(if same { "" } else { name }, 8, Paint::Dim)
             .with(fact.clone(), Paint::Plain)
     }));
     let Some(picture) = &story.picture else {
         return right;
     };
-    let left = picture::draw(picture, look);
+    let left = picture::draw(picture, style);
     let width = picture.width + 3;
-    if look.width < width + FACTS_MIN {
-        return left.into_iter().chain([Line::new()]).chain(right).collect();
+    if style.width < width + FACTS_MIN {
+        return left
+            .into_iter()
+            .chain([TextLine::new()])
+            .chain(right)
+            .collect();
     }
     let rows = left.len().max(right.len());
     let (mut left, mut right) = (left.into_iter(), right.into_iter());
     (0..rows)
         .map(|_| {
             let mut line = left.next().unwrap_or_default();
-            let room = width.saturating_sub(line.width());
-            line.push(" ".repeat(room), Paint::Plain);
+            let padding = width.saturating_sub(line.width());
+            line.push(" ".repeat(padding), Paint::Plain);
             line.append(right.next().unwrap_or_default());
             line
         })
         .collect()
 }
 
-fn closing(story: &Story) -> Vec<Line> {
-    let mut lines = vec![Line::new()];
+fn closing(story: &Story) -> Vec<TextLine> {
+    let mut lines = vec![TextLine::new()];
     if let Some(problem) = &story.problem {
-        let line = Line::new().with("It did not come to its end: ", Paint::Bad);
+        let line = TextLine::new().with("It did not come to its end: ", Paint::Bad);
         lines.push(line.with(problem.clone(), Paint::Plain));
-        lines.push(Line::new());
+        lines.push(TextLine::new());
     }
-    lines.push(heading("NEXT", Line::new().with("what to try", Paint::Dim)));
+    lines.push(heading(
+        "NEXT",
+        TextLine::new().with("what to try", Paint::Dim),
+    ));
     for (command, about) in [
         ("hindsight doctor", "what this host's KVM really does"),
         ("hindsight test", "assert the processor's rules, one by one"),
@@ -119,7 +130,7 @@ fn closing(story: &Story) -> Vec<Line> {
         ),
     ] {
         lines.push(
-            Line::new()
+            TextLine::new()
                 .with(" ", Paint::Plain)
                 .column(command, 20, Paint::Strong)
                 .with(about, Paint::Dim),
@@ -131,28 +142,28 @@ fn closing(story: &Story) -> Vec<Line> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::log::Picture;
+    use crate::demo::log::DemoPicture;
 
-    fn look(width: usize) -> Look {
-        Look {
+    fn style(width: usize) -> TerminalStyle {
+        TerminalStyle {
             colour: false,
             unicode: false,
             width,
         }
     }
 
-    fn text(story: &Story, look: Look) -> String {
+    fn text(story: &Story, style: TerminalStyle) -> String {
         let facts = [("host", "a processor".to_owned())];
-        let lines = draw(story, &facts, look);
+        let lines = draw(story, &facts, style);
         lines
             .iter()
-            .map(|l| format!("{}\n", l.show(look)))
+            .map(|l| format!("{}\n", l.render(style)))
             .collect()
     }
 
     fn story() -> Story {
         Story {
-            picture: Some(Picture {
+            picture: Some(DemoPicture {
                 width: 44,
                 height: 2,
                 pixels: vec![1000; 88],
@@ -163,30 +174,30 @@ mod tests {
     }
 
     #[test]
-    fn facts_stand_beside_the_picture_if_there_is_room() {
-        let wide = text(&story(), look(80));
+    fn facts_are_beside_the_picture_on_a_wide_terminal_and_below_on_a_narrow_one() {
+        let wide = text(&story(), style(80));
         assert!(wide.starts_with(&format!("{}   hindsight demo", "@".repeat(44))));
-        let narrow = text(&story(), look(60));
+        let narrow = text(&story(), style(60));
         assert!(narrow.starts_with(&format!("{}\n\nhindsight demo", "@".repeat(44))));
         assert!(narrow.contains("\nhost     a processor\n"));
     }
 
     #[test]
-    fn no_line_is_wider_than_the_terminal_or_beyond_ascii() {
+    fn plain_lines_are_ascii_and_fit_the_terminal() {
         for width in [20, 40, 80, 200] {
-            for line in text(&story(), look(width)).lines() {
+            for line in text(&story(), style(width)).lines() {
                 assert!(line.len() <= width && line.is_ascii(), "{width}: {line:?}");
             }
         }
     }
 
     #[test]
-    fn problem_is_told_before_the_end() {
+    fn problem_is_drawn_before_the_closing_lines() {
         let story = Story {
             problem: Some("a triple fault".to_owned()),
             ..Story::default()
         };
-        let text = text(&story, look(80));
+        let text = text(&story, style(80));
         assert!(text.contains("It did not come to its end: a triple fault\n"));
     }
 }

@@ -1,7 +1,7 @@
-//! The guest's picture: two pixels in a character, one above the other.
+//! Draws the guest's picture with two pixels in a character, one above the other.
 
-use crate::demo::draw::text::{Line, Look, Paint};
-use crate::demo::log::Picture;
+use crate::demo::draw::text::{Paint, TerminalStyle, TextLine};
+use crate::demo::log::DemoPicture;
 
 /// From far outside of the set to its edge, in the 256-colour palette.
 const PALETTE: [u8; 24] = [
@@ -10,10 +10,11 @@ const PALETTE: [u8; 24] = [
 ];
 /// Inside of the set.
 const INSIDE: u8 = 16;
-/// From bright to dark: the set is what stands out on a page too.
+/// From bright to dark, so that the set is also dark on a white page.
 const RAMP: &[u8] = b" .,:;-=+*oxO#@";
 
-/// How far out of `steps` a pixel is on its way to the set, on a scale that spreads its edge.
+/// The distance of a pixel from the outside to the set, in 0 to `steps - 1`. The scale is
+/// logarithmic, which spreads the edge of the set.
 fn step(pixel: u16, steps: usize) -> usize {
     // log2 with four fraction bits, of 1 to 1000.
     let value = u32::from(pixel.max(1));
@@ -31,8 +32,8 @@ fn colour(pixel: u16) -> u8 {
     }
 }
 
-/// The picture in lines, two of its rows in each.
-pub fn draw(picture: &Picture, look: Look) -> Vec<Line> {
+/// Draws the picture with two of its rows in each line.
+pub fn draw(picture: &DemoPicture, style: TerminalStyle) -> Vec<TextLine> {
     let row = |y: usize| {
         picture
             .pixels
@@ -46,10 +47,10 @@ pub fn draw(picture: &Picture, look: Look) -> Vec<Line> {
         .step_by(2)
         .filter_map(pair)
         .map(|(above, below)| {
-            let mut line = Line::new();
+            let mut line = TextLine::new();
             for (&a, &b) in above.iter().zip(below) {
                 let mean = a.midpoint(b);
-                match (look.colour, look.unicode) {
+                match (style.colour, style.unicode) {
                     (true, true) => line.push("▀", Paint::Pixels(colour(a), colour(b))),
                     (true, false) => line.push(" ", Paint::Pixels(INSIDE, colour(mean))),
                     _ => {
@@ -67,8 +68,8 @@ pub fn draw(picture: &Picture, look: Look) -> Vec<Line> {
 mod tests {
     use super::*;
 
-    fn picture() -> Picture {
-        Picture {
+    fn picture() -> DemoPicture {
+        DemoPicture {
             width: 3,
             height: 3,
             pixels: vec![0, 500, 1000, 0, 500, 1000, 0, 0, 0],
@@ -77,39 +78,39 @@ mod tests {
     }
 
     #[test]
-    fn plain_picture_is_ascii_shades() {
-        let look = Look {
+    fn plain_picture_consists_of_ascii_shades() {
+        let style = TerminalStyle {
             colour: false,
             unicode: false,
             width: 80,
         };
-        let lines = draw(&picture(), look);
-        let text: Vec<_> = lines.iter().map(|l| l.show(look).to_string()).collect();
+        let lines = draw(&picture(), style);
+        let text: Vec<_> = lines.iter().map(|l| l.render(style).to_string()).collect();
         assert_eq!(text, [" #@", "   "]);
     }
 
     #[test]
     fn coloured_picture_has_two_pixels_in_a_character() {
-        let look = Look {
+        let style = TerminalStyle {
             colour: true,
             unicode: true,
             width: 80,
         };
-        let line = draw(&picture(), look)[0].show(look).to_string();
+        let line = draw(&picture(), style)[0].render(style).to_string();
         assert_eq!(line.matches('▀').count(), 3);
         assert!(line.contains("\x1b[38;5;16m\x1b[48;5;16m▀"), "{line:?}");
     }
 
     #[test]
-    fn coloured_ascii_picture_is_made_of_backgrounds() {
-        let look = Look {
+    fn coloured_ascii_picture_consists_of_backgrounds() {
+        let style = TerminalStyle {
             colour: true,
             unicode: false,
             width: 80,
         };
-        let line = draw(&picture(), look)[0].clone().fit(80);
-        assert_eq!(line.width(), 3, "not cut as spaces at the end are");
-        assert!(line.show(look).to_string().is_ascii());
+        let line = draw(&picture(), style)[0].clone().fit(80);
+        assert_eq!(line.width(), 3, "its trailing spaces are kept");
+        assert!(line.render(style).to_string().is_ascii());
     }
 
     #[test]

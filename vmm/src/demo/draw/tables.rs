@@ -1,12 +1,12 @@
-//! Profiles, exceptions, MSR accesses and exits, as tables.
+//! Draws profiles, branches, exceptions, MSR accesses and exits as tables.
 
-use crate::demo::draw::text::{Line, Look, Paint, time};
-use crate::demo::story::{BranchRow, KindRow, Profile, Story};
+use crate::demo::draw::text::{Paint, TerminalStyle, TextLine, time};
+use crate::demo::story::{BranchRow, ExitRow, SampleProfile, Story};
 
-/// Rows of a profile; the rest is one row.
+/// Most rows of a profile; the other symbols share one more row.
 const PROFILE_ROWS: usize = 6;
 
-/// A bar of `part` in `whole`, in at most `columns`.
+/// The length of a bar for `part` of `whole`, at most `columns`.
 fn bar(part: u64, whole: u64, columns: usize) -> usize {
     let scaled = u128::from(part) * columns as u128;
     usize::try_from(scaled.div_ceil(u128::from(whole.max(1))))
@@ -18,25 +18,26 @@ fn ring(cpl: u8) -> Paint {
     if cpl == 0 { Paint::Ring0 } else { Paint::Ring3 }
 }
 
-/// Where samples found the guest.
-pub fn profile(profile: &Profile, look: Look) -> Vec<Line> {
+/// A profile: the symbols with the most samples.
+pub fn profile(profile: &SampleProfile, style: TerminalStyle) -> Vec<TextLine> {
     const NAME: usize = 19;
     let total = profile.total();
-    let (shown, rest) = profile.hits.split_at(profile.hits.len().min(PROFILE_ROWS));
+    let (first, rest) = profile.hits.split_at(profile.hits.len().min(PROFILE_ROWS));
     let rest: usize = rest.iter().map(|hit| hit.1).sum();
-    let mut rows = shown.to_vec();
+    let mut rows = first.to_vec();
     if rest > 0 {
         rows.push(("others".to_owned(), rest));
     }
-    let columns = look.width.saturating_sub(NAME + 18).max(8);
+    let columns = style.width.saturating_sub(NAME + 18).max(8);
     let most = rows.iter().map(|row| row.1).max().unwrap_or(1);
-    let glyph = look.pick('█', '#').to_string();
+    let glyph = style.pick('█', '#').to_string();
     rows.iter()
         .map(|(name, count)| {
             let len = bar(*count as u64, most as u64, columns);
-            let mut line = Line::new()
-                .with(" ", Paint::Plain)
-                .column(name, NAME, Paint::Symbol);
+            let mut line =
+                TextLine::new()
+                    .with(" ", Paint::Plain)
+                    .column(name, NAME, Paint::Symbol);
             line.push(glyph.repeat(len), Paint::Ring3);
             line.push(" ".repeat(columns - len), Paint::Plain);
             line.right(
@@ -49,12 +50,12 @@ pub fn profile(profile: &Profile, look: Look) -> Vec<Line> {
         .collect()
 }
 
-/// The way to a fault, branch by branch.
-pub fn way(story: &Story, look: Look) -> Vec<Line> {
-    let place = if look.width >= 100 { 34 } else { 24 };
-    let arrow = look.pick('→', '>').to_string();
+/// The branches before a fault, and the fault.
+pub fn fault_path(story: &Story, style: TerminalStyle) -> Vec<TextLine> {
+    let place = if style.width >= 100 { 34 } else { 24 };
+    let arrow = style.pick('→', '>').to_string();
     let row = |row: &BranchRow| {
-        Line::new()
+        TextLine::new()
             .with(" ", Paint::Plain)
             .column(&row.from, place, Paint::Symbol)
             .column(&row.instruction, 6, Paint::Plain)
@@ -62,32 +63,32 @@ pub fn way(story: &Story, look: Look) -> Vec<Line> {
             .with(row.to.clone(), Paint::Symbol)
     };
     let fault = story.fault.as_ref().map(|fault| {
-        Line::new()
+        TextLine::new()
             .with(" ", Paint::Plain)
-            .column(&fault.place, place, Paint::Symbol)
-            .column(fault.mnemonic, 6, Paint::Bad)
+            .column(&fault.location, place, Paint::Symbol)
+            .column(&fault.mnemonic, 6, Paint::Bad)
             .with(fault.instruction.clone(), Paint::Plain)
     });
-    story.way.iter().map(row).chain(fault).collect()
+    story.branches.iter().map(row).chain(fault).collect()
 }
 
-/// What each exception was.
-pub fn exceptions(story: &Story, look: Look) -> Vec<Line> {
-    let place = if look.width >= 100 { 30 } else { 22 };
+/// The exceptions.
+pub fn exceptions(story: &Story, style: TerminalStyle) -> Vec<TextLine> {
+    let place = if style.width >= 100 { 30 } else { 22 };
     let rows = story.exceptions.iter().map(|row| {
-        Line::new()
+        TextLine::new()
             .with(" ", Paint::Plain)
             .column(&format!("ring {}", row.cpl), 6, ring(row.cpl))
-            .column(row.mnemonic, 3, Paint::Bad)
-            .column(&row.place, place, Paint::Symbol)
+            .column(&row.mnemonic, 3, Paint::Bad)
+            .column(&row.location, place, Paint::Symbol)
             .column(&row.instruction, 15, Paint::Plain)
-            .with(row.why.clone(), Paint::Dim)
+            .with(row.reason.clone(), Paint::Dim)
     });
     rows.collect()
 }
 
-/// What each MSR access answered, and why.
-pub fn msrs(story: &Story, _look: Look) -> Vec<Line> {
+/// The MSR accesses, with their outcomes.
+pub fn msrs(story: &Story, _look: TerminalStyle) -> Vec<TextLine> {
     let rows = story.msrs.iter().map(|row| {
         let access = row.access;
         let name = row.name.strip_prefix("IA32_").unwrap_or(&row.name);
@@ -105,7 +106,7 @@ pub fn msrs(story: &Story, _look: Look) -> Vec<Line> {
         } else {
             "RDMSR"
         };
-        Line::new()
+        TextLine::new()
             .with(" ", Paint::Plain)
             .column(kind, 5, Paint::Plain)
             .right(&format!("{:x}", access.index), 8, Paint::Dim)
@@ -113,50 +114,53 @@ pub fn msrs(story: &Story, _look: Look) -> Vec<Line> {
             .column(arrow, 2, Paint::Dim)
             .column(&value, 12, Paint::Strong)
             .column(answer, 3, paint)
-            .with(row.why.clone(), Paint::Dim)
+            .with(row.reason.clone(), Paint::Dim)
     });
     rows.collect()
 }
 
-/// What stopped the guest, and what that cost.
-pub fn exits(story: &Story, look: Look) -> Vec<Line> {
-    let head = Line::new()
+/// The exits by kind, with their times.
+pub fn exits(story: &Story, style: TerminalStyle) -> Vec<TextLine> {
+    let head = TextLine::new()
         .with(" ", Paint::Plain)
         .column("", 16, Paint::Dim)
         .right("count", 6, Paint::Dim)
         .right("Hindsight", 10, Paint::Dim)
         .right("the guest", 10, Paint::Dim);
     let most = story
-        .kinds
+        .exit_rows
         .iter()
         .filter_map(|row| row.guest_ns)
         .max()
         .unwrap_or(1);
     let mut lines = vec![head];
-    lines.extend(story.kinds.iter().map(|row| exit(row, most, look)));
+    lines.extend(story.exit_rows.iter().map(|row| exit(row, most, style)));
     lines
 }
 
-fn exit(row: &KindRow, most: u64, look: Look) -> Line {
-    let shown = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), time);
+fn exit(row: &ExitRow, most: u64, style: TerminalStyle) -> TextLine {
+    let text = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), time);
     let count = match row.count {
         0 => "none".to_owned(),
         count => count.to_string(),
     };
-    let mut line = Line::new()
+    let mut line = TextLine::new()
         .with(" ", Paint::Plain)
         .column(&row.name, 16, Paint::Plain)
         .right(&count, 6, Paint::Strong)
-        .right(&shown(row.ours_ns), 10, Paint::Plain)
-        .right(&shown(row.guest_ns), 10, Paint::Plain);
+        .right(&text(row.monitor_ns), 10, Paint::Plain)
+        .right(&text(row.guest_ns), 10, Paint::Plain);
     if let Some(guest) = row.guest_ns {
-        let columns = look.width.saturating_sub(50).max(8);
+        let columns = style.width.saturating_sub(50).max(8);
         let all = bar(guest, most, columns);
-        let ours = bar(row.ours_ns.unwrap_or(0), most, columns).min(all);
+        let monitor = bar(row.monitor_ns.unwrap_or(0), most, columns).min(all);
         line.push(" ", Paint::Plain);
-        line.push(look.pick('█', '#').to_string().repeat(ours), Paint::Strong);
         line.push(
-            look.pick('░', '.').to_string().repeat(all - ours),
+            style.pick('█', '#').to_string().repeat(monitor),
+            Paint::Strong,
+        );
+        line.push(
+            style.pick('░', '.').to_string().repeat(all - monitor),
             Paint::Dim,
         );
     }
@@ -169,26 +173,26 @@ mod tests {
     use crate::demo::explain::MsrAccess;
     use crate::demo::story::{ExceptionRow, FaultRow, MsrRow};
 
-    const LOOK: Look = Look {
+    const STYLE: TerminalStyle = TerminalStyle {
         colour: false,
         unicode: false,
         width: 60,
     };
 
-    fn text(lines: &[Line]) -> Vec<String> {
-        let fit = |line: &Line| line.clone().fit(LOOK.width).show(LOOK).to_string();
+    fn text(lines: &[TextLine]) -> Vec<String> {
+        let fit = |line: &TextLine| line.clone().fit(STYLE.width).render(STYLE).to_string();
         lines.iter().map(fit).collect()
     }
 
     #[test]
-    fn profile_has_bars_shares_and_a_row_for_the_rest() {
+    fn profile_has_bars_percentages_and_a_row_for_the_rest() {
         let hits = (0..8).map(|n| (format!("f{n}"), 10 - n)).collect();
         let lines = text(&super::profile(
-            &Profile {
+            &SampleProfile {
                 about: "test".to_owned(),
                 hits,
             },
-            LOOK,
+            STYLE,
         ));
         assert_eq!(lines.len(), PROFILE_ROWS + 1);
         assert_eq!(
@@ -199,22 +203,22 @@ mod tests {
     }
 
     #[test]
-    fn way_to_a_fault_ends_with_the_fault() {
+    fn fault_path_ends_with_the_fault() {
         let story = Story {
-            way: vec![BranchRow {
+            branches: vec![BranchRow {
                 from: "f+0x4".to_owned(),
                 instruction: "call".to_owned(),
                 to: "g".to_owned(),
             }],
             fault: Some(FaultRow {
-                mnemonic: "#DE",
-                place: "g+0x2".to_owned(),
+                mnemonic: "#DE".to_owned(),
+                location: "g+0x2".to_owned(),
                 instruction: "div %rcx".to_owned(),
             }),
             ..Story::default()
         };
         assert_eq!(
-            text(&way(&story, LOOK)),
+            text(&fault_path(&story, STYLE)),
             [
                 " f+0x4                    call   > g",
                 " g+0x2                    #DE    div %rcx"
@@ -223,26 +227,26 @@ mod tests {
     }
 
     #[test]
-    fn exception_row_says_level_vector_place_and_cause() {
+    fn exception_row_has_level_vector_location_and_reason() {
         let story = Story {
             exceptions: vec![ExceptionRow {
                 at: 0,
                 cpl: 3,
-                mnemonic: "#UD",
-                place: "f+0x2".to_owned(),
+                mnemonic: "#UD".to_owned(),
+                location: "f+0x2".to_owned(),
                 instruction: "ud2".to_owned(),
-                why: "invalid opcode".to_owned(),
+                reason: "invalid opcode".to_owned(),
             }],
             ..Story::default()
         };
         assert_eq!(
-            text(&exceptions(&story, LOOK)),
+            text(&exceptions(&story, STYLE)),
             [" ring 3 #UD f+0x2                  ud2             invalid o"]
         );
     }
 
     #[test]
-    fn refused_msr_write_shows_its_value_and_reason() {
+    fn refused_wrmsr_row_has_its_value_and_reason() {
         let story = Story {
             msrs: vec![MsrRow {
                 at: 0,
@@ -252,38 +256,38 @@ mod tests {
                     answer: None,
                 },
                 name: "IA32_DEBUGCTL".to_owned(),
-                why: "bit 2".to_owned(),
+                reason: "bit 2".to_owned(),
             }],
             ..Story::default()
         };
         assert_eq!(
-            text(&msrs(&story, LOOK)),
+            text(&msrs(&story, STYLE)),
             [" WRMSR      1d9 DEBUGCTL           <- 0x4          #GP bit 2"]
         );
     }
 
     #[test]
-    fn exit_row_compares_our_share_with_the_whole() {
-        let row = KindRow {
+    fn exit_row_draws_the_share_of_the_monitor() {
+        let row = ExitRow {
             name: "RDMSR".to_owned(),
             count: 3,
-            ours_ns: Some(1_000),
+            monitor_ns: Some(1_000),
             guest_ns: Some(4_000),
         };
         assert_eq!(
-            exit(&row, 8_000, LOOK).fit(60).show(LOOK).to_string(),
+            exit(&row, 8_000, STYLE).fit(60).render(STYLE).to_string(),
             " RDMSR                 3     1.0 us     4.0 us  ##..."
         );
     }
 
     #[test]
-    fn what_does_not_exit_has_no_share_of_ours() {
-        let row = KindRow {
+    fn operation_without_exits_has_no_share_of_the_monitor() {
+        let row = ExitRow {
             name: "CPUID".to_owned(),
             guest_ns: Some(8_000),
-            ..KindRow::default()
+            ..ExitRow::default()
         };
-        let line = exit(&row, 8_000, LOOK).show(LOOK).to_string();
+        let line = exit(&row, 8_000, STYLE).render(STYLE).to_string();
         assert!(
             line.contains("none") && line.ends_with(".........."),
             "{line}"

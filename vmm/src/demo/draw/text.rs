@@ -1,37 +1,37 @@
-//! Lines of coloured text, and what the terminal can show.
+//! Lines of coloured text, and the capabilities of the terminal.
 
 use std::fmt;
 
 use anstyle::{Ansi256Color, AnsiColor, Style};
 
-/// What the output can show.
+/// What the terminal can display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
-    /// Escape sequences for colours.
+pub struct TerminalStyle {
+    /// It displays escape sequences for colours.
     pub colour: bool,
-    /// Characters beyond ASCII.
+    /// It displays characters other than ASCII.
     pub unicode: bool,
-    /// Columns.
+    /// Number of columns.
     pub width: usize,
 }
 
-impl Look {
-    /// `fine` where the terminal has it, else `plain`.
-    pub const fn pick(&self, fine: char, plain: char) -> char {
-        if self.unicode { fine } else { plain }
+impl TerminalStyle {
+    /// `unicode` if the terminal displays it, otherwise `ascii`.
+    pub const fn pick(&self, unicode: char, ascii: char) -> char {
+        if self.unicode { unicode } else { ascii }
     }
 }
 
-/// What a piece of text is, which decides its colour.
+/// The meaning of a piece of text, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Paint {
-    /// As the terminal has it.
+    /// Ordinary text.
     Plain,
     /// A heading.
     Title,
-    /// Of less interest.
+    /// Text of less importance.
     Dim,
-    /// What matters in its line.
+    /// The most important text of its line.
     Strong,
     /// Work at ring 0.
     Ring0,
@@ -72,17 +72,17 @@ impl Paint {
     }
 }
 
-/// A line, piece by piece. Every character is one column wide.
+/// A line of pieces of text. Every character is one column wide.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Line(Vec<(String, Paint)>);
+pub struct TextLine(Vec<(String, Paint)>);
 
-impl Line {
+impl TextLine {
     /// An empty line.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With more text.
+    /// The line with more text.
     pub fn with(mut self, text: impl Into<String>, paint: Paint) -> Self {
         self.push(text, paint);
         self
@@ -97,16 +97,16 @@ impl Line {
         }
     }
 
-    /// Adds text that fills up `columns`, or is cut to them; one space follows.
+    /// Adds text, padded or truncated to `columns`, and a space.
     pub fn column(mut self, text: &str, columns: usize, paint: Paint) -> Self {
         let kept: String = text.chars().take(columns).collect();
-        let room = columns - kept.chars().count();
+        let padding = columns - kept.chars().count();
         self.push(kept, paint);
-        self.push(" ".repeat(room + 1), Paint::Plain);
+        self.push(" ".repeat(padding + 1), Paint::Plain);
         self
     }
 
-    /// As [`Line::column`], to the right.
+    /// Like [`TextLine::column`], aligned to the right.
     pub fn right(mut self, text: &str, columns: usize, paint: Paint) -> Self {
         let kept: String = text.chars().take(columns).collect();
         self.push(" ".repeat(columns - kept.chars().count()), Paint::Plain);
@@ -115,7 +115,7 @@ impl Line {
         self
     }
 
-    /// Adds all of another line.
+    /// Adds the text of another line.
     pub fn append(&mut self, other: Self) {
         other
             .0
@@ -123,17 +123,17 @@ impl Line {
             .for_each(|(text, paint)| self.push(text, paint));
     }
 
-    /// Columns.
+    /// The number of columns.
     pub fn width(&self) -> usize {
         self.0.iter().map(|(text, _)| text.chars().count()).sum()
     }
 
-    /// Cut to `columns`, with no blanks at its end.
+    /// The line truncated to `columns`, without trailing spaces.
     pub fn fit(mut self, columns: usize) -> Self {
-        let mut room = columns;
+        let mut left = columns;
         for (text, _) in &mut self.0 {
-            let kept: String = text.chars().take(room).collect();
-            room -= kept.chars().count();
+            let kept: String = text.chars().take(left).collect();
+            left -= kept.chars().count();
             *text = kept;
         }
         while let Some((text, paint)) = self.0.last_mut() {
@@ -148,19 +148,25 @@ impl Line {
         self
     }
 
-    /// The line as it is sent to the terminal.
-    pub fn show(&self, look: Look) -> impl fmt::Display + '_ {
-        Shown(self, look.colour)
+    /// The line as it is written to the terminal.
+    pub fn render(&self, style: TerminalStyle) -> impl fmt::Display + '_ {
+        RenderedLine {
+            line: self,
+            colour: style.colour,
+        }
     }
 }
 
-struct Shown<'a>(&'a Line, bool);
+struct RenderedLine<'a> {
+    line: &'a TextLine,
+    colour: bool,
+}
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for RenderedLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (text, paint) in &self.0.0 {
+        for (text, paint) in &self.line.0 {
             let style = paint.style();
-            if self.1 && *paint != Paint::Plain {
+            if self.colour && *paint != Paint::Plain {
                 write!(f, "{style}{text}{style:#}")?;
             } else {
                 f.write_str(text)?;
@@ -170,7 +176,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// A time in a unit that suits it, such as `12.3 us`.
+/// Formats a time with about three digits: `12.3 us`.
 pub fn time(ns: u64) -> String {
     let (unit, name) = match ns {
         0..1_000 => return format!("{ns} ns"),
@@ -190,7 +196,7 @@ pub fn time(ns: u64) -> String {
 mod tests {
     use super::*;
 
-    const LOOK: Look = Look {
+    const STYLE: TerminalStyle = TerminalStyle {
         colour: true,
         unicode: true,
         width: 80,
@@ -198,33 +204,35 @@ mod tests {
 
     #[test]
     fn colours_end_with_their_text() {
-        let line = Line::new().with("a", Paint::Plain).with("b", Paint::Bad);
-        assert_eq!(line.show(LOOK).to_string(), "a\x1b[31mb\x1b[0m");
-        let plain = Look {
+        let line = TextLine::new()
+            .with("a", Paint::Plain)
+            .with("b", Paint::Bad);
+        assert_eq!(line.render(STYLE).to_string(), "a\x1b[31mb\x1b[0m");
+        let plain = TerminalStyle {
             colour: false,
-            ..LOOK
+            ..STYLE
         };
-        assert_eq!(line.show(plain).to_string(), "ab");
+        assert_eq!(line.render(plain).to_string(), "ab");
     }
 
     #[test]
-    fn fit_cuts_and_drops_spaces_at_the_end() {
-        let line = Line::new()
+    fn fit_truncates_and_drops_trailing_spaces() {
+        let line = TextLine::new()
             .column("ab", 4, Paint::Bad)
             .with("cdef", Paint::Good);
         assert_eq!(line.width(), 9);
-        let plain = Look {
+        let plain = TerminalStyle {
             colour: false,
-            ..LOOK
+            ..STYLE
         };
-        let text = |columns| line.clone().fit(columns).show(plain).to_string();
+        let text = |columns| line.clone().fit(columns).render(plain).to_string();
         assert_eq!(text(7), "ab   cd");
         assert_eq!(text(4), "ab");
         assert_eq!(text(0), "");
     }
 
     #[test]
-    fn times_have_three_digits() {
+    fn time_has_about_three_digits() {
         for (ns, text) in [
             (7, "7 ns"),
             (1_250, "1.2 us"),

@@ -1,13 +1,13 @@
-//! The time line: a bar for each phase, and rows that show when things happened.
+//! Draws the time line: a bar for each phase, and a row for each kind of event.
 
 use hindsight_devices::clock::Ticks;
 
-use crate::demo::draw::text::{Line, Look, Paint, time};
-use crate::demo::story::{Phase, Story, nanoseconds};
+use crate::demo::draw::text::{Paint, TerminalStyle, TextLine, time};
+use crate::demo::story::{Story, StoryPhase, nanoseconds};
 
-/// Columns of the names on the left.
+/// Columns for the names on the left.
 const NAME: usize = 19;
-/// Columns of the numbers on the right.
+/// Columns for the numbers on the right.
 const NUMBER: usize = 8;
 
 /// A scale from time to columns.
@@ -28,17 +28,17 @@ impl Axis {
 }
 
 /// The time line of a story.
-pub fn draw(story: &Story, look: Look) -> Vec<Line> {
+pub fn draw(story: &Story, style: TerminalStyle) -> Vec<TextLine> {
     let axis = Axis {
-        columns: look.width.saturating_sub(NAME + NUMBER + 5).max(10),
+        columns: style.width.saturating_sub(NAME + NUMBER + 5).max(10),
         end: story.end,
     };
     let mut lines: Vec<_> = story
         .phases
         .iter()
-        .map(|phase| bar(phase, story.hz, axis, look))
+        .map(|phase| bar(phase, story.hz, axis, style))
         .collect();
-    lines.push(ruler(story, axis, look));
+    lines.push(ruler(story, axis, style));
     let exceptions: Vec<_> = story.exceptions.iter().map(|row| row.at).collect();
     let msrs: Vec<_> = story.msrs.iter().map(|row| row.at).collect();
     for (name, times, paint) in [
@@ -47,20 +47,22 @@ pub fn draw(story: &Story, look: Look) -> Vec<Line> {
         ("MSR accesses", &msrs, Paint::Good),
         ("exits", &story.exits, Paint::Strong),
     ] {
-        lines.push(density(name, times, axis, look, paint));
+        lines.push(density(name, times, axis, style, paint));
     }
     lines.extend(emulated(story));
     lines
 }
 
-/// Why ring 0 is slow, where it is: the guest does the same at both rings, first at ring 0, where
-/// cold memory may cost a factor of ten and no more.
-fn emulated(story: &Story) -> Option<Line> {
+/// Explains why ring 0 is slow, if it is.
+///
+/// The guest does the same work at both rings, first at ring 0. Cold memory there costs at most a
+/// factor of ten.
+fn emulated(story: &Story) -> Option<TextLine> {
     const SLOW: u64 = 50;
     let ratio = story.ring0_slower.filter(|ratio| *ratio >= SLOW)?;
-    // Two digits are all that a load on the host leaves.
+    // On a busy host, only about two digits are significant.
     let unit = 10_u64.pow(ratio.ilog10() - 1);
-    let line = Line::new()
+    let line = TextLine::new()
         .with(" ", Paint::Plain)
         .with("Ring 0", Paint::Ring0)
         .with(
@@ -72,16 +74,16 @@ fn emulated(story: &Story) -> Option<Line> {
     Some(line)
 }
 
-fn bar(phase: &Phase, hz: u64, axis: Axis, look: Look) -> Line {
+fn bar(phase: &StoryPhase, hz: u64, axis: Axis, style: TerminalStyle) -> TextLine {
     let (first, last) = (axis.column(phase.time.start), axis.column(phase.time.end));
-    // Something shows of a phase however short it is.
+    // Even the shortest phase has one column.
     let len = (last - first).max(1);
     let (glyph, paint) = match phase.cpl {
-        0 => (look.pick('▒', '='), Paint::Ring0),
-        _ => (look.pick('█', '#'), Paint::Ring3),
+        0 => (style.pick('▒', '='), Paint::Ring0),
+        _ => (style.pick('█', '#'), Paint::Ring3),
     };
     let took = phase.time.end.saturating_sub(phase.time.start);
-    let mut line = Line::new()
+    let mut line = TextLine::new()
         .with(" ", Paint::Plain)
         .column(&phase.name, NAME, Paint::Plain);
     line.push(" ".repeat(first), Paint::Plain);
@@ -90,25 +92,33 @@ fn bar(phase: &Phase, hz: u64, axis: Axis, look: Look) -> Line {
     line.right(&time(nanoseconds(took, hz)), NUMBER, Paint::Plain)
 }
 
-/// `0 ----- 12 ms ----- 24 ms`.
-fn ruler(story: &Story, axis: Axis, look: Look) -> Line {
-    let dash = look.pick('─', '-').to_string();
+/// The scale of the time line: `0 ----- 12 ms ----- 24 ms`.
+fn ruler(story: &Story, axis: Axis, style: TerminalStyle) -> TextLine {
+    let dash = style.pick('─', '-').to_string();
     let half = time(nanoseconds(story.end / 2, story.hz));
     let all = time(nanoseconds(story.end, story.hz));
     let middle = (axis.columns / 2).saturating_sub(half.len() / 2 + 3);
     let rest = (axis.columns + 1 + NUMBER).saturating_sub(middle + half.len() + all.len() + 5);
-    Line::new().with(" ".repeat(NAME + 2), Paint::Plain).with(
-        format!(
-            "0 {} {half} {} {all}",
-            dash.repeat(middle),
-            dash.repeat(rest)
-        ),
-        Paint::Dim,
-    )
+    TextLine::new()
+        .with(" ".repeat(NAME + 2), Paint::Plain)
+        .with(
+            format!(
+                "0 {} {half} {} {all}",
+                dash.repeat(middle),
+                dash.repeat(rest)
+            ),
+            Paint::Dim,
+        )
 }
 
-/// How often something happened in each column's time.
-fn density(name: &str, times: &[Ticks], axis: Axis, look: Look, paint: Paint) -> Line {
+/// The number of events in the time of each column, as a row of glyphs.
+fn density(
+    name: &str,
+    times: &[Ticks],
+    axis: Axis,
+    style: TerminalStyle,
+    paint: Paint,
+) -> TextLine {
     const FINE: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     const PLAIN: [char; 8] = ['.', ':', '-', '=', '+', '*', '%', '@'];
     let mut counts = vec![0_usize; axis.columns];
@@ -116,13 +126,13 @@ fn density(name: &str, times: &[Ticks], axis: Axis, look: Look, paint: Paint) ->
         counts[axis.column(at)] += 1;
     }
     let most = counts.iter().copied().max().unwrap_or(0).max(1);
-    let steps = if look.unicode { FINE } else { PLAIN };
+    let steps = if style.unicode { FINE } else { PLAIN };
     let glyph = |count: usize| match count {
         0 => ' ',
-        _ if most == 1 => look.pick('▌', '|'),
+        _ if most == 1 => style.pick('▌', '|'),
         _ => steps[((count * 8).div_ceil(most) - 1).min(7)],
     };
-    let mut line = Line::new()
+    let mut line = TextLine::new()
         .with(" ", Paint::Plain)
         .column(name, NAME, Paint::Plain);
     line.push(counts.into_iter().map(glyph).collect::<String>(), paint);
@@ -134,19 +144,19 @@ fn density(name: &str, times: &[Ticks], axis: Axis, look: Look, paint: Paint) ->
 mod tests {
     use super::*;
 
-    const LOOK: Look = Look {
+    const STYLE: TerminalStyle = TerminalStyle {
         colour: false,
         unicode: false,
         width: 52,
     };
 
-    fn text(lines: &[Line]) -> Vec<String> {
-        let fit = |line: &Line| line.clone().fit(LOOK.width).show(LOOK).to_string();
+    fn text(lines: &[TextLine]) -> Vec<String> {
+        let fit = |line: &TextLine| line.clone().fit(STYLE.width).render(STYLE).to_string();
         lines.iter().map(fit).collect()
     }
 
     fn story() -> Story {
-        let phase = |name: &str, cpl, time| Phase {
+        let phase = |name: &str, cpl, time| StoryPhase {
             name: name.to_owned(),
             cpl,
             time,
@@ -166,8 +176,8 @@ mod tests {
     }
 
     #[test]
-    fn phases_lie_on_one_axis_and_even_the_shortest_shows() {
-        let lines = text(&draw(&story(), LOOK));
+    fn phases_share_an_axis_and_the_shortest_has_one_column() {
+        let lines = text(&draw(&story(), STYLE));
         assert_eq!(
             lines[0],
             " boot                ==========             500 ms"
@@ -183,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn rows_show_when_things_happened_and_how_many() {
-        let lines = text(&draw(&story(), LOOK));
+    fn event_rows_have_density_and_count() {
+        let lines = text(&draw(&story(), STYLE));
         assert_eq!(
             lines[4],
             " timer interrupts    :          @       :        8"
@@ -208,7 +218,7 @@ mod tests {
                     ring0_slower,
                     ..story()
                 },
-                LOOK,
+                STYLE,
             ))
         };
         assert_eq!(lines(49).len(), 8);
@@ -221,8 +231,8 @@ mod tests {
     }
 
     #[test]
-    fn story_without_time_is_drawn() {
-        let lines = draw(&Story::default(), LOOK);
+    fn empty_story_is_drawn() {
+        let lines = draw(&Story::default(), STYLE);
         assert_eq!(lines.len(), 5);
     }
 }

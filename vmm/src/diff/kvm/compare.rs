@@ -1,22 +1,25 @@
-//! What of two states must be the same.
+//! Compares the interpreter's registers and memory with KVM's, except for what may differ.
 
 use hindsight_cpu::state::{CpuState, Segment, XsaveArea, seg};
+use hindsight_regs::rflags::Rflags;
 use iced_x86::{Instruction, RflagsBits};
 
-use crate::diff::runs::{Differences, hex};
+use crate::diff::difference::{Difference, DifferenceList, memory_difference};
 use crate::state::PAGE;
 
-/// RFLAGS.RF, which a debugger's stop may set, and TF, which KVM hides while it steps.
-const HIDDEN: u64 = 1 << 16 | 1 << 8;
-/// Accessed and dirty, in an entry of a page table.
-const ACCESSED_DIRTY: u64 = 3 << 5;
+/// RF, which KVM may set when it stops for a debugger, and TF, which it sets for single-steps.
+const IGNORED_FLAGS: u64 = Rflags::RF.union(Rflags::TF).bits();
+/// The P bit of a paging-structure entry.
+const PTE_PRESENT: u64 = 1 << 0;
+/// The A and D bits of a paging-structure entry.
+const PTE_ACCESSED_DIRTY: u64 = 1 << 5 | 1 << 6;
 
-/// How much is compared.
+/// Which registers are compared.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Look {
-    /// General, segment and control registers, without these flags.
-    Glance {
-        /// Flags that the instruction leaves undefined.
+pub(super) enum CompareDepth {
+    /// General, segment and control registers.
+    Registers {
+        /// The flags of RFLAGS that the instruction leaves undefined; they are not compared.
         undefined: u64,
     },
     /// All registers.
@@ -27,88 +30,81 @@ pub(super) enum Look {
 pub(super) fn undefined_flags(instruction: &Instruction) -> u64 {
     let undefined = instruction.rflags_undefined();
     [
-        (RflagsBits::CF, 0),
-        (RflagsBits::PF, 2),
-        (RflagsBits::AF, 4),
-        (RflagsBits::ZF, 6),
-        (RflagsBits::SF, 7),
-        (RflagsBits::OF, 11),
+        (RflagsBits::CF, Rflags::CF),
+        (RflagsBits::PF, Rflags::PF),
+        (RflagsBits::AF, Rflags::AF),
+        (RflagsBits::ZF, Rflags::ZF),
+        (RflagsBits::SF, Rflags::SF),
+        (RflagsBits::OF, Rflags::OF),
     ]
     .into_iter()
-    .filter(|&(flag, _)| undefined & flag != 0)
-    .fold(0, |flags, (_, bit)| flags | 1 << bit)
+    .filter(|&(bit, _)| undefined & bit != 0)
+    .fold(0, |flags, (_, flag)| flags | flag.bits())
 }
 
-/// What differs between the interpreter's state and KVM's: the name, then both values.
-pub(super) fn differences(
-    ours: &CpuState,
-    theirs: &CpuState,
-    look: Look,
-) -> Vec<(String, String, String)> {
-    if same(ours, theirs, look) {
+/// Returns the registers that differ; the values are the interpreter's and KVM's.
+pub(super) fn registers(interp: &CpuState, kvm: &CpuState, depth: CompareDepth) -> Vec<Difference> {
+    if registers_equal(interp, kvm, depth) {
         return Vec::new();
     }
-    let tree = |state: &CpuState| serde_json::to_value(state).unwrap_or_default();
-    let mut list = Differences::default();
-    let [ours, theirs] = [ours, theirs].map(|state| tree(&comparable(state, look)));
-    list.walk(String::new(), &ours, &theirs);
-    list.found
+    let [interp, kvm] = [interp, kvm].map(|state| comparable(state, depth));
+    DifferenceList::of_states(&interp, &kvm).differences
 }
 
-/// What differs between the vector registers alone.
-pub(super) fn vectors(ours: &XsaveArea, theirs: &XsaveArea) -> Vec<(String, String, String)> {
-    let state = |xsave: &XsaveArea| CpuState {
+/// Returns the x87, SSE and AVX registers that differ.
+pub(super) fn vector_registers(interp: &XsaveArea, kvm: &XsaveArea) -> Vec<Difference> {
+    let [interp, kvm] = [interp, kvm].map(|xsave| CpuState {
         xsave: xsave.clone(),
         ..CpuState::reset()
-    };
-    differences(&state(ours), &state(theirs), Look::All)
+    });
+    registers(&interp, &kvm, CompareDepth::All)
 }
 
-fn same(ours: &CpuState, theirs: &CpuState, look: Look) -> bool {
-    // Nearly always, so without the copies.
-    let glance = (ours.gpr, ours.rip) == (theirs.gpr, theirs.rip)
-        && (ours.rflags | HIDDEN) == (theirs.rflags | HIDDEN)
-        && ours.seg == theirs.seg
-        && (ours.tr, ours.ldtr) == (theirs.tr, theirs.ldtr)
-        && (ours.gdtr, ours.idtr) == (theirs.gdtr, theirs.idtr)
-        && (ours.cr0, ours.cr2, ours.cr3) == (theirs.cr0, theirs.cr2, theirs.cr3)
-        && (ours.cr4, ours.efer) == (theirs.cr4, theirs.efer);
-    match look {
-        Look::Glance { .. } if glance => true,
-        _ => comparable(ours, look) == comparable(theirs, look),
+fn registers_equal(interp: &CpuState, kvm: &CpuState, depth: CompareDepth) -> bool {
+    // This is true after nearly all instructions, and needs no copies of the states.
+    let equal = (interp.gpr, interp.rip) == (kvm.gpr, kvm.rip)
+        && (interp.rflags | IGNORED_FLAGS) == (kvm.rflags | IGNORED_FLAGS)
+        && interp.seg == kvm.seg
+        && (interp.tr, interp.ldtr) == (kvm.tr, kvm.ldtr)
+        && (interp.gdtr, interp.idtr) == (kvm.gdtr, kvm.idtr)
+        && (interp.cr0, interp.cr2, interp.cr3) == (kvm.cr0, kvm.cr2, kvm.cr3)
+        && (interp.cr4, interp.efer) == (kvm.cr4, kvm.efer);
+    match depth {
+        CompareDepth::Registers { .. } if equal => true,
+        _ => comparable(interp, depth) == comparable(kvm, depth),
     }
 }
 
-/// A state with all that may differ made the same.
-fn comparable(state: &CpuState, look: Look) -> CpuState {
-    let mut to = CpuState::reset();
-    to.gpr = state.gpr;
-    to.rip = state.rip;
-    to.rflags = state.rflags & !HIDDEN;
-    to.seg = state.seg;
-    for (index, segment) in to.seg.iter_mut().enumerate() {
-        hide_unusable(segment, index == seg::FS || index == seg::GS);
+/// Copies the registers that are compared at `depth`; what may differ in them is cleared.
+fn comparable(state: &CpuState, depth: CompareDepth) -> CpuState {
+    let mut copy = CpuState::reset();
+    copy.gpr = state.gpr;
+    copy.rip = state.rip;
+    copy.rflags = state.rflags & !IGNORED_FLAGS;
+    copy.seg = state.seg;
+    for (index, segment) in copy.seg.iter_mut().enumerate() {
+        clear_unusable(segment, index == seg::FS || index == seg::GS);
     }
-    (to.tr, to.ldtr) = (state.tr, state.ldtr);
-    hide_unusable(&mut to.ldtr, false);
-    (to.gdtr, to.idtr) = (state.gdtr, state.idtr);
-    (to.cr0, to.cr2, to.cr3) = (state.cr0, state.cr2, state.cr3);
-    (to.cr4, to.efer) = (state.cr4, state.efer);
-    match look {
-        Look::Glance { undefined } => to.rflags &= !undefined,
-        Look::All => {
-            (to.dr, to.dr6, to.dr7) = (state.dr, state.dr6, state.dr7);
-            to.msrs = state.msrs;
-            // With the models.
-            to.msrs.fmask = 0;
-            to.xsave = comparable_vectors(&state.xsave);
+    (copy.tr, copy.ldtr) = (state.tr, state.ldtr);
+    clear_unusable(&mut copy.ldtr, false);
+    (copy.gdtr, copy.idtr) = (state.gdtr, state.idtr);
+    (copy.cr0, copy.cr2, copy.cr3) = (state.cr0, state.cr2, state.cr3);
+    (copy.cr4, copy.efer) = (state.cr4, state.efer);
+    match depth {
+        CompareDepth::Registers { undefined } => copy.rflags &= !undefined,
+        CompareDepth::All => {
+            (copy.dr, copy.dr6, copy.dr7) = (state.dr, state.dr6, state.dr7);
+            copy.msrs = state.msrs;
+            // Our vCPU model holds the guest's IA32_FMASK, KVM holds another value.
+            copy.msrs.fmask = 0;
+            copy.xsave = comparable_xsave(&state.xsave);
         }
     }
-    to
+    copy
 }
 
-/// Of a segment that cannot be used, processors keep different things.
-fn hide_unusable(segment: &mut Segment, keeps_base: bool) {
+/// Clears what processors keep in different ways in the descriptor cache of an unusable segment.
+fn clear_unusable(segment: &mut Segment, keeps_base: bool) {
     if segment.unusable {
         (segment.limit, segment.access) = (0, 0);
         if !keeps_base {
@@ -117,39 +113,45 @@ fn hide_unusable(segment: &mut Segment, keeps_base: bool) {
     }
 }
 
-/// The registers of x87, SSE and AVX without what processors of different makers store otherwise: the
-/// last x87 instruction's code and addresses, which components are in use, and what is reserved.
-fn comparable_vectors(area: &XsaveArea) -> XsaveArea {
+/// Copies the x87, SSE and AVX registers.
+///
+/// Processors of different vendors store the rest of the area in different ways: the opcode and
+/// pointers of the last x87 instruction, XSTATE_BV, and what is reserved.
+fn comparable_xsave(area: &XsaveArea) -> XsaveArea {
     let mut to = XsaveArea::default();
     let mut copy =
         |range: std::ops::Range<usize>| to.0[range.clone()].copy_from_slice(&area.0[range]);
+    // FCW, FSW and the abridged FTW.
     copy(0..5);
+    // MXCSR.
     copy(24..28);
+    // ST0 to ST7, of 10 bytes each.
     (0..8).for_each(|n| copy(32 + n * 16..42 + n * 16));
+    // XMM0 to XMM15.
     copy(160..416);
+    // The upper halves of YMM0 to YMM15.
     copy(576..832);
     to
 }
 
-/// Adds the words of a page that differ, but for accessed and dirty bits of what may be an entry of a
-/// page table: a processor may set them earlier.
-pub(super) fn page(
-    gpa: u64,
-    ours: &[u8; PAGE],
-    theirs: &[u8; PAGE],
-    found: &mut Vec<(String, String, String)>,
-) {
-    if ours == theirs {
-        return;
+/// Returns the 8-byte words of a page that differ.
+///
+/// The A and D bits of what may be a paging-structure entry are not compared, as a processor may
+/// set them early.
+pub(super) fn page(gpa: u64, interp: &[u8; PAGE], kvm: &[u8; PAGE]) -> Vec<Difference> {
+    if interp == kvm {
+        return Vec::new();
     }
-    for (at, (a, b)) in (gpa..).step_by(8).zip(ours.chunks(8).zip(theirs.chunks(8))) {
-        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-        let (one, two) = (word(a), word(b));
-        let entry = one & two & 1 != 0 && (one ^ two) & !ACCESSED_DIRTY == 0;
-        if one != two && !entry {
-            found.push((format!("memory {at:#x}"), hex(a), hex(b)));
-        }
-    }
+    let number = |word: &[u8]| word.try_into().map_or(0, u64::from_le_bytes);
+    let words = interp.chunks(8).zip(kvm.chunks(8));
+    words
+        .zip((gpa..).step_by(8))
+        .filter_map(|((word_a, word_b), address)| {
+            let (a, b) = (number(word_a), number(word_b));
+            let early_update = a & b & PTE_PRESENT != 0 && (a ^ b) & !PTE_ACCESSED_DIRTY == 0;
+            (a != b && !early_update).then(|| memory_difference(address, word_a, word_b))
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -157,26 +159,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_differ_is_not_seen_and_all_else_is() {
-        let ours = CpuState::reset();
-        let mut theirs = ours.clone();
-        theirs.rflags |= HIDDEN | 1;
-        theirs.xsave.0[8] = 1;
-        let undefined = Look::Glance { undefined: 1 };
-        assert!(differences(&ours, &theirs, undefined).is_empty());
-        let found = differences(&ours, &theirs, Look::All);
-        assert_eq!(
-            found,
-            [("rflags".to_owned(), "0x2".to_owned(), "0x3".to_owned())]
-        );
-        theirs.rflags = ours.rflags;
-        theirs.xsave.0[160] = 1;
-        assert!(differences(&ours, &theirs, undefined).is_empty());
-        assert!(!differences(&ours, &theirs, Look::All).is_empty());
+    fn registers_that_may_differ_are_ignored() {
+        let interp = CpuState::reset();
+        let mut kvm = interp.clone();
+        kvm.rflags |= IGNORED_FLAGS | 1;
+        kvm.xsave.0[8] = 1;
+        let undefined = CompareDepth::Registers { undefined: 1 };
+        assert!(registers(&interp, &kvm, undefined).is_empty());
+        let expected = Difference {
+            name: "rflags".to_owned(),
+            values: ["0x2".to_owned(), "0x3".to_owned()],
+        };
+        assert_eq!(registers(&interp, &kvm, CompareDepth::All), [expected]);
+        kvm.rflags = interp.rflags;
+        kvm.xsave.0[160] = 1;
+        assert!(registers(&interp, &kvm, undefined).is_empty());
+        assert!(!registers(&interp, &kvm, CompareDepth::All).is_empty());
     }
 
     #[test]
-    fn undefined_flags_are_those_of_the_manual() {
+    fn undefined_flags_match_the_manual() {
         let flags = |code: &[u8]| {
             let mut decoder = iced_x86::Decoder::new(64, code, iced_x86::DecoderOptions::NONE);
             undefined_flags(&decoder.decode())
@@ -188,15 +190,13 @@ mod tests {
     }
 
     #[test]
-    fn accessed_bits_of_entries_may_differ_in_memory() {
-        let (mut ours, mut theirs) = ([0; PAGE], [0; PAGE]);
-        (ours[8], theirs[8]) = (0x27, 0x67);
-        let mut found = Vec::new();
-        page(0x1000, &ours, &theirs, &mut found);
-        assert!(found.is_empty());
-        theirs[16] = 0x20;
-        page(0x1000, &ours, &theirs, &mut found);
+    fn accessed_and_dirty_bits_may_differ_in_memory() {
+        let (mut interp, mut kvm) = ([0; PAGE], [0; PAGE]);
+        (interp[8], kvm[8]) = (0x27, 0x67);
+        assert!(page(0x1000, &interp, &kvm).is_empty());
+        kvm[16] = 0x20;
+        let found = page(0x1000, &interp, &kvm);
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].0, "memory 0x1010");
+        assert_eq!(found[0].name, "memory 0x1010");
     }
 }

@@ -1,4 +1,4 @@
-//! The same machine in KVM: a processor and memory of its own, which follow the interpreter.
+//! The machine in KVM that follows the interpreter: a vCPU and memory of its own.
 
 use std::io;
 use std::sync::Arc;
@@ -7,76 +7,78 @@ use std::time::Duration;
 use hindsight_cpu::state::{CpuState, XsaveArea};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
+use super::error::{KvmDiffError, NotComparable};
+use super::follow_action::KvmAbilities;
 use crate::deterministic::DeterministicMachine;
-use crate::diff::kvm::plan::Abilities;
-use crate::diff::kvm::{KvmDiffError, Refused};
-use crate::kvm::Host;
-use crate::kvm::exit::Exit;
-use crate::kvm::tiny::Alarm;
+use crate::kvm::KvmDevice;
+use crate::kvm::exit::KvmExit;
+use crate::kvm::kick_timer::KickTimer;
 use crate::kvm::vcpu::{GuestDebug, KvmVcpuFd};
 use crate::kvm::vm::KvmVm;
 use crate::memory;
 use crate::probe;
-use crate::probe::Verdict;
+use crate::probe::ProbeVerdict;
 use crate::state::{PAGE, Pages};
 
-/// The local APIC's base address, enabled, of the bootstrap processor. KVM has no APIC of its own here.
+/// IA32_APIC_BASE of the bootstrap processor, with the local APIC enabled. KVM has no APIC here.
 const APIC_BASE: u64 = 0xfee0_0900;
-/// Longer than any instruction takes, even in an emulated KVM.
-const LIMIT: Duration = Duration::from_secs(10);
-/// KVM_INTERNAL_ERROR_EMULATION: an instruction that KVM's own emulator lacks.
-const EMULATION: u32 = 1;
-/// Elements of a repeated string instruction, and stops on the way to a breakpoint.
-const STOPS_MAX: u32 = 1 << 24;
+/// The time limit of one instruction: longer than any takes, even under nested virtualization.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
+/// KVM_INTERNAL_ERROR_EMULATION: KVM's instruction emulator lacks the instruction.
+const EMULATION_ERROR: u32 = 1;
+/// The most stops before an instruction ends: elements of a repeated string instruction, or stops
+/// before the breakpoint.
+const MAX_STOPS: u32 = 1 << 24;
 
-/// How an instruction went in KVM.
+/// How KVM ended one step.
 #[derive(Debug)]
-pub(super) enum Executed {
-    /// It was executed, and this is the state after it.
-    Done,
-    /// It needs a device, an MSR or the models: it was not executed, or not wholly.
-    Outside,
-    /// KVM stopped otherwise.
+pub(super) enum KvmStepEnd {
+    /// KVM executed the instruction, and its state is the one after it.
+    Executed,
+    /// The instruction needs a device, an MSR or the models. KVM has not completed it.
+    NeedsHost,
+    /// KVM stopped for a reason that no instruction should have.
     Failed(String),
 }
 
-/// A processor in KVM with memory.
+/// A vCPU in KVM with its memory.
 #[derive(Debug)]
 pub(super) struct Follower {
     vcpu: KvmVcpuFd,
     memory: GuestMemoryMmap,
-    alarm: Alarm,
-    pub abilities: Abilities,
+    kick_timer: KickTimer,
+    pub abilities: KvmAbilities,
+    /// The state that was read from KVM last.
     state: Box<CpuState>,
 }
 
 impl Follower {
-    /// A machine like `leader`, with its CPUID and as much memory, all zero.
+    /// Creates a machine with the CPUID of `leader` and as much memory, all zero.
     pub fn new(leader: &DeterministicMachine) -> Result<Self, KvmDiffError> {
-        let host = Host::open()?;
+        let kvm = KvmDevice::open()?;
         let board = leader.board();
         let mut ranges = Vec::new();
         for region in board.ram.map.iter() {
-            let len = usize::try_from(region.len()).map_err(|_| Refused::Memory)?;
+            let len = usize::try_from(region.len()).map_err(|_| NotComparable::MemoryTooLarge)?;
             ranges.push((region.start_addr(), len));
         }
         let memory = memory::allocate(&ranges, false)?;
-        let vm: Arc<KvmVm> = KvmVm::new(&host, &memory)?;
-        let vcpu = vm.create_vcpu(0)?;
+        let vm: Arc<KvmVm> = KvmVm::new(&kvm, &memory)?;
+        let vcpu = KvmVcpuFd::new(&vm, 0)?;
         vcpu.set_cpuid(0, &board.package.cpuid)?;
         Ok(Self {
             vcpu,
             memory,
-            alarm: Alarm::new().map_err(KvmDiffError::Io)?,
-            abilities: abilities()?,
+            kick_timer: KickTimer::new()?,
+            abilities: measured_abilities()?,
             state: Box::new(CpuState::reset()),
         })
     }
 
-    /// Takes over registers.
+    /// Sets all registers.
     pub fn load(&mut self, state: &CpuState) -> Result<(), KvmDiffError> {
-        // Whatever an exit left half done; its result is overwritten.
-        for _ in 0..STOPS_MAX {
+        // Complete what the last exit left pending. Its result is overwritten.
+        for _ in 0..MAX_STOPS {
             if self.vcpu.complete()?.is_none() {
                 break;
             }
@@ -90,85 +92,93 @@ impl Follower {
         })
     }
 
-    /// Executes from RIP `from`, where it is, until RIP is `to`.
+    /// Executes from the current RIP, `from`, to RIP `to`, where `stop` stops.
     pub fn execute(
         &mut self,
         stop: &GuestDebug,
         from: u64,
         to: u64,
-    ) -> Result<Executed, KvmDiffError> {
+    ) -> Result<KvmStepEnd, KvmDiffError> {
         self.vcpu.set_guest_debug(stop)?;
-        self.alarm.arm(LIMIT);
-        let executed = self.run(from, to);
-        self.alarm.disarm();
-        executed
+        self.kick_timer.arm(TIME_LIMIT);
+        let end = self.run(from, to);
+        self.kick_timer.disarm();
+        end
     }
 
-    fn run(&mut self, from: u64, to: u64) -> Result<Executed, KvmDiffError> {
-        for _ in 0..STOPS_MAX {
-            let failed = match self.vcpu.run()?.1 {
-                Exit::Debug { .. } => {
-                    let rip = self.vcpu.at_exit().regs.rip;
-                    // An element of a repeated instruction leaves RIP where it was, and so does a
-                    // KVM that stops before it executes.
+    fn run(&mut self, from: u64, to: u64) -> Result<KvmStepEnd, KvmDiffError> {
+        for _ in 0..MAX_STOPS {
+            let failure = match self.vcpu.run()?.1 {
+                KvmExit::Debug { .. } => {
+                    let rip = self.vcpu.regs_at_exit().regs.rip;
+                    // RIP does not change between the elements of a repeated string instruction,
+                    // nor on a KVM that stops before it executes.
                     if rip == to || rip != from {
-                        return Ok(Executed::Done);
+                        return Ok(KvmStepEnd::Executed);
                     }
                     continue;
                 }
-                Exit::Io { .. }
-                | Exit::MmioRead { .. }
-                | Exit::MmioWrite { .. }
-                | Exit::Rdmsr { .. }
-                | Exit::Wrmsr { .. }
-                | Exit::Halt
-                | Exit::TprLowered => return Ok(self.outside(from, to)),
-                Exit::InternalError(error) if error.suberror == EMULATION => {
-                    return Ok(self.outside(from, to));
+                KvmExit::Io { .. }
+                | KvmExit::MmioRead { .. }
+                | KvmExit::MmioWrite { .. }
+                | KvmExit::Rdmsr { .. }
+                | KvmExit::Wrmsr { .. }
+                | KvmExit::Halt
+                | KvmExit::TprLowered => return Ok(self.needs_host(from, to)),
+                KvmExit::InternalError(error) if error.suberror == EMULATION_ERROR => {
+                    return Ok(self.needs_host(from, to));
                 }
-                Exit::Kicked => format!("no stop within {} s", LIMIT.as_secs()),
-                Exit::Shutdown => "a triple fault".to_owned(),
-                Exit::InternalError(error) => error.to_string(),
+                KvmExit::Kicked => format!("KVM did not stop within {} s", TIME_LIMIT.as_secs()),
+                KvmExit::Shutdown => "a triple fault".to_owned(),
+                KvmExit::InternalError(error) => error.to_string(),
                 other => format!("{other:?}"),
             };
-            return Ok(Executed::Failed(failed));
+            return Ok(KvmStepEnd::Failed(failure));
         }
-        Ok(Executed::Failed("too many stops".to_owned()))
+        let failure = format!("KVM stopped {MAX_STOPS} times before the instruction ended");
+        Ok(KvmStepEnd::Failed(failure))
     }
 
-    /// An exit of the instruction at `from`, or of the one before `to`; of others none belongs here.
-    fn outside(&self, from: u64, to: u64) -> Executed {
-        match self.vcpu.at_exit().regs.rip {
-            rip if rip == from || rip == to => Executed::Outside,
-            rip => Executed::Failed(format!("it went on to {rip:#x}, and needs the host there")),
+    /// The end of a step that exited for the host.
+    ///
+    /// RIP is `from` or, where KVM has advanced it already, `to`. Elsewhere KVM has executed more
+    /// than the step.
+    fn needs_host(&self, from: u64, to: u64) -> KvmStepEnd {
+        match self.vcpu.regs_at_exit().regs.rip {
+            rip if rip == from || rip == to => KvmStepEnd::NeedsHost,
+            rip => KvmStepEnd::Failed(format!(
+                "KVM continued to {rip:#x}, where an instruction exits to the host"
+            )),
         }
     }
 
-    /// The registers.
+    /// Reads all registers.
     pub fn state(&mut self) -> Result<&CpuState, KvmDiffError> {
         self.vcpu.store(&mut self.state)?;
         Ok(&self.state)
     }
 
-    /// The general and segment registers, at little cost; all else is as it was at the last look.
-    pub fn glance(&mut self) -> &CpuState {
-        self.vcpu.store_at_exit(&mut self.state);
+    /// Updates the registers that KVM stores at each exit, without a system call.
+    ///
+    /// The others are as at the last call of [`Self::state`].
+    pub fn regs_at_exit(&mut self) -> &CpuState {
+        self.vcpu.store_regs_at_exit(&mut self.state);
         &self.state
     }
 
-    /// The vector registers, also where an instruction is half done.
+    /// Reads the XSAVE area, also while an exit is pending.
     pub fn vectors(&self) -> Result<XsaveArea, KvmDiffError> {
         let mut area = XsaveArea::default();
         self.vcpu.store_xsave(&mut area)?;
         Ok(area)
     }
 
-    /// Changes RFLAGS.
-    pub fn set_flags(&mut self, rflags: u64) -> Result<(), KvmDiffError> {
-        Ok(self.vcpu.set_flags_at_exit(rflags)?)
+    /// Sets RFLAGS.
+    pub fn set_rflags(&mut self, rflags: u64) -> Result<(), KvmDiffError> {
+        Ok(self.vcpu.set_rflags_at_exit(rflags)?)
     }
 
-    /// A page of memory.
+    /// Reads a page of memory.
     pub fn page(&self, gpa: u64) -> Result<[u8; PAGE], KvmDiffError> {
         let mut page = [0; PAGE];
         let read = self.memory.read_slice(&mut page, GuestAddress(gpa));
@@ -176,8 +186,8 @@ impl Follower {
         Ok(page)
     }
 
-    /// Takes over these pages of memory.
-    pub fn take(
+    /// Copies the pages at `addresses` to KVM's memory.
+    pub fn copy_pages(
         &self,
         pages: &Pages,
         addresses: impl IntoIterator<Item = u64>,
@@ -190,42 +200,44 @@ impl Follower {
         Ok(())
     }
 
-    /// Takes over all memory, page tables too.
-    pub fn take_all(&mut self, pages: &Pages) -> Result<(), KvmDiffError> {
-        self.vcpu.forget_translations();
-        let stale = self.nonzero()?;
-        let gone = stale.into_iter().filter(|&gpa| pages.get(gpa).is_none());
-        self.take(pages, gone)?;
-        self.take(pages, pages.iter().map(|(gpa, _)| gpa))
+    /// Copies all pages to KVM's memory, and clears the others.
+    pub fn copy_memory(&mut self, pages: &Pages) -> Result<(), KvmDiffError> {
+        // Paging structures may change too.
+        self.vcpu.flush_tlb_on_load();
+        let nonzero = self.nonzero_pages()?;
+        let cleared = nonzero.into_iter().filter(|&gpa| pages.get(gpa).is_none());
+        self.copy_pages(pages, cleared)?;
+        self.copy_pages(pages, pages.iter().map(|(gpa, _)| gpa))
     }
 
-    /// The pages that are not all zero.
-    pub fn nonzero(&self) -> Result<Vec<u64>, KvmDiffError> {
+    /// The addresses of the pages that are not all zero.
+    fn nonzero_pages(&self) -> Result<Vec<u64>, KvmDiffError> {
         let mut found = Vec::new();
         memory::nonzero_pages(&self.memory, |offset, _| {
-            found.extend(memory::address(&self.memory, offset));
+            found.extend(memory::offset_to_address(&self.memory, offset));
         })?;
         Ok(found)
     }
 }
 
-/// Asks doctor.
-fn abilities() -> Result<Abilities, KvmDiffError> {
-    let names = [
-        "step-cpl0",
-        "step-cpl3",
-        "hostbp-exec-cpl0",
-        "hostbp-exec-cpl3",
-    ];
-    let found = probe::findings(names)?;
-    let is = |name: &str, wanted: &[Verdict]| {
-        found.get(name).is_some_and(|f| wanted.contains(&f.verdict))
+/// What this host's KVM can do, as doctor's probes measure it.
+fn measured_abilities() -> Result<KvmAbilities, KvmDiffError> {
+    const STEP: [&str; 2] = ["step-cpl0", "step-cpl3"];
+    const BREAKPOINT: [&str; 2] = ["hostbp-exec-cpl0", "hostbp-exec-cpl3"];
+    let findings = probe::findings(STEP.into_iter().chain(BREAKPOINT))?;
+    let has_verdict = |name: &str, verdicts: &[ProbeVerdict]| {
+        let finding = findings.get(name);
+        finding.is_some_and(|finding| verdicts.contains(&finding.verdict))
     };
-    // What it does differently is about exits and shadows, which we do not step over.
-    let steps = [Verdict::Works, Verdict::Differs];
-    Ok(Abilities {
-        step_kernel: is("step-cpl0", &steps),
-        step_user: is("step-cpl3", &steps),
-        breakpoint: names[2..].iter().all(|name| is(name, &[Verdict::Works])),
+    // A single-step that differs does so at exits and in interrupt shadows, which are not stepped.
+    let [step_kernel, step_user] =
+        STEP.map(|name| has_verdict(name, &[ProbeVerdict::Works, ProbeVerdict::Differs]));
+    let breakpoint = BREAKPOINT
+        .iter()
+        .all(|name| has_verdict(name, &[ProbeVerdict::Works]));
+    Ok(KvmAbilities {
+        step_kernel,
+        step_user,
+        breakpoint,
     })
 }

@@ -1,7 +1,7 @@
-//! JUnit XML: a suite for each payload, a test case for each case and level.
+//! JUnit XML: a suite for each payload, and a test case for each case and level.
 //!
-//! The rules a case asserts are in its property `rules`; what ran the cases is in the property
-//! `runner` of each suite.
+//! The rules that a case asserts are in its property `rules`. The runner of the cases is in the
+//! property `runner` of each suite.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use quick_junit::{NonSuccessKind, Property, Report, SerializeError, TestCase, Te
 use quick_junit::{TestSuite, XmlString};
 
 use crate::harness::report::text::failure_text;
-use crate::harness::verdict::{CaseResult, Verdict};
+use crate::harness::verdict::{CaseResult, CaseVerdict};
 
 /// The report of all results, as XML.
 ///
 /// # Errors
 ///
-/// When the XML cannot be written.
+/// The XML cannot be written.
 pub fn to_xml(
     results: &[CaseResult],
     runner: &str,
@@ -35,13 +35,13 @@ pub fn to_xml(
 
 fn test_case(result: &CaseResult) -> TestCase {
     let status = match &result.verdict {
-        Verdict::Pass => TestCaseStatus::success(),
-        Verdict::Skip(reason) => {
+        CaseVerdict::Pass => TestCaseStatus::success(),
+        CaseVerdict::Skip(reason) => {
             let mut status = TestCaseStatus::skipped();
             status.set_message(reason.as_str());
             status
         }
-        Verdict::Fail(failure) => {
+        CaseVerdict::Fail(failure) => {
             let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
             status.set_message(failure.message.as_str());
             status.set_type(failure.kind.as_str());
@@ -55,7 +55,7 @@ fn test_case(result: &CaseResult) -> TestCase {
     if !result.job.rules().is_empty() {
         case.add_property(Property::new("rules", result.job.rules().join(",")));
     }
-    if matches!(result.verdict, Verdict::Fail(_)) {
+    if matches!(result.verdict, CaseVerdict::Fail(_)) {
         case.set_system_out(lines(&result.output));
         case.set_system_err(lines(&result.stderr));
     }
@@ -72,7 +72,7 @@ mod tests {
     use crate::harness::report::tests::three_results;
 
     #[test]
-    fn results_are_written_as_junit() {
+    fn junit_report_has_suite_cases_and_properties() {
         let xml = to_xml(&three_results(), "kvm", Duration::from_secs(1)).unwrap();
         for part in [
             r#"<testsuites name="hindsight" tests="3" skipped="1" failures="1" errors="0""#,

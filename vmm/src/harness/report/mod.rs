@@ -1,4 +1,4 @@
-//! What the harness tells: lines for people, TAP, and JUnit.
+//! The reports of the harness: text, TAP and JUnit.
 
 pub mod junit;
 pub mod tap;
@@ -6,26 +6,26 @@ pub mod text;
 
 use std::fmt;
 
-use crate::harness::verdict::{CaseResult, Verdict};
+use crate::harness::verdict::{CaseResult, CaseVerdict};
 
-/// How many cases ended in which way.
+/// How many cases passed, failed and were skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Cases that passed.
     pub passed: usize,
     /// Cases that failed.
     pub failed: usize,
-    /// Cases that did not run here.
+    /// Cases that were skipped.
     pub skipped: usize,
 }
 
 impl Summary {
-    /// Counts one more result.
+    /// Counts a result.
     pub fn count(&mut self, result: &CaseResult) {
         match result.verdict {
-            Verdict::Pass => self.passed += 1,
-            Verdict::Fail(_) => self.failed += 1,
-            Verdict::Skip(_) => self.skipped += 1,
+            CaseVerdict::Pass => self.passed += 1,
+            CaseVerdict::Fail(_) => self.failed += 1,
+            CaseVerdict::Skip(_) => self.skipped += 1,
         }
     }
 }
@@ -43,27 +43,27 @@ impl fmt::Display for Summary {
 #[cfg(test)]
 pub(crate) mod tests {
     use crate::harness::select::tests::jobs_of;
-    use crate::harness::serial::Assertion;
-    use crate::harness::verdict::{CaseResult, Failure, FailureKind, Verdict};
+    use crate::harness::serial::FailedAssertion;
+    use crate::harness::verdict::{CaseFailure, CaseResult, CaseVerdict, FailureKind};
     use std::time::Duration;
 
     /// A pass, a failure with an assertion, and a skip.
     pub(crate) fn three_results() -> Vec<CaseResult> {
         let jobs = jobs_of("exc", "case int3 cpl=0,3 rules=EXC-01 about=#BP\ncase ud\n");
-        let failure = Failure {
+        let failure = CaseFailure {
             kind: FailureKind::Guest,
             message: "1 assertion failed".to_owned(),
-            assertions: vec![Assertion {
-                place: "src/exc.rs:7".to_owned(),
+            assertions: vec![FailedAssertion {
+                location: "src/exc.rs:7".to_owned(),
                 message: "saved RIP # \"next\"".to_owned(),
                 expected: Some("0x11".to_owned()),
                 found: Some("0x10 <&".to_owned()),
             }],
         };
         let verdicts = [
-            Verdict::Pass,
-            Verdict::Fail(failure),
-            Verdict::Skip("this KVM: gd: no".to_owned()),
+            CaseVerdict::Pass,
+            CaseVerdict::Fail(failure),
+            CaseVerdict::Skip("this KVM: gd: no".to_owned()),
         ];
         jobs.into_iter()
             .zip(verdicts)
@@ -78,7 +78,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn summary_counts_each_kind() {
+    fn summary_counts_each_verdict() {
         let mut summary = super::Summary::default();
         three_results()
             .iter()

@@ -2,13 +2,13 @@
 
 use std::io::{self, Write};
 
-use crate::harness::verdict::{CaseResult, Failure, Verdict};
+use crate::harness::verdict::{CaseFailure, CaseResult, CaseVerdict};
 
 /// Writes the version and the plan.
 ///
 /// # Errors
 ///
-/// When `out` cannot be written.
+/// `out` cannot be written.
 pub fn write_plan(out: &mut dyn Write, count: usize) -> io::Result<()> {
     writeln!(out, "TAP version 14\n1..{count}")
 }
@@ -17,27 +17,27 @@ pub fn write_plan(out: &mut dyn Write, count: usize) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// When `out` cannot be written.
+/// `out` cannot be written.
 pub fn write_result(out: &mut dyn Write, number: usize, result: &CaseResult) -> io::Result<()> {
     let id = escape(&result.job.id());
     match &result.verdict {
-        Verdict::Pass => {
+        CaseVerdict::Pass => {
             writeln!(out, "ok {number} - {id}\n  ---")?;
             writeln!(out, "  duration_ms: {}\n  ...", result.elapsed.as_millis())
         }
-        Verdict::Skip(reason) => writeln!(out, "ok {number} - {id} # SKIP {}", escape(reason)),
-        Verdict::Fail(failure) => {
+        CaseVerdict::Skip(reason) => writeln!(out, "ok {number} - {id} # SKIP {}", escape(reason)),
+        CaseVerdict::Fail(failure) => {
             writeln!(out, "not ok {number} - {id}")?;
             write_diagnostics(out, result, failure)
         }
     }
 }
 
-/// Writes the end of a run that did not come to its end.
+/// Writes that the run ended early.
 ///
 /// # Errors
 ///
-/// When `out` cannot be written.
+/// `out` cannot be written.
 pub fn write_bail_out(out: &mut dyn Write, reason: &str) -> io::Result<()> {
     writeln!(out, "Bail out! {}", escape(reason))
 }
@@ -45,7 +45,7 @@ pub fn write_bail_out(out: &mut dyn Write, reason: &str) -> io::Result<()> {
 fn write_diagnostics(
     out: &mut dyn Write,
     result: &CaseResult,
-    failure: &Failure,
+    failure: &CaseFailure,
 ) -> io::Result<()> {
     writeln!(out, "  ---\n  message: {}", quote(&failure.message))?;
     writeln!(out, "  kind: {}", failure.kind.as_str())?;
@@ -58,7 +58,7 @@ fn write_diagnostics(
         let fields = [
             (
                 "at",
-                Some(&assertion.place).filter(|place| !place.is_empty()),
+                Some(&assertion.location).filter(|place| !place.is_empty()),
             ),
             ("expected", assertion.expected.as_ref()),
             ("found", assertion.found.as_ref()),
@@ -80,7 +80,7 @@ fn write_diagnostics(
     writeln!(out, "  ...")
 }
 
-/// Escapes what TAP gives a meaning in descriptions and reasons.
+/// Escapes the characters that have a meaning in TAP descriptions and reasons.
 fn escape(text: &str) -> String {
     text.replace('\\', "\\\\").replace('#', "\\#")
 }
@@ -96,7 +96,7 @@ mod tests {
     use crate::harness::report::tests::three_results;
 
     #[test]
-    fn results_are_written_as_tap_14() {
+    fn tap_report_has_plan_results_and_diagnostics() {
         let mut out = Vec::new();
         let results = three_results();
         write_plan(&mut out, results.len()).unwrap();
@@ -131,7 +131,7 @@ Bail out! interrupted
     }
 
     #[test]
-    fn text_with_a_meaning_in_tap_is_escaped() {
+    fn tap_escapes_backslashes_hashes_and_quotes() {
         assert_eq!(escape(r"a # SKIP \x00"), r"a \# SKIP \\x00");
         assert_eq!(quote(r#"\x00 "q""#), r#""\\x00 \"q\"""#);
     }

@@ -1,43 +1,43 @@
-//! The report for people: one line a case, with the reasons under those that failed.
+//! The text report: one line for each case, followed by the details of a failure.
 
 use std::io::{self, Write};
 
-use crate::harness::serial::Assertion;
-use crate::harness::verdict::{CaseResult, Verdict};
+use crate::harness::serial::FailedAssertion;
+use crate::harness::verdict::{CaseResult, CaseVerdict};
 
-/// Lines of output shown under a failure.
+/// Most lines of output after a failure.
 const OUTPUT_LINES: usize = 20;
 
 /// Writes the lines of one result.
 ///
 /// # Errors
 ///
-/// When `out` cannot be written.
+/// `out` cannot be written.
 pub fn write_result(out: &mut dyn Write, result: &CaseResult) -> io::Result<()> {
     let id = result.job.id();
     let time = result.elapsed.as_millis();
     let failure = match &result.verdict {
-        Verdict::Pass => return writeln!(out, "pass {id} ({time} ms)"),
-        Verdict::Skip(reason) => return writeln!(out, "skip {id}: {reason}"),
-        Verdict::Fail(failure) => failure,
+        CaseVerdict::Pass => return writeln!(out, "pass {id} ({time} ms)"),
+        CaseVerdict::Skip(reason) => return writeln!(out, "skip {id}: {reason}"),
+        CaseVerdict::Fail(failure) => failure,
     };
     writeln!(out, "fail {id} ({time} ms): {}", failure.message)?;
     for assertion in &failure.assertions {
         write_assertion(out, assertion)?;
     }
-    // With the assertions told, their lines and those around them say nothing new.
-    let told = !failure.assertions.is_empty();
+    // After the assertions, the report lines of the guest would only repeat them.
+    let has_assertions = !failure.assertions.is_empty();
     let output: Vec<&String> = result
         .output
         .iter()
-        .filter(|line| !told || !is_report_line(line))
+        .filter(|line| !has_assertions || !is_report_line(line))
         .collect();
     write_lines(out, "the guest's last lines", &output)?;
     let stderr: Vec<&String> = result.stderr.iter().collect();
-    write_lines(out, "the VMM says", &stderr)
+    write_lines(out, "the VMM's last lines", &stderr)
 }
 
-/// Whether a line of the guest belongs to the reporting of its cases.
+/// Whether a line of the guest belongs to its report.
 fn is_report_line(line: &str) -> bool {
     line.is_empty()
         || ["payload ", "run ", "ok ", "fail ", "skip ", "end "]
@@ -45,10 +45,10 @@ fn is_report_line(line: &str) -> bool {
             .any(|word| line.starts_with(word))
 }
 
-fn write_assertion(out: &mut dyn Write, assertion: &Assertion) -> io::Result<()> {
-    match assertion.place.as_str() {
+fn write_assertion(out: &mut dyn Write, assertion: &FailedAssertion) -> io::Result<()> {
+    match assertion.location.as_str() {
         "" => writeln!(out, "    {}", assertion.message)?,
-        place => writeln!(out, "    {place}: {}", assertion.message)?,
+        location => writeln!(out, "    {location}: {}", assertion.message)?,
     }
     if let Some(expected) = &assertion.expected {
         writeln!(out, "        expected {expected}")?;
@@ -70,7 +70,7 @@ fn write_lines(out: &mut dyn Write, title: &str, lines: &[&String]) -> io::Resul
     Ok(())
 }
 
-/// The text of a failure as one string, for `cargo test` and JUnit.
+/// The text of a result, for `cargo test` and JUnit.
 pub fn failure_text(result: &CaseResult) -> String {
     let mut text = Vec::new();
     // Writing to a vector does not fail.
@@ -78,14 +78,14 @@ pub fn failure_text(result: &CaseResult) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// One line that is overwritten again and again on a terminal.
+/// A progress line on a terminal, which is overwritten at each update.
 #[derive(Debug)]
-pub struct Progress {
+pub struct ProgressLine {
     columns: usize,
     shown: bool,
 }
 
-impl Progress {
+impl ProgressLine {
     /// A progress line of at most `columns` columns.
     pub fn new(columns: usize) -> Self {
         Self {
@@ -94,11 +94,11 @@ impl Progress {
         }
     }
 
-    /// Shows how many of `total` have ended, and which run.
+    /// Shows how many of `total` jobs have ended, and which are running.
     ///
     /// # Errors
     ///
-    /// When `out` cannot be written.
+    /// `out` cannot be written.
     pub fn show(
         &mut self,
         out: &mut dyn Write,
@@ -116,11 +116,11 @@ impl Progress {
         out.flush()
     }
 
-    /// Takes the line away, so that others can be printed.
+    /// Clears the line, so that other lines can be printed.
     ///
     /// # Errors
     ///
-    /// When `out` cannot be written.
+    /// `out` cannot be written.
     pub fn clear(&mut self, out: &mut dyn Write) -> io::Result<()> {
         if self.shown {
             write!(out, "\r\x1b[K")?;
@@ -136,7 +136,7 @@ mod tests {
     use crate::harness::report::tests::three_results;
 
     #[test]
-    fn result_lines_name_verdict_case_level_and_time() {
+    fn result_line_has_verdict_case_level_and_time() {
         let [pass, fail, skip] = three_results().try_into().unwrap();
         assert_eq!(failure_text(&pass), "pass exc/int3 cpl=0 (12 ms)\n");
         assert_eq!(failure_text(&skip), "skip exc/ud cpl=0: this KVM: gd: no\n");
@@ -152,7 +152,7 @@ fail exc/int3 cpl=3 (12 ms): 1 assertion failed
     }
 
     #[test]
-    fn only_the_last_lines_of_output_are_shown() {
+    fn failure_shows_only_the_last_lines_of_output() {
         let mut fail = three_results().remove(1);
         fail.output = (0..50).map(|n| format!("line {n}")).collect();
         let text = failure_text(&fail);
@@ -161,9 +161,9 @@ fail exc/int3 cpl=3 (12 ms): 1 assertion failed
     }
 
     #[test]
-    fn progress_line_fits_and_is_cleared_once() {
+    fn progress_line_fits_the_terminal_and_is_cleared_once() {
         let mut out = Vec::new();
-        let mut progress = Progress::new(12);
+        let mut progress = ProgressLine::new(12);
         progress
             .show(
                 &mut out,

@@ -1,21 +1,22 @@
 //! Breakpoints: the host's by KVM_SET_GUEST_DEBUG, the guest's own by MOV DR, and DR7.GD.
 
+use hindsight_regs::dr::Dr6;
 use kvm_bindings::{KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP};
 
-use crate::probe::code::code;
+use crate::probe::context::{ProbeContext, RefusedCall};
 use crate::probe::finding::{Finding, Probe};
+use crate::probe::guest::code::code;
 use crate::probe::guest::*;
 
 const HARDWARE: u32 = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
 const SOFTWARE: u32 = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_SW_BP;
-// DR7 for slot 0: L0, bit 10 which is always 1, and R/W0, LEN0.
+// DR7 for breakpoint 0: L0, bit 10, which is always 1, and R/W0, LEN0.
 const EXECUTE: u64 = 0x401;
 const WRITE_4: u64 = 0x000d_0401;
 const IO_1: u64 = 0x0002_0401;
 const GENERAL_DETECT: u64 = 0x2400;
-/// DR6.BD.
-const DR6_BD: u64 = 1 << 13;
-const DR6_B0: u64 = 1;
+const DR6_BD: u64 = Dr6::BD.bits();
+const DR6_B0: u64 = Dr6::B0.bits();
 
 code! {
     fn target @ 7 { "nop", "nop", "7:", "nop", "nop", "out 0xd1, al" }
@@ -28,7 +29,7 @@ code! {
     }
     fn own_execute_cpl3 @ 7 {
         "lea rax, [rip + 7f]", "mov dr0, rax", "mov eax, 0x401", "mov dr7, rax",
-        crate::probe::code::to_cpl3!(), "2:", "nop", "7:", "nop", "out 0xd1, al",
+        crate::probe::guest::code::to_cpl3!(), "2:", "nop", "7:", "nop", "out 0xd1, al",
     }
     fn own_data_cpl0 @ 7 {
         "mov dr0, r9", "mov eax, 0xd0401", "mov dr7, rax",
@@ -36,7 +37,8 @@ code! {
     }
     fn own_data_cpl3 @ 7 {
         "mov dr0, r9", "mov eax, 0xd0401", "mov dr7, rax",
-        crate::probe::code::to_cpl3!(), "2:", "nop", "mov [r9], eax", "7:", "nop", "out 0xd1, al",
+        crate::probe::guest::code::to_cpl3!(),
+        "2:", "nop", "mov [r9], eax", "7:", "nop", "out 0xd1, al",
     }
     fn own_and_disabled @ 7 {
         "mov dr0, r9", "mov dr2, r9", "mov eax, 0xd0d0401", "mov dr7, rax",
@@ -44,7 +46,8 @@ code! {
     }
     fn deferred_to_int3 {
         "mov word ptr [r9], 0x1b", "mov dr0, r9", "mov eax, 0xf0401", "mov dr7, rax",
-        crate::probe::code::to_cpl3!(), "2:", "mov ss, word ptr [r9]", "int3", "out 0xd1, al",
+        crate::probe::guest::code::to_cpl3!(),
+        "2:", "mov ss, word ptr [r9]", "int3", "out 0xd1, al",
     }
     fn own_io_cpl0 @ 7 {
         "mov eax, 0xe9", "mov dr0, rax", "mov eax, 0x20401", "mov dr7, rax",
@@ -52,7 +55,8 @@ code! {
     }
     fn own_io_cpl3 @ 7 {
         "mov eax, 0xe9", "mov dr0, rax", "mov eax, 0x20401", "mov dr7, rax",
-        crate::probe::code::to_cpl3!(), "2:", "nop", "out 0xe9, al", "7:", "nop", "out 0xd1, al",
+        crate::probe::guest::code::to_cpl3!(),
+        "2:", "nop", "out 0xe9, al", "7:", "nop", "out 0xd1, al",
     }
     fn general_detect @ 7 {
         "mov eax, 0x2400", "mov dr7, rax", "7:", "mov rax, dr0", "out 0xd1, al",
@@ -60,27 +64,27 @@ code! {
     fn reads_dr @ 7 { "nop", "7:", "mov rax, dr0", "out 0xd1, al" }
 }
 
-/// The rows of this file, but for [`LAST`].
+/// The probes of this module, except those in [`LAST`].
 pub(in crate::probe) const PROBES: &[Probe] = &[
     Probe::new(
         "hostbp-exec-cpl0",
         "KVM_GUESTDBG_USE_HW_BP, execute, at CPL0",
-        |b| host_execute(b, Level::Kernel),
+        |c| host_execute(c, StartLevel::Kernel),
     ),
     Probe::new(
         "hostbp-exec-cpl3",
         "KVM_GUESTDBG_USE_HW_BP, execute, at CPL3",
-        |b| host_execute(b, Level::User),
+        |c| host_execute(c, StartLevel::User),
     ),
     Probe::new(
         "hostbp-data",
         "KVM_GUESTDBG_USE_HW_BP, data write, at CPL0 and CPL3",
-        |b| both_levels(|level| host_trap(b, level, writes(), DATA, WRITE_4)),
+        |c| both_levels(|level| host_trap(c, level, writes(), DATA, WRITE_4)),
     ),
     Probe::new(
         "hostbp-io",
         "KVM_GUESTDBG_USE_HW_BP, I/O port, at CPL0 and CPL3",
-        |b| both_levels(|level| host_trap(b, level, port_write(), 0xe9, IO_1)),
+        |c| both_levels(|level| host_trap(c, level, port_write(), 0xe9, IO_1)),
     ),
     Probe::new(
         "gd-host",
@@ -90,71 +94,71 @@ pub(in crate::probe) const PROBES: &[Probe] = &[
     Probe::new(
         "host-int3-cpl0",
         "KVM_GUESTDBG_USE_SW_BP exits on INT3 at CPL0",
-        |b| host_software(b, Level::Kernel),
+        |c| host_software(c, StartLevel::Kernel),
     ),
     Probe::new(
         "host-int3-cpl3",
         "KVM_GUESTDBG_USE_SW_BP exits on INT3 at CPL3",
-        |b| host_software(b, Level::User),
+        |c| host_software(c, StartLevel::User),
     ),
     Probe::new(
         "guestbp-exec-cpl0",
         "the guest's own execution breakpoint at CPL0",
-        |b| Ok(into_finding(own(b, own_execute_cpl0())?)),
+        |c| Ok(into_finding(own(c, own_execute_cpl0())?)),
     ),
     Probe::new(
         "guestbp-exec-cpl3",
         "the guest's own execution breakpoint at CPL3",
-        |b| Ok(into_finding(own(b, own_execute_cpl3())?)),
+        |c| Ok(into_finding(own(c, own_execute_cpl3())?)),
     ),
     Probe::new(
         "guestbp-io",
         "the guest's own I/O breakpoint at CPL0 and CPL3",
-        |b| {
+        |c| {
             both_levels(|level| match level {
-                Level::Kernel => own(b, own_io_cpl0()),
-                Level::User => own(b, own_io_cpl3()),
+                StartLevel::Kernel => own(c, own_io_cpl0()),
+                StartLevel::User => own(c, own_io_cpl3()),
             })
         },
     ),
-    Probe::new("gd", "DR7.GD gives #DB with DR6.BD on MOV DR", |b| {
-        disarmed(b, general_detect(), general_detect_guest)
+    Probe::new("gd", "DR7.GD gives #DB with DR6.BD on MOV DR", |c| {
+        disarmed(c, general_detect(), general_detect_guest)
     }),
     Probe::new(
         "gd-rf",
-        "the #DB of DR7.GD pushes RF = 1, as every fault but an instruction breakpoint",
-        |b| disarmed(b, general_detect(), general_detect_rf),
+        "the #DB of DR7.GD pushes RF = 1, like every fault except an instruction breakpoint",
+        |c| disarmed(c, general_detect(), general_detect_rf),
     ),
 ];
 
-/// Rows that must come last: they have taken whole hypervisors down.
+/// Probes that must run last, because they have crashed hypervisors.
 pub(in crate::probe) const LAST: &[Probe] = &[
     Probe::new(
         "guestbp-data",
         "the guest's own data breakpoint at CPL0 and CPL3",
-        |b| {
+        |c| {
             both_levels(|level| match level {
-                Level::Kernel => own(b, own_data_cpl0()),
-                Level::User => own(b, own_data_cpl3()),
+                StartLevel::Kernel => own(c, own_data_cpl0()),
+                StartLevel::User => own(c, own_data_cpl3()),
             })
         },
     ),
     Probe::new(
         "guestbp-disabled",
-        "DR6 leaves out a data breakpoint that matches but is disabled",
-        |b| disarmed(b, own_and_disabled(), disabled),
+        "DR6 omits a data breakpoint that matches but is disabled",
+        |c| disarmed(c, own_and_disabled(), disabled),
     ),
     Probe::new(
         "shadow-int3-cpl3",
-        "a data breakpoint that MOV SS delays is reported at the handler of INT3 at CPL3",
-        |b| disarmed(b, deferred_to_int3(), deferred),
+        "a data breakpoint that MOV SS delays traps at the handler of INT3 at CPL3",
+        |c| disarmed(c, deferred_to_int3(), deferred),
     ),
 ];
 
-/// Whether it works, and what was seen.
-type Seen = (bool, String);
+/// Whether a facility works, and the detail of the finding.
+type Measured = (bool, String);
 
-fn into_finding((works, detail): Seen) -> Finding {
+fn into_finding((works, detail): Measured) -> Finding {
     if works {
         Finding::works(detail)
     } else {
@@ -162,8 +166,10 @@ fn into_finding((works, detail): Seen) -> Finding {
     }
 }
 
-fn both_levels(measure: impl Fn(Level) -> Result<Seen, Refused>) -> Result<Finding, Refused> {
-    let (kernel, user) = (measure(Level::Kernel)?, measure(Level::User)?);
+fn both_levels(
+    measure: impl Fn(StartLevel) -> Result<Measured, RefusedCall>,
+) -> Result<Finding, RefusedCall> {
+    let (kernel, user) = (measure(StartLevel::Kernel)?, measure(StartLevel::User)?);
     let works = kernel.0 && user.0;
     if kernel.1 == user.1 {
         return Ok(into_finding((works, kernel.1)));
@@ -174,25 +180,25 @@ fn both_levels(measure: impl Fn(Level) -> Result<Seen, Refused>) -> Result<Findi
     )))
 }
 
-fn host_execute(bench: &Bench, level: Level) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(level, target())?;
+fn host_execute(context: &ProbeContext, level: StartLevel) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(level, target())?;
     guest.debug(HARDWARE, guest.mark(), EXECUTE)?;
     match guest.run() {
-        Stop::Debug { rip, dr6, .. } if rip == guest.mark() => {
+        GuestStop::Debug { rip, dr6, .. } if rip == guest.mark() => {
             if dr6 & DR6_B0 == 0 {
                 return Ok(Finding::differs(format!("exit, but DR6 is {dr6:#x}")));
             }
         }
-        Stop::Done => return Ok(Finding::broken("nothing")),
+        GuestStop::Done => return Ok(Finding::broken("nothing")),
         stop => return Ok(Finding::broken(stop)),
     }
     guest.edit_regs(|regs| regs.rflags |= RF)?;
     Ok(match guest.run() {
-        Stop::Done => Finding::works("exit; RF passes it"),
-        Stop::Debug { rip, .. } if rip == guest.mark() => {
+        GuestStop::Done => Finding::works("exit; RF passes it"),
+        GuestStop::Debug { rip, .. } if rip == guest.mark() => {
             guest.debug(0, 0, 0)?;
             match guest.run() {
-                Stop::Done => {
+                GuestStop::Done => {
                     Finding::differs("exit; RF ignored: the same stop for ever, disable to pass")
                 }
                 stop => Finding::broken(format!("exit; RF ignored; when disabled, {stop}")),
@@ -202,47 +208,53 @@ fn host_execute(bench: &Bench, level: Level) -> Result<Finding, Refused> {
     })
 }
 
-fn host_trap(bench: &Bench, level: Level, code: Code, dr0: u64, dr7: u64) -> Result<Seen, Refused> {
-    let mut guest = bench.guest(level, code)?;
+fn host_trap(
+    context: &ProbeContext,
+    level: StartLevel,
+    code: GuestCode,
+    dr0: u64,
+    dr7: u64,
+) -> Result<Measured, RefusedCall> {
+    let mut guest = context.guest(level, code)?;
     guest.debug(HARDWARE, dr0, dr7)?;
     let mut stop = guest.run();
-    while matches!(stop, Stop::Out { .. }) {
+    while matches!(stop, GuestStop::Out { .. }) {
         stop = guest.run();
     }
     Ok(match stop {
-        Stop::Debug { rip, .. } if rip == guest.mark() => {
+        GuestStop::Debug { rip, .. } if rip == guest.mark() => {
             (true, "exit after the access".to_owned())
         }
-        Stop::Debug { rip, .. } => {
+        GuestStop::Debug { rip, .. } => {
             let off = rip.wrapping_sub(guest.mark()).cast_signed();
             (false, format!("exit {off:+} bytes from where it belongs"))
         }
-        Stop::Done => (false, "nothing".to_owned()),
+        GuestStop::Done => (false, "nothing".to_owned()),
         stop => (false, stop.to_string()),
     })
 }
 
-fn general_detect_host(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, reads_dr())?;
+fn general_detect_host(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, reads_dr())?;
     guest.debug(HARDWARE, 0, GENERAL_DETECT)?;
     Ok(match guest.run() {
-        Stop::Debug { rip, dr6, .. } if rip == guest.mark() && dr6 & DR6_BD != 0 => {
+        GuestStop::Debug { rip, dr6, .. } if rip == guest.mark() && dr6 & DR6_BD != 0 => {
             Finding::works("exit before MOV DR, DR6.BD")
         }
-        Stop::Debug { dr6, .. } => Finding::differs(format!("exit with DR6 {dr6:#x}")),
-        Stop::Done => Finding::broken("nothing"),
+        GuestStop::Debug { dr6, .. } => Finding::differs(format!("exit with DR6 {dr6:#x}")),
+        GuestStop::Done => Finding::broken("nothing"),
         stop => Finding::broken(stop),
     })
 }
 
-fn host_software(bench: &Bench, level: Level) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(level, host_int3())?;
+fn host_software(context: &ProbeContext, level: StartLevel) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(level, host_int3())?;
     guest.debug(SOFTWARE, 0, 0)?;
     Ok(match guest.run() {
-        Stop::Debug { rip, vector: 3, .. } if rip == guest.mark() => {
+        GuestStop::Debug { rip, vector: 3, .. } if rip == guest.mark() => {
             Finding::works("exit, RIP on the INT3")
         }
-        Stop::Debug { rip, vector, .. } => {
+        GuestStop::Debug { rip, vector, .. } => {
             let off = rip.wrapping_sub(guest.mark()).cast_signed();
             Finding::differs(format!(
                 "exit with vector {vector}, {off:+} bytes from the INT3"
@@ -252,82 +264,84 @@ fn host_software(bench: &Bench, level: Level) -> Result<Finding, Refused> {
     })
 }
 
-/// Runs code that sets a breakpoint for itself, and clears it again.
-fn own(bench: &Bench, code: Code) -> Result<Seen, Refused> {
-    let mut guest = bench.guest(Level::Kernel, code)?;
-    let seen = own_trap(&mut guest);
+/// Runs code that arms a breakpoint of its own, and disarms it afterwards.
+fn own(context: &ProbeContext, code: GuestCode) -> Result<Measured, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, code)?;
+    let measured = own_trap(&mut guest);
     guest.disarm()?;
-    seen
+    measured
 }
 
-/// The same with a judgement of its own.
+/// Like [`own`], with another function that measures.
 fn disarmed(
-    bench: &Bench,
-    code: Code,
-    judge: impl Fn(&mut Guest<'_>) -> Result<Finding, Refused>,
-) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, code)?;
-    let finding = judge(&mut guest);
+    context: &ProbeContext,
+    code: GuestCode,
+    measure: impl Fn(&mut ProbeGuest<'_>) -> Result<Finding, RefusedCall>,
+) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, code)?;
+    let finding = measure(&mut guest);
     guest.disarm()?;
     finding
 }
 
-fn disabled(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
+fn disabled(guest: &mut ProbeGuest<'_>) -> Result<Finding, RefusedCall> {
     const B3_TO_B0: u64 = 0xf;
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => match guest.dr6()? & B3_TO_B0 {
-            DR6_B0 => Finding::works("B0 alone"),
-            seen => Finding::broken(format!("B3 to B0 are {seen:#06b}")),
-        },
-        Stop::Done => Finding::broken("nothing"),
+        GuestStop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
+            match guest.dr6()? & B3_TO_B0 {
+                DR6_B0 => Finding::works("B0 alone"),
+                bits => Finding::broken(format!("B3 to B0 are {bits:#06b}")),
+            }
+        }
+        GuestStop::Done => Finding::broken("nothing"),
         stop => Finding::broken(stop),
     })
 }
 
-fn deferred(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
+fn deferred(guest: &mut ProbeGuest<'_>) -> Result<Finding, RefusedCall> {
     const BREAKPOINT_HANDLER: u64 = STUBS + 3 * 16;
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 1 && t.rip == BREAKPOINT_HANDLER => {
+        GuestStop::Trap(t) if t.vector == 1 && t.rip == BREAKPOINT_HANDLER => {
             Finding::works("#DB at the first instruction of the handler")
         }
-        Stop::Trap(t) if t.vector == 3 => Finding::broken("lost: #BP alone"),
+        GuestStop::Trap(t) if t.vector == 3 => Finding::broken("lost: #BP alone"),
         stop => Finding::broken(stop),
     })
 }
 
-/// RF in the frame passes an execution breakpoint.
-fn own_trap(guest: &mut Guest<'_>) -> Result<Seen, Refused> {
+/// Runs to the breakpoint's #DB, and past it with RF set in the frame.
+fn own_trap(guest: &mut ProbeGuest<'_>) -> Result<Measured, RefusedCall> {
     let mut stop = guest.run();
-    while matches!(stop, Stop::Out { .. }) {
+    while matches!(stop, GuestStop::Out { .. }) {
         stop = guest.run();
     }
     Ok(match stop {
-        Stop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
+        GuestStop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
             let dr6 = guest.dr6()?;
             if dr6 & DR6_B0 == 0 {
                 return Ok((false, format!("#DB, but DR6 is {dr6:#x}")));
             }
             guest.set_trap_rflags(t, t.rflags | RF)?;
             match guest.run() {
-                Stop::Done => (true, "#DB, DR6.B0; RF passes it".to_owned()),
-                Stop::Trap(again) if again.rip == t.rip => {
+                GuestStop::Done => (true, "#DB, DR6.B0; RF passes it".to_owned()),
+                GuestStop::Trap(again) if again.rip == t.rip => {
                     (false, "#DB, DR6.B0; RF ignored".to_owned())
                 }
                 stop => (false, format!("#DB, DR6.B0; then {stop}")),
             }
         }
-        Stop::Trap(t) if t.vector == 1 => {
+        GuestStop::Trap(t) if t.vector == 1 => {
             let off = t.rip.wrapping_sub(guest.mark()).cast_signed();
             (false, format!("#DB {off:+} bytes from where it belongs"))
         }
-        Stop::Done => (false, "nothing".to_owned()),
+        GuestStop::Done => (false, "nothing".to_owned()),
         stop => (false, stop.to_string()),
     })
 }
 
-fn general_detect_guest(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
+fn general_detect_guest(guest: &mut ProbeGuest<'_>) -> Result<Finding, RefusedCall> {
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
+        GuestStop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
             let dr6 = guest.dr6()?;
             if dr6 & DR6_BD != 0 {
                 Finding::works("#DB, DR6.BD")
@@ -335,16 +349,16 @@ fn general_detect_guest(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
                 Finding::broken(format!("#DB, but DR6 is {dr6:#x}"))
             }
         }
-        Stop::Done => Finding::broken("no #DB"),
+        GuestStop::Done => Finding::broken("no #DB"),
         stop => Finding::broken(stop),
     })
 }
 
-fn general_detect_rf(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
+fn general_detect_rf(guest: &mut ProbeGuest<'_>) -> Result<Finding, RefusedCall> {
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 1 && t.rflags & RF != 0 => Finding::works("RF = 1"),
-        Stop::Trap(t) if t.vector == 1 => Finding::broken("RF = 0"),
-        Stop::Done => Finding::broken("no #DB"),
+        GuestStop::Trap(t) if t.vector == 1 && t.rflags & RF != 0 => Finding::works("RF = 1"),
+        GuestStop::Trap(t) if t.vector == 1 => Finding::broken("RF = 0"),
+        GuestStop::Done => Finding::broken("no #DB"),
         stop => Finding::broken(stop),
     })
 }

@@ -1,14 +1,15 @@
-//! Speed and costs.
+//! The speed of guest code, and the cost of exits and calls.
 
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP};
 use kvm_ioctls::SyncReg;
 
-use crate::kvm::tiny::thread_time;
-use crate::probe::code::code;
+use crate::host_clock::thread_cpu_time;
+use crate::probe::context::{NameCall, ProbeContext, RefusedCall};
 use crate::probe::finding::{Finding, Probe};
-use crate::probe::guest::{Bench, Guest, IF, Level, Named, Refused, Stop};
+use crate::probe::guest::code::code;
+use crate::probe::guest::{GuestStop, IF, ProbeGuest, StartLevel};
 use crate::probe::probes::exits::filtered;
 
 /// How long a loop runs to be measured.
@@ -23,70 +24,71 @@ code! {
     fn jumps_for_ever { "2:", "jmp 2b" }
 }
 
-/// The rows of this file.
+/// The probes of this module.
 pub(in crate::probe) const PROBES: &[Probe] = &[
-    Probe::new("speed-cpl0", "instructions a second at CPL0", |b| {
-        speed(b, Level::Kernel)
+    Probe::new("speed-cpl0", "instructions a second at CPL0", |c| {
+        speed(c, StartLevel::Kernel)
     }),
-    Probe::new("speed-cpl3", "instructions a second at CPL3", |b| {
-        speed(b, Level::User)
+    Probe::new("speed-cpl3", "instructions a second at CPL3", |c| {
+        speed(c, StartLevel::User)
     }),
-    Probe::new("cost-pio-cpl0", "one OUT exit at CPL0", |b| {
-        exits(b.guest(Level::Kernel, writes_for_ever())?)
+    Probe::new("cost-pio-cpl0", "one OUT exit at CPL0", |c| {
+        exits(c.guest(StartLevel::Kernel, writes_for_ever())?)
     }),
-    Probe::new("cost-pio-cpl3", "one OUT exit at CPL3", |b| {
-        exits(b.guest(Level::User, writes_for_ever())?)
+    Probe::new("cost-pio-cpl3", "one OUT exit at CPL3", |c| {
+        exits(c.guest(StartLevel::User, writes_for_ever())?)
     }),
     Probe::new(
         "cost-pio-sync",
         "one OUT exit at CPL0 with all sync regs",
-        |b| {
-            let mut guest = b.guest(Level::Kernel, writes_for_ever())?;
-            guest.tiny.vcpu.set_sync_valid_reg(SyncReg::Register);
-            guest.tiny.vcpu.set_sync_valid_reg(SyncReg::SystemRegister);
-            guest.tiny.vcpu.set_sync_valid_reg(SyncReg::VcpuEvents);
+        |c| {
+            let mut guest = c.guest(StartLevel::Kernel, writes_for_ever())?;
+            guest.vm.sync_at_exit(SyncReg::Register);
+            guest.vm.sync_at_exit(SyncReg::SystemRegister);
+            guest.vm.sync_at_exit(SyncReg::VcpuEvents);
             exits(guest)
         },
     ),
-    Probe::new("cost-msr", "one filtered RDMSR exit", |b| {
-        exits(filtered(b, reads_msr_for_ever(), 0x1d9)?)
+    Probe::new("cost-msr", "one filtered RDMSR exit", |c| {
+        exits(filtered(c, reads_msr_for_ever(), 0x1d9)?)
     }),
-    Probe::new("cost-step", "one single-step at CPL0", |b| {
-        let guest = b.guest(Level::Kernel, jumps_for_ever())?;
+    Probe::new("cost-step", "one single-step at CPL0", |c| {
+        let guest = c.guest(StartLevel::Kernel, jumps_for_ever())?;
         guest.debug(KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP, 0, 0)?;
         exits(guest)
     }),
-    Probe::new("cost-ioctl", "one KVM_GET_REGS", |b| {
-        let guest = b.guest(Level::Kernel, counts())?;
+    Probe::new("cost-ioctl", "one KVM_GET_REGS", |c| {
+        let guest = c.guest(StartLevel::Kernel, counts())?;
         let start = Instant::now();
         for _ in 0..ROUNDS {
             guest.regs()?;
         }
         Ok(each(start, ROUNDS))
     }),
-    Probe::new("cost-create", "making one VM with a vCPU", |b| {
+    Probe::new("cost-create", "creating one VM with a vCPU", |c| {
         const VMS: u32 = 4;
-        let mut made = Vec::new();
+        let mut created = Vec::new();
         let start = Instant::now();
         for _ in 0..VMS {
-            let vm = b.kvm.create_vm().named("KVM_CREATE_VM")?;
-            made.push((vm.create_vcpu(0).named("KVM_CREATE_VCPU")?, vm));
+            let vm = c.kvm.create_vm().named("KVM_CREATE_VM")?;
+            created.push((vm.create_vcpu(0).named("KVM_CREATE_VCPU")?, vm));
         }
         Ok(each(start, VMS))
     }),
 ];
 
-fn speed(bench: &Bench, level: Level) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(level, counts())?;
-    // Bochs' emulated VMX keeps the host's timer from a guest that loops with IF clear.
+fn speed(context: &ProbeContext, level: StartLevel) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(level, counts())?;
+    // Under Bochs' emulated VMX, the host's timer does not interrupt a guest that loops with IF
+    // clear.
     guest.edit_regs(|regs| regs.rflags |= IF)?;
-    let start = thread_time();
+    let start = thread_cpu_time();
     let stop = guest.run_for(RUN);
-    let elapsed = thread_time().saturating_sub(start);
-    if stop != Stop::Hung {
+    let elapsed = thread_cpu_time().saturating_sub(start);
+    if stop != GuestStop::Hung {
         return Ok(Finding::broken(stop));
     }
-    // Two instructions a round.
+    // Each round has two instructions.
     let instructions = guest.regs()?.rax.saturating_mul(2);
     let micros = u64::try_from(elapsed.as_micros())
         .unwrap_or(u64::MAX)
@@ -97,7 +99,7 @@ fn speed(bench: &Bench, level: Level) -> Result<Finding, Refused> {
     )))
 }
 
-/// A rate in millions, with as many digits as say something.
+/// A rate in millions, with two decimals below 10 million.
 fn rate(per_second: u64) -> String {
     let (millions, rest) = (per_second / 1_000_000, per_second % 1_000_000 / 10_000);
     if millions >= 10 {
@@ -107,13 +109,14 @@ fn rate(per_second: u64) -> String {
     }
 }
 
-fn exits(mut guest: Guest<'_>) -> Result<Finding, Refused> {
+/// Measures the time of one exit.
+fn exits(mut guest: ProbeGuest<'_>) -> Result<Finding, RefusedCall> {
     let start = Instant::now();
     let mut done = 0;
     for _ in 0..ROUNDS {
         match guest.run_raw() {
-            Stop::Out { .. } | Stop::Rdmsr { .. } | Stop::Debug { .. } => done += 1,
-            Stop::Error { errno: libc::EINTR } => {}
+            GuestStop::Out { .. } | GuestStop::Rdmsr { .. } | GuestStop::Debug { .. } => done += 1,
+            GuestStop::Error { errno: libc::EINTR } => {}
             stop => return Ok(Finding::broken(stop)),
         }
         if start.elapsed() > RUN * 2 {
@@ -123,6 +126,7 @@ fn exits(mut guest: Guest<'_>) -> Result<Finding, Refused> {
     Ok(each(start, done))
 }
 
+/// The time of one round.
 fn each(start: Instant, rounds: u32) -> Finding {
     let time = start.elapsed() / rounds.max(1);
     let tenths = time.as_nanos() / 100;
@@ -134,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rate_is_in_millions() {
+    fn rate_is_printed_in_millions() {
         assert_eq!(rate(512_345), "0.51 M");
         assert_eq!(rate(2_034_000_000), "2034 M");
     }

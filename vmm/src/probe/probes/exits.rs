@@ -1,12 +1,13 @@
-//! Exits: MSRs, RDPMC, ports, MMIO, HLT, CPUID; and how state is read and completed.
+//! Exits by MSRs, RDPMC, ports, MMIO, HLT and CPUID, and how they are completed.
 
 use kvm_bindings::{KVM_CAP_X86_USER_SPACE_MSR, KVM_SYNC_X86_REGS, kvm_enable_cap};
 use kvm_ioctls::{Cap, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, SyncReg};
 
 use crate::kvm::ioctls;
-use crate::probe::code::{Code, code};
+use crate::probe::context::{NameCall, ProbeContext, RefusedCall};
 use crate::probe::finding::{Finding, Probe};
-use crate::probe::guest::{Bench, Guest, Level, MMIO, Named, Refused, Stop};
+use crate::probe::guest::code::{GuestCode, code};
+use crate::probe::guest::{DATA, GuestStop, MMIO, ProbeGuest, StartLevel};
 
 const IA32_DEBUGCTL: u32 = 0x1d9;
 const X2APIC_VERSION: u32 = 0x803;
@@ -36,22 +37,22 @@ code! {
     fn writes_port { "nop", "out 0xd1, al" }
 }
 
-/// The rows of this file.
+/// The probes of this module.
 pub(in crate::probe) const PROBES: &[Probe] = &[
     Probe::new(
         "msr-exit",
-        "filtered RDMSR and WRMSR exit, and can be answered or refused",
+        "filtered RDMSR and WRMSR exit, and can succeed or fault",
         msr_exit,
     ),
     Probe::new(
         "x2apic-exit",
-        "x2APIC MSRs exit when no APIC is in the kernel",
+        "x2APIC MSRs exit without an in-kernel APIC",
         x2apic_exit,
     ),
     Probe::new("rdpmc", "RDPMC 0 at CPL0", rdpmc),
     Probe::new(
         "hlt-exit",
-        "HLT exits, and the guest runs on behind it",
+        "HLT exits, and the guest continues after it",
         hlt_exit,
     ),
     Probe::new("io-exit", "IN and OUT of each size, and REP OUTS", io_exit),
@@ -62,22 +63,22 @@ pub(in crate::probe) const PROBES: &[Probe] = &[
     ),
     Probe::new(
         "mmio-exit",
-        "loads and stores where there is no memory exit",
+        "loads and stores outside of memory exit",
         mmio_exit,
     ),
     Probe::new(
         "cpuid",
-        "CPUID shows what KVM_SET_CPUID2 says, at CPL0 and CPL3",
+        "CPUID returns what KVM_SET_CPUID2 has set, at CPL0 and CPL3",
         cpuid,
     ),
     Probe::new(
         "complete-exit",
-        "immediate_exit completes a pending IN, and runs nothing",
+        "immediate_exit completes a pending IN, and runs no instruction",
         complete,
     ),
     Probe::new(
         "sync-regs",
-        "KVM_CAP_SYNC_REGS carries the registers",
+        "KVM_CAP_SYNC_REGS returns the registers",
         sync_regs,
     ),
     Probe::new(
@@ -88,8 +89,12 @@ pub(in crate::probe) const PROBES: &[Probe] = &[
     Probe::new("prefault", "KVM_PRE_FAULT_MEMORY", prefault),
 ];
 
-/// A guest at CPL0 whose accesses to one MSR exit; so do unknown and invalid ones.
-pub(super) fn filtered<'b>(bench: &'b Bench, code: Code, index: u32) -> Result<Guest<'b>, Refused> {
+/// A guest at CPL0 whose accesses to MSR `index` exit, and those to unknown and invalid MSRs.
+pub(super) fn filtered<'b>(
+    context: &'b ProbeContext,
+    code: GuestCode,
+    index: u32,
+) -> Result<ProbeGuest<'b>, RefusedCall> {
     let exits = kvm_enable_cap {
         cap: KVM_CAP_X86_USER_SPACE_MSR,
         args: [MSR_EXITS, 0, 0, 0],
@@ -101,19 +106,19 @@ pub(super) fn filtered<'b>(bench: &'b Bench, code: Code, index: u32) -> Result<G
         msr_count: 1,
         bitmap: &[0],
     };
-    bench.guest_in(Level::Kernel, code, |vm| {
+    context.guest_in(StartLevel::Kernel, code, |vm| {
         vm.enable_cap(&exits)?;
         vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &[range])
     })
 }
 
-fn msr_exit(bench: &Bench) -> Result<Finding, Refused> {
+fn msr_exit(context: &ProbeContext) -> Result<Finding, RefusedCall> {
     const ANSWER: u64 = 0x12_3456_789a;
-    let mut guest = filtered(bench, reads_and_writes_msr(), IA32_DEBUGCTL)?;
+    let mut guest = filtered(context, reads_and_writes_msr(), IA32_DEBUGCTL)?;
     guest.msr_reply.value = ANSWER;
     let stop = guest.run();
     if stop
-        != (Stop::Rdmsr {
+        != (GuestStop::Rdmsr {
             index: IA32_DEBUGCTL,
         })
     {
@@ -121,14 +126,14 @@ fn msr_exit(bench: &Bench) -> Result<Finding, Refused> {
     }
     let stop = guest.run();
     let regs = guest.regs()?;
-    if stop != Stop::Done || (regs.rdx << 32) | regs.rax != ANSWER {
+    if stop != GuestStop::Done || (regs.rdx << 32) | regs.rax != ANSWER {
         return Ok(Finding::broken(format!(
             "RDMSR exits, but its answer is lost: {stop}"
         )));
     }
     let stop = guest.run();
     if stop
-        != (Stop::Wrmsr {
+        != (GuestStop::Wrmsr {
             index: IA32_DEBUGCTL,
             value: 1,
         })
@@ -136,33 +141,33 @@ fn msr_exit(bench: &Bench) -> Result<Finding, Refused> {
         return Ok(Finding::broken(format!("WRMSR: {stop}")));
     }
     let stop = guest.run();
-    if stop != Stop::Done {
+    if stop != GuestStop::Done {
         return Ok(Finding::broken(format!("after WRMSR: {stop}")));
     }
     guest.msr_reply.fault = true;
     guest.run();
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 13 => Finding::works("both exit; answered or #GP"),
+        GuestStop::Trap(t) if t.vector == 13 => Finding::works("both exit; answered or #GP"),
         stop => Finding::broken(format!("a refused RDMSR gives no #GP: {stop}")),
     })
 }
 
-fn x2apic_exit(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = filtered(bench, reads_x2apic(), IA32_DEBUGCTL)?;
+fn x2apic_exit(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = filtered(context, reads_x2apic(), IA32_DEBUGCTL)?;
     Ok(match guest.run() {
-        Stop::Rdmsr {
+        GuestStop::Rdmsr {
             index: X2APIC_VERSION,
         } => Finding::works("exits as invalid"),
-        Stop::Done => Finding::broken("answered by KVM"),
+        GuestStop::Done => Finding::broken("answered by KVM"),
         stop => Finding::broken(stop),
     })
 }
 
-fn rdpmc(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, reads_pmc())?;
+fn rdpmc(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, reads_pmc())?;
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 13 => Finding::absent("#GP in the guest, no exit"),
-        Stop::Done => {
+        GuestStop::Trap(t) if t.vector == 13 => Finding::absent("#GP in the guest, no exit"),
+        GuestStop::Done => {
             let regs = guest.regs()?;
             Finding::differs(format!("value {:#x}, no exit", (regs.rdx << 32) | regs.rax))
         }
@@ -170,40 +175,37 @@ fn rdpmc(bench: &Bench) -> Result<Finding, Refused> {
     })
 }
 
-fn hlt_exit(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, halts())?;
+fn hlt_exit(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, halts())?;
     let stop = guest.run();
-    if stop != Stop::Halt {
+    if stop != GuestStop::Halt {
         return Ok(Finding::broken(stop));
     }
     let rip = guest.regs()?.rip;
     Ok(match guest.run() {
-        Stop::Done if rip == guest.mark() => Finding::works("exits, RIP behind it"),
-        Stop::Done => Finding::differs(format!("exits, RIP {rip:#x}")),
+        GuestStop::Done if rip == guest.mark() => Finding::works("exits, RIP behind it"),
+        GuestStop::Done => Finding::differs(format!("exits, RIP {rip:#x}")),
         stop => Finding::broken(format!("exits; then {stop}")),
     })
 }
 
-fn io_exit(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, ports())?;
-    guest
-        .tiny
-        .write(super::super::guest::DATA, b"abc")
-        .named("guest memory")?;
+fn io_exit(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, ports())?;
+    guest.vm.write(DATA, b"abc").named("guest memory")?;
     let mut written = Vec::new();
     let mut read = Vec::new();
     let end = loop {
         match guest.run() {
-            Stop::Out { port: 0xe9, data } if written.len() < 64 => written.extend(data),
-            Stop::In { port: 0xe9, size } if read.len() < 64 => read.push(size),
+            GuestStop::Out { port: 0xe9, data } if written.len() < 64 => written.extend(data),
+            GuestStop::In { port: 0xe9, size } if read.len() < 64 => read.push(size),
             end => break end,
         }
     };
     let expected = [0x11, 0x11, 0x22, 0x11, 0x22, 0x33, 0x44, b'a', b'b', b'c'];
-    if end != Stop::Done {
+    if end != GuestStop::Done {
         return Ok(Finding::broken(end));
     }
-    // RCX is 0 behind REP; RAX holds what IN read.
+    // RCX is 0 after REP; RAX holds the bytes that IN read.
     let regs = guest.regs()?;
     if written != expected {
         return Ok(Finding::broken(format!("OUT gives {written:02x?}")));
@@ -217,21 +219,21 @@ fn io_exit(bench: &Bench) -> Result<Finding, Refused> {
     Ok(Finding::works("IN, OUT, REP OUTS"))
 }
 
-fn iopl(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::User, writes_port())?;
+fn iopl(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::User, writes_port())?;
     // No I/O map within the limit: only IOPL can allow the access.
     guest.edit_sregs(|sregs| sregs.tr.limit = 0x67)?;
     Ok(match guest.run() {
-        Stop::Done => Finding::works("allowed"),
-        Stop::Trap(t) if t.vector == 13 => Finding::broken("ignored: #GP without an I/O map"),
+        GuestStop::Done => Finding::works("allowed"),
+        GuestStop::Trap(t) if t.vector == 13 => Finding::broken("ignored: #GP without an I/O map"),
         stop => Finding::broken(stop),
     })
 }
 
-fn mmio_exit(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, memory())?;
+fn mmio_exit(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, memory())?;
     let store = guest.run();
-    let expected = Stop::MmioWrite {
+    let expected = GuestStop::MmioWrite {
         address: MMIO,
         data: vec![0x11, 0x22, 0x33, 0x44],
     };
@@ -240,7 +242,7 @@ fn mmio_exit(bench: &Bench) -> Result<Finding, Refused> {
     }
     let load = guest.run();
     if load
-        != (Stop::MmioRead {
+        != (GuestStop::MmioRead {
             address: MMIO + 8,
             size: 4,
         })
@@ -249,17 +251,17 @@ fn mmio_exit(bench: &Bench) -> Result<Finding, Refused> {
     }
     let stop = guest.run();
     let rax = guest.regs()?.rax;
-    Ok(if stop == Stop::Done && rax == 0x5a5a_5a5a {
+    Ok(if stop == GuestStop::Done && rax == 0x5a5a_5a5a {
         Finding::works("loads and stores exit")
     } else {
         Finding::broken(format!("load gives {rax:#x}; {stop}"))
     })
 }
 
-fn cpuid(bench: &Bench) -> Result<Finding, Refused> {
+fn cpuid(context: &ProbeContext) -> Result<Finding, RefusedCall> {
     const LEAF: u32 = 0x4000_0000;
     const MARKER: u32 = 0x6869_6e64;
-    let mut entries = bench.cpuid.as_slice().to_vec();
+    let mut entries = context.cpuid.as_slice().to_vec();
     entries.retain(|entry| entry.function != LEAF);
     entries.push(kvm_bindings::kvm_cpuid_entry2 {
         function: LEAF,
@@ -270,12 +272,12 @@ fn cpuid(bench: &Bench) -> Result<Finding, Refused> {
         .map_err(|_| std::io::Error::from_raw_os_error(libc::E2BIG))
         .named("KVM_SET_CPUID2")?;
     let mut wrong = Vec::new();
-    for level in [Level::Kernel, Level::User] {
-        let mut guest = bench.guest(level, reads_cpuid())?;
-        guest.tiny.vcpu.set_cpuid2(&cpuid).named("KVM_SET_CPUID2")?;
+    for level in [StartLevel::Kernel, StartLevel::User] {
+        let mut guest = context.guest(level, reads_cpuid())?;
+        guest.vm.vcpu().set_cpuid2(&cpuid).named("KVM_SET_CPUID2")?;
         let stop = guest.run();
         let rbx = guest.regs()?.rbx;
-        if stop != Stop::Done {
+        if stop != GuestStop::Done {
             wrong.push(format!("{level}: {stop}"));
         } else if rbx != u64::from(MARKER) {
             wrong.push(format!("{level}: EBX {rbx:#x}, not ours"));
@@ -288,11 +290,11 @@ fn cpuid(bench: &Bench) -> Result<Finding, Refused> {
     })
 }
 
-fn complete(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, reads_port())?;
+fn complete(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, reads_port())?;
     let stop = guest.run();
     if stop
-        != (Stop::In {
+        != (GuestStop::In {
             port: 0xe9,
             size: 1,
         })
@@ -300,7 +302,7 @@ fn complete(bench: &Bench) -> Result<Finding, Refused> {
         return Ok(Finding::broken(stop));
     }
     let stop = guest.complete();
-    if stop != (Stop::Error { errno: libc::EINTR }) {
+    if stop != (GuestStop::Error { errno: libc::EINTR }) {
         return Ok(Finding::broken(format!("not EINTR but: {stop}")));
     }
     let regs = guest.regs()?;
@@ -311,20 +313,20 @@ fn complete(bench: &Bench) -> Result<Finding, Refused> {
     })
 }
 
-fn sync_regs(bench: &Bench) -> Result<Finding, Refused> {
-    let offered = bench.kvm.check_extension_int(Cap::SyncRegs);
+fn sync_regs(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let offered = context.kvm.check_extension_int(Cap::SyncRegs);
     if offered <= 0 {
         return Ok(Finding::absent("not offered"));
     }
-    let mut guest = bench.guest(Level::Kernel, leaves())?;
-    guest.tiny.vcpu.set_sync_valid_reg(SyncReg::Register);
-    guest.tiny.vcpu.set_sync_valid_reg(SyncReg::SystemRegister);
-    guest.tiny.vcpu.set_sync_valid_reg(SyncReg::VcpuEvents);
+    let mut guest = context.guest(StartLevel::Kernel, leaves())?;
+    guest.vm.sync_at_exit(SyncReg::Register);
+    guest.vm.sync_at_exit(SyncReg::SystemRegister);
+    guest.vm.sync_at_exit(SyncReg::VcpuEvents);
     let stop = guest.run();
-    if stop != Stop::Done {
+    if stop != GuestStop::Done {
         return Ok(Finding::broken(stop));
     }
-    let synced = guest.tiny.vcpu.sync_regs();
+    let synced = guest.vm.sync_regs();
     let (regs, sregs) = (guest.regs()?, guest.sregs()?);
     Ok(
         if synced.regs.rax == regs.rax
@@ -340,36 +342,34 @@ fn sync_regs(bench: &Bench) -> Result<Finding, Refused> {
     )
 }
 
-fn sync_pending_in(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, reads_port())?;
-    guest.tiny.vcpu.set_sync_valid_reg(SyncReg::Register);
+fn sync_pending_in(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, reads_port())?;
+    guest.vm.sync_at_exit(SyncReg::Register);
     let stop = guest.run();
     if stop
-        != (Stop::In {
+        != (GuestStop::In {
             port: 0xe9,
             size: 1,
         })
     {
         return Ok(Finding::broken(stop));
     }
-    let run = guest.tiny.vcpu.get_kvm_run();
+    let run = guest.vm.kvm_run();
     run.kvm_dirty_regs |= u64::from(KVM_SYNC_X86_REGS);
     let stop = guest.run();
     let rax = guest.regs()?.rax;
     Ok(match stop {
-        Stop::Done if rax == 0x5a => Finding::works("merged"),
-        Stop::Done => Finding::broken("the port's data is lost"),
+        GuestStop::Done if rax == 0x5a => Finding::works("merged"),
+        GuestStop::Done => Finding::broken("the port's data is lost"),
         stop => Finding::broken(stop),
     })
 }
 
-fn prefault(bench: &Bench) -> Result<Finding, Refused> {
-    let guest = bench.guest(Level::Kernel, leaves())?;
-    Ok(
-        match ioctls::pre_fault_memory(&guest.tiny.vcpu, 0, 0x1000) {
-            Ok(0) => Finding::works("works"),
-            Ok(left) => Finding::differs(format!("leaves {left:#x} bytes")),
-            Err(error) => Finding::absent(format!("KVM refuses: {error}")),
-        },
-    )
+fn prefault(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let guest = context.guest(StartLevel::Kernel, leaves())?;
+    Ok(match ioctls::pre_fault_memory(guest.vm.vcpu(), 0, 0x1000) {
+        Ok(0) => Finding::works("works"),
+        Ok(left) => Finding::differs(format!("leaves {left:#x} bytes")),
+        Err(error) => Finding::absent(format!("KVM refuses: {error}")),
+    })
 }

@@ -1,12 +1,13 @@
-//! Which instructions run at CPL0, where some KVMs emulate every one.
+//! Which instructions run at CPL0, where some KVMs emulate every instruction.
 
+use hindsight_regs::cr::Cr4;
 use kvm_bindings::kvm_xcrs;
 
-use crate::probe::code::{Code, code};
-use crate::probe::finding::{Finding, Probe, Verdict};
-use crate::probe::guest::{Bench, Guest, Level, Named, Refused, Stop};
+use crate::probe::context::{NameCall, ProbeContext, RefusedCall};
+use crate::probe::finding::{Finding, Probe, ProbeVerdict};
+use crate::probe::guest::code::{GuestCode, code};
+use crate::probe::guest::{GuestStop, ProbeGuest, StartLevel};
 
-const CR4_OSXSAVE: u64 = 1 << 18;
 /// CPUID.1:ECX.
 const XSAVE: u32 = 1 << 26;
 const POPCNT: u32 = 1 << 23;
@@ -39,7 +40,7 @@ code! {
     fn vpaddd_512 { "vpaddd zmm0, zmm1, zmm2", "out 0xd1, al" }
     fn andn { "mov ecx, 0xf0", "mov edx, 0xff", "andn eax, ecx, edx", "out 0xd1, al" }
     fn blsr { "mov ecx, 0xc", "blsr eax, ecx", "out 0xd1, al" }
-    /// Where TZCNT is taken for BSF, a source of 0 shows it.
+    /// With a source of 0, the result differs if TZCNT is executed as BSF.
     fn tzcnt { "xor ecx, ecx", "mov eax, 7", "tzcnt eax, ecx", "out 0xd1, al" }
     fn shlx { "mov ecx, 3", "mov edx, 4", "shlx eax, ecx, edx", "out 0xd1, al" }
     fn pdep { "mov ecx, 3", "mov edx, 0x81", "pdep eax, ecx, edx", "out 0xd1, al" }
@@ -51,104 +52,110 @@ code! {
 
 /// One instruction to try.
 #[derive(Debug, Clone, Copy)]
-struct Row {
+struct InstructionCase {
     name: &'static str,
-    code: fn() -> Code,
-    /// What it must leave in RAX.
+    code: fn() -> GuestCode,
+    /// The expected RAX.
     rax: Option<u64>,
 }
 
-const fn row(name: &'static str, code: fn() -> Code) -> Row {
-    Row {
+const fn runs(name: &'static str, code: fn() -> GuestCode) -> InstructionCase {
+    InstructionCase {
         name,
         code,
         rax: None,
     }
 }
 
-const fn gives(name: &'static str, code: fn() -> Code, rax: u64) -> Row {
-    Row {
+const fn gives(name: &'static str, code: fn() -> GuestCode, rax: u64) -> InstructionCase {
+    InstructionCase {
         name,
         code,
         rax: Some(rax),
     }
 }
 
-/// A way to fail, and who does.
+/// Instructions that fail in the same manner.
 #[derive(Debug)]
-struct Failure {
+struct FailedInstructions {
     how: String,
     is_undefined: bool,
     names: Vec<&'static str>,
 }
 
-/// The rows of this file. What CPUID does not offer is tried all the same: some KVMs run it.
+/// The probes of this module. Instructions that CPUID does not report are tried too: some KVMs run
+/// them.
 pub(in crate::probe) const PROBES: &[Probe] = &[
-    Probe::new("sse-cpl0", "SSE and SSE2 instructions at CPL0", |b| {
-        let rows: &[Row] = &[
-            row("MOVDQA load and store", movdqa),
-            row("MOVDQU load and store", movdqu),
-            row("MOVDQA between registers", movdqa_registers),
-            row("MOVAPS", movaps),
-            row("MOVUPS", movups),
-            row("MOVQ", movq),
-            row("PXOR", pxor),
-            row("PADDD", paddd),
-            row("ADDSD", addsd),
-            row("CVTSI2SD", cvtsi2sd),
-            row("LDMXCSR", ldmxcsr),
-            row("FXSAVE, FXRSTOR", fxsave),
+    Probe::new("sse-cpl0", "SSE and SSE2 instructions at CPL0", |c| {
+        let cases: &[InstructionCase] = &[
+            runs("MOVDQA load and store", movdqa),
+            runs("MOVDQU load and store", movdqu),
+            runs("MOVDQA between registers", movdqa_registers),
+            runs("MOVAPS", movaps),
+            runs("MOVUPS", movups),
+            runs("MOVQ", movq),
+            runs("PXOR", pxor),
+            runs("PADDD", paddd),
+            runs("ADDSD", addsd),
+            runs("CVTSI2SD", cvtsi2sd),
+            runs("LDMXCSR", ldmxcsr),
+            runs("FXSAVE, FXRSTOR", fxsave),
         ];
-        run(b, rows, 0, true)
+        run(c, cases, 0, true)
     }),
-    Probe::new("avx-cpl0", "AVX and AVX2 instructions at CPL0", |b| {
-        let offered = b.offered(1, 0, 2) & AVX != 0 && b.offered(7, 0, 1) & AVX2 != 0;
-        let rows: &[Row] = &[
-            row("VPXOR", vpxor),
-            row("VMOVDQU", vmovdqu),
-            row("VPADDD", vpaddd),
+    Probe::new("avx-cpl0", "AVX and AVX2 instructions at CPL0", |c| {
+        let offered = c.supported(1, 0, 2) & AVX != 0 && c.supported(7, 0, 1) & AVX2 != 0;
+        let cases: &[InstructionCase] = &[
+            runs("VPXOR", vpxor),
+            runs("VMOVDQU", vmovdqu),
+            runs("VPADDD", vpaddd),
         ];
-        run(b, rows, XCR0_AVX, offered)
+        run(c, cases, XCR0_AVX, offered)
     }),
-    Probe::new("avx512-cpl0", "an AVX-512 instruction at CPL0", |b| {
-        let offered = b.offered(7, 0, 1) & AVX512F != 0;
-        run(b, &[row("VPADDD zmm", vpaddd_512)], XCR0_AVX512, offered)
+    Probe::new("avx512-cpl0", "an AVX-512 instruction at CPL0", |c| {
+        let offered = c.supported(7, 0, 1) & AVX512F != 0;
+        run(c, &[runs("VPADDD zmm", vpaddd_512)], XCR0_AVX512, offered)
     }),
-    Probe::new("bmi-cpl0", "BMI1 and BMI2 instructions at CPL0", |b| {
-        let offered = b.offered(7, 0, 1) & (BMI1 | BMI2) == BMI1 | BMI2;
-        let rows: &[Row] = &[
+    Probe::new("bmi-cpl0", "BMI1 and BMI2 instructions at CPL0", |c| {
+        let offered = c.supported(7, 0, 1) & (BMI1 | BMI2) == BMI1 | BMI2;
+        let cases: &[InstructionCase] = &[
             gives("ANDN", andn, 0xf),
             gives("BLSR", blsr, 8),
             gives("TZCNT", tzcnt, 32),
             gives("SHLX", shlx, 48),
             gives("PDEP", pdep, 0x81),
         ];
-        run(b, rows, 0, offered)
+        run(c, cases, 0, offered)
     }),
-    Probe::new("popcnt-cpl0", "POPCNT at CPL0", |b| {
+    Probe::new("popcnt-cpl0", "POPCNT at CPL0", |c| {
         run(
-            b,
+            c,
             &[gives("POPCNT", popcnt, 8)],
             0,
-            b.offered(1, 0, 2) & POPCNT != 0,
+            c.supported(1, 0, 2) & POPCNT != 0,
         )
     }),
-    Probe::new("xsave-cpl0", "XGETBV, XSAVE and XRSTOR at CPL0", |b| {
-        let rows: &[Row] = &[
+    Probe::new("xsave-cpl0", "XGETBV, XSAVE and XRSTOR at CPL0", |c| {
+        let cases: &[InstructionCase] = &[
             gives("XGETBV", xgetbv, 3),
-            row("XSAVE", xsave),
-            row("XRSTOR", xrstor),
+            runs("XSAVE", xsave),
+            runs("XRSTOR", xrstor),
         ];
-        run(b, rows, 0b11, b.offered(1, 0, 2) & XSAVE != 0)
+        run(c, cases, 0b11, c.supported(1, 0, 2) & XSAVE != 0)
     }),
 ];
 
-/// Runs each row in a guest of its own; `xcr0` other than 0 enables XSAVE with that state.
-fn run(bench: &Bench, rows: &[Row], xcr0: u64, offered: bool) -> Result<Finding, Refused> {
+/// Runs each case in a guest of its own. `xcr0` other than 0 enables XSAVE with those components.
+fn run(
+    context: &ProbeContext,
+    cases: &[InstructionCase],
+    xcr0: u64,
+    offered: bool,
+) -> Result<Finding, RefusedCall> {
     let mut works = Vec::new();
-    let mut failures: Vec<Failure> = Vec::new();
-    for row in rows {
-        let mut guest = bench.guest(Level::Kernel, (row.code)())?;
+    let mut failures: Vec<FailedInstructions> = Vec::new();
+    for case in cases {
+        let mut guest = context.guest(StartLevel::Kernel, (case.code)())?;
         if xcr0 != 0 {
             let enabled = enable_xsave(&guest, xcr0);
             if offered {
@@ -157,47 +164,47 @@ fn run(bench: &Bench, rows: &[Row], xcr0: u64, offered: bool) -> Result<Finding,
         }
         let stop = guest.run();
         let how = match &stop {
-            Stop::Done
-                if row
+            GuestStop::Done
+                if case
                     .rax
                     .is_none_or(|rax| guest.regs().is_ok_and(|r| r.rax == rax)) =>
             {
-                works.push(row.name);
+                works.push(case.name);
                 continue;
             }
-            Stop::Done => "wrong result".to_owned(),
-            // Which instruction is the row's name already.
-            Stop::Internal { suberror, .. } => Stop::Internal {
+            GuestStop::Done => "wrong result".to_owned(),
+            // The case already names the instruction.
+            GuestStop::Internal { suberror, .. } => GuestStop::Internal {
                 suberror: *suberror,
                 instruction: String::new(),
             }
             .to_string(),
             stop => stop.to_string(),
         };
-        let is_undefined = matches!(stop, Stop::Trap(trap) if trap.vector == 6);
+        let is_undefined = matches!(stop, GuestStop::Trap(trap) if trap.vector == 6);
         match failures.iter_mut().find(|failure| failure.how == how) {
-            Some(failure) => failure.names.push(row.name),
-            None => failures.push(Failure {
+            Some(failure) => failure.names.push(case.name),
+            None => failures.push(FailedInstructions {
                 how,
                 is_undefined,
-                names: vec![row.name],
+                names: vec![case.name],
             }),
         }
     }
     Ok(judge(&works, &failures, offered))
 }
 
-fn enable_xsave(guest: &Guest<'_>, xcr0: u64) -> Result<(), Refused> {
-    guest.edit_sregs(|sregs| sregs.cr4 |= CR4_OSXSAVE)?;
+fn enable_xsave(guest: &ProbeGuest<'_>, xcr0: u64) -> Result<(), RefusedCall> {
+    guest.edit_sregs(|sregs| sregs.cr4 |= Cr4::OSXSAVE.bits())?;
     let mut xcrs = kvm_xcrs {
         nr_xcrs: 1,
         ..Default::default()
     };
     xcrs.xcrs[0].value = xcr0;
-    guest.tiny.vcpu.set_xcrs(&xcrs).named("KVM_SET_XCRS")
+    guest.vm.vcpu().set_xcrs(&xcrs).named("KVM_SET_XCRS")
 }
 
-fn judge(works: &[&str], failures: &[Failure], offered: bool) -> Finding {
+fn judge(works: &[&str], failures: &[FailedInstructions], offered: bool) -> Finding {
     let mut facts = Vec::new();
     if !offered {
         facts.push("not offered".to_owned());
@@ -212,10 +219,10 @@ fn judge(works: &[&str], failures: &[Failure], offered: bool) -> Finding {
     }
     let refused = failures.iter().all(|failure| failure.is_undefined);
     let verdict = match (failures.is_empty(), offered) {
-        (true, true) => Verdict::Works,
-        (true, false) => Verdict::Differs,
-        (false, false) if refused => Verdict::Absent,
-        (false, _) => Verdict::Broken,
+        (true, true) => ProbeVerdict::Works,
+        (true, false) => ProbeVerdict::Differs,
+        (false, false) if refused => ProbeVerdict::Absent,
+        (false, _) => ProbeVerdict::Broken,
     };
     Finding::new(verdict, facts.join("; "))
 }
@@ -224,8 +231,8 @@ fn judge(works: &[&str], failures: &[Failure], offered: bool) -> Finding {
 mod tests {
     use super::*;
 
-    fn failure(how: &str, is_undefined: bool, name: &'static str) -> Failure {
-        Failure {
+    fn failure(how: &str, is_undefined: bool, name: &'static str) -> FailedInstructions {
+        FailedInstructions {
             how: how.to_owned(),
             is_undefined,
             names: vec![name],
@@ -233,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_not_offered_that_fault_are_absent() {
+    fn undefined_instructions_that_are_not_offered_are_absent() {
         let finding = judge(&[], &[failure("guest gets #UD", true, "VPXOR")], false);
         assert_eq!(
             finding,
@@ -242,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn one_failing_instruction_breaks_the_row() {
+    fn one_failing_instruction_makes_the_verdict_broken() {
         let finding = judge(&["MOVAPS"], &[failure("triple fault", false, "PXOR")], true);
         assert_eq!(finding, Finding::broken("triple fault: PXOR; runs: MOVAPS"));
     }

@@ -1,4 +1,4 @@
-//! The probes, by topic.
+//! The probes, one module for each topic.
 
 mod breakpoint;
 mod cost;
@@ -11,8 +11,8 @@ mod time;
 
 use crate::probe::finding::Probe;
 
-/// All probes, in the order of the report.
-pub(super) fn all() -> impl Iterator<Item = &'static Probe> {
+/// All probes, in the order of measurement.
+pub fn all() -> impl Iterator<Item = &'static Probe> {
     [
         cost::PROBES,
         exits::PROBES,

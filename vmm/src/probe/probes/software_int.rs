@@ -1,7 +1,8 @@
 //! INT3, INT1, INT n, SYSCALL, IRETQ, and the delivery of faults.
 
-use crate::probe::code::code;
+use crate::probe::context::{ProbeContext, RefusedCall};
 use crate::probe::finding::{Finding, Probe};
+use crate::probe::guest::code::code;
 use crate::probe::guest::*;
 
 code! {
@@ -10,8 +11,8 @@ code! {
     fn int1 @ 7 { ".byte 0xf1", "7:", "out 0xd1, al" }
     fn intn @ 7 { "int 0x40", "7:", "out 0xd1, al" }
     fn syscall @ 7 { "syscall", "7:", "out 0xd1, al" }
-    fn iretq { crate::probe::code::to_cpl3!(), "2:", "out 0xd1, al" }
-    // R9: where the stack pointer should be behind it.
+    fn iretq { crate::probe::guest::code::to_cpl3!(), "2:", "out 0xd1, al" }
+    // R9 holds the expected stack pointer.
     fn iretd @ 7 {
         "sub rsp, 0x40", "lea r9, [rsp + 0x30]",
         "lea rax, [rip + 7f]", "mov [rsp], eax", "mov eax, cs", "mov [rsp + 4], eax",
@@ -24,42 +25,42 @@ code! {
     fn general_protection { "mov eax, 0x48", "mov ds, eax" }
 }
 
-/// The rows of this file.
+/// The probes of this module.
 pub(in crate::probe) const PROBES: &[Probe] = &[
     Probe::new(
         "int3-cpl0",
         "INT3 at CPL0 reaches the guest's handler",
-        |b| trap_after(b, Level::Kernel, int3(), 3),
+        |c| trap_after(c, StartLevel::Kernel, int3(), 3),
     ),
     Probe::new(
         "int1-cpl0",
         "INT1 at CPL0 reaches the guest's handler",
-        |b| trap_after(b, Level::Kernel, int1(), 1),
+        |c| trap_after(c, StartLevel::Kernel, int1(), 1),
     ),
     Probe::new(
         "intn-cpl0",
         "INT n at CPL0 reaches the guest's handler",
-        |b| trap_after(b, Level::Kernel, intn(), 0x40),
+        |c| trap_after(c, StartLevel::Kernel, intn(), 0x40),
     ),
     Probe::new(
         "int3-cpl3",
         "INT3 at CPL3 reaches the guest's handler",
-        |b| trap_after(b, Level::User, int3(), 3),
+        |c| trap_after(c, StartLevel::User, int3(), 3),
     ),
     Probe::new(
         "intn-cpl3",
         "INT n at CPL3 reaches the guest's handler",
-        |b| trap_after(b, Level::User, intn(), 0x40),
+        |c| trap_after(c, StartLevel::User, intn(), 0x40),
     ),
     Probe::new(
         "syscall-cpl3",
-        "SYSCALL enters CPL0 with CS, SS, RCX, R11 as it should",
+        "SYSCALL enters CPL0 with the architectural CS, SS, RCX and R11",
         syscall_cpl3,
     ),
     Probe::new("iretq-cpl3", "IRETQ goes from CPL0 to CPL3", iretq_cpl3),
     Probe::new(
         "iretd-cpl0",
-        "IRET of 32 bits in 64-bit mode pops SS and the stack pointer",
+        "32-bit IRET in 64-bit mode pops SS and the stack pointer",
         iretd_cpl0,
     ),
     Probe::new(
@@ -69,17 +70,24 @@ pub(in crate::probe) const PROBES: &[Probe] = &[
     ),
 ];
 
-fn trap_after(bench: &Bench, level: Level, code: Code, vector: u64) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(level, code)?;
+fn trap_after(
+    context: &ProbeContext,
+    level: StartLevel,
+    code: GuestCode,
+    vector: u64,
+) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(level, code)?;
     let (cs, _) = level.selectors();
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == vector && t.rip == guest.mark() && t.cs == u64::from(cs) => {
+        GuestStop::Trap(t)
+            if t.vector == vector && t.rip == guest.mark() && t.cs == u64::from(cs) =>
+        {
             match guest.run() {
-                Stop::Done => Finding::works("delivered; IRETQ returns"),
+                GuestStop::Done => Finding::works("delivered; IRETQ returns"),
                 stop => Finding::broken(format!("delivered; then {stop}")),
             }
         }
-        Stop::Trap(t) if t.vector == vector => Finding::broken(format!(
+        GuestStop::Trap(t) if t.vector == vector => Finding::broken(format!(
             "delivered with CS:RIP {:#x}:{:#x}, not {cs:#x}:{:#x}",
             t.cs,
             t.rip,
@@ -89,15 +97,15 @@ fn trap_after(bench: &Bench, level: Level, code: Code, vector: u64) -> Result<Fi
     })
 }
 
-fn syscall_cpl3(bench: &Bench) -> Result<Finding, Refused> {
+fn syscall_cpl3(context: &ProbeContext) -> Result<Finding, RefusedCall> {
     const IA32_STAR: u32 = 0xc000_0081;
     const IA32_LSTAR: u32 = 0xc000_0082;
-    let mut guest = bench.guest(Level::User, syscall())?;
+    let mut guest = context.guest(StartLevel::User, syscall())?;
     let selectors = (u64::from(KERNEL_CS) << 32) | (u64::from(KERNEL_SS) << 48);
     guest.set_msr(IA32_STAR, selectors)?;
     guest.set_msr(IA32_LSTAR, guest.mark())?;
     let stop = guest.run();
-    if stop != Stop::Done {
+    if stop != GuestStop::Done {
         return Ok(Finding::broken(stop));
     }
     let regs = guest.regs()?;
@@ -121,20 +129,20 @@ fn syscall_cpl3(bench: &Bench) -> Result<Finding, Refused> {
     Ok(Finding::broken(format!("wrong: {}", wrong.join(", "))))
 }
 
-fn iretq_cpl3(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, iretq())?;
+fn iretq_cpl3(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, iretq())?;
     let stop = guest.run();
     let sregs = guest.sregs()?;
     let rsp = guest.regs()?.rsp;
     Ok(match stop {
-        Stop::Done if sregs.cs.selector == USER_CS && sregs.ss.selector == USER_SS => {
+        GuestStop::Done if sregs.cs.selector == USER_CS && sregs.ss.selector == USER_SS => {
             if rsp == USER_STACK {
                 Finding::works("CS, SS and RSP are right")
             } else {
                 Finding::broken(format!("RSP is {rsp:#x}"))
             }
         }
-        Stop::Done => Finding::broken(format!(
+        GuestStop::Done => Finding::broken(format!(
             "CS {:#x}, SS {:#x}",
             sregs.cs.selector, sregs.ss.selector
         )),
@@ -142,19 +150,19 @@ fn iretq_cpl3(bench: &Bench) -> Result<Finding, Refused> {
     })
 }
 
-fn iretd_cpl0(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, iretd())?;
+fn iretd_cpl0(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, iretd())?;
     let stop = guest.run();
     let regs = guest.regs()?;
     let off = regs.rsp.wrapping_sub(regs.r9).cast_signed();
     Ok(match stop {
-        Stop::Done if off == 0 => Finding::works("RSP is right"),
-        Stop::Done => Finding::broken(format!("RSP {off:+} bytes from where it belongs")),
+        GuestStop::Done if off == 0 => Finding::works("RSP is right"),
+        GuestStop::Done => Finding::broken(format!("RSP {off:+} bytes from where it belongs")),
         stop => Finding::broken(stop),
     })
 }
 
-fn exceptions(bench: &Bench) -> Result<Finding, Refused> {
+fn exceptions(context: &ProbeContext) -> Result<Finding, RefusedCall> {
     // Name, code, vector, error code at CPL0 and CPL3.
     let rows = [
         ("#UD", undefined(), 6, [0, 0]),
@@ -164,16 +172,19 @@ fn exceptions(bench: &Bench) -> Result<Finding, Refused> {
     ];
     let mut wrong = Vec::new();
     for (name, code, vector, errors) in rows {
-        for (level, error) in [Level::Kernel, Level::User].into_iter().zip(errors) {
-            let mut guest = bench.guest(level, code)?;
+        for (level, error) in [StartLevel::Kernel, StartLevel::User]
+            .into_iter()
+            .zip(errors)
+        {
+            let mut guest = context.guest(level, code)?;
             match guest.run() {
-                Stop::Trap(t) if t.vector == vector && t.error == error => {
+                GuestStop::Trap(t) if t.vector == vector && t.error == error => {
                     let cr2 = guest.sregs()?.cr2;
                     if vector == 14 && cr2 != UNMAPPED {
                         wrong.push(format!("{name} at {level}: CR2 {cr2:#x}"));
                     }
                 }
-                Stop::Trap(t) if t.vector == vector => {
+                GuestStop::Trap(t) if t.vector == vector => {
                     wrong.push(format!("{name} at {level}: error code {:#x}", t.error));
                 }
                 stop => wrong.push(format!("{name} at {level}: {stop}")),

@@ -1,17 +1,18 @@
-//! Single-step: by KVM_SET_GUEST_DEBUG from outside, and by RFLAGS.TF from inside.
+//! Single steps: the host's by KVM_SET_GUEST_DEBUG, and the guest's own by RFLAGS.TF.
 
+use hindsight_regs::dr::Dr6;
 use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use kvm_bindings::{KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP};
 
-use crate::probe::code::code;
+use crate::probe::context::{ProbeContext, RefusedCall};
 use crate::probe::finding::{Finding, Probe};
+use crate::probe::guest::code::code;
 use crate::probe::guest::*;
 
 const STEP: u32 = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP;
 /// Stops after which a probe gives up.
 const STOPS_MAX: usize = 100;
-/// DR6.BS.
-const DR6_BS: u64 = 1 << 14;
+const DR6_BS: u64 = Dr6::BS.bits();
 
 code! {
     fn mixed_cpl0 {
@@ -27,7 +28,7 @@ code! {
         "pushfq", "or qword ptr [rsp], 0x100", "popfq", "nop", "7:", "nop", "out 0xd1, al",
     }
     fn trap_flag_cpl3 @ 7 {
-        crate::probe::code::to_cpl3!(), "2:",
+        crate::probe::guest::code::to_cpl3!(), "2:",
         "pushfq", "or qword ptr [rsp], 0x100", "popfq", "nop", "7:", "nop", "out 0xd1, al",
     }
     fn shadow_cpl0 @ 7 {
@@ -35,23 +36,23 @@ code! {
         "7:", "nop", "out 0xd1, al",
     }
     fn shadow_cpl3 @ 7 {
-        crate::probe::code::to_cpl3!(), "2:",
+        crate::probe::guest::code::to_cpl3!(), "2:",
         "mov ecx, ss", "pushfq", "or qword ptr [rsp], 0x100", "popfq", "mov ss, ecx", "nop",
         "7:", "nop", "out 0xd1, al",
     }
 }
 
-/// The rows of this file.
+/// The probes of this module.
 pub(in crate::probe) const PROBES: &[Probe] = &[
     Probe::new(
         "step-cpl0",
         "KVM_GUESTDBG_SINGLESTEP stops after every instruction at CPL0",
-        |b| step(b, Level::Kernel, mixed_cpl0()),
+        |c| step(c, StartLevel::Kernel, mixed_cpl0()),
     ),
     Probe::new(
         "step-cpl3",
         "KVM_GUESTDBG_SINGLESTEP stops after every instruction at CPL3",
-        |b| step(b, Level::User, mixed_cpl3()),
+        |c| step(c, StartLevel::User, mixed_cpl3()),
     ),
     Probe::new(
         "step-hides-tf",
@@ -61,37 +62,38 @@ pub(in crate::probe) const PROBES: &[Probe] = &[
     Probe::new(
         "tf-cpl0",
         "the guest's own TF gives #DB after one instruction at CPL0",
-        |b| trap_flag(b, trap_flag_cpl0()),
+        |c| trap_flag(c, trap_flag_cpl0()),
     ),
     Probe::new(
         "tf-cpl3",
         "the guest's own TF gives #DB after one instruction at CPL3",
-        |b| trap_flag(b, trap_flag_cpl3()),
+        |c| trap_flag(c, trap_flag_cpl3()),
     ),
     Probe::new(
         "shadow-cpl0",
         "no #DB of the guest's own TF between MOV SS and the next instruction at CPL0",
-        |b| trap_flag(b, shadow_cpl0()),
+        |c| trap_flag(c, shadow_cpl0()),
     ),
     Probe::new(
         "shadow-cpl3",
         "no #DB of the guest's own TF between MOV SS and the next instruction at CPL3",
-        |b| trap_flag(b, shadow_cpl3()),
+        |c| trap_flag(c, shadow_cpl3()),
     ),
 ];
 
-/// One instruction and how often stepping stopped behind it.
+/// One instruction, and how often stepping stopped after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct SteppedInstruction {
     mnemonic: Mnemonic,
+    /// Address of the next instruction.
     next: u64,
     stops: usize,
 }
 
-fn places(code: Code) -> Vec<Place> {
+fn instructions(code: GuestCode) -> Vec<SteppedInstruction> {
     Decoder::with_ip(64, code.bytes(), CODE, DecoderOptions::NONE)
         .into_iter()
-        .map(|i| Place {
+        .map(|i| SteppedInstruction {
             mnemonic: i.mnemonic(),
             next: i.next_ip(),
             stops: 0,
@@ -99,47 +101,57 @@ fn places(code: Code) -> Vec<Place> {
         .collect()
 }
 
-fn step(bench: &Bench, level: Level, code: Code) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(level, code)?;
+fn step(
+    context: &ProbeContext,
+    level: StartLevel,
+    code: GuestCode,
+) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(level, code)?;
     guest.debug(STEP, 0, 0)?;
-    let mut places = places(code);
-    let mut end = Stop::Hung;
+    let mut run = instructions(code);
+    let mut end = GuestStop::Hung;
     let mut halts = 0;
     for _ in 0..STOPS_MAX {
         end = guest.run();
         match end {
-            Stop::Debug { rip, .. } => {
-                if let Some(place) = places.iter_mut().find(|place| place.next == rip) {
-                    place.stops += 1;
+            GuestStop::Debug { rip, .. } => {
+                if let Some(instruction) =
+                    run.iter_mut().find(|instruction| instruction.next == rip)
+                {
+                    instruction.stops += 1;
                 }
             }
-            Stop::Out { .. } => {}
-            // The exit is the stop behind HLT.
-            Stop::Halt => {
+            GuestStop::Out { .. } => {}
+            // The exit counts as the stop after HLT.
+            GuestStop::Halt => {
                 halts += 1;
-                if let Some(place) = places.iter_mut().find(|p| p.mnemonic == Mnemonic::Hlt) {
-                    place.stops += 1;
+                if let Some(instruction) = run.iter_mut().find(|p| p.mnemonic == Mnemonic::Hlt) {
+                    instruction.stops += 1;
                 }
             }
             _ => break,
         }
     }
-    Ok(judge(&places, halts, &end))
+    Ok(judge(&run, halts, &end))
 }
 
-/// What the stops of a stepped run mean. The last place is the OUT that ends it.
-fn judge(places: &[Place], halts: usize, end: &Stop) -> Finding {
-    let places = &places[..places.len().saturating_sub(1)];
-    if places.iter().all(|place| place.stops == 0) {
+/// Judges the stops of a stepped run. The last instruction is the OUT that ends it.
+fn judge(instructions: &[SteppedInstruction], halts: usize, end: &GuestStop) -> Finding {
+    let instructions = &instructions[..instructions.len().saturating_sub(1)];
+    if instructions
+        .iter()
+        .all(|instruction| instruction.stops == 0)
+    {
         return match end {
-            Stop::Done => Finding::broken("never stops"),
+            GuestStop::Done => Finding::broken("never stops"),
             stop => Finding::broken(format!("{stop}, no debug exit")),
         };
     }
-    let name = |place: &Place| format!("{:?}", place.mnemonic).to_uppercase();
-    let is_shadow = |place: &Place| place.mnemonic == Mnemonic::Mov;
+    let name =
+        |instruction: &SteppedInstruction| format!("{:?}", instruction.mnemonic).to_uppercase();
+    let is_shadow = |instruction: &SteppedInstruction| instruction.mnemonic == Mnemonic::Mov;
     let mut facts = Vec::new();
-    let lost: Vec<_> = places
+    let lost: Vec<_> = instructions
         .iter()
         .filter(|p| p.stops == 0 && !is_shadow(p))
         .map(name)
@@ -147,7 +159,11 @@ fn judge(places: &[Place], halts: usize, end: &Stop) -> Finding {
     if !lost.is_empty() {
         facts.push(format!("lost after {}", lost.join(", ")));
     }
-    let mut twice: Vec<_> = places.iter().filter(|p| p.stops > 1).map(name).collect();
+    let mut twice: Vec<_> = instructions
+        .iter()
+        .filter(|p| p.stops > 1)
+        .map(name)
+        .collect();
     twice.dedup();
     if !twice.is_empty() {
         facts.push(format!(
@@ -155,16 +171,20 @@ fn judge(places: &[Place], halts: usize, end: &Stop) -> Finding {
             twice.join(", ")
         ));
     }
-    if places
+    if instructions
         .iter()
-        .any(|place| is_shadow(place) && place.stops > 0)
+        .any(|instruction| is_shadow(instruction) && instruction.stops > 0)
     {
         facts.push("no MOV SS shadow".to_owned());
     }
-    if halts == 0 && places.iter().any(|place| place.mnemonic == Mnemonic::Hlt) {
+    if halts == 0
+        && instructions
+            .iter()
+            .any(|instruction| instruction.mnemonic == Mnemonic::Hlt)
+    {
         facts.push("HLT exit replaced by a stop".to_owned());
     }
-    if *end != Stop::Done {
+    if *end != GuestStop::Done {
         return Finding::broken(format!("stops; {}; ends: {end}", facts.join("; ")));
     }
     if facts.is_empty() {
@@ -174,27 +194,27 @@ fn judge(places: &[Place], halts: usize, end: &Stop) -> Finding {
     }
 }
 
-fn hides_tf(bench: &Bench) -> Result<Finding, Refused> {
+fn hides_tf(context: &ProbeContext) -> Result<Finding, RefusedCall> {
     let mut seen = Vec::new();
     let mut visible = false;
-    for level in [Level::Kernel, Level::User] {
-        let mut guest = bench.guest(level, pushes_flags())?;
+    for level in [StartLevel::Kernel, StartLevel::User] {
+        let mut guest = context.guest(level, pushes_flags())?;
         guest.debug(STEP, 0, 0)?;
         let mut stops = 0;
         let end = loop {
             match guest.run() {
-                Stop::Debug { .. } if stops < STOPS_MAX => stops += 1,
+                GuestStop::Debug { .. } if stops < STOPS_MAX => stops += 1,
                 end => break end,
             }
         };
         let fact = match end {
-            Stop::Done if stops == 0 => "never stops".to_owned(),
-            Stop::Done if guest.regs()?.rax & TF == 0 => "hidden".to_owned(),
-            Stop::Done => {
+            GuestStop::Done if stops == 0 => "never stops".to_owned(),
+            GuestStop::Done if guest.regs()?.rax & TF == 0 => "hidden".to_owned(),
+            GuestStop::Done => {
                 visible = true;
                 "TF visible in the PUSHFQ image".to_owned()
             }
-            Stop::Trap(t) if t.vector == 1 => "cannot be stepped".to_owned(),
+            GuestStop::Trap(t) if t.vector == 1 => "cannot be stepped".to_owned(),
             stop => stop.to_string(),
         };
         seen.push(format!("{level}: {fact}"));
@@ -208,22 +228,24 @@ fn hides_tf(bench: &Bench) -> Result<Finding, Refused> {
     })
 }
 
-fn trap_flag(bench: &Bench, code: Code) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, code)?;
+fn trap_flag(context: &ProbeContext, code: GuestCode) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, code)?;
     match guest.run() {
-        Stop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
+        GuestStop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
             let dr6 = guest.dr6()?;
             guest.set_trap_rflags(t, t.rflags & !TF)?;
             let then = guest.run();
             Ok(if dr6 & DR6_BS == 0 {
-                Finding::broken(format!("#DB in the right place, DR6 {dr6:#x} without BS"))
-            } else if then != Stop::Done {
+                Finding::broken(format!(
+                    "#DB in the right instruction, DR6 {dr6:#x} without BS"
+                ))
+            } else if then != GuestStop::Done {
                 Finding::broken(format!("#DB with DR6.BS; then {then}"))
             } else {
                 Finding::works("#DB after one instruction, DR6.BS")
             })
         }
-        Stop::Trap(t) if t.vector == 1 => {
+        GuestStop::Trap(t) if t.vector == 1 => {
             let off = t.rip.wrapping_sub(guest.mark()).cast_signed();
             Ok(Finding::broken(format!(
                 "#DB {off:+} bytes from where it belongs"
@@ -237,10 +259,10 @@ fn trap_flag(bench: &Bench, code: Code) -> Result<Finding, Refused> {
 mod tests {
     use super::*;
 
-    fn places_of(stops: &[(Mnemonic, usize)]) -> Vec<Place> {
+    fn run_of(stops: &[(Mnemonic, usize)]) -> Vec<SteppedInstruction> {
         stops
             .iter()
-            .map(|&(mnemonic, stops)| Place {
+            .map(|&(mnemonic, stops)| SteppedInstruction {
                 mnemonic,
                 next: 0,
                 stops,
@@ -249,26 +271,26 @@ mod tests {
     }
 
     #[test]
-    fn places_follow_the_code() {
-        let places = places(pushes_flags());
-        assert_eq!(places.len(), 4);
-        assert_eq!(places[0].next, CODE + 1);
-        assert_eq!(places[1].mnemonic, Mnemonic::Pushfq);
+    fn instructions_are_decoded_from_the_code() {
+        let run = instructions(pushes_flags());
+        assert_eq!(run.len(), 4);
+        assert_eq!(run[0].next, CODE + 1);
+        assert_eq!(run[1].mnemonic, Mnemonic::Pushfq);
     }
 
     #[test]
-    fn steps_one_each_but_after_mov_ss_are_exact() {
+    fn one_stop_after_each_instruction_but_mov_ss_is_exact() {
         use Mnemonic::{Mov, Nop, Out};
-        let run = places_of(&[(Nop, 1), (Mov, 0), (Nop, 1), (Out, 0)]);
-        assert_eq!(judge(&run, 0, &Stop::Done), Finding::works("exact"));
+        let run = run_of(&[(Nop, 1), (Mov, 0), (Nop, 1), (Out, 0)]);
+        assert_eq!(judge(&run, 0, &GuestStop::Done), Finding::works("exact"));
     }
 
     #[test]
-    fn steps_lost_doubled_and_in_the_shadow_are_named() {
+    fn lost_duplicate_and_shadowed_stops_are_named() {
         use Mnemonic::{Cpuid, Mov, Nop, Out};
-        let run = places_of(&[(Cpuid, 2), (Nop, 1), (Out, 0), (Mov, 1), (Out, 0)]);
+        let run = run_of(&[(Cpuid, 2), (Nop, 1), (Out, 0), (Mov, 1), (Out, 0)]);
         assert_eq!(
-            judge(&run, 0, &Stop::Done),
+            judge(&run, 0, &GuestStop::Done),
             Finding::differs(
                 "stops; lost after OUT; duplicate stops at one RIP after CPUID; no MOV SS shadow"
             )
@@ -276,8 +298,11 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_never_come_are_broken() {
-        let run = places_of(&[(Mnemonic::Nop, 0), (Mnemonic::Out, 0)]);
-        assert_eq!(judge(&run, 0, &Stop::Done), Finding::broken("never stops"));
+    fn run_without_stops_is_broken() {
+        let run = run_of(&[(Mnemonic::Nop, 0), (Mnemonic::Out, 0)]);
+        assert_eq!(
+            judge(&run, 0, &GuestStop::Done),
+            Finding::broken("never stops")
+        );
     }
 }

@@ -1,18 +1,21 @@
 //! The time-stamp counter: its offset, IA32_TSC, CR4.TSD, TSC_AUX, RDTSCP, and the deadline MSR.
 
+use hindsight_regs::cr::Cr4;
+
 use crate::host_clock::read_tsc;
 use crate::kvm::ioctls;
-use crate::probe::code::code;
+use crate::probe::context::{NameCall, ProbeContext, RefusedCall};
 use crate::probe::finding::{Finding, Probe};
+use crate::probe::guest::code::code;
 use crate::probe::guest::*;
 use crate::probe::probes::exits::filtered;
 
 const IA32_TSC: u32 = 0x10;
 const IA32_TSC_DEADLINE: u32 = 0x6e0;
 const IA32_TSC_AUX: u32 = 0xc000_0103;
-const CR4_TSD: u64 = 1 << 2;
-/// Far more ticks than any probe takes.
+/// A TSC offset far larger than the ticks that a probe takes.
 const JUMP: u64 = 1 << 44;
+/// More ticks than a probe takes: closer TSC values are equal.
 const NEAR: u64 = 1 << 40;
 
 code! {
@@ -23,7 +26,7 @@ code! {
     }
 }
 
-/// The rows of this file.
+/// The probes of this module.
 pub(in crate::probe) const PROBES: &[Probe] = &[
     Probe::new(
         "tsc-offset",
@@ -37,39 +40,39 @@ pub(in crate::probe) const PROBES: &[Probe] = &[
         "RDTSCP at CPL3 returns the guest's TSC_AUX",
         tsc_aux,
     ),
-    Probe::new("rdtscp-cpl0", "RDTSCP at CPL0", |b| {
-        let mut guest = b.guest(Level::Kernel, reads_tsc_and_aux())?;
+    Probe::new("rdtscp-cpl0", "RDTSCP at CPL0", |c| {
+        let mut guest = c.guest(StartLevel::Kernel, reads_tsc_and_aux())?;
         Ok(match guest.run() {
-            Stop::Done => Finding::works("runs"),
+            GuestStop::Done => Finding::works("runs"),
             stop => Finding::broken(stop),
         })
     }),
     Probe::new(
         "tsc-deadline-exit",
-        "WRMSR IA32_TSC_DEADLINE exits when the APIC is ours, and is not swallowed",
+        "WRMSR IA32_TSC_DEADLINE exits without an in-kernel APIC",
         deadline,
     ),
 ];
 
-/// RDTSC in the guest, or why there was none.
-fn rdtsc(guest: &mut Guest<'_>) -> Result<Result<u64, Stop>, Refused> {
+/// The TSC that the guest reads, or why it stopped instead.
+fn rdtsc(guest: &mut ProbeGuest<'_>) -> Result<Result<u64, GuestStop>, RefusedCall> {
     match guest.run() {
-        Stop::Done => Ok(Ok(guest.regs()?.rax)),
+        GuestStop::Done => Ok(Ok(guest.regs()?.rax)),
         stop => Ok(Err(stop)),
     }
 }
 
-fn tsc_offset(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, reads_tsc())?;
-    if !ioctls::has_tsc_offset(&guest.tiny.vcpu) {
+fn tsc_offset(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, reads_tsc())?;
+    if !ioctls::has_tsc_offset(guest.vm.vcpu()) {
         return Ok(Finding::absent("no such attribute"));
     }
     let before = match rdtsc(&mut guest)? {
         Ok(tsc) => tsc,
         Err(stop) => return Ok(Finding::broken(stop)),
     };
-    let offset = ioctls::tsc_offset(&guest.tiny.vcpu).named("KVM_GET_DEVICE_ATTR")?;
-    ioctls::set_tsc_offset(&guest.tiny.vcpu, offset.wrapping_add(JUMP))
+    let offset = ioctls::tsc_offset(guest.vm.vcpu()).named("KVM_GET_DEVICE_ATTR")?;
+    ioctls::set_tsc_offset(guest.vm.vcpu(), offset.wrapping_add(JUMP))
         .named("KVM_SET_DEVICE_ATTR")?;
     let host = read_tsc();
     Ok(match rdtsc(&mut guest)? {
@@ -84,8 +87,8 @@ fn tsc_offset(bench: &Bench) -> Result<Finding, Refused> {
     })
 }
 
-fn tsc_msr(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::Kernel, reads_tsc())?;
+fn tsc_msr(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::Kernel, reads_tsc())?;
     guest.set_msr(IA32_TSC, JUMP)?;
     let host = read_tsc();
     Ok(match rdtsc(&mut guest)? {
@@ -98,36 +101,36 @@ fn tsc_msr(bench: &Bench) -> Result<Finding, Refused> {
     })
 }
 
-fn tsd(bench: &Bench) -> Result<Finding, Refused> {
-    let mut guest = bench.guest(Level::User, reads_tsc())?;
-    guest.edit_sregs(|sregs| sregs.cr4 |= CR4_TSD)?;
+fn tsd(context: &ProbeContext) -> Result<Finding, RefusedCall> {
+    let mut guest = context.guest(StartLevel::User, reads_tsc())?;
+    guest.edit_sregs(|sregs| sregs.cr4 |= Cr4::TSD.bits())?;
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 13 && t.rip == CODE => Finding::works("#GP"),
-        Stop::Done => Finding::broken("ignored: RDTSC runs"),
+        GuestStop::Trap(t) if t.vector == 13 && t.rip == CODE => Finding::works("#GP"),
+        GuestStop::Done => Finding::broken("ignored: RDTSC runs"),
         stop => Finding::broken(stop),
     })
 }
 
-fn tsc_aux(bench: &Bench) -> Result<Finding, Refused> {
+fn tsc_aux(context: &ProbeContext) -> Result<Finding, RefusedCall> {
     const MARKER: u64 = 0x1234_5678;
-    let mut guest = bench.guest(Level::User, reads_tsc_and_aux())?;
+    let mut guest = context.guest(StartLevel::User, reads_tsc_and_aux())?;
     let taken = guest.set_msr(IA32_TSC_AUX, MARKER).is_ok();
     Ok(match guest.run() {
-        Stop::Done => match (guest.regs()?.rcx, taken) {
+        GuestStop::Done => match (guest.regs()?.rcx, taken) {
             (MARKER, _) => Finding::works("the guest's"),
             (other, true) => Finding::broken(format!("ignored: the host's ({other:#x})")),
             (other, false) => Finding::broken(format!("MSR refused; the host's ({other:#x})")),
         },
-        Stop::Trap(t) if t.vector == 6 => Finding::absent("guest gets #UD"),
+        GuestStop::Trap(t) if t.vector == 6 => Finding::absent("guest gets #UD"),
         stop => Finding::broken(stop),
     })
 }
 
-fn deadline(bench: &Bench) -> Result<Finding, Refused> {
+fn deadline(context: &ProbeContext) -> Result<Finding, RefusedCall> {
     const TSC_DEADLINE: u32 = 1 << 24;
-    let mut guest = filtered(bench, writes_deadline(), IA32_TSC_DEADLINE)?;
-    // KVM does not offer the bit without its own APIC; a VMM with an APIC of its own sets it.
-    let mut cpuid = bench.cpuid.clone();
+    let mut guest = filtered(context, writes_deadline(), IA32_TSC_DEADLINE)?;
+    // KVM does not report the bit without its own APIC. A VMM with an APIC of its own sets it.
+    let mut cpuid = context.cpuid.clone();
     for entry in cpuid
         .as_mut_slice()
         .iter_mut()
@@ -135,16 +138,16 @@ fn deadline(bench: &Bench) -> Result<Finding, Refused> {
     {
         entry.ecx |= TSC_DEADLINE;
     }
-    guest.tiny.vcpu.set_cpuid2(&cpuid).named("KVM_SET_CPUID2")?;
+    guest.vm.vcpu().set_cpuid2(&cpuid).named("KVM_SET_CPUID2")?;
     Ok(match guest.run() {
-        Stop::Wrmsr {
+        GuestStop::Wrmsr {
             index: IA32_TSC_DEADLINE,
             value: 0x1234_5678,
         } => match guest.run() {
-            Stop::Done => Finding::works("exits"),
+            GuestStop::Done => Finding::works("exits"),
             stop => Finding::broken(format!("exits; then {stop}")),
         },
-        Stop::Done => Finding::broken("swallowed: no exit"),
+        GuestStop::Done => Finding::broken("swallowed: no exit"),
         stop => Finding::broken(stop),
     })
 }

@@ -38,7 +38,7 @@ pub trait PausedVcpu {
     fn set_resume_action(&mut self, action: ResumeAction);
 
     /// Sets what it stops for. The caller makes sure that the engine supports it, or that the machine
-    /// changes engines before the vCPU resumes: see [`super::hw_breakpoints`].
+    /// changes engines before the vCPU resumes: see `vcpu::debug::hw_breakpoints`.
     fn set_stops(&mut self, stops: &Stops);
 
     /// Writes an MSR as WRMSR does. `false`: the guest would get #GP(0).

@@ -82,7 +82,7 @@ pub fn decide(choice: EngineChoice, demand: EngineDemand, host: &HostKvm) -> Eng
             Engine::Interp,
             format!("this host's KVM does not let a guest have its own time ({why})"),
         ),
-        (EngineChoice::Auto, HostKvm::Native { exact, .. }) => {
+        (EngineChoice::Auto, HostKvm::Usable { exact, .. }) => {
             let lacking = demand.armed.difference(*exact);
             if !lacking.is_empty() {
                 (Engine::Interp, format!("{lacking} armed"))
@@ -128,7 +128,7 @@ impl EnginePolicy {
     pub const fn intercepts_mov_dr(&self) -> bool {
         matches!(
             self.host,
-            HostKvm::Native {
+            HostKvm::Usable {
                 detects_mov_dr: true,
                 ..
             }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     fn auto(demand: EngineDemand) -> Engine {
-        decide(EngineChoice::Auto, demand, &HostKvm::native()).engine
+        decide(EngineChoice::Auto, demand, &HostKvm::usable()).engine
     }
 
     #[test]
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn auto_interprets_exactly_while_something_is_armed_that_kvm_lacks() {
         for one in Armed::all().iter() {
-            let HostKvm::Native { exact, .. } = HostKvm::native() else {
+            let HostKvm::Usable { exact, .. } = HostKvm::usable() else {
                 panic!()
             };
             let expected = if exact.contains(one) {
@@ -176,7 +176,7 @@ mod tests {
                 Engine::Interp
             };
             assert_eq!(auto(armed(one)), expected, "{one}");
-            let decision = decide(EngineChoice::Auto, armed(one), &HostKvm::native());
+            let decision = decide(EngineChoice::Auto, armed(one), &HostKvm::usable());
             assert!(decision.because.contains(&one.to_string()), "{decision:?}");
         }
         for lacking in [Armed::LBR, Armed::BTS, Armed::PEBS, Armed::IO_BREAKPOINT] {
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_kvm_that_lacks_breakpoints_gets_none() {
-        let lacking = HostKvm::Native {
+        let lacking = HostKvm::Usable {
             exact: Armed::empty(),
             detects_mov_dr: true,
         };

@@ -60,24 +60,24 @@ impl InterpPlatform {
         answer
     }
 
-    /// Puts an event into the hash of deterministic mode.
-    fn note(&mut self, noted: LoggedEvent, place: u64, data: &[u8]) {
+    /// Adds an event to the event hash of deterministic mode.
+    fn log_event(&mut self, event: LoggedEvent, operand: u64, data: &[u8]) {
         if let Some(log) = &mut self.log {
-            log.note(noted, self.model.board.time.clock.now(), place, data);
+            log.add_event(event, self.model.board.time.clock.now(), operand, data);
         }
     }
 
     /// The run must end: a timer became due before its end, in deterministic mode.
     fn timer_is_earlier(&self) -> bool {
-        let until = self.log.as_ref().map_or(0, |log| log.until);
-        until != 0
+        let deadline = self.log.as_ref().map_or(0, |log| log.deadline);
+        deadline != 0
             && self
                 .model
                 .board
                 .buses
                 .irq
                 .next_event()
-                .is_some_and(|due| due < until)
+                .is_some_and(|due| due < deadline)
     }
 }
 
@@ -86,13 +86,13 @@ impl Bus for InterpPlatform {
         self.served(ExitKind::PortRead(port), |model| {
             model.board.buses.ports.read(port, data);
         });
-        self.note(LoggedEvent::PortRead, port.into(), data);
+        self.log_event(LoggedEvent::PortRead, port.into(), data);
         tracing::trace!(target: "io", "cpu {} in {port:#x} = {}", self.model.id, HexBytes(data));
     }
 
     fn port_write(&mut self, port: u16, data: &[u8]) {
         tracing::trace!(target: "io", "cpu {} out {port:#x} = {}", self.model.id, HexBytes(data));
-        self.note(LoggedEvent::PortWrite, port.into(), data);
+        self.log_event(LoggedEvent::PortWrite, port.into(), data);
         self.served(ExitKind::PortWrite(port), |model| {
             model.board.buses.ports.write(port, data);
         });
@@ -103,11 +103,11 @@ impl Bus for InterpPlatform {
 
     fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
         self.served(ExitKind::MmioRead(gpa), |model| model.mmio_read(gpa, data));
-        self.note(LoggedEvent::MmioRead, gpa, data);
+        self.log_event(LoggedEvent::MmioRead, gpa, data);
     }
 
     fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
-        self.note(LoggedEvent::MmioWrite, gpa, data);
+        self.log_event(LoggedEvent::MmioWrite, gpa, data);
         self.served(ExitKind::MmioWrite(gpa), |model| {
             model.mmio_write(gpa, data)
         });
@@ -123,12 +123,12 @@ impl Msrs for InterpPlatform {
         });
         tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {answer:x?}", self.model.id);
         let shown = answer.ok().flatten().unwrap_or(0);
-        self.note(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
+        self.log_event(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
         answer.ok().flatten().ok_or(GpFault)
     }
 
     fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), GpFault> {
-        self.note(LoggedEvent::Wrmsr, index.into(), &value.to_le_bytes());
+        self.log_event(LoggedEvent::Wrmsr, index.into(), &value.to_le_bytes());
         let answer = self.served(ExitKind::Wrmsr(index), |model| model.wrmsr(index, value));
         self.model.record(RecordedKind::Wrmsr {
             index,
@@ -151,7 +151,7 @@ impl Msrs for InterpPlatform {
     fn rdpmc(&mut self, index: u32) -> Result<u64, GpFault> {
         let answer = self.model.rdpmc(index);
         let shown = answer.unwrap_or(0);
-        self.note(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
+        self.log_event(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
         answer.ok_or(GpFault)
     }
 
@@ -207,7 +207,7 @@ impl Interrupts for InterpPlatform {
         if let Some(vector) = vector {
             self.model.wake();
             self.model.record(RecordedKind::Interrupt { vector });
-            self.note(LoggedEvent::Interrupt, vector.into(), &[]);
+            self.log_event(LoggedEvent::Interrupt, vector.into(), &[]);
         }
         vector
     }
@@ -215,13 +215,13 @@ impl Interrupts for InterpPlatform {
     fn acknowledge_nmi(&mut self) {
         self.model.board.buses.irq.take_nmi(self.model.id);
         self.model.wake();
-        self.note(LoggedEvent::Nmi, 2, &[]);
+        self.log_event(LoggedEvent::Nmi, 2, &[]);
     }
 
     fn acknowledge_smi(&mut self) {
         self.model.board.buses.irq.take_smi(self.model.id);
         self.model.wake();
-        self.note(LoggedEvent::Smi, 0, &[]);
+        self.log_event(LoggedEvent::Smi, 0, &[]);
     }
 
     fn smm(&mut self, entered: bool) {
@@ -265,7 +265,7 @@ impl Interrupts for InterpPlatform {
     fn random(&mut self) -> u64 {
         if let Some(log) = &mut self.log {
             let value = log.random();
-            self.note(LoggedEvent::Random, value, &[]);
+            self.log_event(LoggedEvent::Random, value, &[]);
             return value;
         }
         // An LCG step mixed with the time: enough for a guest whose host is trusted anyway.
@@ -293,7 +293,7 @@ impl Observer for InterpPlatform {
             history.set_base(cs_base);
         }
         if let Some(log) = &mut self.log {
-            log.follow(branches);
+            log.branches.extend(branches);
         }
         if self.model.msrs.observe().branches || self.model.history.is_some() {
             self.model.branches(branches);

@@ -42,7 +42,7 @@ impl KvmVcpu {
 
     /// General registers without the flags that stepping changes.
     fn unstepped_regs(&self) -> Result<kvm_regs, KvmError> {
-        let mut registers = self.fd.general()?;
+        let mut registers = self.fd.general_registers()?;
         registers.rflags &= !(Rflags::TF | Rflags::RF).bits();
         Ok(registers)
     }
@@ -100,7 +100,7 @@ impl KvmVcpu {
         if self.guest_debug_regs.owner() == DebugRegsOwner::Monitor {
             return Ok(());
         }
-        let cr4 = self.fd.at_exit().sregs.cr4;
+        let cr4 = self.fd.regs_at_exit().sregs.cr4;
         if !self.guest_debug_regs.must_read(access, cr4) {
             return Ok(());
         }
@@ -123,7 +123,7 @@ impl KvmVcpu {
     pub(super) fn trap(&mut self, stepped: bool) -> Result<(), KvmError> {
         self.complete()?;
         let mut conditions = Dr6::from_bits_retain(std::mem::take(&mut self.hits));
-        match self.fd.waiting_exception()?.map(Vector) {
+        match self.fd.pending_exception()?.map(Vector) {
             Some(Vector::DB) if conditions.is_empty() => return Ok(()),
             Some(Vector::DB) | None => {}
             // The instruction faulted.

@@ -32,7 +32,7 @@ impl KvmVcpu {
         }
         if pending.nmi && irq.take_nmi(id) {
             tracing::trace!(target: "irq", "cpu {id} NMI");
-            self.fd.nmi()?;
+            self.fd.inject_nmi()?;
             self.activity = Activity::Running;
         }
         self.offer_interrupt(pending, &board)?;
@@ -57,7 +57,7 @@ impl KvmVcpu {
             if let Some(vector) = board.buses.irq.acknowledge(id) {
                 tracing::trace!(target: "irq", "cpu {id} interrupt {vector:#x}");
                 self.model.record(RecordedKind::Interrupt { vector });
-                self.fd.interrupt(vector)?;
+                self.fd.inject_interrupt(vector)?;
                 // KVM accepts no second one before it runs.
                 self.accepts_interrupt = Some(false);
                 self.activity = Activity::Running;

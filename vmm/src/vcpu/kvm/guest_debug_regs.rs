@@ -9,7 +9,7 @@ use hindsight_cpu::debug::Registers;
 use hindsight_regs::cr::Cr4;
 use hindsight_regs::dr::{Condition, Dr7, Slot};
 
-use crate::kvm::exit::{Exit, Port};
+use crate::kvm::exit::{KvmExit, PortData};
 
 /// L0 to G3 of DR7.
 const ENABLES: u64 = 0xff;
@@ -51,22 +51,22 @@ pub enum ExitAccess {
 
 impl ExitAccess {
     /// The access of an exit; `None` for exits of other kinds.
-    pub const fn of(exit: &Exit<'_>) -> Option<Self> {
+    pub const fn of(exit: &KvmExit<'_>) -> Option<Self> {
         Some(match exit {
-            Exit::Io {
+            KvmExit::Io {
                 port,
                 size,
-                data: Port::In(_) | Port::Out(_),
+                data: PortData::In(_) | PortData::Out(_),
             } => Self::Port {
                 port: *port,
                 size: *size as u64,
             },
-            Exit::MmioRead { address, data } => Self::Memory {
+            KvmExit::MmioRead { address, data } => Self::Memory {
                 gpa: *address,
                 len: data.len() as u64,
                 write: false,
             },
-            Exit::MmioWrite { address, data } => Self::Memory {
+            KvmExit::MmioWrite { address, data } => Self::Memory {
                 gpa: *address,
                 len: data.len() as u64,
                 write: true,

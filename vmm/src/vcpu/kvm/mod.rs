@@ -300,7 +300,7 @@ impl KvmVcpu {
             }
         }
         self.check_debug_regs(access)?;
-        let trap_flag = self.fd.at_exit().regs.rflags & Rflags::TF.bits() != 0;
+        let trap_flag = self.fd.regs_at_exit().regs.rflags & Rflags::TF.bits() != 0;
         let stepped = access.is_some() && trap_flag;
         if stepped || self.hits != 0 {
             self.trap(stepped)?;

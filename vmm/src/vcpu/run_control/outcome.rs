@@ -10,7 +10,7 @@ use hindsight_devices::MachineRequest;
 use thiserror::Error;
 
 use crate::kvm::KvmError;
-use crate::memory::MemoryError;
+use crate::memory::RamError;
 use crate::state::RestoreError;
 use crate::sync::lock;
 use crate::vcpu::crash::{Crash, FinalState};
@@ -48,7 +48,7 @@ pub enum RunError {
     Kvm(#[from] KvmError),
     /// The interpreter's view of guest memory could not be created.
     #[error(transparent)]
-    Memory(#[from] MemoryError),
+    Memory(#[from] RamError),
     /// A deterministic machine could not be saved or restored.
     #[error(transparent)]
     Restore(#[from] RestoreError),

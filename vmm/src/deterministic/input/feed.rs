@@ -1,0 +1,183 @@
+//! The source of a machine's input: a log, or a queue that is recorded in a log.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hindsight_devices::clock::Ticks;
+
+use super::log::{InputEvent, InputLog, LoggedInput, LoggedMachine, MAGIC};
+use super::queue::InputQueue;
+
+/// How often a waiting machine polls for its end.
+const POLL: Duration = Duration::from_millis(50);
+
+/// A queue, and the log in which its input is recorded.
+struct LiveInput {
+    queue: Arc<InputQueue>,
+    log: Box<dyn Write + Send>,
+}
+
+/// The input of a machine: entries of a log, then live input if there is any.
+#[derive(Default)]
+pub struct InputFeed {
+    logged: Vec<LoggedInput>,
+    live: Option<LiveInput>,
+}
+
+impl fmt::Debug for InputFeed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InputFeed")
+            .field("logged", &self.logged.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl InputFeed {
+    /// The input of a log, and no other.
+    pub fn replay(log: InputLog) -> Self {
+        Self {
+            logged: log.inputs,
+            live: None,
+        }
+    }
+
+    /// The input of `queue`, recorded in `log`.
+    ///
+    /// # Errors
+    ///
+    /// The log cannot be written.
+    pub fn record(
+        queue: Arc<InputQueue>,
+        machine: LoggedMachine,
+        mut log: Box<dyn Write + Send>,
+    ) -> io::Result<Self> {
+        writeln!(log, "{MAGIC} {machine}")?;
+        writeln!(log, "# round instructions time: input")?;
+        log.flush()?;
+        let live = Some(LiveInput { queue, log });
+        Ok(Self {
+            logged: Vec::new(),
+            live,
+        })
+    }
+
+    /// Entry `index` of the log, if it is recorded already.
+    pub(crate) fn logged(&self, index: u64) -> Option<&LoggedInput> {
+        self.logged.get(usize::try_from(index).ok()?)
+    }
+
+    /// Takes live input: as much as `accept` takes. It is recorded with the given round,
+    /// instruction count and time.
+    pub(crate) fn take_live(
+        &mut self,
+        (round, icount, ticks): (u64, u64, Ticks),
+        accept: impl FnOnce(&[u8]) -> usize,
+    ) -> io::Result<Option<InputEvent>> {
+        let Some(live) = &mut self.live else {
+            return Ok(None);
+        };
+        let Some(event) = live.queue.take(accept) else {
+            return Ok(None);
+        };
+        let input = LoggedInput {
+            round,
+            icount,
+            ticks,
+            event: event.clone(),
+        };
+        writeln!(live.log, "{input}")?;
+        live.log.flush()?;
+        self.logged.push(input);
+        Ok(Some(event))
+    }
+
+    /// Waits in real time, while all vCPUs are halted, for live input or until `stopped`.
+    ///
+    /// It waits for at most `limit`. Bytes count only if the guest `accepts_bytes`. Returns how
+    /// long it waited, or `None` without waiting if there is no live input.
+    pub(crate) fn wait(
+        &self,
+        limit: Option<Duration>,
+        accepts_bytes: bool,
+        stopped: impl Fn() -> bool,
+    ) -> Option<Duration> {
+        let live = self.live.as_ref()?;
+        let start = Instant::now();
+        loop {
+            let waited = start.elapsed();
+            let left = limit.map(|limit| limit.saturating_sub(waited));
+            if left == Some(Duration::ZERO) || live.queue.is_ready(accepts_bytes) || stopped() {
+                return Some(waited);
+            }
+            live.queue
+                .sleep(accepts_bytes, left.map_or(POLL, |left| left.min(POLL)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::sync::lock;
+
+    const MACHINE: LoggedMachine = LoggedMachine {
+        cpus: 2,
+        memory: 0x10_0000,
+        seed: 7,
+    };
+
+    /// A log in memory that the test reads while it is written.
+    #[derive(Clone, Default)]
+    struct SharedLog(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for SharedLog {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            lock(&self.0).write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn recorded_input_is_read_back_from_its_log() {
+        let (queue, text) = (Arc::new(InputQueue::default()), SharedLog::default());
+        let mut feed = InputFeed::record(queue.clone(), MACHINE, Box::new(text.clone())).unwrap();
+        queue.push(b"ls\r");
+        let serial = |bytes: &[u8]| InputEvent::Serial(bytes.to_vec());
+        let take = |feed: &mut InputFeed, at, capacity: usize| {
+            feed.take_live(at, |bytes| bytes.len().min(capacity))
+                .unwrap()
+        };
+        assert_eq!(take(&mut feed, (1, 2, 3), 0), None, "no capacity");
+        assert_eq!(take(&mut feed, (4, 5, 6), 2), Some(serial(b"ls")));
+        assert_eq!(take(&mut feed, (4, 5, 6), 9), Some(serial(b"\r")));
+        assert_eq!(take(&mut feed, (4, 5, 6), 9), None, "the queue is empty");
+        queue.push(b"more");
+        queue.quit();
+        assert_eq!(take(&mut feed, (7, 8, 9), 0), Some(InputEvent::Quit));
+        let text = String::from_utf8(lock(&text.0).clone()).unwrap();
+        let log: InputLog = text.parse().unwrap();
+        assert_eq!(log.machine, MACHINE);
+        assert_eq!(log.inputs, feed.logged);
+        assert_eq!(log.inputs[0].to_string(), "4 5 6 serial 6c73");
+    }
+
+    #[test]
+    fn wait_ends_with_input_or_its_limit_or_the_machine() {
+        let queue = Arc::new(InputQueue::default());
+        let feed = InputFeed::record(queue.clone(), MACHINE, Box::new(io::sink())).unwrap();
+        let short = Some(Duration::from_millis(1));
+        assert!(feed.wait(short, true, || false).is_some());
+        assert!(feed.wait(None, true, || true).is_some());
+        queue.push(b"x");
+        assert!(feed.wait(None, true, || false).is_some());
+        assert!(feed.wait(short, false, || false) >= short, "no capacity");
+        assert_eq!(InputFeed::default().wait(None, true, || false), None);
+    }
+}
