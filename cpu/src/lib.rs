@@ -17,6 +17,7 @@ pub mod rdt;
 pub mod smm;
 pub mod state;
 mod state_check;
+pub mod stops;
 pub mod transaction;
 pub mod tsc;
 pub mod uarch;

@@ -37,5 +37,4 @@ pub use memory::{Memory, MemoryError, RegionSpec};
 pub use platform::{Accesses, Cause, Step};
 pub use platform::{Branch, BranchClass, Counting, Gp, Observe, Pending, Platform};
 pub use run::{Exit, Kicker, Stats, Vcpu};
-pub use stops::{Hit, MsrStops, PortWatch, Stops, Watch};
 pub use supported::supported_cpuid;

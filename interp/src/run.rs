@@ -13,9 +13,9 @@ use crate::memory::Memory;
 use crate::op::{DEAD, Next, slot};
 use crate::ops::branch;
 use crate::platform::Platform;
-use crate::stops::{Hit, Stops};
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::{Activity, CpuState, gpr};
+use hindsight_cpu::stops::{StopConditions, StopHit};
 use hindsight_cpu::transaction::Cause;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub enum Exit {
     /// handler raises the next one before its first instruction retires.
     Leave,
     /// Something of [`Vcpu::set_stops`] was reached.
-    Stop(Hit),
+    Stop(StopHit),
     /// [`Vcpu::step`] did what it does.
     Stepped,
     /// An instruction that the interpreter lacks: its bytes (the unused ones are 0) and RIP.
@@ -130,7 +130,7 @@ impl Vcpu {
     }
 
     /// What a debugger outside the machine stops for from now on. The guest cannot tell.
-    pub fn set_stops(&mut self, stops: &Stops) {
+    pub fn set_stops(&mut self, stops: &StopConditions) {
         self.core.set_stops(stops);
     }
 
@@ -476,7 +476,7 @@ impl Core {
             if self.stops.execute {
                 let lin = self.code_lin(self.rip);
                 if self.stops.at(lin) {
-                    self.stops.hit = Some(Hit::Execute(lin));
+                    self.stops.hit = Some(StopHit::Execute(lin));
                     return Ok(None);
                 }
             }

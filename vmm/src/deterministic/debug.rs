@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::{Hit, Stops};
+use hindsight_cpu::stops::{StopConditions, StopHit};
 
 use crate::deterministic::{CheckpointLimits, Timeline};
 use crate::deterministic::{DeterministicMachine, RunStop};
@@ -21,7 +21,7 @@ use crate::vcpu::stats::VcpuStats;
 pub(super) struct DebuggedMachine {
     pub(super) timeline: Timeline,
     pub(super) board: Arc<Board>,
-    pub(super) stops: Stops,
+    pub(super) stops: StopConditions,
     plans: Vec<ResumeAction>,
 }
 
@@ -36,7 +36,7 @@ pub(super) fn run(
     let mut debugged = DebuggedMachine {
         timeline: Timeline::new(machine, limits)?,
         board: board.clone(),
-        stops: Stops::default(),
+        stops: StopConditions::default(),
         plans: vec![ResumeAction::Run; cpus],
     };
     while debugged.wait() == Checkpoint::Run {
@@ -227,7 +227,7 @@ impl DebuggedMachine {
                 break Some((cpu, StopReason::Stepped));
             }
             if self.stops.execute.contains(&pc) {
-                break Some((cpu, StopReason::Hit(Hit::Execute(pc))));
+                break Some((cpu, StopReason::Hit(StopHit::Execute(pc))));
             }
         };
         self.arm(true);
@@ -258,7 +258,7 @@ impl DebuggedMachine {
             let passed = match ended {
                 RunStop::Hit {
                     cpu: who,
-                    hit: Hit::Execute(pc),
+                    hit: StopHit::Execute(pc),
                 } => {
                     if who == cpu && self.frame(cpu) == at {
                         return Ok(None);
@@ -313,7 +313,7 @@ impl PausedVcpu for DebuggedVcpu<'_> {
         self.debugged.plans[self.cpu] = plan;
     }
 
-    fn set_stops(&mut self, stops: &Stops) {
+    fn set_stops(&mut self, stops: &StopConditions) {
         self.debugged.stops = stops.clone();
         self.vcpu().vcpu.set_stops(stops);
     }

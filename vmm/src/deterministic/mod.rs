@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hindsight_cpu::branch::Branch;
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::{Hit, Stops};
+use hindsight_cpu::stops::{StopConditions, StopHit};
 use xxhash_rust::xxh3::Xxh3;
 
 pub use checkpoints::{CheckpointLimits, Timeline};
@@ -58,7 +58,7 @@ pub enum RunStop {
         /// Which.
         cpu: usize,
         /// What.
-        hit: Hit,
+        hit: StopHit,
     },
     /// An exception was delivered after [`DeterministicMachine::stop_at_exceptions`].
     Delivered {
@@ -225,7 +225,7 @@ impl DeterministicMachine {
 
     /// What the processors stop for from now on; the guest cannot tell. A breakpoint at the next
     /// instruction is hit at once: to get past it, run to the next place without stops.
-    pub fn set_stops(&mut self, stops: &Stops) {
+    pub fn set_stops(&mut self, stops: &StopConditions) {
         for vcpu in &mut self.vcpus {
             vcpu.vcpu.set_stops(stops);
         }

@@ -7,7 +7,7 @@
 use std::ops::ControlFlow;
 
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::{Hit, Stops};
+use hindsight_cpu::stops::{StopConditions, StopHit};
 use iced_x86::Code;
 
 use crate::deterministic::RunStop;
@@ -26,7 +26,7 @@ struct ReverseHit {
     /// Instructions retired by then.
     at: u64,
     cpu: usize,
-    hit: Hit,
+    hit: StopHit,
     /// Address of the processor's next instruction.
     pc: u64,
     /// The breakpoint at that instruction was met, which is not over: a repeated one may be in the middle.
@@ -38,7 +38,7 @@ struct ReverseHit {
 impl ReverseHit {
     /// It comes before the instruction that does it; an access, after it.
     const fn is_before(&self) -> bool {
-        matches!(self.hit, Hit::Execute(_) | Hit::Exception { .. })
+        matches!(self.hit, StopHit::Execute(_) | StopHit::Exception { .. })
     }
 }
 
@@ -48,7 +48,9 @@ type LastHit = ControlFlow<(), Option<ReverseHit>>;
 impl DebuggedMachine {
     /// Goes to a place without stopping on the way; `false` if it was interrupted.
     fn travel(&mut self, place: u64) -> Result<bool, RestoreError> {
-        self.timeline.machine().set_stops(&Stops::default());
+        self.timeline
+            .machine()
+            .set_stops(&StopConditions::default());
         let ended = self.timeline.go_to(place)?;
         self.arm(true);
         Ok(ended == RunStop::Reached)
@@ -73,7 +75,9 @@ impl DebuggedMachine {
 
     /// Goes to a place anew: what came between its last instruction and the present is undone, too.
     fn return_to(&mut self, place: u64) -> Result<bool, RestoreError> {
-        self.timeline.machine().set_stops(&Stops::default());
+        self.timeline
+            .machine()
+            .set_stops(&StopConditions::default());
         let ended = self.timeline.return_to(place)?;
         self.arm(true);
         Ok(ended == RunStop::Reached)
@@ -266,7 +270,7 @@ impl DebuggedMachine {
         }
     }
 
-    fn met(&mut self, cpu: usize, hit: Hit, last: Option<&ReverseHit>) -> ReverseHit {
+    fn met(&mut self, cpu: usize, hit: StopHit, last: Option<&ReverseHit>) -> ReverseHit {
         let (at, (pc, _)) = (self.timeline.place(), self.frame(cpu));
         let last = last.filter(|met| met.at == at);
         let mut met = ReverseHit {
@@ -321,7 +325,7 @@ impl DebuggedMachine {
     /// A breakpoint at the first instruction of a handler is reached at the place of the instruction
     /// that was interrupted: delivers what interrupts it. `false` if it was interrupted itself.
     fn deliver(&mut self, met: &ReverseHit) -> Result<bool, RestoreError> {
-        let Hit::Execute(at) = met.hit else {
+        let StopHit::Execute(at) = met.hit else {
             return Ok(true);
         };
         if self.frame(met.cpu).0 == at {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use hindsight_cpu::branch::{Branch, BranchClass};
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::{Exit, Hit, Platform};
+use hindsight_cpu::stops::StopHit;
+use hindsight_interp::{Exit, Platform};
 
 use super::QUANTUM;
 use crate::state::RunLogState;
@@ -25,7 +26,7 @@ pub(crate) enum Turn {
     /// As many instructions as were allowed are retired; the turn is not over.
     Limit,
     /// What a debugger stops for was reached; the turn is not over.
-    Hit(Hit),
+    Hit(StopHit),
     /// An exception was delivered while a debugger steps; the turn is not over.
     Delivered,
     /// The guest cannot go on, and a debugger looks at that.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use hindsight_interp::{MsrStops, PortWatch, Stops, Watch};
+use hindsight_cpu::stops::{MsrStops, PortWatchpoint, StopConditions, Watchpoint};
 
 /// A breakpoint as the client set it. Setting the same twice is setting it once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,7 +12,7 @@ pub(super) enum Breakpoint {
     /// `Z1`.
     Hardware(u64),
     /// `Z2` and `Z4`.
-    Watch(Watch),
+    Watch(Watchpoint),
 }
 
 /// All that is to be stopped for.
@@ -20,7 +20,7 @@ pub(super) enum Breakpoint {
 pub(super) struct Breakpoints {
     set: HashSet<Breakpoint>,
     /// Ports by `monitor watch-io`.
-    pub(super) ports: Vec<PortWatch>,
+    pub(super) ports: Vec<PortWatchpoint>,
     /// Exceptions by `monitor catch`, a bit each.
     pub(super) exceptions: u32,
     /// MSRs by `monitor catch`.
@@ -53,23 +53,23 @@ impl Breakpoints {
     }
 
     /// All of it, as a processor takes it.
-    pub(super) fn stops(&self) -> Stops {
-        let mut stops = Stops {
+    pub(super) fn stops(&self) -> StopConditions {
+        let mut stops = StopConditions {
             ports: self.ports.clone(),
             exceptions: self.exceptions,
             msrs: self.msrs.clone(),
             controls: self.controls,
-            ..Stops::default()
+            ..StopConditions::default()
         };
         for breakpoint in &self.set {
             match *breakpoint {
                 Breakpoint::Software(at) | Breakpoint::Hardware(at) => stops.execute.push(at),
-                Breakpoint::Watch(watch) => stops.watch.push(watch),
+                Breakpoint::Watch(watch) => stops.watchpoints.push(watch),
             }
         }
         stops.execute.sort_unstable();
         stops.execute.dedup();
-        stops.watch.sort_unstable();
+        stops.watchpoints.sort_unstable();
         stops
     }
 }
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(all.stops().execute, [1]);
         all.remove(Breakpoint::Hardware(1));
         all.remove(Breakpoint::Hardware(1));
-        assert_eq!(all.stops(), Stops::default());
+        assert_eq!(all.stops(), StopConditions::default());
     }
 
     #[test]

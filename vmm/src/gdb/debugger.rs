@@ -25,7 +25,7 @@ use crate::vcpu::debug::stop::Unsupported;
 use crate::vcpu::debug::stop::{ResumeAction, StopReason};
 use crate::vcpu::engine::policy::{self, Engine};
 use crate::vcpu::run_control::Outcome;
-use hindsight_interp::{Hit, MsrStops, Stops};
+use hindsight_cpu::stops::{MsrStops, StopConditions, StopHit};
 
 /// Why something could not be done.
 #[derive(Debug, Error)]
@@ -93,7 +93,7 @@ pub(super) struct Debugger {
     /// What KVM can do for us, once that is of interest.
     able: Option<HwBreakpointSupport>,
     /// What each processor was last told to stop for.
-    applied: Vec<Stops>,
+    applied: Vec<StopConditions>,
     /// What each processor does next; `None` stays where it is.
     plans: Vec<Option<ResumeAction>>,
     /// Processors that the client gave a plan, a bit each.
@@ -138,20 +138,22 @@ pub(super) fn cpu_of(tid: NonZeroUsize) -> usize {
 }
 
 /// Whether what was stopped for is among `stops`.
-fn is_wanted(stops: &Stops, stop: &StopReason) -> bool {
+fn is_wanted(stops: &StopConditions, stop: &StopReason) -> bool {
     match stop {
-        StopReason::Hit(Hit::Watch { watch, .. }) => stops.watch.contains(watch),
-        StopReason::Hit(Hit::Port { port, write }) => stops.ports.iter().any(|watch| {
+        StopReason::Hit(StopHit::Watchpoint {
+            watchpoint: watch, ..
+        }) => stops.watchpoints.contains(watch),
+        StopReason::Hit(StopHit::Port { port, write }) => stops.ports.iter().any(|watch| {
             let kind = if *write { watch.write } else { watch.read };
             kind && (watch.first..=watch.last).contains(port)
         }),
-        StopReason::Hit(Hit::Exception { vector, .. }) => stops.exceptions >> vector & 1 != 0,
-        StopReason::Hit(Hit::Msr { index, .. }) => match &stops.msrs {
+        StopReason::Hit(StopHit::Exception { vector, .. }) => stops.exceptions >> vector & 1 != 0,
+        StopReason::Hit(StopHit::Msr { index, .. }) => match &stops.msrs {
             MsrStops::None => false,
-            MsrStops::These(these) => these.contains(index),
+            MsrStops::Only(these) => these.contains(index),
             MsrStops::All => true,
         },
-        StopReason::Hit(Hit::Control { number, .. }) => stops.controls >> number & 1 != 0,
+        StopReason::Hit(StopHit::Control { number, .. }) => stops.controls >> number & 1 != 0,
         _ => true,
     }
 }
@@ -174,7 +176,7 @@ impl Debugger {
             states: vec![None; cpus],
             breakpoints: Breakpoints::default(),
             able: None,
-            applied: vec![Stops::default(); cpus],
+            applied: vec![StopConditions::default(); cpus],
             plans: vec![Some(ResumeAction::Run); cpus],
             planned: 0,
             options: Options::default(),
@@ -276,7 +278,10 @@ impl Debugger {
         let (cpu, stop) = self.pending.pop_front()?;
         // What reaches its breakpoint at the same time as another will reach it again.
         self.pending.retain(|(_, stop)| {
-            !matches!(stop, StopReason::Stepped | StopReason::Hit(Hit::Execute(_)))
+            !matches!(
+                stop,
+                StopReason::Stepped | StopReason::Hit(StopHit::Execute(_))
+            )
         });
         self.reason = Reason {
             cpu,
@@ -591,7 +596,7 @@ impl Debugger {
             return Ok(Ok(false));
         };
         let stops = self.stops(cpu, plan);
-        if plan == ResumeAction::Run && stops == Stops::default() {
+        if plan == ResumeAction::Run && stops == StopConditions::default() {
             return Ok(Ok(false));
         }
         let standing = self.state(cpu)?.into();
@@ -604,7 +609,7 @@ impl Debugger {
     }
 
     /// What a processor stops for on its way.
-    fn stops(&self, cpu: usize, plan: ResumeAction) -> Stops {
+    fn stops(&self, cpu: usize, plan: ResumeAction) -> StopConditions {
         let mut stops = self.breakpoints.stops();
         let quiet_step = ResumeAction::Step {
             mask_interrupts: true,
@@ -673,33 +678,33 @@ impl Debugger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hindsight_interp::Watch;
+    use hindsight_cpu::stops::Watchpoint;
 
     #[test]
     fn what_is_stopped_for_no_more_is_not_told() {
-        let watch = |at| Watch {
+        let watch = |at| Watchpoint {
             at,
             len: 8,
             read: false,
             write: true,
         };
         let hit = |at| {
-            StopReason::Hit(Hit::Watch {
-                watch: watch(at),
+            StopReason::Hit(StopHit::Watchpoint {
+                watchpoint: watch(at),
                 at,
                 write: true,
             })
         };
-        let stops = Stops {
-            watch: vec![watch(1)],
+        let stops = StopConditions {
+            watchpoints: vec![watch(1)],
             exceptions: 1 << 14,
             controls: 1 << 3,
-            msrs: MsrStops::These(vec![0x10]),
-            ..Stops::default()
+            msrs: MsrStops::Only(vec![0x10]),
+            ..StopConditions::default()
         };
-        let exception = |vector| StopReason::Hit(Hit::Exception { vector, code: None });
-        let control = |number| StopReason::Hit(Hit::Control { number, value: 0 });
-        let msr = |index| StopReason::Hit(Hit::Msr { index, value: 0 });
+        let exception = |vector| StopReason::Hit(StopHit::Exception { vector, code: None });
+        let control = |number| StopReason::Hit(StopHit::Control { number, value: 0 });
+        let msr = |index| StopReason::Hit(StopHit::Msr { index, value: 0 });
         for wanted in [
             hit(1),
             exception(14),
@@ -709,7 +714,7 @@ mod tests {
         ] {
             assert!(is_wanted(&stops, &wanted), "{wanted:?}");
         }
-        let port = StopReason::Hit(Hit::Port {
+        let port = StopReason::Hit(StopHit::Port {
             port: 1,
             write: true,
         });

@@ -4,7 +4,7 @@ use gdbstub::common::{Signal, Tid};
 use gdbstub::stub::MultiThreadStopReason;
 use gdbstub::target::ext::base::reverse_exec::ReplayLogPosition;
 use gdbstub::target::ext::breakpoints::WatchKind;
-use hindsight_interp::Hit;
+use hindsight_cpu::stops::StopHit;
 
 use crate::gdb::breakpoints::Breakpoint;
 use crate::gdb::debugger::{DebugError, Debugger, Reason, tid};
@@ -45,11 +45,15 @@ pub(super) fn stop_reason(debugger: &Debugger, reason: &Reason) -> GdbStop {
         Some(StopReason::Crash(CrashCause::Missing(_))) => signal(tid, Signal::SIGILL),
         Some(StopReason::Crash(_)) => signal(tid, Signal::SIGABRT),
         Some(StopReason::Hit(hit)) => match *hit {
-            Hit::Execute(at) if debugger.breakpoints.has(Breakpoint::Hardware(at)) => {
+            StopHit::Execute(at) if debugger.breakpoints.has(Breakpoint::Hardware(at)) => {
                 GdbStop::HwBreak(tid)
             }
-            Hit::Execute(_) => GdbStop::SwBreak(tid),
-            Hit::Watch { watch, at, .. } => GdbStop::Watch {
+            StopHit::Execute(_) => GdbStop::SwBreak(tid),
+            StopHit::Watchpoint {
+                watchpoint: watch,
+                at,
+                ..
+            } => GdbStop::Watch {
                 tid,
                 kind: match (watch.read, watch.write) {
                     (true, true) => WatchKind::ReadWrite,
@@ -58,8 +62,8 @@ pub(super) fn stop_reason(debugger: &Debugger, reason: &Reason) -> GdbStop {
                 },
                 addr: at.max(watch.at),
             },
-            Hit::Exception { vector, .. } => signal(tid, signal_of(vector)),
-            Hit::Port { .. } | Hit::Msr { .. } | Hit::Control { .. } => {
+            StopHit::Exception { vector, .. } => signal(tid, signal_of(vector)),
+            StopHit::Port { .. } | StopHit::Msr { .. } | StopHit::Control { .. } => {
                 signal(tid, Signal::SIGTRAP)
             }
         },
@@ -85,22 +89,22 @@ pub(super) fn remark(debugger: &mut Debugger, reason: &Reason) -> Option<String>
         StopReason::End(end) => format!("{end}; `continue` lets it"),
         StopReason::Begin
         | StopReason::Stepped
-        | StopReason::Hit(Hit::Execute(_) | Hit::Watch { .. }) => {
+        | StopReason::Hit(StopHit::Execute(_) | StopHit::Watchpoint { .. }) => {
             return None;
         }
-        StopReason::Hit(Hit::Exception { vector, code }) => {
+        StopReason::Hit(StopHit::Exception { vector, code }) => {
             let name = EXCEPTIONS.get(usize::from(*vector)).unwrap_or(&"?");
             match code {
                 Some(code) => format!("{name}, error code {code:#x}"),
                 None => (*name).to_owned(),
             }
         }
-        StopReason::Hit(Hit::Port { port, write }) => {
+        StopReason::Hit(StopHit::Port { port, write }) => {
             let way = if *write { "write to" } else { "read from" };
             format!("{way} port {port:#x}")
         }
-        StopReason::Hit(Hit::Msr { index, value }) => format!("MSR {index:#x} = {value:#x}"),
-        StopReason::Hit(Hit::Control { number, value }) => format!("CR{number} = {value:#x}"),
+        StopReason::Hit(StopHit::Msr { index, value }) => format!("MSR {index:#x} = {value:#x}"),
+        StopReason::Hit(StopHit::Control { number, value }) => format!("CR{number} = {value:#x}"),
     };
     Some(format!("hindsight: cpu {cpu}: {text}\n"))
 }

@@ -29,7 +29,7 @@ use gdbstub::target::ext::target_description_xml_override::{
     TargetDescriptionXmlOverride, TargetDescriptionXmlOverrideOps,
 };
 use gdbstub::target::{Target, TargetError, TargetResult};
-use hindsight_interp::Watch;
+use hindsight_cpu::stops::Watchpoint;
 
 use crate::gdb::breakpoints::Breakpoint;
 use crate::gdb::debugger::{DebugError, Debugger, cpu_of, tid};
@@ -385,7 +385,7 @@ impl HwBreakpoint for Debugger {
 
 /// A watch of the client: of reads, of writes, or of both, each exactly.
 fn watch(at: u64, len: u64, kind: WatchKind) -> Breakpoint {
-    Breakpoint::Watch(Watch {
+    Breakpoint::Watch(Watchpoint {
         at,
         len: len.max(1),
         read: kind != WatchKind::Write,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use hindsight_interp::{MsrStops, PortWatch};
+use hindsight_cpu::stops::{MsrStops, PortWatchpoint};
 
 use crate::gdb::debugger::Debugger;
 use crate::gdb::monitor::{Answer, MonitorError, number, usage};
@@ -44,14 +44,14 @@ pub(super) fn catch(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
         ["msr"] => stops.msrs = MsrStops::All,
         ["msr", indices @ ..] => {
             let mut list = match &stops.msrs {
-                MsrStops::These(list) => list.clone(),
+                MsrStops::Only(list) => list.clone(),
                 _ => Vec::new(),
             };
             for index in indices {
                 let index = number(index)?;
                 list.push(u32::try_from(index).map_err(|_| usage())?);
             }
-            stops.msrs = MsrStops::These(list);
+            stops.msrs = MsrStops::Only(list);
         }
         ["cr", numbers @ ..] if !numbers.is_empty() => {
             let mut wanted = 0;
@@ -89,7 +89,7 @@ fn caught(debugger: &Debugger) -> String {
     match &stops.msrs {
         MsrStops::None => {}
         MsrStops::All => text.push_str(" writes to MSRs"),
-        MsrStops::These(list) => {
+        MsrStops::Only(list) => {
             for index in list {
                 let _ = write!(text, " MSR {index:#x}");
             }
@@ -127,7 +127,7 @@ pub(super) fn watch_io(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     if debugger.breakpoints.ports.len() >= 1000 {
         return Err(MonitorError::Bad("too many".to_owned()));
     }
-    debugger.breakpoints.ports.push(PortWatch {
+    debugger.breakpoints.ports.push(PortWatchpoint {
         first,
         last,
         read,

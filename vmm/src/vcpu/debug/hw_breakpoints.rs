@@ -8,7 +8,7 @@
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::debug::Registers;
 use hindsight_cpu::state::{Activity, CpuState};
-use hindsight_interp::{Hit, MsrStops, Stops, Watch};
+use hindsight_cpu::stops::{MsrStops, StopConditions, StopHit, Watchpoint};
 use hindsight_regs::dr::{Condition, Dr7, Length, Slot};
 
 use super::stop::{ResumeAction, Unsupported};
@@ -44,7 +44,11 @@ impl From<&CpuState> for DebugStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SlotUse {
     Execute(u64),
-    Data { watch: Watch, at: u64, len: Length },
+    Data {
+        watch: Watchpoint,
+        at: u64,
+        len: Length,
+    },
 }
 
 /// Stops as the hw_breakpoints of a processor.
@@ -57,12 +61,12 @@ impl HwBreakpoints {
     /// # Errors
     ///
     /// When a processor has not got what it takes.
-    pub fn new(stops: &Stops) -> Result<Self, Unsupported> {
+    pub fn new(stops: &StopConditions) -> Result<Self, Unsupported> {
         let others = !stops.ports.is_empty() || stops.msrs != MsrStops::None;
         if others || stops.exceptions != 0 || stops.controls != 0 {
             return Err(Unsupported::Kind);
         }
-        if stops.execute.len() + stops.watch.len() > SLOTS {
+        if stops.execute.len() + stops.watchpoints.len() > SLOTS {
             return Err(Unsupported::HwBreakpoints);
         }
         let mut uses: Vec<_> = stops
@@ -71,7 +75,7 @@ impl HwBreakpoints {
             .copied()
             .map(SlotUse::Execute)
             .collect();
-        for &watch in &stops.watch {
+        for &watch in &stops.watchpoints {
             if !watch.write {
                 return Err(Unsupported::Reads);
             }
@@ -118,13 +122,13 @@ impl HwBreakpoints {
 
     /// What B0-3 of DR6 say that the processor stopped for, with its next instruction at the linear
     /// address `at`. A bit may also be set for a breakpoint that is not there.
-    pub fn hit(&self, dr6: u64, at: u64) -> Option<Hit> {
+    pub fn hit(&self, dr6: u64, at: u64) -> Option<StopHit> {
         let met = self.0.iter().enumerate();
         let met = met.filter(|(slot, _)| dr6 >> slot & 1 != 0);
         met.map(|(_, used)| *used).find_map(|used| match used {
-            SlotUse::Execute(place) => (place == at).then_some(Hit::Execute(place)),
-            SlotUse::Data { watch, at, .. } => Some(Hit::Watch {
-                watch,
+            SlotUse::Execute(place) => (place == at).then_some(StopHit::Execute(place)),
+            SlotUse::Data { watch, at, .. } => Some(StopHit::Watchpoint {
+                watchpoint: watch,
                 at: at.max(watch.at),
                 write: !watch.read,
             }),
@@ -157,7 +161,7 @@ fn pieces(at: u64, len: u64) -> impl Iterator<Item = (u64, Length)> {
 ///
 /// What is beyond KVM.
 pub fn fit(
-    stops: &Stops,
+    stops: &StopConditions,
     plan: ResumeAction,
     at: DebugStatus,
     able: &HwBreakpointSupport,
@@ -167,7 +171,7 @@ pub fn fit(
     if !stops.execute.is_empty() {
         needs(&able.execute)?;
     }
-    if !stops.watch.is_empty() {
+    if !stops.watchpoints.is_empty() {
         needs(&able.data)?;
     }
     if !hw_breakpoints.is_empty() && at.armed {
@@ -189,7 +193,7 @@ pub fn fit(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hindsight_interp::PortWatch;
+    use hindsight_cpu::stops::PortWatchpoint;
 
     const ABLE: HwBreakpointSupport = HwBreakpointSupport {
         execute: Ok(()),
@@ -205,8 +209,8 @@ mod tests {
         range: None,
     };
 
-    fn watch(at: u64, len: u64, read: bool, write: bool) -> Watch {
-        Watch {
+    fn watch(at: u64, len: u64, read: bool, write: bool) -> Watchpoint {
+        Watchpoint {
             at,
             len,
             read,
@@ -214,15 +218,15 @@ mod tests {
         }
     }
 
-    fn stops(execute: &[u64], watches: &[Watch]) -> Stops {
-        Stops {
+    fn stops(execute: &[u64], watches: &[Watchpoint]) -> StopConditions {
+        StopConditions {
             execute: execute.to_vec(),
-            watch: watches.to_vec(),
-            ..Stops::default()
+            watchpoints: watches.to_vec(),
+            ..StopConditions::default()
         }
     }
 
-    fn beyond(stops: &Stops) -> Option<Unsupported> {
+    fn beyond(stops: &StopConditions) -> Option<Unsupported> {
         fit(stops, ResumeAction::Run, IDLE, &ABLE).err()
     }
 
@@ -276,27 +280,27 @@ mod tests {
     fn what_a_processor_has_no_breakpoint_for_is_beyond() {
         let read = watch(0x1000, 4, true, false);
         assert_eq!(beyond(&stops(&[], &[read])), Some(Unsupported::Reads));
-        let port = PortWatch {
+        let port = PortWatchpoint {
             first: 1,
             last: 1,
             read: true,
             write: true,
         };
-        let ports = Stops {
+        let ports = StopConditions {
             ports: vec![port],
-            ..Stops::default()
+            ..StopConditions::default()
         };
-        let exceptions = Stops {
+        let exceptions = StopConditions {
             exceptions: 1,
-            ..Stops::default()
+            ..StopConditions::default()
         };
-        let controls = Stops {
+        let controls = StopConditions {
             controls: 1,
-            ..Stops::default()
+            ..StopConditions::default()
         };
-        let msrs = Stops {
+        let msrs = StopConditions {
             msrs: MsrStops::All,
-            ..Stops::default()
+            ..StopConditions::default()
         };
         for stops in [ports, exceptions, controls, msrs] {
             assert_eq!(beyond(&stops), Some(Unsupported::Kind));
@@ -313,7 +317,7 @@ mod tests {
         };
         let code = stops(&[1], &[]);
         let data = stops(&[], &[watch(0x1000, 4, false, true)]);
-        let none = Stops::default();
+        let none = StopConditions::default();
         let wanted = [
             (&code, ResumeAction::Run, "execute"),
             (&data, ResumeAction::Run, "data"),
@@ -335,13 +339,14 @@ mod tests {
         };
         let found = fit(&stops(&[1], &[]), ResumeAction::Run, armed, &ABLE);
         assert_eq!(found, Err(Unsupported::Guest));
-        assert!(fit(&Stops::default(), ResumeAction::Run, armed, &ABLE).is_ok());
+        assert!(fit(&StopConditions::default(), ResumeAction::Run, armed, &ABLE).is_ok());
     }
 
     #[test]
     fn kvm_steps_only_over_a_plain_instruction() {
         let mut state = CpuState::reset();
-        let steps = |state: &CpuState| fit(&Stops::default(), STEP, state.into(), &ABLE).is_ok();
+        let steps =
+            |state: &CpuState| fit(&StopConditions::default(), STEP, state.into(), &ABLE).is_ok();
         assert!(steps(&state));
         state.rflags |= FLAG_TF;
         assert!(!steps(&state), "the guest steps itself");
@@ -355,7 +360,7 @@ mod tests {
             mask_interrupts: false,
             range: None,
         };
-        let into_handlers = fit(&Stops::default(), loud, IDLE, &ABLE);
+        let into_handlers = fit(&StopConditions::default(), loud, IDLE, &ABLE);
         assert_eq!(into_handlers, Err(Unsupported::Step));
     }
 
@@ -370,11 +375,11 @@ mod tests {
         assert_eq!(hw_breakpoints.registers(Some(0x2000)).control, 0x0d50_2428);
         assert_eq!(
             hw_breakpoints.hit(0b0001, 0x2000),
-            Some(Hit::Execute(0x2000))
+            Some(StopHit::Execute(0x2000))
         );
         assert_eq!(hw_breakpoints.hit(0b0001, 0x2001), None);
-        let written = Hit::Watch {
-            watch: word,
+        let written = StopHit::Watchpoint {
+            watchpoint: word,
             at: 0x1004,
             write: true,
         };

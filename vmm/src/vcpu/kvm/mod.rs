@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::msr::{Effect, RdmsrOutcome};
 use hindsight_cpu::state::{Activity, CpuState};
+use hindsight_cpu::stops::StopConditions;
 use hindsight_devices::irq::Pending;
-use hindsight_interp::Stops;
 use hindsight_regs::dr::Dr6;
 use hindsight_regs::msr as regs;
 use kvm_bindings::kvm_regs;
@@ -350,7 +350,7 @@ impl KvmVcpu {
     fn edges(&self) -> bool {
         self.unsettled
             && self.hw_breakpoints.is_empty()
-            && self.model.debug.stops != Stops::default()
+            && self.model.debug.stops != StopConditions::default()
     }
 
     /// A debug exit was the debugger's, or was seen to. `false`: the instruction is to be executed by
@@ -683,7 +683,7 @@ impl PausedVcpu for KvmVcpu {
         self.model.debug.action = action;
     }
 
-    fn set_stops(&mut self, stops: &Stops) {
+    fn set_stops(&mut self, stops: &StopConditions) {
         self.model.debug.stops.clone_from(stops);
         self.take_stops();
     }
