@@ -43,6 +43,10 @@ impl Vector {
     pub const MC: Self = Self(18);
     /// SIMD floating-point exception.
     pub const XM: Self = Self(19);
+    /// Virtualization exception.
+    pub const VE: Self = Self(20);
+    /// Control protection.
+    pub const CP: Self = Self(21);
 
     /// Whether delivery of this exception pushes an error code.
     pub const fn has_error_code(self) -> bool {
@@ -70,6 +74,8 @@ impl Vector {
             Self::AC => "AC",
             Self::MC => "MC",
             Self::XM => "XM",
+            Self::VE => "VE",
+            Self::CP => "CP",
             _ => return None,
         })
     }

@@ -405,7 +405,11 @@ impl fmt::Display for Divergence {
                 ""
             };
             writeln!(f, "{name} after it{ended}:")?;
-            write!(f, "{}", crate::vcpu::crash::Registers(&side.state))?;
+            write!(
+                f,
+                "{}",
+                hindsight_cpu::register_dump::RegisterDump(&side.state)
+            )?;
             writeln!(f, "{name}'s last branches, the oldest first:")?;
             for branch in &side.branches {
                 writeln!(
