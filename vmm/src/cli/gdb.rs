@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
+use hindsight_gdb::{GdbServer, ListenAddress, ListenError};
 
-use crate::gdb::{Address, Server};
+use crate::debugger;
 use crate::machine::Machine;
 use crate::vcpu::branch_history;
 use crate::vcpu::run_control::Outcome;
@@ -14,7 +15,7 @@ use crate::vcpu::run_control::Outcome;
 pub(super) struct GdbArgs {
     /// Serve gdb or lldb at tcp:HOST:PORT (tcp::PORT on this machine only) or unix:PATH
     #[arg(long, value_name = "WHERE")]
-    gdb: Option<Address>,
+    gdb: Option<ListenAddress>,
     /// Stop before the first instruction, until a debugger connects
     #[arg(long, requires = "gdb")]
     gdb_wait: bool,
@@ -23,7 +24,7 @@ pub(super) struct GdbArgs {
     gdb_allow_remote: bool,
     /// Keep the last N branches of every processor [default: 65536], for a debugger that connects
     /// later
-    #[arg(long, value_name = "branches[=N]", value_parser = recording)]
+    #[arg(long, value_name = "branches[=N]", value_parser = parse_record)]
     record: Option<usize>,
     /// Most memory for the checkpoints by which a debugger goes back in a deterministic run, in bytes
     /// or with a suffix K, M, G
@@ -38,33 +39,41 @@ pub(super) struct GdbArgs {
 }
 
 impl GdbArgs {
-    /// Something is wanted that only the interpreter does.
+    /// Whether an option requires the interpreter.
     pub(super) const fn needs_interpreter(&self) -> bool {
         self.record.is_some()
     }
 }
 
-/// What `--record` keeps.
-fn recording(text: &str) -> Result<usize, String> {
+/// Parses the argument of `--record`: how many branches to keep.
+fn parse_record(text: &str) -> Result<usize, String> {
     let number = match text.split_once('=') {
         None if text == "branches" => return Ok(0x1_0000),
         Some(("branches", number)) => number,
         _ => return Err("only branches can be recorded: branches or branches=N".to_owned()),
     };
-    let most = branch_history::MOST;
-    let kept = number.parse().ok().filter(|kept| (1..=most).contains(kept));
-    kept.ok_or_else(|| format!("{number} is not a number from 1 to {most}"))
+    let max = branch_history::MOST;
+    let limit = number
+        .parse()
+        .ok()
+        .filter(|limit| (1..=max).contains(limit));
+    limit.ok_or_else(|| format!("{number} is not a number from 1 to {max}"))
 }
 
-/// Serves debuggers, if that is wanted. The machine is theirs to start.
-pub(super) fn start(args: &GdbArgs, machine: &mut Machine) -> anyhow::Result<Option<Server>> {
+/// Starts the server of `--gdb`, if that was given. The machine then resumes when the server says so.
+pub(super) fn start(args: &GdbArgs, machine: &mut Machine) -> anyhow::Result<Option<GdbServer>> {
     if let Some(limit) = args.record {
         machine.record_branches(limit);
     }
     let Some(address) = &args.gdb else {
         return Ok(None);
     };
-    let listener = address.listen(args.gdb_allow_remote).context("--gdb")?;
+    let listener = address.listen(args.gdb_allow_remote);
+    let listener = listener.map_err(|error| match error {
+        ListenError::Remote(_) => anyhow!("{error}; --gdb-allow-remote permits that"),
+        error => error.into(),
+    });
+    let listener = listener.context("--gdb")?;
     let mut stderr = io::stderr();
     if address.is_remote() {
         let _ = writeln!(
@@ -78,11 +87,12 @@ pub(super) fn start(args: &GdbArgs, machine: &mut Machine) -> anyhow::Result<Opt
     let _ = writeln!(stderr, "hindsight: gdb may connect at {shown}{waits}");
     machine.start_paused();
     machine.limit_checkpoints(args.checkpoint_memory);
-    let server = Server::start(machine.board(), listener, args.gdb_wait);
+    let server = debugger::serve(machine.board(), listener, args.gdb_wait);
     Ok(Some(server.context("--gdb")?))
 }
 
-/// What a debugger is told of the end: the status of a guest that ended by itself.
+/// The exit status that a debugger shows for the end of the run; `None` if the guest did not end by
+/// itself.
 pub(super) fn exit_status(outcome: &Outcome) -> Option<u8> {
     match outcome {
         Outcome::Exit(code) => Some(code.to_le_bytes()[0] << 1 | 1),

@@ -9,18 +9,6 @@ fn reader(memory: &GuestMemoryMmap) -> impl Fn(u64, &mut [u8]) -> bool {
     |at, buffer| memory.read_slice(buffer, GuestAddress(at)).is_ok()
 }
 
-pub use page_walk::has_pdptrs;
-
-/// The physical address behind `linear`, if it is mapped.
-pub fn linear_to_physical(memory: &GuestMemoryMmap, state: &CpuState, linear: u64) -> Option<u64> {
-    page_walk::linear_to_physical(reader(memory), state, linear)
-}
-
-/// The page-directory-pointer entries that MOV to CR3 loads with PAE paging.
-pub fn pdptrs(memory: &GuestMemoryMmap, cr3: u64) -> Option<[u64; 4]> {
-    page_walk::pdptrs(reader(memory), cr3)
-}
-
 /// Up to `len` bytes at `linear`; fewer where the rest is not mapped or not memory.
 pub fn read_linear(memory: &GuestMemoryMmap, state: &CpuState, linear: u64, len: usize) -> Vec<u8> {
     page_walk::read_linear(reader(memory), state, linear, len)
