@@ -59,3 +59,8 @@ pub use listen::{ListenAddress, ListenError, Listener};
 pub use server::GdbServer;
 pub use session::{ClientSession, SessionStatus};
 pub use target::DebugTarget;
+
+/// The README's examples compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

@@ -1,6 +1,6 @@
 //! The commands behind gdb's `monitor`.
 //!
-//! Each command is a row of the [`table`]: its name, its arguments, its help and its function. A
+//! Each command is a row of a table: its name, its arguments, its help and its function. A
 //! machine adds its own by [`MachineCommands`](crate::target::MachineCommands). An error is one line.
 
 mod arguments;
