@@ -6,6 +6,7 @@ use hindsight_cpu::stops::{MsrStops, PortWatchpoint, StopConditions, Watchpoint}
 
 /// A breakpoint as the client sets it. Setting one twice is the same as setting it once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ClientBreakpoint {
     /// `Z0`: what the client calls a software breakpoint. No guest memory is changed for it.
     Software(u64),

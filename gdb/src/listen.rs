@@ -15,6 +15,7 @@ use thiserror::Error;
 ///
 /// `tcp:HOST:PORT`, `tcp::PORT` for this machine only, or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ListenAddress {
     /// `tcp:HOST:PORT`.
     Tcp(SocketAddr),

@@ -14,7 +14,7 @@ use crate::session::{ClientSession, SessionStatus};
 use crate::stop_reply;
 use crate::target::{DebugTarget, Notifier, StopCause};
 
-/// The end of the machine, on its way to the server's thread.
+/// The end of the machine, as the server's thread learns of it.
 #[derive(Debug)]
 struct MachineEnd {
     /// Set before `notifier` is notified.

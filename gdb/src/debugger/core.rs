@@ -24,6 +24,7 @@ pub(crate) struct DebugSettings {
 
 /// Why the machine last stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DebugStop {
     /// The vCPU that stopped.
     pub vcpu: usize,

@@ -45,7 +45,7 @@ impl Debugger {
             return Err(error);
         }
         let next = self.pending.pop_front();
-        // A vCPU that came to a breakpoint at the same time as another one comes to it again.
+        // A vCPU that reached a breakpoint at the same time as another one reaches it again.
         self.pending.retain(|stop| {
             let again = Some(StopCause::Stepped) == stop.cause
                 || matches!(stop.cause, Some(StopCause::Hit(StopHit::Execute(_))));

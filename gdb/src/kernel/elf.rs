@@ -11,7 +11,7 @@ use object::{LittleEndian as LE, U16, U32, U64};
 
 use super::kallsyms::KernelSymbol;
 
-type Section = SectionHeader64<LE>;
+type ElfSection = SectionHeader64<LE>;
 
 const CODE: SectionFlags = SectionFlags(SHF_ALLOC.0 | SHF_EXECINSTR.0);
 const DATA: SectionFlags = SectionFlags(SHF_ALLOC.0 | SHF_WRITE.0);
@@ -50,9 +50,9 @@ impl StringTable {
     }
 }
 
-fn section(name: U32<LE>, kind: SectionType, offset: usize, size: usize) -> Section {
+fn section(name: U32<LE>, kind: SectionType, offset: usize, size: usize) -> ElfSection {
     let zero = U64::new(LE, 0);
-    Section {
+    ElfSection {
         sh_name: name,
         sh_type: U32::new(LE, kind),
         sh_flags: U64::new(LE, SectionFlags(0)),
@@ -144,7 +144,7 @@ pub fn symbols_to_elf(symbols: &[KernelSymbol]) -> Vec<u8> {
     let mut sections = vec![section(U32::new(LE, 0), SHT_NULL, 0, 0)];
     for range in &ranges {
         let (name, flags, ..) = SECTIONS[range.index];
-        sections.push(Section {
+        sections.push(ElfSection {
             sh_flags: U64::new(LE, flags),
             sh_addr: U64::new(LE, range.first),
             sh_size: U64::new(LE, range.size),
@@ -154,7 +154,7 @@ pub fn symbols_to_elf(symbols: &[KernelSymbol]) -> Vec<u8> {
     // The string table is the next section.
     let strings_index = sections.len() + 1;
     let name = names.add(b".symtab");
-    sections.push(Section {
+    sections.push(ElfSection {
         sh_link: count(strings_index),
         sh_info: count(first_global),
         sh_addralign: U64::new(LE, 8),
@@ -199,7 +199,7 @@ fn file_header(sections_at: usize, sections: usize) -> FileHeader64<LE> {
         e_ehsize: half(size_of::<FileHeader64<LE>>()),
         e_phentsize: half(0),
         e_phnum: half(0),
-        e_shentsize: half(size_of::<Section>()),
+        e_shentsize: half(size_of::<ElfSection>()),
         e_shnum: half(sections),
         e_shstrndx: U16::new(LE, SymbolSection(u16::try_from(sections - 1).unwrap_or(0))),
     }

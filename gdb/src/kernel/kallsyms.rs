@@ -56,7 +56,7 @@ const fn align(at: u64) -> u64 {
     (at + 7) & !7
 }
 
-/// The tables in one place of guest memory.
+/// The tables of one kernel in guest memory.
 #[derive(Debug)]
 pub struct KallsymsTables {
     tokens: Vec<Vec<u8>>,
