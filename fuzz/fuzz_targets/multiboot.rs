@@ -9,6 +9,7 @@ fuzz_target!(|image: &[u8]| {
     let module = |data| Module {
         data,
         args: b"name=value".to_vec(),
+        name: b"module".to_vec(),
     };
     check(&Plan {
         image,

@@ -9,12 +9,12 @@ use hindsight_gdb::{ClientSession, Debugger, SessionStatus};
 use proptest::prelude::*;
 use toy::ToyMachine;
 
-/// A debugger of a toy that is paused, with a client that has just connected.
-fn connect() -> (Debugger, ClientSession) {
+/// A toy that is paused, its debugger, and a client that has just connected.
+fn connect() -> (ToyMachine, Debugger, ClientSession) {
     let machine = ToyMachine::start().unwrap();
     let mut debugger = Debugger::new(Box::new(machine.target()));
     debugger.interrupt().unwrap();
-    (debugger, ClientSession::new())
+    (machine, debugger, ClientSession::new())
 }
 
 /// Sends a packet and returns the bodies of the replies.
@@ -33,7 +33,7 @@ fn ask(debugger: &mut Debugger, session: &mut ClientSession, body: &str) -> Vec<
 
 #[test]
 fn continue_replies_when_a_breakpoint_is_met() {
-    let (mut debugger, mut session) = connect();
+    let (_machine, mut debugger, mut session) = connect();
     let (debugger, session) = (&mut debugger, &mut session);
     assert_eq!(ask(debugger, session, "Z1,10000b,1"), ["OK"]);
     assert_eq!(ask(debugger, session, "vCont;c"), [""; 0]);
@@ -51,7 +51,7 @@ fn continue_replies_when_a_breakpoint_is_met() {
 
 #[test]
 fn refused_resume_is_a_pending_stop() {
-    let (mut debugger, mut session) = connect();
+    let (_machine, mut debugger, mut session) = connect();
     let (debugger, session) = (&mut debugger, &mut session);
     // monitor catch exception
     let command = "qRcmd,636174636820657863657074696f6e";
@@ -66,10 +66,7 @@ fn refused_resume_is_a_pending_stop() {
 
 #[test]
 fn detach_and_kill_are_left_to_the_caller() {
-    let machine = ToyMachine::start().unwrap();
-    let mut debugger = Debugger::new(Box::new(machine.target()));
-    debugger.interrupt().unwrap();
-    let mut session = ClientSession::new();
+    let (machine, mut debugger, mut session) = connect();
     let packet = encode_packet(b"D;1");
     assert_eq!(
         session.receive(&mut debugger, &packet),
@@ -107,7 +104,7 @@ proptest! {
     fn any_packets_leave_a_debugger_that_serves_the_next_client(
         pieces in proptest::collection::vec(piece(), 1..20),
     ) {
-        let (mut debugger, mut session) = connect();
+        let (_machine, mut debugger, mut session) = connect();
         for piece in pieces {
             if session.receive(&mut debugger, &piece) != SessionStatus::Open {
                 break;
@@ -124,6 +121,5 @@ proptest! {
             prop_assert_eq!(ask(&mut debugger, &mut session, "Hgp1.1"), ["OK"]);
             prop_assert_eq!(ask(&mut debugger, &mut session, "p10")[0].len(), 16);
         }
-        debugger.kill();
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use hindsight_cpu::stops::{ResumeAction, StopConditions, StopHit};
 use hindsight_gdb::target::{CrashSignal, GuestCrash, Notifier, StopCause, VcpuStop};
@@ -55,11 +55,21 @@ impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Ends the machine; the first end counts.
+    pub fn end(&self, status: Option<u8>) {
+        let mut inner = self.lock();
+        if !matches!(inner.phase, Phase::Ended(_)) {
+            inner.phase = Phase::Ended(status);
+        }
+        self.changed.notify_all();
+    }
 }
 
-/// A toy machine, which starts paused.
+/// A toy machine, which starts paused and ends when it is dropped.
 pub struct ToyMachine {
     shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl ToyMachine {
@@ -81,8 +91,11 @@ impl ToyMachine {
         });
         let thread_shared = shared.clone();
         let run = move || run_vcpu(&thread_shared);
-        thread::Builder::new().name("toy vCPU".into()).spawn(run)?;
-        Ok(Self { shared })
+        let thread = thread::Builder::new().name("toy vCPU".into()).spawn(run)?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
     }
 
     /// The machine for a debugger.
@@ -102,6 +115,16 @@ impl ToyMachine {
                 .changed
                 .wait(inner)
                 .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for ToyMachine {
+    fn drop(&mut self) {
+        self.shared.end(None);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has printed its message.
+            let _ = thread.join();
         }
     }
 }

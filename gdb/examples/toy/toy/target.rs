@@ -140,8 +140,7 @@ impl DebugTarget for ToyTarget {
     }
 
     fn kill(&mut self) {
-        let mut inner = self.shared.lock();
-        self.set_phase(&mut inner, Phase::Ended(None));
+        self.shared.end(None);
     }
 
     fn state(&mut self, _: usize) -> Result<Box<CpuState>, TargetError> {
