@@ -10,6 +10,7 @@ fuzz_target!(|image: &[u8]| {
         name: b"module".to_vec(),
         data,
         args: b"name=value".to_vec(),
+        name: b"module".to_vec(),
     };
     check(&LoadRequest {
         image,

@@ -1,4 +1,8 @@
-//! A machine with a gdb stub, whose client the fuzzer is.
+//! A server of gdb's protocol, whose client the fuzzer is, with the machine of `gdb/examples/toy`: no
+//! KVM is needed.
+
+#[path = "../../gdb/examples/toy/toy/mod.rs"]
+mod toy;
 
 use std::io::{Read, Write, sink};
 use std::net::Shutdown;
@@ -9,29 +13,23 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hindsight_cpu::cpuid::CpuModel;
-use hindsight_vmm::boot::{LoadRequest, Protocol};
-use hindsight_vmm::gdb::{Address, Server};
-use hindsight_vmm::machine::{Machine, MachineConfig};
-use hindsight_vmm::platform::Sinks;
-use hindsight_vmm::vcpu::engine::policy::Engine;
+use hindsight_gdb::{DebugTarget as _, GdbServer, ListenAddress};
+use toy::ToyMachine;
 
-/// `1: incl (%ebx); jmp 1b`, in 32-bit code.
-const CODE: &[u8] = &[0xff, 0x03, 0xeb, 0xfc];
-
-/// How long the stub may take for an answer.
+/// How long the server may take for a reply.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The machine, its stub, and the thread that runs it.
+/// The machine, its server, and the thread that waits for the end of the machine.
 pub struct Debuggee {
     socket: PathBuf,
     ended: Arc<AtomicBool>,
+    machine: Arc<ToyMachine>,
     thread: Option<JoinHandle<()>>,
-    server: Option<Server>,
+    server: Option<GdbServer>,
 }
 
 impl Debuggee {
-    /// Starts a machine that counts for ever.
+    /// Starts a machine and its server.
     pub fn start() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!(
@@ -40,47 +38,29 @@ impl Debuggee {
             COUNT.fetch_add(1, Ordering::SeqCst)
         );
         let socket = std::env::temp_dir().join(name);
-        let request = LoadRequest {
-            image: CODE,
-            protocol: Some(Protocol::Flat),
-            ..LoadRequest::default()
-        };
-        let config = MachineConfig {
-            memory: 4 << 20,
-            huge_pages: false,
-            cpus: 1,
-            cpu: CpuModel::PortableV1.into(),
-            engine: Engine::Interp,
-        };
-        let sinks = Sinks {
-            serial: Box::new(sink()),
-            debugcon: Box::new(sink()),
-            btm: None,
-        };
-        let mut machine =
-            Machine::new(None, &config, &request, sinks).expect("the machine is valid");
-        let listener = Address::Unix(socket.clone())
+        let listener = ListenAddress::Unix(socket.clone())
             .listen(false)
             .expect("the name is free");
-        machine.start_paused();
-        let server =
-            Server::start(machine.board(), listener, true).expect("a thread can be started");
+        let machine = Arc::new(ToyMachine::start().expect("a thread can be started"));
+        let server = GdbServer::start(Box::new(machine.target()), listener, |_| {})
+            .expect("a thread can be started");
         let ended = Arc::new(AtomicBool::new(false));
-        let thread_ended = ended.clone();
+        let (waiter, thread_ended) = (machine.clone(), ended.clone());
         let thread = thread::spawn(move || {
-            machine.run(None, || {}).expect("threads can be started");
+            waiter.wait();
             thread_ended.store(true, Ordering::SeqCst);
         });
         Self {
             socket,
             ended,
+            machine,
             thread: Some(thread),
             server: Some(server),
         }
     }
 
     fn connect(&self) -> UnixStream {
-        let stream = UnixStream::connect(&self.socket).expect("the stub listens");
+        let stream = UnixStream::connect(&self.socket).expect("the server listens");
         stream
             .set_read_timeout(Some(LIMIT))
             .expect("the limit is valid");
@@ -90,11 +70,11 @@ impl Debuggee {
         stream
     }
 
-    /// One client, which sends these bytes in two pieces and goes.
+    /// Connects a client, which sends these bytes in two pieces and disconnects.
     pub fn talk(&self, bytes: &[u8]) {
         let mut stream = self.connect();
         let (first, second) = bytes.split_at(bytes.len() / 3);
-        // The stub may have closed the connection: a client can detach.
+        // The server closes the connection of a client that detaches.
         let _ = stream
             .write_all(first)
             .and_then(|()| stream.write_all(second));
@@ -102,31 +82,32 @@ impl Debuggee {
         let _ = std::io::copy(&mut stream.take(1 << 20), &mut sink());
     }
 
-    /// The next client gets an answer. `false`: the machine has ended.
-    pub fn serves(&self) -> bool {
+    /// Checks that the next client gets a reply, unless the machine has ended.
+    pub fn check(&self) {
         for _ in 0..1000 {
             if self.ended.load(Ordering::SeqCst) {
-                return false;
+                return;
             }
             let mut stream = self.connect();
-            let mut answer = [0; 2];
-            let asked = stream.write_all(b"$?#3f");
-            if asked.and_then(|()| stream.read_exact(&mut answer)).is_ok() {
-                assert_eq!(&answer, b"+$");
-                return true;
+            let mut reply = [0; 2];
+            let sent = stream.write_all(b"$?#3f");
+            if sent.and_then(|()| stream.read_exact(&mut reply)).is_ok() {
+                assert_eq!(&reply, b"+$");
+                return;
             }
-            // The client before is not gone yet, or the machine ends.
+            // The previous client has not disconnected yet, or the machine ends.
             thread::sleep(Duration::from_millis(1));
         }
-        panic!("the stub does not serve the next client");
+        panic!("the server does not serve the next client");
     }
 }
 
 impl Drop for Debuggee {
     fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            thread.join().expect("no panic came before");
-        }
         self.server.take();
+        self.machine.target().kill();
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("it only waits");
+        }
     }
 }

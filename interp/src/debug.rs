@@ -7,7 +7,8 @@
 use crate::core::Core;
 use crate::events::{GuestEvent, Shutdown};
 use crate::fault::Fault;
-use crate::stops::Stops;
+use hindsight_cpu::stops::StopConditions;
+
 use hindsight_cpu::debug::{Access, Refusal, Registers as DebugRegisters};
 use hindsight_regs::cr::Cr4;
 use hindsight_regs::dr::{Condition, Dr6};
@@ -37,7 +38,7 @@ impl Core {
     }
 
     /// Sets what a debugger outside the guest stops for.
-    pub(crate) fn set_stops(&mut self, stops: &Stops) {
+    pub(crate) fn set_stops(&mut self, stops: &StopConditions) {
         let change = self.debug.stops.set(stops);
         if !change.new_offsets.is_empty() {
             self.code.kill_at(&change.new_offsets);

@@ -5,7 +5,8 @@ use crate::features::Features;
 use crate::memory::Memory;
 use crate::platform::Platform;
 use crate::registers::Reg;
-use crate::stops::{Hit, Stops};
+use hindsight_cpu::stops::{StopConditions, StopHit};
+
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::CpuState;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ pub enum Exit {
     /// handler raises the next one before its first instruction retires.
     Leave,
     /// A condition of [`Vcpu::set_stops`] was met.
-    Stop(Hit),
+    Stop(StopHit),
     /// [`Vcpu::step`] is complete; or, after [`Vcpu::stop_at_exceptions`], an exception was
     /// delivered.
     Stepped,
@@ -118,7 +119,7 @@ impl Vcpu {
     }
 
     /// Sets what a debugger outside the guest stops for. The guest cannot detect it.
-    pub fn set_stops(&mut self, stops: &Stops) {
+    pub fn set_stops(&mut self, stops: &StopConditions) {
         self.core.set_stops(stops);
     }
 

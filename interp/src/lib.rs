@@ -51,5 +51,4 @@ pub use platform::{
     AbortCause, Accesses, Branch, BranchClass, Bus, Counting, GpFault, Interrupts, Msrs, Observe,
     Observer, Pending, Platform, RetiredCounts, Ring, TransactionEvent,
 };
-pub use stops::{Hit, MsrStops, PortWatch, Stops, Watch};
 pub use supported::supported_cpuid;

@@ -7,119 +7,8 @@
 //! entered.
 
 use crate::memory::PAGE;
+use hindsight_cpu::stops::{MsrStops, StopConditions, StopHit};
 use hindsight_regs::vector::Vector;
-
-/// Accesses to a range of linear addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Watch {
-    /// First address.
-    pub at: u64,
-    /// Length in bytes, at least 1.
-    pub len: u64,
-    /// Stops at reads.
-    pub read: bool,
-    /// Stops at writes.
-    pub write: bool,
-}
-
-impl Watch {
-    fn covers(&self, at: u64, len: u64) -> bool {
-        let last = |at: u64, len: u64| at.saturating_add(len.saturating_sub(1));
-        at <= last(self.at, self.len) && self.at <= last(at, len)
-    }
-
-    fn in_page(&self, lin: u64) -> bool {
-        self.covers(lin & !(PAGE - 1), PAGE)
-    }
-}
-
-/// Accesses to I/O ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PortWatch {
-    /// First port.
-    pub first: u16,
-    /// Last port.
-    pub last: u16,
-    /// Stops at IN and INS.
-    pub read: bool,
-    /// Stops at OUT and OUTS.
-    pub write: bool,
-}
-
-/// Which writes to MSRs are stopped at.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum MsrStops {
-    /// None.
-    #[default]
-    None,
-    /// Those of these indices.
-    These(Vec<u32>),
-    /// All.
-    All,
-}
-
-/// Everything that a processor stops for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stops {
-    /// Linear addresses of instructions, before which it stops.
-    pub execute: Vec<u64>,
-    /// Data accesses, after which it stops.
-    pub watch: Vec<Watch>,
-    /// Port accesses, after which it stops.
-    pub ports: Vec<PortWatch>,
-    /// Vectors of exceptions, a bit each: it stops before they are delivered, or behind that where
-    /// [`Hit::Exception`] says so.
-    pub exceptions: u32,
-    /// Writes to MSRs, after which it stops.
-    pub msrs: MsrStops,
-    /// Writes to control registers, a bit each, after which it stops.
-    pub controls: u16,
-}
-
-/// What a processor stopped for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hit {
-    /// It is about to execute the instruction at this linear address.
-    Execute(u64),
-    /// An access to watched memory: the watch, and the address that was accessed.
-    Watch {
-        /// Which of [`Stops::watch`].
-        watch: Watch,
-        /// First byte accessed.
-        at: u64,
-        /// It was a write.
-        write: bool,
-    },
-    /// An access to a watched port.
-    Port {
-        /// The port.
-        port: u16,
-        /// It was a write.
-        write: bool,
-    },
-    /// An exception. It waits in [`hindsight_cpu::state::Events::exception`], except for a double
-    /// fault, INT3, INTO and INT1, which were delivered.
-    Exception {
-        /// Its vector.
-        vector: u8,
-        /// Its error code, if it has one.
-        code: Option<u32>,
-    },
-    /// An MSR was written.
-    Msr {
-        /// Its index.
-        index: u32,
-        /// What was written.
-        value: u64,
-    },
-    /// A control register was written.
-    Control {
-        /// Its number.
-        number: u8,
-        /// What was written.
-        value: u64,
-    },
-}
 
 /// Bytes of a page that have a breakpoint, a bit each.
 type PageOffsets = Box<[u64; 64]>;
@@ -133,14 +22,14 @@ fn offset_bit(lin: u64) -> (usize, u64) {
     )
 }
 
-/// [`Stops`] in the form in which the processor checks them, and what was hit.
+/// [`StopConditions`] in the form in which the processor checks them, and what was hit.
 #[derive(Debug)]
 pub(crate) struct ActiveStops {
-    stops: Stops,
+    stops: StopConditions,
     /// Offsets in a page at which some breakpoint is.
     offsets: PageOffsets,
     /// The first condition that was met.
-    hit: Option<Hit>,
+    hit: Option<StopHit>,
     /// The exception that is delivered next was already stopped at.
     pub(crate) skip_exception: bool,
     /// Interrupts and NMIs are masked: a debugger steps.
@@ -164,7 +53,7 @@ pub(crate) struct StopsChange {
 impl ActiveStops {
     pub(crate) fn new() -> Self {
         Self {
-            stops: Stops::default(),
+            stops: StopConditions::default(),
             offsets: Box::new([0; 64]),
             hit: None,
             skip_exception: false,
@@ -174,18 +63,18 @@ impl ActiveStops {
         }
     }
 
-    /// Stops for these conditions from now on.
-    pub(crate) fn set(&mut self, stops: &Stops) -> StopsChange {
+    /// StopConditions for these conditions from now on.
+    pub(crate) fn set(&mut self, stops: &StopConditions) -> StopsChange {
         let mut stops = stops.clone();
         stops.execute.sort_unstable();
         stops.execute.dedup();
-        stops.watch.retain(|watch| watch.len != 0);
+        stops.watchpoints.retain(|watch| watch.len != 0);
         if stops == self.stops {
             return StopsChange::default();
         }
         let mut change = StopsChange {
             new_offsets: Vec::new(),
-            watchpoints: stops.watch != self.stops.watch,
+            watchpoints: stops.watchpoints != self.stops.watchpoints,
         };
         let mut offsets = Box::new([0_u64; 64]);
         for &lin in &stops.execute {
@@ -219,51 +108,53 @@ impl ActiveStops {
 
     /// Whether there is any watchpoint.
     pub(crate) fn has_watchpoints(&self) -> bool {
-        !self.stops.watch.is_empty()
+        !self.stops.watchpoints.is_empty()
     }
 
     /// Whether a watchpoint overlaps the page of this linear address.
     pub(crate) fn watches_page(&self, lin: u64) -> bool {
-        self.stops.watch.iter().any(|watch| watch.in_page(lin))
+        self.stops
+            .watchpoints
+            .iter()
+            .any(|w| w.overlaps(lin & !(PAGE - 1), PAGE))
     }
 
     /// First and last bytes of the watchpoints.
     pub(crate) fn watched(&self) -> impl Iterator<Item = (u64, u64)> {
-        let watches = self.stops.watch.iter();
+        let watches = self.stops.watchpoints.iter();
         watches.map(|watch| (watch.at, watch.at.saturating_add(watch.len - 1)))
     }
 
     /// The condition that was met first.
-    pub(crate) fn hit(&self) -> Option<Hit> {
+    pub(crate) fn hit(&self) -> Option<StopHit> {
         self.hit
     }
 
     /// Returns and clears that condition.
-    pub(crate) fn take_hit(&mut self) -> Option<Hit> {
+    pub(crate) fn take_hit(&mut self) -> Option<StopHit> {
         self.hit.take()
     }
 
-    fn record(&mut self, hit: Hit) {
+    fn record(&mut self, hit: StopHit) {
         self.hit.get_or_insert(hit);
     }
 
     /// Records that an instruction with a breakpoint is next.
     pub(crate) fn record_breakpoint(&mut self, lin: u64) {
         debug_assert!(self.has_breakpoint(lin));
-        self.record(Hit::Execute(lin));
+        self.record(StopHit::Execute(lin));
     }
 
     /// Records a data access that meets a watchpoint; false if it meets none.
     pub(crate) fn record_access(&mut self, lin: u64, len: u64, write: bool) -> bool {
-        let found =
-            self.stops.watch.iter().find(|watch| {
-                (if write { watch.write } else { watch.read }) && watch.covers(lin, len)
-            });
+        let found = self.stops.watchpoints.iter().find(|watch| {
+            (if write { watch.write } else { watch.read }) && watch.overlaps(lin, len)
+        });
         let Some(&watch) = found else {
             return false;
         };
-        self.record(Hit::Watch {
-            watch,
+        self.record(StopHit::Watchpoint {
+            watchpoint: watch,
             at: lin,
             write,
         });
@@ -279,7 +170,7 @@ impl ActiveStops {
                 && port <= watch.last
         });
         if hit {
-            self.record(Hit::Port { port, write });
+            self.record(StopHit::Port { port, write });
         }
     }
 
@@ -287,18 +178,18 @@ impl ActiveStops {
     pub(crate) fn record_msr(&mut self, index: u32, value: u64) {
         let hit = match &self.stops.msrs {
             MsrStops::None => false,
-            MsrStops::These(list) => list.contains(&index),
+            MsrStops::Only(list) => list.contains(&index),
             MsrStops::All => true,
         };
         if hit {
-            self.record(Hit::Msr { index, value });
+            self.record(StopHit::Msr { index, value });
         }
     }
 
     /// Records a write to a control register, if it is stopped for.
     pub(crate) fn record_control(&mut self, number: u8, value: u64) {
         if self.stops.controls >> (number & 15) & 1 != 0 {
-            self.record(Hit::Control { number, value });
+            self.record(StopHit::Control { number, value });
         }
     }
 
@@ -313,7 +204,7 @@ impl ActiveStops {
     pub(crate) fn record_exception(&mut self, vector: Vector, code: Option<u32>) -> bool {
         let stop = self.stops_for_exception(vector);
         if stop {
-            self.hit = Some(Hit::Exception {
+            self.hit = Some(StopHit::Exception {
                 vector: vector.0,
                 code,
             });
@@ -330,7 +221,7 @@ impl ActiveStops {
     /// name. The stop comes after the delivery, because such an exception cannot be raised again.
     pub(crate) fn record_delivered_exception(&mut self, vector: Vector, code: Option<u32>) {
         if self.stops_for_exception(vector) {
-            self.record(Hit::Exception {
+            self.record(StopHit::Exception {
                 vector: vector.0,
                 code,
             });
@@ -340,34 +231,5 @@ impl ActiveStops {
     /// Events delivered so far.
     pub(crate) fn deliveries(&self) -> u64 {
         self.deliveries
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn watch_covers_what_overlaps_it() {
-        let watch = Watch {
-            at: 0x1ffe,
-            len: 4,
-            read: false,
-            write: true,
-        };
-        assert!(watch.covers(0x2001, 1) && watch.covers(0x1ff8, 8));
-        assert!(!watch.covers(0x2002, 8) && !watch.covers(0x1ff0, 8));
-        assert!(watch.in_page(0x1000) && watch.in_page(0x2fff) && !watch.in_page(0x3000));
-    }
-
-    #[test]
-    fn watch_at_the_end_of_the_address_space() {
-        let watch = Watch {
-            at: u64::MAX,
-            len: u64::MAX,
-            read: true,
-            write: true,
-        };
-        assert!(watch.in_page(u64::MAX) && !watch.in_page(0));
     }
 }

@@ -5,7 +5,8 @@ mod common;
 
 use common::{CODE, Machine, Ram, TABLES, gate, long_mode, state, vcpu};
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::{Exit, Hit, MsrStops, PortWatch, Stops, Vcpu, Watch};
+use hindsight_cpu::stops::{MsrStops, PortWatchpoint, StopConditions, StopHit, Watchpoint};
+use hindsight_interp::{Exit, Vcpu};
 
 /// inc rax; mov [rbx], rax; inc rcx; jmp to the start.
 const LOOP: [u8; 11] = [
@@ -51,15 +52,15 @@ impl Rig {
     }
 }
 
-fn execute(list: &[u64]) -> Stops {
-    Stops {
+fn execute(list: &[u64]) -> StopConditions {
+    StopConditions {
         execute: list.to_vec(),
-        ..Stops::default()
+        ..StopConditions::default()
     }
 }
 
-fn watch(at: u64, len: u64, read: bool, write: bool) -> Watch {
-    Watch {
+fn watch(at: u64, len: u64, read: bool, write: bool) -> Watchpoint {
+    Watchpoint {
         at,
         len,
         read,
@@ -72,22 +73,22 @@ fn breakpoint_in_code_that_already_runs() {
     let mut rig = Rig::new(&LOOP, |_, _| {});
     assert_eq!(rig.run(10_000), Exit::Budget);
     rig.vcpu.set_stops(&execute(&[COUNT]));
-    assert_eq!(rig.run(10_000), Exit::Stop(Hit::Execute(COUNT)));
+    assert_eq!(rig.run(10_000), Exit::Stop(StopHit::Execute(COUNT)));
     let first = rig.state();
     assert_eq!(first.rip, COUNT);
     assert_eq!(
         rig.run(10_000),
-        Exit::Stop(Hit::Execute(COUNT)),
+        Exit::Stop(StopHit::Execute(COUNT)),
         "still there"
     );
     assert_eq!(rig.state().gpr, first.gpr);
     for more in 1..50 {
         assert_eq!(rig.step(), Exit::Stepped);
         assert_eq!(rig.state().rip, COUNT + 3);
-        assert_eq!(rig.run(10_000), Exit::Stop(Hit::Execute(COUNT)));
+        assert_eq!(rig.run(10_000), Exit::Stop(StopHit::Execute(COUNT)));
         assert_eq!(rig.state().gpr[0], first.gpr[0] + more);
     }
-    rig.vcpu.set_stops(&Stops::default());
+    rig.vcpu.set_stops(&StopConditions::default());
     assert_eq!(rig.run(10_000), Exit::Budget);
 }
 
@@ -104,25 +105,25 @@ fn breakpoints_are_many_and_go_by_linear_address() {
     let mut st = rig.state();
     st.rip += ALIAS;
     rig.vcpu.load(&st);
-    assert_eq!(rig.run(1000), Exit::Stop(Hit::Execute(ALIAS + STORE)));
+    assert_eq!(rig.run(1000), Exit::Stop(StopHit::Execute(ALIAS + STORE)));
 }
 
 #[test]
 fn watches_stop_behind_the_access_and_are_more_than_four() {
     let mut rig = Rig::new(&LOOP, |_, _| {});
     let many = (0..100).map(|i| watch(0x6_0000 + i * 8, 8, true, true));
-    let mut stops = Stops {
-        watch: many.collect(),
-        ..Stops::default()
+    let mut stops = StopConditions {
+        watchpoints: many.collect(),
+        ..StopConditions::default()
     };
-    stops.watch.push(watch(DATA, 4, true, false));
+    stops.watchpoints.push(watch(DATA, 4, true, false));
     rig.vcpu.set_stops(&stops);
     assert_eq!(rig.run(1000), Exit::Budget, "written, not read");
     let last = watch(DATA + 7, 2, false, true);
-    stops.watch.push(last);
+    stops.watchpoints.push(last);
     rig.vcpu.set_stops(&stops);
-    let hit = Hit::Watch {
-        watch: last,
+    let hit = StopHit::Watchpoint {
+        watchpoint: last,
         at: DATA,
         write: true,
     };
@@ -131,7 +132,7 @@ fn watches_stop_behind_the_access_and_are_more_than_four() {
     assert_eq!(st.rip, COUNT);
     assert_eq!(rig.ram.read_u64(0x5_0000), st.gpr[0]);
     assert_eq!((st.dr7, st.dr6), (0x400, 0xffff_0ff0));
-    rig.vcpu.set_stops(&Stops::default());
+    rig.vcpu.set_stops(&StopConditions::default());
     assert_eq!(rig.run(1000), Exit::Budget);
 }
 
@@ -142,12 +143,12 @@ fn watch_stops_a_repeated_store_in_its_middle() {
         (st.gpr[7], st.gpr[1], st.gpr[0]) = (DATA, 0x100, 0x55);
     });
     let watched = watch(DATA + 0x10, 1, false, true);
-    rig.vcpu.set_stops(&Stops {
-        watch: vec![watched],
-        ..Stops::default()
+    rig.vcpu.set_stops(&StopConditions {
+        watchpoints: vec![watched],
+        ..StopConditions::default()
     });
-    let hit = Hit::Watch {
-        watch: watched,
+    let hit = StopHit::Watchpoint {
+        watchpoint: watched,
         at: DATA + 0x10,
         write: true,
     };
@@ -166,11 +167,11 @@ fn exception_is_seen_before_its_delivery_and_delivered_then() {
         gate(ram, 6, HANDLER, 0);
         ram.write(CODE + 0x100, &[0xeb, 0xfe]);
     });
-    rig.vcpu.set_stops(&Stops {
+    rig.vcpu.set_stops(&StopConditions {
         exceptions: 1 << 6,
-        ..Stops::default()
+        ..StopConditions::default()
     });
-    let hit = Hit::Exception {
+    let hit = StopHit::Exception {
         vector: 6,
         code: None,
     };
@@ -190,26 +191,26 @@ fn ports_msrs_and_control_registers() {
     let mut rig = Rig::new(&code, |_, st| {
         (st.gpr[1], st.gpr[2], st.gpr[6]) = (0xc000_0081, 7, TABLES as u64);
     });
-    rig.vcpu.set_stops(&Stops {
-        ports: vec![PortWatch {
+    rig.vcpu.set_stops(&StopConditions {
+        ports: vec![PortWatchpoint {
             first: 0x60,
             last: 0x60,
             read: true,
             write: false,
         }],
-        msrs: MsrStops::These(vec![0xc000_0081]),
+        msrs: MsrStops::Only(vec![0xc000_0081]),
         controls: 1 << 3,
-        ..Stops::default()
+        ..StopConditions::default()
     });
-    let port = Hit::Port {
+    let port = StopHit::Port {
         port: 0x60,
         write: false,
     };
-    let msr = Hit::Msr {
+    let msr = StopHit::Msr {
         index: 0xc000_0081,
         value: 7 << 32 | 0x60,
     };
-    let control = Hit::Control {
+    let control = StopHit::Control {
         number: 3,
         value: TABLES as u64,
     };
@@ -244,7 +245,7 @@ fn guest_keeps_its_own_breakpoints_and_single_step() {
         (st.dr[0], st.dr7) = (STORE, 0x401);
     });
     rig.vcpu.set_stops(&execute(&[STORE]));
-    assert_eq!(rig.run(1000), Exit::Stop(Hit::Execute(STORE)));
+    assert_eq!(rig.run(1000), Exit::Stop(StopHit::Execute(STORE)));
     let st = rig.state();
     assert_eq!((st.rip, st.dr6, st.dr7), (STORE, 0xffff_0ff0, 0x401));
     assert_eq!(rig.step(), Exit::Stepped, "the guest's #DB");
@@ -276,9 +277,9 @@ fn a_stop_sees_the_flags_of_an_instruction_whose_flags_are_set_again() {
     /// CF, PF, AF and SF, of 0 - 1.
     const FLAGS: u64 = 0x95;
     const ARITHMETIC: u64 = 0x8d5;
-    let watches = Stops {
-        watch: vec![watch(DATA, 4, false, true)],
-        ..Stops::default()
+    let watches = StopConditions {
+        watchpoints: vec![watch(DATA, 4, false, true)],
+        ..StopConditions::default()
     };
     let mut rig = Rig::new(&CODE_BYTES, |_, _| {});
     rig.vcpu.set_stops(&watches);

@@ -3,10 +3,10 @@
 pub mod boot;
 pub mod cli;
 pub mod console;
+pub mod debugger;
 pub mod demo;
 pub mod deterministic;
 pub mod diff;
-pub mod gdb;
 pub mod harness;
 pub mod host_clock;
 pub mod kvm;

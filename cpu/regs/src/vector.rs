@@ -43,6 +43,10 @@ impl Vector {
     pub const MC: Self = Self(18);
     /// SIMD floating-point exception.
     pub const XM: Self = Self(19);
+    /// Virtualization exception.
+    pub const VE: Self = Self(20);
+    /// Control protection.
+    pub const CP: Self = Self(21);
 
     /// Whether delivery of this exception pushes an error code.
     pub const fn has_error_code(self) -> bool {
@@ -70,15 +74,18 @@ impl Vector {
             Self::AC => "AC",
             Self::MC => "MC",
             Self::XM => "XM",
+            Self::VE => "VE",
+            Self::CP => "CP",
             _ => return None,
         })
     }
 }
 
 impl fmt::Display for Vector {
-    /// `#GP` for an architectural exception, else the number.
+    /// `#GP` for an architectural exception, NMI without `#`, else the number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.mnemonic() {
+            Some(name) if *self == Self::NMI => f.write_str(name),
             Some(name) => write!(f, "#{name}"),
             None => write!(f, "vector {}", self.0),
         }
@@ -119,6 +126,7 @@ mod tests {
     #[test]
     fn vector_prints_as_the_manual_writes_it() {
         assert_eq!(Vector::PF.to_string(), "#PF");
+        assert_eq!(Vector::NMI.to_string(), "NMI");
         assert_eq!(Vector(0x20).to_string(), "vector 32");
     }
 }

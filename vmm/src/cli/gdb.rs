@@ -2,10 +2,12 @@
 
 use std::io::{self, Write};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
+
+use hindsight_gdb::{GdbServer, ListenError};
 
 use crate::cli::config::DebugOptions;
-use crate::gdb::Server;
+use crate::debugger;
 use crate::machine::Machine;
 use crate::vcpu::run_control::Outcome;
 
@@ -13,14 +15,19 @@ use crate::vcpu::run_control::Outcome;
 pub(super) fn start(
     options: &DebugOptions,
     machine: &mut Machine,
-) -> anyhow::Result<Option<Server>> {
+) -> anyhow::Result<Option<GdbServer>> {
     if let Some(record) = &options.record {
         machine.record_branches(record.0.0);
     }
     let Some(address) = options.gdb.as_ref().map(|address| &address.0) else {
         return Ok(None);
     };
-    let listener = address.listen(options.gdb_allow_remote).context("--gdb")?;
+    let listener = address.listen(options.gdb_allow_remote);
+    let listener = listener.map_err(|error| match error {
+        ListenError::Remote(_) => anyhow!("{error}; --gdb-allow-remote permits that"),
+        error => error.into(),
+    });
+    let listener = listener.context("--gdb")?;
     let mut stderr = io::stderr();
     if address.is_remote() {
         tracing::warn!("--gdb {address}: whoever can connect there can do anything to the guest");
@@ -32,11 +39,12 @@ pub(super) fn start(
     if let Some(limit) = options.checkpoint_memory {
         machine.limit_checkpoints(limit.0.0);
     }
-    let server = Server::start(machine.board(), listener, options.gdb_wait);
+    let server = debugger::serve(machine.board(), listener, options.gdb_wait);
     Ok(Some(server.context("--gdb")?))
 }
 
-/// The exit status that a debugger sees, if the guest ended by itself.
+/// The exit status that a debugger shows for the end of the run; `None` if the guest did not end by
+/// itself.
 pub(super) fn exit_status(outcome: &Outcome) -> Option<u8> {
     match outcome {
         Outcome::Exit(code) => Some(code.to_le_bytes()[0] << 1 | 1),

@@ -1,10 +1,11 @@
 //! A deterministic machine: its vCPUs, and the round of turns.
 
+use hindsight_cpu::stops::StopConditions;
 use std::sync::Arc;
 
 use hindsight_cpu::branch::Branch;
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::Stops;
+
 use xxhash_rust::xxh3::Xxh3;
 
 use super::input::InputFeed;
@@ -165,7 +166,7 @@ impl DeterministicMachine {
     ///
     /// A breakpoint at the next instruction is hit at once. To continue past it, run one
     /// instruction without stops.
-    pub fn set_stops(&mut self, stops: &Stops) {
+    pub fn set_stops(&mut self, stops: &StopConditions) {
         for vcpu in &mut self.vcpus {
             vcpu.vcpu.set_stops(stops);
         }

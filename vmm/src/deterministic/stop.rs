@@ -1,9 +1,8 @@
 //! Why a deterministic run stopped, and how another thread stops it.
 
+use hindsight_cpu::stops::StopHit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use hindsight_interp::Hit;
 
 /// Why [`super::DeterministicMachine::run_to`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +16,7 @@ pub enum RunStop {
         /// Number of the vCPU.
         cpu: usize,
         /// What it reached.
-        hit: Hit,
+        hit: StopHit,
     },
     /// An exception was delivered while [`super::DeterministicMachine::stop_at_exceptions`] is on.
     Delivered {
@@ -35,7 +34,7 @@ pub enum RunStop {
     Interrupted,
 }
 
-/// Stops [`super::DeterministicMachine::run_to`] from another thread.
+/// StopConditions [`super::DeterministicMachine::run_to`] from another thread.
 #[derive(Clone, Debug, Default)]
 pub struct StopHandle(Arc<AtomicBool>);
 

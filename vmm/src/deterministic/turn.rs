@@ -1,10 +1,11 @@
 //! One vCPU's turn, and its saved state.
 
+use hindsight_cpu::stops::StopHit;
 use std::sync::Arc;
 
 use hindsight_cpu::branch::{Branch, BranchClass};
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::{Exit, Hit, Interrupts, RetiredCounts};
+use hindsight_interp::{Exit, Interrupts, RetiredCounts};
 
 use crate::state::{RestoreError, RunLogState, VcpuState};
 use crate::vcpu::board::Board;
@@ -27,7 +28,7 @@ pub(super) enum TurnEnd {
     /// Interrupted: the allowed number of instructions is retired.
     Limit,
     /// Interrupted: the vCPU reached what a debugger stops for.
-    Hit(Hit),
+    Hit(StopHit),
     /// Interrupted: an exception was delivered while a debugger steps.
     Delivered,
     /// The guest cannot continue, and a debugger inspects it.

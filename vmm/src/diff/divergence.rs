@@ -3,6 +3,7 @@
 use std::fmt;
 
 use hindsight_cpu::branch::Branch;
+use hindsight_cpu::register_dump::RegisterDump;
 use hindsight_cpu::state::{CpuState, seg};
 use vm_memory::GuestMemoryMmap;
 
@@ -112,7 +113,7 @@ impl fmt::Display for Divergence {
                 ""
             };
             writeln!(f, "{name} after it{ended}:")?;
-            write!(f, "{}", crash::RegisterDump(&machine.state))?;
+            write!(f, "{}", RegisterDump(&machine.state))?;
             writeln!(f, "{name}'s last branches, the oldest first:")?;
             for Branch {
                 from, to, class, ..

@@ -77,7 +77,7 @@ pub struct RunControl {
     pub vcpus: Arc<VcpuControl<InspectRequest>>,
     /// Which engine runs the guest, and what is armed.
     pub engine: EngineSwitch<InspectRequest>,
-    /// Stops of vCPUs on their way to a debugger.
+    /// StopConditions of vCPUs on their way to a debugger.
     pub stops: StopReports,
     /// How the run ends.
     pub end: Arc<RunEnd>,
@@ -117,7 +117,7 @@ impl RunControl {
         self.stop();
     }
 
-    /// Stops all threads; does not wait for them.
+    /// StopConditions all threads; does not wait for them.
     pub fn stop(&self) {
         self.vcpus.stop();
         self.bell.ring();

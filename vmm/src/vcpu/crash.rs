@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use hindsight_cpu::register_dump::RegisterDump;
 use hindsight_cpu::state::{Activity, CpuState, seg};
 use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter, Instruction};
 use vm_memory::GuestMemoryMmap;
@@ -191,52 +192,6 @@ impl fmt::Display for Crash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "cpu {}: {}", self.cpu, self.summary())?;
         RegisterDump(&self.state).fmt(f)
-    }
-}
-
-/// The registers as a block of text.
-#[derive(Debug)]
-pub struct RegisterDump<'a>(pub &'a CpuState);
-
-const GPR_NAMES: [&str; 16] = [
-    "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13",
-    "r14", "r15",
-];
-const SEGMENT_NAMES: [&str; 6] = ["es", "cs", "ss", "ds", "fs", "gs"];
-
-impl fmt::Display for RegisterDump<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let s = self.0;
-        for (row, names) in s.gpr.chunks(4).zip(GPR_NAMES.chunks(4)) {
-            for (value, name) in row.iter().zip(names) {
-                write!(f, "  {name:>3}={value:016x}")?;
-            }
-            writeln!(f)?;
-        }
-        writeln!(
-            f,
-            "  rip={:016x}  rflags={:08x}  cpl={}",
-            s.rip,
-            s.rflags,
-            s.cpl()
-        )?;
-        for (segment, name) in s.seg.iter().zip(SEGMENT_NAMES) {
-            writeln!(
-                f,
-                "  {name} ={:04x} base={:016x} limit={:08x} access={:04x}",
-                segment.selector, segment.base, segment.limit, segment.access
-            )?;
-        }
-        writeln!(
-            f,
-            "  cr0={:08x} cr2={:016x} cr3={:016x} cr4={:08x}",
-            s.cr0, s.cr2, s.cr3, s.cr4
-        )?;
-        writeln!(
-            f,
-            "  efer={:04x} gdt={:016x}/{:04x} idt={:016x}/{:04x}",
-            s.efer, s.gdtr.base, s.gdtr.limit, s.idtr.base, s.idtr.limit
-        )
     }
 }
 

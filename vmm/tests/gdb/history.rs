@@ -1,9 +1,9 @@
-//! How the guest came where it is: branch traces and the flight recorder.
+//! Branch traces, stops of other kinds, and monitor commands.
 
 use crate::rig::{Guest, Run, hindsight, in_order};
 
 #[test]
-fn trace_is_recorded_and_replayed() {
+fn branch_trace_is_recorded_and_replayed() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.gdb(
         "break queue_put if job == 12
@@ -41,14 +41,14 @@ fn trace_is_recorded_and_replayed() {
 }
 
 #[test]
-fn single_steps_are_recorded() {
+fn branch_trace_includes_single_steps() {
     let run = Run::waiting(Guest::Long("spin"), &[]);
     let text = run.gdb("record btrace bts\nstepi 6\nrecord instruction-history\nkill\n");
     in_order(&text, &["lea", "sti", "incq", "cmpl", "je", "incq"]);
 }
 
 #[test]
-fn flight_recorder_tells_of_the_time_before_the_debugger() {
+fn recorded_branches_precede_the_debugger() {
     let run = Run::start(Guest::Long("spin"), &["--record", "branches=1000"]);
     run.gdb("set variable *(int *)&stop = 1\ndetach\n");
     run.wait_for("the report", || {
@@ -70,7 +70,7 @@ fn flight_recorder_tells_of_the_time_before_the_debugger() {
 }
 
 #[test]
-fn addresses_of_the_history_are_linear_in_real_mode() {
+fn branch_trace_addresses_are_linear_in_real_mode() {
     let run = Run::waiting(Guest::Real("modes"), &["--record", "branches"]);
     let text = run.gdb(
         "monitor mode i8086
@@ -96,7 +96,7 @@ fn addresses_of_the_history_are_linear_in_real_mode() {
 }
 
 #[test]
-fn recording_has_limits() {
+fn record_option_rejects_invalid_limits() {
     for bad in ["all", "branches=0", "branches=x", "branches=99999999999"] {
         let output = hindsight()
             .args(["run", "/nonexistent", "--record", bad])
@@ -107,7 +107,7 @@ fn recording_has_limits() {
 }
 
 #[test]
-fn ports_exceptions_and_registers_are_caught() {
+fn guest_stops_at_ports_exceptions_and_register_writes() {
     let run = Run::waiting(Guest::Real("modes"), &[]);
     let text = run.gdb(
         "monitor catch cr 0 3
@@ -153,7 +153,7 @@ fn ports_exceptions_and_registers_are_caught() {
 }
 
 #[test]
-fn exception_is_caught_where_it_is_raised() {
+fn guest_stops_at_the_instruction_that_raises_an_exception() {
     let run = Run::start(Guest::Long("spin"), &[]);
     let text = run.gdb(
         "monitor catch exception #UD
@@ -178,7 +178,7 @@ fn exception_is_caught_where_it_is_raised() {
 }
 
 #[test]
-fn monitor_commands_answer() {
+fn monitor_commands_reply() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.gdb(
         "monitor help pt
@@ -226,9 +226,9 @@ fn monitor_commands_answer() {
         "0x200000: lea",
         "0xffff800000000000 is not mapped",
         "no system-management mode",
-        "lines are 0 to 23",
+        "there are interrupt lines 0 to 23",
         "no Linux kernel",
-        "0x12345678: this processor has no such MSR",
+        "this processor has no MSR 0x12345678",
         "usage: monitor msr",
     ] {
         assert!(text.contains(part), "{part} in {text}");
@@ -237,7 +237,7 @@ fn monitor_commands_answer() {
 }
 
 #[test]
-fn injected_smi_reaches_the_handler_of_a_guest_that_has_the_mode() {
+fn injected_smi_reaches_its_handler() {
     let run = Run::waiting(Guest::Long("smi"), &["--cpu", "+smm"]);
     let text = run.gdb(
         "tbreak spin
@@ -246,6 +246,9 @@ fn injected_smi_reaches_the_handler_of_a_guest_that_has_the_mode() {
         continue
         ",
     );
-    in_order(&text, &["an SMI waits for cpu 0", "exited with code 03"]);
+    in_order(
+        &text,
+        &["an SMI is pending for cpu 0", "exited with code 03"],
+    );
     assert_eq!(run.finish().0, Some(3));
 }

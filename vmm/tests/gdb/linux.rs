@@ -1,12 +1,12 @@
-//! Debian's cloud kernel, with no symbols but those that it has itself. The images are in the folder
+//! Debian's cloud kernel, with the symbols from its own memory only. The images are in the folder
 //! `$HINDSIGHT_GUESTS`.
 
 use std::path::PathBuf;
 
 use crate::rig::{Guest, Run, in_order};
 
-/// From the first instruction to where the kernel begins to schedule. The unpacked kernel begins at 16 MiB, and is not
-/// mapped where it belongs yet.
+/// From the first instruction to where the kernel begins to schedule. The unpacked kernel begins at
+/// 16 MiB, and is not mapped to its link address yet.
 const TO_SCHEDULING: &str = "hbreak *0x1000000
         continue
         symbol-file target:/kernel
@@ -22,7 +22,7 @@ const TO_SCHEDULING: &str = "hbreak *0x1000000
         continue
         ";
 
-/// What gdb says on that way.
+/// What gdb prints meanwhile.
 const SCHEDULES: [&str; 6] = [
     "start_kernel in section .init.text",
     "start_kernel + ",
@@ -32,7 +32,7 @@ const SCHEDULES: [&str; 6] = [
     "New value = 1",
 ];
 
-/// Linux, which tests itself and switches the machine off.
+/// Starts Linux, which tests itself and powers the machine off.
 fn linux(more: &[&str]) -> Run {
     let folder = std::env::var_os("HINDSIGHT_GUESTS").expect("HINDSIGHT_GUESTS names the images");
     let folder = PathBuf::from(folder);
@@ -46,7 +46,7 @@ fn linux(more: &[&str]) -> Run {
 
 #[test]
 #[ignore = "boots Linux: needs guest images, see ci/test images"]
-fn kernel_is_debugged_with_its_own_symbols() {
+fn kernel_symbols_are_read_from_guest_memory() {
     let run = linux(&["--deterministic"]);
     let script = "backtrace 1
         continue
@@ -79,7 +79,7 @@ fn kernel_is_debugged_with_its_own_symbols() {
 
 #[test]
 #[ignore = "boots Linux: needs guest images, see ci/test images"]
-fn kernel_that_was_debugged_runs_on() {
+fn kernel_boots_after_the_debugger_detaches() {
     let run = linux(&[]);
     let script = "delete
         info symbol $pc

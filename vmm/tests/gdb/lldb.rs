@@ -1,9 +1,9 @@
-//! lldb does the basics.
+//! A session of lldb.
 
 use crate::rig::{Guest, Run, in_order};
 
 #[test]
-fn lldb_connects_and_debugs_by_source_line() {
+fn lldb_debugs_by_source_line() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.lldb(
         "thread list
@@ -42,7 +42,7 @@ fn lldb_connects_and_debugs_by_source_line() {
             "exited with status = 3",
         ],
     );
-    // lldb prints this whenever it comes to it.
+    // lldb prints this at a time of its own.
     assert!(text.contains("new value: 27"), "{text}");
     assert_eq!(run.finish().0, Some(3));
 }

@@ -1,11 +1,11 @@
-//! Sessions of the real gdb, and of clients that misbehave.
+//! Sessions of gdb and lldb, and of clients that send malformed packets.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod bad;
 mod history;
+mod kvm;
 mod linux;
 mod lldb;
-mod native;
+mod malformed;
 mod reverse;
 mod rig;
 mod sessions;

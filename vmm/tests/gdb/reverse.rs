@@ -1,9 +1,9 @@
-//! Going back in deterministic runs.
+//! Reverse execution in deterministic runs.
 
 use crate::rig::{Guest, Run, in_order};
 
 #[test]
-fn writer_of_a_corrupted_word_is_found_backwards() {
+fn reverse_continue_finds_the_writer_of_a_corrupted_word() {
     let run = Run::waiting(Guest::Sample, &["--deterministic"]);
     let text = run.gdb(
         "break print
@@ -65,7 +65,7 @@ fn writer_of_a_corrupted_word_is_found_backwards() {
 }
 
 #[test]
-fn by_source_line_forwards_and_back() {
+fn source_line_steps_work_in_both_directions() {
     let run = Run::waiting(Guest::Sample, &["--deterministic"]);
     let text = run.gdb(
         "break main.c:21 if job == 9
@@ -104,7 +104,7 @@ fn by_source_line_forwards_and_back() {
 }
 
 #[test]
-fn goes_to_any_instruction_and_back() {
+fn goto_reaches_any_instruction() {
     let run = Run::waiting(Guest::Sample, &["--deterministic"]);
     let text = run.gdb(
         "monitor goto 100
@@ -142,7 +142,7 @@ fn goes_to_any_instruction_and_back() {
 }
 
 #[test]
-fn crash_is_looked_at_backwards() {
+fn reverse_execution_starts_from_a_crash() {
     let run = Run::start(Guest::Long("fault"), &["--deterministic"]);
     run.wait_for("the report", || {
         run.stderr().contains("waits for a debugger")
@@ -180,14 +180,14 @@ fn crash_is_looked_at_backwards() {
 }
 
 #[test]
-fn run_without_a_client_ends_as_its_guest_wants() {
+fn run_without_a_client_ends_when_its_guest_ends_it() {
     let run = Run::start(Guest::Sample, &["--deterministic"]);
     assert_eq!(run.finish().0, Some(3));
 }
 
-/// With so little memory for checkpoints none but the first is kept: it works all the same.
+/// With so little memory for checkpoints only the first one is kept.
 #[test]
-fn checkpoints_have_a_limit() {
+fn reverse_execution_works_with_a_single_checkpoint() {
     let arguments = ["--deterministic", "--checkpoint-memory", "4K"];
     let run = Run::start(Guest::Long("fault"), &arguments);
     run.wait_for("the report", || {
@@ -198,7 +198,7 @@ fn checkpoints_have_a_limit() {
 }
 
 #[test]
-fn steps_do_not_enter_handlers_of_interrupts() {
+fn step_skips_interrupt_handlers() {
     let run = Run::waiting(Guest::Long("timer"), &["--deterministic"]);
     let text = run.gdb(
         "break *loop
@@ -239,7 +239,7 @@ fn steps_do_not_enter_handlers_of_interrupts() {
 }
 
 #[test]
-fn other_runs_do_not_go_back() {
+fn reverse_execution_needs_a_deterministic_run() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.gdb("reverse-stepi\nmonitor goto 1\nkill\n");
     assert!(text.contains("does not support"), "{text}");
@@ -247,7 +247,7 @@ fn other_runs_do_not_go_back() {
 }
 
 #[test]
-fn what_comes_inside_of_an_instruction_is_found_backwards() {
+fn reverse_continue_stops_within_a_repeated_instruction() {
     let run = Run::waiting(Guest::Long("writers"), &["--deterministic"]);
     let text = run.gdb(
         "continue
@@ -284,7 +284,7 @@ fn what_comes_inside_of_an_instruction_is_found_backwards() {
 }
 
 #[test]
-fn step_of_an_instruction_that_faults_ends_at_the_handler() {
+fn step_of_a_faulting_instruction_ends_at_the_handler() {
     for engine in ["--deterministic", "--engine=interp"] {
         let run = Run::waiting(Guest::Long("debug"), &[engine]);
         let text = run.gdb("hbreak mine\ncontinue\nstepi\ninfo symbol $pc\nkill\n");
@@ -293,7 +293,7 @@ fn step_of_an_instruction_that_faults_ends_at_the_handler() {
 }
 
 #[test]
-fn each_of_two_processors_steps_and_goes_back() {
+fn reverse_step_moves_the_selected_vcpu() {
     let run = Run::waiting(Guest::Long("two"), &["--deterministic", "--cpus", "2"]);
     let text = run.gdb(
         "break *spin0
@@ -327,7 +327,7 @@ fn each_of_two_processors_steps_and_goes_back() {
 }
 
 #[test]
-fn output_comes_once_however_often_the_guest_comes_to_it() {
+fn console_output_appears_once_after_going_back() {
     let run = Run::waiting(Guest::Sample, &["--deterministic"]);
     let text = run.gdb(
         "continue

@@ -1,4 +1,4 @@
-//! A guest that is built, run and debugged.
+//! Builds a guest, runs it and debugs it.
 
 use std::env;
 use std::fs;
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// How long anything may take, in seconds. The machine may be busy; a lab's is slow.
+/// The time limit of each wait, in seconds. The machine may be busy, and a lab's is slow.
 fn limit() -> u64 {
     setting("HINDSIGHT_TEST_SECONDS", "120").parse().unwrap()
 }
 
-/// What the environment says, or else is usual.
-fn setting(name: &str, usual: &str) -> String {
-    env::var(name).unwrap_or_else(|_| usual.to_owned())
+/// The value of an environment variable, or a default.
+fn setting(name: &str, default: &str) -> String {
+    env::var(name).unwrap_or_else(|_| default.to_owned())
 }
 
 /// The program under test.
@@ -39,7 +39,7 @@ pub enum Guest {
     Real(&'static str),
     /// `resources/guests/debuggee`.
     Sample,
-    /// A file that is there.
+    /// An image that exists.
     Image(PathBuf),
 }
 
@@ -49,7 +49,7 @@ pub struct Run {
     dir: TempDir,
     /// The guest's ELF file.
     symbols: Option<PathBuf>,
-    /// It is entered in real mode.
+    /// The guest is entered in real mode.
     real: bool,
     child: Child,
 }
@@ -139,21 +139,21 @@ impl Run {
         run
     }
 
-    /// Waits until something is so.
-    pub fn wait_for(&self, what: &str, done: impl Fn() -> bool) {
+    /// Waits until `done` returns true; `awaited` names that in the message of a failure.
+    pub fn wait_for(&self, awaited: &str, done: impl Fn() -> bool) {
         let end = Instant::now() + Duration::from_secs(limit());
         while !done() {
-            assert!(Instant::now() < end, "{what}: {}", self.stderr());
+            assert!(Instant::now() < end, "{awaited}: {}", self.stderr());
             thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// What the monitor said.
+    /// What the monitor has printed to stderr.
     pub fn stderr(&self) -> String {
         fs::read_to_string(self.dir.path().join("stderr")).unwrap_or_default()
     }
 
-    /// A client of our own.
+    /// Connects a client that sends single packets.
     pub fn connect(&self) -> Client {
         let stream = UnixStream::connect(self.dir.path().join("gdb")).unwrap();
         let limit = Duration::from_secs(limit());
@@ -171,11 +171,11 @@ impl Run {
         );
         let mut command = Command::new("gdb");
         command.args(["-nx", "-batch"]);
-        // What is entered in another mode than it ends in must not decide how gdb sees it.
+        // The file of a guest that starts in real mode must not decide the architecture for gdb.
         let symbols = self.symbols.iter().filter(|_| self.real);
         let symbols = symbols.map(|elf| format!("add-symbol-file {}", elf.display()));
         let symbols: Vec<String> = symbols.collect();
-        // One by one: an error in a script would end it.
+        // One option for each command: an error would end a script.
         for line in head
             .lines()
             .chain(symbols.iter().map(String::as_str))
@@ -195,12 +195,12 @@ impl Run {
         Gdb { child, output }
     }
 
-    /// Runs a script of gdb commands, connected to the guest, and gives what gdb printed.
+    /// Runs a script of gdb commands, connected to the guest, and returns what gdb printed.
     pub fn gdb(&self, script: &str) -> String {
         self.spawn_gdb(script).wait()
     }
 
-    /// Runs a script of lldb commands, connected to the guest, and gives what lldb printed.
+    /// Runs a script of lldb commands, connected to the guest, and returns what lldb printed.
     pub fn lldb(&self, script: &str) -> String {
         let socket = self.dir.path().join("gdb");
         let connect = format!(
@@ -246,7 +246,7 @@ impl Drop for Run {
     }
 }
 
-/// A gdb that runs.
+/// A gdb process.
 #[derive(Debug)]
 pub struct Gdb {
     child: Child,
@@ -254,13 +254,13 @@ pub struct Gdb {
 }
 
 impl Gdb {
-    /// Sends it what Ctrl-C sends.
+    /// Sends the signal of Ctrl-C.
     pub fn interrupt(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     }
 
-    /// Waits for its end, and gives what it printed.
+    /// Waits for its end and returns what it printed.
     pub fn wait(mut self) -> String {
         self.child.wait().unwrap();
         self.text()
@@ -272,17 +272,17 @@ impl Gdb {
     }
 }
 
-/// A client that speaks the protocol byte by byte.
+/// A client that sends packets one by one.
 #[derive(Debug)]
 pub struct Client(UnixStream);
 
 impl Client {
-    /// Sends bytes as they are; the stub may have closed the connection.
+    /// Sends bytes unchanged; the server may have closed the connection.
     pub fn send(&mut self, bytes: &[u8]) {
         let _ = self.0.write_all(bytes);
     }
 
-    /// Sends a packet and gives the body of the answer.
+    /// Sends a packet and returns the body of the reply.
     pub fn ask(&mut self, body: &str) -> String {
         self.packet(body.as_bytes());
         self.answer()
@@ -297,12 +297,12 @@ impl Client {
         self.send(&packet);
     }
 
-    /// The body of the next packet from the stub, acknowledged.
+    /// Receives the next packet, acknowledges it and returns its body.
     pub fn answer(&mut self) -> String {
         self.try_answer().expect("an answer")
     }
 
-    /// The same; `None` if the stub closes the connection.
+    /// Like [`Client::answer`]; `None` if the server closes the connection.
     pub fn try_answer(&mut self) -> Option<String> {
         let mut body = Vec::new();
         let mut byte = [0];
@@ -321,7 +321,7 @@ impl Client {
         Some(String::from_utf8_lossy(&body).into_owned())
     }
 
-    /// Everything that comes until the stub closes the connection.
+    /// Everything that arrives until the server closes the connection.
     pub fn rest(&mut self) -> Vec<u8> {
         let mut rest = Vec::new();
         let _ = self.0.read_to_end(&mut rest);
@@ -330,20 +330,20 @@ impl Client {
 }
 
 impl Drop for Client {
-    /// Hangs up, also where a child of another test's thread has not closed its copy of the socket yet.
+    /// Disconnects even while a child of another test's thread holds a copy of the socket.
     fn drop(&mut self) {
         let _ = self.0.shutdown(Shutdown::Both);
     }
 }
 
-/// The parts stand in `text` in this order.
+/// Checks that `text` contains the parts in this order.
 #[track_caller]
 pub fn in_order(text: &str, parts: &[&str]) {
     let mut rest = text;
     for part in parts {
         match rest.find(part) {
             Some(at) => rest = &rest[at + part.len()..],
-            None => panic!("no {part:?} in this place of:\n{text}"),
+            None => panic!("no {part:?} in its order in:\n{text}"),
         }
     }
 }

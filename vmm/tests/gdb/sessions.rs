@@ -1,9 +1,9 @@
-//! What a person does with gdb.
+//! What a user does with gdb.
 
 use crate::rig::{Guest, Run, in_order};
 
 #[test]
-fn by_source_line() {
+fn source_level_session_reaches_the_end_of_the_guest() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.gdb(
         "info threads
@@ -50,7 +50,7 @@ fn by_source_line() {
 }
 
 #[test]
-fn registers_have_names_flags_and_values_to_write() {
+fn registers_show_flags_and_take_values() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.gdb(
         "print $efer
@@ -118,7 +118,7 @@ fn registers_have_names_flags_and_values_to_write() {
 }
 
 #[test]
-fn addresses_that_are_not_canonical_are_no_memory() {
+fn non_canonical_addresses_are_not_mapped() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.gdb(
         "print/x *(char *)0x200000
@@ -144,7 +144,7 @@ fn addresses_that_are_not_canonical_are_no_memory() {
 }
 
 #[test]
-fn values_that_the_processor_refuses_are_refused() {
+fn register_write_that_the_processor_refuses_fails() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.gdb(
         "set $cr4 = 0xffffffffUL
@@ -174,7 +174,7 @@ fn values_that_the_processor_refuses_are_refused() {
 }
 
 #[test]
-fn msrs_go_by_the_names_of_their_registers() {
+fn msr_command_takes_names_of_registers() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.gdb(
         "monitor msr efer
@@ -208,7 +208,7 @@ fn msrs_go_by_the_names_of_their_registers() {
 }
 
 #[test]
-fn watches_of_every_kind_and_more_than_four() {
+fn more_than_four_watchpoints_of_every_kind_stop_the_guest() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.gdb(
         "break work
@@ -248,7 +248,7 @@ fn watches_of_every_kind_and_more_than_four() {
 }
 
 #[test]
-fn from_real_mode_to_64_bits_in_one_session() {
+fn session_follows_the_guest_from_real_mode_to_64_bit_mode() {
     let run = Run::waiting(Guest::Real("modes"), &[]);
     let text = run.gdb(
         "monitor mode i8086
@@ -307,7 +307,7 @@ fn from_real_mode_to_64_bits_in_one_session() {
 }
 
 #[test]
-fn guest_that_debugs_itself_is_not_disturbed() {
+fn guest_debug_registers_work_under_a_debugger() {
     let undisturbed = Run::start(Guest::Long("debug"), &[]);
     assert_eq!(undisturbed.finish().0, Some(1), "without a debugger");
     let run = Run::waiting(Guest::Long("debug"), &[]);
@@ -342,7 +342,7 @@ fn guest_that_debugs_itself_is_not_disturbed() {
 }
 
 #[test]
-fn attach_detach_and_interrupt_at_any_time() {
+fn clients_attach_detach_and_interrupt_repeatedly() {
     let run = Run::start(Guest::Long("spin"), &["--trace", "gdb"]);
     for _ in 0..3 {
         let text = run.gdb("print *(long *)&count\nstepi\ndetach\n");
@@ -388,7 +388,7 @@ fn triple_fault_waits_for_a_debugger() {
 }
 
 #[test]
-fn two_processors() {
+fn vcpus_step_independently() {
     let run = Run::waiting(Guest::Long("two"), &["--cpus", "2"]);
     let text = run.gdb(
         "info threads
@@ -431,7 +431,7 @@ fn two_processors() {
 }
 
 #[test]
-fn reads_and_writes_by_physical_address() {
+fn phys_command_selects_physical_addresses() {
     let run = Run::waiting(Guest::Real("modes"), &[]);
     let text = run.gdb(
         "monitor phys on
@@ -458,7 +458,7 @@ fn reads_and_writes_by_physical_address() {
 }
 
 #[test]
-fn functions_of_the_guest_are_called() {
+fn gdb_calls_functions_of_the_guest() {
     let run = Run::waiting(Guest::Sample, &[]);
     let text = run.gdb(
         "break work

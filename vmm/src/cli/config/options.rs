@@ -23,8 +23,8 @@ use super::values::{BranchRecord, BtmTarget, GuestAddress, ModuleArg, Number, Si
 use crate::cli::logging::{LogFilter, LogSettings, TraceSpec, trace_help};
 use crate::console::Backend;
 use crate::deterministic::CheckpointLimits;
-use crate::gdb::Address;
 use crate::vcpu::engine::ForcedSwitch;
+use hindsight_gdb::ListenAddress;
 
 /// Every option of `hindsight run`.
 #[derive(Clone, Debug, Default, PartialEq, Args, Serialize, Deserialize)]
@@ -179,7 +179,7 @@ pub struct DeterminismOptions {
 pub struct DebugOptions {
     /// Serve gdb or lldb at tcp:HOST:PORT (tcp::PORT on this machine only) or unix:PATH
     #[arg(long, value_name = "ADDRESS")]
-    pub gdb: Option<OptionWord<Address>>,
+    pub gdb: Option<OptionWord<ListenAddress>>,
     /// Stop before the first instruction until a debugger connects
     #[arg(long)]
     pub gdb_wait: bool,

@@ -11,9 +11,9 @@ use super::paths::with_folder;
 use crate::cli::logging::{LogFilter, TraceSpec};
 use crate::cli::read::read_text;
 use crate::console::Backend;
-use crate::gdb::Address;
 use crate::vcpu::branch_history;
 use crate::vcpu::engine::ForcedSwitch;
+use hindsight_gdb::ListenAddress;
 
 /// The largest profile file that is read, in bytes.
 const PROFILE_MAX: u64 = 64 << 10;
@@ -235,7 +235,7 @@ impl OptionValue for Backend {
     }
 }
 
-impl OptionValue for Address {
+impl OptionValue for ListenAddress {
     const EXPECTED: &'static str = "an address: tcp:HOST:PORT or unix:PATH";
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -252,7 +252,7 @@ impl OptionValue for Address {
     fn resolve_paths(self, folder: &Path) -> Self {
         match self {
             Self::Unix(path) => Self::Unix(folder.join(path)),
-            Self::Tcp(address) => Self::Tcp(address),
+            other => other,
         }
     }
 }
@@ -436,7 +436,7 @@ mod tests {
         assert_reads_back::<ModuleArg>(&["a", "a=b c", "a=b=c"]);
         assert_reads_back::<BtmTarget>(&["-", "file"]);
         assert_reads_back::<Backend>(&["stdio", "none", "file:a:b", "unix:s"]);
-        assert_reads_back::<Address>(&["tcp::1234", "tcp:127.0.0.1:1", "unix:s"]);
+        assert_reads_back::<ListenAddress>(&["tcp::1234", "tcp:127.0.0.1:1", "unix:s"]);
         assert_reads_back::<Profile>(&["host", "portable-v1,-lbr", "-rdt", "+rtm,-pebs,pmu=8"]);
         assert_reads_back::<BranchRecord>(&["branches", "branches=3"]);
         assert_reads_back::<ForcedSwitch>(&["10", "5ms"]);

@@ -4,9 +4,8 @@ mod paused_vcpu;
 mod reverse;
 mod step;
 
+use hindsight_cpu::stops::StopConditions;
 use std::sync::Arc;
-
-use hindsight_interp::Stops;
 
 use self::paused_vcpu::DebuggedVcpu;
 use super::machine::DeterministicMachine;
@@ -28,7 +27,7 @@ type DebuggerStop = Option<(usize, StopReason)>;
 struct DebuggedMachine {
     timeline: Timeline,
     board: Arc<Board>,
-    stops: Stops,
+    stops: StopConditions,
     actions: Vec<ResumeAction>,
 }
 
@@ -43,7 +42,7 @@ pub(super) fn run(
     let mut debugged = DebuggedMachine {
         timeline: Timeline::new(machine, limits)?,
         board: board.clone(),
-        stops: Stops::default(),
+        stops: StopConditions::default(),
         actions: vec![ResumeAction::Run; cpus],
     };
     while debugged.wait() == Checkpoint::Run {

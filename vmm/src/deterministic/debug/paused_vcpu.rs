@@ -1,7 +1,7 @@
 //! A vCPU of a paused deterministic machine, for the debugger.
 
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::Stops;
+use hindsight_cpu::stops::StopConditions;
 
 use super::DebuggedMachine;
 use crate::kvm::KvmError;
@@ -57,7 +57,7 @@ impl PausedVcpu for DebuggedVcpu<'_> {
         self.debugged.actions[self.cpu] = action;
     }
 
-    fn set_stops(&mut self, stops: &Stops) {
+    fn set_stops(&mut self, stops: &StopConditions) {
         self.debugged.stops = stops.clone();
         self.vcpu().vcpu.set_stops(stops);
     }

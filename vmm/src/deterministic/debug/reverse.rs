@@ -5,10 +5,11 @@
 //! are executed again, the last stretch first. The last stop in the first stretch that has any is
 //! the one to go to.
 
+use hindsight_cpu::stops::{StopConditions, StopHit};
 use std::ops::ControlFlow;
 
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::{Hit, Stops};
+
 use iced_x86::Code;
 
 use super::{DebuggedMachine, DebuggerStop};
@@ -27,7 +28,7 @@ struct ReverseHit {
     /// The instruction count at the stop.
     icount: u64,
     cpu: usize,
-    hit: Hit,
+    hit: StopHit,
     /// Address of the vCPU's next instruction.
     pc: u64,
     /// The breakpoint at `pc` has stopped already, and must be disarmed to continue. The
@@ -38,9 +39,9 @@ struct ReverseHit {
 }
 
 impl ReverseHit {
-    /// Whether the stop comes before its instruction executes. Stops at accesses come after it.
+    /// Whether the stop comes before its instruction executes. StopConditions at accesses come after it.
     const fn is_before(&self) -> bool {
-        matches!(self.hit, Hit::Execute(_) | Hit::Exception { .. })
+        matches!(self.hit, StopHit::Execute(_) | StopHit::Exception { .. })
     }
 }
 
@@ -53,7 +54,9 @@ type AllStates = Vec<Option<CpuState>>;
 impl DebuggedMachine {
     /// Goes to an instruction count without stops. Returns `false` if it was interrupted.
     fn travel(&mut self, icount: u64) -> Result<bool, RestoreError> {
-        self.timeline.machine().set_stops(&Stops::default());
+        self.timeline
+            .machine()
+            .set_stops(&StopConditions::default());
         let stop = self.timeline.go_to(icount)?;
         self.arm(true);
         Ok(stop == RunStop::Reached)
@@ -81,7 +84,9 @@ impl DebuggedMachine {
     /// Goes to an instruction count from a checkpoint, before the events that follow its last
     /// instruction. Returns `false` if it was interrupted.
     fn return_to(&mut self, icount: u64) -> Result<bool, RestoreError> {
-        self.timeline.machine().set_stops(&Stops::default());
+        self.timeline
+            .machine()
+            .set_stops(&StopConditions::default());
         let stop = self.timeline.return_to(icount)?;
         self.arm(true);
         Ok(stop == RunStop::Reached)
@@ -275,7 +280,7 @@ impl DebuggedMachine {
     }
 
     /// Describes a stop at the current instruction count. `last` is the stop before it.
-    fn reverse_hit(&mut self, cpu: usize, hit: Hit, last: Option<&ReverseHit>) -> ReverseHit {
+    fn reverse_hit(&mut self, cpu: usize, hit: StopHit, last: Option<&ReverseHit>) -> ReverseHit {
         let (icount, (pc, _)) = (self.timeline.icount(), self.frame(cpu));
         let last = last.filter(|last| last.icount == icount);
         let mut hit = ReverseHit {
@@ -338,7 +343,7 @@ impl DebuggedMachine {
     /// A breakpoint at the first instruction of a handler stops at the instruction count of the
     /// interrupted instruction. Returns `false` if it was interrupted.
     fn deliver(&mut self, hit: &ReverseHit) -> Result<bool, RestoreError> {
-        let Hit::Execute(pc) = hit.hit else {
+        let StopHit::Execute(pc) = hit.hit else {
             return Ok(true);
         };
         if self.frame(hit.cpu).0 == pc {

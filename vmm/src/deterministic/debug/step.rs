@@ -1,11 +1,10 @@
 //! Single steps of a deterministic machine.
 
-use hindsight_interp::Hit;
-
 use super::{DebuggedMachine, DebuggerStop};
 use crate::deterministic::stop::RunStop;
 use crate::state::RestoreError;
 use crate::vcpu::debug::stop::StopReason;
+use hindsight_cpu::stops::StopHit;
 
 impl DebuggedMachine {
     /// Steps one instruction of a vCPU, or until its RIP leaves `range`.
@@ -44,7 +43,7 @@ impl DebuggedMachine {
                 break Some((cpu, StopReason::Stepped));
             }
             if self.stops.execute.contains(&pc) {
-                break Some((cpu, StopReason::Hit(Hit::Execute(pc))));
+                break Some((cpu, StopReason::Hit(StopHit::Execute(pc))));
             }
         };
         self.arm(true);
@@ -75,7 +74,7 @@ impl DebuggedMachine {
             let is_own_breakpoint = match stop {
                 RunStop::Hit {
                     cpu: hit_cpu,
-                    hit: Hit::Execute(pc),
+                    hit: StopHit::Execute(pc),
                 } => {
                     if hit_cpu == cpu && self.frame(cpu) == frame {
                         return Ok(None);

@@ -9,7 +9,6 @@ use kvm_bindings::{kvm_sregs, kvm_xcr, kvm_xcrs, kvm_xsave};
 use super::KvmVcpuFd;
 use super::loaded_state::LoadedState;
 use crate::kvm::{KvmError, call, ioctl, ioctls, state};
-use crate::memory::page_walk;
 
 impl KvmVcpuFd {
     /// Loads the whole state into KVM. `apic_base` is the local APIC's.
@@ -65,7 +64,7 @@ impl KvmVcpuFd {
     }
 
     fn load_sregs(&self, state: &CpuState, sregs: &kvm_sregs) -> Result<(), KvmError> {
-        if page_walk::has_pdptrs(state) && self.vm.has_sregs2() {
+        if hindsight_cpu::page_walk::has_pdptrs(state) && self.vm.has_sregs2() {
             let sregs2 = state::export_sregs2(sregs, state);
             return ioctls::set_sregs2(&self.fd, &sregs2).map_err(call("KVM_SET_SREGS2"));
         }
@@ -165,7 +164,7 @@ impl KvmVcpuFd {
         (state.dr, state.dr6, state.dr7) = (dr.addresses, dr.status, dr.control);
         let events = self.events()?;
         state::import_events(&events, state);
-        if page_walk::has_pdptrs(state) {
+        if hindsight_cpu::page_walk::has_pdptrs(state) {
             state.pdptr = self.page_directory_pointers(state.cr3)?;
         }
         self.loaded = Some(Box::new(LoadedState::of(state, sregs.apic_base)));

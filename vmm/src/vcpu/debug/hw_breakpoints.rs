@@ -8,7 +8,7 @@
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::debug::Registers;
 use hindsight_cpu::state::{Activity, CpuState};
-use hindsight_interp::{Hit, MsrStops, Stops, Watch};
+use hindsight_cpu::stops::{MsrStops, StopConditions, StopHit, Watchpoint};
 use hindsight_regs::dr::{Condition, Dr7, Length, Slot};
 use hindsight_regs::rflags::Rflags;
 
@@ -44,7 +44,11 @@ impl From<&CpuState> for DebugStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HwBreakpoint {
     Execute(u64),
-    Data { watch: Watch, at: u64, len: Length },
+    Data {
+        watch: Watchpoint,
+        at: u64,
+        len: Length,
+    },
 }
 
 /// A debugger's stops as hardware breakpoints, at most four.
@@ -57,17 +61,17 @@ impl HwBreakpoints {
     /// # Errors
     ///
     /// When a processor does not have the breakpoints that they need.
-    pub fn new(stops: &Stops) -> Result<Self, Unsupported> {
+    pub fn new(stops: &StopConditions) -> Result<Self, Unsupported> {
         let others = !stops.ports.is_empty() || stops.msrs != MsrStops::None;
         if others || stops.exceptions != 0 || stops.controls != 0 {
             return Err(Unsupported::Kind);
         }
-        if stops.execute.len() + stops.watch.len() > HW_BREAKPOINTS {
+        if stops.execute.len() + stops.watchpoints.len() > HW_BREAKPOINTS {
             return Err(Unsupported::TooMany);
         }
         let execute = stops.execute.iter().copied();
         let mut breakpoints: Vec<_> = execute.map(HwBreakpoint::Execute).collect();
-        for &watch in &stops.watch {
+        for &watch in &stops.watchpoints {
             if !watch.write {
                 return Err(Unsupported::ReadsOnly);
             }
@@ -114,15 +118,17 @@ impl HwBreakpoints {
 
     /// The stop that B0-3 of DR6 report, for a vCPU whose next instruction is at the linear address
     /// `at`. A processor may also set a bit for a breakpoint that was not hit.
-    pub fn hit(&self, dr6: u64, at: u64) -> Option<Hit> {
+    pub fn hit(&self, dr6: u64, at: u64) -> Option<StopHit> {
         let reported = self.0.iter().enumerate();
         let reported = reported.filter(|(slot, _)| dr6 >> slot & 1 != 0);
         reported
             .map(|(_, breakpoint)| *breakpoint)
             .find_map(|breakpoint| match breakpoint {
-                HwBreakpoint::Execute(address) => (address == at).then_some(Hit::Execute(address)),
-                HwBreakpoint::Data { watch, at, .. } => Some(Hit::Watch {
-                    watch,
+                HwBreakpoint::Execute(address) => {
+                    (address == at).then_some(StopHit::Execute(address))
+                }
+                HwBreakpoint::Data { watch, at, .. } => Some(StopHit::Watchpoint {
+                    watchpoint: watch,
                     at: at.max(watch.at),
                     write: !watch.read,
                 }),
@@ -155,7 +161,7 @@ fn aligned_pieces(at: u64, len: u64) -> impl Iterator<Item = (u64, Length)> {
 ///
 /// When KVM cannot do it.
 pub fn allocate(
-    stops: &Stops,
+    stops: &StopConditions,
     action: ResumeAction,
     status: DebugStatus,
     support: &HwBreakpointSupport,
@@ -165,7 +171,7 @@ pub fn allocate(
     if !stops.execute.is_empty() {
         needs(&support.execute)?;
     }
-    if !stops.watch.is_empty() {
+    if !stops.watchpoints.is_empty() {
         needs(&support.data)?;
     }
     if !breakpoints.is_empty() && status.armed {
@@ -187,7 +193,7 @@ pub fn allocate(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hindsight_interp::PortWatch;
+    use hindsight_cpu::stops::PortWatchpoint;
 
     const SUPPORTED: HwBreakpointSupport = HwBreakpointSupport {
         execute: Ok(()),
@@ -203,8 +209,8 @@ mod tests {
         range: None,
     };
 
-    fn watch(at: u64, len: u64, read: bool, write: bool) -> Watch {
-        Watch {
+    fn watch(at: u64, len: u64, read: bool, write: bool) -> Watchpoint {
+        Watchpoint {
             at,
             len,
             read,
@@ -212,15 +218,15 @@ mod tests {
         }
     }
 
-    fn stops(execute: &[u64], watches: &[Watch]) -> Stops {
-        Stops {
+    fn stops(execute: &[u64], watches: &[Watchpoint]) -> StopConditions {
+        StopConditions {
             execute: execute.to_vec(),
-            watch: watches.to_vec(),
-            ..Stops::default()
+            watchpoints: watches.to_vec(),
+            ..StopConditions::default()
         }
     }
 
-    fn refusal(stops: &Stops) -> Option<Unsupported> {
+    fn refusal(stops: &StopConditions) -> Option<Unsupported> {
         allocate(stops, ResumeAction::Run, READY, &SUPPORTED).err()
     }
 
@@ -274,27 +280,27 @@ mod tests {
     fn what_a_processor_has_no_breakpoint_for_is_refusal() {
         let read = watch(0x1000, 4, true, false);
         assert_eq!(refusal(&stops(&[], &[read])), Some(Unsupported::ReadsOnly));
-        let port = PortWatch {
+        let port = PortWatchpoint {
             first: 1,
             last: 1,
             read: true,
             write: true,
         };
-        let ports = Stops {
+        let ports = StopConditions {
             ports: vec![port],
-            ..Stops::default()
+            ..StopConditions::default()
         };
-        let exceptions = Stops {
+        let exceptions = StopConditions {
             exceptions: 1,
-            ..Stops::default()
+            ..StopConditions::default()
         };
-        let controls = Stops {
+        let controls = StopConditions {
             controls: 1,
-            ..Stops::default()
+            ..StopConditions::default()
         };
-        let msrs = Stops {
+        let msrs = StopConditions {
             msrs: MsrStops::All,
-            ..Stops::default()
+            ..StopConditions::default()
         };
         for stops in [ports, exceptions, controls, msrs] {
             assert_eq!(refusal(&stops), Some(Unsupported::Kind));
@@ -311,7 +317,7 @@ mod tests {
         };
         let code = stops(&[1], &[]);
         let data = stops(&[], &[watch(0x1000, 4, false, true)]);
-        let none = Stops::default();
+        let none = StopConditions::default();
         let rows = [
             (&code, ResumeAction::Run, "execute"),
             (&data, ResumeAction::Run, "data"),
@@ -333,14 +339,23 @@ mod tests {
         };
         let found = allocate(&stops(&[1], &[]), ResumeAction::Run, armed, &SUPPORTED);
         assert_eq!(found, Err(Unsupported::GuestBreakpoints));
-        assert!(allocate(&Stops::default(), ResumeAction::Run, armed, &SUPPORTED).is_ok());
+        assert!(
+            allocate(
+                &StopConditions::default(),
+                ResumeAction::Run,
+                armed,
+                &SUPPORTED
+            )
+            .is_ok()
+        );
     }
 
     #[test]
     fn kvm_steps_only_over_a_plain_instruction() {
         let mut state = CpuState::reset();
-        let steps =
-            |state: &CpuState| allocate(&Stops::default(), STEP, state.into(), &SUPPORTED).is_ok();
+        let steps = |state: &CpuState| {
+            allocate(&StopConditions::default(), STEP, state.into(), &SUPPORTED).is_ok()
+        };
         assert!(steps(&state));
         state.rflags |= Rflags::TF.bits();
         assert!(!steps(&state), "the guest steps itself");
@@ -354,7 +369,12 @@ mod tests {
             mask_interrupts: false,
             range: None,
         };
-        let into_handlers = allocate(&Stops::default(), with_interrupts, READY, &SUPPORTED);
+        let into_handlers = allocate(
+            &StopConditions::default(),
+            with_interrupts,
+            READY,
+            &SUPPORTED,
+        );
         assert_eq!(into_handlers, Err(Unsupported::Step));
     }
 
@@ -367,10 +387,13 @@ mod tests {
         // G0-G2, GD, bit 10; R/W1 and R/W2 are 01, LEN1 is 01 and LEN2 is 11.
         assert_eq!(registers.control, 0x0d50_242a);
         assert_eq!(breakpoints.registers(Some(0x2000)).control, 0x0d50_2428);
-        assert_eq!(breakpoints.hit(0b0001, 0x2000), Some(Hit::Execute(0x2000)));
+        assert_eq!(
+            breakpoints.hit(0b0001, 0x2000),
+            Some(StopHit::Execute(0x2000))
+        );
         assert_eq!(breakpoints.hit(0b0001, 0x2001), None);
-        let written = Hit::Watch {
-            watch: word,
+        let written = StopHit::Watchpoint {
+            watchpoint: word,
             at: 0x1004,
             write: true,
         };

@@ -4,7 +4,7 @@
 //! ([`crate::vcpu::run_control::VcpuControl::request`]), whichever engine runs the vCPU.
 
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::Stops;
+use hindsight_cpu::stops::StopConditions;
 
 use super::stop::ResumeAction;
 use crate::kvm::KvmError;
@@ -39,7 +39,7 @@ pub trait PausedVcpu {
 
     /// Sets what it stops for. The caller makes sure that the engine supports it, or that the machine
     /// changes engines before the vCPU resumes: see `vcpu::debug::hw_breakpoints`.
-    fn set_stops(&mut self, stops: &Stops);
+    fn set_stops(&mut self, stops: &StopConditions);
 
     /// Writes an MSR as WRMSR does. `false`: the guest would get #GP(0).
     ///

@@ -6,7 +6,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::{Hit, Stops};
+pub use hindsight_cpu::stops::ResumeAction;
+use hindsight_cpu::stops::{StopConditions, StopHit};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -14,35 +15,13 @@ use crate::sync::lock;
 use crate::vcpu::crash::CrashCause;
 use crate::vcpu::run_control::GuestEnd;
 
-/// How a vCPU runs when a pause ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ResumeAction {
-    /// Until something stops it.
-    #[default]
-    Run,
-    /// One instruction, or until RIP leaves a range.
-    Step {
-        /// Interrupts and NMIs wait meanwhile.
-        mask_interrupts: bool,
-        /// Continue as long as RIP is at or after the first address and before the second.
-        range: Option<(u64, u64)>,
-    },
-    /// One instruction backwards, in a deterministic run.
-    StepBack {
-        /// Do not enter the handler of an interrupt.
-        mask_interrupts: bool,
-    },
-    /// Backwards to the last stop, in a deterministic run.
-    RunBack,
-}
-
 /// What a debugger requires of a vCPU. It moves with the vCPU from engine to engine.
 #[derive(Debug, Default)]
 pub struct DebugRequests {
     /// How it resumes.
     pub action: ResumeAction,
     /// What it stops for.
-    pub stops: Stops,
+    pub stops: StopConditions,
     /// A stop to report before anything more executes.
     pub due: Option<StopReason>,
 }
@@ -74,7 +53,7 @@ impl DebugRequests {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// It reached something it stops for.
-    Hit(Hit),
+    Hit(StopHit),
     /// It completed a [`ResumeAction::Step`].
     Stepped,
     /// Going backwards, it reached the beginning of the run.
@@ -164,9 +143,9 @@ impl AsFd for StopReports {
 pub enum Unsupported {
     /// More breakpoints, or more watched bytes, than a processor has debug registers for.
     TooMany,
-    /// Stops at reads but not at writes.
+    /// StopConditions at reads but not at writes.
     ReadsOnly,
-    /// Stops at events other than execution and data accesses: exceptions, ports, MSRs, control
+    /// StopConditions at events other than execution and data accesses: exceptions, ports, MSRs, control
     /// registers.
     Kind,
     /// The guest has enabled breakpoints of its own.

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::{Activity, CpuState, seg};
-use hindsight_interp::{Exit, Memory, Msrs, Stops, Vcpu};
+use hindsight_cpu::stops::StopConditions;
+use hindsight_interp::{Exit, Memory, Msrs, Vcpu};
 
 use crate::kvm::KvmError;
 use crate::vcpu::board::Board;
@@ -301,7 +302,7 @@ impl PausedVcpu for InterpVcpu {
         self.platform.model.debug.action = action;
     }
 
-    fn set_stops(&mut self, stops: &Stops) {
+    fn set_stops(&mut self, stops: &StopConditions) {
         self.vcpu.set_stops(stops);
         self.platform.model.debug.stops.clone_from(stops);
     }

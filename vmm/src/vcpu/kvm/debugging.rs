@@ -1,10 +1,11 @@
 //! Debug exits of a vCPU under KVM: the debugger's breakpoints and steps, the guest's own debug
 //! registers, and what KVM leaves to the monitor of both.
 
+use hindsight_cpu::stops::StopConditions;
 use std::time::Instant;
 
 use hindsight_cpu::armed::Armed;
-use hindsight_interp::Stops;
+
 use hindsight_regs::dr::Dr6;
 use hindsight_regs::rflags::Rflags;
 use hindsight_regs::vector::Vector;
@@ -52,7 +53,7 @@ impl KvmVcpu {
     fn steps_to_boundary(&self) -> bool {
         self.unsettled
             && self.hw_breakpoints.is_empty()
-            && self.model.debug.stops != Stops::default()
+            && self.model.debug.stops != StopConditions::default()
     }
 
     /// Serves a debug exit. `false`: the interpreter must execute the instruction, a MOV DR or INT1.

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::msr::{Effect, RdmsrOutcome};
 use hindsight_cpu::state::{Activity, CpuState};
-use hindsight_interp::Stops;
+use hindsight_cpu::stops::StopConditions;
+
 use hindsight_regs::msr as regs;
 use hindsight_regs::rflags::Rflags;
 use kvm_bindings::kvm_regs;
@@ -418,9 +419,9 @@ impl KvmVcpu {
     }
 }
 
-/// The breakpoints for a debugger's stops. Stops that KVM cannot do change the engine before the
+/// The breakpoints for a debugger's stops. StopConditions that KVM cannot do change the engine before the
 /// guest runs.
-fn breakpoints_of(stops: &Stops) -> HwBreakpoints {
+fn breakpoints_of(stops: &StopConditions) -> HwBreakpoints {
     HwBreakpoints::new(stops).unwrap_or_default()
 }
 
@@ -445,7 +446,7 @@ impl PausedVcpu for KvmVcpu {
         self.model.debug.action = action;
     }
 
-    fn set_stops(&mut self, stops: &Stops) {
+    fn set_stops(&mut self, stops: &StopConditions) {
         self.model.debug.stops.clone_from(stops);
         self.hw_breakpoints = breakpoints_of(stops);
     }

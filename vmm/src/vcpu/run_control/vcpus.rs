@@ -251,7 +251,7 @@ impl<R> VcpuControl<R> {
         true
     }
 
-    /// Stops all vCPUs for good; does not wait for them.
+    /// StopConditions all vCPUs for good; does not wait for them.
     pub fn stop(&self) {
         let mut inner = lock(&self.inner);
         inner.phase = Phase::Stopped;

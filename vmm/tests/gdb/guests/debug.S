@@ -1,5 +1,5 @@
-# In 64-bit mode. Uses its own debug registers, single-step and INT3, and says at the end whether it
-# got all of its own debug exceptions and no other: 0 is good.
+# In 64-bit mode: uses its own debug registers, single-step and INT3. Exits with 0 if it got all of its
+# own debug exceptions and no other.
     .globl _start, watched, mine, handler, end
     .text
 _start:
@@ -15,7 +15,7 @@ _start:
     mov %rax, %dr0
     lea watched(%rip), %rax
     mov %rax, %dr1
-    # Slot 0: execution of `mine`. Slot 1: writes of 8 bytes to `watched`.
+    # DR0: execution of `mine`. DR1: writes of 8 bytes to `watched`.
     mov $0x00900402, %eax
     or $0x8, %eax
     mov %rax, %dr7
@@ -27,7 +27,7 @@ mine:
     nop
     incq watched(%rip)
     loop again
-    # Three single steps.
+    # Six single steps, up to the second POPFQ.
     pushfq
     orq $0x100, (%rsp)
     popfq
@@ -39,7 +39,7 @@ mine:
     popfq
     int3
 end:
-    # 3 of each slot; the steps are those between the two POPFQ, the second one included.
+    # Three exceptions for each of DR0 and DR1, and six single steps.
     mov seen0(%rip), %eax
     sub $3, %eax
     mov seen1(%rip), %edx

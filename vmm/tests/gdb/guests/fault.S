@@ -7,7 +7,7 @@ again:
     incq count(%rip)
     cmpq $1000, count(%rip)
     jb again
-    # Long enough for a checkpoint on the way.
+    # Runs long enough for a checkpoint before the fault.
     mov $6000000, %ecx
 wait:
     dec %ecx

@@ -1,4 +1,4 @@
-# Starts in real mode at 0x7c00, goes to 32-bit and then to 64-bit mode, and ends.
+# Starts in real mode at 0x7c00, enters 32-bit and then 64-bit mode, and exits.
     .text
     .code16
     .globl _start, real, protected, long_mode, end

@@ -1,4 +1,4 @@
-# In 64-bit mode: waits until a system-management interrupt was handled, and leaves with how often.
+# In 64-bit mode: waits until a system-management interrupt was handled, and exits with the number of them.
     .globl _start, spin
     .set SMBASE, 0x30000
     .set HANDLED, 0x7000

@@ -1,4 +1,4 @@
-# In 64-bit mode: counts for ever, until somebody sets `stop`; then it raises a triple fault.
+# In 64-bit mode: counts for ever, until a debugger sets `stop`; then it raises a triple fault.
     .globl _start, count, stop, spin, die
     .text
 _start:

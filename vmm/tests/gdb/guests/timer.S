@@ -1,5 +1,5 @@
-# In 64-bit mode: counts, while the timer of the local APIC interrupts it again and again. Any number of
-# single steps that do not enter handlers sees `count` grow by one each four.
+# In 64-bit mode: counts, while the timer of the local APIC interrupts it periodically. Four single steps
+# that do not enter handlers increment `count` by one.
     .globl _start, count, ticks, loop, handler
     .text
 _start:

@@ -21,7 +21,7 @@ _start:
     wrmsr
     mov $0x4608, %eax
     wrmsr
-    # A debugger that comes to spin0 finds both counting.
+    # When a debugger stops the guest at spin0, both processors count.
 1:  cmpl $0, count1
     je 1b
 spin0:

@@ -1,0 +1,282 @@
+//! The server's thread: it waits for clients, for what they send, and for vCPUs that stop.
+
+use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::AsFd;
+
+use crate::debugger::{DebugStop, Debugger};
+use crate::listen::{ClientStream, Listener};
+use crate::session::{ClientSession, SessionStatus};
+use crate::stop_reply;
+use crate::target::{DebugTarget, Notifier, StopCause};
+
+/// The end of the machine, as the server's thread learns of it.
+#[derive(Debug)]
+struct MachineEnd {
+    /// Set before `notifier` is notified.
+    ended: AtomicBool,
+    /// The exit status, if the machine ended by itself.
+    status: Mutex<Option<u8>>,
+    notifier: Notifier,
+}
+
+/// A server that runs in a thread of its own.
+#[derive(Debug)]
+pub struct GdbServer {
+    thread: Option<JoinHandle<()>>,
+    end: Arc<MachineEnd>,
+}
+
+impl GdbServer {
+    /// Serves the debuggers that connect at `listener`, one at a time. The machine may be paused or
+    /// running: it runs from the time when a client resumes it or detaches.
+    ///
+    /// A stop while no client is connected leaves the machine paused. `report` is then called, by the
+    /// server's thread, with a message for the user.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no more threads or file descriptors.
+    pub fn start(
+        target: Box<dyn DebugTarget>,
+        listener: Listener,
+        report: impl FnMut(&str) + Send + 'static,
+    ) -> io::Result<Self> {
+        let end = Arc::new(MachineEnd {
+            ended: AtomicBool::new(false),
+            status: Mutex::default(),
+            notifier: Notifier::new()?,
+        });
+        let thread_end = end.clone();
+        let thread = thread::Builder::new()
+            .name("gdb".to_owned())
+            .spawn(move || {
+                let server = ServerThread {
+                    debugger: Debugger::new(target),
+                    listener,
+                    client: None,
+                    end: thread_end,
+                    report: Box::new(report),
+                };
+                server.run();
+            })?;
+        Ok(Self {
+            thread: Some(thread),
+            end,
+        })
+    }
+
+    /// Reports to the client that the machine has ended, with its exit status or as killed, and ends
+    /// the server.
+    pub fn finish(mut self, status: Option<u8>) {
+        *self
+            .end
+            .status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = status;
+        self.join();
+    }
+
+    fn join(&mut self) {
+        self.end.ended.store(true, Ordering::SeqCst);
+        self.end.notifier.notify();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has printed its message.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for GdbServer {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+struct ServerThread {
+    debugger: Debugger,
+    listener: Listener,
+    client: Option<(ClientStream, ClientSession)>,
+    end: Arc<MachineEnd>,
+    report: Box<dyn FnMut(&str) + Send>,
+}
+
+/// What the server's thread has to do.
+#[derive(Clone, Copy, Debug, Default)]
+struct ReadyEvents {
+    listener: bool,
+    stops: bool,
+    client: bool,
+}
+
+const NOW: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+impl ServerThread {
+    fn run(mut self) {
+        while !self.end.ended.load(Ordering::SeqCst) {
+            let Ok(ready) = self.wait() else {
+                return;
+            };
+            if ready.stops {
+                self.handle_stops();
+            }
+            if ready.client {
+                self.receive();
+            }
+            if ready.listener {
+                self.accept();
+            }
+        }
+        let status = self.end.status.lock();
+        let status = *status.unwrap_or_else(PoisonError::into_inner);
+        if let Some((mut client, mut session)) = self.client.take() {
+            session.report_end(status);
+            send(&mut client, &session.take_output());
+        }
+    }
+
+    /// Waits for the listener, the machine or the client.
+    fn wait(&self) -> io::Result<ReadyEvents> {
+        let stop_event = self.debugger.stop_event();
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(stop_event, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.end.notifier.as_fd(), PollFlags::IN),
+        ];
+        if let Some((client, _)) = &self.client {
+            fds.push(PollFd::from_borrowed_fd(client.as_fd(), PollFlags::IN));
+        }
+        let pending = self.debugger.has_pending_stop();
+        match poll(&mut fds, pending.then_some(&NOW)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let ready = |i: usize| fds.get(i).is_some_and(|fd| !fd.revents().is_empty());
+        Ok(ReadyEvents {
+            listener: ready(0),
+            stops: ready(1) || pending,
+            client: ready(3),
+        })
+    }
+
+    fn accept(&mut self) {
+        let Some(client) = self.listener.accept() else {
+            return;
+        };
+        if self.client.as_ref().is_some_and(|(old, _)| hung_up(old)) {
+            self.disconnect();
+        }
+        if self.client.is_some() {
+            // The second client sees its connection closed at once.
+            tracing::debug!(target: "gdb", "refused a second client");
+            return;
+        }
+        if !self.debugger.is_paused() && self.debugger.interrupt().is_err() {
+            return;
+        }
+        tracing::debug!(target: "gdb", "client connected");
+        self.client = Some((client, ClientSession::new()));
+    }
+
+    /// Handles stops of vCPUs.
+    fn handle_stops(&mut self) {
+        let Ok(Some(stop)) = self.debugger.collect() else {
+            return;
+        };
+        match &mut self.client {
+            Some((client, session)) => {
+                session.report_stop(&mut self.debugger, &stop);
+                send(client, &session.take_output());
+            }
+            // Nobody can request to go back from the end. The machine may have ended meanwhile.
+            None if matches!(stop.cause, Some(StopCause::RunEnd(_))) => {
+                let _ = self.debugger.resume();
+            }
+            None => self.report_unattended(&stop),
+        }
+    }
+
+    fn report_unattended(&mut self, stop: &DebugStop) {
+        let message = stop_reply::message(&mut self.debugger, stop);
+        if let Some((message, address)) = message.zip(self.listener.address()) {
+            let name = self.debugger.target().name();
+            let message = format!("{message}{name}: it waits for a debugger at {address}\n");
+            (self.report)(&message);
+        }
+    }
+
+    fn receive(&mut self) {
+        let Some((client, session)) = &mut self.client else {
+            return;
+        };
+        let mut buffer = [0; 0x4000];
+        let status = match client.read(&mut buffer) {
+            Ok(0) => SessionStatus::Detached,
+            Ok(len) => session.receive(&mut self.debugger, &buffer[..len]),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => SessionStatus::Open,
+                _ => SessionStatus::Detached,
+            },
+        };
+        let sent = send(client, &session.take_output());
+        if status == SessionStatus::Killed {
+            self.debugger.kill();
+        }
+        if status == SessionStatus::Detached || !sent {
+            self.disconnect();
+        }
+    }
+
+    /// Closes the connection and removes everything that the client has set.
+    fn disconnect(&mut self) {
+        tracing::debug!(target: "gdb", "client disconnected");
+        self.client = None;
+        self.debugger.detach();
+    }
+}
+
+/// Whether the client has closed its end, even if there is something left to read.
+fn hung_up(client: &ClientStream) -> bool {
+    let closed = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
+    let mut fds = [PollFd::from_borrowed_fd(client.as_fd(), closed)];
+    poll(&mut fds, Some(&NOW)).is_ok_and(|ready| ready != 0)
+}
+
+/// Sends all of `bytes`, and waits while the client is busy; `false` if it has disconnected.
+fn send(client: &mut ClientStream, mut bytes: &[u8]) -> bool {
+    while !bytes.is_empty() {
+        match client.write(bytes) {
+            Ok(0) => return false,
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if !wait_writable(client) {
+                    return false;
+                }
+            }
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// A client that accepts no byte for so long counts as disconnected.
+const SEND_LIMIT: Timespec = Timespec {
+    tv_sec: 10,
+    tv_nsec: 0,
+};
+
+fn wait_writable(client: &ClientStream) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(client.as_fd(), PollFlags::OUT)];
+    match poll(&mut fds, Some(&SEND_LIMIT)) {
+        Ok(ready) => ready != 0,
+        Err(error) => error == rustix::io::Errno::INTR,
+    }
+}

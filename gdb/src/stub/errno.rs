@@ -1,0 +1,32 @@
+//! Errors as numbers, which is all that most replies can carry.
+
+use gdbstub::target::TargetError as StubError;
+
+use crate::debugger::DebugError;
+use crate::target::TargetError;
+
+/// EINVAL.
+pub(crate) const INVALID: u8 = 22;
+
+/// The number of an error, in Linux's terms.
+pub(crate) fn of(error: &DebugError) -> u8 {
+    tracing::debug!(target: "gdb", "{error}");
+    match error {
+        // EFAULT.
+        DebugError::NotMemory(_) => 14,
+        // ESRCH.
+        DebugError::Target(TargetError::Ended) => 3,
+        // EBUSY.
+        DebugError::Running => 16,
+        // EOPNOTSUPP.
+        DebugError::Target(TargetError::Unsupported(_))
+        | DebugError::Unavailable(_)
+        | DebugError::NoBranchTrace => 95,
+        _ => INVALID,
+    }
+}
+
+/// The error as `gdbstub` takes it without ending the session.
+pub(super) fn non_fatal(error: DebugError) -> StubError<DebugError> {
+    StubError::Errno(of(&error))
+}

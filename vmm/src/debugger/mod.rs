@@ -1,0 +1,40 @@
+//! A machine as a debugger's server sees it: [`hindsight_gdb::DebugTarget`] for a [`Board`].
+//!
+//! Nothing else in the monitor knows the server. Whatever a client sets, no guest can see: breakpoints
+//! are the engine's, never changes of guest memory or of the guest's debug registers.
+
+mod abilities;
+mod commands;
+mod engine;
+mod irq_text;
+mod memory;
+mod stops;
+mod target;
+
+use std::io::{self, Write as _};
+use std::sync::Arc;
+
+use hindsight_gdb::{GdbServer, Listener};
+
+use crate::vcpu::board::Board;
+use target::MachineTarget;
+
+/// Serves debuggers that connect at `listener`. Resumes the machine, unless it is to `wait` for the
+/// first of them.
+///
+/// From now on, a vCPU whose guest cannot continue waits for a debugger.
+///
+/// # Errors
+///
+/// When the host has no more threads or file descriptors.
+pub fn serve(board: &Arc<Board>, listener: Listener, wait: bool) -> io::Result<GdbServer> {
+    board.run.stops.request();
+    if !wait {
+        board.resume();
+    }
+    let target = Box::new(MachineTarget::new(board.clone()));
+    GdbServer::start(target, listener, |message| {
+        // Without stderr there is nowhere to report to.
+        let _ = io::stderr().write_all(message.as_bytes());
+    })
+}
