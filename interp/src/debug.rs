@@ -4,7 +4,7 @@
 //! Not modelled here: DEBUGCTL.BTF (the owner of DEBUGCTL sees to it).
 
 use hindsight_cpu::debug::{Access, Refusal, Registers};
-use hindsight_regs::dr::{Condition, Dr7, Slot};
+use hindsight_regs::dr::{BreakpointIndex, Condition, Dr7};
 
 use crate::core::{CR4_DE, Core, DB, Fault, GP0, UD_};
 use crate::events::{Cause, Event, Shutdown};
@@ -52,8 +52,8 @@ impl Core {
                 Condition::Write | Condition::ReadWrite
             )
         };
-        let slots = (0..).map(Slot).zip(registers.addresses);
-        let guest = slots.filter(|&(slot, _)| control.armed(slot) && data(slot));
+        let slots = (0..).map(BreakpointIndex).zip(registers.addresses);
+        let guest = slots.filter(|&(slot, _)| control.is_enabled(slot) && data(slot));
         // Whatever its length: eight bytes, aligned.
         let guest = guest.map(|(_, at)| (at & !7, at | 7));
         let all = guest.chain(self.stops.watched());

@@ -20,9 +20,9 @@ bitflags! {
 
 /// A register: its offset in the memory-mapped page. The x2APIC MSR is `0x800 + offset / 16`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Register(pub u16);
+pub struct ApicRegister(pub u16);
 
-impl Register {
+impl ApicRegister {
     /// Local APIC ID.
     pub const ID: Self = Self(0x020);
     /// Version.
@@ -125,11 +125,11 @@ mod tests {
 
     #[test]
     fn x2apic_msrs_match_the_manual() {
-        assert_eq!(Register::ID.x2apic_msr(), 0x802);
-        assert_eq!(Register::LVT_PMC.x2apic_msr(), 0x834);
-        assert_eq!(Register::ICR.x2apic_msr(), 0x830);
-        assert_eq!(Register::TIMER_DIVIDE.x2apic_msr(), 0x83e);
-        assert_eq!(Register::SELF_IPI.x2apic_msr(), 0x83f);
+        assert_eq!(ApicRegister::ID.x2apic_msr(), 0x802);
+        assert_eq!(ApicRegister::LVT_PMC.x2apic_msr(), 0x834);
+        assert_eq!(ApicRegister::ICR.x2apic_msr(), 0x830);
+        assert_eq!(ApicRegister::TIMER_DIVIDE.x2apic_msr(), 0x83e);
+        assert_eq!(ApicRegister::SELF_IPI.x2apic_msr(), 0x83f);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use bitflags::bitflags;
 
 /// One of the four breakpoints, 0 to 3; a larger number names no breakpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slot(pub u8);
+pub struct BreakpointIndex(pub u8);
 
 /// What kind of access a breakpoint watches: the field `R/Wn` of DR7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,8 +70,13 @@ impl Dr7 {
 
     /// This value with breakpoint `slot` enabled globally (`Gn`), and its `R/Wn` and `LENn` set.
     #[must_use]
-    pub const fn with(self, slot: Slot, condition: Condition, length: Length) -> Self {
-        let Slot(n) = slot;
+    pub const fn with_breakpoint(
+        self,
+        slot: BreakpointIndex,
+        condition: Condition,
+        length: Length,
+    ) -> Self {
+        let BreakpointIndex(n) = slot;
         let shift = 16 + 4 * n;
         let cleared = self.0 & !(0b1111 << shift);
         let field = condition.bits() | length.bits() << 2;
@@ -79,14 +84,14 @@ impl Dr7 {
     }
 
     /// `Ln | Gn`: bits 2n and 2n+1.
-    pub const fn armed(self, slot: Slot) -> bool {
-        let Slot(n) = slot;
+    pub const fn is_enabled(self, slot: BreakpointIndex) -> bool {
+        let BreakpointIndex(n) = slot;
         (self.0 >> (2 * n)) & 0b11 != 0
     }
 
     /// `R/Wn`: two bits from bit 16 + 4n.
-    pub const fn condition(self, slot: Slot) -> Condition {
-        let Slot(n) = slot;
+    pub const fn condition(self, slot: BreakpointIndex) -> Condition {
+        let BreakpointIndex(n) = slot;
         match (self.0 >> (16 + 4 * n)) & 0b11 {
             0b00 => Condition::Execute,
             0b01 => Condition::Write,
@@ -96,8 +101,8 @@ impl Dr7 {
     }
 
     /// `LENn`: two bits from bit 18 + 4n.
-    pub const fn length(self, slot: Slot) -> Length {
-        let Slot(n) = slot;
+    pub const fn length(self, slot: BreakpointIndex) -> Length {
+        let BreakpointIndex(n) = slot;
         match (self.0 >> (18 + 4 * n)) & 0b11 {
             0b00 => Length::One,
             0b01 => Length::Two,
@@ -142,18 +147,23 @@ mod tests {
     #[test]
     fn dr7_fields_match_the_manual() {
         let dr7 = Dr7::RESET
-            .with(Slot(0), Condition::Write, Length::Four)
-            .with(Slot(3), Condition::ReadWrite, Length::Eight);
+            .with_breakpoint(BreakpointIndex(0), Condition::Write, Length::Four)
+            .with_breakpoint(BreakpointIndex(3), Condition::ReadWrite, Length::Eight);
         assert_eq!(dr7.0, 0xb00d_0482);
-        assert_eq!(dr7.condition(Slot(3)), Condition::ReadWrite);
-        assert_eq!(dr7.length(Slot(3)), Length::Eight);
-        assert!(dr7.armed(Slot(0)) && !dr7.armed(Slot(1)));
+        assert_eq!(dr7.condition(BreakpointIndex(3)), Condition::ReadWrite);
+        assert_eq!(dr7.length(BreakpointIndex(3)), Length::Eight);
+        assert!(dr7.is_enabled(BreakpointIndex(0)) && !dr7.is_enabled(BreakpointIndex(1)));
     }
 
     #[test]
     fn dr7_with_replaces_the_fields_of_the_slot() {
-        let dr7 = Dr7::RESET.with(Slot(1), Condition::ReadWrite, Length::Eight);
-        assert_eq!(dr7.with(Slot(1), Condition::Io, Length::Two).0, 0x0060_0408);
+        let dr7 =
+            Dr7::RESET.with_breakpoint(BreakpointIndex(1), Condition::ReadWrite, Length::Eight);
+        assert_eq!(
+            dr7.with_breakpoint(BreakpointIndex(1), Condition::Io, Length::Two)
+                .0,
+            0x0060_0408
+        );
     }
 
     #[test]

@@ -38,9 +38,9 @@ pub mod event {
 
 /// IA32_QM_EVTSEL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EventSelect(pub u64);
+pub struct QmEventSelect(pub u64);
 
-impl EventSelect {
+impl QmEventSelect {
     /// The fields that may be written.
     pub const WRITABLE: u64 = 0x3ff << 32 | 0xff;
 
@@ -122,9 +122,9 @@ mod tests {
 
     #[test]
     fn fields_lie_where_the_manual_has_them() {
-        assert_eq!(EventSelect::new(2, 0x8f).0, 0x8f_0000_0002);
-        assert_eq!(EventSelect(0x3ff_0000_00ff).rmid(), 0x3ff);
-        assert_eq!(EventSelect(0x8f_0000_0003).event(), event::LOCAL);
+        assert_eq!(QmEventSelect::new(2, 0x8f).0, 0x8f_0000_0002);
+        assert_eq!(QmEventSelect(0x3ff_0000_00ff).rmid(), 0x3ff);
+        assert_eq!(QmEventSelect(0x8f_0000_0003).event(), event::LOCAL);
         assert_eq!(Association::new(5, 15).0, 0xf_0000_0005);
         let assoc = Association(0xf_0000_008f);
         assert_eq!((assoc.rmid(), assoc.cos()), (0x8f, 15));

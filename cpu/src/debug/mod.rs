@@ -3,7 +3,7 @@
 //!
 //! Without RTM, DR7\[11\] reads 0 and DR6\[16\] reads 1.
 
-use hindsight_regs::dr::{Condition, Dr6, Dr7, Length, Slot};
+use hindsight_regs::dr::{BreakpointIndex, Condition, Dr6, Dr7, Length};
 use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
@@ -17,7 +17,12 @@ const STATUS_STORED: u64 = 0xe00f;
 const CONTROL_STORED: u64 = 0xffff_23ff;
 /// L0-L3 and LE, which belong to a task.
 const LOCAL: u64 = 0x155;
-const SLOTS: [Slot; 4] = [Slot(0), Slot(1), Slot(2), Slot(3)];
+const SLOTS: [BreakpointIndex; 4] = [
+    BreakpointIndex(0),
+    BreakpointIndex(1),
+    BreakpointIndex(2),
+    BreakpointIndex(3),
+];
 
 /// DR0 to DR3, DR6 and DR7 of one logical processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,14 +132,15 @@ impl Registers {
     /// The breakpoints that `matches` holds for, as B3:0, of those that are enabled.
     fn hits(&self, matches: impl Fn(Condition, Length, u64) -> bool) -> u64 {
         let control = Dr7(self.control);
-        let hit = |&(slot, address): &(Slot, u64)| {
-            control.armed(slot) && matches(control.condition(slot), control.length(slot), address)
+        let hit = |&(slot, address): &(BreakpointIndex, u64)| {
+            control.is_enabled(slot)
+                && matches(control.condition(slot), control.length(slot), address)
         };
         SLOTS
             .into_iter()
             .zip(self.addresses)
             .filter(hit)
-            .map(|(Slot(n), _)| 1 << n)
+            .map(|(BreakpointIndex(n), _)| 1 << n)
             .sum()
     }
 

@@ -12,7 +12,9 @@ const KERNEL: Access = Access {
 fn with(slot: u8, address: u64, condition: Condition, length: Length) -> Registers {
     let mut registers = Registers::RESET;
     registers.addresses[usize::from(slot)] = address;
-    registers.control = Dr7::RESET.with(Slot(slot), condition, length).0;
+    registers.control = Dr7::RESET
+        .with_breakpoint(BreakpointIndex(slot), condition, length)
+        .0;
     registers
 }
 
@@ -93,9 +95,9 @@ fn the_manuals_example_matches_as_it_says() {
     let mut r = with(0, 0x10001, Condition::ReadWrite, Length::One);
     r.addresses = [0x10001, 0x10002, 0x30002, 0x40005];
     r.control = Dr7(r.control)
-        .with(Slot(1), Condition::Write, Length::One)
-        .with(Slot(2), Condition::ReadWrite, Length::Two)
-        .with(Slot(3), Condition::Write, Length::Four)
+        .with_breakpoint(BreakpointIndex(1), Condition::Write, Length::One)
+        .with_breakpoint(BreakpointIndex(2), Condition::ReadWrite, Length::Two)
+        .with_breakpoint(BreakpointIndex(3), Condition::Write, Length::Four)
         .0;
     for (address, len, write, hits) in [
         (0x10001, 1, false, 0b0001),

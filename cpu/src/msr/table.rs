@@ -429,7 +429,7 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_L2_QOS_CFG, "IA32_L2_QOS_CFG", Rdt)
             .needs(Facilities::L2CAT)
             .writable(rdt::CDP_ENABLE),
-        M::new(regs::IA32_QM_EVTSEL, "IA32_QM_EVTSEL", Rdt).writable(rdt::EventSelect::WRITABLE),
+        M::new(regs::IA32_QM_EVTSEL, "IA32_QM_EVTSEL", Rdt).writable(rdt::QmEventSelect::WRITABLE),
         M::new(regs::IA32_QM_CTR, "IA32_QM_CTR", Rdt).no_write(),
         M::new(regs::IA32_PQR_ASSOC, "IA32_PQR_ASSOC", Rdt).writable(rdt::Association::WRITABLE),
         M::new(regs::IA32_L3_QOS_MASK_0, "IA32_L3_QOS_MASK_n", Rdt)

@@ -13,7 +13,7 @@ mod tests;
 use std::sync::Arc;
 
 use hindsight_regs::msr as regs;
-use hindsight_regs::rdt::{self, Association, EventSelect, counter, event};
+use hindsight_regs::rdt::{self, Association, QmEventSelect, counter, event};
 
 pub use package::Package;
 pub use state::{PackageState, RdtError, RdtState};
@@ -82,7 +82,7 @@ pub struct Rdt {
     package: Arc<Package>,
     assoc: Association,
     /// IA32_QM_EVTSEL, which each processor has for itself (rule CMT-10).
-    select: EventSelect,
+    select: QmEventSelect,
     /// Each core has an L2 of its own, and each processor is one (rule L2C-06).
     l2_masks: [u64; L2],
     l2_cdp: bool,
@@ -115,7 +115,7 @@ impl Rdt {
             facilities,
             package,
             assoc: Association::default(),
-            select: EventSelect::default(),
+            select: QmEventSelect::default(),
             l2_masks: [rdt::full_mask(rdt::L2_MASK_BITS); L2],
             l2_cdp: false,
             occupied: 0,
@@ -216,8 +216,8 @@ impl Rdt {
             Some(Register::L3Config) => self.package.set_cdp(value & rdt::CDP_ENABLE != 0),
             Some(Register::L2Config) => self.l2_cdp = value & rdt::CDP_ENABLE != 0,
             // Rule CMT-02.
-            Some(Register::Select) if EventSelect(value).rmid() <= rdt::MAX_RMID => {
-                self.select = EventSelect(value);
+            Some(Register::Select) if QmEventSelect(value).rmid() <= rdt::MAX_RMID => {
+                self.select = QmEventSelect(value);
             }
             Some(Register::Association) if self.may_associate(Association(value)) => {
                 self.set_association(Association(value));

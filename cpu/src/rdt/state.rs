@@ -1,6 +1,6 @@
 //! Saved state of the registers. What is in the modelled cache is not saved: it is cold afterwards.
 
-use hindsight_regs::rdt::{self, Association, EventSelect};
+use hindsight_regs::rdt::{self, Association, QmEventSelect};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -79,10 +79,10 @@ impl Rdt {
                 Err(RdtError::Value { register, value })
             }
         };
-        let (assoc, select) = (Association(state.association), EventSelect(state.select));
+        let (assoc, select) = (Association(state.association), QmEventSelect(state.select));
         let good = assoc.0 & !Association::WRITABLE == 0 && self.may_associate(assoc);
         fits("association", assoc.0, good)?;
-        let good = select.0 & !EventSelect::WRITABLE == 0 && select.rmid() <= rdt::MAX_RMID;
+        let good = select.0 & !QmEventSelect::WRITABLE == 0 && select.rmid() <= rdt::MAX_RMID;
         fits("event selection", select.0, good)?;
         for mask in state.l2_masks {
             let good = rdt::is_capacity_mask(mask, rdt::L2_MASK_BITS);
@@ -109,7 +109,7 @@ impl Rdt {
     pub fn restore(&mut self, state: &RdtState) -> Result<(), RdtError> {
         self.check(state)?;
         self.set_association(Association(state.association));
-        self.select = EventSelect(state.select);
+        self.select = QmEventSelect(state.select);
         self.set_l2_masks(state.l2_masks);
         self.l2_cdp = state.l2_cdp;
         self.package.restore(&state.package);

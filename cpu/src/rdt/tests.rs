@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use hindsight_regs::msr as regs;
-use hindsight_regs::rdt::{self, Association, EventSelect, counter, event};
+use hindsight_regs::rdt::{self, Association, QmEventSelect, counter, event};
 use proptest::prelude::*;
 
 use super::*;
@@ -50,11 +50,11 @@ fn counter_says_whether_there_are_data() {
         "no event selected"
     );
     for event in [4, 0xff] {
-        assert!(a.write(regs::IA32_QM_EVTSEL, EventSelect::new(event, 0).0));
+        assert!(a.write(regs::IA32_QM_EVTSEL, QmEventSelect::new(event, 0).0));
         assert_eq!(a.read(regs::IA32_QM_CTR), counter::ERROR);
     }
     for event in [event::OCCUPANCY, event::TOTAL, event::LOCAL] {
-        assert!(a.write(regs::IA32_QM_EVTSEL, EventSelect::new(event, 1).0));
+        assert!(a.write(regs::IA32_QM_EVTSEL, QmEventSelect::new(event, 1).0));
         assert_eq!(a.read(regs::IA32_QM_CTR), counter::UNAVAILABLE);
         a.package().set_warm(true);
         assert_eq!(a.read(regs::IA32_QM_CTR), 0);
@@ -71,7 +71,7 @@ fn tallies_are_shown_in_units() {
     let unit = u64::from(rdt::UPSCALE) / 64;
     package.moved(3, unit * ((1 << 24) + 5));
     let mut show = |event, rmid, lines| {
-        assert!(a.write(regs::IA32_QM_EVTSEL, EventSelect::new(event, rmid).0));
+        assert!(a.write(regs::IA32_QM_EVTSEL, QmEventSelect::new(event, rmid).0));
         assert_eq!(a.monitored(), (event == event::OCCUPANCY).then_some(rmid));
         a.set_occupied(lines);
         a.read(regs::IA32_QM_CTR)
@@ -146,7 +146,7 @@ proptest! {
         let (mut a, _) = pair();
         for (index, value, shift) in writes {
             let before = a.save();
-            if !a.write(index, value >> shift & EventSelect::WRITABLE) {
+            if !a.write(index, value >> shift & QmEventSelect::WRITABLE) {
                 prop_assert_eq!(a.save(), before);
             }
         }

@@ -3,7 +3,7 @@
 use hindsight_guest::case::Ctx;
 use hindsight_guest::catch::{self, Exception};
 use hindsight_guest::insn;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
+use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::trap::Log;
 
@@ -86,7 +86,7 @@ pub fn arm(slot: u8, address: u64, condition: Condition, length: Length) {
 /// Arms breakpoint `slot` besides those that are armed.
 pub fn also(slot: u8, address: u64, condition: Condition, length: Length) {
     insn::write_dr(slot, address);
-    insn::write_dr7(Dr7(insn::read_dr7()).with(Slot(slot), condition, length).0);
+    insn::write_dr7(Dr7(insn::read_dr7()).with_breakpoint(BreakpointIndex(slot), condition, length).0);
 }
 
 /// Arms instruction breakpoint `slot` alone.

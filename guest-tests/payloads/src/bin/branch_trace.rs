@@ -8,7 +8,7 @@ use core::hint::black_box;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::Register as Apic;
+use hindsight_guest::regs::apic::ApicRegister as Apic;
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
 use hindsight_guest::show::{Sink, decimal};
 use hindsight_guest::trap::{self, Frame};

@@ -304,7 +304,7 @@ case! {
         trap::set_handler(2, note_nmi);
         ORDER.store(0, Ordering::Relaxed);
         let icr = hindsight_guest::regs::apic::DEFAULT_BASE + 0x300;
-        hindsight_guest::apic::write(hindsight_guest::regs::apic::Register::ICR_HIGH, apic::id() << 24);
+        hindsight_guest::apic::write(hindsight_guest::regs::apic::ApicRegister::ICR_HIGH, apic::id() << 24);
         call(step_icr, icr, u64::from(ICR_NMI | ICR_ASSERT));
         apic::disable();
         // The NMI is taken at the entry of #DB's handler, before this handler notes anything.

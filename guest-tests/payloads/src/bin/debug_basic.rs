@@ -10,7 +10,7 @@ use hindsight_guest::insn;
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
+use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::vectors::with_gate;
 use hindsight_payloads::access::{self, Page};
@@ -35,7 +35,7 @@ fn conditions(dr6: u64) -> u64 {
 fn arm(slot: u8, address: u64, condition: Condition, length: Length) {
     insn::write_dr(slot, address);
     insn::write_dr6(Dr6::RESET);
-    insn::write_dr7(Dr7::RESET.with(Slot(slot), condition, length).0);
+    insn::write_dr7(Dr7::RESET.with_breakpoint(BreakpointIndex(slot), condition, length).0);
 }
 
 fn disarm() {

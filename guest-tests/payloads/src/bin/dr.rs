@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
+use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
 use hindsight_guest::trap::Frame;
 use hindsight_guest::{insn, paging, port, smp, trap};
 use hindsight_payloads::access::{self, Page};
@@ -150,7 +150,7 @@ case! {
     about: "a breakpoint on the instruction after the MOV that enables it is met",
     fn body(ctx) {
         insn::write_dr0(at(enabled_nop));
-        let log = events(ctx, enable_then_nop, Dr7::RESET.with(Slot(0), Condition::Execute, Length::One).0, 0);
+        let log = events(ctx, enable_then_nop, Dr7::RESET.with_breakpoint(BreakpointIndex(0), Condition::Execute, Length::One).0, 0);
         check_events!(log, [(at(enabled_nop), B0)], "the next instruction");
     }
 }

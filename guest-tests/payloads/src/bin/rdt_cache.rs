@@ -7,10 +7,10 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_TIMER_DEADLINE, Register};
+use hindsight_guest::regs::apic::{LVT_TIMER_DEADLINE, ApicRegister};
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
-use hindsight_guest::regs::rdt::{self, Association, EventSelect, counter, event};
+use hindsight_guest::regs::rdt::{self, Association, QmEventSelect, counter, event};
 use hindsight_guest::trap::{self, Frame};
 use hindsight_guest::{apic, insn, msr, run, smp};
 use hindsight_payloads::pmu;
@@ -48,7 +48,7 @@ fn stream() {
 }
 
 fn monitor(event: u8, rmid: u32) -> u64 {
-    msr::write(reg::IA32_QM_EVTSEL, EventSelect::new(event, rmid).0);
+    msr::write(reg::IA32_QM_EVTSEL, QmEventSelect::new(event, rmid).0);
     msr::read(reg::IA32_QM_CTR)
 }
 
@@ -327,7 +327,7 @@ case! {
         let whole = pass(1);
         trap::set_handler(VECTOR, take);
         apic::enable();
-        apic::write(Register::LVT_TIMER, LVT_TIMER_DEADLINE | u32::from(VECTOR));
+        apic::write(ApicRegister::LVT_TIMER, LVT_TIMER_DEADLINE | u32::from(VECTOR));
         let deadline = insn::rdtsc() + whole / 2;
         msr::write(reg::IA32_TSC_DEADLINE, deadline);
         insn::sti();

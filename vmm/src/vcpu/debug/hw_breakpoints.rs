@@ -9,7 +9,7 @@ use hindsight_cpu::armed::Armed;
 use hindsight_cpu::debug::Registers;
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_interp::{Hit, MsrStops, Stops, Watch};
-use hindsight_regs::dr::{Condition, Dr7, Length, Slot};
+use hindsight_regs::dr::{BreakpointIndex, Condition, Dr7, Length};
 use hindsight_regs::rflags::Rflags;
 
 use super::stop::{ResumeAction, Unsupported};
@@ -90,13 +90,13 @@ impl HwBreakpoints {
     pub fn registers(&self, except: Option<u64>) -> Registers {
         let mut registers = Registers::RESET;
         let mut control = Dr7(registers.control | Dr7::GD);
-        let slots = (0..).map(Slot).zip(&mut registers.addresses);
+        let slots = (0..).map(BreakpointIndex).zip(&mut registers.addresses);
         for (breakpoint, (slot, address)) in self.0.iter().zip(slots) {
             match *breakpoint {
                 HwBreakpoint::Execute(at) if except == Some(at) => {}
                 HwBreakpoint::Execute(at) => {
                     *address = at;
-                    control = control.with(slot, Condition::Execute, Length::One);
+                    control = control.with_breakpoint(slot, Condition::Execute, Length::One);
                 }
                 HwBreakpoint::Data { watch, at, len } => {
                     *address = at;
@@ -104,7 +104,7 @@ impl HwBreakpoints {
                         true => Condition::ReadWrite,
                         false => Condition::Write,
                     };
-                    control = control.with(slot, condition, len);
+                    control = control.with_breakpoint(slot, condition, len);
                 }
             }
         }

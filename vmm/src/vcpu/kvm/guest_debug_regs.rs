@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hindsight_cpu::debug::Registers;
 use hindsight_regs::cr::Cr4;
-use hindsight_regs::dr::{Condition, Dr7, Slot};
+use hindsight_regs::dr::{BreakpointIndex, Condition, Dr7};
 
 use crate::kvm::exit::{Exit, Port};
 
@@ -100,12 +100,12 @@ fn physical_breakpoints(
 ) -> Registers {
     let mut physical = *registers;
     let control = Dr7(registers.control);
-    for (slot, address) in (0..).map(Slot).zip(&mut physical.addresses) {
+    for (slot, address) in (0..).map(BreakpointIndex).zip(&mut physical.addresses) {
         let data = matches!(
             control.condition(slot),
             Condition::Write | Condition::ReadWrite
         );
-        let mapped = (control.armed(slot) && data).then(|| translate(*address));
+        let mapped = (control.is_enabled(slot) && data).then(|| translate(*address));
         match mapped.flatten() {
             Some(gpa) => *address = gpa,
             None => physical.control &= !(0b11 << (2 * slot.0)),
@@ -197,7 +197,9 @@ mod tests {
         let mut registers = Registers::RESET;
         for (slot, &(address, condition, length)) in (0..).zip(armed) {
             registers.addresses[usize::from(slot)] = address;
-            registers.control = Dr7(registers.control).with(Slot(slot), condition, length).0;
+            registers.control = Dr7(registers.control)
+                .with_breakpoint(BreakpointIndex(slot), condition, length)
+                .0;
         }
         registers
     }
