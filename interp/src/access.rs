@@ -7,7 +7,7 @@ use crate::core::{ACV, Core, Fault};
 use crate::mmu::Want;
 use crate::tlb::Set;
 use crate::word::Word;
-use hindsight_cpu::uarch::cache::Kind;
+use hindsight_cpu::uarch::AccessKind as Kind;
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};

@@ -24,7 +24,7 @@ use crate::tlb::{First, Set, Tlb};
 use crate::transaction::Region;
 use crate::word::Word;
 use hindsight_cpu::state::{CpuState, Segment, seg};
-use hindsight_cpu::transaction::Cause;
+use hindsight_cpu::transaction::AbortCause as Cause;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -337,7 +337,7 @@ impl Core {
         st.clone_from(&self.st);
         self.vec.store(&mut st.xsave);
         if self.trap_pending {
-            st.events.exception = Some(hindsight_cpu::state::Exception {
+            st.events.exception = Some(hindsight_cpu::state::PendingException {
                 vector: DB,
                 error_code: None,
                 payload: Some(self.trap),
@@ -439,7 +439,7 @@ impl Core {
     /// What besides its bytes decides how code is decoded.
     pub(crate) fn block_key(&self) -> u8 {
         let limited = self.code != 8 && self.st.seg[seg::CS].limit != u32::MAX;
-        let observed = self.rec.observe.notices();
+        let observed = self.rec.observe.needs_branches();
         // Code sizes are 2, 4 and 8, so that a second bit beside that of 4 tells a fifth mode.
         let code = self.code | u8::from(self.opens_memory()) << 3;
         u8::from(self.in_region()) | code | u8::from(limited) << 4 | u8::from(observed) << 5

@@ -10,11 +10,13 @@
 )]
 
 use crate::core::{Core, Fault, Leave};
-use hindsight_cpu::pmu::pebs::{self, Sample};
-use hindsight_cpu::pmu::{Counting, Ring};
-use hindsight_cpu::transaction::Cause;
-use hindsight_cpu::uarch::cache::{Kind, LINE_SHIFT};
-use hindsight_cpu::uarch::{Accesses, Touch};
+use hindsight_cpu::pmu::pebs::{self, PebsSample as Sample};
+use hindsight_cpu::pmu::{EngineCounting as Counting, Ring};
+use hindsight_cpu::transaction::AbortCause as Cause;
+use hindsight_cpu::uarch::cache::LINE_SHIFT;
+use hindsight_cpu::uarch::{
+    AccessKind as Kind, InstructionAccesses as Accesses, MemoryAccess as Touch,
+};
 
 /// What is kept for the performance counters.
 pub(crate) struct Counters {
@@ -168,7 +170,7 @@ impl Core {
         (branch.at == now && branch.class.is_instruction()).then_some(branch.from)
     }
 
-    fn store_sample(&mut self, due: &pebs::Due, eventing_rip: u64, transaction: u64) {
+    fn store_sample(&mut self, due: &pebs::PebsDue, eventing_rip: u64, transaction: u64) {
         let mut gpr = [0; 16];
         gpr.copy_from_slice(&self.regs[..16]);
         let sample = Sample {
@@ -214,7 +216,7 @@ impl Core {
         let touches = std::mem::take(&mut self.counters.touches);
         let ring = self.counters.ring;
         let accesses = Accesses {
-            touches: &touches,
+            accesses: &touches,
             locked: self.counters.locked,
             retired,
         };

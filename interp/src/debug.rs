@@ -3,7 +3,7 @@
 //!
 //! Not modelled here: DEBUGCTL.BTF (the owner of DEBUGCTL sees to it).
 
-use hindsight_cpu::debug::{Access, Refusal, Registers};
+use hindsight_cpu::debug::{DebugRegisters, MovDrContext, MovDrFault};
 use hindsight_regs::dr::{BreakpointIndex, Condition, Dr7};
 
 use crate::core::{CR4_DE, Core, DB, Fault, GP0, UD_};
@@ -19,12 +19,12 @@ pub(crate) const BT: u64 = 1 << 15;
 
 impl Core {
     /// The debug registers, as their model has them.
-    fn debug(&self) -> Registers {
+    fn debug(&self) -> DebugRegisters {
         self.st.debug()
     }
 
     /// Changes the debug registers by their model.
-    pub(crate) fn change_debug<R>(&mut self, f: impl FnOnce(&mut Registers) -> R) -> R {
+    pub(crate) fn change_debug<R>(&mut self, f: impl FnOnce(&mut DebugRegisters) -> R) -> R {
         let mut registers = self.st.debug();
         let result = f(&mut registers);
         self.st.set_debug(&registers);
@@ -34,7 +34,7 @@ impl Core {
     /// Recomputes what depends on DR0 to DR7: pages that are watched leave the TLB.
     pub(crate) fn update_debug(&mut self) {
         let data = [Condition::Write, Condition::ReadWrite];
-        let watching = self.stops.watching || self.debug().watches(&data);
+        let watching = self.stops.watching || self.debug().has_enabled(&data);
         if watching || self.watching {
             self.watching = watching;
             self.watched = self.watched_range();
@@ -73,7 +73,8 @@ impl Core {
 
     /// The page holds a data breakpoint of the guest or a watch of the debugger.
     pub(crate) fn watched_page(&self, lin: u64) -> bool {
-        self.watching && (self.stops.watches_page(lin) || self.debug().watches_page(lin))
+        self.watching
+            && (self.stops.watches_page(lin) || self.debug().has_data_breakpoint_on_page(lin))
     }
 
     /// A data access was made.
@@ -81,7 +82,7 @@ impl Core {
         if self.stops.watching {
             self.stop_at_access(lin, len, write);
         }
-        let hits = self.debug().accessed(lin, len, write);
+        let hits = self.debug().data_hits(lin, len, write);
         if hits != 0 {
             self.hits |= hits;
             self.leave = true;
@@ -90,12 +91,12 @@ impl Core {
 
     /// A port access was made.
     pub(crate) fn note_port(&mut self, port: u16, len: u64) {
-        self.hits |= self.debug().port(port, len, self.cr4(CR4_DE));
+        self.hits |= self.debug().io_hits(port, len, self.cr4(CR4_DE));
     }
 
     /// Some instruction breakpoint is armed.
     pub(crate) fn exec_breakpoints(&self) -> bool {
-        self.st.dr7 & 0xff != 0 && self.debug().watches(&[Condition::Execute])
+        self.st.dr7 & 0xff != 0 && self.debug().has_enabled(&[Condition::Execute])
     }
 
     /// DR6 bits of the instruction breakpoints at a linear address.
@@ -104,18 +105,18 @@ impl Core {
         if self.st.dr7 & 0xff == 0 {
             return 0;
         }
-        self.debug().executed(lin)
+        self.debug().instruction_hits(lin)
     }
 
     /// Puts the conditions of a #DB into DR6.
     pub(crate) fn debug_bits(&mut self, bits: u64) {
-        self.change_debug(|registers| registers.report(bits));
+        self.change_debug(|registers| registers.record_conditions(bits));
     }
 
     /// What every #DB does on entry.
     pub(crate) fn enter_debug(&mut self) {
         let in_region = self.take_debugged();
-        self.change_debug(|registers| registers.enter(in_region));
+        self.change_debug(|registers| registers.deliver(in_region));
     }
 
     /// Delivers the #DB of the trap class that waits.
@@ -157,10 +158,10 @@ impl Core {
     }
 
     /// How MOV DR is executed now.
-    fn debug_access(&self) -> Access {
-        Access {
+    fn debug_access(&self) -> MovDrContext {
+        MovDrContext {
             cpl: self.cpl,
-            extensions: self.cr4(CR4_DE),
+            cr4_de: self.cr4(CR4_DE),
             long: self.code == 8,
             rtm: self.features.has(iced_x86::CpuidFeature::RTM),
         }
@@ -180,10 +181,10 @@ impl Core {
     }
 }
 
-fn fault_of(refusal: Refusal) -> Fault {
+fn fault_of(refusal: MovDrFault) -> Fault {
     match refusal {
-        Refusal::Undefined => UD_,
-        Refusal::Protection => GP0,
-        Refusal::Detected => Fault::Debug(BD),
+        MovDrFault::Undefined => UD_,
+        MovDrFault::Protection => GP0,
+        MovDrFault::Detected => Fault::Debug(BD),
     }
 }

@@ -188,7 +188,7 @@ impl Core {
             ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
             len = (at + insn.len().max(1)) as u16;
             op.len = insn.len() as u8;
-            match fuse(&insn, ops.last(), &op, self.rec.observe.notices()) {
+            match fuse(&insn, ops.last(), &op, self.rec.observe.needs_branches()) {
                 Some((both, quiet)) => {
                     ops.pop();
                     effects.pop();

@@ -1,11 +1,11 @@
 //! What the interpreter needs from the machine around the processor.
 
 pub use hindsight_cpu::branch::{Branch, BranchClass, Observe};
-pub use hindsight_cpu::pmu::Counting;
+pub use hindsight_cpu::pmu::EngineCounting as Counting;
 use hindsight_cpu::pmu::Ring;
-use hindsight_cpu::pmu::pebs::Stored;
-pub use hindsight_cpu::transaction::{Cause, Step};
-pub use hindsight_cpu::uarch::Accesses;
+use hindsight_cpu::pmu::pebs::PebsOutcome as Stored;
+pub use hindsight_cpu::transaction::{AbortCause as Cause, TransactionEvent as Step};
+pub use hindsight_cpu::uarch::InstructionAccesses as Accesses;
 
 /// The access raises #GP(0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

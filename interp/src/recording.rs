@@ -17,8 +17,8 @@ use crate::op::{Op, slot};
 use crate::platform::{Branch, BranchClass, Observe};
 use crate::seg::canonical;
 use crate::tlb::Set;
-use hindsight_cpu::branch::Store;
-use hindsight_cpu::branch::bts::{self, DsMemory, Quiet, Stored};
+use hindsight_cpu::branch::BtsConfig;
+use hindsight_cpu::branch::bts::{self, BtsFastPath, BtsOutcome, DsMemory};
 use hindsight_cpu::state::seg;
 use std::mem::offset_of;
 use std::ptr::with_exposed_provenance_mut;
@@ -65,7 +65,7 @@ struct Aim {
     page: u64,
     /// What to add to a linear address in it to get the host address.
     add: u64,
-    quiet: Quiet,
+    quiet: BtsFastPath,
 }
 
 /// Branches on their way to the platform.
@@ -111,7 +111,7 @@ impl Recording {
             0 => BRANCHES,
             n => n.min(BRANCHES),
         };
-        self.due = if self.observe.store.is_some() || !self.observe.branches {
+        self.due = if self.observe.bts.is_some() || !self.observe.branches {
             self.count + 1
         } else {
             self.full
@@ -198,7 +198,7 @@ impl Core {
 
     /// Notes a near branch in a handler that looks at [`Core::leave`].
     pub(crate) fn record(&mut self, from: u64, to: u64, class: BranchClass) {
-        if self.rec.observe.notices() && self.note(from, to, class) && self.branches_due() {
+        if self.rec.observe.needs_branches() && self.note(from, to, class) && self.branches_due() {
             self.leave = true;
         }
     }
@@ -234,7 +234,7 @@ impl Core {
         to: u64,
         class: BranchClass,
     ) {
-        if !self.rec.observe.notices() {
+        if !self.rec.observe.needs_branches() {
             return;
         }
         if self.rec.count >= BRANCHES {
@@ -253,7 +253,7 @@ impl Core {
         };
         self.rec.buffer[self.rec.count & (BRANCHES - 1)] = branch;
         self.rec.count += 1;
-        if let Some(how) = self.rec.observe.store {
+        if let Some(how) = self.rec.observe.bts {
             let to_base = self.cs_base();
             let mask = self.linear_mask();
             self.store_record(&how, &branch, (from_base, to_base, mask));
@@ -276,7 +276,7 @@ impl Core {
         if index.wrapping_sub(aim.page) > 4096 - bts::RECORD {
             return false;
         }
-        let Some(end) = aim.quiet.end(index, || field(2), || field(3)) else {
+        let Some(end) = aim.quiet.next_index(index, || field(2), || field(3)) else {
             return false;
         };
         let record = with_exposed_provenance_mut::<[u64; 3]>(index.wrapping_add(aim.add) as usize);
@@ -291,9 +291,9 @@ impl Core {
 
     /// After a record: where the next ones go, if all of the following is so: 64-bit mode, which adds no base;
     /// a level that wants them; nobody else who does; the DS management area and the page in the TLB.
-    fn aim(&mut self, how: &Store) {
+    fn aim(&mut self, how: &BtsConfig) {
         self.rec.aim_lost();
-        if self.rec.observe.branches || self.code != 8 || !how.wants(self.cpl) {
+        if self.rec.observe.branches || self.code != 8 || !how.stores(self.cpl) {
             return;
         }
         let Some(area) = self.wr.find(how.area, DS_FIELDS, self.ds) else {
@@ -313,7 +313,7 @@ impl Core {
                 area,
                 page,
                 add: host.wrapping_sub(page),
-                quiet: Quiet::new(how.interrupt),
+                quiet: BtsFastPath::new(how.interrupt),
             };
         }
     }
@@ -322,7 +322,7 @@ impl Core {
     /// asked before the next instruction.
     #[inline(never)]
     pub(crate) fn branches_due(&mut self) -> bool {
-        let Some(how) = self.rec.observe.store else {
+        let Some(how) = self.rec.observe.bts else {
             // Nobody but single-step on branches may have wanted it.
             return !self.noted();
         };
@@ -350,18 +350,18 @@ impl Core {
     #[inline(always)]
     fn store_record(
         &mut self,
-        how: &Store,
+        how: &BtsConfig,
         branch: &Branch,
         (from_base, to_base, mask): (u64, u64, u64),
     ) -> bool {
-        if branch.class == BranchClass::NotTaken || !how.wants(branch.cpl) {
+        if branch.class == BranchClass::NotTaken || !how.stores(branch.cpl) {
             return false;
         }
         let from = branch.from.wrapping_add(from_base) & mask;
         let to = branch.to.wrapping_add(to_base) & mask;
         let stored = bts::store(self, how, from, to);
         self.aim(how);
-        stored == Stored::AtThreshold && self.ask_for_pmi()
+        stored == BtsOutcome::AtThreshold && self.ask_for_pmi()
     }
 
     #[cold]

@@ -16,7 +16,7 @@ use crate::platform::Platform;
 use crate::stops::{Hit, Stops};
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::{Activity, CpuState, gpr};
-use hindsight_cpu::transaction::Cause;
+use hindsight_cpu::transaction::AbortCause as Cause;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -166,7 +166,7 @@ impl Vcpu {
 
     /// What the debug registers arm.
     pub fn armed_by_dr7(&self) -> Armed {
-        Armed::by_dr7(self.core.st.dr7, self.core.st.cr4)
+        Armed::from_dr7(self.core.st.dr7, self.core.st.cr4)
     }
 
     /// Guest memory.
@@ -377,7 +377,7 @@ impl Core {
         self.update_stamp();
     }
 
-    fn deliver_saved(&mut self, e: hindsight_cpu::state::Exception) -> Result<(), Shutdown> {
+    fn deliver_saved(&mut self, e: hindsight_cpu::state::PendingException) -> Result<(), Shutdown> {
         match (e.vector, e.payload) {
             (crate::core::PF, Some(cr2)) => self.st.cr2 = cr2,
             (crate::core::DB, Some(bits)) => self.debug_bits(bits),

@@ -296,7 +296,7 @@ impl Core {
             return false;
         }
         self.stops.hit = Some(Hit::Exception { vector, code });
-        self.st.events.exception = Some(hindsight_cpu::state::Exception {
+        self.st.events.exception = Some(hindsight_cpu::state::PendingException {
             vector,
             error_code: code,
             payload,

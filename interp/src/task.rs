@@ -12,7 +12,7 @@ use crate::core::{CR0_PG, CR0_TS, CR4_PAE, Core, Fault, SS, TS};
 use crate::debug::BT;
 use crate::flags::{NT, RF};
 use crate::seg::{Descriptor, code_of, gp, np};
-use hindsight_cpu::debug::Registers;
+use hindsight_cpu::debug::DebugRegisters;
 use hindsight_cpu::state::{Segment, seg};
 
 /// What switches tasks.
@@ -210,7 +210,7 @@ impl Core {
             *reg = v.into();
         }
         self.rip = image.eip.into();
-        self.change_debug(Registers::switch_task);
+        self.change_debug(DebugRegisters::switch_task);
         self.update_debug();
         self.load_task_segments(image)?;
         if image.trap {

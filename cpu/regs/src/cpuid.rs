@@ -2,8 +2,9 @@
 //!
 //! Each feature is named once, with its leaf, sub-leaf, register and bit.
 
-/// One of the four output registers.
+/// One of the four output registers of CPUID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum CpuidOutput {
     /// EAX.
     Eax,
@@ -15,8 +16,9 @@ pub enum CpuidOutput {
     Edx,
 }
 
-/// Where a feature is announced.
+/// Leaf, register and bit by which CPUID announces a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Feature {
     /// Input EAX.
     pub leaf: u32,
@@ -38,6 +40,12 @@ impl Feature {
         }
     }
 
+    /// The feature's bit as a mask of its register.
+    pub const fn mask(self) -> u32 {
+        debug_assert!(self.bit < 32, "a register has 32 bits");
+        1 << self.bit
+    }
+
     /// 64-bit DS area.
     pub const DTES64: Self = Self::new(1, CpuidOutput::Ecx, 2);
     /// MONITOR and MWAIT.
@@ -52,6 +60,8 @@ impl Feature {
     pub const X2APIC: Self = Self::new(1, CpuidOutput::Ecx, 21);
     /// TSC-deadline mode of the APIC timer.
     pub const TSC_DEADLINE: Self = Self::new(1, CpuidOutput::Ecx, 24);
+    /// Process-context identifiers.
+    pub const PCID: Self = Self::new(1, CpuidOutput::Ecx, 17);
     /// XSAVE.
     pub const XSAVE: Self = Self::new(1, CpuidOutput::Ecx, 26);
     /// A hypervisor is present.
@@ -66,22 +76,30 @@ impl Feature {
     pub const APIC: Self = Self::new(1, CpuidOutput::Edx, 9);
     /// Debug store.
     pub const DS: Self = Self::new(1, CpuidOutput::Edx, 21);
+    /// RDFSBASE and its like.
+    pub const FSGSBASE: Self = Self::new(7, CpuidOutput::Ebx, 0);
     /// IA32_TSC_ADJUST.
     pub const TSC_ADJUST: Self = Self::new(7, CpuidOutput::Ebx, 1);
     /// Hardware lock elision.
     pub const HLE: Self = Self::new(7, CpuidOutput::Ebx, 4);
     /// 256-bit integer instructions.
     pub const AVX2: Self = Self::new(7, CpuidOutput::Ebx, 5);
+    /// Supervisor-mode execution prevention.
+    pub const SMEP: Self = Self::new(7, CpuidOutput::Ebx, 7);
     /// Restricted transactional memory.
     pub const RTM: Self = Self::new(7, CpuidOutput::Ebx, 11);
     /// Resource-director monitoring.
     pub const RDT_M: Self = Self::new(7, CpuidOutput::Ebx, 12);
     /// Resource-director allocation.
     pub const RDT_A: Self = Self::new(7, CpuidOutput::Ebx, 15);
+    /// Supervisor-mode access prevention.
+    pub const SMAP: Self = Self::new(7, CpuidOutput::Ebx, 20);
     /// Processor trace.
     pub const PT: Self = Self::new(7, CpuidOutput::Ebx, 25);
     /// User-mode instruction prevention.
     pub const UMIP: Self = Self::new(7, CpuidOutput::Ecx, 2);
+    /// Protection keys for user pages.
+    pub const PKU: Self = Self::new(7, CpuidOutput::Ecx, 3);
     /// RDPID.
     pub const RDPID: Self = Self::new(7, CpuidOutput::Ecx, 22);
     /// Architectural LBR.
@@ -117,7 +135,7 @@ mod tests {
         features
             .iter()
             .inspect(|f| assert_eq!((f.leaf, f.subleaf, f.output), (leaf, 0, output)))
-            .fold(0, |mask, f| mask | 1 << f.bit)
+            .fold(0, |mask, f| mask | f.mask())
     }
 
     #[test]
@@ -125,8 +143,8 @@ mod tests {
         use Feature as F;
         let ecx = [F::DTES64, F::MONITOR, F::DS_CPL, F::SDBG, F::PDCM];
         assert_eq!(mask(&ecx, 1, CpuidOutput::Ecx), 0x0000_881c);
-        let ecx = [F::X2APIC, F::TSC_DEADLINE, F::XSAVE, F::HYPERVISOR];
-        assert_eq!(mask(&ecx, 1, CpuidOutput::Ecx), 0x8520_0000);
+        let ecx = [F::PCID, F::X2APIC, F::TSC_DEADLINE, F::XSAVE, F::HYPERVISOR];
+        assert_eq!(mask(&ecx, 1, CpuidOutput::Ecx), 0x8522_0000);
         let edx = [F::DE, F::TSC, F::MSR, F::APIC, F::DS];
         assert_eq!(mask(&edx, 1, CpuidOutput::Edx), 0x0020_0234);
     }
@@ -136,7 +154,10 @@ mod tests {
         use Feature as F;
         let ebx = [F::TSC_ADJUST, F::HLE, F::RTM, F::RDT_M, F::RDT_A, F::PT];
         assert_eq!(mask(&ebx, 7, CpuidOutput::Ebx), 0x0200_9812);
-        assert_eq!(mask(&[F::UMIP, F::RDPID], 7, CpuidOutput::Ecx), 0x0040_0004);
+        let ebx = [F::FSGSBASE, F::SMEP, F::SMAP];
+        assert_eq!(mask(&ebx, 7, CpuidOutput::Ebx), 0x0010_0081);
+        let ecx = [F::UMIP, F::PKU, F::RDPID];
+        assert_eq!(mask(&ecx, 7, CpuidOutput::Ecx), 0x0040_000c);
         assert_eq!(
             mask(&[F::ARCH_LBR, F::ARCH_CAPABILITIES], 7, CpuidOutput::Edx),
             0x2008_0000

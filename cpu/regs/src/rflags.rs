@@ -3,8 +3,9 @@
 use bitflags::bitflags;
 
 bitflags! {
-    /// RFLAGS.
+    /// RFLAGS. SDM Vol. 1, "EFLAGS Register".
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct Rflags: u64 {
         /// Carry.
         const CF = 1 << 0;

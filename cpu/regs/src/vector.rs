@@ -4,6 +4,8 @@ use core::fmt;
 
 /// An interrupt or exception vector, 0 to 255. The constants name the architectural exceptions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Vector(pub u8);
 
 impl Vector {
@@ -43,6 +45,10 @@ impl Vector {
     pub const MC: Self = Self(18);
     /// SIMD floating-point exception.
     pub const XM: Self = Self(19);
+    /// Virtualization exception.
+    pub const VE: Self = Self(20);
+    /// Control-protection exception.
+    pub const CP: Self = Self(21);
 
     /// Whether delivery of this exception pushes an error code.
     pub const fn has_error_code(self) -> bool {
@@ -70,6 +76,8 @@ impl Vector {
             Self::AC => "AC",
             Self::MC => "MC",
             Self::XM => "XM",
+            Self::VE => "VE",
+            Self::CP => "CP",
             _ => return None,
         })
     }
@@ -85,7 +93,9 @@ impl fmt::Display for Vector {
     }
 }
 
-/// The access raises #GP(0).
+/// The access raises a general-protection exception with error code 0.
+///
+/// It is what the guest asked for, not a failure of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpFault;
 

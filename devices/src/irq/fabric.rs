@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::Gp;
+use super::GpFault;
 use super::ioapic::{Ioapic, IoapicState, PINS};
 use super::lapic::{Acknowledged, Effect, Lapic, LapicFeatures, LapicState};
 use super::message::{Delivery, Message};
@@ -458,21 +458,21 @@ impl Interrupts {
     ///
     /// # Errors
     /// Not in x2APIC mode; no such register; a write-only one.
-    pub fn x2apic_read(&self, vcpu: usize, msr: u32) -> Result<u64, Gp> {
+    pub fn x2apic_read(&self, vcpu: usize, msr: u32) -> Result<u64, GpFault> {
         self.with_lapic(vcpu, |lapic, now| lapic.msr_read(msr, now))
-            .unwrap_or(Err(Gp))
+            .unwrap_or(Err(GpFault))
     }
 
     /// Writes an MSR of 800H to 8FFH.
     ///
     /// # Errors
     /// Not in x2APIC mode; no such register; a read-only one; reserved bits.
-    pub fn x2apic_write(&self, vcpu: usize, msr: u32, value: u64) -> Result<(), Gp> {
+    pub fn x2apic_write(&self, vcpu: usize, msr: u32, value: u64) -> Result<(), GpFault> {
         self.with(|chips, now| {
             let effect = chips
                 .lapics
                 .get_mut(vcpu)
-                .ok_or(Gp)?
+                .ok_or(GpFault)?
                 .msr_write(msr, value, now)?;
             chips.apply(vcpu, effect);
             Ok(())
@@ -489,9 +489,9 @@ impl Interrupts {
     ///
     /// # Errors
     /// Reserved bits, and illegal transitions between modes.
-    pub fn set_apic_base(&self, vcpu: usize, value: u64) -> Result<(), Gp> {
+    pub fn set_apic_base(&self, vcpu: usize, value: u64) -> Result<(), GpFault> {
         self.with_lapic(vcpu, |lapic, _| lapic.set_apic_base(value))
-            .unwrap_or(Err(Gp))
+            .unwrap_or(Err(GpFault))
     }
 
     /// IA32_TSC_DEADLINE.

@@ -9,8 +9,6 @@ pub mod pic;
 #[cfg(test)]
 mod tests;
 
-pub use fabric::{Config, Interrupts, InterruptsError, InterruptsState, PORTS, Pending, Wake};
+use hindsight_regs::vector::GpFault;
 
-/// A register access that raises #GP(0) in the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gp;
+pub use fabric::{Config, Interrupts, InterruptsError, InterruptsState, PORTS, Pending, Wake};

@@ -152,7 +152,7 @@ fn self_ipi_in_x2apic_mode_is_pending_at_once() {
     assert_eq!(rig.interrupts.apic_base(0), base | 1 << 10);
     rig.interrupts.x2apic_write(0, 0x83f, 0x77).unwrap();
     assert_eq!(rig.interrupts.acknowledge(0), Some(0x77));
-    assert_eq!(rig.interrupts.x2apic_write(0, 0x83f, 0x177), Err(Gp));
+    assert_eq!(rig.interrupts.x2apic_write(0, 0x83f, 0x177), Err(GpFault));
 }
 
 #[test]

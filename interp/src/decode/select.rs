@@ -140,7 +140,7 @@ impl Core {
             code: self.code,
             link: self.may_link() && (lin ^ target) >> 12 == 0,
             size: op.size,
-            record: self.rec.observe.notices(),
+            record: self.rec.observe.needs_branches(),
         };
         if !i.cpuid_features().iter().all(|f| self.features.has(*f)) {
             if let Some(handler) = without_feature(i, op.size) {

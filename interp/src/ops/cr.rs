@@ -3,7 +3,7 @@
 use super::Done;
 use crate::core::*;
 use crate::op::Op;
-use hindsight_cpu::control::{self, Controls};
+use hindsight_cpu::control::{self, ControlMasks};
 use hindsight_cpu::state::seg;
 use hindsight_regs::cr::Cr0;
 
@@ -39,7 +39,7 @@ pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
         4 => c.write_cr4(v)?,
         8 => {
             let priority = u8::try_from(v).ok();
-            let priority = priority.filter(|_| control::takes_cr8(v)).ok_or(GP0)?;
+            let priority = priority.filter(|_| control::accepts_cr8(v)).ok_or(GP0)?;
             c.st.cr8 = v;
             c.platform().set_cr8(priority);
         }
@@ -52,7 +52,7 @@ pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
 
 impl Core {
     fn write_cr0(&mut self, v: u64) -> Done {
-        if !control::takes_cr0(v) {
+        if !control::accepts_cr0(v) {
             return Err(GP0);
         }
         let v = (v & Cr0::all().bits()) | CR0_ET;
@@ -89,7 +89,7 @@ impl Core {
     fn write_cr3(&mut self, v: u64) -> Done {
         let mut v = v;
         if self.lma() {
-            if !control::takes_cr3(&self.st, self.phys_mask, v) {
+            if !control::accepts_cr3(&self.st, self.phys_mask, v) {
                 return Err(GP0);
             }
             if self.cr4(CR4_PCIDE) {
@@ -104,15 +104,15 @@ impl Core {
     }
 
     /// What control registers take.
-    pub(crate) fn controls(&mut self) -> Controls {
+    pub(crate) fn controls(&mut self) -> ControlMasks {
         let platform = self.platform();
-        Controls::of(|leaf, subleaf| platform.cpuid(leaf, subleaf))
+        ControlMasks::from_cpuid(|leaf, subleaf| platform.cpuid(leaf, subleaf))
     }
 
     fn write_cr4(&mut self, v: u64) -> Done {
         let old = self.st.cr4;
         let controls = self.controls();
-        if !controls.takes_cr4(&self.st, v) {
+        if !controls.accepts_cr4(&self.st, v) {
             return Err(GP0);
         }
         let changed = v ^ old;

@@ -93,7 +93,7 @@ impl Core {
 
     fn write_efer(&mut self, v: u64) -> Done {
         let controls = self.controls();
-        if !controls.takes_efer(&self.st, v) {
+        if !controls.accepts_efer(&self.st, v) {
             return Err(GP0);
         }
         let old = self.st.efer;

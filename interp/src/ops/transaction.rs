@@ -5,7 +5,7 @@ use crate::core::{Core, Fault, GP0};
 use crate::flags::{Flags, ZF};
 use crate::op::Op;
 use crate::transaction::UNFIT;
-use hindsight_cpu::transaction::Cause;
+use hindsight_cpu::transaction::AbortCause as Cause;
 
 /// XBEGIN. Its target is not cut to 16 bits, whatever the operand size.
 pub(crate) fn xbegin(c: &mut Core, o: &Op) -> Done {

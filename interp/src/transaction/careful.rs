@@ -3,7 +3,7 @@
 use crate::core::{Core, Fault};
 use crate::mmu::Want;
 use crate::word::Word;
-use hindsight_cpu::uarch::cache::Kind;
+use hindsight_cpu::uarch::AccessKind as Kind;
 use std::sync::{Arc, PoisonError};
 
 /// The most bytes of such an access.

@@ -14,7 +14,7 @@ use crate::ops::Done;
 use crate::platform::BranchClass;
 use crate::thunk::Vectors;
 use hindsight_cpu::pmu::Ring;
-use hindsight_cpu::transaction::{Cause, NEST_MAX, Step};
+use hindsight_cpu::transaction::{AbortCause as Cause, NEST_MAX, TransactionEvent as Step};
 use hindsight_regs::dr::Dr7;
 use shared::{Loss, Seat};
 use std::sync::Arc;
@@ -115,7 +115,7 @@ impl Core {
         let ring = Ring::of(self.cpl);
         self.platform().transaction(Step::Begun, ring);
         // Records of branches go to memory at once, which no transaction can take back.
-        let possible = self.platform().may_transact() && self.rec.observe.store.is_none();
+        let possible = self.platform().may_transact() && self.rec.observe.bts.is_none();
         if possible && self.memory.shared.begin(&self.region.seat) {
             self.follow_region();
             return Ok(());
@@ -203,7 +203,7 @@ impl Core {
     /// Undoes everything since the outermost XBEGIN, and goes to its fallback address.
     fn abort_region(&mut self, cause: Cause) {
         let cycles = self.cycles().wrapping_sub(self.region.saved.cycles);
-        let about = (self.region.saved.rip, cause.information(cycles));
+        let about = (self.region.saved.rip, cause.pebs_information(cycles));
         self.counters.note_abort(about);
         let nested = self.region.depth > 1;
         let place = (self.rip, self.cs_base(), self.cpl);

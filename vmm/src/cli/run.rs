@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use hindsight_cpu::cpuid::CpuModel;
-use hindsight_cpu::profile::{Profile, ProfileError};
+use hindsight_cpu::profile::{CpuProfile, ProfileError};
 
 use crate::boot::{Mode, Module, Plan, Protocol};
 use crate::cli::{Status, gdb, trace};
@@ -75,7 +75,7 @@ pub(super) struct RunArgs {
     /// as skylake-server,-pebs,+l2cat,pmu=8), or a TOML file that says so [default: skylake-server, or
     /// portable-v1 if deterministic]
     #[arg(long, value_name = "PROFILE|FILE.toml", value_parser = profile, allow_hyphen_values = true)]
-    cpu: Option<Profile>,
+    cpu: Option<CpuProfile>,
     /// What executes the guest's code: KVM, the interpreter, or the better one for this host
     #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
     engine: EngineArg,
@@ -191,7 +191,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
 const PROFILE_MAX: u64 = 64 << 10;
 
 /// A profile, or the name of a file with one.
-fn profile(text: &str) -> Result<Profile, String> {
+fn profile(text: &str) -> Result<CpuProfile, String> {
     let is_file = Path::new(text).extension().is_some_and(|e| e == "toml");
     if !is_file {
         return text
@@ -205,7 +205,7 @@ fn profile(text: &str) -> Result<Profile, String> {
     if content.len() as u64 > PROFILE_MAX {
         return Err(format!("larger than {PROFILE_MAX} bytes"));
     }
-    Profile::from_toml(&content).map_err(|error| error.to_string())
+    CpuProfile::from_toml(&content).map_err(|error| error.to_string())
 }
 
 fn every(text: &str) -> Result<ForcedSwitch, String> {
@@ -484,14 +484,14 @@ fn decide(args: &RunArgs) -> anyhow::Result<StartDecision> {
     Ok(start::decide_both()?)
 }
 
-fn cpu(args: &RunArgs) -> anyhow::Result<Profile> {
+fn cpu(args: &RunArgs) -> anyhow::Result<CpuProfile> {
     match (args.cpu, args.deterministic) {
         (Some(cpu), true) if cpu.model() != CpuModel::PortableV1 => {
             bail!("--deterministic needs --cpu portable-v1: other processors depend on the host's")
         }
         (Some(cpu), _) => Ok(cpu),
         (None, true) => Ok(CpuModel::PortableV1.into()),
-        (None, false) => Ok(Profile::default()),
+        (None, false) => Ok(CpuProfile::default()),
     }
 }
 

@@ -274,7 +274,7 @@ fn prepare(
         None => mark_unmet(&mut jobs, capabilities),
     }
     if args.engine.as_deref() == Some("kvm") {
-        select::mark_profiles(&mut jobs, Facilities::NATIVE);
+        select::mark_profiles(&mut jobs, Facilities::KVM);
     }
     Ok(repeat(jobs, args.repeat))
 }

@@ -104,9 +104,9 @@ pub fn run(engine: Engine, host: Option<&kvm::Host>) -> Result<Run, DemoError> {
         symbols,
         image_len: image.len(),
         msrs: MsrConfig {
-            facilities: Facilities::NATIVE,
+            facilities: Facilities::KVM,
             tsc_hz: board.time.clock.hz(),
-            models: true,
+            uarch: true,
         },
     })
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Instant;
 
-use hindsight_cpu::control::Controls;
+use hindsight_cpu::control::ControlMasks;
 use hindsight_cpu::state::CpuState;
 use hindsight_regs::msr;
 use thiserror::Error;
@@ -103,7 +103,7 @@ pub(super) struct Debugger {
     available: Available,
     layout: Layout,
     /// What control registers take.
-    pub(super) controls: Controls,
+    pub(super) controls: ControlMasks,
     /// Stops that were not yet told.
     pending: VecDeque<(usize, StopReason)>,
     pub(super) reason: Reason,
@@ -165,8 +165,9 @@ impl Debugger {
             msrs: Vec::new(),
         };
         let layout = Layout::new(Mode::default(), &available);
-        let controls =
-            Controls::of(|leaf, subleaf| board.package.cpuid.query(leaf, subleaf, 0, 0, 0));
+        let controls = ControlMasks::from_cpuid(|leaf, subleaf| {
+            board.package.cpuid.query(leaf, subleaf, 0, 0, 0)
+        });
         Self {
             board,
             cpus,

@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use hindsight_cpu::profile::Profile;
+use hindsight_cpu::profile::CpuProfile;
 use thiserror::Error;
 
 /// Most cases an image may hold.
@@ -91,7 +91,7 @@ pub struct Case {
     /// Number of vCPUs, 1 to [`VCPUS_MAX`].
     pub vcpus: u32,
     /// The processor that it runs on, if not the default one.
-    pub cpu: Option<Profile>,
+    pub cpu: Option<CpuProfile>,
     /// Time is what the processors make it: deterministic mode.
     pub virtual_clock: bool,
     /// Time limit of one run.

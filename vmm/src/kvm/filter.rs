@@ -1,10 +1,10 @@
 //! The MSR filter: which accesses KVM may answer by itself, made from the one table in `cpu`.
 //!
-//! Everything exits but the rows marked [`OnKvm::Passthrough`]. KVM never filters the x2APIC range;
+//! Everything exits but the rows marked [`KvmRole::Native`]. KVM never filters the x2APIC range;
 //! without an in-kernel APIC those accesses exit as invalid instead.
 
 use hindsight_cpu::msr::table::TABLE;
-use hindsight_cpu::msr::{MsrSpec, OnKvm};
+use hindsight_cpu::msr::{KvmRole, MsrSpec};
 use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
 
 use crate::kvm::{KvmError, ioctl};
@@ -23,8 +23,8 @@ struct Range {
 fn ranges<'a>(rows: impl Iterator<Item = &'a MsrSpec>) -> Vec<Range> {
     let mut ranges: Vec<Range> = Vec::new();
     let indices = rows
-        .filter(|spec| spec.on_kvm == OnKvm::Passthrough)
-        .flat_map(|spec| spec.index..spec.index + spec.count);
+        .filter(|spec| matches!(spec.kvm, KvmRole::Native(_)))
+        .flat_map(MsrSpec::indices);
     for index in indices {
         let fits = ranges.last().is_some_and(|r| index - r.base < RANGE);
         if !fits {
@@ -74,7 +74,7 @@ mod tests {
             })
         };
         for spec in TABLE {
-            let expected = spec.on_kvm == OnKvm::Passthrough;
+            let expected = matches!(spec.kvm, KvmRole::Native(_));
             assert_eq!(passes(spec.index), expected, "{}", spec.name);
         }
         assert!(!passes(0x40) && !passes(0xc000_0081 - 2));

@@ -17,7 +17,7 @@ pub mod vm;
 
 use std::io;
 
-use hindsight_cpu::cpuid::Regs;
+use hindsight_cpu::cpuid::CpuidRegs;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::{Cap, Kvm};
 use thiserror::Error;
@@ -116,7 +116,7 @@ impl Host {
     }
 
     /// What KVM can show a guest in a CPUID leaf; zeros where it has none.
-    pub fn supported_cpuid(&self, leaf: u32, subleaf: u32) -> Regs {
+    pub fn supported_cpuid(&self, leaf: u32, subleaf: u32) -> CpuidRegs {
         const SIGNIFICANT_INDEX: u32 = 1;
         self.supported
             .as_slice()

@@ -8,10 +8,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use hindsight_cpu::cpuid::{CpuidTable, Leaf};
-use hindsight_cpu::debug::Registers;
+use hindsight_cpu::cpuid::{CpuidLeaf, CpuidTable};
+use hindsight_cpu::debug::DebugRegisters;
+use hindsight_cpu::msr::NATIVE_MSRS;
 use hindsight_cpu::state::{CpuState, XsaveArea};
-use hindsight_regs::msr as regs;
+use hindsight_regs::cr::Cr0;
+use hindsight_regs::vector::Vector;
 use kvm_bindings::{
     CpuId, KVM_EXIT_MEMORY_FAULT, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP,
     KVM_GUESTDBG_USE_HW_BP, KVM_SYNC_X86_EVENTS, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs,
@@ -24,21 +26,6 @@ use crate::kvm::exit::Exit;
 use crate::kvm::state::{self, XsaveLayout};
 use crate::kvm::vm::KvmVm;
 use crate::kvm::{KvmError, ioctl, ioctls, run};
-
-const CR0_WP: u64 = 1 << 16;
-
-/// MSRs that both ways of running hold in [`CpuState::msrs`], in its order, less FMASK, which the
-/// MSR table owns.
-const NATIVE: [u32; 8] = [
-    regs::IA32_STAR,
-    regs::IA32_LSTAR,
-    regs::IA32_CSTAR,
-    regs::IA32_KERNEL_GS_BASE,
-    regs::IA32_SYSENTER_CS,
-    regs::IA32_SYSENTER_ESP,
-    regs::IA32_SYSENTER_EIP,
-    regs::IA32_PAT,
-];
 
 /// A virtual processor in KVM, run by one thread.
 #[derive(Debug)]
@@ -74,28 +61,18 @@ struct Held {
     pdptr: [u64; 4],
     xcr0: u64,
     xsave: XsaveArea,
-    msrs: [u64; NATIVE.len()],
-    debug: Registers,
+    msrs: [u64; NATIVE_MSRS.len()],
+    debug: DebugRegisters,
 }
 
 impl Held {
     fn of(state: &CpuState, apic_base: u64) -> Self {
-        let m = &state.msrs;
         Self {
             sregs: state::export_sregs(state, apic_base),
             pdptr: state.pdptr,
             xcr0: state.xcr0,
             xsave: state.xsave.clone(),
-            msrs: [
-                m.star,
-                m.lstar,
-                m.cstar,
-                m.kernel_gs_base,
-                m.sysenter_cs,
-                m.sysenter_esp,
-                m.sysenter_eip,
-                m.pat,
-            ],
+            msrs: NATIVE_MSRS.map(|(_, msr)| state.msr(msr)),
             debug: state.debug(),
         }
     }
@@ -108,7 +85,7 @@ pub struct GuestDebug {
     pub step: bool,
     /// These DR0-3 and DR7 are in the processor in place of the guest's. #DB then exits, and MOV DR
     /// if GD is set.
-    pub registers: Option<Registers>,
+    pub registers: Option<DebugRegisters>,
 }
 
 impl GuestDebug {
@@ -120,7 +97,7 @@ impl GuestDebug {
 
     /// A breakpoint on execution at a linear address.
     pub fn until(address: u64) -> Self {
-        let mut registers = Registers::RESET;
+        let mut registers = DebugRegisters::RESET;
         registers.addresses[0] = address;
         // G0; of type 0, execution.
         registers.control |= 2;
@@ -385,14 +362,14 @@ impl KvmVcpuFd {
         Ok(refused)
     }
 
-    /// The values of [`NATIVE`]; 0 for those that KVM has not got.
-    fn native_msrs(&self) -> Result<[u64; NATIVE.len()], KvmError> {
-        let mut values = [0; NATIVE.len()];
+    /// The values of [`NATIVE_MSRS`]; 0 for those that KVM lacks.
+    fn native_msrs(&self) -> Result<[u64; NATIVE_MSRS.len()], KvmError> {
+        let mut values = [0; NATIVE_MSRS.len()];
         let mut from = 0;
-        while from < NATIVE.len() {
-            let entries: Vec<_> = NATIVE[from..]
+        while from < NATIVE_MSRS.len() {
+            let entries: Vec<_> = NATIVE_MSRS[from..]
                 .iter()
-                .map(|&index| kvm_msr_entry {
+                .map(|&(index, _)| kvm_msr_entry {
                     index,
                     ..Default::default()
                 })
@@ -446,11 +423,10 @@ impl KvmVcpuFd {
     ///
     /// When the ioctl fails.
     pub fn inject_debug_exception(&mut self) -> Result<(), KvmError> {
-        const DB: u8 = 1;
         let mut events = self.events()?;
         self.synced = false;
         (events.exception.injected, events.exception.pending) = (1, 0);
-        (events.exception.nr, events.exception.has_error_code) = (DB, 0);
+        (events.exception.nr, events.exception.has_error_code) = (Vector::DB.0, 0);
         events.exception_has_payload = 0;
         // The instruction that the shadow was for is over.
         events.interrupt.shadow = 0;
@@ -464,10 +440,10 @@ impl KvmVcpuFd {
     /// # Errors
     ///
     /// When the ioctl fails.
-    pub fn debug_registers(&self) -> Result<Registers, KvmError> {
+    pub fn debug_registers(&self) -> Result<DebugRegisters, KvmError> {
         let dr = self.fd.get_debug_regs();
         let dr = dr.map_err(ioctl("KVM_GET_DEBUGREGS"))?;
-        Ok(Registers {
+        Ok(DebugRegisters {
             addresses: dr.db,
             status: dr.dr6,
             control: dr.dr7,
@@ -479,7 +455,7 @@ impl KvmVcpuFd {
     /// # Errors
     ///
     /// When KVM refuses a value.
-    pub fn set_debug_registers(&mut self, registers: &Registers) -> Result<(), KvmError> {
+    pub fn set_debug_registers(&mut self, registers: &DebugRegisters) -> Result<(), KvmError> {
         self.held = None;
         let dr = kvm_debugregs {
             db: registers.addresses,
@@ -572,7 +548,7 @@ impl KvmVcpuFd {
         if std::mem::take(&mut self.stale) {
             // There is no call for it: KVM forgets translations when CR0 changes.
             let mut other = new.sregs;
-            other.cr0 ^= CR0_WP;
+            other.cr0 ^= Cr0::WP.bits();
             self.load_sregs(state, &other)?;
             self.load_sregs(state, &new.sregs)?;
         } else if old.is_none_or(|old| (&old.sregs, old.pdptr) != (&new.sregs, new.pdptr)) {
@@ -633,12 +609,10 @@ impl KvmVcpuFd {
         Ok(())
     }
 
-    fn load_msrs(&self, values: [u64; NATIVE.len()]) -> Result<(), KvmError> {
-        let refused = self.set_msrs(NATIVE.into_iter().zip(values))?;
-        let mut needed = NATIVE
-            .into_iter()
-            .zip(values)
-            .filter(|&(_, value)| value != 0);
+    fn load_msrs(&self, values: [u64; NATIVE_MSRS.len()]) -> Result<(), KvmError> {
+        let entries = || NATIVE_MSRS.into_iter().map(|(index, _)| index).zip(values);
+        let refused = self.set_msrs(entries())?;
+        let mut needed = entries().filter(|&(_, value)| value != 0);
         if needed.any(|(index, _)| refused.contains(&index)) {
             return Err(KvmError::Lacks("an MSR of the base architecture"));
         }
@@ -717,19 +691,8 @@ impl KvmVcpuFd {
                 self.xcr0 = x.value;
             }
         }
-        let m = &mut state.msrs;
-        let values = [
-            &mut m.star,
-            &mut m.lstar,
-            &mut m.cstar,
-            &mut m.kernel_gs_base,
-            &mut m.sysenter_cs,
-            &mut m.sysenter_esp,
-            &mut m.sysenter_eip,
-            &mut m.pat,
-        ];
-        for (to, value) in values.into_iter().zip(self.native_msrs()?) {
-            *to = value;
+        for ((_, msr), value) in NATIVE_MSRS.into_iter().zip(self.native_msrs()?) {
+            *state.msr_mut(msr) = value;
         }
         let dr = self.debug_registers()?;
         (state.dr, state.dr6, state.dr7) = (dr.addresses, dr.status, dr.control);
@@ -761,7 +724,7 @@ impl KvmVcpuFd {
     }
 }
 
-fn entry(leaf: Leaf) -> kvm_cpuid_entry2 {
+fn entry(leaf: CpuidLeaf) -> kvm_cpuid_entry2 {
     const SIGNIFICANT_INDEX: u32 = 1;
     let [eax, ebx, ecx, edx] = leaf.regs;
     kvm_cpuid_entry2 {

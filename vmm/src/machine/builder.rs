@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use hindsight_cpu::cpuid::{self, CpuidTable, Regs};
+use hindsight_cpu::cpuid::{self, CpuidRegs, CpuidTable};
 use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::msr::{MsrConfig, Msrs};
-use hindsight_cpu::profile::Profile;
+use hindsight_cpu::profile::CpuProfile;
 use hindsight_cpu::state::{Activity, CpuState, gpr};
-use hindsight_cpu::uarch::{Cache, Geometry};
+use hindsight_cpu::uarch::{CacheGeometry, CacheModel};
 use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::lapic::LapicFeatures;
 use hindsight_devices::irq::{self, Interrupts};
@@ -46,7 +46,7 @@ pub struct Config {
     /// Processors, 1 to [`CPUS_MAX`].
     pub cpus: usize,
     /// Which processor.
-    pub cpu: Profile,
+    pub cpu: CpuProfile,
     /// What executes its code at the start.
     pub engine: Engine,
 }
@@ -167,7 +167,7 @@ impl Prepared {
         let msrs = MsrConfig {
             facilities,
             tsc_hz,
-            models: self.uarch,
+            uarch: self.uarch,
         };
         let package = Arc::default();
         let model = |id| {
@@ -252,7 +252,7 @@ struct BoardBuilder<'a> {
     facilities: Facilities,
     tsc_hz: u64,
     /// What the engine can execute, as CPUID reports it.
-    supported: &'a dyn Fn(u32, u32) -> Regs,
+    supported: &'a dyn Fn(u32, u32) -> CpuidRegs,
     /// Time is virtual.
     deterministic: bool,
 }
@@ -307,7 +307,7 @@ impl BoardBuilder<'_> {
     }
 
     fn package(&self) -> Package {
-        let config = cpuid::Config {
+        let config = cpuid::CpuidConfig {
             model: self.config.cpu.model(),
             facilities: self.facilities,
             cpus: u32::try_from(self.config.cpus).unwrap_or(u32::MAX),
@@ -316,7 +316,7 @@ impl BoardBuilder<'_> {
         Package::new(
             CpuidTable::new(&config, self.supported),
             self.facilities.contains(Facilities::SMM),
-            Cache::new(Geometry::L3),
+            CacheModel::new(CacheGeometry::L3),
         )
     }
 

@@ -1,6 +1,6 @@
 //! What of a processor works on this host, in one engine or in two that take turns.
 
-use hindsight_cpu::cpuid::Regs;
+use hindsight_cpu::cpuid::CpuidRegs;
 use hindsight_cpu::facility::Facilities;
 
 use crate::kvm;
@@ -11,14 +11,14 @@ use crate::vcpu::engine::Engine;
 /// interpreter for those that KVM lacks.
 pub(super) fn available(engine: Engine, changes: bool) -> Facilities {
     if engine == Engine::Interp {
-        return Facilities::INTERPRETED;
+        return Facilities::INTERP;
     }
     let all = if changes {
-        Facilities::OBSERVED
+        Facilities::INTERP_DEFAULT
             .union(Facilities::L2CAT)
             .union(Facilities::PMU8)
     } else {
-        Facilities::NATIVE
+        Facilities::KVM
     };
     // Without an in-kernel APIC, some KVMs swallow writes of the deadline.
     if matches!(probe::unmet("tsc-deadline-exit"), Ok(None)) {
@@ -31,13 +31,13 @@ pub(super) fn available(engine: Engine, changes: bool) -> Facilities {
 /// CPUID of what KVM and the interpreter both execute: a guest that moves between them must not
 /// notice. The layout of an XSAVE area is the host's, because XSAVE runs natively; the interpreter
 /// follows it.
-pub(super) fn executed_by_both(host: &kvm::Host, leaf: u32, subleaf: u32) -> Regs {
+pub(super) fn executed_by_both(host: &kvm::Host, leaf: u32, subleaf: u32) -> CpuidRegs {
     let native = host.supported_cpuid(leaf, subleaf);
     let interpreted = hindsight_interp::supported_cpuid(leaf, subleaf);
     intersection(leaf, subleaf, native, interpreted)
 }
 
-fn intersection(leaf: u32, subleaf: u32, native: Regs, interpreted: Regs) -> Regs {
+fn intersection(leaf: u32, subleaf: u32, native: CpuidRegs, interpreted: CpuidRegs) -> CpuidRegs {
     let mut both = native;
     match (leaf, subleaf) {
         (1, _) => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hindsight_cpu::profile::Profile;
+use hindsight_cpu::profile::CpuProfile;
 use hindsight_vmm::boot::{Mode, Plan, Protocol};
 use hindsight_vmm::kvm::host_support::HostKvm;
 use hindsight_vmm::kvm::{self, Host};
@@ -143,16 +143,22 @@ pub fn machine_changing(
 }
 
 /// A machine of one processor, put together as `cpu` says, in the interpreter: without KVM.
-pub fn machine_with(cpu: Profile, image: &[u8], mode: Mode) -> Machine {
+pub fn machine_with(cpu: CpuProfile, image: &[u8], mode: Mode) -> Machine {
     let prepared = prepared_with(cpu, Engine::Interp, image, mode, 1);
     prepared.build(None, sinks()).unwrap()
 }
 
 fn prepared(engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Prepared {
-    prepared_with(Profile::default(), engine, image, mode, cpus)
+    prepared_with(CpuProfile::default(), engine, image, mode, cpus)
 }
 
-fn prepared_with(cpu: Profile, engine: Engine, image: &[u8], mode: Mode, cpus: usize) -> Prepared {
+fn prepared_with(
+    cpu: CpuProfile,
+    engine: Engine,
+    image: &[u8],
+    mode: Mode,
+    cpus: usize,
+) -> Prepared {
     let config = Config {
         memory: MEMORY,
         huge_pages: false,

@@ -13,7 +13,7 @@ mod timer;
 
 pub use state::LapicState;
 
-use super::Gp;
+use super::GpFault;
 use super::message::{Delivery, Destination, Message};
 use crate::clock::{Clock, Rate, Ticks};
 use regs::lvt;
@@ -147,13 +147,13 @@ impl Lapic {
     ///
     /// # Errors
     /// Reserved bits, x2APIC mode without the feature, and illegal transitions between modes.
-    pub fn set_apic_base(&mut self, value: u64) -> Result<(), Gp> {
+    pub fn set_apic_base(&mut self, value: u64) -> Result<(), GpFault> {
         if !state::apic_base_is_legal(value, self.features) {
-            return Err(Gp);
+            return Err(GpFault);
         }
         let mode = |v: u64| (v & regs::BASE_ENABLE != 0, v & regs::BASE_X2APIC != 0);
         match (mode(self.s.apic_base), mode(value)) {
-            ((true, true), (true, false)) | ((false, _), (true, true)) => return Err(Gp),
+            ((true, true), (true, false)) | ((false, _), (true, true)) => return Err(GpFault),
             ((true, _), (false, _)) => {
                 // Disabled is as if absent; enabled again it is as after RESET.
                 let old = self.s.clone();
@@ -249,11 +249,11 @@ impl Lapic {
     ///
     /// # Errors
     /// Not in x2APIC mode; no such register; a write-only one.
-    pub fn msr_read(&mut self, msr: u32, now: Ticks) -> Result<u64, Gp> {
+    pub fn msr_read(&mut self, msr: u32, now: Ticks) -> Result<u64, GpFault> {
         let reg = self.x2apic_register(msr)?;
         match reg {
             regs::ICR_LOW => Ok(self.s.icr),
-            _ => self.read_register(reg, now).map(u64::from).ok_or(Gp),
+            _ => self.read_register(reg, now).map(u64::from).ok_or(GpFault),
         }
     }
 
@@ -261,25 +261,25 @@ impl Lapic {
     ///
     /// # Errors
     /// Not in x2APIC mode; no such register; a read-only one; reserved bits.
-    pub fn msr_write(&mut self, msr: u32, value: u64, now: Ticks) -> Result<Effect, Gp> {
+    pub fn msr_write(&mut self, msr: u32, value: u64, now: Ticks) -> Result<Effect, GpFault> {
         let reg = self.x2apic_register(msr)?;
         if reg == regs::ICR_LOW {
             let writable = (u64::from(u32::MAX) << 32) | u64::from(regs::ICR_WRITABLE);
             if value & !writable != 0 {
-                return Err(Gp);
+                return Err(GpFault);
             }
             self.s.icr = value;
             return Ok(self.send());
         }
         if !self.is_writable(reg) || value & !u64::from(self.unreserved(reg)) != 0 {
-            return Err(Gp);
+            return Err(GpFault);
         }
         Ok(self.write_register(reg, (value & 0xffff_ffff) as u32, now))
     }
 
-    fn x2apic_register(&self, msr: u32) -> Result<u16, Gp> {
+    fn x2apic_register(&self, msr: u32) -> Result<u16, GpFault> {
         if !self.is_enabled() || !self.is_x2apic() || !(0x800..0x900).contains(&msr) {
-            return Err(Gp);
+            return Err(GpFault);
         }
         Ok((msr & 0xff) as u16)
     }

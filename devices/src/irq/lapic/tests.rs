@@ -64,15 +64,15 @@ fn apic_base_transitions_follow_the_state_diagram() {
     let table = [
         (vec![xapic], x2apic, Ok(())),
         (vec![xapic], disabled, Ok(())),
-        (vec![x2apic], xapic, Err(Gp)),
+        (vec![x2apic], xapic, Err(GpFault)),
         (vec![x2apic], disabled, Ok(())),
-        (vec![disabled], x2apic, Err(Gp)),
+        (vec![disabled], x2apic, Err(GpFault)),
         (vec![disabled], xapic, Ok(())),
         (vec![x2apic, disabled], xapic, Ok(())),
-        (vec![xapic], 0xfee0_0500, Err(Gp)),
-        (vec![xapic], xapic | 1, Err(Gp)),
-        (vec![xapic], xapic | 1 << 9, Err(Gp)),
-        (vec![xapic], xapic | 1 << 46, Err(Gp)),
+        (vec![xapic], 0xfee0_0500, Err(GpFault)),
+        (vec![xapic], xapic | 1, Err(GpFault)),
+        (vec![xapic], xapic | 1 << 9, Err(GpFault)),
+        (vec![xapic], xapic | 1 << 46, Err(GpFault)),
     ];
     for (path, value, result) in table {
         let mut lapic = lapic();
@@ -94,7 +94,7 @@ fn x2apic_mode_without_the_feature_faults() {
         ..LapicFeatures::default()
     };
     let mut lapic = Lapic::new(0, features, &Clock::new_virtual(1));
-    assert_eq!(lapic.set_apic_base(0xfee0_0d00), Err(Gp));
+    assert_eq!(lapic.set_apic_base(0xfee0_0d00), Err(GpFault));
 }
 
 #[test]
@@ -107,10 +107,14 @@ fn x2apic_access_follows_the_register_table() {
     assert_eq!(lapic.msr_read(0x802, 0), Ok(0x23));
     assert_eq!(lapic.msr_read(0x80d, 0), Ok(0x2_0008));
     for msr in [0x800, 0x80b, 0x80e, 0x82f, 0x831, 0x83f, 0x840, 0x8ff] {
-        assert_eq!(lapic.msr_read(msr, 0), Err(Gp), "read of {msr:#x}");
+        assert_eq!(lapic.msr_read(msr, 0), Err(GpFault), "read of {msr:#x}");
     }
     for msr in [0x802, 0x803, 0x80a, 0x80d, 0x810, 0x820, 0x831, 0x839] {
-        assert_eq!(lapic.msr_write(msr, 0, 0), Err(Gp), "write of {msr:#x}");
+        assert_eq!(
+            lapic.msr_write(msr, 0, 0),
+            Err(GpFault),
+            "write of {msr:#x}"
+        );
     }
     let reserved = [
         (0x808, 0x100),
@@ -128,7 +132,7 @@ fn x2apic_access_follows_the_register_table() {
     for (msr, value) in reserved {
         assert_eq!(
             lapic.msr_write(msr, value, 0),
-            Err(Gp),
+            Err(GpFault),
             "{msr:#x} = {value:#x}"
         );
     }
@@ -139,7 +143,7 @@ fn x2apic_access_follows_the_register_table() {
 #[test]
 fn x2apic_registers_in_xapic_mode_fault_and_memory_is_gone_in_x2apic_mode() {
     let mut lapic = lapic();
-    assert_eq!(lapic.msr_read(0x802, 0), Err(Gp));
+    assert_eq!(lapic.msr_read(0x802, 0), Err(GpFault));
     let mut lapic = into_x2apic(lapic);
     assert_eq!(lapic.mmio_read(0x30, 0), u32::MAX);
 }

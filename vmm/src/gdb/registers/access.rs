@@ -1,6 +1,6 @@
 //! Reading and writing single registers.
 
-use hindsight_cpu::control::{self, Controls};
+use hindsight_cpu::control::{self, ControlMasks};
 use hindsight_cpu::state::{CpuState, Segment, XSAVE_LEN, canonical};
 use hindsight_regs::cr::{Cr0, Cr4, Efer};
 use hindsight_regs::rflags::Rflags;
@@ -205,7 +205,7 @@ fn require(possible: bool) -> Result<(), RegisterError> {
 
 fn set_control(
     state: &mut CpuState,
-    controls: &Controls,
+    controls: &ControlMasks,
     number: u8,
     value: u64,
 ) -> Result<(), RegisterError> {
@@ -214,26 +214,26 @@ fn set_control(
         0 => {
             // EFER.LMA follows CR0.PG in a way that a debugger must not get wrong.
             let switched = (value ^ state.cr0) & Cr0::PG.bits() != 0;
-            require(control::takes_cr0(value) && !switched)?;
+            require(control::accepts_cr0(value) && !switched)?;
             state.cr0 = (value & Cr0::all().bits()) | Cr0::ET.bits();
         }
         2 => state.cr2 = value,
         3 => {
-            require(control::takes_cr3(state, controls.physical, value))?;
+            require(control::accepts_cr3(state, controls.physical, value))?;
             state.cr3 = value & controls.physical;
         }
         4 => {
             let switched = (value ^ state.cr4) & Cr4::PAE.bits() != 0;
             // What is set already, this processor has.
-            let controls = Controls {
+            let controls = ControlMasks {
                 cr4: controls.cr4 | state.cr4,
                 ..*controls
             };
-            require(controls.takes_cr4(state, value) && !(paging && switched))?;
+            require(controls.accepts_cr4(state, value) && !(paging && switched))?;
             state.cr4 = value;
         }
         _ => {
-            require(control::takes_cr8(value))?;
+            require(control::accepts_cr8(value))?;
             state.cr8 = value;
         }
     }
@@ -254,7 +254,7 @@ fn set_address(place: &mut u64, value: u64) -> Result<(), RegisterError> {
 /// When the processor cannot have the value, or the register is an MSR.
 pub(in crate::gdb) fn write(
     state: &mut CpuState,
-    controls: &Controls,
+    controls: &ControlMasks,
     place: Place,
     bytes: &[u8],
 ) -> Result<(), RegisterError> {
@@ -289,7 +289,7 @@ pub(in crate::gdb) fn write(
         Place::Ip => state.rip = value,
         Place::Flags => {
             let value = (value & Rflags::all().bits()) | Rflags::FIXED.bits();
-            require(control::takes_rflags(state, value))?;
+            require(control::accepts_rflags(state, value))?;
             state.rflags = value;
         }
         Place::Selector(i) => load_selector(state, i, low16),
@@ -299,11 +299,11 @@ pub(in crate::gdb) fn write(
         Place::Control(number) => set_control(state, controls, number, value)?,
         Place::Efer => {
             let switched = (value ^ state.efer) & Efer::LMA.bits() != 0;
-            let controls = Controls {
+            let controls = ControlMasks {
                 efer: controls.efer | state.efer,
                 ..*controls
             };
-            require(controls.takes_efer(state, value) && !switched)?;
+            require(controls.accepts_efer(state, value) && !switched)?;
             state.efer = value;
         }
         Place::Xcr0 => return Err(RegisterError::Impossible),
@@ -367,7 +367,7 @@ mod tests {
                 _ => vec![1; register.bytes()],
             };
             let place = register.place;
-            write(&mut state, &Controls::WIDEST, place, &value).unwrap();
+            write(&mut state, &ControlMasks::WIDEST, place, &value).unwrap();
             let mut read = read(&state, place, register.bytes()).unwrap();
             if place == Place::Pc {
                 read.resize(4, 0);
@@ -399,10 +399,16 @@ mod tests {
         let pc = read(&state, Place::Pc, 8).unwrap();
         assert_eq!(pc, 0xffff_fff0_u64.to_le_bytes());
         let selector = [0xc0, 0x07, 0, 0];
-        write(&mut state, &Controls::WIDEST, Place::Selector(1), &selector).unwrap();
+        write(
+            &mut state,
+            &ControlMasks::WIDEST,
+            Place::Selector(1),
+            &selector,
+        )
+        .unwrap();
         assert_eq!(state.seg[1].base, 0x7c00);
         let pc = 0x7c10_u64.to_le_bytes();
-        write(&mut state, &Controls::WIDEST, Place::Pc, &pc).unwrap();
+        write(&mut state, &ControlMasks::WIDEST, Place::Pc, &pc).unwrap();
         assert_eq!(state.rip, 0x10);
     }
 
@@ -410,13 +416,13 @@ mod tests {
     fn paging_cannot_be_switched_by_hand() {
         let mut state = CpuState::reset();
         let on = 0x8000_0011_u64.to_le_bytes();
-        assert!(write(&mut state, &Controls::WIDEST, Place::Control(0), &on).is_err());
+        assert!(write(&mut state, &ControlMasks::WIDEST, Place::Control(0), &on).is_err());
         assert_eq!(state, CpuState::reset());
     }
 
     #[test]
     fn what_the_processor_refuses_is_refused() {
-        let controls = Controls::of(|leaf, _| match leaf {
+        let controls = ControlMasks::from_cpuid(|leaf, _| match leaf {
             0x8000_0001 => [0, 0, 0, 1 << 11 | 1 << 20 | 1 << 29],
             _ => [0; 4],
         });

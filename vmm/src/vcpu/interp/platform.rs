@@ -2,9 +2,9 @@
 
 use hindsight_cpu::branch::{Branch, Observe};
 use hindsight_cpu::cpuid::CpuModel;
-use hindsight_cpu::msr::Effect;
-use hindsight_cpu::pmu::pebs::Stored;
-use hindsight_cpu::pmu::{Counting, Ring};
+use hindsight_cpu::msr::{ArmedScope, RdmsrOutcome, WrmsrOutcome};
+use hindsight_cpu::pmu::pebs::PebsOutcome;
+use hindsight_cpu::pmu::{EngineCounting, Ring};
 use hindsight_interp::{Accesses, Gp, Pending, Platform, Step};
 use hindsight_regs::apic::ApicBase;
 use hindsight_regs::msr as regs;
@@ -112,34 +112,45 @@ impl Platform for InterpPlatform {
     }
 
     fn rdmsr(&mut self, index: u32) -> Result<u64, Gp> {
-        let answer = self.served(ExitKind::Rdmsr(index), |model| model.rdmsr(index));
+        let value = self.served(ExitKind::Rdmsr(index), |model| match model.rdmsr(index) {
+            RdmsrOutcome::Value(value) => Some(value),
+            RdmsrOutcome::Apic => model.rdmsr_apic(index).ok(),
+            // The interpreter answers MSRs of the processor state itself.
+            RdmsrOutcome::Processor | RdmsrOutcome::Fault | RdmsrOutcome::Unclaimed => None,
+        });
         self.model.record(RecordedKind::Rdmsr {
             index,
-            answer: answer.ok().flatten(),
+            answer: value,
         });
-        tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {answer:x?}", self.model.id);
-        let shown = answer.ok().flatten().unwrap_or(0);
+        tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {value:x?}", self.model.id);
+        let shown = value.unwrap_or(0);
         self.note(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
-        answer.ok().flatten().ok_or(Gp)
+        value.ok_or(Gp)
     }
 
     fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), Gp> {
         self.note(LoggedEvent::Wrmsr, index.into(), &value.to_le_bytes());
-        let answer = self.served(ExitKind::Wrmsr(index), |model| model.wrmsr(index, value));
+        let effect = self.served(ExitKind::Wrmsr(index), |model| {
+            match model.wrmsr(index, value) {
+                WrmsrOutcome::Done(effect) => Some(effect),
+                WrmsrOutcome::Apic => model.wrmsr_apic(index, value).ok(),
+                // The interpreter answers MSRs of the processor state itself.
+                WrmsrOutcome::Processor | WrmsrOutcome::Fault | WrmsrOutcome::Unclaimed => None,
+            }
+        });
         self.model.record(RecordedKind::Wrmsr {
             index,
             value,
-            accepted: matches!(answer, Ok(Some(_))),
+            accepted: effect.is_some(),
         });
         let id = self.model.id;
-        tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
-        let effect = answer.ok().flatten().ok_or(Gp)?;
-        // The run loop looks round soon, and tells the machine.
+        tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {effect:x?}");
+        // The run loop reports what is armed at its next checkpoint.
         let control = &self.model.board.run.vcpus;
-        match effect {
-            Effect::Armed => control.doorbell(id).ring(),
-            Effect::PackageArmed => control.ring_all(),
-            _ => {}
+        match effect.ok_or(Gp)?.armed {
+            Some(ArmedScope::Vcpu) => control.doorbell(id).ring(),
+            Some(ArmedScope::Package) => control.ring_all(),
+            None => {}
         }
         Ok(())
     }
@@ -183,10 +194,10 @@ impl Platform for InterpPlatform {
     }
 
     fn request_pmi(&mut self) {
-        self.model.trace_interrupts();
+        self.model.bts_requests_pmi();
     }
 
-    fn counting(&mut self) -> Counting {
+    fn counting(&mut self) -> EngineCounting {
         // The limits count from where the counters stand: they must stand where the processor does.
         if !self.model.msrs.pmu().needs().is_empty() {
             self.model.count();
@@ -199,7 +210,7 @@ impl Platform for InterpPlatform {
         } else {
             cycles.map(|ticks| (ticks / TICKS_PER_INSTRUCTION).max(INSTRUCTIONS_MIN))
         };
-        Counting {
+        EngineCounting {
             instructions: counting.instructions.min(&as_instructions),
             ..counting
         }
@@ -213,7 +224,7 @@ impl Platform for InterpPlatform {
         self.model.flushed(gpa);
     }
 
-    fn pebs_stored(&mut self, stored: &Stored) {
+    fn pebs_stored(&mut self, stored: &PebsOutcome) {
         self.model.pebs_stored(stored);
     }
 
@@ -221,7 +232,7 @@ impl Platform for InterpPlatform {
         let answer = self.model.rdpmc(index);
         let shown = answer.unwrap_or(0);
         self.note(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
-        answer.ok_or(Gp)
+        answer.map_err(|_| Gp)
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
@@ -245,14 +256,17 @@ impl Platform for InterpPlatform {
     }
 
     fn tsc(&mut self) -> u64 {
-        let answer = self.model.rdmsr(regs::IA32_TIME_STAMP_COUNTER);
-        answer.ok().flatten().unwrap_or(0)
+        match self.model.rdmsr(regs::IA32_TIME_STAMP_COUNTER) {
+            RdmsrOutcome::Value(value) => value,
+            _ => 0,
+        }
     }
 
     fn tsc_aux(&mut self) -> u32 {
-        let answer = self.model.rdmsr(regs::IA32_TSC_AUX);
-        let value = answer.ok().flatten().unwrap_or(0);
-        u32::try_from(value & 0xffff_ffff).unwrap_or(0)
+        match self.model.rdmsr(regs::IA32_TSC_AUX) {
+            RdmsrOutcome::Value(value) => u32::try_from(value & 0xffff_ffff).unwrap_or(0),
+            _ => 0,
+        }
     }
 
     fn random(&mut self) -> u64 {
