@@ -11,7 +11,7 @@ use hindsight_cpu::state::{Activity, CpuState, gpr};
 use hindsight_cpu::uarch::{CacheGeometry, CacheModel};
 use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::lapic::LapicFeatures;
-use hindsight_devices::irq::{self, Interrupts};
+use hindsight_devices::irq::{Interrupts, InterruptsConfig};
 use hindsight_devices::rtc::RtcConfig;
 use hindsight_devices::{NanoClock, Requests};
 use vm_memory::GuestMemoryMmap;
@@ -320,10 +320,10 @@ impl BoardBuilder<'_> {
         )
     }
 
-    fn irq_config(&self) -> irq::Config {
+    fn irq_config(&self) -> InterruptsConfig {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let host_seconds = i64::try_from(since.unwrap_or_default().as_secs()).unwrap_or(0);
-        irq::Config {
+        InterruptsConfig {
             rtc: RtcConfig {
                 epoch_seconds: if self.deterministic {
                     deterministic::RTC_EPOCH
