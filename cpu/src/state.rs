@@ -4,7 +4,7 @@
 //! keeps it live, snapshots store it. State that a model of this crate owns (the MSRs of
 //! [`crate::msr`]) is not repeated here.
 
-use hindsight_regs::cr::Cr0;
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
 use hindsight_regs::dr::{Dr6, Dr7};
 use hindsight_regs::rflags::Rflags;
 
@@ -413,6 +413,23 @@ impl CpuState {
     /// Current privilege level, 0 to 3: the DPL of SS.
     pub const fn cpl(&self) -> u8 {
         self.seg[seg::SS].dpl()
+    }
+
+    /// Whether IA-32e mode is active: IA32_EFER.LMA.
+    pub const fn is_long_mode(&self) -> bool {
+        self.efer & Efer::LMA.bits() != 0
+    }
+
+    /// Whether paging is enabled: CR0.PG.
+    pub const fn has_paging(&self) -> bool {
+        self.cr0 & Cr0::PG.bits() != 0
+    }
+
+    /// Whether PAE paging is used, whose page-directory pointers the processor keeps.
+    ///
+    /// SDM Vol. 3A, "PAE Paging": CR0.PG and CR4.PAE are set, and IA32_EFER.LMA is clear.
+    pub const fn has_pae_paging(&self) -> bool {
+        self.has_paging() && self.cr4 & Cr4::PAE.bits() != 0 && !self.is_long_mode()
     }
 
     /// Value of an MSR that is part of this state.

@@ -84,9 +84,11 @@ impl Vector {
 }
 
 impl fmt::Display for Vector {
-    /// `#GP` for an architectural exception, else the number.
+    /// `#GP` for an architectural exception, `NMI`, else the number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.mnemonic() {
+            // An interrupt, whose mnemonic the manual writes without the sign.
+            Some(name) if *self == Self::NMI => f.write_str(name),
             Some(name) => write!(f, "#{name}"),
             None => write!(f, "vector {}", self.0),
         }
@@ -129,6 +131,7 @@ mod tests {
     #[test]
     fn vector_prints_as_the_manual_writes_it() {
         assert_eq!(Vector::PF.to_string(), "#PF");
+        assert_eq!(Vector::NMI.to_string(), "NMI");
         assert_eq!(Vector(0x20).to_string(), "vector 32");
     }
 }

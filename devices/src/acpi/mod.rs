@@ -28,7 +28,7 @@ const OEM_REVISION: u32 = 1;
 /// Bytes of the header of every table but RSDP and FACS.
 const HEADER_LEN: u32 = 36;
 /// Bytes of the RSDP.
-const RSDP_LEN: usize = 36;
+const RSDP_LEN: u32 = 36;
 
 /// The configuration that the tables describe.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub fn build(config: &AcpiConfig) -> Result<AcpiTables, AcpiError> {
     }
     let mut area = TableArea::default();
     // The RSDP is first but needs the addresses of the others, so its bytes are reserved.
-    area.add(vec![0; RSDP_LEN])
+    area.add(vec![0; RSDP_LEN as usize])
         .ok_or(AcpiError::TooManyCpus(cpus))?;
     let root = add_tables(&mut area, config).ok_or(AcpiError::TooManyCpus(cpus))?;
     area.tables[0].1 = rsdp(root.rsdt, root.xsdt);
@@ -155,13 +155,13 @@ fn checksum(bytes: &[u8]) -> u8 {
 }
 
 fn rsdp(rsdt: u32, xsdt: u32) -> Vec<u8> {
-    let mut rsdp = Vec::with_capacity(RSDP_LEN);
+    let mut rsdp = Vec::with_capacity(RSDP_LEN as usize);
     rsdp.extend(b"RSD PTR ");
     rsdp.push(0);
     rsdp.extend(OEM_ID);
     rsdp.push(2);
     rsdp.extend(rsdt.to_le_bytes());
-    rsdp.extend((RSDP_LEN as u32).to_le_bytes());
+    rsdp.extend(RSDP_LEN.to_le_bytes());
     rsdp.extend(u64::from(xsdt).to_le_bytes());
     rsdp.extend([0; 4]);
     // The first sum covers the structure of ACPI 1.0, the second all of it.

@@ -5,6 +5,7 @@
 //! data 0x18; the task state segment is 0x20.
 
 use hindsight_cpu::state::{CpuState, DescriptorTable, Segment, gpr, seg};
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
 
 use crate::boot::BootError;
 use crate::boot::place::{Places, Take};
@@ -26,13 +27,6 @@ const ACCESS_TSS: u16 = 0x8b;
 const TSS_SIZE: u32 = 0x68;
 /// The segment descriptors: six slots of eight bytes, of which the last two are the TSS's.
 const GDT_SIZE: u16 = 0x30;
-
-const CR0_PE: u64 = 1;
-const CR0_ET: u64 = 1 << 4;
-const CR0_PG: u64 = 1 << 31;
-const CR4_PAE: u64 = 1 << 5;
-const EFER_LME: u64 = 1 << 8;
-const EFER_LMA: u64 = 1 << 10;
 
 /// Page-table entry: present, writable.
 const PTE_TABLE: u64 = 0x3;
@@ -61,7 +55,7 @@ enum Width {
 pub(super) fn protected(places: &mut Places<'_>, entry: u64) -> Result<CpuState, BootError> {
     let mut state = flat_segments(places, Width::Bits32)?;
     state.rip = entry;
-    state.cr0 = CR0_PE | CR0_ET;
+    state.cr0 = (Cr0::PE | Cr0::ET).bits();
     // As a BIOS leaves it: good for images that go to real mode, and nothing in protected mode.
     state.idtr = REAL_IDTR;
     Ok(state)
@@ -72,9 +66,9 @@ pub(super) fn protected(places: &mut Places<'_>, entry: u64) -> Result<CpuState,
 pub(super) fn long(places: &mut Places<'_>, entry: u64) -> Result<CpuState, BootError> {
     let mut state = flat_segments(places, Width::Bits64)?;
     state.rip = entry;
-    state.cr0 = CR0_PG | CR0_PE | CR0_ET;
-    state.cr4 = CR4_PAE;
-    state.efer = EFER_LME | EFER_LMA;
+    state.cr0 = (Cr0::PG | Cr0::PE | Cr0::ET).bits();
+    state.cr4 = Cr4::PAE.bits();
+    state.efer = (Efer::LME | Efer::LMA).bits();
     let size = page_tables(0).len();
     let cr3 = places.structure("page tables", vec![0; size], PAGE)?;
     places.fill(cr3, page_tables(cr3));
@@ -105,7 +99,7 @@ pub(super) fn real(places: &mut Places<'_>, entry: u64) -> Result<CpuState, Boot
         ..data
     };
     state.rip = entry - (u64::from(selector) << 4);
-    state.cr0 = CR0_ET;
+    state.cr0 = Cr0::ET.bits();
     state.idtr = REAL_IDTR;
     // Below a boot sector is where a BIOS leaves the stack; an image may also fill all 64 KiB, and
     // then SP is 0, the top of the segment.

@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 
 use hindsight_cpu::state::{Activity, CpuState};
+use hindsight_regs::cr::Cr0;
+use hindsight_regs::rflags::Rflags;
 
 use crate::gdb::debugger::Debugger;
 
@@ -14,10 +16,10 @@ pub(super) fn activity(state: &CpuState) -> String {
         Activity::WaitForSipi => "waits for SIPI",
         Activity::Shutdown => "shut down by a triple fault",
     };
-    let long = state.efer & 1 << 10 != 0;
-    let mode = match (state.cr0 & 1 != 0, long) {
+    let long = state.is_long_mode();
+    let mode = match (state.cr0 & Cr0::PE.bits() != 0, long) {
         (false, _) => "real mode",
-        (true, _) if state.rflags & 1 << 17 != 0 => "virtual-8086 mode",
+        (true, _) if state.rflags & Rflags::VM.bits() != 0 => "virtual-8086 mode",
         (true, true) if state.seg[1].long() => "64-bit",
         (true, true) => "compatibility mode",
         (true, false) if state.seg[1].default_big() => "32-bit",

@@ -191,14 +191,6 @@ pub(super) fn export_sregs(state: &CpuState, apic_base: u64) -> kvm_sregs {
     }
 }
 
-/// Whether the processor uses PAE paging, and so the loaded page-directory pointers.
-pub(super) const fn is_pae(state: &CpuState) -> bool {
-    const CR0_PG: u64 = 1 << 31;
-    const CR4_PAE: u64 = 1 << 5;
-    const EFER_LMA: u64 = 1 << 10;
-    state.cr0 & CR0_PG != 0 && state.cr4 & CR4_PAE != 0 && state.efer & EFER_LMA == 0
-}
-
 /// The same with the page-directory pointers of `state`.
 pub(super) fn export_sregs2(s: &kvm_sregs, state: &CpuState) -> kvm_sregs2 {
     kvm_sregs2 {

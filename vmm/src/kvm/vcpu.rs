@@ -584,7 +584,7 @@ impl KvmVcpuFd {
     }
 
     fn load_sregs(&self, state: &CpuState, sregs: &kvm_sregs) -> Result<(), KvmError> {
-        if state::is_pae(state) && self.vm.has_sregs2() {
+        if state.has_pae_paging() && self.vm.has_sregs2() {
             let sregs2 = state::export_sregs2(sregs, state);
             return ioctls::set_sregs2(&self.fd, &sregs2).map_err(|source| {
                 let call = "KVM_SET_SREGS2";
@@ -698,7 +698,7 @@ impl KvmVcpuFd {
         (state.dr, state.dr6, state.dr7) = (dr.addresses, dr.status, dr.control);
         let events = self.events()?;
         state::import_events(&events, state);
-        if state::is_pae(state) {
+        if state.has_pae_paging() {
             state.pdptr = self.page_directory_pointers(state.cr3)?;
         }
         self.held = Some(Box::new(Held::of(state, sregs.apic_base)));

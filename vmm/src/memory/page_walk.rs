@@ -4,6 +4,7 @@
 //! rights. SDM Vol. 3A, "Paging".
 
 use hindsight_cpu::state::{CpuState, canonical};
+use hindsight_regs::cr::Cr4;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 const PRESENT: u64 = 1;
@@ -12,11 +13,11 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// The physical address behind `linear`, if it is mapped.
 pub fn linear_to_physical(memory: &GuestMemoryMmap, state: &CpuState, linear: u64) -> Option<u64> {
-    if state.cr0 & 1 << 31 == 0 {
+    if !state.has_paging() {
         return Some(linear & 0xffff_ffff);
     }
-    let long = state.efer & 1 << 10 != 0;
-    match (long, state.cr4 & 1 << 5 != 0) {
+    let long = state.is_long_mode();
+    match (long, state.cr4 & Cr4::PAE.bits() != 0) {
         // The processor raises #GP or #SS.
         (true, _) if !canonical(linear) => None,
         (true, _) => walk(memory, state.cr3 & ADDRESS, linear, 4),
@@ -36,7 +37,7 @@ pub fn linear_to_physical(memory: &GuestMemoryMmap, state: &CpuState, linear: u6
 
 /// Whether the processor keeps page-directory-pointer entries: 32-bit code with PAE paging.
 pub const fn has_pdptrs(state: &CpuState) -> bool {
-    state.cr0 & 1 << 31 != 0 && state.cr4 & 1 << 5 != 0 && state.efer & 1 << 10 == 0
+    state.has_pae_paging()
 }
 
 /// The page-directory-pointer entries that MOV to CR3 loads with PAE paging; `None` if they are not in memory.

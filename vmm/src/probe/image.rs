@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::Vector;
 use kvm_bindings::{kvm_segment, kvm_sregs};
 
 use crate::probe::code::code;
@@ -50,12 +52,12 @@ pub(crate) const TSS_SELECTOR: u16 = 0x28;
 pub(crate) const TSS_LIMIT: u32 = 0x67 + 0x80 + 1;
 
 /// RFLAGS.TF.
-pub(crate) const TF: u64 = 1 << 8;
+pub(crate) const TF: u64 = Rflags::TF.bits();
 /// RFLAGS.IF.
-pub(crate) const IF: u64 = 1 << 9;
+pub(crate) const IF: u64 = Rflags::IF.bits();
 /// RFLAGS.RF.
-pub(crate) const RF: u64 = 1 << 16;
-pub(crate) const IOPL3: u64 = 3 << 12;
+pub(crate) const RF: u64 = Rflags::RF.bits();
+pub(crate) const IOPL3: u64 = Rflags::IOPL.bits();
 
 code! {
     /// A handler. The host knows the vector by where it is.
@@ -93,7 +95,7 @@ impl fmt::Display for Level {
 }
 
 pub(crate) fn has_error_code(vector: u64) -> bool {
-    matches!(vector, 8 | 10..=14 | 17 | 21)
+    u8::try_from(vector).is_ok_and(|vector| Vector(vector).has_error_code())
 }
 
 /// What every guest finds in memory from 0 on: tables and handlers.

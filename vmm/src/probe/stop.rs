@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use hindsight_regs::vector::Vector;
 use iced_x86::{Decoder, DecoderOptions};
 
 use crate::probe::guest::BUDGET;
@@ -18,6 +19,13 @@ pub(crate) struct Trap {
     pub(crate) ss: u64,
     /// Where the frame is: the address of its RIP.
     pub(crate) frame: u64,
+}
+
+impl Trap {
+    /// Whether this is the exception `vector`.
+    pub(crate) fn is(&self, vector: Vector) -> bool {
+        self.vector == u64::from(vector.0)
+    }
 }
 
 /// Why a guest stopped.
@@ -80,22 +88,10 @@ pub(crate) enum Stop {
 }
 
 fn exception_name(vector: u64) -> String {
-    let name = match vector {
-        0 => "#DE",
-        1 => "#DB",
-        2 => "NMI",
-        3 => "#BP",
-        6 => "#UD",
-        7 => "#NM",
-        8 => "#DF",
-        10 => "#TS",
-        11 => "#NP",
-        12 => "#SS",
-        13 => "#GP",
-        14 => "#PF",
-        _ => return format!("vector {vector:#x}"),
-    };
-    name.to_owned()
+    match u8::try_from(vector).map(Vector) {
+        Ok(vector) if vector.mnemonic().is_some() => vector.to_string(),
+        _ => format!("vector {vector:#x}"),
+    }
 }
 
 impl fmt::Display for Stop {

@@ -176,7 +176,8 @@ const IN_TX: &[(Facilities, u64)] = &[(Facilities::RTM, EventSelect::IN_TX)];
 const IN_TX_OR_COMMITTED: &[(Facilities, u64)] =
     &[(Facilities::RTM, EventSelect::IN_TX | EventSelect::IN_TXCP)];
 
-const LBR_ENTRIES: u32 = LBR_DEPTH as u32;
+const LBR_ENTRIES: u32 = 32;
+const _: () = assert!(LBR_ENTRIES as usize == LBR_DEPTH);
 const LOW_HALF: u64 = 0xffff_ffff;
 
 const fn event_select(offset: u32, name: &'static str) -> MsrSpec {

@@ -1,13 +1,14 @@
 //! What of two states must be the same.
 
 use hindsight_cpu::state::{CpuState, Segment, XsaveArea, seg};
+use hindsight_regs::rflags::Rflags;
 use iced_x86::{Instruction, RflagsBits};
 
 use crate::diff::runs::{Differences, hex};
 use crate::state::PAGE;
 
 /// RFLAGS.RF, which a debugger's stop may set, and TF, which KVM hides while it steps.
-const HIDDEN: u64 = 1 << 16 | 1 << 8;
+const HIDDEN: u64 = Rflags::RF.union(Rflags::TF).bits();
 /// Accessed and dirty, in an entry of a page table.
 const ACCESSED_DIRTY: u64 = 3 << 5;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hindsight_cpu::state::{CpuState, XsaveArea};
+use hindsight_regs::apic::{ApicBase, DEFAULT_BASE};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use crate::deterministic::DeterministicMachine;
@@ -21,7 +22,7 @@ use crate::probe::Verdict;
 use crate::state::{PAGE, Pages};
 
 /// The local APIC's base address, enabled, of the bootstrap processor. KVM has no APIC of its own here.
-const APIC_BASE: u64 = 0xfee0_0900;
+const APIC_BASE: u64 = DEFAULT_BASE | ApicBase::EN.union(ApicBase::BSP).bits();
 /// Longer than any instruction takes, even in an emulated KVM.
 const LIMIT: Duration = Duration::from_secs(10);
 /// KVM_INTERNAL_ERROR_EMULATION: an instruction that KVM's own emulator lacks.

@@ -1,10 +1,9 @@
 //! Which instructions KVM is asked to execute as well, and how it is made to stop behind them.
 
 use hindsight_cpu::state::CpuState;
+use hindsight_regs::rflags::Rflags;
 use iced_x86::{Instruction, Mnemonic as M, OpAccess, OpKind, Register};
 
-/// RFLAGS.TF.
-const TF: u64 = 1 << 8;
 /// L0 to G3 of DR7.
 const DR7_ENABLES: u64 = 0xff;
 
@@ -49,7 +48,7 @@ pub(super) fn plan(
     instruction: Option<&Instruction>,
     events: Events,
 ) -> Plan {
-    let debugs = before.rflags & TF != 0 || before.dr7 & DR7_ENABLES != 0;
+    let debugs = before.rflags & Rflags::TF.bits() != 0 || before.dr7 & DR7_ENABLES != 0;
     if events.interrupts || debugs {
         return Plan::Memory;
     }

@@ -118,7 +118,7 @@ pub(super) fn kaslr(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     let steps = (LINUX_LAST - LINUX_FIRST) / LINUX_STEP;
     let mut places = (0..steps).map(|step| LINUX_FIRST + step * LINUX_STEP);
     let first = places.find(|&at| page_walk::linear_to_physical(&memory, state, at).is_some());
-    let text = first.filter(|_| state.efer & 1 << 10 != 0).ok_or_else(|| {
+    let text = first.filter(|_| state.is_long_mode()).ok_or_else(|| {
         MonitorError::Bad("no Linux kernel is mapped: let it boot further".to_owned())
     })?;
     if text < LINUX_TEXT {

@@ -3,6 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use hindsight_cpu::state::{CpuState, canonical};
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use crate::gdb::debugger::Debugger;
@@ -32,8 +33,8 @@ fn rights(entry: u64, nx: bool) -> String {
 
 /// The levels of a walk: name, shift, bytes of an entry, address of the table.
 fn levels(state: &CpuState) -> (Vec<(&'static str, u32)>, usize, u64) {
-    let long = state.efer & 1 << 10 != 0;
-    let pae = state.cr4 & 1 << 5 != 0;
+    let long = state.is_long_mode();
+    let pae = state.cr4 & Cr4::PAE.bits() != 0;
     match (long, pae) {
         (true, _) => (
             vec![("PML4E", 39), ("PDPTE", 30), ("PDE", 21), ("PTE", 12)],
@@ -57,13 +58,13 @@ pub(super) fn pt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     let memory = debugger.board().ram.map.clone();
     let cpu = debugger.current;
     let state = debugger.state(cpu)?;
-    if state.cr0 & 1 << 31 == 0 {
+    if !state.has_paging() {
         return Ok(format!(
             "paging is off: {linear:#x} is {:#x}",
             linear & 0xffff_ffff
         ));
     }
-    let long = state.efer & 1 << 10 != 0;
+    let long = state.is_long_mode();
     if long && !canonical(linear) {
         return Err(MonitorError::Bad(format!(
             "{linear:#x} is not canonical: using it raises #GP or #SS"
@@ -72,7 +73,7 @@ pub(super) fn pt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     let linear = if long { linear } else { linear & 0xffff_ffff };
     let (levels, size, mut table) = levels(state);
     let index_mask = if size == 8 { 0x1ff } else { 0x3ff };
-    let nx = size == 8 && state.efer & 1 << 11 != 0;
+    let nx = size == 8 && state.efer & Efer::NXE.bits() != 0;
     let mut text = format!("CR3 {:#x}\n", state.cr3);
     for (name, shift) in levels {
         let at = table + (linear >> shift & index_mask) * size as u64;
@@ -156,10 +157,10 @@ pub(super) fn tlb(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     let memory = debugger.board().ram.map.clone();
     let cpu = debugger.current;
     let state = debugger.state(cpu)?;
-    if state.cr0 & 1 << 31 == 0 {
+    if !state.has_paging() {
         return Ok("paging is off".to_owned());
     }
-    let long = state.efer & 1 << 10 != 0;
+    let long = state.is_long_mode();
     let mut text = String::new();
     let all = ranges(&memory, state);
     for (linear, len, rights) in all.iter().take(LINES) {
@@ -302,7 +303,7 @@ pub(super) fn gdt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
         state.gdtr.base, state.gdtr.limit
     );
     let table = state.gdtr;
-    let found = descriptors(table.limit, state.efer & 1 << 10 != 0, |offset| {
+    let found = descriptors(table.limit, state.is_long_mode(), |offset| {
         let at = table.base.wrapping_add(offset);
         let raw = page_walk::read_linear(&memory, state, at, 8);
         raw.try_into().ok().map(u64::from_le_bytes)
@@ -323,7 +324,7 @@ pub(super) fn idt(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     let state = debugger.state(cpu)?;
     let base = state.idtr.base;
     let mut text = format!("IDT at {base:#x}, limit {:#x}\n", state.idtr.limit);
-    let (real, long) = (state.cr0 & 1 == 0, state.efer & 1 << 10 != 0);
+    let (real, long) = (state.cr0 & Cr0::PE.bits() == 0, state.is_long_mode());
     let size = match (real, long) {
         (true, _) => 4,
         (_, true) => 16,
@@ -380,7 +381,7 @@ pub(super) fn disas(debugger: &mut Debugger, arguments: &[&str]) -> Answer {
     let code = debugger.read_memory(cpu, at, count * 15);
     let code = code.map_err(|_| MonitorError::Bad(format!("{at:#x} is not mapped to memory")))?;
     let cs = state.seg[1];
-    let bits = match (state.efer & 1 << 10 != 0 && cs.long(), cs.default_big()) {
+    let bits = match (state.is_long_mode() && cs.long(), cs.default_big()) {
         (true, _) => 64,
         (_, true) => 32,
         _ => 16,

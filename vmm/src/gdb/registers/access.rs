@@ -113,7 +113,7 @@ fn tag_of(value: &[u8]) -> u16 {
 }
 
 fn is_long(state: &CpuState) -> bool {
-    state.efer & 1 << 10 != 0 && state.seg[1].long()
+    state.is_long_mode() && state.seg[1].long()
 }
 
 /// The linear address of an instruction pointer.

@@ -1,5 +1,7 @@
 //! Breakpoints: the host's by KVM_SET_GUEST_DEBUG, the guest's own by MOV DR, and DR7.GD.
 
+use hindsight_regs::dr::Dr6;
+use hindsight_regs::vector::Vector;
 use kvm_bindings::{KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP};
 
 use crate::probe::code::code;
@@ -14,8 +16,8 @@ const WRITE_4: u64 = 0x000d_0401;
 const IO_1: u64 = 0x0002_0401;
 const GENERAL_DETECT: u64 = 0x2400;
 /// DR6.BD.
-const DR6_BD: u64 = 1 << 13;
-const DR6_B0: u64 = 1;
+const DR6_BD: u64 = Dr6::BD.bits();
+const DR6_B0: u64 = Dr6::B0.bits();
 
 code! {
     fn target @ 7 { "nop", "nop", "7:", "nop", "nop", "out 0xd1, al" }
@@ -273,9 +275,10 @@ fn disarmed(
 }
 
 fn disabled(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
-    const B3_TO_B0: u64 = 0xf;
+    const B3_TO_B0: u64 = Dr6::BREAKPOINTS;
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => match guest.dr6()? & B3_TO_B0 {
+        Stop::Trap(t) if t.is(Vector::DB) && t.rip == guest.mark() => match guest.dr6()? & B3_TO_B0
+        {
             DR6_B0 => Finding::works("B0 alone"),
             seen => Finding::broken(format!("B3 to B0 are {seen:#06b}")),
         },
@@ -287,10 +290,10 @@ fn disabled(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
 fn deferred(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
     const BREAKPOINT_HANDLER: u64 = STUBS + 3 * 16;
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 1 && t.rip == BREAKPOINT_HANDLER => {
+        Stop::Trap(t) if t.is(Vector::DB) && t.rip == BREAKPOINT_HANDLER => {
             Finding::works("#DB at the first instruction of the handler")
         }
-        Stop::Trap(t) if t.vector == 3 => Finding::broken("lost: #BP alone"),
+        Stop::Trap(t) if t.is(Vector::BP) => Finding::broken("lost: #BP alone"),
         stop => Finding::broken(stop),
     })
 }
@@ -302,7 +305,7 @@ fn own_trap(guest: &mut Guest<'_>) -> Result<Seen, Refused> {
         stop = guest.run();
     }
     Ok(match stop {
-        Stop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
+        Stop::Trap(t) if t.is(Vector::DB) && t.rip == guest.mark() => {
             let dr6 = guest.dr6()?;
             if dr6 & DR6_B0 == 0 {
                 return Ok((false, format!("#DB, but DR6 is {dr6:#x}")));
@@ -316,7 +319,7 @@ fn own_trap(guest: &mut Guest<'_>) -> Result<Seen, Refused> {
                 stop => (false, format!("#DB, DR6.B0; then {stop}")),
             }
         }
-        Stop::Trap(t) if t.vector == 1 => {
+        Stop::Trap(t) if t.is(Vector::DB) => {
             let off = t.rip.wrapping_sub(guest.mark()).cast_signed();
             (false, format!("#DB {off:+} bytes from where it belongs"))
         }
@@ -327,7 +330,7 @@ fn own_trap(guest: &mut Guest<'_>) -> Result<Seen, Refused> {
 
 fn general_detect_guest(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
+        Stop::Trap(t) if t.is(Vector::DB) && t.rip == guest.mark() => {
             let dr6 = guest.dr6()?;
             if dr6 & DR6_BD != 0 {
                 Finding::works("#DB, DR6.BD")
@@ -342,8 +345,8 @@ fn general_detect_guest(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
 
 fn general_detect_rf(guest: &mut Guest<'_>) -> Result<Finding, Refused> {
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 1 && t.rflags & RF != 0 => Finding::works("RF = 1"),
-        Stop::Trap(t) if t.vector == 1 => Finding::broken("RF = 0"),
+        Stop::Trap(t) if t.is(Vector::DB) && t.rflags & RF != 0 => Finding::works("RF = 1"),
+        Stop::Trap(t) if t.is(Vector::DB) => Finding::broken("RF = 0"),
         Stop::Done => Finding::broken("no #DB"),
         stop => Finding::broken(stop),
     })

@@ -1,5 +1,8 @@
 //! Exits: MSRs, RDPMC, ports, MMIO, HLT, CPUID; and how state is read and completed.
 
+use hindsight_regs::apic::ApicRegister;
+use hindsight_regs::msr::IA32_DEBUGCTL;
+use hindsight_regs::vector::Vector;
 use kvm_bindings::{KVM_CAP_X86_USER_SPACE_MSR, KVM_SYNC_X86_REGS, kvm_enable_cap};
 use kvm_ioctls::{Cap, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, SyncReg};
 
@@ -8,8 +11,7 @@ use crate::probe::code::{Code, code};
 use crate::probe::finding::{Finding, Probe};
 use crate::probe::guest::{Bench, Guest, Level, MMIO, Named, Refused, Stop};
 
-const IA32_DEBUGCTL: u32 = 0x1d9;
-const X2APIC_VERSION: u32 = 0x803;
+const X2APIC_VERSION: u32 = ApicRegister::VERSION.x2apic_msr();
 /// KVM_MSR_EXIT_REASON_INVAL, _UNKNOWN and _FILTER.
 const MSR_EXITS: u64 = 0b111;
 
@@ -142,7 +144,7 @@ fn msr_exit(bench: &Bench) -> Result<Finding, Refused> {
     guest.msr_reply.fault = true;
     guest.run();
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 13 => Finding::works("both exit; answered or #GP"),
+        Stop::Trap(t) if t.is(Vector::GP) => Finding::works("both exit; answered or #GP"),
         stop => Finding::broken(format!("a refused RDMSR gives no #GP: {stop}")),
     })
 }
@@ -161,7 +163,7 @@ fn x2apic_exit(bench: &Bench) -> Result<Finding, Refused> {
 fn rdpmc(bench: &Bench) -> Result<Finding, Refused> {
     let mut guest = bench.guest(Level::Kernel, reads_pmc())?;
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 13 => Finding::absent("#GP in the guest, no exit"),
+        Stop::Trap(t) if t.is(Vector::GP) => Finding::absent("#GP in the guest, no exit"),
         Stop::Done => {
             let regs = guest.regs()?;
             Finding::differs(format!("value {:#x}, no exit", (regs.rdx << 32) | regs.rax))
@@ -223,7 +225,7 @@ fn iopl(bench: &Bench) -> Result<Finding, Refused> {
     guest.edit_sregs(|sregs| sregs.tr.limit = 0x67)?;
     Ok(match guest.run() {
         Stop::Done => Finding::works("allowed"),
-        Stop::Trap(t) if t.vector == 13 => Finding::broken("ignored: #GP without an I/O map"),
+        Stop::Trap(t) if t.is(Vector::GP) => Finding::broken("ignored: #GP without an I/O map"),
         stop => Finding::broken(stop),
     })
 }

@@ -1,5 +1,6 @@
 //! Events from outside: injected exceptions, NMI, SMI, interrupts and the interrupt window.
 
+use hindsight_regs::dr::Dr6;
 use kvm_bindings::{
     KVM_CAP_EXCEPTION_PAYLOAD, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_INJECT_BP, KVM_GUESTDBG_INJECT_DB,
     KVM_VCPUEVENT_VALID_PAYLOAD, kvm_enable_cap, kvm_msi,
@@ -12,7 +13,7 @@ use crate::probe::finding::{Finding, Probe};
 use crate::probe::guest::*;
 
 /// DR6.BS.
-const DR6_BS: u64 = 1 << 14;
+const DR6_BS: u64 = Dr6::BS.bits();
 const INTERRUPT: u8 = 0x50;
 
 code! {

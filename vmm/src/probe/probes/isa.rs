@@ -1,12 +1,14 @@
 //! Which instructions run at CPL0, where some KVMs emulate every one.
 
+use hindsight_regs::cr::Cr4;
+use hindsight_regs::vector::Vector;
 use kvm_bindings::kvm_xcrs;
 
 use crate::probe::code::{Code, code};
 use crate::probe::finding::{Finding, Probe, Verdict};
 use crate::probe::guest::{Bench, Guest, Level, Named, Refused, Stop};
 
-const CR4_OSXSAVE: u64 = 1 << 18;
+const CR4_OSXSAVE: u64 = Cr4::OSXSAVE.bits();
 /// CPUID.1:ECX.
 const XSAVE: u32 = 1 << 26;
 const POPCNT: u32 = 1 << 23;
@@ -174,7 +176,7 @@ fn run(bench: &Bench, rows: &[Row], xcr0: u64, offered: bool) -> Result<Finding,
             .to_string(),
             stop => stop.to_string(),
         };
-        let is_undefined = matches!(stop, Stop::Trap(trap) if trap.vector == 6);
+        let is_undefined = matches!(stop, Stop::Trap(trap) if trap.is(Vector::UD));
         match failures.iter_mut().find(|failure| failure.how == how) {
             Some(failure) => failure.names.push(row.name),
             None => failures.push(Failure {

@@ -1,5 +1,8 @@
 //! INT3, INT1, INT n, SYSCALL, IRETQ, and the delivery of faults.
 
+use hindsight_regs::msr::{IA32_LSTAR, IA32_STAR};
+use hindsight_regs::vector::Vector;
+
 use crate::probe::code::code;
 use crate::probe::finding::{Finding, Probe};
 use crate::probe::guest::*;
@@ -90,8 +93,6 @@ fn trap_after(bench: &Bench, level: Level, code: Code, vector: u64) -> Result<Fi
 }
 
 fn syscall_cpl3(bench: &Bench) -> Result<Finding, Refused> {
-    const IA32_STAR: u32 = 0xc000_0081;
-    const IA32_LSTAR: u32 = 0xc000_0082;
     let mut guest = bench.guest(Level::User, syscall())?;
     let selectors = (u64::from(KERNEL_CS) << 32) | (u64::from(KERNEL_SS) << 48);
     guest.set_msr(IA32_STAR, selectors)?;
@@ -157,23 +158,23 @@ fn iretd_cpl0(bench: &Bench) -> Result<Finding, Refused> {
 fn exceptions(bench: &Bench) -> Result<Finding, Refused> {
     // Name, code, vector, error code at CPL0 and CPL3.
     let rows = [
-        ("#UD", undefined(), 6, [0, 0]),
-        ("#DE", divide(), 0, [0, 0]),
-        ("#PF", page_fault(), 14, [2, 6]),
-        ("#GP", general_protection(), 13, [0x48, 0x48]),
+        ("#UD", undefined(), Vector::UD, [0, 0]),
+        ("#DE", divide(), Vector::DE, [0, 0]),
+        ("#PF", page_fault(), Vector::PF, [2, 6]),
+        ("#GP", general_protection(), Vector::GP, [0x48, 0x48]),
     ];
     let mut wrong = Vec::new();
     for (name, code, vector, errors) in rows {
         for (level, error) in [Level::Kernel, Level::User].into_iter().zip(errors) {
             let mut guest = bench.guest(level, code)?;
             match guest.run() {
-                Stop::Trap(t) if t.vector == vector && t.error == error => {
+                Stop::Trap(t) if t.is(vector) && t.error == error => {
                     let cr2 = guest.sregs()?.cr2;
-                    if vector == 14 && cr2 != UNMAPPED {
+                    if vector == Vector::PF && cr2 != UNMAPPED {
                         wrong.push(format!("{name} at {level}: CR2 {cr2:#x}"));
                     }
                 }
-                Stop::Trap(t) if t.vector == vector => {
+                Stop::Trap(t) if t.is(vector) => {
                     wrong.push(format!("{name} at {level}: error code {:#x}", t.error));
                 }
                 stop => wrong.push(format!("{name} at {level}: {stop}")),

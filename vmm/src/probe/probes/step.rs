@@ -1,5 +1,7 @@
 //! Single-step: by KVM_SET_GUEST_DEBUG from outside, and by RFLAGS.TF from inside.
 
+use hindsight_regs::dr::Dr6;
+use hindsight_regs::vector::Vector;
 use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use kvm_bindings::{KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP};
 
@@ -11,7 +13,7 @@ const STEP: u32 = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP;
 /// Stops after which a probe gives up.
 const STOPS_MAX: usize = 100;
 /// DR6.BS.
-const DR6_BS: u64 = 1 << 14;
+const DR6_BS: u64 = Dr6::BS.bits();
 
 code! {
     fn mixed_cpl0 {
@@ -194,7 +196,7 @@ fn hides_tf(bench: &Bench) -> Result<Finding, Refused> {
                 visible = true;
                 "TF visible in the PUSHFQ image".to_owned()
             }
-            Stop::Trap(t) if t.vector == 1 => "cannot be stepped".to_owned(),
+            Stop::Trap(t) if t.is(Vector::DB) => "cannot be stepped".to_owned(),
             stop => stop.to_string(),
         };
         seen.push(format!("{level}: {fact}"));
@@ -211,7 +213,7 @@ fn hides_tf(bench: &Bench) -> Result<Finding, Refused> {
 fn trap_flag(bench: &Bench, code: Code) -> Result<Finding, Refused> {
     let mut guest = bench.guest(Level::Kernel, code)?;
     match guest.run() {
-        Stop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
+        Stop::Trap(t) if t.is(Vector::DB) && t.rip == guest.mark() => {
             let dr6 = guest.dr6()?;
             guest.set_trap_rflags(t, t.rflags & !TF)?;
             let then = guest.run();
@@ -223,7 +225,7 @@ fn trap_flag(bench: &Bench, code: Code) -> Result<Finding, Refused> {
                 Finding::works("#DB after one instruction, DR6.BS")
             })
         }
-        Stop::Trap(t) if t.vector == 1 => {
+        Stop::Trap(t) if t.is(Vector::DB) => {
             let off = t.rip.wrapping_sub(guest.mark()).cast_signed();
             Ok(Finding::broken(format!(
                 "#DB {off:+} bytes from where it belongs"

@@ -1,4 +1,8 @@
-//! The time-stamp counter: its offset, IA32_TSC, CR4.TSD, TSC_AUX, RDTSCP, and the deadline MSR.
+//! The time-stamp counter: its offset, IA32_TIME_STAMP_COUNTER, CR4.TSD, TSC_AUX, RDTSCP, and the deadline MSR.
+
+use hindsight_regs::cr::Cr4;
+use hindsight_regs::msr::{IA32_TIME_STAMP_COUNTER, IA32_TSC_AUX, IA32_TSC_DEADLINE};
+use hindsight_regs::vector::Vector;
 
 use crate::host_clock::read_tsc;
 use crate::kvm::ioctls;
@@ -7,10 +11,7 @@ use crate::probe::finding::{Finding, Probe};
 use crate::probe::guest::*;
 use crate::probe::probes::exits::filtered;
 
-const IA32_TSC: u32 = 0x10;
-const IA32_TSC_DEADLINE: u32 = 0x6e0;
-const IA32_TSC_AUX: u32 = 0xc000_0103;
-const CR4_TSD: u64 = 1 << 2;
+const CR4_TSD: u64 = Cr4::TSD.bits();
 /// Far more ticks than any probe takes.
 const JUMP: u64 = 1 << 44;
 const NEAR: u64 = 1 << 40;
@@ -86,7 +87,7 @@ fn tsc_offset(bench: &Bench) -> Result<Finding, Refused> {
 
 fn tsc_msr(bench: &Bench) -> Result<Finding, Refused> {
     let mut guest = bench.guest(Level::Kernel, reads_tsc())?;
-    guest.set_msr(IA32_TSC, JUMP)?;
+    guest.set_msr(IA32_TIME_STAMP_COUNTER, JUMP)?;
     let host = read_tsc();
     Ok(match rdtsc(&mut guest)? {
         Ok(tsc) if tsc.wrapping_sub(JUMP) < NEAR => Finding::works("moves RDTSC"),
@@ -102,7 +103,7 @@ fn tsd(bench: &Bench) -> Result<Finding, Refused> {
     let mut guest = bench.guest(Level::User, reads_tsc())?;
     guest.edit_sregs(|sregs| sregs.cr4 |= CR4_TSD)?;
     Ok(match guest.run() {
-        Stop::Trap(t) if t.vector == 13 && t.rip == CODE => Finding::works("#GP"),
+        Stop::Trap(t) if t.is(Vector::GP) && t.rip == CODE => Finding::works("#GP"),
         Stop::Done => Finding::broken("ignored: RDTSC runs"),
         stop => Finding::broken(stop),
     })
@@ -118,7 +119,7 @@ fn tsc_aux(bench: &Bench) -> Result<Finding, Refused> {
             (other, true) => Finding::broken(format!("ignored: the host's ({other:#x})")),
             (other, false) => Finding::broken(format!("MSR refused; the host's ({other:#x})")),
         },
-        Stop::Trap(t) if t.vector == 6 => Finding::absent("guest gets #UD"),
+        Stop::Trap(t) if t.is(Vector::UD) => Finding::absent("guest gets #UD"),
         stop => Finding::broken(stop),
     })
 }

@@ -7,15 +7,13 @@ use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::pmu::{EngineCounting, Ring};
 use hindsight_interp::{Accesses, Gp, Pending, Platform, Step};
 use hindsight_regs::apic::ApicBase;
+use hindsight_regs::cpuid::Feature;
 use hindsight_regs::msr as regs;
 
 use super::run_log::{LoggedEvent, RunLog};
 use crate::vcpu::hex_bytes::HexBytes;
 use crate::vcpu::model::VcpuModel;
 use crate::vcpu::recorder::{ExitKind, RecordedKind};
-
-/// CPUID.01H:EDX.APIC.
-const EDX1_APIC: u32 = 1 << 9;
 
 /// The APM control port of Intel chipsets: a write raises an SMI on the processor that makes it.
 const APM_CONTROL: u16 = 0xb2;
@@ -246,7 +244,7 @@ impl Platform for InterpPlatform {
         if leaf == 1
             && self.model.board.buses.irq.apic_base(self.model.id) & ApicBase::EN.bits() == 0
         {
-            regs[3] &= !EDX1_APIC;
+            regs[3] &= !Feature::APIC.mask();
         }
         regs
     }
