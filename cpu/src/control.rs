@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn cr3_refuses_bits_beyond_the_physical_address() {
+    fn cr3_rejects_bits_beyond_the_physical_address() {
         let mut state = long();
         let physical = controls().physical;
         assert!(accepts_cr3(&state, physical, 0x3fff_ffff_f000));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn efer_refuses_to_change_lme_while_paging_is_on() {
+    fn efer_rejects_to_change_lme_while_paging_is_on() {
         let (state, real) = (long(), CpuState::reset());
         for (value, accepted, accepted_in_real) in [
             (0x501, true, true),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn rflags_vm_is_refused_outside_legacy_protected_mode() {
+    fn rflags_vm_is_rejected_outside_legacy_protected_mode() {
         let mut state = long();
         let value = 0x2_0002;
         assert!(!accepts_rflags(&state, value), "IA-32e mode");

@@ -2,9 +2,9 @@
 //!
 //! The crate models what a virtual machine monitor needs to give a guest debug registers, the LBR
 //! stack, branch trace store, the performance-monitoring unit with PEBS, Resource Director
-//! Technology, the time-stamp counter, CPUID and the MSRs behind them. It has no KVM types, no I/O and
-//! no threads: every model is plain data with methods. A model returns a value, a fault or an effect;
-//! it never calls the monitor, and never injects an event.
+//! Technology, the time-stamp counter, CPUID and the MSRs behind them. It has no KVM types, no I/O
+//! and no threads: every model is plain data with methods. A model returns a value, a fault or an
+//! effect; it never calls the monitor, and never injects an event.
 //!
 //! - [`msr::Msrs`] holds the MSRs of one processor, and routes RDMSR and WRMSR to their models.
 //! - [`debug::DebugRegisters`] executes MOV DR and finds the breakpoints of an access.
@@ -13,8 +13,8 @@
 //! - [`state::CpuState`] is the architectural state that engines exchange and snapshots store.
 //! - [`cpuid`], [`facility`] and [`profile`] decide what the guest sees.
 //!
-//! Saved states are plain data. `save` cannot fail; `restore` checks its input, because a snapshot is
-//! untrusted, and changes nothing if it fails.
+//! Saved states are plain data. `save` cannot fail; `restore` checks its input, because a snapshot
+//! is untrusted, and changes nothing if it fails.
 //!
 //! # Example
 //!

@@ -52,7 +52,7 @@ const EXTRA: Facilities = Facilities::RTM
     .union(Facilities::PMU8)
     .union(Facilities::SMM);
 
-/// Why a profile was refused.
+/// A profile that cannot be used.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProfileError {
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_profiles_are_refused() {
+    fn malformed_profiles_are_rejected() {
         let word = |text: &str| Err(ProfileError::Word(text.into()));
         let rows = [
             ("", Err(ProfileError::Model(String::new()))),
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn inconsistent_profiles_are_refused_with_a_reason() {
+    fn inconsistent_profiles_are_rejected_with_a_reason() {
         let rows = [
             ("-pmu", "pebs needs pmu, which the profile leaves out"),
             (

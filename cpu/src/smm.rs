@@ -1,8 +1,8 @@
 //! System-management mode: the state that an SMI saves and loads, and that RSM restores.
 //!
 //! SDM Vol. 3C, "SMRAM State Save Map and Intel 64 Architecture", "SMM Handler Execution
-//! Environment" and "Exiting From SMM". The hidden parts of segment registers are in fields that the
-//! manual's map reserves.
+//! Environment" and "Exiting From SMM". The hidden parts of segment registers are in fields that
+//! the manual's map reserves.
 
 use hindsight_regs::cr::Cr0;
 use hindsight_regs::dr::Dr7;
@@ -233,7 +233,7 @@ impl CpuState {
     ///
     /// # Errors
     ///
-    /// The area holds an impossible state: the processor must shut down. Nothing has changed.
+    /// The area holds an invalid state: the processor must shut down. Nothing has changed.
     pub fn leave_smm(&mut self, area: &SaveArea) -> Result<(), StateError> {
         let mut new = self.clone();
         new.cr0 = area.u64(at::CR0);
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn rsm_of_an_impossible_area_fails_and_changes_nothing() {
+    fn rsm_of_an_invalid_area_fails_and_changes_nothing() {
         let mut state = state();
         let area = state.enter_smm();
         let inside = state.clone();
@@ -338,11 +338,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rsm_of_any_area_gives_a_possible_state_or_fails(bytes in prop::collection::vec(any::<u8>(), AREA_LEN)) {
+        fn rsm_of_any_area_gives_a_valid_state_or_fails(
+            bytes in prop::collection::vec(any::<u8>(), AREA_LEN),
+        ) {
             let mut state = state();
             let mut area = state.enter_smm();
             // A few bytes only, so that some areas are possible.
-            for (n, byte) in bytes.into_iter().enumerate().filter(|&(n, b)| b as usize % 64 == n % 64) {
+            let some = bytes.into_iter().enumerate().filter(|&(n, b)| b as usize % 64 == n % 64);
+            for (n, byte) in some {
                 area.0[n] = byte;
             }
             if state.leave_smm(&area).is_ok() {

@@ -40,7 +40,7 @@ impl CpuState {
     ///
     /// # Errors
     ///
-    /// Names the first impossible part: a reserved bit, contradicting mode bits, or an XSAVE header
+    /// Names the first invalid part: a reserved bit, contradicting mode bits, or an XSAVE header
     /// or MXCSR value that would fault when it is loaded.
     pub fn check(&self) -> Result<(), StateError> {
         self.check_control()?;
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn check_names_the_impossible_part() {
+    fn check_names_the_invalid_part() {
         type Corruption = fn(&mut CpuState);
         let rows: [(&str, Corruption); 14] = [
             ("RFLAGS", |s| s.rflags = 0),

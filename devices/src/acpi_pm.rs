@@ -9,7 +9,7 @@ use bitflags::bitflags;
 
 use crate::bus::Device;
 use crate::hooks::{MachineRequest, NanoClock, Requests};
-use crate::inspect::{Fields, Inspect, InspectField};
+use crate::inspect::{FieldList, Inspect, InspectField};
 use crate::test_device::{copy_in, copy_out};
 
 /// First port: PM1a_EVT_BLK, 4 ports.
@@ -186,7 +186,7 @@ impl Device for AcpiPm {
 impl Inspect for AcpiPm {
     fn inspect(&self) -> Vec<InspectField> {
         let enable = Pm1Enable::from_bits_truncate(self.state.enable);
-        let mut fields = Fields::default();
+        let mut fields = FieldList::default();
         fields.flags("PM1_STS", self.status());
         fields.flags("PM1_EN", enable);
         fields.hex("PM1_CNT", u16::from(self.control()));

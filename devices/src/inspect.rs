@@ -21,9 +21,9 @@ pub trait Inspect {
 
 /// A list of fields under construction.
 #[derive(Debug, Default)]
-pub(crate) struct Fields(Vec<InspectField>);
+pub(crate) struct FieldList(Vec<InspectField>);
 
-impl Fields {
+impl FieldList {
     /// Adds a field with any value.
     pub(crate) fn push(&mut self, name: impl Into<String>, value: impl fmt::Display) {
         self.0.push(InspectField {
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn fields_are_decoded_for_a_person() {
-        let mut fields = Fields::default();
+        let mut fields = FieldList::default();
         fields.hex("byte", 7_u8);
         fields.hex("double word", 0x1_0000_u32);
         fields.flag("on", true);

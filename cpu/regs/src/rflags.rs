@@ -1,4 +1,5 @@
-//! RFLAGS. SDM Vol. 1, "EFLAGS Register"; Vol. 3A, "System Flags and Fields in the EFLAGS Register".
+//! RFLAGS. SDM Vol. 1, "EFLAGS Register"; Vol. 3A, "System Flags and Fields in the EFLAGS
+//! Register".
 
 use bitflags::bitflags;
 

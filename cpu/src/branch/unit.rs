@@ -38,7 +38,7 @@ pub struct BranchState {
 
 /// A saved value that no write could have left there.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("saved {register} of branch recording holds an impossible value {value:#x}")]
+#[error("saved {register} of branch recording holds an invalid value {value:#x}")]
 #[non_exhaustive]
 pub struct BranchStateError {
     /// The register.
@@ -254,7 +254,7 @@ impl BranchUnit {
     ///
     /// # Errors
     ///
-    /// Refuses values that no write could have left; the unit is then unchanged.
+    /// Rejects values that no write could have left; the unit is then unchanged.
     pub fn restore(&mut self, state: &BranchState) -> Result<(), BranchStateError> {
         let check = |register, value, possible| {
             if possible {

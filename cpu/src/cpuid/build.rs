@@ -16,7 +16,7 @@ const SIGNATURE_SKYLAKE: u32 = 0x0005_0654;
 
 /// CPUID.1:ECX: the features of the debug store.
 pub(super) const ECX1_DS: u32 = Feature::DTES64.mask() | Feature::DS_CPL.mask();
-/// CPUID.1:ECX: features that are never shown: MONITOR, VMX, SMX, TM2, CNXT-ID, SDBG, xTPR, DCA.
+/// CPUID.1:ECX: features that are never reported: MONITOR, VMX, SMX, TM2, CNXT-ID, SDBG, xTPR, DCA.
 const ECX1_NEVER: u32 = Feature::MONITOR.mask()
     | 0b11 << 5
     | 1 << 8
@@ -32,14 +32,14 @@ const ECX1_SKYLAKE: u32 =
 pub(super) const ECX1_PORTABLE: u32 = 1 << 13 | 1 << 17 | 0b11 << 22 | 1 << 30;
 /// CPUID.1:EDX: FPU to MMX and FXSR to SS without DS, ACPI, PSN: 0, 1 ... 17, 19, 23 to 27.
 pub(super) const EDX1_SKYLAKE: u32 = 0x0f8b_fbff;
-/// PSN, DS, ACPI, HTT, TM, PBE: decided by the configuration, or never shown.
+/// PSN, DS, ACPI, HTT, TM, PBE: decided by the configuration, or never reported.
 const EDX1_NEVER: u32 = 1 << 18 | Feature::DS.mask() | 1 << 22 | EDX1_HTT | 1 << 29 | 1 << 31;
 /// CPUID.1:EDX: more than one logical processor in the package.
 const EDX1_HTT: u32 = 1 << 28;
 
 /// CPUID.7.0:EBX: both halves of TSX.
 const EBX7_TSX: u32 = Feature::HLE.mask() | Feature::RTM.mask();
-/// SGX, MPX, PT: never shown.
+/// SGX, MPX, PT: never reported.
 const EBX7_NEVER: u32 = 1 << 2 | 1 << 14 | Feature::PT.mask();
 /// FSGSBASE, BMI1, AVX2, FDP_EXCPTN_ONLY, SMEP, BMI2, ERMS, INVPCID, FCS/FDS deprecation, AVX512F,
 /// AVX512DQ, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB, AVX512CD, AVX512BW, AVX512VL.

@@ -183,8 +183,8 @@ impl DebugRegisters {
 
     /// Records the conditions of a #DB in DR6, before its delivery begins.
     ///
-    /// B3:0 are replaced (rule D6-04); BD, BS and BT accumulate until software clears them. INT1 has
-    /// no conditions, and does not call this.
+    /// B3:0 are replaced (rule D6-04); BD, BS and BT accumulate until software clears them. INT1
+    /// has no conditions, and does not call this.
     pub fn record_conditions(&mut self, conditions: u64) {
         self.status =
             self.status & !Dr6::BREAKPOINTS | conditions & Dr6::WRITABLE | Dr6::RTM.bits();

@@ -215,7 +215,9 @@ fn apply(r: &mut DebugRegisters, event: &DebugEvent) -> Result<(), MovDrFault> {
 
 proptest! {
     #[test]
-    fn any_sequence_of_events_keeps_the_fixed_bits(events in prop::collection::vec(event(), 0..64)) {
+    fn any_sequence_of_events_keeps_the_fixed_bits(
+        events in prop::collection::vec(event(), 0..64),
+    ) {
         let mut r = DebugRegisters::RESET;
         for event in &events {
             let before = r;
@@ -229,11 +231,15 @@ proptest! {
 
     #[cfg(feature = "serde")]
     #[test]
-    fn restore_of_a_saved_state_is_the_identity(events in prop::collection::vec(event(), 0..32), at in 0_usize..32) {
+    fn restored_state_equals_the_saved_one(
+        events in prop::collection::vec(event(), 0..32),
+        at in 0_usize..32,
+    ) {
         let (mut original, mut restored) = (DebugRegisters::RESET, DebugRegisters::RESET);
         for (n, event) in events.iter().enumerate() {
             if n == at {
-                restored = serde_json::from_str(&serde_json::to_string(&restored).unwrap()).unwrap();
+                let saved = serde_json::to_string(&restored).unwrap();
+                restored = serde_json::from_str(&saved).unwrap();
             }
             prop_assert_eq!(apply(&mut original, event), apply(&mut restored, event));
         }
@@ -242,7 +248,12 @@ proptest! {
 
     #[test]
     fn access_matches_when_it_shares_a_byte_with_the_breakpoint(
-        address in 0_u64..64, length in 0_u8..4, from in 0_u64..64, len in 1_u64..9, write: bool, kind in 0_u8..4,
+        address in 0_u64..64,
+        length in 0_u8..4,
+        from in 0_u64..64,
+        len in 1_u64..9,
+        write: bool,
+        kind in 0_u8..4,
     ) {
         let lengths = [Length::One, Length::Two, Length::Four, Length::Eight];
         let kinds = [Condition::Execute, Condition::Write, Condition::Io, Condition::ReadWrite];
@@ -255,13 +266,15 @@ proptest! {
         prop_assert_eq!(r.data_hits(from, len, write) != 0, touched && data);
         let io = kind == Condition::Io;
         prop_assert_eq!(r.io_hits(u16::try_from(from).unwrap(), len, true) != 0, touched && io);
-        prop_assert!(r.has_data_breakpoint_on_page(address) == matches!(kind, Condition::Write | Condition::ReadWrite));
+        let data = matches!(kind, Condition::Write | Condition::ReadWrite);
+        prop_assert_eq!(r.has_data_breakpoint_on_page(address), data);
     }
 
     #[test]
     fn disabled_breakpoint_never_matches(dr7: u32, addresses: [u64; 4], at: u64, port: u16) {
         let control = u64::from(dr7) & Dr7::WRITABLE & !0xff | Dr7::RESET.0;
         let r = DebugRegisters { addresses, status: Dr6::RESET, control };
-        prop_assert_eq!(r.instruction_hits(at) | r.data_hits(at, 8, true) | r.io_hits(port, 4, true), 0);
+        let hits = r.instruction_hits(at) | r.data_hits(at, 8, true) | r.io_hits(port, 4, true);
+        prop_assert_eq!(hits, 0);
     }
 }

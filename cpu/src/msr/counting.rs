@@ -148,7 +148,8 @@ impl Msrs {
         pmi
     }
 
-    /// Freezes what IA32_DEBUGCTL says when branch trace store requests a PMI (rules FRZ-01, BTS-12).
+    /// Freezes what IA32_DEBUGCTL says when branch trace store requests a PMI (rules FRZ-01,
+    /// BTS-12).
     pub fn bts_requests_pmi(&mut self) {
         self.pmu.freeze(self.freeze());
         self.update_lbr_freeze();

@@ -1,9 +1,9 @@
 //! The MSRs of one virtual processor: one table, and routing by index.
 //!
-//! [`table`] says for each MSR which processors have it, who models it, what a write may change,
-//! how KVM takes part, and what must be brought up to date before an access. It feeds the MSR filter
-//! of KVM, the checks of [`Msrs::write`] and the saved state. A new MSR is one row, and the code of
-//! its owner.
+//! [`table`] defines for each MSR which processors have it, who models it, what a write may change,
+//! how KVM takes part, and what must be brought up to date before an access. It feeds the MSR
+//! filter of KVM, the checks of [`Msrs::write`] and the saved state. A new MSR is one row, and the
+//! code of its owner.
 
 mod counting;
 mod smm;

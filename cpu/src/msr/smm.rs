@@ -41,8 +41,8 @@ impl Msrs {
             global_control: None,
         };
         if debugctl.contains(DebugCtl::FREEZE_WHILE_SMM) {
-            let recording = DebugCtl::LBR | DebugCtl::BTF | DebugCtl::TR | DebugCtl::BTS;
-            self.branch.set_debugctl(debugctl.difference(recording));
+            let record_flags = DebugCtl::LBR | DebugCtl::BTF | DebugCtl::TR | DebugCtl::BTS;
+            self.branch.set_debugctl(debugctl.difference(record_flags));
             suspended.global_control = Some(self.pmu.read(regs::IA32_PERF_GLOBAL_CTRL));
             self.pmu.write(regs::IA32_PERF_GLOBAL_CTRL, 0);
         }

@@ -28,7 +28,7 @@ pub struct MsrsState {
     pub stored: Vec<(u32, u64)>,
 }
 
-/// Why a saved state was refused.
+/// A saved state that cannot be restored.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MsrStateError {
@@ -40,21 +40,21 @@ pub enum MsrStateError {
         /// Values in the saved state.
         found: usize,
     },
-    /// Branch recording is in an impossible state.
+    /// Branch recording is in an invalid state.
     #[error(transparent)]
     Branch(#[from] BranchStateError),
     /// A register holds a value that no write could have left.
-    #[error("saved MSR {index:#x} holds an impossible value {value:#x}")]
+    #[error("saved MSR {index:#x} holds an invalid value {value:#x}")]
     Value {
         /// MSR number.
         index: u32,
         /// The offending value.
         value: u64,
     },
-    /// The performance-monitoring unit is in an impossible state.
+    /// The performance-monitoring unit is in an invalid state.
     #[error(transparent)]
     Pmu(#[from] PmuStateError),
-    /// Resource monitoring and allocation is in an impossible state.
+    /// Resource monitoring and allocation is in an invalid state.
     #[error(transparent)]
     Rdt(#[from] RdtStateError),
 }
@@ -77,7 +77,7 @@ impl Msrs {
     ///
     /// # Errors
     ///
-    /// Refuses a state that this processor cannot have; the MSRs are then unchanged.
+    /// Rejects a state that this processor cannot have; the MSRs are then unchanged.
     pub fn restore(&mut self, state: &MsrsState) -> Result<(), MsrStateError> {
         self.check_stored(state)?;
         self.pmu.check(&state.pmu)?;

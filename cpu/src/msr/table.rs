@@ -62,9 +62,9 @@ pub enum ResetValue {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WritePolicy {
     /// Every write raises #GP(0), also one of 0.
-    Refused,
-    /// Every write is accepted and dropped.
-    Dropped,
+    Fault,
+    /// Every write is accepted and ignored.
+    Ignored,
     /// A write raises #GP(0) if it sets any other bit than these.
     Bits {
         /// The bits that can be set in every processor.
@@ -79,7 +79,8 @@ pub enum WritePolicy {
 pub enum KvmRole {
     /// The access exits; the model alone answers.
     Intercepted,
-    /// The access exits, and an accepted write must also reach KVM, because the value acts natively.
+    /// The access exits, and an accepted write must also reach KVM, because the value acts
+    /// natively.
     Mirrored,
     /// The guest accesses the register in KVM without an exit.
     Native(NativeState),
@@ -162,8 +163,8 @@ impl MsrSpec {
     /// The bits that raise #GP(0) when set, in this configuration.
     pub const fn reserved_bits(&self, config: &MsrConfig) -> u64 {
         match self.writes {
-            WritePolicy::Refused => u64::MAX,
-            WritePolicy::Dropped => 0,
+            WritePolicy::Fault => u64::MAX,
+            WritePolicy::Ignored => 0,
             WritePolicy::Bits { writable, with } => !(writable | config.facilities.bits_of(with)),
         }
     }
@@ -171,8 +172,8 @@ impl MsrSpec {
     /// Whether a write of `value` passes the checks that are common to all MSRs.
     pub const fn accepts(&self, value: u64, config: &MsrConfig) -> bool {
         match self.writes {
-            WritePolicy::Refused => false,
-            WritePolicy::Dropped => true,
+            WritePolicy::Fault => false,
+            WritePolicy::Ignored => true,
             WritePolicy::Bits { .. } => value & self.reserved_bits(config) & !self.read_only == 0,
         }
     }
@@ -212,7 +213,8 @@ const fn count_native_msrs() -> usize {
     count
 }
 
-/// Number and part of the processor state of each MSR that moves with KVM_GET_MSRS and KVM_SET_MSRS.
+/// Number and part of the processor state of each MSR that moves with KVM_GET_MSRS and
+/// KVM_SET_MSRS.
 pub const NATIVE_MSRS: [(u32, ProcessorMsr); count_native_msrs()] = {
     let mut msrs = [(0, ProcessorMsr::Pat); count_native_msrs()];
     let (mut filled, mut row) = (0, 0);

@@ -48,7 +48,7 @@ fn misc_enable_keeps_its_read_only_bits() {
 }
 
 #[test]
-fn debugctl_without_facilities_refuses_every_bit() {
+fn debugctl_without_facilities_rejects_every_bit() {
     let mut msrs = msrs();
     assert_eq!(msrs.write(regs::IA32_DEBUGCTL, 1, NOW), WrmsrOutcome::Fault);
     assert_eq!(
@@ -66,7 +66,7 @@ fn perf_capabilities_without_its_facilities_is_absent() {
 }
 
 #[test]
-fn constant_register_refuses_a_write_of_zero() {
+fn constant_register_rejects_a_write_of_zero() {
     assert_eq!(
         msrs().write(regs::IA32_MTRRCAP, 0, NOW),
         WrmsrOutcome::Fault
@@ -87,7 +87,7 @@ fn bios_sign_id_drops_every_write() {
 }
 
 #[test]
-fn tsc_aux_refuses_the_upper_half_and_is_mirrored() {
+fn tsc_aux_rejects_the_upper_half_and_is_mirrored() {
     let mut msrs = msrs();
     assert_eq!(
         msrs.write(regs::IA32_TSC_AUX, 1 << 32, NOW),
@@ -122,7 +122,7 @@ fn registers_in_no_row_are_unclaimed() {
 }
 
 #[test]
-fn restore_refuses_reserved_bits_and_keeps_the_old_state() {
+fn restore_rejects_reserved_bits_and_keeps_the_old_state() {
     let mut msrs = msrs();
     let before = msrs.save();
     let mut bad = before.clone();
@@ -146,7 +146,10 @@ fn restore_refuses_reserved_bits_and_keeps_the_old_state() {
 proptest! {
     #[test]
     fn any_writes_leave_a_state_that_restores_to_itself(
-        writes in prop::collection::vec((0..table::TABLE.len(), 0..0x100_u32, any::<u64>(), any::<u64>()), 0..60)
+        writes in prop::collection::vec(
+            (0..table::TABLE.len(), 0..0x100_u32, any::<u64>(), any::<u64>()),
+            0..60,
+        )
     ) {
         let mut msrs = full();
         for (row, plus, value, mask) in writes {

@@ -233,8 +233,8 @@ impl EventTotals {
             }
             return;
         }
-        // A long batch is first counted by key. Neighbours are often alike: two tables alternate, so
-        // that no increment waits for the one before.
+        // A long batch is first counted by key. Neighbours are often alike: two tables alternate,
+        // so that no increment waits for the one before.
         let mut tables = [[0_u64; KEYS]; 2];
         for pair in branches.chunks(2) {
             for (table, b) in tables.iter_mut().zip(pair) {

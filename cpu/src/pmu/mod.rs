@@ -5,12 +5,12 @@
 //! An engine keeps [`EventTotals`]: how often each kind of event has happened, by privilege ring;
 //! totals only grow. [`Pmu::sync`] advances the counters by the difference to the last call, and
 //! returns whether an overflow requests an interrupt. Between two calls the counters are not
-//! touched: [`Pmu::needs`] says which kinds some counter counts, and [`Pmu::limits`] how many more of
-//! them may happen before the next call. An engine that keeps within the limits overflows at the
+//! touched: [`Pmu::needs`] says which kinds some counter counts, and [`Pmu::limits`] how many more
+//! of them may happen before the next call. An engine that keeps within the limits overflows at the
 //! exact instruction.
 //!
-//! The caller must call [`Pmu::sync`] before an access to an MSR of the unit, RDPMC, and a change of
-//! IA32_DEBUGCTL.
+//! The caller must call [`Pmu::sync`] before an access to an MSR of the unit, RDPMC, and a change
+//! of IA32_DEBUGCTL.
 
 pub(crate) mod access;
 mod counter;

@@ -1,7 +1,7 @@
 //! What an event selection counts: the encodings of the processor's events.
 //!
-//! SDM Vol. 3B, "Pre-defined Architectural Performance Events", and the event list of first-generation
-//! Xeon Scalable processors.
+//! SDM Vol. 3B, "Pre-defined Architectural Performance Events", and the event list of
+//! first-generation Xeon Scalable processors.
 
 use hindsight_regs::pmu::EventSelect;
 

@@ -36,12 +36,12 @@ pub struct PmuState {
     pub counted: EventTotals,
 }
 
-/// Why a saved state was refused.
+/// A saved state that cannot be restored.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PmuStateError {
     /// A register holds a value that no write could have left.
-    #[error("saved {register} of the performance monitor holds an impossible value {value:#x}")]
+    #[error("saved {register} of the performance monitor holds an invalid value {value:#x}")]
     Value {
         /// The register.
         register: &'static str,
@@ -109,7 +109,7 @@ impl Pmu {
     ///
     /// # Errors
     ///
-    /// Refuses a state that this unit cannot have; the unit is then unchanged.
+    /// Rejects a state that this unit cannot have; the unit is then unchanged.
     pub fn restore(&mut self, state: &PmuState) -> Result<(), PmuStateError> {
         self.check(state)?;
         self.values = state.counters;

@@ -122,7 +122,7 @@ fn in_tx_and_in_txcp_count_only_their_transactions() {
     assert_eq!(counts, [1, 1, 1, 0]);
 }
 
-/// 64 KiB of memory with a DS area in it; writes are refused above `end`.
+/// 64 KiB of memory with a DS area in it; writes are rejected above `end`.
 struct Ds {
     bytes: Vec<u8>,
     end: u64,
@@ -648,7 +648,7 @@ fn init_disables_pebs_and_keeps_the_rest() {
 }
 
 #[test]
-fn restore_refuses_impossible_values_and_keeps_the_old_state() {
+fn restore_rejects_invalid_values_and_keeps_the_old_state() {
     let mut rig = Rig::counting(0xc0, 0, 0);
     let before = rig.pmu.save();
     let spoil: [fn(&mut PmuState); 5] = [
@@ -691,7 +691,8 @@ proptest! {
         let mut rig = Rig::new();
         for (n, ((event, [os, usr, int]), left)) in (0..).zip(selects.into_iter().zip(left)) {
             let mut bits = EventSelect::ENABLE;
-            for (on, bit) in [(os, EventSelect::OS), (usr, EventSelect::USR), (int, EventSelect::INT)] {
+            let flags = [(os, EventSelect::OS), (usr, EventSelect::USR), (int, EventSelect::INT)];
+            for (on, bit) in flags {
                 bits |= if on { bit } else { 0 };
             }
             rig.select(n, EVENTS[event].0, EVENTS[event].1, bits);
@@ -724,7 +725,9 @@ proptest! {
     fn any_writes_and_events_leave_a_state_that_restores_to_itself(
         steps in prop::collection::vec((0..12_u32, any::<u64>(), any_kind(), any::<u64>()), 0..60)
     ) {
-        const INDICES: [u32; 12] = [0xc1, 0xc4, 0x186, 0x187, 0x309, 0x30b, 0x38d, 0x38f, 0x390, 0x391, 0x3f1, 0x4c2];
+        const INDICES: [u32; 12] = [
+            0xc1, 0xc4, 0x186, 0x187, 0x309, 0x30b, 0x38d, 0x38f, 0x390, 0x391, 0x3f1, 0x4c2,
+        ];
         let masks = [u64::MAX, u64::MAX, 0xffff_ffff, 0xffff_ffff, MAX, MAX, 0xfff, 0x7_0000_000f,
             global::RESETTABLE, global::SETTABLE, 0xf_0000_000f, MAX];
         let mut rig = Rig::new();

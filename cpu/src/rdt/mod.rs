@@ -1,10 +1,11 @@
 //! Resource Director Technology of one virtual processor: monitoring and allocation.
 //!
-//! Monitoring is CMT and MBM, allocation CAT, CDP and MBA. SDM Vol. 3B, "Intel Resource Director Technology (Intel RDT)".
+//! Monitoring is CMT and MBM, allocation CAT, CDP and MBA. SDM Vol. 3B, "Intel Resource Director
+//! Technology (Intel RDT)".
 //!
-//! [`Rdt`] holds the registers of one processor, [`RdtPackage`] those that all processors share. The
-//! cache model gives them their meaning: it asks [`Rdt::class`] how to treat an access, and keeps
-//! the tallies of the [`RdtPackage`].
+//! [`Rdt`] holds the registers of one processor, [`RdtPackage`] those that all processors share.
+//! The cache model gives them their meaning: it asks [`Rdt::class`] how to treat an access, and
+//! keeps the tallies of the [`RdtPackage`].
 
 mod package;
 mod state;
@@ -245,7 +246,8 @@ impl Rdt {
         Ok(())
     }
 
-    /// Whether RMID and class of service exist; only number 0 exists of what CPUID does not enumerate.
+    /// Whether RMID and class of service exist; only number 0 exists of what CPUID does not
+    /// enumerate.
     ///
     /// Rules RDT-05 and RDT-06.
     fn may_associate(&self, assoc: Association) -> bool {

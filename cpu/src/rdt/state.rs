@@ -36,12 +36,12 @@ pub struct RdtPackageState {
     pub traffic: Vec<u64>,
 }
 
-/// Why a saved state was refused.
+/// A saved state that cannot be restored.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RdtStateError {
     /// A register holds a value that no write could have left.
-    #[error("saved {register} of resource control holds an impossible value {value:#x}")]
+    #[error("saved {register} of resource control holds an invalid value {value:#x}")]
     Value {
         /// The register.
         register: &'static str,
@@ -107,7 +107,7 @@ impl Rdt {
     ///
     /// # Errors
     ///
-    /// Refuses a state that this processor cannot have; nothing has then changed.
+    /// Rejects a state that this processor cannot have; nothing has then changed.
     pub fn restore(&mut self, state: &RdtState) -> Result<(), RdtStateError> {
         self.check(state)?;
         self.set_association(Association(state.association));

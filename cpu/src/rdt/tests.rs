@@ -194,7 +194,7 @@ proptest! {
 }
 
 #[test]
-fn restore_refuses_impossible_values_and_changes_nothing() {
+fn restore_rejects_invalid_values_and_changes_nothing() {
     let (mut a, _) = pair();
     let good = a.save();
     let spoil: [fn(&mut RdtState); 5] = [

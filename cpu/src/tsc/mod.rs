@@ -1,8 +1,8 @@
 //! The time-stamp counter of one virtual processor. SDM Vol. 3B, "Time-Stamp Counter".
 //!
 //! The machine has one clock, in raw TSC ticks since it was created. A processor's TSC is that
-//! clock plus [`Tsc::offset`]; writes to IA32_TIME_STAMP_COUNTER and IA32_TSC_ADJUST only change the
-//! offset. The deadline timer is in the local APIC, which compares with this TSC.
+//! clock plus [`Tsc::offset`]; writes to IA32_TIME_STAMP_COUNTER and IA32_TSC_ADJUST only change
+//! the offset. The deadline timer is in the local APIC, which compares with this TSC.
 
 /// Saved state of a [`Tsc`]; every value is valid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

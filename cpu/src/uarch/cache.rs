@@ -1,8 +1,8 @@
 //! A set-associative cache: the lines that it holds, and the RMIDs that filled them.
 //!
 //! Lines are identified by guest-physical address; the model holds no data. Each line has the RMID
-//! that filled it (SDM Vol. 3B, "Cache Monitoring Technology"), and a fill may be restricted to some
-//! of the ways ("Cache Allocation Technology"). Replacement is exact LRU among these ways.
+//! that filled it (SDM Vol. 3B, "Cache Monitoring Technology"), and a fill may be restricted to
+//! some of the ways ("Cache Allocation Technology"). Replacement is exact LRU among these ways.
 
 use super::UarchStateError;
 
@@ -313,7 +313,7 @@ impl CacheModel {
     ///
     /// # Errors
     ///
-    /// Refuses a state that no accesses lead to; nothing has then changed.
+    /// Rejects a state that no accesses lead to; nothing has then changed.
     pub fn restore(&mut self, state: &CacheState) -> Result<(), UarchStateError> {
         let wrong = |flaw| {
             let model = "cache";

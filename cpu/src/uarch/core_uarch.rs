@@ -358,7 +358,7 @@ impl CoreUarch {
     ///
     /// # Errors
     ///
-    /// Refuses an impossible state; nothing has then changed.
+    /// Rejects an invalid state; nothing has then changed.
     pub fn restore(&mut self, state: &CoreUarchState) -> Result<(), UarchStateError> {
         let mut new = Self::default();
         new.predictor.restore(&state.predictor)?;

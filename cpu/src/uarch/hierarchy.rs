@@ -1,8 +1,8 @@
 //! The L1 and L2 caches of one core, and their use of the shared L3.
 //!
-//! An access goes to the L1, for code or for data; a miss goes on to the L2, and from there to the
-//! L3 of the package. A line is filled into every level that missed. The L3 is not inclusive: a line
-//! that it evicts may stay in the other levels.
+//! An access goes to the L1, for code or for data; a miss continues to the L2, and from it to the
+//! L3 of the package. A line is filled into every level that missed. The L3 is not inclusive: a
+//! line that it evicts may stay in the other levels.
 
 use super::UarchStateError;
 use super::cache::{
@@ -41,8 +41,8 @@ pub struct ServedLine {
     pub level: CacheLevel,
     /// The outcome in the L3, if the access reached it.
     pub l3: Option<CacheOutcome>,
-    /// Dirty lines that the L1 and the L2 wrote to memory, because no later level had them. The line
-    /// that the L3 evicts is in [`ServedLine::l3`].
+    /// Dirty lines that the L1 and the L2 wrote to memory, because no later level had them. The
+    /// line that the L3 evicts is in [`ServedLine::l3`].
     pub written_back: [Option<EvictedLine>; 2],
 }
 
@@ -65,7 +65,8 @@ impl Default for CoreCaches {
 }
 
 impl CoreCaches {
-    /// Applies one access; `request` has the mask of ways of the L3, and `l2_ways` is that of the L2.
+    /// Applies one access; `request` has the mask of ways of the L3, and `l2_ways` is that of the
+    /// L2.
     pub fn access(
         &mut self,
         l3: &mut CacheModel,
@@ -171,7 +172,7 @@ impl CoreCaches {
     ///
     /// # Errors
     ///
-    /// Refuses a state that no accesses lead to; nothing has then changed.
+    /// Rejects a state that no accesses lead to; nothing has then changed.
     pub fn restore(&mut self, state: &CoreCachesState) -> Result<(), UarchStateError> {
         let mut new = Self::default();
         let caches = [&mut new.code, &mut new.data, &mut new.l2];
@@ -251,12 +252,13 @@ mod tests {
     }
 
     proptest! {
-        /// No store is lost on its way to memory, and no other line is written there.
+        /// No store is lost before it reaches memory, and no other line is written there.
         #[test]
         fn dirty_lines_are_written_back_exactly_once(
             accesses in prop::collection::vec((0_u64..64, any::<bool>()), 0..2000),
         ) {
-            let (mut core, mut l3) = (CoreCaches::default(), CacheModel::new(CacheGeometry { sets: 1, ways: 4 }));
+            let mut core = CoreCaches::default();
+            let mut l3 = CacheModel::new(CacheGeometry { sets: 1, ways: 4 });
             let (mut ever, mut pending) = (HashSet::new(), HashSet::new());
             for (n, store) in accesses {
                 // All in one set of every level.

@@ -3,7 +3,8 @@
 //! They supply the events that no architecture defines. Both are pure and deterministic: the same
 //! branches and accesses give the same results on every host. They model the principle of such a
 //! processor, not a given one: no prefetching, no speculation, no TLBs. An engine feeds them only
-//! while a counter, the LBR stack or resource control depends on them; before, they allocate nothing.
+//! while a counter, the LBR stack or resource control depends on them; before, they allocate
+//! nothing.
 
 pub mod cache;
 pub mod core_uarch;
@@ -21,13 +22,13 @@ pub use predictor::{Predictor, PredictorState};
 
 use thiserror::Error;
 
-/// A saved model is in an impossible state.
+/// A saved model is in an invalid state.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("saved {model} is impossible: {flaw}")]
+#[error("saved {model} is invalid: {flaw}")]
 #[non_exhaustive]
 pub struct UarchStateError {
     /// The model.
     pub model: &'static str,
-    /// What is impossible.
+    /// The invalid part.
     pub flaw: &'static str,
 }

@@ -2,8 +2,8 @@
 //!
 //! Directions are predicted by gshare: two-bit counters, indexed by the address of the branch and
 //! the global history. Targets of indirect jumps and calls come from a tagged buffer with the same
-//! index, and returns from a stack of calls. Direct targets are known when the branch is decoded, and
-//! far branches are not predicted: neither counts as mispredicted.
+//! index, and returns from a stack of calls. Direct targets are known when the branch is decoded,
+//! and far branches are not predicted: neither counts as mispredicted.
 
 use super::UarchStateError;
 use crate::branch::{Branch, BranchClass};
@@ -13,7 +13,7 @@ const COUNTERS: usize = 1 << 14;
 /// Entries of the target buffer, a power of two.
 const TARGETS: usize = 1 << 10;
 /// Depth of the return stack, a power of two.
-const RETURNS: usize = 16;
+const RETURN_STACK_DEPTH: usize = 16;
 /// Bits of global history.
 const HISTORY: u32 = 12;
 /// Lowest counter value that predicts "taken".
@@ -32,7 +32,7 @@ struct PredictorTables {
     /// Address and last target of indirect branches; address 0 marks an empty entry.
     targets: Box<[(u64, u64)]>,
     /// Addresses of the calls that have not returned.
-    return_stack: [u64; RETURNS],
+    return_stack: [u64; RETURN_STACK_DEPTH],
     /// Index of the newest call.
     top: usize,
     /// Global history, the newest direction in bit 0.
@@ -45,7 +45,7 @@ impl Default for PredictorTables {
             // Weakly not taken.
             counters: vec![TAKEN - 1; COUNTERS].into(),
             targets: vec![(0, 0); TARGETS].into(),
-            return_stack: [0; RETURNS],
+            return_stack: [0; RETURN_STACK_DEPTH],
             top: 0,
             history: 0,
         }
@@ -140,14 +140,17 @@ impl PredictorTables {
     }
 
     const fn call(&mut self, from: u64) {
-        debug_assert!(self.top < RETURNS, "the top indexes the return stack");
-        self.top = (self.top + 1) % RETURNS;
+        debug_assert!(
+            self.top < RETURN_STACK_DEPTH,
+            "the top indexes the return stack"
+        );
+        self.top = (self.top + 1) % RETURN_STACK_DEPTH;
         self.return_stack[self.top] = from;
     }
 
     fn ret(&mut self, to: u64) -> bool {
         let call = std::mem::take(&mut self.return_stack[self.top]);
-        self.top = (self.top + RETURNS - 1) % RETURNS;
+        self.top = (self.top + RETURN_STACK_DEPTH - 1) % RETURN_STACK_DEPTH;
         !CALL_BYTES.contains(&to.wrapping_sub(call))
     }
 }
@@ -162,7 +165,7 @@ pub struct PredictorState {
     pub targets: Vec<(u64, u64)>,
     /// Addresses of the calls that have not returned.
     #[cfg_attr(feature = "serde", serde(rename = "returns"))]
-    pub return_stack: [u64; RETURNS],
+    pub return_stack: [u64; RETURN_STACK_DEPTH],
     /// Index of the newest call.
     pub top: usize,
     /// Global history, the newest direction in bit 0.
@@ -193,7 +196,7 @@ impl Predictor {
     ///
     /// # Errors
     ///
-    /// Refuses a state that no branches lead to; nothing has then changed.
+    /// Rejects a state that no branches lead to; nothing has then changed.
     pub fn restore(&mut self, state: &PredictorState) -> Result<(), UarchStateError> {
         if *state == PredictorState::default() {
             self.0 = None;
@@ -201,7 +204,7 @@ impl Predictor {
         }
         let shape = state.counters.len() == COUNTERS && state.targets.len() == TARGETS;
         let values = state.counters.iter().all(|&n| n <= COUNTER_MAX)
-            && state.top < RETURNS
+            && state.top < RETURN_STACK_DEPTH
             && state.history >> HISTORY == 0;
         if !shape || !values {
             return Err(UarchStateError {

@@ -11,7 +11,7 @@ mod tests;
 
 use crate::bus::Device;
 use crate::hooks::{MachineRequest, Requests};
-use crate::inspect::{Fields, Inspect, InspectField};
+use crate::inspect::{FieldList, Inspect, InspectField};
 use regs::{
     AUX_CLOCK_STUCK_LOW, CommandByte, I8042Command, I8042Status, KEYBOARD_LINES_GOOD, OutputPort,
     RESEND, SELF_TEST_PASSED,
@@ -203,7 +203,7 @@ impl Device for I8042 {
 impl Inspect for I8042 {
     fn inspect(&self) -> Vec<InspectField> {
         let state = &self.state;
-        let mut fields = Fields::default();
+        let mut fields = FieldList::default();
         fields.flags("status", self.status());
         fields.flags("command byte", CommandByte::from_bits_retain(state.control));
         fields.flags(

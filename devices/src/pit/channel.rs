@@ -143,7 +143,7 @@ impl ChannelState {
         (rise > clock).then_some(rise)
     }
 
-    /// Advances from clock `from` to a later one. Returns whether OUT rose on the way.
+    /// Advances from clock `from` to a later one. Returns whether OUT rose in between.
     pub(super) fn advance(&mut self, from: u64, to: u64) -> bool {
         let Some(rise) = self.next_rise(from).filter(|&rise| rise <= to) else {
             return false;

@@ -13,7 +13,7 @@ pub use channel::ChannelState;
 pub use regs::{Byte, PitAccess, PitMode, PitStatus};
 
 use crate::clock::{Clock, Rate, Ticks};
-use crate::inspect::{Fields, Inspect, InspectField};
+use crate::inspect::{FieldList, Inspect, InspectField};
 use regs::{ControlWord, NmiStatusControl, ReadBack};
 
 /// The timer's clock in Hz: 14.31818 MHz / 12.
@@ -94,7 +94,7 @@ impl Pit {
         self.s = state.clone();
     }
 
-    /// Advances to a time. Returns whether channel 0's OUT, IRQ 0, rose on the way.
+    /// Advances to a time. Returns whether channel 0's OUT, IRQ 0, rose in between.
     pub fn advance(&mut self, now: Ticks) -> bool {
         let (from, to) = (self.s.advanced_to, self.rate.count(now));
         if to <= from {
@@ -195,7 +195,7 @@ fn reset_channels() -> [ChannelState; 3] {
 impl Inspect for Pit {
     fn inspect(&self) -> Vec<InspectField> {
         let clock = self.s.advanced_to;
-        let mut fields = Fields::default();
+        let mut fields = FieldList::default();
         for (index, channel) in self.s.channels.iter().enumerate() {
             let mut push = |name: &str, value: &dyn std::fmt::Display| {
                 fields.push(format!("channel {index} {name}"), value);

@@ -239,7 +239,7 @@ fn inspect_shows_mode_count_and_output() {
 
 #[cfg(feature = "serde")]
 #[test]
-fn saved_state_with_an_impossible_mode_is_refused() {
+fn saved_state_with_an_invalid_mode_is_rejected() {
     let mut state = serde_json::to_value(pit().save()).unwrap();
     assert_eq!(state["channels"][0]["mode"], 3);
     state["channels"][0]["mode"] = 6.into();

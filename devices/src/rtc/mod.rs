@@ -9,7 +9,7 @@ mod regs;
 mod tests;
 
 use crate::clock::{Clock, Rate, Ticks};
-use crate::inspect::{Fields, Inspect, InspectField};
+use crate::inspect::{FieldList, Inspect, InspectField};
 use calendar::{SECONDS_PER_DAY, civil_from_days, days_from_civil, weekday};
 use regs::{ALARM_DONT_CARE, PM, RegisterA, RegisterB, RegisterC, VALID_TIME, index};
 
@@ -442,7 +442,7 @@ impl Inspect for Rtc {
         let (year, month, day) = civil_from_days(second.div_euclid(SECONDS_PER_DAY));
         let of_day = second.rem_euclid(SECONDS_PER_DAY);
         let (hours, minutes) = (of_day / 3600, of_day / 60 % 60);
-        let mut fields = Fields::default();
+        let mut fields = FieldList::default();
         fields.push(
             "time",
             format_args!(

@@ -1,9 +1,9 @@
 //! COM1, a 16550A UART, around `vm-superio`'s registers, receive FIFO and output.
 //!
 //! Follows the PC16550D data sheet ("Registers"). The interrupt identification and the interrupt
-//! line are modelled here, level for level: ISA IRQ 4 is edge-triggered, so each new cause must make
-//! a rising edge and each acknowledged one a falling edge, or a guest that handles one cause per
-//! interrupt would hang. Transmission takes no time: the transmitter is always empty.
+//! line are modelled here, level for level: ISA IRQ 4 is edge-triggered, so each new cause must
+//! make a rising edge and each acknowledged one a falling edge, or a guest that handles one cause
+//! per interrupt would hang. Transmission takes no time: the transmitter is always empty.
 //!
 //! Deviation: MCR.OUT2, which gates the interrupt on a PC, is set at reset, as firmware leaves it.
 //! Not modelled: modem status changes, break, line errors, receive trigger levels, FIFO time-outs.
@@ -24,7 +24,7 @@ use vm_superio::{Serial as Uart, Trigger};
 
 use crate::bus::Device;
 use crate::hooks::IrqLine;
-use crate::inspect::{Fields, Inspect, InspectField};
+use crate::inspect::{FieldList, Inspect, InspectField};
 use regs::{
     DATA, FifoControl, IER, IIR_FCR, InterruptEnable, InterruptId, LCR, LineControl, LineStatus,
     MCR, ModemControl,
@@ -358,7 +358,7 @@ impl Device for Serial {
 impl Inspect for Serial {
     fn inspect(&self) -> Vec<InspectField> {
         let state = self.save();
-        let mut fields = Fields::default();
+        let mut fields = FieldList::default();
         fields.push("divisor", state.divisor);
         match BAUD_MAX.checked_div(state.divisor.into()) {
             Some(rate) => fields.push("rate", format_args!("{rate} baud")),

@@ -6,7 +6,7 @@ fn unit() -> BranchUnit {
     BranchUnit::new(Facilities::all())
 }
 
-fn recording() -> BranchUnit {
+fn enabled_unit() -> BranchUnit {
     let mut unit = unit();
     unit.write(regs::IA32_DEBUGCTL, DebugCtl::LBR.bits())
         .unwrap();
@@ -32,7 +32,7 @@ fn jumps(range: std::ops::Range<u32>) -> Vec<Branch> {
 /// Rules LBR-04 to LBR-06.
 #[test]
 fn first_record_goes_to_entry_1_and_the_33rd_overwrites_it() {
-    let mut unit = recording();
+    let mut unit = enabled_unit();
     unit.record(&jumps(1..2));
     assert_eq!(unit.read(regs::MSR_LASTBRANCH_TOS), 1);
     assert_eq!(unit.read(regs::MSR_LASTBRANCH_0_FROM_IP + 1), 0x1001);
@@ -44,7 +44,7 @@ fn first_record_goes_to_entry_1_and_the_33rd_overwrites_it() {
 /// MSR_LBR_INFO of records before, in and after a transaction.
 #[test]
 fn lbr_info_flags_transactions_and_aborts() {
-    let mut unit = recording();
+    let mut unit = enabled_unit();
     unit.record(&jumps(1..2));
     unit.set_in_transaction(true);
     unit.record(&[
@@ -74,7 +74,7 @@ fn filter_bit_drops_only_its_class() {
         (C::Abort, LbrSelect::FAR_BRANCH),
     ];
     for (_, bit) in classes {
-        let mut unit = recording();
+        let mut unit = enabled_unit();
         unit.write(regs::MSR_LBR_SELECT, bit.bits()).unwrap();
         for (class, own) in classes {
             let before = unit.read(regs::MSR_LASTBRANCH_TOS);
@@ -89,7 +89,7 @@ fn filter_bit_drops_only_its_class() {
 #[test]
 fn call_stack_mode_pops_the_call_of_a_return() {
     use BranchClass as C;
-    let mut unit = recording();
+    let mut unit = enabled_unit();
     let calls_only = LbrSelect::JCC
         | LbrSelect::NEAR_IND_JMP
         | LbrSelect::NEAR_REL_JMP
@@ -112,7 +112,7 @@ fn call_stack_mode_pops_the_call_of_a_return() {
 /// Rules LER-01 and LER-02.
 #[test]
 fn exception_copies_the_previous_branch_to_ler() {
-    let mut unit = recording();
+    let mut unit = enabled_unit();
     unit.record(&[
         branch(BranchClass::DirectJump, 1),
         branch(BranchClass::Exception, 2),
@@ -151,8 +151,8 @@ fn write_of_a_non_canonical_address_faults() {
 }
 
 #[test]
-fn restore_refuses_impossible_values_and_changes_nothing() {
-    let mut unit = recording();
+fn restore_rejects_invalid_values_and_changes_nothing() {
+    let mut unit = enabled_unit();
     let before = unit.clone();
     for spoil in [
         (|s: &mut BranchState| s.tos = 32) as fn(&mut _),
@@ -197,7 +197,7 @@ proptest! {
         cuts in prop::collection::vec(0..200_usize, 0..5),
         select in prop_oneof![Just(0), 0..0x400_u64],
     ) {
-        let mut whole = recording();
+        let mut whole = enabled_unit();
         prop_assert_eq!(whole.write(regs::MSR_LBR_SELECT, select), Ok(()));
         let mut parts = whole.clone();
         whole.record(&run);

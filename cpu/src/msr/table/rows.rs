@@ -85,16 +85,16 @@ impl MsrSpec {
         }
     }
 
-    const fn refuses_writes(self) -> Self {
+    const fn faults_on_write(self) -> Self {
         Self {
-            writes: WritePolicy::Refused,
+            writes: WritePolicy::Fault,
             ..self
         }
     }
 
-    const fn drops_writes(self) -> Self {
+    const fn ignores_writes(self) -> Self {
         Self {
-            writes: WritePolicy::Dropped,
+            writes: WritePolicy::Ignored,
             ..self
         }
     }
@@ -214,22 +214,24 @@ pub const TABLE: &[MsrSpec] = {
     use Owner::{Apic, Branch, Constant, Pmu, Rdt, Smm, Stored, Tsc};
     &[
         M::new(regs::IA32_TIME_STAMP_COUNTER, "IA32_TIME_STAMP_COUNTER", Tsc),
-        M::new(regs::IA32_PLATFORM_ID, "IA32_PLATFORM_ID", Constant).refuses_writes(),
+        M::new(regs::IA32_PLATFORM_ID, "IA32_PLATFORM_ID", Constant).faults_on_write(),
         M::new(regs::IA32_APIC_BASE, "IA32_APIC_BASE", Apic).kvm(Mirrored),
-        M::new(regs::MSR_SMI_COUNT, "MSR_SMI_COUNT", Smm).refuses_writes(),
+        M::new(regs::MSR_SMI_COUNT, "MSR_SMI_COUNT", Smm).faults_on_write(),
         M::new(regs::IA32_TSC_ADJUST, "IA32_TSC_ADJUST", Tsc).needs(Facilities::TSC_ADJUST),
-        M::new(regs::IA32_BIOS_SIGN_ID, "IA32_BIOS_SIGN_ID", Constant).reset(MICROCODE).drops_writes(),
+        M::new(regs::IA32_BIOS_SIGN_ID, "IA32_BIOS_SIGN_ID", Constant)
+            .reset(MICROCODE).ignores_writes(),
         pmu_register(regs::IA32_PMC0, "IA32_PMC").run(GP_COUNTERS),
         pmu_register(regs::IA32_PMC0 + GP_COUNTERS, "IA32_PMC4-7").run(UPPER).needs(EIGHT),
-        M::new(regs::MSR_PLATFORM_INFO, "MSR_PLATFORM_INFO", Constant).reset_by(platform_info).refuses_writes(),
-        M::new(regs::IA32_MTRRCAP, "IA32_MTRRCAP", Constant).reset(MTRRCAP).refuses_writes(),
+        M::new(regs::MSR_PLATFORM_INFO, "MSR_PLATFORM_INFO", Constant)
+            .reset_by(platform_info).faults_on_write(),
+        M::new(regs::IA32_MTRRCAP, "IA32_MTRRCAP", Constant).reset(MTRRCAP).faults_on_write(),
         M::new(regs::IA32_ARCH_CAPABILITIES, "IA32_ARCH_CAPABILITIES", Constant)
-            .reset(ARCH_CAPABILITIES).refuses_writes(),
+            .reset(ARCH_CAPABILITIES).faults_on_write(),
         native(regs::IA32_SYSENTER_CS, "IA32_SYSENTER_CS", ProcessorMsr::SysenterCs),
         native(regs::IA32_SYSENTER_ESP, "IA32_SYSENTER_ESP", ProcessorMsr::SysenterEsp),
         native(regs::IA32_SYSENTER_EIP, "IA32_SYSENTER_EIP", ProcessorMsr::SysenterEip),
         // No machine-check banks.
-        M::new(regs::IA32_MCG_CAP, "IA32_MCG_CAP", Constant).refuses_writes(),
+        M::new(regs::IA32_MCG_CAP, "IA32_MCG_CAP", Constant).faults_on_write(),
         M::new(regs::IA32_MCG_STATUS, "IA32_MCG_STATUS", Stored).writable(MCG_STATUS),
         event_select(0, "IA32_PERFEVTSEL0-1").run(2),
         event_select(2, "IA32_PERFEVTSEL2").writable_with(pmu::SELECT, IN_TX_OR_COMMITTED),
@@ -250,18 +252,19 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_MTRR_FIX4K_C0000, "IA32_MTRR_FIX4K", Stored).run(8),
         native(regs::IA32_PAT, "IA32_PAT", ProcessorMsr::Pat).reset(PAT_RESET),
         M::new(regs::IA32_MTRR_DEF_TYPE, "IA32_MTRR_DEF_TYPE", Stored).writable(MTRR_DEF_TYPE),
-        pmu_register(regs::IA32_FIXED_CTR0, "IA32_FIXED_CTR").run(FIXED_COUNTERS).writable(COUNTER_MASK),
+        pmu_register(regs::IA32_FIXED_CTR0, "IA32_FIXED_CTR")
+            .run(FIXED_COUNTERS).writable(COUNTER_MASK),
         M::new(regs::IA32_PERF_CAPABILITIES, "IA32_PERF_CAPABILITIES", Constant)
-            .needs_any(Facilities::PERF_CAPABILITIES).reset_by(perf_capabilities).refuses_writes(),
+            .needs_any(Facilities::PERF_CAPABILITIES).reset_by(perf_capabilities).faults_on_write(),
         pmu_register(regs::IA32_FIXED_CTR_CTRL, "IA32_FIXED_CTR_CTRL").writable(pmu::FIXED_CONTROL),
-        pmu_register(regs::IA32_PERF_GLOBAL_STATUS, "IA32_PERF_GLOBAL_STATUS").refuses_writes(),
+        pmu_register(regs::IA32_PERF_GLOBAL_STATUS, "IA32_PERF_GLOBAL_STATUS").faults_on_write(),
         pmu_register(regs::IA32_PERF_GLOBAL_CTRL, "IA32_PERF_GLOBAL_CTRL")
             .writable_with(global::COUNTERS, UPPER_COUNTERS),
         pmu_register(regs::IA32_PERF_GLOBAL_STATUS_RESET, "IA32_PERF_GLOBAL_STATUS_RESET")
             .writable_with(global::RESETTABLE, UPPER_COUNTERS),
         pmu_register(regs::IA32_PERF_GLOBAL_STATUS_SET, "IA32_PERF_GLOBAL_STATUS_SET")
             .writable_with(global::SETTABLE, UPPER_COUNTERS),
-        pmu_register(regs::IA32_PERF_GLOBAL_INUSE, "IA32_PERF_GLOBAL_INUSE").refuses_writes(),
+        pmu_register(regs::IA32_PERF_GLOBAL_INUSE, "IA32_PERF_GLOBAL_INUSE").faults_on_write(),
         M::new(regs::IA32_PEBS_ENABLE, "IA32_PEBS_ENABLE", Pmu)
             .needs(Facilities::PEBS).writable(pmu::PEBS_ENABLE),
         M::new(regs::MSR_PEBS_LD_LAT_THRESHOLD, "MSR_PEBS_LD_LAT_THRESHOLD", Pmu)
@@ -283,7 +286,8 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_QM_EVTSEL, "IA32_QM_EVTSEL", Rdt)
             .needs_any(Facilities::RDT_MONITORING).writable(rdt::QmEventSelect::WRITABLE),
         M::new(regs::IA32_QM_CTR, "IA32_QM_CTR", Rdt)
-            .needs_any(Facilities::RDT_MONITORING).refuses_writes().update(UpdateBefore::CacheOccupancy),
+            .needs_any(Facilities::RDT_MONITORING).faults_on_write()
+            .update(UpdateBefore::CacheOccupancy),
         M::new(regs::IA32_PQR_ASSOC, "IA32_PQR_ASSOC", Rdt)
             .needs_any(Facilities::RDT_MONITORING.union(Facilities::RDT_ALLOCATION))
             .writable(rdt::Association::WRITABLE),

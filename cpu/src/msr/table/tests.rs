@@ -43,7 +43,7 @@ fn rows_are_sorted_and_do_not_overlap() {
 }
 
 #[test]
-fn find_returns_the_row_of_each_index_and_none_beside_it() {
+fn find_returns_the_row_of_each_index_and_no_other() {
     for spec in TABLE {
         for index in spec.indices() {
             assert_eq!(find(index).map(|s| s.index), Some(spec.index), "{index:#x}");
@@ -135,8 +135,8 @@ fn reserved_bit_faults_and_changes_nothing() {
 }
 
 #[test]
-fn refused_write_faults_even_for_the_value_that_is_there() {
-    for (spec, _, mut msrs) in rows().filter(|(spec, ..)| spec.writes == WritePolicy::Refused) {
+fn rejected_write_faults_even_for_the_current_value() {
+    for (spec, _, mut msrs) in rows().filter(|(spec, ..)| spec.writes == WritePolicy::Fault) {
         if let RdmsrOutcome::Value(value) = msrs.read(spec.index, NOW) {
             assert_eq!(
                 msrs.write(spec.index, value, NOW),
@@ -155,10 +155,10 @@ fn refused_write_faults_even_for_the_value_that_is_there() {
 }
 
 #[test]
-fn dropped_and_read_only_bits_keep_their_values() {
+fn ignored_and_read_only_bits_keep_their_values() {
     for (spec, config, mut msrs) in rows().filter(|(spec, config, _)| spec.is_present(config)) {
         let kept = match spec.writes {
-            WritePolicy::Dropped => u64::MAX,
+            WritePolicy::Ignored => u64::MAX,
             _ => spec.read_only,
         };
         let RdmsrOutcome::Value(before) = msrs.read(spec.index, NOW) else {

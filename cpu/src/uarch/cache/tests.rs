@@ -181,25 +181,25 @@ fn geometries_have_the_sizes_of_the_processor() {
 }
 
 #[test]
-fn restore_refuses_impossible_states_and_changes_nothing() {
+fn restore_rejects_invalid_states_and_changes_nothing() {
     let mut cache = CacheModel::new(SMALL);
     for line in 0..20 {
         cache.access(&load(line));
     }
     let good = cache.save();
-    let refused = |change: fn(&mut CacheState)| {
+    let rejected = |change: fn(&mut CacheState)| {
         let mut state = good.clone();
         change(&mut state);
         let mut other = cache.clone();
         assert!(other.restore(&state).is_err(), "{state:?}");
         assert_eq!(other.save(), good);
     };
-    refused(|s| s.cold = true);
-    refused(|s| s.lines[0].0 = 12);
-    refused(|s| s.lines[0].0 = s.lines[1].0);
-    refused(|s| s.lines[0].1 += 1);
-    refused(|s| s.lines[0].1 = u64::MAX);
-    refused(|s| s.lines[0].1 = s.lines[1].1);
-    refused(|s| s.lines[0].4 = 4);
-    refused(|s| s.lines[0].4 = s.lines[1].4);
+    rejected(|s| s.cold = true);
+    rejected(|s| s.lines[0].0 = 12);
+    rejected(|s| s.lines[0].0 = s.lines[1].0);
+    rejected(|s| s.lines[0].1 += 1);
+    rejected(|s| s.lines[0].1 = u64::MAX);
+    rejected(|s| s.lines[0].1 = s.lines[1].1);
+    rejected(|s| s.lines[0].4 = 4);
+    rejected(|s| s.lines[0].4 = s.lines[1].4);
 }

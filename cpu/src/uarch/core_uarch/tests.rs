@@ -225,7 +225,7 @@ fn flushed_line_is_loaded_from_memory() {
 }
 
 #[test]
-fn restore_of_a_saved_state_is_the_identity() {
+fn restored_state_equals_the_saved_one() {
     let mut rig = Rig::new();
     let mut branches = [Branch {
         from: 0x1000,

@@ -49,7 +49,8 @@ fn predictor_is_cold_until_its_first_branch() {
 #[test]
 fn loop_with_a_short_period_is_learnt() {
     let mut predictor = Predictor::default();
-    // A loop of eight iterations, 1000 times: taken seven times, then not. The history holds one loop.
+    // A loop of eight iterations, 1000 times: taken seven times, then not. The history holds one
+    // loop.
     let loops = (0..8000).map(|n| conditional(0x40_1000, n % 8 != 7));
     let first = missed(&mut predictor, loops.clone());
     assert!(first > 0 && first < 50, "{first}");
@@ -148,7 +149,7 @@ proptest! {
 }
 
 #[test]
-fn restore_refuses_impossible_states_and_changes_nothing() {
+fn restore_rejects_invalid_states_and_changes_nothing() {
     let mut predictor = Predictor::default();
     resolve(&mut predictor, conditional(0x1000, true));
     let good = predictor.save();
@@ -156,7 +157,7 @@ fn restore_refuses_impossible_states_and_changes_nothing() {
         (|s: &mut PredictorState| s.counters[5] = 4) as fn(&mut PredictorState),
         |s| s.counters.truncate(5),
         |s| s.targets.clear(),
-        |s| s.top = RETURNS,
+        |s| s.top = RETURN_STACK_DEPTH,
         |s| s.history = 1 << HISTORY,
     ] {
         let mut state = good.clone();

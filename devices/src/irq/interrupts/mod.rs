@@ -76,7 +76,8 @@ pub enum InterruptDevice {
 /// It is shared by all threads of the machine. One lock over all chips is held for the duration of
 /// one access; no other lock is taken and [`Wake`] is not called while it is held.
 /// [`Interrupts::pending`], [`Interrupts::cr8`], [`Interrupts::apic_base`] and
-/// [`Interrupts::next_event`] take no lock. Accesses to vCPUs and lines that do not exist have no effect.
+/// [`Interrupts::next_event`] take no lock. Accesses to vCPUs and lines that do not exist have no
+/// effect.
 pub struct Interrupts {
     clock: Arc<Clock>,
     wake: Arc<dyn Wake>,

@@ -473,10 +473,12 @@ fn any_step() -> impl Strategy<Value = BusStep> {
     let base = prop_oneof![Just(0xfee0_0900_u64), Just(0xfee0_0d00), Just(0xfee0_0100)];
     prop_oneof![
         6 => (vcpu(), register, any::<u32>()).prop_map(|(c, o, v)| BusStep::Lapic(c, o, v)),
-        3 => (vcpu(), 0x800_u32..0x840, 0_u64..1 << 20).prop_map(|(c, m, v)| BusStep::X2apic(c, m, v)),
+        3 => (vcpu(), 0x800_u32..0x840, 0_u64..1 << 20)
+            .prop_map(|(c, m, v)| BusStep::X2apic(c, m, v)),
         1 => (vcpu(), base).prop_map(|(c, v)| BusStep::Base(c, v)),
         3 => (0_u8..0x40, any::<u32>()).prop_map(|(r, v)| BusStep::Ioapic(r, v)),
-        6 => (0..PORTS.len(), any::<u8>(), any::<bool>()).prop_map(|(p, v, r)| BusStep::Port(p, v, r)),
+        6 => (0..PORTS.len(), any::<u8>(), any::<bool>())
+            .prop_map(|(p, v, r)| BusStep::Port(p, v, r)),
         4 => (0_u32..26, any::<bool>()).prop_map(|(l, v)| BusStep::Line(l, v)),
         2 => (any::<u32>(), any::<u32>()).prop_map(|(a, d)| BusStep::Msi(a, d)),
         4 => vcpu().prop_map(BusStep::Take),
@@ -587,7 +589,8 @@ proptest! {
         }
         bench.interrupts.advance(bench.clock.now());
         for _ in 0..20 {
-            let Some(due) = bench.interrupts.next_event().filter(|&due| due < 1 << 60) else { break };
+            let due = bench.interrupts.next_event().filter(|&due| due < 1 << 60);
+            let Some(due) = due else { break };
             prop_assert!(due > bench.clock.now());
             bench.run_to(due);
         }

@@ -11,7 +11,7 @@ mod tests;
 pub use regs::RedirectionEntry;
 
 use super::message::InterruptMessage;
-use crate::inspect::{Fields, Inspect, InspectField};
+use crate::inspect::{FieldList, Inspect, InspectField};
 use regs::{IOAPICARB, IOAPICID, IOAPICVER, IOEOI, IOREDTBL, IOREGSEL, IOWIN};
 
 /// Number of pins.
@@ -205,7 +205,7 @@ impl Ioapic {
 
 impl Inspect for Ioapic {
     fn inspect(&self) -> Vec<InspectField> {
-        let mut fields = Fields::default();
+        let mut fields = FieldList::default();
         fields.push("ID", self.s.id);
         fields.hex("select", self.s.select);
         fields.bits("levels", self.s.levels);

@@ -1,7 +1,7 @@
 //! Messages that a local APIC sends and receives, and its local interrupts.
 //!
-//! SDM Vol. 3A, "Issuing Interprocessor Interrupts", "Determining IPI Destination" and "Local Vector
-//! Table".
+//! SDM Vol. 3A, "Issuing Interprocessor Interrupts", "Determining IPI Destination" and "Local
+//! Vector Table".
 
 use hindsight_regs::apic::{DeliveryMode, Esr, LvtEntry, Shorthand, Svr, VECTOR_MIN};
 

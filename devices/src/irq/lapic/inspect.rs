@@ -4,7 +4,7 @@ use hindsight_regs::apic::{Esr, LvtEntry};
 
 use super::Lapic;
 use super::regs::lvt;
-use crate::inspect::{Fields, Inspect, InspectField};
+use crate::inspect::{FieldList, Inspect, InspectField};
 
 /// Names of the local vector table's entries.
 const LVT_NAMES: [&str; lvt::COUNT] = ["timer", "thermal", "PMC", "LINT0", "LINT1", "error"];
@@ -14,7 +14,7 @@ impl Inspect for Lapic {
         let mut copy = self.clone();
         let current = copy.current_count(self.advanced_to);
         let s = &self.s;
-        let mut fields = Fields::default();
+        let mut fields = FieldList::default();
         fields.push("ID", self.id);
         let mode = match (self.is_enabled(), self.is_x2apic()) {
             (false, _) => "disabled",

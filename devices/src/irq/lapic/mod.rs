@@ -1,8 +1,8 @@
 //! The local APIC of one virtual processor, in xAPIC and x2APIC mode.
 //!
-//! SDM Vol. 3A, "Advanced Programmable Interrupt Controller (APIC)". Not modelled: CMCI (the version
-//! register reports six LVT entries), remote read, arbitration. Deviation: delivery takes no time,
-//! so a delivery-status bit never reads as set, and no interrupt becomes spurious.
+//! SDM Vol. 3A, "Advanced Programmable Interrupt Controller (APIC)". Not modelled: CMCI (the
+//! version register reports six LVT entries), remote read, arbitration. Deviation: delivery takes
+//! no time, so a delivery-status bit never reads as set, and no interrupt becomes spurious.
 
 mod access;
 mod deliver;

@@ -526,7 +526,8 @@ fn any_step() -> impl Strategy<Value = LapicStep> {
         1 => (any::<u32>(), any::<u64>()).prop_map(|(m, v)| LapicStep::MsrWrite(m, v)),
         2 => (0x7ff_u32..0x901).prop_map(LapicStep::MsrRead),
         1 => base.prop_map(LapicStep::Base),
-        4 => (0_u8..8, any::<u8>(), any::<bool>()).prop_map(|(d, v, l)| LapicStep::Receive(d, v, l)),
+        4 => (0_u8..8, any::<u8>(), any::<bool>())
+            .prop_map(|(d, v, l)| LapicStep::Receive(d, v, l)),
         2 => (any::<u64>(), any::<u64>()).prop_map(|(d, o)| LapicStep::Deadline(d, o)),
         2 => (0_usize..3, any::<bool>()).prop_map(|(p, l)| LapicStep::Lint(p, l)),
         4 => Just(LapicStep::Acknowledge),
@@ -568,7 +569,9 @@ fn apply(lapic: &mut Lapic, step: &LapicStep, now: &mut Ticks) {
 
 proptest! {
     #[test]
-    fn any_accesses_leave_a_valid_state_that_can_be_restored(steps in prop::collection::vec(any_step(), 1..60)) {
+    fn any_accesses_leave_a_valid_state_that_can_be_restored(
+        steps in prop::collection::vec(any_step(), 1..60),
+    ) {
         let clock = Arc::new(Clock::new_virtual(2_400_000_000));
         let mut lapic = Lapic::new(0, LapicFeatures::default(), &clock);
         let mut now = 0;

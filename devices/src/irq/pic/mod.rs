@@ -12,7 +12,7 @@ mod tests;
 pub use chip::PicChipState;
 pub use regs::NextIcw;
 
-use crate::inspect::{Fields, Inspect, InspectField};
+use crate::inspect::{FieldList, Inspect, InspectField};
 use chip::CASCADE;
 use regs::{PicRegister, decode};
 
@@ -168,7 +168,7 @@ impl Pic {
 
 impl Inspect for Pic {
     fn inspect(&self) -> Vec<InspectField> {
-        let mut fields = Fields::default();
+        let mut fields = FieldList::default();
         for (chip, name) in self.s.chips.iter().zip(["master", "slave"]) {
             fields.hex(format!("{name} vectors from"), chip.base);
             fields.bits(format!("{name} IRR"), chip.irr.into());
