@@ -1,12 +1,15 @@
-//! What a virtual processor has: the facilities that CPUID and the MSRs show consistently.
+//! Facilities of a virtual processor: what CPUID and the MSRs show consistently.
 
 use bitflags::bitflags;
-use serde::{Deserialize, Serialize};
+use hindsight_regs::branch::DebugCtl;
+use hindsight_regs::capabilities::perf;
 
 bitflags! {
-    /// The optional facilities of the virtual processor. One that is absent takes its CPUID bits,
-    /// its MSRs and its control bits with it.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+    /// The optional facilities of the virtual processor.
+    ///
+    /// A facility that is absent takes its CPUID bits, its MSRs and its control bits with it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct Facilities: u64 {
         /// x2APIC mode of the local APIC: CPUID.1:ECX\[21\].
         const X2APIC = 1 << 0;
@@ -24,7 +27,7 @@ bitflags! {
         const BTS = 1 << 6;
         /// Performance counters.
         const PMU = 1 << 7;
-        /// Precise event-based sampling.
+        /// Processor event-based sampling.
         const PEBS = 1 << 8;
         /// Restricted transactional memory and its debugging.
         const RTM = 1 << 9;
@@ -34,11 +37,11 @@ bitflags! {
         const MBM = 1 << 11;
         /// Capacity masks of the L3: CPUID.10H.0:EBX\[1\].
         const L3CAT = 1 << 12;
-        /// Masks for code and for data: CPUID.10H.1:ECX\[2\].
+        /// Separate L3 masks for code and data: CPUID.10H.1:ECX\[2\].
         const CDP = 1 << 13;
         /// Delay values for memory bandwidth: CPUID.10H.0:EBX\[3\].
         const MBA = 1 << 14;
-        /// Capacity masks of the L2, with CDP: CPUID.10H.0:EBX\[2\].
+        /// Capacity masks of the L2, with code and data prioritization: CPUID.10H.0:EBX\[2\].
         const L2CAT = 1 << 15;
         /// Eight general-purpose counters in place of four: CPUID.0AH:EAX\[15:8\].
         const PMU8 = 1 << 16;
@@ -47,15 +50,55 @@ bitflags! {
     }
 }
 
+/// Bits of a register by the facility that brings them.
+type FacilityBits = &'static [(Facilities, u64)];
+
+/// The writable bits of IA32_DEBUGCTL. SDM Vol. 3B, "IA32_DEBUGCTL MSR".
+pub(crate) const DEBUGCTL_BITS: FacilityBits = &[
+    (Facilities::LBR, DebugCtl::LBR.bits()),
+    (Facilities::BTF, DebugCtl::BTF.bits()),
+    (
+        Facilities::BTS,
+        DebugCtl::TR
+            .union(DebugCtl::BTS)
+            .union(DebugCtl::BTINT)
+            .union(DebugCtl::BTS_OFF_OS)
+            .union(DebugCtl::BTS_OFF_USR)
+            .bits(),
+    ),
+    (
+        Facilities::PMU,
+        DebugCtl::FREEZE_LBRS_ON_PMI
+            .union(DebugCtl::FREEZE_PERFMON_ON_PMI)
+            .union(DebugCtl::UNCORE_PMI_EN)
+            .union(DebugCtl::FREEZE_WHILE_SMM)
+            .bits(),
+    ),
+    (Facilities::RTM, DebugCtl::RTM.bits()),
+];
+
+/// The fields of IA32_PERF_CAPABILITIES. SDM Vol. 3B, "IA32_PERF_CAPABILITIES MSR Enumeration".
+const PERF_CAPABILITIES: FacilityBits = &[
+    (Facilities::LBR, perf::LBR_FORMAT_INFO),
+    (
+        Facilities::PEBS,
+        perf::PEBS_TRAP | perf::PEBS_ARCH_REG | perf::PEBS_FORMAT_3,
+    ),
+    (
+        Facilities::PMU,
+        perf::FREEZE_WHILE_SMM | perf::FULL_WIDTH_WRITE,
+    ),
+];
+
 impl Facilities {
-    /// What this version of Hindsight provides when the guest runs natively.
-    pub const NATIVE: Self = Self::X2APIC
+    /// The facilities that this version of Hindsight provides to a guest under KVM.
+    pub const KVM: Self = Self::X2APIC
         .union(Self::TSC_DEADLINE)
         .union(Self::TSC_ADJUST)
         .union(Self::RDTSCP);
 
-    /// What the interpreter provides.
-    pub const OBSERVED: Self = Self::NATIVE
+    /// The facilities of the default profile in the interpreter.
+    pub const INTERP_DEFAULT: Self = Self::KVM
         .union(Self::BTF)
         .union(Self::LBR)
         .union(Self::BTS)
@@ -63,65 +106,65 @@ impl Facilities {
         .union(Self::PEBS)
         .union(Self::RDT);
 
-    /// All that profiles can ask of the interpreter.
-    pub const INTERPRETED: Self = Self::OBSERVED
+    /// All facilities that a profile can request from the interpreter.
+    pub const INTERP: Self = Self::INTERP_DEFAULT
         .union(Self::L2CAT)
         .union(Self::PMU8)
         .union(Self::SMM)
         .union(Self::RTM);
 
-    /// Resource monitoring and allocation as the processor has it.
+    /// Resource monitoring and allocation of the default processor.
     pub const RDT: Self = Self::RDT_MONITORING
         .union(Self::L3CAT)
         .union(Self::CDP)
         .union(Self::MBA);
 
-    /// Any of these announces resource monitoring.
+    /// The facilities of which any announces resource monitoring.
     pub const RDT_MONITORING: Self = Self::CMT.union(Self::MBM);
 
-    /// Any of these announces resource allocation.
+    /// The facilities of which any announces resource allocation.
     pub const RDT_ALLOCATION: Self = Self::L3CAT.union(Self::L2CAT).union(Self::MBA);
 
-    /// General-purpose counters.
+    /// The facilities of which any brings the DS area.
+    pub const DEBUG_STORE: Self = Self::BTS.union(Self::PEBS);
+
+    /// The facilities of which any brings IA32_PERF_CAPABILITIES.
+    pub const PERF_CAPABILITIES: Self = Self::LBR.union(Self::PEBS).union(Self::PMU);
+
+    /// Number of general-purpose counters: 4 or 8.
     pub const fn gp_counters(self) -> u32 {
-        if self.contains(Self::PMU8) { 8 } else { 4 }
+        if self.contains(Self::PMU8) {
+            hindsight_regs::pmu::GP_COUNTERS_MAX
+        } else {
+            hindsight_regs::pmu::GP_COUNTERS
+        }
     }
 
     /// The value of IA32_PERF_CAPABILITIES, or `None` where CPUID.1:ECX.PDCM is clear.
-    /// SDM Vol. 3B, "IA32_PERF_CAPABILITIES".
+    ///
+    /// SDM Vol. 3B, "IA32_PERF_CAPABILITIES MSR Enumeration".
     pub const fn perf_capabilities(self) -> Option<u64> {
-        let mut value = 0;
-        if self.contains(Self::LBR) {
-            value |= 5;
+        match self.bits_of(PERF_CAPABILITIES) {
+            0 => None,
+            value => Some(value),
         }
-        if self.contains(Self::PEBS) {
-            value |= 0b11 << 6 | 3 << 8;
-        }
-        if self.contains(Self::PMU) {
-            value |= 1 << 12 | 1 << 13;
-        }
-        if value == 0 { None } else { Some(value) }
     }
 
     /// The writable bits of IA32_DEBUGCTL. SDM Vol. 3B, "IA32_DEBUGCTL MSR".
     pub const fn debugctl_mask(self) -> u64 {
-        let mut mask = 0;
-        if self.contains(Self::LBR) {
-            mask |= 1;
+        self.bits_of(DEBUGCTL_BITS)
+    }
+
+    /// All bits in `table` whose facility is present.
+    pub(crate) const fn bits_of(self, table: FacilityBits) -> u64 {
+        let (mut bits, mut row) = (0, 0);
+        while row < table.len() {
+            if self.contains(table[row].0) {
+                bits |= table[row].1;
+            }
+            row += 1;
         }
-        if self.contains(Self::BTF) {
-            mask |= 1 << 1;
-        }
-        if self.contains(Self::BTS) {
-            mask |= 0b1_1111 << 6;
-        }
-        if self.contains(Self::PMU) {
-            mask |= 0b1111 << 11;
-        }
-        if self.contains(Self::RTM) {
-            mask |= 1 << 15;
-        }
-        mask
+        bits
     }
 }
 
@@ -130,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_facilities_give_the_values_of_the_processor() {
+    fn all_facilities_give_the_register_values_of_the_processor() {
         let all = Facilities::all();
         assert_eq!(all.perf_capabilities(), Some(0x33c5));
         assert_eq!(all.debugctl_mask(), 0xffc3);
@@ -138,8 +181,15 @@ mod tests {
     }
 
     #[test]
-    fn profile_without_pebs_reports_3005() {
+    fn perf_capabilities_without_pebs_is_3005() {
         let profile = Facilities::all().difference(Facilities::PEBS);
         assert_eq!(profile.perf_capabilities(), Some(0x3005));
+        assert_eq!(Facilities::KVM.perf_capabilities(), None);
+    }
+
+    #[test]
+    fn gp_counters_follow_pmu8() {
+        assert_eq!(Facilities::INTERP_DEFAULT.gp_counters(), 4);
+        assert_eq!(Facilities::INTERP.gp_counters(), 8);
     }
 }

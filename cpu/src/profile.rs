@@ -1,6 +1,6 @@
-//! Profiles: a processor, put together from a model and the facilities that it has or lacks.
+//! Processor profiles: a model, and the facilities by which the processor differs from it.
 //!
-//! `skylake-server,-pebs,+rtm,+l2cat,pmu=8` is one on the command line. A file says the same in TOML:
+//! On the command line a profile reads `skylake-server,-pebs,+rtm,+l2cat,pmu=8`. The same in TOML:
 //!
 //! ```toml
 //! model = "skylake-server"
@@ -12,13 +12,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::Deserialize;
 use thiserror::Error;
 
 use crate::cpuid::CpuModel;
 use crate::facility::Facilities;
 
-/// Facilities by the names that profiles use. `rdt` stands for several.
+/// Facilities by their names in profiles. `rdt` stands for several.
 const NAMES: &[(&str, Facilities)] = &[
     ("x2apic", Facilities::X2APIC),
     ("tsc-deadline", Facilities::TSC_DEADLINE),
@@ -40,61 +39,62 @@ const NAMES: &[(&str, Facilities)] = &[
     ("smm", Facilities::SMM),
 ];
 
-/// What a facility cannot be without.
+/// Facilities that need another one.
 const NEEDS: &[(Facilities, Facilities)] = &[
     (Facilities::PEBS, Facilities::PMU),
     (Facilities::PMU8, Facilities::PMU),
     (Facilities::CDP, Facilities::L3CAT),
 ];
 
-/// Facilities that only a profile that names them has.
+/// Facilities that are present only if a profile names them.
 const EXTRA: Facilities = Facilities::RTM
     .union(Facilities::L2CAT)
     .union(Facilities::PMU8)
     .union(Facilities::SMM);
 
-/// Why a profile was refused.
+/// A profile that cannot be used.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ProfileError {
-    /// No such model.
-    #[error("no processor model `{0}`: there are skylake-server, portable-v1 and host")]
+    /// The model does not exist.
+    #[error("no processor model `{0}`: choose skylake-server, portable-v1 or host")]
     Model(String),
-    /// Neither `+facility`, `-facility` nor `pmu=N`.
+    /// A word is neither `+facility`, `-facility` nor `pmu=N`.
     #[error("`{0}` is not +FACILITY, -FACILITY, pmu=4 or pmu=8")]
     Word(String),
-    /// No such facility.
-    #[error("no facility `{0}`: there are {names}", names = names())]
+    /// The facility does not exist.
+    #[error("no facility `{0}`: choose from {names}", names = names())]
     Facility(String),
-    /// One is both in and out, or named twice.
+    /// A facility is named twice.
     #[error("facility `{0}` is named twice")]
     Twice(String),
-    /// Not a number of counters that a processor has.
+    /// The number of counters is neither 4 nor 8.
     #[error("pmu={0}: a processor has 4 or 8 general-purpose counters")]
     Counters(u64),
-    /// One facility needs another that was left out.
-    #[error("{what} needs {lacks}, which the profile leaves out")]
+    /// A facility needs another that the profile leaves out.
+    #[error("{facility} needs {needs}, which the profile leaves out")]
     Needs {
-        /// What is in the profile.
-        what: String,
-        /// What is not.
-        lacks: String,
+        /// The facility in the profile.
+        facility: String,
+        /// The facility that is missing.
+        needs: String,
     },
-    /// What executes the guest cannot do it.
+    /// The engine does not provide the facility.
     #[error("{0} needs the interpreter: --engine interp")]
     Unavailable(String),
-    /// Not TOML, or not these keys.
+    /// The file is not TOML, or has other keys.
     #[error("{0}")]
     File(String),
 }
 
-/// All names, for messages and help.
+/// All facility names, for messages.
 fn names() -> String {
     let names: Vec<_> = NAMES.iter().map(|&(name, _)| name).collect();
     names.join(", ")
 }
 
-/// The names of facilities as profiles spell them.
-fn spelled(facilities: Facilities) -> String {
+/// The names of `facilities`, as profiles spell them.
+fn spell(facilities: Facilities) -> String {
     let mut list: Vec<_> = NAMES
         .iter()
         .filter(|&&(name, facility)| name != "rdt" && facilities.contains(facility))
@@ -106,42 +106,43 @@ fn spelled(facilities: Facilities) -> String {
     list.join(" and ")
 }
 
-fn named(name: &str) -> Result<Facilities, ProfileError> {
+fn facility(name: &str) -> Result<Facilities, ProfileError> {
     let found = NAMES.iter().find(|&&(known, _)| known == name);
     found
-        .map(|&(_, facility)| facility)
-        .ok_or_else(|| ProfileError::Facility(shown(name)))
+        .map(|&(_, facilities)| facilities)
+        .ok_or_else(|| ProfileError::Facility(quote(name)))
 }
 
-/// A piece of the user's text, fit for a message.
-fn shown(text: &str) -> String {
+/// The beginning of the user's text, escaped for a message.
+fn quote(text: &str) -> String {
     text.chars().take(40).flat_map(char::escape_debug).collect()
 }
 
-/// A model, and how the processor differs from it.
+/// A processor model, and the facilities by which the processor differs from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Profile {
+pub struct CpuProfile {
     model: CpuModel,
     with: Facilities,
     without: Facilities,
 }
 
-impl Default for Profile {
+impl Default for CpuProfile {
     fn default() -> Self {
         CpuModel::default().into()
     }
 }
 
-impl From<CpuModel> for Profile {
+impl From<CpuModel> for CpuProfile {
     fn from(model: CpuModel) -> Self {
         Self::of(model)
     }
 }
 
-/// A profile as a file has it.
-#[derive(Deserialize)]
+/// The contents of a profile file.
+#[cfg(feature = "toml")]
+#[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct ProfileFile {
     model: Option<String>,
     #[serde(default)]
     with: Vec<String>,
@@ -150,8 +151,8 @@ struct File {
     pmu: Option<u64>,
 }
 
-impl Profile {
-    /// A model as it is.
+impl CpuProfile {
+    /// The profile of a model without changes.
     pub const fn of(model: CpuModel) -> Self {
         Self {
             model,
@@ -160,30 +161,33 @@ impl Profile {
         }
     }
 
-    /// Which processor it is made from.
+    /// The processor model.
     pub const fn model(&self) -> CpuModel {
         self.model
     }
 
-    /// The facilities that no KVM can give a guest, natively or by taking turns with the interpreter.
+    /// Whether the guest must run in the interpreter all the time.
+    ///
+    /// No KVM provides RTM or SMM, and switching engines does not help.
     pub const fn needs_interpreter(&self) -> bool {
         self.with.intersects(Facilities::RTM.union(Facilities::SMM))
     }
 
-    /// Reads the text of a profile file.
+    /// Parses the text of a profile file.
     ///
     /// # Errors
     ///
-    /// Says what is wrong with it in one line.
+    /// The text is not a profile; the message has one line and names the line of the file.
+    #[cfg(feature = "toml")]
     pub fn from_toml(text: &str) -> Result<Self, ProfileError> {
-        let file: File = toml::from_str(text).map_err(|error| {
+        let file: ProfileFile = toml::from_str(text).map_err(|error| {
             let line = error.span().map(|span| {
                 let before = text.get(..span.start).unwrap_or(text);
                 before.matches('\n').count() + 1
             });
-            let place = line.map_or_else(String::new, |line| format!("line {line}: "));
-            let what = error.message().lines().next().unwrap_or_default();
-            ProfileError::File(format!("{place}{what}"))
+            let line = line.map_or_else(String::new, |line| format!("line {line}: "));
+            let message = error.message().lines().next().unwrap_or_default();
+            ProfileError::File(format!("{line}{message}"))
         })?;
         let mut profile: Self = model(file.model.as_deref().unwrap_or("skylake-server"))?.into();
         for (list, add) in [(&file.with, true), (&file.without, false)] {
@@ -197,10 +201,11 @@ impl Profile {
         Ok(profile)
     }
 
+    /// Adds or removes the facility of this name.
     fn change(&mut self, name: &str, add: bool) -> Result<(), ProfileError> {
-        let facility = named(name)?;
+        let facility = facility(name)?;
         if self.with.union(self.without).intersects(facility) {
-            return Err(ProfileError::Twice(shown(name)));
+            return Err(ProfileError::Twice(quote(name)));
         }
         let list = if add {
             &mut self.with
@@ -220,25 +225,26 @@ impl Profile {
         Ok(())
     }
 
-    /// What the processor has, of what is `available` where it runs. What is available no more than in
-    /// part, because the host lacks it, is left out; what the profile asks for by name must be there.
+    /// The facilities of this profile that the engine can provide.
+    ///
+    /// `available` are the facilities that the engine provides. A facility that is not available is
+    /// left out, unless the profile names it.
     ///
     /// # Errors
     ///
-    /// When the profile asks for what is not available, or for one facility without another that it
-    /// needs.
+    /// The profile names a facility that is not available, or one without another that it needs.
     pub fn facilities(&self, available: Facilities) -> Result<Facilities, ProfileError> {
         let missing = self.with.difference(available);
         if !missing.is_empty() {
-            return Err(ProfileError::Unavailable(spelled(missing)));
+            return Err(ProfileError::Unavailable(spell(missing)));
         }
-        let usual = available.difference(EXTRA);
-        let has = usual.union(self.with).difference(self.without);
-        for &(what, needs) in NEEDS {
-            if has.contains(what) && !has.contains(needs) {
+        let default = available.difference(EXTRA);
+        let has = default.union(self.with).difference(self.without);
+        for &(facility, needs) in NEEDS {
+            if has.contains(facility) && !has.contains(needs) {
                 return Err(ProfileError::Needs {
-                    what: spelled(what),
-                    lacks: spelled(needs),
+                    facility: spell(facility),
+                    needs: spell(needs),
                 });
             }
         }
@@ -251,14 +257,14 @@ fn model(name: &str) -> Result<CpuModel, ProfileError> {
         "skylake-server" => Ok(CpuModel::SkylakeServer),
         "portable-v1" => Ok(CpuModel::PortableV1),
         "host" => Ok(CpuModel::Host),
-        _ => Err(ProfileError::Model(shown(name))),
+        _ => Err(ProfileError::Model(quote(name))),
     }
 }
 
-impl FromStr for Profile {
+impl FromStr for CpuProfile {
     type Err = ProfileError;
 
-    /// `MODEL,+FACILITY,-FACILITY,pmu=N`. Without a model it is `skylake-server`.
+    /// Parses `MODEL,+FACILITY,-FACILITY,pmu=N`; the model defaults to `skylake-server`.
     fn from_str(text: &str) -> Result<Self, ProfileError> {
         let mut words = text.split(',').peekable();
         let mut profile = Self::default();
@@ -278,16 +284,17 @@ impl FromStr for Profile {
                     return Err(ProfileError::Twice("pmu=".to_owned()));
                 }
                 let number = number.parse();
-                profile.set_counters(number.map_err(|_| ProfileError::Word(shown(word)))?)?;
+                profile.set_counters(number.map_err(|_| ProfileError::Word(quote(word)))?)?;
             } else {
-                return Err(ProfileError::Word(shown(word)));
+                return Err(ProfileError::Word(quote(word)));
             }
         }
         Ok(profile)
     }
 }
 
-impl fmt::Display for Profile {
+impl fmt::Display for CpuProfile {
+    /// The profile as [`FromStr`] parses it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.model)?;
         for (sign, list) in [('+', self.with), ('-', self.without)] {
@@ -309,7 +316,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn parse(text: &str) -> Result<Profile, ProfileError> {
+    fn parse(text: &str) -> Result<CpuProfile, ProfileError> {
         text.parse()
     }
 
@@ -318,15 +325,15 @@ mod tests {
     }
 
     #[test]
-    fn facilities_are_put_in_and_left_out() {
-        assert_eq!(all("skylake-server"), Ok(Facilities::OBSERVED));
-        let wide = Facilities::OBSERVED
+    fn profile_adds_and_removes_facilities() {
+        assert_eq!(all("skylake-server"), Ok(Facilities::INTERP_DEFAULT));
+        let wide = Facilities::INTERP_DEFAULT
             .difference(Facilities::PEBS)
             .union(Facilities::RTM | Facilities::L2CAT | Facilities::PMU8);
         assert_eq!(all("skylake-server,-pebs,+rtm,+l2cat,pmu=8"), Ok(wide));
         assert_eq!(
             all("-rdt"),
-            Ok(Facilities::OBSERVED.difference(Facilities::RDT))
+            Ok(Facilities::INTERP_DEFAULT.difference(Facilities::RDT))
         );
         assert_eq!(
             parse("portable-v1,pmu=4").unwrap().model(),
@@ -335,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn shown_as_it_is_parsed() {
+    fn display_round_trips_through_from_str() {
         for text in [
             "host",
             "skylake-server,+rtm,+l2cat,-pebs,pmu=8",
@@ -346,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_profiles_are_refused() {
+    fn malformed_profiles_are_rejected() {
         let word = |text: &str| Err(ProfileError::Word(text.into()));
         let rows = [
             ("", Err(ProfileError::Model(String::new()))),
@@ -366,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_combinations_are_refused_with_a_reason() {
+    fn inconsistent_profiles_are_rejected_with_a_reason() {
         let rows = [
             ("-pmu", "pebs needs pmu, which the profile leaves out"),
             (
@@ -379,18 +386,19 @@ mod tests {
             assert_eq!(all(text).unwrap_err().to_string(), expected);
         }
         assert!(all("-pmu,-pebs").is_ok() && all("-l3cat,-cdp").is_ok());
-        let natively = |text| parse(text).unwrap().facilities(Facilities::NATIVE);
+        let under_kvm = |text| parse(text).unwrap().facilities(Facilities::KVM);
         let expected = "l2cat and pmu=8 needs the interpreter: --engine interp";
-        assert_eq!(natively("+l2cat,pmu=8").unwrap_err().to_string(), expected);
+        assert_eq!(under_kvm("+l2cat,pmu=8").unwrap_err().to_string(), expected);
         let expected = "rtm and pmu=8 needs the interpreter: --engine interp";
-        assert_eq!(natively("+rtm,pmu=8").unwrap_err().to_string(), expected);
+        assert_eq!(under_kvm("+rtm,pmu=8").unwrap_err().to_string(), expected);
     }
 
+    #[cfg(feature = "toml")]
     #[test]
-    fn files_say_the_same() {
+    fn profile_file_equals_the_command_line_form() {
         let text = "# A wide one.\nwith = [\"rtm\"]\nwithout = [\"pebs\"]\npmu = 8\n";
-        assert_eq!(Profile::from_toml(text), parse("+rtm,-pebs,pmu=8"));
-        assert_eq!(Profile::from_toml(""), Ok(Profile::default()));
+        assert_eq!(CpuProfile::from_toml(text), parse("+rtm,-pebs,pmu=8"));
+        assert_eq!(CpuProfile::from_toml(""), Ok(CpuProfile::default()));
         let rows = [
             ("model = \"x\"", "no processor model `x`"),
             ("\nwidth = 3", "line 2: unknown field `width`"),
@@ -400,19 +408,20 @@ mod tests {
             ("= =", "line 1: "),
         ];
         for (text, expected) in rows {
-            let line = Profile::from_toml(text).unwrap_err().to_string();
+            let line = CpuProfile::from_toml(text).unwrap_err().to_string();
             assert!(line.starts_with(expected) && !line.contains('\n'), "{line}");
         }
     }
 
     proptest! {
         #[test]
-        fn any_text_is_parsed_or_refused_in_one_line(text in any::<String>(), words in "[+=a-z8,-]{0,30}") {
+        fn error_for_any_text_has_one_line(text in any::<String>(), words in "[+=a-z8,-]{0,30}") {
             for text in [text, words] {
                 if let Err(error) = parse(&text) {
                     prop_assert!(!error.to_string().contains('\n'));
                 }
-                if let Err(error) = Profile::from_toml(&text) {
+                #[cfg(feature = "toml")]
+                if let Err(error) = CpuProfile::from_toml(&text) {
                     prop_assert!(!error.to_string().contains('\n'));
                 }
             }

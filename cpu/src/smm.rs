@@ -1,32 +1,37 @@
-//! System-management mode: what an SMI saves, what it loads, and what RSM takes back.
-//! SDM Vol. 3C, "SMRAM State Save Map and Intel 64 Architecture", "SMM Handler Execution
-//! Environment" and "Exiting From SMM".
+//! System-management mode: the state that an SMI saves and loads, and that RSM restores.
 //!
-//! The hidden parts of segment registers lie in the fields that the map reserves.
+//! SDM Vol. 3C, "SMRAM State Save Map and Intel 64 Architecture", "SMM Handler Execution
+//! Environment" and "Exiting From SMM". The hidden parts of segment registers are in fields that
+//! the manual's map reserves.
 
-use serde::{Deserialize, Serialize};
+use hindsight_regs::cr::Cr0;
+use hindsight_regs::dr::Dr7;
+use hindsight_regs::rflags::Rflags;
 
 use crate::state::{Activity, CpuState, DescriptorTable, Segment, StateError, seg};
 
 /// SMBASE after RESET.
 pub const BASE_RESET: u32 = 0x3_0000;
-/// Where the save area lies, from SMBASE.
+/// Offset of the save area from SMBASE.
 pub const AREA_OFFSET: u64 = 0xfc00;
 /// Bytes of the save area.
 pub const AREA_LEN: usize = 0x400;
-/// Where the handler is entered, from SMBASE.
+/// Offset of the handler's entry point from SMBASE.
 const ENTRY: u64 = 0x8000;
-/// SMM revision identifier: SMBASE can be moved, I/O instructions cannot be restarted.
+/// SMM revision identifier: SMBASE relocation, no I/O instruction restart.
 const REVISION: u32 = 0x2_0100;
-/// The area begins at this offset of the manual's map.
+/// Offset in the manual's map at which the save area begins.
 const MAP: usize = 0x7c00;
+/// The bits of CR0 that an SMI clears.
+const CR0_CLEARED: u64 = Cr0::PE.union(Cr0::EM).union(Cr0::TS).union(Cr0::PG).bits();
 
 /// System-management mode of one processor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Smm {
-    /// The processor is in this mode.
+    /// The processor is in system-management mode.
     pub active: bool,
-    /// SMBASE.
+    /// SMBASE, a guest-physical address.
     pub base: u32,
 }
 
@@ -47,6 +52,8 @@ impl Smm {
 }
 
 /// Offsets in the manual's map.
+///
+/// SDM Vol. 3C, table "SMRAM State Save Map for Intel 64 Architecture".
 mod at {
     pub(super) const CR0: usize = 0x7ff8;
     pub(super) const CR3: usize = 0x7ff0;
@@ -64,7 +71,7 @@ mod at {
         0x7f5c, 0x7f64, 0x7f6c, 0x7f74, 0x7f7c, 0x7f84, 0x7f8c, 0x7f94, 0x7f54, 0x7f4c, 0x7f44,
         0x7f3c, 0x7f34, 0x7f2c, 0x7f24, 0x7f1c,
     ];
-    /// Bit 0: the processor was halted, and halts again.
+    /// Bit 0: the processor was halted, and RSM halts it again.
     pub(super) const HALT_RESTART: usize = 0x7f02;
     pub(super) const REVISION: usize = 0x7efc;
     pub(super) const BASE: usize = 0x7ef8;
@@ -75,13 +82,13 @@ mod at {
     pub(super) const CR4: usize = 0x7e40;
     pub(super) const IDT_HIGH: usize = 0x7dd8;
     pub(super) const GDT_HIGH: usize = 0x7dd0;
-    /// Reserved: hidden parts of ES, CS, SS, DS, FS, GS, LDTR and TR, 16 bytes each.
+    /// Reserved by the manual: hidden parts of ES, CS, SS, DS, FS, GS, LDTR and TR, 16 bytes each.
     pub(super) const HIDDEN: usize = 0x7d00;
-    /// Reserved: bit 0 set if NMIs were blocked.
+    /// Reserved by the manual: bit 0 is set if NMIs were blocked.
     pub(super) const BLOCKED: usize = 0x7d80;
 }
 
-/// The save area as it lies in memory.
+/// The save area as bytes of guest memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SaveArea(pub [u8; AREA_LEN]);
 
@@ -93,6 +100,7 @@ impl Default for SaveArea {
 
 impl SaveArea {
     fn put(&mut self, at: usize, bytes: &[u8]) {
+        debug_assert!(at >= MAP, "the offset is in the save area");
         self.0[at - MAP..][..bytes.len()].copy_from_slice(bytes);
     }
 
@@ -138,7 +146,7 @@ impl SaveArea {
         }
     }
 
-    /// What an SMI saves of this state.
+    /// The state that an SMI saves.
     fn of(state: &CpuState) -> Self {
         let mut area = Self::default();
         let whole = [
@@ -188,10 +196,11 @@ impl SaveArea {
 }
 
 impl CpuState {
-    /// An SMI is taken: loads what the handler starts with, and gives the save area, which belongs
-    /// at [`Smm::area`].
+    /// Enters system-management mode: loads the state in which the handler starts.
+    ///
+    /// Returns the save area, which the caller writes to [`Smm::area`].
     pub fn enter_smm(&mut self) -> SaveArea {
-        const PE_EM_TS_PG: u64 = 1 | 1 << 2 | 1 << 3 | 1 << 31;
+        debug_assert!(!self.smm.active, "SMIs are blocked in SMM");
         let area = SaveArea::of(self);
         let flat = Segment {
             selector: 0,
@@ -209,29 +218,29 @@ impl CpuState {
             ..flat
         };
         self.rip = ENTRY;
-        self.rflags = 2;
-        self.cr0 &= !PE_EM_TS_PG;
+        self.rflags = Rflags::FIXED.bits();
+        self.cr0 &= !CR0_CLEARED;
         self.cr4 = 0;
         self.efer = 0;
-        self.dr7 = 0x400;
+        self.dr7 = Dr7::RESET.0;
         self.events.nmi_blocked = true;
         self.activity = Activity::Running;
         self.smm.active = true;
         area
     }
 
-    /// RSM: takes back what the area holds.
+    /// Leaves system-management mode by RSM: restores the state in `area`.
     ///
     /// # Errors
     ///
-    /// Where the area holds a state that no processor can be in: the processor shuts down.
+    /// The area holds an invalid state: the processor must shut down. Nothing has changed.
     pub fn leave_smm(&mut self, area: &SaveArea) -> Result<(), StateError> {
         let mut new = self.clone();
         new.cr0 = area.u64(at::CR0);
         new.cr3 = area.u64(at::CR3);
         new.cr4 = area.u64(at::CR4);
         new.efer = area.u64(at::EFER);
-        new.rflags = area.u64(at::RFLAGS) | 2;
+        new.rflags = area.u64(at::RFLAGS) | Rflags::FIXED.bits();
         new.rip = area.u64(at::RIP);
         new.dr6 = area.u64(at::DR6);
         new.dr7 = area.u64(at::DR7);
@@ -278,7 +287,7 @@ mod tests {
 
     /// Rules SMF-09, RST-03 to RST-05.
     #[test]
-    fn handler_starts_in_real_mode_like_surroundings_and_all_comes_back() {
+    fn smi_starts_the_handler_and_rsm_restores_the_state() {
         let before = state();
         let mut state = before.clone();
         let area = state.enter_smm();
@@ -293,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn handler_moves_its_base_and_ends_the_halt() {
+    fn handler_relocates_smbase_and_cancels_the_halt() {
         let mut state = state();
         let mut area = state.enter_smm();
         area.put(at::BASE, &0xa_0000_u32.to_le_bytes());
@@ -310,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_area_is_refused() {
+    fn rsm_of_an_invalid_area_fails_and_changes_nothing() {
         let mut state = state();
         let area = state.enter_smm();
         let inside = state.clone();
@@ -329,11 +338,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_area_gives_a_possible_state_or_none(bytes in prop::collection::vec(any::<u8>(), AREA_LEN)) {
+        fn rsm_of_any_area_gives_a_valid_state_or_fails(
+            bytes in prop::collection::vec(any::<u8>(), AREA_LEN),
+        ) {
             let mut state = state();
             let mut area = state.enter_smm();
-            // Parts of it, so that some are possible.
-            for (n, byte) in bytes.into_iter().enumerate().filter(|&(n, b)| b as usize % 64 == n % 64) {
+            // A few bytes only, so that some areas are possible.
+            let some = bytes.into_iter().enumerate().filter(|&(n, b)| b as usize % 64 == n % 64);
+            for (n, byte) in some {
                 area.0[n] = byte;
             }
             if state.leave_smm(&area).is_ok() {

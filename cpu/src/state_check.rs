@@ -1,20 +1,25 @@
-//! What makes a saved processor state possible: a snapshot is untrusted input.
+//! The check that a processor can be in a saved state: a snapshot is untrusted input.
 
 use thiserror::Error;
 
-use hindsight_regs::cr::Cr0;
+use hindsight_regs::cr::{Cr0, Cr4, Efer};
+use hindsight_regs::dr::{Dr6, Dr7};
+use hindsight_regs::vector::Vector;
 
-use crate::control::{self, Controls};
+use crate::control::{self, ControlMasks};
 use crate::state::{CpuState, XSAVE_LEN};
 
-/// x87, SSE, AVX, AVX-512 and PKRU.
+/// Components of XCR0: x87, SSE, AVX, AVX-512 (three) and PKRU.
 const XCR0: u64 = 0x2e7;
 /// Bits of a segment's access rights that exist in [`crate::state::Segment::access`].
 const ACCESS: u16 = 0xf0ff;
+/// Vectors below this one are exceptions.
+const EXCEPTIONS: u8 = 32;
 
-/// A state that no processor can be in: which part of it.
+/// A register or field whose saved value no processor can have.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("the saved {part} ({value:#x}) is not possible")]
+#[non_exhaustive]
 pub struct StateError {
     /// The register or field.
     pub part: &'static str,
@@ -35,8 +40,8 @@ impl CpuState {
     ///
     /// # Errors
     ///
-    /// Names what cannot be: reserved bits, modes that contradict each other, XSAVE headers and
-    /// MXCSR values that would fault when they are loaded.
+    /// Names the first invalid part: a reserved bit, contradicting mode bits, or an XSAVE header
+    /// or MXCSR value that would fault when it is loaded.
     pub fn check(&self) -> Result<(), StateError> {
         self.check_control()?;
         self.check_segments()?;
@@ -46,22 +51,23 @@ impl CpuState {
     }
 
     fn check_control(&self) -> Result<(), StateError> {
-        let flag = |value: u64, bit: u32| value >> bit & 1 != 0;
-        let pg = flag(self.cr0, 31);
-        let (lme, lma) = (flag(self.efer, 8), flag(self.efer, 10));
-        let Controls {
+        let pg = self.cr0 & Cr0::PG.bits() != 0;
+        let pae = self.cr4 & Cr4::PAE.bits() != 0;
+        let lme = self.efer & Efer::LME.bits() != 0;
+        let lma = self.efer & Efer::LMA.bits() != 0;
+        let ControlMasks {
             cr4,
             efer,
             physical,
-        } = Controls::WIDEST;
-        let cr0 = self.cr0 & !Cr0::all().bits() == 0 && control::takes_cr0(self.cr0);
+        } = ControlMasks::WIDEST;
+        let cr0 = self.cr0 & !Cr0::all().bits() == 0 && control::accepts_cr0(self.cr0);
         require(cr0, "CR0", self.cr0)?;
         require(self.cr4 & !cr4 == 0, "CR4", self.cr4)?;
         require(self.cr3 & !physical == 0, "CR3", self.cr3)?;
-        require(control::takes_cr8(self.cr8), "CR8", self.cr8)?;
-        let consistent = lma == (lme && pg) && (!lma || flag(self.cr4, 5));
+        require(control::accepts_cr8(self.cr8), "CR8", self.cr8)?;
+        let consistent = lma == (lme && pg) && (!lma || pae);
         require(self.efer & !efer == 0 && consistent, "EFER", self.efer)?;
-        let possible = control::takes_rflags(self, self.rflags);
+        let possible = control::accepts_rflags(self, self.rflags);
         require(possible, "RFLAGS", self.rflags)
     }
 
@@ -79,7 +85,7 @@ impl CpuState {
 
     fn check_debug(&self) -> Result<(), StateError> {
         require(self.dr6 >> 32 == 0, "DR6", self.dr6)?;
-        let fixed = self.dr7 >> 32 == 0 && self.dr7 & 1 << 10 != 0;
+        let fixed = self.dr7 >> 32 == 0 && self.dr7 & Dr7::RESET.0 != 0;
         require(fixed, "DR7", self.dr7)
     }
 
@@ -111,13 +117,13 @@ impl CpuState {
         if let Some(exception) = events.exception {
             let vector = exception.vector;
             require(
-                vector < 32 && vector != 2,
+                vector < EXCEPTIONS && vector != Vector::NMI.0,
                 "exception vector",
                 vector.into(),
             )?;
         }
         require(
-            events.deferred_db & !0xf == 0,
+            events.deferred_db & !Dr6::BREAKPOINTS == 0,
             "deferred #DB bits",
             events.deferred_db,
         )
@@ -127,17 +133,17 @@ impl CpuState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::Exception;
+    use crate::state::PendingException;
 
     #[test]
-    fn state_after_reset_is_possible() {
+    fn check_accepts_the_state_after_reset() {
         assert_eq!(CpuState::reset().check(), Ok(()));
     }
 
     #[test]
-    fn impossible_states_are_refused_by_the_name_of_what_is_wrong() {
-        type Change = fn(&mut CpuState);
-        let rows: [(&str, Change); 14] = [
+    fn check_names_the_invalid_part() {
+        type Corruption = fn(&mut CpuState);
+        let rows: [(&str, Corruption); 14] = [
             ("RFLAGS", |s| s.rflags = 0),
             ("RFLAGS", |s| s.rflags |= 1 << 40),
             ("CR0", |s| s.cr0 |= 1 << 31),
@@ -152,16 +158,16 @@ mod tests {
             ("MXCSR", |s| s.xsave.0[26] = 1),
             ("XSAVE header", |s| s.xsave.0[527] = 0x80),
             ("exception vector", |s| {
-                s.events.exception = Some(Exception {
+                s.events.exception = Some(PendingException {
                     vector: 200,
                     error_code: None,
                     payload: None,
                 });
             }),
         ];
-        for (part, change) in rows {
+        for (part, corrupt) in rows {
             let mut state = CpuState::reset();
-            change(&mut state);
+            corrupt(&mut state);
             assert_eq!(state.check().map_err(|e| e.part), Err(part));
         }
     }

@@ -2,25 +2,27 @@
 //!
 //! Follows ACPI 6.5, "PM1 Event Grouping", "PM1 Control Grouping" and "Power Management Timer".
 //! The machine is always in ACPI mode. It has no fixed buttons and no SCI source, so no event is
-//! ever signalled; the timer's carry shows in PM1_STS without an interrupt.
+//! ever signalled; the timer's carry is visible in PM1_STS without an interrupt.
 
-use serde::{Deserialize, Serialize};
+use bitfield_struct::bitfield;
+use bitflags::bitflags;
 
 use crate::bus::Device;
 use crate::hooks::{MachineRequest, NanoClock, Requests};
+use crate::inspect::{FieldList, Inspect, InspectField};
 use crate::test_device::{copy_in, copy_out};
 
 /// First port: PM1a_EVT_BLK, 4 ports.
 pub const PM_PORT: u16 = 0x600;
-/// PM1a_CNT_BLK, 2 ports.
+/// First port of PM1a_CNT_BLK, 2 ports.
 pub const PM_CONTROL_PORT: u16 = PM_PORT + 4;
-/// PM_TMR_BLK, 4 ports, 32 bits wide.
+/// First port of PM_TMR_BLK, 4 ports: the timer is 32 bits wide.
 pub const PM_TIMER_PORT: u16 = PM_PORT + 8;
-/// Ports of all three blocks.
+/// Number of ports of all three blocks.
 pub const PM_PORTS: u16 = 12;
-/// The SLP_TYP value that means S5, soft off.
+/// Value of SLP_TYP for S5, soft off.
 pub const SLEEP_TYPE_S5: u8 = 5;
-/// Rate of the power management timer, in Hz.
+/// Rate of the power management timer in Hz.
 pub const PM_TIMER_HZ: u32 = 3_579_545;
 
 const STATUS: usize = 0;
@@ -28,22 +30,69 @@ const ENABLE: usize = 2;
 const CONTROL: usize = 4;
 const TIMER: usize = 8;
 
-const TIMER_STATUS: u16 = 1 << 0;
-/// Timer, global lock, power button, sleep button and RTC events.
-const ENABLE_MASK: u16 = 0x0721;
-const SCI_ENABLE: u16 = 1 << 0;
-/// Bus master reload and SLP_TYP read back; GBL_RLS and SLP_EN read as zero.
-const CONTROL_MASK: u16 = 0x1c02;
-const SLEEP_ENABLE: u16 = 1 << 13;
+bitflags! {
+    /// PM1_STS.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Pm1Status: u16 {
+        /// TMR_STS: the timer's top bit has changed.
+        const TIMER = 1 << 0;
+    }
+}
 
-/// The registers as plain data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+bitflags! {
+    /// PM1_EN.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Pm1Enable: u16 {
+        /// TMR_EN: timer.
+        const TIMER = 1 << 0;
+        /// GBL_EN: release of the global lock.
+        const GLOBAL_LOCK = 1 << 5;
+        /// PWRBTN_EN: power button.
+        const POWER_BUTTON = 1 << 8;
+        /// SLPBTN_EN: sleep button.
+        const SLEEP_BUTTON = 1 << 9;
+        /// RTC_EN: real-time clock.
+        const RTC = 1 << 10;
+    }
+}
+
+/// PM1_CNT.
+#[bitfield(u16)]
+struct Pm1Control {
+    /// SCI_EN: power management events raise an SCI; always set.
+    sci_enable: bool,
+    /// BM_RLD: bus master requests leave C3.
+    bus_master_reload: bool,
+    /// GBL_RLS: reads as 0.
+    global_lock_release: bool,
+    #[bits(7)]
+    __: u8,
+    /// SLP_TYP: the sleeping state that SLP_EN enters.
+    #[bits(3)]
+    sleep_type: u8,
+    /// SLP_EN: enters the sleeping state; reads as 0.
+    sleep_enable: bool,
+    #[bits(2)]
+    __: u8,
+}
+
+impl Pm1Control {
+    /// The bits that read back: BM_RLD and SLP_TYP.
+    const STORED: u16 = Self::new()
+        .with_bus_master_reload(true)
+        .with_sleep_type(0b111)
+        .into_bits();
+}
+
+/// The state of the registers as plain data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct AcpiPmState {
     /// PM1_EN.
     pub enable: u16,
     /// PM1_CNT without SCI_EN, which is always set.
     pub control: u16,
-    /// How often the timer's top bit had changed when TMR_STS was last cleared.
+    /// The number of changes of the timer's top bit when TMR_STS was last cleared.
     pub timer_carries: u64,
 }
 
@@ -56,7 +105,7 @@ pub struct AcpiPm {
 }
 
 impl AcpiPm {
-    /// The registers after reset; the timer counts `clock`.
+    /// The registers after reset; the timer follows `clock`.
     pub fn new(clock: NanoClock, requests: Requests) -> Self {
         Self {
             state: AcpiPmState::default(),
@@ -65,16 +114,16 @@ impl AcpiPm {
         }
     }
 
-    /// The registers; the timer follows the clock.
+    /// The registers, without the timer, which follows the clock.
     pub fn save(&self) -> AcpiPmState {
         self.state
     }
 
-    /// Takes saved registers over, without the bits that do not exist; requests nothing.
+    /// Sets saved registers, without the bits that do not exist; requests nothing.
     pub fn restore(&mut self, state: &AcpiPmState) {
         self.state = AcpiPmState {
-            enable: state.enable & ENABLE_MASK,
-            control: state.control & CONTROL_MASK,
+            enable: state.enable & Pm1Enable::all().bits(),
+            control: state.control & Pm1Control::STORED,
             timer_carries: state.timer_carries,
         };
     }
@@ -89,16 +138,24 @@ impl AcpiPm {
         self.count() >> 31
     }
 
+    fn status(&self) -> Pm1Status {
+        let mut status = Pm1Status::empty();
+        status.set(Pm1Status::TIMER, self.carries() != self.state.timer_carries);
+        status
+    }
+
+    fn control(&self) -> Pm1Control {
+        Pm1Control::from(self.state.control).with_sci_enable(true)
+    }
+
     /// All registers as the guest reads them.
     fn image(&self) -> [u8; 12] {
         let mut image = [0; 12];
-        let carried = self.carries() != self.state.timer_carries;
-        let status = if carried { TIMER_STATUS } else { 0 };
-        let count = self.count().to_le_bytes();
-        image[STATUS..ENABLE].copy_from_slice(&status.to_le_bytes());
+        let control = u16::from(self.control());
+        image[STATUS..ENABLE].copy_from_slice(&self.status().bits().to_le_bytes());
         image[ENABLE..CONTROL].copy_from_slice(&self.state.enable.to_le_bytes());
-        image[CONTROL..6].copy_from_slice(&(self.state.control | SCI_ENABLE).to_le_bytes());
-        image[TIMER..].copy_from_slice(&count[..4]);
+        image[CONTROL..6].copy_from_slice(&control.to_le_bytes());
+        image[TIMER..].copy_from_slice(&self.count().to_le_bytes()[..4]);
         image
     }
 }
@@ -110,37 +167,53 @@ impl Device for AcpiPm {
 
     fn write(&mut self, offset: u64, data: &[u8]) {
         let mut image = self.image();
-        // Status bits are cleared by ones: what is not written must look like zeros.
+        // A one clears a status bit, so bytes that are not written must be zeros.
         image[STATUS..ENABLE].fill(0);
         copy_in(&mut image, offset, data);
-        let word = |at: usize| u16::from_le_bytes([image[at], image[at + 1]]);
-        if word(STATUS) & TIMER_STATUS != 0 {
+        let word = |offset: usize| u16::from_le_bytes([image[offset], image[offset + 1]]);
+        if Pm1Status::from_bits_truncate(word(STATUS)).contains(Pm1Status::TIMER) {
             self.state.timer_carries = self.carries();
         }
-        self.state.enable = word(ENABLE) & ENABLE_MASK;
-        let control = word(CONTROL);
-        self.state.control = control & CONTROL_MASK;
-        if control & SLEEP_ENABLE != 0 && (control >> 10) & 0b111 == SLEEP_TYPE_S5.into() {
+        self.state.enable = word(ENABLE) & Pm1Enable::all().bits();
+        let control = Pm1Control::from(word(CONTROL));
+        self.state.control = u16::from(control) & Pm1Control::STORED;
+        if control.sleep_enable() && control.sleep_type() == SLEEP_TYPE_S5 {
             self.requests.send(MachineRequest::PowerOff);
         }
+    }
+}
+
+impl Inspect for AcpiPm {
+    fn inspect(&self) -> Vec<InspectField> {
+        let enable = Pm1Enable::from_bits_truncate(self.state.enable);
+        let mut fields = FieldList::default();
+        fields.flags("PM1_STS", self.status());
+        fields.flags("PM1_EN", enable);
+        fields.hex("PM1_CNT", u16::from(self.control()));
+        fields.push("SLP_TYP", self.control().sleep_type());
+        fields.push("timer", self.count() & u64::from(u32::MAX));
+        fields.finish()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hooks::test::recorder;
+    use crate::hooks::test::collector;
+    use crate::inspect::test::field;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     const SECOND: u64 = 1_000_000_000;
+    const SCI_ENABLE: u16 = Pm1Control::new().with_sci_enable(true).into_bits();
+    const SLEEP_ENABLE: u16 = Pm1Control::new().with_sleep_enable(true).into_bits();
 
-    fn at(nanoseconds: u64) -> (AcpiPm, Arc<AtomicU64>, impl Fn() -> Vec<MachineRequest>) {
-        let (requests, seen) = recorder();
+    fn pm_at(nanoseconds: u64) -> (AcpiPm, Arc<AtomicU64>, impl Fn() -> Vec<MachineRequest>) {
+        let (requests, sent) = collector();
         let now = Arc::new(AtomicU64::new(nanoseconds));
         let clock = Arc::clone(&now);
         let clock = NanoClock::new(move || clock.load(Ordering::Relaxed));
-        (AcpiPm::new(clock, requests), now, seen)
+        (AcpiPm::new(clock, requests), now, sent)
     }
 
     fn word(pm: &mut AcpiPm, offset: u64) -> u16 {
@@ -157,7 +230,7 @@ mod tests {
 
     #[test]
     fn timer_counts_its_rate_and_wraps_at_32_bits() {
-        let (mut pm, now, _) = at(0);
+        let (mut pm, now, _) = pm_at(0);
         assert_eq!(timer(&mut pm), 0);
         now.store(SECOND, Ordering::Relaxed);
         assert_eq!(timer(&mut pm), PM_TIMER_HZ);
@@ -168,15 +241,15 @@ mod tests {
     }
 
     #[test]
-    fn timer_status_shows_a_carry_until_cleared() {
-        let (mut pm, now, _) = at(0);
+    fn timer_status_is_set_by_a_carry_until_cleared() {
+        let (mut pm, now, _) = pm_at(0);
         assert_eq!(word(&mut pm, 0), 0);
         now.store(600 * SECOND, Ordering::Relaxed);
-        assert_eq!(word(&mut pm, 0), TIMER_STATUS);
+        assert_eq!(word(&mut pm, 0), Pm1Status::TIMER.bits());
         pm.write(2, &[0, 0]);
         assert_eq!(
             word(&mut pm, 0),
-            TIMER_STATUS,
+            Pm1Status::TIMER.bits(),
             "a write of the enables clears nothing"
         );
         pm.write(0, &[1, 0]);
@@ -185,35 +258,35 @@ mod tests {
 
     #[test]
     fn sleep_enable_with_the_type_of_s5_powers_off() {
-        let (mut pm, _, seen) = at(0);
+        let (mut pm, _, sent) = pm_at(0);
         let value = u16::from(SLEEP_TYPE_S5) << 10;
         pm.write(4, &value.to_le_bytes());
-        assert!(seen().is_empty());
+        assert!(sent().is_empty());
         assert_eq!(word(&mut pm, 4), value | SCI_ENABLE);
         pm.write(4, &(value | SLEEP_ENABLE).to_le_bytes());
-        assert_eq!(seen(), [MachineRequest::PowerOff]);
+        assert_eq!(sent(), [MachineRequest::PowerOff]);
         assert_eq!(word(&mut pm, 4), value | SCI_ENABLE);
     }
 
     #[test]
-    fn sleep_enable_by_a_byte_write_powers_off_and_other_types_do_not() {
-        let (mut pm, _, seen) = at(0);
+    fn byte_write_of_sleep_enable_powers_off_only_with_the_type_of_s5() {
+        let (mut pm, _, sent) = pm_at(0);
         pm.write(5, &[0x20 | 3 << 2]);
-        assert!(seen().is_empty());
+        assert!(sent().is_empty());
         pm.write(5, &[0x20 | 5 << 2]);
-        assert_eq!(seen(), [MachineRequest::PowerOff]);
+        assert_eq!(sent(), [MachineRequest::PowerOff]);
     }
 
     #[test]
-    fn enable_bits_read_back_without_reserved_ones() {
-        let (mut pm, ..) = at(0);
+    fn enable_register_reads_back_without_reserved_bits() {
+        let (mut pm, ..) = pm_at(0);
         pm.write(2, &[0xff, 0xff]);
-        assert_eq!(word(&mut pm, 2), ENABLE_MASK);
+        assert_eq!(word(&mut pm, 2), Pm1Enable::all().bits());
     }
 
     #[test]
-    fn restore_of_a_saved_state_is_the_identity() {
-        let (mut pm, ..) = at(1000 * SECOND);
+    fn restored_state_equals_the_saved_one_without_bits_that_do_not_exist() {
+        let (mut pm, ..) = pm_at(1000 * SECOND);
         pm.write(0, &[1, 0, 0x21, 0]);
         pm.write(5, &[5 << 2]);
         let saved = pm.save();
@@ -225,7 +298,7 @@ mod tests {
                 timer_carries: 1
             }
         );
-        let (mut other, _, seen) = at(1000 * SECOND);
+        let (mut other, _, sent) = pm_at(1000 * SECOND);
         other.restore(&saved);
         assert_eq!(other.save(), saved);
         other.restore(&AcpiPmState {
@@ -233,7 +306,23 @@ mod tests {
             control: 0xffff,
             timer_carries: 0,
         });
-        assert_eq!(other.save().control, CONTROL_MASK);
-        assert!(seen().is_empty());
+        assert_eq!(other.save().control, Pm1Control::STORED);
+        assert!(sent().is_empty());
+    }
+
+    #[test]
+    fn register_bits_match_the_specification() {
+        assert_eq!(Pm1Enable::all().bits(), 0x0721);
+        assert_eq!(Pm1Control::STORED, 0x1c02);
+        assert_eq!((SCI_ENABLE, SLEEP_ENABLE), (1, 1 << 13));
+    }
+
+    #[test]
+    fn inspection_decodes_the_registers() {
+        let (mut pm, ..) = pm_at(1000 * SECOND);
+        pm.write(2, &[0x21, 0, 0, 5 << 2]);
+        assert_eq!(field(&pm, "PM1_STS"), "TIMER");
+        assert_eq!(field(&pm, "PM1_EN"), "TIMER GLOBAL_LOCK");
+        assert_eq!(field(&pm, "SLP_TYP"), "5");
     }
 }

@@ -1,8 +1,8 @@
-//! The port and MMIO buses: which device answers an address.
+//! The port and MMIO buses, which route accesses to devices.
 //!
 //! Ranges are mapped while the machine is built and never change afterwards, so that lookups from
-//! many vCPU threads need no lock of their own; each device has its own mutex. What no device
-//! claims reads all ones, drops writes, and is reported once for each port or page.
+//! many vCPU threads need no lock; each device has its own mutex. An address that no device claims
+//! reads as all ones, ignores writes, and is logged once for each port or page.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,31 +11,32 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
 
-/// How many different unclaimed ports, and how many pages, are reported before silence.
+/// Number of different unclaimed ports, and of pages, that are logged.
 const REPORTED_MAX: usize = 1024;
 
-/// Bytes of one page, the unit in which unclaimed MMIO is reported.
+/// Binary logarithm of the bytes of a page, the unit in which unclaimed MMIO is logged.
 const PAGE_SHIFT: u32 = 12;
 
-/// A model that answers accesses to the ranges it is mapped at.
+/// A device that is mapped at ranges of a bus.
 pub trait Device: Send {
     /// Fills `data` (1, 2, 4 or, on MMIO, up to 8 bytes; little endian) from `offset`.
     fn read(&mut self, offset: u64, data: &mut [u8]);
 
-    /// Takes `data` written at `offset`.
+    /// Writes `data` at `offset`.
     fn write(&mut self, offset: u64, data: &[u8]);
 }
 
-/// A device as the buses hold it; the VMM keeps a second handle of the concrete type.
+/// A bus's handle of a device; the VMM keeps another one of the concrete type.
 pub type SharedDevice = Arc<Mutex<dyn Device>>;
 
-/// Locks a device. A panic in another thread's access does not take the device down with it.
+/// Locks a device, also after a panic of a thread that held the lock.
 pub fn lock<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why a range cannot be mapped.
+/// A range that cannot be mapped.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BusError {
     /// The range is empty or passes the end of the address space.
     #[error("the range of {len:#x} bytes at {base:#x} is empty or leaves the address space")]
@@ -45,7 +46,7 @@ pub enum BusError {
         /// Bytes.
         len: u64,
     },
-    /// Some address of the range belongs to another device.
+    /// An address of the range is mapped to another device.
     #[error("the range of {len:#x} bytes at {base:#x} overlaps the one at {other:#x}")]
     Overlap {
         /// First address.
@@ -57,45 +58,45 @@ pub enum BusError {
     },
 }
 
-struct Entry {
+struct MappedRange {
     first: u64,
     last: u64,
-    /// What the device sees as the offset of `first`.
+    /// The offset of `first` that the device receives.
     first_offset: u64,
     device: SharedDevice,
 }
 
 /// Ranges in ascending order, none overlapping.
 #[derive(Default)]
-struct Ranges(Vec<Entry>);
+struct Ranges(Vec<MappedRange>);
 
 impl Ranges {
-    fn map(&mut self, entry: Entry) -> Result<(), BusError> {
-        let at = self.0.partition_point(|e| e.first < entry.first);
-        let next = self.0.get(at).filter(|e| e.first <= entry.last);
-        let before = at.checked_sub(1).and_then(|i| self.0.get(i));
-        let before = before.filter(|e| e.last >= entry.first);
+    fn map(&mut self, range: MappedRange) -> Result<(), BusError> {
+        let index = self.0.partition_point(|r| r.first < range.first);
+        let next = self.0.get(index).filter(|r| r.first <= range.last);
+        let before = index.checked_sub(1).and_then(|i| self.0.get(i));
+        let before = before.filter(|r| r.last >= range.first);
         if let Some(other) = before.or(next) {
             return Err(BusError::Overlap {
-                base: entry.first,
-                len: entry.last - entry.first + 1,
+                base: range.first,
+                len: range.last - range.first + 1,
                 other: other.first,
             });
         }
-        self.0.insert(at, entry);
+        self.0.insert(index, range);
         Ok(())
     }
 
-    /// The device that claims all of `len` bytes at `addr`, and the offset it sees.
+    /// The device that claims all of `len` bytes at `addr`, and the offset it receives.
     fn find(&self, addr: u64, len: usize) -> Option<(&Mutex<dyn Device>, u64)> {
-        let at = self.0.partition_point(|e| e.first <= addr).checked_sub(1)?;
-        let entry = self.0.get(at)?;
+        let index = self.0.partition_point(|r| r.first <= addr).checked_sub(1)?;
+        let range = self.0.get(index)?;
         let extra = u64::try_from(len).ok()?.checked_sub(1)?;
         let last = addr.checked_add(extra)?;
-        (last <= entry.last).then(|| {
+        (last <= range.last).then(|| {
             (
-                entry.device.as_ref(),
-                entry.first_offset + (addr - entry.first),
+                range.device.as_ref(),
+                range.first_offset + (addr - range.first),
             )
         })
     }
@@ -104,19 +105,19 @@ impl Ranges {
 impl fmt::Debug for Ranges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list()
-            .entries(self.0.iter().map(|e| e.first..=e.last))
+            .entries(self.0.iter().map(|r| r.first..=r.last))
             .finish()
     }
 }
 
-/// The entry for `len` bytes at `base` on a bus whose last address is `limit`.
-fn entry(
+/// The range of `len` bytes at `base` on a bus whose last address is `limit`.
+fn mapped_range(
     base: u64,
     len: u64,
     first_offset: u64,
     limit: u64,
     device: SharedDevice,
-) -> Result<Entry, BusError> {
+) -> Result<MappedRange, BusError> {
     let bad = BusError::BadRange { base, len };
     let extra = len.checked_sub(1).ok_or(bad)?;
     let last = base
@@ -124,7 +125,7 @@ fn entry(
         .filter(|&last| last <= limit)
         .ok_or(bad)?;
     first_offset.checked_add(extra).ok_or(bad)?;
-    Ok(Entry {
+    Ok(MappedRange {
         first: base,
         last,
         first_offset,
@@ -136,7 +137,7 @@ fn entry(
 #[derive(Debug)]
 pub struct PortBus {
     ranges: Ranges,
-    /// One bit a port: set when an unclaimed access to it was reported.
+    /// One bit per port, set when an unclaimed access to it was logged.
     reported: Box<[AtomicU64; 1024]>,
     reports: AtomicUsize,
 }
@@ -148,7 +149,7 @@ impl Default for PortBus {
 }
 
 impl PortBus {
-    /// A bus with nothing on it.
+    /// A bus without devices.
     pub fn new() -> Self {
         Self {
             ranges: Ranges::default(),
@@ -157,18 +158,18 @@ impl PortBus {
         }
     }
 
-    /// Maps `len` ports at `base`; the device sees offsets from 0.
+    /// Maps `len` ports at `base`; the device receives offsets from 0.
     ///
     /// # Errors
-    /// An empty range, one that passes port 0xffff, or one that overlaps a range mapped before.
+    /// The range is empty, passes port 0xffff, or overlaps a range mapped before.
     pub fn map(&mut self, base: u16, len: u16, device: SharedDevice) -> Result<(), BusError> {
         self.map_at(base, len, 0, device)
     }
 
-    /// Maps `len` ports at `base`; the device sees port `base` as `first_offset`.
+    /// Maps `len` ports at `base`; the device receives port `base` as `first_offset`.
     ///
-    /// A device with ports in several places is mapped once for each; with `first_offset` equal to
-    /// `base` it sees port numbers.
+    /// A device with several port ranges is mapped once for each; with `first_offset` equal to
+    /// `base` it receives port numbers.
     ///
     /// # Errors
     /// As [`PortBus::map`].
@@ -180,7 +181,7 @@ impl PortBus {
         device: SharedDevice,
     ) -> Result<(), BusError> {
         let limit = u64::from(u16::MAX);
-        self.ranges.map(entry(
+        self.ranges.map(mapped_range(
             base.into(),
             len.into(),
             first_offset.into(),
@@ -189,7 +190,7 @@ impl PortBus {
         )?)
     }
 
-    /// IN: fills `data` (1, 2 or 4 bytes), with all ones where no device claims the whole access.
+    /// Executes IN of 1, 2 or 4 bytes: all ones if no device claims the whole access.
     pub fn read(&self, port: u16, data: &mut [u8]) {
         match self.ranges.find(port.into(), data.len()) {
             Some((device, offset)) if is_port_size(data.len()) => lock(device).read(offset, data),
@@ -200,7 +201,7 @@ impl PortBus {
         }
     }
 
-    /// OUT: passes `data` (1, 2 or 4 bytes) on, or drops it where no device claims all of it.
+    /// Executes OUT of 1, 2 or 4 bytes: ignored if no device claims the whole access.
     pub fn write(&self, port: u16, data: &[u8]) {
         match self.ranges.find(port.into(), data.len()) {
             Some((device, offset)) if is_port_size(data.len()) => lock(device).write(offset, data),
@@ -208,7 +209,7 @@ impl PortBus {
         }
     }
 
-    /// Whether any unclaimed access to `port` was seen.
+    /// Whether an unclaimed access to `port` was made.
     pub fn was_unclaimed(&self, port: u16) -> bool {
         let (word, bit) = self.reported_bit(port);
         word.load(Ordering::Relaxed) & bit != 0
@@ -225,7 +226,7 @@ impl PortBus {
         }
         match self.reports.fetch_add(1, Ordering::Relaxed) {
             n if n < REPORTED_MAX => tracing::info!("{access} of port {port:#x}: no device"),
-            REPORTED_MAX => tracing::info!("further ports without a device are not reported"),
+            REPORTED_MAX => tracing::info!("further ports without a device are not logged"),
             _ => {}
         }
     }
@@ -235,30 +236,30 @@ fn is_port_size(len: usize) -> bool {
     matches!(len, 1 | 2 | 4)
 }
 
-/// The guest-physical addresses that are not memory.
+/// The guest-physical addresses that are not RAM.
 #[derive(Debug, Default)]
 pub struct MmioBus {
     ranges: Ranges,
-    /// Numbers of the pages reported as unclaimed, at most [`REPORTED_MAX`].
+    /// Numbers of the pages logged as unclaimed, at most [`REPORTED_MAX`].
     reported: Mutex<BTreeSet<u64>>,
 }
 
 impl MmioBus {
-    /// A bus with nothing on it.
+    /// A bus without devices.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Maps `len` bytes at `base`; the device sees offsets from 0.
+    /// Maps `len` bytes at `base`; the device receives offsets from 0.
     ///
     /// # Errors
-    /// An empty range, one that passes the end of the address space, or one that overlaps a range
-    /// mapped before.
+    /// The range is empty, passes the end of the address space, or overlaps a range mapped before.
     pub fn map(&mut self, base: u64, len: u64, device: SharedDevice) -> Result<(), BusError> {
-        self.ranges.map(entry(base, len, 0, u64::MAX, device)?)
+        self.ranges
+            .map(mapped_range(base, len, 0, u64::MAX, device)?)
     }
 
-    /// Fills `data` (1 to 8 bytes), with all ones where no device claims the whole access.
+    /// Reads 1 to 8 bytes: all ones if no device claims the whole access.
     pub fn read(&self, addr: u64, data: &mut [u8]) {
         match self.ranges.find(addr, data.len()) {
             Some((device, offset)) if data.len() <= 8 => lock(device).read(offset, data),
@@ -269,7 +270,7 @@ impl MmioBus {
         }
     }
 
-    /// Passes `data` (1 to 8 bytes) on, or drops it where no device claims all of it.
+    /// Writes 1 to 8 bytes: ignored if no device claims the whole access.
     pub fn write(&self, addr: u64, data: &[u8]) {
         match self.ranges.find(addr, data.len()) {
             Some((device, offset)) if data.len() <= 8 => lock(device).write(offset, data),
@@ -277,7 +278,7 @@ impl MmioBus {
         }
     }
 
-    /// How many different pages were reported as unclaimed.
+    /// The number of different pages that were logged as unclaimed.
     pub fn unclaimed_pages(&self) -> usize {
         lock(&self.reported).len()
     }
@@ -289,7 +290,7 @@ impl MmioBus {
         }
         tracing::info!("{access} of guest-physical address {addr:#x}: no device");
         if pages.len() == REPORTED_MAX {
-            tracing::info!("further pages without a device are not reported");
+            tracing::info!("further pages without a device are not logged");
         }
     }
 }
@@ -298,16 +299,16 @@ impl MmioBus {
 mod tests {
     use super::*;
 
-    /// Remembers what it was asked; reads answer the low byte of each offset.
+    /// A device that collects writes, and whose bytes read as the low byte of their offsets.
     #[derive(Default)]
-    struct Probe {
+    struct Collector {
         writes: Vec<(u64, Vec<u8>)>,
     }
 
-    impl Device for Probe {
+    impl Device for Collector {
         fn read(&mut self, offset: u64, data: &mut [u8]) {
-            for (byte, at) in data.iter_mut().zip(offset..) {
-                *byte = at.to_le_bytes()[0];
+            for (byte, offset) in data.iter_mut().zip(offset..) {
+                *byte = offset.to_le_bytes()[0];
             }
         }
 
@@ -316,12 +317,12 @@ mod tests {
         }
     }
 
-    fn probe() -> Arc<Mutex<Probe>> {
+    fn collector() -> Arc<Mutex<Collector>> {
         Arc::default()
     }
 
-    fn ports(base: u16, len: u16) -> (PortBus, Arc<Mutex<Probe>>) {
-        let device = probe();
+    fn ports(base: u16, len: u16) -> (PortBus, Arc<Mutex<Collector>>) {
+        let device = collector();
         let mut bus = PortBus::new();
         bus.map(base, len, device.clone()).unwrap();
         (bus, device)
@@ -380,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_overlap_are_refused() {
+    fn map_of_an_overlapping_range_fails() {
         let (mut bus, device) = ports(0x100, 8);
         for (base, len) in [(0xf9, 8), (0x107, 1), (0x100, 8), (0x102, 2), (0xf0, 0x20)] {
             let overlap = BusError::Overlap {
@@ -399,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_are_empty_or_too_long_are_refused() {
+    fn map_of_an_empty_or_too_long_range_fails() {
         let (mut bus, device) = ports(0x100, 8);
         assert!(bus.map(0x200, 0, device.clone()).is_err());
         assert!(bus.map(0xfff8, 9, device.clone()).is_err());
@@ -409,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn map_at_chooses_the_first_offset() {
+    fn map_at_sets_the_first_offset() {
         let (mut bus, device) = ports(0x100, 8);
         bus.map_at(0x300, 2, 0x300, device.clone()).unwrap();
         bus.write(0x301, &[5]);
@@ -417,8 +418,8 @@ mod tests {
     }
 
     #[test]
-    fn mmio_access_is_claimed_up_to_eight_bytes() {
-        let device = probe();
+    fn mmio_access_of_eight_bytes_is_claimed_inside_its_range() {
+        let device = collector();
         let mut bus = MmioBus::new();
         bus.map(0xff00_0000, 0x1_0000, device).unwrap();
         let mut data = [0; 8];
@@ -432,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn mmio_flood_of_unclaimed_pages_keeps_memory_bounded() {
+    fn logged_mmio_pages_are_bounded() {
         let bus = MmioBus::new();
         for page in 0..10 * u64::try_from(REPORTED_MAX).unwrap() {
             bus.write(page << PAGE_SHIFT, &[0]);
@@ -441,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn bus_is_shared_by_threads() {
+    fn concurrent_writes_all_reach_the_device() {
         let (bus, device) = ports(0x100, 8);
         std::thread::scope(|scope| {
             for _ in 0..4 {

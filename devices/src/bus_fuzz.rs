@@ -1,4 +1,4 @@
-//! Arbitrary accesses to a complete bus: nothing panics, and state survives saving and restoring.
+//! Arbitrary accesses to a complete bus: no device panics, and states can be saved and restored.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,8 +19,8 @@ use crate::test_device::{
 use crate::{IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice};
 use proptest::prelude::*;
 
-/// A machine's buses with every device of this crate that needs no interrupt controller.
-struct Machine {
+/// Buses with every device of this crate that needs no interrupt controller.
+struct FuzzBuses {
     ports: PortBus,
     mmio: MmioBus,
     serial: Arc<Mutex<Serial>>,
@@ -33,7 +33,7 @@ struct Machine {
 }
 
 #[derive(Debug, PartialEq)]
-struct Saved {
+struct FuzzState {
     serial: SerialState,
     i8042: I8042State,
     pci: PciState,
@@ -47,7 +47,7 @@ fn shared<T>(device: T) -> Arc<Mutex<T>> {
     Arc::new(Mutex::new(device))
 }
 
-impl Machine {
+impl FuzzBuses {
     fn new() -> Self {
         let requests = Requests::new(|_| {});
         let now = AtomicU64::new(0);
@@ -106,8 +106,8 @@ impl Machine {
         }
     }
 
-    fn save(&self) -> Saved {
-        Saved {
+    fn save(&self) -> FuzzState {
+        FuzzState {
             serial: self.serial.lock().unwrap().save(),
             i8042: self.i8042.lock().unwrap().save(),
             pci: self.pci.lock().unwrap().save(),
@@ -118,7 +118,7 @@ impl Machine {
         }
     }
 
-    fn restore(&self, saved: &Saved) {
+    fn restore(&self, saved: &FuzzState) {
         self.serial.lock().unwrap().restore(&saved.serial).unwrap();
         self.i8042.lock().unwrap().restore(&saved.i8042);
         self.pci.lock().unwrap().restore(&saved.pci);
@@ -129,9 +129,9 @@ impl Machine {
     }
 }
 
-/// One thing a guest or the outside does.
+/// An access by the guest, or serial input.
 #[derive(Clone, Debug)]
-enum Access {
+enum FuzzAccess {
     In(u16, usize),
     Out(u16, Vec<u8>),
     MmioRead(u64, usize),
@@ -139,7 +139,7 @@ enum Access {
     Input(Vec<u8>),
 }
 
-/// Mostly ports that someone owns, sometimes any.
+/// Mostly ports of devices, sometimes any port.
 fn port() -> impl Strategy<Value = u16> {
     prop_oneof![
         4 => prop::sample::select(vec![
@@ -153,33 +153,33 @@ fn address() -> impl Strategy<Value = u64> {
     prop_oneof![0xfeff_fff0..0xff01_0010_u64, any::<u64>(), Just(u64::MAX)]
 }
 
-fn access() -> impl Strategy<Value = Access> {
+fn access() -> impl Strategy<Value = FuzzAccess> {
     let bytes = || prop::collection::vec(any::<u8>(), 0..10);
     prop_oneof![
-        (port(), 0..10_usize).prop_map(|(port, len)| Access::In(port, len)),
-        (port(), bytes()).prop_map(|(port, data)| Access::Out(port, data)),
-        (address(), 0..10_usize).prop_map(|(address, len)| Access::MmioRead(address, len)),
-        (address(), bytes()).prop_map(|(address, data)| Access::MmioWrite(address, data)),
-        prop::collection::vec(any::<u8>(), 0..300).prop_map(Access::Input),
+        (port(), 0..10_usize).prop_map(|(port, len)| FuzzAccess::In(port, len)),
+        (port(), bytes()).prop_map(|(port, data)| FuzzAccess::Out(port, data)),
+        (address(), 0..10_usize).prop_map(|(address, len)| FuzzAccess::MmioRead(address, len)),
+        (address(), bytes()).prop_map(|(address, data)| FuzzAccess::MmioWrite(address, data)),
+        prop::collection::vec(any::<u8>(), 0..300).prop_map(FuzzAccess::Input),
     ]
 }
 
-/// Does it and returns what was read.
-fn run(machine: &Machine, access: &Access) -> Vec<u8> {
+/// Performs an access and returns the bytes that it read.
+fn run(buses: &FuzzBuses, access: &FuzzAccess) -> Vec<u8> {
     let mut read = Vec::new();
     match access {
-        Access::In(port, len) => {
+        FuzzAccess::In(port, len) => {
             read.resize(*len, 0);
-            machine.ports.read(*port, &mut read);
+            buses.ports.read(*port, &mut read);
         }
-        Access::Out(port, data) => machine.ports.write(*port, data),
-        Access::MmioRead(address, len) => {
+        FuzzAccess::Out(port, data) => buses.ports.write(*port, data),
+        FuzzAccess::MmioRead(address, len) => {
             read.resize(*len, 0);
-            machine.mmio.read(*address, &mut read);
+            buses.mmio.read(*address, &mut read);
         }
-        Access::MmioWrite(address, data) => machine.mmio.write(*address, data),
-        Access::Input(data) => {
-            machine.serial.lock().unwrap().input(data);
+        FuzzAccess::MmioWrite(address, data) => buses.mmio.write(*address, data),
+        FuzzAccess::Input(data) => {
+            buses.serial.lock().unwrap().input(data);
         }
     }
     read
@@ -189,53 +189,53 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn accesses_of_any_kind_never_panic_and_unclaimed_ones_read_ones(
+    fn accesses_never_panic_and_unclaimed_ones_read_ones(
         accesses in prop::collection::vec(access(), 1..200),
     ) {
-        let machine = Machine::new();
+        let buses = FuzzBuses::new();
         for access in &accesses {
-            let read = run(&machine, access);
-            if let Access::In(0x100..=0x3f0, 1 | 2 | 4) = access {
+            let read = run(&buses, access);
+            if let FuzzAccess::In(0x100..=0x3f0, 1 | 2 | 4) = access {
                 prop_assert!(read.iter().all(|&byte| byte == 0xff));
             }
         }
     }
 
     #[test]
-    fn restore_at_any_point_changes_nothing(
+    fn restored_devices_answer_as_the_saved_ones(
         before in prop::collection::vec(access(), 1..100),
         after in prop::collection::vec(access(), 1..100),
     ) {
-        let (machine, copy) = (Machine::new(), Machine::new());
+        let (buses, copy) = (FuzzBuses::new(), FuzzBuses::new());
         for access in &before {
-            run(&machine, access);
+            run(&buses, access);
         }
-        let saved = machine.save();
+        let saved = buses.save();
         copy.restore(&saved);
         prop_assert_eq!(&copy.save(), &saved);
-        for access in after.iter().filter(|access| !keeps_other_state(access)) {
-            prop_assert_eq!(run(&machine, access), run(&copy, access), "{:?}", access);
+        for access in after.iter().filter(|access| !reaches_unsaved_state(access)) {
+            prop_assert_eq!(run(&buses, access), run(&copy, access), "{:?}", access);
         }
     }
 }
 
-/// The latches, which have no save, and the timer, whose clock differs between the machines.
-fn keeps_other_state(access: &Access) -> bool {
-    let (Access::In(port, _) | Access::Out(port, _)) = access else {
+/// Whether the access reaches the latches, which are not saved, or the timers of the two clocks.
+fn reaches_unsaved_state(access: &FuzzAccess) -> bool {
+    let (FuzzAccess::In(port, _) | FuzzAccess::Out(port, _)) = access else {
         return false;
     };
     matches!(port, 0x7d..=0x80 | 0xdd..=0xeb | 0x5fd..=0x60b)
 }
 
 #[test]
-fn every_port_in_every_size_is_survived() {
-    let machine = Machine::new();
+fn access_of_each_size_to_each_port_returns() {
+    let buses = FuzzBuses::new();
     for port in 0..=u16::MAX {
         for len in [1, 2, 4] {
             let mut data = vec![0x55; len];
-            machine.ports.write(port, &data);
-            machine.ports.read(port, &mut data);
+            buses.ports.write(port, &data);
+            buses.ports.read(port, &mut data);
         }
     }
-    assert!(machine.ports.was_unclaimed(0x70));
+    assert!(buses.ports.was_unclaimed(0x70));
 }

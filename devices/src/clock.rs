@@ -1,9 +1,9 @@
-//! The one clock of a virtual machine: raw time-stamp-counter ticks since its reset.
+//! The clock of a virtual machine: time-stamp-counter ticks since its reset.
 //!
 //! All guest-visible time (TSC, local APIC timer, PIT, RTC) is computed from [`Clock::now`]. The
 //! source is the host's counter or a virtual one that only [`Clock::advance`] moves. Devices that
-//! count at another rate convert with [`Rate`], always from the absolute time, so that no rounding
-//! accumulates.
+//! count at another rate convert with [`Rate`], always from the absolute time, so that rounding
+//! errors do not accumulate.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
@@ -11,47 +11,50 @@ use std::sync::{Mutex, PoisonError};
 /// A time or a duration in ticks of the clock.
 pub type Ticks = u64;
 
-/// `held` while the clock runs.
+/// Value of `held` while the clock runs.
 const RUNNING: u64 = u64::MAX;
 
 const NS_PER_S: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug)]
-enum Source {
-    /// Reads the host's counter.
+enum ClockSource {
+    /// The host's counter, which the function reads.
     Host(fn() -> u64),
+    /// A count that [`Clock::advance`] moves.
     Virtual,
 }
 
-/// The clock. Reading it takes no lock; pausing and setting it do.
+/// The clock of a virtual machine. Reading it takes no lock; pausing and setting it do.
 #[derive(Debug)]
 pub struct Clock {
-    source: Source,
+    source: ClockSource,
     hz: u64,
-    /// Odd while a writer changes `base` and `held`; readers then try again.
+    /// Odd while a writer changes `base` and `held`; readers then read again.
     sequence: AtomicU64,
     /// Host source: the counter's value at tick 0. Virtual source: the time itself.
     base: AtomicU64,
-    /// The time at which the clock is held, or [`RUNNING`].
+    /// The time at which the clock is paused, or [`RUNNING`].
     held: AtomicU64,
-    /// Orders the writers of the three above.
+    /// Serializes the writers of the three fields above.
     writers: Mutex<()>,
 }
 
 impl Clock {
-    /// A clock that follows a host counter, which `read` reads and which runs at `hz` ticks per
-    /// second (0 counts as 1). Its time is 0 now.
+    /// A clock that follows a host counter, with time 0 now.
+    ///
+    /// `read` reads the counter, which has `hz` ticks per second (0 counts as 1).
     pub fn host(hz: u64, read: fn() -> u64) -> Self {
-        Self::new(Source::Host(read), hz, read())
+        Self::new(ClockSource::Host(read), hz, read())
     }
 
-    /// A clock that stands still except for [`Clock::advance`]; `hz` ticks count as one second
-    /// (0 counts as 1).
+    /// A clock that only [`Clock::advance`] moves.
+    ///
+    /// `hz` ticks are one second (0 counts as 1).
     pub fn new_virtual(hz: u64) -> Self {
-        Self::new(Source::Virtual, hz, 0)
+        Self::new(ClockSource::Virtual, hz, 0)
     }
 
-    fn new(source: Source, hz: u64, base: u64) -> Self {
+    fn new(source: ClockSource, hz: u64, base: u64) -> Self {
         Self {
             source,
             hz: hz.max(1),
@@ -65,7 +68,7 @@ impl Clock {
     /// The time in ticks. Monotonic, except across [`Clock::set`].
     #[inline]
     pub fn now(&self) -> Ticks {
-        let Source::Host(read) = self.source else {
+        let ClockSource::Host(read) = self.source else {
             return self.base.load(Ordering::Acquire);
         };
         loop {
@@ -73,7 +76,7 @@ impl Clock {
             let held = self.held.load(Ordering::Acquire);
             let now = if held == RUNNING {
                 let base = self.base.load(Ordering::Acquire);
-                // A counter of another core may lag by a few ticks just after `base` was taken.
+                // Another core's counter may lag by a few ticks just after `base` was read.
                 let elapsed = read().wrapping_sub(base);
                 if elapsed > u64::MAX / 2 { 0 } else { elapsed }
             } else {
@@ -96,7 +99,7 @@ impl Clock {
     /// Whether [`Clock::advance`] moves this clock.
     #[inline]
     pub fn is_virtual(&self) -> bool {
-        matches!(self.source, Source::Virtual)
+        matches!(self.source, ClockSource::Virtual)
     }
 
     /// The host counter's value at tick 0 (modulo 2^64), if the host's counter is the source.
@@ -105,51 +108,55 @@ impl Clock {
     /// host's is `o - host_base()`, modulo 2^64. Changes with [`Clock::resume`] and [`Clock::set`].
     pub fn host_base(&self) -> Option<u64> {
         match self.source {
-            Source::Host(_) => Some(self.base.load(Ordering::Acquire)),
-            Source::Virtual => None,
+            ClockSource::Host(_) => Some(self.base.load(Ordering::Acquire)),
+            ClockSource::Virtual => None,
         }
     }
 
-    /// Moves a virtual clock on by `ticks`, unless it is paused. A host clock moves by itself.
+    /// Advances a virtual clock by `ticks`, unless it is paused. A host clock is not changed.
     #[inline]
     pub fn advance(&self, ticks: Ticks) {
         if self.is_virtual() && self.held.load(Ordering::Relaxed) == RUNNING {
-            self.base.fetch_add(ticks, Ordering::Release);
+            let before = self.base.fetch_add(ticks, Ordering::Release);
+            debug_assert!(
+                before.checked_add(ticks).is_some(),
+                "the clock is monotonic"
+            );
         }
     }
 
-    /// Sets the time, backwards too: for a restored snapshot.
+    /// Sets the time, also to an earlier one, when a snapshot is restored.
     pub fn set(&self, ticks: Ticks) {
         self.write(|held, base| match self.source {
-            Source::Host(_) if held != RUNNING => (ticks, base),
-            Source::Host(read) => (RUNNING, read().wrapping_sub(ticks)),
-            Source::Virtual => (if held == RUNNING { held } else { ticks }, ticks),
+            ClockSource::Host(_) if held != RUNNING => (ticks, base),
+            ClockSource::Host(read) => (RUNNING, read().wrapping_sub(ticks)),
+            ClockSource::Virtual => (if held == RUNNING { held } else { ticks }, ticks),
         });
     }
 
-    /// Holds the time. Does nothing if it is held.
+    /// Pauses the clock. Does nothing if it is paused.
     pub fn pause(&self) {
         self.write(|held, base| match self.source {
             _ if held != RUNNING => (held, base),
-            Source::Host(read) => (read().wrapping_sub(base), base),
-            Source::Virtual => (base, base),
+            ClockSource::Host(read) => (read().wrapping_sub(base), base),
+            ClockSource::Virtual => (base, base),
         });
     }
 
-    /// Lets the time run on from where it was held. Does nothing if it runs.
+    /// Continues from the time at which the clock was paused. Does nothing if it runs.
     pub fn resume(&self) {
         self.write(|held, base| match self.source {
-            Source::Host(read) if held != RUNNING => (RUNNING, read().wrapping_sub(held)),
+            ClockSource::Host(read) if held != RUNNING => (RUNNING, read().wrapping_sub(held)),
             _ => (RUNNING, base),
         });
     }
 
-    /// Whether the time is held.
+    /// Whether the clock is paused.
     pub fn is_paused(&self) -> bool {
         self.held.load(Ordering::Acquire) != RUNNING
     }
 
-    /// Replaces `(held, base)` by what `change` makes of them, in one step for every reader.
+    /// Replaces `(held, base)` by the result of `change`, in one step for every reader.
     fn write(&self, change: impl FnOnce(u64, u64) -> (u64, u64)) {
         let _writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
         self.sequence.fetch_add(1, Ordering::AcqRel);
@@ -219,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn host_clock_paused_and_resumed_holds_the_time_and_moves_the_base() {
+    fn host_clock_keeps_its_time_while_paused_and_moves_its_base() {
         let clock = Clock::host(1000, read_counter);
         let base = COUNTER.load(Ordering::Relaxed);
         COUNTER.fetch_add(5, Ordering::Relaxed);
@@ -236,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_clock_paused_ignores_advance() {
+    fn paused_virtual_clock_ignores_advance() {
         let clock = Clock::new_virtual(1000);
         clock.advance(3);
         clock.pause();
@@ -258,7 +265,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rate_ticks_is_the_first_time_of_a_count(
+        fn rate_ticks_returns_the_first_time_of_a_count(
             clock_hz in 1_u64..10_000_000_000,
             hz in 1_u64..100_000_000,
             count in 0_u64..1 << 40,

@@ -1,4 +1,4 @@
-//! The debug exit port, 0xf4: a value written there ends the machine.
+//! The debug exit port, 0xf4: a write ends the machine.
 //!
 //! The convention is that of QEMU's `isa-debug-exit` with `iobase=0xf4,iosize=4`.
 
@@ -10,7 +10,7 @@ pub const DEBUG_EXIT_PORT: u16 = 0xf4;
 /// Number of ports.
 pub const DEBUG_EXIT_PORTS: u16 = 4;
 
-/// The exit port; it has no state and reads as zero.
+/// The debug exit port, which has no state and reads as zero.
 #[derive(Debug)]
 pub struct DebugExit {
     requests: Requests,
@@ -41,24 +41,24 @@ impl Device for DebugExit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hooks::test::recorder;
+    use crate::hooks::test::collector;
 
     #[test]
     fn write_of_each_size_requests_an_exit_with_the_value() {
-        let (requests, seen) = recorder();
+        let (requests, sent) = collector();
         let mut port = DebugExit::new(requests);
         port.write(0, &[3]);
         port.write(0, &[0x34, 0x12]);
         port.write(0, &[0x78, 0x56, 0x34, 0x12]);
-        assert_eq!(seen(), [0x3, 0x1234, 0x1234_5678].map(MachineRequest::Exit));
+        assert_eq!(sent(), [0x3, 0x1234, 0x1234_5678].map(MachineRequest::Exit));
     }
 
     #[test]
-    fn read_answers_zero_and_requests_nothing() {
-        let (requests, seen) = recorder();
+    fn read_returns_zero_and_requests_nothing() {
+        let (requests, sent) = collector();
         let mut data = [1; 4];
         DebugExit::new(requests).read(0, &mut data);
         assert_eq!(data, [0; 4]);
-        assert!(seen().is_empty());
+        assert!(sent().is_empty());
     }
 }

@@ -1,14 +1,14 @@
-//! The debug console of Bochs and QEMU, port 0xe9: a byte written is a byte of output.
+//! The debug console of Bochs and QEMU: each byte written to port 0xe9 is a byte of output.
 
 use std::fmt;
 use std::io::Write;
 
 use crate::bus::Device;
 
-/// The port of the console; reading it answers the same number, which is how guests find it.
+/// Port of the console; it reads as its own number, by which guests detect it.
 pub const DEBUGCON_PORT: u16 = 0xe9;
 
-/// The console; it has no state.
+/// The debug console, which has no state.
 pub struct DebugCon {
     output: Box<dyn Write + Send>,
 }
@@ -62,14 +62,14 @@ mod tests {
     }
 
     #[test]
-    fn read_answers_the_port_number() {
+    fn read_returns_the_port_number() {
         let mut data = [0];
         DebugCon::new(io::sink()).read(0, &mut data);
         assert_eq!(data, [0xe9]);
     }
 
     #[test]
-    fn write_reaches_the_output() {
+    fn written_bytes_reach_the_output() {
         let (sender, written) = mpsc::channel();
         DebugCon::new(Sink(sender)).write(0, b"x");
         assert_eq!(written.recv().unwrap(), b"x");

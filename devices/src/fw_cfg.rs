@@ -1,19 +1,18 @@
-//! QEMU's firmware configuration device, by its port interface without DMA.
+//! QEMU's firmware configuration device, with its port interface and without DMA.
 //!
 //! Follows QEMU's "QEMU Firmware Configuration (fw_cfg) Device". A guest selects an item by its key
 //! and reads it byte by byte; named files get their keys from a directory. Numbers are little
 //! endian, but those in the directory are big endian.
 
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::bus::Device;
 
-/// First port: the selector; the data port is the next.
+/// First port, the selector; the data port is the next.
 pub const FW_CFG_PORT: u16 = 0x510;
 /// Number of ports.
 pub const FW_CFG_PORTS: u16 = 2;
-/// Most files the directory holds.
+/// The largest number of files in the directory.
 pub const FILES_MAX: usize = 256;
 
 const KEY_SIGNATURE: u16 = 0x00;
@@ -23,51 +22,54 @@ const KEY_NB_CPUS: u16 = 0x05;
 const KEY_MAX_CPUS: u16 = 0x0f;
 const KEY_FILE_DIRECTORY: u16 = 0x19;
 const KEY_FIRST_FILE: u16 = 0x20;
-/// Bit 14 of a key used to select writing, which no longer exists.
+/// Bit 14 of a key selected writing in old versions; it is ignored.
 const KEY_WRITE: u16 = 1 << 14;
-/// The traditional interface; bit 1, DMA, is clear.
+/// Interface revision: the port interface; bit 1, DMA, is clear.
 const ID: u32 = 1 << 0;
+/// Bytes of a name in the directory, with the terminating zero.
 const NAME_SIZE: usize = 56;
 
-/// Why a file is refused.
+/// A file that the device rejects.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FwCfgError {
     /// The name is empty, too long, or not printable ASCII.
     #[error("fw_cfg file name {0:?} is not 1 to 55 printable ASCII characters")]
     BadName(String),
-    /// There is a file of this name.
-    #[error("fw_cfg file {0:?} is there already")]
+    /// A file of this name exists.
+    #[error("fw_cfg file {0:?} already exists")]
     Duplicate(String),
-    /// No more than [`FILES_MAX`] files.
-    #[error("fw_cfg holds {FILES_MAX} files, no more")]
+    /// The directory has [`FILES_MAX`] files.
+    #[error("fw_cfg holds at most {FILES_MAX} files")]
     TooManyFiles,
     /// The size does not fit into 32 bits.
     #[error("fw_cfg file {0:?} is too large")]
     TooLarge(String),
 }
 
-/// Where the guest is reading.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The item and the offset that the guest reads next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct FwCfgState {
     /// The selected key.
     pub key: u16,
-    /// Offset of the next byte; at or past the end of the item, zeros are read.
+    /// Offset of the next byte; at and past the end of the item, zeros are read.
     pub offset: u32,
 }
 
-/// The device with its items.
+/// The firmware configuration device with its items.
 #[derive(Debug)]
 pub struct FwCfg {
     cpus: [u8; 2],
     ram_size: [u8; 8],
     directory: Vec<u8>,
-    /// By name; a file's index gives its key.
+    /// Files in the order of their names; a file's index gives its key.
     files: Vec<(String, Vec<u8>)>,
     state: FwCfgState,
 }
 
 impl FwCfg {
-    /// A device that knows the number of vCPUs and the bytes of RAM, and has no files.
+    /// A device without files, for a machine of `cpus` vCPUs and `ram_size` bytes of RAM.
     pub fn new(cpus: u16, ram_size: u64) -> Self {
         let mut device = Self {
             cpus: cpus.to_le_bytes(),
@@ -80,10 +82,10 @@ impl FwCfg {
         device
     }
 
-    /// Adds a file; keys of other files may change, so all files are added before the guest runs.
+    /// Adds a file. Keys of other files may change: add all files before the guest runs.
     ///
     /// # Errors
-    /// A name that is bad or taken, too many files, or a file of 4 GiB or more.
+    /// The name is not valid or in use, there are too many files, or the file has 4 GiB or more.
     pub fn add_file(&mut self, name: &str, contents: Vec<u8>) -> Result<(), FwCfgError> {
         let printable = name
             .bytes()
@@ -108,12 +110,12 @@ impl FwCfg {
         Ok(())
     }
 
-    /// What the guest has selected and how far it has read; the items are configuration.
+    /// The guest's selection and offset, without the items, which are configuration.
     pub fn save(&self) -> FwCfgState {
         self.state
     }
 
-    /// Takes a saved state over; each of its values is possible.
+    /// Replaces the state by a saved one; each of its values is possible.
     pub fn restore(&mut self, state: &FwCfgState) {
         self.state = *state;
     }
@@ -164,7 +166,7 @@ impl Device for FwCfg {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        // Only a word write selects; bytes written to the data port change nothing.
+        // Only a word write selects; bytes written to the data port are ignored.
         if let (0, &[low, high]) = (offset, data) {
             self.state = FwCfgState {
                 key: u16::from_le_bytes([low, high]),
@@ -177,10 +179,10 @@ impl Device for FwCfg {
 /// The contents of `etc/e820`: base, length and type of each range of the memory map.
 pub fn e820_file(ranges: impl IntoIterator<Item = (u64, u64, u32)>) -> Vec<u8> {
     let mut file = Vec::new();
-    for (base, len, kind) in ranges {
+    for (base, len, range_type) in ranges {
         file.extend(base.to_le_bytes());
         file.extend(len.to_le_bytes());
-        file.extend(kind.to_le_bytes());
+        file.extend(range_type.to_le_bytes());
     }
     file
 }
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn fixed_items_read_as_defined_and_then_zeros() {
+    fn fixed_items_read_as_defined_and_zeros_follow() {
         let mut device = FwCfg::new(4, 0x1_2345_6000);
         assert_eq!(read(&mut device, 0x00, 5), b"QEMU\0");
         assert_eq!(read(&mut device, 0x01, 4), [1, 0, 0, 0]);
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_found_by_the_directory_in_order_of_name() {
+    fn directory_lists_files_in_the_order_of_names() {
         let mut device = FwCfg::new(1, 0);
         device.add_file("opt/z", b"last".to_vec()).unwrap();
         device
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_files_are_refused() {
+    fn add_file_rejects_invalid_files() {
         let mut device = FwCfg::new(1, 0);
         for name in ["", "tab\t", "é", &"x".repeat(56)] {
             let error = FwCfgError::BadName(name.to_owned());
@@ -253,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn byte_writes_do_not_select() {
+    fn byte_write_does_not_select() {
         let mut device = FwCfg::new(1, 0);
         read(&mut device, 0, 2);
         device.write(0, &[5]);
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn restore_continues_where_the_guest_was_reading() {
+    fn restored_device_continues_at_the_saved_offset() {
         let mut device = FwCfg::new(1, 0);
         read(&mut device, 0, 2);
         let saved = device.save();

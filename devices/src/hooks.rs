@@ -1,26 +1,26 @@
-//! What a device may ask of the machine around it: an interrupt line, the time, an end.
+//! Connections of a device to its machine: an interrupt line, the time, machine requests.
 //!
-//! Each is a cheap, cloneable handle around a closure given by the VMM, so that a model can be
-//! tested with a closure that records.
+//! Each is a cheap, cloneable handle of a closure that the VMM supplies, so that tests of a device
+//! can supply closures that collect the calls.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// What the guest asks of the whole machine.
+/// A request of the guest to the whole machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MachineRequest {
     /// A value was written to the debug exit port; the process status is `(value << 1) | 1`.
     Exit(u32),
-    /// The guest asked for a reset (keyboard controller, port 0x92, port 0xcf9).
+    /// The guest requested a reset (keyboard controller, port 0x92, port 0xcf9).
     Reset,
     /// The guest entered the ACPI soft-off state (S5).
     PowerOff,
 }
 
-/// Where devices put their [`MachineRequest`]s.
+/// The receiver of the devices' [`MachineRequest`]s.
 ///
 /// The callback runs on the vCPU thread that made the access, with the device locked: it must only
-/// note the request (the first one wins, by convention) and return.
+/// store the request (by convention the first one is kept) and return.
 #[derive(Clone)]
 pub struct Requests(Arc<dyn Fn(MachineRequest) + Send + Sync>);
 
@@ -47,7 +47,7 @@ impl fmt::Debug for Requests {
 pub struct IrqLine(Arc<dyn Fn(bool) + Send + Sync>);
 
 impl IrqLine {
-    /// A line whose level goes to `set`, as true for asserted; repeated levels are passed on.
+    /// A line whose levels `set` receives, true for asserted, including repeated ones.
     pub fn new(set: impl Fn(bool) + Send + Sync + 'static) -> Self {
         Self(Arc::new(set))
     }
@@ -74,7 +74,7 @@ impl fmt::Debug for IrqLine {
 pub struct NanoClock(Arc<dyn Fn() -> u64 + Send + Sync>);
 
 impl NanoClock {
-    /// A clock that asks `now`.
+    /// A clock whose time `now` returns.
     pub fn new(now: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
@@ -93,18 +93,20 @@ impl fmt::Debug for NanoClock {
 
 #[cfg(test)]
 pub(crate) mod test {
-    //! A recording end for the hooks.
+    //! Handles that collect their calls.
 
     use std::mem;
     use std::sync::Mutex;
 
     use super::*;
 
-    /// A request handle, and a function that takes what was sent so far.
-    pub fn recorder() -> (Requests, impl Fn() -> Vec<MachineRequest>) {
+    /// A request handle, and a function that takes the requests sent so far.
+    pub fn collector() -> (Requests, impl Fn() -> Vec<MachineRequest>) {
         let sent = Arc::new(Mutex::new(Vec::new()));
-        let record = Arc::clone(&sent);
-        let requests = Requests::new(move |request| record.lock().unwrap().push(request));
+        let requests = {
+            let sent = Arc::clone(&sent);
+            Requests::new(move |request| sent.lock().unwrap().push(request))
+        };
         (requests, move || mem::take(&mut *sent.lock().unwrap()))
     }
 }

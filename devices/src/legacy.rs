@@ -1,20 +1,19 @@
-//! Two ports every PC has: the POST code, 0x80, and system control port A, 0x92.
-
-use serde::{Deserialize, Serialize};
+//! Two ports of every PC: the POST code, 0x80, and system control port A, 0x92.
 
 use crate::bus::Device;
 use crate::hooks::{MachineRequest, Requests};
 
-/// Diagnostics; also written by guests to let time pass.
+/// Port of the POST code; guests also write it as a delay.
 pub const POST_CODE_PORT: u16 = 0x80;
-/// Fast A20 and fast reset.
+/// Port of fast A20 and fast reset.
 pub const CONTROL_A_PORT: u16 = 0x92;
 
 const FAST_RESET: u8 = 1 << 0;
 const A20: u8 = 1 << 1;
 
 /// The POST code latch: reads back the last byte written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PostCode(pub u8);
 
 impl Device for PostCode {
@@ -52,7 +51,7 @@ impl ControlA {
         self.value
     }
 
-    /// Takes a saved value over; requests nothing.
+    /// Sets a saved value; requests nothing.
     pub fn restore(&mut self, value: u8) {
         self.value = value;
     }
@@ -76,7 +75,7 @@ impl Device for ControlA {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hooks::test::recorder;
+    use crate::hooks::test::collector;
 
     #[test]
     fn post_code_reads_back() {
@@ -88,27 +87,27 @@ mod tests {
     }
 
     #[test]
-    fn control_a_resets_when_bit_zero_rises() {
-        let (requests, seen) = recorder();
+    fn control_a_requests_reset_when_bit_zero_rises() {
+        let (requests, sent) = collector();
         let mut port = ControlA::new(requests);
         let mut data = [0];
         port.read(0, &mut data);
         assert_eq!(data, [A20]);
         port.write(0, &[A20]);
-        assert!(seen().is_empty());
+        assert!(sent().is_empty());
         port.write(0, &[A20 | FAST_RESET]);
-        assert_eq!(seen(), [MachineRequest::Reset]);
+        assert_eq!(sent(), [MachineRequest::Reset]);
         port.write(0, &[FAST_RESET]);
-        assert!(seen().is_empty());
+        assert!(sent().is_empty());
         assert_eq!(port.save(), FAST_RESET);
     }
 
     #[test]
     fn control_a_restore_requests_nothing() {
-        let (requests, seen) = recorder();
+        let (requests, sent) = collector();
         let mut port = ControlA::new(requests);
         port.restore(3);
         assert_eq!(port.save(), 3);
-        assert!(seen().is_empty());
+        assert!(sent().is_empty());
     }
 }

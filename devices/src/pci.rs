@@ -1,21 +1,19 @@
-//! PCI configuration mechanism #1 with nothing behind it, and the reset control register.
+//! PCI configuration mechanism #1 of an empty bus, and the reset control register.
 //!
 //! Follows the PCI Local Bus Specification 3.0, "Configuration Mechanism #1", and, for port 0xcf9,
 //! the Intel ICH data sheets, "RST_CNT - Reset Control Register". Every function of the empty bus
-//! reads as all ones, which is how a function that is not there answers.
-
-use serde::{Deserialize, Serialize};
+//! reads as all ones, as an absent function does.
 
 use crate::bus::Device;
 use crate::hooks::{MachineRequest, Requests};
 
 /// First port: CONFIG_ADDRESS, with the reset control register as its second byte.
 pub const PCI_PORT: u16 = 0xcf8;
-/// Ports up to the end of CONFIG_DATA.
+/// Number of ports up to the end of CONFIG_DATA.
 pub const PCI_PORTS: u16 = 8;
-/// The reset control register, for the FADT.
+/// Port of the reset control register, for the FADT.
 pub const RESET_PORT: u16 = 0xcf9;
-/// What, written to [`RESET_PORT`], resets the machine.
+/// Value that resets the machine when written to [`RESET_PORT`].
 pub const RESET_VALUE: u8 = SYSTEM_RESET | RESET_CPU;
 
 const ADDRESS_OFFSET: u64 = 0;
@@ -27,7 +25,8 @@ const RESET_CPU: u8 = 1 << 2;
 const FULL_RESET: u8 = 1 << 3;
 
 /// The registers of the configuration ports.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PciState {
     /// CONFIG_ADDRESS.
     pub address: u32,
@@ -56,7 +55,7 @@ impl PciConfig {
         self.state
     }
 
-    /// Takes saved registers over, without the bits that do not exist; requests nothing.
+    /// Sets saved registers, without the bits that do not exist; requests nothing.
     pub fn restore(&mut self, state: &PciState) {
         self.state.address = state.address & ADDRESS_MASK;
         self.state.reset_control = state.reset_control & (SYSTEM_RESET | RESET_CPU | FULL_RESET);
@@ -94,11 +93,11 @@ impl Device for PciConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hooks::test::recorder;
+    use crate::hooks::test::collector;
 
     #[test]
-    fn config_address_reads_back_only_as_a_whole() {
-        let mut pci = PciConfig::new(recorder().0);
+    fn config_address_reads_back_only_as_a_double_word() {
+        let mut pci = PciConfig::new(collector().0);
         pci.write(0, &0x8000_0001_u32.to_le_bytes());
         let mut data = [0; 4];
         pci.read(0, &mut data);
@@ -113,7 +112,7 @@ mod tests {
 
     #[test]
     fn config_data_reads_ones_in_each_size() {
-        let mut pci = PciConfig::new(recorder().0);
+        let mut pci = PciConfig::new(collector().0);
         let (mut dword, mut word) = ([0; 4], [0; 2]);
         pci.write(4, &dword);
         pci.read(4, &mut dword);
@@ -122,15 +121,15 @@ mod tests {
     }
 
     #[test]
-    fn reset_control_resets_when_the_cpu_bit_rises() {
-        let (requests, seen) = recorder();
+    fn reset_control_requests_reset_when_the_cpu_bit_rises() {
+        let (requests, sent) = collector();
         let mut pci = PciConfig::new(requests);
         pci.write(1, &[SYSTEM_RESET]);
-        assert!(seen().is_empty());
+        assert!(sent().is_empty());
         pci.write(1, &[RESET_VALUE]);
-        assert_eq!(seen(), [MachineRequest::Reset]);
+        assert_eq!(sent(), [MachineRequest::Reset]);
         pci.write(1, &[RESET_VALUE]);
-        assert!(seen().is_empty());
+        assert!(sent().is_empty());
         assert_eq!(
             pci.save(),
             PciState {
@@ -141,8 +140,8 @@ mod tests {
     }
 
     #[test]
-    fn restore_keeps_registers_without_bits_that_do_not_exist() {
-        let (requests, seen) = recorder();
+    fn restore_clears_bits_that_do_not_exist() {
+        let (requests, sent) = collector();
         let mut pci = PciConfig::new(requests);
         pci.restore(&PciState {
             address: u32::MAX,
@@ -155,6 +154,6 @@ mod tests {
                 reset_control: 0x0e
             }
         );
-        assert!(seen().is_empty());
+        assert!(sent().is_empty());
     }
 }

@@ -1,15 +1,14 @@
-//! The test device: latches, interrupt lines and memory for payloads to play with.
+//! The test device of payloads: latches, interrupt lines and memory.
 //!
-//! | Where | What |
+//! | Address | Function |
 //! | --- | --- |
-//! | ports 0xe0-0xe3 | a 32-bit latch, in bytes, words or as a whole |
+//! | ports 0xe0-0xe3 | a 32-bit latch, accessed by bytes, words or as a whole |
 //! | ports 0xe8-0xeb | four byte latches; 0xe9 is the debug console as well |
-//! | ports 0x2000 + line | a write of n drives the interrupt line to n: zero is low, else high |
+//! | ports 0x2000 + line | a write drives the interrupt line: low for zero, high for others |
 //! | 0xff00_0000 | 64 KiB of memory behind MMIO exits |
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::bus::Device;
@@ -17,13 +16,13 @@ use crate::debugcon::{DEBUGCON_PORT, DebugCon};
 
 /// First port of the 32-bit latch.
 pub const LATCH_PORT: u16 = 0xe0;
-/// Ports of either latch.
+/// Number of ports of either latch.
 pub const LATCH_PORTS: u16 = 4;
 /// First port of the byte latches.
 pub const BYTE_LATCH_PORT: u16 = 0xe8;
-/// The port of interrupt line 0.
+/// Port of interrupt line 0.
 pub const LINE_PORT: u16 = 0x2000;
-/// Interrupt lines.
+/// Number of interrupt lines.
 pub const LINES: u16 = 24;
 /// Guest-physical address of the memory.
 pub const TEST_MEMORY_BASE: u64 = 0xff00_0000;
@@ -33,7 +32,8 @@ pub const TEST_MEMORY_LEN: u64 = 0x1_0000;
 /// Four ports that read back what was last written to each.
 ///
 /// Serves as the 32-bit latch and as the byte latches.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Latch(pub [u8; 4]);
 
 impl Device for Latch {
@@ -46,9 +46,10 @@ impl Device for Latch {
     }
 }
 
-/// The four byte latches with the debug console in their midst: a byte written to port 0xe9 alone
-/// also goes to the console, and until the first such write the port reads as 0xe9, by which guests
-/// find the console.
+/// The four byte latches, one of which is also the port of the debug console.
+///
+/// A single byte written to port 0xe9 is also written to the console. Until the first write the
+/// port reads as 0xe9, by which guests detect the console.
 #[derive(Debug)]
 pub struct ByteLatches {
     latch: Latch,
@@ -56,19 +57,19 @@ pub struct ByteLatches {
 }
 
 impl ByteLatches {
-    /// Latches at zero but for the console's.
+    /// Latches that are zero, except the console's.
     pub fn new(console: DebugCon) -> Self {
         let mut latch = Latch::default();
         latch.0[CONSOLE_OFFSET] = DEBUGCON_PORT.to_le_bytes()[0];
         Self { latch, console }
     }
 
-    /// The latches; what was written to the console is not part of it.
+    /// The latches, without the output of the console.
     pub fn save(&self) -> Latch {
         self.latch
     }
 
-    /// Takes saved latches over; writes nothing to the console. Every value is possible.
+    /// Sets saved latches; writes nothing to the console. Every value is possible.
     pub fn restore(&mut self, latch: Latch) {
         self.latch = latch;
     }
@@ -142,10 +143,10 @@ impl TestMemory {
         self.0.to_vec()
     }
 
-    /// Takes the bytes over.
+    /// Replaces the bytes.
     ///
     /// # Errors
-    /// Not exactly 64 KiB; the memory is left as it was.
+    /// There are not exactly 64 KiB; nothing was changed.
     pub fn restore(&mut self, bytes: &[u8]) -> Result<(), TestMemoryError> {
         if bytes.len() != self.0.len() {
             return Err(TestMemoryError(bytes.len()));
@@ -165,11 +166,11 @@ impl Device for TestMemory {
     }
 }
 
-/// Fills `data` from `bytes` at `offset`; what lies past the end reads as ones.
+/// Copies from `bytes` at `offset` to `data`; bytes past the end read as ones.
 pub(crate) fn copy_out(bytes: &[u8], offset: u64, data: &mut [u8]) {
     let from = usize::try_from(offset)
         .ok()
-        .and_then(|at| bytes.get(at..))
+        .and_then(|from| bytes.get(from..))
         .unwrap_or_default();
     data.fill(0xff);
     for (to, from) in data.iter_mut().zip(from) {
@@ -177,11 +178,11 @@ pub(crate) fn copy_out(bytes: &[u8], offset: u64, data: &mut [u8]) {
     }
 }
 
-/// Puts `data` into `bytes` at `offset`; what lies past the end is dropped.
+/// Copies `data` to `bytes` at `offset`; bytes past the end are dropped.
 pub(crate) fn copy_in(bytes: &mut [u8], offset: u64, data: &[u8]) {
     let to = usize::try_from(offset)
         .ok()
-        .and_then(|at| bytes.get_mut(at..))
+        .and_then(|to| bytes.get_mut(to..))
         .unwrap_or_default();
     for (to, from) in to.iter_mut().zip(data) {
         *to = *from;
@@ -205,20 +206,20 @@ mod tests {
     }
 
     #[test]
-    fn byte_latches_restored_show_what_was_saved_and_print_nothing() {
+    fn restored_byte_latches_read_back_and_print_nothing() {
         let mut latches = ByteLatches::new(DebugCon::new(std::io::sink()));
         latches.write(1, b"x");
         latches.write(3, &[7]);
         let saved = latches.save();
         assert_eq!(saved, Latch([0, b'x', 0, 7]));
-        let mut printed = ByteLatches::new(DebugCon::new(Panics));
+        let mut printed = ByteLatches::new(DebugCon::new(PanickingOutput));
         printed.restore(saved);
         assert_eq!(printed.save(), saved);
     }
 
-    struct Panics;
+    struct PanickingOutput;
 
-    impl std::io::Write for Panics {
+    impl std::io::Write for PanickingOutput {
         fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
             panic!("nothing is printed")
         }
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_keeps_what_is_written_to_its_end() {
+    fn memory_reads_back_up_to_its_end() {
         let mut memory = TestMemory::default();
         memory.write(0xfff8, &[7; 8]);
         let mut data = [0; 8];
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_restored_or_refused_by_size() {
+    fn memory_restore_accepts_only_its_size() {
         let mut memory = TestMemory::default();
         memory.write(3, &[7]);
         let saved = memory.save();

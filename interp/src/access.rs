@@ -6,7 +6,7 @@ use crate::memory::{CodeChanges, GuestMut, GuestRef, compare_exchange_pair};
 use crate::mmu::{AccessKind, TlbSet};
 use crate::registers::Reg;
 use crate::width::Width;
-use hindsight_cpu::uarch::cache::Kind;
+use hindsight_cpu::uarch::AccessKind as Kind;
 use std::sync::{Arc, PoisonError};
 
 /// The pieces of an access that lie in one page each: guest-physical address and length. The second

@@ -4,7 +4,7 @@ use crate::core::Core;
 use crate::events::{EventSource, GuestEvent, Shutdown};
 use crate::interpreter::Exit;
 use crate::platform::AbortCause;
-use hindsight_cpu::state::{Activity, Exception};
+use hindsight_cpu::state::{Activity, PendingException};
 use hindsight_regs::rflags::Rflags;
 use hindsight_regs::vector::Vector;
 
@@ -24,7 +24,7 @@ impl Core {
     }
 
     /// Delivers an exception that was part of a loaded state.
-    pub(crate) fn deliver_saved(&mut self, e: Exception) -> Result<(), Shutdown> {
+    pub(crate) fn deliver_saved(&mut self, e: PendingException) -> Result<(), Shutdown> {
         let vector = Vector(e.vector);
         match (vector, e.payload) {
             (Vector::PF, Some(cr2)) => self.state.cr2 = cr2,

@@ -12,7 +12,7 @@
 
 use crate::memory::{load_u64, store_record, store_u64};
 use crate::platform::{Branch, BranchClass, Observe};
-use hindsight_cpu::branch::bts::{self, Quiet};
+use hindsight_cpu::branch::bts::{self, BtsFastPath};
 use std::mem::offset_of;
 
 /// Branches in the buffer at most, a power of two: few enough to stay in the first-level cache.
@@ -55,7 +55,7 @@ pub(crate) struct BtsTarget {
     /// What to add to a linear address in the page to get the host address.
     pub(crate) add: u64,
     /// Which records need nothing but to be stored.
-    pub(crate) quiet: Quiet,
+    pub(crate) quiet: BtsFastPath,
 }
 
 /// Branches that the platform has not been given yet.
@@ -103,7 +103,7 @@ impl BranchBuffer {
 
     /// Whether branches must be recorded at all.
     pub(crate) fn records(&self) -> bool {
-        self.observe.notices()
+        self.observe.needs_branches()
     }
 
     /// Follows what the platform asks for.
@@ -125,7 +125,7 @@ impl BranchBuffer {
             0 => CAPACITY,
             n => n.min(CAPACITY),
         };
-        self.due = if self.observe.store.is_some() || !self.observe.branches {
+        self.due = if self.observe.bts.is_some() || !self.observe.branches {
             self.count + 1
         } else {
             self.full
@@ -193,7 +193,7 @@ impl BranchBuffer {
         let maximum = || unsafe { load_u64::<16>(area) };
         // SAFETY: as above.
         let threshold = || unsafe { load_u64::<24>(area) };
-        let Some(end) = target.quiet.end(index, maximum, threshold) else {
+        let Some(end) = target.quiet.next_index(index, maximum, threshold) else {
             return false;
         };
         // SAFETY: as above; the record lies within the page, as just checked.
@@ -276,7 +276,7 @@ mod tests {
         branches: true,
         not_taken: false,
         every: 0,
-        store: None,
+        bts: None,
         step_on_branch: false,
         debugs_transactions: false,
         debug_exceptions: false,

@@ -9,8 +9,8 @@ use crate::branch_buffer::BtsTarget;
 use crate::code::Op;
 use crate::core::Core;
 use crate::platform::{Branch, BranchClass};
-use hindsight_cpu::branch::Store;
-use hindsight_cpu::branch::bts::{self, Quiet, Stored};
+use hindsight_cpu::branch::BtsConfig;
+use hindsight_cpu::branch::bts::{self, BtsFastPath, BtsOutcome};
 
 /// Bytes of the BTS fields at the start of the DS management area.
 const BTS_FIELDS: usize = 32;
@@ -111,7 +111,7 @@ impl Core {
             mispredicted: false,
         };
         self.branches.push_far(branch);
-        if let Some(how) = self.branches.observe().store {
+        if let Some(how) = self.branches.observe().bts {
             let to_base = self.regs.cs_base();
             self.store_record(&how, &branch, from.cs_base, to_base);
         }
@@ -122,7 +122,7 @@ impl Core {
     /// block must be left before the next instruction.
     #[inline(never)]
     pub(crate) fn handle_due_branches(&mut self) -> bool {
-        let Some(how) = self.branches.observe().store else {
+        let Some(how) = self.branches.observe().bts else {
             return !self.branches.keep_handled();
         };
         let mut interrupts = false;
@@ -135,8 +135,14 @@ impl Core {
 
     /// Stores the BTS record of a branch; returns whether an interrupt was requested.
     #[inline(always)]
-    fn store_record(&mut self, how: &Store, branch: &Branch, from_base: u64, to_base: u64) -> bool {
-        if branch.class == BranchClass::NotTaken || !how.wants(branch.cpl) {
+    fn store_record(
+        &mut self,
+        how: &BtsConfig,
+        branch: &Branch,
+        from_base: u64,
+        to_base: u64,
+    ) -> bool {
+        if branch.class == BranchClass::NotTaken || !how.stores(branch.cpl) {
             return false;
         }
         let mask = if self.lma() { u64::MAX } else { 0xffff_ffff };
@@ -144,7 +150,7 @@ impl Core {
         let to = branch.to.wrapping_add(to_base) & mask;
         let stored = bts::store(self, how, from, to);
         self.find_bts_target(how);
-        stored == Stored::AtThreshold && self.request_pmi()
+        stored == BtsOutcome::AtThreshold && self.request_pmi()
     }
 
     /// After a BTS record: finds where the next ones go for [`BranchBuffer::store_near`], which
@@ -152,9 +158,9 @@ impl Core {
     /// nothing else observes them.
     ///
     /// [`BranchBuffer::store_near`]: crate::branch_buffer::BranchBuffer::store_near
-    fn find_bts_target(&mut self, how: &Store) {
+    fn find_bts_target(&mut self, how: &BtsConfig) {
         self.branches.forget_bts_target();
-        if self.branches.observe().branches || !self.mode.is_64bit() || !how.wants(self.mode.cpl())
+        if self.branches.observe().branches || !self.mode.is_64bit() || !how.stores(self.mode.cpl())
         {
             return;
         }
@@ -176,7 +182,7 @@ impl Core {
                 area: area.host(),
                 page,
                 add: bytes.host().wrapping_sub(page),
-                quiet: Quiet::new(how.interrupt),
+                quiet: BtsFastPath::new(how.interrupt),
             };
             // SAFETY: the TLB for writes has all of the fields and the page now, and forgets a page
             // only with a new epoch.

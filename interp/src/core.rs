@@ -18,7 +18,7 @@ use crate::registers::{Reg, Registers};
 use crate::thunk::cache::Thunks;
 use crate::thunk::vectors::Vectors;
 use crate::transaction::state::Transaction;
-use hindsight_cpu::state::{CpuState, Exception, Segment, seg};
+use hindsight_cpu::state::{CpuState, PendingException, Segment, seg};
 use hindsight_regs::cr::{Cr0, Cr4, Efer};
 use hindsight_regs::rflags::Rflags;
 use hindsight_regs::vector::Vector;
@@ -140,7 +140,7 @@ impl Core {
         state.clone_from(&self.state);
         self.vec.store(&mut state.xsave);
         if let Some(bits) = self.debug.pending_trap() {
-            state.events.exception = Some(Exception {
+            state.events.exception = Some(PendingException {
                 vector: Vector::DB.0,
                 error_code: None,
                 payload: Some(bits),

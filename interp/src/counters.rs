@@ -6,9 +6,10 @@
     reason = "an access has at most a page"
 )]
 
-use hindsight_cpu::pmu::{Counting, Ring};
-use hindsight_cpu::uarch::cache::{Kind, LINE_SHIFT};
-use hindsight_cpu::uarch::{Accesses, Touch};
+use hindsight_cpu::pmu::{EngineCounting as Counting, Ring};
+use hindsight_cpu::uarch::AccessKind as Kind;
+use hindsight_cpu::uarch::cache::LINE_SHIFT;
+use hindsight_cpu::uarch::{InstructionAccesses as Accesses, MemoryAccess as Touch};
 
 /// An aborted transaction, as a PEBS record describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,7 +195,7 @@ impl Counters {
     /// The accesses in the form in which the platform is given them.
     pub(crate) fn accesses<'a>(&self, touches: &'a [Touch], retired: bool) -> Accesses<'a> {
         Accesses {
-            touches,
+            accesses: touches,
             locked: self.locked,
             retired,
         }
@@ -212,7 +213,7 @@ impl Counters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hindsight_cpu::pmu::Quota;
+    use hindsight_cpu::pmu::EventQuota as Quota;
 
     #[test]
     fn instructions_count_for_the_ring_that_their_slice_started_in() {

@@ -6,8 +6,8 @@ use crate::fault::{ExitReason, Fault};
 use crate::platform::AbortCause;
 use crate::progress::SliceUse;
 use hindsight_cpu::pmu::Ring;
-use hindsight_cpu::pmu::pebs::{self, Sample};
-use hindsight_cpu::uarch::cache::Kind;
+use hindsight_cpu::pmu::pebs::{self, PebsSample};
+use hindsight_cpu::uarch::AccessKind as Kind;
 
 impl Core {
     /// Begins a slice of at most `most` cycles where `rest` remain, and of no more than the counters
@@ -67,8 +67,8 @@ impl Core {
         (just_now && branch.class.is_instruction()).then_some(branch.from)
     }
 
-    fn store_sample(&mut self, due: &pebs::Due, eventing_rip: u64, transaction: u64) {
-        let sample = Sample {
+    fn store_sample(&mut self, due: &pebs::PebsDue, eventing_rip: u64, transaction: u64) {
+        let sample = PebsSample {
             rflags: self.regs.rflags().bits(),
             rip: self.regs.rip,
             gpr: *self.regs.general(),

@@ -9,7 +9,7 @@ use crate::events::{GuestEvent, Shutdown};
 use crate::fault::Fault;
 use hindsight_cpu::stops::StopConditions;
 
-use hindsight_cpu::debug::{Access, Refusal, Registers as DebugRegisters};
+use hindsight_cpu::debug::{DebugRegisters, MovDrContext, MovDrFault};
 use hindsight_regs::cr::Cr4;
 use hindsight_regs::dr::{Condition, Dr6};
 use hindsight_regs::vector::Vector;
@@ -61,7 +61,7 @@ impl Core {
         if self.debug.stops.record_access(lin, len, write) {
             self.exit.requested = true;
         }
-        let hits = self.state.debug().accessed(lin, len, write);
+        let hits = self.state.debug().data_hits(lin, len, write);
         if hits != 0 {
             self.debug.record_hits(hits);
             self.exit.requested = true;
@@ -70,13 +70,13 @@ impl Core {
 
     /// Records the guest's I/O breakpoints that a port access has met. The block is left after it.
     pub(crate) fn check_port_breakpoints(&mut self, port: u16, len: u64) {
-        let hits = self.state.debug().port(port, len, self.cr4(Cr4::DE));
+        let hits = self.state.debug().io_hits(port, len, self.cr4(Cr4::DE));
         self.debug.record_hits(hits);
     }
 
     /// Whether some instruction breakpoint of the guest is armed.
     pub(crate) fn has_exec_breakpoints(&self) -> bool {
-        self.state.dr7 & DR7_ENABLES != 0 && self.state.debug().watches(&[Condition::Execute])
+        self.state.dr7 & DR7_ENABLES != 0 && self.state.debug().has_enabled(&[Condition::Execute])
     }
 
     /// DR6 bits of the guest's instruction breakpoints at a linear address.
@@ -85,18 +85,18 @@ impl Core {
         if self.state.dr7 & DR7_ENABLES == 0 {
             return 0;
         }
-        self.state.debug().executed(lin)
+        self.state.debug().instruction_hits(lin)
     }
 
     /// Reports the conditions of a #DB in DR6.
     pub(crate) fn report_debug_conditions(&mut self, bits: u64) {
-        self.change_debug_registers(|registers| registers.report(bits));
+        self.change_debug_registers(|registers| registers.record_conditions(bits));
     }
 
     /// Changes the debug registers as the delivery of every #DB does.
     pub(crate) fn enter_debug_handler(&mut self) {
         let in_transaction = self.take_transaction_debugged();
-        self.change_debug_registers(|registers| registers.enter(in_transaction));
+        self.change_debug_registers(|registers| registers.deliver(in_transaction));
     }
 
     /// Delivers the #DB of the trap that is pending.
@@ -112,10 +112,10 @@ impl Core {
     }
 
     /// How MOV DR is executed now.
-    fn debug_access(&self) -> Access {
-        Access {
+    fn debug_access(&self) -> MovDrContext {
+        MovDrContext {
             cpl: self.mode.cpl(),
-            extensions: self.cr4(Cr4::DE),
+            cr4_de: self.cr4(Cr4::DE),
             long: self.mode.is_64bit(),
             rtm: self.features.has(iced_x86::CpuidFeature::RTM),
         }
@@ -138,10 +138,10 @@ impl Core {
     }
 }
 
-fn fault_of(refusal: Refusal) -> Fault {
+fn fault_of(refusal: MovDrFault) -> Fault {
     match refusal {
-        Refusal::Undefined => Fault::UD,
-        Refusal::Protection => Fault::GP,
-        Refusal::Detected => Fault::Debug(Dr6::BD.bits()),
+        MovDrFault::Undefined => Fault::UD,
+        MovDrFault::Protection => Fault::GP,
+        MovDrFault::Detected => Fault::Debug(Dr6::BD.bits()),
     }
 }

@@ -2,8 +2,8 @@
 //! reports them.
 
 use crate::stops::ActiveStops;
-use hindsight_cpu::debug::Registers as DebugRegisters;
-use hindsight_regs::dr::{Condition, Dr7, Slot};
+use hindsight_cpu::debug::DebugRegisters;
+use hindsight_regs::dr::{BreakpointIndex, Condition, Dr7};
 
 /// Bits of DR6 that stand for breakpoints.
 const BREAKPOINTS: u64 = 0xf;
@@ -93,13 +93,14 @@ impl DebugState {
     /// Returns whether pages may have to leave the TLBs.
     pub(crate) fn update_watched(&mut self, registers: &DebugRegisters) -> bool {
         let data = [Condition::Write, Condition::ReadWrite];
-        let watching = self.stops.has_watchpoints() || registers.watches(&data);
+        let watching = self.stops.has_watchpoints() || registers.has_enabled(&data);
         let changed = watching || self.watching;
         self.watching = watching;
         let control = Dr7(registers.control);
-        let slots = (0..).map(Slot).zip(registers.addresses);
-        let armed = slots
-            .filter(|&(slot, _)| control.armed(slot) && data.contains(&control.condition(slot)));
+        let slots = (0..).map(BreakpointIndex).zip(registers.addresses);
+        let armed = slots.filter(|&(slot, _)| {
+            control.is_enabled(slot) && data.contains(&control.condition(slot))
+        });
         // Whatever its length, a breakpoint lies within eight aligned bytes.
         let guest = armed.map(|(_, address)| (address & !7, address | 7));
         self.watched = guest
@@ -120,7 +121,8 @@ impl DebugState {
 
     /// Whether the page of a linear address contains watched memory.
     pub(crate) fn watches_page(&self, lin: u64, registers: &DebugRegisters) -> bool {
-        self.watching && (self.stops.watches_page(lin) || registers.watches_page(lin))
+        self.watching
+            && (self.stops.watches_page(lin) || registers.has_data_breakpoint_on_page(lin))
     }
 
     /// After an instruction that did not load SS by MOV or POP: raises a trap for what it has met,
@@ -145,7 +147,8 @@ mod tests {
     use hindsight_regs::dr::Length;
 
     fn data_breakpoint(address: u64) -> DebugRegisters {
-        let control = Dr7::RESET.with(Slot(2), Condition::Write, Length::Four);
+        let control =
+            Dr7::RESET.with_breakpoint(BreakpointIndex(2), Condition::Write, Length::Four);
         DebugRegisters {
             addresses: [0, 0, address, 0],
             control: control.0 | 1 << 4,

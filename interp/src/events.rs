@@ -14,7 +14,7 @@ use crate::iret::NewStack;
 use crate::platform::BranchClass;
 use crate::registers::Reg;
 use crate::seg::canonical;
-use hindsight_cpu::state::{Exception, Segment, seg};
+use hindsight_cpu::state::{PendingException, Segment, seg};
 use hindsight_regs::cr::Cr0;
 use hindsight_regs::rflags::Rflags;
 use hindsight_regs::vector::Vector;
@@ -179,7 +179,7 @@ impl Core {
             Vector::DB => Some(self.state.dr6 & 0xf),
             _ => None,
         };
-        self.state.events.exception = Some(Exception {
+        self.state.events.exception = Some(PendingException {
             vector: event.vector.0,
             error_code: event.code,
             payload,

@@ -155,7 +155,7 @@ impl Vcpu {
 
     /// What the debug registers arm.
     pub fn armed_by_dr7(&self) -> Armed {
-        Armed::by_dr7(self.core.state.dr7, self.core.state.cr4)
+        Armed::from_dr7(self.core.state.dr7, self.core.state.cr4)
     }
 
     /// Guest memory.

@@ -1,10 +1,10 @@
 //! What surrounds the processor: the traits that the user of the interpreter implements.
 
 pub use hindsight_cpu::branch::{Branch, BranchClass, Observe};
-use hindsight_cpu::pmu::pebs::Stored;
-pub use hindsight_cpu::pmu::{Counting, Ring};
-pub use hindsight_cpu::transaction::{Cause as AbortCause, Step as TransactionEvent};
-pub use hindsight_cpu::uarch::Accesses;
+use hindsight_cpu::pmu::pebs::PebsOutcome;
+pub use hindsight_cpu::pmu::{EngineCounting as Counting, Ring};
+pub use hindsight_cpu::transaction::{AbortCause, TransactionEvent};
+pub use hindsight_cpu::uarch::InstructionAccesses as Accesses;
 pub use hindsight_regs::vector::GpFault;
 
 /// What is pending for the processor at an instruction boundary.
@@ -122,7 +122,7 @@ pub trait Observer {
     /// The cache line at a guest-physical address was flushed, or, for `None`, all of them.
     fn caches_flushed(&mut self, gpa: Option<u64>);
     /// The PEBS record of [`Counting::record`] was stored, or could not be.
-    fn pebs_stored(&mut self, stored: &Stored);
+    fn pebs_stored(&mut self, stored: &PebsOutcome);
     /// The BTS buffer is at its threshold: a performance-monitoring interrupt is due.
     fn request_pmi(&mut self);
     /// Whether transactions may be executed; otherwise each one aborts at its XBEGIN.

@@ -11,7 +11,7 @@
 use crate::core::Core;
 use crate::descriptor::{Descriptor, gp, np, ts};
 use crate::fault::Fault;
-use hindsight_cpu::debug::Registers as DebugRegisters;
+use hindsight_cpu::debug::DebugRegisters;
 use hindsight_cpu::state::{Segment, seg};
 use hindsight_regs::cr::{Cr0, Cr4};
 use hindsight_regs::dr::Dr6;

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{CODE, IDT, Machine, Ram, STACK, between, gate, long_mode, state, vcpu};
-use hindsight_cpu::branch::Store;
+use hindsight_cpu::branch::BtsConfig;
 use hindsight_interp::{BranchClass, Exit, Observe};
 
 // rdi: scratch memory of 1 MiB; returns a checksum in rax.
@@ -172,7 +172,7 @@ const BRANCHES: Observe = Observe {
     branches: true,
     not_taken: false,
     every: 0,
-    store: None,
+    bts: None,
     step_on_branch: false,
     debugs_transactions: false,
     debug_exceptions: false,
@@ -219,7 +219,7 @@ fn branches_are_stored_in_the_bts_buffer() {
     ] {
         ram.write_u64(at(offset), value);
     }
-    let store = Store {
+    let store = BtsConfig {
         area,
         interrupt: true,
         off_os: false,
@@ -227,7 +227,7 @@ fn branches_are_stored_in_the_bts_buffer() {
     };
     let mut machine = Machine {
         observe: Observe {
-            store: Some(store),
+            bts: Some(store),
             ..BRANCHES
         },
         ..Machine::default()

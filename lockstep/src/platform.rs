@@ -1,6 +1,6 @@
 //! The platform of the interpreter's guests: one port, which ends a run.
 
-use hindsight_cpu::pmu::pebs::Stored;
+use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_interp::{
     Accesses, Branch, Bus, Counting, GpFault, Interrupts, Msrs, Observe, Observer, Pending,
     RetiredCounts, Ring, TransactionEvent, supported_cpuid,
@@ -86,7 +86,7 @@ impl Observer for ExitPortPlatform {
         1
     }
     fn caches_flushed(&mut self, _: Option<u64>) {}
-    fn pebs_stored(&mut self, _: &Stored) {}
+    fn pebs_stored(&mut self, _: &PebsOutcome) {}
     fn request_pmi(&mut self) {}
     fn allows_transactions(&self) -> bool {
         true

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use hindsight_cpu::cpuid::CpuModel;
-use hindsight_cpu::profile::Profile;
+use hindsight_cpu::profile::CpuProfile;
 use hindsight_regs::msr::IA32_SYSENTER_CS;
 use hindsight_vmm::boot::{EntryMode, LoadRequest, Protocol};
 use hindsight_vmm::kvm::KvmDevice;
@@ -150,7 +150,7 @@ const CONFIG: MachineConfig = MachineConfig {
     memory: MEMORY,
     huge_pages: false,
     cpus: 1,
-    cpu: Profile::of(CpuModel::SkylakeServer),
+    cpu: CpuProfile::of(CpuModel::SkylakeServer),
     engine: Engine::Kvm,
 };
 

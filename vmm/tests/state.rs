@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hindsight_cpu::cpuid::{self, CpuModel, CpuidTable};
 use hindsight_cpu::facility::Facilities;
-use hindsight_cpu::state::{CpuState, Exception, Segment, seg};
+use hindsight_cpu::state::{CpuState, PendingException, Segment, seg};
 use hindsight_vmm::kvm::vcpu::KvmVcpuFd;
 use hindsight_vmm::kvm::vm::KvmVm;
 use hindsight_vmm::kvm::{self, KvmDevice};
@@ -109,7 +109,7 @@ prop_compose! {
         state.events.nmi_pending = nmi.0;
         state.events.nmi_blocked = nmi.1;
         if fault {
-            state.events.exception = Some(Exception {
+            state.events.exception = Some(PendingException {
                 vector: 13,
                 error_code: Some(0x18),
                 payload: None,
@@ -130,9 +130,9 @@ fn kvm_vcpu() -> Option<KvmVcpuFd> {
     let kvm = KvmDevice::open().unwrap();
     let memory = memory::allocate(&[(GuestAddress(0), 1 << 20)], false).unwrap();
     let vm = KvmVm::new(&kvm, &memory).unwrap();
-    let config = cpuid::Config {
+    let config = cpuid::CpuidConfig {
         model: CpuModel::SkylakeServer,
-        facilities: Facilities::NATIVE,
+        facilities: Facilities::KVM,
         cpus: 1,
         tsc_hz: 1_000_000_000,
     };

@@ -3,8 +3,9 @@
 use bitflags::bitflags;
 
 bitflags! {
-    /// CR0.
+    /// CR0. SDM Vol. 3A, "Control Registers".
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct Cr0: u64 {
         /// Protection enable.
         const PE = 1 << 0;
@@ -18,7 +19,7 @@ bitflags! {
         const ET = 1 << 4;
         /// Numeric error.
         const NE = 1 << 5;
-        /// Write protect: the supervisor honours read-only pages.
+        /// Write protect: supervisor writes to read-only pages fault.
         const WP = 1 << 16;
         /// Alignment mask.
         const AM = 1 << 18;
@@ -30,16 +31,17 @@ bitflags! {
         const PG = 1 << 31;
     }
 
-    /// CR4.
+    /// CR4. SDM Vol. 3A, "Control Registers".
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct Cr4: u64 {
         /// Virtual-8086 mode extensions.
         const VME = 1 << 0;
         /// Protected-mode virtual interrupts.
         const PVI = 1 << 1;
-        /// Time-stamp disable: RDTSC and RDTSCP only at CPL 0.
+        /// Time-stamp disable: RDTSC and RDTSCP raise #GP above CPL 0.
         const TSD = 1 << 2;
-        /// Debugging extensions: I/O breakpoints; DR4 and DR5 are no aliases.
+        /// Debugging extensions: I/O breakpoints work, and DR4 and DR5 are no aliases.
         const DE = 1 << 3;
         /// Page-size extensions.
         const PSE = 1 << 4;
@@ -49,7 +51,7 @@ bitflags! {
         const MCE = 1 << 6;
         /// Global pages.
         const PGE = 1 << 7;
-        /// Performance-counter enable: RDPMC above CPL 0.
+        /// Performance-counter enable: RDPMC works above CPL 0.
         const PCE = 1 << 8;
         /// FXSAVE and FXRSTOR support.
         const OSFXSR = 1 << 9;
@@ -71,8 +73,9 @@ bitflags! {
         const PKE = 1 << 22;
     }
 
-    /// IA32_EFER.
+    /// IA32_EFER. SDM Vol. 3A, "Extended Feature Enable Register".
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct Efer: u64 {
         /// SYSCALL enable.
         const SCE = 1 << 0;

@@ -1,142 +1,142 @@
-//! MSR numbers. SDM Vol. 4, "Model-Specific Registers (MSRs)".
+//! MSR numbers, under the manual's names. SDM Vol. 4, "Model-Specific Registers (MSRs)".
 
-/// IA32_TIME_STAMP_COUNTER.
+/// Time-stamp counter.
 pub const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
-/// IA32_PLATFORM_ID.
+/// Platform ID.
 pub const IA32_PLATFORM_ID: u32 = 0x17;
-/// IA32_APIC_BASE.
+/// Base address, mode and enable of the local APIC: [`crate::apic::ApicBase`].
 pub const IA32_APIC_BASE: u32 = 0x1b;
-/// MSR_SMI_COUNT.
+/// Number of system-management interrupts since reset.
 pub const MSR_SMI_COUNT: u32 = 0x34;
-/// IA32_FEATURE_CONTROL.
+/// Lock and enables of VMX, SGX and others.
 pub const IA32_FEATURE_CONTROL: u32 = 0x3a;
-/// IA32_TSC_ADJUST.
+/// Sum of all software adjustments of the TSC.
 pub const IA32_TSC_ADJUST: u32 = 0x3b;
-/// IA32_SPEC_CTRL.
+/// Speculation control.
 pub const IA32_SPEC_CTRL: u32 = 0x48;
-/// IA32_PRED_CMD.
+/// Prediction command: IBPB.
 pub const IA32_PRED_CMD: u32 = 0x49;
-/// IA32_BIOS_SIGN_ID.
+/// Microcode revision, in bits 63:32.
 pub const IA32_BIOS_SIGN_ID: u32 = 0x8b;
-/// IA32_PMC0.
+/// General-purpose counter 0, written with 32 bits and sign extension; seven more follow.
 pub const IA32_PMC0: u32 = 0xc1;
-/// MSR_PLATFORM_INFO.
+/// Platform information: the maximum non-turbo ratio in bits 15:8.
 pub const MSR_PLATFORM_INFO: u32 = 0xce;
-/// IA32_MTRRCAP.
+/// MTRR capabilities.
 pub const IA32_MTRRCAP: u32 = 0xfe;
-/// IA32_ARCH_CAPABILITIES.
+/// Known flaws that the processor lacks: [`crate::capabilities::ArchCapabilities`].
 pub const IA32_ARCH_CAPABILITIES: u32 = 0x10a;
-/// IA32_SYSENTER_CS.
+/// CS selector of SYSENTER.
 pub const IA32_SYSENTER_CS: u32 = 0x174;
-/// IA32_SYSENTER_ESP.
+/// RSP of SYSENTER.
 pub const IA32_SYSENTER_ESP: u32 = 0x175;
-/// IA32_SYSENTER_EIP.
+/// RIP of SYSENTER.
 pub const IA32_SYSENTER_EIP: u32 = 0x176;
-/// IA32_MCG_CAP.
+/// Machine-check capabilities.
 pub const IA32_MCG_CAP: u32 = 0x179;
-/// IA32_MCG_STATUS.
+/// Machine-check status.
 pub const IA32_MCG_STATUS: u32 = 0x17a;
-/// IA32_PERFEVTSEL0.
+/// Event selection of counter 0: [`crate::pmu::EventSelect`]; seven more follow.
 pub const IA32_PERFEVTSEL0: u32 = 0x186;
-/// IA32_MISC_ENABLE.
+/// Miscellaneous processor features: [`crate::capabilities::MiscEnable`].
 pub const IA32_MISC_ENABLE: u32 = 0x1a0;
-/// MSR_OFFCORE_RSP_0.
+/// Off-core response event 0.
 pub const MSR_OFFCORE_RSP_0: u32 = 0x1a6;
-/// MSR_OFFCORE_RSP_1.
+/// Off-core response event 1.
 pub const MSR_OFFCORE_RSP_1: u32 = 0x1a7;
-/// MSR_LBR_SELECT.
+/// Filter of the LBR stack: [`crate::branch::LbrSelect`].
 pub const MSR_LBR_SELECT: u32 = 0x1c8;
-/// MSR_LASTBRANCH_TOS.
+/// Index of the newest LBR entry: [`crate::branch::LBR_TOS_MASK`].
 pub const MSR_LASTBRANCH_TOS: u32 = 0x1c9;
-/// IA32_DEBUGCTL.
+/// Branch recording, tracing and freezing: [`crate::branch::DebugCtl`].
 pub const IA32_DEBUGCTL: u32 = 0x1d9;
-/// MSR_LER_FROM_LIP.
+/// Source of the last branch before the last exception or interrupt.
 pub const MSR_LER_FROM_LIP: u32 = 0x1dd;
-/// MSR_LER_TO_LIP.
+/// Target of the last branch before the last exception or interrupt.
 pub const MSR_LER_TO_LIP: u32 = 0x1de;
-/// IA32_MTRR_PHYSBASE0.
+/// Base of variable range 0; masks and bases of eight ranges alternate.
 pub const IA32_MTRR_PHYSBASE0: u32 = 0x200;
-/// IA32_MTRR_FIX64K_00000.
+/// Memory types of 00000H to 7FFFFH.
 pub const IA32_MTRR_FIX64K_00000: u32 = 0x250;
-/// IA32_MTRR_FIX16K_80000.
+/// Memory types of 80000H to 9FFFFH.
 pub const IA32_MTRR_FIX16K_80000: u32 = 0x258;
-/// IA32_MTRR_FIX16K_A0000.
+/// Memory types of A0000H to BFFFFH.
 pub const IA32_MTRR_FIX16K_A0000: u32 = 0x259;
-/// IA32_MTRR_FIX4K_C0000.
+/// Memory types of C0000H to C7FFFH; seven more follow.
 pub const IA32_MTRR_FIX4K_C0000: u32 = 0x268;
-/// IA32_PAT.
+/// Page attribute table.
 pub const IA32_PAT: u32 = 0x277;
-/// IA32_MTRR_DEF_TYPE.
+/// MTRR enables and default memory type.
 pub const IA32_MTRR_DEF_TYPE: u32 = 0x2ff;
-/// IA32_FIXED_CTR0.
+/// Fixed counter 0; two more follow.
 pub const IA32_FIXED_CTR0: u32 = 0x309;
-/// IA32_PERF_CAPABILITIES.
+/// Capabilities of the PMU: [`crate::capabilities::perf`].
 pub const IA32_PERF_CAPABILITIES: u32 = 0x345;
-/// IA32_FIXED_CTR_CTRL.
+/// Control of the fixed counters: [`crate::pmu::FixedControl`].
 pub const IA32_FIXED_CTR_CTRL: u32 = 0x38d;
-/// IA32_PERF_GLOBAL_STATUS.
+/// Overflow and freeze status: [`crate::pmu::global`].
 pub const IA32_PERF_GLOBAL_STATUS: u32 = 0x38e;
-/// IA32_PERF_GLOBAL_CTRL.
+/// Enables of all counters: [`crate::pmu::global`].
 pub const IA32_PERF_GLOBAL_CTRL: u32 = 0x38f;
-/// IA32_PERF_GLOBAL_STATUS_RESET.
+/// Clears bits of IA32_PERF_GLOBAL_STATUS.
 pub const IA32_PERF_GLOBAL_STATUS_RESET: u32 = 0x390;
-/// IA32_PERF_GLOBAL_STATUS_SET.
+/// Sets bits of IA32_PERF_GLOBAL_STATUS.
 pub const IA32_PERF_GLOBAL_STATUS_SET: u32 = 0x391;
-/// IA32_PERF_GLOBAL_INUSE.
+/// Counters and interrupts in use.
 pub const IA32_PERF_GLOBAL_INUSE: u32 = 0x392;
-/// IA32_PEBS_ENABLE.
+/// Counters that take PEBS records.
 pub const IA32_PEBS_ENABLE: u32 = 0x3f1;
-/// MSR_PEBS_LD_LAT_THRESHOLD.
+/// Latency in core cycles above which a load counts as late.
 pub const MSR_PEBS_LD_LAT_THRESHOLD: u32 = 0x3f6;
-/// MSR_PEBS_FRONTEND.
+/// Front-end event selection.
 pub const MSR_PEBS_FRONTEND: u32 = 0x3f7;
-/// IA32_A_PMC0.
+/// General-purpose counter 0, written in full width; seven more follow.
 pub const IA32_A_PMC0: u32 = 0x4c1;
-/// IA32_DS_AREA.
+/// Linear address of the DS management area.
 pub const IA32_DS_AREA: u32 = 0x600;
-/// MSR_LASTBRANCH_0_FROM_IP.
+/// Source of LBR entry 0; 31 more follow.
 pub const MSR_LASTBRANCH_0_FROM_IP: u32 = 0x680;
-/// MSR_LASTBRANCH_0_TO_IP.
+/// Target of LBR entry 0; 31 more follow.
 pub const MSR_LASTBRANCH_0_TO_IP: u32 = 0x6c0;
-/// IA32_TSC_DEADLINE.
+/// TSC value at which the local APIC timer fires.
 pub const IA32_TSC_DEADLINE: u32 = 0x6e0;
-/// IA32_X2APIC_BASE.
+/// First of the x2APIC registers: [`crate::apic::ApicRegister::x2apic_msr`].
 pub const IA32_X2APIC_BASE: u32 = 0x800;
-/// IA32_XSS.
-pub const IA32_XSS: u32 = 0xda0;
-/// IA32_L3_QOS_CFG.
+/// L3 code and data prioritization.
 pub const IA32_L3_QOS_CFG: u32 = 0xc81;
-/// IA32_L2_QOS_CFG.
+/// L2 code and data prioritization.
 pub const IA32_L2_QOS_CFG: u32 = 0xc82;
-/// IA32_QM_EVTSEL.
+/// Event and RMID to monitor: [`crate::rdt::QmEventSelect`].
 pub const IA32_QM_EVTSEL: u32 = 0xc8d;
-/// IA32_QM_CTR.
+/// Value of the monitored event: [`crate::rdt::counter`].
 pub const IA32_QM_CTR: u32 = 0xc8e;
-/// IA32_PQR_ASSOC.
+/// RMID and class of service: [`crate::rdt::Association`].
 pub const IA32_PQR_ASSOC: u32 = 0xc8f;
-/// IA32_L3_QOS_MASK_0.
+/// L3 capacity mask of class 0; 15 more follow.
 pub const IA32_L3_QOS_MASK_0: u32 = 0xc90;
-/// IA32_L2_QOS_MASK_0.
+/// L2 capacity mask of class 0; seven more follow.
 pub const IA32_L2_QOS_MASK_0: u32 = 0xd10;
-/// IA32_L2_QOS_EXT_BW_THRTL_0.
+/// Memory bandwidth delay of class 0, in percent; seven more follow.
 pub const IA32_L2_QOS_EXT_BW_THRTL_0: u32 = 0xd50;
-/// MSR_LBR_INFO_0.
+/// Supervisor components of XSAVES.
+pub const IA32_XSS: u32 = 0xda0;
+/// Flags and cycles of LBR entry 0: [`crate::branch::LbrInfo`]; 31 more follow.
 pub const MSR_LBR_INFO_0: u32 = 0xdc0;
-/// IA32_EFER.
+/// Extended features: [`crate::cr::Efer`].
 pub const IA32_EFER: u32 = 0xc000_0080;
-/// IA32_STAR.
+/// Selectors of SYSCALL and SYSRET.
 pub const IA32_STAR: u32 = 0xc000_0081;
-/// IA32_LSTAR.
+/// RIP of SYSCALL in 64-bit mode.
 pub const IA32_LSTAR: u32 = 0xc000_0082;
-/// IA32_CSTAR.
+/// RIP of SYSCALL in compatibility mode; unused by Intel processors.
 pub const IA32_CSTAR: u32 = 0xc000_0083;
-/// IA32_FMASK.
+/// RFLAGS bits that SYSCALL clears.
 pub const IA32_FMASK: u32 = 0xc000_0084;
-/// IA32_FS_BASE.
+/// Base of FS.
 pub const IA32_FS_BASE: u32 = 0xc000_0100;
-/// IA32_GS_BASE.
+/// Base of GS.
 pub const IA32_GS_BASE: u32 = 0xc000_0101;
-/// IA32_KERNEL_GS_BASE.
+/// Base that SWAPGS exchanges with that of GS.
 pub const IA32_KERNEL_GS_BASE: u32 = 0xc000_0102;
-/// IA32_TSC_AUX.
+/// Value that RDTSCP and RDPID give.
 pub const IA32_TSC_AUX: u32 = 0xc000_0103;

@@ -1,17 +1,19 @@
 //! Performance monitoring. SDM Vol. 3B, "Architectural Performance Monitoring" and "Processor Event
 //! Based Sampling (PEBS)".
 
-/// General-purpose counters: CPUID.0AH:EAX\[15:8\].
+/// General-purpose counters with two threads per core: CPUID.0AH:EAX\[15:8\].
 pub const GP_COUNTERS: u32 = 4;
-/// General-purpose counters of a processor without a second thread in each core.
+/// General-purpose counters with one thread per core.
 pub const GP_COUNTERS_MAX: u32 = 8;
 /// Fixed counters: CPUID.0AH:EDX\[4:0\].
 pub const FIXED_COUNTERS: u32 = 3;
-/// Bits of a counter's value.
+/// The 48 bits of a counter's value.
 pub const COUNTER_MASK: u64 = (1 << 48) - 1;
 
 /// IA32_PERFEVTSELx. SDM Vol. 3B, "Architectural Performance Monitoring Version 1 Facilities".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct EventSelect(pub u64);
 
 impl EventSelect {
@@ -21,7 +23,7 @@ impl EventSelect {
     pub const OS: u64 = 1 << 17;
     /// Count transitions of the condition from 0 to 1.
     pub const EDGE: u64 = 1 << 18;
-    /// Pin control, which this processor lacks.
+    /// Pin control; absent from this processor.
     pub const PIN: u64 = 1 << 19;
     /// An overflow requests an interrupt.
     pub const INT: u64 = 1 << 20;
@@ -31,12 +33,12 @@ impl EventSelect {
     pub const ENABLE: u64 = 1 << 22;
     /// Invert the comparison with the counter mask.
     pub const INVERT: u64 = 1 << 23;
-    /// Only inside transactions.
+    /// Count inside transactions only.
     pub const IN_TX: u64 = 1 << 32;
-    /// Not in aborted transactions; counter 2 only.
+    /// Exclude aborted transactions from the count; counter 2 only.
     pub const IN_TXCP: u64 = 1 << 33;
 
-    /// A selection of `event` with `umask`, and these further bits.
+    /// A selection of `event` with `umask` and the flags `bits`.
     pub const fn new(event: u8, umask: u8, bits: u64) -> Self {
         Self(event as u64 | (umask as u64) << 8 | bits)
     }
@@ -51,7 +53,7 @@ impl EventSelect {
         self.0.to_le_bytes()[1]
     }
 
-    /// The counter mask: events in one cycle that make the counter add 1; 0 adds all events.
+    /// The counter mask: events per cycle from which the counter adds 1; 0 adds every event.
     pub const fn cmask(self) -> u8 {
         self.0.to_le_bytes()[3]
     }
@@ -65,6 +67,8 @@ impl EventSelect {
 /// The field of one fixed counter in IA32_FIXED_CTR_CTRL.
 /// SDM Vol. 3B, "Architectural Performance Monitoring Version 2 Facilities".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct FixedControl(pub u64);
 
 impl FixedControl {
@@ -77,8 +81,9 @@ impl FixedControl {
     /// An overflow requests an interrupt.
     pub const PMI: u64 = 1 << 3;
 
-    /// The field of fixed counter `index` in a value of IA32_FIXED_CTR_CTRL.
+    /// The field of fixed counter `index`, 0 to 2, in a value of IA32_FIXED_CTR_CTRL.
     pub const fn of(value: u64, index: usize) -> Self {
+        debug_assert!(index < FIXED_COUNTERS as usize, "no such fixed counter");
         Self(value >> (4 * index) & 0b1111)
     }
 
@@ -93,27 +98,27 @@ impl FixedControl {
 pub mod global {
     /// The first fixed counter's bit; counter `i` has the bit `FIXED + i`.
     pub const FIXED: u32 = 32;
-    /// All counters.
+    /// The bits of four general-purpose and three fixed counters.
     pub const COUNTERS: u64 = 0x7_0000_000f;
-    /// The counters above the fourth, where there are eight.
+    /// The bits of general-purpose counters 4 to 7, where there are eight.
     pub const UPPER_COUNTERS: u64 = 0xf0;
     /// LBR_FRZ: the LBR stack is frozen.
     pub const LBR_FRZ: u64 = 1 << 58;
     /// CTR_FRZ: the counters are frozen.
     pub const CTR_FRZ: u64 = 1 << 59;
-    /// ASCI.
+    /// ASCI: an SGX enclave was entered.
     pub const ASCI: u64 = 1 << 60;
     /// An uncore counter overflowed.
     pub const UNCORE: u64 = 1 << 61;
     /// The PEBS buffer reached its threshold.
     pub const DS_BUFFER: u64 = 1 << 62;
-    /// CondChgd.
+    /// CondChgd: the state of the unit changed.
     pub const COND_CHANGED: u64 = 1 << 63;
-    /// In IA32_PERF_GLOBAL_INUSE: interrupts of the PMU are in use.
+    /// In IA32_PERF_GLOBAL_INUSE: some counter may request an interrupt.
     pub const PMI_IN_USE: u64 = 1 << 63;
-    /// What may be written to IA32_PERF_GLOBAL_STATUS_RESET.
+    /// The writable bits of IA32_PERF_GLOBAL_STATUS_RESET.
     pub const RESETTABLE: u64 = COUNTERS | 0b11_1111 << 58;
-    /// What may be written to IA32_PERF_GLOBAL_STATUS_SET.
+    /// The writable bits of IA32_PERF_GLOBAL_STATUS_SET.
     pub const SETTABLE: u64 = COUNTERS | 0b1_1111 << 58;
 }
 
@@ -122,7 +127,7 @@ pub mod global {
 pub mod pebs {
     /// Offset of the buffer base in the management area.
     pub const BASE: u64 = 0x20;
-    /// Offset of the index: where the next record goes.
+    /// Offset of the index: linear address of the next record.
     pub const INDEX: u64 = 0x28;
     /// Offset of the absolute maximum: no byte at or above it is written.
     pub const MAXIMUM: u64 = 0x30;
@@ -132,7 +137,7 @@ pub mod pebs {
     pub const RESET: u64 = 0x40;
     /// Bytes of a record.
     pub const RECORD: usize = 200;
-    /// In IA32_PEBS_ENABLE: load latency of counter 0.
+    /// Bit of IA32_PEBS_ENABLE that enables load latency for counter 0.
     pub const LOAD_LATENCY: u32 = 32;
 
     /// Offsets in a record.
@@ -143,17 +148,17 @@ pub mod pebs {
         pub const RIP: usize = 0x08;
         /// RAX, and then RBX, RCX, RDX, RSI, RDI, RBP, RSP, R8 to R15.
         pub const REGISTERS: usize = 0x10;
-        /// The counters that the record is about.
+        /// The counters that overflowed: bit n for counter n.
         pub const COUNTERS: usize = 0x90;
         /// Linear address of the data.
         pub const ADDRESS: usize = 0x98;
-        /// Where the data came from.
+        /// Data source encoding.
         pub const SOURCE: usize = 0xa0;
         /// Latency in core cycles.
         pub const LATENCY: usize = 0xa8;
         /// RIP of the eventing instruction.
         pub const EVENTING_RIP: usize = 0xb0;
-        /// About the last transaction.
+        /// Abort information of the last transaction.
         pub const TX: usize = 0xb8;
         /// The time-stamp counter.
         pub const TSC: usize = 0xc0;
@@ -165,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn event_select_as_in_the_manual() {
+    fn event_select_fields_match_the_manual() {
         // Conditional branches retired at CPL 3, as rr programs them.
         let select = EventSelect::new(0xc4, 0x01, 0x51_0000);
         assert_eq!(select.0, 0x51_01c4);
@@ -188,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn status_masks_as_in_the_manual() {
+    fn global_status_masks_match_the_manual() {
         assert_eq!(global::RESETTABLE, 0xfc00_0007_0000_000f);
         assert_eq!(global::SETTABLE, 0x7c00_0007_0000_000f);
         assert_eq!(global::CTR_FRZ, 0x0800_0000_0000_0000);
@@ -196,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn record_ends_behind_the_tsc() {
+    fn tsc_is_the_last_field_of_a_record() {
         assert_eq!(pebs::record::TSC + 8, pebs::RECORD);
     }
 }

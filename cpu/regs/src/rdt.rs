@@ -1,5 +1,5 @@
-//! Resource Director Technology. SDM Vol. 3B, "Intel Resource Director Technology (Intel RDT) Monitoring
-//! Features" and "Allocation Features".
+//! Resource Director Technology. SDM Vol. 3B, "Intel Resource Director Technology (Intel RDT)
+//! Monitoring Features" and "Allocation Features".
 
 /// Highest RMID (parameter `MAX_RMID`): CPUID.0FH.0:EBX and CPUID.0FH.1:ECX.
 pub const MAX_RMID: u32 = 143;
@@ -9,7 +9,7 @@ pub const UPSCALE: u32 = 73_728;
 pub const L3_MASK_BITS: u32 = 11;
 /// Classes of service with an L3 mask (parameter `L3_COS`).
 pub const L3_COS: u32 = 16;
-/// L3 ways that other hardware units use as well.
+/// Mask of the L3 ways that other hardware units use as well.
 pub const L3_SHARED_WAYS: u32 = 0x600;
 /// Bits of an L2 capacity mask (parameter `L2_CBM_LEN`).
 pub const L2_MASK_BITS: u32 = 8;
@@ -21,12 +21,12 @@ pub const MBA_COS: u32 = 8;
 pub const MBA_MAX: u32 = 90;
 /// Step of the linear delay values.
 pub const MBA_STEP: u32 = 100 - MBA_MAX;
-/// Bits of a bandwidth counter: CPUID.0FH.1:EAX\[7:0\] is 0, which says 24.
+/// The 24 bits of a bandwidth counter: CPUID.0FH.1:EAX\[7:0\] is 0.
 pub const BANDWIDTH_MASK: u64 = (1 << 24) - 1;
-/// In IA32_L3_QOS_CFG and IA32_L2_QOS_CFG: masks are for code and for data.
+/// In IA32_L3_QOS_CFG and IA32_L2_QOS_CFG: code and data have separate masks.
 pub const CDP_ENABLE: u64 = 1;
 
-/// Event IDs of IA32_QM_EVTSEL.
+/// Event IDs of IA32_QM_EVTSEL. SDM Vol. 3B, "Event Code to Monitor".
 pub mod event {
     /// L3 occupancy.
     pub const OCCUPANCY: u8 = 1;
@@ -36,16 +36,19 @@ pub mod event {
     pub const LOCAL: u8 = 3;
 }
 
-/// IA32_QM_EVTSEL.
+/// IA32_QM_EVTSEL: the event and RMID that IA32_QM_CTR shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EventSelect(pub u64);
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
+pub struct QmEventSelect(pub u64);
 
-impl EventSelect {
-    /// The fields that may be written.
+impl QmEventSelect {
+    /// The writable bits.
     pub const WRITABLE: u64 = 0x3ff << 32 | 0xff;
 
     /// A selection of `event` for `rmid`, 0 to 1023.
     pub const fn new(event: u8, rmid: u32) -> Self {
+        debug_assert!(rmid < 1024, "an RMID has ten bits");
         Self((rmid as u64 & 0x3ff) << 32 | event as u64)
     }
 
@@ -68,16 +71,19 @@ pub mod counter {
     pub const ERROR: u64 = 1 << 63;
 }
 
-/// IA32_PQR_ASSOC.
+/// IA32_PQR_ASSOC: the RMID and class of service of a logical processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Association(pub u64);
 
 impl Association {
-    /// The fields that may be written.
+    /// The writable bits.
     pub const WRITABLE: u64 = 0xffff_ffff_0000_03ff;
 
-    /// Monitored as `rmid`, 0 to 1023, with class of service `cos`.
+    /// Monitoring as `rmid`, 0 to 1023, with class of service `cos`.
     pub const fn new(rmid: u32, cos: u32) -> Self {
+        debug_assert!(rmid < 1024, "an RMID has ten bits");
         Self((cos as u64) << 32 | rmid as u64 & 0x3ff)
     }
 
@@ -92,13 +98,14 @@ impl Association {
     }
 }
 
-/// A capacity mask of all `bits` ways.
+/// The capacity mask of all `bits` ways, 1 to 63.
 pub const fn full_mask(bits: u32) -> u64 {
     (1 << bits) - 1
 }
 
-/// Whether a register for masks of `bits` ways takes `value`: one run of ones, not empty (rules CAT-04
-/// to CAT-06).
+/// Whether `value` is a legal mask of `bits` ways: one run of ones, not empty.
+///
+/// Rules CAT-04 to CAT-06.
 pub const fn is_capacity_mask(value: u64, bits: u32) -> bool {
     let lowest = value & value.wrapping_neg();
     value != 0 && value >> bits == 0 && (value + lowest) & value == 0
@@ -121,10 +128,10 @@ mod tests {
     }
 
     #[test]
-    fn fields_lie_where_the_manual_has_them() {
-        assert_eq!(EventSelect::new(2, 0x8f).0, 0x8f_0000_0002);
-        assert_eq!(EventSelect(0x3ff_0000_00ff).rmid(), 0x3ff);
-        assert_eq!(EventSelect(0x8f_0000_0003).event(), event::LOCAL);
+    fn rdt_register_fields_match_the_manual() {
+        assert_eq!(QmEventSelect::new(2, 0x8f).0, 0x8f_0000_0002);
+        assert_eq!(QmEventSelect(0x3ff_0000_00ff).rmid(), 0x3ff);
+        assert_eq!(QmEventSelect(0x8f_0000_0003).event(), event::LOCAL);
         assert_eq!(Association::new(5, 15).0, 0xf_0000_0005);
         let assoc = Association(0xf_0000_008f);
         assert_eq!((assoc.rmid(), assoc.cos()), (0x8f, 15));

@@ -1,10 +1,12 @@
-//! RFLAGS. SDM Vol. 1, "EFLAGS Register"; Vol. 3A, "System Flags and Fields in the EFLAGS Register".
+//! RFLAGS. SDM Vol. 1, "EFLAGS Register"; Vol. 3A, "System Flags and Fields in the EFLAGS
+//! Register".
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// RFLAGS.
+    /// RFLAGS. SDM Vol. 1, "EFLAGS Register".
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct Rflags: u64 {
         /// Carry.
         const CF = 1 << 0;

@@ -4,6 +4,8 @@ use core::fmt;
 
 /// An interrupt or exception vector, 0 to 255. The constants name the architectural exceptions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Vector(pub u8);
 
 impl Vector {
@@ -45,7 +47,7 @@ impl Vector {
     pub const XM: Self = Self(19);
     /// Virtualization exception.
     pub const VE: Self = Self(20);
-    /// Control protection.
+    /// Control-protection exception.
     pub const CP: Self = Self(21);
 
     /// Whether delivery of this exception pushes an error code.
@@ -82,9 +84,10 @@ impl Vector {
 }
 
 impl fmt::Display for Vector {
-    /// `#GP` for an architectural exception, NMI without `#`, else the number.
+    /// `#GP` for an architectural exception, `NMI`, else the number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.mnemonic() {
+            // An interrupt, whose mnemonic the manual writes without the sign.
             Some(name) if *self == Self::NMI => f.write_str(name),
             Some(name) => write!(f, "#{name}"),
             None => write!(f, "vector {}", self.0),
@@ -92,7 +95,9 @@ impl fmt::Display for Vector {
     }
 }
 
-/// The access raises #GP(0).
+/// The access raises a general-protection exception with error code 0.
+///
+/// It is what the guest asked for, not a failure of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpFault;
 

@@ -1,14 +1,15 @@
-//! Branch trace store: records in the guest's own memory. SDM Vol. 3B, "BTS and DS Save Area" and
-//! "Writing the DS Interrupt Service Routine".
+//! Branch trace store: records in the guest's own memory.
 //!
-//! The 64-bit format in every mode (rule DS-02). Every field is read when it is used (rule DS-10).
+//! SDM Vol. 3B, "BTS and DS Save Area" and "Writing the DS Interrupt Service Routine". The 64-bit
+//! format is used in every mode (rule DS-02). Every field of the DS management area is read when it
+//! is used (rule DS-10).
 
-use super::Store;
+use super::BtsConfig;
 
 /// Bytes of a record: from, to, flags.
 pub const RECORD: u64 = 24;
 
-/// Offsets in the DS management area.
+/// Offsets in the DS management area. SDM Vol. 3B, "64 Bit Format of the DS Save Area".
 mod field {
     pub(super) const BASE: u64 = 0x00;
     pub(super) const INDEX: u64 = 0x08;
@@ -16,82 +17,99 @@ mod field {
     pub(super) const THRESHOLD: u64 = 0x18;
 }
 
-/// Guest memory as the DS mechanism reaches it: linear addresses through the current page tables
-/// with supervisor rights; SMAP and protection keys do not count, and nothing raises an exception.
+/// Guest memory as the DS mechanism accesses it.
+///
+/// Addresses are linear, and translated by the current page tables with supervisor rights; SMAP and
+/// protection keys do not apply, and no access raises an exception.
 pub trait DsMemory {
-    /// Eight bytes; `None` where an access would fault.
+    /// Reads eight bytes; `None` if the access would fault.
     fn read(&mut self, linear: u64) -> Option<u64>;
-    /// Whether eight bytes could be written.
+    /// Whether a write of eight bytes would not fault.
     fn writable(&mut self, linear: u64) -> bool;
-    /// Writes all words one after another, or nothing: `false` where an access would fault.
+    /// Writes all words one after another, or nothing. Returns `false` if the access would fault.
     fn write(&mut self, linear: u64, words: &[u64]) -> bool;
 }
 
-/// What became of a record.
+/// The outcome of [`store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stored {
-    /// It was stored.
-    Quietly,
-    /// It was stored, and the buffer is at its threshold: a PMI is due.
+#[must_use]
+pub enum BtsOutcome {
+    /// The record was stored.
+    Stored,
+    /// The record was stored, and the buffer is at its threshold: a PMI is requested.
     AtThreshold,
-    /// There was no room, or an access would have faulted (rules BTS-09, DS-06).
+    /// The buffer is full, or an access would fault (rules BTS-09, DS-06).
     Dropped,
 }
 
-/// Which records are stored with nothing else to do: they fit, the index does not wrap, and no PMI is due.
+/// Decides which records need no more than an append.
+///
+/// Such a record fits, the index does not wrap after it, and it requests no PMI.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Quiet {
-    /// What must be free after the record.
-    room: u64,
-    /// All ones where no PMI is ever due.
-    never: u64,
+pub struct BtsFastPath {
+    /// Bytes that must be free after the record.
+    free_after: u64,
+    /// All ones if no record requests a PMI; otherwise 0.
+    no_pmi: u64,
 }
 
-impl Quiet {
-    /// With [`Store::interrupt`] as it is.
+impl BtsFastPath {
+    /// The fast path for this value of [`BtsConfig::interrupt`].
     pub const fn new(interrupt: bool) -> Self {
         if interrupt {
-            Self { room: 0, never: 0 }
-        } else {
             Self {
-                room: RECORD,
-                never: u64::MAX,
+                free_after: 0,
+                no_pmi: 0,
+            }
+        } else {
+            // The circular buffer wraps as soon as no further record fits.
+            Self {
+                free_after: RECORD,
+                no_pmi: u64::MAX,
             }
         }
     }
 
-    /// The index after such a record. Right for an index below 2^64 - 48. The fields of the DS management area are
-    /// read when they are asked for.
+    /// The index after a record at `index`; `None` if the record needs [`store`].
+    ///
+    /// `index` must be below 2^64 - 48. The other fields are read only if they are needed.
     #[inline(always)]
-    pub fn end(
+    pub fn next_index(
         self,
         index: u64,
         maximum: impl FnOnce() -> u64,
         threshold: impl FnOnce() -> u64,
     ) -> Option<u64> {
         let end = index.wrapping_add(RECORD);
-        let quiet = end.wrapping_add(self.room) <= maximum() && end < (threshold() | self.never);
-        quiet.then_some(end)
+        let fits = end.wrapping_add(self.free_after) <= maximum();
+        let appends = fits && end < (threshold() | self.no_pmi);
+        appends.then_some(end)
     }
 }
 
-/// Stores one record; addresses are linear. Whether the privilege level wants it
-/// ([`Store::wants`]) was asked before.
+/// Stores one record; `from` and `to` are linear addresses.
+///
+/// The caller has checked [`BtsConfig::stores`].
 #[inline]
-pub fn store(memory: &mut impl DsMemory, how: &Store, from: u64, to: u64) -> Stored {
-    try_store(memory, how, from, to).unwrap_or(Stored::Dropped)
+pub fn store(memory: &mut impl DsMemory, config: &BtsConfig, from: u64, to: u64) -> BtsOutcome {
+    try_store(memory, config, from, to).unwrap_or(BtsOutcome::Dropped)
 }
 
 #[inline]
-fn try_store(memory: &mut impl DsMemory, how: &Store, from: u64, to: u64) -> Option<Stored> {
-    let at = |offset: u64| how.area.wrapping_add(offset);
+fn try_store(
+    memory: &mut impl DsMemory,
+    config: &BtsConfig,
+    from: u64,
+    to: u64,
+) -> Option<BtsOutcome> {
+    let at = |offset: u64| config.area.wrapping_add(offset);
     let base = memory.read(at(field::BASE))?;
     let mut index = memory.read(at(field::INDEX))?;
     let maximum = memory.read(at(field::MAXIMUM))?;
     let threshold = memory.read(at(field::THRESHOLD))?;
     let fits = |index: u64| index.checked_add(RECORD).is_some_and(|end| end <= maximum);
     if !fits(index) {
-        if how.interrupt {
+        if config.interrupt {
             return None;
         }
         index = base;
@@ -99,21 +117,25 @@ fn try_store(memory: &mut impl DsMemory, how: &Store, from: u64, to: u64) -> Opt
             return None;
         }
     }
-    // A record that cannot be counted is not stored either (rule DS-06).
+    // A record whose index cannot be updated is not stored either (rule DS-06).
     if !memory.writable(at(field::INDEX)) || !memory.write(index, &[from, to, 0]) {
         return None;
     }
     index += RECORD;
-    if !how.interrupt && !fits(index) {
+    debug_assert!(
+        index <= maximum,
+        "no byte at or above the maximum is written"
+    );
+    if !config.interrupt && !fits(index) {
         index = base;
     }
     if !memory.write(at(field::INDEX), &[index]) {
         return None;
     }
-    Some(if how.interrupt && index >= threshold {
-        Stored::AtThreshold
+    Some(if config.interrupt && index >= threshold {
+        BtsOutcome::AtThreshold
     } else {
-        Stored::Quietly
+        BtsOutcome::Stored
     })
 }
 
@@ -125,7 +147,7 @@ mod tests {
     const AREA: u64 = 0x1000;
     const BASE: u64 = 0x2000;
 
-    /// A word that cannot be written.
+    /// Address of the only word that cannot be written.
     const READ_ONLY: u64 = 0x800 + field::INDEX;
 
     /// Memory from 0; everything above it faults.
@@ -159,8 +181,8 @@ mod tests {
         memory
     }
 
-    const fn how(interrupt: bool) -> Store {
-        Store {
+    const fn config(interrupt: bool) -> BtsConfig {
+        BtsConfig {
             area: AREA,
             interrupt,
             off_os: false,
@@ -172,75 +194,77 @@ mod tests {
         memory.read(AREA + field::INDEX).unwrap()
     }
 
-    /// BTS-01, BTS-05, BTS-06: n records, then the newest overwrites entry 0.
+    /// Rules BTS-01, BTS-05 and BTS-06.
     #[test]
-    fn circular_buffer_wraps_after_its_last_slot() {
+    fn circular_buffer_wraps_after_its_last_record() {
         let mut m = area(BASE, BASE + 3 * RECORD, 0);
         for n in 1..=3 {
-            assert_eq!(store(&mut m, &how(false), n, n + 100), Stored::Quietly);
+            assert_eq!(
+                store(&mut m, &config(false), n, n + 100),
+                BtsOutcome::Stored
+            );
         }
         assert_eq!(index(&mut m), BASE);
-        assert_eq!(store(&mut m, &how(false), 4, 104), Stored::Quietly);
+        assert_eq!(store(&mut m, &config(false), 4, 104), BtsOutcome::Stored);
         assert_eq!(m.read(BASE), Some(4));
         assert_eq!(m.read(BASE + RECORD), Some(2));
         assert_eq!(index(&mut m), BASE + RECORD);
     }
 
-    /// BTS-07 to BTS-09: a PMI from the threshold on, and nothing beyond the maximum.
+    /// Rules BTS-07 to BTS-09.
     #[test]
-    fn interrupting_buffer_asks_for_a_pmi_and_drops_what_does_not_fit() {
+    fn interrupting_buffer_requests_a_pmi_and_drops_records_that_do_not_fit() {
         let mut m = area(BASE, BASE + 3 * RECORD, BASE + 2 * RECORD);
-        let outcomes: Vec<_> = (0..5).map(|n| store(&mut m, &how(true), n, n)).collect();
-        let (quiet, full) = (Stored::Quietly, Stored::AtThreshold);
+        let outcomes: Vec<_> = (0..5).map(|n| store(&mut m, &config(true), n, n)).collect();
+        let (stored, full) = (BtsOutcome::Stored, BtsOutcome::AtThreshold);
         assert_eq!(
             outcomes,
-            [quiet, full, full, Stored::Dropped, Stored::Dropped]
+            [stored, full, full, BtsOutcome::Dropped, BtsOutcome::Dropped]
         );
         assert_eq!(index(&mut m), BASE + 3 * RECORD);
         assert_eq!(m.read(BASE + 3 * RECORD), Some(0));
     }
 
-    /// DS-06: what would fault is dropped and leaves the index alone.
+    /// Rule DS-06.
     #[test]
-    fn faulting_buffer_drops_the_record() {
+    fn buffer_that_would_fault_drops_the_record_and_keeps_the_index() {
         let mut m = area(0x2ff0, 0x9000, 0);
-        assert_eq!(store(&mut m, &how(false), 1, 2), Stored::Dropped);
+        assert_eq!(store(&mut m, &config(false), 1, 2), BtsOutcome::Dropped);
         assert_eq!(index(&mut m), 0x2ff0);
-        let outside = Store {
+        let outside = BtsConfig {
             area: 0x2ff8,
-            ..how(false)
+            ..config(false)
         };
-        assert_eq!(store(&mut m, &outside, 1, 2), Stored::Dropped);
+        assert_eq!(store(&mut m, &outside, 1, 2), BtsOutcome::Dropped);
         let before = m.0.clone();
         assert!(m.write(0x800, &[BASE, BASE, 0x3000, 0]));
-        let read_only = Store {
+        let read_only = BtsConfig {
             area: 0x800,
-            ..how(false)
+            ..config(false)
         };
-        assert_eq!(store(&mut m, &read_only, 1, 2), Stored::Dropped);
+        assert_eq!(store(&mut m, &read_only, 1, 2), BtsOutcome::Dropped);
         assert_eq!(m.0[0x2000..], before[0x2000..]);
     }
 
     proptest! {
-        /// A quiet record is one that [`store`] stores so.
+        /// The fast path is taken exactly if [`store`] appends and requests no PMI.
         #[test]
-        fn quiet_record_is_stored_quietly(
-            slot in 0..40_u64,
+        fn fast_path_agrees_with_store(
+            record in 0..40_u64,
             maximum in 0x1f00..0x2400_u64,
             threshold in 0x1f00..0x2400_u64,
             interrupt: bool,
         ) {
-            let at = BASE + slot * RECORD;
+            let at = BASE + record * RECORD;
             let mut m = area(at, maximum, threshold);
-            let stored = store(&mut m, &how(interrupt), 1, 2);
-            let quietly = stored == Stored::Quietly && index(&mut m) == at + RECORD;
-            let expected = quietly.then_some(at + RECORD);
-            let end = Quiet::new(interrupt).end(at, || maximum, || threshold);
-            prop_assert_eq!(end, expected);
+            let stored = store(&mut m, &config(interrupt), 1, 2);
+            let appended = stored == BtsOutcome::Stored && index(&mut m) == at + RECORD;
+            let expected = appended.then_some(at + RECORD);
+            let next = BtsFastPath::new(interrupt).next_index(at, || maximum, || threshold);
+            prop_assert_eq!(next, expected);
         }
 
-        /// BTS-10, BTS-21, BTS-22: whatever the fields hold, nothing at or above the maximum is
-        /// written, and no arithmetic overflows.
+        /// Rules BTS-10, BTS-21 and BTS-22, for any values of the fields.
         #[test]
         fn nothing_at_or_above_the_maximum_is_written(
             fields in prop::array::uniform4(prop_oneof![0x1f00..0x2f00_u64, any::<u64>()]),
@@ -249,7 +273,7 @@ mod tests {
             let mut m = Flat(vec![0; 0x3000]);
             prop_assert!(m.write(AREA, &fields));
             let before = m.0.clone();
-            let _ = store(&mut m, &how(interrupt), u64::MAX, u64::MAX);
+            let _ = store(&mut m, &config(interrupt), u64::MAX, u64::MAX);
             let maximum = usize::try_from(fields[2]).unwrap_or(usize::MAX);
             let written = (0..before.len()).filter(|&i| m.0[i] != before[i]);
             for i in written {

@@ -1,37 +1,37 @@
-//! The LBR stack. SDM Vol. 3B, "Last Branch Record (LBR) Stack".
+//! The LBR stack. SDM Vol. 3B, "LBR Stack" and "LBR Stack and IA32_DEBUGCTL MSR".
 
 use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LbrInfo, LbrSelect};
 
 use super::{Branch, BranchClass};
 use crate::uarch::predictor::PENALTY;
 
-/// One entry, as its three MSRs show it.
+/// One entry of the LBR stack: the values of its three MSRs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct LbrEntry {
     pub(super) from: u64,
     pub(super) to: u64,
     pub(super) info: u64,
 }
 
-/// The stack, its filter and the last exception record.
+/// The LBR stack, its filter and the last exception record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lbr {
-    pub(super) entries: [Entry; LBR_DEPTH],
+    pub(super) entries: [LbrEntry; LBR_DEPTH],
     /// Index of the newest entry, 0 to 31.
     pub(super) tos: usize,
     pub(super) select: LbrSelect,
-    /// The branch recorded last, wherever it is now: what LER gets.
+    /// From and to of the branch recorded last, also if it was popped: LER gets it.
     pub(super) last: (u64, u64),
     pub(super) ler: (u64, u64),
-    /// [`Branch::at`] of the last update: where CYC_CNT starts.
+    /// [`Branch::at`] of the last update, from which CYC_CNT counts.
     pub(super) since: u32,
-    /// Cycles lost to wrong predictions since then.
+    /// Cycles lost to mispredictions since then.
     pub(super) lost: u32,
-    /// Branches are those of a transaction. No state that is saved: there is none between two runs.
+    /// The next branches are inside a transaction. Not saved: no transaction outlives a run.
     pub(super) in_transaction: bool,
 }
 
-/// The filter bit of a class; none for what is not recorded at all.
+/// The filter bit of a class; `None` for a class that is never recorded.
 const fn filter(class: BranchClass) -> Option<LbrSelect> {
     Some(match class {
         BranchClass::Conditional => LbrSelect::JCC,
@@ -49,7 +49,7 @@ const fn filter(class: BranchClass) -> Option<LbrSelect> {
     })
 }
 
-/// The event goes into the last exception record (rules LER-01, LER-03, LER-08).
+/// Whether the class updates the last exception record (rules LER-01, LER-03, LER-08).
 const fn is_event(class: BranchClass) -> bool {
     matches!(
         class,
@@ -57,25 +57,25 @@ const fn is_event(class: BranchClass) -> bool {
     )
 }
 
-/// How many branches at the beginning are followed by as many recorded ones as there are entries.
+/// Number of leading branches whose records later plain branches of the batch overwrite.
 fn overwritten(batch: &[Branch]) -> Option<usize> {
     let mut plain = batch.iter().enumerate().rev().filter(|(_, b)| is_plain(b));
     Some(plain.nth(LBR_DEPTH)?.0 + 1)
 }
 
-/// The classes of branches, as a set.
+/// The set of classes that occur: bit n for class n.
 fn classes(branches: &[Branch]) -> u32 {
     branches
         .iter()
         .fold(0, |classes, b| classes | 1 << b.class as u32)
 }
 
-/// The branch is recorded and leaves the last exception record alone.
+/// Whether the branch is recorded without a change of the last exception record.
 fn is_plain(branch: &Branch) -> bool {
     PLAIN >> branch.class as u32 & 1 != 0
 }
 
-/// The classes, as a set, whose branches are recorded and leave the last exception record alone.
+/// The set of classes whose branches are recorded without a change of the last exception record.
 const PLAIN: u32 = 1 << BranchClass::Conditional as u32
     | 1 << BranchClass::DirectJump as u32
     | 1 << BranchClass::IndirectJump as u32
@@ -86,16 +86,16 @@ const PLAIN: u32 = 1 << BranchClass::Conditional as u32
     | 1 << BranchClass::Far as u32
     | 1 << BranchClass::Abort as u32;
 
-/// The classes that [`is_event`] is true of, as a set.
+/// The set of classes for which [`is_event`] holds.
 const EVENTS: u32 = 1 << BranchClass::Exception as u32
     | 1 << BranchClass::Interrupt as u32
     | 1 << BranchClass::SoftwareInterrupt as u32;
 
 impl Lbr {
-    /// Takes all branches of a batch, in order.
+    /// Records all branches of a batch, in order.
     pub(super) fn record(&mut self, batch: &[Branch]) {
         let mut batch = batch;
-        // Of many only the last ones stay, unless LER wants one before: mostly, nothing does.
+        // Fast path: of a long batch only the last branches stay, unless LER needs an earlier one.
         if self.select.is_empty()
             && let Some(at) = overwritten(batch)
         {
@@ -114,7 +114,7 @@ impl Lbr {
         let all_plain = self.select.is_empty() && classes(batch) & !PLAIN == 0;
         for branch in batch {
             if all_plain {
-                self.lose(branch);
+                self.add_penalty(branch);
                 self.push(branch);
             } else {
                 self.record_one(branch);
@@ -122,7 +122,7 @@ impl Lbr {
         }
     }
 
-    /// Takes branches of which `recorded` are recorded and will be overwritten, and none is an event.
+    /// Accounts for branches whose `recorded` records will be overwritten; none is an event.
     fn skip(&mut self, old: &[Branch], recorded: usize) {
         self.tos = (self.tos + recorded) % LBR_DEPTH;
         let newest = old.iter().rposition(is_plain);
@@ -136,7 +136,7 @@ impl Lbr {
     }
 
     fn record_one(&mut self, branch: &Branch) {
-        self.lose(branch);
+        self.add_penalty(branch);
         let Some(class) = filter(branch.class) else {
             return;
         };
@@ -161,14 +161,15 @@ impl Lbr {
         self.push(branch);
     }
 
-    /// The cycles that a mispredicted branch costs.
-    fn lose(&mut self, branch: &Branch) {
+    /// Adds the cycles that a misprediction costs.
+    fn add_penalty(&mut self, branch: &Branch) {
         if branch.mispredicted {
             self.lost = self.lost.saturating_add(PENALTY);
         }
     }
 
     fn push(&mut self, branch: &Branch) {
+        debug_assert!(self.tos < LBR_DEPTH, "TOS indexes the stack");
         self.tos = (self.tos + 1) % LBR_DEPTH;
         let cycles = u64::from(branch.at.wrapping_sub(self.since)) + u64::from(self.lost);
         let mut flags = LbrInfo::empty();
@@ -177,16 +178,17 @@ impl Lbr {
         flags.set(LbrInfo::TSX_ABORT, branch.class == BranchClass::Abort);
         (self.since, self.lost) = (branch.at, 0);
         self.last = (branch.from, branch.to);
-        self.entries[self.tos] = Entry {
+        self.entries[self.tos] = LbrEntry {
             from: branch.from,
             to: branch.to,
             info: flags.bits() | cycles.min(CYC_CNT_MAX),
         };
     }
 
-    /// Rules LSEL-12 to LSEL-14: the entry is zeroed, TOS goes back.
+    /// Zeroes the newest entry and decrements TOS (rules LSEL-12 to LSEL-14).
     fn pop(&mut self, branch: &Branch) {
-        self.entries[self.tos] = Entry::default();
+        debug_assert!(self.tos < LBR_DEPTH, "TOS indexes the stack");
+        self.entries[self.tos] = LbrEntry::default();
         self.tos = (self.tos + LBR_DEPTH - 1) % LBR_DEPTH;
         (self.since, self.lost) = (branch.at, 0);
     }

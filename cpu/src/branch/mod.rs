@@ -1,10 +1,9 @@
-//! Branch recording: IA32_DEBUGCTL, the LBR stack with its filter and call-stack mode, the last
-//! exception record, and what the branch trace store needs. SDM Vol. 3B, "Last Branch, Interrupt,
-//! and Exception Recording".
+//! Branch recording: IA32_DEBUGCTL, the LBR stack, the last exception record, and branch tracing.
 //!
-//! An engine asks [`BranchUnit::observe`] what to report, and gives each taken branch, interrupt
-//! and exception to [`BranchUnit::record`], in order. BTS records it stores itself, with
-//! [`bts::store`], because the guest may look at them at once.
+//! SDM Vol. 3B, "Last Branch, Interrupt, and Exception Recording". An engine asks
+//! [`BranchUnit::observe`] what to report, and passes each taken branch, interrupt and exception to
+//! [`BranchUnit::record`], in order. BTS records it stores itself, with [`bts::store`], because the
+//! guest may read them at once.
 
 pub mod bts;
 mod lbr;
@@ -12,7 +11,7 @@ mod unit;
 
 pub use unit::{BranchState, BranchStateError, BranchUnit};
 
-/// The kind of a change of the instruction flow.
+/// Kind of a change of the instruction flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum BranchClass {
@@ -24,7 +23,7 @@ pub enum BranchClass {
     IndirectJump,
     /// CALL rel.
     DirectCall,
-    /// CALL rel to the next instruction: a way to learn RIP, and no call as far as call stacks go.
+    /// CALL rel to the next instruction, which reads RIP; call-stack mode ignores it.
     CallNext,
     /// CALL reg or mem.
     IndirectCall,
@@ -40,10 +39,11 @@ pub enum BranchClass {
     Debug,
     /// Delivery of an external interrupt or NMI.
     Interrupt,
-    /// A transaction was aborted; `to` is where it goes on.
+    /// A transactional abort; `to` is the fallback address.
     Abort,
-    /// A conditional branch that was not taken; `to` is the next instruction. Only told when
-    /// [`Observe::not_taken`] asks for it, and never recorded.
+    /// A conditional branch that was not taken; `to` is the next instruction.
+    ///
+    /// Reported only if [`Observe::not_taken`] is set, and never recorded.
     NotTaken,
 }
 
@@ -66,12 +66,12 @@ impl BranchClass {
         Self::NotTaken,
     ];
 
-    /// It stays in its code segment.
+    /// Whether the branch stays in its code segment.
     pub const fn is_near(self) -> bool {
         self.is_instruction() && !matches!(self, Self::Far | Self::SoftwareInterrupt)
     }
 
-    /// It is a branch of an instruction, not the delivery of an event.
+    /// Whether it is a branch instruction, and not the delivery of an event.
     pub const fn is_instruction(self) -> bool {
         !matches!(
             self,
@@ -80,42 +80,44 @@ impl BranchClass {
     }
 }
 
-/// One taken branch, interrupt or exception. The layout is fixed: an engine may fill it in a few stores.
+/// One taken branch, interrupt or exception.
+///
+/// The layout is fixed, so that an engine may fill it in a few stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Branch {
-    /// RIP of the branch; of the interrupted instruction for exceptions and interrupts.
+    /// RIP of the branch; for exceptions and interrupts, of the interrupted instruction.
     pub from: u64,
     /// RIP of the target.
     pub to: u64,
     /// Instructions retired up to and with the branch, modulo 2^32: the clock of CYC_CNT.
     pub at: u32,
-    /// What kind of branch.
+    /// Kind of branch.
     pub class: BranchClass,
-    /// Privilege level before the branch.
+    /// Privilege level before the branch, 0 to 3.
     pub cpl: u8,
-    /// Privilege level after it.
+    /// Privilege level after the branch, 0 to 3.
     pub to_cpl: u8,
-    /// The model of a predictor was wrong about it; engines leave this clear.
+    /// The modelled predictor mispredicted it; engines leave this clear.
     pub mispredicted: bool,
 }
 
-/// How records are stored in the BTS buffer.
+/// How branch trace store works now: IA32_DS_AREA and the BTS bits of IA32_DEBUGCTL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Store {
-    /// IA32_DS_AREA.
+pub struct BtsConfig {
+    /// IA32_DS_AREA, a linear address.
     pub area: u64,
-    /// DEBUGCTL.BTINT: an interrupt at the threshold, no wrap.
+    /// IA32_DEBUGCTL.BTINT: the buffer interrupts at its threshold and does not wrap.
     pub interrupt: bool,
-    /// DEBUGCTL.BTS_OFF_OS: not at CPL 0.
+    /// IA32_DEBUGCTL.BTS_OFF_OS: branches at CPL 0 are not stored.
     pub off_os: bool,
-    /// DEBUGCTL.BTS_OFF_USR: not at CPL 1 to 3.
+    /// IA32_DEBUGCTL.BTS_OFF_USR: branches at CPL 1 to 3 are not stored.
     pub off_usr: bool,
 }
 
-impl Store {
+impl BtsConfig {
     /// Whether a branch that starts at this privilege level is stored (rules BTS-13, BTS-14).
-    pub const fn wants(&self, cpl: u8) -> bool {
+    pub const fn stores(&self, cpl: u8) -> bool {
         if cpl == 0 {
             !self.off_os
         } else {
@@ -124,28 +126,28 @@ impl Store {
     }
 }
 
-/// What an engine must report and do.
+/// What an engine must report to the models, and do itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observe {
-    /// Tell taken branches, interrupts and exceptions.
+    /// Report taken branches, interrupts and exceptions.
     pub branches: bool,
-    /// Tell conditional branches that are not taken as well.
+    /// Report conditional branches that are not taken as well.
     pub not_taken: bool,
-    /// Tell after so many branches, at that instruction's end; 0: whenever it suits.
+    /// Report after this many branches, at the end of that instruction; 0: at any time.
     pub every: u32,
-    /// Store them in the BTS buffer.
-    pub store: Option<Store>,
-    /// TF traps after taken branches only: DEBUGCTL.BTF.
+    /// Store branches in the BTS buffer.
+    pub bts: Option<BtsConfig>,
+    /// RFLAGS.TF traps after taken branches only: IA32_DEBUGCTL.BTF.
     pub step_on_branch: bool,
-    /// Delivery of a #DB changes a model ([`BranchUnit::debug_exception`]): tell before it.
+    /// Call [`BranchUnit::debug_exception`] before a #DB is delivered.
     pub debug_exceptions: bool,
-    /// Debug conditions in transactions raise #DB where DR7.RTM is set too: DEBUGCTL.RTM.
+    /// Debug conditions in transactions raise #DB if DR7.RTM is set too: IA32_DEBUGCTL.RTM.
     pub debugs_transactions: bool,
 }
 
 impl Observe {
-    /// Branches must be noticed at all.
-    pub const fn notices(&self) -> bool {
-        self.branches || self.store.is_some() || self.step_on_branch
+    /// Whether the engine must detect taken branches at all.
+    pub const fn needs_branches(&self) -> bool {
+        self.branches || self.bts.is_some() || self.step_on_branch
     }
 }

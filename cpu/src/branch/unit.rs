@@ -1,16 +1,18 @@
-//! IA32_DEBUGCTL and the MSRs of branch recording, and who follows them.
+//! The MSRs of branch recording, and what follows from them.
 
-use hindsight_regs::branch::{DebugCtl, LBR_DEPTH, LbrInfo, LbrSelect};
+use hindsight_regs::branch::{CYC_CNT_MAX, DebugCtl, LBR_DEPTH, LbrInfo, LbrSelect};
 use hindsight_regs::msr as regs;
-use serde::{Deserialize, Serialize};
+use hindsight_regs::vector::GpFault;
 use thiserror::Error;
 
-use super::lbr::{Entry, Lbr};
-use super::{Branch, Observe, Store};
+use super::lbr::{Lbr, LbrEntry};
+use super::{Branch, BtsConfig, Observe};
 use crate::facility::Facilities;
+use crate::state::canonical;
 
-/// Saved state of a [`BranchUnit`]: the values of its MSRs, and what they do not show.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Saved state of a [`BranchUnit`]: the values of its MSRs, and its hidden state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BranchState {
     /// IA32_DEBUGCTL.
     pub debugctl: u64,
@@ -20,26 +22,27 @@ pub struct BranchState {
     pub select: u64,
     /// MSR_LASTBRANCH_TOS.
     pub tos: u64,
-    /// FROM, TO and INFO of each entry.
+    /// FROM, TO and INFO of each LBR entry.
     pub entries: [[u64; 3]; LBR_DEPTH],
     /// From and to of the branch recorded last.
     pub last: [u64; 2],
     /// MSR_LER_FROM_LIP and MSR_LER_TO_LIP.
     pub ler: [u64; 2],
-    /// Retired instructions, modulo 2^32, at the last update of the stack.
+    /// Retired instructions, modulo 2^32, at the last update of the LBR stack.
     pub since: u32,
-    /// Cycles lost to wrong predictions since then.
+    /// Cycles lost to mispredictions since then.
     pub lost: u32,
-    /// The stack is frozen: IA32_PERF_GLOBAL_STATUS.LBR_FRZ.
+    /// The LBR stack is frozen: IA32_PERF_GLOBAL_STATUS.LBR_FRZ.
     pub frozen: bool,
 }
 
 /// A saved value that no write could have left there.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("saved branch recording holds an impossible {what}: {value:#x}")]
+#[error("saved {register} of branch recording holds an invalid value {value:#x}")]
+#[non_exhaustive]
 pub struct BranchStateError {
-    /// Which register.
-    pub what: &'static str,
+    /// The register.
+    pub register: &'static str,
     /// The offending value.
     pub value: u64,
 }
@@ -54,25 +57,29 @@ pub struct BranchUnit {
     frozen: bool,
 }
 
-/// Linear addresses have 48 bits (parameter `LIN_W`).
-const fn canonical(address: u64) -> bool {
-    (address << 16).cast_signed() >> 16 == address.cast_signed()
+/// The three MSRs of an LBR entry.
+#[derive(Clone, Copy)]
+enum EntryField {
+    From,
+    To,
+    Info,
 }
 
-/// Entry and kind (FROM 0, TO 1, INFO 2) of an MSR of the stack.
-fn entry_of(index: u32) -> Option<(usize, usize)> {
-    let bases = [
-        regs::MSR_LASTBRANCH_0_FROM_IP,
-        regs::MSR_LASTBRANCH_0_TO_IP,
-        regs::MSR_LBR_INFO_0,
+/// The LBR entry and field of an MSR of the stack.
+fn entry_of(index: u32) -> Option<(usize, EntryField)> {
+    let fields = [
+        (regs::MSR_LASTBRANCH_0_FROM_IP, EntryField::From),
+        (regs::MSR_LASTBRANCH_0_TO_IP, EntryField::To),
+        (regs::MSR_LBR_INFO_0, EntryField::Info),
     ];
-    bases.iter().enumerate().find_map(|(kind, &base)| {
-        let entry = usize::try_from(index.checked_sub(base)?).ok()?;
-        (entry < LBR_DEPTH).then_some((entry, kind))
+    fields.into_iter().find_map(|(first, field)| {
+        let entry = usize::try_from(index.checked_sub(first)?).ok()?;
+        (entry < LBR_DEPTH).then_some((entry, field))
     })
 }
 
-const INFO_BITS: u64 = LbrInfo::all().bits() | hindsight_regs::branch::CYC_CNT_MAX;
+/// The bits of MSR_LBR_INFO_x that exist.
+const INFO_BITS: u64 = LbrInfo::all().bits() | CYC_CNT_MAX;
 
 impl BranchUnit {
     /// After RESET.
@@ -96,7 +103,7 @@ impl BranchUnit {
         self.ds_area
     }
 
-    /// RDMSR of one of this unit's rows.
+    /// RDMSR of an MSR of this unit; 0 for any other.
     pub fn read(&self, index: u32) -> u64 {
         match index {
             regs::IA32_DEBUGCTL => self.debugctl.bits(),
@@ -105,17 +112,24 @@ impl BranchUnit {
             regs::MSR_LASTBRANCH_TOS => self.lbr.tos as u64,
             regs::MSR_LER_FROM_LIP => self.lbr.ler.0,
             regs::MSR_LER_TO_LIP => self.lbr.ler.1,
-            _ => entry_of(index).map_or(0, |(entry, kind)| {
+            _ => entry_of(index).map_or(0, |(entry, field)| {
                 let entry = self.lbr.entries[entry];
-                [entry.from, entry.to, entry.info][kind]
+                match field {
+                    EntryField::From => entry.from,
+                    EntryField::To => entry.to,
+                    EntryField::Info => entry.info,
+                }
             }),
         }
     }
 
-    /// WRMSR of one of this unit's rows, whose reserved bits were checked. `false`: #GP(0), and
+    /// WRMSR of an MSR of this unit. The caller has checked reserved bits.
+    ///
+    /// # Errors
+    ///
+    /// [`GpFault`] for an address that is not canonical, and for an MSR that is not of this unit;
     /// nothing changed.
-    #[must_use]
-    pub fn write(&mut self, index: u32, value: u64) -> bool {
+    pub fn write(&mut self, index: u32, value: u64) -> Result<(), GpFault> {
         match index {
             regs::IA32_DEBUGCTL => self.debugctl = DebugCtl::from_bits_retain(value),
             regs::MSR_LBR_SELECT => self.lbr.select = LbrSelect::from_bits_retain(value),
@@ -126,86 +140,90 @@ impl BranchUnit {
             regs::MSR_LER_FROM_LIP if canonical(value) => self.lbr.ler.0 = value,
             regs::MSR_LER_TO_LIP if canonical(value) => self.lbr.ler.1 = value,
             _ => match entry_of(index) {
-                Some((entry, 2)) => self.lbr.entries[entry].info = value & INFO_BITS,
-                Some((entry, 1)) if canonical(value) => self.lbr.entries[entry].to = value,
-                Some((entry, 0)) if canonical(value) => self.lbr.entries[entry].from = value,
-                _ => return false,
+                Some((entry, EntryField::Info)) => {
+                    self.lbr.entries[entry].info = value & INFO_BITS;
+                }
+                Some((entry, EntryField::To)) if canonical(value) => {
+                    self.lbr.entries[entry].to = value;
+                }
+                Some((entry, EntryField::From)) if canonical(value) => {
+                    self.lbr.entries[entry].from = value;
+                }
+                _ => return Err(GpFault),
             },
         }
-        true
+        Ok(())
     }
 
-    /// Takes what an engine observed, in order.
+    /// Records the branches that an engine reported, in order.
     pub fn record(&mut self, branches: &[Branch]) {
         if self.records() {
             self.lbr.record(branches);
         }
     }
 
-    /// The LBR stack records (rule LBR-03).
+    /// Whether the LBR stack records (rule LBR-03).
     pub const fn records(&self) -> bool {
         self.debugctl.contains(DebugCtl::LBR) && !self.frozen
     }
 
-    /// What system-management mode makes of IA32_DEBUGCTL.
+    /// Sets IA32_DEBUGCTL without the checks of WRMSR, for system-management mode.
     pub(crate) const fn set_debugctl(&mut self, debugctl: DebugCtl) {
         self.debugctl = debugctl;
     }
 
-    /// What an engine must report and do.
+    /// What an engine must report to this unit, and do itself.
     pub fn observe(&self) -> Observe {
         let ctl = self.debugctl;
-        let messages = self.messages();
-        let store = Store {
+        let bts = BtsConfig {
             area: self.ds_area,
             interrupt: ctl.contains(DebugCtl::BTINT),
             off_os: ctl.contains(DebugCtl::BTS_OFF_OS),
             off_usr: ctl.contains(DebugCtl::BTS_OFF_USR),
         };
         let stores = ctl.contains(DebugCtl::TR.union(DebugCtl::BTS));
-        let step_on_branch = ctl.contains(DebugCtl::BTF);
         Observe {
-            branches: self.records() || messages,
-            store: stores.then_some(store),
-            step_on_branch,
+            branches: self.records() || self.sends_btm(),
+            bts: stores.then_some(bts),
+            step_on_branch: ctl.contains(DebugCtl::BTF),
             debugs_transactions: ctl.contains(DebugCtl::RTM),
             debug_exceptions: ctl.intersects(DebugCtl::LBR.union(DebugCtl::BTF)),
             ..Observe::default()
         }
     }
 
-    /// Branch trace messages go to the bus (rules BTM-01, BTM-02).
-    pub const fn messages(&self) -> bool {
+    /// Whether branch trace messages are sent (rules BTM-01, BTM-02).
+    pub const fn sends_btm(&self) -> bool {
         self.debugctl.contains(DebugCtl::TR) && !self.debugctl.contains(DebugCtl::BTS)
     }
 
     /// Whether a message is sent for a branch that starts at this privilege level (rule BTM-05).
-    pub const fn sends(&self, cpl: u8) -> bool {
+    pub const fn sends_btm_at(&self, cpl: u8) -> bool {
         let off = if cpl == 0 {
             DebugCtl::BTS_OFF_OS
         } else {
             DebugCtl::BTS_OFF_USR
         };
-        self.messages() && !self.debugctl.contains(off)
+        self.sends_btm() && !self.debugctl.contains(off)
     }
 
-    /// A transaction begins or ends: what [`BranchUnit::record`] takes next is in one or not.
+    /// Says whether the branches that [`BranchUnit::record`] gets next are inside a transaction.
     pub const fn set_in_transaction(&mut self, on: bool) {
         self.lbr.in_transaction = on;
     }
 
-    /// A #DB is about to be delivered: rule DCTL-06.
+    /// Clears LBR and BTF, before a #DB is delivered (rule DCTL-06).
     pub fn debug_exception(&mut self) {
         self.debugctl.remove(DebugCtl::LBR | DebugCtl::BTF);
     }
 
-    /// A machine-check exception is about to be delivered: rule DCTL-12.
+    /// Clears TR, BTS and BTINT, before a machine check is delivered (rule DCTL-12).
     pub fn machine_check(&mut self) {
-        let recording = DebugCtl::TR | DebugCtl::BTS | DebugCtl::BTINT;
-        self.debugctl.remove(recording);
+        let tracing = DebugCtl::TR | DebugCtl::BTS | DebugCtl::BTINT;
+        self.debugctl.remove(tracing);
     }
 
-    /// IA32_PERF_GLOBAL_STATUS.LBR_FRZ changed.
+    /// Stops or restarts the LBR stack: IA32_PERF_GLOBAL_STATUS.LBR_FRZ.
     pub const fn set_frozen(&mut self, frozen: bool) {
         self.frozen = frozen;
     }
@@ -215,7 +233,7 @@ impl BranchUnit {
         self.debugctl = DebugCtl::empty();
     }
 
-    /// Everything there is to save.
+    /// The state as plain data.
     pub fn save(&self) -> BranchState {
         let lbr = &self.lbr;
         BranchState {
@@ -232,17 +250,17 @@ impl BranchUnit {
         }
     }
 
-    /// Takes over a saved state.
+    /// Replaces the state by a saved one.
     ///
     /// # Errors
     ///
-    /// Refuses values that no write could have left; the unit is then as before.
+    /// Rejects values that no write could have left; the unit is then unchanged.
     pub fn restore(&mut self, state: &BranchState) -> Result<(), BranchStateError> {
-        let check = |what, value, good| {
-            if good {
+        let check = |register, value, possible| {
+            if possible {
                 Ok(())
             } else {
-                Err(BranchStateError { what, value })
+                Err(BranchStateError { register, value })
             }
         };
         let ctl = self.facilities.debugctl_mask();
@@ -266,7 +284,7 @@ impl BranchUnit {
         self.lbr = Lbr {
             entries: state
                 .entries
-                .map(|[from, to, info]| Entry { from, to, info }),
+                .map(|[from, to, info]| LbrEntry { from, to, info }),
             tos,
             select: LbrSelect::from_bits_retain(state.select),
             last: (state.last[0], state.last[1]),

@@ -1,123 +1,130 @@
-//! The performance-monitoring unit among the other models: what it takes from IA32_DEBUGCTL, and
-//! what it does to branch recording.
+//! The performance-monitoring unit and resource control among the other models: what they take from
+//! IA32_DEBUGCTL, what they do to branch recording, and what they need from an engine.
 
 use hindsight_regs::rdt;
+use hindsight_regs::vector::GpFault;
 
 use super::Msrs;
 use crate::branch::Observe;
 use crate::facility::Facilities;
-use crate::pmu::pebs::{Due, Stored};
-use crate::pmu::{Counting, EventTotals, Freeze, Needs, Pmu};
-use crate::transaction::Step;
-use crate::uarch::{Geometry, Who};
+use crate::pmu::pebs::{PebsDue, PebsOutcome};
+use crate::pmu::{EngineCounting, EventTotals, PmiFreeze, Pmu, PmuNeeds};
+use crate::transaction::TransactionEvent;
+use crate::uarch::{CacheGeometry, Requester};
 
 impl Msrs {
-    /// The performance-monitoring unit, as of the last [`Msrs::count`].
+    /// The performance-monitoring unit, as of the last [`Msrs::sync_counters`].
     pub const fn pmu(&self) -> &Pmu {
         &self.pmu
     }
 
-    /// Moves the counters up to `totals`: before an access to a register of the unit or to
-    /// IA32_DEBUGCTL, and where [`Msrs::counting`] says. Answers whether a performance-monitoring
-    /// interrupt is requested.
+    /// Advances the counters to `totals`. Returns whether they request a PMI.
+    ///
+    /// Needed before an access to a row with [`super::UpdateBefore::Counters`], and where
+    /// [`Msrs::engine_counting`] says.
     #[must_use]
-    pub fn count(&mut self, totals: &EventTotals) -> bool {
+    pub fn sync_counters(&mut self, totals: &EventTotals) -> bool {
         let pmi = self.pmu.sync(totals, self.freeze());
-        self.follow_freeze();
+        self.update_lbr_freeze();
         pmi
     }
 
-    /// Somebody wants to know which branches were mispredicted.
-    pub fn wants_predictor(&self) -> bool {
-        self.config.models && (self.branch.records() || self.pmu.needs().contains(Needs::PREDICTOR))
+    /// Whether a model depends on which branches are mispredicted.
+    pub fn needs_predictor(&self) -> bool {
+        self.config.uarch
+            && (self.branch.records() || self.pmu.needs().contains(PmuNeeds::PREDICTOR))
     }
 
-    /// Somebody wants to know what the caches do.
-    pub fn wants_caches(&self) -> bool {
-        self.pmu.needs().contains(Needs::CACHES) || self.charges()
+    /// Whether a model depends on hits and misses of the caches.
+    pub fn needs_cache_model(&self) -> bool {
+        self.pmu.needs().contains(PmuNeeds::CACHES) || self.charges_rmids()
     }
 
-    /// What the caches do is charged to RMIDs, and kept to capacity masks.
-    pub fn charges(&self) -> bool {
-        self.config.models && self.rdt.is_armed()
+    /// Whether cache lines are charged to RMIDs, and fills restricted by capacity masks.
+    pub fn charges_rmids(&self) -> bool {
+        self.config.uarch && self.rdt.is_armed()
     }
 
-    /// On whose behalf the processor accesses memory. A mask of the second level has a bit for two ways.
-    pub fn who(&self) -> Who {
-        const SECOND: u32 = rdt::L2_MASK_BITS;
-        if !self.charges() {
-            return Who::default();
+    /// The RMID, capacity masks and delay of this processor's memory accesses.
+    ///
+    /// One bit of an L2 capacity mask stands for two ways of the L2.
+    pub fn requester(&self) -> Requester {
+        if !self.charges_rmids() {
+            return Requester::default();
         }
         let class = self.rdt.class();
         let narrow = |mask: u64| u32::try_from(mask).unwrap_or(u32::MAX);
-        let second = |mask: u64| match mask {
-            0 => Geometry::L2.all_ways(),
-            mask => (0..SECOND)
+        let l2_ways = |mask: u64| match mask {
+            0 => CacheGeometry::L2.all_ways(),
+            mask => (0..rdt::L2_MASK_BITS)
                 .filter(|bit| mask >> bit & 1 != 0)
                 .fold(0, |ways, bit| ways | 0b11 << (2 * bit)),
         };
-        Who {
+        Requester {
             rmid: u16::try_from(class.rmid).unwrap_or(0),
-            data: narrow(class.l3_data),
-            code: narrow(class.l3_code),
-            second_data: second(class.l2_data),
-            second_code: second(class.l2_code),
+            l3_data_ways: narrow(class.l3_data),
+            l3_code_ways: narrow(class.l3_code),
+            l2_data_ways: l2_ways(class.l2_data),
+            l2_code_ways: l2_ways(class.l2_code),
             delay: class.delay,
         }
     }
 
-    /// The RMID whose occupancy IA32_QM_CTR shows next, if it shows one.
-    pub fn monitored(&self) -> Option<u16> {
-        let rmid = self.rdt.monitored()?;
-        u16::try_from(rmid).ok().filter(|_| self.charges())
+    /// The RMID whose occupancy IA32_QM_CTR shows next; `None` if it shows no occupancy.
+    pub fn monitored_rmid(&self) -> Option<u16> {
+        let rmid = self.rdt.monitored_rmid()?;
+        u16::try_from(rmid).ok().filter(|_| self.charges_rmids())
     }
 
-    /// How many lines of the last level the [`Msrs::monitored`] RMID has.
-    pub const fn set_occupied(&mut self, lines: u64) {
-        self.rdt.set_occupied(lines);
+    /// Sets the number of L3 lines of the [`Msrs::monitored_rmid`].
+    ///
+    /// Needed before an access to a row with [`super::UpdateBefore::CacheOccupancy`].
+    pub const fn set_occupied_lines(&mut self, lines: u64) {
+        self.rdt.set_occupied_lines(lines);
     }
 
-    /// Use of resource control may have begun or ended.
-    pub(super) fn follow_use(&self) {
-        self.rdt.package().set_warm(self.charges());
+    /// Reports to the package whether a cache model keeps its tallies.
+    pub(super) fn update_cache_tracking(&self) {
+        self.rdt.package().set_tracked(self.charges_rmids());
     }
 
-    /// What an engine that executes instruction after instruction does for the counters; cycles,
-    /// and the data of a record, are the caller's.
-    pub fn counting(&self) -> Counting {
+    /// What an engine that executes one instruction after another does for the counters.
+    ///
+    /// Cycles, and the data of a PEBS record, are the caller's.
+    pub fn engine_counting(&self) -> EngineCounting {
         let limits = self.pmu.limits();
         let needs = self.pmu.needs();
-        let accesses = needs.contains(Needs::ACCESSES) || self.wants_caches();
+        let accesses = needs.contains(PmuNeeds::ACCESSES) || self.needs_cache_model();
         // PEBS is off in system-management mode (rule PEBS-25).
-        let record = (self.pmu.due() != 0 && self.suspended.is_none()).then(|| Due {
+        let record = (self.pmu.due() != 0 && self.suspended.is_none()).then(|| PebsDue {
             area: self.branch.ds_area(),
             counters: self.pmu.due(),
             data: None,
         });
-        Counting {
+        EngineCounting {
             instructions: limits.instructions,
             last_alone: limits.last_alone,
             accesses: accesses.then_some(limits.accesses),
-            fetches: self.wants_caches(),
+            fetches: self.needs_cache_model(),
             record,
         }
     }
 
-    /// Branches that counters want to be told of are observed as well.
-    pub(super) fn with_counted_branches(&self, observe: Observe) -> Observe {
+    /// Adds the branches that counters count to those that branch recording needs.
+    pub(super) fn add_counted_branches(&self, observe: Observe) -> Observe {
         let needs = self.pmu.needs();
-        // A predictor learns from those that are not taken, too.
+        // A predictor also learns from branches that are not taken.
         let observe = Observe {
-            not_taken: observe.not_taken || self.wants_predictor(),
+            not_taken: observe.not_taken || self.needs_predictor(),
             ..observe
         };
-        if !needs.contains(Needs::BRANCHES) {
+        if !needs.contains(PmuNeeds::BRANCHES) {
             return observe;
         }
         let least = self.pmu.limits().branches.least();
         Observe {
             branches: true,
-            not_taken: observe.not_taken || needs.contains(Needs::NOT_TAKEN),
+            not_taken: observe.not_taken || needs.contains(PmuNeeds::NOT_TAKEN),
             every: match (observe.every, u32::try_from(least).unwrap_or(0)) {
                 (0, every) | (every, 0) => every,
                 (one, other) => one.min(other),
@@ -126,41 +133,47 @@ impl Msrs {
         }
     }
 
-    /// A transaction begins or ends; the counters and the branches are up to date.
-    pub fn transaction(&mut self, step: Step) {
-        self.branch.set_in_transaction(step == Step::Begun);
-        self.pmu.transaction(step);
+    /// Begins or ends a transaction; counters and branches are up to date.
+    pub fn transaction(&mut self, event: TransactionEvent) {
+        self.branch
+            .set_in_transaction(event == TransactionEvent::Begun);
+        self.pmu.transaction(event);
     }
 
-    /// A PEBS record was stored, or could not be. Answers whether a performance-monitoring
-    /// interrupt is requested.
+    /// Completes a PEBS record that was stored or dropped. Returns whether it requests a PMI.
     #[must_use]
-    pub fn pebs_stored(&mut self, stored: &Stored) -> bool {
-        let pmi = self.pmu.stored(stored, self.freeze());
-        self.follow_freeze();
+    pub fn pebs_record_done(&mut self, outcome: &PebsOutcome) -> bool {
+        let pmi = self.pmu.record_done(outcome, self.freeze());
+        self.update_lbr_freeze();
         pmi
     }
 
-    /// Branch trace store requests a performance-monitoring interrupt: what that freezes (rule
-    /// FRZ-01, and BTS-12).
-    pub fn trace_interrupts(&mut self) {
+    /// Freezes what IA32_DEBUGCTL says when branch trace store requests a PMI (rules FRZ-01,
+    /// BTS-12).
+    pub fn bts_requests_pmi(&mut self) {
         self.pmu.freeze(self.freeze());
-        self.follow_freeze();
+        self.update_lbr_freeze();
     }
 
-    /// RDPMC; `None` asks for #GP(0). Whether the privilege level allows it is the engine's matter.
-    pub fn rdpmc(&self, index: u32) -> Option<u64> {
-        let present = self.config.facilities.contains(Facilities::PMU);
-        self.pmu.rdpmc(index).filter(|_| present)
+    /// RDPMC. SDM Vol. 2B, "RDPMC—Read Performance-Monitoring Counters".
+    ///
+    /// # Errors
+    ///
+    /// [`GpFault`] for a counter that does not exist. The engine checks the privilege level.
+    pub fn rdpmc(&self, index: u32) -> Result<u64, GpFault> {
+        if !self.config.facilities.contains(Facilities::PMU) {
+            return Err(GpFault);
+        }
+        self.pmu.rdpmc(index)
     }
 
-    /// What IA32_DEBUGCTL makes a request for an interrupt freeze.
-    fn freeze(&self) -> Freeze {
-        Freeze::by_debugctl(self.branch.debugctl().bits())
+    /// What a request for a PMI freezes, as IA32_DEBUGCTL says.
+    fn freeze(&self) -> PmiFreeze {
+        PmiFreeze::from_debugctl(self.branch.debugctl())
     }
 
-    /// IA32_PERF_GLOBAL_STATUS.LBR_FRZ stops the LBR stack.
-    pub(super) const fn follow_freeze(&mut self) {
+    /// Stops or restarts the LBR stack as IA32_PERF_GLOBAL_STATUS.LBR_FRZ says.
+    pub(super) const fn update_lbr_freeze(&mut self) {
         self.branch.set_frozen(self.pmu.lbrs_frozen());
     }
 }

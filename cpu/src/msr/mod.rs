@@ -1,76 +1,112 @@
 //! The MSRs of one virtual processor: one table, and routing by index.
 //!
-//! [`table`] says, per MSR, who models it, what a write may change and how KVM takes part. It feeds
-//! the KVM MSR filter, the checks of [`Msrs::write`] and the saved state.
+//! [`table`] defines for each MSR which processors have it, who models it, what a write may change,
+//! how KVM takes part, and what must be brought up to date before an access. It feeds the MSR
+//! filter of KVM, the checks of [`Msrs::write`] and the saved state. A new MSR is one row, and the
+//! code of its owner.
 
 mod counting;
 mod smm;
+mod state;
 pub mod table;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
 use hindsight_regs::msr as regs;
-use serde::{Deserialize, Serialize};
-use thiserror::Error;
+use hindsight_regs::vector::GpFault;
 
-pub use smm::Suspended;
-pub use table::{MsrSpec, OnKvm, Owner, find};
+pub use smm::SmmSuspended;
+pub use state::{MsrStateError, MsrsState};
+pub use table::{
+    KvmRole, MsrSpec, NATIVE_MSRS, NativeState, Owner, Presence, ResetValue, UpdateBefore,
+    WritePolicy, find,
+};
 
 use crate::armed::Armed;
-use crate::branch::{Branch, BranchState, BranchStateError, BranchUnit, Observe};
+use crate::branch::{Branch, BranchUnit, Observe};
 use crate::facility::Facilities;
-use crate::pmu::{Pmu, PmuConfig, PmuError, PmuState};
-use crate::rdt::{Package, Rdt, RdtError, RdtState};
-use crate::tsc::{Tsc, TscState};
+use crate::pmu::{Pmu, PmuConfig};
+use crate::rdt::{Rdt, RdtPackage};
+use crate::tsc::Tsc;
 
-/// What a RDMSR gives.
+/// The outcome of a RDMSR. SDM Vol. 2B, "RDMSR—Read From Model Specific Register".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum RdmsrOutcome {
     /// The value for EDX:EAX.
     Value(u64),
-    /// The guest asked for #GP(0).
+    /// The guest gets #GP(0).
     Fault,
-    /// The local APIC answers.
+    /// The register belongs to the local APIC, which the caller must ask.
     Apic,
-    /// Part of the processor state itself ([`crate::state::NativeMsrs`] and friends).
+    /// The register is part of the processor state itself ([`crate::state::CpuState`]).
     Processor,
-    /// In no row of the table: the processor does not have it.
+    /// No row of the table covers the register: the processor does not have it.
     Unclaimed,
 }
 
-/// What a WRMSR does.
+/// The outcome of a WRMSR. SDM Vol. 2D, "WRMSR—Write to Model Specific Register".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum WrmsrOutcome {
-    /// Done; what must follow.
-    Done(Effect),
-    /// The guest asked for #GP(0); nothing changed.
+    /// The write was accepted; the caller must apply the effect.
+    Done(MsrEffect),
+    /// The guest gets #GP(0); nothing changed.
     Fault,
-    /// The local APIC takes it.
+    /// The register belongs to the local APIC, which the caller must ask.
     Apic,
-    /// Part of the processor state itself.
+    /// The register is part of the processor state itself ([`crate::state::CpuState`]).
     Processor,
-    /// In no row of the table: the processor does not have it.
+    /// No row of the table covers the register: the processor does not have it.
     Unclaimed,
 }
 
-/// What must follow an accepted WRMSR.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// Nothing outside of the models.
-    None,
-    /// The TSC moved against the clock: the native offset and the deadline timer follow.
-    TscMoved,
-    /// The value acts natively: it must also reach KVM.
-    Mirror(u64),
-    /// What is armed changed, see [`Msrs::armed`]: the machine may have to run another way.
-    Armed,
-    /// As [`Effect::Armed`], on all processors of the package.
-    PackageArmed,
+/// What the caller must do after an accepted WRMSR. Several effects can hold at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct MsrEffect {
+    /// The TSC moved against the clock: KVM's offset and the deadline timer must follow.
+    pub tsc_moved: bool,
+    /// The armed facilities of these vCPUs changed, see [`Msrs::armed`].
+    pub armed: Option<ArmedScope>,
+    /// The register has this value, which acts natively and must also be set in KVM.
+    pub mirror: Option<u64>,
 }
 
-/// What the machine knows that the models need at an access.
+impl MsrEffect {
+    /// No effect outside of the models.
+    pub const NONE: Self = Self {
+        tsc_moved: false,
+        armed: None,
+        mirror: None,
+    };
+
+    /// Only a value that must also be set in KVM.
+    pub const fn mirror(value: u64) -> Self {
+        Self {
+            mirror: Some(value),
+            ..Self::NONE
+        }
+    }
+
+    /// Whether the caller has nothing to do.
+    pub fn is_none(&self) -> bool {
+        *self == Self::NONE
+    }
+}
+
+/// The vCPUs whose armed facilities a WRMSR changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArmedScope {
+    /// The vCPU that executed the WRMSR.
+    Vcpu,
+    /// All vCPUs of the package.
+    Package,
+}
+
+/// State of the machine that the models need at an access.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
     /// Raw TSC ticks since the machine was created.
@@ -78,63 +114,15 @@ pub struct Now {
 }
 
 /// Per-machine constants behind the MSRs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct MsrConfig {
-    /// What the processor has.
+    /// The facilities of the processor.
     pub facilities: Facilities,
-    /// Frequency of the TSC in Hz.
+    /// Frequency of the TSC in Hz, not 0.
     pub tsc_hz: u64,
-    /// A branch predictor and caches are modelled, see [`crate::uarch`].
-    pub models: bool,
-}
-
-/// Saved state of [`Msrs`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MsrsState {
-    /// The time-stamp counter.
-    pub tsc: TscState,
-    /// Branch recording.
-    pub branch: BranchState,
-    /// The performance-monitoring unit.
-    pub pmu: PmuState,
-    /// Resource monitoring and allocation.
-    pub rdt: RdtState,
-    /// System-management interrupts so far.
-    pub smis: u32,
-    /// In system-management mode: what RSM restores.
-    pub suspended: Option<Suspended>,
-    /// (index, value) of every stored MSR, in table order.
-    pub stored: Vec<(u32, u64)>,
-}
-
-/// Why a saved state was refused.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum MsrError {
-    /// The saved list is not the table's.
-    #[error("saved MSRs do not match this processor: expected {expected} values, found {found}")]
-    Shape {
-        /// Values this processor has.
-        expected: usize,
-        /// Values in the saved state.
-        found: usize,
-    },
-    /// Branch recording in an impossible state.
-    #[error(transparent)]
-    Branch(#[from] BranchStateError),
-    /// A value that no write could have left there.
-    #[error("saved MSR {index:#x} holds an impossible value {value:#x}")]
-    Value {
-        /// MSR number.
-        index: u32,
-        /// The offending value.
-        value: u64,
-    },
-    /// The performance-monitoring unit cannot be in that state.
-    #[error(transparent)]
-    Pmu(#[from] PmuError),
-    /// Resource monitoring and allocation cannot be in that state.
-    #[error(transparent)]
-    Rdt(#[from] RdtError),
+    /// Whether a branch predictor and caches are modelled, see [`crate::uarch`].
+    pub uarch: bool,
 }
 
 /// The MSRs of one virtual processor that are not part of its plain state.
@@ -147,8 +135,9 @@ pub struct Msrs {
     rdt: Rdt,
     /// MSR_SMI_COUNT.
     smis: u32,
-    suspended: Option<Suspended>,
-    /// Values of the stored MSRs, in table order.
+    /// The values that RSM restores; `None` outside of system-management mode.
+    suspended: Option<SmmSuspended>,
+    /// Index and value of the stored MSRs, in table order.
     stored: Vec<(u32, u64)>,
 }
 
@@ -159,9 +148,9 @@ impl Msrs {
     }
 
     /// The MSRs of a processor of `package`, after RESET.
-    pub fn in_package(config: MsrConfig, package: Arc<Package>) -> Self {
+    pub fn in_package(config: MsrConfig, package: Arc<RdtPackage>) -> Self {
         let stored = table::stored_indices()
-            .map(|(spec, index)| (index, spec.reset_value(index, &config)))
+            .map(|(spec, index)| (index, spec.reset_value(&config)))
             .collect();
         Self {
             config,
@@ -170,7 +159,7 @@ impl Msrs {
             pmu: Pmu::new(PmuConfig {
                 tsc_hz: config.tsc_hz,
                 pebs: config.facilities.contains(Facilities::PEBS),
-                models: config.models,
+                uarch: config.uarch,
                 counters: config.facilities.gp_counters(),
             }),
             rdt: Rdt::new(config.facilities, package),
@@ -195,32 +184,34 @@ impl Msrs {
         &self.rdt
     }
 
-    /// What an engine must report and do.
+    /// What an engine must report to the models, and do itself.
     pub fn observe(&self) -> Observe {
         let mut observe = self.branch.observe();
         if self.suspended.is_some() {
             // Rules DS-12 and SMF-08.
-            observe.store = None;
+            observe.bts = None;
         }
-        self.with_counted_branches(observe)
+        self.add_counted_branches(observe)
     }
 
-    /// Takes what an engine observed, in order.
-    pub fn branches(&mut self, branches: &[Branch]) {
+    /// Records the branches that an engine reported, in order.
+    pub fn record_branches(&mut self, branches: &[Branch]) {
         self.branch.record(branches);
     }
 
-    /// A #DB is about to be delivered: IA32_DEBUGCTL.LBR and .BTF are cleared (rule DCTL-06).
+    /// Clears IA32_DEBUGCTL.LBR and .BTF, before a #DB is delivered (rule DCTL-06).
     pub fn debug_exception(&mut self) {
         self.branch.debug_exception();
     }
 
-    /// RDMSR. SDM Vol. 2B, "RDMSR—Read From Model Specific Register".
+    /// RDMSR of MSR `index`.
+    ///
+    /// The caller has brought up to date what [`table::MsrSpec::update`] names.
     pub fn read(&self, index: u32, now: Now) -> RdmsrOutcome {
         let Some(spec) = find(index) else {
             return RdmsrOutcome::Unclaimed;
         };
-        if !spec.present(&self.config) {
+        if !spec.is_present(&self.config) {
             return RdmsrOutcome::Fault;
         }
         match spec.owner {
@@ -228,57 +219,81 @@ impl Msrs {
             Owner::Branch => RdmsrOutcome::Value(self.branch.read(index)),
             Owner::Pmu => RdmsrOutcome::Value(self.pmu.read(index)),
             Owner::Rdt => RdmsrOutcome::Value(self.rdt.read(index)),
-            Owner::Constant if index == regs::MSR_SMI_COUNT => {
-                RdmsrOutcome::Value(self.smis.into())
-            }
-            Owner::Constant => RdmsrOutcome::Value(spec.reset_value(index, &self.config)),
-            Owner::Stored => RdmsrOutcome::Value(self.stored[self.slot(index)].1),
+            Owner::Smm => RdmsrOutcome::Value(self.smis.into()),
+            Owner::Constant => RdmsrOutcome::Value(spec.reset_value(&self.config)),
+            Owner::Stored => RdmsrOutcome::Value(self.stored[self.stored_position(index)].1),
             Owner::Apic => RdmsrOutcome::Apic,
-            Owner::Processor => RdmsrOutcome::Processor,
+            Owner::Processor(_) => RdmsrOutcome::Processor,
         }
     }
 
-    /// WRMSR. SDM Vol. 2D, "WRMSR—Write to Model Specific Register".
+    /// WRMSR of `value` to MSR `index`.
+    ///
+    /// The caller has brought up to date what [`table::MsrSpec::update`] names.
     pub fn write(&mut self, index: u32, value: u64, now: Now) -> WrmsrOutcome {
         let Some(spec) = find(index) else {
             return WrmsrOutcome::Unclaimed;
         };
-        if !spec.present(&self.config) || !spec.accepts(value, &self.config) {
+        if !spec.is_present(&self.config) || !spec.accepts(value, &self.config) {
             return WrmsrOutcome::Fault;
         }
-        let armed = self.armed();
-        let effect = match spec.owner {
-            Owner::Tsc => self.write_tsc(index, value, now),
-            Owner::Branch if self.branch.write(index, value) => Effect::None,
-            Owner::Branch => return WrmsrOutcome::Fault,
-            Owner::Pmu => {
-                self.pmu.write(index, value);
-                self.follow_freeze();
-                Effect::None
-            }
-            Owner::Rdt if self.rdt.write(index, value) => {
-                self.follow_use();
-                if self.armed() == armed {
-                    Effect::None
-                } else {
-                    Effect::PackageArmed
-                }
-            }
-            Owner::Rdt => return WrmsrOutcome::Fault,
-            Owner::Constant => Effect::None,
-            Owner::Stored => self.write_stored(spec, index, value),
+        match spec.owner {
             Owner::Apic => return WrmsrOutcome::Apic,
-            Owner::Processor => return WrmsrOutcome::Processor,
+            Owner::Processor(_) => return WrmsrOutcome::Processor,
+            _ => {}
+        }
+        let armed = self.armed();
+        let Ok(mut effect) = self.write_owner(spec, index, value, now) else {
+            return WrmsrOutcome::Fault;
         };
-        WrmsrOutcome::Done(match effect {
-            Effect::None if self.armed() != armed => Effect::Armed,
-            effect => effect,
-        })
+        if self.armed() != armed {
+            // What resource control arms is shared by the package; all else is the vCPU's own.
+            effect.armed = Some(match spec.owner {
+                Owner::Rdt => ArmedScope::Package,
+                _ => ArmedScope::Vcpu,
+            });
+        }
+        if spec.kvm == KvmRole::Mirrored
+            && let RdmsrOutcome::Value(value) = self.read(index, now)
+        {
+            effect.mirror = Some(value);
+        }
+        WrmsrOutcome::Done(effect)
     }
 
-    /// What the MSRs arm. Breakpoints are not theirs: see [`Armed::by_dr7`].
+    /// Passes an accepted write to the owner of its row, which is in this crate.
+    fn write_owner(
+        &mut self,
+        spec: &MsrSpec,
+        index: u32,
+        value: u64,
+        now: Now,
+    ) -> Result<MsrEffect, GpFault> {
+        let mut effect = MsrEffect::NONE;
+        match spec.owner {
+            Owner::Tsc => effect.tsc_moved = self.write_tsc(index, value, now),
+            Owner::Branch => self.branch.write(index, value)?,
+            Owner::Pmu => {
+                self.pmu.write(index, value);
+                self.update_lbr_freeze();
+            }
+            Owner::Rdt => {
+                self.rdt.write(index, value)?;
+                self.update_cache_tracking();
+            }
+            Owner::Stored => {
+                let position = self.stored_position(index);
+                let stored = &mut self.stored[position].1;
+                *stored = (value & !spec.read_only) | (*stored & spec.read_only);
+            }
+            Owner::Smm | Owner::Constant | Owner::Apic | Owner::Processor(_) => {}
+        }
+        Ok(effect)
+    }
+
+    /// The facilities that the MSRs arm. For those of DR7 see [`Armed::from_dr7`].
     pub fn armed(&self) -> Armed {
-        let mut armed = Armed::by_debugctl(self.branch.debugctl());
+        let mut armed = Armed::from_debugctl(self.branch.debugctl());
         armed.set(Armed::PMU, self.pmu.is_set_up());
         armed.set(Armed::PEBS, self.pmu.takes_records());
         armed.set(Armed::RDT, self.rdt.is_armed());
@@ -293,101 +308,45 @@ impl Msrs {
         }
     }
 
-    fn write_tsc(&mut self, index: u32, value: u64, now: Now) -> Effect {
+    /// Writes an MSR of the TSC. Returns whether the TSC moved.
+    fn write_tsc(&mut self, index: u32, value: u64, now: Now) -> bool {
         match index {
             regs::IA32_TIME_STAMP_COUNTER => self.tsc.write(value, now.ticks),
             regs::IA32_TSC_ADJUST => self.tsc.write_adjust(value),
             _ => {
                 #[expect(clippy::cast_possible_truncation, reason = "bits 63:32 are reserved")]
                 self.tsc.write_aux(value as u32);
-                return Effect::Mirror(value);
+                return false;
             }
         }
-        Effect::TscMoved
+        true
     }
 
-    fn write_stored(&mut self, spec: &MsrSpec, index: u32, value: u64) -> Effect {
-        let slot = self.slot(index);
-        let old = self.stored[slot].1;
-        let new = (value & !spec.read_only) | (old & spec.read_only);
-        self.stored[slot].1 = new;
-        match spec.on_kvm {
-            OnKvm::Mirrored => Effect::Mirror(new),
-            OnKvm::Filtered | OnKvm::Passthrough => Effect::None,
-        }
-    }
-
-    fn slot(&self, index: u32) -> usize {
+    fn stored_position(&self, index: u32) -> usize {
         self.stored
             .binary_search_by_key(&index, |&(i, _)| i)
-            .expect("every stored row has a slot since `new`")
+            .expect("`new` made an entry for every stored row")
     }
 
-    /// Applies INIT: IA32_DEBUGCTL is cleared (rule DCTL-11), PEBS is off; all else stays.
+    /// Applies INIT: IA32_DEBUGCTL is cleared (rule DCTL-11), PEBS is disabled, all else stays.
     pub fn init(&mut self) {
         self.pmu.init();
         self.branch.init();
     }
 
-    /// Every value that acts natively, to be set in KVM before the processor first runs.
+    /// Index and value of every MSR that must be set in KVM before the vCPU first runs.
+    ///
+    /// The MSRs of the local APIC are not among them.
     pub fn mirrored(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
-        let stored =
-            self.stored.iter().copied().filter(|&(index, _)| {
-                find(index).is_some_and(|spec| spec.on_kvm == OnKvm::Mirrored)
-            });
-        stored.chain([(regs::IA32_TSC_AUX, u64::from(self.tsc.aux()))])
-    }
-
-    /// Everything there is to save.
-    pub fn save(&self) -> MsrsState {
-        MsrsState {
-            tsc: self.tsc.save(),
-            branch: self.branch.save(),
-            pmu: self.pmu.save(),
-            rdt: self.rdt.save(),
-            smis: self.smis,
-            suspended: self.suspended,
-            stored: self.stored.clone(),
-        }
-    }
-
-    /// Takes over a saved state.
-    ///
-    /// # Errors
-    ///
-    /// Refuses a state that this processor cannot have; the MSRs are then as before.
-    pub fn restore(&mut self, state: &MsrsState) -> Result<(), MsrError> {
-        let same = state
-            .stored
+        // None of them depends on the time.
+        let now = Now { ticks: 0 };
+        table::TABLE
             .iter()
-            .map(|&(i, _)| i)
-            .eq(self.stored.iter().map(|&(i, _)| i));
-        if !same {
-            let (expected, found) = (self.stored.len(), state.stored.len());
-            return Err(MsrError::Shape { expected, found });
-        }
-        for &(index, value) in &state.stored {
-            let spec = find(index).expect("the indices were compared above");
-            let fixed = spec.read_only & (value ^ spec.reset_value(index, &self.config));
-            if fixed != 0 || value & !spec.read_only & spec.reserved_bits(&self.config) != 0 {
-                return Err(MsrError::Value { index, value });
-            }
-        }
-        self.pmu.check(&state.pmu)?;
-        self.rdt.check(&state.rdt)?;
-        self.check_suspended(state.suspended)?;
-        self.branch.restore(&state.branch)?;
-        self.pmu.restore(&state.pmu)?;
-        self.rdt.restore(&state.rdt)?;
-        self.follow_use();
-        self.smis = state.smis;
-        self.suspended = state.suspended;
-        self.follow_freeze();
-        self.tsc.restore(&state.tsc);
-        self.stored.clone_from(&state.stored);
-        Ok(())
+            .filter(|spec| spec.kvm == KvmRole::Mirrored)
+            .flat_map(MsrSpec::indices)
+            .filter_map(move |index| match self.read(index, now) {
+                RdmsrOutcome::Value(value) => Some((index, value)),
+                _ => None,
+            })
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,43 +1,48 @@
-//! What system-management mode does to branch recording and counters. SDM Vol. 3B,
-//! "FREEZE_WHILE_SMM".
+//! The effect of system-management mode on branch recording and counters.
+//!
+//! SDM Vol. 3B, "Freezing LBR and Performance Counters on PMI" and "FREEZE_WHILE_SMM"; Vol. 3C,
+//! "System Management Mode".
 
 use hindsight_regs::branch::DebugCtl;
 use hindsight_regs::msr as regs;
-use serde::{Deserialize, Serialize};
 
-use super::{MsrError, Msrs};
+use super::{MsrStateError, Msrs};
 use crate::facility::Facilities;
 
-/// What RSM restores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Suspended {
+/// The register values that an SMI suspends and RSM restores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct SmmSuspended {
     /// IA32_DEBUGCTL.
     pub debugctl: u64,
-    /// IA32_PERF_GLOBAL_CTRL, if it was cleared.
+    /// IA32_PERF_GLOBAL_CTRL, if the SMI cleared it.
     pub global_control: Option<u64>,
 }
 
 impl Msrs {
-    /// System-management interrupts reach the guest.
+    /// Whether system-management interrupts reach the guest.
     pub const fn has_smm(&self) -> bool {
         self.config.facilities.contains(Facilities::SMM)
     }
 
-    /// The processor is in system-management mode.
+    /// Whether the processor is in system-management mode.
     pub const fn in_smm(&self) -> bool {
         self.suspended.is_some()
     }
 
-    /// An SMI is taken; the counters are up to date (rules SMF-02, SMF-03, DS-12, MSR-44).
+    /// Enters system-management mode (rules SMF-02, SMF-03, DS-12, MSR-44).
+    ///
+    /// The caller has called [`Msrs::sync_counters`].
     pub fn enter_smm(&mut self) {
+        debug_assert!(!self.in_smm(), "SMIs are blocked in SMM");
         let debugctl = self.branch.debugctl();
-        let mut suspended = Suspended {
+        let mut suspended = SmmSuspended {
             debugctl: debugctl.bits(),
             global_control: None,
         };
         if debugctl.contains(DebugCtl::FREEZE_WHILE_SMM) {
-            let recording = DebugCtl::LBR | DebugCtl::BTF | DebugCtl::TR | DebugCtl::BTS;
-            self.branch.set_debugctl(debugctl.difference(recording));
+            let record_flags = DebugCtl::LBR | DebugCtl::BTF | DebugCtl::TR | DebugCtl::BTS;
+            self.branch.set_debugctl(debugctl.difference(record_flags));
             suspended.global_control = Some(self.pmu.read(regs::IA32_PERF_GLOBAL_CTRL));
             self.pmu.write(regs::IA32_PERF_GLOBAL_CTRL, 0);
         }
@@ -45,7 +50,9 @@ impl Msrs {
         self.suspended = Some(suspended);
     }
 
-    /// RSM; the counters are up to date (rules SMF-04, SMF-05).
+    /// Leaves system-management mode by RSM (rules SMF-04, SMF-05).
+    ///
+    /// The caller has called [`Msrs::sync_counters`].
     pub fn leave_smm(&mut self) {
         let Some(suspended) = self.suspended.take() else {
             return;
@@ -57,8 +64,11 @@ impl Msrs {
         }
     }
 
-    /// Whether a saved state can have suspended this.
-    pub(super) fn check_suspended(&self, suspended: Option<Suspended>) -> Result<(), MsrError> {
+    /// Checks that an SMI can have suspended these values.
+    pub(super) fn check_suspended(
+        &self,
+        suspended: Option<SmmSuspended>,
+    ) -> Result<(), MsrStateError> {
         let Some(suspended) = suspended else {
             return Ok(());
         };
@@ -70,7 +80,7 @@ impl Msrs {
             let spec = super::find(index);
             let reserved = spec.map_or(u64::MAX, |spec| spec.reserved_bits(&self.config));
             if let Some(value) = value.filter(|value| value & reserved != 0) {
-                return Err(MsrError::Value { index, value });
+                return Err(MsrStateError::Value { index, value });
             }
         }
         Ok(())

@@ -1,60 +1,37 @@
+//! Tests of the routing and of single MSRs; those of all rows are in `table/tests.rs`.
+
 use super::*;
 use proptest::prelude::*;
 
 const NOW: Now = Now { ticks: 1_000 };
 
-fn msrs() -> Msrs {
+fn with(facilities: Facilities) -> Msrs {
     Msrs::new(MsrConfig {
-        facilities: Facilities::NATIVE,
+        facilities,
         tsc_hz: 2_500_000_000,
-        models: true,
+        uarch: true,
     })
 }
 
-#[test]
-fn table_is_sorted_and_rows_do_not_overlap() {
-    for pair in table::TABLE.windows(2) {
-        assert!(
-            pair[0].index + pair[0].count <= pair[1].index,
-            "{} {}",
-            pair[0].name,
-            pair[1].name
-        );
+/// The MSRs of a processor under KVM.
+fn msrs() -> Msrs {
+    with(Facilities::KVM)
+}
+
+/// The MSRs of the default processor in the interpreter.
+fn full() -> Msrs {
+    with(Facilities::INTERP_DEFAULT)
+}
+
+fn armed(scope: ArmedScope) -> MsrEffect {
+    MsrEffect {
+        armed: Some(scope),
+        ..MsrEffect::NONE
     }
 }
 
 #[test]
-fn every_reset_value_reads_back_as_the_row_says() {
-    let msrs = msrs();
-    for spec in table::TABLE
-        .iter()
-        .filter(|s| matches!(s.owner, Owner::Stored | Owner::Constant))
-    {
-        let expected = if spec.present(&msrs.config) {
-            RdmsrOutcome::Value(spec.reset_value(spec.index, &msrs.config))
-        } else {
-            RdmsrOutcome::Fault
-        };
-        assert_eq!(msrs.read(spec.index, NOW), expected, "{}", spec.name);
-    }
-}
-
-#[test]
-fn every_reserved_bit_faults_and_changes_nothing() {
-    for spec in table::TABLE.iter().filter(|s| s.owner == Owner::Stored) {
-        let mut msrs = msrs();
-        let before = msrs.save();
-        let reserved = spec.reserved_bits(&msrs.config) & !spec.read_only;
-        for bit in (0..64).filter(|bit| reserved & 1 << bit != 0) {
-            let outcome = msrs.write(spec.index, 1 << bit, NOW);
-            assert_eq!(outcome, WrmsrOutcome::Fault, "{} bit {bit}", spec.name);
-        }
-        assert_eq!(msrs.save(), before, "{}", spec.name);
-    }
-}
-
-#[test]
-fn wrmsr_misc_enable_keeps_the_read_only_bits() {
+fn misc_enable_keeps_its_read_only_bits() {
     let mut msrs = msrs();
     let RdmsrOutcome::Value(reset) = msrs.read(regs::IA32_MISC_ENABLE, NOW) else {
         panic!()
@@ -62,7 +39,7 @@ fn wrmsr_misc_enable_keeps_the_read_only_bits() {
     assert_eq!(reset, 0x5_1809, "bits 0, 3, 11, 12, 16, 18");
     assert_eq!(
         msrs.write(regs::IA32_MISC_ENABLE, 0, NOW),
-        WrmsrOutcome::Done(Effect::Mirror(0x1800))
+        WrmsrOutcome::Done(MsrEffect::mirror(0x1800))
     );
     assert_eq!(
         msrs.read(regs::IA32_MISC_ENABLE, NOW),
@@ -71,17 +48,17 @@ fn wrmsr_misc_enable_keeps_the_read_only_bits() {
 }
 
 #[test]
-fn wrmsr_debugctl_without_facilities_faults() {
+fn debugctl_without_facilities_rejects_every_bit() {
     let mut msrs = msrs();
     assert_eq!(msrs.write(regs::IA32_DEBUGCTL, 1, NOW), WrmsrOutcome::Fault);
     assert_eq!(
         msrs.write(regs::IA32_DEBUGCTL, 0, NOW),
-        WrmsrOutcome::Done(Effect::None)
+        WrmsrOutcome::Done(MsrEffect::NONE)
     );
 }
 
 #[test]
-fn perf_capabilities_is_absent_without_any_facility_in_it() {
+fn perf_capabilities_without_its_facilities_is_absent() {
     assert_eq!(
         msrs().read(regs::IA32_PERF_CAPABILITIES, NOW),
         RdmsrOutcome::Fault
@@ -89,7 +66,7 @@ fn perf_capabilities_is_absent_without_any_facility_in_it() {
 }
 
 #[test]
-fn constant_register_refuses_zero_too() {
+fn constant_register_rejects_a_write_of_zero() {
     assert_eq!(
         msrs().write(regs::IA32_MTRRCAP, 0, NOW),
         WrmsrOutcome::Fault
@@ -97,11 +74,11 @@ fn constant_register_refuses_zero_too() {
 }
 
 #[test]
-fn bios_sign_id_accepts_and_drops_every_write() {
+fn bios_sign_id_drops_every_write() {
     let mut msrs = msrs();
     assert_eq!(
         msrs.write(regs::IA32_BIOS_SIGN_ID, 0, NOW),
-        WrmsrOutcome::Done(Effect::None)
+        WrmsrOutcome::Done(MsrEffect::NONE)
     );
     assert_eq!(
         msrs.read(regs::IA32_BIOS_SIGN_ID, NOW),
@@ -110,7 +87,7 @@ fn bios_sign_id_accepts_and_drops_every_write() {
 }
 
 #[test]
-fn tsc_aux_upper_half_faults() {
+fn tsc_aux_rejects_the_upper_half_and_is_mirrored() {
     let mut msrs = msrs();
     assert_eq!(
         msrs.write(regs::IA32_TSC_AUX, 1 << 32, NOW),
@@ -118,12 +95,12 @@ fn tsc_aux_upper_half_faults() {
     );
     assert_eq!(
         msrs.write(regs::IA32_TSC_AUX, 7, NOW),
-        WrmsrOutcome::Done(Effect::Mirror(7))
+        WrmsrOutcome::Done(MsrEffect::mirror(7))
     );
 }
 
 #[test]
-fn absent_registers_are_unclaimed() {
+fn registers_in_no_row_are_unclaimed() {
     for index in [
         0x40,
         0x1ce,
@@ -145,7 +122,7 @@ fn absent_registers_are_unclaimed() {
 }
 
 #[test]
-fn restore_refuses_reserved_bits_and_keeps_the_old_state() {
+fn restore_rejects_reserved_bits_and_keeps_the_old_state() {
     let mut msrs = msrs();
     let before = msrs.save();
     let mut bad = before.clone();
@@ -155,74 +132,71 @@ fn restore_refuses_reserved_bits_and_keeps_the_old_state() {
         .find(|(i, _)| *i == regs::IA32_MCG_STATUS)
         .unwrap();
     status.1 = 1 << 40;
-    let error = MsrError::Value {
+    let error = MsrStateError::Value {
         index: regs::IA32_MCG_STATUS,
         value: 1 << 40,
     };
     assert_eq!(msrs.restore(&bad), Err(error));
     let mut bad = before.clone();
     bad.branch.debugctl = 1 << 40;
-    assert!(matches!(msrs.restore(&bad), Err(MsrError::Branch(_))));
+    assert!(matches!(msrs.restore(&bad), Err(MsrStateError::Branch(_))));
     assert_eq!(msrs.save(), before);
 }
 
 proptest! {
     #[test]
     fn any_writes_leave_a_state_that_restores_to_itself(
-        writes in prop::collection::vec((0..table::TABLE.len(), 0..0x100_u32, any::<u64>(), any::<u64>()), 0..60)
+        writes in prop::collection::vec(
+            (0..table::TABLE.len(), 0..0x100_u32, any::<u64>(), any::<u64>()),
+            0..60,
+        )
     ) {
-        let mut msrs = msrs();
+        let mut msrs = full();
         for (row, plus, value, mask) in writes {
             let spec = &table::TABLE[row];
             let _ = msrs.write(spec.index + plus % spec.count, value & mask, NOW);
         }
-        let mut other = super::tests::msrs();
+        let mut other = full();
         prop_assert_eq!(other.restore(&msrs.save()), Ok(()));
         prop_assert_eq!(other.save(), msrs.save());
     }
 }
 
 #[test]
-fn only_a_write_that_changes_what_is_armed_says_so() {
-    let mut msrs = Msrs::new(MsrConfig {
-        facilities: Facilities::all(),
-        tsc_hz: 2_500_000_000,
-        models: true,
-    });
+fn write_reports_armed_facilities_only_if_they_change() {
+    let mut msrs = with(Facilities::all());
     let debugctl = regs::IA32_DEBUGCTL;
+    let changed = armed(ArmedScope::Vcpu);
     let steps = [
-        (debugctl, 0, Effect::None, Armed::empty()),
-        (debugctl, 1, Effect::Armed, Armed::LBR),
-        (debugctl, 1, Effect::None, Armed::LBR),
+        (debugctl, 0, MsrEffect::NONE, Armed::empty()),
+        (debugctl, 1, changed, Armed::LBR),
+        (debugctl, 1, MsrEffect::NONE, Armed::LBR),
         // FREEZE_LBRS_ON_PMI arms nothing more.
-        (debugctl, 1 | 1 << 11, Effect::None, Armed::LBR),
-        (regs::IA32_MCG_STATUS, 1, Effect::None, Armed::LBR),
-        (debugctl, 0b11 << 6, Effect::Armed, Armed::BTS),
-        (debugctl, 0, Effect::Armed, Armed::empty()),
+        (debugctl, 1 | 1 << 11, MsrEffect::NONE, Armed::LBR),
+        (regs::IA32_MCG_STATUS, 1, MsrEffect::NONE, Armed::LBR),
+        (debugctl, 0b11 << 6, changed, Armed::BTS),
+        (debugctl, 0, changed, Armed::empty()),
     ];
     for (index, value, effect, armed) in steps {
-        assert_eq!(
-            msrs.write(index, value, NOW),
-            WrmsrOutcome::Done(effect),
-            "{index:#x} {value:#x}"
-        );
+        let done = WrmsrOutcome::Done(effect);
+        assert_eq!(msrs.write(index, value, NOW), done, "{index:#x} {value:#x}");
         assert_eq!(msrs.armed(), armed);
     }
     assert_eq!(msrs.write(debugctl, 1 << 2, NOW), WrmsrOutcome::Fault);
     assert_eq!(msrs.armed(), Armed::empty());
 }
 
-/// The use of resource control begins and ends for all processors at once, and they must hear of it.
 #[test]
-fn first_and_last_use_of_resource_control_is_the_packages() {
+fn first_and_last_use_of_resource_control_arms_the_package() {
     let mut msrs = full();
     let (assoc, mask) = (regs::IA32_PQR_ASSOC, regs::IA32_L3_QOS_MASK_0);
+    let changed = armed(ArmedScope::Package);
     let steps = [
-        (assoc, 0, Effect::None),
-        (assoc, 5, Effect::PackageArmed),
-        (mask, 0xf, Effect::None),
-        (assoc, 0, Effect::None),
-        (mask, 0x7ff, Effect::PackageArmed),
+        (assoc, 0, MsrEffect::NONE),
+        (assoc, 5, changed),
+        (mask, 0xf, MsrEffect::NONE),
+        (assoc, 0, MsrEffect::NONE),
+        (mask, 0x7ff, changed),
     ];
     for (index, value, effect) in steps {
         let done = WrmsrOutcome::Done(effect);
@@ -230,19 +204,33 @@ fn first_and_last_use_of_resource_control_is_the_packages() {
     }
 }
 
-/// A processor with all that MSRs are about but transactions.
-fn full() -> Msrs {
-    Msrs::new(MsrConfig {
-        facilities: Facilities::OBSERVED,
-        tsc_hz: 2_500_000_000,
-        models: true,
-    })
+#[test]
+fn tsc_write_reports_that_the_tsc_moved() {
+    let mut msrs = msrs();
+    let moved = WrmsrOutcome::Done(MsrEffect {
+        tsc_moved: true,
+        ..MsrEffect::NONE
+    });
+    assert_eq!(msrs.write(regs::IA32_TIME_STAMP_COUNTER, 5, NOW), moved);
+    assert_eq!(msrs.write(regs::IA32_TSC_ADJUST, 5, NOW), moved);
 }
 
-/// Rules MSR-03, MSR-04, MSR-11, MSR-13 to MSR-22: every bit by itself, against the table of the
-/// manual.
 #[test]
-fn bits_of_the_performance_monitor_fault_as_in_the_manual() {
+fn mirrored_values_are_those_of_rows_that_kvm_must_know() {
+    let mut msrs = msrs();
+    let _ = msrs.write(regs::IA32_TSC_AUX, 7, NOW);
+    let mirrored: Vec<_> = msrs.mirrored().collect();
+    let expected = [
+        (regs::IA32_MISC_ENABLE, 0x5_1809),
+        (regs::IA32_FMASK, 0),
+        (regs::IA32_TSC_AUX, 7),
+    ];
+    assert_eq!(mirrored, expected);
+}
+
+/// Rules MSR-03, MSR-04, MSR-11, MSR-13 to MSR-22.
+#[test]
+fn reserved_bits_of_the_performance_monitor_match_the_manual() {
     for (first, count, writable) in [
         (0xc1, 4, u64::MAX),
         (0x186, 4, 0xffff_ffff),
@@ -279,24 +267,20 @@ fn bits_of_the_performance_monitor_fault_as_in_the_manual() {
 }
 
 #[test]
-fn performance_monitor_is_absent_without_the_facility() {
+fn performance_monitor_without_its_facility_is_absent() {
     for index in [
         0xc1, 0x186, 0x1a6, 0x309, 0x38d, 0x38f, 0x390, 0x392, 0x3f1, 0x4c1,
     ] {
         assert_eq!(msrs().read(index, NOW), RdmsrOutcome::Fault, "{index:#x}");
     }
-    assert_eq!(msrs().rdpmc(0), None);
-    assert_eq!(full().rdpmc(0), Some(0));
+    assert_eq!(msrs().rdpmc(0), Err(GpFault));
+    assert_eq!(full().rdpmc(0), Ok(0));
 }
 
-/// Rule PMU-13: transaction bits come with transactions, IN_TXCP for counter 2 only.
+/// Rule PMU-13.
 #[test]
-fn transaction_bits_of_event_selections_follow_the_facility() {
-    let mut with = Msrs::new(MsrConfig {
-        facilities: Facilities::all(),
-        tsc_hz: 2_500_000_000,
-        models: true,
-    });
+fn event_selections_have_transaction_bits_with_rtm_only() {
+    let mut with = with(Facilities::all());
     for index in 0x186..0x18a {
         assert_eq!(full().write(index, 1 << 32, NOW), WrmsrOutcome::Fault);
         assert!(matches!(
@@ -309,7 +293,7 @@ fn transaction_bits_of_event_selections_follow_the_facility() {
 }
 
 #[test]
-fn counter_that_is_switched_on_arms() {
+fn enabled_counter_arms_the_pmu() {
     const ON: u64 = 0x43_0000;
     let mut msrs = full();
     for (select, armed) in [

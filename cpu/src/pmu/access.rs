@@ -1,27 +1,28 @@
-//! The unit's MSRs and RDPMC, as of the last [`Pmu::sync`].
+//! MSRs of the unit and RDPMC, as of the last [`Pmu::sync`].
 
 use hindsight_regs::msr as regs;
 use hindsight_regs::pmu::{COUNTER_MASK, EventSelect, FIXED_COUNTERS, FixedControl, global};
+use hindsight_regs::vector::GpFault;
 
 use super::counter::{ALL, GP, Pmu, bit};
 
-/// What may be written to IA32_PERFEVTSELx; pin control is dropped.
+/// The writable bits of IA32_PERFEVTSELx; writes to pin control are dropped.
 pub(crate) const SELECT: u64 = 0xffff_ffff & !EventSelect::PIN;
-/// What may be written to IA32_FIXED_CTR_CTRL.
+/// The writable bits of IA32_FIXED_CTR_CTRL.
 pub(crate) const FIXED_CONTROL: u64 = 0xfff;
-/// What may be written to IA32_PEBS_ENABLE.
+/// The writable bits of IA32_PEBS_ENABLE.
 pub(crate) const PEBS_ENABLE: u64 = 0xf_0000_000f;
-/// What may be written to MSR_PEBS_LD_LAT_THRESHOLD.
+/// The writable bits of MSR_PEBS_LD_LAT_THRESHOLD.
 pub(crate) const LATENCY: u64 = 0xffff;
-/// What may be written to MSR_PEBS_FRONTEND.
+/// The writable bits of MSR_PEBS_FRONTEND.
 pub(crate) const FRONTEND: u64 = 0x7f_ff17;
 
-/// What an MSR number means to the unit.
+/// An MSR of the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Register {
-    /// A general-purpose counter, by the number whose writes are cut to 32 bits.
+enum PmuRegister {
+    /// IA32_PMCx: a general-purpose counter, whose writes are sign-extended from 32 bits.
     Legacy(usize),
-    /// A counter whose writes are of full width.
+    /// IA32_A_PMCx or IA32_FIXED_CTRx: a counter whose writes have full width.
     Counter(usize),
     Select(usize),
     FixedControl,
@@ -35,7 +36,7 @@ enum Register {
     Frontend,
 }
 
-impl Register {
+impl PmuRegister {
     fn of(index: u32) -> Option<Self> {
         let from = |first: u32, count: usize| {
             let at = usize::try_from(index.checked_sub(first)?).ok()?;
@@ -63,48 +64,51 @@ impl Register {
 impl Pmu {
     /// RDMSR of an MSR of the unit; 0 for any other.
     pub fn read(&self, index: u32) -> u64 {
-        match Register::of(index) {
-            Some(Register::Legacy(counter) | Register::Counter(counter)) => self.values[counter],
-            Some(Register::Select(counter)) => self.selects[counter],
-            Some(Register::FixedControl) => self.fixed_control,
-            Some(Register::GlobalControl) => self.global_control,
-            Some(Register::Status) => self.status,
-            Some(Register::InUse) => self.in_use(),
-            Some(Register::PebsEnable) => self.pebs_enable,
-            Some(Register::LatencyThreshold) => self.latency_threshold,
-            Some(Register::Frontend) => self.frontend,
+        match PmuRegister::of(index) {
+            Some(PmuRegister::Legacy(counter) | PmuRegister::Counter(counter)) => {
+                self.values[counter]
+            }
+            Some(PmuRegister::Select(counter)) => self.selects[counter],
+            Some(PmuRegister::FixedControl) => self.fixed_control,
+            Some(PmuRegister::GlobalControl) => self.global_control,
+            Some(PmuRegister::Status) => self.status,
+            Some(PmuRegister::InUse) => self.in_use(),
+            Some(PmuRegister::PebsEnable) => self.pebs_enable,
+            Some(PmuRegister::LatencyThreshold) => self.latency_threshold,
+            Some(PmuRegister::Frontend) => self.frontend,
             // Rule PMU-19.
-            Some(Register::StatusReset | Register::StatusSet) | None => 0,
+            Some(PmuRegister::StatusReset | PmuRegister::StatusSet) | None => 0,
         }
     }
 
-    /// WRMSR of an MSR of the unit, whose reserved bits were checked; nothing for any other.
+    /// WRMSR of an MSR of the unit; any other is ignored. The caller has checked reserved bits.
     pub fn write(&mut self, index: u32, value: u64) {
-        match Register::of(index) {
+        match PmuRegister::of(index) {
             // Rule PMU-08: 32 bits, extended by their sign.
-            Some(Register::Legacy(counter)) => {
+            Some(PmuRegister::Legacy(counter)) => {
                 let low = value & 0xffff_ffff;
                 let sign = (low >> 31).wrapping_neg() << 32;
                 self.write_counter(counter, low | sign);
             }
-            Some(Register::Counter(counter)) => self.write_counter(counter, value),
-            Some(Register::Select(counter)) => {
+            Some(PmuRegister::Counter(counter)) => self.write_counter(counter, value),
+            Some(PmuRegister::Select(counter)) => {
                 self.selects[counter] = value & !EventSelect::PIN;
                 self.disarm(counter);
             }
-            Some(Register::FixedControl) => self.fixed_control = value,
-            Some(Register::GlobalControl) => self.global_control = value,
-            Some(Register::StatusReset) => self.status &= !value,
-            Some(Register::StatusSet) => self.status |= value,
-            Some(Register::PebsEnable) => self.write_pebs_enable(value),
-            Some(Register::LatencyThreshold) => self.latency_threshold = value,
-            Some(Register::Frontend) => self.frontend = value,
-            Some(Register::Status | Register::InUse) | None => {}
+            Some(PmuRegister::FixedControl) => self.fixed_control = value,
+            Some(PmuRegister::GlobalControl) => self.global_control = value,
+            Some(PmuRegister::StatusReset) => self.status &= !value,
+            Some(PmuRegister::StatusSet) => self.status |= value,
+            Some(PmuRegister::PebsEnable) => self.write_pebs_enable(value),
+            Some(PmuRegister::LatencyThreshold) => self.latency_threshold = value,
+            Some(PmuRegister::Frontend) => self.frontend = value,
+            Some(PmuRegister::Status | PmuRegister::InUse) | None => {}
         }
         self.refresh();
     }
 
     fn write_counter(&mut self, counter: usize, value: u64) {
+        debug_assert!(counter < ALL, "no such counter");
         self.values[counter] = value & COUNTER_MASK;
         self.disarm(counter);
     }
@@ -116,7 +120,7 @@ impl Pmu {
         self.due &= on;
     }
 
-    /// A PEBS counter that is set up anew forgets its overflow.
+    /// Discards the overflow of a PEBS counter that is set up anew.
     const fn disarm(&mut self, counter: usize) {
         if counter < GP {
             self.armed &= !(1 << counter);
@@ -124,16 +128,19 @@ impl Pmu {
         }
     }
 
-    /// RDPMC; `None` asks for #GP(0) (rules RDP-01 to RDP-03).
-    pub fn rdpmc(&self, index: u32) -> Option<u64> {
+    /// RDPMC. SDM Vol. 2B, "RDPMC—Read Performance-Monitoring Counters".
+    ///
+    /// # Errors
+    ///
+    /// [`GpFault`] for a counter that does not exist (rules RDP-01 to RDP-03).
+    pub fn rdpmc(&self, index: u32) -> Result<u64, GpFault> {
         const FIXED: u32 = 0x4000_0000;
         let counter = match index.checked_sub(FIXED) {
-            Some(fixed) if fixed < FIXED_COUNTERS => GP + usize::try_from(fixed).ok()?,
-            Some(_) => return None,
-            None if index < self.config.counters => usize::try_from(index).ok()?,
-            None => return None,
+            Some(fixed) if fixed < FIXED_COUNTERS => GP + fixed as usize,
+            None if index < self.config.counters => index as usize,
+            _ => return Err(GpFault),
         };
-        self.values.get(counter).copied()
+        self.values.get(counter).copied().ok_or(GpFault)
     }
 
     /// IA32_PERF_GLOBAL_INUSE (rules PMU-21 to PMU-23).

@@ -1,19 +1,20 @@
-//! Counting: the counters, what makes them run, overflow, and the freeze that follows.
+//! The counters: what makes them run, overflow, and the freeze that follows.
 
+use hindsight_regs::branch::DebugCtl;
 use hindsight_regs::pmu::{
     COUNTER_MASK, EventSelect, FIXED_COUNTERS, FixedControl, GP_COUNTERS, GP_COUNTERS_MAX, global,
 };
 
-use crate::transaction::Step;
-
-use super::events::{DataOf, Event, EventTotals, Kinds, Precise, Rings};
+use super::events::{EventKinds, EventTotals, Rings};
+use super::selection::{PebsTiming, PmuEvent, SampledAccess};
 use crate::cpuid::CRYSTAL_HZ;
+use crate::transaction::TransactionEvent;
 
-/// General-purpose counters, if there are as many.
+/// Number of general-purpose counters that a unit can have.
 pub(super) const GP: usize = GP_COUNTERS_MAX as usize;
-/// Counters that can take PEBS records: the first ones.
+/// Number of counters that can take PEBS records: the first general-purpose ones.
 pub(super) const PEBS: usize = GP_COUNTERS as usize;
-/// All counters: the general-purpose ones, then the fixed ones.
+/// Number of all counters: the general-purpose ones, then the fixed ones.
 pub(super) const ALL: usize = GP + FIXED_COUNTERS as usize;
 
 /// The bit of a counter in the global registers.
@@ -25,21 +26,21 @@ pub(super) const fn bit(counter: usize) -> u64 {
     }
 }
 
-/// What the unit depends on besides its MSRs.
+/// Per-machine constants behind the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PmuConfig {
     /// Frequency of the TSC in Hz, not 0.
     pub tsc_hz: u64,
-    /// There is PEBS.
+    /// PEBS exists.
     pub pebs: bool,
-    /// A predictor and caches are modelled; otherwise their events count nothing.
-    pub models: bool,
-    /// General-purpose counters: 4 or 8.
+    /// A branch predictor and caches are modelled; otherwise their events count nothing.
+    pub uarch: bool,
+    /// Number of general-purpose counters: 4 or 8.
     pub counters: u32,
 }
 
 impl PmuConfig {
-    /// The bits of the counters that there are, in the global registers.
+    /// The bits of the existing counters in the global registers.
     pub(super) const fn all_counters(&self) -> u64 {
         if self.counters > GP_COUNTERS {
             global::COUNTERS | global::UPPER_COUNTERS
@@ -49,41 +50,42 @@ impl PmuConfig {
     }
 }
 
-/// What IA32_DEBUGCTL makes a request for an interrupt freeze.
+/// What a request for a PMI freezes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Freeze {
+pub struct PmiFreeze {
     /// FREEZE_PERFMON_ON_PMI.
     pub counters: bool,
     /// FREEZE_LBRS_ON_PMI.
     pub lbrs: bool,
 }
 
-impl Freeze {
-    /// What a value of IA32_DEBUGCTL says. SDM Vol. 3B, "Freezing LBR and Performance Counters on
-    /// PMI".
-    pub const fn by_debugctl(value: u64) -> Self {
+impl PmiFreeze {
+    /// The freezes that IA32_DEBUGCTL selects.
+    ///
+    /// SDM Vol. 3B, "Freezing LBR and Performance Counters on PMI".
+    pub const fn from_debugctl(ctl: DebugCtl) -> Self {
         Self {
-            counters: value & 1 << 12 != 0,
-            lbrs: value & 1 << 11 != 0,
+            counters: ctl.contains(DebugCtl::FREEZE_PERFMON_ON_PMI),
+            lbrs: ctl.contains(DebugCtl::FREEZE_LBRS_ON_PMI),
         }
     }
 }
 
-/// A counter that runs.
+/// What a running counter counts, and what its overflow does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Source {
-    pub(super) event: Event,
+pub(super) struct RunningCounter {
+    pub(super) event: PmuEvent,
     pub(super) rings: Rings,
     /// An overflow requests an interrupt.
     pub(super) interrupts: bool,
-    /// An overflow leads to a PEBS record.
-    pub(super) precise: Option<Precise>,
-    /// What its records tell of the data.
-    pub(super) data: Option<DataOf>,
-    /// It counts in transactions only: IN_TX.
-    pub(super) inside: bool,
-    /// It does not count transactions that are aborted: IN_TXCP.
-    pub(super) committed: bool,
+    /// An overflow leads to a PEBS record, taken then.
+    pub(super) precise: Option<PebsTiming>,
+    /// The access that its PEBS records describe.
+    pub(super) data: Option<SampledAccess>,
+    /// IN_TX: it counts inside transactions only.
+    pub(super) in_tx: bool,
+    /// IN_TXCP: an abort takes back what it counted in the transaction.
+    pub(super) in_txcp: bool,
 }
 
 /// The performance-monitoring unit of one processor.
@@ -99,21 +101,25 @@ pub struct Pmu {
     pub(super) pebs_enable: u64,
     pub(super) latency_threshold: u64,
     pub(super) frontend: u64,
-    /// PEBS counters that overflowed and wait for the next event: bit n for counter n.
+    /// PEBS counters that overflowed and take their record at the next event: bit n for counter n.
     pub(super) armed: u8,
     /// PEBS counters whose record must be stored now.
     pub(super) due: u8,
-    /// What each counter counts while it runs; follows from the registers.
-    pub(super) sources: [Option<Source>; ALL],
+    /// The counters that run; derived from the registers.
+    pub(super) running: [Option<RunningCounter>; ALL],
     /// The totals up to which the counters have counted.
-    pub(super) seen: EventTotals,
-    /// In a transaction: the counters at its start. Not part of the saved state, where there is none.
+    pub(super) counted: EventTotals,
+    /// Inside a transaction: the counters at its start. Not saved: no transaction outlives a run.
     pub(super) transaction: Option<[u64; ALL]>,
 }
 
 impl Pmu {
     /// The unit after RESET.
     pub fn new(config: PmuConfig) -> Self {
+        debug_assert!(
+            matches!(config.counters, 4 | 8),
+            "4 or 8 general-purpose counters"
+        );
         Self {
             config,
             values: [0; ALL],
@@ -127,52 +133,57 @@ impl Pmu {
             frontend: 0,
             armed: 0,
             due: 0,
-            sources: [None; ALL],
-            seen: EventTotals::default(),
+            running: [None; ALL],
+            counted: EventTotals::default(),
             transaction: None,
         }
     }
 
-    /// INIT: PEBS is switched off, all else stays (rules PMU-04, RST-09).
+    /// Applies INIT: PEBS is disabled, all else stays (rules PMU-04, RST-09).
     pub fn init(&mut self) {
         self.pebs_enable = 0;
         (self.armed, self.due) = (0, 0);
         self.refresh();
     }
 
-    /// Moves the counters up to `totals`. Answers whether one interrupt is requested, through the
-    /// LVT entry for performance monitoring; [`Pmu::due`] may have changed too.
+    /// Advances the counters to `totals`. Returns whether they request a PMI.
+    ///
+    /// Several overflows at once request one PMI. [`Pmu::due`] may change too.
     #[must_use]
-    pub fn sync(&mut self, totals: &EventTotals, freeze: Freeze) -> bool {
+    pub fn sync(&mut self, totals: &EventTotals, freeze: PmiFreeze) -> bool {
         let mut pmi = false;
         for counter in 0..ALL {
-            let Some(source) = self.sources[counter] else {
+            let Some(source) = self.running[counter] else {
                 continue;
             };
-            if source.inside && self.transaction.is_none() {
+            if source.in_tx && self.transaction.is_none() {
                 continue;
             }
+            debug_assert!(
+                self.values[counter] <= COUNTER_MASK,
+                "counters have 48 bits"
+            );
             let new = self.count(&source, totals);
             if new != 0 {
                 pmi |= self.advance(counter, &source, new);
             }
         }
-        self.seen = *totals;
+        self.counted = *totals;
         if pmi {
             self.freeze(freeze);
         }
         pmi
     }
 
-    /// A transaction begins or ends, at the totals seen last.
-    pub fn transaction(&mut self, step: Step) {
+    /// Begins or ends a transaction, at the totals of the last [`Pmu::sync`].
+    pub fn transaction(&mut self, event: TransactionEvent) {
         let start = self.transaction.take();
-        match (step, start) {
-            (Step::Begun, _) => self.transaction = Some(self.values),
-            (Step::Aborted(_), Some(start)) => {
-                let counters = self.values.iter_mut().zip(&start).zip(&self.sources);
+        match (event, start) {
+            (TransactionEvent::Begun, _) => self.transaction = Some(self.values),
+            (TransactionEvent::Aborted(_), Some(start)) => {
+                let counters = self.values.iter_mut().zip(&start).zip(&self.running);
                 for ((value, start), source) in counters {
-                    if source.is_some_and(|source| source.committed) {
+                    if source.is_some_and(|source| source.in_txcp) {
                         *value = *start;
                     }
                 }
@@ -181,12 +192,12 @@ impl Pmu {
         }
     }
 
-    /// Events of a counter between the totals seen last and these.
-    fn count(&self, source: &Source, totals: &EventTotals) -> u64 {
-        let Source { event, rings, .. } = *source;
+    /// Events of a counter since the last [`Pmu::sync`].
+    fn count(&self, source: &RunningCounter, totals: &EventTotals) -> u64 {
+        let RunningCounter { event, rings, .. } = *source;
         let (new, old) = (
             totals.sum(event.kinds, rings),
-            self.seen.sum(event.kinds, rings),
+            self.counted.sum(event.kinds, rings),
         );
         if event.crystal {
             return self.crystal(new).wrapping_sub(self.crystal(old));
@@ -194,7 +205,7 @@ impl Pmu {
         new.wrapping_sub(old)
     }
 
-    /// Ticks of the crystal in as many ticks of the TSC (rule EVT-05).
+    /// Ticks of the crystal in `ticks` of the TSC, modulo 2^64 (rule EVT-05).
     #[expect(
         clippy::cast_possible_truncation,
         reason = "the crystal is slower than the TSC; what is lost counts modulo 2^64"
@@ -203,8 +214,8 @@ impl Pmu {
         (u128::from(ticks) * u128::from(CRYSTAL_HZ) / u128::from(self.config.tsc_hz.max(1))) as u64
     }
 
-    /// Adds to a counter; answers whether an interrupt is requested.
-    fn advance(&mut self, counter: usize, source: &Source, new: u64) -> bool {
+    /// Adds `new` events to a counter. Returns whether it requests a PMI.
+    fn advance(&mut self, counter: usize, source: &RunningCounter, new: u64) -> bool {
         let sum = self.values[counter].saturating_add(new);
         let overflow = sum > COUNTER_MASK;
         self.values[counter] = sum & COUNTER_MASK;
@@ -214,23 +225,27 @@ impl Pmu {
         let Some(precise) = source.precise else {
             return overflow && source.interrupts;
         };
-        // Bits of PEBS counters: the general-purpose ones only.
+        debug_assert!(
+            counter < GP,
+            "only general-purpose counters take PEBS records"
+        );
         let this = 1_u8 << counter;
-        // Armed before this event: the event is the one to record.
+        // A counter that was armed before this event records it.
         self.due |= self.armed & this;
         if overflow {
             self.armed |= this;
-            if precise == Precise::Here || sum & COUNTER_MASK != 0 {
+            if precise == PebsTiming::Here || sum & COUNTER_MASK != 0 {
                 self.due |= this;
             }
         }
-        // The interrupt of a PEBS counter comes after its record (rule PEBS-21).
+        // A PEBS counter interrupts after its record (rule PEBS-21).
         false
     }
 
-    /// A request for an interrupt was made, here or by branch trace store: freezes what
-    /// IA32_DEBUGCTL says (rules FRZ-01, FRZ-02, FRZ-07).
-    pub fn freeze(&mut self, freeze: Freeze) {
+    /// Applies the freezes of a PMI that this unit or branch trace store requests.
+    ///
+    /// Rules FRZ-01, FRZ-02 and FRZ-07.
+    pub fn freeze(&mut self, freeze: PmiFreeze) {
         if freeze.counters {
             self.status |= global::CTR_FRZ;
         }
@@ -240,28 +255,28 @@ impl Pmu {
         self.refresh();
     }
 
-    /// LBR_FRZ: the LBR stack does not record.
+    /// Whether the LBR stack is frozen: IA32_PERF_GLOBAL_STATUS.LBR_FRZ.
     pub const fn lbrs_frozen(&self) -> bool {
         self.status & global::LBR_FRZ != 0
     }
 
-    /// Finds out what runs, after a change of the registers.
+    /// Derives the running counters from the registers.
     pub(super) fn refresh(&mut self) {
         let frozen = self.status & global::CTR_FRZ != 0;
         for counter in 0..ALL {
             let on = !frozen && self.global_control & bit(counter) != 0;
-            self.sources[counter] = self.selected(counter).filter(|_| on);
+            self.running[counter] = self.selected(counter).filter(|_| on);
         }
     }
 
-    /// What a counter counts once the global registers let it.
-    pub(super) fn selected(&self, counter: usize) -> Option<Source> {
+    /// What a counter counts if the global registers enable it.
+    pub(super) fn selected(&self, counter: usize) -> Option<RunningCounter> {
         let source = if counter < GP {
             self.general(counter)?
         } else {
             let control = FixedControl::of(self.fixed_control, counter - GP);
-            Source {
-                event: Event::fixed(counter - GP),
+            RunningCounter {
+                event: PmuEvent::fixed(counter - GP),
                 rings: Rings {
                     os: control.has(FixedControl::OS),
                     user: control.has(FixedControl::USR),
@@ -269,24 +284,24 @@ impl Pmu {
                 interrupts: control.has(FixedControl::PMI),
                 precise: None,
                 data: None,
-                inside: false,
-                committed: false,
+                in_tx: false,
+                in_txcp: false,
             }
         };
-        (!source.rings.is_empty() && source.event != Event::default()).then_some(source)
+        (!source.rings.is_empty() && source.event != PmuEvent::default()).then_some(source)
     }
 
-    fn general(&self, counter: usize) -> Option<Source> {
+    fn general(&self, counter: usize) -> Option<RunningCounter> {
         let select = EventSelect(self.selects[counter]);
         if !select.has(EventSelect::ENABLE) {
             return None;
         }
-        let mut event = Event::selected(select, counter);
-        if !self.config.models && event.kinds.meets(Kinds::MODELLED) {
-            event = Event::default();
+        let mut event = PmuEvent::selected(select, counter);
+        if !self.config.uarch && event.kinds.intersects(EventKinds::MODELLED) {
+            event = PmuEvent::default();
         }
         let pebs = self.pebs_enable >> counter & 1 != 0 && !select.has(EventSelect::ANY_THREAD);
-        Some(Source {
+        Some(RunningCounter {
             event,
             rings: Rings {
                 os: select.has(EventSelect::OS),
@@ -295,8 +310,8 @@ impl Pmu {
             interrupts: select.has(EventSelect::INT),
             precise: event.precise.filter(|_| pebs),
             data: event.data.filter(|_| pebs),
-            inside: select.has(EventSelect::IN_TX),
-            committed: select.has(EventSelect::IN_TXCP),
+            in_tx: select.has(EventSelect::IN_TX),
+            in_txcp: select.has(EventSelect::IN_TXCP),
         })
     }
 }

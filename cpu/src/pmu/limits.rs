@@ -1,20 +1,21 @@
-//! What an engine must watch, and how far it may run before the counters must be looked at.
+//! What an engine must count, and how far it may run before the next [`Pmu::sync`].
 
 use bitflags::bitflags;
 use hindsight_regs::pmu::{COUNTER_MASK, EventSelect};
 
-use super::counter::{ALL, Pmu, Source};
-use super::events::{Kind, Kinds, Precise, Ring};
-use super::pebs::Due;
+use super::counter::{ALL, Pmu, RunningCounter};
+use super::events::{EventKind, EventKinds, Ring};
+use super::pebs::PebsDue;
+use super::selection::PebsTiming;
 
-/// In IA32_FIXED_CTR_CTRL, the ring bits of all counters.
+/// The ring bits of all counters in IA32_FIXED_CTR_CTRL.
 const FIXED_COUNTERS_ON: u64 = 0x333;
 
 bitflags! {
-    /// What an engine must tell in its totals, beyond retired instructions.
+    /// What the totals of an engine must contain, beyond retired instructions.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct Needs: u16 {
-        /// Some counter runs at all.
+    pub struct PmuNeeds: u16 {
+        /// Some counter runs.
         const COUNTING = 1 << 0;
         /// Taken branches, by kind.
         const BRANCHES = 1 << 1;
@@ -22,47 +23,47 @@ bitflags! {
         const NOT_TAKEN = 1 << 2;
         /// Loads and stores.
         const ACCESSES = 1 << 3;
-        /// Unhalted cycles. Without [`Needs::RING_CYCLES`] it does not matter in which ring.
+        /// Unhalted cycles; without [`PmuNeeds::RING_CYCLES`] they may be in either ring.
         const CYCLES = 1 << 4;
-        /// Unhalted cycles of one ring.
+        /// Unhalted cycles by ring.
         const RING_CYCLES = 1 << 5;
-        /// A PEBS record may become due: where the last instruction stood must be known then.
+        /// A PEBS record may become due, which needs the address of the last instruction.
         const RECORDS = 1 << 6;
         /// Which branches were mispredicted.
         const PREDICTOR = 1 << 7;
-        /// What the caches do with code and data.
+        /// Hits and misses of the caches, for code and data.
         const CACHES = 1 << 8;
     }
 }
 
-/// How many more events of some sort may happen, by the ring they happen in. `u64::MAX`: any number.
+/// How many more events may happen, by ring. `u64::MAX` is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quota {
+pub struct EventQuota {
     /// In both rings together.
     pub both: u64,
     /// In one ring, by [`Ring`].
     pub ring: [u64; 2],
 }
 
-impl Quota {
+impl EventQuota {
     /// No limit.
     pub const NONE: Self = Self {
         both: u64::MAX,
         ring: [u64::MAX; 2],
     };
 
-    /// How many more may happen while the processor stays in `ring`; 0: look at the counters first.
+    /// How many more events may happen in `ring`; at 0, [`Pmu::sync`] is due.
     pub fn left(&self, ring: Ring) -> u64 {
         self.both.min(self.ring[ring as usize])
     }
 
-    /// `count` of them happened in `ring`.
+    /// Subtracts `count` events that happened in `ring`.
     pub const fn spend(&mut self, ring: Ring, count: u64) {
         spend(&mut self.both, count);
         spend(&mut self.ring[ring as usize], count);
     }
 
-    /// In some ring, no more may happen.
+    /// Whether in some ring no more events may happen.
     pub const fn is_used_up(&self) -> bool {
         self.both == 0 || self.ring[0] == 0 || self.ring[1] == 0
     }
@@ -72,7 +73,7 @@ impl Quota {
         self.both.min(self.ring[0]).min(self.ring[1])
     }
 
-    /// The stricter of both limits.
+    /// The smaller of both quotas, limit by limit.
     #[must_use]
     pub fn min(&self, other: &Self) -> Self {
         Self {
@@ -81,7 +82,7 @@ impl Quota {
         }
     }
 
-    /// Another unit: every limit that there is goes through `f`.
+    /// Converts every limit by `f`, for another unit of counting.
     #[must_use]
     pub fn map(&self, f: impl Fn(u64) -> u64) -> Self {
         let one = |limit| if limit == u64::MAX { limit } else { f(limit) };
@@ -91,7 +92,7 @@ impl Quota {
         }
     }
 
-    fn tighten(&mut self, source: &Source, left: u64) {
+    fn tighten(&mut self, source: &RunningCounter, left: u64) {
         let limit = match (source.rings.os, source.rings.user) {
             (true, true) => &mut self.both,
             (true, false) => &mut self.ring[Ring::Os as usize],
@@ -107,105 +108,107 @@ const fn spend(limit: &mut u64, count: u64) {
     }
 }
 
-/// How far an engine may run before the next [`Pmu::sync`].
+/// How many events of each sort may happen before the next [`Pmu::sync`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct PmuLimits {
     /// Retired instructions.
-    pub instructions: Quota,
-    /// Branches of any kind, those that are not taken among them if [`Needs::NOT_TAKEN`].
-    pub branches: Quota,
-    /// Instructions that read or write memory, or lines that come to the last level of cache.
-    pub accesses: Quota,
+    pub instructions: EventQuota,
+    /// Branches of any kind, those that are not taken among them if [`PmuNeeds::NOT_TAKEN`].
+    pub branches: EventQuota,
+    /// Instructions that read or write memory, or references to the L3.
+    pub accesses: EventQuota,
     /// Unhalted ticks of the TSC.
-    pub cycles: Quota,
-    /// The counters want the last instruction before a limit of instructions or cycles executed
-    /// alone, because it will be in a PEBS record.
+    pub cycles: EventQuota,
+    /// The last instruction before a limit of instructions or cycles must be executed alone,
+    /// because a PEBS record describes it.
     pub last_alone: bool,
 }
 
-impl Limits {
+impl PmuLimits {
     /// No limit.
     pub const NONE: Self = Self {
-        instructions: Quota::NONE,
-        branches: Quota::NONE,
-        accesses: Quota::NONE,
-        cycles: Quota::NONE,
+        instructions: EventQuota::NONE,
+        branches: EventQuota::NONE,
+        accesses: EventQuota::NONE,
+        cycles: EventQuota::NONE,
         last_alone: false,
     };
 }
 
 /// What an engine that executes instruction after instruction does for the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counting {
-    /// Retired instructions before the next look at the counters.
-    pub instructions: Quota,
-    /// The last of them is executed alone, see [`Limits::last_alone`].
+pub struct EngineCounting {
+    /// Retired instructions before the next [`Pmu::sync`].
+    pub instructions: EventQuota,
+    /// The last of them must be executed alone, see [`PmuLimits::last_alone`].
     pub last_alone: bool,
-    /// Instructions that read or write memory are told one by one; so many of them before the next
-    /// look at the counters.
-    pub accesses: Option<Quota>,
-    /// Lines of code are told as well, with the instructions.
+    /// Report instructions that read or write memory one by one; at most so many of them before
+    /// the next [`Pmu::sync`].
+    pub accesses: Option<EventQuota>,
+    /// Report the lines of code that instructions are fetched from as well.
     pub fetches: bool,
-    /// A PEBS record is to be stored as soon as it is known which instruction was the last.
-    pub record: Option<Due>,
+    /// A PEBS record to store as soon as the address of the last instruction is known.
+    pub record: Option<PebsDue>,
 }
 
-impl Counting {
-    /// Nothing is counted that has to be looked at.
+impl EngineCounting {
+    /// No counter limits the engine.
     pub const NONE: Self = Self {
-        instructions: Quota::NONE,
+        instructions: EventQuota::NONE,
         last_alone: false,
         accesses: None,
         fetches: false,
         record: None,
     };
 
-    /// The counters must be looked at before the next instruction.
+    /// Whether [`Pmu::sync`] is due before the next instruction.
     pub fn is_due(&self) -> bool {
         self.instructions.is_used_up() || self.accesses.is_some_and(|quota| quota.is_used_up())
     }
 }
 
 impl Pmu {
-    /// What must be counted for the counters that run.
-    pub fn needs(&self) -> Needs {
-        let mut needs = Needs::empty();
-        for source in self.sources.iter().flatten() {
+    /// What the totals must contain for the counters that run.
+    pub fn needs(&self) -> PmuNeeds {
+        let mut needs = PmuNeeds::empty();
+        for source in self.running.iter().flatten() {
             let kinds = source.event.kinds;
-            needs |= Needs::COUNTING;
+            needs |= PmuNeeds::COUNTING;
             for (some, need) in [
-                (Kinds::BRANCHES, Needs::BRANCHES),
-                (Kinds::of(&[Kind::NotTaken]), Needs::NOT_TAKEN),
-                (Kinds::ACCESSES, Needs::ACCESSES),
-                (Kinds::CYCLES, Needs::CYCLES),
+                (EventKinds::BRANCHES, PmuNeeds::BRANCHES),
+                (EventKinds::of(&[EventKind::NotTaken]), PmuNeeds::NOT_TAKEN),
+                (EventKinds::ACCESSES, PmuNeeds::ACCESSES),
+                (EventKinds::CYCLES, PmuNeeds::CYCLES),
                 (
-                    Kinds::MISSED,
-                    Needs::BRANCHES
-                        .union(Needs::NOT_TAKEN)
-                        .union(Needs::PREDICTOR),
+                    EventKinds::MISPREDICTED,
+                    PmuNeeds::BRANCHES
+                        .union(PmuNeeds::NOT_TAKEN)
+                        .union(PmuNeeds::PREDICTOR),
                 ),
-                (Kinds::CACHES, Needs::CACHES),
+                (EventKinds::CACHES, PmuNeeds::CACHES),
             ] {
-                if kinds.meets(some) {
+                if kinds.intersects(some) {
                     needs |= need;
                 }
             }
-            if kinds.meets(Kinds::CYCLES) && !source.rings.is_all() {
-                needs |= Needs::RING_CYCLES;
+            if kinds.intersects(EventKinds::CYCLES) && !source.rings.is_all() {
+                needs |= PmuNeeds::RING_CYCLES;
             }
             if source.precise.is_some() {
-                needs |= Needs::RECORDS;
+                needs |= PmuNeeds::RECORDS;
             }
-            if source.data.is_some() && self.config.models {
-                needs |= Needs::CACHES;
+            if source.data.is_some() && self.config.uarch {
+                needs |= PmuNeeds::CACHES;
             }
         }
         needs
     }
 
-    /// Some counter is switched on. Even one of cycles, which come from the clock, needs an engine
-    /// of our own: RDPMC never leaves a guest that runs under KVM. The global enable and freeze
-    /// bits do not count: handlers of overflows flip them all the time.
+    /// Whether some counter is enabled.
+    ///
+    /// The global enable and freeze bits do not matter, because handlers of overflows toggle them
+    /// all the time. A counter of cycles counts as well, although they come from the clock: under
+    /// KVM, RDPMC does not exit.
     pub fn is_set_up(&self) -> bool {
         let fixed = FIXED_COUNTERS_ON & self.fixed_control != 0;
         fixed
@@ -215,20 +218,20 @@ impl Pmu {
                 .any(|&select| EventSelect(select).has(EventSelect::ENABLE))
     }
 
-    /// Some counter is set up to take PEBS records; see [`Pmu::is_set_up`].
+    /// Whether some counter is set up to take PEBS records; see [`Pmu::is_set_up`].
     pub fn takes_records(&self) -> bool {
         (0..ALL)
             .filter_map(|n| self.selected(n))
             .any(|source| source.precise.is_some())
     }
 
-    /// How far the engine may run from the totals seen last.
-    pub fn limits(&self) -> Limits {
-        let mut limits = Limits::NONE;
-        for (counter, source) in self.sources.iter().enumerate() {
+    /// How far the engine may run after the last [`Pmu::sync`].
+    pub fn limits(&self) -> PmuLimits {
+        let mut limits = PmuLimits::NONE;
+        for (counter, source) in self.running.iter().enumerate() {
             let Some(source) = source else { continue };
             if !source.interrupts && source.precise.is_none() {
-                // Its overflow only sets a status bit, and the next `sync` is soon enough for that.
+                // Its overflow only sets a status bit, which the next `sync` does early enough.
                 continue;
             }
             let armed = source.precise.is_some() && self.armed >> counter & 1 != 0;
@@ -237,34 +240,35 @@ impl Pmu {
             } else {
                 COUNTER_MASK + 1 - self.values[counter]
             };
+            debug_assert!(left != 0, "an engine can execute at least one event");
             limits.tighten(source, left, self.config.tsc_hz);
         }
         limits
     }
 }
 
-impl Limits {
-    fn tighten(&mut self, source: &Source, left: u64, tsc_hz: u64) {
+impl PmuLimits {
+    fn tighten(&mut self, source: &RunningCounter, left: u64, tsc_hz: u64) {
         let kinds = source.event.kinds;
-        if kinds.meets(Kinds::INSTRUCTIONS) {
+        if kinds.intersects(EventKinds::INSTRUCTIONS) {
             self.instructions.tighten(source, left);
         }
-        if kinds.meets(Kinds::BRANCHES) || kinds.meets(Kinds::MISSED) {
+        if kinds.intersects(EventKinds::BRANCHES) || kinds.intersects(EventKinds::MISPREDICTED) {
             self.branches.tighten(source, left);
         }
-        if kinds.meets(Kinds::ACCESSES) {
+        if kinds.intersects(EventKinds::ACCESSES) {
             self.accesses.tighten(source, left);
         }
-        if kinds.meets(Kinds::CYCLES) {
+        if kinds.intersects(EventKinds::CYCLES) {
             let ratio = tsc_hz / u64::from(crate::cpuid::CRYSTAL_HZ);
             let ticks = if source.event.crystal {
-                // The first tick may come at once, the others take at least `ratio` each.
+                // The first crystal tick may be due at once; the others take at least `ratio` each.
                 (left - 1).saturating_mul(ratio).max(1)
             } else {
                 left
             };
             self.cycles.tighten(source, ticks);
         }
-        self.last_alone |= source.precise == Some(Precise::Here);
+        self.last_alone |= source.precise == Some(PebsTiming::Here);
     }
 }

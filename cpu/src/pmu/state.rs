@@ -1,7 +1,6 @@
 //! Saved state of the unit.
 
 use hindsight_regs::pmu::{COUNTER_MASK, EventSelect, global};
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::access::{FIXED_CONTROL, FRONTEND, LATENCY, PEBS_ENABLE, SELECT};
@@ -9,7 +8,8 @@ use super::counter::{ALL, GP, Pmu};
 use super::events::EventTotals;
 
 /// Saved state of a [`Pmu`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PmuState {
     /// The general-purpose counters, then the fixed ones.
     pub counters: [u64; ALL],
@@ -27,21 +27,23 @@ pub struct PmuState {
     pub latency_threshold: u64,
     /// MSR_PEBS_FRONTEND.
     pub frontend: u64,
-    /// PEBS counters that overflowed and wait for the next event.
+    /// PEBS counters that overflowed and take their record at the next event: bit n for counter n.
     pub armed: u8,
-    /// PEBS counters whose record is to be stored.
+    /// PEBS counters whose record must be stored now: bit n for counter n.
     pub due: u8,
-    /// The totals up to which the counters have counted; those of the engine go on from there.
-    pub seen: EventTotals,
+    /// The totals up to which the counters have counted; the engine's continue from them.
+    #[cfg_attr(feature = "serde", serde(rename = "seen"))]
+    pub counted: EventTotals,
 }
 
-/// Why a saved state was refused.
+/// A saved state that cannot be restored.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum PmuError {
-    /// A register holds what no write could have left there.
-    #[error("saved {register} of the performance monitor holds an impossible value {value:#x}")]
+#[non_exhaustive]
+pub enum PmuStateError {
+    /// A register holds a value that no write could have left.
+    #[error("saved {register} of the performance monitor holds an invalid value {value:#x}")]
     Value {
-        /// Which register.
+        /// The register.
         register: &'static str,
         /// The offending value.
         value: u64,
@@ -49,7 +51,7 @@ pub enum PmuError {
 }
 
 impl Pmu {
-    /// Everything there is to save.
+    /// The state as plain data.
     pub const fn save(&self) -> PmuState {
         PmuState {
             counters: self.values,
@@ -62,53 +64,53 @@ impl Pmu {
             frontend: self.frontend,
             armed: self.armed,
             due: self.due,
-            seen: self.seen,
+            counted: self.counted,
         }
     }
 
-    /// Whether this unit can have this state.
+    /// Checks that this unit can have this state.
     ///
     /// # Errors
     ///
-    /// Names the first register that cannot.
-    pub fn check(&self, state: &PmuState) -> Result<(), PmuError> {
+    /// Names the first register that cannot have its value.
+    pub fn check(&self, state: &PmuState) -> Result<(), PmuStateError> {
         let pebs = if self.config.pebs { PEBS_ENABLE } else { 0 };
-        let fits = |register, value: u64, mask: u64| {
+        let check = |register, value: u64, mask: u64| {
             if value & !mask == 0 {
                 Ok(())
             } else {
-                Err(PmuError::Value { register, value })
+                Err(PmuStateError::Value { register, value })
             }
         };
         for value in state.counters {
-            fits("counter", value, COUNTER_MASK)?;
+            check("counter", value, COUNTER_MASK)?;
         }
         for value in state.selects {
             let transactions = EventSelect::IN_TX | EventSelect::IN_TXCP;
-            fits("event selection", value, SELECT | transactions)?;
+            check("event selection", value, SELECT | transactions)?;
         }
         let counters = self.config.all_counters();
         let waiting = state.pebs_enable & pebs & 0b1111;
-        fits("fixed counter control", state.fixed_control, FIXED_CONTROL)?;
-        fits("global control", state.global_control, counters)?;
-        fits("global status", state.status, global::SETTABLE | counters)?;
-        fits("PEBS enable", state.pebs_enable, pebs)?;
-        fits("load latency threshold", state.latency_threshold, LATENCY)?;
-        fits("PEBS front end", state.frontend, FRONTEND)?;
-        fits(
+        check("fixed counter control", state.fixed_control, FIXED_CONTROL)?;
+        check("global control", state.global_control, counters)?;
+        check("global status", state.status, global::SETTABLE | counters)?;
+        check("PEBS enable", state.pebs_enable, pebs)?;
+        check("load latency threshold", state.latency_threshold, LATENCY)?;
+        check("PEBS front end", state.frontend, FRONTEND)?;
+        check(
             "set of overflowed PEBS counters",
             state.armed.into(),
             waiting,
         )?;
-        fits("set of due PEBS counters", state.due.into(), waiting)
+        check("set of due PEBS counters", state.due.into(), waiting)
     }
 
-    /// Takes over a saved state.
+    /// Replaces the state by a saved one.
     ///
     /// # Errors
     ///
-    /// Refuses a state that this unit cannot have; it is then as before.
-    pub fn restore(&mut self, state: &PmuState) -> Result<(), PmuError> {
+    /// Rejects a state that this unit cannot have; the unit is then unchanged.
+    pub fn restore(&mut self, state: &PmuState) -> Result<(), PmuStateError> {
         self.check(state)?;
         self.values = state.counters;
         self.selects = state.selects;
@@ -120,7 +122,7 @@ impl Pmu {
         self.frontend = state.frontend;
         self.armed = state.armed;
         self.due = state.due;
-        self.seen = state.seen;
+        self.counted = state.counted;
         self.refresh();
         Ok(())
     }

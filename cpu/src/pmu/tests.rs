@@ -1,10 +1,13 @@
-use super::events::Kind::{Call, Cycle, Far, Instruction, Jump, Load, NotTaken, Return, Store};
-use super::events::Kind::{TakenConditional, Wake};
-use super::pebs::{Due, Sample};
+use super::events::EventKind::{
+    Call, Cycle, Far, Instruction, Jump, Load, NotTaken, Return, Store,
+};
+use super::events::EventKind::{TakenConditional, Wake};
+use super::pebs::{PebsDue, PebsSample};
 use super::*;
 use crate::branch::bts::DsMemory;
 use hindsight_regs::msr as regs;
 use hindsight_regs::pmu::{EventSelect, global};
+use hindsight_regs::vector::GpFault;
 use proptest::prelude::*;
 
 const PMC: u32 = regs::IA32_A_PMC0;
@@ -20,11 +23,11 @@ const MAX: u64 = (1 << 48) - 1;
 const AREA: u64 = 0x1000;
 const BASE: u64 = 0x2000;
 
-/// A unit with an engine that stops wherever it is told to.
+/// A unit with an engine that stops after each event.
 struct Rig {
     pmu: Pmu,
     totals: EventTotals,
-    freeze: Freeze,
+    freeze: PmiFreeze,
 }
 
 impl Rig {
@@ -33,11 +36,11 @@ impl Rig {
             pmu: Pmu::new(PmuConfig {
                 tsc_hz: 2_500_000_000,
                 pebs: true,
-                models: true,
+                uarch: true,
                 counters: 4,
             }),
             totals: EventTotals::default(),
-            freeze: Freeze::default(),
+            freeze: PmiFreeze::default(),
         }
     }
 
@@ -53,13 +56,13 @@ impl Rig {
         self.pmu.write(SELECT + counter, select.0);
     }
 
-    fn happen(&mut self, kind: Kind, ring: Ring, count: u64) -> bool {
+    fn report(&mut self, kind: EventKind, ring: Ring, count: u64) -> bool {
         self.totals.add(kind, ring, count);
         self.pmu.sync(&self.totals, self.freeze)
     }
 
     fn instructions(&mut self, count: u64) -> bool {
-        self.happen(Instruction, Ring::Os, count)
+        self.report(Instruction, Ring::Os, count)
     }
 
     /// -N in counter 0.
@@ -72,21 +75,21 @@ impl Rig {
         Ds::new(reset, threshold)
     }
 
-    /// Stores what is due; answers whether an interrupt is requested.
+    /// Stores the due record. Returns whether it requests a PMI.
     fn store(&mut self, ds: &mut Ds, eventing_rip: u64) -> bool {
-        let sample = Sample {
+        let sample = PebsSample {
             eventing_rip,
             tsc: 77,
-            ..Sample::default()
+            ..PebsSample::default()
         };
-        let due = Due {
+        let due = PebsDue {
             area: AREA,
             counters: self.pmu.due(),
             data: None,
         };
         assert_ne!(due.counters, 0, "a record is due");
         let stored = pebs::store(ds, &due, &sample);
-        self.pmu.stored(&stored, self.freeze)
+        self.pmu.record_done(&stored, self.freeze)
     }
 
     fn record_due(&self) -> bool {
@@ -94,30 +97,32 @@ impl Rig {
     }
 }
 
-/// IN_TX counts inside transactions only, IN_TXCP not those that are aborted.
 #[test]
-fn transaction_bits_choose_what_is_counted() {
-    use crate::transaction::{Cause, Step};
+fn in_tx_and_in_txcp_count_only_their_transactions() {
+    use crate::transaction::{AbortCause, TransactionEvent};
     let mut rig = Rig::counting(0xc0, 0, EventSelect::IN_TX);
     rig.select(1, 0xc0, 0, ON);
     rig.select(2, 0xc0, 0, ON | EventSelect::IN_TXCP);
-    for (inside, end) in [(10, Step::Aborted(Cause::Conflict)), (20, Step::Committed)] {
+    for (inside, end) in [
+        (10, TransactionEvent::Aborted(AbortCause::Conflict)),
+        (20, TransactionEvent::Committed),
+    ] {
         rig.instructions(1);
-        rig.pmu.transaction(Step::Begun);
+        rig.pmu.transaction(TransactionEvent::Begun);
         rig.instructions(inside);
         rig.pmu.transaction(end);
-        rig.totals.add_step(end, Ring::Os);
+        rig.totals.add_transaction_event(end, Ring::Os);
     }
     rig.instructions(100);
     let counters = [0, 1, 2].map(|n| rig.pmu.read(PMC + n));
     assert_eq!(counters, [30, 132, 122]);
-    use super::events::Kind::{RegionAbort, RegionCapacity, RegionCommit, RegionConflict};
-    let steps = [RegionAbort, RegionConflict, RegionCommit, RegionCapacity];
-    let seen = steps.map(|kind| rig.totals.get(kind, Ring::Os));
-    assert_eq!(seen, [1, 1, 1, 0]);
+    use super::events::EventKind::{RtmAbort, RtmCapacity, RtmCommit, RtmConflict};
+    let steps = [RtmAbort, RtmConflict, RtmCommit, RtmCapacity];
+    let counts = steps.map(|kind| rig.totals.get(kind, Ring::Os));
+    assert_eq!(counts, [1, 1, 1, 0]);
 }
 
-/// 64 KiB of memory with a DS area in it; writes are refused above `end`.
+/// 64 KiB of memory with a DS area in it; writes are rejected above `end`.
 struct Ds {
     bytes: Vec<u8>,
     end: u64,
@@ -184,7 +189,7 @@ impl DsMemory for Ds {
 
 /// Rules PMU-02, PMU-03.
 #[test]
-fn reset_values() {
+fn reset_enables_the_general_purpose_counters() {
     let pmu = Rig::new().pmu;
     assert_eq!(pmu.read(regs::IA32_PERF_GLOBAL_CTRL), 0xf);
     for index in [PMC, SELECT, FIXED, regs::IA32_FIXED_CTR_CTRL, STATUS] {
@@ -192,9 +197,9 @@ fn reset_values() {
     }
 }
 
-/// Rules PMU-05, PMU-06, PMU-07: every switch counts.
+/// Rules PMU-05, PMU-06, PMU-07.
 #[test]
-fn counter_counts_only_with_all_its_switches_on() {
+fn counter_counts_only_with_all_its_enables_set() {
     const EN: u64 = EventSelect::ENABLE;
     for (bits, global, status, in_os, in_user) in [
         (ON, 1, 0, 1, 1),
@@ -210,22 +215,22 @@ fn counter_counts_only_with_all_its_switches_on() {
         rig.select(0, 0xc0, 0, bits);
         rig.pmu.write(regs::IA32_PERF_GLOBAL_CTRL, global);
         rig.pmu.write(regs::IA32_PERF_GLOBAL_STATUS_SET, status);
-        let _ = rig.happen(Instruction, Ring::Os, 1);
+        let _ = rig.report(Instruction, Ring::Os, 1);
         assert_eq!(rig.pmu.read(PMC), in_os, "{bits:#x} {global} {status:#x}");
-        let _ = rig.happen(Instruction, Ring::User, 1);
+        let _ = rig.report(Instruction, Ring::User, 1);
         assert_eq!(rig.pmu.read(PMC), in_os + in_user, "{bits:#x} {global}");
     }
 }
 
 #[test]
-fn fixed_counters_count_what_they_are_for() {
+fn fixed_counters_count_instructions_and_cycles_by_ring() {
     let mut rig = Rig::new();
     // Counter 0 in ring 0, 1 in ring 3, 2 in both.
     rig.pmu.write(regs::IA32_FIXED_CTR_CTRL, 0x321);
     rig.pmu.write(regs::IA32_PERF_GLOBAL_CTRL, 0x7_0000_0000);
     for ring in [Ring::Os, Ring::User] {
-        let _ = rig.happen(Instruction, ring, 10);
-        let _ = rig.happen(Cycle, ring, 100);
+        let _ = rig.report(Instruction, ring, 10);
+        let _ = rig.report(Cycle, ring, 100);
     }
     let values = [0, 1, 2].map(|n| rig.pmu.read(FIXED + n));
     assert_eq!(values, [10, 100, 200]);
@@ -233,7 +238,7 @@ fn fixed_counters_count_what_they_are_for() {
 
 /// Rule PMU-08.
 #[test]
-fn legacy_write_extends_the_sign_of_32_bits() {
+fn legacy_counter_write_sign_extends_32_bits() {
     let mut pmu = Rig::new().pmu;
     for (written, read) in [
         (0xffff_fff0, 0xffff_ffff_fff0),
@@ -248,7 +253,7 @@ fn legacy_write_extends_the_sign_of_32_bits() {
 
 /// Rules PMU-14, PMU-15.
 #[test]
-fn pin_control_is_dropped_and_any_thread_kept() {
+fn event_select_drops_pin_control_and_keeps_any_thread() {
     let mut pmu = Rig::new().pmu;
     pmu.write(SELECT, EventSelect::PIN | EventSelect::ANY_THREAD | 0xc0);
     assert_eq!(pmu.read(SELECT), EventSelect::ANY_THREAD | 0xc0);
@@ -267,7 +272,7 @@ fn status_reset_clears_exactly_the_bits_written() {
 
 /// Rules PMU-21, PMU-22, PMU-23.
 #[test]
-fn in_use_follows_the_controls() {
+fn global_inuse_follows_the_controls() {
     let in_use = |index, value| {
         let mut pmu = Rig::new().pmu;
         pmu.write(index, value);
@@ -283,7 +288,7 @@ fn in_use_follows_the_controls() {
 
 /// Rules EVT-06, EVT-12, EVT-17.
 #[test]
-fn branch_events_count_their_kinds() {
+fn branch_event_counts_its_kinds() {
     // One of the first kind, two of the second, and so on.
     let kinds = [TakenConditional, NotTaken, Jump, Call, Return, Far];
     for (umask, expected) in [
@@ -299,35 +304,35 @@ fn branch_events_count_their_kinds() {
     ] {
         let mut rig = Rig::counting(0xc4, umask, 0);
         for (kind, count) in kinds.into_iter().zip(1..) {
-            let _ = rig.happen(kind, Ring::User, count);
+            let _ = rig.report(kind, Ring::User, count);
         }
         assert_eq!(rig.pmu.read(PMC), expected, "{umask:#x}");
     }
 }
 
 #[test]
-fn loads_and_stores_are_counted_apart() {
+fn mem_inst_retired_separates_loads_and_stores() {
     for (umask, expected) in [(0x81, 5), (0x82, 7), (0x11, 0)] {
         let mut rig = Rig::counting(0xd0, umask, 0);
-        let _ = rig.happen(Load, Ring::User, 5);
-        let _ = rig.happen(Store, Ring::User, 7);
+        let _ = rig.report(Load, Ring::User, 5);
+        let _ = rig.report(Store, Ring::User, 7);
         assert_eq!(rig.pmu.read(PMC), expected, "{umask:#x}");
     }
 }
 
-/// Rule EVT-05: 2.5 GHz against 25 MHz, and nothing is lost between two looks.
+/// Rule EVT-05: a TSC of 2.5 GHz and a crystal of 25 MHz.
 #[test]
-fn crystal_cycles_are_a_hundredth() {
+fn crystal_cycles_accumulate_without_rounding_loss() {
     let mut rig = Rig::counting(0x3c, 1, 0);
     for _ in 0..1000 {
-        let _ = rig.happen(Cycle, Ring::Os, 33);
+        let _ = rig.report(Cycle, Ring::Os, 33);
     }
     assert_eq!(rig.pmu.read(PMC), 330);
 }
 
 /// Rules EVT-10, EVT-11, PMU-30, PMU-31.
 #[test]
-fn masks_and_edges_count_only_in_the_known_combinations() {
+fn counter_masks_and_edges_count_only_in_known_combinations() {
     const INV: u64 = EventSelect::INVERT;
     const EDGE: u64 = EventSelect::EDGE;
     let cmask = |n: u64| n << 24;
@@ -352,8 +357,8 @@ fn masks_and_edges_count_only_in_the_known_combinations() {
         let mut rig = Rig::new();
         rig.select(counter, event, umask, ON | bits);
         let _ = rig.instructions(10);
-        let _ = rig.happen(Cycle, Ring::User, 100);
-        let _ = rig.happen(Wake, Ring::Os, 3);
+        let _ = rig.report(Cycle, Ring::User, 100);
+        let _ = rig.report(Wake, Ring::Os, 3);
         let value = rig.pmu.read(PMC + counter);
         assert_eq!(value, expected, "{counter} {event:#x}/{umask:#x} {bits:#x}");
     }
@@ -361,22 +366,22 @@ fn masks_and_edges_count_only_in_the_known_combinations() {
 
 /// Rules RDP-01, RDP-02, RDP-03, RDP-07.
 #[test]
-fn rdpmc_knows_seven_counters() {
+fn rdpmc_reads_four_general_and_three_fixed_counters() {
     let mut pmu = Rig::new().pmu;
     pmu.write(PMC + 3, 33);
     pmu.write(FIXED + 2, 22);
-    assert_eq!(pmu.rdpmc(3), Some(33));
-    assert_eq!(pmu.rdpmc(0x4000_0002), Some(22));
+    assert_eq!(pmu.rdpmc(3), Ok(33));
+    assert_eq!(pmu.rdpmc(0x4000_0002), Ok(22));
     for index in [4, 0x4000_0003, 0x8000_0000, 0x2000_0000, u32::MAX] {
-        assert_eq!(pmu.rdpmc(index), None, "{index:#x}");
+        assert_eq!(pmu.rdpmc(index), Err(GpFault), "{index:#x}");
     }
 }
 
 /// Rules OVF-01 to OVF-04, FRZ-06.
 #[test]
-fn overflow_without_int_sets_status_and_counts_on() {
+fn overflow_without_int_sets_status_and_continues_to_count() {
     let mut rig = Rig::counting(0xc0, 0, 0);
-    rig.freeze = Freeze {
+    rig.freeze = PmiFreeze {
         counters: true,
         lbrs: true,
     };
@@ -388,7 +393,7 @@ fn overflow_without_int_sets_status_and_counts_on() {
 
 /// Rules OVF-05, OVF-07, OVF-14.
 #[test]
-fn overflows_at_once_request_one_interrupt() {
+fn simultaneous_overflows_request_one_pmi() {
     let mut rig = Rig::counting(0xc0, 0, EventSelect::INT);
     rig.pmu.write(regs::IA32_PERF_GLOBAL_CTRL, 1 | 1 << 32);
     rig.pmu.write(regs::IA32_FIXED_CTR_CTRL, 0xb);
@@ -398,17 +403,17 @@ fn overflows_at_once_request_one_interrupt() {
     assert_eq!(rig.pmu.limits().instructions.left(Ring::Os), 1);
     assert!(rig.instructions(1));
     assert_eq!(rig.pmu.read(STATUS), 1 | 1 << 32);
-    // Again, with the bit still set.
+    // A second overflow, with the status bit still set.
     rig.preset(1);
     assert!(rig.instructions(1));
 }
 
 /// Rules FRZ-01 to FRZ-04, FRZ-12.
 #[test]
-fn interrupt_request_freezes_what_debugctl_says() {
+fn pmi_request_applies_the_freezes_of_debugctl() {
     for (counters, lbrs) in [(false, false), (true, false), (false, true), (true, true)] {
         let mut rig = Rig::counting(0xc0, 0, EventSelect::INT);
-        rig.freeze = Freeze { counters, lbrs };
+        rig.freeze = PmiFreeze { counters, lbrs };
         rig.preset(1);
         assert!(rig.instructions(1));
         let status = rig.pmu.read(STATUS);
@@ -424,24 +429,24 @@ fn interrupt_request_freezes_what_debugctl_says() {
 }
 
 #[test]
-fn limits_are_those_of_counters_that_interrupt() {
+fn limits_come_from_counters_that_interrupt() {
     let mut rig = Rig::counting(0xc0, 0, 0);
     rig.preset(5);
-    assert_eq!(rig.pmu.limits(), Limits::NONE);
+    assert_eq!(rig.pmu.limits(), PmuLimits::NONE);
     rig.select(1, 0xc4, 1, ON & !EventSelect::OS | EventSelect::INT);
     rig.pmu.write(PMC + 1, MAX);
     let limits = rig.pmu.limits();
     assert_eq!(limits.branches.left(Ring::User), 1);
     assert_eq!(limits.branches.left(Ring::Os), u64::MAX);
-    assert_eq!(limits.instructions, Quota::NONE);
+    assert_eq!(limits.instructions, EventQuota::NONE);
     assert_eq!(
         rig.pmu.needs(),
-        Needs::COUNTING | Needs::BRANCHES | Needs::NOT_TAKEN
+        PmuNeeds::COUNTING | PmuNeeds::BRANCHES | PmuNeeds::NOT_TAKEN
     );
 }
 
 #[test]
-fn quota_of_both_rings_is_spent_in_either() {
+fn quota_of_both_rings_is_spent_by_either_ring() {
     let mut rig = Rig::counting(0xc0, 0, EventSelect::INT);
     rig.preset(100);
     rig.select(1, 0xc0, 0, ON & !EventSelect::USR | EventSelect::INT);
@@ -453,18 +458,18 @@ fn quota_of_both_rings_is_spent_in_either() {
 }
 
 #[test]
-fn unit_is_set_up_while_a_counter_is_switched_on() {
+fn unit_is_set_up_while_a_counter_is_enabled() {
     for (event, bits, set_up) in [
         (0x3c, ON, true),
         (0xc0, ON & !EventSelect::USR, true),
         (0xc0, ON & !EventSelect::ENABLE, false),
-        // It counts nothing, but RDPMC may read it.
+        // An event that counts nothing: RDPMC may read the counter.
         (0xb7, ON, true),
     ] {
         let mut rig = Rig::new();
         rig.select(0, event, 0, bits);
         assert_eq!(rig.pmu.is_set_up(), set_up, "{event:#x} {bits:#x}");
-        // Handlers switch these all the time.
+        // Overflow handlers toggle the global enables.
         rig.pmu.write(regs::IA32_PERF_GLOBAL_CTRL, 0);
         assert_eq!(rig.pmu.is_set_up(), set_up, "{event:#x} {bits:#x}");
         assert!(rig.pmu.needs().is_empty());
@@ -473,7 +478,7 @@ fn unit_is_set_up_while_a_counter_is_switched_on() {
 
 /// Rules PEBS-03, PEBS-04, PEBS-05, PEBS-06, PEBS-07, PEBS-12, PEBS-13, OP-25.
 #[test]
-fn pebs_record_is_taken_at_the_event_after_the_overflow() {
+fn pebs_takes_its_record_at_the_event_after_the_overflow() {
     let mut rig = Rig::counting(0xc0, 0, 0);
     let mut ds = rig.pebs(MAX - 9, 4);
     rig.preset(3);
@@ -491,9 +496,9 @@ fn pebs_record_is_taken_at_the_event_after_the_overflow() {
     assert_eq!(rig.pmu.limits().instructions.left(Ring::Os), 10);
 }
 
-/// Rule PEBS-03: PREC_DIST records the instruction that overflows.
+/// Rule PEBS-03.
 #[test]
-fn precise_distribution_records_at_the_overflow() {
+fn prec_dist_takes_its_record_at_the_overflowing_instruction() {
     let mut rig = Rig::new();
     rig.select(1, 0xc0, 1, ON);
     rig.pmu.write(regs::IA32_PEBS_ENABLE, 2);
@@ -507,7 +512,7 @@ fn precise_distribution_records_at_the_overflow() {
 
 /// Rules PEBS-08, PEBS-11, PEBS-31.
 #[test]
-fn threshold_sets_status_62_and_requests_an_interrupt() {
+fn pebs_threshold_sets_ds_buffer_and_requests_a_pmi() {
     let mut rig = Rig::counting(0xc0, 0, 0);
     rig.freeze.counters = true;
     let mut ds = rig.pebs(MAX, 2);
@@ -525,7 +530,7 @@ fn threshold_sets_status_62_and_requests_an_interrupt() {
 
 /// Rules PEBS-09, PEBS-10.
 #[test]
-fn full_buffer_takes_no_record_but_reloads() {
+fn full_pebs_buffer_drops_the_record_and_reloads_the_counter() {
     let mut rig = Rig::counting(0xc0, 0, 0);
     let mut ds = rig.pebs(MAX - 6, 1);
     ds.put(AREA + 0x28, BASE + 601);
@@ -539,7 +544,7 @@ fn full_buffer_takes_no_record_but_reloads() {
 
 /// Rule DS-06.
 #[test]
-fn record_that_would_fault_is_dropped() {
+fn pebs_record_that_would_fault_is_dropped() {
     let mut rig = Rig::counting(0xc0, 0, 0);
     let mut ds = rig.pebs(MAX, 1);
     ds.end = BASE + 199;
@@ -547,7 +552,7 @@ fn record_that_would_fault_is_dropped() {
     let _ = rig.instructions(2);
     assert!(!rig.store(&mut ds, 0));
     assert_eq!(ds.index(), BASE);
-    assert!(!rig.record_due(), "it does not stay due");
+    assert!(!rig.record_due(), "the record does not stay due");
     for index in [u64::MAX, u64::MAX - 199, 1 << 63] {
         ds.put(AREA + 0x28, index);
         ds.put(AREA + 0x30, u64::MAX);
@@ -559,7 +564,7 @@ fn record_that_would_fault_is_dropped() {
 
 /// Rules PEBS-16, PEBS-18.
 #[test]
-fn pebs_on_other_events_gives_no_record() {
+fn pebs_on_imprecise_events_takes_no_record() {
     for (event, umask, bits) in [
         (0x3c, 0, 0),
         (0xc0, 0, EventSelect::ANY_THREAD),
@@ -570,14 +575,14 @@ fn pebs_on_other_events_gives_no_record() {
         rig.pmu.write(regs::IA32_PEBS_ENABLE, 1);
         rig.preset(1);
         let _ = rig.instructions(5);
-        let _ = rig.happen(Cycle, Ring::Os, 5);
+        let _ = rig.report(Cycle, Ring::Os, 5);
         assert!(!rig.record_due(), "{event:#x}");
     }
 }
 
-/// Rule PEBS-21: the interrupt of the counter comes with its record.
+/// Rule PEBS-21.
 #[test]
-fn pebs_counter_with_int_interrupts_after_the_record() {
+fn pebs_counter_with_int_requests_a_pmi_after_its_record() {
     let mut rig = Rig::counting(0xc0, 0, EventSelect::INT);
     let mut ds = rig.pebs(MAX, 4);
     rig.preset(1);
@@ -587,9 +592,9 @@ fn pebs_counter_with_int_interrupts_after_the_record() {
     assert_eq!(rig.pmu.read(STATUS) & 1 << 62, 0);
 }
 
-/// Rules PEBS-06, PEBS-12: one record for both counters.
+/// Rules PEBS-06, PEBS-12.
 #[test]
-fn counters_that_are_due_together_share_a_record() {
+fn pebs_counters_due_together_share_one_record() {
     let mut rig = Rig::counting(0xc0, 0, 0);
     rig.select(3, 0xc4, 0, ON);
     rig.pmu.write(regs::IA32_PEBS_ENABLE, 9);
@@ -611,13 +616,13 @@ fn counters_that_are_due_together_share_a_record() {
 
 /// Rules PEBS-27, PEBS-28.
 #[test]
-fn record_has_the_registers_in_their_order() {
-    let mut sample = Sample {
+fn pebs_record_orders_registers_as_in_the_manual() {
+    let mut sample = PebsSample {
         rflags: u64::MAX,
         rip: 0x5000,
         gpr: std::array::from_fn(|n| 0xff00_0000_0000 + n as u64),
         long: true,
-        ..Sample::default()
+        ..PebsSample::default()
     };
     let record = sample.record(1, None);
     // RAX, RBX, RCX, RDX, RSI, RDI, RBP, RSP, R8.
@@ -632,7 +637,7 @@ fn record_has_the_registers_in_their_order() {
 
 /// Rules PMU-04, RST-09.
 #[test]
-fn init_switches_pebs_off_and_keeps_the_rest() {
+fn init_disables_pebs_and_keeps_the_rest() {
     let mut rig = Rig::counting(0xc0, 0, 0);
     let _ = rig.pebs(0, 4);
     let _ = rig.instructions(5);
@@ -643,7 +648,7 @@ fn init_switches_pebs_off_and_keeps_the_rest() {
 }
 
 #[test]
-fn restore_refuses_impossible_values_and_keeps_the_old_state() {
+fn restore_rejects_invalid_values_and_keeps_the_old_state() {
     let mut rig = Rig::counting(0xc0, 0, 0);
     let before = rig.pmu.save();
     let spoil: [fn(&mut PmuState); 5] = [
@@ -661,7 +666,7 @@ fn restore_refuses_impossible_values_and_keeps_the_old_state() {
     }
 }
 
-fn any_kind() -> impl Strategy<Value = Kind> {
+fn any_kind() -> impl Strategy<Value = EventKind> {
     prop::sample::select(vec![
         Instruction,
         TakenConditional,
@@ -674,10 +679,10 @@ fn any_kind() -> impl Strategy<Value = Kind> {
 }
 
 proptest! {
-    /// An engine that keeps to the limits stops at every overflow that somebody waits for: no
-    /// counter that interrupts is ever beyond 0 after the sync that finds its overflow.
+    /// An engine that keeps within the limits stops at every overflow that interrupts: the counter
+    /// is exactly 0 after the `sync` that finds the overflow.
     #[test]
-    fn limits_lead_to_the_exact_overflow(
+    fn limits_stop_the_engine_at_the_exact_overflow(
         selects in prop::array::uniform4((0..5_usize, any::<[bool; 3]>())),
         left in prop::array::uniform4(1..200_u64),
         steps in prop::collection::vec((any::<bool>(), 1..80_u64), 1..60),
@@ -686,22 +691,23 @@ proptest! {
         let mut rig = Rig::new();
         for (n, ((event, [os, usr, int]), left)) in (0..).zip(selects.into_iter().zip(left)) {
             let mut bits = EventSelect::ENABLE;
-            for (on, bit) in [(os, EventSelect::OS), (usr, EventSelect::USR), (int, EventSelect::INT)] {
+            let flags = [(os, EventSelect::OS), (usr, EventSelect::USR), (int, EventSelect::INT)];
+            for (on, bit) in flags {
                 bits |= if on { bit } else { 0 };
             }
             rig.select(n, EVENTS[event].0, EVENTS[event].1, bits);
             rig.pmu.write(PMC + n, MAX + 1 - left);
         }
-        for (user, wanted) in steps {
+        for (user, requested) in steps {
             let ring = if user { Ring::User } else { Ring::Os };
             let limits = rig.pmu.limits();
-            let room = limits.instructions.left(ring).min(limits.branches.left(ring));
-            prop_assert!(room >= 1);
+            let allowed = limits.instructions.left(ring).min(limits.branches.left(ring));
+            prop_assert!(allowed >= 1);
             // Every instruction of this engine is a conditional branch.
-            let count = wanted.min(room);
+            let count = requested.min(allowed);
             let before: Vec<u64> = (0..4).map(|n| rig.pmu.read(PMC + n)).collect();
             rig.totals.add(TakenConditional, ring, count);
-            let occurred = rig.happen(Instruction, ring, count);
+            let occurred = rig.report(Instruction, ring, count);
             let mut interrupts = false;
             for (n, &before) in (0..).zip(&before) {
                 let value = rig.pmu.read(PMC + n);
@@ -715,19 +721,20 @@ proptest! {
         }
     }
 
-    /// Any writes and events keep the state one that restores to itself.
     #[test]
-    fn any_use_leaves_a_state_that_restores_to_itself(
+    fn any_writes_and_events_leave_a_state_that_restores_to_itself(
         steps in prop::collection::vec((0..12_u32, any::<u64>(), any_kind(), any::<u64>()), 0..60)
     ) {
-        const INDICES: [u32; 12] = [0xc1, 0xc4, 0x186, 0x187, 0x309, 0x30b, 0x38d, 0x38f, 0x390, 0x391, 0x3f1, 0x4c2];
+        const INDICES: [u32; 12] = [
+            0xc1, 0xc4, 0x186, 0x187, 0x309, 0x30b, 0x38d, 0x38f, 0x390, 0x391, 0x3f1, 0x4c2,
+        ];
         let masks = [u64::MAX, u64::MAX, 0xffff_ffff, 0xffff_ffff, MAX, MAX, 0xfff, 0x7_0000_000f,
             global::RESETTABLE, global::SETTABLE, 0xf_0000_000f, MAX];
         let mut rig = Rig::new();
         for (row, value, kind, count) in steps {
             let row = row as usize;
             rig.pmu.write(INDICES[row], value & masks[row]);
-            let _ = rig.happen(kind, Ring::User, count);
+            let _ = rig.report(kind, Ring::User, count);
             let mut other = Rig::new().pmu;
             prop_assert_eq!(other.restore(&rig.pmu.save()), Ok(()));
             prop_assert_eq!(other.save(), rig.pmu.save());
@@ -736,40 +743,51 @@ proptest! {
     }
 }
 
-/// Rules EVT-07, EVT-08: events of the models, and nothing without them.
+/// Rules EVT-07, EVT-08.
 #[test]
-fn events_of_the_models_count_only_with_them() {
-    use super::events::Kind::{LastMiss, LastReference, LateLoad, LoadL1, LoadL3, LoadMemory};
-    use super::events::Kind::{MissedCall, MissedJump, MissedNotTaken, MissedTaken};
+fn events_of_the_uarch_models_count_only_with_them() {
+    use super::events::EventKind::{LateLoad, LlcMiss, LlcReference, LoadL1, LoadL3, LoadMemory};
+    use super::events::EventKind::{
+        MispredictedCall, MispredictedJump, MispredictedNotTaken, MispredictedTaken,
+    };
     for (event, umask, kinds) in [
-        (0x2e, 0x4f, &[LastReference][..]),
-        (0x2e, 0x41, &[LastMiss]),
+        (0x2e, 0x4f, &[LlcReference][..]),
+        (0x2e, 0x41, &[LlcMiss]),
         (
             0xc5,
             0x00,
-            &[MissedTaken, MissedNotTaken, MissedJump, MissedCall],
+            &[
+                MispredictedTaken,
+                MispredictedNotTaken,
+                MispredictedJump,
+                MispredictedCall,
+            ],
         ),
-        (0xc5, 0x01, &[MissedTaken, MissedNotTaken]),
-        (0xc5, 0x02, &[MissedCall]),
-        (0xc5, 0x20, &[MissedTaken, MissedJump, MissedCall]),
+        (0xc5, 0x01, &[MispredictedTaken, MispredictedNotTaken]),
+        (0xc5, 0x02, &[MispredictedCall]),
+        (
+            0xc5,
+            0x20,
+            &[MispredictedTaken, MispredictedJump, MispredictedCall],
+        ),
         (0xcd, 0x01, &[LateLoad]),
         (0xd1, 0x01, &[LoadL1]),
         (0xd1, 0x10, &[LoadL3, LoadMemory]),
     ] {
-        for models in [true, false] {
+        for uarch in [true, false] {
             let mut rig = Rig::new();
-            rig.pmu.config.models = models;
+            rig.pmu.config.uarch = uarch;
             rig.select(0, event, umask, ON);
             rig.preset(1);
             rig.pmu.write(PMC, 0);
             for &kind in kinds {
-                let _ = rig.happen(kind, Ring::User, 3);
+                let _ = rig.report(kind, Ring::User, 3);
             }
             let _ = rig.instructions(5);
-            let expected = if models { 3 * kinds.len() as u64 } else { 0 };
+            let expected = if uarch { 3 * kinds.len() as u64 } else { 0 };
             assert_eq!(rig.pmu.read(PMC), expected, "{event:#x} {umask:#x}");
-            let modelled = Needs::PREDICTOR | Needs::CACHES;
-            assert_eq!(rig.pmu.needs().intersects(modelled), models);
+            let modelled = PmuNeeds::PREDICTOR | PmuNeeds::CACHES;
+            assert_eq!(rig.pmu.needs().intersects(modelled), uarch);
         }
     }
 }

@@ -1,9 +1,11 @@
-//! Resource Director Technology of one virtual processor: monitoring (CMT, MBM) and allocation (CAT,
-//! CDP, MBA). SDM Vol. 3B, "Intel Resource Director Technology (Intel RDT)".
+//! Resource Director Technology of one virtual processor: monitoring and allocation.
 //!
-//! [`Rdt`] holds what is a processor's own, [`Package`] what all processors of the machine share. What
-//! the numbers mean is the matter of the cache model, which asks [`Rdt::class`] how to treat an access
-//! and keeps the [`Package`]'s tallies.
+//! Monitoring is CMT and MBM, allocation CAT, CDP and MBA. SDM Vol. 3B, "Intel Resource Director
+//! Technology (Intel RDT)".
+//!
+//! [`Rdt`] holds the registers of one processor, [`RdtPackage`] those that all processors share.
+//! The cache model gives them their meaning: it asks [`Rdt::class`] how to treat an access, and
+//! keeps the tallies of the [`RdtPackage`].
 
 mod package;
 mod state;
@@ -13,19 +15,20 @@ mod tests;
 use std::sync::Arc;
 
 use hindsight_regs::msr as regs;
-use hindsight_regs::rdt::{self, Association, EventSelect, counter, event};
+use hindsight_regs::rdt::{self, Association, QmEventSelect, counter, event};
+use hindsight_regs::vector::GpFault;
 
-pub use package::Package;
-pub use state::{PackageState, RdtError, RdtState};
+pub use package::RdtPackage;
+pub use state::{RdtPackageState, RdtState, RdtStateError};
 
 use crate::facility::Facilities;
 
-/// Registers of L2 masks.
+/// Number of L2 mask registers.
 const L2: usize = rdt::L2_COS as usize;
 
-/// What an MSR number means here.
+/// An MSR of resource control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Register {
+enum RdtRegister {
     L3Config,
     L2Config,
     Select,
@@ -36,7 +39,7 @@ enum Register {
     Delay(usize),
 }
 
-impl Register {
+impl RdtRegister {
     fn of(index: u32) -> Option<Self> {
         let from = |first: u32, count: u32| {
             let at = index.checked_sub(first).filter(|&at| at < count)?;
@@ -58,40 +61,40 @@ impl Register {
     }
 }
 
-/// How the accesses of a processor are treated, as its association says.
+/// How the memory accesses of a processor are treated, as its association says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Class {
-    /// What its fills and its traffic are charged to.
+pub struct ServiceClass {
+    /// The RMID to which fills and traffic are charged.
     pub rmid: u32,
-    /// L3 ways that data may be filled into.
+    /// Mask of the L3 ways that data may fill.
     pub l3_data: u64,
-    /// L3 ways that code may be filled into.
+    /// Mask of the L3 ways that code may fill.
     pub l3_code: u64,
-    /// L2 ways that data may be filled into; 0 where there is no L2 CAT.
+    /// Capacity mask of the L2 for data; 0 without L2 CAT.
     pub l2_data: u64,
-    /// L2 ways that code may be filled into; 0 where there is no L2 CAT.
+    /// Capacity mask of the L2 for code; 0 without L2 CAT.
     pub l2_code: u64,
-    /// Percent by which requests beyond the core are held back: 0 to 90, in steps of 10.
+    /// Percent by which requests beyond the core are delayed: 0 to 90, in steps of 10.
     pub delay: u32,
 }
 
-/// The registers of one processor.
+/// The resource control registers of one processor.
 #[derive(Debug)]
 pub struct Rdt {
     facilities: Facilities,
-    package: Arc<Package>,
+    package: Arc<RdtPackage>,
     assoc: Association,
-    /// IA32_QM_EVTSEL, which each processor has for itself (rule CMT-10).
-    select: EventSelect,
-    /// Each core has an L2 of its own, and each processor is one (rule L2C-06).
+    /// IA32_QM_EVTSEL of this processor (rule CMT-10).
+    select: QmEventSelect,
+    /// IA32_L2_QOS_MASK_n: each processor is a core with its own L2 (rule L2C-06).
     l2_masks: [u64; L2],
     l2_cdp: bool,
-    /// Lines of the monitored RMID, as they were told last.
-    occupied: u64,
+    /// L3 lines of the monitored RMID, as of the last [`Rdt::set_occupied_lines`].
+    occupied_lines: u64,
 }
 
 impl Clone for Rdt {
-    /// Another processor of the same package.
+    /// Makes another processor of the same package, with the same registers.
     fn clone(&self) -> Self {
         let mut clone = Self::new(self.facilities, self.package.clone());
         clone.set_association(self.assoc);
@@ -110,20 +113,20 @@ impl Drop for Rdt {
 
 impl Rdt {
     /// The registers after RESET.
-    pub fn new(facilities: Facilities, package: Arc<Package>) -> Self {
+    pub fn new(facilities: Facilities, package: Arc<RdtPackage>) -> Self {
         Self {
             facilities,
             package,
             assoc: Association::default(),
-            select: EventSelect::default(),
+            select: QmEventSelect::default(),
             l2_masks: [rdt::full_mask(rdt::L2_MASK_BITS); L2],
             l2_cdp: false,
-            occupied: 0,
+            occupied_lines: 0,
         }
     }
 
-    /// What all processors share.
-    pub const fn package(&self) -> &Arc<Package> {
+    /// The registers and tallies that all processors share.
+    pub const fn package(&self) -> &Arc<RdtPackage> {
         &self.package
     }
 
@@ -136,13 +139,13 @@ impl Rdt {
         self.facilities.intersects(facility)
     }
 
-    /// Whether cache and traffic must be modelled: see [`Package::in_use`].
+    /// Whether cache and traffic must be modelled, see [`RdtPackage::in_use`].
     pub fn is_armed(&self) -> bool {
         self.package.in_use()
     }
 
-    /// How an access of this processor is treated.
-    pub fn class(&self) -> Class {
+    /// How the memory accesses of this processor are treated.
+    pub fn class(&self) -> ServiceClass {
         let cos = usize::try_from(self.assoc.cos()).unwrap_or(usize::MAX);
         let (l3_data, l3_code) = self.package.l3_masks(cos);
         let (l2_data, l2_code) = if self.has(Facilities::L2CAT) {
@@ -151,7 +154,7 @@ impl Rdt {
         } else {
             (0, 0)
         };
-        Class {
+        ServiceClass {
             rmid: self.assoc.rmid(),
             l3_data,
             l3_code,
@@ -161,17 +164,17 @@ impl Rdt {
         }
     }
 
-    /// RDMSR; 0 for an MSR that is not one of these.
+    /// RDMSR of an MSR of resource control; 0 for any other.
     pub fn read(&self, index: u32) -> u64 {
-        match Register::of(index) {
-            Some(Register::L3Config) => u64::from(self.package.cdp()),
-            Some(Register::L2Config) => u64::from(self.l2_cdp),
-            Some(Register::Select) => self.select.0,
-            Some(Register::Counter) => self.counter(),
-            Some(Register::Association) => self.assoc.0,
-            Some(Register::L3Mask(cos)) => self.package.l3_mask(cos),
-            Some(Register::L2Mask(cos)) => self.l2_masks[cos],
-            Some(Register::Delay(cos)) => self.package.delay_value(cos),
+        match RdtRegister::of(index) {
+            Some(RdtRegister::L3Config) => u64::from(self.package.cdp()),
+            Some(RdtRegister::L2Config) => u64::from(self.l2_cdp),
+            Some(RdtRegister::Select) => self.select.0,
+            Some(RdtRegister::Counter) => self.counter(),
+            Some(RdtRegister::Association) => self.assoc.0,
+            Some(RdtRegister::L3Mask(cos)) => self.package.l3_mask(cos),
+            Some(RdtRegister::L2Mask(cos)) => self.l2_masks[cos],
+            Some(RdtRegister::Delay(cos)) => self.package.delay_value(cos),
             None => 0,
         }
     }
@@ -186,60 +189,67 @@ impl Rdt {
         if !self.has(needs) {
             return counter::ERROR;
         }
-        if !self.package.is_warm() {
+        if !self.package.is_tracked() {
             return counter::UNAVAILABLE;
         }
         match select {
-            // A unit that is begun is one.
+            // Occupancy is rounded up to whole units.
             event::OCCUPANCY => self
-                .occupied
+                .occupied_lines
                 .saturating_mul(package::LINE)
                 .div_ceil(rdt::UPSCALE.into()),
             _ => self.package.bandwidth(self.select.rmid()),
         }
     }
 
-    /// The RMID whose occupancy the next read of IA32_QM_CTR shows, if it shows one.
-    pub fn monitored(&self) -> Option<u32> {
+    /// The RMID whose occupancy IA32_QM_CTR shows; `None` if it shows no occupancy.
+    pub fn monitored_rmid(&self) -> Option<u32> {
         (self.select.event() == event::OCCUPANCY).then(|| self.select.rmid())
     }
 
-    /// How many lines the [`Rdt::monitored`] RMID has in the L3 now.
-    pub const fn set_occupied(&mut self, lines: u64) {
-        self.occupied = lines;
+    /// Sets the number of L3 lines that are charged to the [`Rdt::monitored_rmid`].
+    pub const fn set_occupied_lines(&mut self, lines: u64) {
+        self.occupied_lines = lines;
     }
 
-    /// WRMSR of a value whose reserved bits were checked; `false` asks for #GP(0), and nothing changed.
-    #[must_use]
-    pub fn write(&mut self, index: u32, value: u64) -> bool {
-        match Register::of(index) {
-            Some(Register::L3Config) => self.package.set_cdp(value & rdt::CDP_ENABLE != 0),
-            Some(Register::L2Config) => self.l2_cdp = value & rdt::CDP_ENABLE != 0,
+    /// WRMSR of an MSR of resource control. The caller has checked reserved bits.
+    ///
+    /// # Errors
+    ///
+    /// [`GpFault`] for an illegal value, and for an MSR that is not of resource control; nothing
+    /// changed.
+    pub fn write(&mut self, index: u32, value: u64) -> Result<(), GpFault> {
+        match RdtRegister::of(index) {
+            Some(RdtRegister::L3Config) => self.package.set_cdp(value & rdt::CDP_ENABLE != 0),
+            Some(RdtRegister::L2Config) => self.l2_cdp = value & rdt::CDP_ENABLE != 0,
             // Rule CMT-02.
-            Some(Register::Select) if EventSelect(value).rmid() <= rdt::MAX_RMID => {
-                self.select = EventSelect(value);
+            Some(RdtRegister::Select) if QmEventSelect(value).rmid() <= rdt::MAX_RMID => {
+                self.select = QmEventSelect(value);
             }
-            Some(Register::Association) if self.may_associate(Association(value)) => {
+            Some(RdtRegister::Association) if self.may_associate(Association(value)) => {
                 self.set_association(Association(value));
             }
-            Some(Register::L3Mask(cos)) if rdt::is_capacity_mask(value, rdt::L3_MASK_BITS) => {
+            Some(RdtRegister::L3Mask(cos)) if rdt::is_capacity_mask(value, rdt::L3_MASK_BITS) => {
                 self.package.set_l3_mask(cos, value);
             }
-            Some(Register::L2Mask(cos)) if rdt::is_capacity_mask(value, rdt::L2_MASK_BITS) => {
+            Some(RdtRegister::L2Mask(cos)) if rdt::is_capacity_mask(value, rdt::L2_MASK_BITS) => {
                 let mut masks = self.l2_masks;
                 masks[cos] = value;
                 self.set_l2_masks(masks);
             }
             // Rule MBA-04.
-            Some(Register::Delay(cos)) if value <= u64::from(rdt::MBA_MAX) => {
+            Some(RdtRegister::Delay(cos)) if value <= u64::from(rdt::MBA_MAX) => {
                 self.package.set_delay(cos, value);
             }
-            _ => return false,
+            _ => return Err(GpFault),
         }
-        true
+        Ok(())
     }
 
-    /// Rules RDT-05 and RDT-06. Of what is not enumerated, only number 0 exists.
+    /// Whether RMID and class of service exist; only number 0 exists of what CPUID does not
+    /// enumerate.
+    ///
+    /// Rules RDT-05 and RDT-06.
     fn may_associate(&self, assoc: Association) -> bool {
         let rmids = if self.has(Facilities::CMT.union(Facilities::MBM)) {
             rdt::MAX_RMID
@@ -259,20 +269,23 @@ impl Rdt {
     }
 
     fn set_association(&mut self, assoc: Association) {
+        debug_assert!(assoc.rmid() <= rdt::MAX_RMID, "the RMID was checked");
         let before = std::mem::replace(&mut self.assoc, assoc);
-        self.package.associated(before, assoc);
+        self.package.count_association(before, assoc);
     }
 
     fn set_l2_masks(&mut self, masks: [u64; L2]) {
         let full = rdt::full_mask(rdt::L2_MASK_BITS);
-        let narrow = |masks: [u64; L2]| masks.iter().any(|&mask| mask != full);
+        let restricts = |masks: [u64; L2]| masks.iter().any(|&mask| mask != full);
         let before = std::mem::replace(&mut self.l2_masks, masks);
-        self.package.narrowed(narrow(before), narrow(masks));
+        self.package
+            .count_l2_masks(restricts(before), restricts(masks));
     }
 }
 
-/// The masks of a class for data and for code. With CDP, a class whose pair of masks does not exist has
-/// the full one (rule CDP-07).
+/// The masks of a class for data and for code; `mask` reads mask register `n`.
+///
+/// With CDP, a class whose pair of masks does not exist has the full one (rule CDP-07).
 fn by_purpose(cos: usize, cdp: bool, full: u64, mask: impl Fn(usize) -> Option<u64>) -> (u64, u64) {
     if !cdp {
         let both = mask(cos).unwrap_or(full);

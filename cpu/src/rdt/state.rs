@@ -1,14 +1,14 @@
-//! Saved state of the registers. What is in the modelled cache is not saved: it is cold afterwards.
+//! Saved state of the resource control registers.
 
-use hindsight_regs::rdt::{self, Association, EventSelect};
-use serde::{Deserialize, Serialize};
+use hindsight_regs::rdt::{self, Association, QmEventSelect};
 use thiserror::Error;
 
 use super::package::{DELAYS, L3, RMIDS};
-use super::{L2, Package, Rdt};
+use super::{L2, Rdt, RdtPackage};
 
 /// Saved state of a [`Rdt`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RdtState {
     /// IA32_PQR_ASSOC.
     pub association: u64,
@@ -18,44 +18,46 @@ pub struct RdtState {
     pub l2_masks: [u64; L2],
     /// IA32_L2_QOS_CFG.
     pub l2_cdp: bool,
-    /// What all processors share; each has it in its state.
-    pub package: PackageState,
+    /// The shared registers; the state of every processor contains them.
+    pub package: RdtPackageState,
 }
 
-/// Saved state of a [`Package`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PackageState {
+/// Saved state of a [`RdtPackage`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct RdtPackageState {
     /// IA32_L3_QOS_MASK_n.
     pub l3_masks: [u64; L3],
     /// IA32_L2_QoS_Ext_BW_Thrtl_n.
     pub delays: [u64; DELAYS],
     /// IA32_L3_QOS_CFG.
     pub cdp: bool,
-    /// Lines that went to and from memory, by RMID.
+    /// Cache lines moved between L3 and memory, by RMID.
     pub traffic: Vec<u64>,
 }
 
-/// Why a saved state was refused.
+/// A saved state that cannot be restored.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum RdtError {
-    /// A register holds what no write could have left there.
-    #[error("saved {register} of resource control holds an impossible value {value:#x}")]
+#[non_exhaustive]
+pub enum RdtStateError {
+    /// A register holds a value that no write could have left.
+    #[error("saved {register} of resource control holds an invalid value {value:#x}")]
     Value {
-        /// Which register.
+        /// The register.
         register: &'static str,
         /// The offending value.
         value: u64,
     },
-    /// The list of RMIDs is not this processor's.
-    #[error("saved traffic is of {found} RMIDs, not of {RMIDS}")]
+    /// The list of RMIDs has another length than this processor's.
+    #[error("saved traffic has {found} RMIDs, this processor has {RMIDS}")]
     Rmids {
-        /// How many there are.
+        /// Number of RMIDs in the saved state.
         found: usize,
     },
 }
 
 impl Rdt {
-    /// Everything there is to save.
+    /// The state as plain data.
     pub fn save(&self) -> RdtState {
         RdtState {
             association: self.assoc.0,
@@ -66,50 +68,50 @@ impl Rdt {
         }
     }
 
-    /// Whether this processor can have this state.
+    /// Checks that this processor can have this state.
     ///
     /// # Errors
     ///
-    /// Names the first register that cannot.
-    pub fn check(&self, state: &RdtState) -> Result<(), RdtError> {
-        let fits = |register, value: u64, good: bool| {
-            if good {
+    /// Names the first register that cannot have its value.
+    pub fn check(&self, state: &RdtState) -> Result<(), RdtStateError> {
+        let check = |register, value: u64, possible: bool| {
+            if possible {
                 Ok(())
             } else {
-                Err(RdtError::Value { register, value })
+                Err(RdtStateError::Value { register, value })
             }
         };
-        let (assoc, select) = (Association(state.association), EventSelect(state.select));
-        let good = assoc.0 & !Association::WRITABLE == 0 && self.may_associate(assoc);
-        fits("association", assoc.0, good)?;
-        let good = select.0 & !EventSelect::WRITABLE == 0 && select.rmid() <= rdt::MAX_RMID;
-        fits("event selection", select.0, good)?;
+        let (assoc, select) = (Association(state.association), QmEventSelect(state.select));
+        let possible = assoc.0 & !Association::WRITABLE == 0 && self.may_associate(assoc);
+        check("association", assoc.0, possible)?;
+        let possible = select.0 & !QmEventSelect::WRITABLE == 0 && select.rmid() <= rdt::MAX_RMID;
+        check("event selection", select.0, possible)?;
         for mask in state.l2_masks {
-            let good = rdt::is_capacity_mask(mask, rdt::L2_MASK_BITS);
-            fits("L2 mask", mask, good)?;
+            let possible = rdt::is_capacity_mask(mask, rdt::L2_MASK_BITS);
+            check("L2 mask", mask, possible)?;
         }
         for mask in state.package.l3_masks {
-            let good = rdt::is_capacity_mask(mask, rdt::L3_MASK_BITS);
-            fits("L3 mask", mask, good)?;
+            let possible = rdt::is_capacity_mask(mask, rdt::L3_MASK_BITS);
+            check("L3 mask", mask, possible)?;
         }
         for delay in state.package.delays {
-            fits("delay", delay, delay <= u64::from(rdt::MBA_MAX))?;
+            check("delay", delay, delay <= u64::from(rdt::MBA_MAX))?;
         }
         match state.package.traffic.len() {
             RMIDS => Ok(()),
-            found => Err(RdtError::Rmids { found }),
+            found => Err(RdtStateError::Rmids { found }),
         }
     }
 
-    /// Takes over a saved state.
+    /// Replaces the state by a saved one, also the shared part.
     ///
     /// # Errors
     ///
-    /// Refuses a state that this processor cannot have; it is then as before.
-    pub fn restore(&mut self, state: &RdtState) -> Result<(), RdtError> {
+    /// Rejects a state that this processor cannot have; nothing has then changed.
+    pub fn restore(&mut self, state: &RdtState) -> Result<(), RdtStateError> {
         self.check(state)?;
         self.set_association(Association(state.association));
-        self.select = EventSelect(state.select);
+        self.select = QmEventSelect(state.select);
         self.set_l2_masks(state.l2_masks);
         self.l2_cdp = state.l2_cdp;
         self.package.restore(&state.package);
@@ -117,9 +119,9 @@ impl Rdt {
     }
 }
 
-impl Package {
-    fn save(&self) -> PackageState {
-        PackageState {
+impl RdtPackage {
+    fn save(&self) -> RdtPackageState {
+        RdtPackageState {
             l3_masks: std::array::from_fn(|n| self.l3_mask(n)),
             delays: std::array::from_fn(|n| self.delay_value(n)),
             cdp: self.cdp(),
@@ -127,7 +129,7 @@ impl Package {
         }
     }
 
-    fn restore(&self, state: &PackageState) {
+    fn restore(&self, state: &RdtPackageState) {
         for (n, &mask) in state.l3_masks.iter().enumerate() {
             self.set_l3_mask(n, mask);
         }

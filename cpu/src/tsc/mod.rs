@@ -1,13 +1,12 @@
 //! The time-stamp counter of one virtual processor. SDM Vol. 3B, "Time-Stamp Counter".
 //!
 //! The machine has one clock, in raw TSC ticks since it was created. A processor's TSC is that
-//! clock plus [`Tsc::offset`]; writes to IA32_TIME_STAMP_COUNTER and IA32_TSC_ADJUST only move the
-//! offset. The deadline timer lives in the local APIC, which compares against this TSC.
+//! clock plus [`Tsc::offset`]; writes to IA32_TIME_STAMP_COUNTER and IA32_TSC_ADJUST only change
+//! the offset. The deadline timer is in the local APIC, which compares with this TSC.
 
-use serde::{Deserialize, Serialize};
-
-/// Saved state of a [`Tsc`]. Every value is valid.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Saved state of a [`Tsc`]; every value is valid.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TscState {
     /// TSC minus clock ticks, modulo 2^64.
     pub offset: u64,
@@ -17,7 +16,7 @@ pub struct TscState {
     pub aux: u32,
 }
 
-/// TSC, TSC_ADJUST and TSC_AUX. Starts as after RESET at clock tick 0: all zero.
+/// TSC, TSC_ADJUST and TSC_AUX. The default is the state after RESET at clock tick 0: all zero.
 #[derive(Clone, Debug, Default)]
 pub struct Tsc {
     state: TscState,
@@ -29,12 +28,12 @@ impl Tsc {
         now.wrapping_add(self.state.offset)
     }
 
-    /// What to add to the clock to get this TSC, modulo 2^64.
+    /// TSC minus clock ticks, modulo 2^64.
     pub const fn offset(&self) -> u64 {
         self.state.offset
     }
 
-    /// WRMSR IA32_TIME_STAMP_COUNTER at tick `now`: TSC_ADJUST moves by as much (rule ADJ-02).
+    /// WRMSR IA32_TIME_STAMP_COUNTER at tick `now`; TSC_ADJUST changes by as much (rule ADJ-02).
     pub const fn write(&mut self, value: u64, now: u64) {
         let moved = value.wrapping_sub(self.read(now));
         self.shift(moved);
@@ -45,7 +44,7 @@ impl Tsc {
         self.state.adjust
     }
 
-    /// WRMSR IA32_TSC_ADJUST: the TSC moves by as much (rule ADJ-03).
+    /// WRMSR IA32_TSC_ADJUST; the TSC changes by as much (rule ADJ-03).
     pub const fn write_adjust(&mut self, value: u64) {
         let moved = value.wrapping_sub(self.state.adjust);
         self.shift(moved);
@@ -56,7 +55,7 @@ impl Tsc {
         self.state.adjust = self.state.adjust.wrapping_add(ticks);
     }
 
-    /// IA32_TSC_AUX, what RDTSCP puts into ECX.
+    /// IA32_TSC_AUX, which RDTSCP loads into ECX.
     pub const fn aux(&self) -> u32 {
         self.state.aux
     }
@@ -66,12 +65,12 @@ impl Tsc {
         self.state.aux = value;
     }
 
-    /// Everything there is to save.
+    /// The state as plain data.
     pub const fn save(&self) -> TscState {
         self.state
     }
 
-    /// Takes over a saved state.
+    /// Replaces the state by a saved one.
     pub const fn restore(&mut self, state: &TscState) {
         self.state = *state;
     }
@@ -97,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn adjust_written_with_its_own_value_changes_nothing() {
+    fn adjust_write_of_its_own_value_changes_nothing() {
         let mut tsc = Tsc::default();
         tsc.write(77, 3);
         let before = tsc.save();
@@ -106,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn tsc_above_2_pow_63_wraps_to_zero() {
+    fn tsc_wraps_to_zero_after_its_largest_value() {
         let mut tsc = Tsc::default();
         tsc.write(u64::MAX, 10);
         assert_eq!(tsc.read(11), 0);
@@ -114,7 +113,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tsc_minus_adjust_runs_undisturbed_by_any_writes(
+        fn tsc_minus_adjust_is_independent_of_writes(
             writes in prop::collection::vec((any::<bool>(), any::<u64>(), 0..1000_u64), 0..50)
         ) {
             let mut tsc = Tsc::default();

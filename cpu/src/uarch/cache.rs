@@ -1,36 +1,34 @@
-//! A set-associative cache: which lines are in it, and who brought them in.
+//! A set-associative cache: the lines that it holds, and the RMIDs that filled them.
 //!
-//! Lines are known by guest-physical address; there is no data. Each line carries the RMID that
-//! brought it in (SDM Vol. 3B, "Cache Occupancy Monitoring Technology"), and a fill may be kept to
+//! Lines are identified by guest-physical address; the model holds no data. Each line has the RMID
+//! that filled it (SDM Vol. 3B, "Cache Monitoring Technology"), and a fill may be restricted to
 //! some of the ways ("Cache Allocation Technology"). Replacement is exact LRU among these ways.
 
-use serde::{Deserialize, Serialize};
-
-use super::ModelError;
+use super::UarchStateError;
 
 /// Binary logarithm of the bytes in a line.
 pub const LINE_SHIFT: u32 = 6;
 /// Bytes in a line.
 pub const LINE: u32 = 1 << LINE_SHIFT;
 
-/// How a cache is built.
+/// Sets and ways of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
+pub struct CacheGeometry {
     /// Sets, 1 or more. The set of a line is its number modulo this.
     pub sets: u32,
     /// Ways, 1 to 32.
     pub ways: u32,
 }
 
-impl Geometry {
-    /// First level, for data or for code: 32 KiB.
+impl CacheGeometry {
+    /// The L1, for data or for code: 32 KiB.
     pub const L1: Self = Self { sets: 64, ways: 8 };
-    /// Second level, of one core: 1 MiB.
+    /// The L2 of one core: 1 MiB.
     pub const L2: Self = Self {
         sets: 1024,
         ways: 16,
     };
-    /// Third and last level, shared by the package: 24.75 MiB.
+    /// The L3, shared by the package: 24.75 MiB.
     pub const L3: Self = Self {
         sets: 36864,
         ways: 11,
@@ -46,67 +44,67 @@ impl Geometry {
     }
 }
 
-/// What an access is for.
+/// Kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A fetch of code.
+pub enum AccessKind {
+    /// An instruction fetch.
     Code,
-    /// A read of data.
+    /// A data read.
     Load,
-    /// A write of data: the line becomes dirty.
+    /// A data write: the line becomes dirty.
     Store,
 }
 
 /// One access to one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct LineRequest {
     /// Guest-physical address, shifted right by [`LINE_SHIFT`].
     pub line: u64,
-    /// What for.
-    pub kind: Kind,
-    /// Who: the line is charged to it if it is filled now.
+    /// Kind of the access.
+    pub kind: AccessKind,
+    /// The RMID to which a fill is charged.
     pub rmid: u16,
-    /// Ways that a fill may use. With none the line is not kept; a hit may be in any way.
+    /// Mask of the ways that a fill may use; 0 fills nothing. A hit may be in any way.
     pub ways: u32,
 }
 
-/// A line that left a cache.
+/// A line that was evicted or flushed from a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Evicted {
-    /// Which.
+pub struct EvictedLine {
+    /// Guest-physical address, shifted right by [`LINE_SHIFT`].
     pub line: u64,
-    /// Who had brought it in.
+    /// The RMID that filled it.
     pub rmid: u16,
-    /// It was written, and goes to the next level.
+    /// The line was written and must be written back.
     pub dirty: bool,
 }
 
-/// What became of an access.
+/// The outcome of an access to one cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// The line was there.
+pub struct CacheOutcome {
+    /// The cache held the line.
     pub hit: bool,
-    /// Which line it took the place of.
-    pub evicted: Option<Evicted>,
+    /// The line that the fill evicted.
+    pub evicted: Option<EvictedLine>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Entry {
-    /// Line number + 1; 0: empty.
+struct CacheLine {
+    /// Line number + 1; 0 for an empty way.
     tag: u64,
     rmid: u16,
     dirty: bool,
-    /// How many lines of the set were used since.
+    /// Number of other lines of the set that were used since this one.
     age: u8,
 }
 
-impl Entry {
+impl CacheLine {
     const fn line(&self) -> u64 {
         self.tag - 1
     }
 
-    const fn leave(&self) -> Evicted {
-        Evicted {
+    const fn evicted(&self) -> EvictedLine {
+        EvictedLine {
             line: self.line(),
             rmid: self.rmid,
             dirty: self.dirty,
@@ -114,61 +112,62 @@ impl Entry {
     }
 }
 
-/// A cache. It takes memory when it is first used.
+/// A cache. It allocates its memory at the first access.
 #[derive(Clone, Debug)]
-pub struct Cache {
-    geometry: Geometry,
-    entries: Vec<Entry>,
-    /// Place of the line used last: most accesses are to that line again.
+pub struct CacheModel {
+    geometry: CacheGeometry,
+    /// All sets one after another; empty before the first access.
+    lines: Vec<CacheLine>,
+    /// Index of the line used last: most accesses are to that line again.
     recent: usize,
-    /// Lines by who brought them in.
-    owned: Vec<u32>,
+    /// Number of lines by RMID.
+    charged: Vec<u32>,
 }
 
-impl Cache {
+impl CacheModel {
     /// An empty cache.
-    pub const fn new(geometry: Geometry) -> Self {
+    pub const fn new(geometry: CacheGeometry) -> Self {
         Self {
             geometry,
-            entries: Vec::new(),
+            lines: Vec::new(),
             recent: 0,
-            owned: Vec::new(),
+            charged: Vec::new(),
         }
     }
 
-    /// How it is built.
-    pub const fn geometry(&self) -> Geometry {
+    /// Sets and ways.
+    pub const fn geometry(&self) -> CacheGeometry {
         self.geometry
     }
 
-    /// It was not used since it was made or cleared.
+    /// Whether the cache was not used since it was created or cleared.
     pub const fn is_cold(&self) -> bool {
-        self.entries.is_empty()
+        self.lines.is_empty()
     }
 
-    /// How many lines are charged to this RMID.
+    /// Number of lines that are charged to an RMID.
     pub fn lines_of(&self, rmid: u16) -> u64 {
-        self.owned.get(usize::from(rmid)).map_or(0, |&n| n.into())
+        self.charged.get(usize::from(rmid)).map_or(0, |&n| n.into())
     }
 
-    /// One access; a line that was not there is filled in.
-    pub fn access(&mut self, request: &Request) -> Outcome {
-        if self.entries.is_empty() {
-            self.entries = vec![Entry::default(); self.geometry.lines()];
+    /// Applies one access; a line that misses is filled.
+    pub fn access(&mut self, request: &LineRequest) -> CacheOutcome {
+        if self.lines.is_empty() {
+            self.lines = vec![CacheLine::default(); self.geometry.lines()];
         }
-        let write = request.kind == Kind::Store;
-        let hit = Outcome {
+        let write = request.kind == AccessKind::Store;
+        let hit = CacheOutcome {
             hit: true,
             evicted: None,
         };
-        // The newest line of its set stays that: there is no order to change.
-        let recent = &mut self.entries[self.recent];
+        // Fast path: the line used last stays the newest of its set, so that no age changes.
+        let recent = &mut self.lines[self.recent];
         if recent.tag == request.line + 1 && recent.age == 0 {
             recent.dirty |= write;
             return hit;
         }
         let start = self.start(request.line);
-        let set = &mut self.entries[start..][..self.geometry.ways as usize];
+        let set = &mut self.lines[start..][..self.geometry.ways as usize];
         if let Some(way) = find(set, request.line) {
             touch(set, way);
             set[way].dirty |= write;
@@ -176,15 +175,15 @@ impl Cache {
             return hit;
         }
         let Some(way) = victim(set, request.ways) else {
-            return Outcome::default();
+            return CacheOutcome::default();
         };
-        let evicted = (set[way].tag != 0).then(|| set[way].leave());
+        let evicted = (set[way].tag != 0).then(|| set[way].evicted());
         if evicted.is_none() {
-            // As if it had been the oldest of the lines.
+            // An empty way counts as the oldest line.
             set[way].age = u8::MAX;
         }
         touch(set, way);
-        set[way] = Entry {
+        set[way] = CacheLine {
             tag: request.line + 1,
             rmid: request.rmid,
             dirty: write,
@@ -192,16 +191,16 @@ impl Cache {
         };
         self.recent = start + way;
         if let Some(evicted) = &evicted {
-            self.disown(evicted.rmid);
+            self.discharge(evicted.rmid);
         }
-        self.own(request.rmid);
-        Outcome {
+        self.charge(request.rmid);
+        CacheOutcome {
             hit: false,
             evicted,
         }
     }
 
-    /// A dirty line comes from the level before. `false`: it is not here, and goes on.
+    /// Takes a dirty line from the level before. Returns `false` if the cache does not hold it.
     pub fn write_back(&mut self, line: u64) -> bool {
         if self.is_cold() {
             return false;
@@ -214,61 +213,64 @@ impl Cache {
         true
     }
 
-    /// CLFLUSH and its like: the line leaves, if it was there.
-    pub fn flush(&mut self, line: u64) -> Option<Evicted> {
+    /// Flushes a line. Returns it if the cache held it.
+    pub fn flush(&mut self, line: u64) -> Option<EvictedLine> {
         if self.is_cold() {
             return None;
         }
         let set = self.set(line);
         let way = find(set, line)?;
-        let gone = std::mem::take(&mut set[way]);
-        for entry in set.iter_mut().filter(|entry| entry.age > gone.age) {
-            entry.age -= 1;
+        let flushed = std::mem::take(&mut set[way]);
+        for line in set.iter_mut().filter(|line| line.age > flushed.age) {
+            line.age -= 1;
         }
-        self.disown(gone.rmid);
-        Some(gone.leave())
+        self.discharge(flushed.rmid);
+        Some(flushed.evicted())
     }
 
-    /// WBINVD: all lines leave. `gone` is told of each that must be written to memory.
-    pub fn clear(&mut self, mut gone: impl FnMut(Evicted)) {
-        let entries = std::mem::take(&mut self.entries);
-        self.owned.clear();
-        for entry in entries.iter().filter(|entry| entry.tag != 0 && entry.dirty) {
-            gone(entry.leave());
+    /// Invalidates every line: WBINVD. Calls `write_back` for each dirty one.
+    pub fn clear(&mut self, mut write_back: impl FnMut(EvictedLine)) {
+        let lines = std::mem::take(&mut self.lines);
+        self.charged.clear();
+        for line in lines.iter().filter(|line| line.tag != 0 && line.dirty) {
+            write_back(line.evicted());
         }
     }
 
-    /// Place of the first way of a line's set.
+    /// Index of the first way of a line's set.
     fn start(&self, line: u64) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "below the count of sets")]
         let set = (line % u64::from(self.geometry.sets)) as usize;
+        debug_assert!(set < self.geometry.sets as usize, "no such set");
         set * self.geometry.ways as usize
     }
 
-    fn set(&mut self, line: u64) -> &mut [Entry] {
+    fn set(&mut self, line: u64) -> &mut [CacheLine] {
         let start = self.start(line);
-        &mut self.entries[start..][..self.geometry.ways as usize]
+        &mut self.lines[start..][..self.geometry.ways as usize]
     }
 
-    fn own(&mut self, rmid: u16) {
+    fn charge(&mut self, rmid: u16) {
         let rmid = usize::from(rmid);
-        if rmid >= self.owned.len() {
-            self.owned.resize(rmid + 1, 0);
+        if rmid >= self.charged.len() {
+            self.charged.resize(rmid + 1, 0);
         }
-        self.owned[rmid] += 1;
+        self.charged[rmid] += 1;
     }
 
-    fn disown(&mut self, rmid: u16) {
-        self.owned[usize::from(rmid)] -= 1;
+    fn discharge(&mut self, rmid: u16) {
+        let lines = &mut self.charged[usize::from(rmid)];
+        debug_assert!(*lines != 0, "every line is charged to its RMID once");
+        *lines -= 1;
     }
 }
 
-fn find(set: &[Entry], line: u64) -> Option<usize> {
-    set.iter().position(|entry| entry.tag == line + 1)
+fn find(set: &[CacheLine], line: u64) -> Option<usize> {
+    set.iter().position(|held| held.tag == line + 1)
 }
 
-/// The way for a new line: an empty one, or the one used longest ago.
-fn victim(set: &[Entry], ways: u32) -> Option<usize> {
+/// The way for a new line among `ways`: an empty one, or the least recently used.
+fn victim(set: &[CacheLine], ways: u32) -> Option<usize> {
     let allowed = |way: &usize| ways >> way & 1 != 0;
     let ways = || (0..set.len()).filter(allowed);
     ways()
@@ -276,89 +278,90 @@ fn victim(set: &[Entry], ways: u32) -> Option<usize> {
         .or_else(|| ways().max_by_key(|&way| set[way].age))
 }
 
-/// Makes a way the one used last.
-fn touch(set: &mut [Entry], way: usize) {
+/// Makes a way the most recently used of its set.
+fn touch(set: &mut [CacheLine], way: usize) {
     let age = set[way].age;
-    for entry in set.iter_mut().filter(|e| e.tag != 0 && e.age < age) {
-        entry.age += 1;
+    for line in set.iter_mut().filter(|e| e.tag != 0 && e.age < age) {
+        line.age += 1;
     }
     set[way].age = 0;
 }
 
-/// Saved state of a [`Cache`]: its lines, by place.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Saved state of a [`CacheModel`]: its lines, by index.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct CacheState {
-    /// The cache holds nothing, not even memory.
+    /// The cache was never used.
     pub cold: bool,
-    /// Set times ways plus way, line, RMID, dirty, age; places ascend.
+    /// Index (set times ways plus way), line, RMID, dirty, age; indices ascend.
     pub lines: Vec<(u32, u64, u16, bool, u8)>,
 }
 
-impl Cache {
-    /// Everything there is to save.
+impl CacheModel {
+    /// The state as plain data.
     pub fn save(&self) -> CacheState {
-        let used = (0..).zip(&self.entries).filter(|(_, e)| e.tag != 0);
+        let used = (0..).zip(&self.lines).filter(|(_, e)| e.tag != 0);
         CacheState {
             cold: self.is_cold(),
             lines: used
-                .map(|(place, e)| (place, e.line(), e.rmid, e.dirty, e.age))
+                .map(|(index, e)| (index, e.line(), e.rmid, e.dirty, e.age))
                 .collect(),
         }
     }
 
-    /// Takes over a saved state.
+    /// Replaces the state by a saved one.
     ///
     /// # Errors
     ///
-    /// Refuses what no accesses could have led to; the cache is then as before.
-    pub fn restore(&mut self, state: &CacheState) -> Result<(), ModelError> {
-        let wrong = |why| {
+    /// Rejects a state that no accesses lead to; nothing has then changed.
+    pub fn restore(&mut self, state: &CacheState) -> Result<(), UarchStateError> {
+        let wrong = |flaw| {
             let model = "cache";
-            Err(ModelError { model, why })
+            Err(UarchStateError { model, flaw })
         };
         let mut new = Self::new(self.geometry);
         if state.cold {
             if !state.lines.is_empty() {
-                return wrong("lines in one that was never used");
+                return wrong("it holds lines but was never used");
             }
             *self = new;
             return Ok(());
         }
-        let Geometry { sets, ways } = self.geometry;
-        new.entries = vec![Entry::default(); self.geometry.lines()];
-        for &(place, line, rmid, dirty, age) in &state.lines {
+        let CacheGeometry { sets, ways } = self.geometry;
+        new.lines = vec![CacheLine::default(); self.geometry.lines()];
+        for &(index, line, rmid, dirty, age) in &state.lines {
             let Some(tag) = line.checked_add(1) else {
-                return wrong("no such line");
+                return wrong("a line number is out of range");
             };
-            match new.entries.get_mut(place as usize) {
-                Some(entry) if entry.tag == 0 => {
-                    *entry = Entry {
+            match new.lines.get_mut(index as usize) {
+                Some(free) if free.tag == 0 => {
+                    *free = CacheLine {
                         tag,
                         rmid,
                         dirty,
                         age,
                     };
                 }
-                _ => return wrong("no such place"),
+                _ => return wrong("a line is at no free index"),
             }
-            if line % u64::from(sets) != u64::from(place / ways) {
-                return wrong("a line in another's set");
+            if line % u64::from(sets) != u64::from(index / ways) {
+                return wrong("a line is in the wrong set");
             }
-            new.own(rmid);
+            new.charge(rmid);
         }
-        if !new.entries.chunks(ways as usize).all(is_ordered) {
-            return wrong("a set without an order");
+        if !new.lines.chunks(ways as usize).all(is_ordered) {
+            return wrong("the ages of a set are no order");
         }
         *self = new;
         Ok(())
     }
 }
 
-/// The lines of a set are different ones, and their ages a permutation.
-fn is_ordered(set: &[Entry]) -> bool {
-    let used: Vec<_> = set.iter().filter(|entry| entry.tag != 0).collect();
+/// Whether the lines of a set are distinct, and their ages a permutation.
+fn is_ordered(set: &[CacheLine]) -> bool {
+    let used: Vec<_> = set.iter().filter(|line| line.tag != 0).collect();
     let each_once = |n: usize| used.iter().filter(|e| usize::from(e.age) == n).count() == 1;
-    let mut tags: Vec<_> = used.iter().map(|entry| entry.tag).collect();
+    let mut tags: Vec<_> = used.iter().map(|line| line.tag).collect();
     tags.sort_unstable();
     tags.dedup();
     tags.len() == used.len() && (0..used.len()).all(each_once)

@@ -1,29 +1,29 @@
-//! The caches of one core, before the last level that it shares with the others.
+//! The L1 and L2 caches of one core, and their use of the shared L3.
 //!
-//! An access goes to the first level, for code or for data; what misses there to the second, and
-//! what misses there to the third, which is the package's. A line is filled into every level that
-//! missed. The third level does not include the others: what leaves it may stay in them.
+//! An access goes to the L1, for code or for data; a miss continues to the L2, and from it to the
+//! L3 of the package. A line is filled into every level that missed. The L3 is not inclusive: a
+//! line that it evicts may stay in the other levels.
 
-use serde::{Deserialize, Serialize};
+use super::UarchStateError;
+use super::cache::{
+    AccessKind, CacheGeometry, CacheModel, CacheOutcome, CacheState, EvictedLine, LineRequest,
+};
 
-use super::ModelError;
-use super::cache::{Cache, CacheState, Evicted, Geometry, Kind, Outcome, Request};
-
-/// Where a line came from.
+/// The level that served an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// The first level.
+pub enum CacheLevel {
+    /// The first level, of one core.
     L1,
-    /// The second level.
+    /// The second level, of one core.
     L2,
-    /// The last level.
+    /// The third and l3 level, of the package.
     L3,
     /// Memory.
     Memory,
 }
 
-impl Level {
-    /// Cycles until a load from there is complete.
+impl CacheLevel {
+    /// Core cycles that a load from this level takes.
     pub const fn latency(self) -> u16 {
         match self {
             Self::L1 => 5,
@@ -34,141 +34,148 @@ impl Level {
     }
 }
 
-/// What became of an access.
+/// How an access was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Served {
-    /// Where the line was.
-    pub level: Level,
-    /// What happened in the last level, if the access came so far.
-    pub last: Option<Outcome>,
-    /// Dirty lines that went from the first and the second level to memory, as no later one had
-    /// them. What leaves the last level is in [`Served::last`].
-    pub written: [Option<Evicted>; 2],
+pub struct ServedLine {
+    /// The level that had the line.
+    pub level: CacheLevel,
+    /// The outcome in the L3, if the access reached it.
+    pub l3: Option<CacheOutcome>,
+    /// Dirty lines that the L1 and the L2 wrote to memory, because no later level had them. The
+    /// line that the L3 evicts is in [`ServedLine::l3`].
+    pub written_back: [Option<EvictedLine>; 2],
 }
 
-/// The caches of one core.
+/// The L1 and L2 caches of one core.
 #[derive(Clone, Debug)]
-pub struct Hierarchy {
-    code: Cache,
-    data: Cache,
-    second: Cache,
+pub struct CoreCaches {
+    code: CacheModel,
+    data: CacheModel,
+    l2: CacheModel,
 }
 
-impl Default for Hierarchy {
+impl Default for CoreCaches {
     fn default() -> Self {
         Self {
-            code: Cache::new(Geometry::L1),
-            data: Cache::new(Geometry::L1),
-            second: Cache::new(Geometry::L2),
+            code: CacheModel::new(CacheGeometry::L1),
+            data: CacheModel::new(CacheGeometry::L1),
+            l2: CacheModel::new(CacheGeometry::L2),
         }
     }
 }
 
-impl Hierarchy {
-    /// One access; `request` holds the capacity mask of `last`, the last level, and `second_ways`
-    /// is that of the second.
-    pub fn access(&mut self, last: &mut Cache, request: &Request, second_ways: u32) -> Served {
-        let first = match request.kind {
-            Kind::Code => &mut self.code,
-            Kind::Load | Kind::Store => &mut self.data,
+impl CoreCaches {
+    /// Applies one access; `request` has the mask of ways of the L3, and `l2_ways` is that of the
+    /// L2.
+    pub fn access(
+        &mut self,
+        l3: &mut CacheModel,
+        request: &LineRequest,
+        l2_ways: u32,
+    ) -> ServedLine {
+        let l1 = match request.kind {
+            AccessKind::Code => &mut self.code,
+            AccessKind::Load | AccessKind::Store => &mut self.data,
         };
-        let filled = first.access(&Request {
+        let filled = l1.access(&LineRequest {
             ways: u32::MAX,
             ..*request
         });
-        let mut served = Served {
-            level: Level::L1,
-            last: None,
-            written: [None; 2],
+        let mut served = ServedLine {
+            level: CacheLevel::L1,
+            l3: None,
+            written_back: [None; 2],
         };
         if filled.hit {
             return served;
         }
-        if let Some(gone) = filled.evicted.filter(|gone| gone.dirty)
-            && !self.second.write_back(gone.line)
-            && !last.write_back(gone.line)
+        if let Some(evicted) = filled.evicted.filter(|line| line.dirty)
+            && !self.l2.write_back(evicted.line)
+            && !l3.write_back(evicted.line)
         {
-            served.written[0] = Some(gone);
+            served.written_back[0] = Some(evicted);
         }
-        // The first level has the newest data; the others hear of a store when it comes back.
+        // The L1 has the newest data; the line becomes dirty elsewhere when the L1 writes it back.
         let kind = match request.kind {
-            Kind::Store => Kind::Load,
+            AccessKind::Store => AccessKind::Load,
             kind => kind,
         };
-        let filled = self.second.access(&Request {
-            ways: second_ways,
+        let filled = self.l2.access(&LineRequest {
+            ways: l2_ways,
             kind,
             ..*request
         });
         if filled.hit {
-            served.level = Level::L2;
+            served.level = CacheLevel::L2;
             return served;
         }
-        if let Some(gone) = filled.evicted.filter(|gone| gone.dirty)
-            && !last.write_back(gone.line)
+        if let Some(evicted) = filled.evicted.filter(|line| line.dirty)
+            && !l3.write_back(evicted.line)
         {
-            served.written[1] = Some(gone);
+            served.written_back[1] = Some(evicted);
         }
-        let outcome = last.access(&Request { kind, ..*request });
+        let outcome = l3.access(&LineRequest { kind, ..*request });
         served.level = if outcome.hit {
-            Level::L3
+            CacheLevel::L3
         } else {
-            Level::Memory
+            CacheLevel::Memory
         };
-        served.last = Some(outcome);
+        served.l3 = Some(outcome);
         served
     }
 
-    /// CLFLUSH and its like, in all levels; answers the line that goes to memory, if it was dirty
-    /// anywhere.
-    pub fn flush(&mut self, last: &mut Cache, line: u64) -> Option<Evicted> {
-        let caches = [&mut self.code, &mut self.data, &mut self.second, last];
-        let gone = caches.map(|cache| cache.flush(line));
-        gone.into_iter().flatten().find(|gone| gone.dirty)
+    /// Flushes a line from all levels: CLFLUSH and its like.
+    ///
+    /// Returns the line that is written to memory, if it was dirty in any level.
+    pub fn flush(&mut self, l3: &mut CacheModel, line: u64) -> Option<EvictedLine> {
+        let caches = [&mut self.code, &mut self.data, &mut self.l2, l3];
+        let flushed = caches.map(|cache| cache.flush(line));
+        flushed.into_iter().flatten().find(|line| line.dirty)
     }
 
-    /// WBINVD and INVD, but for the last level.
+    /// Empties the caches of the core, but not the L3: WBINVD and INVD.
     pub fn clear(&mut self) {
-        for cache in [&mut self.code, &mut self.data, &mut self.second] {
+        for cache in [&mut self.code, &mut self.data, &mut self.l2] {
             cache.clear(|_| ());
         }
     }
 
-    /// No level was used yet.
+    /// Whether no cache of the core has been used yet.
     pub const fn is_cold(&self) -> bool {
         self.code.is_cold() && self.data.is_cold()
     }
 }
 
-/// Saved state of a [`Hierarchy`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HierarchyState {
-    /// First level for code, first level for data, second level.
+/// Saved state of a [`CoreCaches`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct CoreCachesState {
+    /// L1 for code, L1 for data, L2.
     pub caches: [CacheState; 3],
 }
 
-impl Default for HierarchyState {
+impl Default for CoreCachesState {
     fn default() -> Self {
-        Hierarchy::default().save()
+        CoreCaches::default().save()
     }
 }
 
-impl Hierarchy {
-    /// Everything there is to save.
-    pub fn save(&self) -> HierarchyState {
-        HierarchyState {
-            caches: [&self.code, &self.data, &self.second].map(Cache::save),
+impl CoreCaches {
+    /// The state as plain data.
+    pub fn save(&self) -> CoreCachesState {
+        CoreCachesState {
+            caches: [&self.code, &self.data, &self.l2].map(CacheModel::save),
         }
     }
 
-    /// Takes over a saved state.
+    /// Replaces the state by a saved one.
     ///
     /// # Errors
     ///
-    /// Refuses what no accesses could have led to; the caches are then as before.
-    pub fn restore(&mut self, state: &HierarchyState) -> Result<(), ModelError> {
+    /// Rejects a state that no accesses lead to; nothing has then changed.
+    pub fn restore(&mut self, state: &CoreCachesState) -> Result<(), UarchStateError> {
         let mut new = Self::default();
-        let caches = [&mut new.code, &mut new.data, &mut new.second];
+        let caches = [&mut new.code, &mut new.data, &mut new.l2];
         for (cache, state) in caches.into_iter().zip(&state.caches) {
             cache.restore(state)?;
         }
@@ -183,8 +190,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashSet;
 
-    fn request(line: u64, kind: Kind) -> Request {
-        Request {
+    fn request(line: u64, kind: AccessKind) -> LineRequest {
+        LineRequest {
             line,
             kind,
             rmid: 0,
@@ -193,74 +200,75 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_is_found_as_near_as_it_fits() {
-        let (mut core, mut last) = (Hierarchy::default(), Cache::new(Geometry::L3));
-        let mut pass = |lines: u64| -> Vec<Level> {
-            let one = |line| core.access(&mut last, &request(line, Kind::Load), u32::MAX);
+    fn working_set_is_served_by_the_smallest_cache_that_holds_it() {
+        let (mut core, mut l3) = (CoreCaches::default(), CacheModel::new(CacheGeometry::L3));
+        let mut pass = |lines: u64| -> Vec<CacheLevel> {
+            let one = |line| core.access(&mut l3, &request(line, AccessKind::Load), u32::MAX);
             (0..lines).map(one).map(|served| served.level).collect()
         };
-        assert!(pass(512).iter().all(|&level| level == Level::Memory));
-        assert!(pass(512).iter().all(|&level| level == Level::L1));
-        assert!(pass(16384).iter().all(|&level| level >= Level::L1));
-        assert!(pass(16384).iter().all(|&level| level == Level::L2));
+        assert!(pass(512).iter().all(|&level| level == CacheLevel::Memory));
+        assert!(pass(512).iter().all(|&level| level == CacheLevel::L1));
+        assert!(pass(16384).iter().all(|&level| level >= CacheLevel::L1));
+        assert!(pass(16384).iter().all(|&level| level == CacheLevel::L2));
         pass(100_000);
-        assert!(pass(100_000).iter().all(|&level| level == Level::L3));
+        assert!(pass(100_000).iter().all(|&level| level == CacheLevel::L3));
     }
 
     #[test]
-    fn code_and_data_share_all_but_the_first_level() {
-        let (mut core, mut last) = (Hierarchy::default(), Cache::new(Geometry::L3));
+    fn code_and_data_share_all_levels_but_the_l1() {
+        let (mut core, mut l3) = (CoreCaches::default(), CacheModel::new(CacheGeometry::L3));
         let mut level = |kind| {
-            let served = core.access(&mut last, &request(7, kind), u32::MAX);
+            let served = core.access(&mut l3, &request(7, kind), u32::MAX);
             served.level
         };
-        assert_eq!(level(Kind::Code), Level::Memory);
-        assert_eq!(level(Kind::Load), Level::L2);
-        assert_eq!(level(Kind::Store), Level::L1);
-        assert_eq!(level(Kind::Code), Level::L1);
+        assert_eq!(level(AccessKind::Code), CacheLevel::Memory);
+        assert_eq!(level(AccessKind::Load), CacheLevel::L2);
+        assert_eq!(level(AccessKind::Store), CacheLevel::L1);
+        assert_eq!(level(AccessKind::Code), CacheLevel::L1);
     }
 
     #[test]
-    fn other_cores_share_the_last_level() {
-        let mut cores = [Hierarchy::default(), Hierarchy::default()];
-        let mut last = Cache::new(Geometry::L3);
+    fn cores_share_the_l3() {
+        let mut cores = [CoreCaches::default(), CoreCaches::default()];
+        let mut l3 = CacheModel::new(CacheGeometry::L3);
         let levels = cores.each_mut().map(|core| {
-            core.access(&mut last, &request(9, Kind::Load), u32::MAX)
+            core.access(&mut l3, &request(9, AccessKind::Load), u32::MAX)
                 .level
         });
-        assert_eq!(levels, [Level::Memory, Level::L3]);
+        assert_eq!(levels, [CacheLevel::Memory, CacheLevel::L3]);
     }
 
     #[test]
-    fn a_flushed_line_is_nowhere() {
-        let (mut core, mut last) = (Hierarchy::default(), Cache::new(Geometry::L3));
-        core.access(&mut last, &request(1, Kind::Store), u32::MAX);
-        core.access(&mut last, &request(2, Kind::Load), u32::MAX);
-        assert_eq!(core.flush(&mut last, 1).map(|gone| gone.line), Some(1));
-        assert_eq!(core.flush(&mut last, 2), None);
-        let again = core.access(&mut last, &request(1, Kind::Load), u32::MAX);
-        assert_eq!(again.level, Level::Memory);
+    fn flushed_line_is_in_no_level() {
+        let (mut core, mut l3) = (CoreCaches::default(), CacheModel::new(CacheGeometry::L3));
+        core.access(&mut l3, &request(1, AccessKind::Store), u32::MAX);
+        core.access(&mut l3, &request(2, AccessKind::Load), u32::MAX);
+        assert_eq!(core.flush(&mut l3, 1).map(|flushed| flushed.line), Some(1));
+        assert_eq!(core.flush(&mut l3, 2), None);
+        let again = core.access(&mut l3, &request(1, AccessKind::Load), u32::MAX);
+        assert_eq!(again.level, CacheLevel::Memory);
         core.clear();
         assert!(core.is_cold());
     }
 
     proptest! {
-        /// No store is lost on its way to memory, and nothing else is written there.
+        /// No store is lost before it reaches memory, and no other line is written there.
         #[test]
-        fn what_was_written_is_written_back(
+        fn dirty_lines_are_written_back_exactly_once(
             accesses in prop::collection::vec((0_u64..64, any::<bool>()), 0..2000),
         ) {
-            let (mut core, mut last) = (Hierarchy::default(), Cache::new(Geometry { sets: 1, ways: 4 }));
+            let mut core = CoreCaches::default();
+            let mut l3 = CacheModel::new(CacheGeometry { sets: 1, ways: 4 });
             let (mut ever, mut pending) = (HashSet::new(), HashSet::new());
             for (n, store) in accesses {
                 // All in one set of every level.
                 let line = n * 1024;
-                let kind = if store { Kind::Store } else { Kind::Load };
-                let served = core.access(&mut last, &request(line, kind), 0b11);
-                let evicted = served.last.and_then(|last| last.evicted).filter(|gone| gone.dirty);
-                for gone in served.written.into_iter().flatten().chain(evicted) {
-                    prop_assert!(ever.contains(&gone.line));
-                    pending.remove(&gone.line);
+                let kind = if store { AccessKind::Store } else { AccessKind::Load };
+                let served = core.access(&mut l3, &request(line, kind), 0b11);
+                let evicted = served.l3.and_then(|l3| l3.evicted).filter(|line| line.dirty);
+                for written in served.written_back.into_iter().flatten().chain(evicted) {
+                    prop_assert!(ever.contains(&written.line));
+                    pending.remove(&written.line);
                 }
                 if store {
                     ever.insert(line);
@@ -268,28 +276,28 @@ mod tests {
                 }
             }
             for line in pending {
-                prop_assert!(core.flush(&mut last, line).is_some_and(|gone| gone.line == line));
+                prop_assert!(core.flush(&mut l3, line).is_some_and(|flushed| flushed.line == line));
             }
         }
 
         #[test]
-        fn it_can_be_saved_and_goes_on_as_it_would(
+        fn restored_caches_continue_like_the_original(
             accesses in prop::collection::vec((0_u64..2000, 0_usize..3), 0..400),
             at in 0_usize..400,
         ) {
-            let small = Cache::new(Geometry { sets: 64, ways: 4 });
-            let (mut one, mut two) = (Hierarchy::default(), Hierarchy::default());
-            let mut last = [small.clone(), small];
-            let kinds = [Kind::Code, Kind::Load, Kind::Store];
+            let small = CacheModel::new(CacheGeometry { sets: 64, ways: 4 });
+            let (mut one, mut two) = (CoreCaches::default(), CoreCaches::default());
+            let mut l3 = [small.clone(), small];
+            let kinds = [AccessKind::Code, AccessKind::Load, AccessKind::Store];
             for (i, (line, kind)) in accesses.into_iter().enumerate() {
                 if i == at {
-                    let mut restored = Hierarchy::default();
+                    let mut restored = CoreCaches::default();
                     prop_assert_eq!(restored.restore(&two.save()), Ok(()));
                     two = restored;
                 }
                 let r = request(line, kinds[kind]);
-                let served = one.access(&mut last[0], &r, u32::MAX);
-                prop_assert_eq!(served, two.access(&mut last[1], &r, u32::MAX));
+                let served = one.access(&mut l3[0], &r, u32::MAX);
+                prop_assert_eq!(served, two.access(&mut l3[1], &r, u32::MAX));
             }
         }
     }

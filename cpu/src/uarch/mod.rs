@@ -1,28 +1,34 @@
-//! What stands behind the events that no architecture defines: a branch predictor and caches.
+//! Microarchitecture: models of a branch predictor and of caches.
 //!
-//! Both are small, pure and deterministic: the same branches and accesses give the same answers on
-//! every host. They know what a processor of this kind does in principle, not how a given one is
-//! built: no prefetching, no speculation, no TLBs. An engine feeds them only while something asks
-//! for what they know; before that they are cold, and hold no memory.
+//! They supply the events that no architecture defines. Both are pure and deterministic: the same
+//! branches and accesses give the same results on every host. They model the principle of such a
+//! processor, not a given one: no prefetching, no speculation, no TLBs. An engine feeds them only
+//! while a counter, the LBR stack or resource control depends on them; before, they allocate
+//! nothing.
 
 pub mod cache;
+pub mod core_uarch;
 pub mod hierarchy;
 pub mod predictor;
-pub mod unit;
 
-pub use cache::{Cache, CacheState, Evicted, Geometry, Outcome, Request};
-pub use hierarchy::{Hierarchy, HierarchyState, Level, Served};
+pub use cache::{
+    AccessKind, CacheGeometry, CacheModel, CacheOutcome, CacheState, EvictedLine, LineRequest,
+};
+pub use core_uarch::{
+    AccessEvents, CoreUarch, CoreUarchState, InstructionAccesses, MemoryAccess, Requester,
+};
+pub use hierarchy::{CacheLevel, CoreCaches, CoreCachesState, ServedLine};
 pub use predictor::{Predictor, PredictorState};
-pub use unit::{Accesses, Touch, Unit, UnitState, Who};
 
 use thiserror::Error;
 
-/// A saved model in a state that it cannot have.
+/// A saved model is in an invalid state.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("saved {model} is impossible: {why}")]
-pub struct ModelError {
-    /// Which model.
+#[error("saved {model} is invalid: {flaw}")]
+#[non_exhaustive]
+pub struct UarchStateError {
+    /// The model.
     pub model: &'static str,
-    /// What is wrong with it.
-    pub why: &'static str,
+    /// The invalid part.
+    pub flaw: &'static str,
 }

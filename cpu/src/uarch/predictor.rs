@@ -1,71 +1,71 @@
-//! A branch predictor: which branches a processor would have taken for granted wrongly.
+//! A branch predictor: which branches a processor would mispredict.
 //!
-//! Directions by gshare: two-bit counters, found by the branch's address and the last directions.
-//! Targets of indirect jumps and calls from a tagged buffer, found the same way; returns from a
-//! stack of calls. Direct targets are known when the branch is decoded, and far branches are never
-//! predicted: neither counts as mispredicted.
+//! Directions are predicted by gshare: two-bit counters, indexed by the address of the branch and
+//! the global history. Targets of indirect jumps and calls come from a tagged buffer with the same
+//! index, and returns from a stack of calls. Direct targets are known when the branch is decoded,
+//! and far branches are not predicted: neither counts as mispredicted.
 
-use serde::{Deserialize, Serialize};
-
-use super::ModelError;
+use super::UarchStateError;
 use crate::branch::{Branch, BranchClass};
 
-/// Two-bit counters, a power of two.
+/// Number of two-bit counters, a power of two.
 const COUNTERS: usize = 1 << 14;
-/// Known indirect targets, a power of two.
+/// Entries of the target buffer, a power of two.
 const TARGETS: usize = 1 << 10;
-/// Calls whose returns are known, a power of two.
-const RETURNS: usize = 16;
-/// Directions that are part of an index.
+/// Depth of the return stack, a power of two.
+const RETURN_STACK_DEPTH: usize = 16;
+/// Bits of global history.
 const HISTORY: u32 = 12;
-/// A counter from here on says "taken".
+/// Lowest counter value that predicts "taken".
 const TAKEN: u8 = 2;
-/// The highest value of a counter.
+/// Highest counter value.
 const COUNTER_MAX: u8 = 3;
-/// The shortest and the longest CALL, in bytes: how far from it its return goes.
+/// Bytes of the shortest and the longest CALL: the distance of its return address.
 const CALL_BYTES: std::ops::RangeInclusive<u64> = 2..=15;
 
-/// Cycles that a wrong prediction costs.
+/// Core cycles that a misprediction costs.
 pub const PENALTY: u32 = 16;
 
 #[derive(Clone, Debug)]
-struct Tables {
+struct PredictorTables {
     counters: Box<[u8]>,
-    /// Address of a branch and where it went last; a branch at 0 is none.
+    /// Address and last target of indirect branches; address 0 marks an empty entry.
     targets: Box<[(u64, u64)]>,
-    /// Addresses of calls.
-    returns: [u64; RETURNS],
-    /// Where the newest one is.
+    /// Addresses of the calls that have not returned.
+    return_stack: [u64; RETURN_STACK_DEPTH],
+    /// Index of the newest call.
     top: usize,
-    /// The last directions, the newest in bit 0.
+    /// Global history, the newest direction in bit 0.
     history: u32,
 }
 
-impl Default for Tables {
+impl Default for PredictorTables {
     fn default() -> Self {
         Self {
             // Weakly not taken.
             counters: vec![TAKEN - 1; COUNTERS].into(),
             targets: vec![(0, 0); TARGETS].into(),
-            returns: [0; RETURNS],
+            return_stack: [0; RETURN_STACK_DEPTH],
             top: 0,
             history: 0,
         }
     }
 }
 
-/// The predictor of one processor. It takes memory when it is first used.
+/// The branch predictor of one core. It allocates its memory at the first branch.
 #[derive(Clone, Debug, Default)]
-pub struct Predictor(Option<Box<Tables>>);
+pub struct Predictor(Option<Box<PredictorTables>>);
 
 impl Predictor {
-    /// Nothing was learnt since it was made.
+    /// Whether the predictor has not been used yet.
     pub const fn is_cold(&self) -> bool {
         self.0.is_none()
     }
 
-    /// Takes the next branches, interrupts and exceptions, whose outcomes are known by now, and learns from them; those
-    /// that are not taken must be among them. Marks what was mispredicted.
+    /// Marks the mispredicted branches, and learns from all of them.
+    ///
+    /// `branches` are those that an engine executed, in order; branches that were not taken must be
+    /// included.
     pub fn resolve(&mut self, branches: &mut [Branch]) {
         if branches.is_empty() {
             return;
@@ -77,17 +77,17 @@ impl Predictor {
     }
 }
 
-/// Folds an address to 32 bits that differ for near branches.
+/// Folds an address to 32 bits, which differ for neighbouring branches.
 #[expect(clippy::cast_possible_truncation, reason = "only low bits are used")]
 const fn fold(address: u64) -> u32 {
     (address ^ address >> 14) as u32
 }
 
-impl Tables {
+impl PredictorTables {
     #[inline(always)]
     fn resolve(&mut self, branch: &Branch) -> bool {
         let taken = branch.class == BranchClass::Conditional;
-        // Without a jump on whether it was taken, which the host would mispredict as often.
+        // No host branch on the direction: the host would mispredict it as often.
         if taken | (branch.class == BranchClass::NotTaken) {
             self.direction(branch.from, taken)
         } else {
@@ -108,7 +108,7 @@ impl Tables {
                 false
             }
             BranchClass::Return => self.ret(branch.to),
-            // A call to the next instruction has no return to come.
+            // A call to the next instruction is not returned from.
             BranchClass::Conditional
             | BranchClass::NotTaken
             | BranchClass::CallNext
@@ -140,38 +140,44 @@ impl Tables {
     }
 
     const fn call(&mut self, from: u64) {
-        self.top = (self.top + 1) % RETURNS;
-        self.returns[self.top] = from;
+        debug_assert!(
+            self.top < RETURN_STACK_DEPTH,
+            "the top indexes the return stack"
+        );
+        self.top = (self.top + 1) % RETURN_STACK_DEPTH;
+        self.return_stack[self.top] = from;
     }
 
     fn ret(&mut self, to: u64) -> bool {
-        let call = std::mem::take(&mut self.returns[self.top]);
-        self.top = (self.top + RETURNS - 1) % RETURNS;
+        let call = std::mem::take(&mut self.return_stack[self.top]);
+        self.top = (self.top + RETURN_STACK_DEPTH - 1) % RETURN_STACK_DEPTH;
         !CALL_BYTES.contains(&to.wrapping_sub(call))
     }
 }
 
-/// Saved state of a [`Predictor`]; empty lists for one that is cold.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Saved state of a [`Predictor`]; the lists are empty if it was never used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PredictorState {
     /// The two-bit counters.
     pub counters: Vec<u8>,
-    /// Addresses of indirect branches, and their targets.
+    /// Address and last target of indirect branches.
     pub targets: Vec<(u64, u64)>,
-    /// Addresses of calls.
-    pub returns: [u64; RETURNS],
-    /// Where the newest one is.
+    /// Addresses of the calls that have not returned.
+    #[cfg_attr(feature = "serde", serde(rename = "returns"))]
+    pub return_stack: [u64; RETURN_STACK_DEPTH],
+    /// Index of the newest call.
     pub top: usize,
-    /// The last directions.
+    /// Global history, the newest direction in bit 0.
     pub history: u32,
 }
 
 impl Predictor {
-    /// Everything there is to save.
+    /// The state as plain data.
     pub fn save(&self) -> PredictorState {
         self.0.as_ref().map_or_else(Default::default, |tables| {
-            let Tables {
-                returns,
+            let PredictorTables {
+                return_stack,
                 top,
                 history,
                 ..
@@ -179,37 +185,41 @@ impl Predictor {
             PredictorState {
                 counters: tables.counters.to_vec(),
                 targets: tables.targets.to_vec(),
-                returns,
+                return_stack,
                 top,
                 history,
             }
         })
     }
 
-    /// Takes over a saved state.
+    /// Replaces the state by a saved one.
     ///
     /// # Errors
     ///
-    /// Refuses what no branches could have led to; the predictor is then as before.
-    pub fn restore(&mut self, state: &PredictorState) -> Result<(), ModelError> {
+    /// Rejects a state that no branches lead to; nothing has then changed.
+    pub fn restore(&mut self, state: &PredictorState) -> Result<(), UarchStateError> {
         if *state == PredictorState::default() {
             self.0 = None;
             return Ok(());
         }
         let shape = state.counters.len() == COUNTERS && state.targets.len() == TARGETS;
         let values = state.counters.iter().all(|&n| n <= COUNTER_MAX)
-            && state.top < RETURNS
+            && state.top < RETURN_STACK_DEPTH
             && state.history >> HISTORY == 0;
         if !shape || !values {
-            return Err(ModelError {
+            return Err(UarchStateError {
                 model: "branch predictor",
-                why: if shape { "a value" } else { "the size" },
+                flaw: if shape {
+                    "a value is out of range"
+                } else {
+                    "its tables have another size"
+                },
             });
         }
-        self.0 = Some(Box::new(Tables {
+        self.0 = Some(Box::new(PredictorTables {
             counters: state.counters.clone().into(),
             targets: state.targets.clone().into(),
-            returns: state.returns,
+            return_stack: state.return_stack,
             top: state.top,
             history: state.history,
         }));

@@ -7,10 +7,10 @@ use super::{bytes, sdt};
 use crate::acpi_pm::SLEEP_TYPE_S5;
 use crate::serial::{COM1_IRQ, COM1_PORT};
 
-/// Names have three hexadecimal digits for the number of a processor.
+/// The largest number of processors: their names have three hexadecimal digits.
 pub const CPUS_MAX: usize = 0x1000;
 
-/// Integers of 64 bits.
+/// Table revision: integers have 64 bits.
 const REVISION: u8 = 2;
 const RTC_PORT: u16 = 0x70;
 const RTC_IRQ: u8 = 8;
@@ -29,7 +29,7 @@ pub fn build(cpus: usize) -> Vec<u8> {
     bytes(&table)
 }
 
-/// An object already in its byte form.
+/// An object in its encoded form.
 struct Encoded(Vec<u8>);
 
 impl Aml for Encoded {
@@ -38,8 +38,9 @@ impl Aml for Encoded {
     }
 }
 
-/// An interrupt that is edge-triggered, active high and not shared: the short IRQ descriptor
-/// without flags, which every guest understands.
+/// An interrupt that is edge-triggered, active high and not shared.
+///
+/// Encoded as the short IRQ descriptor without flags, which every guest understands.
 struct IsaIrq(u8);
 
 impl Aml for IsaIrq {

@@ -1,7 +1,7 @@
 //! The ACPI tables that describe the machine: RSDP, RSDT, XSDT, FADT, FACS, MADT and DSDT.
 //!
-//! Follows ACPI 6.3, "ACPI Software Programming Model". The tables lie in the BIOS area, where
-//! guests search for the RSDP; the same configuration always gives the same bytes.
+//! Follows ACPI 6.3, "ACPI Software Programming Model". The tables are in the BIOS area, where
+//! guests search for the RSDP; equal configurations give equal bytes.
 
 mod dsdt;
 mod madt;
@@ -15,29 +15,31 @@ use thiserror::Error;
 use crate::acpi_pm::{PM_CONTROL_PORT, PM_PORT, PM_TIMER_PORT};
 use crate::pci::{RESET_PORT, RESET_VALUE};
 
-/// Where the tables begin, with the RSDP.
+/// Guest-physical address of the first table, the RSDP.
 pub const ACPI_BASE: u32 = 0xe_0000;
-/// The first address after the area of the tables.
+/// The first guest-physical address after the area of the tables.
 pub const ACPI_END: u32 = 0x10_0000;
-/// The system control interrupt.
+/// Global system interrupt of the system control interrupt (SCI).
 pub const SCI_GSI: u8 = 9;
 
 const OEM_ID: [u8; 6] = *b"HDSGHT";
 const OEM_TABLE_ID: [u8; 8] = *b"HINDSGHT";
 const OEM_REVISION: u32 = 1;
-/// Header of every table but RSDP and FACS.
+/// Bytes of the header of every table but RSDP and FACS.
 const HEADER_LEN: u32 = 36;
+/// Bytes of the RSDP.
+const RSDP_LEN: u32 = 36;
 
-/// What the tables depend on.
+/// The configuration that the tables describe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcpiConfig {
-    /// The local APIC id of each vCPU, the boot processor first.
+    /// The local APIC ID of each vCPU, the bootstrap processor first.
     pub apic_ids: Vec<u32>,
-    /// The id of the I/O APIC, whose inputs are GSI 0 to 23.
+    /// The ID of the I/O APIC, whose inputs are GSI 0 to 23.
     pub io_apic_id: u8,
 }
 
-/// Tables to be placed in guest memory.
+/// Tables that the VMM copies to guest memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcpiTables {
     /// Guest-physical address of the RSDP.
@@ -46,13 +48,14 @@ pub struct AcpiTables {
     pub tables: Vec<(u64, Vec<u8>)>,
 }
 
-/// Why there are no tables.
+/// A configuration without valid tables.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AcpiError {
-    /// A machine has at least one vCPU.
+    /// The machine has no vCPU.
     #[error("ACPI tables need at least one vCPU")]
     NoCpus,
-    /// More vCPUs than fit in the area from 0xe0000 to 0xfffff.
+    /// The tables do not fit into the area from 0xe0000 to 0xfffff.
     #[error("the ACPI tables of {0} vCPUs do not fit below 1 MiB")]
     TooManyCpus(usize),
 }
@@ -60,7 +63,7 @@ pub enum AcpiError {
 /// Builds the tables for `config`.
 ///
 /// # Errors
-/// No vCPU, or so many that the tables do not fit; 1024 do.
+/// There is no vCPU, or the tables do not fit; those of 1024 vCPUs fit.
 pub fn build(config: &AcpiConfig) -> Result<AcpiTables, AcpiError> {
     let cpus = config.apic_ids.len();
     if cpus == 0 {
@@ -69,11 +72,11 @@ pub fn build(config: &AcpiConfig) -> Result<AcpiTables, AcpiError> {
     if cpus > dsdt::CPUS_MAX {
         return Err(AcpiError::TooManyCpus(cpus));
     }
-    let mut area = Area::default();
-    // The RSDP points up, so its place is kept until the end.
-    area.place(vec![0; 36])
+    let mut area = TableArea::default();
+    // The RSDP is first but needs the addresses of the others, so its bytes are reserved.
+    area.add(vec![0; RSDP_LEN as usize])
         .ok_or(AcpiError::TooManyCpus(cpus))?;
-    let root = place_tables(&mut area, config).ok_or(AcpiError::TooManyCpus(cpus))?;
+    let root = add_tables(&mut area, config).ok_or(AcpiError::TooManyCpus(cpus))?;
     area.tables[0].1 = rsdp(root.rsdt, root.xsdt);
     Ok(AcpiTables {
         rsdp: ACPI_BASE.into(),
@@ -81,39 +84,41 @@ pub fn build(config: &AcpiConfig) -> Result<AcpiTables, AcpiError> {
     })
 }
 
-/// Where the two lists of tables are.
-struct Root {
+/// The addresses of the two lists of tables.
+struct RootTables {
     rsdt: u32,
     xsdt: u32,
 }
 
-fn place_tables(area: &mut Area, config: &AcpiConfig) -> Option<Root> {
-    let facs = area.place(bytes(&acpi_tables::facs::FACS::new()))?;
-    let dsdt = area.place(dsdt::build(config.apic_ids.len()))?;
-    let fadt = area.place(bytes(&fadt(facs, dsdt)))?;
-    let madt = area.place(madt::build(config))?;
+fn add_tables(area: &mut TableArea, config: &AcpiConfig) -> Option<RootTables> {
+    let facs = area.add(bytes(&acpi_tables::facs::FACS::new()))?;
+    let dsdt = area.add(dsdt::build(config.apic_ids.len()))?;
+    let fadt = area.add(bytes(&fadt(facs, dsdt)))?;
+    let madt = area.add(madt::build(config))?;
     let mut rsdt = sdt(*b"RSDT", 1);
     rsdt.append_slice(&fadt.to_le_bytes());
     rsdt.append_slice(&madt.to_le_bytes());
     let mut xsdt = sdt(*b"XSDT", 1);
     xsdt.append_slice(&u64::from(fadt).to_le_bytes());
     xsdt.append_slice(&u64::from(madt).to_le_bytes());
-    Some(Root {
-        rsdt: area.place(bytes(&rsdt))?,
-        xsdt: area.place(bytes(&xsdt))?,
+    Some(RootTables {
+        rsdt: area.add(bytes(&rsdt))?,
+        xsdt: area.add(bytes(&xsdt))?,
     })
 }
 
-/// Tables placed one after the other.
+/// Tables in ascending order of addresses.
 #[derive(Default)]
-struct Area {
+struct TableArea {
     tables: Vec<(u64, Vec<u8>)>,
     used: u32,
 }
 
-impl Area {
-    /// Places a table, and answers where if there was room. 64 is what the FACS must be aligned to.
-    fn place(&mut self, table: Vec<u8>) -> Option<u32> {
+impl TableArea {
+    /// Adds a table, and returns its address if it fits.
+    ///
+    /// Every table is aligned to 64 bytes, as the FACS must be.
+    fn add(&mut self, table: Vec<u8>) -> Option<u32> {
         let address = ACPI_BASE.checked_add(self.used.next_multiple_of(64))?;
         let end = address.checked_add(u32::try_from(table.len()).ok()?)?;
         if end > ACPI_END {
@@ -142,7 +147,7 @@ fn sdt(signature: [u8; 4], revision: u8) -> Sdt {
     )
 }
 
-/// What, added to the sum of `bytes`, makes zero.
+/// The byte that makes the sum of `bytes` zero.
 fn checksum(bytes: &[u8]) -> u8 {
     bytes
         .iter()
@@ -150,13 +155,13 @@ fn checksum(bytes: &[u8]) -> u8 {
 }
 
 fn rsdp(rsdt: u32, xsdt: u32) -> Vec<u8> {
-    let mut rsdp = Vec::with_capacity(36);
+    let mut rsdp = Vec::with_capacity(RSDP_LEN as usize);
     rsdp.extend(b"RSD PTR ");
     rsdp.push(0);
     rsdp.extend(OEM_ID);
     rsdp.push(2);
     rsdp.extend(rsdt.to_le_bytes());
-    rsdp.extend(36_u32.to_le_bytes());
+    rsdp.extend(RSDP_LEN.to_le_bytes());
     rsdp.extend(u64::from(xsdt).to_le_bytes());
     rsdp.extend([0; 4]);
     // The first sum covers the structure of ACPI 1.0, the second all of it.
@@ -167,13 +172,13 @@ fn rsdp(rsdt: u32, xsdt: u32) -> Vec<u8> {
 
 /// FADT, "IA-PC Boot Architecture Flags": user-visible devices on the ISA bus.
 const LEGACY_DEVICES: u16 = 1 << 0;
-/// There is no VGA to probe for. The flag for an 8042 stays clear, although the controller is
-/// there for resets: with nothing plugged in, a guest saves the time of looking for devices.
+/// There is no VGA to probe for. The flag of the 8042 is clear, although the controller exists for
+/// resets: without devices, a guest saves the time of probing for them.
 const VGA_NOT_PRESENT: u16 = 1 << 2;
 
-/// CMOS byte that holds the century.
+/// Index of the CMOS byte with the century.
 const CENTURY_INDEX: u8 = 0x32;
-/// Latencies above 100 and 1000 microseconds say that there is no C2 and no C3.
+/// Latencies above 100 and 1000 microseconds: C2 and C3 do not exist.
 const NO_C_STATE: u16 = 0xffff;
 
 fn fadt(facs: u32, dsdt: u32) -> FADT {
@@ -183,7 +188,7 @@ fn fadt(facs: u32, dsdt: u32) -> FADT {
     let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION)
         .flag(Flags::Wbinvd)
         .flag(Flags::ProcC1)
-        // Set means that the machine has no fixed button, and no RTC wake status.
+        // A set flag means that the fixed button or the RTC wake status does not exist.
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton)
         .flag(Flags::FixRtc)

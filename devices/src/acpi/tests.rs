@@ -18,15 +18,17 @@ fn le(bytes: &[u8]) -> u64 {
         .fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
-fn at(tables: &AcpiTables, address: u64) -> &[u8] {
+fn table_at(tables: &AcpiTables, address: u64) -> &[u8] {
     let found = tables.tables.iter().find(|(base, _)| *base == address);
     &found.expect("a table at the address").1
 }
 
-/// The table of this signature, as a guest finds it: from the RSDP by the XSDT.
+/// The table of this signature, found from the RSDP by the XSDT.
 fn find(tables: &AcpiTables, signature: [u8; 4]) -> &[u8] {
-    let xsdt = at(tables, le(&at(tables, tables.rsdp)[24..32]));
-    let entries = xsdt[36..].chunks(8).map(|entry| at(tables, le(entry)));
+    let xsdt = table_at(tables, le(&table_at(tables, tables.rsdp)[24..32]));
+    let entries = xsdt[36..]
+        .chunks(8)
+        .map(|entry| table_at(tables, le(entry)));
     entries
         .into_iter()
         .find(|table| table[..4] == signature)
@@ -34,23 +36,23 @@ fn find(tables: &AcpiTables, signature: [u8; 4]) -> &[u8] {
 }
 
 fn dsdt(tables: &AcpiTables) -> &[u8] {
-    at(tables, le(&find(tables, *b"FACP")[140..148]))
+    table_at(tables, le(&find(tables, *b"FACP")[140..148]))
 }
 
 /// Type and bytes of each entry of the MADT.
 fn madt_entries(tables: &AcpiTables) -> Vec<(u8, &[u8])> {
     let mut rest = &find(tables, *b"APIC")[44..];
     let mut entries = Vec::new();
-    while let [kind, len, ..] = *rest {
+    while let [entry_type, len, ..] = *rest {
         let (entry, after) = rest.split_at(usize::from(len));
-        entries.push((kind, entry));
+        entries.push((entry_type, entry));
         rest = after;
     }
     entries
 }
 
 #[test]
-fn tables_lie_in_the_bios_area_without_overlap() {
+fn tables_are_in_the_bios_area_without_overlap() {
     let built = build(&config(64)).unwrap();
     let mut free = u64::from(ACPI_BASE);
     for (address, table) in &built.tables {
@@ -63,9 +65,9 @@ fn tables_lie_in_the_bios_area_without_overlap() {
 }
 
 #[test]
-fn checksums_and_lengths_hold_for_every_table() {
+fn every_table_has_its_checksum_and_length() {
     let built = build(&config(300)).unwrap();
-    let rsdp = at(&built, built.rsdp);
+    let rsdp = table_at(&built, built.rsdp);
     assert_eq!((sum(&rsdp[..20]), sum(rsdp), rsdp.len()), (0, 0, 36));
     for (address, table) in &built.tables[1..] {
         assert_eq!(le(&table[4..8]), table.len() as u64, "{address:#x}");
@@ -75,24 +77,24 @@ fn checksums_and_lengths_hold_for_every_table() {
 }
 
 #[test]
-fn rsdt_and_xsdt_name_the_same_tables() {
+fn rsdt_and_xsdt_list_the_same_tables() {
     let built = build(&config(1)).unwrap();
-    let rsdp = at(&built, built.rsdp);
+    let rsdp = table_at(&built, built.rsdp);
     assert_eq!(&rsdp[..8], b"RSD PTR ");
-    let rsdt = at(&built, le(&rsdp[16..20]));
-    let xsdt = at(&built, le(&rsdp[24..32]));
+    let rsdt = table_at(&built, le(&rsdp[16..20]));
+    let xsdt = table_at(&built, le(&rsdp[24..32]));
     let short: Vec<u64> = rsdt[36..].chunks(4).map(le).collect();
     let long: Vec<u64> = xsdt[36..].chunks(8).map(le).collect();
     assert_eq!((short.len(), &short), (2, &long));
 }
 
 #[test]
-fn fadt_names_the_ports_of_the_models() {
+fn fadt_contains_the_ports_of_the_devices() {
     let built = build(&config(1)).unwrap();
     let fadt = find(&built, *b"FACP");
     assert_eq!((fadt.len(), fadt[8], fadt[131]), (276, 6, 3));
-    assert_eq!(&at(&built, le(&fadt[36..40]))[..4], b"FACS");
-    assert_eq!(&at(&built, le(&fadt[40..44]))[..4], b"DSDT");
+    assert_eq!(&table_at(&built, le(&fadt[36..40]))[..4], b"FACS");
+    assert_eq!(&table_at(&built, le(&fadt[40..44]))[..4], b"DSDT");
     assert_eq!(le(&fadt[46..48]), 9);
     assert_eq!(
         le(&fadt[48..52]),
@@ -148,7 +150,7 @@ fn madt_uses_x2apic_entries_from_id_255() {
 }
 
 #[test]
-fn dsdt_holds_soft_off_and_one_device_for_each_processor() {
+fn dsdt_has_soft_off_and_one_device_per_processor() {
     let built = build(&config(17)).unwrap();
     let aml = dsdt(&built);
     let has = |needle: &[u8]| aml.windows(needle.len()).any(|window| window == needle);
@@ -164,13 +166,13 @@ fn dsdt_holds_soft_off_and_one_device_for_each_processor() {
 }
 
 #[test]
-fn build_gives_the_same_bytes_again() {
+fn equal_configurations_give_equal_bytes() {
     assert_eq!(build(&config(8)), build(&config(8)));
     assert_ne!(build(&config(8)), build(&config(9)));
 }
 
 #[test]
-fn processor_counts_that_are_impossible_are_refused() {
+fn build_rejects_invalid_processor_counts() {
     assert_eq!(build(&config(0)), Err(AcpiError::NoCpus));
     assert!(build(&config(1024)).is_ok());
     assert_eq!(build(&config(4096)), Err(AcpiError::TooManyCpus(4096)));

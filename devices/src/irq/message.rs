@@ -1,43 +1,10 @@
-//! Interrupt messages, as the APICs send them to each other. SDM Vol. 3A, "Issuing Interprocessor
-//! Interrupts" and "Message Signalled Interrupts".
+//! Interrupt messages, as the APICs send them to each other.
+//!
+//! SDM Vol. 3A, "Issuing Interprocessor Interrupts" and "Message Signalled Interrupts".
 
-/// What a message does at its destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
-    /// A vectored interrupt for every destination.
-    Fixed,
-    /// A vectored interrupt for the destination with the lowest processor priority; of several,
-    /// the one with the lowest index.
-    LowestPriority,
-    /// System-management interrupt.
-    Smi,
-    /// Non-maskable interrupt.
-    Nmi,
-    /// INIT.
-    Init,
-    /// Start-up IPI; the vector is the page at which to start.
-    StartUp,
-    /// The vector comes from the 8259 pair.
-    ExtInt,
-}
+use hindsight_regs::apic::DeliveryMode;
 
-impl Delivery {
-    /// From the three bits of an ICR, an LVT or a redirection entry; the reserved ones are `None`.
-    pub fn from_bits(bits: u32) -> Option<Self> {
-        match bits & 7 {
-            0 => Some(Self::Fixed),
-            1 => Some(Self::LowestPriority),
-            2 => Some(Self::Smi),
-            4 => Some(Self::Nmi),
-            5 => Some(Self::Init),
-            6 => Some(Self::StartUp),
-            7 => Some(Self::ExtInt),
-            _ => None,
-        }
-    }
-}
-
-/// Who receives a message.
+/// The receivers of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// The sender.
@@ -47,47 +14,97 @@ pub enum Destination {
     /// All but the sender.
     Others,
     /// By APIC ID.
-    Physical(Address),
+    Physical(DestinationId),
     /// By logical APIC ID.
-    Logical(Address),
+    Logical(DestinationId),
 }
 
-/// A destination address: eight bits from an xAPIC, an I/O APIC or a device, 32 from an x2APIC.
+/// The ID in a message's destination field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// Eight bits.
-    Narrow(u8),
-    /// 32 bits.
-    Wide(u32),
+pub enum DestinationId {
+    /// Eight bits: from an xAPIC, an I/O APIC or a device. FFH addresses all.
+    Xapic(u8),
+    /// 32 bits: from an x2APIC. FFFF_FFFFH addresses all.
+    X2apic(u32),
+}
+
+impl DestinationId {
+    /// The ID, zero-extended.
+    pub fn value(self) -> u32 {
+        match self {
+            Self::Xapic(id) => id.into(),
+            Self::X2apic(id) => id,
+        }
+    }
+
+    /// Whether the ID addresses every local APIC.
+    pub fn is_broadcast(self) -> bool {
+        matches!(self, Self::Xapic(u8::MAX) | Self::X2apic(u32::MAX))
+    }
 }
 
 /// An interrupt message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// Who receives it.
+pub struct InterruptMessage {
+    /// The receivers.
     pub destination: Destination,
-    /// What it does.
-    pub delivery: Delivery,
+    /// What the message does at its destination.
+    pub delivery: DeliveryMode,
     /// The vector.
     pub vector: u8,
-    /// Level-triggered: its EOI is broadcast.
+    /// The interrupt is level-triggered: its EOI is broadcast to the I/O APICs.
     pub level: bool,
 }
 
-impl Message {
-    /// From a message-signalled interrupt's address and data; `None` for a reserved delivery mode.
+/// Address bit 2 of a message-signalled interrupt: the destination is logical.
+const MSI_ADDRESS_LOGICAL: u32 = 1 << 2;
+/// Address bits 19:12: the destination ID begins here.
+const MSI_ADDRESS_DESTINATION_SHIFT: u32 = 12;
+/// Data bits 10:8: the delivery mode begins here.
+const MSI_DATA_DELIVERY_SHIFT: u32 = 8;
+/// Data bit 15: level-triggered.
+const MSI_DATA_LEVEL: u32 = 1 << 15;
+
+impl InterruptMessage {
+    /// Decodes a message-signalled interrupt from the low half of its address and its data.
+    ///
+    /// `None` for a reserved delivery mode.
     pub fn from_msi(address: u32, data: u32) -> Option<Self> {
-        let narrow = Address::Narrow(((address >> 12) & 0xff) as u8);
-        let destination = if address & (1 << 2) == 0 {
-            Destination::Physical(narrow)
+        let [id, ..] = (address >> MSI_ADDRESS_DESTINATION_SHIFT).to_le_bytes();
+        let id = DestinationId::Xapic(id);
+        let destination = if address & MSI_ADDRESS_LOGICAL == 0 {
+            Destination::Physical(id)
         } else {
-            Destination::Logical(narrow)
+            Destination::Logical(id)
         };
+        let [vector, ..] = data.to_le_bytes();
         Some(Self {
             destination,
-            delivery: Delivery::from_bits(data >> 8)?,
-            vector: (data & 0xff) as u8,
-            level: data & (1 << 15) != 0,
+            delivery: DeliveryMode::from_bits(data >> MSI_DATA_DELIVERY_SHIFT)?,
+            vector,
+            level: data & MSI_DATA_LEVEL != 0,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn msi_fields_match_the_manual() {
+        let message = InterruptMessage::from_msi(0xfee0_3004, 0x8141).unwrap();
+        let expected = InterruptMessage {
+            destination: Destination::Logical(DestinationId::Xapic(3)),
+            delivery: DeliveryMode::LowestPriority,
+            vector: 0x41,
+            level: true,
+        };
+        assert_eq!(message, expected);
+        let physical = InterruptMessage::from_msi(0xfeef_f000, 0x441).unwrap();
+        let all = DestinationId::Xapic(0xff);
+        assert_eq!(physical.destination, Destination::Physical(all));
+        assert!(all.is_broadcast() && !DestinationId::X2apic(0xff).is_broadcast());
+        assert_eq!(InterruptMessage::from_msi(0xfee0_0000, 0x341), None);
     }
 }

@@ -1,16 +1,15 @@
-//! Interrupt controllers: a local APIC for each virtual processor, an I/O APIC and a pair of 8259A,
-//! joined by [`Interrupts`] with the timers that drive them.
+//! Interrupt controllers: local APICs, an I/O APIC and a pair of 8259A.
+//!
+//! [`Interrupts`] connects them with each other and with the timers that drive them. The
+//! controllers can also be used alone: each is a plain struct without locks.
 
-mod fabric;
+mod interrupts;
 pub mod ioapic;
 pub mod lapic;
 pub mod message;
 pub mod pic;
-#[cfg(test)]
-mod tests;
 
-pub use fabric::{Config, Interrupts, InterruptsError, InterruptsState, PORTS, Pending, Wake};
-
-/// A register access that raises #GP(0) in the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gp;
+pub use interrupts::{
+    InterruptDevice, Interrupts, InterruptsConfig, InterruptsError, InterruptsState, PORTS,
+    PendingInterrupts, Wake,
+};

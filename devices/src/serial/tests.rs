@@ -1,21 +1,28 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
+use crate::inspect::test::field;
 
 const LSR: u8 = 5;
 const MSR: u8 = 6;
 const SCR: u8 = 7;
 
-/// A UART with everything that left it.
+const RECEIVED: u8 = InterruptEnable::RECEIVED.bits();
+const THR_EMPTY: u8 = InterruptEnable::THR_EMPTY.bits();
+const FIFO_ENABLE: u8 = FifoControl::ENABLE.bits();
+const DIVISOR_LATCH: u8 = LineControl::DIVISOR_LATCH.bits();
+const IDLE: u8 = LineStatus::IDLE.bits();
+
+/// A UART, the bytes that it sent and the levels of its interrupt.
 struct Bench {
     serial: Serial,
     sent: Arc<Mutex<Vec<u8>>>,
     levels: Arc<Mutex<Vec<bool>>>,
 }
 
-struct Shared(Arc<Mutex<Vec<u8>>>);
+struct SharedOutput(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Shared {
+impl Write for SharedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().write(bytes)
     }
@@ -28,9 +35,9 @@ impl Write for Shared {
 impl Bench {
     fn new() -> Self {
         let (sent, levels) = (Arc::default(), Arc::new(Mutex::new(Vec::new())));
-        let record = Arc::clone(&levels);
-        let irq = IrqLine::new(move |level| record.lock().unwrap().push(level));
-        let serial = Serial::new(irq, Shared(Arc::clone(&sent)));
+        let collected = Arc::clone(&levels);
+        let irq = IrqLine::new(move |level| collected.lock().unwrap().push(level));
+        let serial = Serial::new(irq, SharedOutput(Arc::clone(&sent)));
         Self {
             serial,
             sent,
@@ -59,7 +66,7 @@ fn bytes_written_to_the_data_register_are_sent() {
     bench.set(DATA, b'h');
     bench.set(DATA, b'i');
     assert_eq!(*bench.sent.lock().unwrap(), b"hi");
-    assert_eq!(bench.get(LSR), LSR_IDLE);
+    assert_eq!(bench.get(LSR), IDLE);
     assert!(bench.levels().is_empty());
 }
 
@@ -79,12 +86,12 @@ fn divisor_latch_hides_data_and_interrupt_enable() {
 #[test]
 fn fifo_bits_of_iir_follow_fcr() {
     let mut bench = Bench::new();
-    assert_eq!(bench.get(IIR_FCR), IIR_NONE);
-    bench.set(IIR_FCR, FCR_ENABLE);
-    assert_eq!(bench.get(IIR_FCR), IIR_NONE | IIR_FIFO);
+    assert_eq!(bench.get(IIR_FCR), InterruptId::None.iir(false));
+    bench.set(IIR_FCR, FIFO_ENABLE);
+    assert_eq!(bench.get(IIR_FCR), InterruptId::None.iir(true));
 }
 
-/// The probes of a driver that tells an 8250, 16450, 16550A and later parts apart.
+/// The probes by which a driver distinguishes an 8250, 16450, 16550A and later parts.
 #[test]
 fn driver_probes_find_a_16550a() {
     let mut bench = Bench::new();
@@ -98,7 +105,7 @@ fn driver_probes_find_a_16550a() {
     bench.set(MCR, 0x1a);
     assert_eq!(bench.get(MSR) & 0xf0, 0x90, "loopback of RTS and OUT2");
     bench.set(MCR, 0);
-    bench.set(IIR_FCR, FCR_ENABLE);
+    bench.set(IIR_FCR, FIFO_ENABLE);
     assert_eq!(bench.get(IIR_FCR) >> 6, 3);
     bench.set(LCR, 0xbf);
     assert_ne!(bench.get(IIR_FCR), 0, "no enhanced feature register");
@@ -112,22 +119,22 @@ fn driver_probes_find_a_16550a() {
 #[test]
 fn transmitter_interrupt_is_raised_on_enable_and_acknowledged_by_iir() {
     let mut bench = Bench::new();
-    bench.set(IER, IER_THR_EMPTY);
+    bench.set(IER, THR_EMPTY);
     assert_eq!(bench.levels(), [true]);
-    assert_eq!(bench.get(IIR_FCR), IIR_THR_EMPTY);
+    assert_eq!(bench.get(IIR_FCR), InterruptId::ThrEmpty.iir(false));
     assert_eq!(bench.levels(), [false]);
-    assert_eq!(bench.get(IIR_FCR), IIR_NONE);
-    bench.set(IER, IER_THR_EMPTY);
+    assert_eq!(bench.get(IIR_FCR), InterruptId::None.iir(false));
+    bench.set(IER, THR_EMPTY);
     assert!(bench.levels().is_empty(), "already enabled");
     bench.set(IER, 0);
-    bench.set(IER, IER_THR_EMPTY);
+    bench.set(IER, THR_EMPTY);
     assert_eq!(bench.levels(), [true]);
 }
 
 #[test]
 fn each_byte_sent_makes_a_new_edge() {
     let mut bench = Bench::new();
-    bench.set(IER, IER_THR_EMPTY);
+    bench.set(IER, THR_EMPTY);
     bench.levels();
     bench.set(DATA, b'a');
     bench.set(DATA, b'b');
@@ -135,40 +142,43 @@ fn each_byte_sent_makes_a_new_edge() {
 }
 
 #[test]
-fn received_interrupt_stays_until_the_fifo_is_empty() {
+fn received_data_interrupt_is_pending_until_the_fifo_is_empty() {
     let mut bench = Bench::new();
-    bench.set(IER, IER_RECEIVED);
+    bench.set(IER, RECEIVED);
     assert_eq!(bench.serial.input(b"ab"), 2);
     assert_eq!(bench.levels(), [true]);
-    assert_eq!(bench.get(LSR), LSR_IDLE | LSR_DATA_READY);
-    assert_eq!(bench.get(IIR_FCR), IIR_RECEIVED);
+    assert_eq!(bench.get(LSR), IDLE | LineStatus::DATA_READY.bits());
+    assert_eq!(bench.get(IIR_FCR), InterruptId::Received.iir(false));
     assert_eq!(bench.get(DATA), b'a');
-    assert_eq!(bench.get(IIR_FCR), IIR_RECEIVED);
+    assert_eq!(bench.get(IIR_FCR), InterruptId::Received.iir(false));
     assert!(bench.levels().is_empty());
     assert_eq!(bench.get(DATA), b'b');
     assert_eq!(bench.levels(), [false]);
-    assert_eq!((bench.get(IIR_FCR), bench.get(LSR)), (IIR_NONE, LSR_IDLE));
+    assert_eq!(
+        (bench.get(IIR_FCR), bench.get(LSR)),
+        (InterruptId::None.iir(false), IDLE)
+    );
 }
 
 #[test]
-fn received_data_comes_before_an_empty_transmitter_and_loses_neither() {
+fn received_data_has_priority_over_an_empty_transmitter() {
     let mut bench = Bench::new();
     bench.serial.input(b"x");
-    bench.set(IER, IER_RECEIVED | IER_THR_EMPTY);
-    assert_eq!(bench.get(IIR_FCR), IIR_RECEIVED);
+    bench.set(IER, RECEIVED | THR_EMPTY);
+    assert_eq!(bench.get(IIR_FCR), InterruptId::Received.iir(false));
     assert_eq!(bench.get(DATA), b'x');
     assert_eq!(bench.levels(), [true]);
-    assert_eq!(bench.get(IIR_FCR), IIR_THR_EMPTY);
+    assert_eq!(bench.get(IIR_FCR), InterruptId::ThrEmpty.iir(false));
     assert_eq!(bench.levels(), [false]);
 }
 
 #[test]
-fn masking_and_unmasking_with_data_waiting_makes_a_new_edge() {
+fn enabling_the_interrupt_again_with_received_data_makes_a_new_edge() {
     let mut bench = Bench::new();
-    bench.set(IER, IER_RECEIVED);
+    bench.set(IER, RECEIVED);
     bench.serial.input(b"x");
     bench.set(IER, 0);
-    bench.set(IER, IER_RECEIVED);
+    bench.set(IER, RECEIVED);
     assert_eq!(bench.levels(), [true, false, true]);
 }
 
@@ -176,44 +186,44 @@ fn masking_and_unmasking_with_data_waiting_makes_a_new_edge() {
 fn interrupt_is_gated_by_out2() {
     let mut bench = Bench::new();
     bench.set(MCR, 0);
-    bench.set(IER, IER_THR_EMPTY);
+    bench.set(IER, THR_EMPTY);
     assert!(bench.levels().is_empty());
-    bench.set(MCR, MCR_OUT2);
+    bench.set(MCR, ModemControl::OUT2.bits());
     assert_eq!(bench.levels(), [true]);
 }
 
 #[test]
-fn input_flood_is_bounded_and_keeps_its_order() {
+fn input_is_bounded_and_keeps_its_order() {
     let mut bench = Bench::new();
-    let flood: Vec<u8> = (0..=255).cycle().take(3 * BACKLOG_MAX).collect();
-    assert_eq!(bench.serial.input(&flood), BACKLOG_MAX);
-    assert_eq!(bench.serial.input(&flood[BACKLOG_MAX..]), FIFO_MAX);
-    assert_eq!(bench.serial.input(&flood), 0);
+    let bytes: Vec<u8> = (0..=255).cycle().take(3 * BACKLOG_MAX).collect();
+    assert_eq!(bench.serial.input(&bytes), BACKLOG_MAX);
+    assert_eq!(bench.serial.input(&bytes[BACKLOG_MAX..]), FIFO_MAX);
+    assert_eq!(bench.serial.input(&bytes), 0);
     let read: Vec<u8> = (0..BACKLOG_MAX + FIFO_MAX)
         .map(|_| bench.get(DATA))
         .collect();
-    assert_eq!(read, flood[..BACKLOG_MAX + FIFO_MAX]);
-    assert_eq!(bench.get(LSR), LSR_IDLE);
+    assert_eq!(read, bytes[..BACKLOG_MAX + FIFO_MAX]);
+    assert_eq!(bench.get(LSR), IDLE);
 }
 
 #[test]
-fn clearing_the_receiver_drops_the_fifo_even_behind_the_divisor_latch() {
+fn clear_receiver_empties_the_fifo_while_the_divisor_latch_is_selected() {
     let mut bench = Bench::new();
     bench.serial.input(b"stale");
-    bench.set(LCR, LCR_DLAB);
-    bench.set(IIR_FCR, FCR_ENABLE | FCR_CLEAR_RECEIVER);
-    assert_eq!(bench.get(LCR), LCR_DLAB);
-    assert_eq!(bench.get(LSR), LSR_IDLE);
+    bench.set(LCR, DIVISOR_LATCH);
+    bench.set(IIR_FCR, FIFO_ENABLE | FifoControl::CLEAR_RECEIVER.bits());
+    assert_eq!(bench.get(LCR), DIVISOR_LATCH);
+    assert_eq!(bench.get(LSR), IDLE);
 }
 
 #[test]
-fn loopback_returns_what_is_sent_and_holds_outside_input_back() {
+fn loopback_receives_sent_bytes_and_keeps_input_in_the_backlog() {
     let mut bench = Bench::new();
-    bench.set(MCR, MCR_LOOP);
+    bench.set(MCR, ModemControl::LOOP.bits());
     bench.serial.input(b"x");
     bench.set(DATA, b'l');
     assert_eq!(bench.get(DATA), b'l');
-    assert_eq!(bench.get(LSR), LSR_IDLE);
+    assert_eq!(bench.get(LSR), IDLE);
     assert!(bench.sent.lock().unwrap().is_empty());
     bench.set(MCR, 0);
     bench.serial.input(b"y");
@@ -221,7 +231,7 @@ fn loopback_returns_what_is_sent_and_holds_outside_input_back() {
 }
 
 #[test]
-fn wide_access_touches_successive_registers() {
+fn wide_access_reaches_successive_registers() {
     let mut bench = Bench::new();
     bench.serial.write(3, &[0x1b, 0x03]);
     let mut data = [0; 2];
@@ -229,9 +239,9 @@ fn wide_access_touches_successive_registers() {
     assert_eq!(data, [0x1b, 0x03]);
 }
 
-struct Broken;
+struct BrokenOutput;
 
-impl Write for Broken {
+impl Write for BrokenOutput {
     fn write(&mut self, _: &[u8]) -> io::Result<usize> {
         Err(io::ErrorKind::BrokenPipe.into())
     }
@@ -243,45 +253,45 @@ impl Write for Broken {
 
 #[test]
 fn output_that_fails_is_dropped() {
-    let mut serial = Serial::new(IrqLine::unconnected(), Broken);
+    let mut serial = Serial::new(IrqLine::unconnected(), BrokenOutput);
     serial.write(0, b"a");
     serial.write(0, b"b");
     let mut data = [0];
     serial.read(LSR.into(), &mut data);
-    assert_eq!(data, [LSR_IDLE]);
+    assert_eq!(data, [IDLE]);
 }
 
-/// A UART in a state with nothing at its default.
-fn used() -> Bench {
+/// A UART with no field at its default value.
+fn non_default() -> Bench {
     let mut bench = Bench::new();
-    bench.set(LCR, LCR_DLAB);
+    bench.set(LCR, DIVISOR_LATCH);
     bench.set(DATA, 1);
     bench.set(IER, 2);
     bench.set(LCR, 0x1b);
     bench.set(SCR, 7);
-    bench.set(IIR_FCR, FCR_ENABLE);
+    bench.set(IIR_FCR, FIFO_ENABLE);
     bench.set(MCR, 0x0b);
-    bench.set(IER, IER_RECEIVED | IER_THR_EMPTY);
+    bench.set(IER, RECEIVED | THR_EMPTY);
     bench.serial.input(&[0x41; 100]);
     bench
 }
 
 #[test]
-fn restore_of_a_saved_state_is_the_identity() {
-    let saved = used().serial.save();
+fn restored_state_equals_the_saved_one() {
+    let saved = non_default().serial.save();
     let mut bench = Bench::new();
     assert_ne!(bench.serial.save(), saved);
     bench.serial.restore(&saved).unwrap();
     assert_eq!(bench.serial.save(), saved);
     assert_eq!(bench.levels(), [true]);
-    assert_eq!(bench.get(IIR_FCR), IIR_FIFO | IIR_RECEIVED);
+    assert_eq!(bench.get(IIR_FCR), InterruptId::Received.iir(true));
     bench.set(DATA, b'!');
     assert_eq!(*bench.sent.lock().unwrap(), b"!", "the output is kept");
 }
 
 #[test]
-fn restore_of_a_bad_state_is_refused_and_changes_nothing() {
-    let mut bench = used();
+fn restore_of_an_invalid_state_fails_and_changes_nothing() {
+    let mut bench = non_default();
     let before = bench.serial.save();
     let mut bad = before.clone();
     bad.fifo = vec![0; FIFO_MAX + 1];
@@ -300,4 +310,26 @@ fn restore_of_a_bad_state_is_refused_and_changes_nothing() {
         Err(SerialError::InterruptEnable(0x10))
     );
     assert_eq!(bench.serial.save(), before);
+}
+
+#[test]
+fn inspection_decodes_the_registers() {
+    let mut bench = Bench::new();
+    bench.set(LCR, 0x03);
+    bench.set(IER, RECEIVED);
+    bench.serial.input(&[0x41; 70]);
+    let table = [
+        ("divisor", "12"),
+        ("rate", "9600 baud"),
+        ("IER", "RECEIVED"),
+        ("interrupt", "Received"),
+        ("LCR", "WORD_LENGTH_0 WORD_LENGTH_1"),
+        ("MCR", "OUT2"),
+        ("received bytes", "64"),
+        ("backlog bytes", "6"),
+        ("IRQ level", "1"),
+    ];
+    for (name, value) in table {
+        assert_eq!(field(&bench.serial, name), value, "{name}");
+    }
 }

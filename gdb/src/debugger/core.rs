@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use hindsight_cpu::control::Controls;
+use hindsight_cpu::control::ControlMasks;
 use hindsight_cpu::state::CpuState;
 use hindsight_cpu::stops::{ResumeAction, StopConditions};
 use rustix::fd::BorrowedFd;
@@ -54,7 +54,7 @@ pub struct Debugger {
     pub(super) available: AvailableRegisters,
     layout: RegisterLayout,
     /// The values that control registers take.
-    pub(crate) controls: Controls,
+    pub(crate) controls: ControlMasks,
     /// The run can go back.
     pub(super) reversible: bool,
     /// Stops that the client has not heard of.
@@ -94,7 +94,7 @@ impl Debugger {
             msrs: Vec::new(),
         };
         let layout = RegisterLayout::new(CodeModel::default(), &available);
-        let controls = Controls::of(|leaf, subleaf| target.cpuid(leaf, subleaf));
+        let controls = ControlMasks::from_cpuid(|leaf, subleaf| target.cpuid(leaf, subleaf));
         let reversible = target.reverse().is_ok();
         Self {
             target,

@@ -1,6 +1,6 @@
 //! Writing a register to a vCPU's state: only values that a processor can have.
 
-use hindsight_cpu::control::{self, Controls};
+use hindsight_cpu::control::{self, ControlMasks};
 use hindsight_cpu::state::{CpuState, Segment, canonical, seg};
 use hindsight_regs::cr::{Cr0, Cr4, Efer};
 use hindsight_regs::rflags::Rflags;
@@ -47,7 +47,7 @@ fn load_selector(state: &mut CpuState, i: usize, selector: u16) -> Result<(), Re
 
 fn set_control(
     state: &mut CpuState,
-    controls: &Controls,
+    controls: &ControlMasks,
     number: u8,
     value: u64,
 ) -> Result<(), RegisterError> {
@@ -57,39 +57,43 @@ fn set_control(
             // EFER.LMA follows CR0.PG; a debugger that switched one without the other would leave
             // an impossible state.
             let switched = (value ^ state.cr0) & Cr0::PG.bits() != 0;
-            require(control::takes_cr0(value) && !switched)?;
+            require(control::accepts_cr0(value) && !switched)?;
             state.cr0 = (value & Cr0::all().bits()) | Cr0::ET.bits();
         }
         2 => state.cr2 = value,
         3 => {
-            require(control::takes_cr3(state, controls.physical, value))?;
+            require(control::accepts_cr3(state, controls.physical, value))?;
             state.cr3 = value & controls.physical;
         }
         4 => {
             let switched = (value ^ state.cr4) & Cr4::PAE.bits() != 0;
             // This processor has every bit that is set already.
-            let controls = Controls {
+            let controls = ControlMasks {
                 cr4: controls.cr4 | state.cr4,
                 ..*controls
             };
-            require(controls.takes_cr4(state, value) && !(paging && switched))?;
+            require(controls.accepts_cr4(state, value) && !(paging && switched))?;
             state.cr4 = value;
         }
         _ => {
-            require(control::takes_cr8(value))?;
+            require(control::accepts_cr8(value))?;
             state.cr8 = value;
         }
     }
     Ok(())
 }
 
-fn set_efer(state: &mut CpuState, controls: &Controls, value: u64) -> Result<(), RegisterError> {
+fn set_efer(
+    state: &mut CpuState,
+    controls: &ControlMasks,
+    value: u64,
+) -> Result<(), RegisterError> {
     let switched = (value ^ state.efer) & Efer::LMA.bits() != 0;
-    let controls = Controls {
+    let controls = ControlMasks {
         efer: controls.efer | state.efer,
         ..*controls
     };
-    require(controls.takes_efer(state, value) && !switched)?;
+    require(controls.accepts_efer(state, value) && !switched)?;
     state.efer = value;
     Ok(())
 }
@@ -124,7 +128,7 @@ fn set_xsave(
 /// When the processor cannot have the value, or the register is an MSR that the state does not hold.
 pub fn write_register(
     state: &mut CpuState,
-    controls: &Controls,
+    controls: &ControlMasks,
     location: RegisterLocation,
     bytes: &[u8],
 ) -> Result<(), RegisterError> {
@@ -157,7 +161,7 @@ pub fn write_register(
         RegisterLocation::Rip => state.rip = value,
         RegisterLocation::Flags => {
             let value = (value & Rflags::all().bits()) | Rflags::FIXED.bits();
-            require(control::takes_rflags(state, value))?;
+            require(control::accepts_rflags(state, value))?;
             state.rflags = value;
         }
         RegisterLocation::Selector(i) => load_selector(state, i, low16)?,
@@ -242,7 +246,7 @@ mod tests {
             let Some(value) = valid_value(location, register.bytes()) else {
                 continue;
             };
-            write_register(&mut state, &Controls::WIDEST, location, &value).unwrap();
+            write_register(&mut state, &ControlMasks::WIDEST, location, &value).unwrap();
             let mut read = read_register(&state, location, register.bytes()).unwrap();
             if location == RegisterLocation::LinearPc {
                 read.resize(4, 0);
@@ -259,7 +263,7 @@ mod tests {
         let pc = read_register(&state, RegisterLocation::LinearPc, 8).unwrap();
         assert_eq!(pc, 0xffff_fff0_u64.to_le_bytes());
         let write = |state: &mut CpuState, location, value: u64| {
-            write_register(state, &Controls::WIDEST, location, &value.to_le_bytes()).unwrap();
+            write_register(state, &ControlMasks::WIDEST, location, &value.to_le_bytes()).unwrap();
         };
         write(&mut state, RegisterLocation::Selector(seg::CS), 0x7c0);
         assert_eq!(state.seg[seg::CS].base, 0x7c00);
@@ -272,13 +276,13 @@ mod tests {
         let mut state = CpuState::reset();
         let on = 0x8000_0011_u64.to_le_bytes();
         let cr0 = RegisterLocation::Control(0);
-        assert!(write_register(&mut state, &Controls::WIDEST, cr0, &on).is_err());
+        assert!(write_register(&mut state, &ControlMasks::WIDEST, cr0, &on).is_err());
         assert_eq!(state, CpuState::reset());
     }
 
     #[test]
     fn values_that_mov_and_wrmsr_refuse_are_refused() {
-        let controls = Controls::of(|leaf, _| match leaf {
+        let controls = ControlMasks::from_cpuid(|leaf, _| match leaf {
             0x8000_0001 => [0, 0, 0, 1 << 11 | 1 << 20 | 1 << 29],
             _ => [0; 4],
         });

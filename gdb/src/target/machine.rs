@@ -1,6 +1,6 @@
 //! The one trait that a machine must implement.
 
-use hindsight_cpu::cpuid::Regs;
+use hindsight_cpu::cpuid::CpuidRegs;
 use hindsight_cpu::state::CpuState;
 use rustix::fd::BorrowedFd;
 
@@ -30,7 +30,7 @@ pub trait DebugTarget: Send {
     fn vcpu_count(&self) -> usize;
 
     /// CPUID as the guest executes it: EAX, EBX, ECX and EDX of a leaf and sub-leaf.
-    fn cpuid(&self, leaf: u32, subleaf: u32) -> Regs;
+    fn cpuid(&self, leaf: u32, subleaf: u32) -> CpuidRegs;
 
     /// The machine's RAM. It may be read while the machine runs.
     fn memory(&self) -> &dyn PhysicalMemory;

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::exception::TrapFrame;
-use hindsight_guest::regs::apic::{LVT_MASKED, Register};
+use hindsight_guest::regs::apic::{LVT_MASKED, ApicRegister};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::{EventSelect, pebs};
 use hindsight_guest::trap;
@@ -158,7 +158,7 @@ fn on_pmi(frame: &mut TrapFrame) {
     TAKEN.fetch_add(1, Ordering::AcqRel);
     RIP.store(frame.rip, Ordering::Release);
     STATUS.store(status(), Ordering::Release);
-    LVT.store(apic::read(Register::LVT_PMC).into(), Ordering::Release);
+    LVT.store(apic::read(ApicRegister::LVT_PMC).into(), Ordering::Release);
     if frame.vector != 2 {
         apic::eoi();
     }
@@ -200,14 +200,14 @@ pub fn unmask_pmi(nmi: bool) {
     trap::set_handler(2, on_pmi);
     apic::enable();
     let entry = if nmi { LVT_NMI } else { u32::from(VECTOR) };
-    apic::write(Register::LVT_PMC, entry);
+    apic::write(ApicRegister::LVT_PMC, entry);
 }
 
 /// Stops all counters, disables interrupts and masks the PMI.
 pub fn mask_pmi() {
     stop();
     insn::cli();
-    apic::write(Register::LVT_PMC, LVT_MASKED);
+    apic::write(ApicRegister::LVT_PMC, LVT_MASKED);
     apic::disable();
 }
 

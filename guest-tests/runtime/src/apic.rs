@@ -1,7 +1,7 @@
 //! The local APIC of the running CPU, in xAPIC or x2APIC mode.
 
 use hindsight_regs::apic::{
-    ApicBase, DEFAULT_BASE, ICR_ASSERT, ICR_INIT, ICR_PENDING, ICR_STARTUP, LVT_MASKED, Register,
+    ApicBase, DEFAULT_BASE, ICR_ASSERT, ICR_INIT, ICR_PENDING, ICR_STARTUP, LVT_MASKED, ApicRegister,
     SVR_ENABLE,
 };
 use hindsight_regs::msr::IA32_APIC_BASE;
@@ -13,12 +13,12 @@ pub const WAKE_VECTOR: u8 = 0xf0;
 /// Vector of spurious interrupts, which [`enable`] sets.
 pub const SPURIOUS_VECTOR: u8 = 0xff;
 
-fn mapped(register: Register) -> *mut u32 {
+fn mapped(register: ApicRegister) -> *mut u32 {
     (DEFAULT_BASE + u64::from(register.0)) as *mut u32
 }
 
 /// Reads a register.
-pub fn read(register: Register) -> u32 {
+pub fn read(register: ApicRegister) -> u32 {
     if cpu::current().x2apic {
         (msr::read(register.x2apic_msr()) & 0xffff_ffff) as u32
     } else {
@@ -29,7 +29,7 @@ pub fn read(register: Register) -> u32 {
 }
 
 /// Writes a register.
-pub fn write(register: Register, value: u32) {
+pub fn write(register: ApicRegister, value: u32) {
     if cpu::current().x2apic {
         msr::write(register.x2apic_msr(), u64::from(value));
     } else {
@@ -40,25 +40,25 @@ pub fn write(register: Register, value: u32) {
 
 /// Enables the APIC in SVR and sets TPR to accept all priorities.
 pub fn enable() {
-    write(Register::SVR, SVR_ENABLE | u32::from(SPURIOUS_VECTOR));
-    write(Register::TPR, 0);
+    write(ApicRegister::SVR, SVR_ENABLE | u32::from(SPURIOUS_VECTOR));
+    write(ApicRegister::TPR, 0);
 }
 
 /// Masks and stops the timer, and disables the APIC in SVR.
 pub fn disable() {
-    write(Register::LVT_TIMER, LVT_MASKED);
-    write(Register::TIMER_INITIAL, 0);
-    write(Register::SVR, u32::from(SPURIOUS_VECTOR));
+    write(ApicRegister::LVT_TIMER, LVT_MASKED);
+    write(ApicRegister::TIMER_INITIAL, 0);
+    write(ApicRegister::SVR, u32::from(SPURIOUS_VECTOR));
 }
 
 /// Sends EOI for the interrupt in service.
 pub fn eoi() {
-    write(Register::EOI, 0);
+    write(ApicRegister::EOI, 0);
 }
 
 /// The APIC ID.
 pub fn id() -> u32 {
-    let id = read(Register::ID);
+    let id = read(ApicRegister::ID);
     if cpu::current().x2apic { id } else { id >> 24 }
 }
 
@@ -84,12 +84,12 @@ pub fn leave_x2apic() {
 pub fn send(destination: u32, command: u32) {
     if cpu::current().x2apic {
         let value = u64::from(destination) << 32 | u64::from(command);
-        msr::write(Register::ICR.x2apic_msr(), value);
+        msr::write(ApicRegister::ICR.x2apic_msr(), value);
         return;
     }
-    write(Register::ICR_HIGH, destination << 24);
-    write(Register::ICR, command);
-    while read(Register::ICR) & ICR_PENDING != 0 {
+    write(ApicRegister::ICR_HIGH, destination << 24);
+    write(ApicRegister::ICR, command);
+    while read(ApicRegister::ICR) & ICR_PENDING != 0 {
         insn::pause();
     }
 }
@@ -105,7 +105,7 @@ pub fn send_startup(destination: u32, page: u8) {
 }
 
 /// Whether `vector` is set in the eight registers from `first` on: ISR, TMR or IRR.
-pub fn has_vector(first: Register, vector: u8) -> bool {
-    let register = Register(first.0 + u16::from(vector / 32) * 16);
+pub fn has_vector(first: ApicRegister, vector: u8) -> bool {
+    let register = ApicRegister(first.0 + u16::from(vector / 32) * 16);
     read(register) & (1 << (vector % 32)) != 0
 }

@@ -3,7 +3,7 @@
 use core::arch::asm;
 use core::arch::x86_64::CpuidResult;
 
-use hindsight_regs::cpuid::{Feature, LEAF_HYPERVISOR, Output};
+use hindsight_regs::cpuid::{Feature, LEAF_HYPERVISOR, CpuidOutput};
 
 macro_rules! move_register {
     ($($read:ident, $write:ident: $name:literal;)*) => {
@@ -157,10 +157,10 @@ pub fn has(feature: Feature) -> bool {
     }
     let found = cpuid(feature.leaf, feature.subleaf);
     let register = match feature.output {
-        Output::Eax => found.eax,
-        Output::Ebx => found.ebx,
-        Output::Ecx => found.ecx,
-        Output::Edx => found.edx,
+        CpuidOutput::Eax => found.eax,
+        CpuidOutput::Ebx => found.ebx,
+        CpuidOutput::Ecx => found.ecx,
+        CpuidOutput::Edx => found.edx,
     };
     register & (1 << feature.bit) != 0
 }

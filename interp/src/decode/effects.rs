@@ -4,7 +4,7 @@ use super::operands::gpr;
 use super::quiet::Effect;
 use super::select::Pick;
 use crate::core::Op;
-use crate::ops::alu::Quiet;
+use crate::ops::alu::BtsFastPath;
 use crate::ops::{alu, inner, mov, shift};
 use iced_x86::Mnemonic as M;
 
@@ -33,11 +33,11 @@ impl Pick<'_> {
             M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Not | M::Bswap | M::Nop | M::Endbr64 => {
                 Effect::Kept
             }
-            M::Add => Effect::Set(Some(self.alu::<Quiet<alu::Add>>(o))),
-            M::Sub => Effect::Set(Some(self.alu::<Quiet<alu::Sub>>(o))),
-            M::And => Effect::Set(Some(self.alu::<Quiet<alu::And>>(o))),
-            M::Or => Effect::Set(Some(self.alu::<Quiet<alu::Or>>(o))),
-            M::Xor => Effect::Set(Some(self.alu::<Quiet<alu::Xor>>(o))),
+            M::Add => Effect::Set(Some(self.alu::<BtsFastPath<alu::Add>>(o))),
+            M::Sub => Effect::Set(Some(self.alu::<BtsFastPath<alu::Sub>>(o))),
+            M::And => Effect::Set(Some(self.alu::<BtsFastPath<alu::And>>(o))),
+            M::Or => Effect::Set(Some(self.alu::<BtsFastPath<alu::Or>>(o))),
+            M::Xor => Effect::Set(Some(self.alu::<BtsFastPath<alu::Xor>>(o))),
             M::Cmp | M::Test => Effect::Set(Some(inner!(mov::nop))),
             M::Inc => stepped!(false),
             M::Dec => stepped!(true),
@@ -52,11 +52,11 @@ impl Pick<'_> {
         match self.i.mnemonic() {
             M::Lea => Effect::Kept,
             _ if !self.fast || o.lock() => Effect::Seen,
-            M::Add => Effect::SetLast(self.alu::<Quiet<alu::Add>>(o)),
-            M::Sub => Effect::SetLast(self.alu::<Quiet<alu::Sub>>(o)),
-            M::And => Effect::SetLast(self.alu::<Quiet<alu::And>>(o)),
-            M::Or => Effect::SetLast(self.alu::<Quiet<alu::Or>>(o)),
-            M::Xor => Effect::SetLast(self.alu::<Quiet<alu::Xor>>(o)),
+            M::Add => Effect::SetLast(self.alu::<BtsFastPath<alu::Add>>(o)),
+            M::Sub => Effect::SetLast(self.alu::<BtsFastPath<alu::Sub>>(o)),
+            M::And => Effect::SetLast(self.alu::<BtsFastPath<alu::And>>(o)),
+            M::Or => Effect::SetLast(self.alu::<BtsFastPath<alu::Or>>(o)),
+            M::Xor => Effect::SetLast(self.alu::<BtsFastPath<alu::Xor>>(o)),
             _ => Effect::Seen,
         }
     }

@@ -46,9 +46,9 @@ macro_rules! alu {
 /// The same where nothing looks at the flags before they are set again. Whoever may leave the block after it, for a
 /// breakpoint or changed code, takes [`Alu::Loud`].
 #[derive(Debug)]
-pub(crate) struct Quiet<O>(PhantomData<O>);
+pub(crate) struct BtsFastPath<O>(PhantomData<O>);
 
-impl<O: Alu> Alu for Quiet<O> {
+impl<O: Alu> Alu for BtsFastPath<O> {
     const WRITES: bool = O::WRITES;
     const CARRY: bool = O::CARRY;
     const FLAGS: bool = false;

@@ -3,7 +3,7 @@
 use super::Done;
 use crate::core::{Core, Op, truncate};
 use crate::fault::Fault;
-use hindsight_cpu::control::{self, Controls};
+use hindsight_cpu::control::{self, ControlMasks};
 use hindsight_cpu::state::seg;
 use hindsight_regs::cr::{Cr0, Cr4, Efer};
 
@@ -44,7 +44,7 @@ pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
         8 => {
             let priority = u8::try_from(v).ok();
             let priority = priority
-                .filter(|_| control::takes_cr8(v))
+                .filter(|_| control::accepts_cr8(v))
                 .ok_or(Fault::GP)?;
             c.state.cr8 = v;
             c.platform().set_cr8(priority);
@@ -58,7 +58,7 @@ pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
 
 impl Core {
     fn write_cr0(&mut self, v: u64) -> Done {
-        if !control::takes_cr0(v) {
+        if !control::accepts_cr0(v) {
             return Err(Fault::GP);
         }
         let v = (v & Cr0::all().bits()) | Cr0::ET.bits();
@@ -95,7 +95,7 @@ impl Core {
     fn write_cr3(&mut self, v: u64) -> Done {
         let mut v = v;
         if self.lma() {
-            if !control::takes_cr3(&self.state, self.mmu.phys_mask(), v) {
+            if !control::accepts_cr3(&self.state, self.mmu.phys_mask(), v) {
                 return Err(Fault::GP);
             }
             if self.cr4(Cr4::PCIDE) {
@@ -110,15 +110,15 @@ impl Core {
     }
 
     /// What control registers take.
-    pub(crate) fn controls(&mut self) -> Controls {
+    pub(crate) fn controls(&mut self) -> ControlMasks {
         let platform = self.platform();
-        Controls::of(|leaf, subleaf| platform.cpuid(leaf, subleaf))
+        ControlMasks::from_cpuid(|leaf, subleaf| platform.cpuid(leaf, subleaf))
     }
 
     fn write_cr4(&mut self, v: u64) -> Done {
         let old = self.state.cr4;
         let controls = self.controls();
-        if !controls.takes_cr4(&self.state, v) {
+        if !controls.accepts_cr4(&self.state, v) {
             return Err(Fault::GP);
         }
         let changed = Cr4::from_bits_retain(v ^ old);

@@ -86,7 +86,7 @@ impl Core {
 
     fn write_efer(&mut self, v: u64) -> Done {
         let controls = self.controls();
-        if !controls.takes_efer(&self.state, v) {
+        if !controls.accepts_efer(&self.state, v) {
             return Err(Fault::GP);
         }
         let old = self.state.efer;

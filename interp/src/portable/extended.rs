@@ -28,7 +28,7 @@ pub(super) enum Kind {
     Denormal,
     Normal,
     Infinity,
-    Quiet,
+    BtsFastPath,
     Signalling,
     /// An encoding that the processor does not accept.
     Unsupported,
@@ -90,7 +90,7 @@ impl Extended {
             (0, ..) => Kind::Denormal,
             (_, false, _) => Kind::Unsupported,
             (0x7fff, true, 0) => Kind::Infinity,
-            (0x7fff, true, f) if f >> 63 != 0 => Kind::Quiet,
+            (0x7fff, true, f) if f >> 63 != 0 => Kind::BtsFastPath,
             (0x7fff, true, _) => Kind::Signalling,
             _ => Kind::Normal,
         }

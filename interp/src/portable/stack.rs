@@ -119,7 +119,7 @@ fn compute(c: &mut Core, m: M) -> Option<Effect> {
             None => Effect::Replace(round(f.cos(x))?),
         },
         M::Fptan => match one(special_sin) {
-            Some(answer) if answer.flags & IE != 0 || x.kind() == Kind::Quiet => {
+            Some(answer) if answer.flags & IE != 0 || x.kind() == Kind::BtsFastPath => {
                 Effect::Push(answer, answer.value)
             }
             Some(answer) => Effect::Push(answer, Extended::ONE),
@@ -150,7 +150,7 @@ fn compute(c: &mut Core, m: M) -> Option<Effect> {
 fn with_denormals(effect: Effect, x: Extended, y: (Extended, bool)) -> Effect {
     let denormal = x.kind() == Kind::Denormal || (y.1 && y.0.kind() == Kind::Denormal);
     let add = |mut a: Answer| {
-        if denormal && a.flags & IE == 0 && a.value.kind() != Kind::Quiet {
+        if denormal && a.flags & IE == 0 && a.value.kind() != Kind::BtsFastPath {
             a.flags |= DE;
         }
         a
@@ -168,7 +168,7 @@ fn nan_of_one(x: Extended) -> Option<Answer> {
     match x.kind() {
         Kind::Unsupported => Some(invalid()),
         Kind::Signalling => Some(flagged(x.quieted(), IE)),
-        Kind::Quiet => Some(plain(x)),
+        Kind::BtsFastPath => Some(plain(x)),
         _ => None,
     }
 }
@@ -180,7 +180,7 @@ fn nan_of_two(x: Extended, y: Extended) -> Option<Answer> {
     if kinds.contains(&Kind::Unsupported) {
         return Some(invalid());
     }
-    let nan = |k: Kind| matches!(k, Kind::Quiet | Kind::Signalling);
+    let nan = |k: Kind| matches!(k, Kind::BtsFastPath | Kind::Signalling);
     let flags = if kinds.contains(&Kind::Signalling) {
         IE
     } else {
@@ -192,8 +192,8 @@ fn nan_of_two(x: Extended, y: Extended) -> Option<Answer> {
         [false, true] => y,
         [true, true] => match (kinds, x.significand.cmp(&y.significand)) {
             // A quiet NaN wins over a signalling one.
-            ([Kind::Signalling, Kind::Quiet], _) => y,
-            ([Kind::Quiet, Kind::Signalling], _) => x,
+            ([Kind::Signalling, Kind::BtsFastPath], _) => y,
+            ([Kind::BtsFastPath, Kind::Signalling], _) => x,
             (_, std::cmp::Ordering::Less) => y,
             (_, std::cmp::Ordering::Greater) => x,
             // The positive one.

@@ -4,7 +4,7 @@ use crate::core::Core;
 use crate::fault::Fault;
 use crate::mmu::AccessKind;
 use crate::width::Width;
-use hindsight_cpu::uarch::cache::Kind;
+use hindsight_cpu::uarch::AccessKind as Kind;
 use std::sync::{Arc, PoisonError};
 
 /// The most bytes of such an access.

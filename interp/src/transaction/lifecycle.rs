@@ -67,7 +67,7 @@ impl Core {
         self.platform().transaction(TransactionEvent::Begun, ring);
         // BTS records go to memory at once, which no transaction can undo.
         let possible =
-            self.platform().allows_transactions() && self.branches.observe().store.is_none();
+            self.platform().allows_transactions() && self.branches.observe().bts.is_none();
         if possible && self.memory.shared.begin(&self.transaction.seat) {
             self.update_in_transaction();
             return Ok(());
@@ -150,7 +150,7 @@ impl Core {
         let cycles = self.progress.cycles().wrapping_sub(saved.cycles);
         self.counters.record_abort(AbortRecord {
             xbegin: saved.rip,
-            information: cause.information(cycles),
+            information: cause.pebs_information(cycles),
         });
         let nested = self.transaction.is_nested();
         let from = self.branch_source(self.regs.rip);

@@ -12,7 +12,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "guest memory is a raw allocation")]
 
-use hindsight_cpu::pmu::pebs::Stored;
+use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::state::{CpuState, Segment, seg};
 use hindsight_interp::{
     Accesses, Branch, Bus, Counting, GpFault, Interrupts, Memory, Msrs, Observe, Observer, Pending,
@@ -214,7 +214,7 @@ impl Observer for Machine {
         1
     }
     fn caches_flushed(&mut self, _: Option<u64>) {}
-    fn pebs_stored(&mut self, _: &Stored) {}
+    fn pebs_stored(&mut self, _: &PebsOutcome) {}
     fn request_pmi(&mut self) {
         self.pmis += 1;
     }

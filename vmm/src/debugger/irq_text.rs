@@ -62,10 +62,10 @@ pub(super) fn lapic_text(cpu: usize, state: &LapicState) -> String {
     let _ = writeln!(
         text,
         "TPR {:#04x}  LDR {:#010x}  DFR {:#010x}  SVR {:#x}  ESR {:#x}  ICR {:#x}",
-        state.tpr, state.ldr, state.dfr, state.svr, state.esr, state.icr
+        state.tpr, state.ldr, state.dfr, state.svr, state.esr, state.icr.0
     );
     let names = ["timer", "thermal", "PMC", "LINT0", "LINT1", "error"];
-    for (name, &entry) in names.iter().zip(&state.lvt) {
+    for (name, entry) in names.iter().zip(state.lvt.map(|entry| entry.0)) {
         let _ = write!(text, "LVT {name:8} {entry:#07x}  {}", delivery(entry));
         if *name == "timer" {
             let modes = ["one-shot", "periodic", "TSC deadline", "reserved mode"];
@@ -73,22 +73,20 @@ pub(super) fn lapic_text(cpu: usize, state: &LapicState) -> String {
         }
         text.push('\n');
     }
-    // SDM Vol. 3A, "APIC Timer": bits 0, 1 and 3 hold the exponent less one; 7 is division by 1.
-    let shift = ((state.divide & 3) | state.divide >> 1 & 4).wrapping_add(1) & 7;
     let _ = writeln!(
         text,
         "timer: initial count {}, divided by {}, {}",
         state.initial_count,
-        1 << shift,
+        state.divide.divisor(),
         match (state.tsc_deadline, state.zero_at) {
             (0, None) => "stopped".to_owned(),
             (0, Some(_)) => "running".to_owned(),
             (deadline, _) => format!("fires when the TSC is {deadline:#x}"),
         }
     );
-    let _ = writeln!(text, "in service (ISR): {}", vectors(&state.isr));
-    let _ = writeln!(text, "requested (IRR): {}", vectors(&state.irr));
-    let _ = writeln!(text, "level-triggered (TMR): {}", vectors(&state.tmr));
+    let _ = writeln!(text, "in service (ISR): {}", vectors(&state.isr.0));
+    let _ = writeln!(text, "requested (IRR): {}", vectors(&state.irr.0));
+    let _ = writeln!(text, "level-triggered (TMR): {}", vectors(&state.tmr.0));
     let pending: Vec<&str> = [
         (state.nmi, "NMI"),
         (state.smi, "SMI"),
@@ -111,7 +109,7 @@ pub(super) fn lapic_text(cpu: usize, state: &LapicState) -> String {
 /// The state of the I/O APIC as text.
 pub(super) fn ioapic_text(state: &IoapicState) -> String {
     let mut text = format!("ID {}\n", state.id);
-    for (pin, &entry) in state.entries.iter().enumerate() {
+    for (pin, entry) in state.entries.map(u64::from).into_iter().enumerate() {
         let mode = if entry >> 11 & 1 != 0 {
             "logical"
         } else {

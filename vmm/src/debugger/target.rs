@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Instant;
 
-use hindsight_cpu::cpuid::Regs;
+use hindsight_cpu::cpuid::CpuidRegs;
 use hindsight_cpu::state::CpuState;
 use hindsight_gdb::DebugTarget;
 use hindsight_gdb::target::{
@@ -141,7 +141,7 @@ impl DebugTarget for MachineTarget {
         self.board.run.vcpus.cpus()
     }
 
-    fn cpuid(&self, leaf: u32, subleaf: u32) -> Regs {
+    fn cpuid(&self, leaf: u32, subleaf: u32) -> CpuidRegs {
         self.board.package.cpuid.query(leaf, subleaf, 0, 0, 0)
     }
 

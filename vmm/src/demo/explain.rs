@@ -1,7 +1,7 @@
 //! Explains outcomes: of MSR accesses by the one table, of exceptions by the vector, the error code
 //! and the instruction.
 
-use hindsight_cpu::msr::{MsrConfig, MsrSpec, OnKvm, Owner, find};
+use hindsight_cpu::msr::{KvmRole, MsrConfig, MsrSpec, Owner, find};
 use hindsight_regs::msr as regs;
 use hindsight_regs::vector::Vector;
 use iced_x86::{Code, Instruction};
@@ -37,14 +37,14 @@ pub fn msr(access: &MsrAccess, config: &MsrConfig) -> String {
     if access.answer.is_some() {
         return completed(spec, access.written.is_some());
     }
-    if !spec.present(config) {
+    if !spec.is_present(config) {
         return "absent, says CPUID".to_owned();
     }
     let reserved = access.written.map_or(0, |value| {
         value & spec.reserved_bits(config) & !spec.read_only
     });
     match (spec.owner, reserved) {
-        (Owner::Constant, _) => "read-only".to_owned(),
+        (Owner::Constant | Owner::Smm, _) => "read-only".to_owned(),
         (Owner::Apic, 0) => "local APIC: reserved bit".to_owned(),
         (_, 0) => "refused by its owner".to_owned(),
         (_, bits) => reserved_bits(bits),
@@ -62,12 +62,12 @@ fn completed(spec: &MsrSpec, write: bool) -> String {
         (Owner::Branch, _) => "branch model",
         (Owner::Pmu, _) => "performance monitor",
         (Owner::Apic, _) => "local APIC",
-        (Owner::Processor, _) => "processor state",
+        (Owner::Processor(_), _) => "processor state",
         (Owner::Stored, _) => "stored",
         (Owner::Rdt, _) => "the resource director",
-        (Owner::Constant, _) => "constant",
+        (Owner::Smm | Owner::Constant, _) => "constant",
     };
-    let also = if write && spec.on_kvm == OnKvm::Mirrored {
+    let also = if write && spec.kvm == KvmRole::Mirrored {
         ", and to KVM"
     } else {
         ""
@@ -143,9 +143,9 @@ mod tests {
     use hindsight_cpu::facility::Facilities;
 
     const CONFIG: MsrConfig = MsrConfig {
-        facilities: Facilities::NATIVE,
+        facilities: Facilities::KVM,
         tsc_hz: 2_000_000_000,
-        models: true,
+        uarch: true,
     };
 
     #[test]

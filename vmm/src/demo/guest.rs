@@ -106,9 +106,9 @@ pub fn run(engine: Engine, host: Option<&kvm::KvmDevice>) -> Result<DemoRun, Dem
         symbols,
         image_len: image.len(),
         msrs: MsrConfig {
-            facilities: Facilities::NATIVE,
+            facilities: Facilities::KVM,
             tsc_hz: board.time.clock.hz(),
-            models: true,
+            uarch: true,
         },
     })
 }

@@ -10,7 +10,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use hindsight_cpu::profile::Profile;
+use hindsight_cpu::profile::CpuProfile;
 use thiserror::Error;
 
 /// Most cases in an image.
@@ -92,7 +92,7 @@ pub struct PayloadCase {
     /// Number of vCPUs, 1 to [`VCPUS_MAX`].
     pub vcpus: u32,
     /// The processor profile, if it is not the default one.
-    pub cpu: Option<Profile>,
+    pub cpu: Option<CpuProfile>,
     /// The case needs a virtual clock, and so deterministic mode.
     pub virtual_clock: bool,
     /// Time limit of one run.

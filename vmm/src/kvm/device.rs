@@ -2,7 +2,7 @@
 
 use std::io;
 
-use hindsight_cpu::cpuid::Regs;
+use hindsight_cpu::cpuid::CpuidRegs;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::{Cap, Kvm};
 
@@ -63,7 +63,7 @@ impl KvmDevice {
     }
 
     /// What KVM can report to a guest in a CPUID leaf; zeros for an unsupported leaf.
-    pub fn supported_cpuid(&self, leaf: u32, subleaf: u32) -> Regs {
+    pub fn supported_cpuid(&self, leaf: u32, subleaf: u32) -> CpuidRegs {
         const SIGNIFICANT_INDEX: u32 = 1;
         self.supported_cpuid
             .as_slice()

@@ -1,10 +1,10 @@
 //! The MSR filter: which MSR accesses KVM completes by itself, from the one table in `cpu`.
 //!
-//! Every access exits, except those to rows marked [`OnKvm::Passthrough`]. KVM never filters the
+//! Every access exits, except those to rows marked [`KvmRole::Native`]. KVM never filters the
 //! x2APIC range; without an in-kernel APIC those accesses exit as invalid.
 
 use hindsight_cpu::msr::table::TABLE;
-use hindsight_cpu::msr::{MsrSpec, OnKvm};
+use hindsight_cpu::msr::{KvmRole, MsrSpec};
 use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
 
 use crate::kvm::{KvmError, ioctl};
@@ -23,8 +23,8 @@ struct BitmapRange {
 fn ranges<'a>(rows: impl Iterator<Item = &'a MsrSpec>) -> Vec<BitmapRange> {
     let mut ranges: Vec<BitmapRange> = Vec::new();
     let indices = rows
-        .filter(|spec| spec.on_kvm == OnKvm::Passthrough)
-        .flat_map(|spec| spec.index..spec.index + spec.count);
+        .filter(|spec| matches!(spec.kvm, KvmRole::Native(_)))
+        .flat_map(MsrSpec::indices);
     for index in indices {
         let fits = ranges.last().is_some_and(|r| index - r.base < RANGE);
         if !fits {
@@ -74,7 +74,7 @@ mod tests {
             })
         };
         for spec in TABLE {
-            let expected = spec.on_kvm == OnKvm::Passthrough;
+            let expected = matches!(spec.kvm, KvmRole::Native(_));
             assert_eq!(passes(spec.index), expected, "{}", spec.name);
         }
         assert!(!passes(0x40) && !passes(0xc000_0081 - 2));

@@ -229,9 +229,9 @@ pub(super) const fn is_movable(e: &kvm_vcpu_events) -> bool {
 
 pub(super) fn import_events(e: &kvm_vcpu_events, state: &mut CpuState) {
     let events = &mut state.events;
-    *events = hindsight_cpu::state::Events::default();
+    *events = hindsight_cpu::state::PendingEvents::default();
     if e.exception.injected != 0 || e.exception.pending != 0 {
-        events.exception = Some(hindsight_cpu::state::Exception {
+        events.exception = Some(hindsight_cpu::state::PendingException {
             vector: e.exception.nr,
             error_code: (e.exception.has_error_code != 0).then_some(e.exception.error_code),
             payload: (e.exception_has_payload != 0).then_some(e.exception_payload),

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use hindsight_cpu::cpuid::{self, CpuidTable, Regs};
+use hindsight_cpu::cpuid::{self, CpuidRegs, CpuidTable};
 use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::msr::{MsrConfig, Msrs};
-use hindsight_cpu::profile::Profile;
+use hindsight_cpu::profile::CpuProfile;
 use hindsight_cpu::state::{Activity, CpuState, gpr};
-use hindsight_cpu::uarch::{Cache, Geometry};
+use hindsight_cpu::uarch::{CacheGeometry, CacheModel};
 use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::lapic::LapicFeatures;
-use hindsight_devices::irq::{self, Interrupts};
+use hindsight_devices::irq::{Interrupts, InterruptsConfig};
 use hindsight_devices::rtc::RtcConfig;
 use hindsight_devices::{NanoClock, Requests};
 use vm_memory::GuestMemoryMmap;
@@ -46,7 +46,7 @@ pub struct MachineConfig {
     /// Number of vCPUs, 1 to [`CPUS_MAX`].
     pub cpus: usize,
     /// The CPU profile that the guest sees.
-    pub cpu: Profile,
+    pub cpu: CpuProfile,
     /// The engine in which the machine starts.
     pub engine: Engine,
 }
@@ -179,7 +179,7 @@ impl PreparedMachine {
         let msrs = MsrConfig {
             facilities,
             tsc_hz,
-            models: self.uarch,
+            uarch: self.uarch,
         };
         let package = Arc::default();
         let model = |id| {
@@ -276,7 +276,7 @@ struct BoardBuilder<'a> {
     facilities: Facilities,
     tsc_hz: u64,
     /// CPUID of what the engine can execute, by leaf and subleaf.
-    supported: &'a dyn Fn(u32, u32) -> Regs,
+    supported: &'a dyn Fn(u32, u32) -> CpuidRegs,
     /// Whether the clock is virtual.
     deterministic: bool,
 }
@@ -331,7 +331,7 @@ impl BoardBuilder<'_> {
     }
 
     fn package(&self) -> Package {
-        let config = cpuid::Config {
+        let config = cpuid::CpuidConfig {
             model: self.config.cpu.model(),
             facilities: self.facilities,
             cpus: u32::try_from(self.config.cpus).unwrap_or(u32::MAX),
@@ -340,14 +340,14 @@ impl BoardBuilder<'_> {
         Package::new(
             CpuidTable::new(&config, self.supported),
             self.facilities.contains(Facilities::SMM),
-            Cache::new(Geometry::L3),
+            CacheModel::new(CacheGeometry::L3),
         )
     }
 
-    fn irq_config(&self) -> irq::Config {
+    fn irq_config(&self) -> InterruptsConfig {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let host_seconds = i64::try_from(since.unwrap_or_default().as_secs()).unwrap_or(0);
-        irq::Config {
+        InterruptsConfig {
             rtc: RtcConfig {
                 epoch_seconds: if self.deterministic {
                     deterministic::RTC_EPOCH

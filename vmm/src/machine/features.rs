@@ -1,6 +1,6 @@
 //! The processor facilities that work on this host, in one engine or in both.
 
-use hindsight_cpu::cpuid::Regs;
+use hindsight_cpu::cpuid::CpuidRegs;
 use hindsight_cpu::facility::Facilities;
 
 use crate::kvm;
@@ -12,14 +12,14 @@ use crate::vcpu::engine::Engine;
 /// With `changes`, the machine moves into the interpreter for those that KVM lacks.
 pub(super) fn available(engine: Engine, changes: bool) -> Facilities {
     if engine == Engine::Interp {
-        return Facilities::INTERPRETED;
+        return Facilities::INTERP;
     }
     let all = if changes {
-        Facilities::OBSERVED
+        Facilities::INTERP_DEFAULT
             .union(Facilities::L2CAT)
             .union(Facilities::PMU8)
     } else {
-        Facilities::NATIVE
+        Facilities::KVM
     };
     // Without an in-kernel APIC, some KVMs drop writes to IA32_TSC_DEADLINE.
     if matches!(probe::unmet("tsc-deadline-exit"), Ok(None)) {
@@ -33,13 +33,13 @@ pub(super) fn available(engine: Engine, changes: bool) -> Facilities {
 ///
 /// A guest that moves between the engines must not see a difference. The layout of the XSAVE area is
 /// the host's, because XSAVE executes on the host's processor under KVM; the interpreter follows it.
-pub(super) fn executed_by_both(host: &kvm::KvmDevice, leaf: u32, subleaf: u32) -> Regs {
+pub(super) fn executed_by_both(host: &kvm::KvmDevice, leaf: u32, subleaf: u32) -> CpuidRegs {
     let kvm = host.supported_cpuid(leaf, subleaf);
     let interp = hindsight_interp::supported_cpuid(leaf, subleaf);
     intersection(leaf, subleaf, kvm, interp)
 }
 
-fn intersection(leaf: u32, subleaf: u32, kvm: Regs, interp: Regs) -> Regs {
+fn intersection(leaf: u32, subleaf: u32, kvm: CpuidRegs, interp: CpuidRegs) -> CpuidRegs {
     let mut both = kvm;
     match (leaf, subleaf) {
         (1, _) => {

@@ -117,7 +117,7 @@ impl Machine {
     /// Records the last `limit` branches of every vCPU, for a debugger that connects later.
     pub fn record_branches(&mut self, limit: usize) {
         let first = &self.loaded.state;
-        let long = first.efer & 1 << 10 != 0;
+        let long = first.is_long_mode();
         let base = if long { 0 } else { first.seg[seg::CS].base };
         let first = (first.rip, base);
         for (id, vcpu) in self.vcpus.iter_mut().enumerate() {

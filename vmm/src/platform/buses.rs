@@ -99,6 +99,6 @@ impl Buses {
 
     /// Whether the guest's COM1 accepts at least one more byte.
     pub fn serial_has_capacity(&self) -> bool {
-        lock(&self.devices.serial).room() != 0
+        lock(&self.devices.serial).input_capacity() != 0
     }
 }

@@ -3,9 +3,9 @@
 use std::io;
 
 use hindsight_cpu::cpuid::CpuidTable;
-use hindsight_cpu::msr::{MsrError, MsrsState};
+use hindsight_cpu::msr::{MsrStateError, MsrsState};
 use hindsight_cpu::state::{CpuState, StateError};
-use hindsight_cpu::uarch::{CacheState, ModelError, UnitState};
+use hindsight_cpu::uarch::{CacheState, CoreUarchState, UarchStateError};
 use hindsight_devices::clock::Ticks;
 use hindsight_devices::irq::{InterruptsError, InterruptsState};
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,7 @@ pub struct VcpuState {
     /// The totals behind its performance counters.
     pub events: PmuTotalsState,
     /// Its branch predictor and caches.
-    pub unit: UnitState,
+    pub unit: CoreUarchState,
     /// Its run log: the event hash, the instruction count and the random numbers.
     pub log: RunLogState,
 }
@@ -106,11 +106,11 @@ pub enum RestoreError {
         cpu: usize,
         /// What is invalid.
         #[source]
-        source: MsrError,
+        source: MsrStateError,
     },
     /// A cache's or a branch predictor's state is invalid.
     #[error(transparent)]
-    Model(#[from] ModelError),
+    Model(#[from] UarchStateError),
     /// The interrupt controllers' state is invalid.
     #[error(transparent)]
     Interrupts(#[from] InterruptsError),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use hindsight_cpu::cpuid::CpuidTable;
-use hindsight_cpu::uarch::Cache;
+use hindsight_cpu::uarch::CacheModel;
 use hindsight_devices::MachineRequest;
 use hindsight_devices::irq::Wake;
 use xxhash_rust::xxh3::Xxh3;
@@ -45,7 +45,7 @@ pub struct Package {
     /// System-management interrupts reach the guest.
     pub has_smm: bool,
     /// The last-level cache; cold until something is armed that needs it.
-    cache: Mutex<Cache>,
+    cache: Mutex<CacheModel>,
 }
 
 impl fmt::Debug for Package {
@@ -56,7 +56,7 @@ impl fmt::Debug for Package {
 
 impl Package {
     /// A package with a cold cache.
-    pub fn new(cpuid: CpuidTable, has_smm: bool, cache: Cache) -> Self {
+    pub fn new(cpuid: CpuidTable, has_smm: bool, cache: CacheModel) -> Self {
         Self {
             cpuid,
             has_smm,
@@ -65,7 +65,7 @@ impl Package {
     }
 
     /// The last-level cache.
-    pub fn cache(&self) -> MutexGuard<'_, Cache> {
+    pub fn cache(&self) -> MutexGuard<'_, CacheModel> {
         lock(&self.cache)
     }
 }

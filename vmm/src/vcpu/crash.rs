@@ -177,7 +177,7 @@ impl fmt::Display for FinalState {
 /// The instruction at RIP.
 pub(crate) fn decode(state: &CpuState, code: &[u8]) -> Option<Instruction> {
     let cs = state.seg[seg::CS];
-    let long = state.efer & (1 << 10) != 0 && cs.long();
+    let long = state.is_long_mode() && cs.long();
     let bits = match (long, cs.default_big()) {
         (true, _) => 64,
         (false, true) => 32,
@@ -197,6 +197,8 @@ impl fmt::Display for Crash {
 
 #[cfg(test)]
 mod tests {
+    use hindsight_regs::cr::Efer;
+
     use super::*;
     use crate::kvm::exit::InternalError;
 
@@ -207,7 +209,7 @@ mod tests {
             bytes: vec![0x0f, 0x01, 0xf9, 0x90],
         };
         let mut state = CpuState::reset();
-        state.efer = 1 << 10;
+        state.efer = Efer::LMA.bits();
         state.seg[seg::CS].access |= 1 << 13;
         let memory =
             crate::memory::allocate(&[(vm_memory::GuestAddress(0), 0x10_0000)], false).unwrap();

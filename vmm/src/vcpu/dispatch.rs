@@ -1,10 +1,10 @@
 //! From an exit to the model that answers it: one match, one short arm per kind.
 
-use hindsight_cpu::msr::Effect;
+use hindsight_cpu::msr::{MsrEffect, RdmsrOutcome, WrmsrOutcome};
 
 use super::crash::CrashCause;
 use super::hex_bytes::HexBytes;
-use super::model::{Gp, VcpuModel};
+use super::model::VcpuModel;
 use crate::kvm::exit::{KvmExit, PortData};
 use crate::vcpu::recorder::RecordedKind;
 
@@ -19,7 +19,7 @@ pub enum ExitAction {
         /// MSR number that was written.
         index: u32,
         /// What must follow.
-        effect: Effect,
+        effect: MsrEffect,
     },
     /// Sleeps until an interrupt.
     Halt,
@@ -40,46 +40,23 @@ pub fn serve(exit: KvmExit<'_>, cpu: &mut VcpuModel) -> ExitAction {
         KvmExit::Io { port, size, data } => io(cpu, port, size, data),
         KvmExit::MmioRead { address, data } => cpu.mmio_read(address, data),
         KvmExit::MmioWrite { address, data } => cpu.mmio_write(address, data),
-        KvmExit::Rdmsr { index, reply } => {
-            let answer = cpu.rdmsr(index);
-            tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {}", cpu.id, Shown(answer));
-            cpu.record(RecordedKind::Rdmsr {
-                index,
-                answer: answer.ok().flatten(),
-            });
-            match answer {
-                Ok(Some(value)) => reply.value(value),
-                // KVM itself refused an access to one of its own.
-                Ok(None) | Err(Gp) => reply.fault(),
-            }
-        }
+        KvmExit::Rdmsr { index, reply } => match rdmsr(cpu, index) {
+            Some(value) => reply.value(value),
+            None => reply.fault(),
+        },
         KvmExit::Wrmsr {
             index,
             value,
             reply,
-        } => {
-            let answer = cpu.wrmsr(index, value);
-            let refused = if matches!(answer, Ok(Some(_))) {
-                ""
-            } else {
-                ": #GP(0)"
-            };
-            tracing::trace!(target: "msr", "cpu {} wrmsr {index:#x} = {value:#x}{refused}", cpu.id);
-            cpu.record(RecordedKind::Wrmsr {
-                index,
-                value,
-                accepted: matches!(answer, Ok(Some(_))),
-            });
-            match answer {
-                Ok(Some(effect)) => {
-                    reply.done();
-                    if effect != Effect::None {
-                        return ExitAction::Apply { index, effect };
-                    }
+        } => match wrmsr(cpu, index, value) {
+            Some(effect) => {
+                reply.done();
+                if !effect.is_none() {
+                    return ExitAction::Apply { index, effect };
                 }
-                Ok(None) | Err(Gp) => reply.fault(),
             }
-        }
+            None => reply.fault(),
+        },
         KvmExit::Halt => return ExitAction::Halt,
         KvmExit::InterruptWindow | KvmExit::Kicked | KvmExit::TprLowered => {
             return ExitAction::Poll;
@@ -114,13 +91,42 @@ fn io(cpu: &VcpuModel, port: u16, size: usize, data: PortData<'_>) {
     }
 }
 
-struct Shown(Result<Option<u64>, Gp>);
-
-impl std::fmt::Display for Shown {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Ok(Some(value)) => write!(f, "{value:#x}"),
-            Ok(None) | Err(Gp) => f.write_str("#GP(0)"),
-        }
+/// RDMSR that exited. Returns the value, or `None` for #GP(0).
+fn rdmsr(cpu: &mut VcpuModel, index: u32) -> Option<u64> {
+    let value = match cpu.rdmsr(index) {
+        RdmsrOutcome::Value(value) => Some(value),
+        RdmsrOutcome::Apic => cpu.rdmsr_apic(index).ok(),
+        // KVM answers these itself; it exits only if it refuses the access.
+        RdmsrOutcome::Processor => None,
+        RdmsrOutcome::Fault | RdmsrOutcome::Unclaimed => None,
+    };
+    let id = cpu.id;
+    match value {
+        Some(value) => tracing::trace!(target: "msr", "cpu {id} rdmsr {index:#x} = {value:#x}"),
+        None => tracing::trace!(target: "msr", "cpu {id} rdmsr {index:#x} = #GP(0)"),
     }
+    cpu.record(RecordedKind::Rdmsr {
+        index,
+        answer: value,
+    });
+    value
+}
+
+/// WRMSR that exited. Returns what must follow, or `None` for #GP(0).
+fn wrmsr(cpu: &mut VcpuModel, index: u32, value: u64) -> Option<MsrEffect> {
+    let effect = match cpu.wrmsr(index, value) {
+        WrmsrOutcome::Done(effect) => Some(effect),
+        WrmsrOutcome::Apic => cpu.wrmsr_apic(index, value).ok(),
+        // KVM answers these itself; it exits only if it refuses the access.
+        WrmsrOutcome::Processor => None,
+        WrmsrOutcome::Fault | WrmsrOutcome::Unclaimed => None,
+    };
+    let refused = if effect.is_some() { "" } else { ": #GP(0)" };
+    tracing::trace!(target: "msr", "cpu {} wrmsr {index:#x} = {value:#x}{refused}", cpu.id);
+    cpu.record(RecordedKind::Wrmsr {
+        index,
+        value,
+        accepted: effect.is_some(),
+    });
+    effect
 }

@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use hindsight_cpu::branch::Branch;
 use hindsight_cpu::msr::{
-    Effect, MsrError, Msrs, MsrsState, Now, Owner, RdmsrOutcome, WrmsrOutcome, find,
+    MsrEffect, MsrStateError, Msrs, MsrsState, Now, RdmsrOutcome, UpdateBefore, WrmsrOutcome, find,
 };
-use hindsight_cpu::pmu::pebs::Stored;
-use hindsight_cpu::pmu::{Counting, Needs, Ring};
-use hindsight_cpu::transaction::Step;
-use hindsight_cpu::uarch::{Accesses, Cache, Unit};
+use hindsight_cpu::pmu::pebs::PebsOutcome;
+use hindsight_cpu::pmu::{EngineCounting, PmuNeeds, Ring};
+use hindsight_cpu::transaction::TransactionEvent;
+use hindsight_cpu::uarch::{AccessEvents, CacheModel, CoreUarch, InstructionAccesses};
+use hindsight_regs::apic::ApicBase;
 use hindsight_regs::msr as regs;
+use hindsight_regs::vector::GpFault;
 
 use crate::vcpu::board::Board;
 use crate::vcpu::branch_history::BranchHistory;
@@ -19,10 +21,6 @@ use crate::vcpu::hex_bytes::HexBytes;
 use crate::vcpu::pmu_totals::PmuTotals;
 use crate::vcpu::recorder::{RecordedKind, Recorder};
 use crate::vcpu::stats::ExitCounts;
-
-/// The guest asked for #GP(0).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gp;
 
 /// What one processor has besides its plain state: the MSR models, and the board it sits on.
 #[derive(Debug)]
@@ -46,22 +44,15 @@ pub struct VcpuModel {
     /// What performance counters count.
     pmu_totals: PmuTotals,
     /// The branch predictor, and the caches of the core.
-    pub(crate) unit: Unit,
+    pub(crate) unit: CoreUarch,
     /// Where this processor sees its local APIC, while that has a page.
     apic_page: Option<u64>,
-}
-
-/// The page of a local APIC in xAPIC mode. SDM Vol. 3A, "Local APIC Status and Location".
-fn apic_page(apic_base: u64) -> Option<u64> {
-    const ENABLE: u64 = 1 << 11;
-    const X2APIC: u64 = 1 << 10;
-    (apic_base & (ENABLE | X2APIC) == ENABLE).then_some(apic_base & !0xfff)
 }
 
 impl VcpuModel {
     /// The models of processor `id` round these MSRs.
     pub fn new(id: usize, msrs: Msrs, board: Arc<Board>) -> Self {
-        let apic_page = apic_page(board.buses.irq.apic_base(id));
+        let apic_page = ApicBase::page(board.buses.irq.apic_base(id));
         Self {
             id,
             msrs,
@@ -72,7 +63,7 @@ impl VcpuModel {
             debug: DebugRequests::default(),
             exits: ExitCounts::default(),
             pmu_totals: PmuTotals::default(),
-            unit: Unit::default(),
+            unit: CoreUarch::default(),
             apic_page,
         }
     }
@@ -82,9 +73,9 @@ impl VcpuModel {
     /// # Errors
     ///
     /// Refuses a state that this processor cannot have; nothing was changed.
-    pub fn restore(&mut self, state: &MsrsState) -> Result<(), MsrError> {
+    pub fn restore(&mut self, state: &MsrsState) -> Result<(), MsrStateError> {
         self.msrs.restore(state)?;
-        self.apic_page = apic_page(self.board.buses.irq.apic_base(self.id));
+        self.apic_page = ApicBase::page(self.board.buses.irq.apic_base(self.id));
         Ok(())
     }
 
@@ -127,11 +118,11 @@ impl VcpuModel {
 
     /// Takes the branches that an engine observed, in order.
     pub fn branches(&mut self, branches: &mut [Branch]) {
-        if self.msrs.wants_predictor() {
+        if self.msrs.needs_predictor() {
             self.unit.resolve(branches);
         }
-        self.msrs.branches(branches);
-        if self.msrs.pmu().needs().contains(Needs::BRANCHES) {
+        self.msrs.record_branches(branches);
+        if self.msrs.pmu().needs().contains(PmuNeeds::BRANCHES) {
             self.pmu_totals.totals.add_branches(branches);
             self.count();
         }
@@ -139,39 +130,48 @@ impl VcpuModel {
             history.push(branches);
         }
         let unit = self.msrs.branch();
-        if let (true, Some(sink)) = (unit.messages(), &self.board.buses.btm) {
-            sink.send(self.id, branches.iter().filter(|b| unit.sends(b.cpl)));
+        if let (true, Some(sink)) = (unit.sends_btm(), &self.board.buses.btm) {
+            sink.send(
+                self.id,
+                branches.iter().filter(|b| unit.sends_btm_at(b.cpl)),
+            );
         }
     }
 
     /// An instruction accessed memory: counts that, and has the caches follow if somebody wants to
     /// know. Answers how many events of one kind it was at most. Requests that a delay value holds back
     /// take time on a virtual clock; a clock of the host's cannot be made to.
-    pub fn accessed(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64 {
+    pub fn accessed(&mut self, ring: Ring, accesses: &InstructionAccesses<'_>) -> u64 {
         let threshold = self.msrs.pmu().latency_threshold();
-        let mut shared = self.msrs.wants_caches().then(|| self.board.package.cache());
-        let last: Option<&mut Cache> = shared.as_deref_mut();
-        let told = (&mut self.pmu_totals.totals, ring, threshold);
-        let used = self.unit.access(accesses, last, &self.msrs.who(), told);
+        let mut shared = self
+            .msrs
+            .needs_cache_model()
+            .then(|| self.board.package.cache());
+        let l3: Option<&mut CacheModel> = shared.as_deref_mut();
+        let events = AccessEvents {
+            totals: &mut self.pmu_totals.totals,
+            ring,
+            late_threshold: threshold,
+        };
+        let requester = self.msrs.requester();
+        let used = self.unit.access(accesses, l3, &requester, events);
         let rdt = self.msrs.rdt();
         self.unit
-            .take_moved(|rmid| rdt.package().moved(rmid.into(), 1));
-        let held_back = self.unit.take_held_back();
-        if held_back != 0 && self.board.time.clock.is_virtual() {
-            self.board.time.clock.advance(held_back);
+            .take_memory_traffic(|rmid| rdt.package().add_traffic(rmid.into(), 1));
+        let delayed = self.unit.take_delay_cycles();
+        if delayed != 0 && self.board.time.clock.is_virtual() {
+            self.board.time.clock.advance(delayed);
             // A timer or a counter of cycles may be due before the run under way ends.
             self.board.run.vcpus.doorbell(self.id).ring();
         }
         used
     }
 
-    /// IA32_QM_CTR shows what the caches hold now.
-    fn look_at_caches(&mut self, index: u32) {
-        if index == regs::IA32_QM_CTR
-            && let Some(rmid) = self.msrs.monitored()
-        {
+    /// Brings the occupancy that IA32_QM_CTR shows up to date.
+    fn update_occupancy(&mut self) {
+        if let Some(rmid) = self.msrs.monitored_rmid() {
             let lines = self.board.package.cache().lines_of(rmid);
-            self.msrs.set_occupied(lines);
+            self.msrs.set_occupied_lines(lines);
         }
     }
 
@@ -191,10 +191,14 @@ impl VcpuModel {
     }
 
     /// What the engine does for the counters, but for cycles.
-    pub fn counting(&self) -> Counting {
-        let mut counting = self.msrs.counting();
+    pub fn counting(&self) -> EngineCounting {
+        let mut counting = self.msrs.engine_counting();
         if let Some(due) = &mut counting.record {
-            due.data = self.msrs.pmu().due_data().map(|of| self.unit.data(of));
+            due.data = self
+                .msrs
+                .pmu()
+                .due_access()
+                .map(|access| self.unit.data(access));
         }
         counting
     }
@@ -207,33 +211,33 @@ impl VcpuModel {
     /// Moves the performance counters up to now, and requests the interrupt that follows.
     pub fn count(&mut self) {
         let totals = self.pmu_totals.up_to(self.board.time.clock.now());
-        if self.msrs.count(&totals) {
+        if self.msrs.sync_counters(&totals) {
             self.board.buses.irq.request_pmi(self.id);
         }
     }
 
     /// Branch trace store requests a performance-monitoring interrupt.
-    pub fn trace_interrupts(&mut self) {
+    pub fn bts_requests_pmi(&mut self) {
         self.count();
-        self.msrs.trace_interrupts();
+        self.msrs.bts_requests_pmi();
         self.board.buses.irq.request_pmi(self.id);
     }
 
     /// The PEBS record that was due was stored, or could not be.
-    pub fn pebs_stored(&mut self, stored: &Stored) {
-        if self.msrs.pebs_stored(stored) {
+    pub fn pebs_stored(&mut self, outcome: &PebsOutcome) {
+        if self.msrs.pebs_record_done(outcome) {
             self.board.buses.irq.request_pmi(self.id);
         }
     }
 
     /// A transaction begins or ends.
-    pub fn transaction(&mut self, step: Step, ring: Ring) {
+    pub fn transaction(&mut self, event: TransactionEvent, ring: Ring) {
         let counting = !self.msrs.pmu().needs().is_empty();
         if counting {
             self.count();
         }
-        self.msrs.transaction(step);
-        self.pmu_totals.totals.add_step(step, ring);
+        self.msrs.transaction(event);
+        self.pmu_totals.totals.add_transaction_event(event, ring);
         if counting {
             self.count();
         }
@@ -261,16 +265,22 @@ impl VcpuModel {
         }
     }
 
-    /// RDPMC; `None` asks for #GP(0).
-    pub fn rdpmc(&mut self, index: u32) -> Option<u64> {
+    /// RDPMC.
+    ///
+    /// # Errors
+    ///
+    /// [`GpFault`] for a counter that does not exist.
+    pub fn rdpmc(&mut self, index: u32) -> Result<u64, GpFault> {
         self.count();
         self.msrs.rdpmc(index)
     }
 
-    /// The counters must be at their newest before such an MSR is looked at or changed.
-    fn count_before(&mut self, index: u32) {
-        if find(index).is_some_and(|spec| matches!(spec.owner, Owner::Pmu | Owner::Branch)) {
-            self.count();
+    /// Brings up to date what an access to MSR `index` depends on, as its row says.
+    fn update_before(&mut self, index: u32) {
+        match find(index).map_or(UpdateBefore::Nothing, |spec| spec.update) {
+            UpdateBefore::Nothing => {}
+            UpdateBefore::Counters => self.count(),
+            UpdateBefore::CacheOccupancy => self.update_occupancy(),
         }
     }
 
@@ -281,29 +291,25 @@ impl VcpuModel {
         }
     }
 
-    /// RDMSR, whichever way the guest runs. `None`: part of the processor state, not ours.
+    /// RDMSR by the table, for every engine.
     ///
-    /// # Errors
-    ///
-    /// [`Gp`] where the guest gets #GP(0).
-    pub fn rdmsr(&mut self, index: u32) -> Result<Option<u64>, Gp> {
-        self.count_before(index);
-        self.look_at_caches(index);
-        match self.msrs.read(index, self.now()) {
-            RdmsrOutcome::Value(value) => Ok(Some(value)),
-            RdmsrOutcome::Apic => self.rdmsr_apic(index).map(Some),
-            RdmsrOutcome::Processor => Ok(None),
-            RdmsrOutcome::Fault => Err(Gp),
-            RdmsrOutcome::Unclaimed => {
-                self.unclaimed("rdmsr", index);
-                Err(Gp)
-            }
+    /// For [`RdmsrOutcome::Apic`] the caller calls [`VcpuModel::rdmsr_apic`].
+    pub fn rdmsr(&mut self, index: u32) -> RdmsrOutcome {
+        self.update_before(index);
+        let outcome = self.msrs.read(index, self.now());
+        if outcome == RdmsrOutcome::Unclaimed {
+            self.trace_unclaimed("rdmsr", index);
         }
+        outcome
     }
 
-    /// What RDMSR would show, without a trace. `None`: no such MSR, or part of the processor state.
+    /// The value that RDMSR would return, without a trace.
+    ///
+    /// `None` for an MSR that faults, and for one that is part of the processor state.
     pub fn peek_msr(&mut self, index: u32) -> Option<u64> {
-        self.look_at_caches(index);
+        if find(index).is_some_and(|spec| spec.update == UpdateBefore::CacheOccupancy) {
+            self.update_occupancy();
+        }
         match self.msrs.read(index, self.now()) {
             RdmsrOutcome::Value(value) => Some(value),
             RdmsrOutcome::Apic => self.rdmsr_apic(index).ok(),
@@ -311,65 +317,60 @@ impl VcpuModel {
         }
     }
 
-    /// WRMSR, whichever way the guest runs. `None`: part of the processor state, not ours.
+    /// WRMSR by the table, for every engine.
+    ///
+    /// For [`WrmsrOutcome::Apic`] the caller calls [`VcpuModel::wrmsr_apic`].
+    pub fn wrmsr(&mut self, index: u32, value: u64) -> WrmsrOutcome {
+        self.update_before(index);
+        let outcome = self.msrs.write(index, value, self.now());
+        match outcome {
+            WrmsrOutcome::Done(effect) if effect.tsc_moved => {
+                let offset = self.msrs.tsc().offset();
+                self.board.buses.irq.tsc_offset_changed(self.id, offset);
+            }
+            WrmsrOutcome::Unclaimed => self.trace_unclaimed("wrmsr", index),
+            _ => {}
+        }
+        outcome
+    }
+
+    /// RDMSR of an MSR of the local APIC.
     ///
     /// # Errors
     ///
-    /// [`Gp`] where the guest gets #GP(0).
-    pub fn wrmsr(&mut self, index: u32, value: u64) -> Result<Option<Effect>, Gp> {
-        self.count_before(index);
-        match self.msrs.write(index, value, self.now()) {
-            WrmsrOutcome::Done(effect) => {
-                if effect == Effect::TscMoved {
-                    self.board
-                        .buses
-                        .irq
-                        .tsc_offset_changed(self.id, self.msrs.tsc().offset());
-                }
-                Ok(Some(effect))
-            }
-            WrmsrOutcome::Apic => self.wrmsr_apic(index, value).map(Some),
-            WrmsrOutcome::Processor => Ok(None),
-            WrmsrOutcome::Fault => Err(Gp),
-            WrmsrOutcome::Unclaimed => {
-                self.unclaimed("wrmsr", index);
-                Err(Gp)
-            }
-        }
-    }
-
-    fn rdmsr_apic(&self, index: u32) -> Result<u64, Gp> {
+    /// [`GpFault`] where the guest gets #GP(0).
+    pub fn rdmsr_apic(&self, index: u32) -> Result<u64, GpFault> {
         let irq = &self.board.buses.irq;
         match index {
             regs::IA32_APIC_BASE => Ok(irq.apic_base(self.id)),
             regs::IA32_TSC_DEADLINE => Ok(irq.tsc_deadline(self.id)),
-            _ => irq.x2apic_read(self.id, index).map_err(|_| Gp),
+            _ => irq.x2apic_read(self.id, index),
         }
     }
 
-    fn wrmsr_apic(&mut self, index: u32, value: u64) -> Result<Effect, Gp> {
+    /// WRMSR of an MSR of the local APIC. Returns what must follow.
+    ///
+    /// # Errors
+    ///
+    /// [`GpFault`] where the guest gets #GP(0).
+    pub fn wrmsr_apic(&mut self, index: u32, value: u64) -> Result<MsrEffect, GpFault> {
         let irq = &self.board.buses.irq;
-        let effect = match index {
+        match index {
             regs::IA32_APIC_BASE => {
-                irq.set_apic_base(self.id, value).map_err(|_| Gp)?;
-                self.apic_page = apic_page(value);
-                Effect::Mirror(value)
+                irq.set_apic_base(self.id, value)?;
+                self.apic_page = ApicBase::page(value);
+                return Ok(MsrEffect::mirror(value));
             }
             regs::IA32_TSC_DEADLINE => {
                 irq.set_tsc_deadline(self.id, value, self.msrs.tsc().offset());
-                Effect::None
             }
-            _ => {
-                irq.x2apic_write(self.id, index, value).map_err(|_| Gp)?;
-                Effect::None
-            }
-        };
-        Ok(effect)
+            _ => irq.x2apic_write(self.id, index, value)?,
+        }
+        Ok(MsrEffect::NONE)
     }
 
-    /// The one policy for MSRs that no row claims: #GP(0), as the processor does, and a line in the
-    /// trace.
-    fn unclaimed(&self, access: &'static str, index: u32) {
+    /// Traces an access to an MSR that no row covers, which raises #GP(0) as on the processor.
+    fn trace_unclaimed(&self, access: &'static str, index: u32) {
         tracing::debug!(target: "msr", "cpu {} {access} {index:#x}: no such MSR, #GP(0)", self.id);
     }
 }

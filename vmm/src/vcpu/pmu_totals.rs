@@ -1,7 +1,7 @@
 //! The totals behind one vCPU's performance counters: events that an engine reports, and cycles,
 //! which are the clock's ticks less the time in which the vCPU was halted.
 
-use hindsight_cpu::pmu::{EventTotals, Kind, Ring};
+use hindsight_cpu::pmu::{EventKind, EventTotals, Ring};
 use hindsight_devices::clock::Ticks;
 
 use crate::state::{PmuTotalsState, RingShare};
@@ -23,13 +23,13 @@ impl PmuTotals {
     /// Sets the instructions retired so far, and how many of them at CPL 1 to 3.
     pub fn retired(&mut self, count: u64, user: u64) {
         let system = count.wrapping_sub(user);
-        self.totals.set(Kind::Instruction, Ring::Os, system);
-        self.totals.set(Kind::Instruction, Ring::User, user);
+        self.totals.set(EventKind::Instruction, Ring::Os, system);
+        self.totals.set(EventKind::Instruction, Ring::User, user);
     }
 
     /// Instructions retired at CPL 1 to 3 so far.
     pub fn user(&self) -> u64 {
-        self.totals.get(Kind::Instruction, Ring::User)
+        self.totals.get(EventKind::Instruction, Ring::User)
     }
 
     /// The state to save.
@@ -63,7 +63,7 @@ impl PmuTotals {
             return false;
         };
         self.halted = self.halted.wrapping_add(now.saturating_sub(since));
-        self.totals.add(Kind::Wake, Ring::Os, 1);
+        self.totals.add(EventKind::Wake, Ring::Os, 1);
         true
     }
 
@@ -77,14 +77,16 @@ impl PmuTotals {
             .halted_since
             .map_or(0, |since| now.saturating_sub(since));
         let cycles = now.saturating_sub(self.halted.saturating_add(since));
-        let instructions = [Ring::Os, Ring::User].map(|r| self.totals.get(Kind::Instruction, r));
+        let instructions =
+            [Ring::Os, Ring::User].map(|r| self.totals.get(EventKind::Instruction, r));
         let new = cycles.saturating_sub(self.split.cycles);
         let [system, user] =
             [0, 1].map(|r| u128::from(instructions[r].wrapping_sub(self.split.instructions[r])));
         let share = (u128::from(new) * user).checked_div(system + user);
         let share = u64::try_from(share.unwrap_or(0)).unwrap_or(new);
-        self.totals.add(Kind::Cycle, Ring::User, share);
-        self.totals.add(Kind::Cycle, Ring::Os, new - share.min(new));
+        self.totals.add(EventKind::Cycle, Ring::User, share);
+        self.totals
+            .add(EventKind::Cycle, Ring::Os, new - share.min(new));
         self.split = RingShare {
             cycles: cycles.max(self.split.cycles),
             instructions,
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     fn cycles(totals: &EventTotals) -> [u64; 2] {
-        [Ring::Os, Ring::User].map(|ring| totals.get(Kind::Cycle, ring))
+        [Ring::Os, Ring::User].map(|ring| totals.get(EventKind::Cycle, ring))
     }
 
     #[test]
@@ -110,7 +112,7 @@ mod tests {
         assert!(events.wake(300));
         assert!(!events.wake(310));
         assert_eq!(cycles(&events.up_to(350)), [150, 0]);
-        assert_eq!(events.totals.get(Kind::Wake, Ring::Os), 1);
+        assert_eq!(events.totals.get(EventKind::Wake, Ring::Os), 1);
     }
 
     #[test]

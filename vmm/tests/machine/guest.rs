@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hindsight_cpu::profile::Profile;
+use hindsight_cpu::profile::CpuProfile;
 use hindsight_vmm::boot::{EntryMode, LoadRequest, Protocol};
 use hindsight_vmm::kvm::host_support::HostKvm;
 use hindsight_vmm::kvm::{self, KvmDevice};
@@ -145,17 +145,17 @@ pub fn switching_machine(
 }
 
 /// A machine with one vCPU of the CPU model `cpu`, in the interpreter. It needs no KVM.
-pub fn machine_with_model(cpu: Profile, image: &[u8], mode: EntryMode) -> Machine {
+pub fn machine_with_model(cpu: CpuProfile, image: &[u8], mode: EntryMode) -> Machine {
     let prepared = prepared_with(cpu, Engine::Interp, image, mode, 1);
     prepared.build(None, sinks()).unwrap()
 }
 
 fn prepared(engine: Engine, image: &[u8], mode: EntryMode, cpus: usize) -> PreparedMachine {
-    prepared_with(Profile::default(), engine, image, mode, cpus)
+    prepared_with(CpuProfile::default(), engine, image, mode, cpus)
 }
 
 fn prepared_with(
-    cpu: Profile,
+    cpu: CpuProfile,
     engine: Engine,
     image: &[u8],
     mode: EntryMode,

@@ -6,9 +6,10 @@ fn unit() -> BranchUnit {
     BranchUnit::new(Facilities::all())
 }
 
-fn recording() -> BranchUnit {
+fn enabled_unit() -> BranchUnit {
     let mut unit = unit();
-    assert!(unit.write(regs::IA32_DEBUGCTL, DebugCtl::LBR.bits()));
+    unit.write(regs::IA32_DEBUGCTL, DebugCtl::LBR.bits())
+        .unwrap();
     unit
 }
 
@@ -28,10 +29,10 @@ fn jumps(range: std::ops::Range<u32>) -> Vec<Branch> {
     range.map(|n| branch(BranchClass::DirectJump, n)).collect()
 }
 
-/// LBR-04 to LBR-06.
+/// Rules LBR-04 to LBR-06.
 #[test]
-fn first_record_goes_to_entry_1_and_the_33rd_over_it() {
-    let mut unit = recording();
+fn first_record_goes_to_entry_1_and_the_33rd_overwrites_it() {
+    let mut unit = enabled_unit();
     unit.record(&jumps(1..2));
     assert_eq!(unit.read(regs::MSR_LASTBRANCH_TOS), 1);
     assert_eq!(unit.read(regs::MSR_LASTBRANCH_0_FROM_IP + 1), 0x1001);
@@ -40,10 +41,10 @@ fn first_record_goes_to_entry_1_and_the_33rd_over_it() {
     assert_eq!(unit.read(regs::MSR_LASTBRANCH_0_TO_IP + 1), 0x2021);
 }
 
-/// The flags of MSR_LBR_INFO in and round a transaction.
+/// MSR_LBR_INFO of records before, in and after a transaction.
 #[test]
-fn records_of_a_transaction_and_of_its_abort_have_their_flags() {
-    let mut unit = recording();
+fn lbr_info_flags_transactions_and_aborts() {
+    let mut unit = enabled_unit();
     unit.record(&jumps(1..2));
     unit.set_in_transaction(true);
     unit.record(&[
@@ -57,9 +58,9 @@ fn records_of_a_transaction_and_of_its_abort_have_their_flags() {
     assert!(flags.eq([0, inside, inside | abort, 0]));
 }
 
-/// LSEL-02, LSEL-03: each bit drops its class and no other.
+/// Rules LSEL-02 and LSEL-03.
 #[test]
-fn each_filter_bit_drops_its_class_only() {
+fn filter_bit_drops_only_its_class() {
     use BranchClass as C;
     let classes = [
         (C::Conditional, LbrSelect::JCC),
@@ -73,8 +74,8 @@ fn each_filter_bit_drops_its_class_only() {
         (C::Abort, LbrSelect::FAR_BRANCH),
     ];
     for (_, bit) in classes {
-        let mut unit = recording();
-        assert!(unit.write(regs::MSR_LBR_SELECT, bit.bits()));
+        let mut unit = enabled_unit();
+        unit.write(regs::MSR_LBR_SELECT, bit.bits()).unwrap();
         for (class, own) in classes {
             let before = unit.read(regs::MSR_LASTBRANCH_TOS);
             unit.record(&[branch(class, 1)]);
@@ -84,17 +85,17 @@ fn each_filter_bit_drops_its_class_only() {
     }
 }
 
-/// LSEL-11, LSEL-12, LSEL-15, LSEL-17.
+/// Rules LSEL-11, LSEL-12, LSEL-15 and LSEL-17.
 #[test]
-fn call_stack_mode_pops_what_returned() {
+fn call_stack_mode_pops_the_call_of_a_return() {
     use BranchClass as C;
-    let mut unit = recording();
-    let quiet = LbrSelect::JCC
+    let mut unit = enabled_unit();
+    let calls_only = LbrSelect::JCC
         | LbrSelect::NEAR_IND_JMP
         | LbrSelect::NEAR_REL_JMP
         | LbrSelect::FAR_BRANCH
         | LbrSelect::EN_CALLSTACK;
-    assert!(unit.write(regs::MSR_LBR_SELECT, quiet.bits()));
+    unit.write(regs::MSR_LBR_SELECT, calls_only.bits()).unwrap();
     let run = [
         branch(C::DirectCall, 1),
         branch(C::CallNext, 9),
@@ -108,10 +109,10 @@ fn call_stack_mode_pops_what_returned() {
     assert_eq!(unit.read(regs::MSR_LASTBRANCH_0_FROM_IP + 1), 0x1001);
 }
 
-/// LER-01, LER-02: the branch before the event, then the event on top of the stack.
+/// Rules LER-01 and LER-02.
 #[test]
-fn exception_puts_the_branch_before_it_into_ler() {
-    let mut unit = recording();
+fn exception_copies_the_previous_branch_to_ler() {
+    let mut unit = enabled_unit();
     unit.record(&[
         branch(BranchClass::DirectJump, 1),
         branch(BranchClass::Exception, 2),
@@ -120,18 +121,18 @@ fn exception_puts_the_branch_before_it_into_ler() {
     assert_eq!(unit.read(regs::MSR_LASTBRANCH_0_FROM_IP + 2), 0x1002);
 }
 
-/// DCTL-06, DB-23: and nothing else of IA32_DEBUGCTL.
+/// Rules DCTL-06 and DB-23.
 #[test]
 fn debug_exception_clears_lbr_and_btf_only() {
     let mut unit = unit();
-    assert!(unit.write(regs::IA32_DEBUGCTL, 0x7fc3));
+    unit.write(regs::IA32_DEBUGCTL, 0x7fc3).unwrap();
     unit.debug_exception();
     assert_eq!(unit.read(regs::IA32_DEBUGCTL), 0x7fc0);
 }
 
-/// LBR-26, DS-03, LER-06.
+/// Rules LBR-26, DS-03 and LER-06.
 #[test]
-fn addresses_must_be_canonical() {
+fn write_of_a_non_canonical_address_faults() {
     let mut unit = unit();
     for index in [
         regs::MSR_LASTBRANCH_0_FROM_IP,
@@ -139,15 +140,19 @@ fn addresses_must_be_canonical() {
         regs::IA32_DS_AREA,
         regs::MSR_LER_TO_LIP,
     ] {
-        assert!(!unit.write(index, 1 << 47), "{index:#x}");
-        assert!(unit.write(index, 0xffff_8000_0000_0000), "{index:#x}");
+        assert_eq!(unit.write(index, 1 << 47), Err(GpFault), "{index:#x}");
+        assert_eq!(
+            unit.write(index, 0xffff_8000_0000_0000),
+            Ok(()),
+            "{index:#x}"
+        );
         assert_eq!(unit.read(index), 0xffff_8000_0000_0000);
     }
 }
 
 #[test]
-fn impossible_saved_state_is_refused_and_changes_nothing() {
-    let mut unit = recording();
+fn restore_rejects_invalid_values_and_changes_nothing() {
+    let mut unit = enabled_unit();
     let before = unit.clone();
     for spoil in [
         (|s: &mut BranchState| s.tos = 32) as fn(&mut _),
@@ -172,7 +177,7 @@ fn any_branch() -> impl Strategy<Value = Branch> {
         C::Return,
         C::NotTaken,
     ];
-    // Long runs without an event are a way of their own.
+    // Long runs without an event take the fast path.
     let class = prop_oneof![
         50 => prop::sample::select(plain),
         1 => prop::sample::select(vec![C::Exception, C::Debug, C::Interrupt]),
@@ -185,15 +190,15 @@ fn any_branch() -> impl Strategy<Value = Branch> {
 }
 
 proptest! {
-    /// One batch or many make no difference, nor does saving and restoring in between.
+    /// Batch boundaries make no difference, nor does a restore between two batches.
     #[test]
-    fn batches_and_restores_change_nothing(
+    fn batches_and_restores_do_not_change_the_records(
         run in prop::collection::vec(any_branch(), 0..200),
         cuts in prop::collection::vec(0..200_usize, 0..5),
         select in prop_oneof![Just(0), 0..0x400_u64],
     ) {
-        let mut whole = recording();
-        prop_assert!(whole.write(regs::MSR_LBR_SELECT, select));
+        let mut whole = enabled_unit();
+        prop_assert_eq!(whole.write(regs::MSR_LBR_SELECT, select), Ok(()));
         let mut parts = whole.clone();
         whole.record(&run);
         let mut rest = &run[..];

@@ -4,45 +4,49 @@ use proptest::prelude::*;
 
 use super::*;
 
-const SMALL: Geometry = Geometry { sets: 3, ways: 4 };
+const SMALL: CacheGeometry = CacheGeometry { sets: 3, ways: 4 };
 
-fn load(line: u64) -> Request {
-    Request {
+fn load(line: u64) -> LineRequest {
+    LineRequest {
         line,
-        kind: Kind::Load,
+        kind: AccessKind::Load,
         rmid: 0,
         ways: u32::MAX,
     }
 }
 
-/// The same, as a list per set: newest first.
+/// A reference model: a list for each set, newest line first.
 #[derive(Default)]
-struct Naive(HashMap<u64, Vec<(u64, u16, bool)>>);
+struct ReferenceCache(HashMap<u64, Vec<(u64, u16, bool)>>);
 
-impl Naive {
-    fn access(&mut self, r: &Request) -> Outcome {
+impl ReferenceCache {
+    fn access(&mut self, r: &LineRequest) -> CacheOutcome {
         let set = self.0.entry(r.line % u64::from(SMALL.sets)).or_default();
-        let write = r.kind == Kind::Store;
+        let write = r.kind == AccessKind::Store;
         if let Some(at) = set.iter().position(|e| e.0 == r.line) {
             let (line, rmid, dirty) = set.remove(at);
             set.insert(0, (line, rmid, dirty | write));
-            return Outcome {
+            return CacheOutcome {
                 hit: true,
                 evicted: None,
             };
         }
         let last = (set.len() == SMALL.ways as usize).then(|| set.pop().unwrap());
         set.insert(0, (r.line, r.rmid, write));
-        Outcome {
+        CacheOutcome {
             hit: false,
-            evicted: last.map(|(line, rmid, dirty)| Evicted { line, rmid, dirty }),
+            evicted: last.map(|(line, rmid, dirty)| EvictedLine { line, rmid, dirty }),
         }
     }
 }
 
-fn request() -> impl Strategy<Value = Request> {
-    let kind = prop_oneof![Just(Kind::Code), Just(Kind::Load), Just(Kind::Store)];
-    (0_u64..40, kind, 0_u16..5).prop_map(|(line, kind, rmid)| Request {
+fn request() -> impl Strategy<Value = LineRequest> {
+    let kind = prop_oneof![
+        Just(AccessKind::Code),
+        Just(AccessKind::Load),
+        Just(AccessKind::Store)
+    ];
+    (0_u64..40, kind, 0_u16..5).prop_map(|(line, kind, rmid)| LineRequest {
         line,
         kind,
         rmid,
@@ -52,25 +56,25 @@ fn request() -> impl Strategy<Value = Request> {
 
 proptest! {
     #[test]
-    fn it_is_lru(requests in prop::collection::vec(request(), 0..300)) {
-        let (mut cache, mut naive) = (Cache::new(SMALL), Naive::default());
+    fn replacement_is_lru(requests in prop::collection::vec(request(), 0..300)) {
+        let (mut cache, mut reference) = (CacheModel::new(SMALL), ReferenceCache::default());
         for request in &requests {
-            prop_assert_eq!(cache.access(request), naive.access(request));
+            prop_assert_eq!(cache.access(request), reference.access(request));
         }
     }
 
     #[test]
-    fn lines_are_charged_to_who_brought_them_in(
+    fn lines_are_charged_to_the_rmid_that_filled_them(
         requests in prop::collection::vec((request(), any::<bool>(), 0_u32..16), 0..300),
     ) {
-        let mut cache = Cache::new(SMALL);
+        let mut cache = CacheModel::new(SMALL);
         let mut owned = [0_u64; 5];
         for (request, flush, ways) in requests {
-            let gone = if flush {
+            let removed = if flush {
                 cache.flush(request.line)
             } else {
                 let before = cache.save().lines.len();
-                let outcome = cache.access(&Request { ways, ..request });
+                let outcome = cache.access(&LineRequest { ways, ..request });
                 let filled = !outcome.hit && ways != 0;
                 prop_assert_eq!(
                     cache.save().lines.len(),
@@ -79,14 +83,13 @@ proptest! {
                 owned[usize::from(request.rmid)] += u64::from(filled);
                 outcome.evicted
             };
-            if let Some(gone) = gone {
-                owned[usize::from(gone.rmid)] -= 1;
+            if let Some(removed) = removed {
+                owned[usize::from(removed.rmid)] -= 1;
             }
             for (rmid, &lines) in (0..).zip(&owned) {
                 prop_assert_eq!(cache.lines_of(rmid), lines);
             }
-            // Whatever happened, it can be saved and restored.
-            let mut other = Cache::new(SMALL);
+            let mut other = CacheModel::new(SMALL);
             prop_assert_eq!(other.restore(&cache.save()), Ok(()));
             prop_assert_eq!(other.save(), cache.save());
             for (rmid, &lines) in (0..).zip(&owned) {
@@ -95,34 +98,34 @@ proptest! {
         }
     }
 
-    /// Rule CAT-10: a mask limits fills, not hits.
+    /// Rule CAT-10.
     #[test]
-    fn a_mask_keeps_fills_to_its_ways(
+    fn capacity_mask_limits_fills_to_its_ways(
         mine in prop::collection::vec(0_u64..40, 0..200),
         mask in 1_u32..16,
     ) {
-        let mut cache = Cache::new(SMALL);
+        let mut cache = CacheModel::new(SMALL);
         for line in 100..112 {
-            cache.access(&Request { rmid: 1, ..load(line) });
+            cache.access(&LineRequest { rmid: 1, ..load(line) });
         }
         for line in mine {
-            cache.access(&Request { rmid: 2, ways: mask, ..load(line) });
+            cache.access(&LineRequest { rmid: 2, ways: mask, ..load(line) });
         }
         let mine = mask.count_ones() * SMALL.sets;
         prop_assert!(cache.lines_of(2) <= mine.into());
         prop_assert!(cache.lines_of(1) >= u64::from(12 - mine));
-        for &(place, _, rmid, ..) in &cache.save().lines {
+        for &(index, _, rmid, ..) in &cache.save().lines {
             if rmid == 2 {
-                prop_assert!(mask >> (place % SMALL.ways) & 1 != 0);
+                prop_assert!(mask >> (index % SMALL.ways) & 1 != 0);
             }
         }
     }
 }
 
 #[test]
-fn a_loop_that_fits_hits_and_one_that_does_not_never_does() {
-    let mut cache = Cache::new(Geometry::L3);
-    let lines = u64::from(Geometry::L3.sets) * u64::from(Geometry::L3.ways);
+fn loop_larger_than_the_cache_never_hits() {
+    let mut cache = CacheModel::new(CacheGeometry::L3);
+    let lines = u64::from(CacheGeometry::L3.sets) * u64::from(CacheGeometry::L3.ways);
     let mut misses = |n| {
         let mut count = 0;
         for _ in 0..2 {
@@ -134,69 +137,69 @@ fn a_loop_that_fits_hits_and_one_that_does_not_never_does() {
         count
     };
     assert_eq!(misses(lines), lines);
-    // One set more of lines than ways, in every set: LRU always drops what comes next.
+    // One line more than ways in every set: LRU always evicts the line that is needed next.
     assert_eq!(
-        misses(lines + u64::from(Geometry::L3.sets)) / 2,
+        misses(lines + u64::from(CacheGeometry::L3.sets)) / 2,
         lines + 36864
     );
 }
 
 #[test]
-fn what_is_dirty_says_so_when_it_leaves() {
-    let mut cache = Cache::new(SMALL);
+fn dirty_lines_are_flagged_when_they_leave() {
+    let mut cache = CacheModel::new(SMALL);
     assert!(cache.is_cold() && !cache.write_back(1));
-    cache.access(&Request {
-        kind: Kind::Store,
+    cache.access(&LineRequest {
+        kind: AccessKind::Store,
         rmid: 3,
         ..load(1)
     });
     cache.access(&load(2));
     cache.access(&load(3));
     assert!(cache.write_back(3) && !cache.write_back(4));
-    let dirty = |line, rmid| Evicted {
+    let dirty = |line, rmid| EvictedLine {
         line,
         rmid,
         dirty: true,
     };
     assert_eq!(cache.flush(1), Some(dirty(1, 3)));
     assert_eq!(cache.flush(1), None);
-    let mut gone = Vec::new();
-    cache.clear(|line| gone.push(line));
-    assert_eq!(gone, [dirty(3, 0)]);
+    let mut written_back = Vec::new();
+    cache.clear(|line| written_back.push(line));
+    assert_eq!(written_back, [dirty(3, 0)]);
     assert!(cache.is_cold());
     assert_eq!(cache.lines_of(0), 0);
 }
 
 #[test]
-fn geometry_is_that_of_the_processor() {
-    let bytes = |g: Geometry| u64::from(g.sets) * u64::from(g.ways) * u64::from(LINE);
-    assert_eq!(bytes(Geometry::L1), 32 << 10);
-    assert_eq!(bytes(Geometry::L2), 1 << 20);
-    assert_eq!(bytes(Geometry::L3), 99 << 18);
-    assert_eq!(Geometry::L3.all_ways(), 0x7ff);
-    assert_eq!(Geometry { sets: 1, ways: 32 }.all_ways(), u32::MAX);
+fn geometries_have_the_sizes_of_the_processor() {
+    let bytes = |g: CacheGeometry| u64::from(g.sets) * u64::from(g.ways) * u64::from(LINE);
+    assert_eq!(bytes(CacheGeometry::L1), 32 << 10);
+    assert_eq!(bytes(CacheGeometry::L2), 1 << 20);
+    assert_eq!(bytes(CacheGeometry::L3), 99 << 18);
+    assert_eq!(CacheGeometry::L3.all_ways(), 0x7ff);
+    assert_eq!(CacheGeometry { sets: 1, ways: 32 }.all_ways(), u32::MAX);
 }
 
 #[test]
-fn impossible_states_are_refused() {
-    let mut cache = Cache::new(SMALL);
+fn restore_rejects_invalid_states_and_changes_nothing() {
+    let mut cache = CacheModel::new(SMALL);
     for line in 0..20 {
         cache.access(&load(line));
     }
     let good = cache.save();
-    let refused = |change: fn(&mut CacheState)| {
+    let rejected = |change: fn(&mut CacheState)| {
         let mut state = good.clone();
         change(&mut state);
         let mut other = cache.clone();
         assert!(other.restore(&state).is_err(), "{state:?}");
         assert_eq!(other.save(), good);
     };
-    refused(|s| s.cold = true);
-    refused(|s| s.lines[0].0 = 12);
-    refused(|s| s.lines[0].0 = s.lines[1].0);
-    refused(|s| s.lines[0].1 += 1);
-    refused(|s| s.lines[0].1 = u64::MAX);
-    refused(|s| s.lines[0].1 = s.lines[1].1);
-    refused(|s| s.lines[0].4 = 4);
-    refused(|s| s.lines[0].4 = s.lines[1].4);
+    rejected(|s| s.cold = true);
+    rejected(|s| s.lines[0].0 = 12);
+    rejected(|s| s.lines[0].0 = s.lines[1].0);
+    rejected(|s| s.lines[0].1 += 1);
+    rejected(|s| s.lines[0].1 = u64::MAX);
+    rejected(|s| s.lines[0].1 = s.lines[1].1);
+    rejected(|s| s.lines[0].4 = 4);
+    rejected(|s| s.lines[0].4 = s.lines[1].4);
 }

@@ -24,14 +24,14 @@ fn conditional(from: u64, taken: bool) -> Branch {
     branch(from, from + 20, class)
 }
 
-/// Whether this branch is mispredicted.
+/// Resolves one branch. Returns whether it is mispredicted.
 fn resolve(predictor: &mut Predictor, branch: Branch) -> bool {
     let mut branches = [branch];
     predictor.resolve(&mut branches);
     branches[0].mispredicted
 }
 
-/// Mispredictions among these branches.
+/// Number of mispredictions among these branches.
 fn missed(predictor: &mut Predictor, branches: impl IntoIterator<Item = Branch>) -> usize {
     let mut branches: Vec<Branch> = branches.into_iter().collect();
     predictor.resolve(&mut branches);
@@ -39,7 +39,7 @@ fn missed(predictor: &mut Predictor, branches: impl IntoIterator<Item = Branch>)
 }
 
 #[test]
-fn it_takes_no_memory_before_it_is_used() {
+fn predictor_is_cold_until_its_first_branch() {
     let mut predictor = Predictor::default();
     assert!(predictor.is_cold());
     resolve(&mut predictor, conditional(0x1000, true));
@@ -47,17 +47,18 @@ fn it_takes_no_memory_before_it_is_used() {
 }
 
 #[test]
-fn a_loop_is_learnt() {
+fn loop_with_a_short_period_is_learnt() {
     let mut predictor = Predictor::default();
-    // 1000 rounds of a loop of 8: taken seven times, then not. The history holds a whole round.
-    let rounds = (0..8000).map(|n| conditional(0x40_1000, n % 8 != 7));
-    let first = missed(&mut predictor, rounds.clone());
+    // A loop of eight iterations, 1000 times: taken seven times, then not. The history holds one
+    // loop.
+    let loops = (0..8000).map(|n| conditional(0x40_1000, n % 8 != 7));
+    let first = missed(&mut predictor, loops.clone());
     assert!(first > 0 && first < 50, "{first}");
-    assert_eq!(missed(&mut predictor, rounds), 0);
+    assert_eq!(missed(&mut predictor, loops), 0);
 }
 
 #[test]
-fn what_follows_no_pattern_is_not() {
+fn random_branch_is_not_learnt() {
     let mut predictor = Predictor::default();
     let mut x = 1_u32;
     let coin = (0..10_000).map(|_| {
@@ -69,13 +70,13 @@ fn what_follows_no_pattern_is_not() {
 }
 
 #[test]
-fn returns_go_where_their_calls_came_from() {
+fn returns_are_predicted_by_the_last_sixteen_calls() {
     let mut predictor = Predictor::default();
     let calls = |n: u64| (0..n).map(|i| branch(0x1000 + i * 64, 0x9000, Class::DirectCall));
     let returns =
         |n: u64| (0..n).map(move |i| branch(0x9010, 0x1005 + (n - 1 - i) * 64, Class::Return));
     assert_eq!(missed(&mut predictor, calls(16).chain(returns(16))), 0);
-    // The stack keeps the last sixteen.
+    // The return stack has sixteen entries.
     assert_eq!(missed(&mut predictor, calls(20).chain(returns(20))), 4);
     // A return that was never called, and one that goes elsewhere.
     assert_eq!(missed(&mut predictor, returns(1)), 1);
@@ -87,7 +88,7 @@ fn returns_go_where_their_calls_came_from() {
 }
 
 #[test]
-fn an_indirect_jump_goes_where_it_went() {
+fn indirect_jump_is_predicted_to_its_last_target() {
     let mut predictor = Predictor::default();
     let to = |to| branch(0x1000, to, Class::IndirectJump);
     let jumps = [to(0x2000), to(0x2000), to(0x3000), to(0x3000), to(0x2000)];
@@ -96,7 +97,7 @@ fn an_indirect_jump_goes_where_it_went() {
 }
 
 #[test]
-fn what_is_not_predicted_is_not_mispredicted() {
+fn direct_and_far_branches_are_never_mispredicted() {
     let mut predictor = Predictor::default();
     for class in [
         Class::DirectJump,
@@ -130,7 +131,7 @@ fn any_branch() -> impl Strategy<Value = Branch> {
 
 proptest! {
     #[test]
-    fn it_can_be_saved_and_goes_on_as_it_would(
+    fn restored_predictor_continues_like_the_original(
         branches in prop::collection::vec(any_branch(), 0..200),
         at in 0_usize..200,
     ) {
@@ -148,7 +149,7 @@ proptest! {
 }
 
 #[test]
-fn impossible_states_are_refused() {
+fn restore_rejects_invalid_states_and_changes_nothing() {
     let mut predictor = Predictor::default();
     resolve(&mut predictor, conditional(0x1000, true));
     let good = predictor.save();
@@ -156,7 +157,7 @@ fn impossible_states_are_refused() {
         (|s: &mut PredictorState| s.counters[5] = 4) as fn(&mut PredictorState),
         |s| s.counters.truncate(5),
         |s| s.targets.clear(),
-        |s| s.top = RETURNS,
+        |s| s.top = RETURN_STACK_DEPTH,
         |s| s.history = 1 << HISTORY,
     ] {
         let mut state = good.clone();

@@ -1,65 +1,61 @@
-//! What a local APIC sends and receives: IPIs, messages, and its local interrupts.
+//! Messages that a local APIC sends and receives, and its local interrupts.
 //!
-//! SDM Vol. 3A, "Issuing Interprocessor Interrupts", "Determining IPI Destination" and "Local Vector
-//! Table".
+//! SDM Vol. 3A, "Issuing Interprocessor Interrupts", "Determining IPI Destination" and "Local
+//! Vector Table".
 
-use super::regs::{self, lvt};
-use super::{Effect, Lapic, LapicState, delivery, set};
-use crate::irq::message::{Address, Delivery, Destination, Message};
+use hindsight_regs::apic::{DeliveryMode, Esr, LvtEntry, Shorthand, Svr, VECTOR_MIN};
+
+use super::regs::lvt;
+use super::{Lapic, LapicEffect, LapicState};
+use crate::irq::message::{Destination, DestinationId, InterruptMessage};
+
+/// DFR bits 31:28: the flat model of logical destinations.
+const DFR_FLAT: u32 = 0xf;
+/// DFR bits 31:28: the cluster model of logical destinations.
+const DFR_CLUSTER: u32 = 0x0;
 
 impl Lapic {
-    // ---- sending ----
-
-    /// Sends what the ICR says.
-    pub(super) fn send(&mut self) -> Effect {
-        let low = (self.s.icr & 0xffff_ffff) as u32;
-        let address = if self.is_x2apic() {
-            Address::Wide((self.s.icr >> 32) as u32)
+    /// Sends the message that the ICR describes.
+    pub(super) fn send_icr(&mut self) -> LapicEffect {
+        let icr = self.s.icr;
+        let id = if self.is_x2apic() {
+            DestinationId::X2apic(icr.x2apic_destination())
         } else {
-            Address::Narrow((self.s.icr >> 56) as u8)
+            DestinationId::Xapic(icr.xapic_destination())
         };
-        let destination = match (low >> 18) & 3 {
-            0 if low & (1 << 11) == 0 => Destination::Physical(address),
-            0 => Destination::Logical(address),
-            1 => Destination::Myself,
-            2 => Destination::All,
-            _ => Destination::Others,
+        let destination = match icr.shorthand() {
+            Shorthand::None if icr.is_logical() => Destination::Logical(id),
+            Shorthand::None => Destination::Physical(id),
+            Shorthand::Myself => Destination::Myself,
+            Shorthand::All => Destination::All,
+            Shorthand::Others => Destination::Others,
         };
-        let Some(delivery) = Delivery::from_bits(low >> 8) else {
-            return Effect::None;
-        };
-        let asserted = low & (1 << 14) != 0;
-        let level = low & (1 << 15) != 0;
-        // A de-asserted INIT only synchronizes arbitration IDs, which do not exist any more; other
-        // messages are edges whatever the trigger mode says.
-        match delivery {
-            Delivery::ExtInt => Effect::None,
-            Delivery::Init if level && !asserted => Effect::None,
-            _ => self.send_message(destination, delivery, (low & 0xff) as u8, false),
+        match icr.delivery_mode() {
+            None | Some(DeliveryMode::ExtInt) => LapicEffect::None,
+            // A de-asserted INIT only synchronizes arbitration IDs, which no longer exist.
+            Some(DeliveryMode::Init) if icr.is_level() && !icr.is_asserted() => LapicEffect::None,
+            Some(delivery) => self.send_message(destination, delivery, icr.vector()),
         }
     }
 
+    /// Sends an IPI. IPIs are edge-triggered whatever the trigger mode says.
     pub(super) fn send_message(
         &mut self,
         destination: Destination,
-        delivery: Delivery,
+        delivery: DeliveryMode,
         vector: u8,
-        level: bool,
-    ) -> Effect {
-        let vectored = matches!(delivery, Delivery::Fixed | Delivery::LowestPriority);
-        if vectored && vector < 16 {
-            self.error(regs::ESR_SEND_ILLEGAL_VECTOR);
-            return Effect::None;
+    ) -> LapicEffect {
+        if delivery.is_vectored() && vector < VECTOR_MIN {
+            self.report_error(Esr::SEND_ILLEGAL_VECTOR);
+            return LapicEffect::None;
         }
-        Effect::Send(Message {
+        LapicEffect::Send(InterruptMessage {
             destination,
             delivery,
             vector,
-            level,
+            level: false,
         })
     }
-
-    // ---- receiving ----
 
     /// LDR: in x2APIC mode it follows from the ID.
     pub(super) fn logical_id(&self) -> u32 {
@@ -70,23 +66,21 @@ impl Lapic {
         }
     }
 
-    /// Whether a message reaches this APIC. `myself` says that this APIC sent it.
-    pub fn matches(&self, destination: Destination, myself: bool) -> bool {
+    /// Whether a message is addressed to this APIC; `from_self` if this APIC sent it.
+    pub fn matches(&self, destination: Destination, from_self: bool) -> bool {
         self.is_enabled()
             && match destination {
-                Destination::Myself => myself,
+                Destination::Myself => from_self,
                 Destination::All => true,
-                Destination::Others => !myself,
-                Destination::Physical(address) => {
-                    address.is_broadcast() || address.value() == self.id
-                }
-                Destination::Logical(address) => self.matches_logical(address),
+                Destination::Others => !from_self,
+                Destination::Physical(id) => id.is_broadcast() || id.value() == self.id,
+                Destination::Logical(id) => self.matches_logical(id),
             }
     }
 
-    fn matches_logical(&self, address: Address) -> bool {
-        let (value, own) = (address.value(), self.logical_id());
-        if address.is_broadcast() {
+    fn matches_logical(&self, id: DestinationId) -> bool {
+        let (value, own) = (id.value(), self.logical_id());
+        if id.is_broadcast() {
             return true;
         }
         if self.is_x2apic() {
@@ -97,8 +91,8 @@ impl Lapic {
         }
         let own = own >> 24;
         match self.s.dfr >> 28 {
-            0xf => value & own & 0xff != 0,
-            0x0 => value >> 4 == own >> 4 && value & own & 0xf != 0,
+            DFR_FLAT => value & own & 0xff != 0,
+            DFR_CLUSTER => value >> 4 == own >> 4 && value & own & 0xf != 0,
             _ => false,
         }
     }
@@ -108,24 +102,25 @@ impl Lapic {
         self.is_software_enabled()
     }
 
-    /// A message that [`Lapic::matches`] arrives. Says whether it was accepted.
-    pub fn receive(&mut self, delivery: Delivery, vector: u8, level: bool) -> bool {
+    /// Receives a message that [`Lapic::matches`]. Returns whether the APIC accepted it.
+    pub fn receive(&mut self, delivery: DeliveryMode, vector: u8, level: bool) -> bool {
         match delivery {
-            Delivery::Fixed | Delivery::LowestPriority => return self.accept(vector, level),
-            Delivery::Smi => self.s.smi = true,
-            Delivery::Nmi => self.s.nmi = true,
-            Delivery::Init => {
+            DeliveryMode::Fixed | DeliveryMode::LowestPriority => {
+                return self.accept(vector, level);
+            }
+            DeliveryMode::Smi => self.s.smi = true,
+            DeliveryMode::Nmi => self.s.nmi = true,
+            DeliveryMode::Init => {
                 self.s.init = true;
                 self.s.sipi = None;
             }
-            Delivery::StartUp => {
-                let bsp = self.s.apic_base & regs::BASE_BSP != 0;
-                let waits = self.s.wait_for_sipi || self.s.init && !bsp;
+            DeliveryMode::StartUp => {
+                let waits = self.s.wait_for_sipi || self.s.init && !self.is_bsp();
                 if waits && self.s.sipi.is_none() {
                     self.s.sipi = Some(vector);
                 }
             }
-            Delivery::ExtInt => {
+            DeliveryMode::ExtInt => {
                 if !self.is_software_enabled() {
                     return false;
                 }
@@ -135,56 +130,54 @@ impl Lapic {
         true
     }
 
-    /// A vectored interrupt arrives.
+    /// Requests a vectored interrupt. Returns whether the APIC accepted it.
     pub(super) fn accept(&mut self, vector: u8, level: bool) -> bool {
         if !self.is_software_enabled() {
             return false;
         }
-        if vector < 16 {
-            self.error(regs::ESR_RECEIVE_ILLEGAL_VECTOR);
+        if vector < VECTOR_MIN {
+            self.report_error(Esr::RECEIVE_ILLEGAL_VECTOR);
             return false;
         }
-        set(&mut self.s.irr, vector, true);
-        set(&mut self.s.tmr, vector, level);
+        self.s.irr.set(vector, true);
+        self.s.tmr.set(vector, level);
         true
     }
 
-    /// Logs an error. Its interrupt is raised once until software writes the ESR.
-    pub(super) fn error(&mut self, bit: u32) {
-        let armed = self.s.errors == 0;
-        self.s.errors |= bit;
-        if armed {
-            let entry = self.s.lvt[lvt::ERROR];
-            if entry & lvt::MASKED == 0 {
-                self.accept((entry & 0xff) as u8, false);
-            }
+    /// Adds an error. The error interrupt is raised once until software writes the ESR.
+    pub(super) fn report_error(&mut self, error: Esr) {
+        let first = self.s.errors == 0;
+        self.s.errors |= error.bits();
+        let entry = self.s.lvt[lvt::ERROR];
+        if first && !entry.is_masked() {
+            self.accept(entry.vector(), false);
         }
     }
 
-    // ---- local interrupts ----
-
-    /// A performance-monitoring interrupt is requested. SDM Vol. 3B, "Generating an Interrupt on
-    /// Overflow": delivery masks the entry; a masked entry loses the request.
+    /// Requests a performance-monitoring interrupt through the LVT.
+    ///
+    /// SDM Vol. 3B, "Generating an Interrupt on Overflow": delivery masks the entry; a masked entry
+    /// loses the request.
     pub fn request_pmi(&mut self) {
-        let entry = self.s.lvt[lvt::PERF];
-        if entry & lvt::MASKED != 0 || !self.is_software_enabled() {
+        let entry = self.s.lvt[lvt::PMC];
+        if entry.is_masked() || !self.is_software_enabled() {
             return;
         }
-        self.s.lvt[lvt::PERF] |= lvt::MASKED;
-        let vector = (entry & 0xff) as u8;
-        let mode = delivery(entry);
-        if let Some(mode @ (Delivery::Fixed | Delivery::Smi | Delivery::Nmi)) = mode {
-            self.receive(mode, vector, false);
+        self.s.lvt[lvt::PMC] = entry.with(LvtEntry::MASKED);
+        if let Some(mode @ (DeliveryMode::Fixed | DeliveryMode::Smi | DeliveryMode::Nmi)) =
+            entry.delivery_mode()
+        {
+            self.receive(mode, entry.vector(), false);
         }
     }
 
-    /// Drives the LINT0 (`pin` 0) or LINT1 (1) pin.
+    /// Drives the LINT0 (`pin` 0) or LINT1 (1) pin; other pins do not exist.
     pub fn set_lint(&mut self, pin: usize, level: bool) {
-        let Some(old) = self.s.lint.get_mut(pin) else {
+        let Some(line) = self.s.lint.get_mut(pin) else {
             return;
         };
-        let rising = level && !std::mem::replace(old, level);
-        *old = level;
+        let rising = level && !std::mem::replace(line, level);
+        *line = level;
         if !self.is_enabled() {
             // LINT0 is INTR, see `ext_int`; LINT1 is NMI.
             self.s.nmi |= rising && pin == 1;
@@ -192,67 +185,68 @@ impl Lapic {
         }
         let entry = self.s.lvt[lvt::LINT0 + pin];
         self.deliver_lint_level(lvt::LINT0 + pin);
-        if !rising || entry & lvt::MASKED != 0 {
+        if !rising || entry.is_masked() {
             return;
         }
-        match delivery(entry) {
-            Some(Delivery::Fixed) if entry & lvt::LEVEL == 0 => {
-                self.accept((entry & 0xff) as u8, false);
+        match entry.delivery_mode() {
+            Some(DeliveryMode::Fixed) if !entry.is_level() => {
+                self.accept(entry.vector(), false);
             }
-            Some(mode @ (Delivery::Smi | Delivery::Nmi | Delivery::Init)) => {
+            Some(mode @ (DeliveryMode::Smi | DeliveryMode::Nmi | DeliveryMode::Init)) => {
                 self.receive(mode, 0, false);
             }
             _ => {}
         }
     }
 
-    /// Raises a level-triggered fixed interrupt of a LINT pin if its pin asks for one.
+    /// Requests a LINT pin's level-triggered fixed interrupt while the pin is asserted.
     pub(super) fn deliver_lint_level(&mut self, index: usize) {
         let entry = self.s.lvt[index];
-        let wanted = self.s.lint[index - lvt::LINT0]
-            && entry & (lvt::MASKED | lvt::REMOTE_IRR) == 0
-            && entry & lvt::LEVEL != 0
-            && delivery(entry) == Some(Delivery::Fixed);
-        if wanted && self.accept((entry & 0xff) as u8, true) {
-            self.s.lvt[index] |= lvt::REMOTE_IRR;
+        let requested = self.s.lint[index - lvt::LINT0]
+            && !entry.is_masked()
+            && !entry.remote_irr()
+            && entry.is_level()
+            && entry.delivery_mode() == Some(DeliveryMode::Fixed);
+        if requested && self.accept(entry.vector(), true) {
+            self.s.lvt[index] = self.s.lvt[index].with(LvtEntry::REMOTE_IRR);
         }
     }
 
-    /// Software-enabled, LINT0 as ExtINT, LINT1 as NMI.
+    /// Enables the APIC by software, with LINT0 as ExtINT and LINT1 as NMI.
     pub fn set_virtual_wire(&mut self) {
-        self.s.svr |= regs::SVR_ENABLE;
-        self.s.lvt[lvt::LINT0] = 0x700;
-        self.s.lvt[lvt::LINT1] = 0x400;
+        const EXT_INT: u32 = 0b111 << 8;
+        const NMI: u32 = 0b100 << 8;
+        self.s.svr |= Svr::ENABLE.bits();
+        self.s.lvt[lvt::LINT0] = LvtEntry(EXT_INT);
+        self.s.lvt[lvt::LINT1] = LvtEntry(NMI);
     }
 
-    // ---- events for the processor ----
-
-    /// The events that wait for the processor.
-    pub fn events(&self) -> &LapicState {
+    /// The state, with the pending events.
+    pub fn state(&self) -> &LapicState {
         &self.s
     }
 
-    /// Raises an NMI, whatever the LVT says.
+    /// Raises an NMI whatever the LVT contains.
     pub fn inject_nmi(&mut self) {
         self.s.nmi = true;
     }
 
-    /// The processor takes an NMI.
+    /// Gives the processor an NMI. Returns whether one was pending.
     pub fn take_nmi(&mut self) -> bool {
         std::mem::take(&mut self.s.nmi)
     }
 
-    /// Raises an SMI, whatever the LVT says.
+    /// Raises an SMI whatever the LVT contains.
     pub fn inject_smi(&mut self) {
         self.s.smi = true;
     }
 
-    /// The processor takes an SMI.
+    /// Gives the processor an SMI. Returns whether one was pending.
     pub fn take_smi(&mut self) -> bool {
         std::mem::take(&mut self.s.smi)
     }
 
-    /// The processor takes an INIT, which resets this APIC.
+    /// Gives the processor an INIT, which resets this APIC. Returns whether one was pending.
     pub fn take_init(&mut self) -> bool {
         let taken = self.s.init;
         if taken {
@@ -261,8 +255,9 @@ impl Lapic {
         taken
     }
 
-    /// The processor takes a start-up IPI and waits no more. None while an INIT waits, which comes
-    /// first: or else that would undo the start.
+    /// Gives the processor a start-up IPI; the processor then no longer waits for one.
+    ///
+    /// `None` while an INIT is pending: the INIT comes first, and would undo the start.
     pub fn take_sipi(&mut self) -> Option<u8> {
         if self.s.init {
             return None;
@@ -272,21 +267,8 @@ impl Lapic {
         Some(vector)
     }
 
-    /// Says whether the processor waits for a start-up IPI; otherwise they are dropped.
+    /// Sets whether the processor waits for a start-up IPI; if not, start-up IPIs are dropped.
     pub fn set_wait_for_sipi(&mut self, waits: bool) {
         self.s.wait_for_sipi = waits;
-    }
-}
-
-impl Address {
-    fn value(self) -> u32 {
-        match self {
-            Self::Narrow(value) => value.into(),
-            Self::Wide(value) => value,
-        }
-    }
-
-    fn is_broadcast(self) -> bool {
-        matches!(self, Self::Narrow(0xff) | Self::Wide(u32::MAX))
     }
 }

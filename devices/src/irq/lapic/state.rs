@@ -1,12 +1,16 @@
-//! The state of a local APIC as plain data, and what makes it valid.
+//! The state of a local APIC as plain data, and the conditions that make it valid.
 
-use serde::{Deserialize, Serialize};
+use hindsight_regs::apic::{
+    ApicBase, DEFAULT_BASE, Esr, Icr, LapicTimerMode, LvtEntry, PAGE_SIZE, Svr, TimerDivide,
+};
 
 use super::LapicFeatures;
 use super::regs::{self, lvt};
+use super::vectors::VectorSet;
 
 /// The state of a local APIC.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LapicState {
     /// IA32_APIC_BASE.
     pub apic_base: u64,
@@ -16,27 +20,27 @@ pub struct LapicState {
     pub ldr: u32,
     /// Destination format, of xAPIC mode.
     pub dfr: u32,
-    /// Spurious-interrupt vector.
+    /// Spurious-interrupt vector: the vector and [`Svr`].
     pub svr: u32,
     /// In service, by vector.
-    pub isr: [u32; 8],
+    pub isr: VectorSet,
     /// Level-triggered, by vector.
-    pub tmr: [u32; 8],
+    pub tmr: VectorSet,
     /// Requested, by vector.
-    pub irr: [u32; 8],
-    /// Error status, as software reads it.
+    pub irr: VectorSet,
+    /// Error status as software reads it, see [`Esr`].
     pub esr: u32,
     /// Errors since software last wrote the ESR.
     pub errors: u32,
     /// Interrupt command.
-    pub icr: u64,
+    pub icr: Icr,
     /// Local vector table: timer, thermal, performance counter, LINT0, LINT1, error.
-    pub lvt: [u32; 6],
-    /// Timer's initial count.
+    pub lvt: [LvtEntry; lvt::COUNT],
+    /// The timer's initial count.
     pub initial_count: u32,
-    /// Timer's divide configuration.
-    pub divide: u32,
-    /// The crystal's count at which the timer's count reaches 0; `None` if it does not run.
+    /// The timer's divide configuration.
+    pub divide: TimerDivide,
+    /// The crystal's count at which the timer's count reaches 0; `None` if the timer is stopped.
     pub zero_at: Option<u64>,
     /// IA32_TSC_DEADLINE; 0 if not armed.
     pub tsc_deadline: u64,
@@ -44,39 +48,43 @@ pub struct LapicState {
     pub tsc_offset: u64,
     /// Levels of the LINT0 and LINT1 pins.
     pub lint: [bool; 2],
-    /// An ExtINT message has come.
+    /// An ExtINT message is pending.
     pub ext_int: bool,
-    /// An NMI waits for the processor.
+    /// An NMI is pending.
     pub nmi: bool,
-    /// An SMI waits for the processor.
+    /// An SMI is pending.
     pub smi: bool,
-    /// An INIT waits for the processor.
+    /// An INIT is pending.
     pub init: bool,
-    /// A start-up IPI waits for the processor.
+    /// The vector of a pending start-up IPI.
     pub sipi: Option<u8>,
     /// The processor waits for a start-up IPI.
     pub wait_for_sipi: bool,
 }
 
 impl LapicState {
-    /// After RESET. SDM Vol. 3A, "Local APIC State After Power-Up or Reset".
+    /// The state after RESET. SDM Vol. 3A, "Local APIC State After Power-Up or Reset".
     pub(super) fn reset(bsp: bool) -> Self {
-        let bsp_bit = if bsp { regs::BASE_BSP } else { 0 };
+        let bsp_flag = if bsp {
+            ApicBase::BSP
+        } else {
+            ApicBase::empty()
+        };
         Self {
-            apic_base: regs::BASE_ADDRESS | regs::BASE_ENABLE | bsp_bit,
+            apic_base: DEFAULT_BASE | (ApicBase::EN | bsp_flag).bits(),
             tpr: 0,
             ldr: 0,
             dfr: u32::MAX,
             svr: 0xff,
-            isr: [0; 8],
-            tmr: [0; 8],
-            irr: [0; 8],
+            isr: VectorSet::default(),
+            tmr: VectorSet::default(),
+            irr: VectorSet::default(),
             esr: 0,
             errors: 0,
-            icr: 0,
-            lvt: [lvt::MASKED; 6],
+            icr: Icr(0),
+            lvt: [LvtEntry(LvtEntry::MASKED); lvt::COUNT],
             initial_count: 0,
-            divide: 0,
+            divide: TimerDivide(0),
             zero_at: None,
             tsc_deadline: 0,
             tsc_offset: 0,
@@ -90,53 +98,55 @@ impl LapicState {
         }
     }
 
+    /// The flags of IA32_APIC_BASE.
+    pub(super) fn base_flags(&self) -> ApicBase {
+        ApicBase::of(self.apic_base)
+    }
+
+    /// The flags of the spurious-interrupt vector register.
+    pub(super) fn svr_flags(&self) -> Svr {
+        Svr::from_bits_truncate(self.svr)
+    }
+
     /// Whether an APIC with these features can be in this state.
     pub(super) fn is_valid(&self, features: LapicFeatures) -> bool {
-        let no_low_vectors = [self.isr, self.irr, self.tmr]
-            .iter()
-            .all(|bits| bits[0] & 0xffff == 0);
-        let software_enabled = self.svr & regs::SVR_ENABLE != 0;
-        let lvt_valid = (0..6).all(|index| {
+        let vectors = [&self.isr, &self.irr, &self.tmr];
+        let software_enabled = self.svr_flags().contains(Svr::ENABLE);
+        let lvt_valid = (0..lvt::COUNT).all(|index| {
             let entry = self.lvt[index];
-            let pin = index == lvt::LINT0 || index == lvt::LINT1;
-            let remote = if pin { lvt::REMOTE_IRR } else { 0 };
-            entry & !(lvt_writable(index, features) | remote) == 0
-                && (software_enabled || entry & lvt::MASKED != 0)
-                && (entry & lvt::REMOTE_IRR == 0 || entry & lvt::LEVEL != 0)
+            let read_only = if regs::is_lint(index) {
+                LvtEntry::REMOTE_IRR
+            } else {
+                0
+            };
+            entry.0 & !(regs::lvt_writable(index, features) | read_only) == 0
+                && (software_enabled || entry.is_masked())
+                && (!entry.remote_irr() || entry.is_level())
         });
-        let deadline_mode = (self.lvt[lvt::TIMER] >> 17) & 3 == 2;
+        let deadline_mode = self.lvt[lvt::TIMER].timer_mode() == LapicTimerMode::TscDeadline;
         apic_base_is_legal(self.apic_base, features)
-            && self.ldr & 0x00ff_ffff == 0
-            && self.dfr & 0x0fff_ffff == 0x0fff_ffff
+            && self.ldr & !regs::LDR_WRITABLE == 0
+            && self.dfr & regs::DFR_ONES == regs::DFR_ONES
             && self.svr & !regs::SVR_WRITABLE == 0
-            && no_low_vectors
-            && self.esr & !0xe0 == 0
-            && self.errors & !0xe0 == 0
-            && self.icr & u64::from(!regs::ICR_WRITABLE) == 0
+            && vectors.iter().all(|vectors| !vectors.has_illegal())
+            && Esr::from_bits(self.esr).is_some()
+            && Esr::from_bits(self.errors).is_some()
+            && self.icr.0 & u64::from(!regs::ICR_WRITABLE) == 0
             && lvt_valid
-            && self.divide & !0b1011 == 0
+            && self.divide.0 & !TimerDivide::MASK == 0
             && (deadline_mode || self.tsc_deadline == 0)
             && (!deadline_mode || self.zero_at.is_none())
     }
 }
 
-/// What software may write to an LVT entry.
-pub(super) fn lvt_writable(index: usize, features: LapicFeatures) -> u32 {
-    if index == lvt::TIMER && !features.tsc_deadline {
-        lvt::WRITABLE[index] & !lvt::TIMER_DEADLINE
-    } else {
-        lvt::WRITABLE[index]
-    }
-}
-
-/// No reserved bit of IA32_APIC_BASE is set, and its mode exists.
+/// Whether a value of IA32_APIC_BASE has no reserved bit and an existing mode.
 pub(super) fn apic_base_is_legal(value: u64, features: LapicFeatures) -> bool {
     let physical = 1_u64
         .checked_shl(features.physical_address_bits.into())
-        .map_or(u64::MAX, |b| b - 1);
-    let mut defined = (physical & !0xfff) | regs::BASE_BSP | regs::BASE_ENABLE;
-    if features.x2apic {
-        defined |= regs::BASE_X2APIC;
-    }
-    value & !defined == 0 && (value & regs::BASE_X2APIC == 0 || value & regs::BASE_ENABLE != 0)
+        .map_or(u64::MAX, |limit| limit - 1);
+    let mut flags = ApicBase::BSP | ApicBase::EN;
+    flags.set(ApicBase::EXTD, features.x2apic);
+    let defined = physical & !(PAGE_SIZE - 1) | flags.bits();
+    let mode = ApicBase::of(value);
+    value & !defined == 0 && (!mode.contains(ApicBase::EXTD) || mode.contains(ApicBase::EN))
 }

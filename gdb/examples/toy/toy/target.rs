@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hindsight_cpu::cpuid::Regs;
+use hindsight_cpu::cpuid::CpuidRegs;
 use hindsight_cpu::state::CpuState;
 use hindsight_cpu::stops::ResumeAction;
 use hindsight_gdb::DebugTarget;
@@ -70,7 +70,7 @@ impl DebugTarget for ToyTarget {
         1
     }
 
-    fn cpuid(&self, leaf: u32, _: u32) -> Regs {
+    fn cpuid(&self, leaf: u32, _: u32) -> CpuidRegs {
         match leaf {
             // 64-bit mode.
             0x8000_0001 => [0, 0, 0, 1 << 29],

@@ -12,7 +12,7 @@ use hindsight_guest::msr::{self, GP, MsrFault};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{
     ApicBase, ESR_ILLEGAL_REGISTER, ESR_SEND_ILLEGAL_VECTOR, ICR_ASSERT, ICR_SELF, LVT_MASKED,
-    Register,
+    ApicRegister,
 };
 use hindsight_guest::regs::msr::IA32_APIC_BASE;
 use hindsight_guest::trap;
@@ -60,7 +60,7 @@ case! {
     about: "base address, version and ID",
     fn body(_ctx) {
         check_eq!(msr::read(IA32_APIC_BASE), 0xfee0_0900, "IA32_APIC_BASE");
-        let version = read(Register::VERSION);
+        let version = read(ApicRegister::VERSION);
         check_eq!(version & 0xf0, 0x10, "version of an integrated APIC");
         check!(version >> 16 & 0xff >= 5, "at least six LVT entries");
         check_eq!(apic::id(), 0, "APIC ID of the bootstrap processor");
@@ -72,12 +72,12 @@ case! {
     about: "TPR and CR8 are one register, and PPR follows it",
     fn body(_ctx) {
         apic::enable();
-        write(Register::TPR, 0x50);
+        write(ApicRegister::TPR, 0x50);
         check_eq!(insn::read_cr8(), 5, "CR8");
-        check_eq!(read(Register::PPR), 0x50, "PPR");
+        check_eq!(read(ApicRegister::PPR), 0x50, "PPR");
         insn::write_cr8(3);
-        check_eq!(read(Register::TPR), 0x30, "TPR");
-        check_eq!(read(Register::PPR), 0x30, "PPR");
+        check_eq!(read(ApicRegister::TPR), 0x30, "TPR");
+        check_eq!(read(ApicRegister::PPR), 0x30, "PPR");
         insn::write_cr8(0);
     }
 }
@@ -102,18 +102,18 @@ case! {
     fn body(_ctx) {
         fn record_registers(frame: &mut TrapFrame) {
             let vector = (frame.vector & 0xff) as u8;
-            let bits = u64::from(apic::has_vector(Register::ISR, vector))
-                | u64::from(apic::has_vector(Register::IRR, vector)) << 1;
+            let bits = u64::from(apic::has_vector(ApicRegister::ISR, vector))
+                | u64::from(apic::has_vector(ApicRegister::IRR, vector)) << 1;
             ORDER.store(bits | 0x100, Ordering::Release);
             apic::eoi();
         }
         prepare();
         trap::set_handler(LOW, record_registers);
         send_self(LOW);
-        check!(apic::has_vector(Register::IRR, LOW), "in IRR before");
+        check!(apic::has_vector(ApicRegister::IRR, LOW), "in IRR before");
         check!(open_until(|| order() != 0), "interrupt delivered");
         check_eq!(order(), 0x101, "in ISR and not in IRR in the handler");
-        check!(!apic::has_vector(Register::ISR, LOW), "not in ISR after EOI");
+        check!(!apic::has_vector(ApicRegister::ISR, LOW), "not in ISR after EOI");
     }
 }
 
@@ -132,7 +132,7 @@ case! {
 /// Checks that TPR holds the lower of two interrupts back until `lower` lowers TPR.
 fn held_back_until(lower: fn()) {
     prepare();
-    write(Register::TPR, u32::from(LOW & 0xf0));
+    write(ApicRegister::TPR, u32::from(LOW & 0xf0));
     send_self(LOW);
     send_self(HIGH);
     check!(open_until(|| order() != 0), "the higher vector delivered");
@@ -146,7 +146,7 @@ case! {
     name: "priority_threshold", cpl: [0], rules: [], needs: ["interrupt"],
     about: "TPR holds back interrupts of its priority class and below; a lower TPR lets them through",
     fn body(_ctx) {
-        held_back_until(|| write(Register::TPR, 0));
+        held_back_until(|| write(ApicRegister::TPR, 0));
     }
 }
 
@@ -167,13 +167,13 @@ case! {
             skip!(ctx, "QEMU TCG leaves the LVT entries unmasked");
         }
         apic::enable();
-        write(Register::LVT_TIMER, u32::from(LOW));
-        write(Register::SVR, 0xff);
-        check_eq!(read(Register::LVT_TIMER), LVT_MASKED | u32::from(LOW), "LVT timer entry");
-        write(Register::LVT_TIMER, u32::from(LOW));
-        check_eq!(read(Register::LVT_TIMER) & LVT_MASKED, LVT_MASKED, "LVT timer entry after a write that unmasks it");
+        write(ApicRegister::LVT_TIMER, u32::from(LOW));
+        write(ApicRegister::SVR, 0xff);
+        check_eq!(read(ApicRegister::LVT_TIMER), LVT_MASKED | u32::from(LOW), "LVT timer entry");
+        write(ApicRegister::LVT_TIMER, u32::from(LOW));
+        check_eq!(read(ApicRegister::LVT_TIMER) & LVT_MASKED, LVT_MASKED, "LVT timer entry after a write that unmasks it");
         apic::enable();
-        write(Register::LVT_TIMER, LVT_MASKED);
+        write(ApicRegister::LVT_TIMER, LVT_MASKED);
     }
 }
 
@@ -185,15 +185,15 @@ case! {
             skip!(ctx, "QEMU TCG does not detect illegal vectors");
         }
         apic::enable();
-        write(Register::LVT_ERROR, LVT_MASKED);
-        write(Register::ESR, 0);
-        write(Register::ESR, 0);
-        check_eq!(read(Register::ESR), 0, "ESR at first");
+        write(ApicRegister::LVT_ERROR, LVT_MASKED);
+        write(ApicRegister::ESR, 0);
+        write(ApicRegister::ESR, 0);
+        check_eq!(read(ApicRegister::ESR), 0, "ESR at first");
         send_self(5);
-        write(Register::ESR, 0);
-        check_eq!(read(Register::ESR), ESR_SEND_ILLEGAL_VECTOR, "ESR after sending");
-        write(Register::ESR, 0);
-        check_eq!(read(Register::ESR), 0, "ESR after the next write");
+        write(ApicRegister::ESR, 0);
+        check_eq!(read(ApicRegister::ESR), ESR_SEND_ILLEGAL_VECTOR, "ESR after sending");
+        write(ApicRegister::ESR, 0);
+        check_eq!(read(ApicRegister::ESR), 0, "ESR after the next write");
     }
 }
 
@@ -205,13 +205,13 @@ case! {
             skip!(ctx, "QEMU TCG sets ESR without a write");
         }
         apic::enable();
-        write(Register::LVT_ERROR, LVT_MASKED);
-        write(Register::ESR, 0);
-        write(Register::ESR, 0);
-        read(Register(0x040));
-        write(Register::ESR, 0);
-        check_eq!(read(Register::ESR), ESR_ILLEGAL_REGISTER, "ESR after the read");
-        write(Register::ESR, 0);
+        write(ApicRegister::LVT_ERROR, LVT_MASKED);
+        write(ApicRegister::ESR, 0);
+        write(ApicRegister::ESR, 0);
+        read(ApicRegister(0x040));
+        write(ApicRegister::ESR, 0);
+        check_eq!(read(ApicRegister::ESR), ESR_ILLEGAL_REGISTER, "ESR after the read");
+        write(ApicRegister::ESR, 0);
     }
 }
 
@@ -222,11 +222,11 @@ case! {
         if insn::is_qemu_tcg() {
             skip!(ctx, "the firmware has changed it");
         }
-        check_eq!(read(Register::LVT_PMC), LVT_MASKED, "LVT entry after RESET");
+        check_eq!(read(ApicRegister::LVT_PMC), LVT_MASKED, "LVT entry after RESET");
         apic::enable();
-        write(Register::LVT_PMC, LVT_MASKED | 0x4ef);
-        check_eq!(read(Register::LVT_PMC), LVT_MASKED | 0x4ef, "LVT entry: NMI, masked");
-        write(Register::LVT_PMC, LVT_MASKED);
+        write(ApicRegister::LVT_PMC, LVT_MASKED | 0x4ef);
+        check_eq!(read(ApicRegister::LVT_PMC), LVT_MASKED | 0x4ef, "LVT entry: NMI, masked");
+        write(ApicRegister::LVT_PMC, LVT_MASKED);
     }
 }
 
@@ -236,20 +236,20 @@ case! {
     fn body(ctx) {
         need_feature!(ctx, X2APIC);
         prepare();
-        let version = read(Register::VERSION);
+        let version = read(ApicRegister::VERSION);
         apic::enter_x2apic();
         check_eq!(msr::read(IA32_APIC_BASE), 0xfee0_0d00, "IA32_APIC_BASE");
         check_eq!(apic::id(), 0, "APIC ID of 32 bits");
-        check_eq!(read(Register::VERSION), version, "version");
-        check_eq!(read(Register::SVR) & 0x100, 0x100, "enable bit of SVR");
+        check_eq!(read(ApicRegister::VERSION), version, "version");
+        check_eq!(read(ApicRegister::SVR) & 0x100, 0x100, "enable bit of SVR");
         send_self(LOW);
         check!(open_until(|| order() != 0), "interrupt by ICR delivered");
-        write(Register::SELF_IPI, u32::from(HIGH));
+        write(ApicRegister::SELF_IPI, u32::from(HIGH));
         check!(open_until(|| order() > 0xff), "interrupt by SELF IPI delivered");
         check_eq!(order(), u64::from(LOW) << 8 | u64::from(HIGH), "vectors delivered");
         apic::leave_x2apic();
         check_eq!(msr::read(IA32_APIC_BASE), 0xfee0_0900, "IA32_APIC_BASE afterwards");
-        check_eq!(read(Register::SVR), 0xff, "SVR, which disabling the APIC has reset");
+        check_eq!(read(ApicRegister::SVR), 0xff, "SVR, which disabling the APIC has reset");
     }
 }
 
@@ -273,21 +273,21 @@ case! {
     fn body(ctx) {
         need_feature!(ctx, X2APIC);
         let base = 0xfee0_0900 & !ApicBase::EN.bits();
-        check_eq!(msr::read_safe(Register::ID.x2apic_msr()), Err(GP), "x2APIC register in xAPIC mode");
+        check_eq!(msr::read_safe(ApicRegister::ID.x2apic_msr()), Err(GP), "x2APIC register in xAPIC mode");
         check_eq!(msr::write_safe(IA32_APIC_BASE, base | ApicBase::EXTD.bits()), Err(GP), "EXTD without EN");
         apic::enter_x2apic();
         check_eq!(msr::write_safe(IA32_APIC_BASE, 0xfee0_0900), Err(GP), "direct change from x2APIC to xAPIC mode");
-        for register in [Register::DFR, Register::ICR_HIGH, Register(0x040), Register(0x3f0 + 0x10)] {
+        for register in [ApicRegister::DFR, ApicRegister::ICR_HIGH, ApicRegister(0x040), ApicRegister(0x3f0 + 0x10)] {
             check_eq!(msr::read_safe(register.x2apic_msr()), Err(GP), "read of an absent register");
         }
-        check_eq!(msr::read_safe(Register::EOI.x2apic_msr()), Err(GP), "read of EOI");
-        check_eq!(msr::read_safe(Register::SELF_IPI.x2apic_msr()), Err(GP), "read of SELF IPI");
-        check_eq!(msr::write_safe(Register::ID.x2apic_msr(), 0), Err(GP), "write of ID");
-        check_eq!(msr::write_safe(Register::VERSION.x2apic_msr(), 0), Err(GP), "write of the version");
-        check_eq!(msr::write_safe(Register::EOI.x2apic_msr(), 1), Err(GP), "EOI of 1");
-        check_eq!(msr::write_safe(Register::ESR.x2apic_msr(), 1), Err(GP), "ESR of 1");
-        check_eq!(msr::write_safe(Register::TPR.x2apic_msr(), 0x100), Err(GP), "TPR with bit 8");
-        let pmc = Register::LVT_PMC.x2apic_msr();
+        check_eq!(msr::read_safe(ApicRegister::EOI.x2apic_msr()), Err(GP), "read of EOI");
+        check_eq!(msr::read_safe(ApicRegister::SELF_IPI.x2apic_msr()), Err(GP), "read of SELF IPI");
+        check_eq!(msr::write_safe(ApicRegister::ID.x2apic_msr(), 0), Err(GP), "write of ID");
+        check_eq!(msr::write_safe(ApicRegister::VERSION.x2apic_msr(), 0), Err(GP), "write of the version");
+        check_eq!(msr::write_safe(ApicRegister::EOI.x2apic_msr(), 1), Err(GP), "EOI of 1");
+        check_eq!(msr::write_safe(ApicRegister::ESR.x2apic_msr(), 1), Err(GP), "ESR of 1");
+        check_eq!(msr::write_safe(ApicRegister::TPR.x2apic_msr(), 0x100), Err(GP), "TPR with bit 8");
+        let pmc = ApicRegister::LVT_PMC.x2apic_msr();
         check_eq!(msr::write_safe(pmc, 1 << 17), Err(GP), "LVT entry of the counters with bit 17");
         check_eq!(msr::write_safe(pmc, 0x1_04ff), Ok::<(), MsrFault>(()), "legal write of that entry");
         check_eq!(msr::read_safe(pmc), Ok::<u64, MsrFault>(0x1_04ff), "value read back");

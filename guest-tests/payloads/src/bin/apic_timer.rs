@@ -10,7 +10,7 @@ use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn::{self, rdtsc};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_MASKED, LVT_TIMER_DEADLINE, LVT_TIMER_PERIODIC, Register};
+use hindsight_guest::regs::apic::{LVT_MASKED, LVT_TIMER_DEADLINE, LVT_TIMER_PERIODIC, ApicRegister};
 use hindsight_guest::regs::msr::{IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST, IA32_TSC_DEADLINE};
 use hindsight_guest::trap;
 use hindsight_payloads::clock::{ticks, wait, wait_until};
@@ -45,11 +45,11 @@ fn prepare(lvt: u32) {
     TAKEN.store(0, Ordering::Release);
     trap::set_handler((VECTOR & 0xff) as u8, count);
     apic::enable();
-    write(Register::TIMER_DIVIDE, BY_1);
-    write(Register::LVT_TIMER, lvt | VECTOR);
+    write(ApicRegister::TIMER_DIVIDE, BY_1);
+    write(ApicRegister::LVT_TIMER, lvt | VECTOR);
     // Rule TDL-09: the write of the mode must precede a WRMSR of the deadline. A read of the register
     // orders them like a fence, which not every emulated ring 0 executes.
-    read(Register::LVT_TIMER);
+    read(ApicRegister::LVT_TIMER);
 }
 
 /// Enables interrupts until `n` were delivered; returns false if they were not within `ms` ms.
@@ -80,9 +80,9 @@ case! {
     about: "a one-shot count ends with one interrupt and stays at 0",
     fn body(_ctx) {
         prepare(0);
-        write(Register::TIMER_INITIAL, 100_000);
+        write(ApicRegister::TIMER_INITIAL, 100_000);
         check!(wait_for(1, 1000), "interrupt delivered");
-        check_eq!(read(Register::TIMER_CURRENT), 0, "current count");
+        check_eq!(read(ApicRegister::TIMER_CURRENT), 0, "current count");
         stay_open(10);
         check_eq!(taken(), 1, "count of interrupts");
         apic::disable();
@@ -94,9 +94,9 @@ case! {
     about: "a periodic count restarts; an initial count of 0 stops it",
     fn body(_ctx) {
         prepare(LVT_TIMER_PERIODIC);
-        write(Register::TIMER_INITIAL, 100_000);
+        write(ApicRegister::TIMER_INITIAL, 100_000);
         check!(wait_for(4, 2000), "four interrupts delivered");
-        write(Register::TIMER_INITIAL, 0);
+        write(ApicRegister::TIMER_INITIAL, 0);
         stay_open(2);
         let stopped = taken();
         stay_open(20);
@@ -110,9 +110,9 @@ case! {
     about: "a masked timer counts down and raises no interrupt",
     fn body(_ctx) {
         prepare(LVT_MASKED);
-        write(Register::TIMER_INITIAL, 20_000);
+        write(ApicRegister::TIMER_INITIAL, 20_000);
         insn::sti();
-        let ended = wait_until(1000, || read(Register::TIMER_CURRENT) == 0);
+        let ended = wait_until(1000, || read(ApicRegister::TIMER_CURRENT) == 0);
         insn::cli();
         check!(ended, "current count reaches 0");
         check_eq!(taken(), 0, "count of interrupts");
@@ -125,15 +125,15 @@ case! {
     about: "the current count falls from the initial count, and more slowly with a greater divisor",
     fn body(_ctx) {
         prepare(LVT_MASKED);
-        write(Register::TIMER_INITIAL, u32::MAX);
-        let first = read(Register::TIMER_CURRENT);
+        write(ApicRegister::TIMER_INITIAL, u32::MAX);
+        let first = read(ApicRegister::TIMER_CURRENT);
         wait(1);
-        let by_1 = first - read(Register::TIMER_CURRENT);
+        let by_1 = first - read(ApicRegister::TIMER_CURRENT);
         check!(by_1 > 0, "current count falls");
-        check_eq!(read(Register::TIMER_INITIAL), u32::MAX, "initial count");
-        write(Register::TIMER_DIVIDE, BY_128);
-        write(Register::TIMER_INITIAL, u32::MAX);
-        let first = read(Register::TIMER_CURRENT);
+        check_eq!(read(ApicRegister::TIMER_INITIAL), u32::MAX, "initial count");
+        write(ApicRegister::TIMER_DIVIDE, BY_128);
+        write(ApicRegister::TIMER_INITIAL, u32::MAX);
+        let first = read(ApicRegister::TIMER_CURRENT);
         check!(first > u32::MAX - by_1, "a new initial count restarts the timer");
         apic::disable();
     }
@@ -245,8 +245,8 @@ case! {
     fn body(ctx) {
         need_feature!(ctx, TSC_DEADLINE);
         prepare(LVT_TIMER_DEADLINE | LVT_MASKED);
-        write(Register::TIMER_INITIAL, 1_000_000_000);
-        check_eq!(read(Register::TIMER_CURRENT), 0, "current count");
+        write(ApicRegister::TIMER_INITIAL, 1_000_000_000);
+        check_eq!(read(ApicRegister::TIMER_CURRENT), 0, "current count");
         apic::disable();
     }
 }
@@ -258,8 +258,8 @@ case! {
     fn body(ctx) {
         need_feature!(ctx, TSC_DEADLINE);
         let fires = fires_after(|| {
-            write(Register::LVT_TIMER, VECTOR);
-            write(Register::LVT_TIMER, LVT_TIMER_DEADLINE | VECTOR);
+            write(ApicRegister::LVT_TIMER, VECTOR);
+            write(ApicRegister::LVT_TIMER, LVT_TIMER_DEADLINE | VECTOR);
         });
         check!(!fires, "no interrupt");
         check_eq!(deadline(), 0, "MSR");

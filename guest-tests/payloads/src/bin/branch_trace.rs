@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::Register as Apic;
+use hindsight_guest::regs::apic::ApicRegister as Apic;
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
 use hindsight_guest::show::{TextSink, decimal};
 use hindsight_guest::trap;

@@ -11,7 +11,7 @@ use core::arch::global_asm;
 use hindsight_guest::insn;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
+use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_payloads::branch::recorder::AsmHandler;
@@ -358,8 +358,8 @@ case! {
         insn::write_dr1(seq::UNMAPPED - 8);
         insn::write_dr2(records[2].to);
         let dr7 = Dr7::RESET
-            .with(Slot(0), Condition::Write, Length::One)
-            .with(Slot(2), Condition::Execute, Length::One);
+            .with_breakpoint(BreakpointIndex(0), Condition::Write, Length::One)
+            .with_breakpoint(BreakpointIndex(2), Condition::Execute, Length::One);
         insn::write_dr7(dr7.0);
         let log = require_some!(step(ctx.cpl, breakpoints(), BTF, BTF), "no unhandled exception");
         insn::write_dr7(Dr7::RESET.0);
@@ -380,7 +380,7 @@ case! {
         need_btf!(ctx);
         let records = breakpoints().records();
         insn::write_dr1(seq::UNMAPPED - 8);
-        insn::write_dr7(Dr7::RESET.with(Slot(1), Condition::Write, Length::Eight).0);
+        insn::write_dr7(Dr7::RESET.with_breakpoint(BreakpointIndex(1), Condition::Write, Length::Eight).0);
         let log = require_some!(step(ctx.cpl, breakpoints(), BTF, BTF), "no unhandled exception");
         insn::write_dr7(Dr7::RESET.0);
         // PUSHF before and after the call stores to the same address, which raises #DBs too.
@@ -410,7 +410,7 @@ case! {
         let cr4 = insn::read_cr4();
         insn::write_cr4(cr4 | Cr4::DE.bits());
         insn::write_dr3(0x80);
-        insn::write_dr7(Dr7::RESET.with(Slot(3), Condition::Io, Length::One).0);
+        insn::write_dr7(Dr7::RESET.with_breakpoint(BreakpointIndex(3), Condition::Io, Length::One).0);
         let log = step(ctx.cpl, port_input(), BTF, BTF);
         insn::write_dr7(Dr7::RESET.0);
         insn::write_cr4(cr4);

@@ -274,8 +274,8 @@ case! {
     }
 }
 
-fn apic_pmc() -> hindsight_guest::regs::apic::Register {
-    hindsight_guest::regs::apic::Register::LVT_PMC
+fn apic_pmc() -> hindsight_guest::regs::apic::ApicRegister {
+    hindsight_guest::regs::apic::ApicRegister::LVT_PMC
 }
 
 case! {

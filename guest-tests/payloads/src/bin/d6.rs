@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use hindsight_guest::catch::logged;
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
+use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, trap};
 use hindsight_payloads::access::ScratchPage;
@@ -83,7 +83,7 @@ case! {
     about: "a match of a disabled breakpoint does not change DR6",
     fn body(ctx) {
         insn::write_dr0(PAGE.address());
-        insn::write_dr7(Dr7::RESET.with(Slot(0), Condition::Write, Length::One).0 & !3);
+        insn::write_dr7(Dr7::RESET.with_breakpoint(BreakpointIndex(0), Condition::Write, Length::One).0 & !3);
         insn::write_dr6(Dr6::RESET);
         debug::run(ctx, store, PAGE.address(), 0);
         check_eq!(insn::read_dr6(), Dr6::RESET, "DR6");

@@ -10,7 +10,7 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF};
 use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::cpuid::Feature;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
+use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
 use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA, IA32_PERF_CAPABILITIES};
 use hindsight_guest::{apic, insn, paging, smp};
 use hindsight_payloads::access::{self, ScratchPage};
@@ -145,7 +145,7 @@ case! {
         for (sequence, value) in runs {
             insn::write_dr6(Dr6::RESET);
             insn::write_dr0(seq::UNMAPPED - 64);
-            insn::write_dr7(Dr7::RESET.with(Slot(0), Condition::Write, Length::One).0);
+            insn::write_dr7(Dr7::RESET.with_breakpoint(BreakpointIndex(0), Condition::Write, Length::One).0);
             let events = run_sequence(ctx.cpl, sequence, value);
             insn::write_dr7(Dr7::RESET.0);
             insn::write_dr6(Dr6::RESET);

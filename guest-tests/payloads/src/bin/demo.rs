@@ -22,7 +22,7 @@ use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::info::StartInfo;
 use hindsight_guest::insn::{self, rdtsc};
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_TIMER_PERIODIC, Register};
+use hindsight_guest::regs::apic::{LVT_TIMER_PERIODIC, ApicRegister};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::trap;
 use hindsight_guest::{catch, exit, msr, port, run};
@@ -351,7 +351,7 @@ static TICKS_LEFT: AtomicU64 = AtomicU64::new(0);
 fn tick(frame: &mut TrapFrame) {
     log(TICK, [frame.rip, frame.cs, 0, 0, 0]);
     if TICKS_LEFT.fetch_sub(1, Ordering::Relaxed) == 1 {
-        write(Register::TIMER_INITIAL, 0);
+        write(ApicRegister::TIMER_INITIAL, 0);
     }
     apic::eoi();
 }
@@ -363,9 +363,9 @@ fn start_timer(hz: u64) {
     let count = crystal_hz().unwrap_or(25_000_000) / hz;
     trap::set_handler(VECTOR, tick);
     apic::enable();
-    write(Register::TIMER_DIVIDE, BY_1);
-    write(Register::LVT_TIMER, LVT_TIMER_PERIODIC | u32::from(VECTOR));
-    write(Register::TIMER_INITIAL, (count & 0xffff_ffff) as u32);
+    write(ApicRegister::TIMER_DIVIDE, BY_1);
+    write(ApicRegister::LVT_TIMER, LVT_TIMER_PERIODIC | u32::from(VECTOR));
+    write(ApicRegister::TIMER_INITIAL, (count & 0xffff_ffff) as u32);
 }
 
 /// Runs `f` at CPL 3 with the timer's interrupts on.
@@ -374,7 +374,7 @@ fn interruptible(f: impl FnOnce()) {
     insn::sti();
     user(f);
     insn::cli();
-    write(Register::TIMER_INITIAL, 0);
+    write(ApicRegister::TIMER_INITIAL, 0);
 }
 
 fn idle() {

@@ -10,7 +10,7 @@ use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
+use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
 use hindsight_guest::{insn, paging, port, smp, trap};
 use hindsight_payloads::access::{self, ScratchPage};
 use hindsight_payloads::debug::{self, BD, arm, at, call, conditions, disarm, events};
@@ -150,7 +150,7 @@ case! {
     about: "a breakpoint on the instruction after the MOV that enables it raises #DB",
     fn body(ctx) {
         insn::write_dr0(at(enabled_nop));
-        let dr7 = Dr7::RESET.with(Slot(0), Condition::Execute, Length::One);
+        let dr7 = Dr7::RESET.with_breakpoint(BreakpointIndex(0), Condition::Execute, Length::One);
         let log = events(ctx, enable_then_nop, dr7.0, 0);
         check_events!(log, [(at(enabled_nop), B0)], "next instruction");
     }

@@ -9,7 +9,7 @@ use hindsight_guest::msr::{self, GP};
 use hindsight_guest::paging::{self, A, D, P, PAGE, RW, US};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr0;
-use hindsight_guest::regs::dr::{Condition, Dr7, Length, Slot};
+use hindsight_guest::regs::dr::{Condition, Dr7, Length, BreakpointIndex};
 use hindsight_guest::regs::msr::IA32_DS_AREA;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{BTINT, BTS, TR, run_sequence};
@@ -302,8 +302,8 @@ case! {
         insn::write_dr0(area.base);
         insn::write_dr1(PAGES.area_address() + 8);
         let dr7 = Dr7::RESET
-            .with(Slot(0), Condition::ReadWrite, Length::Eight)
-            .with(Slot(1), Condition::ReadWrite, Length::Eight);
+            .with_breakpoint(BreakpointIndex(0), Condition::ReadWrite, Length::Eight)
+            .with_breakpoint(BreakpointIndex(1), Condition::ReadWrite, Length::Eight);
         insn::write_dr7(dr7.0);
         let events = run_sequence(ctx.cpl, seq::one_of_each(), TR | BTS);
         insn::write_dr7(Dr7::RESET.0);

@@ -7,7 +7,7 @@ use hindsight_guest::apic;
 use hindsight_guest::insn;
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_MASKED, Register};
+use hindsight_guest::regs::apic::{LVT_MASKED, ApicRegister};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::global::{CTR_FRZ, LBR_FRZ};
 use hindsight_payloads::branch::{
@@ -103,7 +103,7 @@ case! {
     fn body(ctx) {
         need_pmu!(ctx);
         apic::enable();
-        apic::write(Register::LVT_PMC, LVT_MASKED | pmu::LVT_NMI);
+        apic::write(ApicRegister::LVT_PMC, LVT_MASKED | pmu::LVT_NMI);
         overflow(FREEZE_COUNTERS, ON | INT);
         check_eq!(pmu::status(), CTR_FRZ | 1, "status");
         check_eq!(pmu::get(1), 10, "counter 1");

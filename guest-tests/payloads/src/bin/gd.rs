@@ -9,7 +9,7 @@ use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
+use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
 use hindsight_guest::{insn, trap, vectors};
 use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::debug::{self, BD, at, call, conditions, saved_rf};
@@ -93,7 +93,7 @@ case! {
     about: "the #DB of a data breakpoint clears GD",
     fn body(ctx) {
         insn::write_dr0(PAGE.address());
-        insn::write_dr7(Dr7(GD).with(Slot(0), Condition::Write, Length::One).0);
+        insn::write_dr7(Dr7(GD).with_breakpoint(BreakpointIndex(0), Condition::Write, Length::One).0);
         let fault = debug::run(ctx, store, PAGE.address(), 0);
         check_eq!(fault.map(|e| conditions(e.dr6)), Some(1), "DR6");
         check_eq!(insn::read_dr7() & Dr7::GD, 0, "GD");

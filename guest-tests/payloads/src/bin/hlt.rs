@@ -10,7 +10,7 @@ use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn::{self, rdtsc};
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_NMI, LVT_TIMER_PERIODIC, Register};
+use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_NMI, LVT_TIMER_PERIODIC, ApicRegister};
 use hindsight_guest::trap;
 
 payload!("hlt");
@@ -37,9 +37,9 @@ fn start_timer(mode: u32, initial: u32) {
     TAKEN.store(0, Ordering::Release);
     apic::enable();
     trap::set_handler(VECTOR, count);
-    apic::write(Register::TIMER_DIVIDE, 0b1011); // by 1
-    apic::write(Register::LVT_TIMER, mode | u32::from(VECTOR));
-    apic::write(Register::TIMER_INITIAL, initial);
+    apic::write(ApicRegister::TIMER_DIVIDE, 0b1011); // by 1
+    apic::write(ApicRegister::LVT_TIMER, mode | u32::from(VECTOR));
+    apic::write(ApicRegister::TIMER_INITIAL, initial);
 }
 
 case! {

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::ioapic::{self, ACTIVE_LOW, LEVEL, MASKED, REMOTE_IRR};
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::Register;
+use hindsight_guest::regs::apic::ApicRegister;
 use hindsight_guest::trap;
 use hindsight_guest::{apic, insn, pic, port};
 use hindsight_payloads::clock::{wait, wait_until};
@@ -55,7 +55,7 @@ fn prepare_pic() {
     drive(LINE, 0);
     drive(HIGH_LINE, 0);
     apic::enable();
-    apic::write(Register::LVT_LINT0, 0b111 << 8); // ExtINT
+    apic::write(ApicRegister::LVT_LINT0, 0b111 << 8); // ExtINT
     pic::init(PIC_BASE);
     trap::set_handler(PIC_BASE + LINE, count_pic);
     trap::set_handler(PIC_BASE + HIGH_LINE, count_pic);

@@ -8,7 +8,7 @@ use core::arch::asm;
 use hindsight_guest::catch::logged;
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{DEFAULT_BASE, Register};
+use hindsight_guest::regs::apic::{DEFAULT_BASE, ApicRegister};
 use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
 use hindsight_guest::{insn, port};
@@ -215,7 +215,7 @@ case! {
             // Memory whose address is also a port number, and a device register.
             arm(0, PORTS, Condition::Io, Length::Eight);
             check_events!(events(ctx, load_byte, PORTS, 0), [], "memory");
-            let register = DEFAULT_BASE + u64::from(Register::TPR.0);
+            let register = DEFAULT_BASE + u64::from(ApicRegister::TPR.0);
             arm(0, register, Condition::Io, Length::Four);
             check_events!(events(ctx, load_dword, register, 0), [], "device memory");
             for condition in [Condition::Write, Condition::ReadWrite] {

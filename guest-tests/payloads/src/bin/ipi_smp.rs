@@ -9,7 +9,7 @@ use hindsight_guest::apic;
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{
-    ICR_ALL, ICR_ASSERT, ICR_LOGICAL, ICR_NMI, ICR_OTHERS, ICR_SELF, Register,
+    ICR_ALL, ICR_ASSERT, ICR_LOGICAL, ICR_NMI, ICR_OTHERS, ICR_SELF, ApicRegister,
 };
 use hindsight_guest::trap;
 use hindsight_guest::{insn, smp};
@@ -131,11 +131,11 @@ case! {
         require!(smp::start(2), "the second CPU started");
         trap::set_handler(VECTOR, count);
         smp::run_all(2, |_| {
-            apic::write(Register::DFR, u32::MAX);
-            apic::write(Register::LDR, 0b10 << 24);
+            apic::write(ApicRegister::DFR, u32::MAX);
+            apic::write(ApicRegister::LDR, 0b10 << 24);
         });
-        apic::write(Register::DFR, u32::MAX);
-        apic::write(Register::LDR, 0b01 << 24);
+        apic::write(ApicRegister::DFR, u32::MAX);
+        apic::write(ApicRegister::LDR, 0b01 << 24);
         start_receivers(2);
         apic::send(0b10, ICR_LOGICAL | ICR_ASSERT | u32::from(VECTOR));
         wait_receivers(2);

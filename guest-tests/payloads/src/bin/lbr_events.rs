@@ -5,8 +5,8 @@
 
 use hindsight_guest::apic;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_NMI, ICR_SELF, Register as Apic};
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
+use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_NMI, ICR_SELF, ApicRegister as Apic};
+use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, paging};
 use hindsight_payloads::branch::recorder::{self, IRQ_VECTOR};
@@ -259,11 +259,11 @@ case! {
         let sequence = debug_by_execution();
         insn::write_dr6(Dr6::RESET);
         insn::write_dr0(sequence.records()[0].to);
-        insn::write_dr7(Dr7::RESET.with(Slot(0), Condition::Execute, Length::One).0);
+        insn::write_dr7(Dr7::RESET.with_breakpoint(BreakpointIndex(0), Condition::Execute, Length::One).0);
         check_debug(ctx.cpl, sequence, 1);
         insn::write_dr6(Dr6::RESET);
         insn::write_dr0(seq::UNMAPPED - 8);
-        insn::write_dr7(Dr7::RESET.with(Slot(0), Condition::Write, Length::Eight).0);
+        insn::write_dr7(Dr7::RESET.with_breakpoint(BreakpointIndex(0), Condition::Write, Length::Eight).0);
         check_debug(ctx.cpl, debug_by_push(), 1);
     }
 }

@@ -10,7 +10,7 @@ use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn;
 use hindsight_guest::msr::{self, GP};
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_MASKED, Register, SVR_ENABLE};
+use hindsight_guest::regs::apic::{LVT_MASKED, ApicRegister, SVR_ENABLE};
 use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
@@ -71,7 +71,7 @@ case! {
             for events in [1, 2, 10, 60] {
                 pmu::preset(0, events);
                 msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 1);
-                apic::write(Register::LVT_PMC, if nmi { pmu::LVT_NMI } else { VECTOR.into() });
+                apic::write(ApicRegister::LVT_PMC, if nmi { pmu::LVT_NMI } else { VECTOR.into() });
                 let taken = pmu::pmi_state().taken;
                 let first = nops();
                 let seen = pmu::pmi_state();
@@ -94,7 +94,7 @@ fn in_a_loop(debugctl: u64) -> ((u64, u64), u64) {
     pmu::select(0, 0xc0, 0, ON | INT);
     pmu::preset(0, 5000);
     msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 1);
-    apic::write(Register::LVT_PMC, VECTOR.into());
+    apic::write(ApicRegister::LVT_PMC, VECTOR.into());
     msr::write(reg::IA32_DEBUGCTL, debugctl);
     insn::sti();
     let before = pmu::pmi_state().taken;
@@ -216,7 +216,7 @@ case! {
             if round == 1 {
                 pmu::unmask_pmi(true);
             }
-            apic::write(Register::LVT_PMC, pmu::LVT_NMI);
+            apic::write(ApicRegister::LVT_PMC, pmu::LVT_NMI);
             pmu::preset(0, 5);
             nops();
             check_eq!(pmu::pmi_state().taken, round, "count of interrupts");
@@ -232,8 +232,8 @@ case! {
     about: "the LVT entry is masked after RESET, in both modes of the APIC, and announced",
     fn body(ctx) {
         need_pmu!(ctx);
-        check_eq!(apic::read(Register::LVT_PMC), LVT_MASKED, "340H");
-        check!(apic::read(Register::VERSION) >> 16 & 0xff >= 4, "the version register");
+        check_eq!(apic::read(ApicRegister::LVT_PMC), LVT_MASKED, "340H");
+        check!(apic::read(ApicRegister::VERSION) >> 16 & 0xff >= 4, "the version register");
         if insn::has(Feature::X2APIC) {
             apic::enter_x2apic();
             check_eq!(msr::read(0x834), u64::from(LVT_MASKED), "834H");
@@ -260,8 +260,8 @@ case! {
             pmu::preset(0, 5);
             nops();
             check_eq!(pmu::pmi_state().taken, 1, "none while masked");
-            let entry = apic::read(Register::LVT_PMC);
-            apic::write(Register::LVT_PMC, entry & !LVT_MASKED);
+            let entry = apic::read(ApicRegister::LVT_PMC);
+            apic::write(ApicRegister::LVT_PMC, entry & !LVT_MASKED);
             counted!(0, "nop", "nop");
             check_eq!(pmu::pmi_state().taken, 1, "none later");
             pmu::preset(0, 5);
@@ -281,10 +281,10 @@ case! {
         need_pmu!(ctx);
         pmu::unmask_pmi(true);
         pmu::select(0, 0xc0, 0, ON | INT);
-        apic::write(Register::SVR, 0xff);
+        apic::write(ApicRegister::SVR, 0xff);
         pmu::preset(0, 5);
         nops();
-        apic::write(Register::SVR, SVR_ENABLE | 0xff);
+        apic::write(ApicRegister::SVR, SVR_ENABLE | 0xff);
         nops();
         check_eq!(pmu::pmi_state().taken, 0, "count of interrupts");
         check_eq!(pmu::status(), 1, "status");
@@ -372,7 +372,7 @@ static STORMS: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::ne
 fn on_storm(_: &mut TrapFrame) {
     pmu::stop();
     let taken = STORMS.fetch_add(1, core::sync::atomic::Ordering::AcqRel);
-    apic::write(Register::LVT_PMC, pmu::LVT_NMI);
+    apic::write(ApicRegister::LVT_PMC, pmu::LVT_NMI);
     if taken < 500 {
         pmu::preset(0, 8);
         pmu::start(1);

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF, LVT_MASKED, Register};
+use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF, LVT_MASKED, ApicRegister};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::trap;
 use hindsight_guest::{apic, cpu, insn, msr, smp};
@@ -28,7 +28,7 @@ static TAKEN: AtomicU64 = AtomicU64::new(0);
 /// The next overflow is that of the next instruction, which is one of this handler.
 fn rearm(entry: u32) {
     msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 1);
-    apic::write(Register::LVT_PMC, entry);
+    apic::write(ApicRegister::LVT_PMC, entry);
     pmu::preset(0, 1);
 }
 
@@ -57,7 +57,7 @@ fn begin(entry: u32) {
 
 fn end() {
     pmu::reset();
-    apic::write(Register::LVT_PMC, LVT_MASKED);
+    apic::write(ApicRegister::LVT_PMC, LVT_MASKED);
 }
 
 /// One instruction of its own between two interrupts, until it is told to stop.

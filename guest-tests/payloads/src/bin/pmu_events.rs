@@ -237,12 +237,12 @@ case! {
         fn tick(_: &mut hindsight_guest::exception::TrapFrame) {
             apic::eoi();
         }
-        use hindsight_guest::regs::apic::{LVT_TIMER_PERIODIC, Register};
+        use hindsight_guest::regs::apic::{LVT_TIMER_PERIODIC, ApicRegister};
         hindsight_guest::trap::set_handler(0x61, tick);
         apic::enable();
-        apic::write(Register::TIMER_DIVIDE, 0b1011);
-        apic::write(Register::LVT_TIMER, LVT_TIMER_PERIODIC | 0x61);
-        apic::write(Register::TIMER_INITIAL, 20_000);
+        apic::write(ApicRegister::TIMER_DIVIDE, 0b1011);
+        apic::write(ApicRegister::LVT_TIMER, LVT_TIMER_PERIODIC | 0x61);
+        apic::write(ApicRegister::TIMER_INITIAL, 20_000);
         insn::sti();
         let busy = run(ctx);
         insn::cli();
@@ -311,20 +311,20 @@ case! {
         fn tick(_: &mut hindsight_guest::exception::TrapFrame) {
             apic::eoi();
         }
-        use hindsight_guest::regs::apic::Register;
+        use hindsight_guest::regs::apic::ApicRegister;
         pmu::select(0, 0x3c, 0, ON);
         pmu::select(1, 0x3c, 1, ON);
         pmu::select(2, 0x3c, 0, ON | EventSelect::EDGE);
         msr::write(reg::IA32_FIXED_CTR_CTRL, 0x330);
         hindsight_guest::trap::set_handler(0x61, tick);
         apic::enable();
-        apic::write(Register::TIMER_DIVIDE, 0b1011);
-        apic::write(Register::LVT_TIMER, 0x61);
+        apic::write(ApicRegister::TIMER_DIVIDE, 0b1011);
+        apic::write(ApicRegister::LVT_TIMER, 0x61);
         let crystal = clock::crystal_hz().unwrap_or(25_000_000);
         let before = insn::rdtsc();
         pmu::start(7 | 6 << 32);
         // 100 ms.
-        apic::write(Register::TIMER_INITIAL, u32::try_from(crystal / 10).unwrap_or(1));
+        apic::write(ApicRegister::TIMER_INITIAL, u32::try_from(crystal / 10).unwrap_or(1));
         // SAFETY: the timer wakes the processor.
         unsafe { asm!("sti", "hlt", "cli") };
         pmu::stop();

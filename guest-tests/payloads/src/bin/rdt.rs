@@ -11,7 +11,7 @@ use hindsight_guest::msr::{self, GP, MsrFault};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
-use hindsight_guest::regs::rdt::{self, Association, EventSelect, counter, event};
+use hindsight_guest::regs::rdt::{self, Association, QmEventSelect, counter, event};
 use hindsight_guest::{report, smp};
 
 payload!("rdt");
@@ -164,7 +164,7 @@ case! {
     about: "IA32_QM_EVTSEL takes any event; the counter says Error for those that do not exist",
     fn body(ctx) {
         need_rdt!(ctx);
-        let select = |event, rmid| EventSelect::new(event, rmid).0;
+        let select = |event, rmid| QmEventSelect::new(event, rmid).0;
         refuses(reg::IA32_QM_EVTSEL, &[select(1, rdt::MAX_RMID + 1), 1 << 8, 1 << 31, 1 << 42, 1 << 63]);
         for event in [0, 4, 0x80, 0xff] {
             takes(reg::IA32_QM_EVTSEL, [select(event, 0)]);

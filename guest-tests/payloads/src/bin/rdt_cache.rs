@@ -8,10 +8,10 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_TIMER_DEADLINE, Register};
+use hindsight_guest::regs::apic::{LVT_TIMER_DEADLINE, ApicRegister};
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
-use hindsight_guest::regs::rdt::{self, Association, EventSelect, counter, event};
+use hindsight_guest::regs::rdt::{self, Association, QmEventSelect, counter, event};
 use hindsight_guest::trap;
 use hindsight_guest::{apic, insn, msr, report, smp};
 use hindsight_payloads::pmu;
@@ -49,7 +49,7 @@ fn stream() {
 }
 
 fn monitor(event: u8, rmid: u32) -> u64 {
-    msr::write(reg::IA32_QM_EVTSEL, EventSelect::new(event, rmid).0);
+    msr::write(reg::IA32_QM_EVTSEL, QmEventSelect::new(event, rmid).0);
     msr::read(reg::IA32_QM_CTR)
 }
 
@@ -328,7 +328,7 @@ case! {
         let whole = pass(1);
         trap::set_handler(VECTOR, take);
         apic::enable();
-        apic::write(Register::LVT_TIMER, LVT_TIMER_DEADLINE | u32::from(VECTOR));
+        apic::write(ApicRegister::LVT_TIMER, LVT_TIMER_DEADLINE | u32::from(VECTOR));
         let deadline = insn::rdtsc() + whole / 2;
         msr::write(reg::IA32_TSC_DEADLINE, deadline);
         insn::sti();

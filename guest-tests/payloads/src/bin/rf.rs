@@ -11,7 +11,7 @@ use hindsight_guest::exception::{ExceptionLog, TrapFrame};
 use hindsight_guest::gdt::{KERNEL_CODE, USER_DATA};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{DEFAULT_BASE, ICR_ASSERT, Register};
+use hindsight_guest::regs::apic::{DEFAULT_BASE, ICR_ASSERT, ApicRegister};
 use hindsight_guest::regs::cr::Cr0;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::rflags::Rflags;
@@ -147,7 +147,7 @@ case! {
     fn body(_ctx) {
         apic::enable();
         trap::set_handler(VECTOR, note_interrupt);
-        apic::write(Register::ICR_HIGH, apic::id() << 24);
+        apic::write(ApicRegister::ICR_HIGH, apic::id() << 24);
         // The other two iterations write to the unused rest of the register's 16 bytes.
         call(rep_icr, DEFAULT_BASE + 0x300, u64::from(ICR_ASSERT | u32::from(VECTOR)));
         apic::disable();

@@ -9,7 +9,7 @@ use core::arch::{asm, global_asm};
 use hindsight_guest::msr;
 use hindsight_guest::port;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SMI, Register};
+use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SMI, ApicRegister};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::pebs::record;
 use hindsight_guest::{apic, insn, report};
@@ -198,7 +198,7 @@ case! {
         need_smm!(ctx);
         install();
         apic::enable();
-        apic::write(Register::LVT_PMC, 0x200);
+        apic::write(ApicRegister::LVT_PMC, 0x200);
         msr::write(reg::IA32_FIXED_CTR0, (1 << 48) - 50);
         msr::write(reg::IA32_FIXED_CTR_CTRL, 0xb);
         msr::write(reg::IA32_PERF_GLOBAL_CTRL, 0x1_0000_000f);
@@ -208,7 +208,7 @@ case! {
         msr::write(reg::IA32_PERF_GLOBAL_CTRL, 0xf);
         msr::write(reg::IA32_FIXED_CTR_CTRL, 0);
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 1 << 32);
-        apic::write(Register::LVT_PMC, 0x1_0000);
+        apic::write(ApicRegister::LVT_PMC, 0x1_0000);
         apic::disable();
         check_eq!(count(), 1, "how often the handler ran");
     }

@@ -13,7 +13,7 @@ use hindsight_guest::legacy::{
 };
 use hindsight_guest::legacy::{action, sel};
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, Slot};
+use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
 use hindsight_payloads::debug::{self, BS, arm, conditions, disarm};
 use hindsight_payloads::snippet;
 
@@ -334,7 +334,7 @@ case! {
         // SAFETY: memory of the blob's segment.
         unsafe { ((legacy::BASE + 0x8000) as usize as *mut [u32; 2]).write_volatile([0, sel::TSS1.into()]) };
         insn::write_dr0(u64::from(legacy::BASE + 0x8000));
-        insn::write_dr7(Dr7::RESET.with(Slot(0), Condition::ReadWrite, Length::Four).0);
+        insn::write_dr7(Dr7::RESET.with_breakpoint(BreakpointIndex(0), Condition::ReadWrite, Length::Four).0);
         run(m, &blob, indirect_start, 0);
         let (place, found) = event(m, 0);
         check_eq!((place, found & BT), ((1, blob.linear(indirect_here)), BT), "the first #DB");

@@ -12,7 +12,7 @@ use hindsight_guest::gdt::MAX_CPUS;
 use hindsight_guest::gdt::{FIRST_TSS, KERNEL_CODE};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{DEFAULT_BASE, Register};
+use hindsight_guest::regs::apic::{DEFAULT_BASE, ApicRegister};
 use hindsight_guest::regs::dr::Dr6;
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, paging, trap};
@@ -293,7 +293,7 @@ case! {
     needs: ["tf-cpl0", "gd", "guestbp-io"],
     about: "CPUID, IN, OUT, device accesses, RDMSR and their like are each one step",
     fn body(ctx) {
-        let register = DEFAULT_BASE + u64::from(Register::TPR.0);
+        let register = DEFAULT_BASE + u64::from(ApicRegister::TPR.0);
         for (code, next) in emulated() {
             let log = events(ctx, code, register, 0xc000_0103);
             let step = log.events().iter().position(|e| e.rip == next);

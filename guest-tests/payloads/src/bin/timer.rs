@@ -9,7 +9,7 @@ use hindsight_guest::apic::{self, read, write};
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn::{self, rdtsc};
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_MASKED, Register};
+use hindsight_guest::regs::apic::{LVT_MASKED, ApicRegister};
 use hindsight_guest::trap;
 use hindsight_guest::{pic, port};
 use hindsight_payloads::clock::{self, PM_HZ, pm_timer, rate_by_pm_timer, wait_until};
@@ -82,7 +82,7 @@ fn start_pit(divisor: u16) {
 /// Lets the PIC through LINT0 where the APIC is enabled: ExtINT.
 fn virtual_wire() {
     apic::enable();
-    write(Register::LVT_LINT0, 0b111 << 8);
+    write(ApicRegister::LVT_LINT0, 0b111 << 8);
 }
 
 case! {
@@ -111,12 +111,12 @@ case! {
     fn body(ctx) {
         let Some(hz) = clock::crystal_hz() else { skip!(ctx, "CPUID has no leaf 15H") };
         apic::enable();
-        write(Register::LVT_TIMER, LVT_MASKED);
+        write(ApicRegister::LVT_TIMER, LVT_MASKED);
         for (divide, by) in [(0b1011, 1), (0b0011, 16), (0b1010, 128)] {
-            write(Register::TIMER_DIVIDE, divide);
-            let elapsed = || u64::from(u32::MAX - read(Register::TIMER_CURRENT));
+            write(ApicRegister::TIMER_DIVIDE, divide);
+            let elapsed = || u64::from(u32::MAX - read(ApicRegister::TIMER_CURRENT));
             let rate = || {
-                write(Register::TIMER_INITIAL, u32::MAX);
+                write(ApicRegister::TIMER_INITIAL, u32::MAX);
                 rate_by_pm_timer(50, elapsed)
             };
             check!(measured_near(hz / by, 2, rate), "within 0.2 percent");

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::insn::rdtsc;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_MASKED, LVT_TIMER_DEADLINE, Register};
+use hindsight_guest::regs::apic::{LVT_MASKED, LVT_TIMER_DEADLINE, ApicRegister};
 use hindsight_guest::regs::msr::{
     IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST, IA32_TSC_AUX, IA32_TSC_DEADLINE,
 };
@@ -156,23 +156,23 @@ case! {
         need_feature!(ctx, TSC_DEADLINE);
         require!(smp::start(2), "the second CPU started");
         let [armed, ..] = ask(|| {
-            apic::write(Register::LVT_TIMER, LVT_TIMER_DEADLINE | LVT_MASKED);
-            apic::write(Register::LVT_PMC, 0x33);
-            apic::read(Register::LVT_TIMER);
+            apic::write(ApicRegister::LVT_TIMER, LVT_TIMER_DEADLINE | LVT_MASKED);
+            apic::write(ApicRegister::LVT_PMC, 0x33);
+            apic::read(ApicRegister::LVT_TIMER);
             msr::write(IA32_TSC_DEADLINE, rdtsc() + FAR);
             [msr::read(IA32_TSC_DEADLINE), 0, 0, 0]
         });
         check!(armed != 0, "the deadline was armed");
         require!(smp::restart(1), "the second CPU started again");
         let found = ask(|| {
-            let entries = [Register::LVT_TIMER, Register::LVT_PMC].map(|r| u64::from(apic::read(r)));
-            apic::write(Register::LVT_TIMER, LVT_TIMER_DEADLINE | LVT_MASKED);
-            apic::read(Register::LVT_TIMER);
+            let entries = [ApicRegister::LVT_TIMER, ApicRegister::LVT_PMC].map(|r| u64::from(apic::read(r)));
+            apic::write(ApicRegister::LVT_TIMER, LVT_TIMER_DEADLINE | LVT_MASKED);
+            apic::read(ApicRegister::LVT_TIMER);
             [entries[0], entries[1], msr::read(IA32_TSC_DEADLINE), 0]
         });
         check_eq!(found, [0x1_0000, 0x1_0000, 0, 0], "both entries and the deadline");
         ask(|| {
-            apic::write(Register::LVT_TIMER, LVT_MASKED);
+            apic::write(ApicRegister::LVT_TIMER, LVT_MASKED);
             [0; 4]
         });
     }

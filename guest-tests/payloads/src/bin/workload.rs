@@ -29,9 +29,9 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use hindsight_guest::info::{self, StartInfo};
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::Register;
+use hindsight_guest::regs::apic::ApicRegister;
 use hindsight_guest::regs::branch::DebugCtl;
-use hindsight_guest::regs::dr::{Condition, Dr7, Length, Slot};
+use hindsight_guest::regs::dr::{Condition, Dr7, Length, BreakpointIndex};
 use hindsight_guest::regs::msr::{
     IA32_DEBUGCTL, IA32_DS_AREA, IA32_PEBS_ENABLE, IA32_PERF_GLOBAL_STATUS_RESET, IA32_PQR_ASSOC,
 };
@@ -114,7 +114,7 @@ fn start(info: StartInfo) -> ! {
             insn::write_dr0(UNTOUCHED.address());
             insn::write_dr7(
                 Dr7::RESET
-                    .with(Slot(0), Condition::ReadWrite, Length::Eight)
+                    .with_breakpoint(BreakpointIndex(0), Condition::ReadWrite, Length::Eight)
                     .0,
             );
         }
@@ -249,7 +249,7 @@ fn on_overflow(_: &mut TrapFrame) {
 
 fn rearm() {
     msr::write(IA32_PERF_GLOBAL_STATUS_RESET, 1);
-    apic::write(Register::LVT_PMC, pmu::LVT_NMI);
+    apic::write(ApicRegister::LVT_PMC, pmu::LVT_NMI);
     pmu::preset(0, 1);
 }
 

@@ -10,7 +10,7 @@ use hindsight_guest::catch::logged;
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{DEFAULT_BASE, Register};
+use hindsight_guest::regs::apic::{DEFAULT_BASE, ApicRegister};
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
 use hindsight_guest::regs::msr::{IA32_FS_BASE, IA32_GS_BASE};
 use hindsight_guest::{insn, paging, trap};
@@ -337,13 +337,13 @@ case! {
     needs_cpl3: ["iretq-cpl3"],
     about: "loads and stores of a device's registers match like others, and are done",
     fn body(ctx) {
-        let register = DEFAULT_BASE + u64::from(Register::TPR.0);
+        let register = DEFAULT_BASE + u64::from(ApicRegister::TPR.0);
         arm(0, register, Condition::ReadWrite, Length::Four);
         check_events!(events(ctx, mmio_load, register, 0), [(at(mmio_load_next), B0)], "load");
         arm(0, register, Condition::Write, Length::Four);
         check_events!(events(ctx, mmio_store, register, 0x20), [(at(mmio_store_next), B0)], "store");
-        check_eq!(apic::read(Register::TPR), 0x20, "the register");
-        apic::write(Register::TPR, 0);
+        check_eq!(apic::read(ApicRegister::TPR), 0x20, "the register");
+        apic::write(ApicRegister::TPR, 0);
         arm(0, register, Condition::Write, Length::Four);
         check_events!(events(ctx, mmio_load, register, 0), [], "a load with R/W=01");
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueHint};
 use hindsight_cpu::cpuid::CpuModel;
-use hindsight_cpu::profile::Profile;
+use hindsight_cpu::profile::CpuProfile;
 use serde::{Deserialize, Serialize};
 
 use super::choices::{EngineArg, ModeArg, ModelsArg, ProtocolArg};
@@ -103,7 +103,7 @@ pub struct MachineOptions {
     /// skylake-server, or portable-v1 if deterministic]
     #[arg(long, value_name = "PROFILE|FILE.toml", allow_hyphen_values = true)]
     #[arg(value_hint = ValueHint::FilePath)]
-    pub cpu: Option<OptionWord<Profile>>,
+    pub cpu: Option<OptionWord<CpuProfile>>,
     /// Engine that executes the guest: KVM, the interpreter, or the better one for this host
     #[arg(long, value_enum)]
     pub engine: EngineArg,
@@ -261,7 +261,7 @@ impl RunConfig {
     }
 
     /// The CPU profile that the guest sees.
-    pub fn cpu(&self) -> Profile {
+    pub fn cpu(&self) -> CpuProfile {
         let filled = self.clone().with_defaults();
         filled.machine.cpu.map(|cpu| cpu.0).unwrap_or_default()
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hindsight_cpu::profile::{Profile, ProfileError};
+use hindsight_cpu::profile::{CpuProfile, ProfileError};
 
 use super::option_word::OptionValue;
 use super::paths::with_folder;
@@ -257,7 +257,7 @@ impl OptionValue for ListenAddress {
     }
 }
 
-impl OptionValue for Profile {
+impl OptionValue for CpuProfile {
     const EXPECTED: &'static str = "a CPU profile, or the name of a TOML file with one";
 
     /// A profile, or a file with one, whose relative name refers to the folder of the configuration.
@@ -437,7 +437,7 @@ mod tests {
         assert_reads_back::<BtmTarget>(&["-", "file"]);
         assert_reads_back::<Backend>(&["stdio", "none", "file:a:b", "unix:s"]);
         assert_reads_back::<ListenAddress>(&["tcp::1234", "tcp:127.0.0.1:1", "unix:s"]);
-        assert_reads_back::<Profile>(&["host", "portable-v1,-lbr", "-rdt", "+rtm,-pebs,pmu=8"]);
+        assert_reads_back::<CpuProfile>(&["host", "portable-v1,-lbr", "-rdt", "+rtm,-pebs,pmu=8"]);
         assert_reads_back::<BranchRecord>(&["branches", "branches=3"]);
         assert_reads_back::<ForcedSwitch>(&["10", "5ms"]);
         assert_reads_back::<LogFilter>(&["info", "warn,msr=debug", ""]);

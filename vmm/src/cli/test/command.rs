@@ -217,7 +217,7 @@ fn prepare(
         None => mark_unmet(&mut jobs, capabilities),
     }
     if args.engine == Some(EngineArg::Kvm) {
-        select::mark_profiles(&mut jobs, Facilities::NATIVE);
+        select::mark_profiles(&mut jobs, Facilities::KVM);
     }
     Ok(repeat(jobs, args.repeat))
 }

@@ -321,9 +321,9 @@ mod tests {
             symbols: Symbols::default(),
             image_len: 0,
             msrs: MsrConfig {
-                facilities: Facilities::NATIVE,
+                facilities: Facilities::KVM,
                 tsc_hz: 1_000_000_000,
-                models: true,
+                uarch: true,
             },
         }
     }

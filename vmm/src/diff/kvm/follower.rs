@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hindsight_cpu::state::{CpuState, XsaveArea};
+use hindsight_regs::apic::{ApicBase, DEFAULT_BASE};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::error::{KvmDiffError, NotComparable};
@@ -21,7 +22,7 @@ use crate::probe::ProbeVerdict;
 use crate::state::{PAGE, Pages};
 
 /// IA32_APIC_BASE of the bootstrap processor, with the local APIC enabled. KVM has no APIC here.
-const APIC_BASE: u64 = 0xfee0_0900;
+const APIC_BASE: u64 = DEFAULT_BASE | ApicBase::EN.union(ApicBase::BSP).bits();
 /// The time limit of one instruction: longer than any takes, even under nested virtualization.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// KVM_INTERNAL_ERROR_EMULATION: KVM's instruction emulator lacks the instruction.

@@ -1,6 +1,6 @@
 //! Debug registers of a vCPU in KVM, and KVM_SET_GUEST_DEBUG.
 
-use hindsight_cpu::debug::Registers;
+use hindsight_cpu::debug::DebugRegisters;
 use hindsight_regs::vector::Vector;
 use kvm_bindings::{
     KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, kvm_debugregs,
@@ -17,7 +17,7 @@ pub struct GuestDebug {
     pub step: bool,
     /// DR0-3 and DR7 that replace the guest's in the processor. #DB then exits, and MOV DR if GD is
     /// set.
-    pub registers: Option<Registers>,
+    pub registers: Option<DebugRegisters>,
 }
 
 impl GuestDebug {
@@ -29,7 +29,7 @@ impl GuestDebug {
 
     /// An execution breakpoint at a linear address.
     pub fn execute_breakpoint(address: u64) -> Self {
-        let mut registers = Registers::RESET;
+        let mut registers = DebugRegisters::RESET;
         registers.addresses[0] = address;
         // G0, with type 0: execution.
         registers.control |= 2;
@@ -64,10 +64,10 @@ impl KvmVcpuFd {
     /// # Errors
     ///
     /// The ioctl fails.
-    pub fn debug_registers(&self) -> Result<Registers, KvmError> {
+    pub fn debug_registers(&self) -> Result<DebugRegisters, KvmError> {
         let dr = self.fd.get_debug_regs();
         let dr = dr.map_err(ioctl("KVM_GET_DEBUGREGS"))?;
-        Ok(Registers {
+        Ok(DebugRegisters {
             addresses: dr.db,
             status: dr.dr6,
             control: dr.dr7,
@@ -79,7 +79,7 @@ impl KvmVcpuFd {
     /// # Errors
     ///
     /// KVM refuses a value.
-    pub fn set_debug_registers(&mut self, registers: &Registers) -> Result<(), KvmError> {
+    pub fn set_debug_registers(&mut self, registers: &DebugRegisters) -> Result<(), KvmError> {
         self.loaded = None;
         let dr = kvm_debugregs {
             db: registers.addresses,

@@ -1,6 +1,6 @@
 //! The state that KVM was loaded with last, to load only what has changed.
 
-use hindsight_cpu::debug::Registers;
+use hindsight_cpu::debug::DebugRegisters;
 use hindsight_cpu::state::{CpuState, XsaveArea};
 use hindsight_regs::msr as regs;
 use kvm_bindings::kvm_sregs;
@@ -16,7 +16,7 @@ pub(super) struct LoadedState {
     pub(super) xcr0: u64,
     pub(super) xsave: XsaveArea,
     pub(super) msrs: BaseMsrs,
-    pub(super) debug: Registers,
+    pub(super) debug: DebugRegisters,
 }
 
 impl LoadedState {

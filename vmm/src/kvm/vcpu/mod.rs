@@ -15,7 +15,7 @@ pub use debug::GuestDebug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hindsight_cpu::cpuid::{CpuidTable, Leaf};
+use hindsight_cpu::cpuid::{CpuidLeaf, CpuidTable};
 use kvm_bindings::{
     CpuId, KVM_EXIT_MEMORY_FAULT, KVM_SYNC_X86_EVENTS, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS,
     kvm_cpuid_entry2, kvm_regs, kvm_sync_regs, kvm_vcpu_events,
@@ -313,7 +313,7 @@ impl KvmVcpuFd {
     }
 }
 
-fn cpuid_entry(leaf: Leaf) -> kvm_cpuid_entry2 {
+fn cpuid_entry(leaf: CpuidLeaf) -> kvm_cpuid_entry2 {
     const SIGNIFICANT_INDEX: u32 = 1;
     let [eax, ebx, ecx, edx] = leaf.regs;
     kvm_cpuid_entry2 {

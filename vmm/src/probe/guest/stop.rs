@@ -23,6 +23,13 @@ pub(crate) struct Trap {
     pub(crate) frame: u64,
 }
 
+impl Trap {
+    /// Whether this is the exception `vector`.
+    pub(crate) fn is(&self, vector: Vector) -> bool {
+        self.vector == u64::from(vector.0)
+    }
+}
+
 /// Why a guest stopped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GuestStop {

@@ -1,6 +1,7 @@
 //! Breakpoints: the host's by KVM_SET_GUEST_DEBUG, the guest's own by MOV DR, and DR7.GD.
 
 use hindsight_regs::dr::Dr6;
+use hindsight_regs::vector::Vector;
 use kvm_bindings::{KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP};
 
 use crate::probe::context::{ProbeContext, RefusedCall};
@@ -285,9 +286,9 @@ fn disarmed(
 }
 
 fn disabled(guest: &mut ProbeGuest<'_>) -> Result<Finding, RefusedCall> {
-    const B3_TO_B0: u64 = 0xf;
+    const B3_TO_B0: u64 = Dr6::BREAKPOINTS;
     Ok(match guest.run() {
-        GuestStop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
+        GuestStop::Trap(t) if t.is(Vector::DB) && t.rip == guest.mark() => {
             match guest.dr6()? & B3_TO_B0 {
                 DR6_B0 => Finding::works("B0 alone"),
                 bits => Finding::broken(format!("B3 to B0 are {bits:#06b}")),
@@ -301,10 +302,10 @@ fn disabled(guest: &mut ProbeGuest<'_>) -> Result<Finding, RefusedCall> {
 fn deferred(guest: &mut ProbeGuest<'_>) -> Result<Finding, RefusedCall> {
     const BREAKPOINT_HANDLER: u64 = STUBS + 3 * 16;
     Ok(match guest.run() {
-        GuestStop::Trap(t) if t.vector == 1 && t.rip == BREAKPOINT_HANDLER => {
+        GuestStop::Trap(t) if t.is(Vector::DB) && t.rip == BREAKPOINT_HANDLER => {
             Finding::works("#DB at the first instruction of the handler")
         }
-        GuestStop::Trap(t) if t.vector == 3 => Finding::broken("lost: #BP alone"),
+        GuestStop::Trap(t) if t.is(Vector::BP) => Finding::broken("lost: #BP alone"),
         stop => Finding::broken(stop),
     })
 }
@@ -316,7 +317,7 @@ fn own_trap(guest: &mut ProbeGuest<'_>) -> Result<Measured, RefusedCall> {
         stop = guest.run();
     }
     Ok(match stop {
-        GuestStop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
+        GuestStop::Trap(t) if t.is(Vector::DB) && t.rip == guest.mark() => {
             let dr6 = guest.dr6()?;
             if dr6 & DR6_B0 == 0 {
                 return Ok((false, format!("#DB, but DR6 is {dr6:#x}")));
@@ -330,7 +331,7 @@ fn own_trap(guest: &mut ProbeGuest<'_>) -> Result<Measured, RefusedCall> {
                 stop => (false, format!("#DB, DR6.B0; then {stop}")),
             }
         }
-        GuestStop::Trap(t) if t.vector == 1 => {
+        GuestStop::Trap(t) if t.is(Vector::DB) => {
             let off = t.rip.wrapping_sub(guest.mark()).cast_signed();
             (false, format!("#DB {off:+} bytes from where it belongs"))
         }
@@ -341,7 +342,7 @@ fn own_trap(guest: &mut ProbeGuest<'_>) -> Result<Measured, RefusedCall> {
 
 fn general_detect_guest(guest: &mut ProbeGuest<'_>) -> Result<Finding, RefusedCall> {
     Ok(match guest.run() {
-        GuestStop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
+        GuestStop::Trap(t) if t.is(Vector::DB) && t.rip == guest.mark() => {
             let dr6 = guest.dr6()?;
             if dr6 & DR6_BD != 0 {
                 Finding::works("#DB, DR6.BD")
@@ -356,8 +357,8 @@ fn general_detect_guest(guest: &mut ProbeGuest<'_>) -> Result<Finding, RefusedCa
 
 fn general_detect_rf(guest: &mut ProbeGuest<'_>) -> Result<Finding, RefusedCall> {
     Ok(match guest.run() {
-        GuestStop::Trap(t) if t.vector == 1 && t.rflags & RF != 0 => Finding::works("RF = 1"),
-        GuestStop::Trap(t) if t.vector == 1 => Finding::broken("RF = 0"),
+        GuestStop::Trap(t) if t.is(Vector::DB) && t.rflags & RF != 0 => Finding::works("RF = 1"),
+        GuestStop::Trap(t) if t.is(Vector::DB) => Finding::broken("RF = 0"),
         GuestStop::Done => Finding::broken("no #DB"),
         stop => Finding::broken(stop),
     })

@@ -1,5 +1,8 @@
 //! Exits by MSRs, RDPMC, ports, MMIO, HLT and CPUID, and how they are completed.
 
+use hindsight_regs::apic::ApicRegister;
+use hindsight_regs::msr::IA32_DEBUGCTL;
+use hindsight_regs::vector::Vector;
 use kvm_bindings::{KVM_CAP_X86_USER_SPACE_MSR, KVM_SYNC_X86_REGS, kvm_enable_cap};
 use kvm_ioctls::{Cap, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, SyncReg};
 
@@ -9,8 +12,7 @@ use crate::probe::finding::{Finding, Probe};
 use crate::probe::guest::code::{GuestCode, code};
 use crate::probe::guest::{DATA, GuestStop, MMIO, ProbeGuest, StartLevel};
 
-const IA32_DEBUGCTL: u32 = 0x1d9;
-const X2APIC_VERSION: u32 = 0x803;
+const X2APIC_VERSION: u32 = ApicRegister::VERSION.x2apic_msr();
 /// KVM_MSR_EXIT_REASON_INVAL, _UNKNOWN and _FILTER.
 const MSR_EXITS: u64 = 0b111;
 
@@ -147,7 +149,7 @@ fn msr_exit(context: &ProbeContext) -> Result<Finding, RefusedCall> {
     guest.msr_reply.fault = true;
     guest.run();
     Ok(match guest.run() {
-        GuestStop::Trap(t) if t.vector == 13 => Finding::works("both exit; answered or #GP"),
+        GuestStop::Trap(t) if t.is(Vector::GP) => Finding::works("both exit; answered or #GP"),
         stop => Finding::broken(format!("a refused RDMSR gives no #GP: {stop}")),
     })
 }
@@ -166,7 +168,7 @@ fn x2apic_exit(context: &ProbeContext) -> Result<Finding, RefusedCall> {
 fn rdpmc(context: &ProbeContext) -> Result<Finding, RefusedCall> {
     let mut guest = context.guest(StartLevel::Kernel, reads_pmc())?;
     Ok(match guest.run() {
-        GuestStop::Trap(t) if t.vector == 13 => Finding::absent("#GP in the guest, no exit"),
+        GuestStop::Trap(t) if t.is(Vector::GP) => Finding::absent("#GP in the guest, no exit"),
         GuestStop::Done => {
             let regs = guest.regs()?;
             Finding::differs(format!("value {:#x}, no exit", (regs.rdx << 32) | regs.rax))
@@ -225,7 +227,9 @@ fn iopl(context: &ProbeContext) -> Result<Finding, RefusedCall> {
     guest.edit_sregs(|sregs| sregs.tr.limit = 0x67)?;
     Ok(match guest.run() {
         GuestStop::Done => Finding::works("allowed"),
-        GuestStop::Trap(t) if t.vector == 13 => Finding::broken("ignored: #GP without an I/O map"),
+        GuestStop::Trap(t) if t.is(Vector::GP) => {
+            Finding::broken("ignored: #GP without an I/O map")
+        }
         stop => Finding::broken(stop),
     })
 }

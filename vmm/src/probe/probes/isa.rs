@@ -1,6 +1,7 @@
 //! Which instructions run at CPL0, where some KVMs emulate every instruction.
 
 use hindsight_regs::cr::Cr4;
+use hindsight_regs::vector::Vector;
 use kvm_bindings::kvm_xcrs;
 
 use crate::probe::context::{NameCall, ProbeContext, RefusedCall};
@@ -181,7 +182,7 @@ fn run(
             .to_string(),
             stop => stop.to_string(),
         };
-        let is_undefined = matches!(stop, GuestStop::Trap(trap) if trap.vector == 6);
+        let is_undefined = matches!(stop, GuestStop::Trap(trap) if trap.is(Vector::UD));
         match failures.iter_mut().find(|failure| failure.how == how) {
             Some(failure) => failure.names.push(case.name),
             None => failures.push(FailedInstructions {

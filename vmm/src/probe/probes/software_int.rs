@@ -1,5 +1,8 @@
 //! INT3, INT1, INT n, SYSCALL, IRETQ, and the delivery of faults.
 
+use hindsight_regs::msr::{IA32_LSTAR, IA32_STAR};
+use hindsight_regs::vector::Vector;
+
 use crate::probe::context::{ProbeContext, RefusedCall};
 use crate::probe::finding::{Finding, Probe};
 use crate::probe::guest::code::code;
@@ -98,8 +101,6 @@ fn trap_after(
 }
 
 fn syscall_cpl3(context: &ProbeContext) -> Result<Finding, RefusedCall> {
-    const IA32_STAR: u32 = 0xc000_0081;
-    const IA32_LSTAR: u32 = 0xc000_0082;
     let mut guest = context.guest(StartLevel::User, syscall())?;
     let selectors = (u64::from(KERNEL_CS) << 32) | (u64::from(KERNEL_SS) << 48);
     guest.set_msr(IA32_STAR, selectors)?;
@@ -165,10 +166,10 @@ fn iretd_cpl0(context: &ProbeContext) -> Result<Finding, RefusedCall> {
 fn exceptions(context: &ProbeContext) -> Result<Finding, RefusedCall> {
     // Name, code, vector, error code at CPL0 and CPL3.
     let rows = [
-        ("#UD", undefined(), 6, [0, 0]),
-        ("#DE", divide(), 0, [0, 0]),
-        ("#PF", page_fault(), 14, [2, 6]),
-        ("#GP", general_protection(), 13, [0x48, 0x48]),
+        ("#UD", undefined(), Vector::UD, [0, 0]),
+        ("#DE", divide(), Vector::DE, [0, 0]),
+        ("#PF", page_fault(), Vector::PF, [2, 6]),
+        ("#GP", general_protection(), Vector::GP, [0x48, 0x48]),
     ];
     let mut wrong = Vec::new();
     for (name, code, vector, errors) in rows {
@@ -178,13 +179,13 @@ fn exceptions(context: &ProbeContext) -> Result<Finding, RefusedCall> {
         {
             let mut guest = context.guest(level, code)?;
             match guest.run() {
-                GuestStop::Trap(t) if t.vector == vector && t.error == error => {
+                GuestStop::Trap(t) if t.is(vector) && t.error == error => {
                     let cr2 = guest.sregs()?.cr2;
-                    if vector == 14 && cr2 != UNMAPPED {
+                    if vector == Vector::PF && cr2 != UNMAPPED {
                         wrong.push(format!("{name} at {level}: CR2 {cr2:#x}"));
                     }
                 }
-                GuestStop::Trap(t) if t.vector == vector => {
+                GuestStop::Trap(t) if t.is(vector) => {
                     wrong.push(format!("{name} at {level}: error code {:#x}", t.error));
                 }
                 stop => wrong.push(format!("{name} at {level}: {stop}")),

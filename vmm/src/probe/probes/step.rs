@@ -1,6 +1,7 @@
 //! Single steps: the host's by KVM_SET_GUEST_DEBUG, and the guest's own by RFLAGS.TF.
 
 use hindsight_regs::dr::Dr6;
+use hindsight_regs::vector::Vector;
 use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use kvm_bindings::{KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP};
 
@@ -214,7 +215,7 @@ fn hides_tf(context: &ProbeContext) -> Result<Finding, RefusedCall> {
                 visible = true;
                 "TF visible in the PUSHFQ image".to_owned()
             }
-            GuestStop::Trap(t) if t.vector == 1 => "cannot be stepped".to_owned(),
+            GuestStop::Trap(t) if t.is(Vector::DB) => "cannot be stepped".to_owned(),
             stop => stop.to_string(),
         };
         seen.push(format!("{level}: {fact}"));
@@ -231,7 +232,7 @@ fn hides_tf(context: &ProbeContext) -> Result<Finding, RefusedCall> {
 fn trap_flag(context: &ProbeContext, code: GuestCode) -> Result<Finding, RefusedCall> {
     let mut guest = context.guest(StartLevel::Kernel, code)?;
     match guest.run() {
-        GuestStop::Trap(t) if t.vector == 1 && t.rip == guest.mark() => {
+        GuestStop::Trap(t) if t.is(Vector::DB) && t.rip == guest.mark() => {
             let dr6 = guest.dr6()?;
             guest.set_trap_rflags(t, t.rflags & !TF)?;
             let then = guest.run();
@@ -245,7 +246,7 @@ fn trap_flag(context: &ProbeContext, code: GuestCode) -> Result<Finding, Refused
                 Finding::works("#DB after one instruction, DR6.BS")
             })
         }
-        GuestStop::Trap(t) if t.vector == 1 => {
+        GuestStop::Trap(t) if t.is(Vector::DB) => {
             let off = t.rip.wrapping_sub(guest.mark()).cast_signed();
             Ok(Finding::broken(format!(
                 "#DB {off:+} bytes from where it belongs"

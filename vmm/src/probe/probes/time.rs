@@ -1,6 +1,8 @@
-//! The time-stamp counter: its offset, IA32_TSC, CR4.TSD, TSC_AUX, RDTSCP, and the deadline MSR.
+//! The time-stamp counter: its offset, IA32_TIME_STAMP_COUNTER, CR4.TSD, TSC_AUX, RDTSCP, and the deadline MSR.
 
 use hindsight_regs::cr::Cr4;
+use hindsight_regs::msr::{IA32_TIME_STAMP_COUNTER, IA32_TSC_AUX, IA32_TSC_DEADLINE};
+use hindsight_regs::vector::Vector;
 
 use crate::host_clock::read_tsc;
 use crate::kvm::ioctls;
@@ -10,9 +12,6 @@ use crate::probe::guest::code::code;
 use crate::probe::guest::*;
 use crate::probe::probes::exits::filtered;
 
-const IA32_TSC: u32 = 0x10;
-const IA32_TSC_DEADLINE: u32 = 0x6e0;
-const IA32_TSC_AUX: u32 = 0xc000_0103;
 /// A TSC offset far larger than the ticks that a probe takes.
 const JUMP: u64 = 1 << 44;
 /// More ticks than a probe takes: closer TSC values are equal.
@@ -89,7 +88,7 @@ fn tsc_offset(context: &ProbeContext) -> Result<Finding, RefusedCall> {
 
 fn tsc_msr(context: &ProbeContext) -> Result<Finding, RefusedCall> {
     let mut guest = context.guest(StartLevel::Kernel, reads_tsc())?;
-    guest.set_msr(IA32_TSC, JUMP)?;
+    guest.set_msr(IA32_TIME_STAMP_COUNTER, JUMP)?;
     let host = read_tsc();
     Ok(match rdtsc(&mut guest)? {
         Ok(tsc) if tsc.wrapping_sub(JUMP) < NEAR => Finding::works("moves RDTSC"),
@@ -105,7 +104,7 @@ fn tsd(context: &ProbeContext) -> Result<Finding, RefusedCall> {
     let mut guest = context.guest(StartLevel::User, reads_tsc())?;
     guest.edit_sregs(|sregs| sregs.cr4 |= Cr4::TSD.bits())?;
     Ok(match guest.run() {
-        GuestStop::Trap(t) if t.vector == 13 && t.rip == CODE => Finding::works("#GP"),
+        GuestStop::Trap(t) if t.is(Vector::GP) && t.rip == CODE => Finding::works("#GP"),
         GuestStop::Done => Finding::broken("ignored: RDTSC runs"),
         stop => Finding::broken(stop),
     })
@@ -121,7 +120,7 @@ fn tsc_aux(context: &ProbeContext) -> Result<Finding, RefusedCall> {
             (other, true) => Finding::broken(format!("ignored: the host's ({other:#x})")),
             (other, false) => Finding::broken(format!("MSR refused; the host's ({other:#x})")),
         },
-        GuestStop::Trap(t) if t.vector == 6 => Finding::absent("guest gets #UD"),
+        GuestStop::Trap(t) if t.is(Vector::UD) => Finding::absent("guest gets #UD"),
         stop => Finding::broken(stop),
     })
 }

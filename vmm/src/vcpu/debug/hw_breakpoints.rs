@@ -6,10 +6,10 @@
 //! that, the machine runs in the interpreter.
 
 use hindsight_cpu::armed::Armed;
-use hindsight_cpu::debug::Registers;
+use hindsight_cpu::debug::DebugRegisters;
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_cpu::stops::{MsrStops, StopConditions, StopHit, Watchpoint};
-use hindsight_regs::dr::{Condition, Dr7, Length, Slot};
+use hindsight_regs::dr::{BreakpointIndex, Condition, Dr7, Length};
 use hindsight_regs::rflags::Rflags;
 
 use super::stop::{ResumeAction, Unsupported};
@@ -34,7 +34,7 @@ impl From<&CpuState> for DebugStatus {
         let waits = events.exception.is_some() || events.interrupt.is_some() || events.nmi_pending;
         let runs = state.activity == Activity::Running && state.rflags & Rflags::TF.bits() == 0;
         Self {
-            armed: !Armed::by_dr7(state.dr7, state.cr4).is_empty(),
+            armed: !Armed::from_dr7(state.dr7, state.cr4).is_empty(),
             busy: waits || !runs,
         }
     }
@@ -91,16 +91,16 @@ impl HwBreakpoints {
     }
 
     /// DR0-3 and DR7, with general detect, and without the breakpoint at the address `except`.
-    pub fn registers(&self, except: Option<u64>) -> Registers {
-        let mut registers = Registers::RESET;
+    pub fn registers(&self, except: Option<u64>) -> DebugRegisters {
+        let mut registers = DebugRegisters::RESET;
         let mut control = Dr7(registers.control | Dr7::GD);
-        let slots = (0..).map(Slot).zip(&mut registers.addresses);
+        let slots = (0..).map(BreakpointIndex).zip(&mut registers.addresses);
         for (breakpoint, (slot, address)) in self.0.iter().zip(slots) {
             match *breakpoint {
                 HwBreakpoint::Execute(at) if except == Some(at) => {}
                 HwBreakpoint::Execute(at) => {
                     *address = at;
-                    control = control.with(slot, Condition::Execute, Length::One);
+                    control = control.with_breakpoint(slot, Condition::Execute, Length::One);
                 }
                 HwBreakpoint::Data { watch, at, len } => {
                     *address = at;
@@ -108,7 +108,7 @@ impl HwBreakpoints {
                         true => Condition::ReadWrite,
                         false => Condition::Write,
                     };
-                    control = control.with(slot, condition, len);
+                    control = control.with_breakpoint(slot, condition, len);
                 }
             }
         }

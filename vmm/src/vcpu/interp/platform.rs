@@ -2,22 +2,20 @@
 
 use hindsight_cpu::branch::{Branch, Observe};
 use hindsight_cpu::cpuid::CpuModel;
-use hindsight_cpu::msr::Effect;
-use hindsight_cpu::pmu::pebs::Stored;
-use hindsight_cpu::pmu::{Counting, Ring};
+use hindsight_cpu::msr::{ArmedScope, RdmsrOutcome, WrmsrOutcome};
+use hindsight_cpu::pmu::pebs::PebsOutcome;
+use hindsight_cpu::pmu::{EngineCounting, Ring};
 use hindsight_interp::{
     Accesses, Bus, GpFault, Interrupts, Msrs, Observer, Pending, RetiredCounts, TransactionEvent,
 };
 use hindsight_regs::apic::ApicBase;
+use hindsight_regs::cpuid::Feature;
 use hindsight_regs::msr as regs;
 
 use super::run_log::{LoggedEvent, RunLog};
 use crate::vcpu::hex_bytes::HexBytes;
 use crate::vcpu::model::VcpuModel;
 use crate::vcpu::recorder::{ExitKind, RecordedKind};
-
-/// CPUID.01H:EDX.APIC.
-const EDX1_APIC: u32 = 1 << 9;
 
 /// The APM control port of Intel chipsets: a write raises an SMI on the processor that makes it.
 const APM_CONTROL: u16 = 0xb2;
@@ -116,34 +114,45 @@ impl Bus for InterpPlatform {
 
 impl Msrs for InterpPlatform {
     fn rdmsr(&mut self, index: u32) -> Result<u64, GpFault> {
-        let answer = self.served(ExitKind::Rdmsr(index), |model| model.rdmsr(index));
+        let value = self.served(ExitKind::Rdmsr(index), |model| match model.rdmsr(index) {
+            RdmsrOutcome::Value(value) => Some(value),
+            RdmsrOutcome::Apic => model.rdmsr_apic(index).ok(),
+            // The interpreter answers MSRs of the processor state itself.
+            RdmsrOutcome::Processor | RdmsrOutcome::Fault | RdmsrOutcome::Unclaimed => None,
+        });
         self.model.record(RecordedKind::Rdmsr {
             index,
-            answer: answer.ok().flatten(),
+            answer: value,
         });
-        tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {answer:x?}", self.model.id);
-        let shown = answer.ok().flatten().unwrap_or(0);
+        tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {value:x?}", self.model.id);
+        let shown = value.unwrap_or(0);
         self.log_event(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
-        answer.ok().flatten().ok_or(GpFault)
+        value.ok_or(GpFault)
     }
 
     fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), GpFault> {
         self.log_event(LoggedEvent::Wrmsr, index.into(), &value.to_le_bytes());
-        let answer = self.served(ExitKind::Wrmsr(index), |model| model.wrmsr(index, value));
+        let effect = self.served(ExitKind::Wrmsr(index), |model| {
+            match model.wrmsr(index, value) {
+                WrmsrOutcome::Done(effect) => Some(effect),
+                WrmsrOutcome::Apic => model.wrmsr_apic(index, value).ok(),
+                // The interpreter answers MSRs of the processor state itself.
+                WrmsrOutcome::Processor | WrmsrOutcome::Fault | WrmsrOutcome::Unclaimed => None,
+            }
+        });
         self.model.record(RecordedKind::Wrmsr {
             index,
             value,
-            accepted: matches!(answer, Ok(Some(_))),
+            accepted: effect.is_some(),
         });
         let id = self.model.id;
-        tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {answer:x?}");
-        let effect = answer.ok().flatten().ok_or(GpFault)?;
-        // The run loop looks round soon, and tells the machine.
+        tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {effect:x?}");
+        // The run loop reports what is armed at its next checkpoint.
         let control = &self.model.board.run.vcpus;
-        match effect {
-            Effect::Armed => control.doorbell(id).ring(),
-            Effect::PackageArmed => control.ring_all(),
-            _ => {}
+        match effect.ok_or(GpFault)?.armed {
+            Some(ArmedScope::Vcpu) => control.doorbell(id).ring(),
+            Some(ArmedScope::Package) => control.ring_all(),
+            None => {}
         }
         Ok(())
     }
@@ -152,13 +161,14 @@ impl Msrs for InterpPlatform {
         let answer = self.model.rdpmc(index);
         let shown = answer.unwrap_or(0);
         self.log_event(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
-        answer.ok_or(GpFault)
+        answer
     }
 
     fn tsc_aux(&mut self) -> u32 {
-        let answer = self.model.rdmsr(regs::IA32_TSC_AUX);
-        let value = answer.ok().flatten().unwrap_or(0);
-        u32::try_from(value & 0xffff_ffff).unwrap_or(0)
+        match self.model.rdmsr(regs::IA32_TSC_AUX) {
+            RdmsrOutcome::Value(value) => u32::try_from(value & 0xffff_ffff).unwrap_or(0),
+            _ => 0,
+        }
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
@@ -172,7 +182,7 @@ impl Msrs for InterpPlatform {
         if leaf == 1
             && self.model.board.buses.irq.apic_base(self.model.id) & ApicBase::EN.bits() == 0
         {
-            regs[3] &= !EDX1_APIC;
+            regs[3] &= !Feature::APIC.mask();
         }
         regs
     }
@@ -258,8 +268,10 @@ impl Interrupts for InterpPlatform {
     }
 
     fn tsc(&mut self) -> u64 {
-        let answer = self.model.rdmsr(regs::IA32_TIME_STAMP_COUNTER);
-        answer.ok().flatten().unwrap_or(0)
+        match self.model.rdmsr(regs::IA32_TIME_STAMP_COUNTER) {
+            RdmsrOutcome::Value(value) => value,
+            _ => 0,
+        }
     }
 
     fn random(&mut self) -> u64 {
@@ -304,7 +316,7 @@ impl Observer for InterpPlatform {
         self.model.msrs.debug_exception();
     }
 
-    fn counting(&mut self) -> Counting {
+    fn counting(&mut self) -> EngineCounting {
         // The limits count from where the counters stand: they must stand where the processor does.
         if !self.model.msrs.pmu().needs().is_empty() {
             self.model.count();
@@ -317,7 +329,7 @@ impl Observer for InterpPlatform {
         } else {
             cycles.map(|ticks| (ticks / TICKS_PER_INSTRUCTION).max(INSTRUCTIONS_MIN))
         };
-        Counting {
+        EngineCounting {
             instructions: counting.instructions.min(&as_instructions),
             ..counting
         }
@@ -331,12 +343,12 @@ impl Observer for InterpPlatform {
         self.model.flushed(gpa);
     }
 
-    fn pebs_stored(&mut self, stored: &Stored) {
+    fn pebs_stored(&mut self, stored: &PebsOutcome) {
         self.model.pebs_stored(stored);
     }
 
     fn request_pmi(&mut self) {
-        self.model.trace_interrupts();
+        self.model.bts_requests_pmi();
     }
 
     fn allows_transactions(&self) -> bool {

@@ -106,7 +106,7 @@ impl KvmVcpu {
             return Ok(());
         }
         let registers = self.fd.debug_registers()?;
-        let armed = Armed::by_dr7(registers.control, cr4);
+        let armed = Armed::from_dr7(registers.control, cr4);
         if armed != self.armed {
             self.armed = armed;
             self.report_armed();
@@ -139,8 +139,8 @@ impl KvmVcpu {
     /// Injects a #DB with these conditions in DR6.
     fn raise_debug_exception(&mut self, conditions: Dr6) -> Result<(), KvmError> {
         let mut registers = self.fd.debug_registers()?;
-        registers.report(conditions.bits());
-        registers.enter(false);
+        registers.record_conditions(conditions.bits());
+        registers.deliver(false);
         self.fd.set_debug_registers(&registers)?;
         self.fd.inject_debug_exception()?;
         self.accepts_interrupt = Some(false);

@@ -1,7 +1,7 @@
 //! What interrupts a vCPU under KVM: INIT, start-up IPIs, NMIs, interrupts, and the clock.
 
 use hindsight_cpu::state::Activity;
-use hindsight_devices::irq::Pending;
+use hindsight_devices::irq::PendingInterrupts;
 
 use super::KvmVcpu;
 use crate::kvm::KvmError;
@@ -45,7 +45,11 @@ impl KvmVcpu {
     }
 
     /// Injects the pending interrupt, or requests an interrupt window for it.
-    fn offer_interrupt(&mut self, pending: Pending, board: &Board) -> Result<(), KvmError> {
+    fn offer_interrupt(
+        &mut self,
+        pending: PendingInterrupts,
+        board: &Board,
+    ) -> Result<(), KvmError> {
         let (id, waiting) = (self.model.id, pending.interrupt);
         let mut window = false;
         if waiting && self.accepts_interrupt() {

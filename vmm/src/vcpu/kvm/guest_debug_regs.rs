@@ -5,9 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use hindsight_cpu::debug::Registers;
+use hindsight_cpu::debug::DebugRegisters;
 use hindsight_regs::cr::Cr4;
-use hindsight_regs::dr::{Condition, Dr7, Slot};
+use hindsight_regs::dr::{BreakpointIndex, Condition, Dr7};
 
 use crate::kvm::exit::{KvmExit, PortData};
 
@@ -79,14 +79,14 @@ impl ExitAccess {
     /// guest-physical one, or to `None` where nothing is mapped.
     pub fn hits(
         self,
-        registers: &Registers,
+        registers: &DebugRegisters,
         cr4: u64,
         translate: impl FnMut(u64) -> Option<u64>,
     ) -> u64 {
         match self {
-            Self::Port { port, size } => registers.port(port, size, cr4 & Cr4::DE.bits() != 0),
+            Self::Port { port, size } => registers.io_hits(port, size, cr4 & Cr4::DE.bits() != 0),
             Self::Memory { gpa, len, write } => {
-                physical_breakpoints(registers, translate).accessed(gpa, len, write)
+                physical_breakpoints(registers, translate).data_hits(gpa, len, write)
             }
         }
     }
@@ -95,17 +95,17 @@ impl ExitAccess {
 /// The data breakpoints alone, at guest-physical addresses. The bytes that one covers never cross a
 /// page.
 fn physical_breakpoints(
-    registers: &Registers,
+    registers: &DebugRegisters,
     mut translate: impl FnMut(u64) -> Option<u64>,
-) -> Registers {
+) -> DebugRegisters {
     let mut physical = *registers;
     let control = Dr7(registers.control);
-    for (slot, address) in (0..).map(Slot).zip(&mut physical.addresses) {
+    for (slot, address) in (0..).map(BreakpointIndex).zip(&mut physical.addresses) {
         let data = matches!(
             control.condition(slot),
             Condition::Write | Condition::ReadWrite
         );
-        let mapped = (control.armed(slot) && data).then(|| translate(*address));
+        let mapped = (control.is_enabled(slot) && data).then(|| translate(*address));
         match mapped.flatten() {
             Some(gpa) => *address = gpa,
             None => physical.control &= !(0b11 << (2 * slot.0)),
@@ -193,11 +193,13 @@ mod tests {
         write: false,
     };
 
-    fn registers(armed: &[(u64, Condition, Length)]) -> Registers {
-        let mut registers = Registers::RESET;
+    fn registers(armed: &[(u64, Condition, Length)]) -> DebugRegisters {
+        let mut registers = DebugRegisters::RESET;
         for (slot, &(address, condition, length)) in (0..).zip(armed) {
             registers.addresses[usize::from(slot)] = address;
-            registers.control = Dr7(registers.control).with(Slot(slot), condition, length).0;
+            registers.control = Dr7(registers.control)
+                .with_breakpoint(BreakpointIndex(slot), condition, length)
+                .0;
         }
         registers
     }

@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hindsight_cpu::armed::Armed;
-use hindsight_cpu::msr::{Effect, RdmsrOutcome};
+use hindsight_cpu::msr::{MsrEffect, RdmsrOutcome, WrmsrOutcome};
 use hindsight_cpu::state::{Activity, CpuState};
 use hindsight_cpu::stops::StopConditions;
 
 use hindsight_regs::msr as regs;
 use hindsight_regs::rflags::Rflags;
+use hindsight_regs::vector::GpFault;
 use kvm_bindings::kvm_regs;
 
 use guest_debug_regs::{ExitAccess, GuestDebugRegs};
@@ -318,26 +319,32 @@ impl KvmVcpu {
     }
 
     /// Brings KVM in line with what an MSR write changed.
-    fn apply(&mut self, index: u32, effect: Effect) -> Result<(), KvmError> {
+    fn apply(&mut self, index: u32, effect: MsrEffect) -> Result<(), KvmError> {
         self.complete()?;
-        match effect {
-            Effect::None => {}
+        let MsrEffect {
+            tsc_moved,
+            armed,
+            mirror,
+        } = effect;
+        if armed.is_some() {
             // An engine change makes the other vCPUs check as well.
-            Effect::Armed | Effect::PackageArmed => self.report_armed(),
-            Effect::TscMoved => self.set_tsc_offset(&self.model.board.clone()),
-            Effect::Mirror(value) => {
-                if !self.fd.set_msr(index, value)? {
-                    static LIMIT: LogLimit = LogLimit::new();
-                    if let Some(suppressed) = LIMIT.admit() {
-                        tracing::warn!(
-                            "this KVM refuses {value:#x} for MSR {index:#x}, which the guest wrote\
-                             {suppressed}"
-                        );
-                    }
+            self.report_armed();
+        }
+        if tsc_moved {
+            self.set_tsc_offset(&self.model.board.clone());
+        }
+        if let Some(value) = mirror {
+            if !self.fd.set_msr(index, value)? {
+                static LIMIT: LogLimit = LogLimit::new();
+                if let Some(suppressed) = LIMIT.admit() {
+                    tracing::warn!(
+                        "this KVM refuses {value:#x} for MSR {index:#x}, which the guest wrote\
+                         {suppressed}"
+                    );
                 }
-                if index == regs::IA32_APIC_BASE {
-                    self.cr8 = self.fd.cr8();
-                }
+            }
+            if index == regs::IA32_APIC_BASE {
+                self.cr8 = self.fd.cr8();
             }
         }
         Ok(())
@@ -395,7 +402,7 @@ impl KvmVcpu {
         self.fd.load(state, apic_base)?;
         self.activity = state.activity;
         self.guest_debug_regs = GuestDebugRegs::new(intercepts_mov_dr, state.dr7);
-        self.armed = Armed::by_dr7(state.dr7, state.cr4);
+        self.armed = Armed::from_dr7(state.dr7, state.cr4);
         let events = &state.events;
         let open = !events.sti_shadow && !events.mov_ss_shadow && events.interrupt.is_none();
         self.accepts_interrupt = Some(open && state.rflags & Rflags::IF.bits() != 0);
@@ -452,10 +459,17 @@ impl PausedVcpu for KvmVcpu {
     }
 
     fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {
-        match self.model.wrmsr(index, value) {
-            Ok(Some(effect)) => self.apply(index, effect).map(|()| true),
-            _ => Ok(false),
-        }
+        let effect = match self.model.wrmsr(index, value) {
+            WrmsrOutcome::Done(effect) => effect,
+            WrmsrOutcome::Apic => match self.model.wrmsr_apic(index, value) {
+                Ok(effect) => effect,
+                Err(GpFault) => return Ok(false),
+            },
+            WrmsrOutcome::Processor | WrmsrOutcome::Fault | WrmsrOutcome::Unclaimed => {
+                return Ok(false);
+            }
+        };
+        self.apply(index, effect).map(|()| true)
     }
 
     /// KVM decodes guest code anew by itself.

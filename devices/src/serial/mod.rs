@@ -1,12 +1,16 @@
 //! COM1, a 16550A UART, around `vm-superio`'s registers, receive FIFO and output.
 //!
 //! Follows the PC16550D data sheet ("Registers"). The interrupt identification and the interrupt
-//! line are modelled here, level for level: ISA IRQ 4 is edge-triggered, so each new cause must make
-//! a rising edge and each acknowledged one a falling edge, or a guest that looks at one cause for
-//! each interrupt would hang. Transmission takes no time: the transmitter is always empty.
+//! line are modelled here, level for level: ISA IRQ 4 is edge-triggered, so each new cause must
+//! make a rising edge and each acknowledged one a falling edge, or a guest that handles one cause
+//! per interrupt would hang. Transmission takes no time: the transmitter is always empty.
 //!
 //! Deviation: MCR.OUT2, which gates the interrupt on a PC, is set at reset, as firmware leaves it.
-//! Left out: modem status changes, break, line errors, receive trigger levels, FIFO time-outs.
+//! Not modelled: modem status changes, break, line errors, receive trigger levels, FIFO time-outs.
+
+mod regs;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -14,48 +18,33 @@ use std::fmt;
 use std::io::{self, Write};
 use std::mem;
 
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vm_superio::serial::{NoEvents, SerialState as UartState};
 use vm_superio::{Serial as Uart, Trigger};
 
 use crate::bus::Device;
 use crate::hooks::IrqLine;
+use crate::inspect::{FieldList, Inspect, InspectField};
+use regs::{
+    DATA, FifoControl, IER, IIR_FCR, InterruptEnable, InterruptId, LCR, LineControl, LineStatus,
+    MCR, ModemControl,
+};
 
 /// First port of COM1.
 pub const COM1_PORT: u16 = 0x3f8;
-/// Ports of one UART.
+/// Number of ports of one UART.
 pub const UART_PORTS: u16 = 8;
 /// ISA interrupt of COM1.
 pub const COM1_IRQ: u8 = 4;
 
-/// Bytes of input kept for a guest that does not read them, beyond the FIFO.
+/// Bytes of input that are kept beyond the FIFO for a guest that does not read them.
 const BACKLOG_MAX: usize = 4096;
-/// The receive FIFO of `vm-superio`.
+/// Bytes of the receive FIFO of `vm-superio`.
 const FIFO_MAX: usize = 64;
+/// Rate of the transmitter in bits per second with a divisor of 1.
+const BAUD_MAX: u32 = 115_200;
 
-const DATA: u8 = 0;
-const IER: u8 = 1;
-const IIR_FCR: u8 = 2;
-const LCR: u8 = 3;
-const MCR: u8 = 4;
-
-const IER_RECEIVED: u8 = 1 << 0;
-const IER_THR_EMPTY: u8 = 1 << 1;
-const IER_MASK: u8 = 0x0f;
-const IIR_NONE: u8 = 0b0001;
-const IIR_THR_EMPTY: u8 = 0b0010;
-const IIR_RECEIVED: u8 = 0b0100;
-const IIR_FIFO: u8 = 0b1100_0000;
-const FCR_ENABLE: u8 = 1 << 0;
-const FCR_CLEAR_RECEIVER: u8 = 1 << 1;
-const LCR_DLAB: u8 = 1 << 7;
-const LSR_DATA_READY: u8 = 1 << 0;
-const LSR_IDLE: u8 = 0b0110_0000;
-const MCR_OUT2: u8 = 1 << 3;
-const MCR_LOOP: u8 = 1 << 4;
-
-/// Interrupts are derived in this file; `vm-superio`'s edges are not used.
+/// Ignores the interrupts of `vm-superio`, which this file derives itself.
 #[derive(Debug)]
 struct NoTrigger;
 
@@ -67,13 +56,14 @@ impl Trigger for NoTrigger {
     }
 }
 
-/// Where transmitted bytes go.
-type Output = Box<dyn Write + Send>;
+/// The destination of transmitted bytes.
+type SerialOutput = Box<dyn Write + Send>;
 
-/// Why a saved state is refused.
+/// A saved state that the UART rejects.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SerialError {
-    /// More unread input than the UART and its backlog hold.
+    /// The state has more unread input than the UART and its backlog hold.
     #[error("the saved serial port holds too much input: {fifo} bytes in the FIFO, {backlog} more")]
     TooMuchInput {
         /// Bytes in the FIFO.
@@ -81,14 +71,16 @@ pub enum SerialError {
         /// Bytes behind it.
         backlog: usize,
     },
-    /// The register holds a bit that the hardware does not have.
+    /// The register has a bit that the hardware does not have.
     #[error("the saved serial port's interrupt enable register is {0:#x}")]
     InterruptEnable(u8),
 }
 
-/// The state of the UART as plain data. Everything but the last four is a register by its name in the
-/// data sheet.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The state of the UART as plain data.
+///
+/// All fields but the last four are registers, by their names in the data sheet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SerialState {
     /// Divisor latch, DLM in the high byte and DLL in the low one.
     pub divisor: u16,
@@ -106,16 +98,16 @@ pub struct SerialState {
     pub thr_empty_pending: bool,
     /// The receive FIFO, the oldest byte first; at most 64 bytes.
     pub fifo: Vec<u8>,
-    /// Input that waits for room in the FIFO; at most 4096 bytes.
+    /// Input that waits for space in the FIFO; at most 4096 bytes.
     pub backlog: Vec<u8>,
 }
 
 /// A 16550A UART on 8 ports.
 pub struct Serial {
-    uart: Uart<NoTrigger, NoEvents, Output>,
+    uart: Uart<NoTrigger, NoEvents, SerialOutput>,
     irq: IrqLine,
     level: bool,
-    interrupt_enable: u8,
+    interrupt_enable: InterruptEnable,
     fifo_enabled: bool,
     thr_empty_pending: bool,
     backlog: VecDeque<u8>,
@@ -128,12 +120,12 @@ impl Serial {
     /// `output` is written and flushed byte by byte with the device locked: it should buffer, and
     /// must not block without end.
     pub fn new(irq: IrqLine, output: impl Write + Send + 'static) -> Self {
-        let output: Output = Box::new(output);
+        let output: SerialOutput = Box::new(output);
         Self {
             uart: Uart::new(NoTrigger, output),
             irq,
             level: false,
-            interrupt_enable: 0,
+            interrupt_enable: InterruptEnable::empty(),
             fifo_enabled: false,
             thr_empty_pending: false,
             backlog: VecDeque::new(),
@@ -141,27 +133,29 @@ impl Serial {
         }
     }
 
-    /// Takes input from outside; answers how many bytes were accepted. The rest does not fit into
-    /// the backlog of 4 KiB and is the caller's to drop or to offer again.
+    /// Receives bytes. Returns how many were accepted.
+    ///
+    /// The others do not fit into the backlog of 4 KiB; the caller can drop them or try again.
     pub fn input(&mut self, bytes: &[u8]) -> usize {
-        let accepted = bytes.len().min(self.room());
+        let accepted = bytes.len().min(self.input_capacity());
         self.backlog.extend(&bytes[..accepted]);
         self.refill();
         self.update_line();
         accepted
     }
 
-    /// How many bytes [`Serial::input`] would accept.
-    pub fn room(&self) -> usize {
+    /// The number of bytes that [`Serial::input`] would accept.
+    pub fn input_capacity(&self) -> usize {
+        debug_assert!(self.backlog.len() <= BACKLOG_MAX, "the backlog is bounded");
         BACKLOG_MAX - self.backlog.len()
     }
 
-    /// The state as plain data; output and interrupt line are not part of it.
+    /// The state as plain data, without output and interrupt line.
     pub fn save(&self) -> SerialState {
         let uart = self.uart.state();
         SerialState {
             divisor: u16::from_le_bytes([uart.baud_divisor_low, uart.baud_divisor_high]),
-            interrupt_enable: self.interrupt_enable,
+            interrupt_enable: self.interrupt_enable.bits(),
             line_control: uart.line_control,
             modem_control: uart.modem_control,
             scratch: uart.scratch,
@@ -172,10 +166,10 @@ impl Serial {
         }
     }
 
-    /// Takes the state over and drives the interrupt line to match.
+    /// Replaces the state by a saved one, and drives the interrupt line accordingly.
     ///
     /// # Errors
-    /// A state that the UART cannot be in; it is left as it was.
+    /// The UART cannot be in this state; nothing was changed.
     pub fn restore(&mut self, state: &SerialState) -> Result<(), SerialError> {
         if state.fifo.len() > FIFO_MAX || state.backlog.len() > BACKLOG_MAX {
             return Err(SerialError::TooMuchInput {
@@ -183,21 +177,18 @@ impl Serial {
                 backlog: state.backlog.len(),
             });
         }
-        if state.interrupt_enable & !IER_MASK != 0 {
+        let Some(interrupt_enable) = InterruptEnable::from_bits(state.interrupt_enable) else {
             return Err(SerialError::InterruptEnable(state.interrupt_enable));
-        }
+        };
+        let mut line_status = LineStatus::IDLE;
+        line_status.set(LineStatus::DATA_READY, !state.fifo.is_empty());
         let [baud_divisor_low, baud_divisor_high] = state.divisor.to_le_bytes();
         let uart = UartState {
             baud_divisor_low,
             baud_divisor_high,
             interrupt_enable: state.interrupt_enable,
             line_control: state.line_control,
-            line_status: LSR_IDLE
-                | if state.fifo.is_empty() {
-                    0
-                } else {
-                    LSR_DATA_READY
-                },
+            line_status: line_status.bits(),
             modem_control: state.modem_control,
             scratch: state.scratch,
             in_buffer: state.fifo.clone(),
@@ -206,7 +197,7 @@ impl Serial {
         let output = mem::replace(self.uart.writer_mut(), Box::new(io::sink()));
         self.uart = Uart::from_state(&uart, NoTrigger, NoEvents, output)
             .expect("the FIFO fits, and no trigger fails");
-        self.interrupt_enable = state.interrupt_enable;
+        self.interrupt_enable = interrupt_enable;
         self.fifo_enabled = state.fifo_enabled;
         self.thr_empty_pending = state.thr_empty_pending;
         self.backlog = state.backlog.iter().copied().collect();
@@ -231,14 +222,15 @@ impl Serial {
         match register {
             DATA if !self.divisor_selected() => self.transmit(value),
             IER if !self.divisor_selected() => {
-                let enabled = value & !self.interrupt_enable;
-                self.interrupt_enable = value & IER_MASK;
-                self.forward(IER, value);
+                let enables = InterruptEnable::from_bits_truncate(value);
+                let enabled = enables.difference(self.interrupt_enable);
+                self.interrupt_enable = enables;
+                self.write_uart(IER, value);
                 // Enabling the interrupt while the transmitter is empty raises it.
-                self.thr_empty_pending |= enabled & IER_THR_EMPTY != 0;
+                self.thr_empty_pending |= enabled.contains(InterruptEnable::THR_EMPTY);
             }
-            IIR_FCR => self.write_fifo_control(value),
-            _ => self.forward(register, value),
+            IIR_FCR => self.write_fifo_control(FifoControl::from_bits_truncate(value)),
+            _ => self.write_uart(register, value),
         }
     }
 
@@ -247,40 +239,46 @@ impl Serial {
         // at once, which raises it again: a new edge.
         self.thr_empty_pending = false;
         self.update_line();
-        self.forward(DATA, value);
+        self.write_uart(DATA, value);
         self.thr_empty_pending = true;
     }
 
-    fn write_fifo_control(&mut self, value: u8) {
-        let enable = value & FCR_ENABLE != 0;
-        if enable != self.fifo_enabled || value & FCR_CLEAR_RECEIVER != 0 {
-            // The data register is the only way to the FIFO, and DLAB hides it.
-            let line_control = self.uart.read(LCR);
-            self.forward(LCR, line_control & !LCR_DLAB);
+    fn write_fifo_control(&mut self, control: FifoControl) {
+        let enable = control.contains(FifoControl::ENABLE);
+        if enable != self.fifo_enabled || control.contains(FifoControl::CLEAR_RECEIVER) {
+            // The FIFO can be drained only by the data register, which DLAB hides.
+            let line_control = self.line_control();
+            let visible = line_control.difference(LineControl::DIVISOR_LATCH);
+            self.write_uart(LCR, visible.bits());
             while self.has_received() {
                 self.uart.read(DATA);
             }
-            self.forward(LCR, line_control);
+            self.write_uart(LCR, line_control.bits());
         }
         self.fifo_enabled = enable;
     }
 
-    /// IIR: the pending cause of highest priority. Reading it acknowledges an empty transmitter.
+    /// Reads IIR, which acknowledges an empty transmitter if that is the pending interrupt.
     fn identify_interrupt(&mut self) -> u8 {
-        let cause = if self.received_asserted() {
-            IIR_RECEIVED
-        } else if self.thr_empty_asserted() {
+        let id = self.pending_interrupt();
+        if id == InterruptId::ThrEmpty {
             self.thr_empty_pending = false;
-            IIR_THR_EMPTY
-        } else {
-            IIR_NONE
-        };
-        cause | if self.fifo_enabled { IIR_FIFO } else { 0 }
+        }
+        id.iir(self.fifo_enabled)
     }
 
-    /// A write that `vm-superio` acts on. Output that fails is lost, as on a line with no one at
-    /// its end.
-    fn forward(&mut self, register: u8, value: u8) {
+    fn pending_interrupt(&self) -> InterruptId {
+        if self.received_asserted() {
+            InterruptId::Received
+        } else if self.thr_empty_asserted() {
+            InterruptId::ThrEmpty
+        } else {
+            InterruptId::None
+        }
+    }
+
+    /// Writes a register of `vm-superio`. Output that fails is lost, as on an open line.
+    fn write_uart(&mut self, register: u8, value: u8) {
         if let Err(error) = self.uart.write(register, value)
             && !mem::replace(&mut self.output_failed, true)
         {
@@ -288,18 +286,27 @@ impl Serial {
         }
     }
 
+    /// Moves input from the backlog to the FIFO.
     fn refill(&mut self) {
         let count = self.uart.fifo_capacity().min(self.backlog.len());
-        if count == 0 || self.uart.read(MCR) & MCR_LOOP != 0 {
+        if count == 0 || self.modem_control().contains(ModemControl::LOOP) {
             return;
         }
         let bytes: Vec<u8> = self.backlog.drain(..count).collect();
         let queued = self.uart.enqueue_raw_bytes(&bytes);
-        debug_assert!(matches!(queued, Ok(n) if n == count));
+        debug_assert!(matches!(queued, Ok(n) if n == count), "the bytes fit");
+    }
+
+    fn line_control(&mut self) -> LineControl {
+        LineControl::from_bits_retain(self.uart.read(LCR))
+    }
+
+    fn modem_control(&mut self) -> ModemControl {
+        ModemControl::from_bits_retain(self.uart.read(MCR))
     }
 
     fn divisor_selected(&mut self) -> bool {
-        self.uart.read(LCR) & LCR_DLAB != 0
+        self.line_control().contains(LineControl::DIVISOR_LATCH)
     }
 
     fn has_received(&self) -> bool {
@@ -307,17 +314,18 @@ impl Serial {
     }
 
     fn received_asserted(&self) -> bool {
-        self.interrupt_enable & IER_RECEIVED != 0 && self.has_received()
+        self.interrupt_enable.contains(InterruptEnable::RECEIVED) && self.has_received()
     }
 
     fn thr_empty_asserted(&self) -> bool {
-        self.interrupt_enable & IER_THR_EMPTY != 0 && self.thr_empty_pending
+        self.interrupt_enable.contains(InterruptEnable::THR_EMPTY) && self.thr_empty_pending
     }
 
     fn asserted(&mut self) -> bool {
+        let control = self.modem_control();
         // In loopback mode the OUT2 pin is inactive.
-        let gate = self.uart.read(MCR) & (MCR_OUT2 | MCR_LOOP) == MCR_OUT2;
-        gate && (self.received_asserted() || self.thr_empty_asserted())
+        let gate = control.contains(ModemControl::OUT2) && !control.contains(ModemControl::LOOP);
+        gate && self.pending_interrupt() != InterruptId::None
     }
 
     fn update_line(&mut self) {
@@ -347,6 +355,28 @@ impl Device for Serial {
     }
 }
 
+impl Inspect for Serial {
+    fn inspect(&self) -> Vec<InspectField> {
+        let state = self.save();
+        let mut fields = FieldList::default();
+        fields.push("divisor", state.divisor);
+        match BAUD_MAX.checked_div(state.divisor.into()) {
+            Some(rate) => fields.push("rate", format_args!("{rate} baud")),
+            None => fields.push("rate", "none"),
+        }
+        fields.flags("IER", self.interrupt_enable);
+        fields.push("interrupt", format_args!("{:?}", self.pending_interrupt()));
+        fields.flags("LCR", LineControl::from_bits_retain(state.line_control));
+        fields.flags("MCR", ModemControl::from_bits_retain(state.modem_control));
+        fields.hex("SCR", state.scratch);
+        fields.flag("FIFOs enabled", self.fifo_enabled);
+        fields.push("received bytes", state.fifo.len());
+        fields.push("backlog bytes", state.backlog.len());
+        fields.push("IRQ level", u8::from(self.level));
+        fields.finish()
+    }
+}
+
 impl fmt::Debug for Serial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Serial")
@@ -354,6 +384,3 @@ impl fmt::Debug for Serial {
             .finish_non_exhaustive()
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,0 +1,403 @@
+//! The rows of the CPUID table.
+
+use hindsight_regs::cpuid::{Feature, LEAF_FREQUENCY, LEAF_HYPERVISOR, LEAF_TSC};
+use hindsight_regs::rdt;
+
+use super::{
+    CRYSTAL_HZ, CpuModel, CpuidConfig, CpuidLeaf, CpuidRegs, EXTENDED, MAX_BASIC, MAX_EXTENDED,
+    OSPKE, OSXSAVE, XSAVE_LEGACY, crystal,
+};
+use crate::facility::Facilities;
+use crate::uarch::CacheGeometry;
+use crate::uarch::cache::LINE;
+
+/// CPUID.1:EAX of a first-generation Xeon Scalable processor.
+const SIGNATURE_SKYLAKE: u32 = 0x0005_0654;
+
+/// CPUID.1:ECX: the features of the debug store.
+pub(super) const ECX1_DS: u32 = Feature::DTES64.mask() | Feature::DS_CPL.mask();
+/// CPUID.1:ECX: features that are never reported: MONITOR, VMX, SMX, TM2, CNXT-ID, SDBG, xTPR, DCA.
+const ECX1_NEVER: u32 = Feature::MONITOR.mask()
+    | 0b11 << 5
+    | 1 << 8
+    | 1 << 10
+    | Feature::SDBG.mask()
+    | 1 << 14
+    | 1 << 18;
+/// SSE3, PCLMULQDQ, SSSE3, FMA, CX16, PCID, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, XSAVE, AVX, F16C,
+/// RDRAND.
+const ECX1_SKYLAKE: u32 =
+    1 | 1 << 1 | 1 << 9 | 0b11 << 12 | 1 << 17 | 0b11 << 19 | 0b11 << 22 | 0b11 << 25 | 0b111 << 28;
+/// CX16, PCID, MOVBE, POPCNT, RDRAND.
+pub(super) const ECX1_PORTABLE: u32 = 1 << 13 | 1 << 17 | 0b11 << 22 | 1 << 30;
+/// CPUID.1:EDX: FPU to MMX and FXSR to SS without DS, ACPI, PSN: 0, 1 ... 17, 19, 23 to 27.
+pub(super) const EDX1_SKYLAKE: u32 = 0x0f8b_fbff;
+/// PSN, DS, ACPI, HTT, TM, PBE: decided by the configuration, or never reported.
+const EDX1_NEVER: u32 = 1 << 18 | Feature::DS.mask() | 1 << 22 | EDX1_HTT | 1 << 29 | 1 << 31;
+/// CPUID.1:EDX: more than one logical processor in the package.
+const EDX1_HTT: u32 = 1 << 28;
+
+/// CPUID.7.0:EBX: both halves of TSX.
+const EBX7_TSX: u32 = Feature::HLE.mask() | Feature::RTM.mask();
+/// SGX, MPX, PT: never reported.
+const EBX7_NEVER: u32 = 1 << 2 | 1 << 14 | Feature::PT.mask();
+/// FSGSBASE, BMI1, AVX2, FDP_EXCPTN_ONLY, SMEP, BMI2, ERMS, INVPCID, FCS/FDS deprecation, AVX512F,
+/// AVX512DQ, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB, AVX512CD, AVX512BW, AVX512VL.
+const EBX7_SKYLAKE: u32 = 1
+    | 1 << 3
+    | 0b111 << 5
+    | 0b111 << 8
+    | 1 << 13
+    | 0b11 << 16
+    | 0b111 << 18
+    | 0b11 << 23
+    | 1 << 28
+    | 0b11 << 30;
+/// FSGSBASE, SMEP, ERMS, INVPCID, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB.
+pub(super) const EBX7_PORTABLE: u32 = 1 | 1 << 7 | 0b11 << 9 | 0b111 << 18 | 0b11 << 23;
+/// CPUID.7.0:ECX: UMIP.
+pub(super) const ECX7_PORTABLE: u32 = Feature::UMIP.mask();
+/// UMIP, PKU.
+const ECX7_SKYLAKE: u32 = Feature::UMIP.mask() | Feature::PKU.mask();
+/// Features that change how guests see interrupts or memory: WAITPKG, CET, LA57, RDPID, bus-lock
+/// detection.
+const ECX7_NEVER: u32 = 1 << 5 | 1 << 7 | 1 << 16 | Feature::RDPID.mask() | 1 << 24;
+
+/// CPUID.80000001H:EDX: SYSCALL, NX, 1-GiB pages, long mode.
+pub(super) const EDX_EXT_SKYLAKE: u32 =
+    Feature::SYSCALL.mask() | Feature::NX.mask() | 1 << 26 | Feature::LONG_MODE.mask();
+/// CPUID.80000001H:ECX: LAHF/SAHF, LZCNT, PREFETCHW.
+pub(super) const ECX_EXT_SKYLAKE: u32 = 1 | 1 << 5 | 1 << 8;
+
+/// Components of XCR0: x87, SSE, AVX, AVX-512 (three), PKRU.
+const XCR0_SKYLAKE: u64 = XCR0_AVX_AND_BELOW | XCR0_AVX512 | 1 << 9;
+const XCR0_AVX_AND_BELOW: u64 = 0b111;
+const XCR0_AVX: u64 = 1 << 2;
+const XCR0_AVX512: u64 = 0b111 << 5;
+const XCR0_X87_AND_SSE: u64 = 0b11;
+
+/// Leaf 0AH without the number of general-purpose counters.
+///
+/// Version 4, counters of 48 bits, seven architectural events, three fixed counters of 48 bits.
+const LEAF_0A: CpuidRegs = [0x0730_0004, 0, 0, 0x603];
+
+/// The supported bits of one register, by model.
+#[derive(Clone, Copy)]
+struct ModelBits {
+    skylake: u32,
+    portable: u32,
+}
+
+impl ModelBits {
+    /// The same bits in all models that do not depend on the host.
+    const fn same(bits: u32) -> Self {
+        Self {
+            skylake: bits,
+            portable: bits,
+        }
+    }
+}
+
+/// Four bytes of an identification string, as CPUID returns them in a register.
+const fn text(bytes: &[u8; 4]) -> u32 {
+    u32::from_le_bytes(*bytes)
+}
+
+/// All rows of the table, in no particular order.
+pub(super) fn leaves(
+    config: &CpuidConfig,
+    supported: &impl Fn(u32, u32) -> CpuidRegs,
+) -> Vec<CpuidLeaf> {
+    let mut builder = CpuidBuilder {
+        config,
+        supported,
+        leaves: Vec::new(),
+    };
+    builder.basic();
+    builder.extended();
+    builder.push(
+        LEAF_HYPERVISOR,
+        [LEAF_HYPERVISOR, text(b"Hind"), text(b"sigh"), text(b"tVMM")],
+    );
+    builder.leaves
+}
+
+struct CpuidBuilder<'a, F> {
+    config: &'a CpuidConfig,
+    supported: &'a F,
+    leaves: Vec<CpuidLeaf>,
+}
+
+impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
+    fn push(&mut self, leaf: u32, regs: CpuidRegs) {
+        self.leaves.push(CpuidLeaf {
+            leaf,
+            subleaf: None,
+            regs,
+        });
+    }
+
+    fn push_sub(&mut self, leaf: u32, subleaf: u32, regs: CpuidRegs) {
+        self.leaves.push(CpuidLeaf {
+            leaf,
+            subleaf: Some(subleaf),
+            regs,
+        });
+    }
+
+    /// Whether the processor has all of `facilities`.
+    fn has(&self, facilities: Facilities) -> bool {
+        self.config.facilities.contains(facilities)
+    }
+
+    /// Whether the processor has any of `facilities`.
+    fn has_any(&self, facilities: Facilities) -> bool {
+        self.config.facilities.intersects(facilities)
+    }
+
+    /// Whether vendor, signature and brand are the model's, and not the host's.
+    fn has_own_identity(&self) -> bool {
+        self.config.model != CpuModel::Host
+    }
+
+    /// The bits of `supported` that the model has, or for the host model all but `never`.
+    fn offered(&self, supported: u32, bits: ModelBits, never: u32) -> u32 {
+        match self.config.model {
+            CpuModel::SkylakeServer => supported & bits.skylake,
+            CpuModel::PortableV1 => supported & bits.portable,
+            CpuModel::Host => supported & !never,
+        }
+    }
+
+    fn basic(&mut self) {
+        let vendor = if self.has_own_identity() {
+            [text(b"Genu"), text(b"ntel"), text(b"ineI")]
+        } else {
+            let [_, ebx, ecx, edx] = (self.supported)(0, 0);
+            [ebx, ecx, edx]
+        };
+        self.push(0, [MAX_BASIC, vendor[0], vendor[1], vendor[2]]);
+        self.push(1, self.leaf_1());
+        self.push(2, [0x7603_6301, 0x00f0_b5ff, 0, 0x00c3_0000]);
+        self.caches();
+        self.push(5, [0; 4]);
+        self.push(6, [1 << 2, 0, 0, 0]);
+        self.push_sub(7, 0, self.leaf_7());
+        if self.has(Facilities::PMU) {
+            let [eax, ebx, ecx, edx] = LEAF_0A;
+            let counters = self.config.facilities.gp_counters();
+            self.push(0xa, [eax | counters << 8, ebx, ecx, edx]);
+        }
+        self.topology();
+        self.xsave();
+        self.rdt_monitoring();
+        self.rdt_allocation();
+        let (denominator, numerator) = crystal::ratio(self.config.tsc_hz);
+        self.push(LEAF_TSC, [denominator, numerator, CRYSTAL_HZ, 0]);
+        let mhz = u32::try_from((self.config.tsc_hz + 500_000) / 1_000_000).unwrap_or(u32::MAX);
+        self.push(LEAF_FREQUENCY, [mhz, mhz, 100, 0]);
+    }
+
+    fn leaf_1(&self) -> CpuidRegs {
+        let host = (self.supported)(1, 0);
+        let decided = Feature::X2APIC.mask()
+            | Feature::TSC_DEADLINE.mask()
+            | Feature::PDCM.mask()
+            | ECX1_DS
+            | OSXSAVE;
+        let bits = ModelBits {
+            skylake: ECX1_SKYLAKE,
+            portable: ECX1_PORTABLE,
+        };
+        let mut ecx = self.offered(host[2], bits, ECX1_NEVER | decided);
+        ecx |= Feature::HYPERVISOR.mask();
+        let mut edx = self.offered(host[3], ModelBits::same(EDX1_SKYLAKE), EDX1_NEVER);
+        for (facilities, bits) in [
+            (Facilities::X2APIC, Feature::X2APIC.mask()),
+            (Facilities::TSC_DEADLINE, Feature::TSC_DEADLINE.mask()),
+            (Facilities::PERF_CAPABILITIES, Feature::PDCM.mask()),
+            (Facilities::DEBUG_STORE, ECX1_DS),
+        ] {
+            if self.has_any(facilities) {
+                ecx |= bits;
+            }
+        }
+        if self.has_any(Facilities::DEBUG_STORE) {
+            edx |= Feature::DS.mask();
+        }
+        // The local APIC is ours, whatever the engine says.
+        edx |= Feature::APIC.mask();
+        if self.config.cpus > 1 {
+            edx |= EDX1_HTT;
+        }
+        let signature = if self.has_own_identity() {
+            SIGNATURE_SKYLAKE
+        } else {
+            host[0]
+        };
+        let ids = self.config.cpus.next_power_of_two().min(0xff);
+        // A CLFLUSH line has 8 quadwords. `with_apic_id` fills in the APIC ID of each processor.
+        [signature, ids << 16 | 8 << 8, ecx, edx]
+    }
+
+    fn leaf_7(&self) -> CpuidRegs {
+        let host = (self.supported)(7, 0);
+        let facilities = [
+            (Facilities::TSC_ADJUST, Feature::TSC_ADJUST.mask()),
+            (Facilities::RDT_MONITORING, Feature::RDT_M.mask()),
+            (Facilities::RDT_ALLOCATION, Feature::RDT_A.mask()),
+            (Facilities::RTM, EBX7_TSX),
+        ];
+        let decided = facilities.iter().fold(0, |all, (_, bits)| all | bits);
+        let bits = ModelBits {
+            skylake: EBX7_SKYLAKE,
+            portable: EBX7_PORTABLE,
+        };
+        let mut ebx = self.offered(host[1], bits, EBX7_NEVER | decided);
+        for (facilities, bits) in facilities {
+            if self.has_any(facilities) {
+                ebx |= bits;
+            }
+        }
+        let bits = ModelBits {
+            skylake: ECX7_SKYLAKE,
+            portable: ECX7_PORTABLE,
+        };
+        let ecx = self.offered(host[2], bits, ECX7_NEVER | OSPKE);
+        [0, ebx, ecx, Feature::ARCH_CAPABILITIES.mask()]
+    }
+
+    /// Leaf 4: the caches of the cache model, with a shared L3 (rule CPU-24).
+    fn caches(&mut self) {
+        let cores = (self.config.cpus.next_power_of_two().min(64) - 1) << 26;
+        let cache = |kind: u32, level: u32, shared: u32, geometry: CacheGeometry, edx: u32| {
+            [
+                kind | level << 5 | 1 << 8 | shared << 14 | cores,
+                (geometry.ways - 1) << 22 | (LINE - 1),
+                geometry.sets - 1,
+                edx,
+            ]
+        };
+        let all = self.config.cpus.next_power_of_two() - 1;
+        self.push_sub(4, 0, cache(1, 1, 0, CacheGeometry::L1, 0));
+        self.push_sub(4, 1, cache(2, 1, 0, CacheGeometry::L1, 0));
+        self.push_sub(4, 2, cache(3, 2, 0, CacheGeometry::L2, 0));
+        self.push_sub(4, 3, cache(3, 3, all, CacheGeometry::L3, 0b100));
+        self.push_sub(4, 4, [0; 4]);
+    }
+
+    /// Leaf 0BH: one thread per core, all cores in one package.
+    fn topology(&mut self) {
+        let bits = self.config.cpus.next_power_of_two().trailing_zeros();
+        self.push_sub(0xb, 0, [0, 1, 1 << 8, 0]);
+        self.push_sub(0xb, 1, [bits, self.config.cpus, 2 << 8 | 1, 0]);
+        self.push_sub(0xb, 2, [0, 0, 2, 0]);
+    }
+
+    /// Leaf 0DH: sizes and offsets are the host's own, because XSAVE executes natively.
+    fn xsave(&mut self) {
+        let supported = self.supported;
+        let [low, ..] = supported(0xd, 0);
+        let low = u64::from(low);
+        let xsave = supported(1, 0)[2] & Feature::XSAVE.mask() != 0
+            && low & XCR0_X87_AND_SSE == XCR0_X87_AND_SSE;
+        if self.config.model == CpuModel::PortableV1 || !xsave {
+            self.push_sub(0xd, 0, [0; 4]);
+            return;
+        }
+        let mut components = low & XCR0_SKYLAKE;
+        if components & XCR0_AVX == 0 || components & XCR0_AVX512 != XCR0_AVX512 {
+            components &= !XCR0_AVX512;
+        }
+        let mut size = XSAVE_LEGACY;
+        for component in (2..32).filter(|i| components & 1 << i != 0) {
+            let [len, offset, ..] = supported(0xd, component);
+            size = size.max(len.saturating_add(offset));
+            self.push_sub(0xd, component, [len, offset, 0, 0]);
+        }
+        let components = u32::try_from(components).unwrap_or(0);
+        self.push_sub(0xd, 0, [components, XSAVE_LEGACY, size, 0]);
+        // XSAVEOPT and XGETBV with ECX = 1; no compacted format.
+        self.push_sub(0xd, 1, [supported(0xd, 1)[0] & 0b101, 0, 0, 0]);
+    }
+
+    /// `bit` if the processor has `facility`, otherwise 0.
+    fn bit(&self, facility: Facilities, bit: u32) -> u32 {
+        if self.has(facility) { bit } else { 0 }
+    }
+
+    /// Leaf 0FH: monitoring of the L3 and of bandwidth (rules CPU-11 to CPU-13).
+    fn rdt_monitoring(&mut self) {
+        if !self.has_any(Facilities::RDT_MONITORING) {
+            return;
+        }
+        let events = self.bit(Facilities::CMT, 1) | self.bit(Facilities::MBM, 0b110);
+        self.push_sub(0xf, 0, [0, rdt::MAX_RMID, 0, 1 << 1]);
+        self.push_sub(0xf, 1, [0, rdt::UPSCALE, rdt::MAX_RMID, events]);
+    }
+
+    /// Leaf 10H: allocation of the L3, the L2 and of bandwidth (rules CPU-14 to CPU-16).
+    fn rdt_allocation(&mut self) {
+        const CDP: u32 = 1 << 2;
+        const LINEAR: u32 = 1 << 2;
+        if !self.has_any(Facilities::RDT_ALLOCATION) {
+            return;
+        }
+        let resources = self.bit(Facilities::L3CAT, 1 << 1)
+            | self.bit(Facilities::L2CAT, 1 << 2)
+            | self.bit(Facilities::MBA, 1 << 3);
+        self.push_sub(0x10, 0, [0, resources, 0, 0]);
+        if self.has(Facilities::L3CAT) {
+            let (length, cdp) = (rdt::L3_MASK_BITS - 1, self.bit(Facilities::CDP, CDP));
+            let regs = [length, rdt::L3_SHARED_WAYS, cdp, rdt::L3_COS - 1];
+            self.push_sub(0x10, 1, regs);
+        }
+        if self.has(Facilities::L2CAT) {
+            let regs = [rdt::L2_MASK_BITS - 1, 0, CDP, rdt::L2_COS - 1];
+            self.push_sub(0x10, 2, regs);
+        }
+        if self.has(Facilities::MBA) {
+            let regs = [rdt::MBA_MAX - 1, 0, LINEAR, rdt::MBA_COS - 1];
+            self.push_sub(0x10, 3, regs);
+        }
+    }
+
+    fn extended(&mut self) {
+        self.push(EXTENDED, [MAX_EXTENDED, 0, 0, 0]);
+        let [_, _, host_ecx, host_edx] = (self.supported)(0x8000_0001, 0);
+        let rdtscp = Feature::RDTSCP.mask();
+        let mut edx = self.offered(host_edx, ModelBits::same(EDX_EXT_SKYLAKE), rdtscp);
+        if self.has(Facilities::RDTSCP) {
+            edx |= rdtscp;
+        }
+        // The host's SVM, IBS, performance counters and the like are not provided.
+        let ecx = host_ecx & ECX_EXT_SKYLAKE;
+        self.push(0x8000_0001, [0, 0, ecx, edx]);
+        self.brand();
+        self.push(0x8000_0006, [0, 0, 0x0100_6040, 0]);
+        self.push(0x8000_0007, [0, 0, 0, Feature::INVARIANT_TSC.mask()]);
+        let physical = (self.supported)(0x8000_0008, 0)[0] & 0xff;
+        let widths = 48 << 8 | physical.clamp(36, 52);
+        self.push(0x8000_0008, [widths, 0, 0, 0]);
+    }
+
+    /// Leaves 80000002H to 80000004H.
+    fn brand(&mut self) {
+        let brand = match self.config.model {
+            CpuModel::PortableV1 => {
+                *b"Hindsight portable-v1 processor\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
+            }
+            _ => *b"Intel(R) Xeon(R) Gold 6140 CPU (Hindsight)\0\0\0\0\0\0",
+        };
+        for (leaf, part) in (0x8000_0002..).zip(brand.chunks_exact(16)) {
+            let word =
+                |n: usize| u32::from_le_bytes([part[n], part[n + 1], part[n + 2], part[n + 3]]);
+            let regs = if self.has_own_identity() {
+                [word(0), word(4), word(8), word(12)]
+            } else {
+                (self.supported)(leaf, 0)
+            };
+            self.push(leaf, regs);
+        }
+    }
+}
