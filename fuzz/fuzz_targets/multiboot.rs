@@ -10,7 +10,6 @@ fuzz_target!(|image: &[u8]| {
         name: b"module".to_vec(),
         data,
         args: b"name=value".to_vec(),
-        name: b"module".to_vec(),
     };
     check(&LoadRequest {
         image,

@@ -4,7 +4,7 @@ use hindsight_guest::case::Ctx;
 use hindsight_guest::catch;
 use hindsight_guest::exception::{CaughtException, ExceptionLog};
 use hindsight_guest::insn;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
+use hindsight_guest::regs::dr::{BreakpointIndex, Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::regs::vector::Vector;
 
@@ -88,7 +88,11 @@ pub fn arm(index: u8, address: u64, condition: Condition, length: Length) {
 /// Arms breakpoint `index`; those that are armed stay armed.
 pub fn arm_also(index: u8, address: u64, condition: Condition, length: Length) {
     insn::write_dr(index, address);
-    insn::write_dr7(Dr7(insn::read_dr7()).with_breakpoint(BreakpointIndex(index), condition, length).0);
+    insn::write_dr7(
+        Dr7(insn::read_dr7())
+            .with_breakpoint(BreakpointIndex(index), condition, length)
+            .0,
+    );
 }
 
 /// Arms an instruction breakpoint `index` and no other.

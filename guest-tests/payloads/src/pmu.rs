@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::exception::TrapFrame;
-use hindsight_guest::regs::apic::{LVT_MASKED, ApicRegister};
+use hindsight_guest::regs::apic::{ApicRegister, LVT_MASKED};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::{EventSelect, pebs};
 use hindsight_guest::trap;

@@ -1,8 +1,8 @@
 //! The local APIC of the running CPU, in xAPIC or x2APIC mode.
 
 use hindsight_regs::apic::{
-    ApicBase, DEFAULT_BASE, ICR_ASSERT, ICR_INIT, ICR_PENDING, ICR_STARTUP, LVT_MASKED, ApicRegister,
-    SVR_ENABLE,
+    ApicBase, ApicRegister, DEFAULT_BASE, ICR_ASSERT, ICR_INIT, ICR_PENDING, ICR_STARTUP,
+    LVT_MASKED, SVR_ENABLE,
 };
 use hindsight_regs::msr::IA32_APIC_BASE;
 

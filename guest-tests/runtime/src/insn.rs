@@ -3,7 +3,7 @@
 use core::arch::asm;
 use core::arch::x86_64::CpuidResult;
 
-use hindsight_regs::cpuid::{Feature, LEAF_HYPERVISOR, CpuidOutput};
+use hindsight_regs::cpuid::{CpuidOutput, Feature, LEAF_HYPERVISOR};
 
 macro_rules! move_register {
     ($($read:ident, $write:ident: $name:literal;)*) => {

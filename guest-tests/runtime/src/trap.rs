@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use hindsight_regs::dr::{Condition, Dr6, Dr7, BreakpointIndex};
+use hindsight_regs::dr::{BreakpointIndex, Condition, Dr6, Dr7};
 use hindsight_regs::rflags::Rflags;
 use hindsight_regs::vector::Vector;
 
@@ -107,8 +107,10 @@ fn resume(frame: &mut TrapFrame, exception: &CaughtException) {
     }
     let dr7 = Dr7(insn::read_dr7());
     let hit = |n: u8| exception.dr6 & (1 << n) != 0;
-    let execute =
-        |n| dr7.is_enabled(BreakpointIndex(n)) && dr7.condition(BreakpointIndex(n)) == Condition::Execute;
+    let execute = |n| {
+        dr7.is_enabled(BreakpointIndex(n))
+            && dr7.condition(BreakpointIndex(n)) == Condition::Execute
+    };
     if (0..4).any(|n| hit(n) && execute(n)) {
         frame.rflags |= Rflags::RF.bits();
     }

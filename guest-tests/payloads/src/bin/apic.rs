@@ -11,8 +11,8 @@ use hindsight_guest::insn;
 use hindsight_guest::msr::{self, GP, MsrFault};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{
-    ApicBase, ESR_ILLEGAL_REGISTER, ESR_SEND_ILLEGAL_VECTOR, ICR_ASSERT, ICR_SELF, LVT_MASKED,
-    ApicRegister,
+    ApicBase, ApicRegister, ESR_ILLEGAL_REGISTER, ESR_SEND_ILLEGAL_VECTOR, ICR_ASSERT, ICR_SELF,
+    LVT_MASKED,
 };
 use hindsight_guest::regs::msr::IA32_APIC_BASE;
 use hindsight_guest::trap;

@@ -10,7 +10,9 @@ use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn::{self, rdtsc};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_MASKED, LVT_TIMER_DEADLINE, LVT_TIMER_PERIODIC, ApicRegister};
+use hindsight_guest::regs::apic::{
+    ApicRegister, LVT_MASKED, LVT_TIMER_DEADLINE, LVT_TIMER_PERIODIC,
+};
 use hindsight_guest::regs::msr::{IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST, IA32_TSC_DEADLINE};
 use hindsight_guest::trap;
 use hindsight_payloads::clock::{ticks, wait, wait_until};

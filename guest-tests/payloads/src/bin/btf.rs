@@ -11,7 +11,7 @@ use core::arch::global_asm;
 use hindsight_guest::insn;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
+use hindsight_guest::regs::dr::{BreakpointIndex, Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_payloads::branch::recorder::AsmHandler;

@@ -6,7 +6,7 @@
 use core::sync::atomic::AtomicU64;
 
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_MASKED, ApicRegister as Apic};
+use hindsight_guest::regs::apic::{ApicRegister as Apic, LVT_MASKED};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{apic, insn, msr};

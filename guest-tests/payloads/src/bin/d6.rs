@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use hindsight_guest::catch::logged;
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
+use hindsight_guest::regs::dr::{BreakpointIndex, Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, trap};
 use hindsight_payloads::access::ScratchPage;

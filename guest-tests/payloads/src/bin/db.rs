@@ -10,7 +10,7 @@ use hindsight_guest::catch::logged;
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{DEFAULT_BASE, ICR_ASSERT, ICR_NMI, Register};
+use hindsight_guest::regs::apic::{ApicRegister, DEFAULT_BASE, ICR_ASSERT, ICR_NMI};
 use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::msr::IA32_DEBUGCTL;
@@ -308,8 +308,8 @@ case! {
         trap::set_handler(1, record_step);
         trap::set_handler(2, record_nmi);
         ORDER.store(0, Ordering::Relaxed);
-        let icr = DEFAULT_BASE + u64::from(Register::ICR.0);
-        apic::write(Register::ICR_HIGH, apic::id() << 24);
+        let icr = DEFAULT_BASE + u64::from(ApicRegister::ICR.0);
+        apic::write(ApicRegister::ICR_HIGH, apic::id() << 24);
         call(step_icr, icr, u64::from(ICR_NMI | ICR_ASSERT));
         apic::disable();
         // The NMI is delivered at the first instruction of the #DB handler, before it records anything.

@@ -10,7 +10,7 @@ use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF};
 use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::cpuid::Feature;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
+use hindsight_guest::regs::dr::{BreakpointIndex, Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::msr::{IA32_DEBUGCTL, IA32_DS_AREA, IA32_PERF_CAPABILITIES};
 use hindsight_guest::{apic, insn, paging, smp};
 use hindsight_payloads::access::{self, ScratchPage};

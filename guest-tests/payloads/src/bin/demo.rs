@@ -22,7 +22,7 @@ use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::info::StartInfo;
 use hindsight_guest::insn::{self, rdtsc};
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_TIMER_PERIODIC, ApicRegister};
+use hindsight_guest::regs::apic::{ApicRegister, LVT_TIMER_PERIODIC};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::trap;
 use hindsight_guest::{catch, exit, msr, port, run};
@@ -364,7 +364,10 @@ fn start_timer(hz: u64) {
     trap::set_handler(VECTOR, tick);
     apic::enable();
     write(ApicRegister::TIMER_DIVIDE, BY_1);
-    write(ApicRegister::LVT_TIMER, LVT_TIMER_PERIODIC | u32::from(VECTOR));
+    write(
+        ApicRegister::LVT_TIMER,
+        LVT_TIMER_PERIODIC | u32::from(VECTOR),
+    );
     write(ApicRegister::TIMER_INITIAL, (count & 0xffff_ffff) as u32);
 }
 

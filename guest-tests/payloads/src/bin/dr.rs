@@ -10,7 +10,7 @@ use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
+use hindsight_guest::regs::dr::{BreakpointIndex, Condition, Dr6, Dr7, Length};
 use hindsight_guest::{insn, paging, port, smp, trap};
 use hindsight_payloads::access::{self, ScratchPage};
 use hindsight_payloads::debug::{self, BD, arm, at, call, conditions, disarm, events};

@@ -9,7 +9,7 @@ use hindsight_guest::msr::{self, GP};
 use hindsight_guest::paging::{self, A, D, P, PAGE, RW, US};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr0;
-use hindsight_guest::regs::dr::{Condition, Dr7, Length, BreakpointIndex};
+use hindsight_guest::regs::dr::{BreakpointIndex, Condition, Dr7, Length};
 use hindsight_guest::regs::msr::IA32_DS_AREA;
 use hindsight_payloads::branch::sequences as seq;
 use hindsight_payloads::branch::{BTINT, BTS, TR, run_sequence};

@@ -7,7 +7,7 @@ use hindsight_guest::apic;
 use hindsight_guest::insn;
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_MASKED, ApicRegister};
+use hindsight_guest::regs::apic::{ApicRegister, LVT_MASKED};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::global::{CTR_FRZ, LBR_FRZ};
 use hindsight_payloads::branch::{

@@ -9,7 +9,7 @@ use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cr::Cr4;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
+use hindsight_guest::regs::dr::{BreakpointIndex, Condition, Dr6, Dr7, Length};
 use hindsight_guest::{insn, trap, vectors};
 use hindsight_payloads::access::ScratchPage;
 use hindsight_payloads::debug::{self, BD, at, call, conditions, saved_rf};

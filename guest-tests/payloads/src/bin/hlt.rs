@@ -10,7 +10,7 @@ use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn::{self, rdtsc};
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_NMI, LVT_TIMER_PERIODIC, ApicRegister};
+use hindsight_guest::regs::apic::{ApicRegister, ICR_ASSERT, ICR_NMI, LVT_TIMER_PERIODIC};
 use hindsight_guest::trap;
 
 payload!("hlt");

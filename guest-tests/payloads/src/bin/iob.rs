@@ -8,7 +8,7 @@ use core::arch::asm;
 use hindsight_guest::catch::logged;
 use hindsight_guest::msr::GP;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{DEFAULT_BASE, ApicRegister};
+use hindsight_guest::regs::apic::{ApicRegister, DEFAULT_BASE};
 use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
 use hindsight_guest::{insn, port};

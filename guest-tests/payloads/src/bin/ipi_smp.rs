@@ -9,7 +9,7 @@ use hindsight_guest::apic;
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::{
-    ICR_ALL, ICR_ASSERT, ICR_LOGICAL, ICR_NMI, ICR_OTHERS, ICR_SELF, ApicRegister,
+    ApicRegister, ICR_ALL, ICR_ASSERT, ICR_LOGICAL, ICR_NMI, ICR_OTHERS, ICR_SELF,
 };
 use hindsight_guest::trap;
 use hindsight_guest::{insn, smp};

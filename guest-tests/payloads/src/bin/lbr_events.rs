@@ -5,8 +5,8 @@
 
 use hindsight_guest::apic;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_NMI, ICR_SELF, ApicRegister as Apic};
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
+use hindsight_guest::regs::apic::{ApicRegister as Apic, ICR_ASSERT, ICR_NMI, ICR_SELF};
+use hindsight_guest::regs::dr::{BreakpointIndex, Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, paging};
 use hindsight_payloads::branch::recorder::{self, IRQ_VECTOR};

@@ -10,7 +10,7 @@ use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn;
 use hindsight_guest::msr::{self, GP};
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_MASKED, ApicRegister, SVR_ENABLE};
+use hindsight_guest::regs::apic::{ApicRegister, LVT_MASKED, SVR_ENABLE};
 use hindsight_guest::regs::branch::DebugCtl;
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SELF, LVT_MASKED, ApicRegister};
+use hindsight_guest::regs::apic::{ApicRegister, ICR_ASSERT, ICR_SELF, LVT_MASKED};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::trap;
 use hindsight_guest::{apic, cpu, insn, msr, smp};

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_TIMER_DEADLINE, ApicRegister};
+use hindsight_guest::regs::apic::{ApicRegister, LVT_TIMER_DEADLINE};
 use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::rdt::{self, Association, QmEventSelect, counter, event};

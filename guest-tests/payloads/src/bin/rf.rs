@@ -11,7 +11,7 @@ use hindsight_guest::exception::{ExceptionLog, TrapFrame};
 use hindsight_guest::gdt::{KERNEL_CODE, USER_DATA};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{DEFAULT_BASE, ICR_ASSERT, ApicRegister};
+use hindsight_guest::regs::apic::{ApicRegister, DEFAULT_BASE, ICR_ASSERT};
 use hindsight_guest::regs::cr::Cr0;
 use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length};
 use hindsight_guest::regs::rflags::Rflags;

@@ -9,7 +9,7 @@ use core::arch::{asm, global_asm};
 use hindsight_guest::msr;
 use hindsight_guest::port;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{ICR_ASSERT, ICR_SMI, ApicRegister};
+use hindsight_guest::regs::apic::{ApicRegister, ICR_ASSERT, ICR_SMI};
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::pebs::record;
 use hindsight_guest::{apic, insn, report};

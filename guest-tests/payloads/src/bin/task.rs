@@ -13,7 +13,7 @@ use hindsight_guest::legacy::{
 };
 use hindsight_guest::legacy::{action, sel};
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::dr::{Condition, Dr6, Dr7, Length, BreakpointIndex};
+use hindsight_guest::regs::dr::{BreakpointIndex, Condition, Dr6, Dr7, Length};
 use hindsight_payloads::debug::{self, BS, arm, conditions, disarm};
 use hindsight_payloads::snippet;
 

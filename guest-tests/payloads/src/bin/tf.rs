@@ -12,7 +12,7 @@ use hindsight_guest::gdt::MAX_CPUS;
 use hindsight_guest::gdt::{FIRST_TSS, KERNEL_CODE};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{DEFAULT_BASE, ApicRegister};
+use hindsight_guest::regs::apic::{ApicRegister, DEFAULT_BASE};
 use hindsight_guest::regs::dr::Dr6;
 use hindsight_guest::regs::rflags::Rflags;
 use hindsight_guest::{insn, paging, trap};

@@ -9,7 +9,7 @@ use hindsight_guest::apic::{self, read, write};
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::insn::{self, rdtsc};
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_MASKED, ApicRegister};
+use hindsight_guest::regs::apic::{ApicRegister, LVT_MASKED};
 use hindsight_guest::trap;
 use hindsight_guest::{pic, port};
 use hindsight_payloads::clock::{self, PM_HZ, pm_timer, rate_by_pm_timer, wait_until};

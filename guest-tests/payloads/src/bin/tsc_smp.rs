@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use hindsight_guest::insn::rdtsc;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{LVT_MASKED, LVT_TIMER_DEADLINE, ApicRegister};
+use hindsight_guest::regs::apic::{ApicRegister, LVT_MASKED, LVT_TIMER_DEADLINE};
 use hindsight_guest::regs::msr::{
     IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST, IA32_TSC_AUX, IA32_TSC_DEADLINE,
 };

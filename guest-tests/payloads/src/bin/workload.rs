@@ -31,7 +31,7 @@ use hindsight_guest::info::{self, StartInfo};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::apic::ApicRegister;
 use hindsight_guest::regs::branch::DebugCtl;
-use hindsight_guest::regs::dr::{Condition, Dr7, Length, BreakpointIndex};
+use hindsight_guest::regs::dr::{BreakpointIndex, Condition, Dr7, Length};
 use hindsight_guest::regs::msr::{
     IA32_DEBUGCTL, IA32_DS_AREA, IA32_PEBS_ENABLE, IA32_PERF_GLOBAL_STATUS_RESET, IA32_PQR_ASSOC,
 };

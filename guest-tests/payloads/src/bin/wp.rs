@@ -10,7 +10,7 @@ use hindsight_guest::catch::logged;
 use hindsight_guest::exception::TrapFrame;
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::apic::{DEFAULT_BASE, ApicRegister};
+use hindsight_guest::regs::apic::{ApicRegister, DEFAULT_BASE};
 use hindsight_guest::regs::dr::{Condition, Dr6, Length};
 use hindsight_guest::regs::msr::{IA32_FS_BASE, IA32_GS_BASE};
 use hindsight_guest::{insn, paging, trap};
