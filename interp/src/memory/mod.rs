@@ -261,6 +261,19 @@ impl Memory {
         unsafe { Self::new(&specs, Box::new(allocations)) }
     }
 
+    /// The regions by ascending address, to map the same memory into another hypervisor.
+    ///
+    /// The host addresses stay valid as long as this value lives. Whoever writes there while the
+    /// guest runs in the interpreter must report it: see [`Memory::changed`].
+    pub fn regions(&self) -> impl Iterator<Item = RegionSpec> + '_ {
+        self.regions.iter().map(|region| RegionSpec {
+            gpa: region.gpa,
+            len: region.len,
+            host: region.host.as_ptr(),
+            writable: region.writable,
+        })
+    }
+
     /// The page that contains a guest-physical address, if it is RAM or ROM.
     pub(crate) fn page(&self, gpa: u64) -> Option<Page<'_>> {
         let region = self
@@ -440,6 +453,15 @@ mod tests {
         let unaligned = refused(&[(0x1000, 0x800)]);
         assert_eq!(unaligned, Some(MemoryError::Unaligned(0x1000)));
         assert_eq!(refused(&[(0x1000, 0x1000), (0x2000, 0x1000)]), None);
+    }
+
+    #[test]
+    fn regions_are_listed_by_ascending_address() {
+        let memory = Memory::allocate(&[(0x4000, 0x1000), (0, 0x2000)]).unwrap();
+        let regions = memory.regions().map(|r| (r.gpa, r.len, r.writable));
+        let expected = [(0, 0x2000, true), (0x4000, 0x1000, true)];
+        assert!(regions.eq(expected));
+        assert!(memory.regions().all(|region| !region.host.is_null()));
     }
 
     #[test]
