@@ -305,6 +305,13 @@ impl Memory {
         true
     }
 
+    /// Reads a little-endian number of 8 bytes; `None` if they are not all RAM or ROM.
+    pub fn read_u64(&self, gpa: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.read(gpa, &mut bytes)
+            .then(|| u64::from_le_bytes(bytes))
+    }
+
     /// Writes guest-physical bytes, as a device or a loader does; false if they are not all RAM.
     /// Decoded code of the pages is dropped.
     pub fn write(&self, gpa: u64, data: &[u8]) -> bool {
@@ -482,6 +489,8 @@ mod tests {
         let mut data = [0; 6];
         assert!(memory.read(0xffd, &mut data));
         assert_eq!(data, [0, 1, 2, 3, 4, 0]);
+        assert_eq!(memory.read_u64(0xffe), Some(0x0403_0201));
+        assert_eq!(memory.read_u64(0x1ff9), None);
         assert!(!memory.read(0x1ffe, &mut data) && !memory.write(0x1fff, &[1, 2]));
         let mut dirty = Vec::new();
         memory.take_dirty(|gpa| dirty.push(gpa));
