@@ -265,18 +265,14 @@ mod locked {
         let (old, new) = (old.zext(), new.zext());
         macro_rules! exchange {
             ($atomic:ty, $int:ty) => {{
+                let pointer = with_exposed_provenance_mut(host as usize);
                 // SAFETY: by the contract of this function; all accesses are atomic.
-                let cell =
-                    unsafe { <$atomic>::from_ptr(with_exposed_provenance_mut(host as usize)) };
+                let cell = unsafe { <$atomic>::from_ptr(pointer) };
                 cell.compare_exchange(old as $int, new as $int, SeqCst, SeqCst)
                     .map_or_else(|now| Err(u64::from(now)), |_| Ok(()))
             }};
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_lossless,
-            reason = "values of this width"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "values of this width")]
         let result = match T::SIZE {
             1 => exchange!(AtomicU8, u8),
             2 => exchange!(AtomicU16, u16),
