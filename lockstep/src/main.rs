@@ -1,4 +1,4 @@
-//! The program `lockstep`: see docs/testing.md.
+//! The program `lockstep`: see docs/internals/testing.md.
 
 use anyhow::{Context, Result};
 use clap::Parser;
