@@ -8,8 +8,8 @@
 //!
 //! - [`Vcpu`] is one processor. [`Vcpu::run`] runs it until an [`Exit`].
 //! - [`Memory`] is the guest's memory, which processors, devices and another hypervisor share.
-//! - [`Platform`] is everything around the processor, as four traits: [`Bus`], [`Msrs`],
-//!   [`Interrupts`] and [`Observer`].
+//! - [`Platform`] is everything around the processor, as four traits: [`Bus`],
+//!   [`MsrHandler`], [`InterruptSource`] and [`Observer`].
 //! - [`ModelPlatform`] implements them for a machine of one processor with the models of
 //!   `hindsight-cpu`; it needs a [`Bus`] and an [`InterruptController`].
 //! - [`supported_cpuid`] says what the interpreter executes on this host.
@@ -28,7 +28,9 @@
 //! use hindsight_cpu::facility::Facilities;
 //! use hindsight_cpu::msr::MsrConfig;
 //! use hindsight_cpu::state::CpuState;
-//! use hindsight_interp::{Exit, Memory, ModelPlatform, Msrs, NoDevices, NoInterrupts, Vcpu};
+//! use hindsight_interp::{
+//!     Exit, Memory, ModelPlatform, MsrHandler, NoDevices, NoInterrupts, Vcpu,
+//! };
 //! use hindsight_regs::branch::DebugCtl;
 //! use hindsight_regs::msr;
 //!
@@ -116,12 +118,12 @@ pub use interpreter::{Exit, Kicker, Stats, Vcpu};
 pub use memory::{Memory, MemoryError, RegionSpec};
 pub use model_platform::{InterruptController, ModelPlatform, NoDevices, NoInterrupts};
 pub use platform::{
-    AbortCause, Accesses, Branch, BranchClass, Bus, Counting, GpFault, Interrupts, Msrs, Observe,
-    Observer, Pending, Platform, RetiredCounts, Ring, TransactionEvent,
+    AbortCause, Accesses, Branch, BranchClass, Bus, Counting, GpFault, InterruptSource, MsrHandler,
+    Observe, Observer, Pending, Platform, RetiredCounts, Ring, TransactionEvent,
 };
 pub use supported::supported_cpuid;
 
 /// The README's examples compile.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct ReadmeExamples;
+struct InterpReadme;

@@ -9,14 +9,12 @@ pub use parts::{InterruptController, NoDevices, NoInterrupts};
 
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::cpuid::{CpuModel, CpuidConfig, CpuidTable};
-use hindsight_cpu::msr::{
-    MsrConfig, Msrs as MsrModels, Now, RdmsrOutcome, UpdateBefore, WrmsrOutcome, find,
-};
+use hindsight_cpu::msr::{MsrConfig, Msrs, Now, RdmsrOutcome, UpdateBefore, WrmsrOutcome, find};
 use hindsight_cpu::pmu::{EventKind, EventTotals};
 use hindsight_cpu::uarch::{CacheGeometry, CacheModel, CoreUarch};
 use hindsight_regs::msr as regs;
 
-use crate::platform::{Bus, GpFault, Interrupts, Msrs, Pending, RetiredCounts, Ring};
+use crate::platform::{Bus, GpFault, InterruptSource, MsrHandler, Pending, RetiredCounts, Ring};
 use crate::supported::supported_cpuid;
 
 /// A [`Platform`](crate::Platform) of one processor with the models of `hindsight-cpu`.
@@ -35,7 +33,7 @@ pub struct ModelPlatform<B, I> {
     pub bus: B,
     /// The source of interrupts.
     pub interrupts: I,
-    msrs: MsrModels,
+    msrs: Msrs,
     cpuid: CpuidTable,
     uarch: CoreUarch,
     l3: CacheModel,
@@ -63,7 +61,7 @@ impl<B: Bus, I: InterruptController> ModelPlatform<B, I> {
         Self {
             bus,
             interrupts,
-            msrs: MsrModels::new(config),
+            msrs: Msrs::new(config),
             cpuid: CpuidTable::new(&cpuid, supported_cpuid),
             uarch: CoreUarch::default(),
             l3: CacheModel::new(CacheGeometry::L3),
@@ -75,7 +73,7 @@ impl<B: Bus, I: InterruptController> ModelPlatform<B, I> {
     }
 
     /// The MSR models, as of the last access or run.
-    pub const fn msrs(&self) -> &MsrModels {
+    pub const fn msrs(&self) -> &Msrs {
         &self.msrs
     }
 
@@ -159,7 +157,7 @@ impl<B: Bus, I> Bus for ModelPlatform<B, I> {
     }
 }
 
-impl<B: Bus, I: InterruptController> Msrs for ModelPlatform<B, I> {
+impl<B: Bus, I: InterruptController> MsrHandler for ModelPlatform<B, I> {
     fn rdmsr(&mut self, index: u32) -> Result<u64, GpFault> {
         self.update_before(index);
         match self.msrs.read(index, self.now()) {
@@ -206,7 +204,7 @@ impl<B: Bus, I: InterruptController> Msrs for ModelPlatform<B, I> {
     }
 }
 
-impl<B: Bus, I: InterruptController> Interrupts for ModelPlatform<B, I> {
+impl<B: Bus, I: InterruptController> InterruptSource for ModelPlatform<B, I> {
     fn pending(&mut self) -> Pending {
         let pending = self.interrupts.pending();
         Pending {

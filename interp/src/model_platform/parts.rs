@@ -4,7 +4,7 @@ use crate::platform::{Bus, GpFault, Pending};
 
 /// The interrupt controller, local APIC included, of a [`ModelPlatform`](crate::ModelPlatform).
 pub trait InterruptController {
-    /// What is pending for the processor; see [`Interrupts::pending`](crate::Interrupts::pending).
+    /// What is pending for the processor; see [`InterruptSource::pending`](crate::InterruptSource::pending).
     fn pending(&mut self) -> Pending;
     /// Acknowledges the highest interrupt; returns its vector, or `None` if there is none.
     fn acknowledge(&mut self) -> Option<u8>;

@@ -9,7 +9,7 @@ use hindsight_regs::branch::DebugCtl;
 use hindsight_regs::{msr, pmu};
 
 use super::{InterruptController, ModelPlatform, NoDevices, NoInterrupts};
-use crate::platform::{GpFault, Interrupts, Msrs, Pending};
+use crate::platform::{GpFault, InterruptSource, MsrHandler, Pending};
 use crate::{Exit, Memory, Vcpu};
 
 const CODE: u64 = 0x1000;
