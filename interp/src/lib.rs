@@ -43,11 +43,7 @@
 //! let code = [0xb9, 3, 0, 0, 0, 0xff, 0xc9, 0x75, 0xfc, 0xf4];
 //! assert!(memory.write(0x5000, &code));
 //!
-//! let config = MsrConfig {
-//!     facilities: Facilities::INTERP_DEFAULT,
-//!     tsc_hz: 1_000_000_000,
-//!     uarch: false,
-//! };
+//! let config = MsrConfig::new(Facilities::INTERP_DEFAULT, 1_000_000_000);
 //! let model = CpuModel::SkylakeServer;
 //! let mut platform = ModelPlatform::new(model, config, NoDevices, NoInterrupts::default());
 //! // As the guest would by WRMSR; an error is its #GP(0).

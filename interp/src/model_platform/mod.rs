@@ -52,12 +52,7 @@ impl<B: Bus, I: InterruptController> ModelPlatform<B, I> {
     /// the facilities of `config`, which must be a subset of
     /// [`Facilities::INTERP`](hindsight_cpu::facility::Facilities::INTERP).
     pub fn new(model: CpuModel, config: MsrConfig, bus: B, interrupts: I) -> Self {
-        let cpuid = CpuidConfig {
-            model,
-            facilities: config.facilities,
-            cpus: 1,
-            tsc_hz: config.tsc_hz,
-        };
+        let cpuid = CpuidConfig::new(model, config.facilities, config.tsc_hz);
         Self {
             bus,
             interrupts,

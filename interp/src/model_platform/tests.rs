@@ -15,11 +15,7 @@ use crate::{Exit, Memory, Vcpu};
 const CODE: u64 = 0x1000;
 
 fn platform<I: InterruptController>(interrupts: I) -> ModelPlatform<NoDevices, I> {
-    let config = MsrConfig {
-        facilities: Facilities::INTERP_DEFAULT,
-        tsc_hz: 1_000_000_000,
-        uarch: true,
-    };
+    let config = MsrConfig::new(Facilities::INTERP_DEFAULT, 1_000_000_000).with_uarch(true);
     ModelPlatform::new(CpuModel::default(), config, NoDevices, interrupts)
 }
 
