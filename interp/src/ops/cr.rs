@@ -267,6 +267,7 @@ fn store_table(c: &mut Core, o: &Op, table: hindsight_cpu::state::DescriptorTabl
     umip(c)?;
     let len = if c.mode.is_64bit() { 10 } else { 6 };
     let lin = super::dst(c, o, len)?;
+    c.check_alignment(lin, 4)?;
     let mut data = [0; 10];
     data[..2].copy_from_slice(&table.limit.to_le_bytes());
     data[2..].copy_from_slice(&table.base.to_le_bytes());
