@@ -325,6 +325,12 @@ impl Core {
         self.memory.unmark_code(gpa);
     }
 
+    /// Makes the next instruction see code that other processors wrote: for serializing instructions
+    /// that do not leave the block otherwise. SDM Vol. 3A, "Serializing Instructions".
+    pub(crate) fn serialize(&mut self) {
+        self.exit.requested |= self.memory.has_code_changes();
+    }
+
     /// Follows what other processors and devices did to code pages.
     pub(crate) fn follow_code_changes(&mut self) {
         let Some(changes) = self.memory.take_code_changes() else {
