@@ -20,7 +20,7 @@ use hindsight_regs::vector::GpFault;
 pub use smm::SmmSuspended;
 pub use state::{MsrStateError, MsrsState};
 pub use table::{
-    KvmRole, MsrSpec, NATIVE_MSRS, NativeState, Owner, Presence, ResetValue, UpdateBefore,
+    KVM_STATE_MSRS, KvmRole, KvmStateCall, MsrSpec, Owner, Presence, ResetValue, UpdateBefore,
     WritePolicy, find,
 };
 
@@ -71,7 +71,7 @@ pub struct MsrEffect {
     pub tsc_moved: bool,
     /// The armed facilities of these vCPUs changed, see [`Msrs::armed`].
     pub armed: Option<ArmedScope>,
-    /// The register has this value, which acts natively and must also be set in KVM.
+    /// The register has this value, which KVM applies while the guest runs: it must also be set there.
     pub mirror: Option<u64>,
 }
 

@@ -5,7 +5,7 @@
     reason = "lengths and offsets of a block are small"
 )]
 
-use super::quiet::{Effect, hush};
+use super::dead_flags::{FlagUse, remove_dead_flags};
 use super::select;
 use crate::code::{BlockEntry, LINKABLE, MEM, mnemonic_number};
 use crate::core::{Core, Handler, InnerHandler, Op};
@@ -165,7 +165,7 @@ impl Core {
         let mut insn = Instruction::default();
         let mut ops: Vec<Op> = Vec::with_capacity(8);
         let mut mnemonics = Vec::with_capacity(8);
-        let mut effects: Vec<Effect> = Vec::with_capacity(8);
+        let mut flag_uses: Vec<FlagUse> = Vec::with_capacity(8);
         let mut ended = false;
         let mut len = 0;
         while mnemonics.len() < most && decoder.can_decode() && !ended {
@@ -189,7 +189,7 @@ impl Core {
                 break;
             }
             let too_long = insn.is_invalid() && is_too_long(bits, &code.bytes[at..]);
-            let (mut op, effect) = self.select(&insn, rip, too_long);
+            let (mut op, flag_use) = self.select(&insn, rip, too_long);
             op.offset = at as u16;
             // Instructions before it, for now.
             op.remaining = mnemonics.len() as u8;
@@ -197,20 +197,20 @@ impl Core {
             len = (at + insn.len().max(1)) as u16;
             op.len = insn.len() as u8;
             match fuse(&insn, ops.last(), &op, self.branches.records()) {
-                Some((both, quiet)) => {
+                Some((both, without_flags)) => {
                     ops.pop();
-                    effects.pop();
+                    flag_uses.pop();
                     ops.push(both);
-                    effects.push(Effect::Set(quiet.map(Handler::Inner)));
+                    flag_uses.push(FlagUse::Writes(without_flags.map(Handler::Inner)));
                 }
                 None => {
                     ops.push(op);
-                    effects.push(effect);
+                    flag_uses.push(flag_use);
                 }
             }
             mnemonics.push(mnemonic_number(&insn));
         }
-        hush(&mut ops, &effects);
+        remove_dead_flags(&mut ops, &flag_uses);
         let count = mnemonics.len();
         debug_assert!(count <= BLOCK_INSTRUCTIONS && usize::from(len) <= code.bytes.len().max(1));
         for op in &mut ops {
@@ -244,7 +244,7 @@ impl Core {
     }
 }
 
-/// The operation that does two instructions, and how it is executed if nobody sees the flags.
+/// The operation that does two instructions, and its handler for dead flags.
 fn fuse(
     insn: &Instruction,
     first: Option<&Op>,
@@ -254,12 +254,14 @@ fn fuse(
     let first = first?;
     match first.fuse {
         0 => None,
-        fused::MOV_REG => fuse_mov(insn, first, second).map(|(op, quiet)| (op, Some(quiet))),
+        fused::MOV_REG => {
+            fuse_mov(insn, first, second).map(|(op, without_flags)| (op, Some(without_flags)))
+        }
         _ => fuse_branch(insn, first, second, record).map(|op| (op, None)),
     }
 }
 
-/// MOV, and what then works on the moved value.
+/// A MOV and the instruction after it, which works on the moved value.
 fn fuse_mov(insn: &Instruction, first: &Op, second: &Op) -> Option<(Op, InnerHandler)> {
     let plain = insn.op0_kind() == OpKind::Register
         && second.prefix & MEM == 0
@@ -269,13 +271,13 @@ fn fuse_mov(insn: &Instruction, first: &Op, second: &Op) -> Option<(Op, InnerHan
     if !plain || itself {
         return None;
     }
-    let [handler, quiet] = fused::after_mov(insn, second)?;
+    let [handler, without_flags] = fused::after_mov(insn, second)?;
     let mut both = Op::new(Handler::Inner(handler));
     (both.imm, both.dst, both.src, both.size) = (second.imm, second.dst, second.src, second.size);
     both.base = first.src;
     (both.offset, both.len) = (first.offset, first.len + second.len);
     both.remaining = first.remaining;
-    Some((both, quiet))
+    Some((both, without_flags))
 }
 
 /// A comparison and the conditional branch after it.

@@ -1,9 +1,9 @@
 //! From bytes to blocks of operations.
 
 mod block;
-mod effects;
+mod dead_flags;
+mod flag_use;
 mod operands;
-mod quiet;
 mod select;
 #[cfg(test)]
 mod tests;

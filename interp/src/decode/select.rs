@@ -5,8 +5,8 @@
     reason = "register numbers and sizes are small"
 )]
 
+use super::dead_flags::FlagUse;
 use super::operands::gpr;
-use super::quiet::Effect;
 use super::transaction::aborts;
 use crate::code::{LINKABLE, LOW};
 use crate::core::{Core, Handler, LastHandler, Op};
@@ -82,9 +82,9 @@ pub(super) fn width(o: &Op) -> u8 {
     }
 }
 
-/// How the address of a memory operand is made.
-enum At {
-    /// In any way, in 32-bit code; the others are for 64-bit addresses.
+/// How the address of a memory operand is computed.
+enum AddressForm {
+    /// Any form, in 32-bit code. The other forms are for 64-bit addresses.
     Open,
     /// A base register, if any, and a displacement.
     Base,
@@ -94,12 +94,12 @@ enum At {
     Any,
 }
 
-fn place(o: &Op) -> At {
+fn address_form(o: &Op) -> AddressForm {
     match (o.address_size, o.segment(), o.index) {
-        (4, ..) => At::Open,
-        (_, seg::FS | seg::GS, _) => At::Any,
-        (_, _, Reg::Zero) => At::Base,
-        _ => At::Index,
+        (4, ..) => AddressForm::Open,
+        (_, seg::FS | seg::GS, _) => AddressForm::Any,
+        (_, _, Reg::Zero) => AddressForm::Base,
+        _ => AddressForm::Index,
     }
 }
 
@@ -125,13 +125,13 @@ fn without_feature(i: &Instruction, size: u8) -> Option<Handler> {
 
 impl Core {
     /// Makes the operation for an instruction; `too_long` if it does not end within 15 bytes.
-    pub(super) fn select(&mut self, i: &Instruction, rip: u64, too_long: bool) -> (Op, Effect) {
+    pub(super) fn select(&mut self, i: &Instruction, rip: u64, too_long: bool) -> (Op, FlagUse) {
         let mut op = Op::new(general!(system::ud));
         if i.is_invalid() {
             if too_long {
                 op.set_handler(general!(system::too_long));
             }
-            return (op, Effect::Seen);
+            return (op, FlagUse::Reads);
         }
         self.operands(i, rip, &mut op);
         let lin = self.code_lin(rip);
@@ -148,23 +148,23 @@ impl Core {
             if let Some(handler) = without_feature(i, op.size) {
                 op.set_handler(handler);
             }
-            return (op, Effect::Seen);
+            return (op, FlagUse::Reads);
         }
         if self.in_transaction() && aborts(i) {
             op.set_handler(general!(transaction::unfit));
-            return (op, Effect::Seen);
+            return (op, FlagUse::Reads);
         }
         if self.in_transaction() && matches!(i.mnemonic(), M::Int1 | M::Int3) {
             op.set_handler(general!(transaction::breakpoint));
-            return (op, Effect::Seen);
+            return (op, FlagUse::Reads);
         }
         if pick.link {
             op.prefix |= LINKABLE;
         }
         if let Some(handler) = pick.handler(&mut op) {
             op.set_handler(handler);
-            let effect = pick.effect(&mut op);
-            return (op, effect);
+            let flag_use = pick.flag_use(&mut op);
+            return (op, flag_use);
         } else {
             let own = if self.portable {
                 portable::handler(i)
@@ -180,7 +180,7 @@ impl Core {
                 thunk::Support::No => general!(system::unimplemented),
             });
         }
-        (op, Effect::Seen)
+        (op, FlagUse::Reads)
     }
 
     /// Whether the fast forms serve for a memory operand.
@@ -195,10 +195,10 @@ impl Core {
 
     /// How an instruction that CPUID shows is executed.
     #[cfg(test)]
-    pub(super) fn way(&mut self, i: &Instruction) -> super::tests::Way {
-        use super::tests::Way;
+    pub(super) fn execution(&mut self, i: &Instruction) -> super::tests::Execution {
+        use super::tests::Execution;
         if !i.cpuid_features().iter().all(|f| self.features.has(*f)) {
-            return Way::NotShown;
+            return Execution::NotInCpuid;
         }
         let mut op = Op::new(general!(system::ud));
         self.operands(i, 0, &mut op);
@@ -211,12 +211,12 @@ impl Core {
             record: false,
         };
         if pick.handler(&mut op).is_some() {
-            return Way::Own;
+            return Execution::Handler;
         }
         match thunk::support(i) {
-            thunk::Support::Yes if thunk::can_run(self, i) => Way::Thunk,
-            thunk::Support::Elements => Way::Own,
-            _ => Way::Missing,
+            thunk::Support::Yes if thunk::can_run(self, i) => Execution::Thunk,
+            thunk::Support::Elements => Execution::Handler,
+            _ => Execution::Missing,
         }
     }
 }
@@ -242,11 +242,11 @@ impl Pick<'_> {
         use fast::{Anywhere, Based, Indexed, Open, alu_mi, alu_mr, alu_rm};
         macro_rules! placed {
             ($f:ident) => {
-                match place(o) {
-                    At::Open => by_size!(width(o), inner, $f, Open, O),
-                    At::Base => by_size!(width(o), inner, $f, Based, O),
-                    At::Index => by_size!(width(o), inner, $f, Indexed, O),
-                    At::Any => by_size!(width(o), inner, $f, Anywhere, O),
+                match address_form(o) {
+                    AddressForm::Open => by_size!(width(o), inner, $f, Open, O),
+                    AddressForm::Base => by_size!(width(o), inner, $f, Based, O),
+                    AddressForm::Index => by_size!(width(o), inner, $f, Indexed, O),
+                    AddressForm::Any => by_size!(width(o), inner, $f, Anywhere, O),
                 }
             };
         }
@@ -310,11 +310,11 @@ impl Pick<'_> {
         use fast::{Anywhere, Based, Indexed, Open};
         macro_rules! placed {
             ($($f:ident)::+) => {
-                match place(o) {
-                    At::Open => sized_low!(width(o), inner, $($f)::+, Open),
-                    At::Base => sized_low!(width(o), inner, $($f)::+, Based),
-                    At::Index => sized_low!(width(o), inner, $($f)::+, Indexed),
-                    At::Any => sized_low!(width(o), inner, $($f)::+, Anywhere),
+                match address_form(o) {
+                    AddressForm::Open => sized_low!(width(o), inner, $($f)::+, Open),
+                    AddressForm::Base => sized_low!(width(o), inner, $($f)::+, Based),
+                    AddressForm::Index => sized_low!(width(o), inner, $($f)::+, Indexed),
+                    AddressForm::Any => sized_low!(width(o), inner, $($f)::+, Anywhere),
                 }
             };
         }
@@ -337,11 +337,11 @@ impl Pick<'_> {
         use fast::{Anywhere, Based, Indexed, Open};
         macro_rules! placed {
             ($s:ty, $d:ty) => {
-                match place(o) {
-                    At::Open => inner!(fast::extend_rm::<Open, $s, $d, SIGN>),
-                    At::Base => inner!(fast::extend_rm::<Based, $s, $d, SIGN>),
-                    At::Index => inner!(fast::extend_rm::<Indexed, $s, $d, SIGN>),
-                    At::Any => inner!(fast::extend_rm::<Anywhere, $s, $d, SIGN>),
+                match address_form(o) {
+                    AddressForm::Open => inner!(fast::extend_rm::<Open, $s, $d, SIGN>),
+                    AddressForm::Base => inner!(fast::extend_rm::<Based, $s, $d, SIGN>),
+                    AddressForm::Index => inner!(fast::extend_rm::<Indexed, $s, $d, SIGN>),
+                    AddressForm::Any => inner!(fast::extend_rm::<Anywhere, $s, $d, SIGN>),
                 }
             };
         }

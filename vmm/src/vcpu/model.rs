@@ -79,14 +79,14 @@ impl VcpuModel {
         Ok(())
     }
 
-    /// Counts an exit, and tells the recorder, if there is one.
-    pub fn record(&mut self, what: RecordedKind) {
-        if let RecordedKind::Exit(kind) = what {
+    /// Counts an exit, and passes the event to the recorder, if there is one.
+    pub fn record(&mut self, event: RecordedKind) {
+        if let RecordedKind::Exit(kind) = event {
             self.exits.count(kind);
             self.board.run.engine.count_exit();
         }
         if let Some(recorder) = &self.recorder {
-            recorder.record(self.id, what);
+            recorder.record(self.id, event);
         }
     }
 
@@ -96,14 +96,14 @@ impl VcpuModel {
             Some(offset) => self.board.buses.irq.lapic_read(self.id, offset, data),
             None => self.board.buses.mmio.read(address, data),
         }
-        let shown = HexBytes(data);
-        tracing::trace!(target: "io", "cpu {} read {address:#x} = {shown}", self.id);
+        let bytes = HexBytes(data);
+        tracing::trace!(target: "io", "cpu {} read {address:#x} = {bytes}", self.id);
     }
 
     /// A write where there is no memory.
     pub fn mmio_write(&self, address: u64, data: &[u8]) {
-        let shown = HexBytes(data);
-        tracing::trace!(target: "io", "cpu {} write {address:#x} = {shown}", self.id);
+        let bytes = HexBytes(data);
+        tracing::trace!(target: "io", "cpu {} write {address:#x} = {bytes}", self.id);
         match self.in_apic_page(address) {
             Some(offset) => self.board.buses.irq.lapic_write(self.id, offset, data),
             None => self.board.buses.mmio.write(address, data),

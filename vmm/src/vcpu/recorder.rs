@@ -102,7 +102,7 @@ impl From<&KvmExit<'_>> for ExitKind {
 
 #[derive(Debug, Default)]
 struct EventBuffer {
-    kept: Vec<RecordedEvent>,
+    recorded: Vec<RecordedEvent>,
     lost: usize,
 }
 
@@ -126,8 +126,8 @@ impl Recorder {
     pub fn record(&self, cpu: usize, kind: RecordedKind) {
         let at = self.clock.now();
         let mut events = lock(&self.events);
-        if events.kept.len() < EVENTS_MAX {
-            events.kept.push(RecordedEvent { at, cpu, kind });
+        if events.recorded.len() < EVENTS_MAX {
+            events.recorded.push(RecordedEvent { at, cpu, kind });
         } else {
             events.lost += 1;
         }
@@ -136,7 +136,7 @@ impl Recorder {
     /// Takes the events so far, in order, and how many were not kept.
     pub fn take(&self) -> (Vec<RecordedEvent>, usize) {
         let events = std::mem::take(&mut *lock(&self.events));
-        (events.kept, events.lost)
+        (events.recorded, events.lost)
     }
 }
 

@@ -51,6 +51,9 @@ pub trait PausedVcpu {
     /// Reports that something other than a vCPU wrote memory: guest-physical address and length.
     fn memory_written(&mut self, at: u64, len: u64);
 
+    /// Reports that the debugger changed a device, for example an interrupt line.
+    fn device_changed(&mut self) {}
+
     /// Goes to an instruction of a deterministic run, by its number. Returns whether it arrived;
     /// `None`: the run is not deterministic.
     fn go_to(&mut self, icount: u64) -> Option<bool>;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::{Activity, CpuState, seg};
 use hindsight_cpu::stops::StopConditions;
-use hindsight_interp::{Exit, Memory, Msrs, Vcpu};
+use hindsight_interp::{Exit, Memory, MsrHandler, Vcpu};
 
 use crate::kvm::KvmError;
 use crate::vcpu::board::Board;
@@ -199,14 +199,14 @@ impl InterpVcpu {
             let movable = control
                 .switch_requested()
                 .then(|| self.vcpu.at_clean_boundary());
-            let place = CheckpointState {
+            let state = CheckpointState {
                 ids: id..id + 1,
                 engine: Engine::Interp,
                 movable,
             };
             self.unsettled = movable == Some(false);
             let serve = &mut |_, request: InspectRequest| request(self);
-            return match control.checkpoint(place, serve) {
+            return match control.checkpoint(state, serve) {
                 Checkpoint::Again => continue,
                 Checkpoint::Run => None,
                 Checkpoint::Stop => Some(RunLoopEnd::Stopped),
@@ -308,7 +308,7 @@ impl PausedVcpu for InterpVcpu {
     }
 
     fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {
-        let done = Msrs::wrmsr(&mut self.platform, index, value).is_ok();
+        let done = MsrHandler::wrmsr(&mut self.platform, index, value).is_ok();
         // What the interpreter derives from MSRs is derived anew.
         let state = InterpVcpu::state(self);
         self.vcpu.load(&state);

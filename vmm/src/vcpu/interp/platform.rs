@@ -6,7 +6,8 @@ use hindsight_cpu::msr::{ArmedScope, RdmsrOutcome, WrmsrOutcome};
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::pmu::{EngineCounting, Ring};
 use hindsight_interp::{
-    Accesses, Bus, GpFault, Interrupts, Msrs, Observer, Pending, RetiredCounts, TransactionEvent,
+    Accesses, Bus, GpFault, InterruptSource, MsrHandler, Observer, Pending, RetiredCounts,
+    TransactionEvent,
 };
 use hindsight_regs::apic::ApicBase;
 use hindsight_regs::cpuid::Feature;
@@ -112,7 +113,7 @@ impl Bus for InterpPlatform {
     }
 }
 
-impl Msrs for InterpPlatform {
+impl MsrHandler for InterpPlatform {
     fn rdmsr(&mut self, index: u32) -> Result<u64, GpFault> {
         let value = self.served(ExitKind::Rdmsr(index), |model| match model.rdmsr(index) {
             RdmsrOutcome::Value(value) => Some(value),
@@ -125,8 +126,8 @@ impl Msrs for InterpPlatform {
             answer: value,
         });
         tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {value:x?}", self.model.id);
-        let shown = value.unwrap_or(0);
-        self.log_event(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
+        let logged = value.unwrap_or(0);
+        self.log_event(LoggedEvent::Rdmsr, index.into(), &logged.to_le_bytes());
         value.ok_or(GpFault)
     }
 
@@ -159,8 +160,8 @@ impl Msrs for InterpPlatform {
 
     fn rdpmc(&mut self, index: u32) -> Result<u64, GpFault> {
         let answer = self.model.rdpmc(index);
-        let shown = answer.unwrap_or(0);
-        self.log_event(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
+        let logged = answer.unwrap_or(0);
+        self.log_event(LoggedEvent::Rdmsr, index.into(), &logged.to_le_bytes());
         answer
     }
 
@@ -192,7 +193,7 @@ impl Msrs for InterpPlatform {
     }
 }
 
-impl Interrupts for InterpPlatform {
+impl InterruptSource for InterpPlatform {
     fn pending(&mut self) -> Pending {
         let (id, board) = (self.model.id, &self.model.board);
         let pending = board.buses.irq.pending(id);
@@ -295,12 +296,12 @@ impl Interrupts for InterpPlatform {
 
 impl Observer for InterpPlatform {
     fn observe(&mut self) -> Observe {
-        let wanted = self.model.msrs.observe();
-        // Deterministic mode has the way of the guest in its hash.
-        let kept = self.model.history.is_some() || self.log.is_some();
+        let required = self.model.msrs.observe();
+        // The run hash of a deterministic run covers every branch.
+        let records = self.model.history.is_some() || self.log.is_some();
         Observe {
-            branches: wanted.branches || kept,
-            ..wanted
+            branches: required.branches || records,
+            ..required
         }
     }
 
