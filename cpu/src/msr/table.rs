@@ -9,8 +9,8 @@ mod tests;
 
 use hindsight_regs::msr as regs;
 
-use super::MsrConfig;
 use crate::facility::Facilities;
+use crate::msr::config::MsrConfig;
 use crate::state::ProcessorMsr;
 
 pub use rows::TABLE;

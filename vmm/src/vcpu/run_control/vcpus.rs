@@ -251,7 +251,7 @@ impl<R> VcpuControl<R> {
         true
     }
 
-    /// StopConditions all vCPUs for good; does not wait for them.
+    /// Stops all vCPUs for good, without waiting for them.
     pub fn stop(&self) {
         let mut inner = lock(&self.inner);
         inner.phase = Phase::Stopped;
