@@ -216,6 +216,10 @@ impl<B: Bus, I: InterruptController> InterruptSource for ModelPlatform<B, I> {
         self.interrupts.acknowledge_nmi();
     }
 
+    fn nmis_unblocked(&mut self) {
+        self.interrupts.nmis_unblocked();
+    }
+
     fn acknowledge_smi(&mut self) {
         self.interrupts.acknowledge_smi();
     }

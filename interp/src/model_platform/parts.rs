@@ -10,6 +10,8 @@ pub trait InterruptController {
     fn acknowledge(&mut self) -> Option<u8>;
     /// Takes the pending NMI.
     fn acknowledge_nmi(&mut self);
+    /// NMIs are no longer blocked: of those that arrived meanwhile one is pending.
+    fn nmis_unblocked(&mut self);
     /// Takes the pending system-management interrupt.
     fn acknowledge_smi(&mut self);
     /// Requests a performance-monitoring interrupt, which the LVT of the local APIC delivers.
@@ -71,6 +73,8 @@ impl InterruptController for NoInterrupts {
     }
 
     fn acknowledge_nmi(&mut self) {}
+
+    fn nmis_unblocked(&mut self) {}
 
     fn acknowledge_smi(&mut self) {}
 

@@ -78,6 +78,7 @@ impl InterruptController for CountPmis {
         None
     }
     fn acknowledge_nmi(&mut self) {}
+    fn nmis_unblocked(&mut self) {}
     fn acknowledge_smi(&mut self) {}
     fn request_pmi(&mut self) {
         self.0 += 1;
