@@ -77,7 +77,7 @@ pub struct RunControl {
     pub vcpus: Arc<VcpuControl<InspectRequest>>,
     /// Which engine runs the guest, and what is armed.
     pub engine: EngineSwitch<InspectRequest>,
-    /// StopConditions of vCPUs on their way to a debugger.
+    /// Stops of vCPUs on their way to a debugger.
     pub stops: StopReports,
     /// How the run ends.
     pub end: Arc<RunEnd>,

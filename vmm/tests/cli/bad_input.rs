@@ -29,10 +29,7 @@ fn bad_input_prints_one_line_and_leaves_no_files() {
         (&["spin", "--protocol", "linux"], "no boot header"),
         (&["spin", "--protocol", "x"], "[possible values: auto"),
         (&["spin", "--mode", "x"], "real, protected, long"),
-        (
-            &["big", "--mode", "long", "-m", "8M"],
-            "it needs 16 MiB",
-        ),
+        (&["big", "--mode", "long", "-m", "8M"], "it needs 16 MiB"),
         (
             &["spin", "--mode", "long", "--load-address", "0xe0000"],
             "overlaps",

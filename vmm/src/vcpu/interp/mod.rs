@@ -177,7 +177,11 @@ impl InterpVcpu {
     /// Tells the machine what is armed, if that is news. MSR writes change it, and so do debug
     /// exceptions and the debug registers.
     fn report_armed(&mut self) {
-        let armed = self.platform.model.msrs.armed() | self.vcpu.armed_by_dr7();
+        let mut armed = self.platform.model.msrs.armed() | self.vcpu.armed();
+        // The handler of a single-step trap runs with RFLAGS.TF clear.
+        if self.platform.take_debug_exception() {
+            armed |= Armed::SINGLE_STEP;
+        }
         if self.armed != Some(armed) {
             self.armed = Some(armed);
             let models = &self.platform.model;

@@ -307,6 +307,9 @@ impl KvmVcpu {
         if stepped || self.hits != 0 {
             self.trap(stepped)?;
         }
+        if trap_flag && !self.monitor_steps() {
+            self.arm_single_step();
+        }
         Ok(Turn::Again)
     }
 
@@ -426,7 +429,7 @@ impl KvmVcpu {
     }
 }
 
-/// The breakpoints for a debugger's stops. StopConditions that KVM cannot do change the engine before the
+/// The breakpoints for a debugger's stops. Those that KVM cannot do change the engine before the
 /// guest runs.
 fn breakpoints_of(stops: &StopConditions) -> HwBreakpoints {
     HwBreakpoints::new(stops).unwrap_or_default()
