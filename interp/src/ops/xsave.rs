@@ -226,22 +226,22 @@ fn xsave<const COMPACTED: bool>(c: &mut Core, o: &Op) -> Done {
     c.vec.write_x87(&mut legacy);
     let count = xmm_count(c);
     c.vec.write_xmm(&mut legacy, count);
-    let wanted = if COMPACTED { used & mask } else { mask };
-    if wanted & X87 != 0 {
+    let saved = if COMPACTED { used & mask } else { mask };
+    if saved & X87 != 0 {
         c.write_bytes(lin, &legacy[..24])?;
         c.write_bytes(lin.wrapping_add(32), &legacy[32..160])?;
     }
-    if mask & 6 != 0 && (wanted & SSE != 0 || !COMPACTED) {
+    if mask & 6 != 0 && (saved & SSE != 0 || !COMPACTED) {
         let mut data = [0; 8];
         data[..4].copy_from_slice(&c.vec.mxcsr.to_le_bytes());
         data[4..].copy_from_slice(&MXCSR_MASK.to_le_bytes());
         c.write_bytes(lin.wrapping_add(24), &data)?;
     }
-    if wanted & SSE != 0 {
+    if saved & SSE != 0 {
         c.write_bytes(lin.wrapping_add(160), &legacy[160..160 + 16 * count])?;
     }
     for (bit, offset, len) in parts {
-        if wanted & bit != 0 {
+        if saved & bit != 0 {
             let mut data = vec![0; len];
             c.vec.write_component(bit, &mut data);
             for (at, part) in (0_u64..).step_by(512).zip(data.chunks(512)) {
@@ -527,7 +527,7 @@ fn fldenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
             whole(field(5), field(6)),
         )
     };
-    c.vec.note_exception(fop & 0x7ff, fdp.into());
+    c.vec.record_exception(fop & 0x7ff, fdp.into());
     c.vec.set_fip(fip.into());
     if ALL {
         for n in 0..8 {
