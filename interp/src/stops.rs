@@ -10,7 +10,7 @@ use crate::memory::PAGE;
 use hindsight_cpu::stops::{MsrStops, StopConditions, StopHit};
 use hindsight_regs::vector::Vector;
 
-/// Bytes of a page that have a breakpoint, a bit each.
+/// One bit for each byte of a page: whether a breakpoint is there.
 type PageOffsets = Box<[u64; 64]>;
 
 /// Word and bit of a page offset.

@@ -192,7 +192,7 @@ fn stores() {
     }
 }
 
-/// The same, each ten in a transaction; answers how many were aborted.
+/// The same in transactions of ten. Returns how many transactions were aborted.
 fn regions() -> u32 {
     let mut aborted = 0;
     // SAFETY: as above.

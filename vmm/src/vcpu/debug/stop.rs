@@ -74,7 +74,7 @@ pub struct StopReport {
     pub id: usize,
     /// Why it stopped.
     pub reason: StopReason,
-    /// Its state, which a debugger looks at first; `None` where it must be requested.
+    /// Its state, which a debugger reads first; `None` where it must be requested.
     pub state: Option<Box<CpuState>>,
 }
 

@@ -261,7 +261,7 @@ impl KvmVcpu {
         }
         if doorbell.is_rung() {
             // A ring that came before the kicker was installed, or whose `immediate_exit` was
-            // cleared by the completion of an instruction, kicks nobody; and later rings are silent
+            // cleared by the completion of an instruction, kicks no thread; and later rings are silent
             // until this one is answered.
             return Ok(Turn::Again);
         }
