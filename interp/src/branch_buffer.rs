@@ -18,7 +18,7 @@ use std::mem::offset_of;
 /// Branches in the buffer at most, a power of two: few enough to stay in the first-level cache.
 const CAPACITY: usize = 256;
 
-/// Where the fields after the addresses are in their word, in bits.
+/// The bit offset of a field in the word that follows the addresses.
 const CLASS: usize = (offset_of!(Branch, class) - STAMP) * 8;
 const CPL: usize = (offset_of!(Branch, cpl) - STAMP) * 8;
 const TO_CPL: usize = (offset_of!(Branch, to_cpl) - STAMP) * 8;

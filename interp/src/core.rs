@@ -371,7 +371,7 @@ impl Core {
         self.set_sp_masked(v, self.mode.stack_mask());
     }
 
-    /// Sets as much of the stack pointer as a stack size with this mask has.
+    /// Sets the bits of the stack pointer that are in the mask of its stack size.
     pub(crate) fn set_sp_masked(&mut self, v: u64, mask: u64) {
         let rsp = match mask {
             0xffff => (v & 0xffff) | (self.regs.get(Reg::Rsp) & !0xffff),

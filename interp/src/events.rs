@@ -38,7 +38,7 @@ pub(crate) struct GuestEvent {
     pub(crate) vector: Vector,
     pub(crate) source: EventSource,
     pub(crate) code: Option<u32>,
-    /// RF in the RFLAGS image that is pushed.
+    /// The value of RF in the RFLAGS image that is pushed.
     pub(crate) rf: bool,
 }
 

@@ -59,7 +59,7 @@ impl Core {
         })
     }
 
-    /// Runs until something stops the processor, at most `budget` cycles.
+    /// Runs until an exit is due, for at most `budget` cycles.
     pub(crate) fn run(&mut self, kicker: &Kicker, budget: u64) -> Exit {
         self.run_inner(kicker, budget)
             .unwrap_or_else(|Shutdown| self.shut_down())

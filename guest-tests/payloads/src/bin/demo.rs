@@ -251,7 +251,7 @@ fn collatz(limit: u64) -> u64 {
 }
 
 const NUMBERS: usize = 30_000;
-/// Those that are sorted under the branch trace.
+/// How many numbers are sorted while branches are traced.
 const NUMBERS_TRACED: usize = 150;
 static NUMBERS_TO_SORT: Shared<[u32; NUMBERS]> = Shared(UnsafeCell::new([0; NUMBERS]));
 

@@ -351,7 +351,7 @@ const STREAMING: usize = SETS * 3;
 /// The most misses of other accesses: of code, and of the setup of the counters.
 const FEW: u64 = 100;
 
-/// Misses of the resident program, after the streaming one has passed, with these masks.
+/// The misses of the resident program after the streaming one has run, with these masks.
 fn misses_beside(resident: u64, streaming: u64) -> u64 {
     msr::write(reg::IA32_L3_QOS_MASK_0 + 1, resident);
     msr::write(reg::IA32_L3_QOS_MASK_0 + 2, streaming);

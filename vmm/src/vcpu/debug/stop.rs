@@ -1,4 +1,4 @@
-//! What a vCPU does and stops for on a debugger's behalf, and what it reports when it stops.
+//! The requirements of a debugger for a vCPU, and the stops that the vCPU reports to it.
 
 use std::fmt;
 use std::io;

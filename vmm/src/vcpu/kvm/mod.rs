@@ -318,7 +318,7 @@ impl KvmVcpu {
         }
     }
 
-    /// Brings KVM in line with what an MSR write changed.
+    /// Applies the effect of an MSR write to KVM.
     fn apply(&mut self, index: u32, effect: MsrEffect) -> Result<(), KvmError> {
         self.complete()?;
         let MsrEffect {

@@ -356,7 +356,7 @@ impl<R> VcpuControl<R> {
         }
     }
 
-    /// Waits for a change of the run state, as a thread that does not run.
+    /// Waits for a change of the run state. The thread counts as one that does not run.
     fn wait<'a>(
         &'a self,
         mut inner: MutexGuard<'a, ControlState<R>>,
