@@ -230,6 +230,10 @@ impl InterruptSource for InterpPlatform {
         self.log_event(LoggedEvent::Nmi, 2, &[]);
     }
 
+    fn nmis_unblocked(&mut self) {
+        self.model.board.buses.irq.merge_nmis(self.model.id);
+    }
+
     fn acknowledge_smi(&mut self) {
         self.model.board.buses.irq.take_smi(self.model.id);
         self.model.wake();
