@@ -81,7 +81,7 @@ pub struct Stats {
 pub struct Vcpu {
     core: Box<Core>,
     kicker: Kicker,
-    /// The platform was asked what does not change.
+    /// The properties of the platform that do not change have been read.
     prepared: bool,
 }
 
