@@ -23,6 +23,7 @@ pub struct Pending {
 
 /// How far the processor has come since [`crate::Vcpu::new`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RetiredCounts {
     /// Retired instructions. A repeated string instruction counts once.
     pub instructions: u64,
@@ -31,6 +32,28 @@ pub struct RetiredCounts {
     /// Core cycles: a retired instruction is one, and so is each iteration of a repeated string
     /// instruction beyond its first.
     pub cycles: u64,
+}
+
+impl RetiredCounts {
+    /// The progress from `earlier`, which comes from the same processor, to `self`.
+    #[must_use]
+    pub const fn since(&self, earlier: &Self) -> Self {
+        Self {
+            instructions: self.instructions.saturating_sub(earlier.instructions),
+            user: self.user.saturating_sub(earlier.user),
+            cycles: self.cycles.saturating_sub(earlier.cycles),
+        }
+    }
+
+    /// The cycles that count for CPL 1 to 3; the rest counts for CPL 0.
+    ///
+    /// Deviation: cycles are divided in proportion to the instructions, which is exact unless a
+    /// repeated string instruction and a change of the privilege level are in the same interval.
+    pub fn user_cycles(&self) -> u64 {
+        let share = u128::from(self.cycles) * u128::from(self.user);
+        let share = share.checked_div(u128::from(self.instructions));
+        u64::try_from(share.unwrap_or(0)).map_or(self.cycles, |share| share.min(self.cycles))
+    }
 }
 
 /// I/O ports and memory-mapped devices.
