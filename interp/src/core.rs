@@ -304,9 +304,14 @@ impl Core {
     #[cold]
     #[inline(never)]
     pub(crate) fn fault_at(&mut self, op: &Op, fault: Fault) -> Next {
-        self.regs.rip = self.rip_of(op);
-        self.code.mix.ended_early(op.id(), false);
-        self.progress.give_back(op.remaining);
+        if std::mem::take(&mut self.exit.switched_task) {
+            // The instruction is complete, and RIP is that of the new task.
+            self.progress.give_back(op.remaining.saturating_sub(1));
+        } else {
+            self.regs.rip = self.rip_of(op);
+            self.code.mix.ended_early(op.id(), false);
+            self.progress.give_back(op.remaining);
+        }
         self.progress.end_operation();
         self.exit.fault = fault;
         self.leave(ExitReason::Fault)
