@@ -34,6 +34,8 @@ pub(crate) struct InterpPlatform {
     random: u64,
     /// Present in deterministic mode.
     pub(crate) log: Option<RunLog>,
+    /// A #DB was raised since the run loop last asked.
+    debug_exception: bool,
 }
 
 impl InterpPlatform {
@@ -44,7 +46,13 @@ impl InterpPlatform {
             model,
             random,
             log: None,
+            debug_exception: false,
         }
+    }
+
+    /// Whether a #DB was raised since the last call.
+    pub(super) fn take_debug_exception(&mut self) -> bool {
+        std::mem::take(&mut self.debug_exception)
     }
 
     /// Serves an event that would be an exit under KVM, and records it.
@@ -320,6 +328,7 @@ impl Observer for InterpPlatform {
 
     fn debug_exception(&mut self) {
         self.model.msrs.debug_exception();
+        self.debug_exception = true;
     }
 
     fn counting(&mut self) -> EngineCounting {
