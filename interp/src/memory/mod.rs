@@ -380,7 +380,7 @@ impl Memory {
         }
     }
 
-    /// Takes the mark of a processor, which has no code of the page any more, off the page.
+    /// Removes the mark of a processor that no longer caches code of the page.
     fn unmark_code(&self, gpa: u64, mark: u64) {
         if mark != 1 << 63
             && let Some(page) = self.page(gpa)
