@@ -84,6 +84,7 @@ mod descriptor;
 mod ds;
 mod events;
 mod exit;
+mod facts;
 mod fault;
 mod features;
 mod flags;

@@ -1,4 +1,4 @@
-//! Decodes blocks, and fuses operations.
+//! Decodes blocks.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -6,15 +6,16 @@
 )]
 
 use super::dead_flags::{FlagUse, remove_dead_flags};
-use super::select;
-use crate::code::{BlockEntry, LINKABLE, MEM, mnemonic_number};
-use crate::core::{Core, Handler, InnerHandler, Op};
+use super::fuse::{Second, fuse};
+use super::select::Selected;
+use crate::code::{BlockEntry, mnemonic_number};
+use crate::core::{Core, Op};
 use crate::fault::Fault;
 use crate::memory::PAGE;
 use crate::mmu::{AccessKind, TlbSet};
-use crate::ops::{branch, fused, last};
+use crate::ops::{branch, last};
 use hindsight_cpu::state::seg;
-use iced_x86::{Decoder, DecoderError, DecoderOptions, FlowControl, Instruction, OpKind};
+use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
 
 /// Instructions in a block at most.
 const BLOCK_INSTRUCTIONS: usize = 32;
@@ -42,16 +43,31 @@ struct BlockBuilder {
 
 impl BlockBuilder {
     /// Appends the operation of an instruction, or fuses it with the operation before it.
-    fn push(&mut self, insn: &Instruction, mut op: Op, flag_use: FlagUse, record: bool) {
+    fn push(&mut self, insn: &Instruction, selected: Selected, record: bool) {
+        let Selected {
+            mut op,
+            flag_use,
+            facts,
+        } = selected;
         // The number of instructions before it, until `finish` knows how many follow.
         op.remaining = self.mnemonics.len() as u8;
-        match fuse(insn, self.ops.last(), &op, record) {
-            Some((both, without_flags)) => {
+        let fused = match (self.ops.last(), self.flag_uses.last(), &facts) {
+            (Some(first), Some(first_use), Some(facts)) => {
+                let second = Second {
+                    insn,
+                    op: &op,
+                    facts,
+                };
+                fuse(first, first_use, &second, record)
+            }
+            _ => None,
+        };
+        match fused {
+            Some((both, flag_use)) => {
                 self.ops.pop();
                 self.flag_uses.pop();
                 self.ops.push(both);
-                let handler = without_flags.map(Handler::Inner);
-                self.flag_uses.push(FlagUse::Writes(handler));
+                self.flag_uses.push(flag_use);
             }
             None => {
                 self.ops.push(op);
@@ -236,13 +252,13 @@ impl Core {
                 break;
             }
             let too_long = insn.is_invalid() && is_too_long(bits, &code.bytes[at..]);
-            let (mut op, flag_use) = self.select(&insn, rip, too_long);
-            op.offset = at as u16;
-            op.len = insn.len() as u8;
-            // XEND, for one, leaves its block, though it is no branch.
-            ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next || op.is_last();
+            let mut selected = self.select(&insn, rip, too_long);
+            selected.op.offset = at as u16;
+            selected.op.len = insn.len() as u8;
+            ended = selected.facts.as_ref().is_none_or(|facts| facts.ends_block);
+            debug_assert!(ended || !selected.op.is_last());
             block.len = (at + insn.len().max(1)) as u16;
-            block.push(&insn, op, flag_use, self.branches.records());
+            block.push(&insn, selected, self.branches.records());
         }
         debug_assert!(usize::from(block.len) <= code.bytes.len().max(1));
         let mut block = block.finish();
@@ -265,66 +281,4 @@ impl Core {
         op.offset = len;
         op
     }
-}
-
-/// The operation that does two instructions, and its handler for dead flags.
-fn fuse(
-    insn: &Instruction,
-    first: Option<&Op>,
-    second: &Op,
-    record: bool,
-) -> Option<(Op, Option<InnerHandler>)> {
-    let first = first?;
-    match first.fuse {
-        0 => None,
-        fused::MOV_REG => {
-            fuse_mov(insn, first, second).map(|(op, without_flags)| (op, Some(without_flags)))
-        }
-        _ => fuse_branch(insn, first, second, record).map(|op| (op, None)),
-    }
-}
-
-/// A MOV and the instruction after it, which works on the moved value.
-fn fuse_mov(insn: &Instruction, first: &Op, second: &Op) -> Option<(Op, InnerHandler)> {
-    let plain = insn.op0_kind() == OpKind::Register
-        && second.prefix & MEM == 0
-        && (second.dst, second.size) == (first.dst, first.size);
-    // The second operand must not be what was moved.
-    let itself = insn.op1_kind() == OpKind::Register && second.src == first.dst;
-    if !plain || itself {
-        return None;
-    }
-    let [handler, without_flags] = fused::after_mov(insn, second)?;
-    let mut both = Op::new(Handler::Inner(handler));
-    (both.imm, both.dst, both.src, both.size) = (second.imm, second.dst, second.src, second.size);
-    both.base = first.src;
-    (both.offset, both.len) = (first.offset, first.len + second.len);
-    both.remaining = first.remaining;
-    Some((both, without_flags))
-}
-
-/// A comparison and the conditional branch after it.
-fn fuse_branch(insn: &Instruction, first: &Op, branch: &Op, record: bool) -> Option<Op> {
-    if branch.size != 8 || !insn.is_jcc_short_or_near() {
-        return None;
-    }
-    let cc = (insn.condition_code() as u8).wrapping_sub(1);
-    let handler = if record {
-        fused::handler::<true>
-    } else {
-        fused::handler::<false>
-    };
-    let mut both = Op::new(Handler::Inner(handler(
-        first.fuse,
-        select::width(first),
-        cc,
-    )?));
-    (both.imm, both.dst, both.src, both.size) = (first.imm, first.dst, first.src, first.size);
-    both.disp = branch.imm;
-    both.prefix = branch.prefix & LINKABLE;
-    both.offset = first.offset;
-    both.address_size = first.len;
-    both.len = first.len + branch.len;
-    both.remaining = first.remaining;
-    Some(both)
 }

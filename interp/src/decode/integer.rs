@@ -5,10 +5,10 @@
     reason = "register numbers and sizes are small"
 )]
 
-use super::operands::gpr;
 use super::select::{AddressForm, Pick, address_form, by_condition, sized, sized_low, width};
 use crate::code::LOW;
 use crate::core::{Handler, Op};
+use crate::facts::{is_cmov, is_setcc};
 use crate::ops::{alu, bits, by_size, cr, fast, fused, general, inner, mov, muldiv, shift, system};
 use crate::width::Low;
 use hindsight_regs::rflags::Rflags;
@@ -228,28 +228,17 @@ impl Pick<'_> {
     /// CMOVcc and SETcc.
     fn conditional(&self) -> Option<Handler> {
         let cc = (self.i.condition_code() as u8).checked_sub(1)?;
-        if self.is_cmov() {
+        if is_cmov(self.i) {
             return Some(match self.size {
                 2 => by_condition!(cc, general, mov::cmov, u16),
                 4 => by_condition!(cc, general, mov::cmov, u32),
                 _ => by_condition!(cc, general, mov::cmov, u64),
             });
         }
-        if self.is_setcc() {
+        if is_setcc(self.i) {
             return Some(by_condition!(cc, general, mov::setcc));
         }
         None
-    }
-
-    fn is_cmov(&self) -> bool {
-        self.i.op_count() == 2
-            && self.reg(0)
-            && gpr(self.i.op0_register())
-            && !self.i.is_jcc_short_or_near()
-    }
-
-    fn is_setcc(&self) -> bool {
-        self.i.op_count() == 1 && !self.i.is_jcc_short_or_near() && !self.i.is_loopcc()
     }
 
     pub(super) fn alu<O: alu::Alu>(&self, o: &mut Op) -> Handler {
@@ -306,7 +295,7 @@ impl Pick<'_> {
 
     fn mov(&self, o: &mut Op) -> Handler {
         let (a, b) = (self.i.op0_register(), self.i.op1_register());
-        if self.reg(0) && !gpr(a) {
+        if self.special(0) {
             return match () {
                 () if a.is_segment_register() => general!(system::mov_to_seg),
                 () if a.is_cr() => general!(cr::write),
@@ -314,7 +303,7 @@ impl Pick<'_> {
                 () => general!(system::ud),
             };
         }
-        if self.reg(1) && !gpr(b) {
+        if self.special(1) {
             return match () {
                 () if b.is_segment_register() => general!(system::mov_from_seg),
                 () if b.is_cr() => general!(cr::read),

@@ -3,12 +3,13 @@
 mod block;
 mod control;
 mod dead_flags;
-mod flag_use;
+mod fuse;
 mod integer;
 mod operands;
 mod select;
 #[cfg(test)]
 mod tests;
 mod transaction;
+mod without_flags;
 
 pub(crate) use block::EXACT;

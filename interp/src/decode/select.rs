@@ -6,19 +6,30 @@
 )]
 
 use super::dead_flags::FlagUse;
+use super::operands::fill_in;
 use super::transaction::aborts;
 use crate::code::{LINKABLE, LOW};
 use crate::core::{Core, Handler, Op};
+use crate::facts::{InstructionFacts, Operand};
 use crate::ops::{bits, cr, general, inner, mov, system, transaction, xsave};
 use crate::portable;
 use crate::registers::Reg;
 use crate::thunk;
 use hindsight_cpu::state::seg;
-use iced_x86::{Instruction, Mnemonic as M, OpKind};
+use iced_x86::{Instruction, Mnemonic as M};
+
+/// The operation for an instruction.
+pub(super) struct Selected {
+    pub(super) op: Op,
+    pub(super) flag_use: FlagUse,
+    /// Of a valid instruction.
+    pub(super) facts: Option<InstructionFacts>,
+}
 
 /// An instruction with what its choice of operation depends on.
 pub(super) struct Pick<'a> {
     pub(super) i: &'a Instruction,
+    pub(super) facts: &'a InstructionFacts,
     /// 64-bit mode with 64-bit addresses, or 32-bit code and an open segment: the fast forms serve.
     pub(super) fast: bool,
     /// Code size in bytes.
@@ -99,10 +110,6 @@ pub(super) fn address_form(o: &Op) -> AddressForm {
     }
 }
 
-fn memory_kind(kind: OpKind) -> bool {
-    kind == OpKind::Memory
-}
-
 /// What an encoding does where CPUID does not show its instruction; none: #UD.
 fn without_feature(i: &Instruction, size: u8) -> Option<Handler> {
     Some(match i.mnemonic() {
@@ -121,62 +128,87 @@ fn without_feature(i: &Instruction, size: u8) -> Option<Handler> {
 
 impl Core {
     /// Makes the operation for an instruction; `too_long` if it does not end within 15 bytes.
-    pub(super) fn select(&mut self, i: &Instruction, rip: u64, too_long: bool) -> (Op, FlagUse) {
+    pub(super) fn select(&mut self, i: &Instruction, rip: u64, too_long: bool) -> Selected {
         let mut op = Op::new(general!(system::ud));
         if i.is_invalid() {
             if too_long {
                 op.set_handler(general!(system::too_long));
             }
-            return (op, FlagUse::Reads);
+            return Selected {
+                op,
+                flag_use: FlagUse::exposing(),
+                facts: None,
+            };
         }
-        self.operands(i, rip, &mut op);
+        let facts = InstructionFacts::of(i, self.mode.code_size());
+        fill_in(i, &facts, rip, &mut op);
+        let flag_use = if let Some(handler) = self.in_place_of(i, &op) {
+            op.set_handler(handler);
+            FlagUse::exposing()
+        } else {
+            self.choose(i, &facts, rip, &mut op)
+        };
+        Selected {
+            op,
+            flag_use,
+            facts: Some(facts),
+        }
+    }
+
+    /// What is executed in place of an instruction that CPUID or a transaction excludes.
+    fn in_place_of(&self, i: &Instruction, op: &Op) -> Option<Handler> {
+        if !i.cpuid_features().iter().all(|f| self.features.has(*f)) {
+            return Some(without_feature(i, op.size).unwrap_or(general!(system::ud)));
+        }
+        if !self.in_transaction() {
+            return None;
+        }
+        if aborts(i) {
+            return Some(general!(transaction::unfit));
+        }
+        matches!(i.mnemonic(), M::Int1 | M::Int3).then_some(general!(transaction::breakpoint))
+    }
+
+    /// Sets the handler of an instruction that may be executed.
+    fn choose(
+        &mut self,
+        i: &Instruction,
+        facts: &InstructionFacts,
+        rip: u64,
+        op: &mut Op,
+    ) -> FlagUse {
         let lin = self.code_lin(rip);
         let target = self.code_lin(rip.wrapping_add(op.imm));
         let pick = Pick {
             i,
-            fast: self.is_fast(&op),
+            facts,
+            fast: self.is_fast(op),
             code: self.mode.code_size(),
             link: !self.is_code_limited() && (lin ^ target) >> 12 == 0,
             size: op.size,
             record: self.branches.records(),
         };
-        if !i.cpuid_features().iter().all(|f| self.features.has(*f)) {
-            if let Some(handler) = without_feature(i, op.size) {
-                op.set_handler(handler);
-            }
-            return (op, FlagUse::Reads);
-        }
-        if self.in_transaction() && aborts(i) {
-            op.set_handler(general!(transaction::unfit));
-            return (op, FlagUse::Reads);
-        }
-        if self.in_transaction() && matches!(i.mnemonic(), M::Int1 | M::Int3) {
-            op.set_handler(general!(transaction::breakpoint));
-            return (op, FlagUse::Reads);
-        }
         if pick.link {
             op.prefix |= LINKABLE;
         }
-        if let Some(handler) = pick.handler(&mut op) {
+        if let Some(handler) = pick.handler(op) {
             op.set_handler(handler);
-            let flag_use = pick.flag_use(&mut op);
-            return (op, flag_use);
-        } else {
-            let own = if self.portable {
-                portable::handler(i)
-            } else {
-                None
-            };
-            op.insn = self.code.insns.len() as u32;
-            self.code.insns.push(*i);
-            op.set_handler(match thunk::support(i) {
-                _ if own.is_some() => own.unwrap_or(general!(system::unimplemented)),
-                thunk::Support::Yes => general!(thunk::run),
-                thunk::Support::Elements => general!(thunk::run_elements),
-                thunk::Support::No => general!(system::unimplemented),
-            });
+            return FlagUse::new(facts, pick.without_flags(op));
         }
-        (op, FlagUse::Reads)
+        let own = if self.portable {
+            portable::handler(i)
+        } else {
+            None
+        };
+        op.insn = self.code.insns.len() as u32;
+        self.code.insns.push(*i);
+        op.set_handler(match thunk::support(i) {
+            _ if own.is_some() => own.unwrap_or(general!(system::unimplemented)),
+            thunk::Support::Yes => general!(thunk::run),
+            thunk::Support::Elements => general!(thunk::run_elements),
+            thunk::Support::No => general!(system::unimplemented),
+        });
+        FlagUse::exposing()
     }
 
     /// Whether the fast forms serve for a memory operand.
@@ -197,16 +229,22 @@ impl Core {
             return Execution::NotInCpuid;
         }
         let mut op = Op::new(general!(system::ud));
-        self.operands(i, 0, &mut op);
+        let facts = InstructionFacts::of(i, self.mode.code_size());
+        fill_in(i, &facts, 0, &mut op);
         let pick = Pick {
             i,
+            facts: &facts,
             fast: self.is_fast(&op),
             code: self.mode.code_size(),
             link: false,
             size: op.size,
             record: false,
         };
-        if pick.handler(&mut op).is_some() {
+        if let Some(handler) = pick.handler(&mut op) {
+            assert!(
+                facts.ends_block || matches!(handler, Handler::Inner(_)),
+                "{i:?} ends its block"
+            );
             return Execution::Handler;
         }
         match thunk::support(i) {
@@ -218,12 +256,21 @@ impl Core {
 }
 
 impl Pick<'_> {
-    pub(super) fn mem(&self, n: u32) -> bool {
-        self.i.op_count() > n && memory_kind(self.i.op_kind(n))
+    fn operand(&self, n: usize) -> Operand {
+        self.facts.operands.get(n).copied().unwrap_or(Operand::None)
     }
 
-    pub(super) fn reg(&self, n: u32) -> bool {
-        self.i.op_count() > n && self.i.op_kind(n) == OpKind::Register
+    pub(super) fn mem(&self, n: usize) -> bool {
+        self.operand(n) == Operand::Memory
+    }
+
+    pub(super) fn reg(&self, n: usize) -> bool {
+        matches!(self.operand(n), Operand::General(_) | Operand::Special(_))
+    }
+
+    /// A register that is no general one.
+    pub(super) fn special(&self, n: usize) -> bool {
+        matches!(self.operand(n), Operand::Special(_))
     }
 
     fn handler(&self, o: &mut Op) -> Option<Handler> {
