@@ -23,7 +23,7 @@ const INSTRUCTION_BYTES: usize = 15;
 /// In a block key: a block of one instruction, for exact stepping.
 pub(crate) const EXACT: u8 = 0x40;
 
-/// The operations of a block, the numbers of its instructions' mnemonics, and its bytes.
+/// The operations of a block, the numbers of its mnemonics, and its length in bytes.
 struct DecodedBlock {
     ops: Vec<Op>,
     mnemonics: Vec<u16>,
