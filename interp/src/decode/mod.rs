@@ -8,5 +8,3 @@ mod select;
 #[cfg(test)]
 mod tests;
 mod transaction;
-
-pub(crate) use block::EXACT;
