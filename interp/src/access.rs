@@ -14,15 +14,6 @@ use std::sync::{Arc, PoisonError};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pieces(pub(crate) [(u64, usize); 2]);
 
-/// The rights of accesses that the processor makes at a privilege level, explicit or not.
-fn rights_at(cpl: u8) -> TlbSet {
-    if cpl == 3 {
-        TlbSet::User
-    } else {
-        TlbSet::Supervisor
-    }
-}
-
 /// The fast path: pages that are in the TLB.
 impl Core {
     /// Reads a value whose page is in the TLB.
@@ -110,9 +101,18 @@ impl Core {
         result
     }
 
-    /// Writes with the rights of another privilege level.
+    /// The rights of accesses that the processor makes for a handler or procedure at a privilege level.
+    fn rights_at(&self, cpl: u8) -> TlbSet {
+        if cpl == 3 {
+            self.mmu.rights()
+        } else {
+            TlbSet::Supervisor
+        }
+    }
+
+    /// Writes with the rights of another privilege level, which is at most the CPL.
     pub(crate) fn write_as<T: Width>(&mut self, lin: u64, v: T, cpl: u8) -> Result<(), Fault> {
-        self.write_slow(lin, v, rights_at(cpl))
+        self.write_slow(lin, v, self.rights_at(cpl))
     }
 
     #[cold]
@@ -203,8 +203,18 @@ impl Core {
 
     /// Like [`Core::probe_write`], with the rights of another privilege level.
     pub(crate) fn probe_write_as(&mut self, lin: u64, len: usize, cpl: u8) -> Result<(), Fault> {
-        self.pieces(lin, len, AccessKind::Write, rights_at(cpl))
+        self.pieces(lin, len, AccessKind::Write, self.rights_at(cpl))
             .map(|_| ())
+    }
+
+    /// Raises #AC if alignment is checked and `lin` is no multiple of `alignment`. For operands whose
+    /// size is no power of two; [`Core::pieces`] checks the others up to 8 bytes.
+    pub(crate) fn check_alignment(&self, lin: u64, alignment: usize) -> Result<(), Fault> {
+        let checked = self.mmu.rights() == TlbSet::UserAligned;
+        if checked && !lin.is_multiple_of(alignment as u64) {
+            return Err(Fault::AC);
+        }
+        Ok(())
     }
 
     /// Translates an access of up to one page.
@@ -215,8 +225,8 @@ impl Core {
         access: AccessKind,
         set: TlbSet,
     ) -> Result<Pieces, Fault> {
-        let checked = set == TlbSet::UserAligned && len.is_power_of_two() && len <= 8;
-        if checked && lin & (len as u64 - 1) != 0 {
+        let checks_conflicts = set == TlbSet::UserAligned && len.is_power_of_two() && len <= 8;
+        if checks_conflicts && lin & (len as u64 - 1) != 0 {
             return Err(Fault::AC);
         }
         let first = len.min(Self::page_rest(lin));
@@ -235,7 +245,7 @@ impl Core {
 impl Core {
     /// Reads guest-physical bytes within one page, from memory or the platform.
     pub(crate) fn read_phys(&mut self, gpa: u64, data: &mut [u8]) {
-        if !self.careful {
+        if !self.checks_conflicts {
             return self.get_phys(gpa, data);
         }
         let memory = Arc::clone(self.memory.shared_memory());
@@ -246,7 +256,7 @@ impl Core {
 
     /// Writes guest-physical bytes within one page, to memory or the platform.
     pub(crate) fn write_phys(&mut self, gpa: u64, data: &[u8]) {
-        if !self.careful {
+        if !self.checks_conflicts {
             return self.put_phys(gpa, data);
         }
         let memory = Arc::clone(self.memory.shared_memory());
@@ -315,6 +325,12 @@ impl Core {
         self.memory.unmark_code(gpa);
     }
 
+    /// Makes the next instruction see code that other processors wrote: for serializing instructions
+    /// that do not leave the block otherwise. SDM Vol. 3A, "Serializing Instructions".
+    pub(crate) fn serialize(&mut self) {
+        self.exit.requested |= self.memory.has_code_changes();
+    }
+
     /// Follows what other processors and devices did to code pages.
     pub(crate) fn follow_code_changes(&mut self) {
         let Some(changes) = self.memory.take_code_changes() else {
@@ -351,8 +367,8 @@ impl Core {
         mut f: impl FnMut(T) -> T,
     ) -> Result<T, Fault> {
         if !self.can_modify::<T>(lin) {
-            if self.careful {
-                return self.modify_carefully(lin, lock, f);
+            if self.checks_conflicts {
+                return self.modify_checked(lin, lock, f);
             }
             self.probe_write(lin, T::SIZE)?;
         }
@@ -383,7 +399,7 @@ impl Core {
         let writes = &self.mmu.writes;
         writes.find::<T>(lin, self.mmu.locked()).is_some()
             || self.debug.watching()
-                && !self.careful
+                && !self.checks_conflicts
                 && writes.find_watched::<T>(lin, self.mmu.rights()).is_some()
     }
 
@@ -398,8 +414,8 @@ impl Core {
         debug_assert!(lin.is_multiple_of(16));
         let locked = self.mmu.locked();
         if self.mmu.writes.find_bytes(lin, 16, locked).is_none() {
-            if self.careful {
-                return self.modify_pair_carefully(lin, expected, new);
+            if self.checks_conflicts {
+                return self.modify_pair_checked(lin, expected, new);
             }
             self.probe_write(lin, 16)?;
         }

@@ -8,7 +8,7 @@ use hindsight_cpu::state::{Activity, PendingException};
 use hindsight_regs::rflags::Rflags;
 use hindsight_regs::vector::Vector;
 
-/// What a part of a run comes to: an exit, or nothing that ends the run.
+/// The result of a part of a run: an exit, or nothing that ends the run.
 pub(crate) type RunResult = Result<Option<Exit>, Shutdown>;
 
 impl Core {
@@ -107,6 +107,13 @@ impl Core {
             return Ok(Pended::Delivered);
         }
         Ok(Pended::Nothing)
+    }
+
+    /// Ends the blocking of NMIs.
+    pub(crate) fn unblock_nmis(&mut self) {
+        if std::mem::take(&mut self.state.events.nmi_blocked) {
+            self.platform().nmis_unblocked();
+        }
     }
 
     fn deliver_nmi(&mut self) -> Result<(), Shutdown> {

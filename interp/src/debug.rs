@@ -57,7 +57,7 @@ impl Core {
     pub(crate) fn misses_watchpoints(&self, lin: u64, len: u64, write: bool) -> bool {
         self.debug.misses_watched(lin, len, write)
             && !self.counters.counts_accesses()
-            && !self.careful
+            && !self.checks_conflicts
     }
 
     /// Records the guest's breakpoints and the debugger's watchpoints that a data access has met.

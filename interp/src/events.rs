@@ -38,7 +38,7 @@ pub(crate) struct GuestEvent {
     pub(crate) vector: Vector,
     pub(crate) source: EventSource,
     pub(crate) code: Option<u32>,
-    /// RF in the RFLAGS image that is pushed.
+    /// The value of RF in the RFLAGS image that is pushed.
     pub(crate) rf: bool,
 }
 
@@ -53,7 +53,7 @@ impl GuestEvent {
         }
     }
 
-    /// Whether an instruction asked for it.
+    /// Whether an instruction such as INT n raised it.
     fn is_software(&self) -> bool {
         matches!(self.source, EventSource::Software | EventSource::Int1)
     }
@@ -88,7 +88,11 @@ fn next_event(event: &GuestEvent, fault: Fault) -> Result<GuestEvent, Shutdown> 
     use DoubleFaultClass::{Contributory, DoubleFault, PageFault};
     let (vector, mut code) = fault.exception();
     let external = event.source != EventSource::Software;
-    if external && matches!(vector, Vector::TS | Vector::NP | Vector::SS | Vector::GP) {
+    let has_ext = matches!(
+        vector,
+        Vector::TS | Vector::NP | Vector::SS | Vector::GP | Vector::AC
+    );
+    if external && has_ext {
         code = code.map(|c| c | 1);
     }
     // An interrupt or a software interrupt counts as benign whatever its vector.
@@ -278,7 +282,7 @@ impl Core {
         Ok((gate, u64::from(high) << 32))
     }
 
-    /// The code segment of a gate; answers it and the privilege level of the handler.
+    /// Checks the code segment of a gate. Returns it and the privilege level of the handler.
     fn handler_cs(&mut self, selector: u16) -> Result<(Descriptor, u8), Fault> {
         if selector & 0xfffc == 0 {
             return Err(Fault::GP);
@@ -468,7 +472,7 @@ impl Core {
         Ok(())
     }
 
-    /// Writes values downwards from `sp` in a stack segment; answers the new stack pointer.
+    /// Writes values downwards from `sp` in a stack segment. Returns the new stack pointer.
     pub(crate) fn write_frame(
         &mut self,
         ss: &Segment,
@@ -563,12 +567,18 @@ mod tests {
     #[test]
     fn external_event_sets_ext_in_the_error_code_of_its_fault() {
         let np = Fault::WithCode(Vector::NP, 0x10);
-        for (source, expected) in [(EventSource::External, 0x11), (EventSource::Software, 0x10)] {
+        for (source, fault, expected) in [
+            (EventSource::External, np, 0x11),
+            (EventSource::Software, np, 0x10),
+            (EventSource::External, Fault::AC, 1),
+            (EventSource::Software, Fault::AC, 0),
+        ] {
             let event = GuestEvent {
                 source,
                 ..GuestEvent::exception(Vector(0x40))
             };
-            assert_eq!(next_event(&event, np).map(|e| e.code), Ok(Some(expected)));
+            let next = next_event(&event, fault);
+            assert_eq!(next.map(|e| e.code), Ok(Some(expected)), "{fault:?}");
         }
     }
 }

@@ -57,7 +57,7 @@ impl ActiveStops {
         }
     }
 
-    /// StopConditions for these conditions from now on.
+    /// Stops at these conditions from now on.
     pub(crate) fn set(&mut self, stops: &StopConditions) -> StopsChange {
         let mut stops = stops.clone();
         stops.execute.sort_unstable();
@@ -186,7 +186,7 @@ impl ActiveStops {
         }
     }
 
-    /// Records a write to a control register, if it is stopped for.
+    /// Records a write to a control register, if such writes stop the processor.
     pub(crate) fn record_control(&mut self, number: u8, value: u64) {
         if self.stops.controls >> (number & 15) & 1 != 0 {
             self.record(StopHit::Control { number, value });

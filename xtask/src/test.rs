@@ -49,17 +49,17 @@ const STEPS: &[TestStep] = &[
         style::format,
         "rustfmt, shellcheck, and ruff for the Python package",
     ),
-    named_only(
+    step(
         "words",
         check::names::run,
         "names that the project does not use, and types defined twice",
     ),
-    named_only(
+    step(
         "house",
         check::house::run,
         "import circles, and imports and unsafe code against docs/internals/design.md",
     ),
-    named_only(
+    step(
         "size",
         check::size::run,
         "the length of files and functions",

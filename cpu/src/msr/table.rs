@@ -9,13 +9,13 @@ mod tests;
 
 use hindsight_regs::msr as regs;
 
-use super::MsrConfig;
 use crate::facility::Facilities;
+use crate::msr::config::MsrConfig;
 use crate::state::ProcessorMsr;
 
 pub use rows::TABLE;
 
-/// The model that answers accesses to an MSR.
+/// The model that serves accesses to an MSR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// [`crate::tsc::Tsc`].
@@ -77,7 +77,7 @@ pub enum WritePolicy {
 /// How KVM takes part while the guest runs under KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvmRole {
-    /// The access exits; the model alone answers.
+    /// The access exits; the model alone serves it.
     Intercepted,
     /// The access exits, and an accepted write must also reach KVM, because KVM applies the
     /// value while the guest runs.
@@ -116,7 +116,7 @@ pub struct MsrSpec {
     pub count: u32,
     /// The manual's name.
     pub name: &'static str,
-    /// The model that answers.
+    /// The model that serves its accesses.
     pub owner: Owner,
     /// The processors that have it.
     pub presence: Presence,
@@ -228,7 +228,7 @@ pub const KVM_STATE_MSRS: [(u32, ProcessorMsr); count_kvm_state_msrs()] = {
     msrs
 };
 
-/// Number of consecutive x2APIC MSRs that the APIC answers.
+/// Number of consecutive x2APIC MSRs that the APIC serves.
 const X2APIC_MSRS: u32 =
     hindsight_regs::apic::X2APIC_MSR_LAST - hindsight_regs::apic::X2APIC_MSR_FIRST + 1;
 

@@ -25,11 +25,61 @@ pub(crate) const EXACT: u8 = 0x40;
 /// In a block key: a block that ends before the breakpoints of its linear page.
 const BROKEN: u8 = 0x80;
 
-/// The operations of a block, the numbers of its instructions' mnemonics, and its bytes.
+/// The operations of a block, the numbers of its mnemonics, and its length in bytes.
 struct DecodedBlock {
     ops: Vec<Op>,
     mnemonics: Vec<u16>,
     len: u16,
+}
+
+/// A block in the making.
+#[derive(Default)]
+struct BlockBuilder {
+    ops: Vec<Op>,
+    /// How each operation uses the flags.
+    flag_uses: Vec<FlagUse>,
+    mnemonics: Vec<u16>,
+    len: u16,
+}
+
+impl BlockBuilder {
+    /// Appends the operation of an instruction, or fuses it with the operation before it.
+    fn push(&mut self, insn: &Instruction, mut op: Op, flag_use: FlagUse, record: bool) {
+        // The number of instructions before it, until `finish` knows how many follow.
+        op.remaining = self.mnemonics.len() as u8;
+        match fuse(insn, self.ops.last(), &op, record) {
+            Some((both, without_flags)) => {
+                self.ops.pop();
+                self.flag_uses.pop();
+                self.ops.push(both);
+                let handler = without_flags.map(Handler::Inner);
+                self.flag_uses.push(FlagUse::Writes(handler));
+            }
+            None => {
+                self.ops.push(op);
+                self.flag_uses.push(flag_use);
+            }
+        }
+        self.mnemonics.push(mnemonic_number(insn));
+    }
+
+    /// Removes dead flags, and counts the instructions from each operation to the block's end.
+    fn finish(mut self) -> DecodedBlock {
+        remove_dead_flags(&mut self.ops, &self.flag_uses);
+        let count = self.mnemonics.len();
+        debug_assert!(count <= BLOCK_INSTRUCTIONS);
+        for op in &mut self.ops {
+            op.remaining = count as u8 - op.remaining;
+        }
+        if let Some(first) = self.ops.first() {
+            first.set_count(count as u32);
+        }
+        DecodedBlock {
+            ops: self.ops,
+            mnemonics: self.mnemonics,
+            len: self.len,
+        }
+    }
 }
 
 /// Bytes of code to decode from.
@@ -181,14 +231,11 @@ impl Core {
         let lin = self.code_lin(rip);
         let mut decoder = Decoder::with_ip(bits, &code.bytes, rip, DecoderOptions::NONE);
         let mut insn = Instruction::default();
-        let mut ops: Vec<Op> = Vec::with_capacity(8);
-        let mut mnemonics = Vec::with_capacity(8);
-        let mut flag_uses: Vec<FlagUse> = Vec::with_capacity(8);
+        let mut block = BlockBuilder::default();
         let mut ended = false;
-        let mut len = 0;
-        while mnemonics.len() < most && decoder.can_decode() && !ended {
+        while block.mnemonics.len() < most && decoder.can_decode() && !ended {
             let at = decoder.position();
-            let is_first = mnemonics.is_empty();
+            let is_first = block.mnemonics.is_empty();
             if !is_first && self.debug.stops.has_breakpoint(lin.wrapping_add(at as u64)) {
                 break;
             }
@@ -209,42 +256,17 @@ impl Core {
             let too_long = insn.is_invalid() && is_too_long(bits, &code.bytes[at..]);
             let (mut op, flag_use) = self.select(&insn, rip, too_long);
             op.offset = at as u16;
-            // Instructions before it, for now.
-            op.remaining = mnemonics.len() as u8;
-            ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
-            len = (at + insn.len().max(1)) as u16;
             op.len = insn.len() as u8;
-            match fuse(&insn, ops.last(), &op, self.branches.records()) {
-                Some((both, without_flags)) => {
-                    ops.pop();
-                    flag_uses.pop();
-                    ops.push(both);
-                    flag_uses.push(FlagUse::Writes(without_flags.map(Handler::Inner)));
-                }
-                None => {
-                    ops.push(op);
-                    flag_uses.push(flag_use);
-                }
-            }
-            mnemonics.push(mnemonic_number(&insn));
+            ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
+            block.len = (at + insn.len().max(1)) as u16;
+            block.push(&insn, op, flag_use, self.branches.records());
         }
-        remove_dead_flags(&mut ops, &flag_uses);
-        let count = mnemonics.len();
-        debug_assert!(count <= BLOCK_INSTRUCTIONS && usize::from(len) <= code.bytes.len().max(1));
-        for op in &mut ops {
-            op.remaining = count as u8 - op.remaining;
+        debug_assert!(usize::from(block.len) <= code.bytes.len().max(1));
+        let mut block = block.finish();
+        if !block.ops.last().is_some_and(Op::is_last) {
+            block.ops.push(self.fall(rip, block.len));
         }
-        if !ops.last().is_some_and(Op::is_last) {
-            ops.push(self.fall(rip, len));
-        }
-        if let Some(first) = ops.first() {
-            first.set_count(count as u32);
-        }
-        Ok(Some(DecodedBlock {
-            ops,
-            mnemonics,
-            len,
-        }))
+        Ok(Some(block))
     }
 
     /// The operation after a block's last instruction, if that may not branch.

@@ -45,7 +45,7 @@ impl MemoryHandle {
         }
     }
 
-    /// The memory itself.
+    /// The memory that this handle refers to.
     pub(crate) fn shared_memory(&self) -> &Arc<Memory> {
         &self.memory
     }
@@ -63,6 +63,11 @@ impl MemoryHandle {
     /// Whether a page with these code marks holds code that another processor has decoded.
     pub(crate) fn is_others_code(&self, marks: u64) -> bool {
         marks & !self.code_mark != 0
+    }
+
+    /// Whether [`MemoryHandle::take_code_changes`] has any.
+    pub(crate) fn has_code_changes(&self) -> bool {
+        self.memory.code_epoch() != self.code_epoch || self.memory.log_len() != self.log_position
     }
 
     /// What changed since the last call; `None` for nothing.

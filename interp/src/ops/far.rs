@@ -116,7 +116,7 @@ fn jmp(c: &mut Core, o: &Op, selector: u16, offset: u64) -> Done {
     Ok(())
 }
 
-/// A task gate or TSS as the target.
+/// Jumps to or calls a task, through a task gate or a TSS descriptor.
 fn task(c: &mut Core, o: &Op, d: Descriptor, selector: u16, call: bool) -> Done {
     if c.lma() {
         return Err(gp(selector));
@@ -139,7 +139,7 @@ fn task(c: &mut Core, o: &Op, d: Descriptor, selector: u16, call: bool) -> Done 
     }
 }
 
-/// A call gate: the selector, code segment and offset it leads to; with JMP none of an inner level.
+/// Checks a call gate. Returns its selector, code segment and offset. JMP cannot reach an inner level.
 fn gate(
     c: &mut Core,
     d: Descriptor,

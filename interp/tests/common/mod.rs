@@ -1,4 +1,4 @@
-//! A machine for the interpreter's tests: RAM, and a platform that answers from a table.
+//! A machine for the interpreter's tests: RAM, and a platform that reads MSRs from a table.
 #![allow(
     dead_code,
     clippy::allow_attributes,
@@ -108,6 +108,8 @@ pub struct Machine {
     pub counts: RetiredCounts,
     pub interrupts: Vec<u8>,
     pub nmi: bool,
+    /// How often NMIs ceased to be blocked.
+    pub nmi_windows: u32,
     pub cpuid: Option<fn(u32, u32) -> [u32; 4]>,
     pub portable: bool,
     /// Called whenever the processor asks what waits for it.
@@ -173,6 +175,9 @@ impl InterruptSource for Machine {
     }
     fn acknowledge_nmi(&mut self) {
         self.nmi = false;
+    }
+    fn nmis_unblocked(&mut self) {
+        self.nmi_windows += 1;
     }
     fn acknowledge_smi(&mut self) {
         unreachable!("no SMI is pending");

@@ -135,7 +135,7 @@ impl Pages {
         }
     }
 
-    /// Addresses of the pages that the two do not share. Their bytes may be equal all the same.
+    /// Addresses of the pages that the two do not share. Their bytes may still be equal.
     fn unshared_addresses<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = u64> + 'a {
         let changed = self.own_pages(other);
         let others = other.own_pages(self);

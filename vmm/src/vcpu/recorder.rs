@@ -27,7 +27,7 @@ pub struct RecordedEvent {
 /// What happened to a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordedKind {
-    /// The vCPU stopped running the guest. The interpreter records kind would be an exit under KVM.
+    /// The vCPU stopped running the guest. In the interpreter: what would be an exit under KVM.
     Exit(ExitKind),
     /// It runs the guest again: the exit was served.
     Enter,
@@ -61,9 +61,9 @@ pub enum ExitKind {
     PortRead(u16),
     /// OUT.
     PortWrite(u16),
-    /// A read where there is no memory.
+    /// A read of an address that is not memory.
     MmioRead(u64),
-    /// A write where there is no memory.
+    /// A write to an address that is not memory.
     MmioWrite(u64),
     /// RDMSR.
     Rdmsr(u32),
@@ -133,7 +133,7 @@ impl Recorder {
         }
     }
 
-    /// Takes the events so far, in order, and how many were not kept.
+    /// Takes the events so far, in order, and the number of events that were dropped.
     pub fn take(&self) -> (Vec<RecordedEvent>, usize) {
         let events = std::mem::take(&mut *lock(&self.events));
         (events.recorded, events.lost)

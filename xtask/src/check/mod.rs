@@ -35,7 +35,7 @@ struct NameSettings {
     whole: Vec<String>,
     /// Names that no module has.
     modules: Vec<String>,
-    /// Identifiers that are allowed all the same.
+    /// Exceptions: identifiers that are allowed.
     #[serde(default)]
     allow: Vec<Allowed>,
     /// Types that may be defined more than once.

@@ -7,10 +7,11 @@ use hindsight_regs::pmu::{COUNTER_MASK, EventSelect, FIXED_COUNTERS, GP_COUNTERS
 use hindsight_regs::rdt;
 
 use super::{
-    KvmRole, KvmStateCall, MsrConfig, MsrSpec, Owner, Presence, ResetValue, UpdateBefore,
-    WritePolicy, X2APIC_MSRS,
+    KvmRole, KvmStateCall, MsrSpec, Owner, Presence, ResetValue, UpdateBefore, WritePolicy,
+    X2APIC_MSRS,
 };
 use crate::facility::{DEBUGCTL_BITS, Facilities};
+use crate::msr::config::MsrConfig;
 use crate::pmu::access as pmu;
 use crate::state::{PAT_RESET, ProcessorMsr};
 

@@ -39,7 +39,7 @@ struct ReverseHit {
 }
 
 impl ReverseHit {
-    /// Whether the stop comes before its instruction executes. StopConditions at accesses come after it.
+    /// Whether the stop comes before its instruction executes. Stops at accesses come after it.
     const fn is_before(&self) -> bool {
         matches!(self.hit, StopHit::Execute(_) | StopHit::Exception { .. })
     }

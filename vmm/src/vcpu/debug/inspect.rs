@@ -1,4 +1,4 @@
-//! What a debugger asks of a paused vCPU.
+//! Requests of a debugger to a paused vCPU.
 //!
 //! A vCPU's thread owns its state. So a request is a function that this thread calls at its checkpoint
 //! ([`crate::vcpu::run_control::VcpuControl::request`]), whichever engine runs the vCPU.

@@ -1,4 +1,4 @@
-//! The machine around a vCPU, as the interpreter sees it.
+//! The platform of a vCPU in the interpreter: devices, MSRs, interrupts, time and observers.
 
 use hindsight_cpu::branch::{Branch, Observe};
 use hindsight_cpu::cpuid::CpuModel;
@@ -21,33 +21,41 @@ use crate::vcpu::recorder::{ExitKind, RecordedKind};
 /// The APM control port of Intel chipsets: a write raises an SMI on the processor that makes it.
 const APM_CONTROL: u16 = 0xb2;
 
-/// Ticks of the TSC that an instruction takes here, as an upper bound: a limit in cycles becomes
-/// one in instructions, which is checked again where that ends.
+/// The most TSC ticks that an instruction is assumed to take. With it a limit in cycles becomes a limit
+/// in instructions; when that is reached, the cycles are checked again.
 const TICKS_PER_INSTRUCTION: u64 = 16;
 /// The fewest instructions between two such checks.
 const INSTRUCTIONS_MIN: u64 = 128;
 
-/// The machine around the processor, as the interpreter sees it.
+/// The platform of one vCPU in the interpreter.
 #[derive(Debug)]
 pub(crate) struct InterpPlatform {
     pub(crate) model: VcpuModel,
     random: u64,
-    /// There in deterministic mode.
+    /// Present in deterministic mode.
     pub(crate) log: Option<RunLog>,
+    /// A #DB was raised since the run loop last asked.
+    debug_exception: bool,
 }
 
 impl InterpPlatform {
-    /// The machine around the vCPU of this model.
+    /// The platform of the vCPU that `model` belongs to.
     pub(super) fn new(model: VcpuModel) -> Self {
         let random = model.board.time.clock.now() ^ 0x9e37_79b9_7f4a_7c15;
         Self {
             model,
             random,
             log: None,
+            debug_exception: false,
         }
     }
 
-    /// Serves what would be an exit under KVM, and tells the recorder so.
+    /// Whether a #DB was raised since the last call.
+    pub(super) fn take_debug_exception(&mut self) -> bool {
+        std::mem::take(&mut self.debug_exception)
+    }
+
+    /// Serves an event that would be an exit under KVM, and records it.
     pub(super) fn served<T>(
         &mut self,
         kind: ExitKind,
@@ -66,7 +74,8 @@ impl InterpPlatform {
         }
     }
 
-    /// The run must end: a timer became due before its end, in deterministic mode.
+    /// Whether a timer is due before the end of this run, so that the run must end early. Only in
+    /// deterministic mode.
     fn timer_is_earlier(&self) -> bool {
         let deadline = self.log.as_ref().map_or(0, |log| log.deadline);
         deadline != 0
@@ -198,7 +207,7 @@ impl InterruptSource for InterpPlatform {
         let (id, board) = (self.model.id, &self.model.board);
         let pending = board.buses.irq.pending(id);
         if pending.smi && !self.model.msrs.has_smm() {
-            // Without system-management mode nobody takes it (rule SMF-10).
+            // A processor without system-management mode drops it (rule SMF-10).
             board.buses.irq.take_smi(id);
         }
         Pending {
@@ -227,6 +236,10 @@ impl InterruptSource for InterpPlatform {
         self.model.board.buses.irq.take_nmi(self.model.id);
         self.model.wake();
         self.log_event(LoggedEvent::Nmi, 2, &[]);
+    }
+
+    fn nmis_unblocked(&mut self) {
+        self.model.board.buses.irq.merge_nmis(self.model.id);
     }
 
     fn acknowledge_smi(&mut self) {
@@ -281,7 +294,7 @@ impl InterruptSource for InterpPlatform {
             self.log_event(LoggedEvent::Random, value, &[]);
             return value;
         }
-        // An LCG step mixed with the time: enough for a guest whose host is trusted anyway.
+        // An LCG step mixed with the time. It need not be secure: the guest trusts the host anyway.
         self.random = self
             .random
             .wrapping_mul(0x5851_f42d_4c95_7f2d)
@@ -315,10 +328,11 @@ impl Observer for InterpPlatform {
 
     fn debug_exception(&mut self) {
         self.model.msrs.debug_exception();
+        self.debug_exception = true;
     }
 
     fn counting(&mut self) -> EngineCounting {
-        // The limits count from where the counters stand: they must stand where the processor does.
+        // The limits are relative to the counters, so the counters are brought up to date first.
         if !self.model.msrs.pmu().needs().is_empty() {
             self.model.count();
         }
@@ -353,7 +367,7 @@ impl Observer for InterpPlatform {
     }
 
     fn allows_transactions(&self) -> bool {
-        // Whether one is aborted from outside would depend on when the machine is inspected.
+        // When another thread aborts a transaction depends on host timing.
         self.log.is_none()
     }
 

@@ -10,7 +10,7 @@ const RECENT: usize = 16;
 /// Most interrupts and exceptions to hold, to find which handler a vCPU returns from.
 const DELIVERIES: usize = 256;
 
-/// The path of a vCPU. All but the hash begins anew at each restore.
+/// The path of a vCPU. A restore clears all but the hash.
 #[derive(Debug, Default)]
 pub(crate) struct BranchPath {
     /// See [`crate::state::RunLogState::path`].
