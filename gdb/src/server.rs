@@ -62,7 +62,7 @@ impl GdbServer {
                     debugger,
                     listener,
                     client: None,
-                    is_new: false,
+                    paused_before: None,
                     end: thread_end,
                     report: Box::new(report),
                 };
@@ -105,8 +105,8 @@ struct ServerThread {
     debugger: Debugger,
     listener: Listener,
     client: Option<(ClientStream, ClientSession)>,
-    /// The client has sent nothing yet.
-    is_new: bool,
+    /// The client has sent nothing yet: whether the machine was paused when it connected.
+    paused_before: Option<bool>,
     end: Arc<MachineEnd>,
     report: Box<dyn FnMut(&str) + Send>,
 }
@@ -184,12 +184,13 @@ impl ServerThread {
             tracing::debug!(target: "gdb", "refused a second client");
             return;
         }
-        if !self.debugger.is_paused() && self.debugger.interrupt().is_err() {
+        let paused = self.debugger.is_paused();
+        if !paused && self.debugger.interrupt().is_err() {
             return;
         }
         tracing::debug!(target: "gdb", "client connected");
         self.client = Some((client, ClientSession::new()));
-        self.is_new = true;
+        self.paused_before = Some(paused);
     }
 
     /// Handles stops of vCPUs.
@@ -232,9 +233,15 @@ impl ServerThread {
                 _ => return self.disconnect(),
             },
         };
-        if std::mem::take(&mut self.is_new) && is_request_line(rest) {
-            tracing::warn!(target: "gdb", "refused a client that speaks another protocol");
-            return self.disconnect();
+        if let Some(paused) = self.paused_before.take()
+            && is_http_request(rest)
+        {
+            tracing::warn!(target: "gdb", "refused a client that sent an HTTP request");
+            self.client = None;
+            if !paused {
+                self.debugger.detach();
+            }
+            return;
         }
         let (mut status, mut sent) = (SessionStatus::Open, true);
         while !rest.is_empty() && status == SessionStatus::Open && sent {
@@ -265,10 +272,13 @@ fn hung_up(client: &ClientStream) -> bool {
     poll(&mut fds, Some(&NOW)).is_ok_and(|ready| ready != 0)
 }
 
-/// Whether the first bytes of a client are the begin of an HTTP request, as web pages can have a
-/// browser send to any port. A debugger begins with an acknowledgement or a packet.
-fn is_request_line(bytes: &[u8]) -> bool {
-    bytes.first().is_some_and(u8::is_ascii_alphabetic)
+/// Whether the first bytes of a client are an HTTP request, as web pages can have a browser send to
+/// any port: the name of a method, and a blank.
+fn is_http_request(bytes: &[u8]) -> bool {
+    let method = bytes.split(|&byte| byte == b' ').next().unwrap_or(bytes);
+    method.len() < bytes.len()
+        && (3..=7).contains(&method.len())
+        && method.iter().all(u8::is_ascii_uppercase)
 }
 
 /// A client that accepts no byte for so long counts as disconnected.
