@@ -305,9 +305,14 @@ impl Core {
     #[cold]
     #[inline(never)]
     pub(crate) fn fault_at(&mut self, op: &Op, fault: Fault) -> Next {
-        self.regs.rip = self.rip_of(op);
-        self.code.mix.ended_early(op.id(), false);
-        self.progress.give_back(op.remaining);
+        if std::mem::take(&mut self.exit.switched_task) {
+            // The instruction is complete, and RIP is that of the new task.
+            self.progress.give_back(op.remaining.saturating_sub(1));
+        } else {
+            self.regs.rip = self.rip_of(op);
+            self.code.mix.ended_early(op.id(), false);
+            self.progress.give_back(op.remaining);
+        }
         self.progress.end_operation();
         self.exit.fault = fault;
         self.leave(ExitReason::Fault)
@@ -380,10 +385,23 @@ impl Core {
         self.regs.set(Reg::Rsp, rsp);
     }
 
+    /// Whether a virtual interrupt is pending where virtual interrupts are enabled: #GP comes before
+    /// the next instruction. SDM Vol. 3A, "Class 2—Maskable Hardware Interrupt Handling in Virtual-8086
+    /// Mode Using the Virtual Interrupt Mechanism" and "Protected-Mode Virtual Interrupts".
+    pub(crate) fn has_virtual_interrupt(&self) -> bool {
+        let both = Rflags::VIP | Rflags::VIF;
+        let extension = if self.regs.v86() { Cr4::VME } else { Cr4::PVI };
+        self.regs.system_flags().contains(both)
+            && self.mode.cpl() == 3
+            && self.regs.iopl() < 3
+            && self.cr4(extension)
+    }
+
     /// Whether instructions must be executed one at a time, on the exact path.
     pub(crate) fn needs_exact(&self) -> bool {
         let events = &self.state.events;
         self.regs.flag(Rflags::TF | Rflags::RF)
+            || self.has_virtual_interrupt()
             || events.mov_ss_shadow
             || events.sti_shadow
             || self.has_exec_breakpoints()

@@ -158,7 +158,8 @@ impl Core {
                 }
                 Err(fault) => fault,
             };
-            if event.is_software() {
+            let switched = std::mem::take(&mut self.exit.switched_task);
+            if event.is_software() && !switched {
                 // The instruction itself faults: it does not retire.
                 self.regs.rip = self.exit.software_rip;
                 self.progress.give_back(1);

@@ -177,6 +177,9 @@ impl Core {
                 return self.deliver_exec_breakpoint(bits).map(|()| None);
             }
         }
+        if self.has_virtual_interrupt() {
+            return self.handle_fault(Fault::GP);
+        }
         let entry = match self.find_block(true) {
             Ok(entry) => entry,
             Err(fault) => return self.handle_fault(fault),

@@ -81,7 +81,7 @@ bitflags! {
 /// Largest CYC_CNT of MSR_LBR_INFO_x: core cycles since the previous record, saturating.
 pub const CYC_CNT_MAX: u64 = 0xffff;
 
-/// Entries of the LBR stack.
+/// Number of entries of the LBR stack.
 pub const LBR_DEPTH: usize = 32;
 /// The bits of MSR_LASTBRANCH_TOS that index the LBR stack.
 pub const LBR_TOS_MASK: u64 = LBR_DEPTH as u64 - 1;

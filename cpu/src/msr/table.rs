@@ -61,7 +61,7 @@ pub enum ResetValue {
 /// What a write to an MSR may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WritePolicy {
-    /// Every write raises #GP(0), also one of 0.
+    /// Every write raises #GP(0), even a write of 0.
     Fault,
     /// Every write is accepted and ignored.
     Ignored,
@@ -106,7 +106,7 @@ pub enum UpdateBefore {
     CacheOccupancy,
 }
 
-/// One row of the table: an MSR, or a run of alike ones.
+/// One row of the table: an MSR, or consecutive MSRs that behave alike.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct MsrSpec {

@@ -257,7 +257,8 @@ impl Core {
             let (mut op, flag_use) = self.select(&insn, rip, too_long);
             op.offset = at as u16;
             op.len = insn.len() as u8;
-            ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
+            // XEND, for one, leaves its block, though it is no branch.
+            ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next || op.is_last();
             block.len = (at + insn.len().max(1)) as u16;
             block.push(&insn, op, flag_use, self.branches.records());
         }

@@ -45,7 +45,7 @@ pub struct RegionSpec {
     pub len: u64,
     /// Its address in the host's address space, page-aligned.
     pub host: *mut u8,
-    /// False for ROM: writes go to [`crate::Platform::mmio_write`].
+    /// False for ROM: writes go to [`crate::Bus::mmio_write`].
     pub writable: bool,
 }
 

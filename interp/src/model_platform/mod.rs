@@ -79,7 +79,7 @@ impl<B: Bus, I: InterruptController> ModelPlatform<B, I> {
 
     /// The facilities that the guest's MSRs arm.
     ///
-    /// Those of DR7 come from [`Vcpu::armed_by_dr7`](crate::Vcpu::armed_by_dr7).
+    /// Those of DR7 and RFLAGS.TF come from [`Vcpu::armed`](crate::Vcpu::armed).
     pub fn armed(&self) -> Armed {
         self.msrs.armed()
     }

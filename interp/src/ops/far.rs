@@ -16,7 +16,7 @@ fn recorded(c: &mut Core, o: &Op, f: impl FnOnce(&mut Core, &Op) -> Done) -> Don
     let from = c.branch_source(c.rip_of(o));
     let old_sp = c.regs.get(Reg::Rsp);
     let done = f(c, o);
-    if done.is_err() {
+    if done.is_err() && !c.exit.switched_task {
         c.regs.set(Reg::Rsp, old_sp);
     } else {
         c.record_far(from, c.regs.rip, BranchClass::Far);
