@@ -346,16 +346,17 @@ fn each_linear_address_of_a_page_has_its_own_breakpoints() {
 #[test]
 fn ten_thousand_watchpoints_stop_only_at_their_bytes() {
     let mut rig = Rig::new(&LOOP, |_, _| {});
-    let mut stops = StopConditions::default();
     // All around the written word, and the word itself for reads.
-    stops.watchpoints = (0..5000)
-        .flat_map(|i| {
-            [
-                watch(DATA - 8 - i * 8, 8, true, true),
-                watch(DATA + 8 + i * 8, 8, true, true),
-            ]
-        })
-        .collect();
+    let around = |i: u64| {
+        [
+            watch(DATA - 8 - i * 8, 8, true, true),
+            watch(DATA + 8 + i * 8, 8, true, true),
+        ]
+    };
+    let mut stops = StopConditions {
+        watchpoints: (0..5000).flat_map(around).collect(),
+        ..StopConditions::default()
+    };
     stops.watchpoints.push(watch(DATA, 8, true, false));
     rig.vcpu.set_stops(&stops);
     assert_eq!(rig.run(100_000), Exit::Budget);
