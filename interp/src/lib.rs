@@ -102,6 +102,7 @@ mod registers;
 mod run;
 mod seg;
 mod smm;
+mod stop_sets;
 mod stops;
 mod supported;
 mod task;
