@@ -95,8 +95,8 @@ pub trait Interrupts {
     fn advance(&mut self, counts: RetiredCounts);
     /// The time-stamp counter, as RDTSC shows it.
     fn tsc(&mut self) -> u64;
-    /// 64 random bits for RDRAND and RDSEED.
-    fn random(&mut self) -> u64;
+    /// 64 random bits for RDRAND and RDSEED; `None` if there are none now, which CF then shows.
+    fn random(&mut self) -> Option<u64>;
 }
 
 /// Models that follow the guest: branch recording, performance counters, caches.

@@ -68,8 +68,8 @@ impl Interrupts for ExitPortPlatform {
     fn tsc(&mut self) -> u64 {
         0
     }
-    fn random(&mut self) -> u64 {
-        0
+    fn random(&mut self) -> Option<u64> {
+        None
     }
 }
 

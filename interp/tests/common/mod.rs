@@ -106,6 +106,8 @@ pub struct Machine {
     pub debug_exceptions: u32,
     pub pmis: u32,
     pub counts: RetiredCounts,
+    /// Answers to RDRAND and RDSEED, the last one first; without any there is no number.
+    pub random: Vec<u64>,
     pub interrupts: Vec<u8>,
     pub nmi: bool,
     pub cpuid: Option<fn(u32, u32) -> [u32; 4]>,
@@ -188,8 +190,8 @@ impl Interrupts for Machine {
     fn tsc(&mut self) -> u64 {
         self.counts.instructions
     }
-    fn random(&mut self) -> u64 {
-        0x1234_5678_9abc_def0
+    fn random(&mut self) -> Option<u64> {
+        self.random.pop()
     }
 }
 

@@ -8,4 +8,6 @@ mod guest;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
+mod random;
+#[cfg(test)]
 mod rsm;

@@ -1,5 +1,6 @@
 //! A vCPU that runs in the interpreter: the loop around it.
 
+mod host_random;
 mod platform;
 pub(crate) mod run_log;
 
