@@ -12,7 +12,7 @@ use crate::code::{LINKABLE, LOW};
 use crate::core::{Core, Handler, LastHandler, Op};
 use crate::ops::{
     alu, bits, branch, by_size, cr, ending, far, fast, fused, general, inner, io, last, mov, msr,
-    muldiv, shift, stack, string, system, transaction, xsave,
+    muldiv, shift, stack, string, system, transaction, x87, xsave,
 };
 use crate::portable;
 use crate::registers::Reg;
@@ -234,6 +234,7 @@ impl Pick<'_> {
         self.integer(o)
             .or_else(|| self.flow(o))
             .or_else(|| self.system(o))
+            .or_else(|| x87::handler(self.i))
             .or_else(|| xsave::handler(self.i))
     }
 
