@@ -52,6 +52,7 @@ fn fninit(c: &mut Core, _: &Op) -> Done {
     c.vec.init_x87();
     // The registers keep their contents; only their tags become empty.
     c.vec.fx[32..160].copy_from_slice(&registers[32..160]);
+    c.update_ferr();
     Ok(())
 }
 
@@ -59,6 +60,7 @@ fn fnclex(c: &mut Core, _: &Op) -> Done {
     x87_check(c)?;
     let v = c.vec.fsw() & !0x80ff;
     c.vec.set_fsw(v);
+    c.update_ferr();
     Ok(())
 }
 
@@ -67,6 +69,7 @@ fn fldcw(c: &mut Core, o: &Op) -> Done {
     c.check_x87_pending()?;
     let v: u16 = load(c, o)?;
     c.vec.set_fcw(v);
+    c.update_ferr();
     Ok(())
 }
 
@@ -164,6 +167,7 @@ fn fnstenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
     }
     let masked = c.vec.fcw() | 0x3f;
     c.vec.set_fcw(masked);
+    c.update_ferr();
     Ok(())
 }
 
@@ -212,5 +216,6 @@ fn fldenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
     }
     c.vec.set_fsw(fsw);
     c.vec.set_fcw(fcw);
+    c.update_ferr();
     Ok(())
 }

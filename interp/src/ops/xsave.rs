@@ -139,6 +139,7 @@ fn fxrstor<const WIDE: bool>(c: &mut Core, o: &Op) -> Done {
     }
     clear_selectors(&mut area, WIDE);
     c.vec.read_x87(&area);
+    c.update_ferr();
     Ok(())
 }
 
@@ -402,6 +403,7 @@ fn xrstor<const WIDE: bool, const SUPERVISOR: bool>(c: &mut Core, o: &Op) -> Don
     for (bit, bytes) in data {
         c.vec.read_component(bit, &bytes);
     }
+    c.update_ferr();
     if c.vec.pkru != pkru {
         // Rights are checked when the TLB is filled.
         c.flush_tlb();

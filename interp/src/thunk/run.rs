@@ -52,7 +52,11 @@ pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
         return Ok(());
     }
     let place = memory::prepare(c, o, &insn, &thunk)?;
-    let stores = execute(c, o, &insn, &thunk)?;
+    // The host would raise #MF for an error that IGNNE# makes the guest's processor ignore.
+    let ignored = c.vec.take_x87_errors();
+    let stores = execute(c, o, &insn, &thunk);
+    c.vec.add_x87_errors(ignored);
+    let stores = stores?;
     if let (Some(place), true) = (place, stores) {
         // The write was probed: nothing of the result may be kept if it faulted.
         memory::finish(c, &place)?;
@@ -97,7 +101,7 @@ fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Arc<Thunk>> {
 }
 
 /// What the control registers say about the instruction.
-fn check(c: &Core, i: &Instruction, t: &Thunk) -> Done {
+fn check(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     if t.class == Class::X87 && !t.mmx {
         if c.cr0(Cr0::EM | Cr0::TS) {
             return Err(Fault::NM);
@@ -116,7 +120,7 @@ fn check(c: &Core, i: &Instruction, t: &Thunk) -> Done {
 }
 
 /// Whether the registers of a vector or MMX instruction may be used.
-pub(crate) fn check_state(c: &Core, encoding: EncodingKind, vector: bool, mmx: bool) -> Done {
+pub(crate) fn check_state(c: &mut Core, encoding: EncodingKind, vector: bool, mmx: bool) -> Done {
     let legacy = encoding == EncodingKind::Legacy;
     if (!legacy && !c.mode.protected()) || (mmx && c.cr0(Cr0::EM)) {
         return Err(Fault::UD);
@@ -331,16 +335,5 @@ fn commit(c: &mut Core, o: &Op, t: &Thunk) {
     if t.class == Class::X87 && !t.mmx {
         let rip = c.rip_of(o);
         c.vec.set_fip(rip);
-    }
-}
-
-impl Core {
-    /// #MF of an earlier x87 instruction.
-    pub(crate) fn check_x87_pending(&self) -> Done {
-        if self.vec.x87_pending() {
-            Err(Fault::NoCode(Vector::MF))
-        } else {
-            Ok(())
-        }
     }
 }

@@ -207,6 +207,23 @@ impl Vectors {
         self.fsw() & 0x80 != 0
     }
 
+    /// Clears pending errors; returns their flags in the status word, 0 if none is pending.
+    pub(super) fn take_x87_errors(&mut self) -> u16 {
+        if !self.x87_pending() {
+            return 0;
+        }
+        let fsw = self.fsw();
+        self.set_fsw(fsw & !0x3f);
+        fsw & 0x3f
+    }
+
+    /// Adds flags that [`Vectors::take_x87_errors`] returned to those of the last instruction.
+    pub(super) fn add_x87_errors(&mut self, errors: u16) {
+        if errors != 0 {
+            self.set_fsw(self.fsw() | errors);
+        }
+    }
+
     /// Opcode and pointers, which a run on the host overwrites with its own.
     pub(super) fn x87_pointers(&self) -> [u8; 18] {
         let mut kept = [0; 18];

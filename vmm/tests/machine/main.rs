@@ -4,6 +4,8 @@ mod control;
 #[cfg(test)]
 mod engine_switch;
 #[cfg(test)]
+mod fp_error;
+#[cfg(test)]
 mod guest;
 #[cfg(test)]
 mod hostile;

@@ -275,6 +275,10 @@ impl Interrupts for InterpPlatform {
         }
     }
 
+    fn set_ferr(&mut self, asserted: bool) -> bool {
+        self.model.board.buses.set_ferr(self.model.id, asserted)
+    }
+
     fn random(&mut self) -> Option<u64> {
         if let Some(log) = &mut self.log {
             let value = log.random();
