@@ -50,7 +50,7 @@ pub mod seg {
     pub const GS: usize = 5;
 }
 
-/// A segment register with its hidden part. SDM Vol. 3A, "Segment DebugRegisters".
+/// A segment register with its hidden part. SDM Vol. 3A, "Segment Registers".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Segment {

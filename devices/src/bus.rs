@@ -58,7 +58,7 @@ pub enum BusError {
     },
 }
 
-struct MappedRange {
+struct DeviceRange {
     first: u64,
     last: u64,
     /// The offset of `first` that the device receives.
@@ -68,10 +68,10 @@ struct MappedRange {
 
 /// Ranges in ascending order, none overlapping.
 #[derive(Default)]
-struct Ranges(Vec<MappedRange>);
+struct Ranges(Vec<DeviceRange>);
 
 impl Ranges {
-    fn map(&mut self, range: MappedRange) -> Result<(), BusError> {
+    fn map(&mut self, range: DeviceRange) -> Result<(), BusError> {
         let index = self.0.partition_point(|r| r.first < range.first);
         let next = self.0.get(index).filter(|r| r.first <= range.last);
         let before = index.checked_sub(1).and_then(|i| self.0.get(i));
@@ -117,7 +117,7 @@ fn mapped_range(
     first_offset: u64,
     limit: u64,
     device: SharedDevice,
-) -> Result<MappedRange, BusError> {
+) -> Result<DeviceRange, BusError> {
     let bad = BusError::BadRange { base, len };
     let extra = len.checked_sub(1).ok_or(bad)?;
     let last = base
@@ -125,7 +125,7 @@ fn mapped_range(
         .filter(|&last| last <= limit)
         .ok_or(bad)?;
     first_offset.checked_add(extra).ok_or(bad)?;
-    Ok(MappedRange {
+    Ok(DeviceRange {
         first: base,
         last,
         first_offset,

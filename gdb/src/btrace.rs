@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn complete_trace_begins_where_the_recording_began() {
+    fn complete_trace_begins_at_the_start_address() {
         assert_eq!(
             all_blocks(&recorded(2), 0x44),
             [(0x8, 0x10), (0x20, 0x28), (0x40, 0x44)]

@@ -6,7 +6,7 @@ use crate::memory::{CodeChanges, GuestMut, GuestRef, compare_exchange_pair};
 use crate::mmu::{AccessKind, TlbSet};
 use crate::registers::Reg;
 use crate::width::Width;
-use hindsight_cpu::uarch::AccessKind as Kind;
+use hindsight_cpu::uarch::CacheAccess;
 use std::sync::{Arc, PoisonError};
 
 /// The pieces of an access that lie in one page each: guest-physical address and length. The second
@@ -159,7 +159,7 @@ impl Core {
             } else {
                 self.read_phys(gpa, &mut data[done..done + len]);
             }
-            self.record_touch(lin.wrapping_add(done as u64), gpa, len, Kind::Load);
+            self.record_touch(lin.wrapping_add(done as u64), gpa, len, CacheAccess::Load);
             done += len;
         }
         debug_assert_eq!(done, data.len());
@@ -178,7 +178,7 @@ impl Core {
             } else {
                 self.write_phys(gpa, &data[done..done + len]);
             }
-            self.record_touch(lin.wrapping_add(done as u64), gpa, len, Kind::Store);
+            self.record_touch(lin.wrapping_add(done as u64), gpa, len, CacheAccess::Store);
             done += len;
         }
         debug_assert_eq!(done, data.len());

@@ -55,7 +55,7 @@ pub(crate) struct BtsTarget {
     /// What to add to a linear address in the page to get the host address.
     pub(crate) add: u64,
     /// Which records need nothing but to be stored.
-    pub(crate) quiet: BtsFastPath,
+    pub(crate) fast_path: BtsFastPath,
 }
 
 /// Branches that the platform has not been given yet.
@@ -193,7 +193,7 @@ impl BranchBuffer {
         let maximum = || unsafe { load_u64::<16>(area) };
         // SAFETY: as above.
         let threshold = || unsafe { load_u64::<24>(area) };
-        let Some(end) = target.quiet.next_index(index, maximum, threshold) else {
+        let Some(end) = target.fast_path.next_index(index, maximum, threshold) else {
             return false;
         };
         // SAFETY: as above; the record lies within the page, as just checked.
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn branch_is_dropped_after_it_was_handled_if_only_steps_want_it() {
+    fn branch_that_only_stepping_requires_is_dropped_once_handled() {
         let mut buffer = buffer(Observe {
             branches: false,
             step_on_branch: true,

@@ -182,7 +182,7 @@ impl Core {
                 area: area.host(),
                 page,
                 add: bytes.host().wrapping_sub(page),
-                quiet: BtsFastPath::new(how.interrupt),
+                fast_path: BtsFastPath::new(how.interrupt),
             };
             // SAFETY: the TLB for writes has all of the fields and the page now, and forgets a page
             // only with a new epoch.

@@ -7,7 +7,7 @@
 )]
 
 use hindsight_cpu::pmu::{EngineCounting as Counting, Ring};
-use hindsight_cpu::uarch::AccessKind as Kind;
+use hindsight_cpu::uarch::CacheAccess;
 use hindsight_cpu::uarch::cache::LINE_SHIFT;
 use hindsight_cpu::uarch::{InstructionAccesses as Accesses, MemoryAccess as Touch};
 
@@ -170,7 +170,14 @@ impl Counters {
     }
 
     /// Adds an access within a page.
-    pub(crate) fn push_touch(&mut self, linear: u64, gpa: u64, len: usize, kind: Kind, ram: bool) {
+    pub(crate) fn push_touch(
+        &mut self,
+        linear: u64,
+        gpa: u64,
+        len: usize,
+        kind: CacheAccess,
+        ram: bool,
+    ) {
         debug_assert!(self.collecting && len != 0);
         self.touches.push(Touch {
             linear,
@@ -272,7 +279,7 @@ mod tests {
         for (retired, between, expected) in [(true, false, 1), (false, true, 1), (false, false, 0)]
         {
             counters.begin_accesses();
-            counters.push_touch(0x1000, 0x1000, 4, Kind::Load, true);
+            counters.push_touch(0x1000, 0x1000, 4, CacheAccess::Load, true);
             assert_eq!(counters.end_accesses(retired, between).len(), expected);
         }
     }

@@ -7,7 +7,7 @@ use crate::platform::AbortCause;
 use crate::progress::SliceUse;
 use hindsight_cpu::pmu::Ring;
 use hindsight_cpu::pmu::pebs::{self, PebsSample};
-use hindsight_cpu::uarch::AccessKind as Kind;
+use hindsight_cpu::uarch::CacheAccess;
 
 impl Core {
     /// Begins a slice of at most `most` cycles where `rest` remain, and of no more than the counters
@@ -93,7 +93,7 @@ impl Core {
             && let Ok(gpa) = self.translate_code(lin)
             && self.counters.fetch_line(gpa)
         {
-            self.record_touch(lin, gpa, 1, Kind::Code);
+            self.record_touch(lin, gpa, 1, CacheAccess::Code);
         }
     }
 
@@ -112,7 +112,7 @@ impl Core {
     }
 
     /// Records an access within a page, if accesses are collected.
-    pub(crate) fn record_touch(&mut self, linear: u64, gpa: u64, len: usize, kind: Kind) {
+    pub(crate) fn record_touch(&mut self, linear: u64, gpa: u64, len: usize, kind: CacheAccess) {
         if self.counters.collects() && len != 0 {
             let ram = self.memory.page(gpa).is_some();
             self.counters.push_touch(linear, gpa, len, kind, ram);
@@ -126,8 +126,8 @@ impl Core {
         }
         self.counters.record_lock();
         if let Some(found) = self.mmu.writes.translation(lin, self.mmu.rights()) {
-            self.record_touch(lin, found.gpa, len, Kind::Load);
-            self.record_touch(lin, found.gpa, len, Kind::Store);
+            self.record_touch(lin, found.gpa, len, CacheAccess::Load);
+            self.record_touch(lin, found.gpa, len, CacheAccess::Store);
         }
     }
 }

@@ -97,9 +97,9 @@ impl DebugState {
         let changed = watching || self.watching;
         self.watching = watching;
         let control = Dr7(registers.control);
-        let slots = (0..).map(BreakpointIndex).zip(registers.addresses);
-        let armed = slots.filter(|&(slot, _)| {
-            control.is_enabled(slot) && data.contains(&control.condition(slot))
+        let breakpoints = (0..).map(BreakpointIndex).zip(registers.addresses);
+        let armed = breakpoints.filter(|&(index, _)| {
+            control.is_enabled(index) && data.contains(&control.condition(index))
         });
         // Whatever its length, a breakpoint lies within eight aligned bytes.
         let guest = armed.map(|(_, address)| (address & !7, address | 7));

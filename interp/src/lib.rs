@@ -49,7 +49,7 @@ mod width;
 pub use interpreter::{Exit, Kicker, Stats, Vcpu};
 pub use memory::{Memory, MemoryError, RegionSpec};
 pub use platform::{
-    AbortCause, Accesses, Branch, BranchClass, Bus, Counting, GpFault, Interrupts, Msrs, Observe,
-    Observer, Pending, Platform, RetiredCounts, Ring, TransactionEvent,
+    AbortCause, Accesses, Branch, BranchClass, Bus, Counting, GpFault, InterruptSource, MsrHandler,
+    Observe, Observer, Pending, Platform, RetiredCounts, Ring, TransactionEvent,
 };
 pub use supported::supported_cpuid;

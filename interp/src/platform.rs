@@ -11,11 +11,11 @@ pub use hindsight_regs::vector::GpFault;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     /// A maskable interrupt whose priority is above the processor's:
-    /// [`Interrupts::acknowledge`] takes it.
+    /// [`InterruptSource::acknowledge`] takes it.
     pub interrupt: bool,
-    /// A non-maskable interrupt: [`Interrupts::acknowledge_nmi`] takes it.
+    /// A non-maskable interrupt: [`InterruptSource::acknowledge_nmi`] takes it.
     pub nmi: bool,
-    /// A system-management interrupt: [`Interrupts::acknowledge_smi`] takes it.
+    /// A system-management interrupt: [`InterruptSource::acknowledge_smi`] takes it.
     pub smi: bool,
     /// Anything that the caller of [`crate::Vcpu::run`] must handle: INIT, a start-up IPI, a stop.
     pub leave: bool,
@@ -46,7 +46,7 @@ pub trait Bus {
 }
 
 /// Model-specific registers and CPUID.
-pub trait Msrs {
+pub trait MsrHandler {
     /// RDMSR of an MSR that the interpreter does not hold itself. It holds IA32_EFER, IA32_STAR,
     /// IA32_LSTAR, IA32_CSTAR, IA32_PAT, IA32_SYSENTER_CS, IA32_SYSENTER_ESP, IA32_SYSENTER_EIP and
     /// the bases of FS and GS.
@@ -75,7 +75,7 @@ pub trait Msrs {
 }
 
 /// Interrupts, system-management mode and time.
-pub trait Interrupts {
+pub trait InterruptSource {
     /// What is pending. Called at block boundaries at a bounded interval, and after anything that
     /// may change it.
     fn pending(&mut self) -> Pending;
@@ -136,6 +136,6 @@ pub trait Observer {
 /// Everything that surrounds one virtual processor.
 ///
 /// It is implemented for every type that implements its parts.
-pub trait Platform: Bus + Msrs + Interrupts + Observer {}
+pub trait Platform: Bus + MsrHandler + InterruptSource + Observer {}
 
-impl<T: Bus + Msrs + Interrupts + Observer> Platform for T {}
+impl<T: Bus + MsrHandler + InterruptSource + Observer> Platform for T {}

@@ -30,7 +30,7 @@ pub(crate) enum Reg {
 }
 
 /// Slots of [`Registers`]: as many as [`Reg`] has values, so that no index is out of bounds.
-const SLOTS: usize = Reg::Bh as usize + 1;
+const SLOT_COUNT: usize = Reg::Bh as usize + 1;
 
 impl Reg {
     /// Set in the values of AH, CH, DH and BH; the rest is the number of the register they are in.
@@ -109,7 +109,7 @@ impl Reg {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Registers {
-    slots: [u64; SLOTS],
+    values: [u64; SLOT_COUNT],
     /// The arithmetic flags of RFLAGS.
     pub(crate) flags: LazyFlags,
     /// RIP. Between blocks it is valid; within one it follows from [`Reg::BlockRip`].
@@ -121,7 +121,7 @@ pub(crate) struct Registers {
 impl Registers {
     pub(crate) fn new() -> Self {
         Self {
-            slots: [0; SLOTS],
+            values: [0; SLOT_COUNT],
             flags: LazyFlags::default(),
             rip: 0,
             system: Rflags::FIXED,
@@ -130,14 +130,14 @@ impl Registers {
 
     /// The general registers, in the order of their encoding.
     pub(crate) fn general(&self) -> &[u64; 16] {
-        let (general, _) = self.slots.split_first_chunk().expect("there are 36 slots");
+        let (general, _) = self.values.split_first_chunk().expect("there are 36 slots");
         general
     }
 
     /// The general registers, to be changed.
     pub(crate) fn general_mut(&mut self) -> &mut [u64; 16] {
         let (general, _) = self
-            .slots
+            .values
             .split_first_chunk_mut()
             .expect("there are 36 slots");
         general
@@ -147,15 +147,15 @@ impl Registers {
     #[inline(always)]
     pub(crate) fn get(&self, reg: Reg) -> u64 {
         debug_assert!(!reg.is_high_byte());
-        debug_assert!(reg != Reg::Zero || self.slots[Reg::Zero as usize] == 0);
-        self.slots[reg as usize]
+        debug_assert!(reg != Reg::Zero || self.values[Reg::Zero as usize] == 0);
+        self.values[reg as usize]
     }
 
     /// Sets all 64 bits of a register or slot; not for AH, CH, DH and BH.
     #[inline(always)]
     pub(crate) fn set(&mut self, reg: Reg, v: u64) {
         debug_assert!(!reg.is_high_byte() && reg != Reg::Zero);
-        self.slots[reg as usize] = v;
+        self.values[reg as usize] = v;
     }
 
     /// A register operand of width `T`.
@@ -163,7 +163,7 @@ impl Registers {
     pub(crate) fn read<T: Width>(&self, reg: Reg) -> T {
         if T::HIGH_BYTES {
             let number = reg as u8;
-            let slot = self.slots[usize::from(number & !Reg::HIGH & 0x1f)];
+            let slot = self.values[usize::from(number & !Reg::HIGH & 0x1f)];
             T::from_u64(slot >> (u32::from(number & Reg::HIGH) >> 2))
         } else {
             T::from_u64(self.get(reg))
@@ -175,11 +175,11 @@ impl Registers {
     #[inline(always)]
     pub(crate) fn write<T: Width>(&mut self, reg: Reg, v: T) {
         if T::HIGH_BYTES && reg.is_high_byte() {
-            let slot = &mut self.slots[usize::from(reg as u8 & !Reg::HIGH & 0x1f)];
+            let slot = &mut self.values[usize::from(reg as u8 & !Reg::HIGH & 0x1f)];
             *slot = (*slot & !0xff00) | v.zext() << 8;
         } else {
             debug_assert!(!reg.is_high_byte() && reg != Reg::Zero);
-            let slot = &mut self.slots[reg as usize];
+            let slot = &mut self.values[reg as usize];
             *slot = v.merge(*slot);
         }
     }
@@ -267,7 +267,7 @@ mod tests {
     use crate::width::Low;
 
     #[test]
-    fn general_registers_and_high_bytes_map_to_their_slots() {
+    fn general_registers_and_high_bytes_map_to_their_values() {
         let mut regs = Registers::new();
         for n in 0..16 {
             regs.set(Reg::general(n), u64::from(n) * 0x1111_1111_1111_1111);

@@ -63,7 +63,7 @@ impl ActiveStops {
         }
     }
 
-    /// StopConditions for these conditions from now on.
+    /// Stops at these conditions from now on.
     pub(crate) fn set(&mut self, stops: &StopConditions) -> StopsChange {
         let mut stops = stops.clone();
         stops.execute.sort_unstable();

@@ -20,7 +20,7 @@ use hindsight_regs::vector::Vector;
 
 /// What switches tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
+enum SwitchKind {
     Jump,
     /// CALL, or an event: the old task is linked.
     Nested,
@@ -50,7 +50,7 @@ impl Core {
         if rf {
             self.regs.set_flag(Rflags::RF, true);
         }
-        self.switch(selector, Source::Nested)?;
+        self.switch(selector, SwitchKind::Nested)?;
         if let Some(code) = code {
             let size = if self.state.tr.access & 8 != 0 { 4 } else { 2 };
             self.push(size, code.into())?;
@@ -61,16 +61,23 @@ impl Core {
     /// IRET with NT set.
     pub(crate) fn task_return(&mut self) -> Result<(), Fault> {
         let link: u16 = self.read_sys(self.state.tr.base & 0xffff_ffff)?;
-        self.switch(link, Source::Return)
+        self.switch(link, SwitchKind::Return)
     }
 
     /// A far JMP or CALL to a TSS or task gate.
     pub(crate) fn task_jump(&mut self, selector: u16, call: bool) -> Result<(), Fault> {
-        self.switch(selector, if call { Source::Nested } else { Source::Jump })
+        self.switch(
+            selector,
+            if call {
+                SwitchKind::Nested
+            } else {
+                SwitchKind::Jump
+            },
+        )
     }
 
-    fn switch(&mut self, selector: u16, source: Source) -> Result<(), Fault> {
-        let bad = if source == Source::Return {
+    fn switch(&mut self, selector: u16, kind: SwitchKind) -> Result<(), Fault> {
+        let bad = if kind == SwitchKind::Return {
             ts(selector)
         } else {
             gp(selector)
@@ -81,10 +88,9 @@ impl Core {
         let Some(new) = self.descriptor(selector)? else {
             return Err(bad);
         };
-        let wide = match (new.system_type(), source) {
-            (Some(3 | 11), Source::Return) | (Some(1 | 9), Source::Jump | Source::Nested) => {
-                new.access() & 8 != 0
-            }
+        let wide = match (new.system_type(), kind) {
+            (Some(3 | 11), SwitchKind::Return)
+            | (Some(1 | 9), SwitchKind::Jump | SwitchKind::Nested) => new.access() & 8 != 0,
             _ => return Err(bad),
         };
         if !new.present() {
@@ -94,18 +100,18 @@ impl Core {
             return Err(ts(selector));
         }
         let image = self.read_image(new.base(), wide)?;
-        self.save_image(source)?;
-        if source != Source::Nested {
+        self.save_image(kind)?;
+        if kind != SwitchKind::Nested {
             self.set_busy(self.state.tr.selector, false)?;
         }
         let old = self.state.tr.selector;
-        if source == Source::Nested {
+        if kind == SwitchKind::Nested {
             self.write_sys(new.base() & 0xffff_ffff, old)?;
         }
-        if source != Source::Return {
+        if kind != SwitchKind::Return {
             self.set_busy(selector, true)?;
         }
-        self.enter_task(selector, new, &image, source, wide)
+        self.enter_task(selector, new, &image, kind, wide)
     }
 
     fn set_busy(&mut self, selector: u16, on: bool) -> Result<(), Fault> {
@@ -156,11 +162,11 @@ impl Core {
         })
     }
 
-    fn save_image(&mut self, source: Source) -> Result<(), Fault> {
+    fn save_image(&mut self, kind: SwitchKind) -> Result<(), Fault> {
         let tr = self.state.tr;
         let wide = tr.access & 8 != 0;
         let mut flags = self.regs.rflags();
-        if source == Source::Return {
+        if kind == SwitchKind::Return {
             flags &= !Rflags::NT;
         }
         let mut values = vec![self.regs.rip, flags.bits()];
@@ -185,7 +191,7 @@ impl Core {
         selector: u16,
         new: Descriptor,
         image: &Image,
-        source: Source,
+        kind: SwitchKind,
         wide: bool,
     ) -> Result<(), Fault> {
         self.state.cr0 |= Cr0::TS.bits();
@@ -200,7 +206,7 @@ impl Core {
             self.flush_local_tlb();
         }
         let mut flags = Rflags::from_bits_truncate(image.eflags.into());
-        if source == Source::Nested {
+        if kind == SwitchKind::Nested {
             flags |= Rflags::NT;
         }
         self.regs.set_rflags(flags);

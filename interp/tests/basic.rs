@@ -110,7 +110,7 @@ fn setup() -> (Ram, hindsight_cpu::state::CpuState) {
     (ram, st)
 }
 
-fn native() -> u64 {
+fn host_result() -> u64 {
     let mut scratch = vec![0_u8; 1 << 20];
     // SAFETY: the program stays within 16 KiB of the scratch memory.
     unsafe { hs_work(scratch.as_mut_ptr()) }
@@ -124,7 +124,7 @@ fn integer_program_gives_the_hosts_result() {
     let st = state(&mut cpu);
     assert_eq!(
         (exit, st.gpr[0]),
-        (Exit::Halted, native()),
+        (Exit::Halted, host_result()),
         "rip {:#x}",
         st.rip
     );
@@ -150,11 +150,11 @@ fn budget_of_any_size_stops_exactly() {
         assert_eq!((exit, cpu.stats().retired - before), (Exit::Budget, n));
     }
     assert_eq!(steps, total);
-    assert_eq!(state(&mut cpu).gpr[0], native());
+    assert_eq!(state(&mut cpu).gpr[0], host_result());
 }
 
 #[test]
-fn branches_are_told_in_order() {
+fn branches_are_reported_in_order() {
     let (ram, st) = setup();
     let mut cpu = vcpu(&ram, &st);
     let mut machine = Machine {
@@ -162,7 +162,7 @@ fn branches_are_told_in_order() {
         ..Machine::default()
     };
     assert_eq!(cpu.run(&mut machine, 100_000_000), Exit::Halted);
-    assert_eq!(state(&mut cpu).gpr[0], native());
+    assert_eq!(state(&mut cpu).gpr[0], host_result());
     let last = machine.branches.last().unwrap();
     assert_eq!(last.to, CODE as u64 - 16);
     assert!(machine.branches.len() > 10_000);
@@ -187,7 +187,7 @@ fn loop_of_three(ram: &Ram) -> hindsight_cpu::state::CpuState {
 }
 
 #[test]
-fn conditional_branches_that_fall_through_are_told_if_wanted() {
+fn conditional_branches_that_fall_through_are_reported_on_request() {
     let ram = Ram::new(4 << 20);
     let st = loop_of_three(&ram);
     let mut machine = Machine {
@@ -199,8 +199,11 @@ fn conditional_branches_that_fall_through_are_told_if_wanted() {
     };
     assert_eq!(vcpu(&ram, &st).run(&mut machine, 100), Exit::Halted);
     use BranchClass::{Conditional, NotTaken};
-    let told: Vec<_> = machine.branches.iter().map(|b| (b.class, b.at)).collect();
-    assert_eq!(told, [(Conditional, 2), (Conditional, 4), (NotTaken, 6)]);
+    let reported: Vec<_> = machine.branches.iter().map(|b| (b.class, b.at)).collect();
+    assert_eq!(
+        reported,
+        [(Conditional, 2), (Conditional, 4), (NotTaken, 6)]
+    );
     assert_eq!(machine.branches[2].to, CODE as u64 + 4);
 }
 
@@ -268,9 +271,9 @@ fn step_on_branches_traps_once_after_a_taken_branch() {
     assert_eq!(st.dr6, 0xffff_4ff0);
 }
 
-/// The platform is told after exactly as many branches as it asked for.
+/// The platform receives a report after each `every` branches.
 #[test]
-fn branches_are_told_at_the_one_that_was_asked_for() {
+fn branches_are_reported_after_the_requested_number() {
     let (ram, st) = setup();
     let mut cpu = vcpu(&ram, &st);
     let mut machine = Machine {
@@ -404,8 +407,8 @@ fn speed() {
     let mut best = std::time::Duration::MAX;
     for _ in 0..100 {
         let start = std::time::Instant::now();
-        native();
+        host_result();
         best = best.min(start.elapsed());
     }
-    println!("native: {best:?}");
+    println!("host: {best:?}");
 }

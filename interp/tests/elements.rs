@@ -74,8 +74,8 @@ fn machine() -> (Ram, CpuState) {
     ram.write(CODE, unsafe {
         between(entry as *const u8, &raw const el_end)
     });
-    for (i, place) in (0_u64..1024).zip((DATA..).step_by(8)) {
-        ram.write_u64(place, i << 32 | (i + 7000));
+    for (i, address) in (0_u64..1024).zip((DATA..).step_by(8)) {
+        ram.write_u64(address, i << 32 | (i + 7000));
     }
     st.cr4 |= 1 << 18;
     st.xcr0 = 0xe7;
@@ -102,8 +102,8 @@ fn vector(st: &CpuState, n: usize) -> [u8; 32] {
 
 fn words(v: [i32; 8]) -> [u8; 32] {
     let mut bytes = [0; 32];
-    for (place, v) in bytes.chunks_mut(4).zip(v) {
-        place.copy_from_slice(&v.to_le_bytes());
+    for (element, v) in bytes.chunks_mut(4).zip(v) {
+        element.copy_from_slice(&v.to_le_bytes());
     }
     bytes
 }

@@ -106,7 +106,7 @@ fn redirected_interrupt_of_virtual_8086_mode_is_a_branch_that_ends_single_steps(
     let st = state(&mut cpu);
     assert_eq!((st.seg[seg::CS].selector, st.rip), (0x5000, 0x10));
     assert_eq!(st.dr6 & 0x4000, 0, "no single-step");
-    let seen = machine.branches.iter().map(|b| (b.from, b.to, b.class));
+    let branches = machine.branches.iter().map(|b| (b.from, b.to, b.class));
     let expected = (0, 0x10, BranchClass::SoftwareInterrupt);
-    assert_eq!(seen.collect::<Vec<_>>(), [expected]);
+    assert_eq!(branches.collect::<Vec<_>>(), [expected]);
 }

@@ -257,15 +257,15 @@ fn steps_and_stops_abort() {
 }
 
 #[test]
-fn branches_tell_of_the_abort() {
+fn branch_of_the_abort_is_reported() {
     let mut machine = machine();
     machine.observe.branches = true;
     // JMP +0; XABORT 0.
     run(&region(&[0xeb, 0, 0xc6, 0xf8, 0]), &mut machine);
-    let seen: Vec<_> = machine.branches.iter().map(|b| (b.class, b.from)).collect();
+    let branches: Vec<_> = machine.branches.iter().map(|b| (b.class, b.from)).collect();
     let at = CODE as u64 + 6;
     let expected = [(BranchClass::DirectJump, at), (BranchClass::Abort, at + 2)];
-    assert_eq!(seen, expected);
+    assert_eq!(branches, expected);
 }
 
 fn rtm_debug(mut st: CpuState, ram: &Ram) -> (Exit, CpuState) {

@@ -134,10 +134,10 @@ fn both(
 }
 
 /// Two roundings of nearly the same value: at most 2 apart, and both have an error of at most 1.
-fn near(results: [Vec<u8>; 2], what: &str) {
+fn near(results: [Vec<u8>; 2], label: &str) {
     for at in [0, 16] {
         let apart = order(&results[0][at..]) - order(&results[1][at..]);
-        assert!(apart.abs() <= 2, "{what}: {results:x?}");
+        assert!(apart.abs() <= 2, "{label}: {results:x?}");
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Random instructions on random state run in the interpreter and on a processor; all results must
 //! be equal. [`user`] compares user-mode instructions with this host's processor, in this process.
-//! [`system`] compares system instructions with KVM. `docs/testing.md` says how to run both, and
-//! `docs/lockstep.md` what has been covered.
+//! [`system`] compares system instructions with KVM. `docs/internals/testing.md` says how to run
+//! both, and `docs/reports/lockstep.md` what has been covered.
 
 mod asm;
 mod host_cpu;

@@ -1,8 +1,8 @@
-//! The program `lockstep`: see docs/testing.md.
+//! The program `lockstep`: see docs/internals/testing.md.
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use hindsight_lockstep::progress::Progress;
+use hindsight_lockstep::progress::ProgressFile;
 use hindsight_lockstep::report;
 use hindsight_lockstep::system::class::{KVM_CLASSES, SystemClass};
 use hindsight_lockstep::system::compare::SystemComparer;
@@ -79,10 +79,10 @@ impl Arguments {
         seed
     }
 
-    fn read_progress(&self) -> Result<Progress> {
+    fn read_progress(&self) -> Result<ProgressFile> {
         match &self.state {
-            Some(path) => Progress::read(path),
-            None => Ok(Progress::default()),
+            Some(path) => ProgressFile::read(path),
+            None => Ok(ProgressFile::default()),
         }
     }
 

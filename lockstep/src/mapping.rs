@@ -9,19 +9,19 @@ use std::sync::Arc;
 
 /// A mapping that is removed when its last owner is dropped.
 #[derive(Debug)]
-pub(crate) struct Mapping(Arc<MappedRange>);
+pub(crate) struct Mapping(Arc<MmapRegion>);
 
 /// What `mmap` returned; dropping it unmaps it.
 #[derive(Debug)]
-struct MappedRange {
+struct MmapRegion {
     address: *mut u8,
     len: usize,
 }
 
 // SAFETY: it holds an address and uses the memory behind it only to unmap it.
-unsafe impl Send for MappedRange {}
+unsafe impl Send for MmapRegion {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for MappedRange {}
+unsafe impl Sync for MmapRegion {}
 
 impl Mapping {
     /// Maps `len` bytes: at `address` if it is not 0, of a file and from an offset if they are
@@ -59,7 +59,7 @@ impl Mapping {
                 io::Error::last_os_error()
             );
         }
-        Ok(Self(Arc::new(MappedRange {
+        Ok(Self(Arc::new(MmapRegion {
             address: mapped.cast(),
             len,
         })))
@@ -98,7 +98,7 @@ impl Mapping {
     }
 }
 
-impl Drop for MappedRange {
+impl Drop for MmapRegion {
     fn drop(&mut self) {
         // SAFETY: `Mapping::new` mapped these bytes, and who keeps a pointer to them keeps an owner.
         unsafe { libc::munmap(self.address.cast(), self.len) };
@@ -107,12 +107,12 @@ impl Drop for MappedRange {
 
 /// RAM of a guest, which the guest uses only while it runs.
 ///
-/// Whoever hands [`GuestRam::pointer`] to an engine does so in an unsafe block, and promises there
+/// Whoever hands [`SharedRam::pointer`] to an engine does so in an unsafe block, and promises there
 /// that the engine uses the memory only in calls that borrow the RAM's owner mutably.
 #[derive(Debug)]
-pub(crate) struct GuestRam(Mapping);
+pub(crate) struct SharedRam(Mapping);
 
-impl GuestRam {
+impl SharedRam {
     /// Maps `len` zeroed bytes.
     ///
     /// # Errors

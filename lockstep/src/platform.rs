@@ -2,8 +2,8 @@
 
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_interp::{
-    Accesses, Branch, Bus, Counting, GpFault, Interrupts, Msrs, Observe, Observer, Pending,
-    RetiredCounts, Ring, TransactionEvent, supported_cpuid,
+    Accesses, Branch, Bus, Counting, GpFault, InterruptSource, MsrHandler, Observe, Observer,
+    Pending, RetiredCounts, Ring, TransactionEvent, supported_cpuid,
 };
 
 /// A platform whose only device is a port that ends the run when it is written.
@@ -26,7 +26,7 @@ impl Bus for ExitPortPlatform {
     fn mmio_write(&mut self, _: u64, _: &[u8]) {}
 }
 
-impl Msrs for ExitPortPlatform {
+impl MsrHandler for ExitPortPlatform {
     fn rdmsr(&mut self, _: u32) -> Result<u64, GpFault> {
         Err(GpFault)
     }
@@ -47,7 +47,7 @@ impl Msrs for ExitPortPlatform {
     }
 }
 
-impl Interrupts for ExitPortPlatform {
+impl InterruptSource for ExitPortPlatform {
     fn pending(&mut self) -> Pending {
         Pending {
             leave: self.exited,

@@ -11,7 +11,7 @@ const MISMATCHES_MAX: usize = 200;
 
 /// What all runs on one kind of machine have compared.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Progress {
+pub struct ProgressFile {
     /// The processor with which the interpreter was compared; written into the file by hand.
     #[serde(rename = "judge")]
     pub processor: String,
@@ -38,7 +38,7 @@ pub struct ClassProgress {
     pub mismatches: Vec<Mismatch>,
 }
 
-impl Progress {
+impl ProgressFile {
     /// Reads a file; an absent one is no progress.
     ///
     /// # Errors

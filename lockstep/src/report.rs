@@ -1,13 +1,13 @@
 //! The progress of long runs as a page of markdown.
 
-use crate::progress::{ClassProgress, Progress};
+use crate::progress::{ClassProgress, ProgressFile};
 use std::fmt::Write;
 
 /// How many of the rarest opcodes the page names.
 const RAREST: usize = 5;
 
 /// The page.
-pub fn page(progress: &Progress) -> String {
+pub fn page(progress: &ProgressFile) -> String {
     let mut text = String::from(
         "# Coverage of the lock-step tester\n\n\
          <!-- Made by `lockstep --state FILE --report`; see testing.md. -->\n\n\
@@ -30,7 +30,7 @@ pub fn page(progress: &Progress) -> String {
     text
 }
 
-fn table(text: &mut String, title: &str, progress: &Progress, selects: impl Fn(&str) -> bool) {
+fn table(text: &mut String, title: &str, progress: &ProgressFile, selects: impl Fn(&str) -> bool) {
     let rows: Vec<_> = progress
         .classes
         .iter()
@@ -62,7 +62,7 @@ fn table(text: &mut String, title: &str, progress: &Progress, selects: impl Fn(&
 }
 
 /// The table of system classes, which have no list of opcodes to choose from.
-fn system(text: &mut String, progress: &Progress) {
+fn system(text: &mut String, progress: &ProgressFile) {
     let rows = progress.classes.iter();
     let rows: Vec<_> = rows
         .filter_map(|(name, record)| Some((name.strip_prefix("system-")?, record)))
@@ -119,7 +119,7 @@ fn seeds(record: &ClassProgress) -> String {
 }
 
 /// A line for every opcode that differed.
-fn differences(text: &mut String, progress: &Progress) {
+fn differences(text: &mut String, progress: &ProgressFile) {
     let mut lines = std::collections::BTreeMap::new();
     for (class, record) in &progress.classes {
         for m in &record.mismatches {

@@ -3,7 +3,7 @@
 //! `LOCKSTEP_CASES=n` sets the number of cases of each class, `LOCKSTEP_SEED=s` the seed. The
 //! program `lockstep` replays a mismatch.
 
-use hindsight_lockstep::progress::Progress;
+use hindsight_lockstep::progress::ProgressFile;
 use hindsight_lockstep::user::class::ALL_CLASSES;
 use hindsight_lockstep::user::run::{UserOptions, run};
 
@@ -22,7 +22,7 @@ fn interpreter_matches_host_processor_in_every_class() {
         jobs: 1,
         path: None,
     };
-    let mut progress = Progress::default();
+    let mut progress = ProgressFile::default();
     run(&ALL_CLASSES, &options, &mut progress).unwrap();
     assert!(!progress.classes.is_empty());
     for (class, record) in &progress.classes {

@@ -67,7 +67,7 @@ fn spread_icounts(end: u64, count: u64) -> impl Iterator<Item = u64> {
         .filter(move |&icount| icount < end)
 }
 
-/// StopConditions, saves and restores at many instructions; the run continues as without.
+/// Stops, saves and restores at many instructions. The run must continue as without that.
 fn save_at_many_instructions(payload: &str, cpus: usize) {
     let (hash, end) = finish(&mut machine(payload, cpus, 0));
     let mut stopped = machine(payload, cpus, 0);
@@ -233,7 +233,7 @@ fn number_paths(value: &serde_json::Value, path: &str, found: &mut Vec<String>) 
     }
 }
 
-/// StopConditions the run every 50 ms until the returned flag is set, because a guest may halt for ever.
+/// Stops the run every 50 ms until the returned flag is set, because a guest may halt for ever.
 fn watchdog(stop_handle: StopHandle) -> Arc<AtomicBool> {
     let done = Arc::new(AtomicBool::new(false));
     let finished = done.clone();

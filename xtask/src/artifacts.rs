@@ -89,7 +89,7 @@ pub fn build_payloads(to: &Path) -> Result<()> {
                 .with_context(|| format!("cannot copy {}", built.display()))?;
         }
     }
-    // The template of docs/payloads.md must build as it stands.
+    // The template of docs/guide/payloads.md must build as it stands.
     shell.change_dir(guests.join("template"));
     cmd!(
         shell,

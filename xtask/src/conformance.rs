@@ -1,4 +1,4 @@
-//! Runs the payloads on every machine at hand, and makes docs/conformance.md of the results.
+//! Runs the payloads on every machine at hand, and makes docs/reports/conformance.md of the results.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -44,8 +44,8 @@ impl TestEngine {
 }
 
 /// Runs `hindsight test` in the interpreter and under KVM on this machine and in the labs, and with
-/// QEMU's own processor as a judge, and writes docs/conformance.json and docs/conformance.md. What is
-/// not run keeps its last results.
+/// QEMU's own processor as a judge, and writes conformance.json and conformance.md in docs/reports.
+/// What is not run keeps its last results.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Exit status: 0 when the page was made, whatever the cases say, 1 when a machine gave no report, 2 for
@@ -250,7 +250,7 @@ impl Conformance<'_> {
         if !self.arguments.reports_only && !found.is_empty() {
             found.insert(0, "update".to_owned());
             judge("conformance_report", &found)?;
-            say("made docs/conformance.md");
+            say("made docs/reports/conformance.md");
         }
         if !missing.is_empty() {
             bail!("no report of {}", missing.join(", "));
@@ -260,7 +260,7 @@ impl Conformance<'_> {
 }
 
 /// Needs that a lab's KVM has, and whose cases are left out: armed debug registers crash the emulator
-/// of `amd` (docs/labs.md).
+/// of `amd` (docs/internals/labs.md).
 fn lacking(lab: Lab, engine: TestEngine) -> Vec<String> {
     let needs: &[&str] = match (lab, engine) {
         (Lab::Amd, TestEngine::Kvm) => &[

@@ -60,7 +60,7 @@ enum Task {
     #[command(flatten)]
     Guest(GuestTask),
 
-    /// Runs hindsight on an upstream KVM that this machine does not have. See docs/labs.md.
+    /// Runs hindsight on an upstream KVM that this machine does not have. See docs/internals/labs.md.
     Lab(LabArguments),
     /// Runs the gdb tests in a lab.
     LabGdb(LabGdbArguments),
@@ -77,9 +77,9 @@ enum Task {
         #[arg(required = true, value_name = "[MACHINE=]FILE")]
         files: Vec<String>,
     },
-    /// Runs the payloads on every machine at hand and makes docs/conformance.md of the results.
+    /// Runs the payloads on every machine at hand and makes docs/reports/conformance.md of the results.
     Conformance(ConformanceArguments),
-    /// Makes docs/conformance.md again from the results that are known, after a change of spec/.
+    /// Makes docs/reports/conformance.md again from the results that are known, after a change of spec/.
     ConformancePage,
 
     /// Runs tests of the interpreter under a memory checker.
@@ -93,16 +93,18 @@ enum Task {
 
     /// Finds names that the project does not use, and types that are defined twice.
     CheckNames,
-    /// Finds import circles, and imports and unsafe code that docs/design.md does not have.
+    /// Finds import circles, and imports and unsafe code that docs/internals/design.md does not have.
     CheckHouse {
-        /// Prints the blocks of docs/design.md that match the tree.
+        /// Prints the blocks of docs/internals/design.md that match the tree.
         #[arg(long)]
         print: bool,
     },
     /// Finds files and functions that are too long.
     CheckSize,
-    /// Finds rules without text, citations of rules that do not exist, and broken links of spec/.
+    /// Finds rules without text, and citations of rules that do not exist.
     CheckSpec,
+    /// Finds pages that docs/SUMMARY.md does not list, and links of pages that lead nowhere.
+    CheckBook,
 }
 
 /// Guest images.
@@ -130,7 +132,7 @@ enum GuestTask {
         #[arg(long = "with", value_name = "FILE[:GUEST]")]
         files: Vec<GuestFile>,
     },
-    /// Makes a Linux guest from Debian packages. See docs/linux-guests.md.
+    /// Makes a Linux guest from Debian packages. See docs/guide/linux-guests.md.
     #[command(name = "guest-linux")]
     Linux {
         /// The folder, which gets vmlinuz and initramfs, and with --perf the program measured.
@@ -207,6 +209,7 @@ fn run(command: Task) -> Result<u8> {
         Task::CheckHouse { print: true } => check::house::print()?,
         Task::CheckSize => check::size::run()?,
         Task::CheckSpec => check::spec::run()?,
+        Task::CheckBook => check::book::run()?,
     }
     Ok(0)
 }

@@ -34,7 +34,7 @@ LINE = (
     "console=ttyS0 quiet panic=-1 nmi_watchdog=0 cryptomgr.notests "
     "hindsight.script=/files/guest-perf"
 )
-# Cycles of a load by the level that serves it, in perf's words (docs/pmu.md).
+# Cycles of a load by the level that serves it, in perf's words (docs/reference/pmu.md).
 LATENCIES = {"L1 hit": 5, "L2 hit": 14, "L3 hit": 60, "RAM hit": 240}
 
 # perf's own tests, and one that x86 processors have no hardware for.

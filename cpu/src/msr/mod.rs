@@ -5,6 +5,7 @@
 //! filter of KVM, the checks of [`Msrs::write`] and the saved state. A new MSR is one row, and the
 //! code of its owner.
 
+mod config;
 mod counting;
 mod smm;
 mod state;
@@ -17,10 +18,11 @@ use std::sync::Arc;
 use hindsight_regs::msr as regs;
 use hindsight_regs::vector::GpFault;
 
+pub use config::MsrConfig;
 pub use smm::SmmSuspended;
 pub use state::{MsrStateError, MsrsState};
 pub use table::{
-    KvmRole, MsrSpec, NATIVE_MSRS, NativeState, Owner, Presence, ResetValue, UpdateBefore,
+    KVM_STATE_MSRS, KvmRole, KvmStateCall, MsrSpec, Owner, Presence, ResetValue, UpdateBefore,
     WritePolicy, find,
 };
 
@@ -71,7 +73,7 @@ pub struct MsrEffect {
     pub tsc_moved: bool,
     /// The armed facilities of these vCPUs changed, see [`Msrs::armed`].
     pub armed: Option<ArmedScope>,
-    /// The register has this value, which acts natively and must also be set in KVM.
+    /// The register has this value, which KVM applies while the guest runs: it must also be set there.
     pub mirror: Option<u64>,
 }
 
@@ -111,18 +113,6 @@ pub enum ArmedScope {
 pub struct Now {
     /// Raw TSC ticks since the machine was created.
     pub ticks: u64,
-}
-
-/// Per-machine constants behind the MSRs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct MsrConfig {
-    /// The facilities of the processor.
-    pub facilities: Facilities,
-    /// Frequency of the TSC in Hz, not 0.
-    pub tsc_hz: u64,
-    /// Whether a branch predictor and caches are modelled, see [`crate::uarch`].
-    pub uarch: bool,
 }
 
 /// The MSRs of one virtual processor that are not part of its plain state.

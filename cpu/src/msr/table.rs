@@ -9,8 +9,8 @@ mod tests;
 
 use hindsight_regs::msr as regs;
 
-use super::MsrConfig;
 use crate::facility::Facilities;
+use crate::msr::config::MsrConfig;
 use crate::state::ProcessorMsr;
 
 pub use rows::TABLE;
@@ -79,19 +79,19 @@ pub enum WritePolicy {
 pub enum KvmRole {
     /// The access exits; the model alone answers.
     Intercepted,
-    /// The access exits, and an accepted write must also reach KVM, because the value acts
-    /// natively.
+    /// The access exits, and an accepted write must also reach KVM, because KVM applies the
+    /// value while the guest runs.
     Mirrored,
     /// The guest accesses the register in KVM without an exit.
-    Native(NativeState),
+    Passthrough(KvmStateCall),
 }
 
-/// The call by which the state of a native register moves in and out of KVM.
+/// The call by which the state of a passthrough register moves in and out of KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NativeState {
+pub enum KvmStateCall {
     /// It moves with the segment and control registers (KVM_GET_SREGS, KVM_SET_SREGS).
     SpecialRegisters,
-    /// It moves as an MSR (KVM_GET_MSRS, KVM_SET_MSRS): see [`NATIVE_MSRS`].
+    /// It moves as an MSR (KVM_GET_MSRS, KVM_SET_MSRS): see [`KVM_STATE_MSRS`].
     Msr,
 }
 
@@ -195,17 +195,17 @@ pub(super) fn stored_indices() -> impl Iterator<Item = (&'static MsrSpec, u32)> 
 }
 
 /// The part of the processor state that moves in and out of KVM as the MSR of this row.
-const fn native_msr(spec: &MsrSpec) -> Option<ProcessorMsr> {
+const fn kvm_state_msr(spec: &MsrSpec) -> Option<ProcessorMsr> {
     match (spec.owner, spec.kvm) {
-        (Owner::Processor(msr), KvmRole::Native(NativeState::Msr)) => Some(msr),
+        (Owner::Processor(msr), KvmRole::Passthrough(KvmStateCall::Msr)) => Some(msr),
         _ => None,
     }
 }
 
-const fn count_native_msrs() -> usize {
+const fn count_kvm_state_msrs() -> usize {
     let (mut count, mut row) = (0, 0);
     while row < TABLE.len() {
-        if native_msr(&TABLE[row]).is_some() {
+        if kvm_state_msr(&TABLE[row]).is_some() {
             count += 1;
         }
         row += 1;
@@ -215,11 +215,11 @@ const fn count_native_msrs() -> usize {
 
 /// Number and part of the processor state of each MSR that moves with KVM_GET_MSRS and
 /// KVM_SET_MSRS.
-pub const NATIVE_MSRS: [(u32, ProcessorMsr); count_native_msrs()] = {
-    let mut msrs = [(0, ProcessorMsr::Pat); count_native_msrs()];
+pub const KVM_STATE_MSRS: [(u32, ProcessorMsr); count_kvm_state_msrs()] = {
+    let mut msrs = [(0, ProcessorMsr::Pat); count_kvm_state_msrs()];
     let (mut filled, mut row) = (0, 0);
     while row < TABLE.len() {
-        if let Some(msr) = native_msr(&TABLE[row]) {
+        if let Some(msr) = kvm_state_msr(&TABLE[row]) {
             msrs[filled] = (TABLE[row].index, msr);
             filled += 1;
         }

@@ -46,7 +46,7 @@ impl CacheGeometry {
 
 /// Kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessKind {
+pub enum CacheAccess {
     /// An instruction fetch.
     Code,
     /// A data read.
@@ -61,7 +61,7 @@ pub struct LineRequest {
     /// Guest-physical address, shifted right by [`LINE_SHIFT`].
     pub line: u64,
     /// Kind of the access.
-    pub kind: AccessKind,
+    pub kind: CacheAccess,
     /// The RMID to which a fill is charged.
     pub rmid: u16,
     /// Mask of the ways that a fill may use; 0 fills nothing. A hit may be in any way.
@@ -155,7 +155,7 @@ impl CacheModel {
         if self.lines.is_empty() {
             self.lines = vec![CacheLine::default(); self.geometry.lines()];
         }
-        let write = request.kind == AccessKind::Store;
+        let write = request.kind == CacheAccess::Store;
         let hit = CacheOutcome {
             hit: true,
             evicted: None,

@@ -3,7 +3,7 @@
 use hindsight_regs::rdt;
 
 use super::UarchStateError;
-use super::cache::{AccessKind, CacheGeometry, CacheModel, LINE, LINE_SHIFT, LineRequest};
+use super::cache::{CacheAccess, CacheGeometry, CacheModel, LINE, LINE_SHIFT, LineRequest};
 use super::hierarchy::{CacheLevel, CoreCaches, CoreCachesState};
 use super::predictor::{Predictor, PredictorState};
 use crate::branch::Branch;
@@ -21,7 +21,7 @@ pub struct MemoryAccess {
     /// Bytes, 1 or more.
     pub len: u32,
     /// Fetch, load or store.
-    pub kind: AccessKind,
+    pub kind: CacheAccess,
     /// The address is memory, which caches hold; a device is not cached.
     pub cached: bool,
 }
@@ -191,8 +191,8 @@ impl CoreUarch {
     ) -> ServedLines {
         debug_assert!(access.len != 0, "an access has at least one byte");
         let (l3_ways, l2_ways) = match access.kind {
-            AccessKind::Code => (requester.l3_code_ways, requester.l2_code_ways),
-            AccessKind::Load | AccessKind::Store => {
+            CacheAccess::Code => (requester.l3_code_ways, requester.l2_code_ways),
+            CacheAccess::Load | CacheAccess::Store => {
                 (requester.l3_data_ways, requester.l2_data_ways)
             }
         };
@@ -281,9 +281,9 @@ impl LastInstruction {
     fn merge(&mut self, access: &MemoryAccess, level: Option<CacheLevel>) {
         let split = access.linear % u64::from(LINE) + u64::from(access.len) > u64::from(LINE);
         let furthest = match access.kind {
-            AccessKind::Code => return,
-            AccessKind::Load => &mut self.load,
-            AccessKind::Store => &mut self.store,
+            CacheAccess::Code => return,
+            CacheAccess::Load => &mut self.load,
+            CacheAccess::Store => &mut self.store,
         };
         let replaces = furthest.is_none_or(|before| level > before.level);
         let split = split || furthest.is_some_and(|before| before.split);

@@ -6,7 +6,7 @@
 
 use super::UarchStateError;
 use super::cache::{
-    AccessKind, CacheGeometry, CacheModel, CacheOutcome, CacheState, EvictedLine, LineRequest,
+    CacheAccess, CacheGeometry, CacheModel, CacheOutcome, CacheState, EvictedLine, LineRequest,
 };
 
 /// The level that served an access.
@@ -74,8 +74,8 @@ impl CoreCaches {
         l2_ways: u32,
     ) -> ServedLine {
         let l1 = match request.kind {
-            AccessKind::Code => &mut self.code,
-            AccessKind::Load | AccessKind::Store => &mut self.data,
+            CacheAccess::Code => &mut self.code,
+            CacheAccess::Load | CacheAccess::Store => &mut self.data,
         };
         let filled = l1.access(&LineRequest {
             ways: u32::MAX,
@@ -97,7 +97,7 @@ impl CoreCaches {
         }
         // The L1 has the newest data; the line becomes dirty elsewhere when the L1 writes it back.
         let kind = match request.kind {
-            AccessKind::Store => AccessKind::Load,
+            CacheAccess::Store => CacheAccess::Load,
             kind => kind,
         };
         let filled = self.l2.access(&LineRequest {
@@ -190,7 +190,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashSet;
 
-    fn request(line: u64, kind: AccessKind) -> LineRequest {
+    fn request(line: u64, kind: CacheAccess) -> LineRequest {
         LineRequest {
             line,
             kind,
@@ -203,7 +203,7 @@ mod tests {
     fn working_set_is_served_by_the_smallest_cache_that_holds_it() {
         let (mut core, mut l3) = (CoreCaches::default(), CacheModel::new(CacheGeometry::L3));
         let mut pass = |lines: u64| -> Vec<CacheLevel> {
-            let one = |line| core.access(&mut l3, &request(line, AccessKind::Load), u32::MAX);
+            let one = |line| core.access(&mut l3, &request(line, CacheAccess::Load), u32::MAX);
             (0..lines).map(one).map(|served| served.level).collect()
         };
         assert!(pass(512).iter().all(|&level| level == CacheLevel::Memory));
@@ -221,10 +221,10 @@ mod tests {
             let served = core.access(&mut l3, &request(7, kind), u32::MAX);
             served.level
         };
-        assert_eq!(level(AccessKind::Code), CacheLevel::Memory);
-        assert_eq!(level(AccessKind::Load), CacheLevel::L2);
-        assert_eq!(level(AccessKind::Store), CacheLevel::L1);
-        assert_eq!(level(AccessKind::Code), CacheLevel::L1);
+        assert_eq!(level(CacheAccess::Code), CacheLevel::Memory);
+        assert_eq!(level(CacheAccess::Load), CacheLevel::L2);
+        assert_eq!(level(CacheAccess::Store), CacheLevel::L1);
+        assert_eq!(level(CacheAccess::Code), CacheLevel::L1);
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
         let mut cores = [CoreCaches::default(), CoreCaches::default()];
         let mut l3 = CacheModel::new(CacheGeometry::L3);
         let levels = cores.each_mut().map(|core| {
-            core.access(&mut l3, &request(9, AccessKind::Load), u32::MAX)
+            core.access(&mut l3, &request(9, CacheAccess::Load), u32::MAX)
                 .level
         });
         assert_eq!(levels, [CacheLevel::Memory, CacheLevel::L3]);
@@ -241,11 +241,11 @@ mod tests {
     #[test]
     fn flushed_line_is_in_no_level() {
         let (mut core, mut l3) = (CoreCaches::default(), CacheModel::new(CacheGeometry::L3));
-        core.access(&mut l3, &request(1, AccessKind::Store), u32::MAX);
-        core.access(&mut l3, &request(2, AccessKind::Load), u32::MAX);
+        core.access(&mut l3, &request(1, CacheAccess::Store), u32::MAX);
+        core.access(&mut l3, &request(2, CacheAccess::Load), u32::MAX);
         assert_eq!(core.flush(&mut l3, 1).map(|flushed| flushed.line), Some(1));
         assert_eq!(core.flush(&mut l3, 2), None);
-        let again = core.access(&mut l3, &request(1, AccessKind::Load), u32::MAX);
+        let again = core.access(&mut l3, &request(1, CacheAccess::Load), u32::MAX);
         assert_eq!(again.level, CacheLevel::Memory);
         core.clear();
         assert!(core.is_cold());
@@ -263,7 +263,7 @@ mod tests {
             for (n, store) in accesses {
                 // All in one set of every level.
                 let line = n * 1024;
-                let kind = if store { AccessKind::Store } else { AccessKind::Load };
+                let kind = if store { CacheAccess::Store } else { CacheAccess::Load };
                 let served = core.access(&mut l3, &request(line, kind), 0b11);
                 let evicted = served.l3.and_then(|l3| l3.evicted).filter(|line| line.dirty);
                 for written in served.written_back.into_iter().flatten().chain(evicted) {
@@ -288,7 +288,7 @@ mod tests {
             let small = CacheModel::new(CacheGeometry { sets: 64, ways: 4 });
             let (mut one, mut two) = (CoreCaches::default(), CoreCaches::default());
             let mut l3 = [small.clone(), small];
-            let kinds = [AccessKind::Code, AccessKind::Load, AccessKind::Store];
+            let kinds = [CacheAccess::Code, CacheAccess::Load, CacheAccess::Store];
             for (i, (line, kind)) in accesses.into_iter().enumerate() {
                 if i == at {
                     let mut restored = CoreCaches::default();

@@ -12,7 +12,7 @@ pub mod hierarchy;
 pub mod predictor;
 
 pub use cache::{
-    AccessKind, CacheGeometry, CacheModel, CacheOutcome, CacheState, EvictedLine, LineRequest,
+    CacheAccess, CacheGeometry, CacheModel, CacheOutcome, CacheState, EvictedLine, LineRequest,
 };
 pub use core_uarch::{
     AccessEvents, CoreUarch, CoreUarchState, InstructionAccesses, MemoryAccess, Requester,

@@ -42,7 +42,7 @@ const BACKLOG_MAX: usize = 4096;
 /// Bytes of the receive FIFO of `vm-superio`.
 const FIFO_MAX: usize = 64;
 /// Rate of the transmitter in bits per second with a divisor of 1.
-const BAUD_MAX: u32 = 115_200;
+const BIT_RATE_MAX: u32 = 115_200;
 
 /// Ignores the interrupts of `vm-superio`, which this file derives itself.
 #[derive(Debug)]
@@ -360,7 +360,7 @@ impl Inspect for Serial {
         let state = self.save();
         let mut fields = FieldList::default();
         fields.push("divisor", state.divisor);
-        match BAUD_MAX.checked_div(state.divisor.into()) {
+        match BIT_RATE_MAX.checked_div(state.divisor.into()) {
             Some(rate) => fields.push("rate", format_args!("{rate} baud")),
             None => fields.push("rate", "none"),
         }

@@ -21,12 +21,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let address = std::env::args().nth(1);
     let address: ListenAddress = address.as_deref().unwrap_or("tcp::1234").parse()?;
     let listener = address.listen(false)?;
-    let shown = listener.address().unwrap_or(address);
+    let bound = listener.address().unwrap_or(address);
     let machine = toy::ToyMachine::start()?;
     let server = GdbServer::start(Box::new(machine.target()), listener, |message| {
         eprint!("{message}");
     })?;
-    eprintln!("toy: gdb may connect at {shown}; the machine waits for it");
+    eprintln!("toy: gdb may connect at {bound}; the machine waits for it");
     let status = machine.wait();
     server.finish(status);
     Ok(())

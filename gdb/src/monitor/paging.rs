@@ -147,7 +147,7 @@ pub(super) fn pt(debugger: &mut Debugger, arguments: &[&str]) -> CommandReply {
 
 /// Linear addresses that are mapped without a gap, with the same rights.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct MappedRange {
+struct LinearRange {
     start: u64,
     len: u64,
     /// [`WRITABLE`] and [`USER`].
@@ -155,8 +155,8 @@ struct MappedRange {
 }
 
 /// The ranges that a vCPU's page tables map, up to a little more than [`LINES_MAX`].
-fn mapped_ranges(memory: &dyn PhysicalMemory, form: &PagingForm) -> Vec<MappedRange> {
-    let mut found: Vec<MappedRange> = Vec::new();
+fn mapped_ranges(memory: &dyn PhysicalMemory, form: &PagingForm) -> Vec<LinearRange> {
+    let mut found: Vec<LinearRange> = Vec::new();
     let mut stack = vec![(form.root, 0_usize, 0_u64)];
     while let Some((table, depth, base)) = stack.pop() {
         let Some(&level) = form.levels.get(depth) else {
@@ -174,7 +174,7 @@ fn mapped_ranges(memory: &dyn PhysicalMemory, form: &PagingForm) -> Vec<MappedRa
             let last = depth + 1 == form.levels.len();
             let large = !last && entry & LARGE != 0 && level.shift < 39;
             if last || large {
-                let range = MappedRange {
+                let range = LinearRange {
                     start,
                     len: 1 << level.shift,
                     rights: entry & (WRITABLE | USER),
@@ -194,7 +194,7 @@ fn mapped_ranges(memory: &dyn PhysicalMemory, form: &PagingForm) -> Vec<MappedRa
 }
 
 /// Appends a range, to the last one if it continues that.
-fn push_range(found: &mut Vec<MappedRange>, range: MappedRange) {
+fn push_range(found: &mut Vec<LinearRange>, range: LinearRange) {
     if let Some(last) = found.last_mut()
         && last.start.wrapping_add(last.len) == range.start
         && last.rights == range.rights
@@ -274,12 +274,12 @@ mod tests {
         let mut state = CpuState::reset();
         (state.cr0, state.cr3, state.cr4, state.efer) = (0x8000_0011, 0x1000, 0x20, 0x500);
         let ranges = mapped_ranges(&ram, &PagingForm::new(&state));
-        let shown: Vec<_> = ranges
+        let found: Vec<_> = ranges
             .iter()
             .map(|r| (sign_extend(r.start), r.len))
             .collect();
         assert_eq!(
-            shown,
+            found,
             [
                 (0xffff_ff80_001f_e000, 0x2000),
                 (0xffff_ff80_0020_0000, 0x20_0000)

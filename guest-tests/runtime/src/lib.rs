@@ -2,7 +2,7 @@
 //!
 //! A payload is a static ELF image that boots by PVH, owns the whole machine and runs *cases*:
 //! short functions that name the rules they assert. It reports on the serial line and ends by a
-//! write to the exit port. `docs/payloads.md` explains how to write one.
+//! write to the exit port. `docs/guide/payloads.md` explains how to write one.
 //!
 //! ```ignore
 //! #![no_std]

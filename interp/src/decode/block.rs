@@ -5,7 +5,7 @@
     reason = "lengths and offsets of a block are small"
 )]
 
-use super::quiet::{Effect, hush};
+use super::dead_flags::{FlagUse, remove_dead_flags};
 use super::select;
 use crate::code::{BlockEntry, LINKABLE, MEM, mnemonic_number};
 use crate::core::{Core, Handler, InnerHandler, Op};
@@ -28,6 +28,56 @@ struct DecodedBlock {
     ops: Vec<Op>,
     mnemonics: Vec<u16>,
     len: u16,
+}
+
+/// A block in the making.
+#[derive(Default)]
+struct BlockBuilder {
+    ops: Vec<Op>,
+    /// How each operation uses the flags.
+    flag_uses: Vec<FlagUse>,
+    mnemonics: Vec<u16>,
+    len: u16,
+}
+
+impl BlockBuilder {
+    /// Appends the operation of an instruction, or fuses it with the operation before it.
+    fn push(&mut self, insn: &Instruction, mut op: Op, flag_use: FlagUse, record: bool) {
+        // The number of instructions before it, until `finish` knows how many follow.
+        op.remaining = self.mnemonics.len() as u8;
+        match fuse(insn, self.ops.last(), &op, record) {
+            Some((both, without_flags)) => {
+                self.ops.pop();
+                self.flag_uses.pop();
+                self.ops.push(both);
+                let handler = without_flags.map(Handler::Inner);
+                self.flag_uses.push(FlagUse::Writes(handler));
+            }
+            None => {
+                self.ops.push(op);
+                self.flag_uses.push(flag_use);
+            }
+        }
+        self.mnemonics.push(mnemonic_number(insn));
+    }
+
+    /// Removes dead flags, and counts the instructions from each operation to the block's end.
+    fn finish(mut self) -> DecodedBlock {
+        remove_dead_flags(&mut self.ops, &self.flag_uses);
+        let count = self.mnemonics.len();
+        debug_assert!(count <= BLOCK_INSTRUCTIONS);
+        for op in &mut self.ops {
+            op.remaining = count as u8 - op.remaining;
+        }
+        if let Some(first) = self.ops.first() {
+            first.set_count(count as u32);
+        }
+        DecodedBlock {
+            ops: self.ops,
+            mnemonics: self.mnemonics,
+            len: self.len,
+        }
+    }
 }
 
 /// Bytes of code to decode from.
@@ -163,14 +213,11 @@ impl Core {
         let lin = self.code_lin(rip);
         let mut decoder = Decoder::with_ip(bits, &code.bytes, rip, DecoderOptions::NONE);
         let mut insn = Instruction::default();
-        let mut ops: Vec<Op> = Vec::with_capacity(8);
-        let mut mnemonics = Vec::with_capacity(8);
-        let mut effects: Vec<Effect> = Vec::with_capacity(8);
+        let mut block = BlockBuilder::default();
         let mut ended = false;
-        let mut len = 0;
-        while mnemonics.len() < most && decoder.can_decode() && !ended {
+        while block.mnemonics.len() < most && decoder.can_decode() && !ended {
             let at = decoder.position();
-            let is_first = mnemonics.is_empty();
+            let is_first = block.mnemonics.is_empty();
             if !is_first && self.debug.stops.has_offset(lin.wrapping_add(at as u64)) {
                 break;
             }
@@ -189,44 +236,19 @@ impl Core {
                 break;
             }
             let too_long = insn.is_invalid() && is_too_long(bits, &code.bytes[at..]);
-            let (mut op, effect) = self.select(&insn, rip, too_long);
+            let (mut op, flag_use) = self.select(&insn, rip, too_long);
             op.offset = at as u16;
-            // Instructions before it, for now.
-            op.remaining = mnemonics.len() as u8;
-            ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
-            len = (at + insn.len().max(1)) as u16;
             op.len = insn.len() as u8;
-            match fuse(&insn, ops.last(), &op, self.branches.records()) {
-                Some((both, quiet)) => {
-                    ops.pop();
-                    effects.pop();
-                    ops.push(both);
-                    effects.push(Effect::Set(quiet.map(Handler::Inner)));
-                }
-                None => {
-                    ops.push(op);
-                    effects.push(effect);
-                }
-            }
-            mnemonics.push(mnemonic_number(&insn));
+            ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
+            block.len = (at + insn.len().max(1)) as u16;
+            block.push(&insn, op, flag_use, self.branches.records());
         }
-        hush(&mut ops, &effects);
-        let count = mnemonics.len();
-        debug_assert!(count <= BLOCK_INSTRUCTIONS && usize::from(len) <= code.bytes.len().max(1));
-        for op in &mut ops {
-            op.remaining = count as u8 - op.remaining;
+        debug_assert!(usize::from(block.len) <= code.bytes.len().max(1));
+        let mut block = block.finish();
+        if !block.ops.last().is_some_and(Op::is_last) {
+            block.ops.push(self.fall(rip, block.len));
         }
-        if !ops.last().is_some_and(Op::is_last) {
-            ops.push(self.fall(rip, len));
-        }
-        if let Some(first) = ops.first() {
-            first.set_count(count as u32);
-        }
-        Ok(Some(DecodedBlock {
-            ops,
-            mnemonics,
-            len,
-        }))
+        Ok(Some(block))
     }
 
     /// The operation after a block's last instruction, if that may not branch.
@@ -244,7 +266,7 @@ impl Core {
     }
 }
 
-/// The operation that does two instructions, and how it is executed if nobody sees the flags.
+/// The operation that does two instructions, and its handler for dead flags.
 fn fuse(
     insn: &Instruction,
     first: Option<&Op>,
@@ -254,12 +276,14 @@ fn fuse(
     let first = first?;
     match first.fuse {
         0 => None,
-        fused::MOV_REG => fuse_mov(insn, first, second).map(|(op, quiet)| (op, Some(quiet))),
+        fused::MOV_REG => {
+            fuse_mov(insn, first, second).map(|(op, without_flags)| (op, Some(without_flags)))
+        }
         _ => fuse_branch(insn, first, second, record).map(|op| (op, None)),
     }
 }
 
-/// MOV, and what then works on the moved value.
+/// A MOV and the instruction after it, which works on the moved value.
 fn fuse_mov(insn: &Instruction, first: &Op, second: &Op) -> Option<(Op, InnerHandler)> {
     let plain = insn.op0_kind() == OpKind::Register
         && second.prefix & MEM == 0
@@ -269,13 +293,13 @@ fn fuse_mov(insn: &Instruction, first: &Op, second: &Op) -> Option<(Op, InnerHan
     if !plain || itself {
         return None;
     }
-    let [handler, quiet] = fused::after_mov(insn, second)?;
+    let [handler, without_flags] = fused::after_mov(insn, second)?;
     let mut both = Op::new(Handler::Inner(handler));
     (both.imm, both.dst, both.src, both.size) = (second.imm, second.dst, second.src, second.size);
     both.base = first.src;
     (both.offset, both.len) = (first.offset, first.len + second.len);
     both.remaining = first.remaining;
-    Some((both, quiet))
+    Some((both, without_flags))
 }
 
 /// A comparison and the conditional branch after it.

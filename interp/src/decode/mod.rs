@@ -1,9 +1,11 @@
 //! From bytes to blocks of operations.
 
 mod block;
-mod effects;
+mod control;
+mod dead_flags;
+mod flag_use;
+mod integer;
 mod operands;
-mod quiet;
 mod select;
 #[cfg(test)]
 mod tests;

@@ -9,18 +9,18 @@ use std::sync::Arc;
 
 /// How an instruction is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Execution {
     /// CPUID does not show it.
-    NotShown,
-    /// By a handler of ours.
-    Own,
+    NotInCpuid,
+    /// By a handler of the interpreter.
+    Handler,
     /// By a thunk.
     Thunk,
     /// Not at all.
     Missing,
 }
 
-/// What may be missing. Nothing is.
+/// The instructions that no handler and no thunk executes.
 const MISSING: &[Code] = &[];
 
 /// One example of each instruction that `bits`-bit code can hold.
@@ -129,8 +129,8 @@ fn every_instruction_that_cpuid_can_show_is_executed() {
         let unmet = expected(bits, &core.features).filter(|c| !examples.contains_key(&(*c as u16)));
         not_met.extend(unmet.map(|c| (bits, c)));
         for insn in examples.values() {
-            match core.way(insn) {
-                Way::Missing if !MISSING.contains(&insn.code()) => {
+            match core.execution(insn) {
+                Execution::Missing if !MISSING.contains(&insn.code()) => {
                     missing.push((bits, insn.code()))
                 }
                 _ => {}
@@ -142,7 +142,7 @@ fn every_instruction_that_cpuid_can_show_is_executed() {
 }
 
 #[test]
-fn too_long_is_told_from_undefined() {
+fn instruction_over_15_bytes_is_too_long_and_not_undefined() {
     use super::block::is_too_long;
     for bits in [16, 32, 64] {
         for more in [0, 1, 40] {
@@ -150,7 +150,7 @@ fn too_long_is_told_from_undefined() {
             assert!(is_too_long(bits, &prefixes), "{bits} {more}");
             let add = [vec![0x66; 13], vec![0x83, 0xc0, 1], vec![0x90; more]].concat();
             assert!(is_too_long(bits, &add), "{bits} {more}");
-            // At the end of a page, say.
+            // As at the end of a page.
             let undefined = [vec![0x0f, 0x0a], vec![0x90; more.min(12)]].concat();
             assert!(!is_too_long(bits, &undefined), "{bits} {more}");
             for prefixes in [0, 5, 12] {

@@ -36,7 +36,7 @@ fn unfit(name: M) -> bool {
     matches!(
         name,
         M::Cpuid | M::Pause | M::Rsm | M::Ud0 | M::Ud1 | M::Ud2 | M::Getsec
-        // LazyFlags and stack of another kind.
+        // Instructions that change system flags.
         | M::Cli | M::Sti | M::Popf | M::Popfd | M::Popfq | M::Clac | M::Stac
         // Segments and tables.
         | M::Lds | M::Les | M::Lfs | M::Lgs | M::Lss | M::Swapgs | M::Wrfsbase | M::Wrgsbase

@@ -4,7 +4,7 @@
 //! stores: they would be data races. Nor can it be made of the standard library's atomics alone: guest
 //! accesses are unaligned, and accesses of different sizes meet at the same address.
 //!
-//! - Loads and stores of 1, 2, 4 and 8 bytes are single MOV instructions (module `native`). Within a
+//! - Loads and stores of 1, 2, 4 and 8 bytes are single MOV instructions (module `host_access`). Within a
 //!   cache line they are atomic, as those of the guest on a processor of its own would be; memory
 //!   ordering is that of the host, which is the architecture's.
 //! - Copies may be seen in parts by others, as those of a device.
@@ -21,10 +21,10 @@
 use crate::width::Width;
 use std::marker::PhantomData;
 
+#[cfg(not(any(miri, hindsight_sanitizer)))]
+use host_access as access;
 #[cfg(any(miri, hindsight_sanitizer))]
 use model as access;
-#[cfg(not(any(miri, hindsight_sanitizer)))]
-use native as access;
 
 /// A value of width `T` in guest memory that may be read.
 ///
@@ -246,7 +246,7 @@ pub(crate) fn compare_exchange_pair(
     #[cfg(not(any(miri, hindsight_sanitizer)))]
     // SAFETY: the host has the instruction; the address is aligned and that of 16 bytes of writable
     // guest memory.
-    return Some(unsafe { native::compare_exchange_pair(bytes.host, expected, new) });
+    return Some(unsafe { host_access::compare_exchange_pair(bytes.host, expected, new) });
     #[cfg(any(miri, hindsight_sanitizer))]
     None
 }
@@ -265,18 +265,14 @@ mod locked {
         let (old, new) = (old.zext(), new.zext());
         macro_rules! exchange {
             ($atomic:ty, $int:ty) => {{
+                let address = with_exposed_provenance_mut(host as usize);
                 // SAFETY: by the contract of this function; all accesses are atomic.
-                let cell =
-                    unsafe { <$atomic>::from_ptr(with_exposed_provenance_mut(host as usize)) };
+                let cell = unsafe { <$atomic>::from_ptr(address) };
                 cell.compare_exchange(old as $int, new as $int, SeqCst, SeqCst)
                     .map_or_else(|now| Err(u64::from(now)), |_| Ok(()))
             }};
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_lossless,
-            reason = "values of this width"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "values of this width")]
         let result = match T::SIZE {
             1 => exchange!(AtomicU8, u8),
             2 => exchange!(AtomicU16, u16),
@@ -289,7 +285,7 @@ mod locked {
 
 /// Accesses by instructions of the host. The functions have the contracts of the types' constructors.
 #[cfg(not(any(miri, hindsight_sanitizer)))]
-mod native {
+mod host_access {
     pub(super) use super::locked::compare_exchange;
     use crate::width::Width;
     use std::arch::asm;

@@ -17,8 +17,8 @@ pub(crate) trait Alu: 'static {
     const CARRY: bool = false;
     /// The flags are set.
     const FLAGS: bool = true;
-    /// The same operation, where the flags are set.
-    type Loud: Alu;
+    /// The same operation with its flags.
+    type WithFlags: Alu;
     fn eval(a: u64, b: u64, cf: u64) -> u64;
     fn flags<T: Width>(a: T, b: T, r: T) -> LazyFlags;
 }
@@ -30,7 +30,7 @@ macro_rules! alu {
         impl Alu for $name {
             const WRITES: bool = $writes;
             const CARRY: bool = $carry;
-            type Loud = Self;
+            type WithFlags = Self;
             #[inline(always)]
             fn eval($a: u64, $b: u64, $c: u64) -> u64 {
                 $eval
@@ -43,16 +43,18 @@ macro_rules! alu {
     };
 }
 
-/// The same where nothing looks at the flags before they are set again. Whoever may leave the block after it, for a
-/// breakpoint or changed code, takes [`Alu::Loud`].
+/// An operation whose flags are dead: they are overwritten before anything reads them.
+///
+/// A handler that may leave the block afterwards, for a breakpoint or changed code, must use
+/// [`Alu::WithFlags`].
 #[derive(Debug)]
-pub(crate) struct BtsFastPath<O>(PhantomData<O>);
+pub(crate) struct NoFlags<O>(PhantomData<O>);
 
-impl<O: Alu> Alu for BtsFastPath<O> {
+impl<O: Alu> Alu for NoFlags<O> {
     const WRITES: bool = O::WRITES;
     const CARRY: bool = O::CARRY;
     const FLAGS: bool = false;
-    type Loud = O;
+    type WithFlags = O;
     #[inline(always)]
     fn eval(a: u64, b: u64, cf: u64) -> u64 {
         O::eval(a, b, cf)
@@ -314,10 +316,14 @@ fn exchange_pair<T: Width>(
 ) -> Result<Option<(T, T)>, Fault> {
     if T::SIZE == 4 {
         let join = |p: (T, T)| p.0.zext() | p.1.zext() << 32;
-        let want = join(expected);
-        let old = c.modify::<u64>(lin, true, |v| if v == want { join(new) } else { v })?;
+        let expected_pair = join(expected);
+        let old = c.modify::<u64>(
+            lin,
+            true,
+            |v| if v == expected_pair { join(new) } else { v },
+        )?;
         let pair = (T::from_u64(old), T::from_u64(old >> 32));
-        return Ok((old != want).then_some(pair));
+        return Ok((old != expected_pair).then_some(pair));
     }
     // For where the host's own instruction cannot be used.
     let memory = std::sync::Arc::clone(c.memory.shared_memory());

@@ -7,8 +7,8 @@ use super::{mov, slowly};
 use crate::core::{Core, InnerOp, Next, Op};
 use crate::width::Width;
 
-/// How the linear address of a memory operand is made.
-pub(crate) trait Place: 'static {
+/// Computes the linear address of a memory operand.
+pub(crate) trait Addressing: 'static {
     fn of(c: &Core, o: &Op) -> u64;
 }
 
@@ -16,43 +16,43 @@ pub(crate) trait Place: 'static {
 pub(crate) struct Based;
 /// A base and an index register, in such a segment.
 pub(crate) struct Indexed;
-/// Any.
+/// Any form.
 pub(crate) struct Anywhere;
-/// Any in 32-bit code, in an [open](crate::seg::is_open) segment. An operand that runs over its end
+/// Any form in 32-bit code, in an [open](crate::seg::is_open) segment. An operand that runs over its end
 /// crosses a page, which the TLB leaves to the general form.
 pub(crate) struct Open;
 
-impl Place for Based {
+impl Addressing for Based {
     #[inline(always)]
     fn of(c: &Core, o: &Op) -> u64 {
         c.regs.get(o.base).wrapping_add(o.disp)
     }
 }
 
-impl Place for Indexed {
+impl Addressing for Indexed {
     #[inline(always)]
     fn of(c: &Core, o: &Op) -> u64 {
         Based::of(c, o).wrapping_add(c.regs.get(o.index) << (o.scale & 3))
     }
 }
 
-impl Place for Anywhere {
+impl Addressing for Anywhere {
     #[inline(always)]
     fn of(c: &Core, o: &Op) -> u64 {
         c.ea64(o)
     }
 }
 
-impl Place for Open {
+impl Addressing for Open {
     #[inline(always)]
     fn of(c: &Core, o: &Op) -> u64 {
         c.ea64(o) & 0xffff_ffff
     }
 }
 
-pub(crate) fn alu_rm<P: Place, O: Alu, T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
+pub(crate) fn alu_rm<P: Addressing, O: Alu, T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
     let Some(b) = c.fast_read::<T>(P::of(c, &o)) else {
-        return slowly(c, o, alu::rm::<O::Loud, T>);
+        return slowly(c, o, alu::rm::<O::WithFlags, T>);
     };
     let a = c.regs.read::<T>(o.dst);
     let r = eval::<O, T>(c, a, b);
@@ -66,7 +66,7 @@ pub(crate) fn alu_rm<P: Place, O: Alu, T: Width>(c: &mut Core, o: InnerOp<'_>) -
 }
 
 #[inline(always)]
-fn alu_memory<P: Place, O: Alu, T: Width>(c: &mut Core, o: &Op, b: T) -> bool {
+fn alu_memory<P: Addressing, O: Alu, T: Width>(c: &mut Core, o: &Op, b: T) -> bool {
     let lin = P::of(c, o);
     if !O::WRITES {
         let Some(a) = c.fast_read::<T>(lin) else {
@@ -75,37 +75,37 @@ fn alu_memory<P: Place, O: Alu, T: Width>(c: &mut Core, o: &Op, b: T) -> bool {
         c.regs.flags = O::flags(a, b, eval::<O, T>(c, a, b));
         return true;
     }
-    let Some(place) = c.fast_modify::<T>(lin) else {
+    let Some(target) = c.fast_modify::<T>(lin) else {
         return false;
     };
-    let a = place.load();
+    let a = target.load();
     let r = eval::<O, T>(c, a, b);
-    place.store(r);
+    target.store(r);
     if O::FLAGS {
         c.regs.flags = O::flags(a, b, r);
     }
     true
 }
 
-pub(crate) fn alu_mr<P: Place, O: Alu, T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
+pub(crate) fn alu_mr<P: Addressing, O: Alu, T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
     let b = c.regs.read::<T>(o.src);
     if alu_memory::<P, O, T>(c, &o, b) {
         o.go(c)
     } else {
-        slowly(c, o, alu::mr::<O::Loud, T>)
+        slowly(c, o, alu::mr::<O::WithFlags, T>)
     }
 }
 
-pub(crate) fn alu_mi<P: Place, O: Alu, T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
+pub(crate) fn alu_mi<P: Addressing, O: Alu, T: Width>(c: &mut Core, o: InnerOp<'_>) -> Next {
     let b = T::from_u64(o.imm);
     if alu_memory::<P, O, T>(c, &o, b) {
         o.go(c)
     } else {
-        slowly(c, o, alu::mi::<O::Loud, T>)
+        slowly(c, o, alu::mi::<O::WithFlags, T>)
     }
 }
 
-pub(crate) fn mov_rm<T: Width, P: Place>(c: &mut Core, o: InnerOp<'_>) -> Next {
+pub(crate) fn mov_rm<T: Width, P: Addressing>(c: &mut Core, o: InnerOp<'_>) -> Next {
     match c.fast_read::<T>(P::of(c, &o)) {
         Some(v) => {
             c.regs.write(o.dst, v);
@@ -115,7 +115,7 @@ pub(crate) fn mov_rm<T: Width, P: Place>(c: &mut Core, o: InnerOp<'_>) -> Next {
     }
 }
 
-pub(crate) fn mov_mr<T: Width, P: Place>(c: &mut Core, o: InnerOp<'_>) -> Next {
+pub(crate) fn mov_mr<T: Width, P: Addressing>(c: &mut Core, o: InnerOp<'_>) -> Next {
     if c.fast_write(P::of(c, &o), c.regs.read::<T>(o.src)) {
         o.go(c)
     } else {
@@ -123,7 +123,7 @@ pub(crate) fn mov_mr<T: Width, P: Place>(c: &mut Core, o: InnerOp<'_>) -> Next {
     }
 }
 
-pub(crate) fn mov_mi<T: Width, P: Place>(c: &mut Core, o: InnerOp<'_>) -> Next {
+pub(crate) fn mov_mi<T: Width, P: Addressing>(c: &mut Core, o: InnerOp<'_>) -> Next {
     if c.fast_write(P::of(c, &o), T::from_u64(o.imm)) {
         o.go(c)
     } else {
@@ -132,7 +132,7 @@ pub(crate) fn mov_mi<T: Width, P: Place>(c: &mut Core, o: InnerOp<'_>) -> Next {
 }
 
 /// MOVZX, MOVSX, MOVSXD from memory to a 32- or 64-bit register.
-pub(crate) fn extend_rm<P: Place, S: Width, D: Width, const SIGN: bool>(
+pub(crate) fn extend_rm<P: Addressing, S: Width, D: Width, const SIGN: bool>(
     c: &mut Core,
     o: InnerOp<'_>,
 ) -> Next {

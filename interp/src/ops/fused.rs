@@ -4,7 +4,7 @@
 //! `o.disp`, the length of the first instruction in `o.asz`. MOV between registers with what then works on
 //! the moved value: where it came from is in `o.base`.
 
-use super::alu::{Add, Alu, And, BtsFastPath, Cmp, Or, Sub, Test, Xor, eval};
+use super::alu::{Add, Alu, And, Cmp, NoFlags, Or, Sub, Test, Xor, eval};
 use super::branch::{enter, handle_due, jump, jump_linked, not_taken};
 use super::shift;
 use crate::code::{LINKABLE, LOW};
@@ -144,8 +144,8 @@ fn by_mnemonic<T: Width>(i: &Instruction, op: &Op) -> Option<[InnerHandler; 2]> 
     macro_rules! alu {
         ($o:ty) => {
             match imm {
-                true => [moved::<$o, T, true>, moved::<BtsFastPath<$o>, T, true>],
-                false => [moved::<$o, T, false>, moved::<BtsFastPath<$o>, T, false>],
+                true => [moved::<$o, T, true>, moved::<NoFlags<$o>, T, true>],
+                false => [moved::<$o, T, false>, moved::<NoFlags<$o>, T, false>],
             }
         };
     }

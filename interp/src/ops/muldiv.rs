@@ -201,8 +201,8 @@ pub(crate) fn lahf(c: &mut Core, _: &Op) -> Done {
 /// SAHF.
 pub(crate) fn sahf(c: &mut Core, _: &Op) -> Done {
     let ah: u8 = c.regs.read(Reg::Ah);
-    let kept = c.regs.flags.rflags() & Rflags::OF;
+    let overflow = c.regs.flags.rflags() & Rflags::OF;
     let loaded = Rflags::from_bits_retain(ah.into()) & !Rflags::OF;
-    c.regs.flags = LazyFlags::explicit(kept | loaded);
+    c.regs.flags = LazyFlags::explicit(overflow | loaded);
     Ok(())
 }

@@ -128,7 +128,7 @@ pub(crate) fn r_imm<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>) -> Nex
 }
 
 /// SHL, SHR or SAR of a register by a number that is not 0, where nobody looks at the flags.
-pub(crate) fn quiet<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>) -> Next {
+pub(crate) fn without_flags<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>) -> Next {
     let a = c.regs.read::<T>(o.dst);
     let (r, _) = eval::<T, OP>(c.regs.flags, a, count::<T>(o.imm));
     c.regs.write(o.dst, r);

@@ -203,7 +203,7 @@ fn fldenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
             whole(field(5), field(6)),
         )
     };
-    c.vec.note_exception(fop & 0x7ff, fdp.into());
+    c.vec.record_exception(fop & 0x7ff, fdp.into());
     c.vec.set_fip(fip.into());
     if ALL {
         for n in 0..8 {

@@ -24,13 +24,13 @@ pub(super) fn run(c: &mut Core, o: &Op, i: &Instruction) -> Done {
         _ => reciprocal_root,
     };
     let target = &mut c.vec.zmm[i.op0_register().number() & 31];
-    for (place, from) in target
+    for (element, from) in target
         .chunks_exact_mut(4)
         .zip(source.chunks_exact(4))
         .take(lanes)
     {
         let v = from.try_into().map_or(0, u32::from_le_bytes);
-        place.copy_from_slice(&function(v).to_le_bytes());
+        element.copy_from_slice(&function(v).to_le_bytes());
     }
     Ok(())
 }

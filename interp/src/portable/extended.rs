@@ -28,8 +28,8 @@ pub(super) enum Kind {
     Denormal,
     Normal,
     Infinity,
-    BtsFastPath,
-    Signalling,
+    QuietNan,
+    SignallingNan,
     /// An encoding that the processor does not accept.
     Unsupported,
 }
@@ -90,8 +90,8 @@ impl Extended {
             (0, ..) => Kind::Denormal,
             (_, false, _) => Kind::Unsupported,
             (0x7fff, true, 0) => Kind::Infinity,
-            (0x7fff, true, f) if f >> 63 != 0 => Kind::BtsFastPath,
-            (0x7fff, true, _) => Kind::Signalling,
+            (0x7fff, true, f) if f >> 63 != 0 => Kind::QuietNan,
+            (0x7fff, true, _) => Kind::SignallingNan,
             _ => Kind::Normal,
         }
     }

@@ -32,7 +32,7 @@ fn invalid() -> Answer {
 }
 
 /// What the instruction does with the stack.
-enum Effect {
+enum StackEffect {
     /// ST(0) becomes the value.
     Replace(Answer),
     /// ST(1) becomes the value, and the stack is popped.
@@ -62,16 +62,16 @@ pub(super) fn run(c: &mut Core, o: &Op, i: &Instruction) -> Done {
             up: over && !under,
         };
         match (two, pushes) {
-            (true, _) => Effect::Pop(bad),
-            (_, true) => Effect::Push(bad, Extended::INDEFINITE),
-            _ => Effect::Replace(bad),
+            (true, _) => StackEffect::Pop(bad),
+            (_, true) => StackEffect::Push(bad, Extended::INDEFINITE),
+            _ => StackEffect::Replace(bad),
         }
     } else {
         compute(c, i.mnemonic()).ok_or(Fault::Unimplemented)?
     };
     apply(c, &effect);
     if c.vec.x87_pending() {
-        c.vec.note_exception(thunk::last_opcode(i), 0);
+        c.vec.record_exception(thunk::last_opcode(i), 0);
     }
     Ok(())
 }
@@ -81,26 +81,26 @@ fn st(c: &Core, n: usize) -> Extended {
 }
 
 /// None only if there is no memory for constants.
-fn compute(c: &mut Core, m: M) -> Option<Effect> {
+fn compute(c: &mut Core, m: M) -> Option<StackEffect> {
     let (x, y) = (st(c, 0), st(c, 1));
     let fcw = c.vec.fcw();
     let f = c.functions.get_or_insert_default();
     let round = |e: Option<Exact>| e.map(|e| e.round(fcw));
     let one = |special: fn(Extended) -> Option<Answer>| nan_of_one(x).or_else(|| special(x));
     Some(match m {
-        M::F2xm1 => Effect::Replace(match one(special_exp) {
+        M::F2xm1 => StackEffect::Replace(match one(special_exp) {
             Some(answer) => answer,
             None => round(f.exp2_less_1(x))?,
         }),
-        M::Fyl2x => Effect::Pop(match nan_of_two(x, y).or_else(|| special_log(x, y)) {
+        M::Fyl2x => StackEffect::Pop(match nan_of_two(x, y).or_else(|| special_log(x, y)) {
             Some(answer) => answer,
             None => round(f.y_log2(y, x))?,
         }),
-        M::Fyl2xp1 => Effect::Pop(match nan_of_two(x, y).or_else(|| special_log1(x, y)) {
+        M::Fyl2xp1 => StackEffect::Pop(match nan_of_two(x, y).or_else(|| special_log1(x, y)) {
             Some(answer) => answer,
             None => round(f.y_log2_plus_1(y, x))?,
         }),
-        M::Fpatan => Effect::Pop(match nan_of_two(x, y) {
+        M::Fpatan => StackEffect::Pop(match nan_of_two(x, y) {
             Some(answer) => answer,
             None => match special_atan(x, y) {
                 Some(Angle::Zero) => plain(Extended::zero(y.negative())),
@@ -109,31 +109,31 @@ fn compute(c: &mut Core, m: M) -> Option<Effect> {
             },
         }),
         M::Fsin => match one(special_sin) {
-            Some(answer) => Effect::Replace(answer),
-            None if too_large(x) => Effect::OutOfRange,
-            None => Effect::Replace(round(f.sin(x))?),
+            Some(answer) => StackEffect::Replace(answer),
+            None if too_large(x) => StackEffect::OutOfRange,
+            None => StackEffect::Replace(round(f.sin(x))?),
         },
         M::Fcos => match one(special_cos) {
-            Some(answer) => Effect::Replace(answer),
-            None if too_large(x) => Effect::OutOfRange,
-            None => Effect::Replace(round(f.cos(x))?),
+            Some(answer) => StackEffect::Replace(answer),
+            None if too_large(x) => StackEffect::OutOfRange,
+            None => StackEffect::Replace(round(f.cos(x))?),
         },
         M::Fptan => match one(special_sin) {
-            Some(answer) if answer.flags & IE != 0 || x.kind() == Kind::BtsFastPath => {
-                Effect::Push(answer, answer.value)
+            Some(answer) if answer.flags & IE != 0 || x.kind() == Kind::QuietNan => {
+                StackEffect::Push(answer, answer.value)
             }
-            Some(answer) => Effect::Push(answer, Extended::ONE),
-            None if too_large(x) => Effect::OutOfRange,
-            None => Effect::Push(round(f.tan(x))?, Extended::ONE),
+            Some(answer) => StackEffect::Push(answer, Extended::ONE),
+            None if too_large(x) => StackEffect::OutOfRange,
+            None => StackEffect::Push(round(f.tan(x))?, Extended::ONE),
         },
         _ => match (one(special_sin), one(special_cos)) {
-            (Some(sin), Some(cos)) => Effect::Push(sin, cos.value),
-            _ if too_large(x) => Effect::OutOfRange,
+            (Some(sin), Some(cos)) => StackEffect::Push(sin, cos.value),
+            _ if too_large(x) => StackEffect::OutOfRange,
             _ => {
                 let (mut sin, cos) = (round(f.sin(x))?, round(f.cos(x))?);
                 sin.flags |= cos.flags;
                 sin.up = cos.up;
-                Effect::Push(sin, cos.value)
+                StackEffect::Push(sin, cos.value)
             }
         },
     })
@@ -147,19 +147,19 @@ fn compute(c: &mut Core, m: M) -> Option<Effect> {
 }
 
 /// The denormal-operand flag, for results that are computed from a denormal operand.
-fn with_denormals(effect: Effect, x: Extended, y: (Extended, bool)) -> Effect {
+fn with_denormals(effect: StackEffect, x: Extended, y: (Extended, bool)) -> StackEffect {
     let denormal = x.kind() == Kind::Denormal || (y.1 && y.0.kind() == Kind::Denormal);
     let add = |mut a: Answer| {
-        if denormal && a.flags & IE == 0 && a.value.kind() != Kind::BtsFastPath {
+        if denormal && a.flags & IE == 0 && a.value.kind() != Kind::QuietNan {
             a.flags |= DE;
         }
         a
     };
     match effect {
-        Effect::Replace(a) => Effect::Replace(add(a)),
-        Effect::Pop(a) => Effect::Pop(add(a)),
-        Effect::Push(a, b) => Effect::Push(add(a), b),
-        Effect::OutOfRange => Effect::OutOfRange,
+        StackEffect::Replace(a) => StackEffect::Replace(add(a)),
+        StackEffect::Pop(a) => StackEffect::Pop(add(a)),
+        StackEffect::Push(a, b) => StackEffect::Push(add(a), b),
+        StackEffect::OutOfRange => StackEffect::OutOfRange,
     }
 }
 
@@ -167,8 +167,8 @@ fn with_denormals(effect: Effect, x: Extended, y: (Extended, bool)) -> Effect {
 fn nan_of_one(x: Extended) -> Option<Answer> {
     match x.kind() {
         Kind::Unsupported => Some(invalid()),
-        Kind::Signalling => Some(flagged(x.quieted(), IE)),
-        Kind::BtsFastPath => Some(plain(x)),
+        Kind::SignallingNan => Some(flagged(x.quieted(), IE)),
+        Kind::QuietNan => Some(plain(x)),
         _ => None,
     }
 }
@@ -180,8 +180,8 @@ fn nan_of_two(x: Extended, y: Extended) -> Option<Answer> {
     if kinds.contains(&Kind::Unsupported) {
         return Some(invalid());
     }
-    let nan = |k: Kind| matches!(k, Kind::BtsFastPath | Kind::Signalling);
-    let flags = if kinds.contains(&Kind::Signalling) {
+    let nan = |k: Kind| matches!(k, Kind::QuietNan | Kind::SignallingNan);
+    let flags = if kinds.contains(&Kind::SignallingNan) {
         IE
     } else {
         0
@@ -192,8 +192,8 @@ fn nan_of_two(x: Extended, y: Extended) -> Option<Answer> {
         [false, true] => y,
         [true, true] => match (kinds, x.significand.cmp(&y.significand)) {
             // A quiet NaN wins over a signalling one.
-            ([Kind::Signalling, Kind::BtsFastPath], _) => y,
-            ([Kind::BtsFastPath, Kind::Signalling], _) => x,
+            ([Kind::SignallingNan, Kind::QuietNan], _) => y,
+            ([Kind::QuietNan, Kind::SignallingNan], _) => x,
             (_, std::cmp::Ordering::Less) => y,
             (_, std::cmp::Ordering::Greater) => x,
             // The positive one.
@@ -298,10 +298,12 @@ fn special_atan(x: Extended, y: Extended) -> Option<Angle> {
 }
 
 /// Changes the stack and the status word; of an unmasked exception of the operands only the flags.
-fn apply(c: &mut Core, effect: &Effect) {
+fn apply(c: &mut Core, effect: &StackEffect) {
     let v = &mut c.vec;
     let fsw = v.fsw() & !(C1 | C2);
-    let (Effect::Replace(answer) | Effect::Pop(answer) | Effect::Push(answer, _)) = effect else {
+    let (StackEffect::Replace(answer) | StackEffect::Pop(answer) | StackEffect::Push(answer, _)) =
+        effect
+    else {
         v.set_fsw(fsw | C2);
         return;
     };
@@ -319,11 +321,11 @@ fn apply(c: &mut Core, effect: &Effect) {
     debug_assert!(unmasked & !(OE | UE | super::extended::PE | SF) == 0);
     v.set_fsw(fsw | answer.flags | if answer.up { C1 } else { 0 });
     match effect {
-        Effect::Pop(_) => {
+        StackEffect::Pop(_) => {
             v.put_st(1, answer.value.to_bytes());
             v.pop_st();
         }
-        Effect::Push(_, second) => {
+        StackEffect::Push(_, second) => {
             v.put_st(0, answer.value.to_bytes());
             v.push_st(second.to_bytes());
         }

@@ -51,7 +51,7 @@ pub(super) struct Thunk {
 
 /// Registers chosen for a redirected instruction.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct RegisterChoice {
     insn: Instruction,
     context: Register,
     base: Register,
@@ -92,7 +92,7 @@ fn used(insn: &Instruction) -> Vec<(Register, OpAccess)> {
 }
 
 /// Moves the memory operand to a buffer and RSP out of the way; answers the bytes to execute.
-pub(super) fn redirect(original: &Instruction) -> Option<(Vec<u8>, Plan)> {
+pub(super) fn redirect(original: &Instruction) -> Option<(Vec<u8>, RegisterChoice)> {
     let mut insn = *original;
     insn.set_segment_prefix(Register::None);
     let memory = (0..insn.op_count()).any(|n| insn.op_kind(n) == OpKind::Memory);
@@ -132,7 +132,7 @@ pub(super) fn redirect(original: &Instruction) -> Option<(Vec<u8>, Plan)> {
     let bytes = encoder.take_buffer();
     Some((
         bytes,
-        Plan {
+        RegisterChoice {
             insn,
             context,
             base,
@@ -193,13 +193,13 @@ fn writes(a: OpAccess) -> bool {
     )
 }
 
-fn uses(plan: &Plan) -> Uses {
+fn uses(chosen: &RegisterChoice) -> Uses {
     let mut u = Uses::default();
-    for (r, access) in used(&plan.insn) {
+    for (r, access) in used(&chosen.insn) {
         let w = writes(access);
         if r.is_gpr() {
             let full = r.full_register();
-            if full != plan.base {
+            if full != chosen.base {
                 let size = (r.size() as u8).max(if r.size() == 4 { 8 } else { 0 });
                 u.gpr.push((full, w, size));
             }
@@ -225,28 +225,28 @@ pub(super) fn build(
     bank: &mut Bank,
     original: &Instruction,
     bytes: &[u8],
-    plan: Plan,
+    chosen: RegisterChoice,
 ) -> Option<Thunk> {
-    let u = uses(&plan);
-    let fpu = plan.insn.cpuid_features().iter().any(|f| {
+    let u = uses(&chosen);
+    let fpu = chosen.insn.cpuid_features().iter().any(|f| {
         use iced_x86::CpuidFeature as F;
         matches!(f, F::FPU | F::FPU287 | F::FPU387)
     });
     let x87 = u.x87 || fpu;
-    let name = format!("{:?}", plan.insn.mnemonic());
+    let name = format!("{:?}", chosen.insn.mnemonic());
     let converts = name.starts_with("Cvt") || name.starts_with("Vcvt");
     let vector = !u.vec.is_empty() || !u.k.is_empty() || converts;
-    let wide = plan.insn.encoding() != EncodingKind::Legacy;
+    let wide = chosen.insn.encoding() != EncodingKind::Legacy;
     let class = match (x87 || u.mmx, vector) {
         (true, _) => Class::X87,
         (_, true) => Class::Vector,
         _ => Class::Integer,
     };
     let mut e = Emit(Vec::new(), true);
-    let c = plan.context;
-    prologue(&mut e, &plan, &u, class, vector, wide);
+    let c = chosen.context;
+    prologue(&mut e, &chosen, &u, class, vector, wide);
     e.0.extend_from_slice(bytes);
-    epilogue(&mut e, c, &plan, &u, class, vector, wide);
+    epilogue(&mut e, c, &chosen, &u, class, vector, wide);
     if !e.1 {
         return None;
     }
@@ -257,7 +257,7 @@ pub(super) fn build(
         return None;
     }
     let name = |r: Register| {
-        if Some(r) == plan.for_rsp {
+        if Some(r) == chosen.for_rsp {
             4
         } else {
             r.number() as u8
@@ -268,7 +268,7 @@ pub(super) fn build(
         class,
         mmx: u.mmx && !x87,
         vector,
-        flags: plan.insn.rflags_modified() != 0,
+        flags: chosen.insn.rflags_modified() != 0,
         gpr_read: u.gpr.iter().map(|g| name(g.0)).collect(),
         gpr_write: u
             .gpr
@@ -304,8 +304,8 @@ fn zmm_offset(n: u8) -> usize {
     offset_of!(Vectors, zmm) + usize::from(n) * 64
 }
 
-fn gpr_offset(plan: &Plan, r: Register) -> usize {
-    let n = if Some(r) == plan.for_rsp {
+fn gpr_offset(chosen: &RegisterChoice, r: Register) -> usize {
+    let n = if Some(r) == chosen.for_rsp {
         4
     } else {
         r.number()
@@ -339,8 +339,15 @@ const SAVED: [Register; 6] = [
     Register::R15,
 ];
 
-fn prologue(e: &mut Emit, plan: &Plan, u: &Uses, class: Class, vector: bool, wide: bool) {
-    let c = plan.context;
+fn prologue(
+    e: &mut Emit,
+    chosen: &RegisterChoice,
+    u: &Uses,
+    class: Class,
+    vector: bool,
+    wide: bool,
+) {
+    let c = chosen.context;
     for r in SAVED {
         e.add(Instruction::with1(Code::Push_r64, r));
     }
@@ -378,16 +385,16 @@ fn prologue(e: &mut Emit, plan: &Plan, u: &Uses, class: Class, vector: bool, wid
     e.memory(Code::Push_rm64, c, offset_of!(Vectors, flags));
     e.add(Ok(Instruction::with(Code::Popfq)));
     // LEA and MOV leave the flags.
-    e.load(Code::Lea_r64_m, plan.base, c, offset_of!(Vectors, buffer));
+    e.load(Code::Lea_r64_m, chosen.base, c, offset_of!(Vectors, buffer));
     for &(r, ..) in &u.gpr {
-        e.load(Code::Mov_r64_rm64, r, c, gpr_offset(plan, r));
+        e.load(Code::Mov_r64_rm64, r, c, gpr_offset(chosen, r));
     }
 }
 
 fn epilogue(
     e: &mut Emit,
     c: Register,
-    plan: &Plan,
+    chosen: &RegisterChoice,
     u: &Uses,
     class: Class,
     vector: bool,
@@ -395,7 +402,7 @@ fn epilogue(
 ) {
     for &(r, w, _) in &u.gpr {
         if w {
-            e.store(Code::Mov_rm64_r64, c, gpr_offset(plan, r), r);
+            e.store(Code::Mov_rm64_r64, c, gpr_offset(chosen, r), r);
         }
     }
     e.add(Ok(Instruction::with(Code::Pushfq)));

@@ -82,7 +82,7 @@ impl Shape {
         if bad { Err(Fault::UD) } else { Ok(shape) }
     }
 
-    fn wanted(&self, c: &Core, n: usize) -> bool {
+    fn is_enabled(&self, c: &Core, n: usize) -> bool {
         if self.vex {
             c.vec.zmm[self.mask][(n + 1) * self.element - 1] & 0x80 != 0
         } else {
@@ -136,7 +136,7 @@ fn index_size(m: M) -> usize {
 
 fn gather(c: &mut Core, o: &Op, shape: &Shape) -> Done {
     for n in 0..shape.count {
-        if !shape.wanted(c, n) {
+        if !shape.is_enabled(c, n) {
             continue;
         }
         let lin = shape.linear(c, o, n)?;
@@ -157,7 +157,7 @@ fn gather(c: &mut Core, o: &Op, shape: &Shape) -> Done {
 
 fn scatter(c: &mut Core, o: &Op, shape: &Shape) -> Done {
     for n in 0..shape.count {
-        if !shape.wanted(c, n) {
+        if !shape.is_enabled(c, n) {
             continue;
         }
         let lin = shape.linear(c, o, n)?;

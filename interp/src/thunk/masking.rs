@@ -17,7 +17,7 @@ use iced_x86::{Instruction, Mnemonic as M, OpKind, TupleType};
 /// How a masked instruction accesses its memory operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Masking {
-    source: Source,
+    source: MaskSource,
     order: Order,
     /// Bytes of an element in memory.
     pub(super) element: usize,
@@ -32,7 +32,7 @@ pub(super) struct Masking {
 
 /// Where the mask is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
+enum MaskSource {
     /// An opmask register.
     Opmask(usize),
     /// The highest bits of the elements of a vector register.
@@ -54,9 +54,9 @@ impl Masking {
     pub(super) fn of(i: &Instruction) -> Option<Self> {
         let source = match i.mnemonic() {
             M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq => {
-                Source::SignBits(i.op1_register().number())
+                MaskSource::SignBits(i.op1_register().number())
             }
-            _ if i.has_op_mask() => Source::Opmask(i.op_mask().number()),
+            _ if i.has_op_mask() => MaskSource::Opmask(i.op_mask().number()),
             _ => return None,
         };
         let stores = i.op0_kind() == OpKind::Memory;
@@ -88,8 +88,8 @@ impl Masking {
     /// The elements in memory that the instruction accesses, as bits.
     pub(super) fn elements(&self, vectors: &Vectors) -> u64 {
         self.select(match self.source {
-            Source::Opmask(k) => vectors.k[k & 7],
-            Source::SignBits(v) => sign_bits(&vectors.zmm[v & 31], self.element),
+            MaskSource::Opmask(k) => vectors.k[k & 7],
+            MaskSource::SignBits(v) => sign_bits(&vectors.zmm[v & 31], self.element),
         })
     }
 

@@ -10,18 +10,18 @@ use crate::registers::Reg;
 use iced_x86::{EncodingKind, Instruction, Mnemonic as M};
 use std::ops::Range;
 
-/// Where the operand is.
+/// The memory operand of a thunk: its address, and the elements that are accessed.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct MemoryOperand {
     seg: usize,
     offset: u64,
     write: bool,
-    part: Part,
+    part: ElementSet,
 }
 
 /// The part of the operand that is accessed.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct ElementSet {
     /// One bit for each element.
     elements: u64,
     /// Bytes of an element.
@@ -67,49 +67,49 @@ pub(super) fn prepare(
     o: &Op,
     i: &Instruction,
     t: &Thunk,
-) -> Result<Option<Place>, Fault> {
+) -> Result<Option<MemoryOperand>, Fault> {
     let Some(m) = t.memory else { return Ok(None) };
-    let whole = Part {
+    let whole = ElementSet {
         elements: 1,
         element: m.size,
     };
-    let part = m.masking.map_or(whole, |masking| Part {
+    let part = m.masking.map_or(whole, |masking| ElementSet {
         elements: masking.elements(&c.vec),
         element: masking.element,
     });
-    let place = Place {
+    let operand = MemoryOperand {
         seg: o.segment(),
         offset: c.offset(o),
         write: m.write,
         part,
     };
     if aligned(i, m.size) {
-        place.check_alignment(c, &m)?;
+        operand.check_alignment(c, &m)?;
     }
     let mut bytes = [0; 64];
     if m.read {
-        place.read(c, &mut bytes)?;
+        operand.read(c, &mut bytes)?;
     }
     c.vec.buffer = bytes;
     if m.write {
         let suppresses = m.masking.is_none_or(|masking| masking.suppresses);
-        place.probe_write(c, if suppresses { part } else { whole })?;
+        operand.probe_write(c, if suppresses { part } else { whole })?;
     }
-    Ok(Some(place))
+    Ok(Some(operand))
 }
 
 /// Writes the result.
-pub(super) fn finish(c: &mut Core, place: &Place) -> Done {
-    if !place.write {
+pub(super) fn finish(c: &mut Core, operand: &MemoryOperand) -> Done {
+    if !operand.write {
         return Ok(());
     }
     let bytes = c.vec.buffer;
-    place.each(c, place.part, |c, lin, range| {
+    operand.each(c, operand.part, |c, lin, range| {
         c.write_bytes(lin, &bytes[range])
     })
 }
 
-impl Part {
+impl ElementSet {
     /// The ranges of bytes, lowest first, each of at most `most` elements.
     fn ranges(self, most: u32) -> impl Iterator<Item = Range<usize>> {
         let mut left = self.elements;
@@ -126,7 +126,7 @@ impl Part {
     }
 }
 
-impl Place {
+impl MemoryOperand {
     fn linear(&self, c: &Core, range: &Range<usize>) -> Result<u64, Fault> {
         let offset = self.offset.wrapping_add(range.start as u64);
         c.linear(self.seg, offset, range.len() as u64, self.write)
@@ -136,7 +136,7 @@ impl Place {
     fn each(
         &self,
         c: &mut Core,
-        part: Part,
+        part: ElementSet,
         mut access: impl FnMut(&mut Core, u64, Range<usize>) -> Done,
     ) -> Done {
         // Alignment checks are about elements.
@@ -189,7 +189,7 @@ impl Place {
         })
     }
 
-    fn probe_write(&self, c: &mut Core, part: Part) -> Done {
+    fn probe_write(&self, c: &mut Core, part: ElementSet) -> Done {
         self.each(c, part, |c, lin, range| c.probe_write(lin, range.len()))
     }
 }

@@ -51,15 +51,15 @@ pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
         c.vec.zero_upper(insn.mnemonic() == M::Vzeroall, count);
         return Ok(());
     }
-    let place = memory::prepare(c, o, &insn, &thunk)?;
+    let operand = memory::prepare(c, o, &insn, &thunk)?;
     // The host would raise #MF for an error that IGNNE# makes the guest's processor ignore.
     let ignored = c.vec.take_x87_errors();
     let stores = execute(c, o, &insn, &thunk);
     c.vec.add_x87_errors(ignored);
     let stores = stores?;
-    if let (Some(place), true) = (place, stores) {
+    if let (Some(operand), true) = (operand, stores) {
         // The write was probed: nothing of the result may be kept if it faulted.
-        memory::finish(c, &place)?;
+        memory::finish(c, &operand)?;
     }
     commit(c, o, &thunk);
     Ok(())
@@ -68,10 +68,10 @@ pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
 /// Whether a thunk can be made.
 #[cfg(test)]
 pub(crate) fn can_run(c: &mut Core, insn: &Instruction) -> bool {
-    let Some((bytes, plan)) = codegen::redirect(insn) else {
+    let Some((bytes, registers)) = codegen::redirect(insn) else {
         return false;
     };
-    codegen::build(&mut c.thunks.bank, insn, &bytes, plan).is_some()
+    codegen::build(&mut c.thunks.bank, insn, &bytes, registers).is_some()
 }
 
 fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Arc<Thunk>> {
@@ -83,12 +83,13 @@ fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Arc<Thunk>> {
         return known.clone();
     }
     let thunk = match codegen::redirect(insn) {
-        Some((bytes, plan)) => {
-            let key = (bytes, plan.for_rsp);
+        Some((bytes, registers)) => {
+            let key = (bytes, registers.for_rsp);
             match c.thunks.known.get(&key) {
                 Some(thunk) => thunk.clone(),
                 None => {
-                    let made = codegen::build(&mut c.thunks.bank, insn, &key.0, plan).map(Arc::new);
+                    let made =
+                        codegen::build(&mut c.thunks.bank, insn, &key.0, registers).map(Arc::new);
                     c.thunks.known.insert(key, made.clone());
                     made
                 }
@@ -243,13 +244,13 @@ fn tiny_halves(c: &Core, i: &Instruction) -> bool {
         Register::None => &c.vec.buffer[..len],
         to => &c.vec.zmm[to.number() & 31][..len],
     };
-    let wanted = match i.op_mask() {
+    let enabled = match i.op_mask() {
         Register::None | Register::K0 => u64::MAX,
         mask => c.vec.k[mask.number() & 7],
     };
     let tiny = |half: &[u8]| half[1] & 0x7c == 0 && (half[0] != 0 || half[1] & 3 != 0);
     let mut halves = made.chunks_exact(2).enumerate();
-    halves.any(|(n, half)| wanted >> n & 1 != 0 && tiny(half))
+    halves.any(|(n, half)| enabled >> n & 1 != 0 && tiny(half))
 }
 
 /// Runs a vector instruction with this MXCSR; answers the exceptions it flagged.
@@ -282,7 +283,7 @@ fn execute_x87(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> bool {
     let unmasked = c.vec.x87_unmasked();
     if unmasked != 0 {
         let operand = if t.memory.is_some() { c.offset(o) } else { 0 };
-        c.vec.note_exception(last_opcode(i), operand);
+        c.vec.record_exception(last_opcode(i), operand);
     }
     unmasked & !PRECISION == 0
 }

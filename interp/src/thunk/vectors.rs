@@ -93,8 +93,8 @@ fn word(bytes: &[u8], at: usize) -> u16 {
 }
 
 fn put(bytes: &mut [u8], at: usize, v: &[u8]) {
-    if let Some(place) = bytes.get_mut(at..at + v.len()) {
-        place.copy_from_slice(v);
+    if let Some(target) = bytes.get_mut(at..at + v.len()) {
+        target.copy_from_slice(v);
     }
 }
 
@@ -191,7 +191,7 @@ impl Vectors {
 
     /// Notes opcode and operand of an instruction that raised an unmasked exception; no other
     /// changes them (CPUID.7.EBX\[6\]). SDM Vol. 1, "x87 FPU Instruction and Data (Operand) Pointers".
-    pub(crate) fn note_exception(&mut self, fop: u16, operand: u64) {
+    pub(crate) fn record_exception(&mut self, fop: u16, operand: u64) {
         put(&mut self.fx, 6, &fop.to_le_bytes());
         put(&mut self.fx, 16, &operand.to_le_bytes());
     }
@@ -226,14 +226,14 @@ impl Vectors {
 
     /// Opcode and pointers, which a run on the host overwrites with its own.
     pub(super) fn x87_pointers(&self) -> [u8; 18] {
-        let mut kept = [0; 18];
-        kept.copy_from_slice(&self.fx[6..24]);
-        kept
+        let mut pointers = [0; 18];
+        pointers.copy_from_slice(&self.fx[6..24]);
+        pointers
     }
 
-    /// Puts back what [`Vectors::x87_pointers`] answered.
-    pub(super) fn set_x87_pointers(&mut self, kept: &[u8; 18]) {
-        put(&mut self.fx, 6, kept);
+    /// Restores what [`Vectors::x87_pointers`] returned.
+    pub(super) fn set_x87_pointers(&mut self, pointers: &[u8; 18]) {
+        put(&mut self.fx, 6, pointers);
     }
 
     /// Unmasked exceptions that wait, as bits of the status word.
@@ -242,8 +242,8 @@ impl Vectors {
     }
 
     pub(super) fn backup(&mut self, t: &Thunk) {
-        for (place, &reg) in self.saved.iter_mut().zip(&t.vec_write) {
-            *place = self.zmm[usize::from(reg & 31)];
+        for (saved, &reg) in self.saved.iter_mut().zip(&t.vec_write) {
+            *saved = self.zmm[usize::from(reg & 31)];
         }
         self.saved_k = self.k;
         if t.mmx {
@@ -252,8 +252,8 @@ impl Vectors {
     }
 
     pub(super) fn restore(&mut self, t: &Thunk) {
-        for (place, &reg) in self.saved.iter().zip(&t.vec_write) {
-            self.zmm[usize::from(reg & 31)] = *place;
+        for (saved, &reg) in self.saved.iter().zip(&t.vec_write) {
+            self.zmm[usize::from(reg & 31)] = *saved;
         }
         self.k = self.saved_k;
         if t.mmx {

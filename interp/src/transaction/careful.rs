@@ -4,7 +4,7 @@ use crate::core::Core;
 use crate::fault::Fault;
 use crate::mmu::AccessKind;
 use crate::width::Width;
-use hindsight_cpu::uarch::AccessKind as Kind;
+use hindsight_cpu::uarch::CacheAccess;
 use std::sync::{Arc, PoisonError};
 
 /// The most bytes of such an access.
@@ -79,7 +79,7 @@ impl Core {
             (0, pieces[0].0, pieces[0].1),
             (pieces[0].1, pieces[1].0, pieces[1].1),
         ] {
-            for kind in [Kind::Load, Kind::Store] {
+            for kind in [CacheAccess::Load, CacheAccess::Store] {
                 self.record_touch(lin.wrapping_add(at as u64), gpa, len, kind);
             }
         }

@@ -173,8 +173,8 @@ impl Region {
             mask: 0,
         });
         for (n, &byte) in data.iter().enumerate() {
-            if let Some(place) = written.bytes.get_mut(offset + n) {
-                *place = byte;
+            if let Some(target) = written.bytes.get_mut(offset + n) {
+                *target = byte;
                 written.mask |= 1 << (offset + n);
             }
         }
@@ -391,11 +391,11 @@ mod tests {
 
     #[test]
     fn runs_of_a_mask() {
-        let mut seen = Vec::new();
+        let mut found = Vec::new();
         for mask in [0, 1, u64::MAX, 0b0110_1000, 1 << 63] {
-            runs(mask, |from, to| seen.push((from, to)));
+            runs(mask, |from, to| found.push((from, to)));
         }
-        assert_eq!(seen, [(0, 1), (0, 64), (3, 4), (5, 7), (63, 64)]);
+        assert_eq!(found, [(0, 1), (0, 64), (3, 4), (5, 7), (63, 64)]);
     }
 
     #[test]
@@ -459,13 +459,13 @@ mod tests {
     fn ways_of_a_set_are_the_capacity() {
         let (shared, one, _) = pair();
         assert!(shared.begin(&one));
-        for way in 0..8 {
-            assert_eq!(shared.write(&one, way << 12, &[1]), Ok(()));
+        for line in 0..8 {
+            assert_eq!(shared.write(&one, line << 12, &[1]), Ok(()));
         }
         assert_eq!(shared.write(&one, 0x7fff, &[1]), Ok(()), "another set");
         assert_eq!(shared.write(&one, 0x8000, &[1]), Err(Loss::Writes));
-        for way in 0..16 {
-            assert_eq!(shared.read(&one, way << 16, &mut [0], |_| ()), Ok(()));
+        for line in 0..16 {
+            assert_eq!(shared.read(&one, line << 16, &mut [0], |_| ()), Ok(()));
         }
         let more = shared.read(&one, 16 << 16, &mut [0], |_| ());
         assert_eq!(more, Err(Loss::Reads));

@@ -15,8 +15,8 @@
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::state::{CpuState, Segment, seg};
 use hindsight_interp::{
-    Accesses, Branch, Bus, Counting, GpFault, Interrupts, Memory, Msrs, Observe, Observer, Pending,
-    RegionSpec, RetiredCounts, Ring, TransactionEvent, Vcpu,
+    Accesses, Branch, Bus, Counting, GpFault, InterruptSource, Memory, MsrHandler, Observe,
+    Observer, Pending, RegionSpec, RetiredCounts, Ring, TransactionEvent, Vcpu,
 };
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
@@ -142,7 +142,7 @@ impl Bus for Machine {
     }
 }
 
-impl Msrs for Machine {
+impl MsrHandler for Machine {
     fn rdmsr(&mut self, _: u32) -> Result<u64, GpFault> {
         Err(GpFault)
     }
@@ -163,7 +163,7 @@ impl Msrs for Machine {
     }
 }
 
-impl Interrupts for Machine {
+impl InterruptSource for Machine {
     fn pending(&mut self) -> Pending {
         if let Some(at_boundary) = &mut self.at_boundary {
             at_boundary();

@@ -5,7 +5,7 @@
     reason = "the interpreter gets the address of guest memory"
 )]
 
-use crate::mapping::GuestRam;
+use crate::mapping::SharedRam;
 use crate::platform::ExitPortPlatform;
 use crate::system::batch::SystemBatch;
 use crate::system::kernel64::MEMORY;
@@ -35,7 +35,7 @@ impl SystemInterpRunner {
     /// # Errors
     /// If memory cannot be mapped.
     pub(super) fn new() -> Result<Self> {
-        let ram = GuestRam::new(MEMORY)?;
+        let ram = SharedRam::new(MEMORY)?;
         let spec = RegionSpec {
             gpa: 0,
             len: MEMORY as u64,

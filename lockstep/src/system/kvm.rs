@@ -5,7 +5,7 @@
     reason = "KVM gets the address of guest memory, and a signal handler is installed"
 )]
 
-use crate::mapping::GuestRam;
+use crate::mapping::SharedRam;
 use crate::system::batch::SystemBatch;
 use crate::system::kernel64::MEMORY;
 use crate::system::ram::{BatchEnd, BatchRam};
@@ -49,7 +49,7 @@ impl KvmRunner {
         let kvm = Kvm::new().context("cannot use KVM: is /dev/kvm present and writable?")?;
         let vm = kvm.create_vm()?;
         vm.set_tss_address(KVM_TSS).ok();
-        let ram = GuestRam::new(MEMORY)?;
+        let ram = SharedRam::new(MEMORY)?;
         let slot = kvm_userspace_memory_region {
             slot: 0,
             flags: 0,

@@ -1,6 +1,6 @@
 //! Guest memory with a kernel and a batch in it.
 
-use crate::mapping::GuestRam;
+use crate::mapping::SharedRam;
 use crate::system::batch::{KernelMode, SystemBatch};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -16,13 +16,13 @@ pub(super) enum BatchEnd {
 /// Guest memory, and which kernel is in it.
 #[derive(Debug)]
 pub(super) struct BatchRam {
-    ram: GuestRam,
+    ram: SharedRam,
     kernel: Option<KernelMode>,
 }
 
 impl BatchRam {
     /// Memory without a kernel.
-    pub(super) fn new(ram: GuestRam) -> Self {
+    pub(super) fn new(ram: SharedRam) -> Self {
         Self { ram, kernel: None }
     }
 

@@ -1,7 +1,7 @@
 //! Runs system classes in turn, and adds the results to the progress file.
 
 use crate::layout::SLOTS;
-use crate::progress::{ClassProgress, Progress};
+use crate::progress::{ClassProgress, ProgressFile};
 use crate::system::build::build;
 use crate::system::class::SystemClass;
 use crate::system::compare::{SystemComparer, batch_seed};
@@ -40,7 +40,7 @@ pub struct SystemOptions<'a> {
 ///
 /// # Errors
 /// If KVM cannot be used, or memory or the progress file fails.
-pub fn run(options: &SystemOptions<'_>, progress: &mut Progress) -> Result<()> {
+pub fn run(options: &SystemOptions<'_>, progress: &mut ProgressFile) -> Result<()> {
     let mut comparer = SystemComparer::new()?;
     let begin = Instant::now();
     let has_time = || options.time.is_none_or(|t| begin.elapsed() < t);

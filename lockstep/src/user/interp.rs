@@ -6,7 +6,7 @@
 )]
 
 use crate::layout::*;
-use crate::mapping::GuestRam;
+use crate::mapping::SharedRam;
 use crate::platform::ExitPortPlatform;
 use crate::user::batch::{Batch, normalize_faults};
 use crate::user::kernel::{self, MEMORY, REGION};
@@ -23,7 +23,7 @@ pub(super) struct InterpRunner {
     // Before the memory that it uses: fields drop in this order.
     vcpu: Vcpu,
     platform: ExitPortPlatform,
-    ram: GuestRam,
+    ram: SharedRam,
     base: u32,
 }
 
@@ -33,7 +33,7 @@ impl InterpRunner {
     /// # Errors
     /// If there is no memory.
     pub(super) fn new(base: u32) -> Result<Self> {
-        let mut ram = GuestRam::new(MEMORY)?;
+        let mut ram = SharedRam::new(MEMORY)?;
         kernel::install(ram.bytes_mut(), base);
         let vcpu = new_vcpu(&ram, base)?;
         Ok(Self {
@@ -89,7 +89,7 @@ impl InterpRunner {
     }
 }
 
-fn new_vcpu(ram: &GuestRam, base: u32) -> Result<Vcpu> {
+fn new_vcpu(ram: &SharedRam, base: u32) -> Result<Vcpu> {
     let spec = RegionSpec {
         gpa: 0,
         len: MEMORY as u64,

@@ -2,7 +2,7 @@
 //! file.
 
 use crate::layout::SLOTS;
-use crate::progress::Progress;
+use crate::progress::ProgressFile;
 use crate::tally::Tally;
 use crate::user::class::InsnClass;
 use crate::user::compare::{RUNS, UserComparer, batch_seed};
@@ -35,7 +35,11 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(20);
 ///
 /// # Errors
 /// If memory, a worker process or the progress file fails.
-pub fn run(classes: &[InsnClass], options: &UserOptions, progress: &mut Progress) -> Result<()> {
+pub fn run(
+    classes: &[InsnClass],
+    options: &UserOptions,
+    progress: &mut ProgressFile,
+) -> Result<()> {
     let start = Instant::now();
     for &class in classes {
         if !class.on_this_host() {
@@ -62,7 +66,7 @@ fn run_slice(
     class: InsnClass,
     options: &UserOptions,
     slice: Duration,
-    progress: &mut Progress,
+    progress: &mut ProgressFile,
 ) -> Result<bool> {
     let stems = Stems::of(class);
     let record = progress.classes.entry(class.name()).or_default();
@@ -113,7 +117,7 @@ fn run_slice(
 }
 
 /// Prints the counts of a class, and one mismatch of each opcode that has some.
-fn print_class(class: InsnClass, progress: &Progress) {
+fn print_class(class: InsnClass, progress: &ProgressFile) {
     let record = &progress.classes[&class.name()];
     println!(
         "{:14} {:>10} cases, {:>4} of {:>4} opcodes, {:>7.0} cases/s per job, {} mismatches",

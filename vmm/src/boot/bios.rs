@@ -31,7 +31,7 @@ const EBDA_SEGMENT: usize = 0x0e;
 const MEMORY_KIB: usize = 0x13;
 
 /// Places the structures that do not overlap the image. An image may occupy low memory itself.
-pub(super) fn place(placement: &mut Placement<'_>) {
+pub(super) fn add_structures(placement: &mut Placement<'_>) {
     let data = data_area();
     // A table without its handlers would be worse than no table.
     let handlers = placement.fixed("BIOS handlers", HANDLERS, CODE.len() as u64, CODE.to_vec());

@@ -11,15 +11,15 @@ use crate::boot::{BootError, LoadRequest, entry, start_info};
 use crate::memory::layout::Layout;
 
 /// Places a plain ELF image.
-pub(super) fn place<'a>(
+pub(super) fn load<'a>(
     placement: &mut Placement<'a>,
     layout: &Layout,
     request: &LoadRequest<'a>,
 ) -> Result<CpuState, BootError> {
     let elf = Elf::parse(request.image)?;
-    elf.place(placement)?;
+    elf.add_segments(placement)?;
     let at = elf.entry()?;
-    let start_info = start_info::place(placement, layout, request)?;
+    let start_info = start_info::add(placement, layout, request)?;
     let mut state = match elf.class {
         ElfClass::Elf32 => entry::protected(placement, at)?,
         ElfClass::Elf64 => entry::long(placement, at)?,

@@ -80,7 +80,7 @@ impl<'a> Elf<'a> {
     }
 
     /// Places all segments.
-    pub(super) fn place(&self, placement: &mut Placement<'a>) -> Result<(), BootError> {
+    pub(super) fn add_segments(&self, placement: &mut Placement<'a>) -> Result<(), BootError> {
         for segment in &self.segments {
             placement.fixed(
                 segment.name.clone(),

@@ -49,7 +49,7 @@ const REAL_IDTR: DescriptorTable = DescriptorTable {
 
 /// Operand width of the code at the entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Width {
+enum CodeWidth {
     Bits32,
     Bits64,
 }
@@ -58,7 +58,7 @@ enum Width {
 ///
 /// Places a descriptor table and a stack.
 pub(super) fn protected(placement: &mut Placement<'_>, entry: u64) -> Result<CpuState, BootError> {
-    let mut state = flat_segments(placement, Width::Bits32)?;
+    let mut state = flat_segments(placement, CodeWidth::Bits32)?;
     state.rip = entry;
     state.cr0 = CR0_PROTECTED.bits();
     // As a BIOS leaves it, for images that switch to real mode. It is useless in protected mode.
@@ -70,7 +70,7 @@ pub(super) fn protected(placement: &mut Placement<'_>, entry: u64) -> Result<Cpu
 ///
 /// Places page tables, a descriptor table and a stack.
 pub(super) fn long(placement: &mut Placement<'_>, entry: u64) -> Result<CpuState, BootError> {
-    let mut state = flat_segments(placement, Width::Bits64)?;
+    let mut state = flat_segments(placement, CodeWidth::Bits64)?;
     state.rip = entry;
     state.cr0 = CR0_LONG.bits();
     state.cr4 = Cr4::PAE.bits();
@@ -119,7 +119,7 @@ pub(super) fn real(placement: &mut Placement<'_>, entry: u64) -> Result<CpuState
     Ok(state)
 }
 
-fn flat_segments(placement: &mut Placement<'_>, width: Width) -> Result<CpuState, BootError> {
+fn flat_segments(placement: &mut Placement<'_>, width: CodeWidth) -> Result<CpuState, BootError> {
     let mut state = CpuState::reset();
     let size = descriptors(0, width).len();
     let gdt = placement.structure("descriptor table", vec![0; size], 16)?;
@@ -156,7 +156,7 @@ fn flat_segments(placement: &mut Placement<'_>, width: Width) -> Result<CpuState
     Ok(state)
 }
 
-impl Width {
+impl CodeWidth {
     const fn code_access(self) -> u16 {
         match self {
             Self::Bits32 => ACCESS_CODE32,
@@ -174,7 +174,7 @@ impl Width {
 }
 
 /// The descriptor table for address `gdt`, followed by the 64-bit task state segment.
-fn descriptors(gdt: u64, width: Width) -> Vec<u8> {
+fn descriptors(gdt: u64, width: CodeWidth) -> Vec<u8> {
     let tss = width.tss(gdt);
     let entries = [
         0,
@@ -188,7 +188,7 @@ fn descriptors(gdt: u64, width: Width) -> Vec<u8> {
         .iter()
         .flat_map(|entry: &u64| entry.to_le_bytes())
         .collect();
-    if width == Width::Bits64 {
+    if width == CodeWidth::Bits64 {
         let mut tss = zeros(u64::from(TSS_SIZE));
         // An I/O map base at or beyond the segment's limit means that there is no map.
         tss[0x66] = 0x68;

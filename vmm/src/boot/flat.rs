@@ -12,7 +12,7 @@ const BOOT_SECTOR: u64 = 0x7c00;
 const DISK: u64 = 0x80;
 
 /// Places the image and the structures of the mode.
-pub(super) fn place<'a>(
+pub(super) fn load<'a>(
     placement: &mut Placement<'a>,
     request: &LoadRequest<'a>,
 ) -> Result<CpuState, BootError> {

@@ -163,7 +163,7 @@ fn kernel_size(image: &[u8], at: usize, paragraphs: u64) -> Result<usize, BootEr
 }
 
 /// Places a Linux kernel.
-pub(super) fn place<'a>(
+pub(super) fn load<'a>(
     placement: &mut Placement<'a>,
     layout: &Layout,
     request: &LoadRequest<'a>,

@@ -59,14 +59,14 @@ pub fn load(
     request.check(protocol)?;
     let mut placement = Placement::new(layout);
     let state = match protocol {
-        Protocol::Flat => flat::place(&mut placement, request)?,
-        Protocol::Pvh => pvh::place(&mut placement, layout, request)?,
-        Protocol::Elf => elf::place(&mut placement, layout, request)?,
-        Protocol::Multiboot => multiboot::place(&mut placement, layout, request)?,
-        Protocol::Linux => linux::place(&mut placement, layout, request)?,
+        Protocol::Flat => flat::load(&mut placement, request)?,
+        Protocol::Pvh => pvh::load(&mut placement, layout, request)?,
+        Protocol::Elf => elf::load(&mut placement, layout, request)?,
+        Protocol::Multiboot => multiboot::load(&mut placement, layout, request)?,
+        Protocol::Linux => linux::load(&mut placement, layout, request)?,
     };
     if protocol != Protocol::Flat {
-        bios::place(&mut placement);
+        bios::add_structures(&mut placement);
     }
     let placed = placement.write(memory)?;
     Ok(LoadedImage {

@@ -1,6 +1,6 @@
 //! Image loaders. They detect an image's format, load it and the structures of its boot protocol
-//! into guest memory, and set up the state in which the first vCPU enters it. `docs/boot.md` has
-//! the table.
+//! into guest memory, and set up the state in which the first vCPU enters it. `docs/guide/boot.md`
+//! has the table.
 //!
 //! - `request`: what to load, and the options;
 //! - [`load()`]: chooses the protocol and loads the image;

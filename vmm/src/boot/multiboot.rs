@@ -56,7 +56,7 @@ pub(super) fn find_header(image: &[u8]) -> Option<usize> {
 }
 
 /// Places a multiboot image.
-pub(super) fn place<'a>(
+pub(super) fn load<'a>(
     placement: &mut Placement<'a>,
     layout: &Layout,
     request: &LoadRequest<'a>,
@@ -75,7 +75,7 @@ pub(super) fn place<'a>(
         place_by_header(placement, request.image, at)?
     } else {
         let elf = Elf::parse(request.image)?;
-        elf.place(placement)?;
+        elf.add_segments(placement)?;
         (elf.entry()?, elf.end())
     };
     let info = information(placement, layout, request, end)?;

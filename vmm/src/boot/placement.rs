@@ -29,7 +29,8 @@ pub(super) enum Fit {
     Highest,
 }
 
-struct Part<'a> {
+/// The end and the contents of a part.
+struct PartContents<'a> {
     name: String,
     end: u64,
     data: Cow<'a, [u8]>,
@@ -39,7 +40,7 @@ struct Part<'a> {
 pub(super) struct Placement<'a> {
     ram_end: u64,
     /// By start address; neighbours never overlap.
-    parts: BTreeMap<u64, Part<'a>>,
+    parts: BTreeMap<u64, PartContents<'a>>,
 }
 
 impl<'a> Placement<'a> {
@@ -47,7 +48,7 @@ impl<'a> Placement<'a> {
     pub(super) fn new(layout: &Layout) -> Self {
         let mut parts = BTreeMap::new();
         if let Some(tables) = layout.acpi() {
-            let acpi = Part {
+            let acpi = PartContents {
                 name: "the ACPI tables".to_owned(),
                 end: tables.end,
                 data: Cow::Borrowed(&[][..]),
@@ -102,7 +103,7 @@ impl<'a> Placement<'a> {
                 other_last: other.end - 1,
             });
         }
-        self.parts.insert(start, Part { name, end, data });
+        self.parts.insert(start, PartContents { name, end, data });
         Ok(())
     }
 

@@ -11,15 +11,15 @@ use crate::boot::{BootError, LoadRequest, entry, start_info};
 use crate::memory::layout::Layout;
 
 /// Places a PVH image.
-pub(super) fn place<'a>(
+pub(super) fn load<'a>(
     placement: &mut Placement<'a>,
     layout: &Layout,
     request: &LoadRequest<'a>,
 ) -> Result<CpuState, BootError> {
     let elf = Elf::parse(request.image)?;
     let at = entry_point(&elf)?;
-    elf.place(placement)?;
-    let start_info = start_info::place(placement, layout, request)?;
+    elf.add_segments(placement)?;
+    let start_info = start_info::add(placement, layout, request)?;
     let mut state = entry::protected(placement, at)?;
     state.gpr[gpr::RBX] = start_info;
     Ok(state)

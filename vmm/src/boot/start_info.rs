@@ -19,7 +19,7 @@ const VERSION: u32 = 1;
 /// Places the start info and everything that it refers to; modules go to the top of memory.
 ///
 /// Returns the address of the start info.
-pub(super) fn place<'a>(
+pub(super) fn add<'a>(
     placement: &mut Placement<'a>,
     layout: &Layout,
     request: &LoadRequest<'a>,

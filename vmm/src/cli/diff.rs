@@ -145,7 +145,7 @@ impl DiffArgs {
 /// Compares two runs in the interpreter.
 fn run_interpreters(args: &DiffArgs, a: &RunConfig, b: &RunConfig) -> anyhow::Result<ExitCode> {
     let machines = [timeline(a)?, timeline(b)?];
-    let mut line = ProgressLine::new();
+    let mut line = DiffProgressLine::new();
     let verdict = compare(
         machines,
         args.limit(),
@@ -201,7 +201,7 @@ fn run_with_kvm(args: &DiffArgs, side: &RunConfig, kvm: usize) -> anyhow::Result
     {
         bail!("the run ends before instruction {from}: give a smaller --from");
     }
-    let mut line = ProgressLine::new();
+    let mut line = DiffProgressLine::new();
     let mut on_progress = |compared: KvmDiffProgress, taken: &[KvmBranch]| {
         if let Some(branches) = &mut branches {
             branches.add(taken);
@@ -275,12 +275,12 @@ impl<'a> BranchFile<'a> {
 }
 
 /// Progress on standard error, at most once in [`PROGRESS_INTERVAL`].
-struct ProgressLine {
+struct DiffProgressLine {
     terminal: bool,
     last: Instant,
 }
 
-impl ProgressLine {
+impl DiffProgressLine {
     fn new() -> Self {
         Self {
             terminal: io::stderr().is_terminal(),

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     /// The document with a row for each status.
-    const DOCUMENT: &str = include_str!("../../../docs/exit-status.md");
+    const DOCUMENT: &str = include_str!("../../../docs/reference/exit-status.md");
 
     #[test]
     fn statuses_are_documented() {

@@ -32,9 +32,9 @@ pub(super) fn start(
     if address.is_remote() {
         tracing::warn!("--gdb {address}: whoever can connect there can do anything to the guest");
     }
-    let shown = listener.address().unwrap_or_else(|| address.clone());
+    let bound = listener.address().unwrap_or_else(|| address.clone());
     let waits = if options.gdb_wait { ", and waits" } else { "" };
-    let _ = writeln!(stderr, "hindsight: gdb may connect at {shown}{waits}");
+    let _ = writeln!(stderr, "hindsight: gdb may connect at {bound}{waits}");
     machine.start_paused();
     if let Some(limit) = options.checkpoint_memory {
         machine.limit_checkpoints(limit.0.0);

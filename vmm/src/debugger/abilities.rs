@@ -60,14 +60,14 @@ impl BranchTrace for MachineTarget {
     }
 
     fn branches(&mut self, vcpu: usize) -> Result<Option<RecordedBranches>, TargetError> {
-        let kept = self.request(vcpu, |vcpu| {
+        let history = self.request(vcpu, |vcpu| {
             let history = vcpu.model().history.as_ref();
             history.map(|history| history.snapshot())
         })?;
-        Ok(kept.map(|kept| RecordedBranches {
-            branches: kept.branches,
-            total: kept.total,
-            start: kept.start,
+        Ok(history.map(|history| RecordedBranches {
+            branches: history.branches,
+            total: history.total,
+            start: history.start,
         }))
     }
 }

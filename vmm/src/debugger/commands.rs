@@ -42,7 +42,9 @@ impl MachineCommands for MachineTarget {
 
     fn run(&mut self, name: &str, vcpu: usize, arguments: &[&str]) -> Result<String, CommandError> {
         if name == "inject" {
-            return self.inject(vcpu, arguments);
+            let injected = self.inject(vcpu, arguments)?;
+            self.request(vcpu, |vcpu| vcpu.device_changed())?;
+            return Ok(injected);
         }
         no_arguments(arguments)?;
         match name {

@@ -150,6 +150,11 @@ impl DebugTarget for MachineTarget {
     }
 
     fn write_memory(&mut self, gpa: u64, bytes: &[u8]) -> Result<(), TargetError> {
+        let mut old = vec![0; bytes.len()];
+        if self.memory.read(gpa, &mut old) == old.len() && old == bytes {
+            // A write that changes nothing makes no other future.
+            return Ok(());
+        }
         let written = self.memory.map.write_slice(bytes, GuestAddress(gpa));
         written.map_err(|error| TargetError::Failed(Box::new(error)))?;
         let len = bytes.len() as u64;

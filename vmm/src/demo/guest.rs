@@ -80,7 +80,7 @@ pub fn run(engine: Engine, host: Option<&kvm::KvmDevice>) -> Result<DemoRun, Dem
         cpu: CpuModel::SkylakeServer.into(),
         engine,
     };
-    let plan = LoadRequest {
+    let request = LoadRequest {
         image,
         ..LoadRequest::default()
     };
@@ -89,7 +89,7 @@ pub fn run(engine: Engine, host: Option<&kvm::KvmDevice>) -> Result<DemoRun, Dem
         debugcon: Box::new(io::sink()),
         btm: None,
     };
-    let mut machine = Machine::new(host, &config, &plan, sinks)?;
+    let mut machine = Machine::new(host, &config, &request, sinks)?;
     let board = machine.board().clone();
     let recorder = machine.record();
     let outcome = machine.run(Some(LIMIT), || {})?;

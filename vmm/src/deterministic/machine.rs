@@ -127,7 +127,7 @@ impl DeterministicMachine {
     }
 
     /// Whether the guest has ended the run or crashed, and a debugger holds the machine there.
-    fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         self.crashed().is_some() || self.board.run.end.held().is_some()
     }
 

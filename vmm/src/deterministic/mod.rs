@@ -9,6 +9,7 @@
 //! [`DeterministicMachine`] runs in its owner's thread. `hindsight run` uses [`thread()`].
 //! [`Timeline`] adds checkpoints, by which a machine can return to any instruction of its run.
 
+mod checkpoint;
 mod debug;
 pub mod input;
 mod machine;

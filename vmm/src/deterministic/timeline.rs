@@ -1,8 +1,9 @@
 //! Goes to any instruction of a run, forwards or backwards, by checkpoints and re-execution.
 
+use super::checkpoint::{AllRegisters, CheckpointList, DebuggerWrite, RunCheckpoint};
 use super::machine::DeterministicMachine;
 use super::stop::RunStop;
-use crate::state::{PAGE, RestoreError, Snapshot};
+use crate::state::{PAGE, RestoreError};
 
 /// How many checkpoints a [`Timeline`] holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +37,12 @@ impl CheckpointLimits {
 pub struct Timeline {
     machine: DeterministicMachine,
     limits: CheckpointLimits,
-    /// In ascending order of their instruction counts; the first is the beginning of the timeline.
-    checkpoints: Vec<Snapshot>,
+    checkpoints: CheckpointList,
+    /// Index of the checkpoint that begins the stretch in which the machine is: the beginning of the
+    /// timeline, or the last debugger's write.
+    stretch: usize,
+    /// The registers before the first debugger's write since the machine ran.
+    before_write: Option<AllRegisters>,
     /// The highest instruction count that the run has reached. Console output of earlier
     /// instructions was written already.
     furthest: u64,
@@ -53,7 +58,7 @@ impl Timeline {
         mut machine: DeterministicMachine,
         limits: CheckpointLimits,
     ) -> Result<Self, RestoreError> {
-        let checkpoints = vec![machine.save()?];
+        let checkpoints = CheckpointList::new(machine.save()?);
         let limits = CheckpointLimits {
             spacing: limits.spacing.max(1),
             count: limits.count.max(2),
@@ -64,6 +69,8 @@ impl Timeline {
             machine,
             limits,
             checkpoints,
+            stretch: 0,
+            before_write: None,
         })
     }
 
@@ -84,37 +91,45 @@ impl Timeline {
 
     /// The lowest instruction count that [`Timeline::go_to`] can reach.
     pub fn begin(&self) -> u64 {
-        self.checkpoints.first().map_or(0, Snapshot::icount)
+        self.checkpoints.get(0).map_or(0, RunCheckpoint::icount)
+    }
+
+    /// The highest instruction count before the current one that is in the timeline.
+    ///
+    /// The instructions of a guest function that a debugger called are not. Nor is the state before a
+    /// debugger's write at the current instruction count: going back undoes the write and the
+    /// instruction before it.
+    pub fn previous(&self) -> Option<u64> {
+        let now = self.machine.icount();
+        let stretch = self.checkpoints.get(self.stretch);
+        let write = stretch
+            .filter(|begin| begin.icount() == now)
+            .and_then(|begin| begin.write.as_ref());
+        write.map_or(now, |write| write.icount).checked_sub(1)
     }
 
     /// The instruction counts of the checkpoints, ascending.
     pub fn checkpoints(&self) -> impl Iterator<Item = u64> {
-        self.checkpoints.iter().map(Snapshot::icount)
+        self.checkpoints.iter().map(RunCheckpoint::icount)
     }
 
     /// Goes to instruction count `icount`, or to the end of the run if that comes first.
     ///
-    /// Below [`Timeline::begin`], it goes to the beginning.
+    /// Below [`Timeline::begin`], it goes to the beginning. Between the counts at which a guest
+    /// function was called by a debugger and returned, it goes to the call.
     ///
     /// # Errors
     ///
     /// Guest memory cannot be read or written.
     pub fn go_to(&mut self, icount: u64) -> Result<RunStop, RestoreError> {
+        self.commit_write()?;
         let icount = icount.max(self.begin());
         let now = self.machine.icount();
-        let nearest = self.checkpoint_before(icount);
+        let nearest = self.checkpoints.get(self.checkpoints.before(icount));
         if icount < now || nearest.is_some_and(|nearest| nearest.icount() > now) {
             return self.return_to(icount);
         }
         self.run_to(icount)
-    }
-
-    /// The last checkpoint at or before `icount`.
-    fn checkpoint_before(&self, icount: u64) -> Option<&Snapshot> {
-        let count = self
-            .checkpoints
-            .partition_point(|checkpoint| checkpoint.icount() <= icount);
-        self.checkpoints.get(count.checked_sub(1)?)
     }
 
     /// Goes to `icount` from a checkpoint, even if that is the current instruction count.
@@ -126,17 +141,18 @@ impl Timeline {
     ///
     /// Guest memory cannot be read or written.
     pub fn return_to(&mut self, icount: u64) -> Result<RunStop, RestoreError> {
+        self.commit_write()?;
         let icount = icount.max(self.begin());
-        let count = self
-            .checkpoints
-            .partition_point(|checkpoint| checkpoint.icount() <= icount);
-        let nearest = count
-            .checked_sub(1)
-            .and_then(|last| self.checkpoints.get(last));
-        if let Some(nearest) = nearest {
-            self.machine.restore(nearest)?;
-        }
+        self.restore(self.checkpoints.before(icount))?;
         self.run_to(icount)
+    }
+
+    fn restore(&mut self, index: usize) -> Result<(), RestoreError> {
+        if let Some(checkpoint) = self.checkpoints.get(index) {
+            self.machine.restore(&checkpoint.snapshot)?;
+            self.stretch = self.checkpoints.stretch_of(index);
+        }
+        Ok(())
     }
 
     /// Runs forwards to `icount`, and stops on the way for what the machine's stops request.
@@ -148,68 +164,103 @@ impl Timeline {
     ///
     /// Guest memory cannot be read.
     pub fn run_to(&mut self, icount: u64) -> Result<RunStop, RestoreError> {
+        self.commit_write()?;
+        self.repeat_write(icount)?;
         loop {
-            let last = self.checkpoints.last().map_or(0, Snapshot::icount);
+            let write = self.checkpoints.write_after(self.stretch);
+            let write = write.map_or(u64::MAX, |(_, icount)| icount);
+            let last = self.checkpoints.last_icount();
             let next = last.saturating_add(self.limits.spacing);
             let repeats = self.machine.icount() < self.furthest;
             let until = if repeats { self.furthest } else { u64::MAX };
             self.machine.board().buses.mute.set(repeats);
-            let stop = self.machine.run_to(icount.min(next).min(until));
+            let until = icount.min(next).min(until).min(write);
+            let stop = self.machine.run_to(until);
             self.furthest = self.furthest.max(self.machine.icount());
             if stop != RunStop::Reached {
                 return Ok(stop);
             }
             if self.machine.icount() >= next {
-                self.add_checkpoint()?;
+                self.add_checkpoint(None)?;
             }
-            if self.machine.icount() >= icount {
+            if self.machine.icount() >= icount.min(write) && !self.repeat_write(icount)? {
                 return Ok(RunStop::Reached);
             }
         }
     }
 
-    /// Discards all later checkpoints, because a debugger's write made this a different run.
-    pub fn discard_future(&mut self) {
-        let now = self.machine.icount();
-        self.furthest = now;
-        let count = self
-            .checkpoints
-            .partition_point(|checkpoint| checkpoint.icount() < now);
-        self.checkpoints.truncate(count.max(1));
+    /// At the end of a stretch, goes on to the write that follows, unless `icount` lies before it.
+    /// Returns whether it did.
+    fn repeat_write(&mut self, icount: u64) -> Result<bool, RestoreError> {
+        let Some((index, end)) = self.checkpoints.write_after(self.stretch) else {
+            return Ok(false);
+        };
+        let after = self.checkpoints.get(index).map_or(0, RunCheckpoint::icount);
+        let repeat = self.machine.icount() >= end && icount >= after;
+        if repeat {
+            self.restore(index)?;
+        }
+        Ok(repeat)
     }
 
-    fn add_checkpoint(&mut self) -> Result<(), RestoreError> {
-        let checkpoint = self.machine.save()?;
-        debug_assert!(
-            self.checkpoints
-                .last()
-                .is_none_or(|last| last.icount() < checkpoint.icount()),
-            "checkpoints are in ascending order"
-        );
-        self.checkpoints.push(checkpoint);
+    /// Prepares for a debugger's write, which makes another future: what the run did after the
+    /// current instruction is dropped when it continues.
+    pub fn prepare_write(&mut self) {
+        if self.before_write.is_none() {
+            self.before_write = Some(AllRegisters::of(&mut self.machine));
+        }
+    }
+
+    /// Adds a checkpoint after a debugger's writes, if there were any since the machine last ran.
+    ///
+    /// When the writes end the call of a guest function, the instructions of the function leave the
+    /// timeline, and what they did becomes a part of the write that began the call.
+    ///
+    /// # Errors
+    ///
+    /// Guest memory cannot be read.
+    pub fn commit_write(&mut self) -> Result<(), RestoreError> {
+        let Some(before) = self.before_write.take() else {
+            return Ok(());
+        };
+        if self.machine.has_ended() {
+            // No instruction follows, and going back undoes the write.
+            return Ok(());
+        }
+        let now = self.machine.icount();
+        let after = AllRegisters::of(&mut self.machine);
+        self.furthest = now;
+        let mut write = DebuggerWrite::new(now, before, after.clone());
+        let call = self.checkpoints.call_ended_by(self.stretch, &write);
+        let stretch = self.checkpoints.get(self.stretch);
+        let replaced = match call {
+            None if stretch.is_some_and(|begin| begin.icount() == now) => Some(self.stretch),
+            call => call,
+        };
+        match replaced {
+            Some(index) => {
+                let first = self.checkpoints.replace_from(index);
+                write = first.map_or(write, |first| first.extended(after));
+            }
+            None => self.checkpoints.truncate_after(self.stretch, now),
+        }
+        self.stretch = self.checkpoints.len();
+        self.add_checkpoint(Some(write))
+    }
+
+    fn add_checkpoint(&mut self, write: Option<DebuggerWrite>) -> Result<(), RestoreError> {
+        self.checkpoints.push(self.machine.save()?, write);
         while self.checkpoints.len() > self.limits.count || self.exceeds_bytes() {
-            self.drop_every_second();
+            if self.checkpoints.thin() {
+                self.limits.spacing = self.limits.spacing.saturating_mul(2);
+            }
+            // A checkpoint with a write is dropped only when it is the first.
+            self.stretch = self.checkpoints.stretch_of(self.checkpoints.len() - 1);
         }
         Ok(())
     }
 
     fn exceeds_bytes(&self) -> bool {
-        let pairs = self.checkpoints.iter().zip(self.checkpoints.iter().skip(1));
-        let pages: usize = pairs
-            .map(|(old, new)| new.memory.unshared(&old.memory))
-            .sum();
-        pages as u64 > self.limits.bytes / PAGE as u64
-    }
-
-    /// Drops every second checkpoint but the last, and doubles the spacing of new ones.
-    fn drop_every_second(&mut self) {
-        let last = self.checkpoints.len() - 1;
-        let mut index = 0;
-        self.checkpoints.retain(|_| {
-            let keep = index % 2 == 0 || (index == last && last > 1);
-            index += 1;
-            keep
-        });
-        self.limits.spacing = self.limits.spacing.saturating_mul(2);
+        self.checkpoints.pages() as u64 > self.limits.bytes / PAGE as u64
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hindsight_cpu::branch::{Branch, BranchClass};
 use hindsight_cpu::state::CpuState;
-use hindsight_interp::{Exit, Interrupts, RetiredCounts};
+use hindsight_interp::{Exit, InterruptSource, RetiredCounts};
 
 use crate::state::{RestoreError, RunLogState, VcpuState};
 use crate::vcpu::board::Board;

@@ -326,8 +326,8 @@ pub(crate) mod tests {
             let pattern = |p: &&str| Pattern((*p).to_owned());
             let filters: Vec<_> = filters.iter().map(pattern).collect();
             let rules: Vec<_> = rules.iter().map(pattern).collect();
-            let kept = filter(jobs_of("exc", RECORDS), &filters, &rules);
-            assert_eq!(kept.len(), count, "row {filters:?} {rules:?}");
+            let selected = filter(jobs_of("exc", RECORDS), &filters, &rules);
+            assert_eq!(selected.len(), count, "row {filters:?} {rules:?}");
         }
     }
 

@@ -62,8 +62,8 @@ impl Transcript {
                 _ => (piece, false),
             };
             let capacity = LINE_BYTES_MAX - self.line.len();
-            let (kept, cut) = text.split_at(text.len().min(capacity));
-            self.line.extend_from_slice(kept);
+            let (fitting, cut) = text.split_at(text.len().min(capacity));
+            self.line.extend_from_slice(fitting);
             self.cut += cut.len() as u64;
             if ends {
                 self.end_line();
@@ -309,8 +309,8 @@ mod tests {
             t.push(&[0; LINE_BYTES_MAX]);
             t.push(b"\n");
         }
-        let kept: usize = t.tail().iter().map(String::len).sum();
-        assert!((1..=TAIL_BYTES_MAX + 100).contains(&kept), "{kept}");
+        let bytes: usize = t.tail().iter().map(String::len).sum();
+        assert!((1..=TAIL_BYTES_MAX + 100).contains(&bytes), "{bytes}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The MSR filter: which MSR accesses KVM completes by itself, from the one table in `cpu`.
 //!
-//! Every access exits, except those to rows marked [`KvmRole::Native`]. KVM never filters the
+//! Every access exits, except those to rows marked [`KvmRole::Passthrough`]. KVM never filters the
 //! x2APIC range; without an in-kernel APIC those accesses exit as invalid.
 
 use hindsight_cpu::msr::table::TABLE;
@@ -23,7 +23,7 @@ struct BitmapRange {
 fn ranges<'a>(rows: impl Iterator<Item = &'a MsrSpec>) -> Vec<BitmapRange> {
     let mut ranges: Vec<BitmapRange> = Vec::new();
     let indices = rows
-        .filter(|spec| matches!(spec.kvm, KvmRole::Native(_)))
+        .filter(|spec| matches!(spec.kvm, KvmRole::Passthrough(_)))
         .flat_map(MsrSpec::indices);
     for index in indices {
         let fits = ranges.last().is_some_and(|r| index - r.base < RANGE);
@@ -74,7 +74,7 @@ mod tests {
             })
         };
         for spec in TABLE {
-            let expected = matches!(spec.kvm, KvmRole::Native(_));
+            let expected = matches!(spec.kvm, KvmRole::Passthrough(_));
             assert_eq!(passes(spec.index), expected, "{}", spec.name);
         }
         assert!(!passes(0x40) && !passes(0xc000_0081 - 2));

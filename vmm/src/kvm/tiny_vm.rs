@@ -85,7 +85,7 @@ impl TinyVm {
         let _ = vm.set_identity_map_address(IDENTITY_MAP_ADDRESS);
         let _ = vm.set_tss_address(TSS_ADDRESS);
         let spaces = vm.check_extension_raw(u64::from(KVM_CAP_MULTI_ADDRESS_SPACE));
-        let slots = if spaces > 1 {
+        let slot_ids = if spaces > 1 {
             &[0, SMM_SLOT][..]
         } else {
             &[0][..]
@@ -94,7 +94,7 @@ impl TinyVm {
             let host = region
                 .get_host_address(MemoryRegionAddress(0))
                 .map_err(|error| io::Error::other(error.to_string()))?;
-            for &slot in slots {
+            for &slot in slot_ids {
                 let slot = kvm_userspace_memory_region {
                     slot,
                     flags: 0,

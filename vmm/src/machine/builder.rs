@@ -25,7 +25,7 @@ use crate::kvm::{self, KvmError};
 use crate::memory::layout::Layout;
 use crate::memory::{self, GuestRam};
 use crate::platform::{Buses, Sinks, Timekeeping, TimerBell, Wiring};
-use crate::vcpu::Vcpu;
+use crate::vcpu::MachineVcpu;
 use crate::vcpu::board::{Board, Package, RequestHandler, RunControl, ThreadWaker};
 use crate::vcpu::debug::stop::StopReports;
 use crate::vcpu::engine::policy::{Engine, EnginePolicy};
@@ -67,19 +67,19 @@ pub struct PreparedMachine {
 }
 
 impl PreparedMachine {
-    /// Allocates the memory of `config` and loads the image of `plan` into it.
+    /// Allocates the memory of `config` and loads the image of `request` into it.
     ///
     /// # Errors
     ///
     /// When the configuration is impossible, the host lacks the memory, or the image cannot be booted.
-    pub fn new(config: &MachineConfig, plan: &LoadRequest<'_>) -> Result<Self, MachineError> {
+    pub fn new(config: &MachineConfig, request: &LoadRequest<'_>) -> Result<Self, MachineError> {
         if !(1..=CPUS_MAX).contains(&config.cpus) {
             return Err(MachineError::Cpus(config.cpus));
         }
         let layout = Layout::new(config.memory)?;
         let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
         let layout = boot::acpi::write_tables(&memory, layout, config.cpus)?;
-        let loaded = boot::load(&memory, &layout, plan)?;
+        let loaded = boot::load(&memory, &layout, request)?;
         tracing::debug!(
             "image loaded by protocol {:?}, entered at {:#x}; memory {:#x} bytes",
             loaded.protocol,
@@ -238,7 +238,7 @@ impl KvmParts {
         board: &Board,
         loaded: &LoadedImage,
         model: impl Fn(usize) -> VcpuModel,
-    ) -> Result<Vec<Vcpu>, MachineError> {
+    ) -> Result<Vec<MachineVcpu>, MachineError> {
         let vcpus = self.vcpus.into_iter().zip(0_u32..).enumerate();
         vcpus
             .map(|(id, (fd, wide))| {
@@ -256,7 +256,7 @@ fn interp_vcpus(
     loaded: &LoadedImage,
     seed: Option<u64>,
     model: impl Fn(usize) -> VcpuModel,
-) -> Result<Vec<Vcpu>, MachineError> {
+) -> Result<Vec<MachineVcpu>, MachineError> {
     let memory = board.ram.for_interpreters()?;
     let vcpus = (0..cpus).map(|id| {
         let state = first_state(id, loaded, &board.package.cpuid);

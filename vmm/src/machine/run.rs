@@ -14,7 +14,7 @@ use crate::deterministic::input::InputFeed;
 use crate::deterministic::{self, CheckpointLimits, DeterministicMachine};
 use crate::kvm;
 use crate::platform::Sinks;
-use crate::vcpu::Vcpu;
+use crate::vcpu::MachineVcpu;
 use crate::vcpu::board::Board;
 use crate::vcpu::crash::FinalState;
 use crate::vcpu::interp::InterpVcpu;
@@ -25,7 +25,7 @@ use crate::vcpu::run_control::Outcome;
 #[derive(Debug)]
 pub struct Machine {
     board: Arc<Board>,
-    vcpus: Vec<Vcpu>,
+    vcpus: Vec<MachineVcpu>,
     deterministic: bool,
     feed: InputFeed,
     /// [`Machine::run`] leaves it paused.
@@ -35,7 +35,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Builds a machine of `config` with the image of `plan` in its memory.
+    /// Builds a machine of `config` with the image of `request` in its memory.
     ///
     /// [`Engine::Kvm`](crate::vcpu::engine::Engine::Kvm) needs `host`.
     ///
@@ -46,15 +46,15 @@ impl Machine {
     pub fn new(
         host: Option<&kvm::KvmDevice>,
         config: &MachineConfig,
-        plan: &LoadRequest<'_>,
+        request: &LoadRequest<'_>,
         sinks: Sinks,
     ) -> Result<Self, MachineError> {
-        PreparedMachine::new(config, plan)?.build(host, sinks)
+        PreparedMachine::new(config, request)?.build(host, sinks)
     }
 
     pub(super) fn from_parts(
         board: Arc<Board>,
-        vcpus: Vec<Vcpu>,
+        vcpus: Vec<MachineVcpu>,
         deterministic: bool,
         loaded: LoadedImage,
     ) -> Self {
@@ -204,7 +204,7 @@ fn reason(outcome: &Outcome) -> String {
 
 fn spawn_all(
     board: &Arc<Board>,
-    vcpus: Vec<Vcpu>,
+    vcpus: Vec<MachineVcpu>,
     threads: &mut Vec<JoinHandle<Vec<FinalState>>>,
 ) -> Result<(), MachineError> {
     let timer_board = board.clone();
@@ -234,7 +234,7 @@ fn spawn_all(
 /// Starts a deterministic machine: one thread runs all vCPUs, and there is no timer thread.
 fn spawn_one(
     board: &Arc<Board>,
-    vcpus: Vec<Vcpu>,
+    vcpus: Vec<MachineVcpu>,
     (feed, checkpoints): (InputFeed, CheckpointLimits),
     threads: &mut Vec<JoinHandle<Vec<FinalState>>>,
 ) -> Result<(), MachineError> {
@@ -252,7 +252,7 @@ fn spawn_one(
     Ok(())
 }
 
-fn interp_vcpus(vcpus: Vec<Vcpu>) -> Result<Vec<InterpVcpu>, MachineError> {
+fn interp_vcpus(vcpus: Vec<MachineVcpu>) -> Result<Vec<InterpVcpu>, MachineError> {
     let vcpus = vcpus
         .into_iter()
         .map(|vcpu| vcpu.into_interp().ok_or(MachineError::Deterministic));

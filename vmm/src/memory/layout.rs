@@ -80,12 +80,12 @@ pub struct MemoryMapEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     memory: u64,
-    acpi: Option<AcpiTables>,
+    acpi: Option<AcpiArea>,
 }
 
 /// The arguments of [`Layout::with_acpi`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct AcpiTables {
+struct AcpiArea {
     start: u64,
     end: u64,
     rsdp: u64,
@@ -127,7 +127,7 @@ impl Layout {
                 rsdp,
             });
         }
-        self.acpi = Some(AcpiTables {
+        self.acpi = Some(AcpiArea {
             start: tables.start,
             end: tables.end,
             rsdp,

@@ -90,9 +90,9 @@ mod tests {
     use std::sync::Arc;
 
     #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<u8>>>);
+    struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Kept {
+    impl Write for SharedBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             if self.0.lock().unwrap().len() > 80 {
                 return Err(io::ErrorKind::StorageFull.into());
@@ -107,8 +107,8 @@ mod tests {
 
     #[test]
     fn messages_are_lines_until_writing_fails() {
-        let kept = Kept::default();
-        let messages = BtmSink::new(Box::new(kept.clone()));
+        let buffer = SharedBuffer::default();
+        let messages = BtmSink::new(Box::new(buffer.clone()));
         let branch = Branch {
             from: 0x10,
             to: 0xffff_8000_0000_0000,
@@ -121,7 +121,7 @@ mod tests {
         for _ in 0..5 {
             messages.send(1, [branch].iter());
         }
-        let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
+        let text = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
         let line = "1 0x0000000000000010 0xffff800000000000 ret 3\n";
         assert_eq!(text, line.repeat(2));
     }

@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     /// The page with a row for each probe.
-    const DOCUMENT: &str = include_str!("../../../docs/doctor.md");
+    const DOCUMENT: &str = include_str!("../../../docs/guide/doctor.md");
 
     #[test]
     fn probe_names_are_unique_and_kebab_case() {
@@ -43,7 +43,7 @@ mod tests {
     fn probe_names_and_meanings_are_documented() {
         for probe in probes() {
             let row = format!("| `{}` | {} |", probe.name, probe.about);
-            assert!(DOCUMENT.contains(&row), "docs/doctor.md lacks: {row}");
+            assert!(DOCUMENT.contains(&row), "docs/guide/doctor.md lacks: {row}");
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::memory::{self, GuestRam};
 use crate::platform::{Buses, Timekeeping, TimerBell};
 use crate::sync::lock;
 
-/// What all threads of a machine share.
+/// The board: what all threads of a machine share.
 ///
 /// Lock order: a device on a bus, then the interrupt controllers (which lock themselves and call
 /// nothing while locked), then a doorbell.
@@ -32,19 +32,19 @@ pub struct Board {
     pub buses: Buses,
     /// Time.
     pub time: Timekeeping,
-    /// What all processors have in common.
+    /// What all processors have in common: CPUID and the last-level cache.
     pub package: Package,
-    /// Who runs, and how the run ends.
+    /// Run control: which vCPUs run, in which engine, and how the run ends.
     pub run: RunControl,
 }
 
-/// What the processors of a machine have in common, as those of one package have.
+/// The package: what all processors of a machine have in common.
 pub struct Package {
     /// CPUID of all processors.
     pub cpuid: CpuidTable,
     /// System-management interrupts reach the guest.
     pub has_smm: bool,
-    /// The last-level cache; cold until something is armed that needs it.
+    /// The last-level cache. It stays cold until an armed facility needs it.
     cache: Mutex<CacheModel>,
 }
 
@@ -70,21 +70,21 @@ impl Package {
     }
 }
 
-/// Starts, stops and observes the vCPU threads, and holds what they leave behind when they end.
+/// Starts and stops the vCPU threads, and holds what they report when they end.
 #[derive(Debug)]
 pub struct RunControl {
     /// Pause, resume, stop, kick.
     pub vcpus: Arc<VcpuControl<InspectRequest>>,
     /// Which engine runs the guest, and what is armed.
     pub engine: EngineSwitch<InspectRequest>,
-    /// StopConditions of vCPUs on their way to a debugger.
+    /// The stops that vCPUs report to a debugger.
     pub stops: StopReports,
     /// How the run ends.
     pub end: Arc<RunEnd>,
     bell: Arc<TimerBell>,
     /// The vCPU threads return their final state when they end.
     final_states: AtomicBool,
-    /// What the vCPU threads counted, once they ended.
+    /// The statistics of vCPU threads that have ended.
     stats: Mutex<Vec<VcpuStats>>,
     /// The hash of the run's events, after a deterministic run.
     event_hash: Mutex<Option<u128>>,
@@ -111,13 +111,13 @@ impl RunControl {
         }
     }
 
-    /// Ends the machine; the first outcome counts.
+    /// Ends the machine. The first outcome is the one reported.
     pub fn finish(&self, outcome: impl Into<Outcome>) {
         self.end.set(outcome.into());
         self.stop();
     }
 
-    /// StopConditions all threads; does not wait for them.
+    /// Stops all threads, without waiting for them.
     pub fn stop(&self) {
         self.vcpus.stop();
         self.bell.ring();
@@ -233,7 +233,7 @@ impl Board {
     }
 }
 
-/// Wakes the threads that the interrupt controllers have work for.
+/// Wakes the threads for which the interrupt controllers have work.
 #[derive(Debug)]
 pub struct ThreadWaker {
     /// The vCPU threads.
@@ -268,7 +268,7 @@ impl RequestHandler {
     pub fn request(&self, request: MachineRequest) {
         if self.end.holds() {
             self.end.set_held(GuestEnd::Request(request));
-            // The vCPU leaves the interpreter behind this access.
+            // The vCPU leaves the interpreter after this access.
             self.vcpus.ring_all();
         } else {
             self.end.set(request.into());

@@ -148,10 +148,10 @@ mod tests {
         ]);
         history.set_base(0);
         history.push(&[branch(0x42, 0x5000, BranchClass::Exception)]);
-        let kept = history.snapshot();
-        assert_eq!(kept.start, 0x7010);
+        let snapshot = history.snapshot();
+        assert_eq!(snapshot.start, 0x7010);
         assert_eq!(
-            kept.branches,
+            snapshot.branches,
             [
                 (0x7012, 0x7020),
                 (0x7022, 0xf_0030),

@@ -12,25 +12,25 @@ use crate::vcpu::recorder::RecordedKind;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum ExitAction {
-    /// Runs on.
+    /// Resumes the guest.
     Run,
-    /// Brings KVM in line with a model, then runs on.
+    /// Applies the effect of a WRMSR to KVM, then resumes the guest.
     Apply {
         /// MSR number that was written.
         index: u32,
-        /// What must follow.
+        /// The effect to apply.
         effect: MsrEffect,
     },
-    /// Sleeps until an interrupt.
+    /// Sleeps until an event wakes the vCPU.
     Halt,
-    /// Looks for work first: kicked, or a window opened.
+    /// Checks for work first: the vCPU was kicked, or an interrupt window opened.
     Poll,
-    /// Does what KVM left to us of a debug exception or MOV DR.
+    /// Completes a debug exception or a MOV DR that KVM intercepted.
     Debug {
         /// DR6 of the event.
         dr6: u64,
     },
-    /// The guest cannot go on.
+    /// The guest cannot continue.
     Crash(CrashCause),
 }
 
@@ -112,7 +112,7 @@ fn rdmsr(cpu: &mut VcpuModel, index: u32) -> Option<u64> {
     value
 }
 
-/// WRMSR that exited. Returns what must follow, or `None` for #GP(0).
+/// WRMSR that exited. Returns the effect to apply, or `None` for #GP(0).
 fn wrmsr(cpu: &mut VcpuModel, index: u32, value: u64) -> Option<MsrEffect> {
     let effect = match cpu.wrmsr(index, value) {
         WrmsrOutcome::Done(effect) => Some(effect),

@@ -1,6 +1,6 @@
-//! Data of accesses as numbers, for traces.
+//! Formats the data of accesses for traces.
 
-/// Shows little-endian bytes as a number.
+/// Formats little-endian bytes as a hexadecimal number.
 pub(crate) struct HexBytes<'a>(pub(crate) &'a [u8]);
 
 impl std::fmt::Display for HexBytes<'_> {

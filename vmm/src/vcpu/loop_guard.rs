@@ -1,10 +1,11 @@
-//! Leaving a vCPU thread's run loop in order.
+//! A guard that takes a vCPU out of run control when its run loop ends.
 
 use super::board::Board;
 use super::run_control::RunError;
 
-/// Leaves the run loop in order when it is dropped, whichever way the loop ends. A panic inside is a
-/// bug of the monitor; the guard ends the machine, so that the other threads do not wait for this one.
+/// Takes the vCPU out of run control when it is dropped, however the run loop ends.
+///
+/// If the thread panics, the guard ends the machine: the other threads would wait for this one.
 #[derive(Debug)]
 pub struct LoopGuard<'a> {
     /// The vCPU.

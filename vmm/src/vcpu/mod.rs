@@ -23,4 +23,4 @@ pub mod run_control;
 pub mod stats;
 mod thread;
 
-pub use thread::Vcpu;
+pub use thread::MachineVcpu;

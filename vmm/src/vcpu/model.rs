@@ -1,4 +1,4 @@
-//! One processor's models, and the MSR path: the table first, then the owner.
+//! The models of one vCPU. An MSR access goes through the MSR table to the model that owns it.
 
 use std::sync::Arc;
 
@@ -22,35 +22,35 @@ use crate::vcpu::pmu_totals::PmuTotals;
 use crate::vcpu::recorder::{RecordedKind, Recorder};
 use crate::vcpu::stats::ExitCounts;
 
-/// What one processor has besides its plain state: the MSR models, and the board it sits on.
+/// The models of one vCPU, and the board of its machine. The plain register state is with the engine.
 #[derive(Debug)]
 pub struct VcpuModel {
-    /// Which processor; also its APIC id.
+    /// The number of the vCPU, which is also its APIC ID.
     pub id: usize,
     /// The MSRs.
     pub msrs: Msrs,
     /// The rest of the machine.
     pub board: Arc<Board>,
-    /// Keeps what happens to this processor, if somebody wants to know.
+    /// Records the events of this vCPU, for `hindsight demo`.
     pub recorder: Option<Arc<Recorder>>,
-    /// Keeps its last branches for a debugger.
+    /// The last branches, for a debugger.
     pub history: Option<Box<BranchHistory>>,
-    /// The history is kept from the start, with or without a debugger.
+    /// Branches are recorded from the start of the run, with or without a debugger.
     pub recorded_from_start: bool,
-    /// What a debugger wants of this processor.
+    /// What a debugger requires of this vCPU.
     pub debug: DebugRequests,
-    /// How often it stopped running the guest, and why.
+    /// The number of exits of each kind.
     pub exits: ExitCounts,
-    /// What performance counters count.
+    /// The event totals behind the performance counters.
     pmu_totals: PmuTotals,
     /// The branch predictor, and the caches of the core.
     pub(crate) unit: CoreUarch,
-    /// Where this processor sees its local APIC, while that has a page.
+    /// The address of the local APIC page; `None` unless the APIC is in xAPIC mode.
     apic_page: Option<u64>,
 }
 
 impl VcpuModel {
-    /// The models of processor `id` round these MSRs.
+    /// The models of vCPU `id`, with these MSRs.
     pub fn new(id: usize, msrs: Msrs, board: Arc<Board>) -> Self {
         let apic_page = ApicBase::page(board.buses.irq.apic_base(id));
         Self {
@@ -68,42 +68,42 @@ impl VcpuModel {
         }
     }
 
-    /// Takes over saved MSRs. The local APIC is restored before.
+    /// Restores saved MSRs. The local APIC must have been restored before.
     ///
     /// # Errors
     ///
-    /// Refuses a state that this processor cannot have; nothing was changed.
+    /// Rejects a state that this processor cannot have, and leaves the MSRs as they were.
     pub fn restore(&mut self, state: &MsrsState) -> Result<(), MsrStateError> {
         self.msrs.restore(state)?;
         self.apic_page = ApicBase::page(self.board.buses.irq.apic_base(self.id));
         Ok(())
     }
 
-    /// Counts an exit, and tells the recorder, if there is one.
-    pub fn record(&mut self, what: RecordedKind) {
-        if let RecordedKind::Exit(kind) = what {
+    /// Counts an exit, and passes the event to the recorder, if there is one.
+    pub fn record(&mut self, event: RecordedKind) {
+        if let RecordedKind::Exit(kind) = event {
             self.exits.count(kind);
             self.board.run.engine.count_exit();
         }
         if let Some(recorder) = &self.recorder {
-            recorder.record(self.id, what);
+            recorder.record(self.id, event);
         }
     }
 
-    /// A read where there is no memory.
+    /// Reads guest-physical addresses that are not memory.
     pub fn mmio_read(&self, address: u64, data: &mut [u8]) {
         match self.in_apic_page(address) {
             Some(offset) => self.board.buses.irq.lapic_read(self.id, offset, data),
             None => self.board.buses.mmio.read(address, data),
         }
-        let shown = HexBytes(data);
-        tracing::trace!(target: "io", "cpu {} read {address:#x} = {shown}", self.id);
+        let bytes = HexBytes(data);
+        tracing::trace!(target: "io", "cpu {} read {address:#x} = {bytes}", self.id);
     }
 
-    /// A write where there is no memory.
+    /// Writes to guest-physical addresses that are not memory.
     pub fn mmio_write(&self, address: u64, data: &[u8]) {
-        let shown = HexBytes(data);
-        tracing::trace!(target: "io", "cpu {} write {address:#x} = {shown}", self.id);
+        let bytes = HexBytes(data);
+        tracing::trace!(target: "io", "cpu {} write {address:#x} = {bytes}", self.id);
         match self.in_apic_page(address) {
             Some(offset) => self.board.buses.irq.lapic_write(self.id, offset, data),
             None => self.board.buses.mmio.write(address, data),
@@ -116,7 +116,7 @@ impl VcpuModel {
             .filter(|&offset| offset < 0x1000)
     }
 
-    /// Takes the branches that an engine observed, in order.
+    /// Passes branches that an engine reports, in order, to all models that use them.
     pub fn branches(&mut self, branches: &mut [Branch]) {
         if self.msrs.needs_predictor() {
             self.unit.resolve(branches);
@@ -138,9 +138,9 @@ impl VcpuModel {
         }
     }
 
-    /// An instruction accessed memory: counts that, and has the caches follow if somebody wants to
-    /// know. Answers how many events of one kind it was at most. Requests that a delay value holds back
-    /// take time on a virtual clock; a clock of the host's cannot be made to.
+    /// Counts the memory accesses of an instruction, and updates the cache models if they are in use.
+    /// Returns an upper bound of the events of one kind. A request that a memory-bandwidth delay value
+    /// holds back takes time on a virtual clock; on a host clock it takes none.
     pub fn accessed(&mut self, ring: Ring, accesses: &InstructionAccesses<'_>) -> u64 {
         let threshold = self.msrs.pmu().latency_threshold();
         let mut shared = self
@@ -161,7 +161,7 @@ impl VcpuModel {
         let delayed = self.unit.take_delay_cycles();
         if delayed != 0 && self.board.time.clock.is_virtual() {
             self.board.time.clock.advance(delayed);
-            // A timer or a counter of cycles may be due before the run under way ends.
+            // A timer or a cycle counter may now be due before the current run ends.
             self.board.run.vcpus.doorbell(self.id).ring();
         }
         used
@@ -175,7 +175,7 @@ impl VcpuModel {
         }
     }
 
-    /// A line, or everything, was flushed from the caches.
+    /// Flushes the line at `gpa`, or all lines, from the cache models.
     pub fn flushed(&mut self, gpa: Option<u64>) {
         if self.unit.caches_are_cold() {
             return;
@@ -190,7 +190,7 @@ impl VcpuModel {
         }
     }
 
-    /// What the engine does for the counters, but for cycles.
+    /// What the engine must count and report for the performance counters. Cycles are not included.
     pub fn counting(&self) -> EngineCounting {
         let mut counting = self.msrs.engine_counting();
         if let Some(due) = &mut counting.record {
@@ -203,12 +203,12 @@ impl VcpuModel {
         counting
     }
 
-    /// What has happened so far, for an engine that tells it.
+    /// The event totals, for an engine to update.
     pub fn pmu_totals(&mut self) -> &mut PmuTotals {
         &mut self.pmu_totals
     }
 
-    /// Moves the performance counters up to now, and requests the interrupt that follows.
+    /// Updates the performance counters, and requests a PMI if one has overflowed.
     pub fn count(&mut self) {
         let totals = self.pmu_totals.up_to(self.board.time.clock.now());
         if self.msrs.sync_counters(&totals) {
@@ -216,21 +216,21 @@ impl VcpuModel {
         }
     }
 
-    /// Branch trace store requests a performance-monitoring interrupt.
+    /// Requests the performance-monitoring interrupt of the branch trace store.
     pub fn bts_requests_pmi(&mut self) {
         self.count();
         self.msrs.bts_requests_pmi();
         self.board.buses.irq.request_pmi(self.id);
     }
 
-    /// The PEBS record that was due was stored, or could not be.
+    /// Handles the outcome of storing the PEBS record that was due.
     pub fn pebs_stored(&mut self, outcome: &PebsOutcome) {
         if self.msrs.pebs_record_done(outcome) {
             self.board.buses.irq.request_pmi(self.id);
         }
     }
 
-    /// A transaction begins or ends.
+    /// Counts the beginning or the end of a transaction.
     pub fn transaction(&mut self, event: TransactionEvent, ring: Ring) {
         let counting = !self.msrs.pmu().needs().is_empty();
         if counting {
@@ -243,7 +243,7 @@ impl VcpuModel {
         }
     }
 
-    /// The processor enters system-management mode, or leaves it.
+    /// Enters or leaves system-management mode.
     pub fn smm(&mut self, entered: bool) {
         self.count();
         if entered {
@@ -253,12 +253,12 @@ impl VcpuModel {
         }
     }
 
-    /// The processor halts, if it did not before.
+    /// Marks the vCPU as halted, if it is not yet.
     pub fn halt(&mut self) {
         self.pmu_totals.halt(self.board.time.clock.now());
     }
 
-    /// The processor is not halted any more.
+    /// Marks the vCPU as running.
     pub fn wake(&mut self) {
         if self.pmu_totals.wake(self.board.time.clock.now()) {
             self.count();
@@ -275,7 +275,7 @@ impl VcpuModel {
         self.msrs.rdpmc(index)
     }
 
-    /// Brings up to date what an access to MSR `index` depends on, as its row says.
+    /// Updates the models that an access to MSR `index` depends on, as its row says.
     fn update_before(&mut self, index: u32) {
         match find(index).map_or(UpdateBefore::Nothing, |spec| spec.update) {
             UpdateBefore::Nothing => {}
@@ -284,7 +284,7 @@ impl VcpuModel {
         }
     }
 
-    /// The time, for the models.
+    /// The current time of the machine, for the models.
     pub fn now(&self) -> Now {
         Now {
             ticks: self.board.time.clock.now(),
@@ -348,7 +348,7 @@ impl VcpuModel {
         }
     }
 
-    /// WRMSR of an MSR of the local APIC. Returns what must follow.
+    /// WRMSR of an MSR of the local APIC. Returns the effect to apply.
     ///
     /// # Errors
     ///
@@ -369,7 +369,7 @@ impl VcpuModel {
         Ok(MsrEffect::NONE)
     }
 
-    /// Traces an access to an MSR that no row covers, which raises #GP(0) as on the processor.
+    /// Logs an access to an MSR that no row covers; the guest gets #GP(0).
     fn trace_unclaimed(&self, access: &'static str, index: u32) {
         tracing::debug!(target: "msr", "cpu {} {access} {index:#x}: no such MSR, #GP(0)", self.id);
     }

@@ -27,7 +27,7 @@ pub struct RecordedEvent {
 /// What happened to a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordedKind {
-    /// The vCPU stopped running the guest. The interpreter records kind would be an exit under KVM.
+    /// The vCPU stopped running the guest. In the interpreter: what would be an exit under KVM.
     Exit(ExitKind),
     /// It runs the guest again: the exit was served.
     Enter,
@@ -61,9 +61,9 @@ pub enum ExitKind {
     PortRead(u16),
     /// OUT.
     PortWrite(u16),
-    /// A read where there is no memory.
+    /// A read of an address that is not memory.
     MmioRead(u64),
-    /// A write where there is no memory.
+    /// A write to an address that is not memory.
     MmioWrite(u64),
     /// RDMSR.
     Rdmsr(u32),
@@ -102,7 +102,7 @@ impl From<&KvmExit<'_>> for ExitKind {
 
 #[derive(Debug, Default)]
 struct EventBuffer {
-    kept: Vec<RecordedEvent>,
+    recorded: Vec<RecordedEvent>,
     lost: usize,
 }
 
@@ -126,17 +126,17 @@ impl Recorder {
     pub fn record(&self, cpu: usize, kind: RecordedKind) {
         let at = self.clock.now();
         let mut events = lock(&self.events);
-        if events.kept.len() < EVENTS_MAX {
-            events.kept.push(RecordedEvent { at, cpu, kind });
+        if events.recorded.len() < EVENTS_MAX {
+            events.recorded.push(RecordedEvent { at, cpu, kind });
         } else {
             events.lost += 1;
         }
     }
 
-    /// Takes the events so far, in order, and how many were not kept.
+    /// Takes the events so far, in order, and the number of events that were dropped.
     pub fn take(&self) -> (Vec<RecordedEvent>, usize) {
         let events = std::mem::take(&mut *lock(&self.events));
-        (events.kept, events.lost)
+        (events.recorded, events.lost)
     }
 }
 

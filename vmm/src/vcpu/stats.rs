@@ -84,7 +84,7 @@ pub struct VcpuStats {
 /// The statistics of a whole run; `Display` prints several lines.
 #[derive(Clone, Debug)]
 pub struct RunReport {
-    /// ForcedSwitch processor's figures.
+    /// The statistics of each processor.
     pub vcpus: Vec<VcpuStats>,
     /// Its engine changes. `None`: the machine cannot change engines.
     pub changes: Option<SwitchStats>,

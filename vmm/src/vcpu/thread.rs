@@ -20,7 +20,7 @@ use crate::kvm::vcpu::KvmVcpuFd;
 
 /// A vCPU of a machine, in one engine, with what it needs for the other.
 #[derive(Debug)]
-pub struct Vcpu {
+pub struct MachineVcpu {
     id: usize,
     engine: EngineVcpu,
 }
@@ -33,7 +33,7 @@ enum EngineVcpu {
     Interp(Box<InterpVcpu>, Option<Box<KvmVcpuFd>>),
 }
 
-impl From<KvmVcpu> for Vcpu {
+impl From<KvmVcpu> for MachineVcpu {
     fn from(vcpu: KvmVcpu) -> Self {
         Self {
             id: vcpu.id(),
@@ -42,7 +42,7 @@ impl From<KvmVcpu> for Vcpu {
     }
 }
 
-impl From<InterpVcpu> for Vcpu {
+impl From<InterpVcpu> for MachineVcpu {
     fn from(vcpu: InterpVcpu) -> Self {
         Self {
             id: vcpu.id(),
@@ -51,7 +51,7 @@ impl From<InterpVcpu> for Vcpu {
     }
 }
 
-impl Vcpu {
+impl MachineVcpu {
     /// The vCPU, if it runs in the interpreter.
     pub fn into_interp(self) -> Option<InterpVcpu> {
         match self.engine {

@@ -9,3 +9,4 @@ mod malformed;
 mod reverse;
 mod rig;
 mod sessions;
+mod writes;

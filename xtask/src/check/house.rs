@@ -1,7 +1,8 @@
-//! Import circles, and docs/design.md against the imports and the unsafe code of the tree.
+//! Import circles, and docs/internals/design.md against the imports and the unsafe code of the tree.
 //!
-//! docs/design.md has fenced blocks for programs. One of `house FOLDER` lists what each file or folder
-//! in FOLDER may import; FOLDER is the sources of a crate, such as `vmm/src`, or a folder within:
+//! docs/internals/design.md has fenced blocks for programs. One of `house FOLDER` lists what each
+//! file or folder in FOLDER may import; FOLDER is the sources of a crate, such as `vmm/src`, or a
+//! folder within:
 //!
 //! ````text
 //! ```house vmm/src
@@ -28,7 +29,7 @@ use super::graph::{Graph, circles};
 use super::source::{SourceFile, is_test_file, sources};
 use crate::process::root;
 
-const DESIGN: &str = "docs/design.md";
+const DESIGN: &str = "docs/internals/design.md";
 /// The largest circle of files.
 const CIRCLE: usize = 4;
 /// The crate whose folders form no circle.
@@ -36,7 +37,7 @@ const MONITOR: &str = "vmm/src";
 
 type Units = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Fails when imports form a circle, or differ from docs/design.md.
+/// Fails when imports form a circle, or differ from docs/internals/design.md.
 pub fn run() -> Result<()> {
     let sources = sources()?;
     let graphs = graphs(&sources);
@@ -157,7 +158,7 @@ fn folder_circles(units: &Units) -> Vec<String> {
     findings
 }
 
-/// A fenced block of docs/design.md.
+/// A fenced block of docs/internals/design.md.
 struct PageBlock {
     /// What follows the block's kind.
     argument: String,
@@ -363,8 +364,8 @@ mod tests {
         assert_eq!(
             findings("```house a/src\nx ->\ny -> x\n```\n"),
             [
-                "docs/design.md:2: x may not import y, but a/src/x.rs imports Y of y.rs",
-                "docs/design.md:3: y does not import x"
+                "docs/internals/design.md:2: x may not import y, but a/src/x.rs imports Y of y.rs",
+                "docs/internals/design.md:3: y does not import x"
             ]
         );
     }
@@ -374,8 +375,8 @@ mod tests {
         assert_eq!(
             findings("text\n```house a/src\nx -> y\nz ->\n```\n"),
             [
-                "docs/design.md:2: a/src/y is not listed",
-                "docs/design.md:4: there is no a/src/z"
+                "docs/internals/design.md:2: a/src/y is not listed",
+                "docs/internals/design.md:4: there is no a/src/z"
             ]
         );
     }
@@ -386,8 +387,8 @@ mod tests {
         assert_eq!(
             found,
             [
-                "a/src/y.rs: contains unsafe code, and docs/design.md does not list it",
-                "docs/design.md:2: a/src/x.rs contains no unsafe code"
+                "a/src/y.rs: contains unsafe code, and docs/internals/design.md does not list it",
+                "docs/internals/design.md:2: a/src/x.rs contains no unsafe code"
             ]
         );
         assert!(compare_unsafe("```unsafe\na/src/ : why\n```\n", &sample()).is_empty());

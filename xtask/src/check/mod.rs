@@ -1,5 +1,6 @@
-//! Checks of the tree: names, imports, unsafe code, sizes, rules and commits.
+//! Checks of the tree: documentation, names, imports, unsafe code, sizes, rules and commits.
 
+pub mod book;
 pub mod commits;
 mod graph;
 pub mod house;

@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use xshell::cmd;
 
+use super::book::is_heading;
 use super::conclude;
 use crate::process::{root, shell};
+
+/// The page that settles doubtful rules.
+const DECISIONS: &str = "docs/reports/spec-decisions.md";
 
 /// A rule of spec/rules.tsv.
 struct Rule {
@@ -16,14 +19,12 @@ struct Rule {
     line: usize,
 }
 
-/// Fails when a rule lacks its text or its line in the list, when a cited rule does not exist, or when
-/// a link of spec/ leads nowhere.
+/// Fails when a rule lacks its text or its line in the list, or when a cited rule does not exist.
 pub fn run() -> Result<()> {
     let rules = read_rules(&fs::read_to_string(root().join("spec/rules.tsv"))?)?;
     let pages = read_pages()?;
     let mut findings = compare(&rules, &pages);
     findings.extend(unknown_citations(&rules)?);
-    findings.extend(broken_links(&pages)?);
     findings.extend(unlinked_decisions(&rules, &pages)?);
     conclude("spec", &findings)
 }
@@ -83,11 +84,6 @@ fn sections(page: &str) -> Vec<(String, usize, String)> {
         }
     }
     found
-}
-
-/// Whether a line is a heading; one that begins with `#PF` is none.
-fn is_heading(line: &str) -> bool {
-    line.starts_with('#') && line.trim_start_matches('#').starts_with(' ')
 }
 
 /// Whether a text has the form of an identifier: `TF-09`.
@@ -178,77 +174,13 @@ fn unknown_citations(rules: &BTreeMap<String, Rule>) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// The anchors of a page's headings.
-fn anchors(page: &str) -> BTreeSet<String> {
-    let headings = page.lines().filter(|line| is_heading(line));
-    headings
-        .map(|line| anchor(line.trim_start_matches('#').trim()))
-        .collect()
-}
-
-/// The anchor of a heading, as GitHub and mdBook make it.
-fn anchor(heading: &str) -> String {
-    let allowed = heading
-        .chars()
-        .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
-    allowed
-        .map(|c| {
-            if c == ' ' {
-                '-'
-            } else {
-                c.to_ascii_lowercase()
-            }
-        })
-        .collect()
-}
-
-/// The targets of the links in a line.
-fn links(line: &str) -> impl Iterator<Item = &str> {
-    line.split("](")
-        .skip(1)
-        .filter_map(|rest| rest.split(')').next())
-}
-
-/// The links of spec/ that lead to no file or no heading.
-fn broken_links(pages: &BTreeMap<String, String>) -> Result<Vec<String>> {
-    let mut findings = Vec::new();
-    for (page, text) in pages {
-        for (number, line) in text.lines().enumerate() {
-            for link in links(line) {
-                let (file, heading) = link.split_once('#').unwrap_or((link, ""));
-                let target = match file {
-                    "" => Some(text.clone()),
-                    _ => read_target(&root().join("spec").join(file))?,
-                };
-                let found = target
-                    .is_some_and(|target| heading.is_empty() || anchors(&target).contains(heading));
-                if !found {
-                    findings.push(format!(
-                        "spec/{page}:{}: the link {link} leads nowhere",
-                        number + 1
-                    ));
-                }
-            }
-        }
-    }
-    Ok(findings)
-}
-
-fn read_target(path: &Path) -> Result<Option<String>> {
-    if !path.is_file() {
-        return Ok(None);
-    }
-    let bytes = fs::read(path)?;
-    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
-}
-
-/// Rules that docs/spec-decisions.md settles, and whose text does not link to it.
+/// Rules that [`DECISIONS`] settles, and whose text does not link to it.
 fn unlinked_decisions(
     rules: &BTreeMap<String, Rule>,
     pages: &BTreeMap<String, String>,
 ) -> Result<Vec<String>> {
     let prefixes: BTreeSet<&str> = rules.keys().map(|name| &name[..name.len() - 3]).collect();
-    let page = fs::read_to_string(root().join("docs/spec-decisions.md"))?;
+    let page = fs::read_to_string(root().join(DECISIONS))?;
     let mut settled = BTreeSet::new();
     for line in page.lines().filter(|line| line.starts_with("| ")) {
         let first = line.split('|').nth(1).unwrap_or_default();
@@ -259,7 +191,7 @@ fn unlinked_decisions(
         for (name, line, text) in sections(text) {
             if settled.contains(&name) && !text.contains("spec-decisions.md") {
                 findings.push(format!(
-                    "spec/{page}:{line}: {name} does not link to its decision in docs/spec-decisions.md"
+                    "spec/{page}:{line}: {name} does not link to its decision in {DECISIONS}"
                 ));
             }
         }
@@ -316,11 +248,5 @@ mod tests {
         let prefixes = BTreeSet::from(["TF", "D6"]);
         let text = "TF-01, (D6-02) XX-01 TF-001 TF-1 UTF-16 \"TF-03\"";
         assert_eq!(citations(text, &prefixes), ["TF-01", "D6-02", "TF-03"]);
-    }
-
-    #[test]
-    fn anchor_drops_punctuation() {
-        assert_eq!(anchor("QEMU 7.2, TCG"), "qemu-72-tcg");
-        assert_eq!(anchor("3. CPUID"), "3-cpuid");
     }
 }

@@ -1,4 +1,4 @@
-//! The labs: hindsight on an upstream KVM that this machine does not have. See docs/labs.md.
+//! The labs: hindsight on an upstream KVM that this machine does not have. See docs/internals/labs.md.
 //!
 //! A lab is Debian's cloud kernel in an emulator: `kvm_amd` in QEMU's emulated SVM, or `kvm_intel` in
 //! Bochs' emulated VMX. Its init, ci/guest/lab-init, runs a script of steps and sends /out back over

@@ -14,8 +14,8 @@ use crate::process::{existing_file, root, say};
 
 /// The payloads that run under KVM in both labs.
 ///
-/// Those that arm breakpoints crash the emulator of the amd lab (docs/labs.md), and those of facilities
-/// that no KVM has run in the interpreter, which requires no lab.
+/// Those that arm breakpoints crash the emulator of the amd lab (docs/internals/labs.md), and those of
+/// facilities that no KVM has run in the interpreter, which requires no lab.
 const PAYLOADS: &[&str] = &[
     "apic/",
     "apic_timer/",

@@ -21,7 +21,7 @@ costs only its own rows: a line at the end says how to get it.
 
 Exit status 2 for wrong usage, 1 when hindsight itself could not be built or measured, else 0:
 neither a missed aim nor a missing peer nor a row that is slower than the baseline is a failure.
-docs/performance.md explains the numbers.
+docs/reports/performance.md explains the numbers.
 """
 
 from __future__ import annotations

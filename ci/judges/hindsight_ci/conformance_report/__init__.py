@@ -1,1 +1,1 @@
-"""Makes docs/conformance.json and docs/conformance.md from the reports of `hindsight test`."""
+"""Makes conformance.json and conformance.md in docs/reports from the reports of `hindsight test`."""

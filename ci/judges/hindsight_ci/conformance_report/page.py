@@ -1,4 +1,4 @@
-"""Writes docs/conformance.md."""
+"""Writes docs/reports/conformance.md."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hindsight_ci.conformance_report.rules import Rule, RuleSet
 INTRO = """# Conformance
 
 Which rules of the virtual processor hold where. `ci/conformance` makes this page and
-[conformance.json](conformance.json) from runs of the payloads ([testing.md](testing.md)); nothing here is
-written by hand. The identifier of a rule links to its text in [spec/](../spec/README.md).
+[conformance.json](conformance.json) from runs of the payloads
+([testing.md](../internals/testing.md)); nothing here is written by hand. The identifier of a rule links to its text in [spec/](../spec/README.md).
 
 *interpreter* and *native* are the two engines (`--engine interp` and `--engine kvm`); `amd` and
-`intel` are the [labs](labs.md), `pvm` is the machine on which the project is developed.
+`intel` are the [labs](../internals/labs.md), `pvm` is the machine on which the project is developed.
 
 | cell | meaning |
 | --- | --- |

@@ -20,7 +20,7 @@ MACHINES = ["pvm", "host", "amd", "intel"]
 
 @dataclass
 class Store:
-    """The results that docs/conformance.json keeps."""
+    """The results that docs/reports/conformance.json keeps."""
 
     # The rules that each case names.
     cases: dict[str, list[str]] = field(default_factory=dict)
@@ -157,7 +157,7 @@ def judge_rule(run: Mapping[str, str], cases: list[str], rule: Rule) -> Verdict:
 
 
 def load_store(path: pathlib.Path) -> Store:
-    """Reads docs/conformance.json, or returns an empty store if there is none."""
+    """Reads docs/reports/conformance.json, or returns an empty store if there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -165,12 +165,12 @@ def load_store(path: pathlib.Path) -> Store:
     return Store(found["cases"], found["runs"])
 
 
-# How deep the parts of docs/conformance.json are broken into lines.
+# How deep the parts of docs/reports/conformance.json are broken into lines.
 DEPTHS = {"rules": 1, "cases": 1, "runs": 3}
 
 
 def json_text(store: Store, rules: Mapping[str, Rule]) -> str:
-    """The text of docs/conformance.json: one line for each rule and case."""
+    """The text of docs/reports/conformance.json: one line for each rule and case."""
     verdicts = judge_rules(store, rules)
     summary = {
         name: {

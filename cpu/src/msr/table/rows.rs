@@ -7,10 +7,11 @@ use hindsight_regs::pmu::{COUNTER_MASK, EventSelect, FIXED_COUNTERS, GP_COUNTERS
 use hindsight_regs::rdt;
 
 use super::{
-    KvmRole, MsrConfig, MsrSpec, NativeState, Owner, Presence, ResetValue, UpdateBefore,
-    WritePolicy, X2APIC_MSRS,
+    KvmRole, KvmStateCall, MsrSpec, Owner, Presence, ResetValue, UpdateBefore, WritePolicy,
+    X2APIC_MSRS,
 };
 use crate::facility::{DEBUGCTL_BITS, Facilities};
+use crate::msr::config::MsrConfig;
 use crate::pmu::access as pmu;
 use crate::state::{PAT_RESET, ProcessorMsr};
 
@@ -188,13 +189,13 @@ const fn event_select(offset: u32, name: &'static str) -> MsrSpec {
 }
 
 /// A register of the processor state that moves in and out of KVM as an MSR.
-const fn native(index: u32, name: &'static str, msr: ProcessorMsr) -> MsrSpec {
-    MsrSpec::new(index, name, Owner::Processor(msr)).kvm(KvmRole::Native(NativeState::Msr))
+const fn passthrough(index: u32, name: &'static str, msr: ProcessorMsr) -> MsrSpec {
+    MsrSpec::new(index, name, Owner::Processor(msr)).kvm(KvmRole::Passthrough(KvmStateCall::Msr))
 }
 
 /// A register of the processor state that moves in and out of KVM with other registers.
 const fn special(index: u32, name: &'static str, msr: ProcessorMsr) -> MsrSpec {
-    let kvm = KvmRole::Native(NativeState::SpecialRegisters);
+    let kvm = KvmRole::Passthrough(KvmStateCall::SpecialRegisters);
     MsrSpec::new(index, name, Owner::Processor(msr)).kvm(kvm)
 }
 
@@ -227,9 +228,9 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_MTRRCAP, "IA32_MTRRCAP", Constant).reset(MTRRCAP).faults_on_write(),
         M::new(regs::IA32_ARCH_CAPABILITIES, "IA32_ARCH_CAPABILITIES", Constant)
             .reset(ARCH_CAPABILITIES).faults_on_write(),
-        native(regs::IA32_SYSENTER_CS, "IA32_SYSENTER_CS", ProcessorMsr::SysenterCs),
-        native(regs::IA32_SYSENTER_ESP, "IA32_SYSENTER_ESP", ProcessorMsr::SysenterEsp),
-        native(regs::IA32_SYSENTER_EIP, "IA32_SYSENTER_EIP", ProcessorMsr::SysenterEip),
+        passthrough(regs::IA32_SYSENTER_CS, "IA32_SYSENTER_CS", ProcessorMsr::SysenterCs),
+        passthrough(regs::IA32_SYSENTER_ESP, "IA32_SYSENTER_ESP", ProcessorMsr::SysenterEsp),
+        passthrough(regs::IA32_SYSENTER_EIP, "IA32_SYSENTER_EIP", ProcessorMsr::SysenterEip),
         // No machine-check banks.
         M::new(regs::IA32_MCG_CAP, "IA32_MCG_CAP", Constant).faults_on_write(),
         M::new(regs::IA32_MCG_STATUS, "IA32_MCG_STATUS", Stored).writable(MCG_STATUS),
@@ -250,7 +251,7 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_MTRR_FIX64K_00000, "IA32_MTRR_FIX64K_00000", Stored),
         M::new(regs::IA32_MTRR_FIX16K_80000, "IA32_MTRR_FIX16K", Stored).run(2),
         M::new(regs::IA32_MTRR_FIX4K_C0000, "IA32_MTRR_FIX4K", Stored).run(8),
-        native(regs::IA32_PAT, "IA32_PAT", ProcessorMsr::Pat).reset(PAT_RESET),
+        passthrough(regs::IA32_PAT, "IA32_PAT", ProcessorMsr::Pat).reset(PAT_RESET),
         M::new(regs::IA32_MTRR_DEF_TYPE, "IA32_MTRR_DEF_TYPE", Stored).writable(MTRR_DEF_TYPE),
         pmu_register(regs::IA32_FIXED_CTR0, "IA32_FIXED_CTR")
             .run(FIXED_COUNTERS).writable(COUNTER_MASK),
@@ -300,13 +301,13 @@ pub const TABLE: &[MsrSpec] = {
         lbr_register(regs::MSR_LBR_INFO_0, "MSR_LBR_INFO_x")
             .run(LBR_ENTRIES).writable(LbrInfo::all().bits() | CYC_CNT_MAX),
         special(regs::IA32_EFER, "IA32_EFER", ProcessorMsr::Efer),
-        native(regs::IA32_STAR, "IA32_STAR", ProcessorMsr::Star),
-        native(regs::IA32_LSTAR, "IA32_LSTAR", ProcessorMsr::Lstar),
-        native(regs::IA32_CSTAR, "IA32_CSTAR", ProcessorMsr::Cstar),
+        passthrough(regs::IA32_STAR, "IA32_STAR", ProcessorMsr::Star),
+        passthrough(regs::IA32_LSTAR, "IA32_LSTAR", ProcessorMsr::Lstar),
+        passthrough(regs::IA32_CSTAR, "IA32_CSTAR", ProcessorMsr::Cstar),
         M::new(regs::IA32_FMASK, "IA32_FMASK", Stored).writable(LOW_HALF).kvm(Mirrored),
         special(regs::IA32_FS_BASE, "IA32_FS_BASE", ProcessorMsr::FsBase),
         special(regs::IA32_GS_BASE, "IA32_GS_BASE", ProcessorMsr::GsBase),
-        native(regs::IA32_KERNEL_GS_BASE, "IA32_KERNEL_GS_BASE", ProcessorMsr::KernelGsBase),
+        passthrough(regs::IA32_KERNEL_GS_BASE, "IA32_KERNEL_GS_BASE", ProcessorMsr::KernelGsBase),
         M::new(regs::IA32_TSC_AUX, "IA32_TSC_AUX", Tsc)
             .needs(Facilities::RDTSCP).writable(LOW_HALF).kvm(Mirrored),
     ]

@@ -157,20 +157,27 @@ fn rejected_write_faults_even_for_the_current_value() {
 #[test]
 fn ignored_and_read_only_bits_keep_their_values() {
     for (spec, config, mut msrs) in rows().filter(|(spec, config, _)| spec.is_present(config)) {
-        let kept = match spec.writes {
+        let preserved = match spec.writes {
             WritePolicy::Ignored => u64::MAX,
             _ => spec.read_only,
         };
         let RdmsrOutcome::Value(before) = msrs.read(spec.index, NOW) else {
             continue;
         };
-        for written in [kept, 0].map(|bits| bits & !spec.reserved_bits(&config) | bits & kept) {
+        for written in
+            [preserved, 0].map(|bits| bits & !spec.reserved_bits(&config) | bits & preserved)
+        {
             if let WrmsrOutcome::Done(_) = msrs.write(spec.index, written, NOW) {
                 let after = msrs.read(spec.index, NOW);
                 let RdmsrOutcome::Value(after) = after else {
                     panic!("{}: {after:?}", spec.name)
                 };
-                assert_eq!(after & kept, before & kept, "{} {written:#x}", spec.name);
+                assert_eq!(
+                    after & preserved,
+                    before & preserved,
+                    "{} {written:#x}",
+                    spec.name
+                );
             }
         }
     }
@@ -219,23 +226,23 @@ fn mirrored_write_reports_the_new_value_and_others_do_not() {
 #[test]
 fn register_that_kvm_answers_is_part_of_the_processor_state() {
     for spec in TABLE {
-        let native = matches!(spec.kvm, KvmRole::Native(_));
+        let passthrough = matches!(spec.kvm, KvmRole::Passthrough(_));
         let processor = matches!(spec.owner, Owner::Processor(_));
-        assert_eq!(native, processor, "{}", spec.name);
+        assert_eq!(passthrough, processor, "{}", spec.name);
         let updated = spec.update != UpdateBefore::Nothing;
         assert!(!updated || is_ours(spec), "{}", spec.name);
     }
 }
 
 #[test]
-fn native_msrs_are_distinct_fields_of_the_state() {
+fn kvm_state_msrs_are_distinct_fields_of_the_state() {
     let mut state = crate::state::CpuState::reset();
-    for (value, (_, msr)) in (1..).zip(NATIVE_MSRS) {
+    for (value, (_, msr)) in (1..).zip(KVM_STATE_MSRS) {
         *state.msr_mut(msr) = value;
     }
-    let values = NATIVE_MSRS.map(|(_, msr)| state.msr(msr));
+    let values = KVM_STATE_MSRS.map(|(_, msr)| state.msr(msr));
     assert!((1..).zip(values).all(|(expected, value)| value == expected));
-    assert_eq!(NATIVE_MSRS.len(), 8);
+    assert_eq!(KVM_STATE_MSRS.len(), 8);
 }
 
 #[test]

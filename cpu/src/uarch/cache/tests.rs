@@ -9,7 +9,7 @@ const SMALL: CacheGeometry = CacheGeometry { sets: 3, ways: 4 };
 fn load(line: u64) -> LineRequest {
     LineRequest {
         line,
-        kind: AccessKind::Load,
+        kind: CacheAccess::Load,
         rmid: 0,
         ways: u32::MAX,
     }
@@ -22,7 +22,7 @@ struct ReferenceCache(HashMap<u64, Vec<(u64, u16, bool)>>);
 impl ReferenceCache {
     fn access(&mut self, r: &LineRequest) -> CacheOutcome {
         let set = self.0.entry(r.line % u64::from(SMALL.sets)).or_default();
-        let write = r.kind == AccessKind::Store;
+        let write = r.kind == CacheAccess::Store;
         if let Some(at) = set.iter().position(|e| e.0 == r.line) {
             let (line, rmid, dirty) = set.remove(at);
             set.insert(0, (line, rmid, dirty | write));
@@ -42,9 +42,9 @@ impl ReferenceCache {
 
 fn request() -> impl Strategy<Value = LineRequest> {
     let kind = prop_oneof![
-        Just(AccessKind::Code),
-        Just(AccessKind::Load),
-        Just(AccessKind::Store)
+        Just(CacheAccess::Code),
+        Just(CacheAccess::Load),
+        Just(CacheAccess::Store)
     ];
     (0_u64..40, kind, 0_u16..5).prop_map(|(line, kind, rmid)| LineRequest {
         line,
@@ -149,7 +149,7 @@ fn dirty_lines_are_flagged_when_they_leave() {
     let mut cache = CacheModel::new(SMALL);
     assert!(cache.is_cold() && !cache.write_back(1));
     cache.access(&LineRequest {
-        kind: AccessKind::Store,
+        kind: CacheAccess::Store,
         rmid: 3,
         ..load(1)
     });

@@ -55,7 +55,7 @@ fn events(totals: &mut EventTotals, ring: Ring) -> AccessEvents<'_> {
     }
 }
 
-fn access(gpa: u64, len: u32, kind: AccessKind) -> MemoryAccess {
+fn access(gpa: u64, len: u32, kind: CacheAccess) -> MemoryAccess {
     MemoryAccess {
         linear: gpa + UP,
         gpa,
@@ -68,7 +68,7 @@ fn access(gpa: u64, len: u32, kind: AccessKind) -> MemoryAccess {
 #[test]
 fn load_counts_the_level_that_serves_it() {
     let mut rig = Rig::new();
-    let load = [access(0x1000, 8, AccessKind::Load)];
+    let load = [access(0x1000, 8, CacheAccess::Load)];
     assert_eq!(rig.instruction(&load, false), 1);
     rig.assert_events(&[
         (EventKind::Load, 1),
@@ -94,7 +94,7 @@ fn load_counts_the_level_that_serves_it() {
     assert_eq!(rig.core.data(SampledAccess::Load), expected);
     // Eight more lines in its set of the L1.
     for n in 1..=8 {
-        rig.instruction(&[access(0x1000 + n * 0x1000, 8, AccessKind::Load)], false);
+        rig.instruction(&[access(0x1000 + n * 0x1000, 8, CacheAccess::Load)], false);
     }
     rig.totals = EventTotals::default();
     rig.instruction(&load, false);
@@ -104,18 +104,18 @@ fn load_counts_the_level_that_serves_it() {
 #[test]
 fn code_fetch_counts_l3_events_only() {
     let mut rig = Rig::new();
-    rig.instruction(&[access(0x1000, 1, AccessKind::Code)], false);
+    rig.instruction(&[access(0x1000, 1, CacheAccess::Code)], false);
     rig.assert_events(&[(EventKind::LlcReference, 1), (EventKind::LlcMiss, 1)]);
 }
 
 #[test]
 fn furthest_of_several_loads_counts() {
     let mut rig = Rig::new();
-    rig.instruction(&[access(0x1000, 8, AccessKind::Load)], false);
+    rig.instruction(&[access(0x1000, 8, CacheAccess::Load)], false);
     rig.totals = EventTotals::default();
     let two = [
-        access(0x1000, 8, AccessKind::Load),
-        access(0x2000, 8, AccessKind::Load),
+        access(0x1000, 8, CacheAccess::Load),
+        access(0x2000, 8, CacheAccess::Load),
     ];
     rig.instruction(&two, false);
     assert_eq!(rig.core.data(SampledAccess::Load).address, UP + 0x2000);
@@ -128,8 +128,8 @@ fn furthest_of_several_loads_counts() {
 fn split_and_locked_accesses_are_counted() {
     let mut rig = Rig::new();
     let both = [
-        access(0x103c, 8, AccessKind::Load),
-        access(0x103c, 8, AccessKind::Store),
+        access(0x103c, 8, CacheAccess::Load),
+        access(0x103c, 8, CacheAccess::Store),
     ];
     assert_eq!(rig.instruction(&both, true), 2, "two lines were referenced");
     for kind in [
@@ -150,7 +150,7 @@ fn split_and_locked_accesses_are_counted() {
 #[test]
 fn pebs_data_without_caches_has_an_address_and_no_source() {
     let mut rig = Rig::new();
-    let accesses = [access(0x1000, 8, AccessKind::Store)];
+    let accesses = [access(0x1000, 8, CacheAccess::Store)];
     let instruction = InstructionAccesses {
         accesses: &accesses,
         locked: false,
@@ -173,11 +173,11 @@ fn device_access_is_not_cached_and_unretired_load_is_not_counted() {
     let mut rig = Rig::new();
     let device = [MemoryAccess {
         cached: false,
-        ..access(0xfee0_0000, 4, AccessKind::Load)
+        ..access(0xfee0_0000, 4, CacheAccess::Load)
     }];
     rig.instruction(&device, false);
     rig.assert_events(&[(EventKind::Load, 1)]);
-    let accesses = [access(0x1000, 8, AccessKind::Load)];
+    let accesses = [access(0x1000, 8, CacheAccess::Load)];
     let instruction = InstructionAccesses {
         accesses: &accesses,
         locked: false,
@@ -201,7 +201,7 @@ fn lines_are_charged_to_the_requester() {
     };
     for n in 0..3 {
         // All in one set of the L3.
-        let accesses = [access(n * 36864 * 64, 8, AccessKind::Load)];
+        let accesses = [access(n * 36864 * 64, 8, CacheAccess::Load)];
         let instruction = InstructionAccesses {
             accesses: &accesses,
             locked: false,
@@ -217,7 +217,7 @@ fn lines_are_charged_to_the_requester() {
 #[test]
 fn flushed_line_is_loaded_from_memory() {
     let mut rig = Rig::new();
-    let load = [access(0x1008, 8, AccessKind::Load)];
+    let load = [access(0x1008, 8, CacheAccess::Load)];
     rig.instruction(&load, false);
     rig.core.flush(&mut rig.l3, 0x1030);
     rig.instruction(&load, false);
@@ -238,7 +238,7 @@ fn restored_state_equals_the_saved_one() {
     }; 40];
     rig.core.resolve(&mut branches);
     assert!(branches[0].mispredicted && !branches[39].mispredicted);
-    rig.instruction(&[access(0x1000, 8, AccessKind::Load)], false);
+    rig.instruction(&[access(0x1000, 8, CacheAccess::Load)], false);
     let mut other = CoreUarch::default();
     assert_eq!(other.restore(&rig.core.save()), Ok(()));
     assert_eq!(other.save(), rig.core.save());
@@ -257,7 +257,7 @@ fn delay_grows_with_its_value_for_requests_beyond_the_core() {
         rig.requester.delay = delay;
         // From memory, and then from the L1.
         for expected in [240 * u64::from(delay) / u64::from(100 - delay), 0] {
-            rig.instruction(&[access(0x1000, 8, AccessKind::Load)], false);
+            rig.instruction(&[access(0x1000, 8, CacheAccess::Load)], false);
             assert_eq!(rig.core.take_delay_cycles(), expected, "{delay}");
             assert_eq!(rig.core.take_delay_cycles(), 0, "returned once");
             cycles.extend((expected != 0).then_some(expected));
@@ -275,7 +275,7 @@ fn l3_hit_is_delayed_less_than_an_l3_miss() {
     // More lines than the L2 holds, all in the L3.
     let pass = |rig: &mut Rig| {
         for line in 0..20_000 {
-            rig.instruction(&[access(line * 64, 8, AccessKind::Load)], false);
+            rig.instruction(&[access(line * 64, 8, CacheAccess::Load)], false);
         }
         rig.core.take_delay_cycles()
     };

@@ -121,14 +121,14 @@ static PICTURE: Shared<Picture> = Shared(UnsafeCell::new(Picture {
     sums: [0; WIDTH * HEIGHT],
 }));
 
-fn log(kind: u64, what: [u64; 5]) {
+fn log(kind: u64, values: [u64; 5]) {
     let log = LOG.get();
-    if let Some(place) = usize::try_from(log.count)
+    if let Some(record) = usize::try_from(log.count)
         .ok()
         .and_then(|at| log.records.get_mut(at))
     {
-        let [a, b, c, d, e] = what;
-        *place = [kind, rdtsc(), a, b, c, d, e, 0];
+        let [a, b, c, d, e] = values;
+        *record = [kind, rdtsc(), a, b, c, d, e, 0];
     }
     log.count += 1;
 }

@@ -80,7 +80,7 @@ fn run_with(
 }
 
 /// The EIP of a label in a mode.
-fn place(blob: &Blob, mode: LegacyMode, label: BlobLabel) -> u32 {
+fn eip_of(blob: &Blob, mode: LegacyMode, label: BlobLabel) -> u32 {
     match mode {
         LegacyMode::Protected32(_) => blob.linear(label),
         _ => blob.offset(label),
@@ -160,7 +160,7 @@ case! {
     fn body(_ctx) {
         for (mode, blob, [start, _, next, _]) in writers() {
             let m = run(&blob, mode, start, || arm(0, u64::from(DATA), Condition::Write, Length::Eight));
-            check_one(m, place(&blob, mode, next), B0);
+            check_one(m, eip_of(&blob, mode, next), B0);
             let saved = m.events().first().map_or(0, |e| e.eflags);
             check_eq!(saved & (RF | TF), 0, "RF and TF in the image");
             check_eq!(saved & VM != 0, mode == LegacyMode::Virtual8086, "VM in the image");
@@ -178,7 +178,7 @@ case! {
                 continue; // the stubs of real mode return by a 16-bit IRET: see the next case
             }
             let m = run(&blob, mode, start, || arm(1, u64::from(blob.linear(insn)), Condition::Execute, Length::One));
-            check_one(m, place(&blob, mode, insn), B1);
+            check_one(m, eip_of(&blob, mode, insn), B1);
         }
     }
 }
@@ -206,7 +206,7 @@ case! {
             let m = run_with(&blob, mode, start, TF, 0, |m| m.actions[1] = action::RESUME);
             check_eq!(m.events().len(), 4, "three steps and the end");
             for (event, label) in m.events().iter().zip([insn, next, end]) {
-                check_eq!(debugged(Some(event)), ((1, place(&blob, mode, label)), BS), "a step");
+                check_eq!(debugged(Some(event)), ((1, eip_of(&blob, mode, label)), BS), "a step");
             }
         }
     }

@@ -174,11 +174,11 @@ case! {
     name: "global_pages", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "a load of CR3 forgets other pages; INVLPG and a change of CR4.PGE forget global ones too",
     fn body(_ctx) {
-        let place = 0x30_0000_0000;
+        let address = 0x30_0000_0000;
         let (first, second) = (mark(&FIRST, 1), mark(&SECOND, 2));
         let cr4 = insn::read_cr4();
         insn::write_cr4(cr4 | PGE);
-        let entry = tables::entry(place);
+        let entry = tables::entry(address);
         // SAFETY: the entry of an address that nothing else uses.
         let set = |frame: u64, flags: u64| unsafe { entry.write_volatile(frame | P | RW | US | A | D | flags) };
         let reload: [(u64, fn(u64)); 4] = [
@@ -192,15 +192,15 @@ case! {
         ];
         for (flags, forget) in reload {
             set(first, flags);
-            insn::invlpg(place);
-            check_eq!(access::load(place), 1, "the first page");
+            insn::invlpg(address);
+            check_eq!(access::load(address), 1, "the first page");
             set(second, flags);
-            forget(place);
-            check_eq!(access::load(place), 2, "the second page");
+            forget(address);
+            check_eq!(access::load(address), 2, "the second page");
         }
         // SAFETY: as above.
         unsafe { entry.write_volatile(0) };
-        insn::invlpg(place);
+        insn::invlpg(address);
         insn::write_cr4(cr4);
     }
 }
@@ -209,15 +209,15 @@ case! {
     name: "large_page_invalidation", cpl: [0], rules: [], needs: ["exceptions", "intn-cpl0"],
     about: "INVLPG of any address of a 2 MiB page forgets the whole page",
     fn body(_ctx) {
-        let place = 0x31_0000_0000;
-        tables::entry(place);
+        let address = 0x31_0000_0000;
+        tables::entry(address);
         // The directory entry is found from the table's: both tables are new.
         let cr3 = insn::read_cr3() & tables::ADDRESS;
         // SAFETY: tables are mapped one to one.
         let directory = unsafe {
-            let pdpt = *((cr3 + 8 * (place >> 39 & 511)) as *const u64) & tables::ADDRESS;
-            let pd = *((pdpt + 8 * (place >> 30 & 511)) as *const u64) & tables::ADDRESS;
-            (pd + 8 * (place >> 21 & 511)) as *mut u64
+            let pdpt = *((cr3 + 8 * (address >> 39 & 511)) as *const u64) & tables::ADDRESS;
+            let pd = *((pdpt + 8 * (address >> 30 & 511)) as *const u64) & tables::ADDRESS;
+            (pd + 8 * (address >> 21 & 511)) as *mut u64
         };
         let (first, second) = (0x40_0000_u64, 0x60_0000_u64);
         access::store(first + 0x5000, 1);
@@ -227,12 +227,12 @@ case! {
         // SAFETY: as above.
         let set = |v: u64| unsafe { directory.write_volatile(v) };
         set(first | 0x87);
-        insn::invlpg(place);
-        check_eq!(access::load(place + 0x5000), 1, "the first page");
+        insn::invlpg(address);
+        check_eq!(access::load(address + 0x5000), 1, "the first page");
         set(second | 0x87);
-        insn::invlpg(place + 0x1f_0000);
-        check_eq!(access::load(place + 0x5000), 2, "the second page");
+        insn::invlpg(address + 0x1f_0000);
+        check_eq!(access::load(address + 0x5000), 2, "the second page");
         set(old);
-        insn::invlpg(place);
+        insn::invlpg(address);
     }
 }

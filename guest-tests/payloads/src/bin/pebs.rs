@@ -74,8 +74,8 @@ case! {
         arm(1, 0xc0, 1, ON, 20);
         let first = nops(2);
         require_eq!(ds.count(), 1, "records");
-        let place = ds.record(0, record::EVENTING_RIP) - first;
-        check!(place == 18 || place == 19, "the twentieth instruction, or the one after it");
+        let offset = ds.record(0, record::EVENTING_RIP) - first;
+        check!(offset == 18 || offset == 19, "the twentieth instruction, or the one after it");
         check_eq!(ds.record(0, record::RIP) - ds.record(0, record::EVENTING_RIP), 1, "the next one");
         check_eq!(ds.record(0, record::COUNTERS), 2, "applicable counters");
         done();
@@ -211,8 +211,8 @@ case! {
         // A record each ten of 67 events.
         require_eq!(ds.count(), 6, "records");
         for n in 0..6 {
-            let place = ds.record(n, record::EVENTING_RIP) - first;
-            check_eq!(place, 10 * n as u64 + 8, "every tenth instruction");
+            let offset = ds.record(n, record::EVENTING_RIP) - first;
+            check_eq!(offset, 10 * n as u64 + 8, "every tenth instruction");
             let before = if n == 0 { 0 } else { ds.record(n - 1, record::TSC) };
             check!(before <= ds.record(n, record::TSC), "the time");
         }
@@ -284,7 +284,7 @@ case! {
         let old = [0, 4096].map(|at| (ds.address() + at, paging::change(ds.address() + at, 0, paging::US)));
         arm(0, 0xc4, 1, pmu::USR, 100);
         pmu::start(1);
-        let mut place = 0;
+        let mut offset = 0;
         let fault = ctx.run(|| {
             let at: u64;
             // SAFETY: registers only.
@@ -292,7 +292,7 @@ case! {
                 asm!("mov {n:e}, 1000", "2: sub {n:e}, 1", "3: jnz 2b", "lea {at}, [rip + 3b]",
                     n = out(reg) _, at = out(reg) at, options(nomem, nostack));
             }
-            place = at;
+            offset = at;
         });
         pmu::stop();
         for (at, entry) in old {
@@ -301,7 +301,7 @@ case! {
         check!(fault.is_none(), "no exception");
         require!(ds.count() >= 9, "records");
         for n in 1..9 {
-            check_eq!(ds.record(n, record::EVENTING_RIP), place, "the JNZ of CPL 3");
+            check_eq!(ds.record(n, record::EVENTING_RIP), offset, "the JNZ of CPL 3");
         }
         done();
     }
@@ -459,7 +459,7 @@ case! {
     fn body(ctx) {
         need_pebs!(ctx);
         let mut word = 5_u64;
-        for (umask, place) in [(0x81, 0), (0x82, 3)] {
+        for (umask, offset) in [(0x81, 0), (0x82, 3)] {
             let ds = PebsArea::new(4, 4, [after(1000); 4]);
             arm(0, 0xd0, umask, ON, 2);
             let first: u64;
@@ -467,7 +467,7 @@ case! {
                 "lea r8, [rip + 2b]"; inout("r9") &raw mut word => _, out("r8") first);
             require_eq!(ds.count(), 1, "records");
             // Each of the two is three bytes long; the third one of its kind is recorded.
-            check_eq!(ds.record(0, record::EVENTING_RIP), first + 2 * 6 + place, "the third one");
+            check_eq!(ds.record(0, record::EVENTING_RIP), first + 2 * 6 + offset, "the third one");
             pmu::reset();
         }
         done();

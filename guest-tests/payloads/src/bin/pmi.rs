@@ -74,11 +74,11 @@ case! {
                 apic::write(ApicRegister::LVT_PMC, if nmi { pmu::LVT_NMI } else { VECTOR.into() });
                 let taken = pmu::pmi_state().taken;
                 let first = nops();
-                let seen = pmu::pmi_state();
-                check_eq!(seen.taken, taken + 1, "count of interrupts");
+                let state = pmu::pmi_state();
+                check_eq!(state.taken, taken + 1, "count of interrupts");
                 // The WRMSR is the first event.
-                check_eq!(seen.rip - first, events - 1, "instructions after the WRMSR");
-                check_eq!(seen.status & MAX, 1, "status in the handler");
+                check_eq!(state.rip - first, events - 1, "instructions after the WRMSR");
+                check_eq!(state.status & MAX, 1, "status in the handler");
             }
             insn::cli();
             pmu::mask_pmi();
@@ -102,11 +102,11 @@ fn in_a_loop(debugctl: u64) -> ((u64, u64), u64) {
     counted!(1, "mov r9d, 4000", "2: dec r9d", "jnz 2b", "lea r8, [rip + 2b]";
         out("r8") first, out("r9") _);
     insn::cli();
-    let seen = pmu::pmi_state();
+    let state = pmu::pmi_state();
     pmu::mask_pmi();
     pmu::reset();
-    let place = seen.rip.wrapping_sub(first);
-    ((seen.taken - before, place), seen.readings[0])
+    let offset = state.rip.wrapping_sub(first);
+    ((state.taken - before, offset), state.readings[0])
 }
 
 case! {
@@ -157,13 +157,13 @@ case! {
             pmu::unmask_pmi(true);
             pmu::preset(0, before + events);
             let _ = go(ctx);
-            let seen = pmu::pmi_state();
-            check_eq!(seen.taken, 1, "one NMI");
+            let state = pmu::pmi_state();
+            check_eq!(state.taken, 1, "one NMI");
             // SUB and JNZ are five bytes; the last JNZ falls through.
             let expected = if events == 100 { after } else { after - 5 };
-            check_eq!(seen.rip, expected, "after the branch");
-            check_eq!(seen.readings[0], seen.readings[1], "nothing counts at CPL 0");
-            check_eq!(seen.readings[0], 0, "right at the overflow");
+            check_eq!(state.rip, expected, "after the branch");
+            check_eq!(state.readings[0], state.readings[1], "nothing counts at CPL 0");
+            check_eq!(state.readings[0], 0, "right at the overflow");
             pmu::mask_pmi();
         }
         insn::write_cr4(cr4);
@@ -197,10 +197,10 @@ case! {
         msr::write(reg::IA32_FIXED_CTR0, MAX - 19);
         let first: u64;
         counted!(1 << 32, "2: .rept 64", "nop", ".endr", "lea r8, [rip + 2b]"; out("r8") first);
-        let seen = pmu::pmi_state();
-        check_eq!(seen.taken, 1, "count of interrupts");
-        check_eq!(seen.rip - first, 19, "instructions after the WRMSR");
-        check_eq!(seen.status & (MAX | 7 << 32), 1 << 32, "status");
+        let state = pmu::pmi_state();
+        check_eq!(state.taken, 1, "count of interrupts");
+        check_eq!(state.rip - first, 19, "instructions after the WRMSR");
+        check_eq!(state.status & (MAX | 7 << 32), 1 << 32, "status");
         pmu::mask_pmi();
         pmu::reset();
     }
@@ -254,9 +254,9 @@ case! {
             insn::sti();
             pmu::preset(0, 5);
             nops();
-            let seen = pmu::pmi_state();
-            check_eq!(seen.taken, 1, "count of interrupts");
-            check!(seen.lvt & u64::from(LVT_MASKED) != 0, "masked in the handler");
+            let state = pmu::pmi_state();
+            check_eq!(state.taken, 1, "count of interrupts");
+            check!(state.lvt & u64::from(LVT_MASKED) != 0, "masked in the handler");
             pmu::preset(0, 5);
             nops();
             check_eq!(pmu::pmi_state().taken, 1, "none while masked");
@@ -335,9 +335,9 @@ case! {
         msr::write(reg::IA32_FIXED_CTR_CTRL, 0b1011);
         msr::write(reg::IA32_FIXED_CTR0, MAX - 19);
         counted!(0xf | 1 << 32, ".rept 64", "nop", ".endr");
-        let seen = pmu::pmi_state();
-        check_eq!(seen.taken, 1, "count of interrupts");
-        check_eq!(seen.status & (0xf | 7 << 32), 0xf | 1 << 32, "status");
+        let state = pmu::pmi_state();
+        check_eq!(state.taken, 1, "count of interrupts");
+        check_eq!(state.status & (0xf | 7 << 32), 0xf | 1 << 32, "status");
         pmu::mask_pmi();
         pmu::reset();
     }

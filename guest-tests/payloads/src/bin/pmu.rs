@@ -79,7 +79,7 @@ case! {
     needs: [], timeout_ms: 10000, about: "each bit of each register is stored, dropped or refused",
     fn body(ctx) {
         need_pmu!(ctx);
-        for &(first, count, writable, kept) in BITS {
+        for &(first, count, writable, read_back) in BITS {
             for index in first..first + count {
                 for bit in (0..64).map(|n| 1_u64 << n) {
                     let expected = if writable & bit == 0 { Err(GP) } else { Ok(()) };
@@ -88,7 +88,7 @@ case! {
                         hindsight_guest::report::measurement("value", bit);
                     }
                     if expected.is_ok() {
-                        check_eq!(msr::read(index), bit & kept, "what reads back");
+                        check_eq!(msr::read(index), bit & read_back, "what reads back");
                     }
                 }
                 msr::write(index, 0);

@@ -286,13 +286,13 @@ case! {
         clock::wait(20);
         pmu::stop();
         let passed = insn::rdtsc() - before;
-        for (cycles, what) in [
+        for (cycles, label) in [
             (pmu::get(0), "core cycles"),
             (pmu::fixed(1), "fixed counter 1"),
             (pmu::fixed(2), "fixed counter 2"),
         ] {
-            check!(cycles <= passed, what);
-            check!(cycles >= passed / 10 * 9, what);
+            check!(cycles <= passed, label);
+            check!(cycles >= passed / 10 * 9, label);
         }
         let (Some(tsc), Some(crystal)) = (clock::tsc_hz(), clock::crystal_hz()) else {
             skip!(ctx, "CPUID.15H does not say the frequencies");

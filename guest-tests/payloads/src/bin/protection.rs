@@ -194,16 +194,16 @@ case! {
 fn walk(address: u64) -> [*mut u64; 4] {
     let mut table = insn::read_cr3() & ADDRESS;
     [39, 30, 21, 12].map(|shift| {
-        let place = (table + (address >> shift & 511) * 8) as *mut u64;
+        let entry = (table + (address >> shift & 511) * 8) as *mut u64;
         // SAFETY: an entry of a table, which are mapped one to one.
-        table = unsafe { place.read_volatile() } & ADDRESS;
-        place
+        table = unsafe { entry.read_volatile() } & ADDRESS;
+        entry
     })
 }
 
-fn bits(places: [*mut u64; 4]) -> [u64; 4] {
+fn bits(entries: [*mut u64; 4]) -> [u64; 4] {
     // SAFETY: entries of the running page tables. Bit 6 of those that lead to tables is ignored.
-    places.map(|place| unsafe { place.read_volatile() } & (A | D))
+    entries.map(|entry| unsafe { entry.read_volatile() } & (A | D))
 }
 
 case! {
@@ -212,29 +212,29 @@ case! {
     fn body(ctx) {
         let at = PAGE.address();
         let old = paging::map(at, at, P | RW | US);
-        let places = walk(at);
+        let entries = walk(at);
         let clear = || {
-            for place in places {
+            for entry in entries {
                 // SAFETY: entries of the running page tables keep what they map.
-                unsafe { place.write_volatile(place.read_volatile() & !(A | D)) };
+                unsafe { entry.write_volatile(entry.read_volatile() & !(A | D)) };
             }
             insn::write_cr3(insn::read_cr3());
         };
         clear();
         check!(ctx.run(|| { access::load(at); }).is_none(), "a load");
-        check_eq!(bits(places), [A, A, A, A], "after a load");
+        check_eq!(bits(entries), [A, A, A, A], "after a load");
         clear();
         check!(ctx.run(|| access::store(at, 1)).is_none(), "a store");
-        check_eq!(bits(places), [A, A, A, A | D], "after a store");
+        check_eq!(bits(entries), [A, A, A, A | D], "after a store");
         // D set by hand is left alone; without it a store through a filled TLB sets it.
         clear();
         check!(ctx.run(|| { access::load(at); access::store(at, 2); }).is_none(), "a load and a store");
-        check_eq!(bits(places)[3], A | D, "after both");
+        check_eq!(bits(entries)[3], A | D, "after both");
         paging::change(at, 0, RW | D);
         let fault = ctx.run(|| access::store(at, 3));
         let user = if ctx.cpl == 3 { USER } else { 0 };
         check_eq!(code(fault), Some((14, user | WRITE | 1)), "a store to a page that is read-only");
-        check_eq!(bits(places)[3] & D, 0, "after it");
+        check_eq!(bits(entries)[3] & D, 0, "after it");
         paging::restore(at, old);
     }
 }
@@ -245,12 +245,12 @@ case! {
     fn body(_ctx) {
         // Memory that nothing else uses.
         let at = 0x230_0000;
-        let place = walk(at)[2];
+        let entry = walk(at)[2];
         // SAFETY: an entry of the running page tables.
-        let get = || unsafe { place.read_volatile() };
+        let get = || unsafe { entry.read_volatile() };
         require_eq!(get() & PS, PS, "a large page");
         // SAFETY: it keeps what it maps.
-        unsafe { place.write_volatile(get() & !(A | D)) };
+        unsafe { entry.write_volatile(get() & !(A | D)) };
         insn::write_cr3(insn::read_cr3());
         check!(catch(|| { access::load(at); }).is_none(), "a load");
         check_eq!(get() & (A | D), A, "after a load");

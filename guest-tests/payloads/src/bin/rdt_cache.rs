@@ -19,7 +19,7 @@ use hindsight_payloads::pmu;
 payload!("rdt_cache");
 
 /// Memory that nothing else uses, from 32 MiB on: twice 6 MiB at most.
-const PLACE: usize = 32 << 20;
+const STREAM_BASE: usize = 32 << 20;
 const BYTES: usize = 6 << 20;
 /// Units of one way of the L3, and one that is begun.
 const WAY: u64 = 352 / 11 + 1;
@@ -40,12 +40,12 @@ fn read_lines(start: usize, bytes: usize) {
 }
 
 /// A short stream through one of several places.
-fn stream_at(place: usize) {
-    read_lines(PLACE + place * SHORT, SHORT);
+fn stream_at(index: usize) {
+    read_lines(STREAM_BASE + index * SHORT, SHORT);
 }
 
 fn stream() {
-    read_lines(PLACE, BYTES);
+    read_lines(STREAM_BASE, BYTES);
 }
 
 fn monitor(event: u8, rmid: u32) -> u64 {
@@ -130,7 +130,7 @@ case! {
         msr::write(reg::IA32_L3_QOS_MASK_0 + 4, 0x7ff);
         msr::write(reg::IA32_L3_QOS_MASK_0 + 5, 1);
         associate(11, 2);
-        read_lines(PLACE + BYTES, BYTES);
+        read_lines(STREAM_BASE + BYTES, BYTES);
         check!(monitor(event::OCCUPANCY, 11) > 2 * WAY, "the mask for code does not keep data");
         associate(0, 0);
         msr::write(reg::IA32_L3_QOS_MASK_0 + 5, 0x7ff);
@@ -146,9 +146,9 @@ case! {
         check_eq!(insn::cpuid(0xf, 1).eax & 0xff, 0, "the width is 24 bits");
         associate(15, 0);
         let mut before = 0;
-        for place in 0..2 {
+        for index in 0..2 {
             let start = insn::rdtsc();
-            stream_at(place);
+            stream_at(index);
             let ticks = insn::rdtsc() - start;
             let total = monitor(event::TOTAL, 15);
             check!(total < 1 << 24, "the counter is one of 24 bits");
@@ -218,7 +218,7 @@ static READY: AtomicBool = AtomicBool::new(false);
 static GO: AtomicBool = AtomicBool::new(false);
 
 /// Spins, without halting or writing any MSR, until the other processor says so; then streams.
-fn stream_when_told(_index: usize) {
+fn stream_on_request(_index: usize) {
     READY.store(true, Ordering::SeqCst);
     while !GO.load(Ordering::SeqCst) {
         core::hint::spin_loop();
@@ -233,7 +233,7 @@ case! {
     fn body(ctx) {
         need_rdt!(ctx);
         require!(smp::start(2), "the second CPU started");
-        smp::run(1, stream_when_told);
+        smp::run(1, stream_on_request);
         while !READY.load(Ordering::SeqCst) {
             core::hint::spin_loop();
         }
@@ -266,7 +266,7 @@ fn pass(cos: u32) -> u64 {
     associate(0, cos);
     insn::wbinvd();
     let start = insn::rdtsc();
-    read_lines(PLACE, 64 * PASS);
+    read_lines(STREAM_BASE, 64 * PASS);
     let ticks = insn::rdtsc() - start;
     associate(0, 0);
     ticks
@@ -356,11 +356,11 @@ fn misses_beside(resident: u64, streaming: u64) -> u64 {
     msr::write(reg::IA32_L3_QOS_MASK_0 + 1, resident);
     msr::write(reg::IA32_L3_QOS_MASK_0 + 2, streaming);
     insn::wbinvd();
-    let reside = || read_lines(PLACE, 64 * RESIDENT);
+    let reside = || read_lines(STREAM_BASE, 64 * RESIDENT);
     associate(1, 1);
     reside();
     associate(2, 2);
-    read_lines(PLACE + 64 * RESIDENT, 64 * STREAMING);
+    read_lines(STREAM_BASE + 64 * RESIDENT, 64 * STREAMING);
     associate(1, 1);
     pmu::set(0, 0);
     pmu::start(1);

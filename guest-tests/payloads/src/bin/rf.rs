@@ -128,9 +128,9 @@ case! {
 
 static AT: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
-fn note_interrupt(frame: &mut TrapFrame) {
-    for (place, value) in AT.iter().zip([frame.rip, frame.rflags, frame.rcx]) {
-        place.store(value, Ordering::Relaxed);
+fn record_interrupt(frame: &mut TrapFrame) {
+    for (cell, value) in AT.iter().zip([frame.rip, frame.rflags, frame.rcx]) {
+        cell.store(value, Ordering::Relaxed);
     }
     apic::eoi();
 }
@@ -146,7 +146,7 @@ case! {
     about: "an interrupt that the first of three iterations of REP STOSD requests pushes RF=1",
     fn body(_ctx) {
         apic::enable();
-        trap::set_handler(VECTOR, note_interrupt);
+        trap::set_handler(VECTOR, record_interrupt);
         apic::write(ApicRegister::ICR_HIGH, apic::id() << 24);
         // The other two iterations write to the unused rest of the register's 16 bytes.
         call(rep_icr, DEFAULT_BASE + 0x300, u64::from(ICR_ASSERT | u32::from(VECTOR)));
@@ -194,7 +194,7 @@ case! {
         check_eq!(only_rf(log), (1, false), "INT3");
         if ctx.cpl == 0 {
             apic::enable();
-            trap::set_handler(VECTOR, note_interrupt);
+            trap::set_handler(VECTOR, record_interrupt);
             AT[1].store(RF, Ordering::Relaxed);
             apic::send(apic::id(), ICR_ASSERT | u32::from(VECTOR));
             call(wait_interrupt, 0, 0);
@@ -384,13 +384,13 @@ case! {
     about: "after SYSEXIT RF is clear: the breakpoint on its target is met",
     fn body(ctx) {
         /// SYSEXIT sets SS to a selector that our GDT has no stack segment for, so IRET must not reload it.
-        fn note_and_disarm(frame: &mut TrapFrame) {
+        fn record_and_disarm(frame: &mut TrapFrame) {
             AT[0].store(frame.rip, Ordering::Relaxed);
             frame.ss = u64::from(USER_DATA);
             debug::disarm();
         }
         AT[0].store(0, Ordering::Relaxed);
-        trap::set_handler(1, note_and_disarm);
+        trap::set_handler(1, record_and_disarm);
         arm_at(0, sysexit_target);
         with_sysenter(|| { debug::run(ctx, do_sysenter, 0, 0); });
         check_eq!(AT[0].load(Ordering::Relaxed), at(sysexit_target), "saved RIP");

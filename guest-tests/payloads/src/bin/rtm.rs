@@ -166,11 +166,11 @@ case! {
     about: "XABORT takes registers and memory back, and its operand is in EAX",
     fn body(ctx) {
         need_rtm!(ctx);
-        let mut kept = 0_u64;
-        let found = eax(ctx, store_abort, (&raw mut kept) as u64);
+        let mut stored = 0_u64;
+        let found = eax(ctx, store_abort, (&raw mut stored) as u64);
         check_eq!(found, 0x5a00_0000 | EXPLICIT, "EAX");
         // SAFETY: a variable of this frame.
-        check_eq!(unsafe { (&raw const kept).read_volatile() }, address(), "RDI at the fallback address");
+        check_eq!(unsafe { (&raw const stored).read_volatile() }, address(), "RDI at the fallback address");
         check_eq!(written(), 0, "the store");
         check_eq!(eax(ctx, nested_abort, 0), 0x0700_0000 | EXPLICIT | NESTED, "in a nested region");
         check_eq!(written(), 0, "the nested store");
@@ -425,27 +425,27 @@ case! {
         insn::write_dr6(Dr6::RESET);
         enable(true, true);
         // The step that ends at XBEGIN is a plain one: the handler lets it pass.
-        SEEN.store(0, Ordering::Release);
+        HANDLER_DR6.store(0, Ordering::Release);
         trap::set_handler(1, first_in_region);
         let ended = debug::run(ctx, stepped, address(), 0);
         trap::clear_handler(1);
         check!(ended.is_none(), "no other exception");
-        let dr6 = SEEN.load(Ordering::Acquire);
+        let dr6 = HANDLER_DR6.load(Ordering::Acquire);
         check_eq!(dr6 & (DR6_RTM | BS), BS, "DR6");
-        check_eq!(PLACE.load(Ordering::Acquire), at(stepped_begin), "RIP");
+        check_eq!(HANDLER_RIP.load(Ordering::Acquire), at(stepped_begin), "RIP");
         disable();
     }
 }
 
-static SEEN: AtomicU64 = AtomicU64::new(0);
-static PLACE: AtomicU64 = AtomicU64::new(0);
+static HANDLER_DR6: AtomicU64 = AtomicU64::new(0);
+static HANDLER_RIP: AtomicU64 = AtomicU64::new(0);
 
 /// Keeps DR6 of the first #DB about a region, and ends the stepping there.
 fn first_in_region(frame: &mut TrapFrame) {
     let dr6 = insn::read_dr6();
     if dr6 & DR6_RTM == 0 {
-        SEEN.store(dr6, Ordering::Release);
-        PLACE.store(frame.rip, Ordering::Release);
+        HANDLER_DR6.store(dr6, Ordering::Release);
+        HANDLER_RIP.store(frame.rip, Ordering::Release);
         frame.rflags &= !0x100;
     }
     // Rule RTM-08.

@@ -76,11 +76,11 @@ fn selector(ctx: &hindsight_guest::case::Ctx) -> u64 {
 
 /// Puts the stack selector into the watched word, and watches it.
 fn watch_selector(ctx: &hindsight_guest::case::Ctx) -> u64 {
-    let place = PAGE.address() + 16;
+    let address = PAGE.address() + 16;
     // SAFETY: the page is ours.
-    unsafe { (place as *mut u64).write_volatile(selector(ctx)) };
-    arm(0, place, Condition::ReadWrite, Length::Two);
-    place
+    unsafe { (address as *mut u64).write_volatile(selector(ctx)) };
+    arm(0, address, Condition::ReadWrite, Length::Two);
+    address
 }
 
 case! {
@@ -100,8 +100,8 @@ case! {
     needs_cpl0: ["shadow-cpl0"], needs_cpl3: ["iretq-cpl3", "shadow-cpl3"],
     about: "a breakpoint on the operand of MOV SS reports after the next instruction",
     fn body(ctx) {
-        let place = watch_selector(ctx);
-        check_events!(events(ctx, load_ss, 0, place), [(at(load_ss_next), B0)], "one #DB");
+        let address = watch_selector(ctx);
+        check_events!(events(ctx, load_ss, 0, address), [(at(load_ss_next), B0)], "one #DB");
     }
 }
 
@@ -110,9 +110,9 @@ case! {
     needs_cpl0: ["shadow-cpl0"], needs_cpl3: ["iretq-cpl3", "shadow-cpl3"],
     about: "the deferred breakpoint is lost when the next instruction faults",
     fn body(ctx) {
-        let place = watch_selector(ctx);
+        let address = watch_selector(ctx);
         let mut fault = None;
-        let log = logged(DB, || fault = debug::run(ctx, load_ss_ud2, 0, place));
+        let log = logged(DB, || fault = debug::run(ctx, load_ss_ud2, 0, address));
         check_eq!(insn::read_dr6(), Dr6::RESET, "DR6");
         debug::disarm();
         check_events!(log, [], "no #DB");
@@ -128,8 +128,8 @@ case! {
     about: "before INT3 and INT n the deferred breakpoint reports at the entry of their handler",
     fn body(ctx) {
         fn ignore(_frame: &mut TrapFrame) {}
-        let place = watch_selector(ctx);
-        let log = logged(DB | BP, || { debug::run(ctx, load_ss_int3, 0, place); });
+        let address = watch_selector(ctx);
+        let log = logged(DB | BP, || { debug::run(ctx, load_ss_int3, 0, address); });
         debug::disarm();
         check_eq!(log.count(), 2, "#DB and #BP");
         check_eq!(debug::event(log, 0), (vectors::entry(3), B0), "first the #DB at the handler");
@@ -137,8 +137,8 @@ case! {
         check_eq!(log.events().get(1).map(|e| (e.vector, e.rip)), Some((3, at(load_ss_int3_next))), "then the #BP");
 
         trap::set_handler(0x80, ignore);
-        let place = watch_selector(ctx);
-        let log = events(ctx, load_ss_int80, 0, place);
+        let address = watch_selector(ctx);
+        let log = events(ctx, load_ss_int80, 0, address);
         check_events!(log, [(vectors::entry(0x80), B0)], "INT n");
     }
 }
@@ -147,8 +147,8 @@ case! {
     name: "before_int1", cpl: [0, 3], rules: ["SHD-06", "DB-20"], needs: ["guestbp-data", "guestbp-io"],
     about: "the #DB of INT1 reports the deferred breakpoint, and there is no second one",
     fn body(ctx) {
-        let place = watch_selector(ctx);
-        check_events!(events(ctx, load_ss_int1, 0, place), [(at(load_ss_int1_next), B0)], "INT1");
+        let address = watch_selector(ctx);
+        check_events!(events(ctx, load_ss_int1, 0, address), [(at(load_ss_int1_next), B0)], "INT1");
     }
 }
 
@@ -157,9 +157,9 @@ case! {
     needs: ["guestbp-data", "gd", "syscall-cpl3", "iretq-cpl3", "shadow-cpl3"],
     about: "before SYSCALL the deferred breakpoint reports at IA32_LSTAR",
     fn body(ctx) {
-        let place = watch_selector(ctx);
+        let address = watch_selector(ctx);
         let mut log = None;
-        syscall::with(0, || log = Some(events(ctx, load_ss_syscall, 0, place)));
+        syscall::with(0, || log = Some(events(ctx, load_ss_syscall, 0, address)));
         let log = require_some!(log, "a log");
         check_events!(log, [(syscall::entry(), B0)], "one #DB");
         check_eq!(log.events().first().map(|e| e.cpl()), Some(0), "at CPL 0");
@@ -172,11 +172,11 @@ case! {
     needs_cpl3: ["guestbp-exec-cpl3", "iretq-cpl3", "shadow-cpl3"],
     about: "an instruction breakpoint right after MOV SS is suppressed, one instruction later it is not",
     fn body(ctx) {
-        let place = watch_selector(ctx);
+        let address = watch_selector(ctx);
         arm_at(1, load_ss_nop);
-        check_events!(events(ctx, load_ss, 0, place), [], "right after");
+        check_events!(events(ctx, load_ss, 0, address), [], "right after");
         arm_at(1, load_ss_next);
-        check_events!(events(ctx, load_ss, 0, place), [(at(load_ss_next), Dr6::B1.bits())], "one later");
+        check_events!(events(ctx, load_ss, 0, address), [(at(load_ss_next), Dr6::B1.bits())], "one later");
     }
 }
 
@@ -195,10 +195,10 @@ case! {
     needs_cpl3: ["tf-cpl3", "iretq-cpl3", "shadow-cpl3"],
     about: "a step follows LSS at once",
     fn body(ctx) {
-        let place = PAGE.address();
+        let address = PAGE.address();
         // SAFETY: the page is ours.
-        unsafe { (place as *mut u64).write_volatile(selector(ctx) << 32) };
-        check_steps!(events(ctx, step_lss, 0, place), [(at(step_lss_next), BS)], "at once");
+        unsafe { (address as *mut u64).write_volatile(selector(ctx) << 32) };
+        check_steps!(events(ctx, step_lss, 0, address), [(at(step_lss_next), BS)], "at once");
     }
 }
 
@@ -239,7 +239,7 @@ case! {
 
 static INTERRUPTED: AtomicU64 = AtomicU64::new(0);
 
-fn note_rip(frame: &mut TrapFrame) {
+fn record_rip(frame: &mut TrapFrame) {
     INTERRUPTED.store(frame.rip, Ordering::Relaxed);
     apic::eoi();
 }
@@ -249,7 +249,7 @@ case! {
     about: "a pending interrupt is taken after the instruction that follows MOV SS",
     fn body(_ctx) {
         apic::enable();
-        trap::set_handler(VECTOR, note_rip);
+        trap::set_handler(VECTOR, record_rip);
         INTERRUPTED.store(0, Ordering::Relaxed);
         apic::send(apic::id(), ICR_ASSERT | u32::from(VECTOR));
         // The shadow of STI covers MOV SS, and that of MOV SS the NOP.
@@ -262,7 +262,7 @@ case! {
 static NMIS: AtomicU64 = AtomicU64::new(0);
 static IN_SHADOW: AtomicU64 = AtomicU64::new(0);
 
-fn note_nmi(frame: &mut TrapFrame) {
+fn record_nmi(frame: &mut TrapFrame) {
     NMIS.fetch_add(1, Ordering::Relaxed);
     if frame.rip == at(ss_loop_nop) {
         IN_SHADOW.fetch_add(1, Ordering::Relaxed);
@@ -280,7 +280,7 @@ case! {
         require!(smp::start(2), "the second CPU started");
         NMIS.store(0, Ordering::Relaxed);
         IN_SHADOW.store(0, Ordering::Relaxed);
-        trap::set_handler(2, note_nmi);
+        trap::set_handler(2, record_nmi);
         smp::run(1, |_| while NMIS.load(Ordering::Relaxed) < ENOUGH_NMIS {
             apic::send(0, ICR_NMI | ICR_ASSERT);
         });
@@ -309,8 +309,8 @@ case! {
             (load_ss_rdmsr, load_ss_rdmsr_next),
         ];
         for (code, next) in codes {
-            let place = watch_selector(ctx);
-            check_events!(events(ctx, code, 0, place), [(at(next), B0)], "after the instruction");
+            let address = watch_selector(ctx);
+            check_events!(events(ctx, code, 0, address), [(at(next), B0)], "after the instruction");
         }
         let log = events(ctx, step_ss_cpuid, selector(ctx), 0);
         check_steps!(log, [(at(step_ss_cpuid_next), BS)], "single step");

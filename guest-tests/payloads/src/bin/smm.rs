@@ -65,18 +65,18 @@ unsafe extern "C" {
 }
 
 /// A doubleword that the handler keeps, at an offset from SMBASE.
-fn kept(offset: u64) -> u32 {
+fn handler_value(offset: u64) -> u32 {
     // SAFETY: low memory is mapped one to one, and nothing but the handler uses this page.
     unsafe { ((BASE + offset) as *const u32).read_volatile() }
 }
 
 fn put(offset: u64, value: u32) {
-    // SAFETY: as in `kept`.
+    // SAFETY: as in `handler_value`.
     unsafe { ((BASE + offset) as *mut u32).write_volatile(value) }
 }
 
 fn count() -> u32 {
-    kept(0x7000)
+    handler_value(0x7000)
 }
 
 fn install() {
@@ -115,7 +115,7 @@ case! {
         unsafe { asm!("out 0xb2, al", inout("rcx") marker, in("al") 1_u8, options(nostack)) };
         check_eq!(marker, 0x1122_3344_5566_7788, "a register that the handler changed");
         check_eq!(count(), 1, "how often the handler ran");
-        check_eq!(u64::from(kept(0x7004)), 0x400, "DR7 in the handler");
+        check_eq!(u64::from(handler_value(0x7004)), 0x400, "DR7 in the handler");
         check_eq!(insn::read_dr7(), 0x402, "DR7 afterwards");
         insn::write_dr7(0x400);
         let after = (msr::read(reg::MSR_SMI_COUNT), insn::rflags(), insn::read_cr4(), insn::read_cr3());
@@ -146,8 +146,8 @@ case! {
         msr::write(reg::IA32_FIXED_CTR_CTRL, 0);
         check_eq!(count(), 1, "how often the handler ran");
         check!(counted < 100, "the handler's instructions do not count");
-        check_eq!(u64::from(kept(0x7008)), FREEZE, "IA32_DEBUGCTL in the handler");
-        check_eq!(kept(0x700c), 0, "IA32_PERF_GLOBAL_CTRL in the handler");
+        check_eq!(u64::from(handler_value(0x7008)), FREEZE, "IA32_DEBUGCTL in the handler");
+        check_eq!(handler_value(0x700c), 0, "IA32_PERF_GLOBAL_CTRL in the handler");
         check_eq!([debugctl, global], [FREEZE | LBR, 0x1_0000_000f], "what RSM restored");
         for n in 0..32 {
             let from = msr::read(reg::MSR_LASTBRANCH_0_FROM_IP + n);
@@ -186,8 +186,8 @@ case! {
         install();
         smi();
         check_eq!(count(), 1, "the first SMI");
-        check_eq!(kept(0xfef8), 0x3_0000, "SMBASE in the save area");
-        check_eq!(kept(0xfefc) & 1 << 17, 1 << 17, "the revision: the base can be moved");
+        check_eq!(handler_value(0xfef8), 0x3_0000, "SMBASE in the save area");
+        check_eq!(handler_value(0xfefc) & 1 << 17, 1 << 17, "the revision: the base can be moved");
     }
 }
 
@@ -315,7 +315,7 @@ case! {
         }
         smi();
         check_eq!(count(), 1, "how often the handler ran");
-        check_eq!([kept(0x7010), kept(0x7014)], [7, 2], "the association in the handler");
+        check_eq!([handler_value(0x7010), handler_value(0x7014)], [7, 2], "the association in the handler");
         for (index, value) in values {
             check_eq!(msr::read(index), value, "a register after RSM");
         }

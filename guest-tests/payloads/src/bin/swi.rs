@@ -66,11 +66,11 @@ case! {
     }
 }
 
-static SEEN: AtomicU64 = AtomicU64::new(0);
+static RECORDED: AtomicU64 = AtomicU64::new(0);
 
 /// Notes the saved RIP, and touches no debug register.
-fn note_rip(frame: &mut TrapFrame) {
-    SEEN.store(frame.rip, Ordering::Relaxed);
+fn record_rip(frame: &mut TrapFrame) {
+    RECORDED.store(frame.rip, Ordering::Relaxed);
 }
 
 case! {
@@ -82,7 +82,7 @@ case! {
             let fault = debug::run(ctx, int_1, 0, 0);
             check_eq!(fault.map(|e| (e.code(), e.rip)), Some(((13, 0x0a), at(int_1_insn))), "#GP");
         }
-        trap::set_handler(1, note_rip);
+        trap::set_handler(1, record_rip);
         let through = || vectors::with_gate(1, |gate| gate.with_dpl(3), || debug::run(ctx, int_1, 0, 0));
         insn::write_dr6(Dr6::RESET | BS | 5);
         through();
@@ -93,7 +93,7 @@ case! {
         let debugctl = msr::read(IA32_DEBUGCTL);
         msr::write(IA32_DEBUGCTL, 0);
         trap::clear_handler(1);
-        check_eq!(SEEN.load(Ordering::Relaxed), at(int_1_next), "saved RIP");
+        check_eq!(RECORDED.load(Ordering::Relaxed), at(int_1_next), "saved RIP");
         check_eq!(debugctl, 1, "IA32_DEBUGCTL");
         let detect = catch(|| { insn::read_dr6(); });
         check_eq!(detect.map(|e| conditions(e.dr6)), Some(BD | BS), "GD is still set");
@@ -188,10 +188,10 @@ case! {
     needs_cpl3: ["int3-cpl3", "iretq-cpl3"],
     about: "an interrupt gate clears IF, a trap gate leaves it",
     fn body(ctx) {
-        fn note_flags(_frame: &mut TrapFrame) {
-            SEEN.store(insn::rflags(), Ordering::Relaxed);
+        fn record_flags(_frame: &mut TrapFrame) {
+            RECORDED.store(insn::rflags(), Ordering::Relaxed);
         }
-        trap::set_handler(3, note_flags);
+        trap::set_handler(3, record_flags);
         for trap_gate in [false, true] {
             let change = |gate: vectors::Gate| if trap_gate { gate.as_trap() } else { gate };
             vectors::with_gate(3, change, || if ctx.cpl == 3 {
@@ -201,7 +201,7 @@ case! {
                 call(int3, 0, 0);
                 insn::cli();
             });
-            let found = SEEN.load(Ordering::Relaxed) & Rflags::IF.bits() != 0;
+            let found = RECORDED.load(Ordering::Relaxed) & Rflags::IF.bits() != 0;
             check_eq!(found, trap_gate, "IF in the handler");
         }
     }

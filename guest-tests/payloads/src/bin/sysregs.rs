@@ -46,12 +46,12 @@ case! {
             skip!(ctx, "QEMU TCG does not check them");
         }
         let cr0 = insn::read_cr0();
-        for (value, what) in [
+        for (value, label) in [
             (cr0 & !Cr0::PE.bits(), "paging without protection"),
             (cr0 | Cr0::NW.bits(), "NW without CD"),
         ] {
             let fault = ctx.run(|| insn::write_cr0(value));
-            check_eq!(fault.map(|e| e.code()), Some(GP), what);
+            check_eq!(fault.map(|e| e.code()), Some(GP), label);
             check_eq!(insn::read_cr0(), cr0, "CR0 afterwards");
         }
     }
@@ -65,9 +65,9 @@ case! {
             skip!(ctx, "QEMU TCG does not check them");
         }
         let cr4 = insn::read_cr4();
-        for (value, what) in [(cr4 | 1 << 15, "bit 15"), (cr4 & !Cr4::PAE.bits(), "PAE")] {
+        for (value, label) in [(cr4 | 1 << 15, "bit 15"), (cr4 & !Cr4::PAE.bits(), "PAE")] {
             let fault = ctx.run(|| insn::write_cr4(value));
-            check_eq!(fault.map(|e| e.code()), Some(GP), what);
+            check_eq!(fault.map(|e| e.code()), Some(GP), label);
             check_eq!(insn::read_cr4(), cr4, "CR4 afterwards");
         }
     }
@@ -97,8 +97,8 @@ case! {
             skip!(ctx, "QEMU TCG does not check them");
         }
         let efer = msr::read(IA32_EFER);
-        for (value, what) in [(efer | 1 << 1, "bit 1"), (efer & !Efer::LME.bits(), "LME")] {
-            check_eq!(msr::write_safe(IA32_EFER, value), Err(GP), what);
+        for (value, label) in [(efer | 1 << 1, "bit 1"), (efer & !Efer::LME.bits(), "LME")] {
+            check_eq!(msr::write_safe(IA32_EFER, value), Err(GP), label);
             check_eq!(msr::read(IA32_EFER), efer, "EFER afterwards");
         }
     }

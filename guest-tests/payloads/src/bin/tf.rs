@@ -156,15 +156,15 @@ case! {
     needs: ["tf-cpl3", "syscall-cpl3", "iretq-cpl3", "gd-rf"],
     about: "SYSCALL that clears TF is not stepped and R11 has TF; SYSRET that restores it is followed by #DB at once",
     fn body(ctx) {
-        let place = PAGE.address() + 8;
+        let address = PAGE.address() + 8;
         let mut log = None;
-        syscall::with(TF, || log = Some(events(ctx, step_syscall, place, 0)));
+        syscall::with(TF, || log = Some(events(ctx, step_syscall, address, 0)));
         let log = require_some!(log, "a log");
         check_eq!(event(log, 0), (at(step_syscall_next), BS), "the first step: after SYSRET");
         // The store and what clears TF.
         check_eq!(log.count(), 2 + CLEAR_TF_STEPS, "count of steps");
         // SAFETY: the page is ours.
-        let r11 = unsafe { (place as *const u64).read_volatile() };
+        let r11 = unsafe { (address as *const u64).read_volatile() };
         check_eq!(r11 & TF, TF, "TF in R11");
     }
 }
@@ -310,9 +310,9 @@ case! {
     needs_cpl3: ["tf-cpl3", "iretq-cpl3"],
     about: "PUSHFQ under TF stores an image with TF",
     fn body(ctx) {
-        let place = PAGE.address() + 24;
-        let log = events(ctx, step_pushf, place, 0);
+        let address = PAGE.address() + 24;
+        let log = events(ctx, step_pushf, address, 0);
         check_eq!(event(log, 0), (at(step_pushf_next), BS), "the step");
-        check_eq!(access::load(place + 1) & 1, 1, "TF in the image");
+        check_eq!(access::load(address + 1) & 1, 1, "TF in the image");
     }
 }

@@ -27,12 +27,12 @@ fn other_tsc() -> u64 {
 }
 
 /// Checks that the second processor's TSC lies between two readings of this one's.
-fn check_equal(what: &str) {
+fn check_equal(message: &str) {
     for _ in 0..10 {
         let before = rdtsc();
         let other = other_tsc();
         let after = rdtsc();
-        check!(before <= other && other <= after, what);
+        check!(before <= other && other <= after, message);
     }
 }
 
@@ -108,14 +108,15 @@ static FOUND: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
 /// Lets the second processor look at something, at most four values.
 fn ask(values: fn() -> [u64; 4]) -> [u64; 4] {
-    static WHAT: AtomicU64 = AtomicU64::new(0);
-    WHAT.store(values as usize as u64, Ordering::Release);
+    static FUNCTION: AtomicU64 = AtomicU64::new(0);
+    FUNCTION.store(values as usize as u64, Ordering::Release);
     smp::run_all(2, |_| {
         // SAFETY: only this function stores here, and it stores a function of this type.
-        let values =
-            unsafe { core::mem::transmute::<u64, fn() -> [u64; 4]>(WHAT.load(Ordering::Acquire)) };
-        for (place, value) in FOUND.iter().zip(values()) {
-            place.store(value, Ordering::Release);
+        let values = unsafe {
+            core::mem::transmute::<u64, fn() -> [u64; 4]>(FUNCTION.load(Ordering::Acquire))
+        };
+        for (cell, value) in FOUND.iter().zip(values()) {
+            cell.store(value, Ordering::Release);
         }
     });
     [0, 1, 2, 3].map(|n: usize| FOUND[n].load(Ordering::Acquire))

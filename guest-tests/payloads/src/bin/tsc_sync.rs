@@ -34,14 +34,14 @@ fn rdtsc() -> u64 {
 
 /// Answers questions until the last.
 fn answer(_index: usize) {
-    let mut seen = 0;
-    while seen != LAST {
+    let mut answered = 0;
+    while answered != LAST {
         let question = QUESTION.load(Ordering::Acquire);
-        if question == seen {
+        if question == answered {
             pause();
             continue;
         }
-        seen = question;
+        answered = question;
         ANSWER.store(rdtsc(), Ordering::Release);
         ANSWERED.store(question, Ordering::Release);
     }

@@ -178,8 +178,8 @@ case! {
         let (blob, m) = machine();
         // SAFETY: memory of the blob.
         unsafe {
-            let place = core::ptr::with_exposed_provenance_mut::<u16>(legacy::BASE as usize + 0xf010);
-            place.write_volatile(0xbeef);
+            let word = core::ptr::with_exposed_provenance_mut::<u16>(legacy::BASE as usize + 0xf010);
+            word.write_volatile(0xbeef);
         }
         m.run(&blob, &start(v_segments, 0, 0));
         check_eq!(m.last().vector_and_eip(), (6, blob.offset(v_segments_end)), "vector and EIP at the end");

@@ -123,8 +123,8 @@ case! {
             ("write 1 byte at 40008H", store1, forty + 8, 0),
             ("write 1 byte at 10000H", store1, ten, 0),
         ];
-        for (what, code, address, expected) in table {
-            check_eq!(reported(ctx, code, address), expected, what);
+        for (label, code, address, expected) in table {
+            check_eq!(reported(ctx, code, address), expected, label);
         }
     }
 }
@@ -309,10 +309,10 @@ case! {
     }
 }
 
-static SEEN: AtomicU64 = AtomicU64::new(0);
+static HANDLER_VALUE: AtomicU64 = AtomicU64::new(0);
 
-fn note_value(_frame: &mut TrapFrame) {
-    SEEN.store(
+fn record_value(_frame: &mut TrapFrame) {
+    HANDLER_VALUE.store(
         u64::from(access::load(PAGE.address())) << 32 | conditions(insn::read_dr6()),
         Ordering::Relaxed,
     );
@@ -325,10 +325,10 @@ case! {
     about: "the handler finds the new value in memory",
     fn body(ctx) {
         access::store(PAGE.address(), 11);
-        trap::set_handler(1, note_value);
+        trap::set_handler(1, record_value);
         arm(0, PAGE.address(), Condition::Write, Length::One);
         ctx.run(|| access::store(PAGE.address(), 22));
-        check_eq!(SEEN.load(Ordering::Relaxed), 22 << 32 | B0, "value and conditions in the handler");
+        check_eq!(HANDLER_VALUE.load(Ordering::Relaxed), 22 << 32 | B0, "value and conditions in the handler");
     }
 }
 

@@ -259,7 +259,7 @@ fn elements_fill_every_masked_operand() {
         let op_code = c.op_code();
         op_code.encoding() == EncodingKind::EVEX && op_code.can_use_op_mask_register()
     });
-    let mut seen = 0;
+    let mut tested = 0;
     for mut i in masked.filter_map(example) {
         for broadcast in [false, true] {
             if broadcast && !i.op_code().can_broadcast() {
@@ -273,8 +273,8 @@ fn elements_fill_every_masked_operand() {
             assert_eq!(size, i.memory_size().size(), "{:?}", i.code());
             assert_eq!(masking.lanes % masking.count, 0, "{:?}", i.code());
             assert!(masking.lanes <= 64, "{:?}", i.code());
-            seen += 1;
+            tested += 1;
         }
     }
-    assert!(seen > 1000, "{seen}");
+    assert!(tested > 1000, "{tested}");
 }

@@ -86,7 +86,7 @@ fn layered(arg: Arg, defaults: &Table) -> Arg {
     let default = defaults
         .get(&schema::table(&arg))
         .and_then(|table| table.get(schema::key(&arg)))
-        .and_then(shown);
+        .and_then(displayed_default);
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
     let arg = match default {
         Some(default) => arg.help(format!("{help} [default: {default}]")),
@@ -107,7 +107,7 @@ fn layered(arg: Arg, defaults: &Table) -> Arg {
 }
 
 /// A default as the help shows it; nothing for an empty one and for flags.
-fn shown(default: &Value) -> Option<String> {
+fn displayed_default(default: &Value) -> Option<String> {
     match default {
         Value::String(text) if !text.is_empty() => Some(text.clone()),
         Value::Integer(number) => Some(number.to_string()),

@@ -6,8 +6,8 @@
 //!
 //! To add an option, add a field to a group, and use it. A type that is written as one word implements
 //! [`OptionValue`](super::OptionValue); options that exclude each other get a row in
-//! [`RunConfig::check`]. Tests name what else must follow: the file in `docs/configuration.md`, and a
-//! sample value.
+//! [`RunConfig::check`]. Tests name what else must follow: the file in
+//! `docs/reference/configuration.md`, and a sample value.
 
 use std::time::Duration;
 

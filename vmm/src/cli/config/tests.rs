@@ -503,7 +503,7 @@ proptest! {
 }
 
 /// The document that shows the default file.
-const DOCUMENT: &str = include_str!("../../../../docs/configuration.md");
+const DOCUMENT: &str = include_str!("../../../../docs/reference/configuration.md");
 
 #[test]
 fn document_shows_the_default_file() {
@@ -511,7 +511,7 @@ fn document_shows_the_default_file() {
     let block = format!("```toml\n{text}```\n");
     assert!(
         DOCUMENT.contains(&block),
-        "docs/configuration.md lacks:\n{block}"
+        "docs/reference/configuration.md lacks:\n{block}"
     );
 }
 

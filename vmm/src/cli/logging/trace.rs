@@ -100,13 +100,16 @@ mod tests {
     use super::*;
 
     /// The document with a row for each kind.
-    const DOCUMENT: &str = include_str!("../../../../docs/logging.md");
+    const DOCUMENT: &str = include_str!("../../../../docs/reference/logging.md");
 
     #[test]
     fn kinds_are_documented() {
         for (name, about) in KINDS {
             let row = format!("| `{name}` | {about} |");
-            assert!(DOCUMENT.contains(&row), "docs/logging.md lacks: {row}");
+            assert!(
+                DOCUMENT.contains(&row),
+                "docs/reference/logging.md lacks: {row}"
+            );
         }
     }
 

@@ -51,8 +51,8 @@ impl<'a> BootFiles<'a> {
         self.image_path
     }
 
-    /// What is loaded and how, for the loaders.
-    pub(super) fn plan(&self) -> LoadRequest<'_> {
+    /// The request for the loaders.
+    pub(super) fn load_request(&self) -> LoadRequest<'_> {
         let options = self.options;
         let modules = options.module.iter().zip(&self.modules);
         LoadRequest {

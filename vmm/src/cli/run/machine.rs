@@ -29,7 +29,7 @@ pub(super) fn prepare(
         cpu: config.cpu(),
         engine,
     };
-    let prepared = PreparedMachine::new(&machine, &files.plan())
+    let prepared = PreparedMachine::new(&machine, &files.load_request())
         .with_context(|| files.image_path().display().to_string())?
         .with_uarch(options.models == ModelsArg::On);
     Ok(match config.deterministic_seed() {

@@ -52,12 +52,12 @@ pub fn profile(profile: &SampleProfile, style: TerminalStyle) -> Vec<TextLine> {
 
 /// The branches before a fault, and the fault.
 pub fn fault_path(story: &Story, style: TerminalStyle) -> Vec<TextLine> {
-    let place = if style.width >= 100 { 34 } else { 24 };
+    let location_width = if style.width >= 100 { 34 } else { 24 };
     let arrow = style.pick('→', '>').to_string();
     let row = |row: &BranchRow| {
         TextLine::new()
             .with(" ", Paint::Plain)
-            .column(&row.from, place, Paint::Symbol)
+            .column(&row.from, location_width, Paint::Symbol)
             .column(&row.instruction, 6, Paint::Plain)
             .column(&arrow, 1, Paint::Dim)
             .with(row.to.clone(), Paint::Symbol)
@@ -65,7 +65,7 @@ pub fn fault_path(story: &Story, style: TerminalStyle) -> Vec<TextLine> {
     let fault = story.fault.as_ref().map(|fault| {
         TextLine::new()
             .with(" ", Paint::Plain)
-            .column(&fault.location, place, Paint::Symbol)
+            .column(&fault.location, location_width, Paint::Symbol)
             .column(&fault.mnemonic, 6, Paint::Bad)
             .with(fault.instruction.clone(), Paint::Plain)
     });
@@ -74,13 +74,13 @@ pub fn fault_path(story: &Story, style: TerminalStyle) -> Vec<TextLine> {
 
 /// The exceptions.
 pub fn exceptions(story: &Story, style: TerminalStyle) -> Vec<TextLine> {
-    let place = if style.width >= 100 { 30 } else { 22 };
+    let location_width = if style.width >= 100 { 30 } else { 22 };
     let rows = story.exceptions.iter().map(|row| {
         TextLine::new()
             .with(" ", Paint::Plain)
             .column(&format!("ring {}", row.cpl), 6, ring(row.cpl))
             .column(&row.mnemonic, 3, Paint::Bad)
-            .column(&row.location, place, Paint::Symbol)
+            .column(&row.location, location_width, Paint::Symbol)
             .column(&row.instruction, 15, Paint::Plain)
             .with(row.reason.clone(), Paint::Dim)
     });
@@ -88,7 +88,7 @@ pub fn exceptions(story: &Story, style: TerminalStyle) -> Vec<TextLine> {
 }
 
 /// The MSR accesses, with their outcomes.
-pub fn msrs(story: &Story, _look: TerminalStyle) -> Vec<TextLine> {
+pub fn msrs(story: &Story, _style: TerminalStyle) -> Vec<TextLine> {
     let rows = story.msrs.iter().map(|row| {
         let access = row.access;
         let name = row.name.strip_prefix("IA32_").unwrap_or(&row.name);

@@ -99,18 +99,18 @@ impl TextLine {
 
     /// Adds text, padded or truncated to `columns`, and a space.
     pub fn column(mut self, text: &str, columns: usize, paint: Paint) -> Self {
-        let kept: String = text.chars().take(columns).collect();
-        let padding = columns - kept.chars().count();
-        self.push(kept, paint);
+        let fitting: String = text.chars().take(columns).collect();
+        let padding = columns - fitting.chars().count();
+        self.push(fitting, paint);
         self.push(" ".repeat(padding + 1), Paint::Plain);
         self
     }
 
     /// Like [`TextLine::column`], aligned to the right.
     pub fn right(mut self, text: &str, columns: usize, paint: Paint) -> Self {
-        let kept: String = text.chars().take(columns).collect();
-        self.push(" ".repeat(columns - kept.chars().count()), Paint::Plain);
-        self.push(kept, paint);
+        let fitting: String = text.chars().take(columns).collect();
+        self.push(" ".repeat(columns - fitting.chars().count()), Paint::Plain);
+        self.push(fitting, paint);
         self.push(" ", Paint::Plain);
         self
     }
@@ -132,9 +132,9 @@ impl TextLine {
     pub fn fit(mut self, columns: usize) -> Self {
         let mut left = columns;
         for (text, _) in &mut self.0 {
-            let kept: String = text.chars().take(left).collect();
-            left -= kept.chars().count();
-            *text = kept;
+            let fitting: String = text.chars().take(left).collect();
+            left -= fitting.chars().count();
+            *text = fitting;
         }
         while let Some((text, paint)) = self.0.last_mut() {
             if !matches!(paint, Paint::Pixels(..)) {

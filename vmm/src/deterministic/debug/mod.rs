@@ -97,6 +97,7 @@ impl DebuggedMachine {
 
     /// Performs the resume actions. At most one vCPU has another action than to run.
     fn resume(&mut self) -> Result<DebuggerStop, RestoreError> {
+        self.timeline.commit_write()?;
         let stepping = self
             .actions
             .iter()

@@ -27,11 +27,6 @@ impl<'a> DebuggedVcpu<'a> {
     fn vcpu(&mut self) -> &mut InterpVcpu {
         &mut self.debugged.timeline.machine().vcpus[self.cpu]
     }
-
-    /// Invalidates all later checkpoints after a debugger's write.
-    fn changed(&mut self) {
-        self.debugged.timeline.discard_future();
-    }
 }
 
 impl PausedVcpu for DebuggedVcpu<'_> {
@@ -44,9 +39,11 @@ impl PausedVcpu for DebuggedVcpu<'_> {
     }
 
     fn set_state(&mut self, state: &CpuState) -> Result<(), KvmError> {
-        PausedVcpu::set_state(self.vcpu(), state)?;
-        self.changed();
-        Ok(())
+        if PausedVcpu::state(self.vcpu())? == *state {
+            return Ok(());
+        }
+        self.debugged.timeline.prepare_write();
+        PausedVcpu::set_state(self.vcpu(), state)
     }
 
     fn model(&mut self) -> &mut VcpuModel {
@@ -63,14 +60,18 @@ impl PausedVcpu for DebuggedVcpu<'_> {
     }
 
     fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {
-        let done = PausedVcpu::write_msr(self.vcpu(), index, value)?;
-        self.changed();
-        Ok(done)
+        self.debugged.timeline.prepare_write();
+        PausedVcpu::write_msr(self.vcpu(), index, value)
     }
 
     fn memory_written(&mut self, at: u64, len: u64) {
         PausedVcpu::memory_written(self.vcpu(), at, len);
-        self.changed();
+        // Memory was written already, but no register.
+        self.debugged.timeline.prepare_write();
+    }
+
+    fn device_changed(&mut self) {
+        self.debugged.timeline.prepare_write();
     }
 
     fn retired(&self) -> Option<u64> {

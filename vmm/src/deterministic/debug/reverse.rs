@@ -39,7 +39,7 @@ struct ReverseHit {
 }
 
 impl ReverseHit {
-    /// Whether the stop comes before its instruction executes. StopConditions at accesses come after it.
+    /// Whether the stop comes before its instruction executes. Stops at accesses come after it.
     const fn is_before(&self) -> bool {
         matches!(self.hit, StopHit::Execute(_) | StopHit::Exception { .. })
     }
@@ -126,16 +126,16 @@ impl DebuggedMachine {
     /// instructions. Returns `false` if it was interrupted.
     fn go_back_before(&mut self, cpu: usize, retired: u64) -> Result<bool, RestoreError> {
         let begin = self.timeline.begin();
-        let Some(before) = self.timeline.icount().checked_sub(1) else {
+        let Some(before) = self.timeline.previous() else {
             return Ok(true);
         };
         // With one vCPU, the instruction count is the number that it has retired.
         let near = if self.cpus() == 1 {
-            retired.saturating_sub(1)
+            retired.saturating_sub(1).min(before)
         } else {
             before
         };
-        if !self.travel(near.clamp(begin, before.max(begin)))? {
+        if !self.travel(near.max(begin))? {
             return Ok(false);
         }
         // Other vCPUs had turns in between. At `low` the vCPU has retired fewer, at `high` it has

@@ -58,7 +58,7 @@ fn write_diagnostics(
         let fields = [
             (
                 "at",
-                Some(&assertion.location).filter(|place| !place.is_empty()),
+                Some(&assertion.location).filter(|location| !location.is_empty()),
             ),
             ("expected", assertion.expected.as_ref()),
             ("found", assertion.found.as_ref()),

@@ -82,7 +82,7 @@ pub fn failure_text(result: &CaseResult) -> String {
 #[derive(Debug)]
 pub struct ProgressLine {
     columns: usize,
-    shown: bool,
+    visible: bool,
 }
 
 impl ProgressLine {
@@ -90,7 +90,7 @@ impl ProgressLine {
     pub fn new(columns: usize) -> Self {
         Self {
             columns,
-            shown: false,
+            visible: false,
         }
     }
 
@@ -112,7 +112,7 @@ impl ProgressLine {
             .nth(self.columns)
             .map_or(line.len(), |(at, _)| at);
         write!(out, "\r\x1b[K{}", &line[..end])?;
-        self.shown = true;
+        self.visible = true;
         out.flush()
     }
 
@@ -122,9 +122,9 @@ impl ProgressLine {
     ///
     /// `out` cannot be written.
     pub fn clear(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        if self.shown {
+        if self.visible {
             write!(out, "\r\x1b[K")?;
-            self.shown = false;
+            self.visible = false;
         }
         Ok(())
     }

@@ -196,7 +196,7 @@ fn judge(instructions: &[SteppedInstruction], halts: usize, end: &GuestStop) -> 
 }
 
 fn hides_tf(context: &ProbeContext) -> Result<Finding, RefusedCall> {
-    let mut seen = Vec::new();
+    let mut facts = Vec::new();
     let mut visible = false;
     for level in [StartLevel::Kernel, StartLevel::User] {
         let mut guest = context.guest(level, pushes_flags())?;
@@ -218,10 +218,10 @@ fn hides_tf(context: &ProbeContext) -> Result<Finding, RefusedCall> {
             GuestStop::Trap(t) if t.is(Vector::DB) => "cannot be stepped".to_owned(),
             stop => stop.to_string(),
         };
-        seen.push(format!("{level}: {fact}"));
+        facts.push(format!("{level}: {fact}"));
     }
-    let hidden = seen.iter().any(|fact| fact.ends_with("hidden"));
-    let detail = seen.join("; ");
+    let hidden = facts.iter().any(|fact| fact.ends_with("hidden"));
+    let detail = facts.join("; ");
     Ok(match (visible, hidden) {
         (true, _) => Finding::broken(detail),
         (false, true) => Finding::works(detail),

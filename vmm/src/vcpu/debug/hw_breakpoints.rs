@@ -94,13 +94,13 @@ impl HwBreakpoints {
     pub fn registers(&self, except: Option<u64>) -> DebugRegisters {
         let mut registers = DebugRegisters::RESET;
         let mut control = Dr7(registers.control | Dr7::GD);
-        let slots = (0..).map(BreakpointIndex).zip(&mut registers.addresses);
-        for (breakpoint, (slot, address)) in self.0.iter().zip(slots) {
+        let indexed_addresses = (0..).map(BreakpointIndex).zip(&mut registers.addresses);
+        for (breakpoint, (index, address)) in self.0.iter().zip(indexed_addresses) {
             match *breakpoint {
                 HwBreakpoint::Execute(at) if except == Some(at) => {}
                 HwBreakpoint::Execute(at) => {
                     *address = at;
-                    control = control.with_breakpoint(slot, Condition::Execute, Length::One);
+                    control = control.with_breakpoint(index, Condition::Execute, Length::One);
                 }
                 HwBreakpoint::Data { watch, at, len } => {
                     *address = at;
@@ -108,7 +108,7 @@ impl HwBreakpoints {
                         true => Condition::ReadWrite,
                         false => Condition::Write,
                     };
-                    control = control.with_breakpoint(slot, condition, len);
+                    control = control.with_breakpoint(index, condition, len);
                 }
             }
         }
@@ -323,10 +323,10 @@ mod tests {
             (&data, ResumeAction::Run, "data"),
             (&none, STEP, "step"),
         ];
-        for (stops, plan, name) in rows {
-            let found = allocate(stops, plan, READY, &unsupported).unwrap_err();
+        for (stops, action, name) in rows {
+            let found = allocate(stops, action, READY, &unsupported).unwrap_err();
             assert_eq!(found, Unsupported::Probe(format!("{name}: nothing")));
-            assert!(allocate(stops, plan, READY, &SUPPORTED).is_ok());
+            assert!(allocate(stops, action, READY, &SUPPORTED).is_ok());
         }
         assert!(allocate(&none, ResumeAction::Run, READY, &unsupported).is_ok());
     }

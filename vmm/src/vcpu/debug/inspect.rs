@@ -1,4 +1,4 @@
-//! What a debugger asks of a paused vCPU.
+//! Requests of a debugger to a paused vCPU.
 //!
 //! A vCPU's thread owns its state. So a request is a function that this thread calls at its checkpoint
 //! ([`crate::vcpu::run_control::VcpuControl::request`]), whichever engine runs the vCPU.
@@ -50,6 +50,9 @@ pub trait PausedVcpu {
 
     /// Reports that something other than a vCPU wrote memory: guest-physical address and length.
     fn memory_written(&mut self, at: u64, len: u64);
+
+    /// Reports that the debugger changed a device, for example an interrupt line.
+    fn device_changed(&mut self) {}
 
     /// Goes to an instruction of a deterministic run, by its number. Returns whether it arrived;
     /// `None`: the run is not deterministic.

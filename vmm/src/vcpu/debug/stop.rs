@@ -15,7 +15,7 @@ use crate::sync::lock;
 use crate::vcpu::crash::CrashCause;
 use crate::vcpu::run_control::GuestEnd;
 
-/// What a debugger requires of a vCPU. It moves with the vCPU from engine to engine.
+/// What a debugger requires of a vCPU. It stays in force when the vCPU changes engines.
 #[derive(Debug, Default)]
 pub struct DebugRequests {
     /// How it resumes.
@@ -27,7 +27,7 @@ pub struct DebugRequests {
 }
 
 impl DebugRequests {
-    /// Whether interrupts and NMIs wait.
+    /// Whether interrupts and NMIs are held back.
     pub const fn masks_interrupts(&self) -> bool {
         matches!(
             self.action,
@@ -43,7 +43,7 @@ impl DebugRequests {
         matches!(self.action, ResumeAction::Step { .. })
     }
 
-    /// Whether a step continues that has come to this linear address.
+    /// Whether a range step that has reached this linear address continues.
     pub fn in_range(&self, at: u64) -> bool {
         matches!(self.action, ResumeAction::Step { range: Some((from, to)), .. } if (from..to).contains(&at))
     }
@@ -60,9 +60,10 @@ pub enum StopReason {
     Begin,
     /// The guest cannot continue.
     Crash(CrashCause),
-    /// The guest ended a run that can go back from there.
+    /// The guest ended a run that can be reversed from its end.
     End(GuestEnd),
-    /// It did not resume: the debugger requires what KVM cannot do, and only KVM may run it.
+    /// It did not resume: KVM cannot do what the debugger requires, and the machine may not change to
+    /// the interpreter.
     Unsupported(Unsupported),
 }
 
@@ -143,10 +144,10 @@ impl AsFd for StopReports {
 pub enum Unsupported {
     /// More breakpoints, or more watched bytes, than a processor has debug registers for.
     TooMany,
-    /// StopConditions at reads but not at writes.
+    /// A stop at reads but not at writes.
     ReadsOnly,
-    /// StopConditions at events other than execution and data accesses: exceptions, ports, MSRs, control
-    /// registers.
+    /// A stop at another event than execution or a data access: an exception, a port, an MSR or a
+    /// control register.
     Kind,
     /// The guest has enabled breakpoints of its own.
     GuestBreakpoints,

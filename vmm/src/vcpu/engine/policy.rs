@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_interprets_what_somebody_observes() {
+    fn auto_interprets_if_the_interpreter_is_forced() {
         assert_eq!(
             auto(EngineDemand {
                 forced: true,

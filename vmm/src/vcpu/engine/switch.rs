@@ -121,7 +121,7 @@ impl fmt::Display for SwitchStats {
 }
 
 #[derive(Debug)]
-struct Inner {
+struct SwitchState {
     /// What each vCPU has armed.
     armed: Vec<Armed>,
     /// A test requires the interpreter.
@@ -145,7 +145,7 @@ pub struct EngineSwitch<R> {
     vcpus: Arc<VcpuControl<R>>,
     /// Wakes the thread that calls [`EngineSwitch::tick`].
     bell: Arc<TimerBell>,
-    inner: Mutex<Inner>,
+    inner: Mutex<SwitchState>,
 }
 
 impl<R> fmt::Debug for EngineSwitch<R> {
@@ -177,7 +177,7 @@ impl<R> EngineSwitch<R> {
             exits: AtomicU64::new(0),
             vcpus,
             bell,
-            inner: Mutex::new(Inner {
+            inner: Mutex::new(SwitchState {
                 armed: vec![Armed::empty(); cpus],
                 forced: false,
                 debugger: DebuggerDemand::default(),
@@ -221,7 +221,7 @@ impl<R> EngineSwitch<R> {
 
     /// Changes what the engine must support, and follows the policy: into the interpreter at once,
     /// back to KVM after the cooldown.
-    fn update(&self, cause: SwitchCause, change: impl FnOnce(&mut Inner)) {
+    fn update(&self, cause: SwitchCause, change: impl FnOnce(&mut SwitchState)) {
         let Some(policy) = &self.policy else { return };
         let mut inner = lock(&self.inner);
         change(&mut inner);
@@ -277,7 +277,7 @@ impl<R> EngineSwitch<R> {
     }
 
     /// Changes to the other engine for a test, if the policy allows it.
-    fn toggle(&self, policy: &EnginePolicy, inner: &mut Inner) {
+    fn toggle(&self, policy: &EnginePolicy, inner: &mut SwitchState) {
         inner.forced = self.vcpus.engine() == Engine::Kvm;
         if self.vcpus.change(inner.required(policy)) {
             inner.cause = SwitchCause::Test;
@@ -313,7 +313,7 @@ impl<R> EngineSwitch<R> {
     }
 }
 
-impl Inner {
+impl SwitchState {
     fn required(&self, policy: &EnginePolicy) -> Engine {
         let armed = self.armed.iter().copied().collect();
         policy

@@ -1,4 +1,4 @@
-//! A vCPU that runs in the interpreter: the loop around it.
+//! A vCPU that runs in the interpreter, and its run loop.
 
 mod host_random;
 mod platform;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::{Activity, CpuState, seg};
 use hindsight_cpu::stops::StopConditions;
-use hindsight_interp::{Exit, Memory, Msrs, Vcpu};
+use hindsight_interp::{Exit, Memory, MsrHandler, Vcpu};
 
 use crate::kvm::KvmError;
 use crate::vcpu::board::Board;
@@ -24,19 +24,19 @@ use crate::vcpu::run_control::{Checkpoint, CheckpointState, Doorbell, Outcome, R
 use crate::vcpu::stats::VcpuStats;
 use platform::InterpPlatform;
 
-/// Instructions between two looks at the doorbell by the run loop itself.
+/// Most instructions before the run loop checks the doorbell again.
 const BUDGET: u64 = 1 << 24;
 
-/// A processor that runs in the interpreter.
+/// A vCPU that runs in the interpreter.
 #[derive(Debug)]
 pub struct InterpVcpu {
     pub(crate) vcpu: Vcpu,
     pub(crate) platform: InterpPlatform,
-    /// What is armed, as the machine was told; `None`: nothing was told yet.
+    /// The armed facilities that were last reported to the machine; `None` before the first report.
     armed: Option<Armed>,
-    /// The machine is to change its engine, and something is under way here.
+    /// The machine waits to change engines until this vCPU reaches a clean instruction boundary.
     unsettled: bool,
-    /// Why the guest cannot go on, while a debugger looks at it.
+    /// Why the guest cannot continue, while a debugger inspects it.
     pub(crate) crashed: Option<CrashCause>,
 }
 
@@ -46,7 +46,7 @@ impl InterpVcpu {
         Self::from_parts(Vcpu::new(memory), model, state)
     }
 
-    /// A vCPU in `state` that continues in an interpreter which was used before.
+    /// A vCPU in `state`, in an interpreter that has run before.
     pub fn from_parts(mut vcpu: Vcpu, mut model: VcpuModel, state: &CpuState) -> Self {
         vcpu.load(state);
         vcpu.take_flushed();
@@ -63,12 +63,12 @@ impl InterpVcpu {
         }
     }
 
-    /// The interpreter, and the models.
+    /// Splits the vCPU into its interpreter and its models.
     pub fn into_parts(self) -> (Vcpu, VcpuModel) {
         (self.vcpu, self.platform.model)
     }
 
-    /// Which processor.
+    /// The number of the vCPU.
     pub const fn id(&self) -> usize {
         self.platform.model.id
     }
@@ -77,8 +77,8 @@ impl InterpVcpu {
         &mut self.platform.model
     }
 
-    /// Runs until the machine stops or changes its engine. It has then ended the machine where the
-    /// guest cannot go on.
+    /// Runs until the machine stops or changes its engine. Ends the machine if the guest cannot
+    /// continue and no debugger holds it.
     pub(crate) fn run(&mut self, board: &Arc<Board>, doorbell: &Doorbell) -> RunLoopEnd {
         if let Some(ended) = self.checkpoint(board) {
             return ended;
@@ -86,7 +86,8 @@ impl InterpVcpu {
         loop {
             self.start_signals();
             let exit = match self.platform.model.debug.action {
-                // A shadow or a trap under way is over after one, but for those that begin the next.
+                // An interrupt shadow or a pending trap ends with the next instruction, unless that
+                // instruction begins another.
                 ResumeAction::Run if self.unsettled => self.vcpu.run(&mut self.platform, 1),
                 ResumeAction::Run | ResumeAction::StepBack { .. } | ResumeAction::RunBack => {
                     self.vcpu.run(&mut self.platform, BUDGET)
@@ -97,8 +98,8 @@ impl InterpVcpu {
             };
             match exit {
                 Exit::Budget | Exit::Kicked | Exit::Leave => {}
-                Exit::Halted => self.platform.served(ExitKind::Halt, |models| {
-                    models.halt();
+                Exit::Halted => self.platform.served(ExitKind::Halt, |model| {
+                    model.halt();
                     doorbell.sleep(Duration::from_secs(3600));
                 }),
                 exit => {
@@ -123,8 +124,8 @@ impl InterpVcpu {
         }
     }
 
-    /// Executes one instruction and delivers what it raises. Less, when an INIT or a start-up IPI
-    /// waits: it then shows again.
+    /// Executes one instruction and delivers the events that it raises. If an INIT or a start-up IPI
+    /// is pending, it may return earlier, with that event still pending.
     pub(crate) fn run_one(&mut self, board: &Arc<Board>) {
         loop {
             let exit = self.vcpu.step(&mut self.platform, true);
@@ -138,7 +139,7 @@ impl InterpVcpu {
         }
     }
 
-    /// What an exit is to a debugger; `None` if the processor just runs on.
+    /// The stop to report to a debugger for an exit; `None` if the vCPU continues.
     fn why_stopped(&mut self, exit: &Exit) -> Option<StopReason> {
         match exit {
             Exit::Budget | Exit::Kicked | Exit::Leave | Exit::Halted => None,
@@ -154,8 +155,8 @@ impl InterpVcpu {
         }
     }
 
-    /// Tells the debugger why the processor stopped, and has it wait at the next checkpoint.
-    /// `false`: there is no debugger, and the guest cannot go on.
+    /// Reports a stop to the debugger, and holds the vCPU at its next checkpoint. Returns `false` if the
+    /// guest cannot continue and there is no debugger.
     fn report(&mut self, board: &Arc<Board>, stop: StopReason) -> bool {
         if let StopReason::Crash(cause) = &stop {
             if !board.run.stops.requested() {
@@ -175,18 +176,18 @@ impl InterpVcpu {
         true
     }
 
-    /// Tells the machine what is armed, if that is news. MSR writes change it, and so do debug
-    /// exceptions and the debug registers.
+    /// Reports the armed facilities to the machine if they have changed. MSR writes, debug exceptions
+    /// and the debug registers change them.
     fn report_armed(&mut self) {
         let armed = self.platform.model.msrs.armed() | self.vcpu.armed_by_dr7();
         if self.armed != Some(armed) {
             self.armed = Some(armed);
-            let models = &self.platform.model;
-            models.board.run.engine.arm(models.id, armed);
+            let model = &self.platform.model;
+            model.board.run.engine.arm(model.id, armed);
         }
     }
 
-    /// Comes to a checkpoint, if that is wanted.
+    /// Stops at a checkpoint if one is requested. Returns how the run loop ends, if it does.
     fn checkpoint(&mut self, board: &Board) -> Option<RunLoopEnd> {
         let (id, control) = (self.platform.model.id, &board.run.vcpus);
         self.unsettled = false;
@@ -194,20 +195,20 @@ impl InterpVcpu {
             return None;
         }
         let since = Instant::now();
-        // What must stay in the interpreter says so before it can be moved out.
+        // Reported first: an armed facility may require the machine to stay in the interpreter.
         self.report_armed();
         loop {
             let movable = control
                 .switch_requested()
                 .then(|| self.vcpu.at_clean_boundary());
-            let place = CheckpointState {
+            let state = CheckpointState {
                 ids: id..id + 1,
                 engine: Engine::Interp,
                 movable,
             };
             self.unsettled = movable == Some(false);
             let serve = &mut |_, request: InspectRequest| request(self);
-            return match control.checkpoint(place, serve) {
+            return match control.checkpoint(state, serve) {
                 Checkpoint::Again => continue,
                 Checkpoint::Run => None,
                 Checkpoint::Stop => Some(RunLoopEnd::Stopped),
@@ -230,7 +231,7 @@ impl InterpVcpu {
         }
     }
 
-    /// INIT and start-up IPIs.
+    /// Delivers a pending INIT or start-up IPI.
     pub(crate) fn start_signals(&mut self) {
         let (id, board) = (self.platform.model.id, self.platform.model.board.clone());
         let pending = board.buses.irq.pending(id);
@@ -289,8 +290,8 @@ impl PausedVcpu for InterpVcpu {
     }
 
     fn set_state(&mut self, state: &CpuState) -> Result<(), KvmError> {
-        let models = &self.platform.model;
-        models.board.buses.irq.set_cr8(models.id, state.cr8);
+        let model = &self.platform.model;
+        model.board.buses.irq.set_cr8(model.id, state.cr8);
         self.vcpu.load(state);
         Ok(())
     }
@@ -309,8 +310,8 @@ impl PausedVcpu for InterpVcpu {
     }
 
     fn write_msr(&mut self, index: u32, value: u64) -> Result<bool, KvmError> {
-        let done = Msrs::wrmsr(&mut self.platform, index, value).is_ok();
-        // What the interpreter derives from MSRs is derived anew.
+        let done = MsrHandler::wrmsr(&mut self.platform, index, value).is_ok();
+        // Reloading the state recomputes what the interpreter derives from MSRs.
         let state = InterpVcpu::state(self);
         self.vcpu.load(&state);
         Ok(done)

@@ -1,4 +1,4 @@
-//! The machine around a vCPU, as the interpreter sees it.
+//! The platform of a vCPU in the interpreter: devices, MSRs, interrupts, time and observers.
 
 use hindsight_cpu::branch::{Branch, Observe};
 use hindsight_cpu::cpuid::CpuModel;
@@ -6,7 +6,8 @@ use hindsight_cpu::msr::{ArmedScope, RdmsrOutcome, WrmsrOutcome};
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::pmu::{EngineCounting, Ring};
 use hindsight_interp::{
-    Accesses, Bus, GpFault, Interrupts, Msrs, Observer, Pending, RetiredCounts, TransactionEvent,
+    Accesses, Bus, GpFault, InterruptSource, MsrHandler, Observer, Pending, RetiredCounts,
+    TransactionEvent,
 };
 use hindsight_regs::apic::ApicBase;
 use hindsight_regs::cpuid::Feature;
@@ -21,24 +22,24 @@ use crate::vcpu::recorder::{ExitKind, RecordedKind};
 /// The APM control port of Intel chipsets: a write raises an SMI on the processor that makes it.
 const APM_CONTROL: u16 = 0xb2;
 
-/// Ticks of the TSC that an instruction takes here, as an upper bound: a limit in cycles becomes
-/// one in instructions, which is checked again where that ends.
+/// The most TSC ticks that an instruction is assumed to take. With it a limit in cycles becomes a limit
+/// in instructions; when that is reached, the cycles are checked again.
 const TICKS_PER_INSTRUCTION: u64 = 16;
 /// The fewest instructions between two such checks.
 const INSTRUCTIONS_MIN: u64 = 128;
 
-/// The machine around the processor, as the interpreter sees it.
+/// The platform of one vCPU in the interpreter.
 #[derive(Debug)]
 pub(crate) struct InterpPlatform {
     pub(crate) model: VcpuModel,
     /// The source of RDRAND and RDSEED outside of deterministic mode.
     random: HostRandom,
-    /// There in deterministic mode.
+    /// Present in deterministic mode.
     pub(crate) log: Option<RunLog>,
 }
 
 impl InterpPlatform {
-    /// The machine around the vCPU of this model.
+    /// The platform of the vCPU that `model` belongs to.
     pub(super) fn new(model: VcpuModel) -> Self {
         Self {
             model,
@@ -47,7 +48,7 @@ impl InterpPlatform {
         }
     }
 
-    /// Serves what would be an exit under KVM, and tells the recorder so.
+    /// Serves an event that would be an exit under KVM, and records it.
     pub(super) fn served<T>(
         &mut self,
         kind: ExitKind,
@@ -66,7 +67,8 @@ impl InterpPlatform {
         }
     }
 
-    /// The run must end: a timer became due before its end, in deterministic mode.
+    /// Whether a timer is due before the end of this run, so that the run must end early. Only in
+    /// deterministic mode.
     fn timer_is_earlier(&self) -> bool {
         let deadline = self.log.as_ref().map_or(0, |log| log.deadline);
         deadline != 0
@@ -113,7 +115,7 @@ impl Bus for InterpPlatform {
     }
 }
 
-impl Msrs for InterpPlatform {
+impl MsrHandler for InterpPlatform {
     fn rdmsr(&mut self, index: u32) -> Result<u64, GpFault> {
         let value = self.served(ExitKind::Rdmsr(index), |model| match model.rdmsr(index) {
             RdmsrOutcome::Value(value) => Some(value),
@@ -126,8 +128,8 @@ impl Msrs for InterpPlatform {
             answer: value,
         });
         tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {value:x?}", self.model.id);
-        let shown = value.unwrap_or(0);
-        self.log_event(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
+        let logged = value.unwrap_or(0);
+        self.log_event(LoggedEvent::Rdmsr, index.into(), &logged.to_le_bytes());
         value.ok_or(GpFault)
     }
 
@@ -160,8 +162,8 @@ impl Msrs for InterpPlatform {
 
     fn rdpmc(&mut self, index: u32) -> Result<u64, GpFault> {
         let answer = self.model.rdpmc(index);
-        let shown = answer.unwrap_or(0);
-        self.log_event(LoggedEvent::Rdmsr, index.into(), &shown.to_le_bytes());
+        let logged = answer.unwrap_or(0);
+        self.log_event(LoggedEvent::Rdmsr, index.into(), &logged.to_le_bytes());
         answer
     }
 
@@ -193,12 +195,12 @@ impl Msrs for InterpPlatform {
     }
 }
 
-impl Interrupts for InterpPlatform {
+impl InterruptSource for InterpPlatform {
     fn pending(&mut self) -> Pending {
         let (id, board) = (self.model.id, &self.model.board);
         let pending = board.buses.irq.pending(id);
         if pending.smi && !self.model.msrs.has_smm() {
-            // Without system-management mode nobody takes it (rule SMF-10).
+            // A processor without system-management mode drops it (rule SMF-10).
             board.buses.irq.take_smi(id);
         }
         Pending {
@@ -291,12 +293,12 @@ impl Interrupts for InterpPlatform {
 
 impl Observer for InterpPlatform {
     fn observe(&mut self) -> Observe {
-        let wanted = self.model.msrs.observe();
-        // Deterministic mode has the way of the guest in its hash.
-        let kept = self.model.history.is_some() || self.log.is_some();
+        let required = self.model.msrs.observe();
+        // The run hash of a deterministic run covers every branch.
+        let records = self.model.history.is_some() || self.log.is_some();
         Observe {
-            branches: wanted.branches || kept,
-            ..wanted
+            branches: required.branches || records,
+            ..required
         }
     }
 
@@ -317,7 +319,7 @@ impl Observer for InterpPlatform {
     }
 
     fn counting(&mut self) -> EngineCounting {
-        // The limits count from where the counters stand: they must stand where the processor does.
+        // The limits are relative to the counters, so the counters are brought up to date first.
         if !self.model.msrs.pmu().needs().is_empty() {
             self.model.count();
         }
@@ -352,7 +354,7 @@ impl Observer for InterpPlatform {
     }
 
     fn allows_transactions(&self) -> bool {
-        // Whether one is aborted from outside would depend on when the machine is inspected.
+        // When another thread aborts a transaction depends on host timing.
         self.log.is_none()
     }
 

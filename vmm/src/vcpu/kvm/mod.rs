@@ -426,7 +426,7 @@ impl KvmVcpu {
     }
 }
 
-/// The breakpoints for a debugger's stops. StopConditions that KVM cannot do change the engine before the
+/// The breakpoints for a debugger's stops. Stops that KVM cannot do change the engine before the
 /// guest runs.
 fn breakpoints_of(stops: &StopConditions) -> HwBreakpoints {
     HwBreakpoints::new(stops).unwrap_or_default()

@@ -49,9 +49,9 @@ impl KvmRun {
     }
 }
 
-struct Kicker(Arc<KvmRun>);
+struct FakeKvm(Arc<KvmRun>);
 
-impl Kick for Kicker {
+impl Kick for FakeKvm {
     fn kick(&self) {
         self.0.immediate_exit.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -126,7 +126,7 @@ fn ring_kicks_a_thread_out_of_kvm_run() {
         let (bell, done) = (doorbell.clone(), work.clone());
         let vcpu = thread::spawn(move || {
             let run = Arc::new(KvmRun::default());
-            bell.set_kicker(Some(Box::new(Kicker(run.clone()))));
+            bell.set_kicker(Some(Box::new(FakeKvm(run.clone()))));
             // As in the run loop of KVM: a ring that came before the kicker was installed shows here.
             loop {
                 if bell.is_rung() {
@@ -152,7 +152,7 @@ fn ring_kicks_a_thread_out_of_kvm_run() {
 
 /// A vCPU's thread that checks for work, then runs the guest or sleeps, until the machine stops. It
 /// panics if it runs while the machine is paused, or in another engine than the other threads.
-struct Machine {
+struct ModelMachine {
     control: VcpuControl<()>,
     paused: AtomicBool,
     running: [AtomicUsize; 2],
@@ -160,7 +160,7 @@ struct Machine {
     reply: Condvar,
 }
 
-impl Machine {
+impl ModelMachine {
     fn new(cpus: usize) -> Arc<Self> {
         let control = VcpuControl::new(cpus, Engine::Kvm);
         (0..cpus).for_each(|_| control.enter());
@@ -219,8 +219,8 @@ impl Machine {
 #[test]
 fn paused_machine_does_not_run_until_resumed() {
     explore(Some(2), || {
-        let machine = Machine::new(1);
-        let vcpu = Machine::vcpu(&machine, 0);
+        let machine = ModelMachine::new(1);
+        let vcpu = ModelMachine::vcpu(&machine, 0);
         assert!(machine.control.pause());
         machine.paused.store(true, Ordering::SeqCst);
         assert!(machine.control.request(0, ()));
@@ -234,8 +234,11 @@ fn paused_machine_does_not_run_until_resumed() {
 #[test]
 fn pause_returns_when_no_thread_runs() {
     explore(Some(2), || {
-        let machine = Machine::new(2);
-        let vcpus = [Machine::vcpu(&machine, 0), Machine::vcpu(&machine, 1)];
+        let machine = ModelMachine::new(2);
+        let vcpus = [
+            ModelMachine::vcpu(&machine, 0),
+            ModelMachine::vcpu(&machine, 1),
+        ];
         assert!(machine.control.pause());
         machine.paused.store(true, Ordering::SeqCst);
         machine.control.stop();
@@ -248,8 +251,11 @@ fn pause_returns_when_no_thread_runs() {
 #[test]
 fn engine_change_is_made_by_all_threads_at_once() {
     explore(Some(2), || {
-        let machine = Machine::new(2);
-        let vcpus = [Machine::vcpu(&machine, 0), Machine::vcpu(&machine, 1)];
+        let machine = ModelMachine::new(2);
+        let vcpus = [
+            ModelMachine::vcpu(&machine, 0),
+            ModelMachine::vcpu(&machine, 1),
+        ];
         assert!(machine.control.change(Engine::Interp));
         machine.control.stop();
         for vcpu in vcpus {
@@ -261,8 +267,8 @@ fn engine_change_is_made_by_all_threads_at_once() {
 #[test]
 fn engine_change_and_pause_do_not_block_each_other() {
     explore(Some(2), || {
-        let machine = Machine::new(1);
-        let vcpu = Machine::vcpu(&machine, 0);
+        let machine = ModelMachine::new(1);
+        let vcpu = ModelMachine::vcpu(&machine, 0);
         let other = machine.clone();
         let changer = thread::spawn(move || {
             other.control.change(Engine::Interp);
@@ -278,8 +284,8 @@ fn engine_change_and_pause_do_not_block_each_other() {
 #[test]
 fn request_is_served_while_the_machine_is_paused() {
     explore(Some(2), || {
-        let machine = Machine::new(1);
-        let vcpu = Machine::vcpu(&machine, 0);
+        let machine = ModelMachine::new(1);
+        let vcpu = ModelMachine::vcpu(&machine, 0);
         assert!(machine.control.pause());
         assert!(machine.control.request(0, ()));
         let mut served = machine.served.lock().unwrap();

@@ -50,7 +50,7 @@ impl EngineChange {
     }
 }
 
-struct Inner<R> {
+struct ControlState<R> {
     phase: Phase,
     /// Threads inside their run loop.
     active: usize,
@@ -64,7 +64,7 @@ struct Inner<R> {
     requests: Vec<VecDeque<R>>,
 }
 
-impl<R> Inner<R> {
+impl<R> ControlState<R> {
     fn pauses(&self, ids: u64) -> bool {
         self.phase == Phase::Paused || (self.phase == Phase::Running && self.held & ids == ids)
     }
@@ -87,7 +87,7 @@ fn mask(ids: &Range<usize>) -> u64 {
 /// The machine's run state, and the doorbells of its vCPUs. `R` is a request that a vCPU's thread
 /// serves at its checkpoint.
 pub struct VcpuControl<R> {
-    inner: Mutex<Inner<R>>,
+    inner: Mutex<ControlState<R>>,
     /// vCPU threads wait here. Release `inner` before notifying: they need it.
     changed: Condvar,
     /// Threads wait here until the vCPU threads wait.
@@ -144,7 +144,7 @@ impl<R> VcpuControl<R> {
     /// The control of a machine of `cpus` vCPUs, which starts paused, in `engine`.
     pub fn new(cpus: usize, engine: Engine) -> Self {
         Self {
-            inner: Mutex::new(Inner {
+            inner: Mutex::new(ControlState {
                 phase: Phase::Paused,
                 active: 0,
                 waiting: 0,
@@ -251,7 +251,7 @@ impl<R> VcpuControl<R> {
         true
     }
 
-    /// StopConditions all vCPUs for good; does not wait for them.
+    /// Stops all vCPUs for good, without waiting for them.
     pub fn stop(&self) {
         let mut inner = lock(&self.inner);
         inner.phase = Phase::Stopped;
@@ -357,7 +357,10 @@ impl<R> VcpuControl<R> {
     }
 
     /// Waits for a change of the run state, as a thread that does not run.
-    fn wait<'a>(&'a self, mut inner: MutexGuard<'a, Inner<R>>) -> MutexGuard<'a, Inner<R>> {
+    fn wait<'a>(
+        &'a self,
+        mut inner: MutexGuard<'a, ControlState<R>>,
+    ) -> MutexGuard<'a, ControlState<R>> {
         inner.waiting += 1;
         debug_assert!(
             inner.waiting <= inner.active,
@@ -375,9 +378,9 @@ impl<R> VcpuControl<R> {
     /// a request must be served first.
     fn arrive<'a>(
         &'a self,
-        mut inner: MutexGuard<'a, Inner<R>>,
+        mut inner: MutexGuard<'a, ControlState<R>>,
         state: &CheckpointState,
-    ) -> MutexGuard<'a, Inner<R>> {
+    ) -> MutexGuard<'a, ControlState<R>> {
         let round = inner.change.round;
         inner.change.arrived += 1;
         while inner.change.round == round {

@@ -3,7 +3,7 @@
     .text
 _start:
     lea stack_end(%rip), %rsp
-    # Some hosts cannot stop a guest that loops with IF clear: see docs/labs.md.
+    # Some hosts cannot stop a guest that loops with IF clear: see docs/internals/labs.md.
     sti
 spin:
     incq count(%rip)

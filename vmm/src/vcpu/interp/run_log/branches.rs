@@ -10,7 +10,7 @@ const RECENT: usize = 16;
 /// Most interrupts and exceptions to hold, to find which handler a vCPU returns from.
 const DELIVERIES: usize = 256;
 
-/// The path of a vCPU. All but the hash begins anew at each restore.
+/// The path of a vCPU. A restore clears all but the hash.
 #[derive(Debug, Default)]
 pub(crate) struct BranchPath {
     /// See [`crate::state::RunLogState::path`].
@@ -71,8 +71,8 @@ impl BranchPath {
             hash = (hash.rotate_left(23) ^ branch.to.wrapping_add(count)).wrapping_mul(ODD);
         }
         self.hash = hash;
-        let kept = RECENT.saturating_sub(branches.len());
-        let old = self.recent.len().saturating_sub(kept);
+        let remaining = RECENT.saturating_sub(branches.len());
+        let old = self.recent.len().saturating_sub(remaining);
         self.recent.drain(..old);
         let new = branches.len().saturating_sub(RECENT);
         self.recent.extend_from_slice(&branches[new..]);
