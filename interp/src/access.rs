@@ -14,15 +14,6 @@ use std::sync::{Arc, PoisonError};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pieces(pub(crate) [(u64, usize); 2]);
 
-/// The rights of accesses that the processor makes at a privilege level, explicit or not.
-fn rights_at(cpl: u8) -> TlbSet {
-    if cpl == 3 {
-        TlbSet::User
-    } else {
-        TlbSet::Supervisor
-    }
-}
-
 /// The fast path: pages that are in the TLB.
 impl Core {
     /// Reads a value whose page is in the TLB.
@@ -110,9 +101,18 @@ impl Core {
         result
     }
 
-    /// Writes with the rights of another privilege level.
+    /// The rights of accesses that the processor makes for a handler or procedure at a privilege level.
+    fn rights_at(&self, cpl: u8) -> TlbSet {
+        if cpl == 3 {
+            self.mmu.rights()
+        } else {
+            TlbSet::Supervisor
+        }
+    }
+
+    /// Writes with the rights of another privilege level, which is at most the CPL.
     pub(crate) fn write_as<T: Width>(&mut self, lin: u64, v: T, cpl: u8) -> Result<(), Fault> {
-        self.write_slow(lin, v, rights_at(cpl))
+        self.write_slow(lin, v, self.rights_at(cpl))
     }
 
     #[cold]
@@ -203,8 +203,18 @@ impl Core {
 
     /// Like [`Core::probe_write`], with the rights of another privilege level.
     pub(crate) fn probe_write_as(&mut self, lin: u64, len: usize, cpl: u8) -> Result<(), Fault> {
-        self.pieces(lin, len, AccessKind::Write, rights_at(cpl))
+        self.pieces(lin, len, AccessKind::Write, self.rights_at(cpl))
             .map(|_| ())
+    }
+
+    /// Raises #AC if alignment is checked and `lin` is no multiple of `alignment`. For operands whose
+    /// size is no power of two; [`Core::pieces`] checks the others up to 8 bytes.
+    pub(crate) fn check_alignment(&self, lin: u64, alignment: usize) -> Result<(), Fault> {
+        let checked = self.mmu.rights() == TlbSet::UserAligned;
+        if checked && !lin.is_multiple_of(alignment as u64) {
+            return Err(Fault::AC);
+        }
+        Ok(())
     }
 
     /// Translates an access of up to one page.
@@ -313,6 +323,12 @@ impl Core {
     fn drop_code(&mut self, gpa: u64) {
         self.code.drop_page(gpa);
         self.memory.unmark_code(gpa);
+    }
+
+    /// Makes the next instruction see code that other processors wrote: for serializing instructions
+    /// that do not leave the block otherwise. SDM Vol. 3A, "Serializing Instructions".
+    pub(crate) fn serialize(&mut self) {
+        self.exit.requested |= self.memory.has_code_changes();
     }
 
     /// Follows what other processors and devices did to code pages.

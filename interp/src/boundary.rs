@@ -109,6 +109,13 @@ impl Core {
         Ok(Pended::Nothing)
     }
 
+    /// Ends the blocking of NMIs.
+    pub(crate) fn unblock_nmis(&mut self) {
+        if std::mem::take(&mut self.state.events.nmi_blocked) {
+            self.platform().nmis_unblocked();
+        }
+    }
+
     fn deliver_nmi(&mut self) -> Result<(), Shutdown> {
         if self.state.events.nmi_pending {
             self.state.events.nmi_pending = false;

@@ -88,7 +88,11 @@ fn next_event(event: &GuestEvent, fault: Fault) -> Result<GuestEvent, Shutdown> 
     use DoubleFaultClass::{Contributory, DoubleFault, PageFault};
     let (vector, mut code) = fault.exception();
     let external = event.source != EventSource::Software;
-    if external && matches!(vector, Vector::TS | Vector::NP | Vector::SS | Vector::GP) {
+    let has_ext = matches!(
+        vector,
+        Vector::TS | Vector::NP | Vector::SS | Vector::GP | Vector::AC
+    );
+    if external && has_ext {
         code = code.map(|c| c | 1);
     }
     // An interrupt or a software interrupt counts as benign whatever its vector.
@@ -563,12 +567,18 @@ mod tests {
     #[test]
     fn external_event_sets_ext_in_the_error_code_of_its_fault() {
         let np = Fault::WithCode(Vector::NP, 0x10);
-        for (source, expected) in [(EventSource::External, 0x11), (EventSource::Software, 0x10)] {
+        for (source, fault, expected) in [
+            (EventSource::External, np, 0x11),
+            (EventSource::Software, np, 0x10),
+            (EventSource::External, Fault::AC, 1),
+            (EventSource::Software, Fault::AC, 0),
+        ] {
             let event = GuestEvent {
                 source,
                 ..GuestEvent::exception(Vector(0x40))
             };
-            assert_eq!(next_event(&event, np).map(|e| e.code), Ok(Some(expected)));
+            let next = next_event(&event, fault);
+            assert_eq!(next.map(|e| e.code), Ok(Some(expected)), "{fault:?}");
         }
     }
 }

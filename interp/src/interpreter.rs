@@ -9,6 +9,7 @@ use hindsight_cpu::stops::{StopConditions, StopHit};
 
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::CpuState;
+use hindsight_regs::rflags::Rflags;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -153,9 +154,11 @@ impl Vcpu {
             && events.deferred_db == 0
     }
 
-    /// What the debug registers arm.
-    pub fn armed_by_dr7(&self) -> Armed {
-        Armed::from_dr7(self.core.state.dr7, self.core.state.cr4)
+    /// What the debug registers and RFLAGS.TF arm.
+    pub fn armed(&self) -> Armed {
+        let mut armed = Armed::from_dr7(self.core.state.dr7, self.core.state.cr4);
+        armed.set(Armed::SINGLE_STEP, self.core.regs.flag(Rflags::TF));
+        armed
     }
 
     /// Guest memory.

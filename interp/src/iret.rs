@@ -37,7 +37,7 @@ impl Core {
     /// IRET of `size` bytes; sets RIP. A task that is left goes on at `after`.
     pub(crate) fn iret(&mut self, size: u8, after: u64) -> Result<(), Fault> {
         // Even if it faults: SDM Vol. 3A, "Handling Multiple NMIs".
-        self.state.events.nmi_blocked = false;
+        self.unblock_nmis();
         if !self.cr0(Cr0::PE) {
             self.iret_real(size)
         } else if self.regs.v86() {

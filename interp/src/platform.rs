@@ -83,6 +83,8 @@ pub trait InterruptSource {
     fn acknowledge(&mut self) -> Option<u8>;
     /// Takes the pending NMI.
     fn acknowledge_nmi(&mut self);
+    /// NMIs are no longer blocked: of those that arrived meanwhile one is pending.
+    fn nmis_unblocked(&mut self);
     /// Takes the pending system-management interrupt.
     fn acknowledge_smi(&mut self);
     /// The processor enters system-management mode, or leaves it.

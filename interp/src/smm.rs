@@ -40,6 +40,9 @@ impl Core {
         self.store(&mut state);
         state.leave_smm(&area).map_err(|_| Fault::Shutdown)?;
         self.load(&state);
+        if !self.state.events.nmi_blocked {
+            self.platform().nmis_unblocked();
+        }
         if self.cr0(Cr0::PG) && self.cr4(Cr4::PAE) && !self.lma() {
             let loaded = self.load_pdptrs(self.state.cr3);
             loaded.map_err(|_| Fault::Shutdown)?;

@@ -50,6 +50,26 @@ fn undefined_instruction_at_the_end_of_a_page_is_undefined() {
 }
 
 #[test]
+fn iret_that_ends_an_nmi_reports_that_nmis_are_unblocked() {
+    let ram = Ram::new(4 << 20);
+    let mut st = long_mode(&ram, 0);
+    gate(&ram, 2, HANDLER as u64, 0);
+    // iretq; in the code: hlt.
+    ram.write(HANDLER, &[0x48, 0xcf]);
+    ram.write(CODE, &[0x90, HLT]);
+    for (nmi, windows) in [(true, 1), (false, 0)] {
+        st.rip = CODE as u64;
+        let mut machine = Machine {
+            nmi,
+            ..Machine::default()
+        };
+        let mut cpu = vcpu(&ram, &st);
+        assert_eq!(cpu.run(&mut machine, 100), Exit::Halted);
+        assert_eq!((machine.nmi, machine.nmi_windows), (false, windows));
+    }
+}
+
+#[test]
 fn iret_that_faults_lets_nmis_in() {
     // push 0, five times; iretq
     let code = [[0x6a, 0].repeat(5), vec![0x48, 0xcf]].concat();

@@ -58,6 +58,7 @@ impl InterruptSource for ExitPortPlatform {
         None
     }
     fn acknowledge_nmi(&mut self) {}
+    fn nmis_unblocked(&mut self) {}
     fn acknowledge_smi(&mut self) {}
     fn smm(&mut self, _: bool) {}
     fn cr8(&mut self) -> u8 {

@@ -65,6 +65,11 @@ impl MemoryHandle {
         marks & !self.code_mark != 0
     }
 
+    /// Whether [`MemoryHandle::take_code_changes`] has any.
+    pub(crate) fn has_code_changes(&self) -> bool {
+        self.memory.code_epoch() != self.code_epoch || self.memory.log_len() != self.log_position
+    }
+
     /// What changed since the last call; `None` for nothing.
     pub(crate) fn take_code_changes(&mut self) -> Option<CodeChanges> {
         let epoch = self.memory.code_epoch();

@@ -216,7 +216,9 @@ pub(crate) fn lldt(c: &mut Core, o: &Op) -> Done {
     }
     privileged(c)?;
     let v: u16 = super::read_rm(c, o, o.dst)?;
-    c.load_ldtr(v)
+    c.load_ldtr(v)?;
+    c.serialize();
+    Ok(())
 }
 
 pub(crate) fn ltr(c: &mut Core, o: &Op) -> Done {
@@ -225,7 +227,9 @@ pub(crate) fn ltr(c: &mut Core, o: &Op) -> Done {
     }
     privileged(c)?;
     let v: u16 = super::read_rm(c, o, o.dst)?;
-    c.load_tr(v)
+    c.load_tr(v)?;
+    c.serialize();
+    Ok(())
 }
 
 fn read_table(c: &mut Core, o: &Op) -> Result<(u16, u64), Fault> {
@@ -254,12 +258,14 @@ fn read_table(c: &mut Core, o: &Op) -> Result<(u16, u64), Fault> {
 pub(crate) fn lgdt(c: &mut Core, o: &Op) -> Done {
     let (limit, base) = read_table(c, o)?;
     c.state.gdtr = hindsight_cpu::state::DescriptorTable { base, limit };
+    c.serialize();
     Ok(())
 }
 
 pub(crate) fn lidt(c: &mut Core, o: &Op) -> Done {
     let (limit, base) = read_table(c, o)?;
     c.state.idtr = hindsight_cpu::state::DescriptorTable { base, limit };
+    c.serialize();
     Ok(())
 }
 
@@ -267,6 +273,7 @@ fn store_table(c: &mut Core, o: &Op, table: hindsight_cpu::state::DescriptorTabl
     umip(c)?;
     let len = if c.mode.is_64bit() { 10 } else { 6 };
     let lin = super::dst(c, o, len)?;
+    c.check_alignment(lin, 4)?;
     let mut data = [0; 10];
     data[..2].copy_from_slice(&table.limit.to_le_bytes());
     data[2..].copy_from_slice(&table.base.to_le_bytes());
@@ -330,5 +337,6 @@ pub(crate) fn invpcid(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn wbinvd(c: &mut Core, _: &Op) -> Done {
     privileged(c)?;
     c.platform().caches_flushed(None);
+    c.serialize();
     Ok(())
 }

@@ -174,6 +174,7 @@ pub(crate) fn cpuid(c: &mut Core, _: &Op) -> Done {
     for (reg, v) in [Reg::Rax, Reg::Rbx, Reg::Rcx, Reg::Rdx].into_iter().zip(v) {
         c.regs.set(reg, v.into());
     }
+    c.serialize();
     Ok(())
 }
 

@@ -179,9 +179,9 @@ fn enter_frame(c: &mut Core, o: &Op, level: u64, size: u64) -> Done {
         }
     }
     let sp = c.sp().wrapping_sub(o.imm) & c.mode.stack_mask();
-    // The new top of stack must be writable.
-    let lin = c.linear(seg::SS, sp, 1, true)?;
-    c.probe_write(lin, 1)?;
+    // The processor makes a write access to the new top of stack.
+    let lin = c.linear(seg::SS, sp, size, true)?;
+    c.probe_write(lin, o.size.into())?;
     c.set_sp(sp);
     c.regs.write_sized(Reg::Rbp, o.size, frame);
     Ok(())

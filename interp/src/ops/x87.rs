@@ -161,6 +161,7 @@ fn fnstenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
         }
     }
     let lin = super::dst(c, o, data.len())?;
+    c.check_alignment(lin, W)?;
     c.write_bytes(lin, &data)?;
     if ALL {
         return fninit(c, o);
@@ -176,6 +177,7 @@ fn fldenv<const W: usize, const ALL: bool>(c: &mut Core, o: &Op) -> Done {
     c.check_x87_pending()?;
     let len = 7 * W + if ALL { 80 } else { 0 };
     let lin = super::src(c, o, len)?;
+    c.check_alignment(lin, W)?;
     let mut data = vec![0; len];
     c.read_bytes(lin, &mut data)?;
     let word = |n: usize| u16::from_le_bytes([data[n * W], data[n * W + 1]]);

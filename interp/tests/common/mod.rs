@@ -114,6 +114,8 @@ pub struct Machine {
     pub random: Vec<u64>,
     pub interrupts: Vec<u8>,
     pub nmi: bool,
+    /// How often NMIs ceased to be blocked.
+    pub nmi_windows: u32,
     pub cpuid: Option<fn(u32, u32) -> [u32; 4]>,
     pub portable: bool,
     /// Called whenever the processor asks what waits for it.
@@ -180,6 +182,9 @@ impl InterruptSource for Machine {
     }
     fn acknowledge_nmi(&mut self) {
         self.nmi = false;
+    }
+    fn nmis_unblocked(&mut self) {
+        self.nmi_windows += 1;
     }
     fn acknowledge_smi(&mut self) {
         unreachable!("no SMI is pending");

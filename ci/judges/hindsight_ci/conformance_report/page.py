@@ -14,8 +14,8 @@ Which rules of the virtual processor hold where. `ci/conformance` makes this pag
 [conformance.json](conformance.json) from runs of the payloads
 ([testing.md](../internals/testing.md)); nothing here is written by hand. The identifier of a rule links to its text in [spec/](../spec/README.md).
 
-*interpreter* and *native* are the two engines (`--engine interp` and `--engine kvm`); `amd` and
-`intel` are the [labs](../internals/labs.md), `pvm` is the machine on which the project is developed.
+*interpreter* and *native* are the two engines (`--engine interp` and `--engine kvm`); *auto* is what
+`--engine auto` makes of them, where every rule of the interpreter must hold. `amd` and `intel` are the [labs](../internals/labs.md), `pvm` is the machine on which the project is developed.
 
 | cell | meaning |
 | --- | --- |

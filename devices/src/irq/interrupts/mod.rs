@@ -257,6 +257,11 @@ impl Interrupts {
             .unwrap_or(false)
     }
 
+    /// Merges the NMIs that arrived while the vCPU blocked NMIs into one.
+    pub fn merge_nmis(&self, vcpu: usize) {
+        self.with_lapic(vcpu, |lapic, _| lapic.merge_nmis());
+    }
+
     /// Gives the vCPU an SMI. Returns whether one was pending.
     pub fn take_smi(&self, vcpu: usize) -> bool {
         self.with_lapic(vcpu, |lapic, _| lapic.take_smi())

@@ -505,6 +505,7 @@ fn apply(bench: &Bench, step: &BusStep) {
         BusStep::Take(vcpu) => {
             let pending = interrupts.pending(vcpu);
             assert_eq!(interrupts.take_nmi(vcpu), pending.nmi);
+            interrupts.take_nmi(vcpu);
             assert_eq!(interrupts.take_smi(vcpu), pending.smi);
             let sipi = pending.sipi.filter(|_| !pending.init);
             assert_eq!(interrupts.take_sipi(vcpu), sipi);

@@ -109,7 +109,7 @@ impl Lapic {
                 return self.accept(vector, level);
             }
             DeliveryMode::Smi => self.s.smi = true,
-            DeliveryMode::Nmi => self.s.nmi = true,
+            DeliveryMode::Nmi => self.inject_nmi(),
             DeliveryMode::Init => {
                 self.s.init = true;
                 self.s.sipi = None;
@@ -180,7 +180,9 @@ impl Lapic {
         *line = level;
         if !self.is_enabled() {
             // LINT0 is INTR, see `ext_int`; LINT1 is NMI.
-            self.s.nmi |= rising && pin == 1;
+            if rising && pin == 1 {
+                self.inject_nmi();
+            }
             return;
         }
         let entry = self.s.lvt[lvt::LINT0 + pin];
@@ -227,13 +229,22 @@ impl Lapic {
     }
 
     /// Raises an NMI whatever the LVT contains.
+    ///
+    /// Two can be pending: the processor serves the first and latches the second meanwhile.
     pub fn inject_nmi(&mut self) {
+        self.s.second_nmi |= self.s.nmi;
         self.s.nmi = true;
     }
 
     /// Gives the processor an NMI. Returns whether one was pending.
     pub fn take_nmi(&mut self) -> bool {
-        std::mem::take(&mut self.s.nmi)
+        let second = std::mem::take(&mut self.s.second_nmi);
+        std::mem::replace(&mut self.s.nmi, second)
+    }
+
+    /// Merges two pending NMIs into one: the processor, which serves an NMI, latches one more only.
+    pub fn merge_nmis(&mut self) {
+        self.s.second_nmi = false;
     }
 
     /// Raises an SMI whatever the LVT contains.

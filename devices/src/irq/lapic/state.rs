@@ -52,6 +52,9 @@ pub struct LapicState {
     pub ext_int: bool,
     /// An NMI is pending.
     pub nmi: bool,
+    /// A further NMI arrived while one was pending.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub second_nmi: bool,
     /// An SMI is pending.
     pub smi: bool,
     /// An INIT is pending.
@@ -91,6 +94,7 @@ impl LapicState {
             lint: [false; 2],
             ext_int: false,
             nmi: false,
+            second_nmi: false,
             smi: false,
             init: false,
             sipi: None,

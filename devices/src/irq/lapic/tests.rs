@@ -195,6 +195,23 @@ fn software_disabled_apic_masks_its_lvt_and_accepts_only_nmi() {
 }
 
 #[test]
+fn second_nmi_is_latched_while_the_first_is_served_and_a_third_is_merged() {
+    let mut lapic = software_enabled();
+    for _ in 0..3 {
+        lapic.receive(DeliveryMode::Nmi, 0, false);
+    }
+    assert!(lapic.take_nmi());
+    assert!(lapic.take_nmi());
+    assert!(!lapic.take_nmi());
+    for _ in 0..2 {
+        lapic.receive(DeliveryMode::Nmi, 0, false);
+    }
+    lapic.merge_nmis();
+    assert!(lapic.take_nmi());
+    assert!(!lapic.take_nmi());
+}
+
+#[test]
 fn illegal_vector_sets_esr_at_its_next_write_and_interrupts_once() {
     let mut lapic = software_enabled();
     write(&mut lapic, 0x370, 0x60, 0);

@@ -36,6 +36,8 @@ pub(crate) struct InterpPlatform {
     random: HostRandom,
     /// Present in deterministic mode.
     pub(crate) log: Option<RunLog>,
+    /// A #DB was raised since the run loop last asked.
+    debug_exception: bool,
 }
 
 impl InterpPlatform {
@@ -45,7 +47,13 @@ impl InterpPlatform {
             model,
             random: HostRandom::default(),
             log: None,
+            debug_exception: false,
         }
+    }
+
+    /// Whether a #DB was raised since the last call.
+    pub(super) fn take_debug_exception(&mut self) -> bool {
+        std::mem::take(&mut self.debug_exception)
     }
 
     /// Serves an event that would be an exit under KVM, and records it.
@@ -231,6 +239,10 @@ impl InterruptSource for InterpPlatform {
         self.log_event(LoggedEvent::Nmi, 2, &[]);
     }
 
+    fn nmis_unblocked(&mut self) {
+        self.model.board.buses.irq.merge_nmis(self.model.id);
+    }
+
     fn acknowledge_smi(&mut self) {
         self.model.board.buses.irq.take_smi(self.model.id);
         self.model.wake();
@@ -316,6 +328,7 @@ impl Observer for InterpPlatform {
 
     fn debug_exception(&mut self) {
         self.model.msrs.debug_exception();
+        self.debug_exception = true;
     }
 
     fn counting(&mut self) -> EngineCounting {

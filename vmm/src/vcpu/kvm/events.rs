@@ -30,7 +30,8 @@ impl KvmVcpu {
             board.time.poll_window(id, false);
             return Ok(self.activity == Activity::Running);
         }
-        if pending.nmi && irq.take_nmi(id) {
+        // KVM merges them as a processor does.
+        while pending.nmi && irq.take_nmi(id) {
             tracing::trace!(target: "irq", "cpu {id} NMI");
             self.fd.inject_nmi()?;
             self.activity = Activity::Running;

@@ -307,6 +307,9 @@ impl KvmVcpu {
         if stepped || self.hits != 0 {
             self.trap(stepped)?;
         }
+        if trap_flag && !self.monitor_steps() {
+            self.arm_single_step();
+        }
         Ok(Turn::Again)
     }
 
