@@ -30,6 +30,8 @@
 //! let mut msrs = Msrs::new(MsrConfig {
 //!     facilities: Facilities::INTERP_DEFAULT,
 //!     tsc_hz: 2_500_000_000,
+//!     physical_bits: 46,
+//!     speculation: 0,
 //!     uarch: false,
 //! });
 //! let now = Now { ticks: 0 };

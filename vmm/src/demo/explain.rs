@@ -66,6 +66,7 @@ fn completed(spec: &MsrSpec, write: bool) -> String {
         (Owner::Stored, _) => "stored",
         (Owner::Rdt, _) => "the resource director",
         (Owner::Smm | Owner::Constant, _) => "constant",
+        (Owner::Command, _) => "command",
     };
     let also = if write && spec.kvm == KvmRole::Mirrored {
         ", and to KVM"
@@ -145,6 +146,8 @@ mod tests {
     const CONFIG: MsrConfig = MsrConfig {
         facilities: Facilities::KVM,
         tsc_hz: 2_000_000_000,
+        physical_bits: 46,
+        speculation: 0,
         uarch: true,
     };
 

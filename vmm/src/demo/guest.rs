@@ -108,6 +108,8 @@ pub fn run(engine: Engine, host: Option<&kvm::KvmDevice>) -> Result<DemoRun, Dem
         msrs: MsrConfig {
             facilities: Facilities::KVM,
             tsc_hz: board.time.clock.hz(),
+            physical_bits: 46,
+            speculation: 0,
             uarch: true,
         },
     })

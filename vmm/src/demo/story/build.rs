@@ -323,6 +323,8 @@ mod tests {
             msrs: MsrConfig {
                 facilities: Facilities::KVM,
                 tsc_hz: 1_000_000_000,
+                physical_bits: 46,
+                speculation: 0,
                 uarch: true,
             },
         }
