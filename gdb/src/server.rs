@@ -195,7 +195,7 @@ impl ServerThread {
                 session.report_stop(&mut self.debugger, &stop);
                 send(client, &session.take_output());
             }
-            // Nobody can request to go back from the end. The machine may have ended meanwhile.
+            // No client can reverse from the end any more. The machine may have ended meanwhile.
             None if matches!(stop.cause, Some(StopCause::RunEnd(_))) => {
                 let _ = self.debugger.resume();
             }

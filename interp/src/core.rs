@@ -64,8 +64,8 @@ pub(crate) struct Core {
     pub(crate) debug: DebugState,
     /// The processor's transaction.
     pub(crate) transaction: Transaction,
-    /// Some processor has a transaction open: every access must ask for conflicts.
-    pub(crate) careful: bool,
+    /// A processor of the machine has a transaction open: every access is checked for conflicts.
+    pub(crate) checks_conflicts: bool,
     /// Everything that no other part has; the other parts overrule it while the guest runs.
     pub(crate) state: CpuState,
     /// Vector and x87 registers.
@@ -106,8 +106,8 @@ impl Core {
             branches: BranchBuffer::new(),
             counters: Counters::new(),
             debug: DebugState::new(),
-            transaction: Transaction::new(memory.shared.join()),
-            careful: false,
+            transaction: Transaction::new(memory.shared.add_processor()),
+            checks_conflicts: false,
             state: CpuState::reset(),
             vec: Box::default(),
             ferr: false,
@@ -208,7 +208,8 @@ impl Core {
             _ => TlbSet::Supervisor,
         };
         let every_access = self.counters.counts_accesses();
-        self.mmu.set_rights(rights, every_access, self.careful);
+        self.mmu
+            .set_rights(rights, every_access, self.checks_conflicts);
         self.branches.set_cpl(cpl);
         self.branches.forget_bts_target();
     }
@@ -309,9 +310,14 @@ impl Core {
     #[cold]
     #[inline(never)]
     pub(crate) fn fault_at(&mut self, op: &Op, fault: Fault) -> Next {
-        self.regs.rip = self.rip_of(op);
-        self.code.mix.ended_early(op.id(), false);
-        self.progress.give_back(op.remaining);
+        if std::mem::take(&mut self.exit.switched_task) {
+            // The instruction is complete, and RIP is that of the new task.
+            self.progress.give_back(op.remaining.saturating_sub(1));
+        } else {
+            self.regs.rip = self.rip_of(op);
+            self.code.mix.ended_early(op.id(), false);
+            self.progress.give_back(op.remaining);
+        }
         self.progress.end_operation();
         self.exit.fault = fault;
         self.leave(ExitReason::Fault)
@@ -375,7 +381,7 @@ impl Core {
         self.set_sp_masked(v, self.mode.stack_mask());
     }
 
-    /// Sets as much of the stack pointer as a stack size with this mask has.
+    /// Sets the bits of the stack pointer that are in the mask of its stack size.
     pub(crate) fn set_sp_masked(&mut self, v: u64, mask: u64) {
         let rsp = match mask {
             0xffff => (v & 0xffff) | (self.regs.get(Reg::Rsp) & !0xffff),
@@ -384,10 +390,23 @@ impl Core {
         self.regs.set(Reg::Rsp, rsp);
     }
 
+    /// Whether a virtual interrupt is pending where virtual interrupts are enabled: #GP comes before
+    /// the next instruction. SDM Vol. 3A, "Class 2—Maskable Hardware Interrupt Handling in Virtual-8086
+    /// Mode Using the Virtual Interrupt Mechanism" and "Protected-Mode Virtual Interrupts".
+    pub(crate) fn has_virtual_interrupt(&self) -> bool {
+        let both = Rflags::VIP | Rflags::VIF;
+        let extension = if self.regs.v86() { Cr4::VME } else { Cr4::PVI };
+        self.regs.system_flags().contains(both)
+            && self.mode.cpl() == 3
+            && self.regs.iopl() < 3
+            && self.cr4(extension)
+    }
+
     /// Whether instructions must be executed one at a time, on the exact path.
     pub(crate) fn needs_exact(&self) -> bool {
         let events = &self.state.events;
         self.regs.flag(Rflags::TF | Rflags::RF)
+            || self.has_virtual_interrupt()
             || events.mov_ss_shadow
             || events.sti_shadow
             || self.has_exec_breakpoints()

@@ -53,7 +53,9 @@ impl Core {
     /// Whether some memory is watched, but none of these bytes, and nothing else must see single
     /// accesses: no transaction is open, and no model follows them.
     pub(crate) fn misses_watchpoints(&self, lin: u64, len: u64) -> bool {
-        self.debug.misses_watched(lin, len) && !self.counters.counts_accesses() && !self.careful
+        self.debug.misses_watched(lin, len)
+            && !self.counters.counts_accesses()
+            && !self.checks_conflicts
     }
 
     /// Records the guest's breakpoints and the debugger's watchpoints that a data access has met.

@@ -13,6 +13,8 @@ pub(crate) struct ExitState {
     pub(crate) reason: ExitReason,
     /// The fault, where the reason is [`ExitReason::Fault`].
     pub(crate) fault: Fault,
+    /// The task was switched: the fault is one of the new task.
+    pub(crate) switched_task: bool,
     /// RIP of the last software interrupt.
     pub(crate) software_rip: u64,
     /// Its operation.
@@ -25,6 +27,7 @@ impl ExitState {
             requested: false,
             reason: ExitReason::Poll,
             fault: Fault::Unimplemented,
+            switched_task: false,
             software_rip: 0,
             software_op: OpId::default(),
         }

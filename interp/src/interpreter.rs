@@ -58,8 +58,9 @@ impl Kicker {
     }
 }
 
-/// Statistics of an interpreter since it was made.
+/// Statistics of a processor since [`Vcpu::new`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Stats {
     /// Retired instructions; a repeated string instruction counts once.
     pub retired: u64,
@@ -80,7 +81,7 @@ pub struct Stats {
 pub struct Vcpu {
     core: Box<Core>,
     kicker: Kicker,
-    /// The platform was asked what does not change.
+    /// The properties of the platform that do not change have been read.
     prepared: bool,
 }
 

@@ -34,7 +34,7 @@ impl NewStack {
 }
 
 impl Core {
-    /// IRET of `size` bytes; sets RIP. A task that is left goes on at `after`.
+    /// IRET of `size` bytes; sets RIP. A task that is left continues at `after`.
     pub(crate) fn iret(&mut self, size: u8, after: u64) -> Result<(), Fault> {
         // Even if it faults: SDM Vol. 3A, "Handling Multiple NMIs".
         self.unblock_nmis();
@@ -247,7 +247,7 @@ impl Core {
             let s = self.state.seg[i];
             let data = s.access & 8 == 0 || s.access & 4 == 0;
             if s.unusable || (data && s.dpl() < self.mode.cpl()) {
-                // The manual changes the selector alone, and 64-bit code goes on using the bases of FS and GS.
+                // The manual changes the selector alone, and 64-bit code continues to use the bases of FS and GS.
                 let base = if i >= seg::FS { s.base } else { 0 };
                 let access = u16::from(self.mode.cpl()) << 5;
                 let null = Segment {

@@ -59,7 +59,7 @@ impl Core {
         })
     }
 
-    /// Runs until something stops the processor, at most `budget` cycles.
+    /// Runs until an exit is due, for at most `budget` cycles.
     pub(crate) fn run(&mut self, kicker: &Kicker, budget: u64) -> Exit {
         self.run_inner(kicker, budget)
             .unwrap_or_else(|Shutdown| self.shut_down())
@@ -177,6 +177,9 @@ impl Core {
                 self.exit.reason = ExitReason::Poll;
                 return self.deliver_exec_breakpoint(bits).map(|()| None);
             }
+        }
+        if self.has_virtual_interrupt() {
+            return self.handle_fault(Fault::GP);
         }
         let entry = match self.find_block(true) {
             Ok(entry) => entry,
@@ -326,7 +329,7 @@ impl Core {
     /// The block at RIP, if the jump cache has it.
     fn find_jump(&mut self) -> Option<BlockEntry<Self>> {
         let entry = self.code.jump(self.regs.rip)?;
-        // SAFETY: it was read just now; the block is only asked for its count.
+        // SAFETY: it was read just now; only the count of the block is read.
         if unsafe { entry.live() }.count() == DEAD {
             return None;
         }

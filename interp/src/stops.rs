@@ -10,7 +10,7 @@ use crate::memory::PAGE;
 use hindsight_cpu::stops::{MsrStops, StopConditions, StopHit};
 use hindsight_regs::vector::Vector;
 
-/// Bytes of a page that have a breakpoint, a bit each.
+/// One bit for each byte of a page: whether a breakpoint is there.
 type PageOffsets = Box<[u64; 64]>;
 
 /// Word and bit of a page offset.
@@ -186,7 +186,7 @@ impl ActiveStops {
         }
     }
 
-    /// Records a write to a control register, if it is stopped for.
+    /// Records a write to a control register, if such writes stop the processor.
     pub(crate) fn record_control(&mut self, number: u8, value: u64) {
         if self.stops.controls >> (number & 15) & 1 != 0 {
             self.record(StopHit::Control { number, value });

@@ -1,7 +1,8 @@
 //! Hardware task switches. SDM Vol. 3A, "Task Management".
 //!
-//! The new task's registers are loaded as far as the architecture allows before a fault of the
-//! switch itself; faults of the segment loads are those of the new task.
+//! All accesses to both TSSs and their descriptors are checked before anything is written. From
+//! then on the switch is complete, and faults are those of the new task, before its first
+//! instruction: their frames hold its EIP and ESP.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -52,14 +53,19 @@ impl Core {
         }
         self.switch(selector, SwitchKind::Nested)?;
         if let Some(code) = code {
-            let size = if self.state.tr.access & 8 != 0 { 4 } else { 2 };
-            self.push(size, code.into())?;
+            let size = if self.is_tss_wide() { 4 } else { 2 };
+            let pushed = self.push(size, code.into());
+            self.exit.switched_task = pushed.is_err();
+            pushed?;
         }
         Ok(())
     }
 
     /// IRET with NT set.
     pub(crate) fn task_return(&mut self) -> Result<(), Fault> {
+        if self.state.tr.limit < 1 {
+            return Err(ts(self.state.tr.selector));
+        }
         let link: u16 = self.read_sys(self.state.tr.base & 0xffff_ffff)?;
         self.switch(link, SwitchKind::Return)
     }
@@ -99,19 +105,52 @@ impl Core {
         if new.limit() < if wide { 0x67 } else { 0x2b } {
             return Err(ts(selector));
         }
+        let old = self.state.tr.selector;
+        let last = if self.is_tss_wide() { 0x5f } else { 0x29 };
+        if self.state.tr.limit < last {
+            return Err(ts(old));
+        }
         let image = self.read_image(new.base(), wide)?;
+        self.probe_switch(new, kind)?;
         self.save_image(kind)?;
         if kind != SwitchKind::Nested {
-            self.set_busy(self.state.tr.selector, false)?;
+            self.set_busy(old, false)?;
         }
-        let old = self.state.tr.selector;
         if kind == SwitchKind::Nested {
             self.write_sys(new.base() & 0xffff_ffff, old)?;
         }
         if kind != SwitchKind::Return {
             self.set_busy(selector, true)?;
         }
-        self.enter_task(selector, new, &image, kind, wide)
+        self.exit.switched_task = true;
+        self.enter_task(selector, new, &image, kind, wide)?;
+        self.exit.switched_task = false;
+        Ok(())
+    }
+
+    /// Whether the TSS of the current task is a 32-bit one.
+    fn is_tss_wide(&self) -> bool {
+        self.state.tr.access & 8 != 0
+    }
+
+    /// Raises the page faults of the switch's writes.
+    fn probe_switch(&mut self, new: Descriptor, kind: SwitchKind) -> Result<(), Fault> {
+        let (first, len) = if self.is_tss_wide() {
+            (0x20, 0x40)
+        } else {
+            (0x0e, 0x1c)
+        };
+        let old = self.state.tr;
+        self.probe_write_as(old.base.wrapping_add(first) & 0xffff_ffff, len, 0)?;
+        if kind == SwitchKind::Nested {
+            self.probe_write_as(new.base() & 0xffff_ffff, 2, 0)?;
+        } else if let Some(d) = self.descriptor(old.selector)? {
+            self.probe_write_as(d.address + 5, 1, 0)?;
+        }
+        if kind != SwitchKind::Return {
+            self.probe_write_as(new.address + 5, 1, 0)?;
+        }
+        Ok(())
     }
 
     fn set_busy(&mut self, selector: u16, on: bool) -> Result<(), Fault> {
@@ -164,7 +203,7 @@ impl Core {
 
     fn save_image(&mut self, kind: SwitchKind) -> Result<(), Fault> {
         let tr = self.state.tr;
-        let wide = tr.access & 8 != 0;
+        let wide = self.is_tss_wide();
         let mut flags = self.regs.rflags();
         if kind == SwitchKind::Return {
             flags &= !Rflags::NT;
@@ -198,13 +237,6 @@ impl Core {
         let mut tr = new.segment(selector);
         tr.access |= 2;
         self.state.tr = tr;
-        if wide && self.cr0(Cr0::PG) {
-            if self.cr4(Cr4::PAE) {
-                self.load_pdptrs(image.cr3.into())?;
-            }
-            self.state.cr3 = image.cr3.into();
-            self.flush_local_tlb();
-        }
         let mut flags = Rflags::from_bits_truncate(image.eflags.into());
         if kind == SwitchKind::Nested {
             flags |= Rflags::NT;
@@ -215,6 +247,13 @@ impl Core {
             *reg = v.into();
         }
         self.regs.rip = image.eip.into();
+        if wide && self.cr0(Cr0::PG) {
+            if self.cr4(Cr4::PAE) {
+                self.load_pdptrs(image.cr3.into())?;
+            }
+            self.state.cr3 = image.cr3.into();
+            self.flush_local_tlb();
+        }
         self.change_debug_registers(DebugRegisters::switch_task);
         self.update_debug();
         self.load_task_segments(image)?;
@@ -238,7 +277,10 @@ impl Core {
                 ..Segment::default()
             };
         }
-        self.load_ldtr(image.ldt).map_err(|_| ts(image.ldt))?;
+        self.load_ldtr(image.ldt).map_err(|fault| match fault {
+            Fault::Page(..) => fault,
+            _ => ts(image.ldt),
+        })?;
         if self.regs.v86() {
             self.mode.set_cpl(3);
             for (i, &selector) in image.seg.iter().enumerate() {

@@ -356,3 +356,11 @@ fn store_of_a_device_aborts() {
     assert_eq!(cpu.run(&mut machine, 1 << 20), Exit::Halted);
     assert_eq!(state(&mut cpu).gpr[0], 0b110);
 }
+
+#[test]
+fn instructions_after_xend_retire_once() {
+    // Three NOPs, then RDTSC, which counts instructions here.
+    let code = [&xbegin(0), XEND, &[0x90, 0x90, 0x90, 0x0f, 0x31], HLT].concat();
+    let (st, _) = run(&code, &mut machine());
+    assert_eq!(st.gpr[0], 5);
+}

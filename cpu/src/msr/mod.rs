@@ -196,7 +196,7 @@ impl Msrs {
 
     /// RDMSR of MSR `index`.
     ///
-    /// The caller has brought up to date what [`table::MsrSpec::update`] names.
+    /// The caller has brought up to date what [`MsrSpec::update`](field@MsrSpec::update) names.
     pub fn read(&self, index: u32, now: Now) -> RdmsrOutcome {
         let Some(spec) = find(index) else {
             return RdmsrOutcome::Unclaimed;
@@ -220,7 +220,7 @@ impl Msrs {
 
     /// WRMSR of `value` to MSR `index`.
     ///
-    /// The caller has brought up to date what [`table::MsrSpec::update`] names.
+    /// The caller has brought up to date what [`MsrSpec::update`](field@MsrSpec::update) names.
     pub fn write(&mut self, index: u32, value: u64, now: Now) -> WrmsrOutcome {
         let Some(spec) = find(index) else {
             return WrmsrOutcome::Unclaimed;

@@ -15,7 +15,7 @@ use crate::state::ProcessorMsr;
 
 pub use rows::{DEVICES_START, TABLE};
 
-/// The model that answers accesses to an MSR.
+/// The model that serves accesses to an MSR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// [`crate::tsc::Tsc`].
@@ -65,7 +65,7 @@ pub enum ResetValue {
 /// What a write to an MSR may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WritePolicy {
-    /// Every write raises #GP(0), also one of 0.
+    /// Every write raises #GP(0), even a write of 0.
     Fault,
     /// Every write is accepted and ignored.
     Ignored,
@@ -83,7 +83,7 @@ pub enum WritePolicy {
 /// How KVM takes part while the guest runs under KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvmRole {
-    /// The access exits; the model alone answers.
+    /// The access exits; the model alone serves it.
     Intercepted,
     /// The access exits, and an accepted write must also reach KVM, because KVM applies the
     /// value while the guest runs.
@@ -112,7 +112,7 @@ pub enum UpdateBefore {
     CacheOccupancy,
 }
 
-/// One row of the table: an MSR, or a run of alike ones.
+/// One row of the table: an MSR, or consecutive MSRs that behave alike.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct MsrSpec {
@@ -122,7 +122,7 @@ pub struct MsrSpec {
     pub count: u32,
     /// The manual's name.
     pub name: &'static str,
-    /// The model that answers.
+    /// The model that serves its accesses.
     pub owner: Owner,
     /// The processors that have it.
     pub presence: Presence,
@@ -250,7 +250,7 @@ pub const KVM_STATE_MSRS: [(u32, ProcessorMsr); count_kvm_state_msrs()] = {
     msrs
 };
 
-/// Number of consecutive x2APIC MSRs that the APIC answers.
+/// Number of consecutive x2APIC MSRs that the APIC serves.
 const X2APIC_MSRS: u32 =
     hindsight_regs::apic::X2APIC_MSR_LAST - hindsight_regs::apic::X2APIC_MSR_FIRST + 1;
 

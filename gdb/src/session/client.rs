@@ -127,7 +127,7 @@ impl ClientSession {
             PacketEvent::Interrupt => self.interrupt(debugger),
             PacketEvent::Nack => self.output.extend_from_slice(&self.last_sent),
             PacketEvent::Corrupt if self.acknowledges => self.output.push(b'-'),
-            // Without acknowledgements the client cannot be asked to send it again.
+            // Without acknowledgements the client cannot be made to send it again.
             PacketEvent::Corrupt => self.reply(b"E01"),
             PacketEvent::TooLong => {
                 self.acknowledge();

@@ -23,7 +23,7 @@ const INSTRUCTION_BYTES: usize = 15;
 /// In a block key: a block of one instruction, for exact stepping.
 pub(crate) const EXACT: u8 = 0x40;
 
-/// The operations of a block, the numbers of its instructions' mnemonics, and its bytes.
+/// The operations of a block, the numbers of its mnemonics, and its length in bytes.
 struct DecodedBlock {
     ops: Vec<Op>,
     mnemonics: Vec<u16>,
@@ -239,7 +239,8 @@ impl Core {
             let (mut op, flag_use) = self.select(&insn, rip, too_long);
             op.offset = at as u16;
             op.len = insn.len() as u8;
-            ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next;
+            // XEND, for one, leaves its block, though it is no branch.
+            ended = insn.is_invalid() || insn.flow_control() != FlowControl::Next || op.is_last();
             block.len = (at + insn.len().max(1)) as u16;
             block.push(&insn, op, flag_use, self.branches.records());
         }

@@ -70,14 +70,16 @@ impl Core {
                     return Err(Fault::GP);
                 }
                 self.state.efer |= Efer::LMA.bits();
-            } else if self.cr4(Cr4::PAE) {
-                self.load_pdptrs(self.state.cr3)?;
             }
         } else if changed.contains(Cr0::PG) {
             if self.mode.is_64bit() || self.cr4(Cr4::PCIDE) {
                 return Err(Fault::GP);
             }
             self.state.efer &= !Efer::LMA.bits();
+        }
+        let paging = v & Cr0::PG.bits() != 0;
+        if paging && changed.intersects(Cr0::PG | Cr0::CD | Cr0::NW) {
+            self.reload_pdptrs(self.cr4(Cr4::PAE))?;
         }
         self.state.cr0 = v;
         if changed.intersects(Cr0::PG | Cr0::WP | Cr0::PE) {
@@ -90,6 +92,15 @@ impl Core {
         }
         self.update_mode();
         Ok(())
+    }
+
+    /// Loads the PDPTEs from the address in CR3 if PAE paging is on after a MOV to CR0 or CR4 that
+    /// changes one of the bits for which it does so. SDM Vol. 3A, "PDPTE Registers".
+    fn reload_pdptrs(&mut self, pae: bool) -> Done {
+        if !pae || self.lma() {
+            return Ok(());
+        }
+        self.load_pdptrs(self.state.cr3)
     }
 
     fn write_cr3(&mut self, v: u64) -> Done {
@@ -122,12 +133,9 @@ impl Core {
             return Err(Fault::GP);
         }
         let changed = Cr4::from_bits_retain(v ^ old);
-        if self.cr0(Cr0::PG)
-            && !self.lma()
-            && v & Cr4::PAE.bits() != 0
-            && changed.intersects(Cr4::PAE | Cr4::PGE | Cr4::PSE)
-        {
-            self.load_pdptrs(self.state.cr3)?;
+        let reloads = changed.intersects(Cr4::PAE | Cr4::PGE | Cr4::PSE | Cr4::SMEP);
+        if self.cr0(Cr0::PG) && reloads {
+            self.reload_pdptrs(v & Cr4::PAE.bits() != 0)?;
         }
         self.state.cr4 = v;
         self.flush_tlb();
@@ -333,7 +341,7 @@ pub(crate) fn invpcid(c: &mut Core, o: &Op) -> Done {
     Ok(())
 }
 
-/// WBINVD, INVD: memory is always current; the model of the caches is told.
+/// WBINVD and INVD: guest memory is always current, so only the cache models are flushed.
 pub(crate) fn wbinvd(c: &mut Core, _: &Op) -> Done {
     privileged(c)?;
     c.platform().caches_flushed(None);

@@ -16,7 +16,7 @@ fn recorded(c: &mut Core, o: &Op, f: impl FnOnce(&mut Core, &Op) -> Done) -> Don
     let from = c.branch_source(c.rip_of(o));
     let old_sp = c.regs.get(Reg::Rsp);
     let done = f(c, o);
-    if done.is_err() {
+    if done.is_err() && !c.exit.switched_task {
         c.regs.set(Reg::Rsp, old_sp);
     } else {
         c.record_far(from, c.regs.rip, BranchClass::Far);
@@ -116,7 +116,7 @@ fn jmp(c: &mut Core, o: &Op, selector: u16, offset: u64) -> Done {
     Ok(())
 }
 
-/// A task gate or TSS as the target.
+/// Jumps to or calls a task, through a task gate or a TSS descriptor.
 fn task(c: &mut Core, o: &Op, d: Descriptor, selector: u16, call: bool) -> Done {
     if c.lma() {
         return Err(gp(selector));
@@ -139,7 +139,7 @@ fn task(c: &mut Core, o: &Op, d: Descriptor, selector: u16, call: bool) -> Done 
     }
 }
 
-/// A call gate: the selector, code segment and offset it leads to; with JMP none of an inner level.
+/// Checks a call gate. Returns its selector, code segment and offset. JMP cannot reach an inner level.
 fn gate(
     c: &mut Core,
     d: Descriptor,

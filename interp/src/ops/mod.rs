@@ -115,7 +115,7 @@ pub(crate) fn store<T: Width>(c: &mut Core, o: &Op, v: T) -> Done {
     c.write(lin, v)
 }
 
-/// Reads, computes and writes the memory operand; answers the old value.
+/// Reads, computes and writes the memory operand. Returns the old value.
 pub(crate) fn modify<T: Width>(c: &mut Core, o: &Op, f: impl FnMut(T) -> T) -> Result<T, Fault> {
     let lin = dst(c, o, T::SIZE)?;
     c.modify(lin, o.lock(), f)

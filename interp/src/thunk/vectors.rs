@@ -56,7 +56,7 @@ pub(crate) struct Vectors {
     pub(crate) run_mxcsr: u32,
     pub(crate) mxcsr: u32,
     pub(crate) pkru: u32,
-    /// The host's MXCSR, for the thunk's end.
+    /// The host's MXCSR, which a thunk restores at its end.
     pub(super) saved_mxcsr: u32,
     saved: [[u8; 64]; 4],
     saved_k: [u64; 8],
@@ -99,7 +99,7 @@ fn put(bytes: &mut [u8], at: usize, v: &[u8]) {
 }
 
 impl Vectors {
-    /// As FNINIT, with empty registers.
+    /// Initializes the x87 as FNINIT does. All registers are empty.
     pub(crate) fn init_x87(&mut self) {
         self.fx = [0; 512];
         put(&mut self.fx, 0, &0x37f_u16.to_le_bytes());
@@ -124,7 +124,7 @@ impl Vectors {
         self.update_summary();
     }
 
-    /// Changes TOP; the physical registers keep their contents, so the stack turns.
+    /// Changes TOP. The physical registers keep their contents, so every ST(i) changes.
     pub(crate) fn set_top(&mut self, top: u16) {
         let old = usize::from(self.fsw() >> 11 & 7);
         let new = usize::from(top & 7);
@@ -141,7 +141,7 @@ impl Vectors {
         &self.fx[at..at + 8]
     }
 
-    /// What every MMX instruction does to the x87: TOP is 0 and all registers are valid.
+    /// Sets TOP to 0 and marks all registers as valid, as every MMX instruction does.
     pub(crate) fn enter_mmx(&mut self) {
         self.set_top(0);
         self.fx[4] = 0xff;
@@ -156,7 +156,7 @@ impl Vectors {
         1 << ((usize::from(self.fsw() >> 11) + n) & 7)
     }
 
-    /// ST(n) is empty.
+    /// Whether ST(n) is empty.
     pub(crate) fn empty(&self, n: usize) -> bool {
         self.fx[4] & self.tag(n) == 0
     }
@@ -189,8 +189,8 @@ impl Vectors {
         put(&mut self.fx, 8, &rip.to_le_bytes());
     }
 
-    /// Notes opcode and operand of an instruction that raised an unmasked exception; no other
-    /// changes them (CPUID.7.EBX\[6\]). SDM Vol. 1, "x87 FPU Instruction and Data (Operand) Pointers".
+    /// Records the opcode and the operand of an instruction that raised an unmasked exception. No other
+    /// instruction changes them (CPUID.7.EBX\[6\]). SDM Vol. 1, "x87 FPU Instruction and Data (Operand) Pointers".
     pub(crate) fn record_exception(&mut self, fop: u16, operand: u64) {
         put(&mut self.fx, 6, &fop.to_le_bytes());
         put(&mut self.fx, 16, &operand.to_le_bytes());
@@ -224,7 +224,7 @@ impl Vectors {
         }
     }
 
-    /// Opcode and pointers, which a run on the host overwrites with its own.
+    /// The x87 opcode and pointers, which a run on the host overwrites.
     pub(super) fn x87_pointers(&self) -> [u8; 18] {
         let mut pointers = [0; 18];
         pointers.copy_from_slice(&self.fx[6..24]);
@@ -236,7 +236,7 @@ impl Vectors {
         put(&mut self.fx, 6, pointers);
     }
 
-    /// Unmasked exceptions that wait, as bits of the status word.
+    /// Pending unmasked exceptions, as bits of the status word.
     pub(super) fn x87_unmasked(&self) -> u16 {
         self.fsw() & !self.fcw() & 0x3f
     }
@@ -261,8 +261,8 @@ impl Vectors {
         }
     }
 
-    /// Undoes what an MMX instruction that raised #XM did to the registers. The x87 stack has become
-    /// the MMX registers all the same: TOP is 0, so that ST(i) lies where MMi does.
+    /// Restores the registers that an MMX instruction changed before it raised #XM. The change to MMX
+    /// state stays: TOP is 0, so ST(i) is MMi.
     fn restore_mmx(&mut self) {
         if self.fsw() & 0x3800 != 0 {
             return;
@@ -272,7 +272,7 @@ impl Vectors {
         self.fx[32..160].rotate_right(16 * top);
     }
 
-    /// VZEROUPPER, and with `all` VZEROALL, of the `count` registers the mode has.
+    /// Executes VZEROUPPER, or with `all` VZEROALL, on the first `count` registers.
     pub(crate) fn zero_upper(&mut self, all: bool, count: usize) {
         for reg in self.zmm.iter_mut().take(count) {
             reg[if all { 0 } else { 16 }..].fill(0);
@@ -329,7 +329,7 @@ impl Vectors {
         }
     }
 
-    /// Writes one component into its place in an XSAVE area.
+    /// Writes one component to its bytes in an XSAVE area.
     pub(crate) fn write_component(&self, bit: u64, bytes: &mut [u8]) {
         let gather = |regs: &[[u8; 64]], at: usize, len: usize, bytes: &mut [u8]| {
             for (reg, part) in regs.iter().zip(bytes.chunks_exact_mut(len)) {
@@ -350,7 +350,7 @@ impl Vectors {
         }
     }
 
-    /// Puts one component into its initial state, as far as registers of `bank` are concerned.
+    /// Resets one component to its initial state, as far as registers of `bank` are concerned.
     pub(crate) fn init_component(&mut self, bit: u64, bank: Bank) {
         let low = bank.low();
         let clear = |regs: &mut [[u8; 64]], range: std::ops::Range<usize>| {
@@ -370,7 +370,7 @@ impl Vectors {
         }
     }
 
-    /// x87 from the legacy region.
+    /// Reads the x87 state from the legacy region.
     pub(crate) fn read_x87(&mut self, area: &[u8]) {
         if let Some(part) = area.get(..24) {
             self.fx[..24].copy_from_slice(part);
@@ -386,7 +386,7 @@ impl Vectors {
         put(area, 32, &self.fx[32..160]);
     }
 
-    /// XMM registers from the legacy region.
+    /// Reads the XMM registers from the legacy region.
     pub(crate) fn read_xmm(&mut self, area: &[u8], bank: Bank) {
         for (reg, part) in self
             .zmm
@@ -409,7 +409,7 @@ impl Vectors {
         }
     }
 
-    /// From the standard format of Intel processors.
+    /// Loads all components from an area in the standard format.
     pub(crate) fn load(&mut self, area: &XsaveArea) {
         let a = &area.0;
         *self = Self::default();
@@ -449,7 +449,7 @@ impl Vectors {
     }
 }
 
-/// Components beyond the legacy region: bit, offset, length.
+/// The components beyond the legacy region, each with its bit, offset and length.
 const STANDARD: [(u64, usize, usize); 5] = [
     (AVX, 576, 256),
     (OPMASK, 1088, 64),

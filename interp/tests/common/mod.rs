@@ -1,4 +1,4 @@
-//! A machine for the interpreter's tests: RAM, and a platform that answers from a table.
+//! A machine for the interpreter's tests: RAM, and a platform that reads MSRs from a table.
 #![allow(
     dead_code,
     clippy::allow_attributes,

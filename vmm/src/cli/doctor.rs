@@ -164,7 +164,7 @@ fn measure_facilities<W: Write>(
     let measurement = Measurement::new(scope)?;
     let mut verdicts = Verdicts::default();
     for (index, group) in FacilityGroup::ALL.into_iter().enumerate() {
-        let mut line = ProgressLine::new(group);
+        let mut line = FacilityProgressLine::new(group);
         let verdict = measurement.measure(group, &mut |result| line.show(&result.job.id()));
         line.clear();
         verdicts.0.insert(group, verdict.clone());
@@ -179,13 +179,13 @@ fn measure_facilities<W: Write>(
 }
 
 /// Which case runs, on a terminal.
-struct ProgressLine {
+struct FacilityProgressLine {
     group: FacilityGroup,
     terminal: bool,
     cases: usize,
 }
 
-impl ProgressLine {
+impl FacilityProgressLine {
     fn new(group: FacilityGroup) -> Self {
         Self {
             group,

@@ -143,13 +143,7 @@ mod tests {
     use super::*;
     use hindsight_cpu::facility::Facilities;
 
-    const CONFIG: MsrConfig = MsrConfig {
-        facilities: Facilities::KVM,
-        tsc_hz: 2_000_000_000,
-        physical_bits: 46,
-        speculation: 0,
-        uarch: true,
-    };
+    const CONFIG: MsrConfig = MsrConfig::new(Facilities::KVM, 2_000_000_000).with_uarch(true);
 
     #[test]
     fn msr_outcomes_are_explained_by_the_table() {

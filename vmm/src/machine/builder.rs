@@ -176,13 +176,9 @@ impl PreparedMachine {
             // Firmware leaves virtual wire mode on: interrupts of the 8259 pair reach the boot processor.
             board.buses.irq.set_virtual_wire();
         }
-        let msrs = MsrConfig {
-            facilities,
-            tsc_hz,
-            physical_bits: board.package.cpuid.physical_bits(),
-            speculation: board.package.cpuid.speculation(),
-            uarch: self.uarch,
-        };
+        let msrs = MsrConfig::new(facilities, tsc_hz)
+            .with_cpuid(&board.package.cpuid)
+            .with_uarch(self.uarch);
         let package = Arc::default();
         let model = |id| {
             let msrs = Msrs::in_package(msrs, Arc::clone(&package));
@@ -333,12 +329,8 @@ impl BoardBuilder<'_> {
     }
 
     fn package(&self) -> Package {
-        let config = cpuid::CpuidConfig {
-            model: self.config.cpu.model(),
-            facilities: self.facilities,
-            cpus: u32::try_from(self.config.cpus).unwrap_or(u32::MAX),
-            tsc_hz: self.tsc_hz,
-        };
+        let config = cpuid::CpuidConfig::new(self.config.cpu.model(), self.facilities, self.tsc_hz)
+            .with_cpus(u32::try_from(self.config.cpus).unwrap_or(u32::MAX));
         Package::new(
             CpuidTable::new(&config, self.supported),
             self.facilities.contains(Facilities::SMM),

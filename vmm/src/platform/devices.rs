@@ -103,7 +103,7 @@ pub struct Wiring<'a> {
     pub irq: Arc<Interrupts>,
     /// The machine's time in nanoseconds.
     pub nanos: NanoClock,
-    /// Answers the machine's own requests: exit, reset, power-off.
+    /// Serves the requests of devices to the machine: exit, reset, power-off.
     pub requests: Requests,
     /// Where guest memory lies.
     pub layout: &'a Layout,

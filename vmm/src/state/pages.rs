@@ -72,7 +72,7 @@ impl Pages {
         }
     }
 
-    /// Addresses of the pages that the two do not share. Their bytes may be equal all the same.
+    /// Addresses of the pages that the two do not share. Their bytes may still be equal.
     fn unshared_addresses<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = u64> + 'a {
         let changed = self.0.iter().filter_map(|(&gpa, page)| {
             let same = other.0.get(&gpa).is_some_and(|o| Arc::ptr_eq(o, page));

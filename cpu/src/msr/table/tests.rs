@@ -34,7 +34,7 @@ fn rows() -> impl Iterator<Item = (&'static MsrSpec, MsrConfig, Msrs)> {
         .map(|(spec, config)| (spec, config, Msrs::new(config)))
 }
 
-/// Whether this crate answers the accesses to a row.
+/// Whether this crate serves the accesses to a row.
 fn is_ours(spec: &MsrSpec) -> bool {
     !matches!(spec.owner, Owner::Apic | Owner::Processor(_))
 }

@@ -320,13 +320,7 @@ mod tests {
             branches: Vec::new(),
             symbols: Symbols::default(),
             image_len: 0,
-            msrs: MsrConfig {
-                facilities: Facilities::KVM,
-                tsc_hz: 1_000_000_000,
-                physical_bits: 46,
-                speculation: 0,
-                uarch: true,
-            },
+            msrs: MsrConfig::new(Facilities::KVM, 1_000_000_000).with_uarch(true),
         }
     }
 
