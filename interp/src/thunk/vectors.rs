@@ -208,7 +208,7 @@ impl Vectors {
     }
 
     /// Clears pending errors; returns their flags in the status word, 0 if none is pending.
-    pub(super) fn take_x87_errors(&mut self) -> u16 {
+    pub(crate) fn take_x87_errors(&mut self) -> u16 {
         if !self.x87_pending() {
             return 0;
         }
@@ -218,7 +218,7 @@ impl Vectors {
     }
 
     /// Adds flags that [`Vectors::take_x87_errors`] returned to those of the last instruction.
-    pub(super) fn add_x87_errors(&mut self, errors: u16) {
+    pub(crate) fn add_x87_errors(&mut self, errors: u16) {
         if errors != 0 {
             self.set_fsw(self.fsw() | errors);
         }
