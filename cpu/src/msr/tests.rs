@@ -456,13 +456,13 @@ fn controls_of_speculation_exist_as_cpuid_shows_them() {
             uarch: true,
         })
     };
-    let shown = |msrs: &Msrs, index| msrs.read(index, NOW);
+    let read = |msrs: &Msrs, index| msrs.read(index, NOW);
     let mut msrs = with(0x9c00_0400);
     assert_eq!(
         msrs.write(regs::IA32_SPEC_CTRL, 7, NOW),
         WrmsrOutcome::Done(MsrEffect::NONE)
     );
-    assert_eq!(shown(&msrs, regs::IA32_SPEC_CTRL), RdmsrOutcome::Value(7));
+    assert_eq!(read(&msrs, regs::IA32_SPEC_CTRL), RdmsrOutcome::Value(7));
     assert_eq!(
         msrs.write(regs::IA32_SPEC_CTRL, 8, NOW),
         WrmsrOutcome::Fault
@@ -473,9 +473,9 @@ fn controls_of_speculation_exist_as_cpuid_shows_them() {
             WrmsrOutcome::Done(MsrEffect::NONE)
         );
         assert_eq!(msrs.write(command, 2, NOW), WrmsrOutcome::Fault);
-        assert_eq!(shown(&msrs, command), RdmsrOutcome::Fault, "write-only");
+        assert_eq!(read(&msrs, command), RdmsrOutcome::Fault, "write-only");
     }
-    let ibrs_all = |msrs: &Msrs| match shown(msrs, regs::IA32_ARCH_CAPABILITIES) {
+    let ibrs_all = |msrs: &Msrs| match read(msrs, regs::IA32_ARCH_CAPABILITIES) {
         RdmsrOutcome::Value(value) => value & 2 != 0,
         other => panic!("{other:?}"),
     };
@@ -487,7 +487,7 @@ fn controls_of_speculation_exist_as_cpuid_shows_them() {
         regs::IA32_PRED_CMD,
         regs::IA32_FLUSH_CMD,
     ] {
-        assert_eq!(shown(&msrs, index), RdmsrOutcome::Fault);
+        assert_eq!(read(&msrs, index), RdmsrOutcome::Fault);
         assert_eq!(msrs.write(index, 0, NOW), WrmsrOutcome::Fault);
     }
 }

@@ -8,7 +8,7 @@ use super::{Done, general, load, store};
 use crate::core::{Core, Handler, Op};
 use crate::fault::Fault;
 use crate::registers::Reg;
-use crate::thunk::vectors::{Bank, SSE, X87};
+use crate::thunk::vectors::{VectorBank, SSE, X87};
 use hindsight_regs::cr::{Cr0, Cr4};
 use iced_x86::{Instruction, Mnemonic as M};
 
@@ -145,11 +145,11 @@ fn fxrstor<const WIDE: bool>(c: &mut Core, o: &Op) -> Done {
 
 impl Core {
     /// The vector registers that state instructions access in this mode.
-    fn bank(&self) -> Bank {
+    fn bank(&self) -> VectorBank {
         if self.mode.is_64bit() {
-            Bank::All
+            VectorBank::All
         } else {
-            Bank::FirstEight
+            VectorBank::FirstEight
         }
     }
 

@@ -14,14 +14,14 @@ pub(crate) const PKRU: u64 = 1 << 9;
 
 /// The vector registers that an instruction accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bank {
+pub(crate) enum VectorBank {
     /// The 32 registers of 64-bit mode.
     All,
     /// The 8 registers of all other modes.
     FirstEight,
 }
 
-impl Bank {
+impl VectorBank {
     /// Registers without those that only EVEX reaches.
     pub(crate) fn low(self) -> usize {
         match self {
@@ -280,7 +280,7 @@ impl Vectors {
     }
 
     /// Components that are not in their initial state, as far as registers of `bank` are concerned.
-    pub(crate) fn in_use(&self, bank: Bank) -> u64 {
+    pub(crate) fn in_use(&self, bank: VectorBank) -> u64 {
         let low = &self.zmm[..bank.low()];
         let mut fresh = [0; 160];
         put(&mut fresh, 0, &0x37f_u16.to_le_bytes());
@@ -298,7 +298,7 @@ impl Vectors {
         add(any(low, 16..32), AVX);
         add(self.k != [0; 8], OPMASK);
         add(any(low, 32..64), ZMM_HI);
-        add(bank == Bank::All && any(&self.zmm[16..], 0..64), HI16);
+        add(bank == VectorBank::All && any(&self.zmm[16..], 0..64), HI16);
         add(self.pkru != 0, PKRU);
         mask
     }
@@ -351,7 +351,7 @@ impl Vectors {
     }
 
     /// Resets one component to its initial state, as far as registers of `bank` are concerned.
-    pub(crate) fn init_component(&mut self, bit: u64, bank: Bank) {
+    pub(crate) fn init_component(&mut self, bit: u64, bank: VectorBank) {
         let low = bank.low();
         let clear = |regs: &mut [[u8; 64]], range: std::ops::Range<usize>| {
             for reg in regs {
@@ -363,7 +363,7 @@ impl Vectors {
             SSE => clear(&mut self.zmm[..low], 0..16),
             AVX => clear(&mut self.zmm[..low], 16..32),
             ZMM_HI => clear(&mut self.zmm[..low], 32..64),
-            HI16 if bank == Bank::All => clear(&mut self.zmm[16..], 0..64),
+            HI16 if bank == VectorBank::All => clear(&mut self.zmm[16..], 0..64),
             OPMASK => self.k = [0; 8],
             PKRU => self.pkru = 0,
             _ => {}
@@ -387,7 +387,7 @@ impl Vectors {
     }
 
     /// Reads the XMM registers from the legacy region.
-    pub(crate) fn read_xmm(&mut self, area: &[u8], bank: Bank) {
+    pub(crate) fn read_xmm(&mut self, area: &[u8], bank: VectorBank) {
         for (reg, part) in self
             .zmm
             .iter_mut()
@@ -398,7 +398,7 @@ impl Vectors {
         }
     }
 
-    pub(crate) fn write_xmm(&self, area: &mut [u8], bank: Bank) {
+    pub(crate) fn write_xmm(&self, area: &mut [u8], bank: VectorBank) {
         for (reg, part) in self
             .zmm
             .iter()
@@ -426,7 +426,7 @@ impl Vectors {
             self.read_x87(a);
         }
         if present & SSE != 0 {
-            self.read_xmm(a, Bank::All);
+            self.read_xmm(a, VectorBank::All);
         }
         for (bit, at, len) in STANDARD {
             if present & bit != 0 {
@@ -438,10 +438,10 @@ impl Vectors {
     pub(crate) fn store(&self, area: &mut XsaveArea) {
         let a = &mut area.0;
         a.fill(0);
-        let present = self.in_use(Bank::All);
+        let present = self.in_use(VectorBank::All);
         self.write_x87(a);
         put(a, 24, &self.mxcsr.to_le_bytes());
-        self.write_xmm(a, Bank::All);
+        self.write_xmm(a, VectorBank::All);
         put(a, 512, &present.to_le_bytes());
         for (bit, at, len) in STANDARD {
             self.write_component(bit, &mut a[at..at + len]);
@@ -482,6 +482,6 @@ mod tests {
 
     #[test]
     fn initial_state_is_not_in_use() {
-        assert_eq!(Vectors::default().in_use(Bank::All), 0);
+        assert_eq!(Vectors::default().in_use(VectorBank::All), 0);
     }
 }
