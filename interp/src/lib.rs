@@ -103,6 +103,7 @@ mod registers;
 mod run;
 mod seg;
 mod smm;
+mod stop_sets;
 mod stops;
 mod supported;
 mod task;

@@ -8,7 +8,7 @@ use super::{Done, general, load, store};
 use crate::core::{Core, Handler, Op};
 use crate::fault::Fault;
 use crate::registers::Reg;
-use crate::thunk::vectors::{VectorBank, SSE, X87};
+use crate::thunk::vectors::{SSE, VectorBank, X87};
 use hindsight_regs::cr::{Cr0, Cr4};
 use iced_x86::{Instruction, Mnemonic as M};
 
