@@ -118,7 +118,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn read_slow<T: Width>(&mut self, lin: u64, set: TlbSet) -> Result<T, Fault> {
-        if self.misses_watchpoints(lin, T::SIZE as u64)
+        if self.misses_watchpoints(lin, T::SIZE as u64, false)
             && let Some(found) = self.mmu.reads.find_watched(lin, set)
         {
             return Ok(found.load());
@@ -131,7 +131,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn write_slow<T: Width>(&mut self, lin: u64, v: T, set: TlbSet) -> Result<(), Fault> {
-        if self.misses_watchpoints(lin, T::SIZE as u64)
+        if self.misses_watchpoints(lin, T::SIZE as u64, true)
             && let Some(found) = self.mmu.writes.find_watched(lin, set)
         {
             found.store(v);

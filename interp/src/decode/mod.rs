@@ -11,5 +11,3 @@ mod select;
 mod tests;
 mod transaction;
 mod without_flags;
-
-pub(crate) use block::EXACT;
