@@ -4,7 +4,7 @@ use super::dead_flags::FlagUse;
 use super::select;
 use crate::code::LINKABLE;
 use crate::core::{Handler, Op};
-use crate::facts::{Access, InstructionFacts, Operand};
+use crate::facts::{InstructionFacts, Operand, OperandAccess};
 use crate::ops::fused;
 use iced_x86::Instruction;
 
@@ -33,7 +33,7 @@ pub(super) fn fuse(
 /// A MOV and the instruction after it, which works on the moved value.
 fn fuse_mov(first: &Op, second: &Second<'_>) -> Option<(Op, FlagUse)> {
     let Second { insn, op, facts } = *second;
-    let same = facts.access[0] == Access::READ_WRITE
+    let same = facts.access[0] == OperandAccess::READ_WRITE
         && matches!(facts.operands[0], Operand::General(_))
         && (op.dst, op.size) == (first.dst, first.size);
     // The second operand must not be what was moved.

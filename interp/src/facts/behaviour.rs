@@ -1,6 +1,6 @@
 //! The table: how instructions access their operands and flags, and how they may end.
 
-use super::{Access, FlagFacts, flow};
+use super::{FlagFacts, OperandAccess, flow};
 use crate::flags::ARITHMETIC;
 use hindsight_regs::rflags::Rflags;
 use iced_x86::{ConditionCode, Instruction, Mnemonic as M, OpKind};
@@ -20,15 +20,15 @@ pub(super) enum Completion {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Behaviour {
     /// Of the explicit operands, in order.
-    pub(super) access: [Access; 5],
+    pub(super) access: [OperandAccess; 5],
     pub(super) flags: FlagFacts,
     pub(super) completion: Completion,
 }
 
-pub(super) const N: Access = Access::NONE;
-pub(super) const R: Access = Access::READ;
-pub(super) const W: Access = Access::WRITE;
-pub(super) const RW: Access = Access::READ_WRITE;
+pub(super) const N: OperandAccess = OperandAccess::NONE;
+pub(super) const R: OperandAccess = OperandAccess::READ;
+pub(super) const W: OperandAccess = OperandAccess::WRITE;
+pub(super) const RW: OperandAccess = OperandAccess::READ_WRITE;
 
 const NO_FLAGS: Rflags = Rflags::empty();
 const CF: Rflags = Rflags::CF;
@@ -67,7 +67,7 @@ const LOGIC: FlagFacts = flags(NO_FLAGS, ARITHMETIC, AF);
 const BIT: FlagFacts = flags(NO_FLAGS, CF, OF.union(SF).union(AF).union(PF));
 const PRODUCT: FlagFacts = flags(NO_FLAGS, ARITHMETIC, SF.union(ZF).union(AF).union(PF));
 
-const fn row(a: [Access; 3], flags: FlagFacts, completion: Completion) -> Behaviour {
+const fn row(a: [OperandAccess; 3], flags: FlagFacts, completion: Completion) -> Behaviour {
     Behaviour {
         access: [a[0], a[1], a[2], N, N],
         flags,
@@ -75,15 +75,15 @@ const fn row(a: [Access; 3], flags: FlagFacts, completion: Completion) -> Behavi
     }
 }
 
-const fn plain(a: [Access; 3], flags: FlagFacts) -> Behaviour {
+const fn plain(a: [OperandAccess; 3], flags: FlagFacts) -> Behaviour {
     row(a, flags, Completion::Always)
 }
 
-const fn faults(a: [Access; 3], flags: FlagFacts) -> Behaviour {
+const fn faults(a: [OperandAccess; 3], flags: FlagFacts) -> Behaviour {
     row(a, flags, Completion::OrFault)
 }
 
-pub(super) const fn exits(a: [Access; 3], flags: FlagFacts) -> Behaviour {
+pub(super) const fn exits(a: [OperandAccess; 3], flags: FlagFacts) -> Behaviour {
     row(a, flags, Completion::OrFaultOrExit)
 }
 

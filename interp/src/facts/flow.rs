@@ -3,7 +3,7 @@
 use super::behaviour::{
     Behaviour, KEEPS, N, R, RW, TRANSFERS, W, WRITES, condition_facts, conditionally, exits, flags,
 };
-use super::{Access, FlagFacts};
+use super::{FlagFacts, OperandAccess};
 use crate::flags::ARITHMETIC;
 use hindsight_regs::rflags::Rflags;
 use iced_x86::{Instruction, Mnemonic as M};
@@ -55,7 +55,7 @@ pub(super) fn stack_or_string(i: &Instruction) -> Option<Behaviour> {
 /// A row of a string instruction, which keeps its destination if it is repeated 0 times.
 fn repeated(
     i: &Instruction,
-    [destination, source, third]: [Access; 3],
+    [destination, source, third]: [OperandAccess; 3],
     facts: FlagFacts,
 ) -> Behaviour {
     let destination = if i.has_rep_prefix() || i.has_repne_prefix() {

@@ -20,18 +20,18 @@ use behaviour::Completion;
 pub(crate) use behaviour::{is_cmov, is_setcc};
 use hindsight_regs::rflags::Rflags;
 use iced_x86::{ConditionCode, FlowControl, Instruction};
-pub(crate) use operands::{MemoryOperand, Operand};
+pub(crate) use operands::{MemoryFacts, Operand};
 
 /// How an instruction accesses the value of an operand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Access {
+pub(crate) struct OperandAccess {
     /// What the instruction does may depend on the value.
     pub(crate) reads: bool,
     /// The value may change.
     pub(crate) writes: bool,
 }
 
-impl Access {
+impl OperandAccess {
     /// Of a memory operand only the address is used.
     pub(crate) const NONE: Self = Self {
         reads: false,
@@ -80,11 +80,11 @@ pub(crate) struct InstructionFacts {
     /// The explicit operands, and [`Operand::None`] after the last one.
     pub(crate) operands: [Operand; 5],
     /// How the explicit operands are accessed.
-    pub(crate) access: [Access; 5],
+    pub(crate) access: [OperandAccess; 5],
     /// Number of the segment of the memory or string operand, if there is one.
     pub(crate) segment: Option<u8>,
     /// The memory operand, but for those of string instructions.
-    pub(crate) memory: Option<MemoryOperand>,
+    pub(crate) memory: Option<MemoryFacts>,
     /// The arithmetic flags.
     pub(crate) flags: FlagFacts,
     /// It may raise an exception.
@@ -136,11 +136,11 @@ impl InstructionFacts {
 }
 
 /// Whether accessing the operand can neither fault nor leave the dispatch loop.
-fn free((operand, access): (&Operand, Access)) -> bool {
+fn free((operand, access): (&Operand, OperandAccess)) -> bool {
     match operand {
         Operand::None | Operand::General(_) | Operand::Immediate(_) => true,
         Operand::SecondImmediate(_) => true,
-        Operand::Memory => access == Access::NONE,
+        Operand::Memory => access == OperandAccess::NONE,
         _ => false,
     }
 }

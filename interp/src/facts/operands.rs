@@ -33,7 +33,7 @@ pub(crate) enum Operand {
 
 /// How the address of a memory operand is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MemoryOperand {
+pub(crate) struct MemoryFacts {
     /// [`Reg::Zero`] if there is none.
     pub(crate) base: Reg,
     /// [`Reg::Zero`] if there is none or it is a vector register.
@@ -47,17 +47,17 @@ pub(crate) struct MemoryOperand {
 }
 
 /// What [`super::InstructionFacts`] says of operands.
-pub(super) struct Layout {
+pub(super) struct OperandLayout {
     pub(super) operand_size: u8,
     pub(super) address_size: u8,
     pub(super) operands: [Operand; 5],
     pub(super) segment: Option<u8>,
-    pub(super) memory: Option<MemoryOperand>,
+    pub(super) memory: Option<MemoryFacts>,
 }
 
 /// The layout of an instruction's operands.
-pub(super) fn layout(i: &Instruction, code_size: u8) -> Layout {
-    let mut layout = Layout {
+pub(super) fn layout(i: &Instruction, code_size: u8) -> OperandLayout {
+    let mut layout = OperandLayout {
         operand_size: operand_size(i, code_size),
         address_size: code_size,
         operands: [Operand::None; 5],
@@ -211,12 +211,12 @@ fn memory_address_size(i: &Instruction, code_size: u8) -> u8 {
     }
 }
 
-fn memory_operand(i: &Instruction) -> MemoryOperand {
+fn memory_operand(i: &Instruction) -> MemoryFacts {
     let (base, index) = (i.memory_base(), i.memory_index());
     let rip_relative = matches!(base, Register::RIP | Register::EIP);
     // The index of XLATB is AL, which its handler adds.
     let indexed = index.is_gpr() && i.mnemonic() != M::Xlatb;
-    MemoryOperand {
+    MemoryFacts {
         base: match base {
             Register::None | Register::RIP | Register::EIP => Reg::Zero,
             r => general(r),

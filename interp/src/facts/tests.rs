@@ -1,7 +1,7 @@
 //! The facts against those of the decoder's library, over all encodings, and single ones.
 
 use super::encodings::examples;
-use super::{Access, InstructionFacts, Operand};
+use super::{InstructionFacts, Operand, OperandAccess};
 use crate::features::Features;
 use crate::flags::ARITHMETIC;
 use crate::registers::Reg;
@@ -17,11 +17,11 @@ fn supported() -> Vec<(u8, Instruction)> {
     let features = Features::all();
     let mut all = Vec::new();
     for (bits, code_size) in [(16, 2), (32, 4), (64, 8)] {
-        let shown = |i: &Instruction| i.cpuid_features().iter().all(|f| features.has(*f));
+        let offered = |i: &Instruction| i.cpuid_features().iter().all(|f| features.has(*f));
         all.extend(
             examples(bits)
                 .into_values()
-                .filter(shown)
+                .filter(offered)
                 .map(|i| (code_size, i)),
         );
     }
@@ -52,13 +52,15 @@ fn rflags(bits: u32) -> Rflags {
     .fold(Rflags::empty(), |all, (_, flag)| all | flag)
 }
 
-fn access(access: OpAccess) -> Access {
+fn access(access: OpAccess) -> OperandAccess {
     match access {
-        OpAccess::None | OpAccess::NoMemAccess => Access::NONE,
-        OpAccess::Read | OpAccess::CondRead => Access::READ,
-        OpAccess::Write => Access::WRITE,
+        OpAccess::None | OpAccess::NoMemAccess => OperandAccess::NONE,
+        OpAccess::Read | OpAccess::CondRead => OperandAccess::READ,
+        OpAccess::Write => OperandAccess::WRITE,
         // What is not written keeps its value.
-        OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite => Access::READ_WRITE,
+        OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite => {
+            OperandAccess::READ_WRITE
+        }
     }
 }
 
@@ -107,7 +109,7 @@ fn undefined_flags_match_the_library() {
 
 #[test]
 fn operand_accesses_match_the_library() {
-    let in_table = |facts: &InstructionFacts| facts.access != [Access::READ_WRITE; 5];
+    let in_table = |facts: &InstructionFacts| facts.access != [OperandAccess::READ_WRITE; 5];
     let mut factory = InstructionInfoFactory::new();
     let mut differ = BTreeSet::new();
     for (code_size, i) in supported() {
