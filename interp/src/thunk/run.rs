@@ -78,21 +78,7 @@ fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Arc<Thunk>> {
     if let Some(known) = c.thunks.by_insn.get(&index) {
         return known.clone();
     }
-    let thunk = match codegen::redirect(insn) {
-        Some((bytes, registers)) => {
-            let key = (bytes, registers.for_rsp);
-            match c.thunks.known.get(&key) {
-                Some(thunk) => thunk.clone(),
-                None => {
-                    let made =
-                        codegen::build(&mut c.thunks.bank, insn, &key.0, registers).map(Arc::new);
-                    c.thunks.known.insert(key, made.clone());
-                    made
-                }
-            }
-        }
-        None => None,
-    };
+    let thunk = c.thunks.find_or_build(insn);
     c.thunks.by_insn.insert(index, thunk.clone());
     thunk
 }
