@@ -87,6 +87,7 @@ mod exit;
 mod fault;
 mod features;
 mod flags;
+mod fp_error;
 mod interpreter;
 mod iret;
 mod memory;

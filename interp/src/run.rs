@@ -291,6 +291,10 @@ impl Core {
         self.debug.take_hits();
         self.debug.stops.take_hit();
         self.state.events.deferred_db = 0;
+        if fault == Fault::Frozen {
+            self.freeze();
+            return Ok(None);
+        }
         self.deliver_fault(fault)?;
         Ok(None)
     }
