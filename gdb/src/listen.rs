@@ -214,6 +214,7 @@ mod tests {
         let tcp = |text: &str| Ok(ListenAddress::Tcp(text.parse().unwrap()));
         assert_eq!("tcp:127.0.0.1:1234".parse(), tcp("127.0.0.1:1234"));
         assert_eq!("tcp::1234".parse(), tcp("127.0.0.1:1234"));
+        assert_eq!(":1234".parse(), tcp("127.0.0.1:1234"));
         assert_eq!("tcp:[::1]:5".parse(), tcp("[::1]:5"));
         assert_eq!("unix:/x".parse(), Ok(ListenAddress::Unix("/x".into())));
         for bad in ["", "1234", "tcp:", "tcp:1:2:3", "tcp::99999", "unix:"] {
