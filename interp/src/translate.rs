@@ -50,7 +50,10 @@ impl Core {
         loop {
             let paging = Paging {
                 state: &self.state,
-                pkru: self.vec.pkru,
+                pkru: match set {
+                    TlbSet::DebugStore => 0,
+                    _ => self.vec.pkru,
+                },
                 phys_mask: self.mmu.phys_mask(),
             };
             let mut tables = GuestTables {

@@ -42,7 +42,7 @@ impl Mmu {
             rights: TlbSet::Supervisor,
             fast: TlbSet::Supervisor.offset(),
             locked: TlbSet::Supervisor.offset(),
-            ds: TlbSet::SupervisorNoSmap.offset(),
+            ds: TlbSet::DebugStore.offset(),
             phys_mask: (1 << 46) - 1,
             flushed: false,
             fills: 0,
@@ -56,7 +56,7 @@ impl Mmu {
         self.rights = rights;
         self.fast = unless(every_access || transactions, rights);
         self.locked = unless(transactions, rights);
-        self.ds = unless(transactions, TlbSet::SupervisorNoSmap);
+        self.ds = unless(transactions, TlbSet::DebugStore);
     }
 
     /// The rights of explicit accesses.

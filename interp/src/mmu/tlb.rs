@@ -17,7 +17,7 @@ const ENTRIES: usize = 512;
 /// Pages with watchpoints that are entered, a power of two.
 const WATCHED: usize = 8;
 /// Values of [`TlbSet`].
-const SETS: usize = 4;
+const SETS: usize = 5;
 /// Generations are tags of 12 bits.
 const GENERATIONS: u64 = 1 << 12;
 
@@ -29,10 +29,12 @@ pub(crate) enum TlbSet {
     Supervisor = 0,
     /// CPL 3.
     User = 1,
-    /// CPL 0 to 2 with RFLAGS.AC set, which suspends SMAP; accesses to the DS save area.
+    /// CPL 0 to 2 with RFLAGS.AC set, which suspends SMAP.
     SupervisorNoSmap = 2,
     /// CPL 3 with alignment checks on. Nothing is entered, so that every access is checked.
     UserAligned = 3,
+    /// Accesses to the DS save area by the processor: neither SMAP nor PKRU applies (rule DS-04).
+    DebugStore = 4,
 }
 
 /// The offset of a set's entries, in bytes.
