@@ -372,11 +372,9 @@ impl Core {
         let gpa = self.translate_code(lin)?;
         let key = self.block_key() | if exact { EXACT } else { 0 };
         let memory = &self.memory;
-        self.code
-            .recheck(gpa, key, |gpa, bytes| memory.read(gpa, bytes));
         let known = self
             .code
-            .find(gpa, key)
+            .find(gpa, key, |gpa, bytes| memory.read(gpa, bytes))
             .map(|block| (block.entry(), block.second_page, block.len));
         if let Some((entry, second_page, len)) = known {
             let end = rip.wrapping_add(u64::from(len) - 1);
