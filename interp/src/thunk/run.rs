@@ -42,22 +42,29 @@ pub(crate) fn support(i: &Instruction) -> Support {
 /// Runs the instruction of an operation on the host.
 pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
     let insn = c.code.insns[o.insn as usize];
-    let Some(thunk) = lookup(c, o.insn, &insn) else {
+    let known = c.thunks.take(o.insn, c.code.epoch());
+    let Some(thunk) = known.or_else(|| find_or_build(c, &insn)) else {
         return Err(Fault::Unimplemented);
     };
-    check(c, &insn, &thunk)?;
+    let done = run_thunk(c, o, &insn, &thunk);
+    c.thunks.put_back(o.insn, thunk);
+    done
+}
+
+fn run_thunk(c: &mut Core, o: &Op, insn: &Instruction, thunk: &Thunk) -> Done {
+    check(c, insn, thunk)?;
     if matches!(insn.mnemonic(), M::Vzeroupper | M::Vzeroall) {
         let count = if c.mode.is_64bit() { 16 } else { 8 };
         c.vec.zero_upper(insn.mnemonic() == M::Vzeroall, count);
         return Ok(());
     }
-    let operand = memory::prepare(c, o, &insn, &thunk)?;
-    let stores = execute(c, o, &insn, &thunk)?;
+    let operand = memory::prepare(c, o, insn, thunk)?;
+    let stores = execute(c, o, insn, thunk)?;
     if let (Some(operand), true) = (operand, stores) {
         // The write cannot fault: `prepare` has probed it. A fault would have to discard the result.
         memory::finish(c, &operand)?;
     }
-    commit(c, o, &thunk);
+    commit(c, o, thunk);
     Ok(())
 }
 
@@ -70,31 +77,17 @@ pub(crate) fn can_run(c: &mut Core, insn: &Instruction) -> bool {
     codegen::build(&mut c.thunks.bank, insn, &bytes, registers).is_some()
 }
 
-fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Arc<Thunk>> {
-    if c.thunks.epoch != c.code.epoch() {
-        c.thunks.by_insn.clear();
-        c.thunks.epoch = c.code.epoch();
-    }
-    if let Some(known) = c.thunks.by_insn.get(&index) {
+/// The thunk for an instruction that has not run yet: another one of the same bytes may have made it.
+#[cold]
+fn find_or_build(c: &mut Core, insn: &Instruction) -> Option<Arc<Thunk>> {
+    let (bytes, registers) = codegen::redirect(insn)?;
+    let key = (bytes, registers.for_rsp);
+    if let Some(known) = c.thunks.known.get(&key) {
         return known.clone();
     }
-    let thunk = match codegen::redirect(insn) {
-        Some((bytes, registers)) => {
-            let key = (bytes, registers.for_rsp);
-            match c.thunks.known.get(&key) {
-                Some(thunk) => thunk.clone(),
-                None => {
-                    let made =
-                        codegen::build(&mut c.thunks.bank, insn, &key.0, registers).map(Arc::new);
-                    c.thunks.known.insert(key, made.clone());
-                    made
-                }
-            }
-        }
-        None => None,
-    };
-    c.thunks.by_insn.insert(index, thunk.clone());
-    thunk
+    let made = codegen::build(&mut c.thunks.bank, insn, &key.0, registers).map(Arc::new);
+    c.thunks.known.insert(key, made.clone());
+    made
 }
 
 /// Checks whether the control registers allow the instruction.
