@@ -118,6 +118,11 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn read_slow<T: Width>(&mut self, lin: u64, set: TlbSet) -> Result<T, Fault> {
+        if self.mmu.promote_fast(lin, AccessKind::Read, set)
+            && let Some(v) = self.fast_read(lin)
+        {
+            return Ok(v);
+        }
         if self.misses_watchpoints(lin, T::SIZE as u64)
             && let Some(found) = self.mmu.reads.find_watched(lin, set)
         {
@@ -131,6 +136,9 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn write_slow<T: Width>(&mut self, lin: u64, v: T, set: TlbSet) -> Result<(), Fault> {
+        if self.mmu.promote_fast(lin, AccessKind::Write, set) && self.fast_write(lin, v) {
+            return Ok(());
+        }
         if self.misses_watchpoints(lin, T::SIZE as u64)
             && let Some(found) = self.mmu.writes.find_watched(lin, set)
         {

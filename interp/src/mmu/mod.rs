@@ -102,6 +102,21 @@ impl Mmu {
         }
     }
 
+    /// Whether accesses of a kind find the page of `lin` in a set of a TLB, from now on without a
+    /// walk: see [`Tlb::promote`].
+    pub(crate) fn promote(&mut self, lin: u64, access: AccessKind, set: TlbSet) -> bool {
+        match access {
+            AccessKind::Read => self.reads.promote(lin, set),
+            AccessKind::Write => self.writes.promote(lin, set),
+            AccessKind::Fetch => self.fetches.promote(lin, set),
+        }
+    }
+
+    /// Like [`Mmu::promote`], for a set in which the fast path of explicit accesses finds pages now.
+    pub(crate) fn promote_fast(&mut self, lin: u64, access: AccessKind, set: TlbSet) -> bool {
+        set.offset() == self.fast && self.promote(lin, access, set)
+    }
+
     /// Forgets all translations.
     pub(crate) fn flush(&mut self) {
         self.flushed = true;
