@@ -123,7 +123,7 @@ impl Core {
         {
             return Ok(v);
         }
-        if self.misses_watchpoints(lin, T::SIZE as u64)
+        if self.misses_watchpoints(lin, T::SIZE as u64, false)
             && let Some(found) = self.mmu.reads.find_watched(lin, set)
         {
             return Ok(found.load());
@@ -139,7 +139,7 @@ impl Core {
         if self.mmu.promote_fast(lin, AccessKind::Write, set) && self.fast_write(lin, v) {
             return Ok(());
         }
-        if self.misses_watchpoints(lin, T::SIZE as u64)
+        if self.misses_watchpoints(lin, T::SIZE as u64, true)
             && let Some(found) = self.mmu.writes.find_watched(lin, set)
         {
             found.store(v);

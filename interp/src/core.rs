@@ -70,6 +70,8 @@ pub(crate) struct Core {
     pub(crate) state: CpuState,
     /// Vector and x87 registers.
     pub(crate) vec: Box<Vectors>,
+    /// FERR# may be asserted.
+    pub(crate) ferr: bool,
     /// Code that executes instructions on the host.
     pub(crate) thunks: Thunks,
     /// Instruction-set extensions that CPUID shows.
@@ -108,6 +110,7 @@ impl Core {
             checks_conflicts: false,
             state: CpuState::reset(),
             vec: Box::default(),
+            ferr: false,
             thunks: Thunks::default(),
             features: Features::none(),
             portable: false,
@@ -128,6 +131,8 @@ impl Core {
         self.mode.set_cpl(state.cpl());
         self.regs.set_rflags(Rflags::from_bits_retain(state.rflags));
         self.vec.load(&state.xsave);
+        // The platform knows the level of FERR#; the next x87 instruction reports it.
+        self.ferr = true;
         self.debug.clear_trap();
         self.flush_tlb();
         self.update_debug();

@@ -120,8 +120,10 @@ pub trait InterruptSource {
     fn advance(&mut self, counts: RetiredCounts);
     /// The time-stamp counter, as RDTSC shows it.
     fn tsc(&mut self) -> u64;
-    /// 64 random bits for RDRAND and RDSEED.
-    fn random(&mut self) -> u64;
+    /// Drives the FERR# pin, with CR0.NE clear. Returns whether the IGNNE# pin is asserted.
+    fn set_ferr(&mut self, asserted: bool) -> bool;
+    /// 64 random bits for RDRAND and RDSEED; `None` if there are none now, which CF then shows.
+    fn random(&mut self) -> Option<u64>;
 }
 
 /// Models that follow the guest: branch recording, performance counters, caches.

@@ -8,7 +8,6 @@
 use crate::boundary::RunResult;
 use crate::code::{BlockEntry, DEAD, LiveBlock};
 use crate::core::Core;
-use crate::decode::EXACT;
 use crate::events::{GuestEvent, Shutdown};
 use crate::fault::{ExitReason, Fault, SoftwareInterruptKind};
 use crate::interpreter::{Exit, Kicker};
@@ -292,6 +291,10 @@ impl Core {
         self.debug.take_hits();
         self.debug.stops.take_hit();
         self.state.events.deferred_db = 0;
+        if fault == Fault::Frozen {
+            self.freeze();
+            return Ok(None);
+        }
         self.deliver_fault(fault)?;
         Ok(None)
     }
@@ -350,7 +353,7 @@ impl Core {
         }
         let entry = found?;
         if !exact {
-            let split = self.debug.stops.has_offset(lin);
+            let split = self.debug.stops.has_breakpoint(lin);
             if !self.is_code_limited() && !split {
                 self.code.set_jump(rip, entry);
             }
@@ -370,11 +373,12 @@ impl Core {
         exact: bool,
     ) -> Result<BlockEntry<Self>, Fault> {
         let gpa = self.translate_code(lin)?;
-        let key = self.block_key() | if exact { EXACT } else { 0 };
+        let (key, linear_page) = self.block_key_at(lin, exact);
         let memory = &self.memory;
         let known = self
             .code
             .find(gpa, key, |gpa, bytes| memory.read(gpa, bytes))
+            .filter(|block| block.linear_page == linear_page)
             .map(|block| (block.entry(), block.second_page, block.len));
         if let Some((entry, second_page, len)) = known {
             let end = rip.wrapping_add(u64::from(len) - 1);

@@ -181,12 +181,13 @@ type Corruption = fn(&mut Snapshot);
 
 #[test]
 fn invalid_snapshots_are_rejected_and_change_nothing() {
-    let rows: [(&str, Corruption); 8] = [
+    let rows: [(&str, Corruption); 9] = [
         ("version", |s| s.version += 1),
         ("schedule", |s| s.schedule.turn = 1),
         ("schedule", |s| s.schedule.used = u64::MAX),
         ("vCPUs", |s| s.vcpus.clear()),
         ("vCPU 0", |s| s.vcpus[0].cpu.dr7 = 0),
+        ("counts of", |s| s.vcpus[0].log.retired = u64::MAX),
         ("MSRs", |s| s.vcpus[0].msrs.stored.clear()),
         ("local APIC 0", |s| s.interrupts.lapics[0].dfr = 0),
         ("test memory", |s| s.devices.test_memory.clear()),

@@ -138,6 +138,16 @@ impl CpuidTable {
         self.model
     }
 
+    /// Width of physical addresses in bits.
+    pub fn physical_bits(&self) -> u32 {
+        self.query(0x8000_0008, 0, 0, 0, 0)[0] & 0xff
+    }
+
+    /// The controls of speculation: leaf 7, EDX.
+    pub fn speculation(&self) -> u32 {
+        self.query(7, 0, 0, 0, 0)[3]
+    }
+
     /// The table of processor `apic_id`, without the bits that follow control registers.
     pub fn for_cpu(&self, apic_id: u32) -> impl Iterator<Item = CpuidLeaf> + '_ {
         self.leaves.iter().map(move |leaf| CpuidLeaf {

@@ -357,7 +357,8 @@ impl Memory {
     pub fn take_dirty(&self, mut f: impl FnMut(u64)) {
         for region in &self.regions {
             for (gpa, page) in (region.gpa..).step_by(PAGE as usize).zip(&region.pages) {
-                if page.flags.fetch_and(!DIRTY, Ordering::Relaxed) & DIRTY != 0 {
+                let dirty = page.flags.load(Ordering::Relaxed) & DIRTY != 0;
+                if dirty && page.flags.fetch_and(!DIRTY, Ordering::Relaxed) & DIRTY != 0 {
                     f(gpa);
                 }
             }

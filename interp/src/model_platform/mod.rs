@@ -262,12 +262,16 @@ impl<B: Bus, I: InterruptController> InterruptSource for ModelPlatform<B, I> {
         self.read_tsc()
     }
 
-    fn random(&mut self) -> u64 {
+    fn set_ferr(&mut self, asserted: bool) -> bool {
+        self.interrupts.set_ferr(asserted)
+    }
+
+    fn random(&mut self) -> Option<u64> {
         // SplitMix64, whose state is a counter: reproducible, and not for cryptography.
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.random;
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
+        Some(mixed ^ mixed >> 31)
     }
 }

@@ -14,6 +14,11 @@ pub trait InterruptController {
     fn nmis_unblocked(&mut self);
     /// Takes the pending system-management interrupt.
     fn acknowledge_smi(&mut self);
+    /// Drives the FERR# pin; see [`InterruptSource::set_ferr`](crate::InterruptSource::set_ferr).
+    /// Unless implemented, the pin is connected to nothing, and IGNNE# is never asserted.
+    fn set_ferr(&mut self, _asserted: bool) -> bool {
+        false
+    }
     /// Requests a performance-monitoring interrupt, which the LVT of the local APIC delivers.
     fn request_pmi(&mut self);
     /// The task priority that MOV from CR8 reads, 0 to 15.

@@ -309,8 +309,9 @@ fn far_return(c: &mut Core, o: &Op) -> Done {
     if rpl == c.mode.cpl() {
         c.check_rip(rip, &cs.segment(selector))?;
         c.mark_accessed(&mut cs)?;
-        c.set_sp(c.sp().wrapping_add(2 * size).wrapping_add(o.imm));
         c.set_cs(cs.segment(selector), rpl, rip);
+        // As wide as the stack pointer is in the new code segment.
+        c.set_sp(c.sp().wrapping_add(2 * size).wrapping_add(o.imm));
         return Ok(());
     }
     let sp = c.peek(o.size, 2 * size + o.imm)?;
@@ -322,7 +323,7 @@ fn far_return(c: &mut Core, o: &Op) -> Done {
     c.mode.set_cpl(rpl);
     c.put_segment(seg::SS, ss);
     c.set_cs(cs.segment(selector), rpl, rip);
-    c.set_popped_sp(sp, o.size);
+    c.set_sp(sp);
     c.set_sp(c.sp().wrapping_add(o.imm));
     c.drop_private_segments();
     Ok(())

@@ -17,6 +17,7 @@ pub(crate) mod stack;
 pub(crate) mod string;
 pub(crate) mod system;
 pub(crate) mod transaction;
+pub(crate) mod x87;
 pub(crate) mod xsave;
 use crate::core::{Core, InnerOp, Next, Op};
 use crate::fault::Fault;

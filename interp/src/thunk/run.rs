@@ -59,7 +59,11 @@ fn run_thunk(c: &mut Core, o: &Op, insn: &Instruction, thunk: &Thunk) -> Done {
         return Ok(());
     }
     let operand = memory::prepare(c, o, insn, thunk)?;
-    let stores = execute(c, o, insn, thunk)?;
+    // The host would raise #MF for an error that IGNNE# makes the guest's processor ignore.
+    let ignored = c.vec.take_x87_errors();
+    let stores = execute(c, o, insn, thunk);
+    c.vec.add_x87_errors(ignored);
+    let stores = stores?;
     if let (Some(operand), true) = (operand, stores) {
         // The write cannot fault: `prepare` has probed it. A fault would have to discard the result.
         memory::finish(c, &operand)?;
@@ -91,7 +95,7 @@ fn find_or_build(c: &mut Core, insn: &Instruction) -> Option<Arc<Thunk>> {
 }
 
 /// Checks whether the control registers allow the instruction.
-fn check(c: &Core, i: &Instruction, t: &Thunk) -> Done {
+fn check(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     if t.class == Class::X87 && !t.mmx {
         if c.cr0(Cr0::EM | Cr0::TS) {
             return Err(Fault::NM);
@@ -110,7 +114,7 @@ fn check(c: &Core, i: &Instruction, t: &Thunk) -> Done {
 }
 
 /// Whether the registers of a vector or MMX instruction may be used.
-pub(crate) fn check_state(c: &Core, encoding: EncodingKind, vector: bool, mmx: bool) -> Done {
+pub(crate) fn check_state(c: &mut Core, encoding: EncodingKind, vector: bool, mmx: bool) -> Done {
     let legacy = encoding == EncodingKind::Legacy;
     if (!legacy && !c.mode.protected()) || (mmx && c.cr0(Cr0::EM)) {
         return Err(Fault::UD);
@@ -329,16 +333,5 @@ fn commit(c: &mut Core, o: &Op, t: &Thunk) {
     if t.class == Class::X87 && !t.mmx {
         let rip = c.rip_of(o);
         c.vec.set_fip(rip);
-    }
-}
-
-impl Core {
-    /// Raises the pending #MF of an earlier x87 instruction.
-    pub(crate) fn check_x87_pending(&self) -> Done {
-        if self.vec.x87_pending() {
-            Err(Fault::NoCode(Vector::MF))
-        } else {
-            Ok(())
-        }
     }
 }

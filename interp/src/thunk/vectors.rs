@@ -12,6 +12,35 @@ pub(crate) const ZMM_HI: u64 = 1 << 6;
 pub(crate) const HI16: u64 = 1 << 7;
 pub(crate) const PKRU: u64 = 1 << 9;
 
+/// The vector registers that an instruction accesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VectorBank {
+    /// The 32 registers of 64-bit mode.
+    All,
+    /// The 8 registers of all other modes.
+    FirstEight,
+}
+
+impl VectorBank {
+    /// Registers without those that only EVEX reaches.
+    pub(crate) fn low(self) -> usize {
+        match self {
+            Self::All => 16,
+            Self::FirstEight => 8,
+        }
+    }
+
+    /// Bytes of a component that has parts of vector registers.
+    pub(crate) fn bytes_of(self, component: u64) -> Option<usize> {
+        match component {
+            AVX => Some(16 * self.low()),
+            ZMM_HI => Some(32 * self.low()),
+            HI16 if self == Self::FirstEight => Some(0),
+            _ => None,
+        }
+    }
+}
+
 /// Registers, and the buffers that thunks work on.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
@@ -178,6 +207,23 @@ impl Vectors {
         self.fsw() & 0x80 != 0
     }
 
+    /// Clears pending errors; returns their flags in the status word, 0 if none is pending.
+    pub(crate) fn take_x87_errors(&mut self) -> u16 {
+        if !self.x87_pending() {
+            return 0;
+        }
+        let fsw = self.fsw();
+        self.set_fsw(fsw & !0x3f);
+        fsw & 0x3f
+    }
+
+    /// Adds flags that [`Vectors::take_x87_errors`] returned to those of the last instruction.
+    pub(crate) fn add_x87_errors(&mut self, errors: u16) {
+        if errors != 0 {
+            self.set_fsw(self.fsw() | errors);
+        }
+    }
+
     /// The x87 opcode and pointers, which a run on the host overwrites.
     pub(super) fn x87_pointers(&self) -> [u8; 18] {
         let mut pointers = [0; 18];
@@ -233,8 +279,9 @@ impl Vectors {
         }
     }
 
-    /// Components that are not in their initial state.
-    pub(crate) fn in_use(&self) -> u64 {
+    /// Components that are not in their initial state, as far as registers of `bank` are concerned.
+    pub(crate) fn in_use(&self, bank: VectorBank) -> u64 {
+        let low = &self.zmm[..bank.low()];
         let mut fresh = [0; 160];
         put(&mut fresh, 0, &0x37f_u16.to_le_bytes());
         let mut x87 = [0; 160];
@@ -247,11 +294,11 @@ impl Vectors {
         let mut mask = 0;
         let mut add = |on: bool, bit: u64| mask |= if on { bit } else { 0 };
         add(x87 != fresh, X87);
-        add(any(&self.zmm[..16], 0..16) || self.mxcsr != 0x1f80, SSE);
-        add(any(&self.zmm[..16], 16..32), AVX);
+        add(any(low, 0..16) || self.mxcsr != 0x1f80, SSE);
+        add(any(low, 16..32), AVX);
         add(self.k != [0; 8], OPMASK);
-        add(any(&self.zmm[..16], 32..64), ZMM_HI);
-        add(any(&self.zmm[16..], 0..64), HI16);
+        add(any(low, 32..64), ZMM_HI);
+        add(bank == VectorBank::All && any(&self.zmm[16..], 0..64), HI16);
         add(self.pkru != 0, PKRU);
         mask
     }
@@ -303,8 +350,9 @@ impl Vectors {
         }
     }
 
-    /// Resets one component to its initial state.
-    pub(crate) fn init_component(&mut self, bit: u64) {
+    /// Resets one component to its initial state, as far as registers of `bank` are concerned.
+    pub(crate) fn init_component(&mut self, bit: u64, bank: VectorBank) {
+        let low = bank.low();
         let clear = |regs: &mut [[u8; 64]], range: std::ops::Range<usize>| {
             for reg in regs {
                 reg[range.clone()].fill(0);
@@ -312,10 +360,10 @@ impl Vectors {
         };
         match bit {
             X87 => self.init_x87(),
-            SSE => clear(&mut self.zmm[..16], 0..16),
-            AVX => clear(&mut self.zmm[..16], 16..32),
-            ZMM_HI => clear(&mut self.zmm[..16], 32..64),
-            HI16 => clear(&mut self.zmm[16..], 0..64),
+            SSE => clear(&mut self.zmm[..low], 0..16),
+            AVX => clear(&mut self.zmm[..low], 16..32),
+            ZMM_HI => clear(&mut self.zmm[..low], 32..64),
+            HI16 if bank == VectorBank::All => clear(&mut self.zmm[16..], 0..64),
             OPMASK => self.k = [0; 8],
             PKRU => self.pkru = 0,
             _ => {}
@@ -339,22 +387,22 @@ impl Vectors {
     }
 
     /// Reads the XMM registers from the legacy region.
-    pub(crate) fn read_xmm(&mut self, area: &[u8], count: usize) {
+    pub(crate) fn read_xmm(&mut self, area: &[u8], bank: VectorBank) {
         for (reg, part) in self
             .zmm
             .iter_mut()
-            .take(count)
+            .take(bank.low())
             .zip(area[160..416].chunks_exact(16))
         {
             reg[..16].copy_from_slice(part);
         }
     }
 
-    pub(crate) fn write_xmm(&self, area: &mut [u8], count: usize) {
+    pub(crate) fn write_xmm(&self, area: &mut [u8], bank: VectorBank) {
         for (reg, part) in self
             .zmm
             .iter()
-            .take(count)
+            .take(bank.low())
             .zip(area[160..416].chunks_exact_mut(16))
         {
             part.copy_from_slice(&reg[..16]);
@@ -378,7 +426,7 @@ impl Vectors {
             self.read_x87(a);
         }
         if present & SSE != 0 {
-            self.read_xmm(a, 16);
+            self.read_xmm(a, VectorBank::All);
         }
         for (bit, at, len) in STANDARD {
             if present & bit != 0 {
@@ -390,10 +438,10 @@ impl Vectors {
     pub(crate) fn store(&self, area: &mut XsaveArea) {
         let a = &mut area.0;
         a.fill(0);
-        let present = self.in_use();
+        let present = self.in_use(VectorBank::All);
         self.write_x87(a);
         put(a, 24, &self.mxcsr.to_le_bytes());
-        self.write_xmm(a, 16);
+        self.write_xmm(a, VectorBank::All);
         put(a, 512, &present.to_le_bytes());
         for (bit, at, len) in STANDARD {
             self.write_component(bit, &mut a[at..at + len]);
@@ -434,6 +482,6 @@ mod tests {
 
     #[test]
     fn initial_state_is_not_in_use() {
-        assert_eq!(Vectors::default().in_use(), 0);
+        assert_eq!(Vectors::default().in_use(VectorBank::All), 0);
     }
 }

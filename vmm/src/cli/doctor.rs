@@ -1,5 +1,7 @@
 //! The command `hindsight doctor`.
 
+use std::cell::RefCell;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -10,14 +12,11 @@ use clap::{ValueEnum, ValueHint};
 
 use super::Status;
 use super::logging::Logging;
-use crate::exactness::{Measurement, Scope, VerdictStore, Verdicts};
-use crate::kvm::exactness::FacilityGroup;
-use crate::kvm::host_support::HostKvm;
+use crate::exactness::{self, Scope};
 use crate::machine::start;
 use crate::probe::context::ProbeContext;
 use crate::probe::finding::{Finding, Probe, ProbeVerdict};
 use crate::probe::findings_cache::{Findings, FindingsCache};
-use crate::probe::host::measure_kvm;
 use crate::probe::report::{
     DoctorReport, FacilityResult, HostInfo, ProbeResult, ReportFormat, ReportPrinter,
 };
@@ -158,54 +157,55 @@ fn measure_facilities<W: Write>(
         FacilitiesArg::None => return Ok(()),
     };
     // Elsewhere the engine does not depend on it.
-    if !matches!(measure_kvm(), HostKvm::Usable { .. }) {
+    if !exactness::applies_to_host() {
         return Ok(());
     }
-    let measurement = Measurement::new(scope)?;
-    let mut verdicts = Verdicts::default();
-    for (index, group) in FacilityGroup::ALL.into_iter().enumerate() {
-        let mut line = FacilityProgressLine::new(group);
-        let verdict = measurement.measure(group, &mut |result| line.show(&result.job.id()));
-        line.clear();
-        verdicts.0.insert(group, verdict.clone());
-        let row = FacilityResult { group, verdict };
-        printer.facility(&row, index == 0)?;
-        report.facilities.push(row);
-    }
-    if let Some(store) = VerdictStore::of_this_kvm() {
-        store.save_or_log(&verdicts);
-    }
-    Ok(())
+    let mut first = true;
+    let line = RefCell::new(CaseCounter::new());
+    exactness::measure_all(
+        scope,
+        &mut |group, result| line.borrow_mut().show(&group, &result.job.id()),
+        &mut |group, verdict| {
+            line.borrow_mut().clear();
+            let row = FacilityResult {
+                group,
+                verdict: verdict.clone(),
+            };
+            printer.facility(&row, first)?;
+            first = false;
+            report.facilities.push(row);
+            Ok(())
+        },
+    )
 }
 
-/// Which case runs, on a terminal.
-struct FacilityProgressLine {
-    group: FacilityGroup,
+/// Which case has run, on a terminal.
+struct CaseCounter {
     terminal: bool,
     cases: usize,
 }
 
-impl FacilityProgressLine {
-    fn new(group: FacilityGroup) -> Self {
+impl CaseCounter {
+    fn new() -> Self {
         Self {
-            group,
             terminal: io::stderr().is_terminal(),
             cases: 0,
         }
     }
 
-    fn show(&mut self, case: &str) {
+    fn show(&mut self, group: &impl Display, case: &str) {
         self.cases += 1;
         if self.terminal {
-            let (group, cases) = (self.group, self.cases);
+            let cases = self.cases;
             let _ = write!(io::stderr(), "\r\x1b[K{group}: {cases} cases, {case}");
         }
     }
 
-    fn clear(&self) {
+    fn clear(&mut self) {
         if self.terminal && self.cases != 0 {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
+        self.cases = 0;
     }
 }
 

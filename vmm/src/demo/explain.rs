@@ -66,6 +66,7 @@ fn completed(spec: &MsrSpec, write: bool) -> String {
         (Owner::Stored, _) => "stored",
         (Owner::Rdt, _) => "the resource director",
         (Owner::Smm | Owner::Constant, _) => "constant",
+        (Owner::Command, _) => "command",
     };
     let also = if write && spec.kvm == KvmRole::Mirrored {
         ", and to KVM"

@@ -47,7 +47,7 @@ const PAYLOADS: &[(FacilityGroup, &[&str])] = &[
         ],
     ),
     (
-        BranchRecording,
+        Branches,
         &[
             "branch_init",
             "branch_modes",

@@ -14,10 +14,16 @@ mod store;
 
 use std::collections::BTreeMap;
 
-pub use measure::{MeasureMode, Measurement, Scope};
-pub use store::VerdictStore;
+use anyhow::Result;
 
+use measure::Measurement;
+pub use measure::{MeasureMode, Scope};
+use store::VerdictStore;
+
+use crate::harness::verdict::CaseResult;
 use crate::kvm::exactness::{FacilityGroup, GroupAction, GroupVerdict};
+use crate::kvm::host_support::HostKvm;
+use crate::probe::host::measure_kvm;
 
 /// The verdicts on all groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +55,12 @@ impl Verdicts {
     }
 }
 
+/// Whether the engine of `--engine auto` depends on verdicts on this host: its KVM runs guests, and
+/// runs ring 0 natively.
+pub fn applies_to_host() -> bool {
+    matches!(measure_kvm(), HostKvm::Usable { .. })
+}
+
 /// The verdicts on this host's KVM: the saved ones, and where there are none, those that the short
 /// set gives.
 pub fn verdicts_for_start() -> Verdicts {
@@ -62,6 +74,30 @@ pub fn verdicts_for_start() -> Verdicts {
     let verdicts = measure_short();
     store.save_or_log(&verdicts);
     verdicts
+}
+
+/// Measures every group and saves the verdicts for later starts. `on_case` is called with the group and
+/// the case for each case that has run, `on_group` with each verdict.
+///
+/// # Errors
+///
+/// This program's file cannot be found, the host cannot create memory files, or `on_group` fails.
+pub fn measure_all(
+    scope: Scope,
+    on_case: &mut dyn FnMut(FacilityGroup, &CaseResult),
+    on_group: &mut dyn FnMut(FacilityGroup, &GroupVerdict) -> Result<()>,
+) -> Result<()> {
+    let measurement = Measurement::new(scope)?;
+    let mut verdicts = Verdicts::default();
+    for group in FacilityGroup::ALL {
+        let verdict = measurement.measure(group, &mut |result| on_case(group, result));
+        on_group(group, &verdict)?;
+        verdicts.0.insert(group, verdict);
+    }
+    if let Some(store) = VerdictStore::of_this_kvm() {
+        store.save_or_log(&verdicts);
+    }
+    Ok(())
 }
 
 fn measure_short() -> Verdicts {

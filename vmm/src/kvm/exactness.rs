@@ -29,7 +29,7 @@ pub enum FacilityGroup {
     /// The local APIC, the I/O APIC and what wakes a vCPU.
     Interrupts,
     /// LBR, BTS, BTF and branch trace messages.
-    BranchRecording,
+    Branches,
     /// Performance counters and PEBS.
     Counters,
     /// Resource Director Technology.
@@ -50,7 +50,7 @@ impl FacilityGroup {
         Self::SystemRegisters,
         Self::Time,
         Self::Interrupts,
-        Self::BranchRecording,
+        Self::Branches,
         Self::Counters,
         Self::Rdt,
         Self::Transactions,
@@ -63,7 +63,7 @@ impl FacilityGroup {
             Self::SingleStep | Self::DebugRegisters | Self::IoBreakpoints => {
                 Visibility::ByDebugExit
             }
-            Self::BranchRecording | Self::Counters | Self::Rdt => Visibility::ByMsr,
+            Self::Branches | Self::Counters | Self::Rdt => Visibility::ByMsr,
             Self::Exceptions
             | Self::SystemRegisters
             | Self::Time
@@ -84,7 +84,7 @@ impl fmt::Display for FacilityGroup {
             Self::SystemRegisters => "system registers",
             Self::Time => "time",
             Self::Interrupts => "interrupts",
-            Self::BranchRecording => "branch recording",
+            Self::Branches => "branch recording",
             Self::Counters => "counters",
             Self::Rdt => "RDT",
             Self::Transactions => "transactions",

@@ -14,7 +14,7 @@ use thiserror::Error;
 use super::{DevicesError, DevicesState, Pages, PmuTotalsState, RunLogState, Schedule};
 
 /// The version of the [`Snapshot`] format. A snapshot of another version is refused.
-pub const SNAPSHOT_VERSION: u32 = 3;
+pub const SNAPSHOT_VERSION: u32 = 4;
 
 /// The configuration of a machine: a snapshot fits only machines of the same shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,6 +108,9 @@ pub enum RestoreError {
         #[source]
         source: MsrStateError,
     },
+    /// A vCPU's counts of instructions contradict each other, or could overflow.
+    #[error("the counts of instructions of vCPU {0} in the snapshot are impossible")]
+    Counts(usize),
     /// A cache's or a branch predictor's state is invalid.
     #[error(transparent)]
     Model(#[from] UarchStateError),

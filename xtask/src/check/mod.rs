@@ -5,6 +5,7 @@ pub mod commits;
 mod graph;
 pub mod house;
 pub mod names;
+mod picture;
 pub mod size;
 mod source;
 pub mod spec;

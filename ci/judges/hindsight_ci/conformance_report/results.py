@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from hindsight_ci.conformance_report.rules import InputError, Rule
 
-ENGINES = {"interp": "interpreter", "kvm": "native", "auto": "auto"}
+ENGINES = {"interp": "interp", "kvm": "KVM", "auto": "auto"}
 JUDGE = "judge"
 # The order of the machines; others follow by name.
 MACHINES = ["pvm", "host", "amd", "intel"]

@@ -153,6 +153,8 @@ const FULL: [&[&str]; 2] = [
         "host,-lbr,pmu=8",
         "--engine",
         "kvm",
+        "--prefer",
+        "speed",
         "--models",
         "off",
         "--serial",

@@ -80,6 +80,10 @@ pub fn run(mut args: TestArgs) -> Result<ExitCode> {
             }
         });
     }
+    if args.engine == Some(EngineArg::Auto) {
+        // Measures this host before the cases start, so that not each of them does.
+        start::auto_policy(Preference::default());
+    }
     let needs_kvm = args.engine == Some(EngineArg::Kvm) && !args.ignore_needs;
     let interrupt = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGTERM] {

@@ -1,5 +1,6 @@
 //! A vCPU that runs in the interpreter, and its run loop.
 
+mod host_random;
 mod platform;
 pub(crate) mod run_log;
 
