@@ -1,6 +1,6 @@
 //! Chooses, runs and commits thunks.
 
-use super::codegen::{self, Class, Thunk};
+use super::codegen::{Class, Thunk};
 use super::memory;
 use crate::core::{Core, Op};
 use crate::fault::Fault;
@@ -14,7 +14,6 @@ use iced_x86::{
     CodeSize, Encoder, EncodingKind, FlowControl, Instruction, Mnemonic as M, Register,
     RoundingControl,
 };
-use std::sync::Arc;
 
 /// How an instruction can be executed on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +42,7 @@ pub(crate) fn support(i: &Instruction) -> Support {
 pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
     let insn = c.code.insns[o.insn as usize];
     let known = c.thunks.take(o.insn, c.code.epoch());
-    let Some(thunk) = known.or_else(|| find_or_build(c, &insn)) else {
+    let Some(thunk) = known.or_else(|| c.thunks.find_or_build(&insn)) else {
         return Err(Fault::Unimplemented);
     };
     let done = run_thunk(c, o, &insn, &thunk);
@@ -75,23 +74,7 @@ fn run_thunk(c: &mut Core, o: &Op, insn: &Instruction, thunk: &Thunk) -> Done {
 /// Whether a thunk can be made.
 #[cfg(test)]
 pub(crate) fn can_run(c: &mut Core, insn: &Instruction) -> bool {
-    let Some((bytes, registers)) = codegen::redirect(insn) else {
-        return false;
-    };
-    codegen::build(&mut c.thunks.bank, insn, &bytes, registers).is_some()
-}
-
-/// The thunk for an instruction that has not run yet: another one of the same bytes may have made it.
-#[cold]
-fn find_or_build(c: &mut Core, insn: &Instruction) -> Option<Arc<Thunk>> {
-    let (bytes, registers) = codegen::redirect(insn)?;
-    let key = (bytes, registers.for_rsp);
-    if let Some(known) = c.thunks.known.get(&key) {
-        return known.clone();
-    }
-    let made = codegen::build(&mut c.thunks.bank, insn, &key.0, registers).map(Arc::new);
-    c.thunks.known.insert(key, made.clone());
-    made
+    c.thunks.find_or_build(insn).is_some()
 }
 
 /// Checks whether the control registers allow the instruction.
