@@ -39,6 +39,8 @@ bitflags! {
         const IO_BREAKPOINT = 1 << 10;
         /// DR7.GD: accesses to debug registers raise #DB.
         const GENERAL_DETECT = 1 << 11;
+        /// RFLAGS.TF is set, or was a moment ago: the guest single-steps.
+        const SINGLE_STEP = 1 << 12;
     }
 }
 

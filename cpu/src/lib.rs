@@ -27,11 +27,7 @@
 //! use hindsight_regs::branch::DebugCtl;
 //! use hindsight_regs::msr;
 //!
-//! let mut msrs = Msrs::new(MsrConfig {
-//!     facilities: Facilities::INTERP_DEFAULT,
-//!     tsc_hz: 2_500_000_000,
-//!     uarch: false,
-//! });
+//! let mut msrs = Msrs::new(MsrConfig::new(Facilities::INTERP_DEFAULT, 2_500_000_000));
 //! let now = Now { ticks: 0 };
 //!
 //! // WRMSR IA32_DEBUGCTL. The effect says that the guest has armed a facility: from now on, the

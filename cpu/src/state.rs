@@ -307,6 +307,11 @@ const CR0_RESET: u64 = Cr0::CD.union(Cr0::NW).union(Cr0::ET).bits();
 /// The bits of CR0 that INIT keeps.
 const CR0_KEPT_BY_INIT: u64 = Cr0::CD.union(Cr0::NW).bits();
 
+/// Present, DPL 0, 64-bit execute/read, accessed, limit in pages.
+const ACCESS_FLAT_CODE64: u16 = 0xa09b;
+/// Present, DPL 0, 32-bit read/write, accessed, limit in pages.
+const ACCESS_FLAT_DATA: u16 = 0xc093;
+
 impl CpuState {
     /// The debug registers in the form of their model.
     pub fn debug(&self) -> DebugRegisters {
@@ -384,6 +389,37 @@ impl CpuState {
             activity: Activity::Running,
             smm: Smm::default(),
         }
+    }
+
+    /// A processor in 64-bit mode at CPL 0, with flat segments and interrupts disabled.
+    ///
+    /// `cr3` is the physical address of page tables that map the code at `rip` and the stack, whose
+    /// top is `rsp`. There are no descriptor tables in memory: until the guest loads its own, an
+    /// exception ends in a triple fault. SDM Vol. 3A, "Initializing IA-32e Mode".
+    pub fn long_mode(cr3: u64, rip: u64, rsp: u64) -> Self {
+        let data = Segment {
+            selector: 0x10,
+            base: 0,
+            limit: u32::MAX,
+            access: ACCESS_FLAT_DATA,
+            unusable: false,
+        };
+        let mut state = Self::reset();
+        state.seg = [data; 6];
+        state.seg[seg::CS] = Segment {
+            selector: 0x8,
+            access: ACCESS_FLAT_CODE64,
+            ..data
+        };
+        state.ldtr.unusable = true;
+        (state.gdtr.limit, state.idtr.limit) = (0, 0);
+        state.cr0 = Cr0::PE.union(Cr0::ET).union(Cr0::PG).bits();
+        state.cr3 = cr3;
+        state.cr4 = Cr4::PAE.bits();
+        state.efer = Efer::LME.union(Efer::LMA).bits();
+        state.rip = rip;
+        state.gpr[gpr::RSP] = rsp;
+        state
     }
 
     /// Applies INIT. SDM Vol. 3A, "Processor State After Reset".
@@ -477,6 +513,14 @@ mod tests {
         let state = CpuState::reset();
         let json = serde_json::to_string(&state).unwrap();
         assert_eq!(serde_json::from_str::<CpuState>(&json).unwrap(), state);
+    }
+
+    #[test]
+    fn long_mode_state_passes_the_check_of_restored_states() {
+        let state = CpuState::long_mode(0x1000, 0x10_0000, 0x8000);
+        assert_eq!(state.check(), Ok(()));
+        assert!(state.is_long_mode() && state.has_paging() && state.seg[seg::CS].long());
+        assert_eq!((state.cpl(), state.rip), (0, 0x10_0000));
     }
 
     #[test]

@@ -132,7 +132,7 @@ pub enum StopHit {
         /// The access was a write.
         write: bool,
     },
-    /// It raised an exception. The exception waits in [`crate::state::Events::exception`], except for
+    /// It raised an exception. The exception waits in [`crate::state::PendingEvents::exception`], except for
     /// a double fault, INT3, INTO and INT1, which were delivered.
     Exception {
         /// Its vector.

@@ -12,6 +12,7 @@
 //! | [`serial`], [`i8042`] | 16550A UART, keyboard controller |
 //! | [`acpi`], [`acpi_pm`] | ACPI tables, power management registers and timer |
 //! | [`pci`], [`legacy`] | empty PCI bus and reset control, POST code and port 92H |
+//! | [`fp_error`] | FERR#, IGNNE# and IRQ 13 |
 //! | [`fw_cfg`], [`debugcon`], [`debug_exit`] | QEMU's configuration, console and exit ports |
 //! | [`test_device`] | latches, interrupt lines and memory for test payloads |
 //!
@@ -63,6 +64,7 @@ pub mod bus;
 pub mod clock;
 pub mod debug_exit;
 pub mod debugcon;
+pub mod fp_error;
 pub mod fw_cfg;
 pub mod hooks;
 pub mod i8042;

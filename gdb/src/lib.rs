@@ -36,6 +36,7 @@
 
 pub mod breakpoints;
 pub mod btrace;
+mod cancel;
 mod debugger;
 pub mod framing;
 pub mod kernel;

@@ -1,13 +1,14 @@
 //! The server's thread: it waits for clients, for what they send, and for vCPUs that stop.
 
 use std::io::{self, Read, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 
+use crate::cancel::CancelFlag;
 use crate::debugger::{DebugStop, Debugger};
 use crate::listen::{ClientStream, Listener};
 use crate::session::{ClientSession, SessionStatus};
@@ -18,7 +19,7 @@ use crate::target::{DebugTarget, Notifier, StopCause};
 #[derive(Debug)]
 struct MachineEnd {
     /// Set before `notifier` is notified.
-    ended: AtomicBool,
+    ended: CancelFlag,
     /// The exit status, if the machine ended by itself.
     status: Mutex<Option<u8>>,
     notifier: Notifier,
@@ -47,7 +48,7 @@ impl GdbServer {
         report: impl FnMut(&str) + Send + 'static,
     ) -> io::Result<Self> {
         let end = Arc::new(MachineEnd {
-            ended: AtomicBool::new(false),
+            ended: CancelFlag::default(),
             status: Mutex::default(),
             notifier: Notifier::new()?,
         });
@@ -55,10 +56,13 @@ impl GdbServer {
         let thread = thread::Builder::new()
             .name("gdb".to_owned())
             .spawn(move || {
+                let mut debugger = Debugger::new(target);
+                debugger.cancel = thread_end.ended.clone();
                 let server = ServerThread {
-                    debugger: Debugger::new(target),
+                    debugger,
                     listener,
                     client: None,
+                    paused_before: None,
                     end: thread_end,
                     report: Box::new(report),
                 };
@@ -82,7 +86,7 @@ impl GdbServer {
     }
 
     fn join(&mut self) {
-        self.end.ended.store(true, Ordering::SeqCst);
+        self.end.ended.set();
         self.end.notifier.notify();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has printed its message.
@@ -101,6 +105,8 @@ struct ServerThread {
     debugger: Debugger,
     listener: Listener,
     client: Option<(ClientStream, ClientSession)>,
+    /// The client has sent nothing yet: whether the machine was paused when it connected.
+    paused_before: Option<bool>,
     end: Arc<MachineEnd>,
     report: Box<dyn FnMut(&str) + Send>,
 }
@@ -120,7 +126,7 @@ const NOW: Timespec = Timespec {
 
 impl ServerThread {
     fn run(mut self) {
-        while !self.end.ended.load(Ordering::SeqCst) {
+        while !self.end.ended.is_set() {
             let Ok(ready) = self.wait() else {
                 return;
             };
@@ -138,7 +144,7 @@ impl ServerThread {
         let status = *status.unwrap_or_else(PoisonError::into_inner);
         if let Some((mut client, mut session)) = self.client.take() {
             session.report_end(status);
-            send(&mut client, &session.take_output());
+            send(&mut client, &session.take_output(), &self.end);
         }
     }
 
@@ -178,11 +184,13 @@ impl ServerThread {
             tracing::debug!(target: "gdb", "refused a second client");
             return;
         }
-        if !self.debugger.is_paused() && self.debugger.interrupt().is_err() {
+        let paused = self.debugger.is_paused();
+        if !paused && self.debugger.interrupt().is_err() {
             return;
         }
         tracing::debug!(target: "gdb", "client connected");
         self.client = Some((client, ClientSession::new()));
+        self.paused_before = Some(paused);
     }
 
     /// Handles stops of vCPUs.
@@ -193,9 +201,9 @@ impl ServerThread {
         match &mut self.client {
             Some((client, session)) => {
                 session.report_stop(&mut self.debugger, &stop);
-                send(client, &session.take_output());
+                send(client, &session.take_output(), &self.end);
             }
-            // Nobody can request to go back from the end. The machine may have ended meanwhile.
+            // No client can reverse from the end any more. The machine may have ended meanwhile.
             None if matches!(stop.cause, Some(StopCause::RunEnd(_))) => {
                 let _ = self.debugger.resume();
             }
@@ -217,15 +225,30 @@ impl ServerThread {
             return;
         };
         let mut buffer = [0; 0x4000];
-        let status = match client.read(&mut buffer) {
-            Ok(0) => SessionStatus::Detached,
-            Ok(len) => session.receive(&mut self.debugger, &buffer[..len]),
+        let mut rest = match client.read(&mut buffer) {
+            Ok(0) => return self.disconnect(),
+            Ok(len) => &buffer[..len],
             Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => SessionStatus::Open,
-                _ => SessionStatus::Detached,
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return,
+                _ => return self.disconnect(),
             },
         };
-        let sent = send(client, &session.take_output());
+        if let Some(paused) = self.paused_before.take()
+            && is_http_request(rest)
+        {
+            tracing::warn!(target: "gdb", "refused a client that sent an HTTP request");
+            self.client = None;
+            if !paused {
+                self.debugger.detach();
+            }
+            return;
+        }
+        let (mut status, mut sent) = (SessionStatus::Open, true);
+        while !rest.is_empty() && status == SessionStatus::Open && sent {
+            let (count, now) = session.receive_some(&mut self.debugger, rest);
+            (rest, status) = (&rest[count..], now);
+            sent = send(client, &session.take_output(), &self.end);
+        }
         if status == SessionStatus::Killed {
             self.debugger.kill();
         }
@@ -249,15 +272,38 @@ fn hung_up(client: &ClientStream) -> bool {
     poll(&mut fds, Some(&NOW)).is_ok_and(|ready| ready != 0)
 }
 
-/// Sends all of `bytes`, and waits while the client is busy; `false` if it has disconnected.
-fn send(client: &mut ClientStream, mut bytes: &[u8]) -> bool {
+/// Whether the first bytes of a client are an HTTP request, as web pages can have a browser send to
+/// any port: the name of a method, and a blank.
+fn is_http_request(bytes: &[u8]) -> bool {
+    let method = bytes.split(|&byte| byte == b' ').next().unwrap_or(bytes);
+    method.len() < bytes.len()
+        && (3..=7).contains(&method.len())
+        && method.iter().all(u8::is_ascii_uppercase)
+}
+
+/// A client that accepts no byte for so long counts as disconnected.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a client may take to accept the last output, after the machine has ended.
+const LAST_SEND_LIMIT: Duration = Duration::from_millis(500);
+
+/// Sends all of `bytes`, and waits while the client is busy; `false` if it has disconnected, or if
+/// the machine has ended and the client is slow.
+fn send(client: &mut ClientStream, mut bytes: &[u8], end: &MachineEnd) -> bool {
+    let mut deadline = None;
     while !bytes.is_empty() {
+        if end.ended.is_set() {
+            let limit = *deadline.get_or_insert_with(|| Instant::now() + LAST_SEND_LIMIT);
+            if Instant::now() >= limit {
+                return false;
+            }
+        }
         match client.write(bytes) {
             Ok(0) => return false,
             Ok(sent) => bytes = &bytes[sent..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if !wait_writable(client) {
+                if !wait_writable(client, end, deadline) {
                     return false;
                 }
             }
@@ -267,15 +313,22 @@ fn send(client: &mut ClientStream, mut bytes: &[u8]) -> bool {
     true
 }
 
-/// A client that accepts no byte for so long counts as disconnected.
-const SEND_LIMIT: Timespec = Timespec {
-    tv_sec: 10,
-    tv_nsec: 0,
-};
-
-fn wait_writable(client: &ClientStream) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(client.as_fd(), PollFlags::OUT)];
-    match poll(&mut fds, Some(&SEND_LIMIT)) {
+/// Waits until the client accepts bytes, or until the machine ends if it has not; `false` if neither
+/// happens in time. `deadline`: when to give up after the end.
+fn wait_writable(client: &ClientStream, end: &MachineEnd, deadline: Option<Instant>) -> bool {
+    let mut fds = vec![PollFd::from_borrowed_fd(client.as_fd(), PollFlags::OUT)];
+    let limit = match deadline {
+        Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+        None => {
+            fds.push(PollFd::from_borrowed_fd(
+                end.notifier.as_fd(),
+                PollFlags::IN,
+            ));
+            SEND_LIMIT
+        }
+    };
+    let limit = Timespec::try_from(limit).unwrap_or(NOW);
+    match poll(&mut fds, Some(&limit)) {
         Ok(ready) => ready != 0,
         Err(error) => error == rustix::io::Errno::INTR,
     }

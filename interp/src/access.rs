@@ -118,7 +118,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn read_slow<T: Width>(&mut self, lin: u64, set: TlbSet) -> Result<T, Fault> {
-        if self.misses_watchpoints(lin, T::SIZE as u64)
+        if self.misses_watchpoints(lin, T::SIZE as u64, false)
             && let Some(found) = self.mmu.reads.find_watched(lin, set)
         {
             return Ok(found.load());
@@ -131,7 +131,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn write_slow<T: Width>(&mut self, lin: u64, v: T, set: TlbSet) -> Result<(), Fault> {
-        if self.misses_watchpoints(lin, T::SIZE as u64)
+        if self.misses_watchpoints(lin, T::SIZE as u64, true)
             && let Some(found) = self.mmu.writes.find_watched(lin, set)
         {
             found.store(v);
@@ -225,8 +225,8 @@ impl Core {
         access: AccessKind,
         set: TlbSet,
     ) -> Result<Pieces, Fault> {
-        let checked = set == TlbSet::UserAligned && len.is_power_of_two() && len <= 8;
-        if checked && lin & (len as u64 - 1) != 0 {
+        let checks_conflicts = set == TlbSet::UserAligned && len.is_power_of_two() && len <= 8;
+        if checks_conflicts && lin & (len as u64 - 1) != 0 {
             return Err(Fault::AC);
         }
         let first = len.min(Self::page_rest(lin));
@@ -245,7 +245,7 @@ impl Core {
 impl Core {
     /// Reads guest-physical bytes within one page, from memory or the platform.
     pub(crate) fn read_phys(&mut self, gpa: u64, data: &mut [u8]) {
-        if !self.careful {
+        if !self.checks_conflicts {
             return self.get_phys(gpa, data);
         }
         let memory = Arc::clone(self.memory.shared_memory());
@@ -256,7 +256,7 @@ impl Core {
 
     /// Writes guest-physical bytes within one page, to memory or the platform.
     pub(crate) fn write_phys(&mut self, gpa: u64, data: &[u8]) {
-        if !self.careful {
+        if !self.checks_conflicts {
             return self.put_phys(gpa, data);
         }
         let memory = Arc::clone(self.memory.shared_memory());
@@ -367,8 +367,8 @@ impl Core {
         mut f: impl FnMut(T) -> T,
     ) -> Result<T, Fault> {
         if !self.can_modify::<T>(lin) {
-            if self.careful {
-                return self.modify_carefully(lin, lock, f);
+            if self.checks_conflicts {
+                return self.modify_checked(lin, lock, f);
             }
             self.probe_write(lin, T::SIZE)?;
         }
@@ -399,7 +399,7 @@ impl Core {
         let writes = &self.mmu.writes;
         writes.find::<T>(lin, self.mmu.locked()).is_some()
             || self.debug.watching()
-                && !self.careful
+                && !self.checks_conflicts
                 && writes.find_watched::<T>(lin, self.mmu.rights()).is_some()
     }
 
@@ -414,8 +414,8 @@ impl Core {
         debug_assert!(lin.is_multiple_of(16));
         let locked = self.mmu.locked();
         if self.mmu.writes.find_bytes(lin, 16, locked).is_none() {
-            if self.careful {
-                return self.modify_pair_carefully(lin, expected, new);
+            if self.checks_conflicts {
+                return self.modify_pair_checked(lin, expected, new);
             }
             self.probe_write(lin, 16)?;
         }

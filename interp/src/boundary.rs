@@ -8,7 +8,7 @@ use hindsight_cpu::state::{Activity, PendingException};
 use hindsight_regs::rflags::Rflags;
 use hindsight_regs::vector::Vector;
 
-/// What a part of a run comes to: an exit, or nothing that ends the run.
+/// The result of a part of a run: an exit, or nothing that ends the run.
 pub(crate) type RunResult = Result<Option<Exit>, Shutdown>;
 
 impl Core {

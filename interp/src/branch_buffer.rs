@@ -18,7 +18,7 @@ use std::mem::offset_of;
 /// Branches in the buffer at most, a power of two: few enough to stay in the first-level cache.
 const CAPACITY: usize = 256;
 
-/// Where the fields after the addresses are in their word, in bits.
+/// The bit offset of a field in the word that follows the addresses.
 const CLASS: usize = (offset_of!(Branch, class) - STAMP) * 8;
 const CPL: usize = (offset_of!(Branch, cpl) - STAMP) * 8;
 const TO_CPL: usize = (offset_of!(Branch, to_cpl) - STAMP) * 8;
@@ -95,7 +95,7 @@ impl BranchBuffer {
         }
     }
 
-    /// What the platform asked for.
+    /// What the platform requests.
     #[inline(always)]
     pub(crate) fn observe(&self) -> &Observe {
         &self.observe
@@ -106,7 +106,7 @@ impl BranchBuffer {
         self.observe.needs_branches()
     }
 
-    /// Follows what the platform asks for.
+    /// Updates the buffer for what the platform now requests.
     pub(crate) fn set_observe(&mut self, observe: Observe) {
         self.observe = observe;
         self.forget_bts_target();
@@ -175,7 +175,7 @@ impl BranchBuffer {
     }
 
     /// Stores the BTS record of a near branch of 64-bit code on the fast path: right after the
-    /// previous record, when no page, wrap or threshold is reached and nothing else wants the
+    /// previous record, when no page, wrap or threshold is reached and nothing else requires the
     /// branch. `false`: nothing was stored.
     #[inline(always)]
     pub(crate) fn store_near(&mut self, from: u64, to: u64, write_epoch: u64) -> bool {
@@ -226,7 +226,7 @@ impl BranchBuffer {
         self.buffer.get(self.count.checked_sub(1)?)
     }
 
-    /// After a branch was handled: drops it if the platform does not want branches. Returns whether
+    /// After a branch was handled: drops it if the platform requests no branches. Returns whether
     /// another one fits before a report is due.
     pub(crate) fn keep_handled(&mut self) -> bool {
         if !self.observe.branches {

@@ -200,7 +200,7 @@ impl Core {
         true
     }
 
-    /// At a boundary: reports branches if a report is due.
+    /// Reports branches if a report is due. Called at instruction boundaries.
     pub(crate) fn report_due_branches(&mut self) {
         if self.branches.report_is_due() {
             self.report_branches();

@@ -64,12 +64,14 @@ pub(crate) struct Core {
     pub(crate) debug: DebugState,
     /// The processor's transaction.
     pub(crate) transaction: Transaction,
-    /// Some processor has a transaction open: every access must ask for conflicts.
-    pub(crate) careful: bool,
+    /// A processor of the machine has a transaction open: every access is checked for conflicts.
+    pub(crate) checks_conflicts: bool,
     /// Everything that no other part has; the other parts overrule it while the guest runs.
     pub(crate) state: CpuState,
     /// Vector and x87 registers.
     pub(crate) vec: Box<Vectors>,
+    /// FERR# may be asserted.
+    pub(crate) ferr: bool,
     /// Code that executes instructions on the host.
     pub(crate) thunks: Thunks,
     /// Instruction-set extensions that CPUID shows.
@@ -104,10 +106,11 @@ impl Core {
             branches: BranchBuffer::new(),
             counters: Counters::new(),
             debug: DebugState::new(),
-            transaction: Transaction::new(memory.shared.join()),
-            careful: false,
+            transaction: Transaction::new(memory.shared.add_processor()),
+            checks_conflicts: false,
             state: CpuState::reset(),
             vec: Box::default(),
+            ferr: false,
             thunks: Thunks::default(),
             features: Features::none(),
             portable: false,
@@ -128,6 +131,8 @@ impl Core {
         self.mode.set_cpl(state.cpl());
         self.regs.set_rflags(Rflags::from_bits_retain(state.rflags));
         self.vec.load(&state.xsave);
+        // The platform knows the level of FERR#; the next x87 instruction reports it.
+        self.ferr = true;
         self.debug.clear_trap();
         self.flush_tlb();
         self.update_debug();
@@ -203,7 +208,8 @@ impl Core {
             _ => TlbSet::Supervisor,
         };
         let every_access = self.counters.counts_accesses();
-        self.mmu.set_rights(rights, every_access, self.careful);
+        self.mmu
+            .set_rights(rights, every_access, self.checks_conflicts);
         self.branches.set_cpl(cpl);
         self.branches.forget_bts_target();
     }
@@ -375,7 +381,7 @@ impl Core {
         self.set_sp_masked(v, self.mode.stack_mask());
     }
 
-    /// Sets as much of the stack pointer as a stack size with this mask has.
+    /// Sets the bits of the stack pointer that are in the mask of its stack size.
     pub(crate) fn set_sp_masked(&mut self, v: u64, mask: u64) {
         let rsp = match mask {
             0xffff => (v & 0xffff) | (self.regs.get(Reg::Rsp) & !0xffff),

@@ -33,7 +33,7 @@ pub(crate) struct Counters {
     last: Option<u64>,
     /// The slice executes RSM, which no record is about: it belongs to system-management mode.
     resumes: bool,
-    /// What the platform asked for.
+    /// What the platform requests.
     counting: Counting,
     /// The accesses of the instruction that runs are collected.
     collecting: bool,
@@ -62,12 +62,12 @@ impl Counters {
         }
     }
 
-    /// What the platform asked for.
+    /// What the platform requests.
     pub(crate) fn counting(&self) -> &Counting {
         &self.counting
     }
 
-    /// Follows what the platform asks for. Returns whether [`Counters::counts_accesses`] changed.
+    /// Updates the counters for what the platform now requests. Returns whether [`Counters::counts_accesses`] changed.
     pub(crate) fn set_counting(&mut self, counting: Counting) -> bool {
         let before = self.counts_accesses();
         self.counting = counting;

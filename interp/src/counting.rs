@@ -35,7 +35,8 @@ impl Core {
         }
     }
 
-    /// At a boundary: has the platform handle counters that are due, and stores a PEBS record.
+    /// Lets the platform handle counters that are due, and stores a PEBS record that is due. Called at
+    /// instruction boundaries.
     pub(crate) fn poll_counters(&mut self) {
         // Reporting branches empties their buffer.
         let last = self
@@ -82,8 +83,8 @@ impl Core {
         self.update_observe();
     }
 
-    /// Before the instruction at a linear address, which was decoded without a fault: collects its
-    /// accesses, if a model follows them.
+    /// Begins to collect the memory accesses of the instruction at a linear address, if a model uses them.
+    /// The instruction was decoded without a fault.
     pub(crate) fn begin_accesses(&mut self, lin: u64) {
         if !self.counters.counts_accesses() {
             return;

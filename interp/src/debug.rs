@@ -42,6 +42,8 @@ impl Core {
         let change = self.debug.stops.set(stops);
         if !change.new_offsets.is_empty() {
             self.code.kill_at(&change.new_offsets);
+        }
+        if change.breakpoints {
             self.new_code_context();
         }
         if change.watchpoints {
@@ -52,8 +54,10 @@ impl Core {
 
     /// Whether some memory is watched, but none of these bytes, and nothing else must see single
     /// accesses: no transaction is open, and no model follows them.
-    pub(crate) fn misses_watchpoints(&self, lin: u64, len: u64) -> bool {
-        self.debug.misses_watched(lin, len) && !self.counters.counts_accesses() && !self.careful
+    pub(crate) fn misses_watchpoints(&self, lin: u64, len: u64, write: bool) -> bool {
+        self.debug.misses_watched(lin, len, write)
+            && !self.counters.counts_accesses()
+            && !self.checks_conflicts
     }
 
     /// Records the guest's breakpoints and the debugger's watchpoints that a data access has met.

@@ -20,8 +20,9 @@ pub(crate) struct DebugState {
     pub(crate) suppress_step: bool,
     /// Some memory is watched: data breakpoints of the guest, watchpoints of the debugger.
     watching: bool,
-    /// First and last byte of all that is watched; the first is above the last for nothing.
-    watched: (u64, u64),
+    /// First and last byte that the guest's data breakpoints watch; the first is above the last for
+    /// none.
+    guest_watched: (u64, u64),
     /// What a debugger outside the guest stops for.
     pub(crate) stops: ActiveStops,
 }
@@ -33,7 +34,7 @@ impl DebugState {
             trap: None,
             suppress_step: false,
             watching: false,
-            watched: (u64::MAX, 0),
+            guest_watched: (u64::MAX, 0),
             stops: ActiveStops::new(),
         }
     }
@@ -103,20 +104,18 @@ impl DebugState {
         });
         // Whatever its length, a breakpoint lies within eight aligned bytes.
         let guest = armed.map(|(_, address)| (address & !7, address | 7));
-        self.watched = guest
-            .chain(self.stops.watched())
-            .fold((u64::MAX, 0), |(first, last), (from, to)| {
-                (first.min(from), last.max(to))
-            });
-        debug_assert_eq!(self.watching, self.watched.0 <= self.watched.1);
+        self.guest_watched = guest.fold((u64::MAX, 0), |(first, last), (from, to)| {
+            (first.min(from), last.max(to))
+        });
         changed
     }
 
-    /// Whether some memory is watched, but none of these bytes.
-    pub(crate) fn misses_watched(&self, lin: u64, len: u64) -> bool {
+    /// Whether some memory is watched, but none of these bytes for this kind of access.
+    pub(crate) fn misses_watched(&self, lin: u64, len: u64, write: bool) -> bool {
         debug_assert!(len != 0);
-        let (first, last) = self.watched;
-        self.watching && (lin > last || lin.checked_add(len - 1).is_some_and(|end| end < first))
+        let (first, last) = self.guest_watched;
+        let misses_guest = lin > last || lin.checked_add(len - 1).is_some_and(|end| end < first);
+        self.watching && misses_guest && !self.stops.watches(lin, len, write)
     }
 
     /// Whether the page of a linear address contains watched memory.
@@ -161,15 +160,15 @@ mod tests {
         let mut debug = DebugState::new();
         assert!(!debug.update_watched(&DebugRegisters::RESET) && !debug.watching());
         assert!(debug.update_watched(&data_breakpoint(0x1004)));
-        assert!(debug.misses_watched(0xff8, 8) && debug.misses_watched(0x1008, 1));
-        assert!(!debug.misses_watched(0xff9, 8) && !debug.misses_watched(0x1007, 1));
+        assert!(debug.misses_watched(0xff8, 8, true) && debug.misses_watched(0x1008, 1, true));
+        assert!(!debug.misses_watched(0xff9, 8, true) && !debug.misses_watched(0x1007, 1, true));
         let registers = data_breakpoint(0x1004);
         assert!(debug.watches_page(0x1fff, &registers) && !debug.watches_page(0x2000, &registers));
         assert!(
             debug.update_watched(&DebugRegisters::RESET),
             "pages must be entered again"
         );
-        assert!(!debug.misses_watched(0, 1), "nothing is watched");
+        assert!(!debug.misses_watched(0, 1, true), "nothing is watched");
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub(crate) struct GuestEvent {
     pub(crate) vector: Vector,
     pub(crate) source: EventSource,
     pub(crate) code: Option<u32>,
-    /// RF in the RFLAGS image that is pushed.
+    /// The value of RF in the RFLAGS image that is pushed.
     pub(crate) rf: bool,
 }
 
@@ -53,7 +53,7 @@ impl GuestEvent {
         }
     }
 
-    /// Whether an instruction asked for it.
+    /// Whether an instruction such as INT n raised it.
     fn is_software(&self) -> bool {
         matches!(self.source, EventSource::Software | EventSource::Int1)
     }
@@ -283,7 +283,7 @@ impl Core {
         Ok((gate, u64::from(high) << 32))
     }
 
-    /// The code segment of a gate; answers it and the privilege level of the handler.
+    /// Checks the code segment of a gate. Returns it and the privilege level of the handler.
     fn handler_cs(&mut self, selector: u16) -> Result<(Descriptor, u8), Fault> {
         if selector & 0xfffc == 0 {
             return Err(Fault::GP);
@@ -473,7 +473,7 @@ impl Core {
         Ok(())
     }
 
-    /// Writes values downwards from `sp` in a stack segment; answers the new stack pointer.
+    /// Writes values downwards from `sp` in a stack segment. Returns the new stack pointer.
     pub(crate) fn write_frame(
         &mut self,
         ss: &Segment,

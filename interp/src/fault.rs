@@ -17,6 +17,8 @@ pub(crate) enum Fault {
     Unimplemented,
     /// A repeated string instruction stopped between two iterations; it continues later.
     BetweenIterations,
+    /// An x87 error is pending with CR0.NE clear: the instruction waits for an interrupt.
+    Frozen,
     /// The open transaction aborts.
     Abort(AbortCause),
     /// RSM read a save area that no processor can have written: the processor shuts down.
@@ -44,9 +46,11 @@ impl Fault {
             Self::WithCode(vector, code) => (vector, Some(code)),
             Self::Page(code, _) => (Vector::PF, Some(code)),
             Self::Debug(_) => (Vector::DB, None),
-            Self::Unimplemented | Self::BetweenIterations | Self::Abort(_) | Self::Shutdown => {
-                (Vector::UD, None)
-            }
+            Self::Unimplemented
+            | Self::BetweenIterations
+            | Self::Frozen
+            | Self::Abort(_)
+            | Self::Shutdown => (Vector::UD, None),
         }
     }
 }

@@ -9,6 +9,7 @@ use hindsight_cpu::stops::{StopConditions, StopHit};
 
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::state::CpuState;
+use hindsight_regs::rflags::Rflags;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -57,8 +58,9 @@ impl Kicker {
     }
 }
 
-/// Statistics of an interpreter since it was made.
+/// Statistics of a processor since [`Vcpu::new`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Stats {
     /// Retired instructions; a repeated string instruction counts once.
     pub retired: u64,
@@ -79,7 +81,7 @@ pub struct Stats {
 pub struct Vcpu {
     core: Box<Core>,
     kicker: Kicker,
-    /// The platform was asked what does not change.
+    /// The properties of the platform that do not change have been read.
     prepared: bool,
 }
 
@@ -153,9 +155,11 @@ impl Vcpu {
             && events.deferred_db == 0
     }
 
-    /// What the debug registers arm.
-    pub fn armed_by_dr7(&self) -> Armed {
-        Armed::from_dr7(self.core.state.dr7, self.core.state.cr4)
+    /// What the debug registers and RFLAGS.TF arm.
+    pub fn armed(&self) -> Armed {
+        let mut armed = Armed::from_dr7(self.core.state.dr7, self.core.state.cr4);
+        armed.set(Armed::SINGLE_STEP, self.core.regs.flag(Rflags::TF));
+        armed
     }
 
     /// Guest memory.

@@ -34,7 +34,7 @@ impl NewStack {
 }
 
 impl Core {
-    /// IRET of `size` bytes; sets RIP. A task that is left goes on at `after`.
+    /// IRET of `size` bytes; sets RIP. A task that is left continues at `after`.
     pub(crate) fn iret(&mut self, size: u8, after: u64) -> Result<(), Fault> {
         // Even if it faults: SDM Vol. 3A, "Handling Multiple NMIs".
         self.unblock_nmis();
@@ -134,34 +134,26 @@ impl Core {
         };
         self.mark_accessed(&mut cs)?;
         let mask = self.iret_mask(size);
-        let old_sp = self.sp().wrapping_add(3 * s);
         self.regs
             .set_rflags((self.regs.rflags() & !mask) | (flags & mask));
+        // The new code segment and SS say how much of RSP is written: above a 16-bit stack pointer
+        // the old RSP stays.
         match stack {
             Some((sp, ss)) => {
                 self.mode.set_cpl(rpl);
                 self.put_segment(seg::SS, ss);
                 self.set_cs(cs.segment(cs_sel), rpl, rip);
-                self.set_popped_sp(sp, size);
+                self.set_sp(sp);
             }
             None => {
-                self.set_sp(old_sp);
                 self.set_cs(cs.segment(cs_sel), rpl, rip);
+                self.set_sp(self.sp().wrapping_add(3 * s));
             }
         }
         if outer {
             self.drop_private_segments();
         }
         Ok(())
-    }
-
-    /// RSP popped by IRET or a far return to an outer level.
-    pub(crate) fn set_popped_sp(&mut self, sp: u64, size: u8) {
-        if size == 8 || self.mode.is_64bit() {
-            self.regs.set(Reg::Rsp, sp);
-        } else {
-            self.set_sp(sp);
-        }
     }
 
     /// What IRET may change in RFLAGS.
@@ -255,7 +247,7 @@ impl Core {
             let s = self.state.seg[i];
             let data = s.access & 8 == 0 || s.access & 4 == 0;
             if s.unusable || (data && s.dpl() < self.mode.cpl()) {
-                // The manual changes the selector alone, and 64-bit code goes on using the bases of FS and GS.
+                // The manual changes the selector alone, and 64-bit code continues to use the bases of FS and GS.
                 let base = if i >= seg::FS { s.base } else { 0 };
                 let access = u16::from(self.mode.cpl()) << 5;
                 let null = Segment {

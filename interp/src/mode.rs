@@ -107,7 +107,7 @@ impl ExecutionMode {
         self.stack_mask
     }
 
-    /// Whether an access to the segment, 0 to 5, needs no check but for the end of 4 GiB.
+    /// Whether segment 0 to 5 needs no check at an access, except at the end of 4 GiB.
     pub(crate) fn is_open(&self, seg: usize) -> bool {
         debug_assert!(seg < 6);
         self.open >> seg & 1 != 0

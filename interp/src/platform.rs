@@ -23,6 +23,7 @@ pub struct Pending {
 
 /// How far the processor has come since [`crate::Vcpu::new`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RetiredCounts {
     /// Retired instructions. A repeated string instruction counts once.
     pub instructions: u64,
@@ -31,6 +32,28 @@ pub struct RetiredCounts {
     /// Core cycles: a retired instruction is one, and so is each iteration of a repeated string
     /// instruction beyond its first.
     pub cycles: u64,
+}
+
+impl RetiredCounts {
+    /// The progress from `earlier`, which comes from the same processor, to `self`.
+    #[must_use]
+    pub const fn since(&self, earlier: &Self) -> Self {
+        Self {
+            instructions: self.instructions.saturating_sub(earlier.instructions),
+            user: self.user.saturating_sub(earlier.user),
+            cycles: self.cycles.saturating_sub(earlier.cycles),
+        }
+    }
+
+    /// The cycles that count for CPL 1 to 3; the rest counts for CPL 0.
+    ///
+    /// Deviation: cycles are divided in proportion to the instructions, which is exact unless a
+    /// repeated string instruction and a change of the privilege level are in the same interval.
+    pub fn user_cycles(&self) -> u64 {
+        let share = u128::from(self.cycles) * u128::from(self.user);
+        let share = share.checked_div(u128::from(self.instructions));
+        u64::try_from(share.unwrap_or(0)).map_or(self.cycles, |share| share.min(self.cycles))
+    }
 }
 
 /// I/O ports and memory-mapped devices.
@@ -97,8 +120,10 @@ pub trait InterruptSource {
     fn advance(&mut self, counts: RetiredCounts);
     /// The time-stamp counter, as RDTSC shows it.
     fn tsc(&mut self) -> u64;
-    /// 64 random bits for RDRAND and RDSEED.
-    fn random(&mut self) -> u64;
+    /// Drives the FERR# pin, with CR0.NE clear. Returns whether the IGNNE# pin is asserted.
+    fn set_ferr(&mut self, asserted: bool) -> bool;
+    /// 64 random bits for RDRAND and RDSEED; `None` if there are none now, which CF then shows.
+    fn random(&mut self) -> Option<u64>;
 }
 
 /// Models that follow the guest: branch recording, performance counters, caches.
@@ -109,17 +134,17 @@ pub trait Observer {
     /// Branches in order, as [`Observe`] asks for them: before anything that could read what is
     /// recorded of them, and at the end of every run.
     ///
-    /// `cs_base` is the base of CS, as it counts in the mode, of the code that they are in. If a far
-    /// branch changed it, that branch is the first, and the base is the one that it led to.
+    /// `cs_base` is the effective base of CS after these branches. Only the first one can be a far
+    /// branch that changed it.
     fn branches(&mut self, cs_base: u64, branches: &mut [Branch]);
     /// A #DB is about to be delivered. Called if [`Observe::debug_exceptions`] is set.
     fn debug_exception(&mut self);
-    /// Moves the performance counters up to now; returns how far they let the processor run, and
-    /// what must be reported for them. Called when [`Observer::observe`] is, and where the last
-    /// answer ends.
+    /// Updates the performance counters. Returns how far the processor may run before the next update,
+    /// and the events that it must report for them. Called together with [`Observer::observe`], and
+    /// when that limit is reached.
     fn counting(&mut self) -> Counting;
-    /// The accesses of an instruction. Called if [`Counting::accesses`] asks for it. Returns how much
-    /// of that quota they have used, at least 1.
+    /// Reports the memory accesses of an instruction. Called if [`Counting::accesses`] is a quota.
+    /// Returns how much of the quota they have used, at least 1.
     fn accesses(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64;
     /// The cache line at a guest-physical address was flushed, or, for `None`, all of them.
     fn caches_flushed(&mut self, gpa: Option<u64>);

@@ -15,8 +15,8 @@
 pub(crate) struct Progress {
     /// Cycles of the slice that no block has taken yet.
     ///
-    /// Negative only within a repeated string instruction, whose iterations take cycles that the
-    /// rest of its block was to have.
+    /// A block takes the cycles of all its instructions when it begins. The value is negative only within
+    /// a repeated string instruction, whose iterations take further cycles.
     budget: i64,
     /// Instructions from the general operation that runs to the end of its block, itself included;
     /// 0 outside such operations.

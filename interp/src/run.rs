@@ -8,7 +8,6 @@
 use crate::boundary::RunResult;
 use crate::code::{BlockEntry, DEAD, LiveBlock};
 use crate::core::Core;
-use crate::decode::EXACT;
 use crate::events::{GuestEvent, Shutdown};
 use crate::fault::{ExitReason, Fault, SoftwareInterruptKind};
 use crate::interpreter::{Exit, Kicker};
@@ -59,7 +58,7 @@ impl Core {
         })
     }
 
-    /// Runs until something stops the processor, at most `budget` cycles.
+    /// Runs until an exit is due, for at most `budget` cycles.
     pub(crate) fn run(&mut self, kicker: &Kicker, budget: u64) -> Exit {
         self.run_inner(kicker, budget)
             .unwrap_or_else(|Shutdown| self.shut_down())
@@ -292,6 +291,10 @@ impl Core {
         self.debug.take_hits();
         self.debug.stops.take_hit();
         self.state.events.deferred_db = 0;
+        if fault == Fault::Frozen {
+            self.freeze();
+            return Ok(None);
+        }
         self.deliver_fault(fault)?;
         Ok(None)
     }
@@ -325,7 +328,7 @@ impl Core {
     /// The block at RIP, if the jump cache has it.
     fn find_jump(&mut self) -> Option<BlockEntry<Self>> {
         let entry = self.code.jump(self.regs.rip)?;
-        // SAFETY: it was read just now; the block is only asked for its count.
+        // SAFETY: it was read just now; only the count of the block is read.
         if unsafe { entry.live() }.count() == DEAD {
             return None;
         }
@@ -350,7 +353,7 @@ impl Core {
         }
         let entry = found?;
         if !exact {
-            let split = self.debug.stops.has_offset(lin);
+            let split = self.debug.stops.has_breakpoint(lin);
             if !self.is_code_limited() && !split {
                 self.code.set_jump(rip, entry);
             }
@@ -370,13 +373,14 @@ impl Core {
         exact: bool,
     ) -> Result<BlockEntry<Self>, Fault> {
         let gpa = self.translate_code(lin)?;
-        let key = self.block_key() | if exact { EXACT } else { 0 };
+        let (key, linear_page) = self.block_key_at(lin, exact);
         let memory = &self.memory;
         self.code
             .recheck(gpa, key, |gpa, bytes| memory.read(gpa, bytes));
         let known = self
             .code
             .find(gpa, key)
+            .filter(|block| block.linear_page == linear_page)
             .map(|block| (block.entry(), block.second_page, block.len));
         if let Some((entry, second_page, len)) = known {
             let end = rip.wrapping_add(u64::from(len) - 1);

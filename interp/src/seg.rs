@@ -318,7 +318,7 @@ impl Core {
         self.put_segment(seg::SS, s);
     }
 
-    /// The selector, as LAR, LSL, VERR and VERW look at it: None where they clear ZF.
+    /// The descriptor of a selector for LAR, LSL, VERR and VERW; `None` where they clear ZF.
     pub(crate) fn inspect(&mut self, selector: u16) -> Result<Option<Descriptor>, Fault> {
         let Some(d) = self.descriptor(selector)? else {
             return Ok(None);

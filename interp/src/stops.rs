@@ -1,33 +1,24 @@
 //! What a debugger outside the guest stops for: breakpoints that no guest can detect.
 //!
 //! They are independent of the guest's own debug registers. A breakpoint has a linear address.
-//! Blocks are shared by all linear addresses that are mapped to their page, so a block ends before
-//! every instruction whose offset in its page is that of a breakpoint; and a block that starts at
-//! such an offset is never linked, so that [`crate::Vcpu::run`] checks its address each time it is
-//! entered.
+//! Blocks are shared by all linear addresses that are mapped to their page. Pages with a breakpoint
+//! have blocks of their own, for one linear address each, which end before every breakpoint; and a
+//! block that starts at a breakpoint is never linked, so that [`crate::Vcpu::run`] checks its address
+//! each time it is entered.
 
 use crate::memory::PAGE;
-use hindsight_cpu::stops::{MsrStops, StopConditions, StopHit};
+use crate::stop_sets::{BreakpointSet, WatchedSet};
+use hindsight_cpu::stops::{MsrStops, StopConditions, StopHit, Watchpoint};
 use hindsight_regs::vector::Vector;
-
-/// Bytes of a page that have a breakpoint, a bit each.
-type PageOffsets = Box<[u64; 64]>;
-
-/// Word and bit of a page offset.
-fn offset_bit(lin: u64) -> (usize, u64) {
-    let offset = lin % PAGE;
-    (
-        usize::try_from(offset / 64).unwrap_or(0),
-        1 << (offset % 64),
-    )
-}
 
 /// [`StopConditions`] in the form in which the processor checks them, and what was hit.
 #[derive(Debug)]
 pub(crate) struct ActiveStops {
     stops: StopConditions,
-    /// Offsets in a page at which some breakpoint is.
-    offsets: PageOffsets,
+    breakpoints: BreakpointSet,
+    /// What the watchpoints watch for reads and for writes.
+    read: WatchedSet,
+    written: WatchedSet,
     /// The first condition that was met.
     hit: Option<StopHit>,
     /// The exception that is delivered next was already stopped at.
@@ -43,9 +34,10 @@ pub(crate) struct ActiveStops {
 /// What changed by [`ActiveStops::set`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StopsChange {
-    /// Page offsets at which there is a breakpoint now and was none before: blocks that contain one
-    /// must be split.
+    /// Page offsets of the breakpoints that are new: blocks that contain one must be split.
     pub(crate) new_offsets: Vec<u64>,
+    /// The breakpoints changed.
+    pub(crate) breakpoints: bool,
     /// The watchpoints changed.
     pub(crate) watchpoints: bool,
 }
@@ -54,7 +46,9 @@ impl ActiveStops {
     pub(crate) fn new() -> Self {
         Self {
             stops: StopConditions::default(),
-            offsets: Box::new([0; 64]),
+            breakpoints: BreakpointSet::new(Vec::new()),
+            read: WatchedSet::new(std::iter::empty()),
+            written: WatchedSet::new(std::iter::empty()),
             hit: None,
             skip_exception: false,
             mask_interrupts: false,
@@ -74,36 +68,41 @@ impl ActiveStops {
         }
         let mut change = StopsChange {
             new_offsets: Vec::new(),
+            breakpoints: stops.execute != self.stops.execute,
             watchpoints: stops.watchpoints != self.stops.watchpoints,
         };
-        let mut offsets = Box::new([0_u64; 64]);
-        for &lin in &stops.execute {
-            if !self.has_offset(lin) {
-                change.new_offsets.push(lin % PAGE);
-            }
-            let (word, bit) = offset_bit(lin);
-            offsets[word] |= bit;
-        }
-        self.offsets = offsets;
         self.stops = stops;
+        if change.breakpoints {
+            let breakpoints = BreakpointSet::new(self.stops.execute.clone());
+            let new = breakpoints.added_to(&self.breakpoints);
+            change.new_offsets = new.map(|lin| lin % PAGE).collect();
+            self.breakpoints = breakpoints;
+        }
+        if change.watchpoints {
+            self.read = self.watched_by(|watch| watch.read);
+            self.written = self.watched_by(|watch| watch.write);
+        }
         change
+    }
+
+    fn watched_by(&self, selects: impl Fn(&Watchpoint) -> bool) -> WatchedSet {
+        let watches = self.stops.watchpoints.iter().filter(|watch| selects(watch));
+        WatchedSet::new(watches.map(|watch| (watch.at, watch.at.saturating_add(watch.len - 1))))
     }
 
     /// Whether there is any breakpoint.
     pub(crate) fn has_breakpoints(&self) -> bool {
-        !self.stops.execute.is_empty()
+        !self.breakpoints.is_empty()
     }
 
-    /// Whether some breakpoint has the same offset in its page.
-    pub(crate) fn has_offset(&self, lin: u64) -> bool {
-        let (word, bit) = offset_bit(lin);
-        self.offsets[word] & bit != 0
+    /// Whether there is a breakpoint in the page of a linear address.
+    pub(crate) fn has_breakpoint_on_page(&self, lin: u64) -> bool {
+        self.breakpoints.has_on_page(lin)
     }
 
     /// Whether there is a breakpoint at this linear address.
     pub(crate) fn has_breakpoint(&self, lin: u64) -> bool {
-        debug_assert!(self.stops.execute.is_sorted());
-        self.has_offset(lin) && self.stops.execute.binary_search(&lin).is_ok()
+        self.breakpoints.contains(lin)
     }
 
     /// Whether there is any watchpoint.
@@ -113,16 +112,14 @@ impl ActiveStops {
 
     /// Whether a watchpoint overlaps the page of this linear address.
     pub(crate) fn watches_page(&self, lin: u64) -> bool {
-        self.stops
-            .watchpoints
-            .iter()
-            .any(|w| w.overlaps(lin & !(PAGE - 1), PAGE))
+        self.has_watchpoints() && (self.read.overlaps_page(lin) || self.written.overlaps_page(lin))
     }
 
-    /// First and last bytes of the watchpoints.
-    pub(crate) fn watched(&self) -> impl Iterator<Item = (u64, u64)> {
-        let watches = self.stops.watchpoints.iter();
-        watches.map(|watch| (watch.at, watch.at.saturating_add(watch.len - 1)))
+    /// Whether a data access meets a watchpoint.
+    pub(crate) fn watches(&self, lin: u64, len: u64, write: bool) -> bool {
+        let last = lin.saturating_add(len.saturating_sub(1));
+        let watched = if write { &self.written } else { &self.read };
+        watched.overlaps(lin, last)
     }
 
     /// The condition that was met first.
@@ -147,6 +144,9 @@ impl ActiveStops {
 
     /// Records a data access that meets a watchpoint; false if it meets none.
     pub(crate) fn record_access(&mut self, lin: u64, len: u64, write: bool) -> bool {
+        if !self.watches(lin, len, write) {
+            return false;
+        }
         let found = self.stops.watchpoints.iter().find(|watch| {
             (if write { watch.write } else { watch.read }) && watch.overlaps(lin, len)
         });
@@ -186,7 +186,7 @@ impl ActiveStops {
         }
     }
 
-    /// Records a write to a control register, if it is stopped for.
+    /// Records a write to a control register, if such writes stop the processor.
     pub(crate) fn record_control(&mut self, number: u8, value: u64) {
         if self.stops.controls >> (number & 15) & 1 != 0 {
             self.record(StopHit::Control { number, value });

@@ -22,13 +22,16 @@ const COMPONENTS: [(u32, u32, u32); 5] = [
     (9, 8, 2688),
 ];
 
+/// CPUID.7.0:EDX: MD_CLEAR, SPEC_CTRL, STIBP, L1D_FLUSH, SSBD. There is no speculation to control.
+const LEAF_7_EDX: u32 = 1 << 10 | 0b111 << 26 | 1 << 31;
+
 /// EAX, EBX, ECX, EDX of a CPUID leaf as far as the interpreter on this host supports it: integer
 /// and system instructions always, vector and similar ones where the host's processor has them.
 /// Leaves that only describe (vendor, brand, family) are the host's own.
 pub fn supported_cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
     match (leaf, subleaf) {
         (1, _) => [raw(1, 0)[0], 0, leaf_1_ecx(), leaf_1_edx()],
-        (7, 0) => [0, leaf_7_ebx(), leaf_7_ecx(), 0],
+        (7, 0) => [0, leaf_7_ebx(), leaf_7_ecx(), LEAF_7_EDX],
         (0xd, 0) => [xcr0(), 576, 2696, 0],
         // XSAVEOPT, XSAVEC, XGETBV with ECX = 1.
         (0xd, 1) => [0b111, 0, 0, 0],

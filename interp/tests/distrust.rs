@@ -12,7 +12,7 @@ fn two_blocks(ram: &Ram) {
     ram.write(CODE + 0x1000, &[0xff, 0xc3, 0xf4]);
 }
 
-/// Runs from the start to HLT; answers EAX and EBX.
+/// Runs from the start to HLT, and returns EAX and EBX.
 fn run(cpu: &mut Vcpu) -> (u64, u64) {
     let mut st = state(cpu);
     (st.gpr[0], st.gpr[3], st.rip) = (0, 0, CODE as u64);
@@ -58,7 +58,7 @@ fn code_changed_unseen_runs_as_changed_behind_a_link_too() {
 fn code_across_a_page_is_compared_in_both_pages() {
     let ram = Ram::new(4 << 20);
     let mut cpu = vcpu(&ram, &long_mode(&ram, 0));
-    // jmp to the last two bytes of the page: mov eax, imm32 that goes on in the next; hlt.
+    // jmp to the last two bytes of the page: mov eax, imm32 that continues in the next page; hlt.
     ram.write(CODE, &[0xe9, 0xf9, 0x0f, 0, 0]);
     ram.write(CODE + 0xffe, &[0xb8, 1, 0, 0, 0, 0xf4]);
     assert_eq!(run(&mut cpu).0, 1);

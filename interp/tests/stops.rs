@@ -304,3 +304,64 @@ fn a_stop_sees_the_flags_of_an_instruction_whose_flags_are_set_again() {
     assert_eq!(rig.ram.read_u64(frame), AFTER);
     assert_eq!(rig.ram.read_u64(frame + 16) & ARITHMETIC, FLAGS);
 }
+
+#[test]
+fn breakpoints_in_other_pages_do_not_split_blocks() {
+    let decoded = |stops: &StopConditions| {
+        let mut rig = Rig::new(&LOOP, |_, _| {});
+        rig.vcpu.set_stops(stops);
+        assert_eq!(rig.run(10_000), Exit::Budget);
+        rig.vcpu.stats().blocks
+    };
+    let other_page: Vec<u64> = (0x4000_0000..0x4000_1000).collect();
+    let none = decoded(&StopConditions::default());
+    assert_eq!(decoded(&execute(&other_page)), none);
+    // Not where an instruction begins.
+    assert_eq!(decoded(&execute(&[STORE + 1])), none);
+    assert!(decoded(&execute(&[START + 0x800, COUNT - 0x1000])) == none);
+}
+
+#[test]
+fn each_linear_address_of_a_page_has_its_own_breakpoints() {
+    // The second 2 MiB of linear addresses show the first 2 MiB of memory.
+    const ALIAS: u64 = 0x20_0000;
+    let mut rig = Rig::new(&LOOP, |ram, _| ram.write_u64(TABLES + 0x2000 + 8, 0x87));
+    rig.vcpu
+        .set_stops(&execute(&[START + 0x800, ALIAS + COUNT]));
+    for _ in 0..3 {
+        assert_eq!(rig.run(1000), Exit::Budget);
+        let mut st = rig.state();
+        st.rip |= ALIAS;
+        rig.vcpu.load(&st);
+        let hit = StopHit::Execute(ALIAS + COUNT);
+        assert_eq!(rig.run(1000), Exit::Stop(hit));
+        let mut st = rig.state();
+        st.rip -= ALIAS;
+        rig.vcpu.load(&st);
+    }
+    rig.vcpu.set_stops(&execute(&[STORE, ALIAS + COUNT]));
+    assert_eq!(rig.run(1000), Exit::Stop(StopHit::Execute(STORE)));
+}
+
+#[test]
+fn ten_thousand_watchpoints_stop_only_at_their_bytes() {
+    let mut rig = Rig::new(&LOOP, |_, _| {});
+    // All around the written word, and the word itself for reads.
+    let around = |i: u64| {
+        [
+            watch(DATA - 8 - i * 8, 8, true, true),
+            watch(DATA + 8 + i * 8, 8, true, true),
+        ]
+    };
+    let mut stops = StopConditions {
+        watchpoints: (0..5000).flat_map(around).collect(),
+        ..StopConditions::default()
+    };
+    stops.watchpoints.push(watch(DATA, 8, true, false));
+    rig.vcpu.set_stops(&stops);
+    assert_eq!(rig.run(100_000), Exit::Budget);
+    let mut st = rig.state();
+    st.gpr[3] = DATA + 1;
+    rig.vcpu.load(&st);
+    assert!(matches!(rig.run(1000), Exit::Stop(StopHit::Watchpoint { at, .. }) if at == DATA + 1));
+}

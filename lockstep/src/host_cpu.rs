@@ -9,7 +9,7 @@ const HWCAP2_FSGSBASE: u64 = 1 << 1;
 
 /// Whether user code may write the base of GS.
 pub(crate) fn has_fsgsbase() -> bool {
-    // SAFETY: getauxval only reads the auxiliary vector, which nobody writes.
+    // SAFETY: getauxval only reads the auxiliary vector, which nothing writes.
     unsafe { libc::getauxval(libc::AT_HWCAP2) & HWCAP2_FSGSBASE != 0 }
 }
 

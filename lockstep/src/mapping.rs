@@ -107,7 +107,7 @@ impl Drop for MmapRegion {
 
 /// RAM of a guest, which the guest uses only while it runs.
 ///
-/// Whoever hands [`SharedRam::pointer`] to an engine does so in an unsafe block, and promises there
+/// A caller that passes [`SharedRam::pointer`] to an engine does so in an unsafe block, and promises there
 /// that the engine uses the memory only in calls that borrow the RAM's owner mutably.
 #[derive(Debug)]
 pub(crate) struct SharedRam(Mapping);

@@ -69,8 +69,11 @@ impl InterruptSource for ExitPortPlatform {
     fn tsc(&mut self) -> u64 {
         0
     }
-    fn random(&mut self) -> u64 {
-        0
+    fn set_ferr(&mut self, _: bool) -> bool {
+        false
+    }
+    fn random(&mut self) -> Option<u64> {
+        None
     }
 }
 

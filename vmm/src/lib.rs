@@ -7,6 +7,7 @@ pub mod debugger;
 pub mod demo;
 pub mod deterministic;
 pub mod diff;
+pub mod exactness;
 pub mod harness;
 pub mod host_clock;
 pub mod kvm;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use hindsight_vmm::cli::test::{builtin_jobs, run_job};
+use hindsight_vmm::harness::builtin::{builtin_jobs, run_job};
 use hindsight_vmm::harness::needs::{MeasuredHost, kvm_problem};
 use hindsight_vmm::harness::report::text::failure_text;
 use hindsight_vmm::harness::runner::Runner;

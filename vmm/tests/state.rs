@@ -130,12 +130,7 @@ fn kvm_vcpu() -> Option<KvmVcpuFd> {
     let kvm = KvmDevice::open().unwrap();
     let memory = memory::allocate(&[(GuestAddress(0), 1 << 20)], false).unwrap();
     let vm = KvmVm::new(&kvm, &memory).unwrap();
-    let config = cpuid::CpuidConfig {
-        model: CpuModel::SkylakeServer,
-        facilities: Facilities::KVM,
-        cpus: 1,
-        tsc_hz: 1_000_000_000,
-    };
+    let config = cpuid::CpuidConfig::new(CpuModel::SkylakeServer, Facilities::KVM, 1_000_000_000);
     let table = CpuidTable::new(&config, |leaf, sub| kvm.supported_cpuid(leaf, sub));
     let vcpu = KvmVcpuFd::new(&vm, 0).unwrap();
     vcpu.set_cpuid(0, &table).unwrap();

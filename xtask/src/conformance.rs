@@ -32,6 +32,8 @@ pub enum TestEngine {
     Interp,
     /// KVM.
     Kvm,
+    /// The better one for the machine, as `--engine auto` finds it.
+    Auto,
 }
 
 impl TestEngine {
@@ -39,11 +41,12 @@ impl TestEngine {
         match self {
             Self::Interp => "interp",
             Self::Kvm => "kvm",
+            Self::Auto => "auto",
         }
     }
 }
 
-/// Runs `hindsight test` in the interpreter and under KVM on this machine and in the labs, and with
+/// Runs `hindsight test` in the interpreter, under KVM and with `--engine auto` on this machine and in the labs, and with
 /// QEMU's own processor as a judge, and writes conformance.json and conformance.md in docs/reports.
 /// What is not run keeps its last results.
 #[derive(Args, Clone, Debug)]
@@ -55,7 +58,7 @@ pub struct ConformanceArguments {
     #[arg(long, value_delimiter = ',', default_values = ["host", "amd", "intel", "qemu"], value_name = "LIST")]
     pub machines: Vec<TestMachine>,
     /// The engines.
-    #[arg(long, value_delimiter = ',', default_values = ["interp", "kvm"], value_name = "LIST")]
+    #[arg(long, value_delimiter = ',', default_values = ["interp", "kvm", "auto"], value_name = "LIST")]
     pub engines: Vec<TestEngine>,
     /// The name of this machine on the page [default: pvm with that KVM, else host].
     #[arg(long, value_name = "NAME")]

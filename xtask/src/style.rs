@@ -53,6 +53,19 @@ pub fn docs() -> Result<()> {
     Ok(())
 }
 
+/// The public crates can be packaged and published: metadata, files, and each other's versions.
+///
+/// Nothing is built or uploaded. Before a release, run the command without `--no-verify`.
+pub fn publish() -> Result<()> {
+    let shell = shell()?;
+    cmd!(
+        shell,
+        "cargo publish --workspace --dry-run --no-verify --allow-dirty --quiet"
+    )
+    .run()?;
+    Ok(())
+}
+
 /// The tests of the Python package.
 pub fn judge_tests() -> Result<()> {
     let shell = shell()?;

@@ -80,6 +80,11 @@ const STEPS: &[TestStep] = &[
         "docs/SUMMARY.md lists all pages, links lead somewhere, and the API documentation builds",
     ),
     step(
+        "publish",
+        style::publish,
+        "the public crates can be packaged: a dry run of cargo publish, without a build",
+    ),
+    step(
         "deny",
         advisories::run,
         "licences, bans, sources and advisories of the dependencies",

@@ -189,6 +189,18 @@ class Check(Files):
             self.assertEqual(status, 1)
             self.assertIn(message, found)
 
+    def test_rule_that_fails_only_with_auto_is_named(self):
+        good = self.write("good.xml", junit(step_0=("TF-01", PASS)))
+        bad = self.write("bad.xml", junit(step_0=("TF-01", FAIL)))
+        listed = self.write("list", "steps/step cpl=0 vcpus=1 rules=TF-01 about=x\n")
+        status, errors = self.run_report("update", f"amd/interp={good}", f"amd/auto={bad}")
+        self.assertEqual((status, errors), (0, ""))
+        status, errors = self.run_report("check", listed)
+        self.assertEqual(status, 1)
+        self.assertIn("TF-01 holds in the interpreter of amd, and with auto", errors)
+        self.run_report("update", f"amd/auto={good}")
+        self.assertEqual(self.run_report("check", listed)[0], 0)
+
     def test_page_changed_by_hand_is_found(self):
         self.update("amd/kvm", step_0=("TF-01,GD-01", FAIL))
         self.write("out.md", self.read("out.md").replace("**FAIL**", "pass"))

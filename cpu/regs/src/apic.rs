@@ -294,7 +294,7 @@ bitflags! {
 /// Destination shorthand: bits 19:18 of the ICR. SDM Vol. 3A, "Interrupt Command Register (ICR)".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shorthand {
-    /// 00: the destination field counts.
+    /// 00: no shorthand; the destination field selects the receivers.
     None,
     /// 01: the sender.
     Myself,

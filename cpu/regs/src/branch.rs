@@ -81,14 +81,38 @@ bitflags! {
 /// Largest CYC_CNT of MSR_LBR_INFO_x: core cycles since the previous record, saturating.
 pub const CYC_CNT_MAX: u64 = 0xffff;
 
-/// Entries of the LBR stack.
+/// Number of entries of the LBR stack.
 pub const LBR_DEPTH: usize = 32;
 /// The bits of MSR_LASTBRANCH_TOS that index the LBR stack.
 pub const LBR_TOS_MASK: u64 = LBR_DEPTH as u64 - 1;
 
+/// Byte offsets in the DS management area of what branch trace store uses, and its records.
+///
+/// SDM Vol. 3B, "64 Bit Format of the DS Save Area". The fields for PEBS are in
+/// [`crate::pmu::pebs`].
+pub mod bts {
+    /// Linear address of the first record.
+    pub const BASE: u64 = 0x00;
+    /// Linear address of the next record to be written.
+    pub const INDEX: u64 = 0x08;
+    /// Linear address of the first byte after the buffer.
+    pub const MAXIMUM: u64 = 0x10;
+    /// Linear address at which an interrupt is requested.
+    pub const THRESHOLD: u64 = 0x18;
+    /// Bytes of a record: the address of the branch, that of its target, and flags, 8 bytes each.
+    pub const RECORD: usize = 24;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bts_fields_match_the_manual() {
+        let offsets = [bts::BASE, bts::INDEX, bts::MAXIMUM, bts::THRESHOLD];
+        assert_eq!(offsets, [0x0, 0x8, 0x10, 0x18]);
+        assert_eq!(bts::RECORD, 0x18);
+    }
 
     #[test]
     fn branch_register_bits_match_the_manual() {

@@ -38,6 +38,8 @@ bitflags! {
     pub struct ArchCapabilities: u64 {
         /// Not susceptible to rogue data cache load (Meltdown).
         const RDCL_NO = 1 << 0;
+        /// Enhanced IBRS: IA32_SPEC_CTRL.IBRS may stay set.
+        const IBRS_ALL = 1 << 1;
         /// VM entry need not flush the L1 data cache.
         const SKIP_L1DFL_VMENTRY = 1 << 3;
         /// Not susceptible to speculative store bypass.
@@ -94,7 +96,7 @@ mod tests {
 
     #[test]
     fn arch_capabilities_bits_match_the_manual() {
-        assert_eq!(ArchCapabilities::all().bits(), 0x4000_0000_0d10_e179);
+        assert_eq!(ArchCapabilities::all().bits(), 0x4000_0000_0d10_e17b);
     }
 
     #[test]

@@ -102,6 +102,16 @@ impl Feature {
     pub const PKU: Self = Self::new(7, CpuidOutput::Ecx, 3);
     /// RDPID.
     pub const RDPID: Self = Self::new(7, CpuidOutput::Ecx, 22);
+    /// VERW overwrites microarchitectural buffers.
+    pub const MD_CLEAR: Self = Self::new(7, CpuidOutput::Edx, 10);
+    /// IA32_SPEC_CTRL.IBRS and IA32_PRED_CMD.IBPB.
+    pub const SPEC_CTRL: Self = Self::new(7, CpuidOutput::Edx, 26);
+    /// IA32_SPEC_CTRL.STIBP.
+    pub const STIBP: Self = Self::new(7, CpuidOutput::Edx, 27);
+    /// IA32_FLUSH_CMD.
+    pub const L1D_FLUSH: Self = Self::new(7, CpuidOutput::Edx, 28);
+    /// IA32_SPEC_CTRL.SSBD.
+    pub const SSBD: Self = Self::new(7, CpuidOutput::Edx, 31);
     /// Architectural LBR.
     pub const ARCH_LBR: Self = Self::new(7, CpuidOutput::Edx, 19);
     /// IA32_ARCH_CAPABILITIES.
@@ -162,6 +172,8 @@ mod tests {
             mask(&[F::ARCH_LBR, F::ARCH_CAPABILITIES], 7, CpuidOutput::Edx),
             0x2008_0000
         );
+        let speculation = [F::MD_CLEAR, F::SPEC_CTRL, F::STIBP, F::L1D_FLUSH, F::SSBD];
+        assert_eq!(mask(&speculation, 7, CpuidOutput::Edx), 0x9c00_0400);
     }
 
     #[test]

@@ -16,16 +16,24 @@ pub const IA32_TSC_ADJUST: u32 = 0x3b;
 pub const IA32_SPEC_CTRL: u32 = 0x48;
 /// Prediction command: IBPB.
 pub const IA32_PRED_CMD: u32 = 0x49;
+/// Lock and enable of the protected processor inventory number.
+pub const MSR_PPIN_CTL: u32 = 0x4e;
 /// Microcode revision, in bits 63:32.
 pub const IA32_BIOS_SIGN_ID: u32 = 0x8b;
 /// General-purpose counter 0, written with 32 bits and sign extension; seven more follow.
 pub const IA32_PMC0: u32 = 0xc1;
 /// Platform information: the maximum non-turbo ratio in bits 15:8.
 pub const MSR_PLATFORM_INFO: u32 = 0xce;
+/// Limit and lock of the package C-states.
+pub const MSR_PKG_CST_CONFIG_CONTROL: u32 = 0xe2;
 /// MTRR capabilities.
 pub const IA32_MTRRCAP: u32 = 0xfe;
 /// Known flaws that the processor lacks: [`crate::capabilities::ArchCapabilities`].
 pub const IA32_ARCH_CAPABILITIES: u32 = 0x10a;
+/// Flush command: L1D_FLUSH.
+pub const IA32_FLUSH_CMD: u32 = 0x10b;
+/// CPUID faulting and other features.
+pub const MSR_MISC_FEATURES_ENABLES: u32 = 0x140;
 /// CS selector of SYSENTER.
 pub const IA32_SYSENTER_CS: u32 = 0x174;
 /// RSP of SYSENTER.
@@ -38,12 +46,30 @@ pub const IA32_MCG_CAP: u32 = 0x179;
 pub const IA32_MCG_STATUS: u32 = 0x17a;
 /// Event selection of counter 0: [`crate::pmu::EventSelect`]; seven more follow.
 pub const IA32_PERFEVTSEL0: u32 = 0x186;
+/// The current ratio to 100 MHz, in bits 15:8.
+pub const IA32_PERF_STATUS: u32 = 0x198;
+/// The requested ratio to 100 MHz, in bits 15:8.
+pub const IA32_PERF_CTL: u32 = 0x199;
+/// Duty cycle of the clock.
+pub const IA32_CLOCK_MODULATION: u32 = 0x19a;
+/// Enables of thermal interrupts.
+pub const IA32_THERM_INTERRUPT: u32 = 0x19b;
+/// Thermal status and temperature.
+pub const IA32_THERM_STATUS: u32 = 0x19c;
 /// Miscellaneous processor features: [`crate::capabilities::MiscEnable`].
 pub const IA32_MISC_ENABLE: u32 = 0x1a0;
+/// The temperature in degrees Celsius at which the processor throttles, in bits 23:16.
+pub const MSR_TEMPERATURE_TARGET: u32 = 0x1a2;
 /// Off-core response event 0.
 pub const MSR_OFFCORE_RSP_0: u32 = 0x1a6;
 /// Off-core response event 1.
 pub const MSR_OFFCORE_RSP_1: u32 = 0x1a7;
+/// Power management across the cores.
+pub const MSR_MISC_PWR_MGMT: u32 = 0x1aa;
+/// The highest turbo ratio for each number of active cores, in one byte each.
+pub const MSR_TURBO_RATIO_LIMIT: u32 = 0x1ad;
+/// The numbers of active cores of [`MSR_TURBO_RATIO_LIMIT`], in one byte each.
+pub const MSR_TURBO_RATIO_LIMIT_CORES: u32 = 0x1ae;
 /// Filter of the LBR stack: [`crate::branch::LbrSelect`].
 pub const MSR_LBR_SELECT: u32 = 0x1c8;
 /// Index of the newest LBR entry: [`crate::branch::LBR_TOS_MASK`].
@@ -54,6 +80,8 @@ pub const IA32_DEBUGCTL: u32 = 0x1d9;
 pub const MSR_LER_FROM_LIP: u32 = 0x1dd;
 /// Target of the last branch before the last exception or interrupt.
 pub const MSR_LER_TO_LIP: u32 = 0x1de;
+/// C1E and other power management.
+pub const MSR_POWER_CTL: u32 = 0x1fc;
 /// Base of variable range 0; masks and bases of eight ranges alternate.
 pub const IA32_MTRR_PHYSBASE0: u32 = 0x200;
 /// Memory types of 00000H to 7FFFFH.
@@ -90,10 +118,18 @@ pub const IA32_PEBS_ENABLE: u32 = 0x3f1;
 pub const MSR_PEBS_LD_LAT_THRESHOLD: u32 = 0x3f6;
 /// Front-end event selection.
 pub const MSR_PEBS_FRONTEND: u32 = 0x3f7;
+/// Time in package C-state C3; those of C6 and C7 follow.
+pub const MSR_PKG_C3_RESIDENCY: u32 = 0x3f8;
+/// Time in core C-state C3; those of C6 and C7 follow.
+pub const MSR_CORE_C3_RESIDENCY: u32 = 0x3fc;
 /// General-purpose counter 0, written in full width; seven more follow.
 pub const IA32_A_PMC0: u32 = 0x4c1;
 /// Linear address of the DS management area.
 pub const IA32_DS_AREA: u32 = 0x600;
+/// Time in package C-state C2.
+pub const MSR_PKG_C2_RESIDENCY: u32 = 0x60d;
+/// Time in core C-state C1.
+pub const MSR_CORE_C1_RESIDENCY: u32 = 0x660;
 /// Source of LBR entry 0; 31 more follow.
 pub const MSR_LASTBRANCH_0_FROM_IP: u32 = 0x680;
 /// Target of LBR entry 0; 31 more follow.

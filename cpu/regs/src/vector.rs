@@ -97,7 +97,7 @@ impl fmt::Display for Vector {
 
 /// The access raises a general-protection exception with error code 0.
 ///
-/// It is what the guest asked for, not a failure of the model.
+/// It is the architectural result of the guest's access, not a failure of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpFault;
 

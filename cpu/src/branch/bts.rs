@@ -4,18 +4,12 @@
 //! format is used in every mode (rule DS-02). Every field of the DS management area is read when it
 //! is used (rule DS-10).
 
+use hindsight_regs::branch::bts as field;
+
 use super::BtsConfig;
 
 /// Bytes of a record: from, to, flags.
-pub const RECORD: u64 = 24;
-
-/// Offsets in the DS management area. SDM Vol. 3B, "64 Bit Format of the DS Save Area".
-mod field {
-    pub(super) const BASE: u64 = 0x00;
-    pub(super) const INDEX: u64 = 0x08;
-    pub(super) const MAXIMUM: u64 = 0x10;
-    pub(super) const THRESHOLD: u64 = 0x18;
-}
+pub const RECORD: u64 = field::RECORD as u64;
 
 /// Guest memory as the DS mechanism accesses it.
 ///

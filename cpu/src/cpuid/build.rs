@@ -63,6 +63,12 @@ const ECX7_SKYLAKE: u32 = Feature::UMIP.mask() | Feature::PKU.mask();
 /// detection.
 const ECX7_NEVER: u32 = 1 << 5 | 1 << 7 | 1 << 16 | Feature::RDPID.mask() | 1 << 24;
 
+/// CPUID.7.0:EDX: IBRS and IBPB, STIBP, SSBD.
+const EDX7_SPEC_CTRL: u32 =
+    Feature::SPEC_CTRL.mask() | Feature::STIBP.mask() | Feature::SSBD.mask();
+/// CPUID.7.0:EDX: what microcode brought to the model.
+const EDX7_SKYLAKE: u32 = EDX7_SPEC_CTRL | Feature::MD_CLEAR.mask() | Feature::L1D_FLUSH.mask();
+
 /// CPUID.80000001H:EDX: SYSCALL, NX, 1-GiB pages, long mode.
 pub(super) const EDX_EXT_SKYLAKE: u32 =
     Feature::SYSCALL.mask() | Feature::NX.mask() | 1 << 26 | Feature::LONG_MODE.mask();
@@ -264,7 +270,16 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
             portable: ECX7_PORTABLE,
         };
         let ecx = self.offered(host[2], bits, ECX7_NEVER | OSPKE);
-        [0, ebx, ecx, Feature::ARCH_CAPABILITIES.mask()]
+        let bits = ModelBits {
+            skylake: EDX7_SKYLAKE,
+            portable: 0,
+        };
+        let mut edx = self.offered(host[3], bits, !EDX7_SKYLAKE);
+        if edx & EDX7_SPEC_CTRL != EDX7_SPEC_CTRL {
+            // IA32_SPEC_CTRL has all of its bits, or does not exist.
+            edx &= !EDX7_SPEC_CTRL;
+        }
+        [0, ebx, ecx, edx | Feature::ARCH_CAPABILITIES.mask()]
     }
 
     /// Leaf 4: the caches of the cache model, with a shared L3 (rule CPU-24).

@@ -23,6 +23,7 @@ pub type CpuidRegs = [u32; 4];
 /// A processor model that a guest can be given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub enum CpuModel {
     /// First-generation Xeon Scalable, family 6 model 55H stepping 4.
     #[default]
@@ -61,6 +62,7 @@ pub struct CpuidLeaf {
 
 /// What a [`CpuidTable`] depends on, besides the features that the engine can execute.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct CpuidConfig {
     /// The processor model.
     pub model: CpuModel,
@@ -70,6 +72,24 @@ pub struct CpuidConfig {
     pub cpus: u32,
     /// Frequency of the TSC in Hz.
     pub tsc_hz: u64,
+}
+
+impl CpuidConfig {
+    /// A machine with one processor; `tsc_hz` is the frequency of the TSC in Hz.
+    pub const fn new(model: CpuModel, facilities: Facilities, tsc_hz: u64) -> Self {
+        Self {
+            model,
+            facilities,
+            cpus: 1,
+            tsc_hz,
+        }
+    }
+
+    /// Sets the number of processors, 1 to 64.
+    #[must_use]
+    pub const fn with_cpus(self, cpus: u32) -> Self {
+        Self { cpus, ..self }
+    }
 }
 
 /// The CPUID table of a machine. The tables of its processors differ in the APIC ID only.
@@ -116,6 +136,16 @@ impl CpuidTable {
     /// The processor model that the table describes.
     pub fn model(&self) -> CpuModel {
         self.model
+    }
+
+    /// Width of physical addresses in bits.
+    pub fn physical_bits(&self) -> u32 {
+        self.query(0x8000_0008, 0, 0, 0, 0)[0] & 0xff
+    }
+
+    /// The controls of speculation: leaf 7, EDX.
+    pub fn speculation(&self) -> u32 {
+        self.query(7, 0, 0, 0, 0)[3]
     }
 
     /// The table of processor `apic_id`, without the bits that follow control registers.

@@ -83,7 +83,7 @@ impl Msrs {
         self.rdt.set_occupied_lines(lines);
     }
 
-    /// Reports to the package whether a cache model keeps its tallies.
+    /// Reports to the package whether a cache model counts occupancy and traffic.
     pub(super) fn update_cache_tracking(&self) {
         self.rdt.package().set_tracked(self.charges_rmids());
     }

@@ -196,7 +196,7 @@ impl Msrs {
 
     /// RDMSR of MSR `index`.
     ///
-    /// The caller has brought up to date what [`table::MsrSpec::update`] names.
+    /// The caller has brought up to date what [`MsrSpec::update`](field@MsrSpec::update) names.
     pub fn read(&self, index: u32, now: Now) -> RdmsrOutcome {
         let Some(spec) = find(index) else {
             return RdmsrOutcome::Unclaimed;
@@ -210,6 +210,7 @@ impl Msrs {
             Owner::Pmu => RdmsrOutcome::Value(self.pmu.read(index)),
             Owner::Rdt => RdmsrOutcome::Value(self.rdt.read(index)),
             Owner::Smm => RdmsrOutcome::Value(self.smis.into()),
+            Owner::Command => RdmsrOutcome::Fault,
             Owner::Constant => RdmsrOutcome::Value(spec.reset_value(&self.config)),
             Owner::Stored => RdmsrOutcome::Value(self.stored[self.stored_position(index)].1),
             Owner::Apic => RdmsrOutcome::Apic,
@@ -219,7 +220,7 @@ impl Msrs {
 
     /// WRMSR of `value` to MSR `index`.
     ///
-    /// The caller has brought up to date what [`table::MsrSpec::update`] names.
+    /// The caller has brought up to date what [`MsrSpec::update`](field@MsrSpec::update) names.
     pub fn write(&mut self, index: u32, value: u64, now: Now) -> WrmsrOutcome {
         let Some(spec) = find(index) else {
             return WrmsrOutcome::Unclaimed;
@@ -276,7 +277,7 @@ impl Msrs {
                 let stored = &mut self.stored[position].1;
                 *stored = (value & !spec.read_only) | (*stored & spec.read_only);
             }
-            Owner::Smm | Owner::Constant | Owner::Apic | Owner::Processor(_) => {}
+            Owner::Smm | Owner::Constant | Owner::Command | Owner::Apic | Owner::Processor(_) => {}
         }
         Ok(effect)
     }

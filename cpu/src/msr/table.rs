@@ -13,9 +13,9 @@ use crate::facility::Facilities;
 use crate::msr::config::MsrConfig;
 use crate::state::ProcessorMsr;
 
-pub use rows::TABLE;
+pub use rows::{DEVICES_START, TABLE};
 
-/// The model that answers accesses to an MSR.
+/// The model that serves accesses to an MSR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// [`crate::tsc::Tsc`].
@@ -36,6 +36,8 @@ pub enum Owner {
     Stored,
     /// The table: always the reset value.
     Constant,
+    /// The table: a write is a command without effect here, and a read raises #GP(0).
+    Command,
 }
 
 /// The facilities without which an MSR does not exist.
@@ -47,6 +49,8 @@ pub enum Presence {
     All(Facilities),
     /// At least one of these.
     Any(Facilities),
+    /// All of these bits of CPUID.7.0:EDX.
+    Speculation(u32),
 }
 
 /// The value of an MSR after RESET.
@@ -61,7 +65,7 @@ pub enum ResetValue {
 /// What a write to an MSR may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WritePolicy {
-    /// Every write raises #GP(0), also one of 0.
+    /// Every write raises #GP(0), even a write of 0.
     Fault,
     /// Every write is accepted and ignored.
     Ignored,
@@ -72,12 +76,14 @@ pub enum WritePolicy {
         /// Further bits, by the facility that brings them.
         with: &'static [(Facilities, u64)],
     },
+    /// As `Bits`: these bits can be set, and those of the address of a page.
+    PageAddress(u64),
 }
 
 /// How KVM takes part while the guest runs under KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvmRole {
-    /// The access exits; the model alone answers.
+    /// The access exits; the model alone serves it.
     Intercepted,
     /// The access exits, and an accepted write must also reach KVM, because KVM applies the
     /// value while the guest runs.
@@ -106,7 +112,7 @@ pub enum UpdateBefore {
     CacheOccupancy,
 }
 
-/// One row of the table: an MSR, or a run of alike ones.
+/// One row of the table: an MSR, or consecutive MSRs that behave alike.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct MsrSpec {
@@ -116,7 +122,7 @@ pub struct MsrSpec {
     pub count: u32,
     /// The manual's name.
     pub name: &'static str,
-    /// The model that answers.
+    /// The model that serves its accesses.
     pub owner: Owner,
     /// The processors that have it.
     pub presence: Presence,
@@ -126,6 +132,8 @@ pub struct MsrSpec {
     pub writes: WritePolicy,
     /// Bits whose writes are dropped: they keep their value, and are not checked as reserved.
     pub read_only: u64,
+    /// Whether the fields hold values that exist; a write with others raises #GP(0).
+    pub valid: fn(u64) -> bool,
     /// How KVM takes part.
     pub kvm: KvmRole,
     /// What must be brought up to date before an access.
@@ -149,6 +157,7 @@ impl MsrSpec {
             Presence::Always => true,
             Presence::All(facilities) => config.facilities.contains(facilities),
             Presence::Any(facilities) => config.facilities.intersects(facilities),
+            Presence::Speculation(bits) => config.speculation & bits == bits,
         }
     }
 
@@ -166,17 +175,30 @@ impl MsrSpec {
             WritePolicy::Fault => u64::MAX,
             WritePolicy::Ignored => 0,
             WritePolicy::Bits { writable, with } => !(writable | config.facilities.bits_of(with)),
+            WritePolicy::PageAddress(low) => !(low | page_address(config)),
         }
     }
 
     /// Whether a write of `value` passes the checks that are common to all MSRs.
-    pub const fn accepts(&self, value: u64, config: &MsrConfig) -> bool {
+    pub fn accepts(&self, value: u64, config: &MsrConfig) -> bool {
         match self.writes {
             WritePolicy::Fault => false,
             WritePolicy::Ignored => true,
-            WritePolicy::Bits { .. } => value & self.reserved_bits(config) & !self.read_only == 0,
+            WritePolicy::Bits { .. } | WritePolicy::PageAddress(_) => {
+                value & self.reserved_bits(config) & !self.read_only == 0 && (self.valid)(value)
+            }
         }
     }
+}
+
+/// The bits of a page's address: 12 up to the width of physical addresses.
+pub(super) const fn page_address(config: &MsrConfig) -> u64 {
+    let bits = if config.physical_bits < 52 {
+        config.physical_bits
+    } else {
+        52
+    };
+    ((1 << bits) - 1) & !0xfff
 }
 
 /// The row that covers MSR `index`; `None` if no processor has the MSR.
@@ -228,7 +250,7 @@ pub const KVM_STATE_MSRS: [(u32, ProcessorMsr); count_kvm_state_msrs()] = {
     msrs
 };
 
-/// Number of consecutive x2APIC MSRs that the APIC answers.
+/// Number of consecutive x2APIC MSRs that the APIC serves.
 const X2APIC_MSRS: u32 =
     hindsight_regs::apic::X2APIC_MSR_LAST - hindsight_regs::apic::X2APIC_MSR_FIRST + 1;
 

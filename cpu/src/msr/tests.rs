@@ -9,6 +9,8 @@ fn with(facilities: Facilities) -> Msrs {
     Msrs::new(MsrConfig {
         facilities,
         tsc_hz: 2_500_000_000,
+        physical_bits: 46,
+        speculation: 0,
         uarch: true,
     })
 }
@@ -36,7 +38,7 @@ fn misc_enable_keeps_its_read_only_bits() {
     let RdmsrOutcome::Value(reset) = msrs.read(regs::IA32_MISC_ENABLE, NOW) else {
         panic!()
     };
-    assert_eq!(reset, 0x5_1809, "bits 0, 3, 11, 12, 16, 18");
+    assert_eq!(reset, 0x1809, "bits 0, 3, 11, 12");
     assert_eq!(
         msrs.write(regs::IA32_MISC_ENABLE, 0, NOW),
         WrmsrOutcome::Done(MsrEffect::mirror(0x1800))
@@ -110,7 +112,7 @@ fn registers_in_no_row_are_unclaimed() {
         0xc80,
         0x6a0,
         0x570,
-        0x140,
+        0x1b0,
         0xc001_0015,
     ] {
         assert_eq!(
@@ -221,7 +223,7 @@ fn mirrored_values_are_those_of_rows_that_kvm_must_know() {
     let _ = msrs.write(regs::IA32_TSC_AUX, 7, NOW);
     let mirrored: Vec<_> = msrs.mirrored().collect();
     let expected = [
-        (regs::IA32_MISC_ENABLE, 0x5_1809),
+        (regs::IA32_MISC_ENABLE, 0x1809),
         (regs::IA32_FMASK, 0),
         (regs::IA32_TSC_AUX, 7),
     ];
@@ -307,4 +309,185 @@ fn enabled_counter_arms_the_pmu() {
     }
     let _ = msrs.write(regs::IA32_PEBS_ENABLE, 1, NOW);
     assert_eq!(msrs.armed(), Armed::PMU | Armed::PEBS);
+}
+
+/// Writes to one MSR: those that are accepted, and those that fault and change nothing.
+fn check_writes(index: u32, accepted: &[u64], refused: &[u64]) {
+    let mut msrs = full();
+    for &value in accepted {
+        let outcome = msrs.write(index, value, NOW);
+        assert!(
+            matches!(outcome, WrmsrOutcome::Done(_)),
+            "{index:#x} = {value:#x}"
+        );
+        assert_eq!(
+            msrs.read(index, NOW),
+            RdmsrOutcome::Value(value),
+            "{index:#x}"
+        );
+    }
+    let before = msrs.read(index, NOW);
+    for &value in refused {
+        let outcome = msrs.write(index, value, NOW);
+        assert_eq!(outcome, WrmsrOutcome::Fault, "{index:#x} = {value:#x}");
+        assert_eq!(msrs.read(index, NOW), before, "{index:#x}");
+    }
+}
+
+#[test]
+fn mtrr_accepts_existing_types_and_addresses_alone() {
+    let (base, mask) = (regs::IA32_MTRR_PHYSBASE0 + 4, regs::IA32_MTRR_PHYSBASE0 + 5);
+    let top = 0x3fff_ffff_f000;
+    check_writes(
+        base,
+        &[0, 1, 4, 5, 0x1234_5006, top | 6],
+        &[2, 3, 7, 8, 0xff, 0x106, 0x806, 1 << 46, 1 << 63],
+    );
+    check_writes(
+        mask,
+        &[0, 0x800, top | 0x800],
+        &[1, 0x400, 1 << 46, 1 << 63],
+    );
+    check_writes(
+        regs::IA32_MTRR_DEF_TYPE,
+        &[0, 0xc06, 0x800, 0x405],
+        &[2, 3, 7, 0xcff, 0x100, 0x200, 0x1000, 1 << 63],
+    );
+    for index in [
+        regs::IA32_MTRR_FIX64K_00000,
+        regs::IA32_MTRR_FIX16K_A0000,
+        regs::IA32_MTRR_FIX4K_C0000 + 7,
+    ] {
+        check_writes(
+            index,
+            &[0, 0x0605_0401_0006_0504],
+            &[2, 0x0300_0000_0000_0000, 0x0606_0606_0706_0606],
+        );
+    }
+}
+
+#[test]
+fn mtrrs_are_as_firmware_leaves_them() {
+    let msrs = full();
+    let read = |index| msrs.read(index, NOW);
+    let value = RdmsrOutcome::Value;
+    assert_eq!(read(regs::IA32_MTRR_DEF_TYPE), value(0xc06));
+    assert_eq!(read(regs::IA32_MTRR_PHYSBASE0), value(0xc000_0000));
+    assert_eq!(read(regs::IA32_MTRR_PHYSBASE0 + 1), value(0x3fff_c000_0800));
+    assert_eq!(read(regs::IA32_MTRR_PHYSBASE0 + 2), value(0));
+    assert_eq!(
+        read(regs::IA32_MTRR_FIX64K_00000),
+        value(0x0606_0606_0606_0606)
+    );
+    assert_eq!(read(regs::IA32_MTRR_FIX16K_A0000), value(0));
+    assert_eq!(
+        read(regs::IA32_MTRR_FIX4K_C0000),
+        value(0x0505_0505_0505_0505)
+    );
+}
+
+#[test]
+fn saved_mtrr_with_a_type_that_does_not_exist_is_refused() {
+    let mut msrs = full();
+    let mut state = msrs.save();
+    let mut stored = state.stored.iter_mut();
+    let def_type = stored.find(|(index, _)| *index == regs::IA32_MTRR_DEF_TYPE);
+    def_type.expect("a stored MSR").1 = 0xc07;
+    assert_eq!(
+        msrs.restore(&state),
+        Err(MsrStateError::Value {
+            index: regs::IA32_MTRR_DEF_TYPE,
+            value: 0xc07,
+        })
+    );
+}
+
+#[test]
+fn misc_enable_has_no_bits_of_facilities_that_cpuid_does_not_show() {
+    let wrong = [16, 18, 22, 23, 34, 38].map(|bit| 9 | 1 << bit);
+    check_writes(regs::IA32_MISC_ENABLE, &[], &wrong);
+}
+
+#[test]
+fn power_and_thermal_registers_answer_as_switched_off() {
+    let ratio = RdmsrOutcome::Value(25 << 8);
+    let mut msrs = full();
+    assert_eq!(msrs.read(regs::IA32_PERF_STATUS, NOW), ratio);
+    assert_eq!(msrs.read(regs::IA32_PERF_CTL, NOW), ratio);
+    for (index, value) in [
+        (regs::IA32_FEATURE_CONTROL, 1),
+        (regs::MSR_PPIN_CTL, 1),
+        (regs::MSR_PKG_CST_CONFIG_CONTROL, 0x8000),
+        (regs::IA32_PERF_STATUS, 0x1900),
+        (regs::MSR_TURBO_RATIO_LIMIT, 0x1919_1919_1919_1919),
+        (regs::MSR_PKG_C2_RESIDENCY, 0),
+        (regs::MSR_CORE_C3_RESIDENCY + 1, 0),
+    ] {
+        assert_eq!(
+            msrs.read(index, NOW),
+            RdmsrOutcome::Value(value),
+            "{index:#x}"
+        );
+        assert_eq!(
+            msrs.write(index, value, NOW),
+            WrmsrOutcome::Fault,
+            "{index:#x}"
+        );
+    }
+    for index in [
+        regs::MSR_MISC_FEATURES_ENABLES,
+        regs::IA32_CLOCK_MODULATION,
+        regs::IA32_THERM_INTERRUPT,
+        regs::IA32_THERM_STATUS,
+        regs::MSR_POWER_CTL,
+    ] {
+        check_writes(index, &[0], &[1, 1 << 63]);
+    }
+}
+
+#[test]
+fn controls_of_speculation_exist_as_cpuid_shows_them() {
+    let with = |speculation| {
+        Msrs::new(MsrConfig {
+            facilities: Facilities::INTERP_DEFAULT,
+            tsc_hz: 2_500_000_000,
+            physical_bits: 46,
+            speculation,
+            uarch: true,
+        })
+    };
+    let read = |msrs: &Msrs, index| msrs.read(index, NOW);
+    let mut msrs = with(0x9c00_0400);
+    assert_eq!(
+        msrs.write(regs::IA32_SPEC_CTRL, 7, NOW),
+        WrmsrOutcome::Done(MsrEffect::NONE)
+    );
+    assert_eq!(read(&msrs, regs::IA32_SPEC_CTRL), RdmsrOutcome::Value(7));
+    assert_eq!(
+        msrs.write(regs::IA32_SPEC_CTRL, 8, NOW),
+        WrmsrOutcome::Fault
+    );
+    for command in [regs::IA32_PRED_CMD, regs::IA32_FLUSH_CMD] {
+        assert_eq!(
+            msrs.write(command, 1, NOW),
+            WrmsrOutcome::Done(MsrEffect::NONE)
+        );
+        assert_eq!(msrs.write(command, 2, NOW), WrmsrOutcome::Fault);
+        assert_eq!(read(&msrs, command), RdmsrOutcome::Fault, "write-only");
+    }
+    let ibrs_all = |msrs: &Msrs| match read(msrs, regs::IA32_ARCH_CAPABILITIES) {
+        RdmsrOutcome::Value(value) => value & 2 != 0,
+        other => panic!("{other:?}"),
+    };
+    assert!(ibrs_all(&msrs));
+    let mut msrs = with(0);
+    assert!(!ibrs_all(&msrs));
+    for index in [
+        regs::IA32_SPEC_CTRL,
+        regs::IA32_PRED_CMD,
+        regs::IA32_FLUSH_CMD,
+    ] {
+        assert_eq!(read(&msrs, index), RdmsrOutcome::Fault);
+        assert_eq!(msrs.write(index, 0, NOW), WrmsrOutcome::Fault);
+    }
 }

@@ -142,7 +142,7 @@ pub struct EngineCounting {
     pub instructions: EventQuota,
     /// The last of them must be executed alone, see [`PmuLimits::last_alone`].
     pub last_alone: bool,
-    /// Report instructions that read or write memory one by one; at most so many of them before
+    /// Report each instruction that reads or writes memory. The quota is the number of accesses before
     /// the next [`Pmu::sync`].
     pub accesses: Option<EventQuota>,
     /// Report the lines of code that instructions are fetched from as well.

@@ -160,7 +160,7 @@ impl RdtPackage {
         self.update_use();
     }
 
-    /// Says whether a cache model keeps the tallies; otherwise the traffic no longer changes.
+    /// Sets whether a cache model counts occupancy and traffic. If not, the traffic no longer changes.
     pub fn set_tracked(&self, tracked: bool) {
         self.tracked.store(tracked, Ordering::SeqCst);
     }

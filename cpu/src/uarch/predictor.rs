@@ -196,7 +196,7 @@ impl Predictor {
     ///
     /// # Errors
     ///
-    /// Rejects a state that no branches lead to; nothing has then changed.
+    /// Rejects a state that no sequence of branches causes, and leaves the predictor as it was.
     pub fn restore(&mut self, state: &PredictorState) -> Result<(), UarchStateError> {
         if *state == PredictorState::default() {
             self.0 = None;

@@ -48,7 +48,7 @@ pub struct I8042State {
     pub output_port: u8,
     /// The byte in the output buffer, for port 0x60.
     pub output: Option<u8>,
-    /// The last byte in the output buffer replaced that of a device that did not answer.
+    /// The last byte in the output buffer replaced that of a device that did not respond.
     pub timed_out: bool,
     /// The last write went to the command port.
     pub last_was_command: bool,

@@ -18,7 +18,7 @@ bitflags! {
         const UNLOCKED = 1 << 4;
         /// The byte in the output buffer is from the auxiliary device.
         const AUX_DATA = 1 << 5;
-        /// A device did not answer.
+        /// A device did not respond.
         const TIMEOUT = 1 << 6;
         /// Parity error on a device's line.
         const PARITY = 1 << 7;
@@ -139,7 +139,7 @@ pub(super) const SELF_TEST_PASSED: u8 = 0x55;
 pub(super) const KEYBOARD_LINES_GOOD: u8 = 0x00;
 /// Response to the auxiliary device's line test: no device holds the clock line high.
 pub(super) const AUX_CLOCK_STUCK_LOW: u8 = 0x01;
-/// Response in place of a device that does not answer.
+/// Response in place of a device that does not respond.
 pub(super) const RESEND: u8 = 0xfe;
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use rustix::fd::BorrowedFd;
 use super::error::DebugError;
 use crate::breakpoints::BreakpointSet;
 use crate::btrace::TracePosition;
+use crate::cancel::CancelFlag;
 use crate::registers::{AvailableRegisters, CodeModel, RegisterLayout, msr_registers};
 use crate::target::{DebugTarget, StopCause};
 
@@ -68,6 +69,8 @@ pub struct Debugger {
     pub(crate) suppress_resume: bool,
     /// The file that the client has open: see [`crate::kernel`].
     pub(crate) open_file: Option<Vec<u8>>,
+    /// Set when the server must end: long work stops then.
+    pub(crate) cancel: CancelFlag,
 }
 
 impl std::fmt::Debug for Debugger {
@@ -120,6 +123,7 @@ impl Debugger {
             step_back_vcpu: None,
             suppress_resume: false,
             open_file: None,
+            cancel: CancelFlag::default(),
         }
     }
 

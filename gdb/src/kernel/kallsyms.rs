@@ -22,9 +22,37 @@ const SYMBOLS_MAX: usize = 4_000_000;
 /// How far before the tokens the names begin at most, in bytes.
 const NAMES_BYTES_MAX: u64 = 32 << 20;
 
-/// How many names are parsed to find the first one. It bounds the search in memory that a guest
+/// The longest name that is plausible: Linux allows 511 bytes.
+const NAME_BYTES_MAX: usize = 1024;
+
+/// How much work the search for tables may still do. It bounds the search in memory that a guest
 /// prepared to make it long.
-const PARSED_NAMES_MAX: usize = 50_000_000;
+#[derive(Debug)]
+pub struct SearchBudget {
+    /// Names to parse.
+    names: usize,
+    /// Bytes to read and search for names, and bytes of names to make of tokens.
+    bytes: u64,
+}
+
+impl Default for SearchBudget {
+    fn default() -> Self {
+        Self {
+            names: 50_000_000,
+            bytes: 256 << 20,
+        }
+    }
+}
+
+impl SearchBudget {
+    /// What each search costs at least, in bytes.
+    const SEARCH_BYTES: u64 = 1 << 20;
+
+    fn spend(&mut self, bytes: u64) -> Option<()> {
+        self.bytes = self.bytes.checked_sub(bytes)?;
+        Some(())
+    }
+}
 
 /// The lowest address that kernels are linked or moved to.
 const KERNEL_FIRST: u64 = 0xffff_ffff_8000_0000;
@@ -105,15 +133,15 @@ fn name_length(bytes: &[u8]) -> Option<(usize, usize)> {
 }
 
 /// Parses `count` names at the beginning of `text`. Returns how many bytes they take, and the offset of
-/// each name that has a marker. `budget` is the number of names that may still be parsed.
-fn walk(text: &[u8], count: usize, budget: &mut usize) -> Option<(usize, Vec<u32>)> {
+/// each name that has a marker.
+fn walk(text: &[u8], count: usize, budget: &mut SearchBudget) -> Option<(usize, Vec<u32>)> {
     let mut at = 0;
     let mut markers = Vec::new();
     for i in 0..count {
         if i % NAMES_PER_MARKER == 0 {
             markers.push(u32::try_from(at).ok()?);
         }
-        *budget = budget.checked_sub(1)?;
+        budget.names = budget.names.checked_sub(1)?;
         let (len, head) = name_length(text.get(at..)?)?;
         if len == 0 {
             return None;
@@ -125,7 +153,7 @@ fn walk(text: &[u8], count: usize, budget: &mut usize) -> Option<(usize, Vec<u32
 
 /// The length of the `count` names at the beginning of `text`. `None` if the markers do not follow, or
 /// something unknown is between them and the tokens, which begin where `text` ends.
-fn names(text: &[u8], count: usize, budget: &mut usize) -> Option<usize> {
+fn names(text: &[u8], count: usize, budget: &mut SearchBudget) -> Option<usize> {
     let (len, markers) = walk(text, count, budget)?;
     let aligned = |at: usize| at.next_multiple_of(8);
     let found = text.get(aligned(len)..)?.get(..4 * markers.len())?;
@@ -141,11 +169,16 @@ fn names(text: &[u8], count: usize, budget: &mut usize) -> Option<usize> {
 
 impl KallsymsTables {
     /// The tables whose tokens of the digits are at guest-physical address `digits`.
-    pub fn find(memory: &dyn PhysicalMemory, digits: u64) -> Option<Self> {
+    /// `None` also when `budget` is used up.
+    pub fn find(
+        memory: &dyn PhysicalMemory,
+        digits: u64,
+        budget: &mut SearchBudget,
+    ) -> Option<Self> {
         let (tokens, start, end) = tokens(memory, digits)?;
         let reach = NAMES_BYTES_MAX.min(start) & !7;
+        budget.spend(reach.max(SearchBudget::SEARCH_BYTES))?;
         let text = read(memory, start - reach, usize::try_from(reach).ok()?)?;
-        let mut budget = PARSED_NAMES_MAX;
         // The count precedes the names, and both are aligned.
         for at in (8..text.len()).step_by(8).rev() {
             let count = u64::from_le_bytes(text[at - 8..at].try_into().ok()?);
@@ -153,7 +186,7 @@ impl KallsymsTables {
             if !(1..=SYMBOLS_MAX).contains(&count) {
                 continue;
             }
-            if let Some(len) = names(&text[at..], count, &mut budget) {
+            if let Some(len) = names(&text[at..], count, budget) {
                 return Some(Self {
                     tokens,
                     end,
@@ -190,8 +223,25 @@ impl KallsymsTables {
         self.offsets(memory).map(|(_, base)| base)
     }
 
-    /// All symbols, in the order of the tables.
-    pub fn symbols(&self, memory: &dyn PhysicalMemory) -> Option<Vec<KernelSymbol>> {
+    /// The name that these codes stand for, with the letter of its type before it.
+    fn unpack(&self, codes: &[u8], budget: &mut SearchBudget) -> Option<Vec<u8>> {
+        let mut whole = Vec::new();
+        for &code in codes {
+            whole.extend_from_slice(self.tokens.get(usize::from(code))?);
+            if whole.len() > NAME_BYTES_MAX {
+                return None;
+            }
+        }
+        budget.spend(whole.len() as u64)?;
+        Some(whole)
+    }
+
+    /// All symbols, in the order of the tables; `None` also when `budget` is used up.
+    pub fn symbols(
+        &self,
+        memory: &dyn PhysicalMemory,
+        budget: &mut SearchBudget,
+    ) -> Option<Vec<KernelSymbol>> {
         let (offsets, base) = self.offsets(memory)?;
         // Where some offsets are negative, these are relative, and the others are absolute addresses.
         let absolute = offsets.iter().any(|&offset| offset < 0);
@@ -202,10 +252,7 @@ impl KallsymsTables {
             let (len, head) = name_length(names.get(at..)?)?;
             let codes = names.get(at + head..at + head + len)?;
             at += head + len;
-            let whole: Vec<u8> = codes
-                .iter()
-                .flat_map(|&code| self.tokens[usize::from(code)].iter().copied())
-                .collect();
+            let whole = self.unpack(codes, budget)?;
             let (&kind, name) = whole.split_first()?;
             let address = match offset {
                 0.. if absolute => u64::from(offset.unsigned_abs()),

@@ -8,5 +8,5 @@ mod search;
 mod tests;
 
 pub use elf::symbols_to_elf;
-pub use kallsyms::{KallsymsTables, KernelSymbol};
+pub use kallsyms::{KallsymsTables, KernelSymbol, SearchBudget};
 pub use search::{find_symbols, symbol_file};

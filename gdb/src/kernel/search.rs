@@ -1,19 +1,25 @@
 //! Finding the kernel's symbol tables in guest memory.
 
 use super::elf::symbols_to_elf;
-use super::kallsyms::{DIGIT_TOKENS, KallsymsTables, KernelSymbol};
+use super::kallsyms::{DIGIT_TOKENS, KallsymsTables, KernelSymbol, SearchBudget};
 use crate::memory::LinearMemory;
 use crate::target::PhysicalMemory;
 
 /// How far the tables are from the beginning of the kernel at most, in bytes.
 const KERNEL_BYTES_MAX: u64 = 128 << 20;
 
-/// The guest-physical addresses of [`DIGIT_TOKENS`].
-fn candidates(memory: &dyn PhysicalMemory) -> Vec<u64> {
+/// How many places with [`DIGIT_TOKENS`] are examined.
+const CANDIDATES_MAX: usize = 1024;
+
+/// The guest-physical addresses of [`DIGIT_TOKENS`], at most [`CANDIDATES_MAX`].
+fn candidates(memory: &dyn PhysicalMemory, cancelled: &dyn Fn() -> bool) -> Vec<u64> {
     let mut found = Vec::new();
     // The end of the last piece, in which a match may begin.
     let (mut text, mut end) = (Vec::new(), 0);
     memory.visit_data(&mut |gpa, piece| {
+        if found.len() >= CANDIDATES_MAX || cancelled() {
+            return;
+        }
         if gpa != end {
             text.clear();
         }
@@ -26,16 +32,26 @@ fn candidates(memory: &dyn PhysicalMemory) -> Vec<u64> {
         text.drain(..text.len() - keep);
         end = gpa + piece.len() as u64;
     });
+    found.truncate(CANDIDATES_MAX);
     found
 }
 
 /// The symbols of the kernel that is mapped, or else of the first one in memory: the code that
 /// unpacks a kernel leaves copies behind. `None` if there is no kernel, or none with symbols.
-pub fn find_symbols(linear: &LinearMemory<'_>) -> Option<Vec<KernelSymbol>> {
+///
+/// The search ends early, without a result, when `cancelled` returns true.
+pub fn find_symbols(
+    linear: &LinearMemory<'_>,
+    cancelled: &dyn Fn() -> bool,
+) -> Option<Vec<KernelSymbol>> {
     let memory = linear.memory;
     let mut first = None;
-    for digits in candidates(memory) {
-        let Some(tables) = KallsymsTables::find(memory, digits) else {
+    let mut budget = SearchBudget::default();
+    for digits in candidates(memory, cancelled) {
+        if cancelled() {
+            return None;
+        }
+        let Some(tables) = KallsymsTables::find(memory, digits, &mut budget) else {
             continue;
         };
         let Some(base) = tables.base(memory) else {
@@ -43,14 +59,16 @@ pub fn find_symbols(linear: &LinearMemory<'_>) -> Option<Vec<KernelSymbol>> {
         };
         let mapped = linear.translate(base);
         if mapped.is_some_and(|at| at <= digits && digits - at < KERNEL_BYTES_MAX) {
-            return tables.symbols(memory);
+            return tables.symbols(memory, &mut budget);
         }
-        first = first.or_else(|| tables.symbols(memory));
+        first = first.or_else(|| tables.symbols(memory, &mut budget));
     }
     first
 }
 
 /// An ELF file with the kernel's symbols as they are now.
-pub fn symbol_file(linear: &LinearMemory<'_>) -> Option<Vec<u8>> {
-    find_symbols(linear).map(|symbols| symbols_to_elf(&symbols))
+///
+/// As [`find_symbols`] otherwise.
+pub fn symbol_file(linear: &LinearMemory<'_>, cancelled: &dyn Fn() -> bool) -> Option<Vec<u8>> {
+    find_symbols(linear, cancelled).map(|symbols| symbols_to_elf(&symbols))
 }

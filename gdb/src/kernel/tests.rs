@@ -3,7 +3,7 @@
 use hindsight_cpu::state::CpuState;
 use object::{Object as _, ObjectSymbol as _};
 
-use super::kallsyms::{DIGIT_TOKENS, KallsymsTables, KernelSymbol, NAMES_PER_MARKER};
+use super::kallsyms::{DIGIT_TOKENS, KallsymsTables, KernelSymbol, NAMES_PER_MARKER, SearchBudget};
 use super::search::{find_symbols, symbol_file};
 use crate::memory::LinearMemory;
 use crate::test_ram::FlatRam;
@@ -105,7 +105,8 @@ fn symbols_of(image: Vec<u8>) -> Option<Vec<KernelSymbol>> {
     let mut windows = image.windows(DIGIT_TOKENS.len());
     let digits = windows.position(|window| window == DIGIT_TOKENS)?;
     let memory = FlatRam::new(image);
-    KallsymsTables::find(&memory, digits as u64)?.symbols(&memory)
+    let mut budget = SearchBudget::default();
+    KallsymsTables::find(&memory, digits as u64, &mut budget)?.symbols(&memory, &mut budget)
 }
 
 #[test]
@@ -177,8 +178,51 @@ fn tables_are_found_across_the_pieces_of_a_search() {
         memory: &ram,
         state: &state,
     };
-    assert_eq!(find_symbols(&linear).unwrap().len(), 2);
-    let file = symbol_file(&linear).unwrap();
+    assert_eq!(find_symbols(&linear, &|| false).unwrap().len(), 2);
+    assert_eq!(find_symbols(&linear, &|| true), None);
+    let file = symbol_file(&linear, &|| false).unwrap();
     let file = object::File::parse(&*file).unwrap();
     assert!(file.symbols().any(|symbol| symbol.name() == Ok("init_all")));
+}
+
+/// Tables with one long token, which the names repeat.
+fn image_with_long_token(token: usize, name: &str) -> Vec<u8> {
+    let symbols: Vec<_> = (0..200).map(|i| (BASE + i, name)).collect();
+    let mut image = image(&symbols, TableOrder::Early);
+    let (mut tokens, mut indices) = (Vec::new(), Vec::new());
+    for code in 0..=255_u8 {
+        indices.extend(u16::try_from(tokens.len()).unwrap().to_le_bytes());
+        match code {
+            1 => tokens.extend(vec![b'y'; token]),
+            b' '..=b'~' => tokens.push(code),
+            _ => tokens.extend(b"xx"),
+        }
+        tokens.push(0);
+    }
+    pad(&mut tokens);
+    let old = self::tokens();
+    let at = image.windows(old.len()).position(|w| w == old).unwrap();
+    image.splice(at.., [tokens, indices, vec![0xcc; 0x2000]].concat());
+    image
+}
+
+#[test]
+fn names_that_unpack_to_more_than_a_name_are_no_kernel() {
+    let name = format!("T{}", "init".repeat(100));
+    assert!(symbols_of(image_with_long_token(4, &name)).is_some());
+    assert_eq!(symbols_of(image_with_long_token(5000, &name)), None);
+}
+
+#[test]
+fn search_ends_when_its_budget_is_used_up() {
+    let symbols = [(BASE, "Tinit_all"), (BASE + 4, "Tmore")];
+    let tables = image(&symbols, TableOrder::Late);
+    let digits = tables
+        .windows(DIGIT_TOKENS.len())
+        .position(|w| w == DIGIT_TOKENS);
+    let memory = FlatRam::new(tables);
+    let mut budget = SearchBudget::default();
+    let mut find = || KallsymsTables::find(&memory, digits.unwrap() as u64, &mut budget);
+    let found = (0..1000).take_while(|_| find().is_some()).count();
+    assert!((1..1000).contains(&found), "{found}");
 }

@@ -7,12 +7,17 @@ use hindsight_regs::cr::{Cr0, Cr4, Efer};
 
 use super::arguments::{no_arguments, parse_number};
 use super::command::{CommandReply, failed};
+use crate::cancel::CancelFlag;
 use crate::debugger::Debugger;
 use crate::modes;
 use crate::target::{CommandError, PhysicalMemory};
 
 /// The most lines that a command prints.
 const LINES_MAX: usize = 1000;
+/// The most tables that a command reads. Page tables that refer to each other describe millions.
+const TABLES_MAX: usize = 1 << 14;
+/// The length of the longest table in bytes.
+const TABLE_BYTES: usize = 4096;
 
 const PRESENT: u64 = 1;
 const WRITABLE: u64 = 1 << 1;
@@ -78,6 +83,19 @@ impl PagingForm {
     /// The address of the entry with this index.
     fn entry_at(&self, table: u64, index: u64) -> u64 {
         table + index * self.entry_bytes as u64
+    }
+
+    /// The entries of a table, up to the first one that is not RAM.
+    fn read_table(&self, memory: &dyn PhysicalMemory, table: u64, level: TableLevel) -> Vec<u64> {
+        let mut raw = [0; TABLE_BYTES];
+        let len = usize::try_from(self.entries(level)).unwrap_or(0) * self.entry_bytes;
+        let len = memory.read(table, &mut raw[..len]).min(len);
+        let entries = raw[..len].chunks_exact(self.entry_bytes).map(|entry| {
+            let mut wide = [0; 8];
+            wide[..entry.len()].copy_from_slice(entry);
+            u64::from_le_bytes(wide)
+        });
+        entries.collect()
     }
 
     /// The entry at an address; `None` if that is not RAM.
@@ -154,19 +172,33 @@ struct LinearRange {
     rights: u64,
 }
 
-/// The ranges that a vCPU's page tables map, up to a little more than [`LINES_MAX`].
-fn mapped_ranges(memory: &dyn PhysicalMemory, form: &PagingForm) -> Vec<LinearRange> {
+/// The ranges that a vCPU's page tables map.
+struct MappedRanges {
+    /// A little more than [`LINES_MAX`] at most.
+    found: Vec<LinearRange>,
+    /// There are more tables than [`TABLES_MAX`], or the search was cancelled.
+    incomplete: bool,
+}
+
+fn mapped_ranges(
+    memory: &dyn PhysicalMemory,
+    form: &PagingForm,
+    cancel: &CancelFlag,
+) -> MappedRanges {
     let mut found: Vec<LinearRange> = Vec::new();
     let mut stack = vec![(form.root, 0_usize, 0_u64)];
+    let (mut tables, mut incomplete) = (0, false);
     while let Some((table, depth, base)) = stack.pop() {
         let Some(&level) = form.levels.get(depth) else {
             continue;
         };
+        tables += 1;
+        if tables > TABLES_MAX || cancel.is_set() {
+            incomplete = true;
+            break;
+        }
         let mut below = Vec::new();
-        for index in 0..form.entries(level) {
-            let Some(entry) = form.read(memory, form.entry_at(table, index)) else {
-                break;
-            };
+        for (index, entry) in (0..).zip(form.read_table(memory, table, level)) {
             if entry & PRESENT == 0 {
                 continue;
             }
@@ -190,7 +222,7 @@ fn mapped_ranges(memory: &dyn PhysicalMemory, form: &PagingForm) -> Vec<LinearRa
         }
     }
     found.sort_unstable();
-    found
+    MappedRanges { found, incomplete }
 }
 
 /// Appends a range, to the last one if it continues that.
@@ -215,14 +247,15 @@ fn sign_extend(linear: u64) -> u64 {
 
 pub(super) fn tlb(debugger: &mut Debugger, arguments: &[&str]) -> CommandReply {
     no_arguments(arguments)?;
+    let cancel = debugger.cancel.clone();
     let linear = debugger.linear_memory(debugger.selected)?;
     let state = linear.state;
     if state.cr0 & Cr0::PG.bits() == 0 {
         return Ok("paging is off".to_owned());
     }
-    let ranges = mapped_ranges(linear.memory, &PagingForm::new(state));
+    let ranges = mapped_ranges(linear.memory, &PagingForm::new(state), &cancel);
     let mut text = String::new();
-    for range in ranges.iter().take(LINES_MAX) {
+    for range in ranges.found.iter().take(LINES_MAX) {
         let start = match modes::is_ia32e(state) {
             true => sign_extend(range.start),
             false => range.start,
@@ -240,8 +273,10 @@ pub(super) fn tlb(debugger: &mut Debugger, arguments: &[&str]) -> CommandReply {
             range.len
         );
     }
-    if ranges.len() > LINES_MAX {
+    if ranges.found.len() > LINES_MAX {
         text.push_str("and more\n");
+    } else if ranges.incomplete {
+        let _ = writeln!(text, "and more: only {TABLES_MAX} tables are read");
     }
     Ok(text)
 }
@@ -273,7 +308,10 @@ mod tests {
         }
         let mut state = CpuState::reset();
         (state.cr0, state.cr3, state.cr4, state.efer) = (0x8000_0011, 0x1000, 0x20, 0x500);
-        let ranges = mapped_ranges(&ram, &PagingForm::new(&state));
+        let form = PagingForm::new(&state);
+        let ranges = mapped_ranges(&ram, &form, &CancelFlag::default());
+        assert!(!ranges.incomplete);
+        let ranges = ranges.found;
         let found: Vec<_> = ranges
             .iter()
             .map(|r| (sign_extend(r.start), r.len))
@@ -286,5 +324,25 @@ mod tests {
             ]
         );
         assert_eq!(ranges[1].rights, WRITABLE | USER);
+    }
+
+    #[test]
+    fn tables_that_refer_to_themselves_are_read_a_limited_number_of_times() {
+        let mut ram = FlatRam::new(vec![0; 0x6000]);
+        // All entries of the upper levels lead to the next table, and the last table is empty.
+        for table in [0x1000_u16, 0x2000, 0x3000] {
+            for index in 0..512 {
+                let entry = u64::from(table) + 0x1003;
+                ram.write(usize::from(table) + 8 * index, &entry.to_le_bytes());
+            }
+        }
+        let mut state = CpuState::reset();
+        (state.cr0, state.cr3, state.cr4, state.efer) = (0x8000_0011, 0x1000, 0x20, 0x500);
+        let form = PagingForm::new(&state);
+        let ranges = mapped_ranges(&ram, &form, &CancelFlag::default());
+        assert!(ranges.incomplete && ranges.found.is_empty());
+        let cancelled = CancelFlag::default();
+        cancelled.set();
+        assert!(mapped_ranges(&ram, &form, &cancelled).incomplete);
     }
 }

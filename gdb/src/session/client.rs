@@ -22,6 +22,10 @@ pub enum SessionStatus {
     Killed,
 }
 
+/// How many bytes of output wait for [`ClientSession::take_output`] before no more input is processed,
+/// apart from the replies to one packet.
+const OUTPUT_MAX: usize = 1 << 18;
+
 /// One client's session.
 ///
 /// It neither reads nor writes a socket: the caller passes in what arrives by
@@ -33,6 +37,8 @@ pub struct ClientSession {
     acknowledges: bool,
     /// The last packet sent, for a client that requests it again.
     last_sent: Vec<u8>,
+    /// The output has that packet again. However often the client requests it, once is enough.
+    repeated: bool,
     /// The client waits for the machine to stop.
     running: bool,
     transfer: DocumentTransfer,
@@ -65,6 +71,7 @@ impl ClientSession {
             proxy: StubProxy::default(),
             acknowledges: true,
             last_sent: Vec::new(),
+            repeated: false,
             running: false,
             transfer: DocumentTransfer::default(),
             resumes_any_thread: true,
@@ -75,6 +82,7 @@ impl ClientSession {
 
     /// Takes the bytes to send to the client.
     pub fn take_output(&mut self) -> Vec<u8> {
+        self.repeated = false;
         std::mem::take(&mut self.output)
     }
 
@@ -83,16 +91,34 @@ impl ClientSession {
     /// Afterwards, while [`Debugger::has_pending_stop`] says so, call [`Debugger::collect`] and report
     /// the stop.
     pub fn receive(&mut self, debugger: &mut Debugger, bytes: &[u8]) -> SessionStatus {
-        for &byte in bytes {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (count, status) = self.receive_some(debugger, rest);
+            if status != SessionStatus::Open {
+                return status;
+            }
+            rest = &rest[count..];
+        }
+        SessionStatus::Open
+    }
+
+    /// As [`ClientSession::receive`], but stops when there is much output, which the caller sends
+    /// before it passes in the rest. Returns the number of bytes processed, which is not 0.
+    pub fn receive_some(
+        &mut self,
+        debugger: &mut Debugger,
+        bytes: &[u8],
+    ) -> (usize, SessionStatus) {
+        for (count, &byte) in (1..).zip(bytes) {
             let Some(event) = self.decoder.push(byte) else {
                 continue;
             };
             let status = self.process(debugger, event);
-            if status != SessionStatus::Open {
-                return status;
+            if status != SessionStatus::Open || self.output.len() >= OUTPUT_MAX {
+                return (count, status);
             }
         }
-        SessionStatus::Open
+        (bytes.len(), SessionStatus::Open)
     }
 
     /// Reports a stop of the machine, if the client waits for one.
@@ -125,9 +151,13 @@ impl ClientSession {
     fn process(&mut self, debugger: &mut Debugger, event: PacketEvent) -> SessionStatus {
         match event {
             PacketEvent::Interrupt => self.interrupt(debugger),
-            PacketEvent::Nack => self.output.extend_from_slice(&self.last_sent),
+            PacketEvent::Nack => {
+                if !std::mem::replace(&mut self.repeated, true) {
+                    self.output.extend_from_slice(&self.last_sent);
+                }
+            }
             PacketEvent::Corrupt if self.acknowledges => self.output.push(b'-'),
-            // Without acknowledgements the client cannot be asked to send it again.
+            // Without acknowledgements the client cannot be made to send it again.
             PacketEvent::Corrupt => self.reply(b"E01"),
             PacketEvent::TooLong => {
                 self.acknowledge();

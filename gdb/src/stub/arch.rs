@@ -16,7 +16,7 @@ impl Registers for GeneralRegisterBytes {
     type ProgramCounter = u64;
 
     fn pc(&self) -> u64 {
-        // Only conveniences of `gdbstub` that this crate does not use ask for it.
+        // Only conveniences of `gdbstub` that this crate does not use require it.
         0
     }
 

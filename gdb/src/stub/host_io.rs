@@ -60,8 +60,10 @@ impl HostIoOpen for Debugger {
         if !matches!(name, b"/kernel" | b"kernel") {
             return Err(HostIoError::Errno(HostIoErrno::ENOENT));
         }
+        let cancel = self.cancel.clone();
         let linear = self.linear_memory(self.selected).ok();
-        self.open_file = linear.and_then(|linear| kernel::symbol_file(&linear));
+        self.open_file =
+            linear.and_then(|linear| kernel::symbol_file(&linear, &|| cancel.is_set()));
         match &self.open_file {
             Some(_) => Ok(FD),
             None => Err(HostIoError::Errno(HostIoErrno::ENOENT)),

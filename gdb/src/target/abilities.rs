@@ -34,7 +34,7 @@ pub const TRACE_LIMIT_DEFAULT: usize = 0x1_0000;
 pub trait BranchTrace {
     /// Records the last `limit` branches of a vCPU from now on.
     ///
-    /// No effect if they are recorded already, because the user asked for that when the machine was
+    /// No effect if they are recorded already, because the user requested that when the machine was
     /// started, or because the client did.
     ///
     /// # Errors

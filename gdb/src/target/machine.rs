@@ -113,7 +113,7 @@ pub trait DebugTarget: Send {
     /// When the machine has ended, or the hypervisor refuses.
     fn write_msr(&mut self, vcpu: usize, index: u32, value: u64) -> Result<bool, TargetError>;
 
-    /// Going back, if this machine can: asked once, when a debugger is set up, and then for each use.
+    /// Reverse execution, if this machine supports it. Called once, when a debugger is set up, and then for each use.
     ///
     /// # Errors
     ///

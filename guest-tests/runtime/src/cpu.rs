@@ -118,7 +118,7 @@ pub fn init_first() {
     init(0);
 }
 
-/// Gives the running CPU the memory of number `index`: GS base, TSS with its stacks, IDT.
+/// Loads GS base, TSS and IDT of CPU `index` on the CPU that runs.
 pub(crate) fn init(index: usize) {
     let this = area(index);
     // SAFETY: no other CPU has this number, so area and TSS descriptor belong to the CPU that runs

@@ -39,6 +39,15 @@ impl<C> Drop for OpSlice<C> {
     }
 }
 
+/// Pages for which a block was decoded, besides the guest-physical one in which it begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BlockPages {
+    /// Guest-physical address of the second page, if the last instruction reaches into it.
+    pub(crate) second: Option<u64>,
+    /// The linear address of the page, if the block ends before the breakpoints there.
+    pub(crate) linear: Option<u64>,
+}
+
 /// A decoded block.
 #[derive(Debug)]
 pub(crate) struct Block<C> {
@@ -47,6 +56,8 @@ pub(crate) struct Block<C> {
     pub(super) id: u64,
     /// Guest-physical address of the second page, if the last instruction reaches into it.
     pub(crate) second_page: Option<u64>,
+    /// [`BlockPages::linear`].
+    pub(crate) linear_page: Option<u64>,
     /// Bytes of code.
     pub(crate) len: u16,
     /// The bytes it was decoded from.
@@ -64,7 +75,7 @@ impl<C> Block<C> {
     pub(super) fn new(
         id: u64,
         code: Box<[u8]>,
-        second_page: Option<u64>,
+        pages: BlockPages,
         (ops, mnemonics): (Vec<Op<C>>, Vec<u16>),
     ) -> Self {
         let len = u16::try_from(code.len()).unwrap_or(u16::MAX);
@@ -75,7 +86,8 @@ impl<C> Block<C> {
         Self {
             ops,
             id,
-            second_page,
+            second_page: pages.second,
+            linear_page: pages.linear,
             len,
             code,
             mnemonics: mnemonics.into(),
@@ -88,7 +100,12 @@ impl<C> Block<C> {
     pub(super) fn dead() -> Self {
         let op = Op::new(Handler::Last(|_, _| Next::EXIT));
         op.set_count(1);
-        let block = Self::new(0, Box::default(), None, (vec![op], vec![0]));
+        let block = Self::new(
+            0,
+            Box::default(),
+            BlockPages::default(),
+            (vec![op], vec![0]),
+        );
         block.kill();
         block
     }

@@ -15,7 +15,7 @@
     reason = "hash and page offsets are cut on purpose"
 )]
 
-use super::block::Block;
+use super::block::{Block, BlockPages};
 use super::mix::Mix;
 use super::op::{BlockEntry, BlockOp, Op};
 use crate::memory::PAGE;
@@ -240,9 +240,10 @@ impl<C> CodeCache<C> {
         gpa: u64,
         key: u8,
         code: &[u8],
-        second_page: Option<u64>,
+        pages: BlockPages,
         decoded: (Vec<Op<C>>, Vec<u16>),
     ) -> BlockEntry<C> {
+        let second_page = pages.second;
         debug_assert!(!code.is_empty());
         debug_assert_eq!(
             second_page.is_some(),
@@ -252,7 +253,7 @@ impl<C> CodeCache<C> {
         self.decoded += 1;
         let index = self.blocks.len() as u32;
         let id = Self::id(gpa, key);
-        let block = Block::new(id, code.into(), second_page, decoded);
+        let block = Block::new(id, code.into(), pages, decoded);
         self.ops += block.ops().len();
         let len = u64::from(block.len);
         let entry = block.entry();
@@ -344,11 +345,17 @@ impl<C> CodeCache<C> {
 
     /// Kills all blocks that contain, or start at, one of these offsets in a page.
     pub(crate) fn kill_at(&mut self, offsets: &[u64]) {
+        let mut sorted = offsets.to_vec();
+        sorted.sort_unstable();
+        // The first offset at or after the start of a block, wrapped at the end of the page.
+        let next = |start: u64| {
+            let next = sorted.partition_point(|&offset| offset < start);
+            sorted.get(next).or(sorted.first()).copied()
+        };
         for (index, block) in (0_u32..).zip(&self.blocks) {
             let start = block.id % PAGE;
-            let contained = offsets
-                .iter()
-                .any(|offset| offset.wrapping_sub(start) % PAGE < block.len.into());
+            let contained = next(start)
+                .is_some_and(|offset| offset.wrapping_sub(start) % PAGE < block.len.into());
             if !contained {
                 continue;
             }

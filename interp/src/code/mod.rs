@@ -18,6 +18,7 @@ mod cache;
 mod mix;
 mod op;
 
+pub(crate) use block::BlockPages;
 pub(crate) use cache::CodeCache;
 pub(crate) use mix::mnemonic_number;
 pub(crate) use op::{

@@ -7,7 +7,7 @@
 
 use super::dead_flags::{FlagUse, remove_dead_flags};
 use super::select;
-use crate::code::{BlockEntry, LINKABLE, MEM, mnemonic_number};
+use crate::code::{BlockEntry, BlockPages, LINKABLE, MEM, mnemonic_number};
 use crate::core::{Core, Handler, InnerHandler, Op};
 use crate::fault::Fault;
 use crate::memory::PAGE;
@@ -22,8 +22,10 @@ const BLOCK_INSTRUCTIONS: usize = 32;
 const INSTRUCTION_BYTES: usize = 15;
 /// In a block key: a block of one instruction, for exact stepping.
 pub(crate) const EXACT: u8 = 0x40;
+/// In a block key: a block that ends before the breakpoints of its linear page.
+const BROKEN: u8 = 0x80;
 
-/// The operations of a block, the numbers of its instructions' mnemonics, and its bytes.
+/// The operations of a block, the numbers of its mnemonics, and its length in bytes.
 struct DecodedBlock {
     ops: Vec<Op>,
     mnemonics: Vec<u16>,
@@ -154,7 +156,7 @@ impl Core {
         if let Some(second) = code.second_page {
             self.fetch_in_transaction(second, len - first)?;
         }
-        let key = self.block_key() | if exact { EXACT } else { 0 };
+        let (key, linear) = self.block_key_at(lin, exact);
         self.memory.mark_code(gpa);
         if let Some(second) = code.second_page {
             self.memory.mark_code(second);
@@ -162,9 +164,25 @@ impl Core {
         // The page has become a code page: the TLB for writes must not have it any more.
         self.follow_code_changes();
         let bytes = code.bytes.get(..len).unwrap_or(&code.bytes);
-        let second_page = code.second_page.filter(|_| len > first);
+        let pages = BlockPages {
+            second: code.second_page.filter(|_| len > first),
+            linear,
+        };
         let decoded = (block.ops, block.mnemonics);
-        Ok(self.code.insert(gpa, key, bytes, second_page, decoded))
+        Ok(self.code.insert(gpa, key, bytes, pages, decoded))
+    }
+
+    /// The key of the block at a linear address, and the linear page to which it is confined, because
+    /// the page has a breakpoint.
+    pub(crate) fn block_key_at(&self, lin: u64, exact: bool) -> (u8, Option<u64>) {
+        let key = self.block_key();
+        if exact {
+            (key | EXACT, None)
+        } else if self.debug.stops.has_breakpoint_on_page(lin) {
+            (key | BROKEN, Some(lin & !(PAGE - 1)))
+        } else {
+            (key, None)
+        }
     }
 
     /// Reads at most `most` bytes of code within one page.
@@ -218,7 +236,7 @@ impl Core {
         while block.mnemonics.len() < most && decoder.can_decode() && !ended {
             let at = decoder.position();
             let is_first = block.mnemonics.is_empty();
-            if !is_first && self.debug.stops.has_offset(lin.wrapping_add(at as u64)) {
+            if !is_first && self.debug.stops.has_breakpoint(lin.wrapping_add(at as u64)) {
                 break;
             }
             decoder.decode_out(&mut insn);

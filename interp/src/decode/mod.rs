@@ -10,5 +10,3 @@ mod select;
 #[cfg(test)]
 mod tests;
 mod transaction;
-
-pub(crate) use block::EXACT;

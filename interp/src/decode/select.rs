@@ -9,7 +9,7 @@ use super::dead_flags::FlagUse;
 use super::transaction::aborts;
 use crate::code::{LINKABLE, LOW};
 use crate::core::{Core, Handler, Op};
-use crate::ops::{bits, cr, general, inner, mov, system, transaction, xsave};
+use crate::ops::{bits, cr, general, inner, mov, system, transaction, x87, xsave};
 use crate::portable;
 use crate::registers::Reg;
 use crate::thunk;
@@ -231,6 +231,7 @@ impl Pick<'_> {
             .or_else(|| self.stack_or_string(o))
             .or_else(|| self.flow(o))
             .or_else(|| self.system(o))
+            .or_else(|| x87::handler(self.i))
             .or_else(|| xsave::handler(self.i))
     }
 }

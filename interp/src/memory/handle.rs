@@ -45,7 +45,7 @@ impl MemoryHandle {
         }
     }
 
-    /// The memory itself.
+    /// The memory that this handle refers to.
     pub(crate) fn shared_memory(&self) -> &Arc<Memory> {
         &self.memory
     }

@@ -45,7 +45,7 @@ pub struct RegionSpec {
     pub len: u64,
     /// Its address in the host's address space, page-aligned.
     pub host: *mut u8,
-    /// False for ROM: writes go to [`crate::Platform::mmio_write`].
+    /// False for ROM: writes go to [`crate::Bus::mmio_write`].
     pub writable: bool,
 }
 
@@ -261,6 +261,19 @@ impl Memory {
         unsafe { Self::new(&specs, Box::new(allocations)) }
     }
 
+    /// The regions by ascending address, to map the same memory into another hypervisor.
+    ///
+    /// The host addresses stay valid as long as this value lives. Whoever writes there while the
+    /// guest runs in the interpreter must report it: see [`Memory::changed`].
+    pub fn regions(&self) -> impl Iterator<Item = RegionSpec> + '_ {
+        self.regions.iter().map(|region| RegionSpec {
+            gpa: region.gpa,
+            len: region.len,
+            host: region.host.as_ptr(),
+            writable: region.writable,
+        })
+    }
+
     /// The page that contains a guest-physical address, if it is RAM or ROM.
     pub(crate) fn page(&self, gpa: u64) -> Option<Page<'_>> {
         let region = self
@@ -290,6 +303,13 @@ impl Memory {
             done += chunk;
         }
         true
+    }
+
+    /// Reads a little-endian number of 8 bytes; `None` if they are not all RAM or ROM.
+    pub fn read_u64(&self, gpa: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.read(gpa, &mut bytes)
+            .then(|| u64::from_le_bytes(bytes))
     }
 
     /// Writes guest-physical bytes, as a device or a loader does; false if they are not all RAM.
@@ -337,7 +357,8 @@ impl Memory {
     pub fn take_dirty(&self, mut f: impl FnMut(u64)) {
         for region in &self.regions {
             for (gpa, page) in (region.gpa..).step_by(PAGE as usize).zip(&region.pages) {
-                if page.flags.fetch_and(!DIRTY, Ordering::Relaxed) & DIRTY != 0 {
+                let dirty = page.flags.load(Ordering::Relaxed) & DIRTY != 0;
+                if dirty && page.flags.fetch_and(!DIRTY, Ordering::Relaxed) & DIRTY != 0 {
                     f(gpa);
                 }
             }
@@ -360,7 +381,7 @@ impl Memory {
         }
     }
 
-    /// Takes the mark of a processor, which has no code of the page any more, off the page.
+    /// Removes the mark of a processor that no longer caches code of the page.
     fn unmark_code(&self, gpa: u64, mark: u64) {
         if mark != 1 << 63
             && let Some(page) = self.page(gpa)
@@ -443,6 +464,15 @@ mod tests {
     }
 
     #[test]
+    fn regions_are_listed_by_ascending_address() {
+        let memory = Memory::allocate(&[(0x4000, 0x1000), (0, 0x2000)]).unwrap();
+        let regions = memory.regions().map(|r| (r.gpa, r.len, r.writable));
+        let expected = [(0, 0x2000, true), (0x4000, 0x1000, true)];
+        assert!(regions.eq(expected));
+        assert!(memory.regions().all(|region| !region.host.is_null()));
+    }
+
+    #[test]
     fn owner_lives_as_long_as_the_memory() {
         let alive = std::sync::Arc::new(());
         let owner = Box::new(alive.clone());
@@ -460,6 +490,8 @@ mod tests {
         let mut data = [0; 6];
         assert!(memory.read(0xffd, &mut data));
         assert_eq!(data, [0, 1, 2, 3, 4, 0]);
+        assert_eq!(memory.read_u64(0xffe), Some(0x0403_0201));
+        assert_eq!(memory.read_u64(0x1ff9), None);
         assert!(!memory.read(0x1ffe, &mut data) && !memory.write(0x1fff, &[1, 2]));
         let mut dirty = Vec::new();
         memory.take_dirty(|gpa| dirty.push(gpa));

@@ -19,7 +19,7 @@ pub(crate) struct Mmu {
     pub(crate) fetches: FetchTlb,
     /// The rights of explicit accesses.
     rights: TlbSet,
-    /// The set in which the fast path of explicit accesses finds pages.
+    /// The TLB set that the fast path of explicit accesses uses.
     fast: SetOffset,
     /// The set in which locked accesses find pages.
     locked: SetOffset,
@@ -64,7 +64,7 @@ impl Mmu {
         self.rights
     }
 
-    /// The set in which the fast path of explicit accesses finds pages.
+    /// The TLB set that the fast path of explicit accesses uses.
     #[inline(always)]
     pub(crate) fn fast(&self) -> SetOffset {
         self.fast

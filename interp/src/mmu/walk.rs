@@ -49,7 +49,7 @@ use entry::{A, D, G, NX, P, PS, RW, US};
 
 /// The memory that holds paging structures. Entries have 8 bytes, or 4 if not `wide`.
 pub(crate) trait TableMemory {
-    /// An entry; all ones where there is no memory.
+    /// Reads an entry. An address that is not memory reads as all ones.
     fn read_entry(&mut self, gpa: u64, wide: bool) -> u64;
     /// Sets bits of an entry if it still has the value `old`; false if it has changed.
     fn set_bits(&mut self, gpa: u64, wide: bool, old: u64, bits: u64) -> bool;

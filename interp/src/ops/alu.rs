@@ -307,7 +307,7 @@ pub(crate) fn cmpxchg_pair<T: Width>(c: &mut Core, o: &Op) -> Done {
     Ok(())
 }
 
-/// Compares and writes; answers the old pair if it differed.
+/// Compares, and writes if equal. Returns the old pair if it differed.
 fn exchange_pair<T: Width>(
     c: &mut Core,
     lin: u64,

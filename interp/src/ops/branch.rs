@@ -94,7 +94,8 @@ pub(crate) fn relative_target(c: &Core, o: &Op) -> Result<u64, Fault> {
     check_target(c, target64(c, o) & c.mode.ip_mask())
 }
 
-/// Continues after a conditional branch that is not taken: as [`fall`], the operation after it, does.
+/// Continues after a conditional branch that is not taken, in the same way as [`fall`], which follows
+/// it in the block.
 #[inline(always)]
 fn fall_through(c: &mut Core, o: InnerOp<'_>) -> Next {
     let next = o.next_op();
@@ -159,7 +160,7 @@ fn record_not_taken(c: &mut Core, o: InnerOp<'_>, from: u64) -> Next {
     }
 }
 
-/// The end of a block whose last instruction does not branch.
+/// Leads from a block whose last instruction does not branch to the block after it.
 pub(crate) fn fall<const LINK: bool>(c: &mut Core, o: LastOp<'_>) -> Next {
     let rip = target64(c, &o) & c.mode.ip_mask();
     go::<LINK>(c, *o, rip)

@@ -341,7 +341,7 @@ pub(crate) fn invpcid(c: &mut Core, o: &Op) -> Done {
     Ok(())
 }
 
-/// WBINVD, INVD: memory is always current; the model of the caches is told.
+/// WBINVD and INVD: guest memory is always current, so only the cache models are flushed.
 pub(crate) fn wbinvd(c: &mut Core, _: &Op) -> Done {
     privileged(c)?;
     c.platform().caches_flushed(None);

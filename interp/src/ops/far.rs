@@ -116,7 +116,7 @@ fn jmp(c: &mut Core, o: &Op, selector: u16, offset: u64) -> Done {
     Ok(())
 }
 
-/// A task gate or TSS as the target.
+/// Jumps to or calls a task, through a task gate or a TSS descriptor.
 fn task(c: &mut Core, o: &Op, d: Descriptor, selector: u16, call: bool) -> Done {
     if c.lma() {
         return Err(gp(selector));
@@ -139,7 +139,7 @@ fn task(c: &mut Core, o: &Op, d: Descriptor, selector: u16, call: bool) -> Done 
     }
 }
 
-/// A call gate: the selector, code segment and offset it leads to; with JMP none of an inner level.
+/// Checks a call gate. Returns its selector, code segment and offset. JMP cannot reach an inner level.
 fn gate(
     c: &mut Core,
     d: Descriptor,
@@ -309,8 +309,9 @@ fn far_return(c: &mut Core, o: &Op) -> Done {
     if rpl == c.mode.cpl() {
         c.check_rip(rip, &cs.segment(selector))?;
         c.mark_accessed(&mut cs)?;
-        c.set_sp(c.sp().wrapping_add(2 * size).wrapping_add(o.imm));
         c.set_cs(cs.segment(selector), rpl, rip);
+        // As wide as the stack pointer is in the new code segment.
+        c.set_sp(c.sp().wrapping_add(2 * size).wrapping_add(o.imm));
         return Ok(());
     }
     let sp = c.peek(o.size, 2 * size + o.imm)?;
@@ -322,7 +323,7 @@ fn far_return(c: &mut Core, o: &Op) -> Done {
     c.mode.set_cpl(rpl);
     c.put_segment(seg::SS, ss);
     c.set_cs(cs.segment(selector), rpl, rip);
-    c.set_popped_sp(sp, o.size);
+    c.set_sp(sp);
     c.set_sp(c.sp().wrapping_add(o.imm));
     c.drop_private_segments();
     Ok(())

@@ -1,6 +1,7 @@
-//! Fast forms for 64-bit mode with 64-bit addresses, and for 32-bit code in open segments: memory
-//! through the TLB only. On a miss the general form does the work, and enters the page for the next
-//! time.
+//! Fast handlers for 64-bit mode with 64-bit addresses, and for 32-bit code in open segments.
+//!
+//! They access memory through the TLB only. On a miss they call the general handler, which also enters
+//! the page into the TLB.
 
 use super::alu::{self, Alu, eval};
 use super::{mov, slowly};

@@ -1,8 +1,9 @@
 //! Two instructions in one operation. They count as two; neither can fault.
 //!
-//! CMP or TEST of registers and immediates with the conditional branch after it: the branch's distance is in
-//! `o.disp`, the length of the first instruction in `o.asz`. MOV between registers with what then works on
-//! the moved value: where it came from is in `o.base`.
+//! - CMP or TEST of registers and immediates, with the conditional branch after it. `o.disp` is the
+//!   distance of the branch, `o.address_size` the length of the first instruction.
+//! - MOV between registers, with the instruction after it, which works on the moved value. `o.base` is the
+//!   source of the MOV.
 
 use super::alu::{Add, Alu, And, Cmp, NoFlags, Or, Sub, Test, Xor, eval};
 use super::branch::{enter, handle_due, jump, jump_linked, not_taken};

@@ -17,6 +17,7 @@ pub(crate) mod stack;
 pub(crate) mod string;
 pub(crate) mod system;
 pub(crate) mod transaction;
+pub(crate) mod x87;
 pub(crate) mod xsave;
 use crate::core::{Core, InnerOp, Next, Op};
 use crate::fault::Fault;
@@ -114,7 +115,7 @@ pub(crate) fn store<T: Width>(c: &mut Core, o: &Op, v: T) -> Done {
     c.write(lin, v)
 }
 
-/// Reads, computes and writes the memory operand; answers the old value.
+/// Reads, computes and writes the memory operand. Returns the old value.
 pub(crate) fn modify<T: Width>(c: &mut Core, o: &Op, f: impl FnMut(T) -> T) -> Result<T, Fault> {
     let lin = dst(c, o, T::SIZE)?;
     c.modify(lin, o.lock(), f)

@@ -150,7 +150,7 @@ pub(crate) fn clean(c: &mut Core, o: &Op) -> Done {
     c.probe_read(lin, 1).map(|_| ())
 }
 
-/// CLFLUSH, CLFLUSHOPT: checked in the same way, and told to the model of the caches.
+/// CLFLUSH, CLFLUSHOPT: checked in the same way; only the cache models are flushed.
 pub(crate) fn flush(c: &mut Core, o: &Op) -> Done {
     let lin = src(c, o, 1)?;
     let gpa = c.probe_read(lin, 1)?;

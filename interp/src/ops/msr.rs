@@ -178,11 +178,12 @@ pub(crate) fn cpuid(c: &mut Core, _: &Op) -> Done {
     Ok(())
 }
 
-/// RDRAND and RDSEED always succeed.
+/// RDRAND and RDSEED. Without random bits they write 0 and clear CF.
 pub(crate) fn random<T: Width>(c: &mut Core, o: &Op) -> Done {
     let v = c.platform().random();
-    c.regs.write(o.dst, T::from_u64(v));
-    c.regs.flags = LazyFlags::explicit(Rflags::CF);
+    c.regs.write(o.dst, T::from_u64(v.unwrap_or(0)));
+    let flags = v.map_or(Rflags::empty(), |_| Rflags::CF);
+    c.regs.flags = LazyFlags::explicit(flags);
     Ok(())
 }
 

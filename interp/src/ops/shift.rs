@@ -16,7 +16,7 @@ pub(crate) const SHL: u8 = 4;
 pub(crate) const SHR: u8 = 5;
 pub(crate) const SAR: u8 = 7;
 
-/// Shifts `a` by `n`, which is not 0 and already masked; answers result and flags.
+/// Shifts `a` by `n`, which is masked and not 0. Returns result and flags.
 #[inline(always)]
 pub(crate) fn eval<T: Width, const OP: u8>(cc: LazyFlags, a: T, n: u32) -> (T, LazyFlags) {
     let bits = T::BITS;
@@ -127,7 +127,7 @@ pub(crate) fn r_imm<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>) -> Nex
     reg::<T, OP>(c, o, o.imm)
 }
 
-/// SHL, SHR or SAR of a register by a number that is not 0, where nobody looks at the flags.
+/// SHL, SHR or SAR of a register by a number that is not 0, with dead flags.
 pub(crate) fn without_flags<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>) -> Next {
     let a = c.regs.read::<T>(o.dst);
     let (r, _) = eval::<T, OP>(c.regs.flags, a, count::<T>(o.imm));

@@ -85,7 +85,7 @@ pub(crate) fn push_seg(c: &mut Core, o: &Op) -> Done {
     Ok(())
 }
 
-/// POP to a register or memory; a memory address sees the stack pointer already raised.
+/// POP to a register or memory. A memory address is computed from the incremented stack pointer.
 pub(crate) fn pop(c: &mut Core, o: &Op) -> Done {
     let old = c.regs.get(Reg::Rsp);
     let v = c.pop(o.size)?;

@@ -328,7 +328,7 @@ pub(crate) fn xgetbv(c: &mut Core, _: &Op) -> Done {
     }
     let v = match c.regs.read::<u32>(Reg::Rcx) {
         0 => c.state.xcr0,
-        1 => c.state.xcr0 & c.vec.in_use(),
+        1 => c.xinuse(),
         _ => return Err(Fault::GP),
     };
     c.regs.set_edx_eax(v);

@@ -14,7 +14,7 @@ pub(super) const OE: u16 = 1 << 3;
 pub(super) const UE: u16 = 1 << 4;
 pub(super) const PE: u16 = 1 << 5;
 
-/// Bias of the exponent of a value 0.1xxx, as [`Exact`] has it.
+/// Bias of the exponent for a significand of the form 0.1xxx, which [`Exact`] has.
 pub(super) const BIAS: i64 = 16382;
 /// What the exponent of a result is moved by where overflow or underflow is unmasked.
 const WRAP: i64 = 24576;

@@ -69,10 +69,12 @@ pub(super) fn run(c: &mut Core, o: &Op, i: &Instruction) -> Done {
     } else {
         compute(c, i.mnemonic()).ok_or(Fault::Unimplemented)?
     };
+    let ignored = c.vec.take_x87_errors();
     apply(c, &effect);
     if c.vec.x87_pending() {
         c.vec.record_exception(thunk::last_opcode(i), 0);
     }
+    c.vec.add_x87_errors(ignored);
     Ok(())
 }
 

@@ -14,12 +14,12 @@ use iced_x86::{
 };
 use std::mem::offset_of;
 
-/// What registers an instruction works on, coarsely.
+/// The register file that an instruction mainly uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     Integer,
     Vector,
-    /// x87 or MMX, perhaps with vector registers too.
+    /// x87 or MMX registers, and possibly vector registers.
     X87,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct RegisterChoice {
     insn: Instruction,
     context: Register,
     base: Register,
-    /// RSP as an operand was replaced by this register: with the bytes, it tells thunks apart.
+    /// The register that replaces RSP as an operand. It is part of the key of a thunk, with the bytes.
     pub(super) for_rsp: Option<Register>,
 }
 
@@ -91,7 +91,8 @@ fn used(insn: &Instruction) -> Vec<(Register, OpAccess)> {
         .collect()
 }
 
-/// Moves the memory operand to a buffer and RSP out of the way; answers the bytes to execute.
+/// Redirects the memory operand to the buffer, and RSP to another register. Returns the bytes to
+/// execute.
 pub(super) fn redirect(original: &Instruction) -> Option<(Vec<u8>, RegisterChoice)> {
     let mut insn = *original;
     insn.set_segment_prefix(Register::None);
@@ -107,7 +108,7 @@ pub(super) fn redirect(original: &Instruction) -> Option<(Vec<u8>, RegisterChoic
         .map(|(r, _)| r.full_register())
         .chain((0..insn.op_count()).map(|n| insn.op_register(n).full_register()))
         .collect();
-    // A register pair (VP2INTERSECT and the like) must not be picked apart: not supported.
+    // Instructions with a register pair, such as VP2INTERSECT, are not supported.
     let mut free = SCRATCH.into_iter().filter(|r| !taken.contains(r));
     let context = free.next()?;
     let base = free.next()?;
@@ -286,7 +287,7 @@ fn access(i: &Instruction, operand: u32) -> Access {
     let info = factory.info(i);
     let how = info.op_access(operand);
     let masking = Masking::of(i);
-    // A masked store leaves the other elements as they are: it does not read them.
+    // A masked store does not read the elements that it leaves unchanged.
     let masked_store = masking.is_some() && writes(how);
     let unread = matches!(
         how,
@@ -384,7 +385,7 @@ fn prologue(
     }
     e.memory(Code::Push_rm64, c, offset_of!(Vectors, flags));
     e.add(Ok(Instruction::with(Code::Popfq)));
-    // LEA and MOV leave the flags.
+    // LEA and MOV do not change the flags.
     e.load(Code::Lea_r64_m, chosen.base, c, offset_of!(Vectors, buffer));
     for &(r, ..) in &u.gpr {
         e.load(Code::Mov_r64_rm64, r, c, gpr_offset(chosen, r));
@@ -458,7 +459,7 @@ fn epilogue(
 }
 
 impl Bank {
-    /// Copies code into executable memory; answers its address.
+    /// Copies code into executable memory, and returns its address.
     fn add(&mut self, code: &[u8]) -> Option<usize> {
         let fits = self
             .pages
@@ -511,7 +512,7 @@ impl Drop for Bank {
 }
 
 impl Thunk {
-    /// Executes the instruction on the context.
+    /// Executes the instruction with the registers of `vectors`.
     pub(super) fn call(&self, vectors: &mut Vectors) {
         let entry = std::ptr::with_exposed_provenance::<()>(self.entry);
         // SAFETY: `entry` is code that `build` generated: it follows the C calling convention,

@@ -10,7 +10,7 @@ use crate::ops::Done;
 use crate::registers::Reg;
 use iced_x86::{EncodingKind, Instruction, Mnemonic as M, Register};
 
-/// Runs an instruction that [`super::Support::Elements`] was said of.
+/// Runs an instruction with [`super::Support::Elements`].
 pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
     let i = c.code.insns[o.insn as usize];
     match i.mnemonic() {
@@ -45,7 +45,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// #UD where registers that must differ do not.
+    /// The shape of an instruction; #UD if registers that must differ are the same.
     fn of(i: &Instruction) -> Result<Self, Fault> {
         let vex = i.encoding() == EncodingKind::VEX;
         let store = !i.op0_register().is_vector_register();
@@ -90,7 +90,7 @@ impl Shape {
         }
     }
 
-    /// Element `n` is done.
+    /// Clears the mask of element `n`, which is complete.
     fn done(&self, c: &mut Core, n: usize) {
         if self.vex {
             c.vec.zmm[self.mask][n * self.element..(n + 1) * self.element].fill(0);
@@ -176,7 +176,7 @@ fn scatter(c: &mut Core, o: &Op, shape: &Shape) -> Done {
     Ok(())
 }
 
-/// The whole mask is zero when the instruction is complete.
+/// Clears the whole mask at the end of the instruction.
 fn finish(c: &mut Core, shape: &Shape) {
     if shape.vex {
         c.vec.zmm[shape.mask].fill(0);
@@ -209,7 +209,7 @@ fn masked_mmx(c: &mut Core, o: &Op, i: &Instruction) -> Done {
     Ok(())
 }
 
-/// Stores the bytes whose mask has its highest bit set to DS:rDI; none of them if any would fault.
+/// Stores the bytes whose mask byte has bit 7 set, at DS:rDI. If any would fault, none is stored.
 fn store_masked(c: &mut Core, o: &Op, data: &[u8], mask: &[u8]) -> Done {
     let base = truncate(c.regs.get(Reg::Rdi), o.address_size);
     let mut runs = Vec::new();

@@ -1,4 +1,5 @@
-//! The memory operand of a thunk: fetched into the buffer before, written from it after.
+//! The memory operand of a thunk: it is read into the buffer before the thunk runs, and written from the
+//! buffer afterwards.
 
 use super::codegen::{Access, Thunk};
 use super::masking;
@@ -43,7 +44,7 @@ fn check_ac(c: &Core, lin: u64, len: usize) -> Done {
     }
 }
 
-/// The operand must be aligned to its size.
+/// Whether the operand must be aligned to its size.
 fn aligned(i: &Instruction, size: usize) -> bool {
     match i.mnemonic() {
         M::Movups
@@ -76,7 +77,7 @@ fn aligned(i: &Instruction, size: usize) -> bool {
     }
 }
 
-/// Checks the operand and fetches it.
+/// Checks the operand, and reads it into the buffer.
 pub(super) fn prepare(
     c: &mut Core,
     o: &Op,
@@ -113,7 +114,7 @@ pub(super) fn prepare(
     Ok(Some(operand))
 }
 
-/// Writes the result.
+/// Writes the result from the buffer to memory.
 pub(super) fn finish(c: &mut Core, operand: &MemoryOperand) -> Done {
     if !operand.write {
         return Ok(());
@@ -154,7 +155,7 @@ impl MemoryOperand {
         part: ElementSet,
         mut access: impl FnMut(&mut Core, u64, Range<usize>) -> Done,
     ) -> Done {
-        // Alignment checks are about elements.
+        // Alignment is checked for each element.
         let most = if c.mmu.rights() == TlbSet::UserAligned {
             1
         } else {

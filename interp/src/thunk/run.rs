@@ -16,15 +16,15 @@ use iced_x86::{
 };
 use std::sync::Arc;
 
-/// How the host can help with an instruction.
+/// How an instruction can be executed on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Support {
-    /// It can execute it.
+    /// By a thunk.
     Yes,
-    /// Element by element, by ourselves: the addresses are in a vector register, or the memory
-    /// operand is implied.
+    /// Not at all: the interpreter accesses one element after the other, because the addresses are in a
+    /// vector register, or the memory operand is implied.
     Elements,
-    /// It must not.
+    /// Not at all.
     No,
 }
 
@@ -52,9 +52,13 @@ pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
         return Ok(());
     }
     let operand = memory::prepare(c, o, &insn, &thunk)?;
-    let stores = execute(c, o, &insn, &thunk)?;
+    // The host would raise #MF for an error that IGNNE# makes the guest's processor ignore.
+    let ignored = c.vec.take_x87_errors();
+    let stores = execute(c, o, &insn, &thunk);
+    c.vec.add_x87_errors(ignored);
+    let stores = stores?;
     if let (Some(operand), true) = (operand, stores) {
-        // The write was probed: nothing of the result may be kept if it faulted.
+        // The write cannot fault: `prepare` has probed it. A fault would have to discard the result.
         memory::finish(c, &operand)?;
     }
     commit(c, o, &thunk);
@@ -97,8 +101,8 @@ fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Arc<Thunk>> {
     thunk
 }
 
-/// What the control registers say about the instruction.
-fn check(c: &Core, i: &Instruction, t: &Thunk) -> Done {
+/// Checks whether the control registers allow the instruction.
+fn check(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     if t.class == Class::X87 && !t.mmx {
         if c.cr0(Cr0::EM | Cr0::TS) {
             return Err(Fault::NM);
@@ -117,7 +121,7 @@ fn check(c: &Core, i: &Instruction, t: &Thunk) -> Done {
 }
 
 /// Whether the registers of a vector or MMX instruction may be used.
-pub(crate) fn check_state(c: &Core, encoding: EncodingKind, vector: bool, mmx: bool) -> Done {
+pub(crate) fn check_state(c: &mut Core, encoding: EncodingKind, vector: bool, mmx: bool) -> Done {
     let legacy = encoding == EncodingKind::Legacy;
     if (!legacy && !c.mode.protected()) || (mmx && c.cr0(Cr0::EM)) {
         return Err(Fault::UD);
@@ -143,13 +147,14 @@ pub(crate) fn check_state(c: &Core, encoding: EncodingKind, vector: bool, mmx: b
     if mmx { c.check_x87_pending() } else { Ok(()) }
 }
 
-/// Invalid operation, denormal operand and division by zero: found before anything is computed.
+/// Invalid operation, denormal operand and division by zero, which precede the computation.
 const BEFORE: u32 = 0b111;
 const UNDERFLOW: u32 = 1 << 4;
 const FLUSH_TO_ZERO: u32 = 1 << 15;
 
-/// Runs the thunk on the context; results stay there until [`commit`]. False: an unmasked exception
-/// of the x87 keeps the instruction from storing.
+/// Runs the thunk. Its results stay in the context until [`commit`].
+///
+/// Returns false if an unmasked x87 exception keeps the instruction from storing.
 fn execute(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> Result<bool, Fault> {
     for &reg in &t.gpr_read {
         c.vec.gpr[usize::from(reg & 15)] = c.regs.get(Reg::general(reg));
@@ -166,7 +171,7 @@ fn execute(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> Result<bool, Fau
     Ok(true)
 }
 
-/// Runs a vector instruction and raises what the guest has unmasked.
+/// Runs a vector instruction, and raises #XM if it flags an exception that the guest has unmasked.
 fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     let guest = c.vec.mxcsr;
     let open = !(guest >> 7) & 0x3f;
@@ -178,12 +183,12 @@ fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
             // flags an exact one only if it flushes it to zero.
             Tiny::Raise => run |= FLUSH_TO_ZERO,
             Tiny::Keep => run &= !FLUSH_TO_ZERO,
-            Tiny::FlushIfAsked => {}
+            Tiny::FlushIfEnabled => {}
         }
     }
     let mut raised = run_masked(c, t, run);
     if raised & open & UNDERFLOW != 0 && raised & open & BEFORE == 0 {
-        // What flushing to zero adds does not count.
+        // The run before flushed to zero, which the guest did not request: discard its results.
         c.vec.restore(t);
         raised = UNDERFLOW | run_masked(c, t, run & !FLUSH_TO_ZERO);
     }
@@ -214,26 +219,29 @@ enum Tiny {
     /// It keeps the result: MXCSR.FTZ has no effect while underflow is unmasked.
     Keep,
     /// It flushes the result if MXCSR.FTZ is set: underflow counts as masked.
-    FlushIfAsked,
+    FlushIfEnabled,
 }
 
-/// Whether all floating-point exceptions count as masked: {sae}, which embedded rounding implies.
+/// Whether the instruction suppresses all floating-point exceptions: {sae}, which embedded rounding
+/// implies.
 fn suppresses_exceptions(i: &Instruction) -> bool {
     i.suppress_all_exceptions() || i.rounding_control() != RoundingControl::None
 }
 
-/// SDM Vol. 2, "SIMD Floating-Point Exceptions" of each instruction: the estimates and reductions do
-/// not list underflow.
+/// How an instruction treats tiny results.
+///
+/// SDM Vol. 2, "SIMD Floating-Point Exceptions" of each instruction: estimates and reductions do not
+/// list underflow.
 fn tiny_results(i: &Instruction) -> Tiny {
     match i.mnemonic() {
-        _ if suppresses_exceptions(i) => Tiny::FlushIfAsked,
-        M::Vrcp14pd | M::Vrcp14ps | M::Vrcp14sd | M::Vrcp14ss => Tiny::FlushIfAsked,
+        _ if suppresses_exceptions(i) => Tiny::FlushIfEnabled,
+        M::Vrcp14pd | M::Vrcp14ps | M::Vrcp14sd | M::Vrcp14ss => Tiny::FlushIfEnabled,
         M::Vreducepd | M::Vreduceps | M::Vreducesd | M::Vreducess => Tiny::Keep,
         _ => Tiny::Raise,
     }
 }
 
-/// Whether VCVTPS2PH, which never flushes to zero, made a half that is denormal: tiny, and perhaps exact.
+/// Whether VCVTPS2PH has a denormal result, exact or not. It never flushes to zero.
 fn tiny_halves(c: &Core, i: &Instruction) -> bool {
     let len = i.op1_register().size() / 2;
     let made = match i.op0_register() {
@@ -249,7 +257,7 @@ fn tiny_halves(c: &Core, i: &Instruction) -> bool {
     halves.any(|(n, half)| enabled >> n & 1 != 0 && tiny(half))
 }
 
-/// Runs a vector instruction with this MXCSR; answers the exceptions it flagged.
+/// Runs a vector instruction with this MXCSR, and returns the exceptions that it flagged.
 fn run_masked(c: &mut Core, t: &Thunk, mxcsr: u32) -> u32 {
     let pointers = c.vec.x87_pointers();
     c.vec.run_mxcsr = mxcsr;
@@ -272,7 +280,7 @@ fn execute_x87(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> bool {
         return true;
     }
     if c.portable && !sets_conditions(i.mnemonic()) {
-        // They are undefined, and hosts differ: here they stay.
+        // C0, C2 and C3 are undefined here, and hosts differ: the interpreter keeps them.
         let fsw = c.vec.fsw();
         c.vec.set_fsw((fsw & !CONDITIONS) | (before & CONDITIONS));
     }
@@ -284,7 +292,7 @@ fn execute_x87(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> bool {
     unmasked & !PRECISION == 0
 }
 
-/// The instruction's result is in C0, C2 and C3.
+/// Whether the result of the instruction is in C0, C2 and C3.
 fn sets_conditions(m: M) -> bool {
     matches!(
         m,
@@ -332,16 +340,5 @@ fn commit(c: &mut Core, o: &Op, t: &Thunk) {
     if t.class == Class::X87 && !t.mmx {
         let rip = c.rip_of(o);
         c.vec.set_fip(rip);
-    }
-}
-
-impl Core {
-    /// #MF of an earlier x87 instruction.
-    pub(crate) fn check_x87_pending(&self) -> Done {
-        if self.vec.x87_pending() {
-            Err(Fault::NoCode(Vector::MF))
-        } else {
-            Ok(())
-        }
     }
 }

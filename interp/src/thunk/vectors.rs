@@ -12,6 +12,35 @@ pub(crate) const ZMM_HI: u64 = 1 << 6;
 pub(crate) const HI16: u64 = 1 << 7;
 pub(crate) const PKRU: u64 = 1 << 9;
 
+/// The vector registers that an instruction accesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VectorBank {
+    /// The 32 registers of 64-bit mode.
+    All,
+    /// The 8 registers of all other modes.
+    FirstEight,
+}
+
+impl VectorBank {
+    /// Registers without those that only EVEX reaches.
+    pub(crate) fn low(self) -> usize {
+        match self {
+            Self::All => 16,
+            Self::FirstEight => 8,
+        }
+    }
+
+    /// Bytes of a component that has parts of vector registers.
+    pub(crate) fn bytes_of(self, component: u64) -> Option<usize> {
+        match component {
+            AVX => Some(16 * self.low()),
+            ZMM_HI => Some(32 * self.low()),
+            HI16 if self == Self::FirstEight => Some(0),
+            _ => None,
+        }
+    }
+}
+
 /// Registers, and the buffers that thunks work on.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
@@ -27,7 +56,7 @@ pub(crate) struct Vectors {
     pub(crate) run_mxcsr: u32,
     pub(crate) mxcsr: u32,
     pub(crate) pkru: u32,
-    /// The host's MXCSR, for the thunk's end.
+    /// The host's MXCSR, which a thunk restores at its end.
     pub(super) saved_mxcsr: u32,
     saved: [[u8; 64]; 4],
     saved_k: [u64; 8],
@@ -70,7 +99,7 @@ fn put(bytes: &mut [u8], at: usize, v: &[u8]) {
 }
 
 impl Vectors {
-    /// As FNINIT, with empty registers.
+    /// Initializes the x87 as FNINIT does. All registers are empty.
     pub(crate) fn init_x87(&mut self) {
         self.fx = [0; 512];
         put(&mut self.fx, 0, &0x37f_u16.to_le_bytes());
@@ -95,7 +124,7 @@ impl Vectors {
         self.update_summary();
     }
 
-    /// Changes TOP; the physical registers keep their contents, so the stack turns.
+    /// Changes TOP. The physical registers keep their contents, so every ST(i) changes.
     pub(crate) fn set_top(&mut self, top: u16) {
         let old = usize::from(self.fsw() >> 11 & 7);
         let new = usize::from(top & 7);
@@ -112,7 +141,7 @@ impl Vectors {
         &self.fx[at..at + 8]
     }
 
-    /// What every MMX instruction does to the x87: TOP is 0 and all registers are valid.
+    /// Sets TOP to 0 and marks all registers as valid, as every MMX instruction does.
     pub(crate) fn enter_mmx(&mut self) {
         self.set_top(0);
         self.fx[4] = 0xff;
@@ -127,7 +156,7 @@ impl Vectors {
         1 << ((usize::from(self.fsw() >> 11) + n) & 7)
     }
 
-    /// ST(n) is empty.
+    /// Whether ST(n) is empty.
     pub(crate) fn empty(&self, n: usize) -> bool {
         self.fx[4] & self.tag(n) == 0
     }
@@ -160,8 +189,8 @@ impl Vectors {
         put(&mut self.fx, 8, &rip.to_le_bytes());
     }
 
-    /// Notes opcode and operand of an instruction that raised an unmasked exception; no other
-    /// changes them (CPUID.7.EBX\[6\]). SDM Vol. 1, "x87 FPU Instruction and Data (Operand) Pointers".
+    /// Records the opcode and the operand of an instruction that raised an unmasked exception. No other
+    /// instruction changes them (CPUID.7.EBX\[6\]). SDM Vol. 1, "x87 FPU Instruction and Data (Operand) Pointers".
     pub(crate) fn record_exception(&mut self, fop: u16, operand: u64) {
         put(&mut self.fx, 6, &fop.to_le_bytes());
         put(&mut self.fx, 16, &operand.to_le_bytes());
@@ -178,7 +207,24 @@ impl Vectors {
         self.fsw() & 0x80 != 0
     }
 
-    /// Opcode and pointers, which a run on the host overwrites with its own.
+    /// Clears pending errors; returns their flags in the status word, 0 if none is pending.
+    pub(crate) fn take_x87_errors(&mut self) -> u16 {
+        if !self.x87_pending() {
+            return 0;
+        }
+        let fsw = self.fsw();
+        self.set_fsw(fsw & !0x3f);
+        fsw & 0x3f
+    }
+
+    /// Adds flags that [`Vectors::take_x87_errors`] returned to those of the last instruction.
+    pub(crate) fn add_x87_errors(&mut self, errors: u16) {
+        if errors != 0 {
+            self.set_fsw(self.fsw() | errors);
+        }
+    }
+
+    /// The x87 opcode and pointers, which a run on the host overwrites.
     pub(super) fn x87_pointers(&self) -> [u8; 18] {
         let mut pointers = [0; 18];
         pointers.copy_from_slice(&self.fx[6..24]);
@@ -190,7 +236,7 @@ impl Vectors {
         put(&mut self.fx, 6, pointers);
     }
 
-    /// Unmasked exceptions that wait, as bits of the status word.
+    /// Pending unmasked exceptions, as bits of the status word.
     pub(super) fn x87_unmasked(&self) -> u16 {
         self.fsw() & !self.fcw() & 0x3f
     }
@@ -215,8 +261,8 @@ impl Vectors {
         }
     }
 
-    /// Undoes what an MMX instruction that raised #XM did to the registers. The x87 stack has become
-    /// the MMX registers all the same: TOP is 0, so that ST(i) lies where MMi does.
+    /// Restores the registers that an MMX instruction changed before it raised #XM. The change to MMX
+    /// state stays: TOP is 0, so ST(i) is MMi.
     fn restore_mmx(&mut self) {
         if self.fsw() & 0x3800 != 0 {
             return;
@@ -226,15 +272,16 @@ impl Vectors {
         self.fx[32..160].rotate_right(16 * top);
     }
 
-    /// VZEROUPPER, and with `all` VZEROALL, of the `count` registers the mode has.
+    /// Executes VZEROUPPER, or with `all` VZEROALL, on the first `count` registers.
     pub(crate) fn zero_upper(&mut self, all: bool, count: usize) {
         for reg in self.zmm.iter_mut().take(count) {
             reg[if all { 0 } else { 16 }..].fill(0);
         }
     }
 
-    /// Components that are not in their initial state.
-    pub(crate) fn in_use(&self) -> u64 {
+    /// Components that are not in their initial state, as far as registers of `bank` are concerned.
+    pub(crate) fn in_use(&self, bank: VectorBank) -> u64 {
+        let low = &self.zmm[..bank.low()];
         let mut fresh = [0; 160];
         put(&mut fresh, 0, &0x37f_u16.to_le_bytes());
         let mut x87 = [0; 160];
@@ -247,11 +294,11 @@ impl Vectors {
         let mut mask = 0;
         let mut add = |on: bool, bit: u64| mask |= if on { bit } else { 0 };
         add(x87 != fresh, X87);
-        add(any(&self.zmm[..16], 0..16) || self.mxcsr != 0x1f80, SSE);
-        add(any(&self.zmm[..16], 16..32), AVX);
+        add(any(low, 0..16) || self.mxcsr != 0x1f80, SSE);
+        add(any(low, 16..32), AVX);
         add(self.k != [0; 8], OPMASK);
-        add(any(&self.zmm[..16], 32..64), ZMM_HI);
-        add(any(&self.zmm[16..], 0..64), HI16);
+        add(any(low, 32..64), ZMM_HI);
+        add(bank == VectorBank::All && any(&self.zmm[16..], 0..64), HI16);
         add(self.pkru != 0, PKRU);
         mask
     }
@@ -282,7 +329,7 @@ impl Vectors {
         }
     }
 
-    /// Writes one component into its place in an XSAVE area.
+    /// Writes one component to its bytes in an XSAVE area.
     pub(crate) fn write_component(&self, bit: u64, bytes: &mut [u8]) {
         let gather = |regs: &[[u8; 64]], at: usize, len: usize, bytes: &mut [u8]| {
             for (reg, part) in regs.iter().zip(bytes.chunks_exact_mut(len)) {
@@ -303,8 +350,9 @@ impl Vectors {
         }
     }
 
-    /// Puts one component into its initial state.
-    pub(crate) fn init_component(&mut self, bit: u64) {
+    /// Resets one component to its initial state, as far as registers of `bank` are concerned.
+    pub(crate) fn init_component(&mut self, bit: u64, bank: VectorBank) {
+        let low = bank.low();
         let clear = |regs: &mut [[u8; 64]], range: std::ops::Range<usize>| {
             for reg in regs {
                 reg[range.clone()].fill(0);
@@ -312,17 +360,17 @@ impl Vectors {
         };
         match bit {
             X87 => self.init_x87(),
-            SSE => clear(&mut self.zmm[..16], 0..16),
-            AVX => clear(&mut self.zmm[..16], 16..32),
-            ZMM_HI => clear(&mut self.zmm[..16], 32..64),
-            HI16 => clear(&mut self.zmm[16..], 0..64),
+            SSE => clear(&mut self.zmm[..low], 0..16),
+            AVX => clear(&mut self.zmm[..low], 16..32),
+            ZMM_HI => clear(&mut self.zmm[..low], 32..64),
+            HI16 if bank == VectorBank::All => clear(&mut self.zmm[16..], 0..64),
             OPMASK => self.k = [0; 8],
             PKRU => self.pkru = 0,
             _ => {}
         }
     }
 
-    /// x87 from the legacy region.
+    /// Reads the x87 state from the legacy region.
     pub(crate) fn read_x87(&mut self, area: &[u8]) {
         if let Some(part) = area.get(..24) {
             self.fx[..24].copy_from_slice(part);
@@ -338,30 +386,30 @@ impl Vectors {
         put(area, 32, &self.fx[32..160]);
     }
 
-    /// XMM registers from the legacy region.
-    pub(crate) fn read_xmm(&mut self, area: &[u8], count: usize) {
+    /// Reads the XMM registers from the legacy region.
+    pub(crate) fn read_xmm(&mut self, area: &[u8], bank: VectorBank) {
         for (reg, part) in self
             .zmm
             .iter_mut()
-            .take(count)
+            .take(bank.low())
             .zip(area[160..416].chunks_exact(16))
         {
             reg[..16].copy_from_slice(part);
         }
     }
 
-    pub(crate) fn write_xmm(&self, area: &mut [u8], count: usize) {
+    pub(crate) fn write_xmm(&self, area: &mut [u8], bank: VectorBank) {
         for (reg, part) in self
             .zmm
             .iter()
-            .take(count)
+            .take(bank.low())
             .zip(area[160..416].chunks_exact_mut(16))
         {
             part.copy_from_slice(&reg[..16]);
         }
     }
 
-    /// From the standard format of Intel processors.
+    /// Loads all components from an area in the standard format.
     pub(crate) fn load(&mut self, area: &XsaveArea) {
         let a = &area.0;
         *self = Self::default();
@@ -378,7 +426,7 @@ impl Vectors {
             self.read_x87(a);
         }
         if present & SSE != 0 {
-            self.read_xmm(a, 16);
+            self.read_xmm(a, VectorBank::All);
         }
         for (bit, at, len) in STANDARD {
             if present & bit != 0 {
@@ -390,10 +438,10 @@ impl Vectors {
     pub(crate) fn store(&self, area: &mut XsaveArea) {
         let a = &mut area.0;
         a.fill(0);
-        let present = self.in_use();
+        let present = self.in_use(VectorBank::All);
         self.write_x87(a);
         put(a, 24, &self.mxcsr.to_le_bytes());
-        self.write_xmm(a, 16);
+        self.write_xmm(a, VectorBank::All);
         put(a, 512, &present.to_le_bytes());
         for (bit, at, len) in STANDARD {
             self.write_component(bit, &mut a[at..at + len]);
@@ -401,7 +449,7 @@ impl Vectors {
     }
 }
 
-/// Components beyond the legacy region: bit, offset, length.
+/// The components beyond the legacy region, each with its bit, offset and length.
 const STANDARD: [(u64, usize, usize); 5] = [
     (AVX, 576, 256),
     (OPMASK, 1088, 64),
@@ -434,6 +482,6 @@ mod tests {
 
     #[test]
     fn initial_state_is_not_in_use() {
-        assert_eq!(Vectors::default().in_use(), 0);
+        assert_eq!(Vectors::default().in_use(VectorBank::All), 0);
     }
 }

@@ -1,6 +1,6 @@
-//! How transactions begin and end, and their accesses to memory.
+//! The beginning and the end of transactions, and their memory accesses.
 
-use super::shared::Loss;
+use super::shared::AccessAbort;
 use super::state::NOT_ALLOWED;
 use crate::core::Core;
 use crate::counters::AbortRecord;
@@ -14,12 +14,12 @@ use hindsight_regs::dr::Dr7;
 use hindsight_regs::vector::Vector;
 use std::sync::Arc;
 
-impl From<Loss> for Fault {
-    fn from(loss: Loss) -> Self {
+impl From<AccessAbort> for Fault {
+    fn from(loss: AccessAbort) -> Self {
         Self::Abort(match loss {
-            Loss::Conflict => AbortCause::Conflict,
-            Loss::Writes => AbortCause::Writes,
-            Loss::Reads => AbortCause::Reads,
+            AccessAbort::Conflict => AbortCause::Conflict,
+            AccessAbort::Writes => AbortCause::Writes,
+            AccessAbort::Reads => AbortCause::Reads,
         })
     }
 }
@@ -30,19 +30,19 @@ impl Core {
         self.transaction.is_open()
     }
 
-    /// Before guest code runs: follows whether accesses must ask for conflicts with transactions.
+    /// Updates whether memory accesses must be checked for conflicts. Called before guest code runs.
     pub(crate) fn follow_transactions(&mut self) {
-        let careful = self.transaction.seat.run(&self.memory.shared);
-        if careful != self.careful {
-            self.careful = careful;
+        let checks_conflicts = self.transaction.access_state.run(&self.memory.shared);
+        if checks_conflicts != self.checks_conflicts {
+            self.checks_conflicts = checks_conflicts;
             self.update_rights();
         }
     }
 
-    /// Ends a run of the guest. A transaction does not outlive it.
+    /// Ends a run of the guest, and aborts its transaction: none stays open between runs.
     pub(crate) fn end_run(&mut self) {
         self.abort_if_open(AbortCause::Event);
-        self.transaction.seat.leave();
+        self.transaction.access_state.leave();
     }
 
     /// XBEGIN at `rip`, where `next` is the RIP after it.
@@ -65,10 +65,10 @@ impl Core {
         self.report_branches();
         let ring = Ring::of(self.mode.cpl());
         self.platform().transaction(TransactionEvent::Begun, ring);
-        // BTS records go to memory at once, which no transaction can undo.
+        // BTS records are stored in memory at once, and an abort cannot undo them.
         let possible =
             self.platform().allows_transactions() && self.branches.observe().bts.is_none();
-        if possible && self.memory.shared.begin(&self.transaction.seat) {
+        if possible && self.memory.shared.begin(&self.transaction.access_state) {
             self.update_in_transaction();
             return Ok(());
         }
@@ -87,10 +87,10 @@ impl Core {
             return Ok(());
         }
         let memory = Arc::clone(self.memory.shared_memory());
-        let seat = Arc::clone(&self.transaction.seat);
+        let access_state = Arc::clone(&self.transaction.access_state);
         memory
             .shared
-            .commit(&seat, |gpa, data| self.put_phys(gpa, data))?;
+            .commit(&access_state, |gpa, data| self.put_phys(gpa, data))?;
         self.transaction.close();
         self.finish_transaction(TransactionEvent::Committed);
         Ok(())
@@ -103,9 +103,9 @@ impl Core {
         }
     }
 
-    /// At a boundary: aborts the transaction if it has lost a conflict.
+    /// Aborts the transaction if it has lost a conflict. Called at instruction boundaries.
     pub(crate) fn poll_transaction(&mut self) {
-        if self.in_transaction() && self.memory.shared.is_lost(&self.transaction.seat) {
+        if self.in_transaction() && self.memory.shared.is_lost(&self.transaction.access_state) {
             self.abort(AbortCause::Conflict);
         }
     }
@@ -122,7 +122,7 @@ impl Core {
         Ok(())
     }
 
-    /// Handles a condition for #DB, with its bits of DR6, or for #BP in the transaction.
+    /// Handles a debug condition in the transaction: the DR6 bits of a #DB, or 0 for a #BP.
     pub(crate) fn debug_in_transaction(&mut self, bits: u64) -> Result<(), Shutdown> {
         let advanced =
             self.state.dr7 & Dr7::RTM != 0 && self.branches.observe().debugs_transactions;
@@ -138,7 +138,7 @@ impl Core {
         self.deliver(GuestEvent::exception(Vector::DB))
     }
 
-    /// Whether the #DB that is delivered is about a transaction; clears that.
+    /// Whether the #DB to deliver interrupted a transaction. Resets that.
     pub(crate) fn take_transaction_debugged(&mut self) -> bool {
         self.transaction.take_debugged()
     }
@@ -164,7 +164,7 @@ impl Core {
 
     /// Restores the state before the outermost XBEGIN.
     fn roll_back(&mut self) {
-        self.memory.shared.end(&self.transaction.seat);
+        self.memory.shared.end(&self.transaction.access_state);
         self.transaction.close();
         let saved = &*self.transaction.saved;
         self.regs.general_mut().copy_from_slice(&saved.gpr);
@@ -184,7 +184,7 @@ impl Core {
         self.update_in_transaction();
     }
 
-    /// Follows changes of [`Core::in_transaction`].
+    /// Updates what depends on [`Core::in_transaction`].
     fn update_in_transaction(&mut self) {
         self.update_observe();
         self.follow_transactions();
@@ -192,9 +192,9 @@ impl Core {
         self.update_context();
     }
 
-    /// Forgets the transaction, because the state is replaced.
+    /// Discards the transaction, because the state of the processor is replaced.
     pub(crate) fn drop_transaction(&mut self) {
-        self.memory.shared.end(&self.transaction.seat);
+        self.memory.shared.end(&self.transaction.access_state);
         self.transaction.close();
         self.transaction.take_debugged();
     }
@@ -202,7 +202,7 @@ impl Core {
 
 /// Accesses to memory.
 impl Core {
-    /// A load within a page.
+    /// Loads within a page.
     pub(crate) fn load_in_transaction(&mut self, gpa: u64, data: &mut [u8]) -> Result<(), Fault> {
         if data.is_empty() {
             return Ok(());
@@ -213,33 +213,33 @@ impl Core {
         }
         memory
             .shared
-            .read(&self.transaction.seat, gpa, data, |data| {
+            .read(&self.transaction.access_state, gpa, data, |data| {
                 memory.read(gpa, data);
             })?;
         Ok(())
     }
 
-    /// A store within a page.
+    /// Stores within a page.
     pub(crate) fn store_in_transaction(&mut self, gpa: u64, data: &[u8]) -> Result<(), Fault> {
         if data.is_empty() {
             return Ok(());
         }
         let page = self.memory.page(gpa).filter(|page| page.writable);
         let page = page.ok_or(NOT_ALLOWED)?;
-        // Code that was decoded, perhaps for this transaction.
+        // The bytes are code that was decoded, maybe for this transaction.
         if page.code_marks() != 0 && self.code.covers(gpa, data.len()) == Some(true) {
             return Err(NOT_ALLOWED);
         }
         self.memory
             .shared
-            .write(&self.transaction.seat, gpa, data)?;
+            .write(&self.transaction.access_state, gpa, data)?;
         Ok(())
     }
 
-    /// A fetch of code, which aborts if the transaction has written it.
+    /// Checks a fetch of code: it aborts if the transaction has written the code.
     pub(crate) fn fetch_in_transaction(&self, gpa: u64, len: usize) -> Result<(), Fault> {
-        let seat = &self.transaction.seat;
-        if self.in_transaction() && self.memory.shared.wrote(seat, gpa, len) {
+        let access_state = &self.transaction.access_state;
+        if self.in_transaction() && self.memory.shared.wrote(access_state, gpa, len) {
             return Err(NOT_ALLOWED);
         }
         Ok(())

@@ -5,7 +5,7 @@
 //! operations that abort it. Its accesses all take the slow path, which leads to [`shared`]. No
 //! transaction is open outside [`crate::Vcpu::run`].
 
-mod careful;
+mod checked;
 mod lifecycle;
 pub(crate) mod shared;
 pub(crate) mod state;

@@ -1,10 +1,10 @@
-//! What the processors of a machine know of each other's transactions: which lines each one has
-//! read and written, and what it has written.
+//! The open transactions of all processors of a machine: the lines that each has read and written, and
+//! its stores.
 //!
-//! A transaction's stores stay here until it commits, so that memory never holds what may yet be
-//! undone. While any transaction is open, every processor asks here before each access; none does
-//! otherwise. So the processor that begins one waits until no other accesses memory without asking:
-//! each says in its [`Seat`] how it does.
+//! A transaction's stores stay here until it commits, so memory never holds a store that may be undone.
+//! While a transaction is open, every processor checks each of its memory accesses for a conflict here.
+//! While none is open, no processor does. The processor that begins a transaction therefore waits until
+//! all others check their accesses: each publishes in its [`AccessState`] whether it does.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -20,64 +20,64 @@ use std::time::{Duration, Instant};
 const LINE_SHIFT: u32 = 6;
 /// Bytes of a cache line.
 const LINE: usize = 1 << LINE_SHIFT;
-/// The first level of data cache, which holds what a transaction has written: 32 KiB in 8 ways.
+/// The L1 data cache, which must hold the lines that a transaction has written: 32 KiB, 8 ways.
 const WRITE_SETS: usize = 64;
 const WRITE_WAYS: u8 = 8;
-/// The second level, which holds what it has read: 1 MiB in 16 ways.
+/// The L2 cache, which must hold the lines that it has read: 1 MiB, 16 ways.
 const READ_SETS: usize = 1024;
 const READ_WAYS: u8 = 16;
 
-/// How long a transaction waits for the other processors before it gives up.
-const PATIENCE: Duration = Duration::from_millis(10);
+/// How long XBEGIN waits for the other processors to check their accesses, before it aborts.
+const BEGIN_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// The processor runs no guest code.
 const OUTSIDE: u8 = 0;
-/// It accesses memory without asking.
-const FAST: u8 = 1;
-/// It asks before each access.
-const CAREFUL: u8 = 2;
+/// It accesses memory without checking for conflicts.
+const UNCHECKED: u8 = 1;
+/// It checks each access for a conflict.
+const CHECKED: u8 = 2;
 
-/// What the others see of a processor.
+/// How a processor accesses memory at present, for the other processors to read.
 #[derive(Debug)]
-pub(crate) struct Seat(AtomicU8);
+pub(crate) struct AccessState(AtomicU8);
 
-impl Seat {
-    /// The processor goes on running guest code. Answers whether it must ask before each access.
+impl AccessState {
+    /// Publishes that the processor runs guest code. Returns whether it must check its accesses.
     #[inline]
     pub(crate) fn run(&self, shared: &Shared) -> bool {
         let closed = || shared.open.load(Ordering::SeqCst) == 0;
         if closed() {
-            if self.0.load(Ordering::Relaxed) == FAST {
+            if self.0.load(Ordering::Relaxed) == UNCHECKED {
                 return false;
             }
-            // A transaction that begins now either sees this, or is seen here.
-            self.0.store(FAST, Ordering::SeqCst);
+            // Either a transaction that begins now reads this store, or `closed` below returns false.
+            self.0.store(UNCHECKED, Ordering::SeqCst);
             if closed() {
                 return false;
             }
         }
-        self.0.store(CAREFUL, Ordering::SeqCst);
+        self.0.store(CHECKED, Ordering::SeqCst);
         true
     }
 
-    /// The processor does not run guest code any more.
+    /// Publishes that the processor no longer runs guest code.
     pub(crate) fn leave(&self) {
         self.0.store(OUTSIDE, Ordering::SeqCst);
     }
 }
 
-/// Why a transaction cannot go on.
+/// Why a memory access aborts a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Loss {
-    /// Somebody else accessed one of its lines.
+pub(crate) enum AccessAbort {
+    /// Another processor or a device accessed one of its lines.
     Conflict,
-    /// It has written more than the first level of cache holds.
+    /// It has written more than the L1 data cache holds.
     Writes,
-    /// It has read more than the second level holds.
+    /// It has read more than the L2 cache holds.
     Reads,
 }
 
-/// What a transaction has written of a line.
+/// The bytes of a line that a transaction has written.
 #[derive(Clone, Debug)]
 struct Written {
     bytes: [u8; LINE],
@@ -87,8 +87,9 @@ struct Written {
 
 /// An open transaction.
 #[derive(Debug)]
-struct Region {
-    seat: Arc<Seat>,
+struct OpenTransaction {
+    access_state: Arc<AccessState>,
+    /// It has lost a conflict, and must abort.
     lost: bool,
     reads: HashSet<u64>,
     writes: HashMap<u64, Written>,
@@ -99,21 +100,25 @@ struct Region {
 /// The transactions of all processors of a machine.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Open transactions.
+    /// The number of open transactions.
     open: AtomicU32,
-    seats: Mutex<Vec<Weak<Seat>>>,
-    regions: Mutex<Vec<Region>>,
+    access_states: Mutex<Vec<Weak<AccessState>>>,
+    regions: Mutex<Vec<OpenTransaction>>,
 }
 
-/// Keeps transactions from going on while memory is accessed.
+/// Holds all transactions until it is dropped: none can access memory or commit.
 #[derive(Debug)]
-pub(crate) struct Held<'a>(#[expect(dead_code, reason = "it is held")] MutexGuard<'a, Vec<Region>>);
+pub(crate) struct TransactionHold<'a>(
+    #[expect(dead_code, reason = "it is held")] MutexGuard<'a, Vec<OpenTransaction>>,
+);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The lines of an access within a page: number, first byte in the line, range of the data.
+/// The cache lines of an access within a page.
+///
+/// Each is its number, the offset of the access in it, and the range of the data that it holds.
 fn lines(gpa: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -127,8 +132,8 @@ fn lines(gpa: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Ra
     })
 }
 
-/// One more line in its set; false if there is no room.
-fn enter(sets: &mut [u8], ways: u8, line: u64) -> bool {
+/// Counts one more line in its cache set. Returns false if all ways of the set are taken.
+fn count_line(sets: &mut [u8], ways: u8, line: u64) -> bool {
     let len = sets.len() as u64;
     match sets.get_mut((line % len) as usize) {
         Some(used) if *used < ways => {
@@ -139,10 +144,10 @@ fn enter(sets: &mut [u8], ways: u8, line: u64) -> bool {
     }
 }
 
-impl Region {
-    fn new(seat: Arc<Seat>) -> Self {
+impl OpenTransaction {
+    fn new(access_state: Arc<AccessState>) -> Self {
         Self {
-            seat,
+            access_state,
             lost: false,
             reads: HashSet::new(),
             writes: HashMap::new(),
@@ -151,22 +156,22 @@ impl Region {
         }
     }
 
-    /// Somebody else accesses a line.
-    fn disturb(&mut self, line: u64, write: bool) {
+    /// Handles an access of another processor or a device to a line.
+    fn conflict_with(&mut self, line: u64, write: bool) {
         self.lost |= self.writes.contains_key(&line) || (write && self.reads.contains(&line));
     }
 
-    fn read(&mut self, line: u64) -> Result<(), Loss> {
-        if self.reads.insert(line) && !enter(&mut *self.read_sets, READ_WAYS, line) {
-            return Err(Loss::Reads);
+    fn read(&mut self, line: u64) -> Result<(), AccessAbort> {
+        if self.reads.insert(line) && !count_line(&mut *self.read_sets, READ_WAYS, line) {
+            return Err(AccessAbort::Reads);
         }
         Ok(())
     }
 
-    fn write(&mut self, line: u64, offset: usize, data: &[u8]) -> Result<(), Loss> {
+    fn write(&mut self, line: u64, offset: usize, data: &[u8]) -> Result<(), AccessAbort> {
         let known = self.writes.contains_key(&line);
-        if !known && !enter(&mut self.write_sets, WRITE_WAYS, line) {
-            return Err(Loss::Writes);
+        if !known && !count_line(&mut self.write_sets, WRITE_WAYS, line) {
+            return Err(AccessAbort::Writes);
         }
         let written = self.writes.entry(line).or_insert(Written {
             bytes: [0; LINE],
@@ -181,7 +186,7 @@ impl Region {
         Ok(())
     }
 
-    /// Puts what was written over bytes that were read from memory.
+    /// Replaces bytes that were read from memory by those that the transaction has written.
     fn overlay(&self, line: u64, offset: usize, data: &mut [u8]) {
         if let Some(written) = self.writes.get(&line) {
             let own = written.bytes.iter().enumerate().skip(offset);
@@ -194,59 +199,64 @@ impl Region {
     }
 }
 
-/// The region of a processor, with the accesses to these lines made known to all others.
-fn own<'a>(
-    regions: &'a mut [Region],
-    seat: &Arc<Seat>,
+/// The open transaction of a processor that accesses these bytes.
+///
+/// Other transactions that conflict with the access are lost.
+fn begin_access<'a>(
+    regions: &'a mut [OpenTransaction],
+    access_state: &Arc<AccessState>,
     (gpa, len): (u64, usize),
     write: bool,
-) -> Result<&'a mut Region, Loss> {
+) -> Result<&'a mut OpenTransaction, AccessAbort> {
     let mut own = None;
     for region in regions {
-        if Arc::ptr_eq(&region.seat, seat) {
+        if Arc::ptr_eq(&region.access_state, access_state) {
             if region.lost {
-                return Err(Loss::Conflict);
+                return Err(AccessAbort::Conflict);
             }
             own = Some(region);
         } else {
-            // Who comes later wins, as with the processor's own caches.
-            lines(gpa, len).for_each(|(line, ..)| region.disturb(line, write));
+            // The later access wins, as with the caches of a processor.
+            lines(gpa, len).for_each(|(line, ..)| region.conflict_with(line, write));
         }
     }
-    own.ok_or(Loss::Conflict)
+    own.ok_or(AccessAbort::Conflict)
 }
 
 impl Shared {
     pub(crate) fn new() -> Self {
         Self {
             open: AtomicU32::new(0),
-            seats: Mutex::default(),
+            access_states: Mutex::default(),
             regions: Mutex::default(),
         }
     }
 
-    /// A place for one more processor.
-    pub(crate) fn join(&self) -> Arc<Seat> {
-        let seat = Arc::new(Seat(AtomicU8::new(OUTSIDE)));
-        let mut seats = lock(&self.seats);
-        seats.retain(|other| other.strong_count() != 0);
-        seats.push(Arc::downgrade(&seat));
-        seat
+    /// Adds a processor, which does not run guest code yet.
+    pub(crate) fn add_processor(&self) -> Arc<AccessState> {
+        let access_state = Arc::new(AccessState(AtomicU8::new(OUTSIDE)));
+        let mut access_states = lock(&self.access_states);
+        access_states.retain(|other| other.strong_count() != 0);
+        access_states.push(Arc::downgrade(&access_state));
+        access_state
     }
 
-    /// Opens a transaction; false, with nothing done, if another processor did not come round to
-    /// asking before its accesses in time.
-    pub(crate) fn begin(&self, seat: &Arc<Seat>) -> bool {
-        lock(&self.regions).push(Region::new(Arc::clone(seat)));
+    /// Opens a transaction. Returns false, and opens none, if another processor does not begin to check
+    /// its accesses within [`BEGIN_TIMEOUT`].
+    pub(crate) fn begin(&self, access_state: &Arc<AccessState>) -> bool {
+        lock(&self.regions).push(OpenTransaction::new(Arc::clone(access_state)));
         self.open.fetch_add(1, Ordering::SeqCst);
-        // Two that begin at once must not wait for each other.
-        seat.0.store(CAREFUL, Ordering::SeqCst);
-        let seats: Vec<_> = lock(&self.seats).iter().filter_map(Weak::upgrade).collect();
-        let until = Instant::now() + PATIENCE;
-        for other in seats {
-            while other.0.load(Ordering::SeqCst) == FAST {
+        // Two processors that begin at once must not wait for each other.
+        access_state.0.store(CHECKED, Ordering::SeqCst);
+        let access_states: Vec<_> = lock(&self.access_states)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
+        let until = Instant::now() + BEGIN_TIMEOUT;
+        for other in access_states {
+            while other.0.load(Ordering::SeqCst) == UNCHECKED {
                 if Instant::now() >= until {
-                    self.end(seat);
+                    self.end(access_state);
                     return false;
                 }
                 std::thread::yield_now();
@@ -255,33 +265,35 @@ impl Shared {
         true
     }
 
-    /// Forgets the transaction of a processor, if it has one.
-    pub(crate) fn end(&self, seat: &Arc<Seat>) {
+    /// Closes the transaction of a processor without its stores, if it has one.
+    pub(crate) fn end(&self, access_state: &Arc<AccessState>) {
         let mut regions = lock(&self.regions);
         let before = regions.len();
-        regions.retain(|region| !Arc::ptr_eq(&region.seat, seat));
+        regions.retain(|region| !Arc::ptr_eq(&region.access_state, access_state));
         if regions.len() < before {
             self.open.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// Somebody else accessed a line of the processor's transaction.
-    pub(crate) fn is_lost(&self, seat: &Arc<Seat>) -> bool {
+    /// Whether the transaction of a processor has lost a conflict.
+    pub(crate) fn is_lost(&self, access_state: &Arc<AccessState>) -> bool {
         let regions = lock(&self.regions);
-        let own = regions.iter().find(|r| Arc::ptr_eq(&r.seat, seat));
+        let own = regions
+            .iter()
+            .find(|r| Arc::ptr_eq(&r.access_state, access_state));
         own.is_none_or(|region| region.lost)
     }
 
-    /// A load of a transaction, within a page; `load` reads memory itself.
+    /// Loads within a page for a transaction. `load` reads the bytes from memory.
     pub(crate) fn read(
         &self,
-        seat: &Arc<Seat>,
+        access_state: &Arc<AccessState>,
         gpa: u64,
         data: &mut [u8],
         load: impl FnOnce(&mut [u8]),
-    ) -> Result<(), Loss> {
+    ) -> Result<(), AccessAbort> {
         let mut regions = lock(&self.regions);
-        let region = own(&mut regions, seat, (gpa, data.len()), false)?;
+        let region = begin_access(&mut regions, access_state, (gpa, data.len()), false)?;
         load(data);
         for (line, offset, part) in lines(gpa, data.len()) {
             region.read(line)?;
@@ -292,10 +304,15 @@ impl Shared {
         Ok(())
     }
 
-    /// A store of a transaction, within a page.
-    pub(crate) fn write(&self, seat: &Arc<Seat>, gpa: u64, data: &[u8]) -> Result<(), Loss> {
+    /// Stores within a page for a transaction.
+    pub(crate) fn write(
+        &self,
+        access_state: &Arc<AccessState>,
+        gpa: u64,
+        data: &[u8],
+    ) -> Result<(), AccessAbort> {
         let mut regions = lock(&self.regions);
-        let region = own(&mut regions, seat, (gpa, data.len()), true)?;
+        let region = begin_access(&mut regions, access_state, (gpa, data.len()), true)?;
         for (line, offset, part) in lines(gpa, data.len()) {
             region.write(line, offset, data.get(part).unwrap_or_default())?;
         }
@@ -303,29 +320,33 @@ impl Shared {
     }
 
     /// Whether the processor's transaction has written any of these bytes' lines.
-    pub(crate) fn wrote(&self, seat: &Arc<Seat>, gpa: u64, len: usize) -> bool {
+    pub(crate) fn wrote(&self, access_state: &Arc<AccessState>, gpa: u64, len: usize) -> bool {
         let regions = lock(&self.regions);
-        let own = regions.iter().find(|r| Arc::ptr_eq(&r.seat, seat));
+        let own = regions
+            .iter()
+            .find(|r| Arc::ptr_eq(&r.access_state, access_state));
         own.is_some_and(|region| {
             lines(gpa, len).any(|(line, ..)| region.writes.contains_key(&line))
         })
     }
 
-    /// Ends a transaction whose stores all become visible at once: `store` makes each of them.
+    /// Commits a transaction. `store` writes each of its stores to memory; all become visible at once.
     pub(crate) fn commit(
         &self,
-        seat: &Arc<Seat>,
+        access_state: &Arc<AccessState>,
         mut store: impl FnMut(u64, &[u8]),
-    ) -> Result<(), Loss> {
+    ) -> Result<(), AccessAbort> {
         let mut regions = lock(&self.regions);
-        let at = regions.iter().position(|r| Arc::ptr_eq(&r.seat, seat));
+        let at = regions
+            .iter()
+            .position(|r| Arc::ptr_eq(&r.access_state, access_state));
         let Some(region) = at.map(|at| regions.swap_remove(at)) else {
-            return Err(Loss::Conflict);
+            return Err(AccessAbort::Conflict);
         };
         let result = if region.lost {
-            Err(Loss::Conflict)
+            Err(AccessAbort::Conflict)
         } else {
-            // In the order of addresses, whatever order the map has.
+            // By address, because the order of the map is random.
             let mut writes: Vec<_> = region.writes.iter().collect();
             writes.sort_unstable_by_key(|(line, _)| **line);
             for (line, written) in writes {
@@ -340,17 +361,17 @@ impl Shared {
         result
     }
 
-    /// Before an access that is not part of a transaction: those that it disturbs are lost, and none
-    /// goes on before the answer is dropped.
-    pub(crate) fn hold(&self, gpa: u64, len: usize, write: bool) -> Held<'_> {
+    /// Prepares an access outside of transactions. Those that it conflicts with are lost, and none
+    /// continues until the returned guard is dropped.
+    pub(crate) fn hold(&self, gpa: u64, len: usize, write: bool) -> TransactionHold<'_> {
         let mut regions = lock(&self.regions);
         for region in regions.iter_mut() {
-            lines(gpa, len).for_each(|(line, ..)| region.disturb(line, write));
+            lines(gpa, len).for_each(|(line, ..)| region.conflict_with(line, write));
         }
-        Held(regions)
+        TransactionHold(regions)
     }
 
-    /// Memory was written by a device, or by the processor's page walk.
+    /// Handles a write by a device or by a page walk: transactions that conflict with it are lost.
     pub(crate) fn written(&self, gpa: u64, len: usize) {
         if self.open.load(Ordering::SeqCst) != 0 {
             drop(self.hold(gpa, len, true));
@@ -377,20 +398,23 @@ fn runs(mask: u64, mut f: impl FnMut(usize, usize)) {
 mod tests {
     use super::*;
 
-    fn pair() -> (Shared, Arc<Seat>, Arc<Seat>) {
+    fn pair() -> (Shared, Arc<AccessState>, Arc<AccessState>) {
         let shared = Shared::new();
-        let (one, other) = (shared.join(), shared.join());
+        let (one, other) = (shared.add_processor(), shared.add_processor());
         (shared, one, other)
     }
 
-    fn committed(shared: &Shared, seat: &Arc<Seat>) -> Result<Vec<(u64, Vec<u8>)>, Loss> {
+    fn committed(
+        shared: &Shared,
+        access_state: &Arc<AccessState>,
+    ) -> Result<Vec<(u64, Vec<u8>)>, AccessAbort> {
         let mut stores = Vec::new();
-        shared.commit(seat, |gpa, data| stores.push((gpa, data.to_vec())))?;
+        shared.commit(access_state, |gpa, data| stores.push((gpa, data.to_vec())))?;
         Ok(stores)
     }
 
     #[test]
-    fn runs_of_a_mask() {
+    fn mask_is_split_into_runs_of_ones() {
         let mut found = Vec::new();
         for mask in [0, 1, u64::MAX, 0b0110_1000, 1 << 63] {
             runs(mask, |from, to| found.push((from, to)));
@@ -399,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn stores_are_seen_by_their_transaction_and_come_out_at_its_end() {
+    fn stores_are_visible_to_their_transaction_and_to_memory_after_commit() {
         let (shared, one, _) = pair();
         assert!(shared.begin(&one));
         assert_eq!(shared.write(&one, 0x103e, &[1, 2, 3]), Ok(()));
@@ -412,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_later_wins() {
+    fn later_access_wins_a_conflict() {
         for (first, second, lost) in [
             (false, false, false),
             (false, true, true),
@@ -421,11 +445,11 @@ mod tests {
         ] {
             let (shared, one, other) = pair();
             assert!(shared.begin(&one) && shared.begin(&other));
-            for (seat, write) in [(&one, first), (&other, second)] {
+            for (access_state, write) in [(&one, first), (&other, second)] {
                 let done = if write {
-                    shared.write(seat, 0x1000, &[1])
+                    shared.write(access_state, 0x1000, &[1])
                 } else {
-                    shared.read(seat, 0x1038, &mut [0; 8], |_| ())
+                    shared.read(access_state, 0x1038, &mut [0; 8], |_| ())
                 };
                 assert_eq!(done, Ok(()));
             }
@@ -437,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_accesses_and_devices_disturb() {
+    fn access_outside_of_transactions_makes_them_lose() {
         for (write, lost) in [(false, false), (true, true)] {
             let (shared, one, _) = pair();
             assert!(shared.begin(&one));
@@ -449,7 +473,7 @@ mod tests {
         assert!(shared.begin(&one));
         assert_eq!(shared.write(&one, 0x2000, &[1]), Ok(()));
         drop(shared.hold(0x2001, 1, false));
-        assert_eq!(shared.write(&one, 0x3000, &[1]), Err(Loss::Conflict));
+        assert_eq!(shared.write(&one, 0x3000, &[1]), Err(AccessAbort::Conflict));
         shared.end(&one);
         shared.end(&one);
         assert!(!one.run(&shared));
@@ -463,16 +487,16 @@ mod tests {
             assert_eq!(shared.write(&one, line << 12, &[1]), Ok(()));
         }
         assert_eq!(shared.write(&one, 0x7fff, &[1]), Ok(()), "another set");
-        assert_eq!(shared.write(&one, 0x8000, &[1]), Err(Loss::Writes));
+        assert_eq!(shared.write(&one, 0x8000, &[1]), Err(AccessAbort::Writes));
         for line in 0..16 {
             assert_eq!(shared.read(&one, line << 16, &mut [0], |_| ()), Ok(()));
         }
         let more = shared.read(&one, 16 << 16, &mut [0], |_| ());
-        assert_eq!(more, Err(Loss::Reads));
+        assert_eq!(more, Err(AccessAbort::Reads));
     }
 
     #[test]
-    fn a_processor_that_never_asks_is_waited_for_in_vain_but_not_for_ever() {
+    fn begin_times_out_while_a_processor_does_not_check_its_accesses() {
         let (shared, one, other) = pair();
         assert!(!other.run(&shared));
         assert!(!shared.begin(&one));

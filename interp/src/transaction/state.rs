@@ -1,6 +1,6 @@
 //! The transaction of a processor: how deep it is nested, and what an abort restores.
 
-use super::shared::{Seat, Shared};
+use super::shared::{AccessState, Shared};
 use crate::fault::Fault;
 use crate::platform::AbortCause;
 use crate::thunk::vectors::Vectors;
@@ -18,11 +18,11 @@ pub(crate) struct Transaction {
     depth: u8,
     /// The state before the outermost XBEGIN.
     pub(super) saved: Box<SavedState>,
-    /// What the other processors see of this one.
-    pub(super) seat: Arc<Seat>,
+    /// How the processor accesses memory, for the other processors.
+    pub(super) access_state: Arc<AccessState>,
     /// A page walk has read an entry that the transaction has written.
     walked_own_write: bool,
-    /// The #DB that is delivered next is about a transaction.
+    /// The next #DB to deliver interrupted a transaction.
     debugged: bool,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct SavedState {
 }
 
 impl Transaction {
-    pub(crate) fn new(seat: Arc<Seat>) -> Self {
+    pub(crate) fn new(access_state: Arc<AccessState>) -> Self {
         Self {
             depth: 0,
             saved: Box::new(SavedState {
@@ -52,7 +52,7 @@ impl Transaction {
                 fallback: 0,
                 cycles: 0,
             }),
-            seat,
+            access_state,
             walked_own_write: false,
             debugged: false,
         }
@@ -69,7 +69,7 @@ impl Transaction {
         self.depth > 1
     }
 
-    /// Enters one more level. Returns whether it is the first one.
+    /// Enters one more level of nesting. Returns whether it is the outermost one.
     ///
     /// # Errors
     /// The abort of a transaction that is nested too deep.
@@ -85,7 +85,7 @@ impl Transaction {
         Ok(self.depth == 1)
     }
 
-    /// Leaves one level that is not the first one; false if only the first one is open.
+    /// Leaves a nested level. Returns false, and leaves none, if only the outermost one is open.
     pub(super) fn unnest(&mut self) -> bool {
         debug_assert!(self.is_open());
         let nested = self.is_nested();
@@ -100,24 +100,24 @@ impl Transaction {
         self.depth = 0;
     }
 
-    /// Records that the next #DB is about this transaction.
+    /// Records that the next #DB interrupted this transaction.
     pub(super) fn set_debugged(&mut self) {
         self.debugged = true;
     }
 
-    /// Whether the #DB that is delivered is about a transaction; clears that.
+    /// Whether the #DB to deliver interrupted a transaction. Resets that.
     pub(super) fn take_debugged(&mut self) -> bool {
         std::mem::take(&mut self.debugged)
     }
 
-    /// Records that a page walk reads the entry at `gpa`.
+    /// Records that a page walk reads the paging-structure entry at `gpa`.
     pub(crate) fn walk_reads(&mut self, shared: &Shared, gpa: u64) {
-        if self.is_open() && shared.wrote(&self.seat, gpa, 1) {
+        if self.is_open() && shared.wrote(&self.access_state, gpa, 1) {
             self.walked_own_write = true;
         }
     }
 
-    /// After a page walk.
+    /// Checks the entries that the last page walk read.
     ///
     /// # Errors
     /// The abort of a transaction that has written one of the entries.
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn nesting_is_limited_and_only_the_first_level_is_the_outermost() {
         let shared = Shared::new();
-        let mut transaction = Transaction::new(shared.join());
+        let mut transaction = Transaction::new(shared.add_processor());
         assert_eq!(transaction.nest(), Ok(true));
         for _ in 1..NEST_MAX {
             assert_eq!(transaction.nest(), Ok(false));
@@ -154,11 +154,11 @@ mod tests {
     #[test]
     fn walk_over_an_entry_that_the_transaction_wrote_aborts() {
         let shared = Shared::new();
-        let seat = shared.join();
-        let mut transaction = Transaction::new(Arc::clone(&seat));
+        let access_state = shared.add_processor();
+        let mut transaction = Transaction::new(Arc::clone(&access_state));
         assert_eq!(transaction.nest(), Ok(true));
-        assert!(shared.begin(&seat));
-        assert_eq!(shared.write(&seat, 0x1000, &[1]), Ok(()));
+        assert!(shared.begin(&access_state));
+        assert_eq!(shared.write(&access_state, 0x1000, &[1]), Ok(()));
         transaction.walk_reads(&shared, 0x2000);
         assert_eq!(transaction.check_walk(), Ok(()));
         transaction.walk_reads(&shared, 0x1008);

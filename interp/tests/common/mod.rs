@@ -1,4 +1,4 @@
-//! A machine for the interpreter's tests: RAM, and a platform that answers from a table.
+//! A machine for the interpreter's tests: RAM, and a platform that reads MSRs from a table.
 #![allow(
     dead_code,
     clippy::allow_attributes,
@@ -106,6 +106,12 @@ pub struct Machine {
     pub debug_exceptions: u32,
     pub pmis: u32,
     pub counts: RetiredCounts,
+    /// The levels of FERR# that the processor reported, in order.
+    pub ferr: Vec<bool>,
+    /// IGNNE#: a port write sets it, as port F0H does, until FERR# is deasserted.
+    pub ignne: bool,
+    /// Answers to RDRAND and RDSEED, the last one first; without any there is no number.
+    pub random: Vec<u64>,
     pub interrupts: Vec<u8>,
     pub nmi: bool,
     /// How often NMIs ceased to be blocked.
@@ -127,6 +133,7 @@ impl Bus for Machine {
     }
     fn port_write(&mut self, port: u16, data: &[u8]) {
         self.out.push((port, data.to_vec()));
+        self.ignne |= port == 0xf0;
     }
     fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
         self.mmio_reads.push((gpa, data.len()));
@@ -193,8 +200,13 @@ impl InterruptSource for Machine {
     fn tsc(&mut self) -> u64 {
         self.counts.instructions
     }
-    fn random(&mut self) -> u64 {
-        0x1234_5678_9abc_def0
+    fn set_ferr(&mut self, asserted: bool) -> bool {
+        self.ferr.push(asserted);
+        self.ignne &= asserted;
+        self.ignne
+    }
+    fn random(&mut self) -> Option<u64> {
+        self.random.pop()
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Batches after which the vCPU is replaced, so that its code cache stays small.
 const BATCHES_PER_VCPU: u64 = 256;
-/// Instructions after which a run is taken for one without an end: more than any batch takes.
+/// Most instructions of a run, more than any batch has: a longer run counts as endless.
 const BUDGET: u64 = 1 << 20;
 
 /// The interpreter with one vCPU.

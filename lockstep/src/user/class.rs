@@ -54,10 +54,12 @@ pub enum InsnClass {
     Compat,
     /// Vector and x87 instructions in compatibility mode.
     CompatVector,
+    /// Saving and restoring the extended state in compatibility mode.
+    CompatXsave,
 }
 
 /// All classes, in the order of the reports.
-pub const ALL_CLASSES: [InsnClass; 23] = [
+pub const ALL_CLASSES: [InsnClass; 24] = [
     InsnClass::Alu,
     InsnClass::Shift,
     InsnClass::Muldiv,
@@ -81,6 +83,7 @@ pub const ALL_CLASSES: [InsnClass; 23] = [
     InsnClass::Fault,
     InsnClass::Compat,
     InsnClass::CompatVector,
+    InsnClass::CompatXsave,
 ];
 
 impl InsnClass {
@@ -92,18 +95,23 @@ impl InsnClass {
 
     /// Code size: 32 in compatibility mode, else 64.
     pub fn bits(self) -> u32 {
-        if matches!(self, Self::Compat | Self::CompatVector) {
+        if matches!(self, Self::Compat | Self::CompatVector | Self::CompatXsave) {
             32
         } else {
             64
         }
     }
 
+    /// Whether the instructions save and restore the extended state.
+    pub(super) fn saves_state(self) -> bool {
+        matches!(self, Self::Xsave | Self::CompatXsave)
+    }
+
     /// Whether x87 and MMX state is compared.
     pub(super) fn has_x87(self) -> bool {
         matches!(
             self,
-            Self::X87 | Self::Mmx | Self::Xsave | Self::CompatVector
+            Self::X87 | Self::Mmx | Self::Xsave | Self::CompatVector | Self::CompatXsave
         )
     }
 
@@ -133,6 +141,7 @@ impl InsnClass {
             }
             Self::Compat => of.is_integer() && of != K::Xsave,
             Self::CompatVector => !of.is_integer() && of != K::Trap,
+            Self::CompatXsave => of == K::Xsave,
             _ => class_of(of) == Some(self),
         }
     }
@@ -145,7 +154,7 @@ impl InsnClass {
             Self::Avx512 => has_avx512(),
             Self::Crypto => host_has!("aes"),
             Self::Bmi => host_has!("bmi1"),
-            Self::Xsave => host_has!("xsave"),
+            Self::Xsave | Self::CompatXsave => host_has!("xsave"),
             _ => true,
         }
     }

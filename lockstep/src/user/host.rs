@@ -256,7 +256,7 @@ impl HostRunner {
         // SAFETY: `install` and `fill` put one `Batch` there, and nothing else writes code, POST or
         // cells. The type promises that the code accesses only the region or faults, and ends by a
         // jump to RESUME with the stack pointer from SAVED_RSP; the code at RESUME restores what
-        // the calling convention asks for. Faults lead to the handler, which continues in the
+        // the calling convention requires. Faults lead to the handler, which continues in the
         // batch's code.
         unsafe { hs_lockstep_enter(cells, (self.base + CODE) as usize) };
         self.put(RUNNING, 0);

@@ -70,7 +70,7 @@ impl InterpRunner {
     /// Runs the batch that is installed.
     ///
     /// # Errors
-    /// If the interpreter does not know an instruction, shuts down, or comes to no end.
+    /// If the interpreter does not know an instruction, shuts down, or does not end.
     pub(super) fn run(&mut self) -> Result<()> {
         self.platform.exited = false;
         let exit = self.vcpu.run(&mut self.platform, BUDGET);

@@ -121,7 +121,13 @@ fn by_mnemonic(i: &Instruction) -> Option<InsnKind> {
         M::Fxsave | M::Fxsave64 | M::Fxrstor | M::Fxrstor64 | M::Xsave | M::Xsave64 => {
             InsnKind::Xsave
         }
-        M::Xsavec | M::Xsavec64 | M::Xrstor | M::Xrstor64 | M::Xgetbv => InsnKind::Xsave,
+        M::Xsaveopt
+        | M::Xsaveopt64
+        | M::Xsavec
+        | M::Xsavec64
+        | M::Xrstor
+        | M::Xrstor64
+        | M::Xgetbv => InsnKind::Xsave,
         M::Ldmxcsr | M::Stmxcsr | M::Fnsave | M::Frstor | M::Fldenv | M::Fnstenv => InsnKind::Xsave,
         _ => return None,
     })
@@ -206,6 +212,7 @@ fn is_comparable(f: F) -> bool {
         F::POPCNT => host_has!("popcnt"),
         F::MOVBE => host_has!("movbe"),
         F::XSAVE => host_has!("xsave"),
+        F::XSAVEOPT => host_has!("xsaveopt"),
         F::XSAVEC => host_has!("xsavec"),
         F::AVX512F | F::AVX512BW => avx512,
         F::AVX512VL => avx512 && host_has!("avx512vl"),

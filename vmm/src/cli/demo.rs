@@ -12,6 +12,7 @@ use crate::demo::story::{Story, nanoseconds};
 use crate::machine::start;
 use crate::probe::report::HostInfo;
 use crate::vcpu::engine::Engine;
+use crate::vcpu::engine::policy::Preference;
 
 /// Columns of the drawing, where neither a terminal nor $COLUMNS has a number.
 const WIDTH: usize = 80;
@@ -47,7 +48,8 @@ pub struct DemoArgs {
 pub fn run(args: &DemoArgs) -> anyhow::Result<Status> {
     Logging::start_from_environment()?;
     // The demo shows one engine: the machine never changes it.
-    let start::StartDecision { decision, host, .. } = start::decide(args.engine.into())?;
+    let start::StartDecision { decision, host, .. } =
+        start::decide(args.engine.into(), Preference::default())?;
     let run = match guest::run(decision.engine, host.as_ref()) {
         Ok(run) => run,
         Err(error @ DemoError::Machine(_)) => {

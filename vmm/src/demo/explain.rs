@@ -66,6 +66,7 @@ fn completed(spec: &MsrSpec, write: bool) -> String {
         (Owner::Stored, _) => "stored",
         (Owner::Rdt, _) => "the resource director",
         (Owner::Smm | Owner::Constant, _) => "constant",
+        (Owner::Command, _) => "command",
     };
     let also = if write && spec.kvm == KvmRole::Mirrored {
         ", and to KVM"
@@ -142,11 +143,7 @@ mod tests {
     use super::*;
     use hindsight_cpu::facility::Facilities;
 
-    const CONFIG: MsrConfig = MsrConfig {
-        facilities: Facilities::KVM,
-        tsc_hz: 2_000_000_000,
-        uarch: true,
-    };
+    const CONFIG: MsrConfig = MsrConfig::new(Facilities::KVM, 2_000_000_000).with_uarch(true);
 
     #[test]
     fn msr_outcomes_are_explained_by_the_table() {

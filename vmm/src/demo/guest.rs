@@ -105,11 +105,7 @@ pub fn run(engine: Engine, host: Option<&kvm::KvmDevice>) -> Result<DemoRun, Dem
         branches: branches.map_or_else(Vec::new, |at| log::read_branches(&board.ram.map, at)),
         symbols,
         image_len: image.len(),
-        msrs: MsrConfig {
-            facilities: Facilities::KVM,
-            tsc_hz: board.time.clock.hz(),
-            uarch: true,
-        },
+        msrs: MsrConfig::new(Facilities::KVM, board.time.clock.hz()).with_uarch(true),
     })
 }
 

@@ -227,8 +227,8 @@ impl DeterministicMachine {
         Ok(true)
     }
 
-    /// Writes guest-physical memory, which makes this a different run. Returns `false` if the range
-    /// is not all in memory.
+    /// Writes guest-physical memory; from then on the run differs from one without the write. Returns
+    /// `false` if part of the range is not memory.
     pub fn write_memory(&mut self, address: u64, bytes: &[u8]) -> bool {
         let vcpu = self.vcpus.first();
         vcpu.is_some_and(|vcpu| vcpu.memory().write(address, bytes))

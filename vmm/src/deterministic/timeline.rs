@@ -189,7 +189,7 @@ impl Timeline {
         }
     }
 
-    /// At the end of a stretch, goes on to the write that follows, unless `icount` lies before it.
+    /// At the end of a stretch, continues to the write that follows, unless `icount` lies before it.
     /// Returns whether it did.
     fn repeat_write(&mut self, icount: u64) -> Result<bool, RestoreError> {
         let Some((index, end)) = self.checkpoints.write_after(self.stretch) else {

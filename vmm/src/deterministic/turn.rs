@@ -4,6 +4,7 @@ use hindsight_cpu::stops::StopHit;
 use std::sync::Arc;
 
 use hindsight_cpu::branch::{Branch, BranchClass};
+use hindsight_cpu::pmu::{EventKind, Ring};
 use hindsight_cpu::state::CpuState;
 use hindsight_interp::{Exit, InterruptSource, RetiredCounts};
 
@@ -17,6 +18,10 @@ use crate::vcpu::run_control::{Checkpoint, CheckpointState};
 
 /// Instructions in a turn.
 pub const QUANTUM: u64 = 10_000;
+
+/// The most retired instructions of a snapshot: a machine that runs on from there never counts beyond
+/// 64 bits.
+const COUNT_MAX: u64 = 1 << 62;
 
 /// How a turn ended, or why it was interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,6 +231,10 @@ impl InterpVcpu {
         let cpu = self.platform.model.id;
         let vcpu = |source| RestoreError::Vcpu { cpu, source };
         state.cpu.check().map_err(vcpu)?;
+        let user = state.events.totals.get(EventKind::Instruction, Ring::User);
+        if state.log.retired > COUNT_MAX || user > state.log.retired {
+            return Err(RestoreError::Counts(cpu));
+        }
         let msrs = |source| RestoreError::Msrs { cpu, source };
         self.platform.model.restore(&state.msrs).map_err(msrs)?;
         self.platform.model.unit.restore(&state.unit)?;

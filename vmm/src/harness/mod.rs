@@ -11,6 +11,7 @@
 //! [`child`] supervises it, [`serial`] parses the guest's output, [`verdict`] judges, and
 //! [`report`] prints. Images and their output are untrusted, and bounded here.
 
+pub mod builtin;
 pub mod case;
 mod case_section;
 pub mod child;

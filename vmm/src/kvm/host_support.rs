@@ -4,6 +4,8 @@
 
 use hindsight_cpu::armed::Armed;
 
+use super::exactness::FacilityGroup;
+
 /// What a guest can arm in its debug registers. KVM checks no access against I/O breakpoints; the
 /// monitor checks those accesses that exit.
 pub const GUEST_BREAKPOINTS: Armed = Armed::CODE_BREAKPOINT
@@ -21,6 +23,9 @@ pub enum HostKvm {
         exact: Armed,
         /// KVM exits on MOV DR before the instruction executes, while general detect is set.
         detects_mov_dr: bool,
+        /// The groups of facilities that deviate, or may, before the monitor can tell that the guest
+        /// uses them, each with the reason. Empty on a KVM that was measured to be exact.
+        deviations: Vec<(FacilityGroup, String)>,
     },
     /// KVM emulates ring 0 instead of running it: the probe that failed, with its finding.
     EmulatesRing0(String),
@@ -29,11 +34,12 @@ pub enum HostKvm {
 }
 
 impl HostKvm {
-    /// A usable KVM of which nothing else is known.
+    /// A KVM that is taken to be exact in all that it can do, without measuring it.
     pub const fn usable() -> Self {
         Self::Usable {
-            exact: GUEST_BREAKPOINTS,
+            exact: GUEST_BREAKPOINTS.union(Armed::SINGLE_STEP),
             detects_mov_dr: false,
+            deviations: Vec::new(),
         }
     }
 }

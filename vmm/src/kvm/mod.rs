@@ -7,6 +7,7 @@
 pub(crate) mod decode;
 mod device;
 mod error;
+pub mod exactness;
 pub mod exit;
 mod filter;
 pub mod host_support;

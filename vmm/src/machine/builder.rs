@@ -16,7 +16,7 @@ use hindsight_devices::rtc::RtcConfig;
 use hindsight_devices::{NanoClock, Requests};
 use vm_memory::GuestMemoryMmap;
 
-use super::features::{available, executed_by_both};
+use super::features::{available, executed_by_both, executed_by_kvm};
 use super::{CPUS_MAX, Machine, MachineError};
 use crate::boot::{self, LoadRequest, LoadedImage, Protocol};
 use crate::kvm::vcpu::KvmVcpuFd;
@@ -156,7 +156,7 @@ impl PreparedMachine {
         let tsc_hz = self.tsc_hz(kvm.as_ref());
         let supported = |leaf, subleaf| match (&kvm, host) {
             (Some(_), Some(host)) if changes => executed_by_both(host, leaf, subleaf),
-            (Some(_), Some(host)) => host.supported_cpuid(leaf, subleaf),
+            (Some(_), Some(host)) => executed_by_kvm(host, leaf, subleaf),
             _ => hindsight_interp::supported_cpuid(leaf, subleaf),
         };
         tracing::debug!(
@@ -176,11 +176,9 @@ impl PreparedMachine {
             // Firmware leaves virtual wire mode on: interrupts of the 8259 pair reach the boot processor.
             board.buses.irq.set_virtual_wire();
         }
-        let msrs = MsrConfig {
-            facilities,
-            tsc_hz,
-            uarch: self.uarch,
-        };
+        let msrs = MsrConfig::new(facilities, tsc_hz)
+            .with_cpuid(&board.package.cpuid)
+            .with_uarch(self.uarch);
         let package = Arc::default();
         let model = |id| {
             let msrs = Msrs::in_package(msrs, Arc::clone(&package));
@@ -331,12 +329,8 @@ impl BoardBuilder<'_> {
     }
 
     fn package(&self) -> Package {
-        let config = cpuid::CpuidConfig {
-            model: self.config.cpu.model(),
-            facilities: self.facilities,
-            cpus: u32::try_from(self.config.cpus).unwrap_or(u32::MAX),
-            tsc_hz: self.tsc_hz,
-        };
+        let config = cpuid::CpuidConfig::new(self.config.cpu.model(), self.facilities, self.tsc_hz)
+            .with_cpus(u32::try_from(self.config.cpus).unwrap_or(u32::MAX));
         Package::new(
             CpuidTable::new(&config, self.supported),
             self.facilities.contains(Facilities::SMM),

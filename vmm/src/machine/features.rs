@@ -2,6 +2,7 @@
 
 use hindsight_cpu::cpuid::CpuidRegs;
 use hindsight_cpu::facility::Facilities;
+use hindsight_regs::cpuid::Feature;
 
 use crate::kvm;
 use crate::probe;
@@ -29,12 +30,24 @@ pub(super) fn available(engine: Engine, changes: bool) -> Facilities {
     }
 }
 
+/// What KVM executes, in CPUID's form.
+///
+/// Without the controls of speculation, whose MSRs would have to reach the host's processor at every
+/// entry to the guest's kernel.
+pub(super) fn executed_by_kvm(host: &kvm::KvmDevice, leaf: u32, subleaf: u32) -> CpuidRegs {
+    let mut regs = host.supported_cpuid(leaf, subleaf);
+    if (leaf, subleaf) == (7, 0) {
+        regs[3] &= Feature::MD_CLEAR.mask();
+    }
+    regs
+}
+
 /// CPUID of what KVM and the interpreter both execute.
 ///
 /// A guest that moves between the engines must not see a difference. The layout of the XSAVE area is
 /// the host's, because XSAVE executes on the host's processor under KVM; the interpreter follows it.
 pub(super) fn executed_by_both(host: &kvm::KvmDevice, leaf: u32, subleaf: u32) -> CpuidRegs {
-    let kvm = host.supported_cpuid(leaf, subleaf);
+    let kvm = executed_by_kvm(host, leaf, subleaf);
     let interp = hindsight_interp::supported_cpuid(leaf, subleaf);
     intersection(leaf, subleaf, kvm, interp)
 }

@@ -15,6 +15,10 @@ use crate::memory::ByteSize;
 pub const PCI_HOLE_START: u64 = 0xc000_0000;
 /// End of the hole: 4 GiB, where RAM continues.
 pub const PCI_HOLE_END: u64 = 0x1_0000_0000;
+const _: () = assert!(
+    PCI_HOLE_START == hindsight_cpu::msr::table::DEVICES_START,
+    "the MTRRs make the hole uncacheable"
+);
 /// End of conventional memory. The last KiB below 640 KiB is the extended BIOS data area.
 pub const CONVENTIONAL_END: u64 = 0x9_fc00;
 /// End of the first MiB, where extended memory starts.

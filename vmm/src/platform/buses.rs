@@ -81,6 +81,11 @@ impl Buses {
         Ok(())
     }
 
+    /// Drives FERR# of vCPU `cpu`. Returns whether IGNNE# is asserted.
+    pub fn set_ferr(&self, cpu: usize, asserted: bool) -> bool {
+        lock(&self.devices.fp_error).set_ferr(cpu, asserted)
+    }
+
     /// Feeds bytes to the guest's COM1. Returns how many the port accepted.
     pub fn serial_input(&self, bytes: &[u8]) -> usize {
         lock(&self.devices.serial).input(bytes)

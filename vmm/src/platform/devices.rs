@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use hindsight_devices::acpi_pm::{AcpiPm, PM_PORT, PM_PORTS};
 use hindsight_devices::debug_exit::{DEBUG_EXIT_PORT, DEBUG_EXIT_PORTS, DebugExit};
 use hindsight_devices::debugcon::DebugCon;
+use hindsight_devices::fp_error::{FP_ERROR_LINE, FP_ERROR_PORT, FpError};
 use hindsight_devices::fw_cfg::{self, FW_CFG_PORT, FW_CFG_PORTS, FwCfg};
 use hindsight_devices::i8042::{I8042, I8042_COMMAND_OFFSET, I8042_COMMAND_PORT, I8042_DATA_PORT};
 use hindsight_devices::irq::{Interrupts, PORTS};
@@ -102,7 +103,7 @@ pub struct Wiring<'a> {
     pub irq: Arc<Interrupts>,
     /// The machine's time in nanoseconds.
     pub nanos: NanoClock,
-    /// Answers the machine's own requests: exit, reset, power-off.
+    /// Serves the requests of devices to the machine: exit, reset, power-off.
     pub requests: Requests,
     /// Where guest memory lies.
     pub layout: &'a Layout,
@@ -160,6 +161,7 @@ pub struct Devices {
     keyboard: Arc<Mutex<I8042>>,
     acpi_pm: Arc<Mutex<AcpiPm>>,
     pci: Arc<Mutex<PciConfig>>,
+    pub(super) fp_error: Arc<Mutex<FpError>>,
     latch: Arc<Mutex<Latch>>,
     byte_latches: Arc<Mutex<ByteLatches>>,
     fw_cfg: Arc<Mutex<FwCfg>>,
@@ -170,15 +172,18 @@ impl Devices {
     /// The devices after reset.
     fn new(wiring: &Wiring<'_>, sinks: Sinks) -> Self {
         let requests = || wiring.requests.clone();
-        let irq = wiring.irq.clone();
-        let line = IrqLine::new(move |level| irq.set_irq(COM1_LINE, level));
+        let line = |number| {
+            let irq = wiring.irq.clone();
+            IrqLine::new(move |level| irq.set_irq(number, level))
+        };
         Self {
-            serial: locked(Serial::new(line, sinks.serial)),
+            serial: locked(Serial::new(line(COM1_LINE), sinks.serial)),
             post_code: locked(PostCode::default()),
             control_a: locked(ControlA::new(requests())),
             keyboard: locked(I8042::new(requests())),
             acpi_pm: locked(AcpiPm::new(wiring.nanos.clone(), requests())),
             pci: locked(PciConfig::new(requests())),
+            fp_error: locked(FpError::new(line(FP_ERROR_LINE))),
             latch: locked(Latch::default()),
             byte_latches: locked(ByteLatches::new(DebugCon::new(sinks.debugcon))),
             fw_cfg: locked(firmware_config(wiring)),
@@ -195,6 +200,7 @@ impl Devices {
             keyboard: lock(&self.keyboard).save(),
             acpi_pm: lock(&self.acpi_pm).save(),
             pci: lock(&self.pci).save(),
+            fp_error: lock(&self.fp_error).save(),
             latch: *lock(&self.latch),
             byte_latches: lock(&self.byte_latches).save(),
             fw_cfg: lock(&self.fw_cfg).save(),
@@ -212,6 +218,7 @@ impl Devices {
         lock(&self.keyboard).restore(&state.keyboard);
         lock(&self.acpi_pm).restore(&state.acpi_pm);
         lock(&self.pci).restore(&state.pci);
+        lock(&self.fp_error).restore(state.fp_error);
         *lock(&self.latch) = state.latch;
         lock(&self.byte_latches).restore(state.byte_latches);
         lock(&self.fw_cfg).restore(&state.fw_cfg);
@@ -240,6 +247,7 @@ pub(super) fn build(
     ports.map_at(I8042_COMMAND_PORT, 1, I8042_COMMAND_OFFSET, keyboard)?;
     ports.map(PM_PORT, PM_PORTS, devices.acpi_pm.clone())?;
     ports.map(PCI_PORT, PCI_PORTS, devices.pci.clone())?;
+    ports.map(FP_ERROR_PORT, 1, devices.fp_error.clone())?;
     ports.map(LATCH_PORT, LATCH_PORTS, devices.latch.clone())?;
     ports.map(BYTE_LATCH_PORT, LATCH_PORTS, devices.byte_latches.clone())?;
     let irq = wiring.irq.clone();

@@ -35,7 +35,7 @@ pub(crate) struct FindingsCache {
 impl FindingsCache {
     /// This user's cache for this boot. `None` if there is no home directory or no boot id.
     pub(crate) fn of_this_boot() -> Option<Self> {
-        let folder = folder(env::var_os("XDG_CACHE_HOME"), env::var_os("HOME"))?;
+        let folder = cache_folder()?;
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let key = format!("{} {}", boot.trim(), build_id());
         Some(Self {
@@ -86,6 +86,11 @@ impl FindingsCache {
     }
 }
 
+/// This user's folder for caches; `None` if there is no home directory.
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    folder(env::var_os("XDG_CACHE_HOME"), env::var_os("HOME"))
+}
+
 fn folder(xdg: Option<std::ffi::OsString>, home: Option<std::ffi::OsString>) -> Option<PathBuf> {
     // The specification of XDG_CACHE_HOME requires that a relative path is ignored.
     let xdg = xdg.map(PathBuf::from).filter(|path| path.is_absolute());
@@ -93,7 +98,7 @@ fn folder(xdg: Option<std::ffi::OsString>, home: Option<std::ffi::OsString>) -> 
 }
 
 /// Identifies the build of this program, because another build may have other probes.
-fn build_id() -> String {
+pub(crate) fn build_id() -> String {
     let changed = env::current_exe()
         .and_then(|path| fs::metadata(path)?.modified())
         .ok()

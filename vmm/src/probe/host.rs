@@ -2,25 +2,19 @@
 
 use hindsight_cpu::armed::Armed;
 
-use super::{ProbeError, ProbeVerdict, findings, unmet};
+use super::{ProbeVerdict, findings, unmet};
 use crate::kvm;
-use crate::kvm::host_support::{GUEST_BREAKPOINTS, HostKvm, HwBreakpointSupport};
+use crate::kvm::host_support::{HostKvm, HwBreakpointSupport};
 
 /// Probes that a KVM fails when it emulates ring 0 instead of running it: INT n, and SSE.
 const RING0_PROBES: [&str; 2] = ["intn-cpl0", "sse-cpl0"];
 /// The probe that measures whether KVM exits on MOV DR.
 const MOV_DR_PROBE: &str = "gd-host";
-/// Probes of the guest's own debug registers under KVM: [`GUEST_BREAKPOINTS`].
-const BREAKPOINT_PROBES: [&str; 4] = [
-    "guestbp-exec-cpl0",
-    "guestbp-exec-cpl3",
-    "gd",
-    "guestbp-data",
-];
 /// Probes that fail if RDTSC or RDTSCP return the host's values under KVM instead of the guest's.
 const TIME_PROBES: [&str; 3] = ["tsc-offset", "tsd-cpl3", "tsc-aux"];
 
-/// Measures this host's KVM. Uses this boot's cached findings if there are any.
+/// Measures whether this host's KVM runs guests, and whether it exits on MOV DR. Uses this boot's
+/// cached findings if there are any. How exact it is, [`crate::exactness`] measures.
 pub fn measure_kvm() -> HostKvm {
     if let Err(error) = kvm::open_device() {
         return HostKvm::Unusable(error.to_string());
@@ -34,30 +28,14 @@ pub fn measure_kvm() -> HostKvm {
             Err(error) => return HostKvm::Unusable(error.to_string()),
         }
     }
-    match measure_breakpoints() {
-        Ok((exact, detects_mov_dr)) => HostKvm::Usable {
-            exact,
-            detects_mov_dr,
+    match unmet(MOV_DR_PROBE) {
+        Ok(found) => HostKvm::Usable {
+            exact: Armed::empty(),
+            detects_mov_dr: found.is_none(),
+            deviations: Vec::new(),
         },
         Err(error) => HostKvm::Unusable(error.to_string()),
     }
-}
-
-/// Measures which of a guest's breakpoints this KVM handles exactly, and whether it exits on MOV
-/// DR.
-///
-/// If it does not exit, a guest sets breakpoints under KVM without the monitor's knowledge. A guest
-/// that has set them in the interpreter stays there.
-fn measure_breakpoints() -> Result<(Armed, bool), ProbeError> {
-    let detects_mov_dr = unmet(MOV_DR_PROBE)?.is_none();
-    for probe in BREAKPOINT_PROBES {
-        if unmet(probe)?.is_some() {
-            // A guest that may arm some of them under KVM can arm the others undetected: none are
-            // exact.
-            return Ok((Armed::empty(), detects_mov_dr));
-        }
-    }
-    Ok((GUEST_BREAKPOINTS, detects_mov_dr))
 }
 
 /// Measures what this host's KVM does for a debugger. Uses this boot's cached findings if there are

@@ -1,10 +1,12 @@
 //! The report of `hindsight doctor`, as a table or as JSON.
 
+use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
+use crate::kvm::exactness::{FacilityGroup, GroupAction, GroupVerdict, UNMEASURED};
 use crate::probe::finding::{Finding, ProbeVerdict};
 
 /// Version of the JSON format.
@@ -74,6 +76,38 @@ pub struct DoctorReport {
     pub host: HostInfo,
     /// The results, in the order of measurement.
     pub probes: Vec<ProbeResult>,
+    /// How exact KVM is, by group of facilities; empty if that was not measured.
+    #[serde(default)]
+    pub facilities: Vec<FacilityResult>,
+    /// What `hindsight run --engine auto` does on this host; empty if unknown.
+    #[serde(default)]
+    pub auto: String,
+}
+
+/// How exact KVM is in a group of facilities: one row of the report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FacilityResult {
+    /// The group.
+    pub group: FacilityGroup,
+    /// The verdict.
+    #[serde(flatten)]
+    pub verdict: GroupVerdict,
+}
+
+impl fmt::Display for FacilityResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (word, detail) = match self.verdict.action(self.group.visibility()) {
+            GroupAction::Stay => ("exact", "under KVM"),
+            GroupAction::MoveWhenArmed => ("exact", "in the interpreter once the guest arms it"),
+            GroupAction::Interpret(reason) if reason == UNMEASURED => {
+                return write!(f, "{:<18} unknown  not all cases were run", self.group);
+            }
+            GroupAction::Interpret(reason) => {
+                return write!(f, "{:<18} inexact  {reason}", self.group);
+            }
+        };
+        write!(f, "{:<18} {word:<8} {detail}", self.group)
+    }
 }
 
 impl DoctorReport {
@@ -84,6 +118,8 @@ impl DoctorReport {
             hindsight: env!("CARGO_PKG_VERSION").to_owned(),
             host,
             probes: Vec::new(),
+            facilities: Vec::new(),
+            auto: String::new(),
         }
     }
 
@@ -97,7 +133,7 @@ impl DoctorReport {
         for (n, row) in self.probes.iter().enumerate() {
             json_row(&mut out, row, n == 0)?;
         }
-        json_tail(&mut out)
+        json_tail(&mut out, self)
     }
 }
 
@@ -149,7 +185,8 @@ impl<W: Write> ReportPrinter<W> {
         self.out.flush()
     }
 
-    pub(crate) fn finish(mut self, report: &DoctorReport) -> io::Result<()> {
+    /// Prints the count of verdicts, before the facilities.
+    pub(crate) fn finish_probes(&mut self, report: &DoctorReport) -> io::Result<()> {
         match self.form {
             ReportFormat::Table => {
                 let count = |verdict| {
@@ -170,7 +207,28 @@ impl<W: Write> ReportPrinter<W> {
                     count(ProbeVerdict::Skipped),
                 )?;
             }
-            ReportFormat::Json => json_tail(&mut self.out)?,
+            ReportFormat::Json => {}
+        }
+        self.out.flush()
+    }
+
+    /// Prints how exact KVM is in one group. JSON has all groups at the end.
+    pub(crate) fn facility(&mut self, row: &FacilityResult, first: bool) -> io::Result<()> {
+        if self.form == ReportFormat::Table {
+            if first {
+                writeln!(self.out)?;
+            }
+            writeln!(self.out, "{row}")?;
+        }
+        self.out.flush()
+    }
+
+    /// Prints what `--engine auto` does.
+    pub(crate) fn finish(mut self, report: &DoctorReport) -> io::Result<()> {
+        match self.form {
+            ReportFormat::Table if report.auto.is_empty() => {}
+            ReportFormat::Table => writeln!(self.out, "\n--engine auto: {}", report.auto)?,
+            ReportFormat::Json => json_tail(&mut self.out, report)?,
         }
         self.out.flush()
     }
@@ -189,18 +247,24 @@ fn json_head(out: &mut impl Write, report: &DoctorReport) -> io::Result<()> {
     write!(out, "\"host\":{host},\n\"probes\":[")
 }
 
-fn json_row(out: &mut impl Write, row: &ProbeResult, first: bool) -> io::Result<()> {
+fn json_row(out: &mut impl Write, row: &impl Serialize, first: bool) -> io::Result<()> {
     let comma = if first { "" } else { "," };
     write!(out, "{comma}\n{}", serde_json::to_string(row)?)
 }
 
-fn json_tail(out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "\n]}}")
+fn json_tail(out: &mut impl Write, report: &DoctorReport) -> io::Result<()> {
+    write!(out, "\n],\n\"facilities\":[")?;
+    for (index, row) in report.facilities.iter().enumerate() {
+        json_row(out, row, index == 0)?;
+    }
+    let auto = serde_json::to_string(&report.auto)?;
+    writeln!(out, "\n],\n\"auto\":{auto}}}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kvm::exactness::Exactness;
 
     fn report() -> DoctorReport {
         let host = HostInfo {
@@ -219,6 +283,19 @@ mod tests {
                 finding,
             });
         }
+        for (group, alone) in [
+            (FacilityGroup::Time, Exactness::Exact),
+            (
+                FacilityGroup::Exceptions,
+                Exactness::Inexact("swi/x cpl=0: lost".into()),
+            ),
+            (FacilityGroup::Interrupts, Exactness::Unmeasured),
+        ] {
+            let moving = Exactness::Unmeasured;
+            let verdict = GroupVerdict { alone, moving };
+            report.facilities.push(FacilityResult { group, verdict });
+        }
+        report.auto = "the interpreter, because \"x\"".into();
         report
     }
 
@@ -229,6 +306,10 @@ mod tests {
             .probes
             .iter()
             .for_each(|row| printer.result(row).unwrap());
+        printer.finish_probes(report).unwrap();
+        for (index, row) in report.facilities.iter().enumerate() {
+            printer.facility(row, index == 0).unwrap();
+        }
         printer.finish(report).unwrap();
         String::from_utf8(out).unwrap()
     }
@@ -263,7 +344,18 @@ mod tests {
     fn table_has_a_line_for_each_row_and_a_count_of_verdicts() {
         let table = printed(ReportFormat::Table, &report());
         assert!(table.contains("step-cpl0          differs  stops; duplicates\n"));
-        assert!(table.ends_with("2 probes: 0 work, 1 differ, 0 broken, 1 absent, 0 skipped\n"));
+        assert!(table.contains("2 probes: 0 work, 1 differ, 0 broken, 1 absent, 0 skipped\n"));
+    }
+
+    #[test]
+    fn table_ends_with_a_line_for_each_group_and_the_engine() {
+        let expected = "\n\
+            time               exact    under KVM\n\
+            exceptions         inexact  swi/x cpl=0: lost\n\
+            interrupts         unknown  not all cases were run\n\n\
+            --engine auto: the interpreter, because \"x\"\n";
+        let table = printed(ReportFormat::Table, &report());
+        assert!(table.ends_with(expected), "{table}");
     }
 
     #[test]

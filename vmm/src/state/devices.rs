@@ -1,6 +1,7 @@
 //! The state of the devices on the buses.
 
 use hindsight_devices::acpi_pm::AcpiPmState;
+use hindsight_devices::fp_error::FpErrorState;
 use hindsight_devices::fw_cfg::FwCfgState;
 use hindsight_devices::i8042::I8042State;
 use hindsight_devices::legacy::PostCode;
@@ -27,6 +28,8 @@ pub struct DevicesState {
     pub acpi_pm: AcpiPmState,
     /// The PCI configuration ports.
     pub pci: PciState,
+    /// FERR#, IGNNE# and IRQ 13.
+    pub fp_error: FpErrorState,
     /// The 32-bit test latch.
     pub latch: Latch,
     /// The byte latches, and the value that port 0xe9 returns.

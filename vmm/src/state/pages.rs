@@ -21,29 +21,64 @@ pub const PAGE: usize = 4096;
 /// The bytes of a page.
 pub type PageBytes = [u8; PAGE];
 
+/// Pages of a [`Chunk`].
+const CHUNK_PAGES: usize = 64;
+/// Bytes of guest memory that a chunk stands for.
+const CHUNK: u64 = (CHUNK_PAGES * PAGE) as u64;
+
+/// Neighbouring pages. `None` stands for zeros.
+type Chunk = [Option<Arc<PageBytes>>; CHUNK_PAGES];
+
 /// The pages of a guest that are not all zero, by guest-physical address.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Pages(BTreeMap<u64, Arc<PageBytes>>);
+///
+/// A copy shares all chunks with the original. So copies and comparisons take time in proportion to
+/// the chunks, and to the pages of those chunks that differ.
+#[derive(Clone, Default)]
+pub struct Pages {
+    /// By the guest-physical address of their first page. None is empty.
+    chunks: BTreeMap<u64, Arc<Chunk>>,
+    /// The number of pages.
+    count: usize,
+}
+
+/// The address of the chunk of a page, and the index of the page in it.
+fn position(gpa: u64) -> (u64, usize) {
+    let index = gpa % CHUNK / PAGE as u64;
+    (gpa & !(CHUNK - 1), usize::try_from(index).unwrap_or(0))
+}
+
+/// The pages of a chunk at `base`, with their addresses.
+fn pages_of(base: u64, chunk: &Chunk) -> impl Iterator<Item = (u64, &Arc<PageBytes>)> {
+    let pages = (0_u64..).zip(chunk);
+    pages.filter_map(move |(index, page)| Some((base + index * PAGE as u64, page.as_ref()?)))
+}
 
 impl Pages {
     /// The number of pages that are not all zero.
-    pub fn len(&self) -> usize {
-        self.0.len()
+    pub const fn len(&self) -> usize {
+        self.count
     }
 
     /// Whether all of memory is zero.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
     /// Every page with its address, ascending.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &PageBytes)> {
-        self.0.iter().map(|(&gpa, page)| (gpa, &**page))
+        let chunks = self.chunks.iter();
+        let pages = chunks.flat_map(|(&base, chunk)| pages_of(base, chunk));
+        pages.map(|(gpa, page)| (gpa, &**page))
     }
 
     /// The page at `gpa`, if it is not all zero.
     pub fn get(&self, gpa: u64) -> Option<&PageBytes> {
-        self.0.get(&gpa).map(|page| &**page)
+        self.shared(gpa).map(|page| &**page)
+    }
+
+    fn shared(&self, gpa: u64) -> Option<&Arc<PageBytes>> {
+        let (base, index) = position(gpa);
+        self.chunks.get(&base)?.get(index)?.as_ref()
     }
 
     /// Addresses of the pages whose bytes differ, ascending.
@@ -56,36 +91,72 @@ impl Pages {
 
     /// The number of pages that are not shared with `other`: what this snapshot costs in addition.
     pub fn unshared(&self, other: &Self) -> usize {
-        let shared = |(gpa, page): &(&u64, &Arc<PageBytes>)| {
-            other.0.get(gpa).is_some_and(|same| Arc::ptr_eq(same, page))
-        };
-        self.0.len() - self.0.iter().filter(shared).count()
+        self.own_pages(other).count()
+    }
+
+    /// Pages that are not shared with `other`.
+    fn own_pages<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = u64> + 'a {
+        let chunks = self.chunks.iter().filter(|(base, chunk)| {
+            let same = other.chunks.get(base);
+            same.is_none_or(|same| !Arc::ptr_eq(same, chunk))
+        });
+        let pages = chunks.flat_map(|(&base, chunk)| pages_of(base, chunk));
+        pages.filter_map(|(gpa, page)| {
+            let same = other.shared(gpa);
+            let shared = same.is_some_and(|same| Arc::ptr_eq(same, page));
+            (!shared).then_some(gpa)
+        })
     }
 
     /// Sets the page at `gpa`. A page that is equal already stays shared.
     pub(crate) fn set(&mut self, gpa: u64, bytes: &PageBytes) {
         debug_assert!(gpa.is_multiple_of(PAGE as u64), "{gpa:#x} is not aligned");
-        if bytes.iter().all(|&byte| byte == 0) {
-            self.0.remove(&gpa);
-        } else if self.0.get(&gpa).is_none_or(|old| **old != *bytes) {
-            self.0.insert(gpa, Arc::new(*bytes));
+        let zero = bytes.iter().all(|&byte| byte == 0);
+        match self.shared(gpa) {
+            None if zero => {}
+            Some(old) if **old == *bytes => {}
+            _ => self.replace(gpa, (!zero).then(|| Arc::new(*bytes))),
         }
     }
 
-    /// Addresses of the pages that the two do not share. Their bytes may be equal all the same.
+    /// Replaces the page at `gpa`, or drops it.
+    fn replace(&mut self, gpa: u64, page: Option<Arc<PageBytes>>) {
+        let (base, index) = position(gpa);
+        let empty = || Arc::new([const { None }; CHUNK_PAGES]);
+        let chunk = Arc::make_mut(self.chunks.entry(base).or_insert_with(empty));
+        let added = page.is_some();
+        let old = chunk
+            .get_mut(index)
+            .and_then(|old| std::mem::replace(old, page));
+        let is_empty = !added && chunk.iter().all(Option::is_none);
+        self.count = self.count + usize::from(added) - usize::from(old.is_some());
+        if is_empty {
+            self.chunks.remove(&base);
+        }
+    }
+
+    /// Addresses of the pages that the two do not share. Their bytes may still be equal.
     fn unshared_addresses<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = u64> + 'a {
-        let changed = self.0.iter().filter_map(|(&gpa, page)| {
-            let same = other.0.get(&gpa).is_some_and(|o| Arc::ptr_eq(o, page));
-            (!same).then_some(gpa)
-        });
-        let others = other.0.keys().copied();
-        changed.chain(others.filter(|gpa| !self.0.contains_key(gpa)))
+        let changed = self.own_pages(other);
+        let others = other.own_pages(self);
+        changed.chain(others.filter(|&gpa| self.shared(gpa).is_none()))
     }
 }
 
+impl PartialEq for Pages {
+    fn eq(&self, other: &Self) -> bool {
+        self.count == other.count
+            && self
+                .own_pages(other)
+                .all(|gpa| self.get(gpa) == other.get(gpa))
+    }
+}
+
+impl Eq for Pages {}
+
 impl fmt::Debug for Pages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pages({})", self.0.len())
+        write!(f, "Pages({})", self.count)
     }
 }
 
@@ -98,16 +169,20 @@ impl Serialize for Pages {
 impl<'de> Deserialize<'de> for Pages {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let list = Vec::<(u64, Vec<u8>)>::deserialize(deserializer)?;
-        let mut pages = BTreeMap::new();
+        let mut pages = Self::default();
         for (gpa, bytes) in list {
             let len = bytes.len();
             let page = PageBytes::try_from(bytes)
                 .map_err(|_| de::Error::invalid_length(len, &"a page of 4096 bytes"))?;
-            if pages.insert(gpa, Arc::new(page)).is_some() {
+            if !gpa.is_multiple_of(PAGE as u64) {
+                return Err(de::Error::custom(format!("no page begins at {gpa:#x}")));
+            }
+            if pages.shared(gpa).is_some() {
                 return Err(de::Error::custom(format!("two pages at {gpa:#x}")));
             }
+            pages.replace(gpa, Some(Arc::new(page)));
         }
-        Ok(Self(pages))
+        Ok(pages)
     }
 }
 
@@ -161,7 +236,7 @@ impl MemorySaver {
         let now = self.base.take().unwrap_or_default();
         for gpa in pages.unshared_addresses(&now) {
             let zeros = [0; PAGE];
-            let bytes = pages.0.get(&gpa).map_or(&zeros, |page| &**page);
+            let bytes = pages.get(gpa).unwrap_or(&zeros);
             self.ram
                 .write_slice(bytes, GuestAddress(gpa))
                 .map_err(io::Error::other)?;
@@ -172,12 +247,11 @@ impl MemorySaver {
         Ok(())
     }
 
-    /// The first page that is not aligned or not in this memory.
+    /// The first page that is not in this memory.
     pub(crate) fn misplaced(&self, pages: &Pages) -> Option<u64> {
-        let fits = |gpa: u64| {
-            gpa.is_multiple_of(PAGE as u64) && self.ram.check_range(GuestAddress(gpa), PAGE)
-        };
-        pages.0.keys().copied().find(|&gpa| !fits(gpa))
+        let fits = |gpa: u64| self.ram.check_range(GuestAddress(gpa), PAGE);
+        let mut addresses = pages.iter().map(|(gpa, _)| gpa);
+        addresses.find(|&gpa| !fits(gpa))
     }
 
     /// Reads and clears the dirty marks.
@@ -247,10 +321,34 @@ mod tests {
     }
 
     #[test]
-    fn misplaced_finds_pages_that_are_unaligned_or_outside_of_memory() {
+    fn copies_share_all_pages_until_one_is_set() {
+        let mut pages = Pages::default();
+        for gpa in (0..1000 * CHUNK).step_by(PAGE * 40) {
+            pages.set(gpa, &[1; PAGE]);
+        }
+        let mut copy = pages.clone();
+        assert_eq!((copy.unshared(&pages), copy == pages), (0, true));
+        copy.set(0, &[0; PAGE]);
+        copy.set(PAGE as u64, &[2; PAGE]);
+        copy.set(CHUNK * 5 + PAGE as u64 * 7, &[3; PAGE]);
+        copy.set(CHUNK * 2000, &[4; PAGE]);
+        assert_eq!(copy.len(), pages.len() + 2);
+        assert_eq!(copy.unshared(&pages), 3);
+        let differing = copy.differing(&pages);
+        assert_eq!(differing.len(), 4);
+        assert!(copy != pages && differing == pages.differing(&copy));
+        for (gpa, page) in differing.iter().map(|&gpa| (gpa, pages.get(gpa))) {
+            copy.set(gpa, page.unwrap_or(&[0; PAGE]));
+        }
+        assert!(copy == pages);
+    }
+
+    #[test]
+    fn misplaced_finds_pages_outside_of_memory() {
         let saver = saver();
-        for gpa in [0x10_000, 0x1001, u64::MAX - 0xfff] {
-            let pages = Pages(BTreeMap::from([(gpa, Arc::new([1; PAGE]))]));
+        for gpa in [0x10_000, u64::MAX - 0xfff] {
+            let mut pages = Pages::default();
+            pages.set(gpa, &[1; PAGE]);
             assert_eq!(saver.misplaced(&pages), Some(gpa));
         }
         assert_eq!(saver.misplaced(&Pages::default()), None);
@@ -263,6 +361,8 @@ mod tests {
         let text = serde_json::to_string(&pages).unwrap();
         assert_eq!(serde_json::from_str::<Pages>(&text).unwrap(), pages);
         assert!(serde_json::from_str::<Pages>("[[4096,[1,2,3]]]").is_err());
+        let unaligned = text.replace("8192", "8193");
+        assert!(serde_json::from_str::<Pages>(&unaligned).is_err());
         let entry = text.trim_matches(['[', ']']);
         let double = format!("[[{entry}]],[{entry}]]]");
         assert!(serde_json::from_str::<Pages>(&double).is_err());

@@ -108,6 +108,9 @@ pub enum RestoreError {
         #[source]
         source: MsrStateError,
     },
+    /// A vCPU's counts of instructions contradict each other, or could overflow.
+    #[error("the counts of instructions of vCPU {0} in the snapshot are impossible")]
+    Counts(usize),
     /// A cache's or a branch predictor's state is invalid.
     #[error(transparent)]
     Model(#[from] UarchStateError),

@@ -252,7 +252,7 @@ impl Wake for ThreadWaker {
     }
 }
 
-/// Answers the machine's own requests: exit, reset, power-off.
+/// Serves the requests of devices to the machine: exit, reset, power-off.
 #[derive(Clone, Debug)]
 pub struct RequestHandler {
     /// The vCPU threads.

@@ -1,4 +1,4 @@
-//! From an exit to the model that answers it: one match, one short arm per kind.
+//! Dispatches each exit to the model that serves it: one match, with one short arm per kind.
 
 use hindsight_cpu::msr::{MsrEffect, RdmsrOutcome, WrmsrOutcome};
 

@@ -19,27 +19,24 @@ fn bad_input_prints_one_line_and_leaves_no_files() {
         (&[], "<IMAGE>"),
         (&["spin", "--bogus"], "unexpected argument '--bogus'"),
         (&["empty"], "the image is empty"),
-        (&["text"], "cannot tell what the image is"),
+        (&["text"], "the image's format is unknown"),
         (&["elf-cut"], "ELF"),
         (&["elf-bad"], "ELF"),
-        (&["gzip"], "unpack it first"),
+        (&["gzip"], "decompress it first"),
         (&["linux-cut"], "Linux image"),
         (&["multiboot-cut"], "multiboot"),
         (&["spin", "--protocol", "pvh"], "not ELF"),
         (&["spin", "--protocol", "linux"], "no boot header"),
         (&["spin", "--protocol", "x"], "[possible values: auto"),
         (&["spin", "--mode", "x"], "real, protected, long"),
-        (
-            &["big", "--mode", "long", "-m", "8M"],
-            "needs 0x1000000 bytes",
-        ),
+        (&["big", "--mode", "long", "-m", "8M"], "it needs 16 MiB"),
         (
             &["spin", "--mode", "long", "--load-address", "0xe0000"],
             "overlaps",
         ),
         (
             &["spin", "--load-address", "0xfffffffffffffff0"],
-            "not within the RAM",
+            "does not fit in guest memory",
         ),
         (&["spin", "--load-address", "x"], "not a number"),
         (
@@ -48,7 +45,7 @@ fn bad_input_prints_one_line_and_leaves_no_files() {
         ),
         (
             &["spin", "--mode", "real", "--initrd", "big"],
-            "--initrd does not go with",
+            "--initrd cannot be used with",
         ),
         (
             &["multiboot", "--initrd", "missing"],
@@ -56,25 +53,25 @@ fn bad_input_prints_one_line_and_leaves_no_files() {
         ),
         (
             &["multiboot", "-m", "8M", "--initrd", "big"],
-            "no room for the 0x1000000 bytes",
+            "it needs 16 MiB",
         ),
         (
             &["multiboot", "-m", "8M", "--module", "big=x"],
-            "no room for the 0x1000000 bytes",
+            "it needs 16 MiB",
         ),
         (
             &["multiboot", "--module", "missing"],
             "module missing cannot be opened",
         ),
         (&["multiboot", "--initrd", "empty"], "is empty"),
-        (&["spin", "--mode", "real", "-m", "0"], "too few"),
-        (&["spin", "--mode", "real", "-m", "1048575"], "too few"),
+        (&["spin", "--mode", "real", "-m", "0"], "too little"),
+        (&["spin", "--mode", "real", "-m", "1048575"], "too little"),
         (
             &["spin", "--mode", "real", "-m", "1048577"],
-            "not a multiple of 0x1000",
+            "not whole pages",
         ),
         (&["spin", "--mode", "real", "-m", "32T"], "more than"),
-        (&["spin", "--mode", "real", "-m", "33T"], "too many"),
+        (&["spin", "--mode", "real", "-m", "33T"], "too much"),
         (&["spin", "--mode", "real", "-m", "99999999T"], "2^64"),
         (&["spin", "--mode", "real", "-m", "lots"], "not a size"),
         (
@@ -123,7 +120,7 @@ fn bad_input_prints_one_line_and_leaves_no_files() {
         ),
         (
             &["text", "--serial", "file:made", "--debugcon", "unix:made2"],
-            "cannot tell",
+            "format is unknown",
         ),
     ];
     for (arguments, expected) in rows {

@@ -4,8 +4,12 @@ mod control;
 #[cfg(test)]
 mod engine_switch;
 #[cfg(test)]
+mod fp_error;
+#[cfg(test)]
 mod guest;
 #[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod random;
 #[cfg(test)]
 mod rsm;

@@ -9,14 +9,19 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result};
+use xshell::cmd;
 
 use super::{conclude, source};
-use crate::process::root;
+use crate::process::{root, shell};
 
 /// The table of contents.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Fails when the table of contents and the pages differ, or when a link of any page leads nowhere.
+/// The page of worked examples.
+const EXAMPLES: &str = "CONTRIBUTING.md";
+
+/// Fails when the table of contents and the pages differ, when a link of any page leads nowhere, or
+/// when a diff of the worked examples no longer applies.
 pub fn run() -> Result<()> {
     let mut pages = BTreeMap::new();
     for path in source::files("md")? {
@@ -30,6 +35,8 @@ pub fn run() -> Result<()> {
     for (path, text) in &pages {
         findings.extend(broken_links(path, text)?);
     }
+    let examples = pages.get(EXAMPLES).map_or("", String::as_str);
+    findings.extend(stale_examples(examples)?);
     conclude("book", &findings)
 }
 
@@ -64,6 +71,42 @@ fn broken_links(path: &str, text: &str) -> Result<Vec<String>> {
             ));
         } else if !exists(&target, heading)? {
             findings.push(format!("{path}:{number}: the link {link} leads nowhere"));
+        }
+    }
+    Ok(findings)
+}
+
+/// The fenced diffs of a page, with the lines at which they begin.
+fn diffs(page: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut open: Option<(usize, String)> = None;
+    for (number, line) in page.lines().enumerate() {
+        match &mut open {
+            None if line == "```diff" => open = Some((number + 1, String::new())),
+            None => {}
+            Some(_) if line == "```" => found.extend(open.take()),
+            Some((_, text)) => {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+    }
+    found
+}
+
+/// The diffs of the worked examples that do not apply to the checkout.
+fn stale_examples(page: &str) -> Result<Vec<String>> {
+    let shell = shell()?;
+    let mut findings = Vec::new();
+    for (line, diff) in diffs(page) {
+        let apply = cmd!(shell, "git apply --check -").quiet().stdin(diff);
+        let output = apply.ignore_status().output()?;
+        if !output.status.success() {
+            let error = String::from_utf8_lossy(&output.stderr);
+            let error = error.lines().next().unwrap_or_default();
+            findings.push(format!(
+                "{EXAMPLES}:{line}: the diff does not apply: {error}"
+            ));
         }
     }
     Ok(findings)
@@ -172,6 +215,22 @@ mod tests {
                 "docs/guide/page.md:1: the link nothing.md leads nowhere",
                 "docs/guide/page.md:5: the link ../../README.md leaves the book; name the file as code instead"
             ]
+        );
+    }
+
+    #[test]
+    fn diffs_are_the_fenced_blocks_of_that_kind() {
+        let page = "text\n```diff\n--- a/x\n+++ b/x\n```\n```\nother\n```\n";
+        assert_eq!(diffs(page), [(2, "--- a/x\n+++ b/x\n".to_owned())]);
+    }
+
+    #[test]
+    fn diff_of_another_text_is_found() {
+        let page = "```diff\n--- a/LICENSE-MIT\n+++ b/LICENSE-MIT\n@@ -1,1 +1,1 @@\n-no such line\n+new\n```\n";
+        let found = stale_examples(page).unwrap();
+        assert!(
+            found[0].starts_with("CONTRIBUTING.md:1: the diff does not apply"),
+            "{found:?}"
         );
     }
 

@@ -1,4 +1,4 @@
-//! Import circles, and docs/internals/design.md against the imports and the unsafe code of the tree.
+//! Import circles, and docs/internals/design.md and its picture against the imports and unsafe code.
 //!
 //! docs/internals/design.md has fenced blocks for programs. One of `house FOLDER` lists what each
 //! file or folder in FOLDER may import; FOLDER is the sources of a crate, such as `vmm/src`, or a
@@ -24,9 +24,9 @@ use std::fs;
 
 use anyhow::Result;
 
-use super::conclude;
 use super::graph::{Graph, circles};
 use super::source::{SourceFile, is_test_file, sources};
+use super::{conclude, picture};
 use crate::process::root;
 
 const DESIGN: &str = "docs/internals/design.md";
@@ -47,7 +47,10 @@ pub fn run() -> Result<()> {
         findings.extend(file_circles(graph));
     }
     if let Some(monitor) = graphs.iter().find(|graph| graph.source_folder == MONITOR) {
-        findings.extend(folder_circles(&monitor.units("")));
+        let units = monitor.units("");
+        findings.extend(folder_circles(&units));
+        let svg = fs::read_to_string(root().join(picture::PICTURE))?;
+        findings.extend(picture::compare(&svg, &units));
     }
     let mut drawn = false;
     for block in blocks(&design, "house ") {

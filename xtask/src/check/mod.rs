@@ -5,6 +5,7 @@ pub mod commits;
 mod graph;
 pub mod house;
 pub mod names;
+mod picture;
 pub mod size;
 mod source;
 pub mod spec;
@@ -35,7 +36,7 @@ struct NameSettings {
     whole: Vec<String>,
     /// Names that no module has.
     modules: Vec<String>,
-    /// Identifiers that are allowed all the same.
+    /// Exceptions: identifiers that are allowed.
     #[serde(default)]
     allow: Vec<Allowed>,
     /// Types that may be defined more than once.

@@ -117,7 +117,10 @@ pub fn run(arguments: &KvmUnitTestsArguments) -> Result<u8> {
     let ended = run_jobs(&jobs, arguments.jobs)?;
     if arguments.filter.is_none() {
         let page = root().join("docs/reports/kvm-unit-tests.md");
-        fs::write(&page, page::render(&ended, &expectations))?;
+        fs::write(
+            &page,
+            page::render(&ended, &expectations, arguments.timeout),
+        )?;
         say(format!("wrote {}", page.display()));
     }
     let unexplained = |result: &&TestResult| {

@@ -22,8 +22,8 @@ what the profile lacks; any other test that does not pass makes the command fail
 /// Failed assertions that a row names.
 const NAMED: usize = 4;
 
-/// Makes the page.
-pub fn render(results: &[TestResult], expectations: &Expectations) -> String {
+/// Makes the page of tests that had `timeout` seconds or more.
+pub fn render(results: &[TestResult], expectations: &Expectations, timeout: u64) -> String {
     let passed = results.iter().filter(|r| r.verdict == Verdict::Passed);
     let lacking = results
         .iter()
@@ -32,7 +32,8 @@ pub fn render(results: &[TestResult], expectations: &Expectations) -> String {
     let mut page = HEAD.to_owned();
     let _ = writeln!(
         page,
-        "Of {all} tests {passed} pass, {lacking} ask for what the profile lacks, and {} fail.\n",
+        "Of {all} tests {passed} pass, {lacking} ask for what the profile lacks, and {} fail \
+         or need more time than {timeout} s on the host that ran them.\n",
         all - passed - lacking
     );
     page.push_str("| test | built for | result | passed | failed | skipped | reason |\n");
@@ -99,8 +100,8 @@ mod tests {
             result("svm", Verdict::Skipped, &[]),
             result("pmu", Verdict::Failed, &["a | b"]),
         ];
-        let page = render(&results, &expectations);
-        assert!(page.contains("Of 3 tests 1 pass, 1 ask for what the profile lacks, and 1 fail."));
+        let page = render(&results, &expectations, 60);
+        assert!(page.contains("Of 3 tests 1 pass, 1 ask for what the profile lacks, and 1 fail "));
         assert!(page.contains("| svm | x86_64 | skip | 1 | 0 | 0 | SVM |"));
         assert!(page.contains("| pmu | x86_64 | fail | 1 | 1 | 0 | a / b |"));
     }

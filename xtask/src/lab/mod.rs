@@ -277,8 +277,8 @@ fn steps(arguments: &LabArguments) -> String {
     let mut script = String::new();
     if arguments.runs(LabStep::Doctor) {
         script += &format!(
-            "step doctor-json /out/doctor.json /out/doctor-json.err 0 {limit} hindsight doctor --json\n\
-             step doctor /out/doctor.txt /out/doctor.err 1 {limit} hindsight doctor\n"
+            "step doctor-json /out/doctor.json /out/doctor-json.err 0 {limit} hindsight doctor --facilities short --json\n\
+             step doctor /out/doctor.txt /out/doctor.err 1 {limit} hindsight doctor --facilities none\n"
         );
     }
     if arguments.runs(LabStep::Test) {

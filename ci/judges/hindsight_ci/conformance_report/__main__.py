@@ -1,12 +1,12 @@
 """Makes conformance.json and conformance.md in docs/reports from the reports of `hindsight test`.
 
 update  takes reports (`hindsight test --junit`), replaces the results of these machines and
-        engines, and writes both files. ENGINE is interp or kvm; the machine "judge" stands for
+        engines, and writes both files. ENGINE is interp, kvm or auto; the machine "judge" stands for
         other emulators.
 render  writes both files again, after a change of spec/.
 check   compares with the output of `hindsight test --list` in LIST: every rule that a case names
         exists, the cases are those of the last run, and conformance.md is what the results
-        say.
+        say; and every rule that holds in a machine's interpreter holds there with auto.
 
 --rules, --json and --markdown before the command name other files than those of the project.
 Exit status: 1 when check finds something, 2 for wrong arguments or unreadable files.
@@ -25,6 +25,7 @@ from hindsight_ci.conformance_report.results import (
     ENGINES,
     JUDGE,
     Store,
+    auto_deviations,
     json_text,
     load_store,
     read_junit,
@@ -89,6 +90,7 @@ def find(options: argparse.Namespace, rule_set: RuleSet) -> Iterator[str]:
     yield from findings
     if findings:
         return
+    yield from auto_deviations(store, rule_set.rules)
     texts = {
         options.json: json_text(store, rule_set.rules),
         options.markdown: Page(store, rule_set).render(),

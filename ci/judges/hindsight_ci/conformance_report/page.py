@@ -10,12 +10,14 @@ from hindsight_ci.conformance_report.rules import Rule, RuleSet
 
 INTRO = """# Conformance
 
-Which rules of the virtual processor hold where. `ci/conformance` makes this page and
-[conformance.json](conformance.json) from runs of the payloads
-([testing.md](../internals/testing.md)); nothing here is written by hand. The identifier of a rule links to its text in [spec/](../spec/README.md).
+This page shows which rule of the virtual processor holds in which engine, on which machine.
+`ci/conformance` makes it and [conformance.json](conformance.json) from runs of the payloads
+([testing.md](../internals/testing.md#conformance)); nothing here is written by hand. The
+identifier of a rule links to its text.
 
-*interpreter* and *native* are the two engines (`--engine interp` and `--engine kvm`); `amd` and
-`intel` are the [labs](../internals/labs.md), `pvm` is the machine on which the project is developed.
+The engines are *interp* and *KVM* (`--engine interp` and `--engine kvm`). *auto* is `--engine auto`,
+where every rule of the interpreter must hold. The machines `amd` and `intel` are the
+[labs](../internals/labs.md); `pvm` is the machine on which the project is developed.
 
 | cell | meaning |
 | --- | --- |

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
 from hindsight_ci.conformance_report.rules import InputError, Rule
 
-ENGINES = {"interp": "interpreter", "kvm": "native"}
+ENGINES = {"interp": "interp", "kvm": "KVM", "auto": "auto"}
 JUDGE = "judge"
 # The order of the machines; others follow by name.
 MACHINES = ["pvm", "host", "amd", "intel"]
@@ -144,6 +144,18 @@ def judge_rules(store: Store, rules: Mapping[str, Rule]) -> Verdicts:
         }
         for rule, cases in by_rule.items()
     }
+
+
+def auto_deviations(store: Store, rules: Mapping[str, Rule]) -> Iterator[str]:
+    """The rules that hold in the interpreter of a machine and not with `--engine auto`."""
+    for rule, verdicts in judge_rules(store, rules).items():
+        for column, found in verdicts.items():
+            machine, _, engine = column.partition("/")
+            exact = verdicts.get(f"{machine}/interp")
+            if engine != "auto" or exact is None or exact.status != "pass":
+                continue
+            if (found.status, found.passed) != (exact.status, exact.passed):
+                yield f"{rule} holds in the interpreter of {machine}, and with auto: {found.in_words()}"
 
 
 def judge_rule(run: Mapping[str, str], cases: list[str], rule: Rule) -> Verdict:

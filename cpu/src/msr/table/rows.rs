@@ -2,13 +2,14 @@
 
 use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LBR_TOS_MASK, LbrInfo, LbrSelect};
 use hindsight_regs::capabilities::{ArchCapabilities, MiscEnable};
+use hindsight_regs::cpuid::Feature;
 use hindsight_regs::msr as regs;
 use hindsight_regs::pmu::{COUNTER_MASK, EventSelect, FIXED_COUNTERS, GP_COUNTERS, global};
 use hindsight_regs::rdt;
 
 use super::{
     KvmRole, KvmStateCall, MsrSpec, Owner, Presence, ResetValue, UpdateBefore, WritePolicy,
-    X2APIC_MSRS,
+    X2APIC_MSRS, page_address,
 };
 use crate::facility::{DEBUGCTL_BITS, Facilities};
 use crate::msr::config::MsrConfig;
@@ -29,6 +30,7 @@ impl MsrSpec {
                 with: &[],
             },
             read_only: 0,
+            valid: |_| true,
             kvm: KvmRole::Intercepted,
             // Counters freeze and start by these registers, and show in them.
             update: match owner {
@@ -59,6 +61,14 @@ impl MsrSpec {
         }
     }
 
+    /// The MSR exists with all of these bits of CPUID.7.0:EDX.
+    const fn needs_speculation(self, bits: u32) -> Self {
+        Self {
+            presence: Presence::Speculation(bits),
+            ..self
+        }
+    }
+
     const fn reset(self, value: u64) -> Self {
         Self {
             reset: ResetValue::Fixed(value),
@@ -84,6 +94,19 @@ impl MsrSpec {
             writes: WritePolicy::Bits { writable, with },
             ..self
         }
+    }
+
+    /// Only the bits `low` and those of a page's address can be set.
+    const fn page_address(self, low: u64) -> Self {
+        Self {
+            writes: WritePolicy::PageAddress(low),
+            ..self
+        }
+    }
+
+    /// A write must also satisfy `valid`.
+    const fn valid(self, valid: fn(u64) -> bool) -> Self {
+        Self { valid, ..self }
     }
 
     const fn faults_on_write(self) -> Self {
@@ -118,12 +141,10 @@ const MISC_AVAILABLE: u64 = MiscEnable::PERFMON_AVAILABLE
     .union(MiscEnable::BTS_UNAVAILABLE)
     .union(MiscEnable::PEBS_UNAVAILABLE)
     .bits();
-/// The bits of IA32_MISC_ENABLE that are set after RESET in every processor.
-const MISC_RESET: MiscEnable = MiscEnable::FAST_STRINGS
-    .union(MiscEnable::AUTOMATIC_TCC)
-    .union(MiscEnable::SPEED_STEP)
-    .union(MiscEnable::MONITOR_FSM);
-const MISC_WRITABLE: u64 = MiscEnable::all().bits() & !MISC_AVAILABLE;
+/// The bits of IA32_MISC_ENABLE that are set after RESET in every processor, and can be cleared.
+///
+/// The others belong to facilities that CPUID does not show, or would change what it shows.
+const MISC_RESET: MiscEnable = MiscEnable::FAST_STRINGS.union(MiscEnable::AUTOMATIC_TCC);
 
 fn misc_enable(config: &MsrConfig) -> u64 {
     let has = |facility| config.facilities.contains(facility);
@@ -135,8 +156,13 @@ fn misc_enable(config: &MsrConfig) -> u64 {
 }
 
 /// The ratio of the TSC to 100 MHz, in bits 15:8.
-fn platform_info(config: &MsrConfig) -> u64 {
+fn ratio(config: &MsrConfig) -> u64 {
     ((config.tsc_hz / 100_000_000) & 0xff) << 8
+}
+
+/// The ratio of the TSC to 100 MHz in every byte: there is no turbo mode.
+fn turbo_ratios(config: &MsrConfig) -> u64 {
+    (ratio(config) >> 8) * 0x0101_0101_0101_0101
 }
 
 fn perf_capabilities(config: &MsrConfig) -> u64 {
@@ -144,8 +170,35 @@ fn perf_capabilities(config: &MsrConfig) -> u64 {
 }
 
 /// All "not affected" bits: guests leave page-table isolation and the other software mitigations
-/// off (rule MSR-47).
-const ARCH_CAPABILITIES: u64 = ArchCapabilities::all().bits();
+/// off (rule MSR-47). Enhanced IBRS goes with IA32_SPEC_CTRL.
+fn arch_capabilities(config: &MsrConfig) -> u64 {
+    let mut bits = ArchCapabilities::all();
+    let controls = config.speculation & SPEC_CTRL == SPEC_CTRL;
+    bits.set(ArchCapabilities::IBRS_ALL, controls);
+    bits.bits()
+}
+
+/// CPUID.7.0:EDX: IBRS, IBPB, STIBP and SSBD.
+const SPEC_CTRL: u32 = Feature::SPEC_CTRL.mask() | Feature::STIBP.mask() | Feature::SSBD.mask();
+/// IA32_SPEC_CTRL: IBRS, STIBP, SSBD.
+const SPEC_CTRL_BITS: u64 = 0b111;
+/// IA32_PRED_CMD.IBPB, and IA32_FLUSH_CMD.L1D_FLUSH.
+const COMMAND: u64 = 1;
+
+/// IA32_FEATURE_CONTROL and MSR_PPIN_CTL: locked, with nothing enabled.
+const LOCKED: u64 = 1;
+
+/// MSR_PKG_CST_CONFIG_CONTROL: locked, with no package C-state beyond C1.
+const NO_PACKAGE_C_STATE: u64 = 1 << 15;
+
+/// IA32_PERF_CTL: the requested state, and whether turbo mode is off.
+const PERF_CTL: u64 = 1 << 32 | 0xffff;
+
+/// MSR_TURBO_RATIO_LIMIT_CORES: 8, 16 ... 64 active cores.
+const TURBO_CORES: u64 = 0x4038_3028_2018_1008;
+
+/// MSR_TEMPERATURE_TARGET: 100 degrees Celsius.
+const TEMPERATURE_TARGET: u64 = 100 << 16;
 
 /// Microcode revision 0200005EH (rule MSR-41: at least 02000014H).
 const MICROCODE: u64 = 0x0200_005e << 32;
@@ -155,6 +208,64 @@ const MTRRCAP: u64 = 0x508;
 
 /// IA32_MTRR_DEF_TYPE: type, fixed-range enable, enable.
 const MTRR_DEF_TYPE: u64 = 0xcff;
+
+// What firmware sets: all memory is write-back but the video memory, which is uncacheable, the area
+// of option ROMs and the BIOS, which is write-protected, and the devices below 4 GiB.
+
+/// IA32_MTRR_DEF_TYPE: MTRRs and fixed ranges enabled, write-back.
+const MTRR_DEF_TYPE_RESET: u64 = 0xc06;
+/// A fixed-range MTRR whose eight ranges are write-back.
+const WRITE_BACK: u64 = 0x0606_0606_0606_0606;
+/// A fixed-range MTRR whose eight ranges are write-protected.
+const WRITE_PROTECTED: u64 = 0x0505_0505_0505_0505;
+/// The first address of the devices that end at 4 GiB: uncacheable.
+pub const DEVICES_START: u64 = 0xc000_0000;
+
+/// IA32_MTRR_PHYSMASK0: enabled, the GiB from [`DEVICES_START`].
+fn devices_mask(config: &MsrConfig) -> u64 {
+    page_address(config) & !((1 << 30) - 1) | MTRR_VALID
+}
+
+/// IA32_MTRR_PHYSMASKn: the range is enabled.
+const MTRR_VALID: u64 = 1 << 11;
+/// IA32_MTRR_PHYSBASEn: the memory type.
+const MTRR_TYPE: u64 = 0xff;
+
+/// UC, WC, WT, WP and WB. SDM Vol. 3A, "Memory Types That Can Be Encoded in MTRRs".
+const fn is_memory_type(byte: u8) -> bool {
+    matches!(byte, 0 | 1 | 4..=6)
+}
+
+/// Whether the lowest byte is a memory type.
+fn is_type(value: u64) -> bool {
+    is_memory_type(value.to_le_bytes()[0])
+}
+
+/// Whether all bytes are memory types.
+fn are_types(value: u64) -> bool {
+    value.to_le_bytes().into_iter().all(is_memory_type)
+}
+
+const fn mtrr_base(range: u32, name: &'static str) -> MsrSpec {
+    MsrSpec::new(regs::IA32_MTRR_PHYSBASE0 + 2 * range, name, Owner::Stored)
+        .page_address(MTRR_TYPE)
+        .valid(is_type)
+}
+
+const fn mtrr_mask(range: u32, name: &'static str) -> MsrSpec {
+    MsrSpec::new(
+        regs::IA32_MTRR_PHYSBASE0 + 2 * range + 1,
+        name,
+        Owner::Stored,
+    )
+    .page_address(MTRR_VALID)
+}
+
+const fn mtrr_fixed(index: u32, name: &'static str, reset: u64) -> MsrSpec {
+    MsrSpec::new(index, name, Owner::Stored)
+        .reset(reset)
+        .valid(are_types)
+}
 
 /// IA32_MCG_STATUS: RIPV, EIPV, MCIP.
 const MCG_STATUS: u64 = 0b111;
@@ -207,27 +318,45 @@ const fn lbr_register(index: u32, name: &'static str) -> MsrSpec {
     MsrSpec::new(index, name, Owner::Branch).needs(Facilities::LBR)
 }
 
+/// The time in a C-state that no processor enters: MWAIT does not exist, and HLT is C1 of the guest
+/// alone.
+const fn residency(index: u32, name: &'static str) -> MsrSpec {
+    MsrSpec::new(index, name, Owner::Constant).faults_on_write()
+}
+
 /// All rows, by index.
 #[rustfmt::skip]
 pub const TABLE: &[MsrSpec] = {
     use MsrSpec as M;
     use KvmRole::Mirrored;
-    use Owner::{Apic, Branch, Constant, Pmu, Rdt, Smm, Stored, Tsc};
+    use Owner::{Apic, Branch, Command, Constant, Pmu, Rdt, Smm, Stored, Tsc};
     &[
         M::new(regs::IA32_TIME_STAMP_COUNTER, "IA32_TIME_STAMP_COUNTER", Tsc),
         M::new(regs::IA32_PLATFORM_ID, "IA32_PLATFORM_ID", Constant).faults_on_write(),
         M::new(regs::IA32_APIC_BASE, "IA32_APIC_BASE", Apic).kvm(Mirrored),
         M::new(regs::MSR_SMI_COUNT, "MSR_SMI_COUNT", Smm).faults_on_write(),
+        M::new(regs::IA32_FEATURE_CONTROL, "IA32_FEATURE_CONTROL", Constant)
+            .reset(LOCKED).faults_on_write(),
         M::new(regs::IA32_TSC_ADJUST, "IA32_TSC_ADJUST", Tsc).needs(Facilities::TSC_ADJUST),
+        M::new(regs::IA32_SPEC_CTRL, "IA32_SPEC_CTRL", Stored)
+            .needs_speculation(SPEC_CTRL).writable(SPEC_CTRL_BITS),
+        M::new(regs::IA32_PRED_CMD, "IA32_PRED_CMD", Command)
+            .needs_speculation(Feature::SPEC_CTRL.mask()).writable(COMMAND),
+        M::new(regs::MSR_PPIN_CTL, "MSR_PPIN_CTL", Constant).reset(LOCKED).faults_on_write(),
         M::new(regs::IA32_BIOS_SIGN_ID, "IA32_BIOS_SIGN_ID", Constant)
             .reset(MICROCODE).ignores_writes(),
         pmu_register(regs::IA32_PMC0, "IA32_PMC").run(GP_COUNTERS),
         pmu_register(regs::IA32_PMC0 + GP_COUNTERS, "IA32_PMC4-7").run(UPPER).needs(EIGHT),
         M::new(regs::MSR_PLATFORM_INFO, "MSR_PLATFORM_INFO", Constant)
-            .reset_by(platform_info).faults_on_write(),
+            .reset_by(ratio).faults_on_write(),
+        M::new(regs::MSR_PKG_CST_CONFIG_CONTROL, "MSR_PKG_CST_CONFIG_CONTROL", Constant)
+            .reset(NO_PACKAGE_C_STATE).faults_on_write(),
         M::new(regs::IA32_MTRRCAP, "IA32_MTRRCAP", Constant).reset(MTRRCAP).faults_on_write(),
         M::new(regs::IA32_ARCH_CAPABILITIES, "IA32_ARCH_CAPABILITIES", Constant)
-            .reset(ARCH_CAPABILITIES).faults_on_write(),
+            .reset_by(arch_capabilities).faults_on_write(),
+        M::new(regs::IA32_FLUSH_CMD, "IA32_FLUSH_CMD", Command)
+            .needs_speculation(Feature::L1D_FLUSH.mask()).writable(COMMAND),
+        M::new(regs::MSR_MISC_FEATURES_ENABLES, "MSR_MISC_FEATURES_ENABLES", Constant).writable(0),
         passthrough(regs::IA32_SYSENTER_CS, "IA32_SYSENTER_CS", ProcessorMsr::SysenterCs),
         passthrough(regs::IA32_SYSENTER_ESP, "IA32_SYSENTER_ESP", ProcessorMsr::SysenterEsp),
         passthrough(regs::IA32_SYSENTER_EIP, "IA32_SYSENTER_EIP", ProcessorMsr::SysenterEip),
@@ -238,21 +367,53 @@ pub const TABLE: &[MsrSpec] = {
         event_select(2, "IA32_PERFEVTSEL2").writable_with(pmu::SELECT, IN_TX_OR_COMMITTED),
         event_select(3, "IA32_PERFEVTSEL3"),
         event_select(4, "IA32_PERFEVTSEL4-7").run(UPPER).needs(EIGHT),
+        M::new(regs::IA32_PERF_STATUS, "IA32_PERF_STATUS", Constant)
+            .reset_by(ratio).faults_on_write(),
+        M::new(regs::IA32_PERF_CTL, "IA32_PERF_CTL", Stored).reset_by(ratio).writable(PERF_CTL),
+        // Off, as CPUID says: only 0 can be written.
+        M::new(regs::IA32_CLOCK_MODULATION, "IA32_CLOCK_MODULATION", Constant).writable(0),
+        M::new(regs::IA32_THERM_INTERRUPT, "IA32_THERM_INTERRUPT", Constant).writable(0),
+        M::new(regs::IA32_THERM_STATUS, "IA32_THERM_STATUS", Constant).writable(0),
         M::new(regs::IA32_MISC_ENABLE, "IA32_MISC_ENABLE", Stored)
-            .reset_by(misc_enable).writable(MISC_WRITABLE).read_only(MISC_AVAILABLE).kvm(Mirrored),
+            .reset_by(misc_enable).writable(MISC_RESET.bits()).read_only(MISC_AVAILABLE).kvm(Mirrored),
+        M::new(regs::MSR_TEMPERATURE_TARGET, "MSR_TEMPERATURE_TARGET", Constant)
+            .reset(TEMPERATURE_TARGET).faults_on_write(),
         M::new(regs::MSR_OFFCORE_RSP_0, "MSR_OFFCORE_RSP", Stored)
             .run(2).needs(Facilities::PMU).writable(OFFCORE_RSP),
+        M::new(regs::MSR_MISC_PWR_MGMT, "MSR_MISC_PWR_MGMT", Constant).writable(0),
+        M::new(regs::MSR_TURBO_RATIO_LIMIT, "MSR_TURBO_RATIO_LIMIT", Constant)
+            .reset_by(turbo_ratios).faults_on_write(),
+        M::new(regs::MSR_TURBO_RATIO_LIMIT_CORES, "MSR_TURBO_RATIO_LIMIT_CORES", Constant)
+            .reset(TURBO_CORES).faults_on_write(),
         lbr_register(regs::MSR_LBR_SELECT, "MSR_LBR_SELECT").writable(LbrSelect::all().bits()),
         lbr_register(regs::MSR_LASTBRANCH_TOS, "MSR_LASTBRANCH_TOS").writable(LBR_TOS_MASK),
         M::new(regs::IA32_DEBUGCTL, "IA32_DEBUGCTL", Branch).writable_with(0, DEBUGCTL_BITS),
         lbr_register(regs::MSR_LER_FROM_LIP, "MSR_LER_FROM_LIP"),
         lbr_register(regs::MSR_LER_TO_LIP, "MSR_LER_TO_LIP"),
-        M::new(regs::IA32_MTRR_PHYSBASE0, "IA32_MTRR_PHYSBASE/MASK", Stored).run(16),
-        M::new(regs::IA32_MTRR_FIX64K_00000, "IA32_MTRR_FIX64K_00000", Stored),
-        M::new(regs::IA32_MTRR_FIX16K_80000, "IA32_MTRR_FIX16K", Stored).run(2),
-        M::new(regs::IA32_MTRR_FIX4K_C0000, "IA32_MTRR_FIX4K", Stored).run(8),
+        M::new(regs::MSR_POWER_CTL, "MSR_POWER_CTL", Constant).writable(0),
+        mtrr_base(0, "IA32_MTRR_PHYSBASE0").reset(DEVICES_START),
+        mtrr_mask(0, "IA32_MTRR_PHYSMASK0").reset_by(devices_mask),
+        mtrr_base(1, "IA32_MTRR_PHYSBASE1"),
+        mtrr_mask(1, "IA32_MTRR_PHYSMASK1"),
+        mtrr_base(2, "IA32_MTRR_PHYSBASE2"),
+        mtrr_mask(2, "IA32_MTRR_PHYSMASK2"),
+        mtrr_base(3, "IA32_MTRR_PHYSBASE3"),
+        mtrr_mask(3, "IA32_MTRR_PHYSMASK3"),
+        mtrr_base(4, "IA32_MTRR_PHYSBASE4"),
+        mtrr_mask(4, "IA32_MTRR_PHYSMASK4"),
+        mtrr_base(5, "IA32_MTRR_PHYSBASE5"),
+        mtrr_mask(5, "IA32_MTRR_PHYSMASK5"),
+        mtrr_base(6, "IA32_MTRR_PHYSBASE6"),
+        mtrr_mask(6, "IA32_MTRR_PHYSMASK6"),
+        mtrr_base(7, "IA32_MTRR_PHYSBASE7"),
+        mtrr_mask(7, "IA32_MTRR_PHYSMASK7"),
+        mtrr_fixed(regs::IA32_MTRR_FIX64K_00000, "IA32_MTRR_FIX64K_00000", WRITE_BACK),
+        mtrr_fixed(regs::IA32_MTRR_FIX16K_80000, "IA32_MTRR_FIX16K_80000", WRITE_BACK),
+        mtrr_fixed(regs::IA32_MTRR_FIX16K_A0000, "IA32_MTRR_FIX16K_A0000", 0),
+        mtrr_fixed(regs::IA32_MTRR_FIX4K_C0000, "IA32_MTRR_FIX4K", WRITE_PROTECTED).run(8),
         passthrough(regs::IA32_PAT, "IA32_PAT", ProcessorMsr::Pat).reset(PAT_RESET),
-        M::new(regs::IA32_MTRR_DEF_TYPE, "IA32_MTRR_DEF_TYPE", Stored).writable(MTRR_DEF_TYPE),
+        M::new(regs::IA32_MTRR_DEF_TYPE, "IA32_MTRR_DEF_TYPE", Stored)
+            .reset(MTRR_DEF_TYPE_RESET).writable(MTRR_DEF_TYPE).valid(is_type),
         pmu_register(regs::IA32_FIXED_CTR0, "IA32_FIXED_CTR")
             .run(FIXED_COUNTERS).writable(COUNTER_MASK),
         M::new(regs::IA32_PERF_CAPABILITIES, "IA32_PERF_CAPABILITIES", Constant)
@@ -272,10 +433,14 @@ pub const TABLE: &[MsrSpec] = {
             .needs(Facilities::PEBS).writable(pmu::LATENCY),
         M::new(regs::MSR_PEBS_FRONTEND, "MSR_PEBS_FRONTEND", Pmu)
             .needs(Facilities::PEBS).writable(pmu::FRONTEND),
+        residency(regs::MSR_PKG_C3_RESIDENCY, "MSR_PKG_C3-7_RESIDENCY").run(3),
+        residency(regs::MSR_CORE_C3_RESIDENCY, "MSR_CORE_C3-7_RESIDENCY").run(3),
         pmu_register(regs::IA32_A_PMC0, "IA32_A_PMC").run(GP_COUNTERS).writable(COUNTER_MASK),
         pmu_register(regs::IA32_A_PMC0 + GP_COUNTERS, "IA32_A_PMC4-7")
             .run(UPPER).needs(EIGHT).writable(COUNTER_MASK),
         M::new(regs::IA32_DS_AREA, "IA32_DS_AREA", Branch).needs_any(Facilities::DEBUG_STORE),
+        residency(regs::MSR_PKG_C2_RESIDENCY, "MSR_PKG_C2_RESIDENCY"),
+        residency(regs::MSR_CORE_C1_RESIDENCY, "MSR_CORE_C1_RESIDENCY"),
         lbr_register(regs::MSR_LASTBRANCH_0_FROM_IP, "MSR_LASTBRANCH_x_FROM_IP").run(LBR_ENTRIES),
         lbr_register(regs::MSR_LASTBRANCH_0_TO_IP, "MSR_LASTBRANCH_x_TO_IP").run(LBR_ENTRIES),
         M::new(regs::IA32_TSC_DEADLINE, "IA32_TSC_DEADLINE", Apic).needs(Facilities::TSC_DEADLINE),

@@ -22,7 +22,7 @@ fn lvt_index(register: ApicRegister) -> Option<usize> {
 impl Lapic {
     /// Reads 32 bits at an offset of the memory-mapped registers.
     ///
-    /// All ones where no register answers.
+    /// All ones for an offset without a register.
     pub fn mmio_read(&mut self, offset: u64, now: Ticks) -> u32 {
         let Some(register) = self.xapic_register(offset) else {
             return u32::MAX;

@@ -17,7 +17,7 @@ pub struct PicChipState {
     pub imr: u8,
     /// In service.
     pub isr: u8,
-    /// Level-triggered lines.
+    /// ELCR: the input of each set bit is level-triggered, the others are edge-triggered.
     pub elcr: u8,
     /// ICW1 bit 3: all lines are level-triggered.
     pub all_level: bool,

@@ -117,7 +117,7 @@ impl DebugTarget for ToyTarget {
         inner.action = resume.action;
         inner.stops = resume.stops.clone();
         let forwards = matches!(resume.action, ResumeAction::Run | ResumeAction::Step { .. });
-        // The debugger has seen the end, and resumes all the same.
+        // The debugger resumes although the end was reported to it.
         let phase = match inner.end_reported && forwards {
             true => Phase::Ended(Some(0)),
             false => Phase::Running,

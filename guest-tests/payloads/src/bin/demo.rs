@@ -70,7 +70,7 @@ type Record = [u64; 8];
 #[repr(C)]
 struct Log {
     magic: u64,
-    /// Records written, also those that found no room.
+    /// Number of records, including those that did not fit.
     count: u64,
     records: [Record; RECORDS],
 }
@@ -145,7 +145,7 @@ fn result(name: &'static str, value: u64) {
     );
 }
 
-// What is computed. Each is a function of its own, so that a profile has something to tell.
+// What is computed. Each is a separate function, so that a profile can distinguish them.
 
 const SIEVE: usize = 500;
 static COMPOSITE: Shared<[bool; SIEVE]> = Shared(UnsafeCell::new([false; SIEVE]));
@@ -220,7 +220,7 @@ fn draw_row(row: usize, (dx, dy): (i64, i64)) {
     }
 }
 
-/// Draws again and again, finer each time, until the time is over.
+/// Draws the set repeatedly, with more detail each time, until `limit`.
 #[inline(never)]
 fn mandelbrot(limit: u64) {
     let start = rdtsc();
@@ -251,7 +251,7 @@ fn collatz(limit: u64) -> u64 {
 }
 
 const NUMBERS: usize = 30_000;
-/// Those that are sorted under the branch trace.
+/// How many numbers are sorted while branches are traced.
 const NUMBERS_TRACED: usize = 150;
 static NUMBERS_TO_SORT: Shared<[u32; NUMBERS]> = Shared(UnsafeCell::new([0; NUMBERS]));
 
@@ -343,8 +343,8 @@ fn compute() {
 
 const VECTOR: u8 = 0x40;
 
-/// The most interrupts of one [`start_timer`]: the log has room for them, and a host on which one
-/// takes longer than the timer's period comes to an end all the same.
+/// The most interrupts of one [`start_timer`]: the log can hold them. The limit ends the
+/// run even on a host where an interrupt takes longer than the timer's period.
 const TICKS_MAX: u64 = 150;
 static TICKS_LEFT: AtomicU64 = AtomicU64::new(0);
 
@@ -492,7 +492,7 @@ fn branch_trace() {
     let maximum = base + BRANCHES as u64 * RECORD_BYTES;
     AREA.get()[..4].copy_from_slice(&[base, base, maximum, maximum]);
     msr::write(reg::IA32_DS_AREA, AREA.get().as_ptr() as u64);
-    // A full buffer takes no more. The interrupt that it would ask for is masked.
+    // A full buffer drops further records. The interrupt that it would request is masked.
     msr::write(reg::IA32_DEBUGCTL, TR | BTS | BTINT | BTS_OFF_OS);
     user(small_program);
     msr::write(reg::IA32_DEBUGCTL, 0);
@@ -528,7 +528,7 @@ fn week() {
     }
 }
 
-/// Entries of the LBR stack that are told.
+/// Entries of the LBR stack that are logged.
 const LAST: usize = 12;
 
 /// Runs into a fault at CPL 3 and reads from the LBR stack how.
@@ -553,7 +553,7 @@ fn last_branches() {
     }
 }
 
-// MSRs: the monitor sees these itself, with its answers.
+// MSR accesses: the monitor records these and their results itself.
 
 fn msrs() {
     /// One that no processor of this model has without its LBR.

@@ -40,7 +40,7 @@ const VM: u32 = 1 << 17;
 const VME: u32 = 1;
 const TSD: u32 = 1 << 2;
 const DE: u32 = 1 << 3;
-/// A port that nothing answers, inside the TSS's map.
+/// A port without a device, inside the TSS's map.
 const PORT: u64 = 0x2e8;
 /// Where blobs keep data: linear, and in the blob's segment.
 const DATA: u32 = legacy::BASE + 0x8000;

@@ -69,9 +69,18 @@ const EXPECTATIONS: &[MsrExpectation] = &[
     MsrExpectation {
         index: reg::IA32_MISC_ENABLE,
         feature: None,
-        reset: Some((0x5_0009, 0x4_0045_0009)),
-        illegal: &[0x5_000b, 1 << 63, 1 << 1],
-        legal: &[0x45_0009, 0x5_0009],
+        reset: Some((0x9, 0x4_0045_0009)),
+        illegal: &[
+            0xb,
+            1 << 63,
+            1 << 1,
+            0x9 | 1 << 16,
+            0x9 | 1 << 18,
+            0x9 | 1 << 22,
+            0x9 | 1 << 34,
+            0x9 | 1 << 38,
+        ],
+        legal: &[0x1, 0x9],
         read_only: 1 << 7 | 1 << 11 | 1 << 12,
     },
     // MSR-08: bits 5:2 and 63:16 in every profile
@@ -99,6 +108,73 @@ const EXPECTATIONS: &[MsrExpectation] = &[
         reset: None,
         illegal: &[0, 1, 0x33c5],
         legal: &[],
+        read_only: 0,
+    },
+    // MSR-50
+    MsrExpectation {
+        index: reg::IA32_MTRR_PHYSBASE0 + 2,
+        feature: None,
+        reset: Some((0, ALL)),
+        illegal: &[2, 3, 7, 0xff, 0x106, 0x806, 1 << 52, 1 << 63],
+        legal: &[6, 0x1234_5000, 0x1234_5004, 0],
+        read_only: 0,
+    },
+    MsrExpectation {
+        index: reg::IA32_MTRR_PHYSBASE0 + 3,
+        feature: None,
+        reset: Some((0, ALL)),
+        illegal: &[1, 0x400, 1 << 52, 1 << 63],
+        legal: &[0x800, 0xf_fff0_0000, 0],
+        read_only: 0,
+    },
+    MsrExpectation {
+        index: reg::IA32_MTRR_FIX64K_00000,
+        feature: None,
+        reset: Some((0x0606_0606_0606_0606, ALL)),
+        illegal: &[2, 0x0606_0606_0706_0606, 0xff00_0000_0000_0000],
+        legal: &[0x0605_0401_0006_0504],
+        read_only: 0,
+    },
+    MsrExpectation {
+        index: reg::IA32_MTRR_DEF_TYPE,
+        feature: None,
+        reset: Some((0xc06, ALL)),
+        illegal: &[2, 7, 0xcff, 0x1c06, 0xd06, 1 << 63],
+        legal: &[0x806, 0xc00, 0xc06],
+        read_only: 0,
+    },
+    // MSR-51
+    MsrExpectation {
+        index: reg::IA32_FEATURE_CONTROL,
+        feature: None,
+        reset: Some((1, ALL)),
+        illegal: &[0, 1, 5],
+        legal: &[],
+        read_only: 0,
+    },
+    MsrExpectation {
+        index: reg::MSR_MISC_FEATURES_ENABLES,
+        feature: None,
+        reset: Some((0, ALL)),
+        illegal: &[1, 2, 1 << 63],
+        legal: &[0],
+        read_only: 0,
+    },
+    MsrExpectation {
+        index: reg::IA32_THERM_STATUS,
+        feature: None,
+        reset: Some((0, ALL)),
+        illegal: &[1, 1 << 63],
+        legal: &[0],
+        read_only: 0,
+    },
+    // MSR-52
+    MsrExpectation {
+        index: reg::IA32_SPEC_CTRL,
+        feature: Some(Feature::SPEC_CTRL),
+        reset: Some((0, ALL)),
+        illegal: &[8, 1 << 63],
+        legal: &[7, 1, 0],
         read_only: 0,
     },
     // MSR-42, MSR-43, MSR-44
@@ -141,8 +217,8 @@ fn report_msr(failed: bool, index: u32) {
 
 case! {
     name: "reset_values", cpl: [0],
-    rules: ["MSR-02", "MSR-05", "MSR-08", "MSR-26", "MSR-37", "MSR-38", "MSR-42", "MSR-44", "ADJ-01",
-        "TAX-05", "TDL-10"],
+    rules: ["MSR-02", "MSR-05", "MSR-08", "MSR-26", "MSR-37", "MSR-38", "MSR-42", "MSR-44", "MSR-50",
+        "MSR-51", "MSR-52", "ADJ-01", "TAX-05", "TDL-10"],
     needs: ["msr-exit"],
     about: "the values after reset",
     fn body(ctx) {
@@ -161,7 +237,8 @@ case! {
 
 case! {
     name: "reserved_bits", cpl: [0],
-    rules: ["MSR-05", "MSR-08", "MSR-12", "MSR-37", "MSR-38", "MSR-42", "MSR-43", "MSR-44", "TAX-03"],
+    rules: ["MSR-05", "MSR-08", "MSR-12", "MSR-37", "MSR-38", "MSR-42", "MSR-43", "MSR-44", "MSR-50",
+        "MSR-51", "MSR-52", "TAX-03"],
     needs: ["msr-exit"],
     about: "a write with a reserved bit raises #GP(0) and changes nothing",
     fn body(ctx) {
@@ -182,7 +259,7 @@ case! {
 }
 
 case! {
-    name: "writable_bits", cpl: [0], rules: ["MSR-05", "MSR-08", "MSR-37", "MSR-38"],
+    name: "writable_bits", cpl: [0], rules: ["MSR-05", "MSR-08", "MSR-37", "MSR-38", "MSR-50", "MSR-52"],
     needs: ["msr-exit"],
     about: "a write stores a legal value unchanged",
     fn body(ctx) {
@@ -241,17 +318,12 @@ const ABSENT: &[(u32, u32)] = &[
     (0x560, 0x561),
     (0x570, 0x572),
     (0x580, 0x587),
-    (0x1a2, 0x1a2),
-    (0x1ad, 0x1ad),
     (0x1b0, 0x1b0),
-    (0x1aa, 0x1aa),
     (0x35, 0x35),
-    (0x4e, 0x4f),
-    (0x3fc, 0x3fe),
-    (0x60d, 0x60d),
-    (0x606, 0x641),
+    (0x4f, 0x4f),
+    (0x606, 0x60c),
+    (0x60e, 0x641),
     (0x64e, 0x64e),
-    (0x140, 0x140),
 ];
 
 fn check_absent(index: u32) {
@@ -298,6 +370,9 @@ case! {
             (Feature::RDT_M, reg::IA32_QM_EVTSEL),
             (Feature::RDT_A, reg::IA32_L3_QOS_MASK_0),
             (Feature::ARCH_CAPABILITIES, reg::IA32_ARCH_CAPABILITIES),
+            (Feature::SPEC_CTRL, reg::IA32_SPEC_CTRL),
+            (Feature::SPEC_CTRL, reg::IA32_PRED_CMD),
+            (Feature::L1D_FLUSH, reg::IA32_FLUSH_CMD),
         ];
         for (feature, index) in by_feature {
             if !insn::has(feature) {

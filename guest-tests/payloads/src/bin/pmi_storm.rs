@@ -60,7 +60,7 @@ fn end() {
     apic::write(ApicRegister::LVT_PMC, LVT_MASKED);
 }
 
-/// One instruction of its own between two interrupts, until it is told to stop.
+/// Executes one instruction between two interrupts, until the other processor requests the end.
 fn drown(_: usize) {
     begin(LVT_NMI);
     while !STOP.load(Ordering::Acquire) {
@@ -69,7 +69,7 @@ fn drown(_: usize) {
     end();
 }
 
-/// Overflows whose interrupt nobody ever gets: the vector is illegal, or interrupts are off.
+/// Overflows whose interrupt is never delivered: its vector is illegal, or interrupts are off.
 fn unheard(_: usize) {
     while !STOP.load(Ordering::Acquire) {
         for entry in [ILLEGAL, u32::from(SELF)] {
@@ -83,7 +83,8 @@ fn unheard(_: usize) {
     }
 }
 
-/// Has processor 1 do `work` while this one computes, takes interrupts, and sees the storm go on.
+/// Runs `work` on processor 1, while this one computes, takes interrupts, and checks that the storm
+/// continues.
 fn beside(work: smp::CpuWork) {
     require!(smp::start(2), "processor 1 answers INIT and SIPI");
     STOP.store(false, Ordering::Release);

@@ -15,7 +15,7 @@ payload!("profiles");
 const BTS_UNAVAILABLE: u64 = 1 << 11;
 const PEBS_UNAVAILABLE: u64 = 1 << 12;
 
-/// Checks that no register of the run exists.
+/// Checks that none of the `count` MSRs from `first` on exists.
 fn absent(first: u32, count: u32) {
     for index in first..first + count {
         let answers = (msr::read_safe(index).err(), msr::write_safe(index, 0).err());

@@ -47,7 +47,7 @@ fn supervised(cr4: u64, f: impl FnOnce()) -> Option<CaughtException> {
     // Splits the page around it.
     let mut from = insn::read_cr3() & ADDRESS;
     paging::entry(page);
-    // SAFETY: tables are mapped one to one, and the new ones are used by nobody yet.
+    // SAFETY: tables are mapped one to one, and no processor uses the new ones yet.
     let tables = unsafe { &mut *TABLES.0.get() };
     for (level, shift) in [39, 30, 21, 12].into_iter().enumerate() {
         // SAFETY: `from` is a table of the running page tables.

@@ -348,10 +348,10 @@ const SETS: usize = 36864;
 const RESIDENT: usize = SETS * 3 / 2;
 /// Lines of the streaming one: three in each set, which is all that the ways hold that it may fill.
 const STREAMING: usize = SETS * 3;
-/// Misses that are not theirs: of code, and of what sets up the counters.
+/// The most misses of other accesses: of code, and of the setup of the counters.
 const FEW: u64 = 100;
 
-/// Misses of the resident program, after the streaming one has passed, with these masks.
+/// The misses of the resident program after the streaming one has run, with these masks.
 fn misses_beside(resident: u64, streaming: u64) -> u64 {
     msr::write(reg::IA32_L3_QOS_MASK_0 + 1, resident);
     msr::write(reg::IA32_L3_QOS_MASK_0 + 2, streaming);
@@ -384,7 +384,7 @@ case! {
         let shared = misses_beside(0b111, 0b111);
         check!((lines..lines + FEW).contains(&shared), "in ways that both fill: all lines are gone");
         let one_way = misses_beside(0b100, 0b011);
-        // Two lines that want the same way put each other out.
+        // Two lines that need the same way evict each other.
         check!((SETS as u64..SETS as u64 + FEW).contains(&one_way), "in one way of its own: the lines of the full sets");
         let two_ways = misses_beside(0b110, 0b001);
         check!(two_ways < FEW, "in two ways of its own: none");

@@ -25,7 +25,7 @@ use hindsight_payloads::{need_lbr, need_pebs, need_pmu, snippet};
 
 payload!("rtm");
 
-/// What the sequences answer where nothing was aborted.
+/// The EAX of a sequence whose transaction was not aborted.
 const STARTED: u64 = 0xffff_ffff;
 const EXPLICIT: u64 = 1;
 const RETRY: u64 = 1 << 1;
@@ -46,7 +46,7 @@ const IN_TSX: u64 = 1 << 62;
 static PAGE: ScratchPage = ScratchPage::new();
 static PAGES: [ScratchPage; 9] = [const { ScratchPage::new() }; 9];
 
-// Each sequence is given an address in RDI, and answers EAX: what was there before XBEGIN, or the
+// Each sequence is given an address in RDI, and returns EAX: its value before XBEGIN, or the
 // status of the abort.
 snippet! { store [] "mov eax, -1", "xbegin 9f", "mov byte ptr [rdi], 1", "xend", "9:", "ret" }
 snippet! { store_abort [] "mov eax, -1", "xbegin 9f", "mov byte ptr [rdi], 1", "mov rdi, 5", "xabort 0x5a", "xend",
@@ -130,7 +130,7 @@ fn written() -> u8 {
     unsafe { core::ptr::replace(at, 0) }
 }
 
-/// Runs a sequence at the level of this run; answers EAX.
+/// Runs a sequence at the level of this run, and returns EAX.
 fn eax(ctx: &Ctx, code: SnippetFn, second: u64) -> u64 {
     let mut found = 0;
     // SAFETY: sequences keep the C rules.
@@ -265,7 +265,7 @@ static SHARED: Line = Line(AtomicU64::new(0));
 static OTHER: Line = Line(AtomicU64::new(0));
 static STOP: AtomicU32 = AtomicU32::new(0);
 
-/// Writes to the line that processor 0 looks at, until it has had enough.
+/// Writes to the line that processor 0 reads, until that ends the test.
 fn disturb(_: usize) {
     while STOP.load(Ordering::Acquire) == 0 {
         SHARED.0.fetch_add(1, Ordering::AcqRel);
@@ -371,7 +371,7 @@ case! {
     }
 }
 
-/// Runs [`stepped`] with a handler for the steps outside its region; answers EAX.
+/// Runs [`stepped`] with a handler for the steps outside its region, and returns EAX.
 fn step_over(ctx: &Ctx) -> u64 {
     let mut found = 0;
     trap::set_handler(1, |_| {});
@@ -544,7 +544,7 @@ case! {
         check_eq!(pmu::get(0), 5, "starts");
         check_eq!(pmu::get(1), 2, "commits");
         let (committed, inside) = (pmu::get(2), pmu::get(3));
-        // Whether XBEGIN and XEND are inside is not told.
+        // The manual does not say whether XBEGIN and XEND count.
         check!((20..=24).contains(&committed), "instructions of what committed");
         check!((50..=60).contains(&inside), "instructions in regions");
         pmu::reset();

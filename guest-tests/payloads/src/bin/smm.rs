@@ -1,5 +1,5 @@
 //! System-management mode: SMIs from the APM port, an interprocessor interrupt and an LVT entry; what
-//! they save, what RSM takes back, and what freezes.
+//! they save, what RSM restores, and what freezes.
 
 #![no_std]
 #![no_main]

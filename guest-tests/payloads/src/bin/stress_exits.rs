@@ -1,5 +1,5 @@
 //! Loops over one kind of exit, for measuring the exit path. `loops=N` on the command line sets
-//! how often (default 1000); the cost is told in a `note` line, in TSC ticks for one access.
+//! how often (default 1000); the cost is in a `note` line, in TSC ticks for one access.
 
 #![no_std]
 #![no_main]

@@ -68,7 +68,7 @@ case! {
 
 static RECORDED: AtomicU64 = AtomicU64::new(0);
 
-/// Notes the saved RIP, and touches no debug register.
+/// Records the saved RIP, without an access to a debug register.
 fn record_rip(frame: &mut TrapFrame) {
     RECORDED.store(frame.rip, Ordering::Relaxed);
 }

@@ -30,7 +30,7 @@ const T: u16 = 1;
 /// A vector for a task gate.
 const TASK_VECTOR: usize = 0x50;
 
-// Tasks 1 and 2 are at selectors 58H and 60H. Task 0 jumps, calls or interrupts; the new task goes on at `here`.
+// Tasks 1 and 2 are at selectors 58H and 60H. Task 0 jumps, calls or interrupts; the new task continues at `here`.
 blob! {
     fn tasks[32](tasks_jump, tasks_call, tasks_call_next, tasks_int, tasks_int_next, tasks_fault, tasks_back, here, here_next, here_iret,
         here_again, tasks_end; tasks_stop);
@@ -51,7 +51,7 @@ blob! {
     "tasks_end: ud2"
 }
 
-/// Makes task `n` go on at `entry`, with a stack of its own.
+/// Makes task `n` continue at `entry`, on a separate stack.
 fn set_task(m: &mut LegacyMachine, n: usize, entry: u32, eflags: u32, trap: u16) {
     let data = u32::from(sel::DATA32);
     let tss = &mut m.tss[n];
@@ -61,7 +61,7 @@ fn set_task(m: &mut LegacyMachine, n: usize, entry: u32, eflags: u32, trap: u16)
     (tss.ss0, tss.esp0) = (data, legacy::BASE + STACK - 0x800);
 }
 
-/// A machine whose task 1 goes on at `entry`.
+/// A machine whose task 1 continues at `entry`.
 fn prepared(blob: &Blob, entry: BlobLabel, eflags: u32, trap: u16) -> &'static mut LegacyMachine {
     let m = legacy::machine(blob);
     m.actions[1] = action::RESUME;
@@ -125,14 +125,14 @@ case! {
     fn body(_ctx) {
         let blob = tasks();
         let m = prepared(&blob, here_again, 0, T);
-        // Task 1 jumps back to task 0, which then jumps to it again; it goes on after its own jump.
+        // Task 1 jumps back to task 0, which then jumps to it again; it continues after its own jump.
         run(m, &blob, tasks_jump, 0);
         check_eq!(event(m, 0), ((1, blob.linear(here_again)), BT), "the first switch");
         check_eq!(m.tss[1].trap & T, T, "T");
         let m = prepared(&blob, here_iret, NT, T);
         m.tss[1].link = sel::TSS0.into();
         run(m, &blob, tasks_call, 0);
-        // Task 0 goes on after its CALL and ends.
+        // Task 0 continues after its CALL and ends.
         check_eq!(event(m, 0), ((1, blob.linear(here_iret)), BT), "the first switch");
         check_eq!(m.tss[1].trap & T, T, "T");
     }

@@ -200,7 +200,7 @@ case! {
 
 static STEP: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Notes where the first step was, and ends the stepping.
+/// Records the RIP of the first step, and ends the stepping.
 fn end_stepping(frame: &mut TrapFrame) {
     STEP[0].store(frame.rip, Ordering::Relaxed);
     STEP[1].store(frame.cs & 3, Ordering::Relaxed);

@@ -106,7 +106,7 @@ case! {
 /// What the second processor found, each in its place.
 static FOUND: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
-/// Lets the second processor look at something, at most four values.
+/// Calls `values` on the second processor, and returns its result.
 fn ask(values: fn() -> [u64; 4]) -> [u64; 4] {
     static FUNCTION: AtomicU64 = AtomicU64::new(0);
     FUNCTION.store(values as usize as u64, Ordering::Release);

@@ -32,7 +32,7 @@ fn rdtsc() -> u64 {
     insn::rdtsc()
 }
 
-/// Answers questions until the last.
+/// Answers each question with the TSC, until the last one.
 fn answer(_index: usize) {
     let mut answered = 0;
     while answered != LAST {

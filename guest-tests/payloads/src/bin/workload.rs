@@ -70,7 +70,7 @@ const INTERRUPTS: u32 = 100_000;
 const GROUPS: u32 = 200_000;
 /// Instructions between two samples of `arm=pebs`, less one.
 const PERIOD: u64 = 9_999;
-/// Where the samples of `arm=pebs` go, and how many bytes.
+/// Address and size in bytes of the samples of `arm=pebs`.
 const SAMPLES: u64 = 32 << 20;
 const SAMPLES_BYTES: u64 = 16 << 20;
 /// Records of the BTS buffer.
@@ -192,7 +192,7 @@ fn stores() {
     }
 }
 
-/// The same, each ten in a transaction; answers how many were aborted.
+/// The same in transactions of ten. Returns how many transactions were aborted.
 fn regions() -> u32 {
     let mut aborted = 0;
     // SAFETY: as above.

@@ -39,7 +39,11 @@ fn insert(cache: &mut CodeCache<Counter>, gpa: u64, count: u8) -> BlockEntry<Cou
     let mnemonics = vec![7; count.into()];
     let code = vec![0x90; count.into()];
     let second = (gpa % PAGE + u64::from(count) > PAGE).then_some((gpa | 0xfff) + 1);
-    cache.insert(gpa, 0, &code, second, (ops, mnemonics))
+    let pages = BlockPages {
+        second,
+        linear: None,
+    };
+    cache.insert(gpa, 0, &code, pages, (ops, mnemonics))
 }
 
 fn run(entry: BlockEntry<Counter>) -> u32 {

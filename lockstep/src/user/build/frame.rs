@@ -34,7 +34,7 @@ pub(super) fn prologue(asm: &mut Asm, class: InsnClass) {
             asm.opmask(false, k, START_OPMASKS + u32::from(k) * 8);
         }
     }
-    if class == InsnClass::Xsave && has_avx512() {
+    if class.saves_state() && has_avx512() {
         // XGETBV reports which components are in use. The lockstep process itself uses these, and
         // the guest does not: put them into their initial state.
         // MOV EAX, imm; XOR EDX, EDX; XRSTOR.

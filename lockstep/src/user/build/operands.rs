@@ -96,7 +96,7 @@ impl BatchBuilder<'_> {
             let cell = self.cell(value);
             self.asm.ldmxcsr(cell);
         }
-        if self.class == InsnClass::Xsave && vector_len(self.class) >= 32 {
+        if self.class.saves_state() && vector_len(self.class) >= 32 {
             for reg in [0, 7] {
                 let cell = self.cell(CellValue::Vector(32));
                 self.asm.vector(false, reg, 32, cell);
@@ -181,7 +181,7 @@ impl BatchBuilder<'_> {
         }
         match self.class {
             InsnClass::Fault => 2,
-            InsnClass::Branch | InsnClass::Xsave => 0,
+            InsnClass::Branch | InsnClass::Xsave | InsnClass::CompatXsave => 0,
             // Masked elements do not fault, so more addresses may be wild.
             _ if insn.has_op_mask() => 8,
             _ => 100,

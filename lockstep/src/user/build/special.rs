@@ -34,6 +34,14 @@ fn environment(insn: &Instruction) -> &'static [(u32, u32)] {
     }
 }
 
+/// The instructions that save the components that EDX:EAX selects.
+fn is_xsave(m: M) -> bool {
+    matches!(
+        m,
+        M::Xsave | M::Xsave64 | M::Xsaveopt | M::Xsaveopt64 | M::Xsavec | M::Xsavec64
+    )
+}
+
 impl BatchBuilder<'_> {
     /// Points a memory operand with a format of its own to a cell or a result of that format.
     pub(super) fn fixed_operand(&mut self, insn: &Instruction) {
@@ -45,7 +53,11 @@ impl BatchBuilder<'_> {
             M::Xrstor | M::Xrstor64 => to_cell = Some(CellValue::Xsave),
             M::Fxrstor | M::Fxrstor64 | M::Frstor | M::Fldenv => to_cell = Some(CellValue::Fxsave),
             M::Ldmxcsr | M::Vldmxcsr => to_cell = Some(CellValue::LdmxcsrOperand),
-            M::Fxsave | M::Fxsave64 | M::Xsave | M::Xsave64 | M::Xsavec | M::Xsavec64 => {
+            M::Fxsave | M::Fxsave64 => {
+                result_len = 1024;
+                ignore = &FX_IGNORED;
+            }
+            m if is_xsave(m) => {
                 result_len = 1024;
                 ignore = &FX_IGNORED;
             }
@@ -55,10 +67,7 @@ impl BatchBuilder<'_> {
             }
             _ => return,
         }
-        if matches!(
-            insn.mnemonic(),
-            M::Xsave | M::Xsave64 | M::Xsavec | M::Xsavec64 | M::Xrstor | M::Xrstor64
-        ) {
+        if is_xsave(insn.mnemonic()) || matches!(insn.mnemonic(), M::Xrstor | M::Xrstor64) {
             self.load(0, CellValue::Components);
             self.load(2, CellValue::Fixed(0));
         }

@@ -1,4 +1,4 @@
-//! The options on the command line, over those of a file.
+//! Merges the options of the command line with those of a configuration file, which they override.
 
 use std::path::PathBuf;
 

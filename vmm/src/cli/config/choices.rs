@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::boot::{EntryMode, Protocol};
 use crate::vcpu::engine::Engine;
-use crate::vcpu::engine::policy::EngineChoice;
+use crate::vcpu::engine::policy::{EngineChoice, Preference};
 
 /// `--protocol`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -84,6 +84,26 @@ pub enum EngineArg {
     Kvm,
     /// The interpreter only.
     Interp,
+}
+
+/// `--prefer`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PreferArg {
+    /// The interpreter, unless this host's KVM was measured to be exact.
+    #[default]
+    Exactness,
+    /// KVM with its deviations, each of which is reported.
+    Speed,
+}
+
+impl From<PreferArg> for Preference {
+    fn from(prefer: PreferArg) -> Self {
+        match prefer {
+            PreferArg::Exactness => Self::Exactness,
+            PreferArg::Speed => Self::Speed,
+        }
+    }
 }
 
 impl From<EngineArg> for EngineChoice {

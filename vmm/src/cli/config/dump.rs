@@ -13,7 +13,7 @@ const WIDTH: usize = 100;
 
 /// Writes `config` as a file with which `--config` makes the same run.
 ///
-/// Every option is there with its help; one without a value is a comment. Paths are absolute.
+/// It contains every option with its help; one without a value is a comment. Paths are absolute.
 ///
 /// # Errors
 ///

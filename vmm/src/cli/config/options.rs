@@ -16,7 +16,7 @@ use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::profile::CpuProfile;
 use serde::{Deserialize, Serialize};
 
-use super::choices::{EngineArg, ModeArg, ModelsArg, ProtocolArg};
+use super::choices::{EngineArg, ModeArg, ModelsArg, PreferArg, ProtocolArg};
 use super::option_word::OptionWord;
 use super::paths::FilePath;
 use super::values::{BranchRecord, BtmTarget, GuestAddress, ModuleArg, Number, Size};
@@ -107,6 +107,9 @@ pub struct MachineOptions {
     /// Engine that executes the guest: KVM, the interpreter, or the better one for this host
     #[arg(long, value_enum)]
     pub engine: EngineArg,
+    /// What --engine auto prefers on a host whose KVM is not exact, or not known to be
+    #[arg(long, value_enum)]
+    pub prefer: PreferArg,
     /// Branch predictor and cache models, for the performance events that depend on them; off leaves
     /// those events at 0
     #[arg(long, value_enum)]
@@ -121,6 +124,7 @@ impl Default for MachineOptions {
             cpus: 1,
             cpu: None,
             engine: EngineArg::default(),
+            prefer: PreferArg::default(),
             models: ModelsArg::default(),
         }
     }

@@ -153,6 +153,8 @@ const FULL: [&[&str]; 2] = [
         "host,-lbr,pmu=8",
         "--engine",
         "kvm",
+        "--prefer",
+        "speed",
         "--models",
         "off",
         "--serial",
@@ -377,7 +379,7 @@ fn bad_files_are_refused_with_line_key_and_way_out() {
         ),
         (
             "version = 1\n[debugging]\ngdb = 'udp:1'",
-            "neither tcp:HOST:PORT nor unix:PATH",
+            "an address has the form tcp:HOST:PORT or unix:PATH",
         ),
         (
             "version = 1\n[log]\nlog = 'wran'",

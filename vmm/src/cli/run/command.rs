@@ -16,6 +16,7 @@ use crate::cli::config::{ConfigArgs, EngineArg, RunConfig, dump};
 use crate::cli::logging::Logging;
 use crate::cli::{Status, gdb};
 use crate::deterministic::input::InputFeed;
+use crate::exactness::MeasureMode;
 use crate::machine::start::StartDecision;
 use crate::probe::report::HostInfo;
 use crate::vcpu::engine::Engine;
@@ -45,6 +46,9 @@ pub struct RunArgs {
     /// Print the effective options as a file for --config, and run nothing
     #[arg(long)]
     dump_config: bool,
+    /// For `hindsight doctor`: start in KVM, whatever its verdicts are
+    #[arg(long, hide = true, value_enum)]
+    measure: Option<MeasureMode>,
 }
 
 /// Runs a guest to its end.
@@ -63,7 +67,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<Status> {
     let logging = Logging::start(&config.log.settings());
     tracing::debug!("hindsight {} on {}", env!("CARGO_PKG_VERSION"), HostFacts);
     tracing::debug!("{config:?}");
-    run_machine(&config, &logging).inspect_err(|error| logging.log_failure(error))
+    run_machine(&config, args.measure, &logging).inspect_err(|error| logging.log_failure(error))
 }
 
 /// This host in one line, read only if the line is logged.
@@ -77,13 +81,18 @@ impl fmt::Display for HostFacts {
     }
 }
 
-fn run_machine(config: &RunConfig, logging: &Logging) -> anyhow::Result<Status> {
+fn run_machine(
+    config: &RunConfig,
+    measure: Option<MeasureMode>,
+    logging: &Logging,
+) -> anyhow::Result<Status> {
     let files = BootFiles::read(&config.boot)?;
     let StartDecision {
         decision,
         host,
         policy,
-    } = machine::decide(config)?;
+        accepted,
+    } = machine::decide(config, measure)?;
     let mut prepared = machine::prepare(config, decision.engine, &files)?;
     if let Some(policy) = policy {
         let forced = config.run.switch_every.map(|every| every.0);
@@ -105,6 +114,9 @@ fn run_machine(config: &RunConfig, logging: &Logging) -> anyhow::Result<Status> 
         logging.report(Level::INFO, &text);
     } else {
         tracing::info!("engine {}: {}", decision.engine, decision.because);
+    }
+    for (group, reason) in &accepted {
+        tracing::warn!("--prefer speed: {group} deviates on this host's KVM: {reason}");
     }
     consoles.watch_signals(input::quit(&machine, queue.clone()))?;
     let quit = input::quit(&machine, queue.clone());

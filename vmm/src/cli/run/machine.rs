@@ -9,6 +9,7 @@ use super::input;
 use crate::cli::config::{ModelsArg, RunConfig};
 use crate::deterministic::DeterministicMachine;
 use crate::deterministic::input::InputFeed;
+use crate::exactness::MeasureMode;
 use crate::machine::start::{self, StartDecision};
 use crate::machine::{MachineConfig, PreparedMachine};
 use crate::platform::Sinks;
@@ -70,10 +71,18 @@ fn engine_choice(config: &RunConfig) -> EngineChoice {
 }
 
 /// Decides in which engine the machine starts.
-pub(super) fn decide(config: &RunConfig) -> anyhow::Result<StartDecision> {
+pub(super) fn decide(
+    config: &RunConfig,
+    measure: Option<MeasureMode>,
+) -> anyhow::Result<StartDecision> {
     let choice = engine_choice(config);
+    if let Some(mode) = measure
+        && choice == EngineChoice::Auto
+    {
+        return Ok(start::decide_for_measurement(mode)?);
+    }
     if config.run.switch_every.is_none() {
-        return Ok(start::decide(choice)?);
+        return Ok(start::decide(choice, config.machine.prefer.into())?);
     }
     if choice == EngineChoice::Only(Engine::Interp) {
         bail!(

@@ -38,7 +38,7 @@ fn timeout(states: &[FinalState]) -> String {
     text
 }
 
-/// Reports how the run ended, unless that was the end that the guest or the user asked for.
+/// Reports how the run ended, unless the guest or the user requested that end.
 pub(super) fn report(outcome: &Outcome, logging: &Logging) -> Status {
     match outcome {
         Outcome::Exit(code) => Status::Guest(*code),

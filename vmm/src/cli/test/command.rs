@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use hindsight_cpu::facility::Facilities;
@@ -17,17 +17,17 @@ use super::args::{TestArgs, check_run_args};
 use super::report_console::ReportConsole;
 use crate::cli::config::EngineArg;
 use crate::cli::logging::Logging;
-use crate::harness::child::supervise;
+use crate::harness::builtin::{builtin_images, run_job};
 use crate::harness::image::TestImage;
 use crate::harness::needs::{Capabilities, Lacking, MeasuredHost, Unmeasured, kvm_problem};
 use crate::harness::pool::{PoolEvent, run_in_order};
 use crate::harness::report::{junit, text};
-use crate::harness::runner::{GRACE, Runner};
+use crate::harness::runner::Runner;
 use crate::harness::select::{self, Pattern, TestJob, check_needs, filter, mark_unmet, repeat};
 use crate::harness::verdict::CaseResult;
 use crate::machine::start;
 use crate::vcpu::engine::Engine;
-use crate::vcpu::engine::policy::EngineDemand;
+use crate::vcpu::engine::policy::{EngineDemand, Preference};
 
 /// Status when a case failed.
 const STATUS_FAILED: u8 = 1;
@@ -71,12 +71,18 @@ pub fn run(mut args: TestArgs) -> Result<ExitCode> {
     check_run_args(&args.run_arg)?;
     if args.runner.is_none() {
         args.engine.get_or_insert_with(|| {
-            let decision = start::auto_policy().decide(EngineDemand::default());
+            let decision = start::auto_policy(Preference::default())
+                .policy
+                .decide(EngineDemand::default());
             match decision.engine {
                 Engine::Kvm => EngineArg::Kvm,
                 Engine::Interp => EngineArg::Interp,
             }
         });
+    }
+    if args.engine == Some(EngineArg::Auto) {
+        // Measures this host before the cases start, so that not each of them does.
+        start::auto_policy(Preference::default());
     }
     let needs_kvm = args.engine == Some(EngineArg::Kvm) && !args.ignore_needs;
     let interrupt = Arc::new(AtomicBool::new(false));
@@ -163,27 +169,6 @@ fn runner(args: &TestArgs) -> Result<Runner> {
             .map(|engine| format!("--engine={}", engine.word())),
     );
     Ok(Runner::Hindsight { program, options })
-}
-
-/// The payloads that are built into this program.
-///
-/// # Errors
-///
-/// When the host cannot create memory files.
-pub fn builtin_images() -> Result<Vec<Arc<TestImage>>> {
-    crate::harness::BUILTIN_PAYLOADS
-        .iter()
-        .map(|(name, bytes)| Ok(Arc::new(TestImage::builtin(name, bytes)?)))
-        .collect()
-}
-
-/// Every case of the built-in payloads, at every privilege level.
-///
-/// # Errors
-///
-/// As [`builtin_images`].
-pub fn builtin_jobs() -> Result<Vec<TestJob>> {
-    Ok(select::jobs(&builtin_images()?))
 }
 
 /// The jobs that a command line selects; those that cannot run here are marked.
@@ -282,27 +267,4 @@ fn run_all(
         },
     )?;
     Ok(results)
-}
-
-/// Runs one job to its verdict, within `timeout` or else the job's own limit.
-///
-/// # Errors
-///
-/// When the host cannot start the child.
-pub fn run_job(
-    job: &TestJob,
-    runner: &Runner,
-    memory: &str,
-    timeout: Option<Duration>,
-    interrupt: &AtomicBool,
-) -> Result<CaseResult> {
-    if let Some(reason) = &job.skip {
-        return Ok(CaseResult::skipped(job.clone(), reason.clone()));
-    }
-    let limit = timeout.unwrap_or(job.timeout());
-    let command = runner.command(job, memory, limit);
-    let program = command.get_program().to_owned();
-    let finished = supervise(command, limit + GRACE, interrupt)
-        .with_context(|| format!("cannot run {}", program.display()))?;
-    Ok(CaseResult::judged(job.clone(), limit, &finished))
 }

@@ -320,11 +320,7 @@ mod tests {
             branches: Vec::new(),
             symbols: Symbols::default(),
             image_len: 0,
-            msrs: MsrConfig {
-                facilities: Facilities::KVM,
-                tsc_hz: 1_000_000_000,
-                uarch: true,
-            },
+            msrs: MsrConfig::new(Facilities::KVM, 1_000_000_000).with_uarch(true),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Which instructions KVM executes as well, and how it is stopped after them.
+//! Chooses the instructions that KVM executes too, and how it stops after each.
 
 use hindsight_cpu::state::CpuState;
 use hindsight_regs::rflags::Rflags;

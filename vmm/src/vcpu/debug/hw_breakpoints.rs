@@ -1,8 +1,8 @@
 //! A debugger's stops in the debug registers of a vCPU that runs under KVM.
 //!
 //! KVM_SET_GUEST_DEBUG gives a debugger what a processor has: four breakpoints, and single steps.
-//! [`allocate`] decides when that is enough, and is pure: (what the debugger requires) x (the state of
-//! the vCPU) x (what this host's KVM was measured to do). [`crate::vcpu::kvm`] programs KVM; beyond
+//! [`allocate`] decides whether that is enough. It is a pure function of the debugger's requirements, the
+//! state of the vCPU, and the findings about this host's KVM. [`crate::vcpu::kvm`] programs KVM; beyond
 //! that, the machine runs in the interpreter.
 
 use hindsight_cpu::armed::Armed;

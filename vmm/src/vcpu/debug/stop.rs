@@ -1,4 +1,4 @@
-//! What a vCPU does and stops for on a debugger's behalf, and what it reports when it stops.
+//! The requirements of a debugger for a vCPU, and the stops that the vCPU reports to it.
 
 use std::fmt;
 use std::io;
@@ -74,7 +74,7 @@ pub struct StopReport {
     pub id: usize,
     /// Why it stopped.
     pub reason: StopReason,
-    /// Its state, which a debugger looks at first; `None` where it must be requested.
+    /// Its state, which a debugger reads first; `None` where it must be requested.
     pub state: Option<Box<CpuState>>,
 }
 

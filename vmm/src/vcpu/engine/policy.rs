@@ -7,6 +7,7 @@ use std::fmt;
 
 use hindsight_cpu::armed::Armed;
 
+use crate::kvm::exactness::{FacilityGroup, UNMEASURED};
 use crate::kvm::host_support::{GUEST_BREAKPOINTS, HostKvm};
 
 /// What executes guest code.
@@ -35,6 +36,16 @@ pub enum EngineChoice {
     /// The best for this host.
     #[default]
     Auto,
+}
+
+/// What `--engine auto` prefers on a KVM that is not exact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Preference {
+    /// Exact behaviour: the guest runs in the interpreter.
+    #[default]
+    Exactness,
+    /// Speed: the guest runs under KVM, with the deviations of that KVM.
+    Speed,
 }
 
 /// Who needs to observe the guest's instructions, and for what.
@@ -82,6 +93,9 @@ pub fn decide(choice: EngineChoice, demand: EngineDemand, host: &HostKvm) -> Eng
             Engine::Interp,
             format!("this host's KVM does not let a guest have its own time ({why})"),
         ),
+        (EngineChoice::Auto, HostKvm::Usable { deviations, .. }) if !deviations.is_empty() => {
+            (Engine::Interp, describe_deviations(deviations))
+        }
         (EngineChoice::Auto, HostKvm::Usable { exact, .. }) => {
             let lacking = demand.armed.difference(*exact);
             if !lacking.is_empty() {
@@ -111,6 +125,17 @@ pub fn decide(choice: EngineChoice, demand: EngineDemand, host: &HostKvm) -> Eng
         }
     };
     EngineDecision { engine, because }
+}
+
+/// One clause about the groups in which a KVM deviates, of which there is at least one.
+fn describe_deviations(deviations: &[(FacilityGroup, String)]) -> String {
+    match deviations {
+        [] => "this host's KVM is exact".to_owned(),
+        [(_, reason), ..] if reason == UNMEASURED => {
+            "this host's KVM is not known to be exact; `hindsight doctor` measures it".to_owned()
+        }
+        [(group, reason), ..] => format!("this host's KVM is not exact: {group}: {reason}"),
+    }
 }
 
 /// [`decide`] with all but the demand known.
@@ -191,6 +216,7 @@ mod tests {
         let lacking = HostKvm::Usable {
             exact: Armed::empty(),
             detects_mov_dr: true,
+            deviations: Vec::new(),
         };
         for one in GUEST_BREAKPOINTS.iter() {
             let decision = decide(EngineChoice::Auto, armed(one), &lacking);
@@ -242,6 +268,32 @@ mod tests {
                 "{own}"
             );
         }
+    }
+
+    #[test]
+    fn kvm_with_deviations_is_not_used_and_the_first_is_named() {
+        let host = |deviations| HostKvm::Usable {
+            exact: Armed::all(),
+            detects_mov_dr: true,
+            deviations,
+        };
+        let deviations = vec![
+            (FacilityGroup::SingleStep, "tf/hlt cpl=0: no #DB".to_owned()),
+            (FacilityGroup::Time, UNMEASURED.to_owned()),
+        ];
+        let decision = decide(EngineChoice::Auto, IDLE, &host(deviations.clone()));
+        assert_eq!(decision.engine, Engine::Interp);
+        assert_eq!(
+            decision.because,
+            "this host's KVM is not exact: single-step: tf/hlt cpl=0: no #DB"
+        );
+        let unmeasured = decide(EngineChoice::Auto, IDLE, &host(deviations[1..].to_vec()));
+        assert_eq!(unmeasured.engine, Engine::Interp);
+        assert!(unmeasured.because.contains("hindsight doctor"));
+        assert_eq!(
+            decide(EngineChoice::Auto, IDLE, &host(Vec::new())).engine,
+            Engine::Kvm
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A vCPU that runs in the interpreter, and its run loop.
 
+mod host_random;
 mod platform;
 pub(crate) mod run_log;
 
@@ -178,7 +179,11 @@ impl InterpVcpu {
     /// Reports the armed facilities to the machine if they have changed. MSR writes, debug exceptions
     /// and the debug registers change them.
     fn report_armed(&mut self) {
-        let armed = self.platform.model.msrs.armed() | self.vcpu.armed_by_dr7();
+        let mut armed = self.platform.model.msrs.armed() | self.vcpu.armed();
+        // The handler of a single-step trap runs with RFLAGS.TF clear.
+        if self.platform.take_debug_exception() {
+            armed |= Armed::SINGLE_STEP;
+        }
         if self.armed != Some(armed) {
             self.armed = Some(armed);
             let model = &self.platform.model;

@@ -13,6 +13,7 @@ use hindsight_regs::apic::ApicBase;
 use hindsight_regs::cpuid::Feature;
 use hindsight_regs::msr as regs;
 
+use super::host_random::HostRandom;
 use super::run_log::{LoggedEvent, RunLog};
 use crate::vcpu::hex_bytes::HexBytes;
 use crate::vcpu::model::VcpuModel;
@@ -31,20 +32,28 @@ const INSTRUCTIONS_MIN: u64 = 128;
 #[derive(Debug)]
 pub(crate) struct InterpPlatform {
     pub(crate) model: VcpuModel,
-    random: u64,
+    /// The source of RDRAND and RDSEED outside of deterministic mode.
+    random: HostRandom,
     /// Present in deterministic mode.
     pub(crate) log: Option<RunLog>,
+    /// A #DB was raised since the run loop last asked.
+    debug_exception: bool,
 }
 
 impl InterpPlatform {
     /// The platform of the vCPU that `model` belongs to.
     pub(super) fn new(model: VcpuModel) -> Self {
-        let random = model.board.time.clock.now() ^ 0x9e37_79b9_7f4a_7c15;
         Self {
             model,
-            random,
+            random: HostRandom::default(),
             log: None,
+            debug_exception: false,
         }
+    }
+
+    /// Whether a #DB was raised since the last call.
+    pub(super) fn take_debug_exception(&mut self) -> bool {
+        std::mem::take(&mut self.debug_exception)
     }
 
     /// Serves an event that would be an exit under KVM, and records it.
@@ -280,18 +289,17 @@ impl InterruptSource for InterpPlatform {
         }
     }
 
-    fn random(&mut self) -> u64 {
+    fn set_ferr(&mut self, asserted: bool) -> bool {
+        self.model.board.buses.set_ferr(self.model.id, asserted)
+    }
+
+    fn random(&mut self) -> Option<u64> {
         if let Some(log) = &mut self.log {
             let value = log.random();
             self.log_event(LoggedEvent::Random, value, &[]);
-            return value;
+            return Some(value);
         }
-        // An LCG step mixed with the time. It need not be secure: the guest trusts the host anyway.
-        self.random = self
-            .random
-            .wrapping_mul(0x5851_f42d_4c95_7f2d)
-            .wrapping_add(self.model.board.time.clock.now() | 1);
-        self.random ^ self.random >> 29
+        self.random.next_u64()
     }
 }
 
@@ -320,6 +328,7 @@ impl Observer for InterpPlatform {
 
     fn debug_exception(&mut self) {
         self.model.msrs.debug_exception();
+        self.debug_exception = true;
     }
 
     fn counting(&mut self) -> EngineCounting {

@@ -25,7 +25,7 @@ impl KvmVcpu {
     /// Programs KVM's guest debugging for the next run: the debugger's breakpoints and steps, and
     /// general detect to intercept MOV DR. No other code decides that.
     pub(super) fn program_guest_debug(&mut self) -> Result<(), KvmError> {
-        let step = self.model.debug.steps() || self.steps_to_boundary();
+        let step = self.monitor_steps();
         let mut passed = None;
         if step {
             let general = self.unstepped_regs()?;
@@ -56,14 +56,29 @@ impl KvmVcpu {
             && self.model.debug.stops != StopConditions::default()
     }
 
+    /// Whether the monitor single-steps the guest.
+    pub(super) fn monitor_steps(&self) -> bool {
+        self.model.debug.steps() || self.steps_to_boundary()
+    }
+
+    /// Reports that the guest single-steps, which an exit has shown. Where KVM does not handle that
+    /// exactly, the machine moves before the guest continues, with its #DB pending.
+    pub(super) fn arm_single_step(&mut self) {
+        if !self.armed.contains(Armed::SINGLE_STEP) {
+            self.armed |= Armed::SINGLE_STEP;
+            self.report_armed();
+        }
+    }
+
     /// Serves a debug exit. `false`: the interpreter must execute the instruction, a MOV DR or INT1.
     pub(super) fn debug_exit(&mut self, dr6: u64) -> Result<bool, KvmError> {
         let trapped = dr6 & Dr6::BS.bits() != 0;
-        let steps = self.model.debug.steps() || self.steps_to_boundary();
+        let steps = self.monitor_steps();
         let at = self.fd.code_address()?;
         let hit = self.hw_breakpoints.hit(dr6, at);
         if trapped && !steps {
             self.raise_debug_exception(Dr6::BS)?;
+            self.arm_single_step();
         }
         match hit {
             Some(hit) => self.model.debug.due = Some(StopReason::Hit(hit)),
@@ -106,7 +121,7 @@ impl KvmVcpu {
             return Ok(());
         }
         let registers = self.fd.debug_registers()?;
-        let armed = Armed::from_dr7(registers.control, cr4);
+        let armed = Armed::from_dr7(registers.control, cr4) | (self.armed & Armed::SINGLE_STEP);
         if armed != self.armed {
             self.armed = armed;
             self.report_armed();

@@ -261,7 +261,7 @@ impl KvmVcpu {
         }
         if doorbell.is_rung() {
             // A ring that came before the kicker was installed, or whose `immediate_exit` was
-            // cleared by the completion of an instruction, kicks nobody; and later rings are silent
+            // cleared by the completion of an instruction, kicks no thread; and later rings are silent
             // until this one is answered.
             return Ok(Turn::Again);
         }
@@ -307,6 +307,9 @@ impl KvmVcpu {
         if stepped || self.hits != 0 {
             self.trap(stepped)?;
         }
+        if trap_flag && !self.monitor_steps() {
+            self.arm_single_step();
+        }
         Ok(Turn::Again)
     }
 
@@ -318,7 +321,7 @@ impl KvmVcpu {
         }
     }
 
-    /// Brings KVM in line with what an MSR write changed.
+    /// Applies the effect of an MSR write to KVM.
     fn apply(&mut self, index: u32, effect: MsrEffect) -> Result<(), KvmError> {
         self.complete()?;
         let MsrEffect {

@@ -1,6 +1,6 @@
 //! A vCPU's doorbell: makes its thread check for work, without lost wake-ups.
 //!
-//! The thread checks for work, then runs the guest or sleeps. Whoever gives it work stores the work
+//! The thread checks for work, then runs the guest or sleeps. A thread that gives it work stores the work
 //! first and then rings. So the thread sees the flag before it runs, or `immediate_exit` (set after
 //! the flag) kicks it out of KVM_RUN, or the condition variable wakes it.
 

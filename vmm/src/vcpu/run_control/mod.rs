@@ -1,7 +1,7 @@
 //! Who runs, what stops it, and how the run ends.
 //!
 //! [`VcpuControl`] pauses, resumes and stops the vCPU threads, [`Doorbell`] interrupts one of them,
-//! and [`RunEnd`] holds the outcome of the run until somebody waits for it.
+//! and [`RunEnd`] holds the outcome of the run until a thread waits for it.
 
 mod doorbell;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Pause, resume, stop and change of engine for all vCPU threads of a machine.
 //!
 //! A machine changes its engine as a whole: [`VcpuControl::change`] requests the change, every thread
-//! comes to its [`VcpuControl::checkpoint`] between two instructions, and when the last one has
+//! reaches its [`VcpuControl::checkpoint`] between two instructions, and when the last one has
 //! arrived all of them continue in the other engine. No thread runs guest code in one engine while
 //! another thread still runs it in the other.
 
@@ -113,7 +113,7 @@ pub enum Checkpoint {
     Stop,
     /// It finds out whether its vCPUs can be moved, and calls again.
     Again,
-    /// It continues in this engine; it comes to another checkpoint before it runs the guest there.
+    /// It continues in this engine; it reaches another checkpoint before it runs the guest there.
     Change(Engine),
 }
 
@@ -128,7 +128,7 @@ pub enum RunLoopEnd {
     Emulate,
 }
 
-/// The state of a thread that comes to a [`VcpuControl::checkpoint`].
+/// The state of a thread that reaches a [`VcpuControl::checkpoint`].
 #[derive(Clone, Debug)]
 pub struct CheckpointState {
     /// The vCPUs that it runs.
@@ -356,7 +356,7 @@ impl<R> VcpuControl<R> {
         }
     }
 
-    /// Waits for a change of the run state, as a thread that does not run.
+    /// Waits for a change of the run state. The thread counts as one that does not run.
     fn wait<'a>(
         &'a self,
         mut inner: MutexGuard<'a, ControlState<R>>,

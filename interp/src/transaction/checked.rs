@@ -1,4 +1,4 @@
-//! Read-modify-write accesses while some processor has a transaction open.
+//! Read-modify-write accesses while a processor of the machine has a transaction open.
 
 use crate::core::Core;
 use crate::fault::Fault;
@@ -8,15 +8,15 @@ use hindsight_cpu::uarch::CacheAccess;
 use std::sync::{Arc, PoisonError};
 
 /// The most bytes of such an access.
-const MOST: usize = 16;
+const BYTES_MAX: usize = 16;
 
-/// What is in memory, and what is to be.
+/// Replaces the bytes of memory by new ones.
 type Change<'a> = &'a mut dyn FnMut(&mut [u8]);
 
 impl Core {
-    /// As [`Core::modify`].
+    /// Like [`Core::modify`], with a check for conflicts.
     #[cold]
-    pub(crate) fn modify_carefully<T: Width>(
+    pub(crate) fn modify_checked<T: Width>(
         &mut self,
         lin: u64,
         lock: bool,
@@ -32,9 +32,9 @@ impl Core {
         Ok(old)
     }
 
-    /// As [`Core::modify_pair`].
+    /// Like [`Core::modify_pair`], with a check for conflicts.
     #[cold]
-    pub(crate) fn modify_pair_carefully(
+    pub(crate) fn modify_pair_checked(
         &mut self,
         lin: u64,
         expected: (u64, u64),
@@ -42,8 +42,8 @@ impl Core {
     ) -> Result<(u64, u64), Fault> {
         let mut old = 0;
         let whole = |(low, high): (u64, u64)| u128::from(low) | u128::from(high) << 64;
-        self.change(lin, MOST, true, &mut |bytes| {
-            let mut value = [0; MOST];
+        self.change(lin, BYTES_MAX, true, &mut |bytes| {
+            let mut value = [0; BYTES_MAX];
             value.copy_from_slice(bytes);
             old = u128::from_le_bytes(value);
             if old == whole(expected) {
@@ -64,7 +64,7 @@ impl Core {
         if lock {
             self.counters.record_lock();
         }
-        let mut buffer = [0; MOST];
+        let mut buffer = [0; BYTES_MAX];
         let bytes = &mut buffer[..len];
         if self.in_transaction() {
             self.each(pieces, bytes, Self::load_in_transaction)?;
@@ -89,8 +89,9 @@ impl Core {
         Ok(())
     }
 
-    /// Outside a transaction. Nobody else accesses memory meanwhile, but where the bytes lie in two
-    /// pages or belong to a device.
+    /// Changes bytes outside of a transaction.
+    ///
+    /// The change is atomic, unless the bytes lie in two pages or belong to a device.
     fn change_held(&mut self, pieces: [(u64, usize); 2], bytes: &mut [u8], f: Change<'_>) {
         let memory = Arc::clone(self.memory.shared_memory());
         let (gpa, len) = pieces[0];
@@ -113,7 +114,7 @@ impl Core {
         self.write_phys(pieces[1].0, high);
     }
 
-    /// Does something with each piece and its bytes.
+    /// Calls `f` with the address of each piece and its part of `bytes`.
     fn each(
         &mut self,
         pieces: [(u64, usize); 2],
