@@ -13,7 +13,7 @@ use thiserror::Error;
 
 /// An address at which debuggers connect.
 ///
-/// `tcp:HOST:PORT`, `tcp::PORT` for this machine only, or `unix:PATH`.
+/// `tcp:HOST:PORT`, `tcp::PORT` or `:PORT` for this machine only, or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ListenAddress {
@@ -33,7 +33,9 @@ impl FromStr for ListenAddress {
             }
             return Ok(Self::Unix(path.into()));
         }
-        let Some(socket) = text.strip_prefix("tcp:") else {
+        let short = text.strip_prefix(':');
+        let short = short.filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
+        let Some(socket) = text.strip_prefix("tcp:").or(short) else {
             return Err("an address has the form tcp:HOST:PORT or unix:PATH".to_owned());
         };
         let socket = match socket.strip_prefix(':').unwrap_or(socket) {
@@ -212,6 +214,7 @@ mod tests {
         let tcp = |text: &str| Ok(ListenAddress::Tcp(text.parse().unwrap()));
         assert_eq!("tcp:127.0.0.1:1234".parse(), tcp("127.0.0.1:1234"));
         assert_eq!("tcp::1234".parse(), tcp("127.0.0.1:1234"));
+        assert_eq!(":1234".parse(), tcp("127.0.0.1:1234"));
         assert_eq!("tcp:[::1]:5".parse(), tcp("[::1]:5"));
         assert_eq!("unix:/x".parse(), Ok(ListenAddress::Unix("/x".into())));
         for bad in ["", "1234", "tcp:", "tcp:1:2:3", "tcp::99999", "unix:"] {

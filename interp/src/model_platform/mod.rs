@@ -53,11 +53,12 @@ impl<B: Bus, I: InterruptController> ModelPlatform<B, I> {
     /// [`Facilities::INTERP`](hindsight_cpu::facility::Facilities::INTERP).
     pub fn new(model: CpuModel, config: MsrConfig, bus: B, interrupts: I) -> Self {
         let cpuid = CpuidConfig::new(model, config.facilities, config.tsc_hz);
+        let cpuid = CpuidTable::new(&cpuid, supported_cpuid);
         Self {
             bus,
             interrupts,
-            msrs: Msrs::new(config),
-            cpuid: CpuidTable::new(&cpuid, supported_cpuid),
+            msrs: Msrs::new(config.with_cpuid(&cpuid)),
+            cpuid,
             uarch: CoreUarch::default(),
             l3: CacheModel::new(CacheGeometry::L3),
             totals: EventTotals::default(),

@@ -118,7 +118,19 @@ fn apic_msrs_reach_the_interrupt_controller() {
     let apic_base = msr::IA32_APIC_BASE;
     assert_eq!(platform.rdmsr(apic_base), Ok(apic_base.into()));
     assert_eq!(platform.wrmsr(apic_base, 0), Err(GpFault));
-    assert_eq!(platform.rdmsr(0x140), Err(GpFault));
+    assert_eq!(platform.rdmsr(0x1b0), Err(GpFault));
+}
+
+#[test]
+fn msrs_of_speculation_exist_as_cpuid_shows_them() {
+    let mut platform = platform(NoInterrupts::default());
+    let [.., edx] = platform.cpuid(7, 0);
+    let expected = if edx & 1 << 26 != 0 {
+        Ok(0)
+    } else {
+        Err(GpFault)
+    };
+    assert_eq!(platform.rdmsr(msr::IA32_SPEC_CTRL), expected);
 }
 
 #[test]

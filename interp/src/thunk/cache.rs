@@ -1,12 +1,16 @@
 //! The thunks that were generated for a processor.
 
-use super::codegen::{Bank, Thunk};
-use iced_x86::Register;
+use super::codegen::{self, Bank, Thunk};
+use iced_x86::{Instruction, Register};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Bytes of the redirected instruction, and the register that stands for RSP.
 pub(super) type Key = (Vec<u8>, Option<Register>);
+
+/// The most thunks of a processor. A guest that executes instructions with ever new immediates or
+/// registers has them generated again.
+const THUNKS_MAX: usize = 1 << 14;
 
 /// Generated thunks of one processor.
 #[derive(Debug, Default)]
@@ -15,4 +19,58 @@ pub(crate) struct Thunks {
     pub(super) known: HashMap<Key, Option<Arc<Thunk>>>,
     pub(super) by_insn: HashMap<u32, Option<Arc<Thunk>>>,
     pub(super) epoch: u64,
+}
+
+impl Thunks {
+    /// The thunk of an instruction, generated if it is new; `None` if it cannot have one. No thunk runs
+    /// meanwhile: when there are too many, all are dropped.
+    pub(super) fn find_or_build(&mut self, insn: &Instruction) -> Option<Arc<Thunk>> {
+        let (bytes, registers) = codegen::redirect(insn)?;
+        let key = (bytes, registers.for_rsp);
+        if let Some(thunk) = self.known.get(&key) {
+            return thunk.clone();
+        }
+        if self.known.len() >= THUNKS_MAX {
+            *self = Self {
+                epoch: self.epoch,
+                ..Self::default()
+            };
+        }
+        let made = codegen::build(&mut self.bank, insn, &key.0, registers).map(Arc::new);
+        self.known.insert(key, made.clone());
+        made
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iced_x86::{Decoder, DecoderOptions};
+
+    #[test]
+    fn distinct_instructions_leave_a_limited_number_of_thunks() {
+        let mut thunks = Thunks::default();
+        let mut dropped = 0;
+        for number in 0..40_000_u32 {
+            let [immediate, registers, rex, _] = number.to_le_bytes();
+            // PALIGNR with all registers and immediates.
+            let code = [
+                0x66,
+                0x40 | (rex & 1),
+                0x0f,
+                0x3a,
+                0x0f,
+                0xc0 | (registers & 0x3f),
+                immediate,
+            ];
+            let mut code = code.to_vec();
+            code[1] |= (registers >> 4) & 4;
+            let insn = Decoder::new(64, &code, DecoderOptions::NONE).decode();
+            let before = thunks.known.len();
+            assert!(thunks.find_or_build(&insn).is_some(), "{insn}");
+            dropped += usize::from(thunks.known.len() < before);
+            assert!(thunks.known.len() <= THUNKS_MAX);
+        }
+        assert!(dropped > 0);
+    }
 }

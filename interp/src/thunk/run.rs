@@ -1,6 +1,6 @@
 //! Chooses, runs and commits thunks.
 
-use super::codegen::{self, Class, Thunk};
+use super::codegen::{Class, Thunk};
 use super::memory;
 use crate::core::{Core, Op};
 use crate::fault::Fault;
@@ -68,10 +68,7 @@ pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
 /// Whether a thunk can be made.
 #[cfg(test)]
 pub(crate) fn can_run(c: &mut Core, insn: &Instruction) -> bool {
-    let Some((bytes, registers)) = codegen::redirect(insn) else {
-        return false;
-    };
-    codegen::build(&mut c.thunks.bank, insn, &bytes, registers).is_some()
+    c.thunks.find_or_build(insn).is_some()
 }
 
 fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Arc<Thunk>> {
@@ -82,21 +79,7 @@ fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Arc<Thunk>> {
     if let Some(known) = c.thunks.by_insn.get(&index) {
         return known.clone();
     }
-    let thunk = match codegen::redirect(insn) {
-        Some((bytes, registers)) => {
-            let key = (bytes, registers.for_rsp);
-            match c.thunks.known.get(&key) {
-                Some(thunk) => thunk.clone(),
-                None => {
-                    let made =
-                        codegen::build(&mut c.thunks.bank, insn, &key.0, registers).map(Arc::new);
-                    c.thunks.known.insert(key, made.clone());
-                    made
-                }
-            }
-        }
-        None => None,
-    };
+    let thunk = c.thunks.find_or_build(insn);
     c.thunks.by_insn.insert(index, thunk.clone());
     thunk
 }

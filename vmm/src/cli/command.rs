@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn bad_arguments_become_one_line() {
-        let rows: [(&[&str], &str); 4] = [
+        let rows: [(&[&str], &str); 8] = [
             (
                 &["run", "x", "--bogus"],
                 "unexpected argument '--bogus' found",
@@ -126,6 +126,10 @@ mod tests {
                 "[possible values: real, protected, long]",
             ),
             (&["run", "x", "--memroy", "1G"], "'--memory'"),
+            (&["run", "x", "--smp", "4"], "is --cpus"),
+            (&["run", "x", "--append", "quiet"], "is --cmdline"),
+            (&["run", "x", "-s"], "--gdb :1234"),
+            (&["run", "x", "--drive", "file=y"], "--initrd"),
         ];
         for (args, expected) in rows {
             let args = ["hindsight"].iter().chain(args);

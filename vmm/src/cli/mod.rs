@@ -7,6 +7,7 @@ mod demo;
 mod diff;
 mod doctor;
 mod exit;
+mod foreign_options;
 mod gdb;
 pub mod logging;
 mod man;

@@ -1,5 +1,9 @@
 //! Errors of the command line, in one line.
 
+use clap::error::{ContextKind, ContextValue};
+
+use super::foreign_options::own_option;
+
 /// What is wrong with the arguments, in one line; `None` for help and version.
 pub fn one_line(error: &clap::Error) -> Option<String> {
     let text = error.render().to_string();
@@ -10,6 +14,11 @@ pub fn one_line(error: &clap::Error) -> Option<String> {
     });
     let problem = parts.next()?;
     let mut hint = String::new();
+    if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
+        && let Some(own) = own_option(option)
+    {
+        return Some(format!("{problem}; {own}"));
+    }
     for part in parts {
         if let Some(tip) = part.strip_prefix("tip: ") {
             hint.push_str("; ");

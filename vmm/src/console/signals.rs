@@ -1,30 +1,40 @@
-//! Signals that end the process, after the terminal was restored.
+//! Signals that end the process, after the terminal was restored, and those that do not.
 
 use std::io;
 use std::thread;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-use crate::console::terminal::restore_terminal;
+use crate::console::terminal::{renew_raw_mode, restore_terminal};
 
 /// Calls `stop` with the number of the first SIGHUP, SIGINT, SIGQUIT or SIGTERM.
 ///
 /// The call is made on a thread of its own, with the terminal restored, and must make the machine end
 /// in order. A second signal ends the process at once.
 ///
+/// After SIGCONT, the terminal is raw again if it was. SIGXFSZ has no effect: the write that exceeds
+/// the limit fails instead.
+///
 /// # Errors
 ///
 /// The handlers cannot be installed or the thread cannot be started.
 pub fn watch_signals(stop: impl Fn(i32) + Send + 'static) -> io::Result<()> {
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGCONT, SIGXFSZ])?;
     thread::Builder::new()
         .name("signals".to_owned())
         .spawn(move || {
             let mut is_second = false;
             for signal in signals.forever() {
-                restore_terminal();
+                match signal {
+                    SIGCONT => {
+                        renew_raw_mode();
+                        continue;
+                    }
+                    SIGXFSZ => continue,
+                    _ => restore_terminal(),
+                }
                 if is_second {
                     let _ = emulate_default_handler(signal);
                 }

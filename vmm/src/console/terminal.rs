@@ -5,22 +5,43 @@ use std::os::fd::OwnedFd;
 use std::panic;
 use std::sync::{Mutex, Once, PoisonError};
 
+use rustix::process::getpgrp;
 use rustix::termios::{
     ControlModes, InputModes, LocalModes, OptionalActions, OutputModes, SpecialCodeIndex, Termios,
-    tcgetattr, tcsetattr,
+    tcgetattr, tcgetpgrp, tcsetattr,
 };
 
-/// The terminal that is raw now, and its modes before.
-static RAW: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
+/// The terminal that is raw now.
+static RAW: Mutex<Option<RawModes>> = Mutex::new(None);
 static PANIC_HOOK: Once = Once::new();
+
+/// A terminal in raw mode, its modes before, and its raw modes.
+struct RawModes {
+    terminal: OwnedFd,
+    before: Termios,
+    raw: Termios,
+}
+
+/// Sets the terminal to raw mode again, if it should be raw and this process is in the foreground.
+///
+/// A shell sets its own modes when it stops a process, and leaves them when the process continues.
+pub fn renew_raw_mode() {
+    let raw = RAW.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(modes) = &*raw else { return };
+    // In the background, setting the modes would stop this process again.
+    let foreground = tcgetpgrp(&modes.terminal).map_or(true, |group| group == getpgrp());
+    if foreground {
+        let _ = tcsetattr(&modes.terminal, OptionalActions::Now, &modes.raw);
+    }
+}
 
 /// Restores the terminal if it is raw.
 ///
 /// Any thread may call this, any number of times. It must come before `std::process::exit`.
 pub fn restore_terminal() {
     let raw = RAW.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some((terminal, before)) = raw {
-        let _ = tcsetattr(&terminal, OptionalActions::Now, &before);
+    if let Some(modes) = raw {
+        let _ = tcsetattr(&modes.terminal, OptionalActions::Now, &modes.before);
     }
 }
 
@@ -64,7 +85,11 @@ impl RawTerminal {
         raw.special_codes[SpecialCodeIndex::VTIME] = 0;
         let copy = terminal.try_clone()?;
         // Stored first, so that a signal between the two lines restores the modes.
-        *RAW.lock().unwrap_or_else(PoisonError::into_inner) = Some((copy, before));
+        *RAW.lock().unwrap_or_else(PoisonError::into_inner) = Some(RawModes {
+            terminal: copy,
+            before,
+            raw: raw.clone(),
+        });
         tcsetattr(terminal, OptionalActions::Now, &raw).inspect_err(|_| restore_terminal())?;
         Ok(Self(()))
     }
@@ -113,6 +138,21 @@ mod tests {
             .unwrap_err();
         assert_eq!(modes(&terminal), before);
         drop(raw);
+    }
+
+    #[test]
+    fn terminal_becomes_raw_again_after_a_shell_has_set_its_modes() {
+        let _alone = TERMINAL.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_control, terminal) = pseudo_terminal();
+        let before = tcgetattr(&terminal).unwrap();
+        let raw = RawTerminal::enter(&terminal).unwrap();
+        let raw_modes = modes(&terminal);
+        tcsetattr(&terminal, OptionalActions::Now, &before).unwrap();
+        renew_raw_mode();
+        assert_eq!(modes(&terminal), raw_modes);
+        drop(raw);
+        renew_raw_mode();
+        assert!(modes(&terminal).2.contains(LocalModes::ICANON));
     }
 
     #[test]

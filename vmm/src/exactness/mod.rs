@@ -1,8 +1,8 @@
 //! Measures how exactly this host's KVM executes what a guest can use, with the built-in payloads.
 //!
-//! The cases of a [`FacilityGroup`](crate::kvm::exactness::FacilityGroup) run in child processes of
+//! The cases of a [`FacilityGroup`] run in child processes of
 //! this program, each with a time limit, so that a case that hangs or crashes costs only its group's
-//! verdict. Verdicts are kept on disk for one KVM ([`identity`]) and one build of this program.
+//! verdict. Verdicts are kept on disk for one KVM (`identity`) and one build of this program.
 //!
 //! A group counts as exact only when all of its cases passed. A first start measures a short set
 //! ([`Scope::Short`]), which can only show that a group is not exact; `hindsight doctor` measures all.

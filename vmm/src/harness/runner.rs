@@ -70,7 +70,9 @@ impl Runner {
             Self::Hindsight { program, options } => {
                 let mut command = Command::new(program);
                 let protocol = if job.case.is_some() { "pvh" } else { "auto" };
-                command.args(["run", "--protocol", protocol]);
+                // The guest does not outlive a harness that is killed.
+                let harness = std::process::id().to_string();
+                command.args(["run", "--end-with", &harness, "--protocol", protocol]);
                 command.args(["--cpus", &job.vcpus().to_string(), "--memory", memory]);
                 command.args([
                     "--serial",
@@ -159,8 +161,9 @@ mod tests {
         let command = runner.command(job, "64M", Duration::from_millis(1500));
         let image = job.image.path.to_string_lossy();
         let expected = format!(
-            "/bin/h run --protocol pvh --cpus 2 --memory 64M --serial stdio --timeout 1.5 \
-             --cmdline|case=int3 cpl=3|--engine=kvm -- {image}"
+            "/bin/h run --end-with {} --protocol pvh --cpus 2 --memory 64M --serial stdio --timeout 1.5 \
+             --cmdline|case=int3 cpl=3|--engine=kvm -- {image}",
+            std::process::id()
         );
         assert_eq!(words(&command).join(" "), expected.replace('|', " "));
         assert!(words(&command).contains(&"case=int3 cpl=3".to_owned()));

@@ -133,3 +133,48 @@ fn monitor_takes_less_than_8_mib_of_its_own() {
     );
     assert!(own < 8 << 10, "{own} KiB");
 }
+
+#[test]
+fn run_ends_with_the_process_that_started_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    real(&folder.path().join("image"), spin);
+    let script = format!(
+        "{} run --engine interp --mode real --end-with $$ image >out 2>&1 & echo $!; exec sleep 100",
+        env!("CARGO_BIN_EXE_hindsight")
+    );
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", &script]).current_dir(folder.path());
+    let mut shell = shell.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let output = shell.stdout.as_mut().unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).unwrap();
+    let stat = format!("/proc/{}/stat", line.trim());
+    thread::sleep(Duration::from_millis(500));
+    let runs = || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+    assert!(
+        runs(),
+        "{}",
+        fs::read_to_string(folder.path().join("out")).unwrap()
+    );
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+    let mut waited = 0;
+    while runs() && waited < 100 {
+        thread::sleep(Duration::from_millis(50));
+        waited += 1;
+    }
+    assert!(!runs(), "the run is left behind");
+}
+
+#[test]
+fn pipe_without_a_writer_is_an_image_until_the_time_limit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let made = std::process::Command::new("mkfifo")
+        .arg(folder.path().join("image"))
+        .status();
+    assert!(made.unwrap().success());
+    let output = output(folder.path(), &["image", "--timeout", "0.2"]);
+    assert_eq!(output.status.code(), Some(2));
+    let stderr = text(&output);
+    assert!(stderr.contains("the time limit passed"), "{stderr}");
+}

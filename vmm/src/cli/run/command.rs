@@ -11,10 +11,11 @@ use super::consoles::Consoles;
 use super::files::BootFiles;
 use super::input::{self, no_input};
 use super::machine;
+use super::parent::end_with_parent;
 use super::report::{print_stats, report};
 use crate::cli::config::{ConfigArgs, EngineArg, RunConfig, dump};
 use crate::cli::logging::Logging;
-use crate::cli::{Status, gdb};
+use crate::cli::{Status, gdb, read};
 use crate::deterministic::input::InputFeed;
 use crate::exactness::MeasureMode;
 use crate::machine::start::StartDecision;
@@ -49,6 +50,9 @@ pub struct RunArgs {
     /// For `hindsight doctor`: start in KVM, whatever its verdicts are
     #[arg(long, hide = true, value_enum)]
     measure: Option<MeasureMode>,
+    /// For `hindsight test`: end with this process, the parent
+    #[arg(long, value_name = "PID", hide = true)]
+    end_with: Option<i32>,
 }
 
 /// Runs a guest to its end.
@@ -57,6 +61,9 @@ pub struct RunArgs {
 ///
 /// When the guest cannot be started.
 pub fn run(args: &RunArgs) -> anyhow::Result<Status> {
+    if let Some(pid) = args.end_with {
+        end_with_parent(pid)?;
+    }
     let config = args.config.load()?;
     config.check()?;
     let config = config.with_defaults();
@@ -86,7 +93,10 @@ fn run_machine(
     measure: Option<MeasureMode>,
     logging: &Logging,
 ) -> anyhow::Result<Status> {
-    let files = BootFiles::read(&config.boot)?;
+    let files = BootFiles::read(
+        &config.boot,
+        read::deadline(config.run.timeout.map(|limit| limit.0)),
+    )?;
     let StartDecision {
         decision,
         host,

@@ -1,10 +1,11 @@
 //! The files that a guest boots from, read before the machine exists.
 
 use std::path::Path;
+use std::time::Instant;
 
 use crate::boot::{BootModule, LoadRequest};
 use crate::cli::config::{BootOptions, ConflictError, OptionWord};
-use crate::cli::read::read;
+use crate::cli::read::read_until;
 
 /// The largest image, initrd or module that is read, in bytes.
 const BOOT_FILE_MAX: u64 = 4 << 30;
@@ -30,7 +31,13 @@ impl<'a> BootFiles<'a> {
     /// # Errors
     ///
     /// When one cannot be read or is too large.
-    pub(super) fn read(options: &'a BootOptions) -> anyhow::Result<Self> {
+    ///
+    /// When `deadline` passes before a pipe was read, too.
+    pub(super) fn read(
+        options: &'a BootOptions,
+        deadline: Option<Instant>,
+    ) -> anyhow::Result<Self> {
+        let read = |role, path: &Path, limit| read_until(role, path, limit, deadline);
         let image_path = options.image.as_deref().ok_or(ConflictError::NoImage)?;
         let image = read("image", image_path, BOOT_FILE_MAX)?;
         let initrd = options.initrd.as_deref();

@@ -46,7 +46,7 @@ pub(super) fn prepare(
 /// When the options conflict, or the machine cannot be built.
 pub fn deterministic_machine(config: &RunConfig) -> anyhow::Result<DeterministicMachine> {
     config.check()?;
-    let files = BootFiles::read(&config.boot)?;
+    let files = BootFiles::read(&config.boot, None)?;
     let prepared = prepare(config, Engine::Interp, &files)?;
     let log = input::read_log(config)?;
     let sinks = Sinks {

@@ -5,6 +5,7 @@ mod consoles;
 mod files;
 mod input;
 mod machine;
+mod parent;
 mod report;
 
 pub use command::{RunArgs, run};

@@ -1,7 +1,7 @@
 //! A vCPU that runs under KVM: the loop around KVM_RUN.
 //!
-//! This file has the loop, [`events`] what interrupts the vCPU, [`debugging`] what its debug
-//! registers and a debugger require, and [`guest_debug_regs`] who owns the debug registers.
+//! This file has the loop, `events` what interrupts the vCPU, `debugging` what its debug
+//! registers and a debugger require, and `guest_debug_regs` who owns the debug registers.
 
 mod debugging;
 mod events;

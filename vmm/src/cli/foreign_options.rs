@@ -1,0 +1,20 @@
+//! Options of other monitors, and what they are called here.
+
+/// What to use instead of an option of another monitor.
+pub fn own_option(option: &str) -> Option<&'static str> {
+    Some(match option {
+        "--smp" | "--vcpus" => "the number of processors is --cpus",
+        "--append" => "the kernel's command line is --cmdline",
+        "--kernel" | "-k" => "the image has no option: name it alone",
+        "--mem" | "-m" | "--ram" => "the size of memory is --memory",
+        "-s" => "a debugger connects with --gdb :1234, and the number of processors is --cpus",
+        "-S" => "the guest waits for a debugger with --gdb-wait",
+        "--drive" | "--disk" | "--hda" | "-d" | "-h" => {
+            "there are no disks: put files into the initrd, with --initrd"
+        }
+        "--net" | "--netdev" | "--nic" => "there is no network",
+        "--nographic" | "-n" => "there is no display: --serial stdio is the default",
+        "-a" => "the kernel's command line is --cmdline",
+        _ => return None,
+    })
+}
