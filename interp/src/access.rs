@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::fault::Fault;
-use crate::memory::{CodeChanges, GuestMut, GuestRef, compare_exchange_pair};
+use crate::memory::{CodeChanges, GuestBytesMut, GuestMut, GuestRef, compare_exchange_pair};
 use crate::mmu::{AccessKind, TlbSet};
 use crate::registers::Reg;
 use crate::width::Width;
@@ -118,6 +118,11 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn read_slow<T: Width>(&mut self, lin: u64, set: TlbSet) -> Result<T, Fault> {
+        if self.mmu.promote_fast(lin, AccessKind::Read, set)
+            && let Some(v) = self.fast_read(lin)
+        {
+            return Ok(v);
+        }
         if self.misses_watchpoints(lin, T::SIZE as u64, false)
             && let Some(found) = self.mmu.reads.find_watched(lin, set)
         {
@@ -131,6 +136,9 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn write_slow<T: Width>(&mut self, lin: u64, v: T, set: TlbSet) -> Result<(), Fault> {
+        if self.mmu.promote_fast(lin, AccessKind::Write, set) && self.fast_write(lin, v) {
+            return Ok(());
+        }
         if self.misses_watchpoints(lin, T::SIZE as u64, true)
             && let Some(found) = self.mmu.writes.find_watched(lin, set)
         {
@@ -142,12 +150,30 @@ impl Core {
 
     /// Reads up to a page of bytes.
     pub(crate) fn read_bytes(&mut self, lin: u64, data: &mut [u8]) -> Result<(), Fault> {
+        if (1..=4096).contains(&data.len())
+            && let Some(found) = self.mmu.reads.find_bytes(lin, data.len(), self.mmu.fast())
+        {
+            found.read(data);
+            return Ok(());
+        }
         self.read_bytes_as(lin, data, self.mmu.rights())
     }
 
     /// Writes up to a page of bytes; none is written if any would fault.
     pub(crate) fn write_bytes(&mut self, lin: u64, data: &[u8]) -> Result<(), Fault> {
+        if let Some(found) = self.find_writable(lin, data.len()) {
+            found.write(data);
+            return Ok(());
+        }
         self.write_bytes_as(lin, data, self.mmu.rights())
+    }
+
+    /// Bytes whose page is in the TLB for writes.
+    fn find_writable(&self, lin: u64, len: usize) -> Option<GuestBytesMut<'_>> {
+        if !(1..=4096).contains(&len) {
+            return None;
+        }
+        self.mmu.writes.find_bytes(lin, len, self.mmu.fast())
     }
 
     fn read_bytes_as(&mut self, lin: u64, data: &mut [u8], set: TlbSet) -> Result<(), Fault> {
@@ -197,6 +223,9 @@ impl Core {
 
     /// Raises what a write of these bytes would raise, and has no other effect.
     pub(crate) fn probe_write(&mut self, lin: u64, len: usize) -> Result<(), Fault> {
+        if self.find_writable(lin, len).is_some() {
+            return Ok(());
+        }
         self.pieces(lin, len, AccessKind::Write, self.mmu.rights())
             .map(|_| ())
     }

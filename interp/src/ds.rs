@@ -11,19 +11,13 @@ impl Core {
         if (self.lma() && !canonical(linear)) || (!self.lma() && linear >> 32 != 0) {
             return None;
         }
-        // Neither SMAP nor protection keys count (rule DS-04).
-        let set = TlbSet::SupervisorNoSmap;
-        let pkru = std::mem::take(&mut self.vec.pkru);
-        let found = self.translate(linear, access, set);
-        self.vec.pkru = pkru;
-        let found = found.ok()?;
+        let set = TlbSet::DebugStore;
+        let found = self.translate(linear, access, set).ok()?;
         let page = self.memory.page(found.gpa)?;
         if access == AccessKind::Write && !page.writable {
             return None;
         }
-        if pkru == 0 {
-            self.enter_page(linear, found, access, set);
-        }
+        self.enter_page(linear, found, access, set);
         Some(found.gpa)
     }
 

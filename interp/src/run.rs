@@ -375,11 +375,9 @@ impl Core {
         let gpa = self.translate_code(lin)?;
         let (key, linear_page) = self.block_key_at(lin, exact);
         let memory = &self.memory;
-        self.code
-            .recheck(gpa, key, |gpa, bytes| memory.read(gpa, bytes));
         let known = self
             .code
-            .find(gpa, key)
+            .find(gpa, key, |gpa, bytes| memory.read(gpa, bytes))
             .filter(|block| block.linear_page == linear_page)
             .map(|block| (block.entry(), block.second_page, block.len));
         if let Some((entry, second_page, len)) = known {

@@ -56,7 +56,7 @@ impl Filter {
 
 /// Linear addresses of breakpoints.
 #[derive(Debug)]
-pub(crate) struct BreakpointSet {
+pub(crate) struct BreakpointAddresses {
     addresses: Vec<u64>,
     /// Numbers of the pages that have any.
     pages: Vec<u64>,
@@ -64,7 +64,7 @@ pub(crate) struct BreakpointSet {
     page_filter: Filter,
 }
 
-impl BreakpointSet {
+impl BreakpointAddresses {
     /// The set of these addresses, which ascend.
     pub(crate) fn new(addresses: Vec<u64>) -> Self {
         debug_assert!(addresses.is_sorted(), "the addresses ascend");
@@ -103,9 +103,9 @@ impl BreakpointSet {
 
 /// Disjoint ranges of linear addresses, by their first and last bytes, ascending.
 #[derive(Debug, Default)]
-struct Ranges(Vec<(u64, u64)>);
+struct MergedRanges(Vec<(u64, u64)>);
 
-impl Ranges {
+impl MergedRanges {
     fn new(mut ranges: Vec<(u64, u64)>) -> Self {
         ranges.sort_unstable();
         let mut merged: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
@@ -127,8 +127,8 @@ impl Ranges {
 /// Linear addresses of watched bytes.
 #[derive(Debug)]
 pub(crate) struct WatchedSet {
-    long: Ranges,
-    short: Ranges,
+    long: MergedRanges,
+    short: MergedRanges,
     /// Of the short ranges: bytes by [`LINE`], and pages.
     lines: Filter,
     pages: Filter,
@@ -138,7 +138,7 @@ impl WatchedSet {
     /// The set of the bytes in these ranges, given by their first and last bytes.
     pub(crate) fn new(ranges: impl Iterator<Item = (u64, u64)>) -> Self {
         let (short, long): (Vec<_>, Vec<_>) = ranges.partition(|(from, to)| to - from < LONG);
-        let (short, long) = (Ranges::new(short), Ranges::new(long));
+        let (short, long) = (MergedRanges::new(short), MergedRanges::new(long));
         let keys = |unit: u64| {
             let ranges = short.0.iter();
             ranges.flat_map(move |&(from, to)| from / unit..=to / unit)
@@ -182,15 +182,15 @@ mod tests {
         let addresses: Vec<u64> = (0..1000)
             .map(|n| 0xffff_ffff_8100_0000 + n * 0x1803)
             .collect();
-        let set = BreakpointSet::new(addresses.clone());
+        let set = BreakpointAddresses::new(addresses.clone());
         for &lin in &addresses {
             assert!(set.contains(lin) && set.has_on_page(lin ^ 1), "{lin:#x}");
             assert!(!set.contains(lin + 1), "{lin:#x}");
         }
         assert!(!set.has_on_page(0xffff_ffff_80ff_f000));
-        let more = BreakpointSet::new(vec![1, addresses[0]]);
+        let more = BreakpointAddresses::new(vec![1, addresses[0]]);
         assert_eq!(more.added_to(&set).collect::<Vec<_>>(), [1]);
-        assert!(BreakpointSet::new(Vec::new()).is_empty());
+        assert!(BreakpointAddresses::new(Vec::new()).is_empty());
     }
 
     #[test]

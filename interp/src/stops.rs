@@ -7,7 +7,7 @@
 //! each time it is entered.
 
 use crate::memory::PAGE;
-use crate::stop_sets::{BreakpointSet, WatchedSet};
+use crate::stop_sets::{BreakpointAddresses, WatchedSet};
 use hindsight_cpu::stops::{MsrStops, StopConditions, StopHit, Watchpoint};
 use hindsight_regs::vector::Vector;
 
@@ -15,7 +15,7 @@ use hindsight_regs::vector::Vector;
 #[derive(Debug)]
 pub(crate) struct ActiveStops {
     stops: StopConditions,
-    breakpoints: BreakpointSet,
+    breakpoints: BreakpointAddresses,
     /// What the watchpoints watch for reads and for writes.
     read: WatchedSet,
     written: WatchedSet,
@@ -46,7 +46,7 @@ impl ActiveStops {
     pub(crate) fn new() -> Self {
         Self {
             stops: StopConditions::default(),
-            breakpoints: BreakpointSet::new(Vec::new()),
+            breakpoints: BreakpointAddresses::new(Vec::new()),
             read: WatchedSet::new(std::iter::empty()),
             written: WatchedSet::new(std::iter::empty()),
             hit: None,
@@ -73,7 +73,7 @@ impl ActiveStops {
         };
         self.stops = stops;
         if change.breakpoints {
-            let breakpoints = BreakpointSet::new(self.stops.execute.clone());
+            let breakpoints = BreakpointAddresses::new(self.stops.execute.clone());
             let new = breakpoints.added_to(&self.breakpoints);
             change.new_offsets = new.map(|lin| lin % PAGE).collect();
             self.breakpoints = breakpoints;

@@ -50,7 +50,10 @@ impl Core {
         loop {
             let paging = Paging {
                 state: &self.state,
-                pkru: self.vec.pkru,
+                pkru: match set {
+                    TlbSet::DebugStore => 0,
+                    _ => self.vec.pkru,
+                },
                 phys_mask: self.mmu.phys_mask(),
             };
             let mut tables = GuestTables {
@@ -79,8 +82,12 @@ impl Core {
         Ok(())
     }
 
-    /// Enters a translated page into a TLB, if accesses of this kind to it have no side effects.
+    /// Enters a translated page into a TLB, if it is not there yet and accesses of this kind to it
+    /// have no side effects.
     pub(crate) fn enter_page(&mut self, lin: u64, t: Translation, access: AccessKind, set: TlbSet) {
+        if self.mmu.promote(lin, access, set) {
+            return;
+        }
         self.mmu.count_fill();
         let Some(page) = self.memory.page(t.gpa) else {
             return;

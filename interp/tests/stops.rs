@@ -346,15 +346,15 @@ fn each_linear_address_of_a_page_has_its_own_breakpoints() {
 #[test]
 fn ten_thousand_watchpoints_stop_only_at_their_bytes() {
     let mut rig = Rig::new(&LOOP, |_, _| {});
-    // All around the written word, and the word itself for reads.
-    let around = |i: u64| {
+    // All neighbours the written word, and the word itself for reads.
+    let neighbours = |i: u64| {
         [
             watch(DATA - 8 - i * 8, 8, true, true),
             watch(DATA + 8 + i * 8, 8, true, true),
         ]
     };
     let mut stops = StopConditions {
-        watchpoints: (0..5000).flat_map(around).collect(),
+        watchpoints: (0..5000).flat_map(neighbours).collect(),
         ..StopConditions::default()
     };
     stops.watchpoints.push(watch(DATA, 8, true, false));

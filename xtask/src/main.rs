@@ -10,6 +10,7 @@ mod conformance;
 mod coverage;
 mod guests;
 mod kernel;
+mod kvm_unit_tests;
 mod lab;
 mod nightly;
 mod packages;
@@ -26,6 +27,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use crate::conformance::ConformanceArguments;
 use crate::guests::initramfs::GuestFile;
 use crate::guests::linux::Tools;
+use crate::kvm_unit_tests::KvmUnitTestsArguments;
 use crate::lab::gdb::LabGdbArguments;
 use crate::lab::{Lab, LabArguments};
 
@@ -81,6 +83,8 @@ enum Task {
     Conformance(ConformanceArguments),
     /// Makes docs/reports/conformance.md again from the results that are known, after a change of spec/.
     ConformancePage,
+    /// Runs kvm-unit-tests from built checkouts and makes docs/reports/kvm-unit-tests.md of the results.
+    KvmUnitTests(KvmUnitTestsArguments),
 
     /// Runs tests of the interpreter under a memory checker.
     Sanitize {
@@ -194,6 +198,7 @@ fn run(command: Task) -> Result<u8> {
         Task::LabTable { files } => process::judge("lab_table", &files)?,
         Task::Conformance(arguments) => conformance::run(&arguments)?,
         Task::ConformancePage => process::judge("conformance_report", &["render"])?,
+        Task::KvmUnitTests(arguments) => return kvm_unit_tests::run(&arguments),
         Task::Sanitize {
             checker: Checker::Valgrind,
             arguments,

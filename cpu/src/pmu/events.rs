@@ -74,10 +74,12 @@ pub enum EventKind {
     RtmConflict,
     /// A transaction aborted because it wrote more lines than the L1 holds.
     RtmCapacity,
+    /// A line was filled into the L1 for data.
+    L1Replacement,
 }
 
 /// Number of kinds.
-const KINDS: usize = EventKind::RtmCapacity as usize + 1;
+const KINDS: usize = EventKind::L1Replacement as usize + 1;
 
 /// The privilege ring in which an event happened.
 ///
@@ -139,10 +141,14 @@ impl EventKinds {
         EventKind::LoadMemory,
         EventKind::LateLoad,
     ]);
-    /// References and misses of the L3.
-    pub const LAST_LEVEL: Self = Self::of(&[EventKind::LlcReference, EventKind::LlcMiss]);
+    /// References and misses of the L3, and fills of the L1.
+    pub const LINES: Self = Self::of(&[
+        EventKind::LlcReference,
+        EventKind::LlcMiss,
+        EventKind::L1Replacement,
+    ]);
     /// The kinds that only the cache model reports.
-    pub const CACHES: Self = Self(Self::LEVELS.0 | Self::LAST_LEVEL.0);
+    pub const CACHES: Self = Self(Self::LEVELS.0 | Self::LINES.0);
     /// The kinds that occur with accesses to memory.
     pub const ACCESSES: Self = Self(
         Self::CACHES.0

@@ -102,6 +102,8 @@ const EVENTS: &[EventRow] = {
         // LONGEST_LAT_CACHE
         plain(0x2e, 0x4f, K::LlcReference),
         plain(0x2e, 0x41, K::LlcMiss),
+        // L1D.REPLACEMENT
+        plain(0x51, 0x01, K::L1Replacement),
         // BR_MISP_RETIRED
         precise(0xc5, 0x00, EventKinds::MISPREDICTED),
         precise(0xc5, 0x01, EventKinds::of(&[K::MispredictedTaken, K::MispredictedNotTaken])),

@@ -746,13 +746,16 @@ proptest! {
 /// Rules EVT-07, EVT-08.
 #[test]
 fn events_of_the_uarch_models_count_only_with_them() {
-    use super::events::EventKind::{LateLoad, LlcMiss, LlcReference, LoadL1, LoadL3, LoadMemory};
+    use super::events::EventKind::{
+        L1Replacement, LateLoad, LlcMiss, LlcReference, LoadL1, LoadL3, LoadMemory,
+    };
     use super::events::EventKind::{
         MispredictedCall, MispredictedJump, MispredictedNotTaken, MispredictedTaken,
     };
     for (event, umask, kinds) in [
         (0x2e, 0x4f, &[LlcReference][..]),
         (0x2e, 0x41, &[LlcMiss]),
+        (0x51, 0x01, &[L1Replacement]),
         (
             0xc5,
             0x00,

@@ -129,6 +129,8 @@ struct ServedLines {
     level: CacheLevel,
     references: u64,
     misses: u64,
+    /// Lines that were filled into the L1 for data.
+    l1_fills: u64,
 }
 
 /// The branch predictor and the caches of one core.
@@ -164,13 +166,14 @@ impl CoreUarch {
             locked: instruction.locked,
             ..LastInstruction::default()
         };
-        let mut references = 0;
+        let (mut references, mut fills) = (0, 0);
         for access in instruction.accesses {
             let level = l3.as_deref_mut().filter(|_| access.cached).map(|l3| {
                 let served = self.access_lines(access, l3, requester);
                 events.add(EventKind::LlcReference, served.references);
                 events.add(EventKind::LlcMiss, served.misses);
-                references += served.references;
+                events.add(EventKind::L1Replacement, served.l1_fills);
+                (references, fills) = (references + served.references, fills + served.l1_fills);
                 served.level
             });
             last.merge(access, level);
@@ -179,7 +182,7 @@ impl CoreUarch {
             last.count(&mut events);
             self.last = last;
         }
-        references.max(1)
+        references.max(fills).max(1)
     }
 
     /// Applies one access to all lines that it touches.
@@ -200,6 +203,7 @@ impl CoreUarch {
             level: CacheLevel::L1,
             references: 0,
             misses: 0,
+            l1_fills: 0,
         };
         let end = access.gpa + u64::from(access.len.max(1)) - 1;
         for line in access.gpa >> LINE_SHIFT..=end >> LINE_SHIFT {
@@ -211,6 +215,8 @@ impl CoreUarch {
             };
             let served = self.caches.access(l3, &request, l2_ways);
             all.level = all.level.max(served.level);
+            let is_fill = access.kind != CacheAccess::Code && served.level > CacheLevel::L1;
+            all.l1_fills += u64::from(is_fill);
             if served.level == CacheLevel::Memory {
                 self.memory_traffic.push(requester.rmid);
                 all.misses += 1;

@@ -20,7 +20,7 @@ use super::mix::Mix;
 use super::op::{BlockEntry, BlockOp, Op};
 use crate::memory::PAGE;
 use iced_x86::Instruction;
-use std::collections::{HashMap, hash_map};
+use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ptr::NonNull;
 
@@ -227,11 +227,19 @@ impl<C> CodeCache<C> {
         }
     }
 
-    /// The block at a guest-physical address.
-    pub(crate) fn find(&self, gpa: u64, key: u8) -> Option<&Block<C>> {
-        self.by_id
-            .get(&Self::id(gpa, key))
-            .map(|&i| &self.blocks[i as usize])
+    /// The block at a guest-physical address. A suspect one is compared with memory first: `read`
+    /// reads memory, and returns false if it cannot.
+    pub(crate) fn find(
+        &mut self,
+        gpa: u64,
+        key: u8,
+        read: impl Fn(u64, &mut [u8]) -> bool,
+    ) -> Option<&Block<C>> {
+        let index = *self.by_id.get(&Self::id(gpa, key))?;
+        if self.blocks[index as usize].suspect && !self.recheck(index, gpa, key, read) {
+            return None;
+        }
+        Some(&self.blocks[index as usize])
     }
 
     /// Adds a new block and returns its entry.
@@ -270,7 +278,7 @@ impl<C> CodeCache<C> {
     }
 
     /// Marks all blocks to be compared with memory before they run again: see
-    /// [`CodeCache::recheck`]. Takes time in proportion to the blocks used since the last call.
+    /// [`CodeCache::find`]. Takes time in proportion to the blocks used since the last call.
     pub(crate) fn distrust(&mut self) {
         for index in self.trusted.drain(..) {
             let block = &mut self.blocks[index as usize];
@@ -279,32 +287,24 @@ impl<C> CodeCache<C> {
         }
     }
 
-    /// Revives or forgets the block at a guest-physical address, if it is suspect. `read` reads
-    /// memory, and returns false if it cannot.
-    pub(crate) fn recheck(&mut self, gpa: u64, key: u8, read: impl Fn(u64, &mut [u8]) -> bool) {
-        let hash_map::Entry::Occupied(entry) = self.by_id.entry(Self::id(gpa, key)) else {
-            return;
-        };
-        let index = *entry.get();
+    /// Revives the suspect block at a guest-physical address if its code is still that in memory,
+    /// and forgets it otherwise. Returns whether it was revived.
+    #[cold]
+    fn recheck(
+        &mut self,
+        index: u32,
+        gpa: u64,
+        key: u8,
+        read: impl Fn(u64, &mut [u8]) -> bool,
+    ) -> bool {
         let block = &mut self.blocks[index as usize];
-        if !block.suspect {
-            return;
-        }
-        let mut now = [0; 0x200];
-        let Some(now) = now.get_mut(..block.code.len()) else {
-            entry.remove();
-            return;
-        };
-        let split = ((PAGE - gpa % PAGE) as usize).min(now.len());
-        let (head, tail) = now.split_at_mut(split);
-        let readable = read(gpa, head)
-            && (tail.is_empty() || block.second_page.is_some_and(|second| read(second, tail)));
-        if readable && *now == *block.code {
+        if is_in_memory(block, gpa, read) {
             block.revive();
             self.trusted.push(index);
-        } else {
-            entry.remove();
+            return true;
         }
+        self.by_id.remove(&Self::id(gpa, key));
+        false
     }
 
     fn page(&mut self, gpa: u64, block: u32) -> &mut CodePage {
@@ -400,6 +400,19 @@ impl<C> CodeCache<C> {
         }
         debug_assert!(self.ops <= CAPACITY);
     }
+}
+
+/// Whether the bytes that a block at `gpa` was decoded from are still in memory.
+fn is_in_memory<C>(block: &Block<C>, gpa: u64, read: impl Fn(u64, &mut [u8]) -> bool) -> bool {
+    let mut now = [0; 0x200];
+    let Some(now) = now.get_mut(..block.code.len()) else {
+        return false;
+    };
+    let split = ((PAGE - gpa % PAGE) as usize).min(now.len());
+    let (head, tail) = now.split_at_mut(split);
+    let readable = read(gpa, head)
+        && (tail.is_empty() || block.second_page.is_some_and(|second| read(second, tail)));
+    readable && *now == *block.code
 }
 
 #[cfg(test)]

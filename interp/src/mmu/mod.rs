@@ -42,7 +42,7 @@ impl Mmu {
             rights: TlbSet::Supervisor,
             fast: TlbSet::Supervisor.offset(),
             locked: TlbSet::Supervisor.offset(),
-            ds: TlbSet::SupervisorNoSmap.offset(),
+            ds: TlbSet::DebugStore.offset(),
             phys_mask: (1 << 46) - 1,
             flushed: false,
             fills: 0,
@@ -56,7 +56,7 @@ impl Mmu {
         self.rights = rights;
         self.fast = unless(every_access || transactions, rights);
         self.locked = unless(transactions, rights);
-        self.ds = unless(transactions, TlbSet::SupervisorNoSmap);
+        self.ds = unless(transactions, TlbSet::DebugStore);
     }
 
     /// The rights of explicit accesses.
@@ -100,6 +100,21 @@ impl Mmu {
             AccessKind::Write => &self.writes,
             AccessKind::Fetch => &self.fetches,
         }
+    }
+
+    /// Whether accesses of a kind find the page of `lin` in a set of a TLB, from now on without a
+    /// walk: see [`Tlb::promote`].
+    pub(crate) fn promote(&mut self, lin: u64, access: AccessKind, set: TlbSet) -> bool {
+        match access {
+            AccessKind::Read => self.reads.promote(lin, set),
+            AccessKind::Write => self.writes.promote(lin, set),
+            AccessKind::Fetch => self.fetches.promote(lin, set),
+        }
+    }
+
+    /// Like [`Mmu::promote`], for a set in which the fast path of explicit accesses finds pages now.
+    pub(crate) fn promote_fast(&mut self, lin: u64, access: AccessKind, set: TlbSet) -> bool {
+        set.offset() == self.fast && self.promote(lin, access, set)
     }
 
     /// Forgets all translations.

@@ -1,7 +1,9 @@
 //! The software TLB: direct host pointers for pages of RAM whose accesses have no side effects.
 //!
 //! Accesses that something must see (MMIO, writes to code pages) are kept on the slow path by never
-//! entering their pages. Pages that contain a watchpoint are entered apart: the slow path finds them
+//! entering their pages. The fast path looks into one entry. The page that a new one displaces goes
+//! into a second way of that entry, from where the slow path brings it back without a page walk: two
+//! hot pages that share an entry cost an exchange. Pages that contain a watchpoint are entered apart: the slow path finds them
 //! here for accesses that miss the watchpoint.
 
 #![expect(
@@ -17,7 +19,7 @@ const ENTRIES: usize = 512;
 /// Pages with watchpoints that are entered, a power of two.
 const WATCHED: usize = 8;
 /// Values of [`TlbSet`].
-const SETS: usize = 4;
+const SETS: usize = 5;
 /// Generations are tags of 12 bits.
 const GENERATIONS: u64 = 1 << 12;
 
@@ -29,16 +31,18 @@ pub(crate) enum TlbSet {
     Supervisor = 0,
     /// CPL 3.
     User = 1,
-    /// CPL 0 to 2 with RFLAGS.AC set, which suspends SMAP; accesses to the DS save area.
+    /// CPL 0 to 2 with RFLAGS.AC set, which suspends SMAP.
     SupervisorNoSmap = 2,
     /// CPL 3 with alignment checks on. Nothing is entered, so that every access is checked.
     UserAligned = 3,
+    /// Accesses to the DS save area by the processor: neither SMAP nor PKRU applies (rule DS-04).
+    DebugStore = 4,
 }
 
 /// The offset of a set's entries, in bytes.
 ///
 /// Invariant: it is that of one of the [`SETS`] sets.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SetOffset(usize);
 
 impl SetOffset {
@@ -94,6 +98,8 @@ pub(crate) struct Translation {
 pub(crate) struct Tlb {
     entries: Box<[TlbEntry; ENTRIES * SETS]>,
     details: Box<[TlbEntryDetails; ENTRIES * SETS]>,
+    /// The second way: the page that was displaced from each entry. Never the page of that entry.
+    displaced: Box<[(TlbEntry, TlbEntryDetails); ENTRIES * SETS]>,
     /// 1 to 0xfff.
     generation: u64,
     /// Generation of the global pages, 1 to 0xfff.
@@ -119,6 +125,7 @@ impl Tlb {
         Self {
             entries: Box::new([TlbEntry::default(); ENTRIES * SETS]),
             details: Box::new([TlbEntryDetails::default(); ENTRIES * SETS]),
+            displaced: Box::new([Default::default(); ENTRIES * SETS]),
             generation: 1,
             globals: 1,
             epoch: 1,
@@ -151,14 +158,51 @@ impl Tlb {
     /// before the last load of CR3.
     pub(crate) fn translation(&self, lin: u64, set: TlbSet) -> Option<Translation> {
         let i = Self::index(lin, set.offset());
-        let (entry, details) = (&self.entries[i], &self.details[i]);
         let page = lin & !0xfff;
-        let global = details.global == page | self.globals;
-        (global || entry.tag == page | self.generation).then_some(Translation {
-            gpa: details.gpa | (lin & 0xfff),
-            global,
-            shift: details.shift,
+        let ways = [(self.entries[i], self.details[i]), self.displaced[i]];
+        ways.iter().find_map(|(entry, details)| {
+            let global = details.global == page | self.globals;
+            (global || entry.tag == page | self.generation).then_some(Translation {
+                gpa: details.gpa | (lin & 0xfff),
+                global,
+                shift: details.shift,
+            })
         })
+    }
+
+    /// Whether the page of `lin` is entered. If it was displaced, exchanges it with the page that
+    /// displaced it, so that [`Tlb::find`] finds it.
+    pub(crate) fn promote(&mut self, lin: u64, set: TlbSet) -> bool {
+        let i = Self::index(lin, set.offset());
+        let tag = (lin & !0xfff) | self.generation;
+        if self.entries[i].tag == tag {
+            return true;
+        }
+        if self.displaced[i].0.tag != tag {
+            return false;
+        }
+        let page = (self.entries[i], self.details[i]);
+        (self.entries[i], self.details[i]) = std::mem::replace(&mut self.displaced[i], page);
+        true
+    }
+
+    /// Whether an entry is of use: its page is entered, or global and was entered before the last
+    /// load of CR3.
+    fn is_live(&self, entry: &TlbEntry, details: &TlbEntryDetails) -> bool {
+        entry.tag & 0xfff == self.generation || details.global & 0xfff == self.globals
+    }
+
+    /// Moves the page of an entry into the second way, before `page` is entered.
+    fn displace(&mut self, i: usize, page: u64) {
+        let is_page = |(entry, details): &(TlbEntry, TlbEntryDetails)| {
+            (entry.tag ^ page) >> 12 == 0 || (details.global ^ page) >> 12 == 0
+        };
+        let old = (self.entries[i], self.details[i]);
+        if self.is_live(&old.0, &old.1) && !is_page(&old) {
+            self.displaced[i] = old;
+        } else if is_page(&self.displaced[i]) {
+            self.displaced[i] = Default::default();
+        }
     }
 
     /// Enters a page whose exposed host address is `host_page`.
@@ -169,6 +213,7 @@ impl Tlb {
         let entry = self.entry(lin, host_page);
         let page = lin & !0xfff;
         let i = Self::index(lin, set.offset());
+        self.displace(i, page);
         self.entries[i] = entry;
         self.details[i] = TlbEntryDetails {
             gpa: t.gpa & !0xfff,
@@ -233,6 +278,11 @@ impl Tlb {
             let i = Self::index(lin, set);
             self.entries[i].tag = 0;
             self.details[i].global = 0;
+            if (self.displaced[i].0.tag ^ lin) >> 12 == 0
+                || (self.displaced[i].1.global ^ lin) >> 12 == 0
+            {
+                self.displaced[i] = Default::default();
+            }
         }
         let entered = |map: &[u64; 16], shift| {
             let (word, mask) = map_bit(lin, shift);
@@ -241,7 +291,12 @@ impl Tlb {
         if !entered(&self.large, 22) && !entered(&self.huge, 30) {
             return;
         }
-        for (entry, details) in self.entries.iter_mut().zip(self.details.iter_mut()) {
+        let first = self.entries.iter_mut().zip(self.details.iter_mut());
+        let second = self
+            .displaced
+            .iter_mut()
+            .map(|(entry, details)| (entry, details));
+        for (entry, details) in first.chain(second) {
             if details.shift > 12 && (entry.tag ^ lin) >> details.shift == 0 {
                 entry.tag = 0;
             }
@@ -257,6 +312,9 @@ impl Tlb {
         self.generation += 1;
         if self.generation == GENERATIONS {
             self.entries.fill(TlbEntry::default());
+            for (entry, _) in self.displaced.iter_mut() {
+                *entry = TlbEntry::default();
+            }
             self.forget_watched();
             self.generation = 1;
         }
@@ -270,6 +328,7 @@ impl Tlb {
         self.globals += 1;
         if self.globals == GENERATIONS {
             self.details.fill(TlbEntryDetails::default());
+            self.displaced.fill(Default::default());
             self.globals = 1;
         }
     }
@@ -448,6 +507,65 @@ mod tests {
             assert_eq!(tlb.find(0x7000, 1, TlbSet::User.offset()), None);
             assert_ne!(tlb.epoch(), epoch);
         }
+    }
+
+    #[test]
+    fn displaced_page_returns_until_flushed_or_evicted() {
+        const SET: TlbSet = TlbSet::Supervisor;
+        let (a, b, c) = (0x20_7000, 0x40_7000, 0x60_7000);
+        let mut tlb = Tlb::new();
+        let find = |tlb: &Tlb, lin| tlb.find(lin, 8, SET.offset());
+        let enter = |tlb: &mut Tlb| {
+            tlb.insert(a, SET, 0x10_0000, page(0x3000, true, 12));
+            tlb.insert(b, SET, 0x11_0000, page(0x4000, false, 12));
+        };
+        enter(&mut tlb);
+        assert_eq!((find(&tlb, a), find(&tlb, b)), (None, Some(0x11_0000)));
+        assert_eq!((gpa(&tlb, a), gpa(&tlb, b)), (Some(0x3000), Some(0x4000)));
+        assert!(tlb.promote(a, SET) && tlb.promote(a, SET));
+        assert_eq!((find(&tlb, a), find(&tlb, b)), (Some(0x10_0000), None));
+        assert_eq!((gpa(&tlb, a), gpa(&tlb, b)), (Some(0x3000), Some(0x4000)));
+        assert!(!tlb.promote(a, TlbSet::User));
+
+        // Entered again while displaced: one of the two is left.
+        tlb.insert(b, SET, 0x12_0000, page(0x5000, false, 12));
+        tlb.evict(b);
+        assert_eq!((gpa(&tlb, a), gpa(&tlb, b)), (Some(0x3000), None));
+        tlb.insert(a, SET, 0x13_0000, page(0x6000, true, 12));
+        tlb.evict(a);
+        assert_eq!((gpa(&tlb, a), tlb.promote(a, SET)), (None, false));
+
+        // A third page takes the place of the older one.
+        enter(&mut tlb);
+        tlb.insert(c, SET, 0x14_0000, page(0x7000, false, 12));
+        assert_eq!((gpa(&tlb, a), gpa(&tlb, b)), (None, Some(0x4000)));
+
+        // Where it is displaced, a page is flushed as anywhere: a global one only by a full flush.
+        tlb.flush();
+        for _ in 0..0x1001 {
+            enter(&mut tlb);
+            tlb.flush_locals();
+            assert!(!tlb.promote(a, SET) && !tlb.promote(b, SET));
+            assert_eq!((gpa(&tlb, a), gpa(&tlb, b)), (Some(0x3000), None));
+        }
+        for _ in 0..0x1001 {
+            enter(&mut tlb);
+            tlb.flush();
+            assert!(!tlb.promote(a, SET));
+            assert_eq!(gpa(&tlb, a), None);
+        }
+    }
+
+    #[test]
+    fn eviction_forgets_displaced_part_of_large_page() {
+        const SET: TlbSet = TlbSet::Supervisor;
+        let mut tlb = Tlb::new();
+        tlb.insert(0x4020_5000, SET, 0, page(0x5000, true, 21));
+        tlb.insert(0x5020_5000, SET, 0, page(0x6000, false, 12));
+        assert_eq!(gpa(&tlb, 0x4020_5000), Some(0x5000));
+        tlb.evict(0x4020_0000);
+        assert_eq!(gpa(&tlb, 0x4020_5000), None);
+        assert_eq!(gpa(&tlb, 0x5020_5000), Some(0x6000));
     }
 
     #[test]

@@ -17,13 +17,34 @@ const THUNKS_MAX: usize = 1 << 14;
 pub(crate) struct Thunks {
     pub(super) bank: Bank,
     pub(super) known: HashMap<Key, Option<Arc<Thunk>>>,
-    pub(super) by_insn: HashMap<u32, Option<Arc<Thunk>>>,
-    pub(super) epoch: u64,
+    /// The thunk of each full instruction of the code cache, by [`Op::insn`](crate::code::Op::insn),
+    /// once it has run.
+    by_insn: Vec<Option<Arc<Thunk>>>,
+    /// [`CodeCache::epoch`](crate::code::CodeCache::epoch) in which `by_insn` is valid.
+    epoch: u64,
 }
 
 impl Thunks {
-    /// The thunk of an instruction, generated if it is new; `None` if it cannot have one. No thunk runs
-    /// meanwhile: when there are too many, all are dropped.
+    /// Takes the thunk of an instruction out, so that it can run; [`Thunks::put_back`] follows.
+    pub(super) fn take(&mut self, insn: u32, epoch: u64) -> Option<Arc<Thunk>> {
+        if self.epoch != epoch {
+            self.by_insn.clear();
+            self.epoch = epoch;
+        }
+        self.by_insn.get_mut(insn as usize)?.take()
+    }
+
+    /// Stores the thunk of an instruction.
+    pub(super) fn put_back(&mut self, insn: u32, thunk: Arc<Thunk>) {
+        let index = insn as usize;
+        if self.by_insn.len() <= index {
+            self.by_insn.resize(index + 1, None);
+        }
+        self.by_insn[index] = Some(thunk);
+    }
+
+    /// The thunk of an instruction that has not run yet, generated if it is new; `None` if it cannot
+    /// have one. No thunk runs meanwhile: when there are too many, all are dropped.
     pub(super) fn find_or_build(&mut self, insn: &Instruction) -> Option<Arc<Thunk>> {
         let (bytes, registers) = codegen::redirect(insn)?;
         let key = (bytes, registers.for_rsp);

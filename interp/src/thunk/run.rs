@@ -14,7 +14,6 @@ use iced_x86::{
     CodeSize, Encoder, EncodingKind, FlowControl, Instruction, Mnemonic as M, Register,
     RoundingControl,
 };
-use std::sync::Arc;
 
 /// How an instruction can be executed on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,26 +41,33 @@ pub(crate) fn support(i: &Instruction) -> Support {
 /// Runs the instruction of an operation on the host.
 pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
     let insn = c.code.insns[o.insn as usize];
-    let Some(thunk) = lookup(c, o.insn, &insn) else {
+    let known = c.thunks.take(o.insn, c.code.epoch());
+    let Some(thunk) = known.or_else(|| c.thunks.find_or_build(&insn)) else {
         return Err(Fault::Unimplemented);
     };
-    check(c, &insn, &thunk)?;
+    let done = run_thunk(c, o, &insn, &thunk);
+    c.thunks.put_back(o.insn, thunk);
+    done
+}
+
+fn run_thunk(c: &mut Core, o: &Op, insn: &Instruction, thunk: &Thunk) -> Done {
+    check(c, insn, thunk)?;
     if matches!(insn.mnemonic(), M::Vzeroupper | M::Vzeroall) {
         let count = if c.mode.is_64bit() { 16 } else { 8 };
         c.vec.zero_upper(insn.mnemonic() == M::Vzeroall, count);
         return Ok(());
     }
-    let operand = memory::prepare(c, o, &insn, &thunk)?;
+    let operand = memory::prepare(c, o, insn, thunk)?;
     // The host would raise #MF for an error that IGNNE# makes the guest's processor ignore.
     let ignored = c.vec.take_x87_errors();
-    let stores = execute(c, o, &insn, &thunk);
+    let stores = execute(c, o, insn, thunk);
     c.vec.add_x87_errors(ignored);
     let stores = stores?;
     if let (Some(operand), true) = (operand, stores) {
         // The write cannot fault: `prepare` has probed it. A fault would have to discard the result.
         memory::finish(c, &operand)?;
     }
-    commit(c, o, &thunk);
+    commit(c, o, thunk);
     Ok(())
 }
 
@@ -69,19 +75,6 @@ pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
 #[cfg(test)]
 pub(crate) fn can_run(c: &mut Core, insn: &Instruction) -> bool {
     c.thunks.find_or_build(insn).is_some()
-}
-
-fn lookup(c: &mut Core, index: u32, insn: &Instruction) -> Option<Arc<Thunk>> {
-    if c.thunks.epoch != c.code.epoch() {
-        c.thunks.by_insn.clear();
-        c.thunks.epoch = c.code.epoch();
-    }
-    if let Some(known) = c.thunks.by_insn.get(&index) {
-        return known.clone();
-    }
-    let thunk = c.thunks.find_or_build(insn);
-    c.thunks.by_insn.insert(index, thunk.clone());
-    thunk
 }
 
 /// Checks whether the control registers allow the instruction.

@@ -76,6 +76,7 @@ fn load_counts_the_level_that_serves_it() {
         (EventKind::LateLoad, 1),
         (EventKind::LlcReference, 1),
         (EventKind::LlcMiss, 1),
+        (EventKind::L1Replacement, 1),
     ]);
     let expected = PebsData {
         address: UP + 0x1000,
@@ -98,7 +99,11 @@ fn load_counts_the_level_that_serves_it() {
     }
     rig.totals = EventTotals::default();
     rig.instruction(&load, false);
-    rig.assert_events(&[(EventKind::Load, 1), (EventKind::LoadL2, 1)]);
+    rig.assert_events(&[
+        (EventKind::Load, 1),
+        (EventKind::LoadL2, 1),
+        (EventKind::L1Replacement, 1),
+    ]);
 }
 
 #[test]
@@ -187,7 +192,11 @@ fn device_access_is_not_cached_and_unretired_load_is_not_counted() {
     let l3 = Some(&mut rig.l3);
     rig.core
         .access(&instruction, l3, &Requester::default(), events);
-    rig.assert_events(&[(EventKind::LlcReference, 1), (EventKind::LlcMiss, 1)]);
+    rig.assert_events(&[
+        (EventKind::LlcReference, 1),
+        (EventKind::LlcMiss, 1),
+        (EventKind::L1Replacement, 1),
+    ]);
     assert_eq!(rig.core.data(SampledAccess::Load).address, UP + 0xfee0_0000);
 }
 
