@@ -105,10 +105,7 @@ impl Measurement {
         on_case: &mut dyn FnMut(&CaseResult),
     ) -> Exactness {
         let jobs = jobs_of(group, &self.jobs, self.scope == Scope::Short);
-        let runner = Runner::Hindsight {
-            program: self.program.clone(),
-            options: vec![format!("--measure={}", mode.word()), "--log=off".to_owned()],
-        };
+        let runner = self.runner(&format!("--measure={}", mode.word()));
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let stop = AtomicBool::new(false);
         let mut failed = None;
@@ -116,24 +113,14 @@ impl Measurement {
             jobs.len(),
             cores,
             &stop,
-            |index| {
-                let job = &jobs[index];
-                let first = self.run_case(job, &runner)?;
-                // A host under load may have stolen the time of the first run.
-                match first.verdict {
-                    CaseVerdict::Pass => Ok(first),
-                    _ => self.run_case(job, &runner),
-                }
-            },
+            |index| self.judge(&jobs[index], &runner),
             |event| -> Result<()> {
-                let PoolEvent::Done(result) = event else {
+                let PoolEvent::Done((result, failure)) = event else {
                     return Ok(());
                 };
                 on_case(&result);
-                if failed.is_none()
-                    && let Some(reason) = failure(&result)
-                {
-                    failed = Some(reason);
+                if failed.is_none() && failure.is_some() {
+                    failed = failure;
                     stop.store(true, Ordering::Relaxed);
                 }
                 Ok(())
@@ -149,14 +136,44 @@ impl Measurement {
         }
     }
 
+    /// Runs a case, and says why it does not count as passed.
+    fn judge(&self, job: &TestJob, runner: &Runner) -> Result<(CaseResult, Option<String>)> {
+        let first = self.run_case(job, runner)?;
+        match first.verdict {
+            CaseVerdict::Pass => Ok((first, None)),
+            // The default processor may lack something. Then the case skips itself in the interpreter too.
+            CaseVerdict::Skip(_) => {
+                let interpreter = self.runner("--engine=interp");
+                let there = self.run_case(job, &interpreter)?;
+                let failure = match there.verdict {
+                    CaseVerdict::Skip(_) => None,
+                    _ => failure(&first),
+                };
+                Ok((first, failure))
+            }
+            // A host under load may have stolen the time of the first run.
+            CaseVerdict::Fail(_) => {
+                let second = self.run_case(job, runner)?;
+                let failure = failure(&second);
+                Ok((second, failure))
+            }
+        }
+    }
+
+    fn runner(&self, option: &str) -> Runner {
+        Runner::Hindsight {
+            program: self.program.clone(),
+            options: vec![option.to_owned(), "--log=off".to_owned()],
+        }
+    }
+
     fn run_case(&self, job: &TestJob, runner: &Runner) -> Result<CaseResult> {
         let limit = job.timeout().min(CASE_LIMIT);
         run_job(job, runner, MEMORY, Some(limit), &self.interrupt)
     }
 }
 
-/// Why a case does not count as passed; `None` if it does. A case that skipped itself found that
-/// something is missing that the interpreter has.
+/// Why a case did not pass; `None` if it did.
 fn failure(result: &CaseResult) -> Option<String> {
     let reason = match &result.verdict {
         CaseVerdict::Pass => return None,
