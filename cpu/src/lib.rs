@@ -55,7 +55,7 @@
 //!
 //! // A reserved bit raises #GP(0), and an MSR that the processor lacks is claimed by no model.
 //! assert_eq!(msrs.write(msr::IA32_DEBUGCTL, 1 << 2, now), WrmsrOutcome::Fault);
-//! assert_eq!(msrs.read(0x140, now), RdmsrOutcome::Unclaimed);
+//! assert_eq!(msrs.read(0x4000_0000, now), RdmsrOutcome::Unclaimed);
 //! ```
 //!
 //! # Features

@@ -1,1 +1,1 @@
-"""Makes conformance.json and conformance.md in docs/reports from the reports of `hindsight test`."""
+"""Makes docs/reports/conformance.{json,md} from the reports of `hindsight test`."""

@@ -1,8 +1,8 @@
 """Makes conformance.json and conformance.md in docs/reports from the reports of `hindsight test`.
 
 update  takes reports (`hindsight test --junit`), replaces the results of these machines and
-        engines, and writes both files. ENGINE is interp, kvm or auto; the machine "judge" stands for
-        other emulators.
+        engines, and writes both files. ENGINE is interp, kvm or auto; the machine "judge" stands
+        for other emulators.
 render  writes both files again, after a change of spec/.
 check   compares with the output of `hindsight test --list` in LIST: every rule that a case names
         exists, the cases are those of the last run, and conformance.md is what the results
@@ -108,8 +108,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rules", type=pathlib.Path, default=ROOT / "spec/rules.tsv")
-    parser.add_argument("--json", type=pathlib.Path, default=ROOT / "docs/reports/conformance.json")
-    parser.add_argument("--markdown", type=pathlib.Path, default=ROOT / "docs/reports/conformance.md")
+    reports = ROOT / "docs/reports"
+    parser.add_argument("--json", type=pathlib.Path, default=reports / "conformance.json")
+    parser.add_argument("--markdown", type=pathlib.Path, default=reports / "conformance.md")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("update")
     command.add_argument("reports", nargs="+", metavar="MACHINE/ENGINE=JUNIT")

@@ -155,7 +155,8 @@ def auto_deviations(store: Store, rules: Mapping[str, Rule]) -> Iterator[str]:
             if engine != "auto" or exact is None or exact.status != "pass":
                 continue
             if (found.status, found.passed) != (exact.status, exact.passed):
-                yield f"{rule} holds in the interpreter of {machine}, and with auto: {found.in_words()}"
+                words = found.in_words()
+                yield f"{rule} holds in the interpreter of {machine}, and with auto: {words}"
 
 
 def judge_rule(run: Mapping[str, str], cases: list[str], rule: Rule) -> Verdict:

@@ -483,7 +483,7 @@ case! {
     }
 }
 
-const TF: u32 = Rflags::TF.bits() as u32;
+const TF: u32 = (Rflags::TF.bits() & 0xffff_ffff) as u32;
 
 case! {
     name: "task_switch_under_btf", cpl: [0], rules: ["BTF-13", "TF-22", "TF-14"], needs: [],

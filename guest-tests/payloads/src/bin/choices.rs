@@ -207,7 +207,7 @@ blob! {
     "v86_end: ud2"
 }
 
-const PCE: u32 = Cr4::PCE.bits() as u32;
+const PCE: u32 = (Cr4::PCE.bits() & 0xffff_ffff) as u32;
 
 case! {
     name: "rdpmc_in_virtual_8086_mode", cpl: [0], rules: ["RDP-05"], needs: ["exceptions", "intn-cpl0"],

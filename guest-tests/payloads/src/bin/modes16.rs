@@ -21,8 +21,8 @@ const MODES: [LegacyMode; 4] = [
     LegacyMode::Protected16(3),
 ];
 
-const IOPL_3: u32 = Rflags::IOPL.bits() as u32;
-const TF: u32 = Rflags::TF.bits() as u32;
+const IOPL_3: u32 = (Rflags::IOPL.bits() & 0xffff_ffff) as u32;
+const TF: u32 = (Rflags::TF.bits() & 0xffff_ffff) as u32;
 
 /// Runs `blob` from `entry` in `mode`, with IOPL 3.
 fn run(blob: &Blob, mode: LegacyMode, entry: BlobLabel) -> &'static mut LegacyMachine {
