@@ -4,11 +4,17 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Reads the host's TSC.
-#[expect(unsafe_code, reason = "the RDTSC intrinsic")]
+/// Reads the host's TSC, after all earlier loads.
+///
+/// Without that order, an interpreted guest that waits for another vCPU could then read an earlier time
+/// than the other one read before.
+#[expect(unsafe_code, reason = "the LFENCE and RDTSC intrinsics")]
 pub fn read_tsc() -> u64 {
-    // SAFETY: every x86-64 processor has RDTSC, and Linux leaves CR4.TSD clear.
-    unsafe { core::arch::x86_64::_rdtsc() }
+    // SAFETY: every x86-64 processor has LFENCE and RDTSC, and Linux leaves CR4.TSD clear.
+    unsafe {
+        core::arch::x86_64::_mm_lfence();
+        core::arch::x86_64::_rdtsc()
+    }
 }
 
 /// The CPU time that this thread has used, guests included.
