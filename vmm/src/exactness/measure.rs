@@ -144,8 +144,8 @@ impl Measurement {
             // The default processor may lack something. Then the case skips itself in the interpreter too.
             CaseVerdict::Skip(_) => {
                 let interpreter = self.runner("--engine=interp");
-                let there = self.run_case(job, &interpreter)?;
-                let failure = match there.verdict {
+                let interpreted = self.run_case(job, &interpreter)?;
+                let failure = match interpreted.verdict {
                     CaseVerdict::Skip(_) => None,
                     _ => failure(&first),
                 };
