@@ -86,6 +86,7 @@ mod events;
 mod exit;
 mod facts;
 mod fault;
+mod jit;
 mod features;
 mod flags;
 mod fp_error;
