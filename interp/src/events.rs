@@ -11,7 +11,7 @@ use crate::core::Core;
 use crate::descriptor::{Descriptor, gp, np, selector_error, ts};
 use crate::fault::{Fault, SoftwareInterruptKind};
 use crate::iret::NewStack;
-use crate::platform::BranchClass;
+use crate::platform::{BranchClass, SystemEvent};
 use crate::registers::Reg;
 use crate::seg::canonical;
 use hindsight_cpu::state::{PendingException, Segment, seg};
@@ -214,6 +214,12 @@ impl Core {
             EventSource::Software => BranchClass::SoftwareInterrupt,
         };
         self.record_far(from, self.regs.rip, class);
+        self.report_system_event(|core| SystemEvent::Delivered {
+            vector: event.vector.0,
+            error_code: event.code,
+            address: (class == BranchClass::Exception && event.vector == Vector::PF)
+                .then_some(core.state.cr2),
+        });
     }
 
     fn try_deliver(&mut self, e: &GuestEvent) -> Result<(), Fault> {

@@ -118,7 +118,7 @@ pub use memory::{Memory, MemoryError, RegionSpec};
 pub use model_platform::{InterruptController, ModelPlatform, NoDevices, NoInterrupts};
 pub use platform::{
     AbortCause, Accesses, Branch, BranchClass, Bus, Counting, GpFault, InterruptSource, MsrHandler,
-    Observe, Observer, Pending, Platform, RetiredCounts, Ring, TransactionEvent,
+    Observe, Observer, Pending, Platform, RetiredCounts, Ring, SystemEvent, TransactionEvent,
 };
 pub use supported::supported_cpuid;
 

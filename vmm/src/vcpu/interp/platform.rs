@@ -7,7 +7,7 @@ use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::pmu::{EngineCounting, Ring};
 use hindsight_interp::{
     Accesses, Bus, GpFault, InterruptSource, MsrHandler, Observer, Pending, RetiredCounts,
-    TransactionEvent,
+    SystemEvent, TransactionEvent,
 };
 use hindsight_regs::apic::ApicBase;
 use hindsight_regs::cpuid::Feature;
@@ -374,4 +374,6 @@ impl Observer for InterpPlatform {
     fn transaction(&mut self, event: TransactionEvent, ring: Ring) {
         self.model.transaction(event, ring);
     }
+
+    fn system_event(&mut self, _: SystemEvent) {}
 }
