@@ -15,6 +15,7 @@ use super::parent::end_with_parent;
 use super::report::{print_stats, report};
 use crate::cli::config::{ConfigArgs, EngineArg, RunConfig, dump};
 use crate::cli::logging::Logging;
+use crate::cli::trace::{RunTrace, TraceOptions};
 use crate::cli::{Status, gdb, read};
 use crate::deterministic::input::InputFeed;
 use crate::exactness::MeasureMode;
@@ -71,10 +72,35 @@ pub fn run(args: &RunArgs) -> anyhow::Result<Status> {
         io::stdout().write_all(dump(&config)?.as_bytes())?;
         return Ok(Status::Success);
     }
+    run_logged(&config, args.measure, RunTrace::default())
+}
+
+/// Runs a guest to its end and traces it.
+///
+/// # Errors
+///
+/// When the guest cannot be started, or the trace cannot be created.
+pub fn run_traced(config: RunConfig, trace: &TraceOptions) -> anyhow::Result<Status> {
+    run_logged(&config.with_defaults(), None, RunTrace::new(trace))
+}
+
+fn run_logged(
+    config: &RunConfig,
+    measure: Option<MeasureMode>,
+    mut trace: RunTrace<'_>,
+) -> anyhow::Result<Status> {
     let logging = Logging::start(&config.log.settings());
     tracing::debug!("hindsight {} on {}", env!("CARGO_PKG_VERSION"), HostFacts);
     tracing::debug!("{config:?}");
-    run_machine(&config, args.measure, &logging).inspect_err(|error| logging.log_failure(error))
+    let status = run_machine(config, measure, &mut trace, &logging);
+    let status = status.inspect_err(|error| logging.log_failure(error))?;
+    match trace.finish() {
+        Ok(()) => Ok(status),
+        Err(error) => {
+            logging.report(Level::ERROR, &format!("{error:#}"));
+            Ok(Status::Internal)
+        }
+    }
 }
 
 /// This host in one line, read only if the line is logged.
@@ -91,6 +117,7 @@ impl fmt::Display for HostFacts {
 fn run_machine(
     config: &RunConfig,
     measure: Option<MeasureMode>,
+    trace: &mut RunTrace<'_>,
     logging: &Logging,
 ) -> anyhow::Result<Status> {
     let files = BootFiles::read(
@@ -104,6 +131,7 @@ fn run_machine(
         accepted,
     } = machine::decide(config, measure)?;
     let mut prepared = machine::prepare(config, decision.engine, &files)?;
+    trace.check(config, files.image())?;
     if let Some(policy) = policy {
         let forced = config.run.switch_every.map(|every| every.0);
         prepared = prepared.with_engine_policy(policy, forced);
@@ -136,6 +164,7 @@ fn run_machine(
         None => machine.serial_input(),
     };
     consoles.start_input(serial_input, quit)?;
+    trace.start(&mut machine)?;
     let board = machine.board().clone();
     let debugger = gdb::start(&config.debugging, &mut machine)?;
     let start = Instant::now();

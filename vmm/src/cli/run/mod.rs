@@ -8,5 +8,5 @@ mod machine;
 mod parent;
 mod report;
 
-pub use command::{RunArgs, run};
+pub use command::{RunArgs, run, run_traced};
 pub use machine::deterministic_machine;
