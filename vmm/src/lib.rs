@@ -19,3 +19,4 @@ pub mod probe;
 pub mod state;
 mod sync;
 pub mod vcpu;
+pub mod virtio;
