@@ -6,4 +6,5 @@ mod consoles;
 mod ends;
 mod logging;
 mod manners;
+mod outputs;
 mod rig;

@@ -171,6 +171,8 @@ const FULL: [&[&str]; 2] = [
         "branches=5",
         "--timeout",
         "1.5m",
+        "--max-output",
+        "1G",
         "--stats",
         "--switch-every",
         "5ms",

@@ -19,6 +19,7 @@ use crate::cli::{Status, gdb, read};
 use crate::deterministic::input::InputFeed;
 use crate::exactness::MeasureMode;
 use crate::machine::start::StartDecision;
+use crate::output::RunOutputs;
 use crate::probe::report::HostInfo;
 use crate::vcpu::engine::Engine;
 
@@ -71,10 +72,13 @@ pub fn run(args: &RunArgs) -> anyhow::Result<Status> {
         io::stdout().write_all(dump(&config)?.as_bytes())?;
         return Ok(Status::Success);
     }
-    let logging = Logging::start(&config.log.settings());
+    let limit = config.run.max_output.as_ref().map(|limit| limit.0.0);
+    let outputs = RunOutputs::new(limit);
+    let logging = Logging::start(&config.log.settings(&outputs));
     tracing::debug!("hindsight {} on {}", env!("CARGO_PKG_VERSION"), HostFacts);
     tracing::debug!("{config:?}");
-    run_machine(&config, args.measure, &logging).inspect_err(|error| logging.log_failure(error))
+    run_machine(&config, args.measure, &logging, &outputs)
+        .inspect_err(|error| logging.log_failure(error))
 }
 
 /// This host in one line, read only if the line is logged.
@@ -92,6 +96,7 @@ fn run_machine(
     config: &RunConfig,
     measure: Option<MeasureMode>,
     logging: &Logging,
+    outputs: &RunOutputs,
 ) -> anyhow::Result<Status> {
     let files = BootFiles::read(
         &config.boot,
@@ -113,7 +118,7 @@ fn run_machine(
     // Not before here: a run that fails above leaves no files and sockets behind.
     logging.open_files()?;
     tracing::trace!(target: "mode", "{}: {}", decision.engine, decision.because);
-    let mut consoles = Consoles::open(&config.console)?;
+    let mut consoles = Consoles::open(&config.console, outputs)?;
     let mut machine = prepared.build(host.as_ref(), consoles.sinks()?)?;
     let (feed, queue) = input::feed(config, log.map(InputFeed::replay))?;
     machine.set_feed(feed);
@@ -137,6 +142,8 @@ fn run_machine(
     };
     consoles.start_input(serial_input, quit)?;
     let board = machine.board().clone();
+    let end = board.run.end.clone();
+    outputs.on_failure(move |error| end.set(error.into()));
     let debugger = gdb::start(&config.debugging, &mut machine)?;
     let start = Instant::now();
     let limit = config.run.timeout.map(|limit| limit.0);
@@ -153,5 +160,5 @@ fn run_machine(
     if config.run.stats {
         print_stats(&board, host_time, &outcome);
     }
-    Ok(report(&outcome, logging))
+    Ok(report(&outcome, outputs.failure(), logging))
 }

@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::kvm::KvmError;
 use crate::memory::RamError;
+use crate::output::OutputError;
 use crate::state::RestoreError;
 use crate::sync::lock;
 use crate::vcpu::crash::{Crash, FinalState};
@@ -55,6 +56,9 @@ pub enum RunError {
     /// The input log cannot be written.
     #[error("the input log cannot be written")]
     InputLog(#[source] io::Error),
+    /// An output cannot be written, or has reached its limit.
+    #[error(transparent)]
+    Output(#[from] OutputError),
     /// The input log belongs to another run.
     #[error(
         "the input log belongs to another run: at round {round}, instruction {icount}, time {ticks} it has \"{entry}\""
