@@ -3,6 +3,7 @@
 mod bad_input;
 mod config;
 mod consoles;
+mod diagnosis;
 mod ends;
 mod logging;
 mod manners;

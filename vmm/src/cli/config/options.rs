@@ -208,6 +208,9 @@ pub struct RunOptions {
     /// End the run after TIME with exit status 124; in seconds, or with a unit ms, s, m or h
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<OptionWord<Duration>>,
+    /// End the run with exit status 0 when the guest halts with interrupts off and nothing can wake it
+    #[arg(long)]
+    pub exit_on_halt: bool,
     /// Most bytes that consoles, traces, logs and branch messages may write together; more end the run
     /// with exit status 2
     #[arg(long, value_name = "SIZE")]

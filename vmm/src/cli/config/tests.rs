@@ -171,6 +171,7 @@ const FULL: [&[&str]; 2] = [
         "branches=5",
         "--timeout",
         "1.5m",
+        "--exit-on-halt",
         "--max-output",
         "1G",
         "--stats",

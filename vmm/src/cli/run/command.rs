@@ -27,7 +27,7 @@ use crate::vcpu::engine::Engine;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit status:
-  0      the guest powered off, or the user ended the run
+  0      the guest powered off or halted (--exit-on-halt), or the user ended the run
   2      nothing ran: bad options, a bad image, or something that the host lacks
   4      the guest crashed
   6      the monitor failed
@@ -142,6 +142,9 @@ fn run_machine(
     };
     consoles.start_input(serial_input, quit)?;
     let board = machine.board().clone();
+    if config.run.exit_on_halt {
+        board.run.halts.end_run();
+    }
     let end = board.run.end.clone();
     outputs.on_failure(move |error| end.set(error.into()));
     let debugger = gdb::start(&config.debugging, &mut machine)?;

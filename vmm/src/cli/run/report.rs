@@ -11,7 +11,7 @@ use crate::cli::logging::Logging;
 use crate::output::OutputError;
 use crate::vcpu::board::Board;
 use crate::vcpu::crash::FinalState;
-use crate::vcpu::run_control::{Outcome, RunError};
+use crate::vcpu::run_control::{HaltText, Outcome, RunError};
 use crate::vcpu::stats::RunReport;
 
 /// Prints the figures of `--stats`.
@@ -68,6 +68,10 @@ fn report_outcome(outcome: &Outcome, logging: &Logging) -> Status {
     match outcome {
         Outcome::Exit(code) => Status::Guest(*code),
         Outcome::PowerOff | Outcome::Quit => Status::Success,
+        &Outcome::Halted { cpu, rip } => {
+            logging.report(Level::INFO, &HaltText { cpu, rip }.to_string());
+            Status::Success
+        }
         Outcome::Reset => {
             logging.report(Level::INFO, "the guest asked for a reset");
             Status::Reset
