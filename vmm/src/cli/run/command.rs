@@ -22,6 +22,7 @@ use crate::machine::start::StartDecision;
 use crate::output::RunOutputs;
 use crate::probe::report::HostInfo;
 use crate::vcpu::engine::Engine;
+use crate::vcpu::engine::policy::EngineDecision;
 
 /// Boot a guest image.
 #[derive(Debug, Args)]
@@ -122,14 +123,7 @@ fn run_machine(
     let mut machine = prepared.build(host.as_ref(), consoles.sinks()?)?;
     let (feed, queue) = input::feed(config, log.map(InputFeed::replay))?;
     machine.set_feed(feed);
-    let deterministic = config.determinism.deterministic;
-    let engines = (config.machine.engine, decision.engine);
-    if !deterministic && engines == (EngineArg::Auto, Engine::Interp) {
-        let text = format!("in the interpreter: {}", decision.because);
-        logging.report(Level::INFO, &text);
-    } else {
-        tracing::info!("engine {}: {}", decision.engine, decision.because);
-    }
+    report_engine(config, &decision, logging);
     for (group, reason) in &accepted {
         tracing::warn!("--prefer speed: {group} deviates on this host's KVM: {reason}");
     }
@@ -137,7 +131,7 @@ fn run_machine(
     let quit = input::quit(&machine, queue.clone());
     let serial_input = match queue {
         Some(queue) => Box::new(move |bytes: &[u8]| queue.push(bytes)),
-        None if deterministic => no_input(),
+        None if config.determinism.deterministic => no_input(),
         None => machine.serial_input(),
     };
     consoles.start_input(serial_input, quit)?;
@@ -164,4 +158,16 @@ fn run_machine(
         print_stats(&board, host_time, &outcome);
     }
     Ok(report(&outcome, outputs.failure(), logging))
+}
+
+/// Reports the engine, to the user only if `--engine auto` chose the slower one.
+fn report_engine(config: &RunConfig, decision: &EngineDecision, logging: &Logging) {
+    let deterministic = config.determinism.deterministic;
+    let engines = (config.machine.engine, decision.engine);
+    if !deterministic && engines == (EngineArg::Auto, Engine::Interp) {
+        let text = format!("in the interpreter: {}", decision.because);
+        logging.report(Level::INFO, &text);
+    } else {
+        tracing::info!("engine {}: {}", decision.engine, decision.because);
+    }
 }

@@ -19,10 +19,13 @@ impl DeterministicMachine {
         if let Some((cpu, rip)) = self.halted_for_good() {
             if board.run.halts.ends_run() {
                 board.run.finish(Outcome::Halted { cpu, rip });
-            } else {
-                self.end_asleep();
+                return false;
             }
-            return false;
+            // The user of a recorded run may still end it, as the log of a replayed one does.
+            if !self.feed.is_live() && self.feed.logged(self.schedule.inputs).is_none() {
+                self.end_asleep();
+                return false;
+            }
         }
         let now = board.time.clock.now();
         let due = board.buses.irq.next_event();
