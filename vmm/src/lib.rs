@@ -14,6 +14,7 @@ pub mod kvm;
 pub mod log_limit;
 pub mod machine;
 pub mod memory;
+pub mod output;
 pub mod platform;
 pub mod probe;
 pub mod state;

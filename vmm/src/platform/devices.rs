@@ -27,8 +27,9 @@ use hindsight_devices::{
     BusError, Device, IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice,
 };
 
+use super::bios_calls::BiosCalls;
 use super::pci::PciDevices;
-use crate::memory::layout::Layout;
+use crate::memory::layout::{BIOS_CALL_PORT, Layout};
 use crate::state::{DevicesError, DevicesState};
 use crate::sync::lock;
 
@@ -275,6 +276,7 @@ pub(super) fn build(
     let lines = LinePorts::new(move |line, level| irq.set_irq(u32::from(line), level));
     ports.map(LINE_PORT, LINES, shared(lines))?;
     ports.map(FW_CFG_PORT, FW_CFG_PORTS, devices.fw_cfg.clone())?;
+    ports.map(BIOS_CALL_PORT, 1, shared(BiosCalls::default()))?;
 
     let mut mmio = MmioBus::new();
     mmio.map(IOAPIC_BASE, 0x1000, shared(IoapicPage(wiring.irq.clone())))?;

@@ -1,6 +1,7 @@
 //! What surrounds the virtual processors: devices and the buses they sit on, time, and the
 //! receiver of branch trace messages.
 
+mod bios_calls;
 pub mod btm;
 mod buses;
 mod devices;

@@ -23,6 +23,7 @@ use super::values::{BranchRecord, BtmTarget, GuestAddress, ModuleArg, Number, Si
 use crate::cli::logging::{LogFilter, LogSettings, TraceSpec, trace_help};
 use crate::console::Backend;
 use crate::deterministic::CheckpointLimits;
+use crate::output::RunOutputs;
 use crate::vcpu::engine::ForcedSwitch;
 use crate::virtio::disk::DiskSpec;
 use hindsight_gdb::ListenAddress;
@@ -229,6 +230,13 @@ pub struct RunOptions {
     /// End the run after TIME with exit status 124; in seconds, or with a unit ms, s, m or h
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<OptionWord<Duration>>,
+    /// End the run with exit status 0 when the guest halts with interrupts off and nothing can wake it
+    #[arg(long)]
+    pub exit_on_halt: bool,
+    /// Most bytes that consoles, traces, logs and branch messages may write together; more end the run
+    /// with exit status 2
+    #[arg(long, value_name = "SIZE")]
+    pub max_output: Option<OptionWord<Size>>,
     /// Print statistics to standard error when the run ends
     #[arg(long)]
     pub stats: bool,
@@ -255,12 +263,13 @@ pub struct LogOptions {
 }
 
 impl LogOptions {
-    /// The settings of the log and the trace.
-    pub fn settings(&self) -> LogSettings {
+    /// The settings of the log and the trace, which are among `outputs`.
+    pub fn settings(&self, outputs: &RunOutputs) -> LogSettings {
         LogSettings {
             filter: self.log.0.clone(),
             file: self.log_file.as_deref().map(Into::into),
             trace: self.trace.as_ref().map(|trace| trace.0.clone()),
+            outputs: outputs.clone(),
         }
     }
 }

@@ -6,13 +6,14 @@ use hindsight_cpu::msr::{ArmedScope, RdmsrOutcome, WrmsrOutcome};
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::pmu::{EngineCounting, Ring};
 use hindsight_interp::{
-    Accesses, Bus, GpFault, InterruptSource, MsrHandler, Observer, Pending, RetiredCounts,
-    TransactionEvent,
+    Accesses, Bus, Delivery, DeliveryKind, GpFault, InterruptSource, MsrHandler, Observer, Pending,
+    RetiredCounts, TransactionEvent,
 };
 use hindsight_regs::apic::ApicBase;
 use hindsight_regs::cpuid::Feature;
 use hindsight_regs::msr as regs;
 
+use super::deliveries::{DeliveryChain, DeliveryText};
 use super::host_random::HostRandom;
 use super::run_log::{LoggedEvent, RunLog};
 use crate::vcpu::hex_bytes::HexBytes;
@@ -38,6 +39,8 @@ pub(crate) struct InterpPlatform {
     pub(crate) log: Option<RunLog>,
     /// A #DB was raised since the run loop last asked.
     debug_exception: bool,
+    /// The last exception and those that its delivery raised.
+    pub(super) deliveries: DeliveryChain,
 }
 
 impl InterpPlatform {
@@ -48,6 +51,7 @@ impl InterpPlatform {
             random: HostRandom::default(),
             log: None,
             debug_exception: false,
+            deliveries: DeliveryChain::default(),
         }
     }
 
@@ -323,6 +327,15 @@ impl Observer for InterpPlatform {
         }
         if self.model.msrs.observe().branches || self.model.history.is_some() {
             self.model.branches(branches);
+        }
+    }
+
+    fn delivery(&mut self, delivery: &Delivery) {
+        self.deliveries.add(delivery);
+        // Interrupts are events of the kind `irq`, unless something goes wrong.
+        if delivery.kind != DeliveryKind::External || delivery.outcome.is_err() {
+            let id = self.model.id;
+            tracing::trace!(target: "exception", "cpu {id} {}", DeliveryText(delivery));
         }
     }
 
