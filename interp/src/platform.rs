@@ -6,6 +6,7 @@ pub use hindsight_cpu::pmu::{EngineCounting as Counting, Ring};
 pub use hindsight_cpu::transaction::{AbortCause, TransactionEvent};
 pub use hindsight_cpu::uarch::InstructionAccesses as Accesses;
 pub use hindsight_regs::vector::GpFault;
+use hindsight_regs::vector::Vector;
 
 /// What is pending for the processor at an instruction boundary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,15 +60,6 @@ impl RetiredCounts {
 /// An event that changes the state of the system, for [`Observer::system_event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SystemEvent {
-    /// An exception or interrupt was delivered. Its branch was recorded just before.
-    Delivered {
-        /// Its vector.
-        vector: u8,
-        /// The error code that was pushed.
-        error_code: Option<u32>,
-        /// CR2, for a page fault.
-        address: Option<u64>,
-    },
     /// MOV to a control register completed.
     ControlRegister {
         /// Its number.
@@ -89,6 +81,55 @@ pub enum SystemEvent {
         /// The value that was written.
         value: u64,
     },
+}
+
+/// What raised an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeliveryKind {
+    /// A fault or trap of the processor.
+    Exception,
+    /// INT n, INT3, INTO or INT1.
+    Software,
+    /// A maskable interrupt or NMI.
+    External,
+}
+
+/// The fault that the delivery of an event met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeliveryFault {
+    /// Its vector.
+    pub vector: Vector,
+    /// Its error code.
+    pub code: Option<u32>,
+    /// CR2 of a page fault.
+    pub cr2: Option<u64>,
+}
+
+/// An event that the processor delivered through the IDT, or failed to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// What raised it.
+    pub kind: DeliveryKind,
+    /// Its vector.
+    pub vector: Vector,
+    /// Its error code.
+    pub code: Option<u32>,
+    /// CS selector and RIP of the instruction that was interrupted or raised it.
+    pub at: (u16, u64),
+    /// The privilege level there.
+    pub cpl: u8,
+    /// CR2, which a page fault has set.
+    pub cr2: u64,
+    /// Linear address of its IDT entry.
+    pub entry: u64,
+    /// Size of an IDT entry in bytes.
+    pub entry_size: u8,
+    /// Limit of the IDT.
+    pub idt_limit: u32,
+    /// It was raised by the fault of the delivery before it.
+    pub nested: bool,
+    /// CS selector and RIP of the handler, or what prevented the delivery.
+    pub outcome: Result<(u16, u64), DeliveryFault>,
 }
 
 /// I/O ports and memory-mapped devices.
@@ -172,6 +213,8 @@ pub trait Observer {
     /// `cs_base` is the effective base of CS after these branches. Only the first one can be a far
     /// branch that changed it.
     fn branches(&mut self, cs_base: u64, branches: &mut [Branch]);
+    /// An event was delivered, or its delivery faulted. By default that is of no interest.
+    fn delivery(&mut self, _: &Delivery) {}
     /// A #DB is about to be delivered. Called if [`Observe::debug_exceptions`] is set.
     fn debug_exception(&mut self);
     /// Updates the performance counters. Returns how far the processor may run before the next update,

@@ -3,7 +3,7 @@
 use crate::block::{BlockInfo, RECORDS_MAX};
 use crate::encode::{Position, class, code};
 use crate::event::{DeviceAccess, Event, Record};
-use crate::predict::{BranchTables, Prediction, Step};
+use crate::predict::{BranchStep, BranchTables, Prediction};
 use crate::varint::{take, take_byte, take_difference};
 
 /// Decodes the records of one block in order.
@@ -70,7 +70,7 @@ impl BlockDecoder {
         Some(self.take_step(step))
     }
 
-    fn take_step(&mut self, step: Step) -> Event {
+    fn take_step(&mut self, step: BranchStep) -> Event {
         self.predictor.learn(&step);
         let at = self.position.branch_at.wrapping_add(step.instructions);
         self.position.branch_at = at;
@@ -110,12 +110,12 @@ impl BlockDecoder {
         event
     }
 
-    fn literal(&self, input: &mut &[u8], mispredicted: bool) -> Option<Step> {
+    fn literal(&self, input: &mut &[u8], mispredicted: bool) -> Option<BranchStep> {
         let kind = take_byte(input)?;
         let instructions = take(input)?;
         let from = take_difference(input, self.position.to)?;
         let to = take_difference(input, from)?;
-        Some(Step {
+        Some(BranchStep {
             from,
             to,
             instructions,

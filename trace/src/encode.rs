@@ -5,7 +5,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::block::{BlockInfo, HEADER_LEN, RAW_MAX, RECORDS_MAX};
 use crate::event::{DeviceAccess, Event};
-use crate::predict::{BranchTables, Prediction, Step};
+use crate::predict::{BranchStep, BranchTables, Prediction};
 use crate::varint::{put, put_difference};
 
 /// The first byte of each record. Values below are runs of branches that the path predicts.
@@ -153,7 +153,7 @@ impl BlockEncoder {
         };
         self.branches += 1;
         let instructions = at.wrapping_sub(self.position.branch_at);
-        let step = Step {
+        let step = BranchStep {
             from,
             to,
             instructions,
@@ -182,7 +182,7 @@ impl BlockEncoder {
         self.position.to = to;
     }
 
-    fn put_branch(&mut self, step: &Step) {
+    fn put_branch(&mut self, step: &BranchStep) {
         let code = if step.mispredicted {
             code::MISPREDICTED
         } else {

@@ -61,12 +61,7 @@ impl EventKinds {
 
     /// Whether an engine must report system events for these kinds.
     pub const fn needs_system_events(self) -> bool {
-        self.intersects(
-            Self::EXCEPTIONS
-                .union(Self::INTERRUPTS)
-                .union(Self::MSR)
-                .union(Self::MODE),
-        )
+        self.intersects(Self::MSR.union(Self::MODE))
     }
 }
 

@@ -10,7 +10,7 @@ const TABLE_BITS: u32 = 13;
 
 /// A branch, with the instructions since the branch before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct BranchStep {
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) instructions: u64,
@@ -20,7 +20,7 @@ pub(crate) struct Step {
     pub(crate) mispredicted: bool,
 }
 
-impl Step {
+impl BranchStep {
     const NONE: Self = Self {
         from: 0,
         to: 0,
@@ -46,8 +46,8 @@ pub(crate) enum Prediction {
 /// The tables of one vCPU.
 #[derive(Clone, Debug)]
 pub(crate) struct BranchTables {
-    by_path: Vec<Step>,
-    by_last: Vec<Step>,
+    by_path: Vec<BranchStep>,
+    by_last: Vec<BranchStep>,
     /// Sixteen bits for each of the last four branches, the newest in the lowest bits.
     path: u64,
 }
@@ -55,16 +55,16 @@ pub(crate) struct BranchTables {
 impl BranchTables {
     pub(crate) fn new() -> Self {
         Self {
-            by_path: vec![Step::NONE; 1 << TABLE_BITS],
-            by_last: vec![Step::NONE; 1 << TABLE_BITS],
+            by_path: vec![BranchStep::NONE; 1 << TABLE_BITS],
+            by_last: vec![BranchStep::NONE; 1 << TABLE_BITS],
             path: 0,
         }
     }
 
     /// Forgets all branches.
     pub(crate) fn clear(&mut self) {
-        self.by_path.fill(Step::NONE);
-        self.by_last.fill(Step::NONE);
+        self.by_path.fill(BranchStep::NONE);
+        self.by_last.fill(BranchStep::NONE);
         self.path = 0;
     }
 
@@ -73,7 +73,7 @@ impl BranchTables {
     }
 
     /// What the table of `prediction` says is next.
-    pub(crate) fn predicted(&self, prediction: Prediction) -> Option<Step> {
+    pub(crate) fn predicted(&self, prediction: Prediction) -> Option<BranchStep> {
         let (path, last) = self.indices();
         match prediction {
             Prediction::Path => Some(self.by_path[path]),
@@ -84,7 +84,7 @@ impl BranchTables {
 
     /// Learns that `step` came next; returns what had predicted it.
     #[inline]
-    pub(crate) fn learn(&mut self, step: &Step) -> Prediction {
+    pub(crate) fn learn(&mut self, step: &BranchStep) -> Prediction {
         let (path, last) = self.indices();
         let (by_path, by_last) = (&mut self.by_path[path], &mut self.by_last[last]);
         let prediction = if by_path == step {
@@ -114,12 +114,12 @@ fn slot(path: u64) -> usize {
 mod tests {
     use super::*;
 
-    fn step(from: u64, to: u64) -> Step {
-        Step {
+    fn step(from: u64, to: u64) -> BranchStep {
+        BranchStep {
             from,
             to,
             instructions: 3,
-            ..Step::NONE
+            ..BranchStep::NONE
         }
     }
 
@@ -155,7 +155,7 @@ mod tests {
     }
 
     impl BranchTables {
-        fn clone_prediction(&self, encoder: &mut Self, next: &Step) -> Option<Step> {
+        fn clone_prediction(&self, encoder: &mut Self, next: &BranchStep) -> Option<BranchStep> {
             self.predicted(encoder.learn(next))
         }
     }

@@ -21,7 +21,7 @@ use crate::error::TraceError;
 use crate::event::{Event, EventKinds};
 use crate::header::{self, TraceHeader, TraceSummary};
 use crate::select::{Selection, Selector};
-use output::Output;
+use output::BlockOutput;
 pub(crate) use output::{END_MAGIC, INDEX_MAGIC};
 
 /// Chunks that may wait for the writer, per vCPU. When the queue is full the vCPU waits.
@@ -150,7 +150,7 @@ impl TraceWriter {
         let state = WriterState {
             vcpus: Vec::new(),
             cpus: cpus.max(1),
-            output: Output::new(out, begin, options.last),
+            output: BlockOutput::new(out, begin, options.last),
             selection: options.selection,
             when_over: options.when_over,
             sink: sink.clone(),
@@ -195,7 +195,7 @@ struct VcpuStream {
 struct WriterState {
     vcpus: Vec<VcpuStream>,
     cpus: usize,
-    output: Output,
+    output: BlockOutput,
     selection: Selection,
     when_over: Option<Box<dyn FnOnce() + Send>>,
     sink: Arc<TraceSink>,

@@ -15,7 +15,7 @@ pub(crate) const INDEX_MAGIC: u32 = u32::from_le_bytes(*b"HTIX");
 pub(crate) const END_MAGIC: [u8; 8] = *b"HSTREND\x1a";
 
 /// Writes blocks, or keeps the last ones.
-pub(crate) struct Output {
+pub(crate) struct BlockOutput {
     out: Box<dyn Write + Send>,
     /// Bytes written.
     offset: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Output {
     ring: Option<(VecDeque<PackedBlock>, u64)>,
 }
 
-impl Output {
+impl BlockOutput {
     /// An output to `out`, which has `offset` bytes already.
     pub(crate) fn new(out: Box<dyn Write + Send>, offset: u64, last: Option<u64>) -> Self {
         Self {

@@ -303,7 +303,7 @@ fn end_of_the_window_is_reported_once_and_stops_reports() {
         std::thread::yield_now();
     }
     drop(tracer);
-    assert_eq!(writer.finish().unwrap().branches, 101);
+    assert_eq!(writer.finish().unwrap().branches, 100);
 }
 
 #[test]

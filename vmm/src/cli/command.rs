@@ -2,8 +2,10 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use signal_hook::consts::SIGXFSZ;
 
 use super::completions::CompletionsArgs;
 use super::demo::DemoArgs;
@@ -82,6 +84,7 @@ impl Command {
 
 /// Runs the command that the arguments name, and returns the exit status of the process.
 pub fn main() -> ExitCode {
+    fail_writes_at_size_limit();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
@@ -93,6 +96,12 @@ pub fn main() -> ExitCode {
             Status::Usage.into()
         }
     }
+}
+
+/// Makes a write beyond the greatest size of a file fail, instead of ending the process by SIGXFSZ.
+fn fail_writes_at_size_limit() {
+    // A process that cannot install a handler has the default one.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
 /// Prints what is wrong with the arguments, or the help that was requested.
@@ -108,7 +117,10 @@ fn usage(error: &clap::Error) -> ExitCode {
             let _ = writeln!(std::io::stderr(), "hindsight: {line}");
         }
         None => {
-            let _ = error.print();
+            if let Err(failed) = error.print() {
+                let _ = writeln!(std::io::stderr(), "hindsight: {failed}");
+                return Status::Usage.into();
+            }
         }
     }
     status.into()

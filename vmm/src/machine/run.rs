@@ -20,7 +20,7 @@ use crate::vcpu::board::Board;
 use crate::vcpu::crash::FinalState;
 use crate::vcpu::interp::InterpVcpu;
 use crate::vcpu::recorder::Recorder;
-use crate::vcpu::run_control::Outcome;
+use crate::vcpu::run_control::{HaltText, Outcome};
 
 /// A machine that is ready to run.
 #[derive(Debug)]
@@ -217,6 +217,7 @@ fn reason(outcome: &Outcome) -> String {
         Outcome::PowerOff => "the guest powers the machine off".to_owned(),
         Outcome::Reset => "the guest resets the machine".to_owned(),
         Outcome::Crash(crash) => crash.summary(),
+        &Outcome::Halted { cpu, rip } => HaltText { cpu, rip }.to_string(),
         Outcome::Timeout(_) => "the time limit passed".to_owned(),
         Outcome::Quit => "the user ended the run".to_owned(),
         Outcome::Failed(error) => error.to_string(),

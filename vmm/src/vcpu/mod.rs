@@ -12,6 +12,7 @@ pub mod crash;
 pub mod debug;
 pub mod dispatch;
 pub mod engine;
+pub mod halt_watch;
 mod hex_bytes;
 pub mod interp;
 pub mod kvm;

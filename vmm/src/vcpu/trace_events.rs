@@ -2,7 +2,8 @@
 
 use hindsight_cpu::branch::Branch;
 use hindsight_cpu::uarch::{CacheAccess, InstructionAccesses};
-use hindsight_interp::SystemEvent;
+use hindsight_interp::{Delivery, DeliveryKind, SystemEvent};
+use hindsight_regs::vector::Vector;
 use hindsight_trace::{DeviceAccess, Event, EventKinds};
 
 use super::model::VcpuModel;
@@ -61,22 +62,27 @@ impl VcpuModel {
         }
     }
 
+    /// Traces the delivery of an exception or interrupt.
+    pub(crate) fn trace_delivery(&mut self, delivery: &Delivery) {
+        if delivery.outcome.is_err() {
+            return;
+        }
+        let (kind, is_page_fault) = match delivery.kind {
+            DeliveryKind::Exception => (EventKinds::EXCEPTIONS, delivery.vector == Vector::PF),
+            DeliveryKind::Software => (EventKinds::EXCEPTIONS, false),
+            DeliveryKind::External => (EventKinds::INTERRUPTS, false),
+        };
+        let event = Event::Delivery {
+            vector: delivery.vector.0,
+            error_code: delivery.code,
+            address: is_page_fault.then_some(delivery.cr2),
+        };
+        self.trace(kind, event);
+    }
+
     /// Traces an event that the interpreter reports.
     pub(crate) fn trace_system_event(&mut self, event: SystemEvent) {
         match event {
-            SystemEvent::Delivered {
-                vector,
-                error_code,
-                address,
-            } => {
-                let event = Event::Delivery {
-                    vector,
-                    error_code,
-                    address,
-                };
-                let either = EventKinds::EXCEPTIONS | EventKinds::INTERRUPTS;
-                self.trace(self.traced_kinds() & either, event);
-            }
             SystemEvent::ControlRegister { number, value } => {
                 self.trace(EventKinds::MODE, Event::ControlRegister { number, value });
             }

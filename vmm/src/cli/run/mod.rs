@@ -2,6 +2,7 @@
 
 mod command;
 mod consoles;
+mod devices;
 mod files;
 mod input;
 mod machine;

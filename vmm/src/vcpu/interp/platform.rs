@@ -6,14 +6,15 @@ use hindsight_cpu::msr::{ArmedScope, RdmsrOutcome, WrmsrOutcome};
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::pmu::{EngineCounting, EventQuota, Ring};
 use hindsight_interp::{
-    Accesses, Bus, GpFault, InterruptSource, MsrHandler, Observer, Pending, RetiredCounts,
-    SystemEvent, TransactionEvent,
+    Accesses, Bus, Delivery, DeliveryKind, GpFault, InterruptSource, MsrHandler, Observer, Pending,
+    RetiredCounts, SystemEvent, TransactionEvent,
 };
 use hindsight_regs::apic::ApicBase;
 use hindsight_regs::cpuid::Feature;
 use hindsight_regs::msr as regs;
 use hindsight_trace::EventKinds;
 
+use super::deliveries::{DeliveryChain, DeliveryText};
 use super::host_random::HostRandom;
 use super::run_log::{LoggedEvent, RunLog};
 use crate::vcpu::hex_bytes::HexBytes;
@@ -39,6 +40,8 @@ pub(crate) struct InterpPlatform {
     pub(crate) log: Option<RunLog>,
     /// A #DB was raised since the run loop last asked.
     debug_exception: bool,
+    /// The last exception and those that its delivery raised.
+    pub(super) deliveries: DeliveryChain,
 }
 
 impl InterpPlatform {
@@ -49,6 +52,7 @@ impl InterpPlatform {
             random: HostRandom::default(),
             log: None,
             debug_exception: false,
+            deliveries: DeliveryChain::default(),
         }
     }
 
@@ -334,6 +338,16 @@ impl Observer for InterpPlatform {
             self.model.branches(branches);
         }
         self.model.trace_branches(cs_base, branches);
+    }
+
+    fn delivery(&mut self, delivery: &Delivery) {
+        self.deliveries.add(delivery);
+        self.model.trace_delivery(delivery);
+        // Interrupts are events of the kind `irq`, unless something goes wrong.
+        if delivery.kind != DeliveryKind::External || delivery.outcome.is_err() {
+            let id = self.model.id;
+            tracing::trace!(target: "exception", "cpu {id} {}", DeliveryText(delivery));
+        }
     }
 
     fn debug_exception(&mut self) {
