@@ -11,7 +11,7 @@ use crate::core::Core;
 use crate::descriptor::{Descriptor, gp, np, selector_error, ts};
 use crate::fault::{Fault, SoftwareInterruptKind};
 use crate::iret::NewStack;
-use crate::platform::BranchClass;
+use crate::platform::{BranchClass, Delivery, DeliveryFault, DeliveryKind};
 use crate::registers::Reg;
 use crate::seg::canonical;
 use hindsight_cpu::state::{PendingException, Segment, seg};
@@ -144,15 +144,22 @@ impl Core {
             self.enter_debug_handler();
             self.report_debug_exception();
         }
+        let mut nested = false;
         loop {
             let from = if event.is_software() {
                 self.exit.software_rip
             } else {
                 self.regs.rip
             };
+            let report = self.begin_report(&event, from, nested);
             let from = self.branch_source(from);
             let fault = match self.try_deliver(&event) {
                 Ok(()) => {
+                    let handler = (self.cs().selector, self.regs.rip);
+                    self.platform().delivery(&Delivery {
+                        outcome: Ok(handler),
+                        ..report
+                    });
                     self.finish_delivery(&event, from);
                     return Ok(());
                 }
@@ -165,10 +172,44 @@ impl Core {
                 self.progress.give_back(1);
                 self.code.mix.ended_early(self.exit.software_op, false);
             }
+            let mut cr2 = None;
             if let Fault::Page(_, lin) = fault {
                 self.state.cr2 = lin;
+                cr2 = Some(lin);
             }
+            let (vector, code) = fault.exception();
+            let outcome = Err(DeliveryFault { vector, code, cr2 });
+            self.platform().delivery(&Delivery { outcome, ..report });
             event = next_event(&event, fault)?;
+            nested = true;
+        }
+    }
+
+    /// The report of a delivery that begins now, of an event raised at RIP `from`.
+    fn begin_report(&self, event: &GuestEvent, from: u64, nested: bool) -> Delivery {
+        let entry_size = match (self.cr0(Cr0::PE), self.lma()) {
+            (false, _) => 4,
+            (true, false) => 8,
+            (true, true) => 16,
+        };
+        let offset = u64::from(event.vector.0) * u64::from(entry_size);
+        let handler = (self.cs().selector, from);
+        Delivery {
+            kind: match event.source {
+                EventSource::Exception => DeliveryKind::Exception,
+                EventSource::External => DeliveryKind::External,
+                EventSource::Software | EventSource::Int1 => DeliveryKind::Software,
+            },
+            vector: event.vector,
+            code: event.code,
+            at: handler,
+            cpl: self.mode.cpl(),
+            cr2: self.state.cr2,
+            entry: self.wrap(self.state.idtr.base.wrapping_add(offset)),
+            entry_size,
+            idt_limit: self.state.idtr.limit.into(),
+            nested,
+            outcome: Ok(handler),
         }
     }
 

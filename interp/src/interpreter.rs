@@ -118,6 +118,11 @@ impl Vcpu {
         self.core.regs.rip
     }
 
+    /// Whether maskable interrupts are enabled (RFLAGS.IF), between two runs.
+    pub fn interrupts_enabled(&self) -> bool {
+        self.core.regs.rflags().contains(Rflags::IF)
+    }
+
     /// Linear address of the next instruction, between two runs.
     pub fn code_address(&self) -> u64 {
         self.core.code_lin(self.core.regs.rip)

@@ -118,8 +118,9 @@ pub use interpreter::{Exit, Kicker, Stats, Vcpu};
 pub use memory::{Memory, MemoryError, RegionSpec};
 pub use model_platform::{InterruptController, ModelPlatform, NoDevices, NoInterrupts};
 pub use platform::{
-    AbortCause, Accesses, Branch, BranchClass, Bus, Counting, GpFault, InterruptSource, MsrHandler,
-    Observe, Observer, Pending, Platform, RetiredCounts, Ring, TransactionEvent,
+    AbortCause, Accesses, Branch, BranchClass, Bus, Counting, Delivery, DeliveryFault,
+    DeliveryKind, GpFault, InterruptSource, MsrHandler, Observe, Observer, Pending, Platform,
+    RetiredCounts, Ring, SystemEvent, TransactionEvent,
 };
 pub use supported::supported_cpuid;
 

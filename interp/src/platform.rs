@@ -6,6 +6,7 @@ pub use hindsight_cpu::pmu::{EngineCounting as Counting, Ring};
 pub use hindsight_cpu::transaction::{AbortCause, TransactionEvent};
 pub use hindsight_cpu::uarch::InstructionAccesses as Accesses;
 pub use hindsight_regs::vector::GpFault;
+use hindsight_regs::vector::Vector;
 
 /// What is pending for the processor at an instruction boundary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,6 +55,81 @@ impl RetiredCounts {
         let share = share.checked_div(u128::from(self.instructions));
         u64::try_from(share.unwrap_or(0)).map_or(self.cycles, |share| share.min(self.cycles))
     }
+}
+
+/// An event that changes the state of the system, for [`Observer::system_event`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SystemEvent {
+    /// MOV to a control register completed.
+    ControlRegister {
+        /// Its number.
+        number: u8,
+        /// The value that was written.
+        value: u64,
+    },
+    /// RDMSR of an MSR that the interpreter holds itself completed.
+    MsrRead {
+        /// MSR number.
+        index: u32,
+        /// The value that was read.
+        value: u64,
+    },
+    /// WRMSR to such an MSR completed.
+    MsrWritten {
+        /// MSR number.
+        index: u32,
+        /// The value that was written.
+        value: u64,
+    },
+}
+
+/// What raised an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeliveryKind {
+    /// A fault or trap of the processor.
+    Exception,
+    /// INT n, INT3, INTO or INT1.
+    Software,
+    /// A maskable interrupt or NMI.
+    External,
+}
+
+/// The fault that the delivery of an event met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeliveryFault {
+    /// Its vector.
+    pub vector: Vector,
+    /// Its error code.
+    pub code: Option<u32>,
+    /// CR2 of a page fault.
+    pub cr2: Option<u64>,
+}
+
+/// An event that the processor delivered through the IDT, or failed to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// What raised it.
+    pub kind: DeliveryKind,
+    /// Its vector.
+    pub vector: Vector,
+    /// Its error code.
+    pub code: Option<u32>,
+    /// CS selector and RIP of the instruction that was interrupted or raised it.
+    pub at: (u16, u64),
+    /// The privilege level there.
+    pub cpl: u8,
+    /// CR2, which a page fault has set.
+    pub cr2: u64,
+    /// Linear address of its IDT entry.
+    pub entry: u64,
+    /// Size of an IDT entry in bytes.
+    pub entry_size: u8,
+    /// Limit of the IDT.
+    pub idt_limit: u32,
+    /// It was raised by the fault of the delivery before it.
+    pub nested: bool,
+    /// CS selector and RIP of the handler, or what prevented the delivery.
+    pub outcome: Result<(u16, u64), DeliveryFault>,
 }
 
 /// I/O ports and memory-mapped devices.
@@ -137,6 +213,8 @@ pub trait Observer {
     /// `cs_base` is the effective base of CS after these branches. Only the first one can be a far
     /// branch that changed it.
     fn branches(&mut self, cs_base: u64, branches: &mut [Branch]);
+    /// An event was delivered, or its delivery faulted. By default that is of no interest.
+    fn delivery(&mut self, _: &Delivery) {}
     /// A #DB is about to be delivered. Called if [`Observe::debug_exceptions`] is set.
     fn debug_exception(&mut self);
     /// Updates the performance counters. Returns how far the processor may run before the next update,
@@ -156,6 +234,8 @@ pub trait Observer {
     fn allows_transactions(&self) -> bool;
     /// A transaction begins or ends. All branches before it were reported.
     fn transaction(&mut self, event: TransactionEvent, ring: Ring);
+    /// Reports a system event. Called if [`Observe::system_events`] is set.
+    fn system_event(&mut self, event: SystemEvent);
 }
 
 /// Everything that surrounds one virtual processor.

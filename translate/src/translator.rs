@@ -84,6 +84,17 @@ impl Unit {
     pub fn charge_beyond_first(&self) -> u32 {
         self.charge - self.blocks.first().map_or(0, |b| b.count)
     }
+
+    /// Instructions of all blocks but for those before [`Unit::start`].
+    pub fn charge_from_start(&self) -> u32 {
+        self.charge - u32::try_from(self.start).unwrap_or(0)
+    }
+
+    /// Instructions of a block from one of them on.
+    pub fn rest_of_block(&self, block: usize, index: usize) -> i64 {
+        let count = self.blocks.get(block).map_or(0, |b| i64::from(b.count));
+        count - i64::try_from(index).unwrap_or(count)
+    }
 }
 
 /// An edge, in addresses.

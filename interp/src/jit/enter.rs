@@ -146,7 +146,7 @@ impl Core {
             };
             let registers = Registers::general_address(&raw mut (*core).regs);
             entry.run(registers);
-            (*core).left_unit(&state)
+            (*core).left_unit(unit, &state)
         };
         match left {
             Exit::Instruction { unit, block, index } => self.leave_to_instruction(unit, block, index),
@@ -195,12 +195,17 @@ impl Core {
     }
 
     /// Follows the state in which translated code was left.
-    fn left_unit(&mut self, entered: &EntryState) -> Exit {
+    fn left_unit(&mut self, unit: UnitId, entered: &EntryState) -> Exit {
         let Some(translator) = &mut self.jit.translator else {
             return Exit::Jump { rip: self.regs.rip };
         };
         let left = translator.left();
-        let retired = entered.budget - left.budget;
+        let first = translator.unit(unit);
+        let mut retired = entered.budget - left.budget + i64::from(first.charge_from_start());
+        if let Exit::Instruction { unit, block, index } = left.exit {
+            retired -= translator.unit(unit).rest_of_block(block, index);
+        }
+        debug_assert!(retired >= 0);
         self.jit.stats.retired = self.jit.stats.retired.wrapping_add_signed(retired);
         self.progress.set_budget(left.budget);
         self.regs.flags = flags_of(&left.flags, self.regs.flags);

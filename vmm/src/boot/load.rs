@@ -5,7 +5,7 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::boot::elf_file::{self, Elf};
 use crate::boot::placement::{PlacedPart, Placement};
-use crate::boot::request::{LoadRequest, Protocol};
+use crate::boot::request::{EntryMode, LoadRequest, Protocol};
 use crate::boot::{BootError, bios, elf, flat, linux, multiboot, pvh};
 use crate::memory::layout::Layout;
 
@@ -65,7 +65,8 @@ pub fn load(
         Protocol::Multiboot => multiboot::load(&mut placement, layout, request)?,
         Protocol::Linux => linux::load(&mut placement, layout, request)?,
     };
-    if protocol != Protocol::Flat {
+    let mode = request.mode.unwrap_or(EntryMode::Real);
+    if protocol != Protocol::Flat || mode == EntryMode::Real {
         bios::add_structures(&mut placement);
     }
     let placed = placement.write(memory)?;

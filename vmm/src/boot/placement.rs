@@ -66,6 +66,13 @@ impl<'a> Placement<'a> {
         self.ram_end
     }
 
+    /// Whether the `size` bytes at `start` are RAM that no part occupies.
+    pub(super) fn is_free(&self, start: u64, size: u64) -> bool {
+        let end = start.saturating_add(size);
+        let before = self.parts.range(..end).next_back();
+        end <= self.ram_end && before.is_none_or(|(_, part)| part.end <= start)
+    }
+
     /// Places `size` bytes at `start`: `data`, then zeros.
     pub(super) fn fixed(
         &mut self,

@@ -2,18 +2,22 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use signal_hook::consts::SIGXFSZ;
 
 use super::completions::CompletionsArgs;
 use super::demo::DemoArgs;
 use super::diff::DiffArgs;
 use super::doctor::DoctorArgs;
+use super::export::ExportArgs;
 use super::man::ManArgs;
 use super::run::RunArgs;
 use super::test::TestArgs;
+use super::trace::TraceArgs;
 use super::usage::one_line;
-use super::{Status, completions, demo, diff, doctor, man, run, test};
+use super::{Status, completions, demo, diff, doctor, export, man, run, test, trace};
 
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
 /// whatever the host has.
@@ -43,6 +47,10 @@ struct Cli {
 enum Command {
     /// Boot a guest image
     Run(Box<RunArgs>),
+    /// Run a guest, and write what its processors do to a trace file
+    Trace(Box<TraceArgs>),
+    /// Write a trace in the format of another tool
+    Export(ExportArgs),
     /// Find the first instruction at which two deterministic runs, or the two engines, differ
     Diff(Box<DiffArgs>),
     /// Measure what this host's KVM does
@@ -62,6 +70,8 @@ impl Command {
     fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Run(args) => run::run(&args).map(ExitCode::from),
+            Self::Trace(args) => trace::run(&args).map(ExitCode::from),
+            Self::Export(args) => export::run(&args).map(ExitCode::from),
             Self::Diff(args) => diff::run(&args),
             Self::Doctor(args) => doctor::run(args),
             Self::Test(args) => test::run(*args),
@@ -74,6 +84,7 @@ impl Command {
 
 /// Runs the command that the arguments name, and returns the exit status of the process.
 pub fn main() -> ExitCode {
+    fail_writes_at_size_limit();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
@@ -85,6 +96,12 @@ pub fn main() -> ExitCode {
             Status::Usage.into()
         }
     }
+}
+
+/// Makes a write beyond the greatest size of a file fail, instead of ending the process by SIGXFSZ.
+fn fail_writes_at_size_limit() {
+    // A process that cannot install a handler has the default one.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
 /// Prints what is wrong with the arguments, or the help that was requested.
@@ -100,7 +117,10 @@ fn usage(error: &clap::Error) -> ExitCode {
             let _ = writeln!(std::io::stderr(), "hindsight: {line}");
         }
         None => {
-            let _ = error.print();
+            if let Err(failed) = error.print() {
+                let _ = writeln!(std::io::stderr(), "hindsight: {failed}");
+                return Status::Usage.into();
+            }
         }
     }
     status.into()

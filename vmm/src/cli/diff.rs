@@ -19,6 +19,7 @@ use crate::diff::{
     DiffProgress, DiffVerdict, KvmBranch, KvmDiffProgress, KvmDiffVerdict, compare,
     compare_with_kvm,
 };
+use crate::output::RunOutputs;
 
 /// Exit status when no difference was found.
 const SAME: u8 = 0;
@@ -100,7 +101,7 @@ pub fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     let mut common = args.config.load()?;
     let logging = Logging::start(&LogSettings {
         trace: None,
-        ..common.log.settings()
+        ..common.log.settings(&RunOutputs::default())
     });
     logging.open_files()?;
     common.determinism.deterministic = true;

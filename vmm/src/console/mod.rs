@@ -28,6 +28,7 @@ pub use backend::{Backend, ParseBackendError};
 pub use signals::watch_signals;
 pub use terminal::restore_terminal;
 
+use crate::output::Output;
 use output::{Outbox, WhenFull};
 use socket::ConsoleSocket;
 
@@ -105,27 +106,36 @@ impl Console {
     ///
     /// A file that cannot be written, a socket path that is in use or cannot be bound.
     pub fn open(backend: &Backend) -> Result<Self, ConsoleError> {
+        Self::open_counted(backend, None)
+    }
+
+    /// As [`Console::open`], with an [`Output`] that counts what goes to a terminal, pipe or file.
+    ///
+    /// # Errors
+    ///
+    /// As [`Console::open`].
+    pub fn open_counted(backend: &Backend, output: Option<Output>) -> Result<Self, ConsoleError> {
         let (outbox, input) = match backend {
             Backend::None => (Outbox::closed(), InputSource::None),
             Backend::Stdio => {
                 let stdout = io::stdout().as_fd().try_clone_to_owned();
                 let stdout = stdout.map_err(ConsoleError::SetUp)?;
                 (
-                    Outbox::new(WhenFull::Wait, Some(stdout)),
+                    Outbox::new(WhenFull::Wait, Some(stdout), output),
                     InputSource::Stdin,
                 )
             }
             Backend::File(path) => {
                 let file = open_file(path)?;
                 (
-                    Outbox::new(WhenFull::Wait, Some(file.into())),
+                    Outbox::new(WhenFull::Wait, Some(file.into()), output),
                     InputSource::None,
                 )
             }
             Backend::Unix(path) => {
                 let socket = ConsoleSocket::listen(path)?;
                 (
-                    Outbox::new(WhenFull::DropOldest, None),
+                    Outbox::new(WhenFull::DropOldest, None, None),
                     InputSource::Socket(Some(socket)),
                 )
             }

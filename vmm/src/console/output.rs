@@ -1,13 +1,14 @@
 //! Console output: a bounded buffer that devices fill, and the thread that empties it.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
+
+use crate::output::Output;
 
 /// Capacity of the buffer, in bytes.
 pub const BUFFER_MAX: usize = 64 * 1024;
@@ -43,11 +44,13 @@ pub struct Outbox {
     filled: Condvar,
     /// Signals writers that the buffer has shrunk, or that they must not wait.
     emptied: Condvar,
+    /// What counts the output and reports failures; `None` for the clients of a socket.
+    output: Option<Output>,
 }
 
 impl Outbox {
     /// An empty buffer for `target`.
-    pub fn new(when_full: WhenFull, target: Option<OwnedFd>) -> Self {
+    pub fn new(when_full: WhenFull, target: Option<OwnedFd>, output: Option<Output>) -> Self {
         let state = OutboxState {
             buffer: VecDeque::new(),
             when_full,
@@ -59,12 +62,13 @@ impl Outbox {
             state: Mutex::new(state),
             filled: Condvar::new(),
             emptied: Condvar::new(),
+            output,
         }
     }
 
     /// A buffer that drops all output.
     pub fn closed() -> Self {
-        let outbox = Self::new(WhenFull::DropNewest, None);
+        let outbox = Self::new(WhenFull::DropNewest, None, None);
         outbox.lock().closed = true;
         outbox
     }
@@ -157,15 +161,15 @@ impl Outbox {
     /// Body of the output thread: writes the buffer's contents until it is closed.
     pub fn run(this: Arc<Self>) {
         while let Some((bytes, target)) = this.take() {
-            let written = write_all(&target, &bytes);
+            let written = write_all(&target, &bytes, this.output.as_ref());
             this.lock().writing = false;
             if let Err(error) = written {
-                match error {
+                match error.kind() {
                     // The reader of a pipe, or the client of a socket, closed its end.
-                    Errno::PIPE | Errno::CONNRESET => {
+                    ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
                         tracing::info!("console output is dropped: its reader closed");
                     }
-                    _ => tracing::warn!("console output is dropped: it cannot be written: {error}"),
+                    _ => tracing::info!("console output is dropped: it cannot be written: {error}"),
                 }
                 this.detach(&target);
             }
@@ -222,19 +226,24 @@ impl Write for OutboxWriter {
 
 /// Writes all of `bytes`, also to a descriptor that does not block: another process that shares it may
 /// have set that.
-fn write_all(target: &OwnedFd, bytes: &[u8]) -> Result<(), Errno> {
+fn write_all(target: &OwnedFd, bytes: &[u8], output: Option<&Output>) -> io::Result<()> {
+    let write = |part: &[u8]| Ok(rustix::io::write(target, part)?);
     let mut rest = bytes;
     while !rest.is_empty() {
-        match rustix::io::write(target, rest) {
-            Ok(0) => return Err(Errno::IO),
+        let written = match output {
+            Some(output) => output.write_with(rest, write),
+            None => write(rest),
+        };
+        match written {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(count) => rest = &rest[count..],
-            Err(Errno::AGAIN) => {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 poll(
                     &mut [PollFd::from_borrowed_fd(target.as_fd(), PollFlags::OUT)],
                     None,
                 )?;
             }
-            Err(Errno::INTR) => {}
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::thread;
 
-use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
@@ -14,27 +14,23 @@ use crate::console::terminal::{renew_raw_mode, restore_terminal};
 /// The call is made on a thread of its own, with the terminal restored, and must make the machine end
 /// in order. A second signal ends the process at once.
 ///
-/// After SIGCONT, the terminal is raw again if it was. SIGXFSZ has no effect: the write that exceeds
-/// the limit fails instead.
+/// After SIGCONT, the terminal is raw again if it was.
 ///
 /// # Errors
 ///
 /// The handlers cannot be installed or the thread cannot be started.
 pub fn watch_signals(stop: impl Fn(i32) + Send + 'static) -> io::Result<()> {
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGCONT, SIGXFSZ])?;
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGCONT])?;
     thread::Builder::new()
         .name("signals".to_owned())
         .spawn(move || {
             let mut is_second = false;
             for signal in signals.forever() {
-                match signal {
-                    SIGCONT => {
-                        renew_raw_mode();
-                        continue;
-                    }
-                    SIGXFSZ => continue,
-                    _ => restore_terminal(),
+                if signal == SIGCONT {
+                    renew_raw_mode();
+                    continue;
                 }
+                restore_terminal();
                 if is_second {
                     let _ = emulate_default_handler(signal);
                 }

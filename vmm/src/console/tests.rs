@@ -238,7 +238,7 @@ fn pipe_input_is_offered_until_the_guest_accepts_it() {
 fn escape_key_works_while_the_guest_hangs() {
     let _alone = TERMINAL.lock().unwrap_or_else(PoisonError::into_inner);
     let (control, terminal) = pseudo_terminal();
-    let outbox = Arc::new(Outbox::new(WhenFull::Wait, None));
+    let outbox = Arc::new(Outbox::new(WhenFull::Wait, None, None));
     let (sender, quits) = mpsc::channel();
     let quit = move || sender.send(()).unwrap();
     let hanging: Deliver = Box::new(|_| 0);
@@ -264,7 +264,7 @@ fn terminal_input_reaches_the_guest_unchanged() {
 #[test]
 fn write_into_a_full_buffer_waits_until_released() {
     let (from, to) = io::pipe().unwrap();
-    let outbox = Arc::new(Outbox::new(WhenFull::Wait, Some(to.into())));
+    let outbox = Arc::new(Outbox::new(WhenFull::Wait, Some(to.into()), None));
     let writer = spawn("writer", outbox.clone(), Outbox::run).unwrap();
     let flood = outbox.clone();
     let flooding = thread::spawn(move || flood.put(&vec![0; 100 * BUFFER_MAX]));
@@ -286,7 +286,7 @@ fn write_into_a_full_buffer_waits_until_released() {
 fn broken_pipe_ends_waiting_writers() {
     let (from, to) = io::pipe().unwrap();
     drop(from);
-    let outbox = Arc::new(Outbox::new(WhenFull::Wait, Some(to.into())));
+    let outbox = Arc::new(Outbox::new(WhenFull::Wait, Some(to.into()), None));
     let writer = spawn("writer", outbox.clone(), Outbox::run).unwrap();
     outbox.put(&vec![0; 10 * BUFFER_MAX]);
     writer.join().unwrap();

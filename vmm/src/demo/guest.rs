@@ -17,7 +17,7 @@ use crate::machine::{Machine, MachineConfig, MachineError};
 use crate::platform::Sinks;
 use crate::vcpu::engine::policy::Engine;
 use crate::vcpu::recorder::RecordedEvent;
-use crate::vcpu::run_control::Outcome;
+use crate::vcpu::run_control::{HaltText, Outcome};
 
 /// The name of the demo's payload.
 const PAYLOAD: &str = "demo";
@@ -113,6 +113,7 @@ fn problem(outcome: &Outcome) -> Option<String> {
     Some(match outcome {
         Outcome::Exit(0) => return None,
         Outcome::Exit(code) => format!("the guest ended with code {code}"),
+        &Outcome::Halted { cpu, rip } => HaltText { cpu, rip }.to_string(),
         Outcome::Crash(crash) => crash.summary(),
         Outcome::Timeout(_) => format!("the guest did not end in {} seconds", LIMIT.as_secs()),
         Outcome::Failed(error) => {

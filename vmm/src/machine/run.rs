@@ -5,6 +5,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use hindsight_cpu::state::seg;
+use hindsight_trace::TraceWriter;
 
 use super::builder::{MachineConfig, PreparedMachine};
 use super::{MachineError, timer};
@@ -19,7 +20,7 @@ use crate::vcpu::board::Board;
 use crate::vcpu::crash::FinalState;
 use crate::vcpu::interp::InterpVcpu;
 use crate::vcpu::recorder::Recorder;
-use crate::vcpu::run_control::Outcome;
+use crate::vcpu::run_control::{HaltText, Outcome};
 
 /// A machine that is ready to run.
 #[derive(Debug)]
@@ -116,12 +117,32 @@ impl Machine {
 
     /// Records the last `limit` branches of every vCPU, for a debugger that connects later.
     pub fn record_branches(&mut self, limit: usize) {
-        let first = &self.loaded.state;
-        let long = first.is_long_mode();
-        let base = if long { 0 } else { first.seg[seg::CS].base };
-        let first = (first.rip, base);
+        let first = (self.loaded.state.rip, self.first_base());
         for (id, vcpu) in self.vcpus.iter_mut().enumerate() {
             vcpu.record_branches(limit, if id == 0 { first } else { (0, 0) });
+        }
+    }
+
+    /// The base of the code segment in which vCPU 0 starts.
+    fn first_base(&self) -> u64 {
+        let first = &self.loaded.state;
+        if first.is_long_mode() {
+            0
+        } else {
+            first.seg[seg::CS].base
+        }
+    }
+
+    /// The linear address at which vCPU 0 starts.
+    pub fn start_address(&self) -> u64 {
+        self.loaded.state.rip.wrapping_add(self.first_base())
+    }
+
+    /// Traces the events of all vCPUs. Their tracers are dropped at the end of [`Machine::run`].
+    pub fn trace(&mut self, writer: &TraceWriter) {
+        let base = self.first_base();
+        for (cpu, vcpu) in (0_u32..).zip(&mut self.vcpus) {
+            vcpu.set_tracer(writer.tracer(cpu), if cpu == 0 { base } else { 0 });
         }
     }
 
@@ -196,6 +217,7 @@ fn reason(outcome: &Outcome) -> String {
         Outcome::PowerOff => "the guest powers the machine off".to_owned(),
         Outcome::Reset => "the guest resets the machine".to_owned(),
         Outcome::Crash(crash) => crash.summary(),
+        &Outcome::Halted { cpu, rip } => HaltText { cpu, rip }.to_string(),
         Outcome::Timeout(_) => "the time limit passed".to_owned(),
         Outcome::Quit => "the user ended the run".to_owned(),
         Outcome::Failed(error) => error.to_string(),

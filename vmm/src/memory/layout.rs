@@ -11,6 +11,9 @@ use vm_memory::GuestAddress;
 
 use crate::memory::ByteSize;
 
+/// Port to which the handlers in low memory write the vector of a call that no BIOS serves.
+pub const BIOS_CALL_PORT: u16 = 0x5e0;
+
 /// Start of the hole for MMIO: local APICs, I/O APIC, PCI.
 pub const PCI_HOLE_START: u64 = 0xc000_0000;
 /// End of the hole: 4 GiB, where RAM continues.

@@ -48,13 +48,13 @@ impl BtmSink {
         }
     }
 
-    /// Writes the messages of vCPU `cpu`. The first one that cannot be written ends all messages, with an
-    /// error in the log.
+    /// Writes the messages of vCPU `cpu`. The first one that cannot be written ends all messages; the
+    /// sink reports its errors itself.
     pub fn send<'a>(&self, cpu: usize, branches: impl Iterator<Item = &'a Branch>) {
         let mut sink = lock(&self.sink);
         let Some(writer) = sink.as_mut() else { return };
         if let Err(error) = write_all(writer, cpu, branches) {
-            tracing::error!("branch trace messages end: they cannot be written: {error}");
+            tracing::info!("branch trace messages end: they cannot be written: {error}");
             *sink = None;
         }
     }
@@ -64,7 +64,7 @@ impl BtmSink {
         if let Some(writer) = lock(&self.sink).as_mut()
             && let Err(error) = writer.flush()
         {
-            tracing::error!("the last branch trace messages cannot be written: {error}");
+            tracing::info!("the last branch trace messages cannot be written: {error}");
         }
     }
 }

@@ -14,7 +14,8 @@ use xxhash_rust::xxh3::Xxh3;
 use super::debug::inspect::InspectRequest;
 use super::debug::stop::StopReports;
 use super::engine::EngineSwitch;
-use super::run_control::{GuestEnd, Outcome, RunEnd, VcpuControl};
+use super::halt_watch::HaltWatch;
+use super::run_control::{GuestEnd, HaltText, Outcome, RunEnd, VcpuControl};
 use super::stats::VcpuStats;
 use crate::memory::{self, GuestRam};
 use crate::platform::{Buses, Timekeeping, TimerBell};
@@ -81,6 +82,8 @@ pub struct RunControl {
     pub stops: StopReports,
     /// How the run ends.
     pub end: Arc<RunEnd>,
+    /// Whether the guest has halted for good.
+    pub halts: HaltWatch,
     bell: Arc<TimerBell>,
     /// The vCPU threads return their final state when they end.
     final_states: AtomicBool,
@@ -99,11 +102,13 @@ impl RunControl {
         end: Arc<RunEnd>,
         bell: Arc<TimerBell>,
     ) -> Self {
+        let halts = HaltWatch::new(vcpus.cpus());
         Self {
             vcpus,
             engine,
             stops,
             end,
+            halts,
             bell,
             final_states: AtomicBool::new(false),
             stats: Mutex::default(),
@@ -210,6 +215,23 @@ impl Board {
             hash.update(bytes);
         });
         read.ok().map(|()| hash.digest128())
+    }
+
+    /// vCPU `id` goes to sleep with interrupts off: by a HLT before `rip`, or to wait for a start-up IPI. If nothing can wake the guest any more,
+    /// that is reported, and ends the run if the user requested it.
+    pub fn sleeps_without_interrupts(&self, id: usize, rip: Option<u64>) {
+        let halts = &self.run.halts;
+        let Some((cpu, rip)) = halts.enter(id, rip) else {
+            return;
+        };
+        if self.buses.irq.can_wake_without_interrupts() {
+            return;
+        }
+        if halts.ends_run() {
+            self.run.finish(Outcome::Halted { cpu, rip });
+        } else if halts.report() {
+            tracing::warn!("{}; --exit-on-halt ends such a run", HaltText { cpu, rip });
+        }
     }
 
     /// Pauses the machine and its clock; returns when no vCPU runs any more. `false`: the machine is

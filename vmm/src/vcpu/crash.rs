@@ -37,6 +37,8 @@ pub struct Crash {
     state: Box<CpuState>,
     /// Bytes at RIP.
     code: Vec<u8>,
+    /// What led to a triple fault, in lines.
+    chain: Vec<String>,
 }
 
 impl Crash {
@@ -57,7 +59,14 @@ impl Crash {
             cause,
             state: Box::new(state),
             code,
+            chain: Vec::new(),
         }
+    }
+
+    /// Adds the events that led to a triple fault, a line each.
+    #[must_use]
+    pub fn after(self, chain: Vec<String>) -> Self {
+        Self { chain, ..self }
     }
 
     /// Why it cannot continue.
@@ -191,6 +200,11 @@ pub(crate) fn decode(state: &CpuState, code: &[u8]) -> Option<Instruction> {
 impl fmt::Display for Crash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "cpu {}: {}", self.cpu, self.summary())?;
+        if matches!(self.cause, CrashCause::TripleFault) {
+            for line in &self.chain {
+                writeln!(f, "  {line}")?;
+            }
+        }
         RegisterDump(&self.state).fmt(f)
     }
 }

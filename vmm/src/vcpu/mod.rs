@@ -12,6 +12,7 @@ pub mod crash;
 pub mod debug;
 pub mod dispatch;
 pub mod engine;
+pub mod halt_watch;
 mod hex_bytes;
 pub mod interp;
 pub mod kvm;
@@ -22,5 +23,6 @@ pub mod recorder;
 pub mod run_control;
 pub mod stats;
 mod thread;
+mod trace_events;
 
 pub use thread::MachineVcpu;

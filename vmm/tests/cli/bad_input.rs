@@ -162,7 +162,7 @@ fn bad_consoles_and_traces_print_one_line_and_leave_no_files() {
         (
             "--trace",
             "bogus",
-            "is not one of exit, msr, irq, io, mode, gdb, all",
+            "is not one of exit, msr, irq, exception, io, mode, gdb, all",
         ),
         ("--trace", "exit=nowhere/file", "cannot be written"),
     ];

@@ -140,27 +140,6 @@ fn log_and_trace_do_not_mix() {
 }
 
 #[test]
-fn lost_console_output_is_a_warning() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    real(&folder.join("image"), |a| {
-        a.mov(dx, 0x3f8)?;
-        a.out(dx, al)?;
-        a.out(0xf4, al)
-    });
-    let full = ["--serial", "file:/dev/full"];
-    let fixed = ["run", "image", "--mode", "real", "--engine", "interp"];
-    let arguments = [&fixed[..], &full].concat();
-    let output = command(folder, &arguments).output().unwrap();
-    let expected = "hindsight: warning: console output is dropped: it cannot be written: No space";
-    assert!(text(&output).starts_with(expected), "{}", text(&output));
-    assert_eq!(text(&output).lines().count(), 1);
-    let quiet = [&arguments[..], &["--log", "error"]].concat();
-    let output = command(folder, &quiet).output().unwrap();
-    assert_eq!(text(&output), "");
-}
-
-#[test]
 fn bad_filters_are_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let rows = [

@@ -3,7 +3,9 @@
 mod bad_input;
 mod config;
 mod consoles;
+mod diagnosis;
 mod ends;
 mod logging;
 mod manners;
+mod outputs;
 mod rig;

@@ -5,8 +5,8 @@ use hindsight_regs::apic::DeliveryMode;
 use super::{CASCADE_LINE, InterruptDevice, RTC_LINE, TIMER_LINE, TIMER_PIN};
 use crate::clock::Ticks;
 use crate::inspect::{Inspect, InspectField};
-use crate::irq::ioapic::Ioapic;
-use crate::irq::lapic::{Acknowledged, Lapic, LapicEffect};
+use crate::irq::ioapic::{Ioapic, RedirectionEntry};
+use crate::irq::lapic::{Acknowledged, Lapic, LapicEffect, lvt};
 use crate::irq::message::InterruptMessage;
 use crate::irq::pic::Pic;
 use crate::pit::Pit;
@@ -54,7 +54,30 @@ pub(super) fn send(
     accepted
 }
 
+/// Whether a message of this mode wakes a processor that halted with interrupts off.
+fn wakes_without_interrupts(mode: Option<DeliveryMode>) -> bool {
+    matches!(
+        mode,
+        Some(DeliveryMode::Nmi | DeliveryMode::Smi | DeliveryMode::Init | DeliveryMode::StartUp)
+    )
+}
+
 impl Chips {
+    /// See [`super::Interrupts::can_wake_without_interrupts`].
+    pub(super) fn can_wake_without_interrupts(&self) -> bool {
+        let lapic = |lapic: &Lapic| {
+            let state = lapic.state();
+            let lint0 = state.lvt[lvt::LINT0];
+            let pending = state.nmi || state.smi || state.init || state.sipi.is_some();
+            pending || !lint0.is_masked() && wakes_without_interrupts(lint0.delivery_mode())
+        };
+        let pins = self.ioapic.save().entries;
+        let pin = |entry: &RedirectionEntry| {
+            !entry.masked() && wakes_without_interrupts(entry.delivery())
+        };
+        self.lapics.iter().any(lapic) || pins.iter().any(pin)
+    }
+
     /// Applies what an access to a local APIC causes outside of it.
     pub(super) fn apply(&mut self, sender: usize, effect: LapicEffect) {
         let Self { lapics, ioapic, .. } = self;

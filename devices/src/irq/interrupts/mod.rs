@@ -294,6 +294,14 @@ impl Interrupts {
         self.with_lapic(vcpu, |lapic, _| lapic.init());
     }
 
+    /// Whether anything can wake a virtual processor that halted with interrupts off.
+    ///
+    /// That is a pending NMI, SMI, INIT or start-up IPI, or a pin that delivers one of them. No device
+    /// drives LINT1.
+    pub fn can_wake_without_interrupts(&self) -> bool {
+        self.with(|chips, _| chips.can_wake_without_interrupts())
+    }
+
     /// The time at which [`Interrupts::advance`] is next due. Takes no lock.
     pub fn next_event(&self) -> Option<Ticks> {
         Some(self.next_event.load(Ordering::Acquire)).filter(|&due| due != u64::MAX)

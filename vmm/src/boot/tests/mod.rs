@@ -263,18 +263,23 @@ fn low_memory_has_bios_structures_unless_the_image_occupies_it() {
     let guest = boot(&image(&pvh(0x10_0000)));
     assert_eq!(guest.bytes(0x40e, 2), 0x9fc0_u16.to_le_bytes());
     assert_eq!(guest.bytes(0x413, 2), 639_u16.to_le_bytes());
-    // INT 0 and the timer return, INT 13H fails.
-    for (vector, code) in [(0, 0xcf), (8, 0xcf), (0x13, 0x55), (0xff, 0x55)] {
+    // The timer's interrupt returns; INT 0 and INT 13H push AX, report their vector and fail.
+    for (vector, code) in [(2, 0xcf), (8, 0xcf), (0, 0x50), (0x13, 0x50), (0xff, 0x50)] {
         let entry = u64::from(guest.u32(4 * vector));
         let handler = (entry >> 16 << 4) + (entry & 0xffff);
         assert_eq!(guest.bytes(handler, 1), [code], "vector {vector:#x}");
     }
-    // An image in low memory replaces the structures, and a flat image never gets them.
+    let real = boot(&LoadRequest {
+        mode: Some(EntryMode::Real),
+        ..image(&[0xf4])
+    });
+    assert_eq!(real.bytes(0, 0x500), guest.bytes(0, 0x500));
+    // An image in low memory replaces the structures, and other flat images never get them.
     let guest = boot(&image(&pvh(0x300)));
     assert_eq!(guest.bytes(0x300, 0x500), [0xf4; 0x500]);
     assert_eq!(guest.bytes(0, 4), [0; 4]);
     let guest = boot(&LoadRequest {
-        protocol: Some(Protocol::Flat),
+        mode: Some(EntryMode::Protected),
         ..image(&[0xf4])
     });
     assert_eq!(guest.bytes(0, 0x500), [0; 0x500]);

@@ -23,7 +23,9 @@ use super::values::{BranchRecord, BtmTarget, GuestAddress, ModuleArg, Number, Si
 use crate::cli::logging::{LogFilter, LogSettings, TraceSpec, trace_help};
 use crate::console::Backend;
 use crate::deterministic::CheckpointLimits;
+use crate::output::RunOutputs;
 use crate::vcpu::engine::ForcedSwitch;
+use crate::virtio::disk::DiskSpec;
 use hindsight_gdb::ListenAddress;
 
 /// Every option of `hindsight run`.
@@ -36,6 +38,9 @@ pub struct RunConfig {
     /// Memory, processors, engine.
     #[command(flatten)]
     pub machine: MachineOptions,
+    /// Devices on the PCI bus.
+    #[command(flatten)]
+    pub devices: DeviceOptions,
     /// Where the guest's output goes.
     #[command(flatten)]
     pub console: ConsoleOptions,
@@ -130,6 +135,24 @@ impl Default for MachineOptions {
     }
 }
 
+/// Devices on the PCI bus.
+#[derive(Clone, Debug, Default, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[command(next_help_heading = "Devices")]
+pub struct DeviceOptions {
+    /// Disk with the contents of FILE; ro: the guest cannot write, snapshot: its changes are thrown away;
+    /// may be repeated
+    #[arg(
+        long,
+        value_name = "FILE[,ro][,snapshot][,backing][,format=raw|qcow2|vmdk]"
+    )]
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub disk: Vec<OptionWord<DiskSpec>>,
+    /// Source of random numbers: the host's, or those of --seed in a deterministic run
+    #[arg(long)]
+    pub rng: bool,
+}
+
 /// Where the guest's output goes.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -207,6 +230,13 @@ pub struct RunOptions {
     /// End the run after TIME with exit status 124; in seconds, or with a unit ms, s, m or h
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<OptionWord<Duration>>,
+    /// End the run with exit status 0 when the guest halts with interrupts off and nothing can wake it
+    #[arg(long)]
+    pub exit_on_halt: bool,
+    /// Most bytes that consoles, traces, logs and branch messages may write together; more end the run
+    /// with exit status 2
+    #[arg(long, value_name = "SIZE")]
+    pub max_output: Option<OptionWord<Size>>,
     /// Print statistics to standard error when the run ends
     #[arg(long)]
     pub stats: bool,
@@ -233,12 +263,13 @@ pub struct LogOptions {
 }
 
 impl LogOptions {
-    /// The settings of the log and the trace.
-    pub fn settings(&self) -> LogSettings {
+    /// The settings of the log and the trace, which are among `outputs`.
+    pub fn settings(&self, outputs: &RunOutputs) -> LogSettings {
         LogSettings {
             filter: self.log.0.clone(),
             file: self.log_file.as_deref().map(Into::into),
             trace: self.trace.as_ref().map(|trace| trace.0.clone()),
+            outputs: outputs.clone(),
         }
     }
 }

@@ -7,6 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use tracing_subscriber::fmt::MakeWriter;
 
+use crate::output::Output;
+
 /// A file that is created by the first write, or by [`LazyFile::open`].
 ///
 /// A run that fails before its machine exists thus leaves no empty file behind.
@@ -16,14 +18,16 @@ pub(super) struct LazyFile(Arc<LazyFileState>);
 #[derive(Debug)]
 struct LazyFileState {
     path: PathBuf,
+    output: Output,
     file: OnceLock<io::Result<File>>,
 }
 
 impl LazyFile {
-    /// A file at `path`, which does not yet exist.
-    pub(super) fn new(path: PathBuf) -> Self {
+    /// A file at `path`, which does not yet exist; `output` counts what is written.
+    pub(super) fn new(path: PathBuf, output: Output) -> Self {
         Self(Arc::new(LazyFileState {
             path,
+            output,
             file: OnceLock::new(),
         }))
     }
@@ -45,7 +49,8 @@ impl LazyFile {
 
 impl Write for LazyFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.open()?.write(bytes)
+        let mut file = self.open()?;
+        self.0.output.write_with(bytes, |part| file.write(part))
     }
 
     fn flush(&mut self) -> io::Result<()> {

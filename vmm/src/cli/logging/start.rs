@@ -13,6 +13,7 @@ use super::filter::LogFilter;
 use super::format::{LogLine, TraceLine};
 use super::lazy_file::LazyFile;
 use super::trace::TraceSpec;
+use crate::output::RunOutputs;
 
 /// What is logged and traced, and where to.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +24,8 @@ pub struct LogSettings {
     pub file: Option<PathBuf>,
     /// Which events are traced; `None` is none.
     pub trace: Option<TraceSpec>,
+    /// The outputs of the run, to which the files and the trace belong.
+    pub outputs: RunOutputs,
 }
 
 /// The running log.
@@ -38,12 +41,16 @@ impl Logging {
     /// Starts the log and the trace; a process does so once. Files are created when the first line is
     /// written, or by [`Logging::open_files`].
     pub fn start(settings: &LogSettings) -> Self {
-        let log_file = settings.file.clone().map(LazyFile::new);
-        let trace_file = settings
-            .trace
-            .as_ref()
-            .and_then(|trace| trace.file.clone())
-            .map(LazyFile::new);
+        let lazy = |option: &str, path: PathBuf| {
+            let output = settings
+                .outputs
+                .output(format!("{option} {}", path.display()));
+            LazyFile::new(path, output)
+        };
+        let log_file = settings.file.clone();
+        let log_file = log_file.map(|path| lazy("--log-file", path));
+        let trace_file = settings.trace.as_ref().and_then(|trace| trace.file.clone());
+        let trace_file = trace_file.map(|path| lazy("--trace", path));
         let layers = layers(settings, log_file.clone(), trace_file.clone());
         // A second start in one process leaves the first one as it is.
         let _ = tracing_subscriber::registry().with(layers).try_init();
@@ -114,7 +121,7 @@ fn layers(
 ) -> Vec<BoxedLayer> {
     let mut layers = vec![log_layer(&settings.filter, log_file)];
     if let Some(trace) = &settings.trace {
-        layers.push(trace_layer(trace, trace_file));
+        layers.push(trace_layer(trace, trace_file, &settings.outputs));
     }
     layers
 }
@@ -136,7 +143,7 @@ fn log_layer(filter: &LogFilter, file: Option<LazyFile>) -> BoxedLayer {
     }
 }
 
-fn trace_layer(trace: &TraceSpec, file: Option<LazyFile>) -> BoxedLayer {
+fn trace_layer(trace: &TraceSpec, file: Option<LazyFile>, outputs: &RunOutputs) -> BoxedLayer {
     let layer = tracing_subscriber::fmt::layer()
         .event_format(TraceLine)
         .with_ansi(false)
@@ -144,7 +151,11 @@ fn trace_layer(trace: &TraceSpec, file: Option<LazyFile>) -> BoxedLayer {
     let filter = trace.targets();
     match file {
         Some(file) => layer.with_writer(file).with_filter(filter).boxed(),
-        None => layer.with_writer(io::stderr).with_filter(filter).boxed(),
+        None => {
+            let output = outputs.output("--trace on standard error");
+            let stderr = move || output.clone().writer(io::stderr());
+            layer.with_writer(stderr).with_filter(filter).boxed()
+        }
     }
 }
 

@@ -7,12 +7,16 @@ use std::str::FromStr;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The kinds of events, which are the targets of the trace, with their descriptions.
-const KINDS: [(&str, &str); 6] = [
+const KINDS: [(&str, &str); 7] = [
     ("exit", "every exit of a vCPU"),
     ("msr", "RDMSR and WRMSR"),
     (
         "irq",
         "interrupts, NMIs, INIT and start-up IPIs as vCPUs take them",
+    ),
+    (
+        "exception",
+        "exceptions and software interrupts, and what their delivery met; in the interpreter",
     ),
     ("io", "port and MMIO accesses"),
     ("mode", "the engine, and why it changes"),
@@ -116,7 +120,7 @@ mod tests {
     #[test]
     fn unknown_kinds_are_refused() {
         let error = "exit,bogus".parse::<TraceSpec>().unwrap_err();
-        let expected = "\"bogus\" is not one of exit, msr, irq, io, mode, gdb, all";
+        let expected = "\"bogus\" is not one of exit, msr, irq, exception, io, mode, gdb, all";
         assert_eq!(error, expected);
     }
 }

@@ -15,18 +15,21 @@ use super::parent::end_with_parent;
 use super::report::{print_stats, report};
 use crate::cli::config::{ConfigArgs, EngineArg, RunConfig, dump};
 use crate::cli::logging::Logging;
+use crate::cli::trace::{RunTrace, TraceOptions};
 use crate::cli::{Status, gdb, read};
 use crate::deterministic::input::InputFeed;
 use crate::exactness::MeasureMode;
 use crate::machine::start::StartDecision;
+use crate::output::RunOutputs;
 use crate::probe::report::HostInfo;
 use crate::vcpu::engine::Engine;
+use crate::vcpu::engine::policy::EngineDecision;
 
 /// Boot a guest image.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit status:
-  0      the guest powered off, or the user ended the run
+  0      the guest powered off or halted (--exit-on-halt), or the user ended the run
   2      nothing ran: bad options, a bad image, or something that the host lacks
   4      the guest crashed
   6      the monitor failed
@@ -71,10 +74,37 @@ pub fn run(args: &RunArgs) -> anyhow::Result<Status> {
         io::stdout().write_all(dump(&config)?.as_bytes())?;
         return Ok(Status::Success);
     }
-    let logging = Logging::start(&config.log.settings());
+    run_logged(&config, args.measure, RunTrace::default())
+}
+
+/// Runs a guest to its end and traces it.
+///
+/// # Errors
+///
+/// When the guest cannot be started, or the trace cannot be created.
+pub fn run_traced(config: RunConfig, trace: &TraceOptions) -> anyhow::Result<Status> {
+    run_logged(&config.with_defaults(), None, RunTrace::new(trace))
+}
+
+fn run_logged(
+    config: &RunConfig,
+    measure: Option<MeasureMode>,
+    mut trace: RunTrace<'_>,
+) -> anyhow::Result<Status> {
+    let limit = config.run.max_output.as_ref().map(|limit| limit.0.0);
+    let outputs = RunOutputs::new(limit);
+    let logging = Logging::start(&config.log.settings(&outputs));
     tracing::debug!("hindsight {} on {}", env!("CARGO_PKG_VERSION"), HostFacts);
     tracing::debug!("{config:?}");
-    run_machine(&config, args.measure, &logging).inspect_err(|error| logging.log_failure(error))
+    let status = run_machine(config, measure, &mut trace, (&logging, &outputs));
+    let status = status.inspect_err(|error| logging.log_failure(error))?;
+    match trace.finish() {
+        Ok(()) => Ok(status),
+        Err(error) => {
+            logging.report(Level::ERROR, &format!("{error:#}"));
+            Ok(Status::Internal)
+        }
+    }
 }
 
 /// This host in one line, read only if the line is logged.
@@ -91,7 +121,8 @@ impl fmt::Display for HostFacts {
 fn run_machine(
     config: &RunConfig,
     measure: Option<MeasureMode>,
-    logging: &Logging,
+    trace: &mut RunTrace<'_>,
+    (logging, outputs): (&Logging, &RunOutputs),
 ) -> anyhow::Result<Status> {
     let files = BootFiles::read(
         &config.boot,
@@ -104,6 +135,7 @@ fn run_machine(
         accepted,
     } = machine::decide(config, measure)?;
     let mut prepared = machine::prepare(config, decision.engine, &files)?;
+    trace.check(config, files.image())?;
     if let Some(policy) = policy {
         let forced = config.run.switch_every.map(|every| every.0);
         prepared = prepared.with_engine_policy(policy, forced);
@@ -113,18 +145,11 @@ fn run_machine(
     // Not before here: a run that fails above leaves no files and sockets behind.
     logging.open_files()?;
     tracing::trace!(target: "mode", "{}: {}", decision.engine, decision.because);
-    let mut consoles = Consoles::open(&config.console)?;
+    let mut consoles = Consoles::open(&config.console, outputs)?;
     let mut machine = prepared.build(host.as_ref(), consoles.sinks()?)?;
     let (feed, queue) = input::feed(config, log.map(InputFeed::replay))?;
     machine.set_feed(feed);
-    let deterministic = config.determinism.deterministic;
-    let engines = (config.machine.engine, decision.engine);
-    if !deterministic && engines == (EngineArg::Auto, Engine::Interp) {
-        let text = format!("in the interpreter: {}", decision.because);
-        logging.report(Level::INFO, &text);
-    } else {
-        tracing::info!("engine {}: {}", decision.engine, decision.because);
-    }
+    report_engine(config, &decision, logging);
     for (group, reason) in &accepted {
         tracing::warn!("--prefer speed: {group} deviates on this host's KVM: {reason}");
     }
@@ -132,11 +157,17 @@ fn run_machine(
     let quit = input::quit(&machine, queue.clone());
     let serial_input = match queue {
         Some(queue) => Box::new(move |bytes: &[u8]| queue.push(bytes)),
-        None if deterministic => no_input(),
+        None if config.determinism.deterministic => no_input(),
         None => machine.serial_input(),
     };
     consoles.start_input(serial_input, quit)?;
+    trace.start(&mut machine)?;
     let board = machine.board().clone();
+    if config.run.exit_on_halt {
+        board.run.halts.end_run();
+    }
+    let end = board.run.end.clone();
+    outputs.on_failure(move |error| end.set(error.into()));
     let debugger = gdb::start(&config.debugging, &mut machine)?;
     let start = Instant::now();
     let limit = config.run.timeout.map(|limit| limit.0);
@@ -153,5 +184,17 @@ fn run_machine(
     if config.run.stats {
         print_stats(&board, host_time, &outcome);
     }
-    Ok(report(&outcome, logging))
+    Ok(report(&outcome, outputs.failure(), logging))
+}
+
+/// Reports the engine, to the user only if `--engine auto` chose the slower one.
+fn report_engine(config: &RunConfig, decision: &EngineDecision, logging: &Logging) {
+    let deterministic = config.determinism.deterministic;
+    let engines = (config.machine.engine, decision.engine);
+    if !deterministic && engines == (EngineArg::Auto, Engine::Interp) {
+        let text = format!("in the interpreter: {}", decision.because);
+        logging.report(Level::INFO, &text);
+    } else {
+        tracing::info!("engine {}: {}", decision.engine, decision.because);
+    }
 }

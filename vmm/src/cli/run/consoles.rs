@@ -1,34 +1,50 @@
 //! The consoles of a run: the serial port, the debug console and branch trace messages.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 
 use anyhow::Context;
 
-use crate::cli::config::{BtmTarget, ConsoleOptions};
+use crate::cli::config::{BtmTarget, ConsoleOptions, OptionWord};
 use crate::console::{self, Backend, Console, Deliver, Releaser};
+use crate::output::{Output, RunOutputs};
 use crate::platform::Sinks;
 
 /// The open consoles. Dropping them writes out what is buffered and restores the terminal.
 pub(super) struct Consoles<'a> {
     options: &'a ConsoleOptions,
+    outputs: &'a RunOutputs,
     serial: Console,
     debugcon: Console,
 }
 
 impl<'a> Consoles<'a> {
     /// Opens the consoles for output.
-    pub(super) fn open(options: &'a ConsoleOptions) -> anyhow::Result<Self> {
+    pub(super) fn open(
+        options: &'a ConsoleOptions,
+        outputs: &'a RunOutputs,
+    ) -> anyhow::Result<Self> {
+        let open = |option: &'static str, backend: &Backend| {
+            let output = outputs.output(format!("{option} {backend}"));
+            Console::open_counted(backend, Some(output)).context(option)
+        };
         Ok(Self {
             options,
-            serial: Console::open(&options.serial.0).context("--serial")?,
-            debugcon: Console::open(&options.debugcon.0).context("--debugcon")?,
+            outputs,
+            serial: open("--serial", &options.serial.0)?,
+            debugcon: open("--debugcon", &options.debugcon.0)?,
         })
     }
 
     /// The devices' ends of the consoles.
     pub(super) fn sinks(&self) -> anyhow::Result<Sinks> {
-        let btm = self.options.btm.as_ref().map(|target| open_btm(&target.0));
+        let btm = self.options.btm.as_ref().map(|OptionWord(target)| {
+            let name = match target {
+                BtmTarget::Stdout => "--btm -".to_owned(),
+                BtmTarget::File(path) => format!("--btm {}", path.display()),
+            };
+            open_btm(target, self.outputs.output(name))
+        });
         Ok(Sinks {
             serial: self.serial.output(),
             debugcon: self.debugcon.output(),
@@ -71,12 +87,12 @@ impl<'a> Consoles<'a> {
 }
 
 /// Opens the receiver of branch trace messages.
-fn open_btm(target: &BtmTarget) -> anyhow::Result<Box<dyn Write + Send>> {
+fn open_btm(target: &BtmTarget, output: Output) -> anyhow::Result<Box<dyn Write + Send>> {
     match target {
-        BtmTarget::Stdout => Ok(Box::new(io::stdout())),
+        BtmTarget::Stdout => Ok(Box::new(output.writer(io::stdout()))),
         BtmTarget::File(path) => {
             let file = File::create(path).with_context(|| format!("--btm {}", path.display()))?;
-            Ok(Box::new(io::BufWriter::new(file)))
+            Ok(Box::new(BufWriter::new(output.writer(file))))
         }
     }
 }

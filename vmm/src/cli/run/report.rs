@@ -1,5 +1,6 @@
 //! What is printed when a run has ended.
 
+use std::error::Error;
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -7,9 +8,10 @@ use tracing::Level;
 
 use crate::cli::Status;
 use crate::cli::logging::Logging;
+use crate::output::OutputError;
 use crate::vcpu::board::Board;
 use crate::vcpu::crash::FinalState;
-use crate::vcpu::run_control::Outcome;
+use crate::vcpu::run_control::{HaltText, Outcome, RunError};
 use crate::vcpu::stats::RunReport;
 
 /// Prints the figures of `--stats`.
@@ -29,6 +31,12 @@ pub(super) fn print_stats(board: &Board, host_time: Duration, outcome: &Outcome)
     }
 }
 
+/// An error and its sources in one line.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let chain = anyhow::Chain::new(error).map(ToString::to_string);
+    chain.collect::<Vec<_>>().join(": ")
+}
+
 fn timeout(states: &[FinalState]) -> String {
     let mut text = "the time limit passed".to_owned();
     for state in states {
@@ -38,11 +46,32 @@ fn timeout(states: &[FinalState]) -> String {
     text
 }
 
-/// Reports how the run ended, unless the guest or the user requested that end.
-pub(super) fn report(outcome: &Outcome, logging: &Logging) -> Status {
+/// Reports how the run ended, unless the guest or the user requested that end. Output that was lost,
+/// even after that end, takes precedence.
+pub(super) fn report(outcome: &Outcome, lost: Option<OutputError>, logging: &Logging) -> Status {
+    let Some(lost) = lost else {
+        return report_outcome(outcome, logging);
+    };
+    if !is_output_failure(outcome) {
+        report_outcome(outcome, logging);
+    }
+    logging.report(Level::ERROR, &chain(&lost));
+    Status::Usage
+}
+
+/// Whether the run ended because of its output.
+fn is_output_failure(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Failed(error) if matches!(**error, RunError::Output(_)))
+}
+
+fn report_outcome(outcome: &Outcome, logging: &Logging) -> Status {
     match outcome {
         Outcome::Exit(code) => Status::Guest(*code),
         Outcome::PowerOff | Outcome::Quit => Status::Success,
+        &Outcome::Halted { cpu, rip } => {
+            logging.report(Level::INFO, &HaltText { cpu, rip }.to_string());
+            Status::Success
+        }
         Outcome::Reset => {
             logging.report(Level::INFO, "the guest asked for a reset");
             Status::Reset
@@ -56,10 +85,11 @@ pub(super) fn report(outcome: &Outcome, logging: &Logging) -> Status {
             Status::GuestCrash
         }
         Outcome::Failed(error) => {
-            let chain = anyhow::Chain::new(&**error).map(ToString::to_string);
-            let text = chain.collect::<Vec<_>>().join(": ");
-            logging.report(Level::ERROR, &text);
-            Status::Internal
+            logging.report(Level::ERROR, &chain(&**error));
+            match **error {
+                RunError::InputLog(_) => Status::Usage,
+                _ => Status::Internal,
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use super::log::InputEvent;
 use crate::deterministic::machine::DeterministicMachine;
 use crate::vcpu::crash::CrashCause;
 use crate::vcpu::interp::run_log::LoggedEvent;
-use crate::vcpu::run_control::RunError;
+use crate::vcpu::run_control::{Outcome, RunError};
 
 impl DeterministicMachine {
     /// All vCPUs are halted: advances the clock to the next timer or input, whichever is earlier.
@@ -16,6 +16,17 @@ impl DeterministicMachine {
     /// Returns `false` if neither can come, which ends the run.
     pub(in crate::deterministic) fn advance_idle_clock(&mut self) -> bool {
         let board = &self.board;
+        if let Some((cpu, rip)) = self.halted_for_good() {
+            if board.run.halts.ends_run() {
+                board.run.finish(Outcome::Halted { cpu, rip });
+                return false;
+            }
+            // The user of a recorded run may still end it, as the log of a replayed one does.
+            if !self.feed.is_live() && self.feed.logged(self.schedule.inputs).is_none() {
+                self.end_asleep();
+                return false;
+            }
+        }
         let now = board.time.clock.now();
         let due = board.buses.irq.next_event();
         let logged = self.feed.logged(self.schedule.inputs);
@@ -27,15 +38,32 @@ impl DeterministicMachine {
             None => self.await_live_input(now, due),
         };
         let Some(to) = to else {
-            let board = board.clone();
-            if let Some(first) = self.vcpus.first_mut() {
-                first.end_in_crash(&board, CrashCause::Asleep);
-            }
+            self.end_asleep();
             return false;
         };
         board.time.clock.advance(to.saturating_sub(now));
         board.buses.irq.advance(board.time.clock.now());
         true
+    }
+
+    /// Ends the run: nothing can wake the guest.
+    fn end_asleep(&mut self) {
+        let board = self.board.clone();
+        if let Some(first) = self.vcpus.first_mut() {
+            first.end_in_crash(&board, CrashCause::Asleep);
+        }
+    }
+
+    /// The boot processor and its RIP, if all processors halted with interrupts off and nothing else
+    /// can wake them.
+    fn halted_for_good(&self) -> Option<(usize, u64)> {
+        let first = self.vcpus.first()?;
+        let deaf = self
+            .vcpus
+            .iter()
+            .all(|vcpu| !vcpu.vcpu.interrupts_enabled());
+        let for_good = deaf && !self.board.buses.irq.can_wake_without_interrupts();
+        for_good.then(|| (first.id(), first.vcpu.rip()))
     }
 
     /// Waits for live input or the next timer, and returns to which tick to advance the clock.

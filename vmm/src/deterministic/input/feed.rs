@@ -68,6 +68,11 @@ impl InputFeed {
         self.logged.get(usize::try_from(index).ok()?)
     }
 
+    /// Whether live input may come.
+    pub(crate) const fn is_live(&self) -> bool {
+        self.live.is_some()
+    }
+
     /// Takes live input: as much as `accept` takes. It is recorded with the given round,
     /// instruction count and time.
     pub(crate) fn take_live(

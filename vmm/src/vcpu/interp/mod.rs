@@ -1,5 +1,6 @@
 //! A vCPU that runs in the interpreter, and its run loop.
 
+mod deliveries;
 mod host_random;
 mod platform;
 pub(crate) mod run_log;
@@ -98,10 +99,7 @@ impl InterpVcpu {
             };
             match exit {
                 Exit::Budget | Exit::Kicked | Exit::Leave => {}
-                Exit::Halted => self.platform.served(ExitKind::Halt, |model| {
-                    model.halt();
-                    doorbell.sleep(Duration::from_secs(3600));
-                }),
+                Exit::Halted => self.sleep(board, doorbell),
                 exit => {
                     if let Some(stop) = self.why_stopped(&exit)
                         && !self.report(board, stop)
@@ -122,6 +120,20 @@ impl InterpVcpu {
                 }
             }
         }
+    }
+
+    /// Sleeps until the doorbell rings.
+    fn sleep(&mut self, board: &Board, doorbell: &Doorbell) {
+        let id = self.id();
+        if !self.vcpu.interrupts_enabled() {
+            let halted = self.state().activity != Activity::WaitForSipi;
+            board.sleeps_without_interrupts(id, halted.then(|| self.vcpu.rip()));
+        }
+        self.platform.served(ExitKind::Halt, |model| {
+            model.halt();
+            doorbell.sleep(Duration::from_secs(3600));
+        });
+        board.run.halts.leave(id);
     }
 
     /// Executes one instruction and delivers the events that it raises. If an INIT or a start-up IPI
@@ -257,6 +269,9 @@ impl InterpVcpu {
                 if let Some(history) = &mut self.platform.model.history {
                     history.restart(state.seg[seg::CS].base);
                 }
+                if let Some(tracer) = &mut self.platform.model.tracer {
+                    tracer.restart(state.seg[seg::CS].base);
+                }
                 self.platform.model.wake();
                 self.vcpu.load(&state);
             }
@@ -272,6 +287,7 @@ impl InterpVcpu {
     pub(crate) fn crash(&mut self, board: &Arc<Board>, cause: CrashCause) {
         let state = self.state();
         let crash = Crash::new(self.platform.model.id, cause, state, &board.ram.map);
+        let crash = crash.after(self.platform.deliveries.chain());
         board.run.finish(Outcome::Crash(Box::new(crash)));
     }
 }

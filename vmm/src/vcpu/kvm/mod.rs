@@ -160,7 +160,7 @@ impl KvmVcpu {
         loop {
             match self.turn(doorbell)? {
                 Turn::Again => {}
-                Turn::Sleep => doorbell.sleep(SLEEP_MAX),
+                Turn::Sleep => self.sleep(board, doorbell),
                 Turn::Emulate => {
                     if self.model.debug.steps() {
                         self.model.debug.due = Some(StopReason::Stepped);
@@ -313,6 +313,17 @@ impl KvmVcpu {
         Ok(Turn::Again)
     }
 
+    /// Sleeps until the doorbell rings.
+    fn sleep(&self, board: &Board, doorbell: &Doorbell) {
+        let regs = self.fd.regs_at_exit().regs;
+        let waits = self.activity == Activity::WaitForSipi;
+        if waits || regs.rflags & Rflags::IF.bits() == 0 {
+            board.sleeps_without_interrupts(self.model.id, (!waits).then_some(regs.rip));
+        }
+        doorbell.sleep(SLEEP_MAX);
+        board.run.halts.leave(self.model.id);
+    }
+
     /// HLT was executed. To a debugger that completes a step.
     fn halt(&mut self) {
         self.activity = Activity::Halted;
@@ -425,7 +436,8 @@ impl KvmVcpu {
     fn crash(&mut self, cause: CrashCause) -> Crash {
         let id = self.model.id;
         let state = self.state().unwrap_or_else(|_| CpuState::reset());
-        Crash::new(id, cause, state, &self.model.board.ram.map)
+        let hint = "--engine interp shows the exceptions that led to it";
+        Crash::new(id, cause, state, &self.model.board.ram.map).after(vec![hint.to_owned()])
     }
 }
 

@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::kvm::KvmError;
 use crate::memory::RamError;
+use crate::output::OutputError;
 use crate::state::RestoreError;
 use crate::sync::lock;
 use crate::vcpu::crash::{Crash, FinalState};
@@ -26,6 +27,13 @@ pub enum Outcome {
     Reset,
     /// The guest cannot continue.
     Crash(Box<Crash>),
+    /// The guest halted with interrupts off, nothing can wake it, and that ends the run.
+    Halted {
+        /// The vCPU that halted last.
+        cpu: usize,
+        /// The address behind its HLT.
+        rip: u64,
+    },
     /// The time limit passed; where each vCPU was then.
     Timeout(Vec<FinalState>),
     /// The user ended the run.
@@ -37,6 +45,26 @@ pub enum Outcome {
 impl<E: Into<RunError>> From<E> for Outcome {
     fn from(error: E) -> Self {
         Self::Failed(Box::new(error.into()))
+    }
+}
+
+/// A guest that halted for good, in words.
+#[derive(Clone, Copy, Debug)]
+pub struct HaltText {
+    /// The vCPU that halted last.
+    pub cpu: usize,
+    /// The address behind its HLT.
+    pub rip: u64,
+}
+
+impl fmt::Display for HaltText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cpu, rip } = self;
+        write!(
+            f,
+            "the guest halted for good: cpu {cpu} executed HLT with interrupts off before {rip:#x}, and \
+             no other processor runs"
+        )
     }
 }
 
@@ -55,6 +83,9 @@ pub enum RunError {
     /// The input log cannot be written.
     #[error("the input log cannot be written")]
     InputLog(#[source] io::Error),
+    /// An output cannot be written, or has reached its limit.
+    #[error(transparent)]
+    Output(#[from] OutputError),
     /// The input log belongs to another run.
     #[error(
         "the input log belongs to another run: at round {round}, instruction {icount}, time {ticks} it has \"{entry}\""
