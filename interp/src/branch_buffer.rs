@@ -222,7 +222,9 @@ impl BranchBuffer {
     pub(crate) fn added_up_to(&mut self, next: usize) {
         let bytes = next.wrapping_sub(self.buffer.as_ptr().expose_provenance());
         let count = bytes / size_of::<Branch>();
-        assert!(bytes.is_multiple_of(size_of::<Branch>()) && (self.count..=CAPACITY).contains(&count));
+        assert!(
+            bytes.is_multiple_of(size_of::<Branch>()) && (self.count..=CAPACITY).contains(&count)
+        );
         self.count = count;
     }
 

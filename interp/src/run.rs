@@ -208,10 +208,7 @@ impl Core {
             ExitReason::SoftwareInterrupt(vector, kind) => {
                 self.deliver_stepped_interrupt(vector, kind).map(|()| None)
             }
-            ExitReason::Lookup
-            | ExitReason::Budget
-            | ExitReason::SliceEnd
-            | ExitReason::Poll => {
+            ExitReason::Lookup | ExitReason::Budget | ExitReason::SliceEnd | ExitReason::Poll => {
                 let branched = self.branches.taken() != taken;
                 let step = tf && !self.debug.suppress_step && (!on_branch || branched);
                 self.finish_instruction(step);

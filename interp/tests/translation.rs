@@ -175,11 +175,19 @@ impl Program {
                     Code::Lzcnt_r64_rm64,
                     Code::Bt_rm64_r64,
                 ][n % 4];
-                self.add(Instruction::with2(code, a.full_register(), b.full_register()));
+                self.add(Instruction::with2(
+                    code,
+                    a.full_register(),
+                    b.full_register(),
+                ));
             }
             24 => {
                 let value = self.random.next() as i32;
-                self.add(Instruction::with2(Code::Mov_rm64_imm32, a.full_register(), value));
+                self.add(Instruction::with2(
+                    Code::Mov_rm64_imm32,
+                    a.full_register(),
+                    value,
+                ));
             }
             25 => {
                 let (x, y) = (a.full_register(), b.full_register());
@@ -190,12 +198,19 @@ impl Program {
             27 => {
                 let code = [Code::Test_rm64_r64, Code::Test_rm32_r32, Code::Test_rm8_r8][n % 3];
                 let size = [8, 4, 1][n % 3];
-                let (x, y) = (sized(a.full_register(), size), sized(b.full_register(), size));
+                let (x, y) = (
+                    sized(a.full_register(), size),
+                    sized(b.full_register(), size),
+                );
                 self.add(Instruction::with2(code, x, y));
             }
             // Executed by the interpreter: code is left and entered.
             28 => {
-                self.add(Instruction::with2(Code::Xchg_rm64_r64, self.base_memory(), b.full_register()));
+                self.add(Instruction::with2(
+                    Code::Xchg_rm64_r64,
+                    self.base_memory(),
+                    b.full_register(),
+                ));
             }
             _ => self.skip(),
         }
@@ -245,7 +260,11 @@ impl Program {
                 self.add(Instruction::with2(CMOV[n], a.full_register(), m));
             }
             _ => {
-                self.add(Instruction::with2(CMOV[n], a.full_register(), b.full_register()));
+                self.add(Instruction::with2(
+                    CMOV[n],
+                    a.full_register(),
+                    b.full_register(),
+                ));
             }
         }
     }
@@ -382,7 +401,12 @@ fn program(seed: u64) -> (Vec<u8>, CpuState) {
     state.gpr[numbers[0] as usize] = DATA;
     state.gpr[numbers[1] as usize] = 40 + random.below(40);
     let length = 3 + random.below(30);
-    let mut program = Program { random, code: Vec::new(), base, counter };
+    let mut program = Program {
+        random,
+        code: Vec::new(),
+        base,
+        counter,
+    };
     for _ in 0..length {
         program.instruction();
     }
@@ -409,7 +433,11 @@ fn machine(code: &[u8], state: &CpuState, seed: u64, after_runs: u64) -> Machine
     let model = CpuModel::SkylakeServer;
     let mut platform = ModelPlatform::new(model, config, NoDevices, NoInterrupts::default());
     if seed.is_multiple_of(2) {
-        assert!(platform.wrmsr(msr::IA32_DEBUGCTL, DebugCtl::LBR.bits()).is_ok());
+        assert!(
+            platform
+                .wrmsr(msr::IA32_DEBUGCTL, DebugCtl::LBR.bits())
+                .is_ok()
+        );
     }
     let mut vcpu = Vcpu::new(Arc::clone(&memory));
     vcpu.set_translation(after_runs, 1 << 22);
@@ -422,7 +450,11 @@ fn snapshot((vcpu, platform, memory): &mut Machine) -> (CpuState, Vec<u64>, Vec<
     vcpu.store(&mut state);
     let mut registers = vec![platform.rdmsr(msr::MSR_LASTBRANCH_TOS).unwrap_or(0)];
     for n in 0..32 {
-        registers.push(platform.rdmsr(msr::MSR_LASTBRANCH_0_FROM_IP + n).unwrap_or(0));
+        registers.push(
+            platform
+                .rdmsr(msr::MSR_LASTBRANCH_0_FROM_IP + n)
+                .unwrap_or(0),
+        );
         registers.push(platform.rdmsr(msr::MSR_LASTBRANCH_0_TO_IP + n).unwrap_or(0));
     }
     let mut data = vec![0; 0x3000];
@@ -430,8 +462,9 @@ fn snapshot((vcpu, platform, memory): &mut Machine) -> (CpuState, Vec<u64>, Vec<
     (state, registers, data)
 }
 
-/// Runs a program in both tiers; returns the instructions that ran in translated code.
-fn compare(seed: u64) -> u64 {
+/// Runs a program in both tiers; returns how many instructions ran in translated code, and how many
+/// in all.
+fn compare(seed: u64) -> (u64, u64) {
     let (code, state) = program(seed);
     let mut interpreted = machine(&code, &state, seed, u64::MAX);
     let mut translated = machine(&code, &state, seed, 1 + seed % 5);
@@ -455,13 +488,26 @@ fn compare(seed: u64) -> u64 {
         }
     }
     assert_eq!(translated.0.mix(), interpreted.0.mix(), "seed {seed}");
-    translated.0.stats().translated
+    let stats = translated.0.stats();
+    (stats.translated, stats.retired)
 }
 
 #[test]
 fn random_programs_do_the_same_in_both_tiers() {
-    let count = std::env::var("TRANSLATION_PROGRAMS").ok().and_then(|n| n.parse().ok());
-    let first: u64 = std::env::var("TRANSLATION_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
-    let translated: u64 = (first..first + count.unwrap_or(3000)).map(compare).sum();
-    assert!(translated > 0, "something was translated");
+    let count = std::env::var("TRANSLATION_PROGRAMS")
+        .ok()
+        .and_then(|n| n.parse().ok());
+    let first: u64 = std::env::var("TRANSLATION_SEED")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(0);
+    let ran: Vec<(u64, u64)> = (first..first + count.unwrap_or(3000))
+        .map(compare)
+        .collect();
+    let all: u64 = ran.iter().map(|r| r.1).sum();
+    let translated: u64 = ran.iter().map(|r| r.0).sum();
+    assert!(
+        translated > all / 2,
+        "{translated} of {all} instructions were translated"
+    );
 }

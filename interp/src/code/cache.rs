@@ -407,7 +407,10 @@ impl<C> CodeCache<C> {
 
     /// Adds to the count of how often a block was entered.
     pub(crate) fn add_runs(&self, index: u32, runs: u64) {
-        let first = self.blocks.get(index as usize).and_then(|b| b.ops().first());
+        let first = self
+            .blocks
+            .get(index as usize)
+            .and_then(|b| b.ops().first());
         if let Some(first) = first {
             first.add_runs(runs);
         }

@@ -149,7 +149,9 @@ impl Core {
             (*core).left_unit(unit, &state)
         };
         match left {
-            Exit::Instruction { unit, block, index } => self.leave_to_instruction(unit, block, index),
+            Exit::Instruction { unit, block, index } => {
+                self.leave_to_instruction(unit, block, index)
+            }
             Exit::Edge { rip, edge } => {
                 self.link_edge(rip, edge);
                 self.go_to(rip)
@@ -241,7 +243,11 @@ impl Core {
     fn leave_to_instruction(&mut self, unit: UnitId, block: usize, index: usize) -> Next {
         let compiled = &self.jit.compiled[unit.index()];
         let source = &compiled.blocks[block];
-        let rip = self.jit.translator.as_ref().map_or(0, |t| t.unit(unit).blocks[block].rip);
+        let rip = self
+            .jit
+            .translator
+            .as_ref()
+            .map_or(0, |t| t.unit(unit).blocks[block].rip);
         // SAFETY: the block is in the cache, which no handler frees, and has this operation
         // (`Core::guest_block`).
         let op = unsafe { source.entry.live().first_op().at(source.ops[index]) };
@@ -286,7 +292,11 @@ impl Core {
                 found.map(GuestBytes::host)
             }
         };
-        let access = if write { AccessKind::Write } else { AccessKind::Read };
+        let access = if write {
+            AccessKind::Write
+        } else {
+            AccessKind::Read
+        };
         let host = match find(self) {
             Some(host) => host,
             None => {

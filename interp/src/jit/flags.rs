@@ -59,9 +59,7 @@ fn set<T: Width>(state: &FlagState, before: LazyFlags) -> LazyFlags {
         FlagKind::Shr => shift::eval::<T, { shift::SHR }>(before, a, count).1,
         FlagKind::Sar => shift::eval::<T, { shift::SAR }>(before, a, count).1,
         FlagKind::Product => muldiv::overflow(a, state.carry),
-        FlagKind::Tzcnt => {
-            counted(a.zext() & 1 != 0, a.zext() == 0)
-        }
+        FlagKind::Tzcnt => counted(a.zext() & 1 != 0, a.zext() == 0),
         FlagKind::Lzcnt => counted(a.sext() >> 63 != 0, a.zext() == 0),
         FlagKind::Popcnt => LazyFlags::explicit(flag_if(a.zext() == 0, Rflags::ZF)),
     }

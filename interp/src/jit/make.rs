@@ -78,7 +78,9 @@ impl Core {
                 return;
             };
             let insns = &source.blocks[0].insns;
-            source.start = (stop + 1..count).find(|&n| !insns[n].joined).unwrap_or(count);
+            source.start = (stop + 1..count)
+                .find(|&n| !insns[n].joined)
+                .unwrap_or(count);
         }
     }
 

@@ -221,7 +221,7 @@ impl Emitter<'_> {
             && flags & !bits == 0
         {
             self.restore_flags();
-            self.valid = bits;
+            self.valid = bits & !self.changed_since(producer);
             return Ok(());
         }
         if self.compare_again(producer, flags) {
@@ -248,8 +248,14 @@ impl Emitter<'_> {
         }
         let (a, b) = self.operands(i);
         self.compare(step.kind, operand_size(i), a, b);
-        self.valid = step.flags.written & !step.flags.undefined;
+        self.valid = step.flags.written & !step.flags.undefined & !self.changed_since(producer);
         true
+    }
+
+    /// Flags that steps after one have changed.
+    fn changed_since(&self, producer: usize) -> u32 {
+        let later = &self.plan.steps[producer + 1..self.at];
+        later.iter().fold(0, |flags, s| flags | s.flags.changed)
     }
 
     /// CMP or TEST of registers, those in memory included; R11 may be lost.
