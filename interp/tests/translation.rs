@@ -1,6 +1,10 @@
 //! Translated code does what the interpreter does: random programs run in both, in slices of random
 //! length, and have the same registers, flags, memory and branches at the end of each slice.
 #![cfg(not(miri))]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "random numbers are cut to the width of operands"
+)]
 
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::facility::Facilities;
@@ -130,57 +134,12 @@ impl Program {
             }
             12 => self.unary(a, index),
             13 => self.shift(a, index),
-            14 => {
-                let code = [
-                    Code::Movzx_r32_rm8,
-                    Code::Movsx_r64_rm16,
-                    Code::Movzx_r32_rm16,
-                    Code::Movsxd_r64_rm32,
-                ][n % 4];
-                let to = sized(a.full_register(), [4, 8, 4, 8][n % 4]);
-                if self.random.chance(2) {
-                    let from = sized(b.full_register(), [1, 2, 2, 4][n % 4]);
-                    self.add(Instruction::with2(code, to, from));
-                } else {
-                    let m = self.memory();
-                    self.add(Instruction::with2(code, to, m));
-                }
-            }
-            15 | 16 => {
-                let to = a.full_register();
-                let m = self.memory();
-                self.add(Instruction::with2(Code::Mov_r64_rm64, to, m));
-            }
-            17 | 18 => {
-                let m = self.memory();
-                self.add(Instruction::with2(Code::Mov_rm64_r64, m, b.full_register()));
-            }
-            19 => {
-                let operand = MemoryOperand::with_base_index_scale_displ_size(
-                    a.full_register(),
-                    b.full_register(),
-                    [1, 2, 4, 8][n % 4],
-                    i64::from(self.random.next() as i16),
-                    8,
-                );
-                let to = self.register(8);
-                self.add(Instruction::with2(Code::Lea_r64_m, to, operand));
-            }
+            14 => self.extend(a, b, n),
+            15..=18 => self.move_wide(a, b, choice < 17),
+            19 => self.address(a, b, n),
             20 | 21 => self.conditional(a, b),
             22 => self.multiply(a, b),
-            23 => {
-                let code = [
-                    Code::Tzcnt_r64_rm64,
-                    Code::Popcnt_r64_rm64,
-                    Code::Lzcnt_r64_rm64,
-                    Code::Bt_rm64_r64,
-                ][n % 4];
-                self.add(Instruction::with2(
-                    code,
-                    a.full_register(),
-                    b.full_register(),
-                ));
-            }
+            23 => self.count(a, b, n),
             24 => {
                 let value = self.random.next() as i32;
                 self.add(Instruction::with2(
@@ -195,15 +154,7 @@ impl Program {
                 self.add(Instruction::with1(Code::Pop_r64, y));
             }
             26 => self.call(),
-            27 => {
-                let code = [Code::Test_rm64_r64, Code::Test_rm32_r32, Code::Test_rm8_r8][n % 3];
-                let size = [8, 4, 1][n % 3];
-                let (x, y) = (
-                    sized(a.full_register(), size),
-                    sized(b.full_register(), size),
-                );
-                self.add(Instruction::with2(code, x, y));
-            }
+            27 => self.test(a, b, n),
             // Executed by the interpreter: code is left and entered.
             28 => {
                 self.add(Instruction::with2(
@@ -213,6 +164,68 @@ impl Program {
                 ));
             }
             _ => self.skip(),
+        }
+    }
+
+    fn extend(&mut self, a: Register, b: Register, n: usize) {
+        let code = [
+            Code::Movzx_r32_rm8,
+            Code::Movsx_r64_rm16,
+            Code::Movzx_r32_rm16,
+            Code::Movsxd_r64_rm32,
+        ][n % 4];
+        let to = sized(a.full_register(), [4, 8, 4, 8][n % 4]);
+        if self.random.chance(2) {
+            let from = sized(b.full_register(), [1, 2, 2, 4][n % 4]);
+            self.add(Instruction::with2(code, to, from));
+        } else {
+            let m = self.memory();
+            self.add(Instruction::with2(code, to, m));
+        }
+    }
+
+    fn address(&mut self, a: Register, b: Register, n: usize) {
+        let operand = MemoryOperand::with_base_index_scale_displ_size(
+            a.full_register(),
+            b.full_register(),
+            [1, 2, 4, 8][n % 4],
+            i64::from(self.random.next() as i16),
+            8,
+        );
+        let to = self.register(8);
+        self.add(Instruction::with2(Code::Lea_r64_m, to, operand));
+    }
+
+    fn count(&mut self, a: Register, b: Register, n: usize) {
+        let code = [
+            Code::Tzcnt_r64_rm64,
+            Code::Popcnt_r64_rm64,
+            Code::Lzcnt_r64_rm64,
+            Code::Bt_rm64_r64,
+        ][n % 4];
+        self.add(Instruction::with2(
+            code,
+            a.full_register(),
+            b.full_register(),
+        ));
+    }
+
+    fn test(&mut self, a: Register, b: Register, n: usize) {
+        let code = [Code::Test_rm64_r64, Code::Test_rm32_r32, Code::Test_rm8_r8][n % 3];
+        let size = [8, 4, 1][n % 3];
+        let (x, y) = (
+            sized(a.full_register(), size),
+            sized(b.full_register(), size),
+        );
+        self.add(Instruction::with2(code, x, y));
+    }
+
+    fn move_wide(&mut self, a: Register, b: Register, load: bool) {
+        let m = self.memory();
+        if load {
+            self.add(Instruction::with2(Code::Mov_r64_rm64, a.full_register(), m));
+        } else {
+            self.add(Instruction::with2(Code::Mov_rm64_r64, m, b.full_register()));
         }
     }
 

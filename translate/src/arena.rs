@@ -4,7 +4,10 @@
 //! each other by 32-bit addresses, and writable anywhere. No address is writable and executable. The
 //! data, which code reads and writes, lie before the code.
 
-#![expect(unsafe_code, reason = "memory is mapped, and written through raw pointers")]
+#![expect(
+    unsafe_code,
+    reason = "memory is mapped, and written through raw pointers"
+)]
 
 use crate::layout::DATA_BYTES;
 use std::io;
@@ -13,15 +16,15 @@ use std::ptr::{NonNull, null_mut};
 
 /// A mapping that is undone when it is dropped.
 #[derive(Debug)]
-struct Mapping {
+struct CodeMapping {
     address: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: the memory is the value's own.
-unsafe impl Send for Mapping {}
+unsafe impl Send for CodeMapping {}
 
-impl Drop for Mapping {
+impl Drop for CodeMapping {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length, and not used after this.
         unsafe { libc::munmap(self.address.as_ptr().cast(), self.len) };
@@ -38,7 +41,7 @@ unsafe fn map(
     protection: i32,
     flags: i32,
     file: Option<&OwnedFd>,
-) -> io::Result<Mapping> {
+) -> io::Result<CodeMapping> {
     let fd = file.map_or(-1, AsRawFd::as_raw_fd);
     // SAFETY: the caller's promise, for MAP_FIXED; otherwise the kernel chooses a free range.
     let found = unsafe { libc::mmap(address.cast(), len, protection, flags, fd, 0) };
@@ -46,17 +49,17 @@ unsafe fn map(
         return Err(io::Error::last_os_error());
     }
     let address = NonNull::new(found.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-    Ok(Mapping { address, len })
+    Ok(CodeMapping { address, len })
 }
 
 /// Code and data of one processor's translator.
 #[derive(Debug)]
 pub(crate) struct Arena {
     /// Data, then code, as the generated code sees them.
-    _reservation: Mapping,
+    _reservation: CodeMapping,
     data: NonNull<u8>,
     /// The code, to be written.
-    writable: Mapping,
+    writable: CodeMapping,
     /// Address of the first byte of code, as it is executed.
     code: u64,
     capacity: usize,

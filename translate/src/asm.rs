@@ -32,19 +32,19 @@ pub(crate) enum Rm {
     Offset(Host, u64),
 }
 
-/// A place in the code where a 32-bit distance must be filled in: the address behind it.
+/// A home in the code where a 32-bit distance must be filled in: the address behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) struct Jump32(pub(crate) usize);
 
 /// Code in the making, and the address at which it will be.
 #[derive(Debug, Default)]
-pub(crate) struct Asm {
+pub(crate) struct Assembler {
     pub(crate) code: Vec<u8>,
     pub(crate) base: u64,
 }
 
-impl Asm {
+impl Assembler {
     pub(crate) fn at(base: u64) -> Self {
         Self {
             code: Vec::with_capacity(1024),
@@ -250,8 +250,8 @@ mod tests {
     use super::*;
     use iced_x86::{Decoder, DecoderOptions};
 
-    fn text(f: impl FnOnce(&mut Asm)) -> String {
-        let mut asm = Asm::at(0x1000_0000);
+    fn text(f: impl FnOnce(&mut Assembler)) -> String {
+        let mut asm = Assembler::at(0x1000_0000);
         f(&mut asm);
         let decoder = Decoder::with_ip(64, &asm.code, asm.base, DecoderOptions::NONE);
         let all: Vec<String> = decoder.into_iter().map(|i| format!("{i}")).collect();
@@ -261,19 +261,52 @@ mod tests {
     #[test]
     fn templates_decode_to_what_they_say() {
         let fixed = Rm::Fixed(0x1000_0100);
-        let cases: Vec<(&str, Box<dyn FnOnce(&mut Asm)>)> = vec![
-            ("mov %r9,%r11", Box::new(|a| a.load(8, TEMP, Rm::Reg(Host(9))))),
-            ("mov (%r10),%r11d", Box::new(|a| a.load(4, TEMP, Rm::At(ADDR, 0)))),
-            ("mov %sil,(%r12)", Box::new(|a| a.store(1, Rm::At(Host(12), 0), Host(6)))),
-            ("mov %cx,(%r13)", Box::new(|a| a.store(2, Rm::At(Host(13), 0), RCX))),
-            ("movl $5,0x10000100", Box::new(move |a| a.store_imm(4, fixed, 5))),
-            ("movq $-2,0x10000100", Box::new(move |a| a.store_imm(8, fixed, -2))),
-            ("sub 0x10002000(,%r11,8),%r10", Box::new(|a| a.alu_from(5, 8, ADDR, Rm::Scaled(TEMP, 0x1000_2000)))),
-            ("cmp $0xff8,%r10", Box::new(|a| a.alu_imm(7, 8, Rm::Reg(ADDR), 0xff8))),
-            ("addb $-0x1,%dil", Box::new(|a| a.alu_imm(0, 1, Rm::Reg(Host(7)), -1))),
+        let cases: Vec<(&str, Box<dyn FnOnce(&mut Assembler)>)> = vec![
+            (
+                "mov %r9,%r11",
+                Box::new(|a| a.load(8, TEMP, Rm::Reg(Host(9)))),
+            ),
+            (
+                "mov (%r10),%r11d",
+                Box::new(|a| a.load(4, TEMP, Rm::At(ADDR, 0))),
+            ),
+            (
+                "mov %sil,(%r12)",
+                Box::new(|a| a.store(1, Rm::At(Host(12), 0), Host(6))),
+            ),
+            (
+                "mov %cx,(%r13)",
+                Box::new(|a| a.store(2, Rm::At(Host(13), 0), RCX)),
+            ),
+            (
+                "movl $5,0x10000100",
+                Box::new(move |a| a.store_imm(4, fixed, 5)),
+            ),
+            (
+                "movq $-2,0x10000100",
+                Box::new(move |a| a.store_imm(8, fixed, -2)),
+            ),
+            (
+                "sub 0x10002000(,%r11,8),%r10",
+                Box::new(|a| a.alu_from(5, 8, ADDR, Rm::Scaled(TEMP, 0x1000_2000))),
+            ),
+            (
+                "cmp $0xff8,%r10",
+                Box::new(|a| a.alu_imm(7, 8, Rm::Reg(ADDR), 0xff8)),
+            ),
+            (
+                "addb $-0x1,%dil",
+                Box::new(|a| a.alu_imm(0, 1, Rm::Reg(Host(7)), -1)),
+            ),
             ("seto 0x10000100", Box::new(move |a| a.set(0, fixed))),
-            ("mov $0x123456789abc,%r10", Box::new(|a| a.constant(ADDR, 0x1234_5678_9abc))),
-            ("mov $0xffffffff81000000,%rax", Box::new(|a| a.constant(RAX, 0xffff_ffff_8100_0000))),
+            (
+                "mov $0x123456789abc,%r10",
+                Box::new(|a| a.constant(ADDR, 0x1234_5678_9abc)),
+            ),
+            (
+                "mov $0xffffffff81000000,%rax",
+                Box::new(|a| a.constant(RAX, 0xffff_ffff_8100_0000)),
+            ),
         ];
         for (expected, f) in cases {
             let got = text(f);

@@ -103,8 +103,12 @@ const IMMEDIATE: u8 = 0x80;
 
 /// The record of a kind, with a small `b` in it.
 pub(crate) fn record(kind: FlagKind, size: u8, b: Option<i8>) -> i32 {
-    let first = kind as u8 | size.trailing_zeros() as u8 * 0x20;
-    let first = if b.is_some() { first | IMMEDIATE } else { first };
+    let first = kind as u8 | ((size.trailing_zeros() as u8) << 5);
+    let first = if b.is_some() {
+        first | IMMEDIATE
+    } else {
+        first
+    };
     let second = b.unwrap_or(0).cast_unsigned();
     i32::from_le_bytes([first, second, 0, 0])
 }

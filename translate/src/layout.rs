@@ -7,7 +7,7 @@ pub(crate) const TLB_ENTRIES: usize = 256;
 /// Entries of a jump cache, a power of two.
 pub(crate) const JUMPS: usize = 1024;
 /// Blocks whose runs are counted at most.
-pub(crate) const RUN_SLOTS: usize = 1 << 16;
+pub(crate) const RUN_COUNTERS: usize = 1 << 16;
 
 /// A tag that no canonical address matches.
 pub(crate) const NO_TAG: u64 = 0x0800_0000_0000_0000;
@@ -70,7 +70,7 @@ pub(crate) struct TlbArrays {
 /// An entry of a jump cache.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct Jump {
+pub(crate) struct JumpEntry {
     /// RIP; in an unused entry an address that belongs to another one.
     pub(crate) tag: u64,
     /// Address of the code.
@@ -82,7 +82,7 @@ pub(crate) struct Jump {
 
 /// Binary logarithm of the size of an entry of a jump cache.
 pub(crate) const JUMP_SHIFT: u8 = 5;
-const _: () = assert!(size_of::<Jump>() == 1 << JUMP_SHIFT);
+const _: () = assert!(size_of::<JumpEntry>() == 1 << JUMP_SHIFT);
 
 /// All data.
 #[derive(Debug)]
@@ -90,9 +90,9 @@ const _: () = assert!(size_of::<Jump>() == 1 << JUMP_SHIFT);
 pub(crate) struct Data {
     pub(crate) context: Context,
     pub(crate) tlb: [TlbArrays; 2],
-    pub(crate) jumps: [[Jump; JUMPS]; 2],
+    pub(crate) jumps: [[JumpEntry; JUMPS]; 2],
     /// How often blocks were entered from generated code.
-    pub(crate) runs: [u64; RUN_SLOTS],
+    pub(crate) runs: [u64; RUN_COUNTERS],
 }
 
 /// Bytes of the data, in whole pages.
@@ -105,7 +105,7 @@ pub(crate) const fn tlb_offset(rights: Rights) -> usize {
 
 /// Offset of the jump cache of a kind of code.
 pub(crate) const fn jumps_offset(rights: Rights) -> usize {
-    offset_of!(Data, jumps) + rights as usize * size_of::<[Jump; JUMPS]>()
+    offset_of!(Data, jumps) + rights as usize * size_of::<[JumpEntry; JUMPS]>()
 }
 
 /// Offset of a run counter.

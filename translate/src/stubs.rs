@@ -1,7 +1,7 @@
 //! The code that all units share: how they are entered and left, and how they have addresses looked
 //! up.
 
-use crate::asm::{ADDR, Asm, CALL, Host, JMP, RAX, RCX, Rm, TEMP, jcc};
+use crate::asm::{ADDR, Assembler, Host, JMP, RAX, Rm, TEMP, jcc};
 use crate::layout::Context;
 use std::mem::offset_of;
 
@@ -41,14 +41,14 @@ pub(crate) struct Stubs {
     pub(crate) find: u64,
 }
 
-fn push(asm: &mut Asm, r: u8) {
+fn push(asm: &mut Assembler, r: u8) {
     if r >= 8 {
         asm.bytes(&[0x41]);
     }
     asm.bytes(&[0x50 | (r & 7)]);
 }
 
-fn pop(asm: &mut Asm, r: u8) {
+fn pop(asm: &mut Assembler, r: u8) {
     if r >= 8 {
         asm.bytes(&[0x41]);
     }
@@ -58,9 +58,9 @@ fn pop(asm: &mut Asm, r: u8) {
 /// Emits the shared code at the address `base`. `callback` is the address of a function of the
 /// callback's data, a linear address and the number of an exit; `data` is that of the context.
 pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
-    let mut asm = Asm::at(base);
+    let mut asm = Assembler::at(base);
     let context = |offset: usize| Rm::Fixed(data + offset as u64);
-    let spilled = |n: u64| context(offset_of!(Context, spilled) + n as usize * 8);
+    let spilled = |n: u8| context(offset_of!(Context, spilled) + usize::from(n) * 8);
     let slot = |guest: u8| Rm::At(TEMP, (guest * 8).cast_signed());
 
     let enter = asm.address();
@@ -68,7 +68,7 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     push(&mut asm, RDI.0);
     asm.load(8, TEMP, Rm::Reg(RDI));
     for n in 0..3 {
-        asm.load(8, ADDR, slot(9 + u8::try_from(n).unwrap_or(0)));
+        asm.load(8, ADDR, slot(9 + n));
         asm.store(8, spilled(n), ADDR);
     }
     for (guest, host) in HOMES {
@@ -85,7 +85,7 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     }
     for n in 0..3 {
         asm.load(8, ADDR, spilled(n));
-        asm.store(8, slot(9 + u8::try_from(n).unwrap_or(0)), ADDR);
+        asm.store(8, slot(9 + n), ADDR);
     }
     PRESERVED.iter().rev().for_each(|&r| pop(&mut asm, r));
     asm.bytes(&[0xc3]);
@@ -109,7 +109,6 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     // The return address.
     asm.bytes(&[0x48, 0x83, 0xc4, 8]);
     asm.jump_to(JMP, leave_numbered);
-    debug_assert!(CALL != JMP && RCX != RAX);
     let stubs = Stubs { enter, leave, find };
     (asm.code, stubs)
 }

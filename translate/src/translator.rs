@@ -5,12 +5,11 @@
     reason = "generated code is entered, and its data are in its arena"
 )]
 
+use crate::analysis::{BranchFormat, UnitAnalysis, UnitSource};
 use crate::arena::Arena;
-use crate::asm::Host;
 use crate::emit::{Addresses, Emitter, ExitPoint, FirstNumbers, Retry, UnitCode};
 use crate::flags::FlagState;
-use crate::layout::{Context, Data, JUMPS, Jump, NO_TAG, RUN_SLOTS, Rights, TLB_ENTRIES};
-use crate::plan::{BranchRecording, Plan, UnitSource};
+use crate::layout::{Context, Data, JUMPS, JumpEntry, NO_TAG, RUN_COUNTERS, Rights, TLB_ENTRIES};
 use crate::stubs::{self, Stubs};
 use std::io;
 use std::ptr::NonNull;
@@ -69,7 +68,7 @@ pub struct Unit {
     /// The rights of its accesses.
     pub rights: Rights,
     /// How it records taken branches.
-    pub recording: Option<BranchRecording>,
+    pub branch_format: Option<BranchFormat>,
     /// Instructions that entering it from other code charges: those of all blocks.
     charge: u32,
     /// Where other code enters, and where the caller does.
@@ -131,7 +130,7 @@ pub struct EntryState {
 
 /// Where and why translated code was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
+pub enum UnitExit {
     /// Before an instruction that the caller executes: index of its block in the unit, and its own.
     Instruction {
         /// The unit.
@@ -169,7 +168,7 @@ pub enum Exit {
 #[derive(Clone, Copy, Debug)]
 pub struct Left {
     /// Where and why.
-    pub exit: Exit,
+    pub exit: UnitExit,
     /// What is left of the budget.
     pub budget: i64,
     /// What the flags follow from.
@@ -213,7 +212,7 @@ pub struct Translator {
     units: Vec<Unit>,
     edges: Vec<LiveEdge>,
     exits: Vec<(UnitId, ExitPoint)>,
-    run_slots: u32,
+    run_counters: u32,
     /// Entries of the jump caches that are in use.
     jumps_used: [Vec<u16>; 2],
     /// Whether anything was entered into the TLBs.
@@ -247,7 +246,7 @@ impl Translator {
             units: Vec::new(),
             edges: Vec::new(),
             exits: Vec::new(),
-            run_slots: 0,
+            run_counters: 0,
             jumps_used: Default::default(),
             tlb_used: [true; 2],
         };
@@ -270,18 +269,18 @@ impl Translator {
     }
 
     /// A number for the counter of a block's runs, which is 0; none if there are too many.
-    pub fn run_slot(&mut self) -> Option<u32> {
-        let slot = self.run_slots;
-        if slot as usize >= RUN_SLOTS {
+    pub fn run_counter(&mut self) -> Option<u32> {
+        let slot = self.run_counters;
+        if slot as usize >= RUN_COUNTERS {
             return None;
         }
-        self.run_slots += 1;
+        self.run_counters += 1;
         Some(slot)
     }
 
     /// How often a block was entered from translated code.
     pub fn runs(&self, slot: u32) -> u64 {
-        assert!((slot as usize) < RUN_SLOTS);
+        assert!((slot as usize) < RUN_COUNTERS);
         // SAFETY: within the array; no code runs.
         unsafe { (&raw const (*self.data().as_ptr()).runs[slot as usize]).read() }
     }
@@ -312,11 +311,11 @@ impl Translator {
         let mut end = usize::MAX;
         let mut saves: Vec<usize> = Vec::new();
         loop {
-            let plan = Plan::new(source, end);
-            if plan.steps.len() < LEAST_INSTRUCTIONS && plan.stop.is_some()
-                || plan.steps.is_empty()
+            let analysis = UnitAnalysis::new(source, end);
+            if analysis.steps.len() < LEAST_INSTRUCTIONS && analysis.stop.is_some()
+                || analysis.steps.is_empty()
             {
-                let stop = plan.stop.filter(|s| s.0 == 0).map(|s| s.1);
+                let stop = analysis.stop.filter(|s| s.0 == 0).map(|s| s.1);
                 return Err(NotTranslated::TooShort(stop));
             }
             let first = FirstNumbers {
@@ -325,14 +324,14 @@ impl Translator {
             };
             let emitter = Emitter::new(
                 source,
-                &plan,
+                &analysis,
                 self.addresses,
                 self.arena.next(),
                 first,
                 &saves,
             );
             match emitter.unit() {
-                Ok(code) => return self.add(source, &plan, &code),
+                Ok(code) => return self.add(source, &analysis, &code),
                 Err(Retry::Save(step)) => saves.push(step),
                 Err(Retry::End(step)) => {
                     debug_assert!(step < end);
@@ -346,7 +345,7 @@ impl Translator {
     fn add(
         &mut self,
         source: &UnitSource,
-        plan: &Plan,
+        analysis: &UnitAnalysis,
         code: &UnitCode,
     ) -> Result<UnitId, NotTranslated> {
         let base = self.arena.next();
@@ -355,7 +354,7 @@ impl Translator {
         }
         let number = u32::try_from(self.units.len()).map_err(|_| NotTranslated::Full)?;
         let id = UnitId(number);
-        let blocks: Vec<UnitBlock> = source.blocks[..plan.blocks]
+        let blocks: Vec<UnitBlock> = source.blocks[..analysis.blocks]
             .iter()
             .map(|b| UnitBlock {
                 rip: b.rip,
@@ -366,9 +365,9 @@ impl Translator {
             charge: blocks.iter().map(|b| b.count).sum(),
             blocks,
             start: source.start,
-            stop: plan.stop.filter(|s| s.0 == 0).map(|s| s.1),
+            stop: analysis.stop.filter(|s| s.0 == 0).map(|s| s.1),
             rights: source.rights,
-            recording: source.recording,
+            branch_format: source.branch_format,
             code: base,
             entry: base + code.entry as u64,
             sees_flags: code.sees_flags,
@@ -403,9 +402,12 @@ impl Translator {
         let live = self.edges[edge.0 as usize];
         let from = &self.units[live.from as usize];
         let fits = target.start == 0
-            && target.blocks.first().is_some_and(|b| b.rip == live.target_rip)
+            && target
+                .blocks
+                .first()
+                .is_some_and(|b| b.rip == live.target_rip)
             && target.rights == from.rights
-            && target.recording == from.recording;
+            && target.branch_format == from.branch_format;
         if !fits || live.target.is_some() {
             return;
         }
@@ -458,18 +460,18 @@ impl Translator {
         }
     }
 
-    fn jump(&self, rights: Rights, index: usize) -> Jump {
+    fn jump(&self, rights: Rights, index: usize) -> JumpEntry {
         // SAFETY: within the array, as `jump_index` and the loops over it guarantee; no code runs.
         unsafe { (&raw const (*self.data().as_ptr()).jumps[rights as usize][index]).read() }
     }
 
-    fn set_jump_entry(&mut self, rights: Rights, index: usize, jump: Jump) {
+    fn set_jump_entry(&mut self, rights: Rights, index: usize, jump: JumpEntry) {
         // SAFETY: as in `jump`.
         unsafe { (&raw mut (*self.data().as_ptr()).jumps[rights as usize][index]).write(jump) };
     }
 
     fn clear_jump(&mut self, rights: Rights, index: usize) {
-        let unused = Jump {
+        let unused = JumpEntry {
             // This address has another index.
             tag: index as u64 ^ 1,
             entry: 0,
@@ -490,7 +492,7 @@ impl Translator {
             return;
         }
         let index = jump_index(first.rip);
-        let jump = Jump {
+        let jump = JumpEntry {
             tag: first.rip,
             entry: unit.code,
             charge: unit.charge.into(),
@@ -586,9 +588,9 @@ impl Translator {
                 ..
             } => {
                 budget += i64::from(give_back);
-                Exit::Instruction { unit, block, index }
+                UnitExit::Instruction { unit, block, index }
             }
-            ExitPoint::Edge { edge } => Exit::Edge {
+            ExitPoint::Edge { edge } => UnitExit::Edge {
                 rip: self.edges[edge].target_rip,
                 edge: EdgeId(u32::try_from(edge).unwrap_or(u32::MAX)),
             },
@@ -596,18 +598,18 @@ impl Translator {
                 let edge = &self.edges[edge];
                 let charge = edge.target.map_or(0, |t| self.units[t as usize].charge);
                 budget += i64::from(charge);
-                Exit::Budget {
+                UnitExit::Budget {
                     rip: edge.target_rip,
                 }
             }
-            ExitPoint::Jump { rip } => Exit::Jump { rip },
-            ExitPoint::JumpBudget => Exit::Budget { rip },
+            ExitPoint::Jump { rip } => UnitExit::Jump { rip },
+            ExitPoint::JumpBudget => UnitExit::Budget { rip },
             ExitPoint::Branches {
                 rip: known,
                 give_back,
             } => {
                 budget += i64::from(give_back);
-                Exit::Branches {
+                UnitExit::Branches {
                     rip: known.unwrap_or(rip),
                 }
             }
@@ -628,17 +630,16 @@ impl Translator {
         self.units.clear();
         self.edges.clear();
         self.exits.clear();
-        for slot in 0..self.run_slots as usize {
+        for slot in 0..self.run_counters as usize {
             // SAFETY: within the array; no code runs.
             unsafe { (&raw mut (*self.data().as_ptr()).runs[slot]).write(0) };
         }
-        self.run_slots = 0;
+        self.run_counters = 0;
         self.arena.truncate(self.shared);
     }
 }
 
 /// Index of a RIP in the jump caches.
 fn jump_index(rip: u64) -> usize {
-    debug_assert!(Host(0) != Host(1));
-    (rip & (JUMPS as u64 - 1)) as usize
+    usize::try_from(rip & (JUMPS as u64 - 1)).unwrap_or(0)
 }

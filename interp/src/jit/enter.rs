@@ -11,7 +11,7 @@ use crate::memory::{GuestBytes, GuestBytesMut};
 use crate::mmu::{AccessKind, TlbSet};
 use crate::platform::BranchClass;
 use crate::registers::{Reg, Registers};
-use hindsight_translate::{EdgeId, Entry, EntryState, Exit, Rights, UnitId};
+use hindsight_translate::{EdgeId, Entry, EntryState, Rights, UnitExit, UnitId};
 
 /// The handler of operations at which a unit begins.
 ///
@@ -61,7 +61,7 @@ impl Core {
         let word = self.branches.last_word(BranchClass::Conditional);
         let fits = set_of(unit.rights).offset() == self.mmu.fast()
             && unit.blocks.first()?.rip == self.regs.get(Reg::BlockRip)
-            && unit.recording.is_none_or(|r| r.words[0] == word)
+            && unit.branch_format.is_none_or(|r| r.words[0] == word)
             && self.branches.only_records_taken();
         fits.then(|| unit.charge_beyond_first())
     }
@@ -149,19 +149,19 @@ impl Core {
             (*core).left_unit(unit, &state)
         };
         match left {
-            Exit::Instruction { unit, block, index } => {
+            UnitExit::Instruction { unit, block, index } => {
                 self.leave_to_instruction(unit, block, index)
             }
-            Exit::Edge { rip, edge } => {
+            UnitExit::Edge { rip, edge } => {
                 self.link_edge(rip, edge);
                 self.go_to(rip)
             }
-            Exit::Jump { rip } => self.go_to(rip),
-            Exit::Budget { rip } => {
+            UnitExit::Jump { rip } => self.go_to(rip),
+            UnitExit::Budget { rip } => {
                 self.regs.rip = rip;
                 self.leave(ExitReason::Budget)
             }
-            Exit::Branches { rip } => {
+            UnitExit::Branches { rip } => {
                 self.progress.end_operation();
                 if self.handle_due_branches() {
                     self.regs.rip = rip;
@@ -197,14 +197,14 @@ impl Core {
     }
 
     /// Follows the state in which translated code was left.
-    fn left_unit(&mut self, unit: UnitId, entered: &EntryState) -> Exit {
+    fn left_unit(&mut self, unit: UnitId, entered: &EntryState) -> UnitExit {
         let Some(translator) = &mut self.jit.translator else {
-            return Exit::Jump { rip: self.regs.rip };
+            return UnitExit::Jump { rip: self.regs.rip };
         };
         let left = translator.left();
         let first = translator.unit(unit);
         let mut retired = entered.budget - left.budget + i64::from(first.charge_from_start());
-        if let Exit::Instruction { unit, block, index } = left.exit {
+        if let UnitExit::Instruction { unit, block, index } = left.exit {
             retired -= translator.unit(unit).rest_of_block(block, index);
         }
         debug_assert!(retired >= 0);

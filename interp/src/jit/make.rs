@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "operations are reached through stored pointers")]
 
-use super::source::{SourceBlock, recording};
+use super::source::{SourceBlock, branch_format};
 use super::{Compiled, EntryPoint, enter, rights_of};
 use crate::code::BlockOp;
 use crate::core::Core;
@@ -50,7 +50,7 @@ impl Core {
             blocks: guests,
             start: 0,
             rights,
-            recording: recording(&self.branches),
+            branch_format: branch_format(&self.branches),
         };
         if !self.number_runs(&mut source, &sources) {
             self.drop_translations();
@@ -91,10 +91,10 @@ impl Core {
             return false;
         };
         for (guest, block) in source.blocks.iter_mut().zip(blocks) {
-            guest.run_slot = match jit.blocks.get(&block.index) {
+            guest.run_counter = match jit.blocks.get(&block.index) {
                 Some((slot, _)) => *slot,
                 None => {
-                    let Some(slot) = translator.run_slot() else {
+                    let Some(slot) = translator.run_counter() else {
                         return false;
                     };
                     jit.blocks.insert(block.index, (slot, Vec::new()));

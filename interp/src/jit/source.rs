@@ -7,7 +7,7 @@ use crate::facts::InstructionFacts;
 use crate::memory::PAGE;
 use crate::platform::BranchClass;
 use hindsight_translate::{
-    BranchKind, BranchRecording, FlagUse, Follow, GuestBlock, GuestInstruction,
+    BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock, GuestInstruction,
 };
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic as M};
 
@@ -27,7 +27,7 @@ pub(super) struct SourceBlock {
 }
 
 /// How branches of translated code are recorded at the current privilege level.
-pub(super) fn recording(branches: &BranchBuffer) -> Option<BranchRecording> {
+pub(super) fn branch_format(branches: &BranchBuffer) -> Option<BranchFormat> {
     let mut words = [0; 7];
     for (kind, class) in [
         (BranchKind::Conditional, BranchClass::Conditional),
@@ -40,7 +40,7 @@ pub(super) fn recording(branches: &BranchBuffer) -> Option<BranchRecording> {
     ] {
         words[kind as usize] = branches.last_word(class);
     }
-    branches.records().then_some(BranchRecording { words })
+    branches.records().then_some(BranchFormat { words })
 }
 
 /// Whether this host has what the instruction would be executed with.
@@ -71,15 +71,15 @@ impl Core {
             let joined = all.get(op).is_none_or(|o| usize::from(o.offset) != offset);
             let invalid = i.is_invalid();
             let flags = if invalid {
-                FlagUse::default()
+                FlagEffects::default()
             } else {
                 flag_use(&InstructionFacts::of(&i, 8))
             };
-            let shown = i.cpuid_features().iter().all(|f| self.features.has(*f));
+            let in_cpuid = i.cpuid_features().iter().all(|f| self.features.has(*f));
             insns.push(GuestInstruction {
                 insn: i,
                 flags,
-                foreign: invalid || !shown || !host_has(&i),
+                foreign: invalid || !in_cpuid || !host_has(&i),
                 joined,
             });
             ops.push(op);
@@ -88,7 +88,7 @@ impl Core {
             rip,
             insns,
             follow: Follow::Fall,
-            run_slot: 0,
+            run_counter: 0,
         };
         (block, ops)
     }
@@ -165,9 +165,9 @@ impl Core {
     }
 }
 
-fn flag_use(facts: &InstructionFacts) -> FlagUse {
+fn flag_use(facts: &InstructionFacts) -> FlagEffects {
     let bits = |flags: hindsight_regs::rflags::Rflags| u32::try_from(flags.bits()).unwrap_or(0);
-    FlagUse {
+    FlagEffects {
         read: bits(facts.flags.read),
         written: bits(facts.flags.written),
         changed: bits(facts.flags.changed),

@@ -3,9 +3,9 @@
 use super::flags::{A, B, Source, immediate, operand_size};
 use super::same::redirect;
 use super::{Emitter, Retry, named};
+use crate::analysis::{StepKind, UnitStep, accesses_memory};
 use crate::asm::{ADDR, Jump32, RAX, RCX, Rm, TEMP, jcc};
 use crate::flags::FlagKind;
-use crate::plan::{Kind, Step, accesses_memory};
 use iced_x86::{Instruction, Mnemonic as M, OpKind};
 
 /// Memory at R10.
@@ -13,7 +13,7 @@ const MEMORY: Rm = Rm::At(ADDR, 0);
 
 impl Emitter<'_> {
     /// ADD, OR, ADC, SBB, AND, SUB, XOR, CMP.
-    pub(super) fn arithmetic(&mut self, step: &Step, n: u8) -> Result<(), Retry> {
+    pub(super) fn arithmetic(&mut self, step: &UnitStep, n: u8) -> Result<(), Retry> {
         let i = &step.insn;
         let size = operand_size(i);
         let stores = self.stores_now()?;
@@ -47,7 +47,7 @@ impl Emitter<'_> {
     }
 
     /// TEST.
-    pub(super) fn test(&mut self, step: &Step) -> Result<(), Retry> {
+    pub(super) fn test(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let i = &step.insn;
         let size = operand_size(i);
         let stores = self.stores_now()?;
@@ -68,7 +68,7 @@ impl Emitter<'_> {
                 // TEST has no other direction, but its operands can be exchanged.
                 self.asm.sized(0x85, size, host.0, memory);
             }
-            _ => self.compare(Kind::Test, size, target, source),
+            _ => self.compare(StepKind::Test, size, target, source),
         }
         Ok(())
     }
@@ -85,12 +85,12 @@ impl Emitter<'_> {
             }
         };
         let source = match i.op1_kind() {
-            OpKind::Register => Source::Rm(self.place(i.op1_register())),
+            OpKind::Register => Source::Rm(self.home(i.op1_register())),
             OpKind::Memory => Source::Rm(value(self)),
             _ => Source::Immediate(immediate(i, size)),
         };
         if i.op0_kind() != OpKind::Memory {
-            return (self.place(i.op0_register()), source);
+            return (self.home(i.op0_register()), source);
         }
         if let Source::Rm(spilled @ Rm::Fixed(_)) = source
             && stores
@@ -125,7 +125,11 @@ impl Emitter<'_> {
             (Rm::Reg(host), Source::Rm(from)) => self.asm.alu_from(n, size, host, from),
             (_, Source::Rm(Rm::Reg(host))) => self.asm.alu(n, size, target, host),
             (_, Source::Rm(from)) => {
-                let from_size = if matches!(from, Rm::Fixed(_)) { 8 } else { size };
+                let from_size = if matches!(from, Rm::Fixed(_)) {
+                    8
+                } else {
+                    size
+                };
                 self.asm.load(from_size, TEMP, from);
                 self.asm.alu(n, size, target, TEMP);
             }
@@ -140,7 +144,7 @@ impl Emitter<'_> {
     }
 
     /// INC, DEC, NEG, shifts, multiplications, bit tests and counts.
-    pub(super) fn producer(&mut self, step: &Step) -> Result<(), Retry> {
+    pub(super) fn producer(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let mut i = step.insn;
         let size = operand_size(&i);
         let stores = self.stores_now()?;
@@ -148,7 +152,10 @@ impl Emitter<'_> {
         let operand = (0..i.op_count()).find(|&n| i.op_kind(n) == OpKind::Memory);
         let writes = memory
             && operand == Some(0)
-            && matches!(step.kind, Kind::Step { .. } | Kind::Neg | Kind::Shift(..));
+            && matches!(
+                step.kind,
+                StepKind::Step { .. } | StepKind::Neg | StepKind::Shift(..)
+            );
         if memory {
             self.operand(&step.insn, writes)?;
             redirect(&mut i);
@@ -162,7 +169,11 @@ impl Emitter<'_> {
             i.set_op_register(n, named(TEMP, width.into()));
             value = Some(Rm::Reg(TEMP));
         }
-        let skipped = if stores { self.store_before(step, size, value) } else { None };
+        let skipped = if stores {
+            self.store_before(step, size, value)
+        } else {
+            None
+        };
         if let Some(skipped) = skipped {
             self.asm.here(skipped);
         }
@@ -182,22 +193,21 @@ impl Emitter<'_> {
     /// Whether an operand is a register that is in memory.
     fn uses_spilled(&self, i: &Instruction) -> bool {
         (0..i.op_count()).any(|n| {
-            i.op_kind(n) == OpKind::Register
-                && !matches!(self.place(i.op_register(n)), Rm::Reg(_))
+            i.op_kind(n) == OpKind::Register && !matches!(self.home(i.op_register(n)), Rm::Reg(_))
         })
     }
 
     /// Stores what the flags follow from and the instruction overwrites. Returns a jump over the
     /// stores, for a count that may be 0.
-    fn store_before(&mut self, step: &Step, size: u8, value: Option<Rm>) -> Option<Jump32> {
+    fn store_before(&mut self, step: &UnitStep, size: u8, value: Option<Rm>) -> Option<Jump32> {
         let i = &step.insn;
-        let first = value.unwrap_or_else(|| self.place(i.op0_register()));
+        let first = value.unwrap_or_else(|| self.home(i.op0_register()));
         match step.kind {
-            Kind::Neg => {
+            StepKind::Neg => {
                 self.store_field(A, first);
                 self.store_record(FlagKind::Neg, size);
             }
-            Kind::Shift(n, count) => {
+            StepKind::Shift(n, count) => {
                 let kind = match n {
                     4 => FlagKind::Shl,
                     5 => FlagKind::Shr,
@@ -218,13 +228,13 @@ impl Emitter<'_> {
                 self.store_second(kind, size, b, TEMP);
                 return skip;
             }
-            Kind::Count => {
+            StepKind::Count => {
                 let kind = match i.mnemonic() {
                     M::Tzcnt => FlagKind::Tzcnt,
                     M::Lzcnt => FlagKind::Lzcnt,
                     _ => FlagKind::Popcnt,
                 };
-                let source = value.unwrap_or_else(|| self.place(i.op1_register()));
+                let source = value.unwrap_or_else(|| self.home(i.op1_register()));
                 self.store_field(A, source);
                 self.store_record(kind, size);
             }
@@ -234,23 +244,23 @@ impl Emitter<'_> {
     }
 
     /// Stores what the flags follow from and the instruction has computed.
-    fn store_after(&mut self, step: &Step, size: u8, value: Option<Rm>) {
+    fn store_after(&mut self, step: &UnitStep, size: u8, value: Option<Rm>) {
         let i = &step.insn;
         match step.kind {
-            Kind::Step { decrement } => {
-                let result = value.unwrap_or_else(|| self.place(i.op0_register()));
+            StepKind::Step { decrement } => {
+                let result = value.unwrap_or_else(|| self.home(i.op0_register()));
                 self.store_step(decrement, size, result);
             }
-            Kind::Product => {
+            StepKind::Product => {
                 self.store_overflow();
                 let low = match i.op_count() {
                     1 => Rm::Reg(RAX),
-                    _ => self.place(i.op0_register()),
+                    _ => self.home(i.op0_register()),
                 };
                 self.store_field(A, low);
                 self.store_record(FlagKind::Product, size);
             }
-            Kind::Bit => self.store_bit(),
+            StepKind::Bit => self.store_bit(),
             _ => {}
         }
     }

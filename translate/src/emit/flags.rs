@@ -1,10 +1,10 @@
 //! The arithmetic flags: what is stored for exits, and where instructions find them.
 
 use super::{Emitter, Retry};
-use crate::asm::{ADDR, Host, RAX, Rm, TEMP};
+use crate::analysis::{ARITHMETIC, FlagVisibility, StepKind, UnitStep, accesses_memory};
+use crate::asm::{Host, RAX, Rm, TEMP};
 use crate::flags::{FlagKind, record, step_byte};
 use crate::layout::Context;
-use crate::plan::{ARITHMETIC, Kind, Seen, Step, accesses_memory};
 use iced_x86::{Instruction, OpKind};
 use std::mem::offset_of;
 
@@ -115,79 +115,79 @@ impl Emitter<'_> {
     /// The operands of an instruction without a memory operand.
     fn operands(&self, i: &Instruction) -> (Rm, Source) {
         let source = match i.op1_kind() {
-            OpKind::Register => Source::Rm(self.place(i.op1_register())),
+            OpKind::Register => Source::Rm(self.home(i.op1_register())),
             _ => Source::Immediate(immediate(i, operand_size(i))),
         };
-        (self.place(i.op0_register()), source)
+        (self.home(i.op0_register()), source)
     }
 
     /// Whether the flags of a step are stored at edges: its operands are still there.
     pub(super) fn sinks(&self, at: usize) -> bool {
-        let step = &self.plan.steps[at];
-        if step.seen != Seen::AtEdges || accesses_memory(&step.insn) {
+        let step = &self.analysis.steps[at];
+        if step.visibility != FlagVisibility::AtEdges || accesses_memory(&step.insn) {
             return false;
         }
         let i = &step.insn;
         let two = match step.kind {
-            Kind::Alu(0 | 5) if i.op1_kind() == OpKind::Register => {
+            StepKind::Alu(0 | 5) if i.op1_kind() == OpKind::Register => {
                 if i.op1_register().full_register() == i.op0_register().full_register() {
                     return false;
                 }
                 true
             }
-            Kind::Alu(7) | Kind::Test => true,
-            Kind::Alu(0 | 1 | 4 | 5 | 6) | Kind::Step { .. } => false,
+            StepKind::Alu(7) | StepKind::Test => true,
+            StepKind::Alu(0 | 1 | 4 | 5 | 6) | StepKind::Step { .. } => false,
             _ => return false,
         };
-        let later = &self.plan.steps[at + 1..];
+        let later = &self.analysis.steps[at + 1..];
         let end = later
             .iter()
             .position(|s| s.flags.written & ARITHMETIC == ARITHMETIC)
-            .map_or(self.plan.steps.len(), |n| at + 1 + n);
-        let keeps = |r| self.plan.keeps(r, at, end);
+            .map_or(self.analysis.steps.len(), |n| at + 1 + n);
+        let keeps = |r| self.analysis.keeps(r, at, end);
         keeps(i.op0_register())
             && (!two || i.op1_kind() != OpKind::Register || keeps(i.op1_register()))
     }
 
     /// Stores the flags that are stored at edges, for an edge that `before` steps precede.
     pub(super) fn sunk_stores(&mut self, before: usize) {
-        let steps = &self.plan.steps[..before];
+        let steps = &self.analysis.steps[..before];
         let first = steps
             .iter()
             .rposition(|s| s.flags.written & ARITHMETIC == ARITHMETIC)
             .unwrap_or(0);
         for at in first..before {
             if self.sinks(at) {
-                let step = self.plan.steps[at];
+                let step = self.analysis.steps[at];
                 self.sunk_store(&step);
             }
         }
     }
 
-    fn sunk_store(&mut self, step: &Step) {
+    fn sunk_store(&mut self, step: &UnitStep) {
         let i = &step.insn;
         let size = operand_size(i);
-        if let Kind::Step { decrement } = step.kind {
-            let result = self.place(i.op0_register());
+        if let StepKind::Step { decrement } = step.kind {
+            let result = self.home(i.op0_register());
             self.store_step(decrement, size, result);
             return;
         }
         let (a, b) = self.operands(i);
         self.store_field(A, a);
         match step.kind {
-            Kind::Alu(0) => self.store_second(FlagKind::AddResult, size, b, TEMP),
-            Kind::Alu(5) => self.store_second(FlagKind::SubResult, size, b, TEMP),
-            Kind::Alu(7) => self.store_second(FlagKind::Sub, size, b, TEMP),
-            Kind::Test if b == Source::Rm(a) => self.store_record(FlagKind::Logic, size),
-            Kind::Test => self.store_second(FlagKind::Test, size, b, TEMP),
+            StepKind::Alu(0) => self.store_second(FlagKind::AddResult, size, b, TEMP),
+            StepKind::Alu(5) => self.store_second(FlagKind::SubResult, size, b, TEMP),
+            StepKind::Alu(7) => self.store_second(FlagKind::Sub, size, b, TEMP),
+            StepKind::Test if b == Source::Rm(a) => self.store_record(FlagKind::Logic, size),
+            StepKind::Test => self.store_second(FlagKind::Test, size, b, TEMP),
             _ => self.store_record(FlagKind::Logic, size),
         }
     }
 
     /// Whether the flags of the step that is emitted are stored now.
     pub(super) fn stores_now(&self) -> Result<bool, Retry> {
-        let step = &self.plan.steps[self.at];
-        if step.seen == Seen::No || self.sinks(self.at) {
+        let step = &self.analysis.steps[self.at];
+        if step.visibility == FlagVisibility::No || self.sinks(self.at) {
             return Ok(false);
         }
         let partial = step.flags.written & ARITHMETIC != ARITHMETIC;
@@ -200,7 +200,7 @@ impl Emitter<'_> {
 
     /// Whether flags that were set before the step that is emitted are stored at edges.
     fn has_sunk(&self) -> bool {
-        let steps = &self.plan.steps[..self.at];
+        let steps = &self.analysis.steps[..self.at];
         let first = steps
             .iter()
             .rposition(|s| s.flags.written & ARITHMETIC == ARITHMETIC)
@@ -213,7 +213,7 @@ impl Emitter<'_> {
         if flags & !self.valid == 0 {
             return Ok(());
         }
-        let Some(producer) = self.plan.producer(self.at, flags) else {
+        let Some(producer) = self.analysis.producer(self.at, flags) else {
             return self.cannot();
         };
         if let Some((saved, bits)) = self.saved
@@ -235,13 +235,14 @@ impl Emitter<'_> {
 
     /// Repeats a comparison whose operands are still there.
     fn compare_again(&mut self, producer: usize, flags: u32) -> bool {
-        let step = self.plan.steps[producer];
+        let step = self.analysis.steps[producer];
         let i = &step.insn;
-        let compares = matches!(step.kind, Kind::Alu(7) | Kind::Test) && !accesses_memory(i);
+        let compares =
+            matches!(step.kind, StepKind::Alu(7) | StepKind::Test) && !accesses_memory(i);
         if !compares || flags & !(step.flags.written & !step.flags.undefined) != 0 {
             return false;
         }
-        let keeps = |r| self.plan.keeps(r, producer, self.at);
+        let keeps = |r| self.analysis.keeps(r, producer, self.at);
         let second = i.op1_kind() != OpKind::Register || keeps(i.op1_register());
         if !keeps(i.op0_register()) || !second {
             return false;
@@ -254,12 +255,12 @@ impl Emitter<'_> {
 
     /// Flags that steps after one have changed.
     fn changed_since(&self, producer: usize) -> u32 {
-        let later = &self.plan.steps[producer + 1..self.at];
+        let later = &self.analysis.steps[producer + 1..self.at];
         later.iter().fold(0, |flags, s| flags | s.flags.changed)
     }
 
     /// CMP or TEST of registers, those in memory included; R11 may be lost.
-    pub(super) fn compare(&mut self, kind: Kind, size: u8, a: Rm, b: Source) {
+    pub(super) fn compare(&mut self, kind: StepKind, size: u8, a: Rm, b: Source) {
         let b = match b {
             Source::Rm(Rm::Reg(host)) => host,
             Source::Rm(memory) => {
@@ -267,7 +268,7 @@ impl Emitter<'_> {
                 TEMP
             }
             Source::Immediate(value) => {
-                if kind == Kind::Test {
+                if kind == StepKind::Test {
                     self.test_immediate(size, a, value);
                 } else {
                     self.asm.alu_imm(7, size, a, value);
@@ -276,7 +277,7 @@ impl Emitter<'_> {
             }
         };
         match kind {
-            Kind::Test => self.asm.sized(0x85, size, b.0, a),
+            StepKind::Test => self.asm.sized(0x85, size, b.0, a),
             _ => self.asm.alu(7, size, a, b),
         }
     }
@@ -305,7 +306,6 @@ impl Emitter<'_> {
 
     /// Loads the flags that were saved. R10 is kept.
     fn restore_flags(&mut self) {
-        debug_assert!(ADDR != TEMP);
         self.asm.load(8, TEMP, Rm::Reg(RAX));
         let from = self.context(SAVED);
         // MOVZX EAX, word; ADD AL, 7FH; SAHF

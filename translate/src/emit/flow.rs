@@ -3,9 +3,9 @@
 use super::memory::STACK;
 use super::same::redirect;
 use super::{Edge, EdgeCode, Emitter, ExitPoint, Late, Retry};
+use crate::analysis::{BranchKind, Follow, UnitStep};
 use crate::asm::{ADDR, JMP, Rm, TEMP, jcc};
-use crate::layout::{Context, JUMP_SHIFT, JUMPS, Jump};
-use crate::plan::{BranchKind, Follow, Step};
+use crate::layout::{Context, JUMP_SHIFT, JUMPS, JumpEntry};
 use iced_x86::OpKind;
 use std::mem::offset_of;
 
@@ -27,11 +27,11 @@ const ABOVE_OR_EQUAL: u8 = 3;
 
 impl Emitter<'_> {
     /// Whether the unit goes on with the block after a step's.
-    fn goes_on(&self, step: &Step) -> bool {
-        step.block + 1 < self.plan.blocks
+    fn goes_on(&self, step: &UnitStep) -> bool {
+        step.block + 1 < self.analysis.blocks
     }
 
-    pub(super) fn jcc(&mut self, step: &Step, condition: u8) -> Result<(), Retry> {
+    pub(super) fn jcc(&mut self, step: &UnitStep, condition: u8) -> Result<(), Retry> {
         self.need(step.flags.read)?;
         let taken = Edge {
             target_rip: step.insn.near_branch_target(),
@@ -59,7 +59,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    pub(super) fn jump(&mut self, step: &Step) {
+    pub(super) fn jump(&mut self, step: &UnitStep) {
         let edge = Edge {
             target_rip: step.insn.near_branch_target(),
             rest: self.rest(step.block),
@@ -74,7 +74,7 @@ impl Emitter<'_> {
     }
 
     /// Pushes the return address.
-    fn push_return(&mut self, step: &Step) {
+    fn push_return(&mut self, step: &UnitStep) {
         self.asm.lea(ADDR, STACK, -8);
         self.find(8, true);
         let next = step.insn.next_ip();
@@ -88,7 +88,7 @@ impl Emitter<'_> {
         self.asm.lea(STACK, STACK, -8);
     }
 
-    pub(super) fn call(&mut self, step: &Step) -> Result<(), Retry> {
+    pub(super) fn call(&mut self, step: &UnitStep) -> Result<(), Retry> {
         self.push_return(step);
         let target_rip = step.insn.near_branch_target();
         let kind = if target_rip == step.insn.next_ip() {
@@ -111,10 +111,10 @@ impl Emitter<'_> {
     }
 
     /// The target of an indirect branch, in R10.
-    fn indirect_target(&mut self, step: &Step) -> Result<(), Retry> {
+    fn indirect_target(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let mut i = step.insn;
         if i.op0_kind() == OpKind::Register {
-            let from = self.place(i.op0_register());
+            let from = self.home(i.op0_register());
             self.asm.load(8, ADDR, from);
         } else {
             self.operand(&step.insn, false)?;
@@ -126,14 +126,13 @@ impl Emitter<'_> {
 
     /// Looks the RIP in R10 up in the jump cache: its entry's offset is in R11. Leaves the unit before
     /// the instruction if the cache does not have it.
-    fn find_jump(&mut self, step: &Step) {
+    fn find_jump(&mut self, step: &UnitStep) {
         self.asm.load(4, TEMP, Rm::Reg(ADDR));
         let mask = i32::try_from(JUMPS - 1).unwrap_or(0);
         self.asm.alu_imm(4, 4, Rm::Reg(TEMP), mask);
         // SHL R11D, 5
         self.asm.bytes(&[0x41, 0xc1, 0xe3, JUMP_SHIFT]);
-        self.asm
-            .alu(7, 8, Rm::Offset(TEMP, self.jumps()), ADDR);
+        self.asm.alu(7, 8, Rm::Offset(TEMP, self.jumps()), ADDR);
         let from = self.asm.jump(&jcc(NOT_EQUAL));
         let point = self.instruction(step.block, step.index, None);
         let exit = self.exit(point);
@@ -147,8 +146,8 @@ impl Emitter<'_> {
 
     /// Records an indirect branch, and enters the jump cache's entry at the offset in R11. The target
     /// is in R10.
-    fn enter_found(&mut self, step: &Step, kind: BranchKind) {
-        if self.source.recording.is_some() {
+    fn enter_found(&mut self, step: &UnitStep, kind: BranchKind) {
+        if self.source.branch_format.is_some() {
             let saved = self.context(SAVED_ENTRY);
             self.asm.store(8, saved, TEMP);
             self.record(step.insn.ip(), None, kind, 0);
@@ -163,8 +162,8 @@ impl Emitter<'_> {
         }
         let entry = |field: usize| Rm::Offset(TEMP, self.jumps() + field as u64);
         let (charge, code) = (
-            entry(offset_of!(Jump, charge)),
-            entry(offset_of!(Jump, entry)),
+            entry(offset_of!(JumpEntry, charge)),
+            entry(offset_of!(JumpEntry, entry)),
         );
         self.asm.load(8, ADDR, charge);
         let budget = self.context(BUDGET);
@@ -179,14 +178,14 @@ impl Emitter<'_> {
         self.asm.encode(&[0xff], 4, 4, code, 0);
     }
 
-    pub(super) fn jump_indirect(&mut self, step: &Step) -> Result<(), Retry> {
+    pub(super) fn jump_indirect(&mut self, step: &UnitStep) -> Result<(), Retry> {
         self.indirect_target(step)?;
         self.find_jump(step);
         self.enter_found(step, BranchKind::IndirectJump);
         Ok(())
     }
 
-    pub(super) fn call_indirect(&mut self, step: &Step) -> Result<(), Retry> {
+    pub(super) fn call_indirect(&mut self, step: &UnitStep) -> Result<(), Retry> {
         self.indirect_target(step)?;
         self.find_jump(step);
         let (saved, rip) = (self.context(SAVED_ENTRY), self.context(RIP));
@@ -199,7 +198,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    pub(super) fn return_near(&mut self, step: &Step) -> Result<(), Retry> {
+    pub(super) fn return_near(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let extra = match step.insn.op_count() {
             0 => 0,
             _ => i32::from(step.insn.immediate16()),
@@ -218,7 +217,7 @@ impl Emitter<'_> {
         let Some((from, kind)) = edge.branch else {
             return;
         };
-        if self.source.recording.is_none() {
+        if self.source.branch_format.is_none() {
             return;
         }
         self.record(from, Some(edge.target_rip), kind, edge.rest);
@@ -239,7 +238,7 @@ impl Emitter<'_> {
     /// Adds a branch to the buffer; without a constant target, that is in R10. Compares the buffer's
     /// next entry with the one at which branches must be handled.
     fn record(&mut self, from: u64, to: Option<u64>, kind: BranchKind, rest: u32) {
-        let Some(recording) = self.source.recording else {
+        let Some(branch_format) = self.source.branch_format else {
             return;
         };
         let (next, due) = (self.context(NEXT), self.context(DUE));
@@ -257,7 +256,7 @@ impl Emitter<'_> {
             self.asm.alu_imm(5, 4, Rm::Reg(ADDR), rest);
         }
         self.asm.store(4, Rm::At(TEMP, 16), ADDR);
-        let word = recording.words[kind as usize];
+        let word = branch_format.words[kind as usize];
         self.asm.store_imm(4, Rm::At(TEMP, 20), word.cast_signed());
         self.asm.alu_imm(0, 8, Rm::Reg(TEMP), BRANCH_BYTES);
         self.asm.store(8, next, TEMP);
@@ -336,9 +335,9 @@ impl Emitter<'_> {
         let offset = (rip & (JUMPS as u64 - 1)) << JUMP_SHIFT;
         let entry = |field: usize| Rm::Fixed(self.jumps() + offset + field as u64);
         let (tag, charge, code) = (
-            entry(offset_of!(Jump, tag)),
-            entry(offset_of!(Jump, charge)),
-            entry(offset_of!(Jump, entry)),
+            entry(offset_of!(JumpEntry, tag)),
+            entry(offset_of!(JumpEntry, charge)),
+            entry(offset_of!(JumpEntry, entry)),
         );
         self.asm.constant(ADDR, rip);
         self.asm.alu(7, 8, tag, ADDR);
@@ -373,8 +372,7 @@ impl Emitter<'_> {
 
     /// Leaves for the RIP of the jump cache's entry at the offset in R11.
     fn leave_to_entry(&mut self, exit: u32) {
-        self.asm
-            .load(8, ADDR, Rm::Offset(TEMP, self.jumps()));
+        self.asm.load(8, ADDR, Rm::Offset(TEMP, self.jumps()));
         let rip = self.context(RIP);
         self.asm.store(8, rip, ADDR);
         self.leave(exit);

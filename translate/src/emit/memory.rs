@@ -1,9 +1,9 @@
 //! Addresses, their host addresses, and the stack.
 
 use super::{Emitter, Late, Retry, named};
+use crate::analysis::UnitStep;
 use crate::asm::{ADDR, Host, Rm, TEMP, jcc};
 use crate::layout::{Context, TlbArrays};
-use crate::plan::Step;
 use iced_x86::{Code, Instruction, MemoryOperand, OpKind, Register};
 use std::mem::offset_of;
 
@@ -30,7 +30,7 @@ impl Emitter<'_> {
     fn host_operand(&mut self, i: &Instruction) -> MemoryOperand {
         let mut part = |register: Register, scratch: Host| match register {
             Register::None => Register::None,
-            r => match self.place(r) {
+            r => match self.home(r) {
                 Rm::Reg(host) => named(host, 8),
                 spilled => {
                     self.asm.load(8, scratch, spilled);
@@ -49,7 +49,15 @@ impl Emitter<'_> {
             _ => 8,
         };
         let scale = i.memory_index_scale();
-        MemoryOperand::new(base, index, scale, displacement, size, false, Register::None)
+        MemoryOperand::new(
+            base,
+            index,
+            scale,
+            displacement,
+            size,
+            false,
+            Register::None,
+        )
     }
 
     /// The linear address of the memory operand, in R10; R11 is lost. The flags are kept, unless
@@ -59,7 +67,7 @@ impl Emitter<'_> {
         if base == Register::RIP || (base, index) == (Register::None, Register::None) {
             self.asm.constant(ADDR, i.memory_displacement64());
         } else {
-            match self.place(base) {
+            match self.home(base) {
                 Rm::Reg(host)
                     if base != Register::None
                         && index == Register::None
@@ -89,21 +97,31 @@ impl Emitter<'_> {
     }
 
     /// LEA: the flags are kept.
-    pub(super) fn lea(&mut self, step: &Step) -> Result<(), Retry> {
+    pub(super) fn lea(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let i = &step.insn;
         let size = i.op0_register().size();
-        let target = self.place(i.op0_register());
+        let target = self.home(i.op0_register());
         let to = match target {
             Rm::Reg(host) => host,
             _ => TEMP,
         };
-        if i.memory_base() == Register::RIP || i.memory_index() == Register::None && i.memory_base() == Register::None {
+        if i.memory_base() == Register::RIP
+            || i.memory_index() == Register::None && i.memory_base() == Register::None
+        {
             let value = i.memory_displacement64();
-            let value = if size == 4 { value & 0xffff_ffff } else { value };
+            let value = if size == 4 {
+                value & 0xffff_ffff
+            } else {
+                value
+            };
             self.asm.constant(to, value);
         } else {
             let operand = self.host_operand(i);
-            let code = if size == 4 { Code::Lea_r32_m } else { Code::Lea_r64_m };
+            let code = if size == 4 {
+                Code::Lea_r32_m
+            } else {
+                Code::Lea_r64_m
+            };
             match Instruction::with2(code, named(to, size), operand) {
                 Ok(lea) => self.encode(&lea)?,
                 Err(_) => return self.cannot(),
@@ -118,7 +136,7 @@ impl Emitter<'_> {
     /// Makes R10, a linear address, the host address of `size` bytes there. R11 and the flags are
     /// lost.
     pub(super) fn find(&mut self, size: u8, write: bool) {
-        let step = &self.plan.steps[self.at];
+        let step = &self.analysis.steps[self.at];
         let point = self.instruction(step.block, step.index, Some((size, write)));
         let exit = self.exit(point);
         let (tags, hosts) = if write {
@@ -138,8 +156,7 @@ impl Emitter<'_> {
             self.asm.bytes(&[0xc4, 0x43, 0xfb, 0xf0, 0xda, 0x0c]);
         } else {
             // MOV R11, R10; SHR R11D, 12
-            self.asm
-                .bytes(&[0x4d, 0x89, 0xd3, 0x41, 0xc1, 0xeb, 0x0c]);
+            self.asm.bytes(&[0x4d, 0x89, 0xd3, 0x41, 0xc1, 0xeb, 0x0c]);
         }
         // MOVZX R11D, R11B
         self.asm.bytes(&[0x45, 0x0f, 0xb6, 0xdb]);
@@ -168,7 +185,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    pub(super) fn push(&mut self, step: &Step) -> Result<(), Retry> {
+    pub(super) fn push(&mut self, step: &UnitStep) -> Result<(), Retry> {
         self.asm.lea(ADDR, STACK, -8);
         self.find(8, true);
         let i = &step.insn;
@@ -188,7 +205,7 @@ impl Emitter<'_> {
 
     /// A 64-bit register, in R11 if it is in memory.
     fn value(&mut self, register: Register) -> Host {
-        match self.place(register) {
+        match self.home(register) {
             Rm::Reg(host) => host,
             spilled => {
                 self.asm.load(8, TEMP, spilled);
@@ -197,14 +214,14 @@ impl Emitter<'_> {
         }
     }
 
-    pub(super) fn pop(&mut self, step: &Step) -> Result<(), Retry> {
+    pub(super) fn pop(&mut self, step: &UnitStep) -> Result<(), Retry> {
         if step.insn.op0_kind() != OpKind::Register {
             return self.cannot();
         }
         self.asm.load(8, ADDR, Rm::Reg(STACK));
         self.find(8, false);
         self.asm.lea(STACK, STACK, 8);
-        match self.place(step.insn.op0_register()) {
+        match self.home(step.insn.op0_register()) {
             Rm::Reg(host) => self.asm.load(8, host, Rm::At(ADDR, 0)),
             spilled => {
                 self.asm.load(8, TEMP, Rm::At(ADDR, 0));

@@ -11,9 +11,9 @@ mod flow;
 mod memory;
 mod same;
 
-use crate::asm::{Asm, CALL, Host, JMP, Jump32, Rm, TEMP};
+use crate::analysis::{BranchKind, GuestBlock, StepKind, UnitAnalysis, UnitSource, UnitStep};
+use crate::asm::{Assembler, CALL, Host, JMP, Jump32, Rm, TEMP};
 use crate::layout::{Context, jumps_offset, run_offset, tlb_offset};
-use crate::plan::{BranchKind, GuestBlock, Kind, Plan, Step, UnitSource};
 use iced_x86::{Encoder, Register};
 use std::mem::offset_of;
 
@@ -82,16 +82,33 @@ pub(crate) enum Retry {
 #[derive(Debug)]
 enum Late {
     /// The TLB does not have an address.
-    Find { from: Jump32, back: usize, exit: u32, tags: u64 },
+    Find {
+        from: Jump32,
+        back: usize,
+        exit: u32,
+        tags: u64,
+    },
     /// An exit; before it, the flags are stored that edges before this step store.
-    Leave { from: Jump32, exit: u32, stores: Option<usize> },
+    Leave {
+        from: Jump32,
+        exit: u32,
+        stores: Option<usize>,
+    },
     /// Where an edge leads that is not linked.
-    Unlinked { from: Jump32, exit: u32, edge: usize },
+    Unlinked {
+        from: Jump32,
+        exit: u32,
+        edge: usize,
+    },
     /// An edge.
     Edge { from: Jump32, edge: Edge },
     /// The target of a jump charges too much: gives that back. Without an offset of the jump cache's
     /// entry, it is in R11.
-    JumpBudget { from: Jump32, exit: u32, entry: Option<u64> },
+    JumpBudget {
+        from: Jump32,
+        exit: u32,
+        entry: Option<u64>,
+    },
     /// The branch buffer is full behind an indirect branch.
     BranchesIndirect { from: Jump32, exit: u32 },
 }
@@ -127,9 +144,9 @@ pub(crate) struct FirstNumbers {
 
 /// Makes the code of a unit.
 pub(crate) struct Emitter<'a> {
-    asm: Asm,
+    asm: Assembler,
     source: &'a UnitSource,
-    plan: &'a Plan,
+    analysis: &'a UnitAnalysis,
     addresses: Addresses,
     /// Steps whose flags are saved for later.
     saves: &'a [usize],
@@ -149,16 +166,16 @@ pub(crate) struct Emitter<'a> {
 impl<'a> Emitter<'a> {
     pub(crate) fn new(
         source: &'a UnitSource,
-        plan: &'a Plan,
+        analysis: &'a UnitAnalysis,
         addresses: Addresses,
         base: u64,
         first: FirstNumbers,
         saves: &'a [usize],
     ) -> Self {
         Self {
-            asm: Asm::at(base),
+            asm: Assembler::at(base),
             source,
-            plan,
+            analysis,
             addresses,
             saves,
             first,
@@ -177,8 +194,8 @@ impl<'a> Emitter<'a> {
         self.count_run(0);
         let entry = self.asm.pos();
         let mut block = 0;
-        for at in 0..self.plan.steps.len() {
-            let step = self.plan.steps[at];
+        for at in 0..self.analysis.steps.len() {
+            let step = self.analysis.steps[at];
             if step.block != block {
                 block = step.block;
                 self.count_run(block);
@@ -186,7 +203,7 @@ impl<'a> Emitter<'a> {
             self.at = at;
             self.step(&step)?;
         }
-        self.at = self.plan.steps.len();
+        self.at = self.analysis.steps.len();
         self.end();
         while let Some(late) = self.late.pop() {
             self.late(late);
@@ -196,33 +213,33 @@ impl<'a> Emitter<'a> {
             entry,
             exits: self.exits,
             edges: self.edges,
-            sees_flags: self.plan.sees_flags,
+            sees_flags: self.analysis.sees_flags,
         })
     }
 
-    fn step(&mut self, step: &Step) -> Result<(), Retry> {
+    fn step(&mut self, step: &UnitStep) -> Result<(), Retry> {
         match step.kind {
-            Kind::Skip => return Ok(()),
-            Kind::Same => self.same(step)?,
-            Kind::Lea => self.lea(step)?,
-            Kind::Alu(n) => self.arithmetic(step, n)?,
-            Kind::Test => self.test(step)?,
-            Kind::Rotate => self.rotate(step)?,
-            Kind::Step { .. }
-            | Kind::Neg
-            | Kind::Shift(..)
-            | Kind::Product
-            | Kind::Bit
-            | Kind::Count => self.producer(step)?,
-            Kind::Push => self.push(step)?,
-            Kind::Pop => self.pop(step)?,
-            Kind::Leave => self.leave_frame(),
-            Kind::Jcc(condition) => self.jcc(step, condition)?,
-            Kind::Jump => self.jump(step),
-            Kind::JumpIndirect => self.jump_indirect(step)?,
-            Kind::Call => self.call(step)?,
-            Kind::CallIndirect => self.call_indirect(step)?,
-            Kind::Return => self.return_near(step)?,
+            StepKind::Skip => return Ok(()),
+            StepKind::Same => self.same(step)?,
+            StepKind::Lea => self.lea(step)?,
+            StepKind::Alu(n) => self.arithmetic(step, n)?,
+            StepKind::Test => self.test(step)?,
+            StepKind::Rotate => self.rotate(step)?,
+            StepKind::Step { .. }
+            | StepKind::Neg
+            | StepKind::Shift(..)
+            | StepKind::Product
+            | StepKind::Bit
+            | StepKind::Count => self.producer(step)?,
+            StepKind::Push => self.push(step)?,
+            StepKind::Pop => self.pop(step)?,
+            StepKind::Leave => self.leave_frame(),
+            StepKind::Jcc(condition) => self.jcc(step, condition)?,
+            StepKind::Jump => self.jump(step),
+            StepKind::JumpIndirect => self.jump_indirect(step)?,
+            StepKind::Call => self.call(step)?,
+            StepKind::CallIndirect => self.call_indirect(step)?,
+            StepKind::Return => self.return_near(step)?,
         }
         if step.flags.changed != 0 {
             // Flags that it keeps under a condition are valid if they were.
@@ -234,22 +251,22 @@ impl<'a> Emitter<'a> {
 
     /// What follows the last instruction, where that does not branch.
     fn end(&mut self) {
-        if let Some((block, index)) = self.plan.stop {
+        if let Some((block, index)) = self.analysis.stop {
             let exit = self.exit(self.instruction(block, index, None));
             self.leave(exit);
             return;
         }
-        let Some(last) = self.plan.steps.last() else {
+        let Some(last) = self.analysis.steps.last() else {
             return;
         };
         if matches!(
             last.kind,
-            Kind::Jcc(_)
-                | Kind::Jump
-                | Kind::JumpIndirect
-                | Kind::Call
-                | Kind::CallIndirect
-                | Kind::Return
+            StepKind::Jcc(_)
+                | StepKind::Jump
+                | StepKind::JumpIndirect
+                | StepKind::Call
+                | StepKind::CallIndirect
+                | StepKind::Return
         ) {
             return;
         }
@@ -257,7 +274,7 @@ impl<'a> Emitter<'a> {
             target_rip: self.source.blocks[last.block].end(),
             rest: 0,
             branch: None,
-            before: self.plan.steps.len(),
+            before: self.analysis.steps.len(),
         });
     }
 
@@ -312,7 +329,7 @@ impl<'a> Emitter<'a> {
 
     /// Counts that a block of the unit is entered.
     fn count_run(&mut self, block: usize) {
-        let slot = self.source.blocks[block].run_slot;
+        let slot = self.source.blocks[block].run_counter;
         let counter = Rm::Fixed(self.addresses.data + run_offset(slot) as u64);
         self.asm.encode(&[0xff], 8, 0, counter, 0);
         self.valid = 0;
@@ -336,7 +353,7 @@ impl<'a> Emitter<'a> {
 
     /// Instructions that the unit charged for blocks after one.
     fn rest(&self, block: usize) -> u32 {
-        let blocks = &self.source.blocks[..self.plan.blocks];
+        let blocks = &self.source.blocks[..self.analysis.blocks];
         let after = blocks.get(block + 1..).unwrap_or_default();
         after.iter().map(GuestBlock::count).sum()
     }
@@ -355,7 +372,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// Where a general register of the guest is.
-    fn place(&self, register: Register) -> Rm {
+    fn home(&self, register: Register) -> Rm {
         match register.full_register().number() {
             4 => Rm::Reg(Host(15)),
             15 => Rm::Reg(Host(9)),

@@ -1,8 +1,8 @@
 //! Instructions that are executed as they are, in the host's registers and on the host's address.
 
 use super::{Emitter, Retry, named};
+use crate::analysis::{FlagVisibility, UnitStep, accesses_memory};
 use crate::asm::{ADDR, Host, Rm, TEMP};
-use crate::plan::{Seen, Step, accesses_memory};
 use iced_x86::{Instruction, Mnemonic as M, OpKind, Register};
 
 /// Makes the memory operand the one at R10.
@@ -22,7 +22,7 @@ fn writes_memory(i: &Instruction) -> bool {
 
 impl Emitter<'_> {
     /// The instruction, whose flags nobody sees, or which sets none.
-    pub(super) fn same(&mut self, step: &Step) -> Result<(), Retry> {
+    pub(super) fn same(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let mut i = step.insn;
         let memory = accesses_memory(&i);
         if memory {
@@ -34,8 +34,8 @@ impl Emitter<'_> {
     }
 
     /// A rotation, which can be translated if nobody sees its flags.
-    pub(super) fn rotate(&mut self, step: &Step) -> Result<(), Retry> {
-        if step.seen == Seen::No {
+    pub(super) fn rotate(&mut self, step: &UnitStep) -> Result<(), Retry> {
+        if step.visibility == FlagVisibility::No {
             self.same(step)
         } else {
             self.cannot()
@@ -45,11 +45,13 @@ impl Emitter<'_> {
     /// An instruction in the host's registers. With `memory`, R10 is in use.
     pub(super) fn run(
         &mut self,
-        step: &Step,
+        step: &UnitStep,
         mut i: Instruction,
         memory: bool,
     ) -> Result<(), Retry> {
-        let mut free = [Some(TEMP), (!memory).then_some(ADDR)].into_iter().flatten();
+        let mut free = [Some(TEMP), (!memory).then_some(ADDR)]
+            .into_iter()
+            .flatten();
         let mut loaded: Vec<(Register, Host)> = Vec::new();
         for n in 0..i.op_count() {
             // The value of a memory operand may have been loaded into R11 already.
@@ -58,7 +60,7 @@ impl Emitter<'_> {
             }
             let register = i.op_register(n);
             let full = register.full_register();
-            let host = match self.place(register) {
+            let host = match self.home(register) {
                 Rm::Reg(host) => host,
                 spilled => match loaded.iter().find(|(r, _)| *r == full) {
                     Some((_, host)) => *host,
@@ -77,8 +79,8 @@ impl Emitter<'_> {
         self.encode(&i)?;
         for (register, host) in loaded {
             if step.writes >> (register.number() & 15) & 1 != 0 {
-                let place = self.place(register);
-                self.asm.store(8, place, host);
+                let home = self.home(register);
+                self.asm.store(8, home, host);
             }
         }
         Ok(())

@@ -24,5 +24,6 @@ pub mod run_control;
 pub mod stats;
 mod thread;
 mod trace_events;
+pub mod translation;
 
 pub use thread::MachineVcpu;

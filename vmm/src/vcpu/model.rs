@@ -22,6 +22,7 @@ use crate::vcpu::hex_bytes::HexBytes;
 use crate::vcpu::pmu_totals::PmuTotals;
 use crate::vcpu::recorder::{RecordedKind, Recorder};
 use crate::vcpu::stats::ExitCounts;
+use crate::vcpu::translation::TranslationPolicy;
 
 /// The models of one vCPU, and the board of its machine. The plain register state is with the engine.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub struct VcpuModel {
     pub recorded_from_start: bool,
     /// Traces the events of this vCPU, for `hindsight trace`.
     pub tracer: Option<Box<VcpuTracer>>,
+    /// When the interpreter translates code.
+    pub translation: TranslationPolicy,
     /// What a debugger requires of this vCPU.
     pub debug: DebugRequests,
     /// The number of exits of each kind.
@@ -64,6 +67,7 @@ impl VcpuModel {
             history: None,
             recorded_from_start: false,
             tracer: None,
+            translation: TranslationPolicy::default(),
             debug: DebugRequests::default(),
             exits: ExitCounts::default(),
             pmu_totals: PmuTotals::default(),

@@ -15,6 +15,7 @@ use crate::machine::{MachineConfig, PreparedMachine};
 use crate::platform::Sinks;
 use crate::vcpu::engine::Engine;
 use crate::vcpu::engine::policy::EngineChoice;
+use crate::vcpu::translation::TranslationPolicy;
 
 /// Loads the image into the memory of a machine that starts in `engine`.
 pub(super) fn prepare(
@@ -33,6 +34,10 @@ pub(super) fn prepare(
     let devices = devices::open(config)?;
     let prepared = PreparedMachine::with_devices(&machine, &files.load_request(), devices)
         .with_context(|| files.image_path().display().to_string())?
+        .with_translation(TranslationPolicy {
+            after: options.translate.0,
+            memory: options.translate_memory.0.0,
+        })
         .with_uarch(options.models == ModelsArg::On);
     Ok(match config.deterministic_seed() {
         Some(seed) => prepared.deterministic(seed),

@@ -11,7 +11,7 @@ pub(crate) const ARITHMETIC: u32 = 0x8d5;
 
 /// How an instruction uses the arithmetic flags, as bits of RFLAGS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FlagUse {
+pub struct FlagEffects {
     /// Flags that it depends on.
     pub read: u32,
     /// Flags that it always overwrites.
@@ -28,7 +28,7 @@ pub struct GuestInstruction {
     /// The decoded instruction, at its linear address.
     pub insn: Instruction,
     /// How it uses the flags.
-    pub flags: FlagUse,
+    pub flags: FlagEffects,
     /// It must be executed by the caller.
     pub foreign: bool,
     /// The caller executes it together with the one before it.
@@ -53,8 +53,8 @@ pub struct GuestBlock {
     pub insns: Vec<GuestInstruction>,
     /// Where the next block of the unit is.
     pub follow: Follow,
-    /// Number of the counter of its runs: [`crate::Translator::run_slot`].
-    pub run_slot: u32,
+    /// Number of the counter of its runs: [`crate::Translator::run_counter`].
+    pub run_counter: u32,
 }
 
 impl GuestBlock {
@@ -71,7 +71,7 @@ impl GuestBlock {
 
 /// How taken branches are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BranchRecording {
+pub struct BranchFormat {
     /// The last four bytes of the records, by [`BranchKind`].
     pub words: [u32; 7],
 }
@@ -106,12 +106,12 @@ pub struct UnitSource {
     /// The rights of its accesses.
     pub rights: Rights,
     /// How taken branches are recorded, if they are.
-    pub recording: Option<BranchRecording>,
+    pub branch_format: Option<BranchFormat>,
 }
 
 /// Who sees the flags that an instruction sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum FlagVisibility {
     /// Nobody, but for instructions that read them.
     No,
     /// What follows one of the unit's branches.
@@ -122,7 +122,7 @@ pub(crate) enum Seen {
 
 /// What an instruction is for the translator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum StepKind {
     /// Nothing has to be done.
     Skip,
     /// The same instruction, with other registers and the host's address.
@@ -153,40 +153,40 @@ pub(crate) enum Kind {
     Return,
 }
 
-/// An instruction of the plan.
+/// An instruction of the analysis.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
+pub(crate) struct UnitStep {
     /// Index of its block in the unit, and its own in the block.
     pub(crate) block: usize,
     pub(crate) index: usize,
     pub(crate) insn: Instruction,
-    pub(crate) flags: FlagUse,
-    pub(crate) kind: Kind,
+    pub(crate) flags: FlagEffects,
+    pub(crate) kind: StepKind,
     /// Code may be left before it.
     pub(crate) exits: bool,
     /// General registers that it writes, a bit each.
     pub(crate) writes: u16,
-    pub(crate) seen: Seen,
+    pub(crate) visibility: FlagVisibility,
 }
 
 /// The instructions of a unit that can be translated.
 #[derive(Debug)]
-pub(crate) struct Plan {
-    pub(crate) steps: Vec<Step>,
+pub(crate) struct UnitAnalysis {
+    pub(crate) steps: Vec<UnitStep>,
     /// The instruction before which the unit ends, because it must be executed by the caller: block
     /// and index.
     pub(crate) stop: Option<(usize, usize)>,
     /// Blocks of the unit that it contains.
     pub(crate) blocks: usize,
-    /// Whether the flags that come in are seen.
+    /// Whether the flags that come in are visibility.
     pub(crate) sees_flags: bool,
 }
 
-impl Plan {
-    /// The plan of a unit, which ends before its step `end` at the latest.
+impl UnitAnalysis {
+    /// The analysis of a unit, which ends before its step `end` at the latest.
     pub(crate) fn new(source: &UnitSource, end: usize) -> Self {
         let mut factory = InstructionInfoFactory::new();
-        let mut steps: Vec<Step> = Vec::new();
+        let mut steps: Vec<UnitStep> = Vec::new();
         let mut stop = None;
         'all: for (block, guest) in source.blocks.iter().enumerate() {
             let start = if block == 0 { source.start } else { 0 };
@@ -196,7 +196,7 @@ impl Plan {
                     stop = Some((block, index));
                     break 'all;
                 };
-                steps.push(Step {
+                steps.push(UnitStep {
                     block,
                     index,
                     insn: i.insn,
@@ -204,7 +204,7 @@ impl Plan {
                     kind,
                     exits: exits(&i.insn, kind),
                     writes: written(&mut factory, &i.insn),
-                    seen: Seen::AtExits,
+                    visibility: FlagVisibility::AtExits,
                 });
             }
         }
@@ -220,41 +220,42 @@ impl Plan {
             blocks = block;
             stop = None;
         }
-        let mut plan = Self {
+        let mut analysis = Self {
             steps,
             stop,
             blocks,
             sees_flags: true,
         };
-        for at in 0..plan.steps.len() {
-            plan.steps[at].seen = plan.seen_from(at + 1);
+        for at in 0..analysis.steps.len() {
+            analysis.steps[at].visibility = analysis.visibility_from(at + 1);
         }
-        plan.sees_flags = plan.seen_from(0) != Seen::No || plan.reads_incoming_flags();
-        plan
+        analysis.sees_flags =
+            analysis.visibility_from(0) != FlagVisibility::No || analysis.reads_incoming_flags();
+        analysis
     }
 
     /// Who sees flags that are set before a step.
-    fn seen_from(&self, from: usize) -> Seen {
-        let mut seen = Seen::No;
+    fn visibility_from(&self, from: usize) -> FlagVisibility {
+        let mut visibility = FlagVisibility::No;
         for step in &self.steps[from..] {
             if step.exits {
-                return Seen::AtExits;
+                return FlagVisibility::AtExits;
             }
             if step.flags.written & ARITHMETIC == ARITHMETIC {
-                return seen;
+                return visibility;
             }
-            if matches!(step.kind, Kind::Jcc(_)) {
-                seen = Seen::AtEdges;
+            if matches!(step.kind, StepKind::Jcc(_)) {
+                visibility = FlagVisibility::AtEdges;
             }
         }
         if self.stop.is_some() {
-            return Seen::AtExits;
+            return FlagVisibility::AtExits;
         }
         match self.steps.last().map(|s| s.kind) {
-            Some(Kind::Return | Kind::JumpIndirect | Kind::CallIndirect | Kind::Call) => {
-                Seen::AtExits
-            }
-            _ => Seen::AtEdges,
+            Some(
+                StepKind::Return | StepKind::JumpIndirect | StepKind::CallIndirect | StepKind::Call,
+            ) => FlagVisibility::AtExits,
+            _ => FlagVisibility::AtEdges,
         }
     }
 
@@ -303,10 +304,15 @@ fn has_memory(i: &Instruction) -> bool {
     (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory)
 }
 
-fn exits(i: &Instruction, kind: Kind) -> bool {
+fn exits(i: &Instruction, kind: StepKind) -> bool {
     match kind {
-        Kind::Skip | Kind::Lea => false,
-        Kind::Push | Kind::Pop | Kind::Leave | Kind::Call | Kind::CallIndirect | Kind::Return => true,
+        StepKind::Skip | StepKind::Lea => false,
+        StepKind::Push
+        | StepKind::Pop
+        | StepKind::Leave
+        | StepKind::Call
+        | StepKind::CallIndirect
+        | StepKind::Return => true,
         _ => accesses_memory(i),
     }
 }
@@ -354,48 +360,52 @@ fn is_offset_form(code: Code) -> bool {
 }
 
 /// The kind of an instruction that is translated.
-fn kind(i: &Instruction) -> Option<Kind> {
+fn kind(i: &Instruction) -> Option<StepKind> {
     match i.mnemonic() {
-        M::Nop | M::Reservednop | M::Pause | M::Endbr32 | M::Endbr64 => return Some(Kind::Skip),
-        M::Prefetchnta | M::Prefetcht0 | M::Prefetcht1 | M::Prefetcht2 | M::Prefetchw => {
-            return Some(Kind::Skip);
+        M::Nop | M::Reservednop | M::Pause | M::Endbr32 | M::Endbr64 => {
+            return Some(StepKind::Skip);
         }
-        M::Cbw | M::Cwde | M::Cdqe | M::Cwd | M::Cdq | M::Cqo => return Some(Kind::Same),
+        M::Prefetchnta | M::Prefetcht0 | M::Prefetcht1 | M::Prefetcht2 | M::Prefetchw => {
+            return Some(StepKind::Skip);
+        }
+        M::Cbw | M::Cwde | M::Cdqe | M::Cwd | M::Cdq | M::Cqo => return Some(StepKind::Same),
         _ => {}
     }
     if let Some(kind) = branch_kind(i) {
         return Some(kind);
     }
     if i.code() == Code::Leaveq {
-        return Some(Kind::Leave);
+        return Some(StepKind::Leave);
     }
     if !is_plain(i) {
         return None;
     }
     let memory = has_memory(i);
     Some(match i.mnemonic() {
-        M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Not => Kind::Same,
-        M::Bswap if i.op0_register().size() > 2 => Kind::Same,
-        M::Xchg if !memory => Kind::Same,
-        M::Rorx | M::Shlx | M::Shrx | M::Sarx => Kind::Same,
-        M::Lea if i.op0_register().size() > 2 => Kind::Lea,
-        M::Push if i.stack_pointer_increment() == -8 && !memory => Kind::Push,
-        M::Pop if i.stack_pointer_increment() == 8 && !memory => Kind::Pop,
-        M::Inc => Kind::Step { decrement: false },
-        M::Dec => Kind::Step { decrement: true },
-        M::Neg => Kind::Neg,
-        M::Test => Kind::Test,
-        M::Bt if i.op1_kind() != OpKind::Register || !memory => Kind::Bit,
-        M::Bts | M::Btr | M::Btc if !memory => Kind::Bit,
-        M::Tzcnt | M::Lzcnt | M::Popcnt => Kind::Count,
-        M::Mul | M::Imul => Kind::Product,
-        _ if i.condition_code() != ConditionCode::None && !i.is_jcc_short_or_near() => Kind::Same,
+        M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Not => StepKind::Same,
+        M::Bswap if i.op0_register().size() > 2 => StepKind::Same,
+        M::Xchg if !memory => StepKind::Same,
+        M::Rorx | M::Shlx | M::Shrx | M::Sarx => StepKind::Same,
+        M::Lea if i.op0_register().size() > 2 => StepKind::Lea,
+        M::Push if i.stack_pointer_increment() == -8 && !memory => StepKind::Push,
+        M::Pop if i.stack_pointer_increment() == 8 && !memory => StepKind::Pop,
+        M::Inc => StepKind::Step { decrement: false },
+        M::Dec => StepKind::Step { decrement: true },
+        M::Neg => StepKind::Neg,
+        M::Test => StepKind::Test,
+        M::Bt if i.op1_kind() != OpKind::Register || !memory => StepKind::Bit,
+        M::Bts | M::Btr | M::Btc if !memory => StepKind::Bit,
+        M::Tzcnt | M::Lzcnt | M::Popcnt => StepKind::Count,
+        M::Mul | M::Imul => StepKind::Product,
+        _ if i.condition_code() != ConditionCode::None && !i.is_jcc_short_or_near() => {
+            StepKind::Same
+        }
         _ => return alu_kind(i).or_else(|| shift_kind(i)),
     })
 }
 
-fn alu_kind(i: &Instruction) -> Option<Kind> {
-    Some(Kind::Alu(match i.mnemonic() {
+fn alu_kind(i: &Instruction) -> Option<StepKind> {
+    Some(StepKind::Alu(match i.mnemonic() {
         M::Add => 0,
         M::Or => 1,
         M::Adc => 2,
@@ -408,7 +418,7 @@ fn alu_kind(i: &Instruction) -> Option<Kind> {
     }))
 }
 
-fn shift_kind(i: &Instruction) -> Option<Kind> {
+fn shift_kind(i: &Instruction) -> Option<StepKind> {
     let by_cl = i.op1_kind() == OpKind::Register;
     let wide = match i.op0_kind() {
         OpKind::Register => i.op0_register().size() == 8,
@@ -422,17 +432,17 @@ fn shift_kind(i: &Instruction) -> Option<Kind> {
         return None;
     }
     Some(match i.mnemonic() {
-        M::Shl | M::Sal => Kind::Shift(4, count),
-        M::Shr => Kind::Shift(5, count),
-        M::Sar => Kind::Shift(7, count),
-        M::Rol | M::Ror => Kind::Rotate,
+        M::Shl | M::Sal => StepKind::Shift(4, count),
+        M::Shr => StepKind::Shift(5, count),
+        M::Sar => StepKind::Shift(7, count),
+        M::Rol | M::Ror => StepKind::Rotate,
         _ => return None,
     })
 }
 
-fn branch_kind(i: &Instruction) -> Option<Kind> {
+fn branch_kind(i: &Instruction) -> Option<StepKind> {
     if i.is_jcc_short_or_near() && i.op0_kind() == OpKind::NearBranch64 {
-        return Some(Kind::Jcc(condition(i.condition_code())));
+        return Some(StepKind::Jcc(condition(i.condition_code())));
     }
     let indirect = match i.op0_kind() {
         OpKind::Register => i.op0_register().is_gpr64(),
@@ -440,11 +450,11 @@ fn branch_kind(i: &Instruction) -> Option<Kind> {
         _ => false,
     };
     Some(match i.code() {
-        Code::Jmp_rel8_64 | Code::Jmp_rel32_64 => Kind::Jump,
-        Code::Call_rel32_64 => Kind::Call,
-        Code::Retnq | Code::Retnq_imm16 => Kind::Return,
-        Code::Jmp_rm64 if indirect => Kind::JumpIndirect,
-        Code::Call_rm64 if indirect => Kind::CallIndirect,
+        Code::Jmp_rel8_64 | Code::Jmp_rel32_64 => StepKind::Jump,
+        Code::Call_rel32_64 => StepKind::Call,
+        Code::Retnq | Code::Retnq_imm16 => StepKind::Return,
+        Code::Jmp_rm64 if indirect => StepKind::JumpIndirect,
+        Code::Call_rm64 if indirect => StepKind::CallIndirect,
         _ => return None,
     })
 }
