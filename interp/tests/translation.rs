@@ -94,6 +94,10 @@ impl Program {
     }
 
     fn memory(&mut self) -> MemoryOperand {
+        if self.random.chance(300) {
+            // Most often not canonical, or beyond what is mapped: the program ends there.
+            return MemoryOperand::with_base_index(self.base, self.register(8));
+        }
         let displacement = match self.random.below(12) {
             0 => 0xffc,
             1 => 0x1fff,
@@ -523,4 +527,28 @@ fn random_programs_do_the_same_in_both_tiers() {
         translated > all / 2,
         "{translated} of {all} instructions were translated"
     );
+}
+
+#[test]
+fn address_that_is_not_canonical_faults_in_translated_code() {
+    // mov rax, [rbx]; dec rcx; cmp rcx, 20; cmove rbx, rdx; test rcx, rcx; jne; hlt
+    let code = [
+        0x48, 0x8b, 0x03, 0x48, 0xff, 0xc9, 0x48, 0x83, 0xf9, 20, 0x48, 0x0f, 0x44, 0xda, 0x48,
+        0x85, 0xc9, 0x75, 0xed, 0xf4,
+    ];
+    for bit in 47..64 {
+        for page in 0..256 {
+            let mut state = CpuState::long_mode(0x1000, CODE, STACK);
+            state.gpr[3] = DATA;
+            state.gpr[2] = 1 << bit | page << 12;
+            state.gpr[1] = 100;
+            let (mut vcpu, mut platform, _) = machine(&code, &state, 1, 2);
+            assert_eq!(
+                vcpu.run(&mut platform, 10_000),
+                Exit::Shutdown,
+                "bit {bit} page {page}"
+            );
+            assert_eq!(vcpu.stats().retired, 80 * 6);
+        }
+    }
 }

@@ -9,8 +9,11 @@ pub(crate) const JUMPS: usize = 1024;
 /// Blocks whose runs are counted at most.
 pub(crate) const RUN_COUNTERS: usize = 1 << 16;
 
-/// A tag that no canonical address matches.
-pub(crate) const NO_TAG: u64 = 0x0800_0000_0000_0000;
+/// The tag of an unused entry of a TLB: a page that belongs to another entry, so that no address,
+/// canonical or not, matches it.
+pub(crate) const fn unused_tag(index: usize) -> u64 {
+    (index as u64 ^ 1) << 12
+}
 
 /// The rights with which code accesses memory. Each kind of code has its TLB and its jump cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,9 @@ use crate::analysis::{BranchFormat, UnitAnalysis, UnitSource};
 use crate::arena::Arena;
 use crate::emit::{Addresses, Emitter, ExitPoint, FirstNumbers, Retry, UnitCode};
 use crate::flags::FlagState;
-use crate::layout::{Context, Data, JUMPS, JumpEntry, NO_TAG, RUN_COUNTERS, Rights, TLB_ENTRIES};
+use crate::layout::{
+    Context, Data, JUMPS, JumpEntry, RUN_COUNTERS, Rights, TLB_ENTRIES, unused_tag,
+};
 use crate::stubs::{self, Stubs};
 use std::io;
 use std::ptr::NonNull;
@@ -518,8 +520,8 @@ impl Translator {
         }
         // SAFETY: the arrays are within the data, and no code runs.
         let tlb = unsafe { &mut (*self.data().as_ptr()).tlb[rights as usize] };
-        tlb.read_tag = [NO_TAG; TLB_ENTRIES];
-        tlb.write_tag = [NO_TAG; TLB_ENTRIES];
+        tlb.read_tag = std::array::from_fn(unused_tag);
+        tlb.write_tag = std::array::from_fn(unused_tag);
     }
 
     /// The size in bytes of the access that an exit belongs to, and whether it writes.

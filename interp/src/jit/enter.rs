@@ -11,6 +11,7 @@ use crate::memory::{GuestBytes, GuestBytesMut};
 use crate::mmu::{AccessKind, TlbSet};
 use crate::platform::BranchClass;
 use crate::registers::{Reg, Registers};
+use crate::seg::canonical;
 use hindsight_translate::{EdgeId, Entry, EntryState, Rights, UnitExit, UnitId};
 
 /// The handler of operations at which a unit begins.
@@ -281,6 +282,9 @@ impl Core {
         let (size, write) = translator.access(exit)?;
         let set = self.mmu.rights();
         let rights = rights_of(set)?;
+        if !canonical(linear) {
+            return None;
+        }
         let len = usize::from(size);
         let find = |core: &Self| {
             let fast = core.mmu.fast();
