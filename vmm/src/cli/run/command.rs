@@ -7,6 +7,7 @@ use std::time::Instant;
 use clap::Args;
 use tracing::Level;
 
+use super::confine::Confinement;
 use super::consoles::Consoles;
 use super::files::BootFiles;
 use super::input::{self, no_input};
@@ -119,6 +120,7 @@ fn run_machine(
     // Not before here: a run that fails above leaves no files and sockets behind.
     logging.open_files()?;
     tracing::trace!(target: "mode", "{}: {}", decision.engine, decision.because);
+    let confinement = Confinement::prepare(config)?;
     let mut consoles = Consoles::open(&config.console, outputs)?;
     let mut machine = prepared.build(host.as_ref(), consoles.sinks()?)?;
     let (feed, queue) = input::feed(config, log.map(InputFeed::replay))?;
@@ -127,6 +129,8 @@ fn run_machine(
     for (group, reason) in &accepted {
         tracing::warn!("--prefer speed: {group} deviates on this host's KVM: {reason}");
     }
+    let listener = gdb::listen(&config.debugging)?;
+    confinement.confine_files(config)?;
     consoles.watch_signals(input::quit(&machine, queue.clone()))?;
     let quit = input::quit(&machine, queue.clone());
     let serial_input = match queue {
@@ -141,7 +145,8 @@ fn run_machine(
     }
     let end = board.run.end.clone();
     outputs.on_failure(move |error| end.set(error.into()));
-    let debugger = gdb::start(&config.debugging, &mut machine)?;
+    let debugger = gdb::start(&config.debugging, listener, &mut machine)?;
+    Confinement::enter();
     let start = Instant::now();
     let limit = config.run.timeout.map(|limit| limit.0);
     let outcome = machine.run(limit, || consoles.release())?;

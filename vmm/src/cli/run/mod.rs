@@ -1,6 +1,7 @@
 //! `hindsight run`.
 
 mod command;
+mod confine;
 mod consoles;
 mod files;
 mod input;
