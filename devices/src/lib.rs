@@ -11,7 +11,8 @@
 //! | [`pit`], [`rtc`] | 8254 interval timer, MC146818 real-time clock |
 //! | [`serial`], [`i8042`] | 16550A UART, keyboard controller |
 //! | [`acpi`], [`acpi_pm`] | ACPI tables, power management registers and timer |
-//! | [`pci`], [`legacy`] | empty PCI bus and reset control, POST code and port 92H |
+//! | [`pci`], [`virtio`] | PCI bus and reset control, virtio devices on it |
+//! | [`legacy`] | POST code and port 92H |
 //! | [`fp_error`] | FERR#, IGNNE# and IRQ 13 |
 //! | [`fw_cfg`], [`debugcon`], [`debug_exit`] | QEMU's configuration, console and exit ports |
 //! | [`test_device`] | latches, interrupt lines and memory for test payloads |
@@ -76,6 +77,7 @@ pub mod pit;
 pub mod rtc;
 pub mod serial;
 pub mod test_device;
+pub mod virtio;
 
 pub use bus::{BusError, Device, MmioBus, PortBus, SharedDevice};
 pub use hooks::{IrqLine, MachineRequest, NanoClock, Requests};

@@ -21,3 +21,4 @@ pub mod sandbox;
 pub mod state;
 mod sync;
 pub mod vcpu;
+pub mod virtio;

@@ -3,7 +3,7 @@
 use acpi_tables::aml::{Device, EISAName, IO, Name, Package, Path, ResourceTemplate, Scope};
 use acpi_tables::{Aml, AmlSink};
 
-use super::{bytes, sdt};
+use super::{AcpiConfig, bytes, pci, sdt};
 use crate::acpi_pm::SLEEP_TYPE_S5;
 use crate::serial::{COM1_IRQ, COM1_PORT};
 
@@ -15,12 +15,16 @@ const REVISION: u8 = 2;
 const RTC_PORT: u16 = 0x70;
 const RTC_IRQ: u8 = 8;
 
-pub fn build(cpus: usize) -> Vec<u8> {
+pub fn build(config: &AcpiConfig) -> Vec<u8> {
     let com1 = isa_device("COM1", "PNP0501", 0, [COM1_PORT, 8], COM1_IRQ);
     let rtc = isa_device("RTC0", "PNP0B00", 0, [RTC_PORT, 2], RTC_IRQ);
-    let cpus: Vec<Encoded> = (0..cpus).map(processor).collect();
+    let cpus: Vec<Encoded> = (0..config.apic_ids.len()).map(processor).collect();
     let mut devices: Vec<&dyn Aml> = cpus.iter().map(|cpu| cpu as &dyn Aml).collect();
     devices.extend([&com1 as &dyn Aml, &rtc]);
+    let (bus, resources) = (Encoded(pci::bus()), Encoded(pci::reserved()));
+    if config.pci {
+        devices.extend([&bus as &dyn Aml, &resources]);
+    }
     let sleep_type = SLEEP_TYPE_S5;
     let s5 = Package::new(vec![&sleep_type, &sleep_type, &0_u8, &0_u8]);
     let mut table = sdt(*b"DSDT", REVISION);

@@ -1,10 +1,12 @@
-//! The ACPI tables that describe the machine: RSDP, RSDT, XSDT, FADT, FACS, MADT and DSDT.
+//! The ACPI tables that describe the machine: RSDP, RSDT, XSDT, FADT, FACS, MADT, DSDT and, with PCI
+//! devices, MCFG.
 //!
 //! Follows ACPI 6.3, "ACPI Software Programming Model". The tables are in the BIOS area, where
 //! guests search for the RSDP; equal configurations give equal bytes.
 
 mod dsdt;
 mod madt;
+mod pci;
 
 use acpi_tables::Aml;
 use acpi_tables::fadt::{FADT, FADTBuilder, Flags};
@@ -37,6 +39,8 @@ pub struct AcpiConfig {
     pub apic_ids: Vec<u32>,
     /// The ID of the I/O APIC, whose inputs are GSI 0 to 23.
     pub io_apic_id: u8,
+    /// There is a PCI bus with devices.
+    pub pci: bool,
 }
 
 /// Tables that the VMM copies to guest memory.
@@ -92,15 +96,19 @@ struct RootTables {
 
 fn add_tables(area: &mut TableArea, config: &AcpiConfig) -> Option<RootTables> {
     let facs = area.add(bytes(&acpi_tables::facs::FACS::new()))?;
-    let dsdt = area.add(dsdt::build(config.apic_ids.len()))?;
+    let dsdt = area.add(dsdt::build(config))?;
     let fadt = area.add(bytes(&fadt(facs, dsdt)))?;
     let madt = area.add(madt::build(config))?;
+    let mut tables = vec![fadt, madt];
+    if config.pci {
+        tables.push(area.add(pci::mcfg())?);
+    }
     let mut rsdt = sdt(*b"RSDT", 1);
-    rsdt.append_slice(&fadt.to_le_bytes());
-    rsdt.append_slice(&madt.to_le_bytes());
     let mut xsdt = sdt(*b"XSDT", 1);
-    xsdt.append_slice(&u64::from(fadt).to_le_bytes());
-    xsdt.append_slice(&u64::from(madt).to_le_bytes());
+    for table in tables {
+        rsdt.append_slice(&table.to_le_bytes());
+        xsdt.append_slice(&u64::from(table).to_le_bytes());
+    }
     Some(RootTables {
         rsdt: area.add(bytes(&rsdt))?,
         xsdt: area.add(bytes(&xsdt))?,

@@ -4,6 +4,7 @@ fn config(cpus: u32) -> AcpiConfig {
     AcpiConfig {
         apic_ids: (0..cpus).collect(),
         io_apic_id: 0,
+        pci: false,
     }
 }
 
@@ -118,6 +119,7 @@ fn madt_lists_processors_io_apic_and_overrides() {
     let built = build(&AcpiConfig {
         apic_ids: vec![0, 2],
         io_apic_id: 3,
+        pci: false,
     })
     .unwrap();
     let expected: [(u8, &[u8]); 6] = [
@@ -138,6 +140,7 @@ fn madt_uses_x2apic_entries_from_id_255() {
     let built = build(&AcpiConfig {
         apic_ids: vec![0, 254, 255],
         io_apic_id: 0,
+        pci: false,
     })
     .unwrap();
     let entries = madt_entries(&built);
@@ -166,6 +169,30 @@ fn dsdt_has_soft_off_and_one_device_per_processor() {
 }
 
 #[test]
+fn pci_bus_has_a_window_routes_and_ecam() {
+    let built = build(&AcpiConfig {
+        pci: true,
+        ..config(1)
+    })
+    .unwrap();
+    let mcfg = find(&built, *b"MCFG");
+    assert_eq!(le(&mcfg[44..52]), 0xe000_0000);
+    assert_eq!(mcfg[52..56], [0, 0, 0, 0], "segment 0, bus 0");
+    let aml = dsdt(&built);
+    let has = |needle: &[u8]| aml.windows(needle.len()).any(|window| window == needle);
+    assert!(has(b"PCI0"));
+    // Slot 3: INTA# is GSI 19.
+    assert!(has(&[0x0c, 0xff, 0xff, 3, 0, 0, 0, 0x0a, 19]));
+    // The reserved configuration space.
+    assert!(has(&[0x86, 9, 0, 1, 0, 0, 0, 0xe0, 0, 0, 0x10, 0]));
+    assert!(
+        !dsdt(&build(&config(1)).unwrap())
+            .windows(4)
+            .any(|w| w == b"PCI0")
+    );
+}
+
+#[test]
 fn equal_configurations_give_equal_bytes() {
     assert_eq!(build(&config(8)), build(&config(8)));
     assert_ne!(build(&config(8)), build(&config(9)));
@@ -184,7 +211,11 @@ fn build_rejects_invalid_processor_counts() {
 #[ignore = "writes files for inspection with iasl -d"]
 fn dump_writes_the_tables() {
     let dir = std::path::PathBuf::from(std::env::var("ACPI_DUMP").expect("a directory"));
-    for (_, table) in &build(&config(2)).unwrap().tables {
+    let config = AcpiConfig {
+        pci: true,
+        ..config(2)
+    };
+    for (_, table) in &build(&config).unwrap().tables {
         let name = String::from_utf8_lossy(&table[..4]).into_owned();
         std::fs::write(dir.join(name + ".dat"), table).unwrap();
     }

@@ -20,7 +20,7 @@ pub enum AcpiTablesError {
     NoMemory(u64),
 }
 
-/// Writes the tables of a machine with `cpus` vCPUs. Returns `layout` with the tables added.
+/// Writes the tables of a machine with `cpus` vCPUs, and with PCI devices if `pci`. Returns `layout` with the tables added.
 ///
 /// # Errors
 ///
@@ -29,12 +29,14 @@ pub fn write_tables(
     memory: &GuestMemoryMmap,
     layout: Layout,
     cpus: usize,
+    pci: bool,
 ) -> Result<Layout, AcpiTablesError> {
     let apic_ids: Vec<u32> = (0..).take(cpus).collect();
     let io_apic_id = u8::try_from(cpus).unwrap_or(u8::MAX);
     let acpi = acpi::build(&AcpiConfig {
         apic_ids,
         io_apic_id,
+        pci,
     })?;
     let mut end = acpi.rsdp;
     for (address, bytes) in &acpi.tables {

@@ -11,11 +11,13 @@ use super::completions::CompletionsArgs;
 use super::demo::DemoArgs;
 use super::diff::DiffArgs;
 use super::doctor::DoctorArgs;
+use super::export::ExportArgs;
 use super::man::ManArgs;
 use super::run::RunArgs;
 use super::test::TestArgs;
+use super::trace::TraceArgs;
 use super::usage::one_line;
-use super::{Status, completions, demo, diff, doctor, man, run, test};
+use super::{Status, completions, demo, diff, doctor, export, man, run, test, trace};
 
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
 /// whatever the host has.
@@ -45,6 +47,10 @@ struct Cli {
 enum Command {
     /// Boot a guest image
     Run(Box<RunArgs>),
+    /// Run a guest, and write what its processors do to a trace file
+    Trace(Box<TraceArgs>),
+    /// Write a trace in the format of another tool
+    Export(ExportArgs),
     /// Find the first instruction at which two deterministic runs, or the two engines, differ
     Diff(Box<DiffArgs>),
     /// Measure what this host's KVM does
@@ -64,6 +70,8 @@ impl Command {
     fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Run(args) => run::run(&args).map(ExitCode::from),
+            Self::Trace(args) => trace::run(&args).map(ExitCode::from),
+            Self::Export(args) => export::run(&args).map(ExitCode::from),
             Self::Diff(args) => diff::run(&args),
             Self::Doctor(args) => doctor::run(args),
             Self::Test(args) => test::run(*args),
@@ -141,7 +149,7 @@ mod tests {
             (&["run", "x", "--smp", "4"], "is --cpus"),
             (&["run", "x", "--append", "quiet"], "is --cmdline"),
             (&["run", "x", "-s"], "--gdb :1234"),
-            (&["run", "x", "--drive", "file=y"], "--initrd"),
+            (&["run", "x", "--drive", "file=y"], "is --disk FILE"),
         ];
         for (args, expected) in rows {
             let args = ["hindsight"].iter().chain(args);

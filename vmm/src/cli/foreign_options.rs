@@ -9,8 +9,8 @@ pub fn own_option(option: &str) -> Option<&'static str> {
         "--mem" | "-m" | "--ram" => "the size of memory is --memory",
         "-s" => "a debugger connects with --gdb :1234, and the number of processors is --cpus",
         "-S" => "the guest waits for a debugger with --gdb-wait",
-        "--drive" | "--disk" | "--hda" | "-d" | "-h" => {
-            "there are no disks: put files into the initrd, with --initrd"
+        "--drive" | "--hda" | "-d" | "-h" => {
+            "a disk is --disk FILE[,ro][,snapshot][,format=FORMAT]"
         }
         "--net" | "--netdev" | "--nic" => "there is no network",
         "--nographic" | "-n" => "there is no display: --serial stdio is the default",

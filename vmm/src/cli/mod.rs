@@ -1,4 +1,4 @@
-//! The command line: `hindsight run`, `diff`, `doctor`, `test`, `demo` and `completions`.
+//! The command line: `hindsight run`, `trace`, `export`, `diff`, `doctor`, `test`, `demo` and `completions`.
 
 mod command;
 mod completions;
@@ -7,6 +7,7 @@ mod demo;
 mod diff;
 mod doctor;
 mod exit;
+mod export;
 mod foreign_options;
 mod gdb;
 pub mod logging;
@@ -14,6 +15,7 @@ mod man;
 mod read;
 mod run;
 pub mod test;
+mod trace;
 mod usage;
 
 pub use command::main;

@@ -1,5 +1,6 @@
 //! Building a machine: guest memory and image first, then the board and the vCPUs.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,7 +13,9 @@ use hindsight_cpu::uarch::{CacheGeometry, CacheModel};
 use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::lapic::LapicFeatures;
 use hindsight_devices::irq::{Interrupts, InterruptsConfig};
+use hindsight_devices::pci::DEVICES_MAX;
 use hindsight_devices::rtc::RtcConfig;
+use hindsight_devices::virtio::VirtioDevice;
 use hindsight_devices::{NanoClock, Requests};
 use vm_memory::GuestMemoryMmap;
 
@@ -24,7 +27,7 @@ use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
 use crate::memory::layout::Layout;
 use crate::memory::{self, GuestRam};
-use crate::platform::{Buses, Sinks, Timekeeping, TimerBell, Wiring};
+use crate::platform::{Buses, PciDevices, Sinks, Timekeeping, TimerBell, Wiring};
 use crate::vcpu::MachineVcpu;
 use crate::vcpu::board::{Board, Package, RequestHandler, RunControl, ThreadWaker};
 use crate::vcpu::debug::stop::StopReports;
@@ -54,7 +57,6 @@ pub struct MachineConfig {
 /// Guest memory with a loaded image, from which a machine can be built.
 ///
 /// Errors of the image and of the configuration are found before this exists.
-#[derive(Debug)]
 pub struct PreparedMachine {
     config: MachineConfig,
     layout: Layout,
@@ -64,6 +66,15 @@ pub struct PreparedMachine {
     policy: Option<EnginePolicy>,
     forced: Option<ForcedSwitch>,
     uarch: bool,
+    devices: Vec<Box<dyn VirtioDevice>>,
+}
+
+impl fmt::Debug for PreparedMachine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedMachine")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
 }
 
 impl PreparedMachine {
@@ -73,12 +84,28 @@ impl PreparedMachine {
     ///
     /// When the configuration is impossible, the host lacks the memory, or the image cannot be booted.
     pub fn new(config: &MachineConfig, request: &LoadRequest<'_>) -> Result<Self, MachineError> {
+        Self::with_devices(config, request, Vec::new())
+    }
+
+    /// Like [`PreparedMachine::new`], with devices on the PCI bus in the order of their slots.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PreparedMachine::new`], and when there are more devices than slots.
+    pub fn with_devices(
+        config: &MachineConfig,
+        request: &LoadRequest<'_>,
+        devices: Vec<Box<dyn VirtioDevice>>,
+    ) -> Result<Self, MachineError> {
         if !(1..=CPUS_MAX).contains(&config.cpus) {
             return Err(MachineError::Cpus(config.cpus));
         }
+        if devices.len() > DEVICES_MAX {
+            return Err(MachineError::Devices(devices.len()));
+        }
         let layout = Layout::new(config.memory)?;
         let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
-        let layout = boot::acpi::write_tables(&memory, layout, config.cpus)?;
+        let layout = boot::acpi::write_tables(&memory, layout, config.cpus, !devices.is_empty())?;
         let loaded = boot::load(&memory, &layout, request)?;
         tracing::debug!(
             "image loaded by protocol {:?}, entered at {:#x}; memory {:#x} bytes",
@@ -95,6 +122,7 @@ impl PreparedMachine {
             policy: None,
             forced: None,
             uarch: true,
+            devices,
         })
     }
 
@@ -171,7 +199,7 @@ impl PreparedMachine {
             supported: &supported,
             deterministic: self.seed.is_some(),
         }
-        .build(self.memory, (policy, self.forced), sinks)?;
+        .build(self.memory, (policy, self.forced), self.devices, sinks)?;
         if !matches!(self.loaded.protocol, Protocol::Pvh | Protocol::Elf) {
             // Firmware leaves virtual wire mode on: interrupts of the 8259 pair reach the boot processor.
             board.buses.irq.set_virtual_wire();
@@ -284,6 +312,7 @@ impl BoardBuilder<'_> {
         &self,
         memory: GuestMemoryMmap,
         (policy, forced): (Option<EnginePolicy>, Option<ForcedSwitch>),
+        devices: Vec<Box<dyn VirtioDevice>>,
         sinks: Sinks,
     ) -> Result<Arc<Board>, MachineError> {
         let cpus = self.config.cpus;
@@ -308,6 +337,12 @@ impl BoardBuilder<'_> {
             end: end.clone(),
         };
         let nano_clock = clock.clone();
+        let ram = GuestRam::new(memory);
+        let pci = if devices.is_empty() {
+            PciDevices::default()
+        } else {
+            PciDevices::new(devices, ram.for_devices()?)
+        };
         let buses = Buses::new(
             Wiring {
                 irq: Arc::new(irq),
@@ -315,12 +350,13 @@ impl BoardBuilder<'_> {
                 requests: Requests::new(move |request| handler.request(request)),
                 layout: self.layout,
                 cpus: u16::try_from(cpus).unwrap_or(u16::MAX),
+                pci,
             },
             sinks,
         )?;
         let stops = StopReports::new().map_err(MachineError::StopReports)?;
         Ok(Arc::new(Board {
-            ram: GuestRam::new(memory),
+            ram,
             buses,
             time: Timekeeping::new(clock, bell.clone()),
             package: self.package(),

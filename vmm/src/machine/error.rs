@@ -4,6 +4,7 @@ use std::io;
 
 use hindsight_cpu::profile::ProfileError;
 use hindsight_devices::BusError;
+use hindsight_devices::pci::DEVICES_MAX;
 use thiserror::Error;
 
 use super::CPUS_MAX;
@@ -40,6 +41,9 @@ pub enum MachineError {
     /// The number of vCPUs is impossible.
     #[error("a machine has 1 to {CPUS_MAX} processors, not {0}; change --cpus")]
     Cpus(usize),
+    /// There are more devices than the PCI bus has slots.
+    #[error("a machine has up to {DEVICES_MAX} PCI devices, not {0}")]
+    Devices(usize),
     /// A deterministic machine cannot run under KVM.
     #[error(
         "deterministic mode needs the interpreter, since KVM cannot count instructions; \

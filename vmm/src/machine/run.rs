@@ -5,6 +5,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use hindsight_cpu::state::seg;
+use hindsight_trace::TraceWriter;
 
 use super::builder::{MachineConfig, PreparedMachine};
 use super::{MachineError, timer};
@@ -117,12 +118,32 @@ impl Machine {
 
     /// Records the last `limit` branches of every vCPU, for a debugger that connects later.
     pub fn record_branches(&mut self, limit: usize) {
-        let first = &self.loaded.state;
-        let long = first.is_long_mode();
-        let base = if long { 0 } else { first.seg[seg::CS].base };
-        let first = (first.rip, base);
+        let first = (self.loaded.state.rip, self.first_base());
         for (id, vcpu) in self.vcpus.iter_mut().enumerate() {
             vcpu.record_branches(limit, if id == 0 { first } else { (0, 0) });
+        }
+    }
+
+    /// The base of the code segment in which vCPU 0 starts.
+    fn first_base(&self) -> u64 {
+        let first = &self.loaded.state;
+        if first.is_long_mode() {
+            0
+        } else {
+            first.seg[seg::CS].base
+        }
+    }
+
+    /// The linear address at which vCPU 0 starts.
+    pub fn start_address(&self) -> u64 {
+        self.loaded.state.rip.wrapping_add(self.first_base())
+    }
+
+    /// Traces the events of all vCPUs. Their tracers are dropped at the end of [`Machine::run`].
+    pub fn trace(&mut self, writer: &TraceWriter) {
+        let base = self.first_base();
+        for (cpu, vcpu) in (0_u32..).zip(&mut self.vcpus) {
+            vcpu.set_tracer(writer.tracer(cpu), if cpu == 0 { base } else { 0 });
         }
     }
 

@@ -1,6 +1,7 @@
 //! Guest memory: one memfd, mapped as one region for each range of the layout.
 
 mod allocate;
+mod dma;
 pub mod layout;
 pub mod page_walk;
 mod pages;

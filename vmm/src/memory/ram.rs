@@ -1,11 +1,12 @@
 //! The RAM of one machine, as KVM and as the interpreter access it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use hindsight_devices::virtio::DmaMemory;
 use hindsight_interp::{Memory, RegionSpec};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::RamError;
+use super::{RamError, dma};
 use crate::sync::lock;
 
 /// The RAM of one machine.
@@ -14,7 +15,9 @@ pub struct GuestRam {
     /// The mapped regions.
     pub map: GuestMemoryMmap,
     /// The interpreters' view, from its first use on.
-    interp: Mutex<Option<Arc<Memory>>>,
+    interp: Arc<OnceLock<Arc<Memory>>>,
+    /// Held while the interpreters' view is made.
+    making: Mutex<()>,
 }
 
 impl GuestRam {
@@ -22,7 +25,8 @@ impl GuestRam {
     pub fn new(map: GuestMemoryMmap) -> Self {
         Self {
             map,
-            interp: Mutex::default(),
+            interp: Arc::default(),
+            making: Mutex::default(),
         }
     }
 
@@ -32,12 +36,28 @@ impl GuestRam {
     ///
     /// The regions overlap or are not page-aligned.
     pub fn for_interpreters(&self) -> Result<Arc<Memory>, RamError> {
-        let mut shared = lock(&self.interp);
-        if let Some(memory) = &*shared {
+        let _making = lock(&self.making);
+        if let Some(memory) = self.interp.get() {
             return Ok(memory.clone());
         }
         let memory = Arc::new(interp_memory(&self.map)?);
-        Ok(shared.insert(memory).clone())
+        Ok(self.interp.get_or_init(|| memory).clone())
+    }
+
+    /// The view of devices, whose writes are reported to the interpreters.
+    ///
+    /// # Errors
+    ///
+    /// The memory cannot be mapped once more.
+    pub fn for_devices(&self) -> Result<DmaMemory, RamError> {
+        let interp = self.interp.clone();
+        let report = move |address, len| {
+            // An interpreter that is made later has decoded nothing yet.
+            if let Some(memory) = interp.get() {
+                memory.changed(address, len);
+            }
+        };
+        dma::device_memory(&self.map, &(Arc::new(report) as _))
     }
 }
 

@@ -45,11 +45,11 @@ impl Buses {
     /// # Errors
     ///
     /// When two devices overlap: a bug of the monitor.
-    pub fn new(wiring: Wiring<'_>, sinks: Sinks) -> Result<Self, BusError> {
+    pub fn new(mut wiring: Wiring<'_>, sinks: Sinks) -> Result<Self, BusError> {
         let mute = Mute::default();
         let mut sinks = sinks.muted(&mute);
         let btm = sinks.btm.take().map(BtmSink::new);
-        let (ports, mmio, devices) = devices::build(&wiring, sinks)?;
+        let (ports, mmio, devices) = devices::build(&mut wiring, sinks)?;
         Ok(Self {
             irq: wiring.irq,
             ports,

@@ -13,17 +13,22 @@ use hindsight_devices::fw_cfg::{self, FW_CFG_PORT, FW_CFG_PORTS, FwCfg};
 use hindsight_devices::i8042::{I8042, I8042_COMMAND_OFFSET, I8042_COMMAND_PORT, I8042_DATA_PORT};
 use hindsight_devices::irq::{Interrupts, PORTS};
 use hindsight_devices::legacy::{CONTROL_A_PORT, ControlA, POST_CODE_PORT, PostCode};
-use hindsight_devices::pci::{PCI_PORT, PCI_PORTS, PciConfig};
+use hindsight_devices::pci::{
+    ECAM_BASE, ECAM_LEN, Ecam, PCI_PORT, PCI_PORTS, PciConfig, PciWindow, SharedRoot, WINDOW_BASE,
+    WINDOW_LEN,
+};
 use hindsight_devices::serial::Serial;
 use hindsight_devices::test_device::{
     BYTE_LATCH_PORT, ByteLatches, LATCH_PORT, LATCH_PORTS, LINE_PORT, LINES, Latch, LinePorts,
     TEST_MEMORY_BASE, TEST_MEMORY_LEN, TestMemory,
 };
+use hindsight_devices::virtio::VirtioStateError;
 use hindsight_devices::{
     BusError, Device, IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice,
 };
 
 use super::bios_calls::BiosCalls;
+use super::pci::PciDevices;
 use crate::memory::layout::{BIOS_CALL_PORT, Layout};
 use crate::state::{DevicesError, DevicesState};
 use crate::sync::lock;
@@ -110,6 +115,8 @@ pub struct Wiring<'a> {
     pub layout: &'a Layout,
     /// Number of processors.
     pub cpus: u16,
+    /// The devices on the PCI bus.
+    pub pci: PciDevices,
 }
 
 /// The ports of the interrupt controllers and timers.
@@ -162,6 +169,8 @@ pub struct Devices {
     keyboard: Arc<Mutex<I8042>>,
     acpi_pm: Arc<Mutex<AcpiPm>>,
     pci: Arc<Mutex<PciConfig>>,
+    /// The PCI bus; `None` if it is empty.
+    pub(super) pci_root: Option<SharedRoot>,
     pub(super) fp_error: Arc<Mutex<FpError>>,
     latch: Arc<Mutex<Latch>>,
     byte_latches: Arc<Mutex<ByteLatches>>,
@@ -171,7 +180,9 @@ pub struct Devices {
 
 impl Devices {
     /// The devices after reset.
-    fn new(wiring: &Wiring<'_>, sinks: Sinks) -> Self {
+    fn new(wiring: &mut Wiring<'_>, sinks: Sinks) -> Self {
+        let pci_root = wiring.pci.take_root(&wiring.irq);
+        let wiring = &*wiring;
         let requests = || wiring.requests.clone();
         let line = |number| {
             let irq = wiring.irq.clone();
@@ -183,7 +194,11 @@ impl Devices {
             control_a: locked(ControlA::new(requests())),
             keyboard: locked(I8042::new(requests())),
             acpi_pm: locked(AcpiPm::new(wiring.nanos.clone(), requests())),
-            pci: locked(PciConfig::new(requests())),
+            pci: locked(match &pci_root {
+                Some(root) => PciConfig::with_root(requests(), root.clone()),
+                None => PciConfig::new(requests()),
+            }),
+            pci_root,
             fp_error: locked(FpError::new(line(FP_ERROR_LINE))),
             latch: locked(Latch::default()),
             byte_latches: locked(ByteLatches::new(DebugCon::new(sinks.debugcon))),
@@ -201,6 +216,7 @@ impl Devices {
             keyboard: lock(&self.keyboard).save(),
             acpi_pm: lock(&self.acpi_pm).save(),
             pci: lock(&self.pci).save(),
+            pci_root: self.pci_root.as_ref().map(|root| lock(root).save()),
             fp_error: lock(&self.fp_error).save(),
             latch: *lock(&self.latch),
             byte_latches: lock(&self.byte_latches).save(),
@@ -211,7 +227,12 @@ impl Devices {
 
     /// Restores a state. Interrupt lines may move: the interrupt controllers are restored afterwards.
     pub(crate) fn restore(&self, state: &DevicesState) -> Result<(), DevicesError> {
-        // The two that may fail come first.
+        // Those that may fail come first.
+        match (&self.pci_root, &state.pci_root) {
+            (Some(root), Some(state)) => lock(root).restore(state)?,
+            (None, None) => {}
+            _ => return Err(VirtioStateError::OtherDevices.into()),
+        }
         lock(&self.test_memory).restore(&state.test_memory)?;
         lock(&self.serial).restore(&state.serial)?;
         *lock(&self.post_code) = state.post_code;
@@ -229,7 +250,7 @@ impl Devices {
 
 /// Builds the buses, and the devices on them.
 pub(super) fn build(
-    wiring: &Wiring<'_>,
+    wiring: &mut Wiring<'_>,
     sinks: Sinks,
 ) -> Result<(PortBus, MmioBus, Devices), BusError> {
     let devices = Devices::new(wiring, sinks);
@@ -261,6 +282,10 @@ pub(super) fn build(
     mmio.map(IOAPIC_BASE, 0x1000, shared(IoapicPage(wiring.irq.clone())))?;
     let test_memory = devices.test_memory.clone();
     mmio.map(TEST_MEMORY_BASE, TEST_MEMORY_LEN, test_memory)?;
+    if let Some(root) = &devices.pci_root {
+        mmio.map(ECAM_BASE, ECAM_LEN, shared(Ecam(root.clone())))?;
+        mmio.map(WINDOW_BASE, WINDOW_LEN, shared(PciWindow(root.clone())))?;
+    }
     Ok((ports, mmio, devices))
 }
 

@@ -5,8 +5,10 @@ mod bios_calls;
 pub mod btm;
 mod buses;
 mod devices;
+mod pci;
 mod timekeeping;
 
 pub use buses::Buses;
 pub use devices::{Mute, Sinks, Wiring};
+pub use pci::PciDevices;
 pub use timekeeping::{Timekeeping, TimerBell, WINDOW_POLL};

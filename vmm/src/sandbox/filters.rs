@@ -43,11 +43,13 @@ pub enum ThreadKind {
     Debugger,
     /// Receives signals.
     Signals,
+    /// Writes a trace.
+    Trace,
 }
 
 impl ThreadKind {
     /// All kinds.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Main,
         Self::Vcpu,
         Self::Timer,
@@ -55,6 +57,7 @@ impl ThreadKind {
         Self::ConsoleInput,
         Self::Debugger,
         Self::Signals,
+        Self::Trace,
     ];
 
     /// Its own rules; those of `common.json` come in addition.
@@ -67,6 +70,7 @@ impl ThreadKind {
             Self::ConsoleInput => include_str!("../../../resources/seccomp/console-input.json"),
             Self::Debugger => include_str!("../../../resources/seccomp/debugger.json"),
             Self::Signals => include_str!("../../../resources/seccomp/signals.json"),
+            Self::Trace => include_str!("../../../resources/seccomp/trace.json"),
         }
     }
 }

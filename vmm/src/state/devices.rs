@@ -5,9 +5,10 @@ use hindsight_devices::fp_error::FpErrorState;
 use hindsight_devices::fw_cfg::FwCfgState;
 use hindsight_devices::i8042::I8042State;
 use hindsight_devices::legacy::PostCode;
-use hindsight_devices::pci::PciState;
+use hindsight_devices::pci::{PciRootState, PciState};
 use hindsight_devices::serial::{SerialError, SerialState};
 use hindsight_devices::test_device::{Latch, TestMemoryError};
+use hindsight_devices::virtio::VirtioStateError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -28,6 +29,8 @@ pub struct DevicesState {
     pub acpi_pm: AcpiPmState,
     /// The PCI configuration ports.
     pub pci: PciState,
+    /// The functions on the PCI bus; `None` if there is none.
+    pub pci_root: Option<PciRootState>,
     /// FERR#, IGNNE# and IRQ 13.
     pub fp_error: FpErrorState,
     /// The 32-bit test latch.
@@ -49,4 +52,7 @@ pub enum DevicesError {
     /// The test memory's state is invalid.
     #[error(transparent)]
     TestMemory(#[from] TestMemoryError),
+    /// The state of a PCI device is invalid, or the machine has others.
+    #[error(transparent)]
+    Virtio(#[from] VirtioStateError),
 }

@@ -27,6 +27,11 @@ pub enum ConflictError {
          use --engine interp or auto"
     )]
     DeterministicKvm,
+    /// A disk that the guest writes is another one in the next run.
+    #[error(
+        "--deterministic needs --disk with `,ro` or `,snapshot`: the next run has the same disk then"
+    )]
+    DeterministicDisk,
     /// Other processors depend on the host's.
     #[error("--deterministic needs --cpu portable-v1: other processors depend on the host's")]
     DeterministicCpu,
@@ -39,10 +44,13 @@ impl RunConfig {
     ///
     /// The first conflict.
     pub fn check(&self) -> Result<(), ConflictError> {
-        use ConflictError::{DeterministicCpu, DeterministicKvm, Excludes, Needs, NoImage};
+        use ConflictError::{
+            DeterministicCpu, DeterministicDisk, DeterministicKvm, Excludes, Needs, NoImage,
+        };
         let Self {
             boot,
             machine,
+            devices,
             determinism,
             debugging,
             run,
@@ -58,6 +66,7 @@ impl RunConfig {
         let cpu = machine.cpu.map(|cpu| cpu.0.model());
         let foreign_cpu = cpu.is_some_and(|model| model != CpuModel::PortableV1);
         let switches = run.switch_every.is_some();
+        let changes_disk = devices.disk.iter().any(|disk| !disk.0.leaves_image());
         let rows = [
             (boot.image.is_none(), NoImage),
             (
@@ -88,6 +97,7 @@ impl RunConfig {
                 deterministic && machine.engine == EngineArg::Kvm,
                 DeterministicKvm,
             ),
+            (deterministic && changes_disk, DeterministicDisk),
             (deterministic && foreign_cpu, DeterministicCpu),
         ];
         let conflict = rows.into_iter().find(|&(conflicts, _)| conflicts);

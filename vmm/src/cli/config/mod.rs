@@ -27,8 +27,8 @@ pub use dump::dump;
 pub use file::{FileError, VERSION};
 pub use option_word::{OptionValue, OptionWord};
 pub use options::{
-    BootOptions, ConsoleOptions, DebugOptions, DeterminismOptions, LogOptions, MachineOptions,
-    RunConfig, RunOptions,
+    BootOptions, ConsoleOptions, DebugOptions, DeterminismOptions, DeviceOptions, LogOptions,
+    MachineOptions, RunConfig, RunOptions,
 };
 pub use paths::FilePath;
 pub use schema::{OptionInfo, options};

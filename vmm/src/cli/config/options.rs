@@ -25,6 +25,7 @@ use crate::console::Backend;
 use crate::deterministic::CheckpointLimits;
 use crate::output::RunOutputs;
 use crate::vcpu::engine::ForcedSwitch;
+use crate::virtio::disk::DiskSpec;
 use hindsight_gdb::ListenAddress;
 
 /// Every option of `hindsight run`.
@@ -37,6 +38,9 @@ pub struct RunConfig {
     /// Memory, processors, engine.
     #[command(flatten)]
     pub machine: MachineOptions,
+    /// Devices on the PCI bus.
+    #[command(flatten)]
+    pub devices: DeviceOptions,
     /// Where the guest's output goes.
     #[command(flatten)]
     pub console: ConsoleOptions,
@@ -129,6 +133,24 @@ impl Default for MachineOptions {
             models: ModelsArg::default(),
         }
     }
+}
+
+/// Devices on the PCI bus.
+#[derive(Clone, Debug, Default, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[command(next_help_heading = "Devices")]
+pub struct DeviceOptions {
+    /// Disk with the contents of FILE; ro: the guest cannot write, snapshot: its changes are thrown away;
+    /// may be repeated
+    #[arg(
+        long,
+        value_name = "FILE[,ro][,snapshot][,backing][,format=raw|qcow2|vmdk]"
+    )]
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub disk: Vec<OptionWord<DiskSpec>>,
+    /// Source of random numbers: the host's, or those of --seed in a deterministic run
+    #[arg(long)]
+    pub rng: bool,
 }
 
 /// Where the guest's output goes.

@@ -157,6 +157,11 @@ const FULL: [&[&str]; 2] = [
         "speed",
         "--models",
         "off",
+        "--disk",
+        "d.img,ro",
+        "--disk",
+        "/e,f,snapshot,format=qcow2",
+        "--rng",
         "--serial",
         "file:s",
         "--debugcon",
@@ -246,7 +251,7 @@ fn file_paths_are_relative_to_the_file() {
             .find(|(name, _)| *name == key)
             .map_or("p", |w| w.1);
         let value = match key.as_str() {
-            "module" => format!("[\"{word}\"]"),
+            "module" | "disk" => format!("[\"{word}\"]"),
             _ => format!("\"{word}\""),
         };
         let (folder, path) = file(&format!("version = 1\n[{table}]\n{key} = {value}\n"));

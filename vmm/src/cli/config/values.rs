@@ -13,6 +13,7 @@ use crate::cli::read::read_text;
 use crate::console::Backend;
 use crate::vcpu::branch_history;
 use crate::vcpu::engine::ForcedSwitch;
+use crate::virtio::disk::DiskSpec;
 use hindsight_gdb::ListenAddress;
 
 /// The largest profile file that is read, in bytes.
@@ -235,6 +236,23 @@ impl OptionValue for Backend {
     }
 }
 
+impl OptionValue for DiskSpec {
+    const EXPECTED: &'static str = "a disk as FILE or \"FILE,OPTION,...\"";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::parse(text)
+    }
+
+    fn format(&self) -> Result<String, String> {
+        utf8(&self.path)?;
+        Ok(self.to_string())
+    }
+
+    fn resolve_paths(self, folder: &Path) -> Self {
+        self.in_folder(folder)
+    }
+}
+
 impl OptionValue for ListenAddress {
     const EXPECTED: &'static str = "an address: tcp:HOST:PORT or unix:PATH";
 
@@ -434,6 +452,7 @@ mod tests {
         assert_reads_back::<Size>(&["0", "1", "1025", "128M", "3073M", "5G", "16384T"]);
         assert_reads_back::<Duration>(&["0", "0.4", "1e-9", "4m", "1e19", "123456789.123"]);
         assert_reads_back::<ModuleArg>(&["a", "a=b c", "a=b=c"]);
+        assert_reads_back::<DiskSpec>(&["a", "a,b,ro", "a.qcow2,snapshot,backing,format=raw"]);
         assert_reads_back::<BtmTarget>(&["-", "file"]);
         assert_reads_back::<Backend>(&["stdio", "none", "file:a:b", "unix:s"]);
         assert_reads_back::<ListenAddress>(&["tcp::1234", "tcp:127.0.0.1:1", "unix:s"]);

@@ -5,7 +5,7 @@ use std::io;
 use anyhow::{Context, bail};
 
 use super::files::BootFiles;
-use super::input;
+use super::{devices, input};
 use crate::cli::config::{ModelsArg, RunConfig};
 use crate::deterministic::DeterministicMachine;
 use crate::deterministic::input::InputFeed;
@@ -30,7 +30,8 @@ pub(super) fn prepare(
         cpu: config.cpu(),
         engine,
     };
-    let prepared = PreparedMachine::new(&machine, &files.load_request())
+    let devices = devices::open(config)?;
+    let prepared = PreparedMachine::with_devices(&machine, &files.load_request(), devices)
         .with_context(|| files.image_path().display().to_string())?
         .with_uarch(options.models == ModelsArg::On);
     Ok(match config.deterministic_seed() {

@@ -3,11 +3,12 @@
 mod command;
 mod confine;
 mod consoles;
+mod devices;
 mod files;
 mod input;
 mod machine;
 mod parent;
 mod report;
 
-pub use command::{RunArgs, run};
+pub use command::{RunArgs, run, run_traced};
 pub use machine::deterministic_machine;

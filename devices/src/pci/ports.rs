@@ -1,10 +1,11 @@
-//! PCI configuration mechanism #1 of an empty bus, and the reset control register.
+//! The ports of PCI configuration mechanism #1, and the reset control register.
 //!
 //! Follows the PCI Local Bus Specification 3.0, "Configuration Mechanism #1", and, for port 0xcf9,
-//! the Intel ICH data sheets, "RST_CNT - Reset Control Register". Every function of the empty bus
-//! reads as all ones, as an absent function does.
+//! the Intel ICH data sheets, "RST_CNT - Reset Control Register". A function that does not exist reads
+//! as all ones.
 
-use crate::bus::Device;
+use super::root::SharedRoot;
+use crate::bus::{Device, lock};
 use crate::hooks::{MachineRequest, Requests};
 
 /// First port: CONFIG_ADDRESS, with the reset control register as its second byte.
@@ -18,6 +19,10 @@ pub const RESET_VALUE: u8 = SYSTEM_RESET | RESET_CPU;
 
 const ADDRESS_OFFSET: u64 = 0;
 const RESET_OFFSET: u64 = 1;
+/// First offset of CONFIG_DATA.
+const DATA_OFFSET: u64 = 4;
+/// Bit 31 of CONFIG_ADDRESS: CONFIG_DATA accesses the configuration space.
+const ENABLE: u32 = 1 << 31;
 /// Bits 30:24 and 1:0 of CONFIG_ADDRESS are read-only zeros.
 const ADDRESS_MASK: u32 = 0x80ff_fffc;
 const SYSTEM_RESET: u8 = 1 << 1;
@@ -34,20 +39,43 @@ pub struct PciState {
     pub reset_control: u8,
 }
 
-/// An empty PCI bus.
+/// The configuration ports.
 #[derive(Debug)]
 pub struct PciConfig {
     state: PciState,
     requests: Requests,
+    /// The bus behind them; `None` if it is empty.
+    root: Option<SharedRoot>,
 }
 
 impl PciConfig {
-    /// The ports after reset.
+    /// The ports of an empty bus, after reset.
     pub fn new(requests: Requests) -> Self {
         Self {
             state: PciState::default(),
             requests,
+            root: None,
         }
+    }
+
+    /// The ports of `root`, after reset.
+    pub fn with_root(requests: Requests, root: SharedRoot) -> Self {
+        Self {
+            root: Some(root),
+            ..Self::new(requests)
+        }
+    }
+
+    /// The bus, and the slot and register that an access to CONFIG_DATA reaches.
+    fn target(&self, offset: u64) -> Option<(&SharedRoot, u8, usize)> {
+        let address = self.state.address;
+        let byte = offset.checked_sub(DATA_OFFSET)?;
+        let [_, device_function, bus, _] = address.to_le_bytes();
+        if address & ENABLE == 0 || bus != 0 || device_function & 7 != 0 {
+            return None;
+        }
+        let register = usize::try_from(u64::from(address & 0xfc) + byte).ok()?;
+        Some((self.root.as_ref()?, device_function >> 3, register))
     }
 
     /// The registers.
@@ -75,7 +103,10 @@ impl Device for PciConfig {
         match (offset, data.len()) {
             (ADDRESS_OFFSET, 4) => data.copy_from_slice(&self.state.address.to_le_bytes()),
             (RESET_OFFSET, 1) => data.fill(self.state.reset_control),
-            _ => data.fill(0xff),
+            _ => match self.target(offset) {
+                Some((root, slot, register)) => lock(root).config_read(slot, register, data),
+                None => data.fill(0xff),
+            },
         }
     }
 
@@ -85,7 +116,11 @@ impl Device for PciConfig {
                 self.state.address = u32::from_le_bytes([a, b, c, d]) & ADDRESS_MASK;
             }
             (RESET_OFFSET, &[value]) => self.write_reset_control(value),
-            _ => {}
+            _ => {
+                if let Some((root, slot, register)) = self.target(offset) {
+                    lock(root).config_write(slot, register, data);
+                }
+            }
         }
     }
 }

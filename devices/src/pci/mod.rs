@@ -1,0 +1,35 @@
+//! PCI: configuration mechanism #1 and ECAM, the functions of bus 0, MSI-X and INTx.
+//!
+//! Follows the PCI Local Bus Specification 3.0 and, for ECAM, the PCI Express Base Specification,
+//! "PCI Express Enhanced Configuration Access Mechanism". There is one segment with one bus, whose
+//! functions are a host bridge at 00.0 and the machine's devices from 01.0 on. Buses other than 0 and
+//! functions other than 0 are absent. A machine without devices has no host bridge either: every
+//! configuration read answers all ones.
+
+mod config;
+mod intx;
+mod msix;
+mod ports;
+mod root;
+
+pub use config::{BarLayout, ConfigSpace, PciIdentity};
+pub use intx::IntxLines;
+pub use msix::{MsiSender, Msix, MsixState};
+pub use ports::{PCI_PORT, PCI_PORTS, PciConfig, PciState, RESET_PORT, RESET_VALUE};
+pub use root::{Ecam, PciRoot, PciRootState, PciWindow, SharedRoot};
+
+/// Base of the enhanced configuration space of bus 0.
+pub const ECAM_BASE: u64 = 0xe000_0000;
+/// Bytes of the enhanced configuration space of one bus.
+pub const ECAM_LEN: u64 = 1 << 20;
+/// Base of the addresses that memory BARs use.
+pub const WINDOW_BASE: u64 = 0xc000_0000;
+/// Bytes of the addresses that memory BARs use: up to ECAM.
+pub const WINDOW_LEN: u64 = ECAM_BASE - WINDOW_BASE;
+/// Devices on bus 0 besides the host bridge.
+pub const DEVICES_MAX: usize = 31;
+
+/// The global system interrupt of pin INTA# of the device in a slot. Eight lines are shared.
+pub const fn intx_gsi(slot: u8) -> u32 {
+    16 + (slot % 8) as u32
+}

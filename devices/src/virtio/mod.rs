@@ -1,0 +1,42 @@
+//! Virtio devices on PCI: the transport, and models of devices without threads and host I/O.
+//!
+//! Follows "Virtual I/O Device (VIRTIO) Version 1.2", OASIS. There is no legacy interface: a driver
+//! must accept VIRTIO_F_VERSION_1. Queues are split rings with indirect descriptors and event indices.
+//! A device serves its queues during the guest's access to the notification register, so that a
+//! deterministic machine completes a request at the same instruction in every run.
+//!
+//! | Module | Contents |
+//! | --- | --- |
+//! | [`memory`] | guest memory as devices access it |
+//! | [`chain`], [`queues`] | descriptor chains, and the queues of one device |
+//! | [`device`] | the trait of a device behind the transport |
+//! | [`function`] | the PCI function: capabilities, registers, interrupts, saved state |
+//! | [`block`], [`overlay`] | disks, and disks whose changes are thrown away |
+//! | [`entropy`] | random numbers |
+//!
+//! # Errors of the driver
+//!
+//! A ring or chain that the specification forbids (a loop, a length beyond memory, an index that jumps)
+//! sets DEVICE_NEEDS_RESET, is logged in one line, and stops the device until the driver resets it.
+
+pub mod block;
+pub mod chain;
+mod common;
+pub mod device;
+pub mod entropy;
+pub mod function;
+#[cfg(test)]
+mod function_tests;
+#[cfg(test)]
+mod fuzz_tests;
+pub mod memory;
+pub mod overlay;
+pub mod queues;
+#[cfg(test)]
+pub(crate) mod test_driver;
+
+pub use chain::Chain;
+pub use device::{VirtioDevice, VirtioDeviceState, VirtioKind, VirtioStateError};
+pub use function::{VirtioFunction, VirtioFunctionState};
+pub use memory::{DmaMemory, WriteReport, WriteReporter};
+pub use queues::{QueueError, VirtQueues};

@@ -1,0 +1,133 @@
+//! The queues of one device while it serves them.
+
+use thiserror::Error;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+
+use super::chain::Chain;
+use super::memory::DmaMemory;
+
+/// What a driver did that the specification forbids. The device needs a reset.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum QueueError {
+    /// The ring is not in memory, or its index jumped by more than the queue's size.
+    #[error("its available or used ring is invalid")]
+    Ring,
+    /// A buffer is not in guest memory.
+    #[error("a buffer of {len:#x} bytes at {address:#x} is not in guest memory")]
+    NotMemory {
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// A chain has more descriptors than its table, or leads out of the table or of memory.
+    #[error("the chain of descriptor {0} has no end")]
+    Endless(u16),
+    /// A device-readable buffer follows a device-writable one.
+    #[error("the chain of descriptor {0} has a readable buffer after a writable one")]
+    Order(u16),
+    /// A request is too short, or lacks the buffer for its answer.
+    #[error("a request is malformed: {0}")]
+    Request(&'static str),
+}
+
+impl QueueError {
+    pub(super) fn not_memory(address: u64, len: usize) -> Self {
+        Self::NotMemory {
+            address,
+            len: u32::try_from(len).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// The queues of a device, and guest memory.
+#[derive(Debug)]
+pub struct VirtQueues<'a> {
+    memory: &'a DmaMemory,
+    queues: &'a mut [Queue],
+    /// Queues to whose used rings something was added, a bit each.
+    used: u64,
+    /// The queue that was accessed last, for the log.
+    last: usize,
+}
+
+impl<'a> VirtQueues<'a> {
+    pub(super) fn new(memory: &'a DmaMemory, queues: &'a mut [Queue]) -> Self {
+        Self {
+            memory,
+            queues,
+            used: 0,
+            last: 0,
+        }
+    }
+
+    /// Guest memory.
+    pub fn memory(&self) -> &'a DmaMemory {
+        self.memory
+    }
+
+    /// Takes the next request of a queue; none if the driver offers no more or has not set it up.
+    ///
+    /// # Errors
+    /// The driver violated the specification.
+    pub fn pop(&mut self, index: usize) -> Result<Option<Chain>, QueueError> {
+        self.last = index;
+        let memory = self.memory;
+        let Some(queue) = self.queues.get_mut(index).filter(|queue| queue.ready()) else {
+            return Ok(None);
+        };
+        loop {
+            let mut available = queue.iter(memory).map_err(|_| QueueError::Ring)?;
+            if let Some(descriptors) = available.next() {
+                return Chain::collect(descriptors, memory).map(Some);
+            }
+            // The driver may have added a request before it could see that notifications are on.
+            let more = queue.enable_notification(memory);
+            if !more.map_err(|_| QueueError::Ring)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Returns a request to the driver, of whose writable buffers `written` bytes were written.
+    ///
+    /// # Errors
+    /// The used ring is not in memory.
+    pub fn complete(
+        &mut self,
+        index: usize,
+        chain: &Chain,
+        written: usize,
+    ) -> Result<(), QueueError> {
+        self.last = index;
+        let Some(queue) = self.queues.get_mut(index) else {
+            return Ok(());
+        };
+        let written = u32::try_from(written).unwrap_or(u32::MAX);
+        let added = queue.add_used(self.memory, chain.head(), written);
+        added.map_err(|_| QueueError::Ring)?;
+        self.used |= 1 << index;
+        Ok(())
+    }
+
+    /// The queue that was accessed last.
+    pub(super) fn last(&self) -> usize {
+        self.last
+    }
+
+    /// The queues for which the driver wants an interrupt now, a bit each.
+    pub(super) fn take_interrupts(&mut self) -> Result<u64, QueueError> {
+        let mut due = 0;
+        for (index, queue) in self.queues.iter_mut().enumerate() {
+            if self.used & 1 << index != 0 {
+                let needs = queue.needs_notification(self.memory);
+                if needs.map_err(|_| QueueError::Ring)? {
+                    due |= 1 << index;
+                }
+            }
+        }
+        self.used = 0;
+        Ok(due)
+    }
+}

@@ -1,0 +1,47 @@
+//! The devices on the PCI bus that the options name.
+
+use anyhow::Context;
+use hindsight_devices::virtio::VirtioDevice;
+use hindsight_devices::virtio::entropy::{Entropy, EntropySource, SeededEntropy};
+
+use crate::cli::config::RunConfig;
+use crate::virtio::disk;
+
+/// Random numbers of the host's kernel.
+struct HostEntropy;
+
+impl EntropySource for HostEntropy {
+    fn fill(&mut self, mut data: &mut [u8]) {
+        while !data.is_empty() {
+            match rustix::rand::getrandom(&mut *data, rustix::rand::GetRandomFlags::empty()) {
+                Ok(count) => data = &mut data[count..],
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!("the host has no random numbers: {error}");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Opens the devices in the order of their slots.
+///
+/// # Errors
+///
+/// When the host cannot provide one of them.
+pub(super) fn open(config: &RunConfig) -> anyhow::Result<Vec<Box<dyn VirtioDevice>>> {
+    let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
+    for spec in &config.devices.disk {
+        let disk = disk::open(&spec.0, config.machine.cpus).context("--disk")?;
+        devices.push(Box::new(disk));
+    }
+    if config.devices.rng {
+        let source: Box<dyn EntropySource> = match config.deterministic_seed() {
+            Some(seed) => Box::new(SeededEntropy::new(seed)),
+            None => Box::new(HostEntropy),
+        };
+        devices.push(Box::new(Entropy::new(source)));
+    }
+    Ok(devices)
+}

@@ -1,0 +1,45 @@
+//! The devices on the PCI bus of a machine.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use hindsight_devices::irq::Interrupts;
+use hindsight_devices::pci::{IntxLines, MsiSender, PciRoot, SharedRoot};
+use hindsight_devices::virtio::{DmaMemory, VirtioDevice};
+
+/// Devices for the PCI bus, and the memory that they access. Without devices there is no bus.
+#[derive(Default)]
+pub struct PciDevices {
+    /// The devices, in the order of their slots.
+    devices: Vec<Box<dyn VirtioDevice>>,
+    /// Guest memory; present if there are devices.
+    memory: Option<DmaMemory>,
+}
+
+impl fmt::Debug for PciDevices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = self.devices.iter().map(|device| device.kind());
+        f.debug_list().entries(kinds).finish()
+    }
+}
+
+impl PciDevices {
+    /// Devices that access `memory`.
+    pub fn new(devices: Vec<Box<dyn VirtioDevice>>, memory: DmaMemory) -> Self {
+        Self {
+            devices,
+            memory: Some(memory),
+        }
+    }
+
+    /// Builds the bus with the devices, which this no longer has then.
+    pub(super) fn take_root(&mut self, irq: &Arc<Interrupts>) -> Option<SharedRoot> {
+        let memory = self.memory.take()?;
+        let devices = std::mem::take(&mut self.devices);
+        let (messages, lines) = (irq.clone(), irq.clone());
+        let sender = MsiSender::new(move |address, data| messages.send_msi(address, data));
+        let lines = IntxLines::new(move |gsi, level| lines.set_irq(gsi, level));
+        let root = PciRoot::new(devices, &memory, &sender, lines);
+        Some(Arc::new(Mutex::new(root)))
+    }
+}

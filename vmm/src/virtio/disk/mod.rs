@@ -1,0 +1,7 @@
+//! Disks: image files of the host as the contents of virtio disks.
+
+mod image;
+mod spec;
+
+pub use image::{DiskError, open};
+pub use spec::{DiskFormat, DiskSpec};

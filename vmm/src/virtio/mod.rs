@@ -1,0 +1,3 @@
+//! The host's side of virtio devices: what stands behind the models in `hindsight_devices::virtio`.
+
+pub mod disk;
