@@ -30,18 +30,18 @@ fn start(folder: &std::path::Path, engine: &str, sandbox: &str) -> Child {
         "--trace",
         "msr=trace",
     ];
-    let child = command(folder, &arguments).spawn().unwrap();
+    let child = command(folder, &arguments).spawn().expect("it starts");
     thread::sleep(Duration::from_millis(700));
     child
 }
 
 /// The names of the threads of `child`, with the value of `field` in their status.
 fn threads(child: &Child, field: &str) -> Vec<(String, String)> {
-    let tasks = fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+    let tasks = fs::read_dir(format!("/proc/{}/task", child.id())).expect("it runs");
     let mut threads: Vec<_> = tasks
         .flatten()
         .map(|task| {
-            let status = fs::read_to_string(task.path().join("status")).unwrap();
+            let status = fs::read_to_string(task.path().join("status")).expect("it runs");
             let value = |name: &str| {
                 let line = status.lines().find_map(|line| line.strip_prefix(name));
                 line.unwrap_or_default().trim().to_owned()
@@ -54,9 +54,9 @@ fn threads(child: &Child, field: &str) -> Vec<(String, String)> {
 }
 
 fn end(mut child: Child, folder: &std::path::Path) {
-    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
     let status = wait(&mut child);
-    let stderr = text(&child.wait_with_output().unwrap());
+    let stderr = text(&child.wait_with_output().expect("it ended"));
     assert_eq!(status.code(), Some(0), "{stderr}");
     assert!(!stderr.contains("sandbox"), "{stderr}");
     let left: Vec<_> = listing(folder).into_iter().map(|(name, _)| name).collect();
