@@ -23,7 +23,7 @@ const IMAGE: u32 = 0x10_0000;
 const HANDLERS: [usize; 2] = [0x100, 0x140];
 const IDT: usize = 0x200;
 const IDTR: usize = 0x400;
-const SLOTS: usize = 0x1000;
+const CODE: usize = 0x1000;
 /// Bytes of a slot.
 const SLOT: usize = 32;
 /// Top of the stack of operations and handlers.
@@ -180,8 +180,8 @@ impl Operation {
             Self::Short(index) => SHORT[usize::from(index) % SHORT.len()].to_vec(),
             Self::Raw(bytes) => bytes.to_vec(),
             Self::Mapped(opcode, rest) => [&[0x0f, opcode][..], &rest].concat(),
-            Self::Back(slots) => {
-                let to = at.saturating_sub(usize::from(slots) * SLOT).max(SLOTS);
+            Self::Back(count) => {
+                let to = at.saturating_sub(usize::from(count) * SLOT).max(CODE);
                 let distance = to as i64 - (at as i64 + 5);
                 [&[0xe9][..], &(distance as i32).to_le_bytes()].concat()
             }
@@ -208,12 +208,12 @@ impl Guest {
             Mode::Long => true,
         };
         let count = self.operations.len().min(OPERATIONS);
-        let mut image = vec![0; SLOTS + (count + 1) * SLOT];
+        let mut image = vec![0; CODE + (count + 1) * SLOT];
         let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
         // lidt [IDTR], with a SIB byte in 64-bit mode.
         let idtr = (IMAGE + IDTR as u32).to_le_bytes();
         let lidt: &[u8] = if long { &[0x0f, 0x01, 0x1c, 0x25] } else { &[0x0f, 0x01, 0x1d] };
-        let first = [lidt, &idtr, &load(4, STACK), &load(0, IMAGE + SLOTS as u32), &[0xff, 0xe0]];
+        let first = [lidt, &idtr, &load(4, STACK), &load(0, IMAGE + CODE as u32), &[0xff, 0xe0]];
         put(0, &first.concat());
         let word = if long { 8 } else { 4 };
         put(HANDLERS[0], &handler(0));
@@ -228,13 +228,13 @@ impl Guest {
         put(IDTR, &limit.to_le_bytes());
         put(IDTR + 2, &u64::from(IMAGE + IDT as u32).to_le_bytes());
         for (index, operation) in self.operations.iter().take(count).enumerate() {
-            let at = SLOTS + index * SLOT;
+            let at = CODE + index * SLOT;
             let mut code = operation.code(at);
             // The rest of a slot: NOPs.
             code.resize(SLOT, 0x90);
             put(at, &code);
         }
-        put(SLOTS + count * SLOT, &[0xf4]);
+        put(CODE + count * SLOT, &[0xf4]);
         image
     }
 
