@@ -149,7 +149,7 @@ mod tests {
             (&["run", "x", "--smp", "4"], "is --cpus"),
             (&["run", "x", "--append", "quiet"], "is --cmdline"),
             (&["run", "x", "-s"], "--gdb :1234"),
-            (&["run", "x", "--drive", "file=y"], "--initrd"),
+            (&["run", "x", "--drive", "file=y"], "is --disk FILE"),
         ];
         for (args, expected) in rows {
             let args = ["hindsight"].iter().chain(args);

@@ -1,6 +1,7 @@
 //! `hindsight run`.
 
 mod command;
+mod confine;
 mod consoles;
 mod devices;
 mod files;
