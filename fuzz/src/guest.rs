@@ -98,9 +98,46 @@ pub struct Guest {
 
 /// The MSRs that have models: what an operation chooses from.
 const MSRS: [u32; 40] = [
-    0x10, 0x1b, 0x3a, 0x3b, 0x8b, 0xc1, 0xc2, 0xfe, 0x122, 0x174, 0x186, 0x187, 0x1a0, 0x1a2, 0x1c8,
-    0x1c9, 0x1d9, 0x1dd, 0x200, 0x201, 0x250, 0x277, 0x2ff, 0x309, 0x30b, 0x345, 0x38d, 0x38f, 0x390,
-    0x3f1, 0x3f6, 0x600, 0x6e0, 0x802, 0x80b, 0x830, 0x832, 0xc8d, 0xc000_0080, 0xc000_0102,
+    0x10,
+    0x1b,
+    0x3a,
+    0x3b,
+    0x8b,
+    0xc1,
+    0xc2,
+    0xfe,
+    0x122,
+    0x174,
+    0x186,
+    0x187,
+    0x1a0,
+    0x1a2,
+    0x1c8,
+    0x1c9,
+    0x1d9,
+    0x1dd,
+    0x200,
+    0x201,
+    0x250,
+    0x277,
+    0x2ff,
+    0x309,
+    0x30b,
+    0x345,
+    0x38d,
+    0x38f,
+    0x390,
+    0x3f1,
+    0x3f6,
+    0x600,
+    0x6e0,
+    0x802,
+    0x80b,
+    0x830,
+    0x832,
+    0xc8d,
+    0xc000_0080,
+    0xc000_0102,
 ];
 
 /// Instructions without operands that matter to state: STI, CLI, HLT, PUSHF, POPF, IRET, CPUID, RDTSC,
@@ -138,7 +175,13 @@ fn store(address: u32, value: u32) -> Vec<u8> {
 
 fn wrmsr(index: u32, value: u64) -> Vec<u8> {
     let [low, high] = [value & 0xffff_ffff, value >> 32].map(|half| half as u32);
-    [load(1, index), load(0, low), load(2, high), vec![0x0f, 0x30]].concat()
+    [
+        load(1, index),
+        load(0, low),
+        load(2, high),
+        vec![0x0f, 0x30],
+    ]
+    .concat()
 }
 
 impl Operation {
@@ -203,7 +246,15 @@ fn handler(offset: u8) -> Vec<u8> {
 impl Guest {
     fn image(&self) -> Vec<u8> {
         let long = match self.mode {
-            Mode::Real => return self.raw.iter().copied().chain([0xf4]).take(0x8000).collect(),
+            Mode::Real => {
+                return self
+                    .raw
+                    .iter()
+                    .copied()
+                    .chain([0xf4])
+                    .take(0x8000)
+                    .collect();
+            }
             Mode::Protected => false,
             Mode::Long => true,
         };
@@ -212,8 +263,18 @@ impl Guest {
         let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
         // lidt [IDTR], with a SIB byte in 64-bit mode.
         let idtr = (IMAGE + IDTR as u32).to_le_bytes();
-        let lidt: &[u8] = if long { &[0x0f, 0x01, 0x1c, 0x25] } else { &[0x0f, 0x01, 0x1d] };
-        let first = [lidt, &idtr, &load(4, STACK), &load(0, IMAGE + CODE as u32), &[0xff, 0xe0]];
+        let lidt: &[u8] = if long {
+            &[0x0f, 0x01, 0x1c, 0x25]
+        } else {
+            &[0x0f, 0x01, 0x1d]
+        };
+        let first = [
+            lidt,
+            &idtr,
+            &load(4, STACK),
+            &load(0, IMAGE + CODE as u32),
+            &[0xff, 0xe0],
+        ];
         put(0, &first.concat());
         let word = if long { 8 } else { 4 };
         put(HANDLERS[0], &handler(0));
@@ -222,7 +283,10 @@ impl Guest {
         for vector in 0..32 {
             let has_code = matches!(vector, 8 | 10..=14 | 17 | 21);
             let [l0, l1, h0, h1] = (IMAGE + HANDLERS[usize::from(has_code)] as u32).to_le_bytes();
-            put(IDT + vector * gate_size, &[l0, l1, 0x10, 0, 0, 0x8e, h0, h1]);
+            put(
+                IDT + vector * gate_size,
+                &[l0, l1, 0x10, 0, 0, 0x8e, h0, h1],
+            );
         }
         let limit = (32 * gate_size - 1) as u16;
         put(IDTR, &limit.to_le_bytes());

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use hindsight_cpu::state::Activity;
 use hindsight_vmm::boot::EntryMode;
 use hindsight_vmm::vcpu::crash::CrashCause;
-use hindsight_vmm::vcpu::engine::policy::Engine;
 use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::code_asm::*;
 

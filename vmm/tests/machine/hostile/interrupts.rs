@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use hindsight_vmm::vcpu::engine::policy::Engine;
 use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::code_asm::*;
 
