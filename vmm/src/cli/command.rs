@@ -11,11 +11,12 @@ use super::completions::CompletionsArgs;
 use super::demo::DemoArgs;
 use super::diff::DiffArgs;
 use super::doctor::DoctorArgs;
+use super::exec::ExecArgs;
 use super::man::ManArgs;
 use super::run::RunArgs;
 use super::test::TestArgs;
 use super::usage::one_line;
-use super::{Status, completions, demo, diff, doctor, man, run, test};
+use super::{Status, completions, demo, diff, doctor, exec, man, run, test};
 
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
 /// whatever the host has.
@@ -34,6 +35,7 @@ Examples:
   hindsight doctor               Measure what this host's KVM does
   hindsight test                 Run the built-in payloads
   hindsight run kernel.elf       Boot an image
+  hindsight exec -- uname -a     Run a command of this machine in a guest
   hindsight run --help           All options of `run`, with examples"
 )]
 struct Cli {
@@ -45,6 +47,8 @@ struct Cli {
 enum Command {
     /// Boot a guest image
     Run(Box<RunArgs>),
+    /// Run a command of this machine in a guest that sees this machine's files
+    Exec(Box<ExecArgs>),
     /// Find the first instruction at which two deterministic runs, or the two engines, differ
     Diff(Box<DiffArgs>),
     /// Measure what this host's KVM does
@@ -64,6 +68,7 @@ impl Command {
     fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Run(args) => run::run(&args).map(ExitCode::from),
+            Self::Exec(args) => exec::run(&args),
             Self::Diff(args) => diff::run(&args),
             Self::Doctor(args) => doctor::run(args),
             Self::Test(args) => test::run(*args),

@@ -1,4 +1,4 @@
-//! The command line: `hindsight run`, `diff`, `doctor`, `test`, `demo` and `completions`.
+//! The command line: `hindsight run`, `exec`, `diff`, `doctor`, `test`, `demo` and `completions`.
 
 mod command;
 mod completions;
@@ -6,6 +6,7 @@ pub mod config;
 mod demo;
 mod diff;
 mod doctor;
+mod exec;
 mod exit;
 mod foreign_options;
 mod gdb;

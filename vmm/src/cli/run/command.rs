@@ -109,7 +109,7 @@ fn run_machine(
         policy,
         accepted,
     } = machine::decide(config, measure)?;
-    let mut prepared = machine::prepare(config, decision.engine, &files)?;
+    let mut prepared = machine::prepare_files(config, decision.engine, &files)?;
     if let Some(policy) = policy {
         let forced = config.run.switch_every.map(|every| every.0);
         prepared = prepared.with_engine_policy(policy, forced);

@@ -10,4 +10,5 @@ mod parent;
 mod report;
 
 pub use command::{RunArgs, run};
-pub use machine::deterministic_machine;
+pub use devices::open as open_devices;
+pub use machine::{decide, deterministic_machine, prepare};
