@@ -280,6 +280,7 @@ mod tests {
         step_on_branch: false,
         debugs_transactions: false,
         debug_exceptions: false,
+        system_events: false,
     };
 
     #[test]

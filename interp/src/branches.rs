@@ -8,7 +8,7 @@
 use crate::branch_buffer::BtsTarget;
 use crate::code::Op;
 use crate::core::Core;
-use crate::platform::{Branch, BranchClass};
+use crate::platform::{Branch, BranchClass, SystemEvent};
 use hindsight_cpu::branch::BtsConfig;
 use hindsight_cpu::branch::bts::{self, BtsFastPath, BtsOutcome};
 
@@ -222,6 +222,14 @@ impl Core {
         let (platform, branches) = self.platform_and_branches();
         platform.branches(cs_base, branches.emptied(count));
         self.update_observe();
+    }
+
+    /// Reports a system event that has completed, if the platform requests these.
+    pub(crate) fn report_system_event(&mut self, event: impl FnOnce(&Self) -> SystemEvent) {
+        if self.branches.observe().system_events {
+            let event = event(self);
+            self.platform().system_event(event);
+        }
     }
 
     /// Reports that a #DB is about to be delivered, if that changes a model.

@@ -119,7 +119,7 @@ pub use model_platform::{InterruptController, ModelPlatform, NoDevices, NoInterr
 pub use platform::{
     AbortCause, Accesses, Branch, BranchClass, Bus, Counting, Delivery, DeliveryFault,
     DeliveryKind, GpFault, InterruptSource, MsrHandler, Observe, Observer, Pending, Platform,
-    RetiredCounts, Ring, TransactionEvent,
+    RetiredCounts, Ring, SystemEvent, TransactionEvent,
 };
 pub use supported::supported_cpuid;
 

@@ -57,6 +57,32 @@ impl RetiredCounts {
     }
 }
 
+/// An event that changes the state of the system, for [`Observer::system_event`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SystemEvent {
+    /// MOV to a control register completed.
+    ControlRegister {
+        /// Its number.
+        number: u8,
+        /// The value that was written.
+        value: u64,
+    },
+    /// RDMSR of an MSR that the interpreter holds itself completed.
+    MsrRead {
+        /// MSR number.
+        index: u32,
+        /// The value that was read.
+        value: u64,
+    },
+    /// WRMSR to such an MSR completed.
+    MsrWritten {
+        /// MSR number.
+        index: u32,
+        /// The value that was written.
+        value: u64,
+    },
+}
+
 /// What raised an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeliveryKind {
@@ -208,6 +234,8 @@ pub trait Observer {
     fn allows_transactions(&self) -> bool;
     /// A transaction begins or ends. All branches before it were reported.
     fn transaction(&mut self, event: TransactionEvent, ring: Ring);
+    /// Reports a system event. Called if [`Observe::system_events`] is set.
+    fn system_event(&mut self, event: SystemEvent);
 }
 
 /// Everything that surrounds one virtual processor.

@@ -176,6 +176,7 @@ const BRANCHES: Observe = Observe {
     step_on_branch: false,
     debugs_transactions: false,
     debug_exceptions: false,
+    system_events: false,
 };
 
 /// A loop of three: dec ecx; jnz; hlt.

@@ -4,7 +4,7 @@ mod common;
 
 use common::{CODE, Machine, Ram, gate, long_mode, state, vcpu};
 use hindsight_cpu::state::{CpuState, Segment, seg};
-use hindsight_interp::{BranchClass, Exit, Observe};
+use hindsight_interp::{BranchClass, Exit, Observe, SystemEvent};
 
 const HANDLER: usize = CODE + 0x3000;
 const HLT: u8 = 0xf4;
@@ -129,4 +129,48 @@ fn redirected_interrupt_of_virtual_8086_mode_is_a_branch_that_ends_single_steps(
     let branches = machine.branches.iter().map(|b| (b.from, b.to, b.class));
     let expected = (0, 0x10, BranchClass::SoftwareInterrupt);
     assert_eq!(branches.collect::<Vec<_>>(), [expected]);
+}
+
+#[test]
+fn system_events_are_reported_with_their_values_only_on_request() {
+    let run = |system_events| {
+        let ram = Ram::new(4 << 20);
+        let st = long_mode(&ram, 0);
+        let code: &[&[u8]] = &[
+            &[0x0f, 0x20, 0xd8],             // mov rax, cr3
+            &[0x0f, 0x22, 0xd8],             // mov cr3, rax
+            &[0xb9, 2, 1, 0, 0xc0],          // mov ecx, IA32_KERNEL_GS_BASE
+            &[0xb8, 0x78, 0x56, 0x34, 0x12], // mov eax, 0x12345678
+            &[0x31, 0xd2],                   // xor edx, edx
+            &[0x0f, 0x30],                   // wrmsr
+            &[0x0f, 0x32],                   // rdmsr
+            &[HLT],
+        ];
+        ram.write(CODE, &code.concat());
+        let mut machine = Machine {
+            observe: Observe {
+                system_events,
+                ..Observe::default()
+            },
+            ..Machine::default()
+        };
+        assert_eq!(vcpu(&ram, &st).run(&mut machine, 100), Exit::Halted);
+        (st.cr3, machine.system_events)
+    };
+    assert_eq!(run(false).1, []);
+    let (cr3, events) = run(true);
+    let index = 0xc000_0102;
+    let value = 0x1234_5678;
+    let expected = [
+        (
+            1,
+            SystemEvent::ControlRegister {
+                number: 3,
+                value: cr3,
+            },
+        ),
+        (5, SystemEvent::MsrWritten { index, value }),
+        (6, SystemEvent::MsrRead { index, value }),
+    ];
+    assert_eq!(events, expected);
 }

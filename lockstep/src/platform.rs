@@ -3,7 +3,7 @@
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_interp::{
     Accesses, Branch, Bus, Counting, GpFault, InterruptSource, MsrHandler, Observe, Observer,
-    Pending, RetiredCounts, Ring, TransactionEvent, supported_cpuid,
+    Pending, RetiredCounts, Ring, SystemEvent, TransactionEvent, supported_cpuid,
 };
 
 /// A platform whose only device is a port that ends the run when it is written.
@@ -96,4 +96,5 @@ impl Observer for ExitPortPlatform {
         true
     }
     fn transaction(&mut self, _: TransactionEvent, _: Ring) {}
+    fn system_event(&mut self, _: SystemEvent) {}
 }

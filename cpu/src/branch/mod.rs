@@ -143,6 +143,8 @@ pub struct Observe {
     pub debug_exceptions: bool,
     /// Debug conditions in transactions raise #DB if DR7.RTM is set too: IA32_DEBUGCTL.RTM.
     pub debugs_transactions: bool,
+    /// Report writes to control registers, and accesses to MSRs that the engine holds itself.
+    pub system_events: bool,
 }
 
 impl Observe {

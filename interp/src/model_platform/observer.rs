@@ -5,7 +5,9 @@ use hindsight_cpu::pmu::{EventKind, PmuNeeds};
 use hindsight_cpu::uarch::AccessEvents;
 
 use super::{InterruptController, ModelPlatform};
-use crate::platform::{Accesses, Branch, Bus, Counting, Observe, Observer, Ring, TransactionEvent};
+use crate::platform::{
+    Accesses, Branch, Bus, Counting, Observe, Observer, Ring, SystemEvent, TransactionEvent,
+};
 
 impl<B: Bus, I: InterruptController> Observer for ModelPlatform<B, I> {
     fn observe(&mut self) -> Observe {
@@ -104,4 +106,6 @@ impl<B: Bus, I: InterruptController> Observer for ModelPlatform<B, I> {
             self.sync_counters();
         }
     }
+
+    fn system_event(&mut self, _: SystemEvent) {}
 }

@@ -3,6 +3,7 @@
 use super::Done;
 use crate::core::{Core, Op, truncate};
 use crate::fault::Fault;
+use crate::platform::SystemEvent;
 use hindsight_cpu::control::{self, ControlMasks};
 use hindsight_cpu::state::seg;
 use hindsight_regs::cr::{Cr0, Cr4, Efer};
@@ -51,7 +52,9 @@ pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
         }
         _ => return Err(Fault::UD),
     }
-    c.debug.stops.record_control(o.dst.number(), v);
+    let number = o.dst.number();
+    c.debug.stops.record_control(number, v);
+    c.report_system_event(|_| SystemEvent::ControlRegister { number, value: v });
     c.exit.requested = true;
     Ok(())
 }

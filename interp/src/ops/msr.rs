@@ -4,6 +4,7 @@ use super::Done;
 use crate::core::{Core, Op, truncate};
 use crate::fault::Fault;
 use crate::flags::LazyFlags;
+use crate::platform::SystemEvent;
 use crate::registers::Reg;
 use crate::seg::canonical;
 use crate::width::Width;
@@ -15,7 +16,7 @@ use hindsight_regs::rflags::Rflags;
 impl Core {
     fn read_msr(&mut self, index: u32) -> Result<u64, Fault> {
         let m = &self.state.msrs;
-        Ok(match index {
+        let value = match index {
             msr::IA32_EFER => self.state.efer,
             msr::IA32_STAR => m.star,
             msr::IA32_LSTAR => m.lstar,
@@ -31,7 +32,9 @@ impl Core {
                 self.report_branches();
                 return Ok(self.platform().rdmsr(index)?);
             }
-        })
+        };
+        self.report_system_event(|_| SystemEvent::MsrRead { index, value });
+        Ok(value)
     }
 
     fn write_msr(&mut self, index: u32, v: u64) -> Done {
@@ -50,7 +53,7 @@ impl Core {
         }
         let m = &mut self.state.msrs;
         match index {
-            msr::IA32_EFER => return self.write_efer(v),
+            msr::IA32_EFER => self.write_efer(v)?,
             msr::IA32_STAR => m.star = v,
             msr::IA32_LSTAR => m.lstar = v,
             msr::IA32_CSTAR => m.cstar = v,
@@ -69,6 +72,7 @@ impl Core {
             msr::IA32_SYSENTER_EIP => m.sysenter_eip = v,
             _ => return self.write_foreign_msr(index, v),
         }
+        self.report_system_event(|_| SystemEvent::MsrWritten { index, value: v });
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::state::{CpuState, Segment, seg};
 use hindsight_interp::{
     Accesses, Branch, Bus, Counting, GpFault, InterruptSource, Memory, MsrHandler, Observe,
-    Observer, Pending, RegionSpec, RetiredCounts, Ring, TransactionEvent, Vcpu,
+    Observer, Pending, RegionSpec, RetiredCounts, Ring, SystemEvent, TransactionEvent, Vcpu,
 };
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
@@ -104,6 +104,8 @@ pub struct Machine {
     pub batches: Vec<usize>,
     pub retired_at_report: Vec<u64>,
     pub debug_exceptions: u32,
+    /// Retired instructions, and the event.
+    pub system_events: Vec<(u64, SystemEvent)>,
     pub pmis: u32,
     pub counts: RetiredCounts,
     /// The levels of FERR# that the processor reported, in order.
@@ -239,6 +241,9 @@ impl Observer for Machine {
         true
     }
     fn transaction(&mut self, _: TransactionEvent, _: Ring) {}
+    fn system_event(&mut self, event: SystemEvent) {
+        self.system_events.push((self.counts.instructions, event));
+    }
 }
 
 /// Where [`long_mode`] puts things.

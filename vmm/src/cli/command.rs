@@ -12,11 +12,13 @@ use super::demo::DemoArgs;
 use super::diff::DiffArgs;
 use super::doctor::DoctorArgs;
 use super::exec::ExecArgs;
+use super::export::ExportArgs;
 use super::man::ManArgs;
 use super::run::RunArgs;
 use super::test::TestArgs;
+use super::trace::TraceArgs;
 use super::usage::one_line;
-use super::{Status, completions, demo, diff, doctor, exec, man, run, test};
+use super::{Status, completions, demo, diff, doctor, exec, export, man, run, test, trace};
 
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
 /// whatever the host has.
@@ -49,6 +51,10 @@ enum Command {
     Run(Box<RunArgs>),
     /// Run a command of this machine in a guest that sees this machine's files
     Exec(Box<ExecArgs>),
+    /// Run a guest, and write what its processors do to a trace file
+    Trace(Box<TraceArgs>),
+    /// Write a trace in the format of another tool
+    Export(ExportArgs),
     /// Find the first instruction at which two deterministic runs, or the two engines, differ
     Diff(Box<DiffArgs>),
     /// Measure what this host's KVM does
@@ -69,6 +75,8 @@ impl Command {
         match self {
             Self::Run(args) => run::run(&args).map(ExitCode::from),
             Self::Exec(args) => exec::run(&args),
+            Self::Trace(args) => trace::run(&args).map(ExitCode::from),
+            Self::Export(args) => export::run(&args).map(ExitCode::from),
             Self::Diff(args) => diff::run(&args),
             Self::Doctor(args) => doctor::run(args),
             Self::Test(args) => test::run(*args),
@@ -146,7 +154,7 @@ mod tests {
             (&["run", "x", "--smp", "4"], "is --cpus"),
             (&["run", "x", "--append", "quiet"], "is --cmdline"),
             (&["run", "x", "-s"], "--gdb :1234"),
-            (&["run", "x", "--drive", "file=y"], "--initrd"),
+            (&["run", "x", "--drive", "file=y"], "is --disk FILE"),
         ];
         for (args, expected) in rows {
             let args = ["hindsight"].iter().chain(args);

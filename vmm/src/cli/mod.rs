@@ -1,4 +1,5 @@
-//! The command line: `hindsight run`, `exec`, `diff`, `doctor`, `test`, `demo` and `completions`.
+//! The command line: `hindsight run`, `exec`, `trace`, `export`, `diff`, `doctor`, `test`, `demo` and
+//! `completions`.
 
 mod command;
 mod completions;
@@ -8,6 +9,7 @@ mod diff;
 mod doctor;
 mod exec;
 mod exit;
+mod export;
 mod foreign_options;
 mod gdb;
 pub mod logging;
@@ -15,6 +17,7 @@ mod man;
 mod read;
 mod run;
 pub mod test;
+mod trace;
 mod usage;
 
 pub use command::main;

@@ -5,6 +5,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use hindsight_cpu::state::seg;
+use hindsight_trace::TraceWriter;
 
 use super::builder::{MachineConfig, PreparedMachine};
 use super::{MachineError, timer};
@@ -14,6 +15,7 @@ use crate::deterministic::input::InputFeed;
 use crate::deterministic::{self, CheckpointLimits, DeterministicMachine};
 use crate::kvm;
 use crate::platform::Sinks;
+use crate::sandbox::{ThreadKind, enter};
 use crate::vcpu::MachineVcpu;
 use crate::vcpu::board::Board;
 use crate::vcpu::crash::FinalState;
@@ -116,12 +118,32 @@ impl Machine {
 
     /// Records the last `limit` branches of every vCPU, for a debugger that connects later.
     pub fn record_branches(&mut self, limit: usize) {
-        let first = &self.loaded.state;
-        let long = first.is_long_mode();
-        let base = if long { 0 } else { first.seg[seg::CS].base };
-        let first = (first.rip, base);
+        let first = (self.loaded.state.rip, self.first_base());
         for (id, vcpu) in self.vcpus.iter_mut().enumerate() {
             vcpu.record_branches(limit, if id == 0 { first } else { (0, 0) });
+        }
+    }
+
+    /// The base of the code segment in which vCPU 0 starts.
+    fn first_base(&self) -> u64 {
+        let first = &self.loaded.state;
+        if first.is_long_mode() {
+            0
+        } else {
+            first.seg[seg::CS].base
+        }
+    }
+
+    /// The linear address at which vCPU 0 starts.
+    pub fn start_address(&self) -> u64 {
+        self.loaded.state.rip.wrapping_add(self.first_base())
+    }
+
+    /// Traces the events of all vCPUs. Their tracers are dropped at the end of [`Machine::run`].
+    pub fn trace(&mut self, writer: &TraceWriter) {
+        let base = self.first_base();
+        for (cpu, vcpu) in (0_u32..).zip(&mut self.vcpus) {
+            vcpu.set_tracer(writer.tracer(cpu), if cpu == 0 { base } else { 0 });
         }
     }
 
@@ -212,6 +234,7 @@ fn spawn_all(
     let timer = thread::Builder::new().name("timer".to_owned());
     let timer = timer
         .spawn(move || {
+            enter(ThreadKind::Timer);
             timer::thread(&timer_board);
             Vec::new()
         })
@@ -222,7 +245,10 @@ fn spawn_all(
         let builder = thread::Builder::new().name(format!("vcpu{id}"));
         board.run.vcpus.enter();
         let thread = builder
-            .spawn(move || vcpu.run(&thread_board).into_iter().collect())
+            .spawn(move || {
+                enter(ThreadKind::Vcpu);
+                vcpu.run(&thread_board).into_iter().collect()
+            })
             .map_err(|error| {
                 board.run.vcpus.leave();
                 MachineError::Thread(error)
@@ -244,7 +270,10 @@ fn spawn_one(
     board.run.vcpus.enter();
     let thread = thread::Builder::new()
         .name("vcpus".to_owned())
-        .spawn(move || deterministic::thread(vcpus, &thread_board, feed, checkpoints))
+        .spawn(move || {
+            enter(ThreadKind::Vcpu);
+            deterministic::thread(vcpus, &thread_board, feed, checkpoints)
+        })
         .map_err(|error| {
             board.run.vcpus.leave();
             MachineError::Thread(error)

@@ -23,5 +23,6 @@ pub mod recorder;
 pub mod run_control;
 pub mod stats;
 mod thread;
+mod trace_events;
 
 pub use thread::MachineVcpu;

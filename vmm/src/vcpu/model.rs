@@ -13,6 +13,7 @@ use hindsight_cpu::uarch::{AccessEvents, CacheModel, CoreUarch, InstructionAcces
 use hindsight_regs::apic::ApicBase;
 use hindsight_regs::msr as regs;
 use hindsight_regs::vector::GpFault;
+use hindsight_trace::{Event, EventKinds, VcpuTracer};
 
 use crate::vcpu::board::Board;
 use crate::vcpu::branch_history::BranchHistory;
@@ -37,12 +38,14 @@ pub struct VcpuModel {
     pub history: Option<Box<BranchHistory>>,
     /// Branches are recorded from the start of the run, with or without a debugger.
     pub recorded_from_start: bool,
+    /// Traces the events of this vCPU, for `hindsight trace`.
+    pub tracer: Option<Box<VcpuTracer>>,
     /// What a debugger requires of this vCPU.
     pub debug: DebugRequests,
     /// The number of exits of each kind.
     pub exits: ExitCounts,
     /// The event totals behind the performance counters.
-    pmu_totals: PmuTotals,
+    pub(super) pmu_totals: PmuTotals,
     /// The branch predictor, and the caches of the core.
     pub(crate) unit: CoreUarch,
     /// The address of the local APIC page; `None` unless the APIC is in xAPIC mode.
@@ -60,6 +63,7 @@ impl VcpuModel {
             recorder: None,
             history: None,
             recorded_from_start: false,
+            tracer: None,
             debug: DebugRequests::default(),
             exits: ExitCounts::default(),
             pmu_totals: PmuTotals::default(),
@@ -255,6 +259,7 @@ impl VcpuModel {
 
     /// Marks the vCPU as halted, if it is not yet.
     pub fn halt(&mut self) {
+        self.trace(EventKinds::MODE, Event::Halt);
         self.pmu_totals.halt(self.board.time.clock.now());
     }
 

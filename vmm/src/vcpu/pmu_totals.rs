@@ -27,6 +27,12 @@ impl PmuTotals {
         self.totals.set(EventKind::Instruction, Ring::User, user);
     }
 
+    /// Instructions retired so far.
+    pub fn instructions(&self) -> u64 {
+        let of = |ring| self.totals.get(EventKind::Instruction, ring);
+        of(Ring::Os).wrapping_add(of(Ring::User))
+    }
+
     /// Instructions retired at CPL 1 to 3 so far.
     pub fn user(&self) -> u64 {
         self.totals.get(EventKind::Instruction, Ring::User)

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hindsight_interp::Vcpu as Interp;
+use hindsight_trace::VcpuTracer;
 
 use super::board::Board;
 use super::branch_history::BranchHistory;
@@ -71,6 +72,12 @@ impl MachineVcpu {
         let model = self.engine.model_mut();
         model.history = Some(Box::new(BranchHistory::new(limit, start, base)));
         model.recorded_from_start = true;
+    }
+
+    /// Traces its events with `tracer` from now on. It is in a code segment with this `base`.
+    pub fn set_tracer(&mut self, mut tracer: VcpuTracer, base: u64) {
+        tracer.restart(base);
+        self.engine.model_mut().tracer = Some(Box::new(tracer));
     }
 
     /// Runs until the machine stops. Returns the final state if the machine requests it.

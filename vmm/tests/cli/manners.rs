@@ -5,7 +5,16 @@ use std::path::Path;
 
 use crate::rig::*;
 
-const COMMANDS: [&str; 6] = ["run", "diff", "doctor", "test", "demo", "completions"];
+const COMMANDS: [&str; 8] = [
+    "run",
+    "trace",
+    "export",
+    "diff",
+    "doctor",
+    "test",
+    "demo",
+    "completions",
+];
 
 fn stdout(arguments: &[&str]) -> String {
     let output = command(Path::new("/"), arguments)

@@ -22,7 +22,7 @@ mod values;
 
 pub use args::ConfigArgs;
 pub use check::ConflictError;
-pub use choices::{EngineArg, ModelsArg};
+pub use choices::{EngineArg, ModelsArg, SandboxArg};
 pub use dump::dump;
 pub use file::{FileError, VERSION};
 pub use option_word::{OptionValue, OptionWord};

@@ -16,7 +16,7 @@ use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::profile::CpuProfile;
 use serde::{Deserialize, Serialize};
 
-use super::choices::{EngineArg, ModeArg, ModelsArg, PreferArg, ProtocolArg};
+use super::choices::{EngineArg, ModeArg, ModelsArg, PreferArg, ProtocolArg, SandboxArg};
 use super::option_word::OptionWord;
 use super::paths::FilePath;
 use super::values::{BranchRecord, BtmTarget, GuestAddress, ModuleArg, Number, Size};
@@ -242,6 +242,10 @@ pub struct RunOptions {
     /// with exit status 2
     #[arg(long, value_name = "SIZE")]
     pub max_output: Option<OptionWord<Size>>,
+    /// Confine the monitor to the files that it has open and the system calls of its threads; strict
+    /// ends it at any other call
+    #[arg(long, value_enum)]
+    pub sandbox: SandboxArg,
     /// Print statistics to standard error when the run ends
     #[arg(long)]
     pub stats: bool,

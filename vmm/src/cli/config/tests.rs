@@ -179,6 +179,8 @@ const FULL: [&[&str]; 2] = [
         "--timeout",
         "1.5m",
         "--exit-on-halt",
+        "--sandbox",
+        "strict",
         "--max-output",
         "1G",
         "--stats",

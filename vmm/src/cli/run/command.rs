@@ -7,6 +7,7 @@ use std::time::Instant;
 use clap::Args;
 use tracing::Level;
 
+use super::confine::Confinement;
 use super::consoles::Consoles;
 use super::files::BootFiles;
 use super::input::{self, no_input};
@@ -15,12 +16,14 @@ use super::parent::end_with_parent;
 use super::report::{print_stats, report};
 use crate::cli::config::{ConfigArgs, EngineArg, RunConfig, dump};
 use crate::cli::logging::Logging;
+use crate::cli::trace::{RunTrace, TraceOptions};
 use crate::cli::{Status, gdb, read};
 use crate::deterministic::input::InputFeed;
 use crate::exactness::MeasureMode;
 use crate::machine::start::StartDecision;
 use crate::output::RunOutputs;
 use crate::probe::report::HostInfo;
+use crate::vcpu::board::Board;
 use crate::vcpu::engine::Engine;
 use crate::vcpu::engine::policy::EngineDecision;
 
@@ -73,13 +76,37 @@ pub fn run(args: &RunArgs) -> anyhow::Result<Status> {
         io::stdout().write_all(dump(&config)?.as_bytes())?;
         return Ok(Status::Success);
     }
+    run_logged(&config, args.measure, RunTrace::default())
+}
+
+/// Runs a guest to its end and traces it.
+///
+/// # Errors
+///
+/// When the guest cannot be started, or the trace cannot be created.
+pub fn run_traced(config: RunConfig, trace: &TraceOptions) -> anyhow::Result<Status> {
+    run_logged(&config.with_defaults(), None, RunTrace::new(trace))
+}
+
+fn run_logged(
+    config: &RunConfig,
+    measure: Option<MeasureMode>,
+    mut trace: RunTrace<'_>,
+) -> anyhow::Result<Status> {
     let limit = config.run.max_output.as_ref().map(|limit| limit.0.0);
     let outputs = RunOutputs::new(limit);
     let logging = Logging::start(&config.log.settings(&outputs));
     tracing::debug!("hindsight {} on {}", env!("CARGO_PKG_VERSION"), HostFacts);
     tracing::debug!("{config:?}");
-    run_machine(&config, args.measure, &logging, &outputs)
-        .inspect_err(|error| logging.log_failure(error))
+    let status = run_machine(config, measure, &mut trace, (&logging, &outputs));
+    let status = status.inspect_err(|error| logging.log_failure(error))?;
+    match trace.finish() {
+        Ok(()) => Ok(status),
+        Err(error) => {
+            logging.report(Level::ERROR, &format!("{error:#}"));
+            Ok(Status::Internal)
+        }
+    }
 }
 
 /// This host in one line, read only if the line is logged.
@@ -96,8 +123,8 @@ impl fmt::Display for HostFacts {
 fn run_machine(
     config: &RunConfig,
     measure: Option<MeasureMode>,
-    logging: &Logging,
-    outputs: &RunOutputs,
+    trace: &mut RunTrace<'_>,
+    (logging, outputs): (&Logging, &RunOutputs),
 ) -> anyhow::Result<Status> {
     let files = BootFiles::read(
         &config.boot,
@@ -110,6 +137,7 @@ fn run_machine(
         accepted,
     } = machine::decide(config, measure)?;
     let mut prepared = machine::prepare_files(config, decision.engine, &files)?;
+    trace.check(config, files.image())?;
     if let Some(policy) = policy {
         let forced = config.run.switch_every.map(|every| every.0);
         prepared = prepared.with_engine_policy(policy, forced);
@@ -119,6 +147,7 @@ fn run_machine(
     // Not before here: a run that fails above leaves no files and sockets behind.
     logging.open_files()?;
     tracing::trace!(target: "mode", "{}: {}", decision.engine, decision.because);
+    let confinement = Confinement::prepare(config)?;
     let mut consoles = Consoles::open(&config.console, outputs)?;
     let mut machine = prepared.build(host.as_ref(), consoles.sinks()?)?;
     let (feed, queue) = input::feed(config, log.map(InputFeed::replay))?;
@@ -127,6 +156,9 @@ fn run_machine(
     for (group, reason) in &accepted {
         tracing::warn!("--prefer speed: {group} deviates on this host's KVM: {reason}");
     }
+    trace.start(&mut machine)?;
+    let listener = gdb::listen(&config.debugging)?;
+    confinement.confine_files(config)?;
     consoles.watch_signals(input::quit(&machine, queue.clone()))?;
     let quit = input::quit(&machine, queue.clone());
     let serial_input = match queue {
@@ -136,12 +168,9 @@ fn run_machine(
     };
     consoles.start_input(serial_input, quit)?;
     let board = machine.board().clone();
-    if config.run.exit_on_halt {
-        board.run.halts.end_run();
-    }
-    let end = board.run.end.clone();
-    outputs.on_failure(move |error| end.set(error.into()));
-    let debugger = gdb::start(&config.debugging, &mut machine)?;
+    set_ends(config, &board, outputs);
+    let debugger = gdb::start(&config.debugging, listener, &mut machine)?;
+    Confinement::enter();
     let start = Instant::now();
     let limit = config.run.timeout.map(|limit| limit.0);
     let outcome = machine.run(limit, || consoles.release())?;
@@ -158,6 +187,15 @@ fn run_machine(
         print_stats(&board, host_time, &outcome);
     }
     Ok(report(&outcome, outputs.failure(), logging))
+}
+
+/// Sets what else ends the run: a guest that has halted for good, and output that cannot be written.
+fn set_ends(config: &RunConfig, board: &Board, outputs: &RunOutputs) {
+    if config.run.exit_on_halt {
+        board.run.halts.end_run();
+    }
+    let end = board.run.end.clone();
+    outputs.on_failure(move |error| end.set(error.into()));
 }
 
 /// Reports the engine, to the user only if `--engine auto` chose the slower one.

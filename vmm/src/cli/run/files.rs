@@ -58,6 +58,11 @@ impl<'a> BootFiles<'a> {
         self.image_path
     }
 
+    /// The path of the image, and its contents.
+    pub(super) fn image(&self) -> (&Path, &[u8]) {
+        (self.image_path, &self.image)
+    }
+
     /// The request for the loaders.
     pub(super) fn load_request(&self) -> LoadRequest<'_> {
         let options = self.options;

@@ -1,6 +1,7 @@
 //! `hindsight run`.
 
 mod command;
+mod confine;
 mod consoles;
 mod devices;
 mod files;
@@ -9,6 +10,6 @@ mod machine;
 mod parent;
 mod report;
 
-pub use command::{RunArgs, run};
+pub use command::{RunArgs, run, run_traced};
 pub use devices::open as open_devices;
 pub use machine::{decide, deterministic_machine, prepare};

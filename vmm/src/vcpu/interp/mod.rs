@@ -269,6 +269,9 @@ impl InterpVcpu {
                 if let Some(history) = &mut self.platform.model.history {
                     history.restart(state.seg[seg::CS].base);
                 }
+                if let Some(tracer) = &mut self.platform.model.tracer {
+                    tracer.restart(state.seg[seg::CS].base);
+                }
                 self.platform.model.wake();
                 self.vcpu.load(&state);
             }

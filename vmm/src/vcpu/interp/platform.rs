@@ -4,14 +4,15 @@ use hindsight_cpu::branch::{Branch, Observe};
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::msr::{ArmedScope, RdmsrOutcome, WrmsrOutcome};
 use hindsight_cpu::pmu::pebs::PebsOutcome;
-use hindsight_cpu::pmu::{EngineCounting, Ring};
+use hindsight_cpu::pmu::{EngineCounting, EventQuota, Ring};
 use hindsight_interp::{
     Accesses, Bus, Delivery, DeliveryKind, GpFault, InterruptSource, MsrHandler, Observer, Pending,
-    RetiredCounts, TransactionEvent,
+    RetiredCounts, SystemEvent, TransactionEvent,
 };
 use hindsight_regs::apic::ApicBase;
 use hindsight_regs::cpuid::Feature;
 use hindsight_regs::msr as regs;
+use hindsight_trace::EventKinds;
 
 use super::deliveries::{DeliveryChain, DeliveryText};
 use super::host_random::HostRandom;
@@ -99,6 +100,7 @@ impl Bus for InterpPlatform {
         self.served(ExitKind::PortRead(port), |model| {
             model.board.buses.ports.read(port, data);
         });
+        self.model.trace_port(port, data, false);
         self.log_event(LoggedEvent::PortRead, port.into(), data);
         tracing::trace!(target: "io", "cpu {} in {port:#x} = {}", self.model.id, HexBytes(data));
     }
@@ -106,6 +108,7 @@ impl Bus for InterpPlatform {
     fn port_write(&mut self, port: u16, data: &[u8]) {
         tracing::trace!(target: "io", "cpu {} out {port:#x} = {}", self.model.id, HexBytes(data));
         self.log_event(LoggedEvent::PortWrite, port.into(), data);
+        self.model.trace_port(port, data, true);
         self.served(ExitKind::PortWrite(port), |model| {
             model.board.buses.ports.write(port, data);
         });
@@ -116,11 +119,13 @@ impl Bus for InterpPlatform {
 
     fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
         self.served(ExitKind::MmioRead(gpa), |model| model.mmio_read(gpa, data));
+        self.model.trace_mmio(gpa, data, false);
         self.log_event(LoggedEvent::MmioRead, gpa, data);
     }
 
     fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
         self.log_event(LoggedEvent::MmioWrite, gpa, data);
+        self.model.trace_mmio(gpa, data, true);
         self.served(ExitKind::MmioWrite(gpa), |model| {
             model.mmio_write(gpa, data)
         });
@@ -139,6 +144,7 @@ impl MsrHandler for InterpPlatform {
             index,
             answer: value,
         });
+        self.model.trace_rdmsr(index, value);
         tracing::trace!(target: "msr", "cpu {} rdmsr {index:#x} = {value:x?}", self.model.id);
         let logged = value.unwrap_or(0);
         self.log_event(LoggedEvent::Rdmsr, index.into(), &logged.to_le_bytes());
@@ -160,6 +166,7 @@ impl MsrHandler for InterpPlatform {
             value,
             accepted: effect.is_some(),
         });
+        self.model.trace_wrmsr(index, value, effect.is_some());
         let id = self.model.id;
         tracing::trace!(target: "msr", "cpu {id} wrmsr {index:#x} = {value:#x}: {effect:x?}");
         // The run loop reports what is armed at its next checkpoint.
@@ -311,9 +318,11 @@ impl Observer for InterpPlatform {
     fn observe(&mut self) -> Observe {
         let required = self.model.msrs.observe();
         // The run hash of a deterministic run covers every branch.
+        let traced = self.model.traced_kinds();
         let records = self.model.history.is_some() || self.log.is_some();
         Observe {
-            branches: required.branches || records,
+            branches: required.branches || records || traced.needs_branches(),
+            system_events: traced.needs_system_events(),
             ..required
         }
     }
@@ -328,10 +337,12 @@ impl Observer for InterpPlatform {
         if self.model.msrs.observe().branches || self.model.history.is_some() {
             self.model.branches(branches);
         }
+        self.model.trace_branches(cs_base, branches);
     }
 
     fn delivery(&mut self, delivery: &Delivery) {
         self.deliveries.add(delivery);
+        self.model.trace_delivery(delivery);
         // Interrupts are events of the kind `irq`, unless something goes wrong.
         if delivery.kind != DeliveryKind::External || delivery.outcome.is_err() {
             let id = self.model.id;
@@ -357,14 +368,21 @@ impl Observer for InterpPlatform {
         } else {
             cycles.map(|ticks| (ticks / TICKS_PER_INSTRUCTION).max(INSTRUCTIONS_MIN))
         };
+        let traced = self.model.traced_kinds().contains(EventKinds::ACCESSES);
         EngineCounting {
             instructions: counting.instructions.min(&as_instructions),
+            accesses: counting.accesses.or(traced.then_some(EventQuota::NONE)),
             ..counting
         }
     }
 
     fn accesses(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64 {
-        self.model.accessed(ring, accesses)
+        self.model.trace_accesses(accesses);
+        // Without a counter or a cache model, the accesses are for the trace only.
+        match self.model.counting().accesses {
+            Some(_) => self.model.accessed(ring, accesses),
+            None => 1,
+        }
     }
 
     fn caches_flushed(&mut self, gpa: Option<u64>) {
@@ -386,5 +404,9 @@ impl Observer for InterpPlatform {
 
     fn transaction(&mut self, event: TransactionEvent, ring: Ring) {
         self.model.transaction(event, ring);
+    }
+
+    fn system_event(&mut self, event: SystemEvent) {
+        self.model.trace_system_event(event);
     }
 }

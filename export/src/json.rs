@@ -1,0 +1,118 @@
+//! A JSON object for each record, one a line.
+
+use std::io::{self, Write};
+
+use hindsight_trace::Event;
+use serde_json::{Map, Value, json};
+
+use crate::error::ExportError;
+use crate::input::RecordStream;
+use crate::symbols::FunctionTable;
+use crate::text::class_name;
+
+/// Writes the records. Addresses are strings in hexadecimal, since JSON's numbers lose digits.
+pub(crate) fn write(
+    records: RecordStream<'_>,
+    functions: &FunctionTable,
+    out: &mut dyn Write,
+) -> Result<(), ExportError> {
+    for record in records.flatten() {
+        if matches!(record.event, Event::Time { .. }) {
+            continue;
+        }
+        let mut object = event(&record.event, functions);
+        object.insert("cpu".to_owned(), record.cpu.into());
+        object.insert("at".to_owned(), record.at.into());
+        object.insert("ticks".to_owned(), record.ticks.into());
+        serde_json::to_writer(&mut *out, &object).map_err(io::Error::from)?;
+        out.write_all(b"\n")?;
+    }
+    Ok(())
+}
+
+fn hex(value: u64) -> String {
+    format!("{value:#x}")
+}
+
+fn event(event: &Event, functions: &FunctionTable) -> Map<String, Value> {
+    let value = match *event {
+        Event::Branch { .. } => branch(event, functions),
+        Event::Delivery {
+            vector,
+            error_code,
+            address,
+        } => json!({
+            "event": "delivery",
+            "vector": vector,
+            "error_code": error_code,
+            "address": address.map(hex),
+        }),
+        Event::MsrRead { index, value } => json!({
+            "event": "rdmsr",
+            "index": hex(index.into()),
+            "value": value.map(hex),
+        }),
+        Event::MsrWrite {
+            index,
+            value,
+            accepted,
+        } => json!({
+            "event": "wrmsr",
+            "index": hex(index.into()),
+            "value": hex(value),
+            "accepted": accepted,
+        }),
+        Event::Device(access) => json!({
+            "event": match (access.port, access.write) {
+                (true, false) => "in",
+                (true, true) => "out",
+                (false, false) => "mmio_read",
+                (false, true) => "mmio_write",
+            },
+            "address": hex(access.address),
+            "size": access.size,
+            "value": hex(access.value),
+        }),
+        Event::ControlRegister { number, value } => {
+            json!({"event": "control_register", "number": number, "value": hex(value)})
+        }
+        Event::Halt => json!({"event": "hlt"}),
+        Event::Access {
+            address,
+            size,
+            store,
+        } => {
+            json!({"event": if store { "store" } else { "load" }, "address": hex(address), "size": size})
+        }
+        Event::Time { .. } => Value::Null,
+    };
+    match value {
+        Value::Object(object) => object,
+        _ => Map::new(),
+    }
+}
+
+fn branch(event: &Event, functions: &FunctionTable) -> Value {
+    let &Event::Branch {
+        from,
+        to,
+        class,
+        cpl,
+        to_cpl,
+        mispredicted,
+    } = event
+    else {
+        return Value::Null;
+    };
+    json!({
+        "event": "branch",
+        "class": class_name(class),
+        "from": hex(from),
+        "to": hex(to),
+        "from_symbol": functions.find(from).map(|f| &f.name),
+        "to_symbol": functions.find(to).map(|f| &f.name),
+        "cpl": cpl,
+        "to_cpl": to_cpl,
+        "mispredicted": mispredicted,
+    })
+}

@@ -1,0 +1,131 @@
+//! One line of text for each record.
+
+use std::io::Write;
+
+use hindsight_cpu::branch::BranchClass;
+use hindsight_trace::{DeviceAccess, Event, Record};
+
+use crate::error::ExportError;
+use crate::input::RecordStream;
+use crate::symbols::FunctionTable;
+
+/// The kind of a branch in one word, as `--btm` has it.
+pub(crate) const fn class_name(class: BranchClass) -> &'static str {
+    match class {
+        BranchClass::Conditional => "jcc",
+        BranchClass::DirectJump | BranchClass::IndirectJump => "jmp",
+        BranchClass::DirectCall | BranchClass::CallNext | BranchClass::IndirectCall => "call",
+        BranchClass::Return => "ret",
+        BranchClass::Far => "far",
+        BranchClass::SoftwareInterrupt => "int",
+        BranchClass::Exception | BranchClass::Debug => "exception",
+        BranchClass::Interrupt => "interrupt",
+        BranchClass::Abort => "abort",
+        BranchClass::NotTaken => "none",
+    }
+}
+
+/// Writes the records: vCPU, count of instructions, event.
+pub(crate) fn write(
+    records: RecordStream<'_>,
+    functions: &FunctionTable,
+    out: &mut dyn Write,
+) -> Result<(), ExportError> {
+    for record in records.flatten() {
+        let Record { cpu, at, event, .. } = record;
+        if matches!(event, Event::Time { .. }) {
+            continue;
+        }
+        write!(out, "{cpu} {at} ")?;
+        write_event(&event, functions, out)?;
+    }
+    Ok(())
+}
+
+fn write_event(
+    event: &Event,
+    functions: &FunctionTable,
+    out: &mut dyn Write,
+) -> std::io::Result<()> {
+    match *event {
+        Event::Branch { .. } => write_branch(event, functions, out),
+        Event::Delivery {
+            vector,
+            error_code,
+            address,
+        } => {
+            write!(out, "vector {vector:#x}")?;
+            if let Some(code) = error_code {
+                write!(out, " error {code:#x}")?;
+            }
+            match address {
+                Some(address) => writeln!(out, " address {address:#x}"),
+                None => writeln!(out),
+            }
+        }
+        Event::MsrRead {
+            index,
+            value: Some(value),
+        } => writeln!(out, "rdmsr {index:#x} = {value:#x}"),
+        Event::MsrRead { index, value: None } => writeln!(out, "rdmsr {index:#x} faults"),
+        Event::MsrWrite {
+            index,
+            value,
+            accepted,
+        } => {
+            let end = if accepted { "" } else { " faults" };
+            writeln!(out, "wrmsr {index:#x} = {value:#x}{end}")
+        }
+        Event::Device(access) => {
+            let DeviceAccess {
+                address,
+                size,
+                value,
+                ..
+            } = access;
+            let name = match (access.port, access.write) {
+                (true, false) => "in",
+                (true, true) => "out",
+                (false, false) => "mmio read",
+                (false, true) => "mmio write",
+            };
+            writeln!(out, "{name} {address:#x} {size} = {value:#x}")
+        }
+        Event::ControlRegister { number, value } => writeln!(out, "cr{number} = {value:#x}"),
+        Event::Halt => writeln!(out, "hlt"),
+        Event::Access {
+            address,
+            size,
+            store,
+        } => {
+            let kind = if store { "store" } else { "load" };
+            writeln!(out, "{kind} {address:#x} {size}")
+        }
+        Event::Time { .. } => Ok(()),
+    }
+}
+
+fn write_branch(
+    event: &Event,
+    functions: &FunctionTable,
+    out: &mut dyn Write,
+) -> std::io::Result<()> {
+    let &Event::Branch {
+        from,
+        to,
+        class,
+        cpl,
+        to_cpl,
+        mispredicted,
+    } = event
+    else {
+        return Ok(());
+    };
+    let name = |at| functions.name_address(at);
+    write!(out, "{} {from:#x} {to:#x} cpl {cpl}", class_name(class))?;
+    if cpl != to_cpl {
+        write!(out, "->{to_cpl}")?;
+    }
+    let missed = if mispredicted { " mispredicted" } else { "" };
+    writeln!(out, "{missed} {} -> {}", name(from), name(to))
+}

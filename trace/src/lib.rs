@@ -1,0 +1,27 @@
+//! Trace files: what a guest's processors executed, as a compressed stream of records.
+//!
+//! A [`VcpuTracer`] collects what one vCPU does and sends it through a bounded queue to the thread of
+//! a [`TraceWriter`], which selects, encodes and compresses it. A [`TraceReader`] reads the file, also
+//! one whose end is missing. The format is described in `docs/reference/trace-format.md`.
+
+mod block;
+mod chunk;
+mod decode;
+mod encode;
+mod error;
+mod event;
+mod header;
+mod predict;
+mod reader;
+mod select;
+mod varint;
+mod writer;
+
+pub use block::{BlockInfo, RECORDS_MAX};
+pub use chunk::VcpuTracer;
+pub use error::TraceError;
+pub use event::{DeviceAccess, Event, EventKinds, Record};
+pub use header::{TraceHeader, TraceSummary, TracedImage, VERSION};
+pub use reader::{Records, TraceReader};
+pub use select::{End, Passage, Selection, Window};
+pub use writer::{TraceSink, TraceWriter, WriterOptions};

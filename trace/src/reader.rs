@@ -1,0 +1,198 @@
+//! Reads trace files: complete ones by their index, others by their blocks. The bytes are untrusted.
+
+mod index;
+
+use std::collections::VecDeque;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::RangeInclusive;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::block::{BlockInfo, HEADER_LEN};
+use crate::decode::BlockDecoder;
+use crate::error::TraceError;
+use crate::event::Record;
+use crate::header::{self, TraceHeader, TraceSummary};
+
+/// A trace file that is open for reading.
+#[derive(Debug)]
+pub struct TraceReader<R> {
+    input: R,
+    header: TraceHeader,
+    blocks: Vec<BlockInfo>,
+    summary: Option<TraceSummary>,
+    damage: Option<String>,
+}
+
+impl<R: Read + Seek> TraceReader<R> {
+    /// Reads the header and the index. Without an intact index, reads the headers of all blocks, up to
+    /// the first one that is damaged or cut off: see [`TraceReader::damage`].
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be read, is no trace, or is of a newer format.
+    pub fn new(mut input: R) -> Result<Self, TraceError> {
+        let (header, begin) = header::read(&mut input)?;
+        let len = input.seek(SeekFrom::End(0))?;
+        let (blocks, summary, damage) = match index::read(&mut input, begin, len)? {
+            Some((blocks, summary)) => (blocks, Some(summary), None),
+            None => {
+                let (blocks, problem) = index::scan(&mut input, begin, len)?;
+                (blocks, None, Some(problem))
+            }
+        };
+        Ok(Self {
+            input,
+            header,
+            blocks,
+            summary,
+            damage,
+        })
+    }
+
+    /// What was run, and how it was traced.
+    pub const fn header(&self) -> &TraceHeader {
+        &self.header
+    }
+
+    /// What a complete trace says about itself; `None` if its end is missing.
+    pub const fn summary(&self) -> Option<&TraceSummary> {
+        self.summary.as_ref()
+    }
+
+    /// Why the trace is not complete, in one line.
+    pub fn damage(&self) -> Option<&str> {
+        self.damage.as_deref()
+    }
+
+    /// The blocks, in the order of the file.
+    pub fn blocks(&self) -> &[BlockInfo] {
+        &self.blocks
+    }
+
+    /// All records, ordered by the machine's clock.
+    pub fn records(&mut self) -> Records<'_, R> {
+        self.records_within(0..=u64::MAX)
+    }
+
+    /// The records at these counts of retired instructions, ordered by the machine's clock.
+    pub fn records_within(&mut self, range: RangeInclusive<u64>) -> Records<'_, R> {
+        let mut streams: Vec<BlockStream> = Vec::new();
+        let in_range =
+            |block: &&BlockInfo| block.last_at >= *range.start() && block.first_at <= *range.end();
+        for block in self.blocks.iter().filter(in_range) {
+            let index = streams.iter().position(|stream| stream.cpu == block.cpu);
+            let index = index.unwrap_or_else(|| {
+                streams.push(BlockStream {
+                    cpu: block.cpu,
+                    ..BlockStream::default()
+                });
+                streams.len() - 1
+            });
+            streams[index].blocks.push_back(*block);
+        }
+        Records {
+            reader: self,
+            streams,
+            range,
+        }
+    }
+
+    /// Reads and unpacks a block.
+    fn unpack(&mut self, info: &BlockInfo) -> Result<BlockDecoder, TraceError> {
+        let damaged = |problem| TraceError::Block {
+            offset: info.offset,
+            problem,
+        };
+        self.input
+            .seek(SeekFrom::Start(info.offset + HEADER_LEN as u64))?;
+        let mut packed = Vec::new();
+        let len = u64::from(info.packed_len);
+        self.input.by_ref().take(len).read_to_end(&mut packed)?;
+        if packed.len() as u64 != len {
+            return Err(damaged("it is cut off"));
+        }
+        if xxh3_64(&packed) != info.hash {
+            return Err(damaged("its checksum is wrong"));
+        }
+        let mut raw = Vec::new();
+        let decoder = zstd::stream::read::Decoder::new(packed.as_slice());
+        let decoder = decoder.map_err(|_| damaged("it cannot be unpacked"))?;
+        let read = decoder
+            .take(u64::from(info.raw_len) + 1)
+            .read_to_end(&mut raw);
+        if read.is_err() || raw.len() as u64 != u64::from(info.raw_len) {
+            return Err(damaged("it cannot be unpacked to the size that it claims"));
+        }
+        Ok(BlockDecoder::new(info, raw))
+    }
+}
+
+/// The blocks of one vCPU.
+#[derive(Debug, Default)]
+struct BlockStream {
+    cpu: u32,
+    blocks: VecDeque<BlockInfo>,
+    decoder: Option<(u64, BlockDecoder)>,
+    /// The next record, or why there is none in its block.
+    next: Option<Result<Record, TraceError>>,
+}
+
+impl BlockStream {
+    /// Decodes the next record, if there is one.
+    fn fill<R: Read + Seek>(&mut self, reader: &mut TraceReader<R>, range: &RangeInclusive<u64>) {
+        while self.next.is_none() {
+            let Some((offset, decoder)) = &mut self.decoder else {
+                let Some(info) = self.blocks.pop_front() else {
+                    return;
+                };
+                match reader.unpack(&info) {
+                    Ok(decoder) => self.decoder = Some((info.offset, decoder)),
+                    Err(error) => self.next = Some(Err(error)),
+                }
+                continue;
+            };
+            match decoder.next() {
+                Ok(Some(record)) if !range.contains(&record.at) => {}
+                Ok(Some(record)) => self.next = Some(Ok(record)),
+                Ok(None) => self.decoder = None,
+                Err(problem) => {
+                    let offset = *offset;
+                    self.decoder = None;
+                    self.next = Some(Err(TraceError::Block { offset, problem }));
+                }
+            }
+        }
+    }
+
+    /// The order in which streams are merged: errors first, then by the clock.
+    fn key(&self) -> Option<u64> {
+        match self.next.as_ref()? {
+            Ok(record) => Some(record.ticks),
+            Err(_) => Some(0),
+        }
+    }
+}
+
+/// Iterates over the records of a trace. After an error it continues with the next block.
+#[derive(Debug)]
+pub struct Records<'a, R> {
+    reader: &'a mut TraceReader<R>,
+    streams: Vec<BlockStream>,
+    range: RangeInclusive<u64>,
+}
+
+impl<R: Read + Seek> Iterator for Records<'_, R> {
+    type Item = Result<Record, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        for stream in &mut self.streams {
+            stream.fill(self.reader, &self.range);
+        }
+        let pending = self
+            .streams
+            .iter_mut()
+            .filter(|stream| stream.next.is_some());
+        pending.min_by_key(|stream| stream.key())?.next.take()
+    }
+}

@@ -1,0 +1,331 @@
+//! Selects the records of a trace: by kind, privilege level, address, and part of the run.
+
+use hindsight_cpu::branch::BranchClass;
+
+use crate::event::{Event, EventKinds};
+
+/// The n-th time that a vCPU executes the instruction at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passage {
+    /// Linear address.
+    pub address: u64,
+    /// Counts from 1.
+    pub nth: u64,
+}
+
+/// What ends the trace of a vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It executes an address.
+    Passage(Passage),
+    /// It gets an exception.
+    Exception,
+}
+
+/// The part of a run that is traced, for each vCPU by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    /// Begin at the branch that follows this passage.
+    pub from: Option<Passage>,
+    /// End with the branch at which this happened.
+    pub until: Option<End>,
+    /// Begin after this many instructions, of the run.
+    pub after: u64,
+    /// End after this many instructions, from the first record on.
+    pub length: Option<u64>,
+}
+
+/// Which records a trace has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    /// Kinds of events.
+    pub kinds: EventKinds,
+    /// Privilege levels as a mask: bit n is CPL n.
+    pub cpls: u8,
+    /// First and last linear address of the code; empty for all.
+    pub ranges: Vec<(u64, u64)>,
+    /// The part of the run.
+    pub window: Window,
+}
+
+impl Default for Selection {
+    fn default() -> Self {
+        Self {
+            kinds: EventKinds::BRANCHES,
+            cpls: 0xf,
+            ranges: Vec::new(),
+            window: Window::default(),
+        }
+    }
+}
+
+impl Selection {
+    /// The kinds of events that an engine must report: branches too where they show which code runs.
+    pub fn reported_kinds(&self) -> EventKinds {
+        let window = &self.window;
+        let follows_code = window.from.is_some()
+            || window.until.is_some()
+            || self.cpls & 0xf != 0xf
+            || !self.ranges.is_empty();
+        if follows_code {
+            self.kinds | EventKinds::BRANCHES
+        } else {
+            self.kinds
+        }
+    }
+}
+
+/// Whether records are in the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WindowPhase {
+    Before,
+    /// The window began at this count of instructions.
+    Inside(u64),
+    Over,
+}
+
+/// Selects the records of one vCPU.
+#[derive(Debug)]
+pub(crate) struct Selector {
+    selection: Selection,
+    phase: WindowPhase,
+    /// How often the addresses of `from` and `until` have been executed.
+    passed: [u64; 2],
+    /// The target of the last branch, where the code that runs began.
+    last_to: Option<u64>,
+    cpl: u8,
+}
+
+impl Selector {
+    pub(crate) fn new(selection: Selection) -> Self {
+        Self {
+            selection,
+            phase: WindowPhase::Before,
+            passed: [0; 2],
+            last_to: None,
+            cpl: 0,
+        }
+    }
+
+    /// Whether nothing that follows is selected.
+    pub(crate) fn is_over(&self) -> bool {
+        self.phase == WindowPhase::Over
+    }
+
+    /// Whether a record is selected. Must be called for each record, in order.
+    pub(crate) fn selects(&mut self, at: u64, event: &Event) -> bool {
+        let in_window = self.follow_window(at, event);
+        let selected = in_window && self.selects_kind(event) && self.selects_code(event);
+        if let Event::Branch { to, to_cpl, .. } = *event {
+            self.last_to = Some(to);
+            self.cpl = to_cpl;
+        }
+        selected
+    }
+
+    fn follow_window(&mut self, at: u64, event: &Event) -> bool {
+        let window = self.selection.window;
+        if self.phase == WindowPhase::Before {
+            let reached = window.from.is_none_or(|from| self.passes(0, event, from));
+            if reached && at >= window.after {
+                self.phase = WindowPhase::Inside(at);
+            }
+        }
+        let WindowPhase::Inside(since) = self.phase else {
+            return false;
+        };
+        if window
+            .length
+            .is_some_and(|length| at.saturating_sub(since) > length)
+        {
+            self.phase = WindowPhase::Over;
+            return false;
+        }
+        let ends = match window.until {
+            None => false,
+            Some(End::Passage(until)) => self.passes(1, event, until),
+            Some(End::Exception) => {
+                matches!(
+                    event,
+                    Event::Branch {
+                        class: BranchClass::Exception,
+                        ..
+                    }
+                )
+            }
+        };
+        if ends {
+            self.phase = WindowPhase::Over;
+        }
+        true
+    }
+
+    /// Whether the code that ends with this branch executes the address for the n-th time.
+    fn passes(&mut self, which: usize, event: &Event, passage: Passage) -> bool {
+        if let Event::Branch { from, .. } = *event {
+            let start = self.last_to.unwrap_or(from);
+            let passed = &mut self.passed[which];
+            *passed += u64::from((start..=from).contains(&passage.address));
+        }
+        self.passed[which] >= passage.nth.max(1)
+    }
+
+    fn selects_kind(&self, event: &Event) -> bool {
+        use BranchClass::{
+            Abort, CallNext, Debug, DirectCall, Exception, Far, IndirectCall, Interrupt, Return,
+            SoftwareInterrupt,
+        };
+        let of_branch = |class| match class {
+            Exception | Debug | SoftwareInterrupt => EventKinds::EXCEPTIONS | EventKinds::CALLS,
+            Interrupt => EventKinds::INTERRUPTS | EventKinds::CALLS,
+            DirectCall | CallNext | IndirectCall | Return | Far | Abort => EventKinds::CALLS,
+            _ => EventKinds::empty(),
+        };
+        let kinds = match *event {
+            Event::Branch { class, .. } => EventKinds::BRANCHES | of_branch(class),
+            Event::Delivery { .. } => EventKinds::EXCEPTIONS | EventKinds::INTERRUPTS,
+            Event::MsrRead { .. } | Event::MsrWrite { .. } => EventKinds::MSR,
+            Event::Device(_) => EventKinds::IO,
+            Event::ControlRegister { .. } | Event::Halt => EventKinds::MODE,
+            Event::Access { .. } => EventKinds::ACCESSES,
+            Event::Time { .. } => return true,
+        };
+        self.selection.kinds.intersects(kinds)
+    }
+
+    /// Whether privilege level and address are selected. A branch is if either of its ends is.
+    fn selects_code(&self, event: &Event) -> bool {
+        let selection = &self.selection;
+        let at_level = |cpl: u8| selection.cpls >> (cpl & 3) & 1 != 0;
+        let in_range = |at: u64| {
+            let mut ranges = selection.ranges.iter();
+            selection.ranges.is_empty() || ranges.any(|&(first, last)| (first..=last).contains(&at))
+        };
+        match *event {
+            Event::Branch {
+                from,
+                to,
+                cpl,
+                to_cpl,
+                ..
+            } => at_level(cpl) && in_range(from) || at_level(to_cpl) && in_range(to),
+            Event::Time { .. } => true,
+            _ => at_level(self.cpl) && self.last_to.is_none_or(in_range),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::DeviceAccess;
+
+    fn branch(from: u64, to: u64, class: BranchClass, cpl: u8) -> Event {
+        Event::Branch {
+            from,
+            to,
+            class,
+            cpl,
+            to_cpl: cpl,
+            mispredicted: false,
+        }
+    }
+
+    fn selected(selection: Selection, events: &[(u64, Event)]) -> Vec<u64> {
+        let mut selector = Selector::new(selection);
+        let chosen = events
+            .iter()
+            .filter(|(at, event)| selector.selects(*at, event));
+        chosen.map(|&(at, _)| at).collect()
+    }
+
+    const JUMP: BranchClass = BranchClass::DirectJump;
+
+    #[test]
+    fn window_begins_and_ends_at_passages_also_in_the_middle_of_code() {
+        let events = [
+            (10, branch(0x110, 0x200, JUMP, 0)),
+            (20, branch(0x220, 0x100, JUMP, 0)),
+            (30, branch(0x110, 0x200, JUMP, 0)),
+            (40, branch(0x220, 0x300, JUMP, 0)),
+            (50, branch(0x310, 0x400, JUMP, 0)),
+        ];
+        let window = |from, until| Selection {
+            window: Window {
+                from,
+                until,
+                ..Window::default()
+            },
+            ..Selection::default()
+        };
+        let passage = |address, nth| Passage { address, nth };
+        let second = window(Some(passage(0x208, 2)), None);
+        assert_eq!(selected(second, &events), [40, 50]);
+        let until = window(None, Some(End::Passage(passage(0x105, 1))));
+        assert_eq!(selected(until, &events), [10, 20, 30]);
+        let counted = Selection {
+            window: Window {
+                after: 15,
+                length: Some(20),
+                ..Window::default()
+            },
+            ..Selection::default()
+        };
+        assert_eq!(selected(counted, &events), [20, 30, 40]);
+    }
+
+    #[test]
+    fn until_exception_ends_with_the_exception() {
+        let events = [
+            (1, branch(1, 2, JUMP, 0)),
+            (2, branch(3, 4, BranchClass::Exception, 0)),
+            (3, branch(5, 6, JUMP, 0)),
+        ];
+        let selection = Selection {
+            window: Window {
+                until: Some(End::Exception),
+                ..Window::default()
+            },
+            ..Selection::default()
+        };
+        assert_eq!(selected(selection, &events), [1, 2]);
+    }
+
+    #[test]
+    fn kinds_levels_and_ranges_select_records() {
+        let io = Event::Device(DeviceAccess {
+            port: true,
+            write: true,
+            address: 1,
+            size: 1,
+            value: 2,
+        });
+        let events = [
+            (1, branch(0x10, 0x20, JUMP, 0)),
+            (2, branch(0x21, 0x30, BranchClass::DirectCall, 3)),
+            (3, io),
+            (4, branch(0x31, 0x40, BranchClass::Interrupt, 3)),
+        ];
+        let of = |kinds| Selection {
+            kinds,
+            ..Selection::default()
+        };
+        assert_eq!(selected(of(EventKinds::BRANCHES), &events), [1, 2, 4]);
+        assert_eq!(selected(of(EventKinds::CALLS), &events), [2, 4]);
+        assert_eq!(
+            selected(of(EventKinds::INTERRUPTS | EventKinds::IO), &events),
+            [3, 4]
+        );
+        let user = Selection {
+            cpls: 8,
+            ..Selection::default()
+        };
+        assert_eq!(selected(user, &events), [2, 4]);
+        let range = Selection {
+            ranges: vec![(0x40, 0x4f)],
+            kinds: EventKinds::BRANCHES | EventKinds::IO,
+            ..Selection::default()
+        };
+        assert_eq!(selected(range, &events), [4]);
+    }
+}

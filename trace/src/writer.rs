@@ -1,0 +1,322 @@
+//! Writes trace files on a thread of its own.
+
+mod output;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use hindsight_cpu::branch::Branch;
+
+use crate::block::RECORDS_MAX;
+use crate::chunk::{EventChunk, VcpuTracer};
+use crate::encode::BlockEncoder;
+use crate::error::TraceError;
+use crate::event::{Event, EventKinds};
+use crate::header::{self, TraceHeader, TraceSummary};
+use crate::select::{Selection, Selector};
+use output::BlockOutput;
+pub(crate) use output::{END_MAGIC, INDEX_MAGIC};
+
+/// Chunks that may wait for the writer, per vCPU. When the queue is full the vCPU waits.
+const QUEUE: usize = 8;
+/// What a block has is written after this time, so that a run that is killed loses little.
+const FLUSH_AFTER: Duration = Duration::from_secs(1);
+/// The fewest records of a block where only the last records are kept.
+const RING_BLOCK_MIN: u64 = 4096;
+
+type Buffers = (Vec<Branch>, Vec<(u64, Event)>);
+
+enum Message {
+    Chunk(EventChunk),
+    End,
+}
+
+/// The vCPUs' end of the queue to the writer.
+pub struct TraceSink {
+    queue: SyncSender<Message>,
+    kinds: EventKinds,
+    /// Nothing that follows is written.
+    over: AtomicBool,
+    /// Empty buffers with their capacity.
+    empty: Mutex<Vec<Buffers>>,
+}
+
+impl fmt::Debug for TraceSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TraceSink")
+            .field("kinds", &self.kinds)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TraceSink {
+    /// The kinds of events that are still needed.
+    pub(crate) fn kinds(&self) -> EventKinds {
+        if self.over.load(Ordering::Relaxed) {
+            EventKinds::empty()
+        } else {
+            self.kinds
+        }
+    }
+
+    /// Waits while the queue is full. After the end of the trace, drops the chunk.
+    pub(crate) fn send(&self, chunk: EventChunk) {
+        if !self.over.load(Ordering::Relaxed) {
+            // The thread is gone only when the trace has been finished.
+            let _ = self.queue.send(Message::Chunk(chunk));
+        }
+    }
+
+    pub(crate) fn empty_buffers(&self) -> Buffers {
+        let mut empty = self.empty.lock().unwrap_or_else(PoisonError::into_inner);
+        empty.pop().unwrap_or_default()
+    }
+
+    fn put_back(&self, chunk: EventChunk) {
+        let EventChunk {
+            mut branches,
+            mut events,
+            ..
+        } = chunk;
+        branches.clear();
+        events.clear();
+        let mut empty = self.empty.lock().unwrap_or_else(PoisonError::into_inner);
+        if empty.len() < 2 * QUEUE {
+            empty.push((branches, events));
+        }
+    }
+}
+
+/// How a trace is written.
+pub struct WriterOptions {
+    /// Which records it has.
+    pub selection: Selection,
+    /// Keep at least this many of the last records, in memory until the end; `None` for all.
+    pub last: Option<u64>,
+    /// Write blocks that are not full after a second, so that a killed run loses little. The bytes of
+    /// the file then depend on the host's time.
+    pub flush_often: bool,
+    /// Called once when the selected part of the run is over.
+    pub when_over: Option<Box<dyn FnOnce() + Send>>,
+    /// The writer's thread calls it before anything else.
+    pub begin: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl fmt::Debug for WriterOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriterOptions")
+            .field("selection", &self.selection)
+            .field("last", &self.last)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Writes a trace file. The file is complete after [`TraceWriter::finish`].
+#[derive(Debug)]
+pub struct TraceWriter {
+    sink: Arc<TraceSink>,
+    thread: JoinHandle<Result<TraceSummary, TraceError>>,
+}
+
+impl TraceWriter {
+    /// Writes the header to `out` and starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// When the header cannot be written, or the thread cannot be started.
+    pub fn start(
+        mut out: Box<dyn Write + Send>,
+        header: &TraceHeader,
+        options: WriterOptions,
+    ) -> Result<Self, TraceError> {
+        let begin = header::write(header, &mut *out)?;
+        out.flush()?;
+        let cpus = usize::try_from(header.cpus.max(1)).unwrap_or(1);
+        let (queue, chunks) = sync_channel(QUEUE * cpus);
+        let sink = Arc::new(TraceSink {
+            queue,
+            kinds: options.selection.reported_kinds(),
+            over: AtomicBool::new(false),
+            empty: Mutex::default(),
+        });
+        let block_max = options.last.map_or(u64::from(RECORDS_MAX), |last| {
+            (last / 8).max(RING_BLOCK_MIN)
+        });
+        let state = WriterState {
+            vcpus: Vec::new(),
+            cpus: cpus.max(1),
+            output: BlockOutput::new(out, begin, options.last),
+            selection: options.selection,
+            when_over: options.when_over,
+            sink: sink.clone(),
+            flush_often: options.flush_often,
+            flushed: Instant::now(),
+            block_max: u32::try_from(block_max)
+                .unwrap_or(RECORDS_MAX)
+                .min(RECORDS_MAX),
+        };
+        let builder = thread::Builder::new().name("trace".to_owned());
+        let thread = builder
+            .spawn(move || {
+                if let Some(begin) = options.begin {
+                    begin();
+                }
+                state.run(&chunks)
+            })
+            .map_err(TraceError::Thread)?;
+        Ok(Self { sink, thread })
+    }
+
+    /// The tracer of a vCPU.
+    pub fn tracer(&self, cpu: u32) -> VcpuTracer {
+        VcpuTracer::new(self.sink.clone(), cpu)
+    }
+
+    /// Writes what is left, and the index. Tracers that are not dropped yet lose what they hold.
+    ///
+    /// # Errors
+    ///
+    /// When the file could not be written; it has all blocks up to then.
+    pub fn finish(self) -> Result<TraceSummary, TraceError> {
+        let _ = self.sink.queue.send(Message::End);
+        let ended = self.thread.join();
+        self.sink.over.store(true, Ordering::Relaxed);
+        ended.unwrap_or(Err(TraceError::Io(std::io::ErrorKind::Other.into())))
+    }
+}
+
+/// The encoder and the selector of one vCPU.
+#[derive(Debug)]
+struct VcpuStream {
+    encoder: BlockEncoder,
+    selector: Selector,
+}
+
+struct WriterState {
+    vcpus: Vec<VcpuStream>,
+    cpus: usize,
+    output: BlockOutput,
+    selection: Selection,
+    when_over: Option<Box<dyn FnOnce() + Send>>,
+    sink: Arc<TraceSink>,
+    flush_often: bool,
+    flushed: Instant,
+    block_max: u32,
+}
+
+impl WriterState {
+    fn run(mut self, chunks: &Receiver<Message>) -> Result<TraceSummary, TraceError> {
+        let mut failure = None;
+        loop {
+            let result = match chunks.recv_timeout(FLUSH_AFTER) {
+                Ok(Message::Chunk(chunk)) => {
+                    let added = if failure.is_none() {
+                        self.add(&chunk)
+                    } else {
+                        Ok(())
+                    };
+                    self.sink.put_back(chunk);
+                    added
+                }
+                Err(RecvTimeoutError::Timeout) if failure.is_none() && self.flush_often => {
+                    self.flush()
+                }
+                Err(RecvTimeoutError::Timeout) => Ok(()),
+                Ok(Message::End) | Err(RecvTimeoutError::Disconnected) => break,
+            };
+            if let Err(error) = result {
+                tracing::error!("the trace ends, the guest continues: {error}");
+                self.sink.over.store(true, Ordering::Relaxed);
+                failure = Some(error);
+            }
+        }
+        match failure {
+            Some(error) => Err(error.into()),
+            None => {
+                self.flush()?;
+                Ok(self.output.finish()?)
+            }
+        }
+    }
+
+    /// The stream of a vCPU.
+    fn stream(&mut self, cpu: u32) -> usize {
+        let index = usize::try_from(cpu).unwrap_or(0).min(self.cpus - 1);
+        for id in self.vcpus.len()..=index {
+            self.vcpus.push(VcpuStream {
+                encoder: BlockEncoder::new(u32::try_from(id).unwrap_or(cpu)),
+                selector: Selector::new(self.selection.clone()),
+            });
+        }
+        index
+    }
+
+    fn add(&mut self, chunk: &EventChunk) -> std::io::Result<()> {
+        let index = self.stream(chunk.cpu);
+        let (output, block_max) = (&mut self.output, self.block_max);
+        let VcpuStream { encoder, selector } = &mut self.vcpus[index];
+        let mut result = Ok(());
+        chunk.for_each(|at, event| {
+            if result.is_err() {
+                return;
+            }
+            let selected = selector.selects(at, event);
+            if let Event::Time { ticks } = *event
+                && (!selected || encoder.is_empty())
+            {
+                // The block's header has the clock.
+                if encoder.is_empty() {
+                    encoder.set_clock(at, ticks);
+                }
+                return;
+            }
+            if selected {
+                encoder.add(at, event);
+                if encoder.is_full() || encoder.records() >= block_max {
+                    result = encoder.take().and_then(|block| output.put(block));
+                }
+            }
+        });
+        result?;
+        if self.vcpus[index].selector.is_over() {
+            self.end_window();
+        }
+        if self.flush_often && self.flushed.elapsed() >= FLUSH_AFTER {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// The window of a vCPU is over.
+    fn end_window(&mut self) {
+        let over = self
+            .vcpus
+            .iter()
+            .filter(|vcpu| vcpu.selector.is_over())
+            .count();
+        if over == self.cpus {
+            self.sink.over.store(true, Ordering::Relaxed);
+        }
+        if let Some(when_over) = self.when_over.take() {
+            when_over();
+        }
+    }
+
+    /// Writes all blocks that have records.
+    fn flush(&mut self) -> std::io::Result<()> {
+        for vcpu in &mut self.vcpus {
+            let block = vcpu.encoder.take()?;
+            self.output.put(block)?;
+        }
+        self.output.flush()?;
+        self.flushed = Instant::now();
+        Ok(())
+    }
+}

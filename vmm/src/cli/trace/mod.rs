@@ -1,0 +1,10 @@
+//! `hindsight trace`: runs a guest and writes what its processors do to a file.
+
+mod args;
+mod command;
+mod session;
+
+pub(super) use args::count;
+pub use args::{TraceArgs, TraceOptions};
+pub use command::run;
+pub(super) use session::RunTrace;
