@@ -148,7 +148,7 @@ const STEPS: &[TestStep] = &[
     step(
         "images",
         images,
-        "the same guest images in the interpreter, on this machine; Linux saved, set back and debugged",
+        "guest images in the interpreter, on this machine; Linux saved and debugged; exec, shared folders, disks",
     ),
     step(
         "rdt",
@@ -351,8 +351,12 @@ fn images() -> Result<()> {
     let shell = shell()?;
     cmd!(shell, "sh ci/guest/image-tests")
         .env("IMAGES", "target/guests")
-        .env("HINDSIGHT", binary)
+        .env("HINDSIGHT", &binary)
         .env("ENGINE", "interp")
+        .run()?;
+    packages::install(&["e2fsprogs", "mount", "util-linux"])?;
+    cmd!(shell, "sh ci/guest/machine-tests")
+        .env("HINDSIGHT", root().join(&binary))
         .run()?;
     cmd!(
         shell,
