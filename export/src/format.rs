@@ -1,16 +1,14 @@
 //! The formats, and what their writers get.
 
-use std::io::{self, Read, Seek, Write};
+use std::io::{Read, Seek, Write};
 use std::ops::RangeInclusive;
 
-use hindsight_trace::{Record, TraceError, TraceReader};
-use thiserror::Error;
+use hindsight_trace::{TraceError, TraceHeader, TraceReader};
 
-use crate::symbols::FunctionTable;
-use crate::{json, text};
-
-/// The records of a trace; `None` where some are missing, because a block is damaged.
-pub(crate) type RecordStream<'a> = &'a mut dyn Iterator<Item = Option<Record>>;
+use crate::error::ExportError;
+use crate::flow::{Flow, is_contiguous};
+use crate::input::{Guest, RecordStream};
+use crate::{callgrind, drcov, firefox, flamegraph, json, lcov, perf, perfetto, text};
 
 /// A format of another tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,15 +17,34 @@ pub enum Format {
     Text,
     /// A JSON object for each record, one a line.
     Json,
+    /// perf.data of Linux's perf: samples with branch stacks.
+    Perf,
+    /// Stacks with their instructions, one a line, for flame graph tools.
+    Folded,
+    /// A flame graph as SVG.
+    Flamegraph,
+    /// Costs and calls by source line, for callgrind_annotate and kcachegrind.
+    Callgrind,
+    /// Coverage by source line, function and branch, for genhtml.
+    Lcov,
+    /// Coverage by basic block, for disassemblers.
+    Drcov,
+    /// A profile for the Firefox Profiler.
+    Firefox,
+    /// A time line for Perfetto.
+    Perfetto,
 }
 
-/// What is known of the guest beyond the trace.
-#[derive(Debug, Default)]
-pub struct Guest {
-    /// Its functions.
-    pub functions: FunctionTable,
-    /// The ELF image, for its debug information; empty if there is none.
-    pub image: Vec<u8>,
+impl Format {
+    /// Whether the format needs to know all code that was executed.
+    const fn needs_code(self) -> bool {
+        matches!(self, Self::Callgrind | Self::Lcov | Self::Drcov)
+    }
+
+    /// Whether the format needs functions or lines of the image.
+    const fn needs_image(self) -> bool {
+        matches!(self, Self::Callgrind | Self::Lcov | Self::Drcov)
+    }
 }
 
 /// What is exported, and how.
@@ -35,26 +52,17 @@ pub struct Guest {
 pub struct ExportOptions {
     /// The counts of retired instructions whose records are exported.
     pub range: RangeInclusive<u64>,
+    /// For perf: a sample every so many branches, with the last 32 of them.
+    pub every: u64,
 }
 
 impl Default for ExportOptions {
     fn default() -> Self {
         Self {
             range: 0..=u64::MAX,
+            every: 32,
         }
     }
-}
-
-/// Why a trace cannot be exported.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ExportError {
-    /// The trace cannot be read.
-    #[error("the trace cannot be read")]
-    Trace(#[from] TraceError),
-    /// The output cannot be written.
-    #[error("the output cannot be written")]
-    Output(#[from] io::Error),
 }
 
 /// Writes `trace` in `format` to `out`. Damaged blocks are left out; `warn` is called for each.
@@ -69,10 +77,37 @@ pub fn export<R: Read + Seek>(
     out: &mut dyn Write,
     warn: &mut dyn FnMut(&TraceError),
 ) -> Result<(), ExportError> {
+    let header = trace.header().clone();
+    if format.needs_code() && !is_contiguous(&header) {
+        return Err(ExportError::NotContiguous);
+    }
+    if format.needs_image() && guest.image.is_empty() {
+        return Err(ExportError::NoImage);
+    }
     let records = trace.records_within(options.range.clone());
     let mut stream = records.map(|record| record.inspect_err(|error| warn(error)).ok());
+    write(&mut stream, &header, guest, (format, options), out)
+}
+
+fn write(
+    stream: RecordStream<'_>,
+    header: &TraceHeader,
+    guest: &Guest,
+    (format, options): (Format, &ExportOptions),
+    out: &mut dyn Write,
+) -> Result<(), ExportError> {
+    let functions = &guest.functions;
+    let flow = |stream| Flow::of(stream, functions, header);
     match format {
-        Format::Text => text::write(&mut stream, &guest.functions, out),
-        Format::Json => json::write(&mut stream, &guest.functions, out),
+        Format::Text => text::write(stream, functions, out),
+        Format::Json => json::write(stream, functions, out),
+        Format::Perf => perf::write(stream, header, guest, options.every, out),
+        Format::Folded => flamegraph::write_folded(&flow(stream).tree, functions, out),
+        Format::Flamegraph => flamegraph::write_svg(&flow(stream).tree, functions, out),
+        Format::Callgrind => callgrind::write(&flow(stream), guest, out),
+        Format::Lcov => lcov::write(&flow(stream), guest, out),
+        Format::Drcov => drcov::write(&flow(stream), guest, &header.image.path, out),
+        Format::Firefox => firefox::write(stream, header, functions, out),
+        Format::Perfetto => perfetto::write(stream, header, functions, out),
     }
 }

@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use hindsight_trace::Event;
 use serde_json::{Map, Value, json};
 
-use crate::format::{ExportError, RecordStream};
+use crate::error::ExportError;
+use crate::input::RecordStream;
 use crate::symbols::FunctionTable;
 use crate::text::class_name;
 

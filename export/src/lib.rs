@@ -1,9 +1,25 @@
 //! Writes traces in the formats of other tools: [`export`] is the entry.
 
+mod callgrind;
+mod code;
+mod drcov;
+mod error;
+mod firefox;
+mod flamegraph;
+mod flow;
 mod format;
+mod input;
 mod json;
+mod lcov;
+mod lines;
+mod perf;
+mod perfetto;
+mod stack;
 mod symbols;
 mod text;
+mod timeline;
 
-pub use format::{ExportError, ExportOptions, Format, Guest, export};
+pub use error::ExportError;
+pub use format::{ExportOptions, Format, export};
+pub use input::Guest;
 pub use symbols::{Function, FunctionTable, LocationError, image_hash};

@@ -5,7 +5,8 @@ use std::io::Write;
 use hindsight_cpu::branch::BranchClass;
 use hindsight_trace::{DeviceAccess, Event, Record};
 
-use crate::format::{ExportError, RecordStream};
+use crate::error::ExportError;
+use crate::input::RecordStream;
 use crate::symbols::FunctionTable;
 
 /// The kind of a branch in one word, as `--btm` has it.

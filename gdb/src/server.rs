@@ -47,6 +47,20 @@ impl GdbServer {
         listener: Listener,
         report: impl FnMut(&str) + Send + 'static,
     ) -> io::Result<Self> {
+        Self::start_with(target, listener, report, || {})
+    }
+
+    /// As [`GdbServer::start`]; the server's thread calls `begin` before anything else.
+    ///
+    /// # Errors
+    ///
+    /// As [`GdbServer::start`].
+    pub fn start_with(
+        target: Box<dyn DebugTarget>,
+        listener: Listener,
+        report: impl FnMut(&str) + Send + 'static,
+        begin: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Self> {
         let end = Arc::new(MachineEnd {
             ended: CancelFlag::default(),
             status: Mutex::default(),
@@ -56,6 +70,7 @@ impl GdbServer {
         let thread = thread::Builder::new()
             .name("gdb".to_owned())
             .spawn(move || {
+                begin();
                 let mut debugger = Debugger::new(target);
                 debugger.cancel = thread_end.ended.clone();
                 let server = ServerThread {

@@ -105,6 +105,8 @@ pub struct WriterOptions {
     pub flush_often: bool,
     /// Called once when the selected part of the run is over.
     pub when_over: Option<Box<dyn FnOnce() + Send>>,
+    /// The writer's thread calls it before anything else.
+    pub begin: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl fmt::Debug for WriterOptions {
@@ -162,7 +164,12 @@ impl TraceWriter {
         };
         let builder = thread::Builder::new().name("trace".to_owned());
         let thread = builder
-            .spawn(move || state.run(&chunks))
+            .spawn(move || {
+                if let Some(begin) = options.begin {
+                    begin();
+                }
+                state.run(&chunks)
+            })
             .map_err(TraceError::Thread)?;
         Ok(Self { sink, thread })
     }

@@ -17,6 +17,7 @@ pub mod memory;
 pub mod output;
 pub mod platform;
 pub mod probe;
+pub mod sandbox;
 pub mod state;
 mod sync;
 pub mod vcpu;

@@ -79,6 +79,7 @@ fn options(selection: Selection, last: Option<u64>) -> WriterOptions {
         last,
         flush_often: false,
         when_over: None,
+        begin: None,
     }
 }
 
@@ -293,6 +294,7 @@ fn end_of_the_window_is_reported_once_and_stops_reports() {
         last: None,
         flush_often: true,
         when_over: Some(Box::new(move || over.send(()).unwrap())),
+        begin: None,
     };
     let writer = TraceWriter::start(Box::new(file.clone()), &header(1), options).unwrap();
     let mut tracer = writer.tracer(0);

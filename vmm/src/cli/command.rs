@@ -11,13 +11,14 @@ use super::completions::CompletionsArgs;
 use super::demo::DemoArgs;
 use super::diff::DiffArgs;
 use super::doctor::DoctorArgs;
+use super::exec::ExecArgs;
 use super::export::ExportArgs;
 use super::man::ManArgs;
 use super::run::RunArgs;
 use super::test::TestArgs;
 use super::trace::TraceArgs;
 use super::usage::one_line;
-use super::{Status, completions, demo, diff, doctor, export, man, run, test, trace};
+use super::{Status, completions, demo, diff, doctor, exec, export, man, run, test, trace};
 
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
 /// whatever the host has.
@@ -36,6 +37,7 @@ Examples:
   hindsight doctor               Measure what this host's KVM does
   hindsight test                 Run the built-in payloads
   hindsight run kernel.elf       Boot an image
+  hindsight exec -- uname -a     Run a command of this machine in a guest
   hindsight run --help           All options of `run`, with examples"
 )]
 struct Cli {
@@ -47,6 +49,8 @@ struct Cli {
 enum Command {
     /// Boot a guest image
     Run(Box<RunArgs>),
+    /// Run a command of this machine in a guest that sees this machine's files
+    Exec(Box<ExecArgs>),
     /// Run a guest, and write what its processors do to a trace file
     Trace(Box<TraceArgs>),
     /// Write a trace in the format of another tool
@@ -70,6 +74,7 @@ impl Command {
     fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Run(args) => run::run(&args).map(ExitCode::from),
+            Self::Exec(args) => exec::run(&args),
             Self::Trace(args) => trace::run(&args).map(ExitCode::from),
             Self::Export(args) => export::run(&args).map(ExitCode::from),
             Self::Diff(args) => diff::run(&args),
@@ -149,7 +154,7 @@ mod tests {
             (&["run", "x", "--smp", "4"], "is --cpus"),
             (&["run", "x", "--append", "quiet"], "is --cmdline"),
             (&["run", "x", "-s"], "--gdb :1234"),
-            (&["run", "x", "--drive", "file=y"], "--initrd"),
+            (&["run", "x", "--drive", "file=y"], "is --disk FILE"),
         ];
         for (args, expected) in rows {
             let args = ["hindsight"].iter().chain(args);

@@ -23,7 +23,9 @@ Symbols come from the image that the trace names, if it is unchanged, or from --
 
 Examples:
   hindsight export text boot.trace | less
-  hindsight export json boot.trace -o boot.json")]
+  hindsight export perf boot.trace -o perf.data && perf report
+  hindsight export lcov boot.trace -o boot.info && genhtml boot.info
+  hindsight export flamegraph boot.trace -o boot.svg")]
 pub struct ExportArgs {
     /// Format to write
     #[arg(value_enum)]
@@ -43,6 +45,9 @@ pub struct ExportArgs {
     /// Leave out what comes after N more instructions
     #[arg(long = "for", value_name = "N", value_parser = count)]
     length: Option<u64>,
+    /// For perf: a sample every N branches, with the last 32 of them
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    every: u64,
 }
 
 /// A format, as it is named on the command line.
@@ -52,6 +57,22 @@ enum FormatArg {
     Text,
     /// A JSON object for each record, one a line
     Json,
+    /// perf.data with branch stacks, for perf report and perf script
+    Perf,
+    /// Instructions by stack, a line each, for flame graph tools
+    Folded,
+    /// A flame graph (SVG)
+    Flamegraph,
+    /// Instructions and calls by line, for callgrind_annotate and kcachegrind
+    Callgrind,
+    /// Coverage by line, function and branch, for genhtml
+    Lcov,
+    /// Coverage by block, for disassemblers
+    Drcov,
+    /// A profile for the Firefox Profiler
+    Firefox,
+    /// A time line for Perfetto
+    Perfetto,
 }
 
 impl From<FormatArg> for Format {
@@ -59,6 +80,14 @@ impl From<FormatArg> for Format {
         match format {
             FormatArg::Text => Self::Text,
             FormatArg::Json => Self::Json,
+            FormatArg::Perf => Self::Perf,
+            FormatArg::Folded => Self::Folded,
+            FormatArg::Flamegraph => Self::Flamegraph,
+            FormatArg::Callgrind => Self::Callgrind,
+            FormatArg::Lcov => Self::Lcov,
+            FormatArg::Drcov => Self::Drcov,
+            FormatArg::Firefox => Self::Firefox,
+            FormatArg::Perfetto => Self::Perfetto,
         }
     }
 }
@@ -81,7 +110,10 @@ pub fn run(args: &ExportArgs) -> anyhow::Result<Status> {
     let end = args
         .length
         .map_or(u64::MAX, |length| after.saturating_add(length));
-    let options = ExportOptions { range: after..=end };
+    let options = ExportOptions {
+        range: after..=end,
+        every: args.every,
+    };
     let mut out: Box<dyn Write> = match &args.output {
         Some(path) => {
             let file =

@@ -4,21 +4,15 @@ use std::io::{self, Write};
 
 use anyhow::{Context, anyhow};
 
-use hindsight_gdb::{GdbServer, ListenError};
+use hindsight_gdb::{GdbServer, ListenError, Listener};
 
 use crate::cli::config::DebugOptions;
 use crate::debugger;
 use crate::machine::Machine;
 use crate::vcpu::run_control::Outcome;
 
-/// Starts a server for debuggers, if `options` name an address. The debugger starts the machine.
-pub(super) fn start(
-    options: &DebugOptions,
-    machine: &mut Machine,
-) -> anyhow::Result<Option<GdbServer>> {
-    if let Some(record) = &options.record {
-        machine.record_branches(record.0.0);
-    }
+/// Listens for debuggers, if `options` name an address.
+pub(super) fn listen(options: &DebugOptions) -> anyhow::Result<Option<Listener>> {
     let Some(address) = options.gdb.as_ref().map(|address| &address.0) else {
         return Ok(None);
     };
@@ -35,6 +29,21 @@ pub(super) fn start(
     let bound = listener.address().unwrap_or_else(|| address.clone());
     let waits = if options.gdb_wait { ", and waits" } else { "" };
     let _ = writeln!(stderr, "hindsight: gdb may connect at {bound}{waits}");
+    Ok(Some(listener))
+}
+
+/// Starts a server for the debuggers that connect at `listener`. The debugger starts the machine.
+pub(super) fn start(
+    options: &DebugOptions,
+    listener: Option<Listener>,
+    machine: &mut Machine,
+) -> anyhow::Result<Option<GdbServer>> {
+    if let Some(record) = &options.record {
+        machine.record_branches(record.0.0);
+    }
+    let Some(listener) = listener else {
+        return Ok(None);
+    };
     machine.start_paused();
     if let Some(limit) = options.checkpoint_memory {
         machine.limit_checkpoints(limit.0.0);

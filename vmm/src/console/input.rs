@@ -14,6 +14,7 @@ use crate::console::output::Outbox;
 use crate::console::terminal::RawTerminal;
 use crate::console::{ConsoleError, Deliver, spawn};
 use crate::log_limit::LogLimit;
+use crate::sandbox::ThreadKind;
 
 /// The time after which bytes that the guest did not accept are offered again.
 const RETRY: Timespec = Timespec {
@@ -36,7 +37,12 @@ impl InputThread {
     /// Starts `run` on a thread. It must return when [`StopPipe::wait`] returns `None`.
     pub fn start(run: impl FnOnce(StopPipe) + Send + 'static) -> Result<Self, ConsoleError> {
         let (stopped, stop) = io::pipe().map_err(ConsoleError::SetUp)?;
-        let thread = spawn("console-input", StopPipe(stopped), run)?;
+        let thread = spawn(
+            "console-input",
+            ThreadKind::ConsoleInput,
+            StopPipe(stopped),
+            run,
+        )?;
         Ok(Self {
             stop: Some(stop),
             thread: Some(thread),

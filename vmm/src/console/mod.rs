@@ -26,9 +26,10 @@ use thiserror::Error;
 
 pub use backend::{Backend, ParseBackendError};
 pub use signals::watch_signals;
-pub use terminal::restore_terminal;
+pub use terminal::{RawTerminal, restore_terminal};
 
 use crate::output::Output;
+use crate::sandbox::{ThreadKind, enter};
 use output::{Outbox, WhenFull};
 use socket::ConsoleSocket;
 
@@ -143,7 +144,12 @@ impl Console {
         let outbox = Arc::new(outbox);
         let writer = match backend {
             Backend::None => None,
-            _ => Some(spawn("console-output", outbox.clone(), Outbox::run)?),
+            _ => Some(spawn(
+                "console-output",
+                ThreadKind::ConsoleOutput,
+                outbox.clone(),
+                Outbox::run,
+            )?),
         };
         Ok(Self {
             outbox,
@@ -244,12 +250,14 @@ fn open_file(path: &PathBuf) -> Result<std::fs::File, ConsoleError> {
 
 fn spawn<T: Send + 'static>(
     name: &str,
+    kind: ThreadKind,
     argument: T,
     run: impl FnOnce(T) + Send + 'static,
 ) -> Result<JoinHandle<()>, ConsoleError> {
-    let thread = thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || run(argument));
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
+        enter(kind);
+        run(argument);
+    });
     thread.map_err(ConsoleError::SetUp)
 }
 

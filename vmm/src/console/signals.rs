@@ -8,6 +8,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 use crate::console::terminal::{renew_raw_mode, restore_terminal};
+use crate::sandbox::{ThreadKind, enter};
 
 /// Calls `stop` with the number of the first SIGHUP, SIGINT, SIGQUIT or SIGTERM.
 ///
@@ -24,6 +25,7 @@ pub fn watch_signals(stop: impl Fn(i32) + Send + 'static) -> io::Result<()> {
     thread::Builder::new()
         .name("signals".to_owned())
         .spawn(move || {
+            enter(ThreadKind::Signals);
             let mut is_second = false;
             for signal in signals.forever() {
                 if signal == SIGCONT {

@@ -265,7 +265,13 @@ fn terminal_input_reaches_the_guest_unchanged() {
 fn write_into_a_full_buffer_waits_until_released() {
     let (from, to) = io::pipe().unwrap();
     let outbox = Arc::new(Outbox::new(WhenFull::Wait, Some(to.into()), None));
-    let writer = spawn("writer", outbox.clone(), Outbox::run).unwrap();
+    let writer = spawn(
+        "writer",
+        ThreadKind::ConsoleOutput,
+        outbox.clone(),
+        Outbox::run,
+    )
+    .unwrap();
     let flood = outbox.clone();
     let flooding = thread::spawn(move || flood.put(&vec![0; 100 * BUFFER_MAX]));
     thread::sleep(Duration::from_millis(50));
@@ -287,7 +293,13 @@ fn broken_pipe_ends_waiting_writers() {
     let (from, to) = io::pipe().unwrap();
     drop(from);
     let outbox = Arc::new(Outbox::new(WhenFull::Wait, Some(to.into()), None));
-    let writer = spawn("writer", outbox.clone(), Outbox::run).unwrap();
+    let writer = spawn(
+        "writer",
+        ThreadKind::ConsoleOutput,
+        outbox.clone(),
+        Outbox::run,
+    )
+    .unwrap();
     outbox.put(&vec![0; 10 * BUFFER_MAX]);
     writer.join().unwrap();
 }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use hindsight_gdb::{GdbServer, Listener};
 
+use crate::sandbox::{ThreadKind, enter};
 use crate::vcpu::board::Board;
 use target::MachineTarget;
 
@@ -33,8 +34,9 @@ pub fn serve(board: &Arc<Board>, listener: Listener, wait: bool) -> io::Result<G
         board.resume();
     }
     let target = Box::new(MachineTarget::new(board.clone()));
-    GdbServer::start(target, listener, |message| {
+    let report = |message: &str| {
         // Without stderr there is nowhere to report to.
         let _ = io::stderr().write_all(message.as_bytes());
-    })
+    };
+    GdbServer::start_with(target, listener, report, || enter(ThreadKind::Debugger))
 }

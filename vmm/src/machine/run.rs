@@ -15,6 +15,7 @@ use crate::deterministic::input::InputFeed;
 use crate::deterministic::{self, CheckpointLimits, DeterministicMachine};
 use crate::kvm;
 use crate::platform::Sinks;
+use crate::sandbox::{ThreadKind, enter};
 use crate::vcpu::MachineVcpu;
 use crate::vcpu::board::Board;
 use crate::vcpu::crash::FinalState;
@@ -233,6 +234,7 @@ fn spawn_all(
     let timer = thread::Builder::new().name("timer".to_owned());
     let timer = timer
         .spawn(move || {
+            enter(ThreadKind::Timer);
             timer::thread(&timer_board);
             Vec::new()
         })
@@ -243,7 +245,10 @@ fn spawn_all(
         let builder = thread::Builder::new().name(format!("vcpu{id}"));
         board.run.vcpus.enter();
         let thread = builder
-            .spawn(move || vcpu.run(&thread_board).into_iter().collect())
+            .spawn(move || {
+                enter(ThreadKind::Vcpu);
+                vcpu.run(&thread_board).into_iter().collect()
+            })
             .map_err(|error| {
                 board.run.vcpus.leave();
                 MachineError::Thread(error)
@@ -265,7 +270,10 @@ fn spawn_one(
     board.run.vcpus.enter();
     let thread = thread::Builder::new()
         .name("vcpus".to_owned())
-        .spawn(move || deterministic::thread(vcpus, &thread_board, feed, checkpoints))
+        .spawn(move || {
+            enter(ThreadKind::Vcpu);
+            deterministic::thread(vcpus, &thread_board, feed, checkpoints)
+        })
         .map_err(|error| {
             board.run.vcpus.leave();
             MachineError::Thread(error)

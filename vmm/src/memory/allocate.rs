@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use thiserror::Error;
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion, mmap::MmapRegionError,
@@ -124,6 +124,7 @@ fn memory_file(bytes: u64, huge: bool) -> Result<Arc<File>, RamError> {
     } else {
         MemfdFlags::CLOEXEC
     };
+    let flags = flags | MemfdFlags::ALLOW_SEALING;
     let reserve = |source: rustix::io::Errno| RamError::Reserve {
         bytes,
         huge,
@@ -131,6 +132,9 @@ fn memory_file(bytes: u64, huge: bool) -> Result<Arc<File>, RamError> {
     };
     let fd = memfd_create("guest-memory", flags).map_err(reserve)?;
     ftruncate(&fd, bytes).map_err(reserve)?;
+    // A smaller file would end the process by SIGBUS at the next access.
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    fcntl_add_seals(&fd, seals).map_err(reserve)?;
     Ok(Arc::new(File::from(fd)))
 }
 
@@ -196,6 +200,14 @@ mod tests {
         assert_eq!(memory.read_obj::<u8>(GuestAddress(0)).unwrap(), 1);
         assert!(memory.write_obj(3_u8, GuestAddress(0x10_0000)).is_err());
         assert_eq!(memory.last_addr(), GuestAddress((1 << 32) + 0x1fff));
+    }
+
+    #[test]
+    fn size_of_guest_memory_is_sealed() {
+        let file = memory_file(0x10_0000, false).unwrap();
+        assert!(file.set_len(0x1000).is_err());
+        assert!(file.set_len(0x20_0000).is_err());
+        assert_eq!(file.metadata().unwrap().len(), 0x10_0000);
     }
 
     #[test]

@@ -9,3 +9,4 @@ mod logging;
 mod manners;
 mod outputs;
 mod rig;
+mod sandbox;

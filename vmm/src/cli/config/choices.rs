@@ -73,6 +73,19 @@ pub enum ModelsArg {
     Off,
 }
 
+/// `--sandbox`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SandboxArg {
+    /// A call or file that the rules do not allow is refused and named.
+    #[default]
+    On,
+    /// The process is not confined.
+    Off,
+    /// Such a call ends the process, and a kernel without a part of the sandbox is an error.
+    Strict,
+}
+
 /// `--engine`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -16,7 +16,7 @@ use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::profile::CpuProfile;
 use serde::{Deserialize, Serialize};
 
-use super::choices::{EngineArg, ModeArg, ModelsArg, PreferArg, ProtocolArg};
+use super::choices::{EngineArg, ModeArg, ModelsArg, PreferArg, ProtocolArg, SandboxArg};
 use super::option_word::OptionWord;
 use super::paths::FilePath;
 use super::values::{BranchRecord, BtmTarget, GuestAddress, ModuleArg, Number, Size};
@@ -27,6 +27,7 @@ use crate::output::RunOutputs;
 use crate::vcpu::engine::ForcedSwitch;
 use crate::vcpu::translation::{TranslateAfter, TranslationPolicy};
 use crate::virtio::disk::DiskSpec;
+use crate::virtio::share::ShareSpec;
 use hindsight_gdb::ListenAddress;
 
 /// Every option of `hindsight run`.
@@ -157,6 +158,10 @@ pub struct DeviceOptions {
     )]
     #[arg(value_hint = ValueHint::FilePath)]
     pub disk: Vec<OptionWord<DiskSpec>>,
+    /// Folder that the guest may mount as virtiofs by TAG; rw: the guest may change the files; may be
+    /// repeated
+    #[arg(long, value_name = "DIR=TAG[,rw]", value_hint = ValueHint::DirPath)]
+    pub share: Vec<OptionWord<ShareSpec>>,
     /// Source of random numbers: the host's, or those of --seed in a deterministic run
     #[arg(long)]
     pub rng: bool,
@@ -246,6 +251,10 @@ pub struct RunOptions {
     /// with exit status 2
     #[arg(long, value_name = "SIZE")]
     pub max_output: Option<OptionWord<Size>>,
+    /// Confine the monitor to the files that it has open and the system calls of its threads; strict
+    /// ends it at any other call
+    #[arg(long, value_enum)]
+    pub sandbox: SandboxArg,
     /// Print statistics to standard error when the run ends
     #[arg(long)]
     pub stats: bool,

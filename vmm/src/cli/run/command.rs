@@ -7,6 +7,7 @@ use std::time::Instant;
 use clap::Args;
 use tracing::Level;
 
+use super::confine::Confinement;
 use super::consoles::Consoles;
 use super::files::BootFiles;
 use super::input::{self, no_input};
@@ -22,6 +23,7 @@ use crate::exactness::MeasureMode;
 use crate::machine::start::StartDecision;
 use crate::output::RunOutputs;
 use crate::probe::report::HostInfo;
+use crate::vcpu::board::Board;
 use crate::vcpu::engine::Engine;
 use crate::vcpu::engine::policy::EngineDecision;
 
@@ -134,7 +136,7 @@ fn run_machine(
         policy,
         accepted,
     } = machine::decide(config, measure)?;
-    let mut prepared = machine::prepare(config, decision.engine, &files)?;
+    let mut prepared = machine::prepare_files(config, decision.engine, &files)?;
     trace.check(config, files.image())?;
     if let Some(policy) = policy {
         let forced = config.run.switch_every.map(|every| every.0);
@@ -145,6 +147,7 @@ fn run_machine(
     // Not before here: a run that fails above leaves no files and sockets behind.
     logging.open_files()?;
     tracing::trace!(target: "mode", "{}: {}", decision.engine, decision.because);
+    let confinement = Confinement::prepare(config)?;
     let mut consoles = Consoles::open(&config.console, outputs)?;
     let mut machine = prepared.build(host.as_ref(), consoles.sinks()?)?;
     let (feed, queue) = input::feed(config, log.map(InputFeed::replay))?;
@@ -153,6 +156,9 @@ fn run_machine(
     for (group, reason) in &accepted {
         tracing::warn!("--prefer speed: {group} deviates on this host's KVM: {reason}");
     }
+    trace.start(&mut machine)?;
+    let listener = gdb::listen(&config.debugging)?;
+    confinement.confine_files(config)?;
     consoles.watch_signals(input::quit(&machine, queue.clone()))?;
     let quit = input::quit(&machine, queue.clone());
     let serial_input = match queue {
@@ -161,14 +167,10 @@ fn run_machine(
         None => machine.serial_input(),
     };
     consoles.start_input(serial_input, quit)?;
-    trace.start(&mut machine)?;
     let board = machine.board().clone();
-    if config.run.exit_on_halt {
-        board.run.halts.end_run();
-    }
-    let end = board.run.end.clone();
-    outputs.on_failure(move |error| end.set(error.into()));
-    let debugger = gdb::start(&config.debugging, &mut machine)?;
+    set_ends(config, &board, outputs);
+    let debugger = gdb::start(&config.debugging, listener, &mut machine)?;
+    Confinement::enter();
     let start = Instant::now();
     let limit = config.run.timeout.map(|limit| limit.0);
     let outcome = machine.run(limit, || consoles.release())?;
@@ -185,6 +187,15 @@ fn run_machine(
         print_stats(&board, host_time, &outcome);
     }
     Ok(report(&outcome, outputs.failure(), logging))
+}
+
+/// Sets what else ends the run: a guest that has halted for good, and output that cannot be written.
+fn set_ends(config: &RunConfig, board: &Board, outputs: &RunOutputs) {
+    if config.run.exit_on_halt {
+        board.run.halts.end_run();
+    }
+    let end = board.run.end.clone();
+    outputs.on_failure(move |error| end.set(error.into()));
 }
 
 /// Reports the engine, to the user only if `--engine auto` chose the slower one.

@@ -1,6 +1,7 @@
 //! `hindsight run`.
 
 mod command;
+mod confine;
 mod consoles;
 mod devices;
 mod files;
@@ -10,4 +11,5 @@ mod parent;
 mod report;
 
 pub use command::{RunArgs, run, run_traced};
-pub use machine::deterministic_machine;
+pub use devices::open as open_devices;
+pub use machine::{decide, deterministic_machine, prepare};

@@ -13,6 +13,7 @@ use hindsight_trace::{
 use super::args::TraceOptions;
 use crate::cli::config::RunConfig;
 use crate::machine::Machine;
+use crate::sandbox::{ThreadKind, enter};
 use crate::vcpu::run_control::Outcome;
 
 /// The trace of a run, if there is one.
@@ -122,6 +123,7 @@ impl<'a> CheckedTrace<'a> {
             // A deterministic run has the same trace every time.
             flush_often: header.seed.is_none(),
             when_over: ends.then(|| Box::new(quit) as Box<dyn FnOnce() + Send>),
+            begin: Some(Box::new(|| enter(ThreadKind::Trace))),
         };
         let file = File::create(path).with_context(|| format!("--output {}", path.display()))?;
         let writer = TraceWriter::start(Box::new(file), &header, options)

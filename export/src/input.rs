@@ -1,0 +1,17 @@
+//! What the writers of formats get.
+
+use hindsight_trace::Record;
+
+use crate::symbols::FunctionTable;
+
+/// The records of a trace; `None` where some are missing, because a block is damaged.
+pub(crate) type RecordStream<'a> = &'a mut dyn Iterator<Item = Option<Record>>;
+
+/// What is known of the guest beyond the trace.
+#[derive(Debug, Default)]
+pub struct Guest {
+    /// Its functions.
+    pub functions: FunctionTable,
+    /// The ELF image, for its debug information; empty if there is none.
+    pub image: Vec<u8>,
+}

@@ -1,0 +1,198 @@
+//! The rules of each kind of thread, compiled.
+
+use std::collections::HashMap;
+
+use seccompiler::{BpfProgram, TargetArch, compile_from_json};
+use serde_json::{Value, json};
+
+use super::SandboxError;
+
+/// What the process needs besides what every run needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SandboxNeeds {
+    /// The threads of vCPUs access the files of shared folders.
+    pub shares: bool,
+}
+
+/// What a call that the rules do not allow meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strictness {
+    /// It fails with EPERM, and is named on standard error.
+    Refuse,
+    /// It ends the process by SIGSYS.
+    Kill,
+}
+
+impl Strictness {
+    fn action(self) -> Value {
+        match self {
+            // The handler of SIGSYS names the call and makes it fail.
+            Self::Refuse => json!("trap"),
+            Self::Kill => json!("kill_process"),
+        }
+    }
+}
+
+/// A kind of thread, which has rules of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ThreadKind {
+    /// The main thread. The threads that it starts afterwards cannot do more.
+    Main,
+    /// Runs one vCPU, or in deterministic runs all.
+    Vcpu,
+    /// Fires the machine's timers.
+    Timer,
+    /// Writes what the guest sends to a console.
+    ConsoleOutput,
+    /// Reads what the user types, or serves a console's socket.
+    ConsoleInput,
+    /// Serves gdb.
+    Debugger,
+    /// Receives signals.
+    Signals,
+    /// Writes a trace.
+    Trace,
+}
+
+impl ThreadKind {
+    /// All kinds.
+    pub const ALL: [Self; 8] = [
+        Self::Main,
+        Self::Vcpu,
+        Self::Timer,
+        Self::ConsoleOutput,
+        Self::ConsoleInput,
+        Self::Debugger,
+        Self::Signals,
+        Self::Trace,
+    ];
+
+    /// Its own rules; those of `common.json` come in addition.
+    const fn rules(self) -> &'static str {
+        match self {
+            Self::Main => include_str!("../../../resources/seccomp/main.json"),
+            Self::Vcpu => include_str!("../../../resources/seccomp/vcpu.json"),
+            Self::Timer => include_str!("../../../resources/seccomp/timer.json"),
+            Self::ConsoleOutput => include_str!("../../../resources/seccomp/console-output.json"),
+            Self::ConsoleInput => include_str!("../../../resources/seccomp/console-input.json"),
+            Self::Debugger => include_str!("../../../resources/seccomp/debugger.json"),
+            Self::Signals => include_str!("../../../resources/seccomp/signals.json"),
+            Self::Trace => include_str!("../../../resources/seccomp/trace.json"),
+        }
+    }
+}
+
+/// The additional rules of the threads that serve shared folders.
+const SHARE: &str = include_str!("../../../resources/seccomp/share.json");
+
+const COMMON: &str = include_str!("../../../resources/seccomp/common.json");
+
+/// The rules in a file of `resources/seccomp`.
+fn rules_of(text: &str) -> Result<Vec<Value>, SandboxError> {
+    let mut file: Value = serde_json::from_str(text).map_err(|_| SandboxError::Rules)?;
+    match file.get_mut("filter").map(Value::take) {
+        Some(Value::Array(rules)) => Ok(rules),
+        _ => Err(SandboxError::Rules),
+    }
+}
+
+/// Restricts `tgkill` to the threads of this process.
+fn insert_process(rule: &mut Value) {
+    if rule["syscall"] == "tgkill" {
+        rule["args"][0]["val"] = json!(std::process::id());
+    }
+}
+
+/// Compiles the rules of `kind` in a process with `needs`.
+pub(super) fn compile(
+    kind: ThreadKind,
+    strictness: Strictness,
+    needs: SandboxNeeds,
+) -> Result<BpfProgram, SandboxError> {
+    let mut rules = rules_of(COMMON)?;
+    rules.extend(rules_of(kind.rules())?);
+    if needs.shares && matches!(kind, ThreadKind::Vcpu | ThreadKind::Main) {
+        rules.extend(rules_of(SHARE)?);
+    }
+    rules.iter_mut().for_each(insert_process);
+    if cfg!(target_env = "musl") {
+        // musl signals its own threads by this call, which names no process.
+        rules.push(json!({ "syscall": "tkill" }));
+    }
+    compile_filter(&json!({
+        "mismatch_action": strictness.action(),
+        "match_action": "allow",
+        "filter": rules,
+    }))
+}
+
+/// Compiles the filters for calls that start a process, which hold for all threads.
+///
+/// The C library blocks all signals around these calls, so they fail with an error and without SIGSYS.
+/// Filters cannot see the flags of clone3: it fails as on a kernel without it, and the C library then
+/// calls clone, which may only start threads.
+pub(super) fn compile_clone(strictness: Strictness) -> Result<[BpfProgram; 2], SandboxError> {
+    let refused = match strictness {
+        Strictness::Refuse => json!({ "errno": libc::EPERM }),
+        Strictness::Kill => strictness.action(),
+    };
+    let starts_process = json!([{
+        "index": 0, "type": "qword", "op": { "masked_eq": libc::CLONE_THREAD }, "val": 0,
+    }]);
+    let filter = |rule: Value, action: Value| {
+        compile_filter(&json!({
+            "mismatch_action": "allow",
+            "match_action": action,
+            "filter": [rule],
+        }))
+    };
+    let clone = json!({ "syscall": "clone", "args": starts_process });
+    let clone3 = json!({ "syscall": "clone3" });
+    Ok([
+        filter(clone, refused)?,
+        filter(clone3, json!({ "errno": libc::ENOSYS }))?,
+    ])
+}
+
+fn compile_filter(filter: &Value) -> Result<BpfProgram, SandboxError> {
+    const NAME: &str = "thread";
+    let text = json!({ NAME: filter }).to_string();
+    let mut compiled: HashMap<_, _> = compile_from_json(text.as_bytes(), TargetArch::x86_64)
+        .map_err(|error| SandboxError::Compile(Box::new(error)))?;
+    compiled.remove(NAME).ok_or(SandboxError::Rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_of_every_thread_compile() {
+        for kind in ThreadKind::ALL {
+            for strictness in [Strictness::Refuse, Strictness::Kill] {
+                let plain = compile(kind, strictness, SandboxNeeds::default()).unwrap();
+                assert!(plain.len() > 40, "{kind:?}");
+                let shares = compile(kind, strictness, SandboxNeeds { shares: true }).unwrap();
+                let serves = matches!(kind, ThreadKind::Vcpu | ThreadKind::Main);
+                assert_eq!(shares.len() > plain.len(), serves, "{kind:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn main_thread_may_call_what_any_other_may() {
+        let keys = |text| -> Vec<String> {
+            let rules = rules_of(text).unwrap();
+            let keys = rules.iter().map(|rule| rule["syscall"].to_string());
+            keys.collect()
+        };
+        let main = [keys(ThreadKind::Main.rules()), keys(COMMON)].concat();
+        for kind in ThreadKind::ALL {
+            let missing: Vec<_> = keys(kind.rules())
+                .into_iter()
+                .filter(|name| !main.contains(name))
+                .collect();
+            assert_eq!(missing, Vec::<String>::new(), "{kind:?}");
+        }
+    }
+}

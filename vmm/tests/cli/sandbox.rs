@@ -1,0 +1,148 @@
+//! `--sandbox`: what the threads of a run may do, as the kernel shows it.
+
+use std::fs;
+use std::process::Child;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::rig::*;
+
+/// Starts a guest that runs until it is ended, with a console of every kind and a debugger.
+fn start(folder: &std::path::Path, engine: &str, sandbox: &str) -> Child {
+    real(&folder.join("image"), spin);
+    let arguments = [
+        "run",
+        "image",
+        "--mode",
+        "real",
+        "--engine",
+        engine,
+        "--sandbox",
+        sandbox,
+        "--serial",
+        "unix:serial",
+        "--debugcon",
+        "file:debug",
+        "--gdb",
+        "unix:gdb",
+        "--trace",
+        "msr=trace",
+    ];
+    let child = command(folder, &arguments).spawn().expect("it starts");
+    thread::sleep(Duration::from_millis(700));
+    child
+}
+
+/// The names of the threads of `child`, with the value of `field` in their status.
+fn threads(child: &Child, field: &str) -> Vec<(String, String)> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", child.id())).expect("it runs");
+    let mut threads: Vec<_> = tasks
+        .flatten()
+        .map(|task| {
+            let status = fs::read_to_string(task.path().join("status")).expect("it runs");
+            let value = |name: &str| {
+                let line = status.lines().find_map(|line| line.strip_prefix(name));
+                line.unwrap_or_default().trim().to_owned()
+            };
+            (value("Name:"), value(field))
+        })
+        .collect();
+    threads.sort();
+    threads
+}
+
+fn end(mut child: Child, folder: &std::path::Path) {
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
+    let status = wait(&mut child);
+    let stderr = text(&child.wait_with_output().expect("it ended"));
+    assert_eq!(status.code(), Some(0), "{stderr}");
+    assert!(!stderr.contains("sandbox"), "{stderr}");
+    let left: Vec<_> = listing(folder).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(left, ["debug", "image", "trace"], "sockets are removed");
+}
+
+#[test]
+fn every_thread_is_filtered_and_removes_its_sockets_at_the_end() {
+    let mut engines = vec!["interp"];
+    if has_kvm("every_thread_is_filtered_and_removes_its_sockets_at_the_end") {
+        engines.push("kvm");
+    }
+    for engine in engines {
+        for sandbox in ["on", "strict"] {
+            let folder = tempfile::tempdir().unwrap();
+            let child = start(folder.path(), engine, sandbox);
+            for field in ["Seccomp:", "NoNewPrivs:"] {
+                let expected = if field == "Seccomp:" { "2" } else { "1" };
+                let threads = threads(&child, field);
+                let names = [
+                    "console-input",
+                    "console-output",
+                    "gdb",
+                    "hindsight",
+                    "signals",
+                    "timer",
+                    "vcpu0",
+                ];
+                for name in names {
+                    assert!(
+                        threads.iter().any(|(found, _)| found == name),
+                        "{threads:?}"
+                    );
+                }
+                assert!(
+                    threads.iter().all(|(_, value)| value == expected),
+                    "{threads:?}"
+                );
+            }
+            end(child, folder.path());
+        }
+    }
+}
+
+#[test]
+fn sandbox_off_filters_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = start(folder.path(), "interp", "off");
+    let threads = threads(&child, "Seccomp:");
+    assert!(threads.iter().all(|(_, value)| value == "0"), "{threads:?}");
+    end(child, folder.path());
+}
+
+#[test]
+fn strict_run_with_deterministic_input_and_statistics_needs_no_other_call() {
+    let folder = tempfile::tempdir().unwrap();
+    real(&folder.path().join("image"), |a| flood(a, Some(1000)));
+    let rows: [&[&str]; 4] = [
+        &["--deterministic", "--stats", "--record-input", "log"],
+        &["--deterministic", "--stats", "--replay-input", "log"],
+        &[
+            "--cpus",
+            "4",
+            "--stats",
+            "--log",
+            "debug",
+            "--log-file",
+            "log2",
+        ],
+        &["--btm", "btm", "--record", "branches", "--max-output", "1M"],
+    ];
+    for row in rows {
+        let fixed = [
+            "run",
+            "image",
+            "--mode",
+            "real",
+            "--engine",
+            "interp",
+            "--sandbox",
+            "strict",
+        ];
+        let output = command(folder.path(), &[&fixed[..], row].concat())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(11), "{row:?}: {}", text(&output));
+        assert_eq!(output.stdout.len(), 1000, "{row:?}");
+    }
+}
