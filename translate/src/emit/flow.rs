@@ -2,7 +2,7 @@
 
 use super::memory::STACK;
 use super::same::redirect;
-use super::{Edge, EdgeCode, Emitter, ExitPoint, Late, Retry};
+use super::{EdgeCode, Emitter, ExitPoint, Late, Retry, UnitEdge};
 use crate::analysis::{BranchKind, Follow, UnitStep};
 use crate::asm::{ADDR, JMP, Rm, TEMP, jcc};
 use crate::layout::{Context, JUMP_SHIFT, JUMPS, JumpEntry};
@@ -33,13 +33,13 @@ impl Emitter<'_> {
 
     pub(super) fn jcc(&mut self, step: &UnitStep, condition: u8) -> Result<(), Retry> {
         self.need(step.flags.read)?;
-        let taken = Edge {
+        let taken = UnitEdge {
             target_rip: step.insn.near_branch_target(),
             rest: self.rest(step.block),
             branch: Some((step.insn.ip(), BranchKind::Conditional)),
             before: self.at,
         };
-        let fall = Edge {
+        let fall = UnitEdge {
             target_rip: step.insn.next_ip(),
             branch: None,
             ..taken
@@ -60,7 +60,7 @@ impl Emitter<'_> {
     }
 
     pub(super) fn jump(&mut self, step: &UnitStep) {
-        let edge = Edge {
+        let edge = UnitEdge {
             target_rip: step.insn.near_branch_target(),
             rest: self.rest(step.block),
             branch: Some((step.insn.ip(), BranchKind::DirectJump)),
@@ -96,7 +96,7 @@ impl Emitter<'_> {
         } else {
             BranchKind::DirectCall
         };
-        let edge = Edge {
+        let edge = UnitEdge {
             target_rip,
             rest: self.rest(step.block),
             branch: Some((step.insn.ip(), kind)),
@@ -213,7 +213,7 @@ impl Emitter<'_> {
     }
 
     /// Records the branch of an edge, within the unit.
-    fn record_taken(&mut self, edge: &Edge) {
+    fn record_taken(&mut self, edge: &UnitEdge) {
         let Some((from, kind)) = edge.branch else {
             return;
         };
@@ -276,7 +276,7 @@ impl Emitter<'_> {
     }
 
     /// Leads to another unit, or out.
-    pub(super) fn edge(&mut self, edge: Edge) {
+    pub(super) fn edge(&mut self, edge: UnitEdge) {
         self.record_taken(&edge);
         let page = self.source.blocks[0].rip >> 12;
         if edge.target_rip >> 12 == page {
@@ -289,7 +289,7 @@ impl Emitter<'_> {
     }
 
     /// An edge that can be linked to a unit.
-    fn link(&mut self, edge: &Edge) {
+    fn link(&mut self, edge: &UnitEdge) {
         let start = self.asm.pos();
         self.sunk_stores(edge.before);
         let stores = (start, self.asm.pos() - start);
@@ -325,7 +325,7 @@ impl Emitter<'_> {
     }
 
     /// A jump to a constant RIP, through the jump cache.
-    fn jump_constant(&mut self, edge: &Edge) {
+    fn jump_constant(&mut self, edge: &UnitEdge) {
         let budget = self.context(BUDGET);
         if edge.rest != 0 {
             let rest = i32::try_from(edge.rest).unwrap_or(0);

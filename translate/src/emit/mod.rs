@@ -101,7 +101,7 @@ enum Late {
         edge: usize,
     },
     /// An edge.
-    Edge { from: Jump32, edge: Edge },
+    Edge { from: Jump32, edge: UnitEdge },
     /// The target of a jump charges too much: gives that back. Without an offset of the jump cache's
     /// entry, it is in R11.
     JumpBudget {
@@ -115,7 +115,7 @@ enum Late {
 
 /// A way out of a unit whose target is known.
 #[derive(Clone, Copy, Debug)]
-struct Edge {
+struct UnitEdge {
     target_rip: u64,
     rest: u32,
     /// The branch that is taken: its RIP and its kind.
@@ -270,7 +270,7 @@ impl<'a> Emitter<'a> {
         ) {
             return;
         }
-        self.edge(Edge {
+        self.edge(UnitEdge {
             target_rip: self.source.blocks[last.block].end(),
             rest: 0,
             branch: None,

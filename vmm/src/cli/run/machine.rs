@@ -40,7 +40,12 @@ pub fn prepare(
         engine,
     };
     let prepared = PreparedMachine::with_devices(&machine, request, devices)?;
-    let prepared = prepared.with_uarch(options.models == ModelsArg::On);
+    let prepared = prepared
+        .with_uarch(options.models == ModelsArg::On)
+        .with_translation(TranslationPolicy {
+            after: options.translate.0,
+            memory: options.translate_memory.0.0,
+        });
     Ok(match config.deterministic_seed() {
         Some(seed) => prepared.deterministic(seed),
         None => prepared,
