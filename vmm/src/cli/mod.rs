@@ -1,4 +1,4 @@
-//! The command line: `hindsight run`, `trace`, `export`, `diff`, `doctor`, `test`, `demo` and `completions`.
+//! The command line: `hindsight run`, `trace`, `export`, `stat`, `diff`, `doctor`, `test`, `demo` and `completions`.
 
 mod command;
 mod completions;
@@ -14,6 +14,7 @@ pub mod logging;
 mod man;
 mod read;
 mod run;
+mod stat;
 pub mod test;
 mod trace;
 mod usage;

@@ -5,10 +5,13 @@ mod confine;
 mod consoles;
 mod devices;
 mod files;
+mod hook;
 mod input;
 mod machine;
 mod parent;
 mod report;
 
-pub use command::{RunArgs, run, run_traced};
+pub(super) use command::run_with;
+pub use command::{RunArgs, run};
+pub(super) use hook::RunHook;
 pub use machine::deterministic_machine;
