@@ -12,6 +12,9 @@ use std::process::{Command, Stdio};
 
 const GUEST_TARGET: &str = "x86_64-unknown-none";
 const PACKAGE: &str = "hindsight-payloads";
+/// The first program of guests of `hindsight exec`.
+const INIT_PACKAGE: &str = "hindsight-init";
+const INIT: &str = "init";
 /// If set, the program is built without payloads. That makes builds for checks much faster.
 const WITHOUT_PAYLOADS: &str = "HINDSIGHT_WITHOUT_PAYLOADS";
 
@@ -35,12 +38,20 @@ fn build() -> Result<()> {
     print_inputs(root, &guest_tests)?;
     println!("cargo::rerun-if-env-changed={WITHOUT_PAYLOADS}");
     let with_payloads = env::var_os(WITHOUT_PAYLOADS).is_none();
-    let payloads = if with_payloads && guest_tests.join("Cargo.toml").exists() {
+    let mut payloads = if with_payloads && guest_tests.join("Cargo.toml").exists() {
         check_target()?;
         build_payloads(&guest_tests)?
     } else {
         Vec::new()
     };
+    let init = payloads.iter().position(|(name, _)| name == INIT);
+    let init = init.map(|index| payloads.remove(index).1);
+    let source = path_variable("OUT_DIR")?.join("init.rs");
+    let text = init.map_or_else(
+        || "None".to_owned(),
+        |file| format!("Some(include_bytes!({file:?}).as_slice())"),
+    );
+    fs::write(&source, text).map_err(|e| format!("{}: {e}", source.display()))?;
     let table = path_variable("OUT_DIR")?.join("payloads.rs");
     fs::write(&table, render_table(&payloads)?).map_err(|e| format!("{}: {e}", table.display()))
 }
@@ -100,6 +111,8 @@ fn build_payloads(guest_tests: &Path) -> Result<Vec<(String, PathBuf)>> {
             "--release",
             "--package",
             PACKAGE,
+            "--package",
+            INIT_PACKAGE,
             "--target",
             GUEST_TARGET,
         ])

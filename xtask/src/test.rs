@@ -12,7 +12,7 @@ use crate::guests::linux::{self, Tools};
 use crate::guests::make_images;
 use crate::lab::suite;
 use crate::process::{has_kvm, has_program, judge, root, say, shell};
-use crate::{advisories, check, coverage, nightly, packages, style};
+use crate::{advisories, check, coverage, fuzz, nightly, packages, style};
 
 /// A step of `ci/test`.
 struct TestStep {
@@ -109,6 +109,11 @@ const STEPS: &[TestStep] = &[
         nightly::thread_sanitizer,
         "unit tests under ThreadSanitizer",
     ),
+    step(
+        "fuzz",
+        fuzz::short,
+        "every fuzz target for some seconds under AddressSanitizer",
+    ),
     step("loom", nightly::loom, "the tests of run control under loom"),
     step(
         "lockstep",
@@ -143,7 +148,7 @@ const STEPS: &[TestStep] = &[
     step(
         "images",
         images,
-        "the same guest images in the interpreter, on this machine; Linux saved, set back and debugged",
+        "guest images in the interpreter, on this machine; Linux saved and debugged; exec, shared folders, disks",
     ),
     step(
         "rdt",
@@ -346,8 +351,12 @@ fn images() -> Result<()> {
     let shell = shell()?;
     cmd!(shell, "sh ci/guest/image-tests")
         .env("IMAGES", "target/guests")
-        .env("HINDSIGHT", binary)
+        .env("HINDSIGHT", &binary)
         .env("ENGINE", "interp")
+        .run()?;
+    packages::install(&["e2fsprogs", "mount", "util-linux"])?;
+    cmd!(shell, "sh ci/guest/machine-tests")
+        .env("HINDSIGHT", root().join(&binary))
         .run()?;
     cmd!(
         shell,

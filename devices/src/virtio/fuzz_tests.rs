@@ -5,6 +5,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::VirtioDevice;
 use super::block::VirtioDisk;
+use super::console::{ConsolePort, PortInput, VirtioConsole};
 use super::entropy::{Entropy, SeededEntropy};
 use super::overlay::Overlay;
 use super::test_driver::{Driver, MemoryDisk};
@@ -38,9 +39,9 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..1_usize, 0..0x40_u64, bytes()).prop_map(|(bar, at, data)| Step::BarWrite(bar, at, data)),
         1 => (0..2_usize, 0..0x4000_u64, 1..9_usize).prop_map(|(bar, at, len)| Step::BarRead(bar, at, len)),
         1 => (0..0x10_000_u64, bytes()).prop_map(|(at, data)| Step::Memory(at, data)),
-        4 => (0..2_u64, 0..8_u16, address, len, 0..8_u16, 0..9_u16)
+        4 => (0..6_u64, 0..8_u16, address, len, 0..8_u16, 0..9_u16)
             .prop_map(|(q, i, address, len, flags, next)| Step::Descriptor(q, i, address, len, flags, next)),
-        4 => (0..2_u64, 0..9_u16).prop_map(|(queue, head)| Step::Offer(queue, head)),
+        4 => (0..6_u64, 0..9_u16).prop_map(|(queue, head)| Step::Offer(queue, head)),
         1 => Just(Step::Start),
         1 => Just(Step::Restore),
     ]
@@ -84,6 +85,19 @@ proptest! {
         let disk = MemoryDisk::new(vec![0x55; 0x10_000]);
         let overlay = Overlay::new(Box::new(disk), 0x4000);
         run(Box::new(VirtioDisk::new(Box::new(overlay), "fuzz", 2)), &steps);
+    }
+
+    #[test]
+    fn console_survives_any_driver(steps in prop::collection::vec(step(), 1..100)) {
+        let input = PortInput::default();
+        input.push(&[7; 100]);
+        let port = |is_console| ConsolePort {
+            name: "port".to_owned(),
+            is_console,
+            output: Box::new(std::io::sink()),
+            input: input.clone(),
+        };
+        run(Box::new(VirtioConsole::new(vec![port(true), port(false)])), &steps);
     }
 
     #[test]

@@ -13,6 +13,8 @@
 //! | [`function`] | the PCI function: capabilities, registers, interrupts, saved state |
 //! | [`block`], [`overlay`] | disks, and disks whose changes are thrown away |
 //! | [`entropy`] | random numbers |
+//! | [`console`] | consoles and serial ports |
+//! | [`filesystem`] | files of the host |
 //!
 //! # Errors of the driver
 //!
@@ -22,8 +24,10 @@
 pub mod block;
 pub mod chain;
 mod common;
+pub mod console;
 pub mod device;
 pub mod entropy;
+pub mod filesystem;
 pub mod function;
 #[cfg(test)]
 mod function_tests;

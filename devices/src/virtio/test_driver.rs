@@ -111,6 +111,20 @@ impl Driver {
         self.write(0x14, 15, 1);
     }
 
+    pub fn memory_write(&mut self, address: u64, data: &[u8]) {
+        self.memory
+            .write_slice(data, GuestAddress(address))
+            .unwrap();
+    }
+
+    pub fn memory_read(&self, address: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        self.memory
+            .read_slice(&mut data, GuestAddress(address))
+            .unwrap();
+        data
+    }
+
     /// Continues where the function's restored state is after one request.
     pub fn rewind(&mut self) {
         self.next[0] = 1;

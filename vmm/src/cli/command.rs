@@ -11,6 +11,7 @@ use super::completions::CompletionsArgs;
 use super::demo::DemoArgs;
 use super::diff::DiffArgs;
 use super::doctor::DoctorArgs;
+use super::exec::ExecArgs;
 use super::export::ExportArgs;
 use super::man::ManArgs;
 use super::run::RunArgs;
@@ -18,7 +19,7 @@ use super::stat::StatArgs;
 use super::test::TestArgs;
 use super::trace::TraceArgs;
 use super::usage::one_line;
-use super::{Status, completions, demo, diff, doctor, export, man, run, stat, test, trace};
+use super::{Status, completions, demo, diff, doctor, exec, export, man, run, stat, test, trace};
 
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
 /// whatever the host has.
@@ -37,6 +38,7 @@ Examples:
   hindsight doctor               Measure what this host's KVM does
   hindsight test                 Run the built-in payloads
   hindsight run kernel.elf       Boot an image
+  hindsight exec -- uname -a     Run a command of this machine in a guest
   hindsight run --help           All options of `run`, with examples"
 )]
 struct Cli {
@@ -48,6 +50,8 @@ struct Cli {
 enum Command {
     /// Boot a guest image
     Run(Box<RunArgs>),
+    /// Run a command of this machine in a guest that sees this machine's files
+    Exec(Box<ExecArgs>),
     /// Run a guest, and write what its processors do to a trace file
     Trace(Box<TraceArgs>),
     /// Count exactly what a guest does, and compare it with an earlier run
@@ -73,6 +77,7 @@ impl Command {
     fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Run(args) => run::run(&args).map(ExitCode::from),
+            Self::Exec(args) => exec::run(&args),
             Self::Trace(args) => trace::run(&args).map(ExitCode::from),
             Self::Stat(args) => stat::run(&args),
             Self::Export(args) => export::run(&args).map(ExitCode::from),

@@ -13,6 +13,9 @@ pub fn own_option(option: &str) -> Option<&'static str> {
             "a disk is --disk FILE[,ro][,snapshot][,format=FORMAT]"
         }
         "--net" | "--netdev" | "--nic" => "there is no network",
+        "--virtfs" | "--virtiofs" | "--shared-dir" => {
+            "a folder of this machine is --share DIR=TAG[,rw]"
+        }
         "--nographic" | "-n" => "there is no display: --serial stdio is the default",
         "-a" => "the kernel's command line is --cmdline",
         _ => return None,

@@ -1,4 +1,5 @@
-//! The command line: `hindsight run`, `trace`, `export`, `stat`, `diff`, `doctor`, `test`, `demo` and `completions`.
+//! The command line: `hindsight run`, `exec`, `trace`, `export`, `stat`, `diff`, `doctor`, `test`, `demo`
+//! and `completions`.
 
 mod command;
 mod completions;
@@ -6,6 +7,7 @@ pub mod config;
 mod demo;
 mod diff;
 mod doctor;
+mod exec;
 mod exit;
 mod export;
 mod foreign_options;

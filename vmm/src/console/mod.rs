@@ -26,7 +26,7 @@ use thiserror::Error;
 
 pub use backend::{Backend, ParseBackendError};
 pub use signals::watch_signals;
-pub use terminal::restore_terminal;
+pub use terminal::{RawTerminal, restore_terminal};
 
 use crate::output::Output;
 use crate::sandbox::{ThreadKind, enter};

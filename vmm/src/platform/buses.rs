@@ -102,6 +102,13 @@ impl Buses {
         })
     }
 
+    /// Serves the queues of the PCI device in a slot, whose host side has something new.
+    pub fn serve_device(&self, slot: u8) {
+        if let Some(root) = &self.devices.pci_root {
+            lock(root).serve(slot);
+        }
+    }
+
     /// Whether the guest's COM1 accepts at least one more byte.
     pub fn serial_has_capacity(&self) -> bool {
         lock(&self.devices.serial).input_capacity() != 0

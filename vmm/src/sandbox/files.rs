@@ -14,6 +14,8 @@ use super::SandboxError;
 pub struct FileAccess {
     /// Sockets, which are removed at the end of the run.
     pub sockets: Vec<PathBuf>,
+    /// Shared folders, and whether their files may be changed.
+    pub folders: Vec<(PathBuf, bool)>,
 }
 
 /// The version of Landlock whose rules are requested; older kernels enforce what they have.
@@ -52,6 +54,17 @@ fn restrict(access: &FileAccess) -> Result<RulesetStatus, RulesetError> {
             rules = rules.add_rule(PathBeneath::new(folder, removal))?;
         }
     }
+    for (path, writable) in &access.folders {
+        let mut allowed = if *writable {
+            AccessFs::from_all(VERSION)
+        } else {
+            AccessFs::from_read(VERSION)
+        };
+        allowed.remove(AccessFs::Execute);
+        if let Ok(folder) = PathFd::new(path) {
+            rules = rules.add_rule(PathBeneath::new(folder, allowed))?;
+        }
+    }
     Ok(rules.restrict_self()?.ruleset)
 }
 
@@ -74,6 +87,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn confined_thread_has_shared_folders() {
+        let (read, written) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(read.path().join("file"), "data").unwrap();
+        let access = FileAccess {
+            sockets: Vec::new(),
+            folders: vec![
+                (read.path().to_owned(), false),
+                (written.path().to_owned(), true),
+            ],
+        };
+        let (read, written) = (read.path().to_owned(), written.path().to_owned());
+        let thread = thread::spawn(move || {
+            if let Err(error) = confine_files(&access) {
+                eprintln!("skipped: {error}");
+                return;
+            }
+            assert_eq!(fs::read(read.join("file")).unwrap(), b"data");
+            assert!(fs::write(read.join("file"), "new").is_err());
+            fs::write(written.join("file"), "new").unwrap();
+            fs::create_dir(written.join("sub")).unwrap();
+            fs::rename(written.join("file"), written.join("sub/file")).unwrap();
+            assert!(File::open("/etc/hostname").is_err());
+        });
+        thread.join().unwrap();
+    }
+
+    #[test]
     fn confined_thread_has_its_open_files_and_may_remove_its_sockets() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("output");
@@ -82,6 +122,7 @@ mod tests {
         let mut file = File::create(&path).unwrap();
         let access = FileAccess {
             sockets: vec![socket.clone()],
+            folders: Vec::new(),
         };
         let thread = thread::spawn(move || {
             if let Err(error) = confine_files(&access) {

@@ -7,6 +7,13 @@ use serde_json::{Value, json};
 
 use super::SandboxError;
 
+/// What the process needs besides what every run needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SandboxNeeds {
+    /// The threads of vCPUs access the files of shared folders.
+    pub shares: bool,
+}
+
 /// What a call that the rules do not allow meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strictness {
@@ -75,6 +82,9 @@ impl ThreadKind {
     }
 }
 
+/// The additional rules of the threads that serve shared folders.
+const SHARE: &str = include_str!("../../../resources/seccomp/share.json");
+
 const COMMON: &str = include_str!("../../../resources/seccomp/common.json");
 
 /// The rules in a file of `resources/seccomp`.
@@ -93,13 +103,17 @@ fn insert_process(rule: &mut Value) {
     }
 }
 
-/// Compiles the rules of `kind`.
+/// Compiles the rules of `kind` in a process with `needs`.
 pub(super) fn compile(
     kind: ThreadKind,
     strictness: Strictness,
+    needs: SandboxNeeds,
 ) -> Result<BpfProgram, SandboxError> {
     let mut rules = rules_of(COMMON)?;
     rules.extend(rules_of(kind.rules())?);
+    if needs.shares && matches!(kind, ThreadKind::Vcpu | ThreadKind::Main) {
+        rules.extend(rules_of(SHARE)?);
+    }
     rules.iter_mut().for_each(insert_process);
     if cfg!(target_env = "musl") {
         // musl signals its own threads by this call, which names no process.
@@ -156,8 +170,11 @@ mod tests {
     fn rules_of_every_thread_compile() {
         for kind in ThreadKind::ALL {
             for strictness in [Strictness::Refuse, Strictness::Kill] {
-                let program = compile(kind, strictness).unwrap();
-                assert!(program.len() > 40, "{kind:?}");
+                let plain = compile(kind, strictness, SandboxNeeds::default()).unwrap();
+                assert!(plain.len() > 40, "{kind:?}");
+                let shares = compile(kind, strictness, SandboxNeeds { shares: true }).unwrap();
+                let serves = matches!(kind, ThreadKind::Vcpu | ThreadKind::Main);
+                assert_eq!(shares.len() > plain.len(), serves, "{kind:?}");
             }
         }
     }

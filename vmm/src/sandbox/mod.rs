@@ -12,5 +12,5 @@ mod threads;
 mod trap;
 
 pub use files::{FileAccess, confine_files};
-pub use filters::{Strictness, ThreadKind};
+pub use filters::{SandboxNeeds, Strictness, ThreadKind};
 pub use threads::{SandboxError, enter, prepare};

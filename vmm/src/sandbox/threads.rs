@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use seccompiler::{BpfProgram, apply_filter};
 use thiserror::Error;
 
-use super::filters::{Strictness, ThreadKind, compile, compile_clone};
+use super::filters::{SandboxNeeds, Strictness, ThreadKind, compile, compile_clone};
 use super::{limits, trap};
 
 /// Why the process cannot be confined.
@@ -35,8 +35,9 @@ pub enum SandboxError {
     Landlock(#[source] Box<landlock::RulesetError>),
 }
 
-/// What a call that the rules do not allow meets; empty while the process is not to be confined.
-static STRICTNESS: OnceLock<Strictness> = OnceLock::new();
+/// What a call that the rules do not allow meets, and what the process needs; empty while the process is
+/// not to be confined.
+static RULES: OnceLock<(Strictness, SandboxNeeds)> = OnceLock::new();
 
 fn apply(filters: &[BpfProgram]) -> Result<(), SandboxError> {
     let applied = filters.iter().try_for_each(|filter| apply_filter(filter));
@@ -50,14 +51,14 @@ fn apply(filters: &[BpfProgram]) -> Result<(), SandboxError> {
 ///
 /// A limit or the handler of SIGSYS cannot be set, or the kernel has no seccomp filters. The threads
 /// are not confined then.
-pub fn prepare(strictness: Strictness) -> Result<(), SandboxError> {
+pub fn prepare(strictness: Strictness, needs: SandboxNeeds) -> Result<(), SandboxError> {
     if strictness == Strictness::Refuse {
         trap::install()?;
     }
-    limits::lower()?;
+    limits::lower(needs)?;
     apply(&compile_clone(strictness)?)?;
     // A second call in one process leaves the first one in force.
-    let _ = STRICTNESS.set(strictness);
+    let _ = RULES.set((strictness, needs));
     Ok(())
 }
 
@@ -66,10 +67,10 @@ pub fn prepare(strictness: Strictness) -> Result<(), SandboxError> {
 /// [`prepare`] has shown that the kernel takes filters. If it refuses these, the process ends: no thread
 /// runs without them.
 pub fn enter(kind: ThreadKind) {
-    let Some(&strictness) = STRICTNESS.get() else {
+    let Some(&(strictness, needs)) = RULES.get() else {
         return;
     };
-    let entered = compile(kind, strictness).and_then(|filter| apply(&[filter]));
+    let entered = compile(kind, strictness, needs).and_then(|filter| apply(&[filter]));
     if let Err(error) = entered {
         tracing::error!("--sandbox: a thread cannot be confined: {error}");
         std::process::abort();
@@ -129,7 +130,7 @@ mod tests {
         trap::install().unwrap();
         for kind in ThreadKind::ALL {
             let mut filters = Vec::from(compile_clone(Strictness::Refuse).unwrap());
-            filters.push(compile(kind, Strictness::Refuse).unwrap());
+            filters.push(compile(kind, Strictness::Refuse, SandboxNeeds::default()).unwrap());
             let calls = thread::spawn(move || {
                 apply(&filters).unwrap();
                 forbidden_calls()
@@ -143,7 +144,12 @@ mod tests {
     #[test]
     fn refused_thread_continues_its_task() {
         trap::install().unwrap();
-        let filter = compile(ThreadKind::Vcpu, Strictness::Refuse).unwrap();
+        let filter = compile(
+            ThreadKind::Vcpu,
+            Strictness::Refuse,
+            SandboxNeeds::default(),
+        )
+        .unwrap();
         let sum = thread::spawn(move || {
             apply(&[filter]).unwrap();
             assert!(File::open("/etc/hostname").is_err());
@@ -157,7 +163,7 @@ mod tests {
     #[test]
     #[ignore = "ends its process"]
     fn killed_child() {
-        prepare(Strictness::Kill).unwrap();
+        prepare(Strictness::Kill, SandboxNeeds::default()).unwrap();
         enter(ThreadKind::Vcpu);
         let _ = File::open("/etc/hostname");
     }
@@ -192,7 +198,7 @@ mod tests {
     #[test]
     #[ignore = "lowers the limits of its process"]
     fn limited_child() {
-        prepare(Strictness::Refuse).unwrap();
+        prepare(Strictness::Refuse, SandboxNeeds::default()).unwrap();
         assert_eq!(getrlimit(Resource::Core).current, Some(0));
         let files = getrlimit(Resource::Nofile);
         assert_eq!(files.current, files.maximum);

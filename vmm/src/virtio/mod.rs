@@ -1,3 +1,4 @@
 //! The host's side of virtio devices: what stands behind the models in `hindsight_devices::virtio`.
 
 pub mod disk;
+pub mod share;

@@ -27,6 +27,9 @@ pub enum ConflictError {
          use --engine interp or auto"
     )]
     DeterministicKvm,
+    /// Files that the guest changes are others in the next run.
+    #[error("--deterministic takes no --share with `,rw`: the next run has other files then")]
+    DeterministicShare,
     /// A disk that the guest writes is another one in the next run.
     #[error(
         "--deterministic needs --disk with `,ro` or `,snapshot`: the next run has the same disk then"
@@ -45,7 +48,8 @@ impl RunConfig {
     /// The first conflict.
     pub fn check(&self) -> Result<(), ConflictError> {
         use ConflictError::{
-            DeterministicCpu, DeterministicDisk, DeterministicKvm, Excludes, Needs, NoImage,
+            DeterministicCpu, DeterministicDisk, DeterministicKvm, DeterministicShare, Excludes,
+            Needs, NoImage,
         };
         let Self {
             boot,
@@ -67,6 +71,8 @@ impl RunConfig {
         let foreign_cpu = cpu.is_some_and(|model| model != CpuModel::PortableV1);
         let switches = run.switch_every.is_some();
         let changes_disk = devices.disk.iter().any(|disk| !disk.0.leaves_image());
+        let changes_files = devices.share.iter().any(|share| share.0.writable);
+        let goes_back = deterministic && !no_gdb;
         let rows = [
             (boot.image.is_none(), NoImage),
             (
@@ -96,6 +102,11 @@ impl RunConfig {
             (
                 deterministic && machine.engine == EngineArg::Kvm,
                 DeterministicKvm,
+            ),
+            (deterministic && changes_files, DeterministicShare),
+            (
+                goes_back && !devices.share.is_empty(),
+                Excludes("--share", "--gdb in a deterministic run"),
             ),
             (deterministic && changes_disk, DeterministicDisk),
             (deterministic && foreign_cpu, DeterministicCpu),

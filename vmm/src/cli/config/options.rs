@@ -26,6 +26,7 @@ use crate::deterministic::CheckpointLimits;
 use crate::output::RunOutputs;
 use crate::vcpu::engine::ForcedSwitch;
 use crate::virtio::disk::DiskSpec;
+use crate::virtio::share::ShareSpec;
 use hindsight_gdb::ListenAddress;
 
 /// Every option of `hindsight run`.
@@ -148,6 +149,10 @@ pub struct DeviceOptions {
     )]
     #[arg(value_hint = ValueHint::FilePath)]
     pub disk: Vec<OptionWord<DiskSpec>>,
+    /// Folder that the guest may mount as virtiofs by TAG; rw: the guest may change the files; may be
+    /// repeated
+    #[arg(long, value_name = "DIR=TAG[,rw]", value_hint = ValueHint::DirPath)]
+    pub share: Vec<OptionWord<ShareSpec>>,
     /// Source of random numbers: the host's, or those of --seed in a deterministic run
     #[arg(long)]
     pub rng: bool,

@@ -161,6 +161,8 @@ const FULL: [&[&str]; 2] = [
         "d.img,ro",
         "--disk",
         "/e,f,snapshot,format=qcow2",
+        "--share",
+        "dir=tag,rw",
         "--rng",
         "--serial",
         "file:s",

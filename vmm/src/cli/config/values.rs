@@ -14,6 +14,7 @@ use crate::console::Backend;
 use crate::vcpu::branch_history;
 use crate::vcpu::engine::ForcedSwitch;
 use crate::virtio::disk::DiskSpec;
+use crate::virtio::share::ShareSpec;
 use hindsight_gdb::ListenAddress;
 
 /// The largest profile file that is read, in bytes.
@@ -253,6 +254,23 @@ impl OptionValue for DiskSpec {
     }
 }
 
+impl OptionValue for ShareSpec {
+    const EXPECTED: &'static str = "a folder as \"DIR=TAG\" or \"DIR=TAG,rw\"";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::parse(text)
+    }
+
+    fn format(&self) -> Result<String, String> {
+        utf8(&self.folder)?;
+        Ok(self.to_string())
+    }
+
+    fn resolve_paths(self, folder: &Path) -> Self {
+        self.in_folder(folder)
+    }
+}
+
 impl OptionValue for ListenAddress {
     const EXPECTED: &'static str = "an address: tcp:HOST:PORT or unix:PATH";
 
@@ -453,6 +471,7 @@ mod tests {
         assert_reads_back::<Duration>(&["0", "0.4", "1e-9", "4m", "1e19", "123456789.123"]);
         assert_reads_back::<ModuleArg>(&["a", "a=b c", "a=b=c"]);
         assert_reads_back::<DiskSpec>(&["a", "a,b,ro", "a.qcow2,snapshot,backing,format=raw"]);
+        assert_reads_back::<ShareSpec>(&["a=b", "/x=y=tag,rw"]);
         assert_reads_back::<BtmTarget>(&["-", "file"]);
         assert_reads_back::<Backend>(&["stdio", "none", "file:a:b", "unix:s"]);
         assert_reads_back::<ListenAddress>(&["tcp::1234", "tcp:127.0.0.1:1", "unix:s"]);

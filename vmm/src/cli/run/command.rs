@@ -139,7 +139,7 @@ fn run_machine(
         policy,
         accepted,
     } = machine::decide(config, measure)?;
-    let mut prepared = machine::prepare(config, decision.engine, &files)?;
+    let mut prepared = machine::prepare_files(config, decision.engine, &files)?;
     hook.check(config, files.image())?;
     if let Some(policy) = policy {
         let forced = config.run.switch_every.map(|every| every.0);

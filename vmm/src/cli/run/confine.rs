@@ -6,7 +6,7 @@ use hindsight_gdb::ListenAddress;
 use crate::cli::config::{OptionWord, RunConfig, SandboxArg};
 use crate::console::Backend;
 use crate::sandbox::{
-    FileAccess, SandboxError, Strictness, ThreadKind, confine_files, enter, prepare,
+    FileAccess, SandboxError, SandboxNeeds, Strictness, ThreadKind, confine_files, enter, prepare,
 };
 
 /// The confinement of a run.
@@ -20,10 +20,13 @@ impl Confinement {
     /// With `--sandbox strict`, when the kernel lacks a part of the sandbox.
     pub(super) fn prepare(config: &RunConfig) -> anyhow::Result<Self> {
         let this = Self(config.run.sandbox);
+        let needs = SandboxNeeds {
+            shares: !config.devices.share.is_empty(),
+        };
         let prepared = match this.0 {
             SandboxArg::Off => return Ok(this),
-            SandboxArg::On => prepare(Strictness::Refuse),
-            SandboxArg::Strict => prepare(Strictness::Kill),
+            SandboxArg::On => prepare(Strictness::Refuse, needs),
+            SandboxArg::Strict => prepare(Strictness::Kill, needs),
         };
         this.accept(prepared)?;
         Ok(this)
@@ -48,8 +51,11 @@ impl Confinement {
             ListenAddress::Unix(path) => Some(path.clone()),
             _ => None,
         });
+        let shares = config.devices.share.iter();
+        let shares = shares.map(|OptionWord(share)| (share.folder.clone(), share.writable));
         self.accept(confine_files(&FileAccess {
             sockets: consoles.chain(gdb).collect(),
+            folders: shares.collect(),
         }))
     }
 

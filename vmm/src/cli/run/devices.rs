@@ -5,7 +5,7 @@ use hindsight_devices::virtio::VirtioDevice;
 use hindsight_devices::virtio::entropy::{Entropy, EntropySource, SeededEntropy};
 
 use crate::cli::config::RunConfig;
-use crate::virtio::disk;
+use crate::virtio::{disk, share};
 
 /// Random numbers of the host's kernel.
 struct HostEntropy;
@@ -30,11 +30,14 @@ impl EntropySource for HostEntropy {
 /// # Errors
 ///
 /// When the host cannot provide one of them.
-pub(super) fn open(config: &RunConfig) -> anyhow::Result<Vec<Box<dyn VirtioDevice>>> {
+pub fn open(config: &RunConfig) -> anyhow::Result<Vec<Box<dyn VirtioDevice>>> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
     for spec in &config.devices.disk {
         let disk = disk::open(&spec.0, config.machine.cpus).context("--disk")?;
         devices.push(Box::new(disk));
+    }
+    for spec in &config.devices.share {
+        devices.push(Box::new(share::open(&spec.0).context("--share")?));
     }
     if config.devices.rng {
         let source: Box<dyn EntropySource> = match config.deterministic_seed() {

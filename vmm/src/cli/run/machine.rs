@@ -3,9 +3,11 @@
 use std::io;
 
 use anyhow::{Context, bail};
+use hindsight_devices::virtio::VirtioDevice;
 
 use super::files::BootFiles;
 use super::{devices, input};
+use crate::boot::LoadRequest;
 use crate::cli::config::{ModelsArg, RunConfig};
 use crate::deterministic::DeterministicMachine;
 use crate::deterministic::input::InputFeed;
@@ -16,11 +18,17 @@ use crate::platform::Sinks;
 use crate::vcpu::engine::Engine;
 use crate::vcpu::engine::policy::EngineChoice;
 
-/// Loads the image into the memory of a machine that starts in `engine`.
-pub(super) fn prepare(
+/// Loads the image of `request` into the memory of a machine that starts in `engine` and has `devices`
+/// on its PCI bus.
+///
+/// # Errors
+///
+/// When the machine is impossible, or the image cannot be booted.
+pub fn prepare(
     config: &RunConfig,
     engine: Engine,
-    files: &BootFiles<'_>,
+    request: &LoadRequest<'_>,
+    devices: Vec<Box<dyn VirtioDevice>>,
 ) -> anyhow::Result<PreparedMachine> {
     let options = &config.machine;
     let machine = MachineConfig {
@@ -30,14 +38,23 @@ pub(super) fn prepare(
         cpu: config.cpu(),
         engine,
     };
-    let devices = devices::open(config)?;
-    let prepared = PreparedMachine::with_devices(&machine, &files.load_request(), devices)
-        .with_context(|| files.image_path().display().to_string())?
-        .with_uarch(options.models == ModelsArg::On);
+    let prepared = PreparedMachine::with_devices(&machine, request, devices)?;
+    let prepared = prepared.with_uarch(options.models == ModelsArg::On);
     Ok(match config.deterministic_seed() {
         Some(seed) => prepared.deterministic(seed),
         None => prepared,
     })
+}
+
+/// Like [`prepare`], with the image in `files` and the devices of `config`.
+pub(super) fn prepare_files(
+    config: &RunConfig,
+    engine: Engine,
+    files: &BootFiles<'_>,
+) -> anyhow::Result<PreparedMachine> {
+    let devices = devices::open(config)?;
+    prepare(config, engine, &files.load_request(), devices)
+        .with_context(|| files.image_path().display().to_string())
 }
 
 /// Builds a deterministic machine that the caller runs. Its consoles drop all output.
@@ -48,7 +65,7 @@ pub(super) fn prepare(
 pub fn deterministic_machine(config: &RunConfig) -> anyhow::Result<DeterministicMachine> {
     config.check()?;
     let files = BootFiles::read(&config.boot, None)?;
-    let prepared = prepare(config, Engine::Interp, &files)?;
+    let prepared = prepare_files(config, Engine::Interp, &files)?;
     let log = input::read_log(config)?;
     let sinks = Sinks {
         serial: Box::new(io::sink()),
@@ -72,10 +89,11 @@ fn engine_choice(config: &RunConfig) -> EngineChoice {
 }
 
 /// Decides in which engine the machine starts.
-pub(super) fn decide(
-    config: &RunConfig,
-    measure: Option<MeasureMode>,
-) -> anyhow::Result<StartDecision> {
+///
+/// # Errors
+///
+/// When the user requires KVM and it cannot be used.
+pub fn decide(config: &RunConfig, measure: Option<MeasureMode>) -> anyhow::Result<StartDecision> {
     let choice = engine_choice(config);
     if let Some(mode) = measure
         && choice == EngineChoice::Auto

@@ -13,5 +13,6 @@ mod report;
 
 pub(super) use command::run_with;
 pub use command::{RunArgs, run};
+pub use devices::open as open_devices;
 pub(super) use hook::RunHook;
-pub use machine::deterministic_machine;
+pub use machine::{decide, deterministic_machine, prepare};

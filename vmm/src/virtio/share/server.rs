@@ -1,0 +1,205 @@
+//! Serves the files of one folder.
+//!
+//! fuse-backend-rs reads requests from descriptor chains in guest memory of its own version of
+//! vm-memory, whose bitmap it fixes to none. So that device writes are still reported to the
+//! interpreters, messages pass through a buffer, in which this module lays out one chain for each.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use fuse_backend_rs::api::server::Server;
+use fuse_backend_rs::passthrough::{CachePolicy, Config, PassthroughFs};
+use fuse_backend_rs::transport::{Reader, VirtioFsWriter, Writer};
+use fuse_virtio_queue::{Queue, QueueT};
+use fuse_vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use hindsight_devices::virtio::filesystem::{FileSystem, FuseServer, MESSAGE_MAX};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use thiserror::Error;
+
+use super::filter::{FilterVerdict, judge, refuse};
+use super::spec::ShareSpec;
+
+/// How long the guest may use names and attributes without asking again.
+const CACHE_TIME: Duration = Duration::from_secs(5);
+
+/// Addresses in the buffer: the queue, the request and the reply.
+const DESCRIPTORS: u64 = 0;
+const AVAILABLE: u64 = 0x1000;
+const USED: u64 = 0x2000;
+const REQUEST: u64 = 0x1_0000;
+const REPLY: u64 = 0x20_0000;
+const BUFFER_LEN: usize = 0x40_0000;
+const QUEUE_SIZE: u16 = 4;
+/// Descriptor flags: another one follows; the device writes.
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+
+const _: () = assert!(REQUEST + MESSAGE_MAX as u64 <= REPLY);
+const _: () = assert!(REPLY + MESSAGE_MAX as u64 <= BUFFER_LEN as u64);
+
+/// Why a folder cannot be shared.
+#[derive(Debug, Error)]
+pub enum ShareError {
+    /// It cannot be opened, or is no folder.
+    #[error("{}", .0.display())]
+    Open(PathBuf, #[source] io::Error),
+    /// Its name is not UTF-8.
+    #[error("the name of {} is not UTF-8", .0.display())]
+    Name(PathBuf),
+    /// The buffer for messages cannot be made.
+    #[error("the buffer for file requests cannot be allocated: {0}")]
+    Buffer(String),
+}
+
+/// Opens the device for `spec`.
+///
+/// # Errors
+///
+/// The folder cannot be shared.
+pub fn open(spec: &ShareSpec) -> Result<FileSystem, ShareError> {
+    Ok(FileSystem::new(
+        &spec.tag,
+        Box::new(FolderServer::new(spec)?),
+    ))
+}
+
+/// Allows this process as many open files as the host does: a file that the guest knows is open here.
+fn raise_file_limit() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let limit = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!("the limit of open files cannot be raised: {error}");
+    }
+}
+
+/// The server of one folder.
+struct FolderServer {
+    spec: ShareSpec,
+    server: Server<PassthroughFs<()>>,
+    buffer: GuestMemoryMmap<()>,
+    queue: Queue,
+    /// Requests served, as the available ring counts them.
+    count: u16,
+}
+
+fn passthrough(spec: &ShareSpec) -> Result<PassthroughFs<()>, ShareError> {
+    let failed = |error| ShareError::Open(spec.folder.clone(), error);
+    let folder = spec.folder.canonicalize().map_err(failed)?;
+    if !folder.is_dir() {
+        return Err(failed(io::ErrorKind::NotADirectory.into()));
+    }
+    let root_dir = folder
+        .to_str()
+        .ok_or_else(|| ShareError::Name(spec.folder.clone()))?;
+    // The crate clears the process's mask of file modes, which is restored below.
+    let mask = rustix::process::umask(rustix::fs::Mode::empty());
+    let files = PassthroughFs::new(Config {
+        root_dir: root_dir.to_owned(),
+        attr_timeout: CACHE_TIME,
+        entry_timeout: CACHE_TIME,
+        cache_policy: CachePolicy::Auto,
+        xattr: true,
+        ..Config::default()
+    });
+    let opened = files.and_then(|files| files.import().map(|()| files));
+    rustix::process::umask(if spec.writable {
+        // The guest's kernel has applied the mask of the guest's process.
+        rustix::fs::Mode::empty()
+    } else {
+        mask
+    });
+    opened.map_err(failed)
+}
+
+impl FolderServer {
+    fn new(spec: &ShareSpec) -> Result<Self, ShareError> {
+        raise_file_limit();
+        let broken = |error: &dyn std::fmt::Display| ShareError::Buffer(error.to_string());
+        let buffer = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), BUFFER_LEN)]);
+        let mut queue = Queue::new(QUEUE_SIZE).map_err(|e| broken(&e))?;
+        let mut set_up = || {
+            queue.try_set_size(QUEUE_SIZE)?;
+            queue.try_set_desc_table_address(GuestAddress(DESCRIPTORS))?;
+            queue.try_set_avail_ring_address(GuestAddress(AVAILABLE))?;
+            queue.try_set_used_ring_address(GuestAddress(USED))?;
+            queue.set_ready(true);
+            Ok::<_, fuse_virtio_queue::Error>(())
+        };
+        set_up().map_err(|e| broken(&e))?;
+        Ok(Self {
+            spec: spec.clone(),
+            server: Server::new(passthrough(spec)?),
+            buffer: buffer.map_err(|e| broken(&e))?,
+            queue,
+            count: 0,
+        })
+    }
+
+    /// Lays out the chain of a request and its reply, and serves it. Returns the reply's length.
+    fn serve(&mut self, request: &[u8], reply_len: usize) -> Option<usize> {
+        let buffer = &self.buffer;
+        let descriptors = [
+            (
+                REQUEST,
+                request.len(),
+                if reply_len == 0 { 0 } else { NEXT },
+            ),
+            (REPLY, reply_len, WRITE),
+        ];
+        for (index, (address, len, flags)) in (0_u64..).zip(descriptors) {
+            let mut bytes = address.to_le_bytes().to_vec();
+            bytes.extend(u32::try_from(len).ok()?.to_le_bytes());
+            bytes.extend(flags.to_le_bytes());
+            bytes.extend(1_u16.to_le_bytes());
+            let at = GuestAddress(DESCRIPTORS + 16 * index);
+            buffer.write_slice(&bytes, at).ok()?;
+        }
+        buffer.write_slice(request, GuestAddress(REQUEST)).ok()?;
+        // Every entry of the available ring names descriptor 0, as memory begins as zero.
+        self.count = self.count.wrapping_add(1);
+        buffer
+            .write_obj(self.count, GuestAddress(AVAILABLE + 2))
+            .ok()?;
+        let chain = self.queue.pop_descriptor_chain(buffer)?;
+        let reader = Reader::from_descriptor_chain(buffer, chain.clone()).ok()?;
+        let writer = VirtioFsWriter::new(buffer, chain).ok()?;
+        let served = self
+            .server
+            .handle_message(reader, Writer::VirtioFs(writer), None, None);
+        served.ok()
+    }
+}
+
+impl FuseServer for FolderServer {
+    fn answer(&mut self, request: &[u8], reply: &mut [u8]) -> usize {
+        if let FilterVerdict::Refuse(error) = judge(request, self.spec.writable) {
+            return refuse(request, error, reply);
+        }
+        let Some(len) = self.serve(request, reply.len()) else {
+            tracing::debug!("share {}: a request could not be served", self.spec.tag);
+            return refuse(request, libc::EIO, reply);
+        };
+        let Some(to) = reply.get_mut(..len) else {
+            return refuse(request, libc::EIO, reply);
+        };
+        match self.buffer.read_slice(to, GuestAddress(REPLY)) {
+            Ok(()) => len,
+            Err(_) => refuse(request, libc::EIO, reply),
+        }
+    }
+
+    fn reset(&mut self) {
+        // A new server has no open files.
+        match passthrough(&self.spec) {
+            Ok(files) => self.server = Server::new(files),
+            Err(error) => tracing::error!("share {}: {error}", self.spec.tag),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
