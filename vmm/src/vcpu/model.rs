@@ -21,6 +21,7 @@ use crate::vcpu::debug::stop::DebugRequests;
 use crate::vcpu::hex_bytes::HexBytes;
 use crate::vcpu::pmu_totals::PmuTotals;
 use crate::vcpu::recorder::{RecordedKind, Recorder};
+use crate::vcpu::run_counter::RunCounter;
 use crate::vcpu::stats::ExitCounts;
 use crate::vcpu::translation::TranslationPolicy;
 
@@ -43,6 +44,8 @@ pub struct VcpuModel {
     pub tracer: Option<Box<VcpuTracer>>,
     /// When the interpreter translates code.
     pub translation: TranslationPolicy,
+    /// Counts what this vCPU does, for `hindsight stat`.
+    pub counter: Option<Box<RunCounter>>,
     /// What a debugger requires of this vCPU.
     pub debug: DebugRequests,
     /// The number of exits of each kind.
@@ -68,6 +71,7 @@ impl VcpuModel {
             recorded_from_start: false,
             tracer: None,
             translation: TranslationPolicy::default(),
+            counter: None,
             debug: DebugRequests::default(),
             exits: ExitCounts::default(),
             pmu_totals: PmuTotals::default(),
