@@ -7,6 +7,7 @@ mod devices;
 mod files;
 mod input;
 mod machine;
+mod network;
 mod parent;
 mod report;
 
