@@ -8,6 +8,7 @@ mod firefox;
 mod flamegraph;
 mod flow;
 mod format;
+mod functions;
 mod input;
 mod json;
 mod lcov;
@@ -21,5 +22,6 @@ mod timeline;
 
 pub use error::ExportError;
 pub use format::{ExportOptions, Format, export};
+pub use functions::{FunctionCost, function_costs};
 pub use input::Guest;
 pub use symbols::{Function, FunctionTable, LocationError, image_hash};

@@ -1,6 +1,11 @@
-//! What the targets share: one run of a loader, and what must hold after it; a machine to debug.
+//! What the targets share: one run of a loader, and what must hold after it; machines to run and to
+//! debug; parsers.
 
 pub mod gdb;
+pub mod guest;
+pub mod kernel;
+pub mod snapshot;
+pub mod texts;
 
 use hindsight_vmm::boot::{LoadRequest, load};
 use hindsight_vmm::memory::layout::Layout;

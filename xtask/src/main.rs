@@ -8,6 +8,7 @@ mod artifacts;
 mod check;
 mod conformance;
 mod coverage;
+mod fuzz;
 mod guests;
 mod kernel;
 mod kvm_unit_tests;
@@ -86,6 +87,8 @@ enum Task {
     /// Runs kvm-unit-tests from built checkouts and makes docs/reports/kvm-unit-tests.md of the results.
     KvmUnitTests(KvmUnitTestsArguments),
 
+    /// Runs the fuzz targets under AddressSanitizer, with a nightly toolchain.
+    Fuzz(fuzz::FuzzArguments),
     /// Runs tests of the interpreter under a memory checker.
     Sanitize {
         /// The checker.
@@ -209,6 +212,7 @@ fn run(command: Task) -> Result<u8> {
         } => {
             nightly::address_sanitizer(&arguments)?;
         }
+        Task::Fuzz(arguments) => fuzz::run(&arguments)?,
         Task::CheckNames => check::names::run()?,
         Task::CheckHouse { print: false } => check::house::run()?,
         Task::CheckHouse { print: true } => check::house::print()?,

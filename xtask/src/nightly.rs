@@ -7,7 +7,8 @@ use xshell::{Cmd, Shell, cmd};
 
 use crate::process::{has_program, root, say, shell};
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// The target of the instrumented programs.
+pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// One run of `cargo test` under a tool.
 struct ToolRun {
@@ -212,12 +213,13 @@ fn passed_tests(text: &str) -> u64 {
         .sum()
 }
 
-fn nightly(shell: &Shell) -> Cmd<'_> {
+/// cargo of the nightly toolchain.
+pub fn nightly(shell: &Shell) -> Cmd<'_> {
     cmd!(shell, "rustup run nightly cargo")
 }
 
 /// Installs the nightly toolchain and its components if they are missing.
-fn require_nightly(shell: &Shell, components: &[&str]) -> Result<()> {
+pub fn require_nightly(shell: &Shell, components: &[&str]) -> Result<()> {
     let how = format!(
         "rustup toolchain install nightly --profile minimal{}",
         option(components)

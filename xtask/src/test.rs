@@ -12,7 +12,7 @@ use crate::guests::linux::{self, Tools};
 use crate::guests::make_images;
 use crate::lab::suite;
 use crate::process::{has_kvm, has_program, judge, root, say, shell};
-use crate::{advisories, check, coverage, nightly, packages, style};
+use crate::{advisories, check, coverage, fuzz, nightly, packages, style};
 
 /// A step of `ci/test`.
 struct TestStep {
@@ -108,6 +108,11 @@ const STEPS: &[TestStep] = &[
         "tsan",
         nightly::thread_sanitizer,
         "unit tests under ThreadSanitizer",
+    ),
+    step(
+        "fuzz",
+        fuzz::short,
+        "every fuzz target for some seconds under AddressSanitizer",
     ),
     step("loom", nightly::loom, "the tests of run control under loom"),
     step(

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use crate::rig::*;
 
-const COMMANDS: [&str; 8] = [
+const COMMANDS: [&str; 9] = [
     "run",
     "trace",
     "export",
+    "stat",
     "diff",
     "doctor",
     "test",

@@ -104,6 +104,15 @@ pub fn read(path: &Path) -> Result<RunConfig, FileError> {
     resolving_against(folder, || parse(&text, path))
 }
 
+/// Parses the text of a configuration, whose relative paths stay as they are.
+///
+/// # Errors
+///
+/// When it is not a configuration of this version.
+pub fn parse_text(text: &str) -> Result<RunConfig, FileError> {
+    parse(text, Path::new("-"))
+}
+
 /// Parses the text of the file at `path`.
 fn parse(text: &str, path: &Path) -> Result<RunConfig, FileError> {
     let content = |at: usize, problem| FileError::Content {

@@ -24,7 +24,7 @@ pub use args::ConfigArgs;
 pub use check::ConflictError;
 pub use choices::{EngineArg, ModelsArg, SandboxArg};
 pub use dump::dump;
-pub use file::{FileError, VERSION};
+pub use file::{FileError, VERSION, parse_text};
 pub use option_word::{OptionValue, OptionWord};
 pub use options::{
     BootOptions, ConsoleOptions, DebugOptions, DeterminismOptions, DeviceOptions, LogOptions,

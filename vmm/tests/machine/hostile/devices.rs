@@ -4,7 +4,7 @@ use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-use super::super::guest::{exit, has_kvm, long, run, with_idt};
+use super::super::guest::{exit, long, run, with_idt};
 use super::{assert_exit, enable_apic, end_of_interrupt};
 
 /// A guest that executes `access` for every port except for those that end the run.
@@ -44,9 +44,6 @@ fn guest_for_every_port(
 
 #[test]
 fn every_port_can_be_written() {
-    if !has_kvm("every_port_can_be_written") {
-        return;
-    }
     for (width, value) in [
         (1, 0xffff_ffff_u32),
         (1, 0),
@@ -67,9 +64,6 @@ fn every_port_can_be_written() {
 
 #[test]
 fn every_port_can_be_read() {
-    if !has_kvm("every_port_can_be_read") {
-        return;
-    }
     for width in [1, 2, 4] {
         let image = guest_for_every_port(width, |a| match width {
             1 => a.in_(al, dx),
@@ -82,9 +76,6 @@ fn every_port_can_be_read() {
 
 #[test]
 fn reset_ports_end_the_run_with_a_reset() {
-    if !has_kvm("reset_ports_end_the_run_with_a_reset") {
-        return;
-    }
     for (port, value) in [(0x64, 0xfe_u32), (0x92, 1), (0xcf9, 6)] {
         let image = long(|a| {
             a.mov(edx, port)?;
@@ -99,9 +90,6 @@ fn reset_ports_end_the_run_with_a_reset() {
 
 #[test]
 fn device_memory_can_be_accessed_in_all_sizes() {
-    if !has_kvm("device_memory_can_be_accessed_in_all_sizes") {
-        return;
-    }
     for value in [0_u64, u64::MAX, 0x5a5a_5a5a_5a5a_5a5a] {
         // A stride that reaches many pages at many offsets; then each byte of the I/O APIC's
         // registers, and of the local APIC's first 1 KiB.
@@ -136,9 +124,6 @@ fn device_memory_can_be_accessed_in_all_sizes() {
 
 #[test]
 fn every_msr_of_the_apic_can_be_read_and_written() {
-    if !has_kvm("every_msr_of_the_apic_can_be_read_and_written") {
-        return;
-    }
     for value in [0_u64, u64::MAX, 0xff, 0x0000_00ff_0000_00fe] {
         let image = with_idt(end_of_interrupt, |a| {
             let (mut next, mut skip) = (a.create_label(), a.create_label());
@@ -163,9 +148,6 @@ fn every_msr_of_the_apic_can_be_read_and_written() {
 
 #[test]
 fn every_msr_in_the_architectural_ranges_can_be_read_and_written() {
-    if !has_kvm("every_msr_in_the_architectural_ranges_can_be_read_and_written") {
-        return;
-    }
     for (first, last) in [(0_u32, 0x7ff_u32), (0xc000_0000, 0xc000_0200)] {
         let image = with_idt(end_of_interrupt, |a| {
             let mut next = a.create_label();

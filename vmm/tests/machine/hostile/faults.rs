@@ -5,20 +5,14 @@ use std::time::{Duration, Instant};
 use hindsight_cpu::state::Activity;
 use hindsight_vmm::boot::EntryMode;
 use hindsight_vmm::vcpu::crash::CrashCause;
-use hindsight_vmm::vcpu::engine::policy::Engine;
 use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::code_asm::*;
 
-use super::super::guest::{
-    LONG, MEMORY, REAL, assemble, exit, has_kvm, long, machine, machine_on, run,
-};
+use super::super::guest::{LONG, MEMORY, REAL, assemble, engines, exit, long, machine_on, run};
 use super::assert_exit;
 
 #[test]
 fn crash_report_of_a_triple_fault_has_the_state_before_it() {
-    if !has_kvm("crash_report_of_a_triple_fault_has_the_state_before_it") {
-        return;
-    }
     let image = long(|a| {
         a.mov(rax, 0x1234_5678_u64)?;
         a.ud2()
@@ -34,9 +28,6 @@ fn crash_report_of_a_triple_fault_has_the_state_before_it() {
 
 #[test]
 fn guest_halted_with_if_clear_runs_until_the_time_limit() {
-    if !has_kvm("guest_halted_with_if_clear_runs_until_the_time_limit") {
-        return;
-    }
     let image = long(|a| {
         a.cli()?;
         a.hlt()
@@ -63,13 +54,9 @@ fn pseudorandom_bytes(seed: u64) -> impl Iterator<Item = u8> {
 
 #[test]
 fn garbage_code_never_makes_the_vmm_fail() {
-    if !has_kvm("garbage_code_never_makes_the_vmm_fail") {
-        return;
-    }
     let limit = Some(Duration::from_millis(20));
-    let engines = [Engine::Kvm, Engine::Interp];
     let modes = [EntryMode::Real, EntryMode::Protected, EntryMode::Long];
-    for (engine, mode) in engines.into_iter().flat_map(|e| modes.map(|m| (e, m))) {
+    for (engine, mode) in engines().into_iter().flat_map(|e| modes.map(|m| (e, m))) {
         for seed in 0..80 {
             let name = format!("{engine:?} {mode:?} {seed}");
             let image: Vec<u8> = pseudorandom_bytes(seed).take(0x1000).collect();
@@ -91,9 +78,6 @@ fn garbage_code_never_makes_the_vmm_fail() {
 /// The guest loads garbage as IDT, GDT and page tables, and executes garbage.
 #[test]
 fn garbage_in_descriptor_and_page_tables_never_makes_the_vmm_fail() {
-    if !has_kvm("garbage_in_descriptor_and_page_tables_never_makes_the_vmm_fail") {
-        return;
-    }
     for seed in 0..40 {
         let mut image = long(|a| {
             a.mov(rax, LONG + 0x200)?;
@@ -112,7 +96,7 @@ fn garbage_in_descriptor_and_page_tables_never_makes_the_vmm_fail() {
         image.resize(0x200, 0x90);
         image.extend(pseudorandom_bytes(seed).take(0x1000));
         let limit = Some(Duration::from_millis(20));
-        for engine in [Engine::Kvm, Engine::Interp] {
+        for engine in engines() {
             let machine = machine_on(engine, &image, EntryMode::Long, 1);
             let outcome = machine.run(limit, || {}).unwrap();
             assert!(
@@ -125,11 +109,10 @@ fn garbage_in_descriptor_and_page_tables_never_makes_the_vmm_fail() {
 
 #[test]
 fn real_mode_code_can_exit_through_the_debug_exit_port() {
-    if !has_kvm("real_mode_code_can_exit_through_the_debug_exit_port") {
-        return;
-    }
     let image = assemble(16, REAL, |a| exit(a, 9));
-    let outcome = machine(&image, EntryMode::Real, 1);
-    let outcome = outcome.run(Some(Duration::from_secs(10)), || {}).unwrap();
-    assert_exit(&outcome, 9);
+    for engine in engines() {
+        let machine = machine_on(engine, &image, EntryMode::Real, 1);
+        let outcome = machine.run(Some(Duration::from_secs(10)), || {}).unwrap();
+        assert_exit(&outcome, 9);
+    }
 }

@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use hindsight_vmm::vcpu::engine::policy::Engine;
 use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::code_asm::*;
 
-use super::super::guest::{EXIT, exit, has_kvm, long, run, run_on, with_idt, wrmsr};
+use super::super::guest::{EXIT, engines, exit, long, run, run_on, with_idt, wrmsr};
 use super::{assert_exit, enable_apic, end_of_interrupt};
 
 /// The machine ends at its time limit, and not much later.
@@ -19,9 +18,6 @@ fn assert_times_out(image: &[u8]) {
 
 #[test]
 fn timer_of_one_tick_neither_hangs_nor_ends_the_machine() {
-    if !has_kvm("timer_of_one_tick_neither_hangs_nor_ends_the_machine") {
-        return;
-    }
     for (halts, masked) in [(false, false), (true, false), (false, true)] {
         assert_times_out(&with_idt(end_of_interrupt, |a| {
             let mut again = a.create_label();
@@ -41,9 +37,6 @@ fn timer_of_one_tick_neither_hangs_nor_ends_the_machine() {
 
 #[test]
 fn interrupt_storms_neither_hang_nor_end_the_machine() {
-    if !has_kvm("interrupt_storms_neither_hang_nor_end_the_machine") {
-        return;
-    }
     // Self-IPIs.
     assert_times_out(&with_idt(end_of_interrupt, |a| {
         let mut again = a.create_label();
@@ -90,9 +83,6 @@ fn interrupt_storms_neither_hang_nor_end_the_machine() {
 #[test]
 fn interrupts_are_never_delivered_with_if_clear() {
     const FAULTS: u32 = 3000;
-    if !has_kvm("interrupts_are_never_delivered_with_if_clear") {
-        return;
-    }
     let image = with_idt(
         |a| {
             let mut allowed = a.create_label();
@@ -133,9 +123,6 @@ fn interrupts_are_never_delivered_with_if_clear() {
 
 #[test]
 fn init_restarts_the_bootstrap_processor_at_the_reset_vector() {
-    if !has_kvm("init_restarts_the_bootstrap_processor_at_the_reset_vector") {
-        return;
-    }
     let image = long(|a| {
         let mut again = a.create_label();
         enable_apic(a)?;
@@ -144,7 +131,7 @@ fn init_restarts_the_bootstrap_processor_at_the_reset_vector() {
         a.set_label(&mut again)?;
         a.jmp(again)
     });
-    for engine in [Engine::Kvm, Engine::Interp] {
+    for engine in engines() {
         let outcome = run_on(engine, &image, 0.5);
         // There is no firmware at the reset vector: reads give all ones, or KVM cannot read it.
         let expected = matches!(outcome, Outcome::Crash(_) | Outcome::Timeout(_));

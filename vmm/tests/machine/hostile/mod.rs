@@ -1,4 +1,5 @@
 //! Guests that are hostile or faulty: the VMM neither panics nor hangs, and reports how they ended.
+//! They run in the interpreter, and where KVM can be used, there too.
 
 mod devices;
 mod faults;
