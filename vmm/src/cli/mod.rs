@@ -15,6 +15,7 @@ mod gdb;
 pub mod logging;
 mod man;
 mod read;
+mod report;
 mod run;
 mod stat;
 pub mod test;

@@ -25,5 +25,6 @@ pub mod run_counter;
 pub mod stats;
 mod thread;
 mod trace_events;
+pub mod translation;
 
 pub use thread::MachineVcpu;

@@ -23,6 +23,7 @@ use crate::vcpu::pmu_totals::PmuTotals;
 use crate::vcpu::recorder::{RecordedKind, Recorder};
 use crate::vcpu::run_counter::RunCounter;
 use crate::vcpu::stats::ExitCounts;
+use crate::vcpu::translation::TranslationPolicy;
 
 /// The models of one vCPU, and the board of its machine. The plain register state is with the engine.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ pub struct VcpuModel {
     pub recorded_from_start: bool,
     /// Traces the events of this vCPU, for `hindsight trace`.
     pub tracer: Option<Box<VcpuTracer>>,
+    /// When the interpreter translates code.
+    pub translation: TranslationPolicy,
     /// Counts what this vCPU does, for `hindsight stat`.
     pub counter: Option<Box<RunCounter>>,
     /// What a debugger requires of this vCPU.
@@ -67,6 +70,7 @@ impl VcpuModel {
             history: None,
             recorded_from_start: false,
             tracer: None,
+            translation: TranslationPolicy::default(),
             counter: None,
             debug: DebugRequests::default(),
             exits: ExitCounts::default(),

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use crate::rig::*;
 
-const COMMANDS: [&str; 9] = [
+const COMMANDS: [&str; 10] = [
     "run",
     "trace",
     "export",
+    "report",
     "stat",
     "diff",
     "doctor",
