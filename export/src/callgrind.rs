@@ -22,7 +22,7 @@ struct CallSite {
 
 /// Costs of one function.
 #[derive(Debug, Default)]
-struct FunctionCost {
+struct CallgrindCost {
     own: BTreeMap<Option<SourceLine>, u64>,
     calls: BTreeMap<CallSite, u64>,
 }
@@ -30,7 +30,7 @@ struct FunctionCost {
 struct Costs<'a> {
     guest: &'a Guest,
     lines: LineTable,
-    functions: BTreeMap<FunctionIndex, FunctionCost>,
+    functions: BTreeMap<FunctionIndex, CallgrindCost>,
     /// Calls between two functions, and the instructions in them.
     inclusive: HashMap<(FunctionIndex, FunctionIndex), (u64, u64)>,
 }
@@ -101,7 +101,7 @@ impl<'a> Costs<'a> {
     fn write_function(
         &self,
         function: FunctionIndex,
-        cost: &FunctionCost,
+        cost: &CallgrindCost,
         out: &mut dyn Write,
     ) -> std::io::Result<()> {
         let number = |line: Option<SourceLine>| line.map_or(0, |line| line.line);

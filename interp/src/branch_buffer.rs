@@ -205,6 +205,35 @@ impl BranchBuffer {
         true
     }
 
+    /// Whether branches are observed only by being recorded when they are taken, if at all.
+    pub(crate) fn only_records_taken(&self) -> bool {
+        self.observe.bts.is_none() && !self.observe.not_taken
+    }
+
+    /// The addresses of the next free entry, and of the one at which a branch must be handled.
+    pub(crate) fn entries(&mut self) -> (usize, usize) {
+        debug_assert!(self.count < CAPACITY && self.due <= CAPACITY);
+        let start = self.buffer.as_mut_ptr().expose_provenance();
+        let at = |count: usize| start + count * size_of::<Branch>();
+        (at(self.count), at(self.due))
+    }
+
+    /// Follows branches that were added up to the entry at this address.
+    pub(crate) fn added_up_to(&mut self, next: usize) {
+        let bytes = next.wrapping_sub(self.buffer.as_ptr().expose_provenance());
+        let count = bytes / size_of::<Branch>();
+        assert!(
+            bytes.is_multiple_of(size_of::<Branch>()) && (self.count..=CAPACITY).contains(&count)
+        );
+        self.count = count;
+    }
+
+    /// The last word of a branch of a class at the current privilege level, without its time stamp.
+    pub(crate) fn last_word(&self, class: BranchClass) -> u32 {
+        let word = (class as u64) << CLASS | self.levels;
+        u32::try_from(word >> 32).unwrap_or(0)
+    }
+
     /// Branches in the buffer.
     #[cfg(test)]
     fn len(&self) -> usize {

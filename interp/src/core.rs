@@ -7,6 +7,7 @@ use crate::debug_state::DebugState;
 use crate::exit::ExitState;
 use crate::fault::{ExitReason, Fault};
 use crate::features::Features;
+use crate::jit::Jit;
 use crate::memory::{Memory, MemoryHandle};
 use crate::mmu::{Mmu, TlbSet};
 use crate::mode::ExecutionMode;
@@ -56,6 +57,10 @@ pub(crate) struct Core {
     pub(crate) mmu: Mmu,
     /// Decoded blocks.
     pub(crate) code: CodeCache<Self>,
+    /// How often a block is entered before it is translated.
+    pub(crate) hot_after: u64,
+    /// Translated code.
+    pub(crate) jit: Jit,
     /// Branches on their way to the platform.
     pub(crate) branches: BranchBuffer,
     /// What performance counters need beyond retired instructions.
@@ -103,6 +108,8 @@ impl Core {
             exit: ExitState::new(),
             mmu: Mmu::new(),
             code: CodeCache::new(),
+            hot_after: Jit::HOT_AFTER,
+            jit: Jit::default(),
             branches: BranchBuffer::new(),
             counters: Counters::new(),
             debug: DebugState::new(),

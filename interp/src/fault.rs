@@ -68,6 +68,8 @@ pub(crate) enum ExitReason {
     Lookup,
     /// The budget does not cover the next block, or the block is dead.
     Budget,
+    /// The next block begins the next slice.
+    SliceEnd,
     /// The event state may have changed: traps, interrupts and debugger stops must be polled.
     Poll,
     /// An instruction faulted.

@@ -74,6 +74,14 @@ pub struct Stats {
     pub drops: u64,
     /// Entries made in the TLBs.
     pub tlb_fills: u64,
+    /// Of the retired instructions, those in translated code.
+    pub translated: u64,
+    /// Units of translated code that were made.
+    pub units: u64,
+    /// Bytes of translated code that there are.
+    pub translated_bytes: u64,
+    /// Times that all translated code was dropped.
+    pub evictions: u64,
 }
 
 /// One virtual processor, run by the interpreter.
@@ -194,9 +202,20 @@ impl Vcpu {
         self.kicker.clone()
     }
 
+    /// Sets how often a block of code is entered before it is translated, and how many bytes of
+    /// translated code there may be. `u64::MAX` for never; no block is translated in fewer runs than
+    /// one. Without a call, blocks are translated after 50 runs, into 64 MiB at most.
+    ///
+    /// Results do not depend on it.
+    pub fn set_translation(&mut self, after_runs: u64, bytes: usize) {
+        self.core.hot_after = after_runs.max(1);
+        self.core.jit.set_capacity(bytes);
+    }
+
     /// Statistics so far.
     pub fn stats(&self) -> Stats {
         let core = &self.core;
+        let (jit, bytes) = core.jit.stats();
         Stats {
             retired: core.progress.retired_before_slice(),
             user: core.counters.user(0),
@@ -204,11 +223,16 @@ impl Vcpu {
             lookups: core.code.lookups(),
             drops: core.code.epoch(),
             tlb_fills: core.mmu.fills(),
+            translated: jit.retired,
+            units: jit.units,
+            translated_bytes: bytes as u64,
+            evictions: jit.evictions,
         }
     }
 
     /// How often each instruction retired, by mnemonic, the most frequent first.
     pub fn mix(&self) -> Vec<(String, u64)> {
+        self.core.collect_runs();
         self.core.code.mix().list()
     }
 

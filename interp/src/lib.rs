@@ -91,6 +91,7 @@ mod flags;
 mod fp_error;
 mod interpreter;
 mod iret;
+mod jit;
 mod memory;
 mod mmu;
 mod mode;

@@ -109,6 +109,22 @@ impl Progress {
         self.end_stamp = self.retired_before.wrapping_add(end) as u32;
     }
 
+    /// Cycles of the slice that no block has taken yet.
+    pub(crate) fn budget(&self) -> i64 {
+        self.budget
+    }
+
+    /// Sets what [`Progress::budget`] returns: other code took blocks off it.
+    pub(crate) fn set_budget(&mut self, budget: i64) {
+        debug_assert!((0..=self.slice).contains(&budget));
+        self.budget = budget;
+    }
+
+    /// Retired instructions at the end of the slice if all of its budget is used, modulo 2^32.
+    pub(crate) fn end_stamp(&self) -> u32 {
+        self.end_stamp
+    }
+
     /// Whether the slice has cycles left.
     pub(crate) fn has_budget(&self) -> bool {
         self.budget > 0

@@ -143,6 +143,12 @@ impl Registers {
         general
     }
 
+    /// The address of the general registers, valid for as long as `this` is.
+    pub(crate) fn general_address(this: *mut Self) -> *mut u64 {
+        this.wrapping_byte_add(std::mem::offset_of!(Self, values))
+            .cast()
+    }
+
     /// All 64 bits of a register or slot; not for AH, CH, DH and BH.
     #[inline(always)]
     pub(crate) fn get(&self, reg: Reg) -> u64 {

@@ -152,6 +152,7 @@ impl Core {
             self.dispatch(block);
             match self.exit.reason {
                 ExitReason::Lookup | ExitReason::Budget => {}
+                ExitReason::SliceEnd => return Ok(None),
                 ExitReason::Poll => {
                     self.finish_instruction(false);
                     return Ok(None);
@@ -207,7 +208,7 @@ impl Core {
             ExitReason::SoftwareInterrupt(vector, kind) => {
                 self.deliver_stepped_interrupt(vector, kind).map(|()| None)
             }
-            ExitReason::Lookup | ExitReason::Budget | ExitReason::Poll => {
+            ExitReason::Lookup | ExitReason::Budget | ExitReason::SliceEnd | ExitReason::Poll => {
                 let branched = self.branches.taken() != taken;
                 let step = tf && !self.debug.suppress_step && (!on_branch || branched);
                 self.finish_instruction(step);
@@ -253,7 +254,10 @@ impl Core {
         self.exit.requested = false;
         debug_assert_eq!(self.regs.rip & !self.mode.ip_mask(), 0, "RIP is masked");
         self.regs.set(Reg::BlockRip, self.regs.rip);
-        block.count_run();
+        let runs = block.count_run();
+        if runs == self.hot_after {
+            self.translate_hot(block.first_op());
+        }
         block.dispatch(self);
     }
 
@@ -341,7 +345,7 @@ impl Core {
         let rip = self.regs.rip;
         self.code.count_lookup();
         // SAFETY: the run loop uses no block that it found before, and no handler runs.
-        unsafe { self.code.tidy() };
+        unsafe { self.tidy_code() };
         let lin = self.code_lin(rip);
         if !self.mode.is_64bit() && rip > self.cs().limit.into() {
             self.code.clear_pending_link();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hindsight_cpu::branch::Branch;
+use hindsight_cpu::branch::{Branch, BranchClass};
 
 use crate::event::{Event, EventKinds};
 use crate::writer::TraceSink;
@@ -109,6 +109,11 @@ impl VcpuTracer {
         let (Some(first), Some(last)) = (branches.first(), branches.last()) else {
             return;
         };
+        let is_taken = |branch: &&Branch| branch.class != BranchClass::NotTaken;
+        if !branches.iter().all(|branch| is_taken(&branch)) {
+            let taken: Vec<_> = branches.iter().filter(is_taken).copied().collect();
+            return self.branches(cs_base, &taken, retired, ticks);
+        }
         if self.chunk.branches.is_empty() {
             self.chunk.first_at = before(retired, first.at);
         }
@@ -201,7 +206,6 @@ fn before(retired: u64, stamp: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hindsight_cpu::branch::BranchClass;
 
     fn branch(from: u64, at: u32) -> Branch {
         Branch {

@@ -325,3 +325,29 @@ fn format_that_needs_all_branches_refuses_other_traces() {
         "{errors}"
     );
 }
+
+#[test]
+fn report_is_one_page_with_its_data() {
+    let Some(folder) = traced("report_is_one_page_with_its_data") else {
+        return;
+    };
+    let folder = folder.path();
+    run(folder, HINDSIGHT, &["report", "t", "-o", "report.html"]);
+    let page = fs::read_to_string(folder.join("report.html")).expect("it was written");
+    let data = page
+        .lines()
+        .find_map(|line| line.strip_prefix("const data = ")?.strip_suffix(';'));
+    let data: serde_json::Value = serde_json::from_str(data.expect("the data")).expect("JSON");
+    assert_eq!(data["instructions"], instructions(folder));
+    assert_eq!(data["branches"], branches(folder).len());
+    let names = data["functions"].as_array().expect("rows").iter();
+    assert!(
+        names.map(|row| &row["name"]).any(|name| name == "leaf"),
+        "{data}"
+    );
+    assert_eq!(data["files"][0]["lines"], 22, "{data}");
+    for elsewhere in ["http:", "https:", "src="] {
+        let places = page.replace("http://www.w3.org/2000/svg", "");
+        assert!(!places.contains(elsewhere), "{elsewhere}");
+    }
+}

@@ -61,7 +61,7 @@ pub(crate) struct Block<C> {
     /// Bytes of code.
     pub(crate) len: u16,
     /// The bytes it was decoded from.
-    pub(super) code: Box<[u8]>,
+    pub(crate) code: Box<[u8]>,
     /// Numbers of the mnemonics of its instructions, of which there may be more than operations.
     mnemonics: Box<[u16]>,
     /// What [`Op::count`] of its first operation is while it may run.
@@ -115,12 +115,18 @@ impl<C> Block<C> {
         BlockEntry::new(self.ops.0.cast())
     }
 
-    pub(super) fn ops(&self) -> &[Op<C>] {
+    /// Its operations.
+    pub(crate) fn ops(&self) -> &[Op<C>] {
         self.ops.get()
     }
 
     pub(super) fn mnemonics(&self) -> &[u16] {
         &self.mnemonics
+    }
+
+    /// Whether it may run.
+    pub(crate) fn is_live(&self) -> bool {
+        self.ops().first().is_some_and(|op| op.count() != DEAD)
     }
 
     /// Makes every link to it fail.

@@ -33,8 +33,8 @@ const CAPACITY: usize = 1 << 20;
 const NO_CONTEXT: u64 = 0;
 
 /// A multiplicative hash for addresses.
-#[derive(Default)]
-struct AddressHasher(u64);
+#[derive(Debug, Default)]
+pub(crate) struct AddressHasher(u64);
 
 impl Hasher for AddressHasher {
     fn finish(&self) -> u64 {
@@ -44,6 +44,9 @@ impl Hasher for AddressHasher {
         for &b in bytes {
             self.write_u64(b.into());
         }
+    }
+    fn write_usize(&mut self, v: usize) {
+        self.write_u64(v as u64);
     }
     fn write_u64(&mut self, v: u64) {
         self.0 = (self.0.rotate_left(5) ^ v)
@@ -102,6 +105,9 @@ pub(crate) struct CodeCache<C> {
     /// Blocks made or revived since the last [`CodeCache::distrust`].
     trusted: Vec<u32>,
     ops: usize,
+    /// Blocks that died since [`CodeCache::take_killed`], while [`CodeCache::track_killed`] is in
+    /// force.
+    killed: Option<Vec<u32>>,
     /// Everything must be dropped before the next block is entered.
     stale: bool,
     /// Changes whenever code may have moved to another RIP.
@@ -137,6 +143,7 @@ impl<C> CodeCache<C> {
             pending_link: None,
             trusted: Vec::new(),
             ops: 0,
+            killed: None,
             stale: false,
             generation: 1,
             context: NO_CONTEXT,
@@ -284,6 +291,9 @@ impl<C> CodeCache<C> {
             let block = &mut self.blocks[index as usize];
             block.kill();
             block.suspect = true;
+            if let Some(killed) = &mut self.killed {
+                killed.push(index);
+            }
         }
     }
 
@@ -337,6 +347,9 @@ impl<C> CodeCache<C> {
         for index in page.blocks {
             let block = &self.blocks[index as usize];
             block.kill();
+            if let Some(killed) = &mut self.killed {
+                killed.push(index);
+            }
             if self.by_id.get(&block.id) == Some(&index) {
                 self.by_id.remove(&block.id);
             }
@@ -360,10 +373,60 @@ impl<C> CodeCache<C> {
                 continue;
             }
             block.kill();
+            if let Some(killed) = &mut self.killed {
+                killed.push(index);
+            }
             if self.by_id.get(&block.id) == Some(&index) {
                 self.by_id.remove(&block.id);
             }
         }
+    }
+
+    /// Has [`CodeCache::take_killed`] report blocks that die from now on.
+    pub(crate) fn track_killed(&mut self) {
+        self.killed.get_or_insert_default();
+    }
+
+    /// The blocks that died since the last call.
+    #[inline(always)]
+    pub(crate) fn take_killed(&mut self) -> Option<Vec<u32>> {
+        match &mut self.killed {
+            Some(killed) if !killed.is_empty() => Some(std::mem::take(killed)),
+            _ => None,
+        }
+    }
+
+    /// The context in which jumps are made now.
+    pub(crate) fn context(&self) -> u64 {
+        self.context
+    }
+
+    /// A live block at a guest-physical address, and its index.
+    pub(crate) fn live_block(&self, gpa: u64, key: u8) -> Option<(u32, &Block<C>)> {
+        let index = *self.by_id.get(&Self::id(gpa, key))?;
+        let block = &self.blocks[index as usize];
+        block.is_live().then_some((index, block))
+    }
+
+    /// Adds to the count of how often a block was entered.
+    pub(crate) fn add_runs(&self, index: u32, runs: u64) {
+        let first = self
+            .blocks
+            .get(index as usize)
+            .and_then(|b| b.ops().first());
+        if let Some(first) = first {
+            first.add_runs(runs);
+        }
+    }
+
+    /// Whether [`CodeCache::tidy`] would free all blocks.
+    pub(crate) fn is_to_be_dropped(&self) -> bool {
+        self.stale || self.ops > CAPACITY
+    }
+
+    /// Whether the block with an index may run.
+    pub(crate) fn is_live(&self, index: u32) -> bool {
+        self.blocks.get(index as usize).is_some_and(Block::is_live)
     }
 
     /// Kills all blocks; they are freed at the next [`CodeCache::tidy`].
@@ -387,7 +450,7 @@ impl<C> CodeCache<C> {
     /// No [`BlockEntry`], [`super::LiveBlock`] or [`BlockOp`] of this cache that exists now may be
     /// used afterwards. In particular, no handler runs.
     pub(crate) unsafe fn tidy(&mut self) {
-        if self.stale || self.ops > CAPACITY {
+        if self.is_to_be_dropped() {
             *self = Self {
                 generation: self.generation,
                 context: self.context,
@@ -395,6 +458,7 @@ impl<C> CodeCache<C> {
                 decoded: self.decoded,
                 lookups: self.lookups,
                 mix: self.mix(),
+                killed: self.killed.as_ref().map(|_| Vec::new()),
                 ..Self::new()
             };
         }

@@ -18,10 +18,10 @@ mod cache;
 mod mix;
 mod op;
 
-pub(crate) use block::BlockPages;
-pub(crate) use cache::CodeCache;
+pub(crate) use block::{Block, BlockPages};
+pub(crate) use cache::{AddressHasher, CodeCache};
 pub(crate) use mix::mnemonic_number;
 pub(crate) use op::{
     BlockEntry, BlockOp, DEAD, Handler, InnerHandler, InnerOp, LINKABLE, LOCK, LOW, LastHandler,
-    LastOp, LiveBlock, MEM, Next, Op, OpId, REP, REPNE,
+    LastOp, LiveBlock, MEM, Next, Op, OpId, REP, REPNE, ReplacedHandler,
 };

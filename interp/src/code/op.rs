@@ -55,7 +55,7 @@ pub(crate) const LINKABLE: u8 = 16;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Op<C> {
-    handler: StoredHandler<C>,
+    handler: Cell<StoredHandler<C>>,
     /// Immediate, or the distance of a branch target from the start of the block.
     pub(crate) imm: u64,
     /// Displacement of the memory operand.
@@ -103,7 +103,7 @@ impl<C> Op<C> {
     pub(crate) fn new(handler: Handler<C>) -> Self {
         let (handler, is_last) = stored(handler);
         Self {
-            handler,
+            handler: Cell::new(handler),
             imm: 0,
             disp: 0,
             link: Cell::new(None),
@@ -129,7 +129,9 @@ impl<C> Op<C> {
 
     /// Replaces the handler.
     pub(crate) fn set_handler(&mut self, handler: Handler<C>) {
-        (self.handler, self.is_last) = stored(handler);
+        let (handler, is_last) = stored(handler);
+        self.handler.set(handler);
+        self.is_last = is_last;
     }
 
     /// Whether the handler is one for the last operation of a block.
@@ -159,8 +161,13 @@ impl<C> Op<C> {
     }
 
     /// How often the block was entered whose first operation this is.
-    pub(super) fn runs(&self) -> u64 {
+    pub(crate) fn runs(&self) -> u64 {
         self.runs.get()
+    }
+
+    /// Counts that the block was entered so often, modulo 2^64, whose first operation this is.
+    pub(crate) fn add_runs(&self, runs: u64) {
+        self.runs.set(self.runs.get().wrapping_add(runs));
     }
 
     /// Instructions of the block whose first operation this is, or [`DEAD`].
@@ -180,9 +187,28 @@ impl<C> Op<C> {
 
     #[cfg(test)]
     pub(crate) fn handler_address(&self) -> usize {
-        self.handler as usize
+        self.handler.get() as usize
     }
 }
+
+/// A handler that [`BlockOp::replace_handler`] took from an operation, or one for any operation.
+#[derive(Debug)]
+pub(crate) struct ReplacedHandler<C>(StoredHandler<C>);
+
+impl<C> ReplacedHandler<C> {
+    /// A handler that serves for any operation.
+    pub(crate) fn any(handler: for<'a> fn(&mut C, BlockOp<'a, C>) -> Next<C>) -> Self {
+        Self(handler)
+    }
+}
+
+impl<C> Clone for ReplacedHandler<C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for ReplacedHandler<C> {}
 
 /// Identifies an operation among those that are not freed yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -268,6 +294,42 @@ impl<'b, C> BlockOp<'b, C> {
         unsafe { entry.live() }
     }
 
+    /// Has the operation executed by another handler, which gets it as it is.
+    pub(crate) fn replace_handler(
+        self,
+        handler: for<'a> fn(&mut C, BlockOp<'a, C>) -> Next<C>,
+    ) -> ReplacedHandler<C> {
+        ReplacedHandler(self.handler.replace(handler))
+    }
+
+    /// Executes the operation by the handler that was taken from it.
+    #[inline(always)]
+    pub(crate) fn execute_replaced(self, c: &mut C, handler: ReplacedHandler<C>) -> Next<C> {
+        // SAFETY: the handler serves for any operation, or was this operation's own: its only user
+        // keeps it with the operation's identity.
+        unsafe { (handler.0)(c, self) }
+    }
+
+    /// The operation at an index counted from this one, which is the first of its block.
+    ///
+    /// # Safety
+    /// The block must have so many operations.
+    pub(crate) unsafe fn at(self, index: usize) -> Self {
+        // SAFETY: within the operations of the block, by the contract; the pointer has provenance
+        // over all of them.
+        unsafe { Self::new(self.op.add(index)) }
+    }
+
+    /// Has the dispatch loop execute the operation.
+    pub(crate) fn next(self) -> Next<C> {
+        Next(Some(self.op))
+    }
+
+    /// Gives the operation back a handler that was taken from it.
+    pub(crate) fn restore_handler(self, handler: ReplacedHandler<C>) {
+        self.handler.set(handler.0);
+    }
+
     pub(super) fn set_link(self, entry: BlockEntry<C>) {
         self.link.set(Some(entry));
     }
@@ -277,7 +339,7 @@ impl<'b, C> BlockOp<'b, C> {
     fn execute(self, c: &mut C) -> Next<C> {
         // SAFETY: the handler is called with its own operation, and a block ends in a `LastHandler`
         // (`OpSlice::new`).
-        unsafe { (self.handler)(c, self) }
+        unsafe { (self.handler.get())(c, self) }
     }
 
     /// Executes the operation now, or has the dispatch loop do it: see [`Next`].
@@ -400,23 +462,23 @@ impl<C> Clone for LiveBlock<'_, C> {
 impl<C> Copy for LiveBlock<'_, C> {}
 
 impl<'b, C> LiveBlock<'b, C> {
-    /// The block's first operation.
-    #[cfg(test)]
-    pub(super) fn first(self) -> BlockOp<'b, C> {
-        self.0
-    }
-
     /// Instructions of the block, or [`DEAD`].
     #[inline(always)]
     pub(crate) fn count(self) -> u32 {
         self.0.count.get()
     }
 
-    /// Counts that the block is entered.
+    /// Counts that the block is entered, and returns how often it was.
     #[inline(always)]
-    pub(crate) fn count_run(self) {
-        let runs = &self.0.runs;
-        runs.set(runs.get().wrapping_add(1));
+    pub(crate) fn count_run(self) -> u64 {
+        let runs = self.0.runs.get().wrapping_add(1);
+        self.0.runs.set(runs);
+        runs
+    }
+
+    /// The block's first operation.
+    pub(crate) fn first_op(self) -> BlockOp<'b, C> {
+        self.0
     }
 
     /// Executes the block, as the last thing a handler does.

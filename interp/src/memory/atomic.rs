@@ -134,6 +134,11 @@ impl GuestBytes<'_> {
         }
     }
 
+    /// The host address of the first byte.
+    pub(crate) fn host(self) -> u64 {
+        self.host
+    }
+
     /// Copies the bytes to `data`, which must have their length.
     pub(crate) fn read(self, data: &mut [u8]) {
         assert_eq!(data.len(), self.len);

@@ -178,10 +178,16 @@ pub(crate) fn mi<O: Alu, T: Width>(c: &mut Core, o: &Op) -> Done {
 /// INC and DEC keep CF.
 #[inline(always)]
 pub(crate) fn step_flags<T: Width, const DEC: bool>(c: &Core, a: T, r: T) -> LazyFlags {
+    flags_of_step::<T, DEC>(c.regs.flags, a, r)
+}
+
+/// The flags after INC or DEC of `a` to `r`, where they were `before`.
+#[inline(always)]
+pub(crate) fn flags_of_step<T: Width, const DEC: bool>(before: LazyFlags, a: T, r: T) -> LazyFlags {
     let half = 1_u64 << (T::BITS - 1);
     let overflow = r.zext() == if DEC { half - 1 } else { half };
     let adjust = Rflags::from_bits_retain((a.zext() ^ r.zext()) & Rflags::AF.bits());
-    let carry = flag_if(c.regs.flags.cf(), Rflags::CF);
+    let carry = flag_if(before.cf(), Rflags::CF);
     LazyFlags::result(r, carry | flag_if(overflow, Rflags::OF) | adjust)
 }
 

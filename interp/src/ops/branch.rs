@@ -25,7 +25,17 @@ pub(super) fn enter(c: &mut Core, block: LiveBlock<'_, Core>, rip: u64) -> Next 
         return c.leave(ExitReason::Budget);
     }
     c.regs.set(Reg::BlockRip, rip);
-    block.count_run();
+    if block.count_run() == c.hot_after {
+        return enter_hot(c, block);
+    }
+    block.go(c)
+}
+
+/// Enters a block that is to be translated first.
+#[cold]
+#[inline(never)]
+fn enter_hot(c: &mut Core, block: LiveBlock<'_, Core>) -> Next {
+    c.translate_hot(block.first_op());
     block.go(c)
 }
 

@@ -9,7 +9,7 @@ use crate::width::Width;
 use hindsight_regs::rflags::Rflags;
 use hindsight_regs::vector::Vector;
 
-fn overflow<T: Width>(low: T, on: bool) -> LazyFlags {
+pub(crate) fn overflow<T: Width>(low: T, on: bool) -> LazyFlags {
     LazyFlags::result(low, flag_if(on, Rflags::CF | Rflags::OF))
 }
 

@@ -14,11 +14,15 @@ use super::doctor::DoctorArgs;
 use super::exec::ExecArgs;
 use super::export::ExportArgs;
 use super::man::ManArgs;
+use super::report::ReportArgs;
 use super::run::RunArgs;
+use super::stat::StatArgs;
 use super::test::TestArgs;
 use super::trace::TraceArgs;
 use super::usage::one_line;
-use super::{Status, completions, demo, diff, doctor, exec, export, man, run, test, trace};
+use super::{
+    Status, completions, demo, diff, doctor, exec, export, man, report, run, stat, test, trace,
+};
 
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
 /// whatever the host has.
@@ -53,6 +57,10 @@ enum Command {
     Exec(Box<ExecArgs>),
     /// Run a guest, and write what its processors do to a trace file
     Trace(Box<TraceArgs>),
+    /// Write one page about a trace
+    Report(ReportArgs),
+    /// Count exactly what a guest does, and compare it with an earlier run
+    Stat(Box<StatArgs>),
     /// Write a trace in the format of another tool
     Export(ExportArgs),
     /// Find the first instruction at which two deterministic runs, or the two engines, differ
@@ -76,6 +84,8 @@ impl Command {
             Self::Run(args) => run::run(&args).map(ExitCode::from),
             Self::Exec(args) => exec::run(&args),
             Self::Trace(args) => trace::run(&args).map(ExitCode::from),
+            Self::Report(args) => report::run(&args).map(ExitCode::from),
+            Self::Stat(args) => stat::run(&args),
             Self::Export(args) => export::run(&args).map(ExitCode::from),
             Self::Diff(args) => diff::run(&args),
             Self::Doctor(args) => doctor::run(args),

@@ -93,7 +93,7 @@ impl From<FormatArg> for Format {
 }
 
 /// Prints a warning.
-fn warn(text: impl std::fmt::Display) {
+pub(super) fn warn(text: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "hindsight: warning: {text}");
 }
 
@@ -105,7 +105,7 @@ fn warn(text: impl std::fmt::Display) {
 pub fn run(args: &ExportArgs) -> anyhow::Result<Status> {
     let name = args.trace.display();
     let mut trace = open(&args.trace)?;
-    let guest = guest(args, trace.header())?;
+    let guest = guest(args.symbols.as_deref(), trace.header())?;
     let after = args.after.unwrap_or(0);
     let end = args
         .length
@@ -159,8 +159,8 @@ pub(super) fn open(path: &Path) -> anyhow::Result<TraceReader<BufReader<File>>> 
 }
 
 /// The guest's symbols. Those of an image that was changed since would be wrong.
-fn guest(args: &ExportArgs, header: &TraceHeader) -> anyhow::Result<Guest> {
-    let image = match &args.symbols {
+pub(super) fn guest(symbols: Option<&Path>, header: &TraceHeader) -> anyhow::Result<Guest> {
+    let image = match symbols {
         Some(path) => read("symbols", path, IMAGE_MAX)?,
         None => {
             let path = Path::new(&header.image.path);

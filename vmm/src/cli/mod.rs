@@ -1,5 +1,5 @@
-//! The command line: `hindsight run`, `exec`, `trace`, `export`, `diff`, `doctor`, `test`, `demo` and
-//! `completions`.
+//! The command line: `hindsight run`, `exec`, `trace`, `export`, `stat`, `diff`, `doctor`, `test`, `demo`
+//! and `completions`.
 
 mod command;
 mod completions;
@@ -15,7 +15,9 @@ mod gdb;
 pub mod logging;
 mod man;
 mod read;
+mod report;
 mod run;
+mod stat;
 pub mod test;
 mod trace;
 mod usage;

@@ -37,6 +37,7 @@ use crate::vcpu::interp::InterpVcpu;
 use crate::vcpu::kvm::KvmVcpu;
 use crate::vcpu::model::VcpuModel;
 use crate::vcpu::run_control::{RunEnd, VcpuControl};
+use crate::vcpu::translation::TranslationPolicy;
 use crate::{deterministic, host_clock};
 
 /// The validated configuration of a machine.
@@ -65,6 +66,7 @@ pub struct PreparedMachine {
     seed: Option<u64>,
     policy: Option<EnginePolicy>,
     forced: Option<ForcedSwitch>,
+    translation: TranslationPolicy,
     uarch: bool,
     devices: Vec<Box<dyn VirtioDevice>>,
 }
@@ -121,6 +123,7 @@ impl PreparedMachine {
             seed: None,
             policy: None,
             forced: None,
+            translation: TranslationPolicy::default(),
             uarch: true,
             devices,
         })
@@ -130,6 +133,13 @@ impl PreparedMachine {
     #[must_use]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Sets when the interpreter translates the guest's code.
+    #[must_use]
+    pub const fn with_translation(mut self, translation: TranslationPolicy) -> Self {
+        self.translation = translation;
         self
     }
 
@@ -210,7 +220,9 @@ impl PreparedMachine {
         let package = Arc::default();
         let model = |id| {
             let msrs = Msrs::in_package(msrs, Arc::clone(&package));
-            VcpuModel::new(id, msrs, board.clone())
+            let mut model = VcpuModel::new(id, msrs, board.clone());
+            model.translation = self.translation;
+            model
         };
         let vcpus = match kvm {
             Some(parts) => parts.into_vcpus(&board, &self.loaded, model)?,

@@ -1,6 +1,6 @@
 //! Running a machine to its end.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use crate::vcpu::crash::FinalState;
 use crate::vcpu::interp::InterpVcpu;
 use crate::vcpu::recorder::Recorder;
 use crate::vcpu::run_control::{HaltText, Outcome};
+use crate::vcpu::run_counter::{CountOptions, RunCounter, RunCounts};
 
 /// A machine that is ready to run.
 #[derive(Debug)]
@@ -145,6 +146,16 @@ impl Machine {
         for (cpu, vcpu) in (0_u32..).zip(&mut self.vcpus) {
             vcpu.set_tracer(writer.tracer(cpu), if cpu == 0 { base } else { 0 });
         }
+    }
+
+    /// Counts what all vCPUs do. The counts are complete after [`Machine::run`].
+    pub fn count(&mut self, options: CountOptions) -> Arc<Mutex<RunCounts>> {
+        let run = Arc::default();
+        let options = Arc::new(options);
+        for vcpu in &mut self.vcpus {
+            vcpu.set_counter(RunCounter::new(Arc::clone(&options), Arc::clone(&run)));
+        }
+        run
     }
 
     /// Limits the memory of a deterministic run's checkpoints, in bytes.

@@ -21,8 +21,10 @@ pub mod model;
 pub mod pmu_totals;
 pub mod recorder;
 pub mod run_control;
+pub mod run_counter;
 pub mod stats;
 mod thread;
 mod trace_events;
+pub mod translation;
 
 pub use thread::MachineVcpu;

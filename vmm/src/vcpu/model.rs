@@ -21,7 +21,9 @@ use crate::vcpu::debug::stop::DebugRequests;
 use crate::vcpu::hex_bytes::HexBytes;
 use crate::vcpu::pmu_totals::PmuTotals;
 use crate::vcpu::recorder::{RecordedKind, Recorder};
+use crate::vcpu::run_counter::RunCounter;
 use crate::vcpu::stats::ExitCounts;
+use crate::vcpu::translation::TranslationPolicy;
 
 /// The models of one vCPU, and the board of its machine. The plain register state is with the engine.
 #[derive(Debug)]
@@ -40,6 +42,10 @@ pub struct VcpuModel {
     pub recorded_from_start: bool,
     /// Traces the events of this vCPU, for `hindsight trace`.
     pub tracer: Option<Box<VcpuTracer>>,
+    /// When the interpreter translates code.
+    pub translation: TranslationPolicy,
+    /// Counts what this vCPU does, for `hindsight stat`.
+    pub counter: Option<Box<RunCounter>>,
     /// What a debugger requires of this vCPU.
     pub debug: DebugRequests,
     /// The number of exits of each kind.
@@ -64,6 +70,8 @@ impl VcpuModel {
             history: None,
             recorded_from_start: false,
             tracer: None,
+            translation: TranslationPolicy::default(),
+            counter: None,
             debug: DebugRequests::default(),
             exits: ExitCounts::default(),
             pmu_totals: PmuTotals::default(),

@@ -108,6 +108,10 @@ impl fmt::Display for RunReport {
                 total.lookups += stats.lookups;
                 total.drops += stats.drops;
                 total.tlb_fills += stats.tlb_fills;
+                total.translated += stats.translated;
+                total.units += stats.units;
+                total.translated_bytes += stats.translated_bytes;
+                total.evictions += stats.evictions;
                 writeln!(f, "cpu {} retired {}", vcpu.cpu, stats.retired)?;
             }
         }
@@ -129,6 +133,14 @@ impl fmt::Display for RunReport {
                 "TLB: {} fills ({:.1} in a million instructions)",
                 total.tlb_fills,
                 per_million(total.tlb_fills),
+            )?;
+            writeln!(
+                f,
+                "translated: {:.1} % of the instructions, {} units, {} bytes, dropped {} times",
+                ratio(total.translated * 100, precise(total.retired.max(1))),
+                total.units,
+                total.translated_bytes,
+                total.evictions,
             )?;
             self.write_mix(f, total.retired)?;
         } else {

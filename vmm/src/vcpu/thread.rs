@@ -15,6 +15,7 @@ use super::loop_guard::LoopGuard;
 use super::model::VcpuModel;
 use super::recorder::Recorder;
 use super::run_control::{Doorbell, Kick, RunError, RunLoopEnd};
+use super::run_counter::RunCounter;
 use super::stats::VcpuStats;
 use crate::kvm::kick::KvmKicker;
 use crate::kvm::vcpu::KvmVcpuFd;
@@ -78,6 +79,11 @@ impl MachineVcpu {
     pub fn set_tracer(&mut self, mut tracer: VcpuTracer, base: u64) {
         tracer.restart(base);
         self.engine.model_mut().tracer = Some(Box::new(tracer));
+    }
+
+    /// Counts what it does with `counter` from now on.
+    pub fn set_counter(&mut self, counter: RunCounter) {
+        self.engine.model_mut().counter = Some(Box::new(counter));
     }
 
     /// Runs until the machine stops. Returns the final state if the machine requests it.

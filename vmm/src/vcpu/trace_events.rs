@@ -1,6 +1,7 @@
 //! Passes what a vCPU does to its tracer, for `hindsight trace`.
 
 use hindsight_cpu::branch::Branch;
+use hindsight_cpu::pmu::Ring;
 use hindsight_cpu::uarch::{CacheAccess, InstructionAccesses};
 use hindsight_interp::{Delivery, DeliveryKind, SystemEvent};
 use hindsight_regs::vector::Vector;
@@ -39,6 +40,22 @@ impl VcpuModel {
             let ticks = self.board.time.clock.now();
             let retired = self.pmu_totals.instructions();
             tracer.branches(cs_base, branches, retired, ticks);
+        }
+    }
+
+    /// Counts branches, if they are counted for the run.
+    pub(crate) fn count_branches(&mut self, cs_base: u64, branches: &[Branch]) {
+        if let Some(counter) = &mut self.counter {
+            counter.branches(cs_base, branches);
+        }
+    }
+
+    /// Counts the accesses of an instruction, if they are counted for the run.
+    pub(crate) fn count_accesses(&mut self, ring: Ring, accesses: &InstructionAccesses<'_>) {
+        if let Some(counter) = &mut self.counter
+            && counter.counts_accesses()
+        {
+            counter.accesses(ring, accesses);
         }
     }
 
@@ -117,6 +134,12 @@ impl VcpuModel {
     }
 
     fn trace_device(&mut self, port: bool, address: u64, data: &[u8], write: bool) {
+        if let Some(counter) = &mut self.counter {
+            counter.device_access();
+            if let (true, true, Ok(port)) = (port, write, u16::try_from(address)) {
+                counter.port_write(port, number(data));
+            }
+        }
         let access = DeviceAccess {
             port,
             write,

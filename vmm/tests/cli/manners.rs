@@ -5,10 +5,12 @@ use std::path::Path;
 
 use crate::rig::*;
 
-const COMMANDS: [&str; 8] = [
+const COMMANDS: [&str; 10] = [
     "run",
     "trace",
     "export",
+    "report",
+    "stat",
     "diff",
     "doctor",
     "test",

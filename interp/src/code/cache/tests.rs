@@ -67,7 +67,7 @@ fn link(cache: &mut CodeCache<Counter>, from: BlockEntry<Counter>, to: BlockEntr
 
 impl BlockEntry<Counter> {
     fn live_ptr(self) -> NonNull<Op<Counter>> {
-        live(self).first().as_ptr()
+        live(self).first_op().as_ptr()
     }
 }
 

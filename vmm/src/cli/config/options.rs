@@ -25,6 +25,7 @@ use crate::console::Backend;
 use crate::deterministic::CheckpointLimits;
 use crate::output::RunOutputs;
 use crate::vcpu::engine::ForcedSwitch;
+use crate::vcpu::translation::{TranslateAfter, TranslationPolicy};
 use crate::virtio::disk::DiskSpec;
 use crate::virtio::share::ShareSpec;
 use hindsight_gdb::ListenAddress;
@@ -116,6 +117,12 @@ pub struct MachineOptions {
     /// What --engine auto prefers on a host whose KVM is not exact, or not known to be
     #[arg(long, value_enum)]
     pub prefer: PreferArg,
+    /// When the interpreter translates a block of code: off, auto, always, or after so many runs
+    #[arg(long, value_name = "off|auto|always|N")]
+    pub translate: OptionWord<TranslateAfter>,
+    /// Most memory for translated code of one vCPU; when it is full, code is translated again
+    #[arg(long, value_name = "SIZE")]
+    pub translate_memory: OptionWord<Size>,
     /// Branch predictor and cache models, for the performance events that depend on them; off leaves
     /// those events at 0
     #[arg(long, value_enum)]
@@ -131,6 +138,8 @@ impl Default for MachineOptions {
             cpu: None,
             engine: EngineArg::default(),
             prefer: PreferArg::default(),
+            translate: OptionWord::default(),
+            translate_memory: OptionWord(Size(TranslationPolicy::DEFAULT_MEMORY)),
             models: ModelsArg::default(),
         }
     }

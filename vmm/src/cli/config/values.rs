@@ -13,6 +13,7 @@ use crate::cli::read::read_text;
 use crate::console::Backend;
 use crate::vcpu::branch_history;
 use crate::vcpu::engine::ForcedSwitch;
+use crate::vcpu::translation::TranslateAfter;
 use crate::virtio::disk::DiskSpec;
 use crate::virtio::share::ShareSpec;
 use hindsight_gdb::ListenAddress;
@@ -339,6 +340,33 @@ impl OptionValue for BranchRecord {
     }
 }
 
+impl OptionValue for TranslateAfter {
+    const EXPECTED: &'static str = "\"off\", \"auto\", \"always\", or a number of runs";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Never),
+            "auto" => Ok(Self::Worthwhile),
+            "always" => Ok(Self::Runs(1)),
+            _ => match text.parse() {
+                Ok(runs @ 1..) => Ok(Self::Runs(runs)),
+                _ => Err(format!(
+                    "expected off, auto, always, or a number of runs from 1: {text}"
+                )),
+            },
+        }
+    }
+
+    fn format(&self) -> Result<String, String> {
+        Ok(match self {
+            Self::Never => "off".into(),
+            Self::Worthwhile => "auto".into(),
+            Self::Runs(1) => "always".into(),
+            Self::Runs(runs) => runs.to_string(),
+        })
+    }
+}
+
 impl OptionValue for ForcedSwitch {
     const EXPECTED: &'static str = "a number of exits, or a time such as \"5ms\"";
 
@@ -478,6 +506,7 @@ mod tests {
         assert_reads_back::<CpuProfile>(&["host", "portable-v1,-lbr", "-rdt", "+rtm,-pebs,pmu=8"]);
         assert_reads_back::<BranchRecord>(&["branches", "branches=3"]);
         assert_reads_back::<ForcedSwitch>(&["10", "5ms"]);
+        assert_reads_back::<TranslateAfter>(&["off", "auto", "always", "20"]);
         assert_reads_back::<LogFilter>(&["info", "warn,msr=debug", ""]);
         assert_reads_back::<TraceSpec>(&["all", "exit,msr", "io=file", "gdb,mode=a=b"]);
     }

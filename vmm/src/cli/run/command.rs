@@ -10,13 +10,13 @@ use tracing::Level;
 use super::confine::Confinement;
 use super::consoles::Consoles;
 use super::files::BootFiles;
+use super::hook::{NoHook, RunHook};
 use super::input::{self, no_input};
 use super::machine;
 use super::parent::end_with_parent;
 use super::report::{print_stats, report};
 use crate::cli::config::{ConfigArgs, EngineArg, RunConfig, dump};
 use crate::cli::logging::Logging;
-use crate::cli::trace::{RunTrace, TraceOptions};
 use crate::cli::{Status, gdb, read};
 use crate::deterministic::input::InputFeed;
 use crate::exactness::MeasureMode;
@@ -76,31 +76,34 @@ pub fn run(args: &RunArgs) -> anyhow::Result<Status> {
         io::stdout().write_all(dump(&config)?.as_bytes())?;
         return Ok(Status::Success);
     }
-    run_logged(&config, args.measure, RunTrace::default())
+    run_logged(&config, args.measure, &mut NoHook)
 }
 
-/// Runs a guest to its end and traces it.
+/// Runs a guest to its end, with `hook` around it.
 ///
 /// # Errors
 ///
-/// When the guest cannot be started, or the trace cannot be created.
-pub fn run_traced(config: RunConfig, trace: &TraceOptions) -> anyhow::Result<Status> {
-    run_logged(&config.with_defaults(), None, RunTrace::new(trace))
+/// When the guest cannot be started, or the hook refuses.
+pub(in crate::cli) fn run_with(
+    config: RunConfig,
+    hook: &mut dyn RunHook,
+) -> anyhow::Result<Status> {
+    run_logged(&config.with_defaults(), None, hook)
 }
 
 fn run_logged(
     config: &RunConfig,
     measure: Option<MeasureMode>,
-    mut trace: RunTrace<'_>,
+    hook: &mut dyn RunHook,
 ) -> anyhow::Result<Status> {
     let limit = config.run.max_output.as_ref().map(|limit| limit.0.0);
     let outputs = RunOutputs::new(limit);
     let logging = Logging::start(&config.log.settings(&outputs));
     tracing::debug!("hindsight {} on {}", env!("CARGO_PKG_VERSION"), HostFacts);
     tracing::debug!("{config:?}");
-    let status = run_machine(config, measure, &mut trace, (&logging, &outputs));
+    let status = run_machine(config, measure, hook, (&logging, &outputs));
     let status = status.inspect_err(|error| logging.log_failure(error))?;
-    match trace.finish() {
+    match hook.finish() {
         Ok(()) => Ok(status),
         Err(error) => {
             logging.report(Level::ERROR, &format!("{error:#}"));
@@ -123,7 +126,7 @@ impl fmt::Display for HostFacts {
 fn run_machine(
     config: &RunConfig,
     measure: Option<MeasureMode>,
-    trace: &mut RunTrace<'_>,
+    hook: &mut dyn RunHook,
     (logging, outputs): (&Logging, &RunOutputs),
 ) -> anyhow::Result<Status> {
     let files = BootFiles::read(
@@ -137,7 +140,7 @@ fn run_machine(
         accepted,
     } = machine::decide(config, measure)?;
     let mut prepared = machine::prepare_files(config, decision.engine, &files)?;
-    trace.check(config, files.image())?;
+    hook.check(config, files.image())?;
     if let Some(policy) = policy {
         let forced = config.run.switch_every.map(|every| every.0);
         prepared = prepared.with_engine_policy(policy, forced);
@@ -156,7 +159,7 @@ fn run_machine(
     for (group, reason) in &accepted {
         tracing::warn!("--prefer speed: {group} deviates on this host's KVM: {reason}");
     }
-    trace.start(&mut machine)?;
+    hook.start(&mut machine)?;
     let listener = gdb::listen(&config.debugging)?;
     confinement.confine_files(config)?;
     consoles.watch_signals(input::quit(&machine, queue.clone()))?;

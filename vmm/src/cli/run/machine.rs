@@ -17,6 +17,7 @@ use crate::machine::{MachineConfig, PreparedMachine};
 use crate::platform::Sinks;
 use crate::vcpu::engine::Engine;
 use crate::vcpu::engine::policy::EngineChoice;
+use crate::vcpu::translation::TranslationPolicy;
 
 /// Loads the image of `request` into the memory of a machine that starts in `engine` and has `devices`
 /// on its PCI bus.
@@ -39,7 +40,12 @@ pub fn prepare(
         engine,
     };
     let prepared = PreparedMachine::with_devices(&machine, request, devices)?;
-    let prepared = prepared.with_uarch(options.models == ModelsArg::On);
+    let prepared = prepared
+        .with_uarch(options.models == ModelsArg::On)
+        .with_translation(TranslationPolicy {
+            after: options.translate.0,
+            memory: options.translate_memory.0.0,
+        });
     Ok(match config.deterministic_seed() {
         Some(seed) => prepared.deterministic(seed),
         None => prepared,

@@ -5,11 +5,14 @@ mod confine;
 mod consoles;
 mod devices;
 mod files;
+mod hook;
 mod input;
 mod machine;
 mod parent;
 mod report;
 
-pub use command::{RunArgs, run, run_traced};
+pub(super) use command::run_with;
+pub use command::{RunArgs, run};
 pub use devices::open as open_devices;
+pub(super) use hook::RunHook;
 pub use machine::{decide, deterministic_machine, prepare};

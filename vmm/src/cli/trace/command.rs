@@ -3,9 +3,10 @@
 use anyhow::bail;
 
 use super::args::TraceArgs;
+use super::session::RunTrace;
 use crate::cli::Status;
 use crate::cli::config::EngineArg;
-use crate::cli::run::run_traced;
+use crate::cli::run::run_with;
 
 /// Runs a guest to its end and traces it.
 ///
@@ -24,5 +25,5 @@ pub fn run(args: &TraceArgs) -> anyhow::Result<Status> {
         bail!("--gdb does not go with a trace: a debugger may change the past");
     }
     config.machine.engine = EngineArg::Interp;
-    run_traced(config, &args.options)
+    run_with(config, &mut RunTrace::new(&args.options))
 }

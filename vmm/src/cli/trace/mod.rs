@@ -4,7 +4,6 @@ mod args;
 mod command;
 mod session;
 
+pub use args::TraceArgs;
 pub(super) use args::count;
-pub use args::{TraceArgs, TraceOptions};
 pub use command::run;
-pub(super) use session::RunTrace;

@@ -12,62 +12,44 @@ use hindsight_trace::{
 
 use super::args::TraceOptions;
 use crate::cli::config::RunConfig;
+use crate::cli::run::RunHook;
 use crate::machine::Machine;
 use crate::sandbox::{ThreadKind, enter};
 use crate::vcpu::run_control::Outcome;
 
-/// The trace of a run, if there is one.
-#[derive(Default)]
-pub(in crate::cli) struct RunTrace<'a> {
-    options: Option<&'a TraceOptions>,
+/// The trace of a run.
+pub(super) struct RunTrace<'a> {
+    options: &'a TraceOptions,
     checked: Option<CheckedTrace<'a>>,
     session: Option<TraceSession<'a>>,
 }
 
 impl<'a> RunTrace<'a> {
     /// A trace with these options.
-    pub(in crate::cli) fn new(options: &'a TraceOptions) -> Self {
+    pub(super) fn new(options: &'a TraceOptions) -> Self {
         Self {
-            options: Some(options),
-            ..Self::default()
+            options,
+            checked: None,
+            session: None,
         }
     }
+}
 
-    /// Checks the options against a guest with this image.
-    ///
-    /// # Errors
-    ///
-    /// When the options name no events, or functions that the image does not have.
-    pub(in crate::cli) fn check(
-        &mut self,
-        config: &RunConfig,
-        image: (&Path, &[u8]),
-    ) -> anyhow::Result<()> {
-        if let Some(options) = self.options {
-            self.checked = Some(CheckedTrace::new(options, config, image)?);
-        }
+impl RunHook for RunTrace<'_> {
+    fn check(&mut self, config: &RunConfig, image: (&Path, &[u8])) -> anyhow::Result<()> {
+        self.checked = Some(CheckedTrace::new(self.options, config, image)?);
         Ok(())
     }
 
-    /// Creates the file and traces `machine`.
-    ///
-    /// # Errors
-    ///
-    /// When the file cannot be created.
-    pub(in crate::cli) fn start(&mut self, machine: &mut Machine) -> anyhow::Result<()> {
+    fn start(&mut self, machine: &mut Machine) -> anyhow::Result<()> {
         if let Some(checked) = self.checked.take() {
             self.session = Some(checked.start(machine)?);
         }
         Ok(())
     }
 
-    /// Completes the file when the run has ended, and prints what it has.
-    ///
-    /// # Errors
-    ///
-    /// When the file could not be written.
-    pub(in crate::cli) fn finish(self) -> anyhow::Result<()> {
-        self.session.map_or(Ok(()), TraceSession::finish)
+    fn finish(&mut self) -> anyhow::Result<()> {
+        self.session.take().map_or(Ok(()), TraceSession::finish)
     }
 }
 

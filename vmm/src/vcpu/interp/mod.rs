@@ -52,6 +52,8 @@ impl InterpVcpu {
         vcpu.load(state);
         vcpu.take_flushed();
         vcpu.set_stops(&model.debug.stops);
+        let bytes = usize::try_from(model.translation.memory).unwrap_or(usize::MAX);
+        vcpu.set_translation(model.translation.after.runs(), bytes);
         if state.activity == Activity::Running {
             model.wake();
         }

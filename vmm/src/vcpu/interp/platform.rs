@@ -1,6 +1,6 @@
 //! The platform of a vCPU in the interpreter: devices, MSRs, interrupts, time and observers.
 
-use hindsight_cpu::branch::{Branch, Observe};
+use hindsight_cpu::branch::{Branch, BranchClass, Observe};
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::msr::{ArmedScope, RdmsrOutcome, WrmsrOutcome};
 use hindsight_cpu::pmu::pebs::PebsOutcome;
@@ -78,6 +78,20 @@ impl InterpPlatform {
         if let Some(log) = &mut self.log {
             log.add_event(event, self.model.board.time.clock.now(), operand, data);
         }
+    }
+
+    /// Passes branches to the log, the models and the trace.
+    fn pass_branches(&mut self, cs_base: u64, branches: &mut [Branch]) {
+        if let Some(history) = &mut self.model.history {
+            history.set_base(cs_base);
+        }
+        if let Some(log) = &mut self.log {
+            log.branches.extend(branches);
+        }
+        if self.model.msrs.observe().branches || self.model.history.is_some() {
+            self.model.branches(branches);
+        }
+        self.model.trace_branches(cs_base, branches);
     }
 
     /// Whether a timer is due before the end of this run, so that the run must end early. Only in
@@ -283,6 +297,9 @@ impl InterruptSource for InterpPlatform {
             cycles,
         } = counts;
         self.model.pmu_totals().retired(instructions, user);
+        if let Some(counter) = &mut self.model.counter {
+            counter.set_retired(instructions, user);
+        }
         if let Some(log) = &mut self.log {
             log.retired = instructions;
             let new = cycles.saturating_sub(log.cycles);
@@ -319,30 +336,36 @@ impl Observer for InterpPlatform {
         let required = self.model.msrs.observe();
         // The run hash of a deterministic run covers every branch.
         let traced = self.model.traced_kinds();
+        let counter = self.model.counter.as_ref();
+        let in_regions = counter.is_some_and(|counter| counter.has_regions());
         let records = self.model.history.is_some() || self.log.is_some();
         Observe {
-            branches: required.branches || records || traced.needs_branches(),
+            branches: required.branches || records || traced.needs_branches() || counter.is_some(),
+            not_taken: required.not_taken || counter.is_some(),
+            every: if in_regions { 1 } else { required.every },
             system_events: traced.needs_system_events(),
             ..required
         }
     }
 
     fn branches(&mut self, cs_base: u64, branches: &mut [Branch]) {
-        if let Some(history) = &mut self.model.history {
-            history.set_base(cs_base);
+        self.model.count_branches(cs_base, branches);
+        if self.model.counter.is_some() && !self.model.msrs.observe().not_taken {
+            // Nothing else has requested those that were not taken.
+            let taken = |branch: &&Branch| branch.class != BranchClass::NotTaken;
+            let mut taken: Vec<_> = branches.iter().filter(taken).copied().collect();
+            self.pass_branches(cs_base, &mut taken);
+        } else {
+            self.pass_branches(cs_base, branches);
         }
-        if let Some(log) = &mut self.log {
-            log.branches.extend(branches);
-        }
-        if self.model.msrs.observe().branches || self.model.history.is_some() {
-            self.model.branches(branches);
-        }
-        self.model.trace_branches(cs_base, branches);
     }
 
     fn delivery(&mut self, delivery: &Delivery) {
         self.deliveries.add(delivery);
         self.model.trace_delivery(delivery);
+        if let Some(counter) = &mut self.model.counter {
+            counter.delivery(delivery);
+        }
         // Interrupts are events of the kind `irq`, unless something goes wrong.
         if delivery.kind != DeliveryKind::External || delivery.outcome.is_err() {
             let id = self.model.id;
@@ -368,16 +391,20 @@ impl Observer for InterpPlatform {
         } else {
             cycles.map(|ticks| (ticks / TICKS_PER_INSTRUCTION).max(INSTRUCTIONS_MIN))
         };
-        let traced = self.model.traced_kinds().contains(EventKinds::ACCESSES);
+        let counter = self.model.counter.as_ref();
+        let counted = counter.is_some_and(|counter| counter.counts_accesses());
+        let traced = counted || self.model.traced_kinds().contains(EventKinds::ACCESSES);
         EngineCounting {
             instructions: counting.instructions.min(&as_instructions),
             accesses: counting.accesses.or(traced.then_some(EventQuota::NONE)),
+            fetches: counting.fetches || counted,
             ..counting
         }
     }
 
     fn accesses(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64 {
         self.model.trace_accesses(accesses);
+        self.model.count_accesses(ring, accesses);
         // Without a counter or a cache model, the accesses are for the trace only.
         match self.model.counting().accesses {
             Some(_) => self.model.accessed(ring, accesses),
@@ -387,6 +414,9 @@ impl Observer for InterpPlatform {
 
     fn caches_flushed(&mut self, gpa: Option<u64>) {
         self.model.flushed(gpa);
+        if let Some(counter) = &mut self.model.counter {
+            counter.flushed(gpa);
+        }
     }
 
     fn pebs_stored(&mut self, stored: &PebsOutcome) {

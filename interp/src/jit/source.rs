@@ -1,0 +1,176 @@
+//! What is translated together: blocks of decoded code, each the likely successor of the one before.
+
+use crate::branch_buffer::BranchBuffer;
+use crate::code::{Block, BlockEntry};
+use crate::core::Core;
+use crate::facts::InstructionFacts;
+use crate::memory::PAGE;
+use crate::platform::BranchClass;
+use hindsight_translate::{
+    BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock, GuestInstruction,
+};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic as M};
+
+/// Blocks of a unit at most.
+const BLOCKS: usize = 8;
+/// Instructions of a unit at most, but for its first block.
+const INSTRUCTIONS: usize = 64;
+
+/// A block of a unit.
+#[derive(Clone, Debug)]
+pub(super) struct SourceBlock {
+    /// Its index in the code cache.
+    pub(super) index: u32,
+    pub(super) entry: BlockEntry<Core>,
+    /// By instruction, the index of the operation that executes it.
+    pub(super) ops: Vec<usize>,
+}
+
+/// How branches of translated code are recorded at the current privilege level.
+pub(super) fn branch_format(branches: &BranchBuffer) -> Option<BranchFormat> {
+    let mut words = [0; 7];
+    for (kind, class) in [
+        (BranchKind::Conditional, BranchClass::Conditional),
+        (BranchKind::DirectJump, BranchClass::DirectJump),
+        (BranchKind::IndirectJump, BranchClass::IndirectJump),
+        (BranchKind::DirectCall, BranchClass::DirectCall),
+        (BranchKind::CallNext, BranchClass::CallNext),
+        (BranchKind::IndirectCall, BranchClass::IndirectCall),
+        (BranchKind::Return, BranchClass::Return),
+    ] {
+        words[kind as usize] = branches.last_word(class);
+    }
+    branches.records().then_some(BranchFormat { words })
+}
+
+/// Whether this host has what the instruction would be executed with.
+fn host_has(i: &Instruction) -> bool {
+    match i.mnemonic() {
+        M::Tzcnt => std::arch::is_x86_feature_detected!("bmi1"),
+        M::Lzcnt => std::arch::is_x86_feature_detected!("lzcnt"),
+        M::Popcnt => std::arch::is_x86_feature_detected!("popcnt"),
+        M::Rorx | M::Shlx | M::Shrx | M::Sarx => std::arch::is_x86_feature_detected!("bmi2"),
+        _ => true,
+    }
+}
+
+impl Core {
+    /// The instructions of a block at a RIP.
+    fn guest_block(&self, block: &Block<Self>, rip: u64) -> (GuestBlock, Vec<usize>) {
+        let mut insns = Vec::new();
+        let mut ops = Vec::new();
+        let mut op = 0;
+        for i in Decoder::with_ip(64, &block.code, rip, DecoderOptions::NONE) {
+            let offset = usize::try_from(i.ip().wrapping_sub(rip)).unwrap_or(usize::MAX);
+            let all = block.ops();
+            let next = all.get(op + 1);
+            // The operation after the last instruction does not count: it only leads on.
+            if !insns.is_empty() && next.is_some_and(|o| usize::from(o.offset) == offset) {
+                op += 1;
+            }
+            let joined = all.get(op).is_none_or(|o| usize::from(o.offset) != offset);
+            let invalid = i.is_invalid();
+            let flags = if invalid {
+                FlagEffects::default()
+            } else {
+                flag_use(&InstructionFacts::of(&i, 8))
+            };
+            let in_cpuid = i.cpuid_features().iter().all(|f| self.features.has(*f));
+            insns.push(GuestInstruction {
+                insn: i,
+                flags,
+                foreign: invalid || !in_cpuid || !host_has(&i),
+                joined,
+            });
+            ops.push(op);
+        }
+        let block = GuestBlock {
+            rip,
+            insns,
+            follow: Follow::Fall,
+            run_counter: 0,
+        };
+        (block, ops)
+    }
+
+    /// How often a block was entered.
+    fn runs_of(&self, index: u32, block: &Block<Self>) -> u64 {
+        let here = block.ops().first().map_or(0, crate::core::Op::runs);
+        here + self.jit.runs(index)
+    }
+
+    /// The blocks of a unit that begins with the block at `rip`, which is at `gpa`.
+    pub(super) fn unit_blocks(&mut self, rip: u64, gpa: u64) -> Vec<(GuestBlock, SourceBlock)> {
+        let key = self.block_key();
+        let mut found: Vec<(GuestBlock, SourceBlock)> = Vec::new();
+        let mut next = rip;
+        let mut instructions = 0;
+        while found.len() < BLOCKS && found.iter().all(|(b, _)| b.rip != next) {
+            let at = (gpa & !(PAGE - 1)) | (next & (PAGE - 1));
+            let Some((index, block)) = self.code.live_block(at, key) else {
+                break;
+            };
+            if block.second_page.is_some() || block.linear_page.is_some() {
+                break;
+            }
+            let runs = self.runs_of(index, block);
+            let (guest, ops) = self.guest_block(block, next);
+            instructions += guest.insns.len();
+            if !found.is_empty() && instructions > INSTRUCTIONS {
+                break;
+            }
+            let entry = block.entry();
+            found.push((guest, SourceBlock { index, entry, ops }));
+            let Some((follow, to)) = self.likely_successor(&found, runs, gpa, key) else {
+                break;
+            };
+            if let Some((last, _)) = found.last_mut() {
+                last.follow = follow;
+            }
+            next = to;
+        }
+        found
+    }
+
+    /// Where the last block most often leads, if that is in the same page and often enough.
+    fn likely_successor(
+        &self,
+        found: &[(GuestBlock, SourceBlock)],
+        runs: u64,
+        gpa: u64,
+        key: u8,
+    ) -> Option<(Follow, u64)> {
+        let (block, _) = found.last()?;
+        let last = &block.insns.last()?.insn;
+        let fall = (Follow::Fall, last.next_ip());
+        let taken = || (Follow::Taken, last.near_branch_target());
+        let candidates = match last.flow_control() {
+            FlowControl::Next => vec![fall],
+            FlowControl::UnconditionalBranch => vec![taken()],
+            FlowControl::ConditionalBranch if last.is_jcc_short_or_near() => vec![fall, taken()],
+            _ => return None,
+        };
+        let page = block.rip >> 12;
+        candidates
+            .into_iter()
+            .filter(|(_, to)| to >> 12 == page)
+            .filter_map(|(follow, to)| {
+                let at = (gpa & !(PAGE - 1)) | (to & (PAGE - 1));
+                let (index, successor) = self.code.live_block(at, key)?;
+                let often = self.runs_of(index, successor);
+                (often >= runs / 2).then_some((often, follow, to))
+            })
+            .max_by_key(|(often, follow, _)| (*often, *follow == Follow::Fall))
+            .map(|(_, follow, to)| (follow, to))
+    }
+}
+
+fn flag_use(facts: &InstructionFacts) -> FlagEffects {
+    let bits = |flags: hindsight_regs::rflags::Rflags| u32::try_from(flags.bits()).unwrap_or(0);
+    FlagEffects {
+        read: bits(facts.flags.read),
+        written: bits(facts.flags.written),
+        changed: bits(facts.flags.changed),
+        undefined: bits(facts.flags.undefined),
+    }
+}

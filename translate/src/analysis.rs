@@ -1,0 +1,465 @@
+//! What is translated, and what each instruction needs: its kind, its exits, and who sees its flags.
+
+use crate::layout::Rights;
+use iced_x86::{
+    Code, ConditionCode, Instruction, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind,
+    Register,
+};
+
+/// CF, PF, AF, ZF, SF and OF.
+pub(crate) const ARITHMETIC: u32 = 0x8d5;
+
+/// How an instruction uses the arithmetic flags, as bits of RFLAGS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlagEffects {
+    /// Flags that it depends on.
+    pub read: u32,
+    /// Flags that it always overwrites.
+    pub written: u32,
+    /// Flags that it may change.
+    pub changed: u32,
+    /// Flags that the architecture leaves undefined.
+    pub undefined: u32,
+}
+
+/// An instruction of the guest.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestInstruction {
+    /// The decoded instruction, at its linear address.
+    pub insn: Instruction,
+    /// How it uses the flags.
+    pub flags: FlagEffects,
+    /// It must be executed by the caller.
+    pub foreign: bool,
+    /// The caller executes it together with the one before it.
+    pub joined: bool,
+}
+
+/// Which way a unit goes on behind a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follow {
+    /// With the instruction after the block.
+    Fall,
+    /// With the target of its branch.
+    Taken,
+}
+
+/// A block of the guest: instructions that run one after the other, of which only the last branches.
+#[derive(Clone, Debug)]
+pub struct GuestBlock {
+    /// RIP of the first instruction.
+    pub rip: u64,
+    /// The instructions.
+    pub insns: Vec<GuestInstruction>,
+    /// Where the next block of the unit is.
+    pub follow: Follow,
+    /// Number of the counter of its runs: [`crate::Translator::run_counter`].
+    pub run_counter: u32,
+}
+
+impl GuestBlock {
+    /// RIP behind the last instruction.
+    pub(crate) fn end(&self) -> u64 {
+        self.insns.last().map_or(self.rip, |i| i.insn.next_ip())
+    }
+
+    /// Number of instructions.
+    pub(crate) fn count(&self) -> u32 {
+        u32::try_from(self.insns.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// How taken branches are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BranchFormat {
+    /// The last four bytes of the records, by [`BranchKind`].
+    pub words: [u32; 7],
+}
+
+/// The kinds of near branches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum BranchKind {
+    /// Jcc.
+    Conditional,
+    /// JMP to a constant.
+    DirectJump,
+    /// JMP through a register or memory.
+    IndirectJump,
+    /// CALL of a constant.
+    DirectCall,
+    /// CALL of the next instruction.
+    CallNext,
+    /// CALL through a register or memory.
+    IndirectCall,
+    /// Near RET.
+    Return,
+}
+
+/// What is translated into one piece of code.
+#[derive(Clone, Debug)]
+pub struct UnitSource {
+    /// Blocks of one page, each the successor of the one before it.
+    pub blocks: Vec<GuestBlock>,
+    /// The instruction of the first block at which the unit begins.
+    pub start: usize,
+    /// The rights of its accesses.
+    pub rights: Rights,
+    /// How taken branches are recorded, if they are.
+    pub branch_format: Option<BranchFormat>,
+}
+
+/// Who sees the flags that an instruction sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FlagVisibility {
+    /// Nobody, but for instructions that read them.
+    No,
+    /// What follows one of the unit's branches.
+    AtEdges,
+    /// What happens at an exit before them.
+    AtExits,
+}
+
+/// What an instruction is for the translator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StepKind {
+    /// Nothing has to be done.
+    Skip,
+    /// The same instruction, with other registers and the host's address.
+    Same,
+    Lea,
+    /// ADD (0) to CMP (7).
+    Alu(u8),
+    Test,
+    Step {
+        decrement: bool,
+    },
+    Neg,
+    /// SHL (4), SHR (5) or SAR (7); by CL if there is no count.
+    Shift(u8, Option<u8>),
+    Rotate,
+    Product,
+    Bit,
+    /// TZCNT, LZCNT or POPCNT.
+    Count,
+    Push,
+    Pop,
+    Leave,
+    Jcc(u8),
+    Jump,
+    JumpIndirect,
+    Call,
+    CallIndirect,
+    Return,
+}
+
+/// An instruction of the analysis.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UnitStep {
+    /// Index of its block in the unit, and its own in the block.
+    pub(crate) block: usize,
+    pub(crate) index: usize,
+    pub(crate) insn: Instruction,
+    pub(crate) flags: FlagEffects,
+    pub(crate) kind: StepKind,
+    /// Code may be left before it.
+    pub(crate) exits: bool,
+    /// General registers that it writes, a bit each.
+    pub(crate) writes: u16,
+    pub(crate) visibility: FlagVisibility,
+}
+
+/// The instructions of a unit that can be translated.
+#[derive(Debug)]
+pub(crate) struct UnitAnalysis {
+    pub(crate) steps: Vec<UnitStep>,
+    /// The instruction before which the unit ends, because it must be executed by the caller: block
+    /// and index.
+    pub(crate) stop: Option<(usize, usize)>,
+    /// Blocks of the unit that it contains.
+    pub(crate) blocks: usize,
+    /// Whether the flags that come in are visibility.
+    pub(crate) sees_flags: bool,
+}
+
+impl UnitAnalysis {
+    /// The analysis of a unit, which ends before its step `end` at the latest.
+    pub(crate) fn new(source: &UnitSource, end: usize) -> Self {
+        let mut factory = InstructionInfoFactory::new();
+        let mut steps: Vec<UnitStep> = Vec::new();
+        let mut stop = None;
+        'all: for (block, guest) in source.blocks.iter().enumerate() {
+            let start = if block == 0 { source.start } else { 0 };
+            for (index, i) in guest.insns.iter().enumerate().skip(start) {
+                let kind = if i.foreign { None } else { kind(&i.insn) };
+                let Some(kind) = kind.filter(|_| steps.len() < end) else {
+                    stop = Some((block, index));
+                    break 'all;
+                };
+                steps.push(UnitStep {
+                    block,
+                    index,
+                    insn: i.insn,
+                    flags: i.flags,
+                    kind,
+                    exits: exits(&i.insn, kind),
+                    writes: written(&mut factory, &i.insn),
+                    visibility: FlagVisibility::AtExits,
+                });
+            }
+        }
+        if let Some((block, index)) = stop
+            && source.blocks[block].insns[index].joined
+            && steps.pop().is_some()
+        {
+            stop = Some((block, index - 1));
+        }
+        let mut blocks = source.blocks.len();
+        if let Some((block @ 1.., 0)) = stop {
+            // The unit ends with the branch before that block.
+            blocks = block;
+            stop = None;
+        }
+        let mut analysis = Self {
+            steps,
+            stop,
+            blocks,
+            sees_flags: true,
+        };
+        for at in 0..analysis.steps.len() {
+            analysis.steps[at].visibility = analysis.visibility_from(at + 1);
+        }
+        analysis.sees_flags =
+            analysis.visibility_from(0) != FlagVisibility::No || analysis.reads_incoming_flags();
+        analysis
+    }
+
+    /// Who sees flags that are set before a step.
+    fn visibility_from(&self, from: usize) -> FlagVisibility {
+        let mut visibility = FlagVisibility::No;
+        for step in &self.steps[from..] {
+            if step.exits {
+                return FlagVisibility::AtExits;
+            }
+            if step.flags.written & ARITHMETIC == ARITHMETIC {
+                return visibility;
+            }
+            if matches!(step.kind, StepKind::Jcc(_)) {
+                visibility = FlagVisibility::AtEdges;
+            }
+        }
+        if self.stop.is_some() {
+            return FlagVisibility::AtExits;
+        }
+        match self.steps.last().map(|s| s.kind) {
+            Some(
+                StepKind::Return | StepKind::JumpIndirect | StepKind::CallIndirect | StepKind::Call,
+            ) => FlagVisibility::AtExits,
+            _ => FlagVisibility::AtEdges,
+        }
+    }
+
+    fn reads_incoming_flags(&self) -> bool {
+        let mut missing = ARITHMETIC;
+        for step in &self.steps {
+            if step.flags.read & missing != 0 {
+                return true;
+            }
+            missing &= !step.flags.written;
+        }
+        false
+    }
+
+    /// The last step before `at` that may change one of these flags.
+    pub(crate) fn producer(&self, at: usize, flags: u32) -> Option<usize> {
+        let before = &self.steps[..at];
+        before.iter().rposition(|s| s.flags.changed & flags != 0)
+    }
+
+    /// Whether a register keeps its value from behind a step to before another one.
+    pub(crate) fn keeps(&self, register: Register, after: usize, before: usize) -> bool {
+        let bit = 1_u16 << (register.full_register().number() & 15);
+        let between = self.steps.get(after + 1..before).unwrap_or_default();
+        between.iter().all(|s| s.writes & bit == 0)
+    }
+}
+
+fn written(factory: &mut InstructionInfoFactory, i: &Instruction) -> u16 {
+    let mut mask = 0;
+    for used in factory.info(i).used_registers() {
+        let reads = matches!(used.access(), OpAccess::Read | OpAccess::CondRead);
+        if used.register().is_gpr() && !reads {
+            mask |= 1 << (used.register().full_register().number() & 15);
+        }
+    }
+    mask
+}
+
+/// Whether an operand is memory that the instruction accesses.
+pub(crate) fn accesses_memory(i: &Instruction) -> bool {
+    has_memory(i) && i.mnemonic() != M::Lea
+}
+
+fn has_memory(i: &Instruction) -> bool {
+    (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory)
+}
+
+fn exits(i: &Instruction, kind: StepKind) -> bool {
+    match kind {
+        StepKind::Skip | StepKind::Lea => false,
+        StepKind::Push
+        | StepKind::Pop
+        | StepKind::Leave
+        | StepKind::Call
+        | StepKind::CallIndirect
+        | StepKind::Return => true,
+        _ => accesses_memory(i),
+    }
+}
+
+/// Whether operands are general registers, immediates and memory with 64-bit addresses.
+fn is_plain(i: &Instruction) -> bool {
+    let address = |r: Register| r == Register::None || r == Register::RIP || r.is_gpr64();
+    let high = |r: Register| matches!(r, Register::AH | Register::CH | Register::DH | Register::BH);
+    (0..i.op_count()).all(|n| match i.op_kind(n) {
+        OpKind::Register => i.op_register(n).is_gpr() && !high(i.op_register(n)),
+        OpKind::Memory => {
+            address(i.memory_base())
+                && address(i.memory_index())
+                && (i.memory_base() != Register::None
+                    || i.memory_index() != Register::None
+                    || i.memory_displ_size() == 8
+                    || i.memory_displ_size() == 4)
+        }
+        OpKind::Immediate8
+        | OpKind::Immediate16
+        | OpKind::Immediate32
+        | OpKind::Immediate64
+        | OpKind::Immediate8to16
+        | OpKind::Immediate8to32
+        | OpKind::Immediate8to64
+        | OpKind::Immediate32to64 => true,
+        _ => false,
+    }) && !i.has_lock_prefix()
+        && !is_offset_form(i.code())
+}
+
+/// MOV between the accumulator and an absolute address.
+fn is_offset_form(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Mov_AL_moffs8
+            | Code::Mov_AX_moffs16
+            | Code::Mov_EAX_moffs32
+            | Code::Mov_RAX_moffs64
+            | Code::Mov_moffs8_AL
+            | Code::Mov_moffs16_AX
+            | Code::Mov_moffs32_EAX
+            | Code::Mov_moffs64_RAX
+    )
+}
+
+/// The kind of an instruction that is translated.
+fn kind(i: &Instruction) -> Option<StepKind> {
+    match i.mnemonic() {
+        M::Nop | M::Reservednop | M::Pause | M::Endbr32 | M::Endbr64 => {
+            return Some(StepKind::Skip);
+        }
+        M::Prefetchnta | M::Prefetcht0 | M::Prefetcht1 | M::Prefetcht2 | M::Prefetchw => {
+            return Some(StepKind::Skip);
+        }
+        M::Cbw | M::Cwde | M::Cdqe | M::Cwd | M::Cdq | M::Cqo => return Some(StepKind::Same),
+        _ => {}
+    }
+    if let Some(kind) = branch_kind(i) {
+        return Some(kind);
+    }
+    if i.code() == Code::Leaveq {
+        return Some(StepKind::Leave);
+    }
+    if !is_plain(i) {
+        return None;
+    }
+    let memory = has_memory(i);
+    Some(match i.mnemonic() {
+        M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Not => StepKind::Same,
+        M::Bswap if i.op0_register().size() > 2 => StepKind::Same,
+        M::Xchg if !memory => StepKind::Same,
+        M::Rorx | M::Shlx | M::Shrx | M::Sarx => StepKind::Same,
+        M::Lea if i.op0_register().size() > 2 => StepKind::Lea,
+        M::Push if i.stack_pointer_increment() == -8 && !memory => StepKind::Push,
+        M::Pop if i.stack_pointer_increment() == 8 && !memory => StepKind::Pop,
+        M::Inc => StepKind::Step { decrement: false },
+        M::Dec => StepKind::Step { decrement: true },
+        M::Neg => StepKind::Neg,
+        M::Test => StepKind::Test,
+        M::Bt if i.op1_kind() != OpKind::Register || !memory => StepKind::Bit,
+        M::Bts | M::Btr | M::Btc if !memory => StepKind::Bit,
+        M::Tzcnt | M::Lzcnt | M::Popcnt => StepKind::Count,
+        M::Mul | M::Imul => StepKind::Product,
+        _ if i.condition_code() != ConditionCode::None && !i.is_jcc_short_or_near() => {
+            StepKind::Same
+        }
+        _ => return alu_kind(i).or_else(|| shift_kind(i)),
+    })
+}
+
+fn alu_kind(i: &Instruction) -> Option<StepKind> {
+    Some(StepKind::Alu(match i.mnemonic() {
+        M::Add => 0,
+        M::Or => 1,
+        M::Adc => 2,
+        M::Sbb => 3,
+        M::And => 4,
+        M::Sub => 5,
+        M::Xor => 6,
+        M::Cmp => 7,
+        _ => return None,
+    }))
+}
+
+fn shift_kind(i: &Instruction) -> Option<StepKind> {
+    let by_cl = i.op1_kind() == OpKind::Register;
+    let wide = match i.op0_kind() {
+        OpKind::Register => i.op0_register().size() == 8,
+        _ => i.memory_size().size() == 8,
+    };
+    let count = match by_cl {
+        true => None,
+        false => u8::try_from(i.immediate(1) & if wide { 63 } else { 31 }).ok(),
+    };
+    if count == Some(0) {
+        return None;
+    }
+    Some(match i.mnemonic() {
+        M::Shl | M::Sal => StepKind::Shift(4, count),
+        M::Shr => StepKind::Shift(5, count),
+        M::Sar => StepKind::Shift(7, count),
+        M::Rol | M::Ror => StepKind::Rotate,
+        _ => return None,
+    })
+}
+
+fn branch_kind(i: &Instruction) -> Option<StepKind> {
+    if i.is_jcc_short_or_near() && i.op0_kind() == OpKind::NearBranch64 {
+        return Some(StepKind::Jcc(condition(i.condition_code())));
+    }
+    let indirect = match i.op0_kind() {
+        OpKind::Register => i.op0_register().is_gpr64(),
+        OpKind::Memory => is_plain(i) && i.memory_size().size() == 8,
+        _ => false,
+    };
+    Some(match i.code() {
+        Code::Jmp_rel8_64 | Code::Jmp_rel32_64 => StepKind::Jump,
+        Code::Call_rel32_64 => StepKind::Call,
+        Code::Retnq | Code::Retnq_imm16 => StepKind::Return,
+        Code::Jmp_rm64 if indirect => StepKind::JumpIndirect,
+        Code::Call_rm64 if indirect => StepKind::CallIndirect,
+        _ => return None,
+    })
+}
+
+/// A condition as Jcc, SETcc and CMOVcc encode it.
+pub(crate) fn condition(code: ConditionCode) -> u8 {
+    (code as u8).wrapping_sub(1) & 15
+}

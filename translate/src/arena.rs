@@ -1,0 +1,206 @@
+//! Memory for generated code and for the data that it uses.
+//!
+//! One memfd is mapped twice: executable and read-only in the low 2 GiB, where code and data reach
+//! each other by 32-bit addresses, and writable anywhere. No address is writable and executable. The
+//! data, which code reads and writes, lie before the code.
+
+#![expect(
+    unsafe_code,
+    reason = "memory is mapped, and written through raw pointers"
+)]
+
+use crate::layout::DATA_BYTES;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+
+/// A mapping that is undone when it is dropped.
+#[derive(Debug)]
+struct CodeMapping {
+    address: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory is the value's own.
+unsafe impl Send for CodeMapping {}
+
+impl Drop for CodeMapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length, and not used after this.
+        unsafe { libc::munmap(self.address.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Maps memory: of a file from its start, or anonymous without one.
+///
+/// # Safety
+/// With `MAP_FIXED` among the flags, the range at `address` must be the caller's own.
+unsafe fn map(
+    address: *mut u8,
+    len: usize,
+    protection: i32,
+    flags: i32,
+    file: Option<&OwnedFd>,
+) -> io::Result<CodeMapping> {
+    let fd = file.map_or(-1, AsRawFd::as_raw_fd);
+    // SAFETY: the caller's promise, for MAP_FIXED; otherwise the kernel chooses a free range.
+    let found = unsafe { libc::mmap(address.cast(), len, protection, flags, fd, 0) };
+    if found == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let address = NonNull::new(found.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+    Ok(CodeMapping { address, len })
+}
+
+/// Code and data of one processor's translator.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    /// Data, then code, as the generated code sees them.
+    _reservation: CodeMapping,
+    data: NonNull<u8>,
+    /// The code, to be written.
+    writable: CodeMapping,
+    /// Address of the first byte of code, as it is executed.
+    code: u64,
+    capacity: usize,
+    used: usize,
+}
+
+// SAFETY: the memory is the value's own.
+unsafe impl Send for Arena {}
+
+impl Arena {
+    /// An arena for `capacity` bytes of code, rounded up to pages.
+    pub(crate) fn new(capacity: usize) -> io::Result<Self> {
+        let capacity = capacity.clamp(1 << 16, 1 << 30).next_multiple_of(4096);
+        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: no MAP_FIXED.
+        let reservation = unsafe {
+            map(
+                null_mut(),
+                DATA_BYTES + capacity,
+                libc::PROT_READ | libc::PROT_WRITE,
+                private | libc::MAP_32BIT,
+                None,
+            )?
+        };
+        // SAFETY: the name is a string that ends in 0.
+        let fd = unsafe { libc::memfd_create(c"hindsight-code".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new.
+        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        let len = libc::off_t::try_from(capacity).map_err(io::Error::other)?;
+        // SAFETY: a descriptor and a length.
+        if unsafe { libc::ftruncate(file.as_raw_fd(), len) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let data = reservation.address;
+        let at = data.as_ptr().wrapping_add(DATA_BYTES);
+        // SAFETY: the range is the second part of the reservation.
+        let code = unsafe {
+            map(
+                at,
+                capacity,
+                libc::PROT_READ | libc::PROT_EXEC,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                Some(&file),
+            )?
+        };
+        // The reservation ends this mapping, too.
+        std::mem::forget(code);
+        // SAFETY: no MAP_FIXED.
+        let writable = unsafe {
+            map(
+                null_mut(),
+                capacity,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                Some(&file),
+            )?
+        };
+        Ok(Self {
+            _reservation: reservation,
+            data,
+            writable,
+            code: at.expose_provenance() as u64,
+            capacity,
+            used: 0,
+        })
+    }
+
+    /// The data.
+    pub(crate) fn data(&self) -> NonNull<u8> {
+        self.data
+    }
+
+    /// Address of a byte of the data.
+    pub(crate) fn data_address(&self, offset: usize) -> u64 {
+        debug_assert!(offset < DATA_BYTES);
+        (self.data.as_ptr().expose_provenance() + offset) as u64
+    }
+
+    /// Address at which the next code goes.
+    pub(crate) fn next(&self) -> u64 {
+        self.code + self.used as u64
+    }
+
+    /// Bytes of code.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Adds code at [`Arena::next`]; false if there is no room for it.
+    pub(crate) fn add(&mut self, code: &[u8]) -> bool {
+        if self.used + code.len() > self.capacity {
+            return false;
+        }
+        self.write(self.next(), code);
+        self.used += code.len();
+        true
+    }
+
+    /// Changes code at an address that was added before.
+    pub(crate) fn write(&mut self, address: u64, code: &[u8]) {
+        let offset = usize::try_from(address - self.code).unwrap_or(usize::MAX);
+        assert!(offset <= self.capacity && code.len() <= self.capacity - offset);
+        // SAFETY: the range is within the writable mapping, as just checked.
+        unsafe {
+            let to = self.writable.address.as_ptr().add(offset);
+            std::ptr::copy_nonoverlapping(code.as_ptr(), to, code.len());
+        }
+    }
+
+    /// Drops all code behind the first `keep` bytes.
+    pub(crate) fn truncate(&mut self, keep: usize) {
+        self.used = self.used.min(keep);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps memory")]
+    fn code_runs_where_it_was_added_and_follows_changes() {
+        let mut arena = Arena::new(1).expect("the host has memory");
+        // mov eax, 7; ret
+        let at = arena.next();
+        assert!(at < 1 << 31);
+        assert!(arena.add(&[0xb8, 7, 0, 0, 0, 0xc3]));
+        // SAFETY: the code above is a function without arguments.
+        let f: extern "sysv64" fn() -> u32 = unsafe {
+            std::mem::transmute(std::ptr::with_exposed_provenance::<u8>(
+                usize::try_from(at).expect("64-bit host"),
+            ))
+        };
+        assert_eq!(f(), 7);
+        arena.write(at + 1, &[9]);
+        assert_eq!(f(), 9);
+        assert!(!arena.add(&vec![0; 1 << 16]));
+        arena.truncate(0);
+        assert_eq!((arena.used(), arena.next()), (0, at));
+    }
+}

@@ -1,0 +1,316 @@
+//! The arithmetic flags: what is stored for exits, and where instructions find them.
+
+use super::{Emitter, Retry};
+use crate::analysis::{ARITHMETIC, FlagVisibility, StepKind, UnitStep, accesses_memory};
+use crate::asm::{Host, RAX, Rm, TEMP};
+use crate::flags::{FlagKind, record, step_byte};
+use crate::layout::Context;
+use iced_x86::{Instruction, OpKind};
+use std::mem::offset_of;
+
+pub(super) const A: usize = offset_of!(Context, flag_a);
+pub(super) const B: usize = offset_of!(Context, flag_b);
+pub(super) const CARRY: usize = offset_of!(Context, flag_carry);
+const STEP: usize = offset_of!(Context, flag_step);
+const CF: usize = offset_of!(Context, flag_cf);
+const RECORD: usize = offset_of!(Context, flag_record);
+const SAVED: usize = offset_of!(Context, saved_flags);
+
+/// The second operand of arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Rm(Rm),
+    Immediate(i32),
+}
+
+/// Size in bytes of the first operand.
+pub(super) fn operand_size(i: &Instruction) -> u8 {
+    let size = match i.op0_kind() {
+        OpKind::Register => i.op0_register().size(),
+        _ => i.memory_size().size(),
+    };
+    u8::try_from(size).unwrap_or(8)
+}
+
+/// The second operand as a number of `size` bytes, sign-extended.
+#[expect(clippy::cast_possible_truncation, reason = "cut to the operand size")]
+pub(super) fn immediate(i: &Instruction, size: u8) -> i32 {
+    let value = i.immediate(1);
+    match size {
+        1 => i32::from(value as i8),
+        2 => i32::from(value as i16),
+        _ => value as i32,
+    }
+}
+
+impl Emitter<'_> {
+    /// Stores a value in a field of the context; R11 is lost if it is in memory.
+    pub(super) fn store_field(&mut self, field: usize, value: Rm) {
+        self.store_field_by(field, value, TEMP);
+    }
+
+    /// The same with another register to be lost.
+    pub(super) fn store_field_by(&mut self, field: usize, value: Rm, scratch: Host) {
+        let host = match value {
+            Rm::Reg(host) => host,
+            memory => {
+                self.asm.load(8, scratch, memory);
+                scratch
+            }
+        };
+        let to = self.context(field);
+        self.asm.store(8, to, host);
+    }
+
+    /// Stores the record of a kind, without a second value.
+    pub(super) fn store_record(&mut self, kind: FlagKind, size: u8) {
+        let to = self.context(RECORD);
+        self.asm.store_imm(4, to, record(kind, size, None));
+    }
+
+    /// Stores the second value, and the record of a kind; `scratch` may be lost.
+    pub(super) fn store_second(&mut self, kind: FlagKind, size: u8, b: Source, scratch: Host) {
+        let mut small = None;
+        match b {
+            Source::Immediate(value) => match i8::try_from(value) {
+                Ok(value) => small = Some(value),
+                Err(_) => {
+                    let to = self.context(B);
+                    self.asm.store_imm(8, to, value);
+                }
+            },
+            Source::Rm(value) => self.store_field_by(B, value, scratch),
+        }
+        let to = self.context(RECORD);
+        self.asm.store_imm(4, to, record(kind, size, small));
+    }
+
+    /// Stores the carry flag of the host.
+    pub(super) fn store_carry(&mut self) {
+        let to = self.context(CARRY);
+        self.asm.set(2, to);
+    }
+
+    /// Stores the overflow flag of the host as the carry.
+    pub(super) fn store_overflow(&mut self) {
+        let to = self.context(CARRY);
+        self.asm.set(0, to);
+    }
+
+    /// Stores the carry flag of the host, which BT has set apart from the others.
+    pub(super) fn store_bit(&mut self) {
+        let to = self.context(CF);
+        self.asm.set(2, to);
+        let to = self.context(RECORD + 3);
+        self.asm.store_imm(1, to, 1);
+    }
+
+    /// Stores the result of INC or DEC.
+    pub(super) fn store_step(&mut self, decrement: bool, size: u8, result: Rm) {
+        self.store_field(STEP, result);
+        let to = self.context(RECORD + 2);
+        self.asm.store_imm(1, to, step_byte(decrement, size));
+    }
+
+    /// The operands of an instruction without a memory operand.
+    fn operands(&self, i: &Instruction) -> (Rm, Source) {
+        let source = match i.op1_kind() {
+            OpKind::Register => Source::Rm(self.home(i.op1_register())),
+            _ => Source::Immediate(immediate(i, operand_size(i))),
+        };
+        (self.home(i.op0_register()), source)
+    }
+
+    /// Whether the flags of a step are stored at edges: its operands are still there.
+    pub(super) fn sinks(&self, at: usize) -> bool {
+        let step = &self.analysis.steps[at];
+        if step.visibility != FlagVisibility::AtEdges || accesses_memory(&step.insn) {
+            return false;
+        }
+        let i = &step.insn;
+        let two = match step.kind {
+            StepKind::Alu(0 | 5) if i.op1_kind() == OpKind::Register => {
+                if i.op1_register().full_register() == i.op0_register().full_register() {
+                    return false;
+                }
+                true
+            }
+            StepKind::Alu(7) | StepKind::Test => true,
+            StepKind::Alu(0 | 1 | 4 | 5 | 6) | StepKind::Step { .. } => false,
+            _ => return false,
+        };
+        let later = &self.analysis.steps[at + 1..];
+        let end = later
+            .iter()
+            .position(|s| s.flags.written & ARITHMETIC == ARITHMETIC)
+            .map_or(self.analysis.steps.len(), |n| at + 1 + n);
+        let keeps = |r| self.analysis.keeps(r, at, end);
+        keeps(i.op0_register())
+            && (!two || i.op1_kind() != OpKind::Register || keeps(i.op1_register()))
+    }
+
+    /// Stores the flags that are stored at edges, for an edge that `before` steps precede.
+    pub(super) fn sunk_stores(&mut self, before: usize) {
+        let steps = &self.analysis.steps[..before];
+        let first = steps
+            .iter()
+            .rposition(|s| s.flags.written & ARITHMETIC == ARITHMETIC)
+            .unwrap_or(0);
+        for at in first..before {
+            if self.sinks(at) {
+                let step = self.analysis.steps[at];
+                self.sunk_store(&step);
+            }
+        }
+    }
+
+    fn sunk_store(&mut self, step: &UnitStep) {
+        let i = &step.insn;
+        let size = operand_size(i);
+        if let StepKind::Step { decrement } = step.kind {
+            let result = self.home(i.op0_register());
+            self.store_step(decrement, size, result);
+            return;
+        }
+        let (a, b) = self.operands(i);
+        self.store_field(A, a);
+        match step.kind {
+            StepKind::Alu(0) => self.store_second(FlagKind::AddResult, size, b, TEMP),
+            StepKind::Alu(5) => self.store_second(FlagKind::SubResult, size, b, TEMP),
+            StepKind::Alu(7) => self.store_second(FlagKind::Sub, size, b, TEMP),
+            StepKind::Test if b == Source::Rm(a) => self.store_record(FlagKind::Logic, size),
+            StepKind::Test => self.store_second(FlagKind::Test, size, b, TEMP),
+            _ => self.store_record(FlagKind::Logic, size),
+        }
+    }
+
+    /// Whether the flags of the step that is emitted are stored now.
+    pub(super) fn stores_now(&self) -> Result<bool, Retry> {
+        let step = &self.analysis.steps[self.at];
+        if step.visibility == FlagVisibility::No || self.sinks(self.at) {
+            return Ok(false);
+        }
+        let partial = step.flags.written & ARITHMETIC != ARITHMETIC;
+        if partial && self.has_sunk() {
+            // The store at an edge would undo this one.
+            return self.cannot();
+        }
+        Ok(true)
+    }
+
+    /// Whether flags that were set before the step that is emitted are stored at edges.
+    fn has_sunk(&self) -> bool {
+        let steps = &self.analysis.steps[..self.at];
+        let first = steps
+            .iter()
+            .rposition(|s| s.flags.written & ARITHMETIC == ARITHMETIC)
+            .unwrap_or(0);
+        (first..self.at).any(|at| self.sinks(at))
+    }
+
+    /// Makes flags of the host those of the guest. R11 may be lost.
+    pub(super) fn need(&mut self, flags: u32) -> Result<(), Retry> {
+        if flags & !self.valid == 0 {
+            return Ok(());
+        }
+        let Some(producer) = self.analysis.producer(self.at, flags) else {
+            return self.cannot();
+        };
+        if let Some((saved, bits)) = self.saved
+            && saved == producer
+            && flags & !bits == 0
+        {
+            self.restore_flags();
+            self.valid = bits & !self.changed_since(producer);
+            return Ok(());
+        }
+        if self.compare_again(producer, flags) {
+            return Ok(());
+        }
+        if self.saves.contains(&producer) {
+            return self.cannot();
+        }
+        Err(Retry::Save(producer))
+    }
+
+    /// Repeats a comparison whose operands are still there.
+    fn compare_again(&mut self, producer: usize, flags: u32) -> bool {
+        let step = self.analysis.steps[producer];
+        let i = &step.insn;
+        let compares =
+            matches!(step.kind, StepKind::Alu(7) | StepKind::Test) && !accesses_memory(i);
+        if !compares || flags & !(step.flags.written & !step.flags.undefined) != 0 {
+            return false;
+        }
+        let keeps = |r| self.analysis.keeps(r, producer, self.at);
+        let second = i.op1_kind() != OpKind::Register || keeps(i.op1_register());
+        if !keeps(i.op0_register()) || !second {
+            return false;
+        }
+        let (a, b) = self.operands(i);
+        self.compare(step.kind, operand_size(i), a, b);
+        self.valid = step.flags.written & !step.flags.undefined & !self.changed_since(producer);
+        true
+    }
+
+    /// Flags that steps after one have changed.
+    fn changed_since(&self, producer: usize) -> u32 {
+        let later = &self.analysis.steps[producer + 1..self.at];
+        later.iter().fold(0, |flags, s| flags | s.flags.changed)
+    }
+
+    /// CMP or TEST of registers, those in memory included; R11 may be lost.
+    pub(super) fn compare(&mut self, kind: StepKind, size: u8, a: Rm, b: Source) {
+        let b = match b {
+            Source::Rm(Rm::Reg(host)) => host,
+            Source::Rm(memory) => {
+                self.asm.load(8, TEMP, memory);
+                TEMP
+            }
+            Source::Immediate(value) => {
+                if kind == StepKind::Test {
+                    self.test_immediate(size, a, value);
+                } else {
+                    self.asm.alu_imm(7, size, a, value);
+                }
+                return;
+            }
+        };
+        match kind {
+            StepKind::Test => self.asm.sized(0x85, size, b.0, a),
+            _ => self.asm.alu(7, size, a, b),
+        }
+    }
+
+    /// TEST with an immediate.
+    pub(super) fn test_immediate(&mut self, size: u8, a: Rm, value: i32) {
+        let len = size.min(4);
+        let opcode = if size == 1 { 0xf6 } else { 0xf7 };
+        self.asm.encode(&[opcode], size, 0, a, len);
+        self.asm.bytes(&value.to_le_bytes()[..usize::from(len)]);
+    }
+
+    /// Saves the flags of the host after a step, if a later one needs them.
+    pub(super) fn save_flags(&mut self) {
+        if !self.saves.contains(&self.at) {
+            return;
+        }
+        self.asm.load(8, TEMP, Rm::Reg(RAX));
+        // LAHF; SETO AL
+        self.asm.bytes(&[0x9f, 0x0f, 0x90, 0xc0]);
+        let to = self.context(SAVED);
+        self.asm.store(2, to, RAX);
+        self.asm.load(8, RAX, Rm::Reg(TEMP));
+        self.saved = Some((self.at, self.valid));
+    }
+
+    /// Loads the flags that were saved. R10 is kept.
+    fn restore_flags(&mut self) {
+        self.asm.load(8, TEMP, Rm::Reg(RAX));
+        let from = self.context(SAVED);
+        // MOVZX EAX, word; ADD AL, 7FH; SAHF
+        self.asm.encode(&[0x0f, 0xb7], 4, RAX.0, from, 0);
+        self.asm.bytes(&[0x04, 0x7f, 0x9e]);
+        self.asm.load(8, RAX, Rm::Reg(TEMP));
+    }
+}

@@ -1,0 +1,387 @@
+//! Branches, and how units lead to each other.
+
+use super::memory::STACK;
+use super::same::redirect;
+use super::{EdgeCode, Emitter, ExitPoint, Late, Retry, UnitEdge};
+use crate::analysis::{BranchKind, Follow, UnitStep};
+use crate::asm::{ADDR, JMP, Rm, TEMP, jcc};
+use crate::layout::{Context, JUMP_SHIFT, JUMPS, JumpEntry};
+use iced_x86::OpKind;
+use std::mem::offset_of;
+
+const BUDGET: usize = offset_of!(Context, budget);
+const RIP: usize = offset_of!(Context, rip);
+const SAVED_ENTRY: usize = offset_of!(Context, target);
+const NEXT: usize = offset_of!(Context, branch_next);
+const DUE: usize = offset_of!(Context, branch_due);
+const END_STAMP: usize = offset_of!(Context, end_stamp);
+/// Bytes of a branch in the buffer: addresses, time stamp, and what else is known of it.
+pub(crate) const BRANCH_BYTES: i32 = 24;
+
+/// Condition "negative".
+const SIGN: u8 = 8;
+/// Condition "not equal".
+const NOT_EQUAL: u8 = 5;
+/// Condition "above or equal".
+const ABOVE_OR_EQUAL: u8 = 3;
+
+impl Emitter<'_> {
+    /// Whether the unit goes on with the block after a step's.
+    fn goes_on(&self, step: &UnitStep) -> bool {
+        step.block + 1 < self.analysis.blocks
+    }
+
+    pub(super) fn jcc(&mut self, step: &UnitStep, condition: u8) -> Result<(), Retry> {
+        self.need(step.flags.read)?;
+        let taken = UnitEdge {
+            target_rip: step.insn.near_branch_target(),
+            rest: self.rest(step.block),
+            branch: Some((step.insn.ip(), BranchKind::Conditional)),
+            before: self.at,
+        };
+        let fall = UnitEdge {
+            target_rip: step.insn.next_ip(),
+            branch: None,
+            ..taken
+        };
+        let follow = self.source.blocks[step.block].follow;
+        if self.goes_on(step) && follow == Follow::Taken {
+            let from = self.asm.jump(&jcc(condition ^ 1));
+            self.late.push(Late::Edge { from, edge: fall });
+            self.record_taken(&taken);
+            return Ok(());
+        }
+        let from = self.asm.jump(&jcc(condition));
+        self.late.push(Late::Edge { from, edge: taken });
+        if !self.goes_on(step) {
+            self.edge(fall);
+        }
+        Ok(())
+    }
+
+    pub(super) fn jump(&mut self, step: &UnitStep) {
+        let edge = UnitEdge {
+            target_rip: step.insn.near_branch_target(),
+            rest: self.rest(step.block),
+            branch: Some((step.insn.ip(), BranchKind::DirectJump)),
+            before: self.at,
+        };
+        if self.goes_on(step) {
+            self.record_taken(&edge);
+        } else {
+            self.edge(edge);
+        }
+    }
+
+    /// Pushes the return address.
+    fn push_return(&mut self, step: &UnitStep) {
+        self.asm.lea(ADDR, STACK, -8);
+        self.find(8, true);
+        let next = step.insn.next_ip();
+        match i32::try_from(next.cast_signed()) {
+            Ok(value) => self.asm.store_imm(8, Rm::At(ADDR, 0), value),
+            Err(_) => {
+                self.asm.constant(TEMP, next);
+                self.asm.store(8, Rm::At(ADDR, 0), TEMP);
+            }
+        }
+        self.asm.lea(STACK, STACK, -8);
+    }
+
+    pub(super) fn call(&mut self, step: &UnitStep) -> Result<(), Retry> {
+        self.push_return(step);
+        let target_rip = step.insn.near_branch_target();
+        let kind = if target_rip == step.insn.next_ip() {
+            BranchKind::CallNext
+        } else {
+            BranchKind::DirectCall
+        };
+        let edge = UnitEdge {
+            target_rip,
+            rest: self.rest(step.block),
+            branch: Some((step.insn.ip(), kind)),
+            before: self.at,
+        };
+        if self.goes_on(step) {
+            self.record_taken(&edge);
+        } else {
+            self.edge(edge);
+        }
+        Ok(())
+    }
+
+    /// The target of an indirect branch, in R10.
+    fn indirect_target(&mut self, step: &UnitStep) -> Result<(), Retry> {
+        let mut i = step.insn;
+        if i.op0_kind() == OpKind::Register {
+            let from = self.home(i.op0_register());
+            self.asm.load(8, ADDR, from);
+        } else {
+            self.operand(&step.insn, false)?;
+            redirect(&mut i);
+            self.asm.load(8, ADDR, Rm::At(ADDR, 0));
+        }
+        Ok(())
+    }
+
+    /// Looks the RIP in R10 up in the jump cache: its entry's offset is in R11. Leaves the unit before
+    /// the instruction if the cache does not have it.
+    fn find_jump(&mut self, step: &UnitStep) {
+        self.asm.load(4, TEMP, Rm::Reg(ADDR));
+        let mask = i32::try_from(JUMPS - 1).unwrap_or(0);
+        self.asm.alu_imm(4, 4, Rm::Reg(TEMP), mask);
+        // SHL R11D, 5
+        self.asm.bytes(&[0x41, 0xc1, 0xe3, JUMP_SHIFT]);
+        self.asm.alu(7, 8, Rm::Offset(TEMP, self.jumps()), ADDR);
+        let from = self.asm.jump(&jcc(NOT_EQUAL));
+        let point = self.instruction(step.block, step.index, None);
+        let exit = self.exit(point);
+        self.late.push(Late::Leave {
+            from,
+            exit,
+            stores: None,
+        });
+        self.valid = 0;
+    }
+
+    /// Records an indirect branch, and enters the jump cache's entry at the offset in R11. The target
+    /// is in R10.
+    fn enter_found(&mut self, step: &UnitStep, kind: BranchKind) {
+        if self.source.branch_format.is_some() {
+            let saved = self.context(SAVED_ENTRY);
+            self.asm.store(8, saved, TEMP);
+            self.record(step.insn.ip(), None, kind, 0);
+            let point = ExitPoint::Branches {
+                rip: None,
+                give_back: self.rest(step.block),
+            };
+            let exit = self.exit(point);
+            let from = self.asm.jump(&jcc(ABOVE_OR_EQUAL));
+            self.late.push(Late::BranchesIndirect { from, exit });
+            self.asm.load(8, TEMP, saved);
+        }
+        let entry = |field: usize| Rm::Offset(TEMP, self.jumps() + field as u64);
+        let (charge, code) = (
+            entry(offset_of!(JumpEntry, charge)),
+            entry(offset_of!(JumpEntry, entry)),
+        );
+        self.asm.load(8, ADDR, charge);
+        let budget = self.context(BUDGET);
+        self.asm.alu(5, 8, budget, ADDR);
+        let from = self.asm.jump(&jcc(SIGN));
+        let exit = self.exit(ExitPoint::JumpBudget);
+        self.late.push(Late::JumpBudget {
+            from,
+            exit,
+            entry: None,
+        });
+        self.asm.encode(&[0xff], 4, 4, code, 0);
+    }
+
+    pub(super) fn jump_indirect(&mut self, step: &UnitStep) -> Result<(), Retry> {
+        self.indirect_target(step)?;
+        self.find_jump(step);
+        self.enter_found(step, BranchKind::IndirectJump);
+        Ok(())
+    }
+
+    pub(super) fn call_indirect(&mut self, step: &UnitStep) -> Result<(), Retry> {
+        self.indirect_target(step)?;
+        self.find_jump(step);
+        let (saved, rip) = (self.context(SAVED_ENTRY), self.context(RIP));
+        self.asm.store(8, saved, TEMP);
+        self.asm.store(8, rip, ADDR);
+        self.push_return(step);
+        self.asm.load(8, TEMP, saved);
+        self.asm.load(8, ADDR, rip);
+        self.enter_found(step, BranchKind::IndirectCall);
+        Ok(())
+    }
+
+    pub(super) fn return_near(&mut self, step: &UnitStep) -> Result<(), Retry> {
+        let extra = match step.insn.op_count() {
+            0 => 0,
+            _ => i32::from(step.insn.immediate16()),
+        };
+        self.asm.load(8, ADDR, Rm::Reg(STACK));
+        self.find(8, false);
+        self.asm.load(8, ADDR, Rm::At(ADDR, 0));
+        self.find_jump(step);
+        self.asm.lea(STACK, STACK, 8 + extra);
+        self.enter_found(step, BranchKind::Return);
+        Ok(())
+    }
+
+    /// Records the branch of an edge, within the unit.
+    fn record_taken(&mut self, edge: &UnitEdge) {
+        let Some((from, kind)) = edge.branch else {
+            return;
+        };
+        if self.source.branch_format.is_none() {
+            return;
+        }
+        self.record(from, Some(edge.target_rip), kind, edge.rest);
+        let point = ExitPoint::Branches {
+            rip: Some(edge.target_rip),
+            give_back: edge.rest,
+        };
+        let exit = self.exit(point);
+        let from = self.asm.jump(&jcc(ABOVE_OR_EQUAL));
+        self.late.push(Late::Leave {
+            from,
+            exit,
+            stores: Some(edge.before),
+        });
+        self.valid = 0;
+    }
+
+    /// Adds a branch to the buffer; without a constant target, that is in R10. Compares the buffer's
+    /// next entry with the one at which branches must be handled.
+    fn record(&mut self, from: u64, to: Option<u64>, kind: BranchKind, rest: u32) {
+        let Some(branch_format) = self.source.branch_format else {
+            return;
+        };
+        let (next, due) = (self.context(NEXT), self.context(DUE));
+        self.asm.load(8, TEMP, next);
+        match to {
+            Some(to) => self.store_constant(8, to),
+            None => self.asm.store(8, Rm::At(TEMP, 8), ADDR),
+        }
+        self.store_constant(0, from);
+        let (stamp, budget) = (self.context(END_STAMP), self.context(BUDGET));
+        self.asm.load(4, ADDR, stamp);
+        self.asm.alu_from(5, 4, ADDR, budget);
+        if rest != 0 {
+            let rest = i32::try_from(rest).unwrap_or(0);
+            self.asm.alu_imm(5, 4, Rm::Reg(ADDR), rest);
+        }
+        self.asm.store(4, Rm::At(TEMP, 16), ADDR);
+        let word = branch_format.words[kind as usize];
+        self.asm.store_imm(4, Rm::At(TEMP, 20), word.cast_signed());
+        self.asm.alu_imm(0, 8, Rm::Reg(TEMP), BRANCH_BYTES);
+        self.asm.store(8, next, TEMP);
+        self.asm.alu_from(7, 8, TEMP, due);
+        self.valid = 0;
+    }
+
+    /// Stores a constant at a distance from R11; R10 may be lost.
+    fn store_constant(&mut self, distance: i8, value: u64) {
+        match i32::try_from(value.cast_signed()) {
+            Ok(small) => self.asm.store_imm(8, Rm::At(TEMP, distance), small),
+            Err(_) => {
+                self.asm.constant(ADDR, value);
+                self.asm.store(8, Rm::At(TEMP, distance), ADDR);
+            }
+        }
+    }
+
+    /// Leads to another unit, or out.
+    pub(super) fn edge(&mut self, edge: UnitEdge) {
+        self.record_taken(&edge);
+        let page = self.source.blocks[0].rip >> 12;
+        if edge.target_rip >> 12 == page {
+            self.link(&edge);
+        } else {
+            self.sunk_stores(edge.before);
+            self.jump_constant(&edge);
+        }
+        self.valid = 0;
+    }
+
+    /// An edge that can be linked to a unit.
+    fn link(&mut self, edge: &UnitEdge) {
+        let start = self.asm.pos();
+        self.sunk_stores(edge.before);
+        let stores = (start, self.asm.pos() - start);
+        let budget = self.context(BUDGET);
+        self.asm.encode(&[0x81], 8, 5, budget, 4);
+        let rest = i32::try_from(edge.rest).unwrap_or(0);
+        self.asm.bytes(&(-rest).to_le_bytes());
+        let charge = self.asm.pos();
+        let local = self.edges.len();
+        let number = self.first.edge + local;
+        let from = self.asm.jump(&jcc(SIGN));
+        let exit = self.exit(ExitPoint::EdgeBudget { edge: number });
+        self.late.push(Late::Leave {
+            from,
+            exit,
+            stores: Some(edge.before),
+        });
+        let from = self.asm.jump(JMP);
+        let exit = self.exit(ExitPoint::Edge { edge: number });
+        self.late.push(Late::Unlinked {
+            from,
+            exit,
+            edge: local,
+        });
+        self.edges.push(EdgeCode {
+            target_rip: edge.target_rip,
+            stores,
+            charge,
+            jump: from.0,
+            unlinked: 0,
+            rest: edge.rest,
+        });
+    }
+
+    /// A jump to a constant RIP, through the jump cache.
+    fn jump_constant(&mut self, edge: &UnitEdge) {
+        let budget = self.context(BUDGET);
+        if edge.rest != 0 {
+            let rest = i32::try_from(edge.rest).unwrap_or(0);
+            self.asm.alu_imm(0, 8, budget, rest);
+        }
+        let rip = edge.target_rip;
+        let offset = (rip & (JUMPS as u64 - 1)) << JUMP_SHIFT;
+        let entry = |field: usize| Rm::Fixed(self.jumps() + offset + field as u64);
+        let (tag, charge, code) = (
+            entry(offset_of!(JumpEntry, tag)),
+            entry(offset_of!(JumpEntry, charge)),
+            entry(offset_of!(JumpEntry, entry)),
+        );
+        self.asm.constant(ADDR, rip);
+        self.asm.alu(7, 8, tag, ADDR);
+        let from = self.asm.jump(&jcc(NOT_EQUAL));
+        let exit = self.exit(ExitPoint::Jump { rip });
+        self.late.push(Late::Leave {
+            from,
+            exit,
+            stores: None,
+        });
+        self.asm.load(8, ADDR, charge);
+        self.asm.alu(5, 8, budget, ADDR);
+        let from = self.asm.jump(&jcc(SIGN));
+        let exit = self.exit(ExitPoint::JumpBudget);
+        self.late.push(Late::JumpBudget {
+            from,
+            exit,
+            entry: Some(offset),
+        });
+        self.asm.encode(&[0xff], 4, 4, code, 0);
+    }
+
+    /// Gives back what the target of a jump charged, and leaves.
+    pub(super) fn jump_budget(&mut self, exit: u32, entry: Option<u64>) {
+        let budget = self.context(BUDGET);
+        self.asm.alu(0, 8, budget, ADDR);
+        if let Some(offset) = entry {
+            self.asm.constant(TEMP, offset);
+        }
+        self.leave_to_entry(exit);
+    }
+
+    /// Leaves for the RIP of the jump cache's entry at the offset in R11.
+    fn leave_to_entry(&mut self, exit: u32) {
+        self.asm.load(8, ADDR, Rm::Offset(TEMP, self.jumps()));
+        let rip = self.context(RIP);
+        self.asm.store(8, rip, ADDR);
+        self.leave(exit);
+    }
+
+    /// Leaves after an indirect branch was recorded.
+    pub(super) fn branches_indirect(&mut self, exit: u32) {
+        let saved = self.context(SAVED_ENTRY);
+        self.asm.load(8, TEMP, saved);
+        self.leave_to_entry(exit);
+    }
+}

@@ -1,0 +1,88 @@
+//! Instructions that are executed as they are, in the host's registers and on the host's address.
+
+use super::{Emitter, Retry, named};
+use crate::analysis::{FlagVisibility, UnitStep, accesses_memory};
+use crate::asm::{ADDR, Host, Rm, TEMP};
+use iced_x86::{Instruction, Mnemonic as M, OpKind, Register};
+
+/// Makes the memory operand the one at R10.
+pub(super) fn redirect(i: &mut Instruction) {
+    i.set_segment_prefix(Register::None);
+    i.set_memory_base(Register::R10);
+    i.set_memory_index(Register::None);
+    i.set_memory_index_scale(1);
+    i.set_memory_displ_size(0);
+    i.set_memory_displacement64(0);
+}
+
+/// Whether the instruction writes its memory operand, which is the first.
+fn writes_memory(i: &Instruction) -> bool {
+    i.op0_kind() == OpKind::Memory && !matches!(i.mnemonic(), M::Bt | M::Mul | M::Imul)
+}
+
+impl Emitter<'_> {
+    /// The instruction, whose flags nobody sees, or which sets none.
+    pub(super) fn same(&mut self, step: &UnitStep) -> Result<(), Retry> {
+        let mut i = step.insn;
+        let memory = accesses_memory(&i);
+        if memory {
+            self.operand(&step.insn, writes_memory(&i))?;
+            redirect(&mut i);
+        }
+        self.need(step.flags.read)?;
+        self.run(step, i, memory)
+    }
+
+    /// A rotation, which can be translated if nobody sees its flags.
+    pub(super) fn rotate(&mut self, step: &UnitStep) -> Result<(), Retry> {
+        if step.visibility == FlagVisibility::No {
+            self.same(step)
+        } else {
+            self.cannot()
+        }
+    }
+
+    /// An instruction in the host's registers. With `memory`, R10 is in use.
+    pub(super) fn run(
+        &mut self,
+        step: &UnitStep,
+        mut i: Instruction,
+        memory: bool,
+    ) -> Result<(), Retry> {
+        let mut free = [Some(TEMP), (!memory).then_some(ADDR)]
+            .into_iter()
+            .flatten();
+        let mut loaded: Vec<(Register, Host)> = Vec::new();
+        for n in 0..i.op_count() {
+            // The value of a memory operand may have been loaded into R11 already.
+            if i.op_kind(n) != OpKind::Register || step.insn.op_kind(n) != OpKind::Register {
+                continue;
+            }
+            let register = i.op_register(n);
+            let full = register.full_register();
+            let host = match self.home(register) {
+                Rm::Reg(host) => host,
+                spilled => match loaded.iter().find(|(r, _)| *r == full) {
+                    Some((_, host)) => *host,
+                    None => {
+                        let Some(host) = free.next() else {
+                            return self.cannot();
+                        };
+                        self.asm.load(8, host, spilled);
+                        loaded.push((full, host));
+                        host
+                    }
+                },
+            };
+            i.set_op_register(n, named(host, register.size()));
+        }
+        self.encode(&i)?;
+        for (register, host) in loaded {
+            if step.writes >> (register.number() & 15) & 1 != 0 {
+                let home = self.home(register);
+                self.asm.store(8, home, host);
+            }
+        }
+        Ok(())
+    }
+}

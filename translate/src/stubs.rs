@@ -1,0 +1,114 @@
+//! The code that all units share: how they are entered and left, and how they have addresses looked
+//! up.
+
+use crate::asm::{ADDR, Assembler, Host, JMP, RAX, Rm, TEMP, jcc};
+use crate::layout::Context;
+use std::mem::offset_of;
+
+const RDX: Host = Host(2);
+const RSI: Host = Host(6);
+const RDI: Host = Host(7);
+
+/// Registers that functions preserve, in the order in which they are pushed.
+const PRESERVED: [u8; 6] = [3, 5, 12, 13, 14, 15];
+
+/// Guest registers and the registers of the host that hold them; but for R9 to R11.
+const HOMES: [(u8, u8); 13] = [
+    (0, 0),
+    (1, 1),
+    (2, 2),
+    (3, 3),
+    (4, 15),
+    (5, 5),
+    (6, 6),
+    (7, 7),
+    (8, 8),
+    (12, 12),
+    (13, 13),
+    (14, 14),
+    (15, 9),
+];
+
+/// Registers that a function may change and that hold the guest's.
+const VOLATILE: [u8; 7] = [0, 1, 2, 6, 7, 8, 9];
+
+/// Addresses of the shared code.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stubs {
+    /// A function of the address of the guest's 16 general registers.
+    pub(crate) enter: u64,
+    pub(crate) leave: u64,
+    pub(crate) find: u64,
+}
+
+fn push(asm: &mut Assembler, r: u8) {
+    if r >= 8 {
+        asm.bytes(&[0x41]);
+    }
+    asm.bytes(&[0x50 | (r & 7)]);
+}
+
+fn pop(asm: &mut Assembler, r: u8) {
+    if r >= 8 {
+        asm.bytes(&[0x41]);
+    }
+    asm.bytes(&[0x58 | (r & 7)]);
+}
+
+/// Emits the shared code at the address `base`. `callback` is the address of a function of the
+/// callback's data, a linear address and the number of an exit; `data` is that of the context.
+pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
+    let mut asm = Assembler::at(base);
+    let context = |offset: usize| Rm::Fixed(data + offset as u64);
+    let spilled = |n: u8| context(offset_of!(Context, spilled) + usize::from(n) * 8);
+    let slot = |guest: u8| Rm::At(TEMP, (guest * 8).cast_signed());
+
+    let enter = asm.address();
+    PRESERVED.iter().for_each(|&r| push(&mut asm, r));
+    push(&mut asm, RDI.0);
+    asm.load(8, TEMP, Rm::Reg(RDI));
+    for n in 0..3 {
+        asm.load(8, ADDR, slot(9 + n));
+        asm.store(8, spilled(n), ADDR);
+    }
+    for (guest, host) in HOMES {
+        asm.load(8, Host(host), slot(guest));
+    }
+    asm.encode(&[0xff], 4, 4, context(offset_of!(Context, target)), 0);
+
+    let leave = asm.address();
+    asm.store(4, context(offset_of!(Context, exit)), TEMP);
+    let leave_numbered = asm.address();
+    pop(&mut asm, TEMP.0);
+    for (guest, host) in HOMES {
+        asm.store(8, slot(guest), Host(host));
+    }
+    for n in 0..3 {
+        asm.load(8, ADDR, spilled(n));
+        asm.store(8, slot(9 + n), ADDR);
+    }
+    PRESERVED.iter().rev().for_each(|&r| pop(&mut asm, r));
+    asm.bytes(&[0xc3]);
+
+    let find = asm.address();
+    asm.store(4, context(offset_of!(Context, exit)), TEMP);
+    VOLATILE.iter().for_each(|&r| push(&mut asm, r));
+    asm.load(8, RDI, context(offset_of!(Context, callback_data)));
+    asm.load(8, RSI, Rm::Reg(ADDR));
+    asm.load(4, RDX, Rm::Reg(TEMP));
+    asm.constant(RAX, callback);
+    // CALL RAX
+    asm.bytes(&[0xff, 0xd0]);
+    asm.load(8, ADDR, Rm::Reg(RAX));
+    VOLATILE.iter().rev().for_each(|&r| pop(&mut asm, r));
+    // TEST R10, R10
+    asm.sized(0x85, 8, ADDR.0, Rm::Reg(ADDR));
+    let fails = asm.jump(&jcc(4));
+    asm.bytes(&[0xc3]);
+    asm.here(fails);
+    // The return address.
+    asm.bytes(&[0x48, 0x83, 0xc4, 8]);
+    asm.jump_to(JMP, leave_numbered);
+    let stubs = Stubs { enter, leave, find };
+    (asm.code, stubs)
+}

@@ -1,0 +1,47 @@
+//! What another command adds to a run.
+
+use std::path::Path;
+
+use crate::cli::config::RunConfig;
+use crate::machine::Machine;
+
+/// Follows a run from its configuration to its end.
+pub(in crate::cli) trait RunHook {
+    /// Checks its options against a guest with this image.
+    ///
+    /// # Errors
+    ///
+    /// When they do not go together; the run does not start then.
+    fn check(&mut self, config: &RunConfig, image: (&Path, &[u8])) -> anyhow::Result<()>;
+
+    /// Prepares a machine that is about to run, and opens what it writes to.
+    ///
+    /// # Errors
+    ///
+    /// When the run cannot be followed.
+    fn start(&mut self, machine: &mut Machine) -> anyhow::Result<()>;
+
+    /// Completes its work when the run has ended.
+    ///
+    /// # Errors
+    ///
+    /// When that fails, which becomes the result of the run.
+    fn finish(&mut self) -> anyhow::Result<()>;
+}
+
+/// A run that nothing follows.
+pub(super) struct NoHook;
+
+impl RunHook for NoHook {
+    fn check(&mut self, _: &RunConfig, _: (&Path, &[u8])) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn start(&mut self, _: &mut Machine) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn finish(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+}

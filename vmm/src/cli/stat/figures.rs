@@ -1,0 +1,150 @@
+//! The counts of a run as a table and as JSON.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use hindsight_export::FunctionCost;
+use serde::{Deserialize, Serialize};
+
+use crate::vcpu::run_counter::{Counts, NAMES, RunCounts};
+
+/// The version of the JSON form.
+const VERSION: u32 = 1;
+
+/// The counts of one region, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RegionFigures {
+    pub(super) entries: u64,
+    pub(super) counts: BTreeMap<String, u64>,
+}
+
+/// Instructions of one function.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FunctionFigures {
+    pub(super) name: String,
+    pub(super) calls: u64,
+    /// In the function itself.
+    pub(super) instructions: u64,
+    /// With the functions that it calls.
+    pub(super) inclusive: u64,
+}
+
+/// The counts of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Figures {
+    pub(super) version: u32,
+    /// XXH3 of the image, in hexadecimal.
+    pub(super) image: String,
+    /// CPU profile, and the seed of a deterministic run.
+    pub(super) cpu: String,
+    pub(super) seed: Option<u64>,
+    pub(super) counts: BTreeMap<String, u64>,
+    pub(super) regions: BTreeMap<String, RegionFigures>,
+    pub(super) functions: Vec<FunctionFigures>,
+}
+
+fn by_name(counts: &Counts, models: bool) -> BTreeMap<String, u64> {
+    let modelled = |name: &str| {
+        ["loads", "stores", "llc", "mispredictions"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+    };
+    let all = NAMES.iter().zip(counts.0);
+    let counted = all.filter(|(name, _)| models || !modelled(name));
+    counted
+        .map(|(name, count)| ((*name).to_owned(), count))
+        .collect()
+}
+
+impl Figures {
+    /// The figures of a run. `models`: whether loads, caches and mispredictions were counted.
+    pub(super) fn new(run: &RunCounts, models: bool, functions: Vec<FunctionCost>) -> Self {
+        let regions = run.regions.iter().map(|(name, region)| {
+            let figures = RegionFigures {
+                entries: region.entries,
+                counts: by_name(&region.counts, models),
+            };
+            (name.clone(), figures)
+        });
+        let functions = functions.into_iter().map(|cost| FunctionFigures {
+            name: cost.name,
+            calls: cost.calls,
+            instructions: cost.own,
+            inclusive: cost.inclusive,
+        });
+        Self {
+            version: VERSION,
+            counts: by_name(&run.total, models),
+            regions: regions.collect(),
+            functions: functions.collect(),
+            ..Self::default()
+        }
+    }
+}
+
+/// A number with a space between each three digits.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index != 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut row = |name: &str, count: u64| writeln!(f, "{:>20}  {name}", grouped(count));
+        for name in NAMES {
+            if let Some(&count) = self.counts.get(name) {
+                row(name, count)?;
+            }
+        }
+        for (name, region) in &self.regions {
+            writeln!(f, "region {name}, entered {} times", region.entries)?;
+            let nonzero = NAMES
+                .iter()
+                .filter_map(|name| Some((*name, *region.counts.get(*name)?)));
+            for (name, count) in nonzero.filter(|(_, count)| *count != 0) {
+                writeln!(f, "{:>20}  {name}", grouped(count))?;
+            }
+        }
+        if !self.functions.is_empty() {
+            writeln!(
+                f,
+                "{:>20}  {:>20}  {:>12}  function",
+                "instructions", "with callees", "calls"
+            )?;
+        }
+        for function in &self.functions {
+            let (own, all) = (grouped(function.instructions), grouped(function.inclusive));
+            let calls = grouped(function.calls);
+            writeln!(f, "{own:>20}  {all:>20}  {calls:>12}  {}", function.name)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_grouped_by_three() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(1_234_567), "1 234 567");
+    }
+
+    #[test]
+    fn modelled_counts_are_left_out_where_nothing_counted_them() {
+        let run = RunCounts::default();
+        let names = |models| Figures::new(&run, models, Vec::new()).counts.len();
+        assert_eq!(names(true), NAMES.len());
+        assert_eq!(names(false), NAMES.len() - 9);
+    }
+}

@@ -1,0 +1,230 @@
+//! The counting of a run, from its options to the figures.
+
+use std::fs::File;
+use std::io::{self, Cursor, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context, bail};
+use hindsight_export::{FunctionCost, FunctionTable, function_costs, image_hash};
+use hindsight_trace::{
+    EventKinds, Selection, TraceHeader, TraceReader, TraceWriter, WriterOptions,
+};
+
+use super::args::StatOptions;
+use super::baseline::{Comparison, IncreaseLimit, compare};
+use super::figures::Figures;
+use crate::cli::config::RunConfig;
+use crate::cli::read::read;
+use crate::cli::run::RunHook;
+use crate::machine::Machine;
+use crate::sandbox::{ThreadKind, enter};
+use crate::sync::lock;
+use crate::vcpu::board::Board;
+use crate::vcpu::run_counter::{CountOptions, RunCounts};
+
+/// The largest baseline that is read, in bytes.
+const BASELINE_MAX: u64 = 16 << 20;
+/// Most bytes that the branches of a run may take in memory, compressed.
+const TRACE_MAX: usize = 1 << 30;
+
+/// A trace in memory.
+#[derive(Clone, Default)]
+struct TraceBuffer(Arc<Mutex<Vec<u8>>>);
+
+impl Write for TraceBuffer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut buffer = lock(&self.0);
+        if buffer.len() + bytes.len() > TRACE_MAX {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        buffer.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A run that is being counted.
+struct Counting {
+    board: Arc<Board>,
+    run: Arc<Mutex<RunCounts>>,
+    trace: Option<(TraceWriter, TraceBuffer)>,
+}
+
+/// The statistics of a run.
+pub(super) struct RunStat<'a> {
+    options: &'a StatOptions,
+    limit: IncreaseLimit,
+    baseline: Option<Figures>,
+    functions: FunctionTable,
+    counting: CountOptions,
+    image: String,
+    cpu: String,
+    seed: Option<u64>,
+    cpus: u32,
+    output: Option<File>,
+    running: Option<Counting>,
+    /// After the run: whether nothing increased too much.
+    pub(super) passed: bool,
+}
+
+impl<'a> RunStat<'a> {
+    /// Checks the options and reads the baseline.
+    ///
+    /// # Errors
+    ///
+    /// When the options name no counts, or the baseline cannot be read.
+    pub(super) fn new(options: &'a StatOptions) -> anyhow::Result<Self> {
+        options.check()?;
+        let baseline = options.baseline.as_deref().map(read_baseline).transpose()?;
+        Ok(Self {
+            options,
+            limit: IncreaseLimit::parse(&options.max_increase)?,
+            baseline,
+            functions: FunctionTable::default(),
+            counting: CountOptions::default(),
+            image: String::new(),
+            cpu: String::new(),
+            seed: None,
+            cpus: 1,
+            output: None,
+            running: None,
+            passed: true,
+        })
+    }
+
+    fn figures(&self, running: Counting) -> anyhow::Result<Figures> {
+        let mut run = lock(&running.run).clone();
+        // The vCPUs know best how far they came.
+        let stats = running.board.run.stats();
+        let retired = stats
+            .iter()
+            .filter_map(|vcpu| Some(vcpu.interpreter?.retired));
+        run.total.0[0] = retired.sum();
+        let costs = match running.trace {
+            Some((writer, buffer)) => self.costs(writer, &buffer)?,
+            None => Vec::new(),
+        };
+        Ok(Figures {
+            image: self.image.clone(),
+            cpu: self.cpu.clone(),
+            seed: self.seed,
+            ..Figures::new(&run, self.counting.models, costs)
+        })
+    }
+
+    /// The functions with the most instructions.
+    fn costs(
+        &self,
+        writer: TraceWriter,
+        buffer: &TraceBuffer,
+    ) -> anyhow::Result<Vec<FunctionCost>> {
+        writer
+            .finish()
+            .context("the branches of the run do not fit in memory: use --functions 0")?;
+        let bytes = std::mem::take(&mut *lock(&buffer.0));
+        let mut trace = TraceReader::new(Cursor::new(bytes))?;
+        let mut costs = function_costs(&mut trace, &self.functions)?;
+        costs.truncate(self.options.functions);
+        Ok(costs)
+    }
+
+    fn judge(&self, figures: &Figures) -> anyhow::Result<Vec<Comparison>> {
+        match &self.baseline {
+            Some(baseline) => compare(baseline, figures, &self.options.compare, self.limit),
+            None => Ok(Vec::new()),
+        }
+    }
+}
+
+/// Reads what an earlier run wrote.
+fn read_baseline(path: &Path) -> anyhow::Result<Figures> {
+    let bytes = read("baseline", path, BASELINE_MAX)?;
+    let name = path.display();
+    let figures: Figures = serde_json::from_slice(&bytes)
+        .with_context(|| format!("baseline {name} was not written by hindsight stat"))?;
+    if figures.version != 1 {
+        bail!(
+            "baseline {name} has version {}, this program reads 1",
+            figures.version
+        );
+    }
+    Ok(figures)
+}
+
+impl RunHook for RunStat<'_> {
+    fn check(&mut self, config: &RunConfig, (_, image): (&Path, &[u8])) -> anyhow::Result<()> {
+        self.functions = FunctionTable::of(image);
+        self.counting = self.options.counting(&self.functions)?;
+        self.image = image_hash(image);
+        self.cpu = config.cpu().to_string();
+        self.seed = config.deterministic_seed();
+        self.cpus = u32::try_from(config.machine.cpus)?;
+        Ok(())
+    }
+
+    fn start(&mut self, machine: &mut Machine) -> anyhow::Result<()> {
+        if let Some(path) = &self.options.output {
+            let file = File::create(path);
+            self.output = Some(file.with_context(|| format!("--output {}", path.display()))?);
+        }
+        let run = machine.count(self.counting.clone());
+        let mut trace = None;
+        if self.options.functions != 0 && !self.functions.is_empty() {
+            let header = TraceHeader {
+                cpus: self.cpus,
+                start: machine.start_address(),
+                events: vec!["branches".to_owned()],
+                ..TraceHeader::default()
+            };
+            let options = WriterOptions {
+                selection: Selection {
+                    kinds: EventKinds::BRANCHES,
+                    ..Selection::default()
+                },
+                last: None,
+                flush_often: false,
+                when_over: None,
+                begin: Some(Box::new(|| enter(ThreadKind::Trace))),
+            };
+            let buffer = TraceBuffer::default();
+            let writer = TraceWriter::start(Box::new(buffer.clone()), &header, options)?;
+            machine.trace(&writer);
+            trace = Some((writer, buffer));
+        }
+        self.running = Some(Counting {
+            board: machine.board().clone(),
+            run,
+            trace,
+        });
+        Ok(())
+    }
+
+    fn finish(&mut self) -> anyhow::Result<()> {
+        let Some(running) = self.running.take() else {
+            return Ok(());
+        };
+        let figures = self.figures(running)?;
+        let mut text = figures.to_string();
+        if let Some(file) = &mut self.output {
+            serde_json::to_writer_pretty(&mut *file, &figures)?;
+            file.write_all(b"\n")?;
+        }
+        for comparison in self.judge(&figures)? {
+            self.passed &= !comparison.exceeded;
+            text += &format!("{comparison}\n");
+        }
+        if self.baseline.is_some() {
+            let limit = &self.options.max_increase;
+            text += &match self.passed {
+                true => format!("passed: nothing increased by more than {limit}\n"),
+                false => format!("failed: an increase is above {limit}\n"),
+            };
+        }
+        io::stderr().write_all(text.as_bytes())?;
+        Ok(())
+    }
+}
