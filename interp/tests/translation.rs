@@ -1,6 +1,6 @@
 //! Translated code does what the interpreter does: random programs run in both, in slices of random
 //! length, and have the same registers, flags, memory and branches at the end of each slice.
-#![cfg(not(miri))]
+#![cfg(not(any(miri, hindsight_sanitizer)))]
 #![expect(
     clippy::cast_possible_truncation,
     reason = "random numbers are cut to the width of operands"

@@ -158,6 +158,8 @@ pub enum UnitExit {
     Budget {
         /// RIP.
         rip: u64,
+        /// What the unit charges, if that is known.
+        charge: Option<u32>,
     },
     /// At a RIP, after a branch was recorded that fills the buffer.
     Branches {
@@ -602,10 +604,11 @@ impl Translator {
                 budget += i64::from(charge);
                 UnitExit::Budget {
                     rip: edge.target_rip,
+                    charge: Some(charge),
                 }
             }
             ExitPoint::Jump { rip } => UnitExit::Jump { rip },
-            ExitPoint::JumpBudget => UnitExit::Budget { rip },
+            ExitPoint::JumpBudget => UnitExit::Budget { rip, charge: None },
             ExitPoint::Branches {
                 rip: known,
                 give_back,

@@ -137,7 +137,8 @@ pub fn address_sanitizer(arguments: &[String]) -> Result<()> {
 pub fn valgrind(arguments: &[String]) -> Result<()> {
     crate::packages::install(&["valgrind"])?;
     let shell = shell()?;
-    let runner = "valgrind --quiet --error-exitcode=9";
+    // Translated code changes where it is executed from a file.
+    let runner = "valgrind --quiet --smc-check=all --error-exitcode=9";
     cmd!(
         shell,
         "cargo test -p hindsight-interp --test basic --test stops -- --test-threads=1"

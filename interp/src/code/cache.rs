@@ -33,8 +33,8 @@ const CAPACITY: usize = 1 << 20;
 const NO_CONTEXT: u64 = 0;
 
 /// A multiplicative hash for addresses.
-#[derive(Default)]
-struct AddressHasher(u64);
+#[derive(Debug, Default)]
+pub(crate) struct AddressHasher(u64);
 
 impl Hasher for AddressHasher {
     fn finish(&self) -> u64 {
@@ -44,6 +44,9 @@ impl Hasher for AddressHasher {
         for &b in bytes {
             self.write_u64(b.into());
         }
+    }
+    fn write_usize(&mut self, v: usize) {
+        self.write_u64(v as u64);
     }
     fn write_u64(&mut self, v: u64) {
         self.0 = (self.0.rotate_left(5) ^ v)

@@ -19,7 +19,7 @@ mod mix;
 mod op;
 
 pub(crate) use block::{Block, BlockPages};
-pub(crate) use cache::CodeCache;
+pub(crate) use cache::{AddressHasher, CodeCache};
 pub(crate) use mix::mnemonic_number;
 pub(crate) use op::{
     BlockEntry, BlockOp, DEAD, Handler, InnerHandler, InnerOp, LINKABLE, LOCK, LOW, LastHandler,

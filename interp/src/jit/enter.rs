@@ -158,9 +158,14 @@ impl Core {
                 self.go_to(rip)
             }
             UnitExit::Jump { rip } => self.go_to(rip),
-            UnitExit::Budget { rip } => {
+            UnitExit::Budget { rip, charge } => {
                 self.regs.rip = rip;
-                self.leave(ExitReason::Budget)
+                let ends = charge.is_some_and(|n| self.progress.next_slice_covers(n));
+                self.leave(if ends {
+                    ExitReason::SliceEnd
+                } else {
+                    ExitReason::Budget
+                })
             }
             UnitExit::Branches { rip } => {
                 self.progress.end_operation();

@@ -16,12 +16,13 @@ mod flags;
 mod make;
 mod source;
 
-use crate::code::{BlockEntry, OpId, ReplacedHandler};
+use crate::code::{AddressHasher, BlockEntry, OpId, ReplacedHandler};
 use crate::core::Core;
 use crate::mmu::TlbSet;
 use hindsight_translate::{Rights, Translator, UnitId};
 use source::SourceBlock;
 use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 
 /// What a unit means for the interpreter.
 #[derive(Debug)]
@@ -63,7 +64,7 @@ pub(crate) struct Jit {
     failed: bool,
     /// By [`UnitId::index`].
     compiled: Vec<Compiled>,
-    entries: HashMap<OpId, EntryPoint>,
+    entries: HashMap<OpId, EntryPoint, BuildHasherDefault<AddressHasher>>,
     /// By index of a block: its counter of runs, and the units that contain it.
     blocks: HashMap<u32, (u32, Vec<UnitId>)>,
     /// By [`Rights`]: what the TLB and the jump cache of translated code are valid for.
@@ -87,7 +88,7 @@ impl Default for Jit {
             translator: None,
             failed: cfg!(any(miri, hindsight_sanitizer)),
             compiled: Vec::new(),
-            entries: HashMap::new(),
+            entries: HashMap::default(),
             blocks: HashMap::new(),
             tlb_epochs: [(0, 0); 2],
             contexts: [0; 2],
