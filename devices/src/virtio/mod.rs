@@ -15,6 +15,7 @@
 //! | [`entropy`] | random numbers |
 //! | [`console`] | consoles and serial ports |
 //! | [`filesystem`] | files of the host |
+//! | [`network`] | network cards |
 //!
 //! # Errors of the driver
 //!
@@ -34,6 +35,7 @@ mod function_tests;
 #[cfg(test)]
 mod fuzz_tests;
 pub mod memory;
+pub mod network;
 pub mod overlay;
 pub mod queues;
 #[cfg(test)]

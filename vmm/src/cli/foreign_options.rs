@@ -12,7 +12,7 @@ pub fn own_option(option: &str) -> Option<&'static str> {
         "--drive" | "--hda" | "-d" | "-h" => {
             "a disk is --disk FILE[,ro][,snapshot][,format=FORMAT]"
         }
-        "--net" | "--netdev" | "--nic" => "there is no network",
+        "--netdev" | "--nic" | "--network" => "a network is --net user[,hostfwd=tcp::2222-:22]",
         "--virtfs" | "--virtiofs" | "--shared-dir" => {
             "a folder of this machine is --share DIR=TAG[,rw]"
         }

@@ -52,11 +52,13 @@ pub enum ThreadKind {
     Signals,
     /// Writes a trace.
     Trace,
+    /// Receives frames of a network.
+    Network,
 }
 
 impl ThreadKind {
     /// All kinds.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Main,
         Self::Vcpu,
         Self::Timer,
@@ -65,6 +67,7 @@ impl ThreadKind {
         Self::Debugger,
         Self::Signals,
         Self::Trace,
+        Self::Network,
     ];
 
     /// Its own rules; those of `common.json` come in addition.
@@ -78,6 +81,7 @@ impl ThreadKind {
             Self::Debugger => include_str!("../../../resources/seccomp/debugger.json"),
             Self::Signals => include_str!("../../../resources/seccomp/signals.json"),
             Self::Trace => include_str!("../../../resources/seccomp/trace.json"),
+            Self::Network => include_str!("../../../resources/seccomp/network.json"),
         }
     }
 }

@@ -4,7 +4,9 @@ use hindsight_cpu::cpuid::CpuModel;
 use thiserror::Error;
 
 use super::choices::EngineArg;
+use super::option_word::OptionWord;
 use super::options::RunConfig;
+use crate::virtio::net::NetSpec;
 
 /// Why options do not go together.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -47,14 +49,10 @@ impl RunConfig {
     ///
     /// The first conflict.
     pub fn check(&self) -> Result<(), ConflictError> {
-        use ConflictError::{
-            DeterministicCpu, DeterministicDisk, DeterministicKvm, DeterministicShare, Excludes,
-            Needs, NoImage,
-        };
+        use ConflictError::{DeterministicCpu, DeterministicKvm, Excludes, Needs, NoImage};
         let Self {
             boot,
             machine,
-            devices,
             determinism,
             debugging,
             run,
@@ -70,9 +68,6 @@ impl RunConfig {
         let cpu = machine.cpu.map(|cpu| cpu.0.model());
         let foreign_cpu = cpu.is_some_and(|model| model != CpuModel::PortableV1);
         let switches = run.switch_every.is_some();
-        let changes_disk = devices.disk.iter().any(|disk| !disk.0.leaves_image());
-        let changes_files = devices.share.iter().any(|share| share.0.writable);
-        let goes_back = deterministic && !no_gdb;
         let rows = [
             (boot.image.is_none(), NoImage),
             (
@@ -103,13 +98,35 @@ impl RunConfig {
                 deterministic && machine.engine == EngineArg::Kvm,
                 DeterministicKvm,
             ),
-            (deterministic && changes_files, DeterministicShare),
+            (deterministic && foreign_cpu, DeterministicCpu),
+        ];
+        let conflict = rows.into_iter().find(|&(conflicts, _)| conflicts);
+        conflict.map_or_else(|| self.check_devices(), |(_, error)| Err(error))
+    }
+
+    /// Checks that a deterministic run has devices that are the same in the next run.
+    fn check_devices(&self) -> Result<(), ConflictError> {
+        use ConflictError::{DeterministicDisk, DeterministicShare, Excludes};
+        let devices = &self.devices;
+        if !self.determinism.deterministic {
+            return Ok(());
+        }
+        let goes_back = self.debugging.gdb.is_some();
+        let has_network = matches!(devices.net, Some(OptionWord(NetSpec::User(_))));
+        let rows = [
+            (
+                devices.disk.iter().any(|disk| !disk.0.leaves_image()),
+                DeterministicDisk,
+            ),
+            (
+                devices.share.iter().any(|share| share.0.writable),
+                DeterministicShare,
+            ),
             (
                 goes_back && !devices.share.is_empty(),
                 Excludes("--share", "--gdb in a deterministic run"),
             ),
-            (deterministic && changes_disk, DeterministicDisk),
-            (deterministic && foreign_cpu, DeterministicCpu),
+            (has_network, Excludes("--net user", "--deterministic")),
         ];
         let conflict = rows.into_iter().find(|&(conflicts, _)| conflicts);
         conflict.map_or(Ok(()), |(_, error)| Err(error))

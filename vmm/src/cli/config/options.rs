@@ -27,6 +27,7 @@ use crate::output::RunOutputs;
 use crate::vcpu::engine::ForcedSwitch;
 use crate::vcpu::translation::{TranslateAfter, TranslationPolicy};
 use crate::virtio::disk::DiskSpec;
+use crate::virtio::net::NetSpec;
 use crate::virtio::share::ShareSpec;
 use hindsight_gdb::ListenAddress;
 
@@ -162,6 +163,10 @@ pub struct DeviceOptions {
     /// repeated
     #[arg(long, value_name = "DIR=TAG[,rw]", value_hint = ValueHint::DirPath)]
     pub share: Vec<OptionWord<ShareSpec>>,
+    /// Network: none, or user without privileges, by the program passt, with ports of this machine that
+    /// lead to the guest's [default: none]
+    #[arg(long, value_name = "user[,hostfwd=PROTO:[ADDRESS]:PORT-:PORT]|none")]
+    pub net: Option<OptionWord<NetSpec>>,
     /// Source of random numbers: the host's, or those of --seed in a deterministic run
     #[arg(long)]
     pub rng: bool,

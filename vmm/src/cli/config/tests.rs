@@ -167,6 +167,8 @@ const FULL: [&[&str]; 2] = [
         "/e,f,snapshot,format=qcow2",
         "--share",
         "dir=tag,rw",
+        "--net",
+        "user,hostfwd=tcp::2222-:22",
         "--rng",
         "--serial",
         "file:s",

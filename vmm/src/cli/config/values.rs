@@ -15,6 +15,7 @@ use crate::vcpu::branch_history;
 use crate::vcpu::engine::ForcedSwitch;
 use crate::vcpu::translation::TranslateAfter;
 use crate::virtio::disk::DiskSpec;
+use crate::virtio::net::NetSpec;
 use crate::virtio::share::ShareSpec;
 use hindsight_gdb::ListenAddress;
 
@@ -272,6 +273,18 @@ impl OptionValue for ShareSpec {
     }
 }
 
+impl OptionValue for NetSpec {
+    const EXPECTED: &'static str = "a network: none or \"user\"";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::parse(text)
+    }
+
+    fn format(&self) -> Result<String, String> {
+        Ok(self.to_string())
+    }
+}
+
 impl OptionValue for ListenAddress {
     const EXPECTED: &'static str = "an address: tcp:HOST:PORT or unix:PATH";
 
@@ -500,6 +513,7 @@ mod tests {
         assert_reads_back::<ModuleArg>(&["a", "a=b c", "a=b=c"]);
         assert_reads_back::<DiskSpec>(&["a", "a,b,ro", "a.qcow2,snapshot,backing,format=raw"]);
         assert_reads_back::<ShareSpec>(&["a=b", "/x=y=tag,rw"]);
+        assert_reads_back::<NetSpec>(&["none", "user", "user,hostfwd=tcp::2222-:22"]);
         assert_reads_back::<BtmTarget>(&["-", "file"]);
         assert_reads_back::<Backend>(&["stdio", "none", "file:a:b", "unix:s"]);
         assert_reads_back::<ListenAddress>(&["tcp::1234", "tcp:127.0.0.1:1", "unix:s"]);

@@ -258,7 +258,7 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
     let session = Session::new(terminal);
     let mut devices: Vec<Box<dyn VirtioDevice>> = vec![Box::new(session.console()?)];
     devices.extend(root_shares(&folders)?);
-    devices.extend(open_devices(&config)?);
+    devices.extend(open_devices(&config)?.devices);
     let load = LoadRequest {
         image: &image,
         initrd: Some(&initrd),

@@ -13,6 +13,7 @@ use super::files::BootFiles;
 use super::hook::{NoHook, RunHook};
 use super::input::{self, no_input};
 use super::machine;
+use super::network;
 use super::parent::end_with_parent;
 use super::report::{print_stats, report};
 use crate::cli::config::{ConfigArgs, EngineArg, RunConfig, dump};
@@ -139,7 +140,7 @@ fn run_machine(
         policy,
         accepted,
     } = machine::decide(config, measure)?;
-    let mut prepared = machine::prepare_files(config, decision.engine, &files)?;
+    let (mut prepared, links) = machine::prepare_files(config, decision.engine, &files)?;
     hook.check(config, files.image())?;
     if let Some(policy) = policy {
         let forced = config.run.switch_every.map(|every| every.0);
@@ -173,6 +174,7 @@ fn run_machine(
     let board = machine.board().clone();
     set_ends(config, &board, outputs);
     let debugger = gdb::start(&config.debugging, listener, &mut machine)?;
+    network::start(links, &board)?;
     Confinement::enter();
     let start = Instant::now();
     let limit = config.run.timeout.map(|limit| limit.0);

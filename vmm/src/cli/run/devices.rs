@@ -4,7 +4,8 @@ use anyhow::Context;
 use hindsight_devices::virtio::VirtioDevice;
 use hindsight_devices::virtio::entropy::{Entropy, EntropySource, SeededEntropy};
 
-use crate::cli::config::RunConfig;
+use crate::cli::config::{OptionWord, RunConfig};
+use crate::virtio::net::{self, NetLink, NetSpec};
 use crate::virtio::{disk, share};
 
 /// Random numbers of the host's kernel.
@@ -25,19 +26,36 @@ impl EntropySource for HostEntropy {
     }
 }
 
+/// The devices of a machine, and what the host must do for them.
+#[derive(Default)]
+pub struct OpenedDevices {
+    /// The devices in the order of their slots.
+    pub devices: Vec<Box<dyn VirtioDevice>>,
+    /// The hosts' ends of networks, with the indices of their cards.
+    pub links: Vec<(usize, NetLink)>,
+}
+
 /// Opens the devices in the order of their slots.
 ///
 /// # Errors
 ///
 /// When the host cannot provide one of them.
-pub fn open(config: &RunConfig) -> anyhow::Result<Vec<Box<dyn VirtioDevice>>> {
-    let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
+pub fn open(config: &RunConfig) -> anyhow::Result<OpenedDevices> {
+    let OpenedDevices {
+        mut devices,
+        mut links,
+    } = OpenedDevices::default();
     for spec in &config.devices.disk {
         let disk = disk::open(&spec.0, config.machine.cpus).context("--disk")?;
         devices.push(Box::new(disk));
     }
     for spec in &config.devices.share {
         devices.push(Box::new(share::open(&spec.0).context("--share")?));
+    }
+    if let Some(OptionWord(NetSpec::User(forwards))) = &config.devices.net {
+        let (card, link) = net::open(forwards).context("--net")?;
+        links.push((devices.len(), link));
+        devices.push(Box::new(card));
     }
     if config.devices.rng {
         let source: Box<dyn EntropySource> = match config.deterministic_seed() {
@@ -46,5 +64,5 @@ pub fn open(config: &RunConfig) -> anyhow::Result<Vec<Box<dyn VirtioDevice>>> {
         };
         devices.push(Box::new(Entropy::new(source)));
     }
-    Ok(devices)
+    Ok(OpenedDevices { devices, links })
 }

@@ -5,6 +5,7 @@ use std::io;
 use anyhow::{Context, bail};
 use hindsight_devices::virtio::VirtioDevice;
 
+use super::devices::OpenedDevices;
 use super::files::BootFiles;
 use super::{devices, input};
 use crate::boot::LoadRequest;
@@ -18,6 +19,7 @@ use crate::platform::Sinks;
 use crate::vcpu::engine::Engine;
 use crate::vcpu::engine::policy::EngineChoice;
 use crate::vcpu::translation::TranslationPolicy;
+use crate::virtio::net::NetLink;
 
 /// Loads the image of `request` into the memory of a machine that starts in `engine` and has `devices`
 /// on its PCI bus.
@@ -52,15 +54,17 @@ pub fn prepare(
     })
 }
 
-/// Like [`prepare`], with the image in `files` and the devices of `config`.
+/// Like [`prepare`], with the image in `files` and the devices of `config`. Returns the networks too, with
+/// the indices of their cards.
 pub(super) fn prepare_files(
     config: &RunConfig,
     engine: Engine,
     files: &BootFiles<'_>,
-) -> anyhow::Result<PreparedMachine> {
-    let devices = devices::open(config)?;
-    prepare(config, engine, &files.load_request(), devices)
-        .with_context(|| files.image_path().display().to_string())
+) -> anyhow::Result<(PreparedMachine, Vec<(usize, NetLink)>)> {
+    let OpenedDevices { devices, links } = devices::open(config)?;
+    let prepared = prepare(config, engine, &files.load_request(), devices)
+        .with_context(|| files.image_path().display().to_string())?;
+    Ok((prepared, links))
 }
 
 /// Builds a deterministic machine that the caller runs. Its consoles drop all output.
@@ -71,7 +75,7 @@ pub(super) fn prepare_files(
 pub fn deterministic_machine(config: &RunConfig) -> anyhow::Result<DeterministicMachine> {
     config.check()?;
     let files = BootFiles::read(&config.boot, None)?;
-    let prepared = prepare_files(config, Engine::Interp, &files)?;
+    let (prepared, _) = prepare_files(config, Engine::Interp, &files)?;
     let log = input::read_log(config)?;
     let sinks = Sinks {
         serial: Box::new(io::sink()),

@@ -8,6 +8,7 @@ mod files;
 mod hook;
 mod input;
 mod machine;
+mod network;
 mod parent;
 mod report;
 

@@ -17,7 +17,7 @@ use hindsight_devices::virtio::filesystem::{FileSystem, FuseServer, MESSAGE_MAX}
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 
-use super::filter::{FilterVerdict, judge, refuse};
+use super::filter::{FilterVerdict, REPLY_HEADER, REQUEST_HEADER, judge, refuse};
 use super::spec::ShareSpec;
 
 /// How long the guest may use names and attributes without asking again.
@@ -31,6 +31,8 @@ const REQUEST: u64 = 0x1_0000;
 const REPLY: u64 = 0x20_0000;
 const BUFFER_LEN: usize = 0x40_0000;
 const QUEUE_SIZE: u16 = 4;
+/// The request that ends a session.
+const DESTROY: u8 = 38;
 /// Descriptor flags: another one follows; the device writes.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -95,8 +97,6 @@ fn passthrough(spec: &ShareSpec) -> Result<PassthroughFs<()>, ShareError> {
     let root_dir = folder
         .to_str()
         .ok_or_else(|| ShareError::Name(spec.folder.clone()))?;
-    // The crate clears the process's mask of file modes, which is restored below.
-    let mask = rustix::process::umask(rustix::fs::Mode::empty());
     let files = PassthroughFs::new(Config {
         root_dir: root_dir.to_owned(),
         attr_timeout: CACHE_TIME,
@@ -105,14 +105,21 @@ fn passthrough(spec: &ShareSpec) -> Result<PassthroughFs<()>, ShareError> {
         xattr: true,
         ..Config::default()
     });
-    let opened = files.and_then(|files| files.import().map(|()| files));
-    rustix::process::umask(if spec.writable {
-        // The guest's kernel has applied the mask of the guest's process.
-        rustix::fs::Mode::empty()
-    } else {
-        mask
-    });
-    opened.map_err(failed)
+    keeping_mask(spec.writable, || {
+        files.and_then(|files| files.import().map(|()| files))
+    })
+    .map_err(failed)
+}
+
+/// Opens the root of a share by `open`, which clears this process's mask of file modes. It stays clear
+/// only if the guest may make files, to whose modes the guest's kernel has applied a mask.
+fn keeping_mask<T>(writable: bool, open: impl FnOnce() -> T) -> T {
+    let mask = rustix::process::umask(rustix::fs::Mode::empty());
+    let opened = open();
+    if !writable {
+        rustix::process::umask(mask);
+    }
+    opened
 }
 
 impl FolderServer {
@@ -193,11 +200,11 @@ impl FuseServer for FolderServer {
     }
 
     fn reset(&mut self) {
-        // A new server has no open files.
-        match passthrough(&self.spec) {
-            Ok(files) => self.server = Server::new(files),
-            Err(error) => tracing::error!("share {}: {error}", self.spec.tag),
-        }
+        // The end of a session closes all files.
+        let mut request = [0; REQUEST_HEADER];
+        request[0] = request.len().to_le_bytes()[0];
+        request[4] = DESTROY;
+        keeping_mask(self.spec.writable, || self.serve(&request, REPLY_HEADER));
     }
 }
 
