@@ -334,7 +334,7 @@ impl Core {
     }
 
     /// Follows a store of this processor to a page with these code marks.
-    fn wrote_code_page(&mut self, gpa: u64, len: usize, marks: u64) {
+    pub(crate) fn wrote_code_page(&mut self, gpa: u64, len: usize, marks: u64) {
         match self.code.covers(gpa, len) {
             Some(true) => {
                 self.drop_code(gpa);

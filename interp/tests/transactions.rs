@@ -341,6 +341,46 @@ fn processors_in_parallel_lose_no_count() {
     assert_ne!(inside, 0);
 }
 
+/// One processor opens transactions, another one does not; both change a count with LOCK.
+#[test]
+fn locked_counts_are_exact_while_transactions_begin_and_end() {
+    let ram = Ram::new(4 << 20);
+    // again: LOCK INC qword [RDI]; XBEGIN next; XEND; next: LOCK INC qword [RDI]; DEC RSI; JNZ again; HLT
+    let transacting = [
+        &[0xf0, 0x48, 0xff, 0x07][..],
+        &xbegin(3),
+        XEND,
+        &[0xf0, 0x48, 0xff, 0x07, 0x48, 0xff, 0xce, 0x75, 0xea],
+        HLT,
+    ]
+    .concat();
+    // again: LOCK INC qword [RDI]; DEC RSI; JNZ again; HLT
+    let counting = [
+        &[0xf0, 0x48, 0xff, 0x07, 0x48, 0xff, 0xce, 0x75, 0xf7][..],
+        HLT,
+    ]
+    .concat();
+    let mut st = start(&ram, &transacting);
+    st.gpr[6] = 100_000;
+    let memory = ram.memory();
+    let mut first = Vcpu::new(Arc::clone(&memory));
+    first.load(&st);
+    ram.write(CODE + 0x800, &counting);
+    st.rip = (CODE + 0x800) as u64;
+    st.gpr[6] = 5_000_000;
+    let mut second = Vcpu::new(Arc::clone(&memory));
+    second.load(&st);
+    std::thread::scope(|scope| {
+        for mut cpu in [first, second] {
+            scope.spawn(move || {
+                let mut machine = machine();
+                while cpu.run(&mut machine, 1 << 20) != Exit::Halted {}
+            });
+        }
+    });
+    assert_eq!(ram.read_u64(DATA), 5_200_000);
+}
+
 /// A device that writes what the region has read is a conflict.
 #[test]
 fn store_of_a_device_aborts() {

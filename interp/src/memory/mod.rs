@@ -139,7 +139,7 @@ impl<'m> Page<'m> {
     }
 
     /// The value at `gpa`, which must be within the page, to be written; none in ROM.
-    fn value_mut<T: Width>(self, gpa: u64) -> Option<GuestMut<'m, T>> {
+    pub(crate) fn value_mut<T: Width>(self, gpa: u64) -> Option<GuestMut<'m, T>> {
         let host = self.host_of(gpa, T::SIZE);
         // SAFETY: as in `bytes`, and the page is writable.
         self.writable.then(|| unsafe { GuestMut::new(host) })

@@ -2,6 +2,7 @@
 
 use crate::core::Core;
 use crate::fault::Fault;
+use crate::memory::{Memory, Page, compare_exchange_pair};
 use crate::mmu::AccessKind;
 use crate::width::Width;
 use hindsight_cpu::uarch::CacheAccess;
@@ -12,6 +13,13 @@ const BYTES_MAX: usize = 16;
 
 /// Replaces the bytes of memory by new ones.
 type Change<'a> = &'a mut dyn FnMut(&mut [u8]);
+
+/// Replaces a value by another one if it is still `old`; `None` where it cannot be written.
+fn replace<T: Width>(page: Page<'_>, gpa: u64, old: u128, new: u128) -> Option<bool> {
+    let half = |v: u128| T::from_u64(u64::try_from(v & u128::from(u64::MAX)).unwrap_or(0));
+    let target = page.value_mut::<T>(gpa)?;
+    Some(target.compare_exchange(half(old), half(new)))
+}
 
 impl Core {
     /// Like [`Core::modify`], with a check for conflicts.
@@ -73,7 +81,7 @@ impl Core {
                 core.store_in_transaction(gpa, data)
             })?;
         } else {
-            self.change_held(pieces, bytes, f);
+            self.change_held(pieces, bytes, lock, f);
         }
         for (at, gpa, len) in [
             (0, pieces[0].0, pieces[0].1),
@@ -92,12 +100,21 @@ impl Core {
     /// Changes bytes outside of a transaction.
     ///
     /// The change is atomic, unless the bytes lie in two pages or belong to a device.
-    fn change_held(&mut self, pieces: [(u64, usize); 2], bytes: &mut [u8], f: Change<'_>) {
+    fn change_held(
+        &mut self,
+        pieces: [(u64, usize); 2],
+        bytes: &mut [u8],
+        lock: bool,
+        f: Change<'_>,
+    ) {
         let memory = Arc::clone(self.memory.shared_memory());
         let (gpa, len) = pieces[0];
         let plain = memory.page(gpa).is_some_and(|page| page.writable);
         if plain && len == bytes.len() {
             let _held = memory.shared.hold(gpa, len, true);
+            if lock && self.exchange(&memory, gpa, bytes, f) {
+                return;
+            }
             self.get_phys(gpa, bytes);
             f(bytes);
             self.put_phys(gpa, bytes);
@@ -112,6 +129,51 @@ impl Core {
         let (low, high) = bytes.split_at(len);
         self.write_phys(gpa, low);
         self.write_phys(pieces[1].0, high);
+    }
+
+    /// Changes aligned bytes of a page of RAM in one atomic step. Returns false, with nothing done, if
+    /// they are not aligned.
+    ///
+    /// A processor that does not check for conflicts yet, because the last transaction has just ended,
+    /// may change them by its own locked accesses meanwhile.
+    fn exchange(&mut self, memory: &Memory, gpa: u64, bytes: &mut [u8], f: Change<'_>) -> bool {
+        let len = bytes.len();
+        let Some(page) = memory.page(gpa).filter(|page| page.writable) else {
+            return false;
+        };
+        if !len.is_power_of_two() || !gpa.is_multiple_of(len as u64) {
+            return false;
+        }
+        page.set_dirty();
+        let marks = page.code_marks();
+        loop {
+            page.bytes(gpa, len).read(bytes);
+            let mut old = [0; BYTES_MAX];
+            old[..len].copy_from_slice(bytes);
+            f(bytes);
+            let mut new = [0; BYTES_MAX];
+            new[..len].copy_from_slice(bytes);
+            let (old, new) = (u128::from_le_bytes(old), u128::from_le_bytes(new));
+            let replaced = match len {
+                1 => replace::<u8>(page, gpa, old, new),
+                2 => replace::<u16>(page, gpa, old, new),
+                4 => replace::<u32>(page, gpa, old, new),
+                8 => replace::<u64>(page, gpa, old, new),
+                _ => page
+                    .bytes_mut(gpa, len)
+                    .and_then(|bytes| compare_exchange_pair(bytes, old, new))
+                    .map(|found| found == old),
+            };
+            match replaced {
+                Some(true) => break,
+                Some(false) => {}
+                None => return false,
+            }
+        }
+        if marks != 0 {
+            self.wrote_code_page(gpa, len, marks);
+        }
+        true
     }
 
     /// Calls `f` with the address of each piece and its part of `bytes`.
