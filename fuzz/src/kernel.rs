@@ -30,7 +30,7 @@ impl PhysicalMemory for Ram {
 /// Searches `bytes` for tables, beside the digits of a token table, which every search begins with.
 pub fn check(bytes: &[u8]) {
     let digits: Vec<u8> = (b'0'..=b'9').flat_map(|digit| [digit, 0]).collect();
-    let half = bytes.len() / 2 & !7;
+    let half = (bytes.len() / 2) & !7;
     let mut memory = vec![0; 0x1000];
     memory.extend(&bytes[..half]);
     memory.extend(&digits);

@@ -5,9 +5,10 @@ use std::path::Path;
 
 use crate::rig::*;
 
-const COMMANDS: [&str; 10] = [
+const COMMANDS: [&str; 11] = [
     "run",
     "trace",
+    "exec",
     "export",
     "report",
     "stat",
