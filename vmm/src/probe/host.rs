@@ -1,5 +1,7 @@
 //! This host's KVM as the engine policy and the debugger need to know it, measured by probes.
 
+use std::sync::OnceLock;
+
 use hindsight_cpu::armed::Armed;
 
 use super::{ProbeVerdict, findings, unmet};
@@ -43,7 +45,15 @@ pub fn measure_kvm() -> HostKvm {
 ///
 /// With `exact`, the interpreter can take over, so a step that the guest can observe counts as
 /// unsupported.
+///
+/// It is measured once. A confined thread cannot open /dev/kvm: a run measures before its sandbox.
 pub fn measure_hw_breakpoints(exact: bool) -> HwBreakpointSupport {
+    static MEASURED: [OnceLock<HwBreakpointSupport>; 2] = [const { OnceLock::new() }; 2];
+    let measured = &MEASURED[usize::from(exact)];
+    measured.get_or_init(|| probe_hw_breakpoints(exact)).clone()
+}
+
+fn probe_hw_breakpoints(exact: bool) -> HwBreakpointSupport {
     let works = |names: &[&str]| first_unmet(names, |verdict| verdict == ProbeVerdict::Works);
     let step = if exact {
         works(&["step-cpl0", "step-cpl3", "step-hides-tf"])

@@ -23,6 +23,7 @@ use crate::deterministic::input::InputFeed;
 use crate::exactness::MeasureMode;
 use crate::machine::start::StartDecision;
 use crate::output::RunOutputs;
+use crate::probe::host::measure_hw_breakpoints;
 use crate::probe::report::HostInfo;
 use crate::vcpu::board::Board;
 use crate::vcpu::engine::Engine;
@@ -142,6 +143,7 @@ fn run_machine(
     } = machine::decide(config, measure)?;
     let (mut prepared, links) = machine::prepare_files(config, decision.engine, &files)?;
     hook.check(config, files.image())?;
+    let may_change_engine = policy.is_some();
     if let Some(policy) = policy {
         let forced = config.run.switch_every.map(|every| every.0);
         prepared = prepared.with_engine_policy(policy, forced);
@@ -151,6 +153,10 @@ fn run_machine(
     // Not before here: a run that fails above leaves no files and sockets behind.
     logging.open_files()?;
     tracing::trace!(target: "mode", "{}: {}", decision.engine, decision.because);
+    if config.debugging.gdb.is_some() && decision.engine == Engine::Kvm {
+        // For the debugger's thread, which cannot do it in the sandbox.
+        measure_hw_breakpoints(may_change_engine);
+    }
     let confinement = Confinement::prepare(config)?;
     let mut consoles = Consoles::open(&config.console, outputs)?;
     let mut machine = prepared.build(host.as_ref(), consoles.sinks()?)?;
