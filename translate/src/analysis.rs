@@ -419,6 +419,10 @@ fn alu_kind(i: &Instruction) -> Option<StepKind> {
 }
 
 fn shift_kind(i: &Instruction) -> Option<StepKind> {
+    let shifts = [M::Shl, M::Sal, M::Shr, M::Sar, M::Rol, M::Ror];
+    if !shifts.contains(&i.mnemonic()) {
+        return None;
+    }
     let by_cl = i.op1_kind() == OpKind::Register;
     let wide = match i.op0_kind() {
         OpKind::Register => i.op0_register().size() == 8,
