@@ -11,7 +11,7 @@ use super::confine::Confinement;
 use super::consoles::Consoles;
 use super::files::BootFiles;
 use super::hook::{NoHook, RunHook};
-use super::input::{self, no_input};
+use super::input;
 use super::machine;
 use super::network;
 use super::parent::end_with_parent;
@@ -171,12 +171,7 @@ fn run_machine(
     confinement.confine_files(config)?;
     consoles.watch_signals(input::quit(&machine, queue.clone()))?;
     let quit = input::quit(&machine, queue.clone());
-    let serial_input = match queue {
-        Some(queue) => Box::new(move |bytes: &[u8]| queue.push(bytes)),
-        None if config.determinism.deterministic => no_input(),
-        None => machine.serial_input(),
-    };
-    consoles.start_input(serial_input, quit)?;
+    consoles.start_input(input::delivery(config, &machine, queue), quit)?;
     let board = machine.board().clone();
     set_ends(config, &board, outputs);
     let debugger = gdb::start(&config.debugging, listener, &mut machine)?;

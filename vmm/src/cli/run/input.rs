@@ -65,8 +65,21 @@ pub(super) fn quit(machine: &Machine, queue: Option<Arc<InputQueue>>) -> impl Fn
     }
 }
 
+/// What delivers typed input to the guest: to the log, to nobody, or to the serial port.
+pub(super) fn delivery(
+    config: &RunConfig,
+    machine: &Machine,
+    queue: Option<Arc<InputQueue>>,
+) -> Deliver {
+    match queue {
+        Some(queue) => Box::new(move |bytes: &[u8]| queue.push(bytes)),
+        None if config.determinism.deterministic => no_input(),
+        None => machine.serial_input(),
+    }
+}
+
 /// Drops typed input, with a warning: input at the host's time would make every run a different one.
-pub(super) fn no_input() -> Deliver {
+fn no_input() -> Deliver {
     let warned = AtomicBool::new(false);
     Box::new(move |bytes| {
         if !bytes.is_empty() && !warned.swap(true, Ordering::Relaxed) {
