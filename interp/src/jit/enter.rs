@@ -12,7 +12,12 @@ use crate::mmu::{AccessKind, TlbSet};
 use crate::platform::BranchClass;
 use crate::registers::{Reg, Registers};
 use crate::seg::canonical;
-use hindsight_translate::{EdgeId, Entry, EntryState, Rights, UnitExit, UnitId};
+use crate::thunk::vectors::{AVX, SSE};
+use hindsight_regs::cr::{Cr0, Cr4};
+use hindsight_translate::{EdgeId, Entry, EntryState, Rights, UnitExit, UnitId, VectorLevel};
+
+/// MXCSR: the masks of all exceptions.
+const MXCSR_MASKS: u32 = 0x1f80;
 
 /// The handler of operations at which a unit begins.
 ///
@@ -63,8 +68,21 @@ impl Core {
         let fits = set_of(unit.rights).offset() == self.mmu.fast()
             && unit.blocks.first()?.rip == self.regs.get(Reg::BlockRip)
             && unit.branch_format.is_none_or(|r| r.words[0] == word)
-            && self.branches.only_records_taken();
+            && self.branches.only_records_taken()
+            && unit.vectors <= self.usable_vectors();
         fits.then(|| unit.charge_beyond_first())
+    }
+
+    /// The vector registers that translated code may use: none if an instruction could fault.
+    fn usable_vectors(&self) -> VectorLevel {
+        let unmasked = !self.vec.mxcsr & MXCSR_MASKS != 0;
+        if unmasked || self.cr0(Cr0::EM | Cr0::TS) || !self.cr4(Cr4::OSFXSR) {
+            VectorLevel::None
+        } else if self.cr4(Cr4::OSXSAVE) && self.state.xcr0 & (SSE | AVX) == SSE | AVX {
+            VectorLevel::Avx
+        } else {
+            VectorLevel::Sse
+        }
     }
 
     /// What executes an operation at which a unit begins.
@@ -124,24 +142,25 @@ impl Core {
     fn run_unit(&mut self, unit: UnitId) -> Next {
         self.prepare_tables(unit);
         let (branch_next, branch_due) = self.branches.entries();
-        let state = EntryState {
+        let mut state = EntryState {
             budget: self.progress.budget(),
             segment_base: [self.regs.get(Reg::FsBase), self.regs.get(Reg::GsBase)],
             callback_data: 0,
             branch_next,
             branch_due,
             end_stamp: self.progress.end_stamp(),
+            vectors: 0,
+            vectors_allowed: self.usable_vectors(),
+            mxcsr: self.vec.mxcsr,
         };
         let core: *mut Self = self;
-        let state = EntryState {
-            callback_data: core.expose_provenance(),
-            ..state
-        };
+        state.callback_data = core.expose_provenance();
         // SAFETY: `core` is this processor; nothing else refers to it until it is borrowed again
         // below. The pages of the translator's TLB are those of `find_host`, which `prepare_tables`
         // keeps as long as the TLBs of the processor have them; the buffer has room up to the entry
         // at which branches are due.
         let left = unsafe {
+            state.vectors = (&raw mut (*core).vec.zmm).expose_provenance();
             let Some(entry) = (*core).prepare_entry(unit, &state) else {
                 return (*core).leave(ExitReason::Lookup);
             };
@@ -218,6 +237,7 @@ impl Core {
         self.progress.set_budget(left.budget);
         self.regs.flags = flags_of(&left.flags, self.regs.flags);
         self.branches.added_up_to(left.branch_next);
+        self.vec.mxcsr = left.mxcsr;
         left.exit
     }
 

@@ -6,6 +6,7 @@ use crate::core::Core;
 use crate::facts::InstructionFacts;
 use crate::memory::PAGE;
 use crate::platform::BranchClass;
+use crate::thunk;
 use hindsight_translate::{
     BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock, GuestInstruction,
 };
@@ -49,6 +50,12 @@ fn host_has(i: &Instruction) -> bool {
         M::Tzcnt => std::arch::is_x86_feature_detected!("bmi1"),
         M::Lzcnt => std::arch::is_x86_feature_detected!("lzcnt"),
         M::Popcnt => std::arch::is_x86_feature_detected!("popcnt"),
+        M::Movbe => std::arch::is_x86_feature_detected!("movbe"),
+        M::Crc32 => std::arch::is_x86_feature_detected!("sse4.2"),
+        M::Andn | M::Bextr | M::Blsi | M::Blsmsk | M::Blsr => {
+            std::arch::is_x86_feature_detected!("bmi1")
+        }
+        M::Bzhi | M::Pdep | M::Pext | M::Mulx => std::arch::is_x86_feature_detected!("bmi2"),
         M::Rorx | M::Shlx | M::Shrx | M::Sarx => std::arch::is_x86_feature_detected!("bmi2"),
         _ => true,
     }
@@ -81,6 +88,7 @@ impl Core {
                 flags,
                 foreign: invalid || !in_cpuid || !host_has(&i),
                 joined,
+                aligned: !invalid && thunk::needs_alignment(&i, i.memory_size().size()),
             });
             ops.push(op);
         }

@@ -45,7 +45,7 @@ fn check_ac(c: &Core, lin: u64, len: usize) -> Done {
 }
 
 /// Whether the operand must be aligned to its size.
-fn aligned(i: &Instruction, size: usize) -> bool {
+pub(crate) fn needs_alignment(i: &Instruction, size: usize) -> bool {
     match i.mnemonic() {
         M::Movups
         | M::Movupd
@@ -99,7 +99,7 @@ pub(super) fn prepare(
         write: m.write,
         part,
     };
-    if aligned(i, m.size) {
+    if needs_alignment(i, m.size) {
         operand.check_alignment(c, &m)?;
     }
     let mut bytes = [0; 64];
