@@ -3,18 +3,18 @@
 #![expect(unsafe_code, reason = "translated code is run, and calls back")]
 
 use super::flags::flags_of;
-use super::{EntryPoint, rights_of};
+use super::{EntryPoint, rights_of, set_of};
 use crate::code::{BlockOp, DEAD, ReplacedHandler};
 use crate::core::{Core, Next};
 use crate::fault::ExitReason;
 use crate::memory::{GuestBytes, GuestBytesMut};
-use crate::mmu::{AccessKind, TlbSet};
+use crate::mmu::AccessKind;
 use crate::platform::BranchClass;
 use crate::registers::{Reg, Registers};
 use crate::seg::canonical;
 use crate::thunk::vectors::{AVX, SSE};
 use hindsight_regs::cr::{Cr0, Cr4};
-use hindsight_translate::{EdgeId, Entry, EntryState, Rights, UnitExit, UnitId, VectorLevel};
+use hindsight_translate::{EdgeId, Entry, EntryState, UnitExit, UnitId, VectorLevel};
 
 /// MXCSR: the masks of all exceptions.
 const MXCSR_MASKS: u32 = 0x1f80;
@@ -49,24 +49,16 @@ pub(super) extern "sysv64" fn find_host(data: usize, linear: u64, exit: u32) -> 
     core.find_host(linear, exit).unwrap_or(0)
 }
 
-fn set_of(rights: Rights) -> TlbSet {
-    match rights {
-        Rights::Supervisor => TlbSet::Supervisor,
-        Rights::User => TlbSet::User,
-    }
-}
-
 impl Core {
     /// Whether a unit can be entered now: then the instructions that entering it charges, beyond
     /// those of the block that is entered.
-    fn can_enter(&mut self, point: &EntryPoint) -> Option<u32> {
-        if self.jit.compiled[point.unit.index()].suspended && !self.resume_unit(point.unit) {
+    fn can_enter(&mut self, unit: UnitId) -> Option<u32> {
+        if self.jit.compiled[unit.index()].suspended && !self.resume_unit(unit) {
             return None;
         }
-        let unit = self.jit.translator.as_ref()?.unit(point.unit);
+        let unit = self.jit.translator.as_ref()?.unit(unit);
         let word = self.branches.last_word(BranchClass::Conditional);
         let fits = set_of(unit.rights).offset() == self.mmu.fast()
-            && unit.blocks.first()?.rip == self.regs.get(Reg::BlockRip)
             && unit.branch_format.is_none_or(|r| r.words[0] == word)
             && self.branches.only_records_taken()
             && unit.vectors <= self.usable_vectors();
@@ -98,17 +90,41 @@ impl Core {
         if self.jit.left_at.take() == Some(o.id()) {
             return point.replaced;
         }
-        let Some(extra) = self.can_enter(&point) else {
+        let Some(unit) = point.unit_for(self.regs.get(Reg::BlockRip)) else {
+            self.miss_entry(o);
+            return point.replaced;
+        };
+        let Some(extra) = self.can_enter(unit) else {
             return point.replaced;
         };
         if self.progress.take(extra) {
-            self.jit.chosen = Some(point.unit);
+            self.jit.chosen = Some(unit);
             return ReplacedHandler::any(run_chosen);
         }
         if self.waits_for_next_slice(o, &point, extra) {
             return ReplacedHandler::any(end_slice);
         }
         point.replaced
+    }
+
+    /// Counts that the code at an entry point runs at a RIP for which there is no unit, and makes one
+    /// when that was often.
+    #[cold]
+    fn miss_entry(&mut self, o: BlockOp<'_, Self>) {
+        let Some(point) = self.jit.entries.get_mut(&o.id()) else {
+            return;
+        };
+        point.misses += 1;
+        // Code that runs at many addresses, or that is modified again and again, is translated more
+        // and more rarely.
+        let often = self.hot_after.saturating_mul(1 << point.made.min(16));
+        if point.misses < often {
+            return;
+        }
+        point.misses = 0;
+        // SAFETY: blocks are freed by `tidy_code` only, which clears the entry points.
+        let first = unsafe { point.block.live() }.first_op();
+        self.translate_hot(first);
     }
 
     /// Whether the next slice begins with the block of a unit for which the budget is too small.
@@ -293,11 +309,14 @@ impl Core {
         let Some(point) = self.jit.entries.get(&first.id()) else {
             return;
         };
-        if first.count() == DEAD || self.jit.compiled[point.unit.index()].suspended {
+        let Some(unit) = point.unit_for(rip) else {
+            return;
+        };
+        if first.count() == DEAD || self.jit.compiled[unit.index()].suspended {
             return;
         }
         if let Some(translator) = &mut self.jit.translator {
-            translator.link(edge, point.unit);
+            translator.link(edge, unit);
         }
     }
 

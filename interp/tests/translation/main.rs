@@ -133,17 +133,6 @@ fn compare(seed: u64) -> (u64, u64) {
         assert_eq!(b.1, a.1, "seed {seed}: branches; code {code:02x?}");
         assert!(b.2 == a.2, "seed {seed}: memory; code {code:02x?}");
         assert_eq!(translated.0.stats().retired, interpreted.0.stats().retired);
-        if std::env::var("DBG").is_ok() {
-            let (x, y) = (translated.0.mix(), interpreted.0.mix());
-            eprintln!(
-                "{:?} {:?} retired {} translated {} rip {:x}",
-                x.last(),
-                y.last(),
-                translated.0.stats().retired,
-                translated.0.stats().translated,
-                a.0.rip
-            );
-        }
         if expected != Exit::Budget {
             break;
         }
@@ -194,5 +183,29 @@ fn address_that_is_not_canonical_faults_in_translated_code() {
             );
             assert_eq!(vcpu.stats().retired, 80 * 6);
         }
+    }
+}
+
+#[test]
+fn code_is_translated_at_each_address_where_it_is_mapped() {
+    // dec rcx; jne to the start; hlt
+    let code = [0x48, 0xff, 0xc9, 0x48, 0x8d, 0x40, 1, 0x75, 0xf7, 0xf4];
+    let mut state = CpuState::long_mode(0x1000, CODE, STACK);
+    let (mut vcpu, mut platform, memory) = machine(&code, &state, 1, 10);
+    for page in 1..8_u64 {
+        assert!(memory.write(0x3000 + page * 8, &0x83_u64.to_le_bytes()));
+    }
+    for page in [0, 1, 2, 1, 0, 5] {
+        state.rip = CODE + page * 0x20_0000;
+        state.gpr[0] = 0;
+        state.gpr[1] = 10_000;
+        vcpu.load(&state);
+        let before = vcpu.stats();
+        assert_eq!(vcpu.run(&mut platform, 100_000), Exit::Halted);
+        let after = vcpu.stats();
+        let retired = after.retired - before.retired;
+        let translated = after.translated - before.translated;
+        assert_eq!(retired, 30_001);
+        assert!(translated > 29_000, "page {page}: {translated}");
     }
 }
