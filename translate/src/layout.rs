@@ -66,7 +66,7 @@ pub(crate) struct Context {
     pub(crate) mxcsr: u32,
     /// The host's MXCSR.
     pub(crate) host_mxcsr: u32,
-    /// Address of the guest's vector registers, 64 bytes each.
+    /// Address of the guest's vector registers: 32 of 64 bytes, and the opmask registers behind them.
     pub(crate) vectors: u64,
 }
 

@@ -41,7 +41,7 @@ pub(crate) struct Stubs {
     pub(crate) enter_with_vectors: u64,
     pub(crate) leave: u64,
     pub(crate) find: u64,
-    pub(crate) load_vectors: [u64; 2],
+    pub(crate) load_vectors: [u64; 3],
 }
 
 fn push(asm: &mut Assembler, r: u8) {

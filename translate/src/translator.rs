@@ -134,7 +134,8 @@ pub struct EntryState {
     pub branch_next: usize,
     /// Address of the entry at which branches must be handled.
     pub branch_due: usize,
-    /// Address of the guest's vector registers: 16, of 64 bytes each.
+    /// Address of the guest's vector registers: 32 of 64 bytes, and behind them 8 opmask registers of
+    /// 8 bytes.
     pub vectors: usize,
     /// The vector registers that the guest may use, with exceptions masked.
     pub vectors_allowed: VectorLevel,

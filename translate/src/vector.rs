@@ -2,18 +2,19 @@
 
 use iced_x86::{CpuidFeature as F, EncodingKind, Instruction, Mnemonic as M, OpKind, Register};
 
-/// The parts of the vector registers that code uses: those of XMM0 to XMM15, or all of YMM0 to
-/// YMM15 and what lies above.
+/// The vector registers that code uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum VectorLevel {
     /// None.
     #[default]
     None = 0,
-    /// The lower 128 bits. Instructions with legacy encodings keep the others.
+    /// XMM0 to XMM15. Instructions with legacy encodings keep what lies above.
     Sse = 1,
-    /// All bits, which instructions with VEX prefixes change.
+    /// YMM0 to YMM15 and what lies above, which instructions with VEX prefixes clear.
     Avx = 2,
+    /// ZMM0 to ZMM31, and the opmask registers.
+    Avx512 = 3,
 }
 
 impl VectorLevel {
@@ -21,13 +22,15 @@ impl VectorLevel {
     pub(crate) fn of(i: &Instruction) -> Self {
         match i.encoding() {
             EncodingKind::Legacy => Self::Sse,
-            _ => Self::Avx,
+            EncodingKind::VEX if !(0..i.op_count()).any(|n| i.op_register(n).is_k()) => Self::Avx,
+            _ => Self::Avx512,
         }
     }
 }
 
-/// Whether an instruction of SSE to AVX2 or a relative of theirs is translated: its operands are
-/// general registers, XMM0 to XMM15, YMM0 to YMM15, immediates, and one whole memory operand.
+/// Whether an instruction of SSE to AVX-512 or a relative of theirs is translated: its operands are
+/// general, vector and opmask registers, immediates, and one memory operand. If elements of that
+/// are masked, all of it lies in one page, which faults or not whatever the mask is.
 pub(crate) fn is_translated(i: &Instruction) -> bool {
     let excluded = matches!(
         i.mnemonic(),
@@ -38,14 +41,34 @@ pub(crate) fn is_translated(i: &Instruction) -> bool {
         // Hosts differ, and a deterministic processor has results of its own.
         | M::Rcpps | M::Rcpss | M::Rsqrtps | M::Rsqrtss
     );
-    let encoding = matches!(i.encoding(), EncodingKind::Legacy | EncodingKind::VEX);
+    let encoding = matches!(
+        i.encoding(),
+        EncodingKind::Legacy | EncodingKind::VEX | EncodingKind::EVEX
+    );
     let features = i.cpuid_features();
     encoding
         && !excluded
         && !i.is_vsib()
+        && !has_packed_memory(i)
         && !features.is_empty()
         && features.iter().all(|&f| host_has(f))
         && (0..i.op_count()).all(|n| is_plain(i, n))
+}
+
+/// Whether the memory operand has as many elements as the mask selects.
+fn has_packed_memory(i: &Instruction) -> bool {
+    matches!(
+        i.mnemonic(),
+        M::Vcompresspd
+            | M::Vcompressps
+            | M::Vpcompressb
+            | M::Vpcompressw
+            | M::Vpcompressd
+            | M::Vpcompressq
+    ) || matches!(
+        i.mnemonic(),
+        M::Vexpandpd | M::Vexpandps | M::Vpexpandb | M::Vpexpandw | M::Vpexpandd | M::Vpexpandq
+    )
 }
 
 fn is_plain(i: &Instruction, operand: u32) -> bool {
@@ -53,7 +76,7 @@ fn is_plain(i: &Instruction, operand: u32) -> bool {
     match i.op_kind(operand) {
         OpKind::Register => {
             let r = i.op_register(operand);
-            r.is_gpr32() || r.is_gpr64() || r.is_xmm() || r.is_ymm()
+            r.is_gpr32() || r.is_gpr64() || r.is_vector_register() || r.is_k()
         }
         OpKind::Memory => {
             let (base, index) = (i.memory_base(), i.memory_index());
@@ -83,6 +106,17 @@ fn host_has(feature: F) -> bool {
         F::GFNI => has!("gfni"),
         F::VAES => has!("vaes"),
         F::VPCLMULQDQ => has!("vpclmulqdq"),
+        F::AVX512F => has!("avx512f"),
+        F::AVX512BW => has!("avx512bw"),
+        F::AVX512DQ => has!("avx512dq"),
+        F::AVX512VL => has!("avx512vl"),
+        F::AVX512CD => has!("avx512cd"),
+        F::AVX512_IFMA => has!("avx512ifma"),
+        F::AVX512_VBMI => has!("avx512vbmi"),
+        F::AVX512_VBMI2 => has!("avx512vbmi2"),
+        F::AVX512_VNNI => has!("avx512vnni"),
+        F::AVX512_BITALG => has!("avx512bitalg"),
+        F::AVX512_VPOPCNTDQ => has!("avx512vpopcntdq"),
         _ => false,
     }
 }

@@ -6,6 +6,7 @@ use crate::layout::Context;
 use crate::vector::VectorLevel;
 use iced_x86::{Code, Encoder, Instruction, MemoryOperand, Register};
 use std::mem::offset_of;
+use std::ops::Range;
 
 const LOADED: usize = offset_of!(Context, vectors_loaded);
 const ALLOWED: usize = offset_of!(Context, vectors_allowed);
@@ -14,8 +15,6 @@ const HOST_MXCSR: usize = offset_of!(Context, host_mxcsr);
 
 /// Condition "below".
 const BELOW: u8 = 2;
-/// Condition "above or equal".
-const ABOVE_OR_EQUAL: u8 = 3;
 /// Condition "equal".
 const EQUAL: u8 = 4;
 
@@ -38,20 +37,38 @@ pub(crate) fn emit(asm: &mut Assembler, data: u64) -> VectorStubs {
         Register::XMM0,
     );
 
+    let mask = (
+        Code::VEX_Kmovq_kr_km64,
+        Code::VEX_Kmovq_m64_kr,
+        Register::K0,
+    );
+    let level = |asm: &mut Assembler| {
+        asm.load(8, ADDR, context(offset_of!(Context, vectors)));
+        asm.alu_imm(7, 4, context(LOADED), VectorLevel::Avx as i32);
+        let narrow = asm.jump(&jcc(BELOW));
+        let low = asm.jump(&jcc(EQUAL));
+        (narrow, low)
+    };
+
     let save = asm.address();
-    asm.load(8, ADDR, context(offset_of!(Context, vectors)));
-    asm.alu_imm(7, 4, context(LOADED), VectorLevel::Avx as i32);
-    let whole = asm.jump(&jcc(ABOVE_OR_EQUAL));
-    each(asm, |register, at| {
-        Instruction::with2(narrow.1, at, narrow.2 + register)
-    });
-    let end = asm.jump(JMP);
-    asm.here(whole);
-    each(asm, |register, at| {
-        Instruction::with2(wide.1, at, wide.2 + register)
+    let (only_low_halves, only_low) = level(asm);
+    if avx512() {
+        each(asm, 16..32, 64, |r, at| {
+            Instruction::with2(wide.1, at, wide.2 + r)
+        });
+        masks(asm, |r, at| Instruction::with2(mask.1, at, mask.2 + r));
+    }
+    asm.here(only_low);
+    each(asm, 0..16, 64, |r, at| {
+        Instruction::with2(wide.1, at, wide.2 + r)
     });
     // VZEROUPPER
     asm.bytes(&[0xc5, 0xf8, 0x77]);
+    let end = asm.jump(JMP);
+    asm.here(only_low_halves);
+    each(asm, 0..16, 64, |r, at| {
+        Instruction::with2(narrow.1, at, narrow.2 + r)
+    });
     asm.here(end);
     asm.encode(&[0x0f, 0xae], 4, 3, context(MXCSR), 0);
     asm.encode(&[0x0f, 0xae], 4, 2, context(HOST_MXCSR), 0);
@@ -59,16 +76,21 @@ pub(crate) fn emit(asm: &mut Assembler, data: u64) -> VectorStubs {
 
     let restore = asm.address();
     asm.encode(&[0x0f, 0xae], 4, 2, context(MXCSR), 0);
-    asm.load(8, ADDR, context(offset_of!(Context, vectors)));
-    asm.alu_imm(7, 4, context(LOADED), VectorLevel::Avx as i32);
-    let whole = asm.jump(&jcc(ABOVE_OR_EQUAL));
-    each(asm, |register, at| {
-        Instruction::with2(narrow.0, narrow.2 + register, at)
+    let (only_low_halves, only_low) = level(asm);
+    if avx512() {
+        each(asm, 16..32, 64, |r, at| {
+            Instruction::with2(wide.0, wide.2 + r, at)
+        });
+        masks(asm, |r, at| Instruction::with2(mask.0, mask.2 + r, at));
+    }
+    asm.here(only_low);
+    each(asm, 0..16, 64, |r, at| {
+        Instruction::with2(wide.0, wide.2 + r, at)
     });
     asm.bytes(&[0xc3]);
-    asm.here(whole);
-    each(asm, |register, at| {
-        Instruction::with2(wide.0, wide.2 + register, at)
+    asm.here(only_low_halves);
+    each(asm, 0..16, 64, |r, at| {
+        Instruction::with2(narrow.0, narrow.2 + r, at)
     });
     asm.bytes(&[0xc3]);
     VectorStubs { save, restore }
@@ -81,13 +103,13 @@ pub(crate) fn emit_load(
     data: u64,
     stubs: VectorStubs,
     leave: u64,
-) -> [u64; 2] {
+) -> [u64; 3] {
     let context = |offset: usize| Rm::Fixed(data + offset as u64);
-    [VectorLevel::Sse, VectorLevel::Avx].map(|level| {
+    [VectorLevel::Sse, VectorLevel::Avx, VectorLevel::Avx512].map(|level| {
         let load = asm.address();
         asm.alu_imm(7, 4, context(ALLOWED), level as i32);
         let refused = asm.jump(&jcc(BELOW));
-        if level == VectorLevel::Avx {
+        if level > VectorLevel::Sse {
             asm.alu_imm(7, 4, context(LOADED), 0);
             let none = asm.jump(&jcc(EQUAL));
             asm.jump_to(CALL, stubs.save);
@@ -111,25 +133,42 @@ pub(crate) fn call_if_loaded(asm: &mut Assembler, data: u64, subroutine: u64) {
     asm.here(none);
 }
 
-/// Emits an instruction for each of the sixteen registers, and the memory of the guest's register at
-/// R10.
+/// Emits an instruction for each register of a range, and its memory at R10, `size` bytes each.
 fn each(
     asm: &mut Assembler,
+    registers: Range<u32>,
+    size: i64,
     instruction: impl Fn(u32, MemoryOperand) -> Result<Instruction, iced_x86::IcedError>,
 ) {
     let mut encoder = Encoder::new(64);
-    for register in 0..16 {
-        let at = MemoryOperand::with_base_displ(named(ADDR, 8), i64::from(register) * 64);
+    for register in registers {
+        let at = MemoryOperand::with_base_displ(named(ADDR, 8), i64::from(register) * size);
         let made = instruction(register, at).and_then(|i| encoder.encode(&i, asm.address()));
         debug_assert!(made.is_ok());
         asm.bytes(&encoder.take_buffer());
     }
 }
 
+/// Emits an instruction for each opmask register.
+fn masks(
+    asm: &mut Assembler,
+    instruction: impl Fn(u32, MemoryOperand) -> Result<Instruction, iced_x86::IcedError>,
+) {
+    asm.lea(ADDR, ADDR, 32 * 64);
+    each(asm, 0..8, 8, instruction);
+    asm.lea(ADDR, ADDR, -32 * 64);
+}
+
+/// Whether the host has the registers of AVX-512.
+fn avx512() -> bool {
+    use std::arch::is_x86_feature_detected as has;
+    has!("avx512f") && has!("avx512bw")
+}
+
 /// The moves that load and store all of a register that VEX instructions change, and the first
 /// register.
 fn wide_moves() -> (Code, Code, Register) {
-    if std::arch::is_x86_feature_detected!("avx512f") {
+    if avx512() {
         (
             Code::EVEX_Vmovups_zmm_k1z_zmmm512,
             Code::EVEX_Vmovups_zmmm512_k1z_zmm,

@@ -12,7 +12,7 @@ use crate::mmu::AccessKind;
 use crate::platform::BranchClass;
 use crate::registers::{Reg, Registers};
 use crate::seg::canonical;
-use crate::thunk::vectors::{AVX, SSE};
+use crate::thunk::vectors::{AVX, HI16, OPMASK, SSE, Vectors, ZMM_HI};
 use hindsight_regs::cr::{Cr0, Cr4};
 use hindsight_translate::{EdgeId, Entry, EntryState, UnitExit, UnitId, VectorLevel};
 
@@ -70,10 +70,12 @@ impl Core {
         let unmasked = !self.vec.mxcsr & MXCSR_MASKS != 0;
         if unmasked || self.cr0(Cr0::EM | Cr0::TS) || !self.cr4(Cr4::OSFXSR) {
             VectorLevel::None
-        } else if self.cr4(Cr4::OSXSAVE) && self.state.xcr0 & (SSE | AVX) == SSE | AVX {
+        } else if !self.cr4(Cr4::OSXSAVE) || self.state.xcr0 & (SSE | AVX) != SSE | AVX {
+            VectorLevel::Sse
+        } else if self.state.xcr0 & (OPMASK | ZMM_HI | HI16) != OPMASK | ZMM_HI | HI16 {
             VectorLevel::Avx
         } else {
-            VectorLevel::Sse
+            VectorLevel::Avx512
         }
     }
 
@@ -176,7 +178,7 @@ impl Core {
         // keeps as long as the TLBs of the processor have them; the buffer has room up to the entry
         // at which branches are due.
         let left = unsafe {
-            state.vectors = (&raw mut (*core).vec.zmm).expose_provenance();
+            state.vectors = Vectors::address(&raw mut *(*core).vec);
             let Some(entry) = (*core).prepare_entry(unit, &state) else {
                 return (*core).leave(ExitReason::Lookup);
             };

@@ -3,11 +3,13 @@
 use super::program::Program;
 use super::random::Random;
 use hindsight_cpu::state::CpuState;
-use iced_x86::{Code, CpuidFeature as F, Instruction, OpCodeOperandKind as K, OpKind, Register};
+use iced_x86::{
+    Code, CpuidFeature as F, EncodingKind, Instruction, OpCodeOperandKind as K, OpKind, Register,
+};
 use std::sync::OnceLock;
 
-/// Instructions of SSE to AVX2 and their relatives that this host executes, but for those with MMX
-/// registers.
+/// Instructions of SSE to AVX-512 and their relatives that this host executes, but for those with
+/// MMX registers.
 fn codes() -> &'static [Code] {
     static CODES: OnceLock<Vec<Code>> = OnceLock::new();
     CODES.get_or_init(|| {
@@ -39,6 +41,11 @@ fn host_has(feature: F) -> bool {
         F::AVX2 => has!("avx2"),
         F::FMA => has!("fma"),
         F::F16C => has!("f16c"),
+        F::AVX512F => has!("avx512f"),
+        F::AVX512BW => has!("avx512bw"),
+        F::AVX512DQ => has!("avx512dq"),
+        F::AVX512VL => has!("avx512vl"),
+        F::AVX512CD => has!("avx512cd"),
         _ => false,
     }
 }
@@ -59,6 +66,8 @@ fn operand(kind: K) -> Option<Choice> {
         K::r64_reg | K::r64_rm | K::r64_or_mem => Some(Register::RAX),
         K::r8_or_mem => Some(Register::AL),
         K::r16_or_mem => Some(Register::AX),
+        K::zmm_reg | K::zmm_rm | K::zmm_vvvv | K::zmm_or_mem => Some(Register::ZMM0),
+        K::k_reg | K::k_rm | K::k_vvvv | K::k_or_mem => Some(Register::K0),
         K::mem | K::imm8 => None,
         _ => return None,
     };
@@ -69,6 +78,8 @@ fn operand(kind: K) -> Option<Choice> {
             K::mem
                 | K::xmm_or_mem
                 | K::ymm_or_mem
+                | K::zmm_or_mem
+                | K::k_or_mem
                 | K::r8_or_mem
                 | K::r16_or_mem
                 | K::r32_or_mem
@@ -83,6 +94,12 @@ pub fn add_instruction(program: &mut Program) {
     let code = program.random.pick(codes());
     let mut i = Instruction::default();
     i.set_code(code);
+    let evex = code.op_code().encoding() == EncodingKind::EVEX;
+    if code.op_code().can_use_op_mask_register() && program.random.chance(2) {
+        i.set_op_mask(Register::K1 + program.random.below(7) as u32);
+        let zero = code.op_code().can_use_zeroing_masking() && program.random.chance(2);
+        i.set_zeroing_masking(zero);
+    }
     for (n, kind) in (0..).zip(code.op_code().op_kinds()) {
         let Some(choice) = operand(*kind) else { return };
         if choice.immediate {
@@ -92,7 +109,10 @@ pub fn add_instruction(program: &mut Program) {
             && (!choice.memory || program.random.chance(2))
         {
             let register = match first {
-                Register::XMM0 | Register::YMM0 => first + program.random.below(16) as u32,
+                Register::XMM0 | Register::YMM0 | Register::ZMM0 => {
+                    first + program.random.below(if evex { 32 } else { 16 }) as u32
+                }
+                Register::K0 => first + program.random.below(8) as u32,
                 Register::AL => program.register(1),
                 Register::AX => program.register(2),
                 Register::EAX => program.register(4),
@@ -103,7 +123,7 @@ pub fn add_instruction(program: &mut Program) {
         } else {
             i.set_op_kind(n, OpKind::Memory);
             let unaligned = program.random.chance(60);
-            let at = program.random.below(0x1800) & if unaligned { !0 } else { !31 };
+            let at = program.random.below(0x1800) & if unaligned { !0 } else { !63 };
             i.set_memory_base(program.base);
             i.set_memory_displ_size(8);
             i.set_memory_displacement64(at);
@@ -131,7 +151,16 @@ pub fn enable(state: &mut CpuState, random: &mut Random) {
     const OSXSAVE: u64 = 1 << 18;
     let avx = std::arch::is_x86_feature_detected!("avx") && !random.chance(8);
     state.cr4 |= OSFXSR | OSXMMEXCPT | OSXSAVE;
-    state.xcr0 = if avx { 7 } else { 3 };
+    let avx512 = avx
+        && std::arch::is_x86_feature_detected!("avx512f")
+        && std::arch::is_x86_feature_detected!("avx512bw")
+        && !random.chance(4);
+    let components: u8 = match (avx512, avx) {
+        (true, _) => 0xe7,
+        (_, true) => 7,
+        _ => 3,
+    };
+    state.xcr0 = components.into();
     let area = &mut state.xsave.0;
     let mut masks = 0x1f80_u32;
     if random.chance(8) {
@@ -139,8 +168,8 @@ pub fn enable(state: &mut CpuState, random: &mut Random) {
     }
     let modes = random.next() as u32 & 0xe040;
     area[24..28].copy_from_slice(&(masks | modes).to_le_bytes());
-    for at in (160..416).chain(576..832).step_by(8) {
+    for at in (160..416).chain(576..832).chain(1088..2688).step_by(8) {
         area[at..at + 8].copy_from_slice(&number(random).to_le_bytes());
     }
-    area[512] = if avx { 7 } else { 3 };
+    area[512] = components;
 }

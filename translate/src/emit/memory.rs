@@ -177,7 +177,7 @@ impl Emitter<'_> {
 
     /// The host address of the memory operand, in R10.
     pub(super) fn operand(&mut self, i: &Instruction, write: bool) -> Result<(), Retry> {
-        let Ok(size @ 1..=32) = u8::try_from(i.memory_size().size()) else {
+        let Ok(size @ 1..=64) = u8::try_from(i.memory_size().size()) else {
             return self.cannot();
         };
         self.address(i)?;

@@ -32,7 +32,7 @@ pub(crate) struct Addresses {
     pub(crate) find: u64,
     /// What loads the guest's vector registers up to a level, from the first one, with the number of
     /// an exit in R11.
-    pub(crate) load_vectors: [u64; 2],
+    pub(crate) load_vectors: [u64; 3],
     /// The host has BMI2.
     pub(crate) bmi2: bool,
 }

@@ -66,8 +66,8 @@ def script(names: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def prepare() -> tuple[pathlib.Path, list[str]]:
-    """Makes the initramfs; returns it and the names of the programs in it."""
+def prepare() -> pathlib.Path:
+    """Makes the initramfs with the programs."""
     WORK.mkdir(parents=True, exist_ok=True)
     kernels = WORK / "kernels"
     run(["gcc", "-O2", "-static", "-pthread", "-o", kernels, KERNELS, "-lm"])
@@ -93,7 +93,7 @@ def prepare() -> tuple[pathlib.Path, list[str]]:
     for guest, host in files.items():
         options += ["--with", f"{host}:{guest}"]
     run(["cargo", "xtask", "initramfs", *options, initramfs])
-    return initramfs, names
+    return initramfs
 
 
 def processor_seconds(pid: int) -> float:
