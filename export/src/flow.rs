@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use hindsight_cpu::branch::BranchClass;
-use hindsight_trace::{Event, Record, TraceHeader};
+use hindsight_trace::{BranchEvent, Event, Record, TraceHeader};
 
 use crate::input::RecordStream;
 use crate::stack::{CallStack, CallTree, FlowBranch};
@@ -17,8 +17,8 @@ const DISTINCT_MAX: usize = 8 << 20;
 pub(crate) struct Span {
     /// Address of the first instruction.
     pub(crate) start: u64,
-    /// No instruction began here or later: the address of the instruction that an event interrupted,
-    /// or one more than that of the branch.
+    /// No instruction began here or later: the address of the instruction that an event
+    /// interrupted, or one more than that of the branch.
     pub(crate) end: u64,
 }
 
@@ -69,14 +69,14 @@ impl VcpuFlow {
         tree: &mut CallTree,
         functions: &FunctionTable,
     ) -> Option<FlowStep> {
-        let Event::Branch {
+        let Event::Branch(BranchEvent {
             from,
             to,
             class,
             cpl,
             to_cpl,
             mispredicted,
-        } = record.event
+        }) = record.event
         else {
             return None;
         };

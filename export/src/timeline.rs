@@ -102,9 +102,7 @@ pub(crate) struct SampledRun {
 /// Whether an event is marked. Branches are, where something other than an instruction caused them.
 const fn is_mark(event: &Event) -> bool {
     match event {
-        Event::Branch { class, .. } => {
-            matches!(class, BranchClass::Abort)
-        }
+        Event::Branch(branch) => matches!(branch.class, BranchClass::Abort),
         Event::Time { .. } | Event::Access { .. } => false,
         _ => true,
     }
@@ -224,7 +222,7 @@ pub(crate) fn describe(event: &Event) -> (&'static str, String) {
             ("control register", format!("cr{number} = {value:#x}"))
         }
         Event::Halt => ("hlt", String::new()),
-        Event::Branch { .. } => ("abort", String::new()),
+        Event::Branch(_) => ("abort", String::new()),
         Event::Access { .. } | Event::Time { .. } => ("event", String::new()),
     }
 }

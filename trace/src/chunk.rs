@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hindsight_cpu::branch::{Branch, BranchClass};
 
-use crate::event::{Event, EventKinds};
+use crate::event::{BranchEvent, Event, EventKinds};
 use crate::writer::TraceSink;
 
 /// Branches after which a chunk is sent.
@@ -36,14 +36,14 @@ impl EventChunk {
             while let Some((before, event)) = events.next_if(|(before, _)| *before < at) {
                 each(*before, event);
             }
-            let event = Event::Branch {
+            let event = Event::Branch(BranchEvent {
                 from: branch.from,
                 to: branch.to,
                 class: branch.class,
                 cpl: branch.cpl,
                 to_cpl: branch.to_cpl,
                 mispredicted: branch.mispredicted,
-            };
+            });
             each(at, &event);
         }
         for (at, event) in events {
@@ -162,8 +162,8 @@ impl VcpuTracer {
         }
     }
 
-    /// Sends what is in order. Events after the last branch are held, since branches before them may
-    /// be reported later.
+    /// Sends what is in order. Events after the last branch are held, since branches before them
+    /// may be reported later.
     fn flush(&mut self) {
         let last_at = self.last_at;
         let held = if self.kinds().needs_branches() && self.chunk.events.len() < EVENTS_HELD {

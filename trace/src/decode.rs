@@ -2,7 +2,7 @@
 
 use crate::block::{BlockInfo, RECORDS_MAX};
 use crate::encode::{Position, class, code};
-use crate::event::{DeviceAccess, Event, Record};
+use crate::event::{BranchEvent, DeviceAccess, Event, Record};
 use crate::predict::{BranchStep, BranchTables, Prediction};
 use crate::varint::{take, take_byte, take_difference};
 
@@ -76,14 +76,14 @@ impl BlockDecoder {
         self.position.branch_at = at;
         self.position.at = at;
         self.position.to = step.to;
-        Event::Branch {
+        Event::Branch(BranchEvent {
             from: step.from,
             to: step.to,
             class: step.class,
             cpl: step.cpl,
             to_cpl: step.to_cpl,
             mispredicted: step.mispredicted,
-        }
+        })
     }
 
     /// The record whose code is next.

@@ -4,7 +4,7 @@ use hindsight_cpu::branch::BranchClass;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::block::{BlockInfo, HEADER_LEN, RAW_MAX, RECORDS_MAX};
-use crate::event::{DeviceAccess, Event};
+use crate::event::{BranchEvent, DeviceAccess, Event};
 use crate::predict::{BranchStep, BranchTables, Prediction};
 use crate::varint::{put, put_difference};
 
@@ -129,8 +129,8 @@ impl BlockEncoder {
             };
         }
         self.records += 1;
-        if let Event::Branch { .. } = event {
-            self.add_branch(at, event);
+        if let Event::Branch(branch) = event {
+            self.add_branch(at, branch);
         } else {
             self.flush_run();
             self.add_other(at, event);
@@ -139,18 +139,15 @@ impl BlockEncoder {
     }
 
     #[inline]
-    fn add_branch(&mut self, at: u64, event: &Event) {
-        let &Event::Branch {
+    fn add_branch(&mut self, at: u64, branch: &BranchEvent) {
+        let &BranchEvent {
             from,
             to,
             class,
             cpl,
             to_cpl,
             mispredicted,
-        } = event
-        else {
-            return;
-        };
+        } = branch;
         self.branches += 1;
         let instructions = at.wrapping_sub(self.position.branch_at);
         let step = BranchStep {
@@ -217,7 +214,7 @@ impl BlockEncoder {
 
     fn add_other(&mut self, at: u64, event: &Event) {
         match *event {
-            Event::Branch { .. } => {}
+            Event::Branch(_) => {}
             Event::Time { ticks } => {
                 self.put_code(code::TIME, at);
                 let extrapolated = self.ticks(at);

@@ -12,7 +12,6 @@ use crate::functions::costs;
 use crate::input::Guest;
 use crate::lines::LineTable;
 use crate::stack::{CallTree, FunctionIndex};
-use crate::text::class_name;
 use crate::timeline::{SampledRun, describe, nanoseconds};
 
 /// Most rows of each table.
@@ -273,7 +272,7 @@ fn hot_branches(flow: &Flow, guest: &Guest, lines: &LineTable) -> Vec<HotBranch>
     let rows = edges.into_iter().map(|(edge, counted)| HotBranch {
         from: guest.functions.name_address(edge.from),
         to: guest.functions.name_address(edge.to),
-        class: class_name(counted.class),
+        class: counted.class.short_name(),
         count: counted.count,
         mispredicted: counted.mispredicted,
         line: lines.find(edge.from).map_or(String::new(), |line| {
