@@ -1,4 +1,4 @@
-//! The formats, and what their writers get.
+//! The formats, and the entry of the crate.
 
 use std::io::{Read, Seek, Write};
 use std::ops::RangeInclusive;
@@ -43,7 +43,7 @@ impl Format {
     }
 }
 
-/// What is exported, and how.
+/// Options of an export.
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
     /// The counts of retired instructions whose records are exported.

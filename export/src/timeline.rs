@@ -17,7 +17,7 @@ const MARKS_MAX: usize = 1 << 17;
 /// Instructions between two samples at first.
 const INTERVAL: u64 = 64;
 
-/// What a vCPU ran from a moment on.
+/// The call stack of a vCPU at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StackSample {
     pub(crate) ticks: u64,
@@ -95,11 +95,11 @@ pub(crate) struct SampledRun {
     pub(crate) vcpus: HashMap<u32, SampledStacks>,
     /// In the order of the trace.
     pub(crate) marks: Vec<Mark>,
-    /// Marks that were not kept.
+    /// Number of marks beyond the limit, which were dropped.
     pub(crate) dropped: u64,
 }
 
-/// Whether an event is marked. Branches are, where something other than an instruction caused them.
+/// Whether an event gets a mark. Of the branches, only transactional aborts do.
 const fn is_mark(event: &Event) -> bool {
     match event {
         Event::Branch(branch) => matches!(branch.class, BranchClass::Abort),
@@ -171,7 +171,7 @@ impl SampledRun {
     }
 }
 
-/// Nanoseconds of a reading of the clock.
+/// Converts a reading of the clock to nanoseconds.
 pub(crate) fn nanoseconds(ticks: u64, header: &TraceHeader) -> u64 {
     let ns = u128::from(ticks) * 1_000_000_000 / u128::from(header.tsc_hz.max(1));
     u64::try_from(ns).unwrap_or(u64::MAX)

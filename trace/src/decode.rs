@@ -13,9 +13,9 @@ pub(crate) struct BlockDecoder {
     /// How many bytes of `raw` are used.
     used: usize,
     cpu: u32,
-    /// Predicted branches that are still due.
+    /// Branches left in the current run of predicted branches.
     run: u8,
-    /// Records that the header promises and that are still due.
+    /// Records left, by the count in the block's header.
     due: u32,
     position: Position,
     predictor: BranchTables,
@@ -86,7 +86,7 @@ impl BlockDecoder {
         })
     }
 
-    /// The record whose code is next.
+    /// Decodes the record that begins with the next code.
     fn coded(&mut self) -> Option<Event> {
         let raw = std::mem::take(&mut self.raw);
         let mut input = raw.get(self.used..).unwrap_or_default();
@@ -189,7 +189,7 @@ impl BlockDecoder {
     }
 }
 
-/// A number that fits into `T`.
+/// Reads a number; `None` if it does not fit into `T`.
 fn small<T: TryFrom<u64>>(input: &mut &[u8]) -> Option<T> {
     T::try_from(take(input)?).ok()
 }

@@ -27,11 +27,11 @@ pub enum End {
 pub struct Window {
     /// Begin at the branch that follows this passage.
     pub from: Option<Passage>,
-    /// End with the branch at which this happened.
+    /// End with the branch that does this.
     pub until: Option<End>,
-    /// Begin after this many instructions, of the run.
+    /// Begin after this many instructions, counted from the start of the run.
     pub after: u64,
-    /// End after this many instructions, from the first record on.
+    /// End after this many instructions, counted from the first record.
     pub length: Option<u64>,
 }
 
@@ -60,8 +60,8 @@ impl Default for Selection {
 }
 
 impl Selection {
-    /// The kinds of events that an engine must report: branches too where they show which code
-    /// runs.
+    /// The kinds of events that an engine must report. They include branches if the selection
+    /// depends on the code that runs.
     pub fn reported_kinds(&self) -> EventKinds {
         let window = &self.window;
         let follows_code = window.from.is_some()
@@ -76,7 +76,7 @@ impl Selection {
     }
 }
 
-/// Whether records are in the window.
+/// The position of a vCPU relative to the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WindowPhase {
     Before,
@@ -108,7 +108,7 @@ impl Selector {
         }
     }
 
-    /// Whether nothing that follows is selected.
+    /// Whether the window is over: no later record is selected.
     pub(crate) fn is_over(&self) -> bool {
         self.phase == WindowPhase::Over
     }
@@ -155,7 +155,8 @@ impl Selector {
         true
     }
 
-    /// Whether the code that ends with this branch executes the address for the n-th time.
+    /// Counts a passage if the code between the last branch and this one contains its address.
+    /// Returns whether the passage has happened often enough.
     fn passes(&mut self, which: usize, event: &Event, passage: Passage) -> bool {
         if let Event::Branch(BranchEvent { from, .. }) = *event {
             let start = self.last_to.unwrap_or(from);
@@ -188,7 +189,8 @@ impl Selector {
         self.selection.kinds.intersects(kinds)
     }
 
-    /// Whether privilege level and address are selected. A branch is if either of its ends is.
+    /// Whether privilege level and address are selected. A branch is selected if its source or its
+    /// target is.
     fn selects_code(&self, event: &Event) -> bool {
         let selection = &self.selection;
         let at_level = |cpl: u8| selection.cpls >> (cpl & 3) & 1 != 0;

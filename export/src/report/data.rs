@@ -1,4 +1,4 @@
-//! The sums that the page shows.
+//! Sums a trace up for the page.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,7 +20,7 @@ const BRANCHES_MAX: usize = 300;
 const EVENTS_MAX: usize = 2000;
 /// Columns of the time line.
 const COLUMNS: u64 = 400;
-/// A frame of the flame graph has at least this part of all instructions.
+/// A frame is drawn if it has at least one in this many of all instructions.
 const FRAME_SHARE: u64 = 5000;
 
 #[derive(Serialize)]
@@ -67,7 +67,7 @@ struct FrameRow {
     calls: u64,
 }
 
-/// What one vCPU ran in each column of the time line.
+/// The function that one vCPU spent most instructions in, for each column of the time line.
 #[derive(Serialize)]
 struct LaneRow {
     cpu: u32,

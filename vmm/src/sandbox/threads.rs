@@ -1,4 +1,4 @@
-//! Puts threads under their rules.
+//! Confines each thread by the rules of its kind.
 
 use std::io;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use super::{limits, trap};
 /// Why the process cannot be confined.
 #[derive(Debug, Error)]
 pub enum SandboxError {
-    /// A file of rules has not the form of one, which is a bug of the monitor.
+    /// A file of rules is malformed, which is a bug of the monitor.
     #[error("the rules of a thread have not the form of rules")]
     Rules,
     /// The rules cannot be compiled, which is a bug of the monitor.
@@ -35,8 +35,8 @@ pub enum SandboxError {
     Landlock(#[source] Box<landlock::RulesetError>),
 }
 
-/// What a call that the rules do not allow meets, and what the process needs; empty while the
-/// process is not to be confined.
+/// What happens to a call that the rules do not allow, and the needs of the process. Empty unless
+/// [`prepare`] was called.
 static RULES: OnceLock<(Strictness, SandboxNeeds)> = OnceLock::new();
 
 fn apply(filters: &[BpfProgram]) -> Result<(), SandboxError> {
@@ -44,8 +44,8 @@ fn apply(filters: &[BpfProgram]) -> Result<(), SandboxError> {
     applied.map_err(|error| SandboxError::NoSeccomp(Box::new(error)))
 }
 
-/// Limits the process, and lets this thread and those that it starts create no process. From now
-/// on, [`enter`] confines threads.
+/// Lowers the limits of the process, and forbids this thread and the threads that it starts to
+/// create processes. From now on, [`enter`] confines threads.
 ///
 /// # Errors
 ///
@@ -62,10 +62,10 @@ pub fn prepare(strictness: Strictness, needs: SandboxNeeds) -> Result<(), Sandbo
     Ok(())
 }
 
-/// Puts the calling thread under the rules of `kind`, if the process is to be confined.
+/// Confines the calling thread by the rules of `kind`, if [`prepare`] was called.
 ///
-/// [`prepare`] has shown that the kernel takes filters. If it refuses these, the process ends: no
-/// thread runs without them.
+/// [`prepare`] has checked that the kernel supports filters. If the kernel refuses this one, the
+/// process ends, so that no thread runs without a filter.
 pub fn enter(kind: ThreadKind) {
     let Some(&(strictness, needs)) = RULES.get() else {
         return;
