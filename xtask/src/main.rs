@@ -4,6 +4,7 @@
 //! that it runs are a Python package, ci/judges; the scripts that run inside guests are in ci/guest.
 
 mod advisories;
+mod arming;
 mod artifacts;
 mod check;
 mod conformance;
@@ -25,6 +26,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::arming::ArmingArguments;
 use crate::conformance::ConformanceArguments;
 use crate::guests::initramfs::GuestFile;
 use crate::guests::linux::Tools;
@@ -82,6 +84,8 @@ enum Task {
     },
     /// Runs the payloads on every machine at hand and makes docs/reports/conformance.md of the results.
     Conformance(ConformanceArguments),
+    /// Compares `--engine auto` with the interpreter on random sequences of arming and disarming.
+    Arming(ArmingArguments),
     /// Makes docs/reports/conformance.md again from the results that are known, after a change of spec/.
     ConformancePage,
     /// Runs kvm-unit-tests from built checkouts and makes docs/reports/kvm-unit-tests.md of the results.
@@ -200,6 +204,7 @@ fn run(command: Task) -> Result<u8> {
         Task::LabSuite { lab, binary } => lab::suite::run_suite(lab, &binary)?,
         Task::LabTable { files } => process::judge("lab_table", &files)?,
         Task::Conformance(arguments) => conformance::run(&arguments)?,
+        Task::Arming(arguments) => return arming::run(&arguments),
         Task::ConformancePage => process::judge("conformance_report", &["render"])?,
         Task::KvmUnitTests(arguments) => return kvm_unit_tests::run(&arguments),
         Task::Sanitize {
