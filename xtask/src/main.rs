@@ -31,6 +31,7 @@ use crate::conformance::ConformanceArguments;
 use crate::guests::initramfs::GuestFile;
 use crate::guests::linux::Tools;
 use crate::kvm_unit_tests::KvmUnitTestsArguments;
+use crate::lab::breakpoints::LinuxBreakpointsArguments;
 use crate::lab::gdb::LabGdbArguments;
 use crate::lab::{Lab, LabArguments};
 
@@ -69,6 +70,8 @@ enum Task {
     Lab(LabArguments),
     /// Runs the gdb tests in a lab.
     LabGdb(LabGdbArguments),
+    /// Runs Linux's own tests of breakpoints, gdb and perf in a guest, here or in a lab.
+    LinuxBreakpoints(LinuxBreakpointsArguments),
     /// Runs in one lab what `ci/test labs` expects of it.
     LabSuite {
         /// The lab.
@@ -201,6 +204,7 @@ fn run(command: Task) -> Result<u8> {
         Task::Guest(guest) => run_guest(guest)?,
         Task::Lab(arguments) => return lab::run(&arguments),
         Task::LabGdb(arguments) => return lab::gdb::run_tests(&arguments),
+        Task::LinuxBreakpoints(arguments) => return lab::breakpoints::run_guest(&arguments),
         Task::LabSuite { lab, binary } => lab::suite::run_suite(lab, &binary)?,
         Task::LabTable { files } => process::judge("lab_table", &files)?,
         Task::Conformance(arguments) => conformance::run(&arguments)?,
