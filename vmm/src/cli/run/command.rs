@@ -25,6 +25,7 @@ use crate::machine::start::StartDecision;
 use crate::output::RunOutputs;
 use crate::probe::host::measure_hw_breakpoints;
 use crate::probe::report::HostInfo;
+use crate::sandbox::settle_allocator;
 use crate::vcpu::board::Board;
 use crate::vcpu::engine::Engine;
 use crate::vcpu::engine::policy::EngineDecision;
@@ -131,6 +132,7 @@ fn run_machine(
     hook: &mut dyn RunHook,
     (logging, outputs): (&Logging, &RunOutputs),
 ) -> anyhow::Result<Status> {
+    settle_allocator();
     let files = BootFiles::read(
         &config.boot,
         read::deadline(config.run.timeout.map(|limit| limit.0)),
