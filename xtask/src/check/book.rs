@@ -115,7 +115,8 @@ fn stale_examples(page: &str) -> Result<Vec<String>> {
             let error = String::from_utf8_lossy(&output.stderr);
             let error = error.lines().next().unwrap_or_default();
             findings.push(format!(
-                "{EXAMPLES}:{line}: the diff does not apply: {error}"
+                "{EXAMPLES}:{line}: the diff does not apply: {error}; \
+                 copy the lines that it changes from the file, as they are now"
             ));
         }
     }
