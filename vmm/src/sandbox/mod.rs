@@ -4,6 +4,7 @@
 //! thread's task needs, access only open files, and start no program. docs/internals/security.md
 //! has the threat model. The rules are in `resources/seccomp`, a file for each kind of thread.
 
+mod allocator;
 mod files;
 mod filters;
 mod limits;
@@ -11,6 +12,7 @@ mod names;
 mod threads;
 mod trap;
 
+pub use allocator::settle_allocator;
 pub use files::{FileAccess, confine_files};
 pub use filters::{SandboxNeeds, Strictness, ThreadKind};
 pub use threads::{SandboxError, enter, prepare};

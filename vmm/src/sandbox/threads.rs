@@ -89,6 +89,7 @@ mod tests {
     use vm_memory::MmapRegion;
 
     use super::*;
+    use crate::sandbox::settle_allocator;
 
     /// Calls that no thread of a run may make, each with whether it failed by EPERM.
     fn forbidden_calls() -> Vec<(&'static str, bool)> {
@@ -182,6 +183,26 @@ mod tests {
         use std::os::unix::process::ExitStatusExt;
         let status = run_in_child("killed_child").status;
         assert_eq!(status.signal(), Some(libc::SIGSYS), "{status}");
+    }
+
+    #[test]
+    fn strict_sandbox_lets_a_thread_shrink_its_heap() {
+        let output = run_in_child("shrinking_child");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("1 passed"), "{}: {text}", output.status);
+    }
+
+    #[test]
+    #[ignore = "confines its process; strict_sandbox_lets_a_thread_shrink_its_heap runs it in a child"]
+    fn shrinking_child() {
+        settle_allocator();
+        prepare(Strictness::Kill, SandboxNeeds::default()).unwrap();
+        let freed = thread::spawn(|| {
+            enter(ThreadKind::Vcpu);
+            let blocks: Vec<Vec<u8>> = (0..64).map(|_| vec![1; 64 << 10]).collect();
+            std::hint::black_box(blocks).len()
+        });
+        assert_eq!(freed.join().unwrap(), 64);
     }
 
     #[test]
