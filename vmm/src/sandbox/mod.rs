@@ -4,6 +4,7 @@
 //! and no others, no file but those that are open, and no way to a new program. docs/internals/security.md
 //! has the threat model. The rules are in `resources/seccomp`, a file for each kind of thread.
 
+mod allocator;
 mod files;
 mod filters;
 mod limits;

@@ -7,7 +7,7 @@ use seccompiler::{BpfProgram, apply_filter};
 use thiserror::Error;
 
 use super::filters::{SandboxNeeds, Strictness, ThreadKind, compile, compile_clone};
-use super::{limits, trap};
+use super::{allocator, limits, trap};
 
 /// Why the process cannot be confined.
 #[derive(Debug, Error)]
@@ -56,6 +56,7 @@ pub fn prepare(strictness: Strictness, needs: SandboxNeeds) -> Result<(), Sandbo
         trap::install()?;
     }
     limits::lower(needs)?;
+    allocator::settle();
     apply(&compile_clone(strictness)?)?;
     // A second call in one process leaves the first one in force.
     let _ = RULES.set((strictness, needs));
@@ -179,6 +180,33 @@ mod tests {
         ]);
         let status = child.output().unwrap().status;
         assert_eq!(status.signal(), Some(libc::SIGSYS), "{status}");
+    }
+
+    /// Run by the next test, in a process of its own.
+    #[test]
+    #[ignore = "confines its process"]
+    fn freeing_child() {
+        prepare(Strictness::Kill, SandboxNeeds::default()).unwrap();
+        let vcpu = thread::spawn(|| {
+            enter(ThreadKind::Vcpu);
+            for _ in 0..2 {
+                let blocks: Vec<Vec<u8>> = (0..200).map(|_| vec![1; 64 << 10]).collect();
+                drop(std::hint::black_box(blocks));
+            }
+        });
+        vcpu.join().unwrap();
+    }
+
+    #[test]
+    fn confined_thread_returns_memory_without_opening_a_file() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args([
+            "--ignored",
+            "--exact",
+            "sandbox::threads::tests::freeing_child",
+        ]);
+        let output = child.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
     }
 
     #[test]
