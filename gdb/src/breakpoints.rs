@@ -48,6 +48,11 @@ impl BreakpointSet {
         self.set.remove(&breakpoint);
     }
 
+    /// Removes all breakpoints of the client. Those of monitor commands stay.
+    pub fn clear(&mut self) {
+        self.set.clear();
+    }
+
     /// Whether a breakpoint is set.
     pub fn contains(&self, breakpoint: ClientBreakpoint) -> bool {
         self.set.contains(&breakpoint)

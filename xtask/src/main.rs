@@ -91,6 +91,8 @@ enum Task {
     Arming(ArmingArguments),
     /// Makes docs/reports/conformance.md again from the results that are known, after a change of spec/.
     ConformancePage,
+    /// Makes the table in docs/reports/hosts/README.md of the reports in that folder.
+    HostsPage,
     /// Runs kvm-unit-tests from built checkouts and makes docs/reports/kvm-unit-tests.md of the results.
     KvmUnitTests(KvmUnitTestsArguments),
 
@@ -210,6 +212,7 @@ fn run(command: Task) -> Result<u8> {
         Task::Conformance(arguments) => conformance::run(&arguments)?,
         Task::Arming(arguments) => return arming::run(&arguments),
         Task::ConformancePage => process::judge("conformance_report", &["render"])?,
+        Task::HostsPage => process::judge::<&str>("host_reports", &[])?,
         Task::KvmUnitTests(arguments) => return kvm_unit_tests::run(&arguments),
         Task::Sanitize {
             checker: Checker::Valgrind,
