@@ -143,7 +143,7 @@ const STEPS: &[TestStep] = &[
     step(
         "labs",
         labs,
-        "doctor, payloads, sessions of gdb and guest images in the amd and the intel lab",
+        "doctor, payloads, sessions of gdb, random sequences and guest images in the amd and the intel lab",
     ),
     step(
         "images",

@@ -136,8 +136,26 @@ const HARMFUL: &[Harm] = &[Harm {
         "guestbp-exec-cpl3",
         "shadow-int3-cpl3",
     ],
-    // Other cases that need I/O breakpoints arm none: they need a KVM without the labs' flaws.
-    names: &["iob/", "modes/io_breakpoints "],
+    // Payloads of which cases without these needs arm debug registers too.
+    names: &[
+        "branch_",
+        "btf/",
+        "btm/",
+        "bts",
+        "debugctl/",
+        "ds_area/",
+        "iob/",
+        "keeps/",
+        "lbr_events/",
+        "modes/",
+        "pebs/",
+        "pmi_storm/",
+        "rtm/",
+        "smm/",
+        "swi/",
+        "task/",
+        "tasks/",
+    ],
     reason: "QEMU's TCG ends when a nested guest arms debug registers",
 }];
 const QEMU_TCG: &[u8; 12] = b"TCGTCGTCGTCG";
@@ -229,7 +247,7 @@ mod tests {
             harm(job, signature).is_some()
         };
         for name in [
-            "modes/io_breakpoints cpl=0",
+            "modes/instruction_breakpoints cpl=0",
             "wp/repeated_store cpl=0",
             "iob/repeated cpl=0",
         ] {
