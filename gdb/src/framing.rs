@@ -142,6 +142,16 @@ pub fn hex(bytes: &[u8]) -> String {
     digits.map(digit).collect()
 }
 
+/// The bytes that hexadecimal digits stand for; `None` if there is anything else.
+pub fn unhex(digits: &str) -> Option<Vec<u8>> {
+    let pairs = digits.as_bytes().chunks(2);
+    let byte = |pair: &[u8]| match pair {
+        &[high, low] => Some(hex_digit(high)? << 4 | hex_digit(low)?),
+        _ => None,
+    };
+    pairs.map(byte).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -37,7 +37,10 @@
 pub mod breakpoints;
 pub mod btrace;
 mod cancel;
+mod client_file;
+mod core_file;
 mod debugger;
+mod file_client;
 pub mod framing;
 pub mod kernel;
 mod listen;
@@ -56,7 +59,8 @@ mod thread_id;
 mod threads;
 
 pub use debugger::{DebugError, DebugStop, Debugger};
-pub use listen::{ListenAddress, ListenError, Listener};
+pub use file_client::RemoteFile;
+pub use listen::{ClientStream, ListenAddress, ListenError, Listener};
 pub use server::GdbServer;
 pub use session::{ClientSession, SessionStatus};
 pub use target::DebugTarget;

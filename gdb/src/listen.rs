@@ -8,6 +8,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -74,6 +75,30 @@ impl ListenAddress {
     /// Whether other machines can connect.
     pub fn is_remote(&self) -> bool {
         matches!(self, Self::Tcp(address) if !address.ip().is_loopback())
+    }
+
+    /// Connects to a server as its client. A read or write that takes longer than `limit` fails.
+    ///
+    /// # Errors
+    ///
+    /// When there is no server, or the host refuses.
+    pub fn connect(&self, limit: Duration) -> io::Result<ClientStream> {
+        let limit = Some(limit);
+        match self {
+            Self::Tcp(address) => {
+                let stream = TcpStream::connect(address)?;
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(limit)?;
+                stream.set_write_timeout(limit)?;
+                Ok(ClientStream::Tcp(stream))
+            }
+            Self::Unix(path) => {
+                let stream = UnixStream::connect(path)?;
+                stream.set_read_timeout(limit)?;
+                stream.set_write_timeout(limit)?;
+                Ok(ClientStream::Unix(stream))
+            }
+        }
     }
 
     /// Starts to listen.
@@ -167,10 +192,13 @@ impl Drop for Listener {
     }
 }
 
-/// The connection to a debugger. Reads and writes do not block.
+/// The connection between a debugger and its server. On the server's side, reads and writes do not block.
 #[derive(Debug)]
-pub(crate) enum ClientStream {
+#[non_exhaustive]
+pub enum ClientStream {
+    /// A TCP connection.
     Tcp(TcpStream),
+    /// A connection by a Unix socket.
     Unix(UnixStream),
 }
 

@@ -78,6 +78,7 @@ impl GdbServer {
                     listener,
                     client: None,
                     paused_before: None,
+                    held: false,
                     end: thread_end,
                     report: Box::new(report),
                 };
@@ -122,6 +123,8 @@ struct ServerThread {
     client: Option<(ClientStream, ClientSession)>,
     /// The client has sent nothing yet: whether the machine was paused when it connected.
     paused_before: Option<bool>,
+    /// A client holds the machine paused, and the machine has heard of it.
+    held: bool,
     end: Arc<MachineEnd>,
     report: Box<dyn FnMut(&str) + Send>,
 }
@@ -154,12 +157,22 @@ impl ServerThread {
             if ready.listener {
                 self.accept();
             }
+            self.report_hold();
         }
         let status = self.end.status.lock();
         let status = *status.unwrap_or_else(PoisonError::into_inner);
         if let Some((mut client, mut session)) = self.client.take() {
             session.report_end(status);
             send(&mut client, &session.take_output(), &self.end);
+        }
+    }
+
+    /// Reports to the machine that a client begins to hold it paused, or ends that.
+    fn report_hold(&mut self) {
+        let held = self.client.is_some() && self.debugger.is_paused();
+        if self.held != held {
+            self.held = held;
+            self.debugger.target().set_held(held);
         }
     }
 
@@ -275,7 +288,13 @@ impl ServerThread {
     /// Closes the connection and removes everything that the client has set.
     fn disconnect(&mut self) {
         tracing::debug!(target: "gdb", "client disconnected");
-        self.client = None;
+        let killed = self
+            .client
+            .take()
+            .is_some_and(|(_, session)| session.has_killed());
+        if killed {
+            self.debugger.kill();
+        }
         self.debugger.detach();
     }
 }

@@ -211,7 +211,7 @@ fn memory_and_registers_of_the_toy_are_written() {
             "= 77",
             "= 0x1234",
             "Cannot access memory at address 0x200000",
-            "\"cr0\"; remote failure reply 'E16'",
+            "\"cr0\"; remote failure reply 'E.the processor cannot have this value in this register'",
             "toy: cpu 0: the toy lacks the instruction at 0x100000",
             "SIGILL",
         ],

@@ -10,7 +10,7 @@
     reason = "the time stamp of branches has 32 bits"
 )]
 
-/// The counts of the slice that runs, and those of all slices before it.
+/// Counts of the current slice, and totals of all slices before it.
 #[derive(Debug)]
 pub(crate) struct Progress {
     /// Cycles of the slice that no block has taken yet.
@@ -77,8 +77,8 @@ impl Progress {
         self.update_end_stamp();
     }
 
-    /// Begins a slice of at most `most` cycles where `rest` may run; the other `rest` cycles may
-    /// follow without polling the counters.
+    /// Begins a slice of at most `most` of the `rest` cycles that the run may still take. Later
+    /// slices may take the others; the counters need no poll before them.
     pub(crate) fn begin_slice(&mut self, rest: i64, most: i64) {
         debug_assert!(rest > 0 && most > 0);
         debug_assert_eq!((self.slice, self.extra), (0, 0), "the last slice was ended");

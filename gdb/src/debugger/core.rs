@@ -11,6 +11,7 @@ use super::error::DebugError;
 use crate::breakpoints::BreakpointSet;
 use crate::btrace::TracePosition;
 use crate::cancel::CancelFlag;
+use crate::client_file::ClientFile;
 use crate::registers::{AvailableRegisters, CodeModel, RegisterLayout, msr_registers};
 use crate::target::{DebugTarget, StopCause};
 
@@ -36,7 +37,7 @@ pub struct DebugStop {
 /// The debugger's side of a machine. One client at a time drives it, by a
 /// [`ClientSession`](crate::ClientSession).
 pub struct Debugger {
-    pub(super) target: Box<dyn DebugTarget>,
+    pub(crate) target: Box<dyn DebugTarget>,
     pub(super) paused: bool,
     /// The states of the vCPUs, read at most once a pause.
     pub(super) states: Vec<Option<Box<CpuState>>>,
@@ -59,16 +60,18 @@ pub struct Debugger {
     /// The run can go back.
     pub(super) reversible: bool,
     /// Stops that the client has not heard of.
-    pub(super) pending: VecDeque<DebugStop>,
-    pub(super) last_stop: DebugStop,
+    pub(crate) pending: VecDeque<DebugStop>,
+    pub(crate) last_stop: DebugStop,
     /// The vCPU that the client has selected.
     pub(crate) selected: usize,
     /// The vCPU of the next step back, where it is not the thread that gdbstub assumes.
     pub(crate) step_back_vcpu: Option<usize>,
     /// Resuming has no effect: see [`crate::session`].
     pub(crate) suppress_resume: bool,
-    /// The file that the client has open: see [`crate::kernel`].
-    pub(crate) open_file: Option<Vec<u8>>,
+    /// The file that the client has open.
+    pub(crate) open_file: Option<ClientFile>,
+    /// Why the last request of `gdbstub` failed.
+    pub(crate) error_text: Option<String>,
     /// Set when the server must end: long work stops then.
     pub(crate) cancel: CancelFlag,
 }
@@ -123,6 +126,7 @@ impl Debugger {
             step_back_vcpu: None,
             suppress_resume: false,
             open_file: None,
+            error_text: None,
             cancel: CancelFlag::default(),
         }
     }

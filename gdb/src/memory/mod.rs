@@ -2,6 +2,7 @@
 //! holds. Nothing in here reaches a device.
 
 mod linear;
+pub(crate) mod page_tables;
 mod state_msrs;
 
 pub use linear::{LinearMemory, MemoryPiece};

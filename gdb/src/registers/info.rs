@@ -11,6 +11,7 @@ pub(super) mod feature {
     pub(crate) const AVX: &str = "org.gnu.gdb.i386.avx";
     pub(crate) const AVX512: &str = "org.gnu.gdb.i386.avx512";
     pub(crate) const PKEYS: &str = "org.gnu.gdb.i386.pkeys";
+    pub(crate) const LINUX: &str = "org.gnu.gdb.i386.linux";
     pub(crate) const SYSTEM: &str = "org.hindsight.system";
     pub(crate) const MSRS: &str = "org.hindsight.msr";
 }

@@ -38,6 +38,10 @@ impl RegisterLayout {
             }
         }
         layout.add_vectors(available.xcr0);
+        if model == CodeModel::Code64 {
+            let location = RegisterLocation::RestartedSystemCall;
+            layout.add(feature::LINUX, "orig_rax", (64, "int"), location);
+        }
         layout.add_system();
         layout.add_descriptor_caches();
         for row in msr_registers() {

@@ -62,6 +62,9 @@ pub enum RegisterLocation {
     Debug(u8),
     /// IA32_KERNEL_GS_BASE.
     KernelGsBase,
+    /// What gdb requires of a Linux thread to write a core file: the number of the system call that is
+    /// to be restarted, which is none. Writes have no effect.
+    RestartedSystemCall,
     /// An MSR that [`CpuState`](hindsight_cpu::state::CpuState) does not hold.
     Msr(u32),
 }

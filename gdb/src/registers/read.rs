@@ -50,6 +50,7 @@ pub fn read_register(state: &CpuState, location: RegisterLocation, len: usize) -
         RegisterLocation::Debug(7) => state.dr7,
         RegisterLocation::Debug(i) => state.dr.get(usize::from(i)).copied().unwrap_or(0),
         RegisterLocation::KernelGsBase => state.msrs.kernel_gs_base,
+        RegisterLocation::RestartedSystemCall => u64::MAX,
     };
     let mut value = value.to_le_bytes().to_vec();
     value.resize(len, 0);

@@ -186,6 +186,7 @@ pub fn write_register(
             *register.ok_or(RegisterError::Impossible)? = value;
         }
         RegisterLocation::KernelGsBase => set_address(&mut state.msrs.kernel_gs_base, value)?,
+        RegisterLocation::RestartedSystemCall => {}
     }
     Ok(())
 }
@@ -204,6 +205,7 @@ mod tests {
             RegisterLocation::Control(_)
             | RegisterLocation::Efer
             | RegisterLocation::Xcr0
+            | RegisterLocation::RestartedSystemCall
             | RegisterLocation::Debug(_) => return None,
             RegisterLocation::Flags => vec![0x46, 0, 0, 0],
             RegisterLocation::Xsave {

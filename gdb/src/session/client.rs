@@ -4,6 +4,7 @@ use super::packets::{self, RESTORED_REGISTERS};
 use super::proxy::StubProxy;
 use super::supported::with_own_features;
 use super::transfer::{DocumentTransfer, TransferReply};
+use super::{region, restart};
 use crate::debugger::{DebugStop, Debugger};
 use crate::framing::{self, PacketDecoder, PacketEvent};
 use crate::stop_reply;
@@ -46,6 +47,10 @@ pub struct ClientSession {
     resumes_any_thread: bool,
     /// How many registers the client has written since it last sent another packet.
     register_writes: usize,
+    /// The client uses the extended protocol, in which it may restart what it has killed.
+    extended: bool,
+    /// The client has killed the machine, and has not restarted it.
+    killed: bool,
     output: Vec<u8>,
 }
 
@@ -76,8 +81,16 @@ impl ClientSession {
             transfer: DocumentTransfer::default(),
             resumes_any_thread: true,
             register_writes: 0,
+            extended: false,
+            killed: false,
             output: Vec::new(),
         }
+    }
+
+    /// Whether the client has killed the machine: call [`Debugger::kill`] when it disconnects. In the
+    /// extended protocol it may go on with another run instead.
+    pub const fn has_killed(&self) -> bool {
+        self.killed
     }
 
     /// Takes the bytes to send to the client.
@@ -202,26 +215,24 @@ impl ClientSession {
             [b'P', ..] => self.register_writes.saturating_add(1),
             _ => 0,
         };
+        if let Some(status) = self.end_session(body) {
+            return status;
+        }
         let count = debugger.vcpu_count();
         match body {
             b"QStartNoAckMode" => {
                 self.reply(b"OK");
                 self.acknowledges = false;
             }
+            b"!" if debugger.is_reversible() => {
+                self.extended = true;
+                self.reply(b"OK");
+            }
+            b"?" if self.killed => self.reply(b"W00"),
             b"?" => self.reply_last_stop(debugger),
-            b"k" => {
-                // gdb does not wait for a reply; lldb does.
-                self.reply(b"X09");
-                return SessionStatus::Killed;
-            }
-            _ if body.starts_with(b"vKill;") => {
-                self.reply(b"OK");
-                return SessionStatus::Killed;
-            }
-            [b'D'] | [b'D', b';', ..] => {
-                self.reply(b"OK");
-                return SessionStatus::Detached;
-            }
+            _ if self.extended && body.starts_with(b"vRun;") => self.restart(debugger, body),
+            // There is nothing to debug before the next run.
+            _ if self.killed && packets::needs_machine(body) => self.reply(b"E03"),
             b"vMustReplyEmpty" => self.reply(b""),
             b"vCont?" => self.pass(debugger, body),
             _ if body.starts_with(b"vCont") && !packets::is_resumption(body, count) => {
@@ -233,6 +244,11 @@ impl ClientSession {
             _ if body.starts_with(b"Qbtrace") => self.control_trace(debugger, body),
             _ if body.starts_with(b"qXfer:") => self.read_document(debugger, body),
             [b'm', range @ ..] => self.read_memory(debugger, range),
+            _ if body.starts_with(b"qMemoryRegionInfo:") => {
+                let vcpu = self.proxy.selected();
+                let reply = region::reply(debugger, vcpu, &body[18..]);
+                self.reply(reply.as_bytes());
+            }
             [b'P', write @ ..]
                 if self.register_writes > RESTORED_REGISTERS
                     && packets::is_not_restored(debugger.layout(), write) =>
@@ -249,9 +265,37 @@ impl ClientSession {
         SessionStatus::Open
     }
 
+    /// Answers the packets by which a client kills the machine or detaches; `None` for another packet.
+    fn end_session(&mut self, body: &[u8]) -> Option<SessionStatus> {
+        Some(match body {
+            b"k" => {
+                // gdb does not wait for a reply; lldb does.
+                self.reply(b"X09");
+                SessionStatus::Killed
+            }
+            _ if body.starts_with(b"vKill;") => {
+                self.reply(b"OK");
+                self.killed = true;
+                match self.extended {
+                    true => SessionStatus::Open,
+                    false => SessionStatus::Killed,
+                }
+            }
+            [b'D'] | [b'D', b';', ..] => {
+                self.reply(b"OK");
+                match self.killed {
+                    true => SessionStatus::Killed,
+                    false => SessionStatus::Detached,
+                }
+            }
+            _ => return None,
+        })
+    }
+
     /// Hands a packet to `gdbstub` and sends its replies.
     fn pass(&mut self, debugger: &mut Debugger, body: &[u8]) {
         debugger.selected = self.proxy.selected();
+        debugger.error_text = None;
         let Some(replies) = self.proxy.feed(debugger, body) else {
             return self.reply(b"E01");
         };
@@ -270,7 +314,26 @@ impl ClientSession {
             if body.starts_with(b"qSupported") {
                 reply = with_own_features(&reply, debugger.has_branch_trace());
             }
+            if let Some(text) = debugger
+                .error_text
+                .take_if(|_| packets::shows_error(body, &reply))
+            {
+                reply = format!("E.{text}").into_bytes();
+            }
             self.reply(&reply);
+        }
+    }
+
+    /// Answers `vRun`.
+    fn restart(&mut self, debugger: &mut Debugger, body: &[u8]) {
+        let arguments = body.get(5..).map(String::from_utf8_lossy);
+        let icount = restart::parse(&arguments.unwrap_or_default());
+        match icount.and_then(|icount| debugger.restart_at(icount)) {
+            Ok(_) => {
+                self.killed = false;
+                self.reply_last_stop(debugger);
+            }
+            Err(text) => self.reply(format!("E.{text}").as_bytes()),
         }
     }
 

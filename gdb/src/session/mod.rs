@@ -8,6 +8,8 @@
 mod client;
 mod packets;
 mod proxy;
+mod region;
+mod restart;
 mod supported;
 mod transfer;
 

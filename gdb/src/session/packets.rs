@@ -60,6 +60,23 @@ pub(super) fn names_thread(id: &[u8], count: usize) -> bool {
     thread_id::is_any(id) || thread_id::is_vcpu(id, count)
 }
 
+/// Whether a packet reads, changes or resumes the machine.
+pub(super) fn needs_machine(body: &[u8]) -> bool {
+    matches!(
+        body.first(),
+        Some(b'g' | b'G' | b'p' | b'P' | b'm' | b'M' | b'X' | b'b')
+    ) || body.starts_with(b"vCont;")
+        || body.starts_with(b"qRcmd,")
+}
+
+/// Whether gdb shows the text of an error in the reply to this packet: those for registers, and for
+/// resumptions.
+pub(super) fn shows_error(body: &[u8], reply: &[u8]) -> bool {
+    let shows = matches!(body.first(), Some(b'g' | b'G' | b'p' | b'P' | b'b'))
+        || body.starts_with(b"vCont;");
+    shows && matches!(reply, [b'E', high, low] if [high, low].iter().all(|d| d.is_ascii_hexdigit()))
+}
+
 /// How many registers in a row only those clients write that restore all of them, after they called a
 /// function of the guest.
 pub(super) const RESTORED_REGISTERS: usize = 16;

@@ -17,7 +17,6 @@ use gdbstub::target::ext::target_description_xml_override::{
 use gdbstub::target::{Target, TargetError as StubError, TargetResult};
 
 use super::arch::{GeneralRegisterBytes, RegisterNumber, X86Arch};
-use super::errno::non_fatal;
 use crate::debugger::{DebugError, Debugger};
 use crate::monitor;
 use crate::registers::RegisterInfo;
@@ -82,7 +81,8 @@ impl MultiThreadBase for Debugger {
         registers: &mut GeneralRegisterBytes,
         tid: Tid,
     ) -> TargetResult<(), Self> {
-        registers.0 = self.read_general(vcpu_of(tid)).map_err(non_fatal)?;
+        let read = self.read_general(vcpu_of(tid));
+        registers.0 = read.map_err(|error| self.refuse(error))?;
         Ok(())
     }
 
@@ -91,8 +91,8 @@ impl MultiThreadBase for Debugger {
         registers: &GeneralRegisterBytes,
         tid: Tid,
     ) -> TargetResult<(), Self> {
-        self.write_general(vcpu_of(tid), &registers.0)
-            .map_err(non_fatal)
+        let written = self.write_general(vcpu_of(tid), &registers.0);
+        written.map_err(|error| self.refuse(error))
     }
 
     fn support_single_register_access(&mut self) -> Option<SingleRegisterAccessOps<'_, Tid, Self>> {
@@ -101,11 +101,13 @@ impl MultiThreadBase for Debugger {
 
     fn read_addrs(&mut self, at: u64, data: &mut [u8], tid: Tid) -> TargetResult<usize, Self> {
         let bytes = self.read_memory(vcpu_of(tid), at, data.len());
-        Ok(copy_prefix(data, &bytes.map_err(non_fatal)?))
+        let bytes = bytes.map_err(|error| self.refuse(error))?;
+        Ok(copy_prefix(data, &bytes))
     }
 
     fn write_addrs(&mut self, at: u64, data: &[u8], tid: Tid) -> TargetResult<(), Self> {
-        self.write_memory(vcpu_of(tid), at, data).map_err(non_fatal)
+        let written = self.write_memory(vcpu_of(tid), at, data);
+        written.map_err(|error| self.refuse(error))
     }
 
     fn list_active_threads(&mut self, each: &mut dyn FnMut(Tid)) -> Result<(), DebugError> {
@@ -138,9 +140,12 @@ impl SingleRegisterAccess<Tid> for Debugger {
         number: RegisterNumber,
         buffer: &mut [u8],
     ) -> TargetResult<usize, Self> {
-        let register = register(self, number).map_err(non_fatal)?;
-        let value = Debugger::read_register(self, vcpu_of(tid), &register);
-        Ok(copy_prefix(buffer, &value.map_err(non_fatal)?))
+        let value = register(self, number).and_then(|register| {
+            let vcpu = vcpu_of(tid);
+            Debugger::read_register(self, vcpu, &register)
+        });
+        let value = value.map_err(|error| self.refuse(error))?;
+        Ok(copy_prefix(buffer, &value))
     }
 
     fn write_register(
@@ -149,12 +154,14 @@ impl SingleRegisterAccess<Tid> for Debugger {
         number: RegisterNumber,
         value: &[u8],
     ) -> TargetResult<(), Self> {
-        let register = register(self, number).map_err(non_fatal)?;
-        let (expected, given) = (register.bytes(), value.len());
-        if given != expected {
-            return Err(non_fatal(DebugError::Length { expected, given }));
-        }
-        Debugger::write_register(self, vcpu_of(tid), register.location, value).map_err(non_fatal)
+        let written = register(self, number).and_then(|register| {
+            let (expected, given) = (register.bytes(), value.len());
+            if given != expected {
+                return Err(DebugError::Length { expected, given });
+            }
+            Debugger::write_register(self, vcpu_of(tid), register.location, value)
+        });
+        written.map_err(|error| self.refuse(error))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use gdbstub::target::TargetError as StubError;
 
-use crate::debugger::DebugError;
+use crate::debugger::{DebugError, Debugger};
 use crate::target::TargetError;
 
 /// EINVAL.
@@ -26,7 +26,11 @@ pub(crate) fn of(error: &DebugError) -> u8 {
     }
 }
 
-/// The error as `gdbstub` takes it without ending the session.
-pub(super) fn non_fatal(error: DebugError) -> StubError<DebugError> {
-    StubError::Errno(of(&error))
+impl Debugger {
+    /// The error as `gdbstub` takes it without ending the session. Its text is kept for the reply.
+    pub(super) fn refuse(&mut self, error: DebugError) -> StubError<DebugError> {
+        let errno = of(&error);
+        self.error_text = Some(error.to_string());
+        StubError::Errno(errno)
+    }
 }

@@ -1,6 +1,4 @@
-//! The file `/kernel`, which a client reads by `symbol-file target:/kernel`.
-//!
-//! It is made each time it is opened. There is no other file, and none is ever written.
+//! The files of [`crate::client_file`], of which a client has one open at a time.
 
 use gdbstub::target::ext::host_io::{
     FsKind, HostIo, HostIoClose, HostIoCloseOps, HostIoErrno, HostIoError, HostIoFstat,
@@ -8,9 +6,9 @@ use gdbstub::target::ext::host_io::{
     HostIoPreadOps, HostIoResult, HostIoSetfs, HostIoSetfsOps, HostIoStat,
 };
 
+use crate::client_file::ClientFile;
 use crate::debugger::Debugger;
 use crate::framing::BODY_MAX;
-use crate::kernel;
 
 /// The only file descriptor.
 const FD: u32 = 3;
@@ -41,8 +39,8 @@ impl HostIo for Debugger {
 }
 
 /// The open file.
-fn open_file(debugger: &Debugger, fd: u32) -> HostIoResult<&[u8], Debugger> {
-    let file = debugger.open_file.as_deref().filter(|_| fd == FD);
+fn open_file(debugger: &Debugger, fd: u32) -> HostIoResult<&ClientFile, Debugger> {
+    let file = debugger.open_file.as_ref().filter(|_| fd == FD);
     file.ok_or(HostIoError::Errno(HostIoErrno::EBADF))
 }
 
@@ -57,13 +55,7 @@ impl HostIoOpen for Debugger {
         if flags.intersects(writes) {
             return Err(HostIoError::Errno(HostIoErrno::EACCES));
         }
-        if !matches!(name, b"/kernel" | b"kernel") {
-            return Err(HostIoError::Errno(HostIoErrno::ENOENT));
-        }
-        let cancel = self.cancel.clone();
-        let linear = self.linear_memory(self.selected).ok();
-        self.open_file =
-            linear.and_then(|linear| kernel::symbol_file(&linear, &|| cancel.is_set()));
+        self.open_file = ClientFile::open(self, name).ok().flatten();
         match &self.open_file {
             Some(_) => Ok(FD),
             None => Err(HostIoError::Errno(HostIoErrno::ENOENT)),
@@ -89,11 +81,8 @@ impl HostIoPread for Debugger {
         buffer: &mut [u8],
     ) -> HostIoResult<usize, Self> {
         let file = open_file(self, fd)?;
-        let from = usize::try_from(offset).unwrap_or(usize::MAX);
-        let rest = file.get(from..).unwrap_or(&[]);
-        let len = rest.len().min(count).min(buffer.len()).min(READ_MAX);
-        buffer[..len].copy_from_slice(&rest[..len]);
-        Ok(len)
+        let len = count.min(buffer.len()).min(READ_MAX);
+        Ok(file.read(self.target.memory(), offset, &mut buffer[..len]))
     }
 }
 
@@ -108,9 +97,9 @@ impl HostIoFstat for Debugger {
             st_uid: 0,
             st_gid: 0,
             st_rdev: 0,
-            st_size: file.len() as u64,
+            st_size: file.len(),
             st_blksize: 4096,
-            st_blocks: file.len().div_ceil(512) as u64,
+            st_blocks: file.len().div_ceil(512),
             st_atime: 0,
             st_mtime: 0,
             st_ctime: 0,

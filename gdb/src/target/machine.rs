@@ -80,6 +80,10 @@ pub trait DebugTarget: Send {
     /// When the machine has ended.
     fn take_stops(&mut self) -> Result<Vec<VcpuStop>, TargetError>;
 
+    /// A client begins to hold the machine paused, or ends that. Limits of the run's time should not count
+    /// meanwhile.
+    fn set_held(&mut self, _held: bool) {}
+
     /// Ends the machine, whether it is paused or not; does not wait for that.
     fn kill(&mut self);
 

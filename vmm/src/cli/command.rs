@@ -11,6 +11,7 @@ use super::completions::CompletionsArgs;
 use super::demo::DemoArgs;
 use super::diff::DiffArgs;
 use super::doctor::DoctorArgs;
+use super::dump::DumpArgs;
 use super::exec::ExecArgs;
 use super::export::ExportArgs;
 use super::man::ManArgs;
@@ -21,7 +22,8 @@ use super::test::TestArgs;
 use super::trace::TraceArgs;
 use super::usage::one_line;
 use super::{
-    Status, completions, demo, diff, doctor, exec, export, man, report, run, stat, test, trace,
+    Status, completions, demo, diff, doctor, dump, exec, export, man, report, run, stat, test,
+    trace,
 };
 
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
@@ -63,6 +65,8 @@ enum Command {
     Stat(Box<StatArgs>),
     /// Write a trace in the format of another tool
     Export(ExportArgs),
+    /// Write a guest that runs with --gdb as an ELF core file
+    Dump(DumpArgs),
     /// Find the first instruction at which two deterministic runs, or the two engines, differ
     Diff(Box<DiffArgs>),
     /// Measure what this host's KVM does
@@ -87,6 +91,7 @@ impl Command {
             Self::Report(args) => report::run(&args).map(ExitCode::from),
             Self::Stat(args) => stat::run(&args),
             Self::Export(args) => export::run(&args).map(ExitCode::from),
+            Self::Dump(args) => dump::run(&args).map(ExitCode::from),
             Self::Diff(args) => diff::run(&args),
             Self::Doctor(args) => doctor::run(args),
             Self::Test(args) => test::run(*args),

@@ -1,4 +1,4 @@
-//! The command line: `hindsight run`, `exec`, `trace`, `export`, `stat`, `diff`, `doctor`, `test`, `demo`
+//! The command line: `hindsight run`, `exec`, `trace`, `export`, `stat`, `dump`, `diff`, `doctor`, `test`, `demo`
 //! and `completions`.
 
 mod command;
@@ -7,6 +7,7 @@ pub mod config;
 mod demo;
 mod diff;
 mod doctor;
+mod dump;
 mod exec;
 mod exit;
 mod export;

@@ -199,6 +199,10 @@ impl DebugTarget for MachineTarget {
         Ok(stops.collect())
     }
 
+    fn set_held(&mut self, held: bool) {
+        self.board.run.end.suspend_limit(held);
+    }
+
     fn kill(&mut self) {
         self.board.run.finish(Outcome::Quit);
     }

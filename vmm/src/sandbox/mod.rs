@@ -1,9 +1,10 @@
 //! Confines this process before it runs a guest: seccomp by thread, Landlock, resource limits.
 //!
-//! A guest that took over the monitor would find a thread that can make the system calls of its task
-//! and no others, no file but those that are open, and no way to a new program. docs/internals/security.md
+//! An attacker who took over a thread of the monitor could make only the system calls that this
+//! thread's task needs, access only open files, and start no program. docs/internals/security.md
 //! has the threat model. The rules are in `resources/seccomp`, a file for each kind of thread.
 
+mod allocator;
 mod files;
 mod filters;
 mod limits;
@@ -11,6 +12,7 @@ mod names;
 mod threads;
 mod trap;
 
+pub use allocator::settle_allocator;
 pub use files::{FileAccess, confine_files};
 pub use filters::{SandboxNeeds, Strictness, ThreadKind};
 pub use threads::{SandboxError, enter, prepare};

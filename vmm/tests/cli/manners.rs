@@ -5,13 +5,14 @@ use std::path::Path;
 
 use crate::rig::*;
 
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 12] = [
     "run",
     "trace",
     "exec",
     "export",
     "report",
     "stat",
+    "dump",
     "diff",
     "doctor",
     "test",

@@ -45,7 +45,7 @@ fn linux(more: &[&str]) -> Run {
 }
 
 #[test]
-#[ignore = "boots Linux: needs guest images, see ci/test images"]
+#[ignore = "boots Linux with the guest images of HINDSIGHT_GUESTS; ci/test images runs it"]
 fn kernel_symbols_are_read_from_guest_memory() {
     let run = linux(&["--deterministic"]);
     let script = "backtrace 1
@@ -78,7 +78,7 @@ fn kernel_symbols_are_read_from_guest_memory() {
 }
 
 #[test]
-#[ignore = "boots Linux: needs guest images, see ci/test images"]
+#[ignore = "boots Linux with the guest images of HINDSIGHT_GUESTS; ci/test images runs it"]
 fn kernel_boots_after_the_debugger_detaches() {
     let run = linux(&[]);
     let script = "delete

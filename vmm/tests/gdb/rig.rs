@@ -95,7 +95,10 @@ impl Run {
             Guest::Image(_) => 900,
             _ => limit(),
         };
-        command.args(["run", "--timeout", &limit.to_string()]);
+        command.arg("run");
+        if !more.contains(&"--timeout") {
+            command.args(["--timeout", &limit.to_string()]);
+        }
         let names_engine = |argument: &&str| {
             argument.starts_with("--engine=") || argument.starts_with("--switch-every=")
         };
@@ -159,6 +162,21 @@ impl Run {
         let limit = Duration::from_secs(limit());
         stream.set_read_timeout(Some(limit)).unwrap();
         Client(stream)
+    }
+
+    /// The socket of the server.
+    pub fn socket(&self) -> PathBuf {
+        self.folder().join("gdb")
+    }
+
+    /// The folder of the run's files.
+    pub fn folder(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The guest's ELF file, if it has one.
+    pub fn symbols(&self) -> Option<&Path> {
+        self.symbols.as_deref()
     }
 
     /// Starts gdb with a script, connected to the guest.

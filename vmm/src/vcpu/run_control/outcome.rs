@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hindsight_devices::MachineRequest;
 use thiserror::Error;
@@ -143,6 +143,8 @@ impl From<MachineRequest> for Outcome {
 #[derive(Debug, Default)]
 pub struct RunEnd {
     outcome: Mutex<Option<Outcome>>,
+    /// The time that does not count for the limit.
+    excluded: Mutex<ExcludedTime>,
     set: Condvar,
     /// A guest's own end waits for a debugger, which may go back from there.
     holds: AtomicBool,
@@ -151,7 +153,42 @@ pub struct RunEnd {
     by_input: AtomicBool,
 }
 
+/// Time that a limit does not count: a debugger holds the guest.
+#[derive(Clone, Copy, Debug, Default)]
+struct ExcludedTime {
+    total: Duration,
+    /// Since when none counts.
+    since: Option<Instant>,
+}
+
 impl RunEnd {
+    /// Excludes the time from now on from the limit of [`RunEnd::wait`], or ends that.
+    pub fn suspend_limit(&self, suspend: bool) {
+        let mut excluded = lock(&self.excluded);
+        excluded.since = match (suspend, excluded.since) {
+            (true, since) => Some(since.unwrap_or_else(Instant::now)),
+            (false, Some(since)) => {
+                excluded.total += since.elapsed();
+                None
+            }
+            (false, None) => None,
+        };
+        drop(excluded);
+        // The thread that waits finds its new limit.
+        let _outcome = lock(&self.outcome);
+        self.set.notify_all();
+    }
+
+    /// The limit without the excluded time; `None` while time does not count.
+    fn extended(&self, limit: Instant) -> Option<Instant> {
+        let excluded = *lock(&self.excluded);
+        match excluded.since {
+            Some(_) => None,
+            // A limit that `Instant` cannot represent is no limit.
+            None => limit.checked_add(excluded.total),
+        }
+    }
+
     /// Sets the outcome; the first one counts.
     pub fn set(&self, outcome: Outcome) {
         lock(&self.outcome).get_or_insert(outcome);
@@ -164,14 +201,14 @@ impl RunEnd {
         self.by_input.store(false, Ordering::SeqCst);
     }
 
-    /// Waits for the outcome, until `limit` if there is one.
+    /// Waits for the outcome, until `limit` if there is one, and longer by the time excluded from it.
     pub fn wait(&self, limit: Option<Instant>) -> Option<Outcome> {
         let mut outcome = lock(&self.outcome);
         loop {
             if outcome.is_some() {
                 return outcome.take();
             }
-            outcome = match limit {
+            outcome = match limit.and_then(|limit| self.extended(limit)) {
                 None => self
                     .set
                     .wait(outcome)
@@ -220,5 +257,42 @@ impl RunEnd {
     /// Whether the end was caused by recorded or replayed input, so that every replay has it too.
     pub fn by_input(&self) -> bool {
         self.by_input.load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::thread;
+
+    const SHORT: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn limit_is_extended_by_the_time_that_is_suspended() {
+        let end = Arc::new(RunEnd::default());
+        end.suspend_limit(true);
+        let waiting = end.clone();
+        let start = Instant::now();
+        let waiter = thread::spawn(move || {
+            assert!(waiting.wait(Some(start + SHORT)).is_none());
+            start.elapsed()
+        });
+        thread::sleep(10 * SHORT);
+        assert!(
+            !waiter.is_finished(),
+            "the limit passed while it was suspended"
+        );
+        end.suspend_limit(false);
+        assert!(waiter.join().unwrap() >= 10 * SHORT);
+    }
+
+    #[test]
+    fn outcome_ends_the_wait_while_the_limit_is_suspended() {
+        let end = Arc::new(RunEnd::default());
+        end.suspend_limit(true);
+        end.set(Outcome::Quit);
+        let outcome = end.wait(Some(Instant::now()));
+        assert!(matches!(outcome, Some(Outcome::Quit)));
     }
 }
