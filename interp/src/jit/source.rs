@@ -3,10 +3,9 @@
 use crate::branch_buffer::BranchBuffer;
 use crate::code::{Block, BlockEntry};
 use crate::core::Core;
-use crate::facts::InstructionFacts;
+use crate::facts::{self, InstructionFacts};
 use crate::memory::PAGE;
 use crate::platform::BranchClass;
-use crate::thunk;
 use hindsight_translate::{
     BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock, GuestInstruction,
 };
@@ -89,7 +88,7 @@ impl Core {
                 flags,
                 foreign: invalid || !in_cpuid || !host_has(&i),
                 joined,
-                aligned: !invalid && thunk::needs_alignment(&i, i.memory_size().size()),
+                aligned: !invalid && facts::needs_alignment(&i, i.memory_size().size()),
             });
             ops.push(op);
         }

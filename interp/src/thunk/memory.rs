@@ -4,11 +4,12 @@
 use super::codegen::{Access, Thunk};
 use super::masking;
 use crate::core::{Core, Op};
+use crate::facts::needs_alignment;
 use crate::fault::Fault;
 use crate::mmu::TlbSet;
 use crate::ops::Done;
 use crate::registers::Reg;
-use iced_x86::{EncodingKind, Instruction, Mnemonic as M};
+use iced_x86::Instruction;
 use std::ops::Range;
 
 /// The memory operand of a thunk: its address, and the elements that are accessed.
@@ -41,39 +42,6 @@ fn check_ac(c: &Core, lin: u64, len: usize) -> Done {
         2 | 4 | 8 => c.check_alignment(lin, len),
         10 => c.check_alignment(lin, 8),
         _ => Ok(()),
-    }
-}
-
-/// Whether the operand must be aligned to its size.
-pub(crate) fn needs_alignment(i: &Instruction, size: usize) -> bool {
-    match i.mnemonic() {
-        M::Movups
-        | M::Movupd
-        | M::Movdqu
-        | M::Lddqu
-        | M::Pcmpestri
-        | M::Pcmpestrm
-        | M::Pcmpistri
-        | M::Pcmpistrm
-        | M::Pcmpestri64
-        | M::Pcmpestrm64 => false,
-        M::Movaps
-        | M::Movapd
-        | M::Movdqa
-        | M::Movntdq
-        | M::Movntdqa
-        | M::Movntps
-        | M::Movntpd
-        | M::Vmovaps
-        | M::Vmovapd
-        | M::Vmovdqa
-        | M::Vmovdqa32
-        | M::Vmovdqa64
-        | M::Vmovntdq
-        | M::Vmovntdqa
-        | M::Vmovntps
-        | M::Vmovntpd => true,
-        _ => size == 16 && i.encoding() == EncodingKind::Legacy,
     }
 }
 

@@ -15,7 +15,6 @@ mod run;
 pub(crate) mod vectors;
 
 pub(crate) use elements::run as run_elements;
-pub(crate) use memory::needs_alignment;
 #[cfg(test)]
 pub(crate) use run::can_run;
 pub(crate) use run::{Support, check_state, last_opcode, run, support};
