@@ -48,6 +48,30 @@ fn branch_trace_includes_single_steps() {
 }
 
 #[test]
+fn recording_ends_at_its_stop_and_leaves_out_repetitions() {
+    let options = ["--record", "branches=64,stop=print", "--deterministic"];
+    let run = Run::waiting(Guest::Sample, &options);
+    // The guest initializes, and puts and takes 20 jobs, in more than 64 branches.
+    let text = run.gdb("continue\nrecord function-call-history\nkill\n");
+    in_order(
+        &text,
+        &[
+            "main",
+            "queue_init",
+            "main",
+            "queue_put",
+            "queue_take",
+            "print",
+        ],
+    );
+    let wrong = hindsight()
+        .args(["run", "--record", "branches,stop=nowhere", "/dev/null"])
+        .output()
+        .unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+}
+
+#[test]
 fn recorded_branches_precede_the_debugger() {
     let run = Run::start(Guest::Long("spin"), &["--record", "branches=1000"]);
     run.gdb("set variable *(int *)&stop = 1\ndetach\n");

@@ -143,6 +143,7 @@ fn run_machine(
     } = machine::decide(config, measure)?;
     let (mut prepared, links) = machine::prepare_files(config, decision.engine, &files)?;
     hook.check(config, files.image())?;
+    let record = gdb::record_options(&config.debugging, files.image())?;
     let may_change_engine = policy.is_some();
     if let Some(policy) = policy {
         let forced = config.run.switch_every.map(|every| every.0);
@@ -174,6 +175,9 @@ fn run_machine(
     consoles.start_input(input::delivery(config, &machine, queue), quit)?;
     let board = machine.board().clone();
     set_ends(config, &board, outputs);
+    if let Some(record) = record {
+        machine.record_branches(record);
+    }
     let debugger = gdb::start(&config.debugging, listener, &mut machine)?;
     network::start(links, &board)?;
     Confinement::enter();
