@@ -74,6 +74,7 @@ pub enum MsrStops {
 
 /// Everything that a vCPU stops for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StopConditions {
     /// Linear addresses of instructions, before which it stops.
     pub execute: Vec<u64>,
@@ -86,7 +87,7 @@ pub struct StopConditions {
     pub exceptions: u32,
     /// Writes to MSRs, after which it stops.
     pub msrs: MsrStops,
-    /// Numbers of control registers, a bit each. It stops after a write to one of them.
+    /// Control registers after whose writes it stops: bit N is CRN.
     pub controls: u16,
 }
 

@@ -126,7 +126,7 @@ impl<'a> Costs<'a> {
             let target = self.definition(site.callee);
             let between = self.inclusive.get(&(function, site.callee));
             let &(all, instructions) = between.unwrap_or(&(0, 0));
-            // Of the calls between two functions, each has the same share.
+            // The trace has one sum for all calls between two functions: divide it evenly.
             let share =
                 u128::from(instructions) * u128::from(calls) / u128::from(all.max(calls).max(1));
             writeln!(

@@ -7,7 +7,7 @@ use object::{Object, ObjectSegment};
 
 use crate::flow::Flow;
 
-/// Most instructions that are told apart.
+/// Most distinct instructions that are counted.
 const INSTRUCTIONS_MAX: usize = 16 << 20;
 
 /// An instruction that was executed.

@@ -20,7 +20,7 @@ pub(crate) fn write(
     let (base, end) = bounds(&file);
     let mut blocks = BTreeSet::new();
     for span in flow.spans.keys() {
-        // The last instruction of the span is the one before its end.
+        // The last instruction begins before the end of the span.
         let last = counts.range(span.start..span.end).next_back();
         let Some((address, executed)) = last else {
             continue;

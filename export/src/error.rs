@@ -15,7 +15,7 @@ pub enum ExportError {
     /// The output cannot be written.
     #[error("the output cannot be written")]
     Output(#[from] io::Error),
-    /// The trace has not all branches.
+    /// The trace lacks branches.
     #[error(
         "this format needs all branches: trace with --events branches, without --cpl and --range"
     )]

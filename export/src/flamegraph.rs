@@ -57,7 +57,7 @@ fn precise(count: u64) -> f64 {
     count as f64
 }
 
-/// Lays the frames out, the callers below.
+/// Computes the position of each frame; callers are below their callees.
 fn layout(tree: &CallTree) -> Vec<DrawnFrame> {
     let inclusive = tree.inclusive();
     let total = precise(inclusive.first().copied().unwrap_or(0).max(1));
@@ -94,7 +94,7 @@ fn layout(tree: &CallTree) -> Vec<DrawnFrame> {
     frames
 }
 
-/// Text for XML.
+/// Escapes text for XML.
 pub(crate) fn escape(text: &str) -> String {
     let escaped = text.replace('&', "&amp;").replace('<', "&lt;");
     escaped.replace('>', "&gt;").replace('"', "&quot;")

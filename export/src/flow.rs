@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use hindsight_cpu::branch::BranchClass;
-use hindsight_trace::{Event, Record, TraceHeader};
+use hindsight_trace::{BranchEvent, Event, Record, TraceHeader};
 
 use crate::input::RecordStream;
 use crate::stack::{CallStack, CallTree, FlowBranch};
 use crate::symbols::FunctionTable;
 
-/// Most distinct branches, and stretches of code between them, that are told apart.
+/// Most distinct branches that are counted, and most distinct spans.
 const DISTINCT_MAX: usize = 8 << 20;
 
 /// Straight code that was executed: from the target of a branch up to the next branch or event.
@@ -17,8 +17,8 @@ const DISTINCT_MAX: usize = 8 << 20;
 pub(crate) struct Span {
     /// Address of the first instruction.
     pub(crate) start: u64,
-    /// No instruction began here or later: the address of the instruction that an event interrupted,
-    /// or one more than that of the branch.
+    /// End of the span, exclusive: the address of the instruction that an event interrupted, or one
+    /// more than the address of the branch.
     pub(crate) end: u64,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct EdgeCount {
 #[derive(Debug, Default)]
 pub(crate) struct VcpuFlow {
     pub(crate) stack: CallStack,
-    /// Where the code that runs began, and the count of instructions there.
+    /// Start of the current span, and the count of instructions at it.
     begun: Option<(u64, u64)>,
 }
 
@@ -62,21 +62,21 @@ pub(crate) struct FlowStep {
 }
 
 impl VcpuFlow {
-    /// Follows a record; returns the step that it is, if it is a branch.
+    /// Advances by a record; returns the branch and the span before it, if it is a branch.
     pub(crate) fn follow(
         &mut self,
         record: &Record,
         tree: &mut CallTree,
         functions: &FunctionTable,
     ) -> Option<FlowStep> {
-        let Event::Branch {
+        let Event::Branch(BranchEvent {
             from,
             to,
             class,
             cpl,
             to_cpl,
             mispredicted,
-        } = record.event
+        }) = record.event
         else {
             return None;
         };
@@ -106,7 +106,7 @@ impl VcpuFlow {
     }
 }
 
-/// Everything that a trace has about the code of a guest.
+/// Everything that a trace says about the executed code.
 #[derive(Debug)]
 pub(crate) struct Flow {
     pub(crate) tree: CallTree,
@@ -192,7 +192,7 @@ impl Flow {
     }
 }
 
-/// The vCPUs of a trace, as they appear.
+/// The vCPUs of a trace, added at their first record.
 #[derive(Debug)]
 pub(crate) struct Vcpus {
     flows: HashMap<u32, VcpuFlow>,
@@ -218,7 +218,7 @@ impl Vcpus {
         })
     }
 
-    /// Forgets all positions: records are missing.
+    /// Drops the position of every vCPU, because records are missing.
     pub(crate) fn clear(&mut self) {
         self.flows.clear();
         self.start = None;

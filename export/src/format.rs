@@ -1,4 +1,4 @@
-//! The formats, and what their writers get.
+//! The formats, and the entry of the crate.
 
 use std::io::{Read, Seek, Write};
 use std::ops::RangeInclusive;
@@ -10,44 +10,40 @@ use crate::flow::{Flow, is_contiguous};
 use crate::input::{Guest, RecordStream};
 use crate::{callgrind, drcov, firefox, flamegraph, json, lcov, perf, perfetto, text};
 
-/// A format of another tool.
+/// A format of another tool. The documentation of each is its help on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Format {
-    /// A line for each record.
+    /// A line for each record
     Text,
-    /// A JSON object for each record, one a line.
+    /// A JSON object for each record, one a line
     Json,
-    /// perf.data of Linux's perf: samples with branch stacks.
+    /// perf.data with branch stacks, for perf report and perf script
     Perf,
-    /// Stacks with their instructions, one a line, for flame graph tools.
+    /// Instructions by stack, a line each, for flame graph tools
     Folded,
-    /// A flame graph as SVG.
+    /// A flame graph (SVG)
     Flamegraph,
-    /// Costs and calls by source line, for callgrind_annotate and kcachegrind.
+    /// Instructions and calls by line, for callgrind_annotate and kcachegrind
     Callgrind,
-    /// Coverage by source line, function and branch, for genhtml.
+    /// Coverage by line, function and branch, for genhtml
     Lcov,
-    /// Coverage by basic block, for disassemblers.
+    /// Coverage by block, for disassemblers
     Drcov,
-    /// A profile for the Firefox Profiler.
+    /// A profile for the Firefox Profiler
     Firefox,
-    /// A time line for Perfetto.
+    /// A time line for Perfetto
     Perfetto,
 }
 
 impl Format {
-    /// Whether the format needs to know all code that was executed.
-    const fn needs_code(self) -> bool {
-        matches!(self, Self::Callgrind | Self::Lcov | Self::Drcov)
-    }
-
-    /// Whether the format needs functions or lines of the image.
-    const fn needs_image(self) -> bool {
+    /// Whether the format is about all code of the run, by the image's functions, lines or blocks.
+    const fn covers_code(self) -> bool {
         matches!(self, Self::Callgrind | Self::Lcov | Self::Drcov)
     }
 }
 
-/// What is exported, and how.
+/// Options of an export.
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
     /// The counts of retired instructions whose records are exported.
@@ -78,11 +74,13 @@ pub fn export<R: Read + Seek>(
     warn: &mut dyn FnMut(&TraceError),
 ) -> Result<(), ExportError> {
     let header = trace.header().clone();
-    if format.needs_code() && !is_contiguous(&header) {
-        return Err(ExportError::NotContiguous);
-    }
-    if format.needs_image() && guest.image.is_empty() {
-        return Err(ExportError::NoImage);
+    if format.covers_code() {
+        if !is_contiguous(&header) {
+            return Err(ExportError::NotContiguous);
+        }
+        if guest.image.is_empty() {
+            return Err(ExportError::NoImage);
+        }
     }
     let records = trace.records_within(options.range.clone());
     let mut stream = records.map(|record| record.inspect_err(|error| warn(error)).ok());

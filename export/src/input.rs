@@ -1,4 +1,4 @@
-//! What the writers of formats get.
+//! The input of the formats' writers.
 
 use hindsight_trace::Record;
 
@@ -7,7 +7,7 @@ use crate::symbols::FunctionTable;
 /// The records of a trace; `None` where some are missing, because a block is damaged.
 pub(crate) type RecordStream<'a> = &'a mut dyn Iterator<Item = Option<Record>>;
 
-/// What is known of the guest beyond the trace.
+/// Information about the guest that the trace does not contain.
 #[derive(Debug, Default)]
 pub struct Guest {
     /// Its functions.

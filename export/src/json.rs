@@ -2,13 +2,12 @@
 
 use std::io::{self, Write};
 
-use hindsight_trace::Event;
+use hindsight_trace::{BranchEvent, Event};
 use serde_json::{Map, Value, json};
 
 use crate::error::ExportError;
 use crate::input::RecordStream;
 use crate::symbols::FunctionTable;
-use crate::text::class_name;
 
 /// Writes the records. Addresses are strings in hexadecimal, since JSON's numbers lose digits.
 pub(crate) fn write(
@@ -36,7 +35,7 @@ fn hex(value: u64) -> String {
 
 fn event(event: &Event, functions: &FunctionTable) -> Map<String, Value> {
     let value = match *event {
-        Event::Branch { .. } => branch(event, functions),
+        Event::Branch(ref taken) => branch(taken, functions),
         Event::Delivery {
             vector,
             error_code,
@@ -92,27 +91,17 @@ fn event(event: &Event, functions: &FunctionTable) -> Map<String, Value> {
     }
 }
 
-fn branch(event: &Event, functions: &FunctionTable) -> Value {
-    let &Event::Branch {
-        from,
-        to,
-        class,
-        cpl,
-        to_cpl,
-        mispredicted,
-    } = event
-    else {
-        return Value::Null;
-    };
+fn branch(branch: &BranchEvent, functions: &FunctionTable) -> Value {
+    let symbol = |at| functions.find(at).map(|function| &function.name);
     json!({
         "event": "branch",
-        "class": class_name(class),
-        "from": hex(from),
-        "to": hex(to),
-        "from_symbol": functions.find(from).map(|f| &f.name),
-        "to_symbol": functions.find(to).map(|f| &f.name),
-        "cpl": cpl,
-        "to_cpl": to_cpl,
-        "mispredicted": mispredicted,
+        "class": branch.class.short_name(),
+        "from": hex(branch.from),
+        "to": hex(branch.to),
+        "from_symbol": symbol(branch.from),
+        "to_symbol": symbol(branch.to),
+        "cpl": branch.cpl,
+        "to_cpl": branch.to_cpl,
+        "mispredicted": branch.mispredicted,
     })
 }

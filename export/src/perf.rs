@@ -69,7 +69,7 @@ impl Fields {
         self
     }
 
-    /// TID, TIME and CPU, as each record that is no sample ends with.
+    /// TID, TIME and CPU, which end every record other than a sample.
     fn sample_id(&mut self, cpu: u32, time: u64) -> &mut Self {
         self.u32(PID).u32(PID + cpu).u64(time).u32(cpu).u32(0)
     }
@@ -100,7 +100,7 @@ const fn branch_kind(class: BranchClass) -> u64 {
     }
 }
 
-/// What is known of one vCPU until its next sample.
+/// State of one vCPU since its last sample.
 #[derive(Default)]
 struct SampledVcpu {
     /// The newest first.
@@ -270,7 +270,7 @@ pub(crate) fn write(
         .map_err(|error| error.into_error())?;
     data.rewind()?;
     io::copy(&mut data, out)?;
-    // The section of the only feature is empty, and begins after itself.
+    // The only feature has an empty section, right behind its own entry.
     let end = HEADER_LEN + u64::from(ATTR_LEN) + 16 + samples.len + 16;
     let mut section = Fields::default();
     section.u64(end).u64(0);

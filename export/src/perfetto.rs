@@ -143,7 +143,8 @@ impl Packer<'_> {
         self.event(ticks, event)
     }
 
-    /// The functions of a vCPU: those of a sample that the one before had too continue.
+    /// Writes the functions of a vCPU as slices. A function that is in two successive samples is
+    /// one slice.
     fn stacks(
         &mut self,
         cpu: u32,

@@ -10,11 +10,12 @@ use hindsight_cpu::branch::BranchClass;
 
 use crate::symbols::FunctionTable;
 
-/// The deepest stack that is followed; deeper calls count for the last frame.
+/// Deepest stack that is followed; instructions of deeper calls count for the last frame.
 const DEPTH_MAX: usize = 256;
 /// Most nodes of a tree of calls; calls beyond count for their caller.
 const NODES_MAX: usize = 4 << 20;
-/// The longest instruction: a return goes to at most as many bytes after its call.
+/// Bytes of the longest instruction. A return target is at most this far behind the start of its
+/// call.
 const INSTRUCTION_MAX: u64 = 15;
 
 /// A function of the guest: its index in the table, or none for code without a symbol.
@@ -112,7 +113,7 @@ impl CallTree {
     }
 }
 
-/// What a branch is to the stack.
+/// A branch, as far as the call stack depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlowBranch {
     pub(crate) from: u64,
@@ -125,7 +126,7 @@ pub(crate) struct FlowBranch {
 #[derive(Clone, Copy, Debug)]
 struct Frame {
     node: u32,
-    /// Where the call or the interrupted instruction is.
+    /// Address of the call, or of the interrupted instruction.
     called_from: u64,
     /// The privilege level of the frame's code.
     cpl: u8,
@@ -140,14 +141,14 @@ pub(crate) struct CallStack {
 }
 
 impl CallStack {
-    /// The node that runs.
+    /// The node of the innermost frame.
     pub(crate) fn top(&self) -> u32 {
         self.frames
             .last()
             .map_or(CallTree::ROOT, |frame| frame.node)
     }
 
-    /// Enters the code at `address`, if nothing is known to run yet.
+    /// Pushes the function at `address` if the stack is empty.
     pub(crate) fn enter(
         &mut self,
         address: u64,
@@ -163,7 +164,7 @@ impl CallStack {
         }
     }
 
-    /// Counts instructions for the node that runs.
+    /// Counts instructions for the innermost frame.
     pub(crate) fn spend(&self, tree: &mut CallTree, instructions: u64) {
         tree.node_mut(self.top()).own += instructions;
     }
@@ -233,7 +234,7 @@ impl CallStack {
         self.replace_top(function, tree, branch.to_cpl);
     }
 
-    /// The code that runs is now in `function`.
+    /// Replaces the function of the innermost frame.
     fn replace_top(&mut self, function: FunctionIndex, tree: &mut CallTree, cpl: u8) {
         let Some(&top) = self.frames.last() else {
             let node = tree.child(CallTree::ROOT, function);

@@ -2,28 +2,11 @@
 
 use std::io::Write;
 
-use hindsight_cpu::branch::BranchClass;
-use hindsight_trace::{DeviceAccess, Event, Record};
+use hindsight_trace::{BranchEvent, DeviceAccess, Event, Record};
 
 use crate::error::ExportError;
 use crate::input::RecordStream;
 use crate::symbols::FunctionTable;
-
-/// The kind of a branch in one word, as `--btm` has it.
-pub(crate) const fn class_name(class: BranchClass) -> &'static str {
-    match class {
-        BranchClass::Conditional => "jcc",
-        BranchClass::DirectJump | BranchClass::IndirectJump => "jmp",
-        BranchClass::DirectCall | BranchClass::CallNext | BranchClass::IndirectCall => "call",
-        BranchClass::Return => "ret",
-        BranchClass::Far => "far",
-        BranchClass::SoftwareInterrupt => "int",
-        BranchClass::Exception | BranchClass::Debug => "exception",
-        BranchClass::Interrupt => "interrupt",
-        BranchClass::Abort => "abort",
-        BranchClass::NotTaken => "none",
-    }
-}
 
 /// Writes the records: vCPU, count of instructions, event.
 pub(crate) fn write(
@@ -48,7 +31,7 @@ fn write_event(
     out: &mut dyn Write,
 ) -> std::io::Result<()> {
     match *event {
-        Event::Branch { .. } => write_branch(event, functions, out),
+        Event::Branch(ref branch) => write_branch(branch, functions, out),
         Event::Delivery {
             vector,
             error_code,
@@ -106,23 +89,20 @@ fn write_event(
 }
 
 fn write_branch(
-    event: &Event,
+    branch: &BranchEvent,
     functions: &FunctionTable,
     out: &mut dyn Write,
 ) -> std::io::Result<()> {
-    let &Event::Branch {
+    let &BranchEvent {
         from,
         to,
         class,
         cpl,
         to_cpl,
         mispredicted,
-    } = event
-    else {
-        return Ok(());
-    };
+    } = branch;
     let name = |at| functions.name_address(at);
-    write!(out, "{} {from:#x} {to:#x} cpl {cpl}", class_name(class))?;
+    write!(out, "{} {from:#x} {to:#x} cpl {cpl}", class.short_name())?;
     if cpl != to_cpl {
         write!(out, "->{to_cpl}")?;
     }

@@ -17,7 +17,7 @@ const MARKS_MAX: usize = 1 << 17;
 /// Instructions between two samples at first.
 const INTERVAL: u64 = 64;
 
-/// What a vCPU ran from a moment on.
+/// The call stack of a vCPU at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StackSample {
     pub(crate) ticks: u64,
@@ -95,16 +95,14 @@ pub(crate) struct SampledRun {
     pub(crate) vcpus: HashMap<u32, SampledStacks>,
     /// In the order of the trace.
     pub(crate) marks: Vec<Mark>,
-    /// Marks that were not kept.
+    /// Number of marks beyond the limit, which were dropped.
     pub(crate) dropped: u64,
 }
 
-/// Whether an event is marked. Branches are, where something other than an instruction caused them.
+/// Whether an event gets a mark. Of the branches, only transactional aborts do.
 const fn is_mark(event: &Event) -> bool {
     match event {
-        Event::Branch { class, .. } => {
-            matches!(class, BranchClass::Abort)
-        }
+        Event::Branch(branch) => matches!(branch.class, BranchClass::Abort),
         Event::Time { .. } | Event::Access { .. } => false,
         _ => true,
     }
@@ -173,7 +171,7 @@ impl SampledRun {
     }
 }
 
-/// Nanoseconds of a reading of the clock.
+/// Converts a reading of the clock to nanoseconds.
 pub(crate) fn nanoseconds(ticks: u64, header: &TraceHeader) -> u64 {
     let ns = u128::from(ticks) * 1_000_000_000 / u128::from(header.tsc_hz.max(1));
     u64::try_from(ns).unwrap_or(u64::MAX)
@@ -224,7 +222,7 @@ pub(crate) fn describe(event: &Event) -> (&'static str, String) {
             ("control register", format!("cr{number} = {value:#x}"))
         }
         Event::Halt => ("hlt", String::new()),
-        Event::Branch { .. } => ("abort", String::new()),
+        Event::Branch(_) => ("abort", String::new()),
         Event::Access { .. } | Event::Time { .. } => ("event", String::new()),
     }
 }

@@ -60,13 +60,11 @@ impl BreakpointSet {
 
     /// All of it, in the form that vCPUs take. Addresses are sorted.
     pub fn conditions(&self) -> StopConditions {
-        let mut conditions = StopConditions {
-            ports: self.ports.clone(),
-            exceptions: self.exceptions,
-            msrs: self.msrs.clone(),
-            controls: self.controls,
-            ..StopConditions::default()
-        };
+        let mut conditions = StopConditions::default();
+        conditions.ports = self.ports.clone();
+        conditions.exceptions = self.exceptions;
+        conditions.msrs = self.msrs.clone();
+        conditions.controls = self.controls;
         for breakpoint in &self.set {
             match *breakpoint {
                 ClientBreakpoint::Software(at) | ClientBreakpoint::Hardware(at) => {

@@ -301,20 +301,9 @@ mod tests {
         buffer
     }
 
-    const BRANCHES: Observe = Observe {
-        branches: true,
-        not_taken: false,
-        every: 0,
-        bts: None,
-        step_on_branch: false,
-        debugs_transactions: false,
-        debug_exceptions: false,
-        system_events: false,
-    };
-
     #[test]
     fn pushed_branch_has_all_its_fields() {
-        let mut buffer = buffer(BRANCHES);
+        let mut buffer = buffer(Observe::BRANCHES);
         buffer.set_cpl(3);
         assert!(!buffer.push(0x1000, 0x2000, BranchClass::Return, 0xffff_fff0));
         let expected = Branch {
@@ -335,7 +324,9 @@ mod tests {
     #[test]
     fn report_is_due_when_asked_for_or_full() {
         for (every, expected) in [(7, 7), (0, 256), (1000, 256)] {
-            let mut buffer = buffer(Observe { every, ..BRANCHES });
+            let mut observe = Observe::BRANCHES;
+            observe.every = every;
+            let mut buffer = buffer(observe);
             let mut pushed = 1;
             while !buffer.push(1, 2, BranchClass::DirectJump, 0) {
                 pushed += 1;
@@ -347,11 +338,9 @@ mod tests {
 
     #[test]
     fn branch_that_only_stepping_requires_is_dropped_once_handled() {
-        let mut buffer = buffer(Observe {
-            branches: false,
-            step_on_branch: true,
-            ..BRANCHES
-        });
+        let mut observe = Observe::default();
+        observe.step_on_branch = true;
+        let mut buffer = buffer(observe);
         assert!(
             buffer.push(1, 2, BranchClass::DirectJump, 0),
             "every one is due"
@@ -362,7 +351,7 @@ mod tests {
 
     #[test]
     fn branches_that_are_not_taken_do_not_count_as_taken() {
-        let mut buffer = buffer(BRANCHES);
+        let mut buffer = buffer(Observe::BRANCHES);
         buffer.push(1, 2, BranchClass::Conditional, 0);
         buffer.push_not_taken(3, 4, 0);
         assert_eq!(buffer.taken(), 1);

@@ -61,6 +61,7 @@ impl Kicker {
 /// Statistics of a processor since [`Vcpu::new`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Stats {
     /// Retired instructions; a repeated string instruction counts once.
     pub retired: u64,

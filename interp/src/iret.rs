@@ -199,8 +199,8 @@ impl Core {
         Ok(d)
     }
 
-    /// The stack segment of a return to `rpl`, checked. Whatever else can fault comes before
-    /// [`Core::take_ss`].
+    /// The stack segment of a return to `rpl`, checked. Callers make all checks that can fault
+    /// before they call [`Core::take_ss`].
     pub(crate) fn return_ss(
         &mut self,
         selector: u16,

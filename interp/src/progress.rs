@@ -10,7 +10,7 @@
     reason = "the time stamp of branches has 32 bits"
 )]
 
-/// The counts of the slice that runs, and those of all slices before it.
+/// Counts of the current slice, and totals of all slices before it.
 #[derive(Debug)]
 pub(crate) struct Progress {
     /// Cycles of the slice that no block has taken yet.

@@ -158,7 +158,7 @@ fn branches_are_reported_in_order() {
     let (ram, st) = setup();
     let mut cpu = vcpu(&ram, &st);
     let mut machine = Machine {
-        observe: BRANCHES,
+        observe: Observe::BRANCHES,
         ..Machine::default()
     };
     assert_eq!(cpu.run(&mut machine, 100_000_000), Exit::Halted);
@@ -167,17 +167,6 @@ fn branches_are_reported_in_order() {
     assert_eq!(last.to, CODE as u64 - 16);
     assert!(machine.branches.len() > 10_000);
 }
-
-const BRANCHES: Observe = Observe {
-    branches: true,
-    not_taken: false,
-    every: 0,
-    bts: None,
-    step_on_branch: false,
-    debugs_transactions: false,
-    debug_exceptions: false,
-    system_events: false,
-};
 
 /// A loop of three: dec ecx; jnz; hlt.
 fn loop_of_three(ram: &Ram) -> hindsight_cpu::state::CpuState {
@@ -191,11 +180,10 @@ fn loop_of_three(ram: &Ram) -> hindsight_cpu::state::CpuState {
 fn conditional_branches_that_fall_through_are_reported_on_request() {
     let ram = Ram::new(4 << 20);
     let st = loop_of_three(&ram);
+    let mut observe = Observe::BRANCHES;
+    observe.not_taken = true;
     let mut machine = Machine {
-        observe: Observe {
-            not_taken: true,
-            ..BRANCHES
-        },
+        observe,
         ..Machine::default()
     };
     assert_eq!(vcpu(&ram, &st).run(&mut machine, 100), Exit::Halted);
@@ -229,11 +217,10 @@ fn branches_are_stored_in_the_bts_buffer() {
         off_os: false,
         off_usr: false,
     };
+    let mut observe = Observe::BRANCHES;
+    observe.bts = Some(store);
     let mut machine = Machine {
-        observe: Observe {
-            bts: Some(store),
-            ..BRANCHES
-        },
+        observe,
         ..Machine::default()
     };
     let mut cpu = vcpu(&ram, &st);
@@ -255,12 +242,11 @@ fn step_on_branches_traps_once_after_a_taken_branch() {
     // Handler of #DB: hlt.
     ram.write(CODE + 0x100, &[0xf4]);
     gate(&ram, 1, CODE as u64 + 0x100, 0);
+    let mut observe = Observe::BRANCHES;
+    observe.step_on_branch = true;
+    observe.debug_exceptions = true;
     let mut machine = Machine {
-        observe: Observe {
-            step_on_branch: true,
-            debug_exceptions: true,
-            ..BRANCHES
-        },
+        observe,
         ..Machine::default()
     };
     let mut cpu = vcpu(&ram, &st);
@@ -277,11 +263,10 @@ fn step_on_branches_traps_once_after_a_taken_branch() {
 fn branches_are_reported_after_the_requested_number() {
     let (ram, st) = setup();
     let mut cpu = vcpu(&ram, &st);
+    let mut observe = Observe::BRANCHES;
+    observe.every = 7;
     let mut machine = Machine {
-        observe: Observe {
-            every: 7,
-            ..BRANCHES
-        },
+        observe,
         ..Machine::default()
     };
     assert_eq!(cpu.run(&mut machine, 100_000), Exit::Budget);
@@ -378,9 +363,9 @@ fn interrupt_wakes_a_halted_processor() {
     assert_eq!((st.gpr[3], st.rip), (1, CODE as u64 + 3));
 }
 
-/// Prints the speed; run with `--ignored --nocapture`.
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "prints the speed: \
+            cargo test --release -p hindsight-interp --test basic speed -- --ignored --nocapture"]
 fn speed() {
     let (ram, st) = setup();
     for branches in [false, true] {

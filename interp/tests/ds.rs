@@ -54,11 +54,10 @@ fn setup(ram: &Ram, pkru: u32, rights: u64) -> (CpuState, Machine) {
         off_os: false,
         off_usr: false,
     };
+    let mut observe = Observe::default();
+    observe.bts = Some(bts);
     let machine = Machine {
-        observe: Observe {
-            bts: Some(bts),
-            ..Observe::default()
-        },
+        observe,
         cpuid: Some(cpuid_with_pku),
         ..Machine::default()
     };

@@ -114,11 +114,10 @@ fn redirected_interrupt_of_virtual_8086_mode_is_a_branch_that_ends_single_steps(
     // int 0x50, to 5000:10, where HLT is not allowed.
     ram.write(0x5_0000, &[0xcd, 0x50]);
     ram.write(0x5_0010, &[HLT]);
+    let mut observe = Observe::default();
+    observe.branches = true;
     let mut machine = Machine {
-        observe: Observe {
-            branches: true,
-            ..Observe::default()
-        },
+        observe,
         ..Machine::default()
     };
     let mut cpu = vcpu(&ram, &st);
@@ -147,11 +146,10 @@ fn system_events_are_reported_with_their_values_only_on_request() {
             &[HLT],
         ];
         ram.write(CODE, &code.concat());
+        let mut observe = Observe::default();
+        observe.system_events = system_events;
         let mut machine = Machine {
-            observe: Observe {
-                system_events,
-                ..Observe::default()
-            },
+            observe,
             ..Machine::default()
         };
         assert_eq!(vcpu(&ram, &st).run(&mut machine, 100), Exit::Halted);

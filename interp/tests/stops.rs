@@ -53,10 +53,9 @@ impl Rig {
 }
 
 fn execute(list: &[u64]) -> StopConditions {
-    StopConditions {
-        execute: list.to_vec(),
-        ..StopConditions::default()
-    }
+    let mut stops = StopConditions::default();
+    stops.execute = list.to_vec();
+    stops
 }
 
 fn watch(at: u64, len: u64, read: bool, write: bool) -> Watchpoint {
@@ -112,10 +111,8 @@ fn breakpoints_are_many_and_go_by_linear_address() {
 fn watches_stop_behind_the_access_and_are_more_than_four() {
     let mut rig = Rig::new(&LOOP, |_, _| {});
     let many = (0..100).map(|i| watch(0x6_0000 + i * 8, 8, true, true));
-    let mut stops = StopConditions {
-        watchpoints: many.collect(),
-        ..StopConditions::default()
-    };
+    let mut stops = StopConditions::default();
+    stops.watchpoints = many.collect();
     stops.watchpoints.push(watch(DATA, 4, true, false));
     rig.vcpu.set_stops(&stops);
     assert_eq!(rig.run(1000), Exit::Budget, "written, not read");
@@ -143,10 +140,9 @@ fn watch_stops_a_repeated_store_in_its_middle() {
         (st.gpr[7], st.gpr[1], st.gpr[0]) = (DATA, 0x100, 0x55);
     });
     let watched = watch(DATA + 0x10, 1, false, true);
-    rig.vcpu.set_stops(&StopConditions {
-        watchpoints: vec![watched],
-        ..StopConditions::default()
-    });
+    let mut stops = StopConditions::default();
+    stops.watchpoints = vec![watched];
+    rig.vcpu.set_stops(&stops);
     let hit = StopHit::Watchpoint {
         watchpoint: watched,
         at: DATA + 0x10,
@@ -167,10 +163,9 @@ fn exception_is_seen_before_its_delivery_and_delivered_then() {
         gate(ram, 6, HANDLER, 0);
         ram.write(CODE + 0x100, &[0xeb, 0xfe]);
     });
-    rig.vcpu.set_stops(&StopConditions {
-        exceptions: 1 << 6,
-        ..StopConditions::default()
-    });
+    let mut stops = StopConditions::default();
+    stops.exceptions = 1 << 6;
+    rig.vcpu.set_stops(&stops);
     let hit = StopHit::Exception {
         vector: 6,
         code: None,
@@ -191,17 +186,16 @@ fn ports_msrs_and_control_registers() {
     let mut rig = Rig::new(&code, |_, st| {
         (st.gpr[1], st.gpr[2], st.gpr[6]) = (0xc000_0081, 7, TABLES as u64);
     });
-    rig.vcpu.set_stops(&StopConditions {
-        ports: vec![PortWatchpoint {
-            first: 0x60,
-            last: 0x60,
-            read: true,
-            write: false,
-        }],
-        msrs: MsrStops::Only(vec![0xc000_0081]),
-        controls: 1 << 3,
-        ..StopConditions::default()
-    });
+    let mut stops = StopConditions::default();
+    stops.ports = vec![PortWatchpoint {
+        first: 0x60,
+        last: 0x60,
+        read: true,
+        write: false,
+    }];
+    stops.msrs = MsrStops::Only(vec![0xc000_0081]);
+    stops.controls = 1 << 3;
+    rig.vcpu.set_stops(&stops);
     let port = StopHit::Port {
         port: 0x60,
         write: false,
@@ -277,10 +271,8 @@ fn a_stop_sees_the_flags_of_an_instruction_whose_flags_are_set_again() {
     /// CF, PF, AF and SF, of 0 - 1.
     const FLAGS: u64 = 0x95;
     const ARITHMETIC: u64 = 0x8d5;
-    let watches = StopConditions {
-        watchpoints: vec![watch(DATA, 4, false, true)],
-        ..StopConditions::default()
-    };
+    let mut watches = StopConditions::default();
+    watches.watchpoints = vec![watch(DATA, 4, false, true)];
     let mut rig = Rig::new(&CODE_BYTES, |_, _| {});
     rig.vcpu.set_stops(&watches);
     assert!(matches!(rig.run(1000), Exit::Stop(_)));
@@ -353,10 +345,8 @@ fn ten_thousand_watchpoints_stop_only_at_their_bytes() {
             watch(DATA + 8 + i * 8, 8, true, true),
         ]
     };
-    let mut stops = StopConditions {
-        watchpoints: (0..5000).flat_map(neighbours).collect(),
-        ..StopConditions::default()
-    };
+    let mut stops = StopConditions::default();
+    stops.watchpoints = (0..5000).flat_map(neighbours).collect();
     stops.watchpoints.push(watch(DATA, 8, true, false));
     rig.vcpu.set_stops(&stops);
     assert_eq!(rig.run(100_000), Exit::Budget);

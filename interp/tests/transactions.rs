@@ -212,7 +212,7 @@ fn more_lines_than_the_ways_of_a_set_abort() {
 }
 
 #[test]
-fn interrupt_aborts_first() {
+fn interrupt_aborts_transaction_before_its_delivery() {
     let ram = Ram::new(4 << 20);
     // The region goes round for ever.
     let mut st = start(&ram, &region(&[STORE, &[0xeb, 0xfe]].concat()));

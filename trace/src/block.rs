@@ -13,7 +13,7 @@ pub(crate) const RAW_MAX: u32 = 32 << 20;
 /// Most bytes of a block after compression. Data that does not compress grows a little.
 pub(crate) const PACKED_MAX: u32 = RAW_MAX + (1 << 20);
 
-/// What a block has, from its header.
+/// The header of a block: its position in the file, its size, and the records in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockInfo {
     /// Where the block begins in the file.
@@ -60,7 +60,7 @@ impl BlockInfo {
         bytes
     }
 
-    /// The block whose header at `offset` is `bytes`; an error says what is wrong with it.
+    /// Decodes the header at `offset`; the error says what is wrong with it.
     pub(crate) fn from_bytes(bytes: &[u8; HEADER_LEN], offset: u64) -> Result<Self, &'static str> {
         let word = |n: usize| {
             let at = n * 4;

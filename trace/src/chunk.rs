@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use hindsight_cpu::branch::{Branch, BranchClass};
 
-use crate::event::{Event, EventKinds};
+use crate::event::{BranchEvent, Event, EventKinds};
 use crate::writer::TraceSink;
 
-/// Branches after which a chunk is sent.
+/// Number of branches at which a chunk is sent to the writer.
 const BRANCHES: usize = 8192;
-/// Other events after which a chunk is sent.
+/// Number of other events at which a chunk is sent to the writer.
 const EVENTS: usize = 8192;
-/// Events that are held at most until the branches before them have been reported.
+/// Most events that are held until the engine has reported the branches before them.
 const EVENTS_HELD: usize = 1 << 16;
 
 /// A part of the events of one vCPU.
@@ -20,9 +20,9 @@ pub(crate) struct EventChunk {
     pub(crate) cpu: u32,
     /// The count of instructions of the first branch.
     pub(crate) first_at: u64,
-    /// With linear addresses.
+    /// The branches; their addresses are linear.
     pub(crate) branches: Vec<Branch>,
-    /// With the count of instructions before each.
+    /// The other events, each with the count of instructions before it.
     pub(crate) events: Vec<(u64, Event)>,
 }
 
@@ -36,14 +36,14 @@ impl EventChunk {
             while let Some((before, event)) = events.next_if(|(before, _)| *before < at) {
                 each(*before, event);
             }
-            let event = Event::Branch {
+            let event = Event::Branch(BranchEvent {
                 from: branch.from,
                 to: branch.to,
                 class: branch.class,
                 cpl: branch.cpl,
                 to_cpl: branch.to_cpl,
                 mispredicted: branch.mispredicted,
-            };
+            });
             each(at, &event);
         }
         for (at, event) in events {
@@ -58,7 +58,7 @@ fn stamp_difference(stamp: u32, at: u64) -> u64 {
     u64::from(stamp.wrapping_sub(low))
 }
 
-/// The linear address of an instruction pointer. Only segments of 16- and 32-bit code have a base.
+/// The linear address of an instruction pointer. The base of a 64-bit code segment is 0.
 const fn linear(ip: u64, base: u64) -> u64 {
     match base {
         0 => ip,
@@ -98,13 +98,14 @@ impl VcpuTracer {
         self.sink.kinds()
     }
 
-    /// Sets the base of the code segment that the vCPU reached without a branch.
+    /// Sets the base of CS where the vCPU starts without a branch, such as after a start-up IPI.
     pub fn restart(&mut self, base: u64) {
         self.from_base = base;
     }
 
-    /// Adds branches, which are those of code whose segment has this base; only the first may be a
-    /// far branch from another one. `retired` instructions have retired at `ticks`.
+    /// Adds branches in the order of execution. All of them are in the code segment with base
+    /// `cs_base`, except that the first may be a far branch into it. The vCPU has retired `retired`
+    /// instructions when the clock is at `ticks`.
     pub fn branches(&mut self, cs_base: u64, branches: &[Branch], retired: u64, ticks: u64) {
         let (Some(first), Some(last)) = (branches.first(), branches.last()) else {
             return;
@@ -124,7 +125,7 @@ impl VcpuTracer {
         }
         self.last_at = before(retired, last.at);
         if self.clock.is_none() {
-            // The first reading is that of the first record.
+            // The trace needs a clock for its first record: this reading, extrapolated back.
             let at = before(retired, first.at).saturating_sub(1);
             self.read_clock(at, ticks.wrapping_sub(retired).wrapping_add(at));
         }
@@ -162,8 +163,8 @@ impl VcpuTracer {
         }
     }
 
-    /// Sends what is in order. Events after the last branch are held, since branches before them may
-    /// be reported later.
+    /// Sends all events up to the last branch. Later ones are held, because the engine may still
+    /// report branches that precede them.
     fn flush(&mut self) {
         let last_at = self.last_at;
         let held = if self.kinds().needs_branches() && self.chunk.events.len() < EVENTS_HELD {
@@ -197,7 +198,7 @@ impl Drop for VcpuTracer {
     }
 }
 
-/// The count of which `stamp` is the lower half, at most `retired`.
+/// The largest count up to `retired` whose lower 32 bits are `stamp`.
 fn before(retired: u64, stamp: u32) -> u64 {
     let low = u32::try_from(retired & 0xffff_ffff).unwrap_or(0);
     retired.wrapping_sub(u64::from(low.wrapping_sub(stamp)))

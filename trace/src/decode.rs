@@ -2,7 +2,7 @@
 
 use crate::block::{BlockInfo, RECORDS_MAX};
 use crate::encode::{Position, class, code};
-use crate::event::{DeviceAccess, Event, Record};
+use crate::event::{BranchEvent, DeviceAccess, Event, Record};
 use crate::predict::{BranchStep, BranchTables, Prediction};
 use crate::varint::{take, take_byte, take_difference};
 
@@ -13,9 +13,9 @@ pub(crate) struct BlockDecoder {
     /// How many bytes of `raw` are used.
     used: usize,
     cpu: u32,
-    /// Predicted branches that are still due.
+    /// Branches left in the current run of predicted branches.
     run: u8,
-    /// Records that the header promises and that are still due.
+    /// Records left, by the count in the block's header.
     due: u32,
     position: Position,
     predictor: BranchTables,
@@ -76,17 +76,17 @@ impl BlockDecoder {
         self.position.branch_at = at;
         self.position.at = at;
         self.position.to = step.to;
-        Event::Branch {
+        Event::Branch(BranchEvent {
             from: step.from,
             to: step.to,
             class: step.class,
             cpl: step.cpl,
             to_cpl: step.to_cpl,
             mispredicted: step.mispredicted,
-        }
+        })
     }
 
-    /// The record whose code is next.
+    /// Decodes the record that begins with the next code.
     fn coded(&mut self) -> Option<Event> {
         let raw = std::mem::take(&mut self.raw);
         let mut input = raw.get(self.used..).unwrap_or_default();
@@ -189,7 +189,7 @@ impl BlockDecoder {
     }
 }
 
-/// A number that fits into `T`.
+/// Reads a number; `None` if it does not fit into `T`.
 fn small<T: TryFrom<u64>>(input: &mut &[u8]) -> Option<T> {
     T::try_from(take(input)?).ok()
 }

@@ -4,11 +4,12 @@ use hindsight_cpu::branch::BranchClass;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::block::{BlockInfo, HEADER_LEN, RAW_MAX, RECORDS_MAX};
-use crate::event::{DeviceAccess, Event};
+use crate::event::{BranchEvent, DeviceAccess, Event};
 use crate::predict::{BranchStep, BranchTables, Prediction};
 use crate::varint::{put, put_difference};
 
-/// The first byte of each record. Values below are runs of branches that the path predicts.
+/// The first byte of each record. A value below `RUN_MAX` is a run of predicted branches: their
+/// number less one.
 pub(crate) mod code {
     /// The longest run of predicted branches in one byte.
     pub(crate) const RUN_MAX: u8 = 0xc0;
@@ -31,12 +32,13 @@ pub(crate) mod code {
     pub(crate) const STORE: u8 = 0xd0;
 }
 
-/// Raw bytes after which a block is full, and the most that one record takes.
+/// Raw bytes at which a block is full. The other half is more than any one record takes.
 const RAW_FULL: usize = RAW_MAX as usize / 2;
 /// Compression level: fast, as most of the work is done by prediction.
 const LEVEL: i32 = 3;
 
-/// What both sides know of the position in a block.
+/// Values of earlier records in the block, which encoder and decoder both keep: a record has the
+/// differences from them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Position {
     /// Count of instructions of the last branch.
@@ -56,7 +58,7 @@ pub(crate) struct Position {
 pub(crate) struct BlockEncoder {
     cpu: u32,
     raw: Vec<u8>,
-    /// Branches at the end that the path predicted, and are not in `raw` yet.
+    /// Length of the current run of predicted branches, which is not in `raw` yet.
     run: u8,
     records: u32,
     branches: u32,
@@ -105,7 +107,7 @@ impl BlockEncoder {
         self.records == 0
     }
 
-    /// The clock that the next record has, if it comes right after `at` instructions.
+    /// The clock after `at` instructions, extrapolated from its last reading.
     pub(crate) const fn ticks(&self, at: u64) -> u64 {
         at.wrapping_add(self.position.clock)
     }
@@ -129,8 +131,8 @@ impl BlockEncoder {
             };
         }
         self.records += 1;
-        if let Event::Branch { .. } = event {
-            self.add_branch(at, event);
+        if let Event::Branch(branch) = event {
+            self.add_branch(at, branch);
         } else {
             self.flush_run();
             self.add_other(at, event);
@@ -139,18 +141,15 @@ impl BlockEncoder {
     }
 
     #[inline]
-    fn add_branch(&mut self, at: u64, event: &Event) {
-        let &Event::Branch {
+    fn add_branch(&mut self, at: u64, branch: &BranchEvent) {
+        let &BranchEvent {
             from,
             to,
             class,
             cpl,
             to_cpl,
             mispredicted,
-        } = event
-        else {
-            return;
-        };
+        } = branch;
         self.branches += 1;
         let instructions = at.wrapping_sub(self.position.branch_at);
         let step = BranchStep {
@@ -202,7 +201,7 @@ impl BlockEncoder {
         }
     }
 
-    /// The code of a record that is not a branch, and where it is.
+    /// Writes the code and the position of a record that is not a branch.
     fn put_code(&mut self, code: u8, at: u64) {
         self.raw.push(code);
         put_difference(&mut self.raw, at, self.position.at);
@@ -217,7 +216,7 @@ impl BlockEncoder {
 
     fn add_other(&mut self, at: u64, event: &Event) {
         match *event {
-            Event::Branch { .. } => {}
+            Event::Branch(_) => {}
             Event::Time { ticks } => {
                 self.put_code(code::TIME, at);
                 let extrapolated = self.ticks(at);

@@ -80,24 +80,28 @@ pub struct DeviceAccess {
     pub value: u64,
 }
 
+/// A taken branch, interrupt or exception.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BranchEvent {
+    /// Linear address of the branch, or of the interrupted instruction.
+    pub from: u64,
+    /// Linear address of the target.
+    pub to: u64,
+    /// Kind of branch.
+    pub class: BranchClass,
+    /// Privilege level before the branch, 0 to 3.
+    pub cpl: u8,
+    /// Privilege level after the branch, 0 to 3.
+    pub to_cpl: u8,
+    /// The modelled predictor mispredicted it.
+    pub mispredicted: bool,
+}
+
 /// One event of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A taken branch, interrupt or exception.
-    Branch {
-        /// Linear address of the branch, or of the interrupted instruction.
-        from: u64,
-        /// Linear address of the target.
-        to: u64,
-        /// Kind of branch.
-        class: BranchClass,
-        /// Privilege level before the branch, 0 to 3.
-        cpl: u8,
-        /// Privilege level after the branch, 0 to 3.
-        to_cpl: u8,
-        /// The modelled predictor mispredicted it.
-        mispredicted: bool,
-    },
+    Branch(BranchEvent),
     /// Vector and error code of the delivery whose branch has the same count of instructions.
     Delivery {
         /// Its vector.

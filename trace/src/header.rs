@@ -50,7 +50,7 @@ pub struct TraceHeader {
     pub selection: String,
 }
 
-/// What a complete trace says about itself at its end.
+/// The summary at the end of a complete trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TraceSummary {
@@ -82,7 +82,8 @@ pub(crate) fn write(header: &TraceHeader, out: &mut dyn Write) -> Result<u64, Tr
     Ok(bytes.len() as u64)
 }
 
-/// Reads what [`write`] wrote; returns the description and its length with all around it.
+/// Reads what [`write`] wrote; returns the description, and the length of the whole header in
+/// bytes.
 pub(crate) fn read(input: &mut dyn Read) -> Result<(TraceHeader, u64), TraceError> {
     let mut start = [0; 16];
     input

@@ -20,7 +20,7 @@ mod writer;
 pub use block::{BlockInfo, RECORDS_MAX};
 pub use chunk::VcpuTracer;
 pub use error::TraceError;
-pub use event::{DeviceAccess, Event, EventKinds, Record};
+pub use event::{BranchEvent, DeviceAccess, Event, EventKinds, Record};
 pub use header::{TraceHeader, TraceSummary, TracedImage, VERSION};
 pub use reader::{Records, TraceReader};
 pub use select::{End, Passage, Selection, Window};

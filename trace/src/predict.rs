@@ -1,7 +1,8 @@
 //! Predicts the next branch of a vCPU from those before it.
 //!
-//! Encoder and decoder keep the same tables, so that a branch that is predicted takes no more than a
-//! bit of a run length. Tables begin empty in every block, so that each block can be read alone.
+//! Encoder and decoder keep the same tables, so a predicted branch is not stored: it only adds 1 to
+//! the length of a run. The tables begin empty in every block, so that each block can be read
+//! alone.
 
 use hindsight_cpu::branch::BranchClass;
 
@@ -72,7 +73,7 @@ impl BranchTables {
         (slot(self.path), slot(self.path & 0xffff))
     }
 
-    /// What the table of `prediction` says is next.
+    /// The branch that this table predicts next.
     pub(crate) fn predicted(&self, prediction: Prediction) -> Option<BranchStep> {
         let (path, last) = self.indices();
         match prediction {
@@ -82,7 +83,7 @@ impl BranchTables {
         }
     }
 
-    /// Learns that `step` came next; returns what had predicted it.
+    /// Enters the next branch into the tables; returns the table that had predicted it.
     #[inline]
     pub(crate) fn learn(&mut self, step: &BranchStep) -> Prediction {
         let (path, last) = self.indices();

@@ -55,7 +55,7 @@ impl<R: Read + Seek> TraceReader<R> {
         &self.header
     }
 
-    /// What a complete trace says about itself; `None` if its end is missing.
+    /// The summary at the end of the file; `None` if the end is missing.
     pub const fn summary(&self) -> Option<&TraceSummary> {
         self.summary.as_ref()
     }
@@ -134,7 +134,7 @@ struct BlockStream {
     cpu: u32,
     blocks: VecDeque<BlockInfo>,
     decoder: Option<(u64, BlockDecoder)>,
-    /// The next record, or why there is none in its block.
+    /// The next record, or the error in its block.
     next: Option<Result<Record, TraceError>>,
 }
 

@@ -2,7 +2,7 @@
 
 use hindsight_cpu::branch::BranchClass;
 
-use crate::event::{Event, EventKinds};
+use crate::event::{BranchEvent, Event, EventKinds};
 
 /// The n-th time that a vCPU executes the instruction at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +27,11 @@ pub enum End {
 pub struct Window {
     /// Begin at the branch that follows this passage.
     pub from: Option<Passage>,
-    /// End with the branch at which this happened.
+    /// End with the branch that does this.
     pub until: Option<End>,
-    /// Begin after this many instructions, of the run.
+    /// Begin after this many instructions, counted from the start of the run.
     pub after: u64,
-    /// End after this many instructions, from the first record on.
+    /// End after this many instructions, counted from the first record.
     pub length: Option<u64>,
 }
 
@@ -60,7 +60,8 @@ impl Default for Selection {
 }
 
 impl Selection {
-    /// The kinds of events that an engine must report: branches too where they show which code runs.
+    /// The kinds of events that an engine must report. They include branches if the selection
+    /// depends on the code that runs.
     pub fn reported_kinds(&self) -> EventKinds {
         let window = &self.window;
         let follows_code = window.from.is_some()
@@ -75,7 +76,7 @@ impl Selection {
     }
 }
 
-/// Whether records are in the window.
+/// The position of a vCPU relative to the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WindowPhase {
     Before,
@@ -107,7 +108,7 @@ impl Selector {
         }
     }
 
-    /// Whether nothing that follows is selected.
+    /// Whether the window is over: no later record is selected.
     pub(crate) fn is_over(&self) -> bool {
         self.phase == WindowPhase::Over
     }
@@ -116,9 +117,9 @@ impl Selector {
     pub(crate) fn selects(&mut self, at: u64, event: &Event) -> bool {
         let in_window = self.follow_window(at, event);
         let selected = in_window && self.selects_kind(event) && self.selects_code(event);
-        if let Event::Branch { to, to_cpl, .. } = *event {
-            self.last_to = Some(to);
-            self.cpl = to_cpl;
+        if let Event::Branch(branch) = event {
+            self.last_to = Some(branch.to);
+            self.cpl = branch.to_cpl;
         }
         selected
     }
@@ -145,13 +146,7 @@ impl Selector {
             None => false,
             Some(End::Passage(until)) => self.passes(1, event, until),
             Some(End::Exception) => {
-                matches!(
-                    event,
-                    Event::Branch {
-                        class: BranchClass::Exception,
-                        ..
-                    }
-                )
+                matches!(event, Event::Branch(branch) if branch.class == BranchClass::Exception)
             }
         };
         if ends {
@@ -160,9 +155,10 @@ impl Selector {
         true
     }
 
-    /// Whether the code that ends with this branch executes the address for the n-th time.
+    /// Counts a passage if the code between the last branch and this one contains its address.
+    /// Returns whether the passage has happened often enough.
     fn passes(&mut self, which: usize, event: &Event, passage: Passage) -> bool {
-        if let Event::Branch { from, .. } = *event {
+        if let Event::Branch(BranchEvent { from, .. }) = *event {
             let start = self.last_to.unwrap_or(from);
             let passed = &mut self.passed[which];
             *passed += u64::from((start..=from).contains(&passage.address));
@@ -182,7 +178,7 @@ impl Selector {
             _ => EventKinds::empty(),
         };
         let kinds = match *event {
-            Event::Branch { class, .. } => EventKinds::BRANCHES | of_branch(class),
+            Event::Branch(branch) => EventKinds::BRANCHES | of_branch(branch.class),
             Event::Delivery { .. } => EventKinds::EXCEPTIONS | EventKinds::INTERRUPTS,
             Event::MsrRead { .. } | Event::MsrWrite { .. } => EventKinds::MSR,
             Event::Device(_) => EventKinds::IO,
@@ -193,7 +189,8 @@ impl Selector {
         self.selection.kinds.intersects(kinds)
     }
 
-    /// Whether privilege level and address are selected. A branch is if either of its ends is.
+    /// Whether privilege level and address are selected. A branch is selected if its source or its
+    /// target is.
     fn selects_code(&self, event: &Event) -> bool {
         let selection = &self.selection;
         let at_level = |cpl: u8| selection.cpls >> (cpl & 3) & 1 != 0;
@@ -202,13 +199,13 @@ impl Selector {
             selection.ranges.is_empty() || ranges.any(|&(first, last)| (first..=last).contains(&at))
         };
         match *event {
-            Event::Branch {
+            Event::Branch(BranchEvent {
                 from,
                 to,
                 cpl,
                 to_cpl,
                 ..
-            } => at_level(cpl) && in_range(from) || at_level(to_cpl) && in_range(to),
+            }) => at_level(cpl) && in_range(from) || at_level(to_cpl) && in_range(to),
             Event::Time { .. } => true,
             _ => at_level(self.cpl) && self.last_to.is_none_or(in_range),
         }
@@ -221,14 +218,14 @@ mod tests {
     use crate::event::DeviceAccess;
 
     fn branch(from: u64, to: u64, class: BranchClass, cpl: u8) -> Event {
-        Event::Branch {
+        Event::Branch(BranchEvent {
             from,
             to,
             class,
             cpl,
             to_cpl: cpl,
             mispredicted: false,
-        }
+        })
     }
 
     fn selected(selection: Selection, events: &[(u64, Event)]) -> Vec<u64> {

@@ -26,7 +26,7 @@ pub(crate) use output::{END_MAGIC, INDEX_MAGIC};
 
 /// Chunks that may wait for the writer, per vCPU. When the queue is full the vCPU waits.
 const QUEUE: usize = 8;
-/// What a block has is written after this time, so that a run that is killed loses little.
+/// Time after which a block is written although it is not full, so that a killed run loses little.
 const FLUSH_AFTER: Duration = Duration::from_secs(1);
 /// The fewest records of a block where only the last records are kept.
 const RING_BLOCK_MIN: u64 = 4096;
@@ -38,13 +38,13 @@ enum Message {
     End,
 }
 
-/// The vCPUs' end of the queue to the writer.
+/// The sending end of the queue to the writer, shared by all vCPUs.
 pub struct TraceSink {
     queue: SyncSender<Message>,
     kinds: EventKinds,
-    /// Nothing that follows is written.
+    /// The trace has ended: chunks are dropped.
     over: AtomicBool,
-    /// Empty buffers with their capacity.
+    /// Buffers of chunks that were written, to be filled again.
     empty: Mutex<Vec<Buffers>>,
 }
 
@@ -103,7 +103,7 @@ pub struct WriterOptions {
     /// Write blocks that are not full after a second, so that a killed run loses little. The bytes of
     /// the file then depend on the host's time.
     pub flush_often: bool,
-    /// Called once when the selected part of the run is over.
+    /// Called once, when the first vCPU reaches the end of the window.
     pub when_over: Option<Box<dyn FnOnce() + Send>>,
     /// The writer's thread calls it before anything else.
     pub begin: Option<Box<dyn FnOnce() + Send>>,
@@ -182,11 +182,12 @@ impl TraceWriter {
         VcpuTracer::new(self.sink.clone(), cpu)
     }
 
-    /// Writes what is left, and the index. Tracers that are not dropped yet lose what they hold.
+    /// Writes the remaining records and the index. Drop all tracers before: what they still hold is
+    /// lost.
     ///
     /// # Errors
     ///
-    /// When the file could not be written; it has all blocks up to then.
+    /// When the file could not be written. It then has all blocks before the failure.
     pub fn finish(self) -> Result<TraceSummary, TraceError> {
         let _ = self.sink.queue.send(Message::End);
         let ended = self.thread.join();
@@ -274,7 +275,7 @@ impl WriterState {
             if let Event::Time { ticks } = *event
                 && (!selected || encoder.is_empty())
             {
-                // The block's header has the clock.
+                // The header of a block has the clock of its first record.
                 if encoder.is_empty() {
                     encoder.set_clock(at, ticks);
                 }

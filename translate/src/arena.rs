@@ -151,7 +151,7 @@ impl Arena {
         self.used
     }
 
-    /// Adds code at [`Arena::next`]; false if there is no room for it.
+    /// Adds code at [`Arena::next`]; false if it does not fit.
     pub(crate) fn add(&mut self, code: &[u8]) -> bool {
         if self.used + code.len() > self.capacity {
             return false;

@@ -1,4 +1,4 @@
-//! Where generated code finds its data.
+//! The layout of the data that generated code reads and writes.
 
 use std::mem::offset_of;
 
@@ -6,7 +6,7 @@ use std::mem::offset_of;
 pub(crate) const TLB_ENTRIES: usize = 256;
 /// Entries of a jump cache, a power of two.
 pub(crate) const JUMPS: usize = 1024;
-/// Blocks whose runs are counted at most.
+/// Most blocks whose runs are counted.
 pub(crate) const RUN_COUNTERS: usize = 1 << 16;
 
 /// The tag of an unused entry of a TLB: a page that belongs to another entry, so that no address,
@@ -29,7 +29,7 @@ pub enum Rights {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Context {
-    /// Cycles of the slice that no block has taken yet.
+    /// Cycles of the slice that no block has been charged for yet.
     pub(crate) budget: i64,
     /// Guest registers that have no host register: R9, R10 and R11.
     pub(crate) spilled: [u64; 3],
@@ -49,11 +49,12 @@ pub(crate) struct Context {
     pub(crate) rip: u64,
     /// Bases of FS and GS.
     pub(crate) segment_base: [u64; 2],
-    /// What is passed to the callback for addresses that the TLB does not have.
+    /// The first argument of the callback, which is called when the TLB lacks an address.
     pub(crate) callback_data: u64,
-    /// Where code is entered.
+    /// Address at which code is entered.
     pub(crate) target: u64,
-    /// The next free entry of the branch buffer, and the one at which branches must be handled.
+    /// Addresses of the next free entry of the branch buffer, and of the entry at which the buffer
+    /// must be processed.
     pub(crate) branch_next: u64,
     pub(crate) branch_due: u64,
     /// Retired instructions at the end of the slice if all of its budget is used, modulo 2^32.

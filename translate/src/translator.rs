@@ -36,7 +36,7 @@ impl UnitId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EdgeId(u32);
 
-/// Why nothing was translated.
+/// Why a unit was not translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotTranslated {
@@ -73,7 +73,7 @@ pub struct Unit {
     pub branch_format: Option<BranchFormat>,
     /// Instructions that entering it from other code charges: those of all blocks.
     charge: u32,
-    /// Where other code enters, and where the caller does.
+    /// Addresses at which other units enter the code, and at which the caller does.
     code: u64,
     entry: u64,
     sees_flags: bool,
@@ -154,7 +154,7 @@ pub enum UnitExit {
         /// RIP.
         rip: u64,
     },
-    /// At a RIP whose unit charges more than is left.
+    /// At a RIP whose unit charges more than is left of the budget.
     Budget {
         /// RIP.
         rip: u64,
@@ -223,11 +223,11 @@ pub struct Translator {
     tlb_used: [bool; 2],
 }
 
-/// Instructions that make entering a unit worth its while.
+/// Fewest instructions of a unit: entering a shorter one costs more than it saves.
 const LEAST_INSTRUCTIONS: usize = 3;
 
 impl Translator {
-    /// A translator with so many bytes for code; an error of the host if that cannot be had.
+    /// A translator with `capacity` bytes for code. The error is the host's, which cannot map them.
     pub fn new(capacity: usize, callback: Callback) -> io::Result<Self> {
         let mut arena = Arena::new(capacity)?;
         let data = arena.data_address(0);
@@ -272,7 +272,8 @@ impl Translator {
         unsafe { &mut (*self.data().as_ptr()).context }
     }
 
-    /// A number for the counter of a block's runs, which is 0; none if there are too many.
+    /// Allocates a counter for the runs of a block, and sets it to 0. Returns its number; none if
+    /// all counters are in use.
     pub fn run_counter(&mut self) -> Option<u32> {
         let slot = self.run_counters;
         if slot as usize >= RUN_COUNTERS {
@@ -289,7 +290,7 @@ impl Translator {
         unsafe { (&raw const (*self.data().as_ptr()).runs[slot as usize]).read() }
     }
 
-    /// The same, which becomes 0.
+    /// Like [`Translator::runs`], and sets the counter to 0.
     pub fn take_runs(&self, slot: u32) -> u64 {
         let runs = self.runs(slot);
         // SAFETY: within the array, as `runs` has checked; no code runs, and nothing refers to it.
@@ -576,7 +577,7 @@ impl Translator {
         Entry { enter }
     }
 
-    /// Where and how the code was left that ran last.
+    /// How the code that ran last was left, and the state then.
     pub fn left(&mut self) -> Left {
         let context = self.context();
         let (number, rip) = (context.exit, context.rip);

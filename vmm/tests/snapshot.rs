@@ -298,7 +298,7 @@ fn linux(cpus: usize, seed: u64) -> DeterministicMachine {
 }
 
 #[test]
-#[ignore = "boots Linux: needs guest images, see ci/test images"]
+#[ignore = "boots Linux with the guest images of HINDSIGHT_GUESTS; ci/test images runs it"]
 fn linux_boot_continues_unchanged_after_saves() {
     for cpus in [1, 2] {
         let mut uninterrupted = linux(cpus, 0);

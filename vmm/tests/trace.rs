@@ -124,14 +124,16 @@ fn window_and_kinds_select_a_part_of_the_run() {
     assert_eq!(export(folder.path(), &["text", "t"]).lines().count(), 5);
 }
 
+fn jumps_to_itself(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    let mut again = a.create_label();
+    a.set_label(&mut again)?;
+    a.jmp(again)
+}
+
 #[test]
 fn run_ends_with_its_window() {
     let folder = tempfile::tempdir().unwrap();
-    image(folder.path(), |a| {
-        let mut again = a.create_label();
-        a.set_label(&mut again)?;
-        a.jmp(again)
-    });
+    image(folder.path(), jumps_to_itself);
     let options = [
         "trace",
         "guest",
@@ -188,11 +190,7 @@ fn deterministic_run_is_the_same_with_a_trace() {
 #[test]
 fn killed_run_leaves_a_readable_trace() {
     let folder = tempfile::tempdir().unwrap();
-    image(folder.path(), |a| {
-        let mut again = a.create_label();
-        a.set_label(&mut again)?;
-        a.jmp(again)
-    });
+    image(folder.path(), jumps_to_itself);
     let options = ["trace", "guest", "-o", "t", "--mode", "protected"];
     let mut child = command(folder.path(), &options).spawn().unwrap();
     let path = folder.path().join("t");

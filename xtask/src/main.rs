@@ -4,6 +4,7 @@
 //! that it runs are a Python package, ci/judges; the scripts that run inside guests are in ci/guest.
 
 mod advisories;
+mod arming;
 mod artifacts;
 mod check;
 mod conformance;
@@ -25,10 +26,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::arming::ArmingArguments;
 use crate::conformance::ConformanceArguments;
 use crate::guests::initramfs::GuestFile;
 use crate::guests::linux::Tools;
 use crate::kvm_unit_tests::KvmUnitTestsArguments;
+use crate::lab::breakpoints::LinuxBreakpointsArguments;
 use crate::lab::gdb::LabGdbArguments;
 use crate::lab::{Lab, LabArguments};
 
@@ -67,6 +70,8 @@ enum Task {
     Lab(LabArguments),
     /// Runs the gdb tests in a lab.
     LabGdb(LabGdbArguments),
+    /// Runs Linux's own tests of breakpoints, gdb and perf in a guest, here or in a lab.
+    LinuxBreakpoints(LinuxBreakpointsArguments),
     /// Runs in one lab what `ci/test labs` expects of it.
     LabSuite {
         /// The lab.
@@ -82,6 +87,8 @@ enum Task {
     },
     /// Runs the payloads on every machine at hand and makes docs/reports/conformance.md of the results.
     Conformance(ConformanceArguments),
+    /// Compares `--engine auto` with the interpreter on random sequences of arming and disarming.
+    Arming(ArmingArguments),
     /// Makes docs/reports/conformance.md again from the results that are known, after a change of spec/.
     ConformancePage,
     /// Runs kvm-unit-tests from built checkouts and makes docs/reports/kvm-unit-tests.md of the results.
@@ -197,9 +204,11 @@ fn run(command: Task) -> Result<u8> {
         Task::Guest(guest) => run_guest(guest)?,
         Task::Lab(arguments) => return lab::run(&arguments),
         Task::LabGdb(arguments) => return lab::gdb::run_tests(&arguments),
+        Task::LinuxBreakpoints(arguments) => return lab::breakpoints::run_guest(&arguments),
         Task::LabSuite { lab, binary } => lab::suite::run_suite(lab, &binary)?,
         Task::LabTable { files } => process::judge("lab_table", &files)?,
         Task::Conformance(arguments) => conformance::run(&arguments)?,
+        Task::Arming(arguments) => return arming::run(&arguments),
         Task::ConformancePage => process::judge("conformance_report", &["render"])?,
         Task::KvmUnitTests(arguments) => return kvm_unit_tests::run(&arguments),
         Task::Sanitize {

@@ -66,6 +66,22 @@ impl BranchClass {
         Self::NotTaken,
     ];
 
+    /// The name of the class in branch trace messages and exported traces. Some classes share one.
+    pub const fn short_name(self) -> &'static str {
+        match self {
+            Self::Conditional => "jcc",
+            Self::DirectJump | Self::IndirectJump => "jmp",
+            Self::DirectCall | Self::CallNext | Self::IndirectCall => "call",
+            Self::Return => "ret",
+            Self::Far => "far",
+            Self::SoftwareInterrupt => "int",
+            Self::Exception | Self::Debug => "exception",
+            Self::Interrupt => "interrupt",
+            Self::Abort => "abort",
+            Self::NotTaken => "none",
+        }
+    }
+
     /// Whether the branch stays in its code segment.
     pub const fn is_near(self) -> bool {
         self.is_instruction() && !matches!(self, Self::Far | Self::SoftwareInterrupt)
@@ -128,6 +144,7 @@ impl BtsConfig {
 
 /// What an engine must report to the models, and do itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Observe {
     /// Report taken branches, interrupts and exceptions.
     pub branches: bool,
@@ -148,6 +165,18 @@ pub struct Observe {
 }
 
 impl Observe {
+    /// Report taken branches, interrupts and exceptions, and nothing else.
+    pub const BRANCHES: Self = Self {
+        branches: true,
+        not_taken: false,
+        every: 0,
+        bts: None,
+        step_on_branch: false,
+        debug_exceptions: false,
+        debugs_transactions: false,
+        system_events: false,
+    };
+
     /// Whether the engine must detect taken branches at all.
     pub const fn needs_branches(&self) -> bool {
         self.branches || self.bts.is_some() || self.step_on_branch

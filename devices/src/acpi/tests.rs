@@ -206,11 +206,11 @@ fn build_rejects_invalid_processor_counts() {
     assert_eq!(build(&config(5000)), Err(AcpiError::TooManyCpus(5000)));
 }
 
-/// Writes each table to a file for a disassembler: `ACPI_DUMP=dir cargo test -- --ignored dump`.
 #[test]
-#[ignore = "writes files for inspection with iasl -d"]
-fn dump_writes_the_tables() {
-    let dir = std::path::PathBuf::from(std::env::var("ACPI_DUMP").expect("a directory"));
+#[ignore = "writes each table to a file of the folder ACPI_DUMP, for iasl -d: \
+            ACPI_DUMP=DIR cargo test -p hindsight-devices dump -- --ignored"]
+fn dump_writes_each_table_to_a_file() {
+    let dir = std::path::PathBuf::from(std::env::var("ACPI_DUMP").expect("ACPI_DUMP is set"));
     let config = AcpiConfig {
         pci: true,
         ..config(2)

@@ -136,7 +136,7 @@ impl std::fmt::Debug for VirtioDisk {
     }
 }
 
-/// What a request asks for, and its outcome.
+/// A request, and what the device has written to its chain so far.
 struct Request<'a> {
     chain: &'a Chain,
     memory: &'a DmaMemory,

@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 use virtio_queue::{Queue, QueueT};
 
-/// A vector number that means none.
+/// The vector number of a queue or configuration without a vector: VIRTIO_MSI_NO_VECTOR.
 pub(super) const NO_VECTOR: u16 = 0xffff;
 
 /// Offsets of the fields.
@@ -59,7 +59,7 @@ pub struct CommonRegisters {
     pub config_vector: u16,
     /// The device status.
     pub status: DeviceStatus,
-    /// Changes with the device-specific configuration.
+    /// The configuration generation: it changes whenever the device-specific configuration does.
     pub generation: u8,
     /// The queue that the queue registers refer to.
     pub queue_select: u16,
@@ -67,7 +67,7 @@ pub struct CommonRegisters {
     pub isr: u8,
 }
 
-/// Half of 64 feature bits; there are none beyond.
+/// The half of the 64 feature bits that `select` names; 0 for any other selector.
 pub(super) fn feature_half(features: u64, select: u32) -> u32 {
     match select {
         0 => (features & 0xffff_ffff) as u32,

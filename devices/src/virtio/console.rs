@@ -88,7 +88,7 @@ impl PortInput {
 pub struct ConsolePort {
     /// The name that the guest finds in sysfs.
     pub name: String,
-    /// The guest makes a terminal of it.
+    /// The guest uses the port as a terminal.
     pub is_console: bool,
     /// Receives what the guest writes.
     pub output: Box<dyn Write + Send>,
@@ -108,7 +108,7 @@ impl fmt::Debug for ConsolePort {
 #[derive(Debug)]
 pub struct VirtioConsole {
     ports: Vec<ConsolePort>,
-    /// Ports of which the guest knows that their input has ended.
+    /// Ports whose end of input was reported to the guest.
     closed: Vec<bool>,
     /// Ports that the guest has opened. It drops the input of others.
     open: Vec<bool>,
@@ -205,7 +205,7 @@ impl VirtioConsole {
                     break;
                 }
                 offset += count;
-                // A sink that fails has reported that itself; the guest goes on.
+                // A sink reports its own failures; the guest continues without it.
                 let _ = self.ports[port].output.write_all(&buffer[..count]);
             }
             let _ = self.ports[port].output.flush();

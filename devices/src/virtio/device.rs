@@ -1,4 +1,4 @@
-//! What a virtio device is behind its transport.
+//! The interface of a virtio device to its transport.
 
 use thiserror::Error;
 

@@ -305,7 +305,7 @@ impl VirtioFunction {
         }
     }
 
-    /// Serves all queues: the device's host side has something new.
+    /// Serves all queues, after the host's side has supplied data or can accept more.
     pub fn serve_all(&mut self) {
         for index in 0..self.queues.len() {
             self.serve(index);
@@ -440,7 +440,7 @@ impl VirtioFunction {
         }
     }
 
-    /// The vector, or none if it does not exist, as the driver then reads back.
+    /// The vector, or [`NO_VECTOR`] if there is no such vector. The driver reads back which.
     fn checked_vector(&self, vector: u16) -> u16 {
         if self.msix.has_vector(vector) {
             vector

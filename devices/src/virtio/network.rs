@@ -14,7 +14,7 @@ use crate::bus::lock;
 const HEADER_LEN: usize = 12;
 /// The longest frame.
 pub const FRAME_MAX: usize = 65_535;
-/// Received frames that wait for the guest; more are dropped, as a network does.
+/// Most received frames that wait for the guest; further ones are dropped, as a network may.
 const WAITING_MAX: usize = 256;
 
 const FEATURE_MAC: u64 = 1 << 5;
@@ -132,7 +132,7 @@ impl VirtioDevice for Network {
 
     fn config(&self) -> Vec<u8> {
         let mut config = self.mac.to_vec();
-        // The link is up, if the driver asks.
+        // VIRTIO_NET_S_LINK_UP, for a driver that negotiated the status field.
         config.extend([1, 0]);
         config
     }

@@ -46,8 +46,8 @@ impl Overlay {
         Ok(data.into())
     }
 
-    /// Calls `change` with the part of each block that lies in a range, and the part's place in the
-    /// range.
+    /// Calls `change` for each block of a range, with the bytes of the block that are in the range
+    /// and their offset in it.
     fn change(
         &mut self,
         offset: u64,

@@ -6,7 +6,7 @@ use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use super::chain::Chain;
 use super::memory::DmaMemory;
 
-/// What a driver did that the specification forbids. The device needs a reset.
+/// A driver's violation of the specification. The device then stops until the driver resets it.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QueueError {

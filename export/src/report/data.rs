@@ -1,4 +1,4 @@
-//! The sums that the page shows.
+//! Sums a trace up for the page.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,6 @@ use crate::functions::costs;
 use crate::input::Guest;
 use crate::lines::LineTable;
 use crate::stack::{CallTree, FunctionIndex};
-use crate::text::class_name;
 use crate::timeline::{SampledRun, describe, nanoseconds};
 
 /// Most rows of each table.
@@ -21,7 +20,7 @@ const BRANCHES_MAX: usize = 300;
 const EVENTS_MAX: usize = 2000;
 /// Columns of the time line.
 const COLUMNS: u64 = 400;
-/// A frame of the flame graph has at least this part of all instructions.
+/// A frame is drawn if it has at least one in this many of all instructions.
 const FRAME_SHARE: u64 = 5000;
 
 #[derive(Serialize)]
@@ -68,7 +67,7 @@ struct FrameRow {
     calls: u64,
 }
 
-/// What one vCPU ran in each column of the time line.
+/// The function that one vCPU spent most instructions in, for each column of the time line.
 #[derive(Serialize)]
 struct LaneRow {
     cpu: u32,
@@ -273,7 +272,7 @@ fn hot_branches(flow: &Flow, guest: &Guest, lines: &LineTable) -> Vec<HotBranch>
     let rows = edges.into_iter().map(|(edge, counted)| HotBranch {
         from: guest.functions.name_address(edge.from),
         to: guest.functions.name_address(edge.to),
-        class: class_name(counted.class),
+        class: counted.class.short_name(),
         count: counted.count,
         mispredicted: counted.mispredicted,
         line: lines.find(edge.from).map_or(String::new(), |line| {

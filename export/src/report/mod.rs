@@ -39,7 +39,7 @@ pub fn report<R: Read + Seek>(
     let run = SampledRun::of(&mut records, &header, functions);
     let data = PageData::new(&header, guest, &flow, &run);
     let json = serde_json::to_string(&data).map_err(std::io::Error::from)?;
-    // Names are the guest's: they must not end the script.
+    // Function names come from the guest: escape what could end the script element.
     let json = json
         .replace('<', "\\u003c")
         .replace(['\u{2028}', '\u{2029}'], " ");

@@ -224,10 +224,8 @@ mod tests {
             read: false,
             write: true,
         };
-        let conditions = StopConditions {
-            watchpoints: vec![watchpoint(1)],
-            ..StopConditions::default()
-        };
+        let mut conditions = StopConditions::default();
+        conditions.watchpoints = vec![watchpoint(1)];
         let hit = |at| {
             StopCause::Hit(StopHit::Watchpoint {
                 watchpoint: watchpoint(at),

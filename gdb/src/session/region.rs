@@ -46,7 +46,7 @@ fn ram_region(ram: &[Range<u64>], address: u64) -> String {
     if let Some(range) = ram.iter().find(|range| range.contains(&address)) {
         return region(range.clone(), Some("rwx"));
     }
-    let start = ram.iter().filter(|range| range.end <= address).next_back();
+    let start = ram.iter().rfind(|range| range.end <= address);
     let end = ram.iter().find(|range| range.start > address);
     let (start, end) = (
         start.map_or(0, |r| r.end),

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-/// Executes an operation that another one follows in its block.
+/// Executes an operation that is not the last of its block.
 pub(crate) type InnerHandler<C> = for<'b> fn(&mut C, InnerOp<'b, C>) -> Next<C>;
 
 /// Executes the last operation of a block, which leads to another block or leaves the dispatch loop.

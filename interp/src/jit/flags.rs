@@ -1,4 +1,4 @@
-//! The flags that translated code leaves, by the formulas of the interpreter.
+//! Computes the flags at an exit of translated code, by the formulas of the interpreter.
 
 use crate::flags::{LazyFlags, flag_if};
 use crate::ops::{alu, muldiv, shift};

@@ -24,11 +24,12 @@ use source::SourceBlock;
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
-/// What a unit means for the interpreter.
+/// The interpreter's data about a unit.
 #[derive(Debug)]
 struct Compiled {
     blocks: Vec<SourceBlock>,
-    /// A block of it died. If it lives again, its code is what it was.
+    /// One of its blocks was invalidated. The unit may be entered again when all blocks are valid
+    /// again: their code is then unchanged.
     suspended: bool,
 }
 

@@ -43,7 +43,7 @@ pub(super) fn branch_format(branches: &BranchBuffer) -> Option<BranchFormat> {
     branches.records().then_some(BranchFormat { words })
 }
 
-/// Whether this host has what the instruction would be executed with.
+/// Whether the host's processor can execute the translated instruction.
 fn host_has(i: &Instruction) -> bool {
     match i.mnemonic() {
         M::Tzcnt => std::arch::is_x86_feature_detected!("bmi1"),
@@ -64,7 +64,8 @@ impl Core {
             let offset = usize::try_from(i.ip().wrapping_sub(rip)).unwrap_or(usize::MAX);
             let all = block.ops();
             let next = all.get(op + 1);
-            // The operation after the last instruction does not count: it only leads on.
+            // Leave out the operation after the last instruction, which only continues with the
+            // next block.
             if !insns.is_empty() && next.is_some_and(|o| usize::from(o.offset) == offset) {
                 op += 1;
             }
@@ -132,7 +133,8 @@ impl Core {
         found
     }
 
-    /// Where the last block most often leads, if that is in the same page and often enough.
+    /// The most frequent successor of the last block, if it is in the same page and frequent
+    /// enough.
     fn likely_successor(
         &self,
         found: &[(GuestBlock, SourceBlock)],

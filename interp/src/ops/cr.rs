@@ -123,7 +123,7 @@ impl Core {
         Ok(())
     }
 
-    /// What control registers take.
+    /// The bits that a write to each control register may set.
     pub(crate) fn controls(&mut self) -> ControlMasks {
         let platform = self.platform();
         ControlMasks::from_cpuid(|leaf, subleaf| platform.cpuid(leaf, subleaf))

@@ -1,11 +1,11 @@
-//! Which instructions are computed in software.
+//! Chooses the instructions that are computed in software.
 
 use super::{estimate, stack};
 use crate::core::{Core, Handler, Op};
 use crate::ops::{Done, general};
 use iced_x86::{Instruction, Mnemonic as M};
 
-/// The operation of an instruction that is not left to the host.
+/// The handler of an instruction whose results differ between hosts; `None` for all others.
 pub(crate) fn handler(i: &Instruction) -> Option<Handler> {
     Some(match i.mnemonic() {
         M::Rcpps | M::Rcpss | M::Rsqrtps | M::Rsqrtss => general!(run_estimate),

@@ -89,7 +89,7 @@ struct Written {
 #[derive(Debug)]
 struct OpenTransaction {
     access_state: Arc<AccessState>,
-    /// It has lost a conflict, and must abort.
+    /// Another access won a conflict with this transaction, which must abort.
     lost: bool,
     reads: HashSet<u64>,
     writes: HashMap<u64, Written>,

@@ -1,4 +1,4 @@
-//! The blocks of a trace on their way to the file.
+//! Writes the blocks of a trace to the file, all of them or the last ones.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -21,7 +21,7 @@ pub(crate) struct BlockOutput {
     offset: u64,
     blocks: Vec<BlockInfo>,
     summary: TraceSummary,
-    /// The last blocks, and how many records they need to have.
+    /// With `--last`: the newest blocks, and the number of records that they must hold together.
     ring: Option<(VecDeque<PackedBlock>, u64)>,
 }
 

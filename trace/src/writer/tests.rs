@@ -8,7 +8,7 @@ use hindsight_cpu::branch::{Branch, BranchClass};
 use proptest::prelude::*;
 
 use super::*;
-use crate::event::DeviceAccess;
+use crate::event::{BranchEvent, DeviceAccess};
 use crate::header::TraceSummary;
 use crate::reader::TraceReader;
 use crate::select::Window;
@@ -189,24 +189,24 @@ fn records_are_read_as_they_were_traced() {
         let own: Vec<_> = records.iter().filter(|record| record.cpu == cpu).collect();
         assert!(own.is_sorted_by_key(|record| record.at));
         let branches = own.iter().filter_map(|record| match record.event {
-            Event::Branch {
-                from,
-                to,
-                class,
-                cpl,
-                to_cpl,
-                mispredicted,
-            } => Some((from, to, class, cpl, to_cpl, mispredicted)),
+            Event::Branch(branch) => Some(branch),
             _ => None,
         });
         let expected = (0..50_000).map(|n| {
             let b = branch(n, 0);
-            (b.from, b.to, b.class, b.cpl, b.to_cpl, b.mispredicted)
+            BranchEvent {
+                from: b.from,
+                to: b.to,
+                class: b.class,
+                cpl: b.cpl,
+                to_cpl: b.to_cpl,
+                mispredicted: b.mispredicted,
+            }
         });
         assert!(branches.eq(expected));
         let others = own
             .iter()
-            .filter(|record| !matches!(record.event, Event::Branch { .. } | Event::Time { .. }));
+            .filter(|record| !matches!(record.event, Event::Branch(_) | Event::Time { .. }));
         let expected = (0..5000).map(|batch| events()[batch % 13]);
         assert!(others.map(|record| record.event).eq(expected));
     }
@@ -330,7 +330,7 @@ fn segment_bases_make_addresses_linear() {
         .records()
         .flatten()
         .filter_map(|record| match record.event {
-            Event::Branch { from, to, .. } => Some((from, to)),
+            Event::Branch(branch) => Some((branch.from, branch.to)),
             _ => None,
         });
     assert_eq!(

@@ -5,7 +5,7 @@ use std::io::{self, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{Args, ValueHint};
 use hindsight_export::{ExportOptions, Format, FunctionTable, Guest, export, image_hash};
 use hindsight_trace::{TraceError, TraceHeader, TraceReader};
 
@@ -29,7 +29,7 @@ Examples:
 pub struct ExportArgs {
     /// Format to write
     #[arg(value_enum)]
-    format: FormatArg,
+    format: Format,
     /// Trace that `hindsight trace` wrote
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     trace: PathBuf,
@@ -48,48 +48,6 @@ pub struct ExportArgs {
     /// For perf: a sample every N branches, with the last 32 of them
     #[arg(long, value_name = "N", default_value_t = 32)]
     every: u64,
-}
-
-/// A format, as it is named on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum FormatArg {
-    /// A line for each record
-    Text,
-    /// A JSON object for each record, one a line
-    Json,
-    /// perf.data with branch stacks, for perf report and perf script
-    Perf,
-    /// Instructions by stack, a line each, for flame graph tools
-    Folded,
-    /// A flame graph (SVG)
-    Flamegraph,
-    /// Instructions and calls by line, for callgrind_annotate and kcachegrind
-    Callgrind,
-    /// Coverage by line, function and branch, for genhtml
-    Lcov,
-    /// Coverage by block, for disassemblers
-    Drcov,
-    /// A profile for the Firefox Profiler
-    Firefox,
-    /// A time line for Perfetto
-    Perfetto,
-}
-
-impl From<FormatArg> for Format {
-    fn from(format: FormatArg) -> Self {
-        match format {
-            FormatArg::Text => Self::Text,
-            FormatArg::Json => Self::Json,
-            FormatArg::Perf => Self::Perf,
-            FormatArg::Folded => Self::Folded,
-            FormatArg::Flamegraph => Self::Flamegraph,
-            FormatArg::Callgrind => Self::Callgrind,
-            FormatArg::Lcov => Self::Lcov,
-            FormatArg::Drcov => Self::Drcov,
-            FormatArg::Firefox => Self::Firefox,
-            FormatArg::Perfetto => Self::Perfetto,
-        }
-    }
 }
 
 /// Prints a warning.
@@ -124,7 +82,7 @@ pub fn run(args: &ExportArgs) -> anyhow::Result<Status> {
     };
     let mut skipped =
         |error: &TraceError| warn(format_args!("trace {name}: {error}; it is left out"));
-    let format = (args.format.into(), &options);
+    let format = (args.format, &options);
     let written = export(&mut trace, &guest, format, &mut *out, &mut skipped);
     match written
         .map_err(anyhow::Error::from)

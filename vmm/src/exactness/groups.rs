@@ -6,7 +6,8 @@ use crate::harness::select::TestJob;
 use crate::kvm::exactness::FacilityGroup::{self, *};
 
 /// The payloads of each group. `demo` and `workload` assert nothing, `hello` nothing of a facility,
-/// and `choices` and `debugger` run with options of their own.
+/// `arming` what the payloads of single facilities assert, and `choices` and `debugger` run with
+/// options of their own.
 const PAYLOADS: &[(FacilityGroup, &[&str])] = &[
     (SingleStep, &["tf", "shadow"]),
     (
@@ -86,7 +87,7 @@ const PAYLOADS: &[(FacilityGroup, &[&str])] = &[
 
 /// Payloads that belong to no group.
 #[cfg(test)]
-const UNGROUPED: &[&str] = &["choices", "debugger", "demo", "hello", "workload"];
+const UNGROUPED: &[&str] = &["arming", "choices", "debugger", "demo", "hello", "workload"];
 
 /// Cases of other payloads that use single-stepping.
 const STEPPING: &[&str] = &["debug_basic/int1", "debug_basic/single_step"];

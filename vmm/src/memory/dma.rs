@@ -11,11 +11,11 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestReg
 
 use super::RamError;
 
-/// Maps guest memory for devices, whose writes `report` receives.
+/// Maps guest memory for the DMA of devices. `report` is called for each of their writes.
 ///
 /// # Errors
 ///
-/// The memory cannot be mapped once more.
+/// The memory cannot be mapped a second time.
 pub(super) fn device_memory(
     map: &GuestMemoryMmap,
     report: &Arc<WriteReport>,

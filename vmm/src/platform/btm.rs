@@ -24,22 +24,6 @@ impl fmt::Debug for BtmSink {
     }
 }
 
-/// The kind of a branch in one word.
-const fn kind(class: BranchClass) -> &'static str {
-    match class {
-        BranchClass::Conditional => "jcc",
-        BranchClass::DirectJump | BranchClass::IndirectJump => "jmp",
-        BranchClass::DirectCall | BranchClass::CallNext | BranchClass::IndirectCall => "call",
-        BranchClass::Return => "ret",
-        BranchClass::Far => "far",
-        BranchClass::SoftwareInterrupt => "int",
-        BranchClass::Exception | BranchClass::Debug => "exception",
-        BranchClass::Interrupt => "interrupt",
-        BranchClass::Abort => "abort",
-        BranchClass::NotTaken => "none",
-    }
-}
-
 impl BtmSink {
     /// Writes messages to `sink`.
     pub fn new(sink: Box<dyn Write + Send>) -> Self {
@@ -76,7 +60,7 @@ fn write_all<'a>(
 ) -> io::Result<()> {
     for branch in branches.filter(|branch| branch.class != BranchClass::NotTaken) {
         let Branch { from, to, cpl, .. } = branch;
-        let kind = kind(branch.class);
+        let kind = branch.class.short_name();
         // One write: a line is written whole or not at all.
         let line = format!("{cpu} {from:#018x} {to:#018x} {kind} {cpl}\n");
         writer.write_all(line.as_bytes())?;

@@ -198,8 +198,9 @@ impl<W: Write> ReportPrinter<W> {
                 };
                 writeln!(
                     self.out,
-                    "\n{} probes: {} work, {} differ, {} broken, {} absent, {} skipped",
+                    "\n{} probe{}: {} work, {} differ, {} broken, {} absent, {} skipped",
                     report.probes.len(),
+                    if report.probes.len() == 1 { "" } else { "s" },
                     count(ProbeVerdict::Works),
                     count(ProbeVerdict::Differs),
                     count(ProbeVerdict::Broken),
@@ -345,6 +346,10 @@ mod tests {
         let table = printed(ReportFormat::Table, &report());
         assert!(table.contains("step-cpl0          differs  stops; duplicates\n"));
         assert!(table.contains("2 probes: 0 work, 1 differ, 0 broken, 1 absent, 0 skipped\n"));
+        let mut one = report();
+        one.probes.truncate(1);
+        let table = printed(ReportFormat::Table, &one);
+        assert!(table.contains("\n1 probe: 0 work, 1 differ,"), "{table}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use landlock::{
 
 use super::SandboxError;
 
-/// What a process may still do with files that it has not opened.
+/// The files that a confined process may access without having opened them.
 #[derive(Clone, Debug, Default)]
 pub struct FileAccess {
     /// Sockets, which are removed at the end of the run.
@@ -18,11 +18,11 @@ pub struct FileAccess {
     pub folders: Vec<(PathBuf, bool)>,
 }
 
-/// The version of Landlock whose rules are requested; older kernels enforce what they have.
+/// The version of Landlock that is requested. An older kernel enforces the part that it supports.
 const VERSION: ABI = ABI::V6;
 
-/// Takes all access to files and networks away from this thread and those that it starts, other than by
-/// open descriptors and what `access` names.
+/// Denies this thread and the threads that it starts all access to files and networks, except by
+/// open descriptors and to the files of `access`.
 ///
 /// # Errors
 ///

@@ -7,19 +7,19 @@ use serde_json::{Value, json};
 
 use super::SandboxError;
 
-/// What the process needs besides what every run needs.
+/// Needs of a process that not every run has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SandboxNeeds {
     /// The threads of vCPUs access the files of shared folders.
     pub shares: bool,
 }
 
-/// What a call that the rules do not allow meets.
+/// What the kernel does with a call that the rules do not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strictness {
-    /// It fails with EPERM, and is named on standard error.
+    /// The call fails with EPERM, and a line on standard error names it.
     Refuse,
-    /// It ends the process by SIGSYS.
+    /// The call ends the process by SIGSYS.
     Kill,
 }
 
@@ -33,7 +33,7 @@ impl Strictness {
     }
 }
 
-/// A kind of thread, which has rules of its own.
+/// A kind of thread. Each kind has rules of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ThreadKind {
     /// The main thread. The threads that it starts afterwards cannot do more.
@@ -70,7 +70,7 @@ impl ThreadKind {
         Self::Network,
     ];
 
-    /// Its own rules; those of `common.json` come in addition.
+    /// The rules of this kind, in addition to those of `common.json`.
     const fn rules(self) -> &'static str {
         match self {
             Self::Main => include_str!("../../../resources/seccomp/main.json"),
@@ -120,7 +120,7 @@ pub(super) fn compile(
     }
     rules.iter_mut().for_each(insert_process);
     if cfg!(target_env = "musl") {
-        // musl signals its own threads by this call, which names no process.
+        // musl uses tkill, which has no process argument, to signal its own threads.
         rules.push(json!({ "syscall": "tkill" }));
     }
     compile_filter(&json!({

@@ -13,7 +13,7 @@ const FILES_MAX: u64 = 1024;
 ///
 /// A core dump would be a copy of guest memory on the host's disk.
 pub(super) fn lower(needs: SandboxNeeds) -> Result<(), SandboxError> {
-    // Each file of a shared folder that the guest knows is open.
+    // The process holds a descriptor for each file of a shared folder that the guest has looked up.
     let files = if needs.shares { u64::MAX } else { FILES_MAX };
     let limits = [
         (Resource::Core, "core dumps", 0),

@@ -1,7 +1,7 @@
 //! Confines this process before it runs a guest: seccomp by thread, Landlock, resource limits.
 //!
-//! A guest that took over the monitor would find a thread that can make the system calls of its task
-//! and no others, no file but those that are open, and no way to a new program. docs/internals/security.md
+//! An attacker who took over a thread of the monitor could make only the system calls that this
+//! thread's task needs, access only open files, and start no program. docs/internals/security.md
 //! has the threat model. The rules are in `resources/seccomp`, a file for each kind of thread.
 
 mod allocator;

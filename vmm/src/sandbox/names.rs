@@ -1,9 +1,9 @@
 //! The text for a refused system call, made without allocation: a signal handler writes it.
 
-/// Room for the longest line.
+/// Bytes of the longest line.
 pub(super) const LINE_MAX: usize = 160;
 
-/// The calls that code which took over a thread would try first.
+/// Names of the calls that an attacker who took over a thread would try first.
 const NAMES: [(i64, &str); 34] = [
     (libc::SYS_open, "open"),
     (libc::SYS_openat, "openat"),

@@ -1,4 +1,4 @@
-//! Puts threads under their rules.
+//! Confines each thread by the rules of its kind.
 
 use std::io;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use super::{allocator, limits, trap};
 /// Why the process cannot be confined.
 #[derive(Debug, Error)]
 pub enum SandboxError {
-    /// A file of rules has not the form of one, which is a bug of the monitor.
+    /// A file of rules is malformed, which is a bug of the monitor.
     #[error("the rules of a thread have not the form of rules")]
     Rules,
     /// The rules cannot be compiled, which is a bug of the monitor.
@@ -35,8 +35,8 @@ pub enum SandboxError {
     Landlock(#[source] Box<landlock::RulesetError>),
 }
 
-/// What a call that the rules do not allow meets, and what the process needs; empty while the process is
-/// not to be confined.
+/// What happens to a call that the rules do not allow, and the needs of the process. Empty unless
+/// [`prepare`] was called.
 static RULES: OnceLock<(Strictness, SandboxNeeds)> = OnceLock::new();
 
 fn apply(filters: &[BpfProgram]) -> Result<(), SandboxError> {
@@ -44,8 +44,8 @@ fn apply(filters: &[BpfProgram]) -> Result<(), SandboxError> {
     applied.map_err(|error| SandboxError::NoSeccomp(Box::new(error)))
 }
 
-/// Limits the process, and lets this thread and those that it starts create no process. From now on,
-/// [`enter`] confines threads.
+/// Lowers the limits of the process, and forbids this thread and the threads that it starts to
+/// create processes. From now on, [`enter`] confines threads.
 ///
 /// # Errors
 ///
@@ -63,10 +63,10 @@ pub fn prepare(strictness: Strictness, needs: SandboxNeeds) -> Result<(), Sandbo
     Ok(())
 }
 
-/// Puts the calling thread under the rules of `kind`, if the process is to be confined.
+/// Confines the calling thread by the rules of `kind`, if [`prepare`] was called.
 ///
-/// [`prepare`] has shown that the kernel takes filters. If it refuses these, the process ends: no thread
-/// runs without them.
+/// [`prepare`] has checked that the kernel supports filters. If the kernel refuses this one, the
+/// process ends, so that no thread runs without a filter.
 pub fn enter(kind: ThreadKind) {
     let Some(&(strictness, needs)) = RULES.get() else {
         return;
@@ -83,7 +83,7 @@ mod tests {
     use std::fs::File;
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
-    use std::process::Command;
+    use std::process::{Command, Output};
     use std::thread;
 
     use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process};
@@ -160,9 +160,18 @@ mod tests {
         assert_eq!(sum.join().unwrap(), (1 << 19) * ((1 << 20) - 1));
     }
 
-    /// Run by the next test, in a process of its own.
+    /// Runs an ignored test of this module in a process of its own.
+    fn run_in_child(test: &str) -> Output {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let name = format!("sandbox::threads::tests::{test}");
+        child
+            .args(["--ignored", "--exact", &name])
+            .output()
+            .unwrap()
+    }
+
     #[test]
-    #[ignore = "ends its process"]
+    #[ignore = "ends its process; strict_sandbox_kills_the_process runs it in a child"]
     fn killed_child() {
         prepare(Strictness::Kill, SandboxNeeds::default()).unwrap();
         enter(ThreadKind::Vcpu);
@@ -172,13 +181,7 @@ mod tests {
     #[test]
     fn strict_sandbox_kills_the_process() {
         use std::os::unix::process::ExitStatusExt;
-        let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args([
-            "--ignored",
-            "--exact",
-            "sandbox::threads::tests::killed_child",
-        ]);
-        let status = child.output().unwrap().status;
+        let status = run_in_child("killed_child").status;
         assert_eq!(status.signal(), Some(libc::SIGSYS), "{status}");
     }
 
@@ -211,20 +214,15 @@ mod tests {
 
     #[test]
     fn prepared_process_leaves_no_core_and_few_descriptors() {
-        // A process of its own: the limits are those of the process.
-        let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args([
-            "--ignored",
-            "--exact",
-            "sandbox::threads::tests::limited_child",
-        ]);
-        let output = child.output().unwrap();
+        let output = run_in_child("limited_child");
         assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("1 passed"), "{text}");
     }
 
-    /// Run by the test before, in a process of its own.
     #[test]
-    #[ignore = "lowers the limits of its process"]
+    #[ignore = "lowers the limits of its process; \
+                prepared_process_leaves_no_core_and_few_descriptors runs it in a child"]
     fn limited_child() {
         prepare(Strictness::Refuse, SandboxNeeds::default()).unwrap();
         assert_eq!(getrlimit(Resource::Core).current, Some(0));

@@ -1,4 +1,4 @@
-//! Makes a system call that the rules do not allow fail with EPERM, and names it.
+//! The handler of SIGSYS: fails a forbidden system call with EPERM, and names it.
 
 #![expect(
     unsafe_code,
@@ -13,13 +13,13 @@ use vmm_sys_util::signal::register_signal_handler;
 use super::SandboxError;
 use super::names::{LINE_MAX, line};
 
-/// Most refused calls that are named: a thread may repeat one.
+/// Most refused calls that are reported, because a thread may repeat one endlessly.
 const NAMED_MAX: u32 = 16;
 
-/// Calls that were named.
+/// Refused calls that were reported.
 static NAMED: AtomicU32 = AtomicU32::new(0);
 
-/// Serves SIGSYS, which the kernel sends to a thread in place of the call.
+/// Handles SIGSYS, which the kernel raises instead of executing the call.
 ///
 /// It calls nothing but async-signal-safe functions that the rules of every thread allow.
 extern "C" fn on_refused(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {

@@ -196,6 +196,13 @@ fn precise(count: u64) -> f64 {
 mod tests {
     use super::*;
 
+    /// The statistics of an interpreter that retired `count` instructions.
+    fn retired(count: u64) -> Stats {
+        let mut stats = Stats::default();
+        stats.retired = count;
+        stats
+    }
+
     #[test]
     fn report_sums_all_vcpus_and_names_exits_that_occurred() {
         let mut exits = ExitCounts::default();
@@ -203,10 +210,7 @@ mod tests {
         let vcpus = [0, 1].map(|cpu| VcpuStats {
             cpu,
             exits,
-            interpreter: Some(Stats {
-                retired: 3_000_000,
-                ..Stats::default()
-            }),
+            interpreter: Some(retired(3_000_000)),
             mix: vec![("mov".to_owned(), 2_000_000), ("add".to_owned(), 1_000_000)],
         });
         let report = RunReport {
@@ -237,10 +241,7 @@ mod tests {
             vcpus: vec![VcpuStats {
                 cpu: 0,
                 exits: ExitCounts::default(),
-                interpreter: Some(Stats {
-                    retired: 1810,
-                    ..Stats::default()
-                }),
+                interpreter: Some(retired(1810)),
                 mix: counts.collect(),
             }],
             changes: None,

@@ -45,7 +45,7 @@ fn linux(more: &[&str]) -> Run {
 }
 
 #[test]
-#[ignore = "boots Linux: needs guest images, see ci/test images"]
+#[ignore = "boots Linux with the guest images of HINDSIGHT_GUESTS; ci/test images runs it"]
 fn record_of_a_panic_reaches_back_to_its_cause() {
     let folder = std::env::var_os("HINDSIGHT_GUESTS").expect("HINDSIGHT_GUESTS names the images");
     let console = tempfile::NamedTempFile::new().unwrap();
@@ -77,7 +77,7 @@ fn record_of_a_panic_reaches_back_to_its_cause() {
 }
 
 #[test]
-#[ignore = "boots Linux: needs guest images, see ci/test images"]
+#[ignore = "boots Linux with the guest images of HINDSIGHT_GUESTS; ci/test images runs it"]
 fn kernel_symbols_are_read_from_guest_memory() {
     let run = linux(&["--deterministic"]);
     let script = "backtrace 1
@@ -110,7 +110,7 @@ fn kernel_symbols_are_read_from_guest_memory() {
 }
 
 #[test]
-#[ignore = "boots Linux: needs guest images, see ci/test images"]
+#[ignore = "boots Linux with the guest images of HINDSIGHT_GUESTS; ci/test images runs it"]
 fn kernel_boots_after_the_debugger_detaches() {
     let run = linux(&[]);
     let script = "delete

@@ -20,8 +20,8 @@ const SUMMARY: &str = "docs/SUMMARY.md";
 /// The page of worked examples.
 const EXAMPLES: &str = "CONTRIBUTING.md";
 
-/// Fails when the table of contents and the pages differ, when a link of any page leads nowhere, or
-/// when a diff of the worked examples no longer applies.
+/// Fails when the table of contents and the pages differ, when a link of any page leads nowhere, when
+/// a merge left a conflict in a page, or when a diff of the worked examples no longer applies.
 pub fn run() -> Result<()> {
     let mut pages = BTreeMap::new();
     for path in source::files("md")? {
@@ -34,6 +34,7 @@ pub fn run() -> Result<()> {
     let mut findings = compare_summary(summary, pages.keys().map(String::as_str));
     for (path, text) in &pages {
         findings.extend(broken_links(path, text)?);
+        findings.extend(merge_conflicts(path, text));
     }
     let examples = pages.get(EXAMPLES).map_or("", String::as_str);
     findings.extend(stale_examples(examples)?);
@@ -76,6 +77,15 @@ fn broken_links(path: &str, text: &str) -> Result<Vec<String>> {
     Ok(findings)
 }
 
+/// The lines of a page with which git begins or ends a conflict of a merge.
+fn merge_conflicts(path: &str, text: &str) -> Vec<String> {
+    let lines = text.lines().zip(1..);
+    lines
+        .filter(|(line, _)| line.starts_with("<<<<<<< ") || line.starts_with(">>>>>>> "))
+        .map(|(_, number)| format!("{path}:{number}: a conflict of a merge"))
+        .collect()
+}
+
 /// The fenced diffs of a page, with the lines at which they begin.
 fn diffs(page: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
@@ -105,7 +115,8 @@ fn stale_examples(page: &str) -> Result<Vec<String>> {
             let error = String::from_utf8_lossy(&output.stderr);
             let error = error.lines().next().unwrap_or_default();
             findings.push(format!(
-                "{EXAMPLES}:{line}: the diff does not apply: {error}"
+                "{EXAMPLES}:{line}: the diff does not apply: {error}; \
+                 copy the lines that it changes from the file, as they are now"
             ));
         }
     }
@@ -181,6 +192,16 @@ fn anchor(heading: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn conflict_of_a_merge_is_found() {
+        let page = "a\n<<<<<<< HEAD\nb\n=======\nc\n>>>>>>> main\n";
+        let expected = [
+            "page.md:2: a conflict of a merge",
+            "page.md:6: a conflict of a merge",
+        ];
+        assert_eq!(merge_conflicts("page.md", page), expected);
+    }
 
     #[test]
     fn anchor_drops_punctuation() {

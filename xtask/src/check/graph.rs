@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn circle_is_found() {
+    fn import_circle_is_found() {
         let graph = graph(&[
             ("lib.rs", "mod x; mod y; mod z;"),
             ("x.rs", "use crate::y::Y; pub struct X;"),

@@ -24,25 +24,9 @@ const DEBUGINFOD_LATER: [&str; 2] = ["get_user_data", "set_user_data"];
 /// Puts Debian's gdb without Python, its libraries and the guests of ci/guest/gdb-sessions into a
 /// folder; returns the files that a lab takes.
 pub fn make(to: &Path) -> Result<Vec<GuestFile>> {
-    fs::create_dir_all(to)?;
+    let mut files = make_gdb(to)?;
     let to = to.canonicalize()?;
-    let package = with_cache_lock(|| {
-        packages::install(&["gcc", "binutils", "libc6-dev"])?;
-        fetch("gdb-minimal")
-    })?;
-    let shell = shell()?;
-    make_debuginfod(&shell, &to)?;
-    make_guests(&shell, &to)?;
-    let (gdb, original) = (to.join("gdb"), package.join("usr/bin/gdb"));
-    cmd!(shell, "strip -o {gdb} {original}").quiet().run()?;
-    let mut files = vec![GuestFile::new(&gdb, "bin/gdb")];
-    for library in libraries(&shell, &gdb, &to)? {
-        let guest = match library.strip_prefix(&to) {
-            Ok(name) => Path::new("lib/x86_64-linux-gnu").join(name),
-            Err(_) => library.strip_prefix("/")?.to_path_buf(),
-        };
-        files.push(GuestFile::new(library, guest));
-    }
+    make_guests(&shell()?, &to)?;
     for image in fs::read_dir(&to)? {
         let image = image?.path();
         if image
@@ -53,6 +37,29 @@ pub fn make(to: &Path) -> Result<Vec<GuestFile>> {
         }
     }
     files.push(GuestFile::in_files(root().join("ci/guest/gdb-sessions"))?);
+    Ok(files)
+}
+
+/// Puts Debian's gdb without Python into a folder; returns it and its libraries.
+pub fn make_gdb(to: &Path) -> Result<Vec<GuestFile>> {
+    fs::create_dir_all(to)?;
+    let to = to.canonicalize()?;
+    let package = with_cache_lock(|| {
+        packages::install(&["gcc", "binutils", "libc6-dev"])?;
+        fetch("gdb-minimal")
+    })?;
+    let shell = shell()?;
+    make_debuginfod(&shell, &to)?;
+    let (gdb, original) = (to.join("gdb"), package.join("usr/bin/gdb"));
+    cmd!(shell, "strip -o {gdb} {original}").quiet().run()?;
+    let mut files = vec![GuestFile::new(&gdb, "bin/gdb")];
+    for library in libraries(&shell, &gdb, &to)? {
+        let guest = match library.strip_prefix(&to) {
+            Ok(name) => Path::new("lib/x86_64-linux-gnu").join(name),
+            Err(_) => library.strip_prefix("/")?.to_path_buf(),
+        };
+        files.push(GuestFile::new(library, guest));
+    }
     Ok(files)
 }
 

@@ -1,4 +1,4 @@
-//! Linux guests from Debian's packages: kernel, busybox, and perf, rr or pqos with their libraries.
+//! Linux guests from Debian's packages: kernel, busybox, and perf, rr, gdb or pqos with their libraries.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use xshell::{Shell, cmd};
 
 use super::initramfs::{self, GuestFile};
-use super::programs;
+use super::{gdb, programs};
 use crate::kernel::fetch_kernel;
 use crate::packages::{self, fetch, find_file, know, with_cache_lock};
 use crate::process::{root, shell};
@@ -20,6 +20,8 @@ pub enum Tools {
     None,
     /// Debian's perf and rr, and the program whose events are known.
     Perf,
+    /// Debian's perf and gdb, Linux's test of breakpoints, and a program to debug.
+    Breakpoints,
     /// Debian's pqos, the module msr, and a program that reads memory.
     Rdt,
 }
@@ -33,15 +35,41 @@ pub fn make(tools: Tools, to: &Path) -> Result<()> {
     let work = tempfile::tempdir()?;
     let files = match tools {
         Tools::None => Vec::new(),
-        Tools::Perf => perf_files(to)?,
+        Tools::Perf => measured_files(to)?,
+        Tools::Breakpoints => breakpoint_files(work.path())?,
         Tools::Rdt => rdt_files(&kernel, work.path())?,
     };
     fs::copy(kernel.join("vmlinuz"), to.join("vmlinuz"))?;
     initramfs::make(&to.join("initramfs"), &files)
 }
 
-fn perf_files(to: &Path) -> Result<Vec<GuestFile>> {
-    let mut files = with_cache_lock(|| {
+/// perf, rr and the program that they measure.
+fn measured_files(to: &Path) -> Result<Vec<GuestFile>> {
+    let mut files = perf_files()?;
+    let measured = to.join("measured");
+    programs::make_measured(&measured)?;
+    files.push(GuestFile::new(measured, "files/measured"));
+    files.push(GuestFile::in_files(root().join("ci/guest/guest-perf"))?);
+    Ok(files)
+}
+
+fn breakpoint_files(work: &Path) -> Result<Vec<GuestFile>> {
+    let mut files = perf_files()?;
+    // The libraries that gdb takes along replace those of the same name.
+    files.extend(gdb::make_gdb(work)?);
+    let (test, watched) = (work.join("breakpoint_test"), work.join("watched"));
+    programs::make_breakpoint_test(&test)?;
+    programs::make_watched(&watched)?;
+    let script = root().join("ci/guest/guest-breakpoints");
+    let session = root().join("resources/guests/watched/session.gdb");
+    for file in [test, watched, script, session] {
+        files.push(GuestFile::in_files(file)?);
+    }
+    Ok(files)
+}
+
+fn perf_files() -> Result<Vec<GuestFile>> {
+    with_cache_lock(|| {
         packages::install(&["binutils", "gcc"])?;
         know("linux-perf")?;
         let shell = shell()?;
@@ -65,15 +93,7 @@ fn perf_files(to: &Path) -> Result<Vec<GuestFile>> {
             &[program, rr.join("usr/bin/rr")],
         )?);
         Ok(files)
-    })?;
-    let measured = to.join("measured");
-    programs::make_measured(&measured)?;
-    files.push(GuestFile::new(measured, "files/measured"));
-    files.push(GuestFile::new(
-        root().join("ci/guest/guest-perf"),
-        "files/guest-perf",
-    ));
-    Ok(files)
+    })
 }
 
 fn rdt_files(kernel: &Path, work: &Path) -> Result<Vec<GuestFile>> {

@@ -2,22 +2,26 @@
 //! docs/reports/kvm-unit-tests.md of the results.
 
 mod config;
+mod job;
+mod lab;
 mod page;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 
+use crate::conformance::TestEngine;
+use crate::lab::Lab;
 use crate::process::{absolute, existing_file, root, say};
-use config::{Checkout, Expectations, UnitTest};
+use config::{Checkout, Expectations};
+use job::Job;
 
-/// Runs kvm-unit-tests in the interpreter.
+/// Runs kvm-unit-tests, in the interpreter unless another engine is named.
 ///
 /// A checkout is configured and built by the user: one for x86_64, and, for the tests of 32-bit code, one
 /// for i386.
@@ -29,12 +33,18 @@ pub struct KvmUnitTestsArguments {
     /// Built checkouts.
     #[arg(required = true, value_name = "CHECKOUT")]
     pub checkouts: Vec<PathBuf>,
-    /// The hindsight that runs them.
-    #[arg(long, value_name = "PATH", default_value = "target/release/hindsight")]
-    pub binary: PathBuf,
+    /// The hindsight that runs them [default: target/release/hindsight; for a lab, builds one].
+    #[arg(long, value_name = "PATH")]
+    pub binary: Option<PathBuf>,
     /// Only tests whose name contains TEXT; the page is not made.
     #[arg(long, value_name = "TEXT")]
     pub filter: Option<String>,
+    /// The engine; the page is made only for the interpreter.
+    #[arg(long, value_name = "ENGINE", default_value = "interp")]
+    pub engine: TestEngine,
+    /// Runs the tests in this lab, where hindsight is linked statically; the page is not made.
+    #[arg(long, value_name = "LAB")]
+    pub lab: Option<Lab>,
     /// Seconds that a test may take at least.
     #[arg(long, value_name = "SECONDS", default_value_t = 1200)]
     pub timeout: u64,
@@ -98,7 +108,6 @@ pub fn run(arguments: &KvmUnitTestsArguments) -> Result<u8> {
     if arguments.jobs == 0 {
         bail!("--jobs must be at least 1");
     }
-    let binary = existing_file("--binary", &root().join(&arguments.binary))?;
     let results = root().join(&arguments.results);
     fs::create_dir_all(&results)?;
     let expectations = Expectations::load()?;
@@ -108,14 +117,22 @@ pub fn run(arguments: &KvmUnitTestsArguments) -> Result<u8> {
         for test in &checkout.tests {
             let named = arguments.filter.as_ref();
             if named.map_or(!test.on_request, |text| test.name.contains(text)) {
-                let mut job = Job::new(&checkout, test, &binary, &results, arguments.timeout);
+                let mut job = Job::new(&checkout, test, arguments, &results);
                 job.set_environment(expectations.environment(&test.name))?;
                 jobs.push(job);
             }
         }
     }
-    let ended = run_jobs(&jobs, arguments.jobs)?;
-    if arguments.filter.is_none() {
+    let binary = arguments.binary.as_deref();
+    let ended = if let Some(lab) = arguments.lab {
+        lab::run_jobs(&jobs, lab, binary)?
+    } else {
+        let default = root().join("target/release/hindsight");
+        let binary = existing_file("--binary", binary.unwrap_or(&default))?;
+        run_jobs(&jobs, arguments.jobs, |job| job.run(&binary))?
+    };
+    let is_whole = arguments.filter.is_none() && arguments.lab.is_none();
+    if is_whole && arguments.engine == TestEngine::Interp {
         let page = root().join("docs/reports/kvm-unit-tests.md");
         fs::write(
             &page,
@@ -129,94 +146,12 @@ pub fn run(arguments: &KvmUnitTestsArguments) -> Result<u8> {
     Ok(u8::from(ended.iter().any(|result| unexplained(&result))))
 }
 
-/// A test to be run.
-struct Job {
-    test: UnitTest,
-    architecture: String,
-    command: Vec<String>,
-    image: PathBuf,
-    binary: PathBuf,
-    log: PathBuf,
-}
-
-impl Job {
-    fn new(
-        checkout: &Checkout,
-        test: &UnitTest,
-        binary: &Path,
-        results: &Path,
-        timeout: u64,
-    ) -> Self {
-        let seconds = test.timeout.unwrap_or(0).max(timeout);
-        let mut command = vec![
-            "--engine=interp".to_owned(),
-            format!("--cpus={}", test.cpus),
-            format!("--memory={}M", test.memory),
-            format!("--timeout={seconds}"),
-        ];
-        if !test.arguments.is_empty() {
-            command.push(format!("--cmdline={}", test.arguments));
-        }
-        Self {
-            test: test.clone(),
-            architecture: checkout.architecture.clone(),
-            command,
-            image: checkout.folder.join("x86").join(&test.file),
-            binary: binary.to_owned(),
-            log: results.join(format!("{}-{}.txt", checkout.architecture, test.name)),
-        }
-    }
-
-    /// Gives the test an initial RAM disk with environment variables.
-    fn set_environment(&mut self, variables: Option<&str>) -> Result<()> {
-        let Some(variables) = variables else {
-            return Ok(());
-        };
-        let file = self.log.with_extension("env");
-        fs::write(&file, format!("{variables}\n"))?;
-        self.command.push(format!("--initrd={}", file.display()));
-        Ok(())
-    }
-
-    fn run(&self) -> Result<TestResult> {
-        let start = Instant::now();
-        let output = Command::new(&self.binary)
-            .arg("run")
-            .args(&self.command)
-            .arg(&self.image)
-            .stdin(Stdio::null())
-            .output()
-            .with_context(|| format!("cannot run {}", self.binary.display()))?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let messages = String::from_utf8_lossy(&output.stderr);
-        fs::write(&self.log, format!("{text}{messages}"))?;
-        let lines = |word: &str| {
-            let lines = text.lines().filter_map(|line| line.strip_prefix(word));
-            lines.map(|rest| rest.trim().to_owned()).collect::<Vec<_>>()
-        };
-        let failures = lines("FAIL: ");
-        let result = TestResult {
-            name: self.test.name.clone(),
-            architecture: self.architecture.clone(),
-            verdict: Verdict::of(output.status.code().unwrap_or(-1)),
-            counts: [lines("PASS: ").len(), failures.len(), lines("SKIP: ").len()],
-            failures,
-            time: start.elapsed(),
-        };
-        let [passed, failed, skipped] = result.counts;
-        say(format!(
-            "{} ({}): {:?}, {passed} passed, {failed} failed, {skipped} skipped, {:.1} s",
-            result.name,
-            result.architecture,
-            result.verdict,
-            result.time.as_secs_f32()
-        ));
-        Ok(result)
-    }
-}
-
 /// Runs all jobs, `threads` at a time; returns the results in the order of the jobs.
-fn run_jobs(jobs: &[Job], threads: usize) -> Result<Vec<TestResult>> {
+fn run_jobs(
+    jobs: &[Job],
+    threads: usize,
+    run: impl Fn(&Job) -> Result<TestResult> + Sync,
+) -> Result<Vec<TestResult>> {
     let next = AtomicUsize::new(0);
     let ended = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -225,7 +160,7 @@ fn run_jobs(jobs: &[Job], threads: usize) -> Result<Vec<TestResult>> {
                 while let Some(n) = Some(next.fetch_add(1, Ordering::Relaxed))
                     && let Some(job) = jobs.get(n)
                 {
-                    let result = job.run();
+                    let result = run(job);
                     if let Ok(mut ended) = ended.lock() {
                         ended.push((n, result));
                     }

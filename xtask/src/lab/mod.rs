@@ -4,6 +4,7 @@
 //! Bochs' emulated VMX. Its init, ci/guest/lab-init, runs a script of steps and sends /out back over
 //! the second serial port.
 
+pub mod breakpoints;
 pub mod emulator;
 pub mod frames;
 pub mod gdb;
@@ -75,7 +76,8 @@ impl Lab {
         }
     }
 
-    fn default_timeout(self) -> u64 {
+    /// Seconds that a lab may take with its default steps.
+    pub fn default_timeout(self) -> u64 {
         match self {
             Self::Amd => 600,
             Self::Intel => 1800,
@@ -151,6 +153,16 @@ pub struct LabArguments {
     /// The command to run inside.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+    /// Commands that run one after the other instead. The output of each is /out/NAME.log.
+    #[arg(skip)]
+    pub commands: Vec<NamedCommand>,
+}
+
+/// A command of a lab with the name of its step.
+#[derive(Clone, Debug)]
+pub struct NamedCommand {
+    pub name: String,
+    pub words: Vec<String>,
 }
 
 impl LabArguments {
@@ -171,6 +183,7 @@ impl LabArguments {
             quiet: false,
             keep: false,
             command: Vec::new(),
+            commands: Vec::new(),
         }
     }
 
@@ -275,6 +288,13 @@ fn steps(arguments: &LabArguments) -> String {
         );
     }
     let mut script = String::new();
+    for NamedCommand { name, words } in &arguments.commands {
+        let command = quote(words);
+        script += &format!("step {name} /out/{name}.log /out/{name}.err 0 {limit} {command}\n");
+    }
+    if !arguments.commands.is_empty() {
+        return script;
+    }
     if arguments.runs(LabStep::Doctor) {
         script += &format!(
             "step doctor-json /out/doctor.json /out/doctor-json.err 0 {limit} hindsight doctor --facilities short --json\n\
@@ -321,6 +341,22 @@ mod tests {
         assert_eq!(
             steps(&arguments),
             "step command /out/stdout.txt /out/stderr.txt 0 300 'dmesg'\n"
+        );
+    }
+
+    #[test]
+    fn each_named_command_is_a_step() {
+        let mut arguments = LabArguments::new(Lab::Amd);
+        arguments.commands = ["one", "two"]
+            .map(|name| NamedCommand {
+                name: name.to_owned(),
+                words: vec!["echo".to_owned(), name.to_owned()],
+            })
+            .to_vec();
+        assert_eq!(
+            steps(&arguments),
+            "step one /out/one.log /out/one.err 0 300 'echo' 'one'\n\
+             step two /out/two.log /out/two.err 0 300 'echo' 'two'\n"
         );
     }
 

@@ -2,7 +2,7 @@
 
 update  takes reports (`hindsight test --junit`), replaces the results of these machines and
         engines, and writes both files. ENGINE is interp, kvm or auto; the machine "judge" stands
-        for other emulators.
+        for other emulators. Several reports of one machine and engine are parts of one run.
 render  writes both files again, after a change of spec/.
 check   compares with the output of `hindsight test --list` in LIST: every rule that a case names
         exists, the cases are those of the last run, and conformance.md is what the results
@@ -24,6 +24,7 @@ from hindsight_ci.conformance_report.page import Page
 from hindsight_ci.conformance_report.results import (
     ENGINES,
     JUDGE,
+    CaseReport,
     Store,
     auto_deviations,
     json_text,
@@ -44,13 +45,16 @@ def write(options: argparse.Namespace, store: Store, rule_set: RuleSet) -> None:
 def update(options: argparse.Namespace, rule_set: RuleSet) -> int:
     """Replaces the results of the reports' machines and engines."""
     store = load_store(options.json)
+    runs: dict[tuple[str, str], dict[str, CaseReport]] = {}
     for argument in options.reports:
         column, equals, path = argument.partition("=")
         machine, slash, engine = column.partition("/")
         known = engine in ENGINES or machine == JUDGE
         if not (equals and slash and machine and known):
             raise InputError(f"not MACHINE/ENGINE=JUNIT: {argument}")
-        store.replace(machine, engine, read_junit(pathlib.Path(path)))
+        runs.setdefault((machine, engine), {}).update(read_junit(pathlib.Path(path)))
+    for (machine, engine), run in runs.items():
+        store.replace(machine, engine, run)
     write(options, store, rule_set)
     return 0
 

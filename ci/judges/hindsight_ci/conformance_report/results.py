@@ -154,7 +154,8 @@ def auto_deviations(store: Store, rules: Mapping[str, Rule]) -> Iterator[str]:
             exact = verdicts.get(f"{machine}/interp")
             if engine != "auto" or exact is None or exact.status != "pass":
                 continue
-            if (found.status, found.passed) != (exact.status, exact.passed):
+            # One of the two columns may be older and know fewer cases of the rule.
+            if found.status != "pass" or found.passed < min(exact.passed, found.total):
                 words = found.in_words()
                 yield f"{rule} holds in the interpreter of {machine}, and with auto: {words}"
 

@@ -33,8 +33,8 @@ fn has_bit_number(i: &Instruction) -> bool {
         && i.op1_kind() == OpKind::Register
 }
 
-/// Whether a bit test has an address as its bit number, which leads to memory that only the host
-/// has.
+/// Whether the bit offset of a bit test is a register that holds an address: the bit would then be
+/// in memory that only the host has mapped.
 pub(super) fn bit_number_is_address(i: &Instruction) -> bool {
     let same = |r: Register| r.full_register() == i.op1_register().full_register();
     has_bit_number(i) && (same(i.memory_base()) || same(i.memory_index()))

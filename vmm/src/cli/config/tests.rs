@@ -239,7 +239,11 @@ fn full_command_lines_differ_from_every_default() {
     for option in options() {
         let get = |table: &Table| table.get(&option.table)?.get(&option.key).cloned();
         let differs = full.iter().any(|table| get(table) != get(&defaults));
-        assert!(differs || option.key == "replay-input", "{}", option.key);
+        assert!(
+            differs || option.key == "replay-input",
+            "--{0}: no command line of FULL gives it a value other than its default; add it to one",
+            option.key
+        );
     }
 }
 
@@ -529,9 +533,13 @@ const DOCUMENT: &str = include_str!("../../../../docs/reference/configuration.md
 fn document_shows_the_default_file() {
     let text = dump(&RunConfig::default().with_defaults()).unwrap();
     let block = format!("```toml\n{text}```\n");
+    let missing = |line: &&str| !DOCUMENT.lines().any(|other| other == *line);
+    let lines: Vec<&str> = text.lines().filter(missing).collect();
     assert!(
         DOCUMENT.contains(&block),
-        "docs/reference/configuration.md lacks:\n{block}"
+        "docs/reference/configuration.md must have the output of `hindsight run --dump-config`; \
+         lines that it lacks:\n{}",
+        lines.join("\n")
     );
 }
 

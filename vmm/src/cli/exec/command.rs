@@ -33,11 +33,11 @@ use crate::virtio::share::{self, ShareSpec};
 
 /// The largest kernel that is read, in bytes.
 const KERNEL_MAX: u64 = 256 << 20;
-/// Folders that the command may change, as the guest's init has them.
+/// Most folders that the command may change: a limit of the guest's init.
 const FOLDERS_MAX: usize = 16;
-/// Bytes of arguments and environment, as the guest's init has them.
+/// Most bytes of arguments and environment: a limit of the guest's init.
 const REQUEST_MAX: usize = 1 << 20;
-/// The status where the monitor or the guest failed, as that of env and timeout.
+/// Exit status if the monitor or the guest failed, as env(1) and timeout(1) use it.
 const FAILED: u8 = 125;
 
 /// Run a command of this machine in a guest that sees this machine's files.
@@ -102,7 +102,7 @@ pub struct ExecArgs {
 }
 
 impl ExecArgs {
-    /// The options of a run that are the same.
+    /// The options that `hindsight run` has too, as its configuration.
     fn config(&self) -> RunConfig {
         let mut config = RunConfig::default();
         config.boot.image = Some(OsString::from("kernel").into());
@@ -127,7 +127,8 @@ impl ExecArgs {
             return Ok(Vec::new());
         }
         let mut folders = Vec::new();
-        // All of the root would be no folder that a guest may change unasked.
+        // If the current folder is the root, the guest could change every file: require --rw for
+        // that.
         if !self.discard && current != Path::new("/") {
             folders.push(current.to_owned());
         }
@@ -144,7 +145,8 @@ impl ExecArgs {
     }
 }
 
-/// What the guest's init reads: records that end with a NUL, whose first byte is the kind.
+/// Encodes the request that the guest's init reads: records that begin with a byte for their kind
+/// and end with a NUL.
 fn request(
     args: &ExecArgs,
     current: &Path,
@@ -315,7 +317,7 @@ fn enter_raw_mode() -> anyhow::Result<RawTerminal> {
     entered.context("the terminal cannot be set to raw mode")
 }
 
-/// The exit status of the command, or a message about what went wrong before its end.
+/// The exit status of the command, or an error if the run ended before the command did.
 fn status(session: &Session, outcome: &Outcome) -> ExitCode {
     match (session.end(), outcome) {
         (Some(CommandEnd::Exit(status)), _) => return status.into(),

@@ -49,7 +49,7 @@ pub(super) fn find(image: Option<&Path>, modules: Option<&Path>) -> anyhow::Resu
     newest_cached(&cache).context("the fetched package holds no kernel")
 }
 
-/// Where kernels are kept.
+/// The folder of cached kernels.
 fn cache_folder() -> Option<PathBuf> {
     let absolute = |name| {
         env::var_os(name)
@@ -121,7 +121,7 @@ fn output(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Fetches Debian's kernel for clouds, which needs no root, and unpacks it into the cache.
+/// Fetches Debian's cloud kernel and unpacks it into the cache. This needs no root privileges.
 fn fetch(cache: &Path) -> anyhow::Result<()> {
     let mut query = Command::new("apt-cache");
     let depends = output(query.args(["depends", "--no-recommends", "--no-suggests", PACKAGE]))?;
@@ -141,7 +141,7 @@ fn fetch(cache: &Path) -> anyhow::Result<()> {
         Ok(fs::rename(&folder, cache)?)
     });
     if fetched.is_err() {
-        // What is left of it is of no use; the error that matters is the first one.
+        // Remove the incomplete folder; report the first error, not one of this removal.
         let _ = fs::remove_dir_all(&folder);
     }
     fetched

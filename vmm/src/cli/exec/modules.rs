@@ -12,7 +12,7 @@ use object::{Object, ObjectSection};
 const REQUIRED: [&str; 4] = ["virtio_pci", "virtio_console", "virtiofs", "overlay"];
 /// The largest module, in bytes.
 const MODULE_MAX: u64 = 64 << 20;
-/// Directories below that of the modules that are searched.
+/// Depth to which the directory of modules is searched.
 const DEPTH_MAX: usize = 8;
 
 /// A module to load.
@@ -22,8 +22,8 @@ pub(super) struct KernelModule {
     pub(super) contents: Vec<u8>,
 }
 
-/// Reads the modules that the guest requires, and those of `more`, from a kernel's directory of modules.
-/// A module that is not there is part of the kernel itself.
+/// Reads the modules that the guest requires, and those of `more`, from a kernel's directory of
+/// modules. A required module without a file is taken to be built into the kernel.
 ///
 /// # Errors
 ///

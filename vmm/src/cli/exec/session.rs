@@ -22,7 +22,7 @@ use crate::vcpu::run_control::Outcome;
 const LINE_MAX: usize = 256;
 /// Bytes of the kernel's log that are kept for a message about a failure.
 const LOG_MAX: usize = 16 << 10;
-/// How long the guest may start before that is shown.
+/// Time after which a message reports that the guest is still starting.
 const PROGRESS_AFTER: Duration = Duration::from_secs(1);
 
 /// How the command ended.
@@ -55,7 +55,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// A session with this process's standard input and output; on a terminal if both are one.
+    /// A session with this process's standard input and output. `terminal`: both are a terminal.
     pub(super) fn new(terminal: bool) -> Self {
         Self {
             report: Arc::default(),
@@ -128,8 +128,8 @@ impl Session {
         String::from_utf8_lossy(&log).into_owned()
     }
 
-    /// Starts to pass input, with the console in a slot of the machine. `input` is false in a run that
-    /// must not depend on it.
+    /// Starts to pass standard input and the terminal's size to the console device in `slot`. In a
+    /// deterministic run `input` is false, and the command reads the end of the file at once.
     ///
     /// # Errors
     ///
@@ -184,7 +184,7 @@ impl Session {
     pub(super) fn show_progress(&self, text: String) {
         let session = self.clone();
         let thread = thread::Builder::new().name("progress".to_owned());
-        // Without the thread nothing is shown.
+        // If the thread cannot be started, only this message is missing.
         let _ = thread.spawn(move || {
             thread::sleep(PROGRESS_AFTER);
             if !session.started() && session.end().is_none() {
@@ -212,7 +212,7 @@ impl Session {
     }
 }
 
-/// A file of this process under a number of its own, written without a buffer.
+/// Duplicates a descriptor of this process. Writes to the copy are not buffered.
 fn duplicate(file: impl AsFd) -> anyhow::Result<Box<dyn Write + Send>> {
     let file = file.as_fd().try_clone_to_owned();
     Ok(Box::new(File::from(

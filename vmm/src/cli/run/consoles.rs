@@ -79,7 +79,7 @@ impl<'a> Consoles<'a> {
         Ok(())
     }
 
-    /// Ends all waiting for the consoles.
+    /// Wakes all threads that wait for a console, and lets none wait again.
     pub(super) fn release(&self) {
         self.serial.release();
         self.debugcon.release();

@@ -219,11 +219,10 @@ mod tests {
     }
 
     fn stops(execute: &[u64], watches: &[Watchpoint]) -> StopConditions {
-        StopConditions {
-            execute: execute.to_vec(),
-            watchpoints: watches.to_vec(),
-            ..StopConditions::default()
-        }
+        let mut stops = StopConditions::default();
+        stops.execute = execute.to_vec();
+        stops.watchpoints = watches.to_vec();
+        stops
     }
 
     fn refusal(stops: &StopConditions) -> Option<Unsupported> {
@@ -286,22 +285,14 @@ mod tests {
             read: true,
             write: true,
         };
-        let ports = StopConditions {
-            ports: vec![port],
-            ..StopConditions::default()
-        };
-        let exceptions = StopConditions {
-            exceptions: 1,
-            ..StopConditions::default()
-        };
-        let controls = StopConditions {
-            controls: 1,
-            ..StopConditions::default()
-        };
-        let msrs = StopConditions {
-            msrs: MsrStops::All,
-            ..StopConditions::default()
-        };
+        let mut ports = StopConditions::default();
+        ports.ports = vec![port];
+        let mut exceptions = StopConditions::default();
+        exceptions.exceptions = 1;
+        let mut controls = StopConditions::default();
+        controls.controls = 1;
+        let mut msrs = StopConditions::default();
+        msrs.msrs = MsrStops::All;
         for stops in [ports, exceptions, controls, msrs] {
             assert_eq!(refusal(&stops), Some(Unsupported::Kind));
         }

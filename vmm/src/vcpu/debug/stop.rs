@@ -18,7 +18,7 @@ use crate::vcpu::run_control::GuestEnd;
 /// What a debugger requires of a vCPU. It stays in force when the vCPU changes engines.
 #[derive(Debug, Default)]
 pub struct DebugRequests {
-    /// How it resumes.
+    /// What the vCPU does when it resumes: run, or step.
     pub action: ResumeAction,
     /// What it stops for.
     pub stops: StopConditions,

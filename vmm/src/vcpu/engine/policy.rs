@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kvm_that_lacks_breakpoints_gets_none() {
+    fn kvm_without_exact_breakpoints_runs_no_guest_that_arms_one() {
         let lacking = HostKvm::Usable {
             exact: Armed::empty(),
             detects_mov_dr: true,

@@ -339,13 +339,14 @@ impl Observer for InterpPlatform {
         let counter = self.model.counter.as_ref();
         let in_regions = counter.is_some_and(|counter| counter.has_regions());
         let records = self.model.history.is_some() || self.log.is_some();
-        Observe {
-            branches: required.branches || records || traced.needs_branches() || counter.is_some(),
-            not_taken: required.not_taken || counter.is_some(),
-            every: if in_regions { 1 } else { required.every },
-            system_events: traced.needs_system_events(),
-            ..required
+        let mut observe = required;
+        observe.branches |= records || traced.needs_branches() || counter.is_some();
+        observe.not_taken |= counter.is_some();
+        if in_regions {
+            observe.every = 1;
         }
+        observe.system_events = traced.needs_system_events();
+        observe
     }
 
     fn branches(&mut self, cs_base: u64, branches: &mut [Branch]) {

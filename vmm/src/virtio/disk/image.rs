@@ -130,13 +130,13 @@ fn lock_file(path: &Path, write: bool) -> Result<File, DiskError> {
     }
 }
 
-/// Opens the files that an image names: backing files, and files of extents.
+/// Opens the files to which an image refers: backing files and extents.
 ///
 /// Images are untrusted: unless the user allows it, these files must be in the image's own folder.
 struct BackingGate {
     /// The folder; `None` if all files are allowed.
     folder: Option<PathBuf>,
-    /// The files that were locked, for as long as the disk exists.
+    /// The locked files, which stay open as long as the disk exists.
     locks: Arc<Mutex<Vec<File>>>,
 }
 
@@ -216,7 +216,7 @@ impl BlockBackend for DiskImage {
 
     fn discard(&mut self, offset: u64, len: u64) -> io::Result<()> {
         match self.access.discard_to_any(offset, len) {
-            // A discard is a hint.
+            // A discard is a hint: ignore that the image does not support it.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
             result => result,
         }

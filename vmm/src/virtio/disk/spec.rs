@@ -48,7 +48,7 @@ pub struct DiskSpec {
     pub snapshot: bool,
     /// The image's backing files may be outside of its folder.
     pub any_backing: bool,
-    /// The format; `None`: that of the file name's extension, or raw.
+    /// The format. `None`: the extension of the file name decides, and raw is the default.
     pub format: Option<DiskFormat>,
 }
 

@@ -1,7 +1,8 @@
-//! The user network: frames go to the program passt, which makes the host's own sockets of them.
+//! The user network: frames go to the program passt, which translates their connections to sockets
+//! of the host.
 //!
-//! passt gets one end of a pair of sockets, on which each frame follows its length in 4 bytes, big
-//! endian. It ends when the other end is closed.
+//! passt and the monitor share a pair of sockets. On it, 4 bytes with the length in big endian
+//! precede each frame. passt ends when the monitor closes its socket.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -15,7 +16,7 @@ use thiserror::Error;
 
 use super::spec::PortForward;
 
-/// The card's address.
+/// The MAC address of the guest's card.
 const MAC: [u8; 6] = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
 /// Bytes of the length before a frame.
 const LENGTH_LEN: usize = 4;
@@ -29,7 +30,7 @@ pub enum NetError {
     /// passt ended at once.
     #[error("passt ended at once with {0}; another program may use a forwarded port")]
     Ended(std::process::ExitStatus),
-    /// The host has no descriptor left.
+    /// The pair of sockets cannot be created.
     #[error("the socket to passt cannot be made")]
     Socket(#[source] io::Error),
 }
@@ -39,7 +40,7 @@ pub enum NetError {
 pub struct NetLink {
     socket: File,
     received: ReceivedFrames,
-    /// It ends when the sockets are closed.
+    /// passt ends by itself when the sockets are closed.
     _passt: Child,
 }
 
@@ -91,7 +92,7 @@ fn arguments(forwards: &[PortForward]) -> Vec<String> {
 pub fn open(forwards: &[PortForward]) -> Result<(Network, NetLink), NetError> {
     let (own, other) = UnixStream::pair().map_err(NetError::Socket)?;
     let other = OwnedFd::from(other);
-    // passt inherits its end.
+    // passt inherits its socket: clear close-on-exec.
     fcntl_setfd(&other, FdFlags::empty()).map_err(|e| NetError::Socket(e.into()))?;
     let mut passt = Command::new("passt")
         .args(arguments(forwards))
@@ -102,7 +103,7 @@ pub fn open(forwards: &[PortForward]) -> Result<(Network, NetLink), NetError> {
         .spawn()
         .map_err(NetError::Passt)?;
     drop(other);
-    // It checks its options and binds the forwarded ports at once.
+    // passt checks its options and binds the forwarded ports at its start: wait for that.
     std::thread::sleep(std::time::Duration::from_millis(20));
     if let Ok(Some(status)) = passt.try_wait() {
         return Err(NetError::Ended(status));
@@ -124,7 +125,7 @@ pub fn open(forwards: &[PortForward]) -> Result<(Network, NetLink), NetError> {
 }
 
 impl NetLink {
-    /// Passes frames to the guest until passt ends; `serve` serves the card.
+    /// Passes frames from passt to the guest until passt ends. `serve` makes the card process them.
     pub fn run(mut self, serve: impl Fn()) {
         let mut length = [0; LENGTH_LEN];
         let mut frame = vec![0; FRAME_MAX];

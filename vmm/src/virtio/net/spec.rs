@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::Ipv4Addr;
 
-/// A port of the host that leads to one of the guest.
+/// A port of the host whose traffic is forwarded to a port of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortForward {
     /// UDP; TCP otherwise.
@@ -21,7 +21,7 @@ pub struct PortForward {
 pub enum NetSpec {
     /// None.
     None,
-    /// That of the user, without privileges.
+    /// A network by passt, which needs no privileges.
     User(Vec<PortForward>),
 }
 

@@ -88,7 +88,7 @@ pub(super) fn judge(request: &[u8], writable: bool) -> FilterVerdict {
     }
     let body = &request[REQUEST_HEADER.min(request.len())..];
     if code == opcode::LOOKUP && body.starts_with(b"..\0") {
-        // Only servers of NFS look up the parent, and a share must not be left.
+        // Only NFS servers look up the parent, and the lookup must not leave the share.
         return Refuse(libc::ESTALE);
     }
     if writable && CHANGING.contains(&code) {

@@ -1,7 +1,7 @@
 //! Folders of the host as virtio file systems.
 //!
-//! FUSE messages are parsed and files are accessed by the crate fuse-backend-rs. Before that, a message
-//! passes the module `filter`, which is all that makes a share read-only.
+//! The crate fuse-backend-rs parses FUSE messages and accesses the files. Before that, each message
+//! passes the module `filter`, and nothing else makes a share read-only.
 
 mod filter;
 mod server;

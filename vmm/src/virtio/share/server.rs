@@ -1,8 +1,8 @@
 //! Serves the files of one folder.
 //!
-//! fuse-backend-rs reads requests from descriptor chains in guest memory of its own version of
-//! vm-memory, whose bitmap it fixes to none. So that device writes are still reported to the
-//! interpreters, messages pass through a buffer, in which this module lays out one chain for each.
+//! fuse-backend-rs reads requests from descriptor chains in a `GuestMemory` of its own version of
+//! vm-memory, which cannot report writes to the interpreters. Therefore this module copies each
+//! message through a buffer, in which it builds one descriptor chain.
 
 use std::io;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use super::spec::ShareSpec;
 /// How long the guest may use names and attributes without asking again.
 const CACHE_TIME: Duration = Duration::from_secs(5);
 
-/// Addresses in the buffer: the queue, the request and the reply.
+/// Addresses in the buffer of the queue, the request and the reply.
 const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
@@ -66,7 +66,8 @@ pub fn open(spec: &ShareSpec) -> Result<FileSystem, ShareError> {
     ))
 }
 
-/// Allows this process as many open files as the host does: a file that the guest knows is open here.
+/// Raises the limit of open files to the host's maximum: this process holds a descriptor for each
+/// file that the guest has looked up.
 fn raise_file_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let limit = Rlimit {
@@ -111,8 +112,9 @@ fn passthrough(spec: &ShareSpec) -> Result<PassthroughFs<()>, ShareError> {
     .map_err(failed)
 }
 
-/// Opens the root of a share by `open`, which clears this process's mask of file modes. It stays clear
-/// only if the guest may make files, to whose modes the guest's kernel has applied a mask.
+/// Calls `open`, which clears the umask of this process, to open the root of a share. Restores the
+/// umask unless the share is writable: then the guest's kernel has already applied one to new
+/// files.
 fn keeping_mask<T>(writable: bool, open: impl FnOnce() -> T) -> T {
     let mask = rustix::process::umask(rustix::fs::Mode::empty());
     let opened = open();

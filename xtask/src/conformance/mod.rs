@@ -1,5 +1,7 @@
 //! Runs the payloads on every machine at hand, and makes docs/reports/conformance.md of the results.
 
+mod parts;
+
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,7 +10,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::artifacts::build_static_binary;
-use crate::lab::{self, Lab, LabArguments};
+use crate::lab::Lab;
 use crate::packages;
 use crate::process::{absolute, existing_file, judge, root, say};
 
@@ -37,7 +39,8 @@ pub enum TestEngine {
 }
 
 impl TestEngine {
-    fn name(self) -> &'static str {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Interp => "interp",
             Self::Kvm => "kvm",
@@ -69,6 +72,9 @@ pub struct ConformanceArguments {
     /// Where reports and logs go [default: target/conformance].
     #[arg(long, value_name = "DIR")]
     pub results: Option<PathBuf>,
+    /// Keeps the parts that an earlier run in the labs has finished, if it ran the same program.
+    #[arg(long = "continue")]
+    pub continued: bool,
     /// Runs, and leaves docs/ unchanged.
     #[arg(long)]
     pub reports_only: bool,
@@ -92,6 +98,7 @@ pub fn run(arguments: &ConformanceArguments) -> Result<()> {
     fs::create_dir_all(&results)?;
     for entry in fs::read_dir(&results)? {
         let path = entry?.path();
+        // The reports of labs are in folders of their own.
         if path.extension().is_some_and(|extension| extension == "xml") {
             fs::remove_file(path)?;
         }
@@ -179,62 +186,30 @@ impl Conformance<'_> {
         Ok(())
     }
 
-    /// Both engines in a lab, each in a lab of its own: a crash of the emulator takes all results of
-    /// the lab with it.
-    fn run_lab(&self, lab: Lab) -> Result<()> {
-        for engine in &self.arguments.engines {
-            say(format!("{}: {}", lab.name(), engine.name()));
-            let name = format!("{}.{}", lab.name(), engine.name());
-            let out = self.results.join(&name);
-            if out.exists() {
-                fs::remove_dir_all(&out)?;
-            }
-            let mut arguments = LabArguments::new(lab);
-            arguments.binary = Some(self.binary.clone());
-            arguments.out = Some(out.clone());
-            arguments.quiet = true;
-            // The limits of the cases are meant for real processors.
-            (arguments.limit, arguments.timeout) = (Some(7200), Some(7800));
-            let script =
-                "hindsight test --timeout 300 --junit /out/junit.xml \"$@\" >/out/test.log 2>&1";
-            arguments.command = ["sh", "-c", script, "sh", "--engine", engine.name()]
-                .map(str::to_owned)
-                .to_vec();
-            arguments.command.extend(lacking(lab, *engine));
-            arguments
-                .command
-                .extend(self.arguments.test_arguments.iter().cloned());
-            lab::run(&arguments)?;
-            let report = out.join("junit.xml");
-            if report.metadata().is_ok_and(|data| data.len() > 0) {
-                fs::copy(report, self.results.join(format!("{name}.xml")))?;
-            } else {
-                say(format!(
-                    "{}: see {}",
-                    lab.name(),
-                    out.join("console.txt").display()
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// The reports that this run should have made: the column of the page, and the file.
-    fn expected_reports(&self) -> Vec<(String, PathBuf)> {
+    /// The reports that this run should have made: the column of the page, and the files.
+    fn expected_reports(&self) -> Vec<(String, Vec<PathBuf>)> {
         let mut reports = Vec::new();
+        let file = |name: String| vec![self.results.join(format!("{name}.xml"))];
         for machine in &self.arguments.machines {
-            let name = match machine {
+            let engines = self.arguments.engines.iter().map(|engine| engine.name());
+            match machine {
                 TestMachine::Qemu => {
-                    reports.push(("judge/qemu".to_owned(), self.results.join("judge.qemu.xml")));
-                    continue;
+                    reports.push(("judge/qemu".to_owned(), file("judge.qemu".to_owned())));
                 }
-                TestMachine::Host => &self.host,
-                TestMachine::Amd => "amd",
-                TestMachine::Intel => "intel",
-            };
-            for engine in &self.arguments.engines {
-                let file = self.results.join(format!("{name}.{}.xml", engine.name()));
-                reports.push((format!("{name}/{}", engine.name()), file));
+                TestMachine::Host => reports.extend(engines.map(|engine| {
+                    let name = format!("{}.{engine}", self.host);
+                    (format!("{}/{engine}", self.host), file(name))
+                })),
+                TestMachine::Amd | TestMachine::Intel => {
+                    let lab = match machine {
+                        TestMachine::Amd => Lab::Amd,
+                        _ => Lab::Intel,
+                    };
+                    reports.extend(engines.map(|engine| {
+                        let column = format!("{}/{engine}", lab.name());
+                        (column, self.lab_reports(lab, engine))
+                    }));
+                }
             }
         }
         reports
@@ -243,9 +218,10 @@ impl Conformance<'_> {
     fn collect(&self) -> Result<()> {
         let mut found = Vec::new();
         let mut missing = Vec::new();
-        for (column, file) in self.expected_reports() {
-            if file.metadata().is_ok_and(|data| data.len() > 0) {
-                found.push(format!("{column}={}", file.display()));
+        for (column, files) in self.expected_reports() {
+            if files.iter().all(|file| is_report(file)) {
+                let files = files.iter().map(|file| file.display());
+                found.extend(files.map(|file| format!("{column}={file}")));
             } else {
                 missing.push(column);
             }
@@ -262,23 +238,7 @@ impl Conformance<'_> {
     }
 }
 
-/// Needs that a lab's KVM has, and whose cases are left out: armed debug registers crash the emulator
-/// of `amd` (docs/internals/labs.md).
-fn lacking(lab: Lab, engine: TestEngine) -> Vec<String> {
-    let needs: &[&str] = match (lab, engine) {
-        (Lab::Amd, TestEngine::Kvm) => &[
-            "gd",
-            "guestbp-data",
-            "guestbp-disabled",
-            "guestbp-exec-cpl0",
-            "guestbp-exec-cpl3",
-            "shadow-int3-cpl3",
-        ],
-        _ => &[],
-    };
-    let reason = "armed debug registers crash the emulator";
-    needs
-        .iter()
-        .flat_map(|need| ["--lacking".to_owned(), format!("{need}={reason}")])
-        .collect()
+/// Whether a file has the content of a report.
+fn is_report(file: &Path) -> bool {
+    file.metadata().is_ok_and(|data| data.len() > 0)
 }
