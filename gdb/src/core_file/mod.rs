@@ -5,7 +5,7 @@
 //! guest is a Linux kernel, that kernel's VMCOREINFO. Its segments are what vCPU 0 has mapped, by linear
 //! address, and then all RAM. Both have guest-physical addresses, and share the bytes in the file.
 
-mod notes;
+mod metadata;
 
 use object::elf::{
     ELFCLASS64, ELFDATA2LSB, ELFMAG, EM_X86_64, ET_CORE, EV_CURRENT, FileFlags, FileHeader64,
@@ -47,12 +47,12 @@ impl CoreFile {
     /// A file with the registers in `threads`, a `NT_PRSTATUS` each, and memory as vCPU 0 maps it.
     pub(crate) fn new(linear: &LinearMemory<'_>, threads: &[Vec<u8>], cancel: &CancelFlag) -> Self {
         let memory = linear.memory;
-        let mut notes = Vec::new();
+        let mut metadata = Vec::new();
         for thread in threads {
-            notes::append(&mut notes, b"CORE\0", notes::PRSTATUS, thread);
+            metadata::append(&mut metadata, b"CORE\0", metadata::PRSTATUS, thread);
         }
-        if let Some(info) = notes::vmcoreinfo(memory) {
-            notes::append(&mut notes, b"VMCOREINFO\0", 0, &info);
+        if let Some(info) = metadata::vmcoreinfo(memory) {
+            metadata::append(&mut metadata, b"VMCOREINFO\0", 0, &info);
         }
         let mapped = mapped(linear, cancel);
         let ram = memory.ram();
@@ -60,10 +60,10 @@ impl CoreFile {
         let clipped = mapped.iter().flat_map(|range| range.in_ram(ram));
         let clipped: Vec<LinearRange> = clipped.take(MAPPED_MAX).collect();
         let count = 1 + clipped.len() + ram.len();
-        let notes_at = size_of::<FileHeader64<LE>>() + count * size_of::<ProgramHeader64<LE>>();
-        let head_len = ((notes_at + notes.len()) as u64).next_multiple_of(PAGE);
+        let metadata_at = size_of::<FileHeader64<LE>>() + count * size_of::<ProgramHeader64<LE>>();
+        let head_len = ((metadata_at + metadata.len()) as u64).next_multiple_of(PAGE);
         let parts = ram_parts(ram, head_len);
-        let mut headers = vec![note_segment(notes_at as u64, notes.len() as u64)];
+        let mut headers = vec![metadata_segment(metadata_at as u64, metadata.len() as u64)];
         headers.extend(clipped.iter().filter_map(|range| load(range, &parts)));
         headers.extend(parts.iter().filter_map(|part| {
             let (gpa, len) = (part.gpa, part.len);
@@ -79,8 +79,8 @@ impl CoreFile {
         }));
         let mut head = bytes_of(&file_header(headers.len())).to_vec();
         head.extend_from_slice(bytes_of_slice(&headers));
-        head.resize(notes_at, 0);
-        head.extend_from_slice(&notes);
+        head.resize(metadata_at, 0);
+        head.extend_from_slice(&metadata);
         head.resize(usize::try_from(head_len).unwrap_or(head.len()), 0);
         Self { head, parts }
     }
@@ -155,7 +155,7 @@ fn segment(
     }
 }
 
-fn note_segment(offset: u64, len: u64) -> ProgramHeader64<LE> {
+fn metadata_segment(offset: u64, len: u64) -> ProgramHeader64<LE> {
     segment(PT_NOTE, ProgramFlags(0), offset, (0, 0), len)
 }
 
@@ -197,7 +197,7 @@ fn file_header(segments: usize) -> FileHeader64<LE> {
     }
 }
 
-pub(crate) use notes::prstatus;
+pub(crate) use metadata::prstatus;
 
 #[cfg(test)]
 mod tests {
@@ -276,30 +276,30 @@ mod tests {
     }
 
     #[test]
-    fn notes_have_registers_and_vmcoreinfo() {
+    fn metadata_has_registers_and_vmcoreinfo() {
         let mut ram = FlatRam::new(vec![0; 0x4000]);
-        let mut note = Vec::new();
-        notes::append(
-            &mut note,
+        let mut entry = Vec::new();
+        metadata::append(
+            &mut entry,
             b"VMCOREINFO\0",
             0,
             b"OSRELEASE=6.1\nCRASHTIME=1\n",
         );
-        ram.write(0x2000, &note);
+        ram.write(0x2000, &entry);
         let mut state = CpuState::reset();
         state.gpr[3] = 0x1234;
         let file = core(&ram, &state);
         let header = FileHeader64::<LE>::parse(&*file).unwrap();
         let headers = header.program_headers(LE, &*file).unwrap();
-        let mut notes = headers[0].notes(LE, &*file).unwrap().unwrap();
+        let mut metadata = headers[0].notes(LE, &*file).unwrap().unwrap();
         for pid in [1_u32, 2] {
-            let thread = notes.next().unwrap().unwrap();
+            let thread = metadata.next().unwrap().unwrap();
             assert_eq!((thread.name(), thread.desc().len()), (&b"CORE"[..], 336));
             assert_eq!(thread.desc()[32..36], pid.to_le_bytes());
             // RBX is the sixth register.
             assert_eq!(thread.desc()[112 + 5 * 8..][..8], 0x1234_u64.to_le_bytes());
         }
-        let info = notes.next().unwrap().unwrap();
+        let info = metadata.next().unwrap().unwrap();
         assert_eq!(info.name(), b"VMCOREINFO");
         assert_eq!(info.desc(), b"OSRELEASE=6.1\nCRASHTIME=1\n");
     }
@@ -309,6 +309,6 @@ mod tests {
         let mut ram = FlatRam::new(vec![0; 0x4000]);
         ram.write(0x3000, &[11, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
         ram.write(0x300c, b"VMCOREINFO\0\0OSRELEASE=");
-        assert_eq!(notes::vmcoreinfo(&ram), None);
+        assert_eq!(metadata::vmcoreinfo(&ram), None);
     }
 }

@@ -215,6 +215,9 @@ impl ClientSession {
             [b'P', ..] => self.register_writes.saturating_add(1),
             _ => 0,
         };
+        if let Some(status) = self.end_session(body) {
+            return status;
+        }
         let count = debugger.vcpu_count();
         match body {
             b"QStartNoAckMode" => {
@@ -227,27 +230,7 @@ impl ClientSession {
             }
             b"?" if self.killed => self.reply(b"W00"),
             b"?" => self.reply_last_stop(debugger),
-            b"k" => {
-                // gdb does not wait for a reply; lldb does.
-                self.reply(b"X09");
-                return SessionStatus::Killed;
-            }
-            _ if body.starts_with(b"vKill;") => {
-                self.reply(b"OK");
-                self.killed = true;
-                return match self.extended {
-                    true => SessionStatus::Open,
-                    false => SessionStatus::Killed,
-                };
-            }
             _ if self.extended && body.starts_with(b"vRun;") => self.restart(debugger, body),
-            [b'D'] | [b'D', b';', ..] => {
-                self.reply(b"OK");
-                return match self.killed {
-                    true => SessionStatus::Killed,
-                    false => SessionStatus::Detached,
-                };
-            }
             // There is nothing to debug before the next run.
             _ if self.killed && packets::needs_machine(body) => self.reply(b"E03"),
             b"vMustReplyEmpty" => self.reply(b""),
@@ -280,6 +263,33 @@ impl ClientSession {
             _ => self.pass(debugger, body),
         }
         SessionStatus::Open
+    }
+
+    /// Answers the packets by which a client kills the machine or detaches; `None` for another packet.
+    fn end_session(&mut self, body: &[u8]) -> Option<SessionStatus> {
+        Some(match body {
+            b"k" => {
+                // gdb does not wait for a reply; lldb does.
+                self.reply(b"X09");
+                SessionStatus::Killed
+            }
+            _ if body.starts_with(b"vKill;") => {
+                self.reply(b"OK");
+                self.killed = true;
+                match self.extended {
+                    true => SessionStatus::Open,
+                    false => SessionStatus::Killed,
+                }
+            }
+            [b'D'] | [b'D', b';', ..] => {
+                self.reply(b"OK");
+                match self.killed {
+                    true => SessionStatus::Killed,
+                    false => SessionStatus::Detached,
+                }
+            }
+            _ => return None,
+        })
     }
 
     /// Hands a packet to `gdbstub` and sends its replies.

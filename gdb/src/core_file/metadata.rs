@@ -25,14 +25,14 @@ const INFO_MAX: usize = 4096;
 const PAGE: usize = 4096;
 
 /// Appends a note. `name` ends with a zero.
-pub(super) fn append(notes: &mut Vec<u8>, name: &[u8], kind: u32, contents: &[u8]) {
+pub(super) fn append(metadata: &mut Vec<u8>, name: &[u8], kind: u32, contents: &[u8]) {
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(0).to_le_bytes();
-    notes.extend(length(name));
-    notes.extend(length(contents));
-    notes.extend(kind.to_le_bytes());
+    metadata.extend(length(name));
+    metadata.extend(length(contents));
+    metadata.extend(kind.to_le_bytes());
     for bytes in [name, contents] {
-        notes.extend_from_slice(bytes);
-        notes.resize(notes.len().next_multiple_of(4), 0);
+        metadata.extend_from_slice(bytes);
+        metadata.resize(metadata.len().next_multiple_of(4), 0);
     }
 }
 
@@ -73,9 +73,9 @@ pub(crate) fn prstatus(vcpu: u32, state: &CpuState) -> Vec<u8> {
     ];
     let mut status = vec![0; PRSTATUS_BYTES];
     status[PRSTATUS_PID..][..4].copy_from_slice(&(vcpu + 1).to_le_bytes());
-    let places = status[PRSTATUS_REGISTERS..].chunks_exact_mut(8);
-    for (place, register) in places.zip(registers) {
-        place.copy_from_slice(&register.to_le_bytes());
+    let words = status[PRSTATUS_REGISTERS..].chunks_exact_mut(8);
+    for (word, register) in words.zip(registers) {
+        word.copy_from_slice(&register.to_le_bytes());
     }
     status
 }
