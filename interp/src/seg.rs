@@ -174,7 +174,9 @@ impl Core {
         Ok(())
     }
 
-    /// In real-address and virtual-8086 mode: the base follows, limit and rights stay or are set.
+    /// Loads a segment register as in real-address and virtual-8086 mode: the base is 16 times the
+    /// selector. Virtual-8086 mode also sets limit and access rights; real-address mode keeps them,
+    /// but sets the rights of a segment that is not present.
     pub(crate) fn load_segment_real(&mut self, index: usize, selector: u16) {
         let mut s = self.state.seg[index];
         s.selector = selector;

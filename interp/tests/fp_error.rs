@@ -41,7 +41,7 @@ fn run(cpu: &mut Vcpu, machine: &mut Machine) -> CpuState {
 }
 
 #[test]
-fn error_with_ne_set_is_an_exception() {
+fn x87_error_with_cr0_ne_set_raises_mf() {
     let ram = Ram::new(4 << 20);
     let mut machine = Machine::default();
     let st = run(&mut divides(&ram, CR0_NE, &[0xf4]), &mut machine);

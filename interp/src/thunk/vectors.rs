@@ -463,7 +463,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn state_survives_store_and_load() {
+    fn vector_state_survives_store_and_load() {
         let mut v = Vectors::default();
         v.zmm[3] = [7; 64];
         v.zmm[20] = [9; 64];

@@ -1,27 +1,26 @@
-//! Makes the C library's allocator open its file before the sandbox is in force.
-//!
-//! When glibc first returns memory of a thread other than the main one to the host, it reads
-//! `/proc/sys/vm/overcommit_memory`, and keeps the answer. In a confined thread that call would be
-//! reported, or with `--sandbox strict` end the run.
+//! The allocator of the C library, which reads a file when it first shrinks a thread's heap.
 
 use std::hint::black_box;
 use std::thread;
 
-/// Less than from where on an allocation is mapped by itself.
-const BLOCK_BYTES: usize = 64 << 10;
-/// Nearly all that one heap of glibc holds, which is more than it keeps for the next allocations. Of each
-/// block, only the allocator's own header is ever touched.
-const BLOCKS: usize = 60 << 4;
+/// Bytes of a block: too few for a mapping of its own.
+const BLOCK: usize = 64 << 10;
+/// Blocks that are freed: together more than the allocator keeps in a heap.
+const BLOCKS: usize = 16;
 
-/// Returns memory from a thread of its own.
-pub(super) fn settle() {
-    let thread = thread::Builder::new().name("allocator".to_owned());
-    let settled = thread.spawn(|| {
-        let blocks: Vec<Vec<u8>> = (0..BLOCKS)
-            .map(|_| Vec::with_capacity(BLOCK_BYTES))
-            .collect();
+/// Makes the allocator read its file now, because a confined thread cannot open it.
+///
+/// glibc reads `/proc/sys/vm/overcommit_memory` once in a process, when it first shrinks the heap
+/// of a thread other than the main one. Call this before the process frees large blocks: they make
+/// the allocator keep more in a heap.
+pub fn settle_allocator() {
+    let blocks = || {
+        let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(|_| vec![1; BLOCK]).collect();
         drop(black_box(blocks));
-    });
-    // Without the thread, the call is reported when it comes.
-    let _ = settled.map(thread::JoinHandle::join);
+    };
+    // Without the thread, the call is refused later, and the allocator shrinks no heap.
+    let thread = thread::Builder::new().name("allocator".to_owned());
+    if let Ok(thread) = thread.spawn(blocks) {
+        let _ = thread.join();
+    }
 }

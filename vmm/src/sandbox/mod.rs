@@ -12,6 +12,7 @@ mod names;
 mod threads;
 mod trap;
 
+pub use allocator::settle_allocator;
 pub use files::{FileAccess, confine_files};
 pub use filters::{SandboxNeeds, Strictness, ThreadKind};
 pub use threads::{SandboxError, enter, prepare};

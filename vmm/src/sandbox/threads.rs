@@ -7,7 +7,7 @@ use seccompiler::{BpfProgram, apply_filter};
 use thiserror::Error;
 
 use super::filters::{SandboxNeeds, Strictness, ThreadKind, compile, compile_clone};
-use super::{allocator, limits, trap};
+use super::{limits, trap};
 
 /// Why the process cannot be confined.
 #[derive(Debug, Error)]
@@ -56,7 +56,6 @@ pub fn prepare(strictness: Strictness, needs: SandboxNeeds) -> Result<(), Sandbo
         trap::install()?;
     }
     limits::lower(needs)?;
-    allocator::settle();
     apply(&compile_clone(strictness)?)?;
     // A second call in one process leaves the first one in force.
     let _ = RULES.set((strictness, needs));
@@ -90,6 +89,7 @@ mod tests {
     use vm_memory::MmapRegion;
 
     use super::*;
+    use crate::sandbox::settle_allocator;
 
     /// Calls that no thread of a run may make, each with whether it failed by EPERM.
     fn forbidden_calls() -> Vec<(&'static str, bool)> {
@@ -185,31 +185,24 @@ mod tests {
         assert_eq!(status.signal(), Some(libc::SIGSYS), "{status}");
     }
 
-    /// Run by the next test, in a process of its own.
     #[test]
-    #[ignore = "confines its process"]
-    fn freeing_child() {
-        prepare(Strictness::Kill, SandboxNeeds::default()).unwrap();
-        let vcpu = thread::spawn(|| {
-            enter(ThreadKind::Vcpu);
-            for _ in 0..2 {
-                let blocks: Vec<Vec<u8>> = (0..200).map(|_| vec![1; 64 << 10]).collect();
-                drop(std::hint::black_box(blocks));
-            }
-        });
-        vcpu.join().unwrap();
+    fn strict_sandbox_lets_a_thread_shrink_its_heap() {
+        let output = run_in_child("shrinking_child");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("1 passed"), "{}: {text}", output.status);
     }
 
     #[test]
-    fn confined_thread_returns_memory_without_opening_a_file() {
-        let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args([
-            "--ignored",
-            "--exact",
-            "sandbox::threads::tests::freeing_child",
-        ]);
-        let output = child.output().unwrap();
-        assert!(output.status.success(), "{output:?}");
+    #[ignore = "confines its process; strict_sandbox_lets_a_thread_shrink_its_heap runs it in a child"]
+    fn shrinking_child() {
+        settle_allocator();
+        prepare(Strictness::Kill, SandboxNeeds::default()).unwrap();
+        let freed = thread::spawn(|| {
+            enter(ThreadKind::Vcpu);
+            let blocks: Vec<Vec<u8>> = (0..64).map(|_| vec![1; 64 << 10]).collect();
+            std::hint::black_box(blocks).len()
+        });
+        assert_eq!(freed.join().unwrap(), 64);
     }
 
     #[test]

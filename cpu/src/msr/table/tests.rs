@@ -63,7 +63,7 @@ fn find_returns_the_row_of_each_index_and_no_other() {
 }
 
 #[test]
-fn names_are_distinct() {
+fn msr_names_are_distinct() {
     let mut names: Vec<_> = TABLE.iter().map(|spec| spec.name).collect();
     names.sort_unstable();
     assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");

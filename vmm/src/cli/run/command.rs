@@ -25,6 +25,7 @@ use crate::machine::start::StartDecision;
 use crate::output::RunOutputs;
 use crate::probe::host::measure_hw_breakpoints;
 use crate::probe::report::HostInfo;
+use crate::sandbox::settle_allocator;
 use crate::vcpu::board::Board;
 use crate::vcpu::engine::Engine;
 use crate::vcpu::engine::policy::EngineDecision;
@@ -131,6 +132,7 @@ fn run_machine(
     hook: &mut dyn RunHook,
     (logging, outputs): (&Logging, &RunOutputs),
 ) -> anyhow::Result<Status> {
+    settle_allocator();
     let files = BootFiles::read(
         &config.boot,
         read::deadline(config.run.timeout.map(|limit| limit.0)),
@@ -151,11 +153,11 @@ fn run_machine(
     }
     let log = input::read_log(config)?;
     drop(files);
-    // Not before here: a run that fails above leaves no files and sockets behind.
+    // Create files and sockets only now, so that a run that fails above leaves none behind.
     logging.open_files()?;
     tracing::trace!(target: "mode", "{}: {}", decision.engine, decision.because);
     if config.debugging.gdb.is_some() && decision.engine == Engine::Kvm {
-        // For the debugger's thread, which cannot do it in the sandbox.
+        // The debugger's thread needs the result, and cannot measure in the sandbox.
         measure_hw_breakpoints(may_change_engine);
     }
     let confinement = Confinement::prepare(config)?;
@@ -199,7 +201,8 @@ fn run_machine(
     Ok(report(&outcome, outputs.failure(), logging))
 }
 
-/// Sets what else ends the run: a guest that has halted for good, and output that cannot be written.
+/// Makes output that cannot be written end the run, and with `--exit-on-halt` a guest that has
+/// halted for good.
 fn set_ends(config: &RunConfig, board: &Board, outputs: &RunOutputs) {
     if config.run.exit_on_halt {
         board.run.halts.end_run();

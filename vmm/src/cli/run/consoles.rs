@@ -52,7 +52,8 @@ impl<'a> Consoles<'a> {
         })
     }
 
-    /// Calls `quit` on a signal that ends the process, after ending all waiting for consoles.
+    /// On a signal that ends the process, wakes all threads that wait for a console, then calls
+    /// `quit`.
     pub(super) fn watch_signals(&self, quit: impl Fn() + Send + 'static) -> anyhow::Result<()> {
         let waiting = [self.serial.releaser(), self.debugcon.releaser()];
         let stop = move |signal| {
@@ -71,7 +72,7 @@ impl<'a> Consoles<'a> {
     ) -> anyhow::Result<()> {
         self.serial.start_input(deliver, quit).context("--serial")?;
         if matches!(self.options.debugcon.0, Backend::Unix(_)) {
-            // Its clients are accepted, and what they send is dropped.
+            // Accept clients of the debug console, and drop their input.
             self.debugcon
                 .start_input(Box::new(<[u8]>::len), || {})
                 .context("--debugcon")?;

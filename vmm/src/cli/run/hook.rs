@@ -29,7 +29,7 @@ pub(in crate::cli) trait RunHook {
     fn finish(&mut self) -> anyhow::Result<()>;
 }
 
-/// A run that nothing follows.
+/// The hook of `hindsight run` itself, which does nothing.
 pub(super) struct NoHook;
 
 impl RunHook for NoHook {

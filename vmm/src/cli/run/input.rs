@@ -65,7 +65,8 @@ pub(super) fn quit(machine: &Machine, queue: Option<Arc<InputQueue>>) -> impl Fn
     }
 }
 
-/// What delivers typed input to the guest: to the log, to nobody, or to the serial port.
+/// Returns the function that receives typed input. It records the input, drops it in a
+/// deterministic run without a log, or passes it to the serial port.
 pub(super) fn delivery(
     config: &RunConfig,
     machine: &Machine,

@@ -1,4 +1,4 @@
-//! From a configuration to a machine.
+//! Builds a machine from a configuration.
 
 use std::io;
 
@@ -87,7 +87,7 @@ pub fn deterministic_machine(config: &RunConfig) -> anyhow::Result<Deterministic
     Ok(machine.into_deterministic()?)
 }
 
-/// The engine choice that the options amount to.
+/// The engine choice that follows from the options.
 fn engine_choice(config: &RunConfig) -> EngineChoice {
     // Only the interpreter records branches, and only it has the processor of some profiles.
     let needs_interpreter = config.debugging.record.is_some() || config.cpu().needs_interpreter();

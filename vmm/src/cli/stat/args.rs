@@ -34,7 +34,7 @@ pub struct StatArgs {
     pub(super) options: StatOptions,
 }
 
-/// What is counted and compared.
+/// Options of `hindsight stat`: the counts and their comparison.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Statistics")]
 pub struct StatOptions {
@@ -87,7 +87,7 @@ fn port(text: &str) -> Result<u16, String> {
 }
 
 impl StatOptions {
-    /// What is counted of a guest with these functions.
+    /// The counts to make, for a guest with these functions.
     pub(super) fn counting(&self, functions: &FunctionTable) -> anyhow::Result<CountOptions> {
         let regions = self.region.iter().map(|name| {
             let (address, _) = functions.locate(name).context("--region")?;

@@ -98,7 +98,7 @@ impl<'a> RunStat<'a> {
 
     fn figures(&self, running: Counting) -> anyhow::Result<Figures> {
         let mut run = lock(&running.run).clone();
-        // The vCPUs know best how far they came.
+        // The vCPUs' counters are exact up to the end of the run.
         let stats = running.board.run.stats();
         let retired = stats
             .iter()

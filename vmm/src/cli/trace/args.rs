@@ -35,7 +35,7 @@ pub struct TraceArgs {
     pub(super) options: TraceOptions,
 }
 
-/// Where a trace is written, and what it has.
+/// Options of a trace: its file, and the selection of its records.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Trace")]
 pub struct TraceOptions {
@@ -89,7 +89,7 @@ pub(in crate::cli) fn count(text: &str) -> Result<u64, String> {
 }
 
 impl TraceOptions {
-    /// The records that the trace has. Names are those of `functions`.
+    /// The selection of records. Symbols are looked up in `functions`.
     pub(super) fn selection(&self, functions: &FunctionTable) -> anyhow::Result<Selection> {
         let passage = |text: &str| passage(text, functions);
         let until = match self.until.as_deref() {
@@ -134,7 +134,7 @@ impl TraceOptions {
         Ok(if mask == 0 { 0xf } else { mask })
     }
 
-    /// What limits the trace to a part of the run, for its header.
+    /// The options that limit the trace to a part of the run, as text for its header.
     pub(super) fn description(&self) -> String {
         let mut words = Vec::new();
         let mut add = |name: &str, value: Option<String>| {

@@ -135,7 +135,7 @@ impl TraceSession<'_> {
     }
 }
 
-/// What a trace has, in one line.
+/// The summary of a trace in one line.
 fn figures(summary: &TraceSummary) -> String {
     let TraceSummary {
         records,

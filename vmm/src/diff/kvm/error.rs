@@ -15,7 +15,7 @@ pub enum KvmDiffError {
     /// A request to KVM failed.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// KVM rejected the guest's state: it lacks a feature that the guest uses, as a rule.
+    /// KVM rejected the guest's state, usually because it lacks a feature that the guest uses.
     #[error("this KVM does not take the guest's state: CR0 {cr0:#x}, CR4 {cr4:#x}, EFER {efer:#x}")]
     State {
         /// CR0.

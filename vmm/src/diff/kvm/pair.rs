@@ -87,7 +87,7 @@ impl InterpStep {
 pub(super) struct EnginePair {
     leader: DeterministicMachine,
     follower: Follower,
-    /// The leader where everything was the same for the last time.
+    /// Snapshot of the leader at the last point where both machines were equal.
     base: Snapshot,
     compared: KvmDiffProgress,
     /// The branches that KVM took since the last [`Self::take_branches`].
@@ -315,7 +315,7 @@ impl EnginePair {
         self.restore_base()?;
         let found = match self.run_to(end, true)? {
             StrideEnd::Different(first) => first,
-            // KVM did not do the same again: report what was found the first time.
+            // KVM did not repeat the difference: report the one that was found first.
             StrideEnd::Reached | StrideEnd::RunEnded => found,
         };
         let icount = match &found.step {
