@@ -145,7 +145,7 @@ fn run_machine(
     } = machine::decide(config, measure)?;
     let (mut prepared, links) = machine::prepare_files(config, decision.engine, &files)?;
     hook.check(config, files.image())?;
-    let record = gdb::record_options(&config.debugging, files.image())?;
+    let record = gdb::record_options(&config.debugging, files.image().1)?;
     let may_change_engine = policy.is_some();
     if let Some(policy) = policy {
         let forced = config.run.switch_every.map(|every| every.0);
