@@ -77,8 +77,8 @@ pub fn blocks(
 }
 
 fn all_blocks(recorded: &RecordedBranches, pc: u64) -> Vec<BranchBlock> {
-    let kept = recorded.total.saturating_sub(recorded.left_out);
-    let complete = kept == recorded.branches.len() as u64;
+    let remaining = recorded.total.saturating_sub(recorded.left_out);
+    let complete = remaining == recorded.branches.len() as u64;
     let first = complete.then_some(recorded.start);
     let begins = first
         .into_iter()

@@ -50,7 +50,7 @@ pub(super) fn record_options(
         Some(RecordEnd::Exception(vector)) => Some(RecordStop::Exception(*vector)),
         Some(RecordEnd::Location(text)) => {
             let located = FunctionTable::of(image).locate(text);
-            let hint = "--record: give the address, as in stop=0xffffffff81000000";
+            let hint = "--record needs a function of the image, or stop=ADDRESS";
             Some(RecordStop::Address(located.context(hint)?.0))
         }
         None => None,
@@ -65,9 +65,12 @@ pub(super) fn record_options(
 /// Starts a server for the debuggers that connect at `listener`. The debugger starts the machine.
 pub(super) fn start(
     options: &DebugOptions,
-    listener: Option<Listener>,
+    (listener, record): (Option<Listener>, Option<RecordOptions>),
     machine: &mut Machine,
 ) -> anyhow::Result<Option<GdbServer>> {
+    if let Some(record) = record {
+        machine.record_branches(record);
+    }
     let Some(listener) = listener else {
         return Ok(None);
     };

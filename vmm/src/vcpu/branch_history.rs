@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    fn recording(stop: RecordStop) -> BranchHistory {
+    fn stopping_history(stop: RecordStop) -> BranchHistory {
         let options = RecordOptions {
             limit: 8,
             every: false,
@@ -214,8 +214,8 @@ mod tests {
     }
 
     #[test]
-    fn recording_freezes_at_an_address() {
-        let mut history = recording(RecordStop::Address(0x20));
+    fn history_freezes_at_an_address() {
+        let mut history = stopping_history(RecordStop::Address(0x20));
         history.push(&[
             jump(1, 0x10, BranchClass::DirectJump),
             jump(0x11, 0x20, BranchClass::DirectCall),
@@ -227,9 +227,9 @@ mod tests {
     }
 
     #[test]
-    fn recording_freezes_at_an_exception_reported_before_or_after_its_branch() {
+    fn history_freezes_at_an_exception_reported_before_or_after_its_branch() {
         for before in [true, false] {
-            let mut history = recording(RecordStop::Exception(14));
+            let mut history = stopping_history(RecordStop::Exception(14));
             history.exception(6, 0x60);
             history.push(&[jump(1, 0x60, BranchClass::Exception)]);
             let branch = jump(2, 0xe0, BranchClass::Exception);

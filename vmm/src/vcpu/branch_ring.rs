@@ -8,17 +8,17 @@
 use std::collections::VecDeque;
 
 /// Source and target of a branch.
-type Edge = (u64, u64);
+type SourceTarget = (u64, u64);
 
 /// Passes of a repeated sequence that are kept.
 const PASSES: usize = 2;
-/// Slots of the table of last occurrences, at most.
-const SLOTS_MAX: usize = 1 << 16;
+/// The length of the table of last occurrences, at most.
+const RECENT_MAX: usize = 1 << 16;
 
 /// A bounded queue of branches.
 #[derive(Debug)]
 pub(super) struct BranchRing {
-    edges: VecDeque<Edge>,
+    edges: VecDeque<SourceTarget>,
     limit: usize,
     /// The number of the oldest branch kept: numbers count what was kept, and those of a pass that is
     /// left out are used again.
@@ -34,7 +34,7 @@ pub(super) struct BranchRing {
 impl BranchRing {
     /// A queue of at most `limit` branches; `every`: with all repetitions.
     pub(super) fn new(limit: usize, every: bool) -> Self {
-        let slots = limit.next_power_of_two().min(SLOTS_MAX);
+        let recent_len = limit.next_power_of_two().min(RECENT_MAX);
         Self {
             edges: VecDeque::new(),
             limit,
@@ -42,7 +42,7 @@ impl BranchRing {
             recent: if every {
                 Vec::new()
             } else {
-                vec![u64::MAX; slots]
+                vec![u64::MAX; recent_len]
             },
             period: 0,
             matched: 0,
@@ -55,17 +55,17 @@ impl BranchRing {
     }
 
     /// The branches, the oldest first.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Edge> + '_ {
+    pub(super) fn iter(&self) -> impl Iterator<Item = SourceTarget> + '_ {
         self.edges.iter().copied()
     }
 
     /// The last branch.
-    pub(super) fn last(&self) -> Option<Edge> {
+    pub(super) fn last(&self) -> Option<SourceTarget> {
         self.edges.back().copied()
     }
 
     /// Appends a branch. Returns how many branches were left out because it completed a further pass.
-    pub(super) fn push(&mut self, edge: Edge) -> usize {
+    pub(super) fn push(&mut self, edge: SourceTarget) -> usize {
         if self.edges.len() >= self.limit {
             self.edges.pop_front();
             self.first += 1;
@@ -83,7 +83,7 @@ impl BranchRing {
     }
 
     /// Finds how far the branches up to the last one repeat earlier ones.
-    fn follow(&mut self, edge: Edge) {
+    fn follow(&mut self, edge: SourceTarget) {
         let last = self.edges.len() - 1;
         let slot = self.slot(edge);
         let occurrence = self.recent[slot];
@@ -114,18 +114,18 @@ impl BranchRing {
 
     /// Removes the last pass.
     fn leave_out(&mut self) {
-        let kept = self.edges.len() - self.period;
-        for at in kept..self.edges.len() {
+        let remaining = self.edges.len() - self.period;
+        for at in remaining..self.edges.len() {
             let slot = self.slot(self.edges[at]);
             if self.recent[slot] == self.first + at as u64 {
                 self.recent[slot] -= self.period as u64;
             }
         }
-        self.edges.truncate(kept);
+        self.edges.truncate(remaining);
         self.matched -= self.period;
     }
 
-    fn slot(&self, (from, to): Edge) -> usize {
+    fn slot(&self, (from, to): SourceTarget) -> usize {
         let mixed = (from ^ to.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         usize::try_from(mixed >> 32).unwrap_or(0) & (self.recent.len() - 1)
     }
@@ -137,7 +137,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// What is kept of branches with these sources, each to the source of the next one.
-    fn kept(limit: usize, sources: impl IntoIterator<Item = u64>) -> Vec<u64> {
+    fn remaining(limit: usize, sources: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let mut ring = BranchRing::new(limit, false);
         for source in sources {
             ring.push((source, source + 1));
@@ -148,8 +148,8 @@ mod tests {
     #[test]
     fn loop_keeps_two_passes_and_what_came_before() {
         let path = [1, 2].into_iter().chain([7, 8, 9].repeat(1000)).chain([3]);
-        assert_eq!(kept(16, path), [1, 2, 7, 8, 9, 7, 8, 9, 3]);
-        assert_eq!(kept(16, [5; 100]), [5, 5]);
+        assert_eq!(remaining(16, path), [1, 2, 7, 8, 9, 7, 8, 9, 3]);
+        assert_eq!(remaining(16, [5; 100]), [5, 5]);
     }
 
     #[test]
@@ -159,7 +159,7 @@ mod tests {
             [10].into_iter().chain(inner).chain([30])
         });
         let path = [1].into_iter().chain(path).chain([2]);
-        assert_eq!(kept(64, path), [1, 10, 20, 20, 30, 10, 20, 20, 30, 2]);
+        assert_eq!(remaining(64, path), [1, 10, 20, 20, 30, 10, 20, 20, 30, 2]);
     }
 
     #[test]
@@ -190,7 +190,7 @@ mod tests {
 
         #[test]
         fn path_without_repetition_is_kept(count in 1_usize..200) {
-            prop_assert_eq!(kept(256, 0..count as u64).len(), count);
+            prop_assert_eq!(remaining(256, 0..count as u64).len(), count);
         }
     }
 }

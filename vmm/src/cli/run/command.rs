@@ -21,6 +21,7 @@ use crate::cli::logging::Logging;
 use crate::cli::{Status, gdb, read};
 use crate::deterministic::input::InputFeed;
 use crate::exactness::MeasureMode;
+use crate::kvm::exactness::FacilityGroup;
 use crate::machine::start::StartDecision;
 use crate::output::RunOutputs;
 use crate::probe::host::measure_hw_breakpoints;
@@ -166,9 +167,7 @@ fn run_machine(
     let (feed, queue) = input::feed(config, log.map(InputFeed::replay))?;
     machine.set_feed(feed);
     report_engine(config, &decision, logging);
-    for (group, reason) in &accepted {
-        tracing::warn!("--prefer speed: {group} deviates on this host's KVM: {reason}");
-    }
+    report_accepted(&accepted);
     hook.start(&mut machine)?;
     let listener = gdb::listen(&config.debugging)?;
     confinement.confine_files(config)?;
@@ -177,10 +176,7 @@ fn run_machine(
     consoles.start_input(input::delivery(config, &machine, queue), quit)?;
     let board = machine.board().clone();
     set_ends(config, &board, outputs);
-    if let Some(record) = record {
-        machine.record_branches(record);
-    }
-    let debugger = gdb::start(&config.debugging, listener, &mut machine)?;
+    let debugger = gdb::start(&config.debugging, (listener, record), &mut machine)?;
     network::start(links, &board)?;
     Confinement::enter();
     let start = Instant::now();
@@ -199,6 +195,13 @@ fn run_machine(
         print_stats(&board, host_time, &outcome);
     }
     Ok(report(&outcome, outputs.failure(), logging))
+}
+
+/// Warns of the deviations of this host's KVM that the user accepts.
+fn report_accepted(accepted: &[(FacilityGroup, String)]) {
+    for (group, reason) in accepted {
+        tracing::warn!("--prefer speed: {group} deviates on this host's KVM: {reason}");
+    }
 }
 
 /// Makes output that cannot be written end the run, and with `--exit-on-halt` a guest that has
