@@ -28,6 +28,7 @@ use crate::console::{self, RawTerminal};
 use crate::machine::start::StartDecision;
 use crate::platform::Sinks;
 use crate::sandbox::settle_allocator;
+use crate::vcpu::engine::Engine;
 use crate::vcpu::run_control::Outcome;
 use crate::virtio::disk::DiskSpec;
 use crate::virtio::share::{self, ShareSpec};
@@ -311,14 +312,7 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
     console::watch_signals(move |signal| signals.signal(signal, slot))
         .context("signal handlers cannot be installed")?;
     let raw = terminal.then(enter_raw_mode).transpose()?;
-    if io::stderr().is_terminal() {
-        let version = kernel
-            .image
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy();
-        session.show_progress(format!("starting {version}: {}", decision.engine));
-    }
+    show_progress(&session, &kernel.image, decision.engine);
     Confinement::enter();
     let limit = config.run.timeout.map(|limit| limit.0);
     let outcome = machine.run(limit, || {})?;
@@ -326,6 +320,14 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
     tracing::info!("the guest ran for {}", seconds_since(start));
     drop(logging);
     Ok(status(&session, &outcome))
+}
+
+/// Shows on a terminal which kernel is starting, if that takes long.
+fn show_progress(session: &Session, image: &Path, engine: Engine) {
+    if io::stderr().is_terminal() {
+        let version = image.file_name().unwrap_or_default().to_string_lossy();
+        session.show_progress(format!("starting {version}: {engine}"));
+    }
 }
 
 /// Sets the terminal to raw mode: every key goes to the guest.

@@ -21,7 +21,6 @@ use crate::cli::logging::Logging;
 use crate::cli::{Status, gdb, read};
 use crate::deterministic::input::InputFeed;
 use crate::exactness::MeasureMode;
-use crate::kvm::exactness::FacilityGroup;
 use crate::machine::start::StartDecision;
 use crate::output::RunOutputs;
 use crate::probe::host::measure_hw_breakpoints;
@@ -198,7 +197,7 @@ fn run_machine(
 }
 
 /// Warns of the deviations of this host's KVM that the user accepts.
-fn report_accepted(accepted: &[(FacilityGroup, String)]) {
+fn report_accepted(accepted: &[(impl fmt::Display, String)]) {
     for (group, reason) in accepted {
         tracing::warn!("--prefer speed: {group} deviates on this host's KVM: {reason}");
     }
