@@ -4,7 +4,6 @@
 //! that it runs are a Python package, ci/judges; the scripts that run inside guests are in ci/guest.
 
 mod advisories;
-mod arming;
 mod artifacts;
 mod check;
 mod conformance;
@@ -26,11 +25,11 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::arming::ArmingArguments;
 use crate::conformance::ConformanceArguments;
 use crate::guests::initramfs::GuestFile;
 use crate::guests::linux::Tools;
 use crate::kvm_unit_tests::KvmUnitTestsArguments;
+use crate::lab::arming::ArmingArguments;
 use crate::lab::breakpoints::LinuxBreakpointsArguments;
 use crate::lab::gdb::LabGdbArguments;
 use crate::lab::{Lab, LabArguments};
@@ -91,6 +90,8 @@ enum Task {
     Arming(ArmingArguments),
     /// Makes docs/reports/conformance.md again from the results that are known, after a change of spec/.
     ConformancePage,
+    /// Makes the table in docs/reports/hosts/README.md of the reports in that folder.
+    HostsPage,
     /// Runs kvm-unit-tests from built checkouts and makes docs/reports/kvm-unit-tests.md of the results.
     KvmUnitTests(KvmUnitTestsArguments),
 
@@ -208,8 +209,9 @@ fn run(command: Task) -> Result<u8> {
         Task::LabSuite { lab, binary } => lab::suite::run_suite(lab, &binary)?,
         Task::LabTable { files } => process::judge("lab_table", &files)?,
         Task::Conformance(arguments) => conformance::run(&arguments)?,
-        Task::Arming(arguments) => return arming::run(&arguments),
+        Task::Arming(arguments) => return lab::arming::compare(&arguments),
         Task::ConformancePage => process::judge("conformance_report", &["render"])?,
+        Task::HostsPage => process::judge::<&str>("host_reports", &[])?,
         Task::KvmUnitTests(arguments) => return kvm_unit_tests::run(&arguments),
         Task::Sanitize {
             checker: Checker::Valgrind,

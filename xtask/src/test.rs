@@ -143,7 +143,7 @@ const STEPS: &[TestStep] = &[
     step(
         "labs",
         labs,
-        "doctor, payloads, sessions of gdb and guest images in the amd and the intel lab",
+        "doctor, payloads, sessions of gdb, random sequences and guest images in the amd and the intel lab",
     ),
     step(
         "images",
@@ -321,6 +321,7 @@ fn rules() -> Result<()> {
     let listed = cmd!(shell, "{binary} test --engine interp --list").read()?;
     let cases = results().join("cases.txt");
     fs::write(&cases, listed + "\n")?;
+    judge("host_reports", &["--check"])?;
     judge("conformance_report", &["check".as_ref(), cases.as_os_str()])
 }
 

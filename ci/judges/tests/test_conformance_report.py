@@ -118,6 +118,12 @@ class Update(Files):
         self.update("amd/auto", step_0=("TF-01", PASS))
         self.assertEqual(self.row("TF-02")[3], "**no test**")
 
+    def test_merge_keeps_cases_that_did_not_run_again(self):
+        self.update("amd/auto", step_0=("TF-01", FAIL), two_0=("TF-02", PASS))
+        again = self.write("again.xml", junit(step_0=("TF-01", PASS)))
+        self.assertEqual(self.run_report("merge", f"amd/auto={again}"), (0, ""))
+        self.assertEqual([self.row("TF-01")[3], self.row("TF-02")[3]], ["pass", "pass"])
+
     def test_case_in_no_run_is_removed(self):
         self.update("amd/kvm", old_0=("TF-01", PASS))
         self.update("amd/kvm", new_0=("TF-02", PASS))

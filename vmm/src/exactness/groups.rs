@@ -115,14 +115,50 @@ const SHORT: &[&str] = &[
     "rdt/",
 ];
 
-/// Hosts on which measuring a group ends more than the measuring process: the hypervisor by its CPUID
-/// signature (leaf 40000000H), the group, and what happens.
-const HARMFUL: &[(&[u8; 12], FacilityGroup, &str)] = &[
-    (QEMU_TCG, DebugRegisters, QEMU_TCG_ENDS),
-    (QEMU_TCG, IoBreakpoints, QEMU_TCG_ENDS),
-];
+/// Cases that must not run under KVM on some hosts, because they can end more than their own process.
+struct Harm {
+    /// The hypervisor by its CPUID signature (leaf 40000000H).
+    host: &'static [u8; 12],
+    /// Needs of such cases.
+    needs: &'static [&'static str],
+    /// Beginnings of the names of others.
+    names: &'static [&'static str],
+    /// What happens.
+    reason: &'static str,
+}
+
+const HARMFUL: &[Harm] = &[Harm {
+    host: QEMU_TCG,
+    needs: &[
+        "guestbp-data",
+        "guestbp-disabled",
+        "guestbp-exec-cpl0",
+        "guestbp-exec-cpl3",
+        "shadow-int3-cpl3",
+    ],
+    // Payloads of which cases without these needs arm debug registers too.
+    names: &[
+        "branch_",
+        "btf/",
+        "btm/",
+        "bts",
+        "debugctl/",
+        "ds_area/",
+        "iob/",
+        "keeps/",
+        "lbr_events/",
+        "modes/",
+        "pebs/",
+        "pmi_storm/",
+        "rtm/",
+        "smm/",
+        "swi/",
+        "task/",
+        "tasks/",
+    ],
+    reason: "QEMU's TCG ends when a nested guest arms debug registers",
+}];
 const QEMU_TCG: &[u8; 12] = b"TCGTCGTCGTCG";
-const QEMU_TCG_ENDS: &str = "QEMU's TCG ends when a nested guest arms debug registers";
 
 /// The group that a job measures.
 fn group_of(job: &TestJob) -> Option<FacilityGroup> {
@@ -158,22 +194,32 @@ pub(super) fn jobs_of(group: FacilityGroup, all: &[TestJob], short: bool) -> Vec
     chosen
 }
 
-/// Why `group` must not be measured alone on this host; `None` if it can be.
-pub(super) fn harm(group: FacilityGroup) -> Option<&'static str> {
+/// Why a job must not run under KVM below the hypervisor of this signature; `None` if it can.
+pub(super) fn harm(job: &TestJob, signature: &[u8]) -> Option<&'static str> {
+    let case = job.case.as_ref()?;
+    let is_named = |harm: &Harm| harm.names.iter().any(|name| job.id().starts_with(name));
+    let needs = |harm: &Harm| {
+        case.needs_at(job.cpl)
+            .any(|need| harm.needs.contains(&need))
+    };
+    let found = HARMFUL
+        .iter()
+        .find(|harm| harm.host.as_slice() == signature && (is_named(harm) || needs(harm)));
+    found.map(|harm| harm.reason)
+}
+
+/// The CPUID signature of the hypervisor below this host; empty if there is none.
+pub(super) fn hypervisor_signature() -> Vec<u8> {
     let leaf = __cpuid_count(1, 0);
     // Bit 31 of ECX: a hypervisor is present, and leaf 40000000H has its signature.
     if leaf.ecx >> 31 == 0 {
-        return None;
+        return Vec::new();
     }
     let leaf = __cpuid_count(0x4000_0000, 0);
-    let signature: Vec<u8> = [leaf.ebx, leaf.ecx, leaf.edx]
+    [leaf.ebx, leaf.ecx, leaf.edx]
         .iter()
         .flat_map(|register| register.to_le_bytes())
-        .collect();
-    let row = HARMFUL
-        .iter()
-        .find(|row| row.0.as_slice() == signature && row.1 == group);
-    row.map(|row| row.2)
+        .collect()
 }
 
 #[cfg(test)]
@@ -189,6 +235,28 @@ mod tests {
             let count = grouped.iter().filter(|grouped| **grouped == name).count();
             let expected = usize::from(!UNGROUPED.contains(name));
             assert_eq!(count, expected, "{name}");
+        }
+    }
+
+    /// Cases of several groups arm debug registers: those of modes too, which ended QEMU.
+    #[test]
+    fn cases_that_arm_debug_registers_are_harmful_in_qemu_tcg_alone() {
+        let jobs = builtin_jobs().unwrap();
+        let harmful = |name: &str, signature: &[u8]| {
+            let job = jobs.iter().find(|job| job.id() == name).unwrap();
+            harm(job, signature).is_some()
+        };
+        for name in [
+            "modes/instruction_breakpoints cpl=0",
+            "wp/repeated_store cpl=0",
+            "iob/repeated cpl=0",
+        ] {
+            assert!(harmful(name, QEMU_TCG), "{name}");
+            assert!(!harmful(name, b"KVMKVMKVM\0\0\0"), "{name}");
+            assert!(!harmful(name, b""), "{name}");
+        }
+        for name in ["exceptions/int_n_gate_dpl cpl=3", "debug_basic/int1 cpl=0"] {
+            assert!(!harmful(name, QEMU_TCG), "{name}");
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::groups::{harm, jobs_of};
+use super::groups::{harm, hypervisor_signature, jobs_of};
 use crate::harness::builtin::{builtin_jobs, run_job};
 use crate::harness::pool::{PoolEvent, run_in_order};
 use crate::harness::runner::Runner;
@@ -83,28 +83,28 @@ impl Measurement {
             verdict.moving = self.run(group, MeasureMode::Moving, on_case);
         }
         if visibility != Visibility::ByMsr {
-            verdict.alone = match harm(group) {
-                Some(reason) => Exactness::Inexact(reason.to_owned()),
-                // The short set cannot show more than that the group may be exact.
-                None if verdict.moving == Exactness::Unmeasured
-                    && visibility == Visibility::ByDebugExit =>
-                {
-                    Exactness::Unmeasured
-                }
-                None => self.run(group, MeasureMode::Alone, on_case),
-            };
+            // The short set cannot show more than that the group may be exact.
+            let may_move =
+                verdict.moving == Exactness::Unmeasured && visibility == Visibility::ByDebugExit;
+            if !may_move {
+                verdict.alone = self.run(group, MeasureMode::Alone, on_case);
+            }
         }
         verdict
     }
 
-    /// Runs cases until one fails twice.
+    /// Runs cases until one fails twice. Those that would harm the host are not run, and count as
+    /// failed.
     fn run(
         &self,
         group: FacilityGroup,
         mode: MeasureMode,
         on_case: &mut dyn FnMut(&CaseResult),
     ) -> Exactness {
-        let jobs = jobs_of(group, &self.jobs, self.scope == Scope::Short);
+        let mut jobs = jobs_of(group, &self.jobs, self.scope == Scope::Short);
+        let signature = hypervisor_signature();
+        let harmed = jobs.iter().find_map(|job| harm(job, &signature));
+        jobs.retain(|job| harm(job, &signature).is_none());
         let runner = self.runner(&format!("--measure={}", mode.word()));
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let stop = AtomicBool::new(false);
@@ -126,7 +126,7 @@ impl Measurement {
                 Ok(())
             },
         );
-        match (failed, delivered) {
+        match (failed.or(harmed.map(str::to_owned)), delivered) {
             (Some(reason), _) => Exactness::Inexact(reason),
             (None, Ok(count)) if count == jobs.len() && self.scope == Scope::All => {
                 Exactness::Exact
@@ -168,7 +168,11 @@ impl Measurement {
     }
 
     fn run_case(&self, job: &TestJob, runner: &Runner) -> Result<CaseResult> {
-        let limit = job.timeout().min(CASE_LIMIT);
+        // The limits of the cases are meant for hosts that are not busy. A first start must not wait long.
+        let limit = match self.scope {
+            Scope::Short => job.timeout().min(CASE_LIMIT),
+            Scope::All => CASE_LIMIT,
+        };
         run_job(job, runner, MEMORY, Some(limit), &self.interrupt)
     }
 }

@@ -180,7 +180,7 @@ impl Exactness {
 mod tests {
     use super::*;
 
-    /// The whole table, which docs/modes.md shows.
+    /// The whole table, which docs/guide/exactness.md shows.
     #[test]
     fn action_follows_the_table_of_exactness_and_visibility() {
         use Visibility::{ByDebugExit, ByMsr, Unseen};

@@ -4,6 +4,7 @@
 //! Bochs' emulated VMX. Its init, ci/guest/lab-init, runs a script of steps and sends /out back over
 //! the second serial port.
 
+pub mod arming;
 pub mod breakpoints;
 pub mod emulator;
 pub mod frames;

@@ -6,8 +6,11 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
 
+use super::arming::{self, ArmingArguments, ArmingMachine};
+use super::breakpoints::{self, LinuxBreakpointsArguments};
 use super::gdb::{LabGdbArguments, run_tests};
 use super::{Lab, LabArguments, LabStep, folder, require_success, run};
+use crate::conformance::TestEngine;
 use crate::guests::initramfs::GuestFile;
 use crate::guests::{gdb, make_images};
 use crate::process::{existing_file, root, say};
@@ -43,13 +46,19 @@ const AUTO_PAYLOADS: &[&str] = &["debug_basic/", "tf/", "shadow/", "rf/", "gd/",
 /// This program, also after cargo has replaced its file.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// Runs doctor, the payloads, the gdb sessions and, in the amd lab, guest images in one lab.
+/// Random sequences of arming and disarming that run in each lab.
+const SEQUENCES: u64 = 1000;
+
+/// Runs doctor, the payloads, the gdb sessions, random sequences and, in the amd lab, guest images and
+/// Linux's tests of breakpoints in one lab.
 pub fn run_suite(lab: Lab, binary: &Path) -> Result<()> {
     let binary = existing_file("BINARY", binary)?;
     payloads(lab, &binary)?;
     gdb_sessions(lab, &binary)?;
+    random_sequences(lab, &binary)?;
     if lab == Lab::Amd {
         images(&binary)?;
+        linux_breakpoints(lab, &binary)?;
     }
     Ok(())
 }
@@ -139,6 +148,31 @@ fn gdb_sessions(lab: Lab, binary: &Path) -> Result<()> {
         .map(str::to_owned)
         .to_vec();
     require_success("the lab's gdb sessions", run(&arguments)?)
+}
+
+/// Random sequences of arming, with the same log as in the interpreter.
+fn random_sequences(lab: Lab, binary: &Path) -> Result<()> {
+    let machine = match lab {
+        Lab::Amd => ArmingMachine::Amd,
+        Lab::Intel => ArmingMachine::Intel,
+    };
+    let status = arming::compare(&ArmingArguments {
+        machines: vec![machine],
+        sequences: SEQUENCES,
+        first: 0,
+        binary: Some(binary.to_path_buf()),
+    })?;
+    require_success("the lab's random sequences", status)
+}
+
+fn linux_breakpoints(lab: Lab, binary: &Path) -> Result<()> {
+    let status = breakpoints::run_guest(&LinuxBreakpointsArguments {
+        lab: Some(lab),
+        engine: TestEngine::Auto,
+        binary: Some(binary.to_path_buf()),
+        timeout: 2400,
+    })?;
+    require_success("Linux's tests of breakpoints", status)
 }
 
 /// Guest images under kvm_amd.

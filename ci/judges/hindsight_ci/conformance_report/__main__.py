@@ -3,6 +3,7 @@
 update  takes reports (`hindsight test --junit`), replaces the results of these machines and
         engines, and writes both files. ENGINE is interp, kvm or auto; the machine "judge" stands
         for other emulators. Several reports of one machine and engine are parts of one run.
+merge   does the same and keeps the results of cases that are not in the reports.
 render  writes both files again, after a change of spec/.
 check   compares with the output of `hindsight test --list` in LIST: every rule that a case names
         exists, the cases are those of the last run, and conformance.md is what the results
@@ -43,7 +44,7 @@ def write(options: argparse.Namespace, store: Store, rule_set: RuleSet) -> None:
 
 
 def update(options: argparse.Namespace, rule_set: RuleSet) -> int:
-    """Replaces the results of the reports' machines and engines."""
+    """Replaces the results of the reports' machines and engines, or with `merge` their cases."""
     store = load_store(options.json)
     runs: dict[tuple[str, str], dict[str, CaseReport]] = {}
     for argument in options.reports:
@@ -54,7 +55,7 @@ def update(options: argparse.Namespace, rule_set: RuleSet) -> int:
             raise InputError(f"not MACHINE/ENGINE=JUNIT: {argument}")
         runs.setdefault((machine, engine), {}).update(read_junit(pathlib.Path(path)))
     for (machine, engine), run in runs.items():
-        store.replace(machine, engine, run)
+        store.replace(machine, engine, run, merge=options.merge)
     write(options, store, rule_set)
     return 0
 
@@ -116,9 +117,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=pathlib.Path, default=reports / "conformance.json")
     parser.add_argument("--markdown", type=pathlib.Path, default=reports / "conformance.md")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser("update")
-    command.add_argument("reports", nargs="+", metavar="MACHINE/ENGINE=JUNIT")
-    command.set_defaults(run=update)
+    for name in ("update", "merge"):
+        command = commands.add_parser(name)
+        command.add_argument("reports", nargs="+", metavar="MACHINE/ENGINE=JUNIT")
+        command.set_defaults(run=update, merge=name == "merge")
     commands.add_parser("render").set_defaults(run=render)
     command = commands.add_parser("check")
     command.add_argument("list", type=pathlib.Path, metavar="LIST")

@@ -34,10 +34,17 @@ class Store:
         names.sort(key=lambda name: (order.get(name, len(order)), name))
         return [(name, engine) for name in names for engine in ENGINES if engine in self.runs[name]]
 
-    def replace(self, machine: str, engine: str, report: Mapping[str, CaseReport]) -> None:
-        """Replaces the results of a machine and engine by those of a report."""
-        results = {case: report[case].result for case in sorted(report)}
-        self.runs.setdefault(machine, {})[engine] = results
+    def replace(
+        self, machine: str, engine: str, report: Mapping[str, CaseReport], *, merge: bool
+    ) -> None:
+        """Replaces the results of a machine and engine by those of a report.
+
+        With `merge`, cases that the report does not have keep their results.
+        """
+        engines = self.runs.setdefault(machine, {})
+        results = dict(engines.get(engine, {})) if merge else {}
+        results.update({case: report[case].result for case in report})
+        engines[engine] = {case: results[case] for case in sorted(results)}
         for case, case_report in report.items():
             self.cases[case] = case_report.rules
         runs = [run for engines in self.runs.values() for run in engines.values()]

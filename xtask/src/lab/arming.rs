@@ -7,10 +7,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 
+use super::{Lab, LabArguments, folder, require_success};
 use crate::artifacts::{build_payloads, build_static_binary};
 use crate::guests::initramfs::GuestFile;
-use crate::lab::{self, Lab, LabArguments};
-use crate::process::{existing_file, root, say};
+use crate::process::{existing_file, say};
 
 /// The payload that runs the sequences.
 const PAYLOAD: &str = "arming";
@@ -34,6 +34,7 @@ pub enum ArmingMachine {
 #[command(after_help = "\
 Exit status: 0 when the logs are the same, 1 when one differs or a machine gave none, 2 for wrong
 arguments. The payload's option events=1 prints the events of a sequence that differs:
+  cargo xtask payloads
   hindsight run --engine interp --cmdline 'first=17 sequences=1 events=1' guest-tests/target/payloads/arming")]
 pub struct ArmingArguments {
     /// The machines.
@@ -51,16 +52,17 @@ pub struct ArmingArguments {
 }
 
 /// Runs the sequences on all machines; returns the exit status.
-pub fn run(arguments: &ArmingArguments) -> Result<u8> {
+pub fn compare(arguments: &ArmingArguments) -> Result<u8> {
     let binary = match &arguments.binary {
         Some(binary) => existing_file("--binary", binary)?,
         None => build_static_binary()?,
     };
-    let payloads = root().join("guest-tests/target/payloads");
-    build_payloads(&payloads)?;
+    // A folder of its own: the suites of both labs do this at the same time.
+    let payloads = tempfile::tempdir()?;
+    build_payloads(payloads.path())?;
     let runs = SequenceRuns {
         binary,
-        payload: payloads.join(PAYLOAD),
+        payload: payloads.path().join(PAYLOAD),
         options: format!(
             "first={} sequences={}",
             arguments.first, arguments.sequences
@@ -132,7 +134,7 @@ impl SequenceRuns {
     /// The log of a lab with `--engine auto`.
     fn in_lab(&self, lab: Lab) -> Result<String> {
         let mut arguments = LabArguments::new(lab);
-        let out = lab::folder(&format!("{}-{PAYLOAD}", lab.name()));
+        let out = folder(&format!("{}-{PAYLOAD}", lab.name()));
         arguments.binary = Some(self.binary.clone());
         arguments.out = Some(out.clone());
         arguments.quiet = true;
@@ -145,7 +147,7 @@ impl SequenceRuns {
             .extend(self.words("auto", &Path::new("/files").join(PAYLOAD)));
         let log = out.join("log.txt");
         fs::remove_file(&log).ok();
-        lab::require_success(lab.name(), lab::run(&arguments)?)?;
+        require_success(lab.name(), super::run(&arguments)?)?;
         Ok(fs::read_to_string(log)?)
     }
 }
