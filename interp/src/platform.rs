@@ -207,8 +207,8 @@ pub trait Observer {
     /// What must be reported. Called at the start of a run, after each WRMSR that is the platform's,
     /// and after the methods of this trait that report something.
     fn observe(&mut self) -> Observe;
-    /// Branches in order, as [`Observe`] asks for them: before anything that could read what is
-    /// recorded of them, and at the end of every run.
+    /// Receives branches in the order of execution, as far as [`Observe`] requests them: always
+    /// before an operation that can read their records, and at the end of every run.
     ///
     /// `cs_base` is the effective base of CS after these branches. Only the first one can be a far
     /// branch that changed it.

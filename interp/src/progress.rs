@@ -77,8 +77,8 @@ impl Progress {
         self.update_end_stamp();
     }
 
-    /// Begins a slice of at most `most` cycles where `rest` may run; the other `rest` cycles may
-    /// follow without polling the counters.
+    /// Begins a slice of at most `most` of the `rest` cycles that the run may still take. Later
+    /// slices may take the others; the counters need no poll before them.
     pub(crate) fn begin_slice(&mut self, rest: i64, most: i64) {
         debug_assert!(rest > 0 && most > 0);
         debug_assert_eq!((self.slice, self.extra), (0, 0), "the last slice was ended");

@@ -36,9 +36,9 @@ impl BranchStep {
 /// Which table predicted a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Prediction {
-    /// The one that is addressed by the last four branches.
+    /// The table that the last four branches index.
     Path,
-    /// The one that is addressed by the last branch.
+    /// The table that the last branch indexes.
     Last,
     /// Neither.
     None,

@@ -73,7 +73,7 @@ pub struct Unit {
     pub branch_format: Option<BranchFormat>,
     /// Instructions that entering it from other code charges: those of all blocks.
     charge: u32,
-    /// Addresses at which other units enter the code, and at which the caller does.
+    /// Where other code enters, and where the caller does.
     code: u64,
     entry: u64,
     sees_flags: bool,

@@ -11,7 +11,7 @@ pub(crate) struct MemoryHandle {
     memory: Arc<Memory>,
     /// The processor's bit in the code marks of pages.
     code_mark: u64,
-    /// Entries of the log of code changes that were followed.
+    /// Number of entries of the log of code changes that this processor has applied.
     log_position: u64,
     /// Pages that had become code pages when the write TLB was last emptied for that.
     code_epoch: u64,

@@ -44,7 +44,7 @@ mod tests {
     const DOCUMENT: &str = include_str!("../../../docs/reference/exit-status.md");
 
     #[test]
-    fn statuses_are_documented() {
+    fn exit_statuses_are_documented() {
         for status in [
             Status::Success,
             Status::Usage,

@@ -57,7 +57,7 @@ fn expect_output(mut client: &UnixStream, expected: &[u8]) {
 }
 
 #[test]
-fn none_drops_output() {
+fn console_none_drops_output() {
     let mut console = Console::open(&Backend::None).unwrap();
     console.start_input(collector().0, || {}).unwrap();
     console

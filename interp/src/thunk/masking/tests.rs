@@ -35,7 +35,7 @@ fn under_k1(mut i: Instruction) -> Instruction {
 }
 
 #[test]
-fn mask_selects_elements() {
+fn mask_selects_the_elements_that_are_accessed() {
     use Code::*;
     use Register::{XMM1, XMM2, YMM1, YMM2, ZMM1, ZMM2};
     let compare = Instruction::with4(

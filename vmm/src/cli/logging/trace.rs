@@ -107,7 +107,7 @@ mod tests {
     const DOCUMENT: &str = include_str!("../../../../docs/reference/logging.md");
 
     #[test]
-    fn kinds_are_documented() {
+    fn trace_kinds_are_documented() {
         for (name, about) in KINDS {
             let row = format!("| `{name}` | {about} |");
             assert!(

@@ -135,8 +135,8 @@ pub struct CheckpointState {
     pub ids: Range<usize>,
     /// The engine that it runs them in.
     pub engine: Engine,
-    /// Whether their state is complete, between two instructions with no event in delivery. `None`:
-    /// it has not checked.
+    /// Whether its vCPUs can change engines: their state is between two instructions, and no event
+    /// is being delivered. `None`: the thread has not checked that.
     pub movable: Option<bool>,
 }
 
