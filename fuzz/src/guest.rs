@@ -14,8 +14,8 @@ use hindsight_vmm::vcpu::engine::policy::Engine;
 
 /// RAM of the guest.
 const MEMORY: u64 = 4 << 20;
-/// Instructions of one run.
-const INSTRUCTIONS: u64 = 20_000;
+/// Instructions of one run: every operation some times. Executing and decoding them takes most of a run.
+const INSTRUCTIONS: u64 = 2000;
 /// Where a protected-mode or 64-bit image is loaded.
 const IMAGE: u32 = 0x10_0000;
 /// Offsets in the image: handlers of exceptions without and with an error code, the IDT, its register

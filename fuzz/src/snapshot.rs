@@ -1,9 +1,10 @@
 //! Snapshots with changed numbers: each is refused, or makes a machine that runs.
 
-use std::sync::OnceLock;
+use std::cell::RefCell;
 
 use hindsight_vmm::boot::{EntryMode, LoadRequest};
-use hindsight_vmm::state::Snapshot;
+use hindsight_vmm::deterministic::DeterministicMachine;
+use hindsight_vmm::state::{Pages, Snapshot};
 use serde_json::{Value, json};
 
 use crate::guest::machine;
@@ -26,27 +27,34 @@ fn request() -> LoadRequest<'static> {
     }
 }
 
-/// A snapshot of the machine after some instructions.
-fn base() -> &'static Value {
-    static BASE: OnceLock<Value> = OnceLock::new();
-    BASE.get_or_init(|| {
-        let mut machine = machine(CPU, 2, &request());
-        let _ = machine.run_to(1000);
-        let snapshot = machine.save().expect("it can be saved");
-        serde_json::to_value(&snapshot).expect("it has a JSON form")
-    })
+/// What all inputs begin with.
+struct Base {
+    /// A snapshot in JSON, without the contents of memory, which would take most of the time.
+    value: Value,
+    memory: Pages,
+    /// The machine that every snapshot is restored into.
+    machine: RefCell<DeterministicMachine>,
 }
 
-/// Calls `change` for every number and flag of `value`, but not for the contents of memory.
+thread_local! {
+    /// A snapshot of the machine after some instructions.
+    static BASE: Base = {
+        let mut machine = machine(CPU, 2, &request());
+        let _ = machine.run_to(1000);
+        let mut snapshot = machine.save().expect("it can be saved");
+        let memory = std::mem::take(&mut snapshot.memory);
+        let value = serde_json::to_value(&snapshot).expect("it has a JSON form");
+        let machine = RefCell::new(machine);
+        Base { value, memory, machine }
+    };
+}
+
+/// Finds every number and flag of `value`.
 fn leaves<'a>(value: &'a mut Value, found: &mut Vec<&'a mut Value>) {
     match value {
         Value::Array(values) => values.iter_mut().for_each(|value| leaves(value, found)),
         Value::Object(fields) => {
-            for (name, value) in fields.iter_mut() {
-                if name != "memory" {
-                    leaves(value, found);
-                }
-            }
+            fields.values_mut().for_each(|value| leaves(value, found));
         }
         Value::Number(_) | Value::Bool(_) => found.push(value),
         Value::Null | Value::String(_) => {}
@@ -55,24 +63,31 @@ fn leaves<'a>(value: &'a mut Value, found: &mut Vec<&'a mut Value>) {
 
 /// Replaces numbers of the snapshot, restores it, and runs what it is.
 pub fn check(changes: &[(u16, u64)]) {
-    let mut value = base().clone();
-    let mut found = Vec::new();
-    leaves(&mut value, &mut found);
-    for &(index, number) in changes.iter().take(8) {
-        let count = found.len();
-        let leaf = &mut found[usize::from(index) % count];
-        **leaf = match **leaf {
-            Value::Bool(_) => json!(number & 1 != 0),
-            _ => json!(number),
+    BASE.with(|base| base.check(changes));
+}
+
+impl Base {
+    fn check(&self, changes: &[(u16, u64)]) {
+        let mut value = self.value.clone();
+        let mut found = Vec::new();
+        leaves(&mut value, &mut found);
+        for &(index, number) in changes.iter().take(8) {
+            let count = found.len();
+            let leaf = &mut found[usize::from(index) % count];
+            **leaf = match **leaf {
+                Value::Bool(_) => json!(number & 1 != 0),
+                _ => json!(number),
+            };
+        }
+        let Ok(mut snapshot) = serde_json::from_value::<Snapshot>(value) else {
+            return;
         };
-    }
-    let Ok(snapshot) = serde_json::from_value::<Snapshot>(value) else {
-        return;
-    };
-    let mut machine = machine(CPU, 2, &request());
-    if machine.restore(&snapshot).is_ok() {
-        let now = machine.icount();
-        let _ = machine.run_to(now.saturating_add(2000));
-        drop(machine.take_outcome());
+        snapshot.memory = self.memory.clone();
+        let mut machine = self.machine.borrow_mut();
+        if machine.restore(&snapshot).is_ok() {
+            let now = machine.icount();
+            let _ = machine.run_to(now.saturating_add(2000));
+            drop(machine.take_outcome());
+        }
     }
 }

@@ -20,6 +20,8 @@ pub type BranchBlock = (u64, u64);
 pub struct TracePosition {
     /// [`RecordedBranches::total`] at the last read.
     pub total: u64,
+    /// [`RecordedBranches::left_out`] at the last read.
+    pub left_out: u64,
     /// The linear address of the next instruction at the last read; `None` before the first one.
     pub pc: Option<u64>,
 }
@@ -58,17 +60,25 @@ pub fn blocks(
 ) -> Option<Vec<BranchBlock>> {
     let current = TracePosition {
         total: recorded.total,
+        left_out: recorded.left_out,
         pc: Some(pc),
     };
+    let pc = recorded.end.unwrap_or(pc);
     match annex {
         TraceAnnex::New if last == Some(current) => Some(Vec::new()),
         TraceAnnex::All | TraceAnnex::New => Some(all_blocks(recorded, pc)),
-        TraceAnnex::Delta => new_blocks(recorded, pc, last.unwrap_or_default().total),
+        TraceAnnex::Delta => {
+            let last = last.unwrap_or_default();
+            // What the client has may have been left out since.
+            let same = last.left_out == recorded.left_out;
+            same.then(|| new_blocks(recorded, pc, last.total))?
+        }
     }
 }
 
 fn all_blocks(recorded: &RecordedBranches, pc: u64) -> Vec<BranchBlock> {
-    let complete = recorded.total == recorded.branches.len() as u64;
+    let remaining = recorded.total.saturating_sub(recorded.left_out);
+    let complete = remaining == recorded.branches.len() as u64;
     let first = complete.then_some(recorded.start);
     let begins = first
         .into_iter()
@@ -120,12 +130,14 @@ mod tests {
             branches: vec![(0x10, 0x20), (0x28, 0x40)],
             total,
             start: 0x8,
+            ..RecordedBranches::default()
         }
     }
 
     fn at(total: u64) -> Option<TracePosition> {
         Some(TracePosition {
             total,
+            left_out: 0,
             pc: Some(0x44),
         })
     }
@@ -146,6 +158,23 @@ mod tests {
     #[test]
     fn trace_that_lost_branches_begins_after_its_oldest_branch() {
         assert_eq!(all_blocks(&recorded(9), 0x44), [(0x20, 0x28), (0x40, 0x44)]);
+    }
+
+    #[test]
+    fn trace_with_left_out_repetitions_is_read_as_a_whole() {
+        let recorded = RecordedBranches {
+            left_out: 7,
+            end: Some(0x40),
+            ..recorded(9)
+        };
+        let expected = [(0x8, 0x10), (0x20, 0x28), (0x40, 0x40)];
+        assert_eq!(all_blocks(&recorded, 0x40), expected);
+        assert_eq!(blocks(&recorded, 0x999, TraceAnnex::Delta, at(8)), None);
+        let all = blocks(&recorded, 0x999, TraceAnnex::All, None).unwrap();
+        assert_eq!(
+            all, expected,
+            "the recording ended before the current instruction"
+        );
     }
 
     #[test]

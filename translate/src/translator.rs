@@ -79,8 +79,8 @@ pub struct Unit {
     pub vectors: VectorLevel,
     /// Instructions that entering it from other code charges: those of all blocks.
     charge: u32,
-    /// Addresses at which other units enter the code, also if they have loaded the vector registers
-    /// already, and at which the caller does.
+    /// Where other code enters, also if it has loaded the vector registers already, and where the
+    /// caller does.
     code: u64,
     loaded: u64,
     entry: u64,

@@ -70,6 +70,7 @@ impl Debugger {
         let blocks = btrace::blocks(&recorded, pc, annex, last).ok_or("Overflow")?;
         self.trace_positions[vcpu] = Some(TracePosition {
             total: recorded.total,
+            left_out: recorded.left_out,
             pc: Some(pc),
         });
         Ok(btrace::trace_xml(&blocks))

@@ -74,4 +74,8 @@ pub struct RecordedBranches {
     pub total: u64,
     /// The linear address at which the recording began.
     pub start: u64,
+    /// How many branches within the recording were left out, because they repeated what was before.
+    pub left_out: u64,
+    /// The linear address at which the recording ended; `None` if it goes on.
+    pub end: Option<u64>,
 }

@@ -4,11 +4,13 @@ use std::io::{self, Write};
 
 use anyhow::{Context, anyhow};
 
+use hindsight_export::FunctionTable;
 use hindsight_gdb::{GdbServer, ListenError, Listener};
 
-use crate::cli::config::DebugOptions;
+use crate::cli::config::{DebugOptions, OptionWord, RecordEnd};
 use crate::debugger;
 use crate::machine::Machine;
+use crate::vcpu::branch_history::{RecordOptions, RecordStop};
 use crate::vcpu::run_control::Outcome;
 
 /// Listens for debuggers, if `options` name an address.
@@ -32,14 +34,42 @@ pub(super) fn listen(options: &DebugOptions) -> anyhow::Result<Option<Listener>>
     Ok(Some(listener))
 }
 
+/// How branches are recorded, with the functions of `image` for names.
+///
+/// # Errors
+///
+/// When the image has no function with the name.
+pub(super) fn record_options(
+    options: &DebugOptions,
+    image: &[u8],
+) -> anyhow::Result<Option<RecordOptions>> {
+    let Some(OptionWord(record)) = &options.record else {
+        return Ok(None);
+    };
+    let stop = match &record.stop {
+        Some(RecordEnd::Exception(vector)) => Some(RecordStop::Exception(*vector)),
+        Some(RecordEnd::Location(text)) => {
+            let located = FunctionTable::of(image).locate(text);
+            let hint = "--record needs a function of the image, or stop=ADDRESS";
+            Some(RecordStop::Address(located.context(hint)?.0))
+        }
+        None => None,
+    };
+    Ok(Some(RecordOptions {
+        limit: record.limit,
+        every: record.every,
+        stop,
+    }))
+}
+
 /// Starts a server for the debuggers that connect at `listener`. The debugger starts the machine.
 pub(super) fn start(
     options: &DebugOptions,
-    listener: Option<Listener>,
+    (listener, record): (Option<Listener>, Option<RecordOptions>),
     machine: &mut Machine,
 ) -> anyhow::Result<Option<GdbServer>> {
-    if let Some(record) = &options.record {
-        machine.record_branches(record.0.0);
+    if let Some(record) = record {
+        machine.record_branches(record);
     }
     let Some(listener) = listener else {
         return Ok(None);

@@ -67,6 +67,8 @@ impl BranchTrace for MachineTarget {
         Ok(history.map(|history| RecordedBranches {
             branches: history.branches,
             total: history.total,
+            left_out: history.left_out,
+            end: history.end,
             start: history.start,
         }))
     }

@@ -18,6 +18,7 @@ use crate::platform::Sinks;
 use crate::sandbox::{ThreadKind, enter};
 use crate::vcpu::MachineVcpu;
 use crate::vcpu::board::Board;
+use crate::vcpu::branch_history::RecordOptions;
 use crate::vcpu::crash::FinalState;
 use crate::vcpu::interp::InterpVcpu;
 use crate::vcpu::recorder::Recorder;
@@ -117,11 +118,11 @@ impl Machine {
         recorder
     }
 
-    /// Records the last `limit` branches of every vCPU, for a debugger that connects later.
-    pub fn record_branches(&mut self, limit: usize) {
+    /// Records the branches of every vCPU, for a debugger that connects later.
+    pub fn record_branches(&mut self, options: RecordOptions) {
         let first = (self.loaded.state.rip, self.first_base());
         for (id, vcpu) in self.vcpus.iter_mut().enumerate() {
-            vcpu.record_branches(limit, if id == 0 { first } else { (0, 0) });
+            vcpu.record_branches(options, if id == 0 { first } else { (0, 0) });
         }
     }
 

@@ -1,8 +1,8 @@
 //! A flight recorder: the last branches of a vCPU, for a debugger.
 
-use std::collections::VecDeque;
-
 use hindsight_cpu::branch::{Branch, BranchClass};
+
+use super::branch_ring::BranchRing;
 
 /// Most branches that one vCPU's history keeps, 16 bytes each.
 pub const BRANCHES_MAX: usize = 1 << 24;
@@ -14,6 +14,10 @@ pub struct BranchSnapshot {
     pub branches: Vec<(u64, u64)>,
     /// Branches since the recording started, including those that were dropped.
     pub total: u64,
+    /// How many of them were left out as repetitions.
+    pub left_out: u64,
+    /// The address at which the recording was frozen, if it was.
+    pub end: Option<u64>,
     /// The address at which the recording started.
     pub start: u64,
 }
@@ -26,12 +30,36 @@ const fn linear(ip: u64, base: u64) -> u64 {
     }
 }
 
+/// What freezes a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordStop {
+    /// A branch to this linear address.
+    Address(u64),
+    /// The delivery of this exception.
+    Exception(u8),
+}
+
+/// How the branches of each vCPU are recorded from the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordOptions {
+    /// Most branches that are kept, 1 to [`BRANCHES_MAX`].
+    pub limit: usize,
+    /// Keep the repetitions of loops.
+    pub every: bool,
+    /// What freezes the recording.
+    pub stop: Option<RecordStop>,
+}
+
 /// The last branches of a vCPU.
 #[derive(Debug)]
 pub struct BranchHistory {
-    ring: VecDeque<(u64, u64)>,
-    limit: usize,
+    ring: BranchRing,
+    stop: Option<RecordStop>,
+    /// The handler of the exception that freezes the recording, which the vCPU is about to reach.
+    handler: Option<u64>,
+    end: Option<u64>,
     total: u64,
+    left_out: u64,
     start: u64,
     /// The base of CS, and the base before the next branch.
     base: u64,
@@ -39,13 +67,26 @@ pub struct BranchHistory {
 }
 
 impl BranchHistory {
-    /// A history of `limit` branches, 1 to [`BRANCHES_MAX`], that starts at RIP `start` of a code segment
-    /// with this base.
+    /// A history of all of the last `limit` branches, 1 to [`BRANCHES_MAX`], that starts at RIP `start` of
+    /// a code segment with this base.
     pub fn new(limit: usize, start: u64, base: u64) -> Self {
+        let options = RecordOptions {
+            limit,
+            every: true,
+            stop: None,
+        };
+        Self::with_options(options, start, base)
+    }
+
+    /// A history that starts at RIP `start` of a code segment with this base.
+    pub fn with_options(options: RecordOptions, start: u64, base: u64) -> Self {
         Self {
-            ring: VecDeque::new(),
-            limit: limit.clamp(1, BRANCHES_MAX),
+            ring: BranchRing::new(options.limit.clamp(1, BRANCHES_MAX), options.every),
+            stop: options.stop,
+            handler: None,
+            end: None,
             total: 0,
+            left_out: 0,
             start: linear(start, base),
             base,
             from_base: base,
@@ -59,7 +100,19 @@ impl BranchHistory {
 
     /// The most branches that it keeps.
     pub const fn limit(&self) -> usize {
-        self.limit
+        self.ring.limit()
+    }
+
+    /// The vCPU delivered an exception: its handler is at RIP `handler`.
+    pub fn exception(&mut self, vector: u8, handler: u64) {
+        if self.end.is_some() || self.stop != Some(RecordStop::Exception(vector)) {
+            return;
+        }
+        // The branch to the handler is reported before or after the delivery.
+        match self.ring.last() {
+            Some((_, to)) if to == linear(handler, self.base) => self.end = Some(to),
+            _ => self.handler = Some(handler),
+        }
     }
 
     /// Restarts at a code segment with this base, which the vCPU reached without a branch.
@@ -74,23 +127,34 @@ impl BranchHistory {
             if branch.class == BranchClass::NotTaken {
                 continue;
             }
-            if self.ring.len() >= self.limit {
-                self.ring.pop_front();
+            if self.end.is_some() {
+                return;
             }
             let near = branch.class.is_near();
             let from_base = if near { self.base } else { self.from_base };
             self.from_base = self.base;
             let (from, to) = (linear(branch.from, from_base), linear(branch.to, self.base));
-            self.ring.push_back((from, to));
+            self.left_out += self.ring.push((from, to)) as u64;
             self.total += 1;
+            let is_delivery = matches!(branch.class, BranchClass::Exception | BranchClass::Debug);
+            let frozen = match self.stop {
+                Some(RecordStop::Address(at)) => at == to,
+                Some(RecordStop::Exception(_)) => is_delivery && self.handler == Some(branch.to),
+                None => false,
+            };
+            if frozen {
+                self.end = Some(to);
+            }
         }
     }
 
     /// A copy of the history.
     pub fn snapshot(&self) -> BranchSnapshot {
         BranchSnapshot {
-            branches: self.ring.iter().copied().collect(),
+            branches: self.ring.iter().collect(),
             total: self.total,
+            left_out: self.left_out,
+            end: self.end,
             start: self.start,
         }
     }
@@ -122,9 +186,84 @@ mod tests {
             BranchSnapshot {
                 branches: vec![(3, 4), (4, 5)],
                 total: 3,
-                start: 0x100
+                start: 0x100,
+                ..BranchSnapshot::default()
             }
         );
+    }
+
+    fn jump(from: u64, to: u64, class: BranchClass) -> Branch {
+        Branch {
+            from,
+            to,
+            at: 0,
+            class,
+            cpl: 0,
+            to_cpl: 0,
+            mispredicted: false,
+        }
+    }
+
+    fn stopping_history(stop: RecordStop) -> BranchHistory {
+        let options = RecordOptions {
+            limit: 8,
+            every: false,
+            stop: Some(stop),
+        };
+        BranchHistory::with_options(options, 0, 0)
+    }
+
+    #[test]
+    fn history_freezes_at_an_address() {
+        let mut history = stopping_history(RecordStop::Address(0x20));
+        history.push(&[
+            jump(1, 0x10, BranchClass::DirectJump),
+            jump(0x11, 0x20, BranchClass::DirectCall),
+            jump(0x21, 0x30, BranchClass::DirectJump),
+        ]);
+        let snapshot = history.snapshot();
+        assert_eq!(snapshot.branches, [(1, 0x10), (0x11, 0x20)]);
+        assert_eq!((snapshot.total, snapshot.end), (2, Some(0x20)));
+    }
+
+    #[test]
+    fn history_freezes_at_an_exception_reported_before_or_after_its_branch() {
+        for before in [true, false] {
+            let mut history = stopping_history(RecordStop::Exception(14));
+            history.exception(6, 0x60);
+            history.push(&[jump(1, 0x60, BranchClass::Exception)]);
+            let branch = jump(2, 0xe0, BranchClass::Exception);
+            if before {
+                history.exception(14, 0xe0);
+                history.push(&[branch]);
+            } else {
+                history.push(&[branch]);
+                history.exception(14, 0xe0);
+            }
+            history.push(&[jump(3, 4, BranchClass::DirectJump)]);
+            assert_eq!(
+                history.snapshot().branches,
+                [(1, 0x60), (2, 0xe0)],
+                "{before}"
+            );
+            assert_eq!(history.snapshot().end, Some(0xe0));
+        }
+    }
+
+    #[test]
+    fn repetitions_are_counted_and_left_out() {
+        let options = RecordOptions {
+            limit: 8,
+            every: false,
+            stop: None,
+        };
+        let mut history = BranchHistory::with_options(options, 0, 0);
+        for _ in 0..100 {
+            history.push(&[jump(5, 1, BranchClass::Conditional)]);
+        }
+        let snapshot = history.snapshot();
+        assert_eq!((snapshot.total, snapshot.left_out), (100, 98));
+        assert_eq!(snapshot.branches, [(5, 1); 2]);
     }
 
     #[test]

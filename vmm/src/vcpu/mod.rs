@@ -8,6 +8,7 @@
 
 pub mod board;
 pub mod branch_history;
+mod branch_ring;
 pub mod crash;
 pub mod debug;
 pub mod dispatch;

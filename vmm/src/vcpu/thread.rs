@@ -6,7 +6,7 @@ use hindsight_interp::Vcpu as Interp;
 use hindsight_trace::VcpuTracer;
 
 use super::board::Board;
-use super::branch_history::BranchHistory;
+use super::branch_history::{BranchHistory, RecordOptions};
 use super::crash::FinalState;
 use super::engine::Engine;
 use super::interp::InterpVcpu;
@@ -67,11 +67,12 @@ impl MachineVcpu {
         self.engine.model_mut().recorder = Some(recorder);
     }
 
-    /// Records its last `limit` branches from now on, while it runs in the interpreter. It is at RIP
-    /// `start` of a code segment with this `base`.
-    pub fn record_branches(&mut self, limit: usize, (start, base): (u64, u64)) {
+    /// Records its branches from now on, while it runs in the interpreter. It is at RIP `start` of a code
+    /// segment with this `base`.
+    pub fn record_branches(&mut self, options: RecordOptions, (start, base): (u64, u64)) {
         let model = self.engine.model_mut();
-        model.history = Some(Box::new(BranchHistory::new(limit, start, base)));
+        let history = BranchHistory::with_options(options, start, base);
+        model.history = Some(Box::new(history));
         model.recorded_from_start = true;
     }
 

@@ -48,6 +48,22 @@ fn branch_trace_includes_single_steps() {
 }
 
 #[test]
+fn history_ends_at_its_stop_and_leaves_out_repetitions() {
+    let options = ["--record", "branches=64,stop=queue_take", "--deterministic"];
+    let run = Run::waiting(Guest::Sample, &options);
+    // The guest goes on to its end.
+    let text = run.gdb("continue\nrecord function-call-history\nkill\n");
+    in_order(&text, &["queue_init", "main", "queue_put", "main"]);
+    // It is the next instruction of the record, which gdb does not list.
+    assert!(!text.contains("queue_take"), "{text}");
+    let wrong = hindsight()
+        .args(["run", "--record", "branches,stop=nowhere", "/dev/null"])
+        .output()
+        .unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+}
+
+#[test]
 fn recorded_branches_precede_the_debugger() {
     let run = Run::start(Guest::Long("spin"), &["--record", "branches=1000"]);
     run.gdb("set variable *(int *)&stop = 1\ndetach\n");

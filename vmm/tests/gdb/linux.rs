@@ -46,6 +46,38 @@ fn linux(more: &[&str]) -> Run {
 
 #[test]
 #[ignore = "boots Linux with the guest images of HINDSIGHT_GUESTS; ci/test images runs it"]
+fn record_of_a_panic_reaches_back_to_its_cause() {
+    let folder = std::env::var_os("HINDSIGHT_GUESTS").expect("HINDSIGHT_GUESTS names the images");
+    let console = tempfile::NamedTempFile::new().unwrap();
+    let serial = format!("file:{}", console.path().display());
+    let line = "console=ttyS0 panic=0 nokaslr root=/dev/none";
+    let run = Run::start(
+        Guest::Image(PathBuf::from(folder).join("vmlinuz")),
+        &[
+            "--memory=256M",
+            "--cmdline",
+            line,
+            "--serial",
+            &serial,
+            "--record",
+            "branches",
+        ],
+    );
+    let log = || std::fs::read_to_string(console.path()).unwrap_or_default();
+    run.wait_for("the panic", || log().contains("end Kernel panic"));
+    // The kernel waits in a loop for good, which takes no more of the record with time.
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    let text = run.gdb(
+        "symbol-file target:/kernel
+        record function-call-history 1,100000
+        kill
+        ",
+    );
+    in_order(&text, &["mount_block_root", "panic", "delay_tsc"]);
+}
+
+#[test]
+#[ignore = "boots Linux with the guest images of HINDSIGHT_GUESTS; ci/test images runs it"]
 fn kernel_symbols_are_read_from_guest_memory() {
     let run = linux(&["--deterministic"]);
     let script = "backtrace 1

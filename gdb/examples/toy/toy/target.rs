@@ -217,6 +217,7 @@ impl BranchTrace for ToyTarget {
             branches: trace.branches.iter().copied().collect(),
             total: trace.total,
             start: trace.start,
+            ..RecordedBranches::default()
         }))
     }
 }

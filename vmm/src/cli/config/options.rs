@@ -232,8 +232,9 @@ pub struct DebugOptions {
     /// Let other machines connect to --gdb; whoever connects controls the guest
     #[arg(long)]
     pub gdb_allow_remote: bool,
-    /// Record the last N branches of every vCPU for a debugger that connects later [default N: 65536]
-    #[arg(long, value_name = "branches[=N]")]
+    /// Record the last N branches of every vCPU for a debugger that connects later, without the repetitions
+    /// of loops unless `every`, and up to a function, address or exception (stop=#PF) [default N: 65536]
+    #[arg(long, value_name = "branches[=N][,stop=WHERE][,every]")]
     pub record: Option<OptionWord<BranchRecord>>,
     /// Most memory that checkpoints for reverse execution may take, in bytes or with a suffix K, M or G
     /// [default: 1G]

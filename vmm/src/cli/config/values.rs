@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hindsight_cpu::profile::{CpuProfile, ProfileError};
+use hindsight_regs::vector::Vector;
 
 use super::option_word::OptionValue;
 use super::paths::with_folder;
@@ -328,28 +329,81 @@ impl OptionValue for CpuProfile {
     }
 }
 
-/// `branches[=N]`: how many branches of each vCPU are recorded for a debugger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BranchRecord(pub usize);
+/// `branches[=N][,stop=WHERE][,every]`: which branches of each vCPU are recorded for a debugger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BranchRecord {
+    /// Most branches that are kept.
+    pub limit: usize,
+    /// Keep the repetitions of loops.
+    pub every: bool,
+    /// What freezes the recording.
+    pub stop: Option<RecordEnd>,
+}
+
+/// What freezes a recording of branches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordEnd {
+    /// The execution of a function or an address.
+    Location(String),
+    /// The delivery of an exception.
+    Exception(u8),
+}
+
+impl RecordEnd {
+    fn parse(text: &str) -> Result<Self, String> {
+        let Some(name) = text.strip_prefix('#') else {
+            return match text {
+                "" => {
+                    Err("stop= needs a function, an address, or an exception as in #PF".to_owned())
+                }
+                location => Ok(Self::Location(location.to_owned())),
+            };
+        };
+        let is_named = |&vector: &u8| {
+            let mnemonic = Vector(vector).mnemonic();
+            mnemonic.is_some_and(|mnemonic| mnemonic.trim_start_matches('#') == name)
+                || name == vector.to_string()
+        };
+        let vector = (0..32).find(is_named);
+        let unknown = || format!("{text} is not an exception (#0 to #31, or as in #PF)");
+        vector.map(Self::Exception).ok_or_else(unknown)
+    }
+}
 
 impl OptionValue for BranchRecord {
-    const EXPECTED: &'static str = "\"branches\" or \"branches=N\"";
+    const EXPECTED: &'static str = "\"branches[=N][,stop=WHERE][,every]\"";
 
     fn parse(text: &str) -> Result<Self, String> {
-        let number = match text.split_once('=') {
-            None if text == "branches" => return Ok(Self(0x1_0000)),
-            Some(("branches", number)) => number,
+        let mut parts = text.split(',');
+        let first = parts.next().unwrap_or_default();
+        let limit = match first.split_once('=') {
+            None if first == "branches" => 0x1_0000,
+            Some(("branches", number)) => {
+                let most = branch_history::BRANCHES_MAX;
+                let count = number.parse().ok().filter(|n| (1..=most).contains(n));
+                count.ok_or_else(|| format!("{number} is not a number from 1 to {most}"))?
+            }
             _ => return Err("only branches can be recorded: branches or branches=N".to_owned()),
         };
-        let most = branch_history::BRANCHES_MAX;
-        let count = number.parse().ok().filter(|n| (1..=most).contains(n));
-        count
-            .map(Self)
-            .ok_or_else(|| format!("{number} is not a number from 1 to {most}"))
+        let (mut every, mut stop) = (false, None);
+        for part in parts {
+            match part.split_once('=') {
+                None if part == "every" => every = true,
+                Some(("stop", at)) => stop = Some(RecordEnd::parse(at)?),
+                _ => return Err(format!("{part} is neither stop=WHERE nor every")),
+            }
+        }
+        Ok(Self { limit, every, stop })
     }
 
     fn format(&self) -> Result<String, String> {
-        Ok(format!("branches={}", self.0))
+        let stop = match &self.stop {
+            Some(RecordEnd::Location(text)) => format!(",stop={text}"),
+            Some(RecordEnd::Exception(vector)) => format!(",stop=#{vector}"),
+            None => String::new(),
+        };
+        let every = if self.every { ",every" } else { "" };
+        Ok(format!("branches={}{stop}{every}", self.limit))
     }
 }
 
@@ -518,7 +572,8 @@ mod tests {
         assert_reads_back::<Backend>(&["stdio", "none", "file:a:b", "unix:s"]);
         assert_reads_back::<ListenAddress>(&["tcp::1234", "tcp:127.0.0.1:1", "unix:s"]);
         assert_reads_back::<CpuProfile>(&["host", "portable-v1,-lbr", "-rdt", "+rtm,-pebs,pmu=8"]);
-        assert_reads_back::<BranchRecord>(&["branches", "branches=3"]);
+        assert_reads_back::<BranchRecord>(&["branches", "branches=3", "branches,every"]);
+        assert_reads_back::<BranchRecord>(&["branches,stop=panic", "branches=9,stop=#14,every"]);
         assert_reads_back::<ForcedSwitch>(&["10", "5ms"]);
         assert_reads_back::<TranslateAfter>(&["off", "auto", "always", "20"]);
         assert_reads_back::<LogFilter>(&["info", "warn,msr=debug", ""]);

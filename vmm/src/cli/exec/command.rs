@@ -20,13 +20,15 @@ use super::session::{CommandEnd, Session, seconds_since};
 use super::{kernel, modules};
 use crate::boot::LoadRequest;
 use crate::cli::Status;
-use crate::cli::config::{EngineArg, Number, OptionWord, RunConfig, Size};
+use crate::cli::config::{EngineArg, Number, OptionWord, RunConfig, SandboxArg, Size};
 use crate::cli::logging::Logging;
 use crate::cli::read::read;
-use crate::cli::run::{decide, open_devices, prepare};
+use crate::cli::run::{Confinement, decide, open_devices, prepare};
 use crate::console::{self, RawTerminal};
 use crate::machine::start::StartDecision;
 use crate::platform::Sinks;
+use crate::sandbox::settle_allocator;
+use crate::vcpu::engine::Engine;
 use crate::vcpu::run_control::Outcome;
 use crate::virtio::disk::DiskSpec;
 use crate::virtio::share::{self, ShareSpec};
@@ -96,6 +98,9 @@ pub struct ExecArgs {
     /// End the run after TIME with exit status 124
     #[arg(long, value_name = "TIME")]
     timeout: Option<OptionWord<Duration>>,
+    /// Confine the monitor to what it needs before it runs the guest, as for `hindsight run`
+    #[arg(long, value_enum, default_value_t)]
+    sandbox: SandboxArg,
     /// Show the log of the guest's kernel on standard error
     #[arg(long)]
     kernel_log: bool,
@@ -115,6 +120,7 @@ impl ExecArgs {
         config.devices.share.clone_from(&self.share);
         config.devices.disk.clone_from(&self.disk);
         config.run.timeout = self.timeout;
+        config.run.sandbox = self.sandbox;
         config
     }
 
@@ -211,21 +217,26 @@ fn initramfs(args: &ExecArgs, folder: &Path, request: &[u8]) -> anyhow::Result<V
 }
 
 /// The shares of the host's root, and of the folders that the command may change.
-fn root_shares(folders: &[PathBuf]) -> anyhow::Result<Vec<Box<dyn VirtioDevice>>> {
-    let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
+fn root_shares(folders: &[PathBuf]) -> Vec<ShareSpec> {
     let root = ShareSpec {
         folder: "/".into(),
         tag: "root".to_owned(),
         writable: false,
     };
-    devices.push(Box::new(share::open(&root).context("the root folder")?));
-    for (index, folder) in folders.iter().enumerate() {
-        let spec = ShareSpec {
-            folder: folder.clone(),
-            tag: format!("rw{index}"),
-            writable: true,
-        };
-        devices.push(Box::new(share::open(&spec).context("--rw")?));
+    let changed = folders.iter().enumerate();
+    let changed = changed.map(|(index, folder)| ShareSpec {
+        folder: folder.clone(),
+        tag: format!("rw{index}"),
+        writable: true,
+    });
+    [root].into_iter().chain(changed).collect()
+}
+
+fn open_shares(shares: &[ShareSpec]) -> anyhow::Result<Vec<Box<dyn VirtioDevice>>> {
+    let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
+    for share in shares {
+        let name = || format!("folder {}", share.folder.display());
+        devices.push(Box::new(share::open(share).with_context(name)?));
     }
     Ok(devices)
 }
@@ -243,10 +254,11 @@ fn kernel_command_line(args: &ExecArgs) -> String {
 /// When the guest cannot be started.
 pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
     let logging = Logging::start_from_environment()?;
+    settle_allocator();
     let start = Instant::now();
     let config = args.config();
     config.check()?;
-    let config = config.with_defaults();
+    let mut config = config.with_defaults();
     let terminal = !args.deterministic && io::stdin().is_terminal() && io::stdout().is_terminal();
     let current = env::current_dir().context("the current folder")?;
     let folders = args.writable_folders(&current)?;
@@ -259,8 +271,14 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
     )?;
     let session = Session::new(terminal);
     let mut devices: Vec<Box<dyn VirtioDevice>> = vec![Box::new(session.console()?)];
-    devices.extend(root_shares(&folders)?);
+    let shares = root_shares(&folders);
+    devices.extend(open_shares(&shares)?);
     devices.extend(open_devices(&config)?.devices);
+    // The sandbox permits all shares.
+    config
+        .devices
+        .share
+        .extend(shares.into_iter().map(OptionWord));
     let load = LoadRequest {
         image: &image,
         initrd: Some(&initrd),
@@ -283,7 +301,9 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
         debugcon: Box::new(io::sink()),
         btm: None,
     };
+    let confinement = Confinement::prepare(&config)?;
     let machine = prepared.build(host.as_ref(), sinks)?;
+    confinement.confine_files(&config)?;
     let board = machine.board().clone();
     // The console is the first device, in slot 1.
     let slot = 1;
@@ -292,20 +312,22 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
     console::watch_signals(move |signal| signals.signal(signal, slot))
         .context("signal handlers cannot be installed")?;
     let raw = terminal.then(enter_raw_mode).transpose()?;
-    if io::stderr().is_terminal() {
-        let version = kernel
-            .image
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy();
-        session.show_progress(format!("starting {version}: {}", decision.engine));
-    }
+    show_progress(&session, &kernel.image, decision.engine);
+    Confinement::enter();
     let limit = config.run.timeout.map(|limit| limit.0);
     let outcome = machine.run(limit, || {})?;
     drop(raw);
     tracing::info!("the guest ran for {}", seconds_since(start));
     drop(logging);
     Ok(status(&session, &outcome))
+}
+
+/// Shows on a terminal which kernel is starting, if that takes long.
+fn show_progress(session: &Session, image: &Path, engine: Engine) {
+    if io::stderr().is_terminal() {
+        let version = image.file_name().unwrap_or_default().to_string_lossy();
+        session.show_progress(format!("starting {version}: {engine}"));
+    }
 }
 
 /// Sets the terminal to raw mode: every key goes to the guest.

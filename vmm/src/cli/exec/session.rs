@@ -14,6 +14,7 @@ use rustix::termios::tcgetwinsize;
 use signal_hook::consts::SIGWINCH;
 use signal_hook::iterator::Signals;
 
+use crate::sandbox::{ThreadKind, enter};
 use crate::sync::lock;
 use crate::vcpu::board::Board;
 use crate::vcpu::run_control::Outcome;
@@ -150,7 +151,10 @@ impl Session {
         let port = self.input.clone();
         let thread = thread::Builder::new().name("input".to_owned());
         thread
-            .spawn(move || pass_input(&port, &serve))
+            .spawn(move || {
+                enter(ThreadKind::ConsoleInput);
+                pass_input(&port, &serve);
+            })
             .context("the thread for standard input cannot be started")?;
         Ok(())
     }
@@ -167,7 +171,10 @@ impl Session {
         update();
         let thread = thread::Builder::new().name("terminal size".to_owned());
         thread
-            .spawn(move || changes.forever().for_each(|_| update()))
+            .spawn(move || {
+                enter(ThreadKind::Signals);
+                changes.forever().for_each(|_| update());
+            })
             .context("the thread for the terminal's size cannot be started")?;
         Ok(())
     }
@@ -186,6 +193,7 @@ impl Session {
         let thread = thread::Builder::new().name("progress".to_owned());
         // If the thread cannot be started, only this message is missing.
         let _ = thread.spawn(move || {
+            enter(ThreadKind::Timer);
             thread::sleep(PROGRESS_AFTER);
             if !session.started() && session.end().is_none() {
                 eprintln!("hindsight: {text}");

@@ -145,6 +145,7 @@ fn run_machine(
     } = machine::decide(config, measure)?;
     let (mut prepared, links) = machine::prepare_files(config, decision.engine, &files)?;
     hook.check(config, files.image())?;
+    let record = gdb::record_options(&config.debugging, files.image().1)?;
     let may_change_engine = policy.is_some();
     if let Some(policy) = policy {
         let forced = config.run.switch_every.map(|every| every.0);
@@ -165,9 +166,7 @@ fn run_machine(
     let (feed, queue) = input::feed(config, log.map(InputFeed::replay))?;
     machine.set_feed(feed);
     report_engine(config, &decision, logging);
-    for (group, reason) in &accepted {
-        tracing::warn!("--prefer speed: {group} deviates on this host's KVM: {reason}");
-    }
+    report_accepted(&accepted);
     hook.start(&mut machine)?;
     let listener = gdb::listen(&config.debugging)?;
     confinement.confine_files(config)?;
@@ -176,7 +175,7 @@ fn run_machine(
     consoles.start_input(input::delivery(config, &machine, queue), quit)?;
     let board = machine.board().clone();
     set_ends(config, &board, outputs);
-    let debugger = gdb::start(&config.debugging, listener, &mut machine)?;
+    let debugger = gdb::start(&config.debugging, (listener, record), &mut machine)?;
     network::start(links, &board)?;
     Confinement::enter();
     let start = Instant::now();
@@ -195,6 +194,13 @@ fn run_machine(
         print_stats(&board, host_time, &outcome);
     }
     Ok(report(&outcome, outputs.failure(), logging))
+}
+
+/// Warns of the deviations of this host's KVM that the user accepts.
+fn report_accepted(accepted: &[(impl fmt::Display, String)]) {
+    for (group, reason) in accepted {
+        tracing::warn!("--prefer speed: {group} deviates on this host's KVM: {reason}");
+    }
 }
 
 /// Makes output that cannot be written end the run, and with `--exit-on-halt` a guest that has

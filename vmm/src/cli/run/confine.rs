@@ -10,7 +10,7 @@ use crate::sandbox::{
 };
 
 /// The confinement of a run.
-pub(super) struct Confinement(SandboxArg);
+pub(in crate::cli) struct Confinement(SandboxArg);
 
 impl Confinement {
     /// Limits the process. The threads that are started from now on enter their rules.
@@ -18,7 +18,7 @@ impl Confinement {
     /// # Errors
     ///
     /// With `--sandbox strict`, when the kernel lacks a part of the sandbox.
-    pub(super) fn prepare(config: &RunConfig) -> anyhow::Result<Self> {
+    pub(in crate::cli) fn prepare(config: &RunConfig) -> anyhow::Result<Self> {
         let this = Self(config.run.sandbox);
         let needs = SandboxNeeds {
             shares: !config.devices.share.is_empty(),
@@ -37,7 +37,7 @@ impl Confinement {
     /// # Errors
     ///
     /// As [`Confinement::prepare`].
-    pub(super) fn confine_files(&self, config: &RunConfig) -> anyhow::Result<()> {
+    pub(in crate::cli) fn confine_files(&self, config: &RunConfig) -> anyhow::Result<()> {
         if self.0 == SandboxArg::Off {
             return Ok(());
         }
@@ -60,7 +60,7 @@ impl Confinement {
     }
 
     /// Puts the main thread under its rules.
-    pub(super) fn enter() {
+    pub(in crate::cli) fn enter() {
         enter(ThreadKind::Main);
     }
 

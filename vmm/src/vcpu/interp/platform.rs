@@ -367,6 +367,11 @@ impl Observer for InterpPlatform {
         if let Some(counter) = &mut self.model.counter {
             counter.delivery(delivery);
         }
+        if let (Some(history), DeliveryKind::Exception, Ok((_, handler))) =
+            (&mut self.model.history, delivery.kind, &delivery.outcome)
+        {
+            history.exception(delivery.vector.0, *handler);
+        }
         // Interrupts are events of the kind `irq`, unless something goes wrong.
         if delivery.kind != DeliveryKind::External || delivery.outcome.is_err() {
             let id = self.model.id;
