@@ -205,9 +205,9 @@ impl BranchBuffer {
         true
     }
 
-    /// Whether branches are observed only by being recorded when they are taken, if at all.
-    pub(crate) fn only_records_taken(&self) -> bool {
-        self.observe.bts.is_none() && !self.observe.not_taken
+    /// Whether branches are observed only by being put into this buffer, if at all.
+    pub(crate) fn only_buffers(&self) -> bool {
+        self.observe.bts.is_none()
     }
 
     /// The addresses of the next free entry, and of the one at which a branch must be handled.
@@ -225,6 +225,11 @@ impl BranchBuffer {
         assert!(
             bytes.is_multiple_of(size_of::<Branch>()) && (self.count..=CAPACITY).contains(&count)
         );
+        if self.observe.not_taken {
+            let added = &self.buffer[self.count..count];
+            let not_taken = added.iter().filter(|b| b.class == BranchClass::NotTaken);
+            self.not_taken += not_taken.count() as u64;
+        }
         self.count = count;
     }
 

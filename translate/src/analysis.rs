@@ -72,11 +72,13 @@ impl GuestBlock {
     }
 }
 
-/// How taken branches are recorded.
+/// How branches are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BranchFormat {
     /// The last four bytes of the records, by [`BranchKind`].
-    pub words: [u32; 7],
+    pub words: [u32; 8],
+    /// Whether conditional branches that are not taken are recorded.
+    pub not_taken: bool,
 }
 
 /// The kinds of near branches.
@@ -97,6 +99,8 @@ pub enum BranchKind {
     IndirectCall,
     /// Near RET.
     Return,
+    /// Jcc that is not taken.
+    NotTaken,
 }
 
 /// What is translated into one piece of code.
@@ -108,7 +112,7 @@ pub struct UnitSource {
     pub start: usize,
     /// The rights of its accesses.
     pub rights: Rights,
-    /// How taken branches are recorded, if they are.
+    /// How branches are recorded, if they are.
     pub branch_format: Option<BranchFormat>,
 }
 

@@ -73,7 +73,7 @@ pub struct Unit {
     pub stop: Option<usize>,
     /// The rights of its accesses.
     pub rights: Rights,
-    /// How it records taken branches.
+    /// How it records branches.
     pub branch_format: Option<BranchFormat>,
     /// The vector registers that it uses.
     pub vectors: VectorLevel,

@@ -57,12 +57,22 @@ impl Core {
             return None;
         }
         let unit = self.jit.translator.as_ref()?.unit(unit);
-        let word = self.branches.last_word(BranchClass::Conditional);
         let fits = set_of(unit.rights).offset() == self.mmu.fast()
-            && unit.branch_format.is_none_or(|r| r.words[0] == word)
-            && self.branches.only_records_taken()
+            && self.branches.only_buffers()
             && unit.vectors <= self.usable_vectors();
         fits.then(|| unit.charge_beyond_first())
+    }
+
+    /// Whether a unit records those branches that are to be recorded now.
+    fn records_as_now(&self, unit: UnitId) -> bool {
+        let Some(translator) = &self.jit.translator else {
+            return false;
+        };
+        let word = self.branches.last_word(BranchClass::Conditional);
+        match translator.unit(unit).branch_format {
+            Some(f) => f.words[0] == word && f.not_taken == self.records_not_taken(),
+            None => !self.branches.records(),
+        }
     }
 
     /// The vector registers that translated code may use: none if an instruction could fault.
@@ -92,7 +102,8 @@ impl Core {
         if self.jit.left_at.take() == Some(o.id()) {
             return point.replaced;
         }
-        let Some(unit) = point.unit_for(self.regs.get(Reg::BlockRip)) else {
+        let unit = point.unit_for(self.regs.get(Reg::BlockRip));
+        let Some(unit) = unit.filter(|u| self.records_as_now(*u)) else {
             self.miss_entry(o);
             return point.replaced;
         };
@@ -109,8 +120,8 @@ impl Core {
         point.replaced
     }
 
-    /// Counts that the code at an entry point runs at a RIP for which there is no unit, and makes one
-    /// when that was often.
+    /// Counts that the code at an entry point runs at a RIP, or while branches are recorded, for which
+    /// there is no unit, and makes one when that was often.
     #[cold]
     fn miss_entry(&mut self, o: BlockOp<'_, Self>) {
         let Some(point) = self.jit.entries.get_mut(&o.id()) else {

@@ -28,7 +28,7 @@ pub(super) struct SourceBlock {
 
 /// How branches of translated code are recorded at the current privilege level.
 pub(super) fn branch_format(branches: &BranchBuffer) -> Option<BranchFormat> {
-    let mut words = [0; 7];
+    let mut words = [0; 8];
     for (kind, class) in [
         (BranchKind::Conditional, BranchClass::Conditional),
         (BranchKind::DirectJump, BranchClass::DirectJump),
@@ -37,10 +37,14 @@ pub(super) fn branch_format(branches: &BranchBuffer) -> Option<BranchFormat> {
         (BranchKind::CallNext, BranchClass::CallNext),
         (BranchKind::IndirectCall, BranchClass::IndirectCall),
         (BranchKind::Return, BranchClass::Return),
+        (BranchKind::NotTaken, BranchClass::NotTaken),
     ] {
         words[kind as usize] = branches.last_word(class);
     }
-    branches.records().then_some(BranchFormat { words })
+    let not_taken = branches.observe().not_taken;
+    branches
+        .records()
+        .then_some(BranchFormat { words, not_taken })
 }
 
 /// Whether the host's processor can execute the translated instruction.

@@ -39,21 +39,25 @@ impl Emitter<'_> {
             branch: Some((step.insn.ip(), BranchKind::Conditional)),
             before: self.at,
         };
+        let format = self.source.branch_format;
+        let recorded = format.is_some_and(|f| f.not_taken);
         let fall = UnitEdge {
             target_rip: step.insn.next_ip(),
-            branch: None,
+            branch: recorded.then(|| (step.insn.ip(), BranchKind::NotTaken)),
             ..taken
         };
         let follow = self.source.blocks[step.block].follow;
         if self.goes_on(step) && follow == Follow::Taken {
             let from = self.asm.jump(&jcc(condition ^ 1));
             self.late.push(Late::Edge { from, edge: fall });
-            self.record_taken(&taken);
+            self.record_branch(&taken);
             return Ok(());
         }
         let from = self.asm.jump(&jcc(condition));
         self.late.push(Late::Edge { from, edge: taken });
-        if !self.goes_on(step) {
+        if self.goes_on(step) {
+            self.record_branch(&fall);
+        } else {
             self.edge(fall);
         }
         Ok(())
@@ -67,7 +71,7 @@ impl Emitter<'_> {
             before: self.at,
         };
         if self.goes_on(step) {
-            self.record_taken(&edge);
+            self.record_branch(&edge);
         } else {
             self.edge(edge);
         }
@@ -103,7 +107,7 @@ impl Emitter<'_> {
             before: self.at,
         };
         if self.goes_on(step) {
-            self.record_taken(&edge);
+            self.record_branch(&edge);
         } else {
             self.edge(edge);
         }
@@ -213,7 +217,7 @@ impl Emitter<'_> {
     }
 
     /// Records the branch of an edge, within the unit.
-    fn record_taken(&mut self, edge: &UnitEdge) {
+    fn record_branch(&mut self, edge: &UnitEdge) {
         let Some((from, kind)) = edge.branch else {
             return;
         };
@@ -277,7 +281,7 @@ impl Emitter<'_> {
 
     /// Leads to another unit, or out.
     pub(super) fn edge(&mut self, edge: UnitEdge) {
-        self.record_taken(&edge);
+        self.record_branch(&edge);
         let page = self.source.blocks[0].rip >> 12;
         if edge.target_rip >> 12 == page {
             self.link(&edge);
