@@ -1,7 +1,7 @@
 """Ordinary programs in a Linux guest: processor time, against QEMU's TCG.
 
-One boot runs all of them. The guest prints a line before and after each, and the processor time of
-the monitor's process is read when the line arrives, so that other load on the machine does not count.
+One boot runs all of them. The guest prints a line before and after each, and the processor time
+of the monitor's process is read when the line arrives: other load on the machine does not count.
 """
 
 from __future__ import annotations
@@ -147,9 +147,10 @@ def command_lines(initramfs: pathlib.Path) -> tuple[list[Word], list[Word]]:
 
 
 def compare(
-    part: str, suffix: str, against: str, aim: str, pair: Sequence[Sequence[Word]], turns: int
+    pair: Sequence[Sequence[Word]], turns: int, part: str, suffix: str, aim: str
 ) -> Iterator[Row]:
     """Rows of two commands that boot the same guest in turn, and of the mean of their ratios."""
+    against = "QEMU pc, tcg" if part == "programs" else "unobserved"
     samples: dict[str, list[list[float]]] = {}
     for _ in range(turns):
         for which, command in enumerate(pair):
@@ -170,7 +171,7 @@ def measure(turns: int) -> Iterator[Row]:
     ours, qemu = command_lines(prepare())
     if not shutil.which(QEMU):
         raise PeerError("QEMU", f"{QEMU} is not installed")
-    yield from compare("programs", "interp", "QEMU pc, tcg", "<= 2", [ours, qemu], turns)
+    yield from compare([ours, qemu], turns, part="programs", suffix="interp", aim="<= 2")
 
 
 def observed(turns: int) -> Iterator[Row]:
@@ -181,4 +182,4 @@ def observed(turns: int) -> Iterator[Row]:
         ("recorded", ["--record", "branches"], "<= 1.6"),
     ]:
         watched = [*plain, *options]
-        yield from compare("observed", name, "unobserved", aim, [watched, plain], turns)
+        yield from compare([watched, plain], turns, part="observed", suffix=name, aim=aim)
