@@ -1,6 +1,7 @@
 //! What is translated, and what each instruction needs: its kind, its exits, and who sees its flags.
 
 use crate::layout::Rights;
+use crate::vector::{self, VectorLevel};
 use iced_x86::{
     Code, ConditionCode, Instruction, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind,
     Register,
@@ -33,6 +34,8 @@ pub struct GuestInstruction {
     pub foreign: bool,
     /// The caller executes it together with the one before it.
     pub joined: bool,
+    /// Its memory operand must be aligned to its size, or it faults.
+    pub aligned: bool,
 }
 
 /// Which way a unit goes on behind a block.
@@ -137,11 +140,23 @@ pub(crate) enum StepKind {
     Neg,
     /// SHL (4), SHR (5) or SAR (7); by CL if there is no count.
     Shift(u8, Option<u8>),
-    Rotate,
+    /// The same instruction, if nobody sees its flags.
+    Unseen,
     Product,
+    Divide {
+        signed: bool,
+    },
+    /// BSF or BSR.
+    Scan {
+        reverse: bool,
+    },
+    /// A locked instruction or the like, on memory.
+    Atomic,
     Bit,
     /// TZCNT, LZCNT or POPCNT.
     Count,
+    /// A vector instruction.
+    Vector,
     Push,
     Pop,
     Leave,
@@ -162,6 +177,8 @@ pub(crate) struct UnitStep {
     pub(crate) insn: Instruction,
     pub(crate) flags: FlagEffects,
     pub(crate) kind: StepKind,
+    /// Its memory operand must be aligned to its size.
+    pub(crate) aligned: bool,
     /// Code may be left before it.
     pub(crate) exits: bool,
     /// General registers that it writes, a bit each.
@@ -178,8 +195,10 @@ pub(crate) struct UnitAnalysis {
     pub(crate) stop: Option<(usize, usize)>,
     /// Blocks of the unit that it contains.
     pub(crate) blocks: usize,
-    /// Whether the flags that come in are visibility.
+    /// Whether anything sees the flags that come in.
     pub(crate) sees_flags: bool,
+    /// The vector registers that it uses.
+    pub(crate) vectors: VectorLevel,
 }
 
 impl UnitAnalysis {
@@ -202,6 +221,7 @@ impl UnitAnalysis {
                     insn: i.insn,
                     flags: i.flags,
                     kind,
+                    aligned: i.aligned,
                     exits: exits(&i.insn, kind),
                     writes: written(&mut factory, &i.insn),
                     visibility: FlagVisibility::AtExits,
@@ -225,10 +245,16 @@ impl UnitAnalysis {
             stop,
             blocks,
             sees_flags: true,
+            vectors: VectorLevel::None,
         };
         for at in 0..analysis.steps.len() {
             analysis.steps[at].visibility = analysis.visibility_from(at + 1);
         }
+        let vectors = analysis.steps.iter().filter(|s| s.kind == StepKind::Vector);
+        analysis.vectors = vectors
+            .map(|s| VectorLevel::of(&s.insn))
+            .max()
+            .unwrap_or_default();
         analysis.sees_flags =
             analysis.visibility_from(0) != FlagVisibility::No || analysis.reads_incoming_flags();
         analysis
@@ -312,6 +338,7 @@ fn exits(i: &Instruction, kind: StepKind) -> bool {
         | StepKind::Leave
         | StepKind::Call
         | StepKind::CallIndirect
+        | StepKind::Divide { .. }
         | StepKind::Return => true,
         _ => accesses_memory(i),
     }
@@ -340,8 +367,7 @@ fn is_plain(i: &Instruction) -> bool {
         | OpKind::Immediate8to64
         | OpKind::Immediate32to64 => true,
         _ => false,
-    }) && !i.has_lock_prefix()
-        && !is_offset_form(i.code())
+    }) && !is_offset_form(i.code())
 }
 
 /// MOV between the accumulator and an absolute address.
@@ -369,6 +395,7 @@ fn kind(i: &Instruction) -> Option<StepKind> {
             return Some(StepKind::Skip);
         }
         M::Cbw | M::Cwde | M::Cdqe | M::Cwd | M::Cdq | M::Cqo => return Some(StepKind::Same),
+        M::Mfence | M::Lfence | M::Sfence => return Some(StepKind::Same),
         _ => {}
     }
     if let Some(kind) = branch_kind(i) {
@@ -377,15 +404,28 @@ fn kind(i: &Instruction) -> Option<StepKind> {
     if i.code() == Code::Leaveq {
         return Some(StepKind::Leave);
     }
+    if vector::is_translated(i) && i.mnemonic() != M::Crc32 {
+        return Some(StepKind::Vector);
+    }
     if !is_plain(i) {
         return None;
     }
     let memory = has_memory(i);
+    if i.has_lock_prefix() || memory && matches!(i.mnemonic(), M::Xchg | M::Xadd | M::Cmpxchg) {
+        return is_atomic(i).then_some(StepKind::Atomic);
+    }
     Some(match i.mnemonic() {
         M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Not => StepKind::Same,
+        M::Movnti | M::Crc32 | M::Movbe => StepKind::Same,
         M::Bswap if i.op0_register().size() > 2 => StepKind::Same,
         M::Xchg if !memory => StepKind::Same,
-        M::Rorx | M::Shlx | M::Shrx | M::Sarx => StepKind::Same,
+        M::Rorx | M::Shlx | M::Shrx | M::Sarx | M::Pdep | M::Pext | M::Mulx => StepKind::Same,
+        M::Andn | M::Bextr | M::Bzhi | M::Blsi | M::Blsmsk | M::Blsr => StepKind::Unseen,
+        M::Shld | M::Shrd if i.op1_register().size() > 2 => StepKind::Unseen,
+        M::Div => StepKind::Divide { signed: false },
+        M::Idiv => StepKind::Divide { signed: true },
+        M::Bsf => StepKind::Scan { reverse: false },
+        M::Bsr => StepKind::Scan { reverse: true },
         M::Lea if i.op0_register().size() > 2 => StepKind::Lea,
         M::Push if i.stack_pointer_increment() == -8 && !memory => StepKind::Push,
         M::Pop if i.stack_pointer_increment() == 8 && !memory => StepKind::Pop,
@@ -402,6 +442,14 @@ fn kind(i: &Instruction) -> Option<StepKind> {
         }
         _ => return alu_kind(i).or_else(|| shift_kind(i)),
     })
+}
+
+/// Whether a locked instruction, or one that exchanges with memory, is translated.
+fn is_atomic(i: &Instruction) -> bool {
+    matches!(
+        i.mnemonic(),
+        M::Add | M::Or | M::Adc | M::Sbb | M::And | M::Sub | M::Xor | M::Inc | M::Dec | M::Not
+    ) || matches!(i.mnemonic(), M::Neg | M::Xchg | M::Xadd | M::Cmpxchg)
 }
 
 fn alu_kind(i: &Instruction) -> Option<StepKind> {
@@ -439,7 +487,7 @@ fn shift_kind(i: &Instruction) -> Option<StepKind> {
         M::Shl | M::Sal => StepKind::Shift(4, count),
         M::Shr => StepKind::Shift(5, count),
         M::Sar => StepKind::Shift(7, count),
-        M::Rol | M::Ror => StepKind::Rotate,
+        M::Rol | M::Ror => StepKind::Unseen,
         _ => return None,
     })
 }

@@ -12,6 +12,7 @@ pub(crate) struct Host(pub(crate) u8);
 
 pub(crate) const RAX: Host = Host(0);
 pub(crate) const RCX: Host = Host(1);
+pub(crate) const RDX: Host = Host(2);
 /// Holds the host address of an operand.
 pub(crate) const ADDR: Host = Host(10);
 /// Holds an index, or the value of an operand.

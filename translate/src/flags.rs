@@ -46,9 +46,15 @@ pub enum FlagKind {
     Lzcnt,
     /// Of POPCNT of `a`.
     Popcnt,
+    /// Of BSF and BSR of `a`.
+    Scan,
+    /// `a` has the flags themselves, as LAHF and SETO AL leave them in AX.
+    Explicit,
+    /// The same, after a logical operation, which leaves AF undefined.
+    ExplicitLogic,
 }
 
-const KINDS: [FlagKind; 17] = [
+const KINDS: [FlagKind; 20] = [
     FlagKind::Caller,
     FlagKind::Add,
     FlagKind::Sub,
@@ -66,6 +72,9 @@ const KINDS: [FlagKind; 17] = [
     FlagKind::Tzcnt,
     FlagKind::Lzcnt,
     FlagKind::Popcnt,
+    FlagKind::Scan,
+    FlagKind::Explicit,
+    FlagKind::ExplicitLogic,
 ];
 
 /// INC or DEC, which came after what [`FlagState::kind`] says and kept CF.

@@ -59,6 +59,16 @@ pub(crate) struct Context {
     pub(crate) branch_due: u64,
     /// Retired instructions at the end of the slice if all of its budget is used, modulo 2^32.
     pub(crate) end_stamp: u64,
+    /// The [`VectorLevel`](crate::VectorLevel) up to which the host's registers hold the guest's.
+    pub(crate) vectors_loaded: u32,
+    /// The level that the guest may use.
+    pub(crate) vectors_allowed: u32,
+    /// The guest's MXCSR, unless its vector registers are loaded.
+    pub(crate) mxcsr: u32,
+    /// The host's MXCSR.
+    pub(crate) host_mxcsr: u32,
+    /// Address of the guest's vector registers: 32 of 64 bytes, and the opmask registers behind them.
+    pub(crate) vectors: u64,
 }
 
 /// The TLB of one kind of code.

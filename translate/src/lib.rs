@@ -1,7 +1,7 @@
 //! Translates x86-64 code of a guest into x86-64 code of the host.
 //!
 //! The guest's instructions are executed as they are, with other registers and with the host's
-//! address in home of their memory operand: there is no intermediate form. What this crate does not
+//! address in place of their memory operand: there is no intermediate form. What this crate does not
 //! translate it leaves to its caller, an interpreter, which continues exactly at that instruction and
 //! enters translated code again behind it.
 //!
@@ -26,6 +26,8 @@ mod flags;
 mod layout;
 mod stubs;
 mod translator;
+mod vector;
+mod vector_stubs;
 
 pub use analysis::{
     BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock, GuestInstruction, UnitSource,
@@ -36,3 +38,4 @@ pub use translator::{
     Callback, EdgeId, Entry, EntryState, Left, NotTranslated, Translator, Unit, UnitBlock,
     UnitExit, UnitId,
 };
+pub use vector::VectorLevel;

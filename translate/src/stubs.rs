@@ -1,11 +1,11 @@
 //! The code that all units share: how they are entered and left, and how they have addresses looked
 //! up.
 
-use crate::asm::{ADDR, Assembler, Host, JMP, RAX, Rm, TEMP, jcc};
+use crate::asm::{ADDR, Assembler, CALL, Host, JMP, RAX, RDX, Rm, TEMP, jcc};
 use crate::layout::Context;
+use crate::vector_stubs::{self, call_if_loaded};
 use std::mem::offset_of;
 
-const RDX: Host = Host(2);
 const RSI: Host = Host(6);
 const RDI: Host = Host(7);
 
@@ -37,8 +37,11 @@ const VOLATILE: [u8; 7] = [0, 1, 2, 6, 7, 8, 9];
 pub(crate) struct Stubs {
     /// A function of the address of the guest's 16 general registers.
     pub(crate) enter: u64,
+    /// The same function, which loads the vector registers first.
+    pub(crate) enter_with_vectors: u64,
     pub(crate) leave: u64,
     pub(crate) find: u64,
+    pub(crate) load_vectors: [u64; 3],
 }
 
 fn push(asm: &mut Assembler, r: u8) {
@@ -63,6 +66,9 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     let spilled = |n: u8| context(offset_of!(Context, spilled) + usize::from(n) * 8);
     let slot = |guest: u8| Rm::At(TEMP, (guest * 8).cast_signed());
 
+    let vectors = vector_stubs::emit(&mut asm, data);
+    let enter_with_vectors = asm.address();
+    asm.jump_to(CALL, vectors.restore);
     let enter = asm.address();
     PRESERVED.iter().for_each(|&r| push(&mut asm, r));
     push(&mut asm, RDI.0);
@@ -79,6 +85,8 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     let leave = asm.address();
     asm.store(4, context(offset_of!(Context, exit)), TEMP);
     let leave_numbered = asm.address();
+    call_if_loaded(&mut asm, data, vectors.save);
+    asm.store_imm(4, context(offset_of!(Context, vectors_loaded)), 0);
     pop(&mut asm, TEMP.0);
     for (guest, host) in HOMES {
         asm.store(8, slot(guest), Host(host));
@@ -96,9 +104,11 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     asm.load(8, RDI, context(offset_of!(Context, callback_data)));
     asm.load(8, RSI, Rm::Reg(ADDR));
     asm.load(4, RDX, Rm::Reg(TEMP));
+    call_if_loaded(&mut asm, data, vectors.save);
     asm.constant(RAX, callback);
     // CALL RAX
     asm.bytes(&[0xff, 0xd0]);
+    call_if_loaded(&mut asm, data, vectors.restore);
     asm.load(8, ADDR, Rm::Reg(RAX));
     VOLATILE.iter().rev().for_each(|&r| pop(&mut asm, r));
     // TEST R10, R10
@@ -109,6 +119,13 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     // The return address.
     asm.bytes(&[0x48, 0x83, 0xc4, 8]);
     asm.jump_to(JMP, leave_numbered);
-    let stubs = Stubs { enter, leave, find };
+    let load_vectors = vector_stubs::emit_load(&mut asm, data, vectors, leave);
+    let stubs = Stubs {
+        enter,
+        enter_with_vectors,
+        leave,
+        find,
+        load_vectors,
+    };
     (asm.code, stubs)
 }

@@ -13,6 +13,7 @@ use crate::layout::{
     Context, Data, JUMPS, JumpEntry, RUN_COUNTERS, Rights, TLB_ENTRIES, unused_tag,
 };
 use crate::stubs::{self, Stubs};
+use crate::vector::VectorLevel;
 use std::io;
 use std::ptr::NonNull;
 
@@ -20,6 +21,9 @@ use std::ptr::NonNull;
 /// [`EntryState::callback_data`], the linear address, and the number to be passed to
 /// [`Translator::access`]. 0 leaves the unit before the instruction.
 pub type Callback = extern "sysv64" fn(data: usize, linear: u64, exit: u32) -> u64;
+
+/// MXCSR as Rust code expects it.
+const HOST_MXCSR: u32 = 0x1f80;
 
 /// Identifies a unit until [`Translator::reset`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,10 +75,14 @@ pub struct Unit {
     pub rights: Rights,
     /// How it records taken branches.
     pub branch_format: Option<BranchFormat>,
+    /// The vector registers that it uses.
+    pub vectors: VectorLevel,
     /// Instructions that entering it from other code charges: those of all blocks.
     charge: u32,
-    /// Where other code enters, and where the caller does.
+    /// Where other code enters, also if it has loaded the vector registers already, and where the
+    /// caller does.
     code: u64,
+    loaded: u64,
     entry: u64,
     sees_flags: bool,
     incoming: Vec<u32>,
@@ -126,6 +134,13 @@ pub struct EntryState {
     pub branch_next: usize,
     /// Address of the entry at which branches must be handled.
     pub branch_due: usize,
+    /// Address of the guest's vector registers: 32 of 64 bytes, and behind them 8 opmask registers of
+    /// 8 bytes.
+    pub vectors: usize,
+    /// The vector registers that the guest may use, with exceptions masked.
+    pub vectors_allowed: VectorLevel,
+    /// MXCSR.
+    pub mxcsr: u32,
     /// Retired instructions at the end of the budget, modulo 2^32.
     pub end_stamp: u32,
 }
@@ -179,6 +194,8 @@ pub struct Left {
     pub flags: FlagState,
     /// Address of the branch buffer's next entry.
     pub branch_next: usize,
+    /// MXCSR.
+    pub mxcsr: u32,
 }
 
 /// Generated code that is ready to be entered.
@@ -194,8 +211,9 @@ impl Entry {
     /// # Safety
     /// `registers` must be those of the guest, 16 in the order of their encoding, valid for reads and
     /// writes. The translator must not be borrowed, nor be reset before this returns. The pages that
-    /// [`Translator::enter_page`] was given since the last flush must be valid guest memory, and the
-    /// branch buffer of [`EntryState`] must have room up to the entry at which branches are due.
+    /// [`Translator::enter_page`] was given since the last flush must be valid guest memory, the
+    /// branch buffer of [`EntryState`] must have room up to the entry at which branches are due, and
+    /// its vector registers must be valid for reads and writes.
     pub unsafe fn run(self, registers: *mut u64) {
         let enter = usize::try_from(self.enter).unwrap_or(0);
         let code = std::ptr::with_exposed_provenance::<u8>(enter);
@@ -240,6 +258,7 @@ impl Translator {
             data,
             leave: stubs.leave,
             find: stubs.find,
+            load_vectors: stubs.load_vectors,
             bmi2: std::arch::is_x86_feature_detected!("bmi2"),
         };
         let mut translator = Self {
@@ -373,7 +392,9 @@ impl Translator {
             stop: analysis.stop.filter(|s| s.0 == 0).map(|s| s.1),
             rights: source.rights,
             branch_format: source.branch_format,
+            vectors: code.vectors,
             code: base,
+            loaded: base + code.loaded as u64,
             entry: base + code.entry as u64,
             sees_flags: code.sees_flags,
             incoming: Vec::new(),
@@ -417,8 +438,10 @@ impl Translator {
             return;
         }
         let charge = i64::from(target.charge) - i64::from(live.rest);
-        let skips = !target.sees_flags && live.stores.1 >= 5;
-        let code = target.code;
+        // Entering the unit for the first time may fail, at its first instruction.
+        let loaded = from.vectors >= target.vectors;
+        let skips = loaded && !target.sees_flags && live.stores.1 >= 5;
+        let code = if loaded { target.loaded } else { target.code };
         self.patch_charge(&live, charge);
         self.patch_jump(live.jump, code);
         if skips {
@@ -563,8 +586,13 @@ impl Translator {
 
     /// Prepares the entry of a unit; [`Entry::run`] and [`Translator::left`] follow.
     pub fn prepare(&mut self, unit: UnitId, state: &EntryState) -> Entry {
-        let target = self.units[unit.0 as usize].entry;
-        let enter = self.stubs.enter;
+        let unit = &self.units[unit.0 as usize];
+        debug_assert!(unit.vectors <= state.vectors_allowed);
+        let (target, vectors) = (unit.entry, unit.vectors);
+        let enter = match vectors {
+            VectorLevel::None => self.stubs.enter,
+            _ => self.stubs.enter_with_vectors,
+        };
         let context = self.context();
         context.budget = state.budget;
         context.flag_record = 0;
@@ -574,6 +602,11 @@ impl Translator {
         context.branch_next = state.branch_next as u64;
         context.branch_due = state.branch_due as u64;
         context.end_stamp = state.end_stamp.into();
+        context.vectors_loaded = vectors as u32;
+        context.vectors_allowed = state.vectors_allowed as u32;
+        context.mxcsr = state.mxcsr;
+        context.host_mxcsr = HOST_MXCSR;
+        context.vectors = state.vectors as u64;
         Entry { enter }
     }
 
@@ -581,7 +614,7 @@ impl Translator {
     pub fn left(&mut self) -> Left {
         let context = self.context();
         let (number, rip) = (context.exit, context.rip);
-        let mut budget = context.budget;
+        let (mut budget, mxcsr) = (context.budget, context.mxcsr);
         let flags = FlagState::read(context);
         let branch_next = usize::try_from(context.branch_next).unwrap_or(0);
         let (unit, point) = self.exits[number as usize];
@@ -625,6 +658,7 @@ impl Translator {
             budget,
             flags,
             branch_next,
+            mxcsr,
         }
     }
 

@@ -223,7 +223,9 @@ class Check(Files):
         cases["more_0"] = ("TF-01", PASS)
         newer = self.write("newer.xml", junit(**cases))
         self.run_report("update", f"amd/interp={older}", f"amd/auto={newer}")
-        listed = "".join(f"steps/{name} cpl=0 vcpus=1 rules=TF-01 about=x\n" for name in ("step", "more"))
+        listed = "".join(
+            f"steps/{name} cpl=0 vcpus=1 rules=TF-01 about=x\n" for name in ("step", "more")
+        )
         self.assertEqual(self.check(listed), (0, ""))
 
     def test_page_changed_by_hand_is_found(self):

@@ -36,9 +36,7 @@ class Rows(unittest.TestCase):
         self.assertEqual(found[:3], ["[`x`](x.json)", "CPU", "6.1; kvm, kvm_x"])
         self.assertEqual(found[3], "time, I/O breakpoints")
         self.assertEqual(found[4], "single-step, counters")
-        self.assertEqual(
-            found[5], "debug registers (tf/hlt cpl=0: no #DB), SMM (not measured)"
-        )
+        self.assertEqual(found[5], "debug registers (tf/hlt cpl=0: no #DB), SMM (not measured)")
         self.assertEqual(found[6], "kvm")
 
     def test_report_without_facilities_is_not_measured(self):

@@ -8,6 +8,7 @@
 //! values that the interpreter gives them, on every host. CPUID, which can make any instruction
 //! undefined, and transactions do not count.
 
+mod alignment;
 mod behaviour;
 #[cfg(test)]
 pub(crate) mod encodings;
@@ -16,6 +17,7 @@ mod operands;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use alignment::needs_alignment;
 use behaviour::Completion;
 pub(crate) use behaviour::{is_cmov, is_setcc};
 use hindsight_regs::rflags::Rflags;

@@ -3,16 +3,21 @@
 #![expect(unsafe_code, reason = "translated code is run, and calls back")]
 
 use super::flags::flags_of;
-use super::{EntryPoint, rights_of};
+use super::{EntryPoint, rights_of, set_of};
 use crate::code::{BlockOp, DEAD, ReplacedHandler};
 use crate::core::{Core, Next};
 use crate::fault::ExitReason;
 use crate::memory::{GuestBytes, GuestBytesMut};
-use crate::mmu::{AccessKind, TlbSet};
+use crate::mmu::AccessKind;
 use crate::platform::BranchClass;
 use crate::registers::{Reg, Registers};
 use crate::seg::canonical;
-use hindsight_translate::{EdgeId, Entry, EntryState, Rights, UnitExit, UnitId};
+use crate::thunk::vectors::{AVX, HI16, OPMASK, SSE, Vectors, ZMM_HI};
+use hindsight_regs::cr::{Cr0, Cr4};
+use hindsight_translate::{EdgeId, Entry, EntryState, UnitExit, UnitId, VectorLevel};
+
+/// MXCSR: the masks of all exceptions.
+const MXCSR_MASKS: u32 = 0x1f80;
 
 /// The handler of operations at which a unit begins.
 ///
@@ -44,27 +49,34 @@ pub(super) extern "sysv64" fn find_host(data: usize, linear: u64, exit: u32) -> 
     core.find_host(linear, exit).unwrap_or(0)
 }
 
-fn set_of(rights: Rights) -> TlbSet {
-    match rights {
-        Rights::Supervisor => TlbSet::Supervisor,
-        Rights::User => TlbSet::User,
-    }
-}
-
 impl Core {
     /// Whether a unit can be entered now: then the instructions that entering it charges, beyond
     /// those of the block that is entered.
-    fn can_enter(&mut self, point: &EntryPoint) -> Option<u32> {
-        if self.jit.compiled[point.unit.index()].suspended && !self.resume_unit(point.unit) {
+    fn can_enter(&mut self, unit: UnitId) -> Option<u32> {
+        if self.jit.compiled[unit.index()].suspended && !self.resume_unit(unit) {
             return None;
         }
-        let unit = self.jit.translator.as_ref()?.unit(point.unit);
+        let unit = self.jit.translator.as_ref()?.unit(unit);
         let word = self.branches.last_word(BranchClass::Conditional);
         let fits = set_of(unit.rights).offset() == self.mmu.fast()
-            && unit.blocks.first()?.rip == self.regs.get(Reg::BlockRip)
             && unit.branch_format.is_none_or(|r| r.words[0] == word)
-            && self.branches.only_records_taken();
+            && self.branches.only_records_taken()
+            && unit.vectors <= self.usable_vectors();
         fits.then(|| unit.charge_beyond_first())
+    }
+
+    /// The vector registers that translated code may use: none if an instruction could fault.
+    fn usable_vectors(&self) -> VectorLevel {
+        let unmasked = !self.vec.mxcsr & MXCSR_MASKS != 0;
+        if unmasked || self.cr0(Cr0::EM | Cr0::TS) || !self.cr4(Cr4::OSFXSR) {
+            VectorLevel::None
+        } else if !self.cr4(Cr4::OSXSAVE) || self.state.xcr0 & (SSE | AVX) != SSE | AVX {
+            VectorLevel::Sse
+        } else if self.state.xcr0 & (OPMASK | ZMM_HI | HI16) != OPMASK | ZMM_HI | HI16 {
+            VectorLevel::Avx
+        } else {
+            VectorLevel::Avx512
+        }
     }
 
     /// What executes an operation at which a unit begins.
@@ -80,17 +92,41 @@ impl Core {
         if self.jit.left_at.take() == Some(o.id()) {
             return point.replaced;
         }
-        let Some(extra) = self.can_enter(&point) else {
+        let Some(unit) = point.unit_for(self.regs.get(Reg::BlockRip)) else {
+            self.miss_entry(o);
+            return point.replaced;
+        };
+        let Some(extra) = self.can_enter(unit) else {
             return point.replaced;
         };
         if self.progress.take(extra) {
-            self.jit.chosen = Some(point.unit);
+            self.jit.chosen = Some(unit);
             return ReplacedHandler::any(run_chosen);
         }
         if self.waits_for_next_slice(o, &point, extra) {
             return ReplacedHandler::any(end_slice);
         }
         point.replaced
+    }
+
+    /// Counts that the code at an entry point runs at a RIP for which there is no unit, and makes one
+    /// when that was often.
+    #[cold]
+    fn miss_entry(&mut self, o: BlockOp<'_, Self>) {
+        let Some(point) = self.jit.entries.get_mut(&o.id()) else {
+            return;
+        };
+        point.misses += 1;
+        // Code that runs at many addresses, or that is modified again and again, is translated more
+        // and more rarely.
+        let often = self.hot_after.saturating_mul(1 << point.made.min(16));
+        if point.misses < often {
+            return;
+        }
+        point.misses = 0;
+        // SAFETY: blocks are freed by `tidy_code` only, which clears the entry points.
+        let first = unsafe { point.block.live() }.first_op();
+        self.translate_hot(first);
     }
 
     /// Whether the next slice begins with the block of a unit for which the budget is too small.
@@ -124,24 +160,25 @@ impl Core {
     fn run_unit(&mut self, unit: UnitId) -> Next {
         self.prepare_tables(unit);
         let (branch_next, branch_due) = self.branches.entries();
-        let state = EntryState {
+        let mut state = EntryState {
             budget: self.progress.budget(),
             segment_base: [self.regs.get(Reg::FsBase), self.regs.get(Reg::GsBase)],
             callback_data: 0,
             branch_next,
             branch_due,
             end_stamp: self.progress.end_stamp(),
+            vectors: 0,
+            vectors_allowed: self.usable_vectors(),
+            mxcsr: self.vec.mxcsr,
         };
         let core: *mut Self = self;
-        let state = EntryState {
-            callback_data: core.expose_provenance(),
-            ..state
-        };
+        state.callback_data = core.expose_provenance();
         // SAFETY: `core` is this processor; nothing else refers to it until it is borrowed again
         // below. The pages of the translator's TLB are those of `find_host`, which `prepare_tables`
         // keeps as long as the TLBs of the processor have them; the buffer has room up to the entry
         // at which branches are due.
         let left = unsafe {
+            state.vectors = Vectors::address(&raw mut *(*core).vec);
             let Some(entry) = (*core).prepare_entry(unit, &state) else {
                 return (*core).leave(ExitReason::Lookup);
             };
@@ -218,6 +255,7 @@ impl Core {
         self.progress.set_budget(left.budget);
         self.regs.flags = flags_of(&left.flags, self.regs.flags);
         self.branches.added_up_to(left.branch_next);
+        self.vec.mxcsr = left.mxcsr;
         left.exit
     }
 
@@ -273,11 +311,14 @@ impl Core {
         let Some(point) = self.jit.entries.get(&first.id()) else {
             return;
         };
-        if first.count() == DEAD || self.jit.compiled[point.unit.index()].suspended {
+        let Some(unit) = point.unit_for(rip) else {
+            return;
+        };
+        if first.count() == DEAD || self.jit.compiled[unit.index()].suspended {
             return;
         }
         if let Some(translator) = &mut self.jit.translator {
-            translator.link(edge, point.unit);
+            translator.link(edge, unit);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Computes the flags at an exit of translated code, by the formulas of the interpreter.
 
-use crate::flags::{LazyFlags, flag_if};
+use crate::flags::{ARITHMETIC, LazyFlags, flag_if};
 use crate::ops::{alu, muldiv, shift};
 use crate::width::Width;
 use hindsight_regs::rflags::Rflags;
@@ -62,7 +62,17 @@ fn set<T: Width>(state: &FlagState, before: LazyFlags) -> LazyFlags {
         FlagKind::Tzcnt => counted(a.zext() & 1 != 0, a.zext() == 0),
         FlagKind::Lzcnt => counted(a.sext() >> 63 != 0, a.zext() == 0),
         FlagKind::Popcnt => LazyFlags::explicit(flag_if(a.zext() == 0, Rflags::ZF)),
+        FlagKind::Scan if a.zext() == 0 => LazyFlags::explicit(Rflags::ZF | Rflags::PF),
+        FlagKind::Scan => LazyFlags::result(1_u8, Rflags::empty()),
+        FlagKind::Explicit => LazyFlags::explicit(stored(state.a)),
+        FlagKind::ExplicitLogic => LazyFlags::explicit(stored(state.a) - Rflags::AF),
     }
+}
+
+/// The flags of [`FlagKind::Explicit`].
+fn stored(ax: u64) -> Rflags {
+    let low = Rflags::from_bits_retain(ax >> 8 & 0xff) & ARITHMETIC;
+    low | flag_if(ax & 1 != 0, Rflags::OF)
 }
 
 /// The flags of TZCNT and LZCNT: whether the count is 0, and whether the source is.

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "operations are reached through stored pointers")]
 
 use super::source::{SourceBlock, branch_format};
-use super::{Compiled, EntryPoint, enter, rights_of};
+use super::{Compiled, EntryPoint, UNITS, enter, rights_of};
 use crate::code::BlockOp;
 use crate::core::Core;
 use crate::registers::Reg;
@@ -115,16 +115,18 @@ impl Core {
         // SAFETY: the block is in the cache, and has this operation (`Core::guest_block`).
         let op = unsafe { first.entry.live().first_op().at(op_index) };
         let id = op.id();
-        let replaced = match jit.entries.get(&id) {
-            Some(point) => point.replaced,
-            None => op.replace_handler(enter::enter_unit),
+        let mut point = match jit.entries.get(&id) {
+            Some(point) => *point,
+            None => EntryPoint {
+                units: [None; UNITS],
+                made: 0,
+                misses: 0,
+                block: first.entry,
+                op: op_index,
+                replaced: op.replace_handler(enter::enter_unit),
+            },
         };
-        let point = EntryPoint {
-            unit,
-            block: first.entry,
-            op: op_index,
-            replaced,
-        };
+        point.add(self.regs.get(Reg::BlockRip), unit);
         jit.entries.insert(id, point);
         for block in blocks {
             if let Some((_, units)) = jit.blocks.get_mut(&block.index) {

@@ -33,15 +33,39 @@ struct Compiled {
     suspended: bool,
 }
 
-/// A place where a unit is entered.
+/// Units that one operation can begin: code that is mapped at several addresses has one for each.
+const UNITS: usize = 4;
+
+/// An operation at which units are entered.
 #[derive(Clone, Copy, Debug)]
 struct EntryPoint {
-    unit: UnitId,
+    /// Each for another RIP.
+    units: [Option<(u64, UnitId)>; UNITS],
+    /// Units that were made for it.
+    made: usize,
+    /// How often no unit was for the RIP, since the last one was made.
+    misses: u64,
     /// The operation: its block, and its index there.
     block: BlockEntry<Core>,
     op: usize,
     /// The handler of the operation, in whose place the unit is.
     replaced: ReplacedHandler<Core>,
+}
+
+impl EntryPoint {
+    /// The unit for code whose block is at a RIP.
+    fn unit_for(&self, rip: u64) -> Option<UnitId> {
+        let mut units = self.units.iter().flatten();
+        units.find(|(at, _)| *at == rip).map(|(_, unit)| *unit)
+    }
+
+    /// Adds the unit for a RIP, in place of the oldest one if there are too many.
+    fn add(&mut self, rip: u64, unit: UnitId) {
+        let mut units = self.units.iter();
+        let found = units.position(|u| u.is_none_or(|(at, _)| at == rip));
+        self.units[found.unwrap_or(self.made % UNITS)] = Some((rip, unit));
+        self.made += 1;
+    }
 }
 
 /// How much is translated, for statistics.
@@ -130,6 +154,14 @@ impl Jit {
         self.compiled.clear();
         self.entries.clear();
         self.blocks.clear();
+    }
+}
+
+/// The set of the TLB in which translated code of a kind finds pages.
+fn set_of(rights: Rights) -> TlbSet {
+    match rights {
+        Rights::Supervisor => TlbSet::Supervisor,
+        Rights::User => TlbSet::User,
     }
 }
 

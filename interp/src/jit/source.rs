@@ -3,7 +3,7 @@
 use crate::branch_buffer::BranchBuffer;
 use crate::code::{Block, BlockEntry};
 use crate::core::Core;
-use crate::facts::InstructionFacts;
+use crate::facts::{self, InstructionFacts};
 use crate::memory::PAGE;
 use crate::platform::BranchClass;
 use hindsight_translate::{
@@ -49,6 +49,12 @@ fn host_has(i: &Instruction) -> bool {
         M::Tzcnt => std::arch::is_x86_feature_detected!("bmi1"),
         M::Lzcnt => std::arch::is_x86_feature_detected!("lzcnt"),
         M::Popcnt => std::arch::is_x86_feature_detected!("popcnt"),
+        M::Movbe => std::arch::is_x86_feature_detected!("movbe"),
+        M::Crc32 => std::arch::is_x86_feature_detected!("sse4.2"),
+        M::Andn | M::Bextr | M::Blsi | M::Blsmsk | M::Blsr => {
+            std::arch::is_x86_feature_detected!("bmi1")
+        }
+        M::Bzhi | M::Pdep | M::Pext | M::Mulx => std::arch::is_x86_feature_detected!("bmi2"),
         M::Rorx | M::Shlx | M::Shrx | M::Sarx => std::arch::is_x86_feature_detected!("bmi2"),
         _ => true,
     }
@@ -82,6 +88,7 @@ impl Core {
                 flags,
                 foreign: invalid || !in_cpuid || !host_has(&i),
                 joined,
+                aligned: !invalid && facts::needs_alignment(&i, i.memory_size().size()),
             });
             ops.push(op);
         }

@@ -4,11 +4,12 @@
 use super::codegen::{Access, Thunk};
 use super::masking;
 use crate::core::{Core, Op};
+use crate::facts::needs_alignment;
 use crate::fault::Fault;
 use crate::mmu::TlbSet;
 use crate::ops::Done;
 use crate::registers::Reg;
-use iced_x86::{EncodingKind, Instruction, Mnemonic as M};
+use iced_x86::Instruction;
 use std::ops::Range;
 
 /// The memory operand of a thunk: its address, and the elements that are accessed.
@@ -44,39 +45,6 @@ fn check_ac(c: &Core, lin: u64, len: usize) -> Done {
     }
 }
 
-/// Whether the operand must be aligned to its size.
-fn aligned(i: &Instruction, size: usize) -> bool {
-    match i.mnemonic() {
-        M::Movups
-        | M::Movupd
-        | M::Movdqu
-        | M::Lddqu
-        | M::Pcmpestri
-        | M::Pcmpestrm
-        | M::Pcmpistri
-        | M::Pcmpistrm
-        | M::Pcmpestri64
-        | M::Pcmpestrm64 => false,
-        M::Movaps
-        | M::Movapd
-        | M::Movdqa
-        | M::Movntdq
-        | M::Movntdqa
-        | M::Movntps
-        | M::Movntpd
-        | M::Vmovaps
-        | M::Vmovapd
-        | M::Vmovdqa
-        | M::Vmovdqa32
-        | M::Vmovdqa64
-        | M::Vmovntdq
-        | M::Vmovntdqa
-        | M::Vmovntps
-        | M::Vmovntpd => true,
-        _ => size == 16 && i.encoding() == EncodingKind::Legacy,
-    }
-}
-
 /// Checks the operand, and reads it into the buffer.
 pub(super) fn prepare(
     c: &mut Core,
@@ -99,7 +67,7 @@ pub(super) fn prepare(
         write: m.write,
         part,
     };
-    if aligned(i, m.size) {
+    if needs_alignment(i, m.size) {
         operand.check_alignment(c, &m)?;
     }
     let mut bytes = [0; 64];

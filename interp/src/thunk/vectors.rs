@@ -2,6 +2,7 @@
 
 use super::codegen::Thunk;
 use hindsight_cpu::state::XsaveArea;
+use std::mem::offset_of;
 
 /// State components of XCR0.
 pub(crate) const X87: u64 = 1;
@@ -99,6 +100,12 @@ fn put(bytes: &mut [u8], at: usize, v: &[u8]) {
 }
 
 impl Vectors {
+    /// Address of the vector registers, which the opmask registers follow.
+    pub(crate) fn address(this: *mut Self) -> usize {
+        const { assert!(offset_of!(Self, zmm) == 0 && offset_of!(Self, k) == 32 * 64) };
+        this.expose_provenance()
+    }
+
     /// Initializes the x87 as FNINIT does. All registers are empty.
     pub(crate) fn init_x87(&mut self) {
         self.fx = [0; 512];

@@ -190,6 +190,42 @@ impl Emitter<'_> {
         Ok(())
     }
 
+    /// BSF or BSR. A source of 0 keeps the destination, all of it.
+    pub(super) fn scan(&mut self, step: &UnitStep, reverse: bool) -> Result<(), Retry> {
+        let i = &step.insn;
+        let size = operand_size(i);
+        if size < 4 {
+            return self.cannot();
+        }
+        let stores = self.stores_now()?;
+        if accesses_memory(i) {
+            self.operand(i, false)?;
+            self.asm.load(size, TEMP, MEMORY);
+        } else {
+            let source = self.home(i.op1_register());
+            self.asm.load(size, TEMP, source);
+        }
+        if stores {
+            self.store_field(A, Rm::Reg(TEMP));
+            self.store_record(FlagKind::Scan, size);
+        }
+        let home = self.home(i.op0_register());
+        let target = match home {
+            Rm::Reg(host) => host,
+            spilled => {
+                self.asm.load(8, ADDR, spilled);
+                ADDR
+            }
+        };
+        let opcode = if reverse { 0xbd } else { 0xbc };
+        self.asm
+            .encode(&[0x0f, opcode], 8, target.0, Rm::Reg(TEMP), 0);
+        if target == ADDR {
+            self.asm.store(8, home, ADDR);
+        }
+        Ok(())
+    }
+
     /// Whether an operand is a register that is in memory.
     fn uses_spilled(&self, i: &Instruction) -> bool {
         (0..i.op_count()).any(|n| {

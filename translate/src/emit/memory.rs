@@ -177,7 +177,7 @@ impl Emitter<'_> {
 
     /// The host address of the memory operand, in R10.
     pub(super) fn operand(&mut self, i: &Instruction, write: bool) -> Result<(), Retry> {
-        let Ok(size @ 1..=8) = u8::try_from(i.memory_size().size()) else {
+        let Ok(size @ 1..=64) = u8::try_from(i.memory_size().size()) else {
             return self.cannot();
         };
         self.address(i)?;
@@ -204,7 +204,7 @@ impl Emitter<'_> {
     }
 
     /// A 64-bit register, in R11 if it is in memory.
-    fn value(&mut self, register: Register) -> Host {
+    pub(super) fn value(&mut self, register: Register) -> Host {
         match self.home(register) {
             Rm::Reg(host) => host,
             spilled => {

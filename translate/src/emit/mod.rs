@@ -6,14 +6,18 @@
 //! address up destroys them.
 
 mod alu;
+mod atomic;
+mod divide;
 mod flags;
 mod flow;
 mod memory;
 mod same;
+mod vector;
 
 use crate::analysis::{BranchKind, GuestBlock, StepKind, UnitAnalysis, UnitSource, UnitStep};
 use crate::asm::{Assembler, CALL, Host, JMP, Jump32, Rm, TEMP};
 use crate::layout::{Context, jumps_offset, run_offset, tlb_offset};
+use crate::vector::VectorLevel;
 use iced_x86::{Encoder, Register};
 use std::mem::offset_of;
 
@@ -26,6 +30,9 @@ pub(crate) struct Addresses {
     pub(crate) leave: u64,
     /// What finds the host address for the linear address in R10, with the number of an exit in R11.
     pub(crate) find: u64,
+    /// What loads the guest's vector registers up to a level, from the first one, with the number of
+    /// an exit in R11.
+    pub(crate) load_vectors: [u64; 3],
     /// The host has BMI2.
     pub(crate) bmi2: bool,
 }
@@ -88,6 +95,8 @@ enum Late {
         exit: u32,
         tags: u64,
     },
+    /// The guest's vector registers are not loaded.
+    LoadVectors { from: Jump32, exit: u32 },
     /// An exit; before it, the flags are stored that edges before this step store.
     Leave {
         from: Jump32,
@@ -128,11 +137,15 @@ struct UnitEdge {
 #[derive(Debug)]
 pub(crate) struct UnitCode {
     pub(crate) code: Vec<u8>,
-    /// Offset at which the caller enters, which has counted the run of the first block itself.
+    /// Offset at which units enter that have loaded the vector registers that this one needs.
+    pub(crate) loaded: usize,
+    /// Offset at which the caller enters, which has loaded them, too, and has counted the run of the
+    /// first block itself.
     pub(crate) entry: usize,
     pub(crate) exits: Vec<ExitPoint>,
     pub(crate) edges: Vec<EdgeCode>,
     pub(crate) sees_flags: bool,
+    pub(crate) vectors: VectorLevel,
 }
 
 /// Numbers from which a unit's exits and edges count.
@@ -191,6 +204,8 @@ impl<'a> Emitter<'a> {
 
     /// The code of the unit.
     pub(crate) fn unit(mut self) -> Result<UnitCode, Retry> {
+        self.need_vectors();
+        let loaded = self.asm.pos();
         self.count_run(0);
         let entry = self.asm.pos();
         let mut block = 0;
@@ -206,14 +221,16 @@ impl<'a> Emitter<'a> {
         self.at = self.analysis.steps.len();
         self.end();
         while let Some(late) = self.late.pop() {
-            self.late(late);
+            self.late(late, entry);
         }
         Ok(UnitCode {
             code: self.asm.code,
+            loaded,
             entry,
             exits: self.exits,
             edges: self.edges,
             sees_flags: self.analysis.sees_flags,
+            vectors: self.analysis.vectors,
         })
     }
 
@@ -224,13 +241,17 @@ impl<'a> Emitter<'a> {
             StepKind::Lea => self.lea(step)?,
             StepKind::Alu(n) => self.arithmetic(step, n)?,
             StepKind::Test => self.test(step)?,
-            StepKind::Rotate => self.rotate(step)?,
+            StepKind::Unseen => self.unseen(step)?,
             StepKind::Step { .. }
             | StepKind::Neg
             | StepKind::Shift(..)
             | StepKind::Product
             | StepKind::Bit
             | StepKind::Count => self.producer(step)?,
+            StepKind::Divide { signed } => self.divide(step, signed)?,
+            StepKind::Scan { reverse } => self.scan(step, reverse)?,
+            StepKind::Atomic => self.atomic(step)?,
+            StepKind::Vector => self.vector(step)?,
             StepKind::Push => self.push(step)?,
             StepKind::Pop => self.pop(step)?,
             StepKind::Leave => self.leave_frame(),
@@ -278,7 +299,7 @@ impl<'a> Emitter<'a> {
         });
     }
 
-    fn late(&mut self, late: Late) {
+    fn late(&mut self, late: Late, entry: usize) {
         match late {
             Late::Find {
                 from,
@@ -294,6 +315,7 @@ impl<'a> Emitter<'a> {
                 let jump = self.asm.jump(JMP);
                 self.asm.lead(jump, back);
             }
+            Late::LoadVectors { from, exit } => self.load_vectors(from, exit, entry),
             Late::Leave { from, exit, stores } => {
                 self.asm.here(from);
                 if let Some(before) = stores {
@@ -388,7 +410,7 @@ impl<'a> Emitter<'a> {
 }
 
 /// The host's register as the encoder names it.
-fn named(host: Host, size: usize) -> Register {
+pub(crate) fn named(host: Host, size: usize) -> Register {
     let n = u32::from(host.0);
     match size {
         8 => Register::RAX + n,

@@ -33,8 +33,8 @@ impl Emitter<'_> {
         self.run(step, i, memory)
     }
 
-    /// A rotation, which can be translated if nobody sees its flags.
-    pub(super) fn rotate(&mut self, step: &UnitStep) -> Result<(), Retry> {
+    /// An instruction that can be translated if nobody sees its flags.
+    pub(super) fn unseen(&mut self, step: &UnitStep) -> Result<(), Retry> {
         if step.visibility == FlagVisibility::No {
             self.same(step)
         } else {
@@ -59,6 +59,9 @@ impl Emitter<'_> {
                 continue;
             }
             let register = i.op_register(n);
+            if !register.is_gpr() {
+                continue;
+            }
             let full = register.full_register();
             let host = match self.home(register) {
                 Rm::Reg(host) => host,

@@ -34,7 +34,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from hindsight_ci.bench import debugging, parts
+from hindsight_ci.bench import debugging, parts, programs
 from hindsight_ci.bench.measure import Row
 from hindsight_ci.bench.process import REMEDIES, PeerError, say
 from hindsight_ci.bench.report import Baseline, read_baseline, slower_rows, table
@@ -51,6 +51,8 @@ PARTS: dict[str, Callable[[parts.Bench], Iterator[Row]]] = {
     "rtm": parts.rtm,
     "gdb": debugging.gdb,
     "linux": parts.linux,
+    "programs": lambda bench: programs.measure(bench.count(1, 3)),
+    "observed": lambda bench: programs.observed(bench.count(1, 3)),
 }
 
 

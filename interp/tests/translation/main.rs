@@ -1,0 +1,211 @@
+//! Translated code does what the interpreter does: random programs run in both, in slices of random
+//! length, and have the same registers, flags, memory and branches at the end of each slice.
+#![cfg(not(any(miri, hindsight_sanitizer)))]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "random numbers are cut to the width of operands"
+)]
+
+mod codes;
+mod program;
+mod random;
+mod vectors;
+
+use hindsight_cpu::cpuid::CpuModel;
+use hindsight_cpu::facility::Facilities;
+use hindsight_cpu::msr::MsrConfig;
+use hindsight_cpu::state::CpuState;
+use hindsight_interp::{Exit, Memory, ModelPlatform, MsrHandler, NoDevices, NoInterrupts, Vcpu};
+use hindsight_regs::branch::DebugCtl;
+use hindsight_regs::msr;
+use iced_x86::{Code, Instruction, Register};
+use program::Program;
+use random::Random;
+use std::sync::Arc;
+
+const RAM: u64 = 0x20_0000;
+const CODE: u64 = 0x5000;
+const DATA: u64 = 0x10_0000;
+const STACK: u64 = 0x18_0000;
+
+/// A program and the registers with which it begins.
+fn program(seed: u64) -> (Vec<u8>, CpuState) {
+    let mut random = Random(seed);
+    let mut state = CpuState::long_mode(0x1000, CODE, STACK);
+    for (n, r) in state.gpr.iter_mut().enumerate() {
+        if n != 4 {
+            *r = random.value();
+        }
+    }
+    let mut numbers = [0_u32, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+    for n in 0..2_usize {
+        let other = n + usize::try_from(random.below(numbers.len() as u64 - n as u64)).unwrap_or(0);
+        numbers.swap(n, other);
+    }
+    let (base, counter) = (Register::RAX + numbers[0], Register::RAX + numbers[1]);
+    state.gpr[numbers[0] as usize] = DATA;
+    state.gpr[numbers[1] as usize] = 40 + random.below(40);
+    vectors::enable(&mut state, &mut random);
+    let length = 3 + random.below(30);
+    let mut program = Program {
+        random,
+        code: Vec::new(),
+        base,
+        counter,
+    };
+    for _ in 0..length {
+        if seed.is_multiple_of(3) && program.random.chance(2) {
+            vectors::add_instruction(&mut program);
+        } else {
+            program.instruction();
+        }
+    }
+    // dec counter; jnz to the start; hlt
+    program.add(Instruction::with1(Code::Dec_rm64, counter));
+    program.add(Instruction::with_branch(Code::Jne_rel32_64, CODE));
+    program.code.push(0xf4);
+    (program.code, state)
+}
+
+type Machine = (Vcpu, ModelPlatform<NoDevices, NoInterrupts>, Arc<Memory>);
+
+fn machine(code: &[u8], state: &CpuState, seed: u64, after_runs: u64) -> Machine {
+    let memory = Arc::new(Memory::allocate(&[(0, RAM)]).expect("the host has memory"));
+    for (table, entry) in [(0x1000, 0x2003_u64), (0x2000, 0x3003), (0x3000, 0x83)] {
+        assert!(memory.write(table, &entry.to_le_bytes()));
+    }
+    assert!(memory.write(CODE, code));
+    let mut random = Random(!seed);
+    for at in (DATA..DATA + 0x3000).step_by(8) {
+        assert!(memory.write(at, &random.value().to_le_bytes()));
+    }
+    let config = MsrConfig::new(Facilities::INTERP_DEFAULT, 1_000_000_000);
+    let model = CpuModel::SkylakeServer;
+    let mut platform = ModelPlatform::new(model, config, NoDevices, NoInterrupts::default());
+    if seed.is_multiple_of(2) {
+        assert!(
+            platform
+                .wrmsr(msr::IA32_DEBUGCTL, DebugCtl::LBR.bits())
+                .is_ok()
+        );
+    }
+    let mut vcpu = Vcpu::new(Arc::clone(&memory));
+    vcpu.set_translation(after_runs, 1 << 22);
+    vcpu.load(state);
+    (vcpu, platform, memory)
+}
+
+fn snapshot((vcpu, platform, memory): &mut Machine) -> (CpuState, Vec<u64>, Vec<u8>) {
+    let mut state = CpuState::reset();
+    vcpu.store(&mut state);
+    let mut registers = vec![platform.rdmsr(msr::MSR_LASTBRANCH_TOS).unwrap_or(0)];
+    for n in 0..32 {
+        registers.push(
+            platform
+                .rdmsr(msr::MSR_LASTBRANCH_0_FROM_IP + n)
+                .unwrap_or(0),
+        );
+        registers.push(platform.rdmsr(msr::MSR_LASTBRANCH_0_TO_IP + n).unwrap_or(0));
+    }
+    let mut data = vec![0; 0x3000];
+    assert!(memory.read(DATA, &mut data));
+    (state, registers, data)
+}
+
+/// Runs a program in both tiers; returns how many instructions ran in translated code, and how many
+/// in all.
+fn compare(seed: u64) -> (u64, u64) {
+    let (code, state) = program(seed);
+    let mut interpreted = machine(&code, &state, seed, u64::MAX);
+    let mut translated = machine(&code, &state, seed, 1 + seed % 5);
+    let mut random = Random(seed ^ 0x5555);
+    for _ in 0..2000 {
+        let budget = match random.below(3) {
+            0 => 1 + random.below(40),
+            1 => 1 + random.below(300),
+            _ => 1 + random.below(20_000),
+        };
+        let expected = interpreted.0.run(&mut interpreted.1, budget);
+        let got = translated.0.run(&mut translated.1, budget);
+        assert_eq!(got, expected, "seed {seed}: exit; code {code:02x?}");
+        let (a, b) = (snapshot(&mut interpreted), snapshot(&mut translated));
+        assert_eq!(b.0, a.0, "seed {seed}: state; code {code:02x?}");
+        assert_eq!(b.1, a.1, "seed {seed}: branches; code {code:02x?}");
+        assert!(b.2 == a.2, "seed {seed}: memory; code {code:02x?}");
+        assert_eq!(translated.0.stats().retired, interpreted.0.stats().retired);
+        if expected != Exit::Budget {
+            break;
+        }
+    }
+    assert_eq!(translated.0.mix(), interpreted.0.mix(), "seed {seed}");
+    let stats = translated.0.stats();
+    (stats.translated, stats.retired)
+}
+
+#[test]
+fn random_programs_do_the_same_in_both_tiers() {
+    let count = std::env::var("TRANSLATION_PROGRAMS")
+        .ok()
+        .and_then(|n| n.parse().ok());
+    let first: u64 = std::env::var("TRANSLATION_SEED")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(0);
+    let ran: Vec<(u64, u64)> = (first..first + count.unwrap_or(3000))
+        .map(compare)
+        .collect();
+    let all: u64 = ran.iter().map(|r| r.1).sum();
+    let translated: u64 = ran.iter().map(|r| r.0).sum();
+    assert!(
+        translated > all / 2,
+        "{translated} of {all} instructions were translated"
+    );
+}
+
+#[test]
+fn address_that_is_not_canonical_faults_in_translated_code() {
+    // mov rax, [rbx]; dec rcx; cmp rcx, 20; cmove rbx, rdx; test rcx, rcx; jne; hlt
+    let code = [
+        0x48, 0x8b, 0x03, 0x48, 0xff, 0xc9, 0x48, 0x83, 0xf9, 20, 0x48, 0x0f, 0x44, 0xda, 0x48,
+        0x85, 0xc9, 0x75, 0xed, 0xf4,
+    ];
+    for bit in 47..64 {
+        for page in (0..256).step_by(17) {
+            let mut state = CpuState::long_mode(0x1000, CODE, STACK);
+            state.gpr[3] = DATA;
+            state.gpr[2] = 1 << bit | page << 12;
+            state.gpr[1] = 100;
+            let (mut vcpu, mut platform, _) = machine(&code, &state, 1, 2);
+            assert_eq!(
+                vcpu.run(&mut platform, 10_000),
+                Exit::Shutdown,
+                "bit {bit} page {page}"
+            );
+            assert_eq!(vcpu.stats().retired, 80 * 6);
+        }
+    }
+}
+
+#[test]
+fn code_is_translated_at_each_address_where_it_is_mapped() {
+    // dec rcx; jne to the start; hlt
+    let code = [0x48, 0xff, 0xc9, 0x48, 0x8d, 0x40, 1, 0x75, 0xf7, 0xf4];
+    let mut state = CpuState::long_mode(0x1000, CODE, STACK);
+    let (mut vcpu, mut platform, memory) = machine(&code, &state, 1, 10);
+    for page in 1..8_u64 {
+        assert!(memory.write(0x3000 + page * 8, &0x83_u64.to_le_bytes()));
+    }
+    for page in [0, 1, 2, 1, 0, 5] {
+        state.rip = CODE + page * 0x20_0000;
+        state.gpr[0] = 0;
+        state.gpr[1] = 10_000;
+        vcpu.load(&state);
+        let before = vcpu.stats();
+        assert_eq!(vcpu.run(&mut platform, 100_000), Exit::Halted);
+        let after = vcpu.stats();
+        let retired = after.retired - before.retired;
+        let translated = after.translated - before.translated;
+        assert_eq!(retired, 30_001);
+        assert!(translated > 29_000, "page {page}: {translated}");
+    }
+}
