@@ -74,6 +74,7 @@ impl GdbServer {
                 let mut debugger = Debugger::new(target);
                 debugger.cancel = thread_end.ended.clone();
                 let server = ServerThread {
+                    waits: debugger.target().starts_paused(),
                     debugger,
                     listener,
                     client: None,
@@ -121,6 +122,8 @@ struct ServerThread {
     debugger: Debugger,
     listener: Listener,
     client: Option<(ClientStream, ClientSession)>,
+    /// The machine has been paused from its start, and no client has spoken to it yet.
+    waits: bool,
     /// The client has sent nothing yet: whether the machine was paused when it connected.
     paused_before: Option<bool>,
     /// A client holds the machine paused, and the machine has heard of it.
@@ -212,8 +215,8 @@ impl ServerThread {
             tracing::debug!(target: "gdb", "refused a second client");
             return;
         }
-        let paused = self.debugger.is_paused();
-        if !paused && self.debugger.interrupt().is_err() {
+        let paused = self.waits || self.debugger.is_paused();
+        if !self.debugger.is_paused() && self.debugger.interrupt().is_err() {
             return;
         }
         tracing::debug!(target: "gdb", "client connected");
@@ -271,6 +274,7 @@ impl ServerThread {
             }
             return;
         }
+        self.waits = false;
         let (mut status, mut sent) = (SessionStatus::Open, true);
         while !rest.is_empty() && status == SessionStatus::Open && sent {
             let (count, now) = session.receive_some(&mut self.debugger, rest);

@@ -80,6 +80,11 @@ pub trait DebugTarget: Send {
     /// When the machine has ended.
     fn take_stops(&mut self) -> Result<Vec<VcpuStop>, TargetError>;
 
+    /// Whether the machine is paused until its first client resumes it.
+    fn starts_paused(&self) -> bool {
+        false
+    }
+
     /// A client begins to hold the machine paused, or ends that. Limits of the run's time should not count
     /// meanwhile.
     fn set_held(&mut self, _held: bool) {}

@@ -33,7 +33,7 @@ pub fn serve(board: &Arc<Board>, listener: Listener, wait: bool) -> io::Result<G
     if !wait {
         board.resume();
     }
-    let target = Box::new(MachineTarget::new(board.clone()));
+    let target = Box::new(MachineTarget::new(board.clone(), wait));
     let report = |message: &str| {
         // Without stderr there is nowhere to report to.
         let _ = io::stderr().write_all(message.as_bytes());

@@ -39,6 +39,8 @@ pub(super) struct MachineTarget {
     pub(super) traced: u64,
     /// When the server was started.
     pub(super) started: Instant,
+    /// The machine waits for its first client.
+    waits: bool,
 }
 
 /// An error of KVM, for the server.
@@ -47,13 +49,14 @@ pub(super) fn failed(error: KvmError) -> TargetError {
 }
 
 impl MachineTarget {
-    pub(super) fn new(board: Arc<Board>) -> Self {
+    pub(super) fn new(board: Arc<Board>, waits: bool) -> Self {
         Self {
             memory: MachineMemory::new(board.ram.map.clone()),
             statuses: vec![None; board.run.vcpus.cpus()],
             hw_breakpoint_support: None,
             traced: 0,
             started: Instant::now(),
+            waits,
             board,
         }
     }
@@ -197,6 +200,10 @@ impl DebugTarget for MachineTarget {
         reports.append(&mut self.board.run.stops.take());
         let stops = reports.into_iter().map(|report| self.vcpu_stop(report));
         Ok(stops.collect())
+    }
+
+    fn starts_paused(&self) -> bool {
+        self.waits
     }
 
     fn set_held(&mut self, held: bool) {

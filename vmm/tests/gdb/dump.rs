@@ -78,11 +78,8 @@ fn gdb_writes_a_core_file_of_a_connected_guest() {
 #[test]
 fn start_at_an_instruction_leaves_gdb_with_new_registers() {
     let run = Run::waiting(Guest::Sample, &["--deterministic"]);
-    let extended = format!("target extended-remote {}", run.socket().display());
-    let text = run.gdb(&format!(
-        "disconnect
-        {extended}
-        break queue_put if job == 9
+    let text = run.extended_gdb(
+        "break queue_put if job == 9
         continue
         starti 10
         info registers rip
@@ -91,8 +88,8 @@ fn start_at_an_instruction_leaves_gdb_with_new_registers() {
         monitor goto
         continue
         print job
-        kill"
-    ));
+        kill",
+    );
     in_order(
         &text,
         &[

@@ -241,7 +241,7 @@ fn interrupt_stops_the_guest_in_every_state() {
     }
     assert!(client.ask("m200000,4").len() == 8);
     for wrong in ["P0=", "P0=00", "G00"] {
-        assert_eq!(client.ask(wrong), "E16", "{wrong}");
+        assert_eq!(client.ask(wrong).get(..2), Some("E."), "{wrong}");
     }
     for (id, exists) in [
         ("p1.2", true),

@@ -181,10 +181,14 @@ impl Run {
 
     /// Starts gdb with a script, connected to the guest.
     pub fn spawn_gdb(&self, script: &str) -> Gdb {
+        self.spawn("remote", script)
+    }
+
+    fn spawn(&self, protocol: &str, script: &str) -> Gdb {
         let socket = self.dir.path().join("gdb");
         let head = format!(
             "set pagination off\nset confirm off\nset width 0\nset style enabled off\n\
-             set remotetimeout 60\ntarget remote {}\n",
+             set remotetimeout 60\ntarget {protocol} {}\n",
             socket.display()
         );
         let mut command = Command::new("gdb");
@@ -216,6 +220,11 @@ impl Run {
     /// Runs a script of gdb commands, connected to the guest, and returns what gdb printed.
     pub fn gdb(&self, script: &str) -> String {
         self.spawn_gdb(script).wait()
+    }
+
+    /// The same with `target extended-remote`, which can start the guest again.
+    pub fn extended_gdb(&self, script: &str) -> String {
+        self.spawn("extended-remote", script).wait()
     }
 
     /// Runs a script of lldb commands, connected to the guest, and returns what lldb printed.

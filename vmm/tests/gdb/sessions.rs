@@ -161,11 +161,11 @@ fn register_write_that_the_processor_refuses_fails() {
     in_order(
         &text,
         &[
-            "\"cr4\"; remote failure reply 'E16'",
-            "\"cr3\"; remote failure reply 'E16'",
-            "\"eflags\"; remote failure reply 'E16'",
-            "\"efer\"; remote failure reply 'E16'",
-            "\"cr0\"; remote failure reply 'E16'",
+            "\"cr4\"; remote failure reply 'E.the processor cannot have this value",
+            "\"cr3\"; remote failure reply 'E.the processor cannot have this value",
+            "\"eflags\"; remote failure reply 'E.the processor cannot have this value",
+            "\"efer\"; remote failure reply 'E.the processor cannot have this value",
+            "\"cr0\"; remote failure reply 'E.the processor cannot have this value",
             "= [ PAE",
             "= [ LME LMA ]",
         ],
