@@ -91,7 +91,7 @@ pub(crate) struct InstructionFacts {
     pub(crate) flags: FlagFacts,
     /// It may raise an exception.
     pub(crate) may_fault: bool,
-    /// It may leave the dispatch loop after it completes, or to be completed elsewhere.
+    /// It may leave the dispatch loop when complete, or to let other code complete it.
     pub(crate) may_leave: bool,
     /// It is the last instruction of its block.
     pub(crate) ends_block: bool,

@@ -1,4 +1,4 @@
-//! Compares the facts with the decoder library's over all encodings, and examples.
+//! Checks the facts against the decoder library, and by examples.
 
 use super::encodings::examples;
 use super::{InstructionFacts, Operand, OperandAccess};
